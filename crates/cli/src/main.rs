@@ -1,0 +1,2 @@
+//! The `warptile` program.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Hand-written, dlopened table of the CUDA driver API.

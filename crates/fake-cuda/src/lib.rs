@@ -1,0 +1,1 @@
+//! A libcuda stand-in with fault injection and leak counting, for tests.

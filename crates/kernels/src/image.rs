@@ -1,0 +1,199 @@
+//! What the catalog says of an image.
+
+use std::fmt;
+use std::io::Read;
+
+/// The element type of Q, K, V and the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum ElementType {
+    /// IEEE 754 binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// IEEE 754 binary32.
+    F32,
+}
+
+impl ElementType {
+    /// Size of one element in bytes.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            ElementType::F16 | ElementType::Bf16 => 2,
+            ElementType::F32 => 4,
+        }
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            ElementType::F16 => "f16",
+            ElementType::Bf16 => "bf16",
+            ElementType::F32 => "f32",
+        })
+    }
+}
+
+/// A way of computing attention; each family is checked against the one before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Family {
+    /// CUDA cores, fp32 accumulation, every feature.
+    Scalar,
+    /// `nvcuda::wmma` tensor-core tiles in shared memory.
+    Wmma,
+    /// `ldmatrix` and `mma.sync`, scores in registers.
+    Mma,
+    /// TMA, mbarriers and `wgmma`; compute capability 9.0 only.
+    Wgmma,
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Family::Scalar => "scalar",
+            Family::Wmma => "wmma",
+            Family::Mma => "mma",
+            Family::Wgmma => "wgmma",
+        })
+    }
+}
+
+/// What an image was compiled for; numbers are compute capabilities times ten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Target {
+    /// A cubin: runs on the same major version at this minor version or above.
+    Cubin(u32),
+    /// A cubin with architecture-specific instructions (`sm_90a`): runs on exactly this version.
+    CubinExact(u32),
+    /// PTX: the driver compiles it for this version or any newer one.
+    Ptx(u32),
+}
+
+impl Target {
+    /// Whether a device of compute capability `major.minor` can run the image.
+    #[must_use]
+    pub const fn runs_on(self, major: u32, minor: u32) -> bool {
+        let device = major * 10 + minor;
+        match self {
+            Target::Cubin(sm) => sm / 10 == major && sm <= device,
+            Target::CubinExact(sm) => sm == device,
+            Target::Ptx(sm) => sm <= device,
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Cubin(sm) => f.pad(&format!("sm_{sm}")),
+            Target::CubinExact(sm) => f.pad(&format!("sm_{sm}a")),
+            Target::Ptx(sm) => f.pad(&format!("compute_{sm}")),
+        }
+    }
+}
+
+/// The tile shape and shared-memory layout of a kernel, as its C++ `Traits` has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Tiling {
+    /// Query rows of a tile.
+    pub block_m: u32,
+    /// Keys of a tile.
+    pub block_n: u32,
+    /// Head size the tile is laid out for; smaller heads are padded with zeros on chip.
+    pub head_dim: u32,
+    /// K/V tiles in flight.
+    pub stages: u32,
+    /// Warps of a CTA, producers included.
+    pub warps: u32,
+    /// Elements between neighbouring rows of K in shared memory.
+    pub k_stride: u32,
+    /// Elements between neighbouring rows of V in shared memory.
+    pub v_stride: u32,
+}
+
+/// What the compiler reported for an image; zero where a PTX has no answer yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Resources {
+    /// Registers per thread.
+    pub registers: u32,
+    /// Stack frame in bytes per thread.
+    pub stack_bytes: u32,
+    /// Bytes of spill stores and loads per thread.
+    pub spill_bytes: u32,
+    /// Static shared memory in bytes per CTA.
+    pub static_shared_bytes: u32,
+    /// Dynamic shared memory in bytes the launch must ask for.
+    pub dynamic_shared_bytes: u32,
+    /// `HMMA` or `HGMMA` instructions in the machine code.
+    pub tensor_instructions: u32,
+}
+
+/// One embedded image and everything known of it without a GPU.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Image {
+    /// `{kernel}_{element}_{target}`, unique.
+    pub name: &'static str,
+    /// The kernel this is an image of, `{family}_{tiling}`.
+    pub kernel: &'static str,
+    /// Name of the entry function inside the image.
+    pub entry: &'static str,
+    /// Kernel family.
+    pub family: Family,
+    /// What it was compiled for.
+    pub target: Target,
+    /// Element type of the tensors.
+    pub element: ElementType,
+    /// Tile shape.
+    pub tiling: Tiling,
+    /// The compiler's resource report.
+    pub resources: Resources,
+    /// Size of the kernel's parameter block in bytes.
+    pub param_bytes: u32,
+    /// Compiler and version, such as `NVRTC 12.8.93`.
+    pub toolchain: &'static str,
+    /// Compiler flags, separated by blanks.
+    pub flags: &'static str,
+    /// SHA-256 over the sources the image was compiled from.
+    pub source_hash: &'static str,
+    /// SHA-256 of the unpacked image.
+    pub sha256: &'static str,
+    /// Size of the unpacked image in bytes.
+    pub len: usize,
+    /// The image as embedded, zstd-compressed.
+    pub packed: &'static [u8],
+}
+
+impl Image {
+    /// Unpacks the image: an ELF for cubins, NUL-terminated text for PTX.
+    ///
+    /// # Errors
+    /// [`UnpackError`] if the embedded bytes are damaged.
+    pub fn bytes(&self) -> Result<Vec<u8>, UnpackError> {
+        let damaged = || UnpackError { image: self.name };
+        let mut decoder =
+            ruzstd::decoding::StreamingDecoder::new(self.packed).map_err(|_| damaged())?;
+        let mut bytes = Vec::with_capacity(self.len);
+        decoder.read_to_end(&mut bytes).map_err(|_| damaged())?;
+        if bytes.len() == self.len {
+            Ok(bytes)
+        } else {
+            Err(damaged())
+        }
+    }
+}
+
+/// The embedded bytes of an image don't unpack to what the catalog promises.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "image {image} does not unpack: the crate's embedded data is damaged; rebuild warptile-kernels from a clean checkout"
+)]
+pub struct UnpackError {
+    image: &'static str,
+}
