@@ -1,46 +1,20 @@
 //! Turns `images/manifest.json`, written by `cargo xtask build-kernels`, into the static catalog.
 
 use std::fmt::Write as _;
-use std::{env, error::Error, fs, path::PathBuf};
+use std::path::{Path, PathBuf};
+use std::{env, error::Error, fs};
 
-#[derive(serde::Deserialize)]
-struct Manifest {
-    images: Vec<Entry>,
-}
+#[path = "build/manifest.rs"]
+pub mod manifest;
 
-#[derive(serde::Deserialize)]
-struct Entry {
-    name: String,
-    kernel: String,
-    entry: String,
-    family: String,
-    target: String,
-    element: String,
-    block_m: u32,
-    block_n: u32,
-    head_dim: u32,
-    stages: u32,
-    warps: u32,
-    k_stride: u32,
-    v_stride: u32,
-    registers: u32,
-    stack_bytes: u32,
-    spill_bytes: u32,
-    static_shared_bytes: u32,
-    dynamic_shared_bytes: u32,
-    tensor_instructions: u32,
-    param_bytes: u32,
-    toolchain: String,
-    flags: String,
-    source_hash: String,
-    sha256: String,
-    len: usize,
-}
+use manifest::{Manifest, ManifestEntry};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let images = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("images");
     let manifest_path = images.join("manifest.json");
     println!("cargo::rerun-if-changed={}", images.display());
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=build/manifest.rs");
 
     let text = fs::read_to_string(&manifest_path)
         .map_err(|error| format!("{}: {error}", manifest_path.display()))?;
@@ -49,60 +23,64 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut code = String::from("static CATALOG: &[Image] = &[\n");
     for image in &manifest.images {
-        let packed = images.join(format!("{}.zst", image.name));
-        let Entry {
-            name,
-            kernel,
-            entry,
-            toolchain,
-            flags,
-            source_hash,
-            sha256,
-            len,
-            ..
-        } = image;
-        let family = variant(&image.family);
-        let element = variant(&image.element);
-        let target = target(&image.target)?;
-        let Entry {
-            block_m,
-            block_n,
-            head_dim,
-            stages,
-            warps,
-            k_stride,
-            v_stride,
-            ..
-        } = image;
-        let Entry {
-            registers,
-            stack_bytes,
-            spill_bytes,
-            static_shared_bytes,
-            dynamic_shared_bytes,
-            ..
-        } = image;
-        let Entry {
-            tensor_instructions,
-            param_bytes,
-            ..
-        } = image;
-        writeln!(
-            code,
-            "Image {{ name: {name:?}, kernel: {kernel:?}, entry: {entry:?}, family: Family::{family}, target: Target::{target}, \
-             element: ElementType::{element}, \
-             tiling: Tiling {{ block_m: {block_m}, block_n: {block_n}, head_dim: {head_dim}, stages: {stages}, warps: {warps}, \
-             k_stride: {k_stride}, v_stride: {v_stride} }}, \
-             resources: Resources {{ registers: {registers}, stack_bytes: {stack_bytes}, spill_bytes: {spill_bytes}, \
-             static_shared_bytes: {static_shared_bytes}, dynamic_shared_bytes: {dynamic_shared_bytes}, \
-             tensor_instructions: {tensor_instructions} }}, \
-             param_bytes: {param_bytes}, toolchain: {toolchain:?}, flags: {flags:?}, source_hash: {source_hash:?}, \
-             sha256: {sha256:?}, len: {len}, packed: include_bytes!({packed:?}) }},",
-        )?;
+        writeln!(code, "{},", literal(image, &images)?)?;
     }
     code.push_str("];\n");
     fs::write(PathBuf::from(env::var("OUT_DIR")?).join("catalog.rs"), code)?;
     Ok(())
+}
+
+/// The Rust expression for one image.
+fn literal(image: &ManifestEntry, images: &Path) -> Result<String, Box<dyn Error>> {
+    let ManifestEntry {
+        name,
+        kernel,
+        entry,
+        family,
+        target,
+        element,
+        block_m,
+        block_n,
+        head_dim,
+        stages,
+        warps,
+        k_stride,
+        v_stride,
+        registers,
+        stack_bytes,
+        spill_bytes,
+        static_shared_bytes,
+        dynamic_shared_bytes,
+        tensor_instructions,
+        param_bytes,
+        toolchain,
+        flags,
+        source_hash,
+        sha256,
+        len,
+    } = image;
+    let packed = images.join(format!("{name}.zst"));
+    if !packed.is_file() {
+        return Err(format!(
+            "{} is in the manifest but not on disk; run `cargo xtask build-kernels`",
+            packed.display()
+        )
+        .into());
+    }
+    let family = variant(family);
+    let target = target_literal(target)?;
+    let element = variant(element);
+    Ok(format!(
+        "Image {{ name: {name:?}, kernel: {kernel:?}, entry: {entry:?}, family: Family::{family}, \
+         target: Target::{target}, element: ElementType::{element}, \
+         tiling: Tiling {{ block_m: {block_m}, block_n: {block_n}, head_dim: {head_dim}, stages: {stages}, \
+         warps: {warps}, k_stride: {k_stride}, v_stride: {v_stride} }}, \
+         resources: Resources {{ registers: {registers}, stack_bytes: {stack_bytes}, spill_bytes: {spill_bytes}, \
+         static_shared_bytes: {static_shared_bytes}, dynamic_shared_bytes: {dynamic_shared_bytes}, \
+         tensor_instructions: {tensor_instructions} }}, \
+         param_bytes: {param_bytes}, toolchain: {toolchain:?}, flags: {flags:?}, source_hash: {source_hash:?}, \
+         sha256: {sha256:?}, len: {len}, packed: include_bytes!({packed:?}) }}"
+    ))
 }
 
 /// `f16` is the variant `F16`, `wgmma` is `Wgmma`.
@@ -116,7 +94,8 @@ fn variant(name: &str) -> String {
         .collect()
 }
 
-fn target(name: &str) -> Result<String, Box<dyn Error>> {
+/// `sm_90a` is `CubinExact(90)`.
+fn target_literal(name: &str) -> Result<String, Box<dyn Error>> {
     if let Some(version) = name.strip_prefix("compute_") {
         return Ok(format!("Ptx({})", version.parse::<u32>()?));
     }

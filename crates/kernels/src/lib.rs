@@ -5,9 +5,13 @@
 //! Words: a *kernel* is one compiled instance, named `{family}_{tiling}` such as `scalar_d64_32x64_w4_s2`; an *image* is
 //! that kernel for one element type and one target, named `{kernel}_{element}_{target}`.
 
+pub mod elf;
 mod image;
+pub mod record;
+mod tiling;
 
-pub use image::{ElementType, Family, Image, Resources, Target, Tiling, UnpackError};
+pub use image::{ElementType, Family, Image, Resources, Target, UnpackError};
+pub use tiling::Tiling;
 
 include!(concat!(env!("OUT_DIR"), "/catalog.rs"));
 
@@ -24,4 +28,25 @@ pub fn image(name: &str) -> Option<&'static Image> {
         .binary_search_by_key(&name, |image| image.name)
         .ok()
         .map(|index| &CATALOG[index])
+}
+
+/// The images of one kernel: its element types and targets.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Kernel {
+    /// `{family}_{tiling}`.
+    pub name: &'static str,
+    /// Images of the kernel, ordered by name; never empty.
+    pub images: &'static [Image],
+}
+
+/// Every kernel of the catalog with its images, ordered by name.
+pub fn kernels() -> impl Iterator<Item = Kernel> {
+    // Image names start with the kernel's, but a kernel's name may be a prefix of another's: group by the field.
+    catalog()
+        .chunk_by(|a, b| a.kernel == b.kernel)
+        .map(|images| Kernel {
+            name: images[0].kernel,
+            images,
+        })
 }

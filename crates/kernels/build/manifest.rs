@@ -1,0 +1,65 @@
+//! The manifest beside the images: written by `cargo xtask build-kernels`, read by this crate's build script.
+//! Both compile this file, so neither can change a field alone.
+
+/// Everything known of the committed images, ordered by name.
+#[derive(Debug, Default, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Manifest {
+    /// One entry per image.
+    pub images: Vec<ManifestEntry>,
+}
+
+/// What the manifest says of an image; the catalog's `Image` documents the fields.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManifestEntry {
+    /// `{kernel}_{element}_{target}`; the image lies in `{name}.zst`.
+    pub name: String,
+    /// `{family}_{tiling}`.
+    pub kernel: String,
+    /// Entry function.
+    pub entry: String,
+    /// Kernel family.
+    pub family: String,
+    /// `sm_90`, `sm_90a`, `compute_80`, ...
+    pub target: String,
+    /// `f16`, `bf16` or `f32`.
+    pub element: String,
+    /// Query rows of a tile.
+    pub block_m: u32,
+    /// Keys of a tile.
+    pub block_n: u32,
+    /// Head size of the tile.
+    pub head_dim: u32,
+    /// K/V tiles in flight.
+    pub stages: u32,
+    /// Warps of a CTA.
+    pub warps: u32,
+    /// Elements between rows of K in shared memory.
+    pub k_stride: u32,
+    /// Elements between rows of V in shared memory.
+    pub v_stride: u32,
+    /// Registers per thread; 0 for PTX.
+    pub registers: u32,
+    /// Stack frame in bytes; 0 for PTX.
+    pub stack_bytes: u32,
+    /// Spill stores and loads in bytes; 0 for PTX.
+    pub spill_bytes: u32,
+    /// Static shared memory in bytes.
+    pub static_shared_bytes: u32,
+    /// Dynamic shared memory in bytes.
+    pub dynamic_shared_bytes: u32,
+    /// Tensor-core instructions in the machine code; 0 for PTX.
+    pub tensor_instructions: u32,
+    /// Size of the parameter block in bytes.
+    pub param_bytes: u32,
+    /// Compiler and version.
+    pub toolchain: String,
+    /// Compiler flags, without include paths.
+    pub flags: String,
+    /// SHA-256 over sources, flags, gates and toolchain.
+    pub source_hash: String,
+    /// SHA-256 of the unpacked image.
+    pub sha256: String,
+    /// Size of the unpacked image in bytes.
+    pub len: usize,
+}
