@@ -1,0 +1,155 @@
+//! The element types a tensor can have.
+
+use std::fmt::Debug;
+
+pub use warptile_kernels::ElementType;
+
+/// A type that Q, K, V and the output can be made of: `f32`, [`half::f16`] or [`half::bf16`].
+///
+/// Sealed: the kernels exist for these three types only. All of them convert to `f32` and `f64` exactly, and from them
+/// by rounding to nearest, ties to even.
+pub trait Element:
+    bytemuck::Pod + Copy + Debug + PartialEq + Send + Sync + sealed::Sealed + 'static
+{
+    /// The run-time name of this type.
+    const TYPE: ElementType;
+
+    /// The same number as an `f32`; exact.
+    fn to_f32(self) -> f32;
+
+    /// The nearest number of this type, ties to even; beyond the largest finite one, an infinity.
+    fn from_f32(value: f32) -> Self;
+
+    /// The same number as an `f64`; exact.
+    fn to_f64(self) -> f64;
+
+    /// The nearest number of this type, ties to even, rounded once (not by way of `f32`).
+    fn from_f64(value: f64) -> Self;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
+}
+
+impl Element for f32 {
+    const TYPE: ElementType = ElementType::F32;
+
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+
+    fn to_f64(self) -> f64 {
+        f64::from(self)
+    }
+
+    fn from_f64(value: f64) -> Self {
+        value as f32
+    }
+}
+
+/// `value` as the `f32` from which a second rounding, to a type of at most 22 significand bits, gives the same result
+/// as rounding `value` directly.
+///
+/// "Round to odd": truncate toward zero and set the last bit if anything was cut off. The sticky bit keeps ties apart
+/// from near-ties, which is all the second rounding needs to know.
+fn round_to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    if !nearest.is_finite() || f64::from(nearest) == value {
+        return nearest;
+    }
+    let bits = nearest.to_bits();
+    // Rounding away from zero moved one step up in magnitude; step back to the truncated value.
+    let truncated = if f64::from(nearest).abs() > value.abs() {
+        bits - 1
+    } else {
+        bits
+    };
+    f32::from_bits(truncated | 1)
+}
+
+macro_rules! half_element {
+    ($type:ty, $variant:ident) => {
+        impl Element for $type {
+            const TYPE: ElementType = ElementType::$variant;
+
+            fn to_f32(self) -> f32 {
+                <$type>::to_f32(self)
+            }
+
+            fn from_f32(value: f32) -> Self {
+                <$type>::from_f32(value)
+            }
+
+            fn to_f64(self) -> f64 {
+                f64::from(<$type>::to_f32(self))
+            }
+
+            fn from_f64(value: f64) -> Self {
+                <$type>::from_f32(round_to_odd(value))
+            }
+        }
+    };
+}
+
+half_element!(half::f16, F16);
+half_element!(half::bf16, Bf16);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    /// Every finite `T` made from 16 bits, in order of value.
+    fn ladder<T: Element>(from_bits: fn(u16) -> T) -> Vec<f64> {
+        let mut values: Vec<f64> = (0..=u16::MAX)
+            .map(|bits| from_bits(bits).to_f64())
+            .filter(|value| value.is_finite())
+            .collect();
+        values.sort_by(f64::total_cmp);
+        values.dedup();
+        values
+    }
+
+    /// Between any two neighbours: a bit below the midpoint rounds down, a bit above rounds up. A conversion by way of
+    /// `f32` fails this, because the bit is lost in the first rounding.
+    fn midpoints_round_once<T: Element>(from_bits: fn(u16) -> T) {
+        for pair in ladder(from_bits).windows(2) {
+            let middle = f64::midpoint(pair[0], pair[1]);
+            let bit = (pair[1] - pair[0]) * 1e-12;
+            assert_eq!(T::from_f64(middle - bit).to_f64(), pair[0], "{pair:?}");
+            assert_eq!(T::from_f64(middle + bit).to_f64(), pair[1], "{pair:?}");
+        }
+    }
+
+    #[test]
+    fn f16_rounds_once() {
+        midpoints_round_once(f16::from_bits);
+    }
+
+    #[test]
+    fn bf16_rounds_once() {
+        midpoints_round_once(bf16::from_bits);
+    }
+
+    #[test]
+    fn overflow_gives_infinity_and_nan_stays() {
+        assert_eq!(f16::from_f64(1e300), f16::INFINITY);
+        assert_eq!(f16::from_f64(-70000.0), f16::NEG_INFINITY);
+        assert!(<bf16 as Element>::from_f64(f64::NAN).is_nan());
+        assert_eq!(f32::from_f64(-1e300), f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn types_are_named() {
+        assert_eq!(f16::TYPE.to_string(), "f16");
+        assert_eq!(bf16::TYPE.size(), size_of::<bf16>());
+        assert_eq!(f32::TYPE.size(), size_of::<f32>());
+    }
+}

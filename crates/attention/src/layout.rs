@@ -1,0 +1,313 @@
+//! Where the elements of a tensor lie: shape, strides, and views over slices.
+
+use crate::element::Element;
+use crate::error::{Error, Result};
+
+/// Names of the dimensions, in the order of [`Layout::shape`], as error messages use them.
+pub(crate) const DIMENSIONS: [&str; 4] = ["batch", "length", "heads", "head size"];
+
+/// Shape and strides of a tensor.
+///
+/// Dimensions are always in the order batch, row (position in the sequence), head, head dimension, however the tensor is
+/// stored: the strides tell. Strides count elements, and 0 repeats a dimension (inputs only).
+///
+/// ```
+/// use warptile::Layout;
+///
+/// let bshd = Layout::bshd([2, 512, 8, 64]);
+/// assert_eq!(bshd.strides, [512 * 8 * 64, 8 * 64, 64, 1]);
+/// let bhsd = Layout::bhsd([2, 512, 8, 64]); // same shape, stored as [batch, heads, length, head size]
+/// assert_eq!(bhsd.strides, [8 * 512 * 64, 64, 512 * 64, 1]);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// Extents: batch, length, heads, head size.
+    pub shape: [usize; 4],
+    /// Distances in elements between neighbours along each dimension.
+    pub strides: [usize; 4],
+}
+
+impl Layout {
+    /// A layout with the given strides. Nothing is checked here; a [`Problem`](crate::Problem) checks.
+    #[must_use]
+    pub const fn new(shape: [usize; 4], strides: [usize; 4]) -> Self {
+        Layout { shape, strides }
+    }
+
+    /// Dense, stored as `[batch, length, heads, head size]`.
+    #[must_use]
+    pub fn bshd(shape: [usize; 4]) -> Self {
+        Layout::dense(shape, [0, 1, 2, 3])
+    }
+
+    /// Dense, stored as `[batch, heads, length, head size]`. `shape` is still batch, length, heads, head size.
+    #[must_use]
+    pub fn bhsd(shape: [usize; 4]) -> Self {
+        Layout::dense(shape, [0, 2, 1, 3])
+    }
+
+    /// Packed sequences without padding: `total` rows, stored as `[total, heads, head size]`.
+    #[must_use]
+    pub fn packed(total: usize, heads: usize, head_dim: usize) -> Self {
+        Layout::bshd([1, total, heads, head_dim])
+    }
+
+    /// Dense, in the same storage order as `self`.
+    #[must_use]
+    pub fn dense_like(&self) -> Self {
+        let mut order = [0, 1, 2];
+        // Stable, so equal strides (of extents of 1, say) keep the order batch, length, heads.
+        order.sort_by_key(|&dimension| std::cmp::Reverse(self.strides[dimension]));
+        Layout::dense(self.shape, [order[0], order[1], order[2], 3])
+    }
+
+    /// `order` lists the dimensions from the outermost to the innermost.
+    fn dense(shape: [usize; 4], order: [usize; 4]) -> Self {
+        let mut strides = [0; 4];
+        let mut step = 1_usize;
+        for dimension in order.into_iter().rev() {
+            strides[dimension] = step;
+            // A shape that saturates is rejected by `required_len`, or has an extent of 0 and no element at all.
+            step = step.saturating_mul(shape[dimension]);
+        }
+        Layout { shape, strides }
+    }
+
+    /// Batch entries.
+    #[must_use]
+    pub const fn batch(&self) -> usize {
+        self.shape[0]
+    }
+
+    /// Rows: positions in the sequence.
+    #[must_use]
+    pub const fn rows(&self) -> usize {
+        self.shape[1]
+    }
+
+    /// Heads.
+    #[must_use]
+    pub const fn heads(&self) -> usize {
+        self.shape[2]
+    }
+
+    /// Head size.
+    #[must_use]
+    pub const fn head_dim(&self) -> usize {
+        self.shape[3]
+    }
+
+    /// Number of elements, not counting gaps; `None` if it overflows.
+    #[must_use]
+    pub fn element_count(&self) -> Option<usize> {
+        if self.shape.contains(&0) {
+            return Some(0);
+        }
+        self.shape
+            .iter()
+            .try_fold(1_usize, |product, &extent| product.checked_mul(extent))
+    }
+
+    /// Elements a buffer must have to hold the tensor, gaps included: 1 + the largest offset, or 0 for an empty tensor.
+    /// `None` if no buffer can be that large.
+    #[must_use]
+    pub fn required_len(&self) -> Option<usize> {
+        /// No allocation of any element type can have more elements than fit an `isize`, in bytes.
+        const MOST_ELEMENTS: usize = isize::MAX as usize / 8;
+        if self.shape.contains(&0) {
+            return Some(0);
+        }
+        let mut last = 0_usize;
+        for (&extent, &stride) in self.shape.iter().zip(&self.strides) {
+            last = last.checked_add((extent - 1).checked_mul(stride)?)?;
+        }
+        (last < MOST_ELEMENTS).then_some(last + 1)
+    }
+
+    /// Offset in elements of the first element of a row of a head. In range for a validated layout and indices below the
+    /// extents.
+    #[must_use]
+    pub const fn offset(&self, batch: usize, row: usize, head: usize) -> usize {
+        batch * self.strides[0] + row * self.strides[1] + head * self.strides[2]
+    }
+
+    /// Whether no two indices share an element, which an output needs.
+    ///
+    /// Sufficient rather than exact: walking from the smallest stride to the largest, each must step over everything the
+    /// smaller ones reach. Exotic interleavings that happen not to collide are turned down.
+    #[must_use]
+    pub fn is_overlap_free(&self) -> bool {
+        if self.shape.contains(&0) {
+            return true;
+        }
+        let mut dimensions: Vec<(usize, usize)> = self
+            .strides
+            .into_iter()
+            .zip(self.shape)
+            .filter(|&(_, extent)| extent > 1)
+            .collect();
+        dimensions.sort_unstable();
+        let mut reach = 1_usize;
+        for (stride, extent) in dimensions {
+            if stride < reach {
+                return false;
+            }
+            reach = reach.saturating_add(stride.saturating_mul(extent - 1));
+        }
+        true
+    }
+
+    /// Checks what every tensor needs: a contiguous last dimension, and an extent that fits the address space.
+    pub(crate) fn validate(&self, argument: &'static str) -> Result<()> {
+        let stride = self.strides[3];
+        if stride != 1 {
+            return Err(Error::LastDimNotContiguous { argument, stride });
+        }
+        self.required_len()
+            .map(|_| ())
+            .ok_or(Error::LayoutTooLarge { argument })
+    }
+
+    /// Checks that a buffer of `available` elements holds the tensor.
+    pub(crate) fn check_buffer(&self, argument: &'static str, available: usize) -> Result<()> {
+        let needed = self
+            .required_len()
+            .ok_or(Error::LayoutTooLarge { argument })?;
+        if available < needed {
+            return Err(Error::BufferTooSmall {
+                argument,
+                needed,
+                available,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A tensor in host memory, borrowed.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a, T> {
+    /// The elements; may be longer than the layout reaches.
+    pub data: &'a [T],
+    /// Where they lie.
+    pub layout: Layout,
+}
+
+impl<'a, T: Element> View<'a, T> {
+    /// A view of `data`. Whether the two fit is checked where the view is used, by the argument's name there.
+    #[must_use]
+    pub const fn new(data: &'a [T], layout: Layout) -> Self {
+        View { data, layout }
+    }
+
+    /// One row of one head: `head_dim` elements.
+    pub(crate) fn row(&self, batch: usize, row: usize, head: usize) -> &'a [T] {
+        let start = self.layout.offset(batch, row, head);
+        &self.data[start..start + self.layout.head_dim()]
+    }
+}
+
+/// A tensor in host memory, borrowed for writing.
+#[derive(Debug)]
+pub struct ViewMut<'a, T> {
+    /// The elements; may be longer than the layout reaches. What lies between rows is never written.
+    pub data: &'a mut [T],
+    /// Where they lie.
+    pub layout: Layout,
+}
+
+impl<'a, T: Element> ViewMut<'a, T> {
+    /// A view of `data`. Whether the two fit is checked where the view is used, by the argument's name there.
+    #[must_use]
+    pub const fn new(data: &'a mut [T], layout: Layout) -> Self {
+        ViewMut { data, layout }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quickcheck::quickcheck;
+    use std::collections::HashSet;
+
+    fn small(shape: (u8, u8, u8, u8), strides: (u8, u8, u8, u8)) -> Layout {
+        let shape = [shape.0, shape.1, shape.2, shape.3].map(|extent| usize::from(extent % 4));
+        let strides =
+            [strides.0, strides.1, strides.2, strides.3].map(|stride| usize::from(stride % 40));
+        Layout::new(shape, strides)
+    }
+
+    fn offsets(layout: &Layout) -> Vec<usize> {
+        let [batch, rows, heads, head_dim] = layout.shape;
+        let mut offsets = Vec::new();
+        for b in 0..batch {
+            for s in 0..rows {
+                for h in 0..heads {
+                    for d in 0..head_dim {
+                        offsets.push(layout.offset(b, s, h) + d * layout.strides[3]);
+                    }
+                }
+            }
+        }
+        offsets
+    }
+
+    quickcheck! {
+        fn required_len_is_one_past_the_largest_offset(
+            shape: (u8, u8, u8, u8), strides: (u8, u8, u8, u8)
+        ) -> bool {
+            let layout = small(shape, strides);
+            let needed = offsets(&layout).into_iter().max().map_or(0, |last| last + 1);
+            layout.required_len() == Some(needed)
+        }
+
+        fn overlap_free_means_all_offsets_differ(
+            shape: (u8, u8, u8, u8), strides: (u8, u8, u8, u8)
+        ) -> bool {
+            let layout = small(shape, strides);
+            let all = offsets(&layout);
+            let distinct: HashSet<usize> = all.iter().copied().collect();
+            !layout.is_overlap_free() || distinct.len() == all.len()
+        }
+
+        fn dense_layouts_have_no_gap_and_no_overlap(shape: (u8, u8, u8, u8)) -> bool {
+            let shape = small(shape, (0, 0, 0, 0)).shape;
+            [Layout::bshd(shape), Layout::bhsd(shape)].into_iter().all(|layout| {
+                layout.is_overlap_free() && layout.required_len() == layout.element_count()
+            })
+        }
+
+        fn hostile_shapes_never_panic(shape: (usize, usize, usize, usize), strides: (usize, usize, usize, usize)) -> bool {
+            let shape = [shape.0, shape.1, shape.2, shape.3];
+            let strided = Layout::new(shape, [strides.0, strides.1, strides.2, strides.3]);
+            for layout in [strided, Layout::bshd(shape), Layout::bhsd(shape), strided.dense_like()] {
+                let _ = (layout.required_len(), layout.element_count(), layout.is_overlap_free());
+            }
+            true
+        }
+    }
+
+    #[test]
+    fn a_shape_beyond_memory_has_no_length() {
+        let layout = Layout::bshd([1 << 20, 1 << 20, 1 << 20, 256]);
+        assert_eq!(layout.required_len(), None);
+        let error = layout.validate("k").unwrap_err().to_string();
+        assert!(error.starts_with("k has a shape"), "{error}");
+    }
+
+    #[test]
+    fn dense_like_keeps_the_storage_order() {
+        let shape = [2, 5, 3, 8];
+        assert_eq!(Layout::bhsd(shape).dense_like(), Layout::bhsd(shape));
+        assert_eq!(Layout::bshd(shape).dense_like(), Layout::bshd(shape));
+        let strided = Layout::new(shape, [1000, 16, 160, 1]);
+        assert_eq!(strided.dense_like(), Layout::bhsd(shape));
+    }
+
+    #[test]
+    fn repeated_rows_overlap() {
+        assert!(!Layout::new([1, 4, 1, 8], [0, 0, 0, 1]).is_overlap_free());
+        assert!(!Layout::new([1, 4, 1, 8], [0, 7, 0, 1]).is_overlap_free());
+        assert!(Layout::new([1, 4, 1, 8], [0, 8, 0, 1]).is_overlap_free());
+    }
+}
