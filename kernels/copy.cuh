@@ -1,0 +1,130 @@
+// Moving tiles between global and shared memory: cp.async where the tensor's alignment allows it, plain loads elsewhere.
+#pragma once
+
+#include "element.cuh"
+
+namespace warptile {
+
+// Copies 16 bytes from global to shared memory without passing through registers, or writes 16 zero bytes when `valid`
+// is false; then `source` is not read. Both addresses are 16-byte aligned.
+// PTX ISA, "Data Movement and Conversion Instructions: cp.async"; cache operator .cg (L2 only), src-size operand.
+__device__ inline void cp_async_16(void* shared, const void* source, bool valid)
+{
+    const unsigned destination = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(destination), "l"(source), "r"(valid ? CHUNK_BYTES : 0)
+                 : "memory");
+}
+
+// Closes the group of cp.async this thread has issued since the last call; an empty group counts as one.
+// PTX ISA, "cp.async.commit_group".
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most the `PENDING` newest groups of this thread are still in flight. What the other threads copied is
+// visible only after a barrier that follows their own wait.
+// PTX ISA, "cp.async.wait_group".
+template <int PENDING> __device__ inline void cp_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Rows of one head of one sequence in global memory.
+template <class Element> struct Rows {
+    Element* base;         // row 0, column 0
+    long long stride;      // elements between neighbouring rows
+    bool in_chunks;        // every row starts on a 16-byte boundary
+
+    __device__ Rows(Element* base, long long stride)
+        : base(base), stride(stride),
+          in_chunks(((unsigned long long)base | (unsigned long long)stride * sizeof(Element)) % CHUNK_BYTES == 0)
+    {
+    }
+};
+
+// Reads one chunk element by element. `source` need only be aligned to its element.
+template <class Element> __device__ inline uint4 load_chunk_by_element(const Element* source)
+{
+    union {
+        uint4 bits;
+        unsigned short halves[8];
+        unsigned words[4];
+    } chunk;
+    if constexpr (sizeof(Element) == 2) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) chunk.halves[i] = reinterpret_cast<const unsigned short*>(source)[i];
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) chunk.words[i] = reinterpret_cast<const unsigned*>(source)[i];
+    }
+    return chunk.bits;
+}
+
+// Starts the copy of rows [first_row, first_row + TILE_ROWS) to shared memory, by all THREADS threads of the CTA. Rows from
+// `row_count` on and columns from `head_dim` on become zero: what lies there in global memory may be NaN or not exist.
+// The copy has arrived after cp_async_commit, cp_async_wait and a barrier, whichever path it took.
+template <int THREADS, int TILE_ROWS, int HEAD_DIM, int SHARED_STRIDE, class Element>
+__device__ inline void copy_tile_async(Element* shared, const Rows<const Element>& rows, int first_row, int row_count,
+                                       int head_dim)
+{
+    constexpr int CHUNKS_PER_ROW = HEAD_DIM / CHUNK<Element>;
+    constexpr int CHUNKS = TILE_ROWS * CHUNKS_PER_ROW;
+    static_assert(HEAD_DIM % CHUNK<Element> == 0, "a row is a whole number of chunks");
+    static_assert(SHARED_STRIDE % CHUNK<Element> == 0, "rows in shared memory start on a 16-byte boundary");
+
+    struct Place {
+        int row, column;
+        __device__ Place(int chunk) : row(chunk / CHUNKS_PER_ROW), column(chunk % CHUNKS_PER_ROW * CHUNK<Element>) {}
+        __device__ int shared_offset() const { return row * SHARED_STRIDE + column; }
+    };
+    const auto valid = [&](Place at) { return first_row + at.row < row_count && at.column < head_dim; };
+    const auto source = [&](Place at) { return rows.base + (first_row + at.row) * rows.stride + at.column; };
+    if (rows.in_chunks) {
+#pragma unroll
+        for (int chunk = threadIdx.x; chunk < CHUNKS; chunk += THREADS) {
+            const Place at(chunk);
+            cp_async_16(shared + at.shared_offset(), source(at), valid(at));
+        }
+    } else {
+#pragma unroll 1
+        for (int chunk = threadIdx.x; chunk < CHUNKS; chunk += THREADS) {
+            const Place at(chunk);
+            *reinterpret_cast<uint4*>(shared + at.shared_offset()) =
+                valid(at) ? load_chunk_by_element(source(at)) : make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+// Writes the fp32 tile in shared memory to rows [first_row, row_count) of `rows`, by all threads of the CTA. Rows from
+// `row_count` on and columns from `head_dim` on are not touched.
+template <int THREADS, int TILE_ROWS, int HEAD_DIM, int SHARED_STRIDE, class Element>
+__device__ inline void store_tile(const float* shared, const Rows<Element>& rows, int first_row, int row_count,
+                                  int head_dim)
+{
+    constexpr int CHUNKS_PER_ROW = HEAD_DIM / CHUNK<Element>;
+    constexpr int CHUNKS = TILE_ROWS * CHUNKS_PER_ROW;
+    union Chunk {
+        uint4 bits;
+        Element elements[CHUNK<Element>];
+        __device__ Chunk() : bits() {}
+    };
+#pragma unroll 1
+    for (int chunk = threadIdx.x; chunk < CHUNKS; chunk += THREADS) {
+        const int row = chunk / CHUNKS_PER_ROW;
+        const int column = chunk % CHUNKS_PER_ROW * CHUNK<Element>;
+        if (first_row + row >= row_count || column >= head_dim) continue;
+        Chunk rounded;
+#pragma unroll
+        for (int i = 0; i < CHUNK<Element>; ++i)
+            rounded.elements[i] = narrow<Element>(shared[row * SHARED_STRIDE + column + i]);
+        Element* destination = rows.base + (first_row + row) * rows.stride + column;
+        if (rows.in_chunks) {
+            *reinterpret_cast<uint4*>(destination) = rounded.bits;
+        } else {
+#pragma unroll
+            for (int i = 0; i < CHUNK<Element>; ++i) destination[i] = rounded.elements[i];
+        }
+    }
+}
+
+} // namespace warptile

@@ -1,0 +1,414 @@
+// The `scalar` family: attention on CUDA cores. Every feature of the API, every element type, fp32 arithmetic; the
+// reference that the tensor-core families are held against on a GPU.
+//
+// A CTA computes BLOCK_M query rows. Its warps form a grid of WARPS_M x WARPS_N over each BLOCK_M x BLOCK_N tile of
+// scores, and every warp keeps the running max, running sum and output of its own rows over its own keys: warps meet only
+// to stage K and V, and once at the end to merge. Within a warp a thread owns ROWS x KEYS scores and ROWS x COLUMNS of
+// output in registers.
+#pragma once
+
+#include "copy.cuh"
+#include "mask.cuh"
+#include "record.cuh"
+#include "softmax.cuh"
+#include "work.cuh"
+
+namespace warptile {
+
+// A warp's lanes form a grid of 4 rows x 8 columns. The bits of the two coordinates alternate, so that of two neighbours
+// in the lane number one shares the row and the other the column: vector loads of either operand then broadcast.
+constexpr int LANES_M = 4;
+constexpr int LANES_N = 8;
+__device__ inline int lane_row(int lane) { return (lane >> 1 & 1) | (lane >> 2 & 2); }
+__device__ inline int lane_column(int lane) { return (lane & 1) | (lane >> 1 & 2) | (lane >> 2 & 4); }
+
+template <class Combine> __device__ float reduce_over_columns(float value, Combine combine)
+{
+#pragma unroll
+    for (int bit : {1, 4, 16}) value = combine(value, __shfl_xor_sync(0xffffffffu, value, bit));
+    return value;
+}
+
+// Score rows per thread: the tallest that leaves the output 128 registers and every warp whole groups of 16 keys. A tall
+// thread tile is the cheap one, because only K and V, not Q and P, are widened to fp32 in the inner loops.
+template <int HEAD_DIM, int BLOCK_M, int BLOCK_N, int WARPS> __device__ constexpr int rows_per_thread()
+{
+    for (int rows = 8; rows > 1; --rows) {
+        const int warps_m = BLOCK_M / (LANES_M * rows);
+        if (BLOCK_M % (LANES_M * rows) != 0 || WARPS % warps_m != 0 || rows * HEAD_DIM / LANES_N > 128) continue;
+        if (BLOCK_N % (WARPS / warps_m * 16) == 0) return rows;
+    }
+    return 1;
+}
+
+template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct ScalarTraits {
+    using Element = Element_;
+    static constexpr int HEAD_DIM = HEAD_DIM_;
+    static constexpr int BLOCK_M = BLOCK_M_;
+    static constexpr int BLOCK_N = BLOCK_N_;
+    static constexpr int WARPS = WARPS_;
+    static constexpr int STAGES = STAGES_;
+    static constexpr int THREADS = 32 * WARPS;
+
+    // Per thread. Rows, keys and vectors of four columns are interleaved over the lanes: lane l owns l, l + LANES, ...
+    static constexpr int ROWS = rows_per_thread<HEAD_DIM, BLOCK_M, BLOCK_N, WARPS>();
+    static constexpr int WARPS_M = BLOCK_M / (LANES_M * ROWS);
+    static constexpr int WARPS_N = WARPS / WARPS_M;
+    static constexpr int KEYS = BLOCK_N / (LANES_N * WARPS_N);
+    static constexpr int VECTORS = HEAD_DIM / (LANES_N * 4);
+    static constexpr int WARP_M = LANES_M * ROWS;
+    static constexpr int WARP_N = LANES_N * KEYS;
+
+    // Distance between rows in shared memory, padded against bank conflicts: 8 elements for K and V; one vector of four
+    // for Q, whose reads step from row to row; 8 floats for P, so that four rows of eight stores hit 32 banks.
+    static constexpr int K_STRIDE = HEAD_DIM + 8;
+    static constexpr int V_STRIDE = HEAD_DIM + 8;
+    static constexpr int Q_STRIDE = HEAD_DIM + 4; // floats; Q is widened once. The merged output takes its place.
+    static constexpr int P_STRIDE = WARP_N + 8;   // floats
+
+    static constexpr int K_BYTES = BLOCK_N * K_STRIDE * (int)sizeof(Element);
+    static constexpr int V_BYTES = BLOCK_N * V_STRIDE * (int)sizeof(Element);
+    static constexpr int Q_BYTES = BLOCK_M * Q_STRIDE * (int)sizeof(float);
+    static constexpr int P_BYTES = WARPS * WARP_M * P_STRIDE * (int)sizeof(float);
+    static constexpr int SHARED_BYTES = STAGES * (K_BYTES + V_BYTES) + Q_BYTES + P_BYTES;
+
+    // Registers a thread needs: output, scores, one vector of Q or P per row, and about 48 for addresses and operands.
+    static constexpr int REGISTERS = 4 * ROWS * VECTORS + ROWS * KEYS + 4 * ROWS + 48;
+    static constexpr int MIN_CTAS = 65536 / (THREADS * REGISTERS) > 0 ? 65536 / (THREADS * REGISTERS) : 1;
+
+    static_assert(STAGES >= 1 && STAGES <= 3, "one to three stages of K and V");
+    static_assert(HEAD_DIM % (LANES_N * 4) == 0, "a warp covers a row of the output in whole vectors");
+    static_assert(BLOCK_M == WARPS_M * LANES_M * ROWS, "the warps cover the rows");
+    static_assert(WARPS == WARPS_M * WARPS_N, "the warps form a grid");
+    static_assert(BLOCK_N == WARPS_N * LANES_N * KEYS && KEYS >= 1, "the warps cover the keys");
+    static_assert(2 * WARPS_N * BLOCK_M * (int)sizeof(float) <= P_BYTES, "row statistics take the place of P");
+    static_assert(REGISTERS <= 255 && THREADS <= 1024, "within the limits of the hardware");
+};
+
+// Where this thread stands in the tile.
+template <class Traits> struct Place {
+    int warp_key = threadIdx.x / 32 / Traits::WARPS_M;         // which share of the keys
+    int row = threadIdx.x / 32 % Traits::WARPS_M * Traits::WARP_M // first of its rows
+              + lane_row(threadIdx.x % 32);
+    int column = lane_column(threadIdx.x % 32);                // among the lanes of a row
+    int key = warp_key * Traits::WARP_N + column;              // first of its keys
+};
+
+// Dynamic shared memory of the CTA.
+template <class Traits> struct SharedTiles {
+    using Element = typename Traits::Element;
+    Element* k_stages; // [STAGES][BLOCK_N][K_STRIDE]
+    Element* v_stages; // [STAGES][BLOCK_N][V_STRIDE]
+    float* q;          // [BLOCK_M][Q_STRIDE]; after the last tile: the merged output
+    float* p;          // [WARPS][WARP_M][P_STRIDE]; after the last tile: max and sum, [2][WARPS_N][BLOCK_M]
+
+    __device__ SharedTiles(unsigned char* base)
+        : k_stages(reinterpret_cast<Element*>(base)),
+          v_stages(reinterpret_cast<Element*>(base + Traits::STAGES * Traits::K_BYTES)),
+          q(reinterpret_cast<float*>(base + Traits::STAGES * (Traits::K_BYTES + Traits::V_BYTES))),
+          p(q + Traits::Q_BYTES / sizeof(float))
+    {
+    }
+    __device__ Element* k(int tile) const { return k_stages + tile % Traits::STAGES * (Traits::BLOCK_N * Traits::K_STRIDE); }
+    __device__ Element* v(int tile) const { return v_stages + tile % Traits::STAGES * (Traits::BLOCK_N * Traits::V_STRIDE); }
+    __device__ float* warp_p() const { return p + threadIdx.x / 32 * (Traits::WARP_M * Traits::P_STRIDE); }
+};
+
+// Q in fp32; zero where the tile reaches past the sequence or the head size.
+template <class Traits>
+__device__ void load_query(float* shared, const WorkItem<typename Traits::Element>& work, int head_dim)
+{
+    using Element = typename Traits::Element;
+    constexpr int CHUNKS_PER_ROW = Traits::HEAD_DIM / CHUNK<Element>;
+    union Chunk {
+        uint4 bits;
+        Element elements[CHUNK<Element>];
+        __device__ Chunk() : bits() {}
+    };
+#pragma unroll 1
+    for (int chunk = threadIdx.x; chunk < Traits::BLOCK_M * CHUNKS_PER_ROW; chunk += Traits::THREADS) {
+        const int row = chunk / CHUNKS_PER_ROW;
+        const int column = chunk % CHUNKS_PER_ROW * CHUNK<Element>;
+        Chunk narrow;
+        if (work.first_query + row < work.query_len && column < head_dim) {
+            const Element* source = work.q.base + (work.first_query + row) * work.q.stride + column;
+            narrow.bits = work.q.in_chunks ? *reinterpret_cast<const uint4*>(source) : load_chunk_by_element(source);
+        }
+#pragma unroll
+        for (int i = 0; i < CHUNK<Element>; i += 4) {
+            *reinterpret_cast<float4*>(shared + row * Traits::Q_STRIDE + column + i) =
+                make_float4(widen(narrow.elements[i]), widen(narrow.elements[i + 1]), widen(narrow.elements[i + 2]),
+                            widen(narrow.elements[i + 3]));
+        }
+    }
+}
+
+// The ring of K and V stages. Tiles are fetched in order, STAGES - 1 ahead of the one in use.
+template <class Traits> struct KeyPipeline {
+    const WorkItem<typename Traits::Element>& work;
+    const SharedTiles<Traits>& shared;
+    int head_dim;
+    int end_tile;
+
+    // Always closes a group, so that the number of groups in flight is known whether or not there is a tile.
+    __device__ void fetch(int tile) const
+    {
+        if (tile < end_tile) {
+            const int first_key = tile * Traits::BLOCK_N;
+            copy_tile_async<Traits::THREADS, Traits::BLOCK_N, Traits::HEAD_DIM, Traits::K_STRIDE>(
+                shared.k(tile), work.k, first_key, work.key_len, head_dim);
+            copy_tile_async<Traits::THREADS, Traits::BLOCK_N, Traits::HEAD_DIM, Traits::V_STRIDE>(
+                shared.v(tile), work.v, first_key, work.key_len, head_dim);
+        }
+        cp_async_commit();
+    }
+
+    __device__ void start(int first_tile) const
+    {
+        for (int ahead = 0; ahead < Traits::STAGES - 1; ++ahead) fetch(first_tile + ahead);
+    }
+
+    // On return `tile` is in shared memory and every warp has left tile - 1, whose stage is being refilled.
+    __device__ void advance_to(int tile) const
+    {
+        if constexpr (Traits::STAGES == 1) {
+            __syncthreads(); // the only stage is free once every warp has left tile - 1
+            fetch(tile);
+            cp_async_wait<0>();
+            __syncthreads();
+        } else {
+            cp_async_wait<Traits::STAGES - 2>(); // this thread's copies of `tile`; younger groups stay in flight
+            __syncthreads();                     // everyone's copies, and everyone has left tile - 1
+            fetch(tile + Traits::STAGES - 1);
+        }
+    }
+};
+
+// scores[i][j] = dot product of query row place.row + i * LANES_M and key place.key + j * LANES_N.
+template <class Traits>
+__device__ void multiply_qk(float (&scores)[Traits::ROWS][Traits::KEYS], const float* q, const typename Traits::Element* k)
+{
+#pragma unroll
+    for (int i = 0; i < Traits::ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < Traits::KEYS; ++j) scores[i][j] = 0;
+#pragma unroll 2
+    for (int d = 0; d < Traits::HEAD_DIM; d += 4) {
+        float4 rows[Traits::ROWS];
+#pragma unroll
+        for (int i = 0; i < Traits::ROWS; ++i) rows[i] = widen4(q + i * (LANES_M * Traits::Q_STRIDE) + d);
+#pragma unroll
+        for (int j = 0; j < Traits::KEYS; ++j) {
+            const float4 key = widen4(k + j * (LANES_N * Traits::K_STRIDE) + d);
+#pragma unroll
+            for (int i = 0; i < Traits::ROWS; ++i) {
+                scores[i][j] = fmaf(rows[i].x, key.x, scores[i][j]);
+                scores[i][j] = fmaf(rows[i].y, key.y, scores[i][j]);
+                scores[i][j] = fmaf(rows[i].z, key.z, scores[i][j]);
+                scores[i][j] = fmaf(rows[i].w, key.w, scores[i][j]);
+            }
+        }
+    }
+}
+
+// Running softmax and output of this thread's rows over the keys of its warp. `sum` covers this thread's own keys until
+// the end; `max` is that of the whole row of the warp.
+template <class Traits> struct RowState {
+    float max[Traits::ROWS];
+    float sum[Traits::ROWS];
+    float4 out[Traits::ROWS][Traits::VECTORS];
+
+    __device__ RowState()
+    {
+#pragma unroll
+        for (int i = 0; i < Traits::ROWS; ++i) {
+            max[i] = negative_infinity();
+            sum[i] = 0;
+#pragma unroll
+            for (int c = 0; c < Traits::VECTORS; ++c) out[i][c] = make_float4(0, 0, 0, 0);
+        }
+    }
+
+    // Replaces scores by probabilities relative to the new running max, and rescales what was accumulated.
+    __device__ void update(float (&scores)[Traits::ROWS][Traits::KEYS])
+    {
+#pragma unroll
+        for (int i = 0; i < Traits::ROWS; ++i) {
+            float tile_max = scores[i][0];
+#pragma unroll
+            for (int j = 1; j < Traits::KEYS; ++j) tile_max = fmaxf(tile_max, scores[i][j]);
+            tile_max = reduce_over_columns(tile_max, [](float a, float b) { return fmaxf(a, b); });
+            const float new_max = fmaxf(max[i], tile_max);
+            const float rescale = exp2_approximate(max[i] - finite_max(new_max));
+            max[i] = new_max;
+            sum[i] *= rescale;
+#pragma unroll
+            for (int j = 0; j < Traits::KEYS; ++j) {
+                scores[i][j] = exp2_approximate(scores[i][j] - finite_max(new_max));
+                sum[i] += scores[i][j];
+            }
+#pragma unroll
+            for (int c = 0; c < Traits::VECTORS; ++c) {
+                out[i][c].x *= rescale;
+                out[i][c].y *= rescale;
+                out[i][c].z *= rescale;
+                out[i][c].w *= rescale;
+            }
+        }
+    }
+};
+
+// out += P V over the keys of this warp. `p` is this thread's first row, `v` its first column.
+template <class Traits>
+__device__ void multiply_pv(float4 (&out)[Traits::ROWS][Traits::VECTORS], const float* p, const typename Traits::Element* v)
+{
+#pragma unroll 2
+    for (int key = 0; key < Traits::WARP_N; key += 4) {
+        float4 rows[Traits::ROWS];
+#pragma unroll
+        for (int i = 0; i < Traits::ROWS; ++i) rows[i] = widen4(p + i * (LANES_M * Traits::P_STRIDE) + key);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+#pragma unroll
+            for (int c = 0; c < Traits::VECTORS; ++c) {
+                const float4 value = widen4(v + (key + k) * Traits::V_STRIDE + c * (LANES_N * 4));
+#pragma unroll
+                for (int i = 0; i < Traits::ROWS; ++i) {
+                    const float weight = k == 0 ? rows[i].x : k == 1 ? rows[i].y : k == 2 ? rows[i].z : rows[i].w;
+                    out[i][c].x = fmaf(weight, value.x, out[i][c].x);
+                    out[i][c].y = fmaf(weight, value.y, out[i][c].y);
+                    out[i][c].z = fmaf(weight, value.z, out[i][c].z);
+                    out[i][c].w = fmaf(weight, value.w, out[i][c].w);
+                }
+            }
+        }
+    }
+}
+
+// change(score, query, key) for each score of this thread; `query` and `key` are the positions of scores[0][0].
+template <class Traits, class Change>
+__device__ void for_each_score(float (&scores)[Traits::ROWS][Traits::KEYS], int query, int key, Change change)
+{
+#pragma unroll
+    for (int i = 0; i < Traits::ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < Traits::KEYS; ++j) change(scores[i][j], query + i * LANES_M, key + j * LANES_N);
+}
+
+// Dot products to masked scores.
+template <class Traits>
+__device__ void apply_score_rules(float (&scores)[Traits::ROWS][Traits::KEYS], const ScoreRule& rule, const Mask& mask,
+                                  bool masked, int query, int key)
+{
+    for_each_score<Traits>(scores, query, key, [&](float& s, int, int) { s = rule.score(s); });
+    if (rule.has_softcap())
+        for_each_score<Traits>(scores, query, key, [&](float& s, int, int) { s = rule.with_softcap(s); });
+    if (rule.has_alibi())
+        for_each_score<Traits>(scores, query, key, [&](float& s, int i, int j) { s = rule.with_alibi(s, i, j); });
+    if (masked)
+        for_each_score<Traits>(scores, query, key, [&](float& s, int i, int j) {
+            s = mask.sees(i, j) ? s : negative_infinity();
+        });
+}
+
+// Joins the partial results of the warps that share rows, in a fixed order, normalizes, and writes out and lse.
+template <class Traits>
+__device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Traits>& shared, const Place<Traits>& place,
+                                const WorkItem<typename Traits::Element>& work, int head_dim)
+{
+    float* const maxima = shared.p; // [WARPS_N][BLOCK_M]
+    float* const sums = shared.p + Traits::WARPS_N * Traits::BLOCK_M;
+    __syncthreads(); // Q and P have been read for the last time
+#pragma unroll
+    for (int i = 0; i < Traits::ROWS; ++i) {
+        state.sum[i] = reduce_over_columns(state.sum[i], [](float a, float b) { return a + b; });
+        if (place.column == 0) {
+            maxima[place.warp_key * Traits::BLOCK_M + place.row + i * LANES_M] = state.max[i];
+            sums[place.warp_key * Traits::BLOCK_M + place.row + i * LANES_M] = state.sum[i];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < Traits::ROWS; ++i) {
+        const int row = place.row + i * LANES_M;
+        float row_max = negative_infinity(), row_sum = 0;
+        for (int w = 0; w < Traits::WARPS_N; ++w) row_max = fmaxf(row_max, maxima[w * Traits::BLOCK_M + row]);
+        for (int w = 0; w < Traits::WARPS_N; ++w)
+            row_sum += sums[w * Traits::BLOCK_M + row] *
+                       exp2_approximate(maxima[w * Traits::BLOCK_M + row] - finite_max(row_max));
+        if (work.lse && place.warp_key == 0 && place.column == 0 && work.first_query + row < work.query_len)
+            work.lse[work.first_query + row] = log_sum_exp(row_max, row_sum);
+        const float weight = row_sum == 0 ? 0 : exp2_approximate(state.max[i] - finite_max(row_max)) / row_sum;
+#pragma unroll
+        for (int c = 0; c < Traits::VECTORS; ++c) {
+            state.out[i][c].x *= weight;
+            state.out[i][c].y *= weight;
+            state.out[i][c].z *= weight;
+            state.out[i][c].w *= weight;
+        }
+    }
+    for (int w = 0; w < Traits::WARPS_N; ++w) {
+        if (w == place.warp_key) {
+#pragma unroll
+            for (int i = 0; i < Traits::ROWS; ++i) {
+#pragma unroll
+                for (int c = 0; c < Traits::VECTORS; ++c) {
+                    const int offset = (place.row + i * LANES_M) * Traits::Q_STRIDE + (c * LANES_N + place.column) * 4;
+                    float4& total = *reinterpret_cast<float4*>(shared.q + offset);
+                    const float4 part = state.out[i][c];
+                    const float4 before = w == 0 ? make_float4(0, 0, 0, 0) : total;
+                    total = make_float4(before.x + part.x, before.y + part.y, before.z + part.z, before.w + part.w);
+                }
+            }
+        }
+        __syncthreads();
+    }
+    store_tile<Traits::THREADS, Traits::BLOCK_M, Traits::HEAD_DIM, Traits::Q_STRIDE>(
+        shared.q, work.out, work.first_query, work.query_len, head_dim);
+}
+
+// FlashAttention with online softmax over the tiles of keys that the CTA's queries can see.
+template <class Traits> __device__ void scalar_attention(const AttentionParams& params)
+{
+    extern __shared__ __align__(16) unsigned char shared_memory[];
+    const auto work = work_item<Traits::BLOCK_M, typename Traits::Element>(params);
+    if (work.first_query >= work.query_len) return;
+
+    const SharedTiles<Traits> shared(shared_memory);
+    const Place<Traits> place;
+    const Mask mask(params, work.query_len, work.key_len);
+    const ScoreRule rule(params, work.alibi_slope, work.query_len, work.key_len);
+    const int first_tile = mask.first_key(work.first_query) / Traits::BLOCK_N;
+    const int end_tile = (mask.end_key(work.first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
+
+    const KeyPipeline<Traits> pipeline{work, shared, params.head_dim, end_tile};
+    pipeline.start(first_tile);
+    load_query<Traits>(shared.q, work, params.head_dim);
+
+    RowState<Traits> state;
+    float* const p = shared.warp_p();
+    const int warp_row = place.row % Traits::WARP_M;
+    for (int tile = first_tile; tile < end_tile; ++tile) {
+        pipeline.advance_to(tile);
+
+        float scores[Traits::ROWS][Traits::KEYS];
+        multiply_qk<Traits>(scores, shared.q + place.row * Traits::Q_STRIDE, shared.k(tile) + place.key * Traits::K_STRIDE);
+
+        const int first_key = tile * Traits::BLOCK_N;
+        const bool masked = mask.hides_part_of(work.first_query, Traits::BLOCK_M, first_key, Traits::BLOCK_N);
+        apply_score_rules<Traits>(scores, rule, mask, masked, work.first_query + place.row, first_key + place.key);
+        state.update(scores);
+
+#pragma unroll
+        for (int i = 0; i < Traits::ROWS; ++i)
+#pragma unroll
+            for (int j = 0; j < Traits::KEYS; ++j)
+                p[(warp_row + i * LANES_M) * Traits::P_STRIDE + place.column + j * LANES_N] = scores[i][j];
+        __syncwarp(); // P is private to the warp; the next tile's barrier keeps it from being overwritten too early
+        multiply_pv<Traits>(state.out, p + warp_row * Traits::P_STRIDE,
+                            shared.v(tile) + place.warp_key * Traits::WARP_N * Traits::V_STRIDE + place.column * 4);
+    }
+    merge_and_store(state, shared, place, work, params.head_dim);
+}
+
+} // namespace warptile

@@ -1,0 +1,69 @@
+// From a dot product to a score, and the online softmax in base 2.
+//
+// Scores are kept in units of log2: t = score * log2(e), so that p = 2^(t - m) needs no further multiplication.
+#pragma once
+
+#include "work.cuh"
+
+namespace warptile {
+
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LN_2 = 0.6931471805599453f;
+constexpr float MAX_FLOAT = 3.4028234663852886e38f;
+
+__device__ inline float negative_infinity() { return __int_as_float(0xff800000); }
+
+// 2^x; 0 for -inf. Relative error 2^-22.
+// PTX ISA, "Floating Point Instructions: ex2"; .ftz flushes results below 2^-126, which no sum notices.
+__device__ inline float exp2_approximate(float x)
+{
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+// x limited to [-limit, limit]; NaN stays NaN, unlike fminf and fmaxf.
+// PTX ISA, "Floating Point Instructions: min, max"; modifier .NaN.
+__device__ inline float clamp_keeping_nan(float x, float limit)
+{
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(limit));
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-limit));
+    return x;
+}
+
+// Dot product -> score, in the order scale, softcap, ALiBi.
+struct ScoreRule {
+    float scale_log2; // scale * log2(e); with softcap: scale / cap
+    float dot_limit;  // bounds the dot product so that no score becomes infinite
+    float cap_log2;   // softcap * log2(e); 0 for none
+    float slope_log2; // ALiBi slope * log2(e); 0 for none
+    int shift;        // ALiBi distance of query i and key j is |i + shift - j|, whatever the mask's alignment
+
+    __device__ ScoreRule(const AttentionParams& params, float alibi_slope, int query_len, int key_len)
+        : scale_log2(params.softcap > 0 ? params.scale / params.softcap : params.scale * LOG2_E),
+          // A quarter of the range, so that the ALiBi term may be added to the largest score.
+          dot_limit(MAX_FLOAT / 4 / fmaxf(1.0f, fabsf(scale_log2))), cap_log2(params.softcap * LOG2_E),
+          slope_log2(alibi_slope * LOG2_E), shift(key_len - query_len)
+    {
+    }
+
+    __device__ float score(float dot) const { return clamp_keeping_nan(dot, dot_limit) * scale_log2; }
+    __device__ bool has_softcap() const { return cap_log2 > 0; }
+    __device__ float with_softcap(float score) const { return cap_log2 * tanhf(score); }
+    __device__ bool has_alibi() const { return slope_log2 != 0; }
+    __device__ float with_alibi(float score, int query, int key) const
+    {
+        return score - slope_log2 * fabsf((float)(query + shift - key));
+    }
+};
+
+// What a running max is subtracted as: a row that has seen no key yet has m = -inf, and -inf - -inf would be NaN.
+__device__ inline float finite_max(float m) { return m == negative_infinity() ? 0.0f : m; }
+
+// Natural-log lse of a row from its running max (log2 units) and running sum; -inf for a row that saw no key.
+__device__ inline float log_sum_exp(float m, float sum)
+{
+    return sum == 0 ? negative_infinity() : m * LN_2 + logf(sum);
+}
+
+} // namespace warptile
