@@ -1,0 +1,462 @@
+//! The types of the driver API: transparent integers, opaque handles and a few structures.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::fmt;
+
+/// An address in device memory.
+pub type CUdeviceptr = u64;
+
+/// A device as the driver counts them.
+pub type CUdevice = c_int;
+
+/// Declares opaque handles.
+macro_rules! handles {
+    ($($(#[$doc:meta])* $name:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(transparent)]
+        pub struct $name(pub *mut c_void);
+
+        impl $name {
+            /// The null handle.
+            pub const NULL: $name = $name(std::ptr::null_mut());
+
+            /// Whether this is the null handle.
+            #[must_use]
+            pub fn is_null(self) -> bool {
+                self.0.is_null()
+            }
+        }
+
+        // SAFETY: a handle is a token that only the driver looks behind. Moving or copying one to
+        // another thread touches nothing; every use goes through an unsafe function of the driver,
+        // and those may be called from any thread.
+        unsafe impl Send for $name {}
+        // SAFETY: as above; a shared handle can only be copied.
+        unsafe impl Sync for $name {}
+    )*};
+}
+
+handles! {
+    /// A context; here always a device's primary context.
+    CUcontext;
+    /// A stream. Null is the legacy default stream.
+    CUstream;
+    /// An event.
+    CUevent;
+    /// A loaded module.
+    CUmodule;
+    /// A kernel of a module; valid as long as the module is loaded.
+    CUfunction;
+    /// A captured graph.
+    CUgraph;
+    /// A graph ready to launch.
+    CUgraphExec;
+    /// A CUDA array; only ever null here.
+    CUarray;
+}
+
+/// Declares transparent integers with named constants, so that a name is written once.
+macro_rules! integers {
+    ($($(#[$doc:meta])* $name:ident($repr:ty), $prefix:literal { $($constant:ident = $value:literal,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(transparent)]
+        pub struct $name(pub $repr);
+
+        impl $name {
+            $(
+                #[doc = concat!("`", $prefix, stringify!($constant), "`")]
+                pub const $constant: $name = $name($value);
+            )*
+
+            /// Every constant that has a name here.
+            pub const NAMED: &[$name] = &[$($name($value),)*];
+
+            /// The constant's name without the header's prefix.
+            #[must_use]
+            pub const fn name(self) -> Option<&'static str> {
+                match self.0 {
+                    $($value => Some(stringify!($constant)),)*
+                    _ => None,
+                }
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self.name() {
+                    Some(name) => write!(f, "{}{name}", $prefix),
+                    None => write!(f, "{}({})", stringify!($name), self.0),
+                }
+            }
+        }
+    )*};
+}
+
+integers! {
+    /// What `cuDeviceGetAttribute` can be asked. Texture and surface limits have no name here.
+    CUdeviceAttribute(u32), "CU_DEVICE_ATTRIBUTE_" {
+        MAX_THREADS_PER_BLOCK = 1,
+        MAX_BLOCK_DIM_X = 2,
+        MAX_BLOCK_DIM_Y = 3,
+        MAX_BLOCK_DIM_Z = 4,
+        MAX_GRID_DIM_X = 5,
+        MAX_GRID_DIM_Y = 6,
+        MAX_GRID_DIM_Z = 7,
+        MAX_SHARED_MEMORY_PER_BLOCK = 8,
+        TOTAL_CONSTANT_MEMORY = 9,
+        WARP_SIZE = 10,
+        MAX_PITCH = 11,
+        MAX_REGISTERS_PER_BLOCK = 12,
+        CLOCK_RATE = 13,
+        GPU_OVERLAP = 15,
+        MULTIPROCESSOR_COUNT = 16,
+        KERNEL_EXEC_TIMEOUT = 17,
+        INTEGRATED = 18,
+        CAN_MAP_HOST_MEMORY = 19,
+        COMPUTE_MODE = 20,
+        CONCURRENT_KERNELS = 31,
+        ECC_ENABLED = 32,
+        PCI_BUS_ID = 33,
+        PCI_DEVICE_ID = 34,
+        TCC_DRIVER = 35,
+        MEMORY_CLOCK_RATE = 36,
+        GLOBAL_MEMORY_BUS_WIDTH = 37,
+        L2_CACHE_SIZE = 38,
+        MAX_THREADS_PER_MULTIPROCESSOR = 39,
+        ASYNC_ENGINE_COUNT = 40,
+        UNIFIED_ADDRESSING = 41,
+        PCI_DOMAIN_ID = 50,
+        COMPUTE_CAPABILITY_MAJOR = 75,
+        COMPUTE_CAPABILITY_MINOR = 76,
+        STREAM_PRIORITIES_SUPPORTED = 78,
+        GLOBAL_L1_CACHE_SUPPORTED = 79,
+        LOCAL_L1_CACHE_SUPPORTED = 80,
+        MAX_SHARED_MEMORY_PER_MULTIPROCESSOR = 81,
+        MAX_REGISTERS_PER_MULTIPROCESSOR = 82,
+        MANAGED_MEMORY = 83,
+        MULTI_GPU_BOARD = 84,
+        MULTI_GPU_BOARD_GROUP_ID = 85,
+        HOST_NATIVE_ATOMIC_SUPPORTED = 86,
+        SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO = 87,
+        PAGEABLE_MEMORY_ACCESS = 88,
+        CONCURRENT_MANAGED_ACCESS = 89,
+        COMPUTE_PREEMPTION_SUPPORTED = 90,
+        CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91,
+        CAN_USE_STREAM_MEM_OPS_V1 = 92,
+        CAN_USE_64_BIT_STREAM_MEM_OPS_V1 = 93,
+        CAN_USE_STREAM_WAIT_VALUE_NOR_V1 = 94,
+        COOPERATIVE_LAUNCH = 95,
+        COOPERATIVE_MULTI_DEVICE_LAUNCH = 96,
+        MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
+        CAN_FLUSH_REMOTE_WRITES = 98,
+        HOST_REGISTER_SUPPORTED = 99,
+        PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES = 100,
+        DIRECT_MANAGED_MEM_ACCESS_FROM_HOST = 101,
+        VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
+        HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
+        HANDLE_TYPE_WIN32_HANDLE_SUPPORTED = 104,
+        HANDLE_TYPE_WIN32_KMT_HANDLE_SUPPORTED = 105,
+        MAX_BLOCKS_PER_MULTIPROCESSOR = 106,
+        GENERIC_COMPRESSION_SUPPORTED = 107,
+        MAX_PERSISTING_L2_CACHE_SIZE = 108,
+        MAX_ACCESS_POLICY_WINDOW_SIZE = 109,
+        GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
+        RESERVED_SHARED_MEMORY_PER_BLOCK = 111,
+        SPARSE_CUDA_ARRAY_SUPPORTED = 112,
+        READ_ONLY_HOST_REGISTER_SUPPORTED = 113,
+        TIMELINE_SEMAPHORE_INTEROP_SUPPORTED = 114,
+        MEMORY_POOLS_SUPPORTED = 115,
+        GPU_DIRECT_RDMA_SUPPORTED = 116,
+        GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS = 117,
+        GPU_DIRECT_RDMA_WRITES_ORDERING = 118,
+        MEMPOOL_SUPPORTED_HANDLE_TYPES = 119,
+        CLUSTER_LAUNCH = 120,
+        DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED = 121,
+        CAN_USE_64_BIT_STREAM_MEM_OPS = 122,
+        CAN_USE_STREAM_WAIT_VALUE_NOR = 123,
+        DMA_BUF_SUPPORTED = 124,
+        IPC_EVENT_SUPPORTED = 125,
+        MEM_SYNC_DOMAIN_COUNT = 126,
+        TENSOR_MAP_ACCESS_SUPPORTED = 127,
+        HANDLE_TYPE_FABRIC_SUPPORTED = 128,
+        UNIFIED_FUNCTION_POINTERS = 129,
+        NUMA_CONFIG = 130,
+        NUMA_ID = 131,
+        MULTICAST_SUPPORTED = 132,
+        MPS_ENABLED = 133,
+        HOST_NUMA_ID = 134,
+        D3D12_CIG_SUPPORTED = 135,
+        MEM_DECOMPRESS_ALGORITHM_MASK = 136,
+        MEM_DECOMPRESS_MAXIMUM_LENGTH = 137,
+        GPU_PCI_DEVICE_ID = 139,
+        GPU_PCI_SUBSYSTEM_ID = 140,
+        HOST_NUMA_MULTINODE_IPC_SUPPORTED = 143,
+    }
+
+    /// What `cuFuncGetAttribute` can be asked and `cuFuncSetAttribute` told.
+    CUfunctionAttribute(u32), "CU_FUNC_ATTRIBUTE_" {
+        MAX_THREADS_PER_BLOCK = 0,
+        SHARED_SIZE_BYTES = 1,
+        CONST_SIZE_BYTES = 2,
+        LOCAL_SIZE_BYTES = 3,
+        NUM_REGS = 4,
+        PTX_VERSION = 5,
+        BINARY_VERSION = 6,
+        CACHE_MODE_CA = 7,
+        MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
+        PREFERRED_SHARED_MEMORY_CARVEOUT = 9,
+        CLUSTER_SIZE_MUST_BE_SET = 10,
+        REQUIRED_CLUSTER_WIDTH = 11,
+        REQUIRED_CLUSTER_HEIGHT = 12,
+        REQUIRED_CLUSTER_DEPTH = 13,
+        NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
+        CLUSTER_SCHEDULING_POLICY_PREFERENCE = 15,
+    }
+
+    /// An option of `cuModuleLoadDataEx`.
+    CUjitOption(u32), "CU_JIT_" {
+        MAX_REGISTERS = 0,
+        THREADS_PER_BLOCK = 1,
+        WALL_TIME = 2,
+        INFO_LOG_BUFFER = 3,
+        INFO_LOG_BUFFER_SIZE_BYTES = 4,
+        ERROR_LOG_BUFFER = 5,
+        ERROR_LOG_BUFFER_SIZE_BYTES = 6,
+        OPTIMIZATION_LEVEL = 7,
+        TARGET_FROM_CUCONTEXT = 8,
+        TARGET = 9,
+        FALLBACK_STRATEGY = 10,
+        GENERATE_DEBUG_INFO = 11,
+        LOG_VERBOSE = 12,
+        GENERATE_LINE_INFO = 13,
+        CACHE_MODE = 14,
+    }
+
+    /// What `cuPointerGetAttribute` can be asked.
+    CUpointerAttribute(u32), "CU_POINTER_ATTRIBUTE_" {
+        CONTEXT = 1,
+        MEMORY_TYPE = 2,
+        DEVICE_POINTER = 3,
+        HOST_POINTER = 4,
+        DEVICE_ORDINAL = 9,
+        RANGE_START_ADDR = 11,
+        RANGE_SIZE = 12,
+    }
+
+    /// Where memory lies.
+    CUmemoryType(u32), "CU_MEMORYTYPE_" {
+        HOST = 1,
+        DEVICE = 2,
+        ARRAY = 3,
+        UNIFIED = 4,
+    }
+
+    /// Which calls a stream capture forbids, and to whom.
+    CUstreamCaptureMode(u32), "CU_STREAM_CAPTURE_MODE_" {
+        GLOBAL = 0,
+        THREAD_LOCAL = 1,
+        RELAXED = 2,
+    }
+
+    /// Whether a stream is capturing.
+    CUstreamCaptureStatus(u32), "CU_STREAM_CAPTURE_STATUS_" {
+        NONE = 0,
+        ACTIVE = 1,
+        INVALIDATED = 2,
+    }
+
+    /// Which member of [`CUlaunchAttributeValue`] is meant.
+    CUlaunchAttributeId(u32), "CU_LAUNCH_ATTRIBUTE_" {
+        IGNORE = 0,
+        COOPERATIVE = 2,
+        CLUSTER_DIMENSION = 4,
+        PROGRAMMATIC_STREAM_SERIALIZATION = 6,
+        PRIORITY = 8,
+    }
+
+    /// Element type of a tensor map.
+    CUtensorMapDataType(u32), "CU_TENSOR_MAP_DATA_TYPE_" {
+        UINT8 = 0,
+        UINT16 = 1,
+        UINT32 = 2,
+        INT32 = 3,
+        UINT64 = 4,
+        INT64 = 5,
+        FLOAT16 = 6,
+        FLOAT32 = 7,
+        FLOAT64 = 8,
+        BFLOAT16 = 9,
+        FLOAT32_FTZ = 10,
+        TFLOAT32 = 11,
+        TFLOAT32_FTZ = 12,
+    }
+
+    /// How channels interleave in a tensor map.
+    CUtensorMapInterleave(u32), "CU_TENSOR_MAP_INTERLEAVE_" {
+        NONE = 0,
+        B16 = 1,
+        B32 = 2,
+    }
+
+    /// How a tensor map permutes 16-byte chunks in shared memory.
+    CUtensorMapSwizzle(u32), "CU_TENSOR_MAP_SWIZZLE_" {
+        NONE = 0,
+        B32 = 1,
+        B64 = 2,
+        B128 = 3,
+    }
+
+    /// What a tensor map's loads are widened to in L2.
+    CUtensorMapL2promotion(u32), "CU_TENSOR_MAP_L2_PROMOTION_" {
+        NONE = 0,
+        B64 = 1,
+        B128 = 2,
+        B256 = 3,
+    }
+
+    /// What a tensor map reads outside the tensor.
+    CUtensorMapFloatOobFill(u32), "CU_TENSOR_MAP_FLOAT_OOB_FILL_" {
+        NONE = 0,
+        NAN_REQUEST_ZERO_FMA = 1,
+    }
+}
+
+/// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream.
+pub const CU_STREAM_NON_BLOCKING: c_uint = 0x1;
+/// `CU_EVENT_DEFAULT`: the event can be timed.
+pub const CU_EVENT_DEFAULT: c_uint = 0x0;
+/// `CU_EVENT_DISABLE_TIMING`: the event only orders, which is cheaper.
+pub const CU_EVENT_DISABLE_TIMING: c_uint = 0x2;
+/// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context, not just the current one.
+pub const CU_MEMHOSTALLOC_PORTABLE: c_uint = 0x1;
+/// `CU_MEMHOSTALLOC_DEVICEMAP`: the pinned memory also has a device address.
+pub const CU_MEMHOSTALLOC_DEVICEMAP: c_uint = 0x2;
+
+/// A device's identity, the same in every process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(C)]
+pub struct CUuuid {
+    /// The 16 bytes, as `nvidia-smi -L` prints them.
+    pub bytes: [u8; 16],
+}
+
+/// A rectangle to copy, for `cuMemcpy2D_v2`. Offsets, pitches and widths are in bytes.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct CUmemcpy2D {
+    /// Bytes to skip in each source row.
+    pub src_x_in_bytes: usize,
+    /// Source rows to skip.
+    pub src_y: usize,
+    /// Which of the source pointers counts.
+    pub src_memory_type: CUmemoryType,
+    /// Source in host memory.
+    pub src_host: *const c_void,
+    /// Source in device memory.
+    pub src_device: CUdeviceptr,
+    /// Source array.
+    pub src_array: CUarray,
+    /// Bytes from one source row to the next.
+    pub src_pitch: usize,
+    /// Bytes to skip in each destination row.
+    pub dst_x_in_bytes: usize,
+    /// Destination rows to skip.
+    pub dst_y: usize,
+    /// Which of the destination pointers counts.
+    pub dst_memory_type: CUmemoryType,
+    /// Destination in host memory.
+    pub dst_host: *mut c_void,
+    /// Destination in device memory.
+    pub dst_device: CUdeviceptr,
+    /// Destination array.
+    pub dst_array: CUarray,
+    /// Bytes from one destination row to the next.
+    pub dst_pitch: usize,
+    /// Bytes of a row to copy.
+    pub width_in_bytes: usize,
+    /// Rows to copy.
+    pub height: usize,
+}
+
+/// The value of a launch attribute; [`CUlaunchAttribute::id`] says which member is meant.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub union CUlaunchAttributeValue {
+    /// The union's full size, for the members that have no name here.
+    pub words: [u64; 8],
+    /// Nonzero: all blocks of the grid are resident at once.
+    pub cooperative: c_int,
+    /// Blocks of a cluster along x, y and z.
+    pub cluster_dim: [c_uint; 3],
+    /// Nonzero: the kernel may start before its predecessor in the stream has ended.
+    pub programmatic_stream_serialization_allowed: c_int,
+    /// Priority of the launch.
+    pub priority: c_int,
+}
+
+impl fmt::Debug for CUlaunchAttributeValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CUlaunchAttributeValue")
+    }
+}
+
+/// One attribute of a launch.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct CUlaunchAttribute {
+    /// Which attribute.
+    pub id: CUlaunchAttributeId,
+    /// Fills up to 8 bytes; the header calls it `pad`.
+    pub pad: [u8; 4],
+    /// Its value.
+    pub value: CUlaunchAttributeValue,
+}
+
+/// A launch with attributes, for `cuLaunchKernelEx`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct CUlaunchConfig {
+    /// Blocks of the grid along x.
+    pub grid_dim_x: c_uint,
+    /// Blocks of the grid along y.
+    pub grid_dim_y: c_uint,
+    /// Blocks of the grid along z.
+    pub grid_dim_z: c_uint,
+    /// Threads of a block along x.
+    pub block_dim_x: c_uint,
+    /// Threads of a block along y.
+    pub block_dim_y: c_uint,
+    /// Threads of a block along z.
+    pub block_dim_z: c_uint,
+    /// Dynamic shared memory per block.
+    pub shared_mem_bytes: c_uint,
+    /// The stream to launch on.
+    pub stream: CUstream,
+    /// `num_attrs` attributes.
+    pub attrs: *const CUlaunchAttribute,
+    /// How many attributes there are.
+    pub num_attrs: c_uint,
+}
+
+/// A tensor map as the hardware reads it: 128 opaque bytes, aligned to 64.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C, align(64))]
+pub struct CUtensorMap {
+    /// The driver's encoding.
+    pub opaque: [u64; 16],
+}
+
+// The header's sizes; a wrong one would corrupt memory at the first call.
+const _: () = {
+    assert!(size_of::<CUtensorMap>() == 128 && align_of::<CUtensorMap>() == 64);
+    assert!(size_of::<CUlaunchAttributeValue>() == 64);
+    assert!(size_of::<CUlaunchAttribute>() == 72);
+    assert!(size_of::<CUuuid>() == 16);
+};
+#[cfg(target_pointer_width = "64")]
+const _: () = {
+    assert!(size_of::<CUlaunchConfig>() == 56);
+    assert!(size_of::<CUmemcpy2D>() == 128);
+};
