@@ -1,2 +1,215 @@
-//! Maintainer tasks.
-fn main() {}
+//! `cargo xtask`: maintainer tasks.
+
+use std::error::Error;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use xtask::build_kernels::{self, Compiler, EMBEDDED_LIMIT, Layout, Outcome, Progress, Selection};
+use xtask::instances::Target;
+use xtask::nvrtc::Nvrtc;
+use xtask::toolchain::{self, Toolchain};
+use xtask::{compile, files, resources};
+
+/// Maintainer tasks of Warptile. Users of the crates never need them.
+///
+/// A change of a kernel is: edit kernels/, run `cargo xtask build-kernels`, commit sources and images together.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done; with --check: everything is fresh
+  1  failed: a kernel did not compile or failed a gate, something committed is stale, or a file or download failed
+  2  the command line was not understood";
+
+#[derive(Subcommand)]
+enum Task {
+    /// Fetch the pinned compiler into .cache/toolchain
+    ///
+    /// pip downloads the wheels that xtask/toolchain.txt pins by version and SHA-256 (NVRTC, headers, disassemblers;
+    /// about 140 MB, Linux x86-64). Each is checked against its hash before it is unpacked. A second call does nothing.
+    /// build-kernels does this by itself; the command exists to fill a cache.
+    Toolchain,
+
+    /// Compile kernels/ into the images that the warptile-kernels crate embeds
+    ///
+    /// Reads kernels/instances.toml, compiles what changed since the last build with NVRTC, holds every image against the
+    /// gates (no spills, no stack frame, no warning, shared memory within the target's limit, tensor-core instructions where
+    /// the family promises them, a record that agrees with its parameter block), and writes crates/kernels/images and
+    /// docs/resources.md. Images no longer listed are deleted.
+    BuildKernels {
+        /// Only this family, such as `scalar`
+        #[arg(long)]
+        family: Option<String>,
+        /// Only this target, such as `sm_90a` or `compute_80`
+        #[arg(long)]
+        arch: Option<Target>,
+        /// Rebuild from scratch, write nothing, and fail if what is committed differs
+        #[arg(long)]
+        check: bool,
+        /// Compiler processes to run at once [default: one per CPU]
+        #[arg(long)]
+        jobs: Option<usize>,
+        /// Use the CUDA toolkit in DIR instead of the pinned compiler; for trying things out, not for committing
+        #[arg(long, value_name = "DIR", conflicts_with = "check")]
+        toolkit: Option<PathBuf>,
+    },
+
+    /// Compile programs named on standard input; build-kernels starts these
+    #[command(hide = true)]
+    CompileWorker {
+        /// NVRTC's shared library
+        library: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    let root = files::repository_root();
+    let result = match Cli::parse().task {
+        Task::Toolchain => fetch_toolchain(&root),
+        Task::BuildKernels {
+            family,
+            arch,
+            check,
+            jobs,
+            toolkit,
+        } => {
+            let selection = Selection {
+                family,
+                target: arch,
+            };
+            build_kernels(&root, &selection, check, jobs, toolkit.as_deref())
+        }
+        Task::CompileWorker { library } => serve(&library),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn pinned_toolchain(root: &Path) -> Result<Toolchain, Box<dyn Error>> {
+    let cache = root.join(".cache");
+    if !toolchain::installed_root(&cache).exists() {
+        eprintln!(
+            "fetching the pinned compiler (about 140 MB) into {}",
+            cache.display()
+        );
+    }
+    Ok(toolchain::pinned(&cache)?)
+}
+
+fn fetch_toolchain(root: &Path) -> Result<(), Box<dyn Error>> {
+    let toolchain = pinned_toolchain(root)?;
+    println!("{}: {}", toolchain.version, toolchain.nvrtc.display());
+    println!("disassembler: {}", toolchain.nvdisasm.display());
+    Ok(())
+}
+
+fn build_kernels(
+    root: &Path,
+    selection: &Selection,
+    check: bool,
+    jobs: Option<usize>,
+    toolkit: Option<&Path>,
+) -> Result<(), Box<dyn Error>> {
+    let layout = Layout::of_repository(root);
+    let toolchain = match toolkit {
+        Some(directory) => toolchain::toolkit(directory)?,
+        None => pinned_toolchain(root)?,
+    };
+    if !toolchain.pinned {
+        eprintln!(
+            "note: images of {} are for trying out: --check, which CI runs, compares with the pinned compiler's",
+            toolchain.version
+        );
+    }
+    let compiler = Compiler {
+        toolchain,
+        worker: std::env::current_exe()?,
+        jobs: jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
+    };
+    let bar = Bar(ProgressBar::no_length());
+    let (outcome, differences) = if check {
+        build_kernels::check(&layout, &compiler, selection, &bar)?
+    } else {
+        (
+            build_kernels::build(&layout, &compiler, selection, &bar)?,
+            Vec::new(),
+        )
+    };
+    bar.0.finish_and_clear();
+    report(&outcome, &differences, check)
+}
+
+fn report(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), Box<dyn Error>> {
+    println!(
+        "{}",
+        resources::table(&outcome.manifest, &outcome.packed_bytes)
+    );
+    println!("{} compiled now", outcome.compiled.len());
+    for failure in &outcome.failures {
+        eprintln!("\n{}", failure.image);
+        for reason in &failure.reasons {
+            eprintln!("  {}", reason.trim_end().replace('\n', "\n  "));
+        }
+    }
+    for difference in differences {
+        eprintln!("stale: {difference}");
+    }
+    let total = outcome.total_bytes();
+    if !outcome.failures.is_empty() {
+        return Err(format!(
+            "{} compilations failed; their images are not in the catalog",
+            outcome.failures.len()
+        )
+        .into());
+    }
+    if total >= EMBEDDED_LIMIT {
+        return Err(format!("{total} bytes are embedded, the limit is {EMBEDDED_LIMIT}").into());
+    }
+    if !differences.is_empty() {
+        return Err("images are stale or edited by hand: run `cargo xtask build-kernels` and commit the result".into());
+    }
+    if check {
+        println!("every image is what its sources compile to");
+    }
+    Ok(())
+}
+
+fn serve(library: &Path) -> Result<(), Box<dyn Error>> {
+    let nvrtc = Nvrtc::load(library)?;
+    Ok(compile::serve(
+        &nvrtc,
+        io::stdin().lock(),
+        io::stdout().lock(),
+    )?)
+}
+
+/// A progress bar on standard error; silent when that is not a terminal.
+struct Bar(ProgressBar);
+
+impl Progress for Bar {
+    fn begin(&self, count: usize) {
+        self.0.set_length(count as u64);
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}") {
+            self.0.set_style(style);
+        }
+    }
+
+    fn finished(&self, image: &str) {
+        self.0.set_message(image.to_owned());
+        self.0.inc(1);
+    }
+}

@@ -1,0 +1,631 @@
+//! `cargo xtask build-kernels`: from `kernels/` to the committed images and their manifest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use crate::compile::{self, Request, Worker};
+use crate::files::{self, FileError};
+use crate::gates::{self, Facts};
+use crate::inspect::{self, LogReport, SassCounts};
+use crate::instances::{self, Expectations, Instance, InstancesError, Target};
+use crate::manifest::{Manifest, ManifestEntry};
+use crate::record::ImageRecord;
+use crate::resources;
+use crate::sources::Sources;
+use crate::toolchain::Toolchain;
+
+/// zstd's highest level that does not need more memory to unpack.
+const COMPRESSION_LEVEL: i32 = 19;
+
+/// What all images together may add to a user's download and binary, in bytes.
+pub const EMBEDDED_LIMIT: u64 = 8 << 20;
+
+/// Where things lie.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    /// Sources and `instances.toml`.
+    pub kernels: PathBuf,
+    /// Images and `manifest.json`.
+    pub images: PathBuf,
+    /// The resource report.
+    pub report: PathBuf,
+}
+
+impl Layout {
+    /// As the repository at `root` has it.
+    #[must_use]
+    pub fn of_repository(root: &Path) -> Self {
+        Self {
+            kernels: root.join("kernels"),
+            images: root.join("crates/kernels/images"),
+            report: root.join("docs/resources.md"),
+        }
+    }
+
+    fn manifest(&self) -> PathBuf {
+        self.images.join("manifest.json")
+    }
+
+    fn packed(&self, image: &str) -> PathBuf {
+        self.images.join(format!("{image}.zst"))
+    }
+}
+
+/// Which images to look at, and how.
+#[derive(Debug, Clone, Default)]
+pub struct Selection {
+    /// Only this family.
+    pub family: Option<String>,
+    /// Only this target.
+    pub target: Option<Target>,
+}
+
+impl Selection {
+    fn includes(&self, family: &str, target: &str) -> bool {
+        self.family.as_deref().is_none_or(|wanted| wanted == family)
+            && self
+                .target
+                .is_none_or(|wanted| wanted.to_string() == target)
+    }
+}
+
+/// How to compile.
+#[derive(Debug, Clone)]
+pub struct Compiler {
+    /// The toolchain.
+    pub toolchain: Toolchain,
+    /// Program to start as `compile-worker`: this one.
+    pub worker: PathBuf,
+    /// Processes to run at once.
+    pub jobs: usize,
+}
+
+/// Why nothing could be built at all.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// `instances.toml` is refused.
+    #[error(transparent)]
+    Instances(#[from] InstancesError),
+    /// The manifest is not what this program writes.
+    #[error("{}: {source}; delete it to rebuild every image", path.display())]
+    Manifest {
+        /// The manifest.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// Nothing is listed for the selection.
+    #[error("instances.toml lists no image for this family and target; it has {available}")]
+    NothingSelected {
+        /// Families and targets that exist.
+        available: String,
+    },
+    /// An image cannot be compressed.
+    #[error("cannot compress {image}: {source}")]
+    Compress {
+        /// The image.
+        image: String,
+        /// zstd's words.
+        source: std::io::Error,
+    },
+}
+
+/// An image that was not built.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// Image or images that were to come from the compilation.
+    pub image: String,
+    /// One or more sentences.
+    pub reasons: Vec<String>,
+}
+
+/// What a build did.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// The manifest as it is now.
+    pub manifest: Manifest,
+    /// Names of the images that were compiled.
+    pub compiled: Vec<String>,
+    /// Images that failed to compile or failed a gate; they are not in the manifest.
+    pub failures: Vec<Failure>,
+    /// Embedded size per image.
+    pub packed_bytes: BTreeMap<String, u64>,
+}
+
+impl Outcome {
+    /// Embedded size of all images.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.packed_bytes.values().sum()
+    }
+}
+
+/// One run of the compiler: the machine code of a kernel for one element type and architecture, the PTX that the compiler
+/// makes on the way there, or both. NVRTC's PTX is the same whether it goes on to machine code or not.
+#[derive(Debug, Clone)]
+struct Unit {
+    /// The instance as compiled, with the real architecture as target.
+    real: Instance,
+    /// Images wanted from it.
+    wanted: Vec<Instance>,
+}
+
+/// A finished image.
+struct Built {
+    entry: ManifestEntry,
+    packed: Vec<u8>,
+}
+
+/// Told of progress: how many units in all, then the name of each finished one.
+pub trait Progress: Sync {
+    /// `count` compilations follow.
+    fn begin(&self, count: usize);
+    /// One is done.
+    fn finished(&self, image: &str);
+}
+
+/// Compiles what changed and updates images, manifest and report.
+///
+/// # Errors
+/// [`BuildError`] if the sources cannot be read or the results not be written. Kernels that fail are in the [`Outcome`].
+pub fn build(
+    layout: &Layout,
+    compiler: &Compiler,
+    selection: &Selection,
+    progress: &dyn Progress,
+) -> Result<Outcome, BuildError> {
+    let listed = instances::load(&layout.kernels.join("instances.toml"))?;
+    let selected = select(&listed, selection)?;
+    let sources = read_sources(layout, &selected)?;
+    let committed = by_name(read_manifest(layout)?);
+
+    let stale: Vec<Instance> = selected
+        .into_iter()
+        .filter(|instance| !is_fresh(layout, compiler, &sources, instance, &committed))
+        .collect();
+    let (built, failures) = compile_all(layout, compiler, &sources, &stale, progress)?;
+
+    // What was neither selected nor changed stays; what failed or is no longer listed goes.
+    let listed_names: BTreeSet<String> = listed.iter().map(Instance::image).collect();
+    let stale_names: BTreeSet<String> = stale.iter().map(Instance::image).collect();
+    let mut entries: BTreeMap<String, ManifestEntry> = committed
+        .into_iter()
+        .filter(|(name, _)| listed_names.contains(name) && !stale_names.contains(name))
+        .collect();
+    let mut compiled = Vec::new();
+    for image in built {
+        files::write(&layout.packed(&image.entry.name), &image.packed)?;
+        compiled.push(image.entry.name.clone());
+        entries.insert(image.entry.name.clone(), image.entry);
+    }
+    for path in files::list(&layout.images)? {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        if path.extension().is_some_and(|extension| extension == "zst")
+            && !entries.contains_key(&*name)
+        {
+            std::fs::remove_file(&path).map_err(FileError::new("delete", &path))?;
+        }
+    }
+
+    let manifest = Manifest {
+        images: entries.into_values().collect(),
+    };
+    let packed_bytes = packed_sizes(layout, &manifest)?;
+    write_if_changed(&layout.manifest(), &manifest_text(&manifest))?;
+    write_if_changed(
+        &layout.report,
+        &resources::markdown(&manifest, &packed_bytes),
+    )?;
+    Ok(Outcome {
+        manifest,
+        compiled,
+        failures,
+        packed_bytes,
+    })
+}
+
+/// Rebuilds everything selected from scratch and lists what is committed differently; nothing is written.
+///
+/// # Errors
+/// [`BuildError`] if sources or committed files cannot be read.
+pub fn check(
+    layout: &Layout,
+    compiler: &Compiler,
+    selection: &Selection,
+    progress: &dyn Progress,
+) -> Result<(Outcome, Vec<String>), BuildError> {
+    let listed = instances::load(&layout.kernels.join("instances.toml"))?;
+    let selected = select(&listed, selection)?;
+    let sources = read_sources(layout, &selected)?;
+    let manifest = read_manifest(layout)?;
+    let committed = by_name(manifest.clone());
+    let (built, failures) = compile_all(layout, compiler, &sources, &selected, progress)?;
+
+    let mut differences = Vec::new();
+    for image in &built {
+        let name = &image.entry.name;
+        match committed.get(name) {
+            None => differences.push(format!("{name}: not committed")),
+            Some(entry) if *entry != image.entry => {
+                differences.push(format!("{name}: {}", differing_fields(entry, &image.entry)));
+            }
+            Some(entry) => {
+                if let Err(why) = verify_packed(layout, entry) {
+                    differences.push(format!("{name}: {why}"));
+                }
+            }
+        }
+    }
+    let listed_names: BTreeSet<String> = listed.iter().map(Instance::image).collect();
+    for (name, entry) in &committed {
+        if selection.includes(&entry.family, &entry.target) && !listed_names.contains(name) {
+            differences.push(format!(
+                "{name}: committed, but instances.toml does not list it"
+            ));
+        }
+    }
+    for path in files::list(&layout.images)? {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let in_manifest = name
+            .strip_suffix(".zst")
+            .is_some_and(|name| committed.contains_key(name));
+        if name != "manifest.json" && !in_manifest {
+            differences.push(format!(
+                "{name}: lies among the images, but the manifest does not name it"
+            ));
+        }
+    }
+    let packed_bytes = packed_sizes(layout, &manifest)?;
+    for (path, text) in [
+        (layout.manifest(), manifest_text(&manifest)),
+        (
+            layout.report.clone(),
+            resources::markdown(&manifest, &packed_bytes),
+        ),
+    ] {
+        if files::read_text(&path).ok() != Some(text) {
+            differences.push(format!(
+                "{}: not as build-kernels writes it",
+                path.display()
+            ));
+        }
+    }
+    let outcome = Outcome {
+        manifest,
+        compiled: built.into_iter().map(|image| image.entry.name).collect(),
+        failures,
+        packed_bytes,
+    };
+    Ok((outcome, differences))
+}
+
+fn select(listed: &[Instance], selection: &Selection) -> Result<Vec<Instance>, BuildError> {
+    let selected: Vec<Instance> = listed
+        .iter()
+        .filter(|instance| selection.includes(&instance.family, &instance.target.to_string()))
+        .cloned()
+        .collect();
+    if selected.is_empty() && !listed.is_empty() {
+        let available: BTreeSet<String> = listed
+            .iter()
+            .map(|instance| format!("{} {}", instance.family, instance.target))
+            .collect();
+        return Err(BuildError::NothingSelected {
+            available: Vec::from_iter(available).join(", "),
+        });
+    }
+    Ok(selected)
+}
+
+fn read_sources(
+    layout: &Layout,
+    selected: &[Instance],
+) -> Result<BTreeMap<String, Sources>, FileError> {
+    let names: BTreeSet<&str> = selected
+        .iter()
+        .map(|instance| instance.source.as_str())
+        .collect();
+    names
+        .into_iter()
+        .map(|name| Ok((name.to_owned(), Sources::read(&layout.kernels, name)?)))
+        .collect()
+}
+
+fn read_manifest(layout: &Layout) -> Result<Manifest, BuildError> {
+    let path = layout.manifest();
+    if !path.exists() {
+        return Ok(Manifest::default());
+    }
+    serde_json::from_str(&files::read_text(&path)?)
+        .map_err(|source| BuildError::Manifest { path, source })
+}
+
+fn by_name(manifest: Manifest) -> BTreeMap<String, ManifestEntry> {
+    let entries = manifest.images.into_iter();
+    entries.map(|entry| (entry.name.clone(), entry)).collect()
+}
+
+/// One line per image, so that a change of one kernel is a change of its lines.
+fn manifest_text(manifest: &Manifest) -> String {
+    let lines: Vec<String> = manifest
+        .images
+        .iter()
+        .filter_map(|entry| serde_json::to_string(entry).ok())
+        .collect();
+    if lines.is_empty() {
+        return "{ \"images\": [] }\n".to_owned();
+    }
+    format!("{{ \"images\": [\n{}\n] }}\n", lines.join(",\n"))
+}
+
+/// An unchanged file keeps its time stamp, so that cargo has nothing to rebuild.
+fn write_if_changed(path: &Path, text: &str) -> Result<(), FileError> {
+    if std::fs::read(path).is_ok_and(|present| present == text.as_bytes()) {
+        return Ok(());
+    }
+    files::write(path, text.as_bytes())
+}
+
+fn packed_sizes(layout: &Layout, manifest: &Manifest) -> Result<BTreeMap<String, u64>, FileError> {
+    let mut sizes = BTreeMap::new();
+    for entry in &manifest.images {
+        let path = layout.packed(&entry.name);
+        // A missing file is reported by whoever compares images; here it has no size.
+        let size = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
+        sizes.insert(entry.name.clone(), size);
+    }
+    Ok(sizes)
+}
+
+fn is_fresh(
+    layout: &Layout,
+    compiler: &Compiler,
+    sources: &BTreeMap<String, Sources>,
+    instance: &Instance,
+    committed: &BTreeMap<String, ManifestEntry>,
+) -> bool {
+    let Some((entry, source)) = committed
+        .get(&instance.image())
+        .zip(sources.get(&instance.source))
+    else {
+        return false;
+    };
+    entry.source_hash == source.hash(instance, &compiler.toolchain.version)
+        && verify_packed(layout, entry).is_ok()
+}
+
+fn verify_packed(layout: &Layout, entry: &ManifestEntry) -> Result<(), String> {
+    let packed = files::read(&layout.packed(&entry.name)).map_err(|error| error.to_string())?;
+    let unpacked =
+        zstd::decode_all(&packed[..]).map_err(|error| format!("does not unpack: {error}"))?;
+    if files::sha256(&unpacked) == entry.sha256 {
+        Ok(())
+    } else {
+        Err("the committed file is not the image the manifest describes".to_owned())
+    }
+}
+
+fn differing_fields(committed: &ManifestEntry, rebuilt: &ManifestEntry) -> String {
+    let object = |entry| match serde_json::to_value(entry) {
+        Ok(serde_json::Value::Object(fields)) => fields,
+        _ => serde_json::Map::new(),
+    };
+    let rebuilt = object(rebuilt);
+    let differences: Vec<String> = object(committed)
+        .into_iter()
+        .filter(|(field, value)| rebuilt.get(field) != Some(value))
+        .map(|(field, value)| {
+            let now = rebuilt.get(&field).unwrap_or(&serde_json::Value::Null);
+            format!("{field} is {value} committed, {now} rebuilt")
+        })
+        .collect();
+    differences.join("; ")
+}
+
+fn units(stale: &[Instance]) -> Vec<Unit> {
+    let mut units: BTreeMap<(String, Target), Unit> = BTreeMap::new();
+    for instance in stale {
+        let real = Instance {
+            target: instance.target.real(),
+            ..instance.clone()
+        };
+        units
+            .entry((real.image(), real.target))
+            .or_insert_with(|| Unit {
+                real,
+                wanted: Vec::new(),
+            })
+            .wanted
+            .push(instance.clone());
+    }
+    units.into_values().collect()
+}
+
+fn compile_all(
+    layout: &Layout,
+    compiler: &Compiler,
+    sources: &BTreeMap<String, Sources>,
+    stale: &[Instance],
+    progress: &dyn Progress,
+) -> Result<(Vec<Built>, Vec<Failure>), BuildError> {
+    let scratch = tempfile::tempdir().map_err(FileError::new(
+        "create a directory in",
+        &std::env::temp_dir(),
+    ))?;
+    let units = units(stale);
+    progress.begin(units.len());
+    let results = compile::in_parallel(
+        &units,
+        compiler.jobs,
+        || None,
+        |worker, unit| {
+            let source = sources.get(&unit.real.source);
+            let result = source.map_or_else(
+                || Err(vec![format!("{} was not read", unit.real.source)]),
+                |source| build_unit(layout, compiler, source, unit, scratch.path(), worker),
+            );
+            progress.finished(&unit.real.image());
+            result.map_err(|reasons| Failure {
+                image: unit
+                    .wanted
+                    .iter()
+                    .map(Instance::image)
+                    .collect::<Vec<_>>()
+                    .join(", "),
+                reasons,
+            })
+        },
+    );
+    let mut built = Vec::new();
+    let mut failures = Vec::new();
+    for result in results {
+        match result {
+            Ok(images) => built.extend(images),
+            Err(failure) => failures.push(failure),
+        }
+    }
+    Ok((built, failures))
+}
+
+fn build_unit(
+    layout: &Layout,
+    compiler: &Compiler,
+    source: &Sources,
+    unit: &Unit,
+    scratch: &Path,
+    worker: &mut Option<Worker>,
+) -> Result<Vec<Built>, Vec<String>> {
+    let instance = &unit.real;
+    let request = request(layout, &compiler.toolchain, source, instance, scratch);
+    let mut running = match worker.take() {
+        Some(running) => running,
+        None => Worker::start(&compiler.worker, &compiler.toolchain.nvrtc).map_err(|error| {
+            vec![format!(
+                "cannot start {}: {error}",
+                compiler.worker.display()
+            )]
+        })?,
+    };
+    // A worker that failed is dropped here; the next unit starts another.
+    let answer = running
+        .compile(&request)
+        .map_err(|error| vec![error.to_string()])?;
+    *worker = Some(running);
+    let log = answer.log.map_err(|log| vec![log])?;
+
+    let facts = facts(compiler, instance, &request, &log).map_err(|reason| vec![reason])?;
+    let violations = gates::violations(instance, &facts);
+    if !violations.is_empty() {
+        return Err(violations.iter().map(ToString::to_string).collect());
+    }
+    let record = facts
+        .record
+        .as_ref()
+        .map_err(|error| vec![error.to_string()])?;
+    unit.wanted
+        .iter()
+        .map(|wanted| {
+            finish(compiler, source, wanted, &request, &facts, record)
+                .map_err(|reason| vec![reason])
+        })
+        .collect()
+}
+
+/// The compiler is asked with a relative name and sees absolute paths only as include directories, so an image does not
+/// depend on where the repository lies.
+#[must_use]
+pub fn request(
+    layout: &Layout,
+    toolchain: &Toolchain,
+    source: &Sources,
+    instance: &Instance,
+    scratch: &Path,
+) -> Request {
+    let include = |path: &Path| format!("--include-path={}", path.display());
+    let mut options = instance.flags();
+    options.push(include(&layout.kernels));
+    options.extend(toolchain.includes.iter().map(|path| include(path)));
+    Request {
+        source: source.text.clone(),
+        name: instance.source.clone(),
+        options,
+        output: scratch.join(instance.image()),
+    }
+}
+
+fn facts(
+    compiler: &Compiler,
+    instance: &Instance,
+    request: &Request,
+    log: &str,
+) -> Result<Facts, String> {
+    let cubin = files::read(&request.cubin()).map_err(|error| error.to_string())?;
+    let entry = instance.entry();
+    let sass = if instance.expectations == Expectations::default() {
+        SassCounts::default()
+    } else {
+        SassCounts::of_file(&compiler.toolchain.nvdisasm, &request.cubin())?
+    };
+    Ok(Facts {
+        log: LogReport::parse(log),
+        record: ImageRecord::read(&cubin),
+        has_entry: inspect::has_entry(&cubin, &entry).map_err(|error| error.to_string())?,
+        elf_param_bytes: inspect::param_bytes(&cubin, &entry).map_err(|error| error.to_string())?,
+        sass,
+    })
+}
+
+fn finish(
+    compiler: &Compiler,
+    source: &Sources,
+    instance: &Instance,
+    request: &Request,
+    facts: &Facts,
+    record: &ImageRecord,
+) -> Result<Built, String> {
+    let path = if instance.target.ptx {
+        request.ptx()
+    } else {
+        request.cubin()
+    };
+    let image = files::read(&path).map_err(|error| error.to_string())?;
+    let packed =
+        zstd::encode_all(&image[..], COMPRESSION_LEVEL).map_err(|error| error.to_string())?;
+    // What the driver makes of a PTX image is not known here.
+    let machine = |value: u32| if instance.target.ptx { 0 } else { value };
+    let tiling = &record.tiling;
+    Ok(Built {
+        entry: ManifestEntry {
+            name: instance.image(),
+            kernel: instance.kernel(),
+            entry: instance.entry(),
+            family: instance.family.clone(),
+            target: instance.target.to_string(),
+            element: instance.element.to_string(),
+            block_m: tiling.block_m,
+            block_n: tiling.block_n,
+            head_dim: tiling.head_dim,
+            stages: tiling.stages,
+            warps: tiling.warps,
+            k_stride: tiling.k_stride,
+            v_stride: tiling.v_stride,
+            registers: machine(facts.log.registers),
+            stack_bytes: machine(facts.log.stack_bytes),
+            spill_bytes: machine(facts.log.spill_store_bytes + facts.log.spill_load_bytes),
+            static_shared_bytes: facts.log.static_shared_bytes,
+            dynamic_shared_bytes: record.shared_bytes,
+            tensor_instructions: machine(facts.sass.hmma + facts.sass.hgmma),
+            param_bytes: record.param_bytes,
+            toolchain: compiler.toolchain.version.clone(),
+            flags: instance.flags().join(" "),
+            source_hash: source.hash(instance, &compiler.toolchain.version),
+            sha256: files::sha256(&image),
+            len: image.len(),
+        },
+        packed,
+    })
+}

@@ -1,0 +1,223 @@
+//! Facts about a compiled image: from the compiler's log, from the ELF, and from the disassembly.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::elf::{Elf, ElfError};
+
+/// What NVRTC and ptxas said.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LogReport {
+    /// Lines that warn.
+    pub warnings: Vec<String>,
+    /// ptxas's numbered remarks, such as C7508 (setmaxnreg ignored) and C7510 (wgmma serialized). ptxas files them under
+    /// "info", but each says that the machine code is not what the source asked for.
+    pub advisories: Vec<String>,
+    /// Registers per thread.
+    pub registers: u32,
+    /// Largest stack frame of any function, in bytes.
+    pub stack_bytes: u32,
+    /// Spill stores of all functions, in bytes.
+    pub spill_store_bytes: u32,
+    /// Spill loads of all functions, in bytes.
+    pub spill_load_bytes: u32,
+    /// Static shared memory in bytes.
+    pub static_shared_bytes: u32,
+    /// Entry functions, in the order compiled.
+    pub entries: Vec<String>,
+}
+
+impl LogReport {
+    /// Reads a log made with `--ptxas-options=-v`.
+    #[must_use]
+    pub fn parse(log: &str) -> Self {
+        let mut report = Self::default();
+        for line in log.lines() {
+            let lower = line.to_ascii_lowercase();
+            if lower.contains("warning") && !lower.starts_with("remark:") {
+                report.warnings.push(line.trim().to_owned());
+            } else if line.contains(": (C") || lower.contains("performance loss") {
+                report.advisories.push(line.trim().to_owned());
+            } else if line.contains("Compiling entry function") {
+                report
+                    .entries
+                    .extend(line.split('\'').nth(1).map(str::to_owned));
+            } else if line.contains("bytes stack frame") {
+                report.stack_bytes = report
+                    .stack_bytes
+                    .max(number_before(line, " bytes stack frame"));
+                report.spill_store_bytes += number_before(line, " bytes spill stores");
+                report.spill_load_bytes += number_before(line, " bytes spill loads");
+            } else if line.contains(": Used ") {
+                report.registers = report.registers.max(number_before(line, " registers"));
+                report.static_shared_bytes = report
+                    .static_shared_bytes
+                    .max(number_before(line, " bytes smem"));
+                report.stack_bytes = report
+                    .stack_bytes
+                    .max(number_before(line, " bytes cumulative stack size"));
+            }
+        }
+        report
+    }
+}
+
+/// The number that ends where `unit` starts; 0 if the line does not mention the unit.
+fn number_before(line: &str, unit: &str) -> u32 {
+    let Some((before, _)) = line.split_once(unit) else {
+        return 0;
+    };
+    let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next();
+    digits
+        .and_then(|digits| digits.parse().ok())
+        .unwrap_or_default()
+}
+
+/// Bytes of parameters the entry takes by the ELF's own account; `None` if it does not say.
+///
+/// `.nv.info.<entry>` is a list of attributes: format byte, attribute byte, then a 16-bit value, or for format 4 a 16-bit
+/// length and that many bytes. NVIDIA does not document it; read off cubins of NVRTC 12.8 for sm_80 to sm_120, attribute
+/// 0x19 (in nvdisasm's words EIATTR_CBANK_PARAM_SIZE) holds the size of the parameter block.
+///
+/// # Errors
+/// [`ElfError`] if the bytes are not an ELF.
+pub fn param_bytes(cubin: &[u8], entry: &str) -> Result<Option<u32>, ElfError> {
+    const FORMAT_SIZED: u8 = 4;
+    const CBANK_PARAM_SIZE: u8 = 0x19;
+
+    let elf = Elf::parse(cubin)?;
+    let Some(section) = elf.section(&format!(".nv.info.{entry}")) else {
+        return Ok(None);
+    };
+    let mut rest = section.data;
+    while let [format, attribute, low, high, tail @ ..] = rest {
+        let value = u16::from_le_bytes([*low, *high]);
+        if *attribute == CBANK_PARAM_SIZE {
+            return Ok(Some(u32::from(value)));
+        }
+        rest = match *format {
+            FORMAT_SIZED => tail.get(usize::from(value)..).unwrap_or_default(),
+            _ => tail,
+        };
+    }
+    Ok(None)
+}
+
+/// Whether the ELF has machine code under the entry's name.
+///
+/// # Errors
+/// [`ElfError`] if the bytes are not an ELF.
+pub fn has_entry(cubin: &[u8], entry: &str) -> Result<bool, ElfError> {
+    Ok(Elf::parse(cubin)?
+        .object(entry)?
+        .is_some_and(|code| !code.is_empty()))
+}
+
+/// Instructions of interest in a disassembly.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SassCounts {
+    /// `HMMA`: wmma, mma.sync.
+    pub hmma: u32,
+    /// `HGMMA`: wgmma.
+    pub hgmma: u32,
+    /// `USETMAXREG`: setmaxnreg.
+    pub usetmaxreg: u32,
+}
+
+impl SassCounts {
+    /// Disassembles a cubin file and counts.
+    ///
+    /// # Errors
+    /// A sentence saying why `nvdisasm` did not run.
+    pub fn of_file(nvdisasm: &Path, cubin: &Path) -> Result<Self, String> {
+        let output = Command::new(nvdisasm)
+            .args(["--print-code", "--no-dataflow"])
+            .arg(cubin)
+            .output()
+            .map_err(|error| format!("cannot run {}: {error}", nvdisasm.display()))?;
+        if !output.status.success() {
+            let message = String::from_utf8_lossy(&output.stderr);
+            return Err(format!("nvdisasm: {}", message.trim()));
+        }
+        Ok(Self::of_text(&String::from_utf8_lossy(&output.stdout)))
+    }
+
+    fn of_text(sass: &str) -> Self {
+        let mut counts = Self::default();
+        for line in sass.lines() {
+            // `        /*0070*/              @!P0 HMMA.16816.F32 R4, R8, R12, R4 ;`
+            let Some((_, instruction)) = line.split_once("*/") else {
+                continue;
+            };
+            let opcode = instruction
+                .split_whitespace()
+                .find(|word| !word.starts_with('@'))
+                .and_then(|word| word.split(['.', ';']).next());
+            match opcode {
+                Some("HMMA") => counts.hmma += 1,
+                Some("HGMMA") => counts.hgmma += 1,
+                Some("USETMAXREG") => counts.usetmaxreg += 1,
+                _ => {}
+            }
+        }
+        counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_resource_report_is_read() {
+        let report = LogReport::parse(
+            "ptxas info    : 380 bytes gmem, 96 bytes cmem[4]\n\
+             ptxas info    : Compiling entry function 'warptile_x' for 'sm_80'\n\
+             ptxas info    : Function properties for warptile_x\n\
+             ptxas         .     16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads\n\
+             ptxas info    : Used 254 registers, used 1 barriers, 24 bytes cumulative stack size, 1024 bytes smem, 592 bytes cmem[0]\n",
+        );
+        assert_eq!(
+            report,
+            LogReport {
+                registers: 254,
+                stack_bytes: 24,
+                spill_store_bytes: 8,
+                spill_load_bytes: 12,
+                static_shared_bytes: 1024,
+                entries: vec!["warptile_x".to_owned()],
+                ..LogReport::default()
+            }
+        );
+    }
+
+    #[test]
+    fn warnings_and_numbered_remarks_are_collected() {
+        let report = LogReport::parse(
+            "a.cu(1): warning #177-D: variable \"x\" was declared but never referenced\n\
+             Remark: The warnings can be suppressed with \"-diag-suppress <warning-number>\"\n\
+             ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine register count at entry.\n",
+        );
+        assert_eq!(report.warnings.len(), 1);
+        assert_eq!(report.advisories.len(), 1);
+    }
+
+    #[test]
+    fn only_opcodes_are_counted() {
+        let counts = SassCounts::of_text(
+            "        /*0070*/                   HMMA.16816.F32 R4, R8, R12, R4 ;\n\
+                     /*0080*/              @!P0 HMMA.16816.F32.BF16 R4, R8, R12, R4 ;\n\
+                     /*0090*/                   HGMMA.64x128x16.F32 R24, gdesc[UR4], R24 ;\n\
+                     /*00a0*/                   USETMAXREG.DEALLOC.CTAPOOL 0x18 ;\n\
+             .text.HMMA_kernel:\n",
+        );
+        assert_eq!(
+            counts,
+            SassCounts {
+                hmma: 2,
+                hgmma: 1,
+                usetmaxreg: 1
+            }
+        );
+    }
+}

@@ -1,0 +1,399 @@
+//! `kernels/instances.toml`: the one list of what gets compiled, expanded into images.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::Deserialize;
+
+use crate::files::{self, FileError};
+
+/// Families the catalog's `Family` enum knows.
+const FAMILIES: [&str; 4] = ["scalar", "wmma", "mma", "wgmma"];
+
+/// Why `instances.toml` is refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InstancesError {
+    /// It cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It is not the expected TOML.
+    #[error("instances.toml: {0}")]
+    Toml(#[from] toml::de::Error),
+    /// The catalog has no such family.
+    #[error(
+        "instances.toml: unknown family `{0}`; a new one also needs a variant in the catalog's `Family`"
+    )]
+    Family(String),
+    /// Two rows describe the same image.
+    #[error("instances.toml: two rows make the image `{0}`; remove one")]
+    Duplicate(String),
+}
+
+/// Element type of the tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Element {
+    /// binary16
+    F16,
+    /// bfloat16
+    Bf16,
+    /// binary32
+    F32,
+}
+
+impl Element {
+    fn cpp_name(self) -> &'static str {
+        match self {
+            Element::F16 => "__half",
+            Element::Bf16 => "__nv_bfloat16",
+            Element::F32 => "float",
+        }
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn size(self) -> u32 {
+        match self {
+            Element::F16 | Element::Bf16 => 2,
+            Element::F32 => 4,
+        }
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Element::F16 => "f16",
+            Element::Bf16 => "bf16",
+            Element::F32 => "f32",
+        })
+    }
+}
+
+/// `sm_90`, `sm_90a` or `compute_80`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Target {
+    /// Compute capability times ten.
+    pub number: u32,
+    /// Whether architecture-specific instructions are on (the trailing `a`).
+    pub exact: bool,
+    /// Whether the image is PTX rather than machine code.
+    pub ptx: bool,
+}
+
+impl Target {
+    /// The real architecture behind the target: a PTX image is taken from, and gated by, the cubin of the same number.
+    #[must_use]
+    pub fn real(self) -> Self {
+        Self { ptx: false, ..self }
+    }
+
+    /// Shared memory one CTA can have, in bytes: "Technical specifications per compute capability" in the CUDA C++
+    /// Programming Guide.
+    #[must_use]
+    pub fn shared_memory_limit(self) -> u32 {
+        match self.number {
+            80 | 87 => 163 * 1024,
+            86 | 89 | 120 | 121 => 99 * 1024,
+            _ => 227 * 1024,
+        }
+    }
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unknown = || {
+            format!(
+                "`{text}` is no target; write sm_NN, sm_NNa or compute_NN, with NN one of {KNOWN_NUMBERS:?}"
+            )
+        };
+        let (ptx, version) = match text.strip_prefix("compute_") {
+            Some(version) => (true, version),
+            None => (false, text.strip_prefix("sm_").ok_or_else(unknown)?),
+        };
+        let (exact, digits) = match version.strip_suffix('a') {
+            Some(digits) if !ptx => (true, digits),
+            _ => (false, version),
+        };
+        let number = digits.parse().map_err(|_| unknown())?;
+        if !KNOWN_NUMBERS.contains(&number) {
+            return Err(unknown());
+        }
+        Ok(Self { number, exact, ptx })
+    }
+}
+
+/// Architectures NVRTC 12.8 compiles for, whose shared-memory limits are known here.
+const KNOWN_NUMBERS: [u32; 9] = [80, 86, 87, 89, 90, 100, 101, 120, 121];
+
+impl TryFrom<String> for Target {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let prefix = if self.ptx { "compute" } else { "sm" };
+        let suffix = if self.exact { "a" } else { "" };
+        write!(f, "{prefix}_{}{suffix}", self.number)
+    }
+}
+
+/// The tensor-core instruction a family must have in its machine code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+pub enum TensorInstruction {
+    /// None is asked for.
+    #[default]
+    #[serde(rename = "")]
+    None,
+    /// `HMMA`, of wmma and mma.sync.
+    #[serde(rename = "HMMA")]
+    Hmma,
+    /// `HGMMA`, of wgmma.
+    #[serde(rename = "HGMMA")]
+    Hgmma,
+}
+
+/// What the machine code of a family must show; part of what the gates hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Expectations {
+    /// Tensor-core instruction that must occur.
+    pub tensor_instruction: TensorInstruction,
+    /// Whether `USETMAXREG` must occur.
+    pub setmaxnreg: bool,
+}
+
+/// One row of `tilings`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TilingRow {
+    /// Head size of the tile.
+    pub head_dim: u32,
+    /// Query rows.
+    pub block_m: u32,
+    /// Keys.
+    pub block_n: u32,
+    /// Warps of the CTA.
+    pub warps: u32,
+    /// K/V tiles in flight.
+    pub stages: u32,
+    /// In place of the family's elements.
+    elements: Option<Vec<Element>>,
+    /// In place of the family's targets.
+    targets: Option<Vec<Target>>,
+    /// After the family's flags.
+    #[serde(default)]
+    flags: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct InstancesFile {
+    #[serde(default)]
+    family: Vec<FamilyTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FamilyTable {
+    name: String,
+    source: String,
+    elements: Vec<Element>,
+    targets: Vec<Target>,
+    #[serde(default)]
+    tensor_instruction: TensorInstruction,
+    #[serde(default)]
+    setmaxnreg: bool,
+    #[serde(default)]
+    flags: Vec<String>,
+    tilings: Vec<TilingRow>,
+}
+
+/// One image to compile.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// Family name.
+    pub family: String,
+    /// Source file, relative to `kernels/`.
+    pub source: String,
+    /// Tile shape.
+    pub tiling: TilingRow,
+    /// Element type.
+    pub element: Element,
+    /// What to compile for.
+    pub target: Target,
+    /// Flags of the family, then of the row.
+    pub extra_flags: Vec<String>,
+    /// What its machine code must show.
+    pub expectations: Expectations,
+}
+
+impl Instance {
+    /// `{family}_{tiling}`.
+    #[must_use]
+    pub fn kernel(&self) -> String {
+        let TilingRow {
+            head_dim,
+            block_m,
+            block_n,
+            warps,
+            stages,
+            ..
+        } = self.tiling;
+        format!(
+            "{}_d{head_dim}_{block_m}x{block_n}_w{warps}_s{stages}",
+            self.family
+        )
+    }
+
+    /// `{kernel}_{element}_{target}`.
+    #[must_use]
+    pub fn image(&self) -> String {
+        format!("{}_{}_{}", self.kernel(), self.element, self.target)
+    }
+
+    /// Name of the entry function.
+    #[must_use]
+    pub fn entry(&self) -> String {
+        format!("warptile_{}_{}", self.kernel(), self.element)
+    }
+
+    /// Compiler flags apart from include paths.
+    #[must_use]
+    pub fn flags(&self) -> Vec<String> {
+        let TilingRow {
+            head_dim,
+            block_m,
+            block_n,
+            warps,
+            stages,
+            ..
+        } = self.tiling;
+        let mut flags = vec![
+            "-std=c++17".to_owned(),
+            format!("--gpu-architecture={}", self.target),
+            "--ptxas-options=-v".to_owned(),
+            format!("-DWARPTILE_ELEMENT={}", self.element.cpp_name()),
+            format!("-DWARPTILE_HEAD_DIM={head_dim}"),
+            format!("-DWARPTILE_BLOCK_M={block_m}"),
+            format!("-DWARPTILE_BLOCK_N={block_n}"),
+            format!("-DWARPTILE_WARPS={warps}"),
+            format!("-DWARPTILE_STAGES={stages}"),
+            format!("-DWARPTILE_ENTRY={}", self.entry()),
+        ];
+        flags.extend(self.extra_flags.iter().cloned());
+        flags
+    }
+}
+
+/// Reads `instances.toml` into images ordered by name.
+///
+/// # Errors
+/// [`InstancesError`] if the file is missing, malformed, or describes an image twice.
+pub fn load(path: &Path) -> Result<Vec<Instance>, InstancesError> {
+    parse(&files::read_text(path)?)
+}
+
+fn parse(text: &str) -> Result<Vec<Instance>, InstancesError> {
+    let file: InstancesFile = toml::from_str(text)?;
+    let mut instances = Vec::new();
+    for family in file.family {
+        if !FAMILIES.contains(&family.name.as_str()) {
+            return Err(InstancesError::Family(family.name));
+        }
+        for tiling in &family.tilings {
+            for &element in tiling.elements.as_ref().unwrap_or(&family.elements) {
+                for &target in tiling.targets.as_ref().unwrap_or(&family.targets) {
+                    instances.push(Instance {
+                        family: family.name.clone(),
+                        source: family.source.clone(),
+                        tiling: tiling.clone(),
+                        element,
+                        target,
+                        extra_flags: [&family.flags[..], &tiling.flags[..]].concat(),
+                        expectations: Expectations {
+                            tensor_instruction: family.tensor_instruction,
+                            setmaxnreg: family.setmaxnreg,
+                        },
+                    });
+                }
+            }
+        }
+    }
+    let mut names = BTreeSet::new();
+    for instance in &instances {
+        if !names.insert(instance.image()) {
+            return Err(InstancesError::Duplicate(instance.image()));
+        }
+    }
+    instances.sort_by_cached_key(Instance::image);
+    Ok(instances)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAMILY: &str = r#"
+        [[family]]
+        name = "wmma"
+        source = "wmma.cu"
+        elements = ["f16", "bf16"]
+        targets = ["sm_80", "sm_90a", "compute_80"]
+        tensor_instruction = "HMMA"
+        flags = ["--maxrregcount=128"]
+        tilings = [
+            { head_dim = 64, block_m = 32, block_n = 64, warps = 4, stages = 2 },
+            { head_dim = 128, block_m = 48, block_n = 32, warps = 8, stages = 1, elements = ["f16"], targets = ["sm_80"], flags = ["-DX"] },
+        ]
+    "#;
+
+    #[test]
+    fn rows_expand_to_named_images() {
+        let instances = parse(FAMILY).unwrap();
+        let names: Vec<_> = instances.iter().map(Instance::image).collect();
+        assert_eq!(
+            names,
+            [
+                "wmma_d128_48x32_w8_s1_f16_sm_80",
+                "wmma_d64_32x64_w4_s2_bf16_compute_80",
+                "wmma_d64_32x64_w4_s2_bf16_sm_80",
+                "wmma_d64_32x64_w4_s2_bf16_sm_90a",
+                "wmma_d64_32x64_w4_s2_f16_compute_80",
+                "wmma_d64_32x64_w4_s2_f16_sm_80",
+                "wmma_d64_32x64_w4_s2_f16_sm_90a",
+            ]
+        );
+        assert_eq!(instances[0].extra_flags, ["--maxrregcount=128", "-DX"]);
+        assert_eq!(instances[1].entry(), "warptile_wmma_d64_32x64_w4_s2_bf16");
+        assert_eq!(
+            instances[0].expectations.tensor_instruction,
+            TensorInstruction::Hmma
+        );
+    }
+
+    #[test]
+    fn an_image_listed_twice_is_refused() {
+        let twice = format!("{FAMILY}{FAMILY}");
+        assert!(matches!(parse(&twice), Err(InstancesError::Duplicate(_))));
+    }
+
+    #[test]
+    fn unknown_families_targets_and_keys_are_refused() {
+        let family = parse(&FAMILY.replace("\"wmma\"", "\"wmna\"")).unwrap_err();
+        assert!(family.to_string().contains("wmna"), "{family}");
+        let target = parse(&FAMILY.replace("\"sm_90a\"", "\"sm_91\"")).unwrap_err();
+        assert!(target.to_string().contains("sm_91"), "{target}");
+        let key = parse(&FAMILY.replace("tensor_instruction", "tensor_instructions")).unwrap_err();
+        assert!(key.to_string().contains("tensor_instructions"), "{key}");
+    }
+}

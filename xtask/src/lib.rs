@@ -1,0 +1,25 @@
+//! Maintainer tasks behind `cargo xtask`: fetch the compiler, compile the kernels, pack them for a GPU host, and turn what
+//! was measured there into the tables of the documentation.
+//!
+//! Nothing here depends on `warptile-kernels`: the tool that repairs a broken catalog must build while it is broken. The
+//! files both need (the manifest's schema, the ELF and record readers) are compiled into both.
+
+pub mod build_kernels;
+pub mod compile;
+pub mod files;
+pub mod gates;
+pub mod inspect;
+pub mod instances;
+pub mod nvrtc;
+pub mod resources;
+pub mod sources;
+pub mod toolchain;
+
+#[path = "../../crates/kernels/src/elf.rs"]
+pub mod elf;
+#[path = "../../crates/kernels/build/manifest.rs"]
+pub mod manifest;
+#[path = "../../crates/kernels/src/record.rs"]
+pub mod record;
+#[path = "../../crates/kernels/src/tiling.rs"]
+pub mod tiling;

@@ -1,0 +1,219 @@
+//! NVRTC, opened at run time: source text in, cubin or PTX and the compiler's log out.
+
+use std::ffi::{CString, NulError, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use libloading::Library;
+
+type Program = *mut c_void;
+type SizeQuery = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+type BytesQuery = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+
+/// `NVRTC_SUCCESS` and the two results compiling legitimately has.
+const SUCCESS: c_int = 0;
+const COMPILATION_ERROR: c_int = 6;
+
+/// NVRTC could not be used; a kernel that does not compile is not this error but [`Compiled::ok`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NvrtcError {
+    /// The library could not be opened or lacks a function.
+    #[error("cannot use {} as NVRTC: {source}", path.display())]
+    Load {
+        /// The library.
+        path: PathBuf,
+        /// The loader's words.
+        source: libloading::Error,
+    },
+    /// A call failed.
+    #[error("NVRTC: {call} failed with result {result}{detail}")]
+    Call {
+        /// The function.
+        call: &'static str,
+        /// `nvrtcResult`.
+        result: c_int,
+        /// The program log, after a colon, if there is one.
+        detail: String,
+    },
+    /// Source or an option has a NUL in it.
+    #[error("NVRTC takes no text with a NUL in it")]
+    Nul(#[from] NulError),
+}
+
+/// What came of a program.
+#[derive(Debug, Clone, Default)]
+pub struct Compiled {
+    /// Whether it compiled.
+    pub ok: bool,
+    /// Errors, warnings, and the resource report of `--ptxas-options=-v`.
+    pub log: String,
+    /// Machine code; empty for a virtual architecture.
+    pub cubin: Vec<u8>,
+    /// PTX, ending in a NUL.
+    pub ptx: Vec<u8>,
+}
+
+/// The opened library.
+pub struct Nvrtc {
+    create: unsafe extern "C" fn(
+        *mut Program,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> c_int,
+    destroy: unsafe extern "C" fn(*mut Program) -> c_int,
+    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
+    log: (SizeQuery, BytesQuery),
+    cubin: (SizeQuery, BytesQuery),
+    ptx: (SizeQuery, BytesQuery),
+    _library: Library,
+}
+
+impl Nvrtc {
+    /// Opens the library at `path`.
+    ///
+    /// # Errors
+    /// [`NvrtcError::Load`] if it is not there or not NVRTC.
+    pub fn load(path: &Path) -> Result<Self, NvrtcError> {
+        let error = |source| NvrtcError::Load {
+            path: path.to_owned(),
+            source,
+        };
+        // SAFETY: the file is the toolchain's own NVRTC, whose initializers are those of an ordinary shared library; the
+        // types below are those of nvrtc.h, unchanged since CUDA 11.1; the pointers do not outlive `_library`.
+        unsafe {
+            let library = Library::new(path).map_err(error)?;
+            Ok(Self {
+                create: *library.get(b"nvrtcCreateProgram").map_err(error)?,
+                destroy: *library.get(b"nvrtcDestroyProgram").map_err(error)?,
+                compile: *library.get(b"nvrtcCompileProgram").map_err(error)?,
+                log: (
+                    *library.get(b"nvrtcGetProgramLogSize").map_err(error)?,
+                    *library.get(b"nvrtcGetProgramLog").map_err(error)?,
+                ),
+                cubin: (
+                    *library.get(b"nvrtcGetCUBINSize").map_err(error)?,
+                    *library.get(b"nvrtcGetCUBIN").map_err(error)?,
+                ),
+                ptx: (
+                    *library.get(b"nvrtcGetPTXSize").map_err(error)?,
+                    *library.get(b"nvrtcGetPTX").map_err(error)?,
+                ),
+                _library: library,
+            })
+        }
+    }
+
+    /// Compiles `source`, which messages and internal symbols call `name`.
+    ///
+    /// # Errors
+    /// [`NvrtcError`] if NVRTC itself fails, for example over an unknown option.
+    pub fn compile(
+        &self,
+        source: &str,
+        name: &str,
+        options: &[String],
+    ) -> Result<Compiled, NvrtcError> {
+        let source = CString::new(source)?;
+        let name = CString::new(name)?;
+        let options: Vec<CString> = options
+            .iter()
+            .map(|option| CString::new(option.as_str()))
+            .collect::<Result<_, _>>()?;
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+
+        let mut program = ProgramHandle {
+            nvrtc: self,
+            program: ptr::null_mut(),
+        };
+        // SAFETY: both strings are NUL-terminated and outlive the call; no headers are passed, so their arrays may be null.
+        let result = unsafe {
+            (self.create)(
+                &mut program.program,
+                source.as_ptr(),
+                name.as_ptr(),
+                0,
+                ptr::null(),
+                ptr::null(),
+            )
+        };
+        if result != SUCCESS {
+            return Err(call_failed("nvrtcCreateProgram", result, ""));
+        }
+        let count = c_int::try_from(options.len()).unwrap_or(c_int::MAX);
+        // SAFETY: the program was created above; `options` holds `count` pointers to NUL-terminated strings that outlive
+        // the call.
+        let result = unsafe { (self.compile)(program.program, count, options.as_ptr()) };
+        let log = program.bytes("nvrtcGetProgramLog", self.log)?;
+        let log = String::from_utf8_lossy(&log)
+            .trim_end_matches('\0')
+            .to_owned();
+        match result {
+            SUCCESS => Ok(Compiled {
+                ok: true,
+                log,
+                cubin: program.bytes("nvrtcGetCUBIN", self.cubin)?,
+                ptx: program.bytes("nvrtcGetPTX", self.ptx)?,
+            }),
+            COMPILATION_ERROR => Ok(Compiled {
+                log,
+                ..Compiled::default()
+            }),
+            other => Err(call_failed("nvrtcCompileProgram", other, &log)),
+        }
+    }
+}
+
+/// A program that is destroyed however its compilation ends.
+struct ProgramHandle<'a> {
+    nvrtc: &'a Nvrtc,
+    program: Program,
+}
+
+impl ProgramHandle<'_> {
+    fn bytes(
+        &self,
+        call: &'static str,
+        (size, get): (SizeQuery, BytesQuery),
+    ) -> Result<Vec<u8>, NvrtcError> {
+        let mut len = 0;
+        // SAFETY: the program is alive and `len` is a valid place for the size.
+        let result = unsafe { size(self.program, &mut len) };
+        if result != SUCCESS {
+            return Err(call_failed(call, result, ""));
+        }
+        let mut bytes = vec![0_u8; len];
+        if len > 0 {
+            // SAFETY: the program is alive and `bytes` has the size NVRTC just named for this output.
+            let result = unsafe { get(self.program, bytes.as_mut_ptr().cast()) };
+            if result != SUCCESS {
+                return Err(call_failed(call, result, ""));
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+impl Drop for ProgramHandle<'_> {
+    fn drop(&mut self) {
+        if !self.program.is_null() {
+            // SAFETY: the program was created and is destroyed only here. A failure could only leak it.
+            unsafe { (self.nvrtc.destroy)(&mut self.program) };
+        }
+    }
+}
+
+fn call_failed(call: &'static str, result: c_int, log: &str) -> NvrtcError {
+    let detail = match log.trim() {
+        "" => String::new(),
+        log => format!(": {log}"),
+    };
+    NvrtcError::Call {
+        call,
+        result,
+        detail,
+    }
+}

@@ -1,0 +1,112 @@
+//! What an image was compiled from, as one hash.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::files::{self, FileError};
+use crate::instances::Instance;
+
+/// A family's source file and every header of `kernels/` it includes, directly or not.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    /// Text of the family's own file.
+    pub text: String,
+    /// File contents by path relative to `kernels/`.
+    files: BTreeMap<PathBuf, Vec<u8>>,
+}
+
+impl Sources {
+    /// Reads `kernels/{source}` and follows its `#include "..."` lines.
+    ///
+    /// A name that is not found is left to the compiler: it may be a toolkit header, which the toolchain version covers.
+    ///
+    /// # Errors
+    /// [`FileError`] if a file cannot be read.
+    pub fn read(kernels: &Path, source: &str) -> Result<Self, FileError> {
+        let mut sources = Self {
+            text: files::read_text(&kernels.join(source))?,
+            files: BTreeMap::new(),
+        };
+        let mut pending = vec![PathBuf::from(source)];
+        while let Some(relative) = pending.pop() {
+            if sources.files.contains_key(&relative) {
+                continue;
+            }
+            let text = files::read_text(&kernels.join(&relative))?;
+            for name in quoted_includes(&text) {
+                let beside = relative.parent().unwrap_or(Path::new("")).join(name);
+                let found = [beside, PathBuf::from(name)]
+                    .into_iter()
+                    .find(|candidate| kernels.join(candidate).is_file());
+                pending.extend(found);
+            }
+            sources.files.insert(relative, text.into_bytes());
+        }
+        Ok(sources)
+    }
+
+    /// SHA-256 over the files, the instance's flags, what its gates expect, and the toolchain.
+    #[must_use]
+    pub fn hash(&self, instance: &Instance, toolchain: &str) -> String {
+        let mut hasher = Sha256::new();
+        let mut field = |bytes: &[u8]| {
+            hasher.update((bytes.len() as u64).to_le_bytes());
+            hasher.update(bytes);
+        };
+        for (path, contents) in &self.files {
+            field(path.to_string_lossy().as_bytes());
+            field(contents);
+        }
+        field(instance.flags().join(" ").as_bytes());
+        field(format!("{:?}", instance.expectations).as_bytes());
+        field(toolchain.as_bytes());
+        files::hex(&hasher.finalize())
+    }
+}
+
+fn quoted_includes(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| {
+        let name = line
+            .trim_start()
+            .strip_prefix('#')?
+            .trim_start()
+            .strip_prefix("include")?
+            .trim_start()
+            .strip_prefix('"')?;
+        name.split_once('"').map(|(name, _)| name)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_follows_headers_of_headers_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let kernels = directory.path();
+        let write =
+            |name: &str, text: &str| files::write(&kernels.join(name), text.as_bytes()).unwrap();
+        write("a.cu", "#include \"one.cuh\"\n#include <cuda_fp16.h>\n");
+        write(
+            "one.cuh",
+            "  #  include \"sub/two.cuh\" // why\n#include \"absent.h\"\n",
+        );
+        write(
+            "sub/two.cuh",
+            "#include \"three.cuh\"\n#include \"one.cuh\"\n",
+        );
+        write("sub/three.cuh", "int x;\n");
+        write("other.cuh", "int y;\n");
+
+        let sources = Sources::read(kernels, "a.cu").unwrap();
+        let read: Vec<_> = sources
+            .files
+            .keys()
+            .map(|path| path.to_string_lossy())
+            .collect();
+        assert_eq!(read, ["a.cu", "one.cuh", "sub/three.cuh", "sub/two.cuh"]);
+    }
+}
