@@ -65,7 +65,7 @@ fn totals(manifest: &Manifest, packed_bytes: &BTreeMap<String, u64>) -> String {
 #[must_use]
 pub fn table(manifest: &Manifest, packed_bytes: &BTreeMap<String, u64>) -> String {
     let mut table = Table::new();
-    table.load_style(comfy_table::presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
     table.set_header(COLUMNS);
     table.add_rows(rows(manifest, packed_bytes));
     for column in table.column_iter_mut().skip(1) {
