@@ -1,0 +1,78 @@
+//! A small repository to build kernels in.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+use xtask::build_kernels::{self, Compiler, Layout, Outcome, Progress, Selection};
+use xtask::files;
+use xtask::toolchain::{self, Toolchain};
+
+/// The pinned toolchain, fetched if need be.
+fn toolchain() -> &'static Toolchain {
+    static TOOLCHAIN: OnceLock<Toolchain> = OnceLock::new();
+    TOOLCHAIN.get_or_init(|| toolchain::pinned(&files::repository_root().join(".cache")).unwrap())
+}
+
+pub(crate) struct Workshop {
+    pub(crate) layout: Layout,
+    pub(crate) compiler: Compiler,
+    _directory: TempDir,
+}
+
+impl Workshop {
+    /// With the real shared headers and every sample kernel, good and bad, in `kernels/`.
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let layout = Layout::of_repository(directory.path());
+        let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+        let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
+        let sources: Vec<PathBuf> = [tests.join("good"), tests.join("bad")]
+            .iter()
+            .flat_map(|directory| files::list(directory).unwrap())
+            .chain([headers.join("params.cuh"), headers.join("record.cuh")])
+            .collect();
+        std::fs::create_dir_all(&layout.kernels).unwrap();
+        for source in sources {
+            std::fs::copy(&source, layout.kernels.join(source.file_name().unwrap())).unwrap();
+        }
+        Self {
+            layout,
+            compiler: Compiler {
+                toolchain: toolchain().clone(),
+                worker: PathBuf::from(env!("CARGO_BIN_EXE_xtask")),
+                jobs: 2,
+            },
+            _directory: directory,
+        }
+    }
+
+    /// Lists one tiling of `source` as family `scalar`; `settings` are more lines of its table.
+    pub(crate) fn list(&self, source: &str, targets: &[&str], settings: &str) {
+        let text = format!(
+            "[[family]]\nname = \"scalar\"\nsource = \"{source}\"\nelements = [\"f16\"]\ntargets = {targets:?}\n{settings}\n\
+             tilings = [{{ head_dim = 64, block_m = 32, block_n = 64, warps = 4, stages = 2 }}]\n"
+        );
+        std::fs::write(self.layout.kernels.join("instances.toml"), text).unwrap();
+    }
+
+    pub(crate) fn build(&self) -> Outcome {
+        build_kernels::build(&self.layout, &self.compiler, &Selection::default(), &Silent).unwrap()
+    }
+
+    /// What `--check` finds.
+    pub(crate) fn differences(&self) -> Vec<String> {
+        let (outcome, differences) =
+            build_kernels::check(&self.layout, &self.compiler, &Selection::default(), &Silent)
+                .unwrap();
+        assert_eq!(outcome.failures, []);
+        differences
+    }
+}
+
+struct Silent;
+
+impl Progress for Silent {
+    fn begin(&self, _count: usize) {}
+    fn finished(&self, _image: &str) {}
+}
