@@ -1,0 +1,206 @@
+//! Every embedded image is what the catalog says it is.
+
+use std::collections::BTreeSet;
+
+use sha2::{Digest, Sha256};
+use warptile_kernels::elf::{EM_CUDA, Elf};
+use warptile_kernels::record::ImageRecord;
+use warptile_kernels::{Image, Target, catalog, image, kernels};
+
+/// Embedded bytes a user pays for at most.
+const EMBEDDED_LIMIT: usize = 8 << 20;
+
+fn unpack(image: &Image) -> Vec<u8> {
+    image
+        .bytes()
+        .unwrap_or_else(|error| panic!("{}: {error}", image.name))
+}
+
+fn cubins() -> impl Iterator<Item = &'static Image> {
+    catalog()
+        .iter()
+        .filter(|image| !matches!(image.target, Target::Ptx(_)))
+}
+
+#[test]
+fn there_are_images() {
+    assert!(cubins().count() > 0);
+    assert!(catalog().len() > cubins().count(), "no PTX for newer GPUs");
+}
+
+#[test]
+fn names_are_sorted_unique_and_follow_the_contents() {
+    assert!(catalog().is_sorted_by(|a, b| a.name < b.name));
+    let mut contents = BTreeSet::new();
+    for image in catalog() {
+        let tiling = image.tiling;
+        assert_eq!(
+            image.kernel,
+            format!(
+                "{}_d{}_{}x{}_w{}_s{}",
+                image.family,
+                tiling.head_dim,
+                tiling.block_m,
+                tiling.block_n,
+                tiling.warps,
+                tiling.stages
+            )
+        );
+        assert_eq!(
+            image.name,
+            format!("{}_{}_{}", image.kernel, image.element, image.target)
+        );
+        assert_eq!(
+            image.entry,
+            format!("warptile_{}_{}", image.kernel, image.element)
+        );
+        assert!(
+            contents.insert((image.kernel, image.element, image.target)),
+            "{} is there twice",
+            image.name
+        );
+    }
+}
+
+#[test]
+fn images_are_found_by_name_and_grouped_by_kernel() {
+    for wanted in catalog() {
+        assert!(image(wanted.name).is_some_and(|found| std::ptr::eq(found, wanted)));
+    }
+    assert!(image("no_such_image").is_none());
+
+    let mut seen = BTreeSet::new();
+    for kernel in kernels() {
+        assert!(
+            seen.insert(kernel.name),
+            "{} comes in two groups",
+            kernel.name
+        );
+        assert!(!kernel.images.is_empty());
+        assert!(
+            kernel
+                .images
+                .iter()
+                .all(|image| image.kernel == kernel.name)
+        );
+    }
+    assert_eq!(
+        kernels().map(|kernel| kernel.images.len()).sum::<usize>(),
+        catalog().len()
+    );
+}
+
+#[test]
+fn images_unpack_to_the_bytes_that_were_compiled() {
+    for image in catalog() {
+        let bytes = unpack(image);
+        assert_eq!(bytes.len(), image.len, "{}", image.name);
+        let hash: String = Sha256::digest(&bytes)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        assert_eq!(hash, image.sha256, "{}", image.name);
+    }
+}
+
+#[test]
+fn cubins_are_machine_code_for_their_target() {
+    for image in cubins() {
+        let bytes = unpack(image);
+        let elf = Elf::parse(&bytes).unwrap();
+        assert_eq!(elf.machine(), EM_CUDA, "{}", image.name);
+        assert_eq!(
+            elf.target(),
+            Some(image.target.to_string()),
+            "{}",
+            image.name
+        );
+        let code = elf.object(image.entry).unwrap();
+        assert!(
+            code.is_some_and(|code| !code.is_empty()),
+            "{}: no entry",
+            image.name
+        );
+    }
+}
+
+#[test]
+fn ptx_is_text_for_its_target() {
+    for image in catalog() {
+        let Target::Ptx(version) = image.target else {
+            continue;
+        };
+        let bytes = unpack(image);
+        let text = std::ffi::CStr::from_bytes_with_nul(&bytes)
+            .unwrap_or_else(|error| panic!("{}: {error}", image.name))
+            .to_str()
+            .unwrap();
+        let target = format!(".target sm_{version}");
+        assert!(text.lines().any(|line| line == target), "{}", image.name);
+        let entry = format!(".visible .entry {}(", image.entry);
+        assert!(text.lines().any(|line| line == entry), "{}", image.name);
+    }
+}
+
+#[test]
+fn the_record_in_a_cubin_is_what_the_catalog_says() {
+    for image in cubins() {
+        let record = ImageRecord::read(&unpack(image)).unwrap();
+        assert_eq!(record.tiling, image.tiling, "{}", image.name);
+        assert_eq!(
+            record.element_bytes as usize,
+            image.element.size(),
+            "{}",
+            image.name
+        );
+        assert_eq!(
+            record.shared_bytes, image.resources.dynamic_shared_bytes,
+            "{}",
+            image.name
+        );
+        assert_eq!(record.param_bytes, image.param_bytes, "{}", image.name);
+    }
+}
+
+#[test]
+fn ptx_and_cubins_of_a_kernel_agree() {
+    for kernel in kernels() {
+        for image in kernel.images {
+            for other in kernel
+                .images
+                .iter()
+                .filter(|other| other.element == image.element)
+            {
+                assert_eq!(
+                    image.tiling, other.tiling,
+                    "{} and {}",
+                    image.name, other.name
+                );
+                assert_eq!(
+                    image.resources.dynamic_shared_bytes, other.resources.dynamic_shared_bytes,
+                    "{} and {}",
+                    image.name, other.name
+                );
+                assert_eq!(
+                    image.param_bytes, other.param_bytes,
+                    "{} and {}",
+                    image.name, other.name
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_spills() {
+    for image in catalog() {
+        assert_eq!(image.resources.spill_bytes, 0, "{}", image.name);
+        assert_eq!(image.resources.stack_bytes, 0, "{}", image.name);
+    }
+}
+
+#[test]
+fn embedded_bytes_stay_under_the_limit() {
+    let total: usize = catalog().iter().map(|image| image.packed.len()).sum();
+    assert!(total < EMBEDDED_LIMIT, "{total} bytes");
+}

@@ -1,0 +1,153 @@
+//! The record and ELF readers, on a cubin made by hand: what they read, what they refuse, and that no bytes make them panic.
+
+use quickcheck::quickcheck;
+use warptile_kernels::elf::{EM_CUDA, Elf};
+use warptile_kernels::record::{ImageRecord, MAGIC, PARAM_MEMBERS, RecordError, SYMBOL};
+
+const ABI_VERSION: usize = 8;
+const FLAGS: usize = 48;
+
+/// An ELF64 of four sections, with `object` as the symbol `name`.
+fn cubin(name: &str, object: &[u8]) -> Vec<u8> {
+    let section_names = b"\0.shstrtab\0.strtab\0.symtab\0.nv.global.init\0";
+    let symbol_names = [b"\0", name.as_bytes(), b"\0"].concat();
+    let symbol = [
+        &1_u32.to_le_bytes()[..],             // name
+        &[1, 0],                              // info: object, other
+        &4_u16.to_le_bytes(),                 // section
+        &0_u64.to_le_bytes(),                 // offset
+        &(object.len() as u64).to_le_bytes(), // size
+    ]
+    .concat();
+    let contents: [(u32, u32, u32, &[u8]); 5] = [
+        (0, 0, 0, &[]), // name, type, link, data
+        (1, 3, 0, section_names),
+        (11, 3, 0, &symbol_names),
+        (19, 2, 2, &symbol),
+        (27, 1, 0, object),
+    ];
+
+    let mut headers = Vec::new();
+    let mut data = Vec::new();
+    for (name, kind, link, bytes) in contents {
+        let mut header = [0; 64];
+        header[0..4].copy_from_slice(&name.to_le_bytes());
+        header[4..8].copy_from_slice(&kind.to_le_bytes());
+        header[24..32].copy_from_slice(&(64 + data.len() as u64).to_le_bytes());
+        header[32..40].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+        header[40..44].copy_from_slice(&link.to_le_bytes());
+        headers.extend(header);
+        data.extend_from_slice(bytes);
+    }
+    let mut file = vec![0; 64];
+    file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    file[ABI_VERSION] = 7;
+    file[18..20].copy_from_slice(&EM_CUDA.to_le_bytes());
+    file[40..48].copy_from_slice(&(64 + data.len() as u64).to_le_bytes());
+    file[FLAGS..FLAGS + 4].copy_from_slice(&0x005a_0d5a_u32.to_le_bytes());
+    file[58..60].copy_from_slice(&64_u16.to_le_bytes());
+    file[60..62].copy_from_slice(&5_u16.to_le_bytes());
+    file[62..64].copy_from_slice(&1_u16.to_le_bytes());
+    [file, data, headers].concat()
+}
+
+/// A record whose words are the magic number, 1, 2, ..., 11 and whose offsets are 0, 8, 16, ...
+fn record() -> Vec<u8> {
+    let words = std::iter::once(MAGIC)
+        .chain(1..12)
+        .flat_map(u32::to_le_bytes);
+    let offsets = (0..PARAM_MEMBERS.len() as u64).flat_map(|index| (8 * index).to_le_bytes());
+    words.chain(offsets).collect()
+}
+
+#[test]
+fn fields_come_in_the_order_of_the_cpp_record() {
+    let read = ImageRecord::read(&cubin(SYMBOL, &record())).unwrap();
+    let tiling = read.tiling;
+    assert_eq!(
+        [
+            tiling.block_m,
+            tiling.block_n,
+            tiling.head_dim,
+            tiling.stages,
+            tiling.warps
+        ],
+        [1, 2, 3, 4, 5]
+    );
+    assert_eq!([tiling.k_stride, tiling.v_stride], [6, 7]);
+    assert_eq!(
+        [
+            read.element_bytes,
+            read.shared_bytes,
+            read.param_bytes,
+            read.min_ctas
+        ],
+        [8, 9, 10, 11]
+    );
+    assert_eq!(read.param_offsets[0], 0);
+    assert_eq!(read.param_offsets[35], 280);
+}
+
+#[test]
+fn other_objects_are_refused() {
+    let read = |name, object: &[u8]| ImageRecord::read(&cubin(name, object)).unwrap_err();
+    assert_eq!(read("something_else", &record()), RecordError::Missing);
+    assert_eq!(
+        read(SYMBOL, &record()[..40]),
+        RecordError::Size { found: 40 }
+    );
+    let mut wrong = record();
+    wrong[0] ^= 1;
+    assert_eq!(
+        read(SYMBOL, &wrong),
+        RecordError::Magic { found: MAGIC ^ 1 }
+    );
+    assert!(matches!(
+        ImageRecord::read(b".version 8.7\n.target sm_80\n"),
+        Err(RecordError::Elf(_))
+    ));
+}
+
+#[test]
+fn the_target_is_read_from_either_encoding() {
+    let target = |abi_version, flags: u32| {
+        let mut bytes = cubin(SYMBOL, &record());
+        bytes[ABI_VERSION] = abi_version;
+        bytes[FLAGS..FLAGS + 4].copy_from_slice(&flags.to_le_bytes());
+        Elf::parse(&bytes).unwrap().target()
+    };
+    // e_flags of cubins that NVRTC 12.8 made.
+    for (abi_version, flags, expected) in [
+        (7, 0x0050_0550, "sm_80"),
+        (7, 0x0059_0559, "sm_89"),
+        (7, 0x005a_055a, "sm_90"),
+        (7, 0x005a_0d5a, "sm_90a"),
+        (8, 0x0600_6402, "sm_100"),
+        (8, 0x0600_640a, "sm_100a"),
+        (8, 0x0600_7802, "sm_120"),
+    ] {
+        assert_eq!(target(abi_version, flags).as_deref(), Some(expected));
+    }
+    assert_eq!(target(9, 0), None);
+}
+
+#[test]
+fn a_file_cut_short_anywhere_is_an_error() {
+    let whole = cubin(SYMBOL, &record());
+    for len in 0..whole.len() {
+        assert!(ImageRecord::read(&whole[..len]).is_err(), "{len} bytes");
+    }
+}
+
+quickcheck! {
+    fn damaged_files_never_panic(damage: Vec<(u16, u8)>) -> bool {
+        let mut bytes = cubin(SYMBOL, &record());
+        for (position, value) in damage {
+            let position = usize::from(position) % bytes.len();
+            bytes[position] = value;
+        }
+        // Either outcome is fine, as long as there is one.
+        drop(ImageRecord::read(&bytes));
+        true
+    }
+}
