@@ -1,1 +1,82 @@
-//! Safe ownership over the CUDA driver API: contexts, streams, memory, modules, launches, graphs.
+//! Safe ownership over the CUDA driver API.
+//!
+//! Needs NVIDIA's driver at run time and nothing at build time: no toolkit, no nvcc, no linking.
+//! Without a driver, [`Driver::load`] says so in an error and everything still builds and runs.
+//!
+//! ```no_run
+//! use warptile_driver::{Context, DeviceBuffer, Driver, Kernel, KernelOptions, LaunchConfig};
+//! use warptile_driver::{Module, Stream};
+//!
+//! # fn main() -> warptile_driver::Result<()> {
+//! # let image: Vec<u8> = Vec::new();
+//! let context = Context::new(&Driver::load()?.device(0)?)?;
+//! let stream = Stream::new(&context)?;
+//! let mut buffer = DeviceBuffer::from_slice(&stream, &[1.0_f32; 1024])?;
+//! let module = Module::load(&context, &image)?; // a cubin, a fat binary, or PTX
+//! let kernel = Kernel::<u64>::load(&module, "double_all", &KernelOptions::new())?;
+//! let config = LaunchConfig::new([8, 1, 1], [128, 1, 1]);
+//! // SAFETY: the kernel takes one address and doubles 8 * 128 floats there.
+//! unsafe { kernel.launch(&stream, &config, &buffer.pointer()) }?;
+//! assert_eq!(buffer.to_vec()?, [2.0; 1024]);
+//! # buffer.copy_from_slice(&[0.0; 1024])?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Who owns what
+//! - [`Driver`], [`Device`], [`Context`], [`Stream`], [`Module`] and [`Kernel`] are cheap handles:
+//!   clones are the same thing. [`Event`], [`DeviceBuffer`], [`PinnedBuffer`] and [`Graph`] have
+//!   one owner. Everything keeps alive what it needs, so nothing depends on the order of drops.
+//! - A buffer belongs to a stream and is freed in that stream's order: dropping it right after a
+//!   launch that reads it is sound.
+//! - Memory and streams of others (cudarc, candle, PyTorch) are borrowed with an owner that keeps
+//!   them alive: [`Stream::borrow`], [`DeviceBuffer::borrow`]. No default stream is ever assumed.
+//! - Everything is [`Send`] and [`Sync`]; the right context is made current around every call.
+//!
+//! # What waits
+//! Only what says so: the `synchronize` functions, [`PendingCopy::wait`] and its drop, the copies
+//! between buffers and plain host slices, dropping the last handle of a [`Module`], and, on devices
+//! without memory pools, dropping a buffer.
+//!
+//! # Errors
+//! [`DriverError`] says what was being done, the driver's code and text, and what to do. An error
+//! in a running kernel shows at a later call: it then names the kernels launched since the stream
+//! was last synchronized. What goes wrong in a destructor is reported by the next synchronization.
+
+mod allocation;
+mod buffer;
+mod capture;
+mod context;
+mod device;
+mod driver;
+mod error;
+mod event;
+mod graph;
+mod image;
+mod kernel;
+mod launch;
+mod module;
+mod pinned;
+mod stream;
+mod tensor_map;
+
+pub use buffer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+pub use context::Context;
+pub use device::Device;
+pub use driver::Driver;
+pub use error::{CudaError, DriverError, Result};
+pub use event::Event;
+pub use graph::Graph;
+pub use kernel::{Kernel, KernelOptions};
+pub use launch::{LaunchConfig, LaunchError};
+pub use module::Module;
+pub use pinned::{PendingCopy, PinnedBuffer};
+pub use stream::Stream;
+pub use tensor_map::{Swizzle, TensorMap, TensorMapElement, TiledTensorMap};
+
+/// The raw types and the function table.
+pub use warptile_cuda_sys as sys;
+pub use warptile_cuda_sys::{
+    CUdeviceAttribute as DeviceAttribute, CUdeviceptr as DevicePointer,
+    CUfunctionAttribute as FunctionAttribute,
+};

@@ -1,0 +1,571 @@
+//! Typed device memory and views into it.
+
+use std::any::Any;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Bound, Range, RangeBounds};
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use warptile_cuda_sys::CUdeviceptr;
+
+use crate::allocation::Allocation;
+use crate::driver::call;
+use crate::error::{DriverError, Result};
+use crate::pinned::{PendingCopy, PinnedBuffer};
+use crate::stream::Stream;
+
+/// `len` values of `T` in device memory.
+///
+/// A buffer belongs to the stream it was made on: copies and fills are queued there, and dropping
+/// it frees the memory in that stream's order, so a kernel already launched there may still read
+/// it. To use it on another stream, order the two: [`DeviceBuffer::available_to`] before,
+/// [`DeviceBuffer::used_by`] after. On devices without memory pools dropping waits for the stream.
+///
+/// Nothing here waits for the device except the copies from and to plain host slices, whose
+/// documentation says so.
+pub struct DeviceBuffer<T> {
+    memory: Arc<Allocation>,
+    len: usize,
+    element: PhantomData<fn(T) -> T>,
+}
+
+/// A shared view of part of a [`DeviceBuffer`].
+pub struct DeviceSlice<'a, T> {
+    memory: &'a Arc<Allocation>,
+    start: usize,
+    len: usize,
+    element: PhantomData<&'a T>,
+}
+
+/// An exclusive view of part of a [`DeviceBuffer`].
+pub struct DeviceSliceMut<'a, T> {
+    view: DeviceSlice<'a, T>,
+    exclusive: PhantomData<&'a mut T>,
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// Memory whose contents are whatever was there before, which is a valid `T` as `T` is [`Pod`].
+    ///
+    /// # Errors
+    /// Out of memory (the context stays usable), [`DriverError::Capturing`], or what the driver
+    /// reports.
+    pub fn uninit(stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
+        let bytes = bytes_of::<T>(len)?;
+        Ok(DeviceBuffer {
+            memory: Arc::new(Allocation::new(stream, bytes)?),
+            len,
+            element: PhantomData,
+        })
+    }
+
+    /// Memory filled with zero bytes, in stream order.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::uninit`].
+    pub fn zeroed(stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
+        DeviceBuffer::filled(stream, len, 0)
+    }
+
+    /// Memory in which every byte is `byte`, in stream order. 0xFF makes NaN of every float type.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::uninit`].
+    pub fn filled(stream: &Stream, len: usize, byte: u8) -> Result<DeviceBuffer<T>> {
+        let mut buffer = DeviceBuffer::uninit(stream, len)?;
+        buffer.as_slice_mut().fill_bytes(byte)?;
+        Ok(buffer)
+    }
+
+    /// A copy of host memory. Waits until the copy is done; [`DeviceSliceMut::copy_from_pinned`]
+    /// doesn't.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::uninit`].
+    pub fn from_slice(stream: &Stream, values: &[T]) -> Result<DeviceBuffer<T>> {
+        let mut buffer = DeviceBuffer::uninit(stream, values.len())?;
+        buffer.copy_from_slice(values)?;
+        Ok(buffer)
+    }
+
+    /// Wraps memory that someone else allocated. It is never freed here; `owner` is dropped with
+    /// the buffer.
+    ///
+    /// # Errors
+    /// [`DriverError::TooLarge`] if `len` elements have no size in bytes.
+    ///
+    /// # Safety
+    /// - `pointer` is the address of `len` elements of device memory, usable in the stream's
+    ///   context, aligned for `T`, and stays so for as long as `owner` is alive.
+    /// - `owner`, when dropped, frees the memory only after the work then queued on `stream`.
+    pub unsafe fn borrow(
+        stream: &Stream,
+        pointer: CUdeviceptr,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<DeviceBuffer<T>> {
+        let bytes = bytes_of::<T>(len)?;
+        Ok(DeviceBuffer {
+            memory: Arc::new(Allocation::foreign(stream, pointer, bytes, owner)),
+            len,
+            element: PhantomData,
+        })
+    }
+
+    /// How many elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    /// The device address, for a kernel's parameters; 0 for an empty buffer.
+    #[must_use]
+    pub fn pointer(&self) -> CUdeviceptr {
+        self.memory.pointer()
+    }
+
+    /// The stream the buffer belongs to.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        self.memory.stream()
+    }
+
+    /// What keeps the memory alive, for [`Stream::keep_for_graph`].
+    #[must_use]
+    pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
+        self.memory.clone()
+    }
+
+    /// Makes `stream` wait until what is queued on the buffer's own stream so far is done: what is
+    /// then queued on `stream` sees the buffer's contents.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn available_to(&self, stream: &Stream) -> Result<()> {
+        stream.wait_for(self.stream())
+    }
+
+    /// Makes the buffer's own stream wait until what is queued on `stream` so far is done: after
+    /// that the buffer may be changed, read back or dropped.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn used_by(&self, stream: &Stream) -> Result<()> {
+        self.stream().wait_for(stream)
+    }
+
+    /// A view of everything.
+    #[must_use]
+    pub fn as_slice(&self) -> DeviceSlice<'_, T> {
+        DeviceSlice {
+            memory: &self.memory,
+            start: 0,
+            len: self.len,
+            element: PhantomData,
+        }
+    }
+
+    /// An exclusive view of everything.
+    #[must_use]
+    pub fn as_slice_mut(&mut self) -> DeviceSliceMut<'_, T> {
+        DeviceSliceMut {
+            view: self.as_slice(),
+            exclusive: PhantomData,
+        }
+    }
+
+    /// A view of some elements.
+    ///
+    /// # Errors
+    /// [`DriverError::OutOfRange`].
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<DeviceSlice<'_, T>> {
+        self.as_slice().slice(range)
+    }
+
+    /// An exclusive view of some elements.
+    ///
+    /// # Errors
+    /// [`DriverError::OutOfRange`].
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<DeviceSliceMut<'_, T>> {
+        Ok(DeviceSliceMut {
+            view: self.as_slice().slice(range)?,
+            exclusive: PhantomData,
+        })
+    }
+
+    /// The contents. Waits for the stream.
+    ///
+    /// # Errors
+    /// What failed on the stream up to here, naming the kernels launched on it.
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        self.as_slice().to_vec()
+    }
+
+    /// Copies the contents to the host. Waits for the stream.
+    ///
+    /// # Errors
+    /// [`DriverError::Length`], or as [`DeviceBuffer::to_vec`].
+    pub fn copy_to_slice(&self, values: &mut [T]) -> Result<()> {
+        self.as_slice().copy_to_slice(values)
+    }
+
+    /// Copies from the host. Waits until the copy is done.
+    ///
+    /// # Errors
+    /// [`DriverError::Length`], or what failed on the stream up to here.
+    pub fn copy_from_slice(&mut self, values: &[T]) -> Result<()> {
+        self.as_slice_mut().copy_from_slice(values)
+    }
+
+    /// Copies from another buffer, in stream order; see [`DeviceSliceMut::copy_from`].
+    ///
+    /// # Errors
+    /// [`DriverError::Length`], or what the driver reports.
+    pub fn copy_from(&mut self, source: &DeviceBuffer<T>) -> Result<()> {
+        self.as_slice_mut().copy_from(&source.as_slice())
+    }
+}
+
+impl<'a, T: Pod> DeviceSlice<'a, T> {
+    /// How many elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device address of the first element.
+    #[must_use]
+    pub fn pointer(&self) -> CUdeviceptr {
+        self.memory.pointer() + (self.start * size_of::<T>()) as u64
+    }
+
+    /// The stream the buffer belongs to.
+    #[must_use]
+    pub fn stream(&self) -> &'a Stream {
+        self.memory.stream()
+    }
+
+    /// A part of this view.
+    ///
+    /// # Errors
+    /// [`DriverError::OutOfRange`].
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<DeviceSlice<'a, T>> {
+        let range = within(range, self.len)?;
+        Ok(DeviceSlice {
+            memory: self.memory,
+            start: self.start + range.start,
+            len: range.len(),
+            element: PhantomData,
+        })
+    }
+
+    /// The contents. Waits for the stream.
+    ///
+    /// # Errors
+    /// What failed on the stream up to here, naming the kernels launched on it.
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        let mut values = vec![T::zeroed(); self.len];
+        self.copy_to_slice(&mut values)?;
+        Ok(values)
+    }
+
+    /// Copies the contents to the host. Waits for the stream.
+    ///
+    /// # Errors
+    /// [`DriverError::Length`], or as [`DeviceSlice::to_vec`].
+    pub fn copy_to_slice(&self, values: &mut [T]) -> Result<()> {
+        const OPERATION: &str = "copying from the device to a host slice";
+        same_length(OPERATION, self.len, values.len())?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        let stream = self.stream();
+        stream.refuse_capture(OPERATION)?;
+        let _current = stream.context().enter()?;
+        let bytes = size_of_val(values);
+        // SAFETY: the view lies in live device memory of `bytes` bytes, as does `values` on the
+        // host, which stays borrowed until the copy is done: the stream is waited for below.
+        let queued = unsafe {
+            call!(
+                stream,
+                OPERATION,
+                memcpy_dtoh_async(
+                    values.as_mut_ptr().cast(),
+                    self.pointer(),
+                    bytes,
+                    stream.raw()
+                )
+            )
+        };
+        stream.finish_copy(queued)
+    }
+
+    /// Copies the contents into pinned host memory without waiting. The memory is handed back by
+    /// [`PendingCopy::wait`], so it cannot be read or freed too early.
+    ///
+    /// # Errors
+    /// [`DriverError::Length`], [`DriverError::Capturing`], or what the driver reports.
+    pub fn copy_to_pinned(&self, values: PinnedBuffer<T>) -> Result<PendingCopy<T>> {
+        const OPERATION: &str = "copying from the device to pinned memory";
+        same_length(OPERATION, self.len, values.len())?;
+        let stream = self.stream();
+        stream.refuse_capture(OPERATION)?;
+        let mut copy = PendingCopy::new(stream, values)?;
+        let _current = stream.context().enter()?;
+        let (bytes, from) = (self.len * size_of::<T>(), self.pointer());
+        copy.queue(bytes, |to| {
+            // SAFETY: both sides are live memory of `bytes` bytes; `copy` owns the host side and
+            // gives it up only after the copy, the stream frees the device side after it.
+            unsafe {
+                call!(
+                    stream,
+                    OPERATION,
+                    memcpy_dtoh_async(to.cast(), from, bytes, stream.raw())
+                )
+            }
+        })?;
+        Ok(copy)
+    }
+}
+
+impl<'a, T: Pod> DeviceSliceMut<'a, T> {
+    /// The same elements, shared.
+    #[must_use]
+    pub fn as_slice(&self) -> DeviceSlice<'_, T> {
+        self.view.clone()
+    }
+
+    /// How many elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.view.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.view.len == 0
+    }
+
+    /// The device address of the first element.
+    #[must_use]
+    pub fn pointer(&self) -> CUdeviceptr {
+        self.view.pointer()
+    }
+
+    /// The stream the buffer belongs to.
+    #[must_use]
+    pub fn stream(&self) -> &'a Stream {
+        self.view.stream()
+    }
+
+    /// Sets every byte, in stream order.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn fill_bytes(&mut self, byte: u8) -> Result<()> {
+        let bytes = self.len() * size_of::<T>();
+        if bytes == 0 {
+            return Ok(());
+        }
+        let stream = self.stream();
+        let _current = stream.context().enter()?;
+        stream.keep_for_graph(self.view.memory.clone());
+        // SAFETY: the view lies in live device memory of `bytes` bytes that the stream frees after
+        // this; any bytes are a valid `T`.
+        unsafe {
+            call!(
+                stream,
+                "filling device memory",
+                memset_d8_async(self.pointer(), byte, bytes, stream.raw())
+            )
+        }
+    }
+
+    /// Copies from the host. Waits until the copy is done.
+    ///
+    /// # Errors
+    /// [`DriverError::Length`], or what failed on the stream up to here.
+    pub fn copy_from_slice(&mut self, values: &[T]) -> Result<()> {
+        const OPERATION: &str = "copying from a host slice to the device";
+        same_length(OPERATION, values.len(), self.len())?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        let stream = self.stream();
+        stream.refuse_capture(OPERATION)?;
+        let _current = stream.context().enter()?;
+        let bytes = size_of_val(values);
+        // SAFETY: the view lies in live device memory of `bytes` bytes, as does `values` on the
+        // host, which stays borrowed until the copy is done: the stream is waited for below.
+        let queued = unsafe {
+            call!(
+                stream,
+                OPERATION,
+                memcpy_htod_async(self.pointer(), values.as_ptr().cast(), bytes, stream.raw())
+            )
+        };
+        // `values` may be pinned memory, which the device reads after the call has returned.
+        stream.finish_copy(queued)
+    }
+
+    /// Copies from pinned host memory without waiting. The memory is handed back by
+    /// [`PendingCopy::wait`], so it cannot be changed or freed too early.
+    ///
+    /// # Errors
+    /// [`DriverError::Length`], [`DriverError::Capturing`], or what the driver reports.
+    pub fn copy_from_pinned(&mut self, values: PinnedBuffer<T>) -> Result<PendingCopy<T>> {
+        const OPERATION: &str = "copying from pinned memory to the device";
+        same_length(OPERATION, values.len(), self.len())?;
+        let stream = self.stream();
+        stream.refuse_capture(OPERATION)?;
+        let mut copy = PendingCopy::new(stream, values)?;
+        let _current = stream.context().enter()?;
+        let (bytes, to) = (self.len() * size_of::<T>(), self.pointer());
+        copy.queue(bytes, |from| {
+            // SAFETY: both sides are live memory of `bytes` bytes; `copy` owns the host side and
+            // gives it up only after the copy, the stream frees the device side after it.
+            unsafe {
+                call!(
+                    stream,
+                    OPERATION,
+                    memcpy_htod_async(to, from.cast(), bytes, stream.raw())
+                )
+            }
+        })?;
+        Ok(copy)
+    }
+
+    /// Copies from other device memory, without waiting. Runs on this buffer's stream; a source
+    /// that belongs to another stream, even of another device, is ordered before and after by
+    /// events.
+    ///
+    /// # Errors
+    /// [`DriverError::Length`], or what the driver reports.
+    pub fn copy_from(&mut self, source: &DeviceSlice<'_, T>) -> Result<()> {
+        const OPERATION: &str = "copying between device buffers";
+        same_length(OPERATION, source.len(), self.len())?;
+        let bytes = self.len() * size_of::<T>();
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (stream, other) = (self.stream(), source.stream());
+        stream.wait_for(other)?;
+        let _current = stream.context().enter()?;
+        for memory in [self.view.memory, source.memory] {
+            stream.keep_for_graph(memory.clone());
+        }
+        let (to, from) = (self.pointer(), source.pointer());
+        // SAFETY: both views lie in live device memory of `bytes` bytes. This stream frees the
+        // destination after the copy; the source's stream is made to wait for the copy below.
+        let queued = unsafe {
+            if stream.context().is(other.context()) {
+                call!(
+                    stream,
+                    OPERATION,
+                    memcpy_dtod_async(to, from, bytes, stream.raw())
+                )
+            } else {
+                call!(
+                    stream,
+                    OPERATION,
+                    memcpy_peer_async(
+                        to,
+                        stream.context().raw(),
+                        from,
+                        other.context().raw(),
+                        bytes,
+                        stream.raw()
+                    )
+                )
+            }
+        };
+        queued.and_then(|()| other.wait_for(stream))
+    }
+}
+
+impl<T> Clone for DeviceSlice<'_, T> {
+    fn clone(&self) -> Self {
+        DeviceSlice {
+            memory: self.memory,
+            start: self.start,
+            len: self.len,
+            element: PhantomData,
+        }
+    }
+}
+
+impl<T> fmt::Debug for DeviceBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let element = std::any::type_name::<T>();
+        write!(f, "DeviceBuffer<{element}>({} elements)", self.len)
+    }
+}
+
+impl<T> fmt::Debug for DeviceSlice<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceSlice({}..{})", self.start, self.start + self.len)
+    }
+}
+
+impl<T> fmt::Debug for DeviceSliceMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.view, f)
+    }
+}
+
+/// Size of `len` elements; an address must be able to count it.
+pub(crate) fn bytes_of<T>(len: usize) -> Result<usize> {
+    let size = size_of::<T>();
+    len.checked_mul(size)
+        .filter(|&bytes| isize::try_from(bytes).is_ok())
+        .ok_or(DriverError::TooLarge { len, size })
+}
+
+fn same_length(operation: &'static str, source_len: usize, destination_len: usize) -> Result<()> {
+    if source_len == destination_len {
+        return Ok(());
+    }
+    Err(DriverError::Length {
+        operation,
+        source_len,
+        destination_len,
+    })
+}
+
+fn within(range: impl RangeBounds<usize>, len: usize) -> Result<Range<usize>> {
+    let start = match range.start_bound() {
+        Bound::Included(&at) => at,
+        Bound::Excluded(&at) => at.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&at) => at.saturating_add(1),
+        Bound::Excluded(&at) => at,
+        Bound::Unbounded => len,
+    };
+    let range = start..end;
+    if start <= end && end <= len {
+        Ok(range)
+    } else {
+        Err(DriverError::OutOfRange { range, len })
+    }
+}

@@ -1,0 +1,468 @@
+//! Kernels with a typed parameter block.
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use warptile_cuda_sys::{
+    CUfunction, CUfunctionAttribute, CUlaunchAttribute, CUlaunchAttributeId,
+    CUlaunchAttributeValue, CUlaunchConfig, CUresult, SYMBOLS, Version,
+};
+
+use crate::driver::call;
+use crate::error::{DriverError, Result, lacks_function};
+use crate::launch::{KernelLimits, LaunchConfig, check};
+use crate::module::Module;
+use crate::stream::Stream;
+
+/// Dynamic shared memory that every kernel may use without asking.
+const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+/// Blocks of a cluster that every device with clusters can hold; and with the opt-in.
+const PORTABLE_CLUSTER: u32 = 8;
+const LARGE_CLUSTER: u32 = 16;
+
+/// How a kernel is loaded.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KernelOptions {
+    /// What errors call the kernel, if not by its entry's name.
+    pub name: Option<String>,
+    /// Size in bytes that the image records for its parameter block, to be checked against `P`.
+    pub param_bytes: Option<usize>,
+    /// The most dynamic shared memory that a launch will ask for, in bytes.
+    pub dynamic_shared_bytes: u32,
+    /// Whether clusters may have 16 blocks instead of 8.
+    pub large_clusters: bool,
+}
+
+impl KernelOptions {
+    /// Nothing out of the ordinary.
+    #[must_use]
+    pub fn new() -> KernelOptions {
+        KernelOptions::default()
+    }
+
+    /// With this name in errors.
+    #[must_use]
+    pub fn name(self, name: impl Into<String>) -> KernelOptions {
+        KernelOptions {
+            name: Some(name.into()),
+            ..self
+        }
+    }
+
+    /// With a check that the image's parameter block has this many bytes.
+    #[must_use]
+    pub fn param_bytes(self, bytes: usize) -> KernelOptions {
+        KernelOptions {
+            param_bytes: Some(bytes),
+            ..self
+        }
+    }
+
+    /// With launches that use up to this much dynamic shared memory.
+    #[must_use]
+    pub fn dynamic_shared_bytes(self, bytes: u32) -> KernelOptions {
+        KernelOptions {
+            dynamic_shared_bytes: bytes,
+            ..self
+        }
+    }
+
+    /// With clusters of up to 16 blocks.
+    #[must_use]
+    pub fn large_clusters(self) -> KernelOptions {
+        KernelOptions {
+            large_clusters: true,
+            ..self
+        }
+    }
+}
+
+/// A kernel that takes one `P`: a `#[repr(C)]` parameter block, passed by value. For a kernel
+/// without parameters `P` is `()`. A cheap handle that keeps the module loaded.
+pub struct Kernel<P> {
+    module: Module,
+    function: CUfunction,
+    name: Arc<str>,
+    limits: KernelLimits,
+    parameters: PhantomData<fn(P)>,
+}
+
+impl<P: Pod> Kernel<P> {
+    /// Finds the kernel `entry` in the module and checks that it takes one `P`: against
+    /// [`KernelOptions::param_bytes`], and against the kernel itself where the driver can tell
+    /// (`cuFuncGetParamInfo`, since CUDA 12.4).
+    ///
+    /// # Errors
+    /// [`DriverError::ParameterBlock`]; not found if there is no such kernel; or what the driver
+    /// reports, such as more dynamic shared memory than the device has.
+    pub fn load(module: &Module, entry: &str, options: &KernelOptions) -> Result<Kernel<P>> {
+        let name: Arc<str> = options.name.as_deref().unwrap_or(entry).into();
+        if let Some(bytes) = options.param_bytes
+            && bytes != size_of::<P>()
+        {
+            return Err(parameter_block::<P>(&name, format!("{bytes} bytes")));
+        }
+        let function = module.function(entry)?;
+        let mut kernel = Kernel {
+            module: module.clone(),
+            function,
+            name,
+            limits: KernelLimits {
+                threads_per_block: 0,
+                dynamic_shared_bytes: options.dynamic_shared_bytes.max(DEFAULT_SHARED_BYTES),
+                cluster_blocks: PORTABLE_CLUSTER,
+            },
+            parameters: PhantomData,
+        };
+        kernel.check_parameters()?;
+        let threads = kernel.attribute(CUfunctionAttribute::MAX_THREADS_PER_BLOCK)?;
+        kernel.limits.threads_per_block = u32::try_from(threads).unwrap_or(0);
+        if options.dynamic_shared_bytes > DEFAULT_SHARED_BYTES {
+            let bytes = c_int::try_from(options.dynamic_shared_bytes).unwrap_or(c_int::MAX);
+            kernel.set_attribute(CUfunctionAttribute::MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes)?;
+        }
+        if options.large_clusters {
+            kernel.set_attribute(CUfunctionAttribute::NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)?;
+            kernel.limits.cluster_blocks = LARGE_CLUSTER;
+        }
+        Ok(kernel)
+    }
+
+    /// What errors call the kernel.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The module the kernel is in.
+    #[must_use]
+    pub fn module(&self) -> &Module {
+        &self.module
+    }
+
+    /// The driver's handle, valid while the module is loaded.
+    #[must_use]
+    pub fn raw(&self) -> CUfunction {
+        self.function
+    }
+
+    /// One attribute, by its name: `kernel.attribute(FunctionAttribute::NUM_REGS)`.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn attribute(&self, attribute: CUfunctionAttribute) -> Result<i32> {
+        let context = self.module.context();
+        let _current = context.enter()?;
+        let mut value = 0;
+        // SAFETY: `value` outlives the call; the function is live and its context current.
+        unsafe {
+            call!(
+                context,
+                format!("reading {attribute:?} of kernel {}", self.name),
+                func_get_attribute(&mut value, attribute, self.function)
+            )
+        }?;
+        Ok(value)
+    }
+
+    fn set_attribute(&self, attribute: CUfunctionAttribute, value: c_int) -> Result<()> {
+        let context = self.module.context();
+        let _current = context.enter()?;
+        // SAFETY: the function is live and its context current; bad values are error codes.
+        unsafe {
+            call!(
+                context,
+                format!("setting {attribute:?} of kernel {} to {value}", self.name),
+                func_set_attribute(self.function, attribute, value)
+            )
+        }
+    }
+
+    /// Compares the kernel's declared parameters with `P`, where the driver can list them.
+    fn check_parameters(&self) -> Result<()> {
+        let context = self.module.context();
+        let Some(param_info) = context.api().func_get_param_info else {
+            return Ok(());
+        };
+        let _current = context.enter()?;
+        let size_of_parameter = |index: usize| -> Result<Option<usize>> {
+            let (mut offset, mut size) = (0, 0);
+            // SAFETY: both outlive the call; the function is live and its context current.
+            match unsafe { param_info(self.function, index, &mut offset, &mut size) } {
+                CUresult::SUCCESS => Ok(Some(size)),
+                // The documented answer for an index past the last parameter.
+                CUresult::ERROR_INVALID_VALUE => Ok(None),
+                code => Err(context.failed(
+                    SYMBOLS.func_get_param_info,
+                    code,
+                    format!("reading the parameters of kernel {}", self.name).into(),
+                )),
+            }
+        };
+        let expected = match (size_of_parameter(0)?, size_of::<P>()) {
+            (None, 0) => return Ok(()),
+            (None, _) => "no parameters".to_owned(),
+            (Some(size), given) if size == given => match size_of_parameter(1)? {
+                None => return Ok(()),
+                Some(_) => "more than one parameter".to_owned(),
+            },
+            (Some(size), _) => format!("{size} bytes"),
+        };
+        Err(parameter_block::<P>(&self.name, expected))
+    }
+
+    /// Queues the kernel on the stream; doesn't wait.
+    ///
+    /// # Errors
+    /// [`DriverError::Launch`] for a launch that breaks a limit, [`DriverError::OtherContext`], or
+    /// what the driver reports; each names the kernel. What goes wrong while the kernel runs is
+    /// reported when the stream is next synchronized, again by name.
+    ///
+    /// # Safety
+    /// - `P` is the kernel's parameter block, field by field, and `config` is what the kernel was
+    ///   written for.
+    /// - Every address in `params` is valid, for what the kernel does with it, from the launch's
+    ///   turn in the stream until the kernel has ended. Buffers of this stream are, even if they
+    ///   are dropped right after this call; for buffers of other streams see
+    ///   [`DeviceBuffer::available_to`](crate::DeviceBuffer::available_to) and
+    ///   [`used_by`](crate::DeviceBuffer::used_by).
+    /// - Nothing else uses what the kernel writes in the meantime.
+    /// - If the stream is being captured, all of this holds at each launch of the graph; see
+    ///   [`Stream::keep_for_graph`].
+    pub unsafe fn launch(&self, stream: &Stream, config: &LaunchConfig, params: &P) -> Result<()> {
+        let context = stream.context();
+        if !context.is(self.module.context()) {
+            return Err(DriverError::OtherContext {
+                operation: "launching a kernel",
+            });
+        }
+        check(config, context.limits(), &self.limits).map_err(|reason| DriverError::Launch {
+            kernel: self.name.to_string(),
+            reason,
+        })?;
+        let _current = context.enter()?;
+        let mut params: *mut c_void = std::ptr::from_ref(params).cast_mut().cast();
+        let params: *mut *mut c_void = if size_of::<P>() == 0 {
+            std::ptr::null_mut()
+        } else {
+            &mut params
+        };
+        let operation = || format!("launching kernel {}", self.name);
+        let ([gx, gy, gz], [bx, by, bz]) = (config.grid, config.block);
+        let (shared, raw) = (config.dynamic_shared_bytes, stream.raw());
+        let launched = if config.cluster.is_some() {
+            // SAFETY: passed on to the caller.
+            unsafe { self.launch_with_attributes(stream, config, params) }
+        } else if config.cooperative {
+            // SAFETY: the context is current, function and stream are live; `params` points at one
+            // pointer to a `P`, which the driver copies before it returns, and the kernel takes one
+            // `P`. The rest is the caller's promise.
+            unsafe {
+                call!(
+                    stream,
+                    operation(),
+                    launch_cooperative_kernel(
+                        self.function,
+                        gx,
+                        gy,
+                        gz,
+                        bx,
+                        by,
+                        bz,
+                        shared,
+                        raw,
+                        params
+                    )
+                )
+            }
+        } else {
+            // SAFETY: as above.
+            unsafe {
+                call!(
+                    stream,
+                    operation(),
+                    launch_kernel(
+                        self.function,
+                        gx,
+                        gy,
+                        gz,
+                        bx,
+                        by,
+                        bz,
+                        shared,
+                        raw,
+                        params,
+                        std::ptr::null_mut()
+                    )
+                )
+            }
+        };
+        if launched.is_ok() {
+            self.note(stream)?;
+        }
+        launched
+    }
+
+    /// # Safety
+    /// As [`Kernel::launch`]; `params` is what `cuLaunchKernelEx` takes.
+    unsafe fn launch_with_attributes(
+        &self,
+        stream: &Stream,
+        config: &LaunchConfig,
+        params: *mut *mut c_void,
+    ) -> Result<()> {
+        let operation = "launching a kernel with clusters";
+        let Some(launch) = stream.api().launch_kernel_ex else {
+            let symbol = SYMBOLS.launch_kernel_ex;
+            return Err(lacks_function(operation, symbol, Version(11_080)));
+        };
+        let attributes = attributes_of(config);
+        let raw_config = raw_config(config, stream, &attributes);
+        // SAFETY: the configuration and its attributes outlive the call; the rest is the caller's
+        // promise.
+        let code = unsafe { launch(&raw_config, self.function, params, std::ptr::null_mut()) };
+        if code == CUresult::SUCCESS {
+            return Ok(());
+        }
+        let operation = format!("launching kernel {}", self.name);
+        Err(stream.failed(SYMBOLS.launch_kernel_ex, code, operation.into()))
+    }
+
+    /// Remembers the launch, so that a later error can name the kernel.
+    fn note(&self, stream: &Stream) -> Result<()> {
+        let context = stream.context();
+        if context.captures().active() && stream.is_capturing()? {
+            context.captures().note(&self.name);
+            context.captures().keep(Arc::new(self.module.clone()));
+        } else {
+            context.launches().note(stream.raw(), &self.name);
+        }
+        Ok(())
+    }
+
+    /// How many blocks of this kernel a multiprocessor can hold at once.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn blocks_per_multiprocessor(&self, config: &LaunchConfig) -> Result<u32> {
+        let context = self.module.context();
+        let _current = context.enter()?;
+        let mut blocks = 0;
+        let threads = c_int::try_from(config.threads_per_block()).unwrap_or(c_int::MAX);
+        // SAFETY: `blocks` outlives the call; the function is live and its context current.
+        unsafe {
+            call!(
+                context,
+                format!("asking for the occupancy of kernel {}", self.name),
+                occupancy_max_active_blocks_per_multiprocessor(
+                    &mut blocks,
+                    self.function,
+                    threads,
+                    config.dynamic_shared_bytes as usize
+                )
+            )
+        }?;
+        Ok(u32::try_from(blocks).unwrap_or(0))
+    }
+
+    /// How many clusters of this launch the device can hold at once.
+    ///
+    /// # Errors
+    /// [`DriverError::Unsupported`] by a driver that can't tell, or what the driver reports.
+    pub fn clusters_on_device(&self, stream: &Stream, config: &LaunchConfig) -> Result<u32> {
+        let context = stream.context();
+        let symbol = SYMBOLS.occupancy_max_active_clusters;
+        let Some(max_active_clusters) = context.api().occupancy_max_active_clusters else {
+            let operation = "asking for the occupancy of clusters";
+            return Err(lacks_function(operation, symbol, Version(11_080)));
+        };
+        let _current = context.enter()?;
+        let attributes = attributes_of(config);
+        let raw_config = raw_config(config, stream, &attributes);
+        let mut clusters = 0;
+        // SAFETY: all outlive the call; the function is live and its context current.
+        match unsafe { max_active_clusters(&mut clusters, self.function, &raw_config) } {
+            CUresult::SUCCESS => Ok(u32::try_from(clusters).unwrap_or(0)),
+            code => Err(context.failed(
+                symbol,
+                code,
+                format!("asking for the occupancy of kernel {}", self.name).into(),
+            )),
+        }
+    }
+}
+
+/// What a launch asks for beyond grid, block and shared memory.
+fn attributes_of(config: &LaunchConfig) -> Vec<CUlaunchAttribute> {
+    let attribute = |id, value| CUlaunchAttribute {
+        id,
+        pad: [0; 4],
+        value,
+    };
+    let mut attributes = Vec::with_capacity(2);
+    if let Some(cluster_dim) = config.cluster {
+        attributes.push(attribute(
+            CUlaunchAttributeId::CLUSTER_DIMENSION,
+            CUlaunchAttributeValue { cluster_dim },
+        ));
+    }
+    if config.cooperative {
+        attributes.push(attribute(
+            CUlaunchAttributeId::COOPERATIVE,
+            CUlaunchAttributeValue { cooperative: 1 },
+        ));
+    }
+    attributes
+}
+
+/// The driver's form of a launch; valid as long as `attributes` lives.
+fn raw_config(
+    config: &LaunchConfig,
+    stream: &Stream,
+    attributes: &[CUlaunchAttribute],
+) -> CUlaunchConfig {
+    let ([grid_dim_x, grid_dim_y, grid_dim_z], [block_dim_x, block_dim_y, block_dim_z]) =
+        (config.grid, config.block);
+    CUlaunchConfig {
+        grid_dim_x,
+        grid_dim_y,
+        grid_dim_z,
+        block_dim_x,
+        block_dim_y,
+        block_dim_z,
+        shared_mem_bytes: config.dynamic_shared_bytes,
+        stream: stream.raw(),
+        attrs: attributes.as_ptr(),
+        num_attrs: attributes.len() as u32,
+    }
+}
+
+fn parameter_block<P>(kernel: &str, expected: String) -> DriverError {
+    DriverError::ParameterBlock {
+        kernel: kernel.to_owned(),
+        expected,
+        given: size_of::<P>(),
+    }
+}
+
+impl<P> Clone for Kernel<P> {
+    fn clone(&self) -> Self {
+        Kernel {
+            module: self.module.clone(),
+            function: self.function,
+            name: self.name.clone(),
+            limits: self.limits,
+            parameters: PhantomData,
+        }
+    }
+}
+
+impl<P> fmt::Debug for Kernel<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kernel({})", self.name)
+    }
+}

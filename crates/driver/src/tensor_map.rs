@@ -1,0 +1,277 @@
+//! Tensor maps: what the copy engine of Hopper and newer (TMA) reads a tensor by.
+
+use std::ffi::c_void;
+
+use bytemuck::{Pod, Zeroable};
+use warptile_cuda_sys::{
+    CUdeviceptr, CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOobFill,
+    CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, SYMBOLS, Version,
+};
+
+use crate::driver::Driver;
+use crate::error::{DriverError, Result, lacks_function};
+
+/// An encoded tensor map, to be placed in a kernel's parameter block: a `__grid_constant__`
+/// `CUtensorMap` on the other side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub struct TensorMap {
+    opaque: [u64; 16],
+}
+
+/// Element types of a tensor map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TensorMapElement {
+    /// IEEE 754 binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// IEEE 754 binary32.
+    F32,
+    /// One unsigned byte, also for 8-bit floats.
+    U8,
+}
+
+impl TensorMapElement {
+    fn raw(self) -> CUtensorMapDataType {
+        match self {
+            TensorMapElement::F16 => CUtensorMapDataType::FLOAT16,
+            TensorMapElement::Bf16 => CUtensorMapDataType::BFLOAT16,
+            TensorMapElement::F32 => CUtensorMapDataType::FLOAT32,
+            TensorMapElement::U8 => CUtensorMapDataType::UINT8,
+        }
+    }
+
+    const fn size(self) -> u64 {
+        match self {
+            TensorMapElement::F16 | TensorMapElement::Bf16 => 2,
+            TensorMapElement::F32 => 4,
+            TensorMapElement::U8 => 1,
+        }
+    }
+}
+
+/// How 16-byte chunks are permuted within rows of this many bytes in shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Swizzle {
+    /// Not at all.
+    #[default]
+    None,
+    /// 32-byte rows.
+    Bytes32,
+    /// 64-byte rows.
+    Bytes64,
+    /// 128-byte rows.
+    Bytes128,
+}
+
+impl Swizzle {
+    fn raw(self) -> CUtensorMapSwizzle {
+        match self {
+            Swizzle::None => CUtensorMapSwizzle::NONE,
+            Swizzle::Bytes32 => CUtensorMapSwizzle::B32,
+            Swizzle::Bytes64 => CUtensorMapSwizzle::B64,
+            Swizzle::Bytes128 => CUtensorMapSwizzle::B128,
+        }
+    }
+
+    /// Longest row of a box, in bytes.
+    const fn row_limit(self) -> Option<u64> {
+        match self {
+            Swizzle::None => None,
+            Swizzle::Bytes32 => Some(32),
+            Swizzle::Bytes64 => Some(64),
+            Swizzle::Bytes128 => Some(128),
+        }
+    }
+}
+
+/// A tiled tensor map in the making; lists begin with the dimension that is contiguous in memory.
+///
+/// ```no_run
+/// use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
+/// # fn f(driver: &Driver, keys: u64) -> warptile_driver::Result<()> {
+/// // 4096 rows of 128 halves, read in boxes of 64 by 64.
+/// let map = TensorMap::tiled(TensorMapElement::F16, keys, &[128, 4096], &[256], &[64, 64])
+///     .swizzle(Swizzle::Bytes128)
+///     .encode(driver)?;
+/// # let _ = map;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct TiledTensorMap {
+    element: TensorMapElement,
+    address: CUdeviceptr,
+    dims: Vec<u64>,
+    strides: Vec<u64>,
+    box_dims: Vec<u32>,
+    swizzle: Swizzle,
+    l2_promotion: CUtensorMapL2promotion,
+}
+
+impl TensorMap {
+    /// A map of the tensor at `address`: `dims` elements along each dimension, `strides` bytes
+    /// between neighbours along each dimension but the first, read in boxes of `box_dims`.
+    /// What lies outside the tensor reads as zero and is not written.
+    #[must_use]
+    pub fn tiled(
+        element: TensorMapElement,
+        address: CUdeviceptr,
+        dims: &[u64],
+        strides: &[u64],
+        box_dims: &[u32],
+    ) -> TiledTensorMap {
+        TiledTensorMap {
+            element,
+            address,
+            dims: dims.to_vec(),
+            strides: strides.to_vec(),
+            box_dims: box_dims.to_vec(),
+            swizzle: Swizzle::None,
+            l2_promotion: CUtensorMapL2promotion::B256,
+        }
+    }
+}
+
+impl TiledTensorMap {
+    /// With rows swizzled in shared memory.
+    #[must_use]
+    pub fn swizzle(self, swizzle: Swizzle) -> TiledTensorMap {
+        TiledTensorMap { swizzle, ..self }
+    }
+
+    /// With loads widened to this size in L2; 256 bytes unless told otherwise.
+    #[must_use]
+    pub fn l2_promotion(self, l2_promotion: CUtensorMapL2promotion) -> TiledTensorMap {
+        TiledTensorMap {
+            l2_promotion,
+            ..self
+        }
+    }
+
+    /// Encodes the map. The address is not touched: whether it is right is part of the promise made
+    /// to [`Kernel::launch`](crate::Kernel::launch).
+    ///
+    /// # Errors
+    /// [`DriverError::TensorMap`] naming the broken rule, [`DriverError::Unsupported`], or what the
+    /// driver reports.
+    pub fn encode(&self, driver: &Driver) -> Result<TensorMap> {
+        self.check()
+            .map_err(|rule| DriverError::TensorMap { rule })?;
+        let symbol = SYMBOLS.tensor_map_encode_tiled;
+        let Some(encode) = driver.api().tensor_map_encode_tiled else {
+            return Err(lacks_function(
+                "making a tensor map",
+                symbol,
+                Version(12_000),
+            ));
+        };
+        let mut map = CUtensorMap { opaque: [0; 16] };
+        let element_strides = [1_u32; 5];
+        let address: *mut c_void = std::ptr::without_provenance_mut(self.address as usize);
+        // SAFETY: `map` and the lists, of the lengths that `check` made sure of, outlive the call;
+        // the address is encoded, not read.
+        let code = unsafe {
+            encode(
+                &mut map,
+                self.element.raw(),
+                self.dims.len() as u32,
+                address,
+                self.dims.as_ptr(),
+                self.strides.as_ptr(),
+                self.box_dims.as_ptr(),
+                element_strides.as_ptr(),
+                CUtensorMapInterleave::NONE,
+                self.swizzle.raw(),
+                self.l2_promotion,
+                CUtensorMapFloatOobFill::NONE,
+            )
+        };
+        match code {
+            CUresult::SUCCESS => Ok(TensorMap { opaque: map.opaque }),
+            code => Err(driver.failed(symbol, code, format!("encoding {self:?}").into())),
+        }
+    }
+
+    /// The hardware's rules, as documented for `cuTensorMapEncodeTiled`. The driver answers all of
+    /// them with the same code, so they are told apart here.
+    fn check(&self) -> Result<(), String> {
+        let rank = self.dims.len();
+        if !(1..=5).contains(&rank) {
+            return Err(format!("a tensor has 1 to 5 dimensions, not {rank}"));
+        }
+        if self.strides.len() != rank - 1 || self.box_dims.len() != rank {
+            return Err(format!(
+                "{rank} dimensions take {} strides and {rank} box sizes, not {} and {}",
+                rank - 1,
+                self.strides.len(),
+                self.box_dims.len()
+            ));
+        }
+        if !self.address.is_multiple_of(16) {
+            let address = self.address;
+            return Err(format!("the address {address:#x} is not a multiple of 16"));
+        }
+        if let Some(dim) = self.dims.iter().find(|dim| !(1..=1 << 32).contains(*dim)) {
+            return Err(format!("a dimension is 1 to 2^32 elements, not {dim}"));
+        }
+        let misfit = |stride: &&u64| !stride.is_multiple_of(16) || **stride >= 1 << 40;
+        if let Some(stride) = self.strides.iter().find(misfit) {
+            return Err(format!(
+                "a stride is a multiple of 16 below 2^40 bytes, not {stride}"
+            ));
+        }
+        if let Some(size) = self.box_dims.iter().find(|size| !(1..=256).contains(*size)) {
+            return Err(format!("a box has 1 to 256 elements each way, not {size}"));
+        }
+        let row = u64::from(self.box_dims[0]) * self.element.size();
+        if !row.is_multiple_of(16) {
+            return Err(format!("a box row is a multiple of 16 bytes, not {row}"));
+        }
+        if let Some(limit) = self.swizzle.row_limit()
+            && row > limit
+        {
+            return Err(format!(
+                "a box row of {row} bytes is longer than the {limit} that {:?} permutes",
+                self.swizzle
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(address: u64, stride: u64, box_dims: &[u32]) -> TiledTensorMap {
+        let element = TensorMapElement::F16;
+        TensorMap::tiled(element, address, &[128, 4096], &[stride], box_dims)
+            .swizzle(Swizzle::Bytes128)
+    }
+
+    #[test]
+    fn the_ordinary_map_passes() {
+        assert_eq!(rows(0x7f00_0000, 256, &[64, 64]).check(), Ok(()));
+    }
+
+    #[test]
+    fn each_rule_is_checked_and_named() {
+        let broken = |map: TiledTensorMap| map.check().unwrap_err();
+        assert!(broken(rows(8, 256, &[64, 64])).contains("address 0x8"));
+        assert!(broken(rows(16, 250, &[64, 64])).contains("not 250"));
+        assert!(broken(rows(16, 1 << 40, &[64, 64])).contains("2^40"));
+        assert!(broken(rows(16, 256, &[64, 257])).contains("not 257"));
+        assert!(broken(rows(16, 256, &[64, 0])).contains("not 0"));
+        assert!(broken(rows(16, 256, &[4, 64])).contains("not 8"));
+        assert!(broken(rows(16, 256, &[128, 64])).contains("256 bytes is longer"));
+        assert!(broken(rows(16, 256, &[64])).contains("2 dimensions"));
+        let no_keys = TensorMap::tiled(TensorMapElement::F32, 16, &[4, 0], &[16], &[4, 1]);
+        assert!(broken(no_keys).contains("not 0"));
+        let no_dims = TensorMap::tiled(TensorMapElement::F32, 16, &[], &[], &[]);
+        assert!(broken(no_dims).contains("1 to 5"));
+    }
+}
