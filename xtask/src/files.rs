@@ -52,22 +52,30 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<(), FileError> {
     let temporary =
         tempfile::NamedTempFile::new_in(directory).map_err(FileError::new("write", path))?;
     std::fs::write(temporary.path(), contents).map_err(FileError::new("write", path))?;
-    let file = temporary
+    temporary
         .persist(path)
         .map_err(|error| FileError::new("write", path)(error.error))?;
-    readable_by_all(&file, path)
+    // Temporary files are private; what is committed or bundled is not.
+    set_mode(path, 0o644)
 }
 
-/// Temporary files are private; what is committed or bundled is not.
+/// Lets everyone run the file at `path`.
+///
+/// # Errors
+/// [`FileError`] if its permissions cannot be set.
+pub fn make_executable(path: &Path) -> Result<(), FileError> {
+    set_mode(path, 0o755)
+}
+
 #[cfg(unix)]
-fn readable_by_all(file: &std::fs::File, path: &Path) -> Result<(), FileError> {
+fn set_mode(path: &Path, mode: u32) -> Result<(), FileError> {
     use std::os::unix::fs::PermissionsExt;
-    file.set_permissions(std::fs::Permissions::from_mode(0o644))
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
         .map_err(FileError::new("set the permissions of", path))
 }
 
 #[cfg(not(unix))]
-fn readable_by_all(_file: &std::fs::File, _path: &Path) -> Result<(), FileError> {
+fn set_mode(_path: &Path, _mode: u32) -> Result<(), FileError> {
     Ok(())
 }
 

@@ -5,12 +5,14 @@
 //! files both need (the manifest's schema, the ELF and record readers) are compiled into both.
 
 pub mod build_kernels;
+pub mod bundle;
 pub mod compile;
 pub mod files;
 pub mod gates;
 pub mod inspect;
 pub mod instances;
 pub mod nvrtc;
+pub mod report;
 pub mod resources;
 pub mod sources;
 pub mod toolchain;

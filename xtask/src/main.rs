@@ -12,7 +12,7 @@ use xtask::build_kernels::{self, Compiler, EMBEDDED_LIMIT, Layout, Outcome, Prog
 use xtask::instances::Target;
 use xtask::nvrtc::Nvrtc;
 use xtask::toolchain::{self, Toolchain};
-use xtask::{compile, files, resources};
+use xtask::{bundle, compile, files, report, resources};
 
 /// Maintainer tasks of Warptile. Users of the crates never need them.
 ///
@@ -63,6 +63,28 @@ enum Task {
         toolkit: Option<PathBuf>,
     },
 
+    /// Pack the program, tests and benchmarks for a GPU host that has no Rust
+    ///
+    /// Builds the release program `warptile`, every test executable of the workspace and every benchmark, strips them, and
+    /// copies them with their data and a script into a directory of at most 64 MiB. On the host, `./run.sh` runs
+    /// everything and `./run.sh --help` says what else it can do; docs/bundle.md tells more.
+    Bundle {
+        /// Where to put it; an older bundle there is replaced
+        #[arg(long, value_name = "DIR", default_value = "bundle")]
+        out: PathBuf,
+    },
+
+    /// Regenerate the tables and plots of README.md and docs/
+    ///
+    /// Fills what stands between `<!-- generated: NAME -->` and `<!-- end generated -->`: `support` (which kernels for which
+    /// GPU, from the manifest), `bench` (tables of evidence/bench-*.json) and `plots` (links to docs/plots, which is drawn
+    /// from the same rows).
+    Report {
+        /// Write nothing, and fail if a file is not as it should be
+        #[arg(long)]
+        check: bool,
+    },
+
     /// Compile programs named on standard input; build-kernels starts these
     #[command(hide = true)]
     CompileWorker {
@@ -88,6 +110,8 @@ fn main() -> ExitCode {
             };
             build_kernels(&root, &selection, check, jobs, toolkit.as_deref())
         }
+        Task::Bundle { out } => bundle(&root, &out),
+        Task::Report { check } => report(&root, check),
         Task::CompileWorker { library } => serve(&library),
     };
     match result {
@@ -150,10 +174,10 @@ fn build_kernels(
         )
     };
     bar.0.finish_and_clear();
-    report(&outcome, &differences, check)
+    show(&outcome, &differences, check)
 }
 
-fn report(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), Box<dyn Error>> {
+fn show(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), Box<dyn Error>> {
     println!(
         "{}",
         resources::table(&outcome.manifest, &outcome.packed_bytes)
@@ -184,6 +208,49 @@ fn report(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), 
     }
     if check {
         println!("every image is what its sources compile to");
+    }
+    Ok(())
+}
+
+fn bundle(root: &Path, out: &Path) -> Result<(), Box<dyn Error>> {
+    let packed = bundle::bundle(root, out)?;
+    for file in &packed {
+        println!("{:>10}  {}", file.bytes, file.path);
+    }
+    let total: u64 = packed.iter().map(|file| file.bytes).sum();
+    println!(
+        "{total:>10}  in all, {:.1} of {} MiB: {}",
+        total as f64 / f64::from(1 << 20),
+        bundle::SIZE_LIMIT >> 20,
+        out.display()
+    );
+    Ok(())
+}
+
+fn report(root: &Path, check: bool) -> Result<(), Box<dyn Error>> {
+    let generated = report::generate(root)?;
+    let surplus = report::surplus_plots(root, &generated)?;
+    let stale: Vec<_> = generated.iter().filter(|file| !file.is_fresh()).collect();
+    let verb = if check { "stale" } else { "written" };
+    for file in &stale {
+        println!("{verb}: {}", file.path.display());
+    }
+    for path in &surplus {
+        println!(
+            "{}: {}",
+            if check { "surplus" } else { "deleted" },
+            path.display()
+        );
+    }
+    if check && !(stale.is_empty() && surplus.is_empty()) {
+        return Err(
+            "generated documentation is stale: run `cargo xtask report` and commit the result"
+                .into(),
+        );
+    }
+    if !check {
+        stale.iter().try_for_each(|file| file.write())?;
+        surplus.iter().try_for_each(std::fs::remove_file)?;
     }
     Ok(())
 }

@@ -300,10 +300,7 @@ fn install(wheels: &Path, requirements: &str, root: &Path) -> Result<(), Toolcha
     let staging =
         tempfile::tempdir_in(parent).map_err(FileError::new("create a directory in", parent))?;
     for (wheel, bytes) in verified {
-        unpack(&bytes, staging.path()).map_err(|source| ToolchainError::Unpack {
-            wheel: wheel.clone(),
-            source,
-        })?;
+        unpack(wheel, &bytes, staging.path())?;
     }
     files::write(&staging.path().join(STAMP), requirements.as_bytes())?;
     match std::fs::rename(staging.path(), root) {
@@ -315,10 +312,14 @@ fn install(wheels: &Path, requirements: &str, root: &Path) -> Result<(), Toolcha
 
 /// Unpacks what compiling and disassembling needs; the wheels also hold a second compiler and a third of a gigabyte of
 /// libraries nothing here opens.
-fn unpack(wheel: &[u8], destination: &Path) -> Result<(), zip::result::ZipError> {
-    let mut archive = zip::ZipArchive::new(std::io::Cursor::new(wheel))?;
+fn unpack(wheel: &Path, bytes: &[u8], destination: &Path) -> Result<(), ToolchainError> {
+    let zip_error = |source| ToolchainError::Unpack {
+        wheel: wheel.to_owned(),
+        source,
+    };
+    let mut archive = zip::ZipArchive::new(std::io::Cursor::new(bytes)).map_err(zip_error)?;
     for index in 0..archive.len() {
-        let mut member = archive.by_index(index)?;
+        let mut member = archive.by_index(index).map_err(zip_error)?;
         // `enclosed_name` refuses absolute paths and `..`.
         let Some(name) = member.enclosed_name() else {
             continue;
@@ -326,15 +327,14 @@ fn unpack(wheel: &[u8], destination: &Path) -> Result<(), zip::result::ZipError>
         if !member.is_file() || !is_needed(&name.to_string_lossy()) {
             continue;
         }
-        let path = destination.join(&name);
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent)?;
-        }
         let mut contents = Vec::new();
-        member.read_to_end(&mut contents)?;
-        std::fs::write(&path, contents)?;
+        member
+            .read_to_end(&mut contents)
+            .map_err(|error| zip_error(error.into()))?;
+        let path = destination.join(&name);
+        files::write(&path, &contents)?;
         if name.parent().is_some_and(|parent| parent.ends_with("bin")) {
-            make_executable(&path)?;
+            files::make_executable(&path)?;
         }
     }
     Ok(())
@@ -345,17 +345,6 @@ fn is_needed(name: &str) -> bool {
         || name.ends_with("/bin/nvdisasm")
         || name.ends_with("/bin/cuobjdump")
         || (name.contains("/lib/libnvrtc") && !name.contains(".alt."))
-}
-
-#[cfg(unix)]
-fn make_executable(path: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
-}
-
-#[cfg(not(unix))]
-fn make_executable(_path: &Path) -> std::io::Result<()> {
-    Ok(())
 }
 
 #[cfg(test)]

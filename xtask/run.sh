@@ -1,0 +1,130 @@
+#!/bin/sh
+# Runs what `cargo xtask bundle` packed. The host needs an NVIDIA driver and nothing else.
+set -u
+
+usage() {
+    cat <<'USAGE'
+Usage: ./run.sh [OPTION]... [FILTER]...
+
+Prints `warptile info`, then runs every test, GPU tests included. A FILTER is a part of a test's name; with several, a test
+runs if any of them matches.
+
+  --only NAME   run only the test executables whose name contains NAME (may be given again)
+  --cpu         leave out the tests that need a GPU
+  --list        list the tests, run nothing
+  --benches     run the benchmarks instead of the tests; FILTERs are criterion's
+  --help        this text
+
+One line per test executable goes to standard output, its whole output to logs/. An executable that runs longer than
+WARPTILE_TEST_TIMEOUT seconds (default 600) is ended and counts as failed. Failed tests are named last.
+
+Exit code: 0 all passed, 1 something failed, 2 the command line was not understood.
+USAGE
+}
+
+cd "$(dirname "$0")" || exit 1
+here=$(pwd)
+export WARPTILE_ROOT="$here"
+export WARPTILE_BIN="$here/bin/warptile"
+export WARPTILE_FAKE_CUDA="$here/tests/libwarptile_fake_cuda.so"
+
+only=""
+filters=""
+ignored="--include-ignored"
+mode=test
+while [ $# -gt 0 ]; do
+    case "$1" in
+    --help | -h) usage && exit 0 ;;
+    --only)
+        [ $# -ge 2 ] || { usage >&2 && exit 2; }
+        only="$only $2"
+        shift
+        ;;
+    --cpu) ignored="" ;;
+    --list) mode=list ;;
+    --benches) mode=bench ;;
+    -*) usage >&2 && exit 2 ;;
+    *) filters="$filters $1" ;;
+    esac
+    shift
+done
+
+# Whether the executable named $1 was asked for.
+wanted() {
+    [ -z "$only" ] && return 0
+    for part in $only; do
+        case "$1" in *"$part"*) return 0 ;; esac
+    done
+    return 1
+}
+
+limit=""
+if command -v timeout >/dev/null; then
+    limit="timeout ${WARPTILE_TEST_TIMEOUT:-600}"
+fi
+
+mkdir -p logs
+if [ "$mode" = test ]; then
+    "$WARPTILE_BIN" info || echo "# warptile info ended with exit code $?"
+fi
+
+# Filters are words: test names have no blanks.
+# shellcheck disable=SC2086
+run_one() {
+    case "$mode" in
+    list) "$1" --list $filters ;;
+    bench) "$1" --bench $filters ;;
+    test) $limit "$1" $ignored $filters ;;
+    esac
+}
+
+directory=tests
+[ "$mode" = bench ] && directory=benches
+number=0
+failed_executables=0
+passed=0
+failed=0
+failures=""
+for executable in "$directory"/*; do
+    name=$(basename "$executable")
+    case "$name" in *.so) continue ;; esac
+    [ -x "$executable" ] || continue
+    wanted "$name" || continue
+    number=$((number + 1))
+    if [ "$mode" = list ]; then
+        run_one "$executable" | sed -n "s/: test\$//p" | sed "s/^/$name /"
+        continue
+    fi
+    log="logs/$name.log"
+    run_one "$executable" >"$log" 2>&1
+    code=$?
+    summary=$(grep '^test result:' "$log" | sed 's/^test result: [A-Za-z]*\. //; s/; finished.*//' | tail -n 1)
+    passed=$((passed + $(grep -c '^test .* \.\.\. ok$' "$log")))
+    broken=$(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$log")
+    for test in $broken; do
+        case "$test" in -) continue ;; esac
+        failed=$((failed + 1))
+        failures="$failures
+  $name $test"
+    done
+    if [ "$code" -eq 0 ]; then
+        echo "ok $number - $name${summary:+ ($summary)}"
+    else
+        failed_executables=$((failed_executables + 1))
+        [ -n "$broken" ] || failures="$failures
+  $name ended with exit code $code without naming a test; its last line: $(tail -n 1 "$log")"
+        echo "not ok $number - $name (${summary:-exit code $code})"
+    fi
+done
+
+[ "$mode" = list ] && exit 0
+echo "1..$number"
+if [ "$number" -eq 0 ]; then
+    echo "no executable in $directory/ has a name with:$only"
+    exit 1
+fi
+[ "$mode" = test ] && echo "# $passed tests passed, $failed failed"
+if [ "$failed_executables" -gt 0 ]; then
+    echo "# failed:$failures"
+    exit 1
+fi

@@ -1,0 +1,334 @@
+//! `cargo xtask bundle`: everything a GPU host without Rust needs to run the program, the tests and the benchmarks.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::files::{self, FileError};
+
+/// What a bundle may weigh, so that it can be carried to a host by whatever means.
+pub const SIZE_LIMIT: u64 = 64 << 20;
+
+const RUN_SCRIPT: &str = include_str!("../run.sh");
+
+/// Data that tests and benchmarks read, relative to the repository's root; what does not exist is left out.
+const DATA: [&str; 4] = ["examples", "kernels", "benches/peers", "evidence"];
+
+/// Why there is no bundle.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BundleError {
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Cargo did not start.
+    #[error("cannot start cargo: {0}")]
+    Cargo(std::io::Error),
+    /// Cargo failed; its words are on standard error.
+    #[error("`cargo {0}` failed")]
+    Build(String),
+    /// Cargo printed something else than messages.
+    #[error("cannot read cargo's messages: {0}")]
+    Message(#[from] serde_json::Error),
+    /// Two executables would have the same name.
+    #[error("two test executables would be called {0}; rename one of the targets")]
+    SameName(String),
+    /// The directory holds something that is not a bundle.
+    #[error("{} exists and is no bundle (it has no run.sh); remove it or choose another --out", .0.display())]
+    NotABundle(PathBuf),
+    /// Too large.
+    #[error("the bundle has {0} bytes, the limit is {SIZE_LIMIT}")]
+    TooLarge(u64),
+}
+
+/// A file of the bundle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Packed {
+    /// Path inside the bundle.
+    pub path: String,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// An executable or library that cargo built.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Artifact {
+    from: PathBuf,
+    to: String,
+}
+
+/// Builds the release program, tests and benchmarks, stripped, and packs them with their data and `run.sh` into `out`.
+///
+/// # Errors
+/// [`BundleError`] if anything does not build or the bundle would be too large.
+pub fn bundle(root: &Path, out: &Path) -> Result<Vec<Packed>, BundleError> {
+    let mut artifacts = Vec::new();
+    for arguments in [
+        &[
+            "build",
+            "--package=warptile-cli",
+            "--package=warptile-fake-cuda",
+        ][..],
+        // xtask's own tests need the compiler and the network, which a GPU host need not have.
+        &["test", "--no-run", "--workspace", "--exclude=xtask"],
+        &[
+            "bench",
+            "--no-run",
+            "--workspace",
+            "--exclude=xtask",
+            "--benches",
+        ],
+    ] {
+        for artifact in cargo(root, arguments)? {
+            if artifacts.contains(&artifact) {
+                continue;
+            }
+            if artifacts
+                .iter()
+                .any(|other: &Artifact| other.to == artifact.to)
+            {
+                return Err(BundleError::SameName(artifact.to));
+            }
+            artifacts.push(artifact);
+        }
+    }
+
+    empty(out)?;
+    for Artifact { from, to } in &artifacts {
+        copy(from, &out.join(to))?;
+    }
+    for data in DATA {
+        copy_tree(&root.join(data), &out.join(data))?;
+    }
+    let script = out.join("run.sh");
+    files::write(&script, RUN_SCRIPT.as_bytes())?;
+    files::make_executable(&script)?;
+
+    let packed = contents(out)?;
+    let total = packed.iter().map(|file| file.bytes).sum();
+    if total > SIZE_LIMIT {
+        return Err(BundleError::TooLarge(total));
+    }
+    Ok(packed)
+}
+
+/// Runs one cargo command in a target directory of its own, because stripping changes every artifact, and returns what of
+/// its output belongs into the bundle.
+fn cargo(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>, BundleError> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let mut command = Command::new(cargo);
+    command
+        .args(arguments)
+        .arg("--message-format=json-render-diagnostics")
+        .arg("--target-dir")
+        .arg(target.join("bundle"))
+        .env("CARGO_PROFILE_RELEASE_STRIP", "true")
+        .env("CARGO_PROFILE_BENCH_STRIP", "true")
+        .current_dir(root)
+        .stderr(Stdio::inherit());
+    // `cargo bench` has its own optimized profile.
+    if arguments[0] != "bench" {
+        command.arg("--release");
+    }
+    let output = command.output().map_err(BundleError::Cargo)?;
+    if !output.status.success() {
+        return Err(BundleError::Build(arguments.join(" ")));
+    }
+    let mut artifacts = Vec::new();
+    for line in output.stdout.split(|&byte| byte == b'\n') {
+        if !line.is_empty() {
+            artifacts.extend(artifact(root, &serde_json::from_slice(line)?));
+        }
+    }
+    Ok(artifacts)
+}
+
+/// Where an artifact of cargo's goes, if anywhere.
+///
+/// - the program to `bin/`, benchmarks to `benches/{target}`;
+/// - unit tests of a library to `tests/{directory}`, others to `tests/{directory}-{target}`, the directory being the
+///   crate's, as in `tests/driver-memory`;
+/// - dynamic libraries, which are stand-ins for the driver, beside the tests.
+fn artifact(root: &Path, message: &Value) -> Option<Artifact> {
+    if message["reason"] != "compiler-artifact" {
+        return None;
+    }
+    let manifest = Path::new(message["manifest_path"].as_str()?);
+    let directory = manifest.parent()?;
+    // Dependencies lie outside the workspace.
+    directory.strip_prefix(root).ok()?;
+    let directory = directory.file_name()?.to_str()?;
+    let target = message["target"]["name"].as_str()?;
+    let kinds: Vec<&str> = message["target"]["kind"]
+        .as_array()?
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    let is_test = message["profile"]["test"] == true;
+
+    let Some(executable) = message["executable"].as_str() else {
+        let library = kinds.contains(&"cdylib").then(|| {
+            message["filenames"]
+                .as_array()?
+                .iter()
+                .filter_map(Value::as_str)
+                .find(|name| name.ends_with(".so"))
+        })??;
+        return Some(Artifact {
+            from: library.into(),
+            to: format!("tests/{}", Path::new(library).file_name()?.to_str()?),
+        });
+    };
+    let to = match (kinds.first()?, is_test) {
+        (&"bench", _) => format!("benches/{target}"),
+        (&"bin", false) => format!("bin/{target}"),
+        (&"test" | &"bin", true) => format!("tests/{directory}-{target}"),
+        (_, true) => format!("tests/{directory}"),
+        _ => return None,
+    };
+    Some(Artifact {
+        from: executable.into(),
+        to,
+    })
+}
+
+/// Makes room for a new bundle, but only where an old one lies or nothing.
+fn empty(out: &Path) -> Result<(), BundleError> {
+    if files::list(out)?.is_empty() {
+        return Ok(files::create_dir(out)?);
+    }
+    if !out.join("run.sh").exists() {
+        return Err(BundleError::NotABundle(out.to_owned()));
+    }
+    std::fs::remove_dir_all(out).map_err(FileError::new("delete", out))?;
+    Ok(files::create_dir(out)?)
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), FileError> {
+    if let Some(parent) = to.parent() {
+        files::create_dir(parent)?;
+    }
+    std::fs::copy(from, to).map_err(FileError::new("copy", from))?;
+    Ok(())
+}
+
+fn copy_tree(from: &Path, to: &Path) -> Result<(), FileError> {
+    for path in files::list(from)? {
+        let Some(name) = path.file_name() else {
+            continue;
+        };
+        if path.is_dir() {
+            copy_tree(&path, &to.join(name))?;
+        } else {
+            copy(&path, &to.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Every file under `out`, in order of path.
+fn contents(out: &Path) -> Result<Vec<Packed>, FileError> {
+    let mut packed = Vec::new();
+    let mut pending = vec![out.to_owned()];
+    while let Some(directory) = pending.pop() {
+        for path in files::list(&directory)? {
+            if path.is_dir() {
+                pending.push(path);
+            } else {
+                let bytes = std::fs::metadata(&path)
+                    .map_err(FileError::new("read", &path))?
+                    .len();
+                let path = path
+                    .strip_prefix(out)
+                    .unwrap_or(&path)
+                    .display()
+                    .to_string();
+                packed.push(Packed { path, bytes });
+            }
+        }
+    }
+    packed.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(packed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(kind: &str, test: bool, name: &str, manifest: &str) -> Option<String> {
+        let message = serde_json::json!({
+            "reason": "compiler-artifact",
+            "manifest_path": manifest,
+            "target": { "name": name, "kind": [kind] },
+            "profile": { "test": test },
+            "executable": "/repo/target/x",
+        });
+        artifact(Path::new("/repo"), &message).map(|artifact| artifact.to)
+    }
+
+    #[test]
+    fn artifacts_are_named_after_crate_and_target() {
+        let driver = "/repo/crates/driver/Cargo.toml";
+        let cli = "/repo/crates/cli/Cargo.toml";
+        assert_eq!(
+            place("lib", true, "warptile_driver", driver).unwrap(),
+            "tests/driver"
+        );
+        assert_eq!(
+            place("test", true, "memory", driver).unwrap(),
+            "tests/driver-memory"
+        );
+        assert_eq!(
+            place("bin", false, "warptile", cli).unwrap(),
+            "bin/warptile"
+        );
+        assert_eq!(
+            place("bin", true, "warptile", cli).unwrap(),
+            "tests/cli-warptile"
+        );
+        assert_eq!(
+            place("bench", true, "forward", "/repo/benches/Cargo.toml").unwrap(),
+            "benches/forward"
+        );
+        assert_eq!(place("custom-build", false, "build", driver), None);
+        assert_eq!(
+            place("lib", true, "serde", "/registry/serde/Cargo.toml"),
+            None
+        );
+    }
+
+    #[test]
+    fn a_stand_in_driver_lies_beside_the_tests() {
+        let message = serde_json::json!({
+            "reason": "compiler-artifact",
+            "manifest_path": "/repo/crates/fake-cuda/Cargo.toml",
+            "target": { "name": "warptile_fake_cuda", "kind": ["cdylib", "rlib"] },
+            "profile": { "test": false },
+            "executable": null,
+            "filenames": ["/repo/target/libfake.rlib", "/repo/target/libwarptile_fake_cuda.so"],
+        });
+        let artifact = artifact(Path::new("/repo"), &message).unwrap();
+        assert_eq!(artifact.to, "tests/libwarptile_fake_cuda.so");
+        assert_eq!(
+            artifact.from,
+            Path::new("/repo/target/libwarptile_fake_cuda.so")
+        );
+    }
+
+    #[test]
+    fn only_an_old_bundle_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("bundle");
+        std::fs::create_dir(&out).unwrap();
+        std::fs::write(out.join("thesis.txt"), "years of work").unwrap();
+        assert!(matches!(empty(&out), Err(BundleError::NotABundle(_))));
+        assert!(out.join("thesis.txt").exists());
+
+        std::fs::write(out.join("run.sh"), "").unwrap();
+        empty(&out).unwrap();
+        assert!(files::list(&out).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,280 @@
+//! `cargo xtask report`: what was compiled and measured, as the tables and plots of the documentation.
+//!
+//! A document asks for a table with a pair of comments; what stands between them is replaced:
+//!
+//! ```text
+//! <!-- generated: support -->
+//! <!-- end generated -->
+//! ```
+
+mod bench;
+mod plot;
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use crate::files::{self, FileError};
+use crate::manifest::{Manifest, ManifestEntry};
+
+use bench::BenchRow;
+
+const BEGIN: &str = "<!-- generated: ";
+const BEGIN_END: &str = " -->";
+const END: &str = "<!-- end generated -->";
+
+/// Makes a block's text.
+type Maker = fn(&Data) -> String;
+
+/// Blocks a document can ask for.
+const BLOCKS: [(&str, Maker); 3] = [
+    ("support", |data| support::table(&data.images)),
+    ("bench", |data| bench::tables(&data.rows)),
+    ("plots", |data| plot::links(&data.rows)),
+];
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReportError {
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A JSON file is not what it should be.
+    #[error("{}: {source}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// A document asks for a block that does not exist.
+    #[error("{}:{line}: no block is called `{name}`; there are {}", path.display(), BLOCKS.map(|(name, _)| name).join(", "))]
+    UnknownBlock {
+        /// The document.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// The name asked for.
+        name: String,
+    },
+    /// A block does not end.
+    #[error("{}:{line}: the block that begins here has no `{END}`", path.display())]
+    Unterminated {
+        /// The document.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+    },
+    /// A plot cannot be drawn.
+    #[error("cannot draw {name}: {reason}")]
+    Plot {
+        /// File name.
+        name: String,
+        /// The plotter's words.
+        reason: String,
+    },
+}
+
+/// What the blocks are made from.
+struct Data {
+    images: Vec<ManifestEntry>,
+    rows: Vec<BenchRow>,
+}
+
+/// A file of the documentation as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Generated {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// What is in it.
+    pub text: String,
+}
+
+impl Generated {
+    /// Whether the file on disk is the same.
+    #[must_use]
+    pub fn is_fresh(&self) -> bool {
+        std::fs::read(&self.path).is_ok_and(|present| present == self.text.as_bytes())
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// [`FileError`] if that fails.
+    pub fn write(&self) -> Result<(), FileError> {
+        files::write(&self.path, self.text.as_bytes())
+    }
+}
+
+/// Every document with blocks, and every plot, as they should be.
+///
+/// # Errors
+/// [`ReportError`] if evidence cannot be read or a document asks for something that does not exist.
+pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
+    let data = Data {
+        images: read_json::<Manifest>(&root.join("crates/kernels/images/manifest.json"))?.images,
+        rows: read_rows(&root.join("evidence"))?,
+    };
+    let mut generated = Vec::new();
+    let documents = files::list(&root.join("docs"))?;
+    let documents = documents
+        .iter()
+        .filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    for path in std::iter::once(&root.join("README.md")).chain(documents) {
+        if !path.is_file() {
+            continue;
+        }
+        let text = fill(path, &files::read_text(path)?, &data)?;
+        generated.push(Generated {
+            path: path.clone(),
+            text,
+        });
+    }
+    for (name, svg) in plot::all(&data.rows)? {
+        generated.push(Generated {
+            path: root.join("docs/plots").join(name),
+            text: svg,
+        });
+    }
+    Ok(generated)
+}
+
+/// Plots that are no longer made.
+///
+/// # Errors
+/// [`FileError`] if the directory cannot be listed.
+pub fn surplus_plots(root: &Path, generated: &[Generated]) -> Result<Vec<PathBuf>, FileError> {
+    let mut plots = files::list(&root.join("docs/plots"))?;
+    plots.retain(|path| {
+        path.extension().is_some_and(|extension| extension == "svg")
+            && !generated.iter().any(|file| file.path == *path)
+    });
+    Ok(plots)
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ReportError> {
+    serde_json::from_str(&files::read_text(path)?).map_err(|source| ReportError::Json {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Rows of every `evidence/bench-*.json`, in the order of the files' names.
+fn read_rows(evidence: &Path) -> Result<Vec<BenchRow>, ReportError> {
+    let mut rows = Vec::new();
+    for path in files::list(evidence)? {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("bench-") && name.ends_with(".json") {
+            rows.extend(read_json::<Vec<BenchRow>>(&path)?);
+        }
+    }
+    Ok(rows)
+}
+
+fn fill(path: &Path, text: &str, data: &Data) -> Result<String, ReportError> {
+    let mut filled = String::new();
+    let mut lines = text.lines().enumerate();
+    while let Some((index, line)) = lines.next() {
+        filled.push_str(line);
+        filled.push('\n');
+        let Some(name) = line
+            .strip_prefix(BEGIN)
+            .and_then(|rest| rest.strip_suffix(BEGIN_END))
+        else {
+            continue;
+        };
+        let Some((_, make)) = BLOCKS.iter().find(|(block, _)| *block == name) else {
+            return Err(ReportError::UnknownBlock {
+                path: path.to_owned(),
+                line: index + 1,
+                name: name.to_owned(),
+            });
+        };
+        if !lines.any(|(_, line)| line == END) {
+            return Err(ReportError::Unterminated {
+                path: path.to_owned(),
+                line: index + 1,
+            });
+        }
+        filled.push_str(make(data).trim_end());
+        filled.push('\n');
+        filled.push_str(END);
+        filled.push('\n');
+    }
+    Ok(filled)
+}
+
+/// A Markdown table.
+fn markdown_table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut text = format!(
+        "| {} |\n|{}\n",
+        header.join(" | "),
+        " --- |".repeat(header.len())
+    );
+    for row in rows {
+        text.push_str(&format!("| {} |\n", row.join(" | ")));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(text: &str) -> Result<String, ReportError> {
+        let data = Data {
+            images: Vec::new(),
+            rows: Vec::new(),
+        };
+        fill(Path::new("README.md"), text, &data)
+    }
+
+    #[test]
+    fn blocks_are_replaced_and_the_rest_kept() {
+        let text = "before\n<!-- generated: bench -->\nold\n<!-- end generated -->\nafter\n";
+        let new = filled(text).unwrap();
+        assert!(
+            new.starts_with("before\n<!-- generated: bench -->\n"),
+            "{new}"
+        );
+        assert!(new.ends_with("\n<!-- end generated -->\nafter\n"), "{new}");
+        assert!(!new.contains("old"), "{new}");
+        assert_eq!(filled(&new).unwrap(), new, "filling twice changes nothing");
+    }
+
+    #[test]
+    fn unknown_and_unterminated_blocks_are_errors() {
+        let unknown = filled("\n<!-- generated: bunch -->\n<!-- end generated -->\n").unwrap_err();
+        assert!(
+            unknown
+                .to_string()
+                .starts_with("README.md:2: no block is called `bunch`"),
+            "{unknown}"
+        );
+        let open = filled("<!-- generated: bench -->\n").unwrap_err();
+        assert!(open.to_string().contains("README.md:1"), "{open}");
+    }
+
+    #[test]
+    fn a_repository_without_evidence_has_a_report_and_a_stale_one_shows() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            files::write(&root.path().join(name), text.as_bytes()).unwrap()
+        };
+        write("crates/kernels/images/manifest.json", "{ \"images\": [] }");
+        write(
+            "docs/other.md",
+            "<!-- generated: plots -->\n<!-- end generated -->\n",
+        );
+        write("docs/plots/old.svg", "<svg/>");
+        let generated = generate(root.path()).unwrap();
+        assert_eq!(generated.len(), 1);
+        assert!(!generated[0].is_fresh());
+        generated[0].write().unwrap();
+        assert!(generated[0].is_fresh());
+        assert_eq!(
+            surplus_plots(root.path(), &generated).unwrap(),
+            [root.path().join("docs/plots/old.svg")]
+        );
+    }
+}

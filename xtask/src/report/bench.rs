@@ -1,0 +1,199 @@
+//! Measured speed, as tables.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+
+use super::markdown_table;
+
+/// One measurement, as `warptile bench --json` and `benches/peers` write it; what the tables do not show is not read.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(super) struct BenchRow {
+    /// `warptile`, or a peer's name.
+    backend: String,
+    /// Kernel family; `cpu` for the CPU path.
+    family: String,
+    batch: u64,
+    heads: u64,
+    kv_heads: u64,
+    query_len: u64,
+    pub(super) key_len: u64,
+    pub(super) head_dim: u64,
+    element: String,
+    mask: String,
+    /// `graph` (GPU time of one launch), `call` (one call between events) or `wall`.
+    method: String,
+    median_us: f64,
+    p90_us: f64,
+    pub(super) tflops: f64,
+    device: String,
+    driver: String,
+    /// ISO 8601.
+    date: String,
+}
+
+impl BenchRow {
+    /// Who computed: `warptile scalar`, or the peer.
+    pub(super) fn contestant(&self) -> String {
+        if self.backend == "warptile" {
+            format!("warptile {}", self.family)
+        } else {
+            self.backend.clone()
+        }
+    }
+
+    fn shape(&self) -> String {
+        let heads = if self.heads == self.kv_heads {
+            self.heads.to_string()
+        } else {
+            format!("{}/{}", self.heads, self.kv_heads)
+        };
+        let len = if self.query_len == self.key_len {
+            self.query_len.to_string()
+        } else {
+            format!("{}x{}", self.query_len, self.key_len)
+        };
+        format!("({}, {heads}, {len}, {})", self.batch, self.head_dim)
+    }
+
+    /// Rows that can be compared: one machine, element type, mask and method.
+    pub(super) fn setting(&self) -> Setting {
+        Setting {
+            device: self.device.clone(),
+            driver: self.driver.clone(),
+            element: self.element.clone(),
+            mask: self.mask.clone(),
+            method: self.method.clone(),
+        }
+    }
+}
+
+/// What rows of one table or plot have in common.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Setting {
+    pub(super) device: String,
+    pub(super) driver: String,
+    pub(super) element: String,
+    pub(super) mask: String,
+    pub(super) method: String,
+}
+
+impl Setting {
+    fn title(&self) -> String {
+        let Self {
+            device,
+            driver,
+            element,
+            mask,
+            ..
+        } = self;
+        let method = match self.method.as_str() {
+            "graph" => "GPU time of one launch in a replayed graph",
+            "call" => "one call between events",
+            "wall" => "one call by the clock",
+            other => other,
+        };
+        let mask = if mask == "none" { "no mask" } else { mask };
+        format!("{device}, driver {driver}, {element}, {mask}: {method}")
+    }
+}
+
+/// Groups rows, keeping their order within a group.
+pub(super) fn by_setting<'a>(
+    rows: impl IntoIterator<Item = &'a BenchRow>,
+) -> BTreeMap<Setting, Vec<&'a BenchRow>> {
+    let mut groups: BTreeMap<Setting, Vec<&BenchRow>> = BTreeMap::new();
+    for row in rows {
+        groups.entry(row.setting()).or_default().push(row);
+    }
+    groups
+}
+
+/// One table per setting: shapes down, contestants across; a later measurement of the same replaces an earlier one.
+pub(super) fn tables(rows: &[BenchRow]) -> String {
+    if rows.is_empty() {
+        return "Nothing is measured yet.\n".to_owned();
+    }
+    let mut text = String::new();
+    for (setting, rows) in by_setting(rows) {
+        let contestants: BTreeSet<String> = rows.iter().map(|row| row.contestant()).collect();
+        let mut shapes: BTreeMap<(u64, u64, String), BTreeMap<String, &BenchRow>> = BTreeMap::new();
+        for row in &rows {
+            shapes
+                .entry((row.head_dim, row.key_len, row.shape()))
+                .or_default()
+                .insert(row.contestant(), row);
+        }
+        let header: Vec<&str> = std::iter::once("(batch, heads, length, head size)")
+            .chain(contestants.iter().map(String::as_str))
+            .collect();
+        let table = markdown_table(
+            &header,
+            shapes.into_iter().map(|((_, _, shape), cells)| {
+                let cell = |name: &String| {
+                    cells
+                        .get(name)
+                        .map_or_else(|| "-".to_owned(), |row| measured(row))
+                };
+                std::iter::once(shape)
+                    .chain(contestants.iter().map(cell))
+                    .collect()
+            }),
+        );
+        let days: BTreeSet<&str> = rows
+            .iter()
+            .map(|row| row.date.get(..10).unwrap_or(&row.date))
+            .collect();
+        text.push_str(&format!(
+            "**{}**\nMedian (90th percentile) in microseconds, speed at the median; measured {}.\n\n{table}\n",
+            setting.title(),
+            Vec::from_iter(days).join(", "),
+        ));
+    }
+    text
+}
+
+fn measured(row: &BenchRow) -> String {
+    let speed = if row.tflops < 1.0 {
+        format!("{:.1} GFLOP/s", row.tflops * 1000.0)
+    } else {
+        format!("{:.1} TFLOP/s", row.tflops)
+    };
+    format!("{:.1} ({:.1}), {speed}", row.median_us, row.p90_us)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::report) fn row(backend: &str, head_dim: u64, len: u64, tflops: f64) -> BenchRow {
+        let json = serde_json::json!({
+            "backend": backend, "family": "scalar", "kernel": "scalar_d64_32x64_w4_s2", "batch": 2, "heads": 8,
+            "kv_heads": 8, "query_len": len, "key_len": len, "head_dim": head_dim, "element": "f16", "mask": "none",
+            "method": "graph", "samples": 50, "median_us": 12.34, "p90_us": 15.0, "tflops": tflops,
+            "device": "NVIDIA H200", "driver": "CUDA 13.0", "date": "2026-11-21T06:29:07Z",
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn contestants_stand_side_by_side() {
+        let text = tables(&[
+            row("warptile", 64, 1024, 25.04),
+            row("cuDNN", 64, 512, 0.5),
+            row("warptile", 64, 512, 24.0),
+            row("warptile", 64, 512, 23.0),
+        ]);
+        let table: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();
+        assert_eq!(
+            table,
+            [
+                "| (batch, heads, length, head size) | cuDNN | warptile scalar |",
+                "| --- | --- | --- |",
+                "| (2, 8, 512, 64) | 12.3 (15.0), 500.0 GFLOP/s | 12.3 (15.0), 23.0 TFLOP/s |",
+                "| (2, 8, 1024, 64) | - | 12.3 (15.0), 25.0 TFLOP/s |",
+            ]
+        );
+        assert!(text.contains("measured 2026-11-21."), "{text}");
+    }
+}
