@@ -70,6 +70,17 @@ pub enum Error {
         found: ElementType,
     },
 
+    /// A tensor lies in memory otherwise than its problem was told.
+    #[error("{argument} has strides {found:?}, but the problem was built for {expected:?}")]
+    StridesDiffer {
+        /// The tensor at fault.
+        argument: &'static str,
+        /// Strides of the problem.
+        expected: [usize; 4],
+        /// Strides of the tensor.
+        found: [usize; 4],
+    },
+
     /// A slice or device buffer ends before its shape does.
     #[error(
         "{argument} needs a buffer of {needed} elements for its shape and strides, but has {available}"

@@ -200,6 +200,25 @@ impl<'a, T: Element> View<'a, T> {
         View { data, layout }
     }
 
+    /// The elements without gaps, in the order batch, row, head, head dimension.
+    ///
+    /// # Errors
+    /// [`Error::BufferTooSmall`] or [`Error::LayoutTooLarge`], naming `argument`.
+    pub fn to_dense(&self, argument: &'static str) -> Result<Vec<T>> {
+        self.layout.validate(argument)?;
+        self.layout.check_buffer(argument, self.data.len())?;
+        let [batch, rows, heads, head_dim] = self.layout.shape;
+        let mut dense = Vec::with_capacity(batch * rows * heads * head_dim);
+        for entry in 0..batch {
+            for row in 0..rows {
+                for head in 0..heads {
+                    dense.extend_from_slice(self.row(entry, row, head));
+                }
+            }
+        }
+        Ok(dense)
+    }
+
     /// One row of one head: `head_dim` elements.
     pub(crate) fn row(&self, batch: usize, row: usize, head: usize) -> &'a [T] {
         let start = self.layout.offset(batch, row, head);

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::element::ElementType;
+use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
-use crate::layout::{DIMENSIONS, Layout};
+use crate::layout::{DIMENSIONS, Layout, View};
 use crate::mask::Mask;
 
 /// The most rows a sequence or tensor may have, and the most batch entries or heads. The kernels keep such counts in 32
@@ -88,7 +88,6 @@ pub struct Sequence {
 
 impl Problem {
     /// Starts a description of attention between tensors of these layouts, all of one element type.
-    #[must_use]
     pub fn builder<'a>(
         q: &Layout,
         k: &Layout,
@@ -318,6 +317,28 @@ impl Problem {
             }
         };
         Err(Error::AlibiPresence { built, given })
+    }
+
+    /// Checks the arguments of a call against the problem: their layouts, their buffers, the slopes.
+    pub(crate) fn check_inputs<T: Element>(
+        &self,
+        q: &View<'_, T>,
+        k: &View<'_, T>,
+        v: &View<'_, T>,
+        slopes: Option<&[f32]>,
+    ) -> Result<()> {
+        for (argument, view, layout) in [("q", q, &self.q), ("k", k, &self.k), ("v", v, &self.v)] {
+            if T::TYPE != self.element {
+                return Err(Error::ElementMismatch {
+                    argument,
+                    expected: self.element,
+                    found: T::TYPE,
+                });
+            }
+            check_layout(argument, &view.layout, layout)?;
+            view.layout.check_buffer(argument, view.data.len())?;
+        }
+        self.check_alibi(slopes)
     }
 
     /// The slope of a head of a sequence; 0 without slopes.
@@ -574,6 +595,23 @@ fn expect_shape(argument: &'static str, layout: &Layout, expected: [usize; 4]) -
                 found,
             });
         }
+    }
+    Ok(())
+}
+
+/// Checks that a tensor lies as the problem was told.
+pub(crate) fn check_layout(
+    argument: &'static str,
+    found: &Layout,
+    expected: &Layout,
+) -> Result<()> {
+    expect_shape(argument, found, expected.shape)?;
+    if found.strides != expected.strides {
+        return Err(Error::StridesDiffer {
+            argument,
+            expected: expected.strides,
+            found: found.strides,
+        });
     }
     Ok(())
 }

@@ -1,0 +1,28 @@
+//! Random problems and the check of their results, shared by this crate's tests, the GPU tests and `warptile verify`.
+//!
+//! A [`Case`] is a problem without data, small enough to print on a line and to parse back. Its data follows from its
+//! seed, and everything a kernel must not touch is poisoned: inputs have NaN in every gap, margin and unused row, outputs
+//! are NaN before the run and must still be exactly that outside the rows they hold.
+//!
+//! ```
+//! use warptile::testing::Case;
+//! use warptile::{ViewMut, forward_cpu};
+//!
+//! let case: Case = "b2 q5 k7 h4/2 d16 f32 mask=causal seed=1".parse()?;
+//! let problem = case.problem();
+//! let inputs = case.inputs::<f32>();
+//! let mut result = case.result::<f32>();
+//! let out = ViewMut::new(&mut result.out[result.offset..], *problem.out());
+//! forward_cpu(&problem, inputs.q.view(), inputs.k.view(), inputs.v.view(), inputs.slopes(), out, Some(&mut result.lse))?;
+//! let report = case.check(&inputs, &result)?;
+//! assert!(report.out.passed && report.lse.passed);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod case;
+mod data;
+mod text;
+
+pub use case::{Case, LayoutKind, Lengths};
+pub use data::{Buffer, Failure, Inputs, Report, ResultBuffers};
+pub use text::ParseCaseError;

@@ -1,0 +1,400 @@
+//! Data for cases, poison around it, and the check of what a kernel made of it.
+
+use std::f64::consts::TAU;
+
+use crate::accept::{Verdict, accept, accept_lse};
+use crate::element::Element;
+use crate::layout::{Layout, View};
+use crate::problem::{Problem, Sequence};
+use crate::reference::{reference, reference_rounded};
+use crate::testing::case::Case;
+
+/// Poisoned elements before and after every tensor; a multiple of 16 bytes in every type.
+const MARGIN: usize = 16;
+
+/// A small generator of known quality (SplitMix64): the same numbers on every machine, forever.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        // The bias of a remainder is far below what a test could notice.
+        (self.next() % bound as u64) as usize
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+
+    /// A length up to `max_len`: mostly anything, sometimes next to a multiple of a tile, sometimes 0 or 1.
+    pub(crate) fn length(&mut self, max_len: usize) -> usize {
+        let length = match self.below(8) {
+            0 => self.below(3),
+            1 => (16 << self.below(5)) + self.below(3) - 1,
+            2 => self.below(40),
+            _ => self.below(max_len + 1),
+        };
+        length.min(max_len)
+    }
+
+    fn uniform(&mut self) -> f64 {
+        // 53 random bits; the half keeps it off 0.
+        ((self.next() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
+    }
+
+    /// Two independent standard normal numbers (Box and Muller).
+    fn normal_pair(&mut self) -> [f64; 2] {
+        let radius = (-2.0 * self.uniform().ln()).sqrt();
+        let angle = TAU * self.uniform();
+        [radius * angle.cos(), radius * angle.sin()]
+    }
+}
+
+/// A tensor of a case with poison around it.
+#[derive(Debug, Clone)]
+pub struct Buffer<T> {
+    /// Everything, poison included.
+    pub data: Vec<T>,
+    /// Where the tensor starts in `data`.
+    pub offset: usize,
+    /// How it lies from there.
+    pub layout: Layout,
+}
+
+impl<T: Element> Buffer<T> {
+    /// The tensor.
+    #[must_use]
+    pub fn view(&self) -> View<'_, T> {
+        View::new(&self.data[self.offset..], self.layout)
+    }
+}
+
+/// Data of a case.
+#[derive(Debug, Clone)]
+pub struct Inputs<T> {
+    /// Queries.
+    pub q: Buffer<T>,
+    /// Keys.
+    pub k: Buffer<T>,
+    /// Values.
+    pub v: Buffer<T>,
+    /// ALiBi slopes; empty without.
+    pub alibi: Vec<f32>,
+}
+
+impl<T> Inputs<T> {
+    /// The slopes as calls take them.
+    #[must_use]
+    pub fn slopes(&self) -> Option<&[f32]> {
+        (!self.alibi.is_empty()).then_some(&self.alibi[..])
+    }
+}
+
+/// What a kernel writes to: poisoned before the run.
+#[derive(Debug, Clone)]
+pub struct ResultBuffers<T> {
+    /// The output with poison around it.
+    pub out: Vec<T>,
+    /// Where the output starts in `out`.
+    pub offset: usize,
+    /// The lse, without a margin.
+    pub lse: Vec<f32>,
+}
+
+/// How the result of a case compares with the reference.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Report {
+    /// The output.
+    pub out: Verdict,
+    /// The lse.
+    pub lse: Verdict,
+}
+
+/// What is wrong with the result of a case.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// Values are off.
+    #[error("out {out}; lse {lse}")]
+    Wrong {
+        /// The output.
+        out: Verdict,
+        /// The lse.
+        lse: Verdict,
+    },
+    /// Memory that belongs to no result was written.
+    #[error("{tensor} was written outside its rows, at element {index} of the buffer")]
+    Stray {
+        /// `out` or `lse`.
+        tensor: &'static str,
+        /// Where.
+        index: usize,
+    },
+    /// The buffers aren't those of the case.
+    #[error(transparent)]
+    Invalid(#[from] crate::Error),
+}
+
+impl Case {
+    /// The data that follows from the seed: standard normal, NaN wherever no row of a sequence lies.
+    #[must_use]
+    pub fn inputs<T: Element>(&self) -> Inputs<T> {
+        let problem = self.problem();
+        // Not the stream that the case itself was drawn from.
+        let mut random = Random::new(self.seed ^ 0x5eed_da7a);
+        let mut tensor = |layout: &Layout, is_query: bool| {
+            let mut buffer = self.poisoned::<T>(layout);
+            for_each_row(&problem, layout, is_query, |start| {
+                let row = &mut buffer[self.offset() + start..][..layout.head_dim()];
+                for pair in row.chunks_exact_mut(2) {
+                    let normal = random.normal_pair();
+                    pair[0] = T::from_f64(normal[0]);
+                    pair[1] = T::from_f64(normal[1]);
+                }
+            });
+            Buffer {
+                data: buffer,
+                offset: self.offset(),
+                layout: *layout,
+            }
+        };
+        let q = tensor(problem.q(), true);
+        let k = tensor(problem.k(), false);
+        let v = tensor(problem.v(), false);
+        let alibi = (0..problem.alibi_len())
+            .map(|_| random.uniform() as f32)
+            .collect();
+        Inputs { q, k, v, alibi }
+    }
+
+    /// Poisoned buffers for the result.
+    #[must_use]
+    pub fn result<T: Element>(&self) -> ResultBuffers<T> {
+        let problem = self.problem();
+        ResultBuffers {
+            out: self.poisoned(problem.out()),
+            offset: self.offset(),
+            lse: vec![f32::NAN; problem.lse_len()],
+        }
+    }
+
+    /// Compares a result with the reference, and looks for writes to where no row lies.
+    ///
+    /// # Errors
+    /// [`Failure`], saying what is wrong.
+    pub fn check<T: Element>(
+        &self,
+        inputs: &Inputs<T>,
+        result: &ResultBuffers<T>,
+    ) -> Result<Report, Failure> {
+        let problem = self.problem();
+        let views = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+        let exact = reference(&problem, views.0, views.1, views.2, inputs.slopes())?;
+        let rounded = reference_rounded(&problem, views.0, views.1, views.2, inputs.slopes())?;
+        problem
+            .out()
+            .check_buffer("out", result.out.len().saturating_sub(result.offset))?;
+
+        // Take the rows out of copies; whatever is left must still be the poison.
+        let head_dim = problem.head_dim();
+        let (mut left_out, mut left_lse) = (result.out.clone(), result.lse.clone());
+        let mut out = vec![T::from_f64(0.0); exact.out.len()];
+        let mut lse = vec![0.0; exact.lse.len()];
+        let dense = Layout::bshd(problem.out().shape);
+        let poison = T::from_f64(f64::NAN);
+        for sequence in problem.sequences() {
+            for head in 0..problem.heads() {
+                for row in sequence.q_start..sequence.q_start + sequence.q_len {
+                    let from = result.offset + problem.out().offset(sequence.entry, row, head);
+                    let to = dense.offset(sequence.entry, row, head);
+                    out[to..to + head_dim].copy_from_slice(&result.out[from..from + head_dim]);
+                    left_out[from..from + head_dim].fill(poison);
+                }
+                let rows = lse_rows(&problem, &sequence, head);
+                if let Some(written) = result.lse.get(rows.clone()) {
+                    lse[rows.clone()].copy_from_slice(written);
+                    left_lse[rows].fill(f32::NAN);
+                } else {
+                    lse[rows].fill(f32::NAN);
+                }
+            }
+        }
+        // By bits: NaN never equals NaN, and another NaN than ours was written by someone else.
+        let canary = bytemuck::bytes_of(&poison);
+        let touched = |x: &T| bytemuck::bytes_of(x) != canary;
+        if let Some(index) = left_out.iter().position(touched) {
+            return Err(Failure::Stray {
+                tensor: "out",
+                index,
+            });
+        }
+        let canary = f32::NAN.to_bits();
+        if let Some(index) = left_lse.iter().position(|x| x.to_bits() != canary) {
+            return Err(Failure::Stray {
+                tensor: "lse",
+                index,
+            });
+        }
+
+        let report = Report {
+            out: accept(&problem, &out, &exact, &rounded),
+            lse: accept_lse(&problem, &lse, &exact, &rounded),
+        };
+        if report.out.passed && report.lse.passed {
+            Ok(report)
+        } else {
+            Err(Failure::Wrong {
+                out: report.out,
+                lse: report.lse,
+            })
+        }
+    }
+
+    fn offset(&self) -> usize {
+        MARGIN + usize::from(self.unaligned)
+    }
+
+    fn poisoned<T: Element>(&self, layout: &Layout) -> Vec<T> {
+        let reach = layout.required_len().unwrap_or(0);
+        vec![T::from_f64(f64::NAN); self.offset() + reach + MARGIN]
+    }
+}
+
+fn lse_rows(problem: &Problem, sequence: &Sequence, head: usize) -> std::ops::Range<usize> {
+    let start = problem.lse_offset(sequence, head);
+    start..start + sequence.q_len
+}
+
+/// Calls `visit` with the offset of every row of every head that belongs to a sequence.
+fn for_each_row(problem: &Problem, layout: &Layout, is_query: bool, mut visit: impl FnMut(usize)) {
+    for sequence in problem.sequences() {
+        let (start, len) = if is_query {
+            (sequence.q_start, sequence.q_len)
+        } else {
+            (sequence.k_start, sequence.k_len)
+        };
+        for row in start..start + len {
+            for head in 0..layout.heads() {
+                visit(layout.offset(sequence.entry, row, head));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case() -> Case {
+        "packed=3x5,0x2,4x0 h4/2 d16 f32 layout=gaps seed=3"
+            .parse()
+            .unwrap()
+    }
+
+    /// The reference's own result in the buffers of the case.
+    fn right(case: &Case, inputs: &Inputs<f32>) -> ResultBuffers<f32> {
+        let problem = case.problem();
+        let exact = reference(
+            &problem,
+            inputs.q.view(),
+            inputs.k.view(),
+            inputs.v.view(),
+            inputs.slopes(),
+        )
+        .unwrap();
+        let mut result = case.result::<f32>();
+        let dense = Layout::bshd(problem.out().shape);
+        for sequence in problem.sequences() {
+            for head in 0..problem.heads() {
+                for row in sequence.q_start..sequence.q_start + sequence.q_len {
+                    let from = dense.offset(sequence.entry, row, head);
+                    let to = result.offset + problem.out().offset(sequence.entry, row, head);
+                    for d in 0..problem.head_dim() {
+                        result.out[to + d] = exact.out[from + d] as f32;
+                    }
+                }
+                for index in lse_rows(&problem, &sequence, head) {
+                    result.lse[index] = exact.lse[index] as f32;
+                }
+            }
+        }
+        result
+    }
+
+    #[test]
+    fn the_reference_passes_its_own_check() {
+        let case = case();
+        let inputs = case.inputs::<f32>();
+        let report = case.check(&inputs, &right(&case, &inputs)).unwrap();
+        assert!(report.out.max_error < 1e-6);
+    }
+
+    #[test]
+    fn an_untouched_or_wrong_result_fails() {
+        let case = case();
+        let inputs = case.inputs::<f32>();
+        let failure = case.check(&inputs, &case.result()).unwrap_err();
+        assert!(matches!(failure, Failure::Wrong { .. }), "{failure}");
+        let mut result = right(&case, &inputs);
+        result.out[result.offset] += 1e-3;
+        assert!(case.check(&inputs, &result).is_err());
+        let mut result = right(&case, &inputs);
+        result.lse[0] += 1e-3;
+        assert!(case.check(&inputs, &result).is_err());
+    }
+
+    #[test]
+    fn stray_writes_fail() {
+        let case = case();
+        let inputs = case.inputs::<f32>();
+        let good = right(&case, &inputs);
+        let head_dim = case.head_dim;
+        for index in [
+            0,
+            good.offset - 1,
+            good.offset + head_dim,
+            good.out.len() - 1,
+        ] {
+            let mut result = good.clone();
+            result.out[index] = 0.0;
+            let failure = case.check(&inputs, &result).unwrap_err();
+            let expected =
+                format!("out was written outside its rows, at element {index} of the buffer");
+            assert_eq!(failure.to_string(), expected);
+        }
+        // The padding rows behind the last sequence.
+        let mut result = good;
+        result.lse[7] = 0.0;
+        let failure = case.check(&inputs, &result).unwrap_err();
+        assert!(matches!(failure, Failure::Stray { tensor: "lse", .. }));
+    }
+
+    #[test]
+    fn data_is_poisoned_outside_its_rows_and_normal_inside() {
+        let case: Case = "b2 q300 k200 h2 d32 f32 layout=gaps unaligned"
+            .parse()
+            .unwrap();
+        let q = case.inputs::<f32>().q;
+        let inside: Vec<f32> = q.data.iter().copied().filter(|x| !x.is_nan()).collect();
+        assert_eq!(inside.len(), 2 * 300 * 2 * 32);
+        let mean = inside.iter().sum::<f32>() / inside.len() as f32;
+        let square = inside.iter().map(|x| x * x).sum::<f32>() / inside.len() as f32;
+        assert!(
+            mean.abs() < 0.02 && (square - 1.0).abs() < 0.03,
+            "{mean} {square}"
+        );
+        assert_eq!(q.offset % 2, 1);
+    }
+}

@@ -1,0 +1,65 @@
+//! What the test programs share: running a case, and quickcheck over cases.
+
+use half::{bf16, f16};
+use quickcheck::{Arbitrary, Gen};
+use warptile::testing::{Case, Failure, Report, ResultBuffers};
+use warptile::{Element, ElementType, ViewMut, forward_cpu};
+
+/// A [`Case`] that quickcheck draws and shrinks.
+#[derive(Clone)]
+pub struct Any(pub Case);
+
+impl Arbitrary for Any {
+    fn arbitrary(g: &mut Gen) -> Self {
+        Any(Case::random(u64::arbitrary(g), 4 * g.size()))
+    }
+
+    fn shrink(&self) -> Box<dyn Iterator<Item = Self>> {
+        Box::new(self.0.shrink().into_iter().map(Any))
+    }
+}
+
+impl std::fmt::Debug for Any {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "\"{}\"", self.0)
+    }
+}
+
+/// Runs a case on the CPU path into poisoned buffers.
+pub fn run<T: Element>(case: &Case) -> (warptile::testing::Inputs<T>, ResultBuffers<T>) {
+    let problem = case.problem();
+    let inputs = case.inputs::<T>();
+    let mut result = case.result::<T>();
+    forward_cpu(
+        &problem,
+        inputs.q.view(),
+        inputs.k.view(),
+        inputs.v.view(),
+        inputs.slopes(),
+        ViewMut::new(&mut result.out[result.offset..], *problem.out()),
+        Some(&mut result.lse),
+    )
+    .unwrap();
+    (inputs, result)
+}
+
+/// Runs a case on the CPU path and holds the result against the reference.
+pub fn verify(case: &Case) -> Result<Report, Failure> {
+    fn typed<T: Element>(case: &Case) -> Result<Report, Failure> {
+        let (inputs, result) = run::<T>(case);
+        case.check(&inputs, &result)
+    }
+    match case.element {
+        ElementType::F16 => typed::<f16>(case),
+        ElementType::Bf16 => typed::<bf16>(case),
+        _ => typed::<f32>(case),
+    }
+}
+
+/// [`verify`] for a case in text form; panics on a failure.
+pub fn verify_text(text: &str) {
+    let case: Case = text.parse().unwrap();
+    if let Err(failure) = verify(&case) {
+        panic!("{case}: {failure}");
+    }
+}

@@ -1,0 +1,28 @@
+//! The CPU path against the reference on random problems.
+
+mod common;
+
+use common::{Any, verify};
+use quickcheck::{QuickCheck, TestResult};
+
+fn right(case: Any) -> TestResult {
+    match verify(&case.0) {
+        Ok(_) => TestResult::passed(),
+        Err(failure) => TestResult::error(format!("{}: {failure}", case.0)),
+    }
+}
+
+#[test]
+fn random_problems_match_the_reference() {
+    QuickCheck::new()
+        .tests(300)
+        .quickcheck(right as fn(Any) -> TestResult);
+}
+
+#[test]
+fn larger_random_problems_match_the_reference() {
+    QuickCheck::new()
+        .rng(quickcheck::Gen::new(500))
+        .tests(40)
+        .quickcheck(right as fn(Any) -> TestResult);
+}
