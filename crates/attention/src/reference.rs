@@ -36,11 +36,11 @@ pub fn reference<T: Element>(
 }
 
 /// Computes the same without fusing anything, in the element type: sums in `f32`, but scores, probabilities and output
-/// each rounded to `T` as they would be between three separate kernels. How far this is from [`reference`] tells what
+/// each rounded to `T` as they would be between three separate kernels. How far this is from [`reference()`] tells what
 /// error is natural for the type; see [`accept`](crate::accept).
 ///
 /// # Errors
-/// As [`reference`].
+/// As [`reference()`].
 pub fn reference_rounded<T: Element>(
     problem: &Problem,
     q: View<'_, T>,

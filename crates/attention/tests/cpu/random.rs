@@ -1,8 +1,6 @@
 //! The CPU path against the reference on random problems.
 
-mod common;
-
-use common::{Any, verify};
+use crate::common::{Any, verify};
 use quickcheck::{QuickCheck, TestResult};
 
 fn right(case: Any) -> TestResult {

@@ -2,12 +2,12 @@
 
 use half::{bf16, f16};
 use quickcheck::{Arbitrary, Gen};
-use warptile::testing::{Case, Failure, Report, ResultBuffers};
+use warptile::testing::{Case, Failure, Inputs, Report, ResultBuffers};
 use warptile::{Element, ElementType, ViewMut, forward_cpu};
 
 /// A [`Case`] that quickcheck draws and shrinks.
 #[derive(Clone)]
-pub struct Any(pub Case);
+pub(crate) struct Any(pub(crate) Case);
 
 impl Arbitrary for Any {
     fn arbitrary(g: &mut Gen) -> Self {
@@ -26,7 +26,7 @@ impl std::fmt::Debug for Any {
 }
 
 /// Runs a case on the CPU path into poisoned buffers.
-pub fn run<T: Element>(case: &Case) -> (warptile::testing::Inputs<T>, ResultBuffers<T>) {
+pub(crate) fn run<T: Element>(case: &Case) -> (Inputs<T>, ResultBuffers<T>) {
     let problem = case.problem();
     let inputs = case.inputs::<T>();
     let mut result = case.result::<T>();
@@ -44,7 +44,7 @@ pub fn run<T: Element>(case: &Case) -> (warptile::testing::Inputs<T>, ResultBuff
 }
 
 /// Runs a case on the CPU path and holds the result against the reference.
-pub fn verify(case: &Case) -> Result<Report, Failure> {
+pub(crate) fn verify(case: &Case) -> Result<Report, Failure> {
     fn typed<T: Element>(case: &Case) -> Result<Report, Failure> {
         let (inputs, result) = run::<T>(case);
         case.check(&inputs, &result)
@@ -57,7 +57,7 @@ pub fn verify(case: &Case) -> Result<Report, Failure> {
 }
 
 /// [`verify`] for a case in text form; panics on a failure.
-pub fn verify_text(text: &str) {
+pub(crate) fn verify_text(text: &str) {
     let case: Case = text.parse().unwrap();
     if let Err(failure) = verify(&case) {
         panic!("{case}: {failure}");

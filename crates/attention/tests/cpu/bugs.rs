@@ -1,0 +1,283 @@
+//! Bugs that other implementations shipped, each as a test that would have caught it.
+
+use half::bf16;
+use warptile::testing::Case;
+use warptile::{Element, Layout, Mask, Problem, View, ViewMut, forward_cpu, reference};
+
+use crate::common::{run, verify_text};
+
+/// Runs `f32` tensors in BSHD; returns the output and the lse.
+fn attend(problem: &Problem, q: &[f32], k: &[f32], v: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let mut out = vec![f32::NAN; problem.out().required_len().unwrap()];
+    let mut lse = vec![f32::NAN; problem.lse_len()];
+    let (q, k, v) = (
+        View::new(q, *problem.q()),
+        View::new(k, *problem.k()),
+        View::new(v, *problem.v()),
+    );
+    let view = ViewMut::new(&mut out[..], *problem.out());
+    forward_cpu(problem, q, k, v, None, view, Some(&mut lse)).unwrap();
+    (out, lse)
+}
+
+fn dense(query: usize, key: usize, mask: Mask) -> Problem {
+    let q = Layout::bshd([1, query, 1, 8]);
+    let k = Layout::bshd([1, key, 1, 8]);
+    Problem::builder(&q, &k, &k, f32::TYPE)
+        .mask(mask)
+        .build()
+        .unwrap()
+}
+
+/// Offsets beyond 2^32 elements: rows of one value repeated by a stride of 0, far apart in the batch by name only, would
+/// need 16 GiB for real, so the far part of the buffer is reserved but never touched.
+#[test]
+fn offsets_are_64_bit() {
+    const FAR: usize = (1 << 32) + 8;
+    // Zeroed memory is not resident until it is touched.
+    let mut keys = vec![0.0_f32; FAR + 8];
+    keys[FAR..].fill(1.0);
+    keys[..8].fill(-1.0);
+    let q = Layout::bshd([1, 1, 1, 8]);
+    let k = Layout::new([1, 2, 1, 8], [0, FAR, 8, 1]);
+    let problem = Problem::builder(&q, &k, &k, f32::TYPE).build().unwrap();
+    let (out, _) = attend(&problem, &[100.0; 8], &keys, &keys);
+    // The far key wins.
+    assert!(out.iter().all(|&x| (x - 1.0).abs() < 1e-6), "{out:?}");
+}
+
+/// NaN in rows of K and V that belong to no sequence, times a probability of 0.
+#[test]
+fn nan_in_padding_never_reaches_the_output() {
+    for element in ["f16", "bf16", "f32"] {
+        for mask in ["none", "causal", "window,3,2"] {
+            verify_text(&format!(
+                "packed=5x9,1x1,17x3,0x4 h4/2 d40 {element} mask={mask} layout=gaps seed=1"
+            ));
+            verify_text(&format!(
+                "b2 q70 k513 h2 d24 {element} mask={mask} layout=gaps unaligned seed=2"
+            ));
+        }
+    }
+}
+
+/// A finite stand-in for minus infinity swallows rows whose scores are all below it.
+#[test]
+fn rows_of_very_low_scores_are_not_masked() {
+    let problem = dense(2, 3, Mask::causal());
+    let keys: Vec<f32> = [1e30, 2e30, 1.5e30].iter().flat_map(|&x| [x; 8]).collect();
+    let values: Vec<f32> = [1.0, 2.0, 3.0].iter().flat_map(|&x| [x; 8]).collect();
+    let (out, lse) = attend(&problem, &[-1.0; 16], &keys, &values);
+    assert!(out.iter().all(|&x| x == 1.0), "{out:?}");
+    assert!(lse.iter().all(|&x| x < -1e30 && x.is_finite()), "{lse:?}");
+}
+
+/// 0 / 0 in rows that see nothing.
+#[test]
+fn fully_masked_rows_are_zero() {
+    let problem = dense(5, 2, Mask::causal());
+    let (out, lse) = attend(&problem, &[1.0; 40], &[1.0; 16], &[1.0; 16]);
+    assert!(out[..24].iter().all(|&x| x == 0.0), "{out:?}");
+    assert!(out[24..].iter().all(|&x| x == 1.0), "{out:?}");
+    assert_eq!(lse[..3], [f32::NEG_INFINITY; 3]);
+    assert!(lse[3..].iter().all(|x| x.is_finite()));
+    // Whole blocks that see nothing, and windows that end before the first key.
+    verify_text("b1 q700 k10 h2 d16 f16 mask=causal seed=1");
+    verify_text("b1 q700 k600 h2 d16 f32 mask=window,0,0 seed=1");
+}
+
+/// Two tiles that a row does not see, merged: -inf - -inf.
+#[test]
+fn rows_that_see_nothing_in_several_tiles() {
+    // Blocks are 128 rows and tiles 512 keys: the first rows of a block see nothing of the tile that the last ones need.
+    verify_text("b1 q1600 k1600 h1 d8 f32 mask=window,2,1 seed=1");
+    verify_text("b1 q1100 k40 h1 d8 f32 mask=window,1,0 seed=1");
+}
+
+/// Hang or crash on an empty tile, no keys at all, or a ragged causal batch.
+#[test]
+fn empty_and_ragged_sequences() {
+    verify_text("b2 q5 k0 h2 d8 f32 seed=1");
+    verify_text("packed=0x0,5x0,0x5,1x1,130x7,7x600,0x0 h2/1 d16 bf16 mask=causal seed=1");
+}
+
+/// Variable length that silently drops the mask.
+#[test]
+fn packed_sequences_keep_their_mask() {
+    for mask in ["causal", "causal-top-left", "window,4,0"] {
+        let packed: Case = format!("packed=9x9,6x12 h2 d8 f32 mask={mask} seed=5")
+            .parse()
+            .unwrap();
+        let full = Case {
+            mask: Mask::None,
+            ..packed.clone()
+        };
+        verify_text(&packed.to_string());
+        let ((_, masked), (_, unmasked)) = (run::<f32>(&packed), run::<f32>(&full));
+        let first = masked.offset..masked.offset + 8;
+        assert_ne!(masked.out[first.clone()], unmasked.out[first], "{mask}");
+    }
+}
+
+/// An lse with its own idea of strides.
+#[test]
+fn lse_is_batch_heads_rows() {
+    let case: Case = "b3 q7 k5 h4/2 d8 f32 layout=gaps seed=2".parse().unwrap();
+    let (inputs, result) = run::<f32>(&case);
+    assert_eq!(case.problem().lse_shape(), [3, 4, 7]);
+    assert!(case.check(&inputs, &result).is_ok());
+    let packed: Case = "packed=3x5,4x2 h4/2 d8 f32 seed=2".parse().unwrap();
+    verify_text(&packed.to_string());
+    // Three rows of padding behind the seven.
+    assert_eq!(packed.problem().lse_shape(), [1, 4, 10]);
+}
+
+/// The first call right and the fiftieth wrong: memory that a call leaves behind.
+#[test]
+fn repeated_calls_give_the_same_bits() {
+    let small: Case = "b1 q3 k5 h2 d8 f16 seed=1".parse().unwrap();
+    let large: Case = "b2 q200 k700 h4/2 d64 f16 mask=causal seed=2"
+        .parse()
+        .unwrap();
+    let (_, first) = run::<half::f16>(&large);
+    for _ in 0..50 {
+        run::<half::f16>(&small);
+        let (_, again) = run::<half::f16>(&large);
+        assert!(
+            bytemuck::cast_slice::<_, u8>(&again.out) == bytemuck::cast_slice::<_, u8>(&first.out)
+        );
+        assert!(again.lse == first.lse);
+    }
+}
+
+/// Results that depend on who computes what.
+#[test]
+fn the_number_of_threads_changes_nothing() {
+    let case: Case = "b2 q300 k300 h8/2 d64 f32 mask=causal seed=3"
+        .parse()
+        .unwrap();
+    let with = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .unwrap();
+        pool.install(|| run::<f32>(&case).1)
+    };
+    let (one, five) = (with(1), with(5));
+    assert!(one.lse == five.lse);
+    assert!(bytemuck::cast_slice::<_, u8>(&one.out) == bytemuck::cast_slice::<_, u8>(&five.out));
+}
+
+/// Products beyond the range of `f32`: inf - inf.
+#[test]
+fn overflowing_scores_make_no_nan() {
+    let huge = 3e38;
+    for (query, keys) in [
+        ([huge; 8], [[huge; 8], [-huge; 8]]),
+        // Partial sums overflow to both sides.
+        (
+            [huge, -huge, huge, -huge, 1.0, 1.0, 1.0, 1.0],
+            [[huge; 8], [1.0; 8]],
+        ),
+        ([-huge; 8], [[huge; 8], [huge; 8]]),
+    ] {
+        for (softcap, scale) in [(None, 1.0), (Some(20.0), 1.0), (None, -1e10)] {
+            let q = Layout::bshd([1, 1, 1, 8]);
+            let k = Layout::bshd([1, 2, 1, 8]);
+            let mut builder = Problem::builder(&q, &k, &k, f32::TYPE).scale(scale);
+            if let Some(softcap) = softcap {
+                builder = builder.softcap(softcap);
+            }
+            let problem = builder.build().unwrap();
+            let values: Vec<f32> = (0..16).map(|i| i as f32).collect();
+            let (out, lse) = attend(&problem, &query, keys.as_flattened(), &values);
+            let expected = reference(
+                &problem,
+                View::new(&query, q),
+                View::new(keys.as_flattened(), k),
+                View::new(&values, k),
+                None,
+            )
+            .unwrap();
+            for (a, b) in out.iter().zip(&expected.out) {
+                assert!(
+                    (f64::from(*a) - b).abs() < 1e-5,
+                    "{out:?} {:?}",
+                    expected.out
+                );
+            }
+            assert!(lse[0].is_finite());
+        }
+    }
+}
+
+/// A NaN in a row that is used must be seen, not healed.
+#[test]
+fn nan_in_real_inputs_reaches_the_rows_that_see_it() {
+    let problem = dense(2, 2, Mask::causal());
+    let mut keys = [1.0; 16];
+    keys[8] = f32::NAN;
+    let (out, lse) = attend(&problem, &[1.0; 16], &keys, &[1.0; 16]);
+    assert!(out[8..].iter().all(|x| x.is_nan()));
+    assert!(lse[1].is_nan());
+    assert!(out[..8].iter().all(|&x| x == 1.0) && lse[0].is_finite());
+}
+
+/// Huge but finite logits in a narrow type.
+#[test]
+fn huge_logits_pick_the_largest() {
+    let q = Layout::bshd([1, 1, 1, 8]);
+    let k = Layout::bshd([1, 3, 1, 8]);
+    let problem = Problem::builder(&q, &k, &k, bf16::TYPE).build().unwrap();
+    let large = bf16::from_f32(1e18);
+    let query = [large; 8];
+    let mut keys = [large; 24];
+    keys[8..16].fill(bf16::from_f32(2e18));
+    let values: Vec<bf16> = (0..24).map(|i| bf16::from_f32((i / 8) as f32)).collect();
+    let mut out = [bf16::NAN; 8];
+    forward_cpu(
+        &problem,
+        View::new(&query, q),
+        View::new(&keys, k),
+        View::new(&values, k),
+        None,
+        ViewMut::new(&mut out, q),
+        None,
+    )
+    .unwrap();
+    assert_eq!(out, [bf16::ONE; 8]);
+}
+
+/// Buffers and layouts that don't fit are errors that name the argument, before anything is written.
+#[test]
+fn arguments_that_do_not_fit_are_named() {
+    let problem = dense(2, 3, Mask::None);
+    let (q, k) = (*problem.q(), *problem.k());
+    let data = [0.0; 24];
+    let call =
+        |q: View<'_, f32>, k: View<'_, f32>, v: View<'_, f32>, out_len: usize, lse_len: usize| {
+            let mut out = vec![7.0; out_len];
+            let mut lse = vec![7.0; lse_len];
+            let view = ViewMut::new(&mut out[..], *problem.out());
+            let error = forward_cpu(&problem, q, k, v, None, view, Some(&mut lse)).unwrap_err();
+            assert!(out.iter().chain(&lse).all(|&x| x == 7.0));
+            error.to_string()
+        };
+    let (query, keys) = (View::new(&data[..16], q), View::new(&data[..], k));
+    let short = View::new(&data[..23], k);
+    assert!(call(query, keys, short, 16, 2).starts_with("v needs a buffer of 24 elements"));
+    assert!(call(query, keys, keys, 15, 2).starts_with("out needs a buffer of 16 elements"));
+    assert!(call(query, keys, keys, 16, 1).starts_with("lse needs a buffer of 2 elements"));
+    let strided = View::new(&data[..], Layout::new(k.shape, [0, 0, 0, 1]));
+    assert!(call(query, strided, keys, 16, 2).starts_with("k has strides [0, 0, 0, 1], but"));
+    assert!(call(keys, keys, keys, 16, 2).starts_with("q has length 3, but 2 is needed"));
+    let half = [half::f16::ONE; 24];
+    let mut out = [half::f16::ZERO; 16];
+    let (q, k) = (View::new(&half[..], q), View::new(&half[..], k));
+    let view = ViewMut::new(&mut out[..], *problem.out());
+    let error = forward_cpu(&problem, q, k, k, None, view, None).unwrap_err();
+    assert!(
+        error.to_string().starts_with("q has elements of type f16"),
+        "{error}"
+    );
+}

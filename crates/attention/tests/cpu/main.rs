@@ -1,0 +1,7 @@
+//! Tests of the CPU path.
+
+mod bugs;
+mod common;
+mod random;
+mod real;
+mod shapes;
