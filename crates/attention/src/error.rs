@@ -1,6 +1,9 @@
 //! What can be wrong with a problem, a tensor or the machine.
 
+use warptile_driver::DriverError;
 use warptile_kernels::{ElementType, UnpackError};
+
+use crate::plan::Rejection;
 
 /// Shorthand for a result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -179,7 +182,7 @@ pub enum Error {
     UnknownKernel {
         /// What was asked for.
         name: String,
-        /// Names close to it, or all if none is.
+        /// The names most like it.
         close: Vec<String>,
     },
 
@@ -205,28 +208,37 @@ pub enum Error {
         found: String,
     },
 
+    /// A buffer that the problem asks for was left out, or one was given that it knows nothing of.
+    #[error("{argument} {rule}")]
+    Presence {
+        /// The argument at fault.
+        argument: &'static str,
+        /// What is wrong.
+        rule: &'static str,
+    },
+
+    /// The driver is missing, too old, or reports an error.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+
     /// An embedded image is damaged.
     #[error(transparent)]
     Image(#[from] UnpackError),
 }
 
-/// A kernel the planner passed over, and why.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Rejection {
-    /// The kernel or image by name.
-    pub kernel: String,
-    /// Why it can't compute the problem, or what is better.
-    pub reason: String,
-}
-
-impl Rejection {
-    /// A rejection of `kernel` for `reason`.
-    #[must_use]
-    pub fn new(kernel: impl Into<String>, reason: impl Into<String>) -> Self {
-        Rejection {
-            kernel: kernel.into(),
-            reason: reason.into(),
+impl Error {
+    /// No kernel is called `name`; suggests those of `known` that look most like it.
+    pub(crate) fn unknown_kernel<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Self {
+        const SUGGESTIONS: usize = 3;
+        let mut known: Vec<&str> = known.collect();
+        known.sort_unstable();
+        known.dedup();
+        let likeness = |other: &str| strsim::jaro_winkler(name, other);
+        known.sort_by(|a, b| likeness(b).total_cmp(&likeness(a)));
+        known.truncate(SUGGESTIONS);
+        Error::UnknownKernel {
+            name: name.to_owned(),
+            close: known.into_iter().map(str::to_owned).collect(),
         }
     }
 }
@@ -249,6 +261,7 @@ fn reasons(rejected: &[Rejection]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Reason;
 
     #[test]
     fn an_unknown_kernel_suggests_others() {
@@ -266,11 +279,33 @@ mod tests {
     fn no_kernel_lists_every_reason() {
         let error = Error::NoKernel {
             problem: "f32 on cuda:0".into(),
-            rejected: vec![Rejection::new("wmma_d64", "takes f16 and bf16 only")],
+            rejected: vec![Rejection {
+                kernel: "wmma_d64",
+                reason: Reason::Element(ElementType::F32),
+            }],
         };
         assert_eq!(
             error.to_string(),
-            "no kernel for f32 on cuda:0\n  wmma_d64: takes f16 and bf16 only"
+            "no kernel for f32 on cuda:0\n  wmma_d64: not compiled for f32"
+        );
+    }
+
+    #[test]
+    fn the_closest_names_are_suggested() {
+        let known = [
+            "wmma_d64_64x64_w4_s2",
+            "scalar_d64_32x64_w4_s2",
+            "scalar_d64_32x64_w4_s1",
+            "scalar_d64_32x64_w4_s2",
+        ];
+        let Error::UnknownKernel { close, .. } =
+            Error::unknown_kernel("scalar_d64_32x64", known.into_iter())
+        else {
+            panic!("another error");
+        };
+        assert_eq!(
+            close[..2],
+            ["scalar_d64_32x64_w4_s1", "scalar_d64_32x64_w4_s2"]
         );
     }
 }

@@ -21,8 +21,22 @@
 
 mod case;
 mod data;
+mod gpu;
 mod text;
 
 pub use case::{Case, LayoutKind, Lengths};
 pub use data::{Buffer, Failure, Inputs, Report, ResultBuffers};
+pub use gpu::OnGpu;
 pub use text::ParseCaseError;
+
+/// A file of the repository, for tests: below `WARPTILE_ROOT` if that is set (a bundle run away from the sources), else
+/// below the sources this crate was built from.
+#[must_use]
+pub fn repository_file(path: &str) -> std::path::PathBuf {
+    std::env::var_os("WARPTILE_ROOT")
+        .map_or_else(
+            || concat!(env!("CARGO_MANIFEST_DIR"), "/../..").into(),
+            std::path::PathBuf::from,
+        )
+        .join(path)
+}

@@ -10,7 +10,7 @@ use warptile::{
 };
 
 fn read(name: &str) -> Vec<u8> {
-    let path = format!("{}/../../examples/{name}", env!("CARGO_MANIFEST_DIR"));
+    let path = warptile::testing::repository_file(&format!("examples/{name}"));
     std::fs::read(path).unwrap()
 }
 

@@ -1,0 +1,364 @@
+//! Problem to plan: which kernel runs, how it is launched, and why every other kernel does not.
+//!
+//! Planning is a pure function of the problem, the device's limits and the catalog; it needs no GPU.
+
+use std::fmt::{self, Write as _};
+
+use warptile_kernels::{ElementType, Family, Image, Target};
+
+use crate::device::DeviceProfile;
+use crate::rates;
+use crate::{Error, Problem, Result};
+
+/// Where and how a problem will be computed.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    problem: Problem,
+    device: String,
+    launch: Option<Launch>,
+    rejected: Vec<Rejection>,
+}
+
+/// The launch of the chosen kernel.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Launch {
+    /// The chosen kernel's image for this device.
+    pub image: &'static Image,
+    /// CTAs.
+    pub grid: u32,
+    /// Threads of a CTA.
+    pub threads: u32,
+    /// Dynamic shared memory of a CTA, in bytes.
+    pub dynamic_shared_bytes: u32,
+    /// Tiles of query rows for each head of each batch entry (or sequence).
+    pub query_tiles: u32,
+    /// CTAs a multiprocessor can hold at once.
+    pub ctas_per_multiprocessor: u32,
+    /// The planner's estimate of the GPU time, in microseconds; only its order among kernels means anything.
+    pub estimate_us: f64,
+}
+
+/// A kernel that will not run, and why.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Rejection {
+    /// Kernel name, `{family}_{tiling}`.
+    pub kernel: &'static str,
+    /// Why not.
+    pub reason: Reason,
+}
+
+/// Why a kernel will not run.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// It was not compiled for the problem's element type.
+    Element(ElementType),
+    /// Its tiles are too narrow for the head size.
+    HeadDim {
+        /// Head size its tiles are laid out for.
+        laid_out_for: u32,
+    },
+    /// No image of it runs on the device.
+    NoImage {
+        /// What it was compiled for.
+        targets: Vec<Target>,
+    },
+    /// A CTA needs more shared memory than the device gives.
+    SharedMemory {
+        /// Bytes needed.
+        needed: u32,
+        /// Bytes a CTA may have.
+        available: u32,
+    },
+    /// The family lacks something the problem asks for.
+    Feature(&'static str),
+    /// The grid would exceed what a launch can have.
+    Grid {
+        /// CTAs needed.
+        ctas: u64,
+    },
+    /// It applies, but another is expected to be faster.
+    Slower {
+        /// Its estimated time over that of the chosen kernel.
+        times: f64,
+    },
+    /// It applies, but another was asked for by name.
+    NotRequested,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::Element(element) => write!(f, "not compiled for {element}"),
+            Reason::HeadDim { laid_out_for } => {
+                write!(f, "its tiles hold head sizes up to {laid_out_for}")
+            }
+            Reason::NoImage { targets } => {
+                f.write_str("no image for this device (compiled for")?;
+                targets
+                    .iter()
+                    .try_for_each(|target| write!(f, " {target}"))?;
+                f.write_char(')')
+            }
+            Reason::SharedMemory { needed, available } => {
+                write!(
+                    f,
+                    "needs {needed} bytes of shared memory; the device gives a CTA {available}"
+                )
+            }
+            Reason::Feature(feature) => write!(f, "does not support {feature}"),
+            Reason::Grid { ctas } => write!(f, "needs {ctas} CTAs; a launch can have {MAX_GRID}"),
+            Reason::Slower { times } => {
+                write!(f, "applies, expected to take {times:.2} times as long")
+            }
+            Reason::NotRequested => f.write_str("applies, but another kernel was asked for"),
+        }
+    }
+}
+
+/// Largest grid along x (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+const MAX_GRID: u64 = (1 << 31) - 1;
+
+impl Plan {
+    /// A plan for the CPU path.
+    #[must_use]
+    pub fn cpu(problem: Problem) -> Self {
+        Plan {
+            problem,
+            device: "cpu".to_owned(),
+            launch: None,
+            rejected: Vec::new(),
+        }
+    }
+
+    /// Chooses a kernel for `problem` on `device` from the embedded catalog; `kernel` forces one by name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownKernel`] if the catalog has no kernel of that name, [`Error::NoKernel`] with every kernel's reason
+    /// if none (or not the one asked for) can run.
+    pub fn gpu(problem: Problem, device: &DeviceProfile, kernel: Option<&str>) -> Result<Self> {
+        Self::from_catalog(problem, device, kernel, warptile_kernels::catalog().iter())
+    }
+
+    /// [`Plan::gpu`] over a part of the catalog, such as only the PTX images.
+    ///
+    /// # Errors
+    /// As [`Plan::gpu`].
+    pub fn from_catalog(
+        problem: Problem,
+        device: &DeviceProfile,
+        kernel: Option<&str>,
+        images: impl Iterator<Item = &'static Image> + Clone,
+    ) -> Result<Self> {
+        if let Some(name) = kernel
+            && !images.clone().any(|image| image.kernel == name)
+        {
+            return Err(Error::unknown_kernel(
+                name,
+                images.map(|image| image.kernel),
+            ));
+        }
+
+        let mut candidates = Vec::new();
+        let mut rejected = Vec::new();
+        for kernel_name in kernel_names(images.clone()) {
+            let images = images.clone().filter(|image| image.kernel == kernel_name);
+            match consider(&problem, device, images) {
+                Ok(launch) => candidates.push(launch),
+                Err(reason) => rejected.push(Rejection {
+                    kernel: kernel_name,
+                    reason,
+                }),
+            }
+        }
+
+        candidates.sort_by(|a, b| a.estimate_us.total_cmp(&b.estimate_us));
+        let chosen = match kernel {
+            Some(name) => candidates
+                .iter()
+                .position(|launch| launch.image.kernel == name),
+            None => (!candidates.is_empty()).then_some(0),
+        };
+        let Some(chosen) = chosen else {
+            if let Some(name) = kernel {
+                rejected.retain(|rejection| rejection.kernel == name);
+            }
+            return Err(Error::NoKernel {
+                problem: format!("{problem} on {}", device.name),
+                rejected,
+            });
+        };
+        let launch = candidates.remove(chosen);
+        rejected.extend(candidates.iter().map(|other| Rejection {
+            kernel: other.image.kernel,
+            reason: match kernel {
+                Some(_) => Reason::NotRequested,
+                None => Reason::Slower {
+                    times: other.estimate_us / launch.estimate_us,
+                },
+            },
+        }));
+        let device = format!(
+            "{} (compute capability {}.{}, {} multiprocessors)",
+            device.name, device.major, device.minor, device.multiprocessors
+        );
+        Ok(Plan {
+            problem,
+            device,
+            launch: Some(launch),
+            rejected,
+        })
+    }
+
+    /// The problem this plan solves.
+    #[must_use]
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// The launch of the chosen kernel; `None` on the CPU.
+    #[must_use]
+    pub fn launch(&self) -> Option<&Launch> {
+        self.launch.as_ref()
+    }
+
+    /// The chosen kernel's name, `cpu` on the CPU.
+    #[must_use]
+    pub fn kernel_name(&self) -> &'static str {
+        self.launch
+            .as_ref()
+            .map_or("cpu", |launch| launch.image.kernel)
+    }
+
+    /// Every kernel that was not chosen, and why.
+    #[must_use]
+    pub fn rejected(&self) -> &[Rejection] {
+        &self.rejected
+    }
+
+    /// A readable account of the choice: problem, device, kernel, launch, and the reason for each kernel left out.
+    #[must_use]
+    pub fn explain(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "problem  {}", self.problem)?;
+        writeln!(f, "device   {}", self.device)?;
+        let Some(launch) = &self.launch else {
+            return writeln!(f, "kernel   cpu (tiled online softmax over all cores)");
+        };
+        writeln!(
+            f,
+            "kernel   {} (image {})",
+            launch.image.kernel, launch.image.name
+        )?;
+        writeln!(
+            f,
+            "launch   {} CTAs of {} threads, {} bytes of shared memory each, {} per multiprocessor",
+            launch.grid,
+            launch.threads,
+            launch.dynamic_shared_bytes,
+            launch.ctas_per_multiprocessor
+        )?;
+        for rejection in &self.rejected {
+            writeln!(f, "not      {}: {}", rejection.kernel, rejection.reason)?;
+        }
+        Ok(())
+    }
+}
+
+/// Every kernel name once; the catalog is ordered by image name, so the images of a kernel are neighbours.
+fn kernel_names(images: impl Iterator<Item = &'static Image>) -> Vec<&'static str> {
+    let mut names: Vec<_> = images.map(|image| image.kernel).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// The launch of one kernel, given its images, or why it can't run.
+fn consider(
+    problem: &Problem,
+    device: &DeviceProfile,
+    images: impl Iterator<Item = &'static Image> + Clone,
+) -> std::result::Result<Launch, Reason> {
+    let element = problem.element();
+    let of_element = images.clone().filter(|image| image.element == element);
+    let any = of_element.clone().next().ok_or(Reason::Element(element))?;
+    if any.tiling.head_dim < problem.head_dim() as u32 {
+        return Err(Reason::HeadDim {
+            laid_out_for: any.tiling.head_dim,
+        });
+    }
+    if let Some(feature) = missing_feature(any.family, problem) {
+        return Err(Reason::Feature(feature));
+    }
+    let image = of_element
+        .clone()
+        .filter(|image| image.target.runs_on(device.major, device.minor))
+        .max_by_key(|image| preference(image.target))
+        .ok_or_else(|| Reason::NoImage {
+            targets: of_element.map(|image| image.target).collect(),
+        })?;
+
+    let needed = image.resources.dynamic_shared_bytes;
+    if needed > device.shared_bytes_per_cta {
+        return Err(Reason::SharedMemory {
+            needed,
+            available: device.shared_bytes_per_cta,
+        });
+    }
+    let query_tiles = problem.query_len().div_ceil(image.tiling.block_m as usize) as u64;
+    let ctas = query_tiles * problem.heads() as u64 * problem.batch() as u64;
+    if ctas > MAX_GRID {
+        return Err(Reason::Grid { ctas });
+    }
+    let ctas_per_multiprocessor = occupancy(image, device);
+    Ok(Launch {
+        image,
+        grid: ctas as u32,
+        threads: 32 * image.tiling.warps,
+        dynamic_shared_bytes: needed,
+        query_tiles: query_tiles as u32,
+        ctas_per_multiprocessor,
+        estimate_us: rates::estimate_us(problem, image, device, ctas, ctas_per_multiprocessor),
+    })
+}
+
+/// What `family` cannot do that `problem` asks for.
+fn missing_feature(family: Family, problem: &Problem) -> Option<&'static str> {
+    match family {
+        Family::Scalar => None,
+        // The tensor-core softmax takes the row's maximum before scaling, which needs a scale that keeps the order.
+        _ if problem.scale() < 0.0 => Some("a negative scale"),
+        _ => None,
+    }
+}
+
+/// Machine code made for the device first, then the newest that runs on it, then PTX.
+fn preference(target: Target) -> (u32, u32) {
+    match target {
+        Target::CubinExact(sm) => (2, sm),
+        Target::Cubin(sm) => (1, sm),
+        Target::Ptx(sm) => (0, sm),
+        _ => (0, 0),
+    }
+}
+
+/// CTAs of `image` a multiprocessor holds at once, by shared memory, threads and registers; at least 1.
+fn occupancy(image: &Image, device: &DeviceProfile) -> u32 {
+    // The system keeps 1 KiB of shared memory for each resident CTA (CUDA C++ Programming Guide, "Shared Memory").
+    const RESERVED_SHARED_BYTES: u32 = 1024;
+    let threads = 32 * image.tiling.warps;
+    let by_shared = device.shared_bytes_per_multiprocessor
+        / (image.resources.dynamic_shared_bytes + RESERVED_SHARED_BYTES);
+    let by_threads = device.threads_per_multiprocessor / threads;
+    // Registers are handed out per warp in steps of 8 a thread; a PTX image has no count before the driver compiles it.
+    let registers = image.resources.registers.max(1).next_multiple_of(8);
+    let by_registers = device.registers_per_multiprocessor / (registers * threads);
+    by_shared.min(by_threads).min(by_registers).max(1)
+}

@@ -1,0 +1,62 @@
+//! Real activations: an encoder layer's q, k and v, against float64 results computed outside this project.
+
+use half::f16;
+use safetensors::SafeTensors;
+use warptile::accept::{accept, accept_lse};
+use warptile::testing::repository_file;
+use warptile::{
+    Attention, Backend, Element, Mask, Problem, ReferenceOutput, View, reference_rounded,
+};
+
+fn values<T: bytemuck::Pod>(file: &SafeTensors<'_>, name: &str) -> Vec<T> {
+    bytemuck::pod_collect_to_vec(file.tensor(name).unwrap().data())
+}
+
+fn compare(mask: Mask, suffix: &str) {
+    let qkv = std::fs::read(repository_file("examples/minilm_qkv.safetensors")).unwrap();
+    let qkv = SafeTensors::deserialize(&qkv).unwrap();
+    let expected = std::fs::read(repository_file("examples/minilm_expected.safetensors")).unwrap();
+    let expected = SafeTensors::deserialize(&expected).unwrap();
+    let shape: [usize; 4] = qkv.tensor("q").unwrap().shape().try_into().unwrap();
+    let [q, k, v] = ["q", "k", "v"].map(|name| values::<f16>(&qkv, name));
+    let widen = |name: &str| -> Vec<f64> {
+        values::<f32>(&expected, &format!("{name}{suffix}"))
+            .into_iter()
+            .map(f64::from)
+            .collect()
+    };
+    let exact = ReferenceOutput {
+        out: widen("out"),
+        lse: widen("lse"),
+    };
+
+    let backend = Backend::cuda(0).unwrap();
+    let [tq, tk, tv] = [&q, &k, &v].map(|data| backend.tensor(data, shape).unwrap());
+    let output = Attention::new().mask(mask).forward(&tq, &tk, &tv).unwrap();
+
+    let problem: &Problem = output.plan.problem();
+    let view = |data| View::new(data, *problem.q());
+    let rounded = reference_rounded(problem, view(&q), view(&k), view(&v), None).unwrap();
+    let out = accept::<f16>(problem, &output.out.to_vec().unwrap(), &exact, &rounded);
+    assert!(out.passed, "out {out} on {}", output.plan);
+    let lse = accept_lse(
+        problem,
+        &output.lse.unwrap().to_vec().unwrap(),
+        &exact,
+        &rounded,
+    );
+    assert!(lse.passed, "lse {lse}");
+    assert_eq!(f16::TYPE, problem.element());
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn full_attention_on_real_activations() {
+    compare(Mask::none(), "");
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn causal_attention_on_real_activations() {
+    compare(Mask::causal(), "_causal");
+}

@@ -1,0 +1,114 @@
+//! What the GPU tests share: the device, and running a case on one kernel family.
+
+use std::sync::OnceLock;
+
+use warptile::gpu::Gpu;
+use warptile::testing::{Case, ResultBuffers};
+use warptile::{Element, ElementType, Error, Family, Plan};
+use warptile_driver::Driver;
+use warptile_kernels::{Image, Target, catalog};
+
+/// Device 0, opened once.
+pub(crate) fn gpu() -> &'static Gpu {
+    static GPU: OnceLock<Gpu> = OnceLock::new();
+    GPU.get_or_init(|| Gpu::new(&Driver::load().unwrap(), 0).unwrap())
+}
+
+/// Which images a test may run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Images {
+    /// Any of a family.
+    Family(Family),
+    /// Only a family's PTX, compiled by the driver.
+    Ptx(Family),
+    /// One kernel.
+    Kernel(&'static str),
+}
+
+impl Images {
+    fn admit(self, image: &Image) -> bool {
+        match self {
+            Images::Family(family) => image.family == family,
+            Images::Ptx(family) => image.family == family && matches!(image.target, Target::Ptx(_)),
+            Images::Kernel(name) => image.kernel == name,
+        }
+    }
+
+    /// A plan for the case, or why there is none.
+    pub(crate) fn plan(self, case: &Case) -> Result<Plan, Error> {
+        let images = catalog().iter().filter(move |image| self.admit(image));
+        Plan::from_catalog(case.problem(), gpu().profile(), None, images)
+    }
+}
+
+/// Families in the catalog.
+pub(crate) fn families() -> Vec<Family> {
+    let mut families: Vec<_> = catalog().iter().map(|image| image.family).collect();
+    families.sort_unstable();
+    families.dedup();
+    families
+}
+
+/// Runs the case and holds the result against the reference. `Ok(false)` if no kernel takes the problem.
+pub(crate) fn passes(case: &Case, images: Images) -> Result<bool, String> {
+    match case.element {
+        ElementType::F16 => passes_as::<half::f16>(case, images),
+        ElementType::Bf16 => passes_as::<half::bf16>(case, images),
+        _ => passes_as::<f32>(case, images),
+    }
+}
+
+fn passes_as<T: Element>(case: &Case, images: Images) -> Result<bool, String> {
+    let plan = match images.plan(case) {
+        Ok(plan) => plan,
+        Err(Error::NoKernel { .. }) => return Ok(false),
+        Err(error) => return Err(error.to_string()),
+    };
+    let inputs = case.inputs::<T>();
+    let describe =
+        |what: &dyn std::fmt::Display| format!("{case} on {}: {what}", plan.kernel_name());
+    let mut on_gpu = case
+        .upload(&inputs, gpu(), &plan)
+        .map_err(|error| describe(&error))?;
+    on_gpu.launch().map_err(|error| describe(&error))?;
+    let result = on_gpu.result().map_err(|error| describe(&error))?;
+    case.check(&inputs, &result)
+        .map_err(|failure| describe(&failure))?;
+
+    on_gpu
+        .poison()
+        .and_then(|()| on_gpu.launch())
+        .map_err(|error| describe(&error))?;
+    let again = on_gpu.result().map_err(|error| describe(&error))?;
+    if same_bits(&result, &again) {
+        Ok(true)
+    } else {
+        Err(describe(&"a second launch gave other bits"))
+    }
+}
+
+/// Bitwise equality, poison included.
+pub(crate) fn same_bits<T: Element>(a: &ResultBuffers<T>, b: &ResultBuffers<T>) -> bool {
+    bytemuck::cast_slice::<T, u8>(&a.out) == bytemuck::cast_slice::<T, u8>(&b.out)
+        && bytemuck::cast_slice::<f32, u8>(&a.lse) == bytemuck::cast_slice::<f32, u8>(&b.lse)
+}
+
+/// Requires the case to run and pass in every family that takes it, and in at least one.
+#[track_caller]
+pub(crate) fn assert_passes(case: &Case) {
+    let mut ran = false;
+    for family in families() {
+        match passes(case, Images::Family(family)) {
+            Ok(taken) => ran |= taken,
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+    assert!(ran, "no kernel took {case}");
+}
+
+/// The case that `text` describes.
+#[track_caller]
+pub(crate) fn case(text: &str) -> Case {
+    text.parse()
+        .unwrap_or_else(|error| panic!("{text}: {error}"))
+}

@@ -1,0 +1,257 @@
+//! Bugs that other attention libraries shipped, each by name, and the shapes that catch them.
+
+use warptile::testing::{Case, Lengths};
+use warptile::{Attention, Backend, Layout};
+
+use crate::harness::{Images, assert_passes, case, families, gpu, passes};
+
+/// Query and key lengths.
+const LENGTHS: [(usize, usize); 14] = [
+    (1, 1),
+    (1, 339),
+    (3, 799),
+    (16, 20_000),
+    (108, 256),
+    (113, 203),
+    (128, 217),
+    (239, 1),
+    (640, 128),
+    (799, 3),
+    (1023, 1024),
+    (1024, 1023),
+    (2048, 3577),
+    (4224, 4224),
+];
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn awkward_lengths() {
+    for (query, key) in LENGTHS {
+        for mask in [
+            "",
+            "mask=causal",
+            "mask=causal-top-left",
+            "mask=window,100,20",
+        ] {
+            assert_passes(&case(&format!(
+                "b1 h2 q{query} k{key} d64 f16 {mask} seed=1"
+            )));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn awkward_head_sizes() {
+    for head_dim in [8, 40, 64, 96, 104, 128, 160, 192, 224, 256] {
+        for element in ["f16", "bf16", "f32"] {
+            for mask in ["", "mask=causal"] {
+                assert_passes(&case(&format!(
+                    "b1 h2 q130 k203 d{head_dim} {element} {mask} seed=2"
+                )));
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn grouped_heads_are_deterministic() {
+    for heads in ["h1/1", "h6/6", "h6/2", "h8/1", "h32/8"] {
+        assert_passes(&case(&format!(
+            "b2 {heads} q130 k203 d64 bf16 mask=causal seed=3"
+        )));
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn an_empty_key_sequence_gives_zero_and_minus_infinity() {
+    for head_dim in [64, 128] {
+        assert_passes(&case(&format!("b2 h2 q100 k0 d{head_dim} f16 seed=4")));
+        assert_passes(&case(&format!(
+            "b2 h2 q100 k0 d{head_dim} f16 mask=causal seed=4"
+        )));
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn nothing_to_do_returns_cleanly() {
+    for text in [
+        "b0 h2 q10 k10 d64 f16 seed=5",
+        "b2 h2 q0 k10 d64 f16 seed=5",
+        "packed=0x0,0x5 h2 d64 f16 seed=5",
+    ] {
+        assert_passes(&case(text));
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn fully_masked_rows_are_zero_not_nan() {
+    // Bottom-right causal with more queries than keys: the first rows see nothing.
+    assert_passes(&case("b1 h2 q300 k100 d64 f16 mask=causal seed=6"));
+    assert_passes(&case("b1 h2 q799 k3 d128 bf16 mask=causal seed=6"));
+    assert_passes(&case("b1 h2 q300 k100 d64 f16 mask=window,0,0 seed=6"));
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn packed_sequences_of_any_length_do_not_hang_or_lose_the_mask() {
+    for mask in ["", "mask=causal", "mask=window,30,0"] {
+        assert_passes(&case(&format!(
+            "packed=0x3,5x0,1x1,300x17,17x300,128x128,0x0 h4/2 d64 f16 {mask} seed=7"
+        )));
+        assert_passes(&case(&format!(
+            "packed=700x700,1x700,64x64 h2 d128 bf16 {mask} seed=7"
+        )));
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn nan_in_the_padding_of_keys_and_values_stays_there() {
+    // Packed cases have NaN rows behind every sequence's end that is the tensor's, `gaps` layouts between rows.
+    for layout in ["bshd", "bhsd", "gaps"] {
+        assert_passes(&case(&format!(
+            "packed=33x65,47x81 h2 d64 f16 layout={layout} seed=8"
+        )));
+        assert_passes(&case(&format!(
+            "b2 h2 q33 k65 d72 f16 layout={layout} seed=8"
+        )));
+        assert_passes(&case(&format!(
+            "b2 h2 q33 k65 d64 f16 layout={layout} unaligned seed=8"
+        )));
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn offsets_beyond_32_bits() {
+    // The last batch entry starts 2^31 elements and more into k and v: an int32 offset would wrap. The stride makes the
+    // tensor sparse, so only its ends are touched.
+    let gpu = gpu();
+    let (heads, rows, head_dim) = (2, 64, 64);
+    let far = (1_usize << 31) + 4096;
+    let shape = [2, rows, heads, head_dim];
+    let dense = Layout::bshd(shape);
+    let sparse = Layout::new(shape, [far, dense.strides[1], dense.strides[2], 1]);
+    let plain = Case {
+        lengths: Lengths::Dense {
+            batch: 2,
+            query: rows,
+            key: rows,
+        },
+        ..case("b2 h2 q64 k64 d64 f16 seed=9")
+    };
+    let inputs = plain.inputs::<half::f16>();
+    let read = |buffer: &warptile::testing::Buffer<half::f16>| {
+        let reach = buffer.layout.required_len().unwrap();
+        buffer.data[buffer.offset..buffer.offset + reach].to_vec()
+    };
+    let (q, k, v) = (read(&inputs.q), read(&inputs.k), read(&inputs.v));
+
+    for family in families() {
+        let expected = Images::Family(family).plan(&plain).unwrap();
+        let expected = plain.run_on_gpu(&inputs, gpu, &expected).unwrap();
+        let problem =
+            warptile::Problem::builder(&dense, &sparse, &sparse, warptile::ElementType::F16)
+                .build()
+                .unwrap();
+        let plan = warptile::Plan::from_catalog(
+            problem,
+            gpu.profile(),
+            None,
+            warptile_kernels::catalog()
+                .iter()
+                .filter(move |image| image.family == family),
+        )
+        .unwrap();
+        let stream = gpu.stream();
+        let spread = |data: &[half::f16]| {
+            let entry = data.len() / 2;
+            let mut buffer =
+                warptile_driver::DeviceBuffer::filled(stream, far + entry, 0xFF).unwrap();
+            buffer
+                .slice_mut(..entry)
+                .unwrap()
+                .copy_from_slice(&data[..entry])
+                .unwrap();
+            buffer
+                .slice_mut(far..)
+                .unwrap()
+                .copy_from_slice(&data[entry..])
+                .unwrap();
+            buffer
+        };
+        let (q, k, v) = (
+            warptile_driver::DeviceBuffer::from_slice(stream, &q).unwrap(),
+            spread(&k),
+            spread(&v),
+        );
+        let mut out = warptile_driver::DeviceBuffer::filled(stream, q.len(), 0xFF).unwrap();
+        let mut lse =
+            warptile_driver::DeviceBuffer::filled(stream, 2 * heads * rows, 0xFF).unwrap();
+        gpu.launcher(&plan, stream)
+            .unwrap()
+            .launch(
+                warptile::gpu::Arguments::new(
+                    q.as_slice(),
+                    k.as_slice(),
+                    v.as_slice(),
+                    out.as_slice_mut(),
+                )
+                .with_lse(lse.as_slice_mut()),
+            )
+            .unwrap();
+        let reach = q.len();
+        assert_eq!(
+            out.to_vec().unwrap(),
+            expected.out[expected.offset..expected.offset + reach],
+            "{family}"
+        );
+        assert_eq!(lse.to_vec().unwrap(), expected.lse, "{family}");
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn huge_logits_make_no_nan() {
+    use half::bf16;
+    // Dot products near and beyond the largest f32.
+    for magnitude in [1e4_f32, 1e15, 1e18, 1e30] {
+        let backend = Backend::cuda(0).unwrap();
+        let shape = [1, 70, 1, 64];
+        let data: Vec<bf16> = (0..70 * 64)
+            .map(|i| bf16::from_f32(if i % 3 == 0 { magnitude } else { -magnitude }))
+            .collect();
+        let tensor = backend.tensor(&data, shape).unwrap();
+        let output = Attention::new().forward(&tensor, &tensor, &tensor).unwrap();
+        let out = output.out.to_vec().unwrap();
+        assert!(
+            out.iter().all(|x| !x.is_nan()),
+            "{magnitude}: {}",
+            output.plan
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn every_feature_at_once() {
+    for element in ["f16", "bf16", "f32"] {
+        let text = format!(
+            "packed=130x257,64x3,1x700 h6/2 d88 {element} mask=window,90,10 softcap=15 alibi=batch scale=0.7 layout=gaps \
+             unaligned seed=10"
+        );
+        assert_passes(&case(&text));
+    }
+    assert!(matches!(
+        passes(
+            &case("b1 h1 q5 k5 d8 f32 seed=0"),
+            Images::Family(warptile::Family::Scalar)
+        ),
+        Ok(true)
+    ));
+}

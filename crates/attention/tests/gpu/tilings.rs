@@ -1,0 +1,78 @@
+//! Every kernel of the catalog, one by one.
+
+use warptile::ElementType;
+use warptile_kernels::{Image, catalog};
+
+use crate::harness::{Images, case, gpu, passes};
+
+/// Kernels with an image for this device, each once, with its element types.
+fn kernels() -> Vec<(&'static str, Vec<ElementType>, u32)> {
+    let (major, minor) = (gpu().profile().major, gpu().profile().minor);
+    let mut kernels: Vec<(&'static str, Vec<ElementType>, u32)> = Vec::new();
+    let runnable = |image: &&Image| {
+        image.target.runs_on(major, minor)
+            && image.resources.dynamic_shared_bytes <= gpu().profile().shared_bytes_per_cta
+    };
+    for image in catalog().iter().filter(runnable) {
+        match kernels.iter_mut().find(|(name, ..)| *name == image.kernel) {
+            Some((_, elements, _)) if elements.contains(&image.element) => {}
+            Some((_, elements, _)) => elements.push(image.element),
+            None => kernels.push((image.kernel, vec![image.element], image.tiling.head_dim)),
+        }
+    }
+    kernels
+}
+
+fn every_kernel_passes(problems: &[&str]) {
+    let kernels = kernels();
+    assert!(
+        !kernels.is_empty(),
+        "the catalog has no kernel for this device"
+    );
+    for (kernel, elements, head_dim) in kernels {
+        for element in elements {
+            for problem in problems {
+                let case = case(&format!("{problem} d{head_dim} {element} seed=1"));
+                match passes(&case, Images::Kernel(kernel)) {
+                    Ok(taken) => assert!(taken, "{kernel} did not take {case}"),
+                    Err(failure) => panic!("{failure}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn every_kernel_is_right_on_full_tiles_and_ragged_ones() {
+    every_kernel_passes(&["b1 h2 q512 k512", "b2 h2 q113 k203", "b1 h1 q1 k1"]);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn every_kernel_is_right_under_masks() {
+    every_kernel_passes(&[
+        "b1 h2 q300 k300 mask=causal",
+        "b1 h2 q130 k257 mask=window,40,3",
+    ]);
+}
+
+/// The acceptance tests of the project's predecessor: batch, heads, length, head size and mask.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn the_predecessors_acceptance_tests_pass_on_all_tilings_that_fit() {
+    for (problem, fits) in [
+        ("b1 h8 q512 k512 d64", 64),
+        ("b1 h8 q512 k512 d64 mask=causal", 64),
+        ("b2 h8 q2048 k2048 d64", 64),
+        ("b2 h8 q2048 k2048 d64 mask=causal", 64),
+        ("b2 h8 q2048 k2048 d128", 128),
+    ] {
+        for (kernel, elements, head_dim) in kernels() {
+            if head_dim == fits && elements.contains(&ElementType::F16) {
+                let case = case(&format!("{problem} f16 seed=7"));
+                assert_eq!(passes(&case, Images::Kernel(kernel)), Ok(true), "{kernel}");
+            }
+        }
+    }
+}

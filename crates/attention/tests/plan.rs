@@ -1,0 +1,177 @@
+//! The planner against the embedded catalog: what it picks for which device, and what it says of the rest.
+
+use warptile::testing::Case;
+use warptile::{DeviceProfile, Error, Plan, Reason};
+use warptile_kernels::{Target, catalog};
+
+fn case(text: &str) -> Case {
+    text.parse().unwrap()
+}
+
+fn device(major: u32, minor: u32, shared_bytes_per_cta: u32) -> DeviceProfile {
+    let mut profile = DeviceProfile::h200();
+    profile.name = format!("a {major}.{minor} device");
+    (profile.major, profile.minor) = (major, minor);
+    profile.shared_bytes_per_cta = shared_bytes_per_cta;
+    profile
+}
+
+/// Shared memory a CTA may have on consumer parts (8.6, 8.9, 12.0).
+const CONSUMER_SHARED_BYTES: u32 = 101_376;
+
+const PLAIN: &str = "b2 h8 q512 k512 d64 f16 seed=1";
+
+fn target_on(device: &DeviceProfile) -> Target {
+    let plan = Plan::gpu(case(PLAIN).problem(), device, None).unwrap();
+    plan.launch().unwrap().image.target
+}
+
+#[test]
+fn every_architecture_gets_an_image_that_runs_on_it() {
+    assert!(matches!(
+        target_on(&DeviceProfile::h200()),
+        Target::Cubin(90) | Target::CubinExact(90)
+    ));
+    assert_eq!(target_on(&device(8, 0, 166_912)), Target::Cubin(80));
+    assert_eq!(
+        target_on(&device(8, 6, CONSUMER_SHARED_BYTES)),
+        Target::Cubin(80)
+    );
+    assert_eq!(
+        target_on(&device(8, 9, CONSUMER_SHARED_BYTES)),
+        Target::Cubin(80)
+    );
+    assert_eq!(target_on(&device(10, 0, 232_448)), Target::Cubin(100));
+    assert_eq!(target_on(&device(10, 3, 232_448)), Target::Cubin(100));
+    assert_eq!(
+        target_on(&device(12, 0, CONSUMER_SHARED_BYTES)),
+        Target::Cubin(120)
+    );
+    // Newer than anything compiled: the driver compiles the PTX.
+    assert_eq!(target_on(&device(13, 0, 232_448)), Target::Ptx(80));
+}
+
+#[test]
+fn a_device_older_than_every_image_is_an_error_that_says_so() {
+    let error = Plan::gpu(case(PLAIN).problem(), &device(7, 5, 65_536), None).unwrap_err();
+    let Error::NoKernel { rejected, .. } = &error else {
+        panic!("{error}")
+    };
+    assert!(
+        rejected
+            .iter()
+            .any(|rejection| matches!(rejection.reason, Reason::NoImage { .. }))
+    );
+    assert!(
+        error
+            .to_string()
+            .contains("no image for this device (compiled for"),
+        "{error}"
+    );
+    assert!(error.to_string().contains("a 7.5 device"), "{error}");
+}
+
+#[test]
+fn an_image_for_exactly_one_device_is_not_given_to_its_successors() {
+    for image in catalog()
+        .iter()
+        .filter(|image| matches!(image.target, Target::CubinExact(_)))
+    {
+        let head_dim = image.tiling.head_dim;
+        let case = case(&format!(
+            "b2 h8 q512 k512 d{head_dim} {} seed=1",
+            image.element
+        ));
+        let error =
+            Plan::gpu(case.problem(), &device(10, 0, 232_448), Some(image.kernel)).unwrap_err();
+        assert!(
+            error.to_string().contains("no image for this device"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn every_head_size_and_element_type_has_a_kernel_on_every_architecture() {
+    let devices = [
+        device(8, 0, 166_912),
+        device(8, 9, CONSUMER_SHARED_BYTES),
+        DeviceProfile::h200(),
+        device(10, 0, 232_448),
+        device(12, 0, CONSUMER_SHARED_BYTES),
+        device(13, 0, CONSUMER_SHARED_BYTES),
+    ];
+    for head_dim in (8..=256).step_by(8) {
+        for element in ["f16", "bf16", "f32"] {
+            let problem = case(&format!("b1 h2 q100 k100 d{head_dim} {element} seed=1")).problem();
+            for device in &devices {
+                let plan = Plan::gpu(problem.clone(), device, None).unwrap();
+                let launch = plan.launch().unwrap();
+                assert!(launch.dynamic_shared_bytes <= device.shared_bytes_per_cta);
+                assert!(launch.image.tiling.head_dim as usize >= head_dim);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_kernel_is_forced_by_name_and_the_others_are_listed() {
+    let forced = "scalar_d64_16x64_w4_s2";
+    let plan = Plan::gpu(case(PLAIN).problem(), &DeviceProfile::h200(), Some(forced)).unwrap();
+    assert_eq!(plan.kernel_name(), forced);
+    assert_eq!(plan.launch().unwrap().grid, 2 * 8 * 32);
+    assert!(
+        plan.rejected()
+            .iter()
+            .any(|rejection| rejection.reason == Reason::NotRequested)
+    );
+    assert!(
+        plan.explain().contains("needs")
+            || plan
+                .explain()
+                .contains("its tiles hold head sizes up to 32")
+    );
+}
+
+#[test]
+fn a_forced_kernel_that_cannot_run_is_an_error_about_that_kernel() {
+    let problem = case("b1 h1 q10 k10 d128 f16 seed=1").problem();
+    let error = Plan::gpu(
+        problem,
+        &DeviceProfile::h200(),
+        Some("scalar_d64_16x64_w4_s2"),
+    )
+    .unwrap_err();
+    let Error::NoKernel { rejected, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(rejected.len(), 1);
+    assert_eq!(rejected[0].reason, Reason::HeadDim { laid_out_for: 64 });
+}
+
+#[test]
+fn an_unknown_kernel_is_an_error_with_suggestions() {
+    let error = Plan::gpu(
+        case(PLAIN).problem(),
+        &DeviceProfile::h200(),
+        Some("scaler_d64_16x64_w4_s2"),
+    )
+    .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("did you mean scalar_d64_16x64_w4_s2"),
+        "{error}"
+    );
+}
+
+#[test]
+fn nothing_to_compute_is_an_empty_grid() {
+    for text in [
+        "b0 h2 q10 k10 d64 f16 seed=1",
+        "b2 h2 q0 k10 d64 f16 seed=1",
+    ] {
+        let plan = Plan::gpu(case(text).problem(), &DeviceProfile::h200(), None).unwrap();
+        assert_eq!(plan.launch().unwrap().grid, 0, "{text}");
+    }
+}
