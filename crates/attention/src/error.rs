@@ -208,6 +208,17 @@ pub enum Error {
         found: String,
     },
 
+    /// The plan was made for tensors that start at a multiple of 16 bytes, and this one doesn't.
+    #[error(
+        "{argument} starts at {address:#x}, which is no multiple of 16 bytes as the planned kernel needs; build the problem with `unaligned_addresses`"
+    )]
+    Misaligned {
+        /// The tensor at fault.
+        argument: &'static str,
+        /// Its device address.
+        address: u64,
+    },
+
     /// A buffer that the problem asks for was left out, or one was given that it knows nothing of.
     #[error("{argument} {rule}")]
     Presence {

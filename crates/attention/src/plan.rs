@@ -8,7 +8,7 @@ use warptile_kernels::{ElementType, Family, Image, Target};
 
 use crate::device::DeviceProfile;
 use crate::rates;
-use crate::{Error, Problem, Result};
+use crate::{Error, Mask, Problem, Result};
 
 /// Where and how a problem will be computed.
 #[derive(Debug, Clone)]
@@ -33,6 +33,12 @@ pub struct Launch {
     pub dynamic_shared_bytes: u32,
     /// Tiles of query rows for each head of each batch entry (or sequence).
     pub query_tiles: u32,
+    /// Tiles of query rows in all.
+    pub tiles: u32,
+    /// Whether CTAs stay and draw their tiles from a counter, which the launch's workspace holds.
+    pub draws_tiles: bool,
+    /// Whether tensors must start at multiples of 16 bytes.
+    pub needs_alignment: bool,
     /// CTAs a multiprocessor can hold at once.
     pub ctas_per_multiprocessor: u32,
     /// The planner's estimate of the GPU time, in microseconds; only its order among kernels means anything.
@@ -313,19 +319,29 @@ fn consider(
         });
     }
     let query_tiles = problem.query_len().div_ceil(image.tiling.block_m as usize) as u64;
-    let ctas = query_tiles * problem.heads() as u64 * problem.batch() as u64;
-    if ctas > MAX_GRID {
-        return Err(Reason::Grid { ctas });
+    let tiles = query_tiles * problem.heads() as u64 * problem.batch() as u64;
+    if tiles > MAX_GRID {
+        return Err(Reason::Grid { ctas: tiles });
     }
+    let tiles = tiles as u32;
     let ctas_per_multiprocessor = occupancy(image, device);
+    let persistent = image.family == Family::Wgmma;
     Ok(Launch {
         image,
-        grid: ctas as u32,
+        grid: if persistent {
+            tiles.min(device.multiprocessors * ctas_per_multiprocessor)
+        } else {
+            tiles
+        },
         threads: 32 * image.tiling.warps,
         dynamic_shared_bytes: needed,
         query_tiles: query_tiles as u32,
+        tiles,
+        // Tiles of equal length need no balancing.
+        draws_tiles: persistent && (problem.mask() != Mask::None || problem.is_packed()),
+        needs_alignment: persistent,
         ctas_per_multiprocessor,
-        estimate_us: rates::estimate_us(problem, image, device, ctas, ctas_per_multiprocessor),
+        estimate_us: rates::estimate_us(problem, image, device, tiles, ctas_per_multiprocessor),
     })
 }
 
@@ -335,6 +351,10 @@ fn missing_feature(family: Family, problem: &Problem) -> Option<&'static str> {
         Family::Scalar => None,
         // The tensor-core softmax takes the row's maximum before scaling, which needs a scale that keeps the order.
         _ if problem.scale() < 0.0 => Some("a negative scale"),
+        Family::Wgmma if problem.alibi().is_some() => Some("ALiBi"),
+        Family::Wgmma if !problem.is_aligned() => {
+            Some("rows that don't start at multiples of 16 bytes")
+        }
         _ => None,
     }
 }

@@ -59,6 +59,7 @@ pub struct Problem {
     softcap: Option<f32>,
     alibi: Option<AlibiShape>,
     want_lse: bool,
+    aligned: bool,
 }
 
 /// Row offsets of packed sequences: sequence `b` has the rows `[b]..[b + 1]`.
@@ -106,6 +107,7 @@ impl Problem {
             softcap: None,
             alibi: None,
             want_lse: true,
+            aligned: true,
         }
     }
 
@@ -185,6 +187,22 @@ impl Problem {
     #[must_use]
     pub const fn wants_lse(&self) -> bool {
         self.want_lse
+    }
+
+    /// Whether every tensor's rows start at multiples of 16 bytes: the strides tell for all rows but the first, whose
+    /// address is taken to be one unless the problem was built with [`ProblemBuilder::unaligned_addresses`].
+    #[must_use]
+    pub fn is_aligned(&self) -> bool {
+        let elements = 16 / self.element.size();
+        let steps_aligned = |layout: &Layout| {
+            (0..3).all(|dimension| {
+                layout.shape[dimension] <= 1 || layout.strides[dimension].is_multiple_of(elements)
+            })
+        };
+        self.aligned
+            && [&self.q, &self.k, &self.v, &self.out]
+                .into_iter()
+                .all(steps_aligned)
     }
 
     /// Layout of q.
@@ -434,6 +452,7 @@ pub struct ProblemBuilder<'a> {
     softcap: Option<f32>,
     alibi: Option<AlibiShape>,
     want_lse: bool,
+    aligned: bool,
 }
 
 impl<'a> ProblemBuilder<'a> {
@@ -477,6 +496,12 @@ impl<'a> ProblemBuilder<'a> {
     /// Whether to compute the lse. Default: yes.
     pub fn want_lse(mut self, want_lse: bool) -> Self {
         self.want_lse = want_lse;
+        self
+    }
+
+    /// For tensors that may start at addresses that are no multiple of 16 bytes: keeps kernels away that need one.
+    pub fn unaligned_addresses(mut self) -> Self {
+        self.aligned = false;
         self
     }
 
@@ -552,6 +577,7 @@ impl<'a> ProblemBuilder<'a> {
             softcap: self.softcap,
             alibi: self.alibi,
             want_lse: self.want_lse,
+            aligned: self.aligned,
         };
         if let Some((cu_seqlens_q, cu_seqlens_k)) = self.packed {
             if batch != 1 {

@@ -22,13 +22,13 @@ const LAUNCH_US: f64 = 3.0;
 
 /// Expected GPU time of `image` on `problem`, in microseconds.
 ///
-/// The slowest multiprocessor decides: it works through `ceil(ctas / multiprocessors)` tiles of query rows, each against
+/// The slowest multiprocessor decides: it works through `ceil(tiles / multiprocessors)` tiles of query rows, each against
 /// all keys it can see. While it holds fewer CTAs than it could, it runs slower by the share of latency left unhidden.
 pub(crate) fn estimate_us(
     problem: &Problem,
     image: &Image,
     device: &DeviceProfile,
-    ctas: u64,
+    tiles: u32,
     ctas_per_multiprocessor: u32,
 ) -> f64 {
     let tiling = image.tiling;
@@ -43,7 +43,7 @@ pub(crate) fn estimate_us(
         4.0 * f64::from(tiling.block_m) * f64::from(tiling.block_n) * f64::from(tiling.head_dim);
 
     let multiprocessors = f64::from(device.multiprocessors.max(1));
-    let turns = (ctas as f64 / multiprocessors).ceil().max(1.0);
+    let turns = (f64::from(tiles) / multiprocessors).ceil().max(1.0);
     let held = turns.min(f64::from(ctas_per_multiprocessor));
     let unhidden = (f64::from(ctas_per_multiprocessor) / held).sqrt();
     let rate_per_multiprocessor = full_rate(image) * 1e6 / 132.0; // FLOP per microsecond

@@ -263,6 +263,12 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
         self.memory.stream()
     }
 
+    /// What keeps the memory alive, for [`Stream::keep_for_graph`].
+    #[must_use]
+    pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
+        self.memory.clone()
+    }
+
     /// A part of this view.
     ///
     /// # Errors
@@ -375,6 +381,12 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
     #[must_use]
     pub fn stream(&self) -> &'a Stream {
         self.view.stream()
+    }
+
+    /// What keeps the memory alive, for [`Stream::keep_for_graph`].
+    #[must_use]
+    pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
+        self.view.memory.clone()
     }
 
     /// Sets every byte, in stream order.

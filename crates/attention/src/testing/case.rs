@@ -250,6 +250,9 @@ impl Case {
         if let Some(alibi) = self.alibi {
             builder = builder.alibi(alibi);
         }
+        if self.unaligned {
+            builder = builder.unaligned_addresses();
+        }
         builder.build()
     }
 
