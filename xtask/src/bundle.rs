@@ -10,6 +10,9 @@ use crate::files::{self, FileError};
 /// What a bundle may weigh, so that it can be carried to a host by whatever means.
 pub const SIZE_LIMIT: u64 = 64 << 20;
 
+/// The bundle is for Linux hosts, as is `run.sh`.
+const LIBRARY_SUFFIX: &str = ".so";
+
 const RUN_SCRIPT: &str = include_str!("../run.sh");
 
 /// Data that tests and benchmarks read, relative to the repository's root; what does not exist is left out.
@@ -75,19 +78,22 @@ pub fn bundle(root: &Path, out: &Path) -> Result<Vec<Packed>, BundleError> {
         &[
             "bench",
             "--no-run",
-            "--workspace",
-            "--exclude=xtask",
+            "--package=warptile-benches",
             "--benches",
         ],
     ] {
+        let benchmarks_only = arguments[0] == "bench";
         for artifact in cargo(root, arguments)? {
-            if artifacts.contains(&artifact) {
+            // `--benches` also builds the library's unit tests, a second time.
+            if benchmarks_only && !artifact.to.starts_with("benches/") {
                 continue;
             }
-            if artifacts
-                .iter()
-                .any(|other: &Artifact| other.to == artifact.to)
-            {
+            let same_place = |other: &&Artifact| other.to == artifact.to;
+            if let Some(other) = artifacts.iter().find(same_place) {
+                // Cargo names a library where it built it and where it linked it to; the contents are the same.
+                if *other == artifact || artifact.to.ends_with(LIBRARY_SUFFIX) {
+                    continue;
+                }
                 return Err(BundleError::SameName(artifact.to));
             }
             artifacts.push(artifact);
@@ -175,7 +181,7 @@ fn artifact(root: &Path, message: &Value) -> Option<Artifact> {
                 .as_array()?
                 .iter()
                 .filter_map(Value::as_str)
-                .find(|name| name.ends_with(".so"))
+                .find(|name| name.ends_with(LIBRARY_SUFFIX))
         })??;
         return Some(Artifact {
             from: library.into(),
