@@ -91,7 +91,7 @@ impl Allocation {
     }
 
     fn free(&self) -> Result<()> {
-        let _current = self.stream.context().enter()?;
+        let _current = self.stream.context().enter_to_release();
         let operation = "freeing device memory";
         match self.origin {
             Origin::Pool => {
@@ -106,8 +106,8 @@ impl Allocation {
                 }
             }
             Origin::Plain => {
-                // A kernel may still use the memory, and cuMemFree does not promise to wait. If the
-                // wait fails the context is lost, and the memory with it; freeing is still tried.
+                // A kernel may still use the memory, and cuMemFree does not promise to wait. If
+                // neither stream nor context can be waited for, the memory is left alone.
                 // SAFETY: the stream is live and its context current.
                 let waited = unsafe {
                     call!(
@@ -116,9 +116,9 @@ impl Allocation {
                         stream_synchronize(self.stream.raw())
                     )
                 };
+                waited.or_else(|_| self.stream.context().drain())?;
                 // SAFETY: allocated by cuMemAlloc in `new` and freed once, here.
-                let freed = unsafe { call!(&self.stream, operation, mem_free(self.pointer)) };
-                waited.and(freed)
+                unsafe { call!(&self.stream, operation, mem_free(self.pointer)) }
             }
             Origin::Owner(_) | Origin::Nothing => Ok(()),
         }

@@ -510,7 +510,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
                 )
             }
         };
-        queued.and_then(|()| other.wait_for(stream))
+        queued.and_then(|()| other.come_after(stream))
     }
 }
 

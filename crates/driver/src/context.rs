@@ -177,9 +177,10 @@ impl Context {
         Ok(greatest..=least)
     }
 
-    /// Waits for everything in the context, without the bookkeeping of [`Context::synchronize`].
+    /// Waits for everything in the context, without the bookkeeping of [`Context::synchronize`];
+    /// for those who must know that the device has let go of something.
     pub(crate) fn drain(&self) -> Result<()> {
-        let _current = self.enter()?;
+        let _current = self.enter_to_release();
         // SAFETY: the context is current.
         unsafe { call!(self, "waiting for the device", ctx_synchronize()) }
     }
@@ -207,7 +208,7 @@ impl Context {
         // SAFETY: `current` outlives the call.
         unsafe {
             call!(
-                self.driver(),
+                self,
                 "asking for the current context",
                 ctx_get_current(&mut current)
             )
@@ -217,7 +218,7 @@ impl Context {
             // SAFETY: the context is alive: `self` retains it.
             unsafe {
                 call!(
-                    self.driver(),
+                    self,
                     "making the context current",
                     ctx_push_current(self.raw())
                 )
@@ -228,6 +229,30 @@ impl Context {
             pushed,
             on_this_thread: PhantomData,
         })
+    }
+
+    /// [`Context::enter`] for destructors, which must go on: a failure is kept for the next
+    /// synchronization, and as it may be that of earlier work, the context is pushed regardless.
+    pub(crate) fn enter_to_release(&self) -> Option<Current<'_>> {
+        match self.enter() {
+            Ok(current) => Some(current),
+            Err(error) => {
+                self.defer(Err(error));
+                // SAFETY: the context is alive: `self` retains it.
+                let pushed = unsafe {
+                    call!(
+                        self,
+                        "making the context current",
+                        ctx_push_current(self.raw())
+                    )
+                };
+                pushed.ok().map(|()| Current {
+                    context: self,
+                    pushed: true,
+                    on_this_thread: PhantomData,
+                })
+            }
+        }
     }
 
     /// Describes a failed call; for an error that an earlier launch may have caused, with suspects.

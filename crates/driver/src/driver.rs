@@ -130,7 +130,7 @@ impl Driver {
 
     /// Whether two handles are of the same loaded library.
     pub(crate) fn is(&self, other: &Driver) -> bool {
-        Arc::ptr_eq(&self.api, &other.api)
+        std::ptr::fn_addr_eq(self.api.init, other.api.init)
     }
 
     /// Describes a failed call.

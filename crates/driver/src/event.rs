@@ -127,17 +127,16 @@ impl fmt::Debug for Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let result = self.context.enter().and_then(|_current| {
-            // SAFETY: the event was created here and nobody else holds it. A stream that still
-            // waits for it keeps what it needs: the driver frees the event when it has happened.
-            unsafe {
-                call!(
-                    &self.context,
-                    "destroying an event",
-                    event_destroy(self.raw)
-                )
-            }
-        });
+        let _current = self.context.enter_to_release();
+        // SAFETY: the event was created here and nobody else holds it. A stream that still waits
+        // for it keeps what it needs: the driver frees the event when it has happened.
+        let result = unsafe {
+            call!(
+                &self.context,
+                "destroying an event",
+                event_destroy(self.raw)
+            )
+        };
         self.context.defer(result);
     }
 }

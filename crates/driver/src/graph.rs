@@ -111,23 +111,22 @@ impl fmt::Debug for Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        let result = self.context.enter().and_then(|_current| {
-            // SAFETY: instantiated by `Graph::instantiate`, and this was its last user. A launch
-            // that still runs is finished by the driver before the graph's resources go.
-            unsafe {
-                call!(
-                    &self.context,
-                    "destroying a graph",
-                    graph_exec_destroy(self.exec)
-                )
-            }
-        });
+        let _current = self.context.enter_to_release();
+        // SAFETY: instantiated by `Graph::instantiate`, and this was its last user. A launch that
+        // still runs is finished by the driver before the graph's resources go.
+        let result = unsafe {
+            call!(
+                &self.context,
+                "destroying a graph",
+                graph_exec_destroy(self.exec)
+            )
+        };
         self.context.defer(result);
         if let Some(latest) = lock(&self.latest).take() {
             // Memory is freed in the order of the stream it belongs to, so that stream must come
             // after the last launch.
             for stream in &self.kept.streams {
-                self.context.defer(stream.wait_for(&latest));
+                self.context.defer(stream.come_after(&latest));
             }
         }
     }
@@ -172,17 +171,16 @@ impl<'a> Capture<'a> {
         };
         let stream = self.stream;
         let mut raw = CUgraph::NULL;
-        let ended = stream.context().enter().and_then(|_current| {
-            // SAFETY: `raw` outlives the call; the stream is live, its context current, and its
-            // capture was begun on this thread: a `Capture` never leaves `Graph::capture`.
-            unsafe {
-                call!(
-                    stream,
-                    "ending a capture",
-                    stream_end_capture(stream.raw(), &mut raw)
-                )
-            }
-        });
+        let _current = stream.context().enter_to_release();
+        // SAFETY: `raw` outlives the call; the stream is live, its context current, and its capture
+        // was begun on this thread: a `Capture` never leaves `Graph::capture`.
+        let ended = unsafe {
+            call!(
+                stream,
+                "ending a capture",
+                stream_end_capture(stream.raw(), &mut raw)
+            )
+        };
         let kept = stream.context().captures().end(&kept);
         (ended.map(|()| RawGraph { stream, raw }), kept)
     }
@@ -206,16 +204,15 @@ struct RawGraph<'a> {
 impl Drop for RawGraph<'_> {
     fn drop(&mut self) {
         let context = self.stream.context();
-        let result = context.enter().and_then(|_current| {
-            // SAFETY: made by cuStreamEndCapture and destroyed once, here.
-            unsafe {
-                call!(
-                    context,
-                    "destroying a captured graph",
-                    graph_destroy(self.raw)
-                )
-            }
-        });
+        let _current = context.enter_to_release();
+        // SAFETY: made by cuStreamEndCapture and destroyed once, here.
+        let result = unsafe {
+            call!(
+                context,
+                "destroying a captured graph",
+                graph_destroy(self.raw)
+            )
+        };
         context.defer(result);
     }
 }

@@ -171,13 +171,17 @@ impl Drop for Inner {
             self.context.captures().keep(Arc::new(moved));
             return;
         }
-        // A kernel of the module may still be running, and its code must not go from under it. If
-        // the wait fails the context is lost and runs nothing.
-        let waited = self.context.drain();
-        let unloaded = self.context.enter().and_then(|_current| {
-            // SAFETY: loaded by `Module::load`, and this was its last user.
-            unsafe { call!(&self.context, "unloading a module", module_unload(self.raw)) }
-        });
-        self.context.defer(waited.and(unloaded));
+        // A kernel of the module may still be running, and its code must not go from under it. The
+        // first wait may only have repeated an error of earlier work; if the second fails too, the
+        // context is lost and the module with it.
+        let _current = self.context.enter_to_release();
+        if let Err(error) = self.context.drain().or_else(|_| self.context.drain()) {
+            self.context.defer(Err(error));
+            return;
+        }
+        // SAFETY: loaded by `Module::load`, and this was its last user.
+        let unloaded =
+            unsafe { call!(&self.context, "unloading a module", module_unload(self.raw)) };
+        self.context.defer(unloaded);
     }
 }

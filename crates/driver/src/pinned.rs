@@ -108,16 +108,15 @@ impl<T: Pod> Drop for PinnedBuffer<T> {
         if self.byte_len() == 0 {
             return;
         }
-        let result = self.context.enter().and_then(|_current| {
-            // SAFETY: allocated by `zeroed`, freed once, and no copy uses it: it would own it.
-            unsafe {
-                call!(
-                    &self.context,
-                    "freeing pinned memory",
-                    mem_free_host(self.values.as_ptr().cast())
-                )
-            }
-        });
+        let _current = self.context.enter_to_release();
+        // SAFETY: allocated by `zeroed`, freed once, and no copy uses it: it would own it.
+        let result = unsafe {
+            call!(
+                &self.context,
+                "freeing pinned memory",
+                mem_free_host(self.values.as_ptr().cast())
+            )
+        };
         self.context.defer(result);
     }
 }

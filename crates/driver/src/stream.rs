@@ -227,6 +227,16 @@ impl Stream {
         self.wait(&event)
     }
 
+    /// [`Stream::wait_for`] where memory safety hangs on it: if the streams cannot be ordered, waits
+    /// for the device instead.
+    pub(crate) fn come_after(&self, other: &Stream) -> Result<()> {
+        let ordered = self.wait_for(other);
+        if ordered.is_err() {
+            self.context().defer(other.context().drain());
+        }
+        ordered
+    }
+
     /// Whether the stream is being captured into a graph, by [`Graph`](crate::Graph) or by others.
     ///
     /// # Errors
@@ -288,17 +298,16 @@ impl fmt::Debug for Stream {
 impl Drop for Inner {
     fn drop(&mut self) {
         if matches!(self.holder, Holder::Us) {
-            let result = self.context.enter().and_then(|_current| {
-                // SAFETY: this was the last user of a stream created here. Work still queued on it
-                // is finished by the driver before the stream's resources go.
-                unsafe {
-                    call!(
-                        &self.context,
-                        "destroying a stream",
-                        stream_destroy(self.raw)
-                    )
-                }
-            });
+            let _current = self.context.enter_to_release();
+            // SAFETY: this was the last user of a stream created here. Work still queued on it is
+            // finished by the driver before the stream's resources go.
+            let result = unsafe {
+                call!(
+                    &self.context,
+                    "destroying a stream",
+                    stream_destroy(self.raw)
+                )
+            };
             self.context.defer(result);
         }
     }

@@ -1,1 +1,42 @@
-//! A libcuda stand-in with fault injection and leak counting, for tests.
+//! A CUDA driver made of host memory, for testing code that drives a GPU on machines without one.
+//!
+//! The crate builds a shared library with every export of [`warptile_cuda_sys`]'s table. It keeps
+//! streams as real queues: asynchronous work runs only when something waits for it, so memory that
+//! is freed too early, or a missing event edge, shows as a violation instead of passing by luck.
+//! It counts live objects, fails any call on demand, and can be an old driver, a stub, a machine
+//! without devices, a device without memory pools, or one with little memory.
+//!
+//! [`FakeDriver`] opens a private copy, so that tests can run side by side:
+//!
+//! ```no_run
+//! use warptile_fake_cuda::FakeDriver;
+//!
+//! let fake = FakeDriver::open();
+//! fake.set_device_count(2);
+//! fake.fail(Some("cuMemAllocAsync"), 1, 2); // the next call runs out of memory
+//! // ... Driver::load_from(fake.path()), and whatever is to be tested ...
+//! fake.assert_clean();
+//! ```
+//!
+//! # What it is not
+//! Kernels are recorded, not run, except `increment` (a `u64` address and a `u64` count: adds 1 to
+//! each `u32`). Destructors that are made to fail have done their work all the same, as the real
+//! ones may: their errors are those of earlier work. Captures are linear lists of operations.
+
+mod argument;
+mod control;
+mod device;
+mod event;
+mod exports;
+mod graph;
+mod handle;
+mod image;
+mod memory;
+mod module;
+mod queue;
+mod state;
+mod stream;
+
+pub use control::*;
+pub use exports::*;
+pub use handle::FakeDriver;

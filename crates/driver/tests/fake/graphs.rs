@@ -1,0 +1,209 @@
+//! Capture and replay.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use warptile_driver::sys::CUresult;
+use warptile_driver::{Context, DeviceBuffer, DriverError, Graph, Stream};
+use warptile_fake_cuda::{FakeDriver, Kind};
+
+use crate::{context, increment, launch};
+
+fn open() -> (FakeDriver, Context, Stream) {
+    let fake = FakeDriver::open();
+    let context = context(&fake).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    (fake, context, stream)
+}
+
+#[test]
+fn captured_work_runs_when_launched_as_often_as_launched() {
+    let (fake, context, stream) = open();
+    let kernel = increment(&context).unwrap();
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap();
+    let graph = Graph::capture::<DriverError>(&stream, |stream| {
+        launch(&kernel, stream, &buffer)?;
+        launch(&kernel, stream, &buffer)
+    })
+    .unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [0; 8]);
+    for _ in 0..5 {
+        graph.launch(&stream).unwrap();
+    }
+    assert_eq!(buffer.to_vec().unwrap(), [10; 8]);
+    drop((graph, buffer, kernel, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn the_graph_keeps_what_it_needs() {
+    let (fake, context, stream) = open();
+    let other = Stream::new(&context).unwrap();
+    let result = DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap();
+    let graph = {
+        let kernel = increment(&context).unwrap();
+        let seed = DeviceBuffer::<u32>::from_slice(&stream, &[5; 8]).unwrap();
+        let mut scratch = Some(DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap());
+        let mut result = {
+            // SAFETY: the owner keeps the memory.
+            unsafe { DeviceBuffer::<u32>::borrow(&stream, result.pointer(), 8, result.owner()) }
+                .unwrap()
+        };
+        Graph::capture::<DriverError>(&stream, |stream| {
+            if let Some(mut scratch) = scratch.take() {
+                scratch.copy_from(&seed)?;
+                launch(&kernel, stream, &scratch)?;
+                result.copy_from(&scratch)?;
+            }
+            Ok(())
+        })
+        .unwrap()
+        // Kernel, module, seed, scratch and the borrowed view are dropped here.
+    };
+    assert_eq!(fake.live(Kind::Modules), 1);
+    assert_eq!(fake.live(Kind::DeviceMemory), 3);
+    graph.launch(&other).unwrap();
+    // What it kept is freed only after its last launch, though that is on another stream.
+    drop(graph);
+    stream.synchronize().unwrap();
+    assert_eq!(result.to_vec().unwrap(), [6; 8]);
+    drop((result, stream, other, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn memory_dropped_within_a_capture_is_the_graphs() {
+    let (fake, context, stream) = open();
+    let kernel = increment(&context).unwrap();
+    for pools in [true, false] {
+        fake.set_memory_pools(pools);
+        let context = crate::context(&fake).unwrap();
+        let stream = Stream::new(&context).unwrap();
+        let mut buffer = Some(DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap());
+        let graph = Graph::capture::<DriverError>(&stream, |stream| {
+            // Only a raw address ties the launch to the buffer.
+            buffer
+                .take()
+                .map_or(Ok(()), |buffer| launch(&kernel, stream, &buffer))
+        })
+        .unwrap();
+        graph.launch(&stream).unwrap();
+        graph.launch(&stream).unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(fake.live(Kind::DeviceMemory), 1);
+        drop(graph);
+        assert_eq!(fake.live(Kind::DeviceMemory), 0);
+    }
+    drop((kernel, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn callers_can_have_things_kept() {
+    let (fake, context, stream) = open();
+    let kernel = increment(&context).unwrap();
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap();
+    let graph = Graph::capture::<DriverError>(&stream, |stream| {
+        stream.keep_for_graph(buffer.owner());
+        launch(&kernel, stream, &buffer)
+    })
+    .unwrap();
+    drop(buffer);
+    graph.launch(&stream).unwrap();
+    stream.synchronize().unwrap();
+    drop((graph, kernel, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_capture_ends_whatever_happens_in_it() {
+    let (fake, context, stream) = open();
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap();
+    let failed: Result<Graph, DriverError> =
+        Graph::capture(&stream, |_| Err(DriverError::NoDevice));
+    assert!(matches!(failed, Err(DriverError::NoDevice)));
+    assert!(!stream.is_capturing().unwrap());
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        Graph::capture::<DriverError>(&stream, |_| panic!("in a capture"))
+    }));
+    assert!(panicked.is_err());
+    assert!(!stream.is_capturing().unwrap());
+    assert_eq!(buffer.to_vec().unwrap(), [0; 8]);
+    drop((buffer, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn what_a_capture_forbids_is_refused_without_breaking_it() {
+    let (fake, context, stream) = open();
+    let kernel = increment(&context).unwrap();
+    let mut buffer = DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap();
+    let graph = Graph::capture::<DriverError>(&stream, |stream| {
+        let refused = [
+            stream.synchronize().unwrap_err(),
+            stream.query().unwrap_err(),
+            buffer.to_vec().unwrap_err(),
+            buffer.copy_from_slice(&[0; 8]).unwrap_err(),
+            DeviceBuffer::<u32>::zeroed(stream, 1).unwrap_err(),
+        ];
+        for error in refused {
+            assert!(matches!(error, DriverError::Capturing { .. }), "{error}");
+        }
+        buffer.as_slice_mut().fill_bytes(0)?;
+        launch(&kernel, stream, &buffer)
+    })
+    .unwrap();
+    graph.launch(&stream).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [1; 8]);
+    drop((graph, buffer, kernel, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_capture_within_a_capture_is_an_error() {
+    let (fake, context, stream) = open();
+    let outer = Graph::capture::<DriverError>(&stream, |stream| {
+        Graph::capture::<DriverError>(stream, |_| Ok(())).map(drop)
+    });
+    assert_eq!(
+        outer.unwrap_err().code(),
+        Some(CUresult::ERROR_ILLEGAL_STATE)
+    );
+    assert!(!stream.is_capturing().unwrap());
+    drop((stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_forked_stream_joins_the_capture() {
+    let (fake, context, stream) = open();
+    let side = Stream::new(&context).unwrap();
+    let kernel = increment(&context).unwrap();
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap();
+    let graph = Graph::capture::<DriverError>(&stream, |stream| {
+        side.wait_for(stream)?;
+        launch(&kernel, &side, &buffer)?;
+        stream.wait_for(&side)
+    })
+    .unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [0; 8]);
+    graph.launch(&stream).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [1; 8]);
+    drop((graph, buffer, kernel, side, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn an_error_in_a_replay_names_the_graphs_kernels() {
+    let (fake, context, stream) = open();
+    let kernel = increment(&context).unwrap();
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap();
+    let graph =
+        Graph::capture::<DriverError>(&stream, |stream| launch(&kernel, stream, &buffer)).unwrap();
+    fake.fail_kernel(CUresult::ERROR_LAUNCH_FAILED.0);
+    graph.launch(&stream).unwrap();
+    let error = stream.synchronize().unwrap_err();
+    assert!(
+        error.to_string().contains("kernel increment was running"),
+        "{error}"
+    );
+}

@@ -1,0 +1,57 @@
+//! The driver crate against the stand-in driver: everything that can be shown without a GPU.
+
+mod errors;
+mod faults;
+mod graphs;
+mod launches;
+mod lifetimes;
+mod loading;
+mod memory;
+
+use bytemuck::{Pod, Zeroable};
+use warptile_driver::{
+    Context, DeviceBuffer, Driver, Kernel, KernelOptions, LaunchConfig, Module, Result, Stream,
+};
+use warptile_fake_cuda::FakeDriver;
+
+const PTX: &[u8] = include_bytes!("../kernels.ptx");
+
+/// What `increment` takes.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Increment {
+    address: u64,
+    count: u64,
+}
+
+impl Increment {
+    fn of(buffer: &DeviceBuffer<u32>) -> Increment {
+        Increment {
+            address: buffer.pointer(),
+            count: buffer.len() as u64,
+        }
+    }
+}
+
+fn driver(fake: &FakeDriver) -> Result<Driver> {
+    // SAFETY: the library is the stand-in, with the driver's signatures.
+    unsafe { Driver::load_from(fake.path()) }
+}
+
+fn context(fake: &FakeDriver) -> Result<Context> {
+    Context::new(&driver(fake)?.device(0)?)
+}
+
+fn increment(context: &Context) -> Result<Kernel<Increment>> {
+    let module = Module::load(context, PTX)?;
+    Kernel::load(&module, "increment", &KernelOptions::new())
+}
+
+/// Queues one `increment` of the whole buffer.
+fn launch(kernel: &Kernel<Increment>, stream: &Stream, buffer: &DeviceBuffer<u32>) -> Result<()> {
+    let blocks = (buffer.len() as u32).div_ceil(128);
+    let config = LaunchConfig::new([blocks, 1, 1], [128, 1, 1]);
+    // SAFETY: the parameter block is the kernel's; the buffer is the stream's, or the test's point
+    // is to see what happens if it is not.
+    unsafe { kernel.launch(stream, &config, &Increment::of(buffer)) }
+}

@@ -1,0 +1,306 @@
+//! Buffers, slices, copies and events.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use warptile_driver::sys::CUresult;
+use warptile_driver::{Context, DeviceBuffer, DriverError, Event, PinnedBuffer, Stream};
+use warptile_fake_cuda::{FakeDriver, Kind};
+
+use crate::{context, driver};
+
+fn open() -> (FakeDriver, Context, Stream) {
+    let fake = FakeDriver::open();
+    let context = context(&fake).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    (fake, context, stream)
+}
+
+#[test]
+fn what_goes_in_comes_out() {
+    let (fake, context, stream) = open();
+    let values: Vec<u32> = (0..1000).collect();
+    let mut buffer = DeviceBuffer::from_slice(&stream, &values).unwrap();
+    assert_eq!((buffer.len(), buffer.byte_len()), (1000, 4000));
+    assert_eq!(buffer.to_vec().unwrap(), values);
+    assert_eq!(
+        buffer.slice(10..13).unwrap().to_vec().unwrap(),
+        [10, 11, 12]
+    );
+    buffer
+        .slice_mut(..2)
+        .unwrap()
+        .copy_from_slice(&[8, 9])
+        .unwrap();
+    buffer.slice_mut(2..=2).unwrap().fill_bytes(0xFF).unwrap();
+    let mut start = [0; 4];
+    buffer
+        .slice(..4)
+        .unwrap()
+        .copy_to_slice(&mut start)
+        .unwrap();
+    assert_eq!(start, [8, 9, u32::MAX, 3]);
+    let nan = DeviceBuffer::<f32>::filled(&stream, 3, 0xFF).unwrap();
+    assert!(nan.to_vec().unwrap().iter().all(|value| value.is_nan()));
+    assert_eq!(
+        DeviceBuffer::<f64>::zeroed(&stream, 2)
+            .unwrap()
+            .to_vec()
+            .unwrap(),
+        [0.0; 2]
+    );
+    drop((buffer, nan, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn empty_buffers_ask_nothing_of_the_driver() {
+    let (fake, context, stream) = open();
+    let calls = fake.calls();
+    let mut empty = DeviceBuffer::<f32>::from_slice(&stream, &[]).unwrap();
+    assert!(empty.is_empty());
+    assert_eq!(empty.pointer(), 0);
+    assert_eq!(empty.to_vec().unwrap(), []);
+    let other = DeviceBuffer::<f32>::zeroed(&stream, 0).unwrap();
+    empty.copy_from(&other).unwrap();
+    assert_eq!(fake.calls(), calls);
+    let pinned = PinnedBuffer::<f32>::zeroed(&context, 0).unwrap();
+    let copy = empty.as_slice().copy_to_pinned(pinned).unwrap();
+    assert_eq!(copy.wait().unwrap().len(), 0);
+    drop((empty, other, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn lengths_and_ranges_are_checked() {
+    let (_fake, context, stream) = open();
+    let mut buffer = DeviceBuffer::<u32>::zeroed(&stream, 4).unwrap();
+    let wrong = [
+        buffer.copy_from_slice(&[0; 3]).unwrap_err(),
+        buffer.copy_to_slice(&mut [0; 5]).unwrap_err(),
+        buffer
+            .copy_from(&DeviceBuffer::zeroed(&stream, 5).unwrap())
+            .unwrap_err(),
+        {
+            let pinned = PinnedBuffer::zeroed(&context, 3).unwrap();
+            buffer.as_slice_mut().copy_from_pinned(pinned).unwrap_err()
+        },
+    ];
+    for error in wrong {
+        assert!(matches!(error, DriverError::Length { .. }), "{error}");
+    }
+    #[expect(clippy::reversed_empty_ranges, reason = "what is to be refused")]
+    let backwards = buffer.slice(3..2);
+    assert!(matches!(
+        backwards,
+        Err(DriverError::OutOfRange { len: 4, .. })
+    ));
+    assert!(buffer.slice(..5).is_err());
+    assert!(buffer.slice(..=usize::MAX).is_err());
+    assert!(buffer.slice(4..).unwrap().is_empty());
+}
+
+#[test]
+fn pinned_copies_do_not_wait_and_hand_the_memory_back() {
+    let (fake, context, stream) = open();
+    let values: Vec<u32> = (0..100).collect();
+    let mut buffer = DeviceBuffer::<u32>::zeroed(&stream, 100).unwrap();
+    let pinned = PinnedBuffer::from_slice(&context, &values).unwrap();
+    let up = buffer.as_slice_mut().copy_from_pinned(pinned).unwrap();
+    let down = buffer
+        .as_slice()
+        .copy_to_pinned(PinnedBuffer::zeroed(&context, 100).unwrap())
+        .unwrap();
+    // The fill, two copies and their two events are all still queued.
+    assert_eq!(fake.pending(), 5);
+    assert!(!down.is_done().unwrap());
+    assert_eq!(&*down.wait().unwrap(), values.as_slice());
+    assert!(up.is_done().unwrap());
+    let mut again = up.wait().unwrap();
+    again[0] = 77;
+    assert_eq!(again[..2], [77, 1]);
+    drop((again, buffer, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn dropping_a_running_copy_waits_for_it() {
+    let (fake, context, stream) = open();
+    let mut buffer = DeviceBuffer::<u32>::zeroed(&stream, 100).unwrap();
+    let pinned = PinnedBuffer::from_slice(&context, &[5; 100]).unwrap();
+    drop(buffer.as_slice_mut().copy_from_pinned(pinned).unwrap());
+    assert_eq!(fake.live(Kind::PinnedMemory), 0);
+    assert_eq!(buffer.to_vec().unwrap(), [5; 100]);
+    drop((buffer, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn copies_between_streams_are_ordered_both_ways() {
+    let (fake, context, stream) = open();
+    let other = Stream::new(&context).unwrap();
+    let mut source = DeviceBuffer::<u32>::filled(&stream, 64, 1).unwrap();
+    let mut target = DeviceBuffer::<u32>::zeroed(&other, 64).unwrap();
+    target.copy_from(&source).unwrap();
+    // Neither may overtake the copy: changing the source, nor freeing it.
+    source.as_slice_mut().fill_bytes(9).unwrap();
+    drop(source);
+    stream.synchronize().unwrap();
+    assert_eq!(target.to_vec().unwrap(), [0x0101_0101; 64]);
+    drop((target, stream, other, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn an_explicit_edge_orders_another_streams_use() {
+    let (fake, context, stream) = open();
+    let kernel = crate::increment(&context).unwrap();
+    let other = Stream::new(&context).unwrap();
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 64).unwrap();
+    buffer.available_to(&other).unwrap();
+    crate::launch(&kernel, &other, &buffer).unwrap();
+    buffer.used_by(&other).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [1; 64]);
+    drop(buffer);
+    stream.synchronize().unwrap();
+    drop((kernel, stream, other, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn without_the_edge_the_stand_in_sees_the_mistake() {
+    let (fake, context, stream) = open();
+    let kernel = crate::increment(&context).unwrap();
+    let other = Stream::new(&context).unwrap();
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 64).unwrap();
+    crate::launch(&kernel, &other, &buffer).unwrap();
+    drop(buffer);
+    stream.synchronize().unwrap();
+    let error = other.synchronize().unwrap_err();
+    assert_eq!(error.code(), Some(CUresult::ERROR_ILLEGAL_ADDRESS));
+    assert_eq!(fake.violations().len(), 1, "{:?}", fake.violations());
+}
+
+#[test]
+fn copies_between_devices() {
+    let fake = FakeDriver::open();
+    fake.set_device_count(2);
+    let driver = driver(&fake).unwrap();
+    let contexts: Vec<Context> = driver
+        .devices()
+        .unwrap()
+        .iter()
+        .map(|device| Context::new(device).unwrap())
+        .collect();
+    contexts[0].enable_peer_access(&contexts[1]).unwrap();
+    let streams: Vec<Stream> = contexts.iter().map(|c| Stream::new(c).unwrap()).collect();
+    let source = DeviceBuffer::from_slice(&streams[0], &[3_u32; 10]).unwrap();
+    let mut target = DeviceBuffer::<u32>::uninit(&streams[1], 10).unwrap();
+    target.copy_from(&source).unwrap();
+    drop(source);
+    assert_eq!(target.to_vec().unwrap(), [3; 10]);
+    drop((target, streams, contexts));
+    fake.assert_clean();
+}
+
+#[test]
+fn borrowed_memory_is_used_but_never_freed() {
+    let (fake, context, stream) = open();
+    let owner = Arc::new(DeviceBuffer::from_slice(&stream, &[1_u32, 2, 3]).unwrap());
+    // SAFETY: the owner is the buffer itself, freed in the order of the same stream.
+    let borrowed = unsafe {
+        DeviceBuffer::<u32>::borrow(&stream, owner.pointer(), owner.len(), owner.clone())
+    }
+    .unwrap();
+    let address = owner.pointer();
+    drop(owner);
+    assert_eq!(borrowed.pointer(), address);
+    assert_eq!(borrowed.to_vec().unwrap(), [1, 2, 3]);
+    assert_eq!(fake.live(Kind::DeviceMemory), 1);
+    drop(borrowed);
+    assert_eq!(fake.live(Kind::DeviceMemory), 0);
+    drop((stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_borrowed_stream_keeps_its_owner_and_is_not_destroyed() {
+    let (fake, context, stream) = open();
+    let owner = Arc::new(stream);
+    // SAFETY: the owner keeps the stream.
+    let borrowed = unsafe { Stream::borrow(&context, owner.raw(), owner.clone()) }.unwrap();
+    assert_eq!(Arc::strong_count(&owner), 2);
+    let buffer = DeviceBuffer::from_slice(&borrowed, &[4_u8; 4]).unwrap();
+    drop(borrowed);
+    assert_eq!(buffer.to_vec().unwrap(), [4; 4]);
+    assert_eq!(fake.live(Kind::Streams), 1);
+    drop(buffer);
+    assert_eq!(Arc::strong_count(&owner), 1);
+    drop((owner, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_stream_of_another_context_is_not_borrowed() {
+    let fake = FakeDriver::open();
+    fake.set_device_count(2);
+    let driver = driver(&fake).unwrap();
+    let first = Context::new(&driver.device(0).unwrap()).unwrap();
+    let second = Context::new(&driver.device(1).unwrap()).unwrap();
+    let stream = Stream::new(&first).unwrap();
+    // SAFETY: the stream outlives the call.
+    let error = unsafe { Stream::borrow(&second, stream.raw(), Arc::new(())) }.unwrap_err();
+    assert!(
+        matches!(error, DriverError::ForeignContext { .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn events_order_and_measure() {
+    let (_fake, context, stream) = open();
+    let (start, end) = (
+        Event::timed(&context).unwrap(),
+        Event::timed(&context).unwrap(),
+    );
+    stream.record(&start).unwrap();
+    let buffer = DeviceBuffer::<u8>::zeroed(&stream, 16).unwrap();
+    stream.record(&end).unwrap();
+    assert!(!end.query().unwrap());
+    let early = end.elapsed_since(&start).unwrap_err();
+    assert_eq!(early.code(), Some(CUresult::ERROR_NOT_READY));
+    end.synchronize().unwrap();
+    assert!(end.query().unwrap());
+    // The stand-in's clock: a millisecond for each of the fill and the second event.
+    assert_eq!(end.elapsed_since(&start).unwrap(), Duration::from_millis(2));
+    assert_eq!(start.elapsed_since(&end).unwrap(), Duration::ZERO);
+    let untimed = Event::new(&context).unwrap();
+    assert!(untimed.elapsed_since(&start).is_err());
+    assert!(
+        untimed.query().unwrap(),
+        "an event never recorded has happened"
+    );
+    drop(buffer);
+}
+
+#[test]
+fn a_stream_knows_whether_it_is_done() {
+    let (_fake, _context, stream) = open();
+    assert!(stream.query().unwrap());
+    let _buffer = DeviceBuffer::<u8>::zeroed(&stream, 16).unwrap();
+    assert!(!stream.query().unwrap());
+    assert!(stream.query().unwrap());
+}
+
+#[test]
+fn memory_info_and_priorities_are_read() {
+    let (fake, context, stream) = open();
+    fake.set_memory(1 << 20);
+    let _buffer = DeviceBuffer::<u8>::zeroed(&stream, 1 << 10).unwrap();
+    assert_eq!(
+        context.memory_info().unwrap(),
+        ((1 << 20) - (1 << 10), 1 << 20)
+    );
+    assert_eq!(context.stream_priorities().unwrap(), -5..=0);
+    Stream::with_priority(&context, -5).unwrap();
+}

@@ -1,0 +1,383 @@
+//! The driver crate on a real GPU.
+
+use std::time::Duration;
+
+use bytemuck::{Pod, Zeroable};
+use warptile_driver::sys::CUresult;
+use warptile_driver::{
+    Context, DeviceAttribute, DeviceBuffer, Driver, DriverError, Event, FunctionAttribute, Graph,
+    Kernel, KernelOptions, LaunchConfig, Module, PinnedBuffer, Stream, TensorMap, TensorMapElement,
+};
+
+const PTX: &[u8] = include_bytes!("../kernels.ptx");
+
+/// What `increment` takes.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Increment {
+    address: u64,
+    count: u64,
+}
+
+/// What `through_shared` takes.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct ThroughShared {
+    address: u64,
+    bytes: u32,
+    value: u32,
+}
+
+fn first_context() -> Context {
+    let driver = Driver::load().unwrap();
+    Context::new(&driver.device(0).unwrap()).unwrap()
+}
+
+fn increment(context: &Context) -> Kernel<Increment> {
+    let module = Module::load(context, PTX).unwrap();
+    Kernel::load(&module, "increment", &KernelOptions::new().param_bytes(16)).unwrap()
+}
+
+fn launch(kernel: &Kernel<Increment>, stream: &Stream, buffer: &DeviceBuffer<u32>) {
+    let params = Increment {
+        address: buffer.pointer(),
+        count: buffer.len() as u64,
+    };
+    let blocks = (buffer.len() as u32).div_ceil(128);
+    let config = LaunchConfig::new([blocks, 1, 1], [128, 1, 1]);
+    // SAFETY: the parameter block is the kernel's, and the buffer is the stream's.
+    unsafe { kernel.launch(stream, &config, &params) }.unwrap();
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn every_device_can_be_described() {
+    let driver = Driver::load().unwrap();
+    for device in driver.devices().unwrap() {
+        assert!(!device.name().unwrap().is_empty());
+        assert!(device.compute_capability().unwrap() >= (5, 0));
+        assert!(device.multiprocessors().unwrap() > 0);
+        assert!(device.total_memory().unwrap() > 1 << 28);
+        assert!(device.max_shared_bytes_per_block().unwrap() >= 48 << 10);
+        assert_eq!(device.attribute(DeviceAttribute::WARP_SIZE).unwrap(), 32);
+        assert_ne!(device.uuid().unwrap(), [0; 16]);
+        assert!(device.pci_bus_id().unwrap().contains(':'));
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn what_goes_in_comes_out() {
+    let stream = Stream::new(&first_context()).unwrap();
+    let values: Vec<u32> = (0..1_000_003).collect();
+    let mut buffer = DeviceBuffer::from_slice(&stream, &values).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), values);
+    let mut copy = DeviceBuffer::<u32>::filled(&stream, values.len(), 0xFF).unwrap();
+    assert!(
+        copy.to_vec()
+            .unwrap()
+            .iter()
+            .all(|&value| value == u32::MAX)
+    );
+    copy.copy_from(&buffer).unwrap();
+    buffer.slice_mut(10..20).unwrap().fill_bytes(0).unwrap();
+    assert_eq!(copy.to_vec().unwrap(), values);
+    assert_eq!(buffer.slice(9..21).unwrap().to_vec().unwrap()[..2], [9, 0]);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn pinned_copies_round_trip() {
+    let context = first_context();
+    let stream = Stream::new(&context).unwrap();
+    let values: Vec<u64> = (0..1 << 20).collect();
+    let mut buffer = DeviceBuffer::<u64>::zeroed(&stream, values.len()).unwrap();
+    let up = PinnedBuffer::from_slice(&context, &values).unwrap();
+    let up = buffer.as_slice_mut().copy_from_pinned(up).unwrap();
+    let down = PinnedBuffer::zeroed(&context, values.len()).unwrap();
+    let down = buffer.as_slice().copy_to_pinned(down).unwrap();
+    assert_eq!(down.wait().unwrap()[..], values);
+    assert!(up.is_done().unwrap());
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_kernel_runs_and_its_buffers_may_be_dropped_at_once() {
+    let context = first_context();
+    let stream = Stream::new(&context).unwrap();
+    let kernel = increment(&context);
+    assert!(kernel.attribute(FunctionAttribute::NUM_REGS).unwrap() > 0);
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 1 << 20).unwrap();
+    for _ in 0..100 {
+        launch(&kernel, &stream, &buffer);
+        let scratch = DeviceBuffer::<u32>::zeroed(&stream, 1 << 20).unwrap();
+        launch(&kernel, &stream, &scratch);
+    }
+    drop(kernel);
+    assert!(buffer.to_vec().unwrap().iter().all(|&value| value == 100));
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn parameter_blocks_of_another_size_are_refused() {
+    let context = first_context();
+    let module = Module::load(&context, PTX).unwrap();
+    if context.driver().version().0 >= 12_040 {
+        let error = Kernel::<u64>::load(&module, "increment", &KernelOptions::new()).unwrap_err();
+        assert!(
+            matches!(error, DriverError::ParameterBlock { .. }),
+            "{error}"
+        );
+    }
+    let options = KernelOptions::new().param_bytes(8);
+    let error = Kernel::<Increment>::load(&module, "increment", &options).unwrap_err();
+    assert!(
+        matches!(error, DriverError::ParameterBlock { .. }),
+        "{error}"
+    );
+    let nothing = Kernel::<()>::load(&module, "nothing", &KernelOptions::new()).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    // SAFETY: it does nothing.
+    unsafe { nothing.launch(&stream, &LaunchConfig::new([3, 1, 1], [64, 1, 1]), &()) }.unwrap();
+    stream.synchronize().unwrap();
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn all_the_shared_memory_of_the_device_can_be_used() {
+    let context = first_context();
+    let stream = Stream::new(&context).unwrap();
+    let most = context.device().max_shared_bytes_per_block().unwrap();
+    let module = Module::load(&context, PTX).unwrap();
+    let load = |bytes| {
+        let options = KernelOptions::new().dynamic_shared_bytes(bytes);
+        Kernel::<ThroughShared>::load(&module, "through_shared", &options)
+    };
+    let kernel = load(most).unwrap();
+    let result = DeviceBuffer::<u32>::zeroed(&stream, 1).unwrap();
+    let params = ThroughShared {
+        address: result.pointer(),
+        bytes: most,
+        value: 12_345,
+    };
+    let mut configs = vec![LaunchConfig::new([1, 1, 1], [1, 1, 1]).dynamic_shared_bytes(most)];
+    configs.push(configs[0].cooperative());
+    if context.device().compute_capability().unwrap() >= (9, 0) {
+        let pair = LaunchConfig::new([2, 1, 1], [1, 1, 1]).dynamic_shared_bytes(most);
+        assert!(
+            kernel
+                .clusters_on_device(&stream, &pair.cluster([2, 1, 1]))
+                .unwrap()
+                > 0
+        );
+        configs.push(pair.cluster([2, 1, 1]));
+    }
+    for config in configs {
+        let mut result = DeviceBuffer::<u32>::zeroed(&stream, 1).unwrap();
+        let params = ThroughShared {
+            address: result.pointer(),
+            ..params
+        };
+        assert_eq!(kernel.blocks_per_multiprocessor(&config).unwrap(), 1);
+        // SAFETY: the parameter block is the kernel's; every block writes the same value.
+        unsafe { kernel.launch(&stream, &config, &params) }.unwrap();
+        assert_eq!(result.to_vec().unwrap(), [12_345], "{config:?}");
+        result.as_slice_mut().fill_bytes(0).unwrap();
+    }
+    let error = load(most + 1).unwrap_err();
+    assert!(error.to_string().contains("through_shared"), "{error}");
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn events_measure_device_time() {
+    let context = first_context();
+    let stream = Stream::new(&context).unwrap();
+    let kernel = increment(&context);
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 1 << 24).unwrap();
+    let (start, end) = (
+        Event::timed(&context).unwrap(),
+        Event::timed(&context).unwrap(),
+    );
+    launch(&kernel, &stream, &buffer);
+    stream.record(&start).unwrap();
+    for _ in 0..20 {
+        launch(&kernel, &stream, &buffer);
+    }
+    stream.record(&end).unwrap();
+    end.synchronize().unwrap();
+    let elapsed = end.elapsed_since(&start).unwrap();
+    // 20 passes over 64 MiB: more than a microsecond each, less than a second in all.
+    assert!(
+        elapsed > Duration::from_micros(20) && elapsed < Duration::from_secs(1),
+        "{elapsed:?}"
+    );
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn streams_wait_for_each_other() {
+    let context = first_context();
+    let (first, second) = (
+        Stream::new(&context).unwrap(),
+        Stream::new(&context).unwrap(),
+    );
+    let kernel = increment(&context);
+    let buffer = DeviceBuffer::<u32>::zeroed(&first, 1 << 20).unwrap();
+    for _ in 0..50 {
+        launch(&kernel, &first, &buffer);
+        buffer.available_to(&second).unwrap();
+        launch(&kernel, &second, &buffer);
+        buffer.used_by(&second).unwrap();
+    }
+    assert!(buffer.to_vec().unwrap().iter().all(|&value| value == 100));
+    let mut copy = DeviceBuffer::<u32>::uninit(&second, 1 << 20).unwrap();
+    copy.copy_from(&buffer).unwrap();
+    drop(buffer);
+    assert!(copy.to_vec().unwrap().iter().all(|&value| value == 100));
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_graph_replays_and_owns_what_it_needs() {
+    let context = first_context();
+    let (stream, other) = (
+        Stream::new(&context).unwrap(),
+        Stream::new(&context).unwrap(),
+    );
+    let result = DeviceBuffer::<u32>::zeroed(&stream, 4096).unwrap();
+    let graph = {
+        let kernel = increment(&context);
+        let scratch = DeviceBuffer::<u32>::zeroed(&stream, 4096).unwrap();
+        stream.synchronize().unwrap();
+        let mut scratch = Some(scratch);
+        Graph::capture::<DriverError>(&stream, |stream| {
+            assert!(matches!(
+                stream.synchronize(),
+                Err(DriverError::Capturing { .. })
+            ));
+            launch(&kernel, stream, &result);
+            if let Some(scratch) = scratch.take() {
+                launch(&kernel, stream, &scratch);
+            }
+            Ok(())
+        })
+        .unwrap()
+    };
+    assert!(!stream.is_capturing().unwrap());
+    assert_eq!(result.to_vec().unwrap()[0], 0);
+    for _ in 0..30 {
+        graph.launch(&stream).unwrap();
+        graph.launch(&other).unwrap();
+    }
+    drop(graph);
+    other.synchronize().unwrap();
+    assert!(result.to_vec().unwrap().iter().all(|&value| value == 60));
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_broken_capture_leaves_the_stream_usable() {
+    let context = first_context();
+    let stream = Stream::new(&context).unwrap();
+    let failed: Result<Graph, DriverError> =
+        Graph::capture(&stream, |_| Err(DriverError::NoDevice));
+    assert!(matches!(failed, Err(DriverError::NoDevice)));
+    let buffer = DeviceBuffer::from_slice(&stream, &[1_u32; 100]).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [1; 100]);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn out_of_memory_leaves_the_context_usable() {
+    let context = first_context();
+    let stream = Stream::new(&context).unwrap();
+    let total = context.device().total_memory().unwrap();
+    let error = DeviceBuffer::<u8>::uninit(&stream, total * 2).unwrap_err();
+    assert!(error.is_out_of_memory(), "{error}");
+    let buffer = DeviceBuffer::from_slice(&stream, &[1_u32; 100]).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [1; 100]);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_ptx_that_does_not_compile_brings_the_compilers_words() {
+    let context = first_context();
+    let ptx = b".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k() { nonsense; }\n";
+    let error = Module::load(&context, ptx).unwrap_err();
+    let DriverError::Module { log, .. } = &error else {
+        panic!("unexpected: {error}");
+    };
+    assert!(log.contains("line 4"), "{error}");
+    assert_eq!(error.code(), Some(CUresult::ERROR_INVALID_PTX));
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_tensor_map_is_accepted_by_the_driver() {
+    let context = first_context();
+    let stream = Stream::new(&context).unwrap();
+    let buffer = DeviceBuffer::<u16>::zeroed(&stream, 128 * 256).unwrap();
+    if context.device().compute_capability().unwrap() < (9, 0) {
+        return;
+    }
+    let map = TensorMap::tiled(
+        TensorMapElement::F16,
+        buffer.pointer(),
+        &[128, 256],
+        &[256],
+        &[64, 64],
+    )
+    .swizzle(warptile_driver::Swizzle::Bytes128)
+    .encode(context.driver())
+    .unwrap();
+    assert_ne!(bytemuck::bytes_of(&map), [0; 128]);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn threads_work_side_by_side() {
+    let context = first_context();
+    let kernel = increment(&context);
+    std::thread::scope(|scope| {
+        for index in 0..8_u32 {
+            let (context, kernel) = (&context, &kernel);
+            scope.spawn(move || {
+                let stream = Stream::new(context).unwrap();
+                let buffer = DeviceBuffer::from_slice(&stream, &[index; 10_000]).unwrap();
+                for _ in 0..50 {
+                    launch(kernel, &stream, &buffer);
+                }
+                assert!(
+                    buffer
+                        .to_vec()
+                        .unwrap()
+                        .iter()
+                        .all(|&value| value == index + 50)
+                );
+            });
+        }
+    });
+}
+
+/// On a machine with one GPU the two contexts are the same primary context, retained twice.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn two_contexts_mix_on_one_thread() {
+    let driver = Driver::load().unwrap();
+    let last = driver.device_count().unwrap() - 1;
+    let contexts = [0, last].map(|at| Context::new(&driver.device(at).unwrap()).unwrap());
+    let streams = [0, 1].map(|at| Stream::new(&contexts[at]).unwrap());
+    let kernels = [0, 1].map(|at| increment(&contexts[at]));
+    let mut buffers = [0, 1].map(|at| DeviceBuffer::<u32>::zeroed(&streams[at], 1000).unwrap());
+    for _ in 0..10 {
+        for at in [0, 1] {
+            launch(&kernels[at], &streams[at], &buffers[at]);
+        }
+    }
+    let [first, second] = &mut buffers;
+    assert_eq!(second.to_vec().unwrap(), [10; 1000]);
+    launch(&kernels[0], &streams[0], first);
+    second.copy_from(first).unwrap();
+    assert_eq!(second.to_vec().unwrap(), [11; 1000]);
+}

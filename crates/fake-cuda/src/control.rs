@@ -1,0 +1,266 @@
+//! How tests steer the stand-in: exported `fake_*` functions, and their callers in [`FakeDriver`].
+
+use std::ffi::{CStr, c_char, c_int};
+
+use warptile_cuda_sys::CUresult;
+
+use crate::handle::FakeDriver;
+use crate::state::{Fault, State, state};
+
+/// Longest parameter block that is recorded; the hardware allows 4 KiB, 32 KiB on newer devices.
+const MAX_PARAMS: usize = 4096;
+const MAX_NAME: usize = 256;
+
+/// A kernel that has run.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct FakeLaunch {
+    name: [u8; MAX_NAME],
+    /// Blocks of the grid.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Blocks of a cluster; zeros where the launch has none.
+    pub cluster: [u32; 3],
+    /// Dynamic shared memory in bytes.
+    pub shared_bytes: u32,
+    /// Not 0 for a cooperative launch.
+    pub cooperative: u32,
+    /// The stream's handle.
+    pub stream: usize,
+    params_len: usize,
+    params: [u8; MAX_PARAMS],
+}
+
+impl FakeLaunch {
+    pub(crate) fn new(grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> FakeLaunch {
+        FakeLaunch {
+            name: [0; MAX_NAME],
+            grid,
+            block,
+            cluster: [0; 3],
+            shared_bytes,
+            cooperative: 0,
+            stream: 0,
+            params_len: 0,
+            params: [0; MAX_PARAMS],
+        }
+    }
+
+    pub(crate) fn set_name(&mut self, name: &str) {
+        let len = name.len().min(MAX_NAME - 1);
+        self.name[..len].copy_from_slice(&name.as_bytes()[..len]);
+    }
+
+    pub(crate) fn set_params(&mut self, params: &[u8]) {
+        self.params_len = params.len().min(MAX_PARAMS);
+        self.params[..self.params_len].copy_from_slice(&params[..self.params_len]);
+    }
+
+    /// The kernel's entry name.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let name = self.name.split(|&byte| byte == 0).next();
+        String::from_utf8_lossy(name.unwrap_or_default()).into_owned()
+    }
+
+    /// The parameter block as it was at the launch.
+    #[must_use]
+    pub fn params(&self) -> &[u8] {
+        &self.params[..self.params_len]
+    }
+}
+
+impl std::fmt::Debug for FakeLaunch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FakeLaunch")
+            .field("name", &self.name())
+            .field("grid", &self.grid)
+            .field("block", &self.block)
+            .field("shared_bytes", &self.shared_bytes)
+            .field("params", &self.params())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Kind {
+    /// Retains of primary contexts.
+    Contexts = 0,
+    /// Streams.
+    Streams = 1,
+    /// Events.
+    Events = 2,
+    /// Device allocations.
+    DeviceMemory = 3,
+    /// Pinned host allocations.
+    PinnedMemory = 4,
+    /// Modules.
+    Modules = 5,
+    /// Captured graphs.
+    Graphs = 6,
+    /// Instantiated graphs.
+    GraphExecs = 7,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 8] = [
+        Kind::Contexts,
+        Kind::Streams,
+        Kind::Events,
+        Kind::DeviceMemory,
+        Kind::PinnedMemory,
+        Kind::Modules,
+        Kind::Graphs,
+        Kind::GraphExecs,
+    ];
+}
+
+fn live(state: &State, kind: c_int) -> usize {
+    match kind {
+        0 => state.retained.values().sum(),
+        1 => state.streams.len(),
+        2 => state
+            .events
+            .values()
+            .filter(|event| !event.destroyed)
+            .count(),
+        3 => state.allocations.values().filter(|a| !a.given_back).count(),
+        4 => state.pinned.len(),
+        5 => state.modules.len(),
+        6 => state.graphs.len(),
+        7 => state.execs.len(),
+        _ => 0,
+    }
+}
+
+/// Declares the control functions: an export each, and a method of [`FakeDriver`] that calls it in
+/// the library it has opened.
+macro_rules! controls {
+    ($($(#[$doc:meta])* fn $name:ident = $symbol:ident($($argument:ident: $type:ty),*) -> $result:ty {
+        |$state:ident| $body:expr
+    })*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// Pointers are valid or null.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $symbol($($argument: $type),*) -> $result {
+                let $state = &mut *state();
+                $body
+            }
+        )*
+
+        impl FakeDriver {
+            $(
+                pub(crate) fn $name(&self, $($argument: $type),*) -> $result {
+                    let control = self.control::<unsafe extern "C" fn($($type),*) -> $result>(
+                        stringify!($symbol),
+                    );
+                    // SAFETY: the symbol has this signature, being declared by the same row; the
+                    // methods of `FakeDriver` pass valid pointers only.
+                    unsafe { control($($argument),*) }
+                }
+            )*
+        }
+    };
+}
+
+controls! {
+    /// Sets the CUDA version, 1000 * major + 10 * minor.
+    fn raw_set_version = fake_set_version(version: c_int) -> () {
+        |state| state.config.version = version
+    }
+    /// Makes every function answer as the toolkit's stub does.
+    fn raw_set_stub = fake_set_stub(stub: c_int) -> () {
+        |state| state.config.stub = stub != 0
+    }
+    /// Sets how many devices there are.
+    fn raw_set_device_count = fake_set_device_count(count: c_int) -> () {
+        |state| state.config.devices = count
+    }
+    /// Sets the devices' compute capability.
+    fn raw_set_compute_capability = fake_set_compute_capability(major: c_int, minor: c_int) -> () {
+        |state| state.config.compute_capability = (major, minor)
+    }
+    /// Sets the memory of all devices together, in bytes.
+    fn raw_set_memory = fake_set_memory(bytes: usize) -> () {
+        |state| state.config.memory = bytes
+    }
+    /// Sets whether devices have memory pools.
+    fn raw_set_memory_pools = fake_set_memory_pools(pools: c_int) -> () {
+        |state| state.config.memory_pools = pools != 0
+    }
+    /// Makes the n-th call from now of the function, or of any if null, return the code.
+    fn raw_fail = fake_fail(symbol: *const c_char, nth: u64, code: u32) -> () {
+        |state| {
+            let symbol = if symbol.is_null() {
+                None
+            } else {
+                // SAFETY: not null, so a C string by the contract.
+                Some(unsafe { CStr::from_ptr(symbol) }.to_string_lossy().into_owned())
+            };
+            state.hit = None;
+            state.fault = (nth > 0).then_some(Fault { symbol, calls: nth, code: CUresult(code) });
+        }
+    }
+    /// Whether the fault set last has happened.
+    fn raw_fault_happened = fake_fault_happened() -> c_int {
+        |state| c_int::from(state.hit.is_some())
+    }
+    /// Writes the name of the function that the fault hit, with its NUL; empty if none.
+    fn raw_fault_symbol = fake_fault_symbol(text: *mut c_char, len: usize) -> () {
+        |state| write_text(state.hit.unwrap_or_default(), text, len)
+    }
+    /// Makes the next kernel that runs lose the context with this code.
+    fn raw_fail_kernel = fake_fail_kernel(code: u32) -> () {
+        |state| state.kernel_fault = Some(CUresult(code))
+    }
+    /// How many calls there have been, not counting those about errors.
+    fn raw_calls = fake_calls() -> u64 {
+        |state| state.calls
+    }
+    /// How many objects of a [`Kind`] there are.
+    fn raw_live = fake_live(kind: c_int) -> usize {
+        |state| live(state, kind)
+    }
+    /// How many kernels have run.
+    fn raw_launch_count = fake_launch_count() -> usize {
+        |state| state.launches.len()
+    }
+    /// Copies out a kernel that has run; returns 0 if there is none of this number.
+    fn raw_launch = fake_launch(index: usize, launch: *mut FakeLaunch) -> c_int {
+        |state| match state.launches.get(index) {
+            Some(found) => {
+                // SAFETY: valid by the contract.
+                unsafe { launch.write(*found) };
+                1
+            }
+            None => 0,
+        }
+    }
+    /// How many violations there have been.
+    fn raw_violation_count = fake_violation_count() -> usize {
+        |state| state.violations.len()
+    }
+    /// Writes a violation's text, with its NUL.
+    fn raw_violation = fake_violation(index: usize, text: *mut c_char, len: usize) -> () {
+        |state| write_text(state.violations.get(index).map_or("", String::as_str), text, len)
+    }
+    /// How many operations are queued and have not run.
+    fn raw_pending = fake_pending() -> usize {
+        |state| state.streams.values().map(|stream| stream.ops.len()).sum()
+    }
+}
+
+fn write_text(text: &str, to: *mut c_char, len: usize) {
+    // SAFETY: the callers' contract: `to` is valid for `len` bytes.
+    let to = unsafe { crate::argument::Out::new(to) };
+    if len > 0 {
+        to.set_text(text, len);
+    }
+}

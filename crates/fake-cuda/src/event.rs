@@ -1,0 +1,137 @@
+//! Events.
+
+use std::ffi::c_uint;
+
+use warptile_cuda_sys::*;
+
+use crate::argument::Out;
+use crate::queue::Op;
+use crate::state::State;
+use crate::stream;
+
+#[derive(Default)]
+pub(crate) struct Event {
+    timed: bool,
+    /// How often it was recorded.
+    pub(crate) sequence: u64,
+    /// The last record that has run.
+    pub(crate) done: u64,
+    /// When it ran.
+    pub(crate) time: u64,
+    /// Where it was last recorded.
+    pub(crate) stream: usize,
+    /// The capture it was last recorded in.
+    pub(crate) capture: Option<usize>,
+    /// Destroyed events are still waited for by what was queued before.
+    pub(crate) destroyed: bool,
+}
+
+fn live(state: &mut State, event: CUevent) -> Option<&mut Event> {
+    state
+        .events
+        .get_mut(&event.0.addr())
+        .filter(|event| !event.destroyed)
+}
+
+pub(crate) fn event_create(state: &mut State, event: Out<CUevent>, flags: c_uint) -> CUresult {
+    if let Err(code) = state.current() {
+        return code;
+    }
+    let id = state.new_id();
+    let timed = flags & CU_EVENT_DISABLE_TIMING == 0;
+    state.events.insert(
+        id,
+        Event {
+            timed,
+            ..Event::default()
+        },
+    );
+    event.set(CUevent(std::ptr::without_provenance_mut(id)));
+    CUresult::SUCCESS
+}
+
+pub(crate) fn event_destroy(state: &mut State, event: CUevent) -> CUresult {
+    match live(state, event) {
+        Some(event) => {
+            event.destroyed = true;
+            CUresult::SUCCESS
+        }
+        None => state.bad_handle("an event"),
+    }
+}
+
+pub(crate) fn event_record(state: &mut State, event: CUevent, on: CUstream) -> CUresult {
+    let Some(queue) = state.streams.get(&stream::id(on)) else {
+        return state.bad_handle("a stream");
+    };
+    let capture = queue.capture;
+    let Some(recorded) = live(state, event) else {
+        return state.bad_handle("an event");
+    };
+    recorded.capture = capture;
+    if capture.is_some() {
+        return CUresult::SUCCESS;
+    }
+    recorded.sequence += 1;
+    recorded.stream = stream::id(on);
+    let sequence = recorded.sequence;
+    let event = event.0.addr();
+    state.push(stream::id(on), Op::Record { event, sequence })
+}
+
+pub(crate) fn event_query(state: &mut State, event: CUevent) -> CUresult {
+    let Some(recorded) = live(state, event) else {
+        return state.bad_handle("an event");
+    };
+    if recorded.capture.is_some() {
+        return CUresult::ERROR_CAPTURED_EVENT;
+    }
+    let (pending, on) = (recorded.done < recorded.sequence, recorded.stream);
+    if pending {
+        state.step(on);
+    }
+    match state.lost {
+        Some(code) => code,
+        None if pending => CUresult::ERROR_NOT_READY,
+        None => CUresult::SUCCESS,
+    }
+}
+
+pub(crate) fn event_synchronize(state: &mut State, event: CUevent) -> CUresult {
+    let id = event.0.addr();
+    let Some(recorded) = live(state, event) else {
+        return state.bad_handle("an event");
+    };
+    if recorded.capture.is_some() {
+        return CUresult::ERROR_CAPTURED_EVENT;
+    }
+    if recorded.done < recorded.sequence {
+        let (on, sequence) = (recorded.stream, recorded.sequence);
+        state.run(on, Some((id, sequence)));
+    }
+    state.lost.unwrap_or(CUresult::SUCCESS)
+}
+
+pub(crate) fn event_elapsed_time(
+    state: &mut State,
+    milliseconds: Out<f32>,
+    start: CUevent,
+    end: CUevent,
+) -> CUresult {
+    let mut times = [0.0_f32; 2];
+    for (time, event) in times.iter_mut().zip([start, end]) {
+        let Some(event) = live(state, event) else {
+            return state.bad_handle("an event");
+        };
+        if !event.timed || event.sequence == 0 {
+            return CUresult::ERROR_INVALID_HANDLE;
+        }
+        if event.done < event.sequence {
+            return CUresult::ERROR_NOT_READY;
+        }
+        // One operation takes a millisecond here.
+        *time = event.time as f32;
+    }
+    milliseconds.set(times[1] - times[0]);
+    CUresult::SUCCESS
+}

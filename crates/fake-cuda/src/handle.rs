@@ -1,0 +1,241 @@
+//! Opening a private copy of the stand-in and steering it.
+
+use std::ffi::{CString, c_char};
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::control::{FakeLaunch, Kind};
+
+/// A stand-in driver of one's own: a copy of the shared library, with state that no other test
+/// shares. Like any code made for tests, it panics when something is not as it should be.
+pub struct FakeDriver {
+    path: PathBuf,
+    /// Never unloaded: whoever loads the driver from `path` keeps it too.
+    library: ManuallyDrop<libloading::Library>,
+}
+
+impl FakeDriver {
+    /// Opens a copy.
+    ///
+    /// # Panics
+    /// If the shared library is not next to the test executable, where Cargo puts it when this
+    /// crate is a dependency.
+    #[must_use]
+    pub fn open() -> FakeDriver {
+        FakeDriver::open_without(&[])
+    }
+
+    /// Opens a copy that lacks some functions, as an older driver would.
+    ///
+    /// # Panics
+    /// As [`FakeDriver::open`], or if the library has no such function.
+    #[must_use]
+    pub fn open_without(symbols: &[&str]) -> FakeDriver {
+        static OPENED: AtomicUsize = AtomicUsize::new(0);
+        let original = library_path();
+        let mut bytes = std::fs::read(&original)
+            .unwrap_or_else(|error| panic!("cannot read {}: {error}", original.display()));
+        for symbol in symbols {
+            rename_export(&mut bytes, symbol);
+        }
+        let path = std::env::temp_dir().join(format!(
+            "warptile-fake-cuda-{}-{}{}",
+            std::process::id(),
+            OPENED.fetch_add(1, Ordering::Relaxed),
+            std::env::consts::DLL_SUFFIX
+        ));
+        std::fs::write(&path, bytes)
+            .unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+        // SAFETY: the library is this crate's own, and has no initialisers.
+        let library = unsafe { libloading::Library::new(&path) }
+            .unwrap_or_else(|error| panic!("cannot open {}: {error}", path.display()));
+        FakeDriver {
+            path,
+            library: ManuallyDrop::new(library),
+        }
+    }
+
+    /// The copy's path, to be loaded as a driver.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn control<F: Copy>(&self, symbol: &str) -> F {
+        // SAFETY: `controls!` names the type and the symbol in one row.
+        match unsafe { self.library.get::<F>(symbol) } {
+            Ok(function) => *function,
+            Err(error) => panic!("{} lacks {symbol}: {error}", self.path.display()),
+        }
+    }
+
+    /// Sets the CUDA version the driver supports: 1000 * major + 10 * minor. 12.8 at first.
+    pub fn set_version(&self, version: u32) {
+        self.raw_set_version(version as i32);
+    }
+
+    /// Makes every function answer as the toolkit's stub does.
+    pub fn set_stub(&self) {
+        self.raw_set_stub(1);
+    }
+
+    /// Sets how many devices there are; 1 at first.
+    pub fn set_device_count(&self, count: u32) {
+        self.raw_set_device_count(count as i32);
+    }
+
+    /// Sets the devices' compute capability; 9.0 at first.
+    pub fn set_compute_capability(&self, major: u32, minor: u32) {
+        self.raw_set_compute_capability(major as i32, minor as i32);
+    }
+
+    /// Sets the memory of all devices together, in bytes; 1 GiB at first.
+    pub fn set_memory(&self, bytes: usize) {
+        self.raw_set_memory(bytes);
+    }
+
+    /// Sets whether devices have memory pools; they do at first.
+    pub fn set_memory_pools(&self, pools: bool) {
+        self.raw_set_memory_pools(i32::from(pools));
+    }
+
+    /// Makes the `nth` call from now, counted from 1, of a function (or, with `None`, of any that
+    /// is not about errors) return `code`. Replaces what was set before; `nth` 0 sets nothing.
+    pub fn fail(&self, symbol: Option<&str>, nth: u64, code: u32) {
+        let symbol = symbol.map(|symbol| CString::new(symbol).unwrap_or_default());
+        let pointer = symbol
+            .as_ref()
+            .map_or(std::ptr::null(), |symbol| symbol.as_ptr());
+        self.raw_fail(pointer, nth, code);
+    }
+
+    /// The function that the fault set last has hit, or `None` if it has not happened.
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        (self.raw_fault_happened() != 0)
+            .then(|| text(|buffer, len| self.raw_fault_symbol(buffer, len)))
+    }
+
+    /// Makes the next kernel that runs lose the context with this code.
+    pub fn fail_kernel(&self, code: u32) {
+        self.raw_fail_kernel(code);
+    }
+
+    /// How many calls there have been, not counting those about errors.
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        self.raw_calls()
+    }
+
+    /// How many objects of a kind there are.
+    #[must_use]
+    pub fn live(&self, kind: Kind) -> usize {
+        self.raw_live(kind as i32)
+    }
+
+    /// How many operations are queued and have not run.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.raw_pending()
+    }
+
+    /// The kernels that have run, in order.
+    #[must_use]
+    pub fn launches(&self) -> Vec<FakeLaunch> {
+        (0..self.raw_launch_count())
+            .map(|index| {
+                let mut launch = FakeLaunch::new([0; 3], [0; 3], 0);
+                self.raw_launch(index, &mut launch);
+                launch
+            })
+            .collect()
+    }
+
+    /// Every misuse so far, in words.
+    #[must_use]
+    pub fn violations(&self) -> Vec<String> {
+        (0..self.raw_violation_count())
+            .map(|index| text(|buffer, len| self.raw_violation(index, buffer, len)))
+            .collect()
+    }
+
+    /// Checks that everything was given back and nothing was misused.
+    ///
+    /// # Panics
+    /// If not, saying what.
+    pub fn assert_clean(&self) {
+        assert_eq!(
+            self.violations(),
+            Vec::<String>::new(),
+            "misuse of the driver"
+        );
+        for kind in Kind::ALL {
+            assert_eq!(self.live(kind), 0, "{kind:?} still alive");
+        }
+    }
+}
+
+impl Drop for FakeDriver {
+    fn drop(&mut self) {
+        // Windows does not delete a library in use; then it stays in the temporary directory.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl std::fmt::Debug for FakeDriver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "FakeDriver({})", self.path.display())
+    }
+}
+
+/// Has a text written and reads it back.
+fn text(write: impl FnOnce(*mut c_char, usize)) -> String {
+    let mut buffer = vec![0_u8; 1024];
+    write(buffer.as_mut_ptr().cast(), buffer.len());
+    let text = buffer.split(|&byte| byte == 0).next();
+    String::from_utf8_lossy(text.unwrap_or_default()).into_owned()
+}
+
+/// Cargo puts the library of a dependency beside the test executable, or a directory above it.
+fn library_path() -> PathBuf {
+    let name = format!(
+        "{}warptile_fake_cuda{}",
+        std::env::consts::DLL_PREFIX,
+        std::env::consts::DLL_SUFFIX
+    );
+    let executable = std::env::current_exe()
+        .unwrap_or_else(|error| panic!("the test executable does not know its path: {error}"));
+    let mut tried = Vec::new();
+    for directory in executable.ancestors().skip(1).take(3) {
+        for path in [directory.join(&name), directory.join("deps").join(&name)] {
+            if path.is_file() {
+                return path;
+            }
+            tried.push(path.display().to_string());
+        }
+    }
+    panic!(
+        "the stand-in driver is not built: none of {} exists. The test's crate needs \
+         warptile-fake-cuda among its dev-dependencies",
+        tried.join(", ")
+    );
+}
+
+/// Changes the first letter of an exported name, wherever the file has it as a whole string.
+fn rename_export(library: &mut [u8], symbol: &str) {
+    let wanted = [b"\0", symbol.as_bytes(), b"\0"].concat();
+    let places: Vec<usize> = library
+        .windows(wanted.len())
+        .enumerate()
+        .filter(|(_, window)| *window == wanted)
+        .map(|(at, _)| at)
+        .collect();
+    assert!(
+        !places.is_empty(),
+        "the stand-in driver has no export {symbol}"
+    );
+    for at in places {
+        library[at + 1] = b'X';
+    }
+}

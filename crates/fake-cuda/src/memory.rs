@@ -1,0 +1,515 @@
+//! Device and pinned memory, copies and fills. All of it is host memory.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_uint, c_void};
+
+use warptile_cuda_sys::*;
+
+use crate::argument::{In, Out};
+use crate::control::FakeLaunch;
+use crate::queue::{Op, Place};
+use crate::state::State;
+use crate::stream;
+
+/// Tells an allocation from a later one at the same address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity(usize);
+
+/// Device memory is aligned to 256 bytes.
+#[derive(Clone, Copy)]
+#[repr(C, align(256))]
+struct Block([u8; 256]);
+
+/// What fresh memory holds: an odd value, so that nobody takes it for zeros.
+const FRESH: u8 = 0xA5;
+
+pub(crate) struct Allocation {
+    identity: Identity,
+    /// Keeps the memory; reached through its address only.
+    _memory: Vec<Block>,
+    bytes: usize,
+    /// Whether it came from cuMemAllocAsync.
+    pooled: bool,
+    /// Whether its end is queued: the caller has given it back.
+    pub(crate) given_back: bool,
+}
+
+/// The allocation that holds all of the bytes at `address`.
+fn holding(
+    map: &BTreeMap<u64, Allocation>,
+    address: u64,
+    bytes: usize,
+) -> Option<(u64, &Allocation)> {
+    let (base, allocation) = map.range(..=address).next_back()?;
+    let end = address.checked_add(bytes as u64)?;
+    (end <= base + allocation.bytes as u64).then_some((*base, allocation))
+}
+
+/// Copies between places that may overlap nowhere.
+fn transfer(to: u64, from: u64, bytes: usize) {
+    let to = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
+    let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
+    // SAFETY: callers have just found both ranges in live allocations, or were promised host memory
+    // of this size by the caller of the export.
+    unsafe { std::ptr::copy(from, to, bytes) };
+}
+
+impl State {
+    fn allocate(&mut self, bytes: usize, pooled: bool) -> (u64, Allocation) {
+        let memory = vec![Block([FRESH; 256]); bytes.div_ceil(256)];
+        let address = memory.as_ptr().expose_provenance() as u64;
+        let identity = Identity(self.new_id());
+        let allocation = Allocation {
+            identity,
+            _memory: memory,
+            bytes,
+            pooled,
+            given_back: false,
+        };
+        (address, allocation)
+    }
+
+    fn allocate_on_device(&mut self, bytes: usize, pooled: bool) -> Result<u64, CUresult> {
+        self.current()?;
+        if bytes == 0 {
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        let used: usize = self.allocations.values().map(|a| a.bytes).sum();
+        if used.saturating_add(bytes) > self.config.memory {
+            return Err(CUresult::ERROR_OUT_OF_MEMORY);
+        }
+        let (address, allocation) = self.allocate(bytes, pooled);
+        self.allocations.insert(address, allocation);
+        Ok(address)
+    }
+
+    /// Ends an allocation, if it is still the one that was meant.
+    pub(crate) fn free(&mut self, address: u64, identity: Identity) {
+        if self
+            .allocations
+            .get(&address)
+            .is_some_and(|a| a.identity == identity)
+        {
+            self.allocations.remove(&address);
+        }
+    }
+
+    pub(crate) fn is_live(&self, address: u64, identity: Identity) -> bool {
+        holding(&self.allocations, address, 0).is_some_and(|(_, a)| a.identity == identity)
+    }
+
+    fn on_device(&mut self, address: u64, bytes: usize) -> Result<Place, CUresult> {
+        match holding(&self.allocations, address, bytes) {
+            Some((_, allocation)) => Ok(Place::Device(address, allocation.identity)),
+            None => {
+                self.violation(format!(
+                    "{bytes} bytes at {address:#x} are not device memory"
+                ));
+                Err(CUresult::ERROR_INVALID_VALUE)
+            }
+        }
+    }
+
+    fn pinned_at(&self, address: u64, bytes: usize) -> Option<Place> {
+        let (_, allocation) = holding(&self.pinned, address, bytes)?;
+        Some(Place::Pinned(address, allocation.identity))
+    }
+
+    /// Host memory to copy from: pinned memory is read when the copy runs, other memory now.
+    fn host_source(&self, from: &In<c_void>, bytes: usize) -> Place {
+        self.pinned_at(from.address(), bytes).unwrap_or_else(|| {
+            let mut staged = vec![0; bytes];
+            transfer(
+                staged.as_mut_ptr().expose_provenance() as u64,
+                from.address(),
+                bytes,
+            );
+            Place::Staged(staged)
+        })
+    }
+
+    /// Where a place is now, if it still is what was meant.
+    fn address_of(&self, place: &Place) -> Option<u64> {
+        match place {
+            Place::Device(address, identity) => {
+                self.is_live(*address, *identity).then_some(*address)
+            }
+            Place::Pinned(address, identity) => holding(&self.pinned, *address, 0)
+                .filter(|(_, allocation)| allocation.identity == *identity)
+                .map(|_| *address),
+            Place::Staged(bytes) => Some(bytes.as_ptr().expose_provenance() as u64),
+        }
+    }
+
+    /// Runs a queued copy.
+    pub(crate) fn copy(&mut self, to: &Place, from: &Place, bytes: usize) {
+        match (self.address_of(to), self.address_of(from)) {
+            (Some(to), Some(from)) => transfer(to, from, bytes),
+            _ => self.fault(format!(
+                "a copy of {bytes} bytes used memory freed before it ran"
+            )),
+        }
+    }
+
+    /// The addresses in a parameter block that point into device memory.
+    pub(crate) fn addresses_in(&self, params: &[u8]) -> Vec<(u64, Identity)> {
+        params
+            .chunks_exact(8)
+            .filter_map(|word| {
+                let address = u64::from_ne_bytes(word.try_into().ok()?);
+                let (base, allocation) = holding(&self.allocations, address, 1)?;
+                Some((base, allocation.identity))
+            })
+            .collect()
+    }
+
+    /// The one kernel that runs: adds 1 to each of `count` values.
+    pub(crate) fn increment(&mut self, launch: &FakeLaunch) {
+        let word = |at: usize| launch.params().get(at..at + 8)?.try_into().ok();
+        let (Some(address), Some(count)) = (word(0), word(8)) else {
+            self.fault("increment takes an address and a count".into());
+            return;
+        };
+        let (address, count) = (
+            u64::from_ne_bytes(address),
+            u64::from_ne_bytes(count) as usize,
+        );
+        if holding(&self.allocations, address, count * 4).is_none() {
+            self.fault("increment ran past the end of its buffer".into());
+            return;
+        }
+        let mut values = vec![0_u32; count];
+        let staged = values.as_mut_ptr().expose_provenance() as u64;
+        transfer(staged, address, count * 4);
+        for value in &mut values {
+            *value = value.wrapping_add(1);
+        }
+        transfer(address, staged, count * 4);
+    }
+}
+
+/// Turns a failed look-up into the code to return.
+fn done(result: Result<(), CUresult>) -> CUresult {
+    match result {
+        Ok(()) => CUresult::SUCCESS,
+        Err(code) => code,
+    }
+}
+
+fn queued(code: CUresult) -> Result<(), CUresult> {
+    if code == CUresult::SUCCESS {
+        Ok(())
+    } else {
+        Err(code)
+    }
+}
+
+pub(crate) fn mem_alloc_async(
+    state: &mut State,
+    pointer: Out<CUdeviceptr>,
+    bytes: usize,
+    on: CUstream,
+) -> CUresult {
+    if !state.config.memory_pools || state.is_capturing(stream::id(on)) {
+        return CUresult::ERROR_NOT_SUPPORTED;
+    }
+    if !state.streams.contains_key(&stream::id(on)) {
+        return state.bad_handle("a stream");
+    }
+    let mut address = state.allocate_on_device(bytes, true);
+    if address == Err(CUresult::ERROR_OUT_OF_MEMORY) {
+        // What the stream has yet to free can be had again.
+        state.run(stream::id(on), None);
+        address = state.allocate_on_device(bytes, true);
+    }
+    done(address.map(|address| pointer.set(address)))
+}
+
+pub(crate) fn mem_alloc(state: &mut State, pointer: Out<CUdeviceptr>, bytes: usize) -> CUresult {
+    if state.break_captures() {
+        return CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    done(
+        state
+            .allocate_on_device(bytes, false)
+            .map(|address| pointer.set(address)),
+    )
+}
+
+/// Marks the memory as given back, whichever way.
+fn give_back(state: &mut State, pointer: CUdeviceptr, pooled: bool) -> Result<Identity, CUresult> {
+    match state.allocations.get_mut(&pointer) {
+        Some(allocation) if !allocation.given_back && allocation.pooled == pooled => {
+            allocation.given_back = true;
+            Ok(allocation.identity)
+        }
+        _ => {
+            state.violation(format!("{pointer:#x} was freed twice, or in the wrong way"));
+            Err(CUresult::ERROR_INVALID_VALUE)
+        }
+    }
+}
+
+pub(crate) fn mem_free_async(state: &mut State, pointer: CUdeviceptr, on: CUstream) -> CUresult {
+    if state.is_capturing(stream::id(on)) {
+        state.violation("memory was freed within a capture".into());
+        return CUresult::ERROR_INVALID_VALUE;
+    }
+    done(give_back(state, pointer, true).and_then(|identity| {
+        let address = pointer;
+        queued(state.push(stream::id(on), Op::Free { address, identity }))
+    }))
+}
+
+pub(crate) fn mem_free(state: &mut State, pointer: CUdeviceptr) -> CUresult {
+    if state.break_captures() {
+        return CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    // At once: whoever relies on cuMemFree to wait relies on luck.
+    done(give_back(state, pointer, false).map(|identity| state.free(pointer, identity)))
+}
+
+pub(crate) fn mem_host_alloc(
+    state: &mut State,
+    pointer: Out<*mut c_void>,
+    bytes: usize,
+    _flags: c_uint,
+) -> CUresult {
+    if let Err(code) = state.current() {
+        return code;
+    }
+    let (address, allocation) = state.allocate(bytes, false);
+    state.pinned.insert(address, allocation);
+    pointer.set(std::ptr::with_exposed_provenance_mut(address as usize));
+    CUresult::SUCCESS
+}
+
+pub(crate) fn mem_free_host(state: &mut State, pointer: Out<c_void>) -> CUresult {
+    let Some(allocation) = state.pinned.remove(&pointer.address()) else {
+        state.violation("pinned memory was freed twice".into());
+        return CUresult::ERROR_INVALID_VALUE;
+    };
+    let waits_for_it = |op: &Op| match op {
+        Op::Copy { to, from, .. } => [to, from].into_iter().any(
+            |place| matches!(place, Place::Pinned(_, identity) if *identity == allocation.identity),
+        ),
+        _ => false,
+    };
+    if state.lost.is_none()
+        && state
+            .streams
+            .values()
+            .any(|s| s.ops.iter().any(waits_for_it))
+    {
+        state.violation("pinned memory was freed under a copy".into());
+    }
+    CUresult::SUCCESS
+}
+
+pub(crate) fn mem_get_info(state: &mut State, free: Out<usize>, total: Out<usize>) -> CUresult {
+    let used: usize = state.allocations.values().map(|a| a.bytes).sum();
+    free.set(state.config.memory.saturating_sub(used));
+    total.set(state.config.memory);
+    CUresult::SUCCESS
+}
+
+pub(crate) fn pointer_get_attribute(
+    state: &mut State,
+    value: Out<c_void>,
+    attribute: CUpointerAttribute,
+    pointer: CUdeviceptr,
+) -> CUresult {
+    let kind = if holding(&state.allocations, pointer, 1).is_some() {
+        CUmemoryType::DEVICE
+    } else if holding(&state.pinned, pointer, 1).is_some() {
+        CUmemoryType::HOST
+    } else {
+        return CUresult::ERROR_INVALID_VALUE;
+    };
+    if attribute != CUpointerAttribute::MEMORY_TYPE {
+        return CUresult::ERROR_NOT_SUPPORTED;
+    }
+    let code = [kind.0];
+    transfer(value.address(), code.as_ptr().expose_provenance() as u64, 4);
+    CUresult::SUCCESS
+}
+
+/// Runs everything first: the synchronous copies wait for the default stream, and are used here
+/// only where nothing else is under way.
+fn copy_now(state: &mut State, to: u64, from: u64, bytes: usize) -> CUresult {
+    if state.break_captures() {
+        return CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    state.run_all();
+    transfer(to, from, bytes);
+    state.lost.unwrap_or(CUresult::SUCCESS)
+}
+
+pub(crate) fn memcpy_htod(
+    state: &mut State,
+    to: CUdeviceptr,
+    from: In<c_void>,
+    bytes: usize,
+) -> CUresult {
+    match state.on_device(to, bytes) {
+        Ok(_) => copy_now(state, to, from.address(), bytes),
+        Err(code) => code,
+    }
+}
+
+pub(crate) fn memcpy_dtoh(
+    state: &mut State,
+    to: Out<c_void>,
+    from: CUdeviceptr,
+    bytes: usize,
+) -> CUresult {
+    match state.on_device(from, bytes) {
+        Ok(_) => copy_now(state, to.address(), from, bytes),
+        Err(code) => code,
+    }
+}
+
+pub(crate) fn memcpy_dtod(
+    state: &mut State,
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    bytes: usize,
+) -> CUresult {
+    match state.on_device(to, bytes).and(state.on_device(from, bytes)) {
+        Ok(_) => copy_now(state, to, from, bytes),
+        Err(code) => code,
+    }
+}
+
+pub(crate) fn memcpy_htod_async(
+    state: &mut State,
+    to: CUdeviceptr,
+    from: In<c_void>,
+    bytes: usize,
+    on: CUstream,
+) -> CUresult {
+    done(state.on_device(to, bytes).and_then(|to| {
+        let from = state.host_source(&from, bytes);
+        queued(state.push(stream::id(on), Op::Copy { to, from, bytes }))
+    }))
+}
+
+pub(crate) fn memcpy_dtoh_async(
+    state: &mut State,
+    to: Out<c_void>,
+    from: CUdeviceptr,
+    bytes: usize,
+    on: CUstream,
+) -> CUresult {
+    let place = match state.on_device(from, bytes) {
+        Ok(place) => place,
+        Err(code) => return code,
+    };
+    if let Some(to) = state.pinned_at(to.address(), bytes) {
+        let from = place;
+        return state.push(stream::id(on), Op::Copy { to, from, bytes });
+    }
+    // Pageable memory is written before the call returns.
+    if state.is_capturing(stream::id(on)) {
+        state.break_captures();
+        return CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    state.run(stream::id(on), None);
+    match (state.lost, state.address_of(&place)) {
+        (Some(code), _) => code,
+        (None, Some(from)) => {
+            transfer(to.address(), from, bytes);
+            CUresult::SUCCESS
+        }
+        (None, None) => {
+            state.fault("a copy read device memory that was freed before".into());
+            CUresult::SUCCESS
+        }
+    }
+}
+
+pub(crate) fn memcpy_dtod_async(
+    state: &mut State,
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    bytes: usize,
+    on: CUstream,
+) -> CUresult {
+    let (to, from) = (state.on_device(to, bytes), state.on_device(from, bytes));
+    done(to.and_then(|to| {
+        let from = from?;
+        queued(state.push(stream::id(on), Op::Copy { to, from, bytes }))
+    }))
+}
+
+pub(crate) fn memcpy_peer_async(
+    state: &mut State,
+    to: CUdeviceptr,
+    _to_context: CUcontext,
+    from: CUdeviceptr,
+    _from_context: CUcontext,
+    bytes: usize,
+    on: CUstream,
+) -> CUresult {
+    memcpy_dtod_async(state, to, from, bytes, on)
+}
+
+/// The stand-in copies no rectangles.
+pub(crate) fn memcpy_2d(_state: &mut State, _copy: In<CUmemcpy2D>) -> CUresult {
+    CUresult::ERROR_NOT_SUPPORTED
+}
+
+/// The stand-in copies no rectangles.
+pub(crate) fn memcpy_2d_async(
+    _state: &mut State,
+    _copy: In<CUmemcpy2D>,
+    _on: CUstream,
+) -> CUresult {
+    CUresult::ERROR_NOT_SUPPORTED
+}
+
+/// Queues a fill with the bytes of `pattern`, over and over.
+fn fill(state: &mut State, to: u64, pattern: &[u8], bytes: usize, on: CUstream) -> CUresult {
+    let pattern = pattern.to_vec();
+    done(
+        state
+            .on_device(to, bytes)
+            .and_then(|to| queued(state.push(stream::id(on), Op::Fill { to, pattern, bytes }))),
+    )
+}
+
+fn fill_now(state: &mut State, to: u64, pattern: &[u8], bytes: usize) -> CUresult {
+    if let Err(code) = state.on_device(to, bytes) {
+        return code;
+    }
+    let staged: Vec<u8> = pattern.iter().copied().cycle().take(bytes).collect();
+    copy_now(state, to, staged.as_ptr().expose_provenance() as u64, bytes)
+}
+
+pub(crate) fn memset_d8(state: &mut State, to: CUdeviceptr, value: u8, count: usize) -> CUresult {
+    fill_now(state, to, &[value], count)
+}
+
+pub(crate) fn memset_d32(state: &mut State, to: CUdeviceptr, value: u32, count: usize) -> CUresult {
+    fill_now(state, to, &value.to_ne_bytes(), count.saturating_mul(4))
+}
+
+pub(crate) fn memset_d8_async(
+    state: &mut State,
+    to: CUdeviceptr,
+    value: u8,
+    count: usize,
+    on: CUstream,
+) -> CUresult {
+    fill(state, to, &[value], count, on)
+}
+
+pub(crate) fn memset_d32_async(
+    state: &mut State,
+    to: CUdeviceptr,
+    value: u32,
+    count: usize,
+    on: CUstream,
+) -> CUresult {
+    fill(state, to, &value.to_ne_bytes(), count.saturating_mul(4), on)
+}

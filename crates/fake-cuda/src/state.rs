@@ -1,0 +1,174 @@
+//! Everything the stand-in driver knows, behind one lock, and the way into it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use warptile_cuda_sys::{CUcontext, CUdevice, CUresult};
+
+use crate::control::FakeLaunch;
+use crate::event::Event;
+use crate::graph::Capture;
+use crate::memory::Allocation;
+use crate::module::{Function, Module};
+use crate::queue::Op;
+use crate::stream::Stream;
+
+/// What kind of machine this is.
+pub(crate) struct Config {
+    pub(crate) version: i32,
+    pub(crate) stub: bool,
+    pub(crate) devices: i32,
+    pub(crate) compute_capability: (i32, i32),
+    pub(crate) memory: usize,
+    pub(crate) memory_pools: bool,
+}
+
+/// A failure that is to happen.
+pub(crate) struct Fault {
+    /// Which function; none for whichever comes.
+    pub(crate) symbol: Option<String>,
+    /// How many calls of it to let pass, this one included.
+    pub(crate) calls: u64,
+    pub(crate) code: CUresult,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) config: Config,
+    pub(crate) calls: u64,
+    pub(crate) fault: Option<Fault>,
+    /// Name of the function that the last fault hit.
+    pub(crate) hit: Option<&'static str>,
+    /// Whether the call under way will report an error whatever it does.
+    pub(crate) failing: bool,
+    /// What the next kernel to run will do to the context.
+    pub(crate) kernel_fault: Option<CUresult>,
+    /// The context is lost: what every call returns from now on.
+    pub(crate) lost: Option<CUresult>,
+    pub(crate) violations: Vec<String>,
+    pub(crate) next_id: usize,
+    /// Advances with every operation that runs.
+    pub(crate) clock: u64,
+    pub(crate) retained: HashMap<CUdevice, usize>,
+    pub(crate) streams: HashMap<usize, Stream>,
+    pub(crate) events: HashMap<usize, Event>,
+    pub(crate) allocations: BTreeMap<u64, Allocation>,
+    pub(crate) pinned: BTreeMap<u64, Allocation>,
+    pub(crate) modules: HashMap<usize, Module>,
+    pub(crate) functions: HashMap<usize, Function>,
+    pub(crate) captures: HashMap<usize, Capture>,
+    pub(crate) graphs: HashMap<usize, Vec<Op>>,
+    pub(crate) execs: HashMap<usize, Vec<Op>>,
+    pub(crate) launches: Vec<FakeLaunch>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            version: 12_080,
+            stub: false,
+            devices: 1,
+            compute_capability: (9, 0),
+            memory: 1 << 30,
+            memory_pools: true,
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn new_id(&mut self) -> usize {
+        // Far from small integers, which would be default streams and null.
+        self.next_id += 1;
+        0x1_0000 + self.next_id * 16
+    }
+
+    /// Notes misuse that a real driver would punish by luck only.
+    pub(crate) fn violation(&mut self, what: String) {
+        self.violations.push(what);
+    }
+
+    /// A handle that is not one, or no longer.
+    pub(crate) fn bad_handle(&mut self, what: &str) -> CUresult {
+        self.violation(format!(
+            "{what} was used after it was destroyed, or never existed"
+        ));
+        CUresult::ERROR_INVALID_HANDLE
+    }
+
+    /// The context current on this thread; its absence is the caller's fault.
+    pub(crate) fn current(&mut self) -> Result<CUcontext, CUresult> {
+        let current = crate::device::current_context();
+        if current.is_null() {
+            self.violation("a call that needs a context was made without a current one".into());
+            return Err(CUresult::ERROR_INVALID_CONTEXT);
+        }
+        Ok(current)
+    }
+}
+
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+
+pub(crate) fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Functions that tell of errors and of the driver; they work whatever has happened.
+const INFORMATION: &[&str] = &["cuGetErrorName", "cuGetErrorString", "cuDriverGetVersion"];
+
+/// Whether the function gives something back. Such a function does so even when it reports an
+/// error, which is then that of earlier work.
+fn gives_back(symbol: &str) -> bool {
+    [
+        "Destroy",
+        "Free",
+        "Unload",
+        "Release",
+        "EndCapture",
+        "PopCurrent",
+    ]
+    .iter()
+    .any(|word| symbol.contains(word))
+}
+
+/// Runs the implementation of an export, unless it is to fail.
+pub(crate) fn entered(symbol: &'static str, work: impl FnOnce(&mut State) -> CUresult) -> CUresult {
+    let mut state = state();
+    let state = &mut *state;
+    if state.config.stub {
+        return CUresult::ERROR_STUB_LIBRARY;
+    }
+    if INFORMATION.contains(&symbol) {
+        return work(state);
+    }
+    state.calls += 1;
+    let fault = fault_for(state, symbol).or(state.lost);
+    match fault {
+        Some(code) if gives_back(symbol) => {
+            state.failing = true;
+            let _ = work(state);
+            state.failing = false;
+            code
+        }
+        Some(code) => code,
+        None => work(state),
+    }
+}
+
+fn fault_for(state: &mut State, symbol: &'static str) -> Option<CUresult> {
+    let fault = state.fault.as_mut()?;
+    if fault
+        .symbol
+        .as_deref()
+        .is_some_and(|wanted| wanted != symbol)
+    {
+        return None;
+    }
+    fault.calls = fault.calls.saturating_sub(1);
+    if fault.calls > 0 {
+        return None;
+    }
+    let code = fault.code;
+    state.fault = None;
+    state.hit = Some(symbol);
+    Some(code)
+}
