@@ -24,7 +24,10 @@ enum Origin {
     /// A device without pools: freed after waiting for the stream.
     Plain,
     /// Someone else, not before this is dropped.
-    Owner(#[expect(dead_code, reason = "held only to be dropped")] Arc<dyn Any + Send + Sync>),
+    Owner {
+        /// Held only to be dropped.
+        _owner: Arc<dyn Any + Send + Sync>,
+    },
     /// Nothing to free: no bytes, or handed on.
     Nothing,
 }
@@ -74,7 +77,7 @@ impl Allocation {
             stream: stream.clone(),
             pointer,
             bytes,
-            origin: Origin::Owner(owner),
+            origin: Origin::Owner { _owner: owner },
         }
     }
 
@@ -120,7 +123,7 @@ impl Allocation {
                 // SAFETY: allocated by cuMemAlloc in `new` and freed once, here.
                 unsafe { call!(&self.stream, operation, mem_free(self.pointer)) }
             }
-            Origin::Owner(_) | Origin::Nothing => Ok(()),
+            Origin::Owner { .. } | Origin::Nothing => Ok(()),
         }
     }
 }

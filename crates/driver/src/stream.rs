@@ -32,7 +32,10 @@ struct Inner {
 enum Holder {
     Us,
     /// Someone else, not before this is dropped.
-    Owner(#[expect(dead_code, reason = "held only to be dropped")] Arc<dyn Any + Send + Sync>),
+    Owner {
+        /// Held only to be dropped.
+        _owner: Arc<dyn Any + Send + Sync>,
+    },
 }
 
 impl Stream {
@@ -102,7 +105,7 @@ impl Stream {
             inner: Arc::new(Inner {
                 context: context.clone(),
                 raw,
-                holder: Holder::Owner(owner),
+                holder: Holder::Owner { _owner: owner },
             }),
         })
     }
@@ -267,7 +270,7 @@ impl Stream {
         // Only a capture begun through this crate, or on a stream that others hold, can be under
         // way, so the common case asks the driver nothing.
         let possible =
-            self.context().captures().active() || matches!(self.inner.holder, Holder::Owner(_));
+            self.context().captures().active() || matches!(self.inner.holder, Holder::Owner { .. });
         if possible && self.is_capturing()? {
             return Err(DriverError::Capturing { operation });
         }
