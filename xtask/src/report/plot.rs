@@ -9,6 +9,17 @@ use super::bench::{BenchRow, Setting, by_setting};
 
 const SIZE: (u32, u32) = (720, 420);
 
+/// Distinguishable on white, also with the common colour-vision deficiencies (Okabe and Ito's palette, without its yellow).
+const COLORS: [RGBColor; 7] = [
+    RGBColor(213, 94, 0),
+    RGBColor(0, 114, 178),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 0, 0),
+];
+
 /// A line of a plot: points of (length, TFLOP/s), by length.
 type Series = BTreeMap<String, BTreeMap<u64, f64>>;
 
@@ -78,7 +89,7 @@ fn title(setting: &Setting, head_dim: u64) -> String {
         &setting.mask
     };
     format!(
-        "{}: head size {head_dim}, {}, {mask}, {}",
+        "{}: head size {head_dim}, {}, {mask} ({})",
         setting.device, setting.element, setting.method
     )
 }
@@ -110,6 +121,7 @@ fn draw(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
         let mut chart = ChartBuilder::on(&area)
             .caption(&plot.title, ("sans-serif", 18))
             .margin(12)
+            .margin_right(36)
             .x_label_area_size(40)
             .y_label_area_size(56)
             .build_cartesian_2d(
@@ -120,19 +132,23 @@ fn draw(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
             .configure_mesh()
             .x_desc("length")
             .y_desc("TFLOP/s")
+            .light_line_style(TRANSPARENT)
+            .y_label_formatter(&|tflops| format!("{tflops:.0}"))
             .x_label_formatter(&|len| format!("{len:.0}"))
             .draw()?;
         for (index, (name, points)) in plot.series.iter().enumerate() {
-            let color = Palette99::pick(index).to_rgba();
+            let color = COLORS[index % COLORS.len()].filled();
             let points: Vec<(f64, f64)> = points
                 .iter()
                 .map(|(&len, &tflops)| (len as f64, tflops))
                 .collect();
             chart
-                .draw_series(LineSeries::new(points.clone(), color.stroke_width(2)).point_size(3))?
+                .draw_series(
+                    LineSeries::new(points.clone(), color.color.stroke_width(2)).point_size(3),
+                )?
                 .label(name)
                 .legend(move |(x, y)| {
-                    PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2))
+                    PathElement::new([(x, y), (x + 18, y)], color.color.stroke_width(2))
                 });
         }
         chart

@@ -5,20 +5,33 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::markdown_table;
 use crate::manifest::ManifestEntry;
 
-/// One row per target and family: which element types and head sizes, with how many kernels.
+/// Head size and name, in this order so that kernels come by head size.
+type Kernels<'a> = BTreeSet<(u32, &'a str)>;
+
+/// One row per target, family and set of kernels: the element types that have them, and the head sizes they take.
 pub(super) fn table(images: &[ManifestEntry]) -> String {
     if images.is_empty() {
         return "No images are embedded.\n".to_owned();
     }
-    let mut groups: BTreeMap<(&str, &str), Vec<&ManifestEntry>> = BTreeMap::new();
+    let mut kernels: BTreeMap<(&str, &str, &str), Kernels<'_>> = BTreeMap::new();
     for image in images {
-        groups
-            .entry((&image.target, &image.family))
+        let key = (
+            image.target.as_str(),
+            image.family.as_str(),
+            image.element.as_str(),
+        );
+        kernels
+            .entry(key)
             .or_default()
-            .push(image);
+            .insert((image.head_dim, &image.kernel));
     }
-    let mut rows: Vec<_> = groups.into_iter().collect();
-    rows.sort_by_key(|((target, family), _)| (newest_last(target), *family));
+    let mut rows: BTreeMap<_, Vec<&str>> = BTreeMap::new();
+    for ((target, family, element), kernels) in kernels {
+        let row = rows
+            .entry((order(target), target, family, kernels))
+            .or_default();
+        row.push(element);
+    }
     markdown_table(
         &[
             "Image",
@@ -28,36 +41,26 @@ pub(super) fn table(images: &[ManifestEntry]) -> String {
             "Head sizes",
             "Kernels",
         ],
-        rows.into_iter().map(|((target, family), images)| {
-            let elements: BTreeSet<&str> =
-                images.iter().map(|image| image.element.as_str()).collect();
-            let head_dims: BTreeSet<u32> = images.iter().map(|image| image.head_dim).collect();
-            let kernels: BTreeSet<&str> =
-                images.iter().map(|image| image.kernel.as_str()).collect();
-            let largest = head_dims.last().copied().unwrap_or_default();
-            vec![
-                format!("`{target}`"),
-                devices(target),
-                family.to_owned(),
-                Vec::from_iter(elements).join(", "),
-                // A tile takes every smaller head size: the columns beyond it are zero on chip.
-                format!("8 to {largest} in steps of 8"),
-                format!(
-                    "{} (tiles for {})",
-                    kernels.len(),
-                    head_dims
-                        .iter()
-                        .map(u32::to_string)
-                        .collect::<Vec<_>>()
-                        .join(", ")
-                ),
-            ]
-        }),
+        rows.into_iter()
+            .map(|((_, target, family, kernels), elements)| {
+                let tiles: BTreeSet<u32> = kernels.iter().map(|(head_dim, _)| *head_dim).collect();
+                let largest = tiles.last().copied().unwrap_or_default();
+                let tiles: Vec<String> = tiles.iter().map(u32::to_string).collect();
+                vec![
+                    format!("`{target}`"),
+                    devices(target),
+                    family.to_owned(),
+                    elements.join(", "),
+                    // A tile takes every smaller head size: the columns beyond it are zero on chip.
+                    format!("8 to {largest} in steps of 8"),
+                    format!("{} (tiles for {})", kernels.len(), tiles.join(", ")),
+                ]
+            }),
     )
 }
 
 /// Cubins by architecture, then PTX.
-fn newest_last(target: &str) -> (bool, u32, bool) {
+fn order(target: &str) -> (bool, u32, bool) {
     let digits: String = target.chars().filter(char::is_ascii_digit).collect();
     (
         target.starts_with("compute_"),
@@ -103,18 +106,29 @@ mod tests {
         let table = table(&[
             image("scalar", "compute_80", "f16", 64),
             image("scalar", "sm_100", "f16", 64),
+            image("scalar", "sm_100", "bf16", 64),
             image("scalar", "sm_80", "f16", 64),
             image("scalar", "sm_80", "f32", 64),
             image("scalar", "sm_80", "f16", 128),
         ]);
         let rows: Vec<&str> = table.lines().skip(2).collect();
-        assert_eq!(rows.len(), 3);
-        assert!(rows[0].starts_with("| `sm_80` |"), "{}", rows[0]);
+        assert_eq!(rows.len(), 4, "{table}");
         assert!(
-            rows[0].contains("f16, f32 | 8 to 128 in steps of 8 | 2 (tiles for 64, 128)"),
-            "{}",
-            rows[0]
+            rows[0].contains("`sm_80`") && rows[1].contains("`sm_80`"),
+            "{table}"
         );
-        assert!(rows[2].starts_with("| `compute_80` |"), "{}", rows[2]);
+        assert!(
+            table.contains("f16 | 8 to 128 in steps of 8 | 2 (tiles for 64, 128)"),
+            "{table}"
+        );
+        assert!(
+            table.contains("f32 | 8 to 64 in steps of 8 | 1 (tiles for 64)"),
+            "{table}"
+        );
+        assert!(
+            rows[2].contains("`sm_100`") && rows[2].contains("bf16, f16"),
+            "{table}"
+        );
+        assert!(rows[3].starts_with("| `compute_80` |"), "{table}");
     }
 }
