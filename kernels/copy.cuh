@@ -6,7 +6,7 @@
 namespace warptile {
 
 // Copies 16 bytes from global to shared memory without passing through registers, or writes 16 zero bytes when `valid`
-// is false; then `source` is not read. Both addresses are 16-byte aligned.
+// is false; then `source` is not read and may lie anywhere. Both addresses are 16-byte aligned.
 // PTX ISA, "Data Movement and Conversion Instructions: cp.async"; cache operator .cg (L2 only), src-size operand.
 __device__ inline void cp_async_16(void* shared, const void* source, bool valid)
 {
@@ -68,29 +68,41 @@ __device__ inline void copy_tile_async(Element* shared, const Rows<const Element
                                        int head_dim)
 {
     constexpr int CHUNKS_PER_ROW = HEAD_DIM / CHUNK<Element>;
-    constexpr int CHUNKS = TILE_ROWS * CHUNKS_PER_ROW;
     static_assert(HEAD_DIM % CHUNK<Element> == 0, "a row is a whole number of chunks");
     static_assert(SHARED_STRIDE % CHUNK<Element> == 0, "rows in shared memory start on a 16-byte boundary");
+    // ACROSS neighbouring threads take neighbouring chunks of a row. Their number divides the chunks of a row, so a thread
+    // stays in its columns and steps through the rows by a constant distance: one address per pass, not per chunk.
+    constexpr int ACROSS = CHUNKS_PER_ROW % 8 == 0 ? 8 : CHUNKS_PER_ROW % 4 == 0 ? 4 : 2;
+    constexpr int DOWN = THREADS / ACROSS;
+    constexpr int SPAN = ACROSS * CHUNK<Element>; // columns between a thread's chunks
+    static_assert(CHUNKS_PER_ROW % ACROSS == 0 && THREADS % ACROSS == 0);
 
-    struct Place {
-        int row, column;
-        __device__ Place(int chunk) : row(chunk / CHUNKS_PER_ROW), column(chunk % CHUNKS_PER_ROW * CHUNK<Element>) {}
-        __device__ int shared_offset() const { return row * SHARED_STRIDE + column; }
-    };
-    const auto valid = [&](Place at) { return first_row + at.row < row_count && at.column < head_dim; };
-    const auto source = [&](Place at) { return rows.base + (first_row + at.row) * rows.stride + at.column; };
+    const int first = threadIdx.x / ACROSS;
+    const int first_column = threadIdx.x % ACROSS * CHUNK<Element>;
+    Element* to = shared + first * SHARED_STRIDE + first_column;
+    const Element* from = rows.base + (first_row + first) * rows.stride + first_column;
     if (rows.in_chunks) {
 #pragma unroll
-        for (int chunk = threadIdx.x; chunk < CHUNKS; chunk += THREADS) {
-            const Place at(chunk);
-            cp_async_16(shared + at.shared_offset(), source(at), valid(at));
+        for (int row = 0; row < TILE_ROWS; row += DOWN) {
+            if (TILE_ROWS % DOWN != 0 && row + first >= TILE_ROWS) break;
+            const bool row_valid = first_row + first + row < row_count;
+#pragma unroll
+            for (int column = 0; column < HEAD_DIM; column += SPAN)
+                cp_async_16(to + row * SHARED_STRIDE + column, from + column,
+                            row_valid && first_column + column < head_dim);
+            from += DOWN * rows.stride;
         }
     } else {
 #pragma unroll 1
-        for (int chunk = threadIdx.x; chunk < CHUNKS; chunk += THREADS) {
-            const Place at(chunk);
-            *reinterpret_cast<uint4*>(shared + at.shared_offset()) =
-                valid(at) ? load_chunk_by_element(source(at)) : make_uint4(0, 0, 0, 0);
+        for (int row = first; row < TILE_ROWS; row += DOWN) {
+#pragma unroll 1
+            for (int column = 0; column < HEAD_DIM; column += SPAN) {
+                const bool valid = first_row + row < row_count && first_column + column < head_dim;
+                *reinterpret_cast<uint4*>(to + column) =
+                    valid ? load_chunk_by_element(from + column) : make_uint4(0, 0, 0, 0);
+            }
+            to += DOWN * SHARED_STRIDE;
+            from += DOWN * rows.stride;
         }
     }
 }

@@ -15,12 +15,32 @@
 
 namespace warptile {
 
+__device__ constexpr int min(int a, int b) { return a < b ? a : b; }
+__device__ constexpr int max(int a, int b) { return a > b ? a : b; }
+
 // A warp's lanes form a grid of 4 rows x 8 columns. The bits of the two coordinates alternate, so that of two neighbours
 // in the lane number one shares the row and the other the column: vector loads of either operand then broadcast.
 constexpr int LANES_M = 4;
 constexpr int LANES_N = 8;
 __device__ inline int lane_row(int lane) { return (lane >> 1 & 1) | (lane >> 2 & 2); }
 __device__ inline int lane_column(int lane) { return (lane & 1) | (lane >> 1 & 2) | (lane >> 2 & 4); }
+
+__device__ inline float component(const float4& vector, int index)
+{
+    return index == 0 ? vector.x : index == 1 ? vector.y : index == 2 ? vector.z : vector.w;
+}
+
+// factor * vector + addend
+__device__ inline float4 multiply_add(float factor, const float4& vector, const float4& addend)
+{
+    return {fmaf(factor, vector.x, addend.x), fmaf(factor, vector.y, addend.y), fmaf(factor, vector.z, addend.z),
+            fmaf(factor, vector.w, addend.w)};
+}
+
+__device__ inline float4 scaled(float factor, const float4& vector)
+{
+    return {factor * vector.x, factor * vector.y, factor * vector.z, factor * vector.w};
+}
 
 template <class Combine> __device__ float reduce_over_columns(float value, Combine combine)
 {
@@ -72,9 +92,12 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int P_BYTES = WARPS * WARP_M * P_STRIDE * (int)sizeof(float);
     static constexpr int SHARED_BYTES = STAGES * (K_BYTES + V_BYTES) + Q_BYTES + P_BYTES;
 
-    // Registers a thread needs: output, scores, one vector of Q or P per row, and about 48 for addresses and operands.
-    static constexpr int REGISTERS = 4 * ROWS * VECTORS + ROWS * KEYS + 4 * ROWS + 48;
-    static constexpr int MIN_CTAS = 65536 / (THREADS * REGISTERS) > 0 ? 65536 / (THREADS * REGISTERS) : 1;
+    // Registers a thread needs: output, scores, one vector of Q or P per row, and addresses and operands (a row of fp32 takes
+    // twice the copies). Both limits on the CTAs that share an SM are of 64 K registers and 228 KB.
+    static constexpr int REGISTERS = 4 * ROWS * VECTORS + ROWS * KEYS + 4 * ROWS + (sizeof(Element) == 4 ? 64 : 48);
+    static constexpr int CTAS_BY_REGISTERS = 65536 / (THREADS * REGISTERS);
+    static constexpr int CTAS_BY_SHARED = 228 * 1024 / (SHARED_BYTES + 1024);
+    static constexpr int MIN_CTAS = max(1, min(CTAS_BY_REGISTERS, CTAS_BY_SHARED));
 
     static_assert(STAGES >= 1 && STAGES <= 3, "one to three stages of K and V");
     static_assert(HEAD_DIM % (LANES_N * 4) == 0, "a warp covers a row of the output in whole vectors");
@@ -82,7 +105,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static_assert(WARPS == WARPS_M * WARPS_N, "the warps form a grid");
     static_assert(BLOCK_N == WARPS_N * LANES_N * KEYS && KEYS >= 1, "the warps cover the keys");
     static_assert(2 * WARPS_N * BLOCK_M * (int)sizeof(float) <= P_BYTES, "row statistics take the place of P");
-    static_assert(REGISTERS <= 255 && THREADS <= 1024, "within the limits of the hardware");
+    static_assert(THREADS <= 1024 && SHARED_BYTES <= 227 * 1024, "within the limits of the hardware");
 };
 
 // Where this thread stands in the tile.
@@ -125,21 +148,32 @@ __device__ void load_query(float* shared, const WorkItem<typename Traits::Elemen
         Element elements[CHUNK<Element>];
         __device__ Chunk() : bits() {}
     };
-#pragma unroll 1
-    for (int chunk = threadIdx.x; chunk < Traits::BLOCK_M * CHUNKS_PER_ROW; chunk += Traits::THREADS) {
-        const int row = chunk / CHUNKS_PER_ROW;
+    const auto load = [&](int chunk, bool in_chunks) {
+        const int row = work.first_query + chunk / CHUNKS_PER_ROW;
         const int column = chunk % CHUNKS_PER_ROW * CHUNK<Element>;
+        const Element* source = work.q.base + row * work.q.stride + column;
         Chunk narrow;
-        if (work.first_query + row < work.query_len && column < head_dim) {
-            const Element* source = work.q.base + (work.first_query + row) * work.q.stride + column;
-            narrow.bits = work.q.in_chunks ? *reinterpret_cast<const uint4*>(source) : load_chunk_by_element(source);
-        }
+        if (row < work.query_len && column < head_dim)
+            narrow.bits = in_chunks ? __ldg(reinterpret_cast<const uint4*>(source)) : load_chunk_by_element(source);
+        return narrow;
+    };
+    const auto store = [&](int chunk, const Chunk& narrow) {
+        float* const destination =
+            shared + chunk / CHUNKS_PER_ROW * Traits::Q_STRIDE + chunk % CHUNKS_PER_ROW * CHUNK<Element>;
 #pragma unroll
-        for (int i = 0; i < CHUNK<Element>; i += 4) {
-            *reinterpret_cast<float4*>(shared + row * Traits::Q_STRIDE + column + i) =
-                make_float4(widen(narrow.elements[i]), widen(narrow.elements[i + 1]), widen(narrow.elements[i + 2]),
-                            widen(narrow.elements[i + 3]));
+        for (int i = 0; i < CHUNK<Element>; i += 4)
+            *reinterpret_cast<float4*>(destination + i) = widen4(narrow.elements + i);
+    };
+    constexpr int CHUNKS = Traits::BLOCK_M * CHUNKS_PER_ROW;
+    if (work.q.in_chunks) {
+#pragma unroll 4 // several loads in flight
+        for (int pass = 0; pass < CHUNKS; pass += Traits::THREADS) {
+            const int chunk = pass + threadIdx.x;
+            if (CHUNKS % Traits::THREADS == 0 || chunk < CHUNKS) store(chunk, load(chunk, true));
         }
+    } else {
+#pragma unroll 1
+        for (int chunk = threadIdx.x; chunk < CHUNKS; chunk += Traits::THREADS) store(chunk, load(chunk, false));
     }
 }
 
@@ -248,12 +282,7 @@ template <class Traits> struct RowState {
                 sum[i] += scores[i][j];
             }
 #pragma unroll
-            for (int c = 0; c < Traits::VECTORS; ++c) {
-                out[i][c].x *= rescale;
-                out[i][c].y *= rescale;
-                out[i][c].z *= rescale;
-                out[i][c].w *= rescale;
-            }
+            for (int c = 0; c < Traits::VECTORS; ++c) out[i][c] = scaled(rescale, out[i][c]);
         }
     }
 };
@@ -273,13 +302,8 @@ __device__ void multiply_pv(float4 (&out)[Traits::ROWS][Traits::VECTORS], const 
             for (int c = 0; c < Traits::VECTORS; ++c) {
                 const float4 value = widen4(v + (key + k) * Traits::V_STRIDE + c * (LANES_N * 4));
 #pragma unroll
-                for (int i = 0; i < Traits::ROWS; ++i) {
-                    const float weight = k == 0 ? rows[i].x : k == 1 ? rows[i].y : k == 2 ? rows[i].z : rows[i].w;
-                    out[i][c].x = fmaf(weight, value.x, out[i][c].x);
-                    out[i][c].y = fmaf(weight, value.y, out[i][c].y);
-                    out[i][c].z = fmaf(weight, value.z, out[i][c].z);
-                    out[i][c].w = fmaf(weight, value.w, out[i][c].w);
-                }
+                for (int i = 0; i < Traits::ROWS; ++i)
+                    out[i][c] = multiply_add(component(rows[i], k), value, out[i][c]);
             }
         }
     }
@@ -328,6 +352,7 @@ __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Trait
         }
     }
     __syncthreads();
+    float weight[Traits::ROWS];
 #pragma unroll
     for (int i = 0; i < Traits::ROWS; ++i) {
         const int row = place.row + i * LANES_M;
@@ -338,27 +363,19 @@ __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Trait
                        exp2_approximate(maxima[w * Traits::BLOCK_M + row] - finite_max(row_max));
         if (work.lse && place.warp_key == 0 && place.column == 0 && work.first_query + row < work.query_len)
             work.lse[work.first_query + row] = log_sum_exp(row_max, row_sum);
-        const float weight = row_sum == 0 ? 0 : exp2_approximate(state.max[i] - finite_max(row_max)) / row_sum;
-#pragma unroll
-        for (int c = 0; c < Traits::VECTORS; ++c) {
-            state.out[i][c].x *= weight;
-            state.out[i][c].y *= weight;
-            state.out[i][c].z *= weight;
-            state.out[i][c].w *= weight;
-        }
+        weight[i] = row_sum == 0 ? 0 : __fdividef(exp2_approximate(state.max[i] - finite_max(row_max)), row_sum);
     }
-    for (int w = 0; w < Traits::WARPS_N; ++w) {
-        if (w == place.warp_key) {
+    // In each round every warp adds other rows than the warps it shares them with.
 #pragma unroll
-            for (int i = 0; i < Traits::ROWS; ++i) {
+    for (int round = 0; round < Traits::WARPS_N; ++round) {
 #pragma unroll
-                for (int c = 0; c < Traits::VECTORS; ++c) {
-                    const int offset = (place.row + i * LANES_M) * Traits::Q_STRIDE + (c * LANES_N + place.column) * 4;
-                    float4& total = *reinterpret_cast<float4*>(shared.q + offset);
-                    const float4 part = state.out[i][c];
-                    const float4 before = w == 0 ? make_float4(0, 0, 0, 0) : total;
-                    total = make_float4(before.x + part.x, before.y + part.y, before.z + part.z, before.w + part.w);
-                }
+        for (int i = 0; i < Traits::ROWS; ++i) {
+            if ((i + round) % Traits::WARPS_N != place.warp_key) continue;
+#pragma unroll
+            for (int c = 0; c < Traits::VECTORS; ++c) {
+                const int offset = (place.row + i * LANES_M) * Traits::Q_STRIDE + (c * LANES_N + place.column) * 4;
+                float4& total = *reinterpret_cast<float4*>(shared.q + offset);
+                total = round == 0 ? scaled(weight[i], state.out[i][c]) : multiply_add(weight[i], state.out[i][c], total);
             }
         }
         __syncthreads();
