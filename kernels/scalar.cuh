@@ -42,6 +42,11 @@ __device__ inline float4 scaled(float factor, const float4& vector)
     return {factor * vector.x, factor * vector.y, factor * vector.z, factor * vector.w};
 }
 
+__device__ inline float4 add(const float4& a, const float4& b)
+{
+    return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
+
 template <class Combine> __device__ float reduce_over_columns(float value, Combine combine)
 {
 #pragma unroll
@@ -76,6 +81,8 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int WARPS_N = WARPS / WARPS_M;
     static constexpr int KEYS = BLOCK_N / (LANES_N * WARPS_N);
     static constexpr int VECTORS = HEAD_DIM / (LANES_N * 4);
+    // Steps of four keys unrolled in the product with V: 512 multiplications hide its loads, more of them cost registers.
+    static constexpr int PV_UNROLL = 16 * ROWS * VECTORS < 512 ? 2 : 1;
     static constexpr int WARP_M = LANES_M * ROWS;
     static constexpr int WARP_N = LANES_N * KEYS;
 
@@ -94,7 +101,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
 
     // Registers a thread needs: output, scores, one vector of Q or P per row, and addresses and operands (a row of fp32 takes
     // twice the copies). Both limits on the CTAs that share an SM are of 64 K registers and 228 KB.
-    static constexpr int REGISTERS = 4 * ROWS * VECTORS + ROWS * KEYS + 4 * ROWS + (sizeof(Element) == 4 ? 64 : 48);
+    static constexpr int REGISTERS = 4 * ROWS * VECTORS + ROWS * KEYS + 4 * ROWS + (sizeof(Element) == 4 ? 80 : 64);
     static constexpr int CTAS_BY_REGISTERS = 65536 / (THREADS * REGISTERS);
     static constexpr int CTAS_BY_SHARED = 228 * 1024 / (SHARED_BYTES + 1024);
     static constexpr int MIN_CTAS = max(1, min(CTAS_BY_REGISTERS, CTAS_BY_SHARED));
@@ -291,7 +298,7 @@ template <class Traits> struct RowState {
 template <class Traits>
 __device__ void multiply_pv(float4 (&out)[Traits::ROWS][Traits::VECTORS], const float* p, const typename Traits::Element* v)
 {
-#pragma unroll 2
+#pragma unroll(Traits::PV_UNROLL)
     for (int key = 0; key < Traits::WARP_N; key += 4) {
         float4 rows[Traits::ROWS];
 #pragma unroll
@@ -352,7 +359,6 @@ __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Trait
         }
     }
     __syncthreads();
-    float weight[Traits::ROWS];
 #pragma unroll
     for (int i = 0; i < Traits::ROWS; ++i) {
         const int row = place.row + i * LANES_M;
@@ -363,10 +369,12 @@ __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Trait
                        exp2_approximate(maxima[w * Traits::BLOCK_M + row] - finite_max(row_max));
         if (work.lse && place.warp_key == 0 && place.column == 0 && work.first_query + row < work.query_len)
             work.lse[work.first_query + row] = log_sum_exp(row_max, row_sum);
-        weight[i] = row_sum == 0 ? 0 : __fdividef(exp2_approximate(state.max[i] - finite_max(row_max)), row_sum);
+        const float weight = row_sum == 0 ? 0 : __fdividef(exp2_approximate(state.max[i] - finite_max(row_max)), row_sum);
+#pragma unroll
+        for (int c = 0; c < Traits::VECTORS; ++c) state.out[i][c] = scaled(weight, state.out[i][c]);
     }
     // In each round every warp adds other rows than the warps it shares them with.
-#pragma unroll
+#pragma unroll 1
     for (int round = 0; round < Traits::WARPS_N; ++round) {
 #pragma unroll
         for (int i = 0; i < Traits::ROWS; ++i) {
@@ -375,7 +383,7 @@ __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Trait
             for (int c = 0; c < Traits::VECTORS; ++c) {
                 const int offset = (place.row + i * LANES_M) * Traits::Q_STRIDE + (c * LANES_N + place.column) * 4;
                 float4& total = *reinterpret_cast<float4*>(shared.q + offset);
-                total = round == 0 ? scaled(weight[i], state.out[i][c]) : multiply_add(weight[i], state.out[i][c], total);
+                total = round == 0 ? state.out[i][c] : add(state.out[i][c], total);
             }
         }
         __syncthreads();
