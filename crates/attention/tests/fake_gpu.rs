@@ -1,0 +1,179 @@
+//! The GPU path against the stand-in driver: what is launched, and that no failure leaks or goes unsaid.
+
+use half::f16;
+use warptile::{Attention, AttentionParams, Backend, Error, Mask, Result};
+use warptile_driver::Driver;
+use warptile_driver::sys::CUresult;
+use warptile_fake_cuda::FakeDriver;
+
+fn driver(fake: &FakeDriver) -> Driver {
+    // SAFETY: the library is the stand-in, with the driver's signatures.
+    unsafe { Driver::load_from(fake.path()) }.unwrap()
+}
+
+/// One causal call on [2, 100, 4, 64] with everything that a call allocates.
+fn forward(driver: &Driver) -> Result<()> {
+    let backend = Backend::cuda_with(driver, 0)?;
+    let shape = [2, 100, 4, 64];
+    let data = vec![f16::ONE; 2 * 100 * 4 * 64];
+    let (q, k, v) = (
+        backend.tensor(&data, shape)?,
+        backend.tensor(&data, shape)?,
+        backend.tensor(&data, shape)?,
+    );
+    let attention = Attention::new()
+        .mask(Mask::causal())
+        .alibi_slopes(&[0.5; 4])
+        .kernel("scalar_d64_32x64_w4_s2");
+    let output = attention.forward(&q, &k, &v)?;
+    assert_eq!(output.out.to_vec()?.len(), data.len());
+    output
+        .lse
+        .map_or(Ok(0), |lse| lse.to_vec().map(|lse| lse.len()))?;
+    backend.synchronize()
+}
+
+#[test]
+fn a_call_launches_one_kernel_with_the_problem_in_its_parameters() {
+    let fake = FakeDriver::open();
+    forward(&driver(&fake)).unwrap();
+    let launches = fake.launches();
+    let launch = &launches[0];
+    assert_eq!(launches.len(), 1);
+    assert_eq!(launch.name(), "warptile_scalar_d64_32x64_w4_s2_f16");
+    let params: AttentionParams = bytemuck::pod_read_unaligned(launch.params());
+    assert_eq!(
+        (params.batch, params.heads, params.kv_heads, params.head_dim),
+        (2, 4, 4, 64)
+    );
+    assert_eq!(
+        (params.query_len, params.key_len, params.query_tiles),
+        (100, 100, 4)
+    );
+    assert_eq!(
+        (params.window_right, params.align_top_left, params.scale),
+        (0, 0, 0.125)
+    );
+    assert_eq!(
+        (
+            params.q_stride.batch,
+            params.q_stride.row,
+            params.q_stride.head
+        ),
+        (25_600, 256, 64)
+    );
+    let addresses = [
+        params.q,
+        params.k,
+        params.v,
+        params.out,
+        params.lse,
+        params.alibi_slopes,
+    ];
+    assert!(addresses.iter().all(|&address| address != 0));
+    assert_eq!((params.cu_seqlens_q, params.tile_counter), (0, 0));
+    fake.assert_clean();
+}
+
+#[test]
+fn whatever_driver_call_fails_nothing_leaks_and_the_next_call_works() {
+    let fake = FakeDriver::open();
+    let driver = driver(&fake);
+    let before = fake.calls();
+    forward(&driver).unwrap();
+    let calls = fake.calls() - before;
+    fake.assert_clean();
+    let mut failures = 0;
+    for nth in 1..=calls {
+        fake.fail(None, nth, CUresult::ERROR_OUT_OF_MEMORY.0);
+        failures += usize::from(forward(&driver).is_err());
+        assert!(
+            fake.fault().is_some(),
+            "call {nth} of {calls} was never made"
+        );
+        assert_eq!(fake.violations(), Vec::<String>::new(), "call {nth}");
+        fake.assert_clean();
+    }
+    // The rest are calls of destructors, which have nobody to report to.
+    assert!(
+        failures as u64 > calls / 2,
+        "{failures} of {calls} failures were reported"
+    );
+    fake.fail(None, 0, 0);
+    forward(&driver).unwrap();
+}
+
+#[test]
+fn a_kernel_that_faults_is_named_when_the_result_is_read() {
+    let fake = FakeDriver::open();
+    fake.fail_kernel(CUresult::ERROR_ILLEGAL_ADDRESS.0);
+    let error = forward(&driver(&fake)).unwrap_err().to_string();
+    assert!(error.contains("scalar_d64_32x64_w4_s2_f16"), "{error}");
+    assert!(error.contains("ILLEGAL_ADDRESS"), "{error}");
+}
+
+#[test]
+fn a_device_without_an_image_is_an_error_before_anything_is_launched() {
+    let fake = FakeDriver::open();
+    fake.set_compute_capability(7, 5);
+    let error = forward(&driver(&fake)).unwrap_err();
+    assert!(matches!(error, Error::NoKernel { .. }), "{error}");
+    assert!(
+        error.to_string().contains("no image for this device"),
+        "{error}"
+    );
+    assert!(fake.launches().is_empty());
+    fake.assert_clean();
+}
+
+#[test]
+fn a_missing_device_and_a_full_one_are_told_apart() {
+    let fake = FakeDriver::open();
+    let loaded = driver(&fake);
+    let error = Backend::cuda_with(&loaded, 3).unwrap_err().to_string();
+    assert!(error.contains('3'), "{error}");
+
+    fake.set_memory(100_000);
+    let error = forward(&loaded).unwrap_err().to_string();
+    assert!(
+        error.to_lowercase().contains("out of memory") || error.contains("OUT_OF_MEMORY"),
+        "{error}"
+    );
+    fake.assert_clean();
+}
+
+#[test]
+fn tensor_maps_and_the_tile_counter_reach_kernels_that_use_them() {
+    let Some(image) = warptile_kernels::catalog()
+        .iter()
+        .find(|image| image.family == warptile::Family::Wgmma)
+    else {
+        return assert!(
+            !warptile_kernels::catalog().is_empty(),
+            "an empty catalog has nothing to launch; run `cargo xtask build-kernels`"
+        );
+    };
+    let fake = FakeDriver::open();
+    let backend = Backend::cuda_with(&driver(&fake), 0).unwrap();
+    let head_dim = image.tiling.head_dim as usize;
+    let shape = [1, 300, 2, head_dim];
+    let tensor = backend
+        .tensor(&vec![f16::ONE; 600 * head_dim], shape)
+        .unwrap();
+    let attention = Attention::new().mask(Mask::causal()).kernel(image.kernel);
+    attention
+        .forward(&tensor, &tensor, &tensor)
+        .unwrap()
+        .out
+        .to_vec()
+        .unwrap();
+    let launches = fake.launches();
+    let params = launches[0].params();
+    assert_eq!(params.len(), 640);
+    let attention: AttentionParams = bytemuck::pod_read_unaligned(&params[384..624]);
+    assert_eq!(
+        (attention.query_len, attention.head_dim),
+        (300, head_dim as i32)
+    );
+    assert_ne!(attention.tile_counter, 0);
+}
