@@ -1,0 +1,76 @@
+//! Why a command ended early, and the exit code that says so.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// The exit codes, as `--help` prints them. [`Failure::exit_code`] is the other half of this table.
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes:
+  0  success
+  1  a comparison or a verification failed
+  2  wrong usage or input: an argument, a tensor's shape or type, a problem that no kernel takes
+  3  the device or its driver is not available, or failed
+  4  a file can't be read or written, or is not a safetensors file";
+
+/// Why a command ended without doing what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The result is there, and wrong.
+    #[error("{0}")]
+    Wrong(String),
+
+    /// What was asked for makes no sense, or can't be done by anything here.
+    #[error("{0}")]
+    Input(String),
+
+    /// The device or its driver is missing, or let us down.
+    #[error("{0}")]
+    Device(String),
+
+    /// A file can't be opened, read or written.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    File {
+        path: PathBuf,
+        /// "read" or "write".
+        action: &'static str,
+        source: std::io::Error,
+    },
+
+    /// A file is there, but its contents are not what its kind of file has.
+    #[error("{}: not a valid safetensors file: {reason}", path.display())]
+    Format { path: PathBuf, reason: String },
+
+    /// Standard output or standard error is gone or full.
+    #[error("cannot write the output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+impl Failure {
+    /// A failed read of `path`.
+    pub(crate) fn read(path: &Path, source: std::io::Error) -> Self {
+        Failure::File {
+            path: path.to_owned(),
+            action: "read",
+            source,
+        }
+    }
+
+    /// A failed write of `path`.
+    pub(crate) fn write(path: &Path, source: std::io::Error) -> Self {
+        Failure::File {
+            path: path.to_owned(),
+            action: "write",
+            source,
+        }
+    }
+
+    /// The code in [`EXIT_CODES`].
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Failure::Wrong(_) => 1,
+            Failure::Input(_) => 2,
+            Failure::Device(_) => 3,
+            Failure::File { .. } | Failure::Format { .. } | Failure::Output(_) => 4,
+        })
+    }
+}

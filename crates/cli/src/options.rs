@@ -1,0 +1,203 @@
+//! Values that several commands take on their command lines.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use warptile::{Align, Backend, Layout, Mask};
+
+use crate::failure::Failure;
+
+/// Where to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Device {
+    /// The best GPU if there is one, else the CPU.
+    Auto,
+    Cpu,
+    /// The GPU with this ordinal, as the driver counts.
+    Cuda(u32),
+}
+
+impl Device {
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// [`Failure::Device`] if a GPU was asked for and can't be had.
+    pub(crate) fn open(self) -> Result<Backend, Failure> {
+        match self {
+            Device::Auto => Backend::auto(),
+            Device::Cpu => Ok(Backend::cpu()),
+            Device::Cuda(ordinal) => Backend::cuda(ordinal as usize),
+        }
+        .map_err(|error| Failure::Device(format!("{self}: {error}")))
+    }
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Device::Auto),
+            "cpu" => Ok(Device::Cpu),
+            "cuda" => Ok(Device::Cuda(0)),
+            _ => text
+                .strip_prefix("cuda:")
+                .and_then(|ordinal| ordinal.parse().ok())
+                .map(Device::Cuda)
+                .ok_or_else(|| "a device is auto, cpu or cuda:N, such as cuda:0".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Auto => f.write_str("auto"),
+            Device::Cpu => f.write_str("cpu"),
+            Device::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+/// In which order the elements of a tensor are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LayoutKind {
+    /// [batch, seq, heads, head_dim]
+    Bshd,
+    /// [batch, heads, seq, head_dim]
+    Bhsd,
+}
+
+impl LayoutKind {
+    /// The layout of a dense tensor; `shape` is batch, rows, heads, head size, whatever the storage order.
+    pub(crate) fn layout(self, shape: [usize; 4]) -> Layout {
+        match self {
+            LayoutKind::Bshd => Layout::bshd(shape),
+            LayoutKind::Bhsd => Layout::bhsd(shape),
+        }
+    }
+
+    /// Turns a shape between storage order and batch, rows, heads, head size; its own inverse.
+    pub(crate) fn reorder(self, [a, b, c, d]: [usize; 4]) -> [usize; 4] {
+        match self {
+            LayoutKind::Bshd => [a, b, c, d],
+            LayoutKind::Bhsd => [a, c, b, d],
+        }
+    }
+}
+
+impl fmt::Display for LayoutKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LayoutKind::Bshd => "bshd",
+            LayoutKind::Bhsd => "bhsd",
+        })
+    }
+}
+
+/// The value of `--causal`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Diagonal {
+    /// The last query sees the last key.
+    BottomRight,
+    /// The first query sees the first key.
+    TopLeft,
+}
+
+/// The value of `--window`: how many keys a query sees before and after its diagonal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) left: Option<u32>,
+    pub(crate) right: Option<u32>,
+}
+
+impl FromStr for Window {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let side = |text: &str| match text.trim() {
+            "-1" => Some(None),
+            number => number.parse().ok().map(Some),
+        };
+        text.split_once(',')
+            .and_then(|(left, right)| {
+                Some(Window {
+                    left: side(left)?,
+                    right: side(right)?,
+                })
+            })
+            .ok_or_else(|| {
+                "a window is LEFT,RIGHT: numbers of keys, or -1 for no limit, such as 256,0"
+                    .to_owned()
+            })
+    }
+}
+
+/// Joins `--causal` and `--window`: together they are a window with nothing after the diagonal.
+///
+/// # Errors
+/// A window with a top-left diagonal, which no kernel has.
+pub(crate) fn mask(causal: Option<Diagonal>, window: Option<Window>) -> Result<Mask, Failure> {
+    match (causal, window) {
+        (None, None) => Ok(Mask::none()),
+        (Some(Diagonal::BottomRight), None) => Ok(Mask::causal()),
+        (Some(Diagonal::TopLeft), None) => Ok(Mask::Causal {
+            align: Align::TopLeft,
+        }),
+        (None, Some(Window { left, right })) => Ok(Mask::window(left, right)),
+        (Some(Diagonal::BottomRight), Some(Window { left, .. })) => Ok(Mask::window(left, 0)),
+        (Some(Diagonal::TopLeft), Some(_)) => Err(Failure::Input(
+            "--window is aligned bottom-right and can't be combined with --causal=top-left".into(),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices() {
+        for (text, device) in [
+            ("auto", Device::Auto),
+            ("cpu", Device::Cpu),
+            ("cuda", Device::Cuda(0)),
+            ("cuda:3", Device::Cuda(3)),
+        ] {
+            assert_eq!(text.parse(), Ok(device));
+        }
+        for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:99999999999", "CPU"] {
+            assert!(text.parse::<Device>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn windows() {
+        let window = |left, right| Ok(Window { left, right });
+        assert_eq!("3,0".parse(), window(Some(3), Some(0)));
+        assert_eq!("-1,5".parse(), window(None, Some(5)));
+        assert_eq!("-1, -1".parse(), window(None, None));
+        for text in ["", "3", "3,", "-2,0", "3,4,5", "a,b", "4294967296,0"] {
+            assert!(text.parse::<Window>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn causal_closes_the_window_on_the_right() {
+        let window = "7,9".parse().unwrap();
+        assert_eq!(
+            mask(Some(Diagonal::BottomRight), Some(window)).unwrap(),
+            Mask::window(7, 0)
+        );
+        assert!(mask(Some(Diagonal::TopLeft), Some(window)).is_err());
+    }
+
+    #[test]
+    fn reordering_twice_is_nothing() {
+        for kind in [LayoutKind::Bshd, LayoutKind::Bhsd] {
+            assert_eq!(kind.reorder(kind.reorder([1, 2, 3, 4])), [1, 2, 3, 4]);
+        }
+        assert_eq!(LayoutKind::Bhsd.reorder([1, 2, 3, 4]), [1, 3, 2, 4]);
+    }
+}
