@@ -1,0 +1,142 @@
+//! One measurement, as the table and the JSON show it. `benches/peers` writes the same JSON.
+
+use serde::Serialize;
+use warptile::{Plan, Problem};
+
+use crate::case::{Case, mask_text};
+use crate::machine::Machine;
+
+/// A list of times.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Samples {
+    /// Microseconds, ascending, at least one.
+    sorted: Vec<f64>,
+}
+
+impl Samples {
+    /// `None` if there are no times.
+    pub(crate) fn new(mut microseconds: Vec<f64>) -> Option<Self> {
+        microseconds.sort_by(f64::total_cmp);
+        (!microseconds.is_empty()).then_some(Samples {
+            sorted: microseconds,
+        })
+    }
+
+    /// The time that a share of all others don't exceed, by the nearest rank.
+    fn quantile(&self, share: f64) -> f64 {
+        let rank = (share * self.sorted.len() as f64).ceil() as usize;
+        self.sorted[rank.clamp(1, self.sorted.len()) - 1]
+    }
+
+    pub(crate) fn median(&self) -> f64 {
+        let middle = self.sorted.len() / 2;
+        if self.sorted.len() % 2 == 1 {
+            self.sorted[middle]
+        } else {
+            f64::midpoint(self.sorted[middle - 1], self.sorted[middle])
+        }
+    }
+
+    pub(crate) fn p90(&self) -> f64 {
+        self.quantile(0.9)
+    }
+}
+
+/// How a time was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Method {
+    /// GPU time of one launch among many in a replayed graph, by events around the replay.
+    Graph,
+    /// One call as its caller sees it, by events around it.
+    Call,
+    /// One call by the wall clock.
+    Wall,
+}
+
+impl Method {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Method::Graph => "graph",
+            Method::Call => "call",
+            Method::Wall => "wall",
+        }
+    }
+}
+
+/// A row of results.
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    /// `warptile`, or a peer's name.
+    pub(crate) backend: &'static str,
+    /// Kernel family, `cpu` for the CPU path.
+    pub(crate) family: String,
+    pub(crate) kernel: String,
+    pub(crate) batch: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) query_len: usize,
+    pub(crate) key_len: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) element: String,
+    pub(crate) mask: String,
+    pub(crate) method: Method,
+    pub(crate) samples: usize,
+    pub(crate) median_us: f64,
+    pub(crate) p90_us: f64,
+    /// 10^12 floating-point operations per second at the median: 4 * heads * visible pairs * head size.
+    pub(crate) tflops: f64,
+    #[serde(flatten)]
+    pub(crate) machine: Machine,
+}
+
+impl Row {
+    pub(crate) fn new(
+        case: &Case,
+        problem: &Problem,
+        plan: &Plan,
+        method: Method,
+        samples: &Samples,
+        machine: &Machine,
+    ) -> Self {
+        let median_us = samples.median();
+        Row {
+            backend: "warptile",
+            family: plan
+                .launch()
+                .map_or("cpu".to_owned(), |launch| launch.image.family.to_string()),
+            kernel: plan.kernel_name().to_owned(),
+            batch: case.batch(),
+            heads: case.heads,
+            kv_heads: case.kv_heads,
+            query_len: problem.query_len(),
+            key_len: problem.key_len(),
+            head_dim: case.head_dim,
+            element: case.element.to_string(),
+            mask: mask_text(case.mask),
+            method,
+            samples: samples.sorted.len(),
+            median_us,
+            p90_us: samples.p90(),
+            tflops: problem.flops() as f64 / median_us * 1e-6,
+            machine: machine.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_and_p90() {
+        let samples = |times: &[f64]| Samples::new(times.to_vec()).unwrap();
+        assert_eq!(samples(&[3.0]).median(), 3.0);
+        assert_eq!(samples(&[3.0]).p90(), 3.0);
+        assert_eq!(samples(&[4.0, 1.0]).median(), 2.5);
+        let hundred: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!(samples(&hundred).median(), 50.5);
+        assert_eq!(samples(&hundred).p90(), 90.0);
+        assert_eq!(Samples::new(Vec::new()), None);
+    }
+}

@@ -1,0 +1,281 @@
+//! Tensors in safetensors files: reading with every claim of the file checked, and writing.
+
+use std::borrow::Cow;
+use std::fs;
+use std::path::Path;
+
+use half::{bf16, f16};
+use safetensors::tensor::{SafeTensors, TensorView};
+use safetensors::{Dtype, SafeTensorError};
+use warptile::Element;
+
+use crate::failure::Failure;
+use crate::inputs::{AnyInputs, Inputs};
+use crate::options::LayoutKind;
+
+/// Reads a whole file.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    fs::read(path).map_err(|source| Failure::read(path, source))
+}
+
+/// Parses the bytes of the file at `path`.
+pub(crate) fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<SafeTensors<'a>, Failure> {
+    SafeTensors::deserialize(bytes).map_err(|error| Failure::Format {
+        path: path.to_owned(),
+        reason: describe(&error, bytes.len()),
+    })
+}
+
+/// The library's message, with what a user can do about it.
+fn describe(error: &SafeTensorError, len: usize) -> String {
+    match error {
+        SafeTensorError::HeaderTooSmall
+        | SafeTensorError::InvalidHeaderLength
+        | SafeTensorError::MetadataIncompleteBuffer => {
+            format!("{error}; the file has {len} bytes and may be truncated")
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// The tensor called `name`, if the file has it.
+pub(crate) fn optional<'a>(file: &SafeTensors<'a>, name: &str) -> Option<TensorView<'a>> {
+    file.tensor(name).ok()
+}
+
+/// The tensor called `name`.
+///
+/// # Errors
+/// [`Failure::Input`] that lists what the file has instead.
+pub(crate) fn required<'a>(
+    path: &Path,
+    file: &SafeTensors<'a>,
+    name: &str,
+) -> Result<TensorView<'a>, Failure> {
+    optional(file, name).ok_or_else(|| {
+        let mut names = file.names();
+        names.sort_unstable();
+        let names = if names.is_empty() {
+            "no tensors".to_owned()
+        } else {
+            format!("only {}", names.join(", "))
+        };
+        Failure::Input(format!(
+            "{}: tensor {name} is missing; the file has {names}",
+            path.display()
+        ))
+    })
+}
+
+/// Reads `q`, `k`, `v` and, where they exist, `cu_seqlens_q`, `cu_seqlens_k` and `alibi_slopes`.
+///
+/// # Errors
+/// [`Failure::File`] and [`Failure::Format`] for the file, [`Failure::Input`] for what is in it.
+pub(crate) fn read_inputs(path: &Path, layout: LayoutKind) -> Result<AnyInputs, Failure> {
+    let bytes = read(path)?;
+    let file = parse(path, &bytes)?;
+    let q = required(path, &file, "q")?;
+    match q.dtype() {
+        Dtype::F16 => typed_inputs::<f16>(path, &file, layout, Dtype::F16).map(AnyInputs::F16),
+        Dtype::BF16 => typed_inputs::<bf16>(path, &file, layout, Dtype::BF16).map(AnyInputs::Bf16),
+        Dtype::F32 => typed_inputs::<f32>(path, &file, layout, Dtype::F32).map(AnyInputs::F32),
+        other => Err(Failure::Input(format!(
+            "{}: q has elements of type {other}; attention takes F16, BF16 and F32",
+            path.display()
+        ))),
+    }
+}
+
+fn typed_inputs<T: Element>(
+    path: &Path,
+    file: &SafeTensors<'_>,
+    layout: LayoutKind,
+    dtype: Dtype,
+) -> Result<Inputs<T>, Failure> {
+    let cu_seqlens = match (
+        optional(file, "cu_seqlens_q"),
+        optional(file, "cu_seqlens_k"),
+    ) {
+        (None, None) => None,
+        (Some(q), Some(k)) => Some([
+            row_offsets(path, "cu_seqlens_q", &q)?,
+            row_offsets(path, "cu_seqlens_k", &k)?,
+        ]),
+        _ => {
+            return Err(Failure::Input(format!(
+                "{}: cu_seqlens_q and cu_seqlens_k must both be there, or neither",
+                path.display()
+            )));
+        }
+    };
+    let tensor = |name: &'static str| {
+        let view = required(path, file, name)?;
+        if view.dtype() != dtype {
+            return Err(Failure::Input(format!(
+                "{}: {name} has elements of type {}, but q has {dtype}; all of q, k and v must share one type",
+                path.display(),
+                view.dtype()
+            )));
+        }
+        let stored = stored_shape(path, name, view.shape(), cu_seqlens.is_some())?;
+        let layout = layout.layout(layout.reorder(stored));
+        Ok((bytemuck::pod_collect_to_vec::<u8, T>(view.data()), layout))
+    };
+    let (q, q_layout) = tensor("q")?;
+    let (k, k_layout) = tensor("k")?;
+    let (v, v_layout) = tensor("v")?;
+    let alibi_slopes = match optional(file, "alibi_slopes") {
+        Some(view) => Some(slopes(path, &view)?),
+        None => None,
+    };
+    Ok(Inputs {
+        q,
+        k,
+        v,
+        q_layout,
+        k_layout,
+        v_layout,
+        cu_seqlens,
+        alibi_slopes,
+    })
+}
+
+/// Four dimensions in storage order; packed tensors may leave out the batch, which is 1.
+fn stored_shape(
+    path: &Path,
+    name: &str,
+    shape: &[usize],
+    packed: bool,
+) -> Result<[usize; 4], Failure> {
+    match *shape {
+        [a, b, c, d] => Ok([a, b, c, d]),
+        [b, c, d] if packed => Ok([1, b, c, d]),
+        _ => Err(Failure::Input(format!(
+            "{}: {name} has shape {shape:?}; {} dimensions are needed, [batch, seq, heads, head_dim] (with --layout bhsd: \
+             [batch, heads, seq, head_dim])",
+            path.display(),
+            if packed { "3 or 4" } else { "4" },
+        ))),
+    }
+}
+
+fn row_offsets(path: &Path, name: &str, view: &TensorView<'_>) -> Result<Vec<i32>, Failure> {
+    let wrong = |what: String| Failure::Input(format!("{}: {name} {what}", path.display()));
+    if view.shape().len() != 1 {
+        return Err(wrong(format!(
+            "has shape {:?}; it must have 1 dimension of batch + 1 values",
+            view.shape()
+        )));
+    }
+    match view.dtype() {
+        Dtype::I32 => Ok(bytemuck::pod_collect_to_vec(view.data())),
+        Dtype::I64 => bytemuck::pod_collect_to_vec::<u8, i64>(view.data())
+            .into_iter()
+            .map(|offset| {
+                i32::try_from(offset)
+                    .map_err(|_| wrong(format!("has the value {offset}, which no i32 holds")))
+            })
+            .collect(),
+        other => Err(wrong(format!(
+            "has elements of type {other}; it must have I32 or I64"
+        ))),
+    }
+}
+
+fn slopes(path: &Path, view: &TensorView<'_>) -> Result<Vec<f32>, Failure> {
+    let wrong = |what: String| Failure::Input(format!("{}: alibi_slopes {what}", path.display()));
+    if view.dtype() != Dtype::F32 {
+        return Err(wrong(format!(
+            "has elements of type {}; it must have F32",
+            view.dtype()
+        )));
+    }
+    if !matches!(view.shape(), [_] | [_, _]) {
+        return Err(wrong(format!(
+            "has shape {:?}; it must be [heads] or [batch, heads]",
+            view.shape()
+        )));
+    }
+    Ok(bytemuck::pod_collect_to_vec(view.data()))
+}
+
+/// The values of a tensor of any floating-point type, as f64.
+///
+/// # Errors
+/// [`Failure::Input`] if the tensor is of another type.
+pub(crate) fn floats(path: &Path, name: &str, view: &TensorView<'_>) -> Result<Vec<f64>, Failure> {
+    fn widen<T: Element>(data: &[u8]) -> Vec<f64> {
+        bytemuck::pod_collect_to_vec::<u8, T>(data)
+            .into_iter()
+            .map(T::to_f64)
+            .collect()
+    }
+    match view.dtype() {
+        Dtype::F16 => Ok(widen::<f16>(view.data())),
+        Dtype::BF16 => Ok(widen::<bf16>(view.data())),
+        Dtype::F32 => Ok(widen::<f32>(view.data())),
+        Dtype::F64 => Ok(bytemuck::pod_collect_to_vec(view.data())),
+        other => Err(Failure::Input(format!(
+            "{}: {name} has elements of type {other}; F16, BF16, F32 or F64 is needed",
+            path.display()
+        ))),
+    }
+}
+
+/// A tensor to be written.
+pub(crate) struct OutTensor<'a> {
+    name: &'static str,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    data: &'a [u8],
+}
+
+impl<'a> OutTensor<'a> {
+    pub(crate) fn new<T: Element>(name: &'static str, shape: Vec<usize>, data: &'a [T]) -> Self {
+        OutTensor {
+            name,
+            dtype: dtype::<T>(),
+            shape,
+            data: bytemuck::cast_slice(data),
+        }
+    }
+}
+
+impl safetensors::View for &OutTensor<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(self.data)
+    }
+
+    fn data_len(&self) -> usize {
+        self.data.len()
+    }
+}
+
+fn dtype<T: Element>() -> Dtype {
+    match T::TYPE {
+        warptile::ElementType::F16 => Dtype::F16,
+        warptile::ElementType::Bf16 => Dtype::BF16,
+        _ => Dtype::F32,
+    }
+}
+
+/// Writes `tensors` to the file at `path`, replacing it.
+///
+/// # Errors
+/// [`Failure::File`].
+pub(crate) fn write(path: &Path, tensors: &[OutTensor<'_>]) -> Result<(), Failure> {
+    let named = tensors.iter().map(|tensor| (tensor.name, tensor));
+    let bytes = safetensors::serialize(named, None).map_err(|error| Failure::Format {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    })?;
+    fs::write(path, bytes).map_err(|source| Failure::write(path, source))
+}

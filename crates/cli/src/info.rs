@@ -1,0 +1,303 @@
+//! `warptile info`: what this machine has, and what would run on it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use comfy_table::{ContentArrangement, Table, presets};
+use serde::Serialize;
+use warptile::{DeviceProfile, ElementType, Error, Layout, Mask, Plan, Problem};
+use warptile_driver::{Device, Driver};
+use warptile_kernels::{Family, Image, catalog};
+
+use crate::failure::Failure;
+use crate::machine;
+
+/// Show the driver, the devices, the embedded kernels, and which of them would be chosen.
+///
+/// Works without a GPU: the driver's absence is then part of the answer, not an error.
+#[derive(Debug, Args)]
+pub(crate) struct InfoArgs {
+    /// List every kernel with its resources
+    #[arg(long)]
+    kernels: bool,
+
+    /// Print the whole plan of each sample problem, with the reason for every kernel not chosen
+    #[arg(long)]
+    explain: bool,
+
+    /// Write driver, devices and catalog to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Problems that `info` plans: (element, head size, mask). Each has batch 2, 8 heads and 512 rows.
+const SAMPLES: [(ElementType, usize, Mask); 6] = [
+    (ElementType::F16, 64, Mask::none()),
+    (ElementType::F16, 64, Mask::causal()),
+    (ElementType::F16, 128, Mask::none()),
+    (ElementType::Bf16, 128, Mask::causal()),
+    (ElementType::Bf16, 256, Mask::none()),
+    (ElementType::F32, 64, Mask::none()),
+];
+
+/// The JSON that `--json` writes.
+#[derive(Debug, Serialize)]
+struct Info {
+    /// The CUDA version of the driver; `null` without a driver.
+    driver: Option<String>,
+    /// Why there is no driver.
+    driver_error: Option<String>,
+    /// The file the driver was loaded from.
+    library: Option<String>,
+    date: String,
+    cpu_threads: usize,
+    devices: Vec<DeviceInfo>,
+    images: Vec<ImageInfo>,
+}
+
+#[derive(Debug, Serialize)]
+struct DeviceInfo {
+    ordinal: u32,
+    name: String,
+    compute_capability: String,
+    multiprocessors: u32,
+    shared_bytes_per_cta: u32,
+    memory_bytes: usize,
+    pci_bus_id: String,
+    #[serde(skip)]
+    profile: DeviceProfile,
+}
+
+#[derive(Debug, Serialize)]
+struct ImageInfo {
+    image: &'static str,
+    kernel: &'static str,
+    family: String,
+    element: String,
+    target: String,
+    sha256: &'static str,
+    bytes: usize,
+    packed_bytes: usize,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &InfoArgs, console: &mut impl Write) -> Result<(), Failure> {
+    let driver = Driver::load();
+    let info = gather(&driver)?;
+    match (&info.driver, &info.driver_error) {
+        (Some(version), _) => writeln!(
+            console,
+            "driver   {version}, {}",
+            info.library.as_deref().unwrap_or_default()
+        )?,
+        (None, error) => writeln!(console, "driver   none: {}", error.as_deref().unwrap_or_default())?,
+    }
+    writeln!(console, "cpu      {} threads", info.cpu_threads)?;
+    for device in &info.devices {
+        writeln!(
+            console,
+            "cuda:{:<3} {}, compute capability {}, {} multiprocessors, {:.1} GiB",
+            device.ordinal,
+            device.name,
+            device.compute_capability,
+            device.multiprocessors,
+            device.memory_bytes as f64 / f64::from(1 << 30)
+        )?;
+    }
+    print_catalog(args.kernels, console)?;
+    print_choices(&info, args.explain, console)?;
+    match &args.json {
+        Some(path) => crate::json::write(path, &info),
+        None => Ok(()),
+    }
+}
+
+fn gather(driver: &warptile_driver::Result<Driver>) -> Result<Info, Failure> {
+    let mut info = Info {
+        driver: None,
+        driver_error: None,
+        library: None,
+        date: machine::utc(std::time::SystemTime::now()),
+        cpu_threads: machine::threads(),
+        devices: Vec::new(),
+        images: catalog()
+            .iter()
+            .map(|image| ImageInfo {
+                image: image.name,
+                kernel: image.kernel,
+                family: image.family.to_string(),
+                element: image.element.to_string(),
+                target: image.target.to_string(),
+                sha256: image.sha256,
+                bytes: image.len,
+                packed_bytes: image.packed.len(),
+            })
+            .collect(),
+    };
+    match driver {
+        Err(error) => info.driver_error = Some(error.to_string()),
+        Ok(driver) => {
+            info.driver = Some(format!("CUDA {}", driver.version()));
+            info.library = Some(driver.library().display().to_string());
+            for device in driver.devices().map_err(Error::from)? {
+                info.devices.push(describe(&device)?);
+            }
+        }
+    }
+    Ok(info)
+}
+
+fn describe(device: &Device) -> warptile::Result<DeviceInfo> {
+    let profile = DeviceProfile::of(device)?;
+    Ok(DeviceInfo {
+        ordinal: device.ordinal(),
+        name: profile.name.clone(),
+        compute_capability: format!("{}.{}", profile.major, profile.minor),
+        multiprocessors: profile.multiprocessors,
+        shared_bytes_per_cta: profile.shared_bytes_per_cta,
+        memory_bytes: device.total_memory()?,
+        pci_bus_id: device.pci_bus_id()?,
+        profile,
+    })
+}
+
+/// A plain table that fits the terminal.
+pub(crate) fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_style(presets::UTF8_HORIZONTAL_ONLY)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_header(header);
+    table
+}
+
+/// `items` in order, without repeats, separated by blanks.
+fn joined<T: Ord + ToString>(items: impl Iterator<Item = T>) -> String {
+    let distinct: BTreeSet<T> = items.collect();
+    let words: Vec<String> = distinct.iter().map(T::to_string).collect();
+    words.join(" ")
+}
+
+fn print_catalog(every_kernel: bool, console: &mut impl Write) -> Result<(), Failure> {
+    let images = catalog();
+    let packed: usize = images.iter().map(|image| image.packed.len()).sum();
+    writeln!(
+        console,
+        "catalog  {} images, {:.1} MB embedded\n",
+        images.len(),
+        packed as f64 / 1e6
+    )?;
+    if images.is_empty() {
+        return Ok(());
+    }
+    let group = |key: &dyn Fn(&Image) -> String| {
+        let mut groups: BTreeMap<(Family, String), Vec<&Image>> = BTreeMap::new();
+        for image in images {
+            groups.entry((image.family, key(image))).or_default().push(image);
+        }
+        groups
+    };
+    let elements = |images: &[&Image]| joined(images.iter().map(|image| image.element));
+    let targets = |images: &[&Image]| joined(images.iter().map(|image| image.target));
+    if every_kernel {
+        let mut table = table(&["kernel", "elements", "targets", "registers", "shared bytes"]);
+        for ((_, kernel), images) in group(&|image| image.kernel.to_owned()) {
+            table.add_row([
+                kernel,
+                elements(&images),
+                targets(&images),
+                joined(images.iter().map(|image| image.resources.registers)),
+                joined(images.iter().map(|image| image.resources.dynamic_shared_bytes)),
+            ]);
+        }
+        writeln!(console, "{table}\n")?;
+    } else {
+        let mut table = table(&["family", "kernels", "elements", "head sizes up to", "targets"]);
+        for ((family, _), images) in group(&|_| String::new()) {
+            let kernels: BTreeSet<&str> = images.iter().map(|image| image.kernel).collect();
+            table.add_row([
+                family.to_string(),
+                kernels.len().to_string(),
+                elements(&images),
+                joined(images.iter().map(|image| image.tiling.head_dim)),
+                targets(&images),
+            ]);
+        }
+        writeln!(console, "{table}\n")?;
+    }
+    Ok(())
+}
+
+fn print_choices(info: &Info, explain: bool, console: &mut impl Write) -> Result<(), Failure> {
+    if info.devices.is_empty() {
+        writeln!(
+            console,
+            "chosen   cpu, for every problem: there is no GPU to choose a kernel for"
+        )?;
+        return Ok(());
+    }
+    for device in &info.devices {
+        writeln!(
+            console,
+            "chosen on cuda:{} (batch 2, 8 heads, 512 rows)",
+            device.ordinal
+        )?;
+        let mut table = table(&["element", "head size", "mask", "kernel", "why no higher family"]);
+        for (element, head_dim, mask) in SAMPLES {
+            let layout = Layout::bshd([2, 512, 8, head_dim]);
+            let problem = Problem::builder(&layout, &layout, &layout, element)
+                .mask(mask)
+                .build()?;
+            let (kernel, why) = match Plan::gpu(problem, &device.profile, None) {
+                Ok(plan) => {
+                    if explain {
+                        writeln!(console, "{}", plan.explain())?;
+                    }
+                    (plan.kernel_name().to_owned(), why_not_better(&plan))
+                }
+                Err(error) => ("none".to_owned(), error.to_string()),
+            };
+            table.add_row([
+                element.to_string(),
+                head_dim.to_string(),
+                mask.to_string(),
+                kernel,
+                why,
+            ]);
+        }
+        writeln!(console, "{table}\n")?;
+    }
+    Ok(())
+}
+
+/// For each family above the chosen one, why none of its kernels was chosen.
+fn why_not_better(plan: &Plan) -> String {
+    let family_of = |kernel: &str| {
+        catalog()
+            .iter()
+            .find(|image| image.kernel == kernel)
+            .map(|image| image.family)
+    };
+    let chosen = family_of(plan.kernel_name());
+    let mut reasons: BTreeMap<Family, BTreeSet<String>> = BTreeMap::new();
+    for rejection in plan.rejected() {
+        if let Some(family) = family_of(rejection.kernel.as_ref())
+            && Some(family) > chosen
+        {
+            reasons
+                .entry(family)
+                .or_default()
+                .insert(rejection.reason.to_string());
+        }
+    }
+    let lines: Vec<String> = reasons
+        .into_iter()
+        .map(|(family, reasons)| {
+            let reasons: Vec<String> = reasons.into_iter().collect();
+            format!("{family}: {}", reasons.join("; "))
+        })
+        .collect();
+    lines.join("\n")
+}

@@ -1,0 +1,286 @@
+//! `warptile run`: attention over the tensors of a file.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use safetensors::Dtype;
+use warptile::{
+    Element, Mask, Problem, ReferenceOutput, Verdict, accept, accept_lse,
+};
+
+use crate::failure::Failure;
+use crate::files::{self, OutTensor};
+use crate::inputs::{Answer, Inputs, Settings, to_reference_order, with_inputs};
+use crate::options::{self, Device, Diagonal, LayoutKind, Window};
+
+/// Compute attention over the tensors of a safetensors file.
+///
+/// Reads q, k and v, all F16, BF16 or F32, of shape [batch, seq, heads, head_dim]; k and v may have fewer heads than q. With
+/// cu_seqlens_q and cu_seqlens_k in the file the sequences are packed without padding, and shapes are [total, heads, head_dim].
+/// alibi_slopes, F32 of shape [heads] or [batch, heads], adds ALiBi.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// File with q, k, v
+    #[arg(value_name = "QKV.safetensors")]
+    input: PathBuf,
+
+    /// Write out (type and layout of q) and lse (F32, [batch, heads, seq]; packed: [heads, total]) to this file
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Hide the keys after the diagonal from each query
+    #[arg(long, value_name = "DIAGONAL", num_args = 0..=1, require_equals = true, default_missing_value = "bottom-right")]
+    causal: Option<Diagonal>,
+
+    /// Show each query only LEFT keys before its diagonal and RIGHT keys after it; -1: no limit
+    #[arg(long, value_name = "LEFT,RIGHT", allow_hyphen_values = true)]
+    window: Option<Window>,
+
+    /// Bound the scores: X * tanh(score / X)
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    softcap: Option<f32>,
+
+    /// Multiply the scores by X instead of 1 / sqrt(head_dim)
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    scale: Option<f32>,
+
+    /// Order in which the file stores its tensors
+    #[arg(long, value_enum, default_value_t = LayoutKind::Bshd)]
+    layout: LayoutKind,
+
+    /// Where to compute: auto (the best GPU, else the CPU), cpu or cuda:N
+    #[arg(long, default_value_t = Device::Auto)]
+    device: Device,
+
+    /// Use the kernel of this name (`warptile info` lists them) instead of the planner's choice
+    #[arg(long, value_name = "NAME")]
+    kernel: Option<String>,
+
+    /// Compare with out and lse of this file (with --causal: out_causal, lse_causal) and fail on a miss
+    ///
+    /// Allowed is twice the error that the plain, unfused computation in the element type has on the same inputs
+    /// (three times with --softcap), plus a rounding error; for lse plus 1e-5 * (1 + |lse|). Both are measured against float64.
+    #[arg(long, value_name = "FILE")]
+    expect: Option<PathBuf>,
+
+    /// Print the plan: the kernel chosen, its launch, and why every other kernel was not
+    #[arg(long)]
+    explain: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &RunArgs, console: &mut impl Write) -> Result<(), Failure> {
+    let settings = Settings {
+        mask: options::mask(args.causal, args.window)?,
+        scale: args.scale,
+        softcap: args.softcap,
+        kernel: args.kernel.clone(),
+    };
+    let inputs = files::read_inputs(&args.input, args.layout)?;
+    with_inputs!(&inputs, inputs => run_typed(args, &settings, inputs, console))
+}
+
+fn run_typed<T: Element>(
+    args: &RunArgs,
+    settings: &Settings,
+    inputs: &Inputs<T>,
+    console: &mut impl Write,
+) -> Result<(), Failure> {
+    // Before a device is opened: what is wrong with the input is wrong everywhere.
+    let problem = inputs.problem(settings)?;
+    let expected = match &args.expect {
+        Some(path) => Some(Expected::read(path, args.layout, &problem)?),
+        None => None,
+    };
+    let backend = args.device.open()?;
+    let answer = inputs.forward(settings, &backend)?;
+    if args.explain {
+        write!(console, "{}", answer.plan.explain())?;
+    } else {
+        writeln!(console, "problem  {problem}")?;
+    }
+    writeln!(
+        console,
+        "ran      {} on {backend} in {:.3} ms (one call, until the output is in host memory)",
+        answer.plan.kernel_name(),
+        answer.elapsed.as_secs_f64() * 1e3
+    )?;
+    if let Some(path) = &args.output {
+        write_answer(path, args.layout, &problem, &answer)?;
+        writeln!(console, "wrote    out and lse to {}", path.display())?;
+    }
+    match expected {
+        Some(expected) => expected.compare(inputs, &problem, &answer, console),
+        None => Ok(()),
+    }
+}
+
+fn write_answer<T: Element>(
+    path: &Path,
+    layout: LayoutKind,
+    problem: &Problem,
+    answer: &Answer<T>,
+) -> Result<(), Failure> {
+    files::write(
+        path,
+        &[
+            OutTensor::new("out", out_shape(layout, problem), &answer.out),
+            OutTensor::new("lse", lse_shape(problem), &answer.lse),
+        ],
+    )
+}
+
+/// The output's shape in storage order: four dimensions, or three for packed sequences.
+fn out_shape(layout: LayoutKind, problem: &Problem) -> Vec<usize> {
+    let shape = layout.reorder(problem.out().shape);
+    shape[usize::from(problem.is_packed())..].to_vec()
+}
+
+fn lse_shape(problem: &Problem) -> Vec<usize> {
+    problem.lse_shape()[usize::from(problem.is_packed())..].to_vec()
+}
+
+/// What the file of `--expect` says.
+struct Expected {
+    path: PathBuf,
+    out: Option<ExpectedTensor>,
+    lse: Option<ExpectedTensor>,
+}
+
+struct ExpectedTensor {
+    name: &'static str,
+    /// In the reference's order.
+    values: Vec<f64>,
+    /// How far a stored value may be from what was stored, relative to the largest: half the spacing of the type.
+    rounding: f64,
+}
+
+impl Expected {
+    fn read(path: &Path, layout: LayoutKind, problem: &Problem) -> Result<Self, Failure> {
+        let (out_name, lse_name) = match problem.mask() {
+            Mask::Causal { .. } => ("out_causal", "lse_causal"),
+            _ => ("out", "lse"),
+        };
+        let bytes = files::read(path)?;
+        let file = files::parse(path, &bytes)?;
+        let tensor = |name: &'static str, shape: Vec<usize>| {
+            let Some(view) = files::optional(&file, name) else {
+                return Ok(None);
+            };
+            // A packed batch may be written with its batch of 1 or without.
+            let found = view.shape();
+            let with_batch: Vec<usize> = std::iter::once(1).chain(shape.iter().copied()).collect();
+            if found != shape && !(problem.is_packed() && found == with_batch) {
+                return Err(Failure::Input(format!(
+                    "{}: {name} has shape {found:?}, but the result has {shape:?}",
+                    path.display()
+                )));
+            }
+            let rounding = match view.dtype() {
+                Dtype::F16 => f64::powi(2.0, -11),
+                Dtype::BF16 => f64::powi(2.0, -8),
+                _ => 0.0,
+            };
+            let values = files::floats(path, name, &view)?;
+            Ok(Some(ExpectedTensor {
+                name,
+                values,
+                rounding,
+            }))
+        };
+        let out = tensor(out_name, out_shape(layout, problem))?.map(|out| ExpectedTensor {
+            values: to_reference_order(&out.values, &layout.layout(problem.out().shape)),
+            ..out
+        });
+        let lse = tensor(lse_name, lse_shape(problem))?;
+        if out.is_none() && lse.is_none() {
+            // Neither is there: `required` says what is.
+            files::required(path, &file, out_name)?;
+        }
+        Ok(Expected {
+            path: path.to_owned(),
+            out,
+            lse,
+        })
+    }
+
+    fn compare<T: Element>(
+        &self,
+        inputs: &Inputs<T>,
+        problem: &Problem,
+        answer: &Answer<T>,
+        console: &mut impl Write,
+    ) -> Result<(), Failure> {
+        let exact = inputs.reference(problem)?;
+        let rounded = inputs.rounded(problem)?;
+        let mut missed = Vec::new();
+        if let Some(expected) = &self.out {
+            let (exact, rounded) =
+                expected.in_place_of(&exact, &rounded, |reference| &mut reference.out);
+            let verdict = accept(problem, &answer.out_in_reference_order(), &exact, &rounded);
+            expected.report(verdict, &mut missed, console)?;
+        }
+        if let Some(expected) = &self.lse {
+            let (exact, rounded) =
+                expected.in_place_of(&exact, &rounded, |reference| &mut reference.lse);
+            let verdict = accept_lse(problem, &answer.lse, &exact, &rounded);
+            expected.report(verdict, &mut missed, console)?;
+        }
+        if missed.is_empty() {
+            Ok(())
+        } else {
+            Err(Failure::Wrong(format!(
+                "{} differs from {} by more than is allowed",
+                missed.join(" and "),
+                self.path.display()
+            )))
+        }
+    }
+}
+
+impl ExpectedTensor {
+    /// Both references moved onto the expected values: the acceptance rule then judges the result against the file, but
+    /// still allows the error that the plain computation really has, not its distance from whatever the file says.
+    fn in_place_of(
+        &self,
+        exact: &ReferenceOutput,
+        rounded: &ReferenceOutput,
+        part: impl Fn(&mut ReferenceOutput) -> &mut Vec<f64>,
+    ) -> (ReferenceOutput, ReferenceOutput) {
+        let (mut exact, mut rounded) = (exact.clone(), rounded.clone());
+        let moved = part(&mut rounded);
+        for ((moved, exact), expected) in moved.iter_mut().zip(part(&mut exact)).zip(&self.values) {
+            *moved += expected - *exact;
+            *exact = *expected;
+        }
+        (exact, rounded)
+    }
+
+    fn report(
+        &self,
+        verdict: Verdict,
+        missed: &mut Vec<&'static str>,
+        console: &mut impl Write,
+    ) -> Result<(), Failure> {
+        let largest = self
+            .values
+            .iter()
+            .filter(|value| value.is_finite())
+            .fold(0.0, |largest: f64, value| largest.max(value.abs()));
+        let bound = verdict.bound + self.rounding * largest;
+        let passed = verdict.max_error <= bound;
+        writeln!(
+            console,
+            "{:<8} {}: largest error {:.2e}, allowed {bound:.2e}, over {} values",
+            self.name,
+            if passed { "as expected" } else { "NOT as expected" },
+            verdict.max_error,
+            self.values.len()
+        )?;
+        if !passed {
+            missed.push(self.name);
+        }
+        Ok(())
+    }
+}
