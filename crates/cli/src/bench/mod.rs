@@ -64,7 +64,8 @@ trait Timer {
 /// What a [`Timer`] found.
 struct Timed {
     plan: warptile::Plan,
-    times: Vec<(Method, Samples)>,
+    /// Microseconds of each call.
+    times: Vec<(Method, Vec<f64>)>,
 }
 
 /// Runs the command.
@@ -80,10 +81,12 @@ pub(crate) fn run(args: &BenchArgs, console: &mut impl Write) -> Result<(), Fail
         let problem = with_inputs!(&inputs, inputs => inputs.problem(&case.settings()))?;
         for case in with_kernels(case, &problem, &args.kernel, &backend)? {
             let timed = timer.time(&case, &inputs)?;
-            for (method, samples) in &timed.times {
-                rows.push(Row::new(
-                    &case, &problem, &timed.plan, *method, samples, &machine,
-                ));
+            for (method, microseconds) in timed.times {
+                if let Some(samples) = Samples::new(microseconds) {
+                    rows.push(Row::new(
+                        &case, &problem, &timed.plan, method, &samples, &machine,
+                    ));
+                }
             }
         }
         bar.inc(1);

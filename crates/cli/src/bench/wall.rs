@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use warptile::{Backend, Element};
 
-use super::row::{Method, Samples};
+use super::row::Method;
 use super::{Timed, Timer};
 use crate::case::Case;
 use crate::inputs::{AnyInputs, Inputs, with_inputs};
@@ -22,33 +22,36 @@ impl WallClock {
         WallClock { backend, samples }
     }
 
-    fn time_typed<T: Element>(
-        &self,
-        case: &Case,
-        inputs: &Inputs<T>,
-    ) -> warptile::Result<Option<Timed>> {
+    fn time_typed<T: Element>(&self, case: &Case, inputs: &Inputs<T>) -> warptile::Result<Timed> {
         let attention = inputs.attention(&case.settings());
         let q = self.backend.tensor_with_layout(&inputs.q, inputs.q_layout)?;
         let k = self.backend.tensor_with_layout(&inputs.k, inputs.k_layout)?;
         let v = self.backend.tensor_with_layout(&inputs.v, inputs.v_layout)?;
-        let mut times = Vec::with_capacity(self.samples);
-        let mut plan = None;
-        for round in 0..WARM_UP + self.samples {
-            let start = Instant::now();
-            let output = match &inputs.cu_seqlens {
-                Some([cu_q, cu_k]) => attention.forward_packed(&q, &k, &v, cu_q, cu_k)?,
-                None => attention.forward(&q, &k, &v)?,
-            };
-            self.backend.synchronize()?;
-            if round >= WARM_UP {
-                times.push(start.elapsed().as_secs_f64() * 1e6);
-            }
-            plan = Some(output.plan);
+        let call = || match &inputs.cu_seqlens {
+            Some([cu_q, cu_k]) => attention.forward_packed(&q, &k, &v, cu_q, cu_k),
+            None => attention.forward(&q, &k, &v),
+        };
+        let mut plan = call()?.plan;
+        for _ in 1..WARM_UP {
+            plan = call()?.plan;
         }
-        let samples = Samples::new(times);
-        Ok(plan.zip(samples).map(|(plan, samples)| Timed {
+        let mut microseconds = Vec::with_capacity(self.samples);
+        for _ in 0..self.samples {
+            let start = Instant::now();
+            let output = call()?;
+            self.backend.synchronize()?;
+            microseconds.push(start.elapsed().as_secs_f64() * 1e6);
+            drop(output);
+        }
+        Ok(Timed {
             plan,
-            times: vec![(Method::Wall, samples)],
-        }))
+            times: vec![(Method::Wall, microseconds)],
+        })
+    }
+}
+
+impl Timer for WallClock {
+    fn time(&mut self, case: &Case, inputs: &AnyInputs) -> warptile::Result<Timed> {
+        with_inputs!(inputs, inputs => self.time_typed(case, inputs))
     }
 }

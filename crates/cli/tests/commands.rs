@@ -1,0 +1,157 @@
+//! `info`, `verify`, `bench`, help, and an output nobody reads.
+
+mod common;
+
+use common::{expect_code, warptile};
+use std::fs;
+use std::process::Stdio;
+
+fn json(path: &std::path::Path) -> serde_json::Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn help_says_what_the_exit_codes_mean() {
+    let (stdout, _) = expect_code(0, warptile().arg("--help"));
+    for line in ["0  success", "1  a comparison", "2  wrong usage", "3  the device", "4  a file"] {
+        assert!(stdout.contains(line), "{stdout}");
+    }
+    for command in ["run", "info", "verify", "bench"] {
+        assert!(stdout.contains(command), "{stdout}");
+        expect_code(0, warptile().args([command, "--help"]));
+    }
+}
+
+#[test]
+fn info_works_without_a_driver() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("info.json");
+    let (stdout, _) = expect_code(
+        0,
+        warptile()
+            .args(["info", "--kernels", "--explain", "--json"])
+            .arg(&file)
+            // Not a library: this machine's driver, if it has one, is not asked.
+            .env("WARPTILE_LIBCUDA", &file),
+    );
+    assert!(stdout.contains("driver   none: "), "{stdout}");
+    assert!(stdout.contains("chosen   cpu"), "{stdout}");
+    let info = json(&file);
+    assert_eq!(info["driver"], serde_json::Value::Null);
+    assert!(info["cpu_threads"].as_u64() > Some(0));
+    assert_eq!(
+        info["images"].as_array().map(Vec::len),
+        Some(warptile_kernels::catalog().len())
+    );
+}
+
+#[test]
+fn verify_counts_what_it_computed() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("verify.json");
+    let (stdout, _) = expect_code(
+        0,
+        warptile()
+            .args(["verify", "--device", "cpu", "--count", "30", "--seed", "5", "--json"])
+            .arg(&file),
+    );
+    assert!(stdout.contains("30 problems on cpu"), "{stdout}");
+    let totals = json(&file);
+    assert_eq!((totals["passed"].as_u64(), totals["failed"].as_u64()), (Some(30), Some(0)));
+    assert_eq!(totals["device"], "cpu");
+    assert_eq!(totals["smallest"], serde_json::Value::Null);
+}
+
+#[test]
+fn verify_repeats_a_case() {
+    let (stdout, _) = expect_code(
+        0,
+        warptile().args([
+            "verify",
+            "--device",
+            "cpu",
+            "--case",
+            "packed=3x5,0x2,4x0 heads=4/2 d=40 element=bf16 mask=window:2,1 softcap=15 alibi=heads layout=odd-gaps seed=9",
+        ]),
+    );
+    assert!(stdout.contains("verified 1 problems on cpu"), "{stdout}");
+}
+
+#[test]
+fn verify_refuses_what_can_not_run() {
+    let verify = |arguments: &[&str]| {
+        expect_code(2, warptile().args(["verify", "--device", "cpu"]).args(arguments)).1
+    };
+    assert!(verify(&["--family", "scalar"]).contains("scalar needs a GPU"));
+    assert!(verify(&["--kernel", "scalar_d64_32x64_w4_s2"]).contains("needs a GPU"));
+    assert!(verify(&["--case", "d=12"]).contains("multiple of 8"));
+    assert!(verify(&["--case", "heads=3/2"]).contains("q has 3 heads and k has 2"));
+}
+
+#[test]
+fn bench_writes_its_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let (shapes, rows) = (dir.path().join("shapes"), dir.path().join("rows.json"));
+    fs::write(
+        &shapes,
+        "# two problems\n\nbatch=2 heads=4/2 len=16x32 d=32 element=f32 mask=causal # the second\n",
+    )
+    .unwrap();
+    let (stdout, _) = expect_code(
+        0,
+        warptile()
+            .args(["bench", "--device", "cpu", "--samples", "3", "--shape", "len=8 d=8"])
+            .arg("--file")
+            .arg(&shapes)
+            .arg("--json")
+            .arg(&rows),
+    );
+    assert!(stdout.contains("median us"), "{stdout}");
+    let rows = json(&rows);
+    assert_eq!(rows.as_array().map(Vec::len), Some(2));
+    let row = &rows[1];
+    for (key, value) in [("backend", "warptile"), ("family", "cpu"), ("kernel", "cpu"), ("element", "f32"), ("mask", "causal"), ("method", "wall"), ("device", "cpu"), ("driver", "none")] {
+        assert_eq!(row[key], value, "{key}");
+    }
+    for (key, value) in [("batch", 2), ("heads", 4), ("kv_heads", 2), ("query_len", 16), ("key_len", 32), ("head_dim", 32), ("samples", 3)] {
+        assert_eq!(row[key], value, "{key}");
+    }
+    let median = row["median_us"].as_f64().unwrap();
+    assert!(median > 0.0 && row["p90_us"].as_f64().unwrap() >= median);
+    // Row i of 16 sees i + 17 of the 32 keys: 392 pairs; 4 operations for each of 32 numbers of 4 heads of 2 entries.
+    let flops = f64::from(4 * 2 * 4 * 392 * 32);
+    let tflops = row["tflops"].as_f64().unwrap();
+    assert!((tflops / (flops / median * 1e-6) - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn bench_names_the_line_it_can_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let shapes = dir.path().join("shapes");
+    fs::write(&shapes, "len=3\nlen=three\n").unwrap();
+    let (_, stderr) = expect_code(2, warptile().arg("bench").arg("--file").arg(&shapes));
+    assert!(stderr.contains("shapes:2: len=three: a number is needed"), "{stderr}");
+    fs::write(&shapes, "# nothing\n").unwrap();
+    expect_code(2, warptile().arg("bench").arg("--file").arg(&shapes));
+    expect_code(4, warptile().args(["bench", "--file", "no/such/file"]));
+}
+
+/// Standard output closed before the program writes to it.
+#[test]
+fn an_output_nobody_reads_does_not_change_the_exit_code() {
+    for (arguments, code) in [
+        (&["info"][..], 0),
+        (&["--help"], 0),
+        (&["verify", "--device", "cpu", "--count", "2"], 0),
+        (&["verify", "--device", "cpu", "--case", "d=9"], 2),
+    ] {
+        let mut child = warptile()
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{arguments:?}");
+    }
+}

@@ -1,0 +1,311 @@
+//! Every way to be wrong ends with a message and its exit code, never with a panic.
+
+mod common;
+
+use common::{Tensor, example, expect_code, f32_tensor, file, i32_tensor, run, warptile, with_header};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+fn cpu_run(input: &Path) -> Command {
+    let mut command = warptile();
+    command.arg("run").arg(input).args(["--device", "cpu"]);
+    command
+}
+
+/// Runs on a file of these bytes; standard error.
+#[track_caller]
+fn fails(code: i32, bytes: &[u8], flags: &[&str]) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let input = dir.path().join("input.safetensors");
+    fs::write(&input, bytes).unwrap();
+    let (_, stderr) = expect_code(code, cpu_run(&input).args(flags));
+    assert!(stderr.starts_with("error: "), "{stderr}");
+    stderr
+}
+
+const SHAPE: [usize; 4] = [1, 4, 2, 8];
+
+fn qkv() -> [Tensor; 3] {
+    ["q", "k", "v"].map(|name| f32_tensor(name, &SHAPE))
+}
+
+#[test]
+fn a_missing_file() {
+    let (_, stderr) = expect_code(4, &mut cpu_run(Path::new("no/such/file")));
+    assert!(stderr.contains("no/such/file: cannot read"), "{stderr}");
+}
+
+#[test]
+fn a_file_that_ends_early() {
+    let whole = file(&qkv());
+    // After any number of bytes: in the length, in the header, in the data.
+    for length in [0, 1, 7, 8, 9, 50, whole.len() / 2, whole.len() - 1] {
+        let stderr = fails(4, &whole[..length], &[]);
+        assert!(stderr.contains("not a valid safetensors file"), "{length}: {stderr}");
+    }
+}
+
+#[test]
+fn a_file_with_something_after_its_end() {
+    let mut bytes = file(&qkv());
+    bytes.push(0);
+    fails(4, &bytes, &[]);
+}
+
+#[test]
+fn a_header_length_that_lies() {
+    for length in [u64::MAX, u64::MAX - 7, 1 << 63, 1 << 40, 100_000_001, 3] {
+        let mut bytes = file(&qkv());
+        bytes[..8].copy_from_slice(&length.to_le_bytes());
+        fails(4, &bytes, &[]);
+    }
+}
+
+#[test]
+fn headers_that_lie() {
+    let header = |dtype: &str, shape: &str, offsets: &str| {
+        with_header(&format!(
+            "{{\"q\":{{\"dtype\":\"{dtype}\",\"shape\":{shape},\"data_offsets\":{offsets}}}}}"
+        ))
+    };
+    for (name, bytes) in [
+        ("no JSON", with_header("{")),
+        ("a list", with_header("[]")),
+        ("no text", [&[2_u8, 0, 0, 0, 0, 0, 0, 0][..], &[0xff, 0xff]].concat()),
+        ("an unknown type", header("F12", "[1]", "[0,4]")),
+        ("offsets past the end", header("F32", "[1,4,2,8]", "[0,256]")),
+        ("offsets in reverse", header("F32", "[1]", "[4,0]")),
+        ("offsets that overflow", header("F32", "[1]", "[0,18446744073709551615]")),
+        ("negative offsets", header("F32", "[1]", "[-4,0]")),
+        (
+            "a shape that overflows",
+            header("F32", "[4294967296,4294967296,4294967296,8]", "[0,0]"),
+        ),
+        (
+            "a size in bits that overflows",
+            header("F32", "[1,1,1,4611686018427387904]", "[0,0]"),
+        ),
+        ("a negative shape", header("F32", "[-1,4,2,8]", "[0,256]")),
+        ("a shape without its data", header("F32", "[1,4,2,8]", "[0,0]")),
+        ("deep nesting", with_header(&"[".repeat(100_000))),
+    ] {
+        let stderr = fails(4, &bytes, &[]);
+        assert!(stderr.contains("not a valid safetensors file"), "{name}: {stderr}");
+    }
+}
+
+#[test]
+fn every_prefix_and_every_flipped_byte_ends_in_order() {
+    // A small file, so that each of its bytes can be broken once.
+    let whole = file(&["q", "k", "v"].map(|name| f32_tensor(name, &[1, 1, 1, 8])));
+    let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let dir = tempfile::tempdir().unwrap();
+    let input = dir.path().join("broken");
+    for index in 0..header {
+        let mut bytes = whole.clone();
+        bytes[index] ^= 0x01;
+        fs::write(&input, &bytes).unwrap();
+        let (code, _, stderr) = run(&mut cpu_run(&input));
+        assert!([0, 2, 4].contains(&code), "byte {index}: code {code}, {stderr}");
+    }
+}
+
+#[test]
+fn a_missing_tensor() {
+    let stderr = fails(2, &file(&qkv()[..2]), &[]);
+    assert!(stderr.contains("tensor v is missing; the file has only k, q"), "{stderr}");
+    let stderr = fails(2, &with_header("{}"), &[]);
+    assert!(stderr.contains("tensor q is missing; the file has no tensors"), "{stderr}");
+}
+
+#[test]
+fn a_wrong_rank() {
+    let mut tensors = qkv();
+    tensors[1].2 = vec![4, 2, 8];
+    let stderr = fails(2, &file(&tensors), &[]);
+    assert!(stderr.contains("k has shape [4, 2, 8]; 4 dimensions"), "{stderr}");
+}
+
+#[test]
+fn a_wrong_type() {
+    let mut tensors = qkv();
+    for tensor in &mut tensors {
+        tensor.1 = "I32";
+    }
+    let stderr = fails(2, &file(&tensors), &[]);
+    assert!(stderr.contains("q has elements of type I32; attention takes"), "{stderr}");
+
+    let half = Tensor("v", "BF16", SHAPE.to_vec(), vec![0; 128]);
+    let [q, k, _] = qkv();
+    let stderr = fails(2, &file(&[q, k, half]), &[]);
+    assert!(stderr.contains("v has elements of type BF16, but q has F32"), "{stderr}");
+}
+
+#[test]
+fn shapes_that_do_not_match() {
+    for (shape, expected) in [
+        ([2, 4, 2, 8], "batch"),
+        ([1, 4, 3, 8], "heads"),
+        ([1, 4, 2, 16], "head size"),
+    ] {
+        let [q, _, v] = qkv();
+        let stderr = fails(2, &file(&[q, f32_tensor("k", &shape), v]), &[]);
+        assert!(stderr.contains(expected), "{stderr}");
+    }
+}
+
+#[test]
+fn head_sizes_without_a_kernel() {
+    for head_dim in [0, 4, 59, 264] {
+        let tensors = ["q", "k", "v"].map(|name| f32_tensor(name, &[1, 2, 1, head_dim]));
+        let stderr = fails(2, &file(&tensors), &[]);
+        assert!(stderr.contains("multiple of 8 from 8 to 256"), "{stderr}");
+    }
+}
+
+#[test]
+fn row_offsets_that_break_a_rule() {
+    let with = |q: Tensor, k: Tensor| {
+        let [a, b, c] = qkv();
+        file(&[a, b, c, q, k])
+    };
+    let good = || i32_tensor("cu_seqlens_k", &[0, 4]);
+    for (offsets, expected) in [
+        (&[0, 3, 2][..], "cu_seqlens_q"),
+        (&[0, 5], "cu_seqlens_q[1] is 5"),
+        (&[1, 4], "cu_seqlens_q[0]"),
+        (&[], "cu_seqlens_q"),
+    ] {
+        let stderr = fails(2, &with(i32_tensor("cu_seqlens_q", offsets), good()), &[]);
+        assert!(stderr.contains(expected), "{stderr}");
+    }
+    let large = Tensor(
+        "cu_seqlens_q",
+        "I64",
+        vec![2],
+        [0_i64, 1 << 40].iter().flat_map(|x| x.to_le_bytes()).collect(),
+    );
+    assert!(fails(2, &with(large, good()), &[]).contains("which no i32 holds"));
+    let floats = Tensor("cu_seqlens_q", "F32", vec![2], vec![0; 8]);
+    assert!(fails(2, &with(floats, good()), &[]).contains("it must have I32 or I64"));
+    let square = Tensor("cu_seqlens_q", "I32", vec![1, 2], vec![0; 8]);
+    assert!(fails(2, &with(square, good()), &[]).contains("it must have 1 dimension"));
+    let [q, k, v] = qkv();
+    let stderr = fails(2, &file(&[q, k, v, good()]), &[]);
+    assert!(stderr.contains("must both be there, or neither"), "{stderr}");
+}
+
+#[test]
+fn slopes_that_do_not_fit() {
+    let with = |slopes: Tensor| {
+        let [q, k, v] = qkv();
+        file(&[q, k, v, slopes])
+    };
+    let stderr = fails(2, &with(f32_tensor("alibi_slopes", &[3])), &[]);
+    assert!(stderr.contains("alibi_slopes has 3 values"), "{stderr}");
+    let stderr = fails(2, &with(i32_tensor("alibi_slopes", &[1, 2])), &[]);
+    assert!(stderr.contains("it must have F32"), "{stderr}");
+    let stderr = fails(2, &with(f32_tensor("alibi_slopes", &[1, 1, 2])), &[]);
+    assert!(stderr.contains("[heads] or [batch, heads]"), "{stderr}");
+}
+
+#[test]
+fn numbers_that_make_no_sense() {
+    let bytes = file(&qkv());
+    assert!(fails(2, &bytes, &["--scale", "NaN"]).contains("scale is NaN"));
+    assert!(fails(2, &bytes, &["--scale", "-inf"]).contains("scale is -inf"));
+    assert!(fails(2, &bytes, &["--softcap", "0"]).contains("softcap is 0"));
+    assert!(fails(2, &bytes, &["--softcap", "-3"]).contains("softcap is -3"));
+    let stderr = fails(2, &bytes, &["--causal=top-left", "--window", "3,3"]);
+    assert!(stderr.contains("can't be combined"), "{stderr}");
+}
+
+#[test]
+fn usage_errors_are_code_2() {
+    for arguments in [
+        &[][..],
+        &["fly"],
+        &["run"],
+        &["run", "x", "--window", "3"],
+        &["run", "x", "--causal=left"],
+        &["run", "x", "--device", "tpu"],
+        &["run", "x", "--layout", "sbhd"],
+        &["verify", "--count", "0"],
+        &["verify", "--case", "lenght=3"],
+        &["bench", "--samples", "0"],
+    ] {
+        let (_, stderr) = expect_code(2, warptile().args(arguments));
+        assert!(!stderr.is_empty());
+    }
+}
+
+#[test]
+fn an_unknown_kernel() {
+    let stderr = fails(2, &file(&qkv()), &["--kernel", "scalar_d63"]);
+    assert!(stderr.contains("scalar_d63"), "{stderr}");
+}
+
+#[test]
+fn a_device_that_is_not_there_is_code_3() {
+    // No machine has this many GPUs, and most that run this have no driver at all.
+    let mut command = warptile();
+    command
+        .arg("run")
+        .arg(example("minilm_qkv.safetensors"))
+        .args(["--device", "cuda:4096"]);
+    let (_, stderr) = expect_code(3, &mut command);
+    assert!(stderr.starts_with("error: cuda:4096: "), "{stderr}");
+}
+
+#[test]
+fn a_driver_that_is_no_driver_is_code_3() {
+    // Whatever the machine has, the override comes first, and this is not a library.
+    let mut command = warptile();
+    command
+        .arg("run")
+        .arg(example("minilm_qkv.safetensors"))
+        .args(["--device", "cuda:0"])
+        .env("WARPTILE_LIBCUDA", example("README.md"));
+    let (_, stderr) = expect_code(3, &mut command);
+    assert!(stderr.contains("README.md"), "{stderr}");
+    // `auto` takes the CPU instead.
+    let mut command = warptile();
+    command
+        .arg("run")
+        .arg(example("minilm_qkv.safetensors"))
+        .env("WARPTILE_LIBCUDA", example("README.md"));
+    let (stdout, _) = expect_code(0, &mut command);
+    assert!(stdout.contains("ran      cpu on cpu"), "{stdout}");
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_code_4() {
+    let (_, stderr) = expect_code(
+        4,
+        cpu_run(&example("minilm_qkv.safetensors")).args(["-o", "no/such/directory/out"]),
+    );
+    assert!(stderr.contains("no/such/directory/out: cannot write"), "{stderr}");
+}
+
+#[test]
+fn expectations_that_do_not_fit_the_result() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = dir.path().join("qkv");
+    let expected = dir.path().join("expected");
+    fs::write(&input, file(&qkv())).unwrap();
+    for (tensors, message) in [
+        (vec![f32_tensor("out", &[1, 4, 2, 16])], "out has shape"),
+        (vec![f32_tensor("lse", &[1, 2, 5])], "lse has shape"),
+        (vec![i32_tensor("out", &[1]), f32_tensor("x", &[1])], "out has shape"),
+        (vec![f32_tensor("x", &[1])], "tensor out is missing"),
+    ] {
+        fs::write(&expected, file(&tensors)).unwrap();
+        let (_, stderr) = expect_code(2, cpu_run(&input).arg("--expect").arg(&expected));
+        assert!(stderr.contains(message), "{stderr}");
+    }
+    // --causal looks for out_causal, and does not settle for out.
+    fs::write(&expected, file(&[f32_tensor("out", &SHAPE)])).unwrap();
+    let (_, stderr) = expect_code(2, cpu_run(&input).arg("--causal").arg("--expect").arg(&expected));
+    assert!(stderr.contains("tensor out_causal is missing"), "{stderr}");
+}
