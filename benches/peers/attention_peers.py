@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""How long the attention kernels that PyTorch and FlashAttention-3 bring along take.
+
+Measures the problems of a shape file (see shapes.txt) the way `warptile bench` does and writes the same JSON rows:
+
+  graph  GPU time of one call: calls captured in a CUDA graph, events around each replay, inputs that rotate so that
+         together they exceed the L2 cache several times over
+  call   what one call costs its caller: events around a single call, inputs rotating
+
+Peers: FlashAttention-2, cuDNN and the memory-efficient kernel through PyTorch's scaled_dot_product_attention, and
+FlashAttention-3 if the package fa3-fwd is installed. All peers of a problem are measured in turn, round by round, so that
+a drifting clock touches all alike. A peer that can't do a problem has no row; why not goes to standard error.
+
+Needs: an NVIDIA GPU, PyTorch 2.5 or newer. Example: attention_peers.py --file shapes.txt --json peers.json
+"""
+
+import argparse
+import ctypes
+import datetime
+import json
+import statistics
+import sys
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+# Inputs and outputs of one graph together: several times the L2 cache of any GPU (an H200 reports 60 MB).
+ROTATED_BYTES = 256 << 20
+LAUNCHES_PER_GRAPH = (4, 64)
+WARM_UP_ROUNDS = 3
+
+ELEMENTS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+
+
+class Problem:
+    """One line of a shape file; the keys that matter to the peers."""
+
+    def __init__(self, line):
+        words = dict(word.split("=", 1) for word in line.split())
+        unknown = set(words) - {"batch", "heads", "len", "d", "element", "mask"}
+        if unknown:
+            raise ValueError(f"{line}: the peers don't take {', '.join(sorted(unknown))}")
+
+        def pair(text, separator):
+            first, _, second = text.partition(separator)
+            return int(first), int(second or first)
+
+        self.batch = int(words.get("batch", 1))
+        self.heads, self.kv_heads = pair(words.get("heads", "1"), "/")
+        self.query_len, self.key_len = pair(words.get("len", "128"), "x")
+        self.head_dim = int(words.get("d", 64))
+        self.element = words.get("element", "f16")
+        self.mask = words.get("mask", "none")
+        if self.mask not in ("none", "causal"):
+            raise ValueError(f"{line}: the peers take mask=none and mask=causal only")
+        if self.mask == "causal" and self.query_len != self.key_len:
+            raise ValueError(f"{line}: PyTorch aligns causal masks top-left; only equal lengths compare")
+        self.line = line
+
+    @property
+    def visible_pairs(self):
+        if self.mask == "causal":
+            return self.query_len * (self.query_len + 1) // 2
+        return self.query_len * self.key_len
+
+    @property
+    def flops(self):
+        return 4 * self.batch * self.heads * self.visible_pairs * self.head_dim
+
+    def bytes(self):
+        rows = 2 * self.query_len * self.heads + 2 * self.key_len * self.kv_heads
+        return self.batch * rows * self.head_dim * ELEMENTS[self.element].itemsize
+
+    def inputs(self):
+        """q, k, v as [batch, length, heads, head size], normally distributed."""
+
+        def tensor(length, heads):
+            shape = (self.batch, length, heads, self.head_dim)
+            return torch.randn(shape, device="cuda", dtype=ELEMENTS[self.element])
+
+        return tensor(self.query_len, self.heads), tensor(self.key_len, self.kv_heads), tensor(self.key_len, self.kv_heads)
+
+
+def sdpa(backend):
+    """A peer through PyTorch's dispatcher, held to one backend."""
+
+    def prepare(problem, q, k, v):
+        # PyTorch wants [batch, heads, length, head size]; as strides, without a copy.
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def call(problem, q, k, v):
+        with sdpa_kernel([backend]):
+            return scaled_dot_product_attention(
+                q, k, v, is_causal=problem.mask == "causal", enable_gqa=problem.heads != problem.kv_heads
+            )
+
+    return prepare, call
+
+
+def flash_attention_3():
+    """FlashAttention-3's own interface, if installed."""
+    import fa3_fwd_interface
+
+    def prepare(problem, q, k, v):
+        if problem.element == "f32":
+            raise RuntimeError("FlashAttention-3 takes no f32")
+        return q, k, v
+
+    def call(problem, q, k, v):
+        return fa3_fwd_interface.flash_attn_func(q, k, v, causal=problem.mask == "causal")
+
+    return prepare, call
+
+
+def peers(wanted):
+    makers = {
+        "fa2": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
+        "cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION),
+        "efficient": lambda: sdpa(SDPBackend.EFFICIENT_ATTENTION),
+        "fa3": flash_attention_3,
+    }
+    found = {}
+    for name in wanted or makers:
+        try:
+            found[name] = makers[name]()
+        except ImportError as error:
+            print(f"{name}: not installed ({error})", file=sys.stderr)
+            if wanted:
+                sys.exit(1)
+    return found
+
+
+class Run:
+    """One peer on one problem: the graph that is replayed, and the calls that are timed one by one."""
+
+    def __init__(self, peer, problem, inputs):
+        prepare, call = peer
+        self.inputs = [prepare(problem, *qkv) for qkv in inputs]
+        self.call = lambda i: call(problem, *self.inputs[i % len(self.inputs)])
+        self.next = 0
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for i in range(WARM_UP_ROUNDS):
+                self.call(i)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        # What the calls return is kept: outputs that are freed and reused would stay in the cache.
+        with torch.cuda.graph(self.graph):
+            self.outputs = [self.call(i) for i in range(len(self.inputs))]
+        self.times = {"graph": [], "call": []}
+
+    def round(self):
+        self.times["graph"].append(timed(self.graph.replay) / len(self.inputs))
+        self.next += 1
+        self.times["call"].append(timed(lambda: self.call(self.next)))
+
+
+def timed(work):
+    """Microseconds of GPU time between two events around `work`."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3
+
+
+def p90(times):
+    ordered = sorted(times)
+    # Nearest rank, ceil(0.9 n), without rounding errors.
+    return ordered[-(-9 * len(ordered) // 10) - 1]
+
+
+def driver():
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def measure(problem, found, samples, machine):
+    least, most = LAUNCHES_PER_GRAPH
+    copies = max(least, min(most, -(-ROTATED_BYTES // problem.bytes())))
+    inputs = [problem.inputs() for _ in range(copies)]
+    runs = {}
+    for name, peer in found.items():
+        try:
+            runs[name] = Run(peer, problem, inputs)
+        except (RuntimeError, TypeError, ValueError) as error:
+            torch.cuda.synchronize()
+            print(f"{name}: not for {problem.line}: {str(error).splitlines()[0]}", file=sys.stderr)
+    for round in range(WARM_UP_ROUNDS + samples):
+        if round == WARM_UP_ROUNDS:
+            for run in runs.values():
+                run.times = {"graph": [], "call": []}
+        for run in runs.values():
+            run.round()
+    rows = []
+    for name, run in runs.items():
+        for method, times in run.times.items():
+            median = statistics.median(times)
+            rows.append(
+                {
+                    "backend": name,
+                    "family": name,
+                    "kernel": name,
+                    "batch": problem.batch,
+                    "heads": problem.heads,
+                    "kv_heads": problem.kv_heads,
+                    "query_len": problem.query_len,
+                    "key_len": problem.key_len,
+                    "head_dim": problem.head_dim,
+                    "element": problem.element,
+                    "mask": problem.mask,
+                    "method": method,
+                    "samples": len(times),
+                    "median_us": median,
+                    "p90_us": p90(times),
+                    "tflops": problem.flops / median * 1e-6,
+                    **machine,
+                }
+            )
+    return rows
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--file", help="problems, one a line")
+    arguments.add_argument("--shape", action="append", default=[], help="one problem; may be given several times")
+    arguments.add_argument("--peer", action="append", help="measure this peer only; may be given several times")
+    arguments.add_argument("--samples", type=int, default=30, help="rounds to measure (default 30)")
+    arguments.add_argument("--json", help="write the rows to this file")
+    options = arguments.parse_args()
+
+    lines = list(options.shape)
+    if options.file:
+        with open(options.file) as file:
+            lines += [line.split("#")[0].strip() for line in file]
+    problems = [Problem(line) for line in lines if line]
+    if not problems:
+        arguments.error("no problems: give --shape or --file")
+    if not torch.cuda.is_available():
+        sys.exit("PyTorch sees no GPU")
+
+    machine = {
+        "device": torch.cuda.get_device_name(),
+        "driver": driver(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "versions": {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())},
+    }
+    found = peers(options.peer)
+    rows = []
+    for problem in problems:
+        for row in measure(problem, found, options.samples, machine):
+            rows.append(row)
+            print(f"{problem.line:62} {row['backend']:10} {row['method']:6} {row['median_us']:10.1f} us {row['tflops']:8.1f} TFLOP/s")
+        torch.cuda.empty_cache()
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(rows, file, indent=2)
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    main()
