@@ -250,7 +250,7 @@ def bench_kernels(evidence, options):
 def peers(evidence, options):
     """The same shapes on PyTorch's kernels and FlashAttention-3."""
     command = ["python3", BUNDLE / "benches/peers/attention_peers.py", "--file", BUNDLE / "benches/peers/shapes.txt"]
-    command += ["--samples", "15", "--json", evidence.folder / "peers.json"]
+    command += ["--samples", "15", "--json", evidence.folder / "bench-peers.json"]
     code, output = run(command, LIMITS["peers"])
     if code != 0:
         evidence.fail(f"peers: exit code {code}: {last_lines(output)}")
@@ -333,10 +333,10 @@ def main():
 
     info = step("device", device)
     # Times first, while nothing else uses the GPU; twice, around the peers, which shows the noise.
-    step("bench", bench, "bench.json")
+    step("bench", bench, "bench-warptile.json")
     if not options.without_peers:
         step("peers", peers)
-    step("bench again", bench, "bench-again.json")
+    step("bench again", bench, "noise.json")
     rows = step("kernels", bench_kernels)
     step("ncu", ncu, rows)
     step("verify", verify, info)

@@ -4,15 +4,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// The built program, to be given arguments. Nothing it does may depend on a GPU of this machine.
+///
+/// In a bundle the paths of the machine that built it don't exist; WARPTILE_BIN and WARPTILE_ROOT say where things are.
 pub fn warptile() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_warptile"))
+    let built = || env!("CARGO_BIN_EXE_warptile").into();
+    Command::new(std::env::var_os("WARPTILE_BIN").unwrap_or_else(built))
 }
 
 /// A file under examples/.
 pub fn example(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../examples")
-        .join(name)
+    let root = std::env::var_os("WARPTILE_ROOT").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."),
+        PathBuf::from,
+    );
+    root.join("examples").join(name)
 }
 
 /// Runs the program and returns its exit code, standard output and standard error.
