@@ -18,6 +18,7 @@ import argparse
 import ctypes
 import datetime
 import json
+import re
 import statistics
 import sys
 
@@ -34,24 +35,21 @@ ELEMENTS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
 
 class Problem:
-    """One line of a shape file; the keys that matter to the peers."""
+    """One line of a shape file; only what the peers can do."""
 
     def __init__(self, line):
-        words = dict(word.split("=", 1) for word in line.split())
-        unknown = set(words) - {"batch", "heads", "len", "d", "element", "mask"}
-        if unknown:
-            raise ValueError(f"{line}: the peers don't take {', '.join(sorted(unknown))}")
-
-        def pair(text, separator):
-            first, _, second = text.partition(separator)
-            return int(first), int(second or first)
-
-        self.batch = int(words.get("batch", 1))
-        self.heads, self.kv_heads = pair(words.get("heads", "1"), "/")
-        self.query_len, self.key_len = pair(words.get("len", "128"), "x")
-        self.head_dim = int(words.get("d", 64))
-        self.element = words.get("element", "f16")
-        self.mask = words.get("mask", "none")
+        pattern = r"b(?P<b>\d+) q(?P<q>\d+) k(?P<k>\d+) h(?P<h>\d+)(/(?P<hk>\d+))? d(?P<d>\d+) (?P<t>f16|bf16|f32)( mask=(?P<m>\S+))?"
+        words = re.fullmatch(pattern, line)
+        if not words:
+            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN TYPE [mask=M], in this order")
+        self.batch = int(words["b"])
+        self.heads = int(words["h"])
+        self.kv_heads = int(words["hk"] or words["h"])
+        self.query_len = int(words["q"])
+        self.key_len = int(words["k"])
+        self.head_dim = int(words["d"])
+        self.element = words["t"]
+        self.mask = words["m"] or "none"
         if self.mask not in ("none", "causal"):
             raise ValueError(f"{line}: the peers take mask=none and mask=causal only")
         if self.mask == "causal" and self.query_len != self.key_len:

@@ -45,6 +45,18 @@ pub(crate) enum Failure {
     Output(#[from] std::io::Error),
 }
 
+impl From<warptile::Error> for Failure {
+    fn from(error: warptile::Error) -> Self {
+        match error {
+            warptile::Error::Driver(_) | warptile::Error::Image(_) => {
+                Failure::Device(error.to_string())
+            }
+            // Everything else is about what was asked for.
+            _ => Failure::Input(error.to_string()),
+        }
+    }
+}
+
 impl Failure {
     /// A failed read of `path`.
     pub(crate) fn read(path: &Path, source: std::io::Error) -> Self {

@@ -92,7 +92,11 @@ pub(crate) fn run(args: &InfoArgs, console: &mut impl Write) -> Result<(), Failu
             "driver   {version}, {}",
             info.library.as_deref().unwrap_or_default()
         )?,
-        (None, error) => writeln!(console, "driver   none: {}", error.as_deref().unwrap_or_default())?,
+        (None, error) => writeln!(
+            console,
+            "driver   none: {}",
+            error.as_deref().unwrap_or_default()
+        )?,
     }
     writeln!(console, "cpu      {} threads", info.cpu_threads)?;
     for device in &info.devices {
@@ -195,7 +199,10 @@ fn print_catalog(every_kernel: bool, console: &mut impl Write) -> Result<(), Fai
     let group = |key: &dyn Fn(&Image) -> String| {
         let mut groups: BTreeMap<(Family, String), Vec<&Image>> = BTreeMap::new();
         for image in images {
-            groups.entry((image.family, key(image))).or_default().push(image);
+            groups
+                .entry((image.family, key(image)))
+                .or_default()
+                .push(image);
         }
         groups
     };
@@ -209,12 +216,22 @@ fn print_catalog(every_kernel: bool, console: &mut impl Write) -> Result<(), Fai
                 elements(&images),
                 targets(&images),
                 joined(images.iter().map(|image| image.resources.registers)),
-                joined(images.iter().map(|image| image.resources.dynamic_shared_bytes)),
+                joined(
+                    images
+                        .iter()
+                        .map(|image| image.resources.dynamic_shared_bytes),
+                ),
             ]);
         }
         writeln!(console, "{table}\n")?;
     } else {
-        let mut table = table(&["family", "kernels", "elements", "head sizes up to", "targets"]);
+        let mut table = table(&[
+            "family",
+            "kernels",
+            "elements",
+            "head sizes up to",
+            "targets",
+        ]);
         for ((family, _), images) in group(&|_| String::new()) {
             let kernels: BTreeSet<&str> = images.iter().map(|image| image.kernel).collect();
             table.add_row([
@@ -244,7 +261,13 @@ fn print_choices(info: &Info, explain: bool, console: &mut impl Write) -> Result
             "chosen on cuda:{} (batch 2, 8 heads, 512 rows)",
             device.ordinal
         )?;
-        let mut table = table(&["element", "head size", "mask", "kernel", "why no higher family"]);
+        let mut table = table(&[
+            "element",
+            "head size",
+            "mask",
+            "kernel",
+            "why no higher family",
+        ]);
         for (element, head_dim, mask) in SAMPLES {
             let layout = Layout::bshd([2, 512, 8, head_dim]);
             let problem = Problem::builder(&layout, &layout, &layout, element)

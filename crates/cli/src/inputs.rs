@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use warptile::{
-    AlibiShape, Attention, Backend, Element, ElementType, Layout, Mask, Plan, Problem,
-    ReferenceOutput, View, reference, reference_rounded,
+    AlibiShape, Attention, Backend, Element, Layout, Mask, Plan, Problem, ReferenceOutput, View,
+    reference, reference_rounded,
 };
 
 /// Options of a call that are not tensors.
@@ -88,22 +88,11 @@ pub(crate) fn to_reference_order<T: Copy>(data: &[T], layout: &Layout) -> Vec<T>
     ordered
 }
 
-impl AnyInputs {
-    pub(crate) fn element(&self) -> ElementType {
-        match self {
-            AnyInputs::F16(_) => ElementType::F16,
-            AnyInputs::Bf16(_) => ElementType::Bf16,
-            AnyInputs::F32(_) => ElementType::F32,
-        }
-    }
-}
-
 impl<T: Element> Inputs<T> {
     /// The problem these inputs pose, validated.
     pub(crate) fn problem(&self, settings: &Settings) -> warptile::Result<Problem> {
-        let mut builder =
-            Problem::builder(&self.q_layout, &self.k_layout, &self.v_layout, T::TYPE)
-                .mask(settings.mask);
+        let mut builder = Problem::builder(&self.q_layout, &self.k_layout, &self.v_layout, T::TYPE)
+            .mask(settings.mask);
         if let Some(scale) = settings.scale {
             builder = builder.scale(scale);
         }

@@ -1,8 +1,7 @@
 //! The `warptile` program: attention over files, what this machine can do, checks and measurements.
 
 mod bench;
-mod case;
-mod case_inputs;
+mod cases;
 mod console;
 mod failure;
 mod files;
@@ -11,7 +10,6 @@ mod inputs;
 mod json;
 mod machine;
 mod options;
-mod random;
 mod run;
 mod verify;
 

@@ -27,7 +27,7 @@ impl Device {
         match self {
             Device::Auto => Backend::auto(),
             Device::Cpu => Ok(Backend::cpu()),
-            Device::Cuda(ordinal) => Backend::cuda(ordinal as usize),
+            Device::Cuda(ordinal) => Backend::cuda(ordinal),
         }
         .map_err(|error| Failure::Device(format!("{self}: {error}")))
     }

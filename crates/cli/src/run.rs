@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use safetensors::Dtype;
-use warptile::{
-    Element, Mask, Problem, ReferenceOutput, Verdict, accept, accept_lse,
-};
+use warptile::accept::{Verdict, accept, accept_lse};
+use warptile::{Element, Mask, Problem, ReferenceOutput};
 
 use crate::failure::Failure;
 use crate::files::{self, OutTensor};
@@ -274,7 +273,11 @@ impl ExpectedTensor {
             console,
             "{:<8} {}: largest error {:.2e}, allowed {bound:.2e}, over {} values",
             self.name,
-            if passed { "as expected" } else { "NOT as expected" },
+            if passed {
+                "as expected"
+            } else {
+                "NOT as expected"
+            },
             verdict.max_error,
             self.values.len()
         )?;

@@ -13,7 +13,13 @@ fn json(path: &std::path::Path) -> serde_json::Value {
 #[test]
 fn help_says_what_the_exit_codes_mean() {
     let (stdout, _) = expect_code(0, warptile().arg("--help"));
-    for line in ["0  success", "1  a comparison", "2  wrong usage", "3  the device", "4  a file"] {
+    for line in [
+        "0  success",
+        "1  a comparison",
+        "2  wrong usage",
+        "3  the device",
+        "4  a file",
+    ] {
         assert!(stdout.contains(line), "{stdout}");
     }
     for command in ["run", "info", "verify", "bench"] {
@@ -52,14 +58,19 @@ fn verify_counts_what_it_computed() {
     let (stdout, _) = expect_code(
         0,
         warptile()
-            .args(["verify", "--device", "cpu", "--count", "30", "--seed", "5", "--json"])
+            .args([
+                "verify", "--device", "cpu", "--count", "30", "--seed", "5", "--json",
+            ])
             .arg(&file),
     );
     assert!(stdout.contains("30 problems on cpu"), "{stdout}");
     let totals = json(&file);
-    assert_eq!((totals["passed"].as_u64(), totals["failed"].as_u64()), (Some(30), Some(0)));
+    assert_eq!(
+        (totals["passed"].as_u64(), totals["failed"].as_u64()),
+        (Some(30), Some(0))
+    );
     assert_eq!(totals["device"], "cpu");
-    assert_eq!(totals["smallest"], serde_json::Value::Null);
+    assert_eq!(totals["repeat"], serde_json::Value::Null);
 }
 
 #[test]
@@ -71,7 +82,7 @@ fn verify_repeats_a_case() {
             "--device",
             "cpu",
             "--case",
-            "packed=3x5,0x2,4x0 heads=4/2 d=40 element=bf16 mask=window:2,1 softcap=15 alibi=heads layout=odd-gaps seed=9",
+            "packed=3x5,0x2,4x0 h4/2 d40 bf16 mask=window,2,1 softcap=15 alibi=head layout=gaps unaligned seed=9",
         ]),
     );
     assert!(stdout.contains("verified 1 problems on cpu"), "{stdout}");
@@ -80,12 +91,19 @@ fn verify_repeats_a_case() {
 #[test]
 fn verify_refuses_what_can_not_run() {
     let verify = |arguments: &[&str]| {
-        expect_code(2, warptile().args(["verify", "--device", "cpu"]).args(arguments)).1
+        expect_code(
+            2,
+            warptile()
+                .args(["verify", "--device", "cpu"])
+                .args(arguments),
+        )
+        .1
     };
     assert!(verify(&["--family", "scalar"]).contains("scalar needs a GPU"));
     assert!(verify(&["--kernel", "scalar_d64_32x64_w4_s2"]).contains("needs a GPU"));
-    assert!(verify(&["--case", "d=12"]).contains("multiple of 8"));
-    assert!(verify(&["--case", "heads=3/2"]).contains("q has 3 heads and k has 2"));
+    assert!(verify(&["--case", "d12"]).contains("multiple of 8"));
+    assert!(verify(&["--case", "h3/2"]).contains("q has 3 heads and k has 2"));
+    assert!(verify(&["--case", "b4294967296 q1073741824"]).contains("elements"));
 }
 
 #[test]
@@ -94,13 +112,21 @@ fn bench_writes_its_rows() {
     let (shapes, rows) = (dir.path().join("shapes"), dir.path().join("rows.json"));
     fs::write(
         &shapes,
-        "# two problems\n\nbatch=2 heads=4/2 len=16x32 d=32 element=f32 mask=causal # the second\n",
+        "# one problem\n\nb2 q16 k32 h4/2 d32 f32 mask=causal # and a comment\n",
     )
     .unwrap();
     let (stdout, _) = expect_code(
         0,
         warptile()
-            .args(["bench", "--device", "cpu", "--samples", "3", "--shape", "len=8 d=8"])
+            .args([
+                "bench",
+                "--device",
+                "cpu",
+                "--samples",
+                "3",
+                "--shape",
+                "q8 k8 d8",
+            ])
             .arg("--file")
             .arg(&shapes)
             .arg("--json")
@@ -110,10 +136,27 @@ fn bench_writes_its_rows() {
     let rows = json(&rows);
     assert_eq!(rows.as_array().map(Vec::len), Some(2));
     let row = &rows[1];
-    for (key, value) in [("backend", "warptile"), ("family", "cpu"), ("kernel", "cpu"), ("element", "f32"), ("mask", "causal"), ("method", "wall"), ("device", "cpu"), ("driver", "none")] {
+    for (key, value) in [
+        ("backend", "warptile"),
+        ("family", "cpu"),
+        ("kernel", "cpu"),
+        ("element", "f32"),
+        ("mask", "causal"),
+        ("method", "wall"),
+        ("device", "cpu"),
+        ("driver", "none"),
+    ] {
         assert_eq!(row[key], value, "{key}");
     }
-    for (key, value) in [("batch", 2), ("heads", 4), ("kv_heads", 2), ("query_len", 16), ("key_len", 32), ("head_dim", 32), ("samples", 3)] {
+    for (key, value) in [
+        ("batch", 2),
+        ("heads", 4),
+        ("kv_heads", 2),
+        ("query_len", 16),
+        ("key_len", 32),
+        ("head_dim", 32),
+        ("samples", 3),
+    ] {
         assert_eq!(row[key], value, "{key}");
     }
     let median = row["median_us"].as_f64().unwrap();
@@ -128,9 +171,12 @@ fn bench_writes_its_rows() {
 fn bench_names_the_line_it_can_not_read() {
     let dir = tempfile::tempdir().unwrap();
     let shapes = dir.path().join("shapes");
-    fs::write(&shapes, "len=3\nlen=three\n").unwrap();
+    fs::write(&shapes, "q3\nqthree\n").unwrap();
     let (_, stderr) = expect_code(2, warptile().arg("bench").arg("--file").arg(&shapes));
-    assert!(stderr.contains("shapes:2: len=three: a number is needed"), "{stderr}");
+    assert!(
+        stderr.contains("shapes:2: `qthree` is not part of a case"),
+        "{stderr}"
+    );
     fs::write(&shapes, "# nothing\n").unwrap();
     expect_code(2, warptile().arg("bench").arg("--file").arg(&shapes));
     expect_code(4, warptile().args(["bench", "--file", "no/such/file"]));
@@ -143,7 +189,7 @@ fn an_output_nobody_reads_does_not_change_the_exit_code() {
         (&["info"][..], 0),
         (&["--help"], 0),
         (&["verify", "--device", "cpu", "--count", "2"], 0),
-        (&["verify", "--device", "cpu", "--case", "d=9"], 2),
+        (&["verify", "--device", "cpu", "--case", "d9"], 2),
     ] {
         let mut child = warptile()
             .args(arguments)

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Tensor, example, expect_code, f32_tensor, file, i32_tensor, run, warptile, with_header};
+use common::{
+    Tensor, example, expect_code, f32_tensor, file, i32_tensor, run, warptile, with_header,
+};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -42,7 +44,10 @@ fn a_file_that_ends_early() {
     // After any number of bytes: in the length, in the header, in the data.
     for length in [0, 1, 7, 8, 9, 50, whole.len() / 2, whole.len() - 1] {
         let stderr = fails(4, &whole[..length], &[]);
-        assert!(stderr.contains("not a valid safetensors file"), "{length}: {stderr}");
+        assert!(
+            stderr.contains("not a valid safetensors file"),
+            "{length}: {stderr}"
+        );
     }
 }
 
@@ -72,11 +77,20 @@ fn headers_that_lie() {
     for (name, bytes) in [
         ("no JSON", with_header("{")),
         ("a list", with_header("[]")),
-        ("no text", [&[2_u8, 0, 0, 0, 0, 0, 0, 0][..], &[0xff, 0xff]].concat()),
+        (
+            "no text",
+            [&[2_u8, 0, 0, 0, 0, 0, 0, 0][..], &[0xff, 0xff]].concat(),
+        ),
         ("an unknown type", header("F12", "[1]", "[0,4]")),
-        ("offsets past the end", header("F32", "[1,4,2,8]", "[0,256]")),
+        (
+            "offsets past the end",
+            header("F32", "[1,4,2,8]", "[0,256]"),
+        ),
         ("offsets in reverse", header("F32", "[1]", "[4,0]")),
-        ("offsets that overflow", header("F32", "[1]", "[0,18446744073709551615]")),
+        (
+            "offsets that overflow",
+            header("F32", "[1]", "[0,18446744073709551615]"),
+        ),
         ("negative offsets", header("F32", "[1]", "[-4,0]")),
         (
             "a shape that overflows",
@@ -87,11 +101,17 @@ fn headers_that_lie() {
             header("F32", "[1,1,1,4611686018427387904]", "[0,0]"),
         ),
         ("a negative shape", header("F32", "[-1,4,2,8]", "[0,256]")),
-        ("a shape without its data", header("F32", "[1,4,2,8]", "[0,0]")),
+        (
+            "a shape without its data",
+            header("F32", "[1,4,2,8]", "[0,0]"),
+        ),
         ("deep nesting", with_header(&"[".repeat(100_000))),
     ] {
         let stderr = fails(4, &bytes, &[]);
-        assert!(stderr.contains("not a valid safetensors file"), "{name}: {stderr}");
+        assert!(
+            stderr.contains("not a valid safetensors file"),
+            "{name}: {stderr}"
+        );
     }
 }
 
@@ -107,16 +127,25 @@ fn every_prefix_and_every_flipped_byte_ends_in_order() {
         bytes[index] ^= 0x01;
         fs::write(&input, &bytes).unwrap();
         let (code, _, stderr) = run(&mut cpu_run(&input));
-        assert!([0, 2, 4].contains(&code), "byte {index}: code {code}, {stderr}");
+        assert!(
+            [0, 2, 4].contains(&code),
+            "byte {index}: code {code}, {stderr}"
+        );
     }
 }
 
 #[test]
 fn a_missing_tensor() {
     let stderr = fails(2, &file(&qkv()[..2]), &[]);
-    assert!(stderr.contains("tensor v is missing; the file has only k, q"), "{stderr}");
+    assert!(
+        stderr.contains("tensor v is missing; the file has only k, q"),
+        "{stderr}"
+    );
     let stderr = fails(2, &with_header("{}"), &[]);
-    assert!(stderr.contains("tensor q is missing; the file has no tensors"), "{stderr}");
+    assert!(
+        stderr.contains("tensor q is missing; the file has no tensors"),
+        "{stderr}"
+    );
 }
 
 #[test]
@@ -124,7 +153,10 @@ fn a_wrong_rank() {
     let mut tensors = qkv();
     tensors[1].2 = vec![4, 2, 8];
     let stderr = fails(2, &file(&tensors), &[]);
-    assert!(stderr.contains("k has shape [4, 2, 8]; 4 dimensions"), "{stderr}");
+    assert!(
+        stderr.contains("k has shape [4, 2, 8]; 4 dimensions"),
+        "{stderr}"
+    );
 }
 
 #[test]
@@ -134,12 +166,18 @@ fn a_wrong_type() {
         tensor.1 = "I32";
     }
     let stderr = fails(2, &file(&tensors), &[]);
-    assert!(stderr.contains("q has elements of type I32; attention takes"), "{stderr}");
+    assert!(
+        stderr.contains("q has elements of type I32; attention takes"),
+        "{stderr}"
+    );
 
     let half = Tensor("v", "BF16", SHAPE.to_vec(), vec![0; 128]);
     let [q, k, _] = qkv();
     let stderr = fails(2, &file(&[q, k, half]), &[]);
-    assert!(stderr.contains("v has elements of type BF16, but q has F32"), "{stderr}");
+    assert!(
+        stderr.contains("v has elements of type BF16, but q has F32"),
+        "{stderr}"
+    );
 }
 
 #[test]
@@ -184,7 +222,10 @@ fn row_offsets_that_break_a_rule() {
         "cu_seqlens_q",
         "I64",
         vec![2],
-        [0_i64, 1 << 40].iter().flat_map(|x| x.to_le_bytes()).collect(),
+        [0_i64, 1 << 40]
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect(),
     );
     assert!(fails(2, &with(large, good()), &[]).contains("which no i32 holds"));
     let floats = Tensor("cu_seqlens_q", "F32", vec![2], vec![0; 8]);
@@ -193,7 +234,10 @@ fn row_offsets_that_break_a_rule() {
     assert!(fails(2, &with(square, good()), &[]).contains("it must have 1 dimension"));
     let [q, k, v] = qkv();
     let stderr = fails(2, &file(&[q, k, v, good()]), &[]);
-    assert!(stderr.contains("must both be there, or neither"), "{stderr}");
+    assert!(
+        stderr.contains("must both be there, or neither"),
+        "{stderr}"
+    );
 }
 
 #[test]
@@ -232,7 +276,7 @@ fn usage_errors_are_code_2() {
         &["run", "x", "--device", "tpu"],
         &["run", "x", "--layout", "sbhd"],
         &["verify", "--count", "0"],
-        &["verify", "--case", "lenght=3"],
+        &["verify", "--case", "lenght=3 q1"],
         &["bench", "--samples", "0"],
     ] {
         let (_, stderr) = expect_code(2, warptile().args(arguments));
@@ -285,7 +329,10 @@ fn an_output_that_cannot_be_written_is_code_4() {
         4,
         cpu_run(&example("minilm_qkv.safetensors")).args(["-o", "no/such/directory/out"]),
     );
-    assert!(stderr.contains("no/such/directory/out: cannot write"), "{stderr}");
+    assert!(
+        stderr.contains("no/such/directory/out: cannot write"),
+        "{stderr}"
+    );
 }
 
 #[test]
@@ -297,7 +344,10 @@ fn expectations_that_do_not_fit_the_result() {
     for (tensors, message) in [
         (vec![f32_tensor("out", &[1, 4, 2, 16])], "out has shape"),
         (vec![f32_tensor("lse", &[1, 2, 5])], "lse has shape"),
-        (vec![i32_tensor("out", &[1]), f32_tensor("x", &[1])], "out has shape"),
+        (
+            vec![i32_tensor("out", &[1]), f32_tensor("x", &[1])],
+            "out has shape",
+        ),
         (vec![f32_tensor("x", &[1])], "tensor out is missing"),
     ] {
         fs::write(&expected, file(&tensors)).unwrap();
@@ -306,6 +356,12 @@ fn expectations_that_do_not_fit_the_result() {
     }
     // --causal looks for out_causal, and does not settle for out.
     fs::write(&expected, file(&[f32_tensor("out", &SHAPE)])).unwrap();
-    let (_, stderr) = expect_code(2, cpu_run(&input).arg("--causal").arg("--expect").arg(&expected));
+    let (_, stderr) = expect_code(
+        2,
+        cpu_run(&input)
+            .arg("--causal")
+            .arg("--expect")
+            .arg(&expected),
+    );
     assert!(stderr.contains("tensor out_causal is missing"), "{stderr}");
 }

@@ -14,7 +14,12 @@ fn cpu_run(input: &Path) -> std::process::Command {
 
 #[test]
 fn the_example_is_as_expected() {
-    for flags in [&[][..], &["--causal"], &["--causal=bottom-right"], &["--causal=top-left"]] {
+    for flags in [
+        &[][..],
+        &["--causal"],
+        &["--causal=bottom-right"],
+        &["--causal=top-left"],
+    ] {
         let (stdout, _) = expect_code(
             0,
             cpu_run(&example("minilm_qkv.safetensors"))
@@ -49,9 +54,21 @@ fn nan_is_never_as_expected() {
     let (input, expected) = (dir.path().join("qkv"), dir.path().join("expected"));
     let mut q = f32_tensor("q", &[1, 4, 1, 8]);
     q.3[..4].copy_from_slice(&f32::NAN.to_le_bytes());
-    fs::write(&input, file(&[q, f32_tensor("k", &[1, 4, 1, 8]), f32_tensor("v", &[1, 4, 1, 8])])).unwrap();
+    fs::write(
+        &input,
+        file(&[
+            q,
+            f32_tensor("k", &[1, 4, 1, 8]),
+            f32_tensor("v", &[1, 4, 1, 8]),
+        ]),
+    )
+    .unwrap();
     let nan = f32::NAN.to_le_bytes().repeat(32);
-    fs::write(&expected, file(&[Tensor("out", "F32", vec![1, 4, 1, 8], nan)])).unwrap();
+    fs::write(
+        &expected,
+        file(&[Tensor("out", "F32", vec![1, 4, 1, 8], nan)]),
+    )
+    .unwrap();
     expect_code(1, cpu_run(&input).arg("--expect").arg(&expected));
 }
 
@@ -59,7 +76,12 @@ fn nan_is_never_as_expected() {
 fn what_is_written_is_what_is_expected() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out.safetensors");
-    expect_code(0, cpu_run(&example("minilm_qkv.safetensors")).arg("-o").arg(&out));
+    expect_code(
+        0,
+        cpu_run(&example("minilm_qkv.safetensors"))
+            .arg("-o")
+            .arg(&out),
+    );
     let bytes = fs::read(&out).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(file.tensor("out").unwrap().dtype(), safetensors::Dtype::F16);
@@ -67,14 +89,18 @@ fn what_is_written_is_what_is_expected() {
     assert_eq!(file.tensor("lse").unwrap().shape(), [1, 12, 301]);
     let (stdout, _) = expect_code(
         0,
-        cpu_run(&example("minilm_qkv.safetensors")).arg("--expect").arg(&out),
+        cpu_run(&example("minilm_qkv.safetensors"))
+            .arg("--expect")
+            .arg(&out),
     );
     assert!(stdout.contains("out      as expected"), "{stdout}");
 }
 
 /// [batch, seq, heads, head_dim] to [batch, heads, seq, head_dim] of f32 bytes.
 fn transposed(Tensor(name, dtype, shape, data): Tensor) -> Tensor {
-    let [b, s, h, d] = shape[..] else { panic!("4 dimensions") };
+    let [b, s, h, d] = shape[..] else {
+        panic!("4 dimensions")
+    };
     let mut moved = Vec::with_capacity(data.len());
     for b in 0..b {
         for h in 0..h {
@@ -95,27 +121,46 @@ fn h_index(batch: usize, row: usize, head: usize, rows: usize, heads: usize) -> 
 fn bhsd_files_give_the_same_answer_transposed() {
     let dir = tempfile::tempdir().unwrap();
     let (q, kv) = ([2, 5, 4, 16], [2, 7, 2, 16]);
-    let tensors = || [f32_tensor("q", &q), f32_tensor("k", &kv), f32_tensor("v", &kv)];
+    let tensors = || {
+        [
+            f32_tensor("q", &q),
+            f32_tensor("k", &kv),
+            f32_tensor("v", &kv),
+        ]
+    };
     let path = |name: &str| dir.path().join(name);
     fs::write(path("bshd"), file(&tensors())).unwrap();
     fs::write(path("bhsd"), file(&tensors().map(transposed))).unwrap();
     expect_code(0, cpu_run(&path("bshd")).arg("-o").arg(path("bshd_out")));
     expect_code(
         0,
-        cpu_run(&path("bhsd")).args(["--layout", "bhsd", "-o"]).arg(path("bhsd_out")),
+        cpu_run(&path("bhsd"))
+            .args(["--layout", "bhsd", "-o"])
+            .arg(path("bhsd_out")),
     );
-    let (bshd, bhsd) = (fs::read(path("bshd_out")).unwrap(), fs::read(path("bhsd_out")).unwrap());
+    let (bshd, bhsd) = (
+        fs::read(path("bshd_out")).unwrap(),
+        fs::read(path("bhsd_out")).unwrap(),
+    );
     assert_eq!(read_f32(&bshd, "lse"), read_f32(&bhsd, "lse"));
     let (shape, values) = read_f32(&bshd, "out");
     let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let Tensor(_, _, shape, bytes) = transposed(Tensor("out", "F32", shape, bytes));
     let (found_shape, found) = read_f32(&bhsd, "out");
     assert_eq!(found_shape, shape);
-    assert_eq!(found.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>(), bytes);
+    assert_eq!(
+        found
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect::<Vec<u8>>(),
+        bytes
+    );
     // And --expect reads the layout it wrote.
     expect_code(
         0,
-        cpu_run(&path("bhsd")).args(["--layout", "bhsd", "--expect"]).arg(path("bhsd_out")),
+        cpu_run(&path("bhsd"))
+            .args(["--layout", "bhsd", "--expect"])
+            .arg(path("bhsd_out")),
     );
 }
 
@@ -126,7 +171,11 @@ fn packed_sequences_equal_dense_ones() {
     // One sequence of 5 queries and 7 keys, dense and as a packed batch with an empty one beside it.
     fs::write(
         path("dense"),
-        file(&[f32_tensor("q", &[1, 5, 2, 8]), f32_tensor("k", &[1, 7, 2, 8]), f32_tensor("v", &[1, 7, 2, 8])]),
+        file(&[
+            f32_tensor("q", &[1, 5, 2, 8]),
+            f32_tensor("k", &[1, 7, 2, 8]),
+            f32_tensor("v", &[1, 7, 2, 8]),
+        ]),
     )
     .unwrap();
     fs::write(
@@ -141,9 +190,18 @@ fn packed_sequences_equal_dense_ones() {
     )
     .unwrap();
     for name in ["dense", "packed"] {
-        expect_code(0, cpu_run(&path(name)).arg("--causal").arg("-o").arg(path(&format!("{name}_out"))));
+        expect_code(
+            0,
+            cpu_run(&path(name))
+                .arg("--causal")
+                .arg("-o")
+                .arg(path(&format!("{name}_out"))),
+        );
     }
-    let (dense, packed) = (fs::read(path("dense_out")).unwrap(), fs::read(path("packed_out")).unwrap());
+    let (dense, packed) = (
+        fs::read(path("dense_out")).unwrap(),
+        fs::read(path("packed_out")).unwrap(),
+    );
     assert_eq!(read_f32(&packed, "out").0, [5, 2, 8]);
     assert_eq!(read_f32(&packed, "lse").0, [2, 5]);
     for name in ["out", "lse"] {
@@ -158,7 +216,12 @@ fn alibi_slopes_are_used() {
     let write = |name: &str, slope: f32| {
         let slopes = Tensor("alibi_slopes", "F32", vec![1], slope.to_le_bytes().to_vec());
         let shape = [1, 9, 1, 8];
-        let tensors = [f32_tensor("q", &shape), f32_tensor("k", &shape), f32_tensor("v", &shape), slopes];
+        let tensors = [
+            f32_tensor("q", &shape),
+            f32_tensor("k", &shape),
+            f32_tensor("v", &shape),
+            slopes,
+        ];
         fs::write(path(name), file(&tensors)).unwrap();
     };
     write("steep", 100.0);
@@ -166,13 +229,25 @@ fn alibi_slopes_are_used() {
     expect_code(0, cpu_run(&path("steep")).arg("-o").arg(path("out")));
     let (_, out) = read_f32(&fs::read(path("out")).unwrap(), "out");
     let Tensor(_, _, _, v) = f32_tensor("v", &[1, 9, 1, 8]);
-    assert_eq!(out.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>(), v);
+    assert_eq!(
+        out.iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect::<Vec<u8>>(),
+        v
+    );
 }
 
 #[test]
 fn explain_prints_the_plan() {
-    let (stdout, _) = expect_code(0, cpu_run(&example("minilm_qkv.safetensors")).arg("--explain"));
-    for line in ["problem  f16 1 sequence, 12 heads", "device   cpu", "kernel   cpu"] {
+    let (stdout, _) = expect_code(
+        0,
+        cpu_run(&example("minilm_qkv.safetensors")).arg("--explain"),
+    );
+    for line in [
+        "problem  f16 1 sequence, 12 heads",
+        "device   cpu",
+        "kernel   cpu",
+    ] {
         assert!(stdout.contains(line), "{stdout}");
     }
 }
@@ -180,13 +255,33 @@ fn explain_prints_the_plan() {
 #[test]
 fn empty_tensors_are_fine() {
     let dir = tempfile::tempdir().unwrap();
-    for (q, kv) in [([0, 5, 2, 8], [0, 5, 2, 8]), ([1, 0, 2, 8], [1, 5, 2, 8]), ([1, 5, 2, 8], [1, 0, 2, 8])] {
+    for (q, kv) in [
+        ([0, 5, 2, 8], [0, 5, 2, 8]),
+        ([1, 0, 2, 8], [1, 5, 2, 8]),
+        ([1, 5, 2, 8], [1, 0, 2, 8]),
+    ] {
         let input = dir.path().join("empty");
         let out = dir.path().join("out");
-        fs::write(&input, file(&[f32_tensor("q", &q), f32_tensor("k", &kv), f32_tensor("v", &kv)])).unwrap();
+        fs::write(
+            &input,
+            file(&[
+                f32_tensor("q", &q),
+                f32_tensor("k", &kv),
+                f32_tensor("v", &kv),
+            ]),
+        )
+        .unwrap();
         expect_code(0, cpu_run(&input).arg("-o").arg(&out));
         let bytes = fs::read(&out).unwrap();
-        assert_eq!(read_f32(&bytes, "out"), (q.to_vec(), vec![0.0; q.iter().product()]));
-        assert!(read_f32(&bytes, "lse").1.iter().all(|&lse| lse == f32::NEG_INFINITY));
+        assert_eq!(
+            read_f32(&bytes, "out"),
+            (q.to_vec(), vec![0.0; q.iter().product()])
+        );
+        assert!(
+            read_f32(&bytes, "lse")
+                .1
+                .iter()
+                .all(|&lse| lse == f32::NEG_INFINITY)
+        );
     }
 }

@@ -1,21 +1,21 @@
 //! `warptile bench`: how long attention takes.
 
+mod cpu;
+mod gpu;
 mod row;
-mod wall;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use half::{bf16, f16};
 use indicatif::ProgressBar;
-use warptile::{Backend, Error};
+use warptile::testing::{Case, Inputs};
+use warptile::{Attention, Backend, Element, ElementType, Error, Plan};
 
 use self::row::{Method, Row, Samples};
-use crate::case::{Case, GRAMMAR};
-use crate::case_inputs;
+use crate::cases::{self, GRAMMAR};
 use crate::failure::Failure;
-use crate::info;
-use crate::inputs::{AnyInputs, with_inputs};
 use crate::machine;
 use crate::options::Device;
 
@@ -27,8 +27,8 @@ use crate::options::Device;
 #[derive(Debug, Args)]
 #[command(after_help = GRAMMAR)]
 pub(crate) struct BenchArgs {
-    /// Measure this problem; may be given several times [default: batch=2 heads=8 len=512 d=64]
-    #[arg(long, value_name = "PROBLEM")]
+    /// Measure this problem; may be given several times [default: "b2 q512 k512 h8 d64 f16"]
+    #[arg(long, value_name = "PROBLEM", value_parser = cases::parse)]
     shape: Vec<Case>,
 
     /// Measure the problems of this file: one a line, # begins a comment
@@ -52,68 +52,46 @@ pub(crate) struct BenchArgs {
     json: Option<PathBuf>,
 }
 
-/// A way of taking times: the seam between the command and the devices.
-trait Timer {
-    /// The methods this timer has, each with the times of one call of `case`.
-    ///
-    /// # Errors
-    /// When no kernel takes the case, or the device fails.
-    fn time(&mut self, case: &Case, inputs: &AnyInputs) -> warptile::Result<Timed>;
-}
+/// Calls before the first that counts: they load the kernel or start the threads, and touch the memory.
+const WARM_UP: usize = 3;
 
-/// What a [`Timer`] found.
-struct Timed {
-    plan: warptile::Plan,
-    /// Microseconds of each call.
-    times: Vec<(Method, Vec<f64>)>,
-}
+/// Times in microseconds, by how they were taken.
+type Times = Vec<(Method, Vec<f64>)>;
 
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, console: &mut impl Write) -> Result<(), Failure> {
-    let cases = cases(args)?;
+    let cases = cases_of(args)?;
     let backend = args.device.open()?;
     let machine = machine::describe(&backend);
-    let mut timer = timer(&backend, args.samples as usize);
     let mut rows = Vec::new();
     let bar = ProgressBar::new(cases.len() as u64);
     for case in &cases {
-        let inputs = case_inputs::inputs(case);
-        let problem = with_inputs!(&inputs, inputs => inputs.problem(&case.settings()))?;
-        for case in with_kernels(case, &problem, &args.kernel, &backend)? {
-            let timed = timer.time(&case, &inputs)?;
-            for (method, microseconds) in timed.times {
+        for plan in plans(case, &args.kernel, &backend)? {
+            let measured = time(case, &plan, &backend, args.samples as usize)?;
+            for (method, microseconds) in measured {
                 if let Some(samples) = Samples::new(microseconds) {
-                    rows.push(Row::new(
-                        &case, &problem, &timed.plan, method, &samples, &machine,
-                    ));
+                    rows.push(Row::new(&plan, method, &samples, &machine));
                 }
             }
         }
         bar.inc(1);
     }
     bar.finish_and_clear();
-    writeln!(console, "{} on {backend}\n{}", machine.date, table(&rows))?;
+    writeln!(console, "{}\n{}", backend, row::table(&rows))?;
     match &args.json {
         Some(path) => crate::json::write(path, &rows),
         None => Ok(()),
     }
 }
 
-fn timer(backend: &Backend, samples: usize) -> Box<dyn Timer> {
-    Box::new(wall::WallClock::new(backend.clone(), samples))
-}
-
-fn cases(args: &BenchArgs) -> Result<Vec<Case>, Failure> {
+fn cases_of(args: &BenchArgs) -> Result<Vec<Case>, Failure> {
     let mut cases = args.shape.clone();
-    if let Some(path) = &args.file {
-        cases.extend(cases_of_file(path)?);
-    }
-    if cases.is_empty() && args.file.is_none() {
-        cases.push(
-            "batch=2 heads=8 len=512 d=64"
-                .parse()
-                .map_err(Failure::Input)?,
-        );
+    match &args.file {
+        Some(path) => cases.extend(cases_of_file(path)?),
+        None if cases.is_empty() => {
+            cases.push(cases::parse("b2 q512 k512 h8 d64 f16").map_err(Failure::Input)?);
+        }
+        None => {}
     }
     if cases.is_empty() {
         return Err(Failure::Input("there is no problem to measure".into()));
@@ -129,73 +107,121 @@ fn cases_of_file(path: &Path) -> Result<Vec<Case>, Failure> {
         if problem.is_empty() {
             continue;
         }
-        let case = problem.parse().map_err(|error| {
+        cases.push(cases::parse(problem).map_err(|error| {
             Failure::Input(format!("{}:{}: {error}", path.display(), index + 1))
-        })?;
-        cases.push(case);
+        })?);
     }
     Ok(cases)
 }
 
-/// `case` once for each kernel to be measured.
-fn with_kernels(
-    case: &Case,
-    problem: &warptile::Problem,
-    kernels: &[String],
-    backend: &Backend,
-) -> Result<Vec<Case>, Failure> {
-    let with = |kernel: &str| Case {
-        kernel: Some(kernel.to_owned()),
-        ..case.clone()
+/// A plan for each kernel to be measured.
+fn plans(case: &Case, kernels: &[String], backend: &Backend) -> Result<Vec<Plan>, Failure> {
+    let problem = case.problem();
+    let Some(gpu) = backend.gpu() else {
+        return match kernels
+            .iter()
+            .find(|name| !["all", "cpu"].contains(&name.as_str()))
+        {
+            None => Ok(vec![Plan::cpu(problem)]),
+            Some(name) => Err(Failure::Input(format!(
+                "kernel {name} needs a GPU; the measurement would run on {backend}"
+            ))),
+        };
     };
     if kernels.is_empty() {
-        return Ok(vec![case.clone()]);
+        return Ok(vec![Plan::gpu(problem, gpu.profile(), None)?]);
     }
-    if kernels.iter().all(|kernel| kernel != "all") {
-        return Ok(kernels.iter().map(|kernel| with(kernel)).collect());
+    let mut names: Vec<&str> = kernels.iter().map(String::as_str).collect();
+    let all = names.contains(&"all");
+    if all {
+        names = warptile_kernels::catalog()
+            .iter()
+            .map(|image| image.kernel)
+            .collect();
+        names.sort_unstable();
+        names.dedup();
     }
-    let Some(gpu) = backend.gpu() else {
-        return Ok(vec![case.clone()]);
-    };
-    let mut cases: Vec<Case> = Vec::new();
-    for image in warptile_kernels::catalog() {
-        if cases.iter().any(|case| case.kernel.as_deref() == Some(image.kernel)) {
-            continue;
+    let mut plans = Vec::new();
+    for name in names {
+        match Plan::gpu(problem.clone(), gpu.profile(), Some(name)) {
+            Err(Error::NoKernel { .. }) if all => {}
+            plan => plans.push(plan?),
         }
-        match warptile::Plan::gpu(problem.clone(), gpu.profile(), Some(image.kernel)) {
-            Ok(_) => cases.push(with(image.kernel)),
-            Err(Error::NoKernel { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
     }
-    Ok(cases)
+    Ok(plans)
 }
 
-fn table(rows: &[Row]) -> comfy_table::Table {
-    let mut table = info::table(&[
-        "batch", "heads", "query", "key", "head size", "element", "mask", "kernel", "method",
-        "median us", "p90 us", "TFLOP/s",
-    ]);
-    for row in rows {
-        let heads = if row.heads == row.kv_heads {
-            row.heads.to_string()
-        } else {
-            format!("{}/{}", row.heads, row.kv_heads)
-        };
-        table.add_row([
-            row.batch.to_string(),
-            heads,
-            row.query_len.to_string(),
-            row.key_len.to_string(),
-            row.head_dim.to_string(),
-            row.element.clone(),
-            row.mask.clone(),
-            row.kernel.clone(),
-            row.method.name().to_owned(),
-            format!("{:.1}", row.median_us),
-            format!("{:.1}", row.p90_us),
-            format!("{:.3}", row.tflops),
-        ]);
+fn time(case: &Case, plan: &Plan, backend: &Backend, samples: usize) -> warptile::Result<Times> {
+    match case.element {
+        ElementType::F16 => time_typed::<f16>(case, plan, backend, samples),
+        ElementType::Bf16 => time_typed::<bf16>(case, plan, backend, samples),
+        _ => time_typed::<f32>(case, plan, backend, samples),
     }
-    table
+}
+
+fn time_typed<T: Element>(
+    case: &Case,
+    plan: &Plan,
+    backend: &Backend,
+    samples: usize,
+) -> warptile::Result<Times> {
+    let inputs = case.inputs::<T>();
+    let call = Call::new(case, plan, backend, &inputs)?;
+    match backend.gpu() {
+        None => Ok(vec![(Method::Wall, cpu::wall(&call, samples)?)]),
+        Some(gpu) => Ok(vec![
+            (Method::Graph, gpu::graph(plan, gpu, &inputs, samples)?),
+            (Method::Call, gpu::call(&call, gpu, samples)?),
+        ]),
+    }
+}
+
+/// One call through the library's ordinary interface.
+struct Call<T: Element> {
+    attention: Attention,
+    q: warptile::Tensor<T>,
+    k: warptile::Tensor<T>,
+    v: warptile::Tensor<T>,
+    cu_seqlens: Option<(Vec<i32>, Vec<i32>)>,
+}
+
+impl<T: Element> Call<T> {
+    fn new(
+        case: &Case,
+        plan: &Plan,
+        backend: &Backend,
+        inputs: &Inputs<T>,
+    ) -> warptile::Result<Self> {
+        let problem = plan.problem();
+        let mut attention = Attention::new()
+            .mask(problem.mask())
+            .scale(problem.scale())
+            .kernel(plan.kernel_name());
+        if let Some(softcap) = problem.softcap() {
+            attention = attention.softcap(softcap);
+        }
+        if let Some(slopes) = inputs.slopes() {
+            attention = attention.alibi_slopes(slopes);
+        }
+        let tensor = |buffer: &warptile::testing::Buffer<T>| {
+            let view = buffer.view();
+            backend.tensor_with_layout(view.data, view.layout)
+        };
+        Ok(Call {
+            attention,
+            q: tensor(&inputs.q)?,
+            k: tensor(&inputs.k)?,
+            v: tensor(&inputs.v)?,
+            cu_seqlens: case.cu_seqlens(),
+        })
+    }
+
+    fn run(&self) -> warptile::Result<warptile::Output<T>> {
+        match &self.cu_seqlens {
+            None => self.attention.forward(&self.q, &self.k, &self.v),
+            Some((cu_q, cu_k)) => self
+                .attention
+                .forward_packed(&self.q, &self.k, &self.v, cu_q, cu_k),
+        }
+    }
 }

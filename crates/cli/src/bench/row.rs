@@ -1,9 +1,9 @@
 //! One measurement, as the table and the JSON show it. `benches/peers` writes the same JSON.
 
 use serde::Serialize;
-use warptile::{Plan, Problem};
+use warptile::{Align, Mask, Plan};
 
-use crate::case::{Case, mask_text};
+use crate::info;
 use crate::machine::Machine;
 
 /// A list of times.
@@ -91,14 +91,8 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    pub(crate) fn new(
-        case: &Case,
-        problem: &Problem,
-        plan: &Plan,
-        method: Method,
-        samples: &Samples,
-        machine: &Machine,
-    ) -> Self {
+    pub(crate) fn new(plan: &Plan, method: Method, samples: &Samples, machine: &Machine) -> Self {
+        let problem = plan.problem();
         let median_us = samples.median();
         Row {
             backend: "warptile",
@@ -106,14 +100,14 @@ impl Row {
                 .launch()
                 .map_or("cpu".to_owned(), |launch| launch.image.family.to_string()),
             kernel: plan.kernel_name().to_owned(),
-            batch: case.batch(),
-            heads: case.heads,
-            kv_heads: case.kv_heads,
+            batch: problem.batch(),
+            heads: problem.heads(),
+            kv_heads: problem.kv_heads(),
             query_len: problem.query_len(),
             key_len: problem.key_len(),
-            head_dim: case.head_dim,
-            element: case.element.to_string(),
-            mask: mask_text(case.mask),
+            head_dim: problem.head_dim(),
+            element: problem.element().to_string(),
+            mask: mask_text(problem.mask()),
             method,
             samples: samples.sorted.len(),
             median_us,
@@ -122,6 +116,67 @@ impl Row {
             machine: machine.clone(),
         }
     }
+}
+
+/// A mask in one word, as a problem on the command line has it.
+fn mask_text(mask: Mask) -> String {
+    let side = |side: Option<u32>| side.map_or("-1".to_owned(), |keys| keys.to_string());
+    match mask {
+        Mask::Causal {
+            align: Align::TopLeft,
+        } => "causal-top-left".into(),
+        Mask::Causal { .. } => "causal".into(),
+        Mask::Window { left, right } => format!("window,{},{}", side(left), side(right)),
+        _ => "none".into(),
+    }
+}
+
+fn speed(tflops: f64) -> String {
+    if tflops < 1.0 {
+        format!("{:.1} GFLOP/s", tflops * 1e3)
+    } else {
+        format!("{tflops:.1} TFLOP/s")
+    }
+}
+
+/// The rows for people.
+pub(crate) fn table(rows: &[Row]) -> comfy_table::Table {
+    let mut table = info::table(&[
+        "batch",
+        "heads",
+        "query",
+        "key",
+        "head size",
+        "element",
+        "mask",
+        "kernel",
+        "method",
+        "median us",
+        "p90 us",
+        "speed",
+    ]);
+    for row in rows {
+        let heads = if row.heads == row.kv_heads {
+            row.heads.to_string()
+        } else {
+            format!("{}/{}", row.heads, row.kv_heads)
+        };
+        table.add_row([
+            row.batch.to_string(),
+            heads,
+            row.query_len.to_string(),
+            row.key_len.to_string(),
+            row.head_dim.to_string(),
+            row.element.clone(),
+            row.mask.clone(),
+            row.kernel.clone(),
+            row.method.name().to_owned(),
+            format!("{:.1}", row.median_us),
+            format!("{:.1}", row.p90_us),
+            speed(row.tflops),
+        ]);
+    }
+    table
 }
 
 #[cfg(test)]

@@ -32,7 +32,9 @@ pub fn run(command: &mut Command) -> (i32, String, String) {
     let stdout = String::from_utf8(stdout).expect("standard output is text");
     let stderr = String::from_utf8(stderr).expect("standard error is text");
     assert!(!stderr.contains("panicked"), "{stderr}");
-    let code = status.code().expect("the program is not killed by a signal");
+    let code = status
+        .code()
+        .expect("the program is not killed by a signal");
     (code, stdout, stderr)
 }
 
@@ -40,12 +42,20 @@ pub fn run(command: &mut Command) -> (i32, String, String) {
 #[track_caller]
 pub fn expect_code(code: i32, command: &mut Command) -> (String, String) {
     let (found, stdout, stderr) = run(command);
-    assert_eq!(found, code, "standard output:\n{stdout}\nstandard error:\n{stderr}");
+    assert_eq!(
+        found, code,
+        "standard output:\n{stdout}\nstandard error:\n{stderr}"
+    );
     (stdout, stderr)
 }
 
 /// A tensor of a safetensors file: name, type, shape, bytes.
-pub struct Tensor(pub &'static str, pub &'static str, pub Vec<usize>, pub Vec<u8>);
+pub struct Tensor(
+    pub &'static str,
+    pub &'static str,
+    pub Vec<usize>,
+    pub Vec<u8>,
+);
 
 /// An f32 tensor of slowly varying values.
 pub fn f32_tensor(name: &'static str, shape: &[usize]) -> Tensor {
@@ -58,7 +68,10 @@ pub fn f32_tensor(name: &'static str, shape: &[usize]) -> Tensor {
 
 /// An i32 tensor of one dimension.
 pub fn i32_tensor(name: &'static str, values: &[i32]) -> Tensor {
-    let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let data = values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
     Tensor(name, "I32", vec![values.len()], data)
 }
 

@@ -1,0 +1,63 @@
+//! Problems as a line of text: [`Case`] as command lines take it.
+
+use warptile::testing::Case;
+
+/// The grammar, as `--help` prints it.
+pub(crate) const GRAMMAR: &str = "\
+A problem is a line of words, such as \"b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30\":
+  bN qN kN        sequences, query length, key length [1 each]
+  packed=QxK,...  in place of these: lengths of packed sequences
+  hH or hH/K      query heads, and key/value heads if they are fewer [1]
+  dN              head size [64]
+  f16, bf16, f32  element type [f32]
+  mask=M          none, causal, causal-top-left or window,LEFT,RIGHT (-1: no limit) [none]
+  scale=X         factor of the scores [1/sqrt(head size)]
+  softcap=X       bound of the scores [no bound]
+  alibi=A         head or batch: random slopes per head, or per sequence and head [no ALiBi]
+  layout=L        bshd, bhsd or gaps: with unused elements after each head and row [bshd]
+  unaligned       tensors begin at odd multiples of an element
+  seed=N          what the random values follow from [0]";
+
+/// Most elements one tensor of a problem may have: beyond it the inputs don't fit an ordinary machine's memory.
+const MAX_ELEMENTS: usize = 1 << 31;
+
+/// Parses a problem, and refuses one that would not fit into memory.
+///
+/// # Errors
+/// What is wrong with the text, in words.
+pub(crate) fn parse(text: &str) -> Result<Case, String> {
+    let case: Case = text.parse().map_err(|error| format!("{error}"))?;
+    let (q, kv) = case.layouts();
+    let fits = |layout: &warptile::Layout| {
+        layout
+            .required_len()
+            .is_some_and(|elements| elements <= MAX_ELEMENTS)
+    };
+    if !fits(&q) || !fits(&kv) {
+        return Err(format!(
+            "the problem has more than {MAX_ELEMENTS} elements in a tensor"
+        ));
+    }
+    Ok(case)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_that_fit_no_memory_are_refused() {
+        for text in [
+            "b4294967296 h4294967296 d64",
+            "q1073741824 k1 h8 d64 f16",
+            "q1 k1073741824 h8 d64 f16",
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(
+                error.contains("more than 2147483648 elements"),
+                "{text}: {error}"
+            );
+        }
+        assert!(parse("q16384 k16384 h32 d128").is_ok());
+    }
+}
