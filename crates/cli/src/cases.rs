@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn problems_that_fit_no_memory_are_refused() {
         for text in [
-            "b4294967296 h4294967296 d64",
+            "b1073741824 h8 d64",
             "q1073741824 k1 h8 d64 f16",
             "q1 k1073741824 h8 d64 f16",
         ] {

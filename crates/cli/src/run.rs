@@ -230,8 +230,11 @@ impl Expected {
             Ok(())
         } else {
             Err(Failure::Wrong(format!(
-                "{} differs from {} by more than is allowed",
-                missed.join(" and "),
+                "{} by more than is allowed from {}",
+                match missed[..] {
+                    [one] => format!("{one} differs"),
+                    _ => format!("{} differ", missed.join(" and ")),
+                },
                 self.path.display()
             )))
         }
@@ -271,13 +274,9 @@ impl ExpectedTensor {
         let passed = verdict.max_error <= bound;
         writeln!(
             console,
-            "{:<8} {}: largest error {:.2e}, allowed {bound:.2e}, over {} values",
+            "compare  {} is {}as expected: largest error {:.2e}, allowed {bound:.2e}, over {} values",
             self.name,
-            if passed {
-                "as expected"
-            } else {
-                "NOT as expected"
-            },
+            if passed { "" } else { "NOT " },
             verdict.max_error,
             self.values.len()
         )?;
