@@ -306,7 +306,7 @@ fn why_not_better(plan: &Plan) -> String {
     let chosen = family_of(plan.kernel_name());
     let mut reasons: BTreeMap<Family, BTreeSet<String>> = BTreeMap::new();
     for rejection in plan.rejected() {
-        if let Some(family) = family_of(rejection.kernel.as_ref())
+        if let Some(family) = family_of(rejection.kernel)
             && Some(family) > chosen
         {
             reasons

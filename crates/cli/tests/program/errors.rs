@@ -1,8 +1,6 @@
 //! Every way to be wrong ends with a message and its exit code, never with a panic.
 
-mod common;
-
-use common::{
+use crate::common::{
     Tensor, example, expect_code, f32_tensor, file, i32_tensor, run, warptile, with_header,
 };
 use std::fs;

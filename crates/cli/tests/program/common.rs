@@ -6,13 +6,13 @@ use std::process::{Command, Output};
 /// The built program, to be given arguments. Nothing it does may depend on a GPU of this machine.
 ///
 /// In a bundle the paths of the machine that built it don't exist; WARPTILE_BIN and WARPTILE_ROOT say where things are.
-pub fn warptile() -> Command {
+pub(crate) fn warptile() -> Command {
     let built = || env!("CARGO_BIN_EXE_warptile").into();
     Command::new(std::env::var_os("WARPTILE_BIN").unwrap_or_else(built))
 }
 
 /// A file under examples/.
-pub fn example(name: &str) -> PathBuf {
+pub(crate) fn example(name: &str) -> PathBuf {
     let root = std::env::var_os("WARPTILE_ROOT").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."),
         PathBuf::from,
@@ -23,7 +23,7 @@ pub fn example(name: &str) -> PathBuf {
 /// Runs the program and returns its exit code, standard output and standard error.
 ///
 /// A panic would show as exit code 101 and a message; no test expects either.
-pub fn run(command: &mut Command) -> (i32, String, String) {
+pub(crate) fn run(command: &mut Command) -> (i32, String, String) {
     let Output {
         status,
         stdout,
@@ -40,7 +40,7 @@ pub fn run(command: &mut Command) -> (i32, String, String) {
 
 /// Runs the program on these arguments and checks its exit code; standard output and standard error.
 #[track_caller]
-pub fn expect_code(code: i32, command: &mut Command) -> (String, String) {
+pub(crate) fn expect_code(code: i32, command: &mut Command) -> (String, String) {
     let (found, stdout, stderr) = run(command);
     assert_eq!(
         found, code,
@@ -50,15 +50,15 @@ pub fn expect_code(code: i32, command: &mut Command) -> (String, String) {
 }
 
 /// A tensor of a safetensors file: name, type, shape, bytes.
-pub struct Tensor(
-    pub &'static str,
-    pub &'static str,
-    pub Vec<usize>,
-    pub Vec<u8>,
+pub(crate) struct Tensor(
+    pub(crate) &'static str,
+    pub(crate) &'static str,
+    pub(crate) Vec<usize>,
+    pub(crate) Vec<u8>,
 );
 
 /// An f32 tensor of slowly varying values.
-pub fn f32_tensor(name: &'static str, shape: &[usize]) -> Tensor {
+pub(crate) fn f32_tensor(name: &'static str, shape: &[usize]) -> Tensor {
     let count: usize = shape.iter().product();
     let data = (0..count)
         .flat_map(|i| (i as f32 * 0.37).sin().to_le_bytes())
@@ -67,7 +67,7 @@ pub fn f32_tensor(name: &'static str, shape: &[usize]) -> Tensor {
 }
 
 /// An i32 tensor of one dimension.
-pub fn i32_tensor(name: &'static str, values: &[i32]) -> Tensor {
+pub(crate) fn i32_tensor(name: &'static str, values: &[i32]) -> Tensor {
     let data = values
         .iter()
         .flat_map(|value| value.to_le_bytes())
@@ -76,7 +76,7 @@ pub fn i32_tensor(name: &'static str, values: &[i32]) -> Tensor {
 }
 
 /// The bytes of a safetensors file. Written by hand, so that a test can then break them.
-pub fn file(tensors: &[Tensor]) -> Vec<u8> {
+pub(crate) fn file(tensors: &[Tensor]) -> Vec<u8> {
     let mut start = 0;
     let entries: Vec<String> = tensors
         .iter()
@@ -97,14 +97,14 @@ pub fn file(tensors: &[Tensor]) -> Vec<u8> {
 }
 
 /// A file with this header and no data.
-pub fn with_header(header: &str) -> Vec<u8> {
+pub(crate) fn with_header(header: &str) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());
     bytes
 }
 
 /// The values of an f32 tensor of a file the program wrote, with its shape.
-pub fn read_f32(bytes: &[u8], name: &str) -> (Vec<usize>, Vec<f32>) {
+pub(crate) fn read_f32(bytes: &[u8], name: &str) -> (Vec<usize>, Vec<f32>) {
     let file = safetensors::SafeTensors::deserialize(bytes).expect("a valid file");
     let tensor = file.tensor(name).expect("the tensor is there");
     assert_eq!(tensor.dtype(), safetensors::Dtype::F32);

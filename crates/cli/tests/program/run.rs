@@ -1,8 +1,8 @@
 //! `warptile run` on good input.
 
-mod common;
-
-use common::{Tensor, example, expect_code, f32_tensor, file, i32_tensor, read_f32, warptile};
+use crate::common::{
+    Tensor, example, expect_code, f32_tensor, file, i32_tensor, read_f32, warptile,
+};
 use std::fs;
 use std::path::Path;
 

@@ -1,0 +1,6 @@
+//! Tests that run the built program.
+
+mod commands;
+mod common;
+mod errors;
+mod run;
