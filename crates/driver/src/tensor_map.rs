@@ -8,6 +8,7 @@ use warptile_cuda_sys::{
     CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, SYMBOLS, Version,
 };
 
+use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::{DriverError, Result, lacks_function};
 
@@ -91,12 +92,12 @@ impl Swizzle {
 /// A tiled tensor map in the making; lists begin with the dimension that is contiguous in memory.
 ///
 /// ```no_run
-/// use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
-/// # fn f(driver: &Driver, keys: u64) -> warptile_driver::Result<()> {
+/// use warptile_driver::{Context, Swizzle, TensorMap, TensorMapElement};
+/// # fn f(context: &Context, keys: u64) -> warptile_driver::Result<()> {
 /// // 4096 rows of 128 halves, read in boxes of 64 by 64.
 /// let map = TensorMap::tiled(TensorMapElement::F16, keys, &[128, 4096], &[256], &[64, 64])
 ///     .swizzle(Swizzle::Bytes128)
-///     .encode(driver)?;
+///     .encode_in(context)?;
 /// # let _ = map;
 /// # Ok(())
 /// # }
@@ -152,12 +153,22 @@ impl TiledTensorMap {
         }
     }
 
-    /// Encodes the map. The address is not touched: whether it is right is part of the promise made
+    /// Encodes the map, for kernels of the context. The address is not touched: whether it is right is part of the promise made
     /// to [`Kernel::launch`](crate::Kernel::launch).
     ///
     /// # Errors
     /// [`DriverError::TensorMap`] naming the broken rule, [`DriverError::Unsupported`], or what the
     /// driver reports.
+    pub fn encode_in(&self, context: &Context) -> Result<TensorMap> {
+        let _current = context.enter()?;
+        self.encode(context.driver())
+    }
+
+    /// [`TiledTensorMap::encode_in`] the context that is current on the calling thread; the driver
+    /// calls the context invalid if there is none.
+    ///
+    /// # Errors
+    /// As [`TiledTensorMap::encode_in`].
     pub fn encode(&self, driver: &Driver) -> Result<TensorMap> {
         self.check()
             .map_err(|rule| DriverError::TensorMap { rule })?;

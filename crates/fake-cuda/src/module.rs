@@ -320,7 +320,7 @@ pub(crate) fn occupancy_max_active_clusters(
 
 #[expect(clippy::too_many_arguments, reason = "the driver API's signature")]
 pub(crate) fn tensor_map_encode_tiled(
-    _state: &mut State,
+    state: &mut State,
     map: Out<CUtensorMap>,
     _data_type: CUtensorMapDataType,
     rank: u32,
@@ -334,6 +334,10 @@ pub(crate) fn tensor_map_encode_tiled(
     _l2_promotion: CUtensorMapL2promotion,
     _oob_fill: CUtensorMapFloatOobFill,
 ) -> CUresult {
+    // Undocumented, but an H200 with driver 580 answers CUDA_ERROR_INVALID_CONTEXT without one.
+    if let Err(code) = state.current() {
+        return code;
+    }
     let mut opaque = [0; 16];
     opaque[0] = address.address();
     opaque[1] = u64::from(rank);

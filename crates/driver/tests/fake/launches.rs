@@ -243,7 +243,7 @@ fn a_tensor_map_is_encoded_as_given() {
         &[64, 64],
     )
     .swizzle(Swizzle::Bytes128)
-    .encode(context.driver())
+    .encode_in(&context)
     .unwrap();
     // The stand-in's encoding: address, rank, dimensions.
     let words: &[u64] = bytemuck::cast_slice(bytemuck::bytes_of(&map));

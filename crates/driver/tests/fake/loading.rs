@@ -123,8 +123,9 @@ fn missing_optional_functions_only_cost_what_needs_them() {
     ];
     let fake = FakeDriver::open_without(&optional);
     let driver = driver(&fake).unwrap();
+    let context = Context::new(&driver.device(0).unwrap()).unwrap();
     let error = TensorMap::tiled(TensorMapElement::F16, 256, &[64, 8], &[128], &[64, 8])
-        .encode(&driver)
+        .encode_in(&context)
         .unwrap_err();
     assert!(matches!(&error, DriverError::Unsupported { .. }), "{error}");
     assert!(
@@ -132,7 +133,6 @@ fn missing_optional_functions_only_cost_what_needs_them() {
         "{error}"
     );
 
-    let context = Context::new(&driver.device(0).unwrap()).unwrap();
     let stream = warptile_driver::Stream::new(&context).unwrap();
     let kernel = crate::increment(&context).unwrap();
     let config = warptile_driver::LaunchConfig::new([2, 1, 1], [1, 1, 1]).cluster([2, 1, 1]);

@@ -329,7 +329,7 @@ fn a_tensor_map_is_accepted_by_the_driver() {
         &[64, 64],
     )
     .swizzle(warptile_driver::Swizzle::Bytes128)
-    .encode(context.driver())
+    .encode_in(&context)
     .unwrap();
     assert_ne!(bytemuck::bytes_of(&map), [0; 128]);
 }
