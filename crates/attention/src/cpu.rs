@@ -5,17 +5,19 @@
 //! element types are converted a tile at a time. Tasks run on rayon's current thread pool.
 
 mod block;
+mod lanes;
 mod matmul;
 mod simd;
 
 use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::ops::Range;
 
 use rayon::prelude::*;
 
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::layout::{View, ViewMut};
-use crate::mask::Mask;
 use crate::problem::{Problem, Sequence, check_layout};
 
 use block::{BLOCK_M, Block, Scratch};
@@ -54,42 +56,40 @@ pub fn forward_cpu<T: Element>(
     let out_layout = out.layout;
     let out = SharedMut::new(out.data);
 
+    let compute = |Task {
+                       sequence,
+                       head,
+                       rows,
+                   }: Task,
+                   scratch: &mut Scratch| {
+        let block = Block {
+            problem,
+            q,
+            k,
+            v,
+            sequence,
+            head,
+            slope: problem.slope(alibi, sequence.batch, head),
+            rows: rows.clone(),
+        };
+        let results = block.attend(scratch);
+        for (index, row) in rows.clone().enumerate() {
+            let start = out_layout.offset(sequence.entry, sequence.q_start + row, head);
+            // SAFETY: the buffer holds the layout, no two rows of an output layout overlap (the problem has checked both),
+            // and each row belongs to exactly one task.
+            let to = unsafe { out.slice(start, problem.head_dim()) };
+            T::narrow(results.out(index), to);
+        }
+        if let Some(lse) = &lse {
+            let start = problem.lse_offset(&sequence, head) + rows.start;
+            // SAFETY: within `lse_len`, which the buffer has; each element belongs to exactly one task.
+            unsafe { lse.slice(start, rows.len()) }.copy_from_slice(results.lse());
+        }
+    };
     tasks(problem)
         .into_par_iter()
         .with_max_len(1)
-        .for_each(|task| {
-            SCRATCH.with_borrow_mut(|scratch| {
-                let Task {
-                    sequence,
-                    head,
-                    row,
-                } = task;
-                let block = Block {
-                    problem,
-                    q,
-                    k,
-                    v,
-                    sequence,
-                    head,
-                    slope: problem.slope(alibi, sequence.batch, head),
-                    rows: row..sequence.q_len.min(row + BLOCK_M),
-                };
-                let results = block.attend(scratch);
-                for (index, row) in block.rows.clone().enumerate() {
-                    let start = out_layout.offset(sequence.entry, sequence.q_start + row, head);
-                    // SAFETY: the buffer holds the layout, no two rows of an output layout overlap (the problem has checked
-                    // both), and each row belongs to exactly one task.
-                    let to = unsafe { out.slice(start, problem.head_dim()) };
-                    T::narrow(results.row(index), to);
-                }
-                if let Some(lse) = &lse {
-                    let start = problem.lse_offset(&sequence, head) + block.rows.start;
-                    // SAFETY: within `lse_len`, which the buffer has; each element belongs to exactly one task.
-                    let to = unsafe { lse.slice(start, block.rows.len()) };
-                    to.copy_from_slice(results.lse);
-                }
-            });
-        });
+        .for_each(|task| SCRATCH.with_borrow_mut(|scratch| compute(task, scratch)));
     Ok(())
 }
 
@@ -101,10 +101,10 @@ thread_local! {
 struct Task {
     sequence: Sequence,
     head: usize,
-    row: usize,
+    rows: Range<usize>,
 }
 
-/// All tasks, those that see the most keys first, so that none of them is left to run alone at the end.
+/// All tasks, the largest first, so that none of them is left to run alone at the end.
 fn tasks(problem: &Problem) -> Vec<Task> {
     let mut tasks = Vec::new();
     for sequence in problem.sequences() {
@@ -113,14 +113,14 @@ fn tasks(problem: &Problem) -> Vec<Task> {
                 tasks.push(Task {
                     sequence,
                     head,
-                    row,
+                    rows: row..sequence.q_len.min(row + BLOCK_M),
                 });
             }
         }
     }
-    if problem.mask() != Mask::None || problem.is_packed() {
-        tasks.sort_by_key(|task| std::cmp::Reverse(block::key_range(problem, task).len()));
-    }
+    tasks.sort_by_key(|Task { sequence, rows, .. }| {
+        Reverse(rows.len() * block::key_range(problem, sequence, rows).len())
+    });
     tasks
 }
 
