@@ -1,0 +1,80 @@
+//! GPU time of every kernel that takes the original problem and its long relatives, by events around batches of launches.
+
+use std::time::Duration;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use warptile::gpu::Gpu;
+use warptile::{Error, Plan};
+use warptile_benches::{Half, OnGpu, case, gpu_backend};
+use warptile_driver::Event;
+
+const CASES: [&str; 3] = [
+    "b2 q512 k512 h8 d64 f16",
+    "b2 q4096 k4096 h8 d64 f16",
+    "b2 q4096 k4096 h8 d128 f16 mask=causal",
+];
+
+fn kernels(criterion: &mut Criterion) {
+    let Some(backend) = gpu_backend() else { return };
+    let Some(gpu) = backend.gpu() else { return };
+    let mut names: Vec<&str> = warptile_kernels::catalog()
+        .iter()
+        .map(|image| image.kernel)
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    for text in CASES {
+        for name in &names {
+            match measure(criterion, gpu, text, name) {
+                Ok(()) | Err(Error::NoKernel { .. }) => {}
+                Err(error) => eprintln!("{name} on {text} is not measured: {error}"),
+            }
+        }
+    }
+}
+
+fn measure(
+    criterion: &mut Criterion,
+    gpu: &std::sync::Arc<Gpu>,
+    text: &str,
+    kernel: &str,
+) -> warptile::Result<()> {
+    let case = case(text);
+    let plan = Plan::gpu(case.problem(), gpu.profile(), Some(kernel))?;
+    let mut on_gpu = OnGpu::new(gpu, &plan, &case.inputs::<Half>())?;
+    let stream = on_gpu.stream().clone();
+    let (start, end) = (
+        Event::timed(stream.context())?,
+        Event::timed(stream.context())?,
+    );
+    let mut group = criterion.benchmark_group(text);
+    // Criterion's "elements" are floating-point operations here.
+    group.throughput(Throughput::Elements(
+        u64::try_from(plan.problem().flops()).unwrap_or(u64::MAX),
+    ));
+    let mut failed = None;
+    group.bench_function(kernel, |bencher| {
+        bencher.iter_custom(|launches| {
+            let mut batch = || {
+                stream.synchronize()?;
+                stream.record(&start)?;
+                for _ in 0..launches {
+                    on_gpu.launch()?;
+                }
+                stream.record(&end)?;
+                end.synchronize()?;
+                Ok(end.elapsed_since(&start)?)
+            };
+            batch().unwrap_or_else(|error: Error| {
+                failed = Some(error);
+                // Criterion wants a time; the error is reported below.
+                Duration::from_nanos(1)
+            })
+        });
+    });
+    group.finish();
+    failed.map_or(Ok(()), Err)
+}
+
+criterion_group!(benches, kernels);
+criterion_main!(benches);

@@ -1,0 +1,66 @@
+//! What a launch costs the host, at both levels of the interface. The problem is so small that the GPU keeps up.
+
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use warptile::{Attention, Plan};
+use warptile_benches::{Half, OnGpu, case, gpu_backend};
+
+/// Launches between two waits: fewer than a stream's queue holds, so that none waits for the GPU.
+const LAUNCHES: usize = 100;
+
+fn launch(criterion: &mut Criterion) {
+    let Some(backend) = gpu_backend() else { return };
+    if let Err(error) = launch_on(criterion, &backend) {
+        eprintln!("not measured to the end: {error}");
+    }
+}
+
+fn launch_on(criterion: &mut Criterion, backend: &warptile::Backend) -> warptile::Result<()> {
+    let Some(gpu) = backend.gpu() else {
+        return Ok(());
+    };
+    let case = case("b1 q16 k16 h1 d64 f16");
+    let inputs = case.inputs::<Half>();
+    let plan = Plan::gpu(case.problem(), gpu.profile(), None)?;
+
+    let mut on_gpu = OnGpu::new(gpu, &plan, &inputs)?;
+    let stream = on_gpu.stream().clone();
+    let mut failed = None;
+    criterion.bench_function(&format!("launch/{LAUNCHES} planned launches"), |bencher| {
+        bencher.iter_batched(
+            || stream.synchronize(),
+            |_idle| {
+                for _ in 0..LAUNCHES {
+                    failed = on_gpu.launch().err().or(failed.take());
+                }
+            },
+            BatchSize::PerIteration,
+        );
+    });
+    if let Some(error) = failed {
+        return Err(error);
+    }
+
+    let tensor = |buffer: &warptile::testing::Buffer<Half>| {
+        backend.tensor_with_layout(buffer.view().data, buffer.layout)
+    };
+    let (q, k, v) = (tensor(&inputs.q)?, tensor(&inputs.k)?, tensor(&inputs.v)?);
+    let attention = Attention::new();
+    attention.forward(&q, &k, &v)?;
+    criterion.bench_function("launch/one forward, until it is submitted", |bencher| {
+        bencher.iter_batched(
+            || backend.synchronize(),
+            |_idle| attention.forward(&q, &k, &v),
+            BatchSize::PerIteration,
+        );
+    });
+    criterion.bench_function("launch/one forward, until it is done", |bencher| {
+        bencher.iter(|| {
+            let output = attention.forward(&q, &k, &v);
+            backend.synchronize().and(output.map(drop))
+        });
+    });
+    Ok(())
+}
+
+criterion_group!(benches, launch);
+criterion_main!(benches);

@@ -1,0 +1,37 @@
+//! What it costs to describe a problem and to choose a kernel for it. Needs no GPU.
+
+use std::hint::black_box;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use warptile::{DeviceProfile, Plan};
+use warptile_benches::case;
+
+fn plan(criterion: &mut Criterion) {
+    let dense = case("b2 q512 k512 h8 d64 f16");
+    let packed = case("packed=100x100,512x512,7x300,64x64 h32/8 d128 bf16 mask=causal");
+    for (name, case) in [("dense", &dense), ("packed", &packed)] {
+        criterion.bench_function(&format!("problem/{name}"), |bencher| {
+            bencher.iter(|| black_box(case).problem());
+        });
+    }
+    let device = DeviceProfile::h200();
+    for (name, case) in [("dense", &dense), ("packed", &packed)] {
+        let problem = case.problem();
+        // Without a kernel there is nothing to choose, and nothing to measure.
+        if let Err(error) = Plan::gpu(problem.clone(), &device, None) {
+            eprintln!("plan/{name} is not measured: {error}");
+            continue;
+        }
+        criterion.bench_function(&format!("plan/{name}"), |bencher| {
+            bencher.iter(|| Plan::gpu(black_box(&problem).clone(), &device, None));
+        });
+        if let Ok(plan) = Plan::gpu(problem.clone(), &device, None) {
+            criterion.bench_function(&format!("explain/{name}"), |bencher| {
+                bencher.iter(|| black_box(&plan).explain());
+            });
+        }
+    }
+}
+
+criterion_group!(benches, plan);
+criterion_main!(benches);

@@ -1,0 +1,120 @@
+//! The program on a GPU.
+
+use crate::common::{example, expect_code, warptile};
+use std::fs;
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn the_example_is_as_expected_on_every_kernel_that_takes_it() {
+    let mut kernels: Vec<&str> = warptile_kernels::catalog()
+        .iter()
+        .filter(|image| image.element == warptile_kernels::ElementType::F16)
+        .filter(|image| image.target.to_string() == "compute_80")
+        .map(|image| image.kernel)
+        .collect();
+    kernels.dedup();
+    assert!(!kernels.is_empty(), "the catalog has no portable kernel");
+    for mask in [&[][..], &["--causal"], &["--causal=top-left"]] {
+        for kernel in &kernels {
+            let (stdout, _) = expect_code(
+                0,
+                warptile()
+                    .arg("run")
+                    .arg(example("minilm_qkv.safetensors"))
+                    .args(["--device", "cuda:0", "--kernel", kernel, "--expect"])
+                    .arg(example("minilm_expected.safetensors"))
+                    .args(mask),
+            );
+            assert!(
+                stdout.contains(&format!("ran      {kernel} on cuda:0")),
+                "{stdout}"
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn auto_takes_the_gpu_and_info_names_it() {
+    let (stdout, _) = expect_code(
+        0,
+        warptile()
+            .args(["run", "--explain"])
+            .arg(example("minilm_qkv.safetensors")),
+    );
+    assert!(stdout.contains(" on cuda:"), "{stdout}");
+    let (stdout, _) = expect_code(0, warptile().args(["info", "--explain", "--kernels"]));
+    for part in ["driver   CUDA ", "cuda:0 ", "chosen on cuda:0"] {
+        assert!(stdout.contains(part), "{stdout}");
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn verify_covers_every_image_of_a_family_that_runs_here() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("verify.json");
+    expect_code(
+        0,
+        warptile()
+            .args(["verify", "--device", "cuda:0", "--family", "scalar"])
+            .args(["--count", "300", "--max-len", "200", "--json"])
+            .arg(&file),
+    );
+    let totals: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(totals["passed"], 300);
+    let images = totals["images"].as_object().unwrap();
+    assert!(
+        images.keys().any(|name| name.ends_with("compute_80")),
+        "{images:?}"
+    );
+    let (_, stderr) = expect_code(
+        2,
+        warptile().args(["verify", "--device", "cuda:0", "--family", "vector"]),
+    );
+    assert!(
+        stderr.contains("no family vector runs on cuda:0"),
+        "{stderr}"
+    );
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn bench_times_launches_and_calls() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rows.json");
+    expect_code(
+        0,
+        warptile()
+            .args([
+                "bench",
+                "--device",
+                "cuda:0",
+                "--samples",
+                "5",
+                "--kernel",
+                "all",
+                "--json",
+            ])
+            .arg(&file)
+            .args(["--shape", "b2 q512 k512 h8 d64 f16"])
+            .args([
+                "--shape",
+                "packed=100x100,30x200 h4/2 d128 bf16 mask=causal alibi=head",
+            ]),
+    );
+    let rows: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let rows = rows.as_array().unwrap();
+    for method in ["graph", "call"] {
+        let times: Vec<f64> = rows
+            .iter()
+            .filter(|row| row["method"] == method)
+            .map(|row| row["median_us"].as_f64().unwrap())
+            .collect();
+        // No kernel and no call takes less than a microsecond or, here, more than a tenth of a second.
+        assert!(
+            !times.is_empty() && times.iter().all(|time| (1.0..1e5).contains(time)),
+            "{times:?}"
+        );
+    }
+}
