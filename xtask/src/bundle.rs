@@ -16,7 +16,13 @@ const LIBRARY_SUFFIX: &str = ".so";
 const RUN_SCRIPT: &str = include_str!("../run.sh");
 
 /// Data that tests and benchmarks read, relative to the repository's root; what does not exist is left out.
-const DATA: [&str; 5] = ["examples", "kernels", "benches/peers", "evidence", "scripts"];
+const DATA: [&str; 5] = [
+    "examples",
+    "kernels",
+    "benches/peers",
+    "evidence",
+    "scripts",
+];
 
 /// Why there is no bundle.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 use warptile_driver::{
-    Context, Driver, Kernel, KernelOptions, LaunchConfig, Module, Stream, Swizzle, TensorMap,
+    Context, Kernel, KernelOptions, LaunchConfig, Module, Stream, Swizzle, TensorMap,
     TensorMapElement,
 };
 use warptile_kernels::{Family, Image};
@@ -50,7 +50,7 @@ impl LoadedKernel {
             // SAFETY: the caller's promise; the parameter block is the one the image was compiled from.
             LoadedKernel::Plain(kernel) => unsafe { kernel.launch(stream, &config, params) }?,
             LoadedKernel::Mapped(kernel) => {
-                let params = WgmmaParams::new(stream.context().driver(), problem, launch, params)?;
+                let params = WgmmaParams::new(stream.context(), problem, launch, params)?;
                 // SAFETY: as above; the tensor maps cover the same buffers.
                 unsafe { kernel.launch(stream, &config, &params) }?;
             }
@@ -81,7 +81,7 @@ const QUERY_BOX_ROWS: u32 = 64;
 
 impl WgmmaParams {
     fn new(
-        driver: &Driver,
+        context: &Context,
         problem: &Problem,
         launch: &Launch,
         attention: &AttentionParams,
@@ -105,7 +105,7 @@ impl WgmmaParams {
                 &[BOX_COLUMNS, box_rows, 1, 1],
             )
             .swizzle(Swizzle::Bytes128)
-            .encode(driver)?)
+            .encode_in(context)?)
         };
         let q = map(attention.q, problem.q(), QUERY_BOX_ROWS)?;
         let key_rows = launch.image.tiling.block_n;
