@@ -81,17 +81,21 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int WARPS_N = WARPS / WARPS_M;
     static constexpr int KEYS = BLOCK_N / (LANES_N * WARPS_N);
     static constexpr int VECTORS = HEAD_DIM / (LANES_N * 4);
-    // Steps of four keys unrolled in the product with V: 512 multiplications hide its loads, more of them cost registers.
-    static constexpr int PV_UNROLL = 16 * ROWS * VECTORS < 512 ? 2 : 1;
+    // Dimensions summed at a time in a dot product. In f32 the rounding of the sum is what limits the result, and a sum of
+    // short sums rounds less than one long sum; 16-bit inputs are far coarser than either.
+    static constexpr int DOT_SPAN = sizeof(Element) == 4 ? 32 : HEAD_DIM;
+    // Steps of four unrolled in the two products. Where the output takes 128 registers, more would spill.
+    static constexpr int QK_UNROLL = sizeof(Element) == 4 && ROWS * VECTORS >= 32 ? 1 : 2;
+    static constexpr int PV_UNROLL = ROWS * VECTORS >= 32 ? 1 : 2;
     static constexpr int WARP_M = LANES_M * ROWS;
     static constexpr int WARP_N = LANES_N * KEYS;
 
     // Distance between rows in shared memory, padded against bank conflicts: 8 elements for K and V; one vector of four
-    // for Q, whose reads step from row to row; 8 floats for P, so that four rows of eight stores hit 32 banks.
+    // for Q and P, which are read as vectors from four neighbouring rows.
     static constexpr int K_STRIDE = HEAD_DIM + 8;
     static constexpr int V_STRIDE = HEAD_DIM + 8;
     static constexpr int Q_STRIDE = HEAD_DIM + 4; // floats; Q is widened once. The merged output takes its place.
-    static constexpr int P_STRIDE = WARP_N + 8;   // floats
+    static constexpr int P_STRIDE = WARP_N + 4;   // floats
 
     static constexpr int K_BYTES = BLOCK_N * K_STRIDE * (int)sizeof(Element);
     static constexpr int V_BYTES = BLOCK_N * V_STRIDE * (int)sizeof(Element);
@@ -101,7 +105,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
 
     // Registers a thread needs: output, scores, one vector of Q or P per row, and addresses and operands (a row of fp32 takes
     // twice the copies). Both limits on the CTAs that share an SM are of 64 K registers and 228 KB.
-    static constexpr int REGISTERS = 4 * ROWS * VECTORS + ROWS * KEYS + 4 * ROWS + (sizeof(Element) == 4 ? 80 : 64);
+    static constexpr int REGISTERS = 4 * ROWS * VECTORS + ROWS * KEYS + 4 * ROWS + (sizeof(Element) == 4 ? 80 : 60);
     static constexpr int CTAS_BY_REGISTERS = 65536 / (THREADS * REGISTERS);
     static constexpr int CTAS_BY_SHARED = 228 * 1024 / (SHARED_BYTES + 1024);
     static constexpr int MIN_CTAS = max(1, min(CTAS_BY_REGISTERS, CTAS_BY_SHARED));
@@ -229,26 +233,30 @@ template <class Traits> struct KeyPipeline {
 template <class Traits>
 __device__ void multiply_qk(float (&scores)[Traits::ROWS][Traits::KEYS], const float* q, const typename Traits::Element* k)
 {
+#pragma unroll 1
+    for (int first = 0; first < Traits::HEAD_DIM; first += Traits::DOT_SPAN) {
+        float sums[Traits::ROWS][Traits::KEYS] = {};
+#pragma unroll(Traits::QK_UNROLL)
+        for (int d = first; d < first + Traits::DOT_SPAN; d += 4) {
+            float4 rows[Traits::ROWS];
 #pragma unroll
-    for (int i = 0; i < Traits::ROWS; ++i)
+            for (int i = 0; i < Traits::ROWS; ++i) rows[i] = widen4(q + i * (LANES_M * Traits::Q_STRIDE) + d);
 #pragma unroll
-        for (int j = 0; j < Traits::KEYS; ++j) scores[i][j] = 0;
-#pragma unroll 2
-    for (int d = 0; d < Traits::HEAD_DIM; d += 4) {
-        float4 rows[Traits::ROWS];
+            for (int j = 0; j < Traits::KEYS; ++j) {
+                const float4 key = widen4(k + j * (LANES_N * Traits::K_STRIDE) + d);
 #pragma unroll
-        for (int i = 0; i < Traits::ROWS; ++i) rows[i] = widen4(q + i * (LANES_M * Traits::Q_STRIDE) + d);
-#pragma unroll
-        for (int j = 0; j < Traits::KEYS; ++j) {
-            const float4 key = widen4(k + j * (LANES_N * Traits::K_STRIDE) + d);
-#pragma unroll
-            for (int i = 0; i < Traits::ROWS; ++i) {
-                scores[i][j] = fmaf(rows[i].x, key.x, scores[i][j]);
-                scores[i][j] = fmaf(rows[i].y, key.y, scores[i][j]);
-                scores[i][j] = fmaf(rows[i].z, key.z, scores[i][j]);
-                scores[i][j] = fmaf(rows[i].w, key.w, scores[i][j]);
+                for (int i = 0; i < Traits::ROWS; ++i) {
+                    sums[i][j] = fmaf(rows[i].x, key.x, sums[i][j]);
+                    sums[i][j] = fmaf(rows[i].y, key.y, sums[i][j]);
+                    sums[i][j] = fmaf(rows[i].z, key.z, sums[i][j]);
+                    sums[i][j] = fmaf(rows[i].w, key.w, sums[i][j]);
+                }
             }
         }
+#pragma unroll
+        for (int i = 0; i < Traits::ROWS; ++i)
+#pragma unroll
+            for (int j = 0; j < Traits::KEYS; ++j) scores[i][j] = first == 0 ? sums[i][j] : scores[i][j] + sums[i][j];
     }
 }
 
@@ -374,7 +382,7 @@ __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Trait
         for (int c = 0; c < Traits::VECTORS; ++c) state.out[i][c] = scaled(weight, state.out[i][c]);
     }
     // In each round every warp adds other rows than the warps it shares them with.
-#pragma unroll 1
+#pragma unroll
     for (int round = 0; round < Traits::WARPS_N; ++round) {
 #pragma unroll
         for (int i = 0; i < Traits::ROWS; ++i) {
