@@ -139,4 +139,27 @@ __device__ inline void store_tile(const float* shared, const Rows<Element>& rows
     }
 }
 
+// Writes rows of elements in shared memory to rows [first_row, row_count) of `rows`, by THREADS threads of which the caller
+// is number `thread`. Rows from `row_count` on and columns from `head_dim` on are not touched.
+template <int THREADS, int TILE_ROWS, int HEAD_DIM, int SHARED_STRIDE, class Element>
+__device__ inline void store_rows(const Element* shared, const Rows<Element>& rows, int first_row, int row_count,
+                                  int head_dim, int thread)
+{
+    constexpr int CHUNKS_PER_ROW = HEAD_DIM / CHUNK<Element>;
+#pragma unroll 1
+    for (int chunk = thread; chunk < TILE_ROWS * CHUNKS_PER_ROW; chunk += THREADS) {
+        const int row = chunk / CHUNKS_PER_ROW;
+        const int column = chunk % CHUNKS_PER_ROW * CHUNK<Element>;
+        if (first_row + row >= row_count || column >= head_dim) continue;
+        const Element* source = shared + row * SHARED_STRIDE + column;
+        Element* destination = rows.base + (first_row + row) * rows.stride + column;
+        if (rows.in_chunks) {
+            *reinterpret_cast<uint4*>(destination) = *reinterpret_cast<const uint4*>(source);
+        } else {
+#pragma unroll
+            for (int i = 0; i < CHUNK<Element>; ++i) destination[i] = source[i];
+        }
+    }
+}
+
 } // namespace warptile

@@ -20,6 +20,19 @@ template <> __device__ inline float narrow<float>(float x) { return x; }
 template <> __device__ inline __half narrow<__half>(float x) { return __float2half_rn(x); }
 template <> __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
 
+// Two neighbouring elements in one word, the first in its lower half.
+template <class Element> __device__ unsigned narrow2(float first, float second);
+template <> __device__ inline unsigned narrow2<__half>(float first, float second)
+{
+    const __half2 pair = __floats2half2_rn(first, second);
+    return reinterpret_cast<const unsigned&>(pair);
+}
+template <> __device__ inline unsigned narrow2<__nv_bfloat16>(float first, float second)
+{
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+    return reinterpret_cast<const unsigned&>(pair);
+}
+
 // Four neighbouring elements as fp32, by one vector load. `source` is aligned to four elements.
 __device__ inline float4 widen4(const float* source) { return *reinterpret_cast<const float4*>(source); }
 __device__ inline float4 widen4(const __half* source)

@@ -31,6 +31,16 @@ __device__ inline float clamp_keeping_nan(float x, float limit)
     return x;
 }
 
+// tanh without branches; absolute error 2e-7, relative 2e-6. For scores of tensor-core products, whose inputs carry 2^-11.
+__device__ inline float tanh_approximate(float x)
+{
+    // Near 0 the quotient cancels; there the series to x^5 is closer than 1e-8.
+    const float square = x * x;
+    const float series = fmaf(x * square, fmaf(square, 2.0f / 15, -1.0f / 3), x);
+    const float quotient = 1 - __fdividef(2, exp2_approximate(x * (2 * LOG2_E)) + 1);
+    return fabsf(x) < 0.1f ? series : quotient;
+}
+
 // Dot product -> score, in the order scale, softcap, ALiBi.
 struct ScoreRule {
     float scale_log2; // scale * log2(e); with softcap: scale / cap
@@ -50,6 +60,7 @@ struct ScoreRule {
     __device__ float score(float dot) const { return clamp_keeping_nan(dot, dot_limit) * scale_log2; }
     __device__ bool has_softcap() const { return cap_log2 > 0; }
     __device__ float with_softcap(float score) const { return cap_log2 * tanhf(score); }
+    __device__ float with_softcap_approximate(float score) const { return cap_log2 * tanh_approximate(score); }
     __device__ bool has_alibi() const { return slope_log2 != 0; }
     __device__ float with_alibi(float score, int query, int key) const
     {
