@@ -4,20 +4,18 @@ use std::time::Instant;
 
 use warptile::Element;
 
-use super::{Call, WARM_UP};
+use super::{Call, Effort, WARM_UP};
 
-/// Microseconds of each of `samples` calls.
-pub(super) fn wall<T: Element>(call: &Call<T>, samples: usize) -> warptile::Result<Vec<f64>> {
+/// Microseconds of each call.
+pub(super) fn wall<T: Element>(call: &Call<T>, effort: Effort) -> warptile::Result<Vec<f64>> {
     for _ in 0..WARM_UP {
         call.run()?;
     }
-    (0..samples)
-        .map(|_| {
-            let start = Instant::now();
-            let output = call.run()?;
-            let elapsed = start.elapsed();
-            drop(output);
-            Ok(elapsed.as_secs_f64() * 1e6)
-        })
-        .collect()
+    effort.spend(|| {
+        let start = Instant::now();
+        let output = call.run()?;
+        let elapsed = start.elapsed();
+        drop(output);
+        Ok(elapsed.as_secs_f64() * 1e6)
+    })
 }

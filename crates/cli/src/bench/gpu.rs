@@ -1,17 +1,17 @@
 //! Times by events: the GPU.
 
 use warptile::gpu::{Arguments, Gpu, Launcher};
-use warptile::testing::Inputs;
 use warptile::{Element, Plan};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
-use super::{Call, WARM_UP};
+use super::data::Data;
+use super::{Call, Effort, WARM_UP};
 
 /// Inputs and outputs of one graph together: several times the L2 cache of any GPU (an H200 reports 60 MB).
 const ROTATED_BYTES: usize = 256 << 20;
 
 /// Launches of one graph: enough that what surrounds them in a replay does not show, and not more than needed.
-const LAUNCHES: std::ops::RangeInclusive<usize> = 4..=64;
+const LAUNCHES: std::ops::RangeInclusive<usize> = 2..=64;
 
 /// Device memory of one launch.
 struct Buffers<T: Element> {
@@ -24,19 +24,18 @@ struct Buffers<T: Element> {
 }
 
 impl<T: Element> Buffers<T> {
-    fn new(plan: &Plan, stream: &Stream, inputs: &Inputs<T>) -> warptile::Result<Self> {
-        let upload = |view: warptile::View<'_, T>| DeviceBuffer::from_slice(stream, view.data);
-        let problem = plan.problem();
+    fn new(plan: &Plan, stream: &Stream, data: &Data<T>) -> warptile::Result<Self> {
         Ok(Buffers {
-            q: upload(inputs.q.view())?,
-            k: upload(inputs.k.view())?,
-            v: upload(inputs.v.view())?,
-            slopes: inputs
-                .slopes()
+            q: DeviceBuffer::from_slice(stream, &data.q)?,
+            k: DeviceBuffer::from_slice(stream, &data.k)?,
+            v: DeviceBuffer::from_slice(stream, &data.v)?,
+            slopes: data
+                .slopes
+                .as_ref()
                 .map(|slopes| DeviceBuffer::from_slice(stream, slopes))
                 .transpose()?,
-            out: DeviceBuffer::zeroed(stream, problem.out().required_len().unwrap_or(0))?,
-            lse: DeviceBuffer::zeroed(stream, problem.lse_len())?,
+            out: DeviceBuffer::zeroed(stream, plan.problem().out().required_len().unwrap_or(0))?,
+            lse: DeviceBuffer::zeroed(stream, plan.problem().lse_len())?,
         })
     }
 
@@ -59,22 +58,22 @@ impl<T: Element> Buffers<T> {
     }
 }
 
-/// Microseconds of GPU time of one launch, for each of `samples` replays of a graph of launches. Each launch of the graph has
+/// Microseconds of GPU time of one launch, for each replay of a graph of launches. Each launch of the graph has
 /// inputs and outputs of its own, so that none finds in the cache what the one before it left there.
 pub(super) fn graph<T: Element>(
     plan: &Plan,
     gpu: &Gpu,
-    inputs: &Inputs<T>,
-    samples: usize,
+    data: &Data<T>,
+    effort: Effort,
 ) -> warptile::Result<Vec<f64>> {
     let stream = Stream::new(gpu.stream().context())?;
     let mut launcher = gpu.launcher(plan, &stream)?;
-    let mut sets = vec![Buffers::new(plan, &stream, inputs)?];
+    let mut sets = vec![Buffers::new(plan, &stream, data)?];
     let wanted = ROTATED_BYTES
         .div_ceil(sets[0].bytes().max(1))
         .clamp(*LAUNCHES.start(), *LAUNCHES.end());
     while sets.len() < wanted {
-        sets.push(Buffers::new(plan, &stream, inputs)?);
+        sets.push(Buffers::new(plan, &stream, data)?);
     }
     sets[0].launch(&mut launcher)?;
     stream.synchronize()?;
@@ -86,27 +85,23 @@ pub(super) fn graph<T: Element>(
     for _ in 0..WARM_UP {
         graph.launch(&stream)?;
     }
-    (0..samples)
-        .map(|_| {
-            let replay = stopwatch.time(&stream, || Ok(graph.launch(&stream)?))?;
-            Ok(replay / sets.len() as f64)
-        })
-        .collect()
+    effort.spend(|| {
+        let replay = stopwatch.time(&stream, || Ok(graph.launch(&stream)?))?;
+        Ok(replay / wanted as f64)
+    })
 }
 
-/// Microseconds between events around each of `samples` calls through the ordinary interface.
+/// Microseconds between events around each call through the ordinary interface.
 pub(super) fn call<T: Element>(
     call: &Call<T>,
     gpu: &Gpu,
-    samples: usize,
+    effort: Effort,
 ) -> warptile::Result<Vec<f64>> {
     for _ in 0..WARM_UP {
         call.run()?;
     }
     let stopwatch = Stopwatch::new(gpu.stream())?;
-    (0..samples)
-        .map(|_| stopwatch.time(gpu.stream(), || call.run().map(drop)))
-        .collect()
+    effort.spend(|| stopwatch.time(gpu.stream(), || call.run().map(drop)))
 }
 
 /// Two events around work on a stream.

@@ -1,18 +1,21 @@
 //! `warptile bench`: how long attention takes.
 
 mod cpu;
+mod data;
 mod gpu;
 mod row;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use half::{bf16, f16};
 use indicatif::ProgressBar;
-use warptile::testing::{Case, Inputs};
+use warptile::testing::Case;
 use warptile::{Attention, Backend, Element, ElementType, Error, Plan};
 
+use self::data::Data;
 use self::row::{Method, Row, Samples};
 use crate::cases::{self, GRAMMAR};
 use crate::failure::Failure;
@@ -43,9 +46,13 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value_t = Device::Auto)]
     device: Device,
 
-    /// How many times to measure
+    /// How many times to measure, at most
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
+
+    /// Go on to the next measurement after this many seconds, but not before a tenth of the samples
+    #[arg(long, value_name = "X", default_value_t = 2.0)]
+    seconds: f64,
 
     /// Write the rows to this file, as JSON
     #[arg(long, value_name = "FILE")]
@@ -55,19 +62,51 @@ pub(crate) struct BenchArgs {
 /// Calls before the first that counts: they load the kernel or start the threads, and touch the memory.
 const WARM_UP: usize = 3;
 
+/// When a measurement has enough times.
+#[derive(Debug, Clone, Copy)]
+struct Effort {
+    samples: usize,
+    time: Duration,
+}
+
+impl Effort {
+    /// Calls `sample` until there is enough.
+    ///
+    /// # Errors
+    /// The first of `sample`.
+    fn spend(
+        self,
+        mut sample: impl FnMut() -> warptile::Result<f64>,
+    ) -> warptile::Result<Vec<f64>> {
+        let start = Instant::now();
+        let least = self.samples.div_ceil(10);
+        let mut samples = Vec::with_capacity(self.samples);
+        while samples.len() < least || (samples.len() < self.samples && start.elapsed() < self.time)
+        {
+            samples.push(sample()?);
+        }
+        Ok(samples)
+    }
+}
+
 /// Times in microseconds, by how they were taken.
 type Times = Vec<(Method, Vec<f64>)>;
 
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, console: &mut impl Write) -> Result<(), Failure> {
     let cases = cases_of(args)?;
+    let effort = Effort {
+        samples: args.samples as usize,
+        time: Duration::try_from_secs_f64(args.seconds)
+            .map_err(|error| Failure::Input(format!("--seconds {}: {error}", args.seconds)))?,
+    };
     let backend = args.device.open()?;
     let machine = machine::describe(&backend);
     let mut rows = Vec::new();
     let bar = ProgressBar::new(cases.len() as u64);
     for case in &cases {
         for plan in plans(case, &args.kernel, &backend)? {
-            let measured = time(case, &plan, &backend, args.samples as usize)?;
+            let measured = time(case, &plan, &backend, effort)?;
             for (method, microseconds) in measured {
                 if let Some(samples) = Samples::new(microseconds) {
                     rows.push(Row::new(&plan, method, &samples, &machine));
@@ -151,11 +190,11 @@ fn plans(case: &Case, kernels: &[String], backend: &Backend) -> Result<Vec<Plan>
     Ok(plans)
 }
 
-fn time(case: &Case, plan: &Plan, backend: &Backend, samples: usize) -> warptile::Result<Times> {
+fn time(case: &Case, plan: &Plan, backend: &Backend, effort: Effort) -> warptile::Result<Times> {
     match case.element {
-        ElementType::F16 => time_typed::<f16>(case, plan, backend, samples),
-        ElementType::Bf16 => time_typed::<bf16>(case, plan, backend, samples),
-        _ => time_typed::<f32>(case, plan, backend, samples),
+        ElementType::F16 => time_typed::<f16>(case, plan, backend, effort),
+        ElementType::Bf16 => time_typed::<bf16>(case, plan, backend, effort),
+        _ => time_typed::<f32>(case, plan, backend, effort),
     }
 }
 
@@ -163,15 +202,15 @@ fn time_typed<T: Element>(
     case: &Case,
     plan: &Plan,
     backend: &Backend,
-    samples: usize,
+    effort: Effort,
 ) -> warptile::Result<Times> {
-    let inputs = case.inputs::<T>();
-    let call = Call::new(case, plan, backend, &inputs)?;
+    let data = Data::<T>::new(plan.problem(), case.seed);
+    let call = Call::new(case, plan, backend, &data)?;
     match backend.gpu() {
-        None => Ok(vec![(Method::Wall, cpu::wall(&call, samples)?)]),
+        None => Ok(vec![(Method::Wall, cpu::wall(&call, effort)?)]),
         Some(gpu) => Ok(vec![
-            (Method::Graph, gpu::graph(plan, gpu, &inputs, samples)?),
-            (Method::Call, gpu::call(&call, gpu, samples)?),
+            (Method::Graph, gpu::graph(plan, gpu, &data, effort)?),
+            (Method::Call, gpu::call(&call, gpu, effort)?),
         ]),
     }
 }
@@ -186,12 +225,7 @@ struct Call<T: Element> {
 }
 
 impl<T: Element> Call<T> {
-    fn new(
-        case: &Case,
-        plan: &Plan,
-        backend: &Backend,
-        inputs: &Inputs<T>,
-    ) -> warptile::Result<Self> {
+    fn new(case: &Case, plan: &Plan, backend: &Backend, data: &Data<T>) -> warptile::Result<Self> {
         let problem = plan.problem();
         let mut attention = Attention::new()
             .mask(problem.mask())
@@ -200,18 +234,14 @@ impl<T: Element> Call<T> {
         if let Some(softcap) = problem.softcap() {
             attention = attention.softcap(softcap);
         }
-        if let Some(slopes) = inputs.slopes() {
+        if let Some(slopes) = &data.slopes {
             attention = attention.alibi_slopes(slopes);
         }
-        let tensor = |buffer: &warptile::testing::Buffer<T>| {
-            let view = buffer.view();
-            backend.tensor_with_layout(view.data, view.layout)
-        };
         Ok(Call {
             attention,
-            q: tensor(&inputs.q)?,
-            k: tensor(&inputs.k)?,
-            v: tensor(&inputs.v)?,
+            q: backend.tensor_with_layout(&data.q, *problem.q())?,
+            k: backend.tensor_with_layout(&data.k, *problem.k())?,
+            v: backend.tensor_with_layout(&data.v, *problem.v())?,
             cu_seqlens: case.cu_seqlens(),
         })
     }
@@ -223,5 +253,31 @@ impl<T: Element> Call<T> {
                 .attention
                 .forward_packed(&self.q, &self.k, &self.v, cu_q, cu_k),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(effort: Effort) -> usize {
+        let mut calls = 0;
+        let times = effort.spend(|| {
+            calls += 1;
+            Ok(1.0)
+        });
+        assert_eq!(times.unwrap().len(), calls);
+        calls
+    }
+
+    #[test]
+    fn effort_ends_with_the_samples_or_with_the_time() {
+        let effort = |samples, seconds| Effort {
+            samples,
+            time: Duration::from_secs(seconds),
+        };
+        assert_eq!(samples(effort(50, 3600)), 50);
+        assert_eq!(samples(effort(50, 0)), 5);
+        assert_eq!(samples(effort(1, 0)), 1);
     }
 }
