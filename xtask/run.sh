@@ -26,7 +26,6 @@ cd "$(dirname "$0")" || exit 1
 here=$(pwd)
 export WARPTILE_ROOT="$here"
 export WARPTILE_BIN="$here/bin/warptile"
-export WARPTILE_FAKE_CUDA="$here/tests/libwarptile_fake_cuda.so"
 
 only=""
 filters=""

@@ -77,8 +77,9 @@ enum Task {
     /// Regenerate the tables and plots of README.md and docs/
     ///
     /// Fills what stands between `<!-- generated: NAME -->` and `<!-- end generated -->`: `support` (which kernels for which
-    /// GPU, from the manifest), `bench` (tables of evidence/bench-*.json) and `plots` (links to docs/plots, which is drawn
-    /// from the same rows).
+    /// GPU), `unproven` (images that no GPU has proven), `checks` (tests, random problems, repeated launches, sanitizer),
+    /// `counters` (hardware counters), `bench` (tables of evidence/bench-*.json) and `plots` (links to docs/plots, which is
+    /// drawn from the same rows). docs/evidence.md says where the evidence comes from.
     Report {
         /// Write nothing, and fail if a file is not as it should be
         #[arg(long)]

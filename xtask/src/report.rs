@@ -8,6 +8,7 @@
 //! ```
 
 mod bench;
+mod checks;
 mod plot;
 mod support;
 
@@ -17,6 +18,7 @@ use crate::files::{self, FileError};
 use crate::manifest::{Manifest, ManifestEntry};
 
 use bench::BenchRow;
+use checks::Checks;
 
 const BEGIN: &str = "<!-- generated: ";
 const BEGIN_END: &str = " -->";
@@ -26,8 +28,13 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 3] = [
-    ("support", |data| support::table(&data.images)),
+const BLOCKS: [(&str, Maker); 6] = [
+    ("support", |data| support::table(&data.images, &data.checks)),
+    ("unproven", |data| {
+        checks::unproven(&data.images, &data.checks)
+    }),
+    ("checks", |data| checks::summary(&data.checks)),
+    ("counters", |data| checks::counters(&data.checks)),
     ("bench", |data| bench::tables(&data.rows)),
     ("plots", |data| plot::links(&data.rows)),
 ];
@@ -78,6 +85,7 @@ pub enum ReportError {
 /// What the blocks are made from.
 struct Data {
     images: Vec<ManifestEntry>,
+    checks: Checks,
     rows: Vec<BenchRow>,
 }
 
@@ -113,6 +121,7 @@ impl Generated {
 pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
     let data = Data {
         images: read_json::<Manifest>(&root.join("crates/kernels/images/manifest.json"))?.images,
+        checks: Checks::read(&root.join("evidence"))?,
         rows: read_rows(&root.join("evidence"))?,
     };
     let mut generated = Vec::new();
@@ -157,6 +166,15 @@ fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ReportErr
         path: path.to_owned(),
         source,
     })
+}
+
+/// The empty value if there is no such file.
+fn read_optional<T: serde::de::DeserializeOwned + Default>(path: &Path) -> Result<T, ReportError> {
+    if path.exists() {
+        read_json(path)
+    } else {
+        Ok(T::default())
+    }
 }
 
 /// Rows of every `evidence/bench-*.json`, in the order of the files' names.
@@ -224,6 +242,7 @@ mod tests {
     fn filled(text: &str) -> Result<String, ReportError> {
         let data = Data {
             images: Vec::new(),
+            checks: Checks::default(),
             rows: Vec::new(),
         };
         fill(Path::new("README.md"), text, &data)

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use super::markdown_table;
+use super::{checks, markdown_table};
 
 /// One measurement, as `warptile bench --json` and `benches/peers` write it; what the tables do not show is not read.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -13,10 +13,10 @@ pub(super) struct BenchRow {
     backend: String,
     /// Kernel family; `cpu` for the CPU path.
     family: String,
-    batch: u64,
-    heads: u64,
-    kv_heads: u64,
-    query_len: u64,
+    pub(super) batch: u64,
+    pub(super) heads: u64,
+    pub(super) kv_heads: u64,
+    pub(super) query_len: u64,
     pub(super) key_len: u64,
     pub(super) head_dim: u64,
     element: String,
@@ -60,7 +60,6 @@ impl BenchRow {
     pub(super) fn setting(&self) -> Setting {
         Setting {
             device: self.device.clone(),
-            driver: self.driver.clone(),
             element: self.element.clone(),
             mask: self.mask.clone(),
             method: self.method.clone(),
@@ -72,7 +71,6 @@ impl BenchRow {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Setting {
     pub(super) device: String,
-    pub(super) driver: String,
     pub(super) element: String,
     pub(super) mask: String,
     pub(super) method: String,
@@ -82,7 +80,6 @@ impl Setting {
     fn title(&self) -> String {
         let Self {
             device,
-            driver,
             element,
             mask,
             ..
@@ -94,12 +91,12 @@ impl Setting {
             other => other,
         };
         let mask = if mask == "none" { "no mask" } else { mask };
-        format!("{device}, driver {driver}, {element}, {mask}: {method}")
+        format!("{device}, {element}, {mask}: {method}")
     }
 }
 
 /// Groups rows, keeping their order within a group.
-pub(super) fn by_setting<'a>(
+fn by_setting<'a>(
     rows: impl IntoIterator<Item = &'a BenchRow>,
 ) -> BTreeMap<Setting, Vec<&'a BenchRow>> {
     let mut groups: BTreeMap<Setting, Vec<&BenchRow>> = BTreeMap::new();
@@ -140,13 +137,12 @@ pub(super) fn tables(rows: &[BenchRow]) -> String {
                     .collect()
             }),
         );
-        let days: BTreeSet<&str> = rows
-            .iter()
-            .map(|row| row.date.get(..10).unwrap_or(&row.date))
-            .collect();
+        let days: BTreeSet<&str> = rows.iter().map(|row| checks::day(&row.date)).collect();
+        let drivers: BTreeSet<&str> = rows.iter().map(|row| row.driver.as_str()).collect();
         text.push_str(&format!(
-            "**{}**\nMedian (90th percentile) in microseconds, speed at the median; measured {}.\n\n{table}\n",
+            "**{}**\nMedian (90th percentile) in microseconds, speed at the median; driver {}, measured {}.\n\n{table}\n",
             setting.title(),
+            Vec::from_iter(drivers).join(", "),
             Vec::from_iter(days).join(", "),
         ));
     }
@@ -168,7 +164,7 @@ pub(super) mod tests {
 
     pub(in crate::report) fn row(backend: &str, head_dim: u64, len: u64, tflops: f64) -> BenchRow {
         let json = serde_json::json!({
-            "backend": backend, "family": "scalar", "kernel": "scalar_d64_32x64_w4_s2", "batch": 2, "heads": 8,
+            "backend": backend, "family": "scalar", "kernel": "scalar_d64_32x64_w4_s2", "batch": 1024 / len, "heads": 8,
             "kv_heads": 8, "query_len": len, "key_len": len, "head_dim": head_dim, "element": "f16", "mask": "none",
             "method": "graph", "samples": 50, "median_us": 12.34, "p90_us": 15.0, "tflops": tflops,
             "device": "NVIDIA H200", "driver": "CUDA 13.0", "date": "2026-11-21T06:29:07Z",
@@ -191,9 +187,12 @@ pub(super) mod tests {
                 "| (batch, heads, length, head size) | cuDNN | warptile scalar |",
                 "| --- | --- | --- |",
                 "| (2, 8, 512, 64) | 12.3 (15.0), 500.0 GFLOP/s | 12.3 (15.0), 23.0 TFLOP/s |",
-                "| (2, 8, 1024, 64) | - | 12.3 (15.0), 25.0 TFLOP/s |",
+                "| (1, 8, 1024, 64) | - | 12.3 (15.0), 25.0 TFLOP/s |",
             ]
         );
-        assert!(text.contains("measured 2026-11-21."), "{text}");
+        assert!(
+            text.contains("driver CUDA 13.0, measured 2026-11-21."),
+            "{text}"
+        );
     }
 }

@@ -1,11 +1,11 @@
-//! Measured speed, as plots: TFLOP/s against length, one plot per setting and head size.
+//! Measured speed, as plots: TFLOP/s against length, one plot per setting, head size and number of heads.
 
 use std::collections::BTreeMap;
 
 use plotters::prelude::*;
 
 use super::ReportError;
-use super::bench::{BenchRow, Setting, by_setting};
+use super::bench::{BenchRow, Setting};
 
 const SIZE: (u32, u32) = (720, 420);
 
@@ -56,55 +56,95 @@ pub(super) fn links(rows: &[BenchRow]) -> String {
         .collect()
 }
 
+/// What the points of a plot have in common: the amount of work per length is comparable only then.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Sweep {
+    setting: Setting,
+    head_dim: u64,
+    heads: u64,
+    kv_heads: u64,
+    /// Batch times length.
+    rows: u64,
+}
+
+impl Sweep {
+    fn of(row: &BenchRow) -> Option<Self> {
+        (row.query_len == row.key_len).then(|| Self {
+            setting: row.setting(),
+            head_dim: row.head_dim,
+            heads: row.heads,
+            kv_heads: row.kv_heads,
+            rows: row.batch * row.query_len,
+        })
+    }
+
+    fn heads(&self) -> String {
+        if self.heads == self.kv_heads {
+            self.heads.to_string()
+        } else {
+            format!("{}/{}", self.heads, self.kv_heads)
+        }
+    }
+
+    fn title(&self) -> String {
+        let Setting {
+            device,
+            element,
+            mask,
+            method,
+        } = &self.setting;
+        let mask = if mask == "none" { "no mask" } else { mask };
+        format!(
+            "{device}: head size {}, {} heads, batch x length {}, {element}, {mask} ({method})",
+            self.head_dim,
+            self.heads(),
+            self.rows,
+        )
+    }
+
+    fn file_name(&self) -> String {
+        let Setting {
+            device,
+            element,
+            mask,
+            method,
+        } = &self.setting;
+        let words = format!(
+            "{device} d{} h{} n{} {element} {mask} {method}",
+            self.head_dim,
+            self.heads(),
+            self.rows
+        );
+        let parts: Vec<String> = words
+            .split(|c: char| !c.is_ascii_alphanumeric())
+            .filter(|part| !part.is_empty())
+            .map(str::to_ascii_lowercase)
+            .collect();
+        format!("{}.svg", parts.join("-"))
+    }
+}
+
 /// A plot is worth drawing where someone was measured at two lengths or more.
 fn plots(rows: &[BenchRow]) -> Vec<Plot> {
-    let mut plots = Vec::new();
-    for (setting, rows) in by_setting(rows) {
-        let mut head_dims: BTreeMap<u64, Series> = BTreeMap::new();
-        for row in rows {
-            head_dims
-                .entry(row.head_dim)
-                .or_default()
+    let mut sweeps: BTreeMap<Sweep, Series> = BTreeMap::new();
+    for row in rows {
+        if let Some(sweep) = Sweep::of(row) {
+            let series = sweeps.entry(sweep).or_default();
+            series
                 .entry(row.contestant())
                 .or_default()
                 .insert(row.key_len, row.tflops);
         }
-        for (head_dim, series) in head_dims {
-            if series.values().any(|points| points.len() > 1) {
-                plots.push(Plot {
-                    name: file_name(&setting, head_dim),
-                    title: title(&setting, head_dim),
-                    series,
-                });
-            }
-        }
     }
-    plots
-}
-
-fn title(setting: &Setting, head_dim: u64) -> String {
-    let mask = if setting.mask == "none" {
-        "no mask"
-    } else {
-        &setting.mask
-    };
-    format!(
-        "{}: head size {head_dim}, {}, {mask} ({})",
-        setting.device, setting.element, setting.method
-    )
-}
-
-fn file_name(setting: &Setting, head_dim: u64) -> String {
-    let words = format!(
-        "{} {} d{head_dim} {} {} {}",
-        setting.device, setting.driver, setting.element, setting.mask, setting.method
-    );
-    let parts: Vec<String> = words
-        .split(|c: char| !c.is_ascii_alphanumeric())
-        .filter(|part| !part.is_empty())
-        .map(str::to_ascii_lowercase)
-        .collect();
-    format!("{}.svg", parts.join("-"))
+    sweeps.retain(|_, series| series.values().any(|points| points.len() > 1));
+    sweeps
+        .into_iter()
+        .map(|(sweep, series)| Plot {
+            name: sweep.file_name(),
+            title: sweep.title(),
+            series,
+        })
+        .collect()
 }
 
 /// Lengths double from point to point, so the axis is logarithmic.
@@ -119,7 +159,7 @@ fn draw(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
         let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
         area.fill(&WHITE)?;
         let mut chart = ChartBuilder::on(&area)
-            .caption(&plot.title, ("sans-serif", 18))
+            .caption(&plot.title, ("sans-serif", 16))
             .margin(12)
             .margin_right(36)
             .x_label_area_size(40)
@@ -179,7 +219,7 @@ mod tests {
         let names: Vec<&str> = plots.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(
             names,
-            ["nvidia-h200-cuda-13-0-d64-f16-none-graph.svg"],
+            ["nvidia-h200-d64-h8-n1024-f16-none-graph.svg"],
             "one point is no line"
         );
         let svg = &plots[0].1;
@@ -192,6 +232,6 @@ mod tests {
             plots,
             "the same rows give the same bytes"
         );
-        assert!(links(&rows).contains("](plots/nvidia-h200-cuda-13-0-d64-f16-none-graph.svg)"));
+        assert!(links(&rows).contains("](plots/nvidia-h200-d64-h8-n1024-f16-none-graph.svg)"));
     }
 }

@@ -2,35 +2,39 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::checks::{self, Checks};
 use super::markdown_table;
 use crate::manifest::ManifestEntry;
 
 /// Head size and name, in this order so that kernels come by head size.
 type Kernels<'a> = BTreeSet<(u32, &'a str)>;
 
-/// One row per target, family and set of kernels: the element types that have them, and the head sizes they take.
-pub(super) fn table(images: &[ManifestEntry]) -> String {
+/// One row per target, family and set of kernels: the element types that have them, the head sizes they take, and how many
+/// of the images a GPU has proven.
+pub(super) fn table(images: &[ManifestEntry], checks: &Checks) -> String {
     if images.is_empty() {
         return "No images are embedded.\n".to_owned();
     }
-    let mut kernels: BTreeMap<(&str, &str, &str), Kernels<'_>> = BTreeMap::new();
+    let mut of_element: BTreeMap<(&str, &str, &str), Vec<&ManifestEntry>> = BTreeMap::new();
     for image in images {
         let key = (
             image.target.as_str(),
             image.family.as_str(),
             image.element.as_str(),
         );
-        kernels
-            .entry(key)
-            .or_default()
-            .insert((image.head_dim, &image.kernel));
+        of_element.entry(key).or_default().push(image);
     }
-    let mut rows: BTreeMap<_, Vec<&str>> = BTreeMap::new();
-    for ((target, family, element), kernels) in kernels {
+    let mut rows: BTreeMap<_, Row<'_>> = BTreeMap::new();
+    for ((target, family, element), images) in of_element {
+        let kernels: Kernels<'_> = images
+            .iter()
+            .map(|image| (image.head_dim, image.kernel.as_str()))
+            .collect();
         let row = rows
             .entry((order(target), target, family, kernels))
             .or_default();
-        row.push(element);
+        row.elements.push(element);
+        row.images.extend(images);
     }
     markdown_table(
         &[
@@ -40,23 +44,31 @@ pub(super) fn table(images: &[ManifestEntry]) -> String {
             "Element types",
             "Head sizes",
             "Kernels",
+            "Proven images",
         ],
-        rows.into_iter()
-            .map(|((_, target, family, kernels), elements)| {
-                let tiles: BTreeSet<u32> = kernels.iter().map(|(head_dim, _)| *head_dim).collect();
-                let largest = tiles.last().copied().unwrap_or_default();
-                let tiles: Vec<String> = tiles.iter().map(u32::to_string).collect();
-                vec![
-                    format!("`{target}`"),
-                    devices(target),
-                    family.to_owned(),
-                    elements.join(", "),
-                    // A tile takes every smaller head size: the columns beyond it are zero on chip.
-                    format!("8 to {largest} in steps of 8"),
-                    format!("{} (tiles for {})", kernels.len(), tiles.join(", ")),
-                ]
-            }),
+        rows.into_iter().map(|((_, target, family, kernels), row)| {
+            let tiles: BTreeSet<u32> = kernels.iter().map(|(head_dim, _)| *head_dim).collect();
+            let largest = tiles.last().copied().unwrap_or_default();
+            let tiles: Vec<String> = tiles.iter().map(u32::to_string).collect();
+            vec![
+                format!("`{target}`"),
+                devices(target),
+                family.to_owned(),
+                row.elements.join(", "),
+                // A tile takes every smaller head size: the columns beyond it are zero on chip.
+                format!("8 to {largest} in steps of 8"),
+                format!("{} (tiles for {})", kernels.len(), tiles.join(", ")),
+                checks::proven_share(&row.images, checks),
+            ]
+        }),
     )
+}
+
+/// Element types that have the same kernels, and their images.
+#[derive(Default)]
+struct Row<'a> {
+    elements: Vec<&'a str>,
+    images: Vec<&'a ManifestEntry>,
 }
 
 /// Cubins by architecture, then PTX.
@@ -89,28 +101,19 @@ fn devices(target: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn image(family: &str, target: &str, element: &str, head_dim: u32) -> ManifestEntry {
-        let json = serde_json::json!({
-            "name": "", "kernel": format!("{family}_d{head_dim}"), "entry": "", "family": family, "target": target,
-            "element": element, "block_m": 0, "block_n": 0, "head_dim": head_dim, "stages": 0, "warps": 0, "k_stride": 0,
-            "v_stride": 0, "registers": 0, "stack_bytes": 0, "spill_bytes": 0, "static_shared_bytes": 0,
-            "dynamic_shared_bytes": 0, "tensor_instructions": 0, "param_bytes": 0, "toolchain": "", "flags": "",
-            "source_hash": "", "sha256": "", "len": 0,
-        });
-        serde_json::from_value(json).unwrap()
-    }
+    use crate::report::checks::tests::image;
 
     #[test]
     fn images_are_grouped_by_target_and_family() {
-        let table = table(&[
+        let images = [
             image("scalar", "compute_80", "f16", 64),
             image("scalar", "sm_100", "f16", 64),
             image("scalar", "sm_100", "bf16", 64),
             image("scalar", "sm_80", "f16", 64),
             image("scalar", "sm_80", "f32", 64),
             image("scalar", "sm_80", "f16", 128),
-        ]);
+        ];
+        let table = table(&images, &Checks::default());
         let rows: Vec<&str> = table.lines().skip(2).collect();
         assert_eq!(rows.len(), 4, "{table}");
         assert!(
