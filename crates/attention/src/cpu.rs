@@ -1,6 +1,6 @@
 //! The CPU path: FlashAttention's algorithm on cores and caches.
 //!
-//! A task is a block of query rows of one head. It walks over the keys its rows can see in tiles: scores by a matrix
+//! A task is a block of query rows of one head, or of a few that share keys and values. It walks over the keys its rows can see in tiles: scores by a matrix
 //! product, online softmax in place, and a second product into the accumulator. Everything is computed in `f32`; other
 //! element types are converted a tile at a time. Tasks run on rayon's current thread pool.
 
@@ -11,16 +11,15 @@ mod simd;
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::ops::Range;
 
 use rayon::prelude::*;
 
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::layout::{View, ViewMut};
-use crate::problem::{Problem, Sequence, check_layout};
+use crate::problem::{Problem, check_layout};
 
-use block::{BLOCK_M, Block, Scratch};
+use block::{BLOCK_M, Block, Scratch, Task};
 
 /// Computes a problem on the CPU.
 ///
@@ -56,34 +55,32 @@ pub fn forward_cpu<T: Element>(
     let out_layout = out.layout;
     let out = SharedMut::new(out.data);
 
-    let compute = |Task {
-                       sequence,
-                       head,
-                       rows,
-                   }: Task,
-                   scratch: &mut Scratch| {
+    let compute = |task: Task, scratch: &mut Scratch| {
         let block = Block {
             problem,
             q,
             k,
             v,
-            sequence,
-            head,
-            slope: problem.slope(alibi, sequence.batch, head),
-            rows: rows.clone(),
+            slopes: alibi,
+            task: task.clone(),
         };
         let results = block.attend(scratch);
-        for (index, row) in rows.clone().enumerate() {
-            let start = out_layout.offset(sequence.entry, sequence.q_start + row, head);
+        let sequence = task.sequence;
+        for index in 0..task.rows() {
+            let (head, position) = task.row(index);
+            let start = out_layout.offset(sequence.entry, sequence.q_start + position, head);
             // SAFETY: the buffer holds the layout, no two rows of an output layout overlap (the problem has checked both),
             // and each row belongs to exactly one task.
             let to = unsafe { out.slice(start, problem.head_dim()) };
-            T::narrow(results.out(index), to);
-        }
-        if let Some(lse) = &lse {
-            let start = problem.lse_offset(&sequence, head) + rows.start;
-            // SAFETY: within `lse_len`, which the buffer has; each element belongs to exactly one task.
-            unsafe { lse.slice(start, rows.len()) }.copy_from_slice(results.lse());
+            for (to, &value) in to.iter_mut().zip(results.out(index)) {
+                *to = T::from_f32(value);
+            }
+            if let Some(lse) = &lse {
+                let start = problem.lse_offset(&sequence, head) + position;
+                // SAFETY: within `lse_len`, which the buffer has; each element belongs to exactly one task.
+                let to = unsafe { lse.slice(start, 1) };
+                to[0] = results.lse(index);
+            }
         }
     };
     tasks(problem)
@@ -97,31 +94,40 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// A block of query rows of one head.
-struct Task {
-    sequence: Sequence,
-    head: usize,
-    rows: Range<usize>,
-}
-
 /// All tasks, the largest first, so that none of them is left to run alone at the end.
 fn tasks(problem: &Problem) -> Vec<Task> {
+    let group = problem.group_size();
     let mut tasks = Vec::new();
     for sequence in problem.sequences() {
-        for head in 0..problem.heads() {
-            for row in (0..sequence.q_len).step_by(BLOCK_M) {
-                tasks.push(Task {
-                    sequence,
-                    head,
-                    rows: row..sequence.q_len.min(row + BLOCK_M),
-                });
+        let heads = heads_per_task(problem, sequence.q_len);
+        for kv_head in 0..problem.kv_heads() {
+            for first in (0..group).step_by(heads) {
+                for position in (0..sequence.q_len).step_by(BLOCK_M) {
+                    tasks.push(Task {
+                        sequence,
+                        heads: kv_head * group + first..kv_head * group + group.min(first + heads),
+                        positions: position..sequence.q_len.min(position + BLOCK_M),
+                    });
+                }
             }
         }
     }
-    tasks.sort_by_key(|Task { sequence, rows, .. }| {
-        Reverse(rows.len() * block::key_range(problem, sequence, rows).len())
-    });
+    tasks.sort_by_key(|task| Reverse(task.rows() * task.keys(problem.mask()).len()));
     tasks
+}
+
+/// How many of the heads that share keys and values a task takes: as many as fit a block, so that keys and values are read
+/// once for all of them, but not so many that a core has nothing to do. No result depends on it.
+fn heads_per_task(problem: &Problem, query_len: usize) -> usize {
+    let group = problem.group_size();
+    let mut heads = group.min(BLOCK_M / query_len.max(1)).max(1);
+    while heads > 1
+        && problem.batch() * problem.kv_heads() * group.div_ceil(heads)
+            < rayon::current_num_threads()
+    {
+        heads = heads.div_ceil(2);
+    }
+    heads
 }
 
 /// A slice whose elements several threads write, each its own.

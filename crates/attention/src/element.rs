@@ -2,7 +2,6 @@
 
 use std::fmt::Debug;
 
-use half::slice::HalfFloatSliceExt;
 pub use warptile_kernels::ElementType;
 
 /// A type that Q, K, V and the output can be made of: `f32`, [`half::f16`] or [`half::bf16`].
@@ -26,18 +25,6 @@ pub trait Element:
 
     /// The nearest number of this type, ties to even, rounded once (not by way of `f32`).
     fn from_f64(value: f64) -> Self;
-
-    /// [`to_f32`](Element::to_f32) of a whole slice, in vector instructions where the machine has them.
-    ///
-    /// # Panics
-    /// If the lengths differ.
-    fn widen(from: &[Self], to: &mut [f32]);
-
-    /// [`from_f32`](Element::from_f32) of a whole slice, in vector instructions where the machine has them.
-    ///
-    /// # Panics
-    /// If the lengths differ.
-    fn narrow(from: &[f32], to: &mut [Self]);
 }
 
 mod sealed {
@@ -64,14 +51,6 @@ impl Element for f32 {
 
     fn from_f64(value: f64) -> Self {
         value as f32
-    }
-
-    fn widen(from: &[Self], to: &mut [f32]) {
-        to.copy_from_slice(from);
-    }
-
-    fn narrow(from: &[f32], to: &mut [Self]) {
-        to.copy_from_slice(from);
     }
 }
 
@@ -114,14 +93,6 @@ macro_rules! half_element {
 
             fn from_f64(value: f64) -> Self {
                 <$type>::from_f32(round_to_odd(value))
-            }
-
-            fn widen(from: &[Self], to: &mut [f32]) {
-                from.convert_to_f32_slice(to);
-            }
-
-            fn narrow(from: &[f32], to: &mut [Self]) {
-                to.convert_from_f32_slice(from);
             }
         }
     };

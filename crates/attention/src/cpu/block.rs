@@ -1,4 +1,4 @@
-//! Attention of a block of query rows of one head.
+//! Attention of a block of query rows.
 
 use std::ops::Range;
 
@@ -6,6 +6,7 @@ use crate::cpu::matmul::{self, Left, Panels};
 use crate::cpu::simd::{self, Bias};
 use crate::element::Element;
 use crate::layout::View;
+use crate::mask::Mask;
 use crate::problem::{Problem, Sequence};
 
 /// Query rows of a block. The keys and values of a tile are converted once per block, so more rows cost less; fewer leave
@@ -22,12 +23,40 @@ pub(super) struct Block<'a, T> {
     pub(super) q: View<'a, T>,
     pub(super) k: View<'a, T>,
     pub(super) v: View<'a, T>,
+    pub(super) slopes: Option<&'a [f32]>,
+    pub(super) task: Task,
+}
+
+/// The same rows of one or more query heads that share a key/value head. Rows of a block are counted head by head.
+#[derive(Clone)]
+pub(super) struct Task {
     pub(super) sequence: Sequence,
-    pub(super) head: usize,
-    /// ALiBi slope of the head, 0 for none.
-    pub(super) slope: f32,
-    /// Rows of the sequence, at least one.
-    pub(super) rows: Range<usize>,
+    pub(super) heads: Range<usize>,
+    /// Positions in the sequence, at least one.
+    pub(super) positions: Range<usize>,
+}
+
+impl Task {
+    /// Rows of the block.
+    pub(super) fn rows(&self) -> usize {
+        self.heads.len() * self.positions.len()
+    }
+
+    /// Head and position of a row of the block.
+    pub(super) fn row(&self, index: usize) -> (usize, usize) {
+        let count = self.positions.len();
+        (
+            self.heads.start + index / count,
+            self.positions.start + index % count,
+        )
+    }
+
+    /// The keys that any row sees. What a row sees only moves forward from position to position.
+    pub(super) fn keys(&self, mask: Mask) -> Range<usize> {
+        let Sequence { q_len, k_len, .. } = self.sequence;
+        let visible = |position| mask.visible(position, q_len, k_len);
+        visible(self.positions.start).start..visible(self.positions.end - 1).end
+    }
 }
 
 /// Memory that a thread keeps from task to task.
@@ -107,25 +136,15 @@ impl Results<'_> {
         &self.rows.out[row * self.rows.width..][..self.head_dim]
     }
 
-    /// An element per row of the block.
-    pub(super) fn lse(&self) -> &[f32] {
-        &self.rows.sum
+    /// The lse of a row of the block.
+    pub(super) fn lse(&self, row: usize) -> f32 {
+        self.rows.sum[row]
     }
-}
-
-/// The keys that any of these rows sees. What a row sees only moves forward from row to row.
-pub(super) fn key_range(
-    problem: &Problem,
-    sequence: &Sequence,
-    rows: &Range<usize>,
-) -> Range<usize> {
-    let visible = |row| problem.mask().visible(row, sequence.q_len, sequence.k_len);
-    visible(rows.start).start..visible(rows.end - 1).end
 }
 
 impl<T: Element> Block<'_, T> {
     pub(super) fn attend<'s>(&self, scratch: &'s mut Scratch) -> Results<'s> {
-        let (rows, head_dim) = (self.rows.len(), self.problem.head_dim());
+        let (rows, head_dim) = (self.task.rows(), self.problem.head_dim());
         let Scratch {
             queries,
             keys,
@@ -135,15 +154,16 @@ impl<T: Element> Block<'_, T> {
         } = scratch;
         state.reset(rows, head_dim);
         queries.resize(rows * head_dim, 0.0);
-        let first = self.sequence.q_start + self.rows.start;
-        for (to, row) in queries.chunks_exact_mut(head_dim).zip(first..) {
-            T::widen(self.q.row(self.sequence.entry, row, self.head), to);
+        let Sequence { entry, q_start, .. } = self.task.sequence;
+        for (index, to) in queries.chunks_exact_mut(head_dim).enumerate() {
+            let (head, position) = self.task.row(index);
+            simd::widen(self.q.row(entry, q_start + position, head), to);
         }
         let queries = Left {
             data: queries,
             stride: head_dim,
         };
-        let visible = key_range(self.problem, &self.sequence, &self.rows);
+        let visible = self.task.keys(self.problem.mask());
         for start in visible.clone().step_by(BLOCK_N) {
             let tile = start..visible.end.min(start + BLOCK_N);
             keys.fill_transposed(head_dim, self.kv_rows(&self.k, &tile));
@@ -180,8 +200,13 @@ impl<T: Element> Block<'_, T> {
         (query, keys): (&[f32], &Panels),
         state: &mut RowState,
     ) {
-        let Sequence { q_len, k_len, .. } = self.sequence;
-        let position = self.rows.start + row;
+        let Sequence {
+            batch,
+            q_len,
+            k_len,
+            ..
+        } = self.task.sequence;
+        let (head, position) = self.task.row(row);
         let visible = self.problem.mask().visible(position, q_len, k_len);
         let start = visible.start.clamp(tile.start, tile.end) - tile.start;
         let end = visible.end.clamp(tile.start, tile.end) - tile.start;
@@ -191,7 +216,7 @@ impl<T: Element> Block<'_, T> {
         }
         let bias = Bias {
             softcap: self.problem.softcap(),
-            slope: self.slope,
+            slope: self.problem.slope(self.slopes, batch, head),
         };
         // Lengths are at most 2^30.
         let diagonal = (position + k_len) as i64 - (q_len + tile.start + start) as i64;
@@ -200,7 +225,8 @@ impl<T: Element> Block<'_, T> {
             max = f32::NEG_INFINITY;
             for (index, score) in scores[start..end].iter_mut().enumerate() {
                 let distance = (diagonal - index as i64).abs();
-                *score = self.careful_score(query, keys.column(start + index), distance);
+                *score =
+                    self.careful_score(query, keys.column(start + index), bias.slope, distance);
                 max = max.max(*score);
             }
         }
@@ -210,14 +236,20 @@ impl<T: Element> Block<'_, T> {
 
     /// A score in `f64`, cut off at the range of `f32`: for rows in which `f32` overflowed, where `inf - inf` would make a
     /// NaN of finite inputs.
-    fn careful_score(&self, query: &[f32], key: impl Iterator<Item = f32>, distance: i64) -> f32 {
+    fn careful_score(
+        &self,
+        query: &[f32],
+        key: impl Iterator<Item = f32>,
+        slope: f32,
+        distance: i64,
+    ) -> f32 {
         let products = query.iter().zip(key);
         let product: f64 = products.map(|(&q, k)| f64::from(q) * f64::from(k)).sum();
         let mut score = product * f64::from(self.problem.scale());
         if let Some(cap) = self.problem.softcap().map(f64::from) {
             score = cap * (score / cap).tanh();
         }
-        score -= f64::from(self.slope) * distance as f64;
+        score -= f64::from(slope) * distance as f64;
         score.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
     }
 
@@ -227,9 +259,13 @@ impl<T: Element> Block<'_, T> {
         view: &View<'v, T>,
         rows: &Range<usize>,
     ) -> impl ExactSizeIterator<Item = &'v [T]> {
-        let (view, entry) = (*view, self.sequence.entry);
-        let head = self.head / self.problem.group_size();
-        let start = self.sequence.k_start;
+        let view = *view;
+        let Sequence {
+            entry,
+            k_start: start,
+            ..
+        } = self.task.sequence;
+        let head = self.task.heads.start / self.problem.group_size();
         (start + rows.start..start + rows.end).map(move |row| view.row(entry, row, head))
     }
 }

@@ -5,6 +5,7 @@
 //! `f32` anyway. That is what makes this a third faster than calling a library for each tile.
 
 use crate::cpu::lanes::*;
+use crate::cpu::simd;
 use crate::element::Element;
 
 /// Columns of a panel: the width of the inner loop. A multiple of every vector register.
@@ -50,7 +51,7 @@ impl Panels {
             for (panel, piece) in row.chunks(PANEL).enumerate() {
                 let place = &mut self.data[panel * panel_len + index * PANEL..][..PANEL];
                 let (place, rest) = place.split_at_mut(piece.len());
-                T::widen(piece, place);
+                simd::widen(piece, place);
                 rest.fill(0.0);
             }
         }
@@ -67,7 +68,7 @@ impl Panels {
         let mut wide = [0.0; MAX_ROW];
         let wide = &mut wide[..depth];
         for (index, column) in columns.enumerate() {
-            T::widen(column, wide);
+            simd::widen(column, wide);
             self.set_column(index, wide);
         }
         wide.fill(0.0);

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use crate::element::{Element, ElementType};
+
 /// Lanes that reductions keep apart: a few registers, enough to hide the latency of an addition.
 const LANES: usize = 32;
 
@@ -58,6 +60,61 @@ pub(super) fn exponentiate(row: &mut [f32], visible: Range<usize>, max: f32) -> 
     row[visible.end..].fill(0.0);
     let row = &mut row[visible];
     dispatch!(exponentiate_body(row: &mut [f32], max: f32) -> f32)
+}
+
+/// Converts to `f32`, exactly.
+///
+/// # Panics
+/// If the lengths differ.
+pub(super) fn widen<T: Element>(from: &[T], to: &mut [f32]) {
+    assert_eq!(from.len(), to.len());
+    match T::TYPE {
+        ElementType::F16 => widen_f16(bytemuck::cast_slice(from), to),
+        ElementType::Bf16 => widen_bf16(bytemuck::cast_slice(from), to),
+        _ => to.copy_from_slice(bytemuck::cast_slice(from)),
+    }
+}
+
+fn widen_f16(from: &[u16], to: &mut [f32]) {
+    dispatch!(widen_f16_body(from: &[u16], to: &mut [f32]) -> ())
+}
+
+fn widen_bf16(from: &[u16], to: &mut [f32]) {
+    dispatch!(widen_bf16_body(from: &[u16], to: &mut [f32]) -> ())
+}
+
+#[inline(always)]
+fn widen_f16_body<const FMA: bool>(from: &[u16], to: &mut [f32]) {
+    for (&half, to) in from.iter().zip(to) {
+        *to = f16_to_f32(half);
+    }
+}
+
+#[inline(always)]
+fn widen_bf16_body<const FMA: bool>(from: &[u16], to: &mut [f32]) {
+    for (&half, to) in from.iter().zip(to) {
+        *to = f32::from_bits(u32::from(half) << 16);
+    }
+}
+
+/// The number that these bits are in IEEE binary16, by integer arithmetic that vectorises everywhere.
+#[inline(always)]
+fn f16_to_f32(half: u16) -> f32 {
+    /// Makes up for the difference between the exponents' biases, 127 - 15. Exact, and turns subnormals into normals.
+    const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
+    /// The first infinity, shifted like all others.
+    const INFINITY: u32 = 0x7c00 << 13;
+    let magnitude = u32::from(half & 0x7fff) << 13;
+    let sign = u32::from(half & 0x8000) << 16;
+    let finite = (f32::from_bits(magnitude) * REBIAS).to_bits();
+    let special = magnitude | f32::INFINITY.to_bits();
+    f32::from_bits(
+        sign | if magnitude < INFINITY {
+            finite
+        } else {
+            special
+        },
+    )
 }
 
 #[inline(always)]
@@ -206,6 +263,26 @@ mod tests {
         }
         assert_eq!(exp::<true>(0.0), 1.0);
         assert!(exp::<true>(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn widening_is_exact_for_every_16_bits() {
+        fn check<T: Element>() {
+            let bits: Vec<u16> = (0..=u16::MAX).collect();
+            let values: &[T] = bytemuck::cast_slice(&bits);
+            let mut wide = vec![0.0; values.len()];
+            widen(values, &mut wide);
+            for (value, wide) in values.iter().zip(wide) {
+                let expected = value.to_f32();
+                assert!(
+                    expected == wide || expected.is_nan() && wide.is_nan(),
+                    "{value:?}"
+                );
+                assert_eq!(expected.is_sign_negative(), wide.is_sign_negative());
+            }
+        }
+        check::<half::f16>();
+        check::<half::bf16>();
     }
 
     #[test]

@@ -13,7 +13,7 @@ fn right(case: Any) -> TestResult {
 #[test]
 fn random_problems_match_the_reference() {
     QuickCheck::new()
-        .tests(300)
+        .tests(200)
         .quickcheck(right as fn(Any) -> TestResult);
 }
 
@@ -21,6 +21,6 @@ fn random_problems_match_the_reference() {
 fn larger_random_problems_match_the_reference() {
     QuickCheck::new()
         .rng(quickcheck::Gen::new(500))
-        .tests(40)
+        .tests(25)
         .quickcheck(right as fn(Any) -> TestResult);
 }

@@ -1,0 +1,57 @@
+//! The CPU path on the shapes that it is compared with PyTorch on (benches/peers/cpu_sdpa.py), and on some that it is not:
+//! decoding, narrow types, softcap.
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use half::{bf16, f16};
+use warptile::testing::Case;
+use warptile::{Element, ElementType, ViewMut, forward_cpu};
+use warptile_benches::case;
+
+const CASES: [&str; 9] = [
+    "b2 q512 k512 h8 d64 f32 layout=bhsd",
+    "b1 q2048 k2048 h8 d64 f32 layout=bhsd",
+    "b1 q2048 k2048 h8 d128 f32 mask=causal layout=bhsd",
+    "b1 q301 k301 h12 d32 f32 layout=bhsd",
+    "b2 q512 k512 h8 d64 f16",
+    "b2 q512 k512 h8 d64 bf16",
+    "b2 q512 k512 h8 d64 f32 softcap=30",
+    "b2 q512 k512 h8 d64 f32 alibi=head",
+    "b1 q1 k4096 h32/8 d128 f32",
+];
+
+fn measure<T: Element>(criterion: &mut Criterion, case: &Case) {
+    let problem = case.problem();
+    let inputs = case.inputs::<T>();
+    let mut result = case.result::<T>();
+    let mut group = criterion.benchmark_group("cpu");
+    let flops = u64::try_from(problem.flops()).unwrap_or(u64::MAX);
+    group.throughput(Throughput::Elements(flops));
+    group.bench_function(case.to_string(), |bencher| {
+        bencher.iter(|| {
+            forward_cpu(
+                &problem,
+                inputs.q.view(),
+                inputs.k.view(),
+                inputs.v.view(),
+                inputs.slopes(),
+                ViewMut::new(&mut result.out[result.offset..], *problem.out()),
+                Some(&mut result.lse),
+            )
+        });
+    });
+    group.finish();
+}
+
+fn cpu(criterion: &mut Criterion) {
+    for text in CASES {
+        let case = case(text);
+        match case.element {
+            ElementType::F16 => measure::<f16>(criterion, &case),
+            ElementType::Bf16 => measure::<bf16>(criterion, &case),
+            _ => measure::<f32>(criterion, &case),
+        }
+    }
+}
+
+criterion_group!(benches, cpu);
+criterion_main!(benches);
