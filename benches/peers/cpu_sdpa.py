@@ -93,6 +93,8 @@ def main():
     os.environ["RAYON_NUM_THREADS"] = str(options.threads)
     device = f"{processor()}, {options.threads} threads"
     date = datetime.date.today().isoformat()
+    # Above 0, something else computed on the same cores: the ratio of the two still counts, the times don't.
+    load = round(os.getloadavg()[0], 2)
     rows = []
     for problem in PROBLEMS:
         batch, heads, length, head_dim, causal = problem
@@ -123,6 +125,7 @@ def main():
                     "device": device,
                     "driver": "",
                     "date": date,
+                    "load_before": load,
                 }
             )
         ours, theirs = (row["tflops"] * 1e3 for row in rows[-2:])
