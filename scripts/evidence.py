@@ -270,7 +270,7 @@ def ncu(evidence, options, rows):
         of_shape = [row for row in rows if row["method"] == "graph" and wanted.items() <= row.items()]
         for family in sorted({row["family"] for row in of_shape}):
             fastest = min((row for row in of_shape if row["family"] == family), key=lambda row: row["median_us"])
-            command = ["ncu", "--csv", "--metrics", ",".join(metrics), "--kernel-name", "regex:warptile_"]
+            command = ["ncu", "--clock-control", "none", "--csv", "--metrics", ",".join(metrics), "--kernel-name", "regex:warptile_"]
             command += ["--launch-skip", "2", "--launch-count", "1", "--target-processes", "all"]
             command += [WARPTILE, "bench", "--device", f"cuda:{options.gpu}", "--samples", "1"]
             command += ["--shape", shape, "--kernel", fastest["kernel"]]
