@@ -390,14 +390,20 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
     __syncthreads();
 
     // out = O / sum, lse = m + ln(sum)
-    const int end_query = min(work.query_len, work.first_query + Traits::BLOCK_M);
+    // Where they go is worked out again, from a block number the compiler does not know to be the same: kept through the
+    // loop it would cost the registers that some tilings lack.
+    int block = blockIdx.x;
+    asm volatile("" : "+r"(block));
+    const WorkItem<Element> result = work_item<Traits::BLOCK_M, Element>(params, block);
+    const int first_query = result.first_query + group_row;
+    const int end_query = min(result.query_len, result.first_query + Traits::BLOCK_M);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const float row_sum = reduce_rows<Sum>(sum[r], partials, group);
         const float row_max = reduce_rows<Max>(m[r], partials, group);
-        const int query = work.first_query + group_row + r * TILE + lane / 2;
-        if (work.lse && group.rank == 0 && lane % 2 == 0 && query < end_query)
-            work.lse[query] = log_sum_exp(row_max, row_sum);
+        const int query = first_query + r * TILE + lane / 2;
+        if (result.lse && group.rank == 0 && lane % 2 == 0 && query < end_query)
+            result.lse[query] = log_sum_exp(row_max, row_sum);
         float inverse[LANE_ELEMENTS];
         map.spread(row_sum == 0 ? 0.0f : 1 / row_sum, inverse);
 #pragma unroll
@@ -410,7 +416,7 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
     }
     group.sync();
     store_rows<WARPS_N * WARP_SIZE, ROWS * TILE, Traits::HEAD_DIM, Q_STRIDE>(
-        q, work.out, work.first_query + group_row, end_query, params.head_dim, group.rank * WARP_SIZE + lane);
+        q, result.out, first_query, end_query, params.head_dim, group.rank * WARP_SIZE + lane);
 }
 
 } // namespace warptile

@@ -20,11 +20,12 @@ template <class Element> struct WorkItem {
 
 // The grid is one-dimensional, x = query tile + query_tiles * (head + heads * batch). Tiles are taken from the last to
 // the first: under a causal mask the last ones see the most keys, and the longest work should start first.
-template <int BLOCK_M, class Element> __device__ inline WorkItem<Element> work_item(const AttentionParams& params)
+template <int BLOCK_M, class Element>
+__device__ inline WorkItem<Element> work_item(const AttentionParams& params, int block = blockIdx.x)
 {
-    const int tile = params.query_tiles - 1 - (int)(blockIdx.x % params.query_tiles);
-    const int head = blockIdx.x / params.query_tiles % params.heads;
-    const int batch = blockIdx.x / params.query_tiles / params.heads;
+    const int tile = params.query_tiles - 1 - block % params.query_tiles;
+    const int head = block / params.query_tiles % params.heads;
+    const int batch = block / params.query_tiles / params.heads;
     const int kv_head = head / (params.heads / params.kv_heads);
 
     // Row offsets of the sequence and its lengths: packed tensors lay sequences end to end, dense ones have a batch stride.
