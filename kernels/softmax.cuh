@@ -44,20 +44,21 @@ __device__ inline float tanh_approximate(float x)
 // Dot product -> score, in the order scale, softcap, ALiBi.
 struct ScoreRule {
     float scale_log2; // scale * log2(e); with softcap: scale / cap
-    float dot_limit;  // bounds the dot product so that no score becomes infinite
     float cap_log2;   // softcap * log2(e); 0 for none
     float slope_log2; // ALiBi slope * log2(e); 0 for none
     int shift;        // ALiBi distance of query i and key j is |i + shift - j|, whatever the mask's alignment
 
     __device__ ScoreRule(const AttentionParams& params, float alibi_slope, int query_len, int key_len)
         : scale_log2(params.softcap > 0 ? params.scale / params.softcap : params.scale * LOG2_E),
-          // A quarter of the range, so that the ALiBi term may be added to the largest score.
-          dot_limit(MAX_FLOAT / 4 / fmaxf(1.0f, fabsf(scale_log2))), cap_log2(params.softcap * LOG2_E),
+          cap_log2(params.softcap * LOG2_E),
           slope_log2(alibi_slope * LOG2_E), shift(key_len - query_len)
     {
     }
 
-    __device__ float score(float dot) const { return clamp_keeping_nan(dot, dot_limit) * scale_log2; }
+    // Bounds the dot product so that no score becomes infinite: a quarter of the range, so that the ALiBi term may be added
+    // to the largest.
+    __device__ float dot_limit() const { return MAX_FLOAT / 4 / fmaxf(1.0f, fabsf(scale_log2)); }
+    __device__ float score(float dot) const { return clamp_keeping_nan(dot, dot_limit()) * scale_log2; }
     __device__ bool has_softcap() const { return cap_log2 > 0; }
     __device__ float with_softcap(float score) const { return cap_log2 * tanhf(score); }
     __device__ float with_softcap_approximate(float score) const { return cap_log2 * tanh_approximate(score); }

@@ -171,6 +171,19 @@ __device__ inline void update(Accumulator (&s)[ROWS][KEYS], const AccumulatorMap
     });
 }
 
+// The same rule, of which the compiler computes nothing in advance.
+__device__ inline ScoreRule on_the_spot(ScoreRule rule)
+{
+    asm volatile("" : "+f"(rule.scale_log2));
+    return rule;
+}
+
+__device__ inline Mask on_the_spot(Mask mask)
+{
+    asm volatile("" : "+r"(mask.shift));
+    return mask;
+}
+
 // A tree, not a chain: this stands between the products of every tile.
 __device__ inline float max_of_all(const float (&x)[LANE_ELEMENTS])
 {
@@ -286,20 +299,21 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
         if (!plain || masked) {
             const AccumulatorMap here = map.on_the_spot();
             const int first_query = work.first_query + group_row, first_column = tile_key + warp_key;
-            if (plain)
-                update(s, here, [&](float x, int, int) { return clamp_keeping_nan(x, rule.dot_limit); });
-            else
-                update(s, here, [&](float x, int, int) { return rule.score(x); });
+            const float limit = on_the_spot(rule).dot_limit();
+            update(s, here, [&](float x, int, int) { return clamp_keeping_nan(x, limit); });
+            if (!plain) update(s, here, [&](float x, int, int) { return x * rule.scale_log2; });
             if (rule.has_softcap())
                 update(s, here, [&](float x, int, int) { return rule.with_softcap_approximate(x); });
             if (rule.has_alibi())
                 update(s, here, [&](float x, int row, int key) {
                     return rule.with_alibi(x, first_query + row, first_column + key);
                 });
-            if (masked)
+            if (masked) {
+                const Mask hiding = on_the_spot(mask);
                 update(s, here, [&](float x, int row, int key) {
-                    return mask.sees(first_query + row, first_column + key) ? x : negative_infinity();
+                    return hiding.sees(first_query + row, first_column + key) ? x : negative_infinity();
                 });
+            }
         }
 
         // Does any score exceed its row's reference by more than the slack?
@@ -318,7 +332,7 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
         if (group.any(max_of_all(excess) > MAX_SLACK)) {
             // Then every row's reference rises to its max. A plain score that overflowed counts as the largest finite one.
             const AccumulatorMap here = map.on_the_spot();
-            const float limit = plain ? rule.dot_limit : MAX_FLOAT;
+            const float limit = plain ? on_the_spot(rule).dot_limit() : MAX_FLOAT;
             update(s, here, [&](float x, int, int) { return x > limit ? limit : x; });
             bool coarse = false;
 #pragma unroll
@@ -394,6 +408,7 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
     // loop it would cost the registers that some tilings lack.
     int block = blockIdx.x;
     asm volatile("" : "+r"(block));
+    const AccumulatorMap here = map.on_the_spot();
     const WorkItem<Element> result = work_item<Traits::BLOCK_M, Element>(params, block);
     const int first_query = result.first_query + group_row;
     const int end_query = min(result.query_len, result.first_query + Traits::BLOCK_M);
@@ -405,13 +420,13 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
         if (result.lse && group.rank == 0 && lane % 2 == 0 && query < end_query)
             result.lse[query] = log_sum_exp(row_max, row_sum);
         float inverse[LANE_ELEMENTS];
-        map.spread(row_sum == 0 ? 0.0f : 1 / row_sum, inverse);
+        here.spread(row_sum == 0 ? 0.0f : 1 / row_sum, inverse);
 #pragma unroll
         for (int d = 0; d < DIMS; ++d) {
             if (!has_dims(d)) continue;
 #pragma unroll
             for (int e = 0; e < LANE_ELEMENTS; ++e) out[r][d].x[e] *= inverse[e];
-            map.store<Q_STRIDE>(q + r * TILE * Q_STRIDE + warp_dim + d * TILE, out[r][d]);
+            here.store<Q_STRIDE>(q + r * TILE * Q_STRIDE + warp_dim + d * TILE, out[r][d]);
         }
     }
     group.sync();
