@@ -1,7 +1,7 @@
 //! Plan to launch: kernels loaded on a device, and launching them on streams and buffers of one's own.
 //!
 //! The way for someone with a stream and memory of their own:
-//! 1. [`Gpu::new`] or [`Gpu::on_context`] once per device,
+//! 1. [`Gpu::new`] or [`Gpu::on_stream`] once per device,
 //! 2. [`Plan::gpu`] and [`Gpu::launcher`] once per problem: loads the kernel and uploads what the problem brings along,
 //! 3. [`Launcher::launch`] per call: checks the buffers and submits one kernel. It allocates nothing, synchronizes
 //!    nothing, and may be captured in a graph.

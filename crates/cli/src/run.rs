@@ -17,7 +17,7 @@ use crate::options::{self, Device, Diagonal, LayoutKind, Window};
 ///
 /// Reads q, k and v, all F16, BF16 or F32, of shape [batch, seq, heads, head_dim]; k and v may have fewer heads than q. With
 /// cu_seqlens_q and cu_seqlens_k in the file the sequences are packed without padding, and shapes are [total, heads, head_dim].
-/// alibi_slopes, F32 of shape [heads] or [batch, heads], adds ALiBi.
+/// alibi_slopes, one F32 for each head or of shape [batch, heads], adds ALiBi.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// File with q, k, v
