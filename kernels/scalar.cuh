@@ -260,6 +260,21 @@ __device__ void multiply_qk(float (&scores)[Traits::ROWS][Traits::KEYS], const f
     }
 }
 
+// Scores in natural units: in log2 units they are 1.44 times larger, so that adding the ALiBi term rounds up to twice as
+// coarsely as a plain fp32 softmax does. The rule's `_log2` members then hold natural units.
+template <class Element>
+__device__ inline ScoreRule natural_rule(const AttentionParams& params, const WorkItem<Element>& work)
+{
+    ScoreRule rule(params, work.alibi_slope, work.query_len, work.key_len);
+    if (!rule.has_softcap()) rule.scale_log2 = params.scale;
+    rule.cap_log2 = params.softcap;
+    rule.slope_log2 = work.alibi_slope;
+    return rule;
+}
+
+// A row's max in log2 units. Rounded the same way wherever it is used, so that what is relative to it cancels exactly.
+__device__ inline float in_log2(float max) { return __fmul_rn(max, LOG2_E); }
+
 // Running softmax and output of this thread's rows over the keys of its warp. `sum` covers this thread's own keys until
 // the end; `max` is that of the whole row of the warp.
 template <class Traits> struct RowState {
@@ -288,12 +303,13 @@ template <class Traits> struct RowState {
             for (int j = 1; j < Traits::KEYS; ++j) tile_max = fmaxf(tile_max, scores[i][j]);
             tile_max = reduce_over_columns(tile_max, [](float a, float b) { return fmaxf(a, b); });
             const float new_max = fmaxf(max[i], tile_max);
-            const float rescale = exp2_approximate(max[i] - finite_max(new_max));
+            const float base_log2 = in_log2(finite_max(new_max));
+            const float rescale = exp2_approximate(in_log2(max[i]) - base_log2);
             max[i] = new_max;
             sum[i] *= rescale;
 #pragma unroll
             for (int j = 0; j < Traits::KEYS; ++j) {
-                scores[i][j] = exp2_approximate(scores[i][j] - finite_max(new_max));
+                scores[i][j] = exp2_approximate(fmaf(scores[i][j], LOG2_E, -base_log2));
                 sum[i] += scores[i][j];
             }
 #pragma unroll
@@ -372,12 +388,13 @@ __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Trait
         const int row = place.row + i * LANES_M;
         float row_max = negative_infinity(), row_sum = 0;
         for (int w = 0; w < Traits::WARPS_N; ++w) row_max = fmaxf(row_max, maxima[w * Traits::BLOCK_M + row]);
+        const float base_log2 = in_log2(finite_max(row_max));
         for (int w = 0; w < Traits::WARPS_N; ++w)
             row_sum += sums[w * Traits::BLOCK_M + row] *
-                       exp2_approximate(maxima[w * Traits::BLOCK_M + row] - finite_max(row_max));
+                       exp2_approximate(in_log2(maxima[w * Traits::BLOCK_M + row]) - base_log2);
         if (work.lse && place.warp_key == 0 && place.column == 0 && work.first_query + row < work.query_len)
-            work.lse[work.first_query + row] = log_sum_exp(row_max, row_sum);
-        const float weight = row_sum == 0 ? 0 : __fdividef(exp2_approximate(state.max[i] - finite_max(row_max)), row_sum);
+            work.lse[work.first_query + row] = log_sum_exp(base_log2, row_sum);
+        const float weight = row_sum == 0 ? 0 : __fdividef(exp2_approximate(in_log2(state.max[i]) - base_log2), row_sum);
 #pragma unroll
         for (int c = 0; c < Traits::VECTORS; ++c) state.out[i][c] = scaled(weight, state.out[i][c]);
     }
@@ -410,7 +427,7 @@ template <class Traits> __device__ void scalar_attention(const AttentionParams& 
     const SharedTiles<Traits> shared(shared_memory);
     const Place<Traits> place;
     const Mask mask(params, work.query_len, work.key_len);
-    const ScoreRule rule(params, work.alibi_slope, work.query_len, work.key_len);
+    const ScoreRule rule = natural_rule(params, work);
     const int first_tile = mask.first_key(work.first_query) / Traits::BLOCK_N;
     const int end_tile = (mask.end_key(work.first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
 

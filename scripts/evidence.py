@@ -25,7 +25,10 @@ WARPTILE = BUNDLE / "bin" / "warptile"
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 # The most seconds one command of a step may take. They are for what hangs: all steps together take less than 8 minutes.
-LIMITS = {"tests": 150, "verify": 60, "sanitizer": 60, "ncu": 60, "bench": 90, "peers": 100}
+LIMITS = {"tests": 150, "verify": 120, "sanitizer": 60, "ncu": 60, "bench": 90, "peers": 100}
+
+# How many random problems each family must pass.
+RANDOM_PROBLEMS = {"scalar": 2000, "others": 5000}
 
 # Shapes that are profiled: the original one and its two long relatives.
 PROFILED = (
@@ -182,7 +185,8 @@ def verify(evidence, options, info):
     for family in families(info):
         target = evidence.folder / f"verify-{family}.json"
         command = [WARPTILE, "verify", "--device", f"cuda:{options.gpu}", "--family", family]
-        command += ["--count", str(options.count), "--seed", str(options.seed), "--json", target]
+        count = options.count or RANDOM_PROBLEMS.get(family, RANDOM_PROBLEMS["others"])
+        command += ["--count", str(count), "--seed", str(options.seed), "--json", target]
         code, output = run(command, LIMITS["verify"])
         print(last_lines(output, 1), flush=True)
         if code != 0:
@@ -303,7 +307,7 @@ def main():
     default = os.environ.get("EVIDENCE_DIR", str(BUNDLE / "evidence"))
     arguments.add_argument("--out", default=default, help="folder for the JSON files (default: evidence/ of the bundle)")
     arguments.add_argument("--gpu", default="0", help="which GPU, as the driver counts (default 0)")
-    arguments.add_argument("--count", type=int, default=2000, help="random problems for each family (default 2000)")
+    arguments.add_argument("--count", type=int, help="random problems for each family (default 2000 for scalar, 5000 for others)")
     arguments.add_argument("--seed", type=int, default=1, help="seed of the random problems (default 1)")
     arguments.add_argument("--without-peers", action="store_true", help="leave out PyTorch and FlashAttention-3")
     options = arguments.parse_args()

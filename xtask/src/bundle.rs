@@ -40,6 +40,14 @@ pub enum BundleError {
     /// Cargo printed something else than messages.
     #[error("cannot read cargo's messages: {0}")]
     Message(#[from] serde_json::Error),
+    /// A test executable did not start.
+    #[error("cannot list the tests of {}: {source}", .executable.display())]
+    List {
+        /// The executable.
+        executable: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// Two executables would have the same name.
     #[error("two test executables would be called {0}; rename one of the targets")]
     SameName(String),
@@ -108,7 +116,11 @@ pub fn bundle(root: &Path, out: &Path) -> Result<Vec<Packed>, BundleError> {
 
     empty(out)?;
     for Artifact { from, to } in &artifacts {
-        copy(from, &out.join(to))?;
+        // The rest has been tested where it was built, and each would bring the embedded kernels once more.
+        let is_test = to.starts_with("tests/") && !to.ends_with(LIBRARY_SUFFIX);
+        if !is_test || has_gpu_tests(from)? {
+            copy(from, &out.join(to))?;
+        }
     }
     for data in DATA {
         copy_tree(&root.join(data), &out.join(data))?;
@@ -123,6 +135,20 @@ pub fn bundle(root: &Path, out: &Path) -> Result<Vec<Packed>, BundleError> {
         return Err(BundleError::TooLarge(total));
     }
     Ok(packed)
+}
+
+/// Whether a test executable has tests that are ignored without a GPU.
+fn has_gpu_tests(executable: &Path) -> Result<bool, BundleError> {
+    let listed = Command::new(executable)
+        .args(["--list", "--ignored", "--format=terse"])
+        .output()
+        .map_err(|source| BundleError::List {
+            executable: executable.to_owned(),
+            source,
+        })?;
+    Ok(String::from_utf8_lossy(&listed.stdout)
+        .lines()
+        .any(|line| line.ends_with(": test")))
 }
 
 /// Runs one cargo command in a target directory of its own, because stripping changes every artifact, and returns what of

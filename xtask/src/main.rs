@@ -65,7 +65,7 @@ enum Task {
 
     /// Pack the program, tests and benchmarks for a GPU host that has no Rust
     ///
-    /// Builds the release program `warptile`, every test executable of the workspace and every benchmark, strips them, and
+    /// Builds the release program `warptile`, every test executable that has GPU tests and every benchmark, strips them, and
     /// copies them with their data and a script into a directory of at most 64 MiB. On the host, `./run.sh` runs
     /// everything and `./run.sh --help` says what else it can do; docs/bundle.md tells more.
     Bundle {

@@ -118,7 +118,7 @@ impl<P: Pod> Kernel<P> {
             },
             parameters: PhantomData,
         };
-        kernel.check_parameters()?;
+        kernel.check_parameters(options.param_bytes.is_some())?;
         let threads = kernel.attribute(CUfunctionAttribute::MAX_THREADS_PER_BLOCK)?;
         kernel.limits.threads_per_block = u32::try_from(threads).unwrap_or(0);
         if options.dynamic_shared_bytes > DEFAULT_SHARED_BYTES {
@@ -183,7 +183,10 @@ impl<P: Pod> Kernel<P> {
     }
 
     /// Compares the kernel's declared parameters with `P`, where the driver can list them.
-    fn check_parameters(&self) -> Result<()> {
+    ///
+    /// The list ends where the driver refuses an index, which tools that watch its calls report as an error. A first
+    /// parameter of the `recorded` size of the whole block needs no look for a second.
+    fn check_parameters(&self, recorded: bool) -> Result<()> {
         let context = self.module.context();
         let Some(param_info) = context.api().func_get_param_info else {
             return Ok(());
@@ -206,6 +209,7 @@ impl<P: Pod> Kernel<P> {
         let expected = match (size_of_parameter(0)?, size_of::<P>()) {
             (None, 0) => return Ok(()),
             (None, _) => "no parameters".to_owned(),
+            (Some(size), given) if size == given && recorded => return Ok(()),
             (Some(size), given) if size == given => match size_of_parameter(1)? {
                 None => return Ok(()),
                 Some(_) => "more than one parameter".to_owned(),
