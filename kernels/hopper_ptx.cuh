@@ -1,0 +1,108 @@
+// Hopper's asynchronous machinery, one small function per instruction. Section names are those of the PTX ISA manual 8.7.
+#pragma once
+
+namespace warptile {
+
+// A tensor map as cuTensorMapEncodeTiled fills it in: opaque, read by the copy engine only.
+struct alignas(64) TensorMap {
+    unsigned long long opaque[16];
+};
+
+// Generic pointer into shared memory -> the 32-bit address that the instructions below take.
+__device__ inline unsigned shared_address(const void* pointer)
+{
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// "Parallel Synchronization and Communication Instructions: mbarrier". A phase ends when `arrivals` threads have arrived
+// and all bytes announced in it have landed; waiting names the parity (0, 1, 0, ...) of the phase waited for.
+__device__ inline void barrier_init(unsigned barrier, unsigned arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ inline void barrier_arrive(unsigned barrier)
+{
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ inline void barrier_arrive_expect_bytes(unsigned barrier, unsigned bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+__device__ inline bool barrier_try_wait(unsigned barrier, unsigned parity)
+{
+    unsigned done;
+    asm volatile("{\n"
+                 ".reg .pred complete;\n"
+                 "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 complete, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, complete;\n"
+                 "}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done;
+}
+
+__device__ inline void barrier_wait(unsigned barrier, unsigned parity)
+{
+    while (!barrier_try_wait(barrier, parity)) {
+    }
+}
+
+// "membar / fence: fence.mbarrier_init": makes initialized barriers visible to the copy engine.
+__device__ inline void fence_barrier_init()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// "membar / fence: fence.proxy.async": orders this thread's ordinary stores to shared memory before reads of the same
+// memory by wgmma or the copy engine.
+__device__ inline void fence_shared_for_async_reads()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// "Data Movement and Conversion Instructions: cp.async.bulk.tensor". Copies the map's box at (column, row, head, batch) to
+// `destination`; elements outside the tensor arrive as zeros and count as bytes of `barrier` all the same.
+__device__ inline void copy_box(unsigned destination, const TensorMap& map, unsigned barrier, int column, int row, int head,
+                                int batch)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
+                 "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+                 : "memory");
+}
+
+// "Data Movement and Conversion Instructions: prefetch.tensormap".
+__device__ inline void prefetch_map(const TensorMap& map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// "Miscellaneous Instructions: setmaxnreg". Every warp of the warpgroup executes it; `REGISTERS` is a multiple of 8.
+template <int REGISTERS> __device__ inline void give_registers_back()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS> __device__ inline void take_registers()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+// "Parallel Synchronization and Communication Instructions: bar": hardware barrier `id` (0 is __syncthreads) shared by
+// `threads` threads, of which some wait and the others only report.
+__device__ inline void named_barrier_wait(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ inline void named_barrier_report(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+} // namespace warptile

@@ -1,0 +1,35 @@
+// Fused attention for Hopper: the copy engine fills rings of K and V blocks, warpgroups multiply them with wgmma and keep
+// scores, weights and output in registers. See docs/notebook-wgmma.md for what was measured.
+#pragma once
+
+#include "wgmma_consumer.cuh"
+#include "wgmma_producer.cuh"
+
+namespace warptile {
+
+template <class Traits> __device__ void wgmma_attention(const WgmmaParams& params)
+{
+    extern __shared__ __align__(128) unsigned char shared[];
+    const SharedLayout<Traits> layout = {shared_address(shared)};
+    // Uniform across the warp, and known to be so by the compiler.
+    const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+
+    if (warp == 0 && threadIdx.x == 0) {
+        prefetch_map(params.q);
+        prefetch_map(params.k);
+        prefetch_map(params.v);
+        layout.init_barriers();
+    }
+    __syncthreads();
+
+    if (warp < WARPGROUP_WARPS) {
+        give_registers_back<Traits::PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0)
+            Producer<Traits>(params, shared, layout).run();
+    } else {
+        take_registers<Traits::CONSUMER_REGISTERS>();
+        Consumer<Traits>(params, shared, layout, warp / WARPGROUP_WARPS - 1).run();
+    }
+}
+
+} // namespace warptile

@@ -1,0 +1,167 @@
+// Sizes and the shared memory layout of the wgmma family, and the parameter block its kernels take.
+#pragma once
+
+#include "hopper_ptx.cuh"
+#include "params.cuh"
+#include "wgmma_instruction.cuh"
+
+namespace warptile {
+
+constexpr int WARPGROUP_THREADS = 128;
+constexpr int WARPGROUP_WARPS = 4;
+constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2; // f16 and bf16 columns in a swizzled row
+
+// Tiles in shared memory are stored as slabs of 64 columns: [slab][row][64], 128-byte swizzled, as one tensor-map box
+// delivers them. A head size that is no multiple of 64 leaves the end of its last slab zero.
+template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct WgmmaTraits {
+    using Element = Element_;
+    static constexpr int HEAD_DIM = HEAD_DIM_;
+    static constexpr int BLOCK_M = BLOCK_M_; // query rows a CTA
+    static constexpr int BLOCK_N = BLOCK_N_; // keys a step
+    static constexpr int WARPS = WARPS_;     // one warpgroup loads, the others compute 64 rows each
+    static constexpr int STAGES = STAGES_;   // blocks of K, and as many of V, in shared memory
+    static constexpr int K_STRIDE = SLAB_COLUMNS;
+    static constexpr int V_STRIDE = SLAB_COLUMNS;
+
+    static constexpr int CONSUMERS = BLOCK_M / MMA_ROWS; // computing warpgroups
+    static constexpr int THREADS = WARPS * 32;
+    static constexpr int SLABS = (HEAD_DIM + SLAB_COLUMNS - 1) / SLAB_COLUMNS;
+    static constexpr int QUERY_SLAB_BYTES = MMA_ROWS * SWIZZLE_BYTES;
+    static constexpr int KEY_SLAB_BYTES = BLOCK_N * SWIZZLE_BYTES;
+    static constexpr int QUERY_BYTES = SLABS * QUERY_SLAB_BYTES; // one warpgroup's rows
+    static constexpr int KEY_BYTES = SLABS * KEY_SLAB_BYTES;     // one block of K or V
+
+    // Registers a thread after the split; their sum over the CTA is what the launch allocated. One computing warpgroup
+    // leaves room for a second CTA on the SM.
+    static constexpr int MIN_CTAS = CONSUMERS == 1 ? 2 : 1;
+    static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
+    static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216;
+
+#ifndef TURNS
+#define TURNS 1
+#endif
+    // Head sizes above 128 have so few exponentials per product that taking turns costs more than it hides.
+    static constexpr bool TAKES_TURNS = TURNS && CONSUMERS > 1 && HEAD_DIM <= 128;
+
+    static_assert(WARPS == WARPGROUP_WARPS * (CONSUMERS + 1), "one warpgroup per 64 query rows, and the producer's");
+    static_assert(BLOCK_M % MMA_ROWS == 0 && BLOCK_N % MMA_K == 0 && BLOCK_N <= 256, "wgmma shapes");
+    static_assert(HEAD_DIM % 32 == 0, "the epilogue stores 32 columns at a time");
+
+    // Two buffers for Q where they fit: the next tile's rows then arrive while this one is being computed.
+    static constexpr int SHARED_LIMIT = 232448;
+    static constexpr int BOOKKEEPING_BYTES = 1024; // barriers and tile announcements
+    static constexpr int KEY_RING_BYTES = STAGES * KEY_BYTES;
+    static constexpr int FIXED_BYTES = 2 * KEY_RING_BYTES + BOOKKEEPING_BYTES;
+    static constexpr int QUERY_STAGES =
+        FIXED_BYTES + 2 * CONSUMERS * QUERY_BYTES <= SHARED_LIMIT / MIN_CTAS - (MIN_CTAS - 1) * 1024 ? 2 : 1;
+    static constexpr int QUERY_RING_BYTES = QUERY_STAGES * CONSUMERS * QUERY_BYTES;
+    static constexpr int SHARED_BYTES = FIXED_BYTES + QUERY_RING_BYTES;
+    static_assert(SHARED_BYTES <= SHARED_LIMIT, "shared memory of a CTA");
+};
+
+// The kernel's only argument. Tensor maps: 4 dimensions (head_dim, row, head, batch), elements beyond an extent read as
+// zero, 128-byte swizzle, box 64 columns x 64 rows for q and 64 columns x BLOCK_N rows for k and v. A packed tensor has
+// batch extent 1 and all its rows in one sequence.
+struct WgmmaParams {
+    TensorMap q;
+    TensorMap k;
+    TensorMap v;
+    AttentionParams attention;
+    int tiles;         // query_tiles * heads * batch
+    int heads_at_once; // heads (of all batches) whose tiles are interleaved; see TileOrder
+};
+
+// BLOCK_M query rows of one head of one sequence, and the blocks of keys they need.
+struct Tile {
+    static constexpr int END = -1;
+
+    int batch; // END after the last tile
+    int head;
+    int first_query; // in the sequence
+    int query_len;
+    int key_len;
+    int query_offset; // first row of the sequence in a packed tensor; 0 for dense ones
+    int key_offset;
+    int first_block; // of keys; the tile is empty when first_block >= end_block
+    int end_block;
+
+    __device__ bool is_end() const { return batch == END; }
+    __device__ bool is_empty() const { return first_block >= end_block; }
+};
+
+// A ring of STAGES buffers: which one is next, and the parity of its barriers' current phase.
+template <int STAGES> struct RingPosition {
+    int stage = 0;
+    unsigned parity = 0;
+
+    __device__ void advance()
+    {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// Addresses in shared memory. `full` barriers say that a buffer's bytes have arrived, `empty` ones that its readers are
+// done; a producer's first wait on an `empty` barrier passes when it waits for parity 1.
+template <class Traits> struct SharedLayout {
+    unsigned base; // aligned to SWIZZLE_GROUP_BYTES
+
+    static constexpr int KEYS_AT = Traits::QUERY_RING_BYTES;
+    static constexpr int VALUES_AT = KEYS_AT + Traits::KEY_RING_BYTES;
+    static constexpr int BARRIERS_AT = VALUES_AT + Traits::KEY_RING_BYTES;
+    static constexpr int KEY_BARRIERS_AT = BARRIERS_AT;
+    static constexpr int VALUE_BARRIERS_AT = KEY_BARRIERS_AT + Traits::STAGES * 16;
+    static constexpr int QUERY_BARRIERS_AT = VALUE_BARRIERS_AT + Traits::STAGES * 16;
+    static constexpr int QUERY_BUFFERS = Traits::CONSUMERS * Traits::QUERY_STAGES;
+    static constexpr int TILES_AT = QUERY_BARRIERS_AT + QUERY_BUFFERS * 16;
+    // A slot is written again this many tiles later. The producer is never more than QUERY_STAGES + 1 tiles ahead of the
+    // tile whose output a consumer is still writing.
+    static constexpr int TILE_SLOTS = 8;
+    static_assert(TILES_AT + TILE_SLOTS * (int)sizeof(Tile) <= Traits::SHARED_BYTES, "bookkeeping fits");
+
+    __device__ unsigned queries(int warpgroup, int stage) const
+    {
+        return base + query_buffer(warpgroup, stage) * Traits::QUERY_BYTES;
+    }
+    __device__ unsigned keys(int stage) const { return base + KEYS_AT + stage * Traits::KEY_BYTES; }
+    __device__ unsigned values(int stage) const { return base + VALUES_AT + stage * Traits::KEY_BYTES; }
+
+    __device__ unsigned keys_full(int stage) const { return base + KEY_BARRIERS_AT + stage * 16; }
+    __device__ unsigned keys_empty(int stage) const { return keys_full(stage) + 8; }
+    __device__ unsigned values_full(int stage) const { return base + VALUE_BARRIERS_AT + stage * 16; }
+    __device__ unsigned values_empty(int stage) const { return values_full(stage) + 8; }
+    __device__ unsigned queries_full(int warpgroup, int stage) const
+    {
+        return base + QUERY_BARRIERS_AT + query_buffer(warpgroup, stage) * 16;
+    }
+    __device__ unsigned queries_empty(int warpgroup, int stage) const { return queries_full(warpgroup, stage) + 8; }
+
+    // The `number`-th tile of this CTA.
+    __device__ static Tile& tile(unsigned char* shared, unsigned number)
+    {
+        return reinterpret_cast<Tile*>(shared + TILES_AT)[number % TILE_SLOTS];
+    }
+
+    __device__ void init_barriers() const
+    {
+        for (int stage = 0; stage < Traits::STAGES; stage++) {
+            barrier_init(keys_full(stage), 1);
+            barrier_init(keys_empty(stage), Traits::CONSUMERS * WARPGROUP_WARPS);
+            barrier_init(values_full(stage), 1);
+            barrier_init(values_empty(stage), Traits::CONSUMERS * WARPGROUP_WARPS);
+        }
+        for (int warpgroup = 0; warpgroup < Traits::CONSUMERS; warpgroup++)
+            for (int stage = 0; stage < Traits::QUERY_STAGES; stage++) {
+                barrier_init(queries_full(warpgroup, stage), 1);
+                barrier_init(queries_empty(warpgroup, stage), WARPGROUP_WARPS);
+            }
+        fence_barrier_init();
+    }
+
+  private:
+    __device__ static int query_buffer(int warpgroup, int stage) { return warpgroup * Traits::QUERY_STAGES + stage; }
+};
+
+} // namespace warptile

@@ -1,0 +1,124 @@
+// The loading thread: feeds queries, keys and values of one tile after the other to the computing warpgroups.
+#pragma once
+
+#include "wgmma_scheduler.cuh"
+
+namespace warptile {
+
+template <class Traits> class Producer {
+  public:
+    __device__ Producer(const WgmmaParams& params, unsigned char* shared, SharedLayout<Traits> layout)
+        : params(params), shared(shared), layout(layout)
+    {
+    }
+
+    // The order is that in which the consumers need the data: the keys of a block, then the values of the block before
+    // it, across tiles; the queries of a tile after the last values of the tile before it.
+    __device__ void run()
+    {
+        for (TileOrder<Traits> order(params); !order.done(); order.advance()) {
+            order.draw();
+            Tile& tile = next_slot();
+            tile = order.tile();
+            if (tile.first_query >= tile.query_len)
+                continue; // of a sequence shorter than the longest
+            if (tile.is_empty())
+                announce(tile);
+            else
+                load_tile(tile);
+        }
+        load_pending_values();
+        Tile& end = next_slot();
+        end.batch = Tile::END;
+        announce(end);
+    }
+
+  private:
+    __device__ Tile& next_slot() { return layout.tile(shared, tiles); }
+
+    __device__ void load_tile(const Tile& tile)
+    {
+        const int kv_head = tile.head / (params.attention.heads / params.attention.kv_heads);
+        const int batch = params.attention.cu_seqlens_k ? 0 : tile.batch;
+        const int first_block = tile.first_block;
+        int row = tile.key_offset + (tile.end_block - 1) * Traits::BLOCK_N;
+        bool first = true;
+        for (int block = tile.end_block - 1; block >= first_block; block--) {
+            load_keys({row, kv_head, batch});
+            load_pending_values();
+            if (first)
+                announce(tile);
+            first = false;
+            pending_values = {row, kv_head, batch};
+            values_pending = true;
+            row -= Traits::BLOCK_N;
+        }
+    }
+
+    struct BoxRow {
+        int row;
+        int head;
+        int batch;
+    };
+
+    __device__ void load_keys(const BoxRow& row)
+    {
+        barrier_wait(layout.keys_empty(keys_at.stage), keys_at.parity ^ 1);
+        load_block(params.k, layout.keys(keys_at.stage), layout.keys_full(keys_at.stage), row);
+        keys_at.advance();
+    }
+
+    __device__ void load_pending_values()
+    {
+        if (!values_pending)
+            return;
+        values_pending = false;
+        barrier_wait(layout.values_empty(values_at.stage), values_at.parity ^ 1);
+        load_block(params.v, layout.values(values_at.stage), layout.values_full(values_at.stage), pending_values);
+        values_at.advance();
+    }
+
+    __device__ void load_block(const TensorMap& map, unsigned destination, unsigned barrier, const BoxRow& row)
+    {
+        barrier_arrive_expect_bytes(barrier, Traits::KEY_BYTES);
+#pragma unroll
+        for (int slab = 0; slab < Traits::SLABS; slab++)
+            copy_box(destination + slab * Traits::KEY_SLAB_BYTES, map, barrier, slab * SLAB_COLUMNS, row.row, row.head,
+                     row.batch);
+    }
+
+    // Hands the tile to every warpgroup, with its queries if it has any work.
+    __device__ void announce(const Tile& tile)
+    {
+        const int batch = params.attention.cu_seqlens_q ? 0 : tile.batch;
+        for (int warpgroup = 0; warpgroup < Traits::CONSUMERS; warpgroup++) {
+            const unsigned full = layout.queries_full(warpgroup, queries_at.stage);
+            barrier_wait(layout.queries_empty(warpgroup, queries_at.stage), queries_at.parity ^ 1);
+            if (tile.is_end() || tile.is_empty()) {
+                barrier_arrive(full);
+                continue;
+            }
+            barrier_arrive_expect_bytes(full, Traits::QUERY_BYTES);
+            const int row = tile.query_offset + tile.first_query + warpgroup * MMA_ROWS;
+            const unsigned destination = layout.queries(warpgroup, queries_at.stage);
+#pragma unroll
+            for (int slab = 0; slab < Traits::SLABS; slab++)
+                copy_box(destination + slab * Traits::QUERY_SLAB_BYTES, params.q, full, slab * SLAB_COLUMNS, row,
+                         tile.head, batch);
+        }
+        queries_at.advance();
+        tiles++;
+    }
+
+    const WgmmaParams& params;
+    unsigned char* shared;
+    SharedLayout<Traits> layout;
+    RingPosition<Traits::STAGES> keys_at;
+    RingPosition<Traits::STAGES> values_at;
+    RingPosition<Traits::QUERY_STAGES> queries_at;
+    BoxRow pending_values;
+    bool values_pending = false;
+    unsigned tiles = 0; // announced so far
+};
+
+} // namespace warptile

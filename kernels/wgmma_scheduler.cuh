@@ -1,0 +1,71 @@
+// Which tiles a CTA computes, and in which order.
+//
+// CTAs stay for the whole launch. Tiles are numbered so that the ones with most keys come first and so that CTAs working
+// at the same time share keys and values in L2: heads are taken `heads_at_once` at a time, and among those the last query
+// rows of every head come first. With a tile counter each CTA draws its next number when it is free, which balances
+// causal work; without one, CTA c computes tiles c, c + grid, c + 2 * grid, ...
+#pragma once
+
+#include "mask.cuh"
+#include "wgmma_layout.cuh"
+
+namespace warptile {
+
+template <class Traits> class TileOrder {
+  public:
+    __device__ explicit TileOrder(const WgmmaParams& params) : params(params), number(blockIdx.x) {}
+
+    __device__ bool done() const { return number >= params.tiles; }
+
+    // Draws the next number; its memory access overlaps with what follows until `advance`.
+    __device__ void draw()
+    {
+        int* counter = params.attention.tile_counter;
+        // Each tile's CTA draws once, so a launch makes exactly `tiles` draws; atomicInc wraps to 0 after the last of
+        // them and leaves the counter ready for the next launch.
+        next = gridDim.x + (counter ? (int)atomicInc(reinterpret_cast<unsigned*>(counter), params.tiles - 1)
+                                    : number);
+    }
+    __device__ void advance() { number = next; }
+
+    __device__ Tile tile() const
+    {
+        const AttentionParams& attention = params.attention;
+        const int tiles_at_once = params.heads_at_once * attention.query_tiles;
+        const int group = number / tiles_at_once;
+        const int first_head = group * params.heads_at_once;
+        const int group_heads = min(params.heads_at_once, attention.heads * attention.batch - first_head);
+        const int rest = number - group * tiles_at_once;
+        const int row = rest / group_heads;
+        const int batch_head = first_head + rest - row * group_heads;
+
+        Tile tile;
+        tile.batch = batch_head / attention.heads;
+        tile.head = batch_head - tile.batch * attention.heads;
+        tile.first_query = (attention.query_tiles - 1 - row) * Traits::BLOCK_M;
+        tile.query_len = attention.query_len;
+        tile.key_len = attention.key_len;
+        tile.query_offset = 0;
+        tile.key_offset = 0;
+        if (attention.cu_seqlens_q) {
+            tile.query_offset = attention.cu_seqlens_q[tile.batch];
+            tile.query_len = attention.cu_seqlens_q[tile.batch + 1] - tile.query_offset;
+        }
+        if (attention.cu_seqlens_k) {
+            tile.key_offset = attention.cu_seqlens_k[tile.batch];
+            tile.key_len = attention.cu_seqlens_k[tile.batch + 1] - tile.key_offset;
+        }
+        const Mask mask(attention, tile.query_len, tile.key_len);
+        tile.first_block = mask.first_key(tile.first_query) / Traits::BLOCK_N;
+        tile.end_block =
+            (mask.end_key(tile.first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
+        return tile;
+    }
+
+  private:
+    const WgmmaParams& params;
+    int number;
+    int next;
+};
+
+} // namespace warptile

@@ -1,0 +1,204 @@
+// Online softmax over accumulator registers, in base 2. A thread holds two rows; a row is shared by the four lanes of a
+// quad, each with its own columns.
+#pragma once
+
+#include "mask.cuh"
+#include "softmax.cuh"
+#include "wgmma_layout.cuh"
+
+namespace warptile {
+
+constexpr int ROWS_PER_THREAD = 2; // the second is 8 below the first
+
+// Where in its warpgroup's 64 rows, and in every 8 columns, the calling thread's first accumulator lies.
+__device__ inline int lane_row() { return threadIdx.x % WARPGROUP_THREADS / 32 * 16 + threadIdx.x % 32 / 4; }
+__device__ inline int lane_column() { return threadIdx.x % 4 * 2; }
+
+__device__ inline float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+__device__ inline float quad_sum(float x)
+{
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// Two values rounded to nearest even and packed, `low` in the lower half.
+// PTX ISA, "Data Movement and Conversion Instructions: cvt".
+template <class Element> __device__ inline unsigned pack(float low, float high)
+{
+    unsigned packed;
+    if constexpr (IS_HALF<Element>)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+// How a dot product becomes an exponent of 2. Everything but the one factor of the inner loop is worked out where it is
+// used, from the constant bank: registers are scarce.
+struct ScoreScale {
+    const AttentionParams& params;
+    float scale_log2; // score * log2(e) = dot * scale_log2; with softcap: tanh * scale_log2
+
+    __device__ explicit ScoreScale(const AttentionParams& params)
+        : params(params), scale_log2((params.softcap > 0 ? params.softcap : params.scale) * LOG2_E)
+    {
+    }
+
+    __device__ bool has_softcap() const { return params.softcap > 0; }
+
+    // tanh(dot * scale / cap) = 1 - 2 / (e^2x + 1), to 2^-22 absolute; tanh.approx has 2^-11, which a cap of 50 turns
+    // into 0.02.
+    template <int COUNT> __device__ void cap(float (&dots)[COUNT]) const
+    {
+        const float dot_to_exponent = 2 * LOG2_E * params.scale / params.softcap;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            dots[i] = 1 - __fdividef(2, exp2_approximate(dots[i] * dot_to_exponent) + 1);
+    }
+
+    // The largest score whose scaled value is finite.
+    __device__ float limit() const { return MAX_FLOAT / 4 / fmaxf(1.0f, scale_log2); }
+};
+
+// The running maximum is raised only when it would grow by more than this factor's exponent: until then weights up to
+// 2^8 are exact enough in every element type, and the output need not be rescaled. FlashAttention-4 does the same.
+constexpr float RESCALE_EXPONENT = 8;
+
+template <class Traits> struct RowState {
+    float max[ROWS_PER_THREAD]; // of the raw scores; -inf until a key was seen
+    float sum[ROWS_PER_THREAD]; // this lane's columns only
+    float rescale[ROWS_PER_THREAD]; // factor for the output accumulated before this block
+    bool must_rescale;          // same in all lanes of a warp
+
+    static constexpr int COUNT = Traits::BLOCK_N / 2; // scores a thread
+
+    // Of a row whose keys have all been seen: what its output is multiplied by, and its log-sum-exp.
+    __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD],
+                           const ScoreScale& scale) const
+    {
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++) {
+            const float total = quad_sum(sum[row]);
+            inverse[row] = total == 0 ? 0.0f : 1 / total;
+            lse[row] = log_sum_exp(finite_max(max[row]) * scale.scale_log2, total);
+        }
+    }
+
+    __device__ void reset()
+    {
+        for (int row = 0; row < ROWS_PER_THREAD; row++) {
+            max[row] = negative_infinity();
+            sum[row] = 0;
+        }
+    }
+
+    // Scores -> weights, in place; updates max, sum and rescale.
+    __device__ void update(float (&scores)[COUNT], const ScoreScale& scale)
+    {
+        float block_max[ROWS_PER_THREAD];
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++) {
+            // Two chains a row: one would wait for itself.
+            float even = scores[2 * row], odd = scores[2 * row + 1];
+#pragma unroll
+            for (int i = 4; i < COUNT; i += 4) {
+                even = fmaxf(even, scores[i + 2 * row]);
+                odd = fmaxf(odd, scores[i + 2 * row + 1]);
+            }
+            block_max[row] = fmaxf(even, odd);
+        }
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            block_max[row] = quad_max(block_max[row]);
+
+        const auto growth = [&](int row) { return (block_max[row] - max[row]) * scale.scale_log2; };
+        must_rescale = __any_sync(0xffffffff, growth(0) > RESCALE_EXPONENT || growth(1) > RESCALE_EXPONENT);
+        if (must_rescale) {
+#pragma unroll
+            for (int row = 0; row < ROWS_PER_THREAD; row++)
+                raise_max(scores, row, block_max[row], scale);
+        }
+
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++) {
+            const float offset = finite_max(max[row]) * scale.scale_log2;
+            float even = 0, odd = 0;
+#pragma unroll
+            for (int i = 2 * row; i < COUNT; i += 4) {
+                scores[i] = exp2_approximate(scores[i] * scale.scale_log2 - offset);
+                scores[i + 1] = exp2_approximate(scores[i + 1] * scale.scale_log2 - offset);
+                even += scores[i];
+                odd += scores[i + 1];
+            }
+            sum[row] += even + odd;
+        }
+    }
+
+  private:
+    __device__ void raise_max(float (&scores)[COUNT], int row, float block_max, const ScoreScale& scale)
+    {
+        rescale[row] = 1;
+        if (!((block_max - max[row]) * scale.scale_log2 > RESCALE_EXPONENT))
+            return;
+        const float limit = scale.limit();
+        if (block_max > limit) { // the score of finite inputs may be infinite, and inf - inf is NaN
+            block_max = limit;
+#pragma unroll
+            for (int i = 2 * row; i < COUNT; i += 4) {
+                scores[i] = fminf(scores[i], limit);
+                scores[i + 1] = fminf(scores[i + 1], limit);
+            }
+        }
+        rescale[row] = exp2_approximate((max[row] - block_max) * scale.scale_log2);
+        sum[row] *= rescale[row];
+        max[row] = block_max;
+    }
+};
+
+// The mask of one tile for one warpgroup. Which keys a row sees is an interval, so a block needs the per-element test only
+// where it sticks out of the interval common to the warpgroup's 64 rows.
+template <class Traits> struct TileMask {
+    int common_begin; // keys in [common_begin, common_end) are seen by every row
+    int common_end;
+
+    __device__ TileMask(const AttentionParams& params, const Tile& tile, int warpgroup)
+    {
+        const Mask mask(params, tile.query_len, tile.key_len);
+        const int first_row = tile.first_query + warpgroup * MMA_ROWS;
+        common_begin = first_row + MMA_ROWS - 1 + mask.shift - mask.left;
+        common_end = min(first_row + mask.shift + mask.right, tile.key_len - 1) + 1;
+    }
+
+    __device__ bool applies_to(int block) const
+    {
+        return block * Traits::BLOCK_N < common_begin || (block + 1) * Traits::BLOCK_N > common_end;
+    }
+
+    __device__ static void apply(float (&scores)[Traits::BLOCK_N / 2], const AttentionParams& params, const Tile& tile,
+                                 int warpgroup, int block)
+    {
+        const Mask mask(params, tile.query_len, tile.key_len);
+        const int first_key = block * Traits::BLOCK_N + lane_column();
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++) {
+            const int diagonal = tile.first_query + warpgroup * MMA_ROWS + lane_row() + 8 * row + mask.shift;
+            const int begin = diagonal - mask.left - first_key;
+            const int end = min(diagonal + mask.right, tile.key_len - 1) - first_key; // the last one seen
+#pragma unroll
+            for (int i = 0; i < Traits::BLOCK_N / 8; i++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    const int key = 8 * i + j;
+                    if (key < begin || key > end)
+                        scores[4 * i + 2 * row + j] = negative_infinity();
+                }
+        }
+    }
+};
+
+} // namespace warptile
