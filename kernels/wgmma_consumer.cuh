@@ -40,6 +40,7 @@ template <class Traits> class Consumer {
         TileMask<Traits> mask(params.attention, tile(), warpgroup);
         int block = tile().end_block - 1;
         int last_block = tile().first_block;
+        OutputRows<Traits> output_rows(params.attention, tile(), warpgroup); // of the tile before, once there is one
         bool first = true; // `block` is the first of its tile
 
         if (warpgroup == Traits::CONSUMERS - 1)
@@ -60,10 +61,12 @@ template <class Traits> class Consumer {
             float inverse[ROWS_PER_THREAD];
             if (last) {
                 finish_rows(state, inverse);
+                const OutputRows<Traits> finished(params.attention, tile(), warpgroup);
                 if (!next_tile()) {
-                    finish_output(output, weights, state, rows, !first, inverse);
+                    finish_output(output, weights, state, rows, !first, inverse, finished);
                     break;
                 }
+                output_rows = finished;
                 mask = TileMask<Traits>(params.attention, tile(), warpgroup);
                 state.reset();
                 block = tile().end_block;
@@ -86,6 +89,7 @@ template <class Traits> class Consumer {
             if (block == last_block)
                 release_queries();
             soften(scores, state, mask, block);
+            state.keep_before_here();
 
             wgmma_wait<0>();
             pin(output);
@@ -93,7 +97,7 @@ template <class Traits> class Consumer {
             release_values();
             convert(scores, weights);
             if (last)
-                Epilogue<Traits>(params.attention, tile_before(), warpgroup).write_output(output, inverse);
+                output_rows.write(params.attention, output, inverse);
             first = last;
         }
         if (warpgroup == 0)
@@ -102,12 +106,10 @@ template <class Traits> class Consumer {
 
   private:
     __device__ const Tile& tile() const { return layout.tile(shared, tiles - 1); }
-    __device__ const Tile& tile_before() const { return layout.tile(shared, tiles - 1 - empty_tiles - 1); }
 
     // Moves on to the next tile with any keys; the empty ones before it are written here. False after the last one.
     __device__ bool next_tile()
     {
-        empty_tiles = 0;
         for (;;) {
             barrier_wait(layout.queries_full(warpgroup, queries_at.stage), queries_at.parity);
             tiles++;
@@ -115,9 +117,9 @@ template <class Traits> class Consumer {
                 return false;
             if (!tile().is_empty())
                 return true;
-            Epilogue<Traits>(params.attention, tile(), warpgroup).write_empty();
+            OutputRows<Traits>(params.attention, tile(), warpgroup).write_zeros(params.attention);
+            write_lse(params.attention, tile(), warpgroup, {negative_infinity(), negative_infinity()});
             release_queries();
-            empty_tiles++;
         }
     }
 
@@ -125,12 +127,12 @@ template <class Traits> class Consumer {
     {
         float lse[ROWS_PER_THREAD];
         state.finish(inverse, lse, scale);
-        Epilogue<Traits>(params.attention, tile(), warpgroup).write_lse(lse);
+        write_lse(params.attention, tile(), warpgroup, lse);
     }
 
     // The last product of the launch, with nothing to overlap.
     __device__ void finish_output(Output& output, const Weights& weights, const RowState<Traits>& state, int rows, bool add,
-                                  const float (&inverse)[ROWS_PER_THREAD])
+                                  const float (&inverse)[ROWS_PER_THREAD], const OutputRows<Traits>& rows_to_write)
     {
         if (add && state.must_rescale)
             rescale(output, state);
@@ -138,7 +140,7 @@ template <class Traits> class Consumer {
         issue_output(output, weights, add);
         wgmma_wait<0>();
         pin(output);
-        Epilogue<Traits>(params.attention, tile_before(), warpgroup).write_output(output, inverse);
+        rows_to_write.write(params.attention, output, inverse);
     }
 
     // scores = queries keys^T
@@ -265,7 +267,6 @@ template <class Traits> class Consumer {
     int warpgroup;
     ScoreScale scale;
     unsigned tiles = 0; // received so far, the end included
-    unsigned empty_tiles = 0; // of them, between the last two with keys
     RingPosition<Traits::STAGES> keys_at;
     RingPosition<Traits::STAGES> values_at;
     RingPosition<Traits::QUERY_STAGES> queries_at;

@@ -26,79 +26,68 @@ __device__ inline void transpose_in_quad(unsigned (&words)[4])
     }
 }
 
-template <class Traits> class Epilogue {
-  public:
+// Where one thread writes: rows `first_row` and 8 below it of a head of a sequence.
+template <class Traits> struct OutputRows {
     using Element = typename Traits::Element;
 
-    __device__ Epilogue(const AttentionParams& params, const Tile& tile, int warpgroup)
-        : params(params), tile(tile), first_row(tile.first_query + warpgroup * MMA_ROWS + lane_row())
+    Element* pointer; // of the first row
+    int rows;         // from the first row to the end of the sequence
+
+    __device__ OutputRows(const AttentionParams& params, const Tile& tile, int warpgroup)
     {
+        const int first_row = tile.first_query + warpgroup * MMA_ROWS + lane_row();
+        pointer = static_cast<Element*>(params.out) + tile.batch * params.out_stride.batch +
+                  tile.head * params.out_stride.head + (long long)(tile.query_offset + first_row) * params.out_stride.row;
+        rows = tile.query_len - first_row;
     }
 
-    __device__ void write_output(const float (&output)[Traits::HEAD_DIM / 2],
-                                 const float (&inverse)[ROWS_PER_THREAD]) const
-    {
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++)
-            write_row(output, row, inverse[row]);
-    }
-
-    __device__ void write_lse(const float (&lse)[ROWS_PER_THREAD]) const
-    {
-        if (!params.lse || threadIdx.x % 4 != 0)
-            return;
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++)
-            if (has_row(row))
-                params.lse[tile.batch * params.lse_batch_stride + tile.head * params.lse_head_stride +
-                           tile.query_offset + first_row + 8 * row] = lse[row];
-    }
-
-    // Rows that see no key at all.
-    __device__ void write_empty() const
-    {
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++)
-            if (has_row(row))
-                for (int column = threadIdx.x % 4 * 8; column < params.head_dim; column += 32)
-                    *reinterpret_cast<uint4*>(row_pointer(row) + column) = {0, 0, 0, 0};
-        write_lse({negative_infinity(), negative_infinity()});
-    }
-
-  private:
-    __device__ bool has_row(int row) const { return first_row + 8 * row < tile.query_len; }
-
-    __device__ Element* row_pointer(int row) const
-    {
-        const long long position = tile.query_offset + first_row + 8 * row;
-        return static_cast<Element*>(params.out) + tile.batch * params.out_stride.batch +
-               tile.head * params.out_stride.head + position * params.out_stride.row;
-    }
+    __device__ bool has(int row) const { return 8 * row < rows; }
 
     // A lane holds two neighbouring columns of every 8; after the exchange it holds all 8 of every fourth group, which is
     // one 16-byte store, and a quad stores 64 bytes in a row.
-    __device__ void write_row(const float (&output)[Traits::HEAD_DIM / 2], int row, float inverse) const
+    __device__ void write(const AttentionParams& params, const float (&output)[Traits::HEAD_DIM / 2],
+                          const float (&inverse)[ROWS_PER_THREAD]) const
     {
-        Element* pointer = row_pointer(row);
-        const int lane_column = threadIdx.x % 4 * 8;
 #pragma unroll
-        for (int group = 0; group < Traits::HEAD_DIM / 32; group++) {
-            unsigned words[4];
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int at = (4 * group + i) * 4 + 2 * row;
-                words[i] = pack<Element>(output[at] * inverse, output[at + 1] * inverse);
+            for (int group = 0; group < Traits::HEAD_DIM / 32; group++) {
+                unsigned words[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int at = (4 * group + i) * 4 + 2 * row;
+                    words[i] = pack<Element>(output[at] * inverse[row], output[at + 1] * inverse[row]);
+                }
+                transpose_in_quad(words);
+                const int column = group * 32 + threadIdx.x % 4 * 8;
+                if (has(row) && column < params.head_dim)
+                    *reinterpret_cast<uint4*>(pointer + 8 * row * params.out_stride.row + column) = {
+                        words[0], words[1], words[2], words[3]};
             }
-            transpose_in_quad(words);
-            const int column = group * 32 + lane_column;
-            if (has_row(row) && column < params.head_dim)
-                *reinterpret_cast<uint4*>(pointer + column) = {words[0], words[1], words[2], words[3]};
-        }
     }
 
-    const AttentionParams& params;
-    const Tile& tile;
-    int first_row;
+    __device__ void write_zeros(const AttentionParams& params) const
+    {
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            for (int column = threadIdx.x % 4 * 8; has(row) && column < params.head_dim; column += 32)
+                *reinterpret_cast<uint4*>(pointer + 8 * row * params.out_stride.row + column) = {0, 0, 0, 0};
+    }
 };
+
+// Log-sum-exp of this thread's two rows, each written by the first lane of its quad.
+__device__ inline void write_lse(const AttentionParams& params, const Tile& tile, int warpgroup,
+                                 const float (&lse)[ROWS_PER_THREAD])
+{
+    if (!params.lse || threadIdx.x % 4 != 0)
+        return;
+    const int first_row = tile.first_query + warpgroup * MMA_ROWS + lane_row();
+    float* pointer = params.lse + tile.batch * params.lse_batch_stride + tile.head * params.lse_head_stride +
+                     tile.query_offset + first_row;
+#pragma unroll
+    for (int row = 0; row < ROWS_PER_THREAD; row++)
+        if (first_row + 8 * row < tile.query_len)
+            pointer[8 * row] = lse[row];
+}
 
 } // namespace warptile

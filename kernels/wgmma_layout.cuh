@@ -38,10 +38,10 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216;
 
 #ifndef TURNS
-#define TURNS 1
+#define TURNS (HEAD_DIM <= 128)
 #endif
     // Head sizes above 128 have so few exponentials per product that taking turns costs more than it hides.
-    static constexpr bool TAKES_TURNS = TURNS && CONSUMERS > 1 && HEAD_DIM <= 128;
+    static constexpr bool TAKES_TURNS = TURNS && CONSUMERS > 1;
 
     static_assert(WARPS == WARPGROUP_WARPS * (CONSUMERS + 1), "one warpgroup per 64 query rows, and the producer's");
     static_assert(BLOCK_M % MMA_ROWS == 0 && BLOCK_N % MMA_K == 0 && BLOCK_N <= 256, "wgmma shapes");
@@ -116,8 +116,8 @@ template <class Traits> struct SharedLayout {
     static constexpr int QUERY_BARRIERS_AT = VALUE_BARRIERS_AT + Traits::STAGES * 16;
     static constexpr int QUERY_BUFFERS = Traits::CONSUMERS * Traits::QUERY_STAGES;
     static constexpr int TILES_AT = QUERY_BARRIERS_AT + QUERY_BUFFERS * 16;
-    // A slot is written again this many tiles later. The producer is never more than QUERY_STAGES + 1 tiles ahead of the
-    // tile whose output a consumer is still writing.
+    // A slot is written again this many tiles later; the producer is never more than QUERY_STAGES tiles ahead of the tile
+    // that the slowest consumer is in.
     static constexpr int TILE_SLOTS = 8;
     static_assert(TILES_AT + TILE_SLOTS * (int)sizeof(Tile) <= Traits::SHARED_BYTES, "bookkeeping fits");
 
