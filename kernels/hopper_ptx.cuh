@@ -14,6 +14,10 @@ __device__ inline unsigned shared_address(const void* pointer)
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+// A value that all lanes of the warp hold, as one that the compiler knows to be uniform: it then keeps what follows from it
+// (ring stages, descriptors) in uniform registers.
+__device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
+
 // "Parallel Synchronization and Communication Instructions: mbarrier". A phase ends when `arrivals` threads have arrived
 // and all bytes announced in it have landed; waiting names the parity (0, 1, 0, ...) of the phase waited for.
 __device__ inline void barrier_init(unsigned barrier, unsigned arrivals)

@@ -11,8 +11,7 @@ template <class Traits> __device__ void wgmma_attention(const WgmmaParams& param
 {
     extern __shared__ __align__(128) unsigned char shared[];
     const SharedLayout<Traits> layout = {shared_address(shared)};
-    // Uniform across the warp, and known to be so by the compiler.
-    const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+    const int warp = uniform(threadIdx.x / 32);
 
     if (warp == 0 && threadIdx.x == 0) {
         prefetch_map(params.q);

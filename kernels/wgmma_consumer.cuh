@@ -15,12 +15,9 @@ namespace warptile {
 template <class Traits> class Consumer {
   public:
     using Element = typename Traits::Element;
-    using Scores = float[Traits::BLOCK_N / 2];
-    using Weights = unsigned[Traits::BLOCK_N / 4];
-    using Output = float[Traits::HEAD_DIM / 2];
 
     __device__ Consumer(const WgmmaParams& params, unsigned char* shared, SharedLayout<Traits> layout, int warpgroup)
-        : params(params), shared(shared), layout(layout), warpgroup(warpgroup), scale(params.attention)
+        : params(params.attention), shared(shared), layout(layout), warpgroup(warpgroup), scale(params.attention)
     {
     }
 
@@ -28,77 +25,37 @@ template <class Traits> class Consumer {
     {
         if (!next_tile())
             return;
-
-        Scores scores;
-        Weights weights;
-        Output output;
+        start_tile();
 #pragma unroll
         for (int i = 0; i < Traits::HEAD_DIM / 2; i++)
             output[i] = 0;
-        RowState<Traits> state;
-        state.reset();
-        TileMask<Traits> mask(params.attention, tile(), warpgroup);
-        int block = tile().end_block - 1;
-        int last_block = tile().first_block;
-        OutputRows<Traits> output_rows(params.attention, tile(), warpgroup); // of the tile before, once there is one
-        bool first = true; // `block` is the first of its tile
-
         if (warpgroup == Traits::CONSUMERS - 1)
             pass_turn();
-        wait_for_keys();
-        issue_scores(scores);
-        wgmma_wait<0>();
-        pin(scores);
-        release_keys();
-        if (block == last_block)
-            release_queries();
-        soften(scores, state, mask, block);
-        convert(scores, weights);
+        first_scores();
 
+        OutputRows<Traits> rows(params, tile(), warpgroup);
         for (;;) {
-            const bool last = block == last_block; // `block` is the last of its tile
-            const int rows = tile().key_len - block * Traits::BLOCK_N;
+            while (next_block_is_plain())
+                step<true>(0);
+
+            const int keys_left = tile().key_len - block * Traits::BLOCK_N;
+            const bool last = block == last_block;
             float inverse[ROWS_PER_THREAD];
             if (last) {
-                finish_rows(state, inverse);
-                const OutputRows<Traits> finished(params.attention, tile(), warpgroup);
+                rows = OutputRows<Traits>(params, tile(), warpgroup);
+                finish_rows(inverse);
                 if (!next_tile()) {
-                    finish_output(output, weights, state, rows, !first, inverse, finished);
+                    finish_output(keys_left);
+                    rows.write(params, output, inverse);
                     break;
                 }
-                output_rows = finished;
-                mask = TileMask<Traits>(params.attention, tile(), warpgroup);
-                state.reset();
-                block = tile().end_block;
-                last_block = tile().first_block;
-            }
-            block--;
-
-            wait_for_keys();
-            await_turn();
-            issue_scores(scores);
-            if (!first && state.must_rescale)
-                rescale(output, state);
-            wait_for_values(rows);
-            issue_output(output, weights, !first);
-            pass_turn();
-
-            wgmma_wait<1>();
-            pin(scores);
-            release_keys();
-            if (block == last_block)
-                release_queries();
-            soften(scores, state, mask, block);
-            state.keep_before_here();
-
-            wgmma_wait<0>();
-            pin(output);
-            pin(weights);
-            release_values();
-            convert(scores, weights);
+                start_tile();
+            } else
+                block--;
+            step<false>(keys_left);
             if (last)
-                output_rows.write(params.attention, output, inverse);
-            first = last;
+                rows.write(params, output, inverse);
+            add_output = !last;
         }
         if (warpgroup == 0)
             await_turn(); // takes the last turn that was passed
@@ -113,38 +70,102 @@ template <class Traits> class Consumer {
         for (;;) {
             barrier_wait(layout.queries_full(warpgroup, queries_at.stage), queries_at.parity);
             tiles++;
-            if (tile().is_end())
+            if (uniform(tile().is_end()))
                 return false;
-            if (!tile().is_empty())
+            if (uniform(!tile().is_empty()))
                 return true;
-            OutputRows<Traits>(params.attention, tile(), warpgroup).write_zeros(params.attention);
-            write_lse(params.attention, tile(), warpgroup, {negative_infinity(), negative_infinity()});
+            OutputRows<Traits>(params, tile(), warpgroup).write_zeros(params);
+            write_lse(params, tile(), warpgroup, {negative_infinity(), negative_infinity()});
             release_queries();
         }
     }
 
-    __device__ void finish_rows(const RowState<Traits>& state, float (&inverse)[ROWS_PER_THREAD]) const
+    __device__ void start_tile()
+    {
+        const TileMask<Traits> mask(params, tile(), warpgroup);
+        common_begin = uniform(mask.common_begin);
+        common_end = uniform(mask.common_end);
+        block = uniform(tile().end_block) - 1;
+        last_block = uniform(tile().first_block);
+        state.reset();
+    }
+
+    // The scores of the launch's first block, with nothing to overlap.
+    __device__ void first_scores()
+    {
+        wait_for_keys();
+        issue_scores();
+        wgmma_wait<0>();
+        pin(scores);
+        release_keys();
+        if (block == last_block)
+            release_queries();
+        soften<false>();
+        convert();
+        add_output = false;
+    }
+
+    // Whether a step to the next block needs nothing special: same tile, not masked, no softcap, this block not the tile's
+    // first.
+    __device__ bool next_block_is_plain() const
+    {
+        return add_output && block > last_block && block * Traits::BLOCK_N <= common_end &&
+               (block - 1) * Traits::BLOCK_N >= common_begin && !scale.has_softcap();
+    }
+
+    // One round: scores of the next block, output of this one. `block` is already the next one if not PLAIN; `keys_left`
+    // are the sequence's keys from this block's first on.
+    template <bool PLAIN> __device__ void step(int keys_left)
+    {
+        if constexpr (PLAIN)
+            block--;
+        wait_for_keys();
+        wait_for_values();
+        if constexpr (!PLAIN)
+            clear_values_behind(keys_left);
+        await_turn();
+        issue_scores();
+        if ((PLAIN || add_output) && state.must_rescale)
+            rescale();
+        issue_output(PLAIN || add_output);
+        pass_turn();
+
+        wgmma_wait<1>();
+        pin(scores);
+        release_keys();
+        if (block == last_block)
+            release_queries();
+        soften<PLAIN>();
+        state.keep_before_here();
+
+        wgmma_wait<0>();
+        pin(output);
+        pin(weights);
+        release_values();
+        convert();
+    }
+
+    __device__ void finish_rows(float (&inverse)[ROWS_PER_THREAD]) const
     {
         float lse[ROWS_PER_THREAD];
         state.finish(inverse, lse, scale);
-        write_lse(params.attention, tile(), warpgroup, lse);
+        write_lse(params, tile(), warpgroup, lse);
     }
 
     // The last product of the launch, with nothing to overlap.
-    __device__ void finish_output(Output& output, const Weights& weights, const RowState<Traits>& state, int rows, bool add,
-                                  const float (&inverse)[ROWS_PER_THREAD], const OutputRows<Traits>& rows_to_write)
+    __device__ void finish_output(int keys_left)
     {
-        if (add && state.must_rescale)
-            rescale(output, state);
-        wait_for_values(rows);
-        issue_output(output, weights, add);
+        wait_for_values();
+        clear_values_behind(keys_left);
+        if (add_output && state.must_rescale)
+            rescale();
+        issue_output(add_output);
         wgmma_wait<0>();
         pin(output);
-        rows_to_write.write(params.attention, output, inverse);
     }
 
     // scores = queries keys^T
-    __device__ void issue_scores(Scores& scores)
+    __device__ void issue_scores()
     {
         constexpr int STEPS_PER_SLAB = SLAB_COLUMNS / MMA_K;
         const auto queries = matrix_descriptor(layout.queries(warpgroup, queries_at.stage), 0);
@@ -163,7 +184,7 @@ template <class Traits> class Consumer {
     }
 
     // output = weights values (+ output)
-    __device__ void issue_output(Output& output, const Weights& weights, bool add)
+    __device__ void issue_output(bool add)
     {
         const auto values = matrix_descriptor(layout.values(values_at.stage), Traits::KEY_SLAB_BYTES);
         pin(output);
@@ -176,23 +197,25 @@ template <class Traits> class Consumer {
     }
 
     // Scores -> weights in fp32: softcap, mask, online softmax.
-    __device__ void soften(Scores& scores, RowState<Traits>& state, const TileMask<Traits>& mask, int block) const
+    template <bool PLAIN> __device__ void soften()
     {
-        if (scale.has_softcap())
-            scale.cap(scores);
-        if (mask.applies_to(block))
-            mask.apply(scores, params.attention, tile(), warpgroup, block);
+        if constexpr (!PLAIN) {
+            if (scale.has_softcap())
+                scale.cap(scores);
+            if (block * Traits::BLOCK_N < common_begin || (block + 1) * Traits::BLOCK_N > common_end)
+                TileMask<Traits>::apply(scores, params, tile(), warpgroup, block);
+        }
         state.update(scores, scale);
     }
 
-    __device__ static void convert(const Scores& scores, Weights& weights)
+    __device__ void convert()
     {
 #pragma unroll
         for (int i = 0; i < Traits::BLOCK_N / 4; i++)
             weights[i] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
     }
 
-    __device__ static void rescale(Output& output, const RowState<Traits>& state)
+    __device__ void rescale()
     {
 #pragma unroll
         for (int i = 0; i < Traits::HEAD_DIM / 2; i++)
@@ -200,24 +223,19 @@ template <class Traits> class Consumer {
     }
 
     __device__ void wait_for_keys() const { barrier_wait(layout.keys_full(keys_at.stage), keys_at.parity); }
-
-    // `rows` of the block are the sequence's own; may be more than there are.
-    __device__ void wait_for_values(int rows) const
-    {
-        barrier_wait(layout.values_full(values_at.stage), values_at.parity);
-        if (params.attention.cu_seqlens_k && rows < Traits::BLOCK_N)
-            clear_values(rows);
-    }
+    __device__ void wait_for_values() const { barrier_wait(layout.values_full(values_at.stage), values_at.parity); }
 
     // In a packed tensor the rows past a sequence's end are another sequence's, or nobody's: their weight is 0, but
     // 0 * NaN is NaN. Every warpgroup clears them for itself, so none reads before it has cleared.
-    __device__ void clear_values(int first_row) const
+    __device__ void clear_values_behind(int rows) const
     {
+        if (!params.cu_seqlens_k || rows >= Traits::BLOCK_N)
+            return;
         constexpr int CHUNKS_PER_ROW = SWIZZLE_BYTES / 16;
         unsigned char* values = shared + (layout.values(values_at.stage) - layout.base);
         for (int slab = 0; slab < Traits::SLABS; slab++)
-            for (int i = first_row * CHUNKS_PER_ROW + threadIdx.x % WARPGROUP_THREADS;
-                 i < Traits::BLOCK_N * CHUNKS_PER_ROW; i += WARPGROUP_THREADS)
+            for (int i = rows * CHUNKS_PER_ROW + threadIdx.x % WARPGROUP_THREADS; i < Traits::BLOCK_N * CHUNKS_PER_ROW;
+                 i += WARPGROUP_THREADS)
                 reinterpret_cast<uint4*>(values + slab * Traits::KEY_SLAB_BYTES)[i] = {0, 0, 0, 0};
         fence_shared_for_async_reads();
         named_barrier_wait(CLEAR_BARRIER + warpgroup, WARPGROUP_THREADS);
@@ -261,12 +279,23 @@ template <class Traits> class Consumer {
         }
     }
 
-    const WgmmaParams& params;
+    const AttentionParams& params;
     unsigned char* shared;
     SharedLayout<Traits> layout;
     int warpgroup;
     ScoreScale scale;
+
+    float scores[Traits::BLOCK_N / 2];     // of `block`, then its weights in fp32
+    unsigned weights[Traits::BLOCK_N / 4]; // packed, waiting for their product
+    float output[Traits::HEAD_DIM / 2];
+    RowState<Traits> state;
+    bool add_output; // whether the waiting weights add to `output` or are the tile's first
+
     unsigned tiles = 0; // received so far, the end included
+    int block;          // of keys, counting down in a tile
+    int last_block;
+    int common_begin; // keys in [common_begin, common_end) are seen by all rows of the warpgroup
+    int common_end;
     RingPosition<Traits::STAGES> keys_at;
     RingPosition<Traits::STAGES> values_at;
     RingPosition<Traits::QUERY_STAGES> queries_at;

@@ -103,14 +103,14 @@ template <class Traits> struct RowState {
         float block_max[ROWS_PER_THREAD];
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++) {
-            // Two chains a row: one would wait for itself.
-            float even = scores[2 * row], odd = scores[2 * row + 1];
+            // Four chains a row, so that none waits for itself.
+            float chain[4] = {scores[2 * row], scores[2 * row + 1], scores[2 * row + 4], scores[2 * row + 5]};
 #pragma unroll
-            for (int i = 4; i < COUNT; i += 4) {
-                even = fmaxf(even, scores[i + 2 * row]);
-                odd = fmaxf(odd, scores[i + 2 * row + 1]);
-            }
-            block_max[row] = fmaxf(even, odd);
+            for (int i = 8; i < COUNT; i += 8)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    chain[j] = fmaxf(chain[j], scores[i + 2 * row + j / 2 * 4 + j % 2]);
+            block_max[row] = fmaxf(fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3]));
         }
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
@@ -180,11 +180,6 @@ template <class Traits> struct TileMask {
         const int first_row = tile.first_query + warpgroup * MMA_ROWS;
         common_begin = first_row + MMA_ROWS - 1 + mask.shift - mask.left;
         common_end = min(first_row + mask.shift + mask.right, tile.key_len - 1) + 1;
-    }
-
-    __device__ bool applies_to(int block) const
-    {
-        return block * Traits::BLOCK_N < common_begin || (block + 1) * Traits::BLOCK_N > common_end;
     }
 
     __device__ static void apply(float (&scores)[Traits::BLOCK_N / 2], const AttentionParams& params, const Tile& tile,
