@@ -10,6 +10,9 @@
 
 #include "wgmma_epilogue.cuh"
 
+#ifndef PASS
+#define PASS 0
+#endif
 namespace warptile {
 
 template <class Traits> class Consumer {
@@ -33,13 +36,13 @@ template <class Traits> class Consumer {
             pass_turn();
         first_scores();
 
-        OutputRows<Traits> rows(params, tile(), warpgroup);
         for (;;) {
             while (next_block_is_plain())
                 step<true>(0);
 
             const int keys_left = tile().key_len - block * Traits::BLOCK_N;
             const bool last = block == last_block;
+            OutputRows<Traits> rows;
             float inverse[ROWS_PER_THREAD];
             if (last) {
                 rows = OutputRows<Traits>(params, tile(), warpgroup);
@@ -50,8 +53,12 @@ template <class Traits> class Consumer {
                     break;
                 }
                 start_tile();
-            } else
+            } else {
                 block--;
+                // Not used; but assigned, or the compiler keeps the last tile's in registers through the loop above.
+                rows = {};
+                inverse[0] = inverse[1] = 0;
+            }
             step<false>(keys_left);
             if (last)
                 rows.write(params, output, inverse);
@@ -100,7 +107,7 @@ template <class Traits> class Consumer {
         release_keys();
         if (block == last_block)
             release_queries();
-        soften<false>();
+        soften<false>(false);
         convert();
         add_output = false;
     }
@@ -123,20 +130,30 @@ template <class Traits> class Consumer {
         wait_for_values();
         if constexpr (!PLAIN)
             clear_values_behind(keys_left);
+#if PASS != 2
         await_turn();
+#endif
         issue_scores();
         if ((PLAIN || add_output) && state.must_rescale)
             rescale();
         issue_output(PLAIN || add_output);
+#if PASS == 0
         pass_turn();
+#endif
 
         wgmma_wait<1>();
         pin(scores);
+#if PASS == 1
+        pass_turn();
+#endif
         release_keys();
         if (block == last_block)
             release_queries();
         soften<PLAIN>();
         state.keep_before_here();
+#if PASS == 2
+        pass_turn();
+#endif
 
         wgmma_wait<0>();
         pin(output);
@@ -197,7 +214,7 @@ template <class Traits> class Consumer {
     }
 
     // Scores -> weights in fp32: softcap, mask, online softmax.
-    template <bool PLAIN> __device__ void soften()
+    template <bool PLAIN> __device__ void soften(bool scoring=true)
     {
         if constexpr (!PLAIN) {
             if (scale.has_softcap())
@@ -205,7 +222,11 @@ template <class Traits> class Consumer {
             if (block * Traits::BLOCK_N < common_begin || (block + 1) * Traits::BLOCK_N > common_end)
                 TileMask<Traits>::apply(scores, params, tile(), warpgroup, block);
         }
-        state.update(scores, scale);
+        state.raise(scores, scale);
+#if PASS == 2
+        if (scoring) await_turn();
+#endif
+        state.exponentiate(scores, scale);
     }
 
     __device__ void convert()

@@ -30,9 +30,10 @@ __device__ inline void transpose_in_quad(unsigned (&words)[4])
 template <class Traits> struct OutputRows {
     using Element = typename Traits::Element;
 
-    Element* pointer; // of the first row
-    int rows;         // from the first row to the end of the sequence
+    Element* pointer = nullptr; // of the first row
+    int rows = 0;               // from the first row to the end of the sequence
 
+    __device__ OutputRows() {}
     __device__ OutputRows(const AttentionParams& params, const Tile& tile, int warpgroup)
     {
         const int first_row = tile.first_query + warpgroup * MMA_ROWS + lane_row();

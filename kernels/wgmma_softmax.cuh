@@ -76,6 +76,11 @@ template <class Traits> struct RowState {
     bool must_rescale;          // same in all lanes of a warp
 
     static constexpr int COUNT = Traits::BLOCK_N / 2; // scores a thread
+#ifndef LEAD_
+#define LEAD_ 6
+#define TRAIL_ 6
+#endif
+    static constexpr int LEAD = LEAD_, TRAIL = TRAIL_;
 
     // Of a row whose keys have all been seen: what its output is multiplied by, and its log-sum-exp.
     __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD],
@@ -97,8 +102,8 @@ template <class Traits> struct RowState {
         }
     }
 
-    // Scores -> weights, in place; updates max, sum and rescale.
-    __device__ void update(float (&scores)[COUNT], const ScoreScale& scale)
+    // Updates max and rescale, and sum with it.
+    __device__ void raise(float (&scores)[COUNT], const ScoreScale& scale)
     {
         float block_max[ROWS_PER_THREAD];
 #pragma unroll
@@ -123,20 +128,35 @@ template <class Traits> struct RowState {
             for (int row = 0; row < ROWS_PER_THREAD; row++)
                 raise_max(scores, row, block_max[row], scale);
         }
+    }
 
+    // Scores -> weights, in place; adds them to sum. The exponential unit takes one warp instruction in 8 cycles, so what
+    // else there is to do is spread between its instructions: scores are scaled LEAD elements before their exponential
+    // and summed TRAIL elements after it. `volatile` keeps this order.
+    __device__ void exponentiate(float (&scores)[COUNT], const ScoreScale& scale)
+    {
+        float offset[ROWS_PER_THREAD], even[ROWS_PER_THREAD], odd[ROWS_PER_THREAD];
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++) {
-            const float offset = finite_max(max[row]) * scale.scale_log2;
-            float even = 0, odd = 0;
-#pragma unroll
-            for (int i = 2 * row; i < COUNT; i += 4) {
-                scores[i] = exp2_approximate(scores[i] * scale.scale_log2 - offset);
-                scores[i + 1] = exp2_approximate(scores[i + 1] * scale.scale_log2 - offset);
-                even += scores[i];
-                odd += scores[i + 1];
-            }
-            sum[row] += even + odd;
+            offset[row] = -finite_max(max[row]) * scale.scale_log2;
+            even[row] = sum[row];
+            odd[row] = 0;
         }
+#pragma unroll
+        for (int i = -LEAD; i < COUNT + TRAIL; i++) {
+            const int scaled = i + LEAD, summed = i - TRAIL;
+            if (scaled < COUNT)
+                asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+f"(scores[scaled]) : "f"(scale.scale_log2), "f"(offset[scaled % 4 / 2]));
+            if (i >= 0 && i < COUNT)
+                asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(scores[i]));
+            if (summed >= 0) {
+                float& total = summed % 2 ? odd[summed % 4 / 2] : even[summed % 4 / 2];
+                asm volatile("add.f32 %0, %0, %1;" : "+f"(total) : "f"(scores[summed]));
+            }
+        }
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            sum[row] = even[row] + odd[row];
     }
 
     // A branch that is never taken, on a value that needs every exponential of `update`. Without it ptxas moves the
