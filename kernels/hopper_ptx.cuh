@@ -18,6 +18,14 @@ __device__ inline unsigned shared_address(const void* pointer)
 // (ring stages, descriptors) in uniform registers.
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 
+// threadIdx.x, read anew ("Special Registers: %tid"): for rarely used code, which then keeps no register through the loop.
+__device__ inline unsigned thread_index()
+{
+    unsigned index;
+    asm volatile("mov.u32 %0, %tid.x;" : "=r"(index));
+    return index;
+}
+
 // "Parallel Synchronization and Communication Instructions: mbarrier". A phase ends when `arrivals` threads have arrived
 // and all bytes announced in it have landed; waiting names the parity (0, 1, 0, ...) of the phase waited for.
 __device__ inline void barrier_init(unsigned barrier, unsigned arrivals)
@@ -42,6 +50,21 @@ __device__ inline bool barrier_try_wait(unsigned barrier, unsigned parity)
     asm volatile("{\n"
                  ".reg .pred complete;\n"
                  "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 complete, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, complete;\n"
+                 "}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done;
+}
+
+// Whether the phase has ended already; does not wait.
+__device__ inline bool barrier_test(unsigned barrier, unsigned parity)
+{
+    unsigned done;
+    asm volatile("{\n"
+                 ".reg .pred complete;\n"
+                 "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 complete, [%1], %2;\n"
                  "selp.u32 %0, 1, 0, complete;\n"
                  "}"
                  : "=r"(done)

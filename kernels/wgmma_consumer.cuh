@@ -37,8 +37,9 @@ template <class Traits> class Consumer {
         first_scores();
 
         for (;;) {
-            while (next_block_is_plain())
-                step<true>(0);
+            if (add_output && block * Traits::BLOCK_N <= common_end)
+                while (block > plain_floor)
+                    step<true>(0);
 
             const int keys_left = tile().key_len - block * Traits::BLOCK_N;
             const bool last = block == last_block;
@@ -94,6 +95,7 @@ template <class Traits> class Consumer {
         common_end = uniform(mask.common_end);
         block = uniform(tile().end_block) - 1;
         last_block = uniform(tile().first_block);
+        plain_floor = scale.has_softcap() ? block : max(last_block, (common_begin + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
         state.reset();
     }
 
@@ -112,22 +114,16 @@ template <class Traits> class Consumer {
         add_output = false;
     }
 
-    // Whether a step to the next block needs nothing special: same tile, not masked, no softcap, this block not the tile's
-    // first.
-    __device__ bool next_block_is_plain() const
-    {
-        return add_output && block > last_block && block * Traits::BLOCK_N <= common_end &&
-               (block - 1) * Traits::BLOCK_N >= common_begin && !scale.has_softcap();
-    }
-
     // One round: scores of the next block, output of this one. `block` is already the next one if not PLAIN; `keys_left`
     // are the sequence's keys from this block's first on.
     template <bool PLAIN> __device__ void step(int keys_left)
     {
         if constexpr (PLAIN)
             block--;
-        wait_for_keys();
-        wait_for_values();
+        if (!(PLAIN && keys_ready))
+            wait_for_keys();
+        if (!(PLAIN && values_ready))
+            wait_for_values();
         if constexpr (!PLAIN)
             clear_values_behind(keys_left);
 #if PASS != 2
@@ -155,10 +151,13 @@ template <class Traits> class Consumer {
         pass_turn();
 #endif
 
+        // Asked early, so that the answers are there when the next step begins.
+        keys_ready = barrier_test(layout.keys_full(keys_at.stage), keys_at.parity);
         wgmma_wait<0>();
         pin(output);
         pin(weights);
         release_values();
+        values_ready = barrier_test(layout.values_full(values_at.stage), values_at.parity);
         convert();
     }
 
@@ -310,11 +309,13 @@ template <class Traits> class Consumer {
     unsigned weights[Traits::BLOCK_N / 4]; // packed, waiting for their product
     float output[Traits::HEAD_DIM / 2];
     RowState<Traits> state;
+    bool keys_ready = false, values_ready = false;
     bool add_output; // whether the waiting weights add to `output` or are the tile's first
 
     unsigned tiles = 0; // received so far, the end included
     int block;          // of keys, counting down in a tile
     int last_block;
+    int plain_floor; // steps to blocks from here on, and below where the mask's upper edge lies, are plain
     int common_begin; // keys in [common_begin, common_end) are seen by all rows of the warpgroup
     int common_end;
     RingPosition<Traits::STAGES> keys_at;

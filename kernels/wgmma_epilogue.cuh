@@ -8,7 +8,7 @@ namespace warptile {
 // Transposes four words across the four lanes of a quad: word `c` of lane `l` goes to word `l` of lane `c`.
 __device__ inline void transpose_in_quad(unsigned (&words)[4])
 {
-    const unsigned lane = threadIdx.x % 4;
+    const unsigned lane = thread_index() % 4;
 #pragma unroll
     for (int distance = 1; distance <= 2; distance *= 2) {
         const bool upper = lane & distance;
@@ -60,7 +60,7 @@ template <class Traits> struct OutputRows {
                     words[i] = pack<Element>(output[at] * inverse[row], output[at + 1] * inverse[row]);
                 }
                 transpose_in_quad(words);
-                const int column = group * 32 + threadIdx.x % 4 * 8;
+                const int column = group * 32 + thread_index() % 4 * 8;
                 if (has(row) && column < params.head_dim)
                     *reinterpret_cast<uint4*>(pointer + 8 * row * params.out_stride.row + column) = {
                         words[0], words[1], words[2], words[3]};
@@ -71,7 +71,7 @@ template <class Traits> struct OutputRows {
     {
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
-            for (int column = threadIdx.x % 4 * 8; has(row) && column < params.head_dim; column += 32)
+            for (int column = thread_index() % 4 * 8; has(row) && column < params.head_dim; column += 32)
                 *reinterpret_cast<uint4*>(pointer + 8 * row * params.out_stride.row + column) = {0, 0, 0, 0};
     }
 };
@@ -80,7 +80,7 @@ template <class Traits> struct OutputRows {
 __device__ inline void write_lse(const AttentionParams& params, const Tile& tile, int warpgroup,
                                  const float (&lse)[ROWS_PER_THREAD])
 {
-    if (!params.lse || threadIdx.x % 4 != 0)
+    if (!params.lse || thread_index() % 4 != 0)
         return;
     const int first_row = tile.first_query + warpgroup * MMA_ROWS + lane_row();
     float* pointer = params.lse + tile.batch * params.lse_batch_stride + tile.head * params.lse_head_stride +

@@ -11,8 +11,8 @@ namespace warptile {
 constexpr int ROWS_PER_THREAD = 2; // the second is 8 below the first
 
 // Where in its warpgroup's 64 rows, and in every 8 columns, the calling thread's first accumulator lies.
-__device__ inline int lane_row() { return threadIdx.x % WARPGROUP_THREADS / 32 * 16 + threadIdx.x % 32 / 4; }
-__device__ inline int lane_column() { return threadIdx.x % 4 * 2; }
+__device__ inline int lane_row() { return thread_index() % WARPGROUP_THREADS / 32 * 16 + thread_index() % 32 / 4; }
+__device__ inline int lane_column() { return thread_index() % 4 * 2; }
 
 __device__ inline float quad_max(float x)
 {
@@ -38,6 +38,15 @@ template <class Element> __device__ inline unsigned pack(float low, float high)
     return packed;
 }
 
+// 1 / x to 1 ulp; 0 for infinity.
+// PTX ISA, "Floating Point Instructions: rcp.approx.ftz.f32".
+__device__ inline float reciprocal_approximate(float x)
+{
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
 // How a dot product becomes an exponent of 2. Everything but the one factor of the inner loop is worked out where it is
 // used, from the constant bank: registers are scarce.
 struct ScoreScale {
@@ -49,6 +58,9 @@ struct ScoreScale {
     {
     }
 
+    // 0, which the compiler cannot know.
+    __device__ int opaque_zero() const { return params.batch >> 31; }
+
     __device__ bool has_softcap() const { return params.softcap > 0; }
 
     // tanh(dot * scale / cap) = 1 - 2 / (e^2x + 1), to 2^-22 absolute; tanh.approx has 2^-11, which a cap of 50 turns
@@ -58,11 +70,11 @@ struct ScoreScale {
         const float dot_to_exponent = 2 * LOG2_E * params.scale / params.softcap;
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            dots[i] = 1 - __fdividef(2, exp2_approximate(dots[i] * dot_to_exponent) + 1);
+            dots[i] = 1 - 2 * reciprocal_approximate(exp2_approximate(dots[i] * dot_to_exponent) + 1);
     }
 
     // The largest score whose scaled value is finite.
-    __device__ float limit() const { return MAX_FLOAT / 4 / fmaxf(1.0f, scale_log2); }
+    __device__ float limit() const { return MAX_FLOAT / 4 * reciprocal_approximate(fmaxf(1.0f, scale_log2)); }
 };
 
 // The running maximum is raised only when it would grow by more than this factor's exponent: until then weights up to
@@ -76,11 +88,15 @@ template <class Traits> struct RowState {
     bool must_rescale;          // same in all lanes of a warp
 
     static constexpr int COUNT = Traits::BLOCK_N / 2; // scores a thread
-#ifndef LEAD_
-#define LEAD_ 6
-#define TRAIL_ 6
+#ifndef CHUNK_
+#define CHUNK_ 8
 #endif
-    static constexpr int LEAD = LEAD_, TRAIL = TRAIL_;
+#ifndef PACED_
+#define PACED_ (Traits::CONSUMERS < 3)
+#endif
+    static constexpr int CHUNK = CHUNK_;
+    static constexpr bool PACED = PACED_;
+    static_assert(COUNT % CHUNK == 0, "");
 
     // Of a row whose keys have all been seen: what its output is multiplied by, and its log-sum-exp.
     __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD],
@@ -89,8 +105,8 @@ template <class Traits> struct RowState {
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++) {
             const float total = quad_sum(sum[row]);
-            inverse[row] = total == 0 ? 0.0f : 1 / total;
-            lse[row] = log_sum_exp(finite_max(max[row]) * scale.scale_log2, total);
+            inverse[row] = total == 0 ? 0.0f : reciprocal_approximate(total);
+            lse[row] = (max[row] * scale.scale_log2 + __log2f(total)) * LN_2;
         }
     }
 
@@ -130,33 +146,33 @@ template <class Traits> struct RowState {
         }
     }
 
-    // Scores -> weights, in place; adds them to sum. The exponential unit takes one warp instruction in 8 cycles, so what
-    // else there is to do is spread between its instructions: scores are scaled LEAD elements before their exponential
-    // and summed TRAIL elements after it. `volatile` keeps this order.
+    // Scores -> weights, in place; adds them to sum. The exponential unit takes one warp instruction in 8 cycles; what else
+    // there is to do fits between them if it is spread evenly. ptxas would do all scaling first, so each chunk's scaling
+    // is made to depend on an exponential of the chunk before.
     __device__ void exponentiate(float (&scores)[COUNT], const ScoreScale& scale)
     {
-        float offset[ROWS_PER_THREAD], even[ROWS_PER_THREAD], odd[ROWS_PER_THREAD];
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++) {
-            offset[row] = -finite_max(max[row]) * scale.scale_log2;
-            even[row] = sum[row];
-            odd[row] = 0;
-        }
-#pragma unroll
-        for (int i = -LEAD; i < COUNT + TRAIL; i++) {
-            const int scaled = i + LEAD, summed = i - TRAIL;
-            if (scaled < COUNT)
-                asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+f"(scores[scaled]) : "f"(scale.scale_log2), "f"(offset[scaled % 4 / 2]));
-            if (i >= 0 && i < COUNT)
-                asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(scores[i]));
-            if (summed >= 0) {
-                float& total = summed % 2 ? odd[summed % 4 / 2] : even[summed % 4 / 2];
-                asm volatile("add.f32 %0, %0, %1;" : "+f"(total) : "f"(scores[summed]));
-            }
-        }
+        const int zero = PACED ? scale.opaque_zero() : 0;
+        float offset[ROWS_PER_THREAD];
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
-            sum[row] = even[row] + odd[row];
+            offset[row] = -finite_max(max[row]) * scale.scale_log2;
+#pragma unroll
+        for (int begin = 0; begin < COUNT; begin += CHUNK) {
+            // `sum` holds the chunks up to the one before the last.
+            if (PACED && begin >= 2 * CHUNK)
+#pragma unroll
+                for (int row = 0; row < ROWS_PER_THREAD; row++)
+                    offset[row] = after(offset[row], sum[row], zero);
+#pragma unroll
+            for (int i = begin; i < begin + CHUNK; i++)
+                scores[i] = scores[i] * scale.scale_log2 + offset[i % 4 / 2];
+            if (begin >= CHUNK)
+                add(scores, begin - CHUNK);
+#pragma unroll
+            for (int i = begin; i < begin + CHUNK; i++)
+                scores[i] = exp2_approximate(scores[i]);
+        }
+        add(scores, COUNT - CHUNK);
     }
 
     // A branch that is never taken, on a value that needs every exponential of `update`. Without it ptxas moves the
@@ -168,6 +184,19 @@ template <class Traits> struct RowState {
     }
 
   private:
+    // `x`, but not before `earlier` is known.
+    __device__ static float after(float x, float earlier, int zero)
+    {
+        return __int_as_float(__float_as_int(x) | (__float_as_int(earlier) & zero));
+    }
+
+    __device__ void add(const float (&scores)[COUNT], int begin)
+    {
+#pragma unroll
+        for (int i = begin; i < begin + CHUNK; i++)
+            sum[i % 4 / 2] += scores[i];
+    }
+
     __device__ void raise_max(float (&scores)[COUNT], int row, float block_max, const ScoreScale& scale)
     {
         rescale[row] = 1;
