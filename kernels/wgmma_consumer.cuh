@@ -4,15 +4,12 @@
 //     scores(0); softmax(0)
 //     for each block:  issue scores(next);  issue output += weights(this) values(this);  softmax(next)
 //
-// "Next" runs on into the next tile, so the tensor cores see no end of a tile. Warpgroups take turns at issuing: while one
-// has its products in the tensor cores the other has its softmax.
+// "Next" runs on into the next tile, so the tensor cores see no end of a tile. The warpgroups of a CTA are not synchronized
+// with each other: while one waits for its products or computes its softmax, the others keep the tensor cores busy.
 #pragma once
 
 #include "wgmma_epilogue.cuh"
 
-#ifndef PASS
-#define PASS 0
-#endif
 namespace warptile {
 
 template <class Traits> class Consumer {
@@ -26,76 +23,86 @@ template <class Traits> class Consumer {
 
     __device__ void run()
     {
-        if (!next_tile())
-            return;
-        start_tile();
 #pragma unroll
         for (int i = 0; i < Traits::HEAD_DIM / 2; i++)
-            output[i] = 0;
-        if (warpgroup == Traits::CONSUMERS - 1)
-            pass_turn();
-        first_scores();
-
-        for (;;) {
-            if (add_output && block * Traits::BLOCK_N <= common_end)
-                while (block > plain_floor)
-                    step<true>(0);
-
-            const int keys_left = tile().key_len - block * Traits::BLOCK_N;
-            const bool last = block == last_block;
-            OutputRows<Traits> rows;
-            float inverse[ROWS_PER_THREAD];
-            if (last) {
-                rows = OutputRows<Traits>(params, tile(), warpgroup);
-                finish_rows(inverse);
-                if (!next_tile()) {
-                    finish_output(keys_left);
-                    rows.write(params, output, inverse);
-                    break;
-                }
-                start_tile();
-            } else {
-                block--;
-                // Not used; but assigned, or the compiler keeps the last tile's in registers through the loop above.
-                rows = {};
-                inverse[0] = inverse[1] = 0;
-            }
-            step<false>(keys_left);
-            if (last)
-                rows.write(params, output, inverse);
-            add_output = !last;
+            output[i] = 0; // never used, but wgmma reads it formally
+        receive_tile();
+        while (!uniform(tile().is_end())) {
+            if (uniform(tile().is_empty())) {
+                write_empty_tile();
+                release_queries();
+                receive_tile();
+            } else
+                compute_tiles();
         }
-        if (warpgroup == 0)
-            await_turn(); // takes the last turn that was passed
     }
 
   private:
+    // The tile in hand and all that follow it, up to one without keys or the end; that one is then in hand.
+    __device__ void compute_tiles()
+    {
+        start_tile();
+        first_scores();
+        for (;;) {
+            if (add_output && block * Traits::BLOCK_N <= common_end)
+                while (block > plain_floor) {
+                    block--;
+                    step<true>(0);
+                }
+
+            const int keys_left = tile().key_len - block * Traits::BLOCK_N;
+            const bool last = block == last_block;
+            float inverse[ROWS_PER_THREAD] = {};
+            if (last) {
+                finish_rows(inverse);
+                receive_tile();
+                if (uniform(tile().is_end() || tile().is_empty())) {
+                    finish_output(keys_left);
+                    write_finished_tile(inverse);
+                    return;
+                }
+                start_tile();
+            } else
+                block--;
+            step<false>(keys_left);
+            add_output = !last;
+            if (last)
+                write_finished_tile(inverse);
+            // Without this the compiler is not sure that the warp is together again, and computes ring stages and
+            // descriptors in ordinary registers: twice the instructions around each product.
+            __syncwarp();
+        }
+    }
+
     __device__ const Tile& tile() const { return layout.tile(shared, tiles - 1); }
 
-    // Moves on to the next tile with any keys; the empty ones before it are written here. False after the last one.
-    __device__ bool next_tile()
+    __device__ void receive_tile()
     {
-        for (;;) {
-            barrier_wait(layout.queries_full(warpgroup, queries_at.stage), queries_at.parity);
-            tiles++;
-            if (uniform(tile().is_end()))
-                return false;
-            if (uniform(!tile().is_empty()))
-                return true;
-            OutputRows<Traits>(params, tile(), warpgroup).write_zeros(params);
-            write_lse(params, tile(), warpgroup, {negative_infinity(), negative_infinity()});
-            release_queries();
-        }
+        barrier_wait(layout.queries_full(warpgroup, queries_at.stage), queries_at.parity);
+        tiles++;
+    }
+
+    __device__ void write_empty_tile() const
+    {
+        const OutputRows<Traits> rows(params, tile(), warpgroup);
+        rows.write_zeros(params);
+        rows.write_lse({negative_infinity(), negative_infinity()});
+    }
+
+    // Of the tile before the one in hand.
+    __device__ void write_finished_tile(const float (&inverse)[ROWS_PER_THREAD]) const
+    {
+        OutputRows<Traits>(params, layout.tile(shared, tiles - 2), warpgroup).write(params, output, inverse);
     }
 
     __device__ void start_tile()
     {
         const TileMask<Traits> mask(params, tile(), warpgroup);
-        common_begin = uniform(mask.common_begin);
         common_end = uniform(mask.common_end);
         block = uniform(tile().end_block) - 1;
         last_block = uniform(tile().first_block);
-        plain_floor = scale.has_softcap() ? block : max(last_block, (common_begin + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
+        const int first_common_block = (uniform(mask.common_begin) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
+        plain_floor = Traits::SOFTCAP && scale.has_softcap() ? block : max(last_block, first_common_block);
         state.reset();
     }
 
@@ -109,47 +116,34 @@ template <class Traits> class Consumer {
         release_keys();
         if (block == last_block)
             release_queries();
-        soften<false>(false);
+        soften<false>();
         convert();
         add_output = false;
     }
 
-    // One round: scores of the next block, output of this one. `block` is already the next one if not PLAIN; `keys_left`
-    // are the sequence's keys from this block's first on.
+    // The scores of `block`, and the output of the one before it. A PLAIN step needs nothing special: both blocks belong to
+    // one tile, no key is masked, no softcap, and the output adds to what is there. `keys_left` are the sequence's keys
+    // from the first of the block before on.
     template <bool PLAIN> __device__ void step(int keys_left)
     {
-        if constexpr (PLAIN)
-            block--;
         if (!(PLAIN && keys_ready))
             wait_for_keys();
+        issue_scores();
+        if ((PLAIN || add_output) && state.must_rescale)
+            rescale();
         if (!(PLAIN && values_ready))
             wait_for_values();
         if constexpr (!PLAIN)
             clear_values_behind(keys_left);
-#if PASS != 2
-        await_turn();
-#endif
-        issue_scores();
-        if ((PLAIN || add_output) && state.must_rescale)
-            rescale();
         issue_output(PLAIN || add_output);
-#if PASS == 0
-        pass_turn();
-#endif
 
         wgmma_wait<1>();
         pin(scores);
-#if PASS == 1
-        pass_turn();
-#endif
         release_keys();
         if (block == last_block)
             release_queries();
         soften<PLAIN>();
         state.keep_before_here();
-#if PASS == 2
-        pass_turn();
-#endif
 
         // Asked early, so that the answers are there when the next step begins.
         keys_ready = barrier_test(layout.keys_full(keys_at.stage), keys_at.parity);
@@ -165,7 +159,7 @@ template <class Traits> class Consumer {
     {
         float lse[ROWS_PER_THREAD];
         state.finish(inverse, lse, scale);
-        write_lse(params, tile(), warpgroup, lse);
+        OutputRows<Traits>(params, tile(), warpgroup).write_lse(lse);
     }
 
     // The last product of the launch, with nothing to overlap.
@@ -213,19 +207,14 @@ template <class Traits> class Consumer {
     }
 
     // Scores -> weights in fp32: softcap, mask, online softmax.
-    template <bool PLAIN> __device__ void soften(bool scoring=true)
+    template <bool PLAIN> __device__ void soften()
     {
         if constexpr (!PLAIN) {
-            if (scale.has_softcap())
+            if (Traits::SOFTCAP && scale.has_softcap())
                 scale.cap(scores);
-            if (block * Traits::BLOCK_N < common_begin || (block + 1) * Traits::BLOCK_N > common_end)
-                TileMask<Traits>::apply(scores, params, tile(), warpgroup, block);
+            TileMask<Traits>::apply(scores, params, tile(), warpgroup, block);
         }
-        state.raise(scores, scale);
-#if PASS == 2
-        if (scoring) await_turn();
-#endif
-        state.exponentiate(scores, scale);
+        state.update(scores, scale);
     }
 
     __device__ void convert()
@@ -254,7 +243,7 @@ template <class Traits> class Consumer {
         constexpr int CHUNKS_PER_ROW = SWIZZLE_BYTES / 16;
         unsigned char* values = shared + (layout.values(values_at.stage) - layout.base);
         for (int slab = 0; slab < Traits::SLABS; slab++)
-            for (int i = rows * CHUNKS_PER_ROW + threadIdx.x % WARPGROUP_THREADS; i < Traits::BLOCK_N * CHUNKS_PER_ROW;
+            for (int i = rows * CHUNKS_PER_ROW + thread_index() % WARPGROUP_THREADS; i < Traits::BLOCK_N * CHUNKS_PER_ROW;
                  i += WARPGROUP_THREADS)
                 reinterpret_cast<uint4*>(values + slab * Traits::KEY_SLAB_BYTES)[i] = {0, 0, 0, 0};
         fence_shared_for_async_reads();
@@ -283,21 +272,7 @@ template <class Traits> class Consumer {
         queries_at.advance();
     }
 
-    static constexpr int TURN_BARRIER = 1; // hardware barriers, one a warpgroup; 0 is __syncthreads
-    static constexpr int CLEAR_BARRIER = TURN_BARRIER + Traits::CONSUMERS;
-
-    __device__ void await_turn() const
-    {
-        if constexpr (Traits::TAKES_TURNS)
-            named_barrier_wait(TURN_BARRIER + warpgroup, 2 * WARPGROUP_THREADS);
-    }
-    __device__ void pass_turn() const
-    {
-        if constexpr (Traits::TAKES_TURNS) {
-            const int next = warpgroup + 1 == Traits::CONSUMERS ? 0 : warpgroup + 1;
-            named_barrier_report(TURN_BARRIER + next, 2 * WARPGROUP_THREADS);
-        }
-    }
+    static constexpr int CLEAR_BARRIER = 1; // hardware barriers, one a warpgroup; 0 is __syncthreads
 
     const AttentionParams& params;
     unsigned char* shared;
@@ -309,15 +284,15 @@ template <class Traits> class Consumer {
     unsigned weights[Traits::BLOCK_N / 4]; // packed, waiting for their product
     float output[Traits::HEAD_DIM / 2];
     RowState<Traits> state;
-    bool keys_ready = false, values_ready = false;
+    bool keys_ready = false; // the next block is known to be in shared memory
+    bool values_ready = false;
     bool add_output; // whether the waiting weights add to `output` or are the tile's first
 
     unsigned tiles = 0; // received so far, the end included
     int block;          // of keys, counting down in a tile
     int last_block;
     int plain_floor; // steps to blocks from here on, and below where the mask's upper edge lies, are plain
-    int common_begin; // keys in [common_begin, common_end) are seen by all rows of the warpgroup
-    int common_end;
+    int common_end; // keys from here on are hidden from some row of the warpgroup
     RingPosition<Traits::STAGES> keys_at;
     RingPosition<Traits::STAGES> values_at;
     RingPosition<Traits::QUERY_STAGES> queries_at;

@@ -30,16 +30,19 @@ __device__ inline void transpose_in_quad(unsigned (&words)[4])
 template <class Traits> struct OutputRows {
     using Element = typename Traits::Element;
 
-    Element* pointer = nullptr; // of the first row
-    int rows = 0;               // from the first row to the end of the sequence
+    Element* pointer;           // of the first row
+    float* lse = nullptr;       // of the first row; null if not wanted
+    int rows;                   // from the first row to the end of the sequence
 
-    __device__ OutputRows() {}
     __device__ OutputRows(const AttentionParams& params, const Tile& tile, int warpgroup)
     {
         const int first_row = tile.first_query + warpgroup * MMA_ROWS + lane_row();
         pointer = static_cast<Element*>(params.out) + tile.batch * params.out_stride.batch +
                   tile.head * params.out_stride.head + (long long)(tile.query_offset + first_row) * params.out_stride.row;
         rows = tile.query_len - first_row;
+        if (params.lse)
+            lse = params.lse + tile.batch * params.lse_batch_stride + tile.head * params.lse_head_stride +
+                  tile.query_offset + first_row;
     }
 
     __device__ bool has(int row) const { return 8 * row < rows; }
@@ -67,6 +70,16 @@ template <class Traits> struct OutputRows {
             }
     }
 
+    // Log-sum-exp of both rows, written by the first lane of each quad.
+    __device__ void write_lse(const float (&values)[ROWS_PER_THREAD]) const
+    {
+        if (lse && thread_index() % 4 == 0)
+#pragma unroll
+            for (int row = 0; row < ROWS_PER_THREAD; row++)
+                if (has(row))
+                    lse[8 * row] = values[row];
+    }
+
     __device__ void write_zeros(const AttentionParams& params) const
     {
 #pragma unroll
@@ -75,20 +88,5 @@ template <class Traits> struct OutputRows {
                 *reinterpret_cast<uint4*>(pointer + 8 * row * params.out_stride.row + column) = {0, 0, 0, 0};
     }
 };
-
-// Log-sum-exp of this thread's two rows, each written by the first lane of its quad.
-__device__ inline void write_lse(const AttentionParams& params, const Tile& tile, int warpgroup,
-                                 const float (&lse)[ROWS_PER_THREAD])
-{
-    if (!params.lse || thread_index() % 4 != 0)
-        return;
-    const int first_row = tile.first_query + warpgroup * MMA_ROWS + lane_row();
-    float* pointer = params.lse + tile.batch * params.lse_batch_stride + tile.head * params.lse_head_stride +
-                     tile.query_offset + first_row;
-#pragma unroll
-    for (int row = 0; row < ROWS_PER_THREAD; row++)
-        if (first_row + 8 * row < tile.query_len)
-            pointer[8 * row] = lse[row];
-}
 
 } // namespace warptile

@@ -37,11 +37,8 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216;
 
-#ifndef TURNS
-#define TURNS (HEAD_DIM <= 128)
-#endif
-    // Head sizes above 128 have so few exponentials per product that taking turns costs more than it hides.
-    static constexpr bool TAKES_TURNS = TURNS && CONSUMERS > 1;
+    // Three computing warpgroups have no registers to spare for tanh; the host picks another tiling for softcap.
+    static constexpr bool SOFTCAP = CONSUMERS < 3;
 
     static_assert(WARPS == WARPGROUP_WARPS * (CONSUMERS + 1), "one warpgroup per 64 query rows, and the producer's");
     static_assert(BLOCK_M % MMA_ROWS == 0 && BLOCK_N % MMA_K == 0 && BLOCK_N <= 256, "wgmma shapes");

@@ -17,15 +17,15 @@ template <class Traits> class Producer {
     __device__ void run()
     {
         for (TileOrder<Traits> order(params); !order.done(); order.advance()) {
-            order.draw();
             Tile& tile = next_slot();
             tile = order.tile();
-            if (tile.first_query >= tile.query_len)
-                continue; // of a sequence shorter than the longest
-            if (tile.is_empty())
+            if (tile.first_query < tile.query_len && !tile.is_empty()) {
+                load_tile(tile, order);
+                continue;
+            }
+            order.draw();
+            if (tile.first_query < tile.query_len) // or the sequence is shorter than the longest one
                 announce(tile);
-            else
-                load_tile(tile);
         }
         load_pending_values();
         Tile& end = next_slot();
@@ -36,7 +36,8 @@ template <class Traits> class Producer {
   private:
     __device__ Tile& next_slot() { return layout.tile(shared, tiles); }
 
-    __device__ void load_tile(const Tile& tile)
+    // The next tile is drawn only when this one's last block is loaded: who draws early hoards work.
+    __device__ void load_tile(const Tile& tile, TileOrder<Traits>& order)
     {
         const int kv_head = tile.head / (params.attention.heads / params.attention.kv_heads);
         const int batch = params.attention.cu_seqlens_k ? 0 : tile.batch;
@@ -44,6 +45,8 @@ template <class Traits> class Producer {
         int row = tile.key_offset + (tile.end_block - 1) * Traits::BLOCK_N;
         bool first = true;
         for (int block = tile.end_block - 1; block >= first_block; block--) {
+            if (block == first_block)
+                order.draw();
             load_keys({row, kv_head, batch});
             load_pending_values();
             if (first)

@@ -175,6 +175,12 @@ template <class Traits> struct RowState {
         add(scores, COUNT - CHUNK);
     }
 
+    __device__ void update(float (&scores)[COUNT], const ScoreScale& scale)
+    {
+        raise(scores, scale);
+        exponentiate(scores, scale);
+    }
+
     // A branch that is never taken, on a value that needs every exponential of `update`. Without it ptxas moves the
     // following wait for a product in front of the exponentials that should run under that product.
     __device__ void keep_before_here() const
@@ -235,6 +241,8 @@ template <class Traits> struct TileMask {
                                  int warpgroup, int block)
     {
         const Mask mask(params, tile.query_len, tile.key_len);
+        if (!mask.hides_part_of(tile.first_query + warpgroup * MMA_ROWS, MMA_ROWS, block * Traits::BLOCK_N, Traits::BLOCK_N))
+            return;
         const int first_key = block * Traits::BLOCK_N + lane_column();
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++) {
