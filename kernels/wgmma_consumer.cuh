@@ -97,16 +97,19 @@ template <class Traits> class Consumer {
 
     __device__ void start_tile()
     {
-        const TileMask<Traits> mask(params, tile(), warpgroup);
-        common_end = uniform(mask.common_end);
         block = uniform(tile().end_block) - 1;
         last_block = uniform(tile().first_block);
-        const int first_common_block = (uniform(mask.common_begin) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
+
+        const Mask mask(params, tile().query_len, tile().key_len);
+        const int first_row = tile().first_query + warpgroup * MMA_ROWS;
+        common_end = uniform(mask.end_key(first_row, 1));
+        const int common_begin = uniform(first_row + MMA_ROWS - 1 + mask.shift - mask.left);
+        const int first_common_block = (common_begin + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
         plain_floor = Traits::SOFTCAP && scale.has_softcap() ? block : max(last_block, first_common_block);
         state.reset();
     }
 
-    // The scores of the launch's first block, with nothing to overlap.
+    // The scores of the first block of all, with nothing to overlap.
     __device__ void first_scores()
     {
         wait_for_keys();
@@ -162,7 +165,7 @@ template <class Traits> class Consumer {
         OutputRows<Traits>(params, tile(), warpgroup).write_lse(lse);
     }
 
-    // The last product of the launch, with nothing to overlap.
+    // The last product before a tile without keys or the end, with nothing to overlap.
     __device__ void finish_output(int keys_left)
     {
         wait_for_values();
@@ -172,6 +175,7 @@ template <class Traits> class Consumer {
         issue_output(add_output);
         wgmma_wait<0>();
         pin(output);
+        release_values();
     }
 
     // scores = queries keys^T
@@ -212,7 +216,7 @@ template <class Traits> class Consumer {
         if constexpr (!PLAIN) {
             if (Traits::SOFTCAP && scale.has_softcap())
                 scale.cap(scores);
-            TileMask<Traits>::apply(scores, params, tile(), warpgroup, block);
+            apply_mask<Traits>(scores, params, tile(), warpgroup, block);
         }
         state.update(scores, scale);
     }
@@ -291,8 +295,8 @@ template <class Traits> class Consumer {
     unsigned tiles = 0; // received so far, the end included
     int block;          // of keys, counting down in a tile
     int last_block;
-    int plain_floor; // steps to blocks from here on, and below where the mask's upper edge lies, are plain
-    int common_end; // keys from here on are hidden from some row of the warpgroup
+    int plain_floor; // steps to blocks from here on that end by `common_end` are plain
+    int common_end;  // keys from here on are hidden from some row of the warpgroup
     RingPosition<Traits::STAGES> keys_at;
     RingPosition<Traits::STAGES> values_at;
     RingPosition<Traits::QUERY_STAGES> queries_at;

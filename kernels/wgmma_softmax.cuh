@@ -88,15 +88,9 @@ template <class Traits> struct RowState {
     bool must_rescale;          // same in all lanes of a warp
 
     static constexpr int COUNT = Traits::BLOCK_N / 2; // scores a thread
-#ifndef CHUNK_
-#define CHUNK_ 8
-#endif
-#ifndef PACED_
-#define PACED_ (Traits::CONSUMERS < 3)
-#endif
-    static constexpr int CHUNK = CHUNK_;
-    static constexpr bool PACED = PACED_;
-    static_assert(COUNT % CHUNK == 0, "");
+    static constexpr int CHUNK = 8;                   // scores of one round of `exponentiate`
+    static constexpr bool PACED = Traits::CONSUMERS < 3;
+    static_assert(COUNT % CHUNK == 0, "rounds cover a thread's scores");
 
     // Of a row whose keys have all been seen: what its output is multiplied by, and its log-sum-exp.
     __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD],
@@ -118,63 +112,7 @@ template <class Traits> struct RowState {
         }
     }
 
-    // Updates max and rescale, and sum with it.
-    __device__ void raise(float (&scores)[COUNT], const ScoreScale& scale)
-    {
-        float block_max[ROWS_PER_THREAD];
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++) {
-            // Four chains a row, so that none waits for itself.
-            float chain[4] = {scores[2 * row], scores[2 * row + 1], scores[2 * row + 4], scores[2 * row + 5]};
-#pragma unroll
-            for (int i = 8; i < COUNT; i += 8)
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    chain[j] = fmaxf(chain[j], scores[i + 2 * row + j / 2 * 4 + j % 2]);
-            block_max[row] = fmaxf(fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3]));
-        }
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++)
-            block_max[row] = quad_max(block_max[row]);
-
-        const auto growth = [&](int row) { return (block_max[row] - max[row]) * scale.scale_log2; };
-        must_rescale = __any_sync(0xffffffff, growth(0) > RESCALE_EXPONENT || growth(1) > RESCALE_EXPONENT);
-        if (must_rescale) {
-#pragma unroll
-            for (int row = 0; row < ROWS_PER_THREAD; row++)
-                raise_max(scores, row, block_max[row], scale);
-        }
-    }
-
-    // Scores -> weights, in place; adds them to sum. The exponential unit takes one warp instruction in 8 cycles; what else
-    // there is to do fits between them if it is spread evenly. ptxas would do all scaling first, so each chunk's scaling
-    // is made to depend on an exponential of the chunk before.
-    __device__ void exponentiate(float (&scores)[COUNT], const ScoreScale& scale)
-    {
-        const int zero = PACED ? scale.opaque_zero() : 0;
-        float offset[ROWS_PER_THREAD];
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++)
-            offset[row] = -finite_max(max[row]) * scale.scale_log2;
-#pragma unroll
-        for (int begin = 0; begin < COUNT; begin += CHUNK) {
-            // `sum` holds the chunks up to the one before the last.
-            if (PACED && begin >= 2 * CHUNK)
-#pragma unroll
-                for (int row = 0; row < ROWS_PER_THREAD; row++)
-                    offset[row] = after(offset[row], sum[row], zero);
-#pragma unroll
-            for (int i = begin; i < begin + CHUNK; i++)
-                scores[i] = scores[i] * scale.scale_log2 + offset[i % 4 / 2];
-            if (begin >= CHUNK)
-                add(scores, begin - CHUNK);
-#pragma unroll
-            for (int i = begin; i < begin + CHUNK; i++)
-                scores[i] = exp2_approximate(scores[i]);
-        }
-        add(scores, COUNT - CHUNK);
-    }
-
+    // Scores -> weights, in place; updates max, sum and rescale.
     __device__ void update(float (&scores)[COUNT], const ScoreScale& scale)
     {
         raise(scores, scale);
@@ -203,10 +141,74 @@ template <class Traits> struct RowState {
             sum[i % 4 / 2] += scores[i];
     }
 
+    __device__ void raise(float (&scores)[COUNT], const ScoreScale& scale)
+    {
+        float block_max[ROWS_PER_THREAD];
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++) {
+            // Four chains a row, so that none waits for itself.
+            float chain[4] = {scores[2 * row], scores[2 * row + 1], scores[2 * row + 4], scores[2 * row + 5]};
+#pragma unroll
+            for (int i = 8; i < COUNT; i += 8)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    chain[j] = fmaxf(chain[j], scores[i + 2 * row + j / 2 * 4 + j % 2]);
+            block_max[row] = fmaxf(fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3]));
+        }
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            block_max[row] = quad_max(block_max[row]);
+
+        bool grows = false;
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            grows |= grows_much(row, block_max[row], scale);
+        must_rescale = __any_sync(0xffffffff, grows);
+        if (must_rescale) {
+#pragma unroll
+            for (int row = 0; row < ROWS_PER_THREAD; row++)
+                raise_max(scores, row, block_max[row], scale);
+        }
+    }
+
+    // False for a row that has seen no key yet and sees none in this block: -inf - -inf is NaN.
+    __device__ bool grows_much(int row, float block_max, const ScoreScale& scale) const
+    {
+        return (block_max - max[row]) * scale.scale_log2 > RESCALE_EXPONENT;
+    }
+
+    // The exponential unit takes one warp instruction in 8 cycles; what else there is to do fits between them if it is
+    // spread evenly. ptxas would do all scaling first, so a round's scaling is made to depend on the sums of the round
+    // before the last. Three warpgroups fill each other's gaps, and need the registers.
+    __device__ void exponentiate(float (&scores)[COUNT], const ScoreScale& scale)
+    {
+        const int zero = PACED ? scale.opaque_zero() : 0;
+        float offset[ROWS_PER_THREAD];
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            offset[row] = -finite_max(max[row]) * scale.scale_log2;
+#pragma unroll
+        for (int begin = 0; begin < COUNT; begin += CHUNK) {
+            if (PACED && begin >= 2 * CHUNK)
+#pragma unroll
+                for (int row = 0; row < ROWS_PER_THREAD; row++)
+                    offset[row] = after(offset[row], sum[row], zero);
+#pragma unroll
+            for (int i = begin; i < begin + CHUNK; i++)
+                scores[i] = scores[i] * scale.scale_log2 + offset[i % 4 / 2];
+            if (begin >= CHUNK)
+                add(scores, begin - CHUNK);
+#pragma unroll
+            for (int i = begin; i < begin + CHUNK; i++)
+                scores[i] = exp2_approximate(scores[i]);
+        }
+        add(scores, COUNT - CHUNK);
+    }
+
     __device__ void raise_max(float (&scores)[COUNT], int row, float block_max, const ScoreScale& scale)
     {
         rescale[row] = 1;
-        if (!((block_max - max[row]) * scale.scale_log2 > RESCALE_EXPONENT))
+        if (!grows_much(row, block_max, scale))
             return;
         const float limit = scale.limit();
         if (block_max > limit) { // the score of finite inputs may be infinite, and inf - inf is NaN
@@ -223,42 +225,31 @@ template <class Traits> struct RowState {
     }
 };
 
-// The mask of one tile for one warpgroup. Which keys a row sees is an interval, so a block needs the per-element test only
-// where it sticks out of the interval common to the warpgroup's 64 rows.
-template <class Traits> struct TileMask {
-    int common_begin; // keys in [common_begin, common_end) are seen by every row
-    int common_end;
-
-    __device__ TileMask(const AttentionParams& params, const Tile& tile, int warpgroup)
-    {
-        const Mask mask(params, tile.query_len, tile.key_len);
-        const int first_row = tile.first_query + warpgroup * MMA_ROWS;
-        common_begin = first_row + MMA_ROWS - 1 + mask.shift - mask.left;
-        common_end = min(first_row + mask.shift + mask.right, tile.key_len - 1) + 1;
+// Hides from a warpgroup's 64 rows the keys of `block` that they don't see. Which keys a row sees is an interval, so most
+// blocks need no test of single elements.
+template <class Traits>
+__device__ void apply_mask(float (&scores)[Traits::BLOCK_N / 2], const AttentionParams& params, const Tile& tile,
+                           int warpgroup, int block)
+{
+    const Mask mask(params, tile.query_len, tile.key_len);
+    const int first_row = tile.first_query + warpgroup * MMA_ROWS;
+    if (!mask.hides_part_of(first_row, MMA_ROWS, block * Traits::BLOCK_N, Traits::BLOCK_N))
+        return;
+    const int first_key = block * Traits::BLOCK_N + lane_column();
+#pragma unroll
+    for (int row = 0; row < ROWS_PER_THREAD; row++) {
+        const int diagonal = first_row + lane_row() + 8 * row + mask.shift;
+        const int first_seen = diagonal - mask.left - first_key;
+        const int last_seen = min(diagonal + mask.right, tile.key_len - 1) - first_key;
+#pragma unroll
+        for (int i = 0; i < Traits::BLOCK_N / 8; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int key = 8 * i + j;
+                if (key < first_seen || key > last_seen)
+                    scores[4 * i + 2 * row + j] = negative_infinity();
+            }
     }
-
-    __device__ static void apply(float (&scores)[Traits::BLOCK_N / 2], const AttentionParams& params, const Tile& tile,
-                                 int warpgroup, int block)
-    {
-        const Mask mask(params, tile.query_len, tile.key_len);
-        if (!mask.hides_part_of(tile.first_query + warpgroup * MMA_ROWS, MMA_ROWS, block * Traits::BLOCK_N, Traits::BLOCK_N))
-            return;
-        const int first_key = block * Traits::BLOCK_N + lane_column();
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++) {
-            const int diagonal = tile.first_query + warpgroup * MMA_ROWS + lane_row() + 8 * row + mask.shift;
-            const int begin = diagonal - mask.left - first_key;
-            const int end = min(diagonal + mask.right, tile.key_len - 1) - first_key; // the last one seen
-#pragma unroll
-            for (int i = 0; i < Traits::BLOCK_N / 8; i++)
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    const int key = 8 * i + j;
-                    if (key < begin || key > end)
-                        scores[4 * i + 2 * row + j] = negative_infinity();
-                }
-        }
-    }
-};
+}
 
 } // namespace warptile
