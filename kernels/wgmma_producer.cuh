@@ -24,8 +24,10 @@ template <class Traits> class Producer {
                 continue;
             }
             order.draw();
-            if (tile.first_query < tile.query_len) // or the sequence is shorter than the longest one
+            if (tile.first_query < tile.query_len) { // or the sequence is shorter than the longest one
+                load_pending_values(); // a consumer finishes what it has before it takes a tile without keys
                 announce(tile);
+            }
         }
         load_pending_values();
         Tile& end = next_slot();

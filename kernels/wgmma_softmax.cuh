@@ -54,7 +54,8 @@ struct ScoreScale {
     float scale_log2; // score * log2(e) = dot * scale_log2; with softcap: tanh * scale_log2
 
     __device__ explicit ScoreScale(const AttentionParams& params)
-        : params(params), scale_log2((params.softcap > 0 ? params.softcap : params.scale) * LOG2_E)
+        // A scale of 0 must still keep hidden keys hidden: 0 * -inf is NaN.
+        : params(params), scale_log2(fmaxf((params.softcap > 0 ? params.softcap : params.scale) * LOG2_E, 1e-30f))
     {
     }
 
