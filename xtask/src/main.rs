@@ -66,8 +66,8 @@ enum Task {
     /// Pack the program, tests and benchmarks for a GPU host that has no Rust
     ///
     /// Builds the release program `warptile`, every test executable that has GPU tests and every benchmark, strips them, and
-    /// copies them with their data and a script into a directory of at most 64 MiB. On the host, `./run.sh` runs
-    /// everything and `./run.sh --help` says what else it can do; docs/bundle.md tells more.
+    /// copies them with their data and a script into a directory, and that into an archive of at most 64 MiB beside it. On
+    /// the host, `./run.sh` runs everything and `./run.sh --help` says what else it can do; docs/bundle.md tells more.
     Bundle {
         /// Where to put it; an older bundle there is replaced
         #[arg(long, value_name = "DIR", default_value = "bundle")]
@@ -214,16 +214,18 @@ fn show(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), Bo
 }
 
 fn bundle(root: &Path, out: &Path) -> Result<(), Box<dyn Error>> {
-    let packed = bundle::bundle(root, out)?;
-    for file in &packed {
+    let bundle = bundle::bundle(root, out)?;
+    for file in &bundle.files {
         println!("{:>10}  {}", file.bytes, file.path);
     }
-    let total: u64 = packed.iter().map(|file| file.bytes).sum();
+    let total: u64 = bundle.files.iter().map(|file| file.bytes).sum();
+    println!("{total:>10}  in all: {}", out.display());
     println!(
-        "{total:>10}  in all, {:.1} of {} MiB: {}",
-        total as f64 / f64::from(1 << 20),
+        "{:>10}  packed, {:.1} of {} MiB: {}",
+        bundle.archive_bytes,
+        bundle.archive_bytes as f64 / f64::from(1 << 20),
         bundle::SIZE_LIMIT >> 20,
-        out.display()
+        bundle.archive.display()
     );
     Ok(())
 }
