@@ -382,6 +382,15 @@ mod tests {
     }
 
     #[test]
+    fn the_committed_list_is_well_formed() {
+        assert!(
+            !parse(include_str!("../../kernels/instances.toml"))
+                .unwrap()
+                .is_empty()
+        );
+    }
+
+    #[test]
     fn an_image_listed_twice_is_refused() {
         let twice = format!("{FAMILY}{FAMILY}");
         assert!(matches!(parse(&twice), Err(InstancesError::Duplicate(_))));
