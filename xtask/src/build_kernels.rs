@@ -574,7 +574,8 @@ fn facts(
         log: LogReport::parse(log),
         record: ImageRecord::read(&cubin),
         has_entry: inspect::has_entry(&cubin, &entry).map_err(|error| error.to_string())?,
-        elf_param_bytes: inspect::param_bytes(&cubin, &entry).map_err(|error| error.to_string())?,
+        parameter_sizes: inspect::parameter_sizes(&cubin, &entry)
+            .map_err(|error| error.to_string())?,
         sass,
     })
 }

@@ -13,8 +13,8 @@ pub struct Facts {
     pub record: Result<ImageRecord, RecordError>,
     /// Whether the entry has machine code.
     pub has_entry: bool,
-    /// Parameter bytes by the ELF's own account.
-    pub elf_param_bytes: Option<u32>,
+    /// Size of each parameter by the ELF's own account.
+    pub parameter_sizes: Vec<u32>,
     /// Instructions; looked at where [`Instance::expectations`] asks for any.
     pub sass: SassCounts,
 }
@@ -84,16 +84,15 @@ pub enum Violation {
         /// The rest.
         others: Vec<String>,
     },
-    /// The record's parameter block is not the one the entry takes.
-    #[error("the record says the parameter block has {record} bytes, the ELF says {}", match elf {
-        Some(bytes) => bytes.to_string(),
-        None => "nothing about it".to_owned(),
-    })]
+    /// The record's parameter block is not the one parameter the entry takes.
+    #[error(
+        "the record says the parameter block has {record} bytes, the entry takes parameters of {entry:?} bytes"
+    )]
     ParamBytes {
         /// In the record.
         record: u32,
-        /// In the ELF.
-        elf: Option<u32>,
+        /// In the ELF, one per parameter.
+        entry: Vec<u32>,
     },
 }
 
@@ -175,10 +174,10 @@ fn check_record(
             });
         }
     }
-    if facts.elf_param_bytes != Some(record.param_bytes) {
+    if facts.parameter_sizes != [record.param_bytes] {
         found.push(Violation::ParamBytes {
             record: record.param_bytes,
-            elf: facts.elf_param_bytes,
+            entry: facts.parameter_sizes.clone(),
         });
     }
     let needed = record

@@ -73,34 +73,39 @@ fn number_before(line: &str, unit: &str) -> u32 {
         .unwrap_or_default()
 }
 
-/// Bytes of parameters the entry takes by the ELF's own account; `None` if it does not say.
+/// Size in bytes of each parameter the entry takes, by the ELF's own account.
 ///
 /// `.nv.info.<entry>` is a list of attributes: format byte, attribute byte, then a 16-bit value, or for format 4 a 16-bit
 /// length and that many bytes. NVIDIA does not document it; read off cubins of NVRTC 12.8 for sm_80 to sm_120, attribute
-/// 0x19 (in nvdisasm's words EIATTR_CBANK_PARAM_SIZE) holds the size of the parameter block.
+/// 0x17 (in nvdisasm's words EIATTR_KPARAM_INFO) describes one parameter: 32-bit index, 16-bit ordinal, 16-bit offset, and
+/// 32 bits of which the upper 14 are its size. (Attribute 0x19 has the size of all parameters, but with the padding before
+/// one whose alignment the start of the parameter space does not have, such as a tensor map's 64 bytes.)
 ///
 /// # Errors
 /// [`ElfError`] if the bytes are not an ELF.
-pub fn param_bytes(cubin: &[u8], entry: &str) -> Result<Option<u32>, ElfError> {
+pub fn parameter_sizes(cubin: &[u8], entry: &str) -> Result<Vec<u32>, ElfError> {
     const FORMAT_SIZED: u8 = 4;
-    const CBANK_PARAM_SIZE: u8 = 0x19;
+    const KPARAM_INFO: u8 = 0x17;
+    const SIZE_SHIFT: u32 = 18;
 
     let elf = Elf::parse(cubin)?;
-    let Some(section) = elf.section(&format!(".nv.info.{entry}")) else {
-        return Ok(None);
-    };
-    let mut rest = section.data;
+    let section = elf.section(&format!(".nv.info.{entry}"));
+    let mut rest = section.map_or(&[][..], |section| section.data);
+    let mut sizes = Vec::new();
     while let [format, attribute, low, high, tail @ ..] = rest {
-        let value = u16::from_le_bytes([*low, *high]);
-        if *attribute == CBANK_PARAM_SIZE {
-            return Ok(Some(u32::from(value)));
+        if *format != FORMAT_SIZED {
+            rest = tail;
+            continue;
         }
-        rest = match *format {
-            FORMAT_SIZED => tail.get(usize::from(value)..).unwrap_or_default(),
-            _ => tail,
-        };
+        let len = usize::from(u16::from_le_bytes([*low, *high]));
+        if let (&KPARAM_INFO, Some([.., a, b, c, d])) = (attribute, tail.get(..len)) {
+            sizes.push(u32::from_le_bytes([*a, *b, *c, *d]) >> SIZE_SHIFT);
+        }
+        rest = tail.get(len..).unwrap_or_default();
     }
-    Ok(None)
+    // The list has the last parameter first.
+    sizes.reverse();
+    Ok(sizes)
 }
 
 /// Whether the ELF has machine code under the entry's name.
