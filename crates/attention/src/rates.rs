@@ -5,16 +5,52 @@ use warptile_kernels::{Family, Image};
 use crate::Problem;
 use crate::device::DeviceProfile;
 
-/// Throughput of a kernel on full tiles, in TFLOP/s of one H200.
-///
-/// Only ratios matter: on another device the same order is expected.
+/// Throughput on full tiles of long unmasked sequences, in TFLOP/s of one H200 (driver 580, 2026-11-21; the notebooks in
+/// docs/ tell how). Only ratios matter: on another device the same order is expected.
+const MEASURED: &[(&str, f64)] = &[
+    ("scalar_d32_32x64_w4_s2", 30.0),
+    ("scalar_d64_16x64_w4_s2", 29.2),
+    ("scalar_d64_32x128_w4_s2", 36.5),
+    ("scalar_d64_32x32_w4_s2", 29.5),
+    ("scalar_d64_32x64_w4_s1", 31.8),
+    ("scalar_d64_32x64_w4_s2", 32.6),
+    ("scalar_d64_48x64_w8_s2", 28.7),
+    ("scalar_d64_64x64_w4_s2", 37.5),
+    ("scalar_d64_64x64_w8_s2", 32.1),
+    ("scalar_d96_64x32_w4_s2", 32.0),
+    ("scalar_d128_32x64_w4_s1", 32.7),
+    ("scalar_d128_48x32_w8_s2", 28.4),
+    ("scalar_d192_32x32_w4_s1", 29.3),
+    ("scalar_d256_32x32_w4_s1", 29.2),
+    ("wmma_d32_128x64_w4_s2", 181.0),
+    ("wmma_d64_128x64_w4_s2", 269.0),
+    ("wmma_d96_128x32_w4_s2", 275.0),
+    ("wmma_d128_128x32_w4_s2", 319.0),
+    ("wmma_d128_48x32_w8_s2", 67.0),
+    ("wmma_d160_64x64_w4_s1", 227.0),
+    ("wmma_d192_64x64_w4_s1", 273.0),
+    ("wmma_d256_64x64_w4_s1", 268.0),
+    ("wmma_d256_64x32_w4_s1", 205.0),
+];
+
 fn full_rate(image: &Image) -> f64 {
-    match image.family {
+    MEASURED
+        .iter()
+        .find(|(kernel, _)| *kernel == image.kernel)
+        .map_or_else(|| unmeasured_rate(image), |&(_, rate)| rate)
+}
+
+/// A guess for kernels that were not measured on long sequences: a tile reloads keys and values once for all its rows, so
+/// fewer rows mean more traffic for the same arithmetic.
+fn unmeasured_rate(image: &Image) -> f64 {
+    let tall = match image.family {
         Family::Wgmma => 600.0,
         Family::Mma => 300.0,
-        Family::Wmma => 150.0,
-        _ => 20.0,
-    }
+        Family::Wmma => 270.0,
+        _ => 30.0,
+    };
+    let rows = f64::from(image.tiling.block_m);
+    tall * rows / (rows + 10.0)
 }
 
 /// Fixed cost of a launch and of filling the first tiles, in microseconds.
