@@ -141,39 +141,3 @@ fn a_missing_device_and_a_full_one_are_told_apart() {
     );
     fake.assert_clean();
 }
-
-#[test]
-fn tensor_maps_and_the_tile_counter_reach_kernels_that_use_them() {
-    let Some(image) = warptile_kernels::catalog()
-        .iter()
-        .find(|image| image.family == warptile::Family::Wgmma)
-    else {
-        return assert!(
-            !warptile_kernels::catalog().is_empty(),
-            "an empty catalog has nothing to launch; run `cargo xtask build-kernels`"
-        );
-    };
-    let fake = FakeDriver::open();
-    let backend = Backend::cuda_with(&driver(&fake), 0).unwrap();
-    let head_dim = image.tiling.head_dim as usize;
-    let shape = [1, 300, 2, head_dim];
-    let tensor = backend
-        .tensor(&vec![f16::ONE; 600 * head_dim], shape)
-        .unwrap();
-    let attention = Attention::new().mask(Mask::causal()).kernel(image.kernel);
-    attention
-        .forward(&tensor, &tensor, &tensor)
-        .unwrap()
-        .out
-        .to_vec()
-        .unwrap();
-    let launches = fake.launches();
-    let params = launches[0].params();
-    assert_eq!(params.len(), 640);
-    let attention: AttentionParams = bytemuck::pod_read_unaligned(&params[384..624]);
-    assert_eq!(
-        (attention.query_len, attention.head_dim),
-        (300, head_dim as i32)
-    );
-    assert_ne!(attention.tile_counter, 0);
-}

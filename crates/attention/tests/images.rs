@@ -58,9 +58,6 @@ fn rust_offset(member: &str) -> usize {
 fn every_named_tiling_is_compiled_as_the_type_says() {
     for tiling in TILINGS {
         for family in [Family::Scalar, Family::Wmma] {
-            if !catalog().iter().any(|image| image.family == family) {
-                continue; // a family that is not built yet
-            }
             let kernel = format!("{family}_{}", tiling.name);
             let images: Vec<_> = catalog()
                 .iter()
