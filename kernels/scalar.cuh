@@ -260,18 +260,6 @@ __device__ void multiply_qk(float (&scores)[Traits::ROWS][Traits::KEYS], const f
     }
 }
 
-// Scores in natural units: in log2 units they are 1.44 times larger, so that adding the ALiBi term rounds up to twice as
-// coarsely as a plain fp32 softmax does. The rule's `_log2` members then hold natural units.
-template <class Element>
-__device__ inline ScoreRule natural_rule(const AttentionParams& params, const WorkItem<Element>& work)
-{
-    ScoreRule rule(params, work.alibi_slope, work.query_len, work.key_len);
-    if (!rule.has_softcap()) rule.scale_log2 = params.scale;
-    rule.cap_log2 = params.softcap;
-    rule.slope_log2 = work.alibi_slope;
-    return rule;
-}
-
 // A row's max in log2 units. Rounded the same way wherever it is used, so that what is relative to it cancels exactly.
 __device__ inline float in_log2(float max) { return __fmul_rn(max, LOG2_E); }
 
@@ -427,7 +415,9 @@ template <class Traits> __device__ void scalar_attention(const AttentionParams& 
     const SharedTiles<Traits> shared(shared_memory);
     const Place<Traits> place;
     const Mask mask(params, work.query_len, work.key_len);
-    const ScoreRule rule = natural_rule(params, work);
+    // In log2 units scores are 1.44 times larger, so that adding the ALiBi term would round up to twice as coarsely as a plain
+    // fp32 softmax does: they stay as they are until the exponential.
+    const ScoreRule rule(params, work.alibi_slope, work.query_len, work.key_len, 1);
     const int first_tile = mask.first_key(work.first_query) / Traits::BLOCK_N;
     const int end_tile = (mask.end_key(work.first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
 

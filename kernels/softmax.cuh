@@ -1,6 +1,4 @@
 // From a dot product to a score, and the online softmax in base 2.
-//
-// Scores are kept in units of log2: t = score * log2(e), so that p = 2^(t - m) needs no further multiplication.
 #pragma once
 
 #include "work.cuh"
@@ -41,31 +39,31 @@ __device__ inline float tanh_approximate(float x)
     return fabsf(x) < 0.1f ? series : quotient;
 }
 
-// Dot product -> score, in the order scale, softcap, ALiBi.
+// Dot product -> score, in the order scale, softcap, ALiBi. Scores come out multiplied by `unit`: LOG2_E makes them
+// exponents of 2, so that p = 2^(t - m) needs no further multiplication; 1 keeps them as they are.
 struct ScoreRule {
-    float scale_log2; // scale * log2(e); with softcap: scale / cap
-    float cap_log2;   // softcap * log2(e); 0 for none
-    float slope_log2; // ALiBi slope * log2(e); 0 for none
-    int shift;        // ALiBi distance of query i and key j is |i + shift - j|, whatever the mask's alignment
+    float scale; // in units; with softcap: of the argument of tanh, scale / cap
+    float cap;   // softcap in units; 0 for none
+    float slope; // ALiBi slope in units; 0 for none
+    int shift;   // ALiBi distance of query i and key j is |i + shift - j|, whatever the mask's alignment
 
-    __device__ ScoreRule(const AttentionParams& params, float alibi_slope, int query_len, int key_len)
-        : scale_log2(params.softcap > 0 ? params.scale / params.softcap : params.scale * LOG2_E),
-          cap_log2(params.softcap * LOG2_E),
-          slope_log2(alibi_slope * LOG2_E), shift(key_len - query_len)
+    __device__ ScoreRule(const AttentionParams& params, float alibi_slope, int query_len, int key_len, float unit)
+        : scale(params.softcap > 0 ? params.scale / params.softcap : params.scale * unit), cap(params.softcap * unit),
+          slope(alibi_slope * unit), shift(key_len - query_len)
     {
     }
 
     // Bounds the dot product so that no score becomes infinite: a quarter of the range, so that the ALiBi term may be added
     // to the largest.
-    __device__ float dot_limit() const { return MAX_FLOAT / 4 / fmaxf(1.0f, fabsf(scale_log2)); }
-    __device__ float score(float dot) const { return clamp_keeping_nan(dot, dot_limit()) * scale_log2; }
-    __device__ bool has_softcap() const { return cap_log2 > 0; }
-    __device__ float with_softcap(float score) const { return cap_log2 * tanhf(score); }
-    __device__ float with_softcap_approximate(float score) const { return cap_log2 * tanh_approximate(score); }
-    __device__ bool has_alibi() const { return slope_log2 != 0; }
+    __device__ float dot_limit() const { return MAX_FLOAT / 4 / fmaxf(1.0f, fabsf(scale)); }
+    __device__ float score(float dot) const { return clamp_keeping_nan(dot, dot_limit()) * scale; }
+    __device__ bool has_softcap() const { return cap > 0; }
+    __device__ float with_softcap(float score) const { return cap * tanhf(score); }
+    __device__ float with_softcap_approximate(float score) const { return cap * tanh_approximate(score); }
+    __device__ bool has_alibi() const { return slope != 0; }
     __device__ float with_alibi(float score, int query, int key) const
     {
-        return score - slope_log2 * fabsf((float)(query + shift - key));
+        return score - slope * fabsf((float)(query + shift - key));
     }
 };
 

@@ -174,7 +174,7 @@ __device__ inline void update(Accumulator (&s)[ROWS][KEYS], const AccumulatorMap
 // The same rule, of which the compiler computes nothing in advance.
 __device__ inline ScoreRule on_the_spot(ScoreRule rule)
 {
-    asm volatile("" : "+f"(rule.scale_log2));
+    asm volatile("" : "+f"(rule.scale));
     return rule;
 }
 
@@ -201,10 +201,10 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
     const WorkItem<Element> work = work_item<Traits::BLOCK_M, Element>(params);
     if (work.first_query >= work.query_len) return;
     const Mask mask(params, work.query_len, work.key_len);
-    const ScoreRule rule(params, work.alibi_slope, work.query_len, work.key_len);
+    const ScoreRule rule(params, work.alibi_slope, work.query_len, work.key_len, LOG2_E);
     // Scores are plain when they are a positive multiple of the dot products, which then stand for them up to the
     // exponential. The bound on the multiple keeps f16's largest dot product (65504^2 * 256 < 2^40) finite.
-    bool plain = !rule.has_softcap() && !rule.has_alibi() && rule.scale_log2 > 0 && rule.scale_log2 < 0x1p80f;
+    bool plain = !rule.has_softcap() && !rule.has_alibi() && rule.scale > 0 && rule.scale < 0x1p80f;
 
     const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
     const WarpGroup<WARPS_N> group = {warp / WARPS_N, warp % WARPS_N};
@@ -295,13 +295,13 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
 
         // Scores from the dot products where they are more than a multiple; the mask where it hides something.
         const bool masked = mask.hides_part_of(work.first_query, Traits::BLOCK_M, tile_key, Traits::BLOCK_N);
-        float factor = plain ? rule.scale_log2 : 1.0f; // of s, in log2 units
+        float factor = plain ? rule.scale : 1.0f; // of s, in log2 units
         if (!plain || masked) {
             const AccumulatorMap here = map.on_the_spot();
             const int first_query = work.first_query + group_row, first_column = tile_key + warp_key;
             const float limit = on_the_spot(rule).dot_limit();
             update(s, here, [&](float x, int, int) { return clamp_keeping_nan(x, limit); });
-            if (!plain) update(s, here, [&](float x, int, int) { return x * rule.scale_log2; });
+            if (!plain) update(s, here, [&](float x, int, int) { return x * rule.scale; });
             if (rule.has_softcap())
                 update(s, here, [&](float x, int, int) { return rule.with_softcap_approximate(x); });
             if (rule.has_alibi())

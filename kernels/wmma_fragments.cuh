@@ -131,22 +131,17 @@ template <int WARPS> struct WarpGroup {
             asm volatile("barrier.cta.sync %0, %1;" ::"r"(index + 1), "n"(WARPS * WARP_SIZE) : "memory");
     }
 
-    // Whether `condition` holds in any lane of the group; also a barrier for the group.
+    // Whether `condition` holds in any lane that takes part: the warp's, or with groups of several warps the CTA's; also a
+    // barrier for them. All groups decide alike, so that all pass the same barriers in the same order: racecheck counts
+    // the barriers a warp has passed, and where the counts differ by group it reports races that a barrier of the whole
+    // CTA excludes.
     __device__ bool any(bool condition) const
     {
         if constexpr (WARPS == 1) {
             __syncwarp();
             return __any_sync(~0u, condition);
         } else {
-            int result;
-            asm volatile("{ .reg .pred in, out;\n"
-                         "  setp.ne.s32 in, %1, 0;\n"
-                         "  barrier.cta.red.or.pred out, %2, %3, in;\n"
-                         "  selp.s32 %0, 1, 0, out; }"
-                         : "=r"(result)
-                         : "r"((int)condition), "r"(index + 1), "n"(WARPS * WARP_SIZE)
-                         : "memory");
-            return result;
+            return __syncthreads_or(condition);
         }
     }
 };
