@@ -8,7 +8,7 @@ use warptile_kernels::{ElementType, Family, Image, Target};
 
 use crate::device::DeviceProfile;
 use crate::rates;
-use crate::{Error, Mask, Problem, Result};
+use crate::{Error, Problem, Result};
 
 /// Where and how a problem will be computed.
 #[derive(Debug, Clone)]
@@ -300,7 +300,7 @@ fn consider(
             laid_out_for: any.tiling.head_dim,
         });
     }
-    if let Some(feature) = missing_feature(any.family, problem) {
+    if let Some(feature) = missing_feature(any, problem) {
         return Err(Reason::Feature(feature));
     }
     let image = of_element
@@ -326,34 +326,40 @@ fn consider(
     let tiles = tiles as u32;
     let ctas_per_multiprocessor = occupancy(image, device);
     let persistent = image.family == Family::Wgmma;
+    let grid = match persistent {
+        true => tiles.min(device.multiprocessors * ctas_per_multiprocessor),
+        false => tiles,
+    };
     Ok(Launch {
         image,
-        grid: if persistent {
-            tiles.min(device.multiprocessors * ctas_per_multiprocessor)
-        } else {
-            tiles
-        },
+        grid,
         threads: 32 * image.tiling.warps,
         dynamic_shared_bytes: needed,
         query_tiles: query_tiles as u32,
         tiles,
-        // Tiles of equal length need no balancing.
-        draws_tiles: persistent && (problem.mask() != Mask::None || problem.is_packed()),
+        draws_tiles: persistent && tiles > grid,
         needs_alignment: persistent,
         ctas_per_multiprocessor,
         estimate_us: rates::estimate_us(problem, image, device, tiles, ctas_per_multiprocessor),
     })
 }
 
-/// What `family` cannot do that `problem` asks for.
-fn missing_feature(family: Family, problem: &Problem) -> Option<&'static str> {
-    match family {
+/// What the kernel of `image` cannot do that `problem` asks for.
+fn missing_feature(image: &Image, problem: &Problem) -> Option<&'static str> {
+    // `Traits::SOFTCAP` in kernels/wgmma_layout.cuh: three computing warpgroups leave no registers for it.
+    const WGMMA_WARPS_WITHOUT_SOFTCAP: u32 = 16;
+    match image.family {
         Family::Scalar => None,
         // The tensor-core softmax takes the row's maximum before scaling, which needs a scale that keeps the order.
         _ if problem.scale() < 0.0 => Some("a negative scale"),
         Family::Wgmma if problem.alibi().is_some() => Some("ALiBi"),
         Family::Wgmma if !problem.is_aligned() => {
             Some("rows that don't start at multiples of 16 bytes")
+        }
+        Family::Wgmma
+            if problem.softcap().is_some() && image.tiling.warps == WGMMA_WARPS_WITHOUT_SOFTCAP =>
+        {
+            Some("a softcap")
         }
         _ => None,
     }

@@ -11,20 +11,27 @@ fn driver(fake: &FakeDriver) -> Driver {
     unsafe { Driver::load_from(fake.path()) }.unwrap()
 }
 
+/// A kernel that reads through addresses, and one that reads through tensor maps and draws its tiles from a counter.
+const PLAIN: &str = "scalar_d64_32x64_w4_s2";
+const MAPPED: &str = "wgmma_d64_64x128_w8_s2";
+
 /// One causal call on [2, 100, 4, 64] with everything that a call allocates.
 fn forward(driver: &Driver) -> Result<()> {
+    forward_on(driver, PLAIN, [2, 100, 4, 64])
+}
+
+fn forward_on(driver: &Driver, kernel: &str, shape: [usize; 4]) -> Result<()> {
     let backend = Backend::cuda_with(driver, 0)?;
-    let shape = [2, 100, 4, 64];
-    let data = vec![f16::ONE; 2 * 100 * 4 * 64];
+    let data = vec![f16::ONE; shape.iter().product()];
     let (q, k, v) = (
         backend.tensor(&data, shape)?,
         backend.tensor(&data, shape)?,
         backend.tensor(&data, shape)?,
     );
-    let attention = Attention::new()
-        .mask(Mask::causal())
-        .alibi_slopes(&[0.5; 4])
-        .kernel("scalar_d64_32x64_w4_s2");
+    let mut attention = Attention::new().mask(Mask::causal()).kernel(kernel);
+    if kernel == PLAIN {
+        attention = attention.alibi_slopes(&vec![0.5; shape[2]]);
+    }
     let output = attention.forward(&q, &k, &v)?;
     assert_eq!(output.out.to_vec()?.len(), data.len());
     output
@@ -76,7 +83,33 @@ fn a_call_launches_one_kernel_with_the_problem_in_its_parameters() {
 }
 
 #[test]
+fn a_launch_through_tensor_maps_brings_its_maps_and_its_tile_counter() {
+    let fake = FakeDriver::open();
+    // 264 CTAs stay; 5 tiles of each of the 80 heads are more, so they are drawn.
+    forward_on(&driver(&fake), MAPPED, [8, 300, 10, 64]).unwrap();
+    let launches = fake.launches();
+    assert_eq!(launches.len(), 1);
+    let block = launches[0].params();
+    assert_eq!(block.len(), 640);
+    let maps: Vec<&[u8]> = block[..384].chunks_exact(128).collect();
+    assert!(maps.iter().all(|map| map.iter().any(|&byte| byte != 0)));
+    assert!(maps[0] != maps[1], "q's box has other rows than k's");
+    let params: AttentionParams = bytemuck::pod_read_unaligned(&block[384..624]);
+    assert_eq!((params.batch, params.heads, params.query_tiles), (8, 10, 5));
+    assert_ne!(params.tile_counter, 0);
+    let word = |at: usize| i32::from_ne_bytes(block[at..at + 4].try_into().unwrap());
+    assert_eq!((word(624), word(628)), (8 * 10 * 5, 8 * 10));
+    fake.assert_clean();
+}
+
+#[test]
 fn whatever_driver_call_fails_nothing_leaks_and_the_next_call_works() {
+    for (kernel, shape) in [(PLAIN, [2, 100, 4, 64]), (MAPPED, [8, 300, 10, 64])] {
+        every_failure_is_survived(|driver| forward_on(driver, kernel, shape));
+    }
+}
+
+fn every_failure_is_survived(forward: impl Fn(&Driver) -> Result<()>) {
     let fake = FakeDriver::open();
     let driver = driver(&fake);
     let before = fake.calls();

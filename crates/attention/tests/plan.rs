@@ -164,6 +164,55 @@ fn an_unknown_kernel_is_an_error_with_suggestions() {
 }
 
 #[test]
+fn what_the_hopper_kernels_lack_goes_to_another_family_and_is_said() {
+    for (words, feature) in [
+        ("alibi=head", "ALiBi"),
+        ("scale=-0.5", "a negative scale"),
+        (
+            "unaligned",
+            "rows that don't start at multiples of 16 bytes",
+        ),
+        ("softcap=30", "a softcap"),
+    ] {
+        let problem = case(&format!("b4 h16 q4096 k4096 d128 f16 {words} seed=1")).problem();
+        let plan = Plan::gpu(problem, &DeviceProfile::h200(), None).unwrap();
+        let tallest = "wgmma_d128_192x80_w16_s3";
+        assert_ne!(plan.kernel_name(), tallest);
+        assert!(
+            plan.rejected()
+                .iter()
+                .any(|rejection| rejection.kernel == tallest
+                    && rejection.reason == Reason::Feature(feature)),
+            "{words}: {plan}"
+        );
+        // A softcap costs only the tiling with no registers left for it.
+        assert_eq!(
+            plan.kernel_name().starts_with("wgmma"),
+            words == "softcap=30",
+            "{words}: {plan}"
+        );
+    }
+}
+
+#[test]
+fn tiles_are_drawn_where_there_are_more_of_them_than_ctas() {
+    for (text, draws) in [
+        ("b2 h8 q512 k512 d64 f16 seed=1", false),
+        ("b2 h8 q4096 k4096 d64 f16 seed=1", true),
+    ] {
+        let problem = case(text).problem();
+        let plan = Plan::gpu(
+            problem,
+            &DeviceProfile::h200(),
+            Some("wgmma_d64_64x128_w8_s2"),
+        );
+        let launch = plan.unwrap().launch().unwrap().clone();
+        assert_eq!(launch.draws_tiles, draws, "{text}");
+        assert_eq!(launch.grid, launch.tiles.min(2 * 132), "{text}");
+    }
+}
+
+#[test]
 fn nothing_to_compute_is_an_empty_grid() {
     for text in [
         "b0 h2 q10 k10 d64 f16 seed=1",

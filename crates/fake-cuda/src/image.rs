@@ -6,7 +6,7 @@ use crate::argument::In;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) name: String,
-    /// Sizes of its parameters; unknown for a cubin that doesn't say.
+    /// Sizes of its parameters; unknown for PTX this stand-in can't read.
     pub(crate) params: Option<Vec<usize>>,
 }
 
@@ -108,7 +108,7 @@ fn cubin(image: &[u8]) -> Option<Image> {
         if let Some(kernel) = name.strip_prefix(b".nv.info.") {
             entries.push(Entry {
                 name: String::from_utf8_lossy(kernel).into_owned(),
-                params: param_bytes(bytes).map(|bytes| vec![bytes]),
+                params: Some(parameter_sizes(bytes)),
             });
         }
     }
@@ -119,20 +119,28 @@ fn cubin(image: &[u8]) -> Option<Image> {
     })
 }
 
-/// The size of the parameter block in a `.nv.info` section: a list of records (format, attribute,
-/// value). Format 4 is followed by a 16-bit length and as many bytes, the others by two bytes.
-fn param_bytes(info: &[u8]) -> Option<usize> {
-    /// EIATTR_CBANK_PARAM_SIZE.
-    const PARAM_SIZE: u8 = 0x19;
-    let mut at = 0;
-    while let (Some(&format), Some(&attribute)) = (info.get(at), info.get(at + 1)) {
-        let value = u16_at(info, at + 2)?;
-        if attribute == PARAM_SIZE {
-            return Some(usize::from(value));
+/// The size of each parameter in a `.nv.info` section: a list of records (format, attribute, value). Format 4 is followed
+/// by a 16-bit length and as many bytes, the others by two bytes.
+fn parameter_sizes(info: &[u8]) -> Vec<usize> {
+    /// EIATTR_KPARAM_INFO: index, ordinal, offset, and 32 bits of which the upper 14 are the size.
+    const PARAMETER: u8 = 0x17;
+    const SIZE_SHIFT: u32 = 18;
+    let mut sizes = Vec::new();
+    let mut rest = info;
+    while let [format, attribute, low, high, tail @ ..] = rest {
+        if *format != 4 {
+            rest = tail;
+            continue;
         }
-        at += 4 + if format == 4 { usize::from(value) } else { 0 };
+        let len = usize::from(u16::from_le_bytes([*low, *high]));
+        if let (&PARAMETER, Some([.., a, b, c, d])) = (attribute, tail.get(..len)) {
+            sizes.push((u32::from_le_bytes([*a, *b, *c, *d]) >> SIZE_SHIFT) as usize);
+        }
+        rest = tail.get(len..).unwrap_or_default();
     }
-    None
+    // The list has the last parameter first.
+    sizes.reverse();
+    sizes
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -169,9 +177,18 @@ mod tests {
     }
 
     #[test]
-    fn the_parameter_size_is_found_behind_longer_records() {
-        let info = [4, 0x17, 4, 0, 1, 2, 3, 4, 3, 0x19, 240, 0];
-        assert_eq!(param_bytes(&info), Some(240));
-        assert_eq!(param_bytes(&info[..8]), None);
+    fn each_parameter_has_a_record_the_last_one_first() {
+        let parameter = |size: u32| {
+            let mut record = vec![4, 0x17, 12, 0];
+            record.extend([0; 8]);
+            record.extend((size << 18 | 0x1F).to_le_bytes());
+            record
+        };
+        let mut info = vec![3, 0x19, 240, 0];
+        info.extend(parameter(8));
+        info.extend([4, 0x0A, 2, 0, 1, 2]);
+        info.extend(parameter(640));
+        assert_eq!(parameter_sizes(&info), [640, 8]);
+        assert_eq!(parameter_sizes(&info[..12]), [0_usize; 0]);
     }
 }

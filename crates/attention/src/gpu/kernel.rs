@@ -132,7 +132,8 @@ impl WgmmaParams {
 /// Heads (of all batches) whose tiles are interleaved, so that CTAs working side by side share keys and values in L2.
 ///
 /// Under a mask the tiles of a head differ in length; the longest go first across as many heads as keep their keys and
-/// values within half of the L2. Without one, head after head is best.
+/// values within half of the L2, in groups as even as they can be: a short last group leaves CTAs without work. Without
+/// a mask, head after head is best.
 fn heads_at_once(problem: &Problem) -> usize {
     const L2_SHARE_BYTES: usize = 32 << 20;
     if problem.mask() == crate::Mask::None && !problem.is_packed() {
@@ -141,9 +142,9 @@ fn heads_at_once(problem: &Problem) -> usize {
     let key_value_bytes =
         (problem.key_len() * problem.head_dim() * 2 * ELEMENT_BYTES as usize).max(1);
     let key_value_heads = (L2_SHARE_BYTES / key_value_bytes).max(1);
-    (key_value_heads * problem.group_size())
-        .min(problem.heads() * problem.batch())
-        .max(1)
+    let heads = (problem.heads() * problem.batch()).max(1);
+    let most = (key_value_heads * problem.group_size()).min(heads);
+    heads.div_ceil(heads.div_ceil(most))
 }
 
 #[cfg(test)]
@@ -177,6 +178,11 @@ mod tests {
         assert_eq!(
             heads_at_once(&problem("b1 h2 q64 k0 d128 f16 mask=causal seed=0")),
             2
+        );
+        // 18 heads of 2 MiB: two groups of 9, not 16 and 2.
+        assert_eq!(
+            heads_at_once(&problem("b1 h18 q4096 k4096 d128 f16 mask=causal seed=0")),
+            9
         );
     }
 }

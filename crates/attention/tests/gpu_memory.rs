@@ -1,0 +1,72 @@
+//! Launches while the device's memory is nearly full and its bandwidth taken. In a binary of its own: no other test could
+//! allocate meanwhile.
+
+use warptile::testing::Case;
+use warptile::{ElementType, Family, Plan, gpu::Gpu};
+use warptile_driver::{DeviceBuffer, Driver, Stream};
+use warptile_kernels::catalog;
+
+const LAUNCHES: usize = 1_000;
+/// Bytes left for the launches once everything else is taken.
+const LEFT: usize = 256 << 20;
+
+/// Allocates until the device refuses, in blocks that get smaller, and gives `LEFT` bytes back.
+fn take_nearly_all(stream: &Stream) -> Vec<DeviceBuffer<u8>> {
+    let mut taken = Vec::new();
+    for block in [4 << 30, LEFT] {
+        while let Ok(buffer) = DeviceBuffer::uninit(stream, block) {
+            taken.push(buffer);
+        }
+    }
+    assert!(taken.len() > 2, "the device has no memory to take");
+    taken.pop();
+    stream.synchronize().unwrap();
+    taken
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_thousand_launches_while_memory_is_full_and_busy() {
+    let gpu = Gpu::new(&Driver::load().unwrap(), 0).unwrap();
+    let cases = [
+        "b2 h8 q512 k512 d64 f16 seed=1",
+        "b2 h6/2 q203 k317 d128 f16 mask=causal seed=2",
+        "h4 packed=300x300,0x7,65x200 d64 f16 mask=causal seed=3",
+    ]
+    .map(|text| text.parse::<Case>().unwrap());
+    let busy = Stream::new(gpu.stream().context()).unwrap();
+    let source = DeviceBuffer::<u8>::zeroed(&busy, 64 << 20).unwrap();
+    let mut target = DeviceBuffer::<u8>::zeroed(&busy, 64 << 20).unwrap();
+    let taken = take_nearly_all(&busy);
+
+    let mut families: Vec<Family> = catalog().iter().map(|image| image.family).collect();
+    families.sort_unstable();
+    families.dedup();
+    for family in families {
+        for case in &cases {
+            assert_eq!(case.element, ElementType::F16);
+            let images = catalog().iter().filter(|image| image.family == family);
+            let plan = Plan::from_catalog(case.problem(), gpu.profile(), None, images).unwrap();
+            let inputs = case.inputs::<half::f16>();
+            let first = case.run_on_gpu(&inputs, &gpu, &plan).unwrap();
+            case.check(&inputs, &first).unwrap();
+            let mut on_gpu = case.upload(&inputs, &gpu, &plan).unwrap();
+            for launch in 1..=LAUNCHES {
+                target.copy_from(&source).unwrap();
+                on_gpu.launch().unwrap();
+                if launch % 100 == 0 {
+                    let again = on_gpu.result().unwrap();
+                    assert_eq!(first.out, again.out, "{case} on {family}, launch {launch}");
+                    assert_eq!(
+                        bytemuck::cast_slice::<f32, u32>(&first.lse),
+                        bytemuck::cast_slice::<f32, u32>(&again.lse),
+                        "{case} on {family}, launch {launch}"
+                    );
+                    on_gpu.poison().unwrap();
+                }
+            }
+        }
+    }
+    drop(taken);
+    busy.synchronize().unwrap();
+}
