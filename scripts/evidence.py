@@ -240,16 +240,20 @@ def bench(evidence, options, name):
 
 
 def bench_kernels(evidence, options):
-    """Every kernel that applies, on the shapes that are profiled."""
-    target = evidence.folder / "kernels.json"
-    command = [WARPTILE, "bench", "--device", f"cuda:{options.gpu}", "--kernel", "all", "--json", target]
-    command += ["--samples", "20", "--seconds", "0.1"]
-    for shape, _ in PROFILED:
-        command += ["--shape", shape]
-    code, output = run(command, LIMITS["bench"])
-    if code != 0:
-        evidence.fail(f"bench --kernel all: exit code {code}: {last_lines(output)}")
-    return json.loads(target.read_text()) if target.exists() else []
+    """Every kernel that applies on the shapes that are profiled, and the best of each family on all shapes."""
+    profiled = [word for shape, _ in PROFILED for word in ("--shape", shape)]
+    everywhere = ["--file", BUNDLE / "benches/peers/shapes.txt"]
+    rows = []
+    for name, kernels, problems in (("kernels.json", "all", profiled), ("families.json", "families", everywhere)):
+        target = evidence.folder / name
+        command = [WARPTILE, "bench", "--device", f"cuda:{options.gpu}", "--kernel", kernels, "--json", target]
+        command += ["--samples", "10", "--seconds", "0.1", *problems]
+        code, output = run(command, LIMITS["bench"])
+        if code != 0:
+            evidence.fail(f"bench --kernel {kernels}: exit code {code}: {last_lines(output)}")
+        if name == "kernels.json" and target.exists():
+            rows = json.loads(target.read_text())
+    return rows
 
 
 def peers(evidence, options):

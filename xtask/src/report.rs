@@ -10,6 +10,7 @@
 mod bench;
 mod checks;
 mod plot;
+mod speed;
 mod support;
 
 use std::path::{Path, PathBuf};
@@ -28,7 +29,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 6] = [
+const BLOCKS: [(&str, Maker); 8] = [
     ("support", |data| support::table(&data.images, &data.checks)),
     ("unproven", |data| {
         checks::unproven(&data.images, &data.checks)
@@ -36,6 +37,10 @@ const BLOCKS: [(&str, Maker); 6] = [
     ("checks", |data| checks::summary(&data.checks)),
     ("counters", |data| checks::counters(&data.checks)),
     ("bench", |data| bench::tables(&data.rows)),
+    ("speed", |data| speed::against_peers(&data.rows)),
+    ("families", |data| {
+        speed::families(&data.families, &data.rows)
+    }),
     ("plots", |data| plot::links(&data.rows)),
 ];
 
@@ -87,6 +92,8 @@ struct Data {
     images: Vec<ManifestEntry>,
     checks: Checks,
     rows: Vec<BenchRow>,
+    /// The best kernel of each family.
+    families: Vec<BenchRow>,
 }
 
 /// A file of the documentation as it should be.
@@ -123,6 +130,7 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
         images: read_json::<Manifest>(&root.join("crates/kernels/images/manifest.json"))?.images,
         checks: Checks::read(&root.join("evidence"))?,
         rows: read_rows(&root.join("evidence"))?,
+        families: read_optional(&root.join("evidence/families.json"))?,
     };
     let mut generated = Vec::new();
     let documents = files::list(&root.join("docs"))?;
@@ -244,6 +252,7 @@ mod tests {
             images: Vec::new(),
             checks: Checks::default(),
             rows: Vec::new(),
+            families: Vec::new(),
         };
         fill(Path::new("README.md"), text, &data)
     }

@@ -10,26 +10,29 @@ use super::{checks, markdown_table};
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct BenchRow {
     /// `warptile`, or a peer's name.
-    backend: String,
+    pub(super) backend: String,
     /// Kernel family; `cpu` for the CPU path.
-    family: String,
+    pub(super) family: String,
+    /// Name of the kernel; a peer's row may leave it out.
+    #[serde(default)]
+    pub(super) kernel: String,
     pub(super) batch: u64,
     pub(super) heads: u64,
     pub(super) kv_heads: u64,
     pub(super) query_len: u64,
     pub(super) key_len: u64,
     pub(super) head_dim: u64,
-    element: String,
-    mask: String,
+    pub(super) element: String,
+    pub(super) mask: String,
     /// `graph` (GPU time of one launch), `call` (one call between events) or `wall`.
-    method: String,
-    median_us: f64,
+    pub(super) method: String,
+    pub(super) median_us: f64,
     p90_us: f64,
     pub(super) tflops: f64,
-    device: String,
-    driver: String,
+    pub(super) device: String,
+    pub(super) driver: String,
     /// ISO 8601.
-    date: String,
+    pub(super) date: String,
 }
 
 impl BenchRow {
@@ -42,7 +45,7 @@ impl BenchRow {
         }
     }
 
-    fn shape(&self) -> String {
+    pub(super) fn shape(&self) -> String {
         let heads = if self.heads == self.kv_heads {
             self.heads.to_string()
         } else {

@@ -13,7 +13,8 @@ use clap::Args;
 use half::{bf16, f16};
 use indicatif::ProgressBar;
 use warptile::testing::Case;
-use warptile::{Attention, Backend, Element, ElementType, Error, Plan};
+use warptile::{Attention, Backend, Element, ElementType, Error, Family, Plan};
+use warptile_kernels::{Image, catalog};
 
 use self::data::Data;
 use self::row::{Method, Row, Samples};
@@ -38,8 +39,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Use the kernels of these names, or all that apply; the planner's choice if left out
-    #[arg(long, value_name = "NAME,...|all", value_delimiter = ',')]
+    /// Use the kernels of these names; the planner's choice if left out
+    ///
+    /// A family's name (such as wgmma) means each of its kernels that applies, `all` each of every family, and `families`
+    /// the planner's choice within each family.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     kernel: Vec<String>,
 
     /// Where to compute: auto (the best GPU, else the CPU), cpu or cuda:N
@@ -159,7 +163,7 @@ fn plans(case: &Case, kernels: &[String], backend: &Backend) -> Result<Vec<Plan>
     let Some(gpu) = backend.gpu() else {
         return match kernels
             .iter()
-            .find(|name| !["all", "cpu"].contains(&name.as_str()))
+            .find(|name| !["all", "families", "cpu"].contains(&name.as_str()))
         {
             None => Ok(vec![Plan::cpu(problem)]),
             Some(name) => Err(Failure::Input(format!(
@@ -170,24 +174,49 @@ fn plans(case: &Case, kernels: &[String], backend: &Backend) -> Result<Vec<Plan>
     if kernels.is_empty() {
         return Ok(vec![Plan::gpu(problem, gpu.profile(), None)?]);
     }
-    let mut names: Vec<&str> = kernels.iter().map(String::as_str).collect();
-    let all = names.contains(&"all");
-    if all {
-        names = warptile_kernels::catalog()
-            .iter()
-            .map(|image| image.kernel)
-            .collect();
-        names.sort_unstable();
-        names.dedup();
-    }
     let mut plans = Vec::new();
-    for name in names {
-        match Plan::gpu(problem.clone(), gpu.profile(), Some(name)) {
-            Err(Error::NoKernel { .. }) if all => {}
-            plan => plans.push(plan?),
+    for name in kernels {
+        let forced = |kernel| Plan::gpu(problem.clone(), gpu.profile(), Some(kernel));
+        let of_family = |family| catalog().iter().filter(move |image| image.family == family);
+        match name.as_str() {
+            "all" => plans.extend(applicable(kernel_names(catalog().iter()), forced)?),
+            "families" => plans.extend(applicable(families(), |family| {
+                Plan::from_catalog(problem.clone(), gpu.profile(), None, of_family(family))
+            })?),
+            name => match families().iter().find(|family| family.to_string() == name) {
+                Some(&family) => plans.extend(applicable(kernel_names(of_family(family)), forced)?),
+                None => plans.push(forced(name)?),
+            },
         }
     }
     Ok(plans)
+}
+
+/// The plans of those candidates that can solve the problem.
+fn applicable<T>(
+    candidates: Vec<T>,
+    plan: impl Fn(T) -> warptile::Result<Plan>,
+) -> warptile::Result<Vec<Plan>> {
+    candidates
+        .into_iter()
+        .map(plan)
+        .filter(|plan| !matches!(plan, Err(Error::NoKernel { .. })))
+        .collect()
+}
+
+fn kernel_names(images: impl Iterator<Item = &'static Image>) -> Vec<&'static str> {
+    sorted(images.map(|image| image.kernel))
+}
+
+fn families() -> Vec<Family> {
+    sorted(catalog().iter().map(|image| image.family))
+}
+
+fn sorted<T: Ord>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut items: Vec<T> = items.collect();
+    items.sort_unstable();
+    items.dedup();
+    items
 }
 
 fn time(case: &Case, plan: &Plan, backend: &Backend, effort: Effort) -> warptile::Result<Times> {
