@@ -103,11 +103,13 @@ pub enum Kind {
     Graphs = 6,
     /// Instantiated graphs.
     GraphExecs = 7,
+    /// Memory pools.
+    MemoryPools = 8,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Contexts,
         Kind::Streams,
         Kind::Events,
@@ -116,6 +118,7 @@ impl Kind {
         Kind::Modules,
         Kind::Graphs,
         Kind::GraphExecs,
+        Kind::MemoryPools,
     ];
 }
 
@@ -133,6 +136,7 @@ fn live(state: &State, kind: c_int) -> usize {
         5 => state.modules.len(),
         6 => state.graphs.len(),
         7 => state.execs.len(),
+        8 => state.pools.len(),
         _ => 0,
     }
 }

@@ -8,7 +8,7 @@ use warptile_cuda_sys::{CUcontext, CUdevice, CUresult};
 use crate::control::FakeLaunch;
 use crate::event::Event;
 use crate::graph::Capture;
-use crate::memory::Allocation;
+use crate::memory::{Allocation, Pool};
 use crate::module::{Function, Module};
 use crate::queue::Op;
 use crate::stream::Stream;
@@ -52,6 +52,7 @@ pub(crate) struct State {
     pub(crate) retained: HashMap<CUdevice, usize>,
     pub(crate) streams: HashMap<usize, Stream>,
     pub(crate) events: HashMap<usize, Event>,
+    pub(crate) pools: HashMap<usize, Pool>,
     pub(crate) allocations: BTreeMap<u64, Allocation>,
     pub(crate) pinned: BTreeMap<u64, Allocation>,
     pub(crate) modules: HashMap<usize, Module>,
