@@ -35,7 +35,8 @@ pub(crate) struct Fault {
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) config: Config,
-    pub(crate) calls: u64,
+    /// How often each function was called, not counting those about errors.
+    pub(crate) calls: HashMap<&'static str, u64>,
     pub(crate) fault: Option<Fault>,
     /// Name of the function that the last fault hit.
     pub(crate) hit: Option<&'static str>,
@@ -141,7 +142,7 @@ pub(crate) fn entered(symbol: &'static str, work: impl FnOnce(&mut State) -> CUr
     if INFORMATION.contains(&symbol) {
         return work(state);
     }
-    state.calls += 1;
+    *state.calls.entry(symbol).or_default() += 1;
     let fault = fault_for(state, symbol).or(state.lost);
     match fault {
         Some(code) if gives_back(symbol) => {
