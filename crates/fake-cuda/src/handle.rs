@@ -210,7 +210,8 @@ fn text(write: impl FnOnce(*mut c_char, usize)) -> String {
     String::from_utf8_lossy(text.unwrap_or_default()).into_owned()
 }
 
-/// Cargo puts the library of a dependency beside the test executable, or a directory above it.
+/// Cargo puts the library of a dependency beside the test executable, or a directory above it; `cargo xtask bundle`, for
+/// benchmarks, in the directory of the tests.
 fn library_path() -> PathBuf {
     let name = format!(
         "{}warptile_fake_cuda{}",
@@ -221,7 +222,7 @@ fn library_path() -> PathBuf {
         .unwrap_or_else(|error| panic!("the test executable does not know its path: {error}"));
     let mut tried = Vec::new();
     for directory in executable.ancestors().skip(1).take(3) {
-        for path in [directory.join(&name), directory.join("deps").join(&name)] {
+        for path in ["", "deps", "tests"].map(|below| directory.join(below).join(&name)) {
             if path.is_file() {
                 return path;
             }
