@@ -188,8 +188,10 @@ impl Context {
         Ok((free, total))
     }
 
-    /// Gives memory that dropped buffers have left behind back to the device, but for `keep` bytes,
-    /// so that others can have it. Does nothing on a device without memory pools.
+    /// Gives memory that dropped buffers have left behind back to the device, so that others can
+    /// have it. The context keeps at least `keep` bytes, those of live buffers included, if it has
+    /// as many. What a stream has yet to free stays, too. Does nothing on a device without memory
+    /// pools.
     ///
     /// # Errors
     /// What the driver reports.

@@ -113,10 +113,28 @@ impl State {
 
     /// What pools do when something is waited for.
     pub(crate) fn trim_pools(&mut self) {
-        for pool in self.pools.values_mut() {
-            let most = usize::try_from(pool.release_threshold).unwrap_or(usize::MAX);
-            pool.unused = pool.unused.min(most);
+        let pools: Vec<(usize, u64)> = self
+            .pools
+            .iter()
+            .map(|(&id, pool)| (id, pool.release_threshold))
+            .collect();
+        for (id, threshold) in pools {
+            self.trim_pool(id, usize::try_from(threshold).unwrap_or(usize::MAX));
         }
+    }
+
+    /// Gives unused memory back, down to `keep` bytes with what is in use; `None` if there is no such pool.
+    fn trim_pool(&mut self, id: usize, keep: usize) -> Option<()> {
+        let pool = self.pools.get_mut(&id)?;
+        let of_pool = |allocation: &&Allocation| allocation.pool == Some(id);
+        let used: usize = self
+            .allocations
+            .values()
+            .filter(of_pool)
+            .map(|allocation| allocation.bytes)
+            .sum();
+        pool.unused = pool.unused.min(keep.saturating_sub(used));
+        Some(())
     }
 
     pub(crate) fn is_live(&self, address: u64, identity: Identity) -> bool {
@@ -284,11 +302,8 @@ pub(crate) fn mem_pool_set_attribute(
 }
 
 pub(crate) fn mem_pool_trim_to(state: &mut State, pool: CUmemoryPool, keep: usize) -> CUresult {
-    match state.pools.get_mut(&pool_id(pool)) {
-        Some(pool) => {
-            pool.unused = pool.unused.min(keep);
-            CUresult::SUCCESS
-        }
+    match state.trim_pool(pool_id(pool), keep) {
+        Some(()) => CUresult::SUCCESS,
         None => state.bad_handle("a memory pool"),
     }
 }
