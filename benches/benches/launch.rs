@@ -3,6 +3,7 @@
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use warptile::{Attention, Plan};
 use warptile_benches::{Half, OnGpu, case, gpu_backend};
+use warptile_driver::DeviceBuffer;
 
 /// Launches between two waits: fewer than a stream's queue holds, so that none waits for the GPU.
 const LAUNCHES: usize = 100;
@@ -39,6 +40,17 @@ fn launch_on(criterion: &mut Criterion, backend: &warptile::Backend) -> warptile
     if let Some(error) = failed {
         return Err(error);
     }
+
+    let (out_len, lse_len) = (
+        plan.problem().out().required_len().unwrap_or(0),
+        plan.problem().lse_len(),
+    );
+    criterion.bench_function(
+        "launch/the memory of one output, had and dropped",
+        |bencher| {
+            bencher.iter(|| DeviceBuffer::<Half>::uninit_pair::<f32>(&stream, out_len, lse_len));
+        },
+    );
 
     let tensor = |buffer: &warptile::testing::Buffer<Half>| {
         backend.tensor_with_layout(buffer.view().data, buffer.layout)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use warptile_driver::DeviceBuffer;
 
 use crate::backend::Place;
-use crate::gpu::{Arguments, Gpu};
+use crate::gpu::{Arguments, Gpu, PreparedCall};
 use crate::tensor::Storage;
 use crate::{
     AlibiShape, Element, Error, Mask, Plan, Problem, Reason, Rejection, Result, Tensor, ViewMut,
@@ -40,7 +40,7 @@ pub struct Attention {
     lse: bool,
 }
 
-/// What [`Attention::forward`] gives.
+/// What [`Attention::forward`] gives. On a GPU `out` and `lse` share one piece of memory, which lasts as long as either.
 #[derive(Debug, Clone)]
 pub struct Output<T: Element> {
     /// The attention output, of q's shape, element type and dimension order.
@@ -134,6 +134,10 @@ impl Attention {
 
     /// Attention over dense tensors. On a GPU the call returns when the work is submitted; reading the output waits.
     ///
+    /// The first call with a shape plans, loads the kernel if need be, and uploads row offsets and slopes, which waits for
+    /// the GPU. A GPU keeps the last 32 such preparations: a call like one of them, from whichever thread, only allocates
+    /// the output and launches.
+    ///
     /// # Errors
     /// When a shape breaks a rule, the tensors are on different backends, or no kernel applies: before anything is
     /// launched. When the device is out of memory or the launch fails.
@@ -185,13 +189,14 @@ impl Attention {
         self.make_plan(q, k, v, Some((cu_seqlens_q, cu_seqlens_k)))
     }
 
-    fn make_plan<T: Element>(
+    /// The problem that the options and tensors describe, with all of it checked.
+    fn problem<T: Element>(
         &self,
         q: &Tensor<T>,
         k: &Tensor<T>,
         v: &Tensor<T>,
         packed: Option<(&[i32], &[i32])>,
-    ) -> Result<Plan> {
+    ) -> Result<Problem> {
         for (argument, tensor) in [("k", k), ("v", v)] {
             if !tensor.backend().is_same(q.backend()) {
                 return Err(Error::DeviceMismatch {
@@ -223,10 +228,27 @@ impl Attention {
         }
         let problem = builder.build()?;
         problem.check_alibi(self.alibi_slopes.as_deref())?;
-        match (q.backend().place(), self.kernel.as_deref()) {
-            (Place::Cpu, None | Some("cpu")) => Ok(Plan::cpu(problem)),
-            (Place::Cpu, Some(name)) => Err(not_on_the_cpu(&problem, name)),
-            (Place::Gpu(gpu), kernel) => Plan::gpu(problem, gpu.profile(), kernel),
+        Ok(problem)
+    }
+
+    fn make_plan<T: Element>(
+        &self,
+        q: &Tensor<T>,
+        k: &Tensor<T>,
+        v: &Tensor<T>,
+        packed: Option<(&[i32], &[i32])>,
+    ) -> Result<Plan> {
+        let problem = self.problem(q, k, v, packed)?;
+        match q.backend().place() {
+            Place::Cpu => self.plan_on_cpu(problem),
+            Place::Gpu(gpu) => Plan::gpu(problem, gpu.profile(), self.kernel.as_deref()),
+        }
+    }
+
+    fn plan_on_cpu(&self, problem: Problem) -> Result<Plan> {
+        match self.kernel.as_deref() {
+            None | Some("cpu") => Ok(Plan::cpu(problem)),
+            Some(name) => Err(not_on_the_cpu(&problem, name)),
         }
     }
 
@@ -237,10 +259,19 @@ impl Attention {
         v: &Tensor<T>,
         packed: Option<(&[i32], &[i32])>,
     ) -> Result<Output<T>> {
-        let plan = self.make_plan(q, k, v, packed)?;
-        let (out, lse) = match q.backend().place() {
-            Place::Cpu => self.run_on_cpu(plan.problem(), q, k, v)?,
-            Place::Gpu(gpu) => self.run_on_gpu(&plan, gpu, q, k, v)?,
+        let problem = self.problem(q, k, v, packed)?;
+        let (plan, out, lse) = match q.backend().place() {
+            Place::Cpu => {
+                let plan = self.plan_on_cpu(problem)?;
+                let (out, lse) = self.run_on_cpu(plan.problem(), q, k, v)?;
+                (plan, out, lse)
+            }
+            Place::Gpu(gpu) => {
+                let slopes = self.alibi_slopes.as_deref();
+                let call = gpu.prepare(&problem, self.kernel.as_deref(), slopes)?;
+                let (out, lse) = run_on_gpu(&call, gpu, q, k, v)?;
+                (call.plan().clone(), out, lse)
+            }
         };
         let problem = plan.problem();
         Ok(Output {
@@ -276,40 +307,37 @@ impl Attention {
             lse.map(|lse| Storage::Host(Arc::new(lse))),
         ))
     }
+}
 
-    fn run_on_gpu<T: Element>(
-        &self,
-        plan: &Plan,
-        gpu: &Gpu,
-        q: &Tensor<T>,
-        k: &Tensor<T>,
-        v: &Tensor<T>,
-    ) -> Result<(Storage<T>, Option<Storage<f32>>)> {
-        let problem = plan.problem();
-        let stream = gpu.stream();
-        let mut launcher = gpu.launcher(plan, stream)?;
-        let mut out = DeviceBuffer::uninit(stream, problem.out().required_len().unwrap_or(0))?;
-        let mut lse = match problem.wants_lse() {
-            true => Some(DeviceBuffer::uninit(stream, problem.lse_len())?),
-            false => None,
-        };
-        let slopes = match &self.alibi_slopes {
-            Some(slopes) => Some(DeviceBuffer::from_slice(stream, slopes)?),
-            None => None,
-        };
-        launcher.launch(Arguments {
-            q: q.device_slice()?,
-            k: k.device_slice()?,
-            v: v.device_slice()?,
-            out: out.as_slice_mut(),
-            lse: lse.as_mut().map(DeviceBuffer::as_slice_mut),
-            alibi_slopes: slopes.as_ref().map(DeviceBuffer::as_slice),
-        })?;
-        Ok((
-            Storage::Device(Arc::new(out)),
-            lse.map(|lse| Storage::Device(Arc::new(lse))),
-        ))
-    }
+fn run_on_gpu<T: Element>(
+    call: &PreparedCall,
+    gpu: &Gpu,
+    q: &Tensor<T>,
+    k: &Tensor<T>,
+    v: &Tensor<T>,
+) -> Result<(Storage<T>, Option<Storage<f32>>)> {
+    let problem = call.plan().problem();
+    let stream = gpu.stream();
+    // One way in and out for all calls of the driver.
+    let _current = stream.context().enter()?;
+    let out_len = problem.out().required_len().unwrap_or(0);
+    let lse_len = match problem.wants_lse() {
+        true => problem.lse_len(),
+        false => 0,
+    };
+    let (mut out, mut lse) = DeviceBuffer::uninit_pair(stream, out_len, lse_len)?;
+    call.launch(Arguments {
+        q: q.device_slice()?,
+        k: k.device_slice()?,
+        v: v.device_slice()?,
+        out: out.as_slice_mut(),
+        lse: problem.wants_lse().then(|| lse.as_slice_mut()),
+        alibi_slopes: call.slopes(),
+    })?;
+    Ok((
+        Storage::Device(Arc::new(out)),
+        problem.wants_lse().then(|| Storage::Device(Arc::new(lse))),
+    ))
 }
 
 /// A GPU kernel was asked for, but the tensors are on the CPU.

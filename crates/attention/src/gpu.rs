@@ -9,27 +9,32 @@
 mod arguments;
 mod kernel;
 mod launcher;
+mod recent;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use warptile_driver::{Context, Driver, Stream};
 use warptile_kernels::Image;
 
 use crate::device::DeviceProfile;
-use crate::{Error, Plan, Result};
+use crate::{Error, Plan, Problem, Result};
 use kernel::LoadedKernel;
+use recent::Recent;
 
 pub use arguments::Arguments;
 pub use launcher::Launcher;
+pub(crate) use recent::PreparedCall;
 
-/// A GPU with the kernels that were loaded on it so far.
+/// A GPU with the kernels that were loaded on it so far, and the plans of the last calls of
+/// [`Attention::forward`](crate::Attention::forward).
 #[derive(Debug)]
 pub struct Gpu {
     ordinal: u32,
     profile: DeviceProfile,
     stream: Stream,
     kernels: Mutex<HashMap<&'static str, Arc<LoadedKernel>>>,
+    recent: Mutex<Recent<PreparedCall>>,
 }
 
 impl Gpu {
@@ -53,6 +58,7 @@ impl Gpu {
             profile: DeviceProfile::of(device)?,
             stream: stream.clone(),
             kernels: Mutex::default(),
+            recent: Mutex::default(),
         })
     }
 
@@ -96,10 +102,32 @@ impl Gpu {
         Launcher::new(self.kernel(launch.image)?, plan.problem(), launch, stream)
     }
 
+    /// What it takes to solve `problem` on this GPU's own stream, from the last time if it was among the last calls.
+    ///
+    /// # Errors
+    /// When no kernel applies, or as [`Gpu::launcher`].
+    pub(crate) fn prepare(
+        &self,
+        problem: &Problem,
+        kernel: Option<&str>,
+        slopes: Option<&[f32]>,
+    ) -> Result<Arc<PreparedCall>> {
+        let known = lock(&self.recent).find(|call| call.is_for(problem, kernel, slopes));
+        if let Some(call) = known {
+            return Ok(call);
+        }
+        // Not under the lock: this may take long. Two threads may both come here with the same problem, at no harm.
+        let plan = Plan::gpu(problem.clone(), &self.profile, kernel)?;
+        let launcher = self.launcher(&plan, &self.stream)?;
+        let call = Arc::new(PreparedCall::new(plan, launcher, kernel, slopes)?);
+        // What makes place is dropped after the lock is released: freeing its memory may wait for the device.
+        let _oldest = lock(&self.recent).keep(call.clone());
+        Ok(call)
+    }
+
     /// The kernel of `image`, loaded once per device.
     fn kernel(&self, image: &'static Image) -> Result<Arc<LoadedKernel>> {
-        // Nothing can panic while the lock is held, and a half-done insert can't be observed.
-        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kernels = lock(&self.kernels);
         if let Some(kernel) = kernels.get(image.name) {
             return Ok(kernel.clone());
         }
@@ -107,4 +135,9 @@ impl Gpu {
         kernels.insert(image.name, kernel.clone());
         Ok(kernel)
     }
+}
+
+/// Nothing that holds one of these locks can leave its value half changed, so a poisoned one is whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

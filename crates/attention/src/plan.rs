@@ -2,7 +2,9 @@
 //!
 //! Planning is a pure function of the problem, the device's limits and the catalog; it needs no GPU.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
+use std::sync::{Arc, LazyLock};
 
 use warptile_kernels::{ElementType, Family, Image, Target};
 
@@ -10,11 +12,17 @@ use crate::device::DeviceProfile;
 use crate::rates;
 use crate::{Error, Problem, Result};
 
-/// Where and how a problem will be computed.
+/// Where and how a problem will be computed. A cheap handle: clones are the same plan.
 #[derive(Debug, Clone)]
 pub struct Plan {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
     problem: Problem,
-    device: String,
+    /// Both are `None` on the CPU.
+    device: Option<DeviceProfile>,
     launch: Option<Launch>,
     rejected: Vec<Rejection>,
 }
@@ -127,16 +135,25 @@ impl fmt::Display for Reason {
 /// Largest grid along x (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 const MAX_GRID: u64 = (1 << 31) - 1;
 
+/// Images by kernel name.
+type Kernels = BTreeMap<&'static str, Vec<&'static Image>>;
+
+fn by_kernel(images: impl Iterator<Item = &'static Image>) -> Kernels {
+    let mut kernels = Kernels::new();
+    for image in images {
+        kernels.entry(image.kernel).or_default().push(image);
+    }
+    kernels
+}
+
+/// The embedded catalog, sorted once: it has several hundred images.
+static CATALOG: LazyLock<Kernels> = LazyLock::new(|| by_kernel(warptile_kernels::catalog().iter()));
+
 impl Plan {
     /// A plan for the CPU path.
     #[must_use]
     pub fn cpu(problem: Problem) -> Self {
-        Plan {
-            problem,
-            device: "cpu".to_owned(),
-            launch: None,
-            rejected: Vec::new(),
-        }
+        Self::new(problem, None, None, Vec::new())
     }
 
     /// Chooses a kernel for `problem` on `device` from the embedded catalog; `kernel` forces one by name.
@@ -145,7 +162,7 @@ impl Plan {
     /// [`Error::UnknownKernel`] if the catalog has no kernel of that name, [`Error::NoKernel`] with every kernel's reason
     /// if none (or not the one asked for) can run.
     pub fn gpu(problem: Problem, device: &DeviceProfile, kernel: Option<&str>) -> Result<Self> {
-        Self::from_catalog(problem, device, kernel, warptile_kernels::catalog().iter())
+        Self::choose(problem, device, kernel, &CATALOG)
     }
 
     /// [`Plan::gpu`] over a part of the catalog, such as only the PTX images.
@@ -158,25 +175,27 @@ impl Plan {
         kernel: Option<&str>,
         images: impl Iterator<Item = &'static Image> + Clone,
     ) -> Result<Self> {
+        Self::choose(problem, device, kernel, &by_kernel(images))
+    }
+
+    fn choose(
+        problem: Problem,
+        device: &DeviceProfile,
+        kernel: Option<&str>,
+        kernels: &Kernels,
+    ) -> Result<Self> {
         if let Some(name) = kernel
-            && !images.clone().any(|image| image.kernel == name)
+            && !kernels.contains_key(name)
         {
-            return Err(Error::unknown_kernel(
-                name,
-                images.map(|image| image.kernel),
-            ));
+            return Err(Error::unknown_kernel(name, kernels.keys().copied()));
         }
 
         let mut candidates = Vec::new();
         let mut rejected = Vec::new();
-        for kernel_name in kernel_names(images.clone()) {
-            let images = images.clone().filter(|image| image.kernel == kernel_name);
+        for (&kernel, images) in kernels {
             match consider(&problem, device, images) {
                 Ok(launch) => candidates.push(launch),
-                Err(reason) => rejected.push(Rejection {
-                    kernel: kernel_name,
-                    reason,
-                }),
+                Err(reason) => rejected.push(Rejection { kernel, reason }),
             }
         }
 
@@ -206,42 +225,52 @@ impl Plan {
                 },
             },
         }));
-        let device = format!(
-            "{} (compute capability {}.{}, {} multiprocessors)",
-            device.name, device.major, device.minor, device.multiprocessors
-        );
-        Ok(Plan {
+        Ok(Self::new(
             problem,
-            device,
-            launch: Some(launch),
+            Some(device.clone()),
+            Some(launch),
             rejected,
-        })
+        ))
+    }
+
+    fn new(
+        problem: Problem,
+        device: Option<DeviceProfile>,
+        launch: Option<Launch>,
+        rejected: Vec<Rejection>,
+    ) -> Self {
+        Plan {
+            inner: Arc::new(Inner {
+                problem,
+                device,
+                launch,
+                rejected,
+            }),
+        }
     }
 
     /// The problem this plan solves.
     #[must_use]
     pub fn problem(&self) -> &Problem {
-        &self.problem
+        &self.inner.problem
     }
 
     /// The launch of the chosen kernel; `None` on the CPU.
     #[must_use]
     pub fn launch(&self) -> Option<&Launch> {
-        self.launch.as_ref()
+        self.inner.launch.as_ref()
     }
 
     /// The chosen kernel's name, `cpu` on the CPU.
     #[must_use]
     pub fn kernel_name(&self) -> &'static str {
-        self.launch
-            .as_ref()
-            .map_or("cpu", |launch| launch.image.kernel)
+        self.launch().map_or("cpu", |launch| launch.image.kernel)
     }
 
     /// Every kernel that was not chosen, and why.
     #[must_use]
     pub fn rejected(&self) -> &[Rejection] {
-        &self.rejected
+        &self.inner.rejected
     }
 
     /// A readable account of the choice: problem, device, kernel, launch, and the reason for each kernel left out.
@@ -253,11 +282,18 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "problem  {}", self.problem)?;
-        writeln!(f, "device   {}", self.device)?;
-        let Some(launch) = &self.launch else {
-            return writeln!(f, "kernel   cpu (tiled online softmax over all cores)");
+        writeln!(f, "problem  {}", self.problem())?;
+        let (Some(device), Some(launch)) = (&self.inner.device, self.launch()) else {
+            return writeln!(
+                f,
+                "device   cpu\nkernel   cpu (tiled online softmax over all cores)"
+            );
         };
+        writeln!(
+            f,
+            "device   {} (compute capability {}.{}, {} multiprocessors)",
+            device.name, device.major, device.minor, device.multiprocessors
+        )?;
         writeln!(
             f,
             "kernel   {} (image {})",
@@ -271,29 +307,24 @@ impl fmt::Display for Plan {
             launch.dynamic_shared_bytes,
             launch.ctas_per_multiprocessor
         )?;
-        for rejection in &self.rejected {
+        for rejection in self.rejected() {
             writeln!(f, "not      {}: {}", rejection.kernel, rejection.reason)?;
         }
         Ok(())
     }
 }
 
-/// Every kernel name once; the catalog is ordered by image name, so the images of a kernel are neighbours.
-fn kernel_names(images: impl Iterator<Item = &'static Image>) -> Vec<&'static str> {
-    let mut names: Vec<_> = images.map(|image| image.kernel).collect();
-    names.sort_unstable();
-    names.dedup();
-    names
-}
-
 /// The launch of one kernel, given its images, or why it can't run.
 fn consider(
     problem: &Problem,
     device: &DeviceProfile,
-    images: impl Iterator<Item = &'static Image> + Clone,
+    images: &[&'static Image],
 ) -> std::result::Result<Launch, Reason> {
     let element = problem.element();
-    let of_element = images.clone().filter(|image| image.element == element);
+    let of_element = images
+        .iter()
+        .copied()
+        .filter(|image| image.element == element);
     let any = of_element.clone().next().ok_or(Reason::Element(element))?;
     if any.tiling.head_dim < problem.head_dim() as u32 {
         return Err(Reason::HeadDim {

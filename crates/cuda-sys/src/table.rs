@@ -119,9 +119,21 @@ macro_rules! driver_api {
             );
 
             // Memory
-            required fn mem_alloc_async = cuMemAllocAsync(
+            required fn mem_pool_create = cuMemPoolCreate(
+                pool: *mut CUmemoryPool,
+                props: *const CUmemPoolProps,
+            );
+            required fn mem_pool_destroy = cuMemPoolDestroy(pool: CUmemoryPool);
+            required fn mem_pool_set_attribute = cuMemPoolSetAttribute(
+                pool: CUmemoryPool,
+                attribute: CUmemPoolAttribute,
+                value: *mut c_void,
+            );
+            required fn mem_pool_trim_to = cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
+            required fn mem_alloc_from_pool_async = cuMemAllocFromPoolAsync(
                 pointer: *mut CUdeviceptr,
                 bytes: usize,
+                pool: CUmemoryPool,
                 stream: CUstream,
             );
             required fn mem_free_async = cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream);

@@ -54,6 +54,8 @@ handles! {
     CUgraphExec;
     /// A CUDA array; only ever null here.
     CUarray;
+    /// A pool that memory is allocated from in stream order.
+    CUmemoryPool;
 }
 
 /// Declares transparent integers with named constants, so that a name is written once.
@@ -253,6 +255,24 @@ integers! {
         UNIFIED = 4,
     }
 
+    /// What can be set of a memory pool.
+    CUmemPoolAttribute(u32), "CU_MEMPOOL_ATTR_" {
+        REUSE_FOLLOW_EVENT_DEPENDENCIES = 1,
+        REUSE_ALLOW_OPPORTUNISTIC = 2,
+        REUSE_ALLOW_INTERNAL_DEPENDENCIES = 3,
+        RELEASE_THRESHOLD = 4,
+    }
+
+    /// What kind of memory a pool holds.
+    CUmemAllocationType(u32), "CU_MEM_ALLOCATION_TYPE_" {
+        PINNED = 1,
+    }
+
+    /// Where a pool's memory is.
+    CUmemLocationType(u32), "CU_MEM_LOCATION_TYPE_" {
+        DEVICE = 1,
+    }
+
     /// Which calls a stream capture forbids, and to whom.
     CUstreamCaptureMode(u32), "CU_STREAM_CAPTURE_MODE_" {
         GLOBAL = 0,
@@ -380,6 +400,36 @@ pub struct CUmemcpy2D {
     pub height: usize,
 }
 
+/// Where memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct CUmemLocation {
+    /// How `id` is to be read.
+    pub kind: CUmemLocationType,
+    /// For [`CUmemLocationType::DEVICE`], the device.
+    pub id: c_int,
+}
+
+/// What a memory pool is to be, for `cuMemPoolCreate`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct CUmemPoolProps {
+    /// Always [`CUmemAllocationType::PINNED`].
+    pub alloc_type: CUmemAllocationType,
+    /// How the memory is shared with other processes; 0 for not at all.
+    pub handle_types: c_uint,
+    /// Where the memory is.
+    pub location: CUmemLocation,
+    /// Null unless the memory is shared on Windows.
+    pub win32_security_attributes: *mut c_void,
+    /// The most bytes the pool may hold; 0 for what the system allows.
+    pub max_size: usize,
+    /// Intended usage; 0 for nothing special.
+    pub usage: u16,
+    /// Zeros.
+    pub reserved: [u8; 54],
+}
+
 /// The value of a launch attribute; [`CUlaunchAttribute::id`] says which member is meant.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -459,4 +509,5 @@ const _: () = {
 const _: () = {
     assert!(size_of::<CUlaunchConfig>() == 56);
     assert!(size_of::<CUmemcpy2D>() == 128);
+    assert!(size_of::<CUmemPoolProps>() == 88);
 };

@@ -13,13 +13,12 @@ use crate::stream::Stream;
 pub(crate) struct Allocation {
     stream: Stream,
     pointer: CUdeviceptr,
-    bytes: usize,
     origin: Origin,
 }
 
 /// Where the memory came from, so how it goes back.
 enum Origin {
-    /// The device's memory pool: freed in stream order, without waiting.
+    /// The context's memory pool: freed in stream order, without waiting.
     Pool,
     /// A device without pools: freed after waiting for the stream.
     Plain,
@@ -37,7 +36,6 @@ impl Allocation {
         let mut allocation = Allocation {
             stream: stream.clone(),
             pointer: 0,
-            bytes,
             origin: Origin::Nothing,
         };
         // The driver refuses to allocate nothing.
@@ -48,13 +46,14 @@ impl Allocation {
         stream.refuse_capture("allocating device memory")?;
         let operation = || format!("allocating {bytes} bytes of device memory");
         let pointer = &mut allocation.pointer;
-        if stream.context().limits().memory_pools {
-            // SAFETY: `pointer` outlives the call, the stream is live and its context current.
+        if let Some(pool) = stream.context().pool() {
+            // SAFETY: `pointer` outlives the call, stream and pool are live and of the current
+            // context.
             unsafe {
                 call!(
                     stream,
                     operation(),
-                    mem_alloc_async(pointer, bytes, stream.raw())
+                    mem_alloc_from_pool_async(pointer, bytes, pool, stream.raw())
                 )
             }?;
             allocation.origin = Origin::Pool;
@@ -70,13 +69,11 @@ impl Allocation {
     pub(crate) fn foreign(
         stream: &Stream,
         pointer: CUdeviceptr,
-        bytes: usize,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Allocation {
         Allocation {
             stream: stream.clone(),
             pointer,
-            bytes,
             origin: Origin::Owner { _owner: owner },
         }
     }
@@ -87,10 +84,6 @@ impl Allocation {
 
     pub(crate) fn pointer(&self) -> CUdeviceptr {
         self.pointer
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
     }
 
     fn free(&self) -> Result<()> {
@@ -138,7 +131,6 @@ impl Drop for Allocation {
             let moved = Allocation {
                 stream: self.stream.clone(),
                 pointer: self.pointer,
-                bytes: self.bytes,
                 origin: std::mem::replace(&mut self.origin, Origin::Nothing),
             };
             captures.keep(Arc::new(moved));

@@ -26,6 +26,7 @@ use crate::stream::Stream;
 /// documentation says so.
 pub struct DeviceBuffer<T> {
     memory: Arc<Allocation>,
+    pointer: CUdeviceptr,
     len: usize,
     element: PhantomData<fn(T) -> T>,
 }
@@ -33,7 +34,7 @@ pub struct DeviceBuffer<T> {
 /// A shared view of part of a [`DeviceBuffer`].
 pub struct DeviceSlice<'a, T> {
     memory: &'a Arc<Allocation>,
-    start: usize,
+    pointer: CUdeviceptr,
     len: usize,
     element: PhantomData<&'a T>,
 }
@@ -51,12 +52,46 @@ impl<T: Pod> DeviceBuffer<T> {
     /// Out of memory (the context stays usable), [`DriverError::Capturing`], or what the driver
     /// reports.
     pub fn uninit(stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
-        let bytes = bytes_of::<T>(len)?;
-        Ok(DeviceBuffer {
-            memory: Arc::new(Allocation::new(stream, bytes)?),
+        let memory = Arc::new(Allocation::new(stream, bytes_of::<T>(len)?)?);
+        Ok(DeviceBuffer::at(memory.pointer(), memory, len))
+    }
+
+    /// Two buffers made as one, which takes the driver half the time: each has its part of one
+    /// allocation, which is freed when both are dropped. Contents as with [`DeviceBuffer::uninit`].
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::uninit`].
+    pub fn uninit_pair<U: Pod>(
+        stream: &Stream,
+        len: usize,
+        second_len: usize,
+    ) -> Result<(DeviceBuffer<T>, DeviceBuffer<U>)> {
+        /// What the driver aligns an allocation to at least.
+        const ALIGNMENT: usize = 256;
+        let first_bytes = bytes_of::<T>(len)?;
+        let second_bytes = bytes_of::<U>(second_len)?;
+        // Neither sum overflows: both terms are at most `isize::MAX`.
+        let second_at = match second_bytes {
+            0 => first_bytes,
+            _ => first_bytes.next_multiple_of(ALIGNMENT),
+        };
+        let bytes = bytes_of::<u8>(second_at + second_bytes)?;
+        let memory = Arc::new(Allocation::new(stream, bytes)?);
+        let pointer = memory.pointer();
+        Ok((
+            DeviceBuffer::at(pointer, memory.clone(), len),
+            DeviceBuffer::at(pointer + second_at as u64, memory, second_len),
+        ))
+    }
+
+    /// A buffer of the `len` elements at `pointer`, which lie in `memory` and are no other buffer's.
+    fn at(pointer: CUdeviceptr, memory: Arc<Allocation>, len: usize) -> DeviceBuffer<T> {
+        DeviceBuffer {
+            memory,
+            pointer: if len == 0 { 0 } else { pointer },
             len,
             element: PhantomData,
-        })
+        }
     }
 
     /// Memory filled with zero bytes, in stream order.
@@ -104,9 +139,11 @@ impl<T: Pod> DeviceBuffer<T> {
         len: usize,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<DeviceBuffer<T>> {
-        let bytes = bytes_of::<T>(len)?;
+        bytes_of::<T>(len)?;
+        let memory = Arc::new(Allocation::foreign(stream, pointer, owner));
         Ok(DeviceBuffer {
-            memory: Arc::new(Allocation::foreign(stream, pointer, bytes, owner)),
+            memory,
+            pointer,
             len,
             element: PhantomData,
         })
@@ -127,13 +164,13 @@ impl<T: Pod> DeviceBuffer<T> {
     /// Size in bytes.
     #[must_use]
     pub fn byte_len(&self) -> usize {
-        self.memory.bytes()
+        self.len * size_of::<T>()
     }
 
     /// The device address, for a kernel's parameters; 0 for an empty buffer.
     #[must_use]
     pub fn pointer(&self) -> CUdeviceptr {
-        self.memory.pointer()
+        self.pointer
     }
 
     /// The stream the buffer belongs to.
@@ -171,7 +208,7 @@ impl<T: Pod> DeviceBuffer<T> {
     pub fn as_slice(&self) -> DeviceSlice<'_, T> {
         DeviceSlice {
             memory: &self.memory,
-            start: 0,
+            pointer: self.pointer,
             len: self.len,
             element: PhantomData,
         }
@@ -254,7 +291,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// The device address of the first element.
     #[must_use]
     pub fn pointer(&self) -> CUdeviceptr {
-        self.memory.pointer() + (self.start * size_of::<T>()) as u64
+        self.pointer
     }
 
     /// The stream the buffer belongs to.
@@ -277,7 +314,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
         let range = within(range, self.len)?;
         Ok(DeviceSlice {
             memory: self.memory,
-            start: self.start + range.start,
+            pointer: self.pointer + (range.start * size_of::<T>()) as u64,
             len: range.len(),
             element: PhantomData,
         })
@@ -518,7 +555,7 @@ impl<T> Clone for DeviceSlice<'_, T> {
     fn clone(&self) -> Self {
         DeviceSlice {
             memory: self.memory,
-            start: self.start,
+            pointer: self.pointer,
             len: self.len,
             element: PhantomData,
         }
@@ -534,7 +571,8 @@ impl<T> fmt::Debug for DeviceBuffer<T> {
 
 impl<T> fmt::Debug for DeviceSlice<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeviceSlice({}..{})", self.start, self.start + self.len)
+        let element = std::any::type_name::<T>();
+        write!(f, "DeviceSlice<{element}>({} elements)", self.len)
     }
 }
 

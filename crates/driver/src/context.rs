@@ -4,9 +4,12 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use warptile_cuda_sys::{CUcontext, CUdeviceAttribute, CUresult, CUstream, DriverApi};
+use warptile_cuda_sys::{
+    CUcontext, CUdeviceAttribute, CUmemAllocationType, CUmemLocation, CUmemLocationType,
+    CUmemPoolAttribute, CUmemPoolProps, CUmemoryPool, CUresult, CUstream, DriverApi,
+};
 
 use crate::capture::Captures;
 use crate::device::Device;
@@ -17,7 +20,12 @@ use crate::error::{DriverError, Result, is_sticky};
 ///
 /// A cheap handle; the context is released when the last clone and the last object made from it
 /// are gone. Every call makes it current on the calling thread and puts back what was current
-/// before, so it mixes with other users of CUDA and with any number of threads.
+/// before, so it mixes with other users of CUDA and with any number of threads. For many calls in a
+/// row, [`Context::enter`] does so once.
+///
+/// Buffers come from a memory pool of this context's own, where the device has pools. It keeps the
+/// memory of dropped buffers for the next ones, as getting memory from the device takes longer than
+/// many a kernel; [`Context::trim_memory`] gives it back.
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
@@ -27,6 +35,9 @@ struct Inner {
     device: Device,
     raw: CUcontext,
     limits: Limits,
+    /// Where the device's memory is allocated from in stream order; none on a device without pools.
+    /// Set once, by [`Context::new`].
+    pool: OnceLock<CUmemoryPool>,
     launches: Mutex<LaunchLog>,
     deferred: Mutex<Option<DriverError>>,
     captures: Captures,
@@ -80,16 +91,55 @@ impl Context {
                 device_primary_ctx_retain(&mut raw, device.raw())
             )
         }?;
-        Ok(Context {
+        let context = Context {
             inner: Arc::new(Inner {
                 device: device.clone(),
                 raw,
                 limits,
+                pool: OnceLock::new(),
                 launches: Mutex::default(),
                 deferred: Mutex::default(),
                 captures: Captures::default(),
             }),
-        })
+        };
+        if limits.memory_pools {
+            context.make_pool()?;
+        }
+        Ok(context)
+    }
+
+    /// Makes the pool, which keeps all memory it ever had: by default one would give everything
+    /// unused back at each synchronization. One of our own, for that is no choice to make for the
+    /// others who use the device's default pool.
+    fn make_pool(&self) -> Result<()> {
+        let _current = self.enter()?;
+        let operation = "making a memory pool";
+        let props = CUmemPoolProps {
+            alloc_type: CUmemAllocationType::PINNED,
+            handle_types: 0,
+            location: CUmemLocation {
+                kind: CUmemLocationType::DEVICE,
+                id: self.device().raw(),
+            },
+            win32_security_attributes: std::ptr::null_mut(),
+            max_size: 0,
+            usage: 0,
+            reserved: [0; 54],
+        };
+        let mut pool = CUmemoryPool::NULL;
+        // SAFETY: both outlive the call and the context is current. `Inner::drop` destroys the pool.
+        unsafe { call!(self, operation, mem_pool_create(&mut pool, &props)) }?;
+        let pool = *self.inner.pool.get_or_init(|| pool);
+        let mut threshold = u64::MAX;
+        let value = (&raw mut threshold).cast();
+        // SAFETY: the pool is live, and the attribute's value is the 64 bits at `value`.
+        unsafe {
+            call!(
+                self,
+                operation,
+                mem_pool_set_attribute(pool, CUmemPoolAttribute::RELEASE_THRESHOLD, value)
+            )
+        }
     }
 
     /// The device.
@@ -119,7 +169,8 @@ impl Context {
         self.settle(None, done)
     }
 
-    /// Free and total device memory in bytes.
+    /// Free and total device memory in bytes. What this context keeps for its next buffers is not
+    /// free: see [`Context::trim_memory`].
     ///
     /// # Errors
     /// What the driver reports.
@@ -135,6 +186,28 @@ impl Context {
             )
         }?;
         Ok((free, total))
+    }
+
+    /// Gives memory that dropped buffers have left behind back to the device, so that others can
+    /// have it. The context keeps at least `keep` bytes, those of live buffers included, if it has
+    /// as many. What a stream has yet to free stays, too. Does nothing on a device without memory
+    /// pools.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn trim_memory(&self, keep: usize) -> Result<()> {
+        let Some(pool) = self.pool() else {
+            return Ok(());
+        };
+        let _current = self.enter()?;
+        // SAFETY: the pool is live, and memory in use stays in it.
+        unsafe {
+            call!(
+                self,
+                "giving unused memory back",
+                mem_pool_trim_to(pool, keep)
+            )
+        }
     }
 
     /// Lets kernels of this context read and write memory of `peer`'s.
@@ -193,6 +266,11 @@ impl Context {
         &self.inner.limits
     }
 
+    /// Where buffers are allocated, if the device has pools.
+    pub(crate) fn pool(&self) -> Option<CUmemoryPool> {
+        self.inner.pool.get().copied()
+    }
+
     pub(crate) fn captures(&self) -> &Captures {
         &self.inner.captures
     }
@@ -202,8 +280,12 @@ impl Context {
         self.inner.raw == other.inner.raw && self.driver().is(other.driver())
     }
 
-    /// Makes the context current until the guard is dropped.
-    pub(crate) fn enter(&self) -> Result<Current<'_>> {
+    /// Makes the context current on this thread until the guard is dropped. Every call does so by
+    /// itself; a guard around several of them saves the driver the going to and fro.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn enter(&self) -> Result<Current<'_>> {
         let mut current = CUcontext::NULL;
         // SAFETY: `current` outlives the call.
         unsafe {
@@ -321,8 +403,30 @@ impl fmt::Debug for Context {
     }
 }
 
+impl Inner {
+    /// Like every call, with the context current. An error has nowhere to go.
+    fn destroy_pool(&self, pool: CUmemoryPool) {
+        let driver = self.device.driver();
+        let operation = "destroying a memory pool";
+        // SAFETY: the context is still retained. The pool is destroyed once, here; every buffer
+        // holds a clone of the context, so each was given back before. What the last of them still
+        // wait for in their streams, the driver lets finish.
+        unsafe {
+            let pushed = call!(driver, operation, ctx_push_current(self.raw));
+            let _ = call!(driver, operation, mem_pool_destroy(pool));
+            if pushed.is_ok() {
+                let mut popped = CUcontext::NULL;
+                let _ = call!(driver, operation, ctx_pop_current(&mut popped));
+            }
+        }
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
+        if let Some(&pool) = self.pool.get() {
+            self.destroy_pool(pool);
+        }
         // SAFETY: undoes the retain of `Context::new`. Every object of the context holds a clone of
         // it, so none is left. An error has nowhere to go and nothing left to spoil.
         let _ = unsafe {
@@ -335,12 +439,19 @@ impl Drop for Inner {
     }
 }
 
-/// While it lives, the context is current on this thread.
-pub(crate) struct Current<'a> {
+/// While it lives, the context is current on this thread; see [`Context::enter`].
+#[must_use = "the context stays current only as long as this lives"]
+pub struct Current<'a> {
     context: &'a Context,
     pushed: bool,
     /// The current context is a property of the thread, so the guard must not leave it.
     on_this_thread: PhantomData<*const ()>,
+}
+
+impl fmt::Debug for Current<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Current({:?})", self.context)
+    }
 }
 
 impl Drop for Current<'_> {

@@ -28,7 +28,7 @@
 //!   clones are the same thing. [`Event`], [`DeviceBuffer`], [`PinnedBuffer`] and [`Graph`] have
 //!   one owner. Everything keeps alive what it needs, so nothing depends on the order of drops.
 //! - A buffer belongs to a stream and is freed in that stream's order: dropping it right after a
-//!   launch that reads it is sound.
+//!   launch that reads it is sound. A context keeps the memory for its next buffers.
 //! - Memory and streams of others (cudarc, candle, PyTorch) are borrowed with an owner that keeps
 //!   them alive: [`Stream::borrow`], [`DeviceBuffer::borrow`]. No default stream is ever assumed.
 //! - Everything is [`Send`] and [`Sync`]; the right context is made current around every call.
@@ -61,7 +61,7 @@ mod stream;
 mod tensor_map;
 
 pub use buffer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
-pub use context::Context;
+pub use context::{Context, Current};
 pub use device::Device;
 pub use driver::Driver;
 pub use error::{CudaError, DriverError, Result};

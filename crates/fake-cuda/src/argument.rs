@@ -137,8 +137,8 @@ macro_rules! by_value {
 
 by_value! {
     i32 u32 u64 usize u8
-    CUresult CUcontext CUstream CUevent CUmodule CUfunction CUgraph CUgraphExec
-    CUdeviceAttribute CUfunctionAttribute CUpointerAttribute CUstreamCaptureMode
+    CUresult CUcontext CUstream CUevent CUmodule CUfunction CUgraph CUgraphExec CUmemoryPool
+    CUdeviceAttribute CUfunctionAttribute CUpointerAttribute CUstreamCaptureMode CUmemPoolAttribute
     CUtensorMapDataType CUtensorMapInterleave CUtensorMapSwizzle CUtensorMapL2promotion
     CUtensorMapFloatOobFill
 }

@@ -103,11 +103,13 @@ pub enum Kind {
     Graphs = 6,
     /// Instantiated graphs.
     GraphExecs = 7,
+    /// Memory pools.
+    MemoryPools = 8,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Contexts,
         Kind::Streams,
         Kind::Events,
@@ -116,6 +118,7 @@ impl Kind {
         Kind::Modules,
         Kind::Graphs,
         Kind::GraphExecs,
+        Kind::MemoryPools,
     ];
 }
 
@@ -133,6 +136,7 @@ fn live(state: &State, kind: c_int) -> usize {
         5 => state.modules.len(),
         6 => state.graphs.len(),
         7 => state.execs.len(),
+        8 => state.pools.len(),
         _ => 0,
     }
 }
@@ -198,14 +202,12 @@ controls! {
     /// Makes the n-th call from now of the function, or of any if null, return the code.
     fn raw_fail = fake_fail(symbol: *const c_char, nth: u64, code: u32) -> () {
         |state| {
-            let symbol = if symbol.is_null() {
-                None
-            } else {
-                // SAFETY: not null, so a C string by the contract.
-                Some(unsafe { CStr::from_ptr(symbol) }.to_string_lossy().into_owned())
-            };
             state.hit = None;
-            state.fault = (nth > 0).then_some(Fault { symbol, calls: nth, code: CUresult(code) });
+            state.fault = (nth > 0).then_some(Fault {
+                symbol: read_text(symbol),
+                calls: nth,
+                code: CUresult(code),
+            });
         }
     }
     /// Whether the fault set last has happened.
@@ -220,9 +222,12 @@ controls! {
     fn raw_fail_kernel = fake_fail_kernel(code: u32) -> () {
         |state| state.kernel_fault = Some(CUresult(code))
     }
-    /// How many calls there have been, not counting those about errors.
-    fn raw_calls = fake_calls() -> u64 {
-        |state| state.calls
+    /// How many calls there have been of the function, or of any if null, not counting those about errors.
+    fn raw_calls = fake_calls(symbol: *const c_char) -> u64 {
+        |state| match read_text(symbol) {
+            Some(symbol) => state.calls.get(symbol.as_str()).copied().unwrap_or(0),
+            None => state.calls.values().sum(),
+        }
     }
     /// How many objects of a [`Kind`] there are.
     fn raw_live = fake_live(kind: c_int) -> usize {
@@ -243,6 +248,10 @@ controls! {
             None => 0,
         }
     }
+    /// Forgets the kernels that have run.
+    fn raw_forget_launches = fake_forget_launches() -> () {
+        |state| state.launches.clear()
+    }
     /// How many violations there have been.
     fn raw_violation_count = fake_violation_count() -> usize {
         |state| state.violations.len()
@@ -255,6 +264,16 @@ controls! {
     fn raw_pending = fake_pending() -> usize {
         |state| state.streams.values().map(|stream| stream.ops.len()).sum()
     }
+}
+
+/// Reads a name, if there is one.
+fn read_text(text: *const c_char) -> Option<String> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: the callers' contract: not null, so a C string.
+    let text = unsafe { CStr::from_ptr(text) };
+    Some(text.to_string_lossy().into_owned())
 }
 
 fn write_text(text: &str, to: *mut c_char, len: usize) {

@@ -264,6 +264,7 @@ pub(crate) fn ctx_synchronize(state: &mut State) -> CUresult {
         return CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     state.run_all();
+    state.trim_pools();
     state.lost.unwrap_or(CUresult::SUCCESS)
 }
 

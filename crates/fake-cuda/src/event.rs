@@ -109,6 +109,7 @@ pub(crate) fn event_synchronize(state: &mut State, event: CUevent) -> CUresult {
         let (on, sequence) = (recorded.stream, recorded.sequence);
         state.run(on, Some((id, sequence)));
     }
+    state.trim_pools();
     state.lost.unwrap_or(CUresult::SUCCESS)
 }
 

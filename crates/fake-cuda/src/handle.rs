@@ -103,11 +103,7 @@ impl FakeDriver {
     /// Makes the `nth` call from now, counted from 1, of a function (or, with `None`, of any that
     /// is not about errors) return `code`. Replaces what was set before; `nth` 0 sets nothing.
     pub fn fail(&self, symbol: Option<&str>, nth: u64, code: u32) {
-        let symbol = symbol.map(|symbol| CString::new(symbol).unwrap_or_default());
-        let pointer = symbol
-            .as_ref()
-            .map_or(std::ptr::null(), |symbol| symbol.as_ptr());
-        self.raw_fail(pointer, nth, code);
+        with_text(symbol, |symbol| self.raw_fail(symbol, nth, code));
     }
 
     /// The function that the fault set last has hit, or `None` if it has not happened.
@@ -125,7 +121,18 @@ impl FakeDriver {
     /// How many calls there have been, not counting those about errors.
     #[must_use]
     pub fn calls(&self) -> u64 {
-        self.raw_calls()
+        with_text(None, |any| self.raw_calls(any))
+    }
+
+    /// How many calls of one function there have been.
+    #[must_use]
+    pub fn calls_of(&self, symbol: &str) -> u64 {
+        with_text(Some(symbol), |symbol| self.raw_calls(symbol))
+    }
+
+    /// Forgets the kernels that have run, which otherwise take some memory each.
+    pub fn forget_launches(&self) {
+        self.raw_forget_launches();
     }
 
     /// How many objects of a kind there are.
@@ -189,6 +196,12 @@ impl std::fmt::Debug for FakeDriver {
     }
 }
 
+/// Passes a name on, null for none.
+fn with_text<R>(text: Option<&str>, pass: impl FnOnce(*const c_char) -> R) -> R {
+    let text = text.map(|text| CString::new(text).unwrap_or_default());
+    pass(text.as_ref().map_or(std::ptr::null(), |text| text.as_ptr()))
+}
+
 /// Has a text written and reads it back.
 fn text(write: impl FnOnce(*mut c_char, usize)) -> String {
     let mut buffer = vec![0_u8; 1024];
@@ -197,7 +210,8 @@ fn text(write: impl FnOnce(*mut c_char, usize)) -> String {
     String::from_utf8_lossy(text.unwrap_or_default()).into_owned()
 }
 
-/// Cargo puts the library of a dependency beside the test executable, or a directory above it.
+/// Cargo puts the library of a dependency beside the test executable, or a directory above it; `cargo xtask bundle`, for
+/// benchmarks, in the directory of the tests.
 fn library_path() -> PathBuf {
     let name = format!(
         "{}warptile_fake_cuda{}",
@@ -208,7 +222,7 @@ fn library_path() -> PathBuf {
         .unwrap_or_else(|error| panic!("the test executable does not know its path: {error}"));
     let mut tried = Vec::new();
     for directory in executable.ancestors().skip(1).take(3) {
-        for path in [directory.join(&name), directory.join("deps").join(&name)] {
+        for path in ["", "deps", "tests"].map(|below| directory.join(below).join(&name)) {
             if path.is_file() {
                 return path;
             }

@@ -28,10 +28,19 @@ pub(crate) struct Allocation {
     /// Keeps the memory; reached through its address only.
     _memory: Vec<Block>,
     bytes: usize,
-    /// Whether it came from cuMemAllocAsync.
-    pooled: bool,
+    /// The pool it came from, if it came from one.
+    pool: Option<usize>,
     /// Whether its end is queued: the caller has given it back.
     pub(crate) given_back: bool,
+}
+
+/// A pool that memory is allocated from in stream order.
+#[derive(Default)]
+pub(crate) struct Pool {
+    /// Freed memory that the pool has not given back to the device, in bytes.
+    unused: usize,
+    /// How much of it a synchronization leaves.
+    release_threshold: u64,
 }
 
 /// The allocation that holds all of the bytes at `address`.
@@ -55,7 +64,7 @@ fn transfer(to: u64, from: u64, bytes: usize) {
 }
 
 impl State {
-    fn allocate(&mut self, bytes: usize, pooled: bool) -> (u64, Allocation) {
+    fn allocate(&mut self, bytes: usize, pool: Option<usize>) -> (u64, Allocation) {
         let memory = vec![Block([FRESH; 256]); bytes.div_ceil(256)];
         let address = memory.as_ptr().expose_provenance() as u64;
         let identity = Identity(self.new_id());
@@ -63,13 +72,13 @@ impl State {
             identity,
             _memory: memory,
             bytes,
-            pooled,
+            pool,
             given_back: false,
         };
         (address, allocation)
     }
 
-    fn allocate_on_device(&mut self, bytes: usize, pooled: bool) -> Result<u64, CUresult> {
+    fn allocate_on_device(&mut self, bytes: usize, pool: Option<usize>) -> Result<u64, CUresult> {
         self.current()?;
         if bytes == 0 {
             return Err(CUresult::ERROR_INVALID_VALUE);
@@ -78,7 +87,10 @@ impl State {
         if used.saturating_add(bytes) > self.config.memory {
             return Err(CUresult::ERROR_OUT_OF_MEMORY);
         }
-        let (address, allocation) = self.allocate(bytes, pooled);
+        if let Some(pool) = pool.and_then(|pool| self.pools.get_mut(&pool)) {
+            pool.unused = pool.unused.saturating_sub(bytes);
+        }
+        let (address, allocation) = self.allocate(bytes, pool);
         self.allocations.insert(address, allocation);
         Ok(address)
     }
@@ -90,8 +102,39 @@ impl State {
             .get(&address)
             .is_some_and(|a| a.identity == identity)
         {
-            self.allocations.remove(&address);
+            let freed = self.allocations.remove(&address);
+            if let Some(Allocation { bytes, pool, .. }) = freed
+                && let Some(pool) = pool.and_then(|pool| self.pools.get_mut(&pool))
+            {
+                pool.unused += bytes;
+            }
         }
+    }
+
+    /// What pools do when something is waited for.
+    pub(crate) fn trim_pools(&mut self) {
+        let pools: Vec<(usize, u64)> = self
+            .pools
+            .iter()
+            .map(|(&id, pool)| (id, pool.release_threshold))
+            .collect();
+        for (id, threshold) in pools {
+            self.trim_pool(id, usize::try_from(threshold).unwrap_or(usize::MAX));
+        }
+    }
+
+    /// Gives unused memory back, down to `keep` bytes with what is in use; `None` if there is no such pool.
+    fn trim_pool(&mut self, id: usize, keep: usize) -> Option<()> {
+        let pool = self.pools.get_mut(&id)?;
+        let of_pool = |allocation: &&Allocation| allocation.pool == Some(id);
+        let used: usize = self
+            .allocations
+            .values()
+            .filter(of_pool)
+            .map(|allocation| allocation.bytes)
+            .sum();
+        pool.unused = pool.unused.min(keep.saturating_sub(used));
+        Some(())
     }
 
     pub(crate) fn is_live(&self, address: u64, identity: Identity) -> bool {
@@ -204,23 +247,89 @@ fn queued(code: CUresult) -> Result<(), CUresult> {
     }
 }
 
-pub(crate) fn mem_alloc_async(
+/// A pool's number, from its handle.
+fn pool_id(pool: CUmemoryPool) -> usize {
+    pool.0.addr()
+}
+
+pub(crate) fn mem_pool_create(
+    state: &mut State,
+    pool: Out<CUmemoryPool>,
+    props: In<CUmemPoolProps>,
+) -> CUresult {
+    if let Err(code) = state.current() {
+        return code;
+    }
+    let props = props.first();
+    if !state.config.memory_pools {
+        return CUresult::ERROR_NOT_SUPPORTED;
+    }
+    if props.alloc_type != CUmemAllocationType::PINNED
+        || props.location.kind != CUmemLocationType::DEVICE
+        || !(0..state.config.devices).contains(&props.location.id)
+    {
+        return CUresult::ERROR_INVALID_VALUE;
+    }
+    let id = state.new_id();
+    state.pools.insert(id, Pool::default());
+    pool.set(CUmemoryPool(std::ptr::without_provenance_mut(id)));
+    CUresult::SUCCESS
+}
+
+/// Memory that is still allocated stays so.
+pub(crate) fn mem_pool_destroy(state: &mut State, pool: CUmemoryPool) -> CUresult {
+    match state.pools.remove(&pool_id(pool)) {
+        Some(_) => CUresult::SUCCESS,
+        None => state.bad_handle("a memory pool"),
+    }
+}
+
+pub(crate) fn mem_pool_set_attribute(
+    state: &mut State,
+    pool: CUmemoryPool,
+    attribute: CUmemPoolAttribute,
+    value: Out<c_void>,
+) -> CUresult {
+    let Some(pool) = state.pools.get_mut(&pool_id(pool)) else {
+        return state.bad_handle("a memory pool");
+    };
+    if attribute != CUmemPoolAttribute::RELEASE_THRESHOLD {
+        return CUresult::ERROR_NOT_SUPPORTED;
+    }
+    let threshold = &raw mut pool.release_threshold;
+    transfer(threshold.expose_provenance() as u64, value.address(), 8);
+    CUresult::SUCCESS
+}
+
+pub(crate) fn mem_pool_trim_to(state: &mut State, pool: CUmemoryPool, keep: usize) -> CUresult {
+    match state.trim_pool(pool_id(pool), keep) {
+        Some(()) => CUresult::SUCCESS,
+        None => state.bad_handle("a memory pool"),
+    }
+}
+
+pub(crate) fn mem_alloc_from_pool_async(
     state: &mut State,
     pointer: Out<CUdeviceptr>,
     bytes: usize,
+    pool: CUmemoryPool,
     on: CUstream,
 ) -> CUresult {
-    if !state.config.memory_pools || state.is_capturing(stream::id(on)) {
+    if state.is_capturing(stream::id(on)) {
         return CUresult::ERROR_NOT_SUPPORTED;
     }
     if !state.streams.contains_key(&stream::id(on)) {
         return state.bad_handle("a stream");
     }
-    let mut address = state.allocate_on_device(bytes, true);
+    let pool = pool_id(pool);
+    if !state.pools.contains_key(&pool) {
+        return state.bad_handle("a memory pool");
+    }
+    let mut address = state.allocate_on_device(bytes, Some(pool));
     if address == Err(CUresult::ERROR_OUT_OF_MEMORY) {
         // What the stream has yet to free can be had again.
         state.run(stream::id(on), None);
-        address = state.allocate_on_device(bytes, true);
+        address = state.allocate_on_device(bytes, Some(pool));
     }
     done(address.map(|address| pointer.set(address)))
 }
@@ -231,7 +340,7 @@ pub(crate) fn mem_alloc(state: &mut State, pointer: Out<CUdeviceptr>, bytes: usi
     }
     done(
         state
-            .allocate_on_device(bytes, false)
+            .allocate_on_device(bytes, None)
             .map(|address| pointer.set(address)),
     )
 }
@@ -239,7 +348,7 @@ pub(crate) fn mem_alloc(state: &mut State, pointer: Out<CUdeviceptr>, bytes: usi
 /// Marks the memory as given back, whichever way.
 fn give_back(state: &mut State, pointer: CUdeviceptr, pooled: bool) -> Result<Identity, CUresult> {
     match state.allocations.get_mut(&pointer) {
-        Some(allocation) if !allocation.given_back && allocation.pooled == pooled => {
+        Some(allocation) if !allocation.given_back && allocation.pool.is_some() == pooled => {
             allocation.given_back = true;
             Ok(allocation.identity)
         }
@@ -278,7 +387,7 @@ pub(crate) fn mem_host_alloc(
     if let Err(code) = state.current() {
         return code;
     }
-    let (address, allocation) = state.allocate(bytes, false);
+    let (address, allocation) = state.allocate(bytes, None);
     state.pinned.insert(address, allocation);
     pointer.set(std::ptr::with_exposed_provenance_mut(address as usize));
     CUresult::SUCCESS
@@ -307,7 +416,9 @@ pub(crate) fn mem_free_host(state: &mut State, pointer: Out<c_void>) -> CUresult
 }
 
 pub(crate) fn mem_get_info(state: &mut State, free: Out<usize>, total: Out<usize>) -> CUresult {
-    let used: usize = state.allocations.values().map(|a| a.bytes).sum();
+    let allocated: usize = state.allocations.values().map(|a| a.bytes).sum();
+    let unused: usize = state.pools.values().map(|pool| pool.unused).sum();
+    let used = allocated + unused;
     free.set(state.config.memory.saturating_sub(used));
     total.set(state.config.memory);
     CUresult::SUCCESS

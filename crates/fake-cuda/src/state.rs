@@ -8,7 +8,7 @@ use warptile_cuda_sys::{CUcontext, CUdevice, CUresult};
 use crate::control::FakeLaunch;
 use crate::event::Event;
 use crate::graph::Capture;
-use crate::memory::Allocation;
+use crate::memory::{Allocation, Pool};
 use crate::module::{Function, Module};
 use crate::queue::Op;
 use crate::stream::Stream;
@@ -35,7 +35,8 @@ pub(crate) struct Fault {
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) config: Config,
-    pub(crate) calls: u64,
+    /// How often each function was called, not counting those about errors.
+    pub(crate) calls: HashMap<&'static str, u64>,
     pub(crate) fault: Option<Fault>,
     /// Name of the function that the last fault hit.
     pub(crate) hit: Option<&'static str>,
@@ -52,6 +53,7 @@ pub(crate) struct State {
     pub(crate) retained: HashMap<CUdevice, usize>,
     pub(crate) streams: HashMap<usize, Stream>,
     pub(crate) events: HashMap<usize, Event>,
+    pub(crate) pools: HashMap<usize, Pool>,
     pub(crate) allocations: BTreeMap<u64, Allocation>,
     pub(crate) pinned: BTreeMap<u64, Allocation>,
     pub(crate) modules: HashMap<usize, Module>,
@@ -140,7 +142,7 @@ pub(crate) fn entered(symbol: &'static str, work: impl FnOnce(&mut State) -> CUr
     if INFORMATION.contains(&symbol) {
         return work(state);
     }
-    state.calls += 1;
+    *state.calls.entry(symbol).or_default() += 1;
     let fault = fault_for(state, symbol).or(state.lost);
     match fault {
         Some(code) if gives_back(symbol) => {

@@ -88,6 +88,7 @@ pub(crate) fn stream_synchronize(state: &mut State, stream: CUstream) -> CUresul
         return code;
     }
     state.run(id(stream), None);
+    state.trim_pools();
     state.lost.unwrap_or(CUresult::SUCCESS)
 }
 

@@ -94,6 +94,12 @@ impl Launcher {
     /// or one it doesn't know is given, or the output shares memory with an input. When the launch itself fails. What
     /// goes wrong while the kernel runs is reported, with the kernel's name, by the next wait for the stream.
     pub fn launch<T: Element>(&mut self, arguments: Arguments<'_, T>) -> Result<()> {
+        self.submit(arguments)
+    }
+
+    /// [`Launcher::launch`], also from several threads: launches share the workspace in the order of the stream, which is
+    /// one after the other.
+    pub(super) fn submit<T: Element>(&self, arguments: Arguments<'_, T>) -> Result<()> {
         arguments.check(&self.problem, self.launch.needs_alignment)?;
         if self.launch.grid == 0 {
             return Ok(()); // no query rows, nothing to write

@@ -81,6 +81,9 @@ fn buffers_and_launches() {
         launch(&kernel, &stream, &target)?;
         drop(source);
         assert_eq!(target.to_vec()?, [2; 32]);
+        let (first, second) = DeviceBuffer::<u8>::uninit_pair::<f32>(&stream, 5, 3)?;
+        drop((first, second, target));
+        context.trim_memory(0)?;
         stream.synchronize()
     }
     fail_each_call(nothing_special, scenario);

@@ -78,20 +78,20 @@ fn a_stub_that_knows_its_version_is_still_called_a_stub() {
 #[cfg(not(target_os = "macos"))]
 #[test]
 fn a_missing_required_function_is_named() {
-    let fake = FakeDriver::open_without(&["cuMemAllocAsync"]);
+    let fake = FakeDriver::open_without(&["cuMemAllocFromPoolAsync"]);
     let error = driver(&fake).unwrap_err();
     assert!(
         matches!(
             &error,
             DriverError::Load(LoadError::MissingSymbol {
-                symbol: "cuMemAllocAsync",
+                symbol: "cuMemAllocFromPoolAsync",
                 ..
             })
         ),
         "{error}"
     );
     let text = error.to_string();
-    assert!(text.contains("cuMemAllocAsync"), "{text}");
+    assert!(text.contains("cuMemAllocFromPoolAsync"), "{text}");
     assert!(text.contains(&fake.path().display().to_string()), "{text}");
 }
 

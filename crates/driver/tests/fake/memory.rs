@@ -304,3 +304,88 @@ fn memory_info_and_priorities_are_read() {
     assert_eq!(context.stream_priorities().unwrap(), -5..=0);
     Stream::with_priority(&context, -5).unwrap();
 }
+
+#[test]
+fn the_context_keeps_memory_for_its_next_buffers_until_it_is_trimmed() {
+    const TOTAL: usize = 1 << 20;
+    let (fake, context, stream) = open();
+    fake.set_memory(TOTAL);
+    let free = || context.memory_info().unwrap().0;
+    drop(DeviceBuffer::<u8>::uninit(&stream, 5000).unwrap());
+    stream.synchronize().unwrap();
+    assert_eq!(free(), TOTAL - 5000);
+    let again = DeviceBuffer::<u8>::uninit(&stream, 2000).unwrap();
+    assert_eq!(free(), TOTAL - 5000);
+    context.trim_memory(3000).unwrap();
+    assert_eq!(free(), TOTAL - 3000);
+    context.trim_memory(0).unwrap();
+    assert_eq!(free(), TOTAL - 2000);
+    drop((again, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn without_pools_there_is_nothing_to_trim() {
+    let fake = FakeDriver::open();
+    fake.set_memory_pools(false);
+    let context = context(&fake).unwrap();
+    context.trim_memory(0).unwrap();
+    assert_eq!(fake.live(Kind::MemoryPools), 0);
+    drop(context);
+    fake.assert_clean();
+}
+
+#[test]
+fn a_pair_shares_one_allocation_and_no_element() {
+    let (fake, context, stream) = open();
+    let (mut first, mut second) = DeviceBuffer::<u8>::uninit_pair::<f32>(&stream, 5, 3).unwrap();
+    assert_eq!(fake.live(Kind::DeviceMemory), 1);
+    assert_eq!((first.len(), first.byte_len()), (5, 5));
+    assert_eq!((second.len(), second.byte_len()), (3, 12));
+    assert_eq!(second.pointer() - first.pointer(), 256);
+    first.copy_from_slice(&[7; 5]).unwrap();
+    second.copy_from_slice(&[1.0, 2.0, 3.0]).unwrap();
+    first.as_slice_mut().fill_bytes(9).unwrap();
+    assert_eq!(second.slice(1..).unwrap().to_vec().unwrap(), [2.0, 3.0]);
+    // Either outlives the other.
+    drop(second);
+    assert_eq!(fake.live(Kind::DeviceMemory), 1);
+    assert_eq!(first.to_vec().unwrap(), [9; 5]);
+    drop(first);
+    assert_eq!(fake.live(Kind::DeviceMemory), 0);
+
+    let (first, second) = DeviceBuffer::<u8>::uninit_pair::<f32>(&stream, 5, 0).unwrap();
+    assert!(second.is_empty() && second.pointer() == 0);
+    drop((first, second));
+    let (first, second) = DeviceBuffer::<u8>::uninit_pair::<f32>(&stream, 0, 0).unwrap();
+    assert_eq!((first.pointer(), second.pointer()), (0, 0));
+    let too_large = DeviceBuffer::<u8>::uninit_pair::<u8>(&stream, isize::MAX as usize, 1);
+    assert!(matches!(
+        too_large.unwrap_err(),
+        DriverError::TooLarge { .. }
+    ));
+    drop((first, second, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn a_guard_spares_the_calls_between_the_way_in_and_out() {
+    let (fake, context, stream) = open();
+    let allocate = || DeviceBuffer::<u8>::uninit(&stream, 8).unwrap();
+    let count = |work: &dyn Fn()| {
+        let before = fake.calls();
+        work();
+        fake.calls() - before
+    };
+    // Alone: which is current, push, allocate, pop; and the same for freeing.
+    assert_eq!(count(&|| drop(allocate())), 8);
+    // Within: which is current, push, (which is current, allocate, which is current, free) x 2, pop.
+    let within = count(&|| {
+        let _current = context.enter().unwrap();
+        drop(allocate());
+        drop(allocate());
+    });
+    assert_eq!(within, 11);
+    drop((stream, context));
+    fake.assert_clean();
+}

@@ -301,6 +301,40 @@ fn out_of_memory_leaves_the_context_usable() {
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
+fn memory_is_kept_for_the_next_buffers_until_it_is_trimmed() {
+    /// Far more than what other tests of this process allocate meanwhile.
+    const BYTES: usize = 2 << 30;
+    let context = first_context();
+    let stream = Stream::new(&context).unwrap();
+    let free = || context.memory_info().unwrap().0;
+    let before = free();
+    drop(DeviceBuffer::<u8>::uninit(&stream, BYTES).unwrap());
+    stream.synchronize().unwrap();
+    let kept = free();
+    assert!(kept + BYTES / 2 < before, "{before} before, {kept} after");
+    context.trim_memory(0).unwrap();
+    let trimmed = free();
+    assert!(
+        trimmed + BYTES / 2 > before,
+        "{before} before, {trimmed} after"
+    );
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_pair_of_buffers_shares_no_element() {
+    let stream = Stream::new(&first_context()).unwrap();
+    let (mut first, mut second) =
+        DeviceBuffer::<u8>::uninit_pair::<f32>(&stream, 1001, 333).unwrap();
+    first.copy_from_slice(&[7; 1001]).unwrap();
+    second.copy_from_slice(&[0.5; 333]).unwrap();
+    assert_eq!(first.to_vec().unwrap(), [7; 1001]);
+    drop(first);
+    assert_eq!(second.to_vec().unwrap(), [0.5; 333]);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
 fn a_ptx_that_does_not_compile_brings_the_compilers_words() {
     let context = first_context();
     let ptx = b".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k() { nonsense; }\n";
