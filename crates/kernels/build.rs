@@ -1,7 +1,8 @@
 //! Turns `images/manifest.json`, written by `cargo xtask build-kernels`, into the static catalog.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::{env, error::Error, fs};
 
 #[path = "build/manifest.rs"]
@@ -21,17 +22,38 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut manifest: Manifest = serde_json::from_str(&text)?;
     manifest.images.sort_by(|a, b| a.name.cmp(&b.name));
 
-    let mut code = String::from("static CATALOG: &[Image] = &[\n");
+    let mut code = String::new();
+    let packs: BTreeSet<&str> = manifest.images.iter().map(|i| i.pack.as_str()).collect();
+    for pack in &packs {
+        let file = images.join(format!("{pack}.zst"));
+        if !file.is_file() {
+            return Err(format!(
+                "{} is in the manifest but not on disk; run `cargo xtask build-kernels`",
+                file.display()
+            )
+            .into());
+        }
+        let name = pack_static(pack);
+        writeln!(code, "static {name}: &[u8] = include_bytes!({file:?});")?;
+    }
+    let statics: Vec<String> = packs.into_iter().map(pack_static).collect();
+    writeln!(code, "static PACKS: &[&[u8]] = &[{}];", statics.join(", "))?;
+    code.push_str("static CATALOG: &[Image] = &[\n");
     for image in &manifest.images {
-        writeln!(code, "{},", literal(image, &images)?)?;
+        writeln!(code, "{},", literal(image)?)?;
     }
     code.push_str("];\n");
     fs::write(PathBuf::from(env::var("OUT_DIR")?).join("catalog.rs"), code)?;
     Ok(())
 }
 
+/// The static that holds a pack.
+fn pack_static(pack: &str) -> String {
+    format!("PACK_{}", pack.to_ascii_uppercase())
+}
+
 /// The Rust expression for one image.
-fn literal(image: &ManifestEntry, images: &Path) -> Result<String, Box<dyn Error>> {
+fn literal(image: &ManifestEntry) -> Result<String, Box<dyn Error>> {
     let ManifestEntry {
         name,
         kernel,
@@ -57,16 +79,11 @@ fn literal(image: &ManifestEntry, images: &Path) -> Result<String, Box<dyn Error
         flags,
         source_hash,
         sha256,
+        pack,
+        offset,
         len,
     } = image;
-    let packed = images.join(format!("{name}.zst"));
-    if !packed.is_file() {
-        return Err(format!(
-            "{} is in the manifest but not on disk; run `cargo xtask build-kernels`",
-            packed.display()
-        )
-        .into());
-    }
+    let pack = pack_static(pack);
     let family = variant(family);
     let target = target_literal(target)?;
     let element = variant(element);
@@ -79,7 +96,7 @@ fn literal(image: &ManifestEntry, images: &Path) -> Result<String, Box<dyn Error
          static_shared_bytes: {static_shared_bytes}, dynamic_shared_bytes: {dynamic_shared_bytes}, \
          tensor_instructions: {tensor_instructions} }}, \
          param_bytes: {param_bytes}, toolchain: {toolchain:?}, flags: {flags:?}, source_hash: {source_hash:?}, \
-         sha256: {sha256:?}, len: {len}, packed: include_bytes!({packed:?}) }}"
+         sha256: {sha256:?}, pack: {pack}, offset: {offset}, len: {len} }}"
     ))
 }
 

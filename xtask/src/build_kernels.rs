@@ -9,23 +9,21 @@ use crate::gates::{self, Facts};
 use crate::inspect::{self, LogReport, SassCounts};
 use crate::instances::{self, Expectations, Instance, InstancesError, Target};
 use crate::manifest::{Manifest, ManifestEntry};
+use crate::packs::{self, Packs};
 use crate::record::ImageRecord;
 use crate::resources;
 use crate::sources::Sources;
 use crate::toolchain::Toolchain;
 
-/// zstd's highest level that does not need more memory to unpack.
-const COMPRESSION_LEVEL: i32 = 19;
-
-/// What all images together may add to a user's download and binary, in bytes.
-pub const EMBEDDED_LIMIT: u64 = 8 << 20;
+/// What all packs together may add to a user's download and binary, in bytes: less than 8 MB.
+pub const EMBEDDED_LIMIT: u64 = 8_000_000;
 
 /// Where things lie.
 #[derive(Debug, Clone)]
 pub struct Layout {
     /// Sources and `instances.toml`.
     pub kernels: PathBuf,
-    /// Images and `manifest.json`.
+    /// Packs and `manifest.json`.
     pub images: PathBuf,
     /// The resource report.
     pub report: PathBuf,
@@ -46,8 +44,8 @@ impl Layout {
         self.images.join("manifest.json")
     }
 
-    fn packed(&self, image: &str) -> PathBuf {
-        self.images.join(format!("{image}.zst"))
+    fn pack(&self, pack: &str) -> PathBuf {
+        self.images.join(packs::file_name(pack))
     }
 }
 
@@ -104,11 +102,19 @@ pub enum BuildError {
         /// Families and targets that exist.
         available: String,
     },
-    /// An image cannot be compressed.
-    #[error("cannot compress {image}: {source}")]
-    Compress {
+    /// An image that is not compiled now has to go into a pack that is.
+    #[error("{image}: {reason}; build it too, without --family and --arch")]
+    Damaged {
         /// The image.
         image: String,
+        /// Why it cannot be read.
+        reason: String,
+    },
+    /// A pack cannot be compressed.
+    #[error("cannot compress {pack}: {source}")]
+    Compress {
+        /// The pack.
+        pack: String,
         /// zstd's words.
         source: std::io::Error,
     },
@@ -132,15 +138,16 @@ pub struct Outcome {
     pub compiled: Vec<String>,
     /// Images that failed to compile or failed a gate; they are not in the manifest.
     pub failures: Vec<Failure>,
-    /// Embedded size per image.
+    /// Embedded size per pack.
     pub packed_bytes: BTreeMap<String, u64>,
 }
 
 impl Outcome {
-    /// Embedded size of all images.
+    /// Embedded size of all images, if that is too much.
     #[must_use]
-    pub fn total_bytes(&self) -> u64 {
-        self.packed_bytes.values().sum()
+    pub fn excess_bytes(&self) -> Option<u64> {
+        let total = self.packed_bytes.values().sum();
+        (total >= EMBEDDED_LIMIT).then_some(total)
     }
 }
 
@@ -154,10 +161,10 @@ struct Unit {
     wanted: Vec<Instance>,
 }
 
-/// A finished image.
+/// A finished image, not yet in a pack.
 struct Built {
     entry: ManifestEntry,
-    packed: Vec<u8>,
+    image: Vec<u8>,
 }
 
 /// Told of progress: how many units in all, then the name of each finished one.
@@ -168,7 +175,7 @@ pub trait Progress: Sync {
     fn finished(&self, image: &str);
 }
 
-/// Compiles what changed and updates images, manifest and report.
+/// Compiles what changed and updates packs, manifest and report.
 ///
 /// # Errors
 /// [`BuildError`] if the sources cannot be read or the results not be written. Kernels that fail are in the [`Outcome`].
@@ -181,11 +188,13 @@ pub fn build(
     let listed = instances::load(&layout.kernels.join("instances.toml"))?;
     let selected = select(&listed, selection)?;
     let sources = read_sources(layout, &selected)?;
-    let committed = by_name(read_manifest(layout)?);
+    let manifest = read_manifest(layout)?;
+    let packs = Packs::read(&layout.images, &manifest);
+    let committed = by_name(manifest);
 
     let stale: Vec<Instance> = selected
         .into_iter()
-        .filter(|instance| !is_fresh(layout, compiler, &sources, instance, &committed))
+        .filter(|instance| !is_fresh(&packs, compiler, &sources, instance, &committed))
         .collect();
     let (built, failures) = compile_all(layout, compiler, &sources, &stale, progress)?;
 
@@ -196,25 +205,32 @@ pub fn build(
         .into_iter()
         .filter(|(name, _)| listed_names.contains(name) && !stale_names.contains(name))
         .collect();
-    let mut compiled = Vec::new();
+    let mut fresh = BTreeMap::new();
     for image in built {
-        files::write(&layout.packed(&image.entry.name), &image.packed)?;
-        compiled.push(image.entry.name.clone());
+        fresh.insert(image.entry.name.clone(), image.image);
         entries.insert(image.entry.name.clone(), image.entry);
     }
-    for path in files::list(&layout.images)? {
-        let name = path.file_stem().unwrap_or_default().to_string_lossy();
-        if path.extension().is_some_and(|extension| extension == "zst")
-            && !entries.contains_key(&*name)
-        {
-            std::fs::remove_file(&path).map_err(FileError::new("delete", &path))?;
-        }
+    let mut contents: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+    for (name, entry) in &entries {
+        let image = match fresh.get(name) {
+            Some(image) => image,
+            None => packs.image(entry).map_err(|reason| BuildError::Damaged {
+                image: name.clone(),
+                reason,
+            })?,
+        };
+        contents
+            .entry(entry.pack.clone())
+            .or_default()
+            .extend_from_slice(image);
     }
+    write_packs(layout, compiler.jobs, &packs, &contents)?;
 
-    let manifest = Manifest {
+    let mut manifest = Manifest {
         images: entries.into_values().collect(),
     };
-    let packed_bytes = packed_sizes(layout, &manifest)?;
+    packs::assign_offsets(&mut manifest);
+    let packed_bytes = packed_sizes(layout, &manifest);
     write_if_changed(&layout.manifest(), &manifest_text(&manifest))?;
     write_if_changed(
         &layout.report,
@@ -222,10 +238,45 @@ pub fn build(
     )?;
     Ok(Outcome {
         manifest,
-        compiled,
+        compiled: fresh.into_keys().collect(),
         failures,
         packed_bytes,
     })
+}
+
+/// Writes the packs whose contents changed and deletes those that are gone.
+fn write_packs(
+    layout: &Layout,
+    jobs: usize,
+    committed: &Packs,
+    contents: &BTreeMap<String, Vec<u8>>,
+) -> Result<(), BuildError> {
+    let changed: Vec<(&String, &Vec<u8>)> = contents
+        .iter()
+        .filter(|(pack, contents)| committed.contents(pack) != Some(contents))
+        .collect();
+    let compressed = compile::in_parallel(
+        &changed,
+        jobs,
+        || (),
+        |(), (_, contents)| packs::compress(contents),
+    );
+    for ((pack, _), compressed) in changed.into_iter().zip(compressed) {
+        let compressed = compressed.map_err(|source| BuildError::Compress {
+            pack: pack.clone(),
+            source,
+        })?;
+        files::write(&layout.pack(pack), &compressed)?;
+    }
+    for path in files::list(&layout.images)? {
+        let pack = path.file_stem().unwrap_or_default().to_string_lossy();
+        if path.extension().is_some_and(|extension| extension == "zst")
+            && !contents.contains_key(&*pack)
+        {
+            std::fs::remove_file(&path).map_err(FileError::new("delete", &path))?;
+        }
+    }
+    Ok(())
 }
 
 /// Rebuilds everything selected from scratch and lists what is committed differently; nothing is written.
@@ -242,22 +293,26 @@ pub fn check(
     let selected = select(&listed, selection)?;
     let sources = read_sources(layout, &selected)?;
     let manifest = read_manifest(layout)?;
+    let packs = Packs::read(&layout.images, &manifest);
     let committed = by_name(manifest.clone());
     let (built, failures) = compile_all(layout, compiler, &sources, &selected, progress)?;
 
     let mut differences = Vec::new();
     for image in &built {
         let name = &image.entry.name;
-        match committed.get(name) {
-            None => differences.push(format!("{name}: not committed")),
-            Some(entry) if *entry != image.entry => {
-                differences.push(format!("{name}: {}", differing_fields(entry, &image.entry)));
-            }
-            Some(entry) => {
-                if let Err(why) = verify_packed(layout, entry) {
-                    differences.push(format!("{name}: {why}"));
-                }
-            }
+        let Some(entry) = committed.get(name) else {
+            differences.push(format!("{name}: not committed"));
+            continue;
+        };
+        let rebuilt = ManifestEntry {
+            // Depends on the pack's other images; all places are held below.
+            offset: entry.offset,
+            ..image.entry.clone()
+        };
+        if *entry != rebuilt {
+            differences.push(format!("{name}: {}", differing_fields(entry, &rebuilt)));
+        } else if let Err(why) = packs.image(entry) {
+            differences.push(format!("{name}: {why}"));
         }
     }
     let listed_names: BTreeSet<String> = listed.iter().map(Instance::image).collect();
@@ -268,20 +323,37 @@ pub fn check(
             ));
         }
     }
+    let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
+    for entry in &manifest.images {
+        *sizes.entry(&entry.pack).or_default() += entry.len;
+    }
+    for (pack, &size) in &sizes {
+        if packs
+            .contents(pack)
+            .is_some_and(|contents| contents.len() != size)
+        {
+            differences.push(format!(
+                "{}: does not hold exactly the images of the manifest",
+                packs::file_name(pack)
+            ));
+        }
+    }
     for path in files::list(&layout.images)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let in_manifest = name
             .strip_suffix(".zst")
-            .is_some_and(|name| committed.contains_key(name));
+            .is_some_and(|pack| sizes.contains_key(pack));
         if name != "manifest.json" && !in_manifest {
             differences.push(format!(
                 "{name}: lies among the images, but the manifest does not name it"
             ));
         }
     }
-    let packed_bytes = packed_sizes(layout, &manifest)?;
+    let packed_bytes = packed_sizes(layout, &manifest);
+    let mut as_written = manifest.clone();
+    packs::assign_offsets(&mut as_written);
     for (path, text) in [
-        (layout.manifest(), manifest_text(&manifest)),
+        (layout.manifest(), manifest_text(&as_written)),
         (
             layout.report.clone(),
             resources::markdown(&manifest, &packed_bytes),
@@ -370,19 +442,18 @@ fn write_if_changed(path: &Path, text: &str) -> Result<(), FileError> {
     files::write(path, text.as_bytes())
 }
 
-fn packed_sizes(layout: &Layout, manifest: &Manifest) -> Result<BTreeMap<String, u64>, FileError> {
+fn packed_sizes(layout: &Layout, manifest: &Manifest) -> BTreeMap<String, u64> {
     let mut sizes = BTreeMap::new();
     for entry in &manifest.images {
-        let path = layout.packed(&entry.name);
         // A missing file is reported by whoever compares images; here it has no size.
-        let size = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
-        sizes.insert(entry.name.clone(), size);
+        let size = std::fs::metadata(layout.pack(&entry.pack)).map_or(0, |file| file.len());
+        sizes.insert(entry.pack.clone(), size);
     }
-    Ok(sizes)
+    sizes
 }
 
 fn is_fresh(
-    layout: &Layout,
+    packs: &Packs,
     compiler: &Compiler,
     sources: &BTreeMap<String, Sources>,
     instance: &Instance,
@@ -395,18 +466,7 @@ fn is_fresh(
         return false;
     };
     entry.source_hash == source.hash(instance, &compiler.toolchain.version)
-        && verify_packed(layout, entry).is_ok()
-}
-
-fn verify_packed(layout: &Layout, entry: &ManifestEntry) -> Result<(), String> {
-    let packed = files::read(&layout.packed(&entry.name)).map_err(|error| error.to_string())?;
-    let unpacked =
-        zstd::decode_all(&packed[..]).map_err(|error| format!("does not unpack: {error}"))?;
-    if files::sha256(&unpacked) == entry.sha256 {
-        Ok(())
-    } else {
-        Err("the committed file is not the image the manifest describes".to_owned())
-    }
+        && packs.image(entry).is_ok()
 }
 
 fn differing_fields(committed: &ManifestEntry, rebuilt: &ManifestEntry) -> String {
@@ -594,8 +654,6 @@ fn finish(
         request.cubin()
     };
     let image = files::read(&path).map_err(|error| error.to_string())?;
-    let packed =
-        zstd::encode_all(&image[..], COMPRESSION_LEVEL).map_err(|error| error.to_string())?;
     // What the driver makes of a PTX image is not known here.
     let machine = |value: u32| if instance.target.ptx { 0 } else { value };
     let tiling = &record.tiling;
@@ -625,8 +683,11 @@ fn finish(
             flags: instance.flags().join(" "),
             source_hash: source.hash(instance, &compiler.toolchain.version),
             sha256: files::sha256(&image),
+            pack: instance.pack(),
+            // Known once the pack is put together.
+            offset: 0,
             len: image.len(),
         },
-        packed,
+        image,
     })
 }

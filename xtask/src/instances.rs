@@ -261,6 +261,17 @@ impl Instance {
         format!("{}_{}_{}", self.kernel(), self.element, self.target)
     }
 
+    /// The pack the image goes into: `{kernel}`, and `{kernel}_ptx` for PTX, which shares nothing with machine code and is
+    /// rarely used.
+    #[must_use]
+    pub fn pack(&self) -> String {
+        format!(
+            "{}{}",
+            self.kernel(),
+            if self.target.ptx { "_ptx" } else { "" }
+        )
+    }
+
     /// Name of the entry function.
     #[must_use]
     pub fn entry(&self) -> String {
@@ -373,6 +384,8 @@ mod tests {
                 "wmma_d64_32x64_w4_s2_f16_sm_90a",
             ]
         );
+        assert_eq!(instances[1].pack(), "wmma_d64_32x64_w4_s2_ptx");
+        assert_eq!(instances[2].pack(), "wmma_d64_32x64_w4_s2");
         assert_eq!(instances[0].extra_flags, ["--maxrregcount=128", "-DX"]);
         assert_eq!(instances[1].entry(), "warptile_wmma_d64_32x64_w4_s2_bf16");
         assert_eq!(

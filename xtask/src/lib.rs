@@ -12,6 +12,7 @@ pub mod gates;
 pub mod inspect;
 pub mod instances;
 pub mod nvrtc;
+pub mod packs;
 pub mod report;
 pub mod resources;
 pub mod sources;

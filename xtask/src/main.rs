@@ -44,7 +44,7 @@ enum Task {
     /// Reads kernels/instances.toml, compiles what changed since the last build with NVRTC, holds every image against the
     /// gates (no spills, no stack frame, no warning, shared memory within the target's limit, tensor-core instructions where
     /// the family promises them, a record that agrees with its parameter block), and writes crates/kernels/images and
-    /// docs/resources.md. Images no longer listed are deleted.
+    /// docs/resources.md. Images no longer listed are dropped.
     BuildKernels {
         /// Only this family, such as `scalar`
         #[arg(long)]
@@ -193,7 +193,6 @@ fn show(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), Bo
     for difference in differences {
         eprintln!("stale: {difference}");
     }
-    let total = outcome.total_bytes();
     if !outcome.failures.is_empty() {
         return Err(format!(
             "{} compilations failed; their images are not in the catalog",
@@ -201,7 +200,7 @@ fn show(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), Bo
         )
         .into());
     }
-    if total >= EMBEDDED_LIMIT {
+    if let Some(total) = outcome.excess_bytes() {
         return Err(format!("{total} bytes are embedded, the limit is {EMBEDDED_LIMIT}").into());
     }
     if !differences.is_empty() {

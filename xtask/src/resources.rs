@@ -1,4 +1,5 @@
-//! The resource report: every image with its registers, stack, spills, shared memory, tensor-core instructions and size.
+//! The resource report: every image with its registers, stack, spills, shared memory, tensor-core instructions and size, and
+//! what each pack embeds.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,7 +9,7 @@ use comfy_table::{CellAlignment, Table};
 use crate::build_kernels::EMBEDDED_LIMIT;
 use crate::manifest::{Manifest, ManifestEntry};
 
-const COLUMNS: [&str; 9] = [
+const COLUMNS: [&str; 8] = [
     "image",
     "registers",
     "stack",
@@ -17,10 +18,11 @@ const COLUMNS: [&str; 9] = [
     "dynamic shared",
     "tensor instr.",
     "bytes",
-    "embedded",
 ];
 
-fn row(entry: &ManifestEntry, packed_bytes: u64) -> [String; COLUMNS.len()] {
+const PACK_COLUMNS: [&str; 4] = ["pack", "images", "bytes", "embedded"];
+
+fn row(entry: &ManifestEntry) -> [String; COLUMNS.len()] {
     // Machine code of a PTX image is made by the driver: not 0, but unknown.
     let machine = |value: u32| match entry.target.starts_with("compute_") {
         true => "-".to_owned(),
@@ -35,29 +37,41 @@ fn row(entry: &ManifestEntry, packed_bytes: u64) -> [String; COLUMNS.len()] {
         entry.dynamic_shared_bytes.to_string(),
         machine(entry.tensor_instructions),
         entry.len.to_string(),
-        packed_bytes.to_string(),
     ]
 }
 
-fn rows<'a>(
-    manifest: &'a Manifest,
-    packed_bytes: &'a BTreeMap<String, u64>,
-) -> impl Iterator<Item = [String; COLUMNS.len()]> + 'a {
-    manifest.images.iter().map(|entry| {
-        row(
-            entry,
-            packed_bytes.get(&entry.name).copied().unwrap_or_default(),
-        )
-    })
+/// One row per pack.
+fn pack_rows(
+    manifest: &Manifest,
+    packed_bytes: &BTreeMap<String, u64>,
+) -> Vec<[String; PACK_COLUMNS.len()]> {
+    let mut packs: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    for entry in &manifest.images {
+        let (images, bytes) = packs.entry(&entry.pack).or_default();
+        *images += 1;
+        *bytes += entry.len;
+    }
+    packs
+        .into_iter()
+        .map(|(pack, (images, bytes))| {
+            let embedded = packed_bytes.get(pack).copied().unwrap_or_default();
+            [
+                pack.to_owned(),
+                images.to_string(),
+                bytes.to_string(),
+                embedded.to_string(),
+            ]
+        })
+        .collect()
 }
 
 fn totals(manifest: &Manifest, packed_bytes: &BTreeMap<String, u64>) -> String {
     let embedded: u64 = packed_bytes.values().sum();
     format!(
-        "{} images, {embedded} bytes embedded: {:.1}% of the {} MiB limit",
+        "{} images, {embedded} bytes embedded: {:.1}% of the {} MB limit",
         manifest.images.len(),
         embedded as f64 * 100.0 / EMBEDDED_LIMIT as f64,
-        EMBEDDED_LIMIT >> 20,
+        EMBEDDED_LIMIT / 1_000_000,
     )
 }
 
@@ -67,7 +81,7 @@ pub fn table(manifest: &Manifest, packed_bytes: &BTreeMap<String, u64>) -> Strin
     let mut table = Table::new();
     table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
     table.set_header(COLUMNS);
-    table.add_rows(rows(manifest, packed_bytes));
+    table.add_rows(manifest.images.iter().map(row));
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -83,14 +97,29 @@ pub fn markdown(manifest: &Manifest, packed_bytes: &BTreeMap<String, u64>) -> St
          thread, shared memory per CTA, sizes in bytes. \"Tensor instr.\" counts HMMA and HGMMA in the machine code. A `-` \
          stands where the driver compiles the image (PTX).\n\n",
     );
+    markdown_table(&mut text, &COLUMNS, manifest.images.iter().map(row));
+    text.push_str(
+        "\n## Packs\n\nThe cubins of a kernel are compressed together, and so is its PTX.\n\n",
+    );
+    markdown_table(&mut text, &PACK_COLUMNS, pack_rows(manifest, packed_bytes));
+    let _ = writeln!(text, "\n{}.", totals(manifest, packed_bytes));
+    text
+}
+
+/// A table whose first column is text and whose others are numbers.
+fn markdown_table<const N: usize>(
+    text: &mut String,
+    columns: &[&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) {
     let mut line = |cells: &[String]| {
         let _ = writeln!(text, "| {} |", cells.join(" | "));
     };
-    line(&COLUMNS.map(str::to_owned));
-    line(&COLUMNS.map(|column| if column == COLUMNS[0] { "---" } else { "---:" }.to_owned()));
-    for row in rows(manifest, packed_bytes) {
+    line(&columns.map(str::to_owned));
+    line(&std::array::from_fn::<_, N, _>(|i| {
+        if i == 0 { "---" } else { "---:" }.to_owned()
+    }));
+    for row in rows {
         line(&row);
     }
-    let _ = writeln!(text, "\n{}.", totals(manifest, packed_bytes));
-    text
 }

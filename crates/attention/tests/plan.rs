@@ -47,8 +47,41 @@ fn every_architecture_gets_an_image_that_runs_on_it() {
         target_on(&device(12, 0, CONSUMER_SHARED_BYTES)),
         Target::Cubin(120)
     );
-    // Newer than anything compiled: the driver compiles the PTX.
-    assert_eq!(target_on(&device(13, 0, 232_448)), Target::Ptx(80));
+    // Newer than anything compiled: the driver compiles the newest PTX there is.
+    assert_eq!(target_on(&device(13, 0, 232_448)), Target::Ptx(89));
+}
+
+#[test]
+fn without_machine_code_the_newest_ptx_that_runs_is_chosen() {
+    let ptx = catalog()
+        .iter()
+        .filter(|image| matches!(image.target, Target::Ptx(_)));
+    let kernel = "wmma_d64_64x64_w4_s2";
+    for (device, target) in [
+        (device(8, 0, 166_912), 80),
+        (device(8, 6, CONSUMER_SHARED_BYTES), 80),
+        (device(8, 9, CONSUMER_SHARED_BYTES), 89),
+        (DeviceProfile::h200(), 89),
+    ] {
+        let plan =
+            Plan::from_catalog(case(PLAIN).problem(), &device, Some(kernel), ptx.clone()).unwrap();
+        let chosen = plan.launch().unwrap().image.target;
+        assert_eq!(chosen, Target::Ptx(target), "{}", device.name);
+    }
+}
+
+#[test]
+fn compute_89_images_fit_the_shared_memory_of_8_9() {
+    let images = catalog()
+        .iter()
+        .filter(|image| image.target == Target::Ptx(89));
+    let mut fit = 0;
+    for image in images {
+        let needed = image.resources.static_shared_bytes + image.resources.dynamic_shared_bytes;
+        assert!(needed <= CONSUMER_SHARED_BYTES, "{}: {needed}", image.name);
+        fit += 1;
+    }
+    assert!(fit > 0);
 }
 
 #[test]

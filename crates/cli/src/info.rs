@@ -9,7 +9,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 use warptile::{DeviceProfile, ElementType, Error, Layout, Mask, Plan, Problem};
 use warptile_driver::{Device, Driver};
-use warptile_kernels::{Family, Image, catalog};
+use warptile_kernels::{Family, Image, catalog, packs};
 
 use crate::failure::Failure;
 use crate::machine;
@@ -79,7 +79,6 @@ struct ImageInfo {
     target: String,
     sha256: &'static str,
     bytes: usize,
-    packed_bytes: usize,
 }
 
 /// Runs the command.
@@ -136,7 +135,6 @@ fn gather(driver: &warptile_driver::Result<Driver>) -> Result<Info, Failure> {
                 target: image.target.to_string(),
                 sha256: image.sha256,
                 bytes: image.len,
-                packed_bytes: image.packed.len(),
             })
             .collect(),
     };
@@ -186,7 +184,7 @@ fn joined<T: Ord + ToString>(items: impl Iterator<Item = T>) -> String {
 
 fn print_catalog(every_kernel: bool, console: &mut impl Write) -> Result<(), Failure> {
     let images = catalog();
-    let packed: usize = images.iter().map(|image| image.packed.len()).sum();
+    let packed: usize = packs().map(<[u8]>::len).sum();
     writeln!(
         console,
         "catalog  {} images, {:.1} MB embedded\n",

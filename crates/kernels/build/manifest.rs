@@ -12,7 +12,7 @@ pub struct Manifest {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestEntry {
-    /// `{kernel}_{element}_{target}`; the image lies in `{name}.zst`.
+    /// `{kernel}_{element}_{target}`.
     pub name: String,
     /// `{family}_{tiling}`.
     pub kernel: String,
@@ -58,8 +58,12 @@ pub struct ManifestEntry {
     pub flags: String,
     /// SHA-256 over sources, flags, gates and toolchain.
     pub source_hash: String,
-    /// SHA-256 of the unpacked image.
+    /// SHA-256 of the image.
     pub sha256: String,
-    /// Size of the unpacked image in bytes.
+    /// The pack it lies in, `{pack}.zst`: `{kernel}` for cubins, `{kernel}_ptx` for PTX.
+    pub pack: String,
+    /// Where the image begins in the unpacked pack, in bytes.
+    pub offset: usize,
+    /// Size of the image in bytes.
     pub len: usize,
 }

@@ -1,7 +1,7 @@
 //! What the catalog says of an image.
 
 use std::fmt;
-use std::io::Read;
+use std::io::{self, Read};
 
 use crate::tiling::Tiling;
 
@@ -144,30 +144,31 @@ pub struct Image {
     pub flags: &'static str,
     /// SHA-256 over the sources the image was compiled from.
     pub source_hash: &'static str,
-    /// SHA-256 of the unpacked image.
+    /// SHA-256 of the image.
     pub sha256: &'static str,
-    /// Size of the unpacked image in bytes.
+    /// The pack it lies in, as embedded, zstd-compressed: all cubins of the kernel, or all its PTX, one after the other.
+    pub pack: &'static [u8],
+    /// Where the image begins in the unpacked pack, in bytes.
+    pub offset: usize,
+    /// Size of the image in bytes.
     pub len: usize,
-    /// The image as embedded, zstd-compressed.
-    pub packed: &'static [u8],
 }
 
 impl Image {
-    /// Unpacks the image: an ELF for cubins, NUL-terminated text for PTX.
+    /// Unpacks the image: an ELF for cubins, NUL-terminated text for PTX. The whole pack is decompressed for it, which takes
+    /// a few milliseconds; nothing is kept.
     ///
     /// # Errors
     /// [`UnpackError`] if the embedded bytes are damaged.
     pub fn bytes(&self) -> Result<Vec<u8>, UnpackError> {
         let damaged = || UnpackError { image: self.name };
         let mut decoder =
-            ruzstd::decoding::StreamingDecoder::new(self.packed).map_err(|_| damaged())?;
-        let mut bytes = Vec::with_capacity(self.len);
-        decoder.read_to_end(&mut bytes).map_err(|_| damaged())?;
-        if bytes.len() == self.len {
-            Ok(bytes)
-        } else {
-            Err(damaged())
-        }
+            ruzstd::decoding::StreamingDecoder::new(self.pack).map_err(|_| damaged())?;
+        let mut before = decoder.by_ref().take(self.offset as u64);
+        io::copy(&mut before, &mut io::sink()).map_err(|_| damaged())?;
+        let mut bytes = vec![0; self.len];
+        decoder.read_exact(&mut bytes).map_err(|_| damaged())?;
+        Ok(bytes)
     }
 }
 

@@ -21,6 +21,11 @@ pub fn catalog() -> &'static [Image] {
     CATALOG
 }
 
+/// The packs that hold the images, as embedded: their lengths are what the catalog adds to a program.
+pub fn packs() -> impl Iterator<Item = &'static [u8]> {
+    PACKS.iter().copied()
+}
+
 /// The image called `name`, if the catalog has it.
 #[must_use]
 pub fn image(name: &str) -> Option<&'static Image> {

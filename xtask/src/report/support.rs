@@ -91,6 +91,11 @@ fn devices(target: &str) -> String {
         "sm_90a" => "9.0 only: H100, H200".to_owned(),
         "sm_100" => "10.x: B200, GB200".to_owned(),
         "sm_120" => "12.x: RTX 50".to_owned(),
+        "compute_89" => {
+            "newer GPUs, compiled by the driver, before `compute_80`; every kernel fits \
+                         the 99 KB of shared memory of an 8.9 GPU"
+                .to_owned()
+        }
         other => match other.strip_prefix("compute_") {
             Some(_) => "newer GPUs, compiled by the driver".to_owned(),
             None => other.to_owned(),
@@ -133,5 +138,25 @@ mod tests {
             "{table}"
         );
         assert!(rows[3].starts_with("| `compute_80` |"), "{table}");
+    }
+
+    #[test]
+    fn the_newer_ptx_comes_last_and_says_what_it_is_for() {
+        let images = [
+            image("wmma", "compute_89", "f16", 64),
+            image("wmma", "compute_80", "f16", 64),
+            image("wmma", "sm_120", "f16", 64),
+        ];
+        let table = table(&images, &Checks::default());
+        let rows: Vec<&str> = table.lines().skip(2).collect();
+        assert!(
+            rows[1].starts_with("| `compute_80` | newer GPUs"),
+            "{table}"
+        );
+        assert!(
+            rows[2].starts_with("| `compute_89` | newer GPUs")
+                && rows[2].contains("before `compute_80`"),
+            "{table}"
+        );
     }
 }

@@ -1,10 +1,17 @@
 //! What build-kernels rebuilds, what `--check` finds, and what an image depends on.
 
 use crate::workshop::Workshop;
+use xtask::build_kernels::{BuildError, EMBEDDED_LIMIT, Outcome, Selection};
 use xtask::nvrtc::Nvrtc;
 
 const TARGETS: [&str; 6] = ["sm_80", "sm_90", "sm_90a", "sm_100", "sm_120", "compute_80"];
-const IMAGE: &str = "scalar_d64_32x64_w4_s2_f16_sm_80";
+
+/// Damages the last image of a pack.
+fn spoil_end(contents: &mut [u8]) {
+    if let Some(last) = contents.last_mut() {
+        *last ^= 1;
+    }
+}
 
 #[test]
 fn only_what_changed_is_compiled() {
@@ -22,13 +29,12 @@ fn only_what_changed_is_compiled() {
     let outcome = workshop.build();
     assert_eq!(outcome.compiled, ["scalar_d64_32x64_w4_s2_f16_sm_100"]);
     assert_eq!(outcome.manifest.images.len(), 2);
-    assert!(
-        !workshop
-            .layout
-            .images
-            .join("scalar_d64_32x64_w4_s2_f16_sm_90.zst")
-            .exists()
-    );
+    // The image that stayed and the new one lie in the pack as if they were compiled together.
+    let together = Workshop::new();
+    together.list("sample.cu", &["sm_80", "sm_100"], "");
+    std::fs::copy(&header, together.layout.kernels.join("params.cuh")).unwrap();
+    assert_eq!(together.build().manifest, outcome.manifest);
+    assert_eq!(together.pack(), workshop.pack());
 
     workshop.list("sample.cu", &["sm_80", "sm_100"], "flags = [\"-DMORE\"]");
     assert_eq!(workshop.build().compiled.len(), 2);
@@ -43,7 +49,7 @@ fn a_kernel_that_stops_compiling_leaves_the_catalog() {
     let outcome = workshop.build();
     assert_eq!(outcome.failures.len(), 1);
     assert_eq!(outcome.manifest.images, []);
-    assert!(!workshop.layout.images.join(format!("{IMAGE}.zst")).exists());
+    assert!(!workshop.pack_path().exists());
 }
 
 #[test]
@@ -72,29 +78,73 @@ fn check_finds(what: &str, edit: impl Fn(&Workshop)) {
 #[test]
 fn check_finds_an_image_edited_by_hand() {
     check_finds("not the image the manifest describes", |workshop| {
-        let path = workshop.layout.images.join(format!("{IMAGE}.zst"));
-        let mut image = zstd::decode_all(&std::fs::read(&path).unwrap()[..]).unwrap();
-        let last = image.len() - 1;
-        image[last] ^= 1;
-        std::fs::write(&path, zstd::encode_all(&image[..], 19).unwrap()).unwrap();
+        workshop.edit_pack(|contents| spoil_end(contents));
     });
 }
 
 #[test]
 fn check_finds_an_image_and_manifest_edited_together() {
     check_finds("sha256 is", |workshop| {
-        let path = workshop.layout.images.join(format!("{IMAGE}.zst"));
-        let image = zstd::decode_all(&std::fs::read(&path).unwrap()[..]).unwrap();
-        let edited = [&image[..], b"!"].concat();
-        std::fs::write(&path, zstd::encode_all(&edited[..], 19).unwrap()).unwrap();
-        let manifest = workshop.layout.images.join("manifest.json");
-        let text = std::fs::read_to_string(&manifest).unwrap();
-        let text = text.replace(
+        let image = workshop.pack();
+        workshop.edit_pack(|contents| spoil_end(contents));
+        let edited = workshop.pack();
+        workshop.edit_manifest(
             &xtask::files::sha256(&image),
             &xtask::files::sha256(&edited),
         );
-        std::fs::write(&manifest, text).unwrap();
     });
+}
+
+#[test]
+fn check_finds_a_pack_that_holds_more_than_its_images() {
+    check_finds("does not hold exactly the images", |workshop| {
+        workshop.edit_pack(|contents| contents.push(0));
+    });
+    check_finds(
+        "manifest.json: not as build-kernels writes it",
+        |workshop| {
+            workshop.edit_pack(|contents| contents.insert(0, 0));
+            workshop.edit_manifest("\"offset\":0", "\"offset\":1");
+        },
+    );
+}
+
+#[test]
+fn a_damaged_image_is_compiled_again_and_never_packed() {
+    let workshop = Workshop::new();
+    workshop.list("sample.cu", &["sm_80", "sm_90"], "");
+    workshop.build();
+    workshop.edit_pack(|contents| spoil_end(contents));
+    workshop.list("sample.cu", &["sm_80", "sm_90", "sm_100"], "");
+    let only_new = Selection {
+        target: Some("sm_100".parse().unwrap()),
+        ..Selection::default()
+    };
+    match workshop.try_build(&only_new) {
+        Err(BuildError::Damaged { image, .. }) => {
+            assert_eq!(image, "scalar_d64_32x64_w4_s2_f16_sm_90");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(
+        workshop.build().compiled,
+        [
+            "scalar_d64_32x64_w4_s2_f16_sm_100",
+            "scalar_d64_32x64_w4_s2_f16_sm_90"
+        ]
+    );
+    assert_eq!(workshop.differences(), [""; 0]);
+}
+
+#[test]
+fn eight_megabytes_are_too_much() {
+    let embedding = |bytes: u64| Outcome {
+        packed_bytes: [("a".to_owned(), 1), ("b".to_owned(), bytes - 1)].into(),
+        ..Outcome::default()
+    };
+    assert_eq!(EMBEDDED_LIMIT, 8_000_000);
+    assert_eq!(embedding(7_999_999).excess_bytes(), None);
+    assert_eq!(embedding(8_000_000).excess_bytes(), Some(8_000_000));
 }
 
 #[test]
@@ -118,7 +168,7 @@ fn check_finds_missing_and_surplus_images() {
         std::fs::write(workshop.layout.images.join("other.zst"), b"").unwrap();
     });
     check_finds("cannot read", |workshop| {
-        std::fs::remove_file(workshop.layout.images.join(format!("{IMAGE}.zst"))).unwrap();
+        std::fs::remove_file(workshop.pack_path()).unwrap();
     });
 }
 
@@ -141,12 +191,17 @@ fn images_do_not_depend_on_where_they_are_built_or_by_how_many_processes() {
     let (one, other) = (here.build(), elsewhere.build());
     assert_eq!(one.failures, []);
     assert_eq!(one.manifest, other.manifest);
-    for entry in &one.manifest.images {
-        let packed = |workshop: &Workshop| {
-            std::fs::read(workshop.layout.images.join(format!("{}.zst", entry.name))).unwrap()
-        };
-        assert_eq!(packed(&here), packed(&elsewhere), "{}", entry.name);
-    }
+    let packs = |workshop: &Workshop| {
+        let paths = xtask::files::list(&workshop.layout.images).unwrap();
+        let named = paths.into_iter().map(|path| {
+            let contents = std::fs::read(&path).unwrap();
+            (path.file_name().unwrap().to_owned(), contents)
+        });
+        named.collect::<Vec<_>>()
+    };
+    // Cubins, PTX and the manifest.
+    assert_eq!(packs(&here).len(), 3);
+    assert!(packs(&here) == packs(&elsewhere));
 }
 
 /// build-kernels takes a PTX image from the compilation that also gives, and gates, the cubin of the same number.

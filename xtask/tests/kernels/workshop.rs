@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use tempfile::TempDir;
-use xtask::build_kernels::{self, Compiler, Layout, Outcome, Progress, Selection};
+use xtask::build_kernels::{self, BuildError, Compiler, Layout, Outcome, Progress, Selection};
 use xtask::files;
+use xtask::packs;
 use xtask::toolchain::{self, Toolchain};
 
 /// The pinned toolchain, fetched if need be.
@@ -57,7 +58,34 @@ impl Workshop {
     }
 
     pub(crate) fn build(&self) -> Outcome {
-        build_kernels::build(&self.layout, &self.compiler, &Selection::default(), &Silent).unwrap()
+        self.try_build(&Selection::default()).unwrap()
+    }
+
+    pub(crate) fn try_build(&self, selection: &Selection) -> Result<Outcome, BuildError> {
+        build_kernels::build(&self.layout, &self.compiler, selection, &Silent)
+    }
+
+    /// Where the cubins of the one kernel lie.
+    pub(crate) fn pack_path(&self) -> PathBuf {
+        self.layout.images.join("scalar_d64_32x64_w4_s2.zst")
+    }
+
+    /// The pack's contents.
+    pub(crate) fn pack(&self) -> Vec<u8> {
+        zstd::decode_all(&std::fs::read(self.pack_path()).unwrap()[..]).unwrap()
+    }
+
+    pub(crate) fn edit_pack(&self, edit: impl Fn(&mut Vec<u8>)) {
+        let mut contents = self.pack();
+        edit(&mut contents);
+        std::fs::write(self.pack_path(), packs::compress(&contents).unwrap()).unwrap();
+    }
+
+    pub(crate) fn edit_manifest(&self, from: &str, to: &str) {
+        let path = self.layout.images.join("manifest.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&path, text.replace(from, to)).unwrap();
     }
 
     /// What `--check` finds.

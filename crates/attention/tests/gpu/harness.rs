@@ -19,26 +19,61 @@ pub(crate) fn gpu() -> &'static Gpu {
 pub(crate) enum Images {
     /// Any of a family.
     Family(Family),
-    /// Only a family's PTX, compiled by the driver.
-    Ptx(Family),
+    /// Any of a family that is for this target.
+    Target(Family, Target),
     /// One kernel.
     Kernel(&'static str),
+    /// This one, on a device whose CTAs have no more than 99 KB of shared memory, as 8.6, 8.9 and 12.x have.
+    Within99Kb(&'static Image),
 }
 
 impl Images {
     fn admit(self, image: &Image) -> bool {
         match self {
             Images::Family(family) => image.family == family,
-            Images::Ptx(family) => image.family == family && matches!(image.target, Target::Ptx(_)),
+            Images::Target(family, target) => image.family == family && image.target == target,
             Images::Kernel(name) => image.kernel == name,
+            Images::Within99Kb(one) => image.name == one.name,
         }
     }
 
     /// A plan for the case, or why there is none.
     pub(crate) fn plan(self, case: &Case) -> Result<Plan, Error> {
         let images = catalog().iter().filter(move |image| self.admit(image));
-        Plan::from_catalog(case.problem(), gpu().profile(), None, images)
+        let mut profile = gpu().profile().clone();
+        if let Images::Within99Kb(_) = self {
+            profile.shared_bytes_per_cta = profile.shared_bytes_per_cta.min(101_376);
+        }
+        Plan::from_catalog(case.problem(), &profile, None, images)
     }
+
+    /// The case as the tile of a single image can take it.
+    pub(crate) fn fit(self, case: Case) -> Case {
+        match self {
+            Images::Within99Kb(image) => Case {
+                head_dim: case.head_dim.min(image.tiling.head_dim as usize),
+                element: image.element,
+                ..case
+            },
+            _ => case,
+        }
+    }
+}
+
+/// The images for `target`, of which there must be some that run here.
+pub(crate) fn images_for(target: Target) -> Vec<&'static Image> {
+    let profile = gpu().profile();
+    assert!(
+        target.runs_on(profile.major, profile.minor),
+        "{} is too old for {target}",
+        profile.name
+    );
+    let images: Vec<_> = catalog()
+        .iter()
+        .filter(|image| image.target == target)
+        .collect();
+    assert!(!images.is_empty(), "the catalog has no image for {target}");
+    images
 }
 
 /// Families in the catalog.

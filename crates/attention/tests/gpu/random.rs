@@ -1,10 +1,12 @@
 //! Random problems, shrunk to the smallest that fails.
 
-use quickcheck::{Arbitrary, Gen, QuickCheck, TestResult, Testable};
-use warptile::Family;
-use warptile::testing::Case;
+use std::collections::BTreeSet;
 
-use crate::harness::{Images, families, passes};
+use quickcheck::{Arbitrary, Gen, QuickCheck, TestResult, Testable};
+use warptile::testing::Case;
+use warptile_kernels::{Target, catalog};
+
+use crate::harness::{Images, families, gpu, images_for, passes};
 
 /// Longest sequence of a random problem: several tiles of every tiling.
 const MAX_LEN: usize = 600;
@@ -27,7 +29,7 @@ struct Property(Images);
 
 impl Testable for Property {
     fn result(&self, source: &mut Gen) -> TestResult {
-        let first = RandomCase::arbitrary(source);
+        let first = RandomCase(self.0.fit(RandomCase::arbitrary(source).0));
         let mut smallest = match passes(&first.0, self.0) {
             Ok(true) => return TestResult::passed(),
             Ok(false) => return TestResult::discard(),
@@ -49,11 +51,11 @@ impl Testable for Property {
     }
 }
 
-fn random_problems(images: Images) {
+fn random_problems(count: u64, images: Images) {
     QuickCheck::new()
-        .tests(100)
-        .max_tests(2_000)
-        .min_tests_passed(100)
+        .tests(count)
+        .max_tests(20 * count)
+        .min_tests_passed(count)
         .quickcheck(Property(images));
 }
 
@@ -61,17 +63,31 @@ fn random_problems(images: Images) {
 #[ignore = "needs an NVIDIA GPU"]
 fn random_problems_pass_in_every_family() {
     for family in families() {
-        random_problems(Images::Family(family));
+        random_problems(100, Images::Family(family));
     }
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn random_problems_pass_on_ptx_compiled_by_the_driver() {
-    for family in families()
-        .into_iter()
-        .filter(|&family| family != Family::Wgmma)
-    {
-        random_problems(Images::Ptx(family));
+    let (major, minor) = (gpu().profile().major, gpu().profile().minor);
+    let ptx: BTreeSet<_> = catalog()
+        .iter()
+        .filter(|image| matches!(image.target, Target::Ptx(_)))
+        .filter(|image| image.target.runs_on(major, minor))
+        .map(|image| (image.family, image.target))
+        .collect();
+    assert!(!ptx.is_empty());
+    for (family, target) in ptx {
+        random_problems(100, Images::Target(family, target));
+    }
+}
+
+/// What a GPU of compute capability 8.9 would run if the driver compiled it, each kernel within that GPU's shared memory.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn random_problems_pass_on_every_compute_89_image_within_99_kb() {
+    for image in images_for(Target::Ptx(89)) {
+        random_problems(20, Images::Within99Kb(image));
     }
 }

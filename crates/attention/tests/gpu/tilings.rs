@@ -1,9 +1,15 @@
 //! Every kernel of the catalog, one by one.
 
 use warptile::ElementType;
-use warptile_kernels::{Image, catalog};
+use warptile_kernels::{Image, Target, catalog};
 
-use crate::harness::{Images, case, gpu, passes};
+use crate::harness::{Images, case, gpu, images_for, passes};
+
+const FULL_AND_RAGGED: [&str; 3] = ["b1 h2 q512 k512", "b2 h2 q113 k203", "b1 h1 q1 k1"];
+const MASKED: [&str; 2] = [
+    "b1 h2 q300 k300 mask=causal",
+    "b1 h2 q130 k257 mask=window,40,3",
+];
 
 /// Kernels with an image for this device, each once, with its element types.
 fn kernels() -> Vec<(&'static str, Vec<ElementType>, u32)> {
@@ -45,16 +51,30 @@ fn every_kernel_passes(problems: &[&str]) {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn every_kernel_is_right_on_full_tiles_and_ragged_ones() {
-    every_kernel_passes(&["b1 h2 q512 k512", "b2 h2 q113 k203", "b1 h1 q1 k1"]);
+    every_kernel_passes(&FULL_AND_RAGGED);
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn every_kernel_is_right_under_masks() {
-    every_kernel_passes(&[
-        "b1 h2 q300 k300 mask=causal",
-        "b1 h2 q130 k257 mask=window,40,3",
-    ]);
+    every_kernel_passes(&MASKED);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn every_compute_89_image_is_right_within_99_kb() {
+    for image in images_for(Target::Ptx(89)) {
+        for problem in FULL_AND_RAGGED.iter().chain(&MASKED) {
+            let head_dim = image.tiling.head_dim;
+            let case = case(&format!("{problem} d{head_dim} {} seed=1", image.element));
+            assert_eq!(
+                passes(&case, Images::Within99Kb(image)),
+                Ok(true),
+                "{}",
+                image.name
+            );
+        }
+    }
 }
 
 /// The acceptance tests of the project's predecessor: batch, heads, length, head size and mask.
