@@ -1,10 +1,12 @@
 // A computing warpgroup: 64 query rows of every tile. The next block's scores are multiplied while this block's weights
 // wait for their product with the values, and the softmax runs under both:
 //
-//     scores(0); softmax(0)
-//     for each block:  issue scores(next);  issue output += weights(this) values(this);  softmax(next)
+//     scores(first block); softmax(first)
+//     for each further block:  issue scores(next);  issue output += weights(this) values(this);  softmax(next)
+//     issue output += weights(last) values(last)
+//     issue scores(first block of the next tile);  finish and write this tile
 //
-// "Next" runs on into the next tile, so the tensor cores see no end of a tile. The warpgroups of a CTA are not synchronized
+// so that a tile's row sums, log-sum-exp and stores run under products as well. The warpgroups of a CTA are not synchronized
 // with each other: while one waits for its products or computes its softmax, the others keep the tensor cores busy.
 #pragma once
 
@@ -23,9 +25,7 @@ template <class Traits> class Consumer {
 
     __device__ void run()
     {
-#pragma unroll
-        for (int i = 0; i < Traits::HEAD_DIM / 2; i++)
-            output[i] = 0; // never used, but wgmma reads it formally
+        clear_output();
         receive_tile();
         while (!uniform(tile().is_end())) {
             if (uniform(tile().is_empty())) {
@@ -42,32 +42,33 @@ template <class Traits> class Consumer {
     __device__ void compute_tiles()
     {
         start_tile();
-        first_scores();
+        issue_scores();
+        take_first_scores();
         for (;;) {
-            if (add_output && block * Traits::BLOCK_N <= common_end)
+            if (block <= plain_top)
                 while (block > plain_floor) {
                     block--;
-                    step<true>(0);
+                    step<true>();
                 }
-
-            const int keys_left = tile().key_len - block * Traits::BLOCK_N;
-            const bool last = block == last_block;
-            float inverse[ROWS_PER_THREAD] = {};
-            if (last) {
-                finish_rows(inverse);
+            if (block > last_block) {
+                block--;
+                step<false>();
+            } else {
+                issue_last_output();
                 receive_tile();
-                if (uniform(tile().is_end() || tile().is_empty())) {
-                    finish_output(keys_left);
-                    write_finished_tile(inverse);
+                const bool more = !uniform(tile().is_end() || tile().is_empty());
+                if (more)
+                    start_tile();
+                // Without another tile these are scores of whatever the buffers hold, and nobody reads them: ptxas
+                // serializes products with a way out between them.
+                issue_scores();
+                write_finished_tile();
+                if (!more) {
+                    wgmma_wait<0>();
                     return;
                 }
-                start_tile();
-            } else
-                block--;
-            step<false>(keys_left);
-            add_output = !last;
-            if (last)
-                write_finished_tile(inverse);
+                take_first_scores();
+            }
             // Without this the compiler is not sure that the warp is together again, and computes ring stages and
             // descriptors in ordinary registers: twice the instructions around each product.
             __syncwarp();
@@ -89,56 +90,81 @@ template <class Traits> class Consumer {
         rows.write_lse({negative_infinity(), negative_infinity()});
     }
 
-    // Of the tile before the one in hand.
-    __device__ void write_finished_tile(const float (&inverse)[ROWS_PER_THREAD]) const
+    // Finishes the tile before the one in hand: its last product is in flight, and the next tile's first behind it.
+    __device__ void write_finished_tile()
     {
-        OutputRows<Traits>(params, layout.tile(shared, tiles - 2), warpgroup).write(params, output, inverse);
+        const OutputRows<Traits> rows(params, layout.tile(shared, tiles - 2), warpgroup);
+        float inverse[ROWS_PER_THREAD], lse[ROWS_PER_THREAD];
+        state.finish(inverse, lse, scale);
+        rows.write_lse(lse);
+        wgmma_wait<1>();
+        pin(output);
+        pin(weights);
+        release_values();
+        rows.write(params, output, inverse);
+        clear_output();
     }
 
+    // Up to the first block of keys that the warpgroup's rows see.
     __device__ void start_tile()
     {
-        block = uniform(tile().end_block) - 1;
         last_block = uniform(tile().first_block);
+        const int end_block = uniform(tile().end_block);
 
         const Mask mask(params, tile().query_len, tile().key_len);
         const int first_row = tile().first_query + warpgroup * MMA_ROWS;
-        common_end = uniform(mask.end_key(first_row, 1));
-        const int common_begin = uniform(first_row + MMA_ROWS - 1 + mask.shift - mask.left);
-        const int first_common_block = (common_begin + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
-        plain_floor = Traits::SOFTCAP && scale.has_softcap() ? block : max(last_block, first_common_block);
-        state.reset();
+        const int seen_blocks = (mask.end_key(first_row, MMA_ROWS) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
+        block = uniform(min(end_block, max(seen_blocks, last_block + 1))) - 1;
+
+        // A plain step's scores need no mask, and the values of the step before have all their rows.
+        const int common_end = mask.end_key(first_row, 1); // keys from here on are hidden from some row
+        plain_top = common_end / Traits::BLOCK_N;
+        if (params.cu_seqlens_k && (block + 1) * Traits::BLOCK_N > tile().key_len)
+            plain_top = min(plain_top, block - 1);
+        const int common_begin = first_row + MMA_ROWS - 1 + mask.shift - mask.left;
+        plain_floor = max(last_block, (common_begin + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
+        if (Traits::SOFTCAP && scale.has_softcap())
+            plain_floor = block;
+        plain_top = uniform(plain_top);
+        plain_floor = uniform(plain_floor);
+
+        for (int hidden = end_block - 1; hidden > block; hidden--) {
+            wait_for_keys();
+            release_keys();
+        }
+        wait_for_keys();
     }
 
-    // The scores of the first block of all, with nothing to overlap.
-    __device__ void first_scores()
+    // The weights of a tile's first block, whose scores are in flight.
+    __device__ void take_first_scores()
     {
-        wait_for_keys();
-        issue_scores();
         wgmma_wait<0>();
         pin(scores);
         release_keys();
         if (block == last_block)
             release_queries();
+        state.reset();
         soften<false>();
+        state.must_rescale = false; // the output is 0
         convert();
-        add_output = false;
+
+        for (int hidden = uniform(tile().end_block) - 1; hidden > block; hidden--) {
+            wait_for_values();
+            release_values();
+        }
+        keys_ready = barrier_test(layout.keys_full(keys_at.stage), keys_at.parity);
+        values_ready = barrier_test(layout.values_full(values_at.stage), values_at.parity);
     }
 
-    // The scores of `block`, and the output of the one before it. A PLAIN step needs nothing special: both blocks belong to
-    // one tile, no key is masked, no softcap, and the output adds to what is there. `keys_left` are the sequence's keys
-    // from the first of the block before on.
-    template <bool PLAIN> __device__ void step(int keys_left)
+    // The scores of `block`, and the output of the one before it. A PLAIN step needs nothing special: no key is masked, no
+    // softcap, and no values to clear.
+    template <bool PLAIN> __device__ void step()
     {
-        if (!(PLAIN && keys_ready))
+        if (!keys_ready)
             wait_for_keys();
         issue_scores();
-        if ((PLAIN || add_output) && state.must_rescale)
-            rescale();
-        if (!(PLAIN && values_ready))
-            wait_for_values();
-        if constexpr (!PLAIN)
-            clear_values_behind(keys_left);
-        issue_output(PLAIN || add_output);
+        prepare_output<PLAIN>(block + 1);
+        issue_output();
 
         wgmma_wait<1>();
         pin(scores);
@@ -158,24 +184,22 @@ template <class Traits> class Consumer {
         convert();
     }
 
-    __device__ void finish_rows(float (&inverse)[ROWS_PER_THREAD]) const
+    __device__ void issue_last_output()
     {
-        float lse[ROWS_PER_THREAD];
-        state.finish(inverse, lse, scale);
-        OutputRows<Traits>(params, tile(), warpgroup).write_lse(lse);
+        prepare_output<false>(block);
+        issue_output();
     }
 
-    // The last product before a tile without keys or the end, with nothing to overlap.
-    __device__ void finish_output(int keys_left)
+    // Before the product of the waiting weights with the values of `values_block`.
+    template <bool PLAIN> __device__ void prepare_output(int values_block)
     {
-        wait_for_values();
-        clear_values_behind(keys_left);
-        if (add_output && state.must_rescale)
+        if (state.must_rescale)
             rescale();
-        issue_output(add_output);
-        wgmma_wait<0>();
-        pin(output);
-        release_values();
+        if (!values_ready)
+            wait_for_values();
+        if constexpr (!PLAIN)
+            if (params.cu_seqlens_k)
+                clear_values_behind(tile().key_len - values_block * Traits::BLOCK_N);
     }
 
     // scores = queries keys^T
@@ -197,8 +221,8 @@ template <class Traits> class Consumer {
         wgmma_commit();
     }
 
-    // output = weights values (+ output)
-    __device__ void issue_output(bool add)
+    // output += weights values
+    __device__ void issue_output()
     {
         const auto values = matrix_descriptor(layout.values(values_at.stage), Traits::KEY_SLAB_BYTES);
         pin(output);
@@ -206,7 +230,7 @@ template <class Traits> class Consumer {
 #pragma unroll
         for (int step = 0; step < Traits::BLOCK_N / MMA_K; step++)
             Wgmma<Traits::HEAD_DIM>::template from_registers<Element>(
-                output, weights + 4 * step, advance_descriptor(values, step * MMA_K * SWIZZLE_BYTES), step > 0 || add);
+                output, weights + 4 * step, advance_descriptor(values, step * MMA_K * SWIZZLE_BYTES), true);
         wgmma_commit();
     }
 
@@ -228,6 +252,13 @@ template <class Traits> class Consumer {
             weights[i] = pack<Element>(scores[2 * i], scores[2 * i + 1]);
     }
 
+    __device__ void clear_output()
+    {
+#pragma unroll
+        for (int i = 0; i < Traits::HEAD_DIM / 2; i++)
+            output[i] = 0;
+    }
+
     __device__ void rescale()
     {
 #pragma unroll
@@ -242,7 +273,7 @@ template <class Traits> class Consumer {
     // 0 * NaN is NaN. Every warpgroup clears them for itself, so none reads before it has cleared.
     __device__ void clear_values_behind(int rows) const
     {
-        if (!params.cu_seqlens_k || rows >= Traits::BLOCK_N)
+        if (rows >= Traits::BLOCK_N)
             return;
         constexpr int CHUNKS_PER_ROW = SWIZZLE_BYTES / 16;
         unsigned char* values = shared + (layout.values(values_at.stage) - layout.base);
@@ -288,15 +319,14 @@ template <class Traits> class Consumer {
     unsigned weights[Traits::BLOCK_N / 4]; // packed, waiting for their product
     float output[Traits::HEAD_DIM / 2];
     RowState<Traits> state;
-    bool keys_ready = false; // the next block is known to be in shared memory
-    bool values_ready = false;
-    bool add_output; // whether the waiting weights add to `output` or are the tile's first
+    bool keys_ready;   // the next block is known to be in shared memory
+    bool values_ready;
 
     unsigned tiles = 0; // received so far, the end included
     int block;          // of keys, counting down in a tile
     int last_block;
-    int plain_floor; // steps to blocks from here on that end by `common_end` are plain
-    int common_end;  // keys from here on are hidden from some row of the warpgroup
+    int plain_top;   // steps from blocks up to here...
+    int plain_floor; // ... to blocks from here on are plain
     RingPosition<Traits::STAGES> keys_at;
     RingPosition<Traits::STAGES> values_at;
     RingPosition<Traits::QUERY_STAGES> queries_at;

@@ -34,8 +34,8 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     // Registers a thread after the split; their sum over the CTA is what the launch allocated. One computing warpgroup
     // leaves room for a second CTA on the SM.
     static constexpr int MIN_CTAS = CONSUMERS == 1 ? 2 : 1;
-    static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
-    static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216;
+    static constexpr int PRODUCER_REGISTERS = CONSUMERS >= 3 ? 32 : 40;
+    static constexpr int CONSUMER_REGISTERS = CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216;
 
     // Three computing warpgroups have no registers to spare for tanh; the host picks another tiling for softcap.
     static constexpr bool SOFTCAP = CONSUMERS < 3;

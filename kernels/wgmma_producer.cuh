@@ -38,16 +38,18 @@ template <class Traits> class Producer {
   private:
     __device__ Tile& next_slot() { return layout.tile(shared, tiles); }
 
-    // The next tile is drawn only when this one's last block is loaded: who draws early hoards work.
+    // The next tile is drawn shortly before this one's last block is loaded: who draws early hoards work, who draws late
+    // waits for the answer.
     __device__ void load_tile(const Tile& tile, TileOrder<Traits>& order)
     {
         const int kv_head = tile.head / (params.attention.heads / params.attention.kv_heads);
         const int batch = params.attention.cu_seqlens_k ? 0 : tile.batch;
         const int first_block = tile.first_block;
         int row = tile.key_offset + (tile.end_block - 1) * Traits::BLOCK_N;
+        const int draw_at = min(first_block + 2, tile.end_block - 1);
         bool first = true;
         for (int block = tile.end_block - 1; block >= first_block; block--) {
-            if (block == first_block)
+            if (block == draw_at)
                 order.draw();
             load_keys({row, kv_head, batch});
             load_pending_values();
