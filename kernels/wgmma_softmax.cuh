@@ -82,8 +82,14 @@ struct ScoreScale {
 // 2^8 are exact enough in every element type, and the output need not be rescaled. FlashAttention-4 does the same.
 constexpr float RESCALE_EXPONENT = 8;
 
+// A larger offset is coarser than the fused score * scale + offset, which rounds once: the largest score's exponent would
+// come out as anything but 0, and its weight as 0 or infinity.
+constexpr float COARSE_OFFSET = 0x1p24f;
+
 template <class Traits> struct RowState {
-    float max[ROWS_PER_THREAD]; // of the raw scores; -inf until a key was seen
+    // What turns score * scale_log2 into the exponent of a weight: minus the reference maximum, rounded once, so that all
+    // that depends on it cancels exactly. MAX_FLOAT until a key was seen.
+    float offset[ROWS_PER_THREAD];
     float sum[ROWS_PER_THREAD]; // this lane's columns only
     float rescale[ROWS_PER_THREAD]; // factor for the output accumulated before this block
     bool must_rescale;          // same in all lanes of a warp
@@ -101,14 +107,14 @@ template <class Traits> struct RowState {
         for (int row = 0; row < ROWS_PER_THREAD; row++) {
             const float total = quad_sum(sum[row]);
             inverse[row] = total == 0 ? 0.0f : reciprocal_approximate(total);
-            lse[row] = (max[row] * scale.scale_log2 + __log2f(total)) * LN_2;
+            lse[row] = (__log2f(total) - offset[row]) * LN_2;
         }
     }
 
     __device__ void reset()
     {
         for (int row = 0; row < ROWS_PER_THREAD; row++) {
-            max[row] = negative_infinity();
+            offset[row] = MAX_FLOAT;
             sum[row] = 0;
         }
     }
@@ -160,22 +166,43 @@ template <class Traits> struct RowState {
         for (int row = 0; row < ROWS_PER_THREAD; row++)
             block_max[row] = quad_max(block_max[row]);
 
-        bool grows = false;
+        bool special = false;
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
-            grows |= grows_much(row, block_max[row], scale);
-        must_rescale = __any_sync(0xffffffff, grows);
+            special |= grows_much(row, block_max[row], scale) || is_coarse(row);
+        must_rescale = __any_sync(0xffffffff, special);
         if (must_rescale) {
 #pragma unroll
             for (int row = 0; row < ROWS_PER_THREAD; row++)
                 raise_max(scores, row, block_max[row], scale);
+            if (__builtin_expect(__any_sync(0xffffffff, is_coarse(0) || is_coarse(1)), false))
+#pragma unroll
+                for (int row = 0; row < ROWS_PER_THREAD; row++)
+                    round_coarse_exponents(scores, row, scale);
         }
     }
 
-    // False for a row that has seen no key yet and sees none in this block: -inf - -inf is NaN.
+    // False for a row that has seen no key yet and sees none in this block.
     __device__ bool grows_much(int row, float block_max, const ScoreScale& scale) const
     {
-        return (block_max - max[row]) * scale.scale_log2 > RESCALE_EXPONENT;
+        return block_max * scale.scale_log2 + offset[row] > RESCALE_EXPONENT;
+    }
+
+    __device__ bool is_coarse(int row) const { return fabsf(offset[row]) > COARSE_OFFSET; }
+
+    // Replaces the scores of a row with a coarse offset by what `exponentiate`, without the offset, makes the same
+    // exponents of, the largest one's exactly 0.
+    __device__ void round_coarse_exponents(float (&scores)[COUNT], int row, const ScoreScale& scale)
+    {
+        const float inverse_scale = reciprocal_approximate(scale.scale_log2);
+        const bool coarse = is_coarse(row);
+#pragma unroll
+        for (int i = 2 * row; i < COUNT; i += 4)
+#pragma unroll
+            for (int j = i; j < i + 2; j++) {
+                const float exponent = __fadd_rn(__fmul_rn(scores[j], scale.scale_log2), offset[row]);
+                scores[j] = coarse ? exponent * inverse_scale : scores[j];
+            }
     }
 
     // The exponential unit takes one warp instruction in 8 cycles; what else there is to do fits between them if it is
@@ -184,19 +211,19 @@ template <class Traits> struct RowState {
     __device__ void exponentiate(float (&scores)[COUNT], const ScoreScale& scale)
     {
         const int zero = PACED ? scale.opaque_zero() : 0;
-        float offset[ROWS_PER_THREAD];
+        float added[ROWS_PER_THREAD];
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
-            offset[row] = -finite_max(max[row]) * scale.scale_log2;
+            added[row] = is_coarse(row) ? 0 : offset[row];
 #pragma unroll
         for (int begin = 0; begin < COUNT; begin += CHUNK) {
             if (PACED && begin >= 2 * CHUNK)
 #pragma unroll
                 for (int row = 0; row < ROWS_PER_THREAD; row++)
-                    offset[row] = after(offset[row], sum[row], zero);
+                    added[row] = after(added[row], sum[row], zero);
 #pragma unroll
             for (int i = begin; i < begin + CHUNK; i++)
-                scores[i] = scores[i] * scale.scale_log2 + offset[i % 4 / 2];
+                scores[i] = scores[i] * scale.scale_log2 + added[i % 4 / 2];
             if (begin >= CHUNK)
                 add(scores, begin - CHUNK);
 #pragma unroll
@@ -220,9 +247,10 @@ template <class Traits> struct RowState {
                 scores[i + 1] = fminf(scores[i + 1], limit);
             }
         }
-        rescale[row] = exp2_approximate((max[row] - block_max) * scale.scale_log2);
+        const float risen = __fmul_rn(-block_max, scale.scale_log2);
+        rescale[row] = exp2_approximate(risen - offset[row]);
         sum[row] *= rescale[row];
-        max[row] = block_max;
+        offset[row] = risen;
     }
 };
 
