@@ -49,13 +49,19 @@ impl Allocation {
         if let Some(pool) = stream.context().pool() {
             // SAFETY: `pointer` outlives the call, stream and pool are live and of the current
             // context.
-            unsafe {
+            let allocated = unsafe {
                 call!(
                     stream,
                     operation(),
                     mem_alloc_from_pool_async(pointer, bytes, pool, stream.raw())
                 )
-            }?;
+            };
+            if allocated.is_err() {
+                // The pool may have reserved all of the device's memory before it found that too
+                // little. What the caller learns is that the allocation failed.
+                stream.context().defer(stream.context().trim_memory(0));
+            }
+            allocated?;
             allocation.origin = Origin::Pool;
         } else {
             // SAFETY: `pointer` outlives the call, and the context is current.

@@ -16,6 +16,10 @@ use crate::device::Device;
 use crate::driver::{Driver, call};
 use crate::error::{DriverError, Result, is_sticky};
 
+/// Unused memory, in bytes, that a context's pool holds on to over a synchronization: many times what a call needs whose
+/// time depends on it, and little of what others on the device may want.
+const KEPT_BYTES: u64 = 1 << 30;
+
 /// A device's primary context: the one that CUDA's runtime, cudarc and PyTorch use too.
 ///
 /// A cheap handle; the context is released when the last clone and the last object made from it
@@ -24,8 +28,8 @@ use crate::error::{DriverError, Result, is_sticky};
 /// row, [`Context::enter`] does so once.
 ///
 /// Buffers come from a memory pool of this context's own, where the device has pools. It keeps the
-/// memory of dropped buffers for the next ones, as getting memory from the device takes longer than
-/// many a kernel; [`Context::trim_memory`] gives it back.
+/// memory of dropped buffers for the next ones, up to 1 GiB, as getting memory from the device takes
+/// longer than many a kernel; [`Context::trim_memory`] gives it back.
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
@@ -108,9 +112,9 @@ impl Context {
         Ok(context)
     }
 
-    /// Makes the pool, which keeps all memory it ever had: by default one would give everything
-    /// unused back at each synchronization. One of our own, for that is no choice to make for the
-    /// others who use the device's default pool.
+    /// Makes the pool, which keeps up to `KEPT_BYTES` of unused memory: by default one would give
+    /// everything unused back at each synchronization. One of our own, for that is no choice to make
+    /// for the others who use the device's default pool.
     fn make_pool(&self) -> Result<()> {
         let _current = self.enter()?;
         let operation = "making a memory pool";
@@ -130,7 +134,7 @@ impl Context {
         // SAFETY: both outlive the call and the context is current. `Inner::drop` destroys the pool.
         unsafe { call!(self, operation, mem_pool_create(&mut pool, &props)) }?;
         let pool = *self.inner.pool.get_or_init(|| pool);
-        let mut threshold = u64::MAX;
+        let mut threshold = KEPT_BYTES;
         let value = (&raw mut threshold).cast();
         // SAFETY: the pool is live, and the attribute's value is the 64 bits at `value`.
         unsafe {
@@ -169,8 +173,8 @@ impl Context {
         self.settle(None, done)
     }
 
-    /// Free and total device memory in bytes. What this context keeps for its next buffers is not
-    /// free: see [`Context::trim_memory`].
+    /// Free and total device memory in bytes. What this context keeps for its next buffers, up to
+    /// 1 GiB, is not free: see [`Context::trim_memory`].
     ///
     /// # Errors
     /// What the driver reports.
