@@ -257,12 +257,17 @@ def bench_kernels(evidence, options):
 
 
 def peers(evidence, options):
-    """The same shapes on PyTorch's kernels and FlashAttention-3."""
+    """Every shape on PyTorch's kernels, FlashAttention-3 and the planner's choice, in turn."""
     command = ["python3", BUNDLE / "benches/peers/attention_peers.py", "--file", BUNDLE / "benches/peers/shapes.txt"]
-    command += ["--samples", "15", "--json", evidence.folder / "bench-peers.json"]
+    target = evidence.folder / "bench-peers.json"
+    command += ["--samples", "15", "--with", WARPTILE, "--json", target]
     code, output = run(command, LIMITS["peers"])
     if code != 0:
         evidence.fail(f"peers: exit code {code}: {last_lines(output)}")
+        return
+    rows = json.loads(target.read_text())
+    evidence.write("bench-warptile.json", [row for row in rows if row["backend"] == "warptile"])
+    evidence.write("bench-peers.json", [row for row in rows if row["backend"] != "warptile"])
 
 
 def ncu(evidence, options, rows):
@@ -335,9 +340,10 @@ def main():
         return result
 
     info = step("device", device)
-    # Times first, while nothing else uses the GPU; twice, around the peers, which shows the noise.
-    step("bench", bench, "bench-warptile.json")
-    if not options.without_peers:
+    # Times first, while nothing else uses the GPU; then once more alone, which shows the noise.
+    if options.without_peers:
+        step("bench", bench, "bench-warptile.json")
+    else:
         step("peers", peers)
     step("bench again", bench, "noise.json")
     rows = step("kernels", bench_kernels)

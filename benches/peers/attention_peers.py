@@ -9,7 +9,8 @@ Measures the problems of a shape file (see shapes.txt) the way `warptile bench` 
 
 Peers: FlashAttention-2, cuDNN and the memory-efficient kernel through PyTorch's scaled_dot_product_attention, and
 FlashAttention-3 if the package fa3-fwd is installed. All peers of a problem are measured in turn, round by round, so that
-a drifting clock touches all alike. A peer that can't do a problem has no row; why not goes to standard error.
+a drifting clock touches all alike; with --with PROGRAM, `warptile bench` takes its turn in each round too. A peer that
+can't do a problem has no row; why not goes to standard error.
 
 Needs: an NVIDIA GPU, PyTorch 2.5 or newer. Example: attention_peers.py --file shapes.txt --json peers.json
 """
@@ -20,7 +21,9 @@ import datetime
 import json
 import re
 import statistics
+import subprocess
 import sys
+import tempfile
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -149,10 +152,34 @@ class Run:
             self.outputs = [self.call(i) for i in range(len(self.inputs))]
         self.times = {"graph": [], "call": []}
 
+    def round(self, method):
+        if method == "graph":
+            self.times[method].append(timed(self.graph.replay) / len(self.inputs))
+        else:
+            self.next += 1
+            self.times[method].append(timed(lambda: self.call(self.next)))
+
+
+class Warptile:
+    """`warptile bench` on one problem, taking a sample whenever it is asked."""
+
+    def __init__(self, program, problem, samples):
+        self.rows = tempfile.NamedTemporaryFile(suffix=".json")
+        command = [program, "bench", "--device", "cuda:0", "--shape", problem.line, "--samples", str(samples), "--paced"]
+        self.process = subprocess.Popen(
+            [*command, "--json", self.rows.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
     def round(self):
-        self.times["graph"].append(timed(self.graph.replay) / len(self.inputs))
-        self.next += 1
-        self.times["call"].append(timed(lambda: self.call(self.next)))
+        print(flush=True, file=self.process.stdin)
+        float(self.process.stdout.readline())
+
+    def finish(self):
+        self.process.communicate()
+        if self.process.returncode != 0:
+            raise RuntimeError(f"{self.process.args} ended with exit code {self.process.returncode}")
+        with open(self.rows.name) as file:
+            return json.load(file)
 
 
 def timed(work):
@@ -178,7 +205,7 @@ def driver():
     return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
 
 
-def measure(problem, found, samples, machine):
+def measure(problem, found, samples, machine, program):
     least, most = LAUNCHES_PER_GRAPH
     copies = max(least, min(most, -(-ROTATED_BYTES // problem.bytes())))
     inputs = [problem.inputs() for _ in range(copies)]
@@ -189,13 +216,17 @@ def measure(problem, found, samples, machine):
         except (RuntimeError, TypeError, ValueError) as error:
             torch.cuda.synchronize()
             print(f"{name}: not for {problem.line}: {str(error).splitlines()[0]}", file=sys.stderr)
-    for round in range(WARM_UP_ROUNDS + samples):
-        if round == WARM_UP_ROUNDS:
+    warptile = Warptile(program, problem, samples) if program else None
+    for method in ("graph", "call"):
+        for round in range(WARM_UP_ROUNDS + samples):
+            if round == WARM_UP_ROUNDS:
+                for run in runs.values():
+                    run.times[method] = []
             for run in runs.values():
-                run.times = {"graph": [], "call": []}
-        for run in runs.values():
-            run.round()
-    rows = []
+                run.round(method)
+            if warptile and round >= WARM_UP_ROUNDS: # it warms up by itself
+                warptile.round()
+    rows = warptile.finish() if warptile else []
     for name, run in runs.items():
         for method, times in run.times.items():
             median = statistics.median(times)
@@ -229,6 +260,7 @@ def main():
     arguments.add_argument("--shape", action="append", default=[], help="one problem; may be given several times")
     arguments.add_argument("--peer", action="append", help="measure this peer only; may be given several times")
     arguments.add_argument("--samples", type=int, default=30, help="rounds to measure (default 30)")
+    arguments.add_argument("--with", dest="program", metavar="PROGRAM", help="the program `warptile`, to be measured in turn")
     arguments.add_argument("--json", help="write the rows to this file")
     options = arguments.parse_args()
 
@@ -251,7 +283,7 @@ def main():
     found = peers(options.peer)
     rows = []
     for problem in problems:
-        for row in measure(problem, found, options.samples, machine):
+        for row in measure(problem, found, options.samples, machine, options.program):
             rows.append(row)
             print(f"{problem.line:62} {row['backend']:10} {row['method']:6} {row['median_us']:10.1f} us {row['tflops']:8.1f} TFLOP/s")
         torch.cuda.empty_cache()

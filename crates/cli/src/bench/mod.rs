@@ -58,6 +58,13 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "X", default_value_t = 2.0)]
     seconds: f64,
 
+    /// Take each sample when a line comes in on standard input, and answer with its microseconds on a line
+    ///
+    /// For measuring in turn with another program, so that a drifting clock touches both alike; benches/peers does.
+    /// The end of the input ends the measurement.
+    #[arg(long, conflicts_with = "seconds")]
+    paced: bool,
+
     /// Write the rows to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -71,6 +78,7 @@ const WARM_UP: usize = 3;
 struct Effort {
     samples: usize,
     time: Duration,
+    paced: bool,
 }
 
 impl Effort {
@@ -85,12 +93,29 @@ impl Effort {
         let start = Instant::now();
         let least = self.samples.div_ceil(10);
         let mut samples = Vec::with_capacity(self.samples);
+        if self.paced {
+            while samples.len() < self.samples && wait_for_line() {
+                let microseconds = sample()?;
+                samples.push(microseconds);
+                if writeln!(std::io::stdout(), "{microseconds}").is_err() {
+                    break; // whoever paced this is gone
+                }
+            }
+            return Ok(samples);
+        }
         while samples.len() < least || (samples.len() < self.samples && start.elapsed() < self.time)
         {
             samples.push(sample()?);
         }
         Ok(samples)
     }
+}
+
+/// Whether there was a line.
+fn wait_for_line() -> bool {
+    std::io::stdin()
+        .read_line(&mut String::new())
+        .is_ok_and(|bytes| bytes > 0)
 }
 
 /// Times in microseconds, by how they were taken.
@@ -103,6 +128,7 @@ pub(crate) fn run(args: &BenchArgs, console: &mut impl Write) -> Result<(), Fail
         samples: args.samples as usize,
         time: Duration::try_from_secs_f64(args.seconds)
             .map_err(|error| Failure::Input(format!("--seconds {}: {error}", args.seconds)))?,
+        paced: args.paced,
     };
     let backend = args.device.open()?;
     let machine = machine::describe(&backend);
@@ -304,6 +330,7 @@ mod tests {
         let effort = |samples, seconds| Effort {
             samples,
             time: Duration::from_secs(seconds),
+            paced: false,
         };
         assert_eq!(samples(effort(50, 3600)), 50);
         assert_eq!(samples(effort(50, 0)), 5);

@@ -166,6 +166,23 @@ fn bench_writes_its_rows() {
 }
 
 #[test]
+fn a_paced_bench_takes_a_sample_for_each_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = dir.path().join("lines");
+    fs::write(&lines, "\n\n").unwrap();
+    let (stdout, _) = expect_code(
+        0,
+        warptile()
+            .args(["bench", "--device", "cpu", "--paced", "--samples", "5"])
+            .args(["--shape", "q8 k8 d8"])
+            .stdin(fs::File::open(&lines).unwrap()),
+    );
+    let samples = stdout.lines().map_while(|line| line.parse::<f64>().ok());
+    assert_eq!(samples.filter(|&time| time > 0.0).count(), 2, "{stdout}");
+    assert!(stdout.contains("median us"), "{stdout}");
+}
+
+#[test]
 fn bench_names_the_line_it_can_not_read() {
     let dir = tempfile::tempdir().unwrap();
     let shapes = dir.path().join("shapes");
