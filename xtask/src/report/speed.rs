@@ -42,7 +42,7 @@ const PEERS: [&str; 3] = ["fa2", "cudnn", "fa3"];
 /// ratios.
 pub(super) fn against_peers(rows: &[BenchRow]) -> String {
     let problems = by_problem(rows, |row| row.backend.clone());
-    let mut ratios = Vec::new();
+    let mut ratios: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     let mut lines = Vec::new();
     for ((element, mask, _, _, shape), cells) in &problems {
         let Some(ours) = cells.get(OURS) else {
@@ -54,7 +54,7 @@ pub(super) fn against_peers(rows: &[BenchRow]) -> String {
             .filter_map(|peer| speed(peer))
             .max_by(f64::total_cmp);
         let ratio = fastest.map(|fastest| ours.tflops / fastest);
-        ratios.extend(ratio);
+        ratios.entry(element).or_default().extend(ratio);
         let number = |value: Option<f64>| value.map_or("-".to_owned(), |x| format!("{x:.0}"));
         let mut line = vec![format!("{shape}, {element}, {mask}")];
         line.extend(PEERS.iter().map(|peer| number(speed(peer))));
@@ -85,15 +85,45 @@ pub(super) fn against_peers(rows: &[BenchRow]) -> String {
         checks::day(&last.date),
         markdown_table(&header, lines),
     );
-    if let Some(mean) = geometric_mean(&ratios) {
-        let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-        let ahead = ratios.iter().filter(|&&ratio| ratio >= 1.0).count();
-        text.push_str(&format!(
-            "\nGeometric mean of the {} ratios: {mean:.3}; the lowest: {least:.2}; at least 1.00 in {ahead}.\n",
-            ratios.len()
-        ));
+    for (element, ratios) in &ratios {
+        if let Some(mean) = geometric_mean(ratios) {
+            let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+            let ahead = ratios.iter().filter(|&&ratio| ratio >= 1.0).count();
+            text.push_str(&format!(
+                "\n{element}: geometric mean of the {} ratios {mean:.3}, the lowest {least:.2}, at least 1.00 in {ahead}.\n",
+                ratios.len()
+            ));
+        }
     }
+    text.push_str(&halves(&problems));
     text
+}
+
+/// How f16 compares with bf16 where both were measured.
+fn halves(problems: &BTreeMap<Problem, BTreeMap<String, &BenchRow>>) -> String {
+    let ratios: Vec<f64> = problems
+        .iter()
+        .filter(|((element, ..), _)| element == "f16")
+        .filter_map(|((_, mask, head_dim, key_len, shape), cells)| {
+            let bf16 = (
+                "bf16".to_owned(),
+                mask.clone(),
+                *head_dim,
+                *key_len,
+                shape.clone(),
+            );
+            let bf16 = problems.get(&bf16)?.get(OURS)?;
+            Some(cells.get(OURS)?.tflops / bf16.tflops)
+        })
+        .collect();
+    let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = ratios.iter().copied().fold(0.0, f64::max);
+    match ratios.len() {
+        0 => String::new(),
+        count => format!(
+            "\nf16 has {least:.3} to {most:.3} of bf16's speed in the {count} problems measured in both.\n"
+        ),
+    }
 }
 
 /// `None` for no values.
@@ -171,7 +201,24 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("mean of the 2 ratios: 1.000; the lowest: 0.50; at least 1.00 in 1."),
+            text.contains(
+                "f16: geometric mean of the 2 ratios 1.000, the lowest 0.50, at least 1.00 in 1."
+            ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn halves_are_compared_where_both_were_measured() {
+        let mut bf16 = row("warptile", 64, 512, 100.0);
+        bf16.element = "bf16".to_owned();
+        let text = against_peers(&[
+            bf16,
+            row("warptile", 64, 512, 99.0),
+            row("warptile", 64, 1024, 50.0),
+        ]);
+        assert!(
+            text.contains("f16 has 0.990 to 0.990 of bf16's speed in the 1 problems"),
             "{text}"
         );
     }
