@@ -40,3 +40,24 @@ pub fn repository_file(path: &str) -> std::path::PathBuf {
         )
         .join(path)
 }
+
+/// Query and key lengths at which kernels of other libraries failed.
+pub const AWKWARD_LENGTHS: [(usize, usize); 14] = [
+    (1, 1),
+    (1, 339),
+    (3, 799),
+    (16, 20_000),
+    (108, 256),
+    (113, 203),
+    (128, 217),
+    (239, 1),
+    (640, 128),
+    (799, 3),
+    (1023, 1024),
+    (1024, 1023),
+    (2048, 3577),
+    (4224, 4224),
+];
+
+/// Head sizes that fill tiles, leave them ragged, or are between two of them.
+pub const AWKWARD_HEAD_DIMS: [usize; 10] = [8, 40, 64, 96, 104, 128, 160, 192, 224, 256];

@@ -1,28 +1,8 @@
 //! Shapes that have caught bugs in other implementations: lengths next to tile edges, long against short, odd head sizes.
 
-use warptile::testing::Case;
+use warptile::testing::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case};
 
 use crate::common::{verify, verify_text};
-
-/// Queries and keys.
-const LENGTHS: [(usize, usize); 14] = [
-    (1, 1),
-    (1, 339),
-    (3, 799),
-    (16, 20000),
-    (108, 256),
-    (113, 203),
-    (128, 217),
-    (239, 1),
-    (640, 128),
-    (799, 3),
-    (1023, 1024),
-    (1024, 1023),
-    (2048, 3577),
-    (4224, 4224),
-];
-
-const HEAD_DIMS: [usize; 10] = [8, 40, 64, 96, 104, 128, 160, 192, 224, 256];
 
 const HEADS: [&str; 5] = ["h1", "h6", "h6/2", "h8/1", "h32/8"];
 
@@ -34,12 +14,12 @@ const ELEMENTS: [&str; 3] = ["f16", "bf16", "f32"];
 #[test]
 fn lengths() {
     let mut turn = 0;
-    for (query, key) in LENGTHS {
+    for (query, key) in AWKWARD_LENGTHS {
         for mask in MASKS {
             // The largest lengths with the smallest head size: the reference is slow.
             let head_dim = match query * key > 1 << 22 {
                 true => 8,
-                false => HEAD_DIMS[turn % HEAD_DIMS.len()],
+                false => AWKWARD_HEAD_DIMS[turn % AWKWARD_HEAD_DIMS.len()],
             };
             let element = ELEMENTS[turn % ELEMENTS.len()];
             verify_text(&format!(
@@ -52,7 +32,7 @@ fn lengths() {
 
 #[test]
 fn head_sizes_and_heads() {
-    for (turn, head_dim) in HEAD_DIMS.into_iter().enumerate() {
+    for (turn, head_dim) in AWKWARD_HEAD_DIMS.into_iter().enumerate() {
         for heads in HEADS {
             let element = ELEMENTS[turn % ELEMENTS.len()];
             verify_text(&format!(

@@ -1,32 +1,14 @@
 //! Bugs that other attention libraries shipped, each by name, and the shapes that catch them.
 
-use warptile::testing::{Case, Lengths};
+use warptile::testing::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case, Lengths};
 use warptile::{Attention, Backend, Layout};
 
 use crate::harness::{Images, assert_passes, case, families, gpu, passes};
 
-/// Query and key lengths.
-const LENGTHS: [(usize, usize); 14] = [
-    (1, 1),
-    (1, 339),
-    (3, 799),
-    (16, 20_000),
-    (108, 256),
-    (113, 203),
-    (128, 217),
-    (239, 1),
-    (640, 128),
-    (799, 3),
-    (1023, 1024),
-    (1024, 1023),
-    (2048, 3577),
-    (4224, 4224),
-];
-
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn awkward_lengths() {
-    for (query, key) in LENGTHS {
+    for (query, key) in AWKWARD_LENGTHS {
         for mask in [
             "",
             "mask=causal",
@@ -43,7 +25,7 @@ fn awkward_lengths() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn awkward_head_sizes() {
-    for head_dim in [8, 40, 64, 96, 104, 128, 160, 192, 224, 256] {
+    for head_dim in AWKWARD_HEAD_DIMS {
         for element in ["f16", "bf16", "f32"] {
             for mask in ["", "mask=causal"] {
                 assert_passes(&case(&format!(
