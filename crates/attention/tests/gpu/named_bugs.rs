@@ -197,6 +197,56 @@ fn offsets_beyond_32_bits() {
     }
 }
 
+/// A stride of 0 repeats a dimension: keys and values of one head, or of one batch entry, for all.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn repeated_dimensions() {
+    let backend = Backend::cuda(0).unwrap();
+    let [batch, rows, heads, head_dim] = [2, 200, 4, 64];
+    let shape = [batch, rows, heads, head_dim];
+    let value = |b: usize, row: usize, head: usize, d: usize| {
+        half::f16::from_f32(((b * 131 + row * 17 + head * 71 + d * 3) % 97) as f32 / 50.0 - 1.0)
+    };
+    let dense = |repeated_batch: bool, repeated_head: bool| -> Vec<half::f16> {
+        let indices = (0..batch * rows * heads * head_dim).map(|i| {
+            let (b, row) = (i / (rows * heads * head_dim), i / (heads * head_dim) % rows);
+            (b, row, i / head_dim % heads, i % head_dim)
+        });
+        indices
+            .map(|(b, row, head, d)| {
+                let (b, head) = (
+                    if repeated_batch { 0 } else { b },
+                    if repeated_head { 0 } else { head },
+                );
+                value(b, row, head, d)
+            })
+            .collect()
+    };
+    let queries = backend.tensor(&dense(false, false), shape).unwrap();
+    let case = case("b2 q200 k200 h4 d64 f16 seed=0");
+    for (repeated_batch, repeated_head) in [(false, true), (true, false), (true, true)] {
+        let data = dense(repeated_batch, repeated_head);
+        let keys = backend.tensor(&data, shape).unwrap();
+        let mut layout = Layout::bshd(shape);
+        if repeated_batch {
+            layout.strides[0] = 0;
+        }
+        if repeated_head {
+            layout.strides[2] = 0;
+        }
+        let repeated = backend.tensor_with_layout(&data, layout).unwrap();
+        for family in families() {
+            let plan = Images::Family(family).plan(&case).unwrap();
+            let attention = Attention::new().kernel(plan.kernel_name());
+            let run = |k| attention.forward(&queries, k, k).unwrap().out.to_vec();
+            assert!(
+                run(&keys).unwrap() == run(&repeated).unwrap(),
+                "batch repeated: {repeated_batch}, head repeated: {repeated_head}, {family}"
+            );
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn huge_logits_make_no_nan() {
