@@ -213,7 +213,7 @@ def sanitizer(evidence, options, info):
     def one(job):
         tool, family = job
         command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "86", WARPTILE, "verify"]
-        command += ["--device", f"cuda:{options.gpu}", "--family", family, "--count", "12", "--seed", str(options.seed)]
+        command += ["--device", f"cuda:{options.gpu}", "--family", family, "--count", "24", "--seed", str(options.seed)]
         code, output = run(command, LIMITS["sanitizer"])
         summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)", output)
         return {

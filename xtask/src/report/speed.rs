@@ -132,7 +132,8 @@ fn geometric_mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| (logs / values.len() as f64).exp())
 }
 
-/// Microseconds of each family's best kernel on every problem, and whether the planner took the fastest family.
+/// Microseconds of each family's best kernel on every problem beside FlashAttention-2's, and whether the planner took the
+/// fastest family. `chosen` has the planner's choices and the peers.
 pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
     const FAMILIES: [&str; 3] = ["scalar", "wmma", "wgmma"];
     let chosen = by_problem(chosen, |row| row.backend.clone());
@@ -157,6 +158,8 @@ pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
                 None => "-".to_owned(),
             }
         }));
+        let fa2 = chosen.get(&key).and_then(|cells| cells.get("fa2"));
+        line.push(fa2.map_or("-".to_owned(), |row| format!("{:.1}", row.median_us)));
         line.push(format!("`{}`", choice.kernel));
         lines.push(line);
     }
@@ -169,6 +172,7 @@ pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
         "scalar",
         "wmma",
         "wgmma",
+        "FA2",
         "the planner's choice",
     ];
     format!(
@@ -241,7 +245,7 @@ mod tests {
             &measured,
             &[family("wmma", 512, 5.0), family("wgmma", 1024, 7.0)],
         );
-        assert!(text.contains("| 9.0 | **5.0** | - |"), "{text}");
+        assert!(text.contains("| 9.0 | **5.0** | - | - |"), "{text}");
         assert!(text.contains("in 1 of 2 rows"), "{text}");
     }
 }
