@@ -18,7 +18,7 @@ template <class Traits> class Producer {
     {
         for (TileOrder<Traits> order(params); !order.done(); order.advance()) {
             Tile& tile = next_slot();
-            tile = order.tile();
+            order.describe(tile);
             if (tile.first_query < tile.query_len && !tile.is_empty()) {
                 load_tile(tile, order);
                 continue;
@@ -31,7 +31,7 @@ template <class Traits> class Producer {
         }
         load_pending_values();
         Tile& end = next_slot();
-        end.batch = Tile::END;
+        end = Tile::end();
         announce(end);
     }
 
@@ -101,7 +101,7 @@ template <class Traits> class Producer {
         for (int warpgroup = 0; warpgroup < Traits::CONSUMERS; warpgroup++) {
             const unsigned full = layout.queries_full(warpgroup, queries_at.stage);
             barrier_wait(layout.queries_empty(warpgroup, queries_at.stage), queries_at.parity ^ 1);
-            if (tile.is_end() || tile.is_empty()) {
+            if (tile.is_empty() || !tile.has_rows(warpgroup)) {
                 barrier_arrive(full);
                 continue;
             }
