@@ -30,7 +30,8 @@ template <class Traits> class Consumer {
         receive_tile();
         while (!uniform(tile().is_end())) {
             if (uniform(tile().is_empty())) {
-                write_empty_tile();
+                if (tile().has_rows(warpgroup))
+                    write_empty_tile();
                 release_queries();
                 receive_tile();
             } else if (!uniform(tile().has_rows(warpgroup)))

@@ -74,7 +74,7 @@ struct WgmmaParams {
 struct Tile {
     int batch; // END after the last tile
     int head;
-    int first_query; // in the sequence
+    int first_query; // in the sequence; negative multiple of 64 where it has fewer than BLOCK_M rows left
     int query_len;
     int key_len;
     int query_offset; // first row of the sequence in a packed tensor; 0 for dense ones
@@ -94,8 +94,8 @@ struct Tile {
     __device__ bool is_end() const { return batch == END; }
     __device__ bool is_empty() const { return first_block >= end_block; }
 
-    // In a sequence's last tile some warpgroups may have nothing to do.
-    __device__ bool has_rows(int warpgroup) const { return first_query + warpgroup * MMA_ROWS < query_len; }
+    // In a sequence's first tile the first warpgroups may have nothing to do.
+    __device__ bool has_rows(int warpgroup) const { return first_query + warpgroup * MMA_ROWS >= 0; }
 };
 
 // A ring of STAGES buffers: which one is next, and the parity of its barriers' current phase.

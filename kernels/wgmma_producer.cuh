@@ -19,12 +19,12 @@ template <class Traits> class Producer {
         for (TileOrder<Traits> order(params); !order.done(); order.advance()) {
             Tile& tile = next_slot();
             order.describe(tile);
-            if (tile.first_query < tile.query_len && !tile.is_empty()) {
+            if (exists(tile) && !tile.is_empty()) {
                 load_tile(tile, order);
                 continue;
             }
             order.draw();
-            if (tile.first_query < tile.query_len) { // or the sequence is shorter than the longest one
+            if (exists(tile)) {
                 load_pending_values(); // a consumer finishes what it has before it takes a tile without keys
                 announce(tile);
             }
@@ -36,6 +36,9 @@ template <class Traits> class Producer {
     }
 
   private:
+    // False where the sequence is shorter than the longest one.
+    __device__ static bool exists(const Tile& tile) { return tile.has_rows(Traits::CONSUMERS - 1); }
+
     __device__ Tile& next_slot() { return layout.tile(shared, tiles); }
 
     // The next tile is drawn shortly before this one's last block is loaded: who draws early hoards work, who draws late

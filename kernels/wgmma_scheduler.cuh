@@ -42,7 +42,6 @@ template <class Traits> class TileOrder {
 
         const int batch = batch_head / attention.heads;
         const int head = batch_head - batch * attention.heads;
-        const int first_query = (attention.query_tiles - 1 - tile_row) * Traits::BLOCK_M;
         int query_len = attention.query_len, query_offset = 0;
         if (attention.cu_seqlens_q) {
             query_offset = attention.cu_seqlens_q[batch];
@@ -53,6 +52,9 @@ template <class Traits> class TileOrder {
             key_offset = attention.cu_seqlens_k[batch];
             key_len = attention.cu_seqlens_k[batch + 1] - key_offset;
         }
+        // From the end: a sequence's incomplete tile is its first one, which under a causal mask sees the fewest keys.
+        const int end_query = (query_len + MMA_ROWS - 1) / MMA_ROWS * MMA_ROWS - tile_row * Traits::BLOCK_M;
+        const int first_query = end_query - Traits::BLOCK_M;
         tile.batch = batch;
         tile.head = head;
         tile.first_query = first_query;
@@ -62,7 +64,7 @@ template <class Traits> class TileOrder {
         tile.key_offset = key_offset;
 
         const Mask mask(attention, query_len, key_len);
-        tile.first_block = mask.first_key(first_query) / Traits::BLOCK_N;
+        tile.first_block = mask.first_key(max(first_query, 0)) / Traits::BLOCK_N;
         tile.end_block = (mask.end_key(first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
     }
 
