@@ -118,12 +118,14 @@ template <class Traits> class Consumer {
         pin(output);
         pin(weights);
         release_values();
-        if constexpr (Traits::STAGED_OUTPUT) {
+        if constexpr (Traits::OUTPUT_THROUGH_QUERIES) {
             const int stage = queries_at.stage ^ 1; // the finished tile's
             warpgroup_sync();                       // no warp multiplies its queries any more
             rows.write_through(shared + (layout.queries(warpgroup, stage) - layout.base), output, inverse);
             release(layout.queries_empty(warpgroup, stage));
-        } else
+        } else if constexpr (Traits::OUTPUT_BUFFER)
+            rows.write_through(shared + SharedLayout<Traits>::OUTPUT_AT + warpgroup * Traits::STAGED_BYTES, output, inverse);
+        else
             rows.write(output, inverse);
         clear_output();
     }
@@ -334,7 +336,7 @@ template <class Traits> class Consumer {
     // The tile has its last scores; the buffer is released once its output has left through it.
     __device__ void leave_queries()
     {
-        if constexpr (Traits::STAGED_OUTPUT)
+        if constexpr (Traits::OUTPUT_THROUGH_QUERIES)
             queries_at.advance();
         else
             release_queries();

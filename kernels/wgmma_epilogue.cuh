@@ -33,40 +33,47 @@ template <class Traits> class OutputRows {
                 lse[quad_row(i)] = values[i];
     }
 
-    // Through `buffer`, the warpgroup's queries in shared memory: every warp lays its rows out where its query rows were and
+    // Through `buffer`, the warpgroup's in shared memory: every warp lays its rows out for itself, 128 columns at a time, and
     // stores them in whole lines. Rows of 128 bytes with their 16-byte chunks swizzled, so that neither way conflicts.
     __device__ void write_through(unsigned char* buffer, const float (&output)[Traits::HEAD_DIM / 2],
                                   const float (&inverse)[ROWS_PER_THREAD]) const
     {
+        constexpr int SLAB_CHUNKS = SLAB_COLUMNS / CHUNK;
+        constexpr int CHUNKS = Traits::HEAD_DIM / CHUNK;
+        constexpr int ROW_LANES = Traits::STAGED_SLABS * SLAB_CHUNKS; // the lanes that store a row; some may be idle
+        constexpr int CHUNKS_AT_ONCE = CHUNKS < ROW_LANES ? CHUNKS : ROW_LANES;
+        constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
+
         const int lane = thread_index() % 32;
         unsigned char* const staged = buffer + tile_row % MMA_ROWS * SWIZZLE_BYTES;
         const unsigned matrix_row = shared_address(staged + lane % 16 * SWIZZLE_BYTES);
         const int matrix_swizzle = lane % 8 ^ lane / 16;
-#pragma unroll
-        for (int block = 0; block < Traits::HEAD_DIM / CHUNK; block += 2)
-            store_matrices(matrix_row + block / 8 * Traits::QUERY_SLAB_BYTES + (block % 8 ^ matrix_swizzle) * 16,
-                           word(output, inverse, 0, block), word(output, inverse, 1, block),
-                           word(output, inverse, 0, block + 1), word(output, inverse, 1, block + 1));
-        __syncwarp();
-
-        constexpr int ROW_LANES = Traits::HEAD_DIM <= 64 ? 8 : Traits::HEAD_DIM <= 128 ? 16 : 32;
-        constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
         const int first_row = lane / ROW_LANES;
-        const int chunk = min(lane % ROW_LANES, Traits::HEAD_DIM / CHUNK - 1); // some lanes repeat the last one
-        uint4 words[WARP_ROWS / ROWS_AT_ONCE];
+        const int chunk = lane % ROW_LANES;
+        Element* const to = out + first_row * params.out_stride.row + chunk * CHUNK;
 #pragma unroll
-        for (int i = 0; i < WARP_ROWS / ROWS_AT_ONCE; i++) {
-            const int row = first_row + i * ROWS_AT_ONCE;
-            words[i] = *reinterpret_cast<const uint4*>(staged + chunk / 8 * Traits::QUERY_SLAB_BYTES +
-                                                       row * SWIZZLE_BYTES + (chunk % 8 ^ row % 8) * 16);
-        }
-        const int rows_left = chunk * CHUNK < params.head_dim ? rows - first_row : 0;
-        Element* to = out + first_row * params.out_stride.row + chunk * CHUNK;
+        for (int part = 0; part < CHUNKS; part += CHUNKS_AT_ONCE) {
+            constexpr int MATRICES = 2; // of 8 columns, stored at once
+            __syncwarp(); // the part before this one has been read
 #pragma unroll
-        for (int i = 0; i < WARP_ROWS / ROWS_AT_ONCE; i++) {
-            if (i * ROWS_AT_ONCE < rows_left)
-                store_global(to, words[i]);
-            to += ROWS_AT_ONCE * params.out_stride.row;
+            for (int i = 0; i < min(CHUNKS_AT_ONCE, CHUNKS - part); i += MATRICES)
+                store_matrices(matrix_row + i / SLAB_CHUNKS * Traits::QUERY_SLAB_BYTES +
+                                   (i % SLAB_CHUNKS ^ matrix_swizzle) * 16,
+                               word(output, inverse, 0, part + i), word(output, inverse, 1, part + i),
+                               word(output, inverse, 0, part + i + 1), word(output, inverse, 1, part + i + 1));
+            __syncwarp();
+            uint4 words[WARP_ROWS / ROWS_AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < WARP_ROWS / ROWS_AT_ONCE; i++) {
+                const int row = first_row + i * ROWS_AT_ONCE;
+                words[i] = *reinterpret_cast<const uint4*>(staged + chunk / SLAB_CHUNKS * Traits::QUERY_SLAB_BYTES +
+                                                           row * SWIZZLE_BYTES + (chunk % SLAB_CHUNKS ^ row % 8) * 16);
+            }
+            const int rows_left = (part + chunk) * CHUNK < params.head_dim ? rows - first_row : 0;
+#pragma unroll
+            for (int i = 0; i < WARP_ROWS / ROWS_AT_ONCE; i++)
+                if (i * ROWS_AT_ONCE < rows_left)
+                    store_global(to + i * ROWS_AT_ONCE * params.out_stride.row + part * CHUNK, words[i]);
         }
     }
 

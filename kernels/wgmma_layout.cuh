@@ -51,10 +51,17 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int KEY_RING_BYTES = STAGES * KEY_BYTES;
     static constexpr int FIXED_BYTES = 2 * KEY_RING_BYTES + BOOKKEEPING_BYTES;
     static constexpr int QUERY_STAGES = FIXED_BYTES + 2 * CONSUMERS * QUERY_BYTES <= SHARED_LIMIT_PER_CTA ? 2 : 1;
-    // Then also a finished tile can leave through its queries' buffer, which makes whole lines of its rows.
-    static constexpr bool STAGED_OUTPUT = QUERY_STAGES == 2;
     static constexpr int QUERY_RING_BYTES = QUERY_STAGES * CONSUMERS * QUERY_BYTES;
-    static constexpr int SHARED_BYTES = FIXED_BYTES + QUERY_RING_BYTES;
+
+    // A finished tile leaves through shared memory, which makes whole lines of its rows: through its queries' buffer if that
+    // is one of two, else through one of its own where it fits, else straight from registers.
+    static constexpr bool OUTPUT_THROUGH_QUERIES = QUERY_STAGES == 2;
+    static constexpr int STAGED_SLABS = SLABS < 2 ? SLABS : 2; // at a time
+    static constexpr int STAGED_BYTES = STAGED_SLABS * QUERY_SLAB_BYTES; // one warpgroup's
+    static constexpr bool OUTPUT_BUFFER =
+        !OUTPUT_THROUGH_QUERIES && FIXED_BYTES + QUERY_RING_BYTES + CONSUMERS * STAGED_BYTES <= SHARED_LIMIT_PER_CTA;
+    static constexpr int OUTPUT_BYTES = OUTPUT_BUFFER ? CONSUMERS * STAGED_BYTES : 0;
+    static constexpr int SHARED_BYTES = FIXED_BYTES + QUERY_RING_BYTES + OUTPUT_BYTES;
     static_assert(SHARED_BYTES <= SHARED_LIMIT, "shared memory of a CTA");
 };
 
@@ -119,7 +126,8 @@ template <class Traits> struct SharedLayout {
 
     static constexpr int KEYS_AT = Traits::QUERY_RING_BYTES;
     static constexpr int VALUES_AT = KEYS_AT + Traits::KEY_RING_BYTES;
-    static constexpr int BARRIERS_AT = VALUES_AT + Traits::KEY_RING_BYTES;
+    static constexpr int OUTPUT_AT = VALUES_AT + Traits::KEY_RING_BYTES;
+    static constexpr int BARRIERS_AT = OUTPUT_AT + Traits::OUTPUT_BYTES;
     static constexpr int KEY_BARRIERS_AT = BARRIERS_AT;
     static constexpr int VALUE_BARRIERS_AT = KEY_BARRIERS_AT + Traits::STAGES * 16;
     static constexpr int QUERY_BARRIERS_AT = VALUE_BARRIERS_AT + Traits::STAGES * 16;
