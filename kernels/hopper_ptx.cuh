@@ -85,9 +85,9 @@ __device__ inline void fence_barrier_init()
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// "membar / fence: fence.proxy.async": orders this thread's ordinary stores to shared memory before reads of the same
+// "membar / fence: fence.proxy.async": orders this thread's ordinary accesses to shared memory before later ones to the same
 // memory by wgmma or the copy engine.
-__device__ inline void fence_shared_for_async_reads()
+__device__ inline void fence_shared_for_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -29,20 +29,22 @@ template <class Traits> class Consumer {
         clear_output();
         receive_tile();
         while (!uniform(tile().is_end())) {
-            if (uniform(tile().is_empty())) {
-                if (tile().has_rows(warpgroup))
-                    write_empty_tile();
-                release_queries();
-                receive_tile();
-            } else if (!uniform(tile().has_rows(warpgroup)))
-                skip_tile();
-            else
+            const bool has_rows = uniform(tile().has_rows(warpgroup));
+            if (has_rows && !uniform(tile().is_empty())) {
                 compute_tiles();
+                continue;
+            }
+            if (has_rows)
+                write_empty_tile();
+            else
+                pass_blocks();
+            release_queries();
+            receive_tile();
         }
     }
 
   private:
-    // The tile in hand and all that follow it, up to one without keys or the end; that one is then in hand.
+    // The tile in hand and all that follow it, up to the end or one without keys or rows; that one is then in hand.
     __device__ void compute_tiles()
     {
         start_tile();
@@ -99,16 +101,15 @@ template <class Traits> class Consumer {
         rows.write_lse({negative_infinity(), negative_infinity()});
     }
 
-    __device__ void skip_tile()
+    // The other warpgroups' keys and values of a tile in which this one has no rows.
+    __device__ void pass_blocks()
     {
-        for (int keys = uniform(tile().end_block - tile().first_block); keys > 0; keys--) {
+        for (int blocks = uniform(tile().end_block - tile().first_block); blocks > 0; blocks--) {
             wait_for_keys();
             release_keys();
             wait_for_values();
             release_values();
         }
-        release_queries();
-        receive_tile();
     }
 
     // The next tile's first product is in flight behind the finished tile's last.
@@ -122,6 +123,7 @@ template <class Traits> class Consumer {
             const int stage = queries_at.stage ^ 1; // the finished tile's
             warpgroup_sync();                       // no warp multiplies its queries any more
             rows.write_through(shared + (layout.queries(warpgroup, stage) - layout.base), output, inverse);
+            fence_shared_for_async();
             release(layout.queries_empty(warpgroup, stage));
         } else if constexpr (Traits::OUTPUT_BUFFER)
             rows.write_through(shared + SharedLayout<Traits>::OUTPUT_AT + warpgroup * Traits::STAGED_BYTES, output, inverse);
@@ -130,7 +132,7 @@ template <class Traits> class Consumer {
         clear_output();
     }
 
-    // Where the tile in hand begins and ends; false if there is nothing to compute.
+    // Where the tile in hand begins and ends; false if there is nothing to compute in it.
     __device__ bool start_tile()
     {
         last_block = uniform(tile().first_block);
@@ -311,7 +313,7 @@ template <class Traits> class Consumer {
             for (int i = rows * CHUNKS_PER_ROW + thread_index() % WARPGROUP_THREADS; i < Traits::BLOCK_N * CHUNKS_PER_ROW;
                  i += WARPGROUP_THREADS)
                 reinterpret_cast<uint4*>(values + slab * Traits::KEY_SLAB_BYTES)[i] = {0, 0, 0, 0};
-        fence_shared_for_async_reads();
+        fence_shared_for_async();
         warpgroup_sync();
     }
 

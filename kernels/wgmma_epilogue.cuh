@@ -53,10 +53,9 @@ template <class Traits> class OutputRows {
         Element* const to = out + first_row * params.out_stride.row + chunk * CHUNK;
 #pragma unroll
         for (int part = 0; part < CHUNKS; part += CHUNKS_AT_ONCE) {
-            constexpr int MATRICES = 2; // of 8 columns, stored at once
             __syncwarp(); // the part before this one has been read
 #pragma unroll
-            for (int i = 0; i < min(CHUNKS_AT_ONCE, CHUNKS - part); i += MATRICES)
+            for (int i = 0; i < min(CHUNKS_AT_ONCE, CHUNKS - part); i += 2)
                 store_matrices(matrix_row + i / SLAB_CHUNKS * Traits::QUERY_SLAB_BYTES +
                                    (i % SLAB_CHUNKS ^ matrix_swizzle) * 16,
                                word(output, inverse, 0, part + i), word(output, inverse, 1, part + i),
@@ -77,7 +76,7 @@ template <class Traits> class OutputRows {
         }
     }
 
-    // A lane holds two neighbouring columns of every 8. It swaps with its neighbour, so that of two blocks of 8 columns the
+    // Straight from registers. A lane holds two neighbouring columns of every 8. It swaps with its neighbour, so that of two blocks of 8 columns the
     // even lane has four columns of the first and the odd lane four of the second: a quad stores whole sectors.
     __device__ void write(const float (&output)[Traits::HEAD_DIM / 2], const float (&inverse)[ROWS_PER_THREAD]) const
     {
