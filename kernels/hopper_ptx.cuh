@@ -85,9 +85,9 @@ __device__ inline void fence_barrier_init()
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// "membar / fence: fence.proxy.async": orders this thread's ordinary stores to shared memory before reads of the same
+// "membar / fence: fence.proxy.async": orders this thread's ordinary accesses to shared memory before later ones to the same
 // memory by wgmma or the copy engine.
-__device__ inline void fence_shared_for_async_reads()
+__device__ inline void fence_shared_for_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -100,6 +100,24 @@ __device__ inline void copy_box(unsigned destination, const TensorMap& map, unsi
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
                  "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+                 : "memory");
+}
+
+// "Warp-Level Matrix Instructions: stmatrix". Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of
+// matrix l / 8.
+__device__ inline void store_matrices(unsigned row_address, unsigned m0, unsigned m1, unsigned m2, unsigned m3)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(m0), "r"(m1),
+                 "r"(m2), "r"(m3)
+                 : "memory");
+}
+
+// "Data Movement and Conversion Instructions: st", 16 bytes at once: the compiler splits an assignment of four words that come
+// out of an array.
+__device__ inline void store_global(void* destination, const uint4& words)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(destination), "r"(words.x), "r"(words.y), "r"(words.z),
+                 "r"(words.w)
                  : "memory");
 }
 

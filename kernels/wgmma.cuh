@@ -27,7 +27,9 @@ template <class Traits> __device__ void wgmma_attention(const WgmmaParams& param
             Producer<Traits>(params, shared, layout).run();
     } else {
         take_registers<Traits::CONSUMER_REGISTERS>();
-        Consumer<Traits>(params, shared, layout, warp / WARPGROUP_WARPS - 1).run();
+        // Worked out anew: kept since the entry, ptxas would spill it.
+        const int warpgroup = uniform(thread_index() / WARPGROUP_THREADS) - 1;
+        Consumer<Traits>(params, shared, layout, warpgroup).run();
     }
 }
 

@@ -19,7 +19,8 @@ template <class Traits> class Consumer {
     using Element = typename Traits::Element;
 
     __device__ Consumer(const WgmmaParams& params, unsigned char* shared, SharedLayout<Traits> layout, int warpgroup)
-        : params(params.attention), shared(shared), layout(layout), warpgroup(warpgroup), scale(params.attention)
+        : params(params.attention), shared(shared), layout(layout),
+          warpgroup(Traits::CONSUMERS == 1 ? 0 : warpgroup), scale(params.attention)
     {
     }
 
@@ -28,20 +29,26 @@ template <class Traits> class Consumer {
         clear_output();
         receive_tile();
         while (!uniform(tile().is_end())) {
-            if (uniform(tile().is_empty())) {
-                write_empty_tile();
-                release_queries();
-                receive_tile();
-            } else
+            const bool has_rows = uniform(tile().has_rows(warpgroup));
+            if (has_rows && !uniform(tile().is_empty())) {
                 compute_tiles();
+                continue;
+            }
+            if (has_rows)
+                write_empty_tile();
+            else
+                pass_blocks();
+            release_queries();
+            receive_tile();
         }
     }
 
   private:
-    // The tile in hand and all that follow it, up to one without keys or the end; that one is then in hand.
+    // The tile in hand and all that follow it, up to the end or one without keys or rows; that one is then in hand.
     __device__ void compute_tiles()
     {
         start_tile();
+        wait_for_first_keys();
         issue_scores();
         take_first_scores();
         for (;;) {
@@ -56,13 +63,17 @@ template <class Traits> class Consumer {
             } else {
                 issue_last_output();
                 receive_tile();
-                const bool more = !uniform(tile().is_end() || tile().is_empty());
+                const OutputRows<Traits> rows(params, layout.tile(shared, tiles - 2), warpgroup);
+                float inverse[ROWS_PER_THREAD], lse[ROWS_PER_THREAD];
+                state.finish(inverse, lse, scale);
+                rows.write_lse(lse);
+                const bool more = start_tile();
                 if (more)
-                    start_tile();
+                    wait_for_first_keys();
                 // Without another tile these are scores of whatever the buffers hold, and nobody reads them: ptxas
                 // serializes products with a way out between them.
                 issue_scores();
-                write_finished_tile();
+                write_output(rows, inverse);
                 if (!more) {
                     wgmma_wait<0>();
                     return;
@@ -86,30 +97,46 @@ template <class Traits> class Consumer {
     __device__ void write_empty_tile() const
     {
         const OutputRows<Traits> rows(params, tile(), warpgroup);
-        rows.write_zeros(params);
+        rows.write_zeros();
         rows.write_lse({negative_infinity(), negative_infinity()});
     }
 
-    // Finishes the tile before the one in hand: its last product is in flight, and the next tile's first behind it.
-    __device__ void write_finished_tile()
+    // The other warpgroups' keys and values of a tile in which this one has no rows.
+    __device__ void pass_blocks()
     {
-        const OutputRows<Traits> rows(params, layout.tile(shared, tiles - 2), warpgroup);
-        float inverse[ROWS_PER_THREAD], lse[ROWS_PER_THREAD];
-        state.finish(inverse, lse, scale);
-        rows.write_lse(lse);
+        for (int blocks = uniform(tile().end_block - tile().first_block); blocks > 0; blocks--) {
+            wait_for_keys();
+            release_keys();
+            wait_for_values();
+            release_values();
+        }
+    }
+
+    // The next tile's first product is in flight behind the finished tile's last.
+    __device__ void write_output(const OutputRows<Traits>& rows, const float (&inverse)[ROWS_PER_THREAD])
+    {
         wgmma_wait<1>();
         pin(output);
         pin(weights);
         release_values();
-        rows.write(params, output, inverse);
+        if constexpr (Traits::OUTPUT_THROUGH_QUERIES) {
+            const int stage = queries_at.stage ^ 1; // the finished tile's
+            warpgroup_sync();                       // no warp multiplies its queries any more
+            rows.write_through(shared + (layout.queries(warpgroup, stage) - layout.base), output, inverse);
+            fence_shared_for_async();
+            release(layout.queries_empty(warpgroup, stage));
+        } else if constexpr (Traits::OUTPUT_BUFFER)
+            rows.write_through(shared + SharedLayout<Traits>::OUTPUT_AT + warpgroup * Traits::STAGED_BYTES, output, inverse);
+        else
+            rows.write(output, inverse);
         clear_output();
     }
 
-    // Up to the first block of keys that the warpgroup's rows see.
-    __device__ void start_tile()
+    // Where the tile in hand begins and ends; false if there is nothing to compute in it.
+    __device__ bool start_tile()
     {
         last_block = uniform(tile().first_block);
-        const int end_block = uniform(tile().end_block);
+        end_block = uniform(tile().end_block);
 
         const Mask mask(params, tile().query_len, tile().key_len);
         const int first_row = tile().first_query + warpgroup * MMA_ROWS;
@@ -127,7 +154,12 @@ template <class Traits> class Consumer {
             plain_floor = block;
         plain_top = uniform(plain_top);
         plain_floor = uniform(plain_floor);
+        return last_block < end_block && uniform(tile().has_rows(warpgroup));
+    }
 
+    // Those of the first block that the warpgroup's rows see.
+    __device__ void wait_for_first_keys()
+    {
         for (int hidden = end_block - 1; hidden > block; hidden--) {
             wait_for_keys();
             release_keys();
@@ -142,13 +174,13 @@ template <class Traits> class Consumer {
         pin(scores);
         release_keys();
         if (block == last_block)
-            release_queries();
+            leave_queries();
         state.reset();
         soften<false>();
         state.must_rescale = false; // the output is 0
         convert();
 
-        for (int hidden = uniform(tile().end_block) - 1; hidden > block; hidden--) {
+        for (int hidden = end_block - 1; hidden > block; hidden--) {
             wait_for_values();
             release_values();
         }
@@ -170,7 +202,7 @@ template <class Traits> class Consumer {
         pin(scores);
         release_keys();
         if (block == last_block)
-            release_queries();
+            leave_queries();
         soften<PLAIN>();
         state.keep_before_here();
 
@@ -281,9 +313,11 @@ template <class Traits> class Consumer {
             for (int i = rows * CHUNKS_PER_ROW + thread_index() % WARPGROUP_THREADS; i < Traits::BLOCK_N * CHUNKS_PER_ROW;
                  i += WARPGROUP_THREADS)
                 reinterpret_cast<uint4*>(values + slab * Traits::KEY_SLAB_BYTES)[i] = {0, 0, 0, 0};
-        fence_shared_for_async_reads();
-        named_barrier_wait(CLEAR_BARRIER + warpgroup, WARPGROUP_THREADS);
+        fence_shared_for_async();
+        warpgroup_sync();
     }
+
+    __device__ void warpgroup_sync() const { named_barrier_wait(1 + warpgroup, WARPGROUP_THREADS); } // 0 is __syncthreads
 
     // Every warp releases for itself: wgmma_wait says nothing about the other warps of the warpgroup.
     __device__ static void release(unsigned barrier)
@@ -301,13 +335,19 @@ template <class Traits> class Consumer {
         release(layout.values_empty(values_at.stage));
         values_at.advance();
     }
+    // The tile has its last scores; the buffer is released once its output has left through it.
+    __device__ void leave_queries()
+    {
+        if constexpr (Traits::OUTPUT_THROUGH_QUERIES)
+            queries_at.advance();
+        else
+            release_queries();
+    }
     __device__ void release_queries()
     {
         release(layout.queries_empty(warpgroup, queries_at.stage));
         queries_at.advance();
     }
-
-    static constexpr int CLEAR_BARRIER = 1; // hardware barriers, one a warpgroup; 0 is __syncthreads
 
     const AttentionParams& params;
     unsigned char* shared;
@@ -325,6 +365,7 @@ template <class Traits> class Consumer {
     unsigned tiles = 0; // received so far, the end included
     int block;          // of keys, counting down in a tile
     int last_block;
+    int end_block;   // of the tile; the warpgroup's own first block may be lower
     int plain_top;   // steps from blocks up to here...
     int plain_floor; // ... to blocks from here on are plain
     RingPosition<Traits::STAGES> keys_at;

@@ -1,92 +1,127 @@
-// Writes a finished tile: normalized output and log-sum-exp, straight from registers.
+// Writes a finished tile: normalized output and log-sum-exp.
 #pragma once
 
 #include "wgmma_softmax.cuh"
 
 namespace warptile {
 
-// Transposes four words across the four lanes of a quad: word `c` of lane `l` goes to word `l` of lane `c`.
-__device__ inline void transpose_in_quad(unsigned (&words)[4])
-{
-    const unsigned lane = thread_index() % 4;
-#pragma unroll
-    for (int distance = 1; distance <= 2; distance *= 2) {
-        const bool upper = lane & distance;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (i & distance)
-                continue;
-            const unsigned sent = upper ? words[i] : words[i + distance];
-            const unsigned received = __shfl_xor_sync(0xffffffff, sent, distance);
-            if (upper)
-                words[i] = received;
-            else
-                words[i + distance] = received;
-        }
-    }
-}
-
-// Where one thread writes: rows `first_row` and 8 below it of a head of a sequence.
-template <class Traits> struct OutputRows {
+// The 16 rows of a tile that one warp writes.
+template <class Traits> class OutputRows {
+  public:
     using Element = typename Traits::Element;
 
-    Element* pointer;           // of the first row
-    float* lse = nullptr;       // of the first row; null if not wanted
-    int rows;                   // from the first row to the end of the sequence
-
-    __device__ OutputRows(const AttentionParams& params, const Tile& tile, int warpgroup)
+    // Works out where to write, so that it can be done while products run.
+    __device__ OutputRows(const AttentionParams& params, const Tile& tile, int warpgroup) : params(params)
     {
-        const int first_row = tile.first_query + warpgroup * MMA_ROWS + lane_row();
-        pointer = static_cast<Element*>(params.out) + tile.batch * params.out_stride.batch +
-                  tile.head * params.out_stride.head + (long long)(tile.query_offset + first_row) * params.out_stride.row;
+        tile_row = warpgroup * MMA_ROWS + thread_index() % WARPGROUP_THREADS / 32 * WARP_ROWS;
+        const int first_row = tile.first_query + tile_row;
         rows = tile.query_len - first_row;
+        out = static_cast<Element*>(params.out) + tile.batch * params.out_stride.batch +
+              tile.head * params.out_stride.head + (long long)(tile.query_offset + first_row) * params.out_stride.row;
+        lse = nullptr;
         if (params.lse)
             lse = params.lse + tile.batch * params.lse_batch_stride + tile.head * params.lse_head_stride +
                   tile.query_offset + first_row;
     }
 
-    __device__ bool has(int row) const { return 8 * row < rows; }
-
-    // A lane holds two neighbouring columns of every 8; after the exchange it holds all 8 of every fourth group, which is
-    // one 16-byte store, and a quad stores 64 bytes in a row.
-    __device__ void write(const AttentionParams& params, const float (&output)[Traits::HEAD_DIM / 2],
-                          const float (&inverse)[ROWS_PER_THREAD]) const
-    {
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++)
-#pragma unroll
-            for (int group = 0; group < Traits::HEAD_DIM / 32; group++) {
-                unsigned words[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int at = (4 * group + i) * 4 + 2 * row;
-                    words[i] = pack<Element>(output[at] * inverse[row], output[at + 1] * inverse[row]);
-                }
-                transpose_in_quad(words);
-                const int column = group * 32 + thread_index() % 4 * 8;
-                if (has(row) && column < params.head_dim)
-                    *reinterpret_cast<uint4*>(pointer + 8 * row * params.out_stride.row + column) = {
-                        words[0], words[1], words[2], words[3]};
-            }
-    }
-
-    // Log-sum-exp of both rows, written by the first lane of each quad.
+    // Log-sum-exp of the thread's rows, written by the first lane of each quad.
     __device__ void write_lse(const float (&values)[ROWS_PER_THREAD]) const
     {
-        if (lse && thread_index() % 4 == 0)
 #pragma unroll
-            for (int row = 0; row < ROWS_PER_THREAD; row++)
-                if (has(row))
-                    lse[8 * row] = values[row];
+        for (int i = 0; i < ROWS_PER_THREAD; i++)
+            if (lse && thread_index() % 4 == 0 && quad_row(i) < rows)
+                lse[quad_row(i)] = values[i];
     }
 
-    __device__ void write_zeros(const AttentionParams& params) const
+    // Through `buffer`, the warpgroup's in shared memory: every warp lays its rows out for itself, 128 columns at a time, and
+    // stores them in whole lines. Rows of 128 bytes with their 16-byte chunks swizzled, so that neither way conflicts.
+    __device__ void write_through(unsigned char* buffer, const float (&output)[Traits::HEAD_DIM / 2],
+                                  const float (&inverse)[ROWS_PER_THREAD]) const
     {
+        constexpr int SLAB_CHUNKS = SLAB_COLUMNS / CHUNK;
+        constexpr int CHUNKS = Traits::HEAD_DIM / CHUNK;
+        constexpr int ROW_LANES = Traits::STAGED_SLABS * SLAB_CHUNKS; // the lanes that store a row; some may be idle
+        constexpr int CHUNKS_AT_ONCE = CHUNKS < ROW_LANES ? CHUNKS : ROW_LANES;
+        constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
+
+        const int lane = thread_index() % 32;
+        unsigned char* const staged = buffer + tile_row % MMA_ROWS * SWIZZLE_BYTES;
+        const unsigned matrix_row = shared_address(staged + lane % 16 * SWIZZLE_BYTES);
+        const int matrix_swizzle = lane % 8 ^ lane / 16;
+        const int first_row = lane / ROW_LANES;
+        const int chunk = lane % ROW_LANES;
+        Element* const to = out + first_row * params.out_stride.row + chunk * CHUNK;
 #pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++)
-            for (int column = thread_index() % 4 * 8; has(row) && column < params.head_dim; column += 32)
-                *reinterpret_cast<uint4*>(pointer + 8 * row * params.out_stride.row + column) = {0, 0, 0, 0};
+        for (int part = 0; part < CHUNKS; part += CHUNKS_AT_ONCE) {
+            __syncwarp(); // the part before this one has been read
+#pragma unroll
+            for (int i = 0; i < min(CHUNKS_AT_ONCE, CHUNKS - part); i += 2)
+                store_matrices(matrix_row + i / SLAB_CHUNKS * Traits::QUERY_SLAB_BYTES +
+                                   (i % SLAB_CHUNKS ^ matrix_swizzle) * 16,
+                               word(output, inverse, 0, part + i), word(output, inverse, 1, part + i),
+                               word(output, inverse, 0, part + i + 1), word(output, inverse, 1, part + i + 1));
+            __syncwarp();
+            uint4 words[WARP_ROWS / ROWS_AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < WARP_ROWS / ROWS_AT_ONCE; i++) {
+                const int row = first_row + i * ROWS_AT_ONCE;
+                words[i] = *reinterpret_cast<const uint4*>(staged + chunk / SLAB_CHUNKS * Traits::QUERY_SLAB_BYTES +
+                                                           row * SWIZZLE_BYTES + (chunk % SLAB_CHUNKS ^ row % 8) * 16);
+            }
+            const int rows_left = (part + chunk) * CHUNK < params.head_dim ? rows - first_row : 0;
+#pragma unroll
+            for (int i = 0; i < WARP_ROWS / ROWS_AT_ONCE; i++)
+                if (i * ROWS_AT_ONCE < rows_left)
+                    store_global(to + i * ROWS_AT_ONCE * params.out_stride.row + part * CHUNK, words[i]);
+        }
     }
+
+    // Straight from registers. A lane holds two neighbouring columns of every 8. It swaps with its neighbour, so that of two blocks of 8 columns the
+    // even lane has four columns of the first and the odd lane four of the second: a quad stores whole sectors.
+    __device__ void write(const float (&output)[Traits::HEAD_DIM / 2], const float (&inverse)[ROWS_PER_THREAD]) const
+    {
+        const bool odd = thread_index() & 1;
+        Element* to = out + quad_row(0) * params.out_stride.row + (odd ? CHUNK : 0) + thread_index() % 4 / 2 * 4;
+#pragma unroll
+        for (int i = 0; i < ROWS_PER_THREAD; i++) {
+            const int columns = quad_row(i) < rows ? params.head_dim - (odd ? CHUNK : 0) : 0;
+#pragma unroll
+            for (int block = 0; block < Traits::HEAD_DIM / CHUNK; block += 2) {
+                const unsigned first = word(output, inverse, i, block);
+                const unsigned second = word(output, inverse, i, block + 1);
+                const unsigned received = __shfl_xor_sync(0xffffffff, odd ? first : second, 1);
+                if (block * CHUNK < columns)
+                    *reinterpret_cast<uint2*>(to + block * CHUNK) = {odd ? received : first, odd ? second : received};
+            }
+            to += 8 * params.out_stride.row;
+        }
+    }
+
+    __device__ void write_zeros() const
+    {
+        const int column = thread_index() % 32 * 8;
+        for (int row = 0; row < min(rows, WARP_ROWS) && column < params.head_dim; row++)
+            *reinterpret_cast<uint4*>(out + row * params.out_stride.row + column) = {0, 0, 0, 0};
+    }
+
+  private:
+    static constexpr int WARP_ROWS = 16;
+    static constexpr int CHUNK = 8; // columns in 16 bytes, and of an accumulator block
+
+    __device__ static int quad_row(int i) { return thread_index() % 32 / 4 + 8 * i; }
+
+    __device__ static unsigned word(const float (&output)[Traits::HEAD_DIM / 2], const float (&inverse)[ROWS_PER_THREAD],
+                                    int row, int block)
+    {
+        const int at = 4 * block + 2 * row;
+        return pack<Element>(output[at] * inverse[row], output[at + 1] * inverse[row]);
+    }
+
+    const AttentionParams& params;
+    Element* out; // of the warp's first row
+    float* lse;   // of the warp's first row; null if not wanted
+    int rows;     // from the warp's first row to the end of the sequence
+    int tile_row; // the warp's first row in the tile
 };
 
 } // namespace warptile

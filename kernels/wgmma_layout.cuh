@@ -37,22 +37,31 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int PRODUCER_REGISTERS = CONSUMERS >= 3 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216;
 
-    // Three computing warpgroups have no registers to spare for tanh; the host picks another tiling for softcap.
+    // Three or four computing warpgroups have no registers to spare for tanh; the host picks another tiling for softcap.
     static constexpr bool SOFTCAP = CONSUMERS < 3;
 
     static_assert(WARPS == WARPGROUP_WARPS * (CONSUMERS + 1), "one warpgroup per 64 query rows, and the producer's");
     static_assert(BLOCK_M % MMA_ROWS == 0 && BLOCK_N % MMA_K == 0 && BLOCK_N <= 256, "wgmma shapes");
-    static_assert(HEAD_DIM % 32 == 0, "the epilogue stores 32 columns at a time");
+    static_assert(HEAD_DIM % 16 == 0, "the epilogue stores 16 columns at a time");
 
     // Two buffers for Q where they fit: the next tile's rows then arrive while this one is being computed.
     static constexpr int SHARED_LIMIT = 232448;
+    static constexpr int SHARED_LIMIT_PER_CTA = SHARED_LIMIT / MIN_CTAS - (MIN_CTAS - 1) * 1024;
     static constexpr int BOOKKEEPING_BYTES = 1024; // barriers and tile announcements
     static constexpr int KEY_RING_BYTES = STAGES * KEY_BYTES;
     static constexpr int FIXED_BYTES = 2 * KEY_RING_BYTES + BOOKKEEPING_BYTES;
-    static constexpr int QUERY_STAGES =
-        FIXED_BYTES + 2 * CONSUMERS * QUERY_BYTES <= SHARED_LIMIT / MIN_CTAS - (MIN_CTAS - 1) * 1024 ? 2 : 1;
+    static constexpr int QUERY_STAGES = FIXED_BYTES + 2 * CONSUMERS * QUERY_BYTES <= SHARED_LIMIT_PER_CTA ? 2 : 1;
     static constexpr int QUERY_RING_BYTES = QUERY_STAGES * CONSUMERS * QUERY_BYTES;
-    static constexpr int SHARED_BYTES = FIXED_BYTES + QUERY_RING_BYTES;
+
+    // A finished tile leaves through shared memory, which makes whole lines of its rows: through its queries' buffer if that
+    // is one of two, else through one of its own where it fits, else straight from registers.
+    static constexpr bool OUTPUT_THROUGH_QUERIES = QUERY_STAGES == 2;
+    static constexpr int STAGED_SLABS = SLABS < 2 ? SLABS : 2; // at a time
+    static constexpr int STAGED_BYTES = STAGED_SLABS * QUERY_SLAB_BYTES; // one warpgroup's
+    static constexpr bool OUTPUT_BUFFER =
+        !OUTPUT_THROUGH_QUERIES && FIXED_BYTES + QUERY_RING_BYTES + CONSUMERS * STAGED_BYTES <= SHARED_LIMIT_PER_CTA;
+    static constexpr int OUTPUT_BYTES = OUTPUT_BUFFER ? CONSUMERS * STAGED_BYTES : 0;
+    static constexpr int SHARED_BYTES = FIXED_BYTES + QUERY_RING_BYTES + OUTPUT_BYTES;
     static_assert(SHARED_BYTES <= SHARED_LIMIT, "shared memory of a CTA");
 };
 
@@ -70,11 +79,9 @@ struct WgmmaParams {
 
 // BLOCK_M query rows of one head of one sequence, and the blocks of keys they need.
 struct Tile {
-    static constexpr int END = -1;
-
     int batch; // END after the last tile
     int head;
-    int first_query; // in the sequence
+    int first_query; // in the sequence; negative multiple of 64 where it has fewer than BLOCK_M rows left
     int query_len;
     int key_len;
     int query_offset; // first row of the sequence in a packed tensor; 0 for dense ones
@@ -82,8 +89,20 @@ struct Tile {
     int first_block; // of keys; the tile is empty when first_block >= end_block
     int end_block;
 
+    static constexpr int END = -1;
+
+    // After the last tile. It has no keys either.
+    __device__ static Tile end()
+    {
+        Tile tile = {};
+        tile.batch = END;
+        return tile;
+    }
     __device__ bool is_end() const { return batch == END; }
     __device__ bool is_empty() const { return first_block >= end_block; }
+
+    // In a sequence's first tile the first warpgroups may have nothing to do.
+    __device__ bool has_rows(int warpgroup) const { return first_query + warpgroup * MMA_ROWS >= 0; }
 };
 
 // A ring of STAGES buffers: which one is next, and the parity of its barriers' current phase.
@@ -107,7 +126,8 @@ template <class Traits> struct SharedLayout {
 
     static constexpr int KEYS_AT = Traits::QUERY_RING_BYTES;
     static constexpr int VALUES_AT = KEYS_AT + Traits::KEY_RING_BYTES;
-    static constexpr int BARRIERS_AT = VALUES_AT + Traits::KEY_RING_BYTES;
+    static constexpr int OUTPUT_AT = VALUES_AT + Traits::KEY_RING_BYTES;
+    static constexpr int BARRIERS_AT = OUTPUT_AT + Traits::OUTPUT_BYTES;
     static constexpr int KEY_BARRIERS_AT = BARRIERS_AT;
     static constexpr int VALUE_BARRIERS_AT = KEY_BARRIERS_AT + Traits::STAGES * 16;
     static constexpr int QUERY_BARRIERS_AT = VALUE_BARRIERS_AT + Traits::STAGES * 16;

@@ -18,24 +18,27 @@ template <class Traits> class Producer {
     {
         for (TileOrder<Traits> order(params); !order.done(); order.advance()) {
             Tile& tile = next_slot();
-            tile = order.tile();
-            if (tile.first_query < tile.query_len && !tile.is_empty()) {
+            order.describe(tile);
+            if (exists(tile) && !tile.is_empty()) {
                 load_tile(tile, order);
                 continue;
             }
             order.draw();
-            if (tile.first_query < tile.query_len) { // or the sequence is shorter than the longest one
+            if (exists(tile)) {
                 load_pending_values(); // a consumer finishes what it has before it takes a tile without keys
                 announce(tile);
             }
         }
         load_pending_values();
         Tile& end = next_slot();
-        end.batch = Tile::END;
+        end = Tile::end();
         announce(end);
     }
 
   private:
+    // False where the sequence is shorter than the longest one.
+    __device__ static bool exists(const Tile& tile) { return tile.has_rows(Traits::CONSUMERS - 1); }
+
     __device__ Tile& next_slot() { return layout.tile(shared, tiles); }
 
     // The next tile is drawn shortly before this one's last block is loaded: who draws early hoards work, who draws late
@@ -101,7 +104,7 @@ template <class Traits> class Producer {
         for (int warpgroup = 0; warpgroup < Traits::CONSUMERS; warpgroup++) {
             const unsigned full = layout.queries_full(warpgroup, queries_at.stage);
             barrier_wait(layout.queries_empty(warpgroup, queries_at.stage), queries_at.parity ^ 1);
-            if (tile.is_end() || tile.is_empty()) {
+            if (tile.is_empty() || !tile.has_rows(warpgroup)) {
                 barrier_arrive(full);
                 continue;
             }

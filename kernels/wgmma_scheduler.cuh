@@ -28,7 +28,8 @@ template <class Traits> class TileOrder {
     }
     __device__ void advance() { number = next; }
 
-    __device__ Tile tile() const
+    // Writes the present tile to `tile`.
+    __device__ void describe(Tile& tile) const
     {
         const AttentionParams& attention = params.attention;
         const int tiles_at_once = params.heads_at_once * attention.query_tiles;
@@ -36,30 +37,35 @@ template <class Traits> class TileOrder {
         const int first_head = group * params.heads_at_once;
         const int group_heads = min(params.heads_at_once, attention.heads * attention.batch - first_head);
         const int rest = number - group * tiles_at_once;
-        const int row = rest / group_heads;
-        const int batch_head = first_head + rest - row * group_heads;
+        const int tile_row = rest / group_heads;
+        const int batch_head = first_head + rest - tile_row * group_heads;
 
-        Tile tile;
-        tile.batch = batch_head / attention.heads;
-        tile.head = batch_head - tile.batch * attention.heads;
-        tile.first_query = (attention.query_tiles - 1 - row) * Traits::BLOCK_M;
-        tile.query_len = attention.query_len;
-        tile.key_len = attention.key_len;
-        tile.query_offset = 0;
-        tile.key_offset = 0;
+        const int batch = batch_head / attention.heads;
+        const int head = batch_head - batch * attention.heads;
+        int query_len = attention.query_len, query_offset = 0;
         if (attention.cu_seqlens_q) {
-            tile.query_offset = attention.cu_seqlens_q[tile.batch];
-            tile.query_len = attention.cu_seqlens_q[tile.batch + 1] - tile.query_offset;
+            query_offset = attention.cu_seqlens_q[batch];
+            query_len = attention.cu_seqlens_q[batch + 1] - query_offset;
         }
+        int key_len = attention.key_len, key_offset = 0;
         if (attention.cu_seqlens_k) {
-            tile.key_offset = attention.cu_seqlens_k[tile.batch];
-            tile.key_len = attention.cu_seqlens_k[tile.batch + 1] - tile.key_offset;
+            key_offset = attention.cu_seqlens_k[batch];
+            key_len = attention.cu_seqlens_k[batch + 1] - key_offset;
         }
-        const Mask mask(attention, tile.query_len, tile.key_len);
-        tile.first_block = mask.first_key(tile.first_query) / Traits::BLOCK_N;
-        tile.end_block =
-            (mask.end_key(tile.first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
-        return tile;
+        // From the end: a sequence's incomplete tile is its first one, which under a causal mask sees the fewest keys.
+        const int end_query = (query_len + MMA_ROWS - 1) / MMA_ROWS * MMA_ROWS - tile_row * Traits::BLOCK_M;
+        const int first_query = end_query - Traits::BLOCK_M;
+        tile.batch = batch;
+        tile.head = head;
+        tile.first_query = first_query;
+        tile.query_len = query_len;
+        tile.key_len = key_len;
+        tile.query_offset = query_offset;
+        tile.key_offset = key_offset;
+
+        const Mask mask(attention, query_len, key_len);
+        tile.first_block = mask.first_key(max(first_query, 0)) / Traits::BLOCK_N;
+        tile.end_block = (mask.end_key(first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
     }
 
   private:

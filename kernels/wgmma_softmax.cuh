@@ -254,6 +254,14 @@ template <class Traits> struct RowState {
     }
 };
 
+// A lane's scores of a row in 128 keys, as bits, the first key's lowest: set for keys from `key` on. `key` counts from the
+// lane's first column; its columns are 0, 1, 8, 9, 16, 17, ...
+__device__ inline unsigned columns_from(int key)
+{
+    const int below = 2 * (key >> 3) + min(key & 7, 2);
+    return below >= 32 ? 0 : ~0u << max(below, 0);
+}
+
 // Hides from a warpgroup's 64 rows the keys of `block` that they don't see. Which keys a row sees is an interval, so most
 // blocks need no test of single elements.
 template <class Traits>
@@ -269,15 +277,18 @@ __device__ void apply_mask(float (&scores)[Traits::BLOCK_N / 2], const Attention
     for (int row = 0; row < ROWS_PER_THREAD; row++) {
         const int diagonal = first_row + lane_row() + 8 * row + mask.shift;
         const int first_seen = diagonal - mask.left - first_key;
-        const int last_seen = min(diagonal + mask.right, tile.key_len - 1) - first_key;
+        const int end_seen = min(diagonal + mask.right, tile.key_len - 1) + 1 - first_key;
+        constexpr int KEYS_PER_WORD = 128;
 #pragma unroll
-        for (int i = 0; i < Traits::BLOCK_N / 8; i++)
+        for (int word = 0; word < Traits::BLOCK_N; word += KEYS_PER_WORD) {
+            const unsigned hidden = ~columns_from(first_seen - word) | columns_from(end_seen - word);
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const int key = 8 * i + j;
-                if (key < first_seen || key > last_seen)
-                    scores[4 * i + 2 * row + j] = negative_infinity();
-            }
+            for (int i = 0; i < min(Traits::BLOCK_N - word, KEYS_PER_WORD) / 4; i++)
+                if (hidden & 1u << i) {
+                    float& score = scores[word / 2 + i / 2 * 4 + 2 * row + i % 2];
+                    score = negative_infinity();
+                }
+        }
     }
 }
 
