@@ -377,8 +377,8 @@ fn consider(
 
 /// What the kernel of `image` cannot do that `problem` asks for.
 fn missing_feature(image: &Image, problem: &Problem) -> Option<&'static str> {
-    // `Traits::SOFTCAP` in kernels/wgmma_layout.cuh: three computing warpgroups leave no registers for it.
-    const WGMMA_WARPS_WITHOUT_SOFTCAP: u32 = 16;
+    // `Traits::SOFTCAP` in kernels/wgmma_layout.cuh: three or more computing warpgroups leave no registers for it.
+    const WGMMA_WARPS_WITHOUT_SOFTCAP: std::ops::RangeFrom<u32> = 16..;
     match image.family {
         Family::Scalar => None,
         // The tensor-core softmax takes the row's maximum before scaling, which needs a scale that keeps the order.
@@ -388,7 +388,8 @@ fn missing_feature(image: &Image, problem: &Problem) -> Option<&'static str> {
             Some("rows that don't start at multiples of 16 bytes")
         }
         Family::Wgmma
-            if problem.softcap().is_some() && image.tiling.warps == WGMMA_WARPS_WITHOUT_SOFTCAP =>
+            if problem.softcap().is_some()
+                && WGMMA_WARPS_WITHOUT_SOFTCAP.contains(&image.tiling.warps) =>
         {
             Some("a softcap")
         }

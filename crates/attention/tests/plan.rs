@@ -263,11 +263,11 @@ fn the_choice_is_among_the_fastest_that_were_measured() {
         ("b2 h8 q512 k512 d64 f16 seed=1", "wgmma_d64_64x128_w8_s2"),
         (
             "b2 h8 q4096 k4096 d64 f16 seed=1",
-            "wgmma_d64_192x128_w16_s2",
+            "wgmma_d64_192x128_w16_s3",
         ),
         (
             "b2 h8 q4096 k4096 d128 f16 seed=1",
-            "wgmma_d128_128x128_w12_s2",
+            "wgmma_d128_192x80_w16_s3",
         ),
     ] {
         let plan = Plan::gpu(case(problem).problem(), &DeviceProfile::h200(), None).unwrap();
