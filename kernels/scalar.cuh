@@ -260,8 +260,9 @@ __device__ void multiply_qk(float (&scores)[Traits::ROWS][Traits::KEYS], const f
     }
 }
 
-// A row's max in log2 units. Rounded the same way wherever it is used, so that what is relative to it cancels exactly.
-__device__ inline float in_log2(float max) { return __fmul_rn(max, LOG2_E); }
+// e^(score - max). The difference comes first: a product of the max alone would be rounded, and for scores beyond 2^24 by
+// more than all differences that count.
+__device__ inline float weight_of(float score, float max) { return exp2_approximate((score - max) * LOG2_E); }
 
 // Running softmax and output of this thread's rows over the keys of its warp. `sum` covers this thread's own keys until
 // the end; `max` is that of the whole row of the warp.
@@ -291,13 +292,13 @@ template <class Traits> struct RowState {
             for (int j = 1; j < Traits::KEYS; ++j) tile_max = fmaxf(tile_max, scores[i][j]);
             tile_max = reduce_over_columns(tile_max, [](float a, float b) { return fmaxf(a, b); });
             const float new_max = fmaxf(max[i], tile_max);
-            const float base_log2 = in_log2(finite_max(new_max));
-            const float rescale = exp2_approximate(in_log2(max[i]) - base_log2);
+            const float base = finite_max(new_max);
+            const float rescale = weight_of(max[i], base);
             max[i] = new_max;
             sum[i] *= rescale;
 #pragma unroll
             for (int j = 0; j < Traits::KEYS; ++j) {
-                scores[i][j] = exp2_approximate(fmaf(scores[i][j], LOG2_E, -base_log2));
+                scores[i][j] = weight_of(scores[i][j], base);
                 sum[i] += scores[i][j];
             }
 #pragma unroll
@@ -376,13 +377,12 @@ __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Trait
         const int row = place.row + i * LANES_M;
         float row_max = negative_infinity(), row_sum = 0;
         for (int w = 0; w < Traits::WARPS_N; ++w) row_max = fmaxf(row_max, maxima[w * Traits::BLOCK_M + row]);
-        const float base_log2 = in_log2(finite_max(row_max));
+        const float base = finite_max(row_max);
         for (int w = 0; w < Traits::WARPS_N; ++w)
-            row_sum += sums[w * Traits::BLOCK_M + row] *
-                       exp2_approximate(in_log2(maxima[w * Traits::BLOCK_M + row]) - base_log2);
+            row_sum += sums[w * Traits::BLOCK_M + row] * weight_of(maxima[w * Traits::BLOCK_M + row], base);
         if (work.lse && place.warp_key == 0 && place.column == 0 && work.first_query + row < work.query_len)
-            work.lse[work.first_query + row] = log_sum_exp(base_log2, row_sum);
-        const float weight = row_sum == 0 ? 0 : __fdividef(exp2_approximate(in_log2(state.max[i]) - base_log2), row_sum);
+            work.lse[work.first_query + row] = log_sum_exp(base, row_sum);
+        const float weight = row_sum == 0 ? 0 : __fdividef(weight_of(state.max[i], base), row_sum);
 #pragma unroll
         for (int c = 0; c < Traits::VECTORS; ++c) state.out[i][c] = scaled(weight, state.out[i][c]);
     }

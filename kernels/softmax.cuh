@@ -70,10 +70,7 @@ struct ScoreRule {
 // What a running max is subtracted as: a row that has seen no key yet has m = -inf, and -inf - -inf would be NaN.
 __device__ inline float finite_max(float m) { return m == negative_infinity() ? 0.0f : m; }
 
-// Natural-log lse of a row from its running max (log2 units) and running sum; -inf for a row that saw no key.
-__device__ inline float log_sum_exp(float m, float sum)
-{
-    return sum == 0 ? negative_infinity() : m * LN_2 + logf(sum);
-}
+// Natural-log lse of a row from its running max and running sum; -inf for a row that saw no key.
+__device__ inline float log_sum_exp(float max, float sum) { return sum == 0 ? negative_infinity() : max + logf(sum); }
 
 } // namespace warptile

@@ -418,7 +418,7 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
         const float row_max = reduce_rows<Max>(m[r], partials, group);
         const int query = first_query + r * TILE + lane / 2;
         if (result.lse && group.rank == 0 && lane % 2 == 0 && query < end_query)
-            result.lse[query] = log_sum_exp(row_max, row_sum);
+            result.lse[query] = log_sum_exp(row_max * LN_2, row_sum);
         float inverse[LANE_ELEMENTS];
         here.spread(row_sum == 0 ? 0.0f : 1 / row_sum, inverse);
 #pragma unroll
