@@ -103,8 +103,8 @@ __device__ inline void copy_box(unsigned destination, const TensorMap& map, unsi
                  : "memory");
 }
 
-// "Warp-Level Matrix Instructions: stmatrix". Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of
-// matrix l / 8.
+// "Warp-Level Matrix Instructions: stmatrix". Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8
+// of matrix l / 8.
 __device__ inline void store_matrices(unsigned row_address, unsigned m0, unsigned m1, unsigned m2, unsigned m3)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(m0), "r"(m1),
@@ -112,8 +112,8 @@ __device__ inline void store_matrices(unsigned row_address, unsigned m0, unsigne
                  : "memory");
 }
 
-// "Data Movement and Conversion Instructions: st", 16 bytes at once: the compiler splits an assignment of four words that come
-// out of an array.
+// "Data Movement and Conversion Instructions: st", 16 bytes at once: the compiler splits an assignment of four words that
+// come out of an array.
 __device__ inline void store_global(void* destination, const uint4& words)
 {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(destination), "r"(words.x), "r"(words.y), "r"(words.z),
@@ -138,16 +138,11 @@ template <int REGISTERS> __device__ inline void take_registers()
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// "Parallel Synchronization and Communication Instructions: bar": hardware barrier `id` (0 is __syncthreads) shared by
-// `threads` threads, of which some wait and the others only report.
+// "Parallel Synchronization and Communication Instructions: bar": hardware barrier `id` (0 is __syncthreads) of `threads`
+// threads.
 __device__ inline void named_barrier_wait(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ inline void named_barrier_report(int id, int threads)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 } // namespace warptile

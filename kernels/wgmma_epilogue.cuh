@@ -33,8 +33,8 @@ template <class Traits> class OutputRows {
                 lse[quad_row(i)] = values[i];
     }
 
-    // Through `buffer`, the warpgroup's in shared memory: every warp lays its rows out for itself, 128 columns at a time, and
-    // stores them in whole lines. Rows of 128 bytes with their 16-byte chunks swizzled, so that neither way conflicts.
+    // Through `buffer`, the warpgroup's in shared memory: every warp lays its rows out for itself, 128 columns at a time,
+    // and stores them in whole lines. Rows of 128 bytes with their 16-byte chunks swizzled: no bank conflicts either way.
     __device__ void write_through(unsigned char* buffer, const float (&output)[Traits::HEAD_DIM / 2],
                                   const float (&inverse)[ROWS_PER_THREAD]) const
     {
@@ -76,8 +76,9 @@ template <class Traits> class OutputRows {
         }
     }
 
-    // Straight from registers. A lane holds two neighbouring columns of every 8. It swaps with its neighbour, so that of two blocks of 8 columns the
-    // even lane has four columns of the first and the odd lane four of the second: a quad stores whole sectors.
+    // Straight from registers. A lane holds two neighbouring columns of every 8. It swaps with its neighbour, so that of two
+    // blocks of 8 columns the even lane has four columns of the first and the odd lane four of the second: a quad stores
+    // whole sectors.
     __device__ void write(const float (&output)[Traits::HEAD_DIM / 2], const float (&inverse)[ROWS_PER_THREAD]) const
     {
         const bool odd = thread_index() & 1;
