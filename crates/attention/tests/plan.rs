@@ -1,5 +1,8 @@
 //! The planner against the embedded catalog: what it picks for which device, and what it says of the rest.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use warptile::testing::Case;
 use warptile::{DeviceProfile, Error, Plan, Reason};
 use warptile_kernels::{Target, catalog};
@@ -256,21 +259,52 @@ fn nothing_to_compute_is_an_empty_grid() {
     }
 }
 
-/// Shapes whose kernels were all timed on an H200 (evidence/kernels.json): the choice must be within 10% of the fastest.
+/// Problems on which every kernel was timed (evidence/kernels.json), or every family's best (evidence/families.json): the
+/// choice must be within 10% of the fastest.
 #[test]
 fn the_choice_is_among_the_fastest_that_were_measured() {
-    for (problem, good) in [
-        ("b2 h8 q512 k512 d64 f16 seed=1", "wgmma_d64_64x128_w8_s2"),
-        (
-            "b2 h8 q4096 k4096 d64 f16 seed=1",
-            "wgmma_d64_192x128_w16_s3",
-        ),
-        (
-            "b2 h8 q4096 k4096 d128 f16 seed=1",
-            "wgmma_d128_192x80_w16_s3",
-        ),
-    ] {
-        let plan = Plan::gpu(case(problem).problem(), &DeviceProfile::h200(), None).unwrap();
-        assert_eq!(plan.kernel_name(), good, "{problem}: {plan}");
+    let mut problems: BTreeMap<String, Vec<(String, f64)>> = BTreeMap::new();
+    for file in ["kernels.json", "families.json"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../evidence")
+            .join(file);
+        let rows: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        for row in rows.as_array().unwrap() {
+            if row["method"] == "graph" {
+                let text = |key: &str| row[key].as_str().unwrap().to_owned();
+                let problem = format!(
+                    "b{} q{} k{} h{}/{} d{} {} mask={} seed=1",
+                    row["batch"],
+                    row["query_len"],
+                    row["key_len"],
+                    row["heads"],
+                    row["kv_heads"],
+                    row["head_dim"],
+                    text("element"),
+                    text("mask"),
+                );
+                let time = (text("kernel"), row["median_us"].as_f64().unwrap());
+                problems.entry(problem).or_default().push(time);
+            }
+        }
+    }
+    assert!(problems.len() > 40, "{} problems", problems.len());
+    for (problem, times) in problems {
+        let fastest = times
+            .iter()
+            .map(|(_, us)| *us)
+            .fold(f64::INFINITY, f64::min);
+        let plan = Plan::gpu(case(&problem).problem(), &DeviceProfile::h200(), None).unwrap();
+        let chosen = times
+            .iter()
+            .find(|(kernel, _)| kernel == plan.kernel_name());
+        let Some((kernel, us)) = chosen else {
+            panic!("{problem}: {} was not measured", plan.kernel_name());
+        };
+        assert!(
+            *us <= 1.1 * fastest,
+            "{problem}: {kernel} takes {us}, not {fastest}"
+        );
     }
 }
