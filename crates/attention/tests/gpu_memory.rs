@@ -1,10 +1,18 @@
-//! Launches while the device's memory is nearly full and its bandwidth taken. In a binary of its own: no other test could
-//! allocate meanwhile.
+//! What happens when the device's memory is full, or nearly. In an executable of their own, and one at a time: no other test
+//! could allocate meanwhile.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use warptile::testing::Case;
-use warptile::{ElementType, Family, Plan, gpu::Gpu};
+use warptile::{Backend, ElementType, Family, Plan, gpu::Gpu};
 use warptile_driver::{DeviceBuffer, Driver, Stream};
 use warptile_kernels::catalog;
+
+/// Held by the one test that runs.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 const LAUNCHES: usize = 1_000;
 /// Bytes left for the launches once everything else is taken.
@@ -32,6 +40,7 @@ fn same_bits<T: bytemuck::NoUninit>(a: &[T], b: &[T]) -> bool {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_thousand_launches_while_memory_is_full_and_busy() {
+    let _alone = alone();
     let gpu = Gpu::new(&Driver::load().unwrap(), 0).unwrap();
     let cases = [
         "b2 h8 q512 k512 d64 f16 seed=1",
@@ -72,4 +81,31 @@ fn a_thousand_launches_while_memory_is_full_and_busy() {
     }
     drop(taken);
     busy.synchronize().unwrap();
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn out_of_memory_leaks_nothing_and_the_context_stays_usable() {
+    let _alone = alone();
+    let backend = Backend::cuda(0).unwrap();
+    let stream = backend.gpu().unwrap().stream();
+    stream.synchronize().unwrap();
+    let (free_before, total) = stream.context().memory_info().unwrap();
+    let error = DeviceBuffer::<u8>::uninit(stream, total + (1 << 30)).unwrap_err();
+    assert!(
+        error.to_string().to_lowercase().contains("memory"),
+        "{error}"
+    );
+    stream.synchronize().unwrap();
+    let (free_after, _) = stream.context().memory_info().unwrap();
+    assert!(
+        free_before.saturating_sub(free_after) < total / 8,
+        "{free_before} before, {free_after} after"
+    );
+    let case: Case = "b2 h2 q100 k100 d64 f16 seed=1".parse().unwrap();
+    let gpu = backend.gpu().unwrap();
+    let plan = Plan::gpu(case.problem(), gpu.profile(), None).unwrap();
+    let inputs = case.inputs::<half::f16>();
+    let result = case.run_on_gpu(&inputs, gpu, &plan).unwrap();
+    case.check(&inputs, &result).unwrap();
 }

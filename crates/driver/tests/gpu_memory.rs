@@ -1,0 +1,59 @@
+//! Tests that take the device's memory or count what is free. In an executable of their own, and one at a time: no other test
+//! could allocate meanwhile.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use warptile_driver::{Context, DeviceBuffer, Driver, Stream};
+
+/// Held by the one test that runs.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn first_context() -> Context {
+    let driver = Driver::load().unwrap();
+    Context::new(&driver.device(0).unwrap()).unwrap()
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn out_of_memory_leaves_the_context_usable() {
+    let _alone = alone();
+    let context = first_context();
+    let stream = Stream::new(&context).unwrap();
+    let total = context.device().total_memory().unwrap();
+    let error = DeviceBuffer::<u8>::uninit(&stream, total * 2).unwrap_err();
+    assert!(error.is_out_of_memory(), "{error}");
+    let buffer = DeviceBuffer::from_slice(&stream, &[1_u32; 100]).unwrap();
+    assert_eq!(buffer.to_vec().unwrap(), [1; 100]);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn memory_is_kept_up_to_a_limit_until_it_is_trimmed() {
+    let _alone = alone();
+    const KEPT: usize = 768 << 20; // less than what is kept
+    const TOO_MUCH: usize = 16 << 30;
+    const NOISE: usize = 384 << 20; // what else lives on the device
+    let context = first_context();
+    let stream = Stream::new(&context).unwrap();
+    let free = || context.memory_info().unwrap().0;
+    let had_and_dropped = |bytes| {
+        drop(DeviceBuffer::<u8>::uninit(&stream, bytes).unwrap());
+        stream.synchronize().unwrap();
+        free()
+    };
+    context.trim_memory(0).unwrap();
+    let before = free();
+    let kept = had_and_dropped(KEPT);
+    assert!(kept + NOISE < before, "{before} before, {kept} after");
+    let kept = had_and_dropped(TOO_MUCH);
+    assert!(
+        kept + (TOO_MUCH / 2) > before,
+        "{before} before, {kept} after"
+    );
+    context.trim_memory(0).unwrap();
+    let trimmed = free();
+    assert!(trimmed + NOISE > before, "{before} before, {trimmed} after");
+}
