@@ -41,7 +41,7 @@ const BLOCKS: [(&str, Maker); 8] = [
     ("families", |data| {
         speed::families(&data.families, &data.rows)
     }),
-    ("plots", |data| plot::links(&data.rows)),
+    ("plots", |data| plot::links(&data.plotted())),
 ];
 
 /// Why there is no report.
@@ -96,6 +96,21 @@ struct Data {
     families: Vec<BenchRow>,
 }
 
+impl Data {
+    /// The planner's choices, the peers, and the families that were not chosen.
+    fn plotted(&self) -> Vec<BenchRow> {
+        let mut rows: Vec<BenchRow> = self
+            .families
+            .iter()
+            .filter(|row| row.method == "graph")
+            .cloned()
+            .collect();
+        // Where one of those was chosen its row here is the later, and the one that stays.
+        rows.extend(self.rows.iter().cloned());
+        rows
+    }
+}
+
 /// A file of the documentation as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Generated {
@@ -147,7 +162,7 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
             text,
         });
     }
-    for (name, svg) in plot::all(&data.rows)? {
+    for (name, svg) in plot::all(&data.plotted())? {
         generated.push(Generated {
             path: root.join("docs/plots").join(name),
             text: svg,
