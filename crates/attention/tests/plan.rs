@@ -231,6 +231,17 @@ fn what_the_hopper_kernels_lack_goes_to_another_family_and_is_said() {
 }
 
 #[test]
+fn a_narrow_window_over_many_keys_is_no_reason_against_the_hopper_kernels() {
+    for text in [
+        "b1 h8 q4096 k4096 d64 f16 mask=window,128,0 seed=1",
+        "b1 h2 q16384 k16384 d128 bf16 mask=window,256,256 seed=1",
+    ] {
+        let plan = choice(text);
+        assert!(plan.kernel_name().starts_with("wgmma"), "{text}: {plan}");
+    }
+}
+
+#[test]
 fn tiles_are_drawn_where_there_are_more_of_them_than_ctas() {
     for (text, draws) in [
         ("b2 h8 q512 k512 d64 f16 seed=1", false),
