@@ -100,7 +100,6 @@ def environment():
         **os.environ,
         "WARPTILE_ROOT": str(BUNDLE),
         "WARPTILE_BIN": str(WARPTILE),
-        "WARPTILE_FAKE_CUDA": str(BUNDLE / "tests" / "libwarptile_fake_cuda.so"),
     }
 
 
@@ -340,6 +339,11 @@ def main():
     evidence = Evidence(pathlib.Path(options.out).resolve())
     for tool in missing:
         evidence.fail(f"{tool} is not on the PATH")
+
+    # What a step that fails does not write must not be an older run's. Only the CPU's rows come from elsewhere.
+    for old in evidence.folder.glob("*.json"):
+        if old.name != "cpu.json":
+            old.unlink()
 
     start = time.monotonic()
     seconds = {}

@@ -16,6 +16,7 @@ Needs: an NVIDIA GPU, PyTorch 2.5 or newer. Example: attention_peers.py --file s
 """
 
 import argparse
+import contextlib
 import ctypes
 import datetime
 import json
@@ -172,7 +173,16 @@ class Warptile:
 
     def round(self):
         print(flush=True, file=self.process.stdin)
-        float(self.process.stdout.readline())
+        if not self.process.stdout.readline():
+            self.finish()
+            raise RuntimeError(f"{self.process.args} ended early")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()  # nothing is left to kill after `finish`
+        self.process.wait()
 
     def finish(self):
         self.process.communicate()
@@ -216,17 +226,18 @@ def measure(problem, found, samples, machine, program):
         except (RuntimeError, TypeError, ValueError) as error:
             torch.cuda.synchronize()
             print(f"{name}: not for {problem.line}: {str(error).splitlines()[0]}", file=sys.stderr)
-    warptile = Warptile(program, problem, samples) if program else None
-    for method in ("graph", "call"):
-        for round in range(WARM_UP_ROUNDS + samples):
-            if round == WARM_UP_ROUNDS:
+    with contextlib.ExitStack() as stack:
+        warptile = stack.enter_context(Warptile(program, problem, samples)) if program else None
+        for method in ("graph", "call"):
+            for round in range(WARM_UP_ROUNDS + samples):
+                if round == WARM_UP_ROUNDS:
+                    for run in runs.values():
+                        run.times[method] = []
                 for run in runs.values():
-                    run.times[method] = []
-            for run in runs.values():
-                run.round(method)
-            if warptile and round >= WARM_UP_ROUNDS: # it warms up by itself
-                warptile.round()
-    rows = warptile.finish() if warptile else []
+                    run.round(method)
+                if warptile and round >= WARM_UP_ROUNDS:  # it warms up by itself
+                    warptile.round()
+        rows = warptile.finish() if warptile else []
     for name, run in runs.items():
         for method, times in run.times.items():
             median = statistics.median(times)

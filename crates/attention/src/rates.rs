@@ -124,25 +124,23 @@ pub(crate) fn estimate_us(
     // A tile loads what any of its rows sees. Beside what each sees on average that is half a tile's height of keys where
     // the mask has one edge, and a whole one where it has two.
     let bounds = problem.mask().bounds();
-    let (blocks, longest) = match (bounds.left, bounds.right) {
-        (None, None) => {
-            let blocks = (visible_keys / block_n).ceil();
-            (blocks, blocks)
-        }
-        (Some(_), Some(_)) => {
-            let blocks = (visible_keys + block_m) / block_n;
-            (blocks, blocks)
-        }
-        _ => {
-            let blocks = (visible_keys + block_m / 2.0) / block_n;
-            (blocks, (problem.key_len() as f64 / block_n).ceil())
-        }
+    let beside = match (bounds.left, bounds.right) {
+        (None, None) => 0.0,
+        (Some(_), Some(_)) => block_m,
+        _ => block_m / 2.0,
     };
-    let tile = blocks.max(1.0) + kernel.tile_end;
+    let uneven = problem.mask() != Mask::None || problem.is_packed();
+    let all = (problem.key_len() as f64 / block_n).ceil().max(1.0);
+    let blocks = (visible_keys + beside) / block_n;
+    let blocks = if uneven { blocks } else { blocks.ceil() };
+    let tile = blocks.clamp(1.0, all) + kernel.tile_end;
+    let longest = ((widest_row(problem) as f64 + beside) / block_n)
+        .ceil()
+        .clamp(1.0, all);
 
     let per_multiprocessor = f64::from(tiles) / f64::from(device.multiprocessors.max(1));
     let turns = per_multiprocessor.ceil().max(1.0);
-    let blocks = if image.family == Family::Wgmma && problem.mask() != Mask::None {
+    let blocks = if image.family == Family::Wgmma && uneven {
         (per_multiprocessor * tile).max(longest + kernel.tile_end)
     } else {
         turns * tile
@@ -152,4 +150,23 @@ pub(crate) fn estimate_us(
     let block_flops = 4.0 * block_m * block_n * f64::from(tiling.head_dim);
     let rate_per_multiprocessor = kernel.tflops * 1e6 / 132.0; // FLOP per microsecond
     LAUNCH_US + blocks * block_flops * unhidden / rate_per_multiprocessor
+}
+
+/// About the most keys that a row of the problem sees: of the first, middle and last row of each sequence. Under a mask
+/// with one edge it is the first or the last, under a window any that has the whole of it.
+fn widest_row(problem: &Problem) -> usize {
+    let keys = |q_len: usize, k_len: usize| {
+        let visible = |row| problem.mask().visible(row, q_len, k_len).len();
+        [0, q_len / 2, q_len.saturating_sub(1)]
+            .map(visible)
+            .into_iter()
+            .max()
+            .unwrap_or(0)
+    };
+    problem
+        .sequences()
+        .filter(|sequence| sequence.q_len > 0)
+        .map(|sequence| keys(sequence.q_len, sequence.k_len))
+        .max()
+        .unwrap_or(0)
 }

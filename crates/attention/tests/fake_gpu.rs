@@ -197,18 +197,38 @@ fn ones_on(backend: &Backend, shape: [usize; 4]) -> Tensor<f16> {
 #[test]
 fn a_call_like_one_before_allocates_once_launches_once_and_waits_for_nothing() {
     type Call = fn(&Tensor<f16>) -> Result<Output<f16>>;
-    let calls: [Call; 4] = [
-        |x| Attention::new().forward(x, x, x),
-        |x| Attention::new().without_lse().forward(x, x, x),
-        |x| {
-            let attention = Attention::new().mask(Mask::causal());
-            attention.alibi_slopes(&[0.5, 0.25]).forward(x, x, x)
-        },
-        |x| Attention::new().forward_packed(x, x, x, &[0, 30, 100], &[0, 40, 90]),
+    // The last reads through tensor maps: three more calls to encode them, in one more look at the context.
+    let calls: [(Call, u64, u64); 5] = [
+        (|x| Attention::new().kernel(PLAIN).forward(x, x, x), 3, 7),
+        (
+            |x| {
+                let attention = Attention::new().without_lse();
+                attention.kernel(PLAIN).forward(x, x, x)
+            },
+            3,
+            7,
+        ),
+        (
+            |x| {
+                let attention = Attention::new().mask(Mask::causal());
+                attention.alibi_slopes(&[0.5, 0.25]).forward(x, x, x)
+            },
+            3,
+            7,
+        ),
+        (
+            |x| {
+                let attention = Attention::new().kernel(PLAIN);
+                attention.forward_packed(x, x, x, &[0, 30, 100], &[0, 40, 90])
+            },
+            3,
+            7,
+        ),
+        (|x| Attention::new().kernel(MAPPED).forward(x, x, x), 4, 11),
     ];
     let fake = FakeDriver::open();
     let (backend, x) = ones(&fake, [1, 100, 2, 64]);
-    for (index, call) in calls.into_iter().enumerate() {
+    for (index, (call, looks, all)) in calls.into_iter().enumerate() {
         drop(call(&x).unwrap());
         let counts = || {
             [
@@ -230,8 +250,8 @@ fn a_call_like_one_before_allocates_once_launches_once_and_waits_for_nothing() {
             std::array::from_fn::<u64, 6, _>(|symbol| to[symbol] - from[symbol])
         };
         // One way into the context, in which the allocation and the launch ask once each whether it is current.
-        assert_eq!(new(before, between), [3, 1, 1, 1, 0, 1], "call {index}");
-        assert_eq!(all_between - all_before, 7, "call {index}");
+        assert_eq!(new(before, between), [looks, 1, 1, 1, 0, 1], "call {index}");
+        assert_eq!(all_between - all_before, all, "call {index}");
         assert_eq!(new(between, after), [1, 1, 0, 0, 1, 1], "call {index}");
         assert_eq!(all_after - all_between, 4, "call {index}");
     }
@@ -250,6 +270,8 @@ fn on_device<T: bytemuck::Pod>(address: u64, len: usize) -> Vec<T> {
 #[test]
 fn calls_that_differ_in_anything_are_never_taken_for_each_other() {
     let fake = FakeDriver::open();
+    // No tensor maps: the parameter block is the one below.
+    fake.set_compute_capability(8, 0);
     let (backend, x) = ones(&fake, [2, 50, 2, 64]);
     let rows = ones_on(&backend, [1, 100, 2, 64]);
     let other_layout = backend

@@ -1,9 +1,8 @@
 //! The planner against the embedded catalog: what it picks for which device, and what it says of the rest.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use warptile::testing::Case;
+use warptile::testing::{Case, repository_file};
 use warptile::{DeviceProfile, Error, Plan, Reason};
 use warptile_kernels::{Target, catalog};
 
@@ -231,8 +230,11 @@ fn what_the_hopper_kernels_lack_goes_to_another_family_and_is_said() {
 }
 
 #[test]
-fn a_narrow_window_over_many_keys_is_no_reason_against_the_hopper_kernels() {
+fn keys_that_no_row_sees_are_no_reason_against_the_hopper_kernels() {
     for text in [
+        "b1 h8 q2048 k65536 d128 f16 mask=causal-top-left seed=1",
+        "b1 h8 q2048 k65536 d128 f16 mask=window,-1,0 seed=1",
+        "h8 packed=64x64,8192x8192,64x64 d128 bf16 seed=1",
         "b1 h8 q4096 k4096 d64 f16 mask=window,128,0 seed=1",
         "b1 h2 q16384 k16384 d128 bf16 mask=window,256,256 seed=1",
     ] {
@@ -272,9 +274,7 @@ fn nothing_to_compute_is_an_empty_grid() {
 
 /// What was timed on an H200: problem, family, kernel, microseconds.
 fn measured(file: &str) -> BTreeMap<String, Vec<(String, String, f64)>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../evidence")
-        .join(file);
+    let path = repository_file(&format!("evidence/{file}"));
     let rows: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let mut problems: BTreeMap<String, Vec<(String, String, f64)>> = BTreeMap::new();

@@ -214,7 +214,8 @@ impl Context {
         }
     }
 
-    /// Lets kernels of this context read and write memory of `peer`'s.
+    /// Lets kernels of this context read and write memory of `peer`'s that was allocated outside of memory pools. On
+    /// devices with pools this crate's own buffers come from one, which this does not open to others.
     ///
     /// # Errors
     /// What the driver reports; access that is already enabled is not an error.

@@ -90,6 +90,8 @@ impl WgmmaParams {
             ElementType::Bf16 => TensorMapElement::Bf16,
             _ => TensorMapElement::F16,
         };
+        // Encoding asks for a current context; one way in serves all maps.
+        let _current = context.enter()?;
         let map = |address: u64, layout: &Layout, box_rows: u32| -> Result<TensorMap> {
             let [batch, rows, heads, head_dim] = layout.shape.map(|extent| extent as u64);
             // A stride that is never stepped along only has to satisfy the encoder.
@@ -105,7 +107,7 @@ impl WgmmaParams {
                 &[BOX_COLUMNS, box_rows, 1, 1],
             )
             .swizzle(Swizzle::Bytes128)
-            .encode_in(context)?)
+            .encode(context.driver())?)
         };
         let q = map(attention.q, problem.q(), QUERY_BOX_ROWS)?;
         let key_rows = launch.image.tiling.block_n;

@@ -197,6 +197,23 @@ fn offsets_beyond_32_bits() {
     }
 }
 
+/// Dot products that overflow: the score of finite inputs may be infinite, and inf - inf is NaN.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn infinite_logits_make_no_nan() {
+    use half::bf16;
+    let backend = Backend::cuda(0).unwrap();
+    let data = vec![bf16::from_f32(1e30); 70 * 64];
+    let tensor = backend.tensor(&data, [1, 70, 1, 64]).unwrap();
+    let case = case("q70 k70 d64 bf16 seed=0");
+    for family in families() {
+        let plan = Images::Family(family).plan(&case).unwrap();
+        let attention = Attention::new().kernel(plan.kernel_name());
+        let output = attention.forward(&tensor, &tensor, &tensor).unwrap();
+        assert!(output.out.to_vec().unwrap() == data, "{family}");
+    }
+}
+
 /// A stride of 0 repeats a dimension: keys and values of one head, or of one batch entry, for all.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]

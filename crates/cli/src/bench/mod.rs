@@ -146,6 +146,11 @@ pub(crate) fn run(args: &BenchArgs, console: &mut impl Write) -> Result<(), Fail
         bar.inc(1);
     }
     bar.finish_and_clear();
+    if rows.is_empty() {
+        return Err(Failure::Input(
+            "nothing was measured: no kernel asked for applies, or the input ended first".into(),
+        ));
+    }
     writeln!(console, "{}\n{}", backend, row::table(&rows))?;
     match &args.json {
         Some(path) => crate::json::write(path, &rows),
