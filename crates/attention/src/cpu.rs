@@ -1,8 +1,8 @@
 //! The CPU path: FlashAttention's algorithm on cores and caches.
 //!
-//! A task is a block of query rows of one head, or of a few that share keys and values. It walks over the keys its rows can see in tiles: scores by a matrix
-//! product, online softmax in place, and a second product into the accumulator. Everything is computed in `f32`; other
-//! element types are converted a tile at a time. Tasks run on rayon's current thread pool.
+//! A task is a block of query rows of one head, or of a few that share keys and values. It walks over the keys its rows can
+//! see in tiles: scores by a matrix product, online softmax in place, and a second product into the accumulator. Everything
+//! is computed in `f32`; other element types are converted a tile at a time. Tasks run on rayon's current thread pool.
 
 mod block;
 mod lanes;

@@ -177,6 +177,14 @@ fn a_paced_bench_takes_a_sample_for_each_line() {
             .args(["--shape", "q8 k8 d8"])
             .stdin(fs::File::open(&lines).unwrap()),
     );
+    fs::write(dir.path().join("none"), "").unwrap();
+    let (_, stderr) = expect_code(
+        2,
+        warptile()
+            .args(["bench", "--device", "cpu", "--paced", "--shape", "q8 k8 d8"])
+            .stdin(fs::File::open(dir.path().join("none")).unwrap()),
+    );
+    assert!(stderr.contains("nothing was measured"), "{stderr}");
     let samples = stdout.lines().map_while(|line| line.parse::<f64>().ok());
     assert_eq!(samples.filter(|&time| time > 0.0).count(), 2, "{stdout}");
     assert!(stdout.contains("median us"), "{stdout}");
