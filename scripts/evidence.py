@@ -30,6 +30,10 @@ LIMITS = {"tests": 150, "verify": 240, "sanitizer": 120, "ncu": 60, "bench": 120
 # How many random problems each family must pass.
 RANDOM_PROBLEMS = {"scalar": 2000, "others": 5000}
 
+# The files this script writes, without their ending.
+WRITTEN = ("device", "info", "tests", "launches", "verify", "verify-*", "images", "sanitizer", "bench-warptile", "bench-peers")
+WRITTEN += ("noise", "kernels", "families", "ncu", "summary")
+
 # Shapes that are profiled: the original one and its two long relatives.
 PROFILED = (
     ("b2 q512 k512 h8 d64 f16", {"query_len": 512, "head_dim": 64}),
@@ -340,9 +344,9 @@ def main():
     for tool in missing:
         evidence.fail(f"{tool} is not on the PATH")
 
-    # What a step that fails does not write must not be an older run's. Only the CPU's rows come from elsewhere.
-    for old in evidence.folder.glob("*.json"):
-        if old.name != "cpu.json":
+    # What a step that fails does not write must not be an older run's.
+    for pattern in WRITTEN:
+        for old in evidence.folder.glob(f"{pattern}.json"):
             old.unlink()
 
     start = time.monotonic()

@@ -325,6 +325,22 @@ fn the_context_keeps_memory_for_its_next_buffers_until_it_is_trimmed() {
 }
 
 #[test]
+fn a_refused_allocation_gives_unused_memory_back() {
+    const TOTAL: usize = 1 << 20;
+    let (fake, context, stream) = open();
+    fake.set_memory(TOTAL);
+    let free = || context.memory_info().unwrap().0;
+    drop(DeviceBuffer::<u8>::uninit(&stream, 5000).unwrap());
+    stream.synchronize().unwrap();
+    assert_eq!(free(), TOTAL - 5000);
+    let refused = DeviceBuffer::<u8>::uninit(&stream, 2 * TOTAL).unwrap_err();
+    assert!(refused.is_out_of_memory(), "{refused}");
+    assert_eq!(free(), TOTAL);
+    drop((stream, context));
+    fake.assert_clean();
+}
+
+#[test]
 fn without_pools_there_is_nothing_to_trim() {
     let fake = FakeDriver::open();
     fake.set_memory_pools(false);
