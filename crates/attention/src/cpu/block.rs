@@ -7,7 +7,7 @@ use crate::cpu::simd::{self, Bias};
 use crate::element::Element;
 use crate::layout::View;
 use crate::mask::Mask;
-use crate::problem::{Problem, Sequence};
+use crate::call::{Call, Sequence};
 
 /// Query rows of a block. The keys and values of a tile are converted once per block, so more rows cost less; fewer leave
 /// more blocks to share among cores.
@@ -19,7 +19,7 @@ const BLOCK_N: usize = 256;
 
 /// What a task computes, and from what.
 pub(super) struct Block<'a, T> {
-    pub(super) problem: &'a Problem,
+    pub(super) call: &'a Call,
     pub(super) q: View<'a, T>,
     pub(super) k: View<'a, T>,
     pub(super) v: View<'a, T>,
@@ -144,7 +144,7 @@ impl Results<'_> {
 
 impl<T: Element> Block<'_, T> {
     pub(super) fn attend<'s>(&self, scratch: &'s mut Scratch) -> Results<'s> {
-        let (rows, head_dim) = (self.task.rows(), self.problem.head_dim());
+        let (rows, head_dim) = (self.task.rows(), self.call.head_dim());
         let Scratch {
             queries,
             keys,
@@ -154,7 +154,7 @@ impl<T: Element> Block<'_, T> {
         } = scratch;
         state.reset(rows, head_dim);
         queries.resize(rows * head_dim, 0.0);
-        let Sequence { entry, q_start, .. } = self.task.sequence;
+        let Sequence { q_entry: entry, q_start, .. } = self.task.sequence;
         for (index, to) in queries.chunks_exact_mut(head_dim).enumerate() {
             let (head, position) = self.task.row(index);
             simd::widen(self.q.row(entry, q_start + position, head), to);
@@ -163,7 +163,7 @@ impl<T: Element> Block<'_, T> {
             data: queries,
             stride: head_dim,
         };
-        let visible = self.task.keys(self.problem.mask());
+        let visible = self.task.keys(self.call.mask());
         for start in visible.clone().step_by(BLOCK_N) {
             let tile = start..visible.end.min(start + BLOCK_N);
             keys.fill_transposed(head_dim, self.kv_rows(&self.k, &tile));
@@ -173,7 +173,7 @@ impl<T: Element> Block<'_, T> {
                 scores.resize(rows * width, 0.0);
             }
             let scores = &mut scores[..rows * width];
-            matmul::product(self.problem.scale(), queries, keys, scores);
+            matmul::product(self.call.scale(), queries, keys, scores);
             for (row, scores) in scores.chunks_exact_mut(width).enumerate() {
                 let query = &queries.data[row * head_dim..][..head_dim];
                 self.softmax(row, &tile, scores, (query, keys), state);
@@ -207,7 +207,7 @@ impl<T: Element> Block<'_, T> {
             ..
         } = self.task.sequence;
         let (head, position) = self.task.row(row);
-        let visible = self.problem.mask().visible(position, q_len, k_len);
+        let visible = self.call.mask().visible(position, q_len, k_len);
         let start = visible.start.clamp(tile.start, tile.end) - tile.start;
         let end = visible.end.clamp(tile.start, tile.end) - tile.start;
         if start >= end {
@@ -215,8 +215,8 @@ impl<T: Element> Block<'_, T> {
             return;
         }
         let bias = Bias {
-            softcap: self.problem.softcap(),
-            slope: self.problem.slope(self.slopes, batch, head),
+            softcap: self.call.scoring().softcap,
+            slope: self.call.scoring().slope(self.slopes, batch, head, self.call.heads()),
         };
         // Lengths are at most 2^30.
         let diagonal = (position + k_len) as i64 - (q_len + tile.start + start) as i64;
@@ -245,8 +245,8 @@ impl<T: Element> Block<'_, T> {
     ) -> f32 {
         let products = query.iter().zip(key);
         let product: f64 = products.map(|(&q, k)| f64::from(q) * f64::from(k)).sum();
-        let mut score = product * f64::from(self.problem.scale());
-        if let Some(cap) = self.problem.softcap().map(f64::from) {
+        let mut score = product * f64::from(self.call.scale());
+        if let Some(cap) = self.call.scoring().softcap.map(f64::from) {
             score = cap * (score / cap).tanh();
         }
         score -= f64::from(slope) * distance as f64;
@@ -261,11 +261,11 @@ impl<T: Element> Block<'_, T> {
     ) -> impl ExactSizeIterator<Item = &'v [T]> {
         let view = *view;
         let Sequence {
-            entry,
+            k_entry: entry,
             k_start: start,
             ..
         } = self.task.sequence;
-        let head = self.task.heads.start / self.problem.group_size();
+        let head = self.task.heads.start / self.call.group_size();
         (start + rows.start..start + rows.end).map(move |row| view.row(entry, row, head))
     }
 }
