@@ -59,6 +59,8 @@ mod module;
 mod pinned;
 mod stream;
 mod tensor_map;
+mod shim;
+pub use shim::*;
 
 pub use buffer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use context::{Context, Current};
