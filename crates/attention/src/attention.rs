@@ -356,7 +356,11 @@ impl Attention {
         }
     }
 
-    fn forward_on_cpu<T: Element>(&self, call: &Call, tensors: &Tensors<'_, T>) -> Result<Computed<T>> {
+    fn forward_on_cpu<T: Element>(
+        &self,
+        call: &Call,
+        tensors: &Tensors<'_, T>,
+    ) -> Result<Computed<T>> {
         let mut out = zeros("out", call.out().reach())?;
         let mut lse = match call.wants_lse() {
             true => Some(zeros("lse", call.lse_len())?),
@@ -484,7 +488,9 @@ fn leaves_gaps(call: &Call) -> bool {
     match queries.offsets().on_host() {
         Some(offsets) => {
             queries.used().is_given()
-                || offsets.last().is_none_or(|&end| end as usize != queries.rows())
+                || offsets
+                    .last()
+                    .is_none_or(|&end| end as usize != queries.rows())
         }
         None => queries.is_packed() || queries.used().is_given(),
     }

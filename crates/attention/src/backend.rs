@@ -60,7 +60,8 @@ impl Backend {
     #[must_use]
     pub fn auto_with(driver: &Driver) -> Self {
         let mut passed_over = Vec::new();
-        let mut pass = |device: String, reason: String| passed_over.push(PassedOver { device, reason });
+        let mut pass =
+            |device: String, reason: String| passed_over.push(PassedOver { device, reason });
         let mut ranked = Vec::new();
         match driver.devices() {
             Err(error) => pass("cuda".to_owned(), error.to_string()),

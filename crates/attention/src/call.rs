@@ -354,7 +354,10 @@ impl Call {
             check_layout(argument, &view.layout, layout)?;
             view.layout.check_buffer(argument, view.data.len())?;
         }
-        for (argument, side) in [("query lengths", &self.queries), ("key lengths", &self.keys)] {
+        for (argument, side) in [
+            ("query lengths", &self.queries),
+            ("key lengths", &self.keys),
+        ] {
             if side.on_device() {
                 return Err(Error::Presence {
                     argument,
@@ -367,7 +370,11 @@ impl Call {
         let reach = |layout: Option<&Layout>| layout.map(|layout| layout.reach());
         let tensors = [
             ("bias", reach(self.bias()), operands.bias.map(<[T]>::len)),
-            ("key_mask", reach(self.key_mask()), operands.key_mask.map(<[u8]>::len)),
+            (
+                "key_mask",
+                reach(self.key_mask()),
+                operands.key_mask.map(<[u8]>::len),
+            ),
         ];
         for (argument, needed, available) in tensors {
             expect_presence(argument, needed.is_some(), available.is_some())?;
@@ -389,7 +396,13 @@ impl Call {
     /// [`Error::Presence`], [`Error::Count`] or [`Error::NonFinite`].
     pub fn check_slopes(&self, slopes: Option<&[f32]>) -> Result<()> {
         let needed = self.scoring.slope_count(self.batch, self.heads());
-        check_values("alibi_slopes", self.scoring.alibi.is_some(), slopes, needed, |x| x.is_finite())
+        check_values(
+            "alibi_slopes",
+            self.scoring.alibi.is_some(),
+            slopes,
+            needed,
+            |x| x.is_finite(),
+        )
     }
 
     /// Checks sinks against the options: given exactly if there are any, one per head, not NaN and not infinite upwards.
@@ -397,7 +410,9 @@ impl Call {
     /// # Errors
     /// As [`Call::check_slopes`].
     pub fn check_sinks(&self, sinks: Option<&[f32]>) -> Result<()> {
-        check_values("sinks", self.scoring.sinks, sinks, self.heads(), |x| x.is_finite())
+        check_values("sinks", self.scoring.sinks, sinks, self.heads(), |x| {
+            x.is_finite()
+        })
     }
 
     /// Visible (query, key) pairs of one head, summed over the batch; a key mask is not counted.

@@ -14,10 +14,10 @@ use std::cmp::Reverse;
 
 use rayon::prelude::*;
 
+use crate::call::{Call, Operands, check_layout};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::layout::{View, ViewMut};
-use crate::call::{Call, Operands, check_layout};
 
 use block::{BLOCK_M, Block, Scratch, Task};
 
@@ -122,8 +122,7 @@ fn heads_per_task(call: &Call, query_len: usize) -> usize {
     let group = call.group_size();
     let mut heads = group.min(BLOCK_M / query_len.max(1)).max(1);
     while heads > 1
-        && call.batch() * call.kv_heads() * group.div_ceil(heads)
-            < rayon::current_num_threads()
+        && call.batch() * call.kv_heads() * group.div_ceil(heads) < rayon::current_num_threads()
     {
         heads = heads.div_ceil(2);
     }

@@ -261,7 +261,9 @@ pub enum Error {
     },
 
     /// An output tensor shares its elements with a clone or a part of it.
-    #[error("{argument} shares its elements with another tensor; an output needs elements of its own")]
+    #[error(
+        "{argument} shares its elements with another tensor; an output needs elements of its own"
+    )]
     Shared {
         /// `out` or `lse`.
         argument: &'static str,
@@ -284,14 +286,18 @@ pub enum Error {
     },
 
     /// An image takes a parameter block that this version does not know.
-    #[error("image {image} takes another parameter block than this version of warptile fills; rebuild from a clean checkout")]
+    #[error(
+        "image {image} takes another parameter block than this version of warptile fills; rebuild from a clean checkout"
+    )]
     OtherAbi {
         /// The image.
         image: &'static str,
     },
 
     /// A raw launch draws tiles from a counter in the workspace, and the caller gave none that can hold it.
-    #[error("workspace is {address:#x}; the plan needs {bytes} bytes of zeroed device memory at a multiple of 256 bytes")]
+    #[error(
+        "workspace is {address:#x}; the plan needs {bytes} bytes of zeroed device memory at a multiple of 256 bytes"
+    )]
     Workspace {
         /// Its device address.
         address: u64,

@@ -152,18 +152,13 @@ impl Layout {
     /// Whether every row starts at a multiple of 16 bytes if the first one does.
     pub(crate) fn steps_aligned(&self, element_bytes: usize) -> bool {
         (0..3).all(|dimension| {
-            self.shape[dimension] <= 1
-                || self.strides[dimension].is_multiple_of(16 / element_bytes)
+            self.shape[dimension] <= 1 || self.strides[dimension].is_multiple_of(16 / element_bytes)
         })
     }
 
     /// The same tensor repeated along every dimension in which it has the extent 1. Unlike those of the other tensors, the last
     /// dimension may have any step.
-    pub(crate) fn broadcast_to(
-        &self,
-        argument: &'static str,
-        shape: [usize; 4],
-    ) -> Result<Layout> {
+    pub(crate) fn broadcast_to(&self, argument: &'static str, shape: [usize; 4]) -> Result<Layout> {
         const NAMES: [&str; 4] = ["batch", "queries", "heads", "keys"];
         let mut repeated = *self;
         for dimension in 0..4 {

@@ -264,7 +264,9 @@ fn check_offsets(argument: &'static str, offsets: &[i32], rows: usize) -> Result
     for (index, pair) in offsets.windows(2).enumerate() {
         let (start, end) = (pair[0], pair[1]);
         if end < start {
-            let rule = format!("is {end}, less than the offset before it ({start}); offsets must not decrease");
+            let rule = format!(
+                "is {end}, less than the offset before it ({start}); offsets must not decrease"
+            );
             return Err(broken(index + 1, rule));
         }
         // Neither is negative: the first is 0 and none decreases.

@@ -90,10 +90,10 @@ pub use rates::Rates;
 pub use scoring::{AlibiShape, ParseScoringError, ScoreTerms, Scoring};
 pub use tensor::Tensor;
 
+/// The 16-bit element types.
+pub use half;
 /// The driver layer: contexts, streams, buffers, graphs.
 pub use warptile_driver as driver;
 /// The embedded kernels, their catalog and their tilings.
 pub use warptile_kernels as kernels;
 pub use warptile_kernels::{Family, Features};
-/// The 16-bit element types.
-pub use half;

@@ -237,7 +237,10 @@ mod tests {
     }
 
     fn dense(query: usize, keys: usize) -> Problem {
-        let (q, k) = (Layout::bshd([1, query, 4, 64]), Layout::bshd([1, keys, 4, 64]));
+        let (q, k) = (
+            Layout::bshd([1, query, 4, 64]),
+            Layout::bshd([1, keys, 4, 64]),
+        );
         Call::builder(&q, &k, &k, ElementType::F16)
             .build()
             .unwrap()
@@ -249,13 +252,17 @@ mod tests {
         for n in [0, 1, 7, 8, 9, 512, 576, 4096, 4608, 1 << 20] {
             assert_eq!(rounded(n), n);
         }
-        assert_eq!((rounded(17), rounded(4097), rounded(5000)), (18, 4608, 5120));
+        assert_eq!(
+            (rounded(17), rounded(4097), rounded(5000)),
+            (18, 4608, 5120)
+        );
     }
 
     #[test]
     fn a_growing_cache_makes_few_problems() {
         for start in [0, 1, 500, 1024, 4096, 100_000] {
-            let problems: HashSet<Problem> = (start..start + 1000).map(|keys| dense(1, keys)).collect();
+            let problems: HashSet<Problem> =
+                (start..start + 1000).map(|keys| dense(1, keys)).collect();
             assert!(problems.len() <= 16, "{start}: {}", problems.len());
         }
     }

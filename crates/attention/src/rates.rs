@@ -247,7 +247,10 @@ mod tests {
             ("device X\nkernel a 1", "rates, line 2: `kernel NAME"),
             ("kernel a -1 0", "rates, line 1: a number greater"),
             ("# nothing\nspeed 3", "rates, line 2: `device`"),
-            ("device X", "rates, line 1: the table has no `multiprocessors`"),
+            (
+                "device X",
+                "rates, line 1: the table has no `multiprocessors`",
+            ),
         ] {
             let error = text.parse::<Rates>().unwrap_err().to_string();
             assert!(error.starts_with(start), "{error}");

@@ -151,7 +151,10 @@ impl Scoring {
             (self.sinks, Features::SINKS),
             (self.bias, Features::BIAS),
             (self.key_mask, Features::KEY_MASK),
-            (self.scale.is_some_and(|scale| scale < 0.0), Features::NEGATIVE_SCALE),
+            (
+                self.scale.is_some_and(|scale| scale < 0.0),
+                Features::NEGATIVE_SCALE,
+            ),
         ];
         wanted
             .into_iter()
@@ -241,7 +244,12 @@ impl fmt::Display for Scoring {
             (self.bias, "bias"),
             (self.key_mask, "keymask"),
         ];
-        words.extend(flags.iter().filter(|(on, _)| *on).map(|(_, word)| (*word).to_owned()));
+        words.extend(
+            flags
+                .iter()
+                .filter(|(on, _)| *on)
+                .map(|(_, word)| (*word).to_owned()),
+        );
         f.write_str(&words.join(" "))
     }
 }
@@ -336,7 +344,10 @@ mod tests {
     #[test]
     fn unknown_words_are_named_and_escaped() {
         let error = "mask=causal \u{1b}[31mred".parse::<Scoring>().unwrap_err();
-        assert!(error.to_string().starts_with("`\\u{1b}[31mred` is not"), "{error}");
+        assert!(
+            error.to_string().starts_with("`\\u{1b}[31mred` is not"),
+            "{error}"
+        );
         let long = "x".repeat(10_000).parse::<Scoring>().unwrap_err();
         assert!(long.to_string().len() < 300);
     }
@@ -354,8 +365,13 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_is_what_is_needed() {
-        assert_eq!(Scoring::new().mask(Mask::causal()).scale(0.5).needs(), Features::empty());
-        let all: Scoring = "scale=-1 softcap=3 alibi=head sinks bias keymask".parse().unwrap();
+        assert_eq!(
+            Scoring::new().mask(Mask::causal()).scale(0.5).needs(),
+            Features::empty()
+        );
+        let all: Scoring = "scale=-1 softcap=3 alibi=head sinks bias keymask"
+            .parse()
+            .unwrap();
         assert_eq!(
             all.needs(),
             Features::SOFTCAP

@@ -89,7 +89,10 @@ impl<T: Pod> Tensor<T> {
     /// [`Error::DeviceMismatch`] if the buffer is not of the backend's context; [`Error::BufferTooSmall`].
     pub fn from_device(backend: &Backend, buffer: DeviceBuffer<T>, layout: Layout) -> Result<Self> {
         let context = buffer.stream().context();
-        if !backend.gpu().is_some_and(|gpu| gpu.context().is_same(context)) {
+        if !backend
+            .gpu()
+            .is_some_and(|gpu| gpu.context().is_same(context))
+        {
             return Err(Error::DeviceMismatch {
                 argument: "buffer",
                 expected: backend.to_string(),
@@ -295,7 +298,15 @@ fn exactly(argument: &'static str, available: usize, layout: &Layout) -> Result<
 
 impl<T: Pod> fmt::Debug for Tensor<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let element = std::any::type_name::<T>().rsplit("::").next().unwrap_or("?");
-        write!(f, "Tensor<{element}>({:?} on {})", self.shape(), self.backend)
+        let element = std::any::type_name::<T>()
+            .rsplit("::")
+            .next()
+            .unwrap_or("?");
+        write!(
+            f,
+            "Tensor<{element}>({:?} on {})",
+            self.shape(),
+            self.backend
+        )
     }
 }

@@ -57,9 +57,9 @@ mod kernel;
 mod launch;
 mod module;
 mod pinned;
+mod shim;
 mod stream;
 mod tensor_map;
-mod shim;
 pub use shim::*;
 
 pub use buffer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};

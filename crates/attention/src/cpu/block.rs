@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
+use crate::call::{Call, Sequence};
 use crate::cpu::matmul::{self, Left, Panels};
 use crate::cpu::simd::{self, Bias};
 use crate::element::Element;
 use crate::layout::View;
 use crate::mask::Mask;
-use crate::call::{Call, Sequence};
 
 /// Query rows of a block. The keys and values of a tile are converted once per block, so more rows cost less; fewer leave
 /// more blocks to share among cores.
@@ -154,7 +154,11 @@ impl<T: Element> Block<'_, T> {
         } = scratch;
         state.reset(rows, head_dim);
         queries.resize(rows * head_dim, 0.0);
-        let Sequence { q_entry: entry, q_start, .. } = self.task.sequence;
+        let Sequence {
+            q_entry: entry,
+            q_start,
+            ..
+        } = self.task.sequence;
         for (index, to) in queries.chunks_exact_mut(head_dim).enumerate() {
             let (head, position) = self.task.row(index);
             simd::widen(self.q.row(entry, q_start + position, head), to);
@@ -216,7 +220,10 @@ impl<T: Element> Block<'_, T> {
         }
         let bias = Bias {
             softcap: self.call.scoring().softcap,
-            slope: self.call.scoring().slope(self.slopes, batch, head, self.call.heads()),
+            slope: self
+                .call
+                .scoring()
+                .slope(self.slopes, batch, head, self.call.heads()),
         };
         // Lengths are at most 2^30.
         let diagonal = (position + k_len) as i64 - (q_len + tile.start + start) as i64;

@@ -3,6 +3,7 @@
 use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
 use warptile_kernels::abi;
 
+use crate::ElementType;
 use crate::call::Call;
 use crate::error::Result;
 use crate::gpu::slots::Addresses;
@@ -10,7 +11,6 @@ use crate::layout::Layout;
 use crate::mask::Align;
 use crate::plan::LaunchShape;
 use crate::scoring::AlibiShape;
-use crate::ElementType;
 
 /// The block of kernels that read through addresses. `counter` is the workspace's tile counter.
 ///
@@ -228,10 +228,19 @@ mod tests {
             .build()
             .unwrap();
         let block = block(&call);
-        assert_eq!((block.q.batch, block.q.row, block.q.head), (8 * 100 * 64, 64, 100 * 64));
-        assert_eq!((block.k.batch, block.k.row, block.k.head), (300 * 2 * 64, 2 * 64, 64));
+        assert_eq!(
+            (block.q.batch, block.q.row, block.q.head),
+            (8 * 100 * 64, 64, 100 * 64)
+        );
+        assert_eq!(
+            (block.k.batch, block.k.row, block.k.head),
+            (300 * 2 * 64, 2 * 64, 64)
+        );
         assert_eq!((block.lse_batch, block.lse_head), (800, 100));
-        assert_eq!((block.scoring.slopes_batch, block.scoring.softcap), (8, 0.0));
+        assert_eq!(
+            (block.scoring.slopes_batch, block.scoring.softcap),
+            (8, 0.0)
+        );
         assert_eq!(block.work.counter, 77);
     }
 
@@ -246,7 +255,10 @@ mod tests {
         assert_eq!(block.q.batch, 0);
         assert_eq!((block.lse_batch, block.lse_head), (0, 10));
         let lengths = block.sequences;
-        assert_eq!((lengths.batch, lengths.query_len, lengths.key_len), (2, 6, 5));
+        assert_eq!(
+            (lengths.batch, lengths.query_len, lengths.key_len),
+            (2, 6, 5)
+        );
         assert_eq!((lengths.query_rows, lengths.key_rows), (10, 10));
     }
 
@@ -261,7 +273,12 @@ mod tests {
             .build()
             .unwrap();
         let scoring = block(&call).scoring;
-        let steps = (scoring.bias_batch, scoring.bias_head, scoring.bias_row, scoring.bias_key);
+        let steps = (
+            scoring.bias_batch,
+            scoring.bias_head,
+            scoring.bias_row,
+            scoring.bias_key,
+        );
         assert_eq!(steps, (0, 16, 4, 1));
     }
 }

@@ -341,7 +341,12 @@ mod tests {
     fn small(numbers: [u8; 5]) -> Strided {
         let step = |n: u8| (u64::from(n % 16) * 2, u64::from(n / 16 % 4));
         Strided {
-            steps: [step(numbers[0]), step(numbers[1]), step(numbers[2]), step(numbers[3])],
+            steps: [
+                step(numbers[0]),
+                step(numbers[1]),
+                step(numbers[2]),
+                step(numbers[3]),
+            ],
             piece: u64::from(numbers[4] % 9),
         }
     }

@@ -204,9 +204,11 @@ fn check_name(choice: &Choice, kernels: &Kernels) -> Result<()> {
         Choice::Kernel(name) if !kernels.contains_key(name.as_str()) => {
             Err(Error::unknown("kernel", name, kernels.keys().copied()))
         }
-        Choice::Image(name) if images().all(|image| image.name != name) => {
-            Err(Error::unknown("image", name, images().map(|image| image.name)))
-        }
+        Choice::Image(name) if images().all(|image| image.name != name) => Err(Error::unknown(
+            "image",
+            name,
+            images().map(|image| image.name),
+        )),
         _ => Ok(()),
     }
 }

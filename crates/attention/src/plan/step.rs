@@ -105,7 +105,11 @@ impl Step {
         }
         let persistent = self.image.schedule == Schedule::Persistent;
         let resident = u64::from(self.multiprocessors.max(1) * self.ctas_per_multiprocessor.max(1));
-        let grid = if persistent { tiles.min(resident) } else { tiles };
+        let grid = if persistent {
+            tiles.min(resident)
+        } else {
+            tiles
+        };
         Ok(LaunchShape {
             grid: grid as u32,
             tiles: tiles as u32,
@@ -202,7 +206,10 @@ mod tests {
         };
         // 1000 / 64 + 3 numbers for each of 2 heads.
         let expected = shape(&[0, 1, 2, 1000]);
-        assert_eq!((expected.query_tiles, expected.tiles, expected.grid), (18, 36, 36));
+        assert_eq!(
+            (expected.query_tiles, expected.tiles, expected.grid),
+            (18, 36, 36)
+        );
         assert_eq!(shape(&[0, 400, 800, 1000]), expected);
         // No sequence has a row.
         assert_eq!(shape(&[0, 0, 0]).grid, 0);
@@ -220,9 +227,15 @@ mod tests {
         let q = Layout::new([1 << 20, 1 << 14, 1, 8], [0, 0, 0, 1]);
         let out = Layout::new([1 << 20, 1 << 14, 1, 8], [1 << 17, 8, 8, 1]);
         let k = Layout::new([1 << 20, 1, 1, 8], [0, 0, 0, 1]);
-        let call = Call::builder(&q, &k, &k, ElementType::F16).out(out).build().unwrap();
+        let call = Call::builder(&q, &k, &k, ElementType::F16)
+            .out(out)
+            .build()
+            .unwrap();
         let error = step("wmma_d64_16x64_w4_s2", 132).shape(&call).unwrap_err();
-        assert!(error.to_string().contains("needs 1073741824 tiles") || matches!(error, Error::Grid { .. }));
+        assert!(
+            error.to_string().contains("needs 1073741824 tiles")
+                || matches!(error, Error::Grid { .. })
+        );
         assert!(step("wmma_d64_64x64_w4_s2", 132).shape(&call).is_ok());
     }
 }
