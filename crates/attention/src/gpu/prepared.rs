@@ -95,8 +95,6 @@ impl Prepared {
             return Ok(()); // no query rows, nothing to write
         }
 
-        // One way into the context for all that follows.
-        let _current = self.context().enter()?;
         let staged = self.stage(stream, call, &mut addresses)?;
         addresses.check(&expected)?;
         let draws = shapes.iter().any(|shape| shape.draws_tiles);
