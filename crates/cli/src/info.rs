@@ -79,6 +79,8 @@ struct ImageInfo {
     target: String,
     sha256: &'static str,
     bytes: usize,
+    /// Dynamic shared memory of a CTA.
+    shared_bytes: u32,
 }
 
 /// Runs the command.
@@ -135,6 +137,7 @@ fn gather(driver: &warptile_driver::Result<Driver>) -> Result<Info, Failure> {
                 target: image.target.to_string(),
                 sha256: image.sha256,
                 bytes: image.len,
+                shared_bytes: image.resources.dynamic_shared_bytes,
             })
             .collect(),
     };
