@@ -21,6 +21,9 @@ A problem is a line of words, such as \"b2 q113 k203 h8/2 d64 f16 mask=causal so
 /// Most elements one tensor of a problem may have: beyond it the inputs don't fit an ordinary machine's memory.
 const MAX_ELEMENTS: usize = 1 << 31;
 
+/// Most sequences times heads: each is visited, also where it has no rows.
+const MAX_HEADS: usize = 1 << 20;
+
 /// Parses a problem, and refuses one that would not fit into memory.
 ///
 /// # Errors
@@ -38,7 +41,21 @@ pub(crate) fn parse(text: &str) -> Result<Case, String> {
             "the problem has more than {MAX_ELEMENTS} elements in a tensor"
         ));
     }
+    if case.batch().saturating_mul(case.heads) > MAX_HEADS {
+        return Err(format!(
+            "the problem has more than {MAX_HEADS} heads in all its sequences"
+        ));
+    }
     Ok(case)
+}
+
+/// The problem as a line of text, but for what its random values follow from.
+pub(crate) fn without_seed(case: &Case) -> String {
+    let text = case.to_string();
+    match text.rsplit_once(" seed=") {
+        Some((problem, _)) => problem.to_owned(),
+        None => text,
+    }
 }
 
 #[cfg(test)]
@@ -59,5 +76,17 @@ mod tests {
             );
         }
         assert!(parse("q16384 k16384 h32 d128").is_ok());
+        let endless = parse("b1073741824 q0 k0 h1073741824 d8").unwrap_err();
+        assert!(endless.contains("more than 1048576 heads"), "{endless}");
+    }
+
+    #[test]
+    fn the_seed_is_left_out() {
+        let case =
+            parse("q3 k4 d8 f16 mask=causal softcap=30 layout=gaps unaligned seed=7").unwrap();
+        assert_eq!(
+            without_seed(&case),
+            "b1 q3 k4 h1 d8 f16 mask=causal softcap=30 layout=gaps unaligned"
+        );
     }
 }
