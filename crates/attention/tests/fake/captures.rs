@@ -2,12 +2,13 @@
 
 use std::collections::HashSet;
 
-use warptile::gpu::Bindings;
 use warptile::{Call, ElementType, Error, Layout};
-use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
+use warptile_driver::{Graph, Stream};
 use warptile_fake_cuda::FakeDriver;
 
-use crate::{Buffers, MAPPED, block, gpu, kernel};
+use crate::calls::on_device;
+use crate::foreign::{Foreign, MODES};
+use crate::{Buffers, MAPPED, PLAIN, block, gpu, kernel};
 
 /// 400 tiles, more than the CTAs that stay.
 fn call() -> Call {
@@ -145,29 +146,90 @@ fn a_graph_is_ordered_with_the_streams_of_its_buffers() {
 
 #[test]
 fn somebody_elses_capture_outlives_what_was_launched_in_it() {
+    for mode in MODES {
+        let fake = FakeDriver::open();
+        let gpu = gpu(&fake);
+        let call = call();
+        let theirs = Foreign::new(gpu.context());
+        let borrowed = theirs.borrowed();
+        let mut memory = Buffers::new(&borrowed, &call);
+        borrowed.synchronize().unwrap();
+        let graph = {
+            let prepared = gpu.prepare(call.problem(), &kernel(MAPPED)).unwrap();
+            theirs.begin(mode);
+            prepared.launch(&borrowed, &call, &memory.bindings()).unwrap();
+            theirs.end().unwrap()
+        };
+        let eager = gpu.prepare(call.problem(), &kernel(MAPPED)).unwrap();
+        eager.launch(&borrowed, &call, &memory.bindings()).unwrap();
+        drop((eager, gpu));
+        graph.launch(&theirs);
+        graph.launch(&theirs);
+        borrowed.synchronize().unwrap();
+        let counters = counters(&fake);
+        assert_eq!(counters.len(), 3);
+        assert!(!counters.contains(&0));
+        assert_ne!(counters[0], counters[1], "the graph has a workspace of its own");
+        assert_eq!(counters[1], counters[2]);
+        assert_eq!(fake.violations(), Vec::<String>::new());
+    }
+}
+
+/// The offsets that a captured launch brought along are those of every replay, whatever was launched since.
+#[test]
+fn a_captured_packed_batch_keeps_its_offsets() {
+    let fake = FakeDriver::open();
+    let gpu = gpu(&fake);
+    let tensor = Layout::packed(100, 2, 64);
+    let call = |offsets: &[i32]| {
+        Call::builder(&tensor, &tensor, &tensor, ElementType::F16)
+            .packed(offsets, offsets)
+            .build()
+            .unwrap()
+    };
+    let (one, other) = (call(&[0, 50, 100]), call(&[0, 48, 98]));
+    let prepared = gpu.prepare(one.problem(), &kernel(PLAIN)).unwrap();
+    let theirs = Foreign::new(gpu.context());
+    let borrowed = theirs.borrowed();
+    let mut memory = Buffers::new(&borrowed, &one);
+    borrowed.synchronize().unwrap();
+    theirs.begin(MODES[0]);
+    prepared.launch(&borrowed, &one, &memory.bindings()).unwrap();
+    let graph = theirs.end().unwrap();
+    for _ in 0..3 {
+        prepared.launch(&borrowed, &other, &memory.bindings()).unwrap();
+    }
+    graph.launch(&theirs);
+    borrowed.synchronize().unwrap();
+    let launches = fake.launches();
+    let offsets = |index: usize| {
+        let lengths = block(&launches[index]).sequences;
+        on_device::<i32>(lengths.query_offsets, 3)
+    };
+    assert_eq!(launches.len(), 4);
+    assert_eq!((offsets(0), offsets(3)), (vec![0, 48, 98], vec![0, 50, 100]));
+    assert_eq!(fake.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn a_prepared_call_costs_one_driver_call_more_on_a_borrowed_stream() {
     let fake = FakeDriver::open();
     let gpu = gpu(&fake);
     let call = call();
-    let stream = Stream::new(gpu.context()).unwrap();
-    let theirs = fake_stream(&fake, &gpu);
-    let mut memory = Buffers::new(&stream, &call);
-    stream.synchronize().unwrap();
-    let graph = {
-        let prepared = gpu.prepare(call.problem(), &kernel(MAPPED)).unwrap();
-        theirs.begin_capture();
-        prepared.launch(&theirs.borrowed, &call, &memory.bindings()).unwrap();
-        let graph = theirs.end_capture();
-        drop(prepared);
-        graph
+    let prepared = gpu.prepare(call.problem(), &kernel(MAPPED)).unwrap();
+    let own = Stream::new(gpu.context()).unwrap();
+    let theirs = Foreign::new(gpu.context());
+    let mut cost = |stream: &Stream| {
+        let mut memory = Buffers::new(stream, &call);
+        prepared.launch(stream, &call, &memory.bindings()).unwrap();
+        let before = fake.calls();
+        let _current = gpu.context().enter().unwrap();
+        prepared.launch(stream, &call, &memory.bindings()).unwrap();
+        let calls = fake.calls() - before;
+        stream.synchronize().unwrap();
+        calls
     };
-    let eager = gpu.prepare(call.problem(), &kernel(MAPPED)).unwrap();
-    eager.launch(&theirs.borrowed, &call, &memory.bindings()).unwrap();
-    theirs.launch(&graph);
-    theirs.launch(&graph);
-    theirs.borrowed.synchronize().unwrap();
-    let counters = counters(&fake);
-    assert_eq!(counters.len(), 3);
-    assert_ne!(counters[0], counters[1]);
-    assert_eq!(counters[1], counters[2]);
-    assert_eq!(fake.violations(), Vec::<String>::new());
+    let (own, borrowed) = (cost(&own), cost(&theirs.borrowed()));
+    // The question itself, in a look at the context.
+    assert!(borrowed <= own + 2, "{borrowed} calls instead of {own}");
 }

@@ -122,3 +122,55 @@ fn a_kernel_that_faults_is_named_when_the_result_is_read() {
     assert!(error.contains("scalar_d64_32x64_w4_s2_f16"), "{error}");
     assert!(error.contains("ILLEGAL_ADDRESS"), "{error}");
 }
+
+/// Each view in turn belongs to another stream, which writes it before the launch and again after: no event missing, none the
+/// wrong way around.
+#[test]
+fn the_stream_of_every_view_is_ordered_before_and_after() {
+    const VIEWS: usize = 9;
+    for view in 0..VIEWS {
+        let fake = FakeDriver::open();
+        {
+            let gpu = warptile::gpu::Gpu::new(&driver(&fake), 0).unwrap();
+            let tensor = Layout::bshd([1, 64, 2, 64]);
+            let call = Call::builder(&tensor, &tensor, &tensor, ElementType::F16)
+                .scoring("alibi=head sinks bias keymask".parse().unwrap())
+                .bias(Layout::bhsd([1, 1, 64, 64]))
+                .key_mask(Layout::bhsd([1, 1, 1, 64]))
+                .build()
+                .unwrap();
+            let prepared = gpu.prepare(call.problem(), &kernel(PLAIN)).unwrap();
+            let stream = Stream::new(gpu.context()).unwrap();
+            let home = Stream::new(gpu.context()).unwrap();
+            let of = |index: usize| if index == view { &home } else { &stream };
+            let half = |index: usize, len: usize| DeviceBuffer::<f16>::zeroed(of(index), len).unwrap();
+            let single = |index: usize, len: usize| DeviceBuffer::<f32>::zeroed(of(index), len).unwrap();
+            let (mut q, mut k, mut v) = (half(0, 8192), half(1, 8192), half(2, 8192));
+            let (mut out, mut lse) = (half(3, 8192), single(4, 128));
+            let (mut slopes, mut sinks) = (single(5, 2), single(6, 2));
+            let mut bias = half(7, 4096);
+            let mut mask = DeviceBuffer::<u8>::zeroed(of(8), 64).unwrap();
+            for _ in 0..2 {
+                for buffer in [&mut q, &mut k, &mut v, &mut out, &mut bias] {
+                    buffer.as_slice_mut().fill_bytes(1).unwrap();
+                }
+                for buffer in [&mut lse, &mut slopes, &mut sinks] {
+                    buffer.as_slice_mut().fill_bytes(1).unwrap();
+                }
+                mask.as_slice_mut().fill_bytes(1).unwrap();
+                let bindings =
+                    Bindings::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())
+                        .lse(lse.as_slice_mut())
+                        .slopes(slopes.as_slice())
+                        .sinks(sinks.as_slice())
+                        .bias(bias.as_slice())
+                        .key_mask(mask.as_slice());
+                prepared.launch(&stream, &call, &bindings).unwrap();
+            }
+            home.synchronize().unwrap();
+            stream.synchronize().unwrap();
+            assert_eq!(fake.violations(), Vec::<String>::new(), "view {view}");
+        }
+        fake.assert_clean();
+    }
+}

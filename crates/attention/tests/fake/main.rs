@@ -4,6 +4,8 @@ mod arguments;
 mod calls;
 mod captures;
 mod faults;
+#[path = "../../../driver/tests/fake/foreign.rs"]
+mod foreign;
 mod lengths;
 mod raw;
 
