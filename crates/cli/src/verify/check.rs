@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 use warptile::gpu::Gpu;
-use warptile::testing::{Case, Failure, Inputs, ResultBuffers};
 use warptile::{Element, ElementType, Error, Plan, Problem, ViewMut, forward_cpu};
+use warptile_check::{Case, Failure, Inputs, ResultBuffers};
 use warptile_kernels::Image;
 
 /// Where a case is computed.
@@ -76,8 +76,8 @@ impl Place<'_> {
 /// Computes `case` and judges the result.
 ///
 /// # Errors
-/// When the device fails.
-pub(crate) fn check(case: &Case, place: Place<'_>) -> warptile::Result<Checked> {
+/// When the device fails, or the problem is too large for a reference.
+pub(crate) fn check(case: &Case, place: Place<'_>) -> warptile_check::Result<Checked> {
     match case.element {
         ElementType::F16 => check_typed::<f16>(case, place),
         ElementType::Bf16 => check_typed::<bf16>(case, place),
@@ -85,7 +85,7 @@ pub(crate) fn check(case: &Case, place: Place<'_>) -> warptile::Result<Checked> 
     }
 }
 
-fn check_typed<T: Element>(case: &Case, place: Place<'_>) -> warptile::Result<Checked> {
+fn check_typed<T: Element>(case: &Case, place: Place<'_>) -> warptile_check::Result<Checked> {
     let plan = match place.plan(case.problem()) {
         Err(error @ Error::NoKernel { .. }) => {
             return Ok(Checked::NotApplicable(error.to_string()));
