@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use crate::catalog;
 use crate::compile::{self, Request, Worker};
 use crate::files::{self, FileError};
 use crate::gates::{self, Facts};
@@ -15,8 +16,8 @@ use crate::resources;
 use crate::sources::Sources;
 use crate::toolchain::Toolchain;
 
-/// What all packs together may add to a user's download and binary, in bytes: less than 8 MB.
-pub const EMBEDDED_LIMIT: u64 = 8_000_000;
+/// What all packs together may add to a user's download and binary, in bytes: less than 5.5 MB.
+pub const EMBEDDED_LIMIT: u64 = 5_500_000;
 
 /// Where things lie.
 #[derive(Debug, Clone)]
@@ -25,6 +26,8 @@ pub struct Layout {
     pub kernels: PathBuf,
     /// Packs and `manifest.json`.
     pub images: PathBuf,
+    /// The generated Rust of the catalog and the tilings.
+    pub generated: PathBuf,
     /// The resource report.
     pub report: PathBuf,
 }
@@ -36,6 +39,7 @@ impl Layout {
         Self {
             kernels: root.join("kernels"),
             images: root.join("crates/kernels/images"),
+            generated: root.join("crates/kernels/src/generated"),
             report: root.join("docs/resources.md"),
         }
     }
@@ -96,6 +100,9 @@ pub enum BuildError {
         /// What is wrong with it.
         source: serde_json::Error,
     },
+    /// The manifest holds something that the catalog has no value for.
+    #[error("manifest.json: {0}; delete it to rebuild every image")]
+    Catalog(String),
     /// Nothing is listed for the selection.
     #[error("instances.toml lists no image for this family and target; it has {available}")]
     NothingSelected {
@@ -210,8 +217,14 @@ pub fn build(
         fresh.insert(image.entry.name.clone(), image.image);
         entries.insert(image.entry.name.clone(), image.entry);
     }
+    let before = Manifest {
+        images: entries.into_values().collect(),
+    };
+    let mut manifest = before.clone();
+    packs::assign_places(&mut manifest);
     let mut contents: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-    for (name, entry) in &entries {
+    for (entry, placed) in before.images.iter().zip(&manifest.images) {
+        let name = &entry.name;
         let image = match fresh.get(name) {
             Some(image) => image,
             None => packs.image(entry).map_err(|reason| BuildError::Damaged {
@@ -220,22 +233,16 @@ pub fn build(
             })?,
         };
         contents
-            .entry(entry.pack.clone())
+            .entry(placed.pack.clone())
             .or_default()
             .extend_from_slice(image);
     }
     write_packs(layout, compiler.jobs, &packs, &contents)?;
 
-    let mut manifest = Manifest {
-        images: entries.into_values().collect(),
-    };
-    packs::assign_offsets(&mut manifest);
     let packed_bytes = packed_sizes(layout, &manifest);
-    write_if_changed(&layout.manifest(), &manifest_text(&manifest))?;
-    write_if_changed(
-        &layout.report,
-        &resources::markdown(&manifest, &packed_bytes),
-    )?;
+    for (path, text) in generated(layout, &manifest, &packed_bytes)? {
+        write_if_changed(&path, &text)?;
+    }
     Ok(Outcome {
         manifest,
         compiled: fresh.into_keys().collect(),
@@ -306,6 +313,7 @@ pub fn check(
         };
         let rebuilt = ManifestEntry {
             // Depends on the pack's other images; all places are held below.
+            pack: entry.pack.clone(),
             offset: entry.offset,
             ..image.entry.clone()
         };
@@ -351,14 +359,8 @@ pub fn check(
     }
     let packed_bytes = packed_sizes(layout, &manifest);
     let mut as_written = manifest.clone();
-    packs::assign_offsets(&mut as_written);
-    for (path, text) in [
-        (layout.manifest(), manifest_text(&as_written)),
-        (
-            layout.report.clone(),
-            resources::markdown(&manifest, &packed_bytes),
-        ),
-    ] {
+    packs::assign_places(&mut as_written);
+    for (path, text) in generated(layout, &as_written, &packed_bytes)? {
         if files::read_text(&path).ok() != Some(text) {
             differences.push(format!(
                 "{}: not as build-kernels writes it",
@@ -373,6 +375,30 @@ pub fn check(
         packed_bytes,
     };
     Ok((outcome, differences))
+}
+
+/// Everything that follows from the manifest, with the files it belongs in.
+fn generated(
+    layout: &Layout,
+    manifest: &Manifest,
+    packed_bytes: &BTreeMap<String, u64>,
+) -> Result<Vec<(PathBuf, String)>, BuildError> {
+    let rust = |text: Result<String, String>| text.map_err(BuildError::Catalog);
+    Ok(vec![
+        (layout.manifest(), manifest_text(manifest)),
+        (
+            layout.generated.join("catalog.rs"),
+            rust(catalog::catalog(manifest))?,
+        ),
+        (
+            layout.generated.join("tilings.rs"),
+            rust(catalog::tilings(manifest))?,
+        ),
+        (
+            layout.report.clone(),
+            resources::markdown(manifest, packed_bytes),
+        ),
+    ])
 }
 
 fn select(listed: &[Instance], selection: &Selection) -> Result<Vec<Instance>, BuildError> {
@@ -663,6 +689,9 @@ fn finish(
             kernel: instance.kernel(),
             entry: instance.entry(),
             family: instance.family.clone(),
+            role: 1,
+            schedule: 1,
+            features: 0,
             target: instance.target.to_string(),
             element: instance.element.to_string(),
             block_m: tiling.block_m,
@@ -678,13 +707,14 @@ fn finish(
             static_shared_bytes: facts.log.static_shared_bytes,
             dynamic_shared_bytes: record.shared_bytes,
             tensor_instructions: machine(facts.sass.hmma + facts.sass.hgmma),
+            abi_hash: String::new(),
             param_bytes: record.param_bytes,
             toolchain: compiler.toolchain.version.clone(),
             flags: instance.flags().join(" "),
             source_hash: source.hash(instance, &compiler.toolchain.version),
             sha256: files::sha256(&image),
-            pack: instance.pack(),
-            // Known once the pack is put together.
+            // Known once the packs are put together.
+            pack: String::new(),
             offset: 0,
             len: image.len(),
         },

@@ -92,6 +92,16 @@ impl Target {
         Self { ptx: false, ..self }
     }
 
+    /// The cargo feature of `warptile-kernels` that the target's images belong to.
+    #[must_use]
+    pub fn feature(self) -> String {
+        if self.ptx {
+            "ptx".to_owned()
+        } else {
+            format!("sm_{}", self.number)
+        }
+    }
+
     /// Shared memory one CTA can have, in bytes: "Technical specifications per compute capability" in the CUDA C++
     /// Programming Guide.
     #[must_use]
@@ -261,17 +271,6 @@ impl Instance {
         format!("{}_{}_{}", self.kernel(), self.element, self.target)
     }
 
-    /// The pack the image goes into: `{kernel}`, and `{kernel}_ptx` for PTX, which shares nothing with machine code and is
-    /// rarely used.
-    #[must_use]
-    pub fn pack(&self) -> String {
-        format!(
-            "{}{}",
-            self.kernel(),
-            if self.target.ptx { "_ptx" } else { "" }
-        )
-    }
-
     /// Name of the entry function.
     #[must_use]
     pub fn entry(&self) -> String {
@@ -384,8 +383,11 @@ mod tests {
                 "wmma_d64_32x64_w4_s2_f16_sm_90a",
             ]
         );
-        assert_eq!(instances[1].pack(), "wmma_d64_32x64_w4_s2_ptx");
-        assert_eq!(instances[2].pack(), "wmma_d64_32x64_w4_s2");
+        let features: Vec<String> = instances[1..4]
+            .iter()
+            .map(|instance| instance.target.feature())
+            .collect();
+        assert_eq!(features, ["ptx", "sm_80", "sm_90"]);
         assert_eq!(instances[0].extra_flags, ["--maxrregcount=128", "-DX"]);
         assert_eq!(instances[1].entry(), "warptile_wmma_d64_32x64_w4_s2_bf16");
         assert_eq!(

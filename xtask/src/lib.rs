@@ -2,15 +2,17 @@
 //! was measured there into the tables of the documentation.
 //!
 //! Nothing here depends on `warptile-kernels`: the tool that repairs a broken catalog must build while it is broken. The
-//! files both need (the manifest's schema, the ELF and record readers) are compiled into both.
+//! files both need (the ABI, the ELF and record readers) are compiled into both.
 
 pub mod build_kernels;
 pub mod bundle;
+pub mod catalog;
 pub mod compile;
 pub mod files;
 pub mod gates;
 pub mod inspect;
 pub mod instances;
+pub mod manifest;
 pub mod nvrtc;
 pub mod packs;
 pub mod report;
@@ -18,11 +20,13 @@ pub mod resources;
 pub mod sources;
 pub mod toolchain;
 
+#[path = "../../crates/kernels/src/abi.rs"]
+pub mod abi;
+#[path = "../../crates/kernels/src/capability.rs"]
+pub mod capability;
 #[path = "../../crates/kernels/src/elf.rs"]
 pub mod elf;
-#[path = "../../crates/kernels/build/manifest.rs"]
-pub mod manifest;
 #[path = "../../crates/kernels/src/record.rs"]
 pub mod record;
-#[path = "../../crates/kernels/src/tiling.rs"]
-pub mod tiling;
+#[path = "../../crates/kernels/src/shape.rs"]
+pub mod shape;

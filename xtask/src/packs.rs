@@ -1,10 +1,11 @@
-//! Packs: all cubins of a kernel, or all its PTX, in one compressed file, one after the other in the manifest's order. They
-//! are much alike, so together they take a third less than each on its own.
+//! Packs: the images of a kernel that one cargo feature brings, in one compressed file, one after the other in the
+//! manifest's order. They are much alike, so together they take less than each on its own.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::files;
+use crate::instances::Target;
 use crate::manifest::{Manifest, ManifestEntry};
 
 /// zstd's highest level that does not need more memory to unpack.
@@ -14,6 +15,12 @@ const COMPRESSION_LEVEL: i32 = 19;
 #[must_use]
 pub fn file_name(pack: &str) -> String {
     format!("{pack}.zst")
+}
+
+/// Name of the pack that a kernel's images for `target` go into: a feature that is off then leaves out whole packs.
+#[must_use]
+pub fn name(kernel: &str, target: Target) -> String {
+    format!("{kernel}_{}", target.feature())
 }
 
 /// Compresses a pack. The same contents give the same bytes.
@@ -26,9 +33,13 @@ pub fn compress(contents: &[u8]) -> std::io::Result<Vec<u8>> {
 }
 
 /// Gives every image its place: the images of a pack lie in the manifest's order without gaps.
-pub fn assign_offsets(manifest: &mut Manifest) {
+pub fn assign_places(manifest: &mut Manifest) {
     let mut ends: BTreeMap<String, usize> = BTreeMap::new();
     for entry in &mut manifest.images {
+        // A target that does not parse stays where it was; whoever compiles refuses it.
+        if let Ok(target) = entry.target.parse() {
+            entry.pack = name(&entry.kernel, target);
+        }
         let end = ends.entry(entry.pack.clone()).or_default();
         entry.offset = *end;
         *end += entry.len;

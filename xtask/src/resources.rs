@@ -99,7 +99,7 @@ pub fn markdown(manifest: &Manifest, packed_bytes: &BTreeMap<String, u64>) -> St
     );
     markdown_table(&mut text, &COLUMNS, manifest.images.iter().map(row));
     text.push_str(
-        "\n## Packs\n\nThe cubins of a kernel are compressed together, and so is its PTX.\n\n",
+        "\n## Packs\n\nThe images of a kernel that one cargo feature brings are compressed together.\n\n",
     );
     markdown_table(&mut text, &PACK_COLUMNS, pack_rows(manifest, packed_bytes));
     let _ = writeln!(text, "\n{}.", totals(manifest, packed_bytes));

@@ -1,15 +1,17 @@
-//! The one call: options, tensors in, output and lse out.
+//! The one verb: options, queries and keys in, output and lse out.
 
+use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use warptile_driver::DeviceBuffer;
+use warptile_driver::{DeviceBuffer, DeviceSliceMut};
 
 use crate::backend::Place;
-use crate::gpu::{Arguments, Gpu, PreparedCall};
+use crate::gpu::{Bindings, Gpu};
 use crate::tensor::Storage;
 use crate::{
-    AlibiShape, Element, Error, Mask, Plan, Problem, Reason, Rejection, Result, Tensor, ViewMut,
-    forward_cpu,
+    AlibiShape, Backend, Call, Choice, Element, Error, Keys, Layout, Mask, Operands, Plan, Queries,
+    Result, Scoring, Tensor, ViewMut, forward_cpu,
 };
 
 /// Attention and its options: `softmax(scale * q k^T) v`, masked.
@@ -18,11 +20,11 @@ use crate::{
 /// use warptile::{Attention, Backend, Mask};
 ///
 /// # fn main() -> warptile::Result<()> {
-/// let backend = Backend::auto()?; // the best GPU, else the CPU
+/// let backend = Backend::auto()?; // the fastest GPU, else the CPU
 /// let shape = [1, 4, 2, 8]; // batch, length, heads, head size
 /// let data: Vec<f32> = (0..64).map(|i| (i as f32).sin()).collect();
 /// let (q, k, v) = (backend.tensor(&data, shape)?, backend.tensor(&data, shape)?, backend.tensor(&data, shape)?);
-/// let output = Attention::new().mask(Mask::causal()).forward(&q, &k, &v)?;
+/// let output = Attention::new().mask(Mask::causal()).forward(&q, (&k, &v))?;
 /// let out: Vec<f32> = output.out.to_vec()?;
 /// // The first query of a causal mask sees only the first key.
 /// assert_eq!(out[..16], data[..16]);
@@ -32,11 +34,10 @@ use crate::{
 #[derive(Debug, Clone, PartialEq)]
 #[must_use = "options do nothing until `forward` is called"]
 pub struct Attention {
-    mask: Mask,
-    scale: Option<f32>,
-    softcap: Option<f32>,
-    alibi_slopes: Option<Vec<f32>>,
-    kernel: Option<String>,
+    scoring: Scoring,
+    slopes: Option<Arc<[f32]>>,
+    sinks: Option<Arc<[f32]>>,
+    choice: Choice,
     lse: bool,
 }
 
@@ -51,18 +52,42 @@ pub struct Output<T: Element> {
     pub plan: Plan,
 }
 
-/// Natural logarithm of the softmax denominator of each query row; `-inf` for rows that see no key.
-#[derive(Debug, Clone)]
+/// Natural logarithm of the softmax denominator of each query row; `-inf` for rows that see no key and have no sink.
+#[derive(Clone)]
 pub struct Lse {
+    backend: Backend,
     shape: [usize; 3],
     storage: Storage<f32>,
 }
 
 impl Lse {
-    /// Batch, heads, length; a packed batch has 1, heads, total rows.
+    /// An lse to be written by [`Attention::forward_into`], for queries of this shape: batch, length, heads, head size.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn zeros(backend: &Backend, [batch, length, heads, _]: [usize; 4]) -> Result<Self> {
+        let shape = [batch, heads, length];
+        let len = element_count("lse", &shape)?;
+        let storage = match backend.place() {
+            Place::Cpu => Storage::Host(Arc::new(zeros("lse", len)?)),
+            Place::Gpu(gpu) => Storage::Device(Arc::new(DeviceBuffer::zeroed(gpu.stream(), len)?)),
+        };
+        Ok(Lse {
+            backend: backend.clone(),
+            shape,
+            storage,
+        })
+    }
+
+    /// Batch, heads, length; of packed queries 1, heads, rows.
     #[must_use]
     pub fn shape(&self) -> [usize; 3] {
         self.shape
+    }
+
+    fn range(&self) -> Range<usize> {
+        // Elements that exist, so the product does not overflow.
+        0..self.shape.iter().product()
     }
 
     /// Copies the values to the host, ordered as [`shape`](Self::shape) says. Waits for the computation.
@@ -70,10 +95,31 @@ impl Lse {
     /// # Errors
     /// When the device reports an error.
     pub fn to_vec(&self) -> Result<Vec<f32>> {
+        self.storage.to_vec(self.range())
+    }
+
+    /// The values on the host; `None` on a GPU.
+    #[must_use]
+    pub fn as_slice(&self) -> Option<&[f32]> {
         match &self.storage {
-            Storage::Host(data) => Ok(data.to_vec()),
-            Storage::Device(buffer) => Ok(buffer.to_vec()?),
+            Storage::Host(data) => Some(data),
+            Storage::Device(_) => None,
         }
+    }
+
+    /// The values on the device, for kernels of one's own; `None` on the CPU.
+    #[must_use]
+    pub fn device_slice(&self) -> Option<warptile_driver::DeviceSlice<'_, f32>> {
+        match &self.storage {
+            Storage::Host(_) => None,
+            Storage::Device(buffer) => Some(buffer.as_slice()),
+        }
+    }
+}
+
+impl fmt::Debug for Lse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lse({:?} on {})", self.shape, self.backend)
     }
 }
 
@@ -85,44 +131,51 @@ impl Default for Attention {
 
 impl Attention {
     /// Full attention with scale `1 / sqrt(head size)`, on the kernel the planner chooses.
-    pub const fn new() -> Self {
+    pub fn new() -> Self {
         Attention {
-            mask: Mask::None,
-            scale: None,
-            softcap: None,
-            alibi_slopes: None,
-            kernel: None,
+            scoring: Scoring::default(),
+            slopes: None,
+            sinks: None,
+            choice: Choice::Best,
             lse: true,
         }
     }
 
     /// Which keys a query sees.
     pub fn mask(mut self, mask: Mask) -> Self {
-        self.mask = mask;
+        self.scoring.mask = mask;
         self
     }
 
     /// Factor of the scores instead of `1 / sqrt(head size)`.
     pub fn scale(mut self, scale: f32) -> Self {
-        self.scale = Some(scale);
+        self.scoring.scale = Some(scale);
         self
     }
 
     /// Bounds the scores: `softcap * tanh(score / softcap)`.
     pub fn softcap(mut self, softcap: f32) -> Self {
-        self.softcap = Some(softcap);
+        self.scoring.softcap = Some(softcap);
         self
     }
 
     /// ALiBi: subtracts `slope * distance` from the scores. One slope per head, or one per batch entry and head.
     pub fn alibi_slopes(mut self, slopes: &[f32]) -> Self {
-        self.alibi_slopes = Some(slopes.to_vec());
+        self.slopes = Some(slopes.into());
         self
     }
 
-    /// Forces a kernel by name (see `warptile info`) instead of the planner's choice.
-    pub fn kernel(mut self, name: impl Into<String>) -> Self {
-        self.kernel = Some(name.into());
+    /// Attention sinks: one logit per query head that joins the denominator of every row, as if there were one more key with
+    /// that score and the value 0.
+    pub fn sinks(mut self, sinks: &[f32]) -> Self {
+        self.sinks = Some(sinks.into());
+        self.scoring.sinks = true;
+        self
+    }
+
+    /// Asks for a family, kernel or image instead of the planner's choice; `warptile info` lists them.
+    pub fn choice(mut self, choice: Choice) -> Self {
+        self.choice = choice;
         self
     }
 
@@ -132,230 +185,339 @@ impl Attention {
         self
     }
 
-    /// Attention over dense tensors. On a GPU the call returns when the work is submitted; reading the output waits.
+    /// Attention of queries to keys and values, each dense or packed. On a GPU the call returns when the work is submitted;
+    /// reading the output waits.
     ///
-    /// The first call with a shape plans, loads the kernel if need be, and uploads row offsets and slopes, which waits for
-    /// the GPU. A GPU keeps the last 32 such preparations: a call like one of them, from whichever thread, only allocates
-    /// the output and launches.
+    /// The first call of a problem plans it and loads its kernel; slopes and sinks that were not used before are uploaded.
+    /// A GPU keeps its last 64 problems, and lengths and strides do not tell problems apart: a new packed batch, or a cache that
+    /// grew by a row, only allocates the output and launches. Row offsets on the host travel along without a wait.
+    ///
+    /// Rows of a packed output that no sequence owns are 0.
     ///
     /// # Errors
-    /// When a shape breaks a rule, the tensors are on different backends, or no kernel applies: before anything is
-    /// launched. When the device is out of memory or the launch fails.
-    pub fn forward<T: Element>(
+    /// Before anything is launched, if a shape is invalid, the tensors are on different devices, or no kernel supports the
+    /// problem. If the device is out of memory or the launch fails.
+    pub fn forward<'a, T: Element>(
         &self,
-        q: &Tensor<T>,
-        k: &Tensor<T>,
-        v: &Tensor<T>,
+        queries: impl Into<Queries<'a, T>>,
+        keys: impl Into<Keys<'a, T>>,
     ) -> Result<Output<T>> {
-        self.run(q, k, v, None)
-    }
-
-    /// Attention over packed sequences: sequence `b` is rows `cu_seqlens[b]..cu_seqlens[b + 1]` of tensors whose batch
-    /// is 1.
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward), and when the offsets decrease or leave the tensors.
-    pub fn forward_packed<T: Element>(
-        &self,
-        q: &Tensor<T>,
-        k: &Tensor<T>,
-        v: &Tensor<T>,
-        cu_seqlens_q: &[i32],
-        cu_seqlens_k: &[i32],
-    ) -> Result<Output<T>> {
-        self.run(q, k, v, Some((cu_seqlens_q, cu_seqlens_k)))
-    }
-
-    /// The plan [`forward`](Self::forward) would run, without running it.
-    ///
-    /// # Errors
-    /// As [`forward`](Self::forward), short of the device's.
-    pub fn plan<T: Element>(&self, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T>) -> Result<Plan> {
-        self.make_plan(q, k, v, None)
-    }
-
-    /// The plan [`forward_packed`](Self::forward_packed) would run, without running it.
-    ///
-    /// # Errors
-    /// As [`forward_packed`](Self::forward_packed), short of the device's.
-    pub fn plan_packed<T: Element>(
-        &self,
-        q: &Tensor<T>,
-        k: &Tensor<T>,
-        v: &Tensor<T>,
-        cu_seqlens_q: &[i32],
-        cu_seqlens_k: &[i32],
-    ) -> Result<Plan> {
-        self.make_plan(q, k, v, Some((cu_seqlens_q, cu_seqlens_k)))
-    }
-
-    /// The problem that the options and tensors describe, with all of it checked.
-    fn problem<T: Element>(
-        &self,
-        q: &Tensor<T>,
-        k: &Tensor<T>,
-        v: &Tensor<T>,
-        packed: Option<(&[i32], &[i32])>,
-    ) -> Result<Problem> {
-        for (argument, tensor) in [("k", k), ("v", v)] {
-            if !tensor.backend().is_same(q.backend()) {
-                return Err(Error::DeviceMismatch {
-                    argument,
-                    expected: q.backend().to_string(),
-                    found: tensor.backend().to_string(),
-                });
-            }
-        }
-        let mut builder = Problem::builder(q.layout(), k.layout(), v.layout(), T::TYPE)
-            .mask(self.mask)
-            .want_lse(self.lse);
-        if let Some(scale) = self.scale {
-            builder = builder.scale(scale);
-        }
-        if let Some(softcap) = self.softcap {
-            builder = builder.softcap(softcap);
-        }
-        if let Some((cu_seqlens_q, cu_seqlens_k)) = packed {
-            builder = builder.packed(cu_seqlens_q, cu_seqlens_k);
-        }
-        if let Some(slopes) = &self.alibi_slopes {
-            let per_head = slopes.len() == q.layout().heads();
-            builder = builder.alibi(if per_head {
-                AlibiShape::PerHead
-            } else {
-                AlibiShape::PerBatchHead
-            });
-        }
-        let problem = builder.build()?;
-        problem.check_alibi(self.alibi_slopes.as_deref())?;
-        Ok(problem)
-    }
-
-    fn make_plan<T: Element>(
-        &self,
-        q: &Tensor<T>,
-        k: &Tensor<T>,
-        v: &Tensor<T>,
-        packed: Option<(&[i32], &[i32])>,
-    ) -> Result<Plan> {
-        let problem = self.problem(q, k, v, packed)?;
-        match q.backend().place() {
-            Place::Cpu => self.plan_on_cpu(problem),
-            Place::Gpu(gpu) => Plan::gpu(problem, gpu.profile(), self.kernel.as_deref()),
-        }
-    }
-
-    fn plan_on_cpu(&self, problem: Problem) -> Result<Plan> {
-        match self.kernel.as_deref() {
-            None | Some("cpu") => Ok(Plan::cpu(problem)),
-            Some(name) => Err(not_on_the_cpu(&problem, name)),
-        }
-    }
-
-    fn run<T: Element>(
-        &self,
-        q: &Tensor<T>,
-        k: &Tensor<T>,
-        v: &Tensor<T>,
-        packed: Option<(&[i32], &[i32])>,
-    ) -> Result<Output<T>> {
-        let problem = self.problem(q, k, v, packed)?;
-        let (plan, out, lse) = match q.backend().place() {
-            Place::Cpu => {
-                let plan = self.plan_on_cpu(problem)?;
-                let (out, lse) = self.run_on_cpu(plan.problem(), q, k, v)?;
-                (plan, out, lse)
-            }
-            Place::Gpu(gpu) => {
-                let slopes = self.alibi_slopes.as_deref();
-                let call = gpu.prepare(&problem, self.kernel.as_deref(), slopes)?;
-                let (out, lse) = run_on_gpu(&call, gpu, q, k, v)?;
-                (call.plan().clone(), out, lse)
-            }
+        let (queries, keys) = (queries.into(), keys.into());
+        let (call, operands) = self.call(&queries, &keys, None)?;
+        let backend = queries.q.backend();
+        let (plan, out, lse) = match backend.place() {
+            Place::Cpu => self.forward_on_cpu(&call, &operands)?,
+            Place::Gpu(gpu) => self.forward_on_gpu(gpu, &call, &operands)?,
         };
-        let problem = plan.problem();
         Ok(Output {
-            out: Tensor::from_storage(q.backend().clone(), *problem.out(), out),
+            out: Tensor::from_storage(backend.clone(), *call.out(), out),
             lse: lse.map(|storage| Lse {
-                shape: problem.lse_shape(),
+                backend: backend.clone(),
+                shape: call.lse_shape(),
                 storage,
             }),
             plan,
         })
     }
 
-    fn run_on_cpu<T: Element>(
+    /// As [`forward`](Self::forward), into tensors of one's own, which nobody else may hold. Rows of a packed output that no
+    /// sequence owns are left alone, and so are the gaps of a strided one. Nothing is allocated on a GPU, so this may be part
+    /// of a capture once the problem was computed before.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); when `out` is not of q's shape, or `lse` of its lse's.
+    pub fn forward_into<'a, T: Element>(
         &self,
-        problem: &Problem,
-        q: &Tensor<T>,
-        k: &Tensor<T>,
-        v: &Tensor<T>,
-    ) -> Result<(Storage<T>, Option<Storage<f32>>)> {
-        let mut out = vec![T::from_f32(0.0); problem.out().required_len().unwrap_or(0)];
-        let mut lse = problem.wants_lse().then(|| vec![0.0; problem.lse_len()]);
-        forward_cpu(
-            problem,
-            q.view()?,
-            k.view()?,
-            v.view()?,
-            self.alibi_slopes.as_deref(),
-            ViewMut::new(&mut out, *problem.out()),
+        queries: impl Into<Queries<'a, T>>,
+        keys: impl Into<Keys<'a, T>>,
+        out: &mut Tensor<T>,
+        lse: Option<&mut Lse>,
+    ) -> Result<Plan> {
+        let (queries, keys) = (queries.into(), keys.into());
+        let attention = Attention {
+            lse: lse.is_some(),
+            ..self.clone()
+        };
+        let (call, operands) = attention.call(&queries, &keys, Some(*out.layout()))?;
+        let expected = queries.q.backend();
+        let lse_backend = lse.as_ref().map(|lse| lse.backend.clone());
+        for (argument, backend) in [("out", Some(out.backend().clone())), ("lse", lse_backend)] {
+            same_device(argument, backend.as_ref(), expected)?;
+        }
+        if let Some(lse) = &lse
+            && lse.shape != call.lse_shape()
+        {
+            return Err(Error::Count {
+                argument: "lse",
+                found: lse.range().len(),
+                needed: call.lse_len(),
+            });
+        }
+        match expected.place() {
+            Place::Cpu => {
+                let lse = match lse {
+                    Some(Lse {
+                        storage: Storage::Host(data),
+                        ..
+                    }) => Some(Arc::get_mut(data).ok_or(Error::Shared { argument: "lse" })?),
+                    _ => None,
+                };
+                let layout = *call.out();
+                let out = ViewMut::new(out.host_mut("out")?, layout);
+                attention.run_on_cpu(&call, &operands, out, lse.map(Vec::as_mut_slice))
+            }
+            Place::Gpu(gpu) => {
+                let lse = match lse {
+                    Some(Lse {
+                        storage: Storage::Device(buffer),
+                        ..
+                    }) => Some(Arc::get_mut(buffer).ok_or(Error::Shared { argument: "lse" })?),
+                    _ => None,
+                };
+                let out = out.device_mut("out")?;
+                let lse = lse.map(DeviceBuffer::as_slice_mut);
+                attention.run_on_gpu(gpu, &call, &operands, out, lse)
+            }
+        }
+    }
+
+    /// The plan [`forward`](Self::forward) would run, without running it.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward), short of the device's.
+    pub fn plan<'a, T: Element>(
+        &self,
+        queries: impl Into<Queries<'a, T>>,
+        keys: impl Into<Keys<'a, T>>,
+    ) -> Result<Plan> {
+        let (queries, keys) = (queries.into(), keys.into());
+        let (call, _) = self.call(&queries, &keys, None)?;
+        match queries.q.backend().place() {
+            Place::Cpu => self.plan_on_cpu(&call),
+            Place::Gpu(gpu) => gpu.plan(call.problem(), &self.choice),
+        }
+    }
+
+    /// The call that the options and tensors describe, with all of it checked.
+    fn call<'b, T: Element>(
+        &'b self,
+        queries: &'b Queries<'b, T>,
+        keys: &'b Keys<'b, T>,
+        out: Option<Layout>,
+    ) -> Result<(Call, Tensors<'b, T>)> {
+        let q = queries.q;
+        let others = [
+            ("k", Some(keys.k.backend())),
+            ("v", Some(keys.v.backend())),
+            ("bias", keys.bias.map(Tensor::backend)),
+            ("key_mask", keys.key_mask.map(Tensor::backend)),
+        ];
+        for (argument, backend) in others {
+            same_device(argument, backend, q.backend())?;
+        }
+        let mut scoring = self.scoring;
+        scoring.bias = keys.bias.is_some();
+        scoring.key_mask = keys.key_mask.is_some();
+        if let Some(slopes) = &self.slopes {
+            scoring.alibi = Some(match slopes.len() == q.layout().heads() {
+                true => AlibiShape::PerHead,
+                false => AlibiShape::PerBatchHead,
+            });
+        }
+        let mut builder = Call::builder(q.layout(), keys.k.layout(), keys.v.layout(), T::TYPE)
+            .scoring(scoring)
+            .lengths(queries.side.request(), keys.side.request())
+            .want_lse(self.lse);
+        if let Some(out) = out {
+            builder = builder.out(out);
+        }
+        if let Some(bias) = keys.bias {
+            builder = builder.bias(*bias.layout());
+        }
+        if let Some(key_mask) = keys.key_mask {
+            builder = builder.key_mask(*key_mask.layout());
+        }
+        if !starts_aligned(q) || !starts_aligned(keys.k) || !starts_aligned(keys.v) {
+            builder = builder.unaligned_addresses();
+        }
+        let call = builder.build()?;
+        call.check_slopes(self.slopes.as_deref())?;
+        call.check_sinks(self.sinks.as_deref())?;
+        Ok((call, Tensors { queries, keys }))
+    }
+
+    fn plan_on_cpu(&self, call: &Call) -> Result<Plan> {
+        match &self.choice {
+            Choice::Best => Ok(Plan::cpu(call.problem())),
+            Choice::Kernel(name) if name == "cpu" => Ok(Plan::cpu(call.problem())),
+            other => Err(Error::GpuKernelOnCpu {
+                name: other.to_string(),
+            }),
+        }
+    }
+
+    fn forward_on_cpu<T: Element>(
+        &self,
+        call: &Call,
+        tensors: &Tensors<'_, T>,
+    ) -> Result<Computed<T>> {
+        let mut out = zeros("out", call.out().reach())?;
+        let mut lse = match call.wants_lse() {
+            true => Some(zeros("lse", call.lse_len())?),
+            false => None,
+        };
+        let plan = self.run_on_cpu(
+            call,
+            tensors,
+            ViewMut::new(&mut out, *call.out()),
             lse.as_deref_mut(),
         )?;
-        Ok((
-            Storage::Host(Arc::new(out)),
-            lse.map(|lse| Storage::Host(Arc::new(lse))),
-        ))
+        let lse = lse.map(|lse| Storage::Host(Arc::new(lse)));
+        Ok((plan, Storage::Host(Arc::new(out)), lse))
+    }
+
+    fn run_on_cpu<T: Element>(
+        &self,
+        call: &Call,
+        tensors: &Tensors<'_, T>,
+        out: ViewMut<'_, T>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<Plan> {
+        let plan = self.plan_on_cpu(call)?;
+        let Tensors { queries, keys } = tensors;
+        let operands = Operands {
+            slopes: self.slopes.as_deref(),
+            sinks: self.sinks.as_deref(),
+            bias: keys.bias.map(|bias| bias.on_host("bias")).transpose()?,
+            key_mask: keys
+                .key_mask
+                .map(|mask| mask.on_host("key_mask"))
+                .transpose()?,
+        };
+        let (q, k, v) = (queries.q.view("q")?, keys.k.view("k")?, keys.v.view("v")?);
+        forward_cpu(call, q, k, v, &operands, out, lse)?;
+        Ok(plan)
+    }
+
+    fn forward_on_gpu<T: Element>(
+        &self,
+        gpu: &Gpu,
+        call: &Call,
+        tensors: &Tensors<'_, T>,
+    ) -> Result<Computed<T>> {
+        let stream = gpu.stream();
+        // One way in and out for all calls of the driver.
+        let _current = stream.context().enter()?;
+        let wants_lse = call.wants_lse();
+        let lse_len = if wants_lse { call.lse_len() } else { 0 };
+        let (mut out, mut lse) = DeviceBuffer::uninit_pair(stream, call.out().reach(), lse_len)?;
+        if leaves_gaps(call) {
+            // The memory may be somebody's of before.
+            out.as_slice_mut().fill_bytes(0)?;
+            lse.as_slice_mut().fill_bytes(0)?;
+        }
+        let lse_slice = wants_lse.then(|| lse.as_slice_mut());
+        let plan = self.run_on_gpu(gpu, call, tensors, out.as_slice_mut(), lse_slice)?;
+        let lse = wants_lse.then(|| Storage::Device(Arc::new(lse)));
+        Ok((plan, Storage::Device(Arc::new(out)), lse))
+    }
+
+    fn run_on_gpu<T: Element>(
+        &self,
+        gpu: &Gpu,
+        call: &Call,
+        tensors: &Tensors<'_, T>,
+        out: DeviceSliceMut<'_, T>,
+        lse: Option<DeviceSliceMut<'_, f32>>,
+    ) -> Result<Plan> {
+        let prepared = gpu.prepare(call.problem(), &self.choice)?;
+        let constant = |values: &Option<Arc<[f32]>>| {
+            values
+                .as_deref()
+                .map(|values| gpu.constant(values))
+                .transpose()
+        };
+        let (slopes, sinks) = (constant(&self.slopes)?, constant(&self.sinks)?);
+        let Tensors { queries, keys } = tensors;
+        let mut bindings = Bindings::new(
+            queries.q.on_device("q")?,
+            keys.k.on_device("k")?,
+            keys.v.on_device("v")?,
+            out,
+        );
+        if let Some(lse) = lse {
+            bindings = bindings.lse(lse);
+        }
+        if let Some(slopes) = &slopes {
+            bindings = bindings.slopes(slopes.as_slice());
+        }
+        if let Some(sinks) = &sinks {
+            bindings = bindings.sinks(sinks.as_slice());
+        }
+        if let Some(bias) = keys.bias {
+            bindings = bindings.bias(bias.on_device("bias")?);
+        }
+        if let Some(key_mask) = keys.key_mask {
+            bindings = bindings.key_mask(key_mask.on_device("key_mask")?);
+        }
+        bindings = bindings.device_lengths(&queries.side, &keys.side);
+        prepared.launch(gpu.stream(), call, &bindings)?;
+        Ok(prepared.plan().clone())
     }
 }
 
-fn run_on_gpu<T: Element>(
-    call: &PreparedCall,
-    gpu: &Gpu,
-    q: &Tensor<T>,
-    k: &Tensor<T>,
-    v: &Tensor<T>,
-) -> Result<(Storage<T>, Option<Storage<f32>>)> {
-    let problem = call.plan().problem();
-    let stream = gpu.stream();
-    // One way in and out for all calls of the driver.
-    let _current = stream.context().enter()?;
-    let out_len = problem.out().required_len().unwrap_or(0);
-    let lse_len = match problem.wants_lse() {
-        true => problem.lse_len(),
-        false => 0,
-    };
-    let (mut out, mut lse) = DeviceBuffer::uninit_pair(stream, out_len, lse_len)?;
-    call.launch(Arguments {
-        q: q.device_slice()?,
-        k: k.device_slice()?,
-        v: v.device_slice()?,
-        out: out.as_slice_mut(),
-        lse: problem.wants_lse().then(|| lse.as_slice_mut()),
-        alibi_slopes: call.slopes(),
-    })?;
-    Ok((
-        Storage::Device(Arc::new(out)),
-        problem.wants_lse().then(|| Storage::Device(Arc::new(lse))),
-    ))
+/// What was computed, and how.
+type Computed<T> = (Plan, Storage<T>, Option<Storage<f32>>);
+
+/// The tensors of a call.
+struct Tensors<'a, T: Element> {
+    queries: &'a Queries<'a, T>,
+    keys: &'a Keys<'a, T>,
 }
 
-/// A GPU kernel was asked for, but the tensors are on the CPU.
-fn not_on_the_cpu(problem: &Problem, name: &str) -> Error {
-    match warptile_kernels::catalog()
+/// Whether a tensor starts at a multiple of 16 bytes. On the CPU it does not matter.
+fn starts_aligned<T: Element>(tensor: &Tensor<T>) -> bool {
+    tensor
+        .device_slice()
+        .is_none_or(|slice| slice.pointer().is_multiple_of(16))
+}
+
+/// Whether some row of the output belongs to no sequence, or could: then nothing writes it.
+fn leaves_gaps(call: &Call) -> bool {
+    let queries = call.queries();
+    match queries.offsets().on_host() {
+        Some(offsets) => {
+            queries.used().is_given()
+                || offsets
+                    .last()
+                    .is_none_or(|&end| end as usize != queries.rows())
+        }
+        None => queries.is_packed() || queries.used().is_given(),
+    }
+}
+
+fn same_device(argument: &'static str, found: Option<&Backend>, expected: &Backend) -> Result<()> {
+    match found {
+        Some(found) if !found.is_same(expected) => Err(Error::DeviceMismatch {
+            argument,
+            expected: expected.to_string(),
+            found: found.to_string(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn element_count(argument: &'static str, shape: &[usize]) -> Result<usize> {
+    shape
         .iter()
-        .find(|image| image.kernel == name)
-    {
-        None => Error::unknown_kernel(
-            name,
-            warptile_kernels::catalog().iter().map(|image| image.kernel),
-        ),
-        Some(image) => Error::NoKernel {
-            problem: format!("{problem} on the CPU"),
-            rejected: vec![Rejection {
-                kernel: image.kernel,
-                reason: Reason::Feature("tensors on the CPU"),
-            }],
-        },
-    }
+        .try_fold(1_usize, |product, &extent| product.checked_mul(extent))
+        .ok_or(Error::LayoutTooLarge { argument })
+}
+
+/// Zeros for a result, or an error instead of an abort if there is no memory for them.
+fn zeros<T: bytemuck::Pod>(argument: &'static str, len: usize) -> Result<Vec<T>> {
+    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| Error::Allocation {
+        argument,
+        bytes: len.saturating_mul(size_of::<T>()),
+    })
 }

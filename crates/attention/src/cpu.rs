@@ -2,7 +2,7 @@
 //!
 //! A task is a block of query rows of one head, or of a few that share keys and values. It walks over the keys its rows can
 //! see in tiles: scores by a matrix product, online softmax in place, and a second product into the accumulator. Everything
-//! is computed in `f32`; other element types are converted a tile at a time. Tasks run on rayon's current thread pool.
+//! is computed in `f32`; other element types are converted a tile at a time.
 
 mod block;
 mod lanes;
@@ -11,48 +11,55 @@ mod simd;
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
+use std::sync::OnceLock;
 
 use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use warptile_kernels::tiling::Tiling;
 
+use crate::call::{Call, Operands, check_layout};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::layout::{View, ViewMut};
-use crate::problem::{Problem, check_layout};
 
-use block::{BLOCK_M, Block, Scratch, Task};
+use block::{Block, Blocks, Scratch, Task};
 
-/// Computes a problem on the CPU.
+/// Computes a call on the CPU.
 ///
-/// `lse`, if given, has the shape [`Problem::lse_shape`], contiguous. Rows of a packed tensor that belong to no sequence
-/// are left as they are, and so is whatever lies between the rows of `out`. The result does not depend on the number of
-/// threads.
+/// `lse`, if given, has the shape [`Call::lse_shape`], contiguous. Rows of a packed tensor that belong to no sequence
+/// are left as they are, and so is whatever lies between the rows of `out`. A key whose bias is minus infinity is hidden, as if
+/// by the key mask.
+///
+/// The work is done by the threads of the rayon pool that the caller runs in, if it does, else by as many threads as there are
+/// cores, or by the calling thread where the system starts no more. The result does not depend on the number of threads.
 ///
 /// # Errors
-/// A view whose layout is not the problem's, a buffer shorter than its layout, or slopes that don't fit the problem.
+/// A view whose layout is not the call's, a buffer shorter than its layout, lengths that are on a device, or operands that
+/// don't fit the call.
 pub fn forward_cpu<T: Element>(
-    problem: &Problem,
+    call: &Call,
     q: View<'_, T>,
     k: View<'_, T>,
     v: View<'_, T>,
-    alibi: Option<&[f32]>,
+    operands: &Operands<'_, T>,
     out: ViewMut<'_, T>,
     lse: Option<&mut [f32]>,
 ) -> Result<()> {
-    problem.check_inputs(&q, &k, &v, alibi)?;
-    check_layout("out", &out.layout, problem.out())?;
+    call.check_inputs(&q, &k, &v, operands)?;
+    check_layout("out", &out.layout, call.out())?;
     out.layout.check_buffer("out", out.data.len())?;
     let lse = match lse {
-        Some(lse) if lse.len() < problem.lse_len() => {
+        Some(lse) if lse.len() < call.lse_len() => {
             return Err(Error::BufferTooSmall {
                 argument: "lse",
-                needed: problem.lse_len(),
+                needed: call.lse_len(),
                 available: lse.len(),
             });
         }
         Some(lse) => Some(SharedMut::new(lse)),
         None => None,
     };
-    if problem.lse_len() == 0 {
+    if call.lse_len() == 0 {
         // No row: but there may be more sequences without one than anybody can count.
         return Ok(());
     }
@@ -61,37 +68,57 @@ pub fn forward_cpu<T: Element>(
 
     let compute = |task: Task, scratch: &mut Scratch| {
         let block = Block {
-            problem,
+            call,
             q,
             k,
             v,
-            slopes: alibi,
+            operands,
             task: task.clone(),
         };
         let results = block.attend(scratch);
         let sequence = task.sequence;
         for index in 0..task.rows() {
             let (head, position) = task.row(index);
-            let start = out_layout.offset(sequence.entry, sequence.q_start + position, head);
-            // SAFETY: the buffer holds the layout, no two rows of an output layout overlap (the problem has checked both),
+            let start = out_layout.offset(sequence.q_entry, sequence.q_start + position, head);
+            // SAFETY: the buffer holds the layout, no two rows of an output layout overlap (the call has checked both),
             // and each row belongs to exactly one task.
-            let to = unsafe { out.slice(start, problem.head_dim()) };
+            let to = unsafe { out.slice(start, call.head_dim()) };
             for (to, &value) in to.iter_mut().zip(results.out(index)) {
                 *to = T::from_f32(value);
             }
             if let Some(lse) = &lse {
-                let start = problem.lse_offset(&sequence, head) + position;
+                let start = call.lse_offset(&sequence, head) + position;
                 // SAFETY: within `lse_len`, which the buffer has; each element belongs to exactly one task.
                 let to = unsafe { lse.slice(start, 1) };
                 to[0] = results.lse(index);
             }
         }
     };
-    tasks(problem)
-        .into_par_iter()
-        .with_max_len(1)
-        .for_each(|task| SCRATCH.with_borrow_mut(|scratch| compute(task, scratch)));
+    let compute = |task| SCRATCH.with_borrow_mut(|scratch| compute(task, scratch));
+    let parallel = |threads| {
+        let tasks = tasks(call, threads).into_par_iter();
+        tasks.with_max_len(1).for_each(compute);
+    };
+    match rayon::current_thread_index() {
+        Some(_) => parallel(rayon::current_num_threads()),
+        None => match threads() {
+            Some(pool) => pool.install(|| parallel(pool.current_num_threads())),
+            None => tasks(call, 1).into_iter().for_each(compute),
+        },
+    }
     Ok(())
+}
+
+/// Threads of our own; `None` if the system starts none. Not rayon's global pool, which panics where a thread cannot start.
+fn threads() -> Option<&'static ThreadPool> {
+    static POOL: OnceLock<ThreadPool> = OnceLock::new();
+    if let Some(pool) = POOL.get() {
+        return Some(pool);
+    }
+    let name = |index| format!("warptile-{index}");
+    // A failure is not remembered: there may be threads the next time.
+    let pool = ThreadPoolBuilder::new().thread_name(name).build().ok()?;
+    Some(POOL.get_or_init(|| pool))
 }
 
 thread_local! {
@@ -99,36 +126,33 @@ thread_local! {
 }
 
 /// All tasks, the largest first, so that none of them is left to run alone at the end.
-fn tasks(problem: &Problem) -> Vec<Task> {
-    let group = problem.group_size();
+fn tasks(call: &Call, threads: usize) -> Vec<Task> {
+    let group = call.group_size();
     let mut tasks = Vec::new();
-    for sequence in problem.sequences() {
-        let heads = heads_per_task(problem, sequence.q_len);
-        for kv_head in 0..problem.kv_heads() {
+    for sequence in call.sequences() {
+        let heads = heads_per_task(call, sequence.q_len, threads);
+        for kv_head in 0..call.kv_heads() {
             for first in (0..group).step_by(heads) {
-                for position in (0..sequence.q_len).step_by(BLOCK_M) {
+                for position in (0..sequence.q_len).step_by(Blocks::BLOCK_M) {
                     tasks.push(Task {
                         sequence,
                         heads: kv_head * group + first..kv_head * group + group.min(first + heads),
-                        positions: position..sequence.q_len.min(position + BLOCK_M),
+                        positions: position..sequence.q_len.min(position + Blocks::BLOCK_M),
                     });
                 }
             }
         }
     }
-    tasks.sort_by_key(|task| Reverse(task.rows() * task.keys(problem.mask()).len()));
+    tasks.sort_by_key(|task| Reverse(task.rows() * task.keys(call.mask()).len()));
     tasks
 }
 
 /// How many of the heads that share keys and values a task takes: as many as fit a block, so that keys and values are read
 /// once for all of them, but not so many that a core has nothing to do. No result depends on it.
-fn heads_per_task(problem: &Problem, query_len: usize) -> usize {
-    let group = problem.group_size();
-    let mut heads = group.min(BLOCK_M / query_len.max(1)).max(1);
-    while heads > 1
-        && problem.batch() * problem.kv_heads() * group.div_ceil(heads)
-            < rayon::current_num_threads()
-    {
+fn heads_per_task(call: &Call, query_len: usize, threads: usize) -> usize {
+    let group = call.group_size();
+    let mut heads = group.min(Blocks::BLOCK_M / query_len.max(1)).max(1);
+    while heads > 1 && call.batch() * call.kv_heads() * group.div_ceil(heads) < threads {
         heads = heads.div_ceil(2);
     }
     heads

@@ -47,6 +47,15 @@ impl DeviceProfile {
         })
     }
 
+    /// The same device with other multiprocessors: on few of them small problems take the paths of large ones.
+    #[must_use]
+    pub fn with_multiprocessors(self, multiprocessors: u32) -> Self {
+        DeviceProfile {
+            multiprocessors,
+            ..self
+        }
+    }
+
     /// The H200's limits: the device every measured figure of this project comes from, and the one planner tests use.
     #[must_use]
     pub fn h200() -> Self {

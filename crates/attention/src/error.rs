@@ -3,7 +3,7 @@
 use warptile_driver::DriverError;
 use warptile_kernels::{ElementType, UnpackError};
 
-use crate::plan::Rejection;
+use crate::plan::Considered;
 
 /// Shorthand for a result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -15,9 +15,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// The head size has no kernel, and never will have one by this rule.
-    #[error(
-        "q has head size {head_dim}; a head size must be a multiple of 8 from 8 to 256 (pad q, k and v with zeros to the next multiple and pass the original 1/sqrt scale)"
-    )]
+    #[error("q has head size {head_dim}; {}", head_size_advice(*.head_dim))]
     HeadDimUnsupported {
         /// The head size of `q`.
         head_dim: usize,
@@ -35,18 +33,18 @@ pub enum Error {
     },
 
     /// Two tensors disagree in a dimension that they share.
-    #[error(
-        "{argument} has {dimension} {found}, but {expected} is needed to match the other tensors"
-    )]
+    #[error("{argument} has {dimension} {found}, but {other} has {expected}")]
     Mismatch {
         /// The tensor at fault.
         argument: &'static str,
         /// The dimension: batch, length, heads or head size.
         dimension: &'static str,
-        /// What the tensors before it have.
-        expected: usize,
-        /// What this one has.
+        /// What it has.
         found: usize,
+        /// What it is compared with.
+        other: &'static str,
+        /// What that has.
+        expected: usize,
     },
 
     /// The head dimension has gaps.
@@ -73,12 +71,12 @@ pub enum Error {
         found: ElementType,
     },
 
-    /// A tensor lies in memory otherwise than its problem was told.
-    #[error("{argument} has strides {found:?}, but the problem was built for {expected:?}")]
+    /// A tensor does not lie in memory as its call was told.
+    #[error("{argument} has strides {found:?}, but the call was built for {expected:?}")]
     StridesDiffer {
         /// The tensor at fault.
         argument: &'static str,
-        /// Strides of the problem.
+        /// Strides of the call.
         expected: [usize; 4],
         /// Strides of the tensor.
         found: [usize; 4],
@@ -97,6 +95,17 @@ pub enum Error {
         available: usize,
     },
 
+    /// A host slice has more elements than its shape: one of the two is wrong.
+    #[error("{argument} has {available} elements, but its shape has {needed}")]
+    BufferTooLarge {
+        /// The tensor at fault.
+        argument: &'static str,
+        /// Elements of the shape.
+        needed: usize,
+        /// Elements there are.
+        available: usize,
+    },
+
     /// A shape and its strides reach over more elements than memory can have.
     #[error("{argument} has a shape and strides that reach beyond the address space")]
     LayoutTooLarge {
@@ -104,19 +113,19 @@ pub enum Error {
         argument: &'static str,
     },
 
-    /// Two elements of an output share memory, or an output shares memory with an input.
-    #[error("{argument} overlaps: {reason}; every element of an output needs memory of its own")]
+    /// Two elements of an output share memory, or an output shares memory with another tensor.
+    #[error("{argument} overlaps {other}; every element of an output needs memory of its own")]
     OutputOverlaps {
         /// The tensor at fault.
         argument: &'static str,
         /// What it overlaps with.
-        reason: &'static str,
+        other: String,
     },
 
-    /// The row offsets of a packed batch break a rule.
+    /// Row offsets or lengths of sequences break a rule.
     #[error("{argument}[{index}] {rule}")]
-    CuSeqlens {
-        /// `cu_seqlens_q` or `cu_seqlens_k`.
+    Lengths {
+        /// `query_offsets`, `key_offsets`, `query_lengths` or `key_lengths`.
         argument: &'static str,
         /// The first entry at fault.
         index: usize,
@@ -155,44 +164,42 @@ pub enum Error {
         limit: usize,
     },
 
-    /// The ALiBi slopes don't fit the problem.
-    #[error(
-        "alibi_slopes has {found} values; {heads} are needed (one per query head), or {batch_heads} (one per batch entry and query head)"
-    )]
-    AlibiShape {
-        /// Slopes given.
+    /// A list has another number of values than the call needs.
+    #[error("{argument} has {found} values; {needed} are needed")]
+    Count {
+        /// `alibi_slopes` or `sinks`.
+        argument: &'static str,
+        /// Values given.
         found: usize,
-        /// Query heads.
-        heads: usize,
-        /// Batch times query heads.
-        batch_heads: usize,
+        /// Values needed: one per query head, or one per batch entry and query head.
+        needed: usize,
     },
 
-    /// The problem was built with slopes and called without, or the other way round.
-    #[error("the problem was built {built} ALiBi slopes, but alibi_slopes is {given}")]
-    AlibiPresence {
-        /// "with" or "without".
-        built: &'static str,
-        /// "given" or "missing".
-        given: &'static str,
-    },
-
-    /// There is no kernel of that name.
-    #[error("unknown kernel {name:?}{}", suggest(.close))]
-    UnknownKernel {
+    /// There is no kernel or image of that name.
+    #[error("unknown {what} {name:?}{}", suggest(.close))]
+    UnknownName {
+        /// `kernel` or `image`.
+        what: &'static str,
         /// What was asked for.
         name: String,
         /// The names most like it.
         close: Vec<String>,
     },
 
+    /// A GPU kernel was asked for, but the tensors are on the CPU.
+    #[error("{name} is a GPU kernel, but the tensors are on the CPU")]
+    GpuKernelOnCpu {
+        /// What was asked for.
+        name: String,
+    },
+
     /// No kernel can compute the problem on the device.
-    #[error("no kernel for {problem}{}", reasons(.rejected))]
+    #[error("no kernel for {problem}{}", reasons(.considered))]
     NoKernel {
         /// The problem and the device in words.
         problem: String,
         /// Every candidate and why it was passed over.
-        rejected: Vec<Rejection>,
+        considered: Vec<Considered>,
     },
 
     /// Tensors of one call live in different places.
@@ -208,18 +215,106 @@ pub enum Error {
         found: String,
     },
 
-    /// The plan was made for tensors that start at a multiple of 16 bytes, and this one doesn't.
+    /// An address is not aligned as its elements need, or as a kernel that moves 16 bytes at a time does.
     #[error(
-        "{argument} starts at {address:#x}, which is no multiple of 16 bytes as the planned kernel needs; build the problem with `unaligned_addresses`"
+        "{argument} starts at {address:#x}, which is not a multiple of {alignment} bytes{}",
+        if *.alignment == 16 { " as the planned kernel needs; build the call with `unaligned_addresses`" } else { "" }
     )]
     Misaligned {
-        /// The tensor at fault.
+        /// The argument at fault.
         argument: &'static str,
         /// Its device address.
         address: u64,
+        /// What the address must be a multiple of, in bytes.
+        alignment: u64,
     },
 
-    /// A buffer that the problem asks for was left out, or one was given that it knows nothing of.
+    /// A prepared problem was launched with a call that is not one of it.
+    #[error("the call is {found}, but what was prepared is {prepared}")]
+    OtherProblem {
+        /// The call's problem.
+        found: String,
+        /// The problem that was prepared.
+        prepared: String,
+    },
+
+    /// A launch would exceed what a grid or a 32-bit count can hold.
+    #[error("the call needs {ctas} tiles; a launch can have {limit}")]
+    Grid {
+        /// Tiles needed.
+        ctas: u64,
+        /// The most there can be.
+        limit: u64,
+    },
+
+    /// A part of a tensor that is not there.
+    #[error("{dimension} {start}..{end} of a tensor with {dimension} {extent} was asked for")]
+    OutOfRange {
+        /// The dimension.
+        dimension: &'static str,
+        /// First index.
+        start: usize,
+        /// Index after the last.
+        end: usize,
+        /// What the tensor has.
+        extent: usize,
+    },
+
+    /// An output tensor shares its elements with a clone or a part of it.
+    #[error(
+        "{argument} shares its elements with another tensor; an output needs elements of its own"
+    )]
+    Shared {
+        /// `out` or `lse`.
+        argument: &'static str,
+    },
+
+    /// Memory for a result cannot be had.
+    #[error("{argument} needs {bytes} bytes, which cannot be allocated")]
+    Allocation {
+        /// `out` or `lse`.
+        argument: &'static str,
+        /// Its size.
+        bytes: usize,
+    },
+
+    /// The operating system refuses a thread.
+    #[error("cannot start the threads of the CPU path: {reason}")]
+    Threads {
+        /// The system's words.
+        reason: String,
+    },
+
+    /// An image takes a parameter block that this version does not know.
+    #[error(
+        "image {image} takes another parameter block than this version of warptile fills; rebuild from a clean checkout"
+    )]
+    OtherAbi {
+        /// The image.
+        image: &'static str,
+    },
+
+    /// A raw launch draws tiles from a counter in the workspace, and the caller gave none that can hold it.
+    #[error(
+        "workspace is {address:#x}; the plan needs {bytes} bytes of zeroed device memory at a multiple of 256 bytes"
+    )]
+    Workspace {
+        /// Its device address.
+        address: u64,
+        /// Bytes needed.
+        bytes: usize,
+    },
+
+    /// A line of a rates file is not understood.
+    #[error("rates, line {line}: {rule}")]
+    Rates {
+        /// Counted from 1.
+        line: usize,
+        /// What is expected.
+        rule: String,
+    },
+
+    /// An argument is missing, or given although nothing asks for it.
     #[error("{argument} {rule}")]
     Presence {
         /// The argument at fault.
@@ -238,8 +333,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// No kernel is called `name`; suggests those of `known` that look most like it.
-    pub(crate) fn unknown_kernel<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Self {
+    /// No `what` is called `name`; suggests those of `known` that look most like it.
+    pub(crate) fn unknown<'a>(
+        what: &'static str,
+        name: &str,
+        known: impl Iterator<Item = &'a str>,
+    ) -> Self {
         const SUGGESTIONS: usize = 3;
         let mut known: Vec<&str> = known.collect();
         known.sort_unstable();
@@ -247,7 +346,8 @@ impl Error {
         let likeness = |other: &str| strsim::jaro_winkler(name, other);
         known.sort_by(|a, b| likeness(b).total_cmp(&likeness(a)));
         known.truncate(SUGGESTIONS);
-        Error::UnknownKernel {
+        Error::UnknownName {
+            what,
             name: name.to_owned(),
             close: known.into_iter().map(str::to_owned).collect(),
         }
@@ -262,10 +362,21 @@ fn suggest(close: &[String]) -> String {
     }
 }
 
-fn reasons(rejected: &[Rejection]) -> String {
-    rejected
+/// What to do about a head size that has no kernel: padding helps only up to the largest.
+fn head_size_advice(head_dim: usize) -> &'static str {
+    match head_dim {
+        0 => "a head size must be at least 8",
+        1..256 => {
+            "a head size must be a multiple of 8: pad q, k and v with zeros to the next one and pass the scale 1/sqrt of the original head size"
+        }
+        _ => "the largest head size is 256",
+    }
+}
+
+fn reasons(considered: &[Considered]) -> String {
+    considered
         .iter()
-        .map(|rejection| format!("\n  {}: {}", rejection.kernel, rejection.reason))
+        .map(|one| format!("\n  {}: {}", one.kernel, one.reason))
         .collect()
 }
 
@@ -276,7 +387,8 @@ mod tests {
 
     #[test]
     fn an_unknown_kernel_suggests_others() {
-        let error = Error::UnknownKernel {
+        let error = Error::UnknownName {
+            what: "kernel",
             name: "skalar".into(),
             close: vec!["scalar_d64".into(), "scalar_d128".into()],
         };
@@ -290,7 +402,7 @@ mod tests {
     fn no_kernel_lists_every_reason() {
         let error = Error::NoKernel {
             problem: "f32 on cuda:0".into(),
-            rejected: vec![Rejection {
+            considered: vec![Considered {
                 kernel: "wmma_d64",
                 reason: Reason::Element(ElementType::F32),
             }],
@@ -302,6 +414,14 @@ mod tests {
     }
 
     #[test]
+    fn the_advice_on_head_sizes_helps() {
+        let text = |head_dim| Error::HeadDimUnsupported { head_dim }.to_string();
+        assert!(text(59).contains("pad q, k and v"));
+        assert!(text(512).ends_with("the largest head size is 256"));
+        assert!(text(0).ends_with("at least 8"));
+    }
+
+    #[test]
     fn the_closest_names_are_suggested() {
         let known = [
             "wmma_d64_64x64_w4_s2",
@@ -309,8 +429,8 @@ mod tests {
             "scalar_d64_32x64_w4_s1",
             "scalar_d64_32x64_w4_s2",
         ];
-        let Error::UnknownKernel { close, .. } =
-            Error::unknown_kernel("scalar_d64_32x64", known.into_iter())
+        let Error::UnknownName { close, .. } =
+            Error::unknown("kernel", "scalar_d64_32x64", known.into_iter())
         else {
             panic!("another error");
         };

@@ -1,40 +1,53 @@
-//! Plan to launch: kernels loaded on a device, and launching them on streams and buffers of one's own.
+//! Problems on a GPU: kernels loaded on a device, and launches on streams and memory of one's own.
 //!
 //! The way for someone with a stream and memory of their own:
 //! 1. [`Gpu::new`] or [`Gpu::on_stream`] once per device,
-//! 2. [`Plan::gpu`] and [`Gpu::launcher`] once per problem: loads the kernel and uploads what the problem brings along,
-//! 3. [`Launcher::launch`] per call: checks the buffers and submits one kernel. It allocates nothing, synchronizes
-//!    nothing, and may be captured in a graph.
+//! 2. [`Call::builder`](crate::Call::builder) for what is to be computed, and [`Gpu::prepare`] for its problem: plans and loads
+//!    the kernel the first time, and finds it again after that,
+//! 3. [`Prepared::launch`] for each call: checks the views and submits the kernel. It waits for nothing, and may be captured in
+//!    a [`Graph`](warptile_driver::Graph).
+//!
+//! For streams, memory and captures of other libraries: [`Prepared::launch_raw`] and [`Session`].
 
-mod arguments;
+mod bindings;
+mod block;
 mod kernel;
-mod launcher;
+mod prepared;
 mod recent;
+mod session;
+mod slots;
+mod workspace;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use warptile_driver::{Context, Driver, Stream};
+use warptile_driver::{Context, DeviceBuffer, Driver, Staging, Stream};
 use warptile_kernels::Image;
 
+use crate::choice::Choice;
 use crate::device::DeviceProfile;
-use crate::{Error, Plan, Problem, Result};
+use crate::error::{Error, Result};
+use crate::plan::{Plan, Planner};
+use crate::problem::Problem;
+use crate::rates::Rates;
 use kernel::LoadedKernel;
 use recent::Recent;
 
-pub use arguments::Arguments;
-pub use launcher::Launcher;
-pub(crate) use recent::PreparedCall;
+pub use bindings::Bindings;
+pub use prepared::Prepared;
+pub use session::Session;
+pub use slots::Addresses;
 
-/// A GPU with the kernels that were loaded on it so far, and the plans of the last calls of
-/// [`Attention::forward`](crate::Attention::forward).
+/// A GPU with the kernels that were loaded on it so far, and what was prepared last.
 #[derive(Debug)]
 pub struct Gpu {
-    ordinal: u32,
     profile: DeviceProfile,
+    rates: Option<Rates>,
     stream: Stream,
+    staging: Arc<Staging>,
     kernels: Mutex<HashMap<&'static str, Arc<LoadedKernel>>>,
-    recent: Mutex<Recent<PreparedCall>>,
+    prepared: Mutex<Recent<(Problem, Choice), Prepared>>,
+    constants: Mutex<Recent<Vec<u32>, Arc<DeviceBuffer<f32>>>>,
 }
 
 impl Gpu {
@@ -52,20 +65,36 @@ impl Gpu {
     /// # Errors
     /// When the driver refuses a device attribute.
     pub fn on_stream(stream: &Stream) -> Result<Self> {
-        let device = stream.context().device();
         Ok(Gpu {
-            ordinal: device.ordinal(),
-            profile: DeviceProfile::of(device)?,
+            profile: DeviceProfile::of(stream.context().device())?,
+            rates: None,
             stream: stream.clone(),
+            staging: Arc::new(Staging::new(stream.context())),
             kernels: Mutex::default(),
-            recent: Mutex::default(),
+            prepared: Mutex::default(),
+            constants: Mutex::default(),
         })
+    }
+
+    /// Plans with other rates than the embedded ones, such as those that were measured on this very GPU.
+    #[must_use]
+    pub fn with_rates(self, rates: Rates) -> Self {
+        Gpu {
+            rates: Some(rates),
+            ..self
+        }
+    }
+
+    /// Plans as if the device were `profile`: of fewer multiprocessors, so that small problems take the paths of large ones.
+    #[must_use]
+    pub fn with_profile(self, profile: DeviceProfile) -> Self {
+        Gpu { profile, ..self }
     }
 
     /// The device's position in the driver's order.
     #[must_use]
     pub fn ordinal(&self) -> u32 {
-        self.ordinal
+        self.stream.context().device().ordinal()
     }
 
     /// The device's limits.
@@ -80,49 +109,63 @@ impl Gpu {
         &self.stream
     }
 
-    /// Prepares to run `plan` on `stream`: loads the kernel if this is its first use, and makes the workspace.
-    ///
-    /// # Errors
-    /// When the plan is for the CPU, `stream` belongs to another device, the driver refuses the image, or the device is
-    /// out of memory.
-    pub fn launcher(&self, plan: &Plan, stream: &Stream) -> Result<Launcher> {
-        let launch = plan.launch().ok_or_else(|| Error::DeviceMismatch {
-            argument: "plan",
-            expected: self.profile.name.clone(),
-            found: "the CPU".to_owned(),
-        })?;
-        let ordinal = stream.context().device().ordinal();
-        if ordinal != self.ordinal {
-            return Err(Error::DeviceMismatch {
-                argument: "stream",
-                expected: format!("cuda:{}", self.ordinal),
-                found: format!("cuda:{ordinal}"),
-            });
-        }
-        Launcher::new(self.kernel(launch.image)?, plan.problem(), launch, stream)
+    /// The device's context.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.stream.context()
     }
 
-    /// What it takes to solve `problem` on this GPU's own stream, from the last time if it was among the last calls.
+    /// Chooses the kernels for a problem.
     ///
     /// # Errors
-    /// When no kernel applies, or as [`Gpu::launcher`].
-    pub(crate) fn prepare(
-        &self,
-        problem: &Problem,
-        kernel: Option<&str>,
-        slopes: Option<&[f32]>,
-    ) -> Result<Arc<PreparedCall>> {
-        let known = lock(&self.recent).find(|call| call.is_for(problem, kernel, slopes));
-        if let Some(call) = known {
-            return Ok(call);
+    /// As [`Plan::gpu`].
+    pub fn plan(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
+        let planner = Planner::new(&self.profile);
+        match &self.rates {
+            Some(rates) => planner.rates(rates).plan(problem, choice),
+            None => planner.plan(problem, choice),
+        }
+    }
+
+    /// A problem planned and its kernels loaded: from the last time, if it is among the last 64.
+    ///
+    /// # Errors
+    /// When no kernel applies, the driver refuses an image, or the device is out of memory.
+    pub fn prepare(&self, problem: Problem, choice: &Choice) -> Result<Prepared> {
+        let key = (problem, choice.clone());
+        let known = lock(&self.prepared).find(|known| *known == key);
+        if let Some(prepared) = known {
+            return Ok(prepared);
         }
         // Not under the lock: this may take long. Two threads may both come here with the same problem, at no harm.
-        let plan = Plan::gpu(problem.clone(), &self.profile, kernel)?;
-        let launcher = self.launcher(&plan, &self.stream)?;
-        let call = Arc::new(PreparedCall::new(plan, launcher, kernel, slopes)?);
-        // What makes place is dropped after the lock is released: freeing its memory may wait for the device.
-        let _oldest = lock(&self.recent).keep(call.clone());
-        Ok(call)
+        let prepared = self.load(self.plan(problem, choice)?)?;
+        // What makes place is dropped after the lock is released: unloading may wait for the device.
+        let _oldest = lock(&self.prepared).keep(key, prepared.clone());
+        Ok(prepared)
+    }
+
+    /// Loads the kernels of a plan made for this device.
+    ///
+    /// # Errors
+    /// When the plan is for the CPU, the driver refuses an image, or the device is out of memory.
+    pub fn load(&self, plan: Plan) -> Result<Prepared> {
+        if plan.steps().is_empty() {
+            return Err(Error::DeviceMismatch {
+                argument: "plan",
+                expected: self.profile.name.clone(),
+                found: "the CPU".to_owned(),
+            });
+        }
+        let mut kernels = Vec::with_capacity(plan.steps().len());
+        for step in plan.steps() {
+            kernels.push(self.kernel(step.image)?);
+        }
+        Ok(Prepared::new(
+            plan,
+            self.context(),
+            kernels,
+            self.staging.clone(),
+        ))
     }
 
     /// The kernel of `image`, loaded once per device.
@@ -131,9 +174,24 @@ impl Gpu {
         if let Some(kernel) = kernels.get(image.name) {
             return Ok(kernel.clone());
         }
-        let kernel = Arc::new(LoadedKernel::load(self.stream.context(), image)?);
+        let kernel = Arc::new(LoadedKernel::load(self.context(), image)?);
         kernels.insert(image.name, kernel.clone());
         Ok(kernel)
+    }
+
+    /// Values that calls repeat, slopes and sinks, on the device: uploaded once, which waits, and found again after that.
+    pub(crate) fn constant(&self, values: &[f32]) -> Result<Arc<DeviceBuffer<f32>>> {
+        let same = |known: &Vec<u32>| {
+            known.len() == values.len() && known.iter().zip(values).all(|(&a, b)| a == b.to_bits())
+        };
+        let known = lock(&self.constants).find(same);
+        if let Some(constant) = known {
+            return Ok(constant);
+        }
+        let constant = Arc::new(DeviceBuffer::from_slice(&self.stream, values)?);
+        let key = values.iter().map(|value| value.to_bits()).collect();
+        let _oldest = lock(&self.constants).keep(key, constant.clone());
+        Ok(constant)
     }
 }
 

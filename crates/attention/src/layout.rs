@@ -3,6 +3,13 @@
 use crate::element::Element;
 use crate::error::{Error, Result};
 
+/// The most rows a sequence or tensor may have, and the most batch entries or heads. The kernels keep such counts in 32
+/// bits, with room for a mask's window on top.
+pub const MAX_LEN: usize = 1 << 30;
+
+/// Largest head size with a kernel.
+pub const MAX_HEAD_DIM: usize = 256;
+
 /// Names of the dimensions, in the order of [`Layout::shape`], as error messages use them.
 pub(crate) const DIMENSIONS: [&str; 4] = ["batch", "length", "heads", "head size"];
 
@@ -16,7 +23,8 @@ pub(crate) const DIMENSIONS: [&str; 4] = ["batch", "length", "heads", "head size
 ///
 /// let bshd = Layout::bshd([2, 512, 8, 64]);
 /// assert_eq!(bshd.strides, [512 * 8 * 64, 8 * 64, 64, 1]);
-/// let bhsd = Layout::bhsd([2, 512, 8, 64]); // same shape, stored as [batch, heads, length, head size]
+/// let bhsd = Layout::bhsd([2, 8, 512, 64]); // the same tensor, stored as [batch, heads, length, head size]
+/// assert_eq!(bhsd.shape, bshd.shape);
 /// assert_eq!(bhsd.strides, [8 * 512 * 64, 64, 512 * 64, 1]);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,22 +36,23 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// A layout with the given strides. Nothing is checked here; a [`Problem`](crate::Problem) checks.
+    /// A layout with the given strides. Nothing is checked here; a [`Call`](crate::Call) checks.
     #[must_use]
     pub const fn new(shape: [usize; 4], strides: [usize; 4]) -> Self {
         Layout { shape, strides }
     }
 
-    /// Dense, stored as `[batch, length, heads, head size]`.
+    /// Dense, stored as `[batch, length, heads, head size]`, which is the order of `shape`.
     #[must_use]
     pub fn bshd(shape: [usize; 4]) -> Self {
         Layout::dense(shape, [0, 1, 2, 3])
     }
 
-    /// Dense, stored as `[batch, heads, length, head size]`. `shape` is still batch, length, heads, head size.
+    /// Dense, stored as `[batch, heads, length, head size]`, which is the order of the argument. [`Layout::shape`] is batch,
+    /// length, heads, head size all the same.
     #[must_use]
-    pub fn bhsd(shape: [usize; 4]) -> Self {
-        Layout::dense(shape, [0, 2, 1, 3])
+    pub fn bhsd([batch, heads, length, head_dim]: [usize; 4]) -> Self {
+        Layout::dense([batch, length, heads, head_dim], [0, 2, 1, 3])
     }
 
     /// Packed sequences without padding: `total` rows, stored as `[total, heads, head size]`.
@@ -125,10 +134,54 @@ impl Layout {
     }
 
     /// Offset in elements of the first element of a row of a head. In range for a validated layout and indices below the
-    /// extents.
+    /// extents; what a layout that no memory can hold gives means nothing.
     #[must_use]
     pub const fn offset(&self, batch: usize, row: usize, head: usize) -> usize {
-        batch * self.strides[0] + row * self.strides[1] + head * self.strides[2]
+        let [b, r, h, _] = self.strides;
+        batch
+            .wrapping_mul(b)
+            .wrapping_add(row.wrapping_mul(r))
+            .wrapping_add(head.wrapping_mul(h))
+    }
+
+    /// [`Layout::required_len`] of a layout that was validated.
+    pub(crate) fn reach(&self) -> usize {
+        self.required_len().unwrap_or(usize::MAX)
+    }
+
+    /// Whether every row starts at a multiple of 16 bytes if the first one does.
+    pub(crate) fn steps_aligned(&self, element_bytes: usize) -> bool {
+        (0..3).all(|dimension| {
+            self.shape[dimension] <= 1 || self.strides[dimension].is_multiple_of(16 / element_bytes)
+        })
+    }
+
+    /// The same tensor repeated along every dimension in which it has the extent 1. Unlike those of the other tensors, the last
+    /// dimension may have any step.
+    pub(crate) fn broadcast_to(&self, argument: &'static str, shape: [usize; 4]) -> Result<Layout> {
+        const NAMES: [&str; 4] = ["batch", "queries", "heads", "keys"];
+        let mut repeated = *self;
+        for dimension in 0..4 {
+            let (found, expected) = (self.shape[dimension], shape[dimension]);
+            if found == expected {
+                continue;
+            }
+            if found != 1 {
+                return Err(Error::Mismatch {
+                    argument,
+                    dimension: NAMES[dimension],
+                    found,
+                    other: "the call",
+                    expected,
+                });
+            }
+            repeated.shape[dimension] = expected;
+            repeated.strides[dimension] = 0;
+        }
+        repeated
+            .required_len()
+            .map(|_| repeated)
+            .ok_or(Error::LayoutTooLarge { argument })
     }
 
     /// Whether no two indices share an element, which an output needs.
@@ -301,6 +354,8 @@ mod tests {
             let strided = Layout::new(shape, [strides.0, strides.1, strides.2, strides.3]);
             for layout in [strided, Layout::bshd(shape), Layout::bhsd(shape), strided.dense_like()] {
                 let _ = (layout.required_len(), layout.element_count(), layout.is_overlap_free());
+                let _ = layout.offset(usize::MAX, usize::MAX, usize::MAX);
+                let _ = layout.broadcast_to("bias", [7; 4]);
             }
             true
         }
@@ -317,10 +372,11 @@ mod tests {
     #[test]
     fn dense_like_keeps_the_storage_order() {
         let shape = [2, 5, 3, 8];
-        assert_eq!(Layout::bhsd(shape).dense_like(), Layout::bhsd(shape));
+        let bhsd = Layout::bhsd([2, 3, 5, 8]);
+        assert_eq!(bhsd.dense_like(), bhsd);
         assert_eq!(Layout::bshd(shape).dense_like(), Layout::bshd(shape));
         let strided = Layout::new(shape, [1000, 16, 160, 1]);
-        assert_eq!(strided.dense_like(), Layout::bhsd(shape));
+        assert_eq!(strided.dense_like(), bhsd);
     }
 
     #[test]

@@ -1,33 +1,99 @@
-//! Fused attention for Rust that needs only the NVIDIA driver, or no GPU at all.
+//! Fused attention for Rust. On a GPU it needs only the NVIDIA driver; without one it runs on the CPU.
+//!
+//! `softmax(scale * q kᵀ) v` is computed without ever storing the score matrix, as FlashAttention does. The CUDA kernels are
+//! compiled ahead of time and embedded in this crate; the driver is opened at run time.
+//!
+//! ```
+//! use warptile::{Attention, Backend, Mask};
+//!
+//! # fn main() -> warptile::Result<()> {
+//! let backend = Backend::auto()?; // the fastest GPU, else the CPU
+//! let shape = [2, 128, 8, 64]; // batch, length, heads, head size
+//! let host: Vec<f32> = (0..2 * 128 * 8 * 64).map(|i| (i as f32).sin()).collect();
+//! let (q, k, v) = (backend.tensor(&host, shape)?, backend.tensor(&host, shape)?, backend.tensor(&host, shape)?);
+//! let output = Attention::new().mask(Mask::causal()).forward(&q, (&k, &v))?;
+//! println!("{:?} computed by {}", output.out, output.plan.kernel_name());
+//! # assert_eq!(output.out.shape(), shape);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Concepts
+//!
+//! - A [`Tensor`] lives on a [`Backend`], a GPU or the CPU, and has a [`Layout`]: batch, length, heads, head size in any order
+//!   in memory. Keys and values may have fewer heads than the queries (grouped-query and multi-query attention) and a different
+//!   length.
+//! - [`Attention`] holds the options (the list is [`Scoring`]) and has one verb, [`forward`](Attention::forward). Its
+//!   arguments are [`Queries`] and [`Keys`]: dense tensors, or sequences packed one after the other.
+//! - A [`Call`] is one computation with its layouts and lengths. What is fixed of it is its [`Problem`]: the planner chooses
+//!   kernels for a problem, so a decode step or a new packed batch does not plan again.
+//! - A [`Plan`] says which kernels run and why every other does not; [`Plan::explain`] prints it. [`Choice`] asks for others.
+//! - [`gpu`] is the level below, for streams, memory and graphs of your own; its raw layer serves those of other libraries.
+//!
+//! # Sequences of different lengths
+//!
+//! ```
+//! use warptile::{Attention, Backend, Keys, Mask, Queries};
+//!
+//! # fn main() -> warptile::Result<()> {
+//! # let backend = Backend::cpu();
+//! // Three sequences of 2, 1 and 4 rows.
+//! let tensor = backend.tensor(&[0.25_f32; 7 * 16], [1, 7, 2, 8])?;
+//! let offsets = [0, 2, 3, 7];
+//! let output = Attention::new()
+//!     .mask(Mask::causal())
+//!     .forward(Queries::new(&tensor).packed(&offsets), Keys::new(&tensor, &tensor).packed(&offsets))?;
+//! assert_eq!(output.out.shape(), [1, 7, 2, 8]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Errors
+//!
+//! Unsupported problems and bad input are rejected before anything is launched; the [`Error`] names the argument and the rule.
+//! What goes wrong while a kernel runs is reported, with the kernel's name, by the next call that waits.
 
 mod attention;
 mod backend;
+mod call;
+mod choice;
 mod cpu;
 mod device;
 mod element;
 mod error;
 pub mod gpu;
 mod layout;
+mod lengths;
 mod mask;
-mod params;
+mod operands;
 mod plan;
 mod problem;
 mod rates;
+mod scoring;
 mod tensor;
-pub mod tiling;
 
 pub use attention::{Attention, Lse, Output};
-pub use backend::Backend;
+pub use backend::{Backend, PassedOver};
+pub use call::{Call, CallBuilder, Operands, Sequence, common_element};
+pub use choice::Choice;
 pub use cpu::forward_cpu;
 pub use device::DeviceProfile;
 pub use element::{Element, ElementType};
 pub use error::{Error, Result};
-pub use layout::{Layout, View, ViewMut};
+pub use layout::{Layout, MAX_HEAD_DIM, MAX_LEN, View, ViewMut};
+pub use lengths::{Numbers, SideLengths};
 pub use mask::{Align, Mask};
-pub use params::{AttentionParams, Strides, WINDOW_UNLIMITED};
-pub use plan::{Launch, Plan, Reason, Rejection};
-pub use problem::{
-    AlibiShape, MAX_HEAD_DIM, MAX_LEN, Problem, ProblemBuilder, Sequence, common_element,
-};
+pub use operands::{Keys, LengthElement, Queries};
+pub use plan::{Considered, LaunchShape, Plan, Planner, Reason, Scratch, Step};
+pub use problem::Problem;
+pub use rates::Rates;
+pub use scoring::{AlibiShape, ParseScoringError, ScoreTerms, Scoring};
 pub use tensor::Tensor;
-pub use warptile_kernels::Family;
+
+/// The 16-bit element types.
+pub use half;
+/// The driver layer: contexts, streams, buffers, graphs.
+pub use warptile_driver as driver;
+/// The embedded kernels, their catalog and their tilings.
+pub use warptile_kernels as kernels;
+pub use warptile_kernels::{Family, Features};

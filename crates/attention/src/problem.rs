@@ -1,106 +1,75 @@
-//! What is to be computed, validated once.
-
-mod builder;
+//! What is fixed of a call: what a plan is made for, and what a prepared one is found again by.
 
 use std::fmt;
-use std::sync::Arc;
 
-use crate::element::{Element, ElementType};
-use crate::error::{Error, Result};
-use crate::layout::{Layout, View};
+use warptile_kernels::{ElementType, Features};
+
+use crate::call::Call;
 use crate::mask::Mask;
+use crate::scoring::Scoring;
 
-pub use builder::ProblemBuilder;
-pub(crate) use builder::check_layout;
-
-/// The most rows a sequence or tensor may have, and the most batch entries or heads. The kernels keep such counts in 32
-/// bits, with room for a mask's window on top.
-pub const MAX_LEN: usize = 1 << 30;
-
-/// Largest head size with a kernel.
-pub const MAX_HEAD_DIM: usize = 256;
-
-/// How the slopes of ALiBi are given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum AlibiShape {
-    /// One slope per query head, shared by the batch.
-    PerHead,
-    /// One slope per batch entry and query head, heads contiguous.
-    PerBatchHead,
-}
-
-/// One attention computation over tensors of known layout: validated when built, immutable after.
-///
-/// For each batch entry and head, with the key/value head `h / (heads / kv_heads)`:
-/// `score = scale * q.k`, then `softcap * tanh(score / softcap)` if there is a softcap, then
-/// `- slope * |i + key_len - query_len - j|` if there are ALiBi slopes, then the mask; `out = softmax(score) v` and
-/// `lse = ln(sum(exp(score)))`. A query that sees no key has `out = 0` and `lse = -inf`.
+/// Attention as the planner sees it. Lengths and strides are values of the call, so here stand only bounds of them, rounded up
+/// to eighths of powers of two: a decode step, a new packed batch and a cache that grew by a row are the same problem.
 ///
 /// ```
-/// use warptile::{ElementType, Layout, Mask, Problem};
+/// use warptile::{Call, ElementType, Layout};
 ///
-/// let q = Layout::bshd([2, 100, 8, 64]);
-/// let kv = Layout::bshd([2, 300, 2, 64]); // four query heads share a key/value head
-/// let problem = Problem::builder(&q, &kv, &kv, ElementType::F16)
-///     .mask(Mask::causal())
-///     .build()?;
-/// assert_eq!(problem.scale(), 0.125); // 1 / sqrt(64)
+/// let problem = |keys| {
+///     let (q, k) = (Layout::bshd([1, 1, 8, 64]), Layout::bshd([1, keys, 8, 64]));
+///     Call::builder(&q, &k, &k, ElementType::F16).build().map(|call| call.problem())
+/// };
+/// assert_eq!(problem(1030)?, problem(1100)?);
+/// assert_eq!(problem(1030)?.key_len(), 1152);
 /// # Ok::<(), warptile::Error>(())
 /// ```
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Problem {
     element: ElementType,
-    q: Layout,
-    k: Layout,
-    v: Layout,
-    out: Layout,
-    packed: Option<Arc<Packed>>,
     batch: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
     query_len: usize,
     key_len: usize,
-    mask: Mask,
-    scale: f32,
-    softcap: Option<f32>,
-    alibi: Option<AlibiShape>,
+    query_rows: usize,
+    key_rows: usize,
+    packed_queries: bool,
+    packed_keys: bool,
+    device_lengths: bool,
+    scoring: Scoring,
     want_lse: bool,
     aligned: bool,
 }
 
-/// Row offsets of packed sequences: sequence `b` has the rows `[b]..[b + 1]`.
-#[derive(Debug, PartialEq)]
-struct Packed {
-    cu_seqlens_q: Vec<i32>,
-    cu_seqlens_k: Vec<i32>,
-}
-
-/// Where one sequence of the batch lies in the tensors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Sequence {
-    /// Index in the batch.
-    pub batch: usize,
-    /// Index along the tensors' first dimension: `batch`, or 0 for packed tensors.
-    pub entry: usize,
-    /// First row of q and out.
-    pub q_start: usize,
-    /// Rows of q and out.
-    pub q_len: usize,
-    /// First row of k and v.
-    pub k_start: usize,
-    /// Rows of k and v.
-    pub k_len: usize,
-}
-
 impl Problem {
-    /// Starts a description of attention between tensors of these layouts, all of one element type.
-    pub fn builder<'a>(
-        q: &Layout,
-        k: &Layout,
-        v: &Layout,
-        element: ElementType,
-    ) -> ProblemBuilder<'a> {
-        ProblemBuilder::new(q, k, v, element)
+    pub(crate) fn of(call: &Call) -> Self {
+        let (queries, keys) = (call.queries(), call.keys());
+        let batch = rounded(call.batch());
+        let (query_len, key_len) = (rounded(call.query_len()), rounded_keys(call.key_len()));
+        // Of a packed tensor all rows, of a dense one those of every batch entry.
+        let total = |packed: bool, rows: usize, each: usize| match packed {
+            true => rounded(rows),
+            false => batch.saturating_mul(each),
+        };
+        Problem {
+            element: call.element(),
+            batch,
+            heads: call.heads(),
+            kv_heads: call.kv_heads(),
+            head_dim: call.head_dim(),
+            query_len,
+            key_len,
+            query_rows: total(queries.is_packed(), queries.rows(), query_len),
+            key_rows: total(keys.is_packed(), keys.rows(), key_len),
+            packed_queries: queries.is_packed(),
+            packed_keys: keys.is_packed(),
+            device_lengths: call.lengths_on_device()
+                || queries.used().is_given()
+                || keys.used().is_given(),
+            scoring: *call.scoring(),
+            want_lse: call.wants_lse(),
+            aligned: call.is_aligned(),
+        }
     }
 
     /// Element type of q, k, v and out.
@@ -109,322 +78,207 @@ impl Problem {
         self.element
     }
 
-    /// Sequences.
+    /// Sequences, rounded up.
     #[must_use]
     pub const fn batch(&self) -> usize {
         self.batch
     }
 
-    /// Queries of a sequence; packed: of the longest.
-    #[must_use]
-    pub const fn query_len(&self) -> usize {
-        self.query_len
-    }
-
-    /// Keys of a sequence; packed: of the longest.
-    #[must_use]
-    pub const fn key_len(&self) -> usize {
-        self.key_len
-    }
-
     /// Query heads.
     #[must_use]
     pub const fn heads(&self) -> usize {
-        self.q.heads()
+        self.heads
     }
 
     /// Key/value heads.
     #[must_use]
     pub const fn kv_heads(&self) -> usize {
-        self.k.heads()
-    }
-
-    /// Query heads that share a key/value head.
-    #[must_use]
-    pub const fn group_size(&self) -> usize {
-        self.heads() / self.kv_heads()
+        self.kv_heads
     }
 
     /// Head size.
     #[must_use]
     pub const fn head_dim(&self) -> usize {
-        self.q.head_dim()
+        self.head_dim
+    }
+
+    /// Queries of the longest sequence, rounded up.
+    #[must_use]
+    pub const fn query_len(&self) -> usize {
+        self.query_len
+    }
+
+    /// Keys of the longest sequence, rounded up.
+    #[must_use]
+    pub const fn key_len(&self) -> usize {
+        self.key_len
+    }
+
+    /// Rows of all sequences' queries, rounded up.
+    #[must_use]
+    pub const fn query_rows(&self) -> usize {
+        self.query_rows
+    }
+
+    /// Whether the queries are packed.
+    #[must_use]
+    pub const fn packed_queries(&self) -> bool {
+        self.packed_queries
+    }
+
+    /// Whether sequences may differ in length.
+    #[must_use]
+    pub const fn is_uneven(&self) -> bool {
+        self.packed_queries || self.packed_keys || self.device_lengths
+    }
+
+    /// The options.
+    #[must_use]
+    pub const fn scoring(&self) -> &Scoring {
+        &self.scoring
     }
 
     /// Which keys a query sees.
     #[must_use]
     pub const fn mask(&self) -> Mask {
-        self.mask
+        self.scoring.mask
     }
 
-    /// Factor of `q.k`: finite, 0 and negative allowed.
+    /// Whether all rows of all tensors start at multiples of 16 bytes.
     #[must_use]
-    pub const fn scale(&self) -> f32 {
-        self.scale
-    }
-
-    /// Bound of the scores, greater than 0.
-    #[must_use]
-    pub const fn softcap(&self) -> Option<f32> {
-        self.softcap
-    }
-
-    /// Whether there are ALiBi slopes, and how many.
-    #[must_use]
-    pub const fn alibi(&self) -> Option<AlibiShape> {
-        self.alibi
-    }
-
-    /// Whether the lse is wanted.
-    #[must_use]
-    pub const fn wants_lse(&self) -> bool {
-        self.want_lse
-    }
-
-    /// Whether every tensor's rows start at multiples of 16 bytes: the strides tell for all rows but the first, whose
-    /// address is taken to be one unless the problem was built with [`ProblemBuilder::unaligned_addresses`].
-    #[must_use]
-    pub fn is_aligned(&self) -> bool {
-        let elements = 16 / self.element.size();
-        let steps_aligned = |layout: &Layout| {
-            (0..3).all(|dimension| {
-                layout.shape[dimension] <= 1 || layout.strides[dimension].is_multiple_of(elements)
-            })
-        };
+    pub const fn is_aligned(&self) -> bool {
         self.aligned
-            && [&self.q, &self.k, &self.v, &self.out]
-                .into_iter()
-                .all(steps_aligned)
     }
 
-    /// Layout of q.
+    /// What an image must be able to do to compute this.
     #[must_use]
-    pub const fn q(&self) -> &Layout {
-        &self.q
+    pub fn needs(&self) -> Features {
+        let wanted = [
+            (self.packed_queries || self.packed_keys, Features::PACKED),
+            (self.device_lengths, Features::DEVICE_LENGTHS),
+            (!self.aligned, Features::UNALIGNED),
+            (self.want_lse, Features::LSE),
+        ];
+        wanted
+            .into_iter()
+            .filter(|(wanted, _)| *wanted)
+            .fold(self.scoring.needs(), |all, (_, feature)| all | feature)
     }
 
-    /// Layout of k.
+    /// Lengths of a typical sequence: of each where they are equal, the average of a packed batch.
     #[must_use]
-    pub const fn k(&self) -> &Layout {
-        &self.k
-    }
-
-    /// Layout of v.
-    #[must_use]
-    pub const fn v(&self) -> &Layout {
-        &self.v
-    }
-
-    /// Layout of the output.
-    #[must_use]
-    pub const fn out(&self) -> &Layout {
-        &self.out
-    }
-
-    /// Whether the sequences are packed into one row dimension.
-    #[must_use]
-    pub const fn is_packed(&self) -> bool {
-        self.packed.is_some()
-    }
-
-    /// Row offsets of q's sequences, `batch + 1` of them, if packed.
-    #[must_use]
-    pub fn cu_seqlens_q(&self) -> Option<&[i32]> {
-        self.packed.as_deref().map(|p| p.cu_seqlens_q.as_slice())
-    }
-
-    /// Row offsets of k's and v's sequences, `batch + 1` of them, if packed.
-    #[must_use]
-    pub fn cu_seqlens_k(&self) -> Option<&[i32]> {
-        self.packed.as_deref().map(|p| p.cu_seqlens_k.as_slice())
-    }
-
-    /// Every sequence of the batch in order.
-    pub fn sequences(&self) -> impl Iterator<Item = Sequence> + '_ {
-        (0..self.batch).map(|batch| self.sequence(batch))
-    }
-
-    fn sequence(&self, batch: usize) -> Sequence {
-        match self.packed.as_deref() {
-            None => Sequence {
-                batch,
-                entry: batch,
-                q_start: 0,
-                q_len: self.query_len,
-                k_start: 0,
-                k_len: self.key_len,
-            },
-            Some(packed) => {
-                // Offsets are validated to be 0 or more.
-                let rows = |offsets: &[i32]| (offsets[batch] as usize, offsets[batch + 1] as usize);
-                let (q_start, q_end) = rows(&packed.cu_seqlens_q);
-                let (k_start, k_end) = rows(&packed.cu_seqlens_k);
-                Sequence {
-                    batch,
-                    entry: 0,
-                    q_start,
-                    q_len: q_end - q_start,
-                    k_start,
-                    k_len: k_end - k_start,
-                }
-            }
-        }
-    }
-
-    /// Shape of the lse, contiguous: `[batch, heads, query_len]`, or for packed sequences `[1, heads, rows of q]`.
-    #[must_use]
-    pub const fn lse_shape(&self) -> [usize; 3] {
-        [self.q.batch(), self.heads(), self.q.rows()]
-    }
-
-    /// Elements of the lse.
-    #[must_use]
-    pub fn lse_len(&self) -> usize {
-        // Below the number of elements of q, which is validated.
-        self.lse_shape().iter().product()
-    }
-
-    /// Offset in the lse of the first row of a sequence and head; rows are contiguous.
-    #[must_use]
-    pub const fn lse_offset(&self, sequence: &Sequence, head: usize) -> usize {
-        (sequence.entry * self.heads() + head) * self.q.rows() + sequence.q_start
-    }
-
-    /// Number of ALiBi slopes that [`AlibiShape`] asks for; 0 without ALiBi.
-    #[must_use]
-    pub const fn alibi_len(&self) -> usize {
-        match self.alibi {
-            None => 0,
-            Some(AlibiShape::PerHead) => self.heads(),
-            Some(AlibiShape::PerBatchHead) => self.batch * self.heads(),
-        }
-    }
-
-    /// Checks slopes against the problem: given exactly if it was built with ALiBi, of the right number, finite.
-    ///
-    /// # Errors
-    /// [`Error::AlibiPresence`], [`Error::AlibiShape`] or [`Error::NonFinite`].
-    pub fn check_alibi(&self, slopes: Option<&[f32]>) -> Result<()> {
-        let (built, given) = match (self.alibi, slopes) {
-            (None, None) => return Ok(()),
-            (None, Some(_)) => ("without", "given"),
-            (Some(_), None) => ("with", "missing"),
-            (Some(_), Some(slopes)) => {
-                if slopes.len() != self.alibi_len() {
-                    return Err(Error::AlibiShape {
-                        found: slopes.len(),
-                        heads: self.heads(),
-                        batch_heads: self.batch * self.heads(),
-                    });
-                }
-                return match slopes.iter().find(|slope| !slope.is_finite()) {
-                    Some(&value) => Err(Error::NonFinite {
-                        argument: "alibi_slopes",
-                        value,
-                    }),
-                    None => Ok(()),
-                };
-            }
+    pub(crate) fn typical_lengths(&self) -> (usize, usize) {
+        let each = |packed: bool, rows: usize, bound: usize| match packed {
+            true => rows.div_ceil(self.batch.max(1)).min(bound),
+            false => bound,
         };
-        Err(Error::AlibiPresence { built, given })
-    }
-
-    /// Checks the arguments of a call against the problem: their layouts, their buffers, the slopes.
-    pub(crate) fn check_inputs<T: Element>(
-        &self,
-        q: &View<'_, T>,
-        k: &View<'_, T>,
-        v: &View<'_, T>,
-        slopes: Option<&[f32]>,
-    ) -> Result<()> {
-        for (argument, view, layout) in [("q", q, &self.q), ("k", k, &self.k), ("v", v, &self.v)] {
-            if T::TYPE != self.element {
-                return Err(Error::ElementMismatch {
-                    argument,
-                    expected: self.element,
-                    found: T::TYPE,
-                });
-            }
-            check_layout(argument, &view.layout, layout)?;
-            view.layout.check_buffer(argument, view.data.len())?;
-        }
-        self.check_alibi(slopes)
-    }
-
-    /// The slope of a head of a sequence; 0 without slopes.
-    pub(crate) fn slope(&self, slopes: Option<&[f32]>, batch: usize, head: usize) -> f32 {
-        let index = match self.alibi {
-            Some(AlibiShape::PerBatchHead) => batch * self.heads() + head,
-            _ => head,
-        };
-        slopes.map_or(0.0, |slopes| slopes[index])
-    }
-
-    /// Visible (query, key) pairs of one head, summed over the batch.
-    #[must_use]
-    pub fn visible_pairs(&self) -> u128 {
-        match self.is_packed() {
-            false => self.batch as u128 * self.mask.visible_pairs(self.query_len, self.key_len),
-            true => self
-                .sequences()
-                .map(|sequence| self.mask.visible_pairs(sequence.q_len, sequence.k_len))
-                .sum(),
-        }
-    }
-
-    /// Arithmetic of the forward pass by the usual count: four operations per visible pair, head and head dimension.
-    #[must_use]
-    pub fn flops(&self) -> u128 {
-        4 * self.visible_pairs() * self.heads() as u128 * self.head_dim() as u128
+        (
+            each(self.packed_queries, self.query_rows, self.query_len),
+            each(self.packed_keys, self.key_rows, self.key_len),
+        )
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.element, counted(self.batch, "sequence"))?;
-        if self.is_packed() {
-            f.write_str(" (packed)")?;
+        write!(f, "{} b{} ", self.element, self.batch)?;
+        if self.packed_queries || self.packed_keys {
+            f.write_str("packed ")?;
         }
-        write!(f, ", {}", counted(self.heads(), "head"))?;
-        if self.kv_heads() != self.heads() {
-            write!(f, " ({} for keys and values)", self.kv_heads())?;
+        write!(f, "q{} k{} h{}", self.query_len, self.key_len, self.heads)?;
+        if self.kv_heads != self.heads {
+            write!(f, "/{}", self.kv_heads)?;
         }
-        write!(
-            f,
-            ", {} x {} rows, head size {}, mask {}, scale {}",
-            self.query_len,
-            self.key_len,
-            self.head_dim(),
-            self.mask,
-            self.scale
-        )?;
-        if let Some(softcap) = self.softcap {
-            write!(f, ", softcap {softcap}")?;
+        write!(f, " d{}", self.head_dim)?;
+        let scoring = self.scoring.to_string();
+        if !scoring.is_empty() {
+            write!(f, " {scoring}")?;
         }
-        if self.alibi.is_some() {
-            f.write_str(", ALiBi")?;
+        if !self.aligned {
+            f.write_str(" unaligned")?;
         }
         Ok(())
     }
 }
 
-fn counted(count: usize, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+/// The next multiple of an eighth of the power of two at or below `n`.
+fn rounded(n: usize) -> usize {
+    match n.checked_ilog2() {
+        Some(log) if log >= 3 => n.next_multiple_of(1 << (log - 3)),
+        _ => n,
+    }
 }
 
-/// The element type that q, k and v share, for callers who learn their types at run time.
-///
-/// # Errors
-/// [`Error::ElementMismatch`] naming the first tensor that differs from `q`.
-pub fn common_element(q: ElementType, k: ElementType, v: ElementType) -> Result<ElementType> {
-    for (argument, found) in [("k", k), ("v", v)] {
-        if found != q {
-            return Err(Error::ElementMismatch {
-                argument,
-                expected: q,
-                found,
-            });
+/// [`rounded`], in steps of at least the keys that a tile takes at once: a cache that grows from nothing to 1,000 keys makes 16
+/// problems.
+fn rounded_keys(n: usize) -> usize {
+    const TILE: usize = 64;
+    rounded(n.max(1)).next_multiple_of(TILE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Layout;
+    use quickcheck::quickcheck;
+    use std::collections::HashSet;
+
+    quickcheck! {
+        fn rounding_goes_up_by_less_than_an_eighth(n: u32) -> bool {
+            let n = n as usize;
+            let up = rounded(n);
+            up >= n && up - n <= n / 8 && rounded(up) == up
+        }
+
+        fn rounding_keeps_the_order(a: u32, b: u32) -> bool {
+            let (a, b) = (a.min(b) as usize, a.max(b) as usize);
+            rounded(a) <= rounded(b) && rounded_keys(a) <= rounded_keys(b)
         }
     }
-    Ok(q)
+
+    fn dense(query: usize, keys: usize) -> Problem {
+        let (q, k) = (
+            Layout::bshd([1, query, 4, 64]),
+            Layout::bshd([1, keys, 4, 64]),
+        );
+        Call::builder(&q, &k, &k, ElementType::F16)
+            .build()
+            .unwrap()
+            .problem()
+    }
+
+    #[test]
+    fn powers_of_two_and_their_eighths_stay() {
+        for n in [0, 1, 7, 8, 9, 512, 576, 4096, 4608, 1 << 20] {
+            assert_eq!(rounded(n), n);
+        }
+        assert_eq!(
+            (rounded(17), rounded(4097), rounded(5000)),
+            (18, 4608, 5120)
+        );
+    }
+
+    #[test]
+    fn a_growing_cache_makes_few_problems() {
+        for start in [0, 1, 500, 1024, 4096, 100_000] {
+            let problems: HashSet<Problem> =
+                (start..start + 1000).map(|keys| dense(1, keys)).collect();
+            assert!(problems.len() <= 16, "{start}: {}", problems.len());
+        }
+    }
+
+    #[test]
+    fn packed_batches_of_other_lengths_are_one_problem() {
+        let tensor = Layout::packed(100, 4, 64);
+        let problem = |offsets: &[i32]| {
+            Call::builder(&tensor, &tensor, &tensor, ElementType::F16)
+                .packed(offsets, offsets)
+                .build()
+                .unwrap()
+                .problem()
+        };
+        assert_eq!(problem(&[0, 50, 100]), problem(&[0, 48, 98]));
+        assert_eq!(problem(&[0, 50, 100]).typical_lengths(), (52, 52));
+        assert!(problem(&[0, 50, 100]).needs().contains(Features::PACKED));
+    }
 }

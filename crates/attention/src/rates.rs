@@ -1,172 +1,259 @@
-//! How fast each kernel is, for choosing among those that apply.
+//! How fast each kernel is, for choosing among those that apply: data, one table for each kind of GPU.
 
-use warptile_kernels::{Family, Image};
+use std::sync::LazyLock;
+
+use warptile_kernels::{Image, Schedule};
 
 use crate::device::DeviceProfile;
-use crate::{Mask, Problem};
+use crate::error::{Error, Result};
+use crate::problem::Problem;
 
-/// What was measured of each kernel on one H200 (driver 580, 2026-11-21; the notebooks in docs/ tell how). Only ratios
-/// matter: on another device the same order is expected.
-struct Measured {
-    kernel: &'static str,
-    /// TFLOP/s on long unmasked sequences; of `wgmma` without the ends of tiles, fitted with these to the times at lengths
-    /// from 512 to 16384, where the kernel the estimate prefers is within 1% of the fastest of its family.
+/// What was measured of the kernels on one kind of GPU.
+///
+/// As text, a line each: `device NAME`, `multiprocessors COUNT`, `bandwidth TB/s`, `launch MICROSECONDS`, and
+/// `kernel NAME TFLOP/s TILE_END` for each kernel; `#` starts a comment.
+///
+/// ```
+/// use warptile::Rates;
+///
+/// let rates: Rates = "device My GPU\nmultiprocessors 80\nbandwidth 0.9\nlaunch 3\nkernel wmma_d64_64x64_w4_s2 80 2.5".parse()?;
+/// assert_eq!(rates.device(), "My GPU");
+/// assert!("kernel x fast 1".parse::<Rates>().is_err());
+/// # Ok::<(), warptile::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rates {
+    device: String,
+    multiprocessors: u32,
+    bandwidth: f64,
+    launch_us: f64,
+    kernels: Vec<Rate>,
+}
+
+/// One kernel's line.
+#[derive(Debug, Clone, PartialEq)]
+struct Rate {
+    kernel: String,
+    /// TFLOP/s of the whole device on long unmasked sequences.
     tflops: f64,
-    /// What the beginning and end of a tile cost, in blocks of keys; of `wmma` 160 keys' worth in all, by the four tilings
-    /// measured at short and at long lengths.
+    /// What the beginning and end of a tile cost, in blocks of keys.
     tile_end: f64,
 }
 
-const fn measured(kernel: &'static str, tflops: f64, tile_end: f64) -> Measured {
-    Measured {
-        kernel,
-        tflops,
-        tile_end,
+/// The tables of the GPUs that were measured.
+static EMBEDDED: LazyLock<Vec<Rates>> = LazyLock::new(|| {
+    // The text is part of this crate, and a test parses it.
+    [include_str!("../rates/nvidia-h200.txt")]
+        .iter()
+        .filter_map(|text| text.parse().ok())
+        .collect()
+});
+
+impl Rates {
+    /// The embedded table of the device; of a GPU that was not measured, the H200's: only ratios matter, and the same order of
+    /// kernels is expected.
+    #[must_use]
+    pub fn embedded(device: &DeviceProfile) -> &'static Rates {
+        let tables = &*EMBEDDED;
+        tables
+            .iter()
+            .find(|rates| rates.device == device.name)
+            .unwrap_or(&tables[0])
+    }
+
+    /// The GPU that was measured.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// What a plain kernel reads from the GPU's memory, in TB/s.
+    #[must_use]
+    pub fn bandwidth(&self) -> f64 {
+        self.bandwidth
+    }
+
+    /// Whether the kernel was measured. One that was not runs only if it is asked for, or if no measured one applies.
+    #[must_use]
+    pub fn knows(&self, kernel: &str) -> bool {
+        self.rate(kernel).is_some()
+    }
+
+    fn rate(&self, kernel: &str) -> Option<&Rate> {
+        self.kernels.iter().find(|rate| rate.kernel == kernel)
+    }
+
+    /// Expected GPU time of a forward image on `problem`, in microseconds.
+    ///
+    /// The slowest multiprocessor decides. It works through its tiles of query rows, each against the blocks of keys it can
+    /// see, and pays for the end of each. Where every tile is a CTA of its own, or all are equally long, some
+    /// multiprocessors have one tile more than others; drawn tiles of different lengths even out, but take no less than the
+    /// longest. While a multiprocessor holds fewer CTAs than it could, it runs slower by the share of latency left unhidden.
+    pub(crate) fn estimate_us(
+        &self,
+        problem: &Problem,
+        image: &Image,
+        device: &DeviceProfile,
+        tiles: u64,
+        ctas_per_multiprocessor: u32,
+    ) -> f64 {
+        // Of kernels that were not measured the fewest tiles are as good a guess as any.
+        let (tflops, tile_end) = self
+            .rate(image.kernel)
+            .map_or((1.0, 1.0), |rate| (rate.tflops, rate.tile_end));
+        let (block_m, block_n) = (
+            f64::from(image.tiling.block_m),
+            f64::from(image.tiling.block_n),
+        );
+        let (query_len, key_len) = problem.typical_lengths();
+        let mask = problem.mask();
+        let visible_keys = mask.visible_pairs(query_len, key_len) as f64 / query_len.max(1) as f64;
+        // A tile loads what any of its rows sees. Beside what each sees on average that is half a tile's height of keys where
+        // the mask has one edge, and a whole one where it has two.
+        let bounds = mask.bounds();
+        let beside = match (bounds.left, bounds.right) {
+            (None, None) => 0.0,
+            (Some(_), Some(_)) => block_m,
+            _ => block_m / 2.0,
+        };
+        let uneven = mask != crate::Mask::None || problem.is_uneven();
+        let all = (key_len as f64 / block_n).ceil().max(1.0);
+        let blocks = (visible_keys + beside) / block_n;
+        let blocks = if uneven { blocks } else { blocks.ceil() };
+        let tile = blocks.clamp(1.0, all) + tile_end;
+        // About the most keys that a row sees. Under a mask with one edge it is the first or the last, under a window any
+        // that has the whole of it.
+        let widest = [0, query_len / 2, query_len.saturating_sub(1)]
+            .map(|row| mask.visible(row, query_len, key_len).len())
+            .into_iter()
+            .max()
+            .unwrap_or(0);
+        let longest = ((widest as f64 + beside) / block_n).ceil().clamp(1.0, all);
+
+        let per_multiprocessor = tiles as f64 / f64::from(device.multiprocessors.max(1));
+        let turns = per_multiprocessor.ceil().max(1.0);
+        let blocks = if image.schedule == Schedule::Persistent && uneven {
+            (per_multiprocessor * tile).max(longest + tile_end)
+        } else {
+            turns * tile
+        };
+        let held = turns.min(f64::from(ctas_per_multiprocessor));
+        let unhidden = (f64::from(ctas_per_multiprocessor) / held).sqrt();
+        let block_flops = 4.0 * block_m * block_n * f64::from(image.tiling.head_dim);
+        // FLOP per microsecond.
+        let rate_per_multiprocessor = tflops * 1e6 / f64::from(self.multiprocessors);
+        self.launch_us + blocks * block_flops * unhidden / rate_per_multiprocessor
     }
 }
 
-const MEASURED: &[Measured] = &[
-    measured("scalar_d32_32x64_w4_s2", 30.0, 0.0),
-    measured("scalar_d64_16x64_w4_s2", 29.2, 0.0),
-    measured("scalar_d64_32x128_w4_s2", 36.5, 0.0),
-    measured("scalar_d64_32x32_w4_s2", 29.5, 0.0),
-    measured("scalar_d64_32x64_w4_s1", 31.8, 0.0),
-    measured("scalar_d64_32x64_w4_s2", 32.6, 0.0),
-    measured("scalar_d64_48x64_w8_s2", 28.7, 0.0),
-    measured("scalar_d64_64x64_w4_s2", 37.5, 0.0),
-    measured("scalar_d64_64x64_w8_s2", 32.1, 0.0),
-    measured("scalar_d96_64x32_w4_s2", 32.0, 0.0),
-    measured("scalar_d128_32x64_w4_s1", 32.7, 0.0),
-    measured("scalar_d128_48x32_w8_s2", 28.4, 0.0),
-    measured("scalar_d192_32x32_w4_s1", 29.3, 0.0),
-    measured("scalar_d256_32x32_w4_s1", 29.2, 0.0),
-    measured("wmma_d32_128x64_w4_s2", 181.0, 2.5),
-    measured("wmma_d64_128x64_w4_s2", 274.0, 2.5),
-    measured("wmma_d64_16x64_w4_s2", 97.0, 2.5),
-    measured("wmma_d64_32x32_w4_s2", 149.0, 5.0),
-    measured("wmma_d64_32x64_w4_s1", 155.0, 2.5),
-    measured("wmma_d64_32x64_w4_s2", 179.0, 2.5),
-    measured("wmma_d64_48x64_w8_s2", 88.0, 2.5),
-    measured("wmma_d64_64x64_w4_s2", 230.0, 2.5),
-    measured("wmma_d64_64x64_w4_s3", 234.0, 2.5),
-    measured("wmma_d64_64x64_w8_s2", 187.5, 2.5),
-    measured("wmma_d96_64x64_w4_s2", 239.0, 2.5),
-    measured("wmma_d96_128x32_w4_s2", 275.0, 5.0),
-    measured("wmma_d128_128x32_w4_s2", 319.0, 5.0),
-    measured("wmma_d128_48x32_w8_s2", 66.0, 5.0),
-    measured("wmma_d128_64x64_w4_s1", 253.0, 2.5),
-    measured("wmma_d160_64x64_w4_s1", 227.0, 2.5),
-    measured("wmma_d192_64x64_w4_s1", 273.0, 2.5),
-    measured("wmma_d256_64x64_w4_s1", 268.0, 2.5),
-    measured("wmma_d256_64x32_w4_s1", 205.0, 5.0),
-    measured("wgmma_d64_256x64_w20_s6", 561.0, 2.3),
-    measured("wgmma_d64_192x128_w16_s3", 610.0, 1.7),
-    measured("wgmma_d64_128x128_w12_s2", 489.0, 2.1),
-    measured("wgmma_d64_64x128_w8_s2", 486.0, 2.3),
-    measured("wgmma_d96_192x96_w16_s3", 727.0, 2.3),
-    measured("wgmma_d96_128x128_w12_s2", 636.0, 1.9),
-    measured("wgmma_d96_64x128_w8_s2", 444.0, 2.4),
-    measured("wgmma_d128_192x64_w16_s4", 757.0, 1.5),
-    measured("wgmma_d128_192x80_w16_s3", 806.0, 2.3),
-    measured("wgmma_d128_128x128_w12_s2", 756.0, 1.8),
-    measured("wgmma_d128_64x128_w8_s2", 536.0, 2.1),
-    measured("wgmma_d192_128x64_w12_s3", 821.0, 3.4),
-    measured("wgmma_d192_128x112_w12_s2", 901.0, 3.1),
-    measured("wgmma_d192_64x112_w8_s2", 687.0, 3.1),
-    measured("wgmma_d256_128x64_w12_s2", 851.0, 3.5),
-];
+impl std::str::FromStr for Rates {
+    type Err = Error;
 
-/// A guess for kernels that were not measured on long sequences: a tile reloads keys and values once for all its rows, so
-/// fewer rows mean more traffic for the same arithmetic.
-fn unmeasured(image: &Image) -> Measured {
-    let tall = match image.family {
-        Family::Wgmma => 600.0,
-        Family::Mma => 300.0,
-        Family::Wmma => 270.0,
-        _ => 30.0,
-    };
-    let rows = f64::from(image.tiling.block_m);
-    measured(image.kernel, tall * rows / (rows + 10.0), 1.0)
-}
-
-/// Fixed cost of a launch and of filling the first tiles, in microseconds.
-const LAUNCH_US: f64 = 3.0;
-
-/// Expected GPU time of `image` on `problem`, in microseconds.
-///
-/// The slowest multiprocessor decides. It works through its tiles of query rows, each against the blocks of keys it can
-/// see, and pays for the end of each. Where every tile is a CTA of its own, or all are equally long, some
-/// multiprocessors have one tile more than others; drawn tiles of different lengths even out, but take no less than the
-/// longest. While a multiprocessor holds fewer CTAs than it could, it runs slower by the share of latency left unhidden.
-pub(crate) fn estimate_us(
-    problem: &Problem,
-    image: &Image,
-    device: &DeviceProfile,
-    tiles: u32,
-    ctas_per_multiprocessor: u32,
-) -> f64 {
-    let guess;
-    let kernel = match MEASURED.iter().find(|row| row.kernel == image.kernel) {
-        Some(row) => row,
-        None => {
-            guess = unmeasured(image);
-            &guess
+    fn from_str(text: &str) -> Result<Self> {
+        let mut rates = Rates {
+            device: String::new(),
+            multiprocessors: 0,
+            bandwidth: 0.0,
+            launch_us: 0.0,
+            kernels: Vec::new(),
+        };
+        for (index, line) in text.lines().enumerate() {
+            let line_number = index + 1;
+            let broken = |rule: &str| Error::Rates {
+                line: line_number,
+                rule: rule.to_owned(),
+            };
+            let line = line.split('#').next().unwrap_or_default().trim();
+            let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+            let rest = rest.trim();
+            let positive = |text: &str| {
+                text.parse::<f64>()
+                    .ok()
+                    .filter(|number| number.is_finite() && *number > 0.0)
+                    .ok_or_else(|| broken("a number greater than 0 is expected"))
+            };
+            match word {
+                "" => {}
+                "device" if !rest.is_empty() => rest.clone_into(&mut rates.device),
+                "multiprocessors" => {
+                    rates.multiprocessors = rest
+                        .parse()
+                        .ok()
+                        .filter(|count| *count > 0)
+                        .ok_or_else(|| broken("a count of at least 1 is expected"))?;
+                }
+                "bandwidth" => rates.bandwidth = positive(rest)?,
+                "launch" => rates.launch_us = positive(rest)?,
+                "kernel" => {
+                    let words: Vec<&str> = rest.split_whitespace().collect();
+                    let &[kernel, tflops, tile_end] = words.as_slice() else {
+                        return Err(broken("`kernel NAME TFLOPS TILE_END` is expected"));
+                    };
+                    rates.kernels.push(Rate {
+                        kernel: kernel.to_owned(),
+                        tflops: positive(tflops)?,
+                        tile_end: tile_end
+                            .parse()
+                            .ok()
+                            .filter(|end: &f64| end.is_finite() && *end >= 0.0)
+                            .ok_or_else(|| broken("the end of a tile must be 0 or more blocks"))?,
+                    });
+                }
+                _ => {
+                    return Err(broken(
+                        "`device`, `multiprocessors`, `bandwidth`, `launch` or `kernel` is expected",
+                    ));
+                }
+            }
         }
-    };
-    let tiling = image.tiling;
-    let (block_m, block_n) = (f64::from(tiling.block_m), f64::from(tiling.block_n));
-    let rows = (problem
-        .sequences()
-        .map(|sequence| sequence.q_len as u64)
-        .sum::<u64>())
-    .max(1);
-    let visible_keys = problem.visible_pairs() as f64 / rows as f64;
-    // A tile loads what any of its rows sees. Beside what each sees on average that is half a tile's height of keys where
-    // the mask has one edge, and a whole one where it has two.
-    let bounds = problem.mask().bounds();
-    let beside = match (bounds.left, bounds.right) {
-        (None, None) => 0.0,
-        (Some(_), Some(_)) => block_m,
-        _ => block_m / 2.0,
-    };
-    let uneven = problem.mask() != Mask::None || problem.is_packed();
-    let all = (problem.key_len() as f64 / block_n).ceil().max(1.0);
-    let blocks = (visible_keys + beside) / block_n;
-    let blocks = if uneven { blocks } else { blocks.ceil() };
-    let tile = blocks.clamp(1.0, all) + kernel.tile_end;
-    let longest = ((widest_row(problem) as f64 + beside) / block_n)
-        .ceil()
-        .clamp(1.0, all);
-
-    let per_multiprocessor = f64::from(tiles) / f64::from(device.multiprocessors.max(1));
-    let turns = per_multiprocessor.ceil().max(1.0);
-    let blocks = if image.family == Family::Wgmma && uneven {
-        (per_multiprocessor * tile).max(longest + kernel.tile_end)
-    } else {
-        turns * tile
-    };
-    let held = turns.min(f64::from(ctas_per_multiprocessor));
-    let unhidden = (f64::from(ctas_per_multiprocessor) / held).sqrt();
-    let block_flops = 4.0 * block_m * block_n * f64::from(tiling.head_dim);
-    let rate_per_multiprocessor = kernel.tflops * 1e6 / 132.0; // FLOP per microsecond
-    LAUNCH_US + blocks * block_flops * unhidden / rate_per_multiprocessor
+        let given = [
+            ("device", !rates.device.is_empty()),
+            ("multiprocessors", rates.multiprocessors > 0),
+            ("bandwidth", rates.bandwidth > 0.0),
+            ("launch", rates.launch_us > 0.0),
+        ];
+        match given.iter().find(|(_, given)| !given) {
+            Some((missing, _)) => Err(Error::Rates {
+                line: text.lines().count(),
+                rule: format!("the table has no `{missing}`"),
+            }),
+            None => Ok(rates),
+        }
+    }
 }
 
-/// About the most keys that a row of the problem sees: of the first, middle and last row of each sequence. Under a mask
-/// with one edge it is the first or the last, under a window any that has the whole of it.
-fn widest_row(problem: &Problem) -> usize {
-    let keys = |q_len: usize, k_len: usize| {
-        let visible = |row| problem.mask().visible(row, q_len, k_len).len();
-        [0, q_len / 2, q_len.saturating_sub(1)]
-            .map(visible)
-            .into_iter()
-            .max()
-            .unwrap_or(0)
-    };
-    problem
-        .sequences()
-        .filter(|sequence| sequence.q_len > 0)
-        .map(|sequence| keys(sequence.q_len, sequence.k_len))
-        .max()
-        .unwrap_or(0)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_embedded_tables_parse() {
+        let text = include_str!("../rates/nvidia-h200.txt");
+        let rates: Rates = text.parse().unwrap();
+        assert_eq!(rates.device(), "NVIDIA H200");
+        assert!(EMBEDDED.contains(&rates));
+        for rate in &rates.kernels {
+            assert!(
+                warptile_kernels::kernels().any(|kernel| kernel.name == rate.kernel),
+                "{} is measured but not in the catalog",
+                rate.kernel
+            );
+        }
+    }
+
+    #[test]
+    fn a_broken_line_is_named() {
+        for (text, start) in [
+            ("device X\nkernel a 1", "rates, line 2: `kernel NAME"),
+            ("kernel a -1 0", "rates, line 1: a number greater"),
+            ("# nothing\nspeed 3", "rates, line 2: `device`"),
+            (
+                "device X",
+                "rates, line 1: the table has no `multiprocessors`",
+            ),
+        ] {
+            let error = text.parse::<Rates>().unwrap_err().to_string();
+            assert!(error.starts_with(start), "{error}");
+        }
+    }
 }

@@ -1,62 +1,107 @@
-//! Tensors of the newcomer's level: data together with its layout and the backend it lives on.
+//! Tensors of the user's level: data together with its layout and the backend it lives on.
 
+use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use warptile_driver::{DeviceBuffer, DeviceSlice};
+use bytemuck::Pod;
+use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 
 use crate::backend::{Backend, Place};
-use crate::{Element, Error, Layout, Result, View};
+use crate::layout::View;
+use crate::{Element, Error, Layout, Result};
 
 /// A tensor on a [`Backend`]: batch, length, heads and head size, as its [`Layout`] says.
 ///
-/// Cloning shares the elements.
-#[derive(Debug, Clone)]
-pub struct Tensor<T: Element> {
+/// A cheap handle: clones and the parts that [`rows`](Self::rows) and its like give share the elements.
+#[derive(Clone)]
+pub struct Tensor<T: Pod> {
     backend: Backend,
     layout: Layout,
+    /// Elements before the first one.
+    offset: usize,
     storage: Storage<T>,
 }
 
 #[derive(Debug, Clone)]
-pub(crate) enum Storage<T: Element> {
+pub(crate) enum Storage<T: Pod> {
     Host(Arc<Vec<T>>),
     Device(Arc<DeviceBuffer<T>>),
 }
 
-impl<T: Element> Tensor<T> {
+impl<T: Pod> Storage<T> {
+    fn len(&self) -> usize {
+        match self {
+            Storage::Host(data) => data.len(),
+            Storage::Device(buffer) => buffer.len(),
+        }
+    }
+
+    /// The elements `range`, copied to the host.
+    pub(crate) fn to_vec(&self, range: Range<usize>) -> Result<Vec<T>> {
+        match self {
+            Storage::Host(data) => Ok(data.get(range).unwrap_or_default().to_vec()),
+            Storage::Device(buffer) => Ok(buffer.slice(range)?.to_vec()?),
+        }
+    }
+}
+
+impl<T: Pod> Tensor<T> {
     /// Copies `data` to `backend`; see [`Backend::tensor_with_layout`].
     pub(crate) fn upload(backend: &Backend, data: &[T], layout: Layout) -> Result<Self> {
-        layout.validate("data")?;
-        let needed = layout
-            .required_len()
-            .ok_or(Error::LayoutTooLarge { argument: "data" })?;
-        if data.len() < needed {
-            return Err(Error::BufferTooSmall {
-                argument: "data",
-                needed,
-                available: data.len(),
-            });
-        }
-        let data = &data[..needed];
+        exactly("data", data.len(), &layout)?;
         let storage = match backend.place() {
             Place::Cpu => Storage::Host(Arc::new(data.to_vec())),
             Place::Gpu(gpu) => {
                 Storage::Device(Arc::new(DeviceBuffer::from_slice(gpu.stream(), data)?))
             }
         };
-        Ok(Tensor {
-            backend: backend.clone(),
-            layout,
-            storage,
-        })
+        Ok(Self::from_storage(backend.clone(), layout, storage))
     }
 
     pub(crate) fn from_storage(backend: Backend, layout: Layout, storage: Storage<T>) -> Self {
         Tensor {
             backend,
             layout,
+            offset: 0,
             storage,
         }
+    }
+
+    /// A tensor of `data`, stored as `layout` says. On the CPU the vector becomes the tensor without a copy.
+    ///
+    /// # Errors
+    /// [`Error::BufferTooSmall`] or [`Error::BufferTooLarge`] if `data` does not have as many elements as the layout reaches
+    /// over; or when the device is out of memory.
+    pub fn from_vec(backend: &Backend, data: Vec<T>, layout: Layout) -> Result<Self> {
+        if backend.is_gpu() {
+            return Self::upload(backend, &data, layout);
+        }
+        exactly("data", data.len(), &layout)?;
+        let storage = Storage::Host(Arc::new(data));
+        Ok(Self::from_storage(backend.clone(), layout, storage))
+    }
+
+    /// A tensor of a device buffer, which may be longer than the layout reaches. The buffer may belong to any stream of the
+    /// backend's context.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMismatch`] if the buffer is not of the backend's context; [`Error::BufferTooSmall`].
+    pub fn from_device(backend: &Backend, buffer: DeviceBuffer<T>, layout: Layout) -> Result<Self> {
+        let context = buffer.stream().context();
+        if !backend
+            .gpu()
+            .is_some_and(|gpu| gpu.context().is_same(context))
+        {
+            return Err(Error::DeviceMismatch {
+                argument: "buffer",
+                expected: backend.to_string(),
+                found: format!("cuda:{}", context.device().ordinal()),
+            });
+        }
+        layout.check_buffer("buffer", buffer.len())?;
+        let storage = Storage::Device(Arc::new(buffer));
+        Ok(Self::from_storage(backend.clone(), layout, storage))
     }
 
     /// Batch, length, heads and head size, whatever the order in memory.
@@ -77,39 +122,191 @@ impl<T: Element> Tensor<T> {
         &self.backend
     }
 
+    /// Some batch entries.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn entries(&self, range: Range<usize>) -> Result<Self> {
+        self.part(0, range)
+    }
+
+    /// Some rows of every batch entry.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn rows(&self, range: Range<usize>) -> Result<Self> {
+        self.part(1, range)
+    }
+
+    /// Some heads of every row.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn heads(&self, range: Range<usize>) -> Result<Self> {
+        self.part(2, range)
+    }
+
+    fn part(&self, dimension: usize, range: Range<usize>) -> Result<Self> {
+        let extent = self.layout.shape[dimension];
+        if range.start > range.end || range.end > extent {
+            return Err(Error::OutOfRange {
+                dimension: crate::layout::DIMENSIONS[dimension],
+                start: range.start,
+                end: range.end,
+                extent,
+            });
+        }
+        let mut part = self.clone();
+        part.layout.shape[dimension] = range.len();
+        // Nothing lies in an empty part, so where it starts does not matter; the end of the buffer may be too far.
+        if !range.is_empty() {
+            part.offset += range.start * self.layout.strides[dimension];
+        }
+        Ok(part)
+    }
+
+    /// The same memory under another layout, counted from the tensor's first element: a transposition, say.
+    ///
+    /// # Errors
+    /// [`Error::BufferTooSmall`] if the layout reaches beyond the memory.
+    pub fn view_as(&self, layout: Layout) -> Result<Self> {
+        layout.check_buffer("layout", self.storage.len() - self.offset)?;
+        Ok(Tensor {
+            layout,
+            ..self.clone()
+        })
+    }
+
+    /// Where the elements lie in the storage, gaps included.
+    fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.layout.reach()
+    }
+
     /// Copies the elements to the host in the order of memory: `[batch, length, heads, head size]` for a BSHD layout,
-    /// `[batch, heads, length, head size]` for BHSD. Waits for the computation that writes them.
+    /// `[batch, heads, length, head size]` for BHSD; gaps between strided rows come along. Waits for the computation that
+    /// writes them.
     ///
     /// # Errors
     /// When the device reports an error, of this copy or of an earlier launch.
     pub fn to_vec(&self) -> Result<Vec<T>> {
-        match &self.storage {
-            Storage::Host(data) => Ok(data.to_vec()),
-            Storage::Device(buffer) => Ok(buffer.to_vec()?),
+        self.storage.to_vec(self.range())
+    }
+
+    /// The elements in the order of memory: on the CPU without a copy if nobody else holds the tensor, else as
+    /// [`to_vec`](Self::to_vec).
+    ///
+    /// # Errors
+    /// As [`to_vec`](Self::to_vec).
+    pub fn into_vec(self) -> Result<Vec<T>> {
+        let range = self.range();
+        match self.storage {
+            Storage::Host(data) if range == (0..data.len()) => {
+                Ok(Arc::try_unwrap(data).unwrap_or_else(|shared| shared.to_vec()))
+            }
+            storage => storage.to_vec(range),
         }
     }
 
-    /// The elements on the host.
-    pub(crate) fn view(&self) -> Result<View<'_, T>> {
+    /// The elements on the host, in the order of memory; `None` on a GPU.
+    #[must_use]
+    pub fn as_slice(&self) -> Option<&[T]> {
         match &self.storage {
-            Storage::Host(data) => Ok(View::new(data.as_slice(), self.layout)),
-            Storage::Device(_) => Err(self.elsewhere("the CPU")),
+            Storage::Host(data) => data.get(self.range()),
+            Storage::Device(_) => None,
+        }
+    }
+
+    /// The elements on the device, for kernels of one's own; `None` on the CPU. They are ordered on the slice's stream.
+    #[must_use]
+    pub fn device_slice(&self) -> Option<DeviceSlice<'_, T>> {
+        match &self.storage {
+            Storage::Device(buffer) => buffer.slice(self.range()).ok(),
+            Storage::Host(_) => None,
+        }
+    }
+
+    /// The elements on the host, for writing.
+    ///
+    /// # Errors
+    /// [`Error::Shared`] if somebody else holds the elements.
+    pub(crate) fn host_mut(&mut self, argument: &'static str) -> Result<&mut [T]> {
+        let (range, place) = (self.range(), self.backend.to_string());
+        match &mut self.storage {
+            Storage::Host(data) => Arc::get_mut(data)
+                .and_then(|data| data.get_mut(range))
+                .ok_or(Error::Shared { argument }),
+            Storage::Device(_) => Err(elsewhere(argument, "the CPU", place)),
+        }
+    }
+
+    /// The elements on the device, for writing.
+    ///
+    /// # Errors
+    /// [`Error::Shared`] if somebody else holds the elements.
+    pub(crate) fn device_mut(&mut self, argument: &'static str) -> Result<DeviceSliceMut<'_, T>> {
+        let (range, place) = (self.range(), self.backend.to_string());
+        match &mut self.storage {
+            Storage::Device(buffer) => {
+                let buffer = Arc::get_mut(buffer).ok_or(Error::Shared { argument })?;
+                Ok(buffer.slice_mut(range)?)
+            }
+            Storage::Host(_) => Err(elsewhere(argument, "a GPU", place)),
         }
     }
 
     /// The elements on the device.
-    pub(crate) fn device_slice(&self) -> Result<DeviceSlice<'_, T>> {
-        match &self.storage {
-            Storage::Device(buffer) => Ok(buffer.as_slice()),
-            Storage::Host(_) => Err(self.elsewhere("a GPU")),
-        }
+    pub(crate) fn on_device(&self, argument: &'static str) -> Result<DeviceSlice<'_, T>> {
+        self.device_slice()
+            .ok_or_else(|| elsewhere(argument, "a GPU", self.backend.to_string()))
     }
 
-    fn elsewhere(&self, expected: &str) -> Error {
-        Error::DeviceMismatch {
-            argument: "tensor",
-            expected: expected.to_owned(),
-            found: self.backend.to_string(),
-        }
+    /// The elements on the host.
+    pub(crate) fn on_host(&self, argument: &'static str) -> Result<&[T]> {
+        self.as_slice()
+            .ok_or_else(|| elsewhere(argument, "the CPU", self.backend.to_string()))
+    }
+}
+
+impl<T: Element> Tensor<T> {
+    /// The elements on the host, with their layout.
+    pub(crate) fn view(&self, argument: &'static str) -> Result<View<'_, T>> {
+        Ok(View::new(self.on_host(argument)?, self.layout))
+    }
+}
+
+fn elsewhere(argument: &'static str, expected: &str, found: String) -> Error {
+    Error::DeviceMismatch {
+        argument,
+        expected: expected.to_owned(),
+        found,
+    }
+}
+
+/// Checks that `available` elements are just those of the layout.
+fn exactly(argument: &'static str, available: usize, layout: &Layout) -> Result<()> {
+    layout.check_buffer(argument, available)?;
+    let needed = layout.reach();
+    if available > needed {
+        return Err(Error::BufferTooLarge {
+            argument,
+            needed,
+            available,
+        });
+    }
+    Ok(())
+}
+
+impl<T: Pod> fmt::Debug for Tensor<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let element = std::any::type_name::<T>()
+            .rsplit("::")
+            .next()
+            .unwrap_or("?");
+        write!(
+            f,
+            "Tensor<{element}>({:?} on {})",
+            self.shape(),
+            self.backend
+        )
     }
 }

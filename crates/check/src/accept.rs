@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use warptile::{Element, ElementType, Problem, View};
+use warptile::{Call, Element, ElementType, Operands, View};
 
 use crate::error::Result;
 use crate::reference::{ReferenceOutput, References, references};
@@ -39,14 +39,14 @@ pub const LSE_TOLERANCE: f64 = 1e-5;
 ///
 /// ```
 /// use half::f16;
-/// use warptile::{Element, Layout, Problem, View};
+/// use warptile::{Call, Element, Layout, Operands, View};
 /// use warptile_check::Expectation;
 ///
 /// let layout = Layout::bshd([1, 3, 1, 8]);
-/// let problem = Problem::builder(&layout, &layout, &layout, f16::TYPE).build()?;
+/// let call = Call::builder(&layout, &layout, &layout, f16::TYPE).build()?;
 /// let data: Vec<f16> = (0..24).map(|i| f16::from_f32(i as f32 / 10.0)).collect();
 /// let view = View::new(&data[..], layout);
-/// let expected = Expectation::new(&problem, view, view, view, None)?;
+/// let expected = Expectation::new(&call, view, view, view, &Operands::none())?;
 /// let right: Vec<f16> = expected.out().iter().map(|&x| f16::from_f64(x)).collect();
 /// assert!(expected.judge_out(&right).passed);
 /// assert!(!expected.judge_out(&data).passed);
@@ -143,29 +143,29 @@ impl fmt::Display for Verdict {
 }
 
 impl Expectation {
-    /// Computes what to expect of a problem, on the host.
+    /// Computes what to expect of a call, on the host.
     ///
     /// # Errors
     /// As [`reference()`](crate::reference()).
     pub fn new<T: Element>(
-        problem: &Problem,
+        call: &Call,
         q: View<'_, T>,
         k: View<'_, T>,
         v: View<'_, T>,
-        alibi: Option<&[f32]>,
+        operands: &Operands<'_, T>,
     ) -> Result<Self> {
-        let references = references(problem, q, k, v, alibi)?;
-        Ok(Self::from_references::<T>(problem, references))
+        let references = references(call, q, k, v, operands)?;
+        Ok(Self::from_references::<T>(call, references))
     }
 
-    pub(crate) fn from_references<T: Element>(problem: &Problem, references: References) -> Self {
+    pub(crate) fn from_references<T: Element>(call: &Call, references: References) -> Self {
         let References {
             exact,
             rounded,
             out_floor,
             lse_floor,
         } = references;
-        let factor = factor(problem);
+        let factor = factor(call);
         Expectation {
             out: Tolerance {
                 common: factor * natural_error(&exact.out, &rounded.out)
@@ -233,8 +233,8 @@ impl Expectation {
 }
 
 /// What a fused kernel may have of the natural error.
-pub(crate) fn factor(problem: &Problem) -> f64 {
-    if problem.softcap().is_some() {
+pub(crate) fn factor(call: &Call) -> f64 {
+    if call.scoring().softcap.is_some() {
         3.0
     } else {
         2.0
@@ -305,9 +305,9 @@ mod tests {
     use half::{bf16, f16};
     use warptile::Layout;
 
-    fn problem() -> Problem {
+    fn call() -> Call {
         let layout = Layout::bshd([1, 1, 1, 8]);
-        Problem::builder(&layout, &layout, &layout, f16::TYPE)
+        Call::builder(&layout, &layout, &layout, f16::TYPE)
             .build()
             .unwrap()
     }
@@ -324,7 +324,7 @@ mod tests {
             out_floor: vec![floor; exact.len()],
             lse_floor: Vec::new(),
         };
-        Expectation::from_references::<T>(&problem(), references)
+        Expectation::from_references::<T>(&call(), references)
     }
 
     /// The same for the lse.
@@ -339,7 +339,7 @@ mod tests {
             out_floor: Vec::new(),
             lse_floor: vec![floor; exact.len()],
         };
-        Expectation::from_references::<f16>(&problem(), references)
+        Expectation::from_references::<f16>(&call(), references)
     }
 
     #[test]

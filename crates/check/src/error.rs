@@ -11,6 +11,15 @@ pub enum Error {
     #[error(transparent)]
     Call(#[from] warptile::Error),
 
+    /// A case has used lengths for other than its sequences.
+    #[error("{found} used lengths are given for {sequences} sequences")]
+    UsedLengths {
+        /// Used lengths.
+        found: usize,
+        /// Sequences.
+        sequences: usize,
+    },
+
     /// The data would not fit into the memory of an ordinary machine.
     #[error("the problem has {found} {what}; the limit is {limit}")]
     TooLarge {

@@ -15,11 +15,11 @@
 //! use warptile_check::Case;
 //!
 //! let case: Case = "b2 q5 k7 h4/2 d16 f32 mask=causal seed=1".parse()?;
-//! let problem = case.problem();
+//! let call = case.call();
 //! let inputs = case.inputs::<f32>();
 //! let mut result = case.result::<f32>();
-//! let out = ViewMut::new(&mut result.out[result.offset..], *problem.out());
-//! forward_cpu(&problem, inputs.q.view(), inputs.k.view(), inputs.v.view(), inputs.slopes(), out, Some(&mut result.lse))?;
+//! let out = ViewMut::new(&mut result.out[result.offset..], *call.out());
+//! forward_cpu(&call, inputs.q.view(), inputs.k.view(), inputs.v.view(), &inputs.operands(), out, Some(&mut result.lse))?;
 //! let report = case.check(&inputs, &result)?;
 //! assert!(report.out.passed && report.lse.passed);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -1,6 +1,6 @@
 //! The definition of attention, written down naively: what every other path is compared with.
 
-use warptile::{AlibiShape, Element, ElementType, Layout, Problem, Sequence, View};
+use warptile::{Call, Element, ElementType, Layout, Operands, ScoreTerms, Sequence, View};
 
 use crate::error::{Error, Result, limited};
 use crate::parallel;
@@ -35,31 +35,32 @@ pub(crate) struct References {
     pub(crate) lse_floor: Vec<f32>,
 }
 
-/// Computes a problem from its definition in `f64`, parallel over rows but otherwise naive. Scores beyond the range of
-/// `f32` count as its largest finite number, which is what the fast paths can represent.
+/// Computes a call from its definition in `f64`, parallel over rows but otherwise naive. Scores beyond the range of `f32`
+/// count as its largest finite number, which is what the fast paths can represent. A key whose bias is minus infinity is
+/// hidden, as if by the key mask.
 ///
 /// # Errors
-/// [`Error::Call`] if a tensor or the slopes don't fit the problem, [`Error::TooLarge`] or [`Error::TooMuchWork`] if it would
+/// [`Error::Call`] if a tensor does not fit the call, [`Error::TooLarge`] or [`Error::TooMuchWork`] if it would
 /// take too much memory or time.
 pub fn reference<T: Element>(
-    problem: &Problem,
+    call: &Call,
     q: View<'_, T>,
     k: View<'_, T>,
     v: View<'_, T>,
-    alibi: Option<&[f32]>,
+    operands: &Operands<'_, T>,
 ) -> Result<ReferenceOutput> {
-    Ok(compute(problem, q, k, v, alibi, false)?.exact)
+    Ok(compute(call, q, k, v, operands, false)?.exact)
 }
 
 /// Computes everything that a result is judged by.
 pub(crate) fn references<T: Element>(
-    problem: &Problem,
+    call: &Call,
     q: View<'_, T>,
     k: View<'_, T>,
     v: View<'_, T>,
-    alibi: Option<&[f32]>,
+    operands: &Operands<'_, T>,
 ) -> Result<References> {
-    compute(problem, q, k, v, alibi, true)
+    compute(call, q, k, v, operands, true)
 }
 
 /// A tensor copied to `[entry, head, row, head size]`, or to `[entry, head, head size, row]`.
@@ -108,13 +109,13 @@ impl Dense {
 }
 
 /// What all rows of a computation share.
-struct Computation<'a> {
-    problem: &'a Problem,
+struct Computation<'a, T> {
+    call: &'a Call,
     queries: Dense,
     /// Transposed.
     keys: Dense,
     values: Dense,
-    alibi: Option<&'a [f32]>,
+    operands: &'a Operands<'a, T>,
     /// Whether the rounded result and the floors are wanted.
     rounded: bool,
 }
@@ -136,26 +137,27 @@ struct RowRest {
 }
 
 fn compute<T: Element>(
-    problem: &Problem,
+    call: &Call,
     q: View<'_, T>,
     k: View<'_, T>,
     v: View<'_, T>,
-    alibi: Option<&[f32]>,
+    operands: &Operands<'_, T>,
     rounded: bool,
 ) -> Result<References> {
-    check_inputs(problem, &q, &k, &v, alibi)?;
-    let (heads, head_dim, rows) = (problem.heads(), problem.head_dim(), problem.q().rows());
+    call.check_inputs(&q, &k, &v, operands)?;
+    check_size(call)?;
+    let (heads, head_dim, rows) = (call.heads(), call.head_dim(), call.q().rows());
     let computation = Computation {
-        problem,
+        call,
         queries: Dense::copy(q, false),
         keys: Dense::copy(k, true),
         values: Dense::copy(v, false),
-        alibi,
+        operands,
         rounded,
     };
-    let mut sequence_of = vec![None; problem.q().batch() * rows];
-    for sequence in problem.sequences() {
-        let start = sequence.entry * rows + sequence.q_start;
+    let mut sequence_of = vec![None; call.q().batch() * rows];
+    for sequence in call.sequences() {
+        let start = sequence.q_entry * rows + sequence.q_start;
         sequence_of[start..start + sequence.q_len].fill(Some(sequence));
     }
 
@@ -180,14 +182,14 @@ fn compute<T: Element>(
     parallel::for_each(all, |row| {
         let (place, head) = (row.index / heads, row.index % heads);
         if let Some(sequence) = sequence_of[place] {
-            let position = place - sequence.entry * rows - sequence.q_start;
-            computation.attend::<T>(&sequence, position, head, row);
+            let position = place - sequence.q_entry * rows - sequence.q_start;
+            computation.attend(&sequence, position, head, row);
         }
     });
 
     // From `[entry, row, head]` to `[entry, head, row]`.
     let by_head = || {
-        (0..problem.q().batch()).flat_map(move |entry| {
+        (0..call.q().batch()).flat_map(move |entry| {
             (0..heads)
                 .flat_map(move |head| (0..rows).map(move |row| (entry * rows + row) * heads + head))
         })
@@ -206,69 +208,16 @@ fn compute<T: Element>(
     })
 }
 
-fn check_inputs<T: Element>(
-    problem: &Problem,
-    q: &View<'_, T>,
-    k: &View<'_, T>,
-    v: &View<'_, T>,
-    alibi: Option<&[f32]>,
-) -> Result<()> {
-    for (argument, view, expected) in [
-        ("q", q, problem.q()),
-        ("k", k, problem.k()),
-        ("v", v, problem.v()),
-    ] {
-        check_tensor(problem.element(), argument, view, expected)?;
-        limited("elements in a tensor", elements(expected), MAX_ELEMENTS)?;
+fn check_size(call: &Call) -> Result<()> {
+    for layout in [call.q(), call.k(), call.v()] {
+        limited("elements in a tensor", elements(layout), MAX_ELEMENTS)?;
     }
-    limited("sequences", problem.batch() as u128, MAX_ELEMENTS)?;
-    let work = problem.flops() as f64 / 2.0;
+    limited("sequences", call.batch() as u128, MAX_ELEMENTS)?;
+    let work = call.flops() as f64 / 2.0;
     if work > MAX_WORK {
         return Err(Error::TooMuchWork {
             found: work,
             limit: MAX_WORK,
-        });
-    }
-    Ok(problem.check_alibi(alibi)?)
-}
-
-fn check_tensor<T: Element>(
-    element: ElementType,
-    argument: &'static str,
-    view: &View<'_, T>,
-    expected: &Layout,
-) -> warptile::Result<()> {
-    const DIMENSIONS: [&str; 4] = ["batch", "length", "heads", "head size"];
-    if T::TYPE != element {
-        return Err(warptile::Error::ElementMismatch {
-            argument,
-            expected: element,
-            found: T::TYPE,
-        });
-    }
-    let (found, expected_shape) = (view.layout.shape, expected.shape);
-    if let Some(index) = (0..4).find(|&index| found[index] != expected_shape[index]) {
-        return Err(warptile::Error::Mismatch {
-            argument,
-            dimension: DIMENSIONS[index],
-            expected: expected_shape[index],
-            found: found[index],
-        });
-    }
-    if view.layout.strides != expected.strides {
-        return Err(warptile::Error::StridesDiffer {
-            argument,
-            expected: expected.strides,
-            found: view.layout.strides,
-        });
-    }
-    // The problem has checked that its layouts reach no further than memory does.
-    let needed = expected.required_len().unwrap_or(usize::MAX);
-    if view.data.len() < needed {
-        return Err(warptile::Error::BufferTooSmall {
-            argument,
-            needed,
-            available: view.data.len(),
         });
     }
     Ok(())
@@ -284,37 +233,47 @@ fn round<T: Element>(value: f64) -> f64 {
     T::from_f64(value).to_f64()
 }
 
-impl Computation<'_> {
+/// What is subtracted from or added to the dot product of a row with a key.
+struct KeyTerms {
+    terms: ScoreTerms,
+    hidden: bool,
+}
+
+impl<T: Element> Computation<'_, T> {
     /// One row of one head.
-    fn attend<T: Element>(&self, sequence: &Sequence, position: usize, head: usize, row: Row<'_>) {
-        let problem = self.problem;
-        let kv_head = head / problem.group_size();
-        let visible = problem
+    fn attend(&self, sequence: &Sequence, position: usize, head: usize, row: Row<'_>) {
+        let call = self.call;
+        let kv_head = head / call.group_size();
+        let visible = call
             .mask()
             .visible(position, sequence.q_len, sequence.k_len);
-        if visible.is_empty() {
-            row.rest.lse = f64::NEG_INFINITY;
-            row.rest.rounded_lse = f64::NEG_INFINITY;
+        let sink = self.operands.sinks.map(|sinks| f64::from(sinks[head]));
+        let terms: Vec<KeyTerms> = visible
+            .clone()
+            .map(|key| self.terms(sequence, position, head, key))
+            .collect();
+        if terms.iter().all(|key| key.hidden) {
+            row.rest.lse = sink.unwrap_or(f64::NEG_INFINITY);
+            row.rest.rounded_lse = row.rest.lse;
             return;
         }
-        let start = self.queries.start(sequence.entry, head)
-            + (sequence.q_start + position) * problem.head_dim();
-        let query = start..start + problem.head_dim();
+        let start = self.queries.start(sequence.q_entry, head)
+            + (sequence.q_start + position) * call.head_dim();
+        let query = start..start + call.head_dim();
         let first_key = sequence.k_start + visible.start;
         let keys = KeysAt {
-            start: self.keys.start(sequence.entry, kv_head) + first_key,
+            start: self.keys.start(sequence.k_entry, kv_head) + first_key,
             step: self.keys.rows,
             count: visible.len(),
         };
         let first_value =
-            self.values.start(sequence.entry, kv_head) + first_key * problem.head_dim();
-        let values = first_value..first_value + visible.len() * problem.head_dim();
-        let biases = self.biases(sequence, position, head, visible);
+            self.values.start(sequence.k_entry, kv_head) + first_key * call.head_dim();
+        let values = first_value..first_value + visible.len() * call.head_dim();
 
         let query_f64 = &self.queries.exact[query.clone()];
         let products = keys.products(query_f64, &self.keys.exact);
-        let scores = self.scores(products.iter().copied(), &biases, |x| x);
-        let (probabilities, lse) = softmax(&scores);
+        let scores = self.scores(products.iter().copied(), &terms, |x| x);
+        let (probabilities, lse) = softmax(&scores, sink);
         let values_f64 = &self.values.exact[values.clone()];
         weighted_sum(&probabilities, values_f64, row.out);
         row.rest.lse = lse;
@@ -322,20 +281,20 @@ impl Computation<'_> {
             return;
         }
 
-        let reach = self.reach(query_f64, &keys, &probabilities, &biases);
+        let reach = self.reach(query_f64, &keys, &probabilities, &terms);
         self.floors(&probabilities, values_f64, reach, row.out, row.out_floor);
         row.rest.lse_floor = (self.units() * (1.0 + reach)) as f32;
 
         let products = keys.products(&self.queries.single[query], &self.keys.single);
         let products = || products.iter().map(|&product| f64::from(product));
-        let single = self.scores(products(), &biases, round::<f32>);
-        let (max, sum) = sum_of_exponentials(&single);
+        let single = self.scores(products(), &terms, round::<f32>);
+        let (max, sum) = sum_of_exponentials(&single, sink);
         row.rest.rounded_lse = max + f64::from(sum).ln();
         let (scores, (max, sum)) = match T::TYPE {
             ElementType::F32 => (single, (max, sum)),
             _ => {
-                let scores = self.scores(products(), &biases, round::<T>);
-                let sum = sum_of_exponentials(&scores);
+                let scores = self.scores(products(), &terms, round::<T>);
+                let sum = sum_of_exponentials(&scores, sink);
                 (scores, sum)
             }
         };
@@ -343,79 +302,92 @@ impl Computation<'_> {
             .iter()
             .map(|score| round::<T>((score - max).exp() / f64::from(sum)) as f32)
             .collect();
-        let mut out = vec![0.0; problem.head_dim()];
+        let mut out = vec![0.0; call.head_dim()];
         weighted_sum(&probabilities, &self.values.single[values], &mut out);
         for (to, x) in row.rounded_out.iter_mut().zip(out) {
             *to = round::<T>(f64::from(x));
         }
     }
 
-    /// What ALiBi subtracts from the scores of the visible keys.
-    fn biases(
-        &self,
-        sequence: &Sequence,
-        position: usize,
-        head: usize,
-        visible: std::ops::Range<usize>,
-    ) -> Vec<f64> {
-        let index = match self.problem.alibi() {
-            Some(AlibiShape::PerBatchHead) => sequence.batch * self.problem.heads() + head,
-            _ => head,
+    fn terms(&self, sequence: &Sequence, position: usize, head: usize, key: usize) -> KeyTerms {
+        let call = self.call;
+        let scoring = call.scoring();
+        let slope = scoring.slope(self.operands.slopes, sequence.batch, head, call.heads());
+        // Bias and mask go with dense tensors only, so that rows are positions.
+        let at = |layout: &Layout| {
+            layout.offset(sequence.batch, position, head) + key * layout.strides[3]
         };
-        let slope = self.alibi.map_or(0.0, |slopes| f64::from(slopes[index]));
+        let bias = match (call.bias(), self.operands.bias) {
+            (Some(layout), Some(bias)) => bias[at(layout)].to_f64(),
+            _ => 0.0,
+        };
+        let shown = match (call.key_mask(), self.operands.key_mask) {
+            (Some(layout), Some(mask)) => mask[at(layout)] != 0,
+            _ => true,
+        };
         let diagonal = (position + sequence.k_len) as f64 - sequence.q_len as f64;
-        visible
-            .map(|key| slope * (diagonal - key as f64).abs())
-            .collect()
+        KeyTerms {
+            terms: ScoreTerms {
+                scale: call.scale(),
+                slope: f64::from(slope),
+                distance: (diagonal - key as f64).abs(),
+                bias,
+            },
+            hidden: !shown || bias == f64::NEG_INFINITY,
+        }
     }
 
-    /// Scale, softcap, ALiBi, with `round` after each.
+    /// Scores with `round` after each operation; minus infinity for hidden keys.
     fn scores(
         &self,
         products: impl Iterator<Item = f64>,
-        biases: &[f64],
+        terms: &[KeyTerms],
         round: impl Fn(f64) -> f64,
     ) -> Vec<f64> {
-        let scale = f64::from(self.problem.scale());
-        let softcap = self.problem.softcap().map(f64::from);
+        let scoring = self.call.scoring();
         products
-            .zip(biases)
-            .map(|(product, &bias)| {
-                let mut score = round(round(product) * scale);
-                if let Some(cap) = softcap {
-                    score = round(cap * (score / cap).tanh());
-                }
-                if bias != 0.0 {
-                    score = round(score - bias);
-                }
-                score.clamp(f64::from(f32::MIN), f64::from(f32::MAX))
+            .zip(terms)
+            .map(|(product, key)| match key.hidden {
+                true => f64::NEG_INFINITY,
+                false => scoring
+                    .score(product, &key.terms, &round)
+                    .clamp(f64::from(f32::MIN), f64::from(f32::MAX)),
             })
             .collect()
     }
 
     /// Size of the terms that the scores of a row are summed from, in the mean over its probabilities:
-    /// `|scale| |q| |k| + |bias|`, which no sum of the terms exceeds.
-    fn reach(&self, query: &[f64], keys: &KeysAt, probabilities: &[f64], biases: &[f64]) -> f64 {
+    /// `|scale| |q| |k| + slope * distance + |bias|`, which no sum of the terms exceeds.
+    fn reach(
+        &self,
+        query: &[f64],
+        keys: &KeysAt,
+        probabilities: &[f64],
+        terms: &[KeyTerms],
+    ) -> f64 {
         let norm = query.iter().map(|x| x * x).sum::<f64>().sqrt();
-        let factor = f64::from(self.problem.scale()).abs() * norm;
+        let factor = f64::from(self.call.scale()).abs() * norm;
         let squares = keys.squares(query.len(), &self.keys.exact);
-        let terms = probabilities.iter().zip(&squares).zip(biases);
-        terms
-            .map(|((p, square), bias)| p * (factor * square.sqrt() + bias.abs()).powi(2))
+        let keys = probabilities.iter().zip(&squares).zip(terms);
+        keys.filter(|(_, key)| !key.hidden)
+            .map(|((p, square), KeyTerms { terms, .. })| {
+                let added = (terms.slope * terms.distance).abs() + terms.bias.abs();
+                p * (factor * square.sqrt() + added).powi(2)
+            })
             .sum::<f64>()
             .sqrt()
     }
 
     /// The error of an operation in `f32`, relative to the size of what it computes, with room for a few operations.
     fn units(&self) -> f64 {
-        crate::accept::factor(self.problem) * f64::from(f32::EPSILON)
+        crate::accept::factor(self.call) * f64::from(f32::EPSILON)
     }
 
     /// The error to be expected of each output element even if the plain computation happens to have none.
     ///
     /// `out = sum(p v)` moves by `sum(p error(score) (v - out))`, which is at most the standard deviation of `v` under `p`
     /// times the error of the scores, about an ulp of `f32` at their [`reach`](Self::reach). The weights and the output
-    /// itself are rounded to the element type: an ulp at the root mean square of `v`.
+    /// itself are rounded to the element type: an ulp at the root mean square of `v`. A sink counts as a key of value 0.
     fn floors(
         &self,
         probabilities: &[f64],
@@ -436,7 +408,7 @@ impl Computation<'_> {
             let size = square.sqrt();
             let deviation = (square - out * out).max(0.0).sqrt();
             let error =
-                ulp(self.problem.element(), size) + score_error * deviation + self.units() * size;
+                ulp(self.call.element(), size) + score_error * deviation + self.units() * size;
             *floor = error as f32;
         }
     }
@@ -481,11 +453,15 @@ trait Real: Copy + Default + std::ops::AddAssign + std::ops::Mul<Output = Self> 
 impl Real for f64 {}
 impl Real for f32 {}
 
-/// Probabilities and lse.
-fn softmax(scores: &[f64]) -> (Vec<f64>, f64) {
-    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+/// Probabilities and lse. A sink is one more term of the denominator.
+fn softmax(scores: &[f64], sink: Option<f64>) -> (Vec<f64>, f64) {
+    let max = scores
+        .iter()
+        .copied()
+        .chain(sink)
+        .fold(f64::NEG_INFINITY, f64::max);
     let mut weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-    let sum: f64 = weights.iter().sum();
+    let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
     for weight in &mut weights {
         *weight /= sum;
     }
@@ -493,10 +469,10 @@ fn softmax(scores: &[f64]) -> (Vec<f64>, f64) {
 }
 
 /// The largest score, and the sum of exponentials relative to it in `f32`.
-fn sum_of_exponentials(scores: &[f64]) -> (f64, f32) {
-    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let exponentials = scores.iter().map(|score| (score - max).exp() as f32);
-    (max, exponentials.sum())
+fn sum_of_exponentials(scores: &[f64], sink: Option<f64>) -> (f64, f32) {
+    let all = || scores.iter().copied().chain(sink);
+    let max = all().fold(f64::NEG_INFINITY, f64::max);
+    (max, all().map(|score| (score - max).exp() as f32).sum())
 }
 
 /// `out += sum(p v)`, one key after the other.
@@ -511,14 +487,10 @@ fn weighted_sum<R: Real>(probabilities: &[R], values: &[R], out: &mut [R]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warptile::Mask;
+    use warptile::{AlibiShape, Mask, Scoring};
 
-    /// One head of size 8 whose key `j` scores `scores[j]` and whose value is `j` in every place.
-    fn run(
-        scores: &[f32],
-        edit: impl Fn(warptile::ProblemBuilder<'_>) -> warptile::ProblemBuilder<'_>,
-        slopes: Option<&[f32]>,
-    ) -> (f64, f64) {
+    /// What one query of size 8 with the given scores of its keys gives; key `j` has the value `j` in every place.
+    fn run(scores: &[f32], scoring: Scoring, operands: &Operands<'_, f32>) -> (f64, f64) {
         let q = Layout::bshd([1, 1, 1, 8]);
         let k = Layout::bshd([1, scores.len(), 1, 8]);
         let mut query = [0.0; 8];
@@ -529,15 +501,21 @@ mod tests {
             keys[j * 8] = score;
             values[j * 8..][..8].fill(j as f32);
         }
-        let problem = edit(Problem::builder(&q, &k, &k, f32::TYPE).scale(1.0))
-            .build()
-            .unwrap();
+        let scoring = scoring.scale(scoring.scale.unwrap_or(1.0));
+        let mut builder = Call::builder(&q, &k, &k, f32::TYPE).scoring(scoring);
+        let row = Layout::bshd([1, 1, 1, scores.len()]);
+        if scoring.bias {
+            builder = builder.bias(row);
+        }
+        if scoring.key_mask {
+            builder = builder.key_mask(row);
+        }
         let output = reference(
-            &problem,
+            &builder.build().unwrap(),
             View::new(&query, q),
             View::new(&keys, k),
             View::new(&values, k),
-            slopes,
+            operands,
         )
         .unwrap();
         assert!(output.out.iter().all(|&x| x == output.out[0]));
@@ -551,39 +529,85 @@ mod tests {
     #[test]
     fn softmax_by_hand() {
         let ln3 = 3.0_f32.ln();
-        let (out, lse) = run(&[0.0, ln3], |b| b, None);
-        assert!(close(
-            out,
-            f64::from(ln3).exp() / (1.0 + f64::from(ln3).exp())
-        ));
+        let (out, lse) = run(&[0.0, ln3], Scoring::new(), &Operands::none());
+        let e = f64::from(ln3).exp();
+        assert!(close(out, e / (1.0 + e)));
         assert!((lse - 4.0_f64.ln()).abs() < 1e-7);
     }
 
     #[test]
     fn softcap_is_before_alibi_and_both_before_the_mask() {
         // The query sits on key 2. Key 1 is at distance 1, key 0 out of the window.
-        let (_, lse) = run(
-            &[50.0, 3.0, 1.0],
-            |b| {
-                b.softcap(2.0)
-                    .alibi(AlibiShape::PerHead)
-                    .mask(Mask::window(1, 0))
-            },
-            Some(&[0.5]),
-        );
+        let mut scoring = Scoring::new().softcap(2.0).mask(Mask::window(1, 0));
+        scoring.alibi = Some(AlibiShape::PerHead);
+        let (_, lse) = run(&[50.0, 3.0, 1.0], scoring, &Operands::none().slopes(&[0.5]));
         let expected = ((2.0 * 1.5_f64.tanh() - 0.5).exp() + (2.0 * 0.5_f64.tanh()).exp()).ln();
         assert!(close(lse, expected), "{lse} {expected}");
     }
 
     #[test]
+    fn a_bias_is_added_after_the_softcap() {
+        let mut scoring = Scoring::new().softcap(2.0);
+        scoring.bias = true;
+        let (_, lse) = run(&[3.0, 1.0], scoring, &Operands::none().bias(&[5.0, -1.0]));
+        let expected =
+            ((2.0 * 1.5_f64.tanh() + 5.0).exp() + (2.0 * 0.5_f64.tanh() - 1.0).exp()).ln();
+        assert!(close(lse, expected), "{lse} {expected}");
+    }
+
+    #[test]
+    fn hidden_keys_do_not_count_whatever_they_hold() {
+        let mut masked = Scoring::new();
+        masked.key_mask = true;
+        let mut biased = Scoring::new();
+        biased.bias = true;
+        let hidden = f32::NEG_INFINITY;
+        for score in [7.0, f32::NAN] {
+            let scores = [1.0, score, 2.0];
+            let by_mask = run(&scores, masked, &Operands::none().key_mask(&[1, 0, 255]));
+            let by_bias = run(&scores, biased, &Operands::none().bias(&[0.0, hidden, 0.0]));
+            let expected = (1.0_f64.exp() + 2.0_f64.exp()).ln();
+            assert!(
+                close(by_mask.1, expected) && by_mask == by_bias,
+                "{by_mask:?} {by_bias:?}"
+            );
+        }
+        let nothing = (0.0, f64::NEG_INFINITY);
+        assert_eq!(
+            run(&[1.0, 2.0], masked, &Operands::none().key_mask(&[0, 0])),
+            nothing
+        );
+        assert_eq!(
+            run(&[1.0], biased, &Operands::none().bias(&[hidden])),
+            nothing
+        );
+    }
+
+    #[test]
+    fn a_sink_joins_the_denominator_only() {
+        let mut scoring = Scoring::new();
+        scoring.sinks = true;
+        let sink = Operands::none().sinks(&[3.0]);
+        let (out, lse) = run(&[0.0, 1.0], scoring, &sink);
+        let sum = 1.0 + 1.0_f64.exp() + 3.0_f64.exp();
+        assert!(close(out, 1.0_f64.exp() / sum) && close(lse, sum.ln()));
+        // A row that sees no key.
+        assert_eq!(run(&[], scoring, &sink), (0.0, 3.0));
+        scoring.key_mask = true;
+        assert_eq!(run(&[5.0], scoring, &sink.key_mask(&[0])), (0.0, 3.0));
+    }
+
+    #[test]
     fn no_keys_give_zero_and_minus_infinity() {
-        assert_eq!(run(&[], |b| b, None), (0.0, f64::NEG_INFINITY));
+        let nothing = run(&[], Scoring::new(), &Operands::none());
+        assert_eq!(nothing, (0.0, f64::NEG_INFINITY));
     }
 
     #[test]
     fn scale_may_be_zero_or_negative() {
-        assert!(close(run(&[5.0, -5.0], |b| b.scale(0.0), None).0, 0.5));
-        assert!(run(&[5.0, -5.0], |b| b.scale(-1.0), None).0 > 0.99);
+        let out = |scale| run(&[5.0, -5.0], Scoring::new().scale(scale), &Operands::none()).0;
+        assert!(close(out(0.0), 0.5));
+        assert!(out(-1.0) > 0.99);
     }
 
     #[test]
@@ -591,8 +615,8 @@ mod tests {
         use half::f16;
         let q = Layout::bshd([1, 1, 1, 8]);
         let k = Layout::bshd([1, 2, 1, 8]);
-        let problem = Problem::builder(&q, &k, &k, f16::TYPE)
-            .scale(1000.0)
+        let call = Call::builder(&q, &k, &k, f16::TYPE)
+            .scoring(Scoring::new().scale(1000.0))
             .build()
             .unwrap();
         let more_than_one = f16::from_f32(1.0 + 1.0 / 1024.0);
@@ -600,11 +624,11 @@ mod tests {
         let keys = [[more_than_one; 8], [f16::ONE; 8]];
         let values = [[f16::ZERO; 8], [f16::ONE; 8]];
         let References { exact, rounded, .. } = references(
-            &problem,
+            &call,
             View::new(&queries, q),
             View::new(keys.as_flattened(), k),
             View::new(values.as_flattened(), k),
-            None,
+            &Operands::none(),
         )
         .unwrap();
         // Scores are 8015.6 and 8007.8, between numbers of f16 that are 4 apart.
@@ -620,19 +644,19 @@ mod tests {
     #[test]
     fn what_would_take_forever_is_refused() {
         let q = Layout::bshd([1, 1 << 20, 64, 8]);
-        let problem = Problem::builder(&q, &q, &q, f32::TYPE).build().unwrap();
+        let call = Call::builder(&q, &q, &q, f32::TYPE).build().unwrap();
         let data = vec![0.0; 1 << 29];
         let view = View::new(&data[..], q);
-        let error = reference(&problem, view, view, view, None).unwrap_err();
+        let error = reference(&call, view, view, view, &Operands::none()).unwrap_err();
         assert!(matches!(error, Error::TooLarge { .. }), "{error}");
         let q = Layout::new([1, 1 << 20, 2, 8], [0, 0, 0, 1]);
         let out = Layout::bshd(q.shape);
-        let problem = Problem::builder(&q, &q, &q, f32::TYPE)
+        let call = Call::builder(&q, &q, &q, f32::TYPE)
             .out(out)
             .build()
             .unwrap();
         let view = View::new(&data[..8], q);
-        let error = reference(&problem, view, view, view, None).unwrap_err();
+        let error = reference(&call, view, view, view, &Operands::none()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "a float64 reference of 3.5e13 multiply-adds is too much; the limit is 2.7e11"
@@ -642,17 +666,17 @@ mod tests {
     #[test]
     fn a_tensor_of_another_layout_is_named() {
         let layout = Layout::bshd([1, 2, 1, 8]);
-        let problem = Problem::builder(&layout, &layout, &layout, f32::TYPE)
+        let call = Call::builder(&layout, &layout, &layout, f32::TYPE)
             .build()
             .unwrap();
         let data = [0.0; 32];
         let right = View::new(&data[..], layout);
         let error = |k| {
-            let error = reference(&problem, right, k, right, None).unwrap_err();
+            let error = reference(&call, right, k, right, &Operands::none()).unwrap_err();
             error.to_string()
         };
         let longer = View::new(&data[..], Layout::bshd([1, 3, 1, 8]));
-        assert!(error(longer).starts_with("k has length 3, but 2"));
+        assert!(error(longer).starts_with("k has length 3, but the call has 2"));
         let strided = View::new(&data[..], Layout::new(layout.shape, [0, 16, 8, 1]));
         assert!(error(strided).starts_with("k has strides [0, 16, 8, 1], but"));
     }
@@ -660,13 +684,13 @@ mod tests {
     #[test]
     fn a_short_buffer_is_named() {
         let layout = Layout::bshd([1, 2, 1, 8]);
-        let problem = Problem::builder(&layout, &layout, &layout, f32::TYPE)
+        let call = Call::builder(&layout, &layout, &layout, f32::TYPE)
             .build()
             .unwrap();
         let (full, short) = ([0.0; 16], [0.0; 15]);
         let full = View::new(&full[..], layout);
         let short = View::new(&short[..], layout);
-        let error = reference(&problem, full, short, full, None).unwrap_err();
+        let error = reference(&call, full, short, full, &Operands::none()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "k needs a buffer of 16 elements for its shape and strides, but has 15"

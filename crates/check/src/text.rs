@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use warptile::{AlibiShape, Align, ElementType, Mask};
+use warptile::ElementType;
 
 use crate::case::{Case, LayoutKind, Lengths};
 
@@ -25,43 +25,16 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.lengths {
             Lengths::Dense { batch, query, key } => write!(f, "b{batch} q{query} k{key}")?,
-            Lengths::Packed(lengths) => {
-                let lengths: Vec<String> =
-                    lengths.iter().map(|(q, k)| format!("{q}x{k}")).collect();
-                write!(f, "packed={}", lengths.join(","))?;
-            }
+            Lengths::Packed(lengths) => write!(f, "packed={}", pairs(lengths))?,
         }
         write!(f, " h{}", self.heads)?;
         if self.kv_heads != self.heads {
             write!(f, "/{}", self.kv_heads)?;
         }
         write!(f, " d{} {}", self.head_dim, self.element)?;
-        let side = |side: Option<u32>| side.map_or("-1".to_owned(), |keys| keys.to_string());
-        match self.mask {
-            Mask::None => {}
-            Mask::Causal {
-                align: Align::BottomRight,
-            } => f.write_str(" mask=causal")?,
-            Mask::Causal {
-                align: Align::TopLeft,
-            } => f.write_str(" mask=causal-top-left")?,
-            Mask::Window { left, right } => {
-                write!(f, " mask=window,{},{}", side(left), side(right))?;
-            }
-            // What the grammar has no word for yet is printed in words that it refuses.
-            other => write!(f, " mask={other}")?,
-        }
-        if let Some(scale) = self.scale {
-            write!(f, " scale={scale}")?;
-        }
-        if let Some(softcap) = self.softcap {
-            write!(f, " softcap={softcap}")?;
-        }
-        match self.alibi {
-            None => {}
-            Some(AlibiShape::PerHead) => f.write_str(" alibi=head")?,
-            Some(AlibiShape::PerBatchHead) => f.write_str(" alibi=batch")?,
-            Some(other) => write!(f, " alibi={other:?}")?,
+        let scoring = self.scoring.to_string();
+        if !scoring.is_empty() {
+            write!(f, " {scoring}")?;
         }
         match self.layout {
             LayoutKind::Bshd => {}
@@ -71,8 +44,22 @@ impl fmt::Display for Case {
         if self.unaligned {
             f.write_str(" unaligned")?;
         }
+        if let Some(used) = &self.used {
+            write!(f, " used={}", pairs(used))?;
+        }
+        if self.device_lengths {
+            f.write_str(" device-lengths")?;
+        }
+        if let Some(count) = self.multiprocessors {
+            write!(f, " sms={count}")?;
+        }
         write!(f, " seed={}", self.seed)
     }
+}
+
+fn pairs(lengths: &[(usize, usize)]) -> String {
+    let pairs: Vec<String> = lengths.iter().map(|(q, k)| format!("{q}x{k}")).collect();
+    pairs.join(",")
 }
 
 impl FromStr for Case {
@@ -88,15 +75,7 @@ impl FromStr for Case {
                 .ok_or_else(|| ParseCaseError::Word(printable(word)))?;
         }
         case.kv_heads = kv_heads.unwrap_or(case.heads);
-        if let Lengths::Packed(lengths) = &case.lengths {
-            // Row offsets are 32-bit integers.
-            let rows = lengths.iter().flat_map(|&(query, key)| [query, key]);
-            let total = rows.fold(0_usize, usize::saturating_add);
-            if i32::try_from(total).is_err() {
-                return Err(ParseCaseError::Problem(format!("{total} packed rows")));
-            }
-        }
-        case.try_problem()
+        case.try_call()
             .map_err(|error| ParseCaseError::Problem(error.to_string()))?;
         Ok(case)
     }
@@ -121,19 +100,13 @@ fn printable(word: &str) -> String {
 
 /// Applies one word to the case; `None` if it means nothing.
 fn parse_word(case: &mut Case, kv_heads: &mut Option<usize>, word: &str) -> Option<()> {
+    if case.scoring.parse_word(word).is_some() {
+        return Some(());
+    }
     if let Some((name, value)) = word.split_once('=') {
         match name {
             "packed" => case.lengths = Lengths::Packed(parse_lengths(value)?),
-            "mask" => case.mask = parse_mask(value)?,
-            "scale" => case.scale = Some(value.parse().ok()?),
-            "softcap" => case.softcap = Some(value.parse().ok()?),
-            "alibi" => {
-                case.alibi = Some(match value {
-                    "head" => AlibiShape::PerHead,
-                    "batch" => AlibiShape::PerBatchHead,
-                    _ => return None,
-                });
-            }
+            "used" => case.used = Some(parse_lengths(value)?),
             "layout" => {
                 case.layout = match value {
                     "bshd" => LayoutKind::Bshd,
@@ -142,6 +115,7 @@ fn parse_word(case: &mut Case, kv_heads: &mut Option<usize>, word: &str) -> Opti
                     _ => return None,
                 };
             }
+            "sms" => case.multiprocessors = Some(value.parse().ok().filter(|&count| count > 0)?),
             "seed" => case.seed = value.parse().ok()?,
             _ => return None,
         }
@@ -152,6 +126,7 @@ fn parse_word(case: &mut Case, kv_heads: &mut Option<usize>, word: &str) -> Opti
         "bf16" => case.element = ElementType::Bf16,
         "f32" => case.element = ElementType::F32,
         "unaligned" => case.unaligned = true,
+        "device-lengths" => case.device_lengths = true,
         _ => {
             let (name, value) = word.split_at_checked(1)?;
             if name == "h" {
@@ -186,27 +161,6 @@ fn parse_lengths(value: &str) -> Option<Vec<(usize, usize)>> {
         .collect()
 }
 
-fn parse_mask(value: &str) -> Option<Mask> {
-    let side = |text: &str| match text {
-        "-1" => Some(None),
-        keys => keys.parse().ok().map(Some),
-    };
-    match value {
-        "none" => Some(Mask::None),
-        "causal" => Some(Mask::causal()),
-        "causal-top-left" => Some(Mask::Causal {
-            align: Align::TopLeft,
-        }),
-        _ => {
-            let (left, right) = value.strip_prefix("window,")?.split_once(',')?;
-            Some(Mask::Window {
-                left: side(left)?,
-                right: side(right)?,
-            })
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,6 +182,10 @@ mod tests {
     fn reads_like_the_problem() {
         let text = "packed=3x5,0x7 h8/2 d64 bf16 mask=window,-1,4 scale=0.5 softcap=30 alibi=batch layout=bhsd unaligned seed=7";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "packed=3x5,0x7 h2 d64 f16 sinks used=1x5,0x2 device-lengths sms=3 seed=1";
+        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "b2 q3 k5 h2 d64 f16 bias keymask layout=gaps used=1x5,0x2 seed=1";
+        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q113 k203 h6 d40 f16 mask=causal-top-left seed=0";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
     }
@@ -238,9 +196,11 @@ mod tests {
         assert!(error("b1 q2 k3 zebra").starts_with("`zebra` is not part of a case"));
         assert!(error("mask=window,1").starts_with("`mask=window,1`"));
         assert!(error("h6/4").starts_with("no such problem: q has 6 heads"));
-        assert!(
-            error("packed=9999999999x1").starts_with("no such problem: 10000000000 packed rows")
-        );
+        assert!(error("packed=9999999999x1").starts_with("no such problem: "));
+        assert!(error("packed=3x3 bias").starts_with("no such problem: bias needs dense tensors"));
+        assert!(error("b2 q3 k3 used=1x1").contains("1 used lengths are given for 2 sequences"));
+        assert!(error("q3 k3 used=1x4").contains("key_lengths[0] is 4, but sequence 0 has 3 rows"));
+        assert!(error("sms=0").starts_with("`sms=0` is not part"));
         assert!(error("é").starts_with("`é`"));
     }
 

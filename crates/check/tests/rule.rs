@@ -7,15 +7,15 @@ use warptile_check::{Case, Failure, Inputs, Lengths, ResultBuffers, reference};
 
 /// Computes `case` from the data of another case of the same shape.
 fn run<T: Element>(case: &Case, inputs: &Inputs<T>) -> ResultBuffers<T> {
-    let problem = case.problem();
+    let call = case.call();
     let mut result = case.result::<T>();
     forward_cpu(
-        &problem,
+        &call,
         inputs.q.view(),
         inputs.k.view(),
         inputs.v.view(),
-        inputs.slopes().filter(|_| case.alibi.is_some()),
-        ViewMut::new(&mut result.out[result.offset..], *problem.out()),
+        &inputs.operands(),
+        ViewMut::new(&mut result.out[result.offset..], *call.out()),
         Some(&mut result.lse),
     )
     .unwrap();
@@ -46,17 +46,12 @@ fn small_problems_have_a_floor_but_no_loophole() {
             ..case.clone()
         };
         let mut fewer = inputs.clone();
-        fewer.k.layout = *short.problem().k();
-        fewer.v.layout = *short.problem().v();
+        fewer.k.layout = *short.call().k();
+        fewer.v.layout = *short.call().v();
         let dropped = run(&short, &fewer);
-        let scale = Some(case.problem().scale() * 1.001);
-        let scaled = run(
-            &Case {
-                scale,
-                ..case.clone()
-            },
-            &inputs,
-        );
+        let mut off = case.clone();
+        off.scoring.scale = Some(case.call().scale() * 1.001);
+        let scaled = run(&off, &inputs);
         for wrong in [dropped, scaled] {
             let judged = case.check_against(&expected, &wrong);
             let Err(Failure::Wrong { out, .. }) = judged else {
@@ -84,6 +79,7 @@ fn right_results_of_small_problems_pass_in_every_type() {
         "b1 q1 k64 h1 d64",
         "b1 q1 k8 h1 d8 softcap=50",
         "b1 q2 k9 h2 d16 alibi=head mask=causal",
+        "b1 q2 k9 h2 d16 sinks bias keymask",
     ] {
         all_pass::<f32>(text);
         all_pass::<f16>(text);
@@ -138,31 +134,41 @@ fn a_wrong_lse_is_caught() {
 #[test]
 fn planted_mistakes_are_caught() {
     type Mistake = (&'static str, fn(&mut Case));
-    const MISTAKES: [Mistake; 7] = [
+    const MISTAKES: [Mistake; 11] = [
         ("scale off by a thousandth", |case| {
-            case.scale = Some(case.problem().scale() * 1.001);
+            case.scoring.scale = Some(case.call().scale() * 1.001);
         }),
         ("sign of the scale", |case| {
-            case.scale = Some(-case.problem().scale());
+            case.scoring.scale = Some(-case.call().scale());
         }),
-        ("no softcap", |case| case.softcap = None),
-        ("no ALiBi", |case| case.alibi = None),
-        ("no mask", |case| case.mask = Mask::None),
+        ("no softcap", |case| case.scoring.softcap = None),
+        ("no ALiBi", |case| case.scoring.alibi = None),
+        ("no sinks", |case| case.scoring.sinks = false),
+        ("no bias", |case| case.scoring.bias = false),
+        ("no key mask", |case| case.scoring.key_mask = false),
+        ("no mask", |case| case.scoring.mask = Mask::None),
         ("mask aligned top-left", |case| {
-            if case.mask == Mask::causal() {
-                case.mask = Mask::Causal {
+            if case.scoring.mask == Mask::causal() {
+                case.scoring.mask = Mask::Causal {
                     align: Align::TopLeft,
                 };
             }
         }),
-        ("one key more than the mask shows", |case| match case.mask {
-            Mask::Causal {
-                align: Align::BottomRight,
-            } => case.mask = Mask::window(None, 1),
-            Mask::Window { left, right } => {
-                case.mask = Mask::window(left, right.map(|keys| keys + 1));
+        ("one key more than the mask shows", |case| {
+            match case.scoring.mask {
+                Mask::Causal {
+                    align: Align::BottomRight,
+                } => case.scoring.mask = Mask::window(None, 1),
+                Mask::Window { left, right } => {
+                    case.scoring.mask = Mask::window(left, right.map(|keys| keys + 1));
+                }
+                _ => {}
             }
-            _ => {}
+        }),
+        ("one used key less", |case| {
+            for used in case.used.iter_mut().flatten() {
+                used.1 = used.1.saturating_sub(1);
+            }
         }),
     ];
     fn property(case: Any, mistake: usize) -> TestResult {
@@ -178,16 +184,19 @@ fn planted_mistakes_are_caught() {
         }
         let inputs = case.inputs::<f32>();
         let mut wrong_inputs = inputs.clone();
-        if wrong.alibi.is_none() {
-            wrong_inputs.alibi.clear();
-        }
+        wrong_inputs.slopes = wrong_inputs
+            .slopes
+            .filter(|_| wrong.scoring.alibi.is_some());
+        wrong_inputs.sinks = wrong_inputs.sinks.filter(|_| wrong.scoring.sinks);
+        wrong_inputs.bias = wrong_inputs.bias.filter(|_| wrong.scoring.bias);
+        wrong_inputs.key_mask = wrong_inputs.key_mask.filter(|_| wrong.scoring.key_mask);
         let expected = case.expectation(&inputs).unwrap();
         let unexpected = reference(
-            &wrong.problem(),
+            &wrong.call(),
             wrong_inputs.q.view(),
             wrong_inputs.k.view(),
             wrong_inputs.v.view(),
-            wrong_inputs.slopes(),
+            &wrong_inputs.operands(),
         )
         .unwrap();
         let mut pairs = expected.out().iter().zip(&unexpected.out);
@@ -212,7 +221,6 @@ fn one_wrong_element_is_caught() {
     for seed in 0..200 {
         let case = Case {
             element: ElementType::F32,
-            softcap: None,
             ..Case::random(seed, 60)
         };
         let inputs = case.inputs::<f32>();

@@ -276,6 +276,17 @@ impl<T: Pod> DeviceBuffer<T> {
 }
 
 impl<'a, T: Pod> DeviceSlice<'a, T> {
+    /// The same bytes, without the type.
+    #[must_use]
+    pub fn into_bytes(self) -> DeviceSlice<'a, u8> {
+        DeviceSlice {
+            memory: self.memory,
+            pointer: self.pointer,
+            len: self.len * size_of::<T>(),
+            element: PhantomData,
+        }
+    }
+
     /// How many elements.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -390,6 +401,13 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
 }
 
 impl<'a, T: Pod> DeviceSliceMut<'a, T> {
+    /// The same bytes, without the type and the right to write them: for a list of what a launch uses, which still borrows the
+    /// buffer exclusively.
+    #[must_use]
+    pub fn into_bytes(self) -> DeviceSlice<'a, u8> {
+        self.view.into_bytes()
+    }
+
     /// The same elements, shared.
     #[must_use]
     pub fn as_slice(&self) -> DeviceSlice<'_, T> {

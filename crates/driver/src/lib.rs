@@ -57,8 +57,10 @@ mod kernel;
 mod launch;
 mod module;
 mod pinned;
+mod shim;
 mod stream;
 mod tensor_map;
+pub use shim::*;
 
 pub use buffer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use context::{Context, Current};

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::io::{self, Read};
 
-use crate::tiling::Tiling;
+use crate::capability::{Features, Role, Schedule};
+use crate::shape::TileShape;
 
 /// The element type of Q, K, V and the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -126,27 +127,34 @@ pub struct Image {
     pub kernel: &'static str,
     /// Name of the entry function inside the image.
     pub entry: &'static str,
-    /// Kernel family.
+    /// Kernel family: how it computes.
     pub family: Family,
+    /// The step of a computation that it is for.
+    pub role: Role,
+    /// How tiles come to its CTAs.
+    pub schedule: Schedule,
+    /// What it can do beside plain attention.
+    pub features: Features,
     /// What it was compiled for.
     pub target: Target,
     /// Element type of the tensors.
     pub element: ElementType,
     /// Tile shape.
-    pub tiling: Tiling,
+    pub tiling: TileShape,
     /// The compiler's resource report.
     pub resources: Resources,
-    /// Size of the kernel's parameter block in bytes.
+    /// [`Declared::HASH`](crate::abi::Declared::HASH) of the parameter block it takes.
+    pub abi_hash: u64,
+    /// Size of that block in bytes.
     pub param_bytes: u32,
     /// Compiler and version, such as `NVRTC 12.8.93`.
     pub toolchain: &'static str,
-    /// Compiler flags, separated by blanks.
-    pub flags: &'static str,
     /// SHA-256 over the sources the image was compiled from.
     pub source_hash: &'static str,
     /// SHA-256 of the image.
     pub sha256: &'static str,
-    /// The pack it lies in, as embedded, zstd-compressed: all cubins of the kernel, or all its PTX, one after the other.
+    /// The pack it lies in, as embedded, zstd-compressed: the images of the kernel for one cargo feature, one after the
+    /// other.
     pub pack: &'static [u8],
     /// Where the image begins in the unpacked pack, in bytes.
     pub offset: usize,

@@ -4,16 +4,34 @@
 //!
 //! Words: a *kernel* is one compiled instance, named `{family}_{tiling}` such as `scalar_d64_32x64_w4_s2`; an *image* is
 //! that kernel for one element type and one target, named `{kernel}_{element}_{target}`.
+//!
+//! # Cargo features
+//! One for each architecture, all on by default. Without one, its images are in neither the catalog nor the program:
+//!
+//! | feature | images | GPUs |
+//! |---|---|---|
+//! | `sm_80` | `sm_80` | compute capability 8.x |
+//! | `sm_90` | `sm_90`, `sm_90a` | 9.0 |
+//! | `sm_100` | `sm_100` | 10.x |
+//! | `sm_120` | `sm_120` | 12.x |
+//! | `ptx` | `compute_80`, `compute_89` | any other from 8.0 on: the driver compiles |
 
+pub mod abi;
+mod capability;
 pub mod elf;
+#[rustfmt::skip]
+#[path = "generated/catalog.rs"]
+mod generated;
 mod image;
 pub mod record;
-mod tiling;
+mod shape;
+pub mod tiling;
 
+pub use capability::{Features, Role, Schedule};
 pub use image::{ElementType, Family, Image, Resources, Target, UnpackError};
-pub use tiling::Tiling;
+pub use shape::TileShape;
 
-include!(concat!(env!("OUT_DIR"), "/catalog.rs"));
+use generated::{CATALOG, PACKS};
 
 /// Every embedded image, ordered by name.
 #[must_use]

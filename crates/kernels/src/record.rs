@@ -2,7 +2,7 @@
 //! saw them. Tests hold it against the Rust side, so the two cannot drift.
 
 use crate::elf::{Elf, ElfError};
-use crate::tiling::Tiling;
+use crate::shape::TileShape;
 
 /// Symbol of the record in a cubin.
 pub const SYMBOL: &str = "warptile_record";
@@ -59,7 +59,7 @@ const RECORD_BYTES: usize = TILING_WORDS * 4 + PARAM_MEMBERS.len() * 8;
 #[non_exhaustive]
 pub struct ImageRecord {
     /// Tile shape.
-    pub tiling: Tiling,
+    pub tiling: TileShape,
     /// Size of one tensor element in bytes.
     pub element_bytes: u32,
     /// Dynamic shared memory in bytes the launch must ask for.
@@ -101,7 +101,7 @@ impl ImageRecord {
         }
         // Field order is the C++ declaration order.
         Ok(Self {
-            tiling: Tiling {
+            tiling: TileShape {
                 block_m: word(),
                 block_n: word(),
                 head_dim: word(),

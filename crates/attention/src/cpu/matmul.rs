@@ -12,7 +12,7 @@ use crate::element::Element;
 pub(super) const PANEL: usize = 32;
 
 /// Widest row a panel matrix is made from: the largest head size.
-const MAX_ROW: usize = crate::problem::MAX_HEAD_DIM;
+const MAX_ROW: usize = crate::layout::MAX_HEAD_DIM;
 
 /// The right operand of a product: `depth` rows, cut into panels of [`PANEL`] columns. A panel is contiguous, row by row;
 /// columns beyond the last are 0.

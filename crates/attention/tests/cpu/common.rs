@@ -27,16 +27,16 @@ impl std::fmt::Debug for Any {
 
 /// Runs a case on the CPU path into poisoned buffers.
 pub(crate) fn run<T: Element>(case: &Case) -> (Inputs<T>, ResultBuffers<T>) {
-    let problem = case.problem();
+    let call = case.call();
     let inputs = case.inputs::<T>();
     let mut result = case.result::<T>();
     forward_cpu(
-        &problem,
+        &call,
         inputs.q.view(),
         inputs.k.view(),
         inputs.v.view(),
-        inputs.slopes(),
-        ViewMut::new(&mut result.out[result.offset..], *problem.out()),
+        &inputs.operands(),
+        ViewMut::new(&mut result.out[result.offset..], *call.out()),
         Some(&mut result.lse),
     )
     .unwrap();

@@ -3,7 +3,7 @@
 use half::f16;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
-use warptile::{Element, Layout, Mask, Problem, View, ViewMut, forward_cpu};
+use warptile::{Call, Element, Layout, Mask, Operands, Scoring, View, ViewMut, forward_cpu};
 use warptile_check::Expectation;
 
 fn read(name: &str) -> Vec<u8> {
@@ -37,13 +37,13 @@ fn minilm(mask: Mask, suffix: &str) {
         values.into_iter().map(f64::from).collect()
     };
     let (out, lse) = (wide("out"), wide("lse"));
-    let problem = Problem::builder(&layout, &layout, &layout, f16::TYPE)
-        .mask(mask)
+    let call = Call::builder(&layout, &layout, &layout, f16::TYPE)
+        .scoring(Scoring::new().mask(mask))
         .build()
         .unwrap();
 
     // The file holds f64 results rounded to f32.
-    let ours = Expectation::new(&problem, q, k, v, None).unwrap();
+    let ours = Expectation::new(&call, q, k, v, &Operands::none()).unwrap();
     for (ours, theirs) in [(ours.out(), &out), (ours.lse(), &lse)] {
         assert_eq!(ours.len(), theirs.len());
         for (a, b) in ours.iter().zip(theirs) {
@@ -57,7 +57,7 @@ fn minilm(mask: Mask, suffix: &str) {
     let mut out = vec![f16::NAN; expected.out().len()];
     let mut lse = vec![f32::NAN; expected.lse().len()];
     let view = ViewMut::new(&mut out[..], layout);
-    forward_cpu(&problem, q, k, v, None, view, Some(&mut lse)).unwrap();
+    forward_cpu(&call, q, k, v, &Operands::none(), view, Some(&mut lse)).unwrap();
     for (verdict, loosest) in [
         (expected.judge_out(&out), 1e-2),
         (expected.judge_lse(&lse), 1e-4),

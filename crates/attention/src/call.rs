@@ -1,0 +1,523 @@
+//! One computation over tensors of known layout, validated once.
+
+mod builder;
+
+use std::fmt;
+
+use crate::element::{Element, ElementType};
+use crate::error::{Error, Result};
+use crate::layout::{Layout, View};
+use crate::lengths::SideLengths;
+use crate::mask::Mask;
+use crate::problem::Problem;
+use crate::scoring::Scoring;
+
+pub use builder::CallBuilder;
+pub(crate) use builder::check_layout;
+
+/// One attention computation over tensors of known layout and with known lengths: validated when built, immutable after.
+///
+/// For each batch entry and head, with the key/value head `h / (heads / kv_heads)`:
+/// `score = scale * q.k`, then `softcap * tanh(score / softcap)` if there is a softcap, then
+/// `- slope * |i + key_len - query_len - j|` if there are ALiBi slopes, then the bias, then the masks;
+/// `out = softmax(score) v` and `lse = ln(sum(exp(score)))`. With sinks, the denominator has one more term, `exp(sink)` of the
+/// head. A query that sees no key has `out = 0` and `lse = -inf`; with a sink, `lse` is the sink.
+///
+/// ```
+/// use warptile::{Call, ElementType, Layout, Mask, Scoring};
+///
+/// let q = Layout::bshd([2, 100, 8, 64]);
+/// let kv = Layout::bshd([2, 300, 2, 64]); // four query heads share a key/value head
+/// let call = Call::builder(&q, &kv, &kv, ElementType::F16)
+///     .scoring(Scoring::new().mask(Mask::causal()))
+///     .build()?;
+/// assert_eq!(call.scale(), 0.125); // 1 / sqrt(64)
+/// # Ok::<(), warptile::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Call {
+    element: ElementType,
+    q: Layout,
+    k: Layout,
+    v: Layout,
+    out: Layout,
+    /// Broadcast to every entry, with steps of 0.
+    bias: Option<Layout>,
+    key_mask: Option<Layout>,
+    batch: usize,
+    queries: SideLengths,
+    keys: SideLengths,
+    scoring: Scoring,
+    want_lse: bool,
+    aligned: bool,
+}
+
+/// What a call on the host reads beside q, k and v: each exactly if the call was built with it.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Operands<'a, T> {
+    /// ALiBi slopes, [`Scoring::slope_count`] of them.
+    pub slopes: Option<&'a [f32]>,
+    /// One logit per query head.
+    pub sinks: Option<&'a [f32]>,
+    /// The additive bias, reaching as far as [`Call::bias`].
+    pub bias: Option<&'a [T]>,
+    /// The key mask, reaching as far as [`Call::key_mask`]; 0 hides a key.
+    pub key_mask: Option<&'a [u8]>,
+}
+
+impl<T> Default for Operands<'_, T> {
+    fn default() -> Self {
+        Operands {
+            slopes: None,
+            sinks: None,
+            bias: None,
+            key_mask: None,
+        }
+    }
+}
+
+impl<'a, T> Operands<'a, T> {
+    /// None.
+    #[must_use]
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// With ALiBi slopes.
+    #[must_use]
+    pub fn slopes(self, slopes: &'a [f32]) -> Self {
+        Operands {
+            slopes: Some(slopes),
+            ..self
+        }
+    }
+
+    /// With sinks.
+    #[must_use]
+    pub fn sinks(self, sinks: &'a [f32]) -> Self {
+        Operands {
+            sinks: Some(sinks),
+            ..self
+        }
+    }
+
+    /// With a bias.
+    #[must_use]
+    pub fn bias(self, bias: &'a [T]) -> Self {
+        Operands {
+            bias: Some(bias),
+            ..self
+        }
+    }
+
+    /// With a key mask.
+    #[must_use]
+    pub fn key_mask(self, key_mask: &'a [u8]) -> Self {
+        Operands {
+            key_mask: Some(key_mask),
+            ..self
+        }
+    }
+}
+
+/// Where one sequence of the batch lies in the tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sequence {
+    /// Index in the batch.
+    pub batch: usize,
+    /// Index along the first dimension of q and out: `batch`, or 0 if they are packed.
+    pub q_entry: usize,
+    /// First row of q and out.
+    pub q_start: usize,
+    /// Rows of q and out.
+    pub q_len: usize,
+    /// Index along the first dimension of k and v.
+    pub k_entry: usize,
+    /// First row of k and v.
+    pub k_start: usize,
+    /// Rows of k and v.
+    pub k_len: usize,
+}
+
+impl Call {
+    /// Starts the description of attention between tensors of these layouts, all of one element type.
+    pub fn builder<'a>(
+        q: &Layout,
+        k: &Layout,
+        v: &Layout,
+        element: ElementType,
+    ) -> CallBuilder<'a> {
+        CallBuilder::new(q, k, v, element)
+    }
+
+    /// Element type of q, k, v and out.
+    #[must_use]
+    pub const fn element(&self) -> ElementType {
+        self.element
+    }
+
+    /// Sequences.
+    #[must_use]
+    pub const fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// Queries of a sequence; of the longest where they differ.
+    #[must_use]
+    pub const fn query_len(&self) -> usize {
+        self.queries.bound
+    }
+
+    /// Keys of a sequence; of the longest where they differ.
+    #[must_use]
+    pub const fn key_len(&self) -> usize {
+        self.keys.bound
+    }
+
+    /// The lengths of the queries.
+    #[must_use]
+    pub const fn queries(&self) -> &SideLengths {
+        &self.queries
+    }
+
+    /// The lengths of the keys and values.
+    #[must_use]
+    pub const fn keys(&self) -> &SideLengths {
+        &self.keys
+    }
+
+    /// Whether only the device knows some length.
+    #[must_use]
+    pub const fn lengths_on_device(&self) -> bool {
+        self.queries.on_device() || self.keys.on_device()
+    }
+
+    /// Query heads.
+    #[must_use]
+    pub const fn heads(&self) -> usize {
+        self.q.heads()
+    }
+
+    /// Key/value heads.
+    #[must_use]
+    pub const fn kv_heads(&self) -> usize {
+        self.k.heads()
+    }
+
+    /// Query heads that share a key/value head.
+    #[must_use]
+    pub const fn group_size(&self) -> usize {
+        self.heads() / self.kv_heads()
+    }
+
+    /// Head size.
+    #[must_use]
+    pub const fn head_dim(&self) -> usize {
+        self.q.head_dim()
+    }
+
+    /// The options.
+    #[must_use]
+    pub const fn scoring(&self) -> &Scoring {
+        &self.scoring
+    }
+
+    /// Which keys a query sees.
+    #[must_use]
+    pub const fn mask(&self) -> Mask {
+        self.scoring.mask
+    }
+
+    /// Factor of `q.k`: finite, 0 and negative allowed.
+    #[must_use]
+    pub fn scale(&self) -> f32 {
+        self.scoring.scale_of(self.head_dim())
+    }
+
+    /// Layout of the bias, `[batch, queries, heads, keys]`, broadcast by steps of 0.
+    #[must_use]
+    pub const fn bias(&self) -> Option<&Layout> {
+        self.bias.as_ref()
+    }
+
+    /// Layout of the key mask, as [`Call::bias`].
+    #[must_use]
+    pub const fn key_mask(&self) -> Option<&Layout> {
+        self.key_mask.as_ref()
+    }
+
+    /// Whether the lse is wanted.
+    #[must_use]
+    pub const fn wants_lse(&self) -> bool {
+        self.want_lse
+    }
+
+    /// Whether every tensor's rows start at multiples of 16 bytes: the strides tell for all rows but the first, whose address
+    /// is taken to be one unless the call was built with [`CallBuilder::unaligned_addresses`].
+    #[must_use]
+    pub fn is_aligned(&self) -> bool {
+        self.aligned
+            && [&self.q, &self.k, &self.v, &self.out]
+                .into_iter()
+                .all(|layout| layout.steps_aligned(self.element.size()))
+    }
+
+    /// What is fixed of the call, bounds rounded up: what a plan is made for and found again by.
+    #[must_use]
+    pub fn problem(&self) -> Problem {
+        Problem::of(self)
+    }
+
+    /// Layout of q.
+    #[must_use]
+    pub const fn q(&self) -> &Layout {
+        &self.q
+    }
+
+    /// Layout of k.
+    #[must_use]
+    pub const fn k(&self) -> &Layout {
+        &self.k
+    }
+
+    /// Layout of v.
+    #[must_use]
+    pub const fn v(&self) -> &Layout {
+        &self.v
+    }
+
+    /// Layout of the output.
+    #[must_use]
+    pub const fn out(&self) -> &Layout {
+        &self.out
+    }
+
+    /// Every sequence of the batch in order. Where only the device knows the lengths, each is as long as it can be.
+    pub fn sequences(&self) -> impl Iterator<Item = Sequence> + '_ {
+        (0..self.batch).map(|batch| self.sequence(batch))
+    }
+
+    fn sequence(&self, batch: usize) -> Sequence {
+        let (q_start, q_len) = self.queries.sequence(batch);
+        let (k_start, k_len) = self.keys.sequence(batch);
+        Sequence {
+            batch,
+            q_entry: if self.queries.is_packed() { 0 } else { batch },
+            q_start,
+            q_len,
+            k_entry: if self.keys.is_packed() { 0 } else { batch },
+            k_start,
+            k_len,
+        }
+    }
+
+    /// Shape of the lse, contiguous: `[batch, heads, query_len]`, or for packed sequences `[1, heads, rows of q]`.
+    #[must_use]
+    pub const fn lse_shape(&self) -> [usize; 3] {
+        [self.q.batch(), self.heads(), self.q.rows()]
+    }
+
+    /// Elements of the lse.
+    #[must_use]
+    pub fn lse_len(&self) -> usize {
+        // Below the number of elements of q, which is validated.
+        self.lse_shape().iter().product()
+    }
+
+    /// Offset in the lse of the first row of a sequence and head; rows are contiguous.
+    #[must_use]
+    pub const fn lse_offset(&self, sequence: &Sequence, head: usize) -> usize {
+        (sequence.q_entry * self.heads() + head) * self.q.rows() + sequence.q_start
+    }
+
+    /// Checks the arguments of a call on the host: layouts, buffers, and what comes beside them.
+    ///
+    /// # Errors
+    /// An [`Error`] that names the argument and the rule.
+    pub fn check_inputs<T: Element>(
+        &self,
+        q: &View<'_, T>,
+        k: &View<'_, T>,
+        v: &View<'_, T>,
+        operands: &Operands<'_, T>,
+    ) -> Result<()> {
+        for (argument, view, layout) in [("q", q, &self.q), ("k", k, &self.k), ("v", v, &self.v)] {
+            if T::TYPE != self.element {
+                return Err(Error::ElementMismatch {
+                    argument,
+                    expected: self.element,
+                    found: T::TYPE,
+                });
+            }
+            check_layout(argument, &view.layout, layout)?;
+            view.layout.check_buffer(argument, view.data.len())?;
+        }
+        for (argument, side) in [
+            ("query lengths", &self.queries),
+            ("key lengths", &self.keys),
+        ] {
+            if side.on_device() {
+                return Err(Error::Presence {
+                    argument,
+                    rule: "are on a GPU, but the tensors are in host memory",
+                });
+            }
+        }
+        self.check_slopes(operands.slopes)?;
+        self.check_sinks(operands.sinks)?;
+        let reach = |layout: Option<&Layout>| layout.map(|layout| layout.reach());
+        let tensors = [
+            ("bias", reach(self.bias()), operands.bias.map(<[T]>::len)),
+            (
+                "key_mask",
+                reach(self.key_mask()),
+                operands.key_mask.map(<[u8]>::len),
+            ),
+        ];
+        for (argument, needed, available) in tensors {
+            expect_presence(argument, needed.is_some(), available.is_some())?;
+            let (needed, available) = (needed.unwrap_or(0), available.unwrap_or(0));
+            if available < needed {
+                return Err(Error::BufferTooSmall {
+                    argument,
+                    needed,
+                    available,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks slopes against the options: given exactly if there is ALiBi, of the right number, finite.
+    ///
+    /// # Errors
+    /// [`Error::Presence`], [`Error::Count`] or [`Error::NonFinite`].
+    pub fn check_slopes(&self, slopes: Option<&[f32]>) -> Result<()> {
+        let needed = self.scoring.slope_count(self.batch, self.heads());
+        check_values(
+            "alibi_slopes",
+            self.scoring.alibi.is_some(),
+            slopes,
+            needed,
+            |x| x.is_finite(),
+        )
+    }
+
+    /// Checks sinks against the options: given exactly if there are any, one per head, not NaN and not infinite upwards.
+    ///
+    /// # Errors
+    /// As [`Call::check_slopes`].
+    pub fn check_sinks(&self, sinks: Option<&[f32]>) -> Result<()> {
+        check_values("sinks", self.scoring.sinks, sinks, self.heads(), |x| {
+            x.is_finite()
+        })
+    }
+
+    /// Visible (query, key) pairs of one head, summed over the batch; a key mask is not counted.
+    #[must_use]
+    pub fn visible_pairs(&self) -> u128 {
+        let pairs = |queries, keys| self.mask().visible_pairs(queries, keys);
+        match self.queries.used.is_given()
+            || self.keys.used.is_given()
+            || self.queries.is_packed()
+            || self.keys.is_packed()
+        {
+            false => self.batch as u128 * pairs(self.query_len(), self.key_len()),
+            true => self
+                .sequences()
+                .map(|sequence| pairs(sequence.q_len, sequence.k_len))
+                .sum(),
+        }
+    }
+
+    /// Arithmetic of the forward pass by the usual count: four operations per visible pair, head and head dimension.
+    #[must_use]
+    pub fn flops(&self) -> u128 {
+        4 * self.visible_pairs() * self.heads() as u128 * self.head_dim() as u128
+    }
+}
+
+fn check_values(
+    argument: &'static str,
+    wanted: bool,
+    values: Option<&[f32]>,
+    needed: usize,
+    allowed: impl Fn(f32) -> bool,
+) -> Result<()> {
+    expect_presence(argument, wanted, values.is_some())?;
+    let Some(values) = values else { return Ok(()) };
+    if values.len() != needed {
+        return Err(Error::Count {
+            argument,
+            found: values.len(),
+            needed,
+        });
+    }
+    match values.iter().find(|value| !allowed(**value)) {
+        Some(&value) => Err(Error::NonFinite { argument, value }),
+        None => Ok(()),
+    }
+}
+
+/// Whether an argument is there exactly if the options ask for it.
+pub(crate) fn expect_presence(argument: &'static str, wanted: bool, given: bool) -> Result<()> {
+    match (wanted, given) {
+        (true, false) => Err(Error::Presence {
+            argument,
+            rule: "is missing, but the options ask for it",
+        }),
+        (false, true) => Err(Error::Presence {
+            argument,
+            rule: "is given, but the options do not ask for it",
+        }),
+        _ => Ok(()),
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.element, counted(self.batch, "sequence"))?;
+        if self.queries.is_packed() || self.keys.is_packed() {
+            f.write_str(" (packed)")?;
+        }
+        write!(f, ", {}", counted(self.heads(), "head"))?;
+        if self.kv_heads() != self.heads() {
+            write!(f, " ({} for keys and values)", self.kv_heads())?;
+        }
+        write!(
+            f,
+            ", {} x {} rows, head size {}",
+            self.query_len(),
+            self.key_len(),
+            self.head_dim(),
+        )?;
+        let scoring = self.scoring.to_string();
+        if !scoring.is_empty() {
+            write!(f, ", {scoring}")?;
+        }
+        Ok(())
+    }
+}
+
+fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// The element type that q, k and v share, for callers who learn their types at run time.
+///
+/// # Errors
+/// [`Error::ElementMismatch`] naming the first tensor that differs from `q`.
+pub fn common_element(q: ElementType, k: ElementType, v: ElementType) -> Result<ElementType> {
+    for (argument, found) in [("k", k), ("v", v)] {
+        if found != q {
+            return Err(Error::ElementMismatch {
+                argument,
+                expected: q,
+                found,
+            });
+        }
+    }
+    Ok(q)
+}

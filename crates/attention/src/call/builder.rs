@@ -1,0 +1,281 @@
+//! How a call is described and checked.
+
+use crate::call::Call;
+use crate::element::ElementType;
+use crate::error::{Error, Result};
+use crate::layout::{DIMENSIONS, Layout, MAX_HEAD_DIM, MAX_LEN};
+use crate::lengths::{KEYS, LengthsRequest, QUERIES, Request};
+use crate::scoring::Scoring;
+
+/// Describes a [`Call`]; made by [`Call::builder`].
+#[derive(Debug, Clone)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct CallBuilder<'a> {
+    element: ElementType,
+    q: Layout,
+    k: Layout,
+    v: Layout,
+    out: Option<Layout>,
+    bias: Option<Layout>,
+    key_mask: Option<Layout>,
+    queries: LengthsRequest<'a>,
+    keys: LengthsRequest<'a>,
+    scoring: Scoring,
+    want_lse: bool,
+    aligned: bool,
+}
+
+impl<'a> CallBuilder<'a> {
+    pub(super) fn new(q: &Layout, k: &Layout, v: &Layout, element: ElementType) -> Self {
+        CallBuilder {
+            element,
+            q: *q,
+            k: *k,
+            v: *v,
+            out: None,
+            bias: None,
+            key_mask: None,
+            queries: LengthsRequest::default(),
+            keys: LengthsRequest::default(),
+            scoring: Scoring::default(),
+            want_lse: true,
+            aligned: true,
+        }
+    }
+
+    /// The options. Default: none.
+    pub fn scoring(mut self, scoring: Scoring) -> Self {
+        self.scoring = scoring;
+        self
+    }
+
+    /// Queries and keys are packed: [`packed_queries`](Self::packed_queries) and [`packed_keys`](Self::packed_keys).
+    pub fn packed(self, query_offsets: &'a [i32], key_offsets: &'a [i32]) -> Self {
+        self.packed_queries(query_offsets).packed_keys(key_offsets)
+    }
+
+    /// The queries of different sequences lie one after the other along the rows of a q whose batch extent is 1. Sequence `b`
+    /// has rows `offsets[b]..offsets[b + 1]`. Rows past the last offset are padding: never read, never written.
+    pub fn packed_queries(mut self, offsets: &'a [i32]) -> Self {
+        self.queries.offsets = Request::Host(offsets);
+        self
+    }
+
+    /// As [`packed_queries`](Self::packed_queries), of k and v.
+    pub fn packed_keys(mut self, offsets: &'a [i32]) -> Self {
+        self.keys.offsets = Request::Host(offsets);
+        self
+    }
+
+    /// Of each sequence's queries only the first `lengths[b]` are computed.
+    pub fn query_lengths(mut self, lengths: &'a [i32]) -> Self {
+        self.queries.used = Request::Host(lengths);
+        self
+    }
+
+    /// Of each sequence's keys only the first `lengths[b]` exist. The bottom-right alignment of masks and ALiBi counts from
+    /// them.
+    pub fn key_lengths(mut self, lengths: &'a [i32]) -> Self {
+        self.keys.used = Request::Host(lengths);
+        self
+    }
+
+    /// The queries are packed, and their `sequences + 1` offsets are on the device; no sequence is taken to be longer than
+    /// `longest`. The kernels clamp what they read there.
+    pub fn device_query_offsets(mut self, sequences: usize, longest: usize) -> Self {
+        self.queries.offsets = Request::Device(sequences.saturating_add(1));
+        self.queries.longest = Some(longest);
+        self
+    }
+
+    /// As [`device_query_offsets`](Self::device_query_offsets), of k and v.
+    pub fn device_key_offsets(mut self, sequences: usize, longest: usize) -> Self {
+        self.keys.offsets = Request::Device(sequences.saturating_add(1));
+        self.keys.longest = Some(longest);
+        self
+    }
+
+    /// As [`query_lengths`](Self::query_lengths), on the device.
+    pub fn device_query_lengths(mut self, sequences: usize) -> Self {
+        self.queries.used = Request::Device(sequences);
+        self
+    }
+
+    /// As [`key_lengths`](Self::key_lengths), on the device.
+    pub fn device_key_lengths(mut self, sequences: usize) -> Self {
+        self.keys.used = Request::Device(sequences);
+        self
+    }
+
+    pub(crate) fn lengths(mut self, queries: LengthsRequest<'a>, keys: LengthsRequest<'a>) -> Self {
+        (self.queries, self.keys) = (queries, keys);
+        self
+    }
+
+    /// Layout of the output. Default: dense, in the storage order of `q`.
+    pub fn out(mut self, out: Layout) -> Self {
+        self.out = Some(out);
+        self
+    }
+
+    /// Layout of the bias: shape `[batch, queries, heads, keys]`, where batch, queries and heads may be 1 for all. Needed
+    /// exactly if the options have one, which takes dense tensors.
+    pub fn bias(mut self, bias: Layout) -> Self {
+        self.bias = Some(bias);
+        self
+    }
+
+    /// Layout of the key mask, as [`bias`](Self::bias).
+    pub fn key_mask(mut self, key_mask: Layout) -> Self {
+        self.key_mask = Some(key_mask);
+        self
+    }
+
+    /// Whether to compute the lse. Default: yes.
+    pub fn want_lse(mut self, want_lse: bool) -> Self {
+        self.want_lse = want_lse;
+        self
+    }
+
+    /// For tensors that may start at addresses that are not multiples of 16 bytes: keeps kernels away that need one.
+    pub fn unaligned_addresses(mut self) -> Self {
+        self.aligned = false;
+        self
+    }
+
+    /// Checks everything and freezes the description.
+    ///
+    /// # Errors
+    /// An [`Error`] that names the argument and the rule it breaks.
+    pub fn build(self) -> Result<Call> {
+        let out = self.out.unwrap_or_else(|| self.q.dense_like());
+        let tensors = [
+            ("q", &self.q),
+            ("k", &self.k),
+            ("v", &self.v),
+            ("out", &out),
+        ];
+        let head_dim = self.q.head_dim();
+        if !head_dim.is_multiple_of(8) || !(8..=MAX_HEAD_DIM).contains(&head_dim) {
+            return Err(Error::HeadDimUnsupported { head_dim });
+        }
+        let (heads, kv_heads) = (self.q.heads(), self.k.heads());
+        if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return Err(Error::HeadsNotMultiple { heads, kv_heads });
+        }
+        let [entries, query_rows, ..] = self.q.shape;
+        let [key_entries, key_rows, ..] = self.k.shape;
+        let like_q = [key_entries, key_rows, kv_heads, head_dim];
+        expect_shape("k", &self.k, like_q, "q")?;
+        expect_shape("v", &self.v, like_q, "k")?;
+        expect_shape("out", &out, [entries, query_rows, heads, head_dim], "q")?;
+        for (argument, layout) in tensors {
+            for (&found, dimension) in layout.shape.iter().zip(DIMENSIONS) {
+                if found > MAX_LEN {
+                    return Err(Error::TooLong {
+                        argument,
+                        dimension,
+                        found,
+                        limit: MAX_LEN,
+                    });
+                }
+            }
+            layout.validate(argument)?;
+        }
+        if !out.is_overlap_free() {
+            return Err(Error::OutputOverlaps {
+                argument: "out",
+                other: "itself: its strides place two elements at one address".to_owned(),
+            });
+        }
+        self.scoring.validate()?;
+        let (queries, batch) = self.queries.check(QUERIES, entries, query_rows)?;
+        let (keys, key_batch) = self.keys.check(KEYS, key_entries, key_rows)?;
+        if key_batch != batch {
+            return Err(Error::Mismatch {
+                argument: "k",
+                dimension: "batch",
+                found: key_batch,
+                other: "q",
+                expected: batch,
+            });
+        }
+        if batch > MAX_LEN {
+            return Err(Error::TooLong {
+                argument: "q",
+                dimension: "batch",
+                found: batch,
+                limit: MAX_LEN,
+            });
+        }
+        let packed = queries.is_packed() || keys.is_packed();
+        let score_shape = [batch, query_rows, heads, key_rows];
+        let score_tensor = |argument, wanted, layout: Option<Layout>| {
+            super::expect_presence(argument, wanted, layout.is_some())?;
+            match layout {
+                Some(_) if packed => Err(Error::Presence {
+                    argument,
+                    rule: "needs dense tensors, but the sequences are packed",
+                }),
+                Some(layout) => layout.broadcast_to(argument, score_shape).map(Some),
+                None => Ok(None),
+            }
+        };
+        Ok(Call {
+            bias: score_tensor("bias", self.scoring.bias, self.bias)?,
+            key_mask: score_tensor("key_mask", self.scoring.key_mask, self.key_mask)?,
+            element: self.element,
+            q: self.q,
+            k: self.k,
+            v: self.v,
+            out,
+            batch,
+            queries,
+            keys,
+            scoring: self.scoring,
+            want_lse: self.want_lse,
+            aligned: self.aligned,
+        })
+    }
+}
+
+/// `other` is the tensor that the expected extents come from.
+fn expect_shape(
+    argument: &'static str,
+    layout: &Layout,
+    expected: [usize; 4],
+    other: &'static str,
+) -> Result<()> {
+    for ((&found, expected), dimension) in layout.shape.iter().zip(expected).zip(DIMENSIONS) {
+        if found != expected {
+            return Err(Error::Mismatch {
+                argument,
+                dimension,
+                found,
+                other,
+                expected,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a tensor lies as the call was told.
+pub(crate) fn check_layout(
+    argument: &'static str,
+    found: &Layout,
+    expected: &Layout,
+) -> Result<()> {
+    expect_shape(argument, found, expected.shape, "the call")?;
+    if found.strides != expected.strides {
+        return Err(Error::StridesDiffer {
+            argument,
+            expected: expected.strides,
+            found: found.strides,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,415 @@
+//! Every rule a problem can break, and what problems say of themselves.
+
+use super::*;
+use crate::call::{Operands, common_element};
+use crate::layout::MAX_LEN;
+use crate::mask::Mask;
+use crate::scoring::AlibiShape;
+
+fn build(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Call> {
+    Call::builder(
+        &Layout::bshd(q),
+        &Layout::bshd(k),
+        &Layout::bshd(v),
+        ElementType::F32,
+    )
+    .build()
+}
+
+fn message(result: Result<Call>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn head_size_not_a_multiple_of_8_or_over_256() {
+    for head_dim in [0, 4, 59, 264, 1 << 40] {
+        let shape = [1, 3, 2, head_dim];
+        let text = message(build(shape, shape, shape));
+        assert!(
+            text.starts_with(&format!("q has head size {head_dim};")),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn query_heads_not_a_multiple_of_key_value_heads() {
+    for (heads, kv_heads) in [(6, 4), (2, 4), (0, 1), (4, 0), (0, 0)] {
+        let text = message(build(
+            [1, 3, heads, 8],
+            [1, 3, kv_heads, 8],
+            [1, 3, kv_heads, 8],
+        ));
+        assert!(
+            text.starts_with(&format!("q has {heads} heads and k has {kv_heads};")),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn mismatched_dimensions_name_tensor_and_dimension() {
+    let q = [2, 3, 4, 16];
+    for (k, v, start) in [
+        ([3, 5, 2, 16], [2, 5, 2, 16], "v has batch 2, but k has 3"),
+        ([2, 5, 2, 16], [1, 5, 2, 16], "v has batch 1, but k has 2"),
+        (
+            [2, 5, 2, 24],
+            [2, 5, 2, 16],
+            "k has head size 24, but q has 16",
+        ),
+        (
+            [2, 5, 2, 16],
+            [2, 5, 2, 8],
+            "v has head size 8, but k has 16",
+        ),
+        ([2, 5, 2, 16], [2, 6, 2, 16], "v has length 6, but k has 5"),
+        ([2, 5, 2, 16], [2, 5, 4, 16], "v has heads 4, but k has 2"),
+    ] {
+        let text = message(build(q, k, v));
+        assert!(text.starts_with(start), "{text}");
+    }
+}
+
+#[test]
+fn mismatched_element_types() {
+    let error = common_element(ElementType::F16, ElementType::F16, ElementType::F32);
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "v has elements of type f32, but q has f16; all of q, k and v must share one type"
+    );
+}
+
+#[test]
+fn non_contiguous_last_dimension() {
+    let q = Layout::bshd([1, 4, 2, 8]);
+    let v = Layout::new([1, 4, 2, 8], [128, 32, 16, 2]);
+    let text = message(Call::builder(&q, &q, &v, ElementType::F16).build());
+    assert!(
+        text.starts_with("v has stride 2 in its last dimension"),
+        "{text}"
+    );
+}
+
+#[test]
+fn overlapping_output() {
+    let q = Layout::bshd([1, 4, 2, 8]);
+    let out = Layout::new([1, 4, 2, 8], [0, 0, 8, 1]);
+    let text = message(Call::builder(&q, &q, &q, ElementType::F16).out(out).build());
+    assert!(text.starts_with("out overlaps"), "{text}");
+    // Inputs may repeat rows.
+    assert!(
+        Call::builder(&q, &out, &out, ElementType::F16)
+            .build()
+            .is_ok()
+    );
+}
+
+#[test]
+fn output_of_another_shape() {
+    let q = Layout::bshd([1, 4, 2, 8]);
+    let out = Layout::bshd([1, 5, 2, 8]);
+    let text = message(Call::builder(&q, &q, &q, ElementType::F16).out(out).build());
+    assert!(text.starts_with("out has length 5, but q has 4"), "{text}");
+}
+
+#[test]
+fn nan_and_infinite_scale() {
+    let q = Layout::bshd([1, 4, 2, 8]);
+    for scale in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let text = message(
+            Call::builder(&q, &q, &q, ElementType::F32)
+                .scoring(Scoring::new().scale(scale))
+                .build(),
+        );
+        assert!(text.starts_with("scale is "), "{text}");
+    }
+    for scale in [0.0, -1.0] {
+        assert!(
+            Call::builder(&q, &q, &q, ElementType::F32)
+                .scoring(Scoring::new().scale(scale))
+                .build()
+                .is_ok()
+        );
+    }
+}
+
+#[test]
+fn softcap_must_be_positive() {
+    let q = Layout::bshd([1, 4, 2, 8]);
+    for softcap in [f32::NAN, f32::INFINITY, 0.0, -2.0] {
+        let text = message(
+            Call::builder(&q, &q, &q, ElementType::F32)
+                .scoring(Scoring::new().softcap(softcap))
+                .build(),
+        );
+        assert!(text.starts_with("softcap is "), "{text}");
+    }
+}
+
+#[test]
+fn lengths_have_a_limit() {
+    let short = Layout::bshd([1, 1, 1, 8]);
+    let long = Layout::new([1, MAX_LEN + 1, 1, 8], [0, 0, 0, 1]);
+    let text = message(Call::builder(&short, &long, &long, ElementType::F32).build());
+    assert!(
+        text.starts_with("k has length 1073741825; the limit is"),
+        "{text}"
+    );
+}
+
+#[test]
+fn shapes_beyond_the_address_space() {
+    let short = Layout::bshd([1, 1, 1, 8]);
+    let far = Layout::new([1, 1 << 30, 1, 8], [0, 1 << 40, 0, 1]);
+    let text = message(Call::builder(&short, &far, &far, ElementType::F32).build());
+    assert!(
+        text.starts_with("k has a shape and strides that reach beyond"),
+        "{text}"
+    );
+}
+
+#[test]
+fn row_offsets_that_break_a_rule() {
+    let tensor = Layout::packed(10, 2, 8);
+    for (q, k, expected) in [
+        (&[1, 5][..], &[0, 5][..], "query_offsets[0] is 1;"),
+        (&[], &[0, 5], "query_offsets[0] is missing"),
+        (&[0, 5, 4], &[0, 5, 6], "query_offsets[2] is 4, less than"),
+        (
+            &[0, 5, 10],
+            &[0, 5, 11],
+            "key_offsets[2] is 11, but the tensor has only 10 rows",
+        ),
+        (&[0, -5], &[0, 5], "query_offsets[1] is -5, less than"),
+        (&[0, 5], &[0, 5, 10], "k has batch 2, but q has 1"),
+        (
+            &[0, i32::MAX],
+            &[0, 5],
+            "query_offsets[1] is 2147483647, but",
+        ),
+    ] {
+        let text = message(
+            Call::builder(&tensor, &tensor, &tensor, ElementType::F32)
+                .packed(q, k)
+                .build(),
+        );
+        assert!(text.starts_with(expected), "{text}");
+    }
+}
+
+#[test]
+fn packed_tensors_have_one_batch_entry() {
+    let tensor = Layout::bshd([2, 10, 2, 8]);
+    let text = message(
+        Call::builder(&tensor, &tensor, &tensor, ElementType::F32)
+            .packed(&[0, 10], &[0, 10])
+            .build(),
+    );
+    assert!(
+        text.starts_with("q has batch 2, but a packed tensor has 1"),
+        "{text}"
+    );
+}
+
+#[test]
+fn packed_sequences_are_where_the_offsets_say() {
+    let q = Layout::packed(10, 2, 8);
+    let k = Layout::packed(20, 2, 8);
+    let problem = Call::builder(&q, &k, &k, ElementType::F32)
+        .scoring(Scoring::new().mask(Mask::causal()))
+        .packed(&[0, 3, 3, 8], &[0, 0, 7, 20])
+        .build()
+        .unwrap();
+    assert_eq!(
+        (problem.batch(), problem.query_len(), problem.key_len()),
+        (3, 5, 13)
+    );
+    let last = problem.sequences().last().unwrap();
+    assert_eq!((last.batch, last.q_entry, last.k_entry), (2, 0, 0));
+    assert_eq!(
+        (last.q_start, last.q_len, last.k_start, last.k_len),
+        (3, 5, 7, 13)
+    );
+    // Only the last sequence has pairs: its rows see 9, 10, ..., 13 keys.
+    assert_eq!(problem.visible_pairs(), 55);
+    assert_eq!(problem.lse_shape(), [1, 2, 10]);
+    assert_eq!(problem.lse_offset(&last, 1), 13);
+}
+
+#[test]
+fn empty_problems_are_fine() {
+    for (q, k) in [
+        ([0, 4, 2, 8], [0, 4, 2, 8]),
+        ([2, 0, 2, 8], [2, 4, 2, 8]),
+        ([2, 4, 2, 8], [2, 0, 2, 8]),
+    ] {
+        assert_eq!(build(q, k, k).unwrap().flops(), 0);
+    }
+}
+
+#[test]
+fn slopes_and_sinks_are_checked() {
+    let q = Layout::bshd([3, 4, 2, 8]);
+    let build = |words: &str| {
+        Call::builder(&q, &q, &q, ElementType::F32)
+            .scoring(words.parse().unwrap())
+            .build()
+            .unwrap()
+    };
+    let without = build("");
+    let per_head = build("alibi=head");
+    let per_batch = build("alibi=batch");
+    let text = |result: Result<()>| result.unwrap_err().to_string();
+    assert!(without.check_slopes(None).is_ok());
+    assert!(per_head.check_slopes(Some(&[0.5, 0.25])).is_ok());
+    assert!(per_batch.check_slopes(Some(&[0.5; 6])).is_ok());
+    assert!(text(without.check_slopes(Some(&[0.5; 2]))).starts_with("alibi_slopes is given"));
+    assert!(text(per_head.check_slopes(None)).starts_with("alibi_slopes is missing"));
+    assert_eq!(
+        text(per_head.check_slopes(Some(&[0.5; 3]))),
+        "alibi_slopes has 3 values; 2 are needed"
+    );
+    assert!(text(per_head.check_slopes(Some(&[0.5, f32::NAN]))).starts_with("alibi_slopes is NaN"));
+    let sinks = build("sinks");
+    assert!(sinks.check_sinks(Some(&[0.0, -50.0])).is_ok());
+    assert!(text(sinks.check_sinks(Some(&[0.0; 6]))).starts_with("sinks has 6 values; 2"));
+    assert!(text(sinks.check_sinks(None)).starts_with("sinks is missing"));
+}
+
+#[test]
+fn biases_broadcast_and_are_checked() {
+    let q = Layout::bshd([3, 4, 2, 8]);
+    let k = Layout::bshd([3, 5, 2, 8]);
+    let scoring: Scoring = "bias".parse().unwrap();
+    let builder = Call::builder(&q, &k, &k, ElementType::F32).scoring(scoring);
+    let with = |shape| builder.clone().bias(Layout::bhsd(shape)).build();
+    let call = with([1, 2, 4, 5]).unwrap();
+    assert_eq!(call.bias().unwrap().strides, [0, 5, 20, 1]);
+    assert_eq!(
+        with([1, 1, 1, 5]).unwrap().bias().unwrap().strides,
+        [0, 0, 0, 1]
+    );
+    assert_eq!(
+        message(with([3, 2, 3, 5])),
+        "bias has queries 3, but the call has 4"
+    );
+    assert_eq!(
+        message(builder.clone().build()),
+        "bias is missing, but the options ask for it"
+    );
+    let tensor = Layout::packed(4, 2, 8);
+    let packed = Call::builder(&tensor, &tensor, &tensor, ElementType::F32)
+        .scoring(scoring)
+        .packed(&[0, 4], &[0, 4])
+        .bias(Layout::bhsd([1, 1, 4, 4]));
+    assert!(message(packed.build()).starts_with("bias needs dense tensors"));
+    // The buffer must reach as far as the layout.
+    let data = vec![0.0_f32; 240];
+    let view = |layout| crate::View::new(&data[..], layout);
+    let operands = Operands::none().bias(&data[..39]);
+    let error = call
+        .check_inputs(&view(q), &view(k), &view(k), &operands)
+        .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("bias needs a buffer of 40 elements"),
+        "{error}"
+    );
+}
+
+#[test]
+fn used_lengths_are_checked_and_narrow_the_sequences() {
+    let q = Layout::bshd([2, 4, 2, 8]);
+    let k = Layout::bshd([2, 9, 2, 8]);
+    let builder = Call::builder(&q, &k, &k, ElementType::F32);
+    let call = builder
+        .clone()
+        .query_lengths(&[4, 1])
+        .key_lengths(&[0, 7])
+        .build()
+        .unwrap();
+    assert_eq!((call.query_len(), call.key_len()), (4, 7));
+    let lengths: Vec<_> = call
+        .sequences()
+        .map(|s| (s.q_len, s.k_len, s.k_entry))
+        .collect();
+    assert_eq!(lengths, [(4, 0, 0), (1, 7, 1)]);
+    let text = |lengths: &[i32]| message(builder.clone().key_lengths(lengths).build());
+    assert_eq!(
+        text(&[0, 10]),
+        "key_lengths[1] is 10, but sequence 1 has 9 rows"
+    );
+    assert_eq!(
+        text(&[-1, 0]),
+        "key_lengths[0] is -1, but sequence 0 has 9 rows"
+    );
+    assert!(text(&[1]).starts_with("key_lengths[1] ends the list"));
+}
+
+#[test]
+fn queries_may_be_packed_over_dense_keys() {
+    let q = Layout::packed(6, 4, 8);
+    let k = Layout::bshd([2, 9, 2, 8]);
+    let call = Call::builder(&q, &k, &k, ElementType::F32)
+        .packed_queries(&[0, 1, 6])
+        .build()
+        .unwrap();
+    let sequence = call.sequences().last().unwrap();
+    assert_eq!(
+        (sequence.q_entry, sequence.q_start, sequence.q_len),
+        (0, 1, 5)
+    );
+    assert_eq!(
+        (sequence.k_entry, sequence.k_start, sequence.k_len),
+        (1, 0, 9)
+    );
+    let wrong = Call::builder(&q, &k, &k, ElementType::F32)
+        .packed_queries(&[0, 6])
+        .build();
+    assert_eq!(message(wrong), "k has batch 2, but q has 1");
+}
+
+#[test]
+fn lengths_on_the_device_are_bounds_on_the_host() {
+    let q = Layout::packed(6, 4, 8);
+    let k = Layout::bshd([3, 9, 2, 8]);
+    let call = Call::builder(&q, &k, &k, ElementType::F32)
+        .device_query_offsets(3, 4)
+        .device_key_lengths(3)
+        .build()
+        .unwrap();
+    assert_eq!((call.batch(), call.query_len(), call.key_len()), (3, 4, 9));
+    assert!(call.lengths_on_device());
+    let data = vec![0.0_f32; 600];
+    let view = |layout| crate::View::new(&data[..], layout);
+    let error = call
+        .check_inputs(&view(q), &view(k), &view(k), &Operands::none())
+        .unwrap_err();
+    assert!(
+        error.to_string().starts_with("query lengths are on a GPU"),
+        "{error}"
+    );
+}
+
+#[test]
+fn flops_count_visible_pairs() {
+    let shape = [2, 512, 8, 64];
+    let full = build(shape, shape, shape).unwrap();
+    assert_eq!(full.flops(), 4 * 2 * 8 * 512 * 512 * 64);
+}
+
+#[test]
+fn a_problem_prints_as_a_sentence() {
+    let q = Layout::bshd([1, 100, 8, 64]);
+    let k = Layout::bshd([1, 300, 2, 64]);
+    let problem = Call::builder(&q, &k, &k, ElementType::F16)
+        .scoring(Scoring::new().mask(Mask::causal()).softcap(30.0))
+        .build()
+        .unwrap();
+    assert_eq!(
+        problem.to_string(),
+        "f16 1 sequence, 8 heads (2 for keys and values), 100 x 300 rows, head size 64, mask=causal softcap=30"
+    );
+}

@@ -1,0 +1,284 @@
+//! From a call to the parameter block of its kernel.
+
+use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
+use warptile_kernels::abi;
+
+use crate::ElementType;
+use crate::call::Call;
+use crate::error::Result;
+use crate::gpu::slots::Addresses;
+use crate::layout::Layout;
+use crate::mask::Align;
+use crate::plan::LaunchShape;
+use crate::scoring::AlibiShape;
+
+/// The block of kernels that read through addresses. `counter` is the workspace's tile counter.
+///
+/// Counts fit 32 bits: the call has checked them against [`MAX_LEN`](crate::MAX_LEN), and strides that are stepped along lie
+/// below their layout's checked extent.
+pub(crate) fn forward(
+    call: &Call,
+    shape: &LaunchShape,
+    at: &Addresses,
+    counter: u64,
+) -> abi::Forward {
+    let count = |n: usize| n as i32;
+    let (queries, keys) = (call.queries(), call.keys());
+    let rows = call.q().rows();
+    abi::Forward {
+        q: tensor(at.q, call.q()),
+        k: tensor(at.k, call.k()),
+        v: tensor(at.v, call.v()),
+        out: tensor(at.out, call.out()),
+        lse: at.lse,
+        lse_batch: match queries.is_packed() {
+            true => 0,
+            false => (call.heads() * rows) as i64,
+        },
+        lse_head: rows as i64,
+        sequences: abi::Sequences {
+            query_offsets: at.query_offsets,
+            key_offsets: at.key_offsets,
+            query_lengths: at.query_lengths,
+            key_lengths: at.key_lengths,
+            batch: count(call.batch()),
+            query_len: count(call.query_len()),
+            key_len: count(call.key_len()),
+            query_rows: count(queries.rows()),
+            key_rows: count(keys.rows()),
+            ..Default::default()
+        },
+        pages: abi::Pages::default(),
+        scoring: scoring(call, at),
+        work: abi::Work {
+            counter: if shape.draws_tiles { counter } else { 0 },
+            tiles: shape.tiles as i32,
+            query_tiles: shape.query_tiles as i32,
+            heads_at_once: shape.heads_at_once as i32,
+            splits: 1,
+            ..Default::default()
+        },
+        heads: count(call.heads()),
+        kv_heads: count(call.kv_heads()),
+        head_dim: count(call.head_dim()),
+        value_dim: count(call.head_dim()),
+    }
+}
+
+/// A dimension that is never stepped along gets a stride of 0, whatever the layout says.
+fn stride(layout: &Layout, dimension: usize) -> i64 {
+    match layout.shape[dimension] {
+        0 | 1 => 0,
+        _ => layout.strides[dimension] as i64,
+    }
+}
+
+fn tensor(address: u64, layout: &Layout) -> abi::Tensor {
+    abi::Tensor {
+        address,
+        batch: stride(layout, 0),
+        row: stride(layout, 1),
+        head: stride(layout, 2),
+    }
+}
+
+fn scoring(call: &Call, at: &Addresses) -> abi::Scoring {
+    let options = call.scoring();
+    let bounds = call.mask().bounds();
+    let window = |side: Option<u32>| {
+        side.and_then(|keys| i32::try_from(keys).ok())
+            .map_or(abi::WINDOW_UNLIMITED, |keys| {
+                keys.min(abi::WINDOW_UNLIMITED)
+            })
+    };
+    let step = |layout: Option<&Layout>, dimension| layout.map_or(0, |l| stride(l, dimension));
+    let (bias, mask) = (call.bias(), call.key_mask());
+    abi::Scoring {
+        slopes: at.slopes,
+        sinks: at.sinks,
+        bias: at.bias,
+        key_mask: at.key_mask,
+        slopes_batch: match options.alibi {
+            Some(AlibiShape::PerBatchHead) => call.heads() as i64,
+            _ => 0,
+        },
+        bias_batch: step(bias, 0),
+        bias_row: step(bias, 1),
+        bias_head: step(bias, 2),
+        bias_key: step(bias, 3),
+        mask_batch: step(mask, 0),
+        mask_row: step(mask, 1),
+        mask_head: step(mask, 2),
+        mask_key: step(mask, 3),
+        scale: call.scale(),
+        softcap: options.softcap.unwrap_or(0.0),
+        window_left: window(bounds.left),
+        window_right: window(bounds.right),
+        align_top_left: i32::from(bounds.align == Align::TopLeft),
+        ..Default::default()
+    }
+}
+
+/// Columns of a box: one 128-byte swizzled row of a 2-byte type.
+const BOX_COLUMNS: u32 = 64;
+/// Query rows of a box: those of one warpgroup.
+const QUERY_BOX_ROWS: u32 = 64;
+
+/// The block of kernels that read through tensor maps, which take f16 and bf16 only. The context must be current.
+pub(crate) fn forward_tma(
+    driver: &Driver,
+    call: &Call,
+    block_n: u32,
+    forward: abi::Forward,
+) -> Result<abi::ForwardTma> {
+    let element = match call.element() {
+        ElementType::Bf16 => TensorMapElement::Bf16,
+        _ => TensorMapElement::F16,
+    };
+    let bytes = call.element().size() as u64;
+    let map = |address: u64, layout: &Layout, box_rows: u32| -> Result<abi::TensorMap> {
+        let [batch, rows, heads, head_dim] = layout.shape.map(|extent| extent as u64);
+        // A stride that is never stepped along only has to satisfy the encoder.
+        let stride = |dimension: usize| match layout.shape[dimension] {
+            0 | 1 => 16,
+            _ => layout.strides[dimension] as u64 * bytes,
+        };
+        let map = TensorMap::tiled(
+            element,
+            address,
+            &[head_dim, rows, heads, batch],
+            &[stride(1), stride(2), stride(0)],
+            &[BOX_COLUMNS, box_rows, 1, 1],
+        )
+        .swizzle(Swizzle::Bytes128)
+        .encode(driver)?;
+        Ok(bytemuck::cast(map))
+    };
+    let q_map = map(forward.q.address, call.q(), QUERY_BOX_ROWS)?;
+    // A tensor map cannot have an extent of 0. Without keys the kernel reads neither, so q's stands in.
+    let (k_map, v_map) = match call.k().rows() {
+        0 => (q_map, q_map),
+        _ => (
+            map(forward.k.address, call.k(), block_n)?,
+            map(forward.v.address, call.v(), block_n)?,
+        ),
+    };
+    Ok(abi::ForwardTma {
+        q_map,
+        k_map,
+        v_map,
+        forward,
+        ..Default::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Mask, Scoring};
+
+    fn shape() -> LaunchShape {
+        LaunchShape {
+            grid: 1,
+            tiles: 4,
+            query_tiles: 4,
+            heads_at_once: 1,
+            draws_tiles: true,
+        }
+    }
+
+    fn block(call: &Call) -> abi::Forward {
+        forward(call, &shape(), &Addresses::default(), 77)
+    }
+
+    #[test]
+    fn windows_are_capped_at_unlimited() {
+        let layout = Layout::bshd([1, 4, 2, 8]);
+        let window = |mask: Mask| {
+            let call = Call::builder(&layout, &layout, &layout, ElementType::F32)
+                .scoring(Scoring::new().mask(mask))
+                .build()
+                .unwrap();
+            let scoring = block(&call).scoring;
+            (
+                scoring.window_left,
+                scoring.window_right,
+                scoring.align_top_left,
+            )
+        };
+        let all = abi::WINDOW_UNLIMITED;
+        assert_eq!(window(Mask::none()), (all, all, 0));
+        assert_eq!(window(Mask::causal()), (all, 0, 0));
+        let top_left = Mask::Causal {
+            align: Align::TopLeft,
+        };
+        assert_eq!(window(top_left), (all, 0, 1));
+        assert_eq!(window(Mask::window(3, u32::MAX)), (3, all, 0));
+        assert_eq!(window(Mask::window(1 << 30, 7)), (all, 7, 0));
+    }
+
+    #[test]
+    fn dense_strides_and_lse() {
+        let q = Layout::bhsd([2, 8, 100, 64]);
+        let k = Layout::bshd([2, 300, 2, 64]);
+        let mut scoring = Scoring::new();
+        scoring.alibi = Some(AlibiShape::PerBatchHead);
+        let call = Call::builder(&q, &k, &k, ElementType::F16)
+            .scoring(scoring)
+            .build()
+            .unwrap();
+        let block = block(&call);
+        assert_eq!(
+            (block.q.batch, block.q.row, block.q.head),
+            (8 * 100 * 64, 64, 100 * 64)
+        );
+        assert_eq!(
+            (block.k.batch, block.k.row, block.k.head),
+            (300 * 2 * 64, 2 * 64, 64)
+        );
+        assert_eq!((block.lse_batch, block.lse_head), (800, 100));
+        assert_eq!(
+            (block.scoring.slopes_batch, block.scoring.softcap),
+            (8, 0.0)
+        );
+        assert_eq!(block.work.counter, 77);
+    }
+
+    #[test]
+    fn packed_tensors_have_no_batch_stride() {
+        let q = Layout::packed(10, 2, 8);
+        let call = Call::builder(&q, &q, &q, ElementType::F16)
+            .packed(&[0, 4, 10], &[0, 5, 10])
+            .build()
+            .unwrap();
+        let block = block(&call);
+        assert_eq!(block.q.batch, 0);
+        assert_eq!((block.lse_batch, block.lse_head), (0, 10));
+        let lengths = block.sequences;
+        assert_eq!(
+            (lengths.batch, lengths.query_len, lengths.key_len),
+            (2, 6, 5)
+        );
+        assert_eq!((lengths.query_rows, lengths.key_rows), (10, 10));
+    }
+
+    #[test]
+    fn a_broadcast_bias_has_steps_of_0() {
+        let q = Layout::bshd([2, 4, 3, 8]);
+        let mut scoring = Scoring::new();
+        scoring.bias = true;
+        let call = Call::builder(&q, &q, &q, ElementType::F16)
+            .scoring(scoring)
+            .bias(Layout::bhsd([1, 3, 4, 4]))
+            .build()
+            .unwrap();
+        let scoring = block(&call).scoring;
+        let steps = (
+            scoring.bias_batch,
+            scoring.bias_head,
+            scoring.bias_row,
+            scoring.bias_key,
+        );
+        assert_eq!(steps, (0, 16, 4, 1));
+    }
+}

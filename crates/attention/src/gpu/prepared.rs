@@ -1,0 +1,250 @@
+//! A plan with its kernels loaded, and its launches.
+
+use std::sync::Arc;
+
+use warptile_driver::sys::CUstream;
+use warptile_driver::{Context, DevicePointer, Staged, Staging, Stream};
+
+use crate::call::Call;
+use crate::error::{Error, Result};
+use crate::gpu::bindings::Bindings;
+use crate::gpu::kernel::LoadedKernel;
+use crate::gpu::slots::{Addresses, expected};
+use crate::gpu::workspace::Workspace;
+use crate::lengths::Numbers;
+use crate::plan::{Plan, Step};
+
+/// A planned problem with its kernels loaded. It belongs to no stream: any number of threads may launch it, on any number of
+/// streams of its context, and in captures. A cheap handle.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    plan: Plan,
+    context: Context,
+    kernels: Vec<Arc<LoadedKernel>>,
+    staging: Arc<Staging>,
+}
+
+impl Prepared {
+    pub(super) fn new(
+        plan: Plan,
+        context: &Context,
+        kernels: Vec<Arc<LoadedKernel>>,
+        staging: Arc<Staging>,
+    ) -> Self {
+        Prepared {
+            inner: Arc::new(Inner {
+                plan,
+                context: context.clone(),
+                kernels,
+                staging,
+            }),
+        }
+    }
+
+    /// What was prepared.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.inner.plan
+    }
+
+    /// The context that the kernels are loaded in.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    /// The steps with their kernels.
+    fn steps(&self) -> impl Iterator<Item = (&Step, &LoadedKernel)> {
+        let kernels = self.inner.kernels.iter().map(Arc::as_ref);
+        self.plan().steps().iter().zip(kernels)
+    }
+
+    /// Submits a call to `stream`; doesn't wait. The call must be one of the problem that was prepared: its lengths and strides
+    /// may be any within the bounds.
+    ///
+    /// Views whose memory belongs to other streams are ordered before and after the launch by events. Lengths that the call
+    /// has on the host travel along without a wait. In a capture of [`Graph`](warptile_driver::Graph) the graph keeps what it
+    /// needs alive and nothing is ordered here: the graph orders the streams at each of its launches.
+    ///
+    /// # Errors
+    /// Before anything is submitted: [`Error::OtherProblem`]; a view that is missing, superfluous, too short, unaligned, of
+    /// another type, device or context; an output that shares memory with anything. After that, what the driver reports;
+    /// whatever failed, the streams are ordered. What goes wrong while the kernel runs is reported, with the kernel's name,
+    /// by the next wait for the stream.
+    pub fn launch(&self, stream: &Stream, call: &Call, bindings: &Bindings<'_>) -> Result<()> {
+        if !stream.context().is_same(self.context()) {
+            return Err(Error::DeviceMismatch {
+                argument: "stream",
+                expected: format!("cuda:{}", self.context().device().ordinal()),
+                found: format!("cuda:{}", stream.context().device().ordinal()),
+            });
+        }
+        self.check_problem(call)?;
+        let expected = expected(call, self.plan().needs_alignment());
+        let mut addresses = bindings.check(call, self.context(), &expected)?;
+        let mut shapes = Vec::with_capacity(1);
+        for step in self.plan().steps() {
+            shapes.push(step.shape(call)?);
+        }
+        if shapes.iter().all(|shape| shape.grid == 0) {
+            return Ok(()); // no query rows, nothing to write
+        }
+
+        // One way into the context for all that follows.
+        let _current = self.context().enter()?;
+        let staged = self.stage(stream, call, &mut addresses)?;
+        addresses.check(&expected)?;
+        let draws = shapes.iter().any(|shape| shape.draws_tiles);
+        let counter = match draws {
+            true => Workspace::of(stream)?.counter(),
+            false => 0,
+        };
+        let mut launches = Vec::with_capacity(1);
+        for ((step, kernel), shape) in self.steps().zip(&shapes) {
+            let block = kernel.block(step, shape, call, &addresses, counter)?;
+            launches.push((step, kernel, shape, block));
+        }
+        for owner in bindings.owners() {
+            stream.keep_for_graph(owner);
+        }
+        let homes = bindings.homes_beside(stream);
+        for home in &homes {
+            stream.wait_for(home)?;
+        }
+        let mut launched = Ok(());
+        for (step, kernel, shape, block) in &launches {
+            // SAFETY: the block was made for this kernel and shape; every address is that of a view that was found to reach as
+            // far as its layout, of staged lengths, or of the stream's own workspace. Lengths that nobody has checked are
+            // clamped by the kernels. The memory outlives the kernel: it is freed in the order of its own stream, which comes
+            // after this launch below, or kept by the graph.
+            launched = unsafe { kernel.launch(stream, step, shape, block) };
+            if launched.is_err() {
+                break;
+            }
+        }
+        // Also after an error: an earlier step may be queued.
+        drop(staged);
+        let ordered = stream.order_before(&homes);
+        launched.and(ordered.map_err(Error::from))
+    }
+
+    /// Submits a call to anybody's stream: the raw layer, for streams, memory and captures of other libraries.
+    ///
+    /// It makes one driver call, beside the encoding of tensor maps for kernels that read through them. It allocates, copies,
+    /// waits for and loads nothing, takes no lock, and touches no reference count, so it may be part of anybody's capture.
+    /// Lengths that differ from call to call lie on the device ([`CallBuilder::device_key_lengths`] and its like): a captured
+    /// launch reads them anew at each replay.
+    ///
+    /// [`CallBuilder::device_key_lengths`]: crate::CallBuilder::device_key_lengths
+    ///
+    /// # Errors
+    /// Before anything is submitted: [`Error::OtherProblem`]; an address that is missing, superfluous or unaligned, an output
+    /// that overlaps anything; lengths on the host; no workspace where the plan needs one. Then what the driver reports.
+    ///
+    /// # Safety
+    /// - `stream` is a live stream of [`Prepared::context`], which is current on the calling thread.
+    /// - Each address that is not 0 is that of device memory which the context can use and which reaches as far as the call's
+    ///   layouts say, or as its count of numbers; it stays valid until the launch, and every replay of a graph that captured
+    ///   it, has ended.
+    /// - Nothing else writes what the launch reads, or touches what it writes, at the same time. Offsets and lengths on the
+    ///   device are an exception: any bits at any time are safe, and give wrong numbers at worst.
+    /// - `workspace` is memory of [`Plan::scratch`] bytes or more, a multiple of 256, zeroed once before its first launch, and
+    ///   given to no two launches that may run at the same time. A stream's launches run one after the other; each graph that
+    ///   is instantiated from a capture needs a workspace of its own.
+    /// - A clone of this value lives as long as any graph that captured its launch.
+    pub unsafe fn launch_raw(
+        &self,
+        stream: CUstream,
+        call: &Call,
+        addresses: &Addresses,
+        workspace: DevicePointer,
+    ) -> Result<()> {
+        self.check_problem(call)?;
+        for (argument, numbers) in host_lengths(call) {
+            if numbers.on_host().is_some() {
+                return Err(Error::Presence {
+                    argument,
+                    rule: "is on the host, but a raw launch takes lengths from the device",
+                });
+            }
+        }
+        addresses.check(&expected(call, self.plan().needs_alignment()))?;
+        for (step, kernel) in self.steps() {
+            let shape = step.shape(call)?;
+            if shape.grid == 0 {
+                continue;
+            }
+            if shape.draws_tiles && (workspace == 0 || !workspace.is_multiple_of(256)) {
+                return Err(Error::Workspace {
+                    address: workspace,
+                    bytes: self.plan().scratch().bytes,
+                });
+            }
+            let block = kernel.block(step, &shape, call, addresses, workspace)?;
+            // SAFETY: the caller's promises.
+            unsafe { kernel.launch_raw(stream, step, &shape, &block) }?;
+        }
+        Ok(())
+    }
+
+    fn check_problem(&self, call: &Call) -> Result<()> {
+        let found = call.problem();
+        let prepared = self.plan().problem();
+        if found != *prepared {
+            return Err(Error::OtherProblem {
+                found: found.to_string(),
+                prepared: prepared.to_string(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Sends the lengths that the host knows ahead of the kernel, and fills in where they are.
+    fn stage(
+        &self,
+        stream: &Stream,
+        call: &Call,
+        addresses: &mut Addresses,
+    ) -> Result<Option<Staged>> {
+        let mut numbers: Vec<i32> = Vec::new();
+        let places = host_lengths(call).map(|(_, list)| {
+            list.on_host().map(|list| {
+                let at = numbers.len();
+                numbers.extend_from_slice(list);
+                at
+            })
+        });
+        if numbers.is_empty() {
+            return Ok(None);
+        }
+        let staged = self.inner.staging.upload(stream, &numbers)?;
+        let slots = [
+            &mut addresses.query_offsets,
+            &mut addresses.key_offsets,
+            &mut addresses.query_lengths,
+            &mut addresses.key_lengths,
+        ];
+        for (address, place) in slots.into_iter().zip(places) {
+            if let Some(place) = place {
+                *address = staged.pointer() + 4 * place as u64;
+            }
+        }
+        Ok(Some(staged))
+    }
+}
+
+/// The lists of lengths, in the order of their slots.
+fn host_lengths(call: &Call) -> [(&'static str, &Numbers); 4] {
+    let (queries, keys) = (call.queries(), call.keys());
+    [
+        ("query_offsets", queries.offsets()),
+        ("key_offsets", keys.offsets()),
+        ("query_lengths", queries.used()),
+        ("key_lengths", keys.used()),
+    ]
+}

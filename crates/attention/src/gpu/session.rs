@@ -1,0 +1,65 @@
+//! Somebody else's stream with a workspace for it.
+
+use std::marker::PhantomData;
+
+use warptile_driver::DevicePointer;
+use warptile_driver::sys::CUstream;
+
+use crate::call::Call;
+use crate::error::Result;
+use crate::gpu::slots::Addresses;
+use crate::gpu::{Gpu, Prepared};
+use crate::plan::Scratch;
+
+/// A raw stream of one thread, with the workspace of the launches that it runs one after the other.
+///
+/// It does not leave its thread, because the handle `CU_STREAM_PER_THREAD` (2) is another stream on each: a session for it
+/// belongs to one thread as well. Make one session per thread and stream, before any capture begins; launches in a capture take
+/// a session of their own, which no eager launch uses.
+///
+/// The workspace is freed with the device's context: a graph that captured a launch may be replayed after the session is gone.
+#[derive(Debug)]
+pub struct Session {
+    stream: CUstream,
+    workspace: DevicePointer,
+    /// Not `Send`.
+    on_this_thread: PhantomData<*const ()>,
+}
+
+impl Session {
+    /// A session for `stream`. Allocates the workspace outside any capture that is under way, and waits for it.
+    ///
+    /// # Errors
+    /// When the device is out of memory.
+    pub fn new(gpu: &Gpu, stream: CUstream) -> Result<Self> {
+        Ok(Session {
+            stream,
+            workspace: gpu.context().permanent_zeroed(Scratch::most().bytes)?,
+            on_this_thread: PhantomData,
+        })
+    }
+
+    /// The stream.
+    #[must_use]
+    pub fn stream(&self) -> CUstream {
+        self.stream
+    }
+
+    /// Submits a call to the stream.
+    ///
+    /// # Errors
+    /// As [`Prepared::launch_raw`].
+    ///
+    /// # Safety
+    /// As [`Prepared::launch_raw`], but for the workspace: no two graphs, and no graph and an eager launch, use the same
+    /// session.
+    pub unsafe fn launch(
+        &self,
+        prepared: &Prepared,
+        call: &Call,
+        addresses: &Addresses,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise; the workspace is large enough for every plan, zeroed, and this session's own.
+        unsafe { prepared.launch_raw(self.stream, call, addresses, self.workspace) }
+    }
+}

@@ -1,0 +1,193 @@
+//! What a call at the user's level is made of: queries, and keys with their values, each with the lengths of its sequences.
+
+use bytemuck::Pod;
+use warptile_driver::DeviceSlice;
+
+use crate::lengths::{LengthsRequest, Request};
+use crate::{Element, Tensor};
+
+/// A 32-bit number that counts rows: `i32` or `u32`. A `u32` beyond `i32::MAX` counts as negative, which kernels clamp.
+pub trait LengthElement: Pod + sealed::Sealed {}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for i32 {}
+    impl Sealed for u32 {}
+}
+
+impl LengthElement for i32 {}
+impl LengthElement for u32 {}
+
+/// The lengths of one side of a call.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Side<'a> {
+    offsets: List<'a>,
+    used: List<'a>,
+    longest: Option<usize>,
+}
+
+/// Numbers on the host or on the device.
+#[derive(Debug, Clone, Default)]
+enum List<'a> {
+    #[default]
+    None,
+    Host(&'a [i32]),
+    Device(DeviceSlice<'a, u8>),
+}
+
+impl<'a> List<'a> {
+    fn request(&self) -> Request<'a> {
+        match self {
+            List::None => Request::None,
+            List::Host(numbers) => Request::Host(numbers),
+            List::Device(bytes) => Request::Device(bytes.len() / size_of::<i32>()),
+        }
+    }
+
+    fn device(&self) -> Option<DeviceSlice<'a, u8>> {
+        match self {
+            List::Device(bytes) => Some(bytes.clone()),
+            _ => None,
+        }
+    }
+}
+
+impl<'a> Side<'a> {
+    pub(crate) fn request(&self) -> LengthsRequest<'a> {
+        LengthsRequest {
+            offsets: self.offsets.request(),
+            used: self.used.request(),
+            longest: self.longest,
+        }
+    }
+
+    pub(crate) fn device_offsets(&self) -> Option<DeviceSlice<'a, u8>> {
+        self.offsets.device()
+    }
+
+    pub(crate) fn device_used(&self) -> Option<DeviceSlice<'a, u8>> {
+        self.used.device()
+    }
+}
+
+macro_rules! lengths {
+    () => {
+        /// The sequences lie one after the other along the rows of tensors whose batch extent is 1: sequence `b` is rows
+        /// `offsets[b]..offsets[b + 1]`. Rows past the last offset belong to no sequence.
+        pub fn packed(mut self, offsets: &'a [i32]) -> Self {
+            self.side.offsets = List::Host(offsets);
+            self
+        }
+
+        /// As [`packed`](Self::packed) with offsets on the device, which nobody checks: the kernel clamps them to the rows
+        /// there are. No sequence is taken to be longer than `longest`.
+        pub fn packed_on_device<L: LengthElement>(
+            mut self,
+            offsets: DeviceSlice<'a, L>,
+            longest: usize,
+        ) -> Self {
+            self.side.offsets = List::Device(offsets.into_bytes());
+            self.side.longest = Some(longest);
+            self
+        }
+
+        /// Of each sequence only the first `lengths[b]` rows exist.
+        pub fn lengths(mut self, lengths: &'a [i32]) -> Self {
+            self.side.used = List::Host(lengths);
+            self
+        }
+
+        /// As [`lengths`](Self::lengths) with lengths on the device, which the kernel clamps to the rows there are.
+        pub fn lengths_on_device<L: LengthElement>(mut self, lengths: DeviceSlice<'a, L>) -> Self {
+            self.side.used = List::Device(lengths.into_bytes());
+            self
+        }
+    };
+}
+
+/// The queries of a call. A `&Tensor` is dense queries.
+#[derive(Debug, Clone)]
+#[must_use = "queries do nothing until `forward` is called"]
+pub struct Queries<'a, T: Element> {
+    pub(crate) q: &'a Tensor<T>,
+    pub(crate) side: Side<'a>,
+}
+
+impl<'a, T: Element> Queries<'a, T> {
+    /// Dense queries.
+    pub fn new(q: &'a Tensor<T>) -> Self {
+        Queries {
+            q,
+            side: Side::default(),
+        }
+    }
+
+    lengths!();
+}
+
+impl<'a, T: Element> From<&'a Tensor<T>> for Queries<'a, T> {
+    fn from(q: &'a Tensor<T>) -> Self {
+        Queries::new(q)
+    }
+}
+
+/// The keys and values of a call, and what is said of their scores. `(&k, &v)` is dense keys and values.
+///
+/// ```
+/// use warptile::{Attention, Backend, Keys, Layout};
+///
+/// # fn main() -> warptile::Result<()> {
+/// let backend = Backend::auto()?;
+/// let q = backend.tensor(&[0.5_f32; 16], [1, 2, 1, 8])?;
+/// let kv = backend.tensor(&[0.5_f32; 24], [1, 3, 1, 8])?;
+/// // Of the three keys only the first two exist.
+/// let output = Attention::new().forward(&q, Keys::new(&kv, &kv).lengths(&[2]))?;
+/// let lse: Vec<f32> = output.lse.map_or(Ok(Vec::new()), |lse| lse.to_vec())?;
+/// // Two equal scores of 8 * 0.25 / sqrt(8).
+/// assert!((lse[0] - (2.0_f32.ln() + 2.0 / 8.0_f32.sqrt())).abs() < 1e-5);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "keys do nothing until `forward` is called"]
+pub struct Keys<'a, T: Element> {
+    pub(crate) k: &'a Tensor<T>,
+    pub(crate) v: &'a Tensor<T>,
+    pub(crate) side: Side<'a>,
+    pub(crate) bias: Option<&'a Tensor<T>>,
+    pub(crate) key_mask: Option<&'a Tensor<u8>>,
+}
+
+impl<'a, T: Element> Keys<'a, T> {
+    /// Dense keys and values.
+    pub fn new(k: &'a Tensor<T>, v: &'a Tensor<T>) -> Self {
+        Keys {
+            k,
+            v,
+            side: Side::default(),
+            bias: None,
+            key_mask: None,
+        }
+    }
+
+    lengths!();
+
+    /// Adds a tensor to the scores: `[batch, queries, heads, keys]` as [`Layout`](crate::Layout) counts dimensions, so
+    /// [`Layout::bhsd`](crate::Layout::bhsd) describes the usual `[batch, heads, queries, keys]`. An extent of 1 repeats.
+    pub fn bias(mut self, bias: &'a Tensor<T>) -> Self {
+        self.bias = Some(bias);
+        self
+    }
+
+    /// Hides the keys for which a tensor of the same shape as [`bias`](Self::bias) is 0.
+    pub fn key_mask(mut self, key_mask: &'a Tensor<u8>) -> Self {
+        self.key_mask = Some(key_mask);
+        self
+    }
+}
+
+impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>)> for Keys<'a, T> {
+    fn from((k, v): (&'a Tensor<T>, &'a Tensor<T>)) -> Self {
+        Keys::new(k, v)
+    }
+}

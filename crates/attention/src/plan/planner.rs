@@ -1,0 +1,238 @@
+//! Choosing the kernels of a plan.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use warptile_kernels::{Features, Image, Role, Target};
+
+use crate::choice::Choice;
+use crate::device::DeviceProfile;
+use crate::error::{Error, Result};
+use crate::plan::step::tiles_of;
+use crate::plan::{Considered, MAX_TILES, Plan, Reason, Step};
+use crate::problem::Problem;
+use crate::rates::Rates;
+
+/// Images by kernel name.
+type Kernels = BTreeMap<&'static str, Vec<&'static Image>>;
+
+fn by_kernel(images: impl Iterator<Item = &'static Image>) -> Kernels {
+    let mut kernels = Kernels::new();
+    for image in images {
+        kernels.entry(image.kernel).or_default().push(image);
+    }
+    kernels
+}
+
+/// The embedded catalog, sorted once: it has several hundred images.
+static CATALOG: LazyLock<Kernels> = LazyLock::new(|| by_kernel(warptile_kernels::catalog().iter()));
+
+/// What planning starts from: a device, its rates, and the images to choose among.
+///
+/// ```
+/// use warptile::{Call, Choice, DeviceProfile, ElementType, Layout, Planner};
+///
+/// let tensor = Layout::bshd([2, 512, 8, 64]);
+/// let call = Call::builder(&tensor, &tensor, &tensor, ElementType::F16).build()?;
+/// let plan = Planner::new(&DeviceProfile::h200()).plan(call.problem(), &Choice::Best)?;
+/// println!("{}", plan.explain());
+/// # Ok::<(), warptile::Error>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "a planner does nothing until `plan` is called"]
+pub struct Planner<'a> {
+    device: &'a DeviceProfile,
+    rates: &'a Rates,
+    /// In place of the embedded catalog.
+    images: Option<Kernels>,
+}
+
+impl<'a> Planner<'a> {
+    /// With the embedded catalog and the embedded rates.
+    pub fn new(device: &'a DeviceProfile) -> Self {
+        Planner {
+            device,
+            rates: Rates::embedded(device),
+            images: None,
+        }
+    }
+
+    /// With rates of one's own.
+    pub fn rates(self, rates: &'a Rates) -> Self {
+        Planner { rates, ..self }
+    }
+
+    /// Among these images only, such as the PTX.
+    pub fn images(self, images: impl Iterator<Item = &'static Image>) -> Self {
+        Planner {
+            images: Some(by_kernel(images)),
+            ..self
+        }
+    }
+
+    /// Chooses a kernel for the problem.
+    ///
+    /// # Errors
+    /// As [`Plan::gpu`].
+    pub fn plan(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
+        let kernels = self.images.as_ref().unwrap_or(&CATALOG);
+        check_name(choice, kernels)?;
+        let mut candidates = Vec::new();
+        let mut considered = Vec::new();
+        for (&kernel, images) in kernels {
+            let images: Vec<&'static Image> = match choice {
+                Choice::Image(name) => images.iter().copied().filter(|i| i.name == name).collect(),
+                _ => images.clone(),
+            };
+            let step = match images.is_empty() {
+                true => Err(Reason::NotRequested),
+                false => self.consider(&problem, &images),
+            };
+            match step {
+                Ok(step) => candidates.push(step),
+                Err(reason) => considered.push(Considered { kernel, reason }),
+            }
+        }
+
+        // Measured kernels first: the estimate of another is no more than a guess.
+        candidates.sort_by(|a, b| {
+            let unmeasured = |step: &Step| !self.rates.knows(step.image.kernel);
+            unmeasured(a)
+                .cmp(&unmeasured(b))
+                .then(a.estimate_us.total_cmp(&b.estimate_us))
+        });
+        let requested = |step: &Step| match choice {
+            Choice::Best => true,
+            Choice::Family(family) => step.image.family == *family,
+            Choice::Kernel(name) => step.image.kernel == name,
+            Choice::Image(name) => step.image.name == name,
+        };
+        let Some(chosen) = candidates.iter().position(requested) else {
+            considered.retain(|one| match choice {
+                Choice::Best => true,
+                Choice::Family(family) => one.kernel.starts_with(&format!("{family}_")),
+                Choice::Kernel(name) => one.kernel == name,
+                Choice::Image(name) => {
+                    warptile_kernels::image(name).is_some_and(|image| image.kernel == one.kernel)
+                }
+            });
+            return Err(Error::NoKernel {
+                problem: format!("{problem} on {}", self.device.name),
+                considered,
+            });
+        };
+        let step = candidates.remove(chosen);
+        considered.extend(candidates.iter().map(|other| Considered {
+            kernel: other.image.kernel,
+            reason: if !requested(other) {
+                Reason::NotRequested
+            } else if !self.rates.knows(other.image.kernel) {
+                Reason::Unmeasured
+            } else {
+                Reason::Slower {
+                    times: other.estimate_us / step.estimate_us,
+                }
+            },
+        }));
+        Ok(Plan::new(
+            problem,
+            Some(self.device.clone()),
+            vec![step],
+            considered,
+        ))
+    }
+
+    /// The launch of one kernel, given its images, or why it can't run.
+    fn consider(
+        &self,
+        problem: &Problem,
+        images: &[&'static Image],
+    ) -> std::result::Result<Step, Reason> {
+        let (device, element) = (self.device, problem.element());
+        let of_element = images
+            .iter()
+            .copied()
+            .filter(|image| image.element == element && image.role == Role::Forward);
+        let any = of_element.clone().next().ok_or(Reason::Element(element))?;
+        if (any.tiling.head_dim as usize) < problem.head_dim() {
+            return Err(Reason::HeadDim {
+                laid_out_for: any.tiling.head_dim,
+            });
+        }
+        let image = of_element
+            .clone()
+            .filter(|image| image.target.runs_on(device.major, device.minor))
+            .max_by_key(|image| preference(image.target))
+            .ok_or_else(|| Reason::NoImage {
+                targets: of_element.map(|image| image.target).collect(),
+            })?;
+        let lacks: Features = problem.needs() - image.features;
+        if !lacks.is_empty() {
+            return Err(Reason::Lacks(lacks));
+        }
+        let needed = image.resources.dynamic_shared_bytes;
+        if needed > device.shared_bytes_per_cta {
+            return Err(Reason::SharedMemory {
+                needed,
+                available: device.shared_bytes_per_cta,
+            });
+        }
+        let tiles = tiles_of(problem, image.tiling.block_m);
+        if tiles > MAX_TILES {
+            return Err(Reason::Grid { ctas: tiles });
+        }
+        let ctas_per_multiprocessor = occupancy(image, device);
+        Ok(Step {
+            role: image.role,
+            image,
+            multiprocessors: device.multiprocessors.max(1),
+            ctas_per_multiprocessor,
+            estimate_us: self.rates.estimate_us(
+                problem,
+                image,
+                device,
+                tiles,
+                ctas_per_multiprocessor,
+            ),
+        })
+    }
+}
+
+fn check_name(choice: &Choice, kernels: &Kernels) -> Result<()> {
+    let images = || kernels.values().flatten();
+    match choice {
+        Choice::Kernel(name) if !kernels.contains_key(name.as_str()) => {
+            Err(Error::unknown("kernel", name, kernels.keys().copied()))
+        }
+        Choice::Image(name) if images().all(|image| image.name != name) => Err(Error::unknown(
+            "image",
+            name,
+            images().map(|image| image.name),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Machine code made for the device first, then the newest that runs on it, then PTX.
+fn preference(target: Target) -> (u32, u32) {
+    match target {
+        Target::CubinExact(sm) => (2, sm),
+        Target::Cubin(sm) => (1, sm),
+        Target::Ptx(sm) => (0, sm),
+        _ => (0, 0),
+    }
+}
+
+/// CTAs of `image` a multiprocessor holds at once, by shared memory, threads and registers; at least 1.
+fn occupancy(image: &Image, device: &DeviceProfile) -> u32 {
+    // The system keeps 1 KiB of shared memory for each resident CTA (CUDA C++ Programming Guide, "Shared Memory").
+    const RESERVED_SHARED_BYTES: u32 = 1024;
+    let threads = 32 * image.tiling.warps;
+    let by_shared = device.shared_bytes_per_multiprocessor
+        / (image.resources.dynamic_shared_bytes + RESERVED_SHARED_BYTES);
+    let by_threads = device.threads_per_multiprocessor / threads;
+    // Registers are handed out per warp in steps of 8 a thread; a PTX image has no count before the driver compiles it.
+    let registers = image.resources.registers.max(1).next_multiple_of(8);
+    let by_registers = device.registers_per_multiprocessor / (registers * threads);
+    by_shared.min(by_threads).min(by_registers).max(1)
+}

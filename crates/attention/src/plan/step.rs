@@ -1,0 +1,241 @@
+//! One kernel of a plan, and the shape of its launch for a call.
+
+use warptile_kernels::{Image, Role, Schedule};
+
+use crate::Mask;
+use crate::call::Call;
+use crate::error::{Error, Result};
+use crate::plan::MAX_TILES;
+use crate::problem::Problem;
+
+/// One kernel of a plan.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Step {
+    /// What it does.
+    pub role: Role,
+    /// The kernel's image for the device.
+    pub image: &'static Image,
+    /// Multiprocessors that its CTAs are spread over.
+    pub multiprocessors: u32,
+    /// CTAs a multiprocessor can hold at once.
+    pub ctas_per_multiprocessor: u32,
+    /// The planner's estimate of the GPU time, in microseconds; only its order among kernels means anything.
+    pub estimate_us: f64,
+}
+
+/// How a step is launched for one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LaunchShape {
+    /// CTAs. 0 if there is nothing to compute.
+    pub grid: u32,
+    /// Tiles of query rows in all.
+    pub tiles: u32,
+    /// Tiles of a head: of one batch entry, or of all packed queries.
+    pub query_tiles: u32,
+    /// Heads whose tiles are interleaved, so that CTAs working side by side share keys and values in L2.
+    pub heads_at_once: u32,
+    /// Whether CTAs draw their tiles from the workspace's counter.
+    pub draws_tiles: bool,
+}
+
+/// Device memory that a launch needs beside the tensors: zeroed once, and left at zero by every launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Scratch {
+    /// Bytes, aligned to 256; 0 if none is needed.
+    pub bytes: usize,
+}
+
+impl Scratch {
+    /// The tile counter, with a cache line of its own.
+    const COUNTER_BYTES: usize = 256;
+
+    pub(super) fn of(steps: &[Step]) -> Self {
+        let counts = |step: &Step| step.image.schedule == Schedule::Persistent;
+        Scratch {
+            bytes: match steps.iter().any(counts) {
+                true => Self::COUNTER_BYTES,
+                false => 0,
+            },
+        }
+    }
+
+    /// What serves every plan there is.
+    pub(crate) const fn most() -> Self {
+        Scratch {
+            bytes: Self::COUNTER_BYTES,
+        }
+    }
+}
+
+impl Step {
+    /// Threads of a CTA.
+    #[must_use]
+    pub const fn threads(&self) -> u32 {
+        32 * self.image.tiling.warps
+    }
+
+    /// The launch for a call.
+    ///
+    /// # Errors
+    /// [`Error::Grid`] if it would have more tiles than a launch can have.
+    pub fn shape(&self, call: &Call) -> Result<LaunchShape> {
+        let block_m = self.image.tiling.block_m as u64;
+        let (heads, batch) = (call.heads() as u64, call.batch() as u64);
+        let queries = call.queries();
+        // Tiles of packed queries are numbered across the sequences. Sequence b's first tile has the number
+        // offsets[b] / BLOCK_M + b, so that a kernel finds the sequence of a tile without a list of its own; at most one number
+        // a sequence is left unused.
+        let (query_tiles, tiles) = if call.query_len() == 0 || batch == 0 {
+            (0, 0)
+        } else if queries.is_packed() {
+            let of_a_head = queries.rows() as u64 / block_m + batch;
+            (of_a_head, of_a_head * heads)
+        } else {
+            let of_a_head = (queries.rows() as u64).div_ceil(block_m);
+            (of_a_head, of_a_head.saturating_mul(heads * batch))
+        };
+        if tiles > MAX_TILES {
+            return Err(Error::Grid {
+                ctas: tiles,
+                limit: MAX_TILES,
+            });
+        }
+        let persistent = self.image.schedule == Schedule::Persistent;
+        let resident = u64::from(self.multiprocessors.max(1) * self.ctas_per_multiprocessor.max(1));
+        let grid = if persistent {
+            tiles.min(resident)
+        } else {
+            tiles
+        };
+        Ok(LaunchShape {
+            grid: grid as u32,
+            tiles: tiles as u32,
+            query_tiles: query_tiles as u32,
+            heads_at_once: heads_at_once(call) as u32,
+            draws_tiles: persistent && tiles > grid,
+        })
+    }
+}
+
+/// Tiles of a problem for kernels of `block_m` rows: what [`Step::shape`] gives for a call whose lengths are the bounds.
+pub(super) fn tiles_of(problem: &Problem, block_m: u32) -> u64 {
+    let (block_m, heads) = (u64::from(block_m), problem.heads() as u64);
+    match problem.packed_queries() {
+        true => (problem.query_rows() as u64 / block_m + problem.batch() as u64) * heads,
+        false => (problem.query_len() as u64)
+            .div_ceil(block_m)
+            .saturating_mul(heads)
+            .saturating_mul(problem.batch() as u64),
+    }
+}
+
+/// Heads (of all batch entries, or of the packed queries) whose tiles are interleaved.
+///
+/// Under a mask the tiles of a head differ in length; the longest go first across as many heads as keep their keys and
+/// values within half of the L2, in groups as even as they can be: a short last group leaves CTAs without work. Without
+/// a mask, head after head is best.
+fn heads_at_once(call: &Call) -> usize {
+    const L2_SHARE_BYTES: usize = 32 << 20;
+    let packed = call.queries().is_packed();
+    if call.mask() == Mask::None && !packed {
+        return 1;
+    }
+    let row_bytes = 2 * call.head_dim() * call.element().size();
+    let key_value_heads = (L2_SHARE_BYTES / call.key_len().saturating_mul(row_bytes).max(1)).max(1);
+    let heads = call.heads() * if packed { 1 } else { call.batch().max(1) };
+    let most = key_value_heads.saturating_mul(call.group_size()).min(heads);
+    heads.div_ceil(heads.div_ceil(most))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ElementType, Layout, Scoring};
+
+    fn dense(batch: usize, [heads, kv_heads]: [usize; 2], [q, k]: [usize; 2], mask: Mask) -> Call {
+        let q = Layout::bshd([batch, q, heads, 128]);
+        let k = Layout::bshd([batch, k, kv_heads, 128]);
+        Call::builder(&q, &k, &k, ElementType::F16)
+            .scoring(Scoring::new().mask(mask))
+            .build()
+            .unwrap()
+    }
+
+    #[test]
+    fn masked_heads_are_interleaved_while_their_keys_fit_the_cache() {
+        let causal = Mask::causal();
+        for (call, expected) in [
+            (dense(4, [16, 16], [4096, 4096], Mask::None), 1),
+            // 2 MiB of keys and values a head.
+            (dense(4, [16, 16], [4096, 4096], causal), 16),
+            (dense(1, [32, 8], [4096, 4096], causal), 32),
+            (dense(1, [2, 2], [64, 0], causal), 2),
+            // 18 heads of 2 MiB: two groups of 9, not 16 and 2.
+            (dense(1, [18, 18], [4096, 4096], causal), 9),
+        ] {
+            assert_eq!(heads_at_once(&call), expected, "{call}");
+        }
+    }
+
+    fn step(kernel: &str, multiprocessors: u32) -> Step {
+        let image = warptile_kernels::catalog()
+            .iter()
+            .find(|image| image.kernel == kernel && image.element == ElementType::F16)
+            .unwrap();
+        Step {
+            role: Role::Forward,
+            image,
+            multiprocessors,
+            ctas_per_multiprocessor: 1,
+            estimate_us: 0.0,
+        }
+    }
+
+    #[test]
+    fn packed_tiles_are_counted_from_the_shapes_alone() {
+        let tensor = Layout::packed(1000, 2, 64);
+        let shape = |offsets: &[i32]| {
+            let call = Call::builder(&tensor, &tensor, &tensor, ElementType::F16)
+                .packed(offsets, offsets)
+                .build()
+                .unwrap();
+            step("wmma_d64_64x64_w4_s2", 1).shape(&call).unwrap()
+        };
+        // 1000 / 64 + 3 numbers for each of 2 heads.
+        let expected = shape(&[0, 1, 2, 1000]);
+        assert_eq!(
+            (expected.query_tiles, expected.tiles, expected.grid),
+            (18, 36, 36)
+        );
+        assert_eq!(shape(&[0, 400, 800, 1000]), expected);
+        // No sequence has a row.
+        assert_eq!(shape(&[0, 0, 0]).grid, 0);
+    }
+
+    #[test]
+    fn a_device_without_multiprocessors_still_gets_a_grid() {
+        let call = dense(1, [4, 4], [512, 512], Mask::None);
+        let shape = step("wgmma_d128_128x128_w12_s2", 0).shape(&call).unwrap();
+        assert_eq!((shape.grid, shape.tiles, shape.draws_tiles), (1, 16, true));
+    }
+
+    #[test]
+    fn more_tiles_than_a_grid_can_have_are_an_error() {
+        let q = Layout::new([1 << 20, 1 << 16, 1, 8], [0, 0, 0, 1]);
+        let out = Layout::new([1 << 20, 1 << 16, 1, 8], [1 << 19, 8, 8, 1]);
+        let k = Layout::new([1 << 20, 1, 1, 8], [0, 0, 0, 1]);
+        let call = Call::builder(&q, &k, &k, ElementType::F16)
+            .out(out)
+            .build()
+            .unwrap();
+        let error = step("wmma_d64_16x64_w4_s2", 132).shape(&call).unwrap_err();
+        assert!(
+            error.to_string().contains("needs 4294967296 tiles"),
+            "{error}"
+        );
+        assert!(step("wmma_d64_64x64_w4_s2", 132).shape(&call).is_ok());
+    }
+}

@@ -1,0 +1,561 @@
+//! What a launch hands to a kernel: every parameter block, declared once.
+//!
+//! [`Forward`] and [`ForwardTma`] are *blocks*, the only argument of a kernel; they are made of *parts*, so that a feature adds
+//! a part and not another block. `cargo xtask build-kernels` writes the C++ of the same structs to `kernels/base/abi.cuh`
+//! ([`cpp_header`]), and each image's record carries [`Declared::HASH`] of the block it was compiled for.
+//!
+//! Device addresses are plain integers here and typed pointers in C++; 0 is the null pointer. Strides count elements, and a
+//! dimension that is never stepped along has a stride of 0.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::capability;
+
+/// `window_left` or `window_right` of an unlimited side. Lengths are at most this, so any larger window reaches over
+/// everything too, and `row + window` fits 32 bits.
+pub const WINDOW_UNLIMITED: i32 = 1 << 30;
+
+/// A member of a part or block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Member {
+    /// Its name, the same on both sides.
+    pub name: &'static str,
+    /// Bytes from the start of the struct that declares it.
+    pub offset: usize,
+    /// Its type in C++.
+    pub cpp_type: &'static str,
+    /// Members of a member that is a part itself; empty for others.
+    pub parts: &'static [Member],
+    /// Its documentation, by lines.
+    pub docs: &'static [&'static str],
+}
+
+/// A member with the path to it, such as `scoring.scale`, and its offset in the block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leaf {
+    /// Names from the block down, joined by dots.
+    pub path: String,
+    /// Bytes from the start of the block.
+    pub offset: usize,
+    /// Its type in C++.
+    pub cpp_type: &'static str,
+}
+
+/// A struct that both Rust and C++ know.
+pub trait Declared: Pod {
+    /// Its name in both languages.
+    const NAME: &'static str;
+    /// Its members, in order.
+    const MEMBERS: &'static [Member];
+    /// 64-bit FNV-1a over path, C++ type and offset of every leaf: two declarations with one hash are the same to a kernel.
+    const HASH: u64 = hash_members(FNV_OFFSET, Self::MEMBERS, None, 0);
+
+    /// The members that are no parts, with those of parts in their place.
+    #[must_use]
+    fn leaves() -> Vec<Leaf> {
+        let mut leaves = Vec::new();
+        collect_leaves(Self::MEMBERS, "", 0, &mut leaves);
+        leaves
+    }
+}
+
+/// A struct that is the only argument of a kernel.
+pub trait Block: Declared {}
+
+/// The type a member has in C++, unless its declaration gives one.
+trait InCpp {
+    const TYPE: &'static str;
+    const PARTS: &'static [Member] = &[];
+}
+
+impl InCpp for i32 {
+    const TYPE: &'static str = "int";
+}
+
+impl InCpp for u32 {
+    const TYPE: &'static str = "unsigned";
+}
+
+impl InCpp for i64 {
+    const TYPE: &'static str = "long long";
+}
+
+impl InCpp for u64 {
+    const TYPE: &'static str = "unsigned long long";
+}
+
+impl InCpp for f32 {
+    const TYPE: &'static str = "float";
+}
+
+/// An array's declaration gives its C++ type, such as `int[6]`.
+impl<T, const N: usize> InCpp for [T; N] {
+    const TYPE: &'static str = "";
+}
+
+macro_rules! declare {
+    ($($(#[doc = $doc:literal])* struct $name:ident $(align $align:literal)? {
+        $($(#[doc = $member_doc:literal])* $member:ident: $type:ty $(= $cpp:literal)?,)*
+    })*) => {
+        $(
+            $(#[doc = $doc])*
+            #[repr(C $(, align($align))?)]
+            #[derive(Debug, Clone, Copy, PartialEq, Default, Pod, Zeroable)]
+            pub struct $name {
+                $($(#[doc = $member_doc])* pub $member: $type,)*
+            }
+
+            impl Declared for $name {
+                const NAME: &'static str = stringify!($name);
+                const MEMBERS: &'static [Member] = &[$(Member {
+                    name: stringify!($member),
+                    offset: std::mem::offset_of!($name, $member),
+                    cpp_type: declare!(@type $type $(, $cpp)?),
+                    parts: <$type as InCpp>::PARTS,
+                    docs: &[$($member_doc),*],
+                },)*];
+            }
+
+            impl InCpp for $name {
+                const TYPE: &'static str = stringify!($name);
+                const PARTS: &'static [Member] = <$name as Declared>::MEMBERS;
+            }
+        )*
+
+        /// The C++ of every struct, in order.
+        fn cpp_structs() -> String {
+            [$(cpp_struct::<$name>(&[$($doc),*], declare!(@align $($align)?))),*].join("\n")
+        }
+    };
+    (@type $type:ty) => { <$type as InCpp>::TYPE };
+    (@type $type:ty, $cpp:literal) => { $cpp };
+    (@align) => { None };
+    (@align $align:literal) => { Some($align) };
+}
+
+declare! {
+    /// A tensor of rows of one head each; the elements of a row are contiguous.
+    struct Tensor {
+        /// Of batch entry 0, row 0, head 0.
+        address: u64 = "void*",
+        /// Elements between batch entries; 0 for packed tensors.
+        batch: i64,
+        /// Elements between rows.
+        row: i64,
+        /// Elements between heads.
+        head: i64,
+    }
+
+    /// Where the sequences of a batch begin and how long they are. Nobody has validated what lies on the device: kernels
+    /// clamp offsets to `query_rows` and `key_rows`, and lengths to `query_len` and `key_len`.
+    struct Sequences {
+        /// [batch + 1] first rows of packed queries; null: dense.
+        query_offsets: u64 = "const int*",
+        /// [batch + 1] first rows of packed keys and values; null: dense.
+        key_offsets: u64 = "const int*",
+        /// [batch] rows in use of each sequence of queries; null: all.
+        query_lengths: u64 = "const int*",
+        /// [batch] rows in use of each sequence of keys and values; null: all.
+        key_lengths: u64 = "const int*",
+        /// Sequences.
+        batch: i32,
+        /// Most queries of a sequence; dense without lengths: of each.
+        query_len: i32,
+        /// Most keys of a sequence; dense without lengths: of each.
+        key_len: i32,
+        /// Rows of q and out in a batch entry; packed: in all.
+        query_rows: i32,
+        /// Rows of k and v in a batch entry; packed: in all.
+        key_rows: i32,
+        /// Unused.
+        padding: i32,
+    }
+
+    /// Pages of keys and values that a table gives to sequences. No kernel reads it yet.
+    struct Pages {
+        /// [batch][...] numbers of pages; null: not paged.
+        table: u64 = "const int*",
+        /// Entries between the rows of the table.
+        table_row: i64,
+        /// Keys a page.
+        rows: i32,
+        /// Pages.
+        count: i32,
+    }
+
+    /// From a dot product to a score, and which scores count: scale, softcap, ALiBi, bias, then mask.
+    struct Scoring {
+        /// [slopes_batch * batch + head] ALiBi slopes; null: none.
+        slopes: u64 = "const float*",
+        /// [head] logits that join the denominator; null: none.
+        sinks: u64 = "const float*",
+        /// What is added to each score, in the tensors' element type; null: nothing.
+        bias: u64 = "const void*",
+        /// Bytes of which 0 hides a key from a query; null: none is hidden.
+        key_mask: u64 = "const unsigned char*",
+        /// Slopes between batch entries; 0: all share them.
+        slopes_batch: i64,
+        /// Elements of the bias between batch entries.
+        bias_batch: i64,
+        /// Elements of the bias between query heads.
+        bias_head: i64,
+        /// Elements of the bias between queries.
+        bias_row: i64,
+        /// Elements of the bias between keys.
+        bias_key: i64,
+        /// Bytes of the mask between batch entries.
+        mask_batch: i64,
+        /// Bytes of the mask between query heads.
+        mask_head: i64,
+        /// Bytes of the mask between queries.
+        mask_row: i64,
+        /// Bytes of the mask between keys.
+        mask_key: i64,
+        /// Finite; score = scale * q.k.
+        scale: f32,
+        /// cap * tanh(score / cap) when > 0; 0 for none.
+        softcap: f32,
+        /// A query sees keys down to `diagonal - window_left`, ...
+        window_left: i32,
+        /// ... and up to `diagonal + window_right`; causal is (WINDOW_UNLIMITED, 0).
+        window_right: i32,
+        /// diagonal(i) = i if set, else i + key length - query length.
+        align_top_left: i32,
+        /// Unused.
+        padding: i32,
+    }
+
+    /// How the tiles of a launch are shared out.
+    struct Work {
+        /// From which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
+        counter: u64 = "unsigned*",
+        /// One for each split tile; 0 before and after each launch. No kernel reads it yet.
+        semaphores: u64 = "unsigned*",
+        /// Outputs, maxima and sums of splits. No kernel reads it yet.
+        partials: u64 = "float*",
+        /// Tiles in all: query_tiles * heads, and * batch unless the queries are packed.
+        tiles: i32,
+        /// Tiles of a head: of one batch entry, or of all packed queries.
+        query_tiles: i32,
+        /// Heads whose tiles are interleaved: of all batch entries together, or of the packed queries. At least 1.
+        heads_at_once: i32,
+        /// Ranges that the keys of a tile are split into; 1 or 0: none.
+        splits: i32,
+        /// Keys of a range.
+        keys_per_split: i32,
+        /// Unused.
+        padding: i32,
+    }
+
+    /// Block of the kernels that read through addresses.
+    struct Forward {
+        /// Queries.
+        q: Tensor,
+        /// Keys.
+        k: Tensor,
+        /// Values.
+        v: Tensor,
+        /// What is computed.
+        out: Tensor,
+        /// Natural logarithm of each row's sum of exponentials; null: not wanted.
+        lse: u64 = "float*",
+        /// Elements of the lse between batch entries; 0 for packed queries.
+        lse_batch: i64,
+        /// Elements of the lse between heads; its rows are contiguous.
+        lse_head: i64,
+        /// Lengths.
+        sequences: Sequences,
+        /// Where keys and values lie if they are paged.
+        pages: Pages,
+        /// Scores.
+        scoring: Scoring,
+        /// Tiles.
+        work: Work,
+        /// Query heads.
+        heads: i32,
+        /// Key/value heads; divides `heads`.
+        kv_heads: i32,
+        /// Elements of a row of q and k: at most the tiling's, a multiple of 8.
+        head_dim: i32,
+        /// Elements of a row of v and out. The kernels of today take it as equal to `head_dim`.
+        value_dim: i32,
+    }
+
+    /// A tensor map as cuTensorMapEncodeTiled fills it in; only the copy engine reads it.
+    struct TensorMap align 64 {
+        /// Its 128 bytes.
+        opaque: [u64; 16] = "unsigned long long[16]",
+    }
+
+    /// Block of the kernels that read through tensor maps. Maps have 4 dimensions (head_dim, row, head, batch), read zeros
+    /// outside of an extent, and have a 128-byte swizzle and boxes of 64 columns x 64 rows (q) or BLOCK_N rows (k, v). A
+    /// packed tensor has batch extent 1 and all its rows in one sequence.
+    struct ForwardTma align 64 {
+        /// Queries.
+        q_map: TensorMap,
+        /// Keys.
+        k_map: TensorMap,
+        /// Values.
+        v_map: TensorMap,
+        /// Everything else.
+        forward: Forward,
+        /// Unused.
+        padding: [i32; 6] = "int[6]",
+    }
+
+    /// What an image says about itself, in the constant `warptile_record`.
+    struct RecordWords {
+        /// `record::MAGIC`.
+        magic: u32,
+        /// A `Role`.
+        role: u32,
+        /// A `Schedule`.
+        schedule: u32,
+        /// `Features`.
+        features: u32,
+        /// [`Declared::HASH`] of the block it takes.
+        abi_hash: u64,
+        /// Size of that block in bytes.
+        param_bytes: u32,
+        /// Size of an element in bytes.
+        element_bytes: u32,
+        /// Query rows of a tile.
+        block_m: u32,
+        /// Keys of a tile.
+        block_n: u32,
+        /// Head size of the tile.
+        head_dim: u32,
+        /// K/V tiles in flight.
+        stages: u32,
+        /// Warps of a CTA, producers included.
+        warps: u32,
+        /// CTAs an SM that it was compiled for.
+        min_ctas: u32,
+        /// Elements between rows of K in shared memory; 0 where rows are swizzled instead of padded.
+        k_stride: u32,
+        /// Elements between rows of V in shared memory; 0 where rows are swizzled instead of padded.
+        v_stride: u32,
+        /// Dynamic shared memory in bytes that a launch must ask for.
+        shared_bytes: u32,
+        /// Unused.
+        padding: u32,
+    }
+}
+
+impl Block for Forward {}
+impl Block for ForwardTma {}
+
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
+
+const fn hash_bytes(mut hash: u64, bytes: &[u8]) -> u64 {
+    let mut index = 0;
+    while index < bytes.len() {
+        hash = (hash ^ bytes[index] as u64).wrapping_mul(FNV_PRIME);
+        index += 1;
+    }
+    hash
+}
+
+/// The names down to a member, as a list on the stack: constant functions have no `String`.
+struct Path<'a> {
+    parent: Option<&'a Path<'a>>,
+    name: &'static str,
+}
+
+const fn hash_path(hash: u64, path: &Path<'_>) -> u64 {
+    match path.parent {
+        Some(parent) => hash_bytes(
+            hash_bytes(hash_path(hash, parent), b"."),
+            path.name.as_bytes(),
+        ),
+        None => hash_bytes(hash, path.name.as_bytes()),
+    }
+}
+
+/// The hashed text of a leaf is `path:type@offset;`, the offset as 8 little-endian bytes.
+const fn hash_members(
+    mut hash: u64,
+    members: &[Member],
+    parent: Option<&Path<'_>>,
+    base: usize,
+) -> u64 {
+    let mut index = 0;
+    while index < members.len() {
+        let member = members[index];
+        let path = Path {
+            parent,
+            name: member.name,
+        };
+        let offset = base + member.offset;
+        if member.parts.is_empty() {
+            hash = hash_bytes(hash_path(hash, &path), b":");
+            hash = hash_bytes(hash_bytes(hash, member.cpp_type.as_bytes()), b"@");
+            hash = hash_bytes(hash_bytes(hash, &(offset as u64).to_le_bytes()), b";");
+        } else {
+            hash = hash_members(hash, member.parts, Some(&path), offset);
+        }
+        index += 1;
+    }
+    hash
+}
+
+fn collect_leaves(members: &[Member], prefix: &str, base: usize, leaves: &mut Vec<Leaf>) {
+    for member in members {
+        let path = format!("{prefix}{}", member.name);
+        let offset = base + member.offset;
+        if member.parts.is_empty() {
+            leaves.push(Leaf {
+                path,
+                offset,
+                cpp_type: member.cpp_type,
+            });
+        } else {
+            collect_leaves(member.parts, &format!("{path}."), offset, leaves);
+        }
+    }
+}
+
+fn cpp_struct<T: Declared>(docs: &[&str], align: Option<usize>) -> String {
+    let mut text = String::new();
+    for line in docs {
+        text += &format!("//{line}\n");
+    }
+    let align = align.map_or(String::new(), |align| format!("alignas({align}) "));
+    text += &format!("struct {align}{} {{\n", T::NAME);
+    for member in T::MEMBERS {
+        let declaration = match member.cpp_type.split_once('[') {
+            Some((element, rest)) => format!("{element} {}[{rest}", member.name),
+            None => format!("{} {}", member.cpp_type, member.name),
+        };
+        text += &format!("    {declaration}; //{}\n", member.docs.join(""));
+    }
+    text += &format!(
+        "}};\nstatic_assert(sizeof({}) == {});\n",
+        T::NAME,
+        size_of::<T>()
+    );
+    text
+}
+
+fn cpp_hash<T: Block>() -> String {
+    format!(
+        "template <> constexpr unsigned long long BLOCK_HASH<{}> = {:#018x};\n",
+        T::NAME,
+        T::HASH
+    )
+}
+
+/// The text of `kernels/base/abi.cuh`.
+///
+/// It asserts the size of every struct. Members have no gaps between them (`Pod` allows none), so that a struct of the right
+/// size has every member where Rust has it.
+#[must_use]
+pub fn cpp_header() -> String {
+    [
+        "// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs and capability.rs, where to change it.\n\
+         #pragma once\n\nnamespace warptile {\n\n",
+        &format!("constexpr int WINDOW_UNLIMITED = {WINDOW_UNLIMITED};\n\n"),
+        &capability::cpp_constants(),
+        "\n",
+        &cpp_structs(),
+        "\n// Which declaration of a block an image was compiled for; only blocks have one.\n\
+         template <class Block> constexpr unsigned long long BLOCK_HASH = 0;\n",
+        &cpp_hash::<Forward>(),
+        &cpp_hash::<ForwardTma>(),
+        "\n} // namespace warptile\n",
+    ]
+    .concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_have_the_sizes_that_every_host_knows() {
+        assert_eq!(size_of::<Tensor>(), 32);
+        assert_eq!(size_of::<Forward>(), 424);
+        assert_eq!(size_of::<ForwardTma>(), 832);
+        assert_eq!(std::mem::offset_of!(ForwardTma, forward), 384);
+    }
+
+    #[test]
+    fn leaves_follow_each_other_without_gaps() {
+        fn check<T: Declared>() {
+            let leaves = T::leaves();
+            for pair in leaves.windows(2) {
+                let bytes = match pair[0].cpp_type {
+                    "int" | "unsigned" | "float" => 4,
+                    "unsigned long long[16]" => 128,
+                    _ => 8,
+                };
+                assert_eq!(pair[0].offset + bytes, pair[1].offset, "{}", pair[1].path);
+            }
+        }
+        check::<Forward>();
+        check::<ForwardTma>();
+        check::<RecordWords>();
+    }
+
+    /// The constant hash is FNV-1a of the text that its documentation promises.
+    #[test]
+    fn a_hash_is_that_of_the_flattened_declaration() {
+        fn check<T: Declared>() {
+            let mut text = Vec::new();
+            for leaf in T::leaves() {
+                text.extend_from_slice(format!("{}:{}@", leaf.path, leaf.cpp_type).as_bytes());
+                text.extend_from_slice(&(leaf.offset as u64).to_le_bytes());
+                text.push(b';');
+            }
+            assert_eq!(T::HASH, hash_bytes(FNV_OFFSET, &text), "{}", T::NAME);
+        }
+        check::<Forward>();
+        check::<ForwardTma>();
+        // FNV-1a's published test vector for "a".
+        assert_eq!(hash_bytes(FNV_OFFSET, b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_ne!(Forward::HASH, ForwardTma::HASH);
+    }
+
+    #[test]
+    fn a_name_a_type_and_an_offset_each_change_the_hash() {
+        let member = Forward::MEMBERS[4];
+        let hash = |member| hash_members(FNV_OFFSET, &[member], None, 0);
+        for other in [
+            Member {
+                name: "les",
+                ..member
+            },
+            Member {
+                offset: 136,
+                ..member
+            },
+            Member {
+                cpp_type: "double*",
+                ..member
+            },
+        ] {
+            assert_ne!(hash(other), hash(member));
+        }
+    }
+
+    #[test]
+    fn the_header_declares_every_struct_with_its_members() {
+        let header = cpp_header();
+        for line in [
+            "struct Tensor {",
+            "    void* address; // Of batch entry 0, row 0, head 0.",
+            "struct alignas(64) ForwardTma {",
+            "    unsigned long long opaque[16]; // Its 128 bytes.",
+            "static_assert(sizeof(Forward) == 424);",
+            "constexpr unsigned FEATURE_SINKS = 1u << 2;",
+        ] {
+            assert!(
+                header.lines().any(|found| found == line),
+                "{line}\n{header}"
+            );
+        }
+    }
+}

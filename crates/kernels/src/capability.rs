@@ -1,0 +1,265 @@
+//! What an image says it can do: its role, its schedule and its features.
+
+use std::fmt;
+use std::ops::{BitOr, BitOrAssign, Sub};
+
+macro_rules! features {
+    ($($(#[doc = $doc:literal])* $name:ident = $bit:literal, $text:literal;)*) => {
+        impl Features {
+            $($(#[doc = $doc])* pub const $name: Features = Features(1 << $bit);)*
+
+            const ALL_BITS: u32 = 0 $(| 1 << $bit)*;
+
+            /// Every feature with its name in C++ and in words.
+            const TABLE: &'static [(Features, &'static str, &'static str)] =
+                &[$((Features::$name, stringify!($name), $text)),*];
+        }
+    };
+}
+
+/// A set of features: what a problem needs, or what an image can do.
+///
+/// ```
+/// use warptile_kernels::Features;
+/// let needs = Features::SOFTCAP | Features::SINKS;
+/// let missing = needs - Features::SOFTCAP;
+/// assert_eq!(missing.to_string(), "attention sinks");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Features(u32);
+
+features! {
+    /// cap * tanh(score / cap).
+    SOFTCAP = 0, "a softcap";
+    /// Slopes times distance, subtracted from scores.
+    ALIBI = 1, "ALiBi";
+    /// One logit a head that joins the denominator.
+    SINKS = 2, "attention sinks";
+    /// A tensor added to the scores.
+    BIAS = 3, "an additive bias";
+    /// A boolean tensor that hides keys.
+    KEY_MASK = 4, "a boolean mask";
+    /// Sequences that lie end to end.
+    PACKED = 5, "packed sequences";
+    /// Lengths in use that lie on the device.
+    DEVICE_LENGTHS = 6, "lengths on the device";
+    /// Keys and values in pages.
+    PAGED = 7, "paged keys";
+    /// Rows that do not start at multiples of 16 bytes.
+    UNALIGNED = 8, "rows that don't start at multiples of 16 bytes";
+    /// A scale below 0.
+    NEGATIVE_SCALE = 9, "a negative scale";
+    /// The log-sum-exp of each row.
+    LSE = 10, "lse";
+}
+
+impl Features {
+    /// No feature.
+    #[must_use]
+    pub const fn empty() -> Self {
+        Features(0)
+    }
+
+    /// Every feature there is.
+    #[must_use]
+    pub const fn all() -> Self {
+        Features(Self::ALL_BITS)
+    }
+
+    /// The set with these bits; `None` if one of them is no feature.
+    #[must_use]
+    pub const fn from_bits(bits: u32) -> Option<Self> {
+        match bits & !Self::ALL_BITS {
+            0 => Some(Features(bits)),
+            _ => None,
+        }
+    }
+
+    /// One bit a feature.
+    #[must_use]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether every feature of `other` is in this set.
+    #[must_use]
+    pub const fn contains(self, other: Features) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// The features of both sets together.
+    #[must_use]
+    pub const fn union(self, other: Features) -> Self {
+        Features(self.0 | other.0)
+    }
+
+    /// The features of this set that are not in `other`.
+    #[must_use]
+    pub const fn difference(self, other: Features) -> Self {
+        Features(self.0 & !other.0)
+    }
+
+    /// The features in the set, one by one.
+    pub fn iter(self) -> impl Iterator<Item = Features> {
+        Self::TABLE
+            .iter()
+            .map(|&(feature, ..)| feature)
+            .filter(move |&feature| self.contains(feature))
+    }
+}
+
+impl BitOr for Features {
+    type Output = Features;
+
+    fn bitor(self, other: Features) -> Features {
+        self.union(other)
+    }
+}
+
+impl BitOrAssign for Features {
+    fn bitor_assign(&mut self, other: Features) {
+        *self = *self | other;
+    }
+}
+
+impl Sub for Features {
+    type Output = Features;
+
+    fn sub(self, other: Features) -> Features {
+        self.difference(other)
+    }
+}
+
+/// In words, joined by commas; nothing for the empty set.
+impl fmt::Display for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<&str> = Self::TABLE
+            .iter()
+            .filter(|(feature, ..)| self.contains(*feature))
+            .map(|&(.., text)| text)
+            .collect();
+        f.pad(&words.join(", "))
+    }
+}
+
+macro_rules! numbered {
+    ($($(#[$meta:meta])* enum $name:ident: $prefix:literal {
+        $($(#[doc = $doc:literal])* $variant:ident = $number:literal, $text:literal, $cpp:literal;)*
+    })*) => {
+        $(
+            $(#[$meta])*
+            #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+            #[non_exhaustive]
+            pub enum $name {
+                $($(#[doc = $doc])* $variant = $number,)*
+            }
+
+            impl $name {
+                /// The one with this number in an image's record.
+                #[must_use]
+                pub const fn from_number(number: u32) -> Option<Self> {
+                    match number {
+                        $($number => Some($name::$variant),)*
+                        _ => None,
+                    }
+                }
+
+                /// Its number in an image's record.
+                #[must_use]
+                pub const fn number(self) -> u32 {
+                    self as u32
+                }
+            }
+
+            impl fmt::Display for $name {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    f.pad(match self {
+                        $($name::$variant => $text,)*
+                    })
+                }
+            }
+        )*
+
+        const NUMBERED: &[(&str, &str, u32)] = &[$($(($prefix, $cpp, $number),)*)*];
+    };
+}
+
+numbered! {
+    /// The step of a computation that an image is for.
+    enum Role: "ROLE_" {
+        /// From queries, keys and values to the output.
+        Forward = 1, "forward", "FORWARD";
+        /// A range of the keys, to a partial output.
+        Split = 2, "split", "SPLIT";
+        /// From partial outputs to the output.
+        Combine = 3, "combine", "COMBINE";
+        /// New keys and values into a cache.
+        Append = 4, "append", "APPEND";
+    }
+
+    /// How tiles come to CTAs.
+    enum Schedule: "SCHEDULE_" {
+        /// A CTA computes one tile: the grid is the number of tiles.
+        OneTile = 1, "one tile a CTA", "ONE_TILE";
+        /// CTAs stay and take one tile after the other, from the counter if there is one.
+        Persistent = 2, "persistent", "PERSISTENT";
+    }
+}
+
+/// The C++ constants of features, roles and schedules.
+pub(crate) fn cpp_constants() -> String {
+    let mut text = String::from("// What an image's record says it can do.\n");
+    for (feature, name, _) in Features::TABLE {
+        text += &format!(
+            "constexpr unsigned FEATURE_{name} = 1u << {};\n",
+            feature.0.trailing_zeros()
+        );
+    }
+    for (prefix, name, number) in NUMBERED {
+        text += &format!("constexpr unsigned {prefix}{name} = {number};\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_are_single_bits_without_gaps() {
+        let all = Features::all();
+        assert_eq!(all.iter().count(), Features::TABLE.len());
+        assert_eq!(all.bits(), (1 << Features::TABLE.len()) - 1);
+        assert_eq!(Features::from_bits(all.bits()), Some(all));
+        assert_eq!(Features::from_bits(all.bits() + 1), None);
+    }
+
+    #[test]
+    fn sets_subtract_and_print_in_words() {
+        let needs = Features::ALIBI | Features::PACKED;
+        let missing = needs - Features::PACKED;
+        assert_eq!(missing, Features::ALIBI);
+        assert!(needs.contains(missing) && !missing.contains(needs));
+        assert_eq!(needs.to_string(), "ALiBi, packed sequences");
+        assert_eq!(Features::empty().to_string(), "");
+    }
+
+    #[test]
+    fn numbers_of_roles_and_schedules_go_there_and_back() {
+        for role in [Role::Forward, Role::Split, Role::Combine, Role::Append] {
+            assert_eq!(Role::from_number(role.number()), Some(role));
+        }
+        assert_eq!(Role::from_number(0), None);
+        assert_eq!(
+            Schedule::from_number(Schedule::Persistent.number()),
+            Some(Schedule::Persistent)
+        );
+        assert_eq!(Schedule::from_number(3), None);
+    }
+}

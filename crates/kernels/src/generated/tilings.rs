@@ -1,0 +1,212 @@
+// Written by `cargo xtask build-kernels` from images/manifest.json. Do not edit.
+
+tilings! {
+    D128M128N128W12S2: head_dim 128, tile 128 x 128, warps 12, stages 2;
+    D128M128N32W4S2: head_dim 128, tile 128 x 32, warps 4, stages 2;
+    D128M192N64W16S4: head_dim 128, tile 192 x 64, warps 16, stages 4;
+    D128M192N80W16S3: head_dim 128, tile 192 x 80, warps 16, stages 3;
+    D128M32N64W4S1: head_dim 128, tile 32 x 64, warps 4, stages 1;
+    D128M48N32W8S2: head_dim 128, tile 48 x 32, warps 8, stages 2;
+    D128M64N128W8S2: head_dim 128, tile 64 x 128, warps 8, stages 2;
+    D128M64N64W4S1: head_dim 128, tile 64 x 64, warps 4, stages 1;
+    D160M64N64W4S1: head_dim 160, tile 64 x 64, warps 4, stages 1;
+    D192M128N112W12S2: head_dim 192, tile 128 x 112, warps 12, stages 2;
+    D192M128N64W12S3: head_dim 192, tile 128 x 64, warps 12, stages 3;
+    D192M32N32W4S1: head_dim 192, tile 32 x 32, warps 4, stages 1;
+    D192M64N112W8S2: head_dim 192, tile 64 x 112, warps 8, stages 2;
+    D192M64N64W4S1: head_dim 192, tile 64 x 64, warps 4, stages 1;
+    D256M128N64W12S2: head_dim 256, tile 128 x 64, warps 12, stages 2;
+    D256M16N32W4S1: head_dim 256, tile 16 x 32, warps 4, stages 1;
+    D256M32N32W4S1: head_dim 256, tile 32 x 32, warps 4, stages 1;
+    D256M64N32W4S1: head_dim 256, tile 64 x 32, warps 4, stages 1;
+    D256M64N64W4S1: head_dim 256, tile 64 x 64, warps 4, stages 1;
+    D32M128N64W4S2: head_dim 32, tile 128 x 64, warps 4, stages 2;
+    D32M32N64W4S2: head_dim 32, tile 32 x 64, warps 4, stages 2;
+    D32M64N64W4S2: head_dim 32, tile 64 x 64, warps 4, stages 2;
+    D64M128N128W12S2: head_dim 64, tile 128 x 128, warps 12, stages 2;
+    D64M128N64W4S2: head_dim 64, tile 128 x 64, warps 4, stages 2;
+    D64M16N64W4S2: head_dim 64, tile 16 x 64, warps 4, stages 2;
+    D64M192N128W16S3: head_dim 64, tile 192 x 128, warps 16, stages 3;
+    D64M256N64W20S6: head_dim 64, tile 256 x 64, warps 20, stages 6;
+    D64M32N128W4S2: head_dim 64, tile 32 x 128, warps 4, stages 2;
+    D64M32N32W4S2: head_dim 64, tile 32 x 32, warps 4, stages 2;
+    D64M32N64W4S1: head_dim 64, tile 32 x 64, warps 4, stages 1;
+    D64M32N64W4S2: head_dim 64, tile 32 x 64, warps 4, stages 2;
+    D64M48N64W8S2: head_dim 64, tile 48 x 64, warps 8, stages 2;
+    D64M64N128W8S2: head_dim 64, tile 64 x 128, warps 8, stages 2;
+    D64M64N64W4S2: head_dim 64, tile 64 x 64, warps 4, stages 2;
+    D64M64N64W4S3: head_dim 64, tile 64 x 64, warps 4, stages 3;
+    D64M64N64W8S2: head_dim 64, tile 64 x 64, warps 8, stages 2;
+    D96M128N128W12S2: head_dim 96, tile 128 x 128, warps 12, stages 2;
+    D96M128N32W4S2: head_dim 96, tile 128 x 32, warps 4, stages 2;
+    D96M192N96W16S3: head_dim 96, tile 192 x 96, warps 16, stages 3;
+    D96M64N128W8S2: head_dim 96, tile 64 x 128, warps 8, stages 2;
+    D96M64N32W4S2: head_dim 96, tile 64 x 32, warps 4, stages 2;
+    D96M64N64W4S2: head_dim 96, tile 64 x 64, warps 4, stages 2;
+}
+
+kernels! {
+    Scalar D128M32N64W4S1 "scalar_d128_32x64_w4_s1" {
+        2: shared 61952, k_stride 136, v_stride 136;
+        4: shared 96768, k_stride 136, v_stride 136;
+    }
+    Scalar D128M48N32W8S2 "scalar_d128_48x32_w8_s2" {
+        2: shared 67840, k_stride 136, v_stride 136;
+        4: shared 102656, k_stride 136, v_stride 136;
+    }
+    Scalar D192M32N32W4S1 "scalar_d192_32x32_w4_s1" {
+        2: shared 55808, k_stride 200, v_stride 200;
+        4: shared 81408, k_stride 200, v_stride 200;
+    }
+    Scalar D256M16N32W4S1 "scalar_d256_16x32_w4_s1" {
+        4: shared 86784, k_stride 264, v_stride 264;
+    }
+    Scalar D256M32N32W4S1 "scalar_d256_32x32_w4_s1" {
+        2: shared 72192, k_stride 264, v_stride 264;
+        4: shared 105984, k_stride 264, v_stride 264;
+    }
+    Scalar D32M32N64W4S2 "scalar_d32_32x64_w4_s2" {
+        2: shared 35328, k_stride 40, v_stride 40;
+        4: shared 55808, k_stride 40, v_stride 40;
+    }
+    Scalar D64M16N64W4S2 "scalar_d64_16x64_w4_s2" {
+        2: shared 46336, k_stride 72, v_stride 72;
+        4: shared 83200, k_stride 72, v_stride 72;
+    }
+    Scalar D64M32N128W4S2 "scalar_d64_32x128_w4_s2" {
+        2: shared 100864, k_stride 72, v_stride 72;
+    }
+    Scalar D64M32N32W4S2 "scalar_d64_32x32_w4_s2" {
+        2: shared 32256, k_stride 72, v_stride 72;
+        4: shared 50688, k_stride 72, v_stride 72;
+    }
+    Scalar D64M32N64W4S1 "scalar_d64_32x64_w4_s1" {
+        2: shared 37376, k_stride 72, v_stride 72;
+        4: shared 55808, k_stride 72, v_stride 72;
+    }
+    Scalar D64M32N64W4S2 "scalar_d64_32x64_w4_s2" {
+        2: shared 55808, k_stride 72, v_stride 72;
+        4: shared 92672, k_stride 72, v_stride 72;
+    }
+    Scalar D64M48N64W8S2 "scalar_d64_48x64_w8_s2" {
+        2: shared 65280, k_stride 72, v_stride 72;
+        4: shared 102144, k_stride 72, v_stride 72;
+    }
+    Scalar D64M64N64W4S2 "scalar_d64_64x64_w4_s2" {
+        2: shared 72704, k_stride 72, v_stride 72;
+        4: shared 109568, k_stride 72, v_stride 72;
+    }
+    Scalar D64M64N64W8S2 "scalar_d64_64x64_w8_s2" {
+        2: shared 74752, k_stride 72, v_stride 72;
+        4: shared 111616, k_stride 72, v_stride 72;
+    }
+    Scalar D96M64N32W4S2 "scalar_d96_64x32_w4_s2" {
+        2: shared 62464, k_stride 104, v_stride 104;
+        4: shared 89088, k_stride 104, v_stride 104;
+    }
+    Wgmma D128M128N128W12S2 "wgmma_d128_128x128_w12_s2" {
+        2: shared 197632, k_stride 64, v_stride 64;
+    }
+    Wgmma D128M192N64W16S4 "wgmma_d128_192x64_w16_s4" {
+        2: shared 230400, k_stride 64, v_stride 64;
+    }
+    Wgmma D128M192N80W16S3 "wgmma_d128_192x80_w16_s3" {
+        2: shared 222208, k_stride 64, v_stride 64;
+    }
+    Wgmma D128M64N128W8S2 "wgmma_d128_64x128_w8_s2" {
+        2: shared 148480, k_stride 64, v_stride 64;
+    }
+    Wgmma D192M128N112W12S2 "wgmma_d192_128x112_w12_s2" {
+        2: shared 222208, k_stride 64, v_stride 64;
+    }
+    Wgmma D192M128N64W12S3 "wgmma_d192_128x64_w12_s3" {
+        2: shared 230400, k_stride 64, v_stride 64;
+    }
+    Wgmma D192M64N112W8S2 "wgmma_d192_64x112_w8_s2" {
+        2: shared 197632, k_stride 64, v_stride 64;
+    }
+    Wgmma D256M128N64W12S2 "wgmma_d256_128x64_w12_s2" {
+        2: shared 230400, k_stride 64, v_stride 64;
+    }
+    Wgmma D64M128N128W12S2 "wgmma_d64_128x128_w12_s2" {
+        2: shared 99328, k_stride 64, v_stride 64;
+    }
+    Wgmma D64M192N128W16S3 "wgmma_d64_192x128_w16_s3" {
+        2: shared 148480, k_stride 64, v_stride 64;
+    }
+    Wgmma D64M256N64W20S6 "wgmma_d64_256x64_w20_s6" {
+        2: shared 164864, k_stride 64, v_stride 64;
+    }
+    Wgmma D64M64N128W8S2 "wgmma_d64_64x128_w8_s2" {
+        2: shared 82944, k_stride 64, v_stride 64;
+    }
+    Wgmma D96M128N128W12S2 "wgmma_d96_128x128_w12_s2" {
+        2: shared 197632, k_stride 64, v_stride 64;
+    }
+    Wgmma D96M192N96W16S3 "wgmma_d96_192x96_w16_s3" {
+        2: shared 197632, k_stride 64, v_stride 64;
+    }
+    Wgmma D96M64N128W8S2 "wgmma_d96_64x128_w8_s2" {
+        2: shared 148480, k_stride 64, v_stride 64;
+    }
+    Wmma D128M128N32W4S2 "wmma_d128_128x32_w4_s2" {
+        2: shared 83968, k_stride 136, v_stride 136;
+    }
+    Wmma D128M48N32W8S2 "wmma_d128_48x32_w8_s2" {
+        2: shared 71680, k_stride 136, v_stride 136;
+    }
+    Wmma D128M64N64W4S1 "wmma_d128_64x64_w4_s1" {
+        2: shared 61440, k_stride 136, v_stride 136;
+    }
+    Wmma D160M64N64W4S1 "wmma_d160_64x64_w4_s1" {
+        2: shared 73728, k_stride 168, v_stride 168;
+    }
+    Wmma D192M64N64W4S1 "wmma_d192_64x64_w4_s1" {
+        2: shared 86016, k_stride 200, v_stride 200;
+    }
+    Wmma D256M64N32W4S1 "wmma_d256_64x32_w4_s1" {
+        2: shared 74752, k_stride 264, v_stride 264;
+    }
+    Wmma D256M64N64W4S1 "wmma_d256_64x64_w4_s1" {
+        2: shared 110592, k_stride 264, v_stride 264;
+    }
+    Wmma D32M128N64W4S2 "wmma_d32_128x64_w4_s2" {
+        2: shared 49152, k_stride 40, v_stride 40;
+    }
+    Wmma D32M64N64W4S2 "wmma_d32_64x64_w4_s2" {
+        2: shared 29696, k_stride 40, v_stride 40;
+    }
+    Wmma D64M128N64W4S2 "wmma_d64_128x64_w4_s2" {
+        2: shared 73728, k_stride 72, v_stride 72;
+    }
+    Wmma D64M16N64W4S2 "wmma_d64_16x64_w4_s2" {
+        2: shared 45312, k_stride 72, v_stride 72;
+    }
+    Wmma D64M32N32W4S2 "wmma_d64_32x32_w4_s2" {
+        2: shared 29184, k_stride 72, v_stride 72;
+    }
+    Wmma D64M32N64W4S1 "wmma_d64_32x64_w4_s1" {
+        2: shared 29184, k_stride 72, v_stride 72;
+    }
+    Wmma D64M32N64W4S2 "wmma_d64_32x64_w4_s2" {
+        2: shared 47616, k_stride 72, v_stride 72;
+    }
+    Wmma D64M48N64W8S2 "wmma_d64_48x64_w8_s2" {
+        2: shared 58368, k_stride 72, v_stride 72;
+    }
+    Wmma D64M64N64W4S2 "wmma_d64_64x64_w4_s2" {
+        2: shared 46080, k_stride 72, v_stride 72;
+    }
+    Wmma D64M64N64W4S3 "wmma_d64_64x64_w4_s3" {
+        2: shared 64512, k_stride 72, v_stride 72;
+    }
+    Wmma D64M64N64W8S2 "wmma_d64_64x64_w8_s2" {
+        2: shared 58368, k_stride 72, v_stride 72;
+    }
+    Wmma D96M128N32W4S2 "wmma_d96_128x32_w4_s2" {
+        2: shared 67584, k_stride 104, v_stride 104;
+    }
+    Wmma D96M64N64W4S2 "wmma_d96_64x64_w4_s2" {
+        2: shared 75776, k_stride 104, v_stride 104;
+    }
+}

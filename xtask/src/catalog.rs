@@ -1,0 +1,184 @@
+//! The generated Rust of `warptile-kernels`: the catalog, and one type for each tiling.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use crate::instances::{Element, Target};
+use crate::manifest::{Manifest, ManifestEntry};
+
+const HEADER: &str =
+    "// Written by `cargo xtask build-kernels` from images/manifest.json. Do not edit.\n";
+
+/// The text of `generated/catalog.rs`.
+///
+/// # Errors
+/// A sentence if the manifest holds something that the catalog has no value for.
+pub fn catalog(manifest: &Manifest) -> Result<String, String> {
+    let mut text = format!(
+        "{HEADER}\n// Everything, because with few cargo features few of the names are used.\nuse crate::*;\n\n"
+    );
+    let mut packs: BTreeMap<&str, String> = BTreeMap::new();
+    for entry in &manifest.images {
+        packs.insert(&entry.pack, target(entry)?.feature());
+    }
+    for (pack, feature) in &packs {
+        let name = pack_static(pack);
+        let _ = writeln!(
+            text,
+            "#[cfg(feature = {feature:?})]\nstatic {name}: &[u8] = include_bytes!(\"../../images/{pack}.zst\");"
+        );
+    }
+    text += "\npub(crate) static PACKS: &[&[u8]] = &[\n";
+    for (pack, feature) in &packs {
+        let _ = writeln!(
+            text,
+            "    #[cfg(feature = {feature:?})]\n    {},",
+            pack_static(pack)
+        );
+    }
+    text += "];\n\npub(crate) static CATALOG: &[Image] = &[\n";
+    for entry in &manifest.images {
+        text += &image(entry)?;
+    }
+    text += "];\n";
+    Ok(text)
+}
+
+/// The text of `generated/tilings.rs`.
+///
+/// # Errors
+/// A sentence if an element type is unknown.
+pub fn tilings(manifest: &Manifest) -> Result<String, String> {
+    let mut tilings: BTreeMap<String, String> = BTreeMap::new();
+    let mut kernels: BTreeMap<(String, String), (String, BTreeSet<String>)> = BTreeMap::new();
+    for entry in &manifest.images {
+        let ManifestEntry {
+            head_dim,
+            block_m,
+            block_n,
+            warps,
+            stages,
+            k_stride,
+            v_stride,
+            dynamic_shared_bytes,
+            ..
+        } = entry;
+        let name = format!("D{head_dim}M{block_m}N{block_n}W{warps}S{stages}");
+        tilings.insert(
+            name.clone(),
+            format!(
+                "    {name}: head_dim {head_dim}, tile {block_m} x {block_n}, warps {warps}, stages {stages};\n"
+            ),
+        );
+        let strides = match (k_stride, v_stride) {
+            (0, 0) => String::new(),
+            _ => format!(", k_stride {k_stride}, v_stride {v_stride}"),
+        };
+        let bytes = element(entry)?.size();
+        kernels
+            .entry((entry.family.clone(), name))
+            .or_insert_with(|| (entry.kernel.clone(), BTreeSet::new()))
+            .1
+            .insert(format!(
+                "        {bytes}: shared {dynamic_shared_bytes}{strides};\n"
+            ));
+    }
+    let mut text = format!("{HEADER}\ntilings! {{\n");
+    tilings.values().for_each(|line| text += line);
+    text += "}\n\nkernels! {\n";
+    for ((family, tiling), (kernel, layouts)) in &kernels {
+        let _ = writeln!(text, "    {} {tiling} {kernel:?} {{", variant(family));
+        layouts.iter().for_each(|line| text += line);
+        text += "    }\n";
+    }
+    text += "}\n";
+    Ok(text)
+}
+
+fn image(entry: &ManifestEntry) -> Result<String, String> {
+    let ManifestEntry {
+        name,
+        kernel,
+        entry: function,
+        family,
+        role,
+        schedule,
+        features,
+        block_m,
+        block_n,
+        head_dim,
+        stages,
+        warps,
+        k_stride,
+        v_stride,
+        registers,
+        stack_bytes,
+        spill_bytes,
+        static_shared_bytes,
+        dynamic_shared_bytes,
+        tensor_instructions,
+        abi_hash,
+        param_bytes,
+        toolchain,
+        source_hash,
+        sha256,
+        pack,
+        offset,
+        len,
+        ..
+    } = entry;
+    let target = target(entry)?;
+    let kind = match (target.ptx, target.exact) {
+        (true, _) => "Ptx",
+        (false, true) => "CubinExact",
+        (false, false) => "Cubin",
+    };
+    Ok(format!(
+        "    #[cfg(feature = {:?})]\n    \
+         Image {{ name: {name:?}, kernel: {kernel:?}, entry: {function:?}, family: Family::{}, \
+         role: Role::from_number({role}).unwrap(), schedule: Schedule::from_number({schedule}).unwrap(), \
+         features: Features::from_bits({features:#x}).unwrap(), target: Target::{kind}({}), element: ElementType::{}, \
+         tiling: TileShape {{ block_m: {block_m}, block_n: {block_n}, head_dim: {head_dim}, stages: {stages}, \
+         warps: {warps}, k_stride: {k_stride}, v_stride: {v_stride} }}, \
+         resources: Resources {{ registers: {registers}, stack_bytes: {stack_bytes}, spill_bytes: {spill_bytes}, \
+         static_shared_bytes: {static_shared_bytes}, dynamic_shared_bytes: {dynamic_shared_bytes}, \
+         tensor_instructions: {tensor_instructions} }}, \
+         abi_hash: 0x{abi_hash}, param_bytes: {param_bytes}, toolchain: {toolchain:?}, source_hash: {source_hash:?}, \
+         sha256: {sha256:?}, pack: {}, offset: {offset}, len: {len} }},\n",
+        target.feature(),
+        variant(family),
+        target.number,
+        variant(&entry.element),
+        pack_static(pack),
+    ))
+}
+
+fn target(entry: &ManifestEntry) -> Result<Target, String> {
+    entry
+        .target
+        .parse()
+        .map_err(|error| format!("{}: {error}", entry.name))
+}
+
+fn element(entry: &ManifestEntry) -> Result<Element, String> {
+    [Element::F16, Element::Bf16, Element::F32]
+        .into_iter()
+        .find(|element| element.to_string() == entry.element)
+        .ok_or_else(|| format!("{}: unknown element type {}", entry.name, entry.element))
+}
+
+/// The static that holds a pack.
+fn pack_static(pack: &str) -> String {
+    pack.to_ascii_uppercase()
+}
+
+/// `f16` is the variant `F16`, `wgmma` is `Wgmma`.
+fn variant(name: &str) -> String {
+    let mut letters = name.chars();
+    letters
+        .next()
+        .map(|first| first.to_ascii_uppercase())
+        .into_iter()
+        .chain(letters)
+        .collect()
+}
