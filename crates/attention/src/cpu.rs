@@ -2,7 +2,7 @@
 //!
 //! A task is a block of query rows of one head, or of a few that share keys and values. It walks over the keys its rows can
 //! see in tiles: scores by a matrix product, online softmax in place, and a second product into the accumulator. Everything
-//! is computed in `f32`; other element types are converted a tile at a time. Tasks run on rayon's current thread pool.
+//! is computed in `f32`; other element types are converted a tile at a time.
 
 mod block;
 mod lanes;
@@ -11,24 +11,31 @@ mod simd;
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
+use std::sync::OnceLock;
 
 use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use warptile_kernels::tiling::Tiling;
 
 use crate::call::{Call, Operands, check_layout};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::layout::{View, ViewMut};
 
-use block::{BLOCK_M, Block, Scratch, Task};
+use block::{Block, Blocks, Scratch, Task};
 
 /// Computes a call on the CPU.
 ///
 /// `lse`, if given, has the shape [`Call::lse_shape`], contiguous. Rows of a packed tensor that belong to no sequence
-/// are left as they are, and so is whatever lies between the rows of `out`. The result does not depend on the number of
-/// threads.
+/// are left as they are, and so is whatever lies between the rows of `out`. A key whose bias is minus infinity is hidden, as if
+/// by the key mask.
+///
+/// The work is done by the threads of the rayon pool that the caller runs in, if it does, else by as many threads as there are
+/// cores, or by the calling thread where the system starts no more. The result does not depend on the number of threads.
 ///
 /// # Errors
-/// A view whose layout is not the call's, a buffer shorter than its layout, or slopes that don't fit the call.
+/// A view whose layout is not the call's, a buffer shorter than its layout, lengths that are on a device, or operands that
+/// don't fit the call.
 pub fn forward_cpu<T: Element>(
     call: &Call,
     q: View<'_, T>,
@@ -52,6 +59,10 @@ pub fn forward_cpu<T: Element>(
         Some(lse) => Some(SharedMut::new(lse)),
         None => None,
     };
+    if call.lse_len() == 0 {
+        // No row: but there may be more sequences without one than anybody can count.
+        return Ok(());
+    }
     let out_layout = out.layout;
     let out = SharedMut::new(out.data);
 
@@ -61,7 +72,7 @@ pub fn forward_cpu<T: Element>(
             q,
             k,
             v,
-            slopes: operands.slopes,
+            operands,
             task: task.clone(),
         };
         let results = block.attend(scratch);
@@ -83,11 +94,31 @@ pub fn forward_cpu<T: Element>(
             }
         }
     };
-    tasks(call)
-        .into_par_iter()
-        .with_max_len(1)
-        .for_each(|task| SCRATCH.with_borrow_mut(|scratch| compute(task, scratch)));
+    let compute = |task| SCRATCH.with_borrow_mut(|scratch| compute(task, scratch));
+    let parallel = |threads| {
+        let tasks = tasks(call, threads).into_par_iter();
+        tasks.with_max_len(1).for_each(compute);
+    };
+    match rayon::current_thread_index() {
+        Some(_) => parallel(rayon::current_num_threads()),
+        None => match threads() {
+            Some(pool) => pool.install(|| parallel(pool.current_num_threads())),
+            None => tasks(call, 1).into_iter().for_each(compute),
+        },
+    }
     Ok(())
+}
+
+/// Threads of our own; `None` if the system starts none. Not rayon's global pool, which panics where a thread cannot start.
+fn threads() -> Option<&'static ThreadPool> {
+    static POOL: OnceLock<ThreadPool> = OnceLock::new();
+    if let Some(pool) = POOL.get() {
+        return Some(pool);
+    }
+    let name = |index| format!("warptile-{index}");
+    // A failure is not remembered: there may be threads the next time.
+    let pool = ThreadPoolBuilder::new().thread_name(name).build().ok()?;
+    Some(POOL.get_or_init(|| pool))
 }
 
 thread_local! {
@@ -95,18 +126,18 @@ thread_local! {
 }
 
 /// All tasks, the largest first, so that none of them is left to run alone at the end.
-fn tasks(call: &Call) -> Vec<Task> {
+fn tasks(call: &Call, threads: usize) -> Vec<Task> {
     let group = call.group_size();
     let mut tasks = Vec::new();
     for sequence in call.sequences() {
-        let heads = heads_per_task(call, sequence.q_len);
+        let heads = heads_per_task(call, sequence.q_len, threads);
         for kv_head in 0..call.kv_heads() {
             for first in (0..group).step_by(heads) {
-                for position in (0..sequence.q_len).step_by(BLOCK_M) {
+                for position in (0..sequence.q_len).step_by(Blocks::BLOCK_M) {
                     tasks.push(Task {
                         sequence,
                         heads: kv_head * group + first..kv_head * group + group.min(first + heads),
-                        positions: position..sequence.q_len.min(position + BLOCK_M),
+                        positions: position..sequence.q_len.min(position + Blocks::BLOCK_M),
                     });
                 }
             }
@@ -118,12 +149,10 @@ fn tasks(call: &Call) -> Vec<Task> {
 
 /// How many of the heads that share keys and values a task takes: as many as fit a block, so that keys and values are read
 /// once for all of them, but not so many that a core has nothing to do. No result depends on it.
-fn heads_per_task(call: &Call, query_len: usize) -> usize {
+fn heads_per_task(call: &Call, query_len: usize, threads: usize) -> usize {
     let group = call.group_size();
-    let mut heads = group.min(BLOCK_M / query_len.max(1)).max(1);
-    while heads > 1
-        && call.batch() * call.kv_heads() * group.div_ceil(heads) < rayon::current_num_threads()
-    {
+    let mut heads = group.min(Blocks::BLOCK_M / query_len.max(1)).max(1);
+    while heads > 1 && call.batch() * call.kv_heads() * group.div_ceil(heads) < threads {
         heads = heads.div_ceil(2);
     }
     heads

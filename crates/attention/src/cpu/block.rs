@@ -2,20 +2,27 @@
 
 use std::ops::Range;
 
-use crate::call::{Call, Sequence};
+use warptile_kernels::tiling::Tiling;
+
+use crate::call::{Call, Operands, Sequence};
 use crate::cpu::matmul::{self, Left, Panels};
 use crate::cpu::simd::{self, Bias};
 use crate::element::Element;
-use crate::layout::View;
+use crate::layout::{Layout, View};
 use crate::mask::Mask;
+use crate::scoring::ScoreTerms;
 
-/// Query rows of a block. The keys and values of a tile are converted once per block, so more rows cost less; fewer leave
-/// more blocks to share among cores.
-pub(super) const BLOCK_M: usize = 192;
+/// The blocks of the CPU path.
+pub(super) enum Blocks {}
 
-/// Keys of a tile. The scores of a block and a tile, 192 KiB, stay in the second-level cache; a panel of values, 32 KiB, in
-/// the first.
-const BLOCK_N: usize = 256;
+impl Tiling for Blocks {
+    /// The keys and values of a tile are converted once per block, so more rows cost less; fewer leave more blocks to share
+    /// among cores.
+    const BLOCK_M: usize = 192;
+
+    /// The scores of a block and a tile, 192 KiB, stay in the second-level cache; a panel of values, 32 KiB, in the first.
+    const BLOCK_N: usize = 256;
+}
 
 /// What a task computes, and from what.
 pub(super) struct Block<'a, T> {
@@ -23,7 +30,7 @@ pub(super) struct Block<'a, T> {
     pub(super) q: View<'a, T>,
     pub(super) k: View<'a, T>,
     pub(super) v: View<'a, T>,
-    pub(super) slopes: Option<&'a [f32]>,
+    pub(super) operands: &'a Operands<'a, T>,
     pub(super) task: Task,
 }
 
@@ -108,6 +115,12 @@ impl RowState {
         }
     }
 
+    /// Adds a key with this score and the value 0 to a row.
+    fn add_sink(&mut self, row: usize, sink: f32) {
+        self.raise(row, sink);
+        self.sum[row] += (sink - self.max[row]).exp();
+    }
+
     /// Divides by the sums, and turns them into the lse.
     fn finish(&mut self) {
         for (row, out) in self.out.chunks_exact_mut(self.width).enumerate() {
@@ -168,8 +181,8 @@ impl<T: Element> Block<'_, T> {
             stride: head_dim,
         };
         let visible = self.task.keys(self.call.mask());
-        for start in visible.clone().step_by(BLOCK_N) {
-            let tile = start..visible.end.min(start + BLOCK_N);
+        for start in visible.clone().step_by(Blocks::BLOCK_N) {
+            let tile = start..visible.end.min(start + Blocks::BLOCK_N);
             keys.fill_transposed(head_dim, self.kv_rows(&self.k, &tile));
             values.fill(head_dim, self.kv_rows(&self.v, &tile));
             let width = keys.width();
@@ -187,6 +200,11 @@ impl<T: Element> Block<'_, T> {
                 stride: width,
             };
             matmul::add_product(probabilities, values, &mut state.out);
+        }
+        if let Some(sinks) = self.operands.sinks {
+            for row in 0..rows {
+                state.add_sink(row, sinks[self.task.row(row).0]);
+            }
         }
         state.finish();
         Results {
@@ -218,22 +236,40 @@ impl<T: Element> Block<'_, T> {
             scores.fill(0.0);
             return;
         }
+        let slope = self
+            .call
+            .scoring()
+            .slope(self.operands.slopes, batch, head, self.call.heads());
         let bias = Bias {
             softcap: self.call.scoring().softcap,
-            slope: self
-                .call
-                .scoring()
-                .slope(self.slopes, batch, head, self.call.heads()),
+            slope,
         };
+        let shown = ShownKeys::new(self, (batch, position, head), tile.start + start);
         // Lengths are at most 2^30.
         let diagonal = (position + k_len) as i64 - (q_len + tile.start + start) as i64;
-        let (mut max, finite) = simd::score(&mut scores[start..end], bias, diagonal as f32);
+        let row_scores = &mut scores[start..end];
+        let (mut max, mut finite) = simd::score(row_scores, bias, diagonal as f32);
+        if !shown.all() {
+            let Some(largest) = shown.apply(row_scores) else {
+                scores.fill(0.0);
+                return;
+            };
+            (max, finite) = (largest.0, largest.1 && finite);
+        }
         if !finite {
             max = f32::NEG_INFINITY;
-            for (index, score) in scores[start..end].iter_mut().enumerate() {
-                let distance = (diagonal - index as i64).abs();
-                *score =
-                    self.careful_score(query, keys.column(start + index), bias.slope, distance);
+            for (index, score) in row_scores.iter_mut().enumerate() {
+                let Some(added) = shown.bias(index) else {
+                    *score = f32::NEG_INFINITY;
+                    continue;
+                };
+                let terms = ScoreTerms {
+                    scale: self.call.scale(),
+                    slope: f64::from(slope),
+                    distance: (diagonal - index as i64).abs() as f64,
+                    bias: f64::from(added),
+                };
+                *score = self.careful_score(query, keys.column(start + index), &terms);
                 max = max.max(*score);
             }
         }
@@ -247,16 +283,11 @@ impl<T: Element> Block<'_, T> {
         &self,
         query: &[f32],
         key: impl Iterator<Item = f32>,
-        slope: f32,
-        distance: i64,
+        terms: &ScoreTerms,
     ) -> f32 {
         let products = query.iter().zip(key);
         let product: f64 = products.map(|(&q, k)| f64::from(q) * f64::from(k)).sum();
-        let mut score = product * f64::from(self.call.scale());
-        if let Some(cap) = self.call.scoring().softcap.map(f64::from) {
-            score = cap * (score / cap).tanh();
-        }
-        score -= f64::from(slope) * distance as f64;
+        let score = self.call.scoring().score(product, terms, |x| x);
         score.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
     }
 
@@ -274,5 +305,64 @@ impl<T: Element> Block<'_, T> {
         } = self.task.sequence;
         let head = self.task.heads.start / self.call.group_size();
         (start + rows.start..start + rows.end).map(move |row| view.row(entry, row, head))
+    }
+}
+
+/// What the bias and the key mask say of the keys of a row, from some key on.
+struct ShownKeys<'a, T> {
+    bias: Option<(&'a [T], usize)>,
+    mask: Option<(&'a [u8], usize)>,
+}
+
+impl<'a, T: Element> ShownKeys<'a, T> {
+    /// `row`: sequence, position and head.
+    fn new(block: &Block<'a, T>, row: (usize, usize, usize), first_key: usize) -> Self {
+        let (call, operands) = (block.call, block.operands);
+        let place = |layout: &Layout| {
+            let step = layout.strides[3];
+            (layout.offset(row.0, row.1, row.2) + first_key * step, step)
+        };
+        let bias = call.bias().map(place).zip(operands.bias);
+        let mask = call.key_mask().map(place).zip(operands.key_mask);
+        ShownKeys {
+            bias: bias.map(|((start, step), data)| (&data[start..], step)),
+            mask: mask.map(|((start, step), data)| (&data[start..], step)),
+        }
+    }
+
+    /// Whether there is neither.
+    fn all(&self) -> bool {
+        self.bias.is_none() && self.mask.is_none()
+    }
+
+    /// What is added to the score of a key; `None` if the key is hidden.
+    fn bias(&self, index: usize) -> Option<f32> {
+        if let Some((mask, step)) = self.mask
+            && mask[index * step] == 0
+        {
+            return None;
+        }
+        let bias = self
+            .bias
+            .map_or(0.0, |(bias, step)| bias[index * step].to_f32());
+        (bias != f32::NEG_INFINITY).then_some(bias)
+    }
+
+    /// Adds the bias, and makes the scores of hidden keys minus infinity. Returns the largest score, and whether all that are
+    /// shown are finite; `None` if none is.
+    fn apply(&self, scores: &mut [f32]) -> Option<(f32, bool)> {
+        let (mut max, mut finite, mut any) = (f32::NEG_INFINITY, true, false);
+        for (index, score) in scores.iter_mut().enumerate() {
+            match self.bias(index) {
+                None => *score = f32::NEG_INFINITY,
+                Some(bias) => {
+                    *score += bias;
+                    max = max.max(*score);
+                    finite &= score.is_finite();
+                    any = true;
+                }
+            }
+        }
+        any.then_some((max, finite))
     }
 }

@@ -1,30 +1,36 @@
 //! Bugs that other implementations shipped, each as a test that would have caught it.
+//!
+//! Some cannot happen here and have their tests elsewhere. A tile counter that is null or not reset, a launch on the wrong
+//! stream, TMA over a tensor without elements, NaN on a T4: only GPU kernels have them (tests/gpu, tests/fake_gpu.rs).
+//! Dispatch to an architecture without an image: the planner's (tests/plan.rs). A driver that is absent or too old: the
+//! driver crate's (tests/fake/loading.rs). The merge of two partial results is part of the tiles' loop here. Pages do not
+//! exist yet: NaN in unused rows of the last page, a block table read past its end.
 
 use half::bf16;
-use warptile::testing::Case;
-use warptile::{Element, Layout, Mask, Problem, View, ViewMut, forward_cpu, reference};
+use warptile::{Call, Element, Layout, Mask, Operands, Scoring, View, ViewMut, forward_cpu};
+use warptile_check::{Case, reference};
 
 use crate::common::{run, verify_text};
 
 /// Runs `f32` tensors in BSHD; returns the output and the lse.
-fn attend(problem: &Problem, q: &[f32], k: &[f32], v: &[f32]) -> (Vec<f32>, Vec<f32>) {
-    let mut out = vec![f32::NAN; problem.out().required_len().unwrap()];
-    let mut lse = vec![f32::NAN; problem.lse_len()];
+fn attend(call: &Call, q: &[f32], k: &[f32], v: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let mut out = vec![f32::NAN; call.out().required_len().unwrap()];
+    let mut lse = vec![f32::NAN; call.lse_len()];
     let (q, k, v) = (
-        View::new(q, *problem.q()),
-        View::new(k, *problem.k()),
-        View::new(v, *problem.v()),
+        View::new(q, *call.q()),
+        View::new(k, *call.k()),
+        View::new(v, *call.v()),
     );
-    let view = ViewMut::new(&mut out[..], *problem.out());
-    forward_cpu(problem, q, k, v, None, view, Some(&mut lse)).unwrap();
+    let view = ViewMut::new(&mut out[..], *call.out());
+    forward_cpu(call, q, k, v, &Operands::none(), view, Some(&mut lse)).unwrap();
     (out, lse)
 }
 
-fn dense(query: usize, key: usize, mask: Mask) -> Problem {
+fn dense(query: usize, key: usize, mask: Mask) -> Call {
     let q = Layout::bshd([1, query, 1, 8]);
     let k = Layout::bshd([1, key, 1, 8]);
-    Problem::builder(&q, &k, &k, f32::TYPE)
-        .mask(mask)
+    Call::builder(&q, &k, &k, f32::TYPE)
+        .scoring(Scoring::new().mask(mask))
         .build()
         .unwrap()
 }
@@ -40,8 +46,8 @@ fn offsets_are_64_bit() {
     keys[..8].fill(-1.0);
     let q = Layout::bshd([1, 1, 1, 8]);
     let k = Layout::new([1, 2, 1, 8], [0, FAR, 8, 1]);
-    let problem = Problem::builder(&q, &k, &k, f32::TYPE).build().unwrap();
-    let (out, _) = attend(&problem, &[100.0; 8], &keys, &keys);
+    let call = Call::builder(&q, &k, &k, f32::TYPE).build().unwrap();
+    let (out, _) = attend(&call, &[100.0; 8], &keys, &keys);
     // The far key wins.
     assert!(out.iter().all(|&x| (x - 1.0).abs() < 1e-6), "{out:?}");
 }
@@ -64,10 +70,10 @@ fn nan_in_padding_never_reaches_the_output() {
 /// A finite stand-in for minus infinity swallows rows whose scores are all below it.
 #[test]
 fn rows_of_very_low_scores_are_not_masked() {
-    let problem = dense(2, 3, Mask::causal());
+    let call = dense(2, 3, Mask::causal());
     let keys: Vec<f32> = [1e30, 2e30, 1.5e30].iter().flat_map(|&x| [x; 8]).collect();
     let values: Vec<f32> = [1.0, 2.0, 3.0].iter().flat_map(|&x| [x; 8]).collect();
-    let (out, lse) = attend(&problem, &[-1.0; 16], &keys, &values);
+    let (out, lse) = attend(&call, &[-1.0; 16], &keys, &values);
     assert!(out.iter().all(|&x| x == 1.0), "{out:?}");
     assert!(lse.iter().all(|&x| x < -1e30 && x.is_finite()), "{lse:?}");
 }
@@ -75,8 +81,8 @@ fn rows_of_very_low_scores_are_not_masked() {
 /// 0 / 0 in rows that see nothing.
 #[test]
 fn fully_masked_rows_are_zero() {
-    let problem = dense(5, 2, Mask::causal());
-    let (out, lse) = attend(&problem, &[1.0; 40], &[1.0; 16], &[1.0; 16]);
+    let call = dense(5, 2, Mask::causal());
+    let (out, lse) = attend(&call, &[1.0; 40], &[1.0; 16], &[1.0; 16]);
     assert!(out[..24].iter().all(|&x| x == 0.0), "{out:?}");
     assert!(out[24..].iter().all(|&x| x == 1.0), "{out:?}");
     assert_eq!(lse[..3], [f32::NEG_INFINITY; 3]);
@@ -108,10 +114,8 @@ fn packed_sequences_keep_their_mask() {
         let packed: Case = format!("packed=9x9,6x12 h2 d8 f32 mask={mask} seed=5")
             .parse()
             .unwrap();
-        let full = Case {
-            mask: Mask::None,
-            ..packed.clone()
-        };
+        let mut full = packed.clone();
+        full.scoring.mask = Mask::None;
         verify_text(&packed.to_string());
         let ((_, masked), (_, unmasked)) = (run::<f32>(&packed), run::<f32>(&full));
         let first = masked.offset..masked.offset + 8;
@@ -124,12 +128,12 @@ fn packed_sequences_keep_their_mask() {
 fn lse_is_batch_heads_rows() {
     let case: Case = "b3 q7 k5 h4/2 d8 f32 layout=gaps seed=2".parse().unwrap();
     let (inputs, result) = run::<f32>(&case);
-    assert_eq!(case.problem().lse_shape(), [3, 4, 7]);
+    assert_eq!(case.call().lse_shape(), [3, 4, 7]);
     assert!(case.check(&inputs, &result).is_ok());
     let packed: Case = "packed=3x5,4x2 h4/2 d8 f32 seed=2".parse().unwrap();
     verify_text(&packed.to_string());
     // Three rows of padding behind the seven.
-    assert_eq!(packed.problem().lse_shape(), [1, 4, 10]);
+    assert_eq!(packed.call().lse_shape(), [1, 4, 10]);
 }
 
 /// The first call right and the fiftieth wrong: memory that a call leaves behind.
@@ -174,6 +178,102 @@ fn the_number_of_threads_changes_nothing() {
     }
 }
 
+/// Query heads that share a key/value head, and the order in which they are worked on.
+#[test]
+fn grouped_heads_give_the_same_bits_every_time() {
+    for text in [
+        "b2 q3 k400 h32/8 d64 f16 mask=causal seed=6",
+        "b1 q1 k3000 h8/1 d128 bf16 seed=7",
+        "packed=1x300,40x7,3x900 h6/2 d40 f32 mask=causal seed=8",
+    ] {
+        let case: Case = text.parse().unwrap();
+        let bits = |case: &Case| {
+            let (_, result) = run::<f32>(&Case {
+                element: f32::TYPE,
+                ..case.clone()
+            });
+            let numbers = result.out.into_iter().chain(result.lse);
+            numbers.map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let first = bits(&case);
+        for _ in 0..10 {
+            assert!(bits(&case) == first, "{text}");
+        }
+    }
+}
+
+/// A neighbour in the batch that decides how a sequence is cut into tiles.
+#[test]
+fn a_longer_neighbour_changes_no_bits() {
+    let data = |len: usize, step: usize| -> Vec<f32> {
+        (0..len)
+            .map(|i| ((i * step % 997) as f32 / 498.5) - 1.0)
+            .collect()
+    };
+    let (heads, kv_heads, head_dim) = (8, 2, 16);
+    let (queries, keys) = (
+        data(5 * heads * head_dim, 7),
+        data(90 * kv_heads * head_dim, 11),
+    );
+    let alone = {
+        let q = Layout::packed(5, heads, head_dim);
+        let k = Layout::packed(90, kv_heads, head_dim);
+        let call = Call::builder(&q, &k, &k, f32::TYPE)
+            .packed(&[0, 5], &[0, 90])
+            .scoring(Scoring::new().mask(Mask::causal()))
+            .build()
+            .unwrap();
+        attend(&call, &queries, &keys, &keys)
+    };
+    for (other_queries, other_keys) in [(1, 1), (5, 2000), (700, 700)] {
+        let q = Layout::packed(5 + other_queries, heads, head_dim);
+        let k = Layout::packed(90 + other_keys, kv_heads, head_dim);
+        let call = Call::builder(&q, &k, &k, f32::TYPE)
+            .packed(
+                &[0, 5, 5 + other_queries as i32],
+                &[0, 90, 90 + other_keys as i32],
+            )
+            .scoring(Scoring::new().mask(Mask::causal()))
+            .build()
+            .unwrap();
+        let mut queries = queries.clone();
+        queries.extend(data(other_queries * heads * head_dim, 13));
+        let mut keys = keys.clone();
+        keys.extend(data(other_keys * kv_heads * head_dim, 17));
+        let (out, lse) = attend(&call, &queries, &keys, &keys);
+        assert!(
+            out[..alone.0.len()] == alone.0,
+            "{other_queries} x {other_keys}"
+        );
+        for head in 0..heads {
+            let row = head * (5 + other_queries);
+            assert!(lse[row..row + 5] == alone.1[head * 5..][..5]);
+        }
+    }
+}
+
+/// No driver, or one that is too old: a panic, or the end of the process.
+#[test]
+fn without_a_driver_the_cpu_is_used_and_asking_for_a_gpu_is_an_error() {
+    // On a machine with a GPU both succeed; a panic is wrong on any.
+    let backend = warptile::Backend::auto().unwrap();
+    let tensor = backend.tensor(&[1.0_f32; 8], [1, 1, 1, 8]).unwrap();
+    let output = warptile::Attention::new().forward(&tensor, (&tensor, &tensor));
+    assert_eq!(output.unwrap().out.to_vec().unwrap(), [1.0; 8]);
+    if let Err(error) = warptile::Backend::cuda(1000) {
+        assert!(!error.to_string().is_empty());
+    }
+}
+
+/// As many sequences and heads as there can be, and nothing to compute: no loop over all of them.
+#[test]
+fn nothing_to_compute_takes_no_time() {
+    let q = Layout::bshd([1 << 30, 0, 1 << 30, 8]);
+    let call = Call::builder(&q, &q, &q, f32::TYPE).build().unwrap();
+    let (out, lse) = attend(&call, &[], &[], &[]);
+    assert!(out.is_empty() && lse.is_empty());
+}
+
 /// Products beyond the range of `f32`: inf - inf.
 #[test]
 fn overflowing_scores_make_no_nan() {
@@ -190,19 +290,18 @@ fn overflowing_scores_make_no_nan() {
         for (softcap, scale) in [(None, 1.0), (Some(20.0), 1.0), (None, -1e10)] {
             let q = Layout::bshd([1, 1, 1, 8]);
             let k = Layout::bshd([1, 2, 1, 8]);
-            let mut builder = Problem::builder(&q, &k, &k, f32::TYPE).scale(scale);
-            if let Some(softcap) = softcap {
-                builder = builder.softcap(softcap);
-            }
-            let problem = builder.build().unwrap();
+            let mut scoring = Scoring::new().scale(scale);
+            scoring.softcap = softcap;
+            let builder = Call::builder(&q, &k, &k, f32::TYPE).scoring(scoring);
+            let call = builder.build().unwrap();
             let values: Vec<f32> = (0..16).map(|i| i as f32).collect();
-            let (out, lse) = attend(&problem, &query, keys.as_flattened(), &values);
+            let (out, lse) = attend(&call, &query, keys.as_flattened(), &values);
             let expected = reference(
-                &problem,
+                &call,
                 View::new(&query, q),
                 View::new(keys.as_flattened(), k),
                 View::new(&values, k),
-                None,
+                &Operands::none(),
             )
             .unwrap();
             for (a, b) in out.iter().zip(&expected.out) {
@@ -220,10 +319,10 @@ fn overflowing_scores_make_no_nan() {
 /// A NaN in a row that is used must be seen, not healed.
 #[test]
 fn nan_in_real_inputs_reaches_the_rows_that_see_it() {
-    let problem = dense(2, 2, Mask::causal());
+    let call = dense(2, 2, Mask::causal());
     let mut keys = [1.0; 16];
     keys[8] = f32::NAN;
-    let (out, lse) = attend(&problem, &[1.0; 16], &keys, &[1.0; 16]);
+    let (out, lse) = attend(&call, &[1.0; 16], &keys, &[1.0; 16]);
     assert!(out[8..].iter().all(|x| x.is_nan()));
     assert!(lse[1].is_nan());
     assert!(out[..8].iter().all(|&x| x == 1.0) && lse[0].is_finite());
@@ -234,7 +333,7 @@ fn nan_in_real_inputs_reaches_the_rows_that_see_it() {
 fn huge_logits_pick_the_largest() {
     let q = Layout::bshd([1, 1, 1, 8]);
     let k = Layout::bshd([1, 3, 1, 8]);
-    let problem = Problem::builder(&q, &k, &k, bf16::TYPE).build().unwrap();
+    let call = Call::builder(&q, &k, &k, bf16::TYPE).build().unwrap();
     let large = bf16::from_f32(1e18);
     let query = [large; 8];
     let mut keys = [large; 24];
@@ -242,11 +341,11 @@ fn huge_logits_pick_the_largest() {
     let values: Vec<bf16> = (0..24).map(|i| bf16::from_f32((i / 8) as f32)).collect();
     let mut out = [bf16::NAN; 8];
     forward_cpu(
-        &problem,
+        &call,
         View::new(&query, q),
         View::new(&keys, k),
         View::new(&values, k),
-        None,
+        &Operands::none(),
         ViewMut::new(&mut out, q),
         None,
     )
@@ -257,31 +356,32 @@ fn huge_logits_pick_the_largest() {
 /// Buffers and layouts that don't fit are errors that name the argument, before anything is written.
 #[test]
 fn arguments_that_do_not_fit_are_named() {
-    let problem = dense(2, 3, Mask::None);
-    let (q, k) = (*problem.q(), *problem.k());
+    let call = dense(2, 3, Mask::None);
+    let (q, k) = (*call.q(), *call.k());
     let data = [0.0; 24];
-    let call =
+    let rejected =
         |q: View<'_, f32>, k: View<'_, f32>, v: View<'_, f32>, out_len: usize, lse_len: usize| {
             let mut out = vec![7.0; out_len];
             let mut lse = vec![7.0; lse_len];
-            let view = ViewMut::new(&mut out[..], *problem.out());
-            let error = forward_cpu(&problem, q, k, v, None, view, Some(&mut lse)).unwrap_err();
+            let view = ViewMut::new(&mut out[..], *call.out());
+            let error =
+                forward_cpu(&call, q, k, v, &Operands::none(), view, Some(&mut lse)).unwrap_err();
             assert!(out.iter().chain(&lse).all(|&x| x == 7.0));
             error.to_string()
         };
     let (query, keys) = (View::new(&data[..16], q), View::new(&data[..], k));
     let short = View::new(&data[..23], k);
-    assert!(call(query, keys, short, 16, 2).starts_with("v needs a buffer of 24 elements"));
-    assert!(call(query, keys, keys, 15, 2).starts_with("out needs a buffer of 16 elements"));
-    assert!(call(query, keys, keys, 16, 1).starts_with("lse needs a buffer of 2 elements"));
+    assert!(rejected(query, keys, short, 16, 2).starts_with("v needs a buffer of 24 elements"));
+    assert!(rejected(query, keys, keys, 15, 2).starts_with("out needs a buffer of 16 elements"));
+    assert!(rejected(query, keys, keys, 16, 1).starts_with("lse needs a buffer of 2 elements"));
     let strided = View::new(&data[..], Layout::new(k.shape, [0, 0, 0, 1]));
-    assert!(call(query, strided, keys, 16, 2).starts_with("k has strides [0, 0, 0, 1], but"));
-    assert!(call(keys, keys, keys, 16, 2).starts_with("q has length 3, but 2 is needed"));
+    assert!(rejected(query, strided, keys, 16, 2).starts_with("k has strides [0, 0, 0, 1], but"));
+    assert!(rejected(keys, keys, keys, 16, 2).starts_with("q has length 3, but the call has 2"));
     let half = [half::f16::ONE; 24];
     let mut out = [half::f16::ZERO; 16];
     let (q, k) = (View::new(&half[..], q), View::new(&half[..], k));
-    let view = ViewMut::new(&mut out[..], *problem.out());
-    let error = forward_cpu(&problem, q, k, k, None, view, None).unwrap_err();
+    let view = ViewMut::new(&mut out[..], *call.out());
+    let error = forward_cpu(&call, q, k, k, &Operands::none(), view, None).unwrap_err();
     assert!(
         error.to_string().starts_with("q has elements of type f16"),
         "{error}"

@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 use quickcheck::{Arbitrary, Gen};
-use warptile::testing::{Case, Failure, Inputs, Report, ResultBuffers};
 use warptile::{Element, ElementType, ViewMut, forward_cpu};
+use warptile_check::{Case, Failure, Inputs, Report, ResultBuffers};
 
 /// A [`Case`] that quickcheck draws and shrinks.
 #[derive(Clone)]
@@ -27,16 +27,16 @@ impl std::fmt::Debug for Any {
 
 /// Runs a case on the CPU path into poisoned buffers.
 pub(crate) fn run<T: Element>(case: &Case) -> (Inputs<T>, ResultBuffers<T>) {
-    let problem = case.problem();
+    let call = case.call();
     let inputs = case.inputs::<T>();
     let mut result = case.result::<T>();
     forward_cpu(
-        &problem,
+        &call,
         inputs.q.view(),
         inputs.k.view(),
         inputs.v.view(),
-        inputs.slopes(),
-        ViewMut::new(&mut result.out[result.offset..], *problem.out()),
+        &inputs.operands(),
+        ViewMut::new(&mut result.out[result.offset..], *call.out()),
         Some(&mut result.lse),
     )
     .unwrap();

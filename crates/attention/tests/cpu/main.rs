@@ -5,3 +5,4 @@ mod common;
 mod random;
 mod real;
 mod shapes;
+mod threads;

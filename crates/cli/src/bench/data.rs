@@ -1,7 +1,7 @@
 //! Normally distributed inputs of any size, made quickly.
 
-use warptile::testing::Case;
 use warptile::{Element, Layout, Problem};
+use warptile_check::Case;
 
 /// Inputs of one call in host memory.
 pub(super) struct Data<T> {

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use half::{bf16, f16};
 use indicatif::ProgressBar;
-use warptile::testing::Case;
 use warptile::{Attention, Backend, Element, ElementType, Error, Family, Plan};
+use warptile_check::Case;
 use warptile_kernels::{Image, catalog};
 
 use self::compare::Earlier;

@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use serde::Serialize;
 use warptile::accept::Verdict;
 use warptile::gpu::Gpu;
-use warptile::testing::{Case, Failure, Inputs, OnGpu, Report, ResultBuffers};
 use warptile::{Element, ElementType, Error, Plan, Problem, ViewMut, forward_cpu};
+use warptile_check::{Case, Failure, Inputs, ResultBuffers};
 use warptile_kernels::Image;
 
 use crate::choose::{self, Limits};
@@ -215,12 +215,12 @@ impl<T: Element> Runner<T> for OnGpu<T> {
 /// Computes `case` and judges the result.
 ///
 /// # Errors
-/// When the device fails.
+/// When the device fails, or the problem is too large for a reference.
 pub(crate) fn check(
     case: &Case,
     place: Place<'_>,
     repeat: Option<Repeat>,
-) -> warptile::Result<Checked> {
+) -> warptile_check::Result<Checked> {
     match case.element {
         ElementType::F16 => check_typed::<f16>(case, place, repeat),
         ElementType::Bf16 => check_typed::<bf16>(case, place, repeat),
@@ -232,7 +232,7 @@ fn check_typed<T: Element>(
     case: &Case,
     place: Place<'_>,
     repeat: Option<Repeat>,
-) -> warptile::Result<Checked> {
+) -> warptile_check::Result<Checked> {
     let plan = match place.plan(case.problem()) {
         Err(error @ Error::NoKernel { .. }) => {
             return Ok(Checked::NotApplicable(error.to_string()));

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use warptile::testing::Case;
-use warptile::{Backend, MAX_HEAD_DIM, Mask};
+use warptile::{Backend, MAX_HEAD_DIM};
+use warptile_check::Case;
 use warptile_kernels::{Image, catalog};
 
 use self::check::{Checked, Place, Repeat, Sync, check};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use serde::Serialize;
-use warptile::testing::Case;
+use warptile_check::Case;
 use warptile_kernels::Image;
 
 use super::check::{Checked, Error64, Errors, Ran, Repeat};

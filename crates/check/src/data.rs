@@ -2,12 +2,11 @@
 
 use std::f64::consts::TAU;
 
-use crate::accept::{Verdict, accept, accept_lse};
-use crate::element::Element;
-use crate::layout::{Layout, View};
-use crate::problem::{Problem, Sequence};
-use crate::reference::{reference, reference_rounded};
-use crate::testing::case::Case;
+use warptile::{Call, Element, Layout, Operands, Sequence, View};
+
+use crate::accept::{Expectation, Verdict};
+use crate::case::{Case, ScoreTensor};
+use crate::error::{Error, Result};
 
 /// Poisoned elements before and after every tensor; a multiple of 16 bytes in every type.
 const MARGIN: usize = 16;
@@ -43,7 +42,7 @@ impl Random {
             0 => self.below(3),
             1 => (16 << self.below(5)) + self.below(3) - 1,
             2 => self.below(40),
-            _ => self.below(max_len + 1),
+            _ => self.below(max_len.saturating_add(1)),
         };
         length.min(max_len)
     }
@@ -72,11 +71,19 @@ pub struct Buffer<T> {
     pub layout: Layout,
 }
 
+impl<T> Buffer<T> {
+    /// The elements from the tensor's first on.
+    #[must_use]
+    pub fn elements(&self) -> &[T] {
+        &self.data[self.offset..]
+    }
+}
+
 impl<T: Element> Buffer<T> {
     /// The tensor.
     #[must_use]
     pub fn view(&self) -> View<'_, T> {
-        View::new(&self.data[self.offset..], self.layout)
+        View::new(self.elements(), self.layout)
     }
 }
 
@@ -89,15 +96,26 @@ pub struct Inputs<T> {
     pub k: Buffer<T>,
     /// Values.
     pub v: Buffer<T>,
-    /// ALiBi slopes; empty without.
-    pub alibi: Vec<f32>,
+    /// ALiBi slopes.
+    pub slopes: Option<Vec<f32>>,
+    /// Sinks.
+    pub sinks: Option<Vec<f32>>,
+    /// Additive bias. Its layout is the one that was given to the call, without the repetition.
+    pub bias: Option<Buffer<T>>,
+    /// Key mask.
+    pub key_mask: Option<Buffer<u8>>,
 }
 
 impl<T> Inputs<T> {
-    /// The slopes as calls take them.
+    /// What a call takes beside q, k and v.
     #[must_use]
-    pub fn slopes(&self) -> Option<&[f32]> {
-        (!self.alibi.is_empty()).then_some(&self.alibi[..])
+    pub fn operands(&self) -> Operands<'_, T> {
+        let mut operands = Operands::none();
+        operands.slopes = self.slopes.as_deref();
+        operands.sinks = self.sinks.as_deref();
+        operands.bias = self.bias.as_ref().map(Buffer::elements);
+        operands.key_mask = self.key_mask.as_ref().map(Buffer::elements);
+        operands
     }
 }
 
@@ -142,21 +160,21 @@ pub enum Failure {
         /// Where.
         index: usize,
     },
-    /// The buffers aren't those of the case.
+    /// The case has no reference, or the buffers aren't those of the case.
     #[error(transparent)]
-    Invalid(#[from] crate::Error),
+    Invalid(#[from] Error),
 }
 
 impl Case {
     /// The data that follows from the seed: standard normal, NaN wherever no row of a sequence lies.
     #[must_use]
     pub fn inputs<T: Element>(&self) -> Inputs<T> {
-        let problem = self.problem();
+        let call = self.call();
         // Not the stream that the case itself was drawn from.
         let mut random = Random::new(self.seed ^ 0x5eed_da7a);
         let mut tensor = |layout: &Layout, is_query: bool| {
             let mut buffer = self.poisoned::<T>(layout);
-            for_each_row(&problem, layout, is_query, |start| {
+            for_each_row(&call, layout, is_query, |start| {
                 let row = &mut buffer[self.offset() + start..][..layout.head_dim()];
                 for pair in row.chunks_exact_mut(2) {
                     let normal = random.normal_pair();
@@ -170,24 +188,88 @@ impl Case {
                 layout: *layout,
             }
         };
-        let q = tensor(problem.q(), true);
-        let k = tensor(problem.k(), false);
-        let v = tensor(problem.v(), false);
-        let alibi = (0..problem.alibi_len())
-            .map(|_| random.uniform() as f32)
-            .collect();
-        Inputs { q, k, v, alibi }
+        let q = tensor(call.q(), true);
+        let k = tensor(call.k(), false);
+        let v = tensor(call.v(), false);
+        let scoring = call.scoring();
+        let slope_count = scoring.slope_count(call.batch(), call.heads());
+        Inputs {
+            q,
+            k,
+            v,
+            slopes: scoring
+                .alibi
+                .map(|_| (0..slope_count).map(|_| random.uniform() as f32).collect()),
+            sinks: scoring.sinks.then(|| {
+                let logits = (0..call.heads()).map(|_| 2.0 * random.normal_pair()[0] as f32);
+                logits.collect()
+            }),
+            // Some keys are hidden by a bias of minus infinity, as is usual.
+            bias: scoring.bias.then(|| {
+                let layout = self.score_layout(ScoreTensor::Bias);
+                self.score_buffer(&layout, T::from_f64(f64::NAN), || match random.below(16) {
+                    0 => T::from_f64(f64::NEG_INFINITY),
+                    _ => T::from_f64(random.normal_pair()[0]),
+                })
+            }),
+            key_mask: scoring.key_mask.then(|| {
+                let layout = self.score_layout(ScoreTensor::KeyMask);
+                // Any number but 0 shows a key.
+                self.score_buffer(&layout, 0, || random.pick(&[0, 1, 1, 0xff]))
+            }),
+        }
+    }
+
+    fn score_buffer<U: Clone>(
+        &self,
+        layout: &Layout,
+        poison: U,
+        mut draw: impl FnMut() -> U,
+    ) -> Buffer<U> {
+        let reach = layout.required_len().unwrap_or(0);
+        let offset = self.offset();
+        let mut data = vec![poison; offset + reach + MARGIN];
+        let [entries, rows, heads, keys] = layout.shape;
+        for entry in 0..entries {
+            for row in 0..rows {
+                for head in 0..heads {
+                    let start = offset + layout.offset(entry, row, head);
+                    for key in 0..keys {
+                        data[start + key * layout.strides[3]] = draw();
+                    }
+                }
+            }
+        }
+        Buffer {
+            data,
+            offset,
+            layout: *layout,
+        }
     }
 
     /// Poisoned buffers for the result.
     #[must_use]
     pub fn result<T: Element>(&self) -> ResultBuffers<T> {
-        let problem = self.problem();
+        let call = self.call();
         ResultBuffers {
-            out: self.poisoned(problem.out()),
+            out: self.poisoned(call.out()),
             offset: self.offset(),
-            lse: vec![f32::NAN; problem.lse_len()],
+            lse: vec![f32::NAN; call.lse_len()],
         }
+    }
+
+    /// Computes what to expect of the case, on the host.
+    ///
+    /// # Errors
+    /// When the problem is too large for a reference, or the inputs aren't those of the case.
+    pub fn expectation<T: Element>(&self, inputs: &Inputs<T>) -> Result<Expectation> {
+        Expectation::new(
+            &self.call(),
+            inputs.q.view(),
+            inputs.k.view(),
+            inputs.v.view(),
+            &inputs.operands(),
+        )
     }
 
     /// Compares a result with the reference, and looks for writes to where no row lies.
@@ -199,30 +281,47 @@ impl Case {
         inputs: &Inputs<T>,
         result: &ResultBuffers<T>,
     ) -> Result<Report, Failure> {
-        let problem = self.problem();
-        let views = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-        let exact = reference(&problem, views.0, views.1, views.2, inputs.slopes())?;
-        let rounded = reference_rounded(&problem, views.0, views.1, views.2, inputs.slopes())?;
-        problem
-            .out()
-            .check_buffer("out", result.out.len().saturating_sub(result.offset))?;
+        self.check_against(&self.expectation(inputs)?, result)
+    }
+
+    /// [`Case::check`] for those who have the expectation already.
+    ///
+    /// # Errors
+    /// [`Failure`], saying what is wrong.
+    pub fn check_against<T: Element>(
+        &self,
+        expected: &Expectation,
+        result: &ResultBuffers<T>,
+    ) -> Result<Report, Failure> {
+        let call = self.call();
+        let needed = call.out().required_len().unwrap_or(usize::MAX);
+        let available = result.out.len().saturating_sub(result.offset);
+        if available < needed {
+            return Err(Failure::Invalid(Error::Call(
+                warptile::Error::BufferTooSmall {
+                    argument: "out",
+                    needed,
+                    available,
+                },
+            )));
+        }
 
         // Take the rows out of copies; whatever is left must still be the poison.
-        let head_dim = problem.head_dim();
+        let head_dim = call.head_dim();
         let (mut left_out, mut left_lse) = (result.out.clone(), result.lse.clone());
-        let mut out = vec![T::from_f64(0.0); exact.out.len()];
-        let mut lse = vec![0.0; exact.lse.len()];
-        let dense = Layout::bshd(problem.out().shape);
+        let mut out = vec![T::from_f64(0.0); expected.out().len()];
+        let mut lse = vec![0.0; expected.lse().len()];
+        let dense = Layout::bshd(call.out().shape);
         let poison = T::from_f64(f64::NAN);
-        for sequence in problem.sequences() {
-            for head in 0..problem.heads() {
+        for sequence in call.sequences() {
+            for head in 0..call.heads() {
                 for row in sequence.q_start..sequence.q_start + sequence.q_len {
-                    let from = result.offset + problem.out().offset(sequence.entry, row, head);
-                    let to = dense.offset(sequence.entry, row, head);
+                    let from = result.offset + call.out().offset(sequence.q_entry, row, head);
+                    let to = dense.offset(sequence.q_entry, row, head);
                     out[to..to + head_dim].copy_from_slice(&result.out[from..from + head_dim]);
                     left_out[from..from + head_dim].fill(poison);
                 }
-                let rows = lse_rows(&problem, &sequence, head);
+                let rows = lse_rows(&call, &sequence, head);
                 if let Some(written) = result.lse.get(rows.clone()) {
                     lse[rows.clone()].copy_from_slice(written);
                     left_lse[rows].fill(f32::NAN);
@@ -249,8 +348,8 @@ impl Case {
         }
 
         let report = Report {
-            out: accept(&problem, &out, &exact, &rounded),
-            lse: accept_lse(&problem, &lse, &exact, &rounded),
+            out: expected.judge_out(&out),
+            lse: expected.judge_lse(&lse),
         };
         if report.out.passed && report.lse.passed {
             Ok(report)
@@ -272,22 +371,21 @@ impl Case {
     }
 }
 
-fn lse_rows(problem: &Problem, sequence: &Sequence, head: usize) -> std::ops::Range<usize> {
-    let start = problem.lse_offset(sequence, head);
+fn lse_rows(call: &Call, sequence: &Sequence, head: usize) -> std::ops::Range<usize> {
+    let start = call.lse_offset(sequence, head);
     start..start + sequence.q_len
 }
 
 /// Calls `visit` with the offset of every row of every head that belongs to a sequence.
-fn for_each_row(problem: &Problem, layout: &Layout, is_query: bool, mut visit: impl FnMut(usize)) {
-    for sequence in problem.sequences() {
-        let (start, len) = if is_query {
-            (sequence.q_start, sequence.q_len)
-        } else {
-            (sequence.k_start, sequence.k_len)
+fn for_each_row(call: &Call, layout: &Layout, is_query: bool, mut visit: impl FnMut(usize)) {
+    for sequence in call.sequences() {
+        let (entry, start, len) = match is_query {
+            true => (sequence.q_entry, sequence.q_start, sequence.q_len),
+            false => (sequence.k_entry, sequence.k_start, sequence.k_len),
         };
         for row in start..start + len {
             for head in 0..layout.heads() {
-                visit(layout.offset(sequence.entry, row, head));
+                visit(layout.offset(entry, row, head));
             }
         }
     }
@@ -305,28 +403,21 @@ mod tests {
 
     /// The reference's own result in the buffers of the case.
     fn right(case: &Case, inputs: &Inputs<f32>) -> ResultBuffers<f32> {
-        let problem = case.problem();
-        let exact = reference(
-            &problem,
-            inputs.q.view(),
-            inputs.k.view(),
-            inputs.v.view(),
-            inputs.slopes(),
-        )
-        .unwrap();
+        let call = case.call();
+        let exact = case.expectation(inputs).unwrap();
         let mut result = case.result::<f32>();
-        let dense = Layout::bshd(problem.out().shape);
-        for sequence in problem.sequences() {
-            for head in 0..problem.heads() {
+        let dense = Layout::bshd(call.out().shape);
+        for sequence in call.sequences() {
+            for head in 0..call.heads() {
                 for row in sequence.q_start..sequence.q_start + sequence.q_len {
-                    let from = dense.offset(sequence.entry, row, head);
-                    let to = result.offset + problem.out().offset(sequence.entry, row, head);
-                    for d in 0..problem.head_dim() {
-                        result.out[to + d] = exact.out[from + d] as f32;
+                    let from = dense.offset(sequence.q_entry, row, head);
+                    let to = result.offset + call.out().offset(sequence.q_entry, row, head);
+                    for d in 0..call.head_dim() {
+                        result.out[to + d] = exact.out()[from + d] as f32;
                     }
                 }
-                for index in lse_rows(&problem, &sequence, head) {
-                    result.lse[index] = exact.lse[index] as f32;
+                for index in lse_rows(&call, &sequence, head) {
+                    result.lse[index] = exact.lse()[index] as f32;
                 }
             }
         }

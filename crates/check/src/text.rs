@@ -3,16 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::element::ElementType;
-use crate::mask::{Align, Mask};
-use crate::problem::AlibiShape;
-use crate::testing::case::{Case, LayoutKind, Lengths};
+use warptile::ElementType;
+
+use crate::case::{Case, LayoutKind, Lengths};
 
 /// What is wrong with the text of a case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseCaseError {
-    /// A word is not understood.
+    /// A word is not understood. It is given without control characters, and only its beginning if it is long.
     #[error(
         "`{0}` is not part of a case; a case reads like `b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30 scale=0.5 alibi=head layout=gaps unaligned seed=7`, or `packed=3x5,4x4` in place of b, q and k"
     )]
@@ -26,40 +25,16 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.lengths {
             Lengths::Dense { batch, query, key } => write!(f, "b{batch} q{query} k{key}")?,
-            Lengths::Packed(lengths) => {
-                let lengths: Vec<String> =
-                    lengths.iter().map(|(q, k)| format!("{q}x{k}")).collect();
-                write!(f, "packed={}", lengths.join(","))?;
-            }
+            Lengths::Packed(lengths) => write!(f, "packed={}", pairs(lengths))?,
         }
         write!(f, " h{}", self.heads)?;
         if self.kv_heads != self.heads {
             write!(f, "/{}", self.kv_heads)?;
         }
         write!(f, " d{} {}", self.head_dim, self.element)?;
-        let side = |side: Option<u32>| side.map_or("-1".to_owned(), |keys| keys.to_string());
-        match self.mask {
-            Mask::None => {}
-            Mask::Causal {
-                align: Align::BottomRight,
-            } => f.write_str(" mask=causal")?,
-            Mask::Causal {
-                align: Align::TopLeft,
-            } => f.write_str(" mask=causal-top-left")?,
-            Mask::Window { left, right } => {
-                write!(f, " mask=window,{},{}", side(left), side(right))?;
-            }
-        }
-        if let Some(scale) = self.scale {
-            write!(f, " scale={scale}")?;
-        }
-        if let Some(softcap) = self.softcap {
-            write!(f, " softcap={softcap}")?;
-        }
-        match self.alibi {
-            None => {}
-            Some(AlibiShape::PerHead) => f.write_str(" alibi=head")?,
-            Some(AlibiShape::PerBatchHead) => f.write_str(" alibi=batch")?,
+        let scoring = self.scoring.to_string();
+        if !scoring.is_empty() {
+            write!(f, " {scoring}")?;
         }
         match self.layout {
             LayoutKind::Bshd => {}
@@ -69,8 +44,22 @@ impl fmt::Display for Case {
         if self.unaligned {
             f.write_str(" unaligned")?;
         }
+        if let Some(used) = &self.used {
+            write!(f, " used={}", pairs(used))?;
+        }
+        if self.device_lengths {
+            f.write_str(" device-lengths")?;
+        }
+        if let Some(count) = self.multiprocessors {
+            write!(f, " sms={count}")?;
+        }
         write!(f, " seed={}", self.seed)
     }
+}
+
+fn pairs(lengths: &[(usize, usize)]) -> String {
+    let pairs: Vec<String> = lengths.iter().map(|(q, k)| format!("{q}x{k}")).collect();
+    pairs.join(",")
 }
 
 impl FromStr for Case {
@@ -83,38 +72,41 @@ impl FromStr for Case {
         let mut kv_heads = None;
         for word in text.split_whitespace() {
             parse_word(&mut case, &mut kv_heads, word)
-                .ok_or_else(|| ParseCaseError::Word(word.to_owned()))?;
+                .ok_or_else(|| ParseCaseError::Word(printable(word)))?;
         }
         case.kv_heads = kv_heads.unwrap_or(case.heads);
-        if let Lengths::Packed(lengths) = &case.lengths {
-            // Row offsets are 32-bit integers.
-            let rows = lengths.iter().flat_map(|&(query, key)| [query, key]);
-            let total = rows.fold(0_usize, usize::saturating_add);
-            if i32::try_from(total).is_err() {
-                return Err(ParseCaseError::Problem(format!("{total} packed rows")));
-            }
-        }
-        case.try_problem()
+        case.try_call()
             .map_err(|error| ParseCaseError::Problem(error.to_string()))?;
         Ok(case)
     }
 }
 
+/// A word as an error message may show it: what a terminal would obey is escaped, and what would fill it is cut off.
+fn printable(word: &str) -> String {
+    const LONGEST: usize = 40;
+    let mut text = String::new();
+    for (index, symbol) in word.chars().enumerate() {
+        match symbol {
+            _ if index == LONGEST => {
+                text.push('…');
+                break;
+            }
+            '\'' | '"' | '\\' => text.push(symbol),
+            _ => text.extend(symbol.escape_debug()),
+        }
+    }
+    text
+}
+
 /// Applies one word to the case; `None` if it means nothing.
 fn parse_word(case: &mut Case, kv_heads: &mut Option<usize>, word: &str) -> Option<()> {
+    if case.scoring.parse_word(word).is_some() {
+        return Some(());
+    }
     if let Some((name, value)) = word.split_once('=') {
         match name {
             "packed" => case.lengths = Lengths::Packed(parse_lengths(value)?),
-            "mask" => case.mask = parse_mask(value)?,
-            "scale" => case.scale = Some(value.parse().ok()?),
-            "softcap" => case.softcap = Some(value.parse().ok()?),
-            "alibi" => {
-                case.alibi = Some(match value {
-                    "head" => AlibiShape::PerHead,
-                    "batch" => AlibiShape::PerBatchHead,
-                    _ => return None,
-                });
-            }
+            "used" => case.used = Some(parse_lengths(value)?),
             "layout" => {
                 case.layout = match value {
                     "bshd" => LayoutKind::Bshd,
@@ -123,6 +115,7 @@ fn parse_word(case: &mut Case, kv_heads: &mut Option<usize>, word: &str) -> Opti
                     _ => return None,
                 };
             }
+            "sms" => case.multiprocessors = Some(value.parse().ok().filter(|&count| count > 0)?),
             "seed" => case.seed = value.parse().ok()?,
             _ => return None,
         }
@@ -133,6 +126,7 @@ fn parse_word(case: &mut Case, kv_heads: &mut Option<usize>, word: &str) -> Opti
         "bf16" => case.element = ElementType::Bf16,
         "f32" => case.element = ElementType::F32,
         "unaligned" => case.unaligned = true,
+        "device-lengths" => case.device_lengths = true,
         _ => {
             let (name, value) = word.split_at_checked(1)?;
             if name == "h" {
@@ -167,27 +161,6 @@ fn parse_lengths(value: &str) -> Option<Vec<(usize, usize)>> {
         .collect()
 }
 
-fn parse_mask(value: &str) -> Option<Mask> {
-    let side = |text: &str| match text {
-        "-1" => Some(None),
-        keys => keys.parse().ok().map(Some),
-    };
-    match value {
-        "none" => Some(Mask::None),
-        "causal" => Some(Mask::causal()),
-        "causal-top-left" => Some(Mask::Causal {
-            align: Align::TopLeft,
-        }),
-        _ => {
-            let (left, right) = value.strip_prefix("window,")?.split_once(',')?;
-            Some(Mask::Window {
-                left: side(left)?,
-                right: side(right)?,
-            })
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,6 +182,10 @@ mod tests {
     fn reads_like_the_problem() {
         let text = "packed=3x5,0x7 h8/2 d64 bf16 mask=window,-1,4 scale=0.5 softcap=30 alibi=batch layout=bhsd unaligned seed=7";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "packed=3x5,0x7 h2 d64 f16 sinks used=1x5,0x2 device-lengths sms=3 seed=1";
+        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "b2 q3 k5 h2 d64 f16 bias keymask layout=gaps used=1x5,0x2 seed=1";
+        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q113 k203 h6 d40 f16 mask=causal-top-left seed=0";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
     }
@@ -219,9 +196,44 @@ mod tests {
         assert!(error("b1 q2 k3 zebra").starts_with("`zebra` is not part of a case"));
         assert!(error("mask=window,1").starts_with("`mask=window,1`"));
         assert!(error("h6/4").starts_with("no such problem: q has 6 heads"));
-        assert!(
-            error("packed=9999999999x1").starts_with("no such problem: 10000000000 packed rows")
-        );
+        assert!(error("packed=9999999999x1").starts_with("no such problem: "));
+        assert!(error("packed=3x3 bias").starts_with("no such problem: bias needs dense tensors"));
+        assert!(error("b2 q3 k3 used=1x1").contains("1 used lengths are given for 2 sequences"));
+        assert!(error("q3 k3 used=1x4").contains("key_lengths[0] is 4, but sequence 0 has 3 rows"));
+        assert!(error("sms=0").starts_with("`sms=0` is not part"));
         assert!(error("é").starts_with("`é`"));
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped_and_long_words_are_cut() {
+        let error = |text: &str| text.parse::<Case>().unwrap_err().to_string();
+        assert!(error("\u{1b}[31mred\u{7}").starts_with("`\\u{1b}[31mred\\u{7}` is not"));
+        assert!(error("a\u{202e}b").starts_with("`a\\u{202e}b` is not"));
+        let long = error(&"x".repeat(1_000_000));
+        assert!(long.starts_with(&format!("`{}…` is not", "x".repeat(40))));
+        let long = error(&"\u{1b}".repeat(1_000_000));
+        assert!(long.len() < 600, "{long}");
+    }
+
+    #[test]
+    fn cases_beyond_memory_are_refused() {
+        let error = |text: &str| text.parse::<Case>().unwrap_err().to_string();
+        for text in [
+            "b1073741824 h8 d64",
+            "q1073741824 k1 h8 d64 f16",
+            "q1 k1073741824 h8 d64 f16",
+            "q1 k1 h18446744073709551615 layout=gaps",
+        ] {
+            let error = error(text);
+            assert!(
+                error.contains("elements in a tensor; the limit is 2147483648"),
+                "{error}"
+            );
+        }
+        assert_eq!(
+            error("b1073741824 q0 k0 h1073741824 d8"),
+            "no such problem: the problem has 1152921504606846976 heads in all sequences; the limit is 2147483648"
+        );
+        assert!("q16384 k16384 h32 d128".parse::<Case>().is_ok());
     }
 }

@@ -1,0 +1,636 @@
+//! Problems without data: how they are drawn and made smaller.
+
+use warptile::{
+    AlibiShape, Align, Call, DeviceProfile, ElementType, Layout, MAX_LEN, Mask, Scoring,
+};
+
+use crate::data::Random;
+use crate::error::{Error, Result, limited};
+
+/// How the tensors of a [`Case`] are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LayoutKind {
+    /// `[batch, length, heads, head size]`.
+    Bshd,
+    /// `[batch, heads, length, head size]`.
+    Bhsd,
+    /// BSHD with unused elements after every head, row and batch entry.
+    Gaps,
+}
+
+/// Sequence lengths of a [`Case`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Lengths {
+    /// All sequences have the same lengths.
+    Dense {
+        /// Sequences.
+        batch: usize,
+        /// Queries of each.
+        query: usize,
+        /// Keys of each.
+        key: usize,
+    },
+    /// Queries and keys of each sequence, packed one after the other, with unused rows behind the last.
+    Packed(Vec<(usize, usize)>),
+}
+
+/// A problem without data: prints on a line and parses back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Case {
+    /// Sequence lengths.
+    pub lengths: Lengths,
+    /// Of each sequence only so many queries and keys are used.
+    pub used: Option<Vec<(usize, usize)>>,
+    /// Whether offsets and used lengths are in device memory, if the case runs on a GPU.
+    pub device_lengths: bool,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Head size.
+    pub head_dim: usize,
+    /// Element type.
+    pub element: ElementType,
+    /// The options.
+    pub scoring: Scoring,
+    /// How the tensors are stored.
+    pub layout: LayoutKind,
+    /// Whether tensors start, and with [`LayoutKind::Gaps`] also step, at odd multiples of an element: what a kernel must not
+    /// touch with 16-byte copies.
+    pub unaligned: bool,
+    /// Multiprocessors that a GPU is planned to have, if not its own: on few of them small problems take the paths of large
+    /// ones.
+    pub multiprocessors: Option<u32>,
+    /// What the data follows from.
+    pub seed: u64,
+}
+
+/// Unused rows behind the last packed sequence.
+const PACKED_PADDING: usize = 3;
+
+/// Most elements of a tensor, gaps included, and most heads of all sequences together.
+const MAX_ELEMENTS: u128 = 1 << 31;
+
+/// Multiplications a random case may ask of the reference: a fraction of a second on one core.
+const WORK: usize = 40_000_000;
+
+impl Case {
+    /// A plain case: one sequence, one head, full attention in `f32`, BSHD.
+    #[must_use]
+    pub fn new(query: usize, key: usize, head_dim: usize) -> Self {
+        Case {
+            lengths: Lengths::Dense {
+                batch: 1,
+                query,
+                key,
+            },
+            used: None,
+            device_lengths: false,
+            heads: 1,
+            kv_heads: 1,
+            head_dim,
+            element: ElementType::F32,
+            scoring: Scoring::new(),
+            layout: LayoutKind::Bshd,
+            unaligned: false,
+            multiprocessors: None,
+            seed: 0,
+        }
+    }
+
+    /// The case that follows from `seed`; no length exceeds `max_len` (at least 1).
+    #[must_use]
+    pub fn random(seed: u64, max_len: usize) -> Self {
+        let mut random = Random::new(seed);
+        let (heads, kv_heads) =
+            random.pick(&[(1, 1), (2, 2), (6, 6), (6, 2), (8, 1), (4, 2), (3, 1)]);
+        let head_dim = match random.below(3) {
+            0 => random.pick(&[32, 64, 128]),
+            1 => random.pick(&[8, 40, 96, 104, 160, 192, 224, 256]),
+            _ => 8 * (1 + random.below(32)),
+        };
+        // Sequences share the work that a case may cost.
+        let batch = 1 + random.below(4);
+        let budget = WORK / (batch * heads * head_dim);
+        let max_len = max_len.clamp(1, MAX_LEN);
+        let lengths = if random.below(4) == 0 {
+            Lengths::Packed(
+                (0..batch)
+                    .map(|_| (random.length(max_len), random.length(max_len)))
+                    .map(|lengths| within(lengths, budget))
+                    .collect(),
+            )
+        } else {
+            let (query, key) = within((random.length(max_len), random.length(max_len)), budget);
+            Lengths::Dense { batch, query, key }
+        };
+        let side = |random: &mut Random| match random.below(3) {
+            0 => None,
+            1 => Some(random.below(5) as u32),
+            _ => Some(random.below(max_len) as u32),
+        };
+        let mut scoring = Scoring::new().mask(match random.below(5) {
+            0 => Mask::None,
+            1 | 2 => Mask::causal(),
+            3 => Mask::Causal {
+                align: Align::TopLeft,
+            },
+            _ => Mask::Window {
+                left: side(&mut random),
+                right: side(&mut random),
+            },
+        });
+        let element = random.pick(&[ElementType::F16, ElementType::Bf16, ElementType::F32]);
+        scoring.scale = match random.below(8) {
+            0 => Some(0.0),
+            1 => Some(-0.25),
+            2 => Some(0.7),
+            _ => None,
+        };
+        scoring.softcap = (random.below(4) == 0).then(|| random.pick(&[1.0, 15.0, 50.0]));
+        scoring.alibi = match random.below(6) {
+            0 => Some(AlibiShape::PerHead),
+            1 => Some(AlibiShape::PerBatchHead),
+            _ => None,
+        };
+        let layout = random.pick(&[LayoutKind::Bshd, LayoutKind::Bhsd, LayoutKind::Gaps]);
+        let unaligned = random.below(4) == 0;
+        scoring.sinks = random.below(6) == 0;
+        if let Lengths::Dense { .. } = lengths {
+            scoring.bias = random.below(10) == 0;
+            scoring.key_mask = random.below(10) == 0;
+        }
+        let used = (random.below(5) == 0).then(|| {
+            let rows = lengths.each();
+            let part = |random: &mut Random, rows: usize| match random.below(4) {
+                0 => rows,
+                _ => random.below(rows + 1),
+            };
+            rows.into_iter()
+                .map(|(query, key)| (part(&mut random, query), part(&mut random, key)))
+                .collect()
+        });
+        let device_lengths =
+            random.below(3) == 0 && (used.is_some() || matches!(lengths, Lengths::Packed(_)));
+        Case {
+            lengths,
+            used,
+            device_lengths,
+            heads,
+            kv_heads,
+            head_dim,
+            element,
+            scoring,
+            layout,
+            unaligned,
+            multiprocessors: (random.below(3) == 0).then(|| 1 + random.below(5) as u32),
+            seed,
+        }
+    }
+
+    /// Sequences.
+    #[must_use]
+    pub fn batch(&self) -> usize {
+        match &self.lengths {
+            Lengths::Dense { batch, .. } => *batch,
+            Lengths::Packed(lengths) => lengths.len(),
+        }
+    }
+
+    /// Row offsets of queries and keys, if packed.
+    #[must_use]
+    pub fn offsets(&self) -> Option<(Vec<i32>, Vec<i32>)> {
+        let Lengths::Packed(lengths) = &self.lengths else {
+            return None;
+        };
+        let offsets = |length: fn(&(usize, usize)) -> usize| {
+            let mut end = 0_usize;
+            let ends = lengths.iter().map(|lengths| {
+                end = end.saturating_add(length(lengths));
+                number(end)
+            });
+            std::iter::once(0).chain(ends).collect()
+        };
+        Some((offsets(|lengths| lengths.0), offsets(|lengths| lengths.1)))
+    }
+
+    /// Used lengths of queries and keys, if not all rows are.
+    #[must_use]
+    pub fn used_lengths(&self) -> Option<(Vec<i32>, Vec<i32>)> {
+        let used = self.used.as_ref()?;
+        Some(used.iter().map(|&(q, k)| (number(q), number(k))).unzip())
+    }
+
+    /// Layouts of q and of k and v. The output's is that of q.
+    #[must_use]
+    pub fn layouts(&self) -> (Layout, Layout) {
+        let (batch, query, key) = match &self.lengths {
+            Lengths::Dense { batch, query, key } => (*batch, *query, *key),
+            Lengths::Packed(lengths) => {
+                let rows = |length: fn(&(usize, usize)) -> usize| {
+                    let lengths = lengths.iter().map(length);
+                    lengths.fold(PACKED_PADDING, usize::saturating_add)
+                };
+                (1, rows(|lengths| lengths.0), rows(|lengths| lengths.1))
+            }
+        };
+        (
+            self.tensor_layout([batch, query, self.heads, self.head_dim]),
+            self.tensor_layout([batch, key, self.kv_heads, self.head_dim]),
+        )
+    }
+
+    fn tensor_layout(&self, shape: [usize; 4]) -> Layout {
+        let [batch, rows, heads, head_dim] = shape;
+        match self.layout {
+            LayoutKind::Bshd => Layout::bshd(shape),
+            LayoutKind::Bhsd => Layout::bhsd([batch, heads, rows, head_dim]),
+            LayoutKind::Gaps => {
+                // 8 elements keep 16-byte alignment in every type, 3 break it.
+                let gap = if self.unaligned { 3 } else { 8 };
+                let step =
+                    |extent: usize, inner: usize| extent.saturating_mul(inner).saturating_add(gap);
+                let head = step(head_dim, 1);
+                let row = step(heads, head);
+                Layout::new(shape, [step(rows, row), row, head, 1])
+            }
+        }
+    }
+
+    /// Layout of the bias, or of the key mask: in each dimension but the last whole or of extent 1, as the seed has it, and
+    /// stored like the other tensors; [`LayoutKind::Gaps`] leaves gaps between keys too.
+    pub(crate) fn score_layout(&self, tensor: ScoreTensor) -> Layout {
+        let Lengths::Dense { batch, query, key } = self.lengths else {
+            return Layout::bshd([1; 4]);
+        };
+        let mut random = Random::new(self.seed ^ tensor as u64);
+        let mut maybe_one = |extent: usize| match random.below(2) {
+            0 => extent,
+            _ => 1,
+        };
+        let shape = [
+            maybe_one(batch),
+            maybe_one(query),
+            maybe_one(self.heads),
+            key,
+        ];
+        let [batch, rows, heads, keys] = shape;
+        match self.layout {
+            LayoutKind::Bshd => Layout::bshd(shape),
+            LayoutKind::Bhsd => Layout::bhsd([batch, heads, rows, keys]),
+            LayoutKind::Gaps => {
+                let step =
+                    |extent: usize, inner: usize| extent.saturating_mul(inner).saturating_add(3);
+                let head = step(keys, 2);
+                let row = step(heads, head);
+                Layout::new(shape, [step(rows, row), row, head, 2])
+            }
+        }
+    }
+
+    /// What this case computes, with all lengths on the host.
+    ///
+    /// # Panics
+    /// If the fields were set to something that [`try_call`](Self::try_call) refuses, such as a head size of 7. Cases that
+    /// are drawn, shrunk or parsed never are.
+    #[must_use]
+    pub fn call(&self) -> Call {
+        match self.try_call() {
+            Ok(call) => call,
+            Err(error) => panic!("case `{self}`: {error}"),
+        }
+    }
+
+    /// What this case computes, for a case whose fields were set by hand.
+    ///
+    /// # Errors
+    /// When no [`Call`] is like this, or its data would not fit into the memory of an ordinary machine.
+    pub fn try_call(&self) -> Result<Call> {
+        self.build(false)
+    }
+
+    /// What this case computes on a GPU: with its lengths on the device if [`device_lengths`](Self::device_lengths) says so.
+    ///
+    /// # Errors
+    /// As [`try_call`](Self::try_call).
+    pub fn call_on_gpu(&self) -> Result<Call> {
+        self.build(self.device_lengths)
+    }
+
+    fn build(&self, on_device: bool) -> Result<Call> {
+        let (q, kv) = self.layouts();
+        let fits = |layout: &Layout| {
+            let elements = layout.required_len().unwrap_or(usize::MAX);
+            limited("elements in a tensor", elements as u128, MAX_ELEMENTS)
+        };
+        fits(&q)?;
+        fits(&kv)?;
+        // Slopes, rows of an empty tensor: whatever a problem without elements still has.
+        let rows = self.batch() as u128 * self.heads.max(1) as u128;
+        limited("heads in all sequences", rows, MAX_ELEMENTS)?;
+        let (offsets, used) = (self.offsets(), self.used_lengths());
+        if let Some(used) = &self.used
+            && used.len() != self.batch()
+        {
+            return Err(Error::UsedLengths {
+                found: used.len(),
+                sequences: self.batch(),
+            });
+        }
+        let mut builder = Call::builder(&q, &kv, &kv, self.element)
+            .scoring(self.scoring)
+            .out(q);
+        // Where the device has the lengths, a caller knows a bound at best: here that of the rows.
+        let (query_bound, key_bound) = (q.rows(), kv.rows());
+        builder = match &offsets {
+            Some(_) if on_device => builder
+                .device_query_offsets(self.batch(), query_bound)
+                .device_key_offsets(self.batch(), key_bound),
+            Some((q, k)) => builder.packed(q, k),
+            None => builder,
+        };
+        builder = match &used {
+            Some(_) if on_device => builder
+                .device_query_lengths(self.batch())
+                .device_key_lengths(self.batch()),
+            Some((q, k)) => builder.query_lengths(q).key_lengths(k),
+            None => builder,
+        };
+        if self.scoring.bias {
+            let layout = self.score_layout(ScoreTensor::Bias);
+            fits(&layout)?;
+            builder = builder.bias(layout);
+        }
+        if self.scoring.key_mask {
+            let layout = self.score_layout(ScoreTensor::KeyMask);
+            fits(&layout)?;
+            builder = builder.key_mask(layout);
+        }
+        if self.unaligned {
+            builder = builder.unaligned_addresses();
+        }
+        Ok(builder.build()?)
+    }
+
+    /// The device that the case is planned for, on a GPU with this profile.
+    #[must_use]
+    pub fn profile(&self, gpu: &DeviceProfile) -> DeviceProfile {
+        match self.multiprocessors {
+            Some(count) => gpu.clone().with_multiprocessors(count),
+            None => gpu.clone(),
+        }
+    }
+
+    /// Smaller and plainer cases, the boldest first. Repeatedly taking the first that still fails ends at a case of which
+    /// nothing can be taken away.
+    #[must_use]
+    pub fn shrink(&self) -> Vec<Case> {
+        let mut smaller: Vec<Case> = Vec::new();
+        let mut push = |edit: &dyn Fn(&mut Case)| {
+            let mut case = self.clone();
+            edit(&mut case);
+            if case != *self {
+                smaller.push(case);
+            }
+        };
+        push(&|case| case.scoring.mask = Mask::None);
+        push(&|case| case.scoring.softcap = None);
+        push(&|case| case.scoring.alibi = None);
+        push(&|case| case.scoring.scale = None);
+        push(&|case| case.scoring.sinks = false);
+        push(&|case| case.scoring.bias = false);
+        push(&|case| case.scoring.key_mask = false);
+        push(&|case| case.device_lengths = false);
+        push(&|case| case.used = None);
+        push(&|case| case.multiprocessors = None);
+        push(&|case| case.unaligned = false);
+        push(&|case| case.layout = LayoutKind::Bshd);
+        push(&|case| (case.heads, case.kv_heads) = (1, 1));
+        push(&|case| case.kv_heads = case.heads);
+        push(&|case| case.head_dim = 8.max(case.head_dim / 2 / 8 * 8));
+        push(&|case| case.head_dim = 8.max(case.head_dim - 8));
+        for lengths in self.lengths.shrink() {
+            push(&|case| case.set_lengths(lengths.clone()));
+        }
+        for (index, &(query, key)) in self.used.iter().flatten().enumerate() {
+            for used in shorter(query, key) {
+                push(&|case| {
+                    if let Some(all) = &mut case.used {
+                        all[index] = used;
+                    }
+                });
+            }
+        }
+        smaller
+    }
+
+    /// Other lengths, of which no more is used than there is.
+    fn set_lengths(&mut self, lengths: Lengths) {
+        if let Some(used) = &mut self.used {
+            let each = lengths.each();
+            let most = each.iter().zip(used.iter());
+            *used = most.map(|(a, b)| (a.0.min(b.0), a.1.min(b.1))).collect();
+        }
+        if !matches!(lengths, Lengths::Packed(_)) && self.used.is_none() {
+            self.device_lengths = false;
+        }
+        self.lengths = lengths;
+    }
+}
+
+/// A tensor that has an element for each score. The number sets the draws of its layout apart.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ScoreTensor {
+    Bias = 0xb1a5,
+    KeyMask = 0x3a5c,
+}
+
+/// A number of rows as calls take it. Beyond its range there is no call, only an error.
+fn number(rows: usize) -> i32 {
+    i32::try_from(rows).unwrap_or(i32::MAX)
+}
+
+/// Shorter lengths of one sequence.
+fn shorter(query: usize, key: usize) -> impl Iterator<Item = (usize, usize)> {
+    let shorter = |length: usize| [length / 2, length.saturating_sub(1)];
+    let queries = shorter(query).map(|query| (query, key));
+    let keys = shorter(key).map(|key| (query, key));
+    queries.into_iter().chain(keys)
+}
+
+impl Lengths {
+    /// Queries and keys of each sequence.
+    fn each(&self) -> Vec<(usize, usize)> {
+        match self {
+            Lengths::Dense { batch, query, key } => vec![(*query, *key); *batch],
+            Lengths::Packed(lengths) => lengths.clone(),
+        }
+    }
+
+    fn shrink(&self) -> Vec<Lengths> {
+        match self {
+            Lengths::Dense { batch, query, key } => {
+                let dense = |batch, (query, key)| Lengths::Dense { batch, query, key };
+                let mut all = vec![dense((*batch).min(1), (*query, *key))];
+                all.extend(shorter(*query, *key).map(|lengths| dense(*batch, lengths)));
+                all
+            }
+            Lengths::Packed(lengths) => {
+                let mut all: Vec<Lengths> = lengths
+                    .iter()
+                    .map(|&(query, key)| Lengths::Dense {
+                        batch: 1,
+                        query,
+                        key,
+                    })
+                    .collect();
+                for (index, &(query, key)) in lengths.iter().enumerate() {
+                    let mut without = lengths.clone();
+                    without.remove(index);
+                    all.push(Lengths::Packed(without));
+                    all.extend(shorter(query, key).map(|shorter| {
+                        let mut lengths = lengths.clone();
+                        lengths[index] = shorter;
+                        Lengths::Packed(lengths)
+                    }));
+                }
+                all
+            }
+        }
+    }
+}
+
+/// Lengths cut down, the longer side first, until each of them and their product fit the budget.
+fn within((query, key): (usize, usize), budget: usize) -> (usize, usize) {
+    let (mut query, mut key) = (query.min(budget), key.min(budget));
+    while query.saturating_mul(key) > budget {
+        if query > key {
+            query /= 2;
+        } else {
+            key /= 2;
+        }
+    }
+    (query, key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quickcheck::quickcheck;
+
+    quickcheck! {
+        fn random_cases_are_valid_and_so_is_what_they_shrink_to(seed: u64) -> bool {
+            let case = Case::random(seed, 600);
+            let valid = |case: &Case| case.try_call().is_ok() && case.call_on_gpu().is_ok();
+            valid(&case) && case.shrink().iter().all(valid)
+        }
+    }
+
+    #[test]
+    fn shrinking_ends_at_the_smallest_case_that_fails() {
+        // A "bug" at more than 100 used keys under a causal mask.
+        let fails =
+            |case: &Case| case.scoring.mask == Mask::causal() && case.call().key_len() > 100;
+        for start in (0..400).map(|seed| Case::random(seed, 500)).filter(fails) {
+            let mut case = start;
+            while let Some(smaller) = case.shrink().into_iter().find(fails) {
+                case = smaller;
+            }
+            let expected = Case {
+                element: case.element,
+                scoring: Scoring::new().mask(Mask::causal()),
+                seed: case.seed,
+                ..Case::new(0, 101, 8)
+            };
+            assert_eq!(case, expected);
+        }
+    }
+
+    #[test]
+    fn lengths_and_heads_of_any_size_are_an_error_or_a_call() {
+        let huge = [0, 1, 1 << 30, 1 << 32, usize::MAX];
+        for layout in [LayoutKind::Bshd, LayoutKind::Bhsd, LayoutKind::Gaps] {
+            for unaligned in [false, true] {
+                for (a, b) in huge.iter().flat_map(|&a| huge.map(|b| (a, b))) {
+                    for lengths in [
+                        Lengths::Packed(vec![(a, b), (b, a), (1, 1)]),
+                        Lengths::Dense {
+                            batch: a,
+                            query: b,
+                            key: 1,
+                        },
+                        Lengths::Dense {
+                            batch: 1,
+                            query: a,
+                            key: b,
+                        },
+                    ] {
+                        for (heads, head_dim) in huge.iter().flat_map(|&h| [(h, 8), (1, h)]) {
+                            let mut case = Case {
+                                lengths: lengths.clone(),
+                                layout,
+                                unaligned,
+                                heads,
+                                kv_heads: heads,
+                                ..Case::new(1, 1, head_dim)
+                            };
+                            let _ = case.try_call();
+                            case.used = Some(vec![(a, b), (b, a), (0, 0)]);
+                            case.scoring.bias = true;
+                            let _ = (case.try_call(), case.call_on_gpu());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_length_may_be_asked_of_random_cases() {
+        for max_len in [0, 1, usize::MAX] {
+            for seed in 0..50 {
+                let _ = Case::random(seed, max_len).call();
+            }
+        }
+    }
+
+    #[test]
+    fn every_feature_is_drawn() {
+        let cases: Vec<Case> = (0..300).map(|seed| Case::random(seed, 300)).collect();
+        let some = |property: fn(&Case) -> bool| assert!(cases.iter().any(property));
+        some(|case| matches!(case.lengths, Lengths::Packed(_)));
+        some(|case| matches!(case.scoring.mask, Mask::Window { left: Some(_), .. }));
+        some(|case| case.scoring.alibi == Some(AlibiShape::PerBatchHead));
+        some(|case| case.scoring.softcap.is_some() && case.scoring.alibi.is_some());
+        some(|case| case.scoring.sinks && case.scoring.bias);
+        some(|case| case.scoring.key_mask && case.layout == LayoutKind::Gaps);
+        some(|case| case.used.is_some() && matches!(case.lengths, Lengths::Packed(_)));
+        some(|case| case.used.is_some() && matches!(case.lengths, Lengths::Dense { .. }));
+        some(|case| case.device_lengths && case.used.is_none());
+        some(|case| case.multiprocessors == Some(1));
+        some(|case| case.layout == LayoutKind::Gaps && case.unaligned);
+        some(|case| case.head_dim > 128 && case.heads > case.kv_heads);
+        some(|case| case.call().key_len() == 0);
+        some(|case| case.call().query_len() == 0);
+        let bias_shapes: std::collections::HashSet<[bool; 3]> = cases
+            .iter()
+            .filter(|case| {
+                matches!(
+                    case.lengths,
+                    Lengths::Dense {
+                        batch: 2..,
+                        query: 2..,
+                        ..
+                    }
+                )
+            })
+            .map(|case| {
+                let shape = case.score_layout(ScoreTensor::Bias).shape;
+                [shape[0] == 1, shape[1] == 1, shape[2] == 1]
+            })
+            .collect();
+        assert_eq!(bias_shapes.len(), 8);
+    }
+}
