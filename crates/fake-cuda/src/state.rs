@@ -1,17 +1,18 @@
 //! Everything the stand-in driver knows, behind one lock, and the way into it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use warptile_cuda_sys::{CUcontext, CUdevice, CUresult};
 
+use crate::capture::Capture;
 use crate::control::FakeLaunch;
 use crate::event::Event;
-use crate::graph::Capture;
-use crate::memory::{Allocation, Pool};
+use crate::graph::Exec;
+use crate::memory::{Allocation, Identity, Pool};
 use crate::module::{Function, Module};
 use crate::queue::Op;
-use crate::stream::Stream;
+use crate::stream::{Key, Stream};
 
 /// What kind of machine this is.
 pub(crate) struct Config {
@@ -50,17 +51,27 @@ pub(crate) struct State {
     pub(crate) next_id: usize,
     /// Advances with every operation that runs.
     pub(crate) clock: u64,
+    /// Advances with every operation that is queued.
+    pub(crate) queued: u64,
     pub(crate) retained: HashMap<CUdevice, usize>,
-    pub(crate) streams: HashMap<usize, Stream>,
+    pub(crate) streams: HashMap<Key, Stream>,
+    /// Default streams, by context and thread; thread 0 stands for all.
+    pub(crate) default_streams: HashMap<(CUcontext, usize), Key>,
+    /// Which device's kernels can use which other device's memory.
+    pub(crate) peers: HashSet<(CUdevice, CUdevice)>,
     pub(crate) events: HashMap<usize, Event>,
     pub(crate) pools: HashMap<usize, Pool>,
     pub(crate) allocations: BTreeMap<u64, Allocation>,
+    /// Where device memory was that is no more: its end and what it was.
+    pub(crate) freed: BTreeMap<u64, (u64, Identity)>,
+    /// Device allocations that were left to the end of their context.
+    pub(crate) reclaimed: usize,
     pub(crate) pinned: BTreeMap<u64, Allocation>,
     pub(crate) modules: HashMap<usize, Module>,
     pub(crate) functions: HashMap<usize, Function>,
     pub(crate) captures: HashMap<usize, Capture>,
     pub(crate) graphs: HashMap<usize, Vec<Op>>,
-    pub(crate) execs: HashMap<usize, Vec<Op>>,
+    pub(crate) execs: HashMap<usize, Exec>,
     pub(crate) launches: Vec<FakeLaunch>,
 }
 
