@@ -1,9 +1,12 @@
 //! The GPU path against the stand-in driver: what is launched, and that no failure leaks or goes unsaid.
 
 use half::f16;
-use warptile::{Attention, AttentionParams, Backend, Error, Layout, Mask, Output, Result, Tensor};
+use warptile::{
+    Arguments, Attention, AttentionParams, Backend, ElementType, Error, Gpu, Launcher, Layout,
+    Mask, Output, Plan, Problem, Result, Tensor,
+};
 use warptile_driver::sys::CUresult;
-use warptile_driver::{Driver, DriverError, Graph};
+use warptile_driver::{Context, DeviceBuffer, Driver, DriverError, Graph, Stream};
 use warptile_fake_cuda::{FakeDriver, Kind};
 
 fn driver(fake: &FakeDriver) -> Driver {
@@ -257,6 +260,60 @@ fn a_call_like_one_before_allocates_once_launches_once_and_waits_for_nothing() {
     }
     drop((backend, x));
     fake.assert_clean();
+}
+
+/// Launches of one plan on buffers whose homes are other streams, each dropped right after its launch; once more in a graph that
+/// outlives the launcher.
+fn launches_beside_other_streams(driver: &Driver) -> Result<()> {
+    let context = Context::new(&driver.device(0)?)?;
+    let (stream, home, outputs) = (
+        Stream::new(&context)?,
+        Stream::new(&context)?,
+        Stream::new(&context)?,
+    );
+    let gpu = Gpu::on_stream(&stream)?;
+    let layout = Layout::bshd([8, 300, 10, 64]);
+    let len = layout.required_len().unwrap_or_default();
+    let problem = Problem::builder(&layout, &layout, ElementType::F16).build()?;
+    let plan = Plan::gpu(problem, gpu.profile(), Some(MAPPED))?;
+    let mut launcher = gpu.launcher(&plan, &stream)?;
+    let launch = |launcher: &mut Launcher| -> Result<()> {
+        let inputs = DeviceBuffer::<f16>::zeroed(&home, len)?;
+        let mut out = DeviceBuffer::<f16>::zeroed(&outputs, len)?;
+        let mut lse = DeviceBuffer::<f32>::zeroed(&outputs, 8 * 10 * 300)?;
+        let arguments = Arguments::new(
+            inputs.as_slice(),
+            inputs.as_slice(),
+            inputs.as_slice(),
+            out.as_slice_mut(),
+        );
+        launcher.launch(arguments.with_lse(lse.as_slice_mut()))
+    };
+    for _ in 0..2 {
+        launch(&mut launcher)?;
+    }
+    let inputs = DeviceBuffer::<f16>::zeroed(&home, len)?;
+    let mut out = DeviceBuffer::<f16>::zeroed(&outputs, len)?;
+    let mut lse = DeviceBuffer::<f32>::zeroed(&outputs, 8 * 10 * 300)?;
+    let graph = Graph::capture::<Error>(&stream, |_| {
+        let (q, k, v) = (inputs.as_slice(), inputs.as_slice(), inputs.as_slice());
+        let arguments = Arguments::new(q, k, v, out.as_slice_mut());
+        launcher.launch(arguments.with_lse(lse.as_slice_mut()))
+    })?;
+    drop((launcher, inputs, out, lse));
+    graph.launch(&stream)?;
+    graph.launch(&home)?;
+    drop(graph);
+    // The homes first: nothing but order keeps their memory.
+    home.synchronize()?;
+    outputs.synchronize()?;
+    stream.synchronize()?;
+    Ok(context.synchronize()?)
+}
+
+#[test]
+fn whatever_fails_the_buffers_of_other_streams_outlive_the_launch() {
+    every_failure_is_survived(launches_beside_other_streams);
 }
 
 /// What a kernel would find at an address in its parameters.

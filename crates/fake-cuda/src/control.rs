@@ -218,6 +218,14 @@ controls! {
             });
         }
     }
+    /// Makes every call of the functions, whose names a space separates, return the code.
+    fn raw_fail_always = fake_fail_always(symbols: *const c_char, code: u32) -> () {
+        |state| {
+            let symbols = read_text(symbols).unwrap_or_default();
+            let symbols: Vec<String> = symbols.split_whitespace().map(str::to_owned).collect();
+            state.broken = (!symbols.is_empty()).then_some((symbols, CUresult(code)));
+        }
+    }
     /// Whether the fault set last has happened.
     fn raw_fault_happened = fake_fault_happened() -> c_int {
         |state| c_int::from(state.hit.is_some())

@@ -106,6 +106,14 @@ impl FakeDriver {
         with_text(symbol, |symbol| self.raw_fail(symbol, nth, code));
     }
 
+    /// Makes every call of these functions return `code`; with no names, none any more.
+    pub fn fail_always(&self, symbols: &[&str], code: u32) {
+        let symbols = symbols.join(" ");
+        with_text(Some(&symbols), |symbols| {
+            self.raw_fail_always(symbols, code)
+        });
+    }
+
     /// The function that the fault set last has hit, or `None` if it has not happened.
     #[must_use]
     pub fn fault(&self) -> Option<String> {

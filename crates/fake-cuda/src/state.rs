@@ -39,6 +39,8 @@ pub(crate) struct State {
     /// How often each function was called, not counting those about errors.
     pub(crate) calls: HashMap<&'static str, u64>,
     pub(crate) fault: Option<Fault>,
+    /// Functions that fail at every call, and how.
+    pub(crate) broken: Option<(Vec<String>, CUresult)>,
     /// Name of the function that the last fault hit.
     pub(crate) hit: Option<&'static str>,
     /// Whether the call under way will report an error whatever it does.
@@ -154,7 +156,12 @@ pub(crate) fn entered(symbol: &'static str, work: impl FnOnce(&mut State) -> CUr
         return work(state);
     }
     *state.calls.entry(symbol).or_default() += 1;
-    let fault = fault_for(state, symbol).or(state.lost);
+    let broken = state.broken.as_ref().filter(|(symbols, _)| {
+        let is_it = |broken: &String| broken == symbol;
+        symbols.iter().any(is_it)
+    });
+    let broken = broken.map(|(_, code)| *code);
+    let fault = fault_for(state, symbol).or(broken).or(state.lost);
     match fault {
         Some(code) if gives_back(symbol) => {
             state.failing = true;

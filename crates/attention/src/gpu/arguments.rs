@@ -116,17 +116,18 @@ impl<T: Element> Arguments<'_, T> {
     }
 
     /// Makes a graph that `stream` may be capturing hold on to the buffers.
-    pub(super) fn keep_for_graph(&self, stream: &Stream) {
+    pub(super) fn keep_for_graph(&self, stream: &Stream) -> Result<()> {
         for buffer in [&self.q, &self.k, &self.v] {
-            stream.keep_for_graph(buffer.owner());
+            stream.keep_for_graph(buffer.owner())?;
         }
-        stream.keep_for_graph(self.out.owner());
+        stream.keep_for_graph(self.out.owner())?;
         if let Some(lse) = &self.lse {
-            stream.keep_for_graph(lse.owner());
+            stream.keep_for_graph(lse.owner())?;
         }
         if let Some(slopes) = &self.alibi_slopes {
-            stream.keep_for_graph(slopes.owner());
+            stream.keep_for_graph(slopes.owner())?;
         }
+        Ok(())
     }
 
     /// The streams, other than `stream`, that the buffers belong to.
@@ -141,7 +142,7 @@ impl<T: Element> Arguments<'_, T> {
         ];
         let mut others: Vec<Stream> = Vec::new();
         for other in all.into_iter().chain(lse).chain(slopes) {
-            if other.raw() != stream.raw() && others.iter().all(|seen| seen.raw() != other.raw()) {
+            if !other.is_same(stream) && others.iter().all(|seen| !seen.is_same(other)) {
                 others.push(other.clone());
             }
         }

@@ -122,25 +122,22 @@ impl Launcher {
             ..self.params
         };
 
-        for buffer in self.workspace.buffers() {
-            self.stream.keep_for_graph(buffer.owner());
-        }
-        arguments.keep_for_graph(&self.stream);
         let streams = arguments.streams_beside(&self.stream);
-        for other in &streams {
-            self.stream.wait_for(other)?;
+        self.stream.order_after(&streams)?;
+        // Whether the stream is in a capture does not change between the question and the launch.
+        let _held = self.stream.hold();
+        for buffer in self.workspace.buffers() {
+            self.stream.keep_for_graph(buffer.owner())?;
         }
+        arguments.keep_for_graph(&self.stream)?;
         // SAFETY: the image was compiled from the parameter block `params` is a copy of (tests compare them offset by
         // offset), the grid and shared memory are those the image's record asks for, every address is that of a buffer
         // that `check` found to reach as far as its layout, and the row offsets were validated with the problem. The
-        // buffers outlive the kernel: each is freed in the order of its stream, which waits for this launch below.
+        // buffers outlive the kernel: each is freed in the order of its stream, which waits for this launch below, whatever goes wrong.
         unsafe {
             self.kernel
                 .launch(&self.stream, &self.problem, &self.launch, &params)
         }?;
-        for other in &streams {
-            other.wait_for(&self.stream)?;
-        }
-        Ok(())
+        Ok(self.stream.order_before(&streams)?)
     }
 }
