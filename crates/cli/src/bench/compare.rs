@@ -13,7 +13,15 @@ use crate::machine::Machine;
 /// A row may take this share of its earlier time longer: what two measurements of the same program differ by.
 const TOLERANCE: f64 = 0.03;
 
-/// Rows of a file that `--json` wrote.
+/// The rows alone, as `--json` writes them, or as the evidence script does, beside what they are about.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum File {
+    Bare(Vec<EarlierRow>),
+    Stamped { rows: Vec<EarlierRow> },
+}
+
+/// Rows of a file that was written earlier.
 #[derive(Debug)]
 pub(super) struct Earlier {
     path: PathBuf,
@@ -37,13 +45,15 @@ impl Earlier {
     /// [`Failure::File`] or [`Failure::Json`].
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
         let bytes = std::fs::read(path).map_err(|source| Failure::read(path, source))?;
-        let rows = serde_json::from_slice(&bytes).map_err(|source| Failure::Json {
+        let file = serde_json::from_slice(&bytes).map_err(|source| Failure::Json {
             path: path.to_owned(),
             source,
         })?;
         Ok(Earlier {
             path: path.to_owned(),
-            rows,
+            rows: match file {
+                File::Bare(rows) | File::Stamped { rows } => rows,
+            },
         })
     }
 

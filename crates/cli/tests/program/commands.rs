@@ -1,6 +1,6 @@
 //! `info`, `verify`, `bench`, help, and an output nobody reads.
 
-use crate::common::{expect_code, warptile};
+use crate::common::{expect_code, run, warptile};
 use std::fs;
 use std::process::Stdio;
 
@@ -313,6 +313,12 @@ fn bench_fails_when_a_row_is_slower_than_it_was() {
     };
     // A thousand times slower than now is no reason to fail, a thousand times faster is one.
     let median = rows[0]["median_us"].as_f64().unwrap();
+    let stamped = serde_json::json!({ "commit": "0", "rows": rows });
+    fs::write(&old, stamped.to_string()).unwrap();
+    // Faster or slower by chance, but read.
+    let (code, stdout, stderr) = run(bench().arg("--compare").arg(&old));
+    assert!(code < 2, "{stderr}");
+    assert!(stdout.contains("compare  b1 q8"), "{stdout}");
     with("median_us", (median * 1e3).into());
     let (stdout, _) = expect_code(0, bench().arg("--compare").arg(&old));
     assert!(
