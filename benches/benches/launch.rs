@@ -42,10 +42,7 @@ fn launch_on(criterion: &mut Criterion, backend: &warptile::Backend) -> warptile
         return Err(error);
     }
 
-    let (out_len, lse_len) = (
-        call.out().required_len().unwrap_or(0),
-        call.lse_len(),
-    );
+    let (out_len, lse_len) = (call.out().required_len().unwrap_or(0), call.lse_len());
     criterion.bench_function(
         "launch/the memory of one output, had and dropped",
         |bencher| {
