@@ -1,9 +1,10 @@
 //! The GPU path against the stand-in driver: what is launched, and that no failure leaks or goes unsaid.
 
 use half::f16;
+use warptile::gpu::{Arguments, Gpu, Launcher};
 use warptile::{
-    Arguments, Attention, AttentionParams, Backend, ElementType, Error, Gpu, Launcher, Layout,
-    Mask, Output, Plan, Problem, Result, Tensor,
+    Attention, AttentionParams, Backend, ElementType, Error, Layout, Mask, Output, Plan, Problem,
+    Result, Tensor,
 };
 use warptile_driver::sys::CUresult;
 use warptile_driver::{Context, DeviceBuffer, Driver, DriverError, Graph, Stream};
@@ -274,7 +275,7 @@ fn launches_beside_other_streams(driver: &Driver) -> Result<()> {
     let gpu = Gpu::on_stream(&stream)?;
     let layout = Layout::bshd([8, 300, 10, 64]);
     let len = layout.required_len().unwrap_or_default();
-    let problem = Problem::builder(&layout, &layout, ElementType::F16).build()?;
+    let problem = Problem::builder(&layout, &layout, &layout, ElementType::F16).build()?;
     let plan = Plan::gpu(problem, gpu.profile(), Some(MAPPED))?;
     let mut launcher = gpu.launcher(&plan, &stream)?;
     let launch = |launcher: &mut Launcher| -> Result<()> {
