@@ -12,7 +12,7 @@ use xtask::build_kernels::{self, Compiler, EMBEDDED_LIMIT, Layout, Outcome, Prog
 use xtask::instances::Target;
 use xtask::nvrtc::Nvrtc;
 use xtask::toolchain::{self, Toolchain};
-use xtask::{bundle, compile, files, report, resources};
+use xtask::{bundle, compile, files, reference, report, resources};
 
 /// Maintainer tasks of Warptile. Users of the crates never need them.
 ///
@@ -63,6 +63,15 @@ enum Task {
         toolkit: Option<PathBuf>,
     },
 
+    /// Compile the float64 reference that `verify` and the tests run on a GPU
+    ///
+    /// Writes crates/check/gpu/reference.ptx from the source beside it, with the pinned compiler.
+    BuildReference {
+        /// Write nothing, and fail if what is committed differs
+        #[arg(long)]
+        check: bool,
+    },
+
     /// Pack the program, tests and benchmarks for a GPU host that has no Rust
     ///
     /// Builds the release program `warptile`, every test executable that has GPU tests and every benchmark, strips them, and
@@ -111,6 +120,7 @@ fn main() -> ExitCode {
             };
             build_kernels(&root, &selection, check, jobs, toolkit.as_deref())
         }
+        Task::BuildReference { check } => build_reference(&root, check),
         Task::Bundle { out } => bundle(&root, &out),
         Task::Report { check } => report(&root, check),
         Task::CompileWorker { library } => serve(&library),
@@ -210,6 +220,11 @@ fn show(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), Bo
         println!("every image is what its sources compile to");
     }
     Ok(())
+}
+
+fn build_reference(root: &Path, check: bool) -> Result<(), Box<dyn Error>> {
+    let toolchain = pinned_toolchain(root)?;
+    Ok(reference::build(root, &toolchain, check)?)
 }
 
 fn bundle(root: &Path, out: &Path) -> Result<(), Box<dyn Error>> {
