@@ -20,21 +20,21 @@ const CASES: [&str; 9] = [
 ];
 
 fn measure<T: Element>(criterion: &mut Criterion, case: &Case) {
-    let problem = case.problem();
+    let call = case.call();
     let inputs = case.inputs::<T>();
     let mut result = case.result::<T>();
     let mut group = criterion.benchmark_group("cpu");
-    let flops = u64::try_from(problem.flops()).unwrap_or(u64::MAX);
+    let flops = u64::try_from(call.flops()).unwrap_or(u64::MAX);
     group.throughput(Throughput::Elements(flops));
     group.bench_function(case.to_string(), |bencher| {
         bencher.iter(|| {
             forward_cpu(
-                &problem,
+                &call,
                 inputs.q.view(),
                 inputs.k.view(),
                 inputs.v.view(),
-                inputs.slopes(),
-                ViewMut::new(&mut result.out[result.offset..], *problem.out()),
+                &inputs.operands(),
+                ViewMut::new(&mut result.out[result.offset..], *call.out()),
                 Some(&mut result.lse),
             )
         });

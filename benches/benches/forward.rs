@@ -2,7 +2,7 @@
 //! nothing. Needs no GPU; `launch` measures the same with the real driver.
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use warptile::{Attention, Backend, Mask, Output, Tensor};
+use warptile::{Attention, Backend, Keys, Mask, Output, Queries, Tensor};
 use warptile_benches::{Half, case};
 use warptile_check::Buffer;
 use warptile_driver::Driver;
@@ -17,13 +17,14 @@ fn forward(criterion: &mut Criterion) {
 fn forward_on_stand_in(criterion: &mut Criterion) -> warptile::Result<()> {
     type Call = fn(&Tensor<Half>) -> warptile::Result<Output<Half>>;
     let calls: [(&str, Call); 3] = [
-        ("dense", |x| Attention::new().forward(x, x, x)),
+        ("dense", |x| Attention::new().forward(x, (x, x))),
         ("alibi", |x| {
             let attention = Attention::new().mask(Mask::causal());
-            attention.alibi_slopes(&[0.5, 0.25]).forward(x, x, x)
+            attention.alibi_slopes(&[0.5, 0.25]).forward(x, (x, x))
         }),
         ("packed", |x| {
-            Attention::new().forward_packed(x, x, x, &[0, 10, 64], &[0, 20, 60])
+            let keys = Keys::new(x, x).packed(&[0, 20, 60]);
+            Attention::new().forward(Queries::new(x).packed(&[0, 10, 64]), keys)
         }),
     ];
     let fake = FakeDriver::open();

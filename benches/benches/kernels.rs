@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use warptile::gpu::Gpu;
-use warptile::{Error, Plan};
-use warptile_benches::{Half, OnGpu, case, gpu_backend};
+use warptile::{Choice, Error};
+use warptile_benches::{Half, case, gpu_backend};
 use warptile_driver::Event;
 
 const CASES: [&str; 3] = [
@@ -40,8 +40,8 @@ fn measure(
     kernel: &str,
 ) -> warptile::Result<()> {
     let case = case(text);
-    let plan = Plan::gpu(case.problem(), gpu.profile(), Some(kernel))?;
-    let mut on_gpu = OnGpu::new(gpu, &plan, &case.inputs::<Half>())?;
+    let plan = gpu.plan(case.call().problem(), &Choice::Kernel(kernel.to_owned()))?;
+    let mut on_gpu = case.upload(&case.inputs::<Half>(), gpu, &plan)?;
     let stream = on_gpu.stream().clone();
     let (start, end) = (
         Event::timed(stream.context())?,
@@ -50,7 +50,7 @@ fn measure(
     let mut group = criterion.benchmark_group(text);
     // Criterion's "elements" are floating-point operations here.
     group.throughput(Throughput::Elements(
-        u64::try_from(plan.problem().flops()).unwrap_or(u64::MAX),
+        u64::try_from(case.call().flops()).unwrap_or(u64::MAX),
     ));
     let mut failed = None;
     group.bench_function(kernel, |bencher| {

@@ -1,8 +1,8 @@
 //! What a launch costs the host, at both levels of the interface. The problem is so small that the GPU keeps up.
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use warptile::{Attention, Plan};
-use warptile_benches::{Half, OnGpu, case, gpu_backend};
+use warptile::{Attention, Choice};
+use warptile_benches::{Half, case, gpu_backend};
 use warptile_driver::DeviceBuffer;
 
 /// Launches between two waits: fewer than a stream's queue holds, so that none waits for the GPU.
@@ -21,9 +21,10 @@ fn launch_on(criterion: &mut Criterion, backend: &warptile::Backend) -> warptile
     };
     let case = case("b1 q16 k16 h1 d64 f16");
     let inputs = case.inputs::<Half>();
-    let plan = Plan::gpu(case.problem(), gpu.profile(), None)?;
+    let call = case.call();
+    let plan = gpu.plan(call.problem(), &Choice::Best)?;
 
-    let mut on_gpu = OnGpu::new(gpu, &plan, &inputs)?;
+    let mut on_gpu = case.upload(&inputs, gpu, &plan)?;
     let stream = on_gpu.stream().clone();
     let mut failed = None;
     criterion.bench_function(&format!("launch/{LAUNCHES} planned launches"), |bencher| {
@@ -42,8 +43,8 @@ fn launch_on(criterion: &mut Criterion, backend: &warptile::Backend) -> warptile
     }
 
     let (out_len, lse_len) = (
-        plan.problem().out().required_len().unwrap_or(0),
-        plan.problem().lse_len(),
+        call.out().required_len().unwrap_or(0),
+        call.lse_len(),
     );
     criterion.bench_function(
         "launch/the memory of one output, had and dropped",
@@ -57,17 +58,17 @@ fn launch_on(criterion: &mut Criterion, backend: &warptile::Backend) -> warptile
     };
     let (q, k, v) = (tensor(&inputs.q)?, tensor(&inputs.k)?, tensor(&inputs.v)?);
     let attention = Attention::new();
-    attention.forward(&q, &k, &v)?;
+    attention.forward(&q, (&k, &v))?;
     criterion.bench_function("launch/one forward, until it is submitted", |bencher| {
         bencher.iter_batched(
             || backend.synchronize(),
-            |_idle| attention.forward(&q, &k, &v),
+            |_idle| attention.forward(&q, (&k, &v)),
             BatchSize::PerIteration,
         );
     });
     criterion.bench_function("launch/one forward, until it is done", |bencher| {
         bencher.iter(|| {
-            let output = attention.forward(&q, &k, &v);
+            let output = attention.forward(&q, (&k, &v));
             backend.synchronize().and(output.map(drop))
         });
     });

@@ -3,29 +3,29 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use warptile::{DeviceProfile, Plan};
+use warptile::{Choice, DeviceProfile, Plan};
 use warptile_benches::case;
 
 fn plan(criterion: &mut Criterion) {
     let dense = case("b2 q512 k512 h8 d64 f16");
     let packed = case("packed=100x100,512x512,7x300,64x64 h32/8 d128 bf16 mask=causal");
     for (name, case) in [("dense", &dense), ("packed", &packed)] {
-        criterion.bench_function(&format!("problem/{name}"), |bencher| {
-            bencher.iter(|| black_box(case).problem());
+        criterion.bench_function(&format!("call/{name}"), |bencher| {
+            bencher.iter(|| black_box(case).call().problem());
         });
     }
     let device = DeviceProfile::h200();
     for (name, case) in [("dense", &dense), ("packed", &packed)] {
-        let problem = case.problem();
+        let problem = case.call().problem();
         // Without a kernel there is nothing to choose, and nothing to measure.
-        if let Err(error) = Plan::gpu(problem.clone(), &device, None) {
+        if let Err(error) = Plan::gpu(problem, &device, &Choice::Best) {
             eprintln!("plan/{name} is not measured: {error}");
             continue;
         }
         criterion.bench_function(&format!("plan/{name}"), |bencher| {
-            bencher.iter(|| Plan::gpu(black_box(&problem).clone(), &device, None));
+            bencher.iter(|| Plan::gpu(*black_box(&problem), &device, &Choice::Best));
         });
-        if let Ok(plan) = Plan::gpu(problem.clone(), &device, None) {
+        if let Ok(plan) = Plan::gpu(problem, &device, &Choice::Best) {
             criterion.bench_function(&format!("explain/{name}"), |bencher| {
                 bencher.iter(|| black_box(&plan).explain());
             });

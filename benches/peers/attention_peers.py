@@ -7,12 +7,21 @@ Measures the problems of a shape file (see shapes.txt) the way `warptile bench` 
          together they exceed the L2 cache several times over
   call   what one call costs its caller: events around a single call, inputs rotating
 
-Peers: FlashAttention-2, cuDNN and the memory-efficient kernel through PyTorch's scaled_dot_product_attention, and
-FlashAttention-3 if the package fa3-fwd is installed. All peers of a problem are measured in turn, round by round, so that
-a drifting clock touches all alike; with --with PROGRAM, `warptile bench` takes its turn in each round too. A peer that
-can't do a problem has no row; why not goes to standard error.
+With --errors it measures instead how far each result is from float64: root mean square and maximum of the differences over
+the whole output, on the same inputs for all.
 
-Needs: an NVIDIA GPU, PyTorch 2.5 or newer. Example: attention_peers.py --file shapes.txt --json peers.json
+Peers: FlashAttention-2, cuDNN and the memory-efficient kernel through PyTorch's scaled_dot_product_attention, and
+FlashAttention-3. The last is looked for in the file that --fa3 names (its extension library, such as
+xformers/flash_attn_3/_C.so of the xformers wheel; a libcudart.so.12 beside it is loaded first), then in the packages
+flash_attn_interface (built from its source) and fa3_fwd_interface (fa3-fwd, which takes no f16).
+
+All peers of a problem are measured in turn, round by round, so that a drifting clock touches all alike; with --with PROGRAM,
+the program `warptile` takes its turn too. A peer that can't do a problem has no row; why not goes to standard error.
+
+Needs: an NVIDIA GPU, PyTorch 2.5 or newer. Examples:
+
+    attention_peers.py --file shapes.txt --json peers.json
+    attention_peers.py --errors --seeds 8 --with warptile --shape "b1 q8192 k8192 h8 d256 bf16 mask=causal" --query-scale 3
 """
 
 import argparse
@@ -20,8 +29,12 @@ import contextlib
 import ctypes
 import datetime
 import json
+import math
+import os
+import pathlib
 import re
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -34,6 +47,9 @@ from torch.nn.functional import scaled_dot_product_attention
 ROTATED_BYTES = 256 << 20
 LAUNCHES_PER_GRAPH = (2, 64)
 WARM_UP_ROUNDS = 3
+
+# Scores that the float64 reference holds at once: 1 GiB of them.
+REFERENCE_SCORES = 1 << 27
 
 ELEMENTS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
@@ -70,6 +86,20 @@ class Problem:
     def flops(self):
         return 4 * self.batch * self.heads * self.visible_pairs * self.head_dim
 
+    def row(self):
+        """What every row says of its problem."""
+        return {
+            "problem": self.line,
+            "batch": self.batch,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "query_len": self.query_len,
+            "key_len": self.key_len,
+            "head_dim": self.head_dim,
+            "element": self.element,
+            "mask": self.mask,
+        }
+
     def bytes(self):
         rows = 2 * self.query_len * self.heads + 2 * self.key_len * self.kv_heads
         return self.batch * rows * self.head_dim * ELEMENTS[self.element].itemsize
@@ -100,9 +130,31 @@ def sdpa(backend):
     return prepare, call
 
 
-def flash_attention_3():
-    """FlashAttention-3's own interface, if installed."""
-    import fa3_fwd_interface
+def flash_attention_3(library):
+    """FlashAttention-3's own interface: q, k, v, causal to the output."""
+    if library:
+        runtime = pathlib.Path(library).with_name("libcudart.so.12")
+        if runtime.exists():
+            ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
+        torch.ops.load_library(library)
+        operator = torch.ops.flash_attn_3.fwd
+        return lambda q, k, v, causal: operator(q, k, v, is_causal=causal, num_splits=1)[0]
+    try:
+        from flash_attn_interface import flash_attn_func
+    except ImportError:
+        from fa3_fwd_interface import flash_attn_func
+
+    def attention(q, k, v, causal):
+        output = flash_attn_func(q, k, v, causal=causal)
+        # Some releases return the lse, too.
+        return output[0] if isinstance(output, tuple) else output
+
+    return attention
+
+
+def fa3(library):
+    """FlashAttention-3 as a peer."""
+    attention = flash_attention_3(library)
 
     def prepare(problem, q, k, v):
         if problem.element == "f32":
@@ -110,25 +162,26 @@ def flash_attention_3():
         return q, k, v
 
     def call(problem, q, k, v):
-        return fa3_fwd_interface.flash_attn_func(q, k, v, causal=problem.mask == "causal")
+        return attention(q, k, v, problem.mask == "causal")
 
     return prepare, call
 
 
-def peers(wanted):
+def peers(wanted, library):
     makers = {
         "fa2": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
         "cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION),
         "efficient": lambda: sdpa(SDPBackend.EFFICIENT_ATTENTION),
-        "fa3": flash_attention_3,
+        "fa3": lambda: fa3(library),
     }
     found = {}
     for name in wanted or makers:
         try:
             found[name] = makers[name]()
-        except ImportError as error:
+        except (ImportError, OSError) as error:
             print(f"{name}: not installed ({error})", file=sys.stderr)
-            if wanted:
+            # What was asked for by name must be there.
+            if wanted or (name == "fa3" and library):
                 sys.exit(1)
     return found
 
@@ -246,14 +299,7 @@ def measure(problem, found, samples, machine, program):
                     "backend": name,
                     "family": name,
                     "kernel": name,
-                    "batch": problem.batch,
-                    "heads": problem.heads,
-                    "kv_heads": problem.kv_heads,
-                    "query_len": problem.query_len,
-                    "key_len": problem.key_len,
-                    "head_dim": problem.head_dim,
-                    "element": problem.element,
-                    "mask": problem.mask,
+                    **problem.row(),
                     "method": method,
                     "samples": len(times),
                     "median_us": median,
@@ -265,6 +311,117 @@ def measure(problem, found, samples, machine, program):
     return rows
 
 
+def reference(problem, q, k, v):
+    """The output in float64, [batch, length, heads, head size], computed in pieces on the GPU."""
+    group = problem.heads // problem.kv_heads
+
+    def heads_first(tensor):
+        """[batch * heads, length, head size]"""
+        return tensor.transpose(1, 2).reshape(-1, tensor.shape[1], tensor.shape[3])
+
+    q = heads_first(q)
+    k, v = (heads_first(tensor.repeat_interleave(group, dim=2)) for tensor in (k, v))
+    output = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    rows = min(problem.query_len, 2048)
+    heads = max(1, REFERENCE_SCORES // max(1, rows * problem.key_len))
+    keys = torch.arange(problem.key_len, device=q.device)
+    for head in range(0, q.shape[0], heads):
+        of_heads = slice(head, head + heads)
+        k_piece, v_piece = k[of_heads].double(), v[of_heads].double()
+        for row in range(0, problem.query_len, rows):
+            of_rows = slice(row, row + rows)
+            scores = torch.bmm(q[of_heads, of_rows].double(), k_piece.transpose(1, 2)) / math.sqrt(problem.head_dim)
+            if problem.mask == "causal":
+                last = torch.arange(problem.query_len, device=q.device)[of_rows, None]
+                scores.masked_fill_(keys > last, -math.inf)
+            output[of_heads, of_rows] = torch.bmm(torch.softmax(scores, dim=-1), v_piece)
+    output = output.view(problem.batch, problem.heads, problem.query_len, problem.head_dim)
+    return output.transpose(1, 2)
+
+
+def safetensors(path, tensors):
+    """Writes tensors to a safetensors file; by hand, so that no package is needed."""
+    names = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
+    header, end, parts = {}, 0, []
+    for name, tensor in tensors.items():
+        on_host = tensor.contiguous().cpu()
+        data = ctypes.string_at(on_host.data_ptr(), on_host.numel() * on_host.element_size())
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end, end + len(data)]}
+        end += len(data)
+        parts.append(data)
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.writelines(parts)
+
+
+def tensor_of(path, name, like):
+    """A tensor of a safetensors file, of the type and shape of another."""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        start = file.tell()
+        begin, end = header[name]["data_offsets"]
+        file.seek(start + begin)
+        data = bytearray(file.read(end - begin))
+    return torch.frombuffer(data, dtype=like.dtype).view(like.shape).to(like.device)
+
+
+def computed_by_warptile(program, problem, q, k, v):
+    """The output of `warptile run`, and the kernel that it names."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        inputs, output = os.path.join(folder, "qkv"), os.path.join(folder, "out")
+        safetensors(inputs, {"q": q, "k": k, "v": v})
+        command = [program, "run", inputs, "-o", output, "--device", "cuda:0"]
+        command += ["--causal"] if problem.mask == "causal" else []
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        kernel = re.search(r"^ran +(\S+) on cuda:", done.stdout, re.MULTILINE)
+        return tensor_of(output, "out", q), kernel[1] if kernel else ""
+
+
+def errors(problem, found, options, machine):
+    """One row for each contestant: how far its output is from float64, over all seeds."""
+    squares, largest, kernels, values = {}, {}, {}, 0
+    for seed in range(options.seeds):
+        torch.manual_seed(seed)
+        q, k, v = problem.inputs()
+        q = q * options.query_scale
+        exact = reference(problem, q, k, v)
+        values += exact.numel()
+
+        def judge(name, output, kernel):
+            difference = output.double() - exact
+            squares[name] = squares.get(name, 0.0) + float((difference * difference).sum())
+            # `max` would drop NaN in favour of a number or the other way round, by the order of its arguments.
+            most = float(difference.abs().max())
+            largest[name] = math.nan if math.isnan(most) else max(largest.get(name, 0.0), most)
+            kernels[name] = kernel
+
+        for name, (prepare, call) in found.items():
+            try:
+                output = call(problem, *prepare(problem, q, k, v))
+            except (RuntimeError, TypeError, ValueError) as error:
+                torch.cuda.synchronize()
+                print(f"{name}: not for {problem.line}: {str(error).splitlines()[0]}", file=sys.stderr)
+                continue
+            # Through PyTorch's dispatcher the heads come before the rows.
+            judge(name, output if name == "fa3" else output.transpose(1, 2), name)
+        if options.program:
+            judge("warptile", *computed_by_warptile(options.program, problem, q, k, v))
+    return [
+        {
+            "backend": name,
+            "kernel": kernels[name],
+            **problem.row(),
+            "query_scale": options.query_scale,
+            "seeds": options.seeds,
+            "error_rms": math.sqrt(squares[name] / values),
+            "error_max": largest[name],
+            **machine,
+        }
+        for name in squares
+    ]
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--file", help="problems, one a line")
@@ -272,6 +429,10 @@ def main():
     arguments.add_argument("--peer", action="append", help="measure this peer only; may be given several times")
     arguments.add_argument("--samples", type=int, default=30, help="rounds to measure (default 30)")
     arguments.add_argument("--with", dest="program", metavar="PROGRAM", help="the program `warptile`, to be measured in turn")
+    arguments.add_argument("--fa3", metavar="FILE", help="FlashAttention-3's extension library")
+    arguments.add_argument("--errors", action="store_true", help="measure errors against float64 instead of times")
+    arguments.add_argument("--seeds", type=int, default=1, help="with --errors: how many inputs (default 1)")
+    arguments.add_argument("--query-scale", type=float, default=1.0, help="with --errors: factor of the queries (default 1)")
     arguments.add_argument("--json", help="write the rows to this file")
     options = arguments.parse_args()
 
@@ -291,9 +452,15 @@ def main():
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "versions": {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())},
     }
-    found = peers(options.peer)
+    found = peers(options.peer, options.fa3)
     rows = []
     for problem in problems:
+        if options.errors:
+            for row in errors(problem, found, options, machine):
+                rows.append(row)
+                print(f"{problem.line:62} {row['backend']:10} rms {row['error_rms']:.3e} max {row['error_max']:.3e}", flush=True)
+            torch.cuda.empty_cache()
+            continue
         for row in measure(problem, found, options.samples, machine, options.program):
             rows.append(row)
             print(f"{problem.line:62} {row['backend']:10} {row['method']:6} {row['median_us']:10.1f} us {row['tflops']:8.1f} TFLOP/s")

@@ -28,6 +28,9 @@ const DATA: [&str; 5] = [
     "scripts",
 ];
 
+/// The file that names the commit the bundle was made from.
+const COMMIT: &str = "commit.txt";
+
 /// Why there is no bundle.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -56,7 +59,7 @@ pub enum BundleError {
     #[error("two test executables would be called {0}; rename one of the targets")]
     SameName(String),
     /// The directory holds something that is not a bundle.
-    #[error("{} exists and is no bundle (it has no run.sh); remove it or choose another --out", .0.display())]
+    #[error("{} exists and is not a bundle (it has no run.sh); remove it or choose another --out", .0.display())]
     NotABundle(PathBuf),
     /// The archive was not made.
     #[error("cannot make {} with tar and xz: {reason}", path.display())]
@@ -149,6 +152,9 @@ pub fn bundle(root: &Path, out: &Path) -> Result<Bundle, BundleError> {
     for data in DATA {
         copy_tree(&root.join(data), &out.join(data))?;
     }
+    if let Some(commit) = commit(root) {
+        files::write(&out.join(COMMIT), commit.as_bytes())?;
+    }
     let script = out.join("run.sh");
     files::write(&script, RUN_SCRIPT.as_bytes())?;
     files::make_executable(&script)?;
@@ -165,6 +171,24 @@ pub fn bundle(root: &Path, out: &Path) -> Result<Bundle, BundleError> {
         archive,
         archive_bytes,
     })
+}
+
+/// What the bundle is made from: the commit, with `-dirty` if files differ from it. `None` outside a git repository.
+fn commit(root: &Path) -> Option<String> {
+    let described = Command::new("git")
+        .args([
+            "describe",
+            "--always",
+            "--abbrev=40",
+            "--exclude=*",
+            "--dirty",
+        ])
+        .current_dir(root)
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    let text = String::from_utf8(described.stdout).ok()?;
+    described.status.success().then_some(text)
 }
 
 /// Packs the directory `out` into `{out}.tar.xz`, whose only entry is the directory's last name.
@@ -392,6 +416,32 @@ mod tests {
             place("lib", true, "serde", "/registry/serde/Cargo.toml"),
             None
         );
+    }
+
+    #[test]
+    fn a_bundle_says_what_it_was_made_from() {
+        let directory = tempfile::tempdir().unwrap();
+        let git = |arguments: &[&str]| {
+            let done = Command::new("git")
+                .args(["-c", "user.name=a", "-c", "user.email=a@example.org"])
+                .args(arguments)
+                .current_dir(directory.path())
+                .output()
+                .unwrap();
+            assert!(done.status.success(), "{done:?}");
+            String::from_utf8(done.stdout).unwrap()
+        };
+        assert_eq!(commit(directory.path()), None);
+        git(&["init", "--quiet"]);
+        files::write(&directory.path().join("file"), b"1").unwrap();
+        git(&["add", "file"]);
+        git(&["commit", "--quiet", "--message=one"]);
+        git(&["tag", "-a", "v1", "--message=one"]);
+        let head = git(&["rev-parse", "HEAD"]);
+        assert_eq!(commit(directory.path()).unwrap(), head);
+        files::write(&directory.path().join("file"), b"2").unwrap();
+        let dirty = format!("{}-dirty\n", head.trim());
+        assert_eq!(commit(directory.path()).unwrap(), dirty);
     }
 
     #[test]

@@ -87,12 +87,18 @@ enum Task {
     ///
     /// Fills what stands between `<!-- generated: NAME -->` and `<!-- end generated -->`: `support` (which kernels for which
     /// GPU), `unproven` (images that no GPU has proven), `checks` (tests, random problems, repeated launches, sanitizer),
-    /// `counters` (hardware counters), `bench` (tables of evidence/bench-*.json) and `plots` (links to docs/plots, which is
-    /// drawn from the same rows). docs/evidence.md says where the evidence comes from.
+    /// `acceptance` (the predecessor's acceptance problems), `counters` (hardware counters), `speed` and `ratios` (speed
+    /// against the peers, in six rows and in all), `families`, `bench` (every row of evidence/bench-*.json) and `plots` (links
+    /// to docs/plots, which is drawn from the same rows). docs/evidence.md says where the evidence comes from.
+    ///
+    /// Fails if a speed relative to the best peer is more than 3% below the stored evidence/baseline-GPU.json.
     Report {
         /// Write nothing, and fail if a file is not as it should be
         #[arg(long)]
         check: bool,
+        /// Make the speeds of the evidence the new baseline of their GPU; to be explained where it is committed
+        #[arg(long, conflicts_with = "check")]
+        store_baseline: bool,
     },
 
     /// Compile programs named on standard input; build-kernels starts these
@@ -122,7 +128,10 @@ fn main() -> ExitCode {
         }
         Task::BuildReference { check } => build_reference(&root, check),
         Task::Bundle { out } => bundle(&root, &out),
-        Task::Report { check } => report(&root, check),
+        Task::Report {
+            check,
+            store_baseline,
+        } => report(&root, check, store_baseline),
         Task::CompileWorker { library } => serve(&library),
     };
     match result {
@@ -244,7 +253,12 @@ fn bundle(root: &Path, out: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn report(root: &Path, check: bool) -> Result<(), Box<dyn Error>> {
+fn report(root: &Path, check: bool, store_baseline: bool) -> Result<(), Box<dyn Error>> {
+    if store_baseline {
+        for path in report::store_baselines(root)? {
+            println!("written: {}", path.display());
+        }
+    }
     let generated = report::generate(root)?;
     let surplus = report::surplus_plots(root, &generated)?;
     let stale: Vec<_> = generated.iter().filter(|file| !file.is_fresh()).collect();
@@ -269,7 +283,17 @@ fn report(root: &Path, check: bool) -> Result<(), Box<dyn Error>> {
         stale.iter().try_for_each(|file| file.write())?;
         surplus.iter().try_for_each(std::fs::remove_file)?;
     }
-    Ok(())
+    let losses = report::losses(root)?;
+    for loss in &losses {
+        eprintln!("slower: {loss}");
+    }
+    match losses.len() {
+        0 => Ok(()),
+        count => Err(format!(
+            "{count} speeds relative to the best peer fell by more than 3%; if that is meant, `cargo xtask report --store-baseline`"
+        )
+        .into()),
+    }
 }
 
 fn serve(library: &Path) -> Result<(), Box<dyn Error>> {

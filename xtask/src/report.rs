@@ -7,6 +7,7 @@
 //! <!-- end generated -->
 //! ```
 
+mod baseline;
 mod bench;
 mod checks;
 mod plot;
@@ -18,7 +19,8 @@ use std::path::{Path, PathBuf};
 use crate::files::{self, FileError};
 use crate::manifest::{Manifest, ManifestEntry};
 
-use bench::BenchRow;
+pub use baseline::Loss;
+use bench::{BenchRow, ErrorRow};
 use checks::Checks;
 
 const BEGIN: &str = "<!-- generated: ";
@@ -29,15 +31,19 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 8] = [
+const BLOCKS: [(&str, Maker); 10] = [
     ("support", |data| support::table(&data.images, &data.checks)),
     ("unproven", |data| {
         checks::unproven(&data.images, &data.checks)
     }),
     ("checks", |data| checks::summary(&data.checks)),
+    ("acceptance", |data| checks::acceptance(&data.checks)),
     ("counters", |data| checks::counters(&data.checks)),
     ("bench", |data| bench::tables(&data.rows)),
-    ("speed", |data| speed::against_peers(&data.rows)),
+    ("speed", |data| speed::in_short(&data.rows, &data.errors)),
+    ("ratios", |data| {
+        speed::against_peers(&data.rows, &data.errors)
+    }),
     ("families", |data| {
         speed::families(&data.families, &data.rows)
     }),
@@ -94,6 +100,33 @@ struct Data {
     rows: Vec<BenchRow>,
     /// The best kernel of each family.
     families: Vec<BenchRow>,
+    errors: Vec<ErrorRow>,
+}
+
+/// Rows of a file as the evidence script writes it, beside what they are about; files of other programs are the rows alone.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum Rows<T> {
+    Stamped {
+        #[serde(default)]
+        commit: Option<String>,
+        rows: Vec<T>,
+    },
+    Bare(Vec<T>),
+}
+
+impl<T> Default for Rows<T> {
+    fn default() -> Self {
+        Rows::Bare(Vec::new())
+    }
+}
+
+impl<T> Rows<T> {
+    fn into_rows(self) -> Vec<T> {
+        match self {
+            Rows::Stamped { rows, .. } | Rows::Bare(rows) => rows,
+        }
+    }
 }
 
 impl Data {
@@ -141,11 +174,13 @@ impl Generated {
 /// # Errors
 /// [`ReportError`] if evidence cannot be read or a document asks for something that does not exist.
 pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
+    let evidence = root.join("evidence");
     let data = Data {
         images: read_json::<Manifest>(&root.join("crates/kernels/images/manifest.json"))?.images,
-        checks: Checks::read(&root.join("evidence"))?,
-        rows: read_rows(&root.join("evidence"))?,
-        families: read_optional(&root.join("evidence/families.json"))?,
+        checks: Checks::read(&evidence)?,
+        rows: read_rows(&evidence)?,
+        families: read_optional::<Rows<_>>(&evidence.join("families.json"))?.into_rows(),
+        errors: read_optional::<Rows<_>>(&evidence.join("errors.json"))?.into_rows(),
     };
     let mut generated = Vec::new();
     let documents = files::list(&root.join("docs"))?;
@@ -169,6 +204,22 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
         });
     }
     Ok(generated)
+}
+
+/// Every speed relative to the best peer that is more than 3% below `evidence/baseline-{gpu}.json`.
+///
+/// # Errors
+/// [`ReportError`] if evidence cannot be read.
+pub fn losses(root: &Path) -> Result<Vec<Loss>, ReportError> {
+    baseline::losses(root, &read_rows(&root.join("evidence"))?)
+}
+
+/// Makes the speeds of the evidence, relative to the best peer, the baselines of their GPUs, and returns the files.
+///
+/// # Errors
+/// [`ReportError`] if evidence cannot be read or a file not written.
+pub fn store_baselines(root: &Path) -> Result<Vec<PathBuf>, ReportError> {
+    baseline::store(root, &read_rows(&root.join("evidence"))?)
 }
 
 /// Plots that are no longer made.
@@ -206,7 +257,15 @@ fn read_rows(evidence: &Path) -> Result<Vec<BenchRow>, ReportError> {
     for path in files::list(evidence)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if name.starts_with("bench-") && name.ends_with(".json") {
-            rows.extend(read_json::<Vec<BenchRow>>(&path)?);
+            match read_json::<Rows<BenchRow>>(&path)? {
+                Rows::Bare(bare) => rows.extend(bare),
+                Rows::Stamped { commit, rows: bare } => {
+                    rows.extend(bare.into_iter().map(|row| BenchRow {
+                        commit: commit.clone(),
+                        ..row
+                    }));
+                }
+            }
         }
     }
     Ok(rows)
@@ -268,6 +327,7 @@ mod tests {
             checks: Checks::default(),
             rows: Vec::new(),
             families: Vec::new(),
+            errors: Vec::new(),
         };
         fill(Path::new("README.md"), text, &data)
     }

@@ -26,3 +26,27 @@ pub(crate) fn parse(text: &str) -> Result<Case, String> {
     text.parse()
         .map_err(|error: ParseCaseError| error.to_string())
 }
+
+/// The problem as a line of text, but for what its random values follow from.
+pub(crate) fn without_seed(case: &Case) -> String {
+    let text = case.to_string();
+    match text.rsplit_once(" seed=") {
+        Some((problem, _)) => problem.to_owned(),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seed_is_left_out() {
+        let case =
+            parse("q3 k4 d8 f16 mask=causal softcap=30 layout=gaps unaligned seed=7").unwrap();
+        assert_eq!(
+            without_seed(&case),
+            "b1 q3 k4 h1 d8 f16 mask=causal softcap=30 layout=gaps unaligned"
+        );
+    }
+}

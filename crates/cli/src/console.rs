@@ -1,8 +1,8 @@
-//! Standard output that outlives its reader.
+//! Standard output and standard error that outlive their reader.
 
 use std::io::{self, ErrorKind, Write};
 
-/// Standard output. Once the reader has gone (`warptile verify | head`), further output is dropped in silence: the
+/// One of the two. Once the reader has gone (`warptile verify | head`), further output is dropped in silence: the
 /// command goes on to its end, so that its exit code still tells the truth.
 #[derive(Debug)]
 pub(crate) struct Console<W> {
@@ -13,6 +13,12 @@ pub(crate) struct Console<W> {
 impl Console<io::Stdout> {
     pub(crate) fn stdout() -> Self {
         Console::new(io::stdout())
+    }
+}
+
+impl Console<io::Stderr> {
+    pub(crate) fn stderr() -> Self {
+        Console::new(io::stderr())
     }
 }
 

@@ -10,7 +10,7 @@ Exit codes:
   1  a comparison or a verification failed
   2  wrong usage or input: an argument, a tensor's shape or type, a problem that no kernel takes
   3  the device or its driver is not available, or failed
-  4  a file can't be read or written, or is not a safetensors file";
+  4  a file can't be read or written, or is not what it should be";
 
 /// Why a command ended without doing what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +39,13 @@ pub(crate) enum Failure {
     /// A file is there, but its contents are not what its kind of file has.
     #[error("{}: not a valid safetensors file: {reason}", path.display())]
     Format { path: PathBuf, reason: String },
+
+    /// A file is there, but it is not the JSON that a command wrote.
+    #[error("{}: not the JSON that is needed: {source}", path.display())]
+    Json {
+        path: PathBuf,
+        source: serde_json::Error,
+    },
 
     /// Standard output or standard error is gone or full.
     #[error("cannot write the output: {0}")]
@@ -92,7 +99,10 @@ impl Failure {
             Failure::Wrong(_) => 1,
             Failure::Input(_) => 2,
             Failure::Device(_) => 3,
-            Failure::File { .. } | Failure::Format { .. } | Failure::Output(_) => 4,
+            Failure::File { .. }
+            | Failure::Format { .. }
+            | Failure::Json { .. }
+            | Failure::Output(_) => 4,
         })
     }
 }

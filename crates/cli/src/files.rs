@@ -12,6 +12,8 @@ use warptile::Element;
 use crate::failure::Failure;
 use crate::inputs::{AnyInputs, Inputs};
 use crate::options::LayoutKind;
+use crate::output::Replacement;
+use crate::text;
 
 /// Reads a whole file.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
@@ -34,7 +36,8 @@ fn describe(error: &SafeTensorError, len: usize) -> String {
         | SafeTensorError::MetadataIncompleteBuffer => {
             format!("{error}; the file has {len} bytes and may be truncated")
         }
-        _ => error.to_string(),
+        // Some of them quote the file.
+        _ => text::message(&error.to_string()),
     }
 }
 
@@ -53,12 +56,9 @@ pub(crate) fn required<'a>(
     name: &str,
 ) -> Result<TensorView<'a>, Failure> {
     optional(file, name).ok_or_else(|| {
-        let mut names = file.names();
-        names.sort_unstable();
-        let names = if names.is_empty() {
-            "no tensors".to_owned()
-        } else {
-            format!("only {}", names.join(", "))
+        let names = match file.names() {
+            names if names.is_empty() => "no tensors".to_owned(),
+            names => format!("only {}", text::names(names)),
         };
         Failure::Input(format!(
             "{}: tensor {name} is missing; the file has {names}",
@@ -67,13 +67,40 @@ pub(crate) fn required<'a>(
     })
 }
 
+/// What an input file may hold.
+const INPUTS: [&str; 6] = [
+    "q",
+    "k",
+    "v",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "alibi_slopes",
+];
+
+/// Refuses a file with a tensor that would be ignored: a result without its `mask` would be wrong in silence.
+fn refuse_unknown(path: &Path, file: &SafeTensors<'_>) -> Result<(), Failure> {
+    let mut unknown = file.names();
+    unknown.retain(|name| !INPUTS.contains(name));
+    match unknown.len() {
+        0 => Ok(()),
+        count => Err(Failure::Input(format!(
+            "{}: {} {} not used; an input file has {}",
+            path.display(),
+            text::names(unknown),
+            if count == 1 { "is" } else { "are" },
+            INPUTS.join(", "),
+        ))),
+    }
+}
+
 /// Reads `q`, `k`, `v` and, where they exist, `cu_seqlens_q`, `cu_seqlens_k` and `alibi_slopes`.
 ///
 /// # Errors
-/// [`Failure::File`] and [`Failure::Format`] for the file, [`Failure::Input`] for what is in it.
+/// [`Failure::File`] and [`Failure::Format`] for the file, [`Failure::Input`] for what is in it, unknown tensors included.
 pub(crate) fn read_inputs(path: &Path, layout: LayoutKind) -> Result<AnyInputs, Failure> {
     let bytes = read(path)?;
     let file = parse(path, &bytes)?;
+    refuse_unknown(path, &file)?;
     let q = required(path, &file, "q")?;
     match q.dtype() {
         Dtype::F16 => typed_inputs::<f16>(path, &file, layout, Dtype::F16).map(AnyInputs::F16),
@@ -151,9 +178,10 @@ fn stored_shape(
         [a, b, c, d] => Ok([a, b, c, d]),
         [b, c, d] if packed => Ok([1, b, c, d]),
         _ => Err(Failure::Input(format!(
-            "{}: {name} has shape {shape:?}; {} dimensions are needed, [batch, seq, heads, head_dim] (with --layout bhsd: \
-             [batch, heads, seq, head_dim])",
+            "{}: {name} has shape {}; {} dimensions are needed, [batch, length, heads, head size] (with --layout bhsd: \
+             [batch, heads, length, head size])",
             path.display(),
+            text::shape(shape),
             if packed { "3 or 4" } else { "4" },
         ))),
     }
@@ -163,8 +191,8 @@ fn row_offsets(path: &Path, name: &str, view: &TensorView<'_>) -> Result<Vec<i32
     let wrong = |what: String| Failure::Input(format!("{}: {name} {what}", path.display()));
     if view.shape().len() != 1 {
         return Err(wrong(format!(
-            "has shape {:?}; it must have 1 dimension of batch + 1 values",
-            view.shape()
+            "has shape {}; it must have 1 dimension of batch + 1 values",
+            text::shape(view.shape())
         )));
     }
     match view.dtype() {
@@ -192,8 +220,8 @@ fn slopes(path: &Path, view: &TensorView<'_>) -> Result<Vec<f32>, Failure> {
     }
     if !matches!(view.shape(), [_] | [_, _]) {
         return Err(wrong(format!(
-            "has shape {:?}; it must be [heads] or [batch, heads]",
-            view.shape()
+            "has shape {}; it must be [heads] or [batch, heads]",
+            text::shape(view.shape())
         )));
     }
     Ok(bytemuck::pod_collect_to_vec(view.data()))
@@ -222,6 +250,25 @@ pub(crate) fn floats(path: &Path, name: &str, view: &TensorView<'_>) -> Result<V
     }
 }
 
+/// [`floats`], and integers too.
+///
+/// # Errors
+/// [`Failure::Input`] if the tensor is of another type.
+pub(crate) fn numbers(path: &Path, name: &str, view: &TensorView<'_>) -> Result<Vec<f64>, Failure> {
+    fn widen<T: bytemuck::Pod>(data: &[u8], number: fn(T) -> f64) -> Vec<f64> {
+        bytemuck::pod_collect_to_vec::<u8, T>(data)
+            .into_iter()
+            .map(number)
+            .collect()
+    }
+    match view.dtype() {
+        Dtype::I32 => Ok(widen::<i32>(view.data(), f64::from)),
+        // Beyond 2^53 neighbours become one: no offset is that large.
+        Dtype::I64 => Ok(widen::<i64>(view.data(), |value| value as f64)),
+        _ => floats(path, name, view),
+    }
+}
+
 /// A tensor to be written.
 pub(crate) struct OutTensor<'a> {
     name: &'static str,
@@ -236,6 +283,16 @@ impl<'a> OutTensor<'a> {
             name,
             dtype: dtype::<T>(),
             shape,
+            data: bytemuck::cast_slice(data),
+        }
+    }
+
+    /// A list of row offsets.
+    pub(crate) fn offsets(name: &'static str, data: &'a [i32]) -> Self {
+        OutTensor {
+            name,
+            dtype: Dtype::I32,
+            shape: vec![data.len()],
             data: bytemuck::cast_slice(data),
         }
     }
@@ -267,15 +324,12 @@ fn dtype<T: Element>() -> Dtype {
     }
 }
 
-/// Writes `tensors` to the file at `path`, replacing it.
+/// Writes `tensors` as a whole file.
 ///
 /// # Errors
 /// [`Failure::File`].
-pub(crate) fn write(path: &Path, tensors: &[OutTensor<'_>]) -> Result<(), Failure> {
+pub(crate) fn write(file: Replacement, tensors: &[OutTensor<'_>]) -> Result<(), Failure> {
     let named = tensors.iter().map(|tensor| (tensor.name, tensor));
-    let bytes = safetensors::serialize(named, None).map_err(|error| Failure::Format {
-        path: path.to_owned(),
-        reason: error.to_string(),
-    })?;
-    fs::write(path, bytes).map_err(|source| Failure::write(path, source))
+    let bytes = safetensors::serialize(named, None).map_err(std::io::Error::other)?;
+    file.finish(&bytes)
 }

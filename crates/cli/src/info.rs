@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::path::PathBuf;
 
 use clap::Args;
 use comfy_table::{ContentArrangement, Table, presets};
@@ -12,6 +11,7 @@ use warptile_driver::{Device, Driver};
 use warptile_kernels::{Family, Image, catalog, packs};
 
 use crate::failure::Failure;
+use crate::json;
 use crate::machine;
 
 /// Show the driver, the devices, the embedded kernels, and which of them would be chosen.
@@ -27,9 +27,9 @@ pub(crate) struct InfoArgs {
     #[arg(long)]
     explain: bool,
 
-    /// Write driver, devices and catalog to this file, as JSON
+    /// Write driver, devices and catalog to this file, as JSON; - for standard output
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    pub(crate) json: Option<json::Target>,
 }
 
 /// Problems that `info` plans: (element, head size, mask). Each has batch 2, 8 heads and 512 rows.
@@ -79,6 +79,8 @@ struct ImageInfo {
     target: String,
     sha256: &'static str,
     bytes: usize,
+    /// Dynamic shared memory of a CTA.
+    shared_bytes: u32,
 }
 
 /// Runs the command.
@@ -112,7 +114,7 @@ pub(crate) fn run(args: &InfoArgs, console: &mut impl Write) -> Result<(), Failu
     print_catalog(args.kernels, console)?;
     print_choices(&info, args.explain, console)?;
     match &args.json {
-        Some(path) => crate::json::write(path, &info),
+        Some(json) => json.write(&info),
         None => Ok(()),
     }
 }
@@ -135,6 +137,7 @@ fn gather(driver: &warptile_driver::Result<Driver>) -> Result<Info, Failure> {
                 target: image.target.to_string(),
                 sha256: image.sha256,
                 bytes: image.len,
+                shared_bytes: image.resources.dynamic_shared_bytes,
             })
             .collect(),
     };
@@ -166,7 +169,7 @@ fn describe(device: &Device) -> warptile::Result<DeviceInfo> {
 }
 
 /// A plain table that fits the terminal.
-pub(crate) fn table(header: &[&str]) -> Table {
+fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table
         .load_style(presets::UTF8_HORIZONTAL_ONLY)

@@ -1,22 +1,61 @@
-//! JSON files for other programs.
+//! JSON for other programs.
 
-use std::fs;
-use std::path::Path;
+use std::convert::Infallible;
+use std::io::Write;
+use std::path::PathBuf;
+use std::str::FromStr;
 
 use serde::Serialize;
 
+use crate::console::Console;
 use crate::failure::Failure;
+use crate::output::Replacement;
 
-/// Writes `value` to the file at `path`, readable and with a final line break.
-///
-/// # Errors
-/// [`Failure::File`].
-pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
-    serde_json::to_vec_pretty(value)
-        .map_err(std::io::Error::from)
-        .and_then(|mut text| {
-            text.push(b'\n');
-            fs::write(path, text)
+/// The value of `--json`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// `-`. What is meant for people then goes to standard error.
+    Stdout,
+    File(PathBuf),
+}
+
+impl FromStr for Target {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "-" => Target::Stdout,
+            path => Target::File(path.into()),
         })
-        .map_err(|source| Failure::write(path, source))
+    }
+}
+
+impl Target {
+    /// Makes sure that the file can be written, before the work that fills it.
+    ///
+    /// # Errors
+    /// [`Failure::File`].
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        match self {
+            Target::Stdout => Ok(()),
+            Target::File(path) => Replacement::begin(path).map(drop),
+        }
+    }
+
+    /// Writes `value`, readable and with a final line break.
+    ///
+    /// # Errors
+    /// [`Failure::File`] or [`Failure::Output`].
+    pub(crate) fn write(&self, value: &impl Serialize) -> Result<(), Failure> {
+        let mut text = serde_json::to_vec_pretty(value).map_err(std::io::Error::from)?;
+        text.push(b'\n');
+        match self {
+            Target::Stdout => {
+                let mut console = Console::stdout();
+                console.write_all(&text)?;
+                Ok(console.flush()?)
+            }
+            Target::File(path) => Replacement::begin(path)?.finish(&text),
+        }
+    }
 }

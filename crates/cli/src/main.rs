@@ -2,15 +2,21 @@
 
 mod bench;
 mod cases;
+mod choose;
+mod compare;
+mod completions;
 mod console;
 mod failure;
 mod files;
+mod generate;
 mod info;
 mod inputs;
 mod json;
 mod machine;
 mod options;
+mod output;
 mod run;
+mod text;
 mod verify;
 
 use std::io::Write;
@@ -20,10 +26,11 @@ use clap::{Parser, Subcommand};
 
 use crate::console::Console;
 use crate::failure::{EXIT_CODES, Failure};
+use crate::json::Target;
 
-/// Fused attention that needs only the NVIDIA driver, or no GPU at all.
+/// Fused attention. On a GPU it needs only the NVIDIA driver; without one it runs on the CPU.
 #[derive(Debug, Parser)]
-#[command(version, after_help = EXIT_CODES)]
+#[command(name = "warptile", version, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -35,6 +42,36 @@ enum Command {
     Info(info::InfoArgs),
     Verify(verify::VerifyArgs),
     Bench(bench::BenchArgs),
+    Compare(compare::CompareArgs),
+    Gen(generate::GenArgs),
+    Completions(completions::CompletionsArgs),
+}
+
+impl Command {
+    /// Whether standard output is for JSON alone.
+    fn writes_json(&self) -> bool {
+        let json = match self {
+            Command::Info(args) => &args.json,
+            Command::Verify(args) => &args.json,
+            Command::Bench(args) => &args.json,
+            Command::Compare(args) => &args.json,
+            Command::Run(_) | Command::Gen(_) | Command::Completions(_) => &None,
+        };
+        matches!(json, Some(Target::Stdout))
+    }
+
+    fn run(&self, console: &mut impl Write) -> Result<(), Failure> {
+        match self {
+            Command::Run(args) => run::run(args, console),
+            Command::Info(args) => info::run(args, console),
+            Command::Verify(args) => verify::run(args, console),
+            Command::Bench(args) => bench::run(args, console),
+            Command::Compare(args) => compare::run(args, console),
+            Command::Gen(args) => generate::run(args, console),
+            Command::Completions(args) => completions::run::<Cli>(args, console),
+        }?;
+        Ok(console.flush()?)
+    }
 }
 
 fn main() -> ExitCode {
@@ -50,19 +87,16 @@ fn main() -> ExitCode {
             };
         }
     };
-    let mut console = Console::stdout();
-    let result = match &cli.command {
-        Command::Run(args) => run::run(args, &mut console),
-        Command::Info(args) => info::run(args, &mut console),
-        Command::Verify(args) => verify::run(args, &mut console),
-        Command::Bench(args) => bench::run(args, &mut console),
+    let result = match cli.command.writes_json() {
+        true => cli.command.run(&mut Console::stderr()),
+        false => cli.command.run(&mut Console::stdout()),
     };
-    let result = result.and_then(|()| console.flush().map_err(Failure::Output));
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             // `eprintln!` would panic if standard error is gone.
-            let _ = writeln!(std::io::stderr(), "error: {failure}");
+            let message = text::lines(&failure.to_string());
+            let _ = writeln!(std::io::stderr(), "error: {message}");
             failure.exit_code()
         }
     }

@@ -2,8 +2,10 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
 use safetensors::Dtype;
 use warptile::{Element, ElementType, Mask, Problem};
 use warptile_check::Verdict;
@@ -12,19 +14,24 @@ use crate::failure::Failure;
 use crate::files::{self, OutTensor};
 use crate::inputs::{Answer, Inputs, Settings, to_reference_order, with_inputs};
 use crate::options::{self, Device, Diagonal, LayoutKind, Window};
+use crate::output::{self, Replacement};
+use crate::text;
 
 /// Compute attention over the tensors of a safetensors file.
 ///
-/// Reads q, k and v, all F16, BF16 or F32, of shape [batch, seq, heads, head_dim]; k and v may have fewer heads than q. With
-/// cu_seqlens_q and cu_seqlens_k in the file the sequences are packed without padding, and shapes are [total, heads, head_dim].
-/// alibi_slopes, one F32 for each head or of shape [batch, heads], adds ALiBi.
+/// Reads q, k and v, all F16, BF16 or F32, of shape [batch, length, heads, head size]; k and v may have fewer heads than q.
+/// With cu_seqlens_q and cu_seqlens_k in the file the sequences are packed without padding, and shapes are
+/// [total, heads, head size]. alibi_slopes, one F32 for each head or of shape [batch, heads], adds ALiBi. Any other tensor
+/// in the file is an error.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// File with q, k, v
     #[arg(value_name = "QKV.safetensors")]
     input: PathBuf,
 
-    /// Write out (type and layout of q) and lse (F32, [batch, heads, seq]; packed: [heads, total]) to this file
+    /// Write out (type and layout of q) and lse (F32, [batch, heads, length]; packed: [heads, total]) to this file
+    ///
+    /// The file is replaced only once the result is complete.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -76,14 +83,36 @@ pub(crate) fn run(args: &RunArgs, console: &mut impl Write) -> Result<(), Failur
         softcap: args.softcap,
         kernel: args.kernel.clone(),
     };
+    let output = match &args.output {
+        Some(path) => Some(output_file(args, path)?),
+        None => None,
+    };
     let inputs = files::read_inputs(&args.input, args.layout)?;
-    with_inputs!(&inputs, inputs => run_typed(args, &settings, inputs, console))
+    with_inputs!(&inputs, inputs => run_typed(args, &settings, inputs, output, console))
+}
+
+/// Opens the output before the work that fills it.
+///
+/// # Errors
+/// [`Failure::File`] if it can't be written, [`Failure::Input`] if it is one of the files that are read.
+fn output_file(args: &RunArgs, path: &Path) -> Result<Replacement, Failure> {
+    for read in std::iter::once(&args.input).chain(&args.expect) {
+        if output::is_same_file(read, path) {
+            return Err(Failure::Input(format!(
+                "{}: the output would replace a file that is read: {}",
+                path.display(),
+                read.display()
+            )));
+        }
+    }
+    Replacement::begin(path)
 }
 
 fn run_typed<T: Element>(
     args: &RunArgs,
     settings: &Settings,
     inputs: &Inputs<T>,
+    output: Option<Replacement>,
     console: &mut impl Write,
 ) -> Result<(), Failure> {
     // Before a device is opened: what is wrong with the input is wrong everywhere.
@@ -99,14 +128,23 @@ fn run_typed<T: Element>(
     } else {
         writeln!(console, "problem  {problem}")?;
     }
-    writeln!(
+    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+    write!(
         console,
-        "ran      {} on {backend} in {:.3} ms (one call, until the output is in host memory)",
+        "ran      {} on {backend} in {:.3} ms (first call)",
         answer.plan.kernel_name(),
-        answer.elapsed.as_secs_f64() * 1e3
+        milliseconds(answer.first)
     )?;
-    if let Some(path) = &args.output {
-        write_answer(path, args.layout, &problem, &answer)?;
+    if let Some((median, count)) = answer.later {
+        write!(
+            console,
+            ", {:.3} ms (median of {count} more)",
+            milliseconds(median)
+        )?;
+    }
+    writeln!(console)?;
+    if let (Some(file), Some(path)) = (output, &args.output) {
+        write_answer(file, args.layout, &problem, &answer)?;
         writeln!(console, "wrote    out and lse to {}", path.display())?;
     }
     match expected {
@@ -116,13 +154,13 @@ fn run_typed<T: Element>(
 }
 
 fn write_answer<T: Element>(
-    path: &Path,
+    file: Replacement,
     layout: LayoutKind,
     problem: &Problem,
     answer: &Answer<T>,
 ) -> Result<(), Failure> {
     files::write(
-        path,
+        file,
         &[
             OutTensor::new("out", out_shape(layout, problem), &answer.out),
             OutTensor::new("lse", lse_shape(problem), &answer.lse),
@@ -172,8 +210,9 @@ impl Expected {
             let with_batch: Vec<usize> = std::iter::once(1).chain(shape.iter().copied()).collect();
             if found != shape && !(problem.is_packed() && found == with_batch) {
                 return Err(Failure::Input(format!(
-                    "{}: {name} has shape {found:?}, but the result has {shape:?}",
-                    path.display()
+                    "{}: {name} has shape {}, but the result has {shape:?}",
+                    path.display(),
+                    text::shape(found)
                 )));
             }
             let stored_as = match view.dtype() {
@@ -212,7 +251,15 @@ impl Expected {
         answer: &Answer<T>,
         console: &mut impl Write,
     ) -> Result<(), Failure> {
+        // The reference takes far longer than the call: its time is shown where somebody watches.
+        let spinner = ProgressBar::new_spinner().with_style(
+            ProgressStyle::with_template("{spinner} {msg}: {elapsed}")
+                .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+        );
+        spinner.enable_steady_tick(Duration::from_millis(200));
+        spinner.set_message("computing the float64 reference");
         let mut expectation = inputs.expectation(problem)?;
+        spinner.finish_and_clear();
         let mut missed = Vec::new();
         if let Some(out) = &self.out {
             expectation = expectation.with_out(out.values.clone(), out.stored_as);

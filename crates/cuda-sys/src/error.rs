@@ -1,6 +1,5 @@
 //! Why there is no driver to call.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,18 +7,14 @@ use crate::load::{LIBRARY_OVERRIDE, Version};
 use crate::results::CUresult;
 
 /// One library that was tried, and why it could not be opened.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Attempt {
     /// What was handed to the system's loader: a file name or a path.
     pub library: PathBuf,
-    /// The loader's own words.
+    /// The loader's own words, without the library's name.
     pub reason: String,
-}
-
-impl fmt::Display for Attempt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.library.display(), self.reason)
-    }
+    /// The loader's error.
+    pub source: Arc<libloading::Error>,
 }
 
 /// Why the CUDA driver cannot be used.
@@ -28,13 +23,15 @@ impl fmt::Display for Attempt {
 pub enum LoadError {
     /// No library could be opened.
     #[error(
-        "no CUDA driver found; tried {}. Install NVIDIA's driver (the CUDA toolkit is not needed); \
-         in a container, start it with GPU access; or set {LIBRARY_OVERRIDE} to the path of libcuda",
-        list(.tried)
+        "no CUDA driver found ({}). Install NVIDIA's driver, start the container with GPU access, \
+         or set {LIBRARY_OVERRIDE} to the path of libcuda",
+        by_reason(.tried)
     )]
     NotFound {
         /// Everything that was tried, in order.
         tried: Vec<Attempt>,
+        /// The first attempt's error.
+        source: Arc<libloading::Error>,
     },
 
     /// The library is the toolkit's link-time stand-in, which has the names but does no work.
@@ -92,9 +89,24 @@ pub enum LoadError {
     },
 }
 
-fn list(tried: &[Attempt]) -> String {
-    let words: Vec<String> = tried.iter().map(Attempt::to_string).collect();
-    words.join(", ")
+/// What was tried, with every reason once: `libcuda.so.1, libcuda.so: no such file`.
+fn by_reason(tried: &[Attempt]) -> String {
+    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+    for attempt in tried {
+        let library = attempt.library.display().to_string();
+        match reasons
+            .iter_mut()
+            .find(|(reason, _)| *reason == attempt.reason)
+        {
+            Some((_, libraries)) => libraries.push(library),
+            None => reasons.push((&attempt.reason, vec![library])),
+        }
+    }
+    let groups: Vec<String> = reasons
+        .iter()
+        .map(|(reason, libraries)| format!("{}: {reason}", libraries.join(", ")))
+        .collect();
+    groups.join("; ")
 }
 
 /// The stubs of older toolkits are recognised by where they lie, not by what they answer.
@@ -103,5 +115,40 @@ fn stub_hint(library: &Path) -> &'static str {
         " (by its directory it is the CUDA toolkit's stub, which exists only to link against)"
     } else {
         ""
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attempt(library: &str, reason: &str) -> Attempt {
+        Attempt {
+            library: library.into(),
+            reason: reason.to_owned(),
+            source: Arc::new(libloading::Error::DlOpenUnknown),
+        }
+    }
+
+    #[test]
+    fn a_reason_that_several_libraries_share_is_given_once() {
+        let missing = "cannot open shared object file: No such file or directory";
+        let tried = vec![
+            attempt("libcuda.so.1", missing),
+            attempt("/usr/lib/wsl/lib/libcuda.so.1", "file too short"),
+            attempt("libcuda.so", missing),
+        ];
+        assert_eq!(
+            by_reason(&tried),
+            format!(
+                "libcuda.so.1, libcuda.so: {missing}; /usr/lib/wsl/lib/libcuda.so.1: file too short"
+            )
+        );
+        let error = LoadError::NotFound {
+            source: tried[0].source.clone(),
+            tried,
+        };
+        assert!(error.to_string().len() < 300, "{error}");
+        assert!(std::error::Error::source(&error).is_some());
     }
 }

@@ -78,15 +78,24 @@ fn search(only: Option<OsString>) -> Result<DriverApi, LoadError> {
         None => CANDIDATES.iter().map(PathBuf::from).collect(),
     };
     let mut tried = Vec::with_capacity(candidates.len());
+    let mut first = None;
     for library in candidates {
         // SAFETY: these names belong to NVIDIA's driver, and whoever sets the override or the
         // library search path of a process decides what code it runs anyway.
         match unsafe { load_from(&library) } {
-            Err(LoadError::NotFound { tried: attempts }) => tried.extend(attempts),
+            Err(LoadError::NotFound {
+                tried: attempts,
+                source,
+            }) => {
+                tried.extend(attempts);
+                first.get_or_insert(source);
+            }
             done => return done,
         }
     }
-    Err(LoadError::NotFound { tried })
+    // There is a candidate on every system, so the first error stands for something.
+    let source = first.unwrap_or_else(|| Arc::new(libloading::Error::DlOpenUnknown));
+    Err(LoadError::NotFound { tried, source })
 }
 
 /// Opens one particular driver library: the seam for a test driver.
@@ -104,12 +113,16 @@ pub unsafe fn load_from(library: impl AsRef<Path>) -> Result<DriverApi, LoadErro
     let path = library.as_ref();
     // SAFETY: the caller vouches for the library, and a CUDA driver's initialisers have no
     // requirements of their own.
-    let library = unsafe { libloading::Library::new(path.as_os_str()) }.map_err(|reason| {
+    let library = unsafe { libloading::Library::new(path.as_os_str()) }.map_err(|error| {
+        let reason = words_of(&error, path.as_os_str());
+        let source = Arc::new(error);
         LoadError::NotFound {
             tried: vec![Attempt {
                 library: path.to_owned(),
-                reason: words_of(&reason, path.as_os_str()),
+                reason,
+                source: source.clone(),
             }],
+            source,
         }
     })?;
     // Never unloaded, so that function pointers taken from it stay valid; see above.
@@ -165,7 +178,7 @@ mod tests {
     #[test]
     fn an_override_that_is_not_there_is_the_only_thing_tried() {
         let missing = "no-such-directory/libcuda.so.1";
-        let Err(LoadError::NotFound { tried }) = search(Some(missing.into())) else {
+        let Err(LoadError::NotFound { tried, .. }) = search(Some(missing.into())) else {
             panic!("a missing library must be reported as not found");
         };
         assert_eq!(tried.len(), 1);

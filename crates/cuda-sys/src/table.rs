@@ -105,6 +105,19 @@ macro_rules! driver_api {
                 stream: CUstream,
                 status: *mut CUstreamCaptureStatus,
             );
+            // Later versions of the function tell more of the dependencies, which nobody here asks for.
+            required fn stream_get_capture_info = cuStreamGetCaptureInfo_v2(
+                stream: CUstream,
+                status: *mut CUstreamCaptureStatus,
+                id: *mut u64,
+                graph: *mut CUgraph,
+                dependencies: *mut *const CUgraphNode,
+                num_dependencies: *mut usize,
+            );
+            required fn thread_exchange_stream_capture_mode = cuThreadExchangeStreamCaptureMode(
+                mode: *mut CUstreamCaptureMode,
+            );
+            since 12000 fn stream_get_id = cuStreamGetId(stream: CUstream, id: *mut u64);
 
             // Events
             required fn event_create = cuEventCreate(event: *mut CUevent, flags: c_uint);

@@ -50,12 +50,21 @@ handles! {
     CUfunction;
     /// A captured graph.
     CUgraph;
+    /// A node of a graph; only ever asked for by null pointers here.
+    CUgraphNode;
     /// A graph ready to launch.
     CUgraphExec;
     /// A CUDA array; only ever null here.
     CUarray;
     /// A pool that memory is allocated from in stream order.
     CUmemoryPool;
+}
+
+impl CUstream {
+    /// `CU_STREAM_LEGACY`: the default stream that all threads share, which the null handle names too.
+    pub const LEGACY: CUstream = CUstream(std::ptr::without_provenance_mut(0x1));
+    /// `CU_STREAM_PER_THREAD`: the calling thread's default stream, so another stream on each thread.
+    pub const PER_THREAD: CUstream = CUstream(std::ptr::without_provenance_mut(0x2));
 }
 
 /// Declares transparent integers with named constants, so that a name is written once.

@@ -7,7 +7,7 @@ use warptile_cuda_sys::CUdeviceptr;
 
 use crate::driver::call;
 use crate::error::Result;
-use crate::stream::Stream;
+use crate::stream::{Freed, Stream};
 
 /// Device memory that belongs to a stream; freed in the stream's order when dropped.
 pub(crate) struct Allocation {
@@ -27,7 +27,7 @@ enum Origin {
         /// Held only to be dropped.
         _owner: Arc<dyn Any + Send + Sync>,
     },
-    /// Nothing to free: no bytes, or handed on.
+    /// Nothing to free: no bytes.
     Nothing,
 }
 
@@ -43,7 +43,7 @@ impl Allocation {
             return Ok(allocation);
         }
         let _current = stream.context().enter()?;
-        stream.refuse_capture("allocating device memory")?;
+        let _held = stream.outside_captures("allocating device memory")?;
         let operation = || format!("allocating {bytes} bytes of device memory");
         let pointer = &mut allocation.pointer;
         if let Some(pool) = stream.context().pool() {
@@ -64,6 +64,7 @@ impl Allocation {
             allocated?;
             allocation.origin = Origin::Pool;
         } else {
+            let _relaxed = stream.context().relaxed()?;
             // SAFETY: `pointer` outlives the call, and the context is current.
             unsafe { call!(stream, operation(), mem_alloc(pointer, bytes)) }?;
             allocation.origin = Origin::Plain;
@@ -91,58 +92,19 @@ impl Allocation {
     pub(crate) fn pointer(&self) -> CUdeviceptr {
         self.pointer
     }
-
-    fn free(&self) -> Result<()> {
-        let _current = self.stream.context().enter_to_release();
-        let operation = "freeing device memory";
-        match self.origin {
-            Origin::Pool => {
-                // SAFETY: allocated from the pool by `new` and freed once, here. Work that this
-                // crate queued elsewhere was ordered before this stream by events.
-                unsafe {
-                    call!(
-                        &self.stream,
-                        operation,
-                        mem_free_async(self.pointer, self.stream.raw())
-                    )
-                }
-            }
-            Origin::Plain => {
-                // A kernel may still use the memory, and cuMemFree does not promise to wait. If
-                // neither stream nor context can be waited for, the memory is left alone.
-                // SAFETY: the stream is live and its context current.
-                let waited = unsafe {
-                    call!(
-                        &self.stream,
-                        "waiting before freeing device memory",
-                        stream_synchronize(self.stream.raw())
-                    )
-                };
-                waited.or_else(|_| self.stream.context().drain())?;
-                // SAFETY: allocated by cuMemAlloc in `new` and freed once, here.
-                unsafe { call!(&self.stream, operation, mem_free(self.pointer)) }
-            }
-            Origin::Owner { .. } | Origin::Nothing => Ok(()),
-        }
-    }
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let captures = self.stream.context().captures();
-        let ours = matches!(self.origin, Origin::Pool | Origin::Plain);
-        if ours && captures.active() {
-            // The graph under capture may use the memory whenever it is launched, and freeing now
-            // could become part of the graph. So the graph takes it over.
-            let moved = Allocation {
-                stream: self.stream.clone(),
-                pointer: self.pointer,
-                origin: std::mem::replace(&mut self.origin, Origin::Nothing),
-            };
-            captures.keep(Arc::new(moved));
-        } else {
-            let result = self.free();
-            self.stream.context().defer(result);
-        }
+        let pooled = match self.origin {
+            Origin::Pool => true,
+            Origin::Plain => false,
+            Origin::Owner { .. } | Origin::Nothing => return,
+        };
+        // Allocated by `new` and given back once, here.
+        self.stream.give_back(Freed {
+            pointer: self.pointer,
+            pooled,
+        });
     }
 }

@@ -10,6 +10,7 @@ use bytemuck::Pod;
 use warptile_cuda_sys::CUdeviceptr;
 
 use crate::allocation::Allocation;
+use crate::context::Context;
 use crate::driver::call;
 use crate::error::{DriverError, Result};
 use crate::pinned::{PendingCopy, PinnedBuffer};
@@ -179,6 +180,12 @@ impl<T: Pod> DeviceBuffer<T> {
         self.memory.stream()
     }
 
+    /// The context that the buffer's stream is of; kernels of another one cannot use the buffer.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.stream().context()
+    }
+
     /// What keeps the memory alive, for [`Stream::keep_for_graph`].
     #[must_use]
     pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
@@ -311,6 +318,12 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
         self.memory.stream()
     }
 
+    /// The context that the buffer's stream is of; kernels of another one cannot use the buffer.
+    #[must_use]
+    pub fn context(&self) -> &'a Context {
+        self.stream().context()
+    }
+
     /// What keeps the memory alive, for [`Stream::keep_for_graph`].
     #[must_use]
     pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
@@ -352,8 +365,8 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
             return Ok(());
         }
         let stream = self.stream();
-        stream.refuse_capture(OPERATION)?;
         let _current = stream.context().enter()?;
+        let held = stream.outside_captures(OPERATION)?;
         let bytes = size_of_val(values);
         // SAFETY: the view lies in live device memory of `bytes` bytes, as does `values` on the
         // host, which stays borrowed until the copy is done: the stream is waited for below.
@@ -369,6 +382,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
                 )
             )
         };
+        drop(held);
         stream.finish_copy(queued)
     }
 
@@ -381,7 +395,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
         const OPERATION: &str = "copying from the device to pinned memory";
         same_length(OPERATION, self.len, values.len())?;
         let stream = self.stream();
-        stream.refuse_capture(OPERATION)?;
+        let _held = stream.outside_captures(OPERATION)?;
         let mut copy = PendingCopy::new(stream, values)?;
         let _current = stream.context().enter()?;
         let (bytes, from) = (self.len * size_of::<T>(), self.pointer());
@@ -438,6 +452,12 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
         self.view.stream()
     }
 
+    /// The context that the buffer's stream is of; kernels of another one cannot use the buffer.
+    #[must_use]
+    pub fn context(&self) -> &'a Context {
+        self.view.context()
+    }
+
     /// What keeps the memory alive, for [`Stream::keep_for_graph`].
     #[must_use]
     pub fn owner(&self) -> Arc<dyn Any + Send + Sync> {
@@ -455,7 +475,8 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
         }
         let stream = self.stream();
         let _current = stream.context().enter()?;
-        stream.keep_for_graph(self.view.memory.clone());
+        let _held = stream.hold();
+        stream.keep_for_graph(self.view.memory.clone())?;
         // SAFETY: the view lies in live device memory of `bytes` bytes that the stream frees after
         // this; any bytes are a valid `T`.
         unsafe {
@@ -478,8 +499,8 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
             return Ok(());
         }
         let stream = self.stream();
-        stream.refuse_capture(OPERATION)?;
         let _current = stream.context().enter()?;
+        let held = stream.outside_captures(OPERATION)?;
         let bytes = size_of_val(values);
         // SAFETY: the view lies in live device memory of `bytes` bytes, as does `values` on the
         // host, which stays borrowed until the copy is done: the stream is waited for below.
@@ -490,6 +511,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
                 memcpy_htod_async(self.pointer(), values.as_ptr().cast(), bytes, stream.raw())
             )
         };
+        drop(held);
         // `values` may be pinned memory, which the device reads after the call has returned.
         stream.finish_copy(queued)
     }
@@ -503,7 +525,7 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
         const OPERATION: &str = "copying from pinned memory to the device";
         same_length(OPERATION, values.len(), self.len())?;
         let stream = self.stream();
-        stream.refuse_capture(OPERATION)?;
+        let _held = stream.outside_captures(OPERATION)?;
         let mut copy = PendingCopy::new(stream, values)?;
         let _current = stream.context().enter()?;
         let (bytes, to) = (self.len() * size_of::<T>(), self.pointer());
@@ -535,16 +557,17 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
             return Ok(());
         }
         let (stream, other) = (self.stream(), source.stream());
-        stream.wait_for(other)?;
         let _current = stream.context().enter()?;
+        let _held = stream.hold();
+        stream.order_after([other])?;
         for memory in [self.view.memory, source.memory] {
-            stream.keep_for_graph(memory.clone());
+            stream.keep_for_graph(memory.clone())?;
         }
         let (to, from) = (self.pointer(), source.pointer());
         // SAFETY: both views lie in live device memory of `bytes` bytes. This stream frees the
         // destination after the copy; the source's stream is made to wait for the copy below.
         let queued = unsafe {
-            if stream.context().is(other.context()) {
+            if stream.context().is_same(other.context()) {
                 call!(
                     stream,
                     OPERATION,
@@ -565,7 +588,8 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
                 )
             }
         };
-        queued.and_then(|()| other.come_after(stream))
+        let ordered = stream.order_before([other]);
+        queued.and(ordered)
     }
 }
 

@@ -1,72 +1,157 @@
-//! What the captures under way in a context must keep alive.
+//! Captures under way, whoever began them, and what their graphs need.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::allocation::Allocation;
 use crate::context::lock;
+use crate::error::Result;
+use crate::module::Loaded;
 use crate::stream::Stream;
 
-/// What one captured graph needs for its launches.
-#[derive(Default)]
-pub(crate) struct Kept {
-    /// Memory, modules and whatever callers named.
-    pub(crate) alive: Vec<Arc<dyn Any + Send + Sync>>,
-    /// Streams that the kept memory belongs to.
-    pub(crate) streams: Vec<Stream>,
-    /// Kernels the graph launches, for naming suspects.
-    pub(crate) kernels: Vec<Arc<str>>,
+/// Something kept alive for somebody.
+pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
+
+/// Which capture a stream is in: see [`Stream::capture`]. The driver gives every capture of a
+/// process another number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CaptureId(u64);
+
+impl CaptureId {
+    pub(crate) fn new(id: u64) -> CaptureId {
+        CaptureId(id)
+    }
+
+    /// The driver's number.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.0
+    }
 }
 
-/// The captures under way in a context.
-///
-/// Work on any stream may belong to any of them, as streams can be forked and joined by events, so
-/// every capture keeps what is used while it is under way. Keeping too much is harmless.
+/// What a captured graph needs for its launches.
+#[derive(Default)]
+pub(crate) struct Kept {
+    /// Memory, modules and whatever callers named, by address.
+    alive: HashMap<usize, Owner>,
+    /// What was attached to the capture on a stream, by type and handle.
+    attached: HashMap<(TypeId, usize), Owner>,
+    /// The streams that kept buffers belong to.
+    pub(crate) homes: Vec<Stream>,
+    /// Streams that the capture forked onto, which must outlive it.
+    pub(crate) forked: Vec<Stream>,
+    /// Kernels the graph launches, for naming suspects.
+    pub(crate) kernels: Vec<Arc<str>>,
+    /// Whether something is kept that nobody here knows how it frees what it has. Buffers free
+    /// theirs in the order of their streams, and modules wait.
+    pub(crate) opaque: bool,
+}
+
+impl Kept {
+    pub(crate) fn keep(&mut self, what: Owner) {
+        match what.downcast_ref::<Allocation>() {
+            Some(memory) => self.come_home(memory.stream()),
+            None => self.opaque |= !what.is::<Loaded>(),
+        }
+        self.alive.insert(Arc::as_ptr(&what).addr(), what);
+    }
+
+    /// Has launches of the graph ordered with a stream.
+    pub(crate) fn come_home(&mut self, stream: &Stream) {
+        if !self.homes.iter().any(|home| home.is_same(stream)) {
+            self.homes.push(stream.clone());
+        }
+    }
+
+    pub(crate) fn name_kernel(&mut self, kernel: &Arc<str>) {
+        if !self.kernels.contains(kernel) {
+            self.kernels.push(kernel.clone());
+        }
+    }
+}
+
+/// What the captures of a context need.
 #[derive(Default)]
 pub(crate) struct Captures {
+    /// How many of our own are under way.
     count: AtomicUsize,
-    under_way: Mutex<Vec<Arc<Mutex<Kept>>>>,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    /// Begun by [`Graph::capture`](crate::Graph::capture): their graphs take over what is kept.
+    ours: HashMap<CaptureId, Kept>,
+    /// Begun by others, whose graphs end unseen: what is kept stays for good.
+    others: HashMap<CaptureId, Kept>,
 }
 
 impl Captures {
-    /// Whether any capture is under way: one load in the common case that none is.
+    /// Whether a capture of ours is under way: one load in the common case that none is.
     pub(crate) fn active(&self) -> bool {
         self.count.load(Ordering::Acquire) != 0
     }
 
-    pub(crate) fn begin(&self) -> Arc<Mutex<Kept>> {
-        let kept = Arc::new(Mutex::new(Kept::default()));
-        lock(&self.under_way).push(kept.clone());
+    /// Begins a capture by `begin`, which tells its id. Nobody who learns the id from the driver
+    /// finds it unknown here: the table is locked until it is in there.
+    pub(crate) fn begin(&self, begin: impl FnOnce() -> Result<CaptureId>) -> Result<CaptureId> {
+        let mut table = lock(&self.table);
         self.count.fetch_add(1, Ordering::AcqRel);
-        kept
+        let begun = begin();
+        match &begun {
+            Ok(id) => {
+                table.ours.insert(*id, Kept::default());
+            }
+            Err(_) => {
+                self.count.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        begun
     }
 
-    /// Ends the capture and hands over what it kept.
-    pub(crate) fn end(&self, kept: &Arc<Mutex<Kept>>) -> Kept {
+    /// Ends a capture of ours and hands over what it kept.
+    pub(crate) fn end(&self, id: CaptureId) -> Kept {
+        let kept = lock(&self.table).ours.remove(&id);
         self.count.fetch_sub(1, Ordering::AcqRel);
-        lock(&self.under_way).retain(|other| !Arc::ptr_eq(other, kept));
-        std::mem::take(&mut *lock(kept))
+        kept.unwrap_or_default()
     }
 
-    pub(crate) fn keep(&self, what: Arc<dyn Any + Send + Sync>) {
-        if self.active() {
-            for kept in lock(&self.under_way).iter() {
-                let mut kept = lock(kept);
-                if let Some(memory) = what.downcast_ref::<Allocation>() {
-                    kept.streams.push(memory.stream().clone());
-                }
-                kept.alive.push(what.clone());
-            }
+    /// Gives access to what a capture keeps.
+    pub(crate) fn with<R>(&self, id: CaptureId, work: impl FnOnce(&mut Kept) -> R) -> R {
+        let table = &mut *lock(&self.table);
+        match table.ours.get_mut(&id) {
+            Some(kept) => work(kept),
+            None => work(table.others.entry(id).or_default()),
         }
     }
 
-    pub(crate) fn note(&self, kernel: &Arc<str>) {
-        for kept in lock(&self.under_way).iter() {
-            let kernels = &mut lock(kept).kernels;
-            if !kernels.contains(kernel) {
-                kernels.push(kernel.clone());
-            }
+    /// Keeps a stream that a capture of ours forked onto until the capture ends.
+    pub(crate) fn fork(&self, id: CaptureId, stream: &Stream) {
+        if let Some(kept) = lock(&self.table).ours.get_mut(&id) {
+            kept.forked.push(stream.clone());
         }
+    }
+
+    /// The capture's value of a type on a stream, made if there is none.
+    pub(crate) fn attached<T: Any + Send + Sync, E>(
+        &self,
+        id: CaptureId,
+        handle: usize,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Arc<T>, E> {
+        let key = (TypeId::of::<T>(), handle);
+        let known = self.with(id, |kept| kept.attached.get(&key).cloned());
+        if let Some(found) = known.and_then(|value| value.downcast().ok()) {
+            return Ok(found);
+        }
+        // Not under the lock, as this may do anything.
+        let made = Arc::new(make()?);
+        Ok(self.with(id, |kept| {
+            kept.opaque = true;
+            let value = kept.attached.entry(key).or_insert_with(|| made.clone());
+            value.clone().downcast().unwrap_or(made)
+        }))
     }
 }

@@ -1,20 +1,24 @@
 //! A device's primary context, retained.
 
+use std::any::Any;
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use warptile_cuda_sys::{
-    CUcontext, CUdeviceAttribute, CUmemAllocationType, CUmemLocation, CUmemLocationType,
-    CUmemPoolAttribute, CUmemPoolProps, CUmemoryPool, CUresult, CUstream, DriverApi,
+    CUcontext, CUdevice, CUdeviceAttribute, CUdeviceptr, CUmemAllocationType, CUmemLocation,
+    CUmemLocationType, CUmemPoolAttribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUresult,
+    CUstream, DriverApi,
 };
 
 use crate::capture::Captures;
 use crate::device::Device;
 use crate::driver::{Driver, call};
 use crate::error::{DriverError, Result, is_sticky};
+use crate::gate::{Gate, Pass};
 
 /// Unused memory, in bytes, that a context's pool holds on to over a synchronization: many times what a call needs whose
 /// time depends on it, and little of what others on the device may want.
@@ -22,8 +26,8 @@ const KEPT_BYTES: u64 = 1 << 30;
 
 /// A device's primary context: the one that CUDA's runtime, cudarc and PyTorch use too.
 ///
-/// A cheap handle; the context is released when the last clone and the last object made from it
-/// are gone. Every call makes it current on the calling thread and puts back what was current
+/// A cheap handle; there is one context for each device and driver, however often it is asked for,
+/// and it is released when the last clone and the last object made from it are gone. Every call makes it current on the calling thread and puts back what was current
 /// before, so it mixes with other users of CUDA and with any number of threads. For many calls in a
 /// row, [`Context::enter`] does so once.
 ///
@@ -45,7 +49,30 @@ struct Inner {
     launches: Mutex<LaunchLog>,
     deferred: Mutex<Option<DriverError>>,
     captures: Captures,
+    gate: Gate,
+    /// Prepares memory outside of captures; see `private_stream`.
+    private: Mutex<Option<CUstream>>,
+    /// What is destroyed once the device is known to be past it.
+    retired: Mutex<Vec<Retired>>,
+    /// Whether work was queued that nothing could be ordered after; see `lose_order`.
+    order_lost: AtomicBool,
 }
+
+/// Something to destroy after a synchronization of the context.
+pub(crate) enum Retired {
+    Module(CUmodule),
+    Memory(CUdeviceptr),
+    /// Destroys itself when dropped.
+    Value {
+        /// Held only to be dropped.
+        _value: Box<dyn Any + Send + Sync>,
+    },
+}
+
+/// The contexts there are, by driver and device.
+static CONTEXTS: Mutex<Contexts> = Mutex::new(Contexts::new());
+
+type Contexts = BTreeMap<(usize, CUdevice), Weak<Inner>>;
 
 /// What launches and allocations are checked against, read once.
 #[derive(Debug, Clone, Copy)]
@@ -80,11 +107,24 @@ impl Limits {
 }
 
 impl Context {
-    /// Retains the device's primary context, creating it if this process has none yet.
+    /// The context of the device: the one that was given before, while anything of it lives. Else
+    /// retains the device's primary context, which the driver creates if this process has none yet.
     ///
     /// # Errors
     /// What the driver reports; creating a context takes some device memory.
     pub fn new(device: &Device) -> Result<Context> {
+        let key = (device.driver().identity(), device.raw());
+        let mut contexts = lock(&CONTEXTS);
+        if let Some(inner) = contexts.get(&key).and_then(Weak::upgrade) {
+            return Ok(Context { inner });
+        }
+        contexts.retain(|_, context| context.strong_count() != 0);
+        let context = Context::retain(device)?;
+        contexts.insert(key, Arc::downgrade(&context.inner));
+        Ok(context)
+    }
+
+    fn retain(device: &Device) -> Result<Context> {
         let limits = Limits::of(device)?;
         let mut raw = CUcontext::NULL;
         // SAFETY: `raw` outlives the call. The retain is undone by `Inner::drop`.
@@ -104,6 +144,10 @@ impl Context {
                 launches: Mutex::default(),
                 deferred: Mutex::default(),
                 captures: Captures::default(),
+                gate: Gate::default(),
+                private: Mutex::default(),
+                retired: Mutex::default(),
+                order_lost: AtomicBool::new(false),
             }),
         };
         if limits.memory_pools {
@@ -169,8 +213,36 @@ impl Context {
     /// # Errors
     /// Whatever failed since the last synchronization, naming the kernels that were launched.
     pub fn synchronize(&self) -> Result<()> {
+        // Taken before the wait: only that much is surely over after it.
+        let retired = std::mem::take(&mut *lock(&self.inner.retired));
         let done = self.drain();
+        match done {
+            Ok(()) => self.destroy(retired),
+            Err(_) => lock(&self.inner.retired).extend(retired),
+        }
         self.settle(None, done)
+    }
+
+    /// Destroys what the device is past.
+    fn destroy(&self, retired: Vec<Retired>) {
+        if retired.is_empty() {
+            return;
+        }
+        let _current = self.enter_to_release();
+        for one in retired {
+            match one {
+                Retired::Module(module) => {
+                    let relaxed = self.relaxed();
+                    // SAFETY: given up by its last user, and no kernel of it is running.
+                    let unloaded =
+                        unsafe { call!(self, "unloading a module", module_unload(module)) };
+                    self.defer(unloaded);
+                    self.defer(relaxed.map(drop));
+                }
+                Retired::Memory(pointer) => self.free_now(pointer),
+                Retired::Value { .. } => {}
+            }
+        }
     }
 
     /// Free and total device memory in bytes. What this context keeps for its next buffers, up to
@@ -280,9 +352,42 @@ impl Context {
         &self.inner.captures
     }
 
-    /// Whether both are the same CUDA context, possibly retained twice.
-    pub(crate) fn is(&self, other: &Context) -> bool {
-        self.inner.raw == other.inner.raw && self.driver().is(other.driver())
+    pub(crate) fn private(&self) -> &Mutex<Option<CUstream>> {
+        &self.inner.private
+    }
+
+    /// Whether both are the same CUDA context: one device by way of one driver.
+    #[must_use]
+    pub fn is_same(&self, other: &Context) -> bool {
+        self.inner.raw == other.inner.raw && self.driver().identity() == other.driver().identity()
+    }
+
+    /// Keeps streams from being taken into captures by this crate, for who looks and then acts.
+    pub(crate) fn pass(&self) -> Pass<'_> {
+        self.inner.gate.pass()
+    }
+
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.inner.gate
+    }
+
+    /// Has something destroyed by the next synchronization of the context, or by its end.
+    pub(crate) fn retire(&self, what: Retired) {
+        lock(&self.inner.retired).push(what);
+    }
+
+    /// Notes that work may use memory that nothing orders it with.
+    pub(crate) fn lose_order(&self) {
+        self.inner.order_lost.store(true, Ordering::Release);
+    }
+
+    /// Whether memory may be freed in the order of its stream; if need be, waits for the device.
+    pub(crate) fn is_in_order(&self) -> Result<()> {
+        if self.inner.order_lost.load(Ordering::Acquire) {
+            self.drain()?;
+            self.inner.order_lost.store(false, Ordering::Release);
+        }
+        Ok(())
     }
 
     /// Makes the context current on this thread until the guard is dropped. Every call does so by
@@ -402,6 +507,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl PartialEq for Context {
+    fn eq(&self, other: &Context) -> bool {
+        self.is_same(other)
+    }
+}
+
+impl Eq for Context {}
+
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Context({:?})", self.device())
@@ -409,29 +522,62 @@ impl fmt::Debug for Context {
 }
 
 impl Inner {
-    /// Like every call, with the context current. An error has nowhere to go.
-    fn destroy_pool(&self, pool: CUmemoryPool) {
+    /// Destroys the pool and what else is the context's own, with the context current. Errors have
+    /// nowhere to go.
+    fn destroy_contents(&mut self) {
         let driver = self.device.driver();
-        let operation = "destroying a memory pool";
-        // SAFETY: the context is still retained. The pool is destroyed once, here; every buffer
-        // holds a clone of the context, so each was given back before. What the last of them still
-        // wait for in their streams, the driver lets finish.
-        unsafe {
-            let pushed = call!(driver, operation, ctx_push_current(self.raw));
-            let _ = call!(driver, operation, mem_pool_destroy(pool));
-            if pushed.is_ok() {
-                let mut popped = CUcontext::NULL;
-                let _ = call!(driver, operation, ctx_pop_current(&mut popped));
+        let operation = "closing a context";
+        let retired = std::mem::take(&mut *lock(&self.retired));
+        let private = lock(&self.private).take();
+        let pool = self.pool.get().copied();
+        if retired.is_empty() && private.is_none() && pool.is_none() {
+            return;
+        }
+        // SAFETY: the context is still retained.
+        let push = || unsafe { call!(driver, operation, ctx_push_current(self.raw)) };
+        // What failed the first time may be an error of earlier work.
+        if push().or_else(|_| push()).is_err() {
+            return;
+        }
+        if !retired.is_empty() {
+            // Kernels may still run that use what was given up. A first wait may only have repeated
+            // an error of earlier work; if a second fails, too, the context is lost.
+            // SAFETY: the context is current.
+            let drain = || unsafe { call!(driver, operation, ctx_synchronize()) };
+            if drain().or_else(|_| drain()).is_ok() {
+                for one in retired {
+                    // SAFETY: given up by its last user, and nothing runs any more.
+                    let _ = unsafe {
+                        match one {
+                            Retired::Module(module) => {
+                                call!(driver, operation, module_unload(module))
+                            }
+                            Retired::Memory(pointer) => call!(driver, operation, mem_free(pointer)),
+                            Retired::Value { .. } => Ok(()),
+                        }
+                    };
+                }
             }
         }
+        if let Some(stream) = private {
+            // SAFETY: made by `private_stream`, idle, and destroyed once, here.
+            let _ = unsafe { call!(driver, operation, stream_destroy(stream)) };
+        }
+        if let Some(pool) = pool {
+            // SAFETY: the pool is destroyed once, here; every buffer holds a clone of the context,
+            // so each was given back before. What the last of them still wait for in their streams,
+            // the driver lets finish.
+            let _ = unsafe { call!(driver, operation, mem_pool_destroy(pool)) };
+        }
+        let mut popped = CUcontext::NULL;
+        // SAFETY: undoes the push above.
+        let _ = unsafe { call!(driver, operation, ctx_pop_current(&mut popped)) };
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(&pool) = self.pool.get() {
-            self.destroy_pool(pool);
-        }
+        self.destroy_contents();
         // SAFETY: undoes the retain of `Context::new`. Every object of the context holds a clone of
         // it, so none is left. An error has nowhere to go and nothing left to spoil.
         let _ = unsafe {

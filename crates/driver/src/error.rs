@@ -151,6 +151,32 @@ pub enum DriverError {
         size: usize,
     },
 
+    /// The stream is `CU_STREAM_PER_THREAD`, which is another stream on each thread.
+    #[error(
+        "the borrowed stream is CU_STREAM_PER_THREAD (handle 0x2), which is another stream on each \
+         thread, but a Stream can be sent to other threads: create a stream, or launch on the handle \
+         itself with Kernel::launch_raw in a session that stays on one thread"
+    )]
+    PerThreadStream,
+
+    /// A stream cannot be taken into a capture where this thread relies on none being.
+    #[error("{operation} would wait for this thread itself, which holds the context's streams")]
+    Held {
+        /// What was asked for.
+        operation: &'static str,
+    },
+
+    /// The driver's memory is not aligned as the type needs it.
+    #[error("memory at {address:#x} is not aligned to the {alignment} bytes that {element} needs")]
+    Alignment {
+        /// Where the memory is.
+        address: usize,
+        /// What the type needs.
+        alignment: usize,
+        /// The type.
+        element: &'static str,
+    },
+
     /// Something that allocates or waits was asked of a stream that is being captured.
     #[error(
         "{operation} is not possible while the stream is being captured into a graph: allocate \

@@ -1,11 +1,13 @@
 //! Events: points in a stream, to order by or to measure from.
 
 use std::fmt;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use warptile_cuda_sys::{CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING, CUevent, CUresult, SYMBOLS};
 
-use crate::context::Context;
+use crate::capture::CaptureId;
+use crate::context::{Context, lock};
 use crate::driver::call;
 use crate::error::{DriverError, Result};
 
@@ -14,6 +16,8 @@ use crate::error::{DriverError, Result};
 pub struct Event {
     context: Context,
     raw: CUevent,
+    /// The capture it was recorded in last.
+    capture: Mutex<Option<CaptureId>>,
 }
 
 impl Event {
@@ -41,6 +45,7 @@ impl Event {
         Ok(Event {
             context: context.clone(),
             raw,
+            capture: Mutex::default(),
         })
     }
 
@@ -48,6 +53,15 @@ impl Event {
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
+    }
+
+    /// The capture that a stream enters by waiting for the event.
+    pub(crate) fn capture(&self) -> Option<CaptureId> {
+        *lock(&self.capture)
+    }
+
+    pub(crate) fn set_capture(&self, capture: Option<CaptureId>) {
+        *lock(&self.capture) = capture;
     }
 
     /// The driver's handle, valid while this event lives.
@@ -97,7 +111,7 @@ impl Event {
     /// [`DriverError::OtherContext`]; or what the driver reports: not ready before both have
     /// happened, an invalid handle for events made by [`Event::new`] or never recorded.
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
-        if !self.context.is(&start.context) {
+        if !self.context.is_same(&start.context) {
             return Err(DriverError::OtherContext {
                 operation: "measuring between events",
             });

@@ -5,18 +5,23 @@ use std::sync::{Arc, Mutex};
 
 use warptile_cuda_sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 
-use crate::capture::Kept;
-use crate::context::{Context, lock};
+use crate::capture::{CaptureId, Kept};
+use crate::context::{Context, Retired, lock};
 use crate::driver::call;
 use crate::error::{DriverError, Result};
 use crate::stream::Stream;
 
-/// Work captured from a stream. Launching it costs one call, whatever it holds.
+/// Work captured from a stream. Launching it costs one call, and four for each other stream that
+/// the buffers it keeps belong to.
 ///
-/// A graph keeps alive what the captured work needs: buffers that were copied or filled, buffers
-/// and modules dropped during the capture, the modules of launched kernels, and what callers name
-/// with [`Stream::keep_for_graph`].
+/// A graph keeps alive what the captured work needs: buffers that were copied or filled, the modules
+/// of launched kernels, and what callers name with [`Stream::keep_in`]. A buffer that is dropped
+/// during the capture without being named is freed as if there were none.
 pub struct Graph {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
     context: Context,
     exec: CUgraphExec,
     /// Names of the kernels in the graph, joined, for naming suspects.
@@ -34,7 +39,8 @@ impl Graph {
     /// until [`Graph::launch`]. Whatever `work` does, error and panic included, the capture ends.
     ///
     /// # Errors
-    /// The error of `work`, or [`DriverError`] turned into its type.
+    /// The error of `work`, or [`DriverError`] turned into its type: [`DriverError::Held`] where this
+    /// thread holds streams.
     pub fn capture<E: From<DriverError>>(
         stream: &Stream,
         work: impl FnOnce(&Stream) -> Result<(), E>,
@@ -58,31 +64,68 @@ impl Graph {
             )
         }?;
         Ok(Graph {
-            context: context.clone(),
-            exec,
-            kernels: kept.kernels.join(", ").into(),
-            kept,
-            latest: Mutex::default(),
+            inner: Arc::new(Inner {
+                context: context.clone(),
+                exec,
+                kernels: kept.kernels.join(", ").into(),
+                kept,
+                latest: Mutex::default(),
+            }),
         })
     }
 
     /// Queues the captured work on a stream of the same context; doesn't wait. A launch begins
-    /// after the graph's previous launch has ended, whatever stream that was on.
+    /// after the graph's previous launch has ended, whatever stream that was on, and after what is
+    /// queued so far on the streams of the buffers that the graph keeps, which then wait for it.
+    ///
+    /// On a stream that is being captured the graph becomes part of the other graph, which keeps it.
     ///
     /// Kernels in the graph run under the promises made to
     /// [`Kernel::launch`](crate::Kernel::launch), which cover every launch of the graph.
     ///
     /// # Errors
-    /// [`DriverError::OtherContext`], or what the driver reports.
+    /// [`DriverError::OtherContext`], [`DriverError::Capturing`] if the stream of a buffer is in a
+    /// capture, or what the driver reports. An error in ordering the streams after the launch is
+    /// reported, too: the graph is running then.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
-        if !self.context.is(stream.context()) {
+        let inner = &self.inner;
+        if !inner.context.is_same(stream.context()) {
             return Err(DriverError::OtherContext {
                 operation: "launching a graph",
             });
         }
-        let _current = self.context.enter()?;
+        let _current = inner.context.enter()?;
+        let _held = stream.hold();
+        if let Some(outer) = stream.capture()? {
+            inner.context.captures().with(outer, |kept| {
+                kept.keep(inner.clone());
+                for home in &inner.kept.homes {
+                    kept.come_home(home);
+                }
+                for kernel in &inner.kept.kernels {
+                    kept.name_kernel(kernel);
+                }
+            });
+            return inner.queue(stream);
+        }
+        stream.order_after(&inner.kept.homes)?;
         // Held across the call, so that `latest` is the latest also among threads.
-        let mut latest = lock(&self.latest);
+        let mut latest = lock(&inner.latest);
+        let launched = inner.queue(stream);
+        if launched.is_ok() {
+            *latest = Some(stream.clone());
+            if !inner.kernels.is_empty() {
+                let mut launches = inner.context.launches();
+                launches.note(stream.raw(), &inner.kernels);
+            }
+        }
+        drop(latest);
+        launched.and(stream.order_before(&inner.kept.homes))
+    }
+}
+
+impl Inner {
+    fn queue(&self, stream: &Stream) -> Result<()> {
         // SAFETY: graph and stream are live and of the current context; what the captured work uses
         // is kept alive by `self` or promised by whoever launched kernels in the capture.
         unsafe {
@@ -91,25 +134,17 @@ impl Graph {
                 format!("launching a graph ({})", self.kernels),
                 graph_launch(self.exec, stream.raw())
             )
-        }?;
-        if !self.kernels.is_empty() {
-            stream
-                .context()
-                .launches()
-                .note(stream.raw(), &self.kernels);
         }
-        *latest = Some(stream.clone());
-        Ok(())
     }
 }
 
 impl fmt::Debug for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Graph({})", self.kernels)
+        write!(f, "Graph({})", self.inner.kernels)
     }
 }
 
-impl Drop for Graph {
+impl Drop for Inner {
     fn drop(&mut self) {
         let _current = self.context.enter_to_release();
         // SAFETY: instantiated by `Graph::instantiate`, and this was its last user. A launch that
@@ -122,12 +157,15 @@ impl Drop for Graph {
             )
         };
         self.context.defer(result);
-        if let Some(latest) = lock(&self.latest).take() {
-            // Memory is freed in the order of the stream it belongs to, so that stream must come
-            // after the last launch.
-            for stream in &self.kept.streams {
-                self.context.defer(stream.come_after(&latest));
-            }
+        let kept = std::mem::take(&mut self.kept);
+        let Some(latest) = lock(&self.latest).take() else {
+            return; // never launched: nothing uses what it kept
+        };
+        // Buffers are freed in the order of their streams, which wait for every launch. How
+        // anything else frees what it has is not known.
+        if kept.opaque && latest.wait_for_end().is_err() {
+            let _value = Box::new(kept);
+            self.context.retire(Retired::Value { _value });
         }
     }
 }
@@ -135,24 +173,38 @@ impl Drop for Graph {
 /// A capture under way; ends when dropped.
 struct Capture<'a> {
     stream: &'a Stream,
-    kept: Option<Arc<Mutex<Kept>>>,
+    /// `None` once it has ended.
+    id: Option<CaptureId>,
 }
 
 impl<'a> Capture<'a> {
     fn begin(stream: &'a Stream) -> Result<Capture<'a>> {
-        let _current = stream.context().enter()?;
-        // Thread-local: what other threads do meanwhile cannot break this capture.
-        // SAFETY: the stream is live and its context current.
-        unsafe {
-            call!(
-                stream,
-                "beginning a capture",
-                stream_begin_capture(stream.raw(), CUstreamCaptureMode::THREAD_LOCAL)
-            )
-        }?;
+        const OPERATION: &str = "beginning a capture";
+        let context = stream.context();
+        let _current = context.enter()?;
+        // Nobody is between looking whether the stream is in a capture and acting on it, and
+        // nobody who looks after this finds that the capture is unknown.
+        let _closed = context.gate().close(OPERATION)?;
+        stream.expect_capture();
+        let id = context.captures().begin(|| {
+            // Thread-local: what other threads do meanwhile cannot break this capture.
+            // SAFETY: the stream is live and its context current.
+            unsafe {
+                call!(
+                    stream,
+                    OPERATION,
+                    stream_begin_capture(stream.raw(), CUstreamCaptureMode::THREAD_LOCAL)
+                )
+            }?;
+            let id = stream.fresh_capture();
+            if id.is_err() {
+                context.defer(end(stream).map(drop));
+            }
+            id
+        })?;
         Ok(Capture {
             stream,
-            kept: Some(stream.context().captures().begin()),
+            id: Some(id),
         })
     }
 
@@ -161,34 +213,37 @@ impl<'a> Capture<'a> {
     }
 
     fn finish(&mut self) -> (Result<RawGraph<'a>>, Kept) {
-        let Some(kept) = self.kept.take() else {
-            return (
-                Err(DriverError::Capturing {
-                    operation: "ending a capture twice",
-                }),
-                Kept::default(),
-            );
-        };
-        let stream = self.stream;
-        let mut raw = CUgraph::NULL;
-        let _current = stream.context().enter_to_release();
-        // SAFETY: `raw` outlives the call; the stream is live, its context current, and its capture
-        // was begun on this thread: a `Capture` never leaves `Graph::capture`.
-        let ended = unsafe {
-            call!(
-                stream,
-                "ending a capture",
-                stream_end_capture(stream.raw(), &mut raw)
-            )
-        };
-        let kept = stream.context().captures().end(&kept);
-        (ended.map(|()| RawGraph { stream, raw }), kept)
+        let ended = end(self.stream);
+        let captures = self.stream.context().captures();
+        let kept = self.id.take().map(|id| captures.end(id));
+        let mut kept = kept.unwrap_or_default();
+        // Buffers that were dropped meanwhile and that nobody kept.
+        let forked = std::mem::take(&mut kept.forked);
+        for stream in forked.iter().chain([self.stream]) {
+            stream.flush();
+        }
+        (ended, kept)
     }
+}
+
+/// Ends a capture that was begun on this thread: a `Capture` never leaves `Graph::capture`.
+fn end(stream: &Stream) -> Result<RawGraph<'_>> {
+    let mut raw = CUgraph::NULL;
+    let _current = stream.context().enter_to_release();
+    // SAFETY: `raw` outlives the call; the stream is live and its context current.
+    let ended = unsafe {
+        call!(
+            stream,
+            "ending a capture",
+            stream_end_capture(stream.raw(), &mut raw)
+        )
+    };
+    ended.map(|()| RawGraph { stream, raw })
 }
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        if self.kept.is_some() {
+        if self.id.is_some() {
             // Given up: the work's own error is already on its way to the caller.
             drop(self.finish());
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use warptile_cuda_sys::{
     CUfunction, CUfunctionAttribute, CUlaunchAttribute, CUlaunchAttributeId,
-    CUlaunchAttributeValue, CUlaunchConfig, CUresult, SYMBOLS, Version,
+    CUlaunchAttributeValue, CUlaunchConfig, CUresult, CUstream, SYMBOLS, Version,
 };
 
 use crate::driver::call;
@@ -223,8 +223,8 @@ impl<P: Pod> Kernel<P> {
     ///
     /// # Errors
     /// [`DriverError::Launch`] for a launch that breaks a limit, [`DriverError::OtherContext`], or
-    /// what the driver reports; each names the kernel. What goes wrong while the kernel runs is
-    /// reported when the stream is next synchronized, again by name.
+    /// what the driver reports; each names the kernel. After an error nothing was queued. What goes
+    /// wrong while the kernel runs is reported when the stream is next synchronized, again by name.
     ///
     /// # Safety
     /// - `P` is the kernel's parameter block, field by field, and `config` is what the kernel was
@@ -236,116 +236,150 @@ impl<P: Pod> Kernel<P> {
     ///   [`used_by`](crate::DeviceBuffer::used_by).
     /// - Nothing else uses what the kernel writes in the meantime.
     /// - If the stream is being captured, all of this holds at each launch of the graph; see
-    ///   [`Stream::keep_for_graph`].
+    ///   [`Stream::keep_in`]. The kernel itself is kept.
     pub unsafe fn launch(&self, stream: &Stream, config: &LaunchConfig, params: &P) -> Result<()> {
         let context = stream.context();
-        if !context.is(self.module.context()) {
+        if !context.is_same(self.module.context()) {
             return Err(DriverError::OtherContext {
                 operation: "launching a kernel",
             });
         }
-        check(config, context.limits(), &self.limits).map_err(|reason| DriverError::Launch {
+        self.check(config)?;
+        let _current = context.enter()?;
+        let _held = stream.hold();
+        // Whatever can fail does so before the launch: after it, an error would say that nothing
+        // runs.
+        let capture = stream.capture()?;
+        if let Some(id) = capture {
+            context.captures().with(id, |kept| {
+                kept.keep(self.module.owner());
+                kept.name_kernel(&self.name);
+            });
+        }
+        // SAFETY: the context is current, and the caller's promise is the same.
+        let (symbol, code) = unsafe { self.submit(stream.raw(), config, params) }?;
+        if code != CUresult::SUCCESS {
+            return Err(stream.failed(symbol, code, self.launching().into()));
+        }
+        if capture.is_none() {
+            context.launches().note(stream.raw(), &self.name);
+        }
+        Ok(())
+    }
+
+    /// Queues the kernel on the stream of somebody else: one call of the driver, and nothing besides
+    /// it. No lock is taken, nothing is allocated, no owner is counted, and nothing is kept for a
+    /// graph or noted for later errors, so that anybody may capture the launch.
+    ///
+    /// # Errors
+    /// [`DriverError::Launch`] for a launch that breaks a limit, or what the driver reports. An error
+    /// in the running kernel shows wherever its stream is next waited for, without its name.
+    ///
+    /// # Safety
+    /// Beside what [`Kernel::launch`] asks for:
+    /// - The kernel's context is current on this thread ([`Context::enter`](crate::Context::enter)),
+    ///   and `stream` is a live stream of it. A default stream is the one that it is for this thread.
+    /// - This kernel lives until the launch has ended, or, where the stream is being captured, as
+    ///   long as the graph can be launched.
+    /// - The caller orders the streams that the buffers belong to.
+    pub unsafe fn launch_raw(
+        &self,
+        stream: CUstream,
+        config: &LaunchConfig,
+        params: &P,
+    ) -> Result<()> {
+        self.check(config)?;
+        // SAFETY: the caller's promise is the same.
+        let (symbol, code) = unsafe { self.submit(stream, config, params) }?;
+        if code == CUresult::SUCCESS {
+            return Ok(());
+        }
+        let driver = self.module.context().driver();
+        Err(driver.failed(symbol, code, self.launching().into()))
+    }
+
+    fn check(&self, config: &LaunchConfig) -> Result<()> {
+        let limits = self.module.context().limits();
+        check(config, limits, &self.limits).map_err(|reason| DriverError::Launch {
             kernel: self.name.to_string(),
             reason,
-        })?;
-        let _current = context.enter()?;
+        })
+    }
+
+    fn launching(&self) -> String {
+        format!("launching kernel {}", self.name)
+    }
+
+    /// Makes the one call of a launch; returns the function and its answer.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch_raw`].
+    unsafe fn submit(
+        &self,
+        stream: CUstream,
+        config: &LaunchConfig,
+        params: &P,
+    ) -> Result<(&'static str, CUresult)> {
+        let api = self.module.context().api();
         let mut params: *mut c_void = std::ptr::from_ref(params).cast_mut().cast();
         let params: *mut *mut c_void = if size_of::<P>() == 0 {
             std::ptr::null_mut()
         } else {
             &mut params
         };
-        let operation = || format!("launching kernel {}", self.name);
         let ([gx, gy, gz], [bx, by, bz]) = (config.grid, config.block);
-        let (shared, raw) = (config.dynamic_shared_bytes, stream.raw());
-        let launched = if config.cluster.is_some() {
-            // SAFETY: passed on to the caller.
-            unsafe { self.launch_with_attributes(stream, config, params) }
-        } else if config.cooperative {
+        let shared = config.dynamic_shared_bytes;
+        if config.cluster.is_some() || config.programmatic {
+            let symbol = SYMBOLS.launch_kernel_ex;
+            let Some(launch) = api.launch_kernel_ex else {
+                let operation = "launching a kernel with attributes";
+                return Err(lacks_function(operation, symbol, Version(11_080)));
+            };
+            let attributes = Attributes::of(config);
+            let raw_config = attributes.raw_config(config, stream);
+            // SAFETY: the configuration and its attributes outlive the call; the rest is as below.
+            let code = unsafe { launch(&raw_config, self.function, params, std::ptr::null_mut()) };
+            return Ok((symbol, code));
+        }
+        if config.cooperative {
+            let launch = api.launch_cooperative_kernel;
             // SAFETY: the context is current, function and stream are live; `params` points at one
             // pointer to a `P`, which the driver copies before it returns, and the kernel takes one
             // `P`. The rest is the caller's promise.
-            unsafe {
-                call!(
+            let code = unsafe {
+                launch(
+                    self.function,
+                    gx,
+                    gy,
+                    gz,
+                    bx,
+                    by,
+                    bz,
+                    shared,
                     stream,
-                    operation(),
-                    launch_cooperative_kernel(
-                        self.function,
-                        gx,
-                        gy,
-                        gz,
-                        bx,
-                        by,
-                        bz,
-                        shared,
-                        raw,
-                        params
-                    )
+                    params,
                 )
-            }
-        } else {
-            // SAFETY: as above.
-            unsafe {
-                call!(
-                    stream,
-                    operation(),
-                    launch_kernel(
-                        self.function,
-                        gx,
-                        gy,
-                        gz,
-                        bx,
-                        by,
-                        bz,
-                        shared,
-                        raw,
-                        params,
-                        std::ptr::null_mut()
-                    )
-                )
-            }
+            };
+            return Ok((SYMBOLS.launch_cooperative_kernel, code));
+        }
+        let (launch, extra) = (api.launch_kernel, std::ptr::null_mut());
+        // SAFETY: as above.
+        let code = unsafe {
+            launch(
+                self.function,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                shared,
+                stream,
+                params,
+                extra,
+            )
         };
-        if launched.is_ok() {
-            self.note(stream)?;
-        }
-        launched
-    }
-
-    /// # Safety
-    /// As [`Kernel::launch`]; `params` is what `cuLaunchKernelEx` takes.
-    unsafe fn launch_with_attributes(
-        &self,
-        stream: &Stream,
-        config: &LaunchConfig,
-        params: *mut *mut c_void,
-    ) -> Result<()> {
-        let operation = "launching a kernel with clusters";
-        let Some(launch) = stream.api().launch_kernel_ex else {
-            let symbol = SYMBOLS.launch_kernel_ex;
-            return Err(lacks_function(operation, symbol, Version(11_080)));
-        };
-        let attributes = attributes_of(config);
-        let raw_config = raw_config(config, stream, &attributes);
-        // SAFETY: the configuration and its attributes outlive the call; the rest is the caller's
-        // promise.
-        let code = unsafe { launch(&raw_config, self.function, params, std::ptr::null_mut()) };
-        if code == CUresult::SUCCESS {
-            return Ok(());
-        }
-        let operation = format!("launching kernel {}", self.name);
-        Err(stream.failed(SYMBOLS.launch_kernel_ex, code, operation.into()))
-    }
-
-    /// Remembers the launch, so that a later error can name the kernel.
-    fn note(&self, stream: &Stream) -> Result<()> {
-        let context = stream.context();
-        if context.captures().active() && stream.is_capturing()? {
-            context.captures().note(&self.name);
-            context.captures().keep(Arc::new(self.module.clone()));
-        } else {
-            context.launches().note(stream.raw(), &self.name);
-        }
-        Ok(())
+        Ok((SYMBOLS.launch_kernel, code))
     }
 
     /// How many blocks of this kernel a multiprocessor can hold at once.
@@ -385,8 +419,8 @@ impl<P: Pod> Kernel<P> {
             return Err(lacks_function(operation, symbol, Version(11_080)));
         };
         let _current = context.enter()?;
-        let attributes = attributes_of(config);
-        let raw_config = raw_config(config, stream, &attributes);
+        let attributes = Attributes::of(config);
+        let raw_config = attributes.raw_config(config, stream.raw());
         let mut clusters = 0;
         // SAFETY: all outlive the call; the function is live and its context current.
         match unsafe { max_active_clusters(&mut clusters, self.function, &raw_config) } {
@@ -401,47 +435,70 @@ impl<P: Pod> Kernel<P> {
 }
 
 /// What a launch asks for beyond grid, block and shared memory.
-fn attributes_of(config: &LaunchConfig) -> Vec<CUlaunchAttribute> {
-    let attribute = |id, value| CUlaunchAttribute {
-        id,
-        pad: [0; 4],
-        value,
-    };
-    let mut attributes = Vec::with_capacity(2);
-    if let Some(cluster_dim) = config.cluster {
-        attributes.push(attribute(
-            CUlaunchAttributeId::CLUSTER_DIMENSION,
-            CUlaunchAttributeValue { cluster_dim },
-        ));
-    }
-    if config.cooperative {
-        attributes.push(attribute(
-            CUlaunchAttributeId::COOPERATIVE,
-            CUlaunchAttributeValue { cooperative: 1 },
-        ));
-    }
-    attributes
+struct Attributes {
+    list: [CUlaunchAttribute; 3],
+    count: usize,
 }
 
-/// The driver's form of a launch; valid as long as `attributes` lives.
-fn raw_config(
-    config: &LaunchConfig,
-    stream: &Stream,
-    attributes: &[CUlaunchAttribute],
-) -> CUlaunchConfig {
-    let ([grid_dim_x, grid_dim_y, grid_dim_z], [block_dim_x, block_dim_y, block_dim_z]) =
-        (config.grid, config.block);
-    CUlaunchConfig {
-        grid_dim_x,
-        grid_dim_y,
-        grid_dim_z,
-        block_dim_x,
-        block_dim_y,
-        block_dim_z,
-        shared_mem_bytes: config.dynamic_shared_bytes,
-        stream: stream.raw(),
-        attrs: attributes.as_ptr(),
-        num_attrs: attributes.len() as u32,
+impl Attributes {
+    fn of(config: &LaunchConfig) -> Attributes {
+        let ignored = CUlaunchAttribute {
+            id: CUlaunchAttributeId::IGNORE,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { words: [0; 8] },
+        };
+        let mut attributes = Attributes {
+            list: [ignored; 3],
+            count: 0,
+        };
+        if let Some(cluster_dim) = config.cluster {
+            attributes.push(
+                CUlaunchAttributeId::CLUSTER_DIMENSION,
+                CUlaunchAttributeValue { cluster_dim },
+            );
+        }
+        if config.cooperative {
+            attributes.push(
+                CUlaunchAttributeId::COOPERATIVE,
+                CUlaunchAttributeValue { cooperative: 1 },
+            );
+        }
+        if config.programmatic {
+            attributes.push(
+                CUlaunchAttributeId::PROGRAMMATIC_STREAM_SERIALIZATION,
+                CUlaunchAttributeValue {
+                    programmatic_stream_serialization_allowed: 1,
+                },
+            );
+        }
+        attributes
+    }
+
+    fn push(&mut self, id: CUlaunchAttributeId, value: CUlaunchAttributeValue) {
+        self.list[self.count] = CUlaunchAttribute {
+            id,
+            pad: [0; 4],
+            value,
+        };
+        self.count += 1;
+    }
+
+    /// The driver's form of a launch; valid as long as the attributes live.
+    fn raw_config(&self, config: &LaunchConfig, stream: CUstream) -> CUlaunchConfig {
+        let ([grid_dim_x, grid_dim_y, grid_dim_z], [block_dim_x, block_dim_y, block_dim_z]) =
+            (config.grid, config.block);
+        CUlaunchConfig {
+            grid_dim_x,
+            grid_dim_y,
+            grid_dim_z,
+            block_dim_x,
+            block_dim_y,
+            block_dim_z,
+            shared_mem_bytes: config.dynamic_shared_bytes,
+            stream,
+            attrs: self.list.as_ptr(),
+            num_attrs: self.count as u32,
+        }
     }
 }
 

@@ -23,6 +23,9 @@ pub struct LaunchConfig {
     pub cluster: Option<[u32; 3]>,
     /// Whether all blocks are resident at once, so that the grid can synchronize.
     pub cooperative: bool,
+    /// Whether the launch may begin before its predecessor in the stream has ended (compute
+    /// capability 9.0 and newer). The kernel itself waits for it, by `griddepcontrol.wait`.
+    pub programmatic: bool,
 }
 
 impl LaunchConfig {
@@ -35,6 +38,7 @@ impl LaunchConfig {
             dynamic_shared_bytes: 0,
             cluster: None,
             cooperative: false,
+            programmatic: false,
         }
     }
 
@@ -61,6 +65,16 @@ impl LaunchConfig {
     pub const fn cooperative(self) -> LaunchConfig {
         LaunchConfig {
             cooperative: true,
+            ..self
+        }
+    }
+
+    /// With a beginning before the end of what precedes it in the stream; see
+    /// [`LaunchConfig::programmatic`].
+    #[must_use]
+    pub const fn programmatic(self) -> LaunchConfig {
+        LaunchConfig {
+            programmatic: true,
             ..self
         }
     }

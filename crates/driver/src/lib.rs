@@ -51,18 +51,21 @@ mod device;
 mod driver;
 mod error;
 mod event;
+mod gate;
 mod graph;
 mod image;
 mod kernel;
 mod launch;
 mod module;
+mod order;
 mod pinned;
-mod shim;
+mod scratch;
+mod staging;
 mod stream;
 mod tensor_map;
-pub use shim::*;
 
 pub use buffer::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+pub use capture::CaptureId;
 pub use context::{Context, Current};
 pub use device::Device;
 pub use driver::Driver;
@@ -73,7 +76,9 @@ pub use kernel::{Kernel, KernelOptions};
 pub use launch::{LaunchConfig, LaunchError};
 pub use module::Module;
 pub use pinned::{PendingCopy, PinnedBuffer};
-pub use stream::Stream;
+pub use scratch::Scratch;
+pub use staging::{Staged, Staging};
+pub use stream::{Held, Stream};
 pub use tensor_map::{Swizzle, TensorMap, TensorMapElement, TiledTensorMap};
 
 /// The raw types and the function table.

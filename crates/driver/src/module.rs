@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use warptile_cuda_sys::{CUdeviceptr, CUfunction, CUjitOption, CUmodule, SYMBOLS};
 
-use crate::context::Context;
+use crate::capture::Owner;
+use crate::context::{Context, Retired};
 use crate::driver::call;
 use crate::error::{DriverError, Result};
 use crate::image;
@@ -14,14 +15,17 @@ use crate::image;
 /// Bytes set aside for each of the driver's compiler logs.
 const LOG_BYTES: usize = 8 << 10;
 
-/// Kernels and variables loaded into a context. A cheap handle; unloaded, after waiting for the
-/// context, when the last clone and the last [`Kernel`](crate::Kernel) of it are gone.
+/// Kernels and variables loaded into a context. A cheap handle. When the last clone and the last
+/// [`Kernel`](crate::Kernel) of it are gone, it is given up without waiting, as its kernels may still
+/// run and others may have captures under way; it is unloaded by the next [`Context::synchronize`],
+/// or with the context.
 #[derive(Clone)]
 pub struct Module {
-    inner: Arc<Inner>,
+    inner: Arc<Loaded>,
 }
 
-struct Inner {
+/// What is loaded.
+pub(crate) struct Loaded {
     context: Context,
     raw: CUmodule,
     log: String,
@@ -67,7 +71,7 @@ impl Module {
         };
         if code == warptile_cuda_sys::CUresult::SUCCESS {
             return Ok(Module {
-                inner: Arc::new(Inner {
+                inner: Arc::new(Loaded {
                     context: context.clone(),
                     raw,
                     log: text_of(&infos),
@@ -121,6 +125,11 @@ impl Module {
         Ok((pointer, bytes))
     }
 
+    /// What keeps the module loaded.
+    pub(crate) fn owner(&self) -> Owner {
+        self.inner.clone()
+    }
+
     pub(crate) fn function(&self, entry: &str) -> Result<CUfunction> {
         let entry_c = c_name(entry)?;
         let _current = self.context().enter()?;
@@ -155,33 +164,8 @@ impl fmt::Debug for Module {
     }
 }
 
-impl Drop for Inner {
+impl Drop for Loaded {
     fn drop(&mut self) {
-        if self.raw.is_null() {
-            return;
-        }
-        if self.context.captures().active() {
-            // Waiting would break the capture, and the graph may launch the module's kernels: it
-            // takes the module over.
-            let moved = Inner {
-                context: self.context.clone(),
-                raw: std::mem::replace(&mut self.raw, CUmodule::NULL),
-                log: String::new(),
-            };
-            self.context.captures().keep(Arc::new(moved));
-            return;
-        }
-        // A kernel of the module may still be running, and its code must not go from under it. The
-        // first wait may only have repeated an error of earlier work; if the second fails too, the
-        // context is lost and the module with it.
-        let _current = self.context.enter_to_release();
-        if let Err(error) = self.context.drain().or_else(|_| self.context.drain()) {
-            self.context.defer(Err(error));
-            return;
-        }
-        // SAFETY: loaded by `Module::load`, and this was its last user.
-        let unloaded =
-            unsafe { call!(&self.context, "unloading a module", module_unload(self.raw)) };
-        self.context.defer(unloaded);
+        self.context.retire(Retired::Module(self.raw));
     }
 }

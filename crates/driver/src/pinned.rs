@@ -1,5 +1,6 @@
 //! Page-locked host memory, and copies that are still running.
 
+use std::ffi::c_void;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -10,7 +11,7 @@ use warptile_cuda_sys::{CU_MEMHOSTALLOC_PORTABLE, CUresult, SYMBOLS};
 use crate::buffer::bytes_of;
 use crate::context::Context;
 use crate::driver::call;
-use crate::error::Result;
+use crate::error::{DriverError, Result};
 use crate::event::Event;
 use crate::stream::Stream;
 
@@ -32,11 +33,14 @@ impl<T: Pod> PinnedBuffer<T> {
     ///
     /// # Errors
     /// What the driver reports; the system limits how much memory can be pinned.
+    /// [`DriverError::Alignment`] if the memory is not aligned for `T`: it is to a page, which few
+    /// types exceed.
     pub fn zeroed(context: &Context, len: usize) -> Result<PinnedBuffer<T>> {
         let bytes = bytes_of::<T>(len)?;
         let mut values = NonNull::dangling();
         if bytes != 0 {
             let _current = context.enter()?;
+            let _relaxed = context.relaxed()?;
             let mut memory = std::ptr::null_mut();
             // SAFETY: `memory` outlives the call and the context is current.
             unsafe {
@@ -53,7 +57,15 @@ impl<T: Pod> PinnedBuffer<T> {
                     "pinning host memory: the driver returned a null pointer".into(),
                 ));
             };
-            // SAFETY: the driver has just handed over `bytes` bytes, page-aligned.
+            if !memory.is_aligned() {
+                free(context, memory.as_ptr().cast());
+                return Err(DriverError::Alignment {
+                    address: memory.addr().get(),
+                    alignment: align_of::<T>(),
+                    element: std::any::type_name::<T>(),
+                });
+            }
+            // SAFETY: the driver has just handed over `bytes` bytes.
             unsafe { memory.cast::<u8>().write_bytes(0, bytes) };
             values = memory;
         }
@@ -108,17 +120,19 @@ impl<T: Pod> Drop for PinnedBuffer<T> {
         if self.byte_len() == 0 {
             return;
         }
-        let _current = self.context.enter_to_release();
-        // SAFETY: allocated by `zeroed`, freed once, and no copy uses it: it would own it.
-        let result = unsafe {
-            call!(
-                &self.context,
-                "freeing pinned memory",
-                mem_free_host(self.values.as_ptr().cast())
-            )
-        };
-        self.context.defer(result);
+        // No copy uses it: that would own it.
+        free(&self.context, self.values.as_ptr().cast());
     }
+}
+
+/// Frees pinned memory that no copy uses any more.
+fn free(context: &Context, memory: *mut c_void) {
+    let _current = context.enter_to_release();
+    let relaxed = context.relaxed();
+    // SAFETY: allocated by `PinnedBuffer::zeroed`, whose callers here give it up.
+    let freed = unsafe { call!(context, "freeing pinned memory", mem_free_host(memory)) };
+    context.defer(freed);
+    context.defer(relaxed.map(drop));
 }
 
 /// A copy between pinned and device memory that may still be running. It owns the pinned memory:

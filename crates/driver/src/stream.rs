@@ -1,22 +1,28 @@
 //! Streams: queues of work, owned or borrowed.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use warptile_cuda_sys::{
-    CU_STREAM_NON_BLOCKING, CUcontext, CUresult, CUstream, CUstreamCaptureStatus, DriverApi,
-    SYMBOLS,
+    CU_STREAM_NON_BLOCKING, CUcontext, CUdeviceptr, CUresult, CUstream, CUstreamCaptureStatus,
+    DriverApi, SYMBOLS,
 };
 
-use crate::context::Context;
+use crate::capture::{CaptureId, Owner};
+use crate::context::{Context, Retired, lock};
 use crate::driver::call;
 use crate::error::{DriverError, Result};
 use crate::event::Event;
+use crate::gate::Pass;
 
 /// A queue of work on a device. A cheap handle: clones are the same stream, which is destroyed
 /// when the last of them and the last buffer that belongs to it are gone.
+///
+/// A `Stream` is exactly one CUDA stream, whatever thread it is used on.
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<Inner>,
@@ -26,6 +32,13 @@ struct Inner {
     context: Context,
     raw: CUstream,
     holder: Holder,
+    /// Whether the stream may be in a capture, as far as this crate has taken it into one. Of a
+    /// borrowed stream nobody but the driver knows.
+    maybe_captured: AtomicBool,
+    /// See [`Stream::attached`].
+    attached: Mutex<HashMap<TypeId, Owner>>,
+    /// Memory that was dropped while the stream was in a capture.
+    orphans: Mutex<Vec<Freed>>,
 }
 
 /// Who destroys the stream.
@@ -34,8 +47,40 @@ enum Holder {
     /// Someone else, not before this is dropped.
     Owner {
         /// Held only to be dropped.
-        _owner: Arc<dyn Any + Send + Sync>,
+        _owner: Owner,
     },
+}
+
+/// Memory of a stream on its way back.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Freed {
+    pub(crate) pointer: CUdeviceptr,
+    /// From the context's pool, so freed in stream order; else after waiting.
+    pub(crate) pooled: bool,
+}
+
+/// Whether a stream is in a capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// In none.
+    Free,
+    /// In this one.
+    In(CaptureId),
+    /// In one that something has broken.
+    Broken,
+}
+
+/// While it lives, nothing of this crate takes a stream of the context into a capture: see
+/// [`Stream::hold`].
+#[must_use = "streams are held only as long as this lives"]
+pub struct Held<'a> {
+    _pass: Pass<'a>,
+}
+
+impl fmt::Debug for Held<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Held")
+    }
 }
 
 impl Stream {
@@ -63,20 +108,31 @@ impl Stream {
                 stream_create_with_priority(&mut raw, CU_STREAM_NON_BLOCKING, priority)
             )
         }?;
-        Ok(Stream {
+        Ok(Stream::of(context, raw, Holder::Us))
+    }
+
+    fn of(context: &Context, raw: CUstream, holder: Holder) -> Stream {
+        Stream {
             inner: Arc::new(Inner {
                 context: context.clone(),
                 raw,
-                holder: Holder::Us,
+                holder,
+                maybe_captured: AtomicBool::new(false),
+                attached: Mutex::default(),
+                orphans: Mutex::default(),
             }),
-        })
+        }
     }
 
     /// Borrows a stream that someone else made: cudarc, candle, PyTorch, or raw CUDA. It is never
-    /// destroyed here; `owner` is dropped when the last clone is. A null handle is the legacy
-    /// default stream.
+    /// destroyed here; `owner` is dropped when the last clone is. A null handle and
+    /// [`CUstream::LEGACY`] are the legacy default stream.
+    ///
+    /// Its owner may capture it. So where it counts, the driver is asked whether it is being
+    /// captured: one call more for a launch, an allocation or a drop.
     ///
     /// # Errors
+    /// [`DriverError::PerThreadStream`] for [`CUstream::PER_THREAD`], and
     /// [`DriverError::ForeignContext`] if the stream is not of this context.
     ///
     /// # Safety
@@ -86,6 +142,11 @@ impl Stream {
         raw: CUstream,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Stream> {
+        let raw = match raw {
+            CUstream::PER_THREAD => return Err(DriverError::PerThreadStream),
+            CUstream::LEGACY => CUstream::NULL,
+            raw => raw,
+        };
         let _current = context.enter()?;
         let mut of = CUcontext::NULL;
         // SAFETY: `of` outlives the call, and the caller promises that the stream is live.
@@ -101,13 +162,13 @@ impl Stream {
                 device: format!("{:?}", context.device()),
             });
         }
-        Ok(Stream {
-            inner: Arc::new(Inner {
-                context: context.clone(),
-                raw,
-                holder: Holder::Owner { _owner: owner },
-            }),
-        })
+        Ok(Stream::of(context, raw, Holder::Owner { _owner: owner }))
+    }
+
+    /// Whether both are the same CUDA stream: the handle and the context.
+    #[must_use]
+    pub fn is_same(&self, other: &Stream) -> bool {
+        self.raw() == other.raw() && self.context().is_same(other.context())
     }
 
     /// The context the stream belongs to.
@@ -129,7 +190,9 @@ impl Stream {
     /// it. Errors that destructors met on the way are reported here too.
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.context().enter()?;
-        self.refuse_capture("waiting for the stream")?;
+        let held = self.outside_captures("waiting for the stream")?;
+        self.free_orphans();
+        drop(held);
         self.synchronize_in_context()
     }
 
@@ -151,9 +214,9 @@ impl Stream {
     pub(crate) fn finish_copy(&self, queued: Result<()>) -> Result<()> {
         let done = self.synchronize_in_context();
         if done.is_err() {
-            // The stream could not be waited for; the context is the second way. If that fails too
-            // the context is lost, and the device does no more work for it.
-            self.context().defer(self.context().drain());
+            // There are other ways. If all fail the context is lost, and the device does no more
+            // work for it.
+            self.context().defer(self.inner.wait());
         }
         queued.and(done)
     }
@@ -179,12 +242,27 @@ impl Stream {
         self.context().settle(Some(self.raw()), done).map(|()| true)
     }
 
-    /// Makes what is queued from now on wait for the event; the host doesn't wait.
+    /// Makes what is queued from now on wait for the event; the host doesn't wait. An event that was
+    /// recorded in a capture takes this stream into it.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// [`DriverError::Held`] if the stream would enter a capture while this thread holds streams;
+    /// or what the driver reports: a capture cannot wait for what is outside of it.
     pub fn wait(&self, event: &Event) -> Result<()> {
         let _current = self.context().enter()?;
+        let entered = match event.capture() {
+            Some(id) if self.status()? != Status::In(id) => Some(id),
+            _ => None,
+        };
+        let closed = match entered {
+            Some(_) => {
+                let gate = self.context().gate();
+                let closed = gate.close("taking a stream into a capture")?;
+                self.inner.maybe_captured.store(true, Ordering::Release);
+                Some(closed)
+            }
+            None => None,
+        };
         // SAFETY: both are live; an event of another context or device is allowed here.
         unsafe {
             call!(
@@ -192,7 +270,12 @@ impl Stream {
                 "making a stream wait for an event",
                 stream_wait_event(self.raw(), event.raw(), 0)
             )
+        }?;
+        drop(closed);
+        if let Some(id) = entered {
+            event.context().captures().fork(id, self);
         }
+        Ok(())
     }
 
     /// Makes the event happen when everything queued so far is done.
@@ -200,12 +283,14 @@ impl Stream {
     /// # Errors
     /// [`DriverError::OtherContext`], or what the driver reports.
     pub fn record(&self, event: &Event) -> Result<()> {
-        if !self.context().is(event.context()) {
+        if !self.context().is_same(event.context()) {
             return Err(DriverError::OtherContext {
                 operation: "recording an event",
             });
         }
         let _current = self.context().enter()?;
+        let _held = self.hold();
+        let capture = self.capture()?;
         // SAFETY: both are live and of the current context.
         unsafe {
             call!(
@@ -213,16 +298,19 @@ impl Stream {
                 "recording an event",
                 event_record(event.raw(), self.raw())
             )
-        }
+        }?;
+        event.set_capture(capture);
+        Ok(())
     }
 
     /// Makes what is queued here from now on wait for what is queued on `other` so far. Streams of
-    /// different devices may wait for each other.
+    /// different devices may wait for each other. If the other stream is in a capture, this one
+    /// enters it.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// As [`Stream::wait`].
     pub fn wait_for(&self, other: &Stream) -> Result<()> {
-        if self.raw() == other.raw() && self.context().is(other.context()) {
+        if self.is_same(other) {
             return Ok(());
         }
         let event = Event::new(other.context())?;
@@ -230,14 +318,17 @@ impl Stream {
         self.wait(&event)
     }
 
-    /// [`Stream::wait_for`] where memory safety hangs on it: if the streams cannot be ordered, waits
-    /// for the device instead.
-    pub(crate) fn come_after(&self, other: &Stream) -> Result<()> {
-        let ordered = self.wait_for(other);
-        if ordered.is_err() {
-            self.context().defer(other.context().drain());
+    /// Waits until everything queued so far is done, in one way or another, for the sake of memory
+    /// that it uses.
+    pub(crate) fn wait_out(&self) {
+        let context = self.context();
+        if matches!(self.status(), Ok(Status::In(_) | Status::Broken)) {
+            return; // nothing runs before the graph is launched
         }
-        ordered
+        let _current = context.enter_to_release();
+        if self.inner.wait().is_err() {
+            context.lose_order();
+        }
     }
 
     /// Whether the stream is being captured into a graph, by [`Graph`](crate::Graph) or by others.
@@ -258,23 +349,226 @@ impl Stream {
         Ok(status != CUstreamCaptureStatus::NONE)
     }
 
-    /// If this stream is being captured by a [`Graph`](crate::Graph), the graph keeps `what` alive
-    /// as long as it can be launched; otherwise does nothing. Say this of everything a kernel
-    /// launched on a caller's stream uses; buffers copied or filled here are kept without asking.
-    pub fn keep_for_graph(&self, what: Arc<dyn Any + Send + Sync>) {
-        self.context().captures().keep(what);
+    /// The capture that the stream is in, whoever began it, for
+    /// [`keep_in`](Stream::keep_in) and [`attached_in`](Stream::attached_in). Under a
+    /// [`hold`](Stream::hold) the answer stays true as far as this crate can tell.
+    ///
+    /// Costs a call of the driver for a borrowed stream. For an owned one it costs nothing unless a
+    /// capture of ours is under way: others do not capture it.
+    ///
+    /// # Errors
+    /// What the driver reports, such as a capture that something has broken.
+    pub fn capture(&self) -> Result<Option<CaptureId>> {
+        match self.status()? {
+            Status::Free => Ok(None),
+            Status::In(id) => Ok(Some(id)),
+            Status::Broken => Err(self.broken()),
+        }
+    }
+
+    fn broken(&self) -> DriverError {
+        let code = CUresult::ERROR_STREAM_CAPTURE_INVALIDATED;
+        self.failed(SYMBOLS.stream_get_capture_info, code, ASKING.into())
+    }
+
+    /// [`Stream::capture`], told apart from a broken capture.
+    pub(crate) fn status(&self) -> Result<Status> {
+        if self.inner.is_surely_free() {
+            return Ok(Status::Free);
+        }
+        // So that the stream does not enter a capture between the question and the note of its
+        // answer.
+        let _pass = self.context().pass();
+        let status = self.ask()?;
+        if status == Status::Free {
+            self.inner.maybe_captured.store(false, Ordering::Release);
+        }
+        Ok(status)
+    }
+
+    /// Asks the driver for the stream's capture.
+    fn ask(&self) -> Result<Status> {
+        let _current = self.context().enter()?;
+        let (mut status, mut id) = (CUstreamCaptureStatus::NONE, 0);
+        // SAFETY: both results outlive the call, which leaves out the others for null pointers; the
+        // stream is live and its context current.
+        unsafe {
+            call!(
+                self,
+                ASKING,
+                stream_get_capture_info(
+                    self.raw(),
+                    &mut status,
+                    &mut id,
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut()
+                )
+            )
+        }?;
+        Ok(match status {
+            CUstreamCaptureStatus::NONE => Status::Free,
+            CUstreamCaptureStatus::ACTIVE => Status::In(CaptureId::new(id)),
+            _ => Status::Broken,
+        })
+    }
+
+    /// Keeps this crate from taking streams of the context into captures while the result lives:
+    /// [`Graph::capture`](crate::Graph::capture) on another thread waits for that, and on this one
+    /// it is an error. For who asks for the [`capture`](Stream::capture) and then launches by the
+    /// answer; to be held briefly, and not over a wait for the device.
+    pub fn hold(&self) -> Held<'_> {
+        Held {
+            _pass: self.context().pass(),
+        }
+    }
+
+    /// If this stream is in a capture, has its graph keep `what` alive; otherwise does nothing. See
+    /// [`Stream::keep_in`].
+    ///
+    /// # Errors
+    /// What the driver reports when asked for the capture.
+    pub fn keep_for_graph(&self, what: Arc<dyn Any + Send + Sync>) -> Result<()> {
+        let _held = self.hold();
+        if let Some(capture) = self.capture()? {
+            self.keep_in(capture, what);
+        }
+        Ok(())
+    }
+
+    /// Has the graph of a capture keep `what` alive as long as it can be launched. Say this of
+    /// everything a kernel uses that is launched on a caller's stream; buffers copied or filled here
+    /// and the modules of launched kernels are kept without asking.
+    ///
+    /// Launches of a [`Graph`](crate::Graph) are ordered with the stream of a buffer whose
+    /// [`owner`](crate::DeviceBuffer::owner) it keeps. Of anything else it is not known how it frees
+    /// what it has: a graph that keeps such a thing waits for its last launch when it is dropped,
+    /// and what belongs to a stream in there is not ordered.
+    ///
+    /// If somebody else began the capture, the end of its graph is not seen: `what` is kept for good.
+    pub fn keep_in(&self, capture: CaptureId, what: Arc<dyn Any + Send + Sync>) {
+        self.context()
+            .captures()
+            .with(capture, |kept| kept.keep(what));
+    }
+
+    /// The stream's value of type `T`, made by `make` if it has none: one for each `Stream` and type,
+    /// such as the workspace of the kernels that are launched on it, of which two never overlap.
+    ///
+    /// The value lives as long as the stream, and is dropped when the stream's work is done. So it
+    /// must not hold the stream itself, nor a buffer of it: [`Scratch`](crate::Scratch) is device
+    /// memory without a stream. Streams that are borrowed twice have a value each.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn attached<T: Any + Send + Sync, E>(
+        &self,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Arc<T>, E> {
+        let key = TypeId::of::<T>();
+        let known = lock(&self.inner.attached).get(&key).cloned();
+        if let Some(found) = known.and_then(|value| value.downcast().ok()) {
+            return Ok(found);
+        }
+        // Not under the lock, as this may do anything. Of two made at once, one is used.
+        let made = Arc::new(make()?);
+        let mut attached = lock(&self.inner.attached);
+        let value = attached.entry(key).or_insert_with(|| made.clone()).clone();
+        drop(attached);
+        Ok(value.downcast().unwrap_or(made))
+    }
+
+    /// The capture's value of type `T` on this stream, made by `make` if it has none. A capture may
+    /// fork onto several streams, which run side by side, so each has its own.
+    ///
+    /// For a capture of [`Graph`](crate::Graph) the value lives as long as the graph. If somebody
+    /// else began the capture, it lives as long as the context, or for good if it holds a handle of
+    /// it. A value is best made of [`Scratch`](crate::Scratch) or of
+    /// [`permanent_zeroed`](Context::permanent_zeroed) memory, which captures do not notice.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn attached_in<T: Any + Send + Sync, E>(
+        &self,
+        capture: CaptureId,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Arc<T>, E> {
+        let handle = self.raw().0.addr();
+        self.context().captures().attached(capture, handle, make)
     }
 
     /// Refuses what would break a capture, before the driver breaks it.
     pub(crate) fn refuse_capture(&self, operation: &'static str) -> Result<()> {
-        // Only a capture begun through this crate, or on a stream that others hold, can be under
-        // way, so the common case asks the driver nothing.
-        let possible =
-            self.context().captures().active() || matches!(self.inner.holder, Holder::Owner { .. });
-        if possible && self.is_capturing()? {
-            return Err(DriverError::Capturing { operation });
+        match self.status()? {
+            Status::Free => Ok(()),
+            _ => Err(DriverError::Capturing { operation }),
         }
-        Ok(())
+    }
+
+    /// [`Stream::refuse_capture`] for what is queued while the result lives.
+    pub(crate) fn outside_captures(&self, operation: &'static str) -> Result<Held<'_>> {
+        let held = self.hold();
+        self.refuse_capture(operation)?;
+        Ok(held)
+    }
+
+    /// The capture that has just begun here; asked while the gate is closed.
+    pub(crate) fn fresh_capture(&self) -> Result<CaptureId> {
+        match self.ask()? {
+            Status::In(id) => Ok(id),
+            _ => Err(self.broken()),
+        }
+    }
+
+    /// Frees what was dropped during a capture, if that is over.
+    pub(crate) fn flush(&self) {
+        if lock(&self.inner.orphans).is_empty() {
+            return;
+        }
+        let _current = self.context().enter_to_release();
+        let _held = self.hold();
+        if let Ok(Status::Free) = self.status() {
+            self.free_orphans();
+        }
+    }
+
+    /// Waits until everything queued so far is done, without the bookkeeping of
+    /// [`Stream::synchronize`] and whatever captures others have under way.
+    pub(crate) fn wait_for_end(&self) -> Result<()> {
+        let _current = self.context().enter_to_release();
+        self.refuse_capture("waiting for the stream")?;
+        self.inner.wait()
+    }
+
+    /// Notes that a capture is about to begin here.
+    pub(crate) fn expect_capture(&self) {
+        self.inner.maybe_captured.store(true, Ordering::Release);
+    }
+
+    /// Frees memory in the stream's order; what is dropped while the stream is in a capture, by any
+    /// thread, is freed when that is over.
+    pub(crate) fn give_back(&self, memory: Freed) {
+        let context = self.context();
+        let _current = context.enter_to_release();
+        let _held = self.hold();
+        match self.status() {
+            Ok(Status::Free) => {
+                self.free_orphans();
+                self.inner.free(memory);
+            }
+            other => {
+                context.defer(other.map(drop));
+                lock(&self.inner.orphans).push(memory);
+            }
+        }
+    }
+
+    /// Frees what was dropped during a capture that is over. The context is current.
+    pub(crate) fn free_orphans(&self) {
+        let orphans = std::mem::take(&mut *lock(&self.inner.orphans));
+        for memory in orphans {
+            self.inner.free(memory);
+        }
     }
 
     pub(crate) fn api(&self) -> &DriverApi {
@@ -298,20 +592,142 @@ impl fmt::Debug for Stream {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if matches!(self.holder, Holder::Us) {
-            let _current = self.context.enter_to_release();
-            // SAFETY: this was the last user of a stream created here. Work still queued on it is
-            // finished by the driver before the stream's resources go.
-            let result = unsafe {
+impl PartialEq for Stream {
+    fn eq(&self, other: &Stream) -> bool {
+        self.is_same(other)
+    }
+}
+
+impl Eq for Stream {}
+
+/// What [`Stream::status`] does, in words.
+const ASKING: &str = "asking which capture the stream is in";
+
+impl Inner {
+    /// Frees memory of a stream that is in no capture; its context is current.
+    fn free(&self, memory: Freed) {
+        let context = &self.context;
+        // Where work is out of order, memory that cannot be waited for is left alone.
+        let freed = context.is_in_order().and_then(|()| match memory.pooled {
+            true => self.free_in_order(memory.pointer),
+            false => self.free_after_wait(memory.pointer),
+        });
+        context.defer(freed);
+    }
+
+    fn free_in_order(&self, pointer: CUdeviceptr) -> Result<()> {
+        // SAFETY: memory of the context's pool, freed once, here. Work that this crate queued
+        // elsewhere was ordered before this stream by events.
+        unsafe {
+            call!(
+                &self.context,
+                "freeing device memory",
+                mem_free_async(pointer, self.raw)
+            )
+        }
+    }
+
+    fn free_after_wait(&self, pointer: CUdeviceptr) -> Result<()> {
+        // A kernel may still use the memory, and cuMemFree does not promise to wait. If neither
+        // stream nor context can be waited for, the memory is left alone.
+        self.wait()?;
+        self.context.free_now(pointer);
+        Ok(())
+    }
+
+    /// Waits for the stream, whatever captures others have under way, and if that fails in some
+    /// other way. The context is current.
+    fn wait(&self) -> Result<()> {
+        let relaxed = self.context.relaxed();
+        let wait = || {
+            // SAFETY: the stream is live and its context current.
+            unsafe {
                 call!(
                     &self.context,
-                    "destroying a stream",
-                    stream_destroy(self.raw)
+                    "waiting for the end of the stream's work",
+                    stream_synchronize(self.raw)
+                )
+            }
+        };
+        // What fails the first time may be an error of earlier work. The context comes last, as
+        // waiting for it breaks what captures there are.
+        let done = wait().or_else(|_| wait()).or_else(|_| self.context.drain());
+        self.context.defer(relaxed.map(drop));
+        done
+    }
+
+    /// Whether the driver need not be asked: an owned stream that nothing has taken into a capture.
+    fn is_surely_free(&self) -> bool {
+        matches!(self.holder, Holder::Us)
+            && !self.maybe_captured.load(Ordering::Acquire)
+            && !self.context.captures().active()
+    }
+
+    /// Whether the stream is in a capture, or nobody can tell. The context is current.
+    fn is_captured(&self) -> bool {
+        let ask = || {
+            let mut status = CUstreamCaptureStatus::NONE;
+            // SAFETY: `status` outlives the call; the stream is live and its context current.
+            let asked = unsafe {
+                call!(
+                    &self.context,
+                    ASKING,
+                    stream_is_capturing(self.raw, &mut status)
                 )
             };
-            self.context.defer(result);
+            asked.map(|()| status != CUstreamCaptureStatus::NONE)
+        };
+        // What fails the first time may be an error of earlier work.
+        !self.is_surely_free() && ask().or_else(|_| ask()).unwrap_or(true)
+    }
+
+    /// Gives back what the stream still has. The context is current.
+    fn give_up_contents(&mut self) {
+        let orphans = std::mem::take(&mut *lock(&self.orphans));
+        let attached = std::mem::take(&mut *lock(&self.attached));
+        if orphans.is_empty() && attached.is_empty() {
+            return;
+        }
+        if self.is_captured() {
+            // Somebody else's capture outlasts us. What is left waits for the context.
+            for memory in orphans {
+                self.context.retire(Retired::Memory(memory.pointer));
+            }
+            self.retire(attached);
+            return;
+        }
+        for memory in orphans {
+            self.free(memory);
+        }
+        if !attached.is_empty() && self.wait().is_err() {
+            self.retire(attached);
+        }
+    }
+
+    fn retire(&self, attached: HashMap<TypeId, Owner>) {
+        if !attached.is_empty() {
+            let _value: Box<dyn Any + Send + Sync> = Box::new(attached);
+            self.context.retire(Retired::Value { _value });
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let empty = lock(&self.orphans).is_empty() && lock(&self.attached).is_empty();
+        let owned = matches!(self.holder, Holder::Us);
+        if empty && !owned {
+            return;
+        }
+        let context = self.context.clone();
+        let _current = context.enter_to_release();
+        self.give_up_contents();
+        if owned {
+            // SAFETY: this was the last user of a stream created here. Work still queued on it is
+            // finished by the driver before the stream's resources go.
+            let result =
+                unsafe { call!(&context, "destroying a stream", stream_destroy(self.raw)) };
+            context.defer(result);
         }
     }
 }

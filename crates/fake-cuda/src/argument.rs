@@ -107,6 +107,15 @@ pub(crate) trait Argument {
     unsafe fn take(self) -> Self::Taken;
 }
 
+/// Default streams are told apart where the call is made, as one of them is the calling thread's.
+impl Argument for CUstream {
+    type Taken = crate::stream::Key;
+
+    unsafe fn take(self) -> crate::stream::Key {
+        crate::stream::key_of(&mut crate::state::state(), self)
+    }
+}
+
 impl<T> Argument for *mut T {
     type Taken = Out<T>;
 
@@ -137,7 +146,7 @@ macro_rules! by_value {
 
 by_value! {
     i32 u32 u64 usize u8
-    CUresult CUcontext CUstream CUevent CUmodule CUfunction CUgraph CUgraphExec CUmemoryPool
+    CUresult CUcontext CUevent CUmodule CUfunction CUgraph CUgraphExec CUmemoryPool
     CUdeviceAttribute CUfunctionAttribute CUpointerAttribute CUstreamCaptureMode CUmemPoolAttribute
     CUtensorMapDataType CUtensorMapInterleave CUtensorMapSwizzle CUtensorMapL2promotion
     CUtensorMapFloatOobFill

@@ -6,6 +6,7 @@ use warptile_cuda_sys::CUresult;
 
 use crate::handle::FakeDriver;
 use crate::state::{Fault, State, state};
+use crate::stream::StreamKind;
 
 /// Longest parameter block that is recorded; the hardware allows 4 KiB, 32 KiB on newer devices.
 const MAX_PARAMS: usize = 4096;
@@ -26,6 +27,8 @@ pub struct FakeLaunch {
     pub shared_bytes: u32,
     /// Not 0 for a cooperative launch.
     pub cooperative: u32,
+    /// Not 0 for a launch that may begin before its predecessor in the stream has ended.
+    pub programmatic: u32,
     /// The stream's handle.
     pub stream: usize,
     params_len: usize,
@@ -41,6 +44,7 @@ impl FakeLaunch {
             cluster: [0; 3],
             shared_bytes,
             cooperative: 0,
+            programmatic: 0,
             stream: 0,
             params_len: 0,
             params: [0; MAX_PARAMS],
@@ -125,7 +129,11 @@ impl Kind {
 fn live(state: &State, kind: c_int) -> usize {
     match kind {
         0 => state.retained.values().sum(),
-        1 => state.streams.len(),
+        1 => state
+            .streams
+            .values()
+            .filter(|stream| stream.kind == StreamKind::Created)
+            .count(),
         2 => state
             .events
             .values()
@@ -210,6 +218,14 @@ controls! {
             });
         }
     }
+    /// Makes every call of the functions, whose names a space separates, return the code.
+    fn raw_fail_always = fake_fail_always(symbols: *const c_char, code: u32) -> () {
+        |state| {
+            let symbols = read_text(symbols).unwrap_or_default();
+            let symbols: Vec<String> = symbols.split_whitespace().map(str::to_owned).collect();
+            state.broken = (!symbols.is_empty()).then_some((symbols, CUresult(code)));
+        }
+    }
     /// Whether the fault set last has happened.
     fn raw_fault_happened = fake_fault_happened() -> c_int {
         |state| c_int::from(state.hit.is_some())
@@ -259,6 +275,10 @@ controls! {
     /// Writes a violation's text, with its NUL.
     fn raw_violation = fake_violation(index: usize, text: *mut c_char, len: usize) -> () {
         |state| write_text(state.violations.get(index).map_or("", String::as_str), text, len)
+    }
+    /// How many device allocations were left to the end of their context.
+    fn raw_reclaimed = fake_reclaimed() -> usize {
+        |state| state.reclaimed
     }
     /// How many operations are queued and have not run.
     fn raw_pending = fake_pending() -> usize {

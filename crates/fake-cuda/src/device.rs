@@ -205,6 +205,9 @@ pub(crate) fn device_primary_ctx_release(state: &mut State, device: CUdevice) ->
     match state.retained.get_mut(&device) {
         Some(count) if *count > 0 => {
             *count -= 1;
+            if *count == 0 {
+                state.end_context(primary(device));
+            }
             CUresult::SUCCESS
         }
         _ => {
@@ -213,6 +216,22 @@ pub(crate) fn device_primary_ctx_release(state: &mut State, device: CUdevice) ->
             ));
             CUresult::ERROR_INVALID_CONTEXT
         }
+    }
+}
+
+impl State {
+    /// What goes with a context: its default streams and the memory that nobody freed. Everything
+    /// else is somebody's to destroy, and stays to be counted.
+    fn end_context(&mut self, context: CUcontext) {
+        self.run_all();
+        let device = device_of(context);
+        self.peers
+            .retain(|(from, to)| *from != device && *to != device);
+        let ended = |(of, _): &(CUcontext, usize)| *of == context;
+        for (_, key) in self.default_streams.extract_if(|of, _| ended(of)) {
+            self.streams.remove(&key);
+        }
+        self.reclaim(device);
     }
 }
 
@@ -257,10 +276,11 @@ pub(crate) fn ctx_pop_current(state: &mut State, context: Out<CUcontext>) -> CUr
 }
 
 pub(crate) fn ctx_synchronize(state: &mut State) -> CUresult {
-    if let Err(code) = state.current() {
-        return code;
-    }
-    if state.break_captures() {
+    let context = match state.current() {
+        Ok(context) => context,
+        Err(code) => return code,
+    };
+    if state.break_captures(context) {
         return CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     state.run_all();
@@ -285,7 +305,10 @@ pub(crate) fn ctx_enable_peer_access(
 ) -> CUresult {
     match state.current() {
         Ok(current) if current == peer => CUresult::ERROR_INVALID_CONTEXT,
-        Ok(_) => CUresult::SUCCESS,
+        Ok(current) => match state.peers.insert((device_of(current), device_of(peer))) {
+            true => CUresult::SUCCESS,
+            false => CUresult::ERROR_PEER_ACCESS_ALREADY_ENABLED,
+        },
         Err(code) => code,
     }
 }

@@ -5,12 +5,13 @@ use std::ffi::c_uint;
 use warptile_cuda_sys::*;
 
 use crate::argument::Out;
+use crate::capture::Clock;
 use crate::queue::Op;
 use crate::state::State;
-use crate::stream;
+use crate::stream::Key;
 
-#[derive(Default)]
 pub(crate) struct Event {
+    context: CUcontext,
     timed: bool,
     /// How often it was recorded.
     pub(crate) sequence: u64,
@@ -19,11 +20,34 @@ pub(crate) struct Event {
     /// When it ran.
     pub(crate) time: u64,
     /// Where it was last recorded.
-    pub(crate) stream: usize,
-    /// The capture it was last recorded in.
-    pub(crate) capture: Option<usize>,
+    pub(crate) stream: Key,
+    /// The capture it was last recorded in, and the point in it.
+    pub(crate) capture: Option<(usize, Clock)>,
     /// Destroyed events are still waited for by what was queued before.
     pub(crate) destroyed: bool,
+}
+
+impl Event {
+    fn new(context: CUcontext, timed: bool) -> Event {
+        Event {
+            context,
+            timed,
+            sequence: 0,
+            done: 0,
+            time: 0,
+            stream: 0,
+            capture: None,
+            destroyed: false,
+        }
+    }
+
+    /// An event that nobody outside has the handle of.
+    pub(crate) fn internal(context: CUcontext) -> Event {
+        Event {
+            destroyed: true,
+            ..Event::new(context, false)
+        }
+    }
 }
 
 fn live(state: &mut State, event: CUevent) -> Option<&mut Event> {
@@ -34,18 +58,13 @@ fn live(state: &mut State, event: CUevent) -> Option<&mut Event> {
 }
 
 pub(crate) fn event_create(state: &mut State, event: Out<CUevent>, flags: c_uint) -> CUresult {
-    if let Err(code) = state.current() {
-        return code;
-    }
+    let context = match state.current() {
+        Ok(context) => context,
+        Err(code) => return code,
+    };
     let id = state.new_id();
     let timed = flags & CU_EVENT_DISABLE_TIMING == 0;
-    state.events.insert(
-        id,
-        Event {
-            timed,
-            ..Event::default()
-        },
-    );
+    state.events.insert(id, Event::new(context, timed));
     event.set(CUevent(std::ptr::without_provenance_mut(id)));
     CUresult::SUCCESS
 }
@@ -60,26 +79,35 @@ pub(crate) fn event_destroy(state: &mut State, event: CUevent) -> CUresult {
     }
 }
 
-pub(crate) fn event_record(state: &mut State, event: CUevent, on: CUstream) -> CUresult {
-    let Some(queue) = state.streams.get(&stream::id(on)) else {
+pub(crate) fn event_record(state: &mut State, event: CUevent, on: Key) -> CUresult {
+    let Some(queue) = state.streams.get(&on) else {
         return state.bad_handle("a stream");
     };
-    let capture = queue.capture;
+    let context = queue.context;
+    let capture = queue
+        .capture
+        .map(|capture| (capture, state.captured_point(capture, on)));
     let Some(recorded) = live(state, event) else {
         return state.bad_handle("an event");
     };
+    if recorded.context != context {
+        return CUresult::ERROR_INVALID_HANDLE;
+    }
     recorded.capture = capture;
-    if capture.is_some() {
+    if recorded.capture.is_some() {
         return CUresult::SUCCESS;
     }
     recorded.sequence += 1;
-    recorded.stream = stream::id(on);
+    recorded.stream = on;
     let sequence = recorded.sequence;
     let event = event.0.addr();
-    state.push(stream::id(on), Op::Record { event, sequence })
+    state.push(on, Op::Record { event, sequence })
 }
 
 pub(crate) fn event_query(state: &mut State, event: CUevent) -> CUresult {
+    if let Err(code) = state.disturb_captures() {
+        return code;
+    }
     let Some(recorded) = live(state, event) else {
         return state.bad_handle("an event");
     };

@@ -9,6 +9,8 @@ use crate::state::entered;
 
 /// The implementations, by field name of the table.
 mod functions {
+    pub(super) use crate::capture::*;
+    pub(super) use crate::copy::*;
     pub(super) use crate::device::*;
     pub(super) use crate::event::*;
     pub(super) use crate::graph::*;

@@ -106,6 +106,14 @@ impl FakeDriver {
         with_text(symbol, |symbol| self.raw_fail(symbol, nth, code));
     }
 
+    /// Makes every call of these functions return `code`; with no names, none any more.
+    pub fn fail_always(&self, symbols: &[&str], code: u32) {
+        let symbols = symbols.join(" ");
+        with_text(Some(&symbols), |symbols| {
+            self.raw_fail_always(symbols, code)
+        });
+    }
+
     /// The function that the fault set last has hit, or `None` if it has not happened.
     #[must_use]
     pub fn fault(&self) -> Option<String> {
@@ -147,6 +155,13 @@ impl FakeDriver {
         self.raw_pending()
     }
 
+    /// How many device allocations nobody freed: the end of their context, which is when the last
+    /// retain of the device is released, took them along.
+    #[must_use]
+    pub fn reclaimed(&self) -> usize {
+        self.raw_reclaimed()
+    }
+
     /// The kernels that have run, in order.
     #[must_use]
     pub fn launches(&self) -> Vec<FakeLaunch> {
@@ -172,6 +187,15 @@ impl FakeDriver {
     /// # Panics
     /// If not, saying what.
     pub fn assert_clean(&self) {
+        self.assert_clean_but_for(0);
+    }
+
+    /// [`FakeDriver::assert_clean`] where so many device allocations are meant to live as long as
+    /// their context.
+    ///
+    /// # Panics
+    /// If not, saying what.
+    pub fn assert_clean_but_for(&self, reclaimed: usize) {
         assert_eq!(
             self.violations(),
             Vec::<String>::new(),
@@ -180,6 +204,7 @@ impl FakeDriver {
         for kind in Kind::ALL {
             assert_eq!(self.live(kind), 0, "{kind:?} still alive");
         }
+        assert_eq!(self.reclaimed(), reclaimed, "memory left to its context");
     }
 }
 

@@ -20,11 +20,16 @@
 //!
 //! # What it is not
 //! Kernels are recorded, not run, except `increment` (a `u64` address and a `u64` count: adds 1 to
-//! each `u32`). Destructors that are made to fail have done their work all the same, as the real
-//! ones may: their errors are those of earlier work. Captures are linear lists of operations.
+//! each `u32`). Of a kernel's memory it knows the allocations that the words of its parameters point
+//! into: those must be alive, on its device, and ordered with copies and fills on other streams.
+//! Destructors that are made to fail have done their work all the same, as the real ones may: their
+//! errors are those of earlier work. A graph runs its operations in the order of their capture. The
+//! legacy default stream does not wait for blocking streams.
 
 mod argument;
+mod capture;
 mod control;
+mod copy;
 mod device;
 mod event;
 mod exports;

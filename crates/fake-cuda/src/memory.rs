@@ -9,7 +9,7 @@ use crate::argument::{In, Out};
 use crate::control::FakeLaunch;
 use crate::queue::{Op, Place};
 use crate::state::State;
-use crate::stream;
+use crate::stream::Key;
 
 /// Tells an allocation from a later one at the same address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +28,7 @@ pub(crate) struct Allocation {
     /// Keeps the memory; reached through its address only.
     _memory: Vec<Block>,
     bytes: usize,
+    device: CUdevice,
     /// The pool it came from, if it came from one.
     pool: Option<usize>,
     /// Whether its end is queued: the caller has given it back.
@@ -35,8 +36,8 @@ pub(crate) struct Allocation {
 }
 
 /// A pool that memory is allocated from in stream order.
-#[derive(Default)]
 pub(crate) struct Pool {
+    device: CUdevice,
     /// Freed memory that the pool has not given back to the device, in bytes.
     unused: usize,
     /// How much of it a synchronization leaves.
@@ -44,7 +45,7 @@ pub(crate) struct Pool {
 }
 
 /// The allocation that holds all of the bytes at `address`.
-fn holding(
+pub(crate) fn holding(
     map: &BTreeMap<u64, Allocation>,
     address: u64,
     bytes: usize,
@@ -55,7 +56,7 @@ fn holding(
 }
 
 /// Copies between places that may overlap nowhere.
-fn transfer(to: u64, from: u64, bytes: usize) {
+pub(crate) fn transfer(to: u64, from: u64, bytes: usize) {
     let to = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
     let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
     // SAFETY: callers have just found both ranges in live allocations, or were promised host memory
@@ -64,7 +65,12 @@ fn transfer(to: u64, from: u64, bytes: usize) {
 }
 
 impl State {
-    fn allocate(&mut self, bytes: usize, pool: Option<usize>) -> (u64, Allocation) {
+    fn allocate(
+        &mut self,
+        bytes: usize,
+        device: CUdevice,
+        pool: Option<usize>,
+    ) -> (u64, Allocation) {
         let memory = vec![Block([FRESH; 256]); bytes.div_ceil(256)];
         let address = memory.as_ptr().expose_provenance() as u64;
         let identity = Identity(self.new_id());
@@ -72,14 +78,19 @@ impl State {
             identity,
             _memory: memory,
             bytes,
+            device,
             pool,
             given_back: false,
         };
+        // The host's allocator gives memory out again, as a device does.
+        let end = address + bytes as u64;
+        self.freed
+            .retain(|base, (freed_end, _)| *base >= end || *freed_end <= address);
         (address, allocation)
     }
 
     fn allocate_on_device(&mut self, bytes: usize, pool: Option<usize>) -> Result<u64, CUresult> {
-        self.current()?;
+        let device = crate::device::device_of(self.current()?);
         if bytes == 0 {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
@@ -87,10 +98,12 @@ impl State {
         if used.saturating_add(bytes) > self.config.memory {
             return Err(CUresult::ERROR_OUT_OF_MEMORY);
         }
+        let mut owner = device;
         if let Some(pool) = pool.and_then(|pool| self.pools.get_mut(&pool)) {
             pool.unused = pool.unused.saturating_sub(bytes);
+            owner = pool.device;
         }
-        let (address, allocation) = self.allocate(bytes, pool);
+        let (address, allocation) = self.allocate(bytes, owner, pool);
         self.allocations.insert(address, allocation);
         Ok(address)
     }
@@ -102,11 +115,12 @@ impl State {
             .get(&address)
             .is_some_and(|a| a.identity == identity)
         {
-            let freed = self.allocations.remove(&address);
-            if let Some(Allocation { bytes, pool, .. }) = freed
-                && let Some(pool) = pool.and_then(|pool| self.pools.get_mut(&pool))
-            {
-                pool.unused += bytes;
+            if let Some(Allocation { bytes, pool, .. }) = self.allocations.remove(&address) {
+                self.freed
+                    .insert(address, (address + bytes as u64, identity));
+                if let Some(pool) = pool.and_then(|pool| self.pools.get_mut(&pool)) {
+                    pool.unused += bytes;
+                }
             }
         }
     }
@@ -141,7 +155,55 @@ impl State {
         holding(&self.allocations, address, 0).is_some_and(|(_, a)| a.identity == identity)
     }
 
-    fn on_device(&mut self, address: u64, bytes: usize) -> Result<Place, CUresult> {
+    /// Frees what a context's end leaves of a device's memory, but for that of pools, which have
+    /// an end of their own.
+    pub(crate) fn reclaim(&mut self, device: CUdevice) {
+        let left: Vec<(u64, Identity)> = self
+            .allocations
+            .iter()
+            .filter(|(_, a)| a.device == device && a.pool.is_none() && !a.given_back)
+            .map(|(address, a)| (*address, a.identity))
+            .collect();
+        self.reclaimed += left.len();
+        for (address, identity) in left {
+            self.free(address, identity);
+        }
+    }
+
+    /// Whether work of a stream can use device memory. Peer access opens what came from no pool.
+    pub(crate) fn is_accessible(&self, address: u64, stream: Key) -> bool {
+        let (Some(stream), Some((_, allocation))) = (
+            self.streams.get(&stream),
+            holding(&self.allocations, address, 0),
+        ) else {
+            return false;
+        };
+        let device = crate::device::device_of(stream.context);
+        let open = allocation.pool.is_none() && self.peers.contains(&(device, allocation.device));
+        device == allocation.device || open
+    }
+
+    /// The device that has the memory at an address.
+    pub(crate) fn device_with(&self, address: u64) -> Option<CUdevice> {
+        holding(&self.allocations, address, 0).map(|(_, allocation)| allocation.device)
+    }
+
+    /// [`State::on_device`] for the work of a stream.
+    pub(crate) fn on_device_of(
+        &mut self,
+        stream: Key,
+        address: u64,
+        bytes: usize,
+    ) -> Result<Place, CUresult> {
+        let place = self.on_device(address, bytes)?;
+        if !self.is_accessible(address, stream) {
+            self.violation(format!("{address:#x} is memory of another device"));
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        Ok(place)
+    }
+
+    pub(crate) fn on_device(&mut self, address: u64, bytes: usize) -> Result<Place, CUresult> {
         match holding(&self.allocations, address, bytes) {
             Some((_, allocation)) => Ok(Place::Device(address, allocation.identity)),
             None => {
@@ -153,13 +215,13 @@ impl State {
         }
     }
 
-    fn pinned_at(&self, address: u64, bytes: usize) -> Option<Place> {
+    pub(crate) fn pinned_at(&self, address: u64, bytes: usize) -> Option<Place> {
         let (_, allocation) = holding(&self.pinned, address, bytes)?;
         Some(Place::Pinned(address, allocation.identity))
     }
 
     /// Host memory to copy from: pinned memory is read when the copy runs, other memory now.
-    fn host_source(&self, from: &In<c_void>, bytes: usize) -> Place {
+    pub(crate) fn host_source(&self, from: &In<c_void>, bytes: usize) -> Place {
         self.pinned_at(from.address(), bytes).unwrap_or_else(|| {
             let mut staged = vec![0; bytes];
             transfer(
@@ -172,7 +234,7 @@ impl State {
     }
 
     /// Where a place is now, if it still is what was meant.
-    fn address_of(&self, place: &Place) -> Option<u64> {
+    pub(crate) fn address_of(&self, place: &Place) -> Option<u64> {
         match place {
             Place::Device(address, identity) => {
                 self.is_live(*address, *identity).then_some(*address)
@@ -200,8 +262,12 @@ impl State {
             .chunks_exact(8)
             .filter_map(|word| {
                 let address = u64::from_ne_bytes(word.try_into().ok()?);
-                let (base, allocation) = holding(&self.allocations, address, 1)?;
-                Some((base, allocation.identity))
+                if let Some((base, allocation)) = holding(&self.allocations, address, 1) {
+                    return Some((base, allocation.identity));
+                }
+                // Memory that is gone already is not alive when the kernel runs.
+                let (base, (end, identity)) = self.freed.range(..=address).next_back()?;
+                (address < *end).then_some((*base, *identity))
             })
             .collect()
     }
@@ -232,14 +298,14 @@ impl State {
 }
 
 /// Turns a failed look-up into the code to return.
-fn done(result: Result<(), CUresult>) -> CUresult {
+pub(crate) fn done(result: Result<(), CUresult>) -> CUresult {
     match result {
         Ok(()) => CUresult::SUCCESS,
         Err(code) => code,
     }
 }
 
-fn queued(code: CUresult) -> Result<(), CUresult> {
+pub(crate) fn queued(code: CUresult) -> Result<(), CUresult> {
     if code == CUresult::SUCCESS {
         Ok(())
     } else {
@@ -271,7 +337,14 @@ pub(crate) fn mem_pool_create(
         return CUresult::ERROR_INVALID_VALUE;
     }
     let id = state.new_id();
-    state.pools.insert(id, Pool::default());
+    state.pools.insert(
+        id,
+        Pool {
+            device: props.location.id,
+            unused: 0,
+            release_threshold: 0,
+        },
+    );
     pool.set(CUmemoryPool(std::ptr::without_provenance_mut(id)));
     CUresult::SUCCESS
 }
@@ -313,12 +386,12 @@ pub(crate) fn mem_alloc_from_pool_async(
     pointer: Out<CUdeviceptr>,
     bytes: usize,
     pool: CUmemoryPool,
-    on: CUstream,
+    on: Key,
 ) -> CUresult {
-    if state.is_capturing(stream::id(on)) {
+    if state.is_capturing(on) {
         return CUresult::ERROR_NOT_SUPPORTED;
     }
-    if !state.streams.contains_key(&stream::id(on)) {
+    if !state.streams.contains_key(&on) {
         return state.bad_handle("a stream");
     }
     let pool = pool_id(pool);
@@ -328,15 +401,15 @@ pub(crate) fn mem_alloc_from_pool_async(
     let mut address = state.allocate_on_device(bytes, Some(pool));
     if address == Err(CUresult::ERROR_OUT_OF_MEMORY) {
         // What the stream has yet to free can be had again.
-        state.run(stream::id(on), None);
+        state.run(on, None);
         address = state.allocate_on_device(bytes, Some(pool));
     }
     done(address.map(|address| pointer.set(address)))
 }
 
 pub(crate) fn mem_alloc(state: &mut State, pointer: Out<CUdeviceptr>, bytes: usize) -> CUresult {
-    if state.break_captures() {
-        return CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if let Err(code) = state.disturb_captures() {
+        return code;
     }
     done(
         state
@@ -359,23 +432,25 @@ fn give_back(state: &mut State, pointer: CUdeviceptr, pooled: bool) -> Result<Id
     }
 }
 
-pub(crate) fn mem_free_async(state: &mut State, pointer: CUdeviceptr, on: CUstream) -> CUresult {
-    if state.is_capturing(stream::id(on)) {
+pub(crate) fn mem_free_async(state: &mut State, pointer: CUdeviceptr, on: Key) -> CUresult {
+    if state.is_capturing(on) {
         state.violation("memory was freed within a capture".into());
         return CUresult::ERROR_INVALID_VALUE;
     }
     done(give_back(state, pointer, true).and_then(|identity| {
         let address = pointer;
-        queued(state.push(stream::id(on), Op::Free { address, identity }))
+        queued(state.push(on, Op::Free { address, identity }))
     }))
 }
 
+/// Takes memory of pools, too, as the real function does.
 pub(crate) fn mem_free(state: &mut State, pointer: CUdeviceptr) -> CUresult {
-    if state.break_captures() {
-        return CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if let Err(code) = state.disturb_captures() {
+        return code;
     }
+    let pooled = holding(&state.allocations, pointer, 0).is_some_and(|(_, a)| a.pool.is_some());
     // At once: whoever relies on cuMemFree to wait relies on luck.
-    done(give_back(state, pointer, false).map(|identity| state.free(pointer, identity)))
+    done(give_back(state, pointer, pooled).map(|identity| state.free(pointer, identity)))
 }
 
 pub(crate) fn mem_host_alloc(
@@ -384,16 +459,23 @@ pub(crate) fn mem_host_alloc(
     bytes: usize,
     _flags: c_uint,
 ) -> CUresult {
-    if let Err(code) = state.current() {
+    let device = match state.current() {
+        Ok(context) => crate::device::device_of(context),
+        Err(code) => return code,
+    };
+    if let Err(code) = state.disturb_captures() {
         return code;
     }
-    let (address, allocation) = state.allocate(bytes, None);
+    let (address, allocation) = state.allocate(bytes, device, None);
     state.pinned.insert(address, allocation);
     pointer.set(std::ptr::with_exposed_provenance_mut(address as usize));
     CUresult::SUCCESS
 }
 
 pub(crate) fn mem_free_host(state: &mut State, pointer: Out<c_void>) -> CUresult {
+    if let Err(code) = state.disturb_captures() {
+        return code;
+    }
     let Some(allocation) = state.pinned.remove(&pointer.address()) else {
         state.violation("pinned memory was freed twice".into());
         return CUresult::ERROR_INVALID_VALUE;
@@ -408,7 +490,7 @@ pub(crate) fn mem_free_host(state: &mut State, pointer: Out<c_void>) -> CUresult
         && state
             .streams
             .values()
-            .any(|s| s.ops.iter().any(waits_for_it))
+            .any(|s| s.ops.iter().any(|(_, op)| waits_for_it(op)))
     {
         state.violation("pinned memory was freed under a copy".into());
     }
@@ -443,184 +525,4 @@ pub(crate) fn pointer_get_attribute(
     let code = [kind.0];
     transfer(value.address(), code.as_ptr().expose_provenance() as u64, 4);
     CUresult::SUCCESS
-}
-
-/// Runs everything first: the synchronous copies wait for the default stream, and are used here
-/// only where nothing else is under way.
-fn copy_now(state: &mut State, to: u64, from: u64, bytes: usize) -> CUresult {
-    if state.break_captures() {
-        return CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
-    state.run_all();
-    transfer(to, from, bytes);
-    state.lost.unwrap_or(CUresult::SUCCESS)
-}
-
-pub(crate) fn memcpy_htod(
-    state: &mut State,
-    to: CUdeviceptr,
-    from: In<c_void>,
-    bytes: usize,
-) -> CUresult {
-    match state.on_device(to, bytes) {
-        Ok(_) => copy_now(state, to, from.address(), bytes),
-        Err(code) => code,
-    }
-}
-
-pub(crate) fn memcpy_dtoh(
-    state: &mut State,
-    to: Out<c_void>,
-    from: CUdeviceptr,
-    bytes: usize,
-) -> CUresult {
-    match state.on_device(from, bytes) {
-        Ok(_) => copy_now(state, to.address(), from, bytes),
-        Err(code) => code,
-    }
-}
-
-pub(crate) fn memcpy_dtod(
-    state: &mut State,
-    to: CUdeviceptr,
-    from: CUdeviceptr,
-    bytes: usize,
-) -> CUresult {
-    match state.on_device(to, bytes).and(state.on_device(from, bytes)) {
-        Ok(_) => copy_now(state, to, from, bytes),
-        Err(code) => code,
-    }
-}
-
-pub(crate) fn memcpy_htod_async(
-    state: &mut State,
-    to: CUdeviceptr,
-    from: In<c_void>,
-    bytes: usize,
-    on: CUstream,
-) -> CUresult {
-    done(state.on_device(to, bytes).and_then(|to| {
-        let from = state.host_source(&from, bytes);
-        queued(state.push(stream::id(on), Op::Copy { to, from, bytes }))
-    }))
-}
-
-pub(crate) fn memcpy_dtoh_async(
-    state: &mut State,
-    to: Out<c_void>,
-    from: CUdeviceptr,
-    bytes: usize,
-    on: CUstream,
-) -> CUresult {
-    let place = match state.on_device(from, bytes) {
-        Ok(place) => place,
-        Err(code) => return code,
-    };
-    if let Some(to) = state.pinned_at(to.address(), bytes) {
-        let from = place;
-        return state.push(stream::id(on), Op::Copy { to, from, bytes });
-    }
-    // Pageable memory is written before the call returns.
-    if state.is_capturing(stream::id(on)) {
-        state.break_captures();
-        return CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
-    state.run(stream::id(on), None);
-    match (state.lost, state.address_of(&place)) {
-        (Some(code), _) => code,
-        (None, Some(from)) => {
-            transfer(to.address(), from, bytes);
-            CUresult::SUCCESS
-        }
-        (None, None) => {
-            state.fault("a copy read device memory that was freed before".into());
-            CUresult::SUCCESS
-        }
-    }
-}
-
-pub(crate) fn memcpy_dtod_async(
-    state: &mut State,
-    to: CUdeviceptr,
-    from: CUdeviceptr,
-    bytes: usize,
-    on: CUstream,
-) -> CUresult {
-    let (to, from) = (state.on_device(to, bytes), state.on_device(from, bytes));
-    done(to.and_then(|to| {
-        let from = from?;
-        queued(state.push(stream::id(on), Op::Copy { to, from, bytes }))
-    }))
-}
-
-pub(crate) fn memcpy_peer_async(
-    state: &mut State,
-    to: CUdeviceptr,
-    _to_context: CUcontext,
-    from: CUdeviceptr,
-    _from_context: CUcontext,
-    bytes: usize,
-    on: CUstream,
-) -> CUresult {
-    memcpy_dtod_async(state, to, from, bytes, on)
-}
-
-/// The stand-in copies no rectangles.
-pub(crate) fn memcpy_2d(_state: &mut State, _copy: In<CUmemcpy2D>) -> CUresult {
-    CUresult::ERROR_NOT_SUPPORTED
-}
-
-/// The stand-in copies no rectangles.
-pub(crate) fn memcpy_2d_async(
-    _state: &mut State,
-    _copy: In<CUmemcpy2D>,
-    _on: CUstream,
-) -> CUresult {
-    CUresult::ERROR_NOT_SUPPORTED
-}
-
-/// Queues a fill with the bytes of `pattern`, over and over.
-fn fill(state: &mut State, to: u64, pattern: &[u8], bytes: usize, on: CUstream) -> CUresult {
-    let pattern = pattern.to_vec();
-    done(
-        state
-            .on_device(to, bytes)
-            .and_then(|to| queued(state.push(stream::id(on), Op::Fill { to, pattern, bytes }))),
-    )
-}
-
-fn fill_now(state: &mut State, to: u64, pattern: &[u8], bytes: usize) -> CUresult {
-    if let Err(code) = state.on_device(to, bytes) {
-        return code;
-    }
-    let staged: Vec<u8> = pattern.iter().copied().cycle().take(bytes).collect();
-    copy_now(state, to, staged.as_ptr().expose_provenance() as u64, bytes)
-}
-
-pub(crate) fn memset_d8(state: &mut State, to: CUdeviceptr, value: u8, count: usize) -> CUresult {
-    fill_now(state, to, &[value], count)
-}
-
-pub(crate) fn memset_d32(state: &mut State, to: CUdeviceptr, value: u32, count: usize) -> CUresult {
-    fill_now(state, to, &value.to_ne_bytes(), count.saturating_mul(4))
-}
-
-pub(crate) fn memset_d8_async(
-    state: &mut State,
-    to: CUdeviceptr,
-    value: u8,
-    count: usize,
-    on: CUstream,
-) -> CUresult {
-    fill(state, to, &[value], count, on)
-}
-
-pub(crate) fn memset_d32_async(
-    state: &mut State,
-    to: CUdeviceptr,
-    value: u32,
-    count: usize,
-    on: CUstream,
-) -> CUresult {
-    fill(state, to, &value.to_ne_bytes(), count.saturating_mul(4), on)
 }

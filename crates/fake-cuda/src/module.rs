@@ -9,7 +9,7 @@ use crate::control::FakeLaunch;
 use crate::image::{self, Image};
 use crate::queue::Op;
 use crate::state::State;
-use crate::stream;
+use crate::stream::{self, Key};
 
 pub(crate) struct Module {
     image: Image,
@@ -189,7 +189,7 @@ fn launch(
     state: &mut State,
     function: CUfunction,
     mut launch: FakeLaunch,
-    on: CUstream,
+    on: Key,
     params: &Out<*mut c_void>,
 ) -> CUresult {
     let Some(function) = state.functions.get(&function.0.addr()) else {
@@ -213,14 +213,14 @@ fn launch(
     let module = function.module;
     launch.set_name(&function.name);
     launch.set_params(&block);
-    launch.stream = stream::id(on);
+    launch.stream = on;
     let touches = state.addresses_in(&block);
     let op = Op::Launch {
         launch: Box::new(launch),
         module,
         touches,
     };
-    state.push(stream::id(on), op)
+    state.push(on, op)
 }
 
 #[expect(clippy::too_many_arguments, reason = "the driver API's signature")]
@@ -234,7 +234,7 @@ pub(crate) fn launch_kernel(
     block_y: c_uint,
     block_z: c_uint,
     shared_bytes: c_uint,
-    on: CUstream,
+    on: Key,
     params: Out<*mut c_void>,
     _extra: Out<*mut c_void>,
 ) -> CUresult {
@@ -254,7 +254,7 @@ pub(crate) fn launch_cooperative_kernel(
     block_y: c_uint,
     block_z: c_uint,
     shared_bytes: c_uint,
-    on: CUstream,
+    on: Key,
     params: Out<*mut c_void>,
 ) -> CUresult {
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
@@ -289,10 +289,16 @@ pub(crate) fn launch_kernel_ex(
             CUlaunchAttributeId::COOPERATIVE => unsafe {
                 with_attributes.cooperative = attribute.value.cooperative as u32;
             },
+            // SAFETY: as above.
+            CUlaunchAttributeId::PROGRAMMATIC_STREAM_SERIALIZATION => unsafe {
+                let allowed = attribute.value.programmatic_stream_serialization_allowed;
+                with_attributes.programmatic = allowed as u32;
+            },
             _ => {}
         }
     }
-    launch(state, function, with_attributes, config.stream, &params)
+    let on = stream::key_of(state, config.stream);
+    launch(state, function, with_attributes, on, &params)
 }
 
 pub(crate) fn occupancy_max_active_blocks_per_multiprocessor(

@@ -5,6 +5,7 @@ use warptile_cuda_sys::CUresult;
 use crate::control::FakeLaunch;
 use crate::memory::Identity;
 use crate::state::State;
+use crate::stream::Key;
 
 /// One side of a copy.
 #[derive(Debug, Clone)]
@@ -41,6 +42,8 @@ pub(crate) enum Op {
     Wait {
         event: usize,
         sequence: u64,
+        /// Where it was recorded.
+        on: Key,
     },
     Launch {
         launch: Box<FakeLaunch>,
@@ -49,22 +52,55 @@ pub(crate) enum Op {
     },
 }
 
+impl Op {
+    /// The allocations it uses, and whether it surely writes them.
+    fn uses(&self) -> Vec<(Identity, bool)> {
+        let device = |place: &Place, writes| match place {
+            Place::Device(_, identity) => Some((*identity, writes)),
+            _ => None,
+        };
+        match self {
+            Op::Copy { to, from, .. } => device(to, true)
+                .into_iter()
+                .chain(device(from, false))
+                .collect(),
+            Op::Fill { to, .. } => device(to, true).into_iter().collect(),
+            Op::Launch { touches, .. } => touches
+                .iter()
+                .map(|(_, identity)| (*identity, false))
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Op::Copy { bytes, .. } => format!("a copy of {bytes} bytes"),
+            Op::Fill { bytes, .. } => format!("a fill of {bytes} bytes"),
+            Op::Launch { launch, .. } => format!("kernel {}", launch.name()),
+            Op::Free { .. } => "a free".to_owned(),
+            Op::Record { .. } | Op::Wait { .. } => "an event".to_owned(),
+        }
+    }
+}
+
 impl State {
     /// Queues an operation, or adds it to the capture that the stream is in.
-    pub(crate) fn push(&mut self, stream: usize, op: Op) -> CUresult {
+    pub(crate) fn push(&mut self, stream: Key, op: Op) -> CUresult {
         let Some(queue) = self.streams.get_mut(&stream) else {
             return self.bad_handle("a stream");
         };
-        match queue.capture.and_then(|id| self.captures.get_mut(&id)) {
-            Some(capture) => capture.ops.push(op),
-            None => queue.ops.push_back(op),
+        if let Some(capture) = queue.capture {
+            return self.capture_op(capture, stream, op);
         }
+        self.queued += 1;
+        queue.ops.push_back((self.queued, op));
         CUresult::SUCCESS
     }
 
     /// Runs what is queued on a stream, up to the record of an event if one is given.
-    pub(crate) fn run(&mut self, stream: usize, until: Option<(usize, u64)>) {
-        while let Some(op) = self
+    pub(crate) fn run(&mut self, stream: Key, until: Option<(usize, u64)>) {
+        while let Some((place, op)) = self
             .streams
             .get_mut(&stream)
             .and_then(|s| s.ops.pop_front())
@@ -73,7 +109,7 @@ impl State {
                 Op::Record { event, sequence } => Some((event, sequence)),
                 _ => None,
             };
-            self.run_one(stream, op);
+            self.run_one(stream, place, op);
             if reached.is_some() && reached == until {
                 return;
             }
@@ -81,25 +117,30 @@ impl State {
     }
 
     /// Runs the next operation only: progress for those who poll.
-    pub(crate) fn step(&mut self, stream: usize) {
-        if let Some(op) = self
+    pub(crate) fn step(&mut self, stream: Key) {
+        if let Some((place, op)) = self
             .streams
             .get_mut(&stream)
             .and_then(|s| s.ops.pop_front())
         {
-            self.run_one(stream, op);
+            self.run_one(stream, place, op);
         }
     }
 
     pub(crate) fn run_all(&mut self) {
-        let streams: Vec<usize> = self.streams.keys().copied().collect();
+        let streams: Vec<Key> = self.streams.keys().copied().collect();
         for stream in streams {
             self.run(stream, None);
         }
     }
 
-    fn run_one(&mut self, stream: usize, op: Op) {
+    fn run_one(&mut self, stream: Key, place: u64, op: Op) {
         self.clock += 1;
+        if self.lost.is_none()
+            && let Some(what) = self.race(stream, place, &op)
+        {
+            self.violation(what);
+        }
         match op {
             Op::Record { event, sequence } => {
                 let now = self.clock;
@@ -108,16 +149,14 @@ impl State {
                     event.time = now;
                 }
             }
-            Op::Wait { event, sequence } => {
-                let pending = self
-                    .events
-                    .get(&event)
-                    .filter(|event| event.done < sequence)
-                    .map(|event| event.stream);
-                if let Some(other) = pending
-                    && other != stream
-                {
-                    self.run(other, Some((event, sequence)));
+            Op::Wait {
+                event,
+                sequence,
+                on,
+            } => {
+                let happened = |event: &crate::event::Event| event.done >= sequence;
+                if on != stream && !self.events.get(&event).is_some_and(happened) {
+                    self.run(on, Some((event, sequence)));
                 }
             }
             Op::Free { address, identity } => self.free(address, identity),
@@ -131,11 +170,44 @@ impl State {
                 launch,
                 module,
                 touches,
-            } => self.run_kernel(launch, module, &touches),
+            } => self.run_kernel(stream, launch, module, &touches),
         }
     }
 
-    fn run_kernel(&mut self, launch: Box<FakeLaunch>, module: usize, touches: &[(u64, Identity)]) {
+    /// An operation that was queued before this one, on another stream, uses the same memory and
+    /// has not run: nothing orders the two. What kernels do with their memory is not known, so one
+    /// of the two has to be a copy or a fill that writes it. Freeing is not looked at here: it
+    /// shows when the memory is used after it.
+    fn race(&self, stream: Key, place: u64, op: &Op) -> Option<String> {
+        let mine = op.uses();
+        if mine.is_empty() {
+            return None;
+        }
+        let others = self.streams.iter().filter(|(key, _)| **key != stream);
+        let earlier = others.flat_map(|(_, queue)| queue.ops.iter().filter(|(at, _)| *at < place));
+        for (_, other) in earlier {
+            let clash = other.uses().iter().any(|(theirs, write)| {
+                mine.iter()
+                    .any(|(own, writes)| own == theirs && (*write || *writes))
+            });
+            if clash {
+                return Some(format!(
+                    "{} was not ordered after {} on another stream, which uses the same memory",
+                    op.name(),
+                    other.name()
+                ));
+            }
+        }
+        None
+    }
+
+    fn run_kernel(
+        &mut self,
+        stream: Key,
+        launch: Box<FakeLaunch>,
+        module: usize,
+        touches: &[(u64, Identity)],
+    ) {
         let name = launch.name();
         if !self.modules.contains_key(&module) {
             self.fault(format!("kernel {name} ran after its module was unloaded"));
@@ -146,6 +218,10 @@ impl State {
                 self.fault(format!(
                     "kernel {name} used device memory that was freed before it ran"
                 ));
+                return;
+            }
+            if !self.is_accessible(*address, stream) {
+                self.fault(format!("kernel {name} used memory of another device"));
                 return;
             }
         }

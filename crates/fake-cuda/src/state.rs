@@ -1,17 +1,18 @@
 //! Everything the stand-in driver knows, behind one lock, and the way into it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use warptile_cuda_sys::{CUcontext, CUdevice, CUresult};
 
+use crate::capture::Capture;
 use crate::control::FakeLaunch;
 use crate::event::Event;
-use crate::graph::Capture;
-use crate::memory::{Allocation, Pool};
+use crate::graph::Exec;
+use crate::memory::{Allocation, Identity, Pool};
 use crate::module::{Function, Module};
 use crate::queue::Op;
-use crate::stream::Stream;
+use crate::stream::{Key, Stream};
 
 /// What kind of machine this is.
 pub(crate) struct Config {
@@ -38,6 +39,8 @@ pub(crate) struct State {
     /// How often each function was called, not counting those about errors.
     pub(crate) calls: HashMap<&'static str, u64>,
     pub(crate) fault: Option<Fault>,
+    /// Functions that fail at every call, and how.
+    pub(crate) broken: Option<(Vec<String>, CUresult)>,
     /// Name of the function that the last fault hit.
     pub(crate) hit: Option<&'static str>,
     /// Whether the call under way will report an error whatever it does.
@@ -50,17 +53,27 @@ pub(crate) struct State {
     pub(crate) next_id: usize,
     /// Advances with every operation that runs.
     pub(crate) clock: u64,
+    /// Advances with every operation that is queued.
+    pub(crate) queued: u64,
     pub(crate) retained: HashMap<CUdevice, usize>,
-    pub(crate) streams: HashMap<usize, Stream>,
+    pub(crate) streams: HashMap<Key, Stream>,
+    /// Default streams, by context and thread; thread 0 stands for all.
+    pub(crate) default_streams: HashMap<(CUcontext, usize), Key>,
+    /// Which device's kernels can use which other device's memory.
+    pub(crate) peers: HashSet<(CUdevice, CUdevice)>,
     pub(crate) events: HashMap<usize, Event>,
     pub(crate) pools: HashMap<usize, Pool>,
     pub(crate) allocations: BTreeMap<u64, Allocation>,
+    /// Where device memory was that is no more: its end and what it was.
+    pub(crate) freed: BTreeMap<u64, (u64, Identity)>,
+    /// Device allocations that were left to the end of their context.
+    pub(crate) reclaimed: usize,
     pub(crate) pinned: BTreeMap<u64, Allocation>,
     pub(crate) modules: HashMap<usize, Module>,
     pub(crate) functions: HashMap<usize, Function>,
     pub(crate) captures: HashMap<usize, Capture>,
     pub(crate) graphs: HashMap<usize, Vec<Op>>,
-    pub(crate) execs: HashMap<usize, Vec<Op>>,
+    pub(crate) execs: HashMap<usize, Exec>,
     pub(crate) launches: Vec<FakeLaunch>,
 }
 
@@ -143,7 +156,12 @@ pub(crate) fn entered(symbol: &'static str, work: impl FnOnce(&mut State) -> CUr
         return work(state);
     }
     *state.calls.entry(symbol).or_default() += 1;
-    let fault = fault_for(state, symbol).or(state.lost);
+    let broken = state.broken.as_ref().filter(|(symbols, _)| {
+        let is_it = |broken: &String| broken == symbol;
+        symbols.iter().any(is_it)
+    });
+    let broken = broken.map(|(_, code)| *code);
+    let fault = fault_for(state, symbol).or(broken).or(state.lost);
     match fault {
         Some(code) if gives_back(symbol) => {
             state.failing = true;

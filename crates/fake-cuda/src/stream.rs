@@ -1,7 +1,9 @@
-//! Streams.
+//! Streams, the default ones included.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use warptile_cuda_sys::*;
 
@@ -9,22 +11,83 @@ use crate::argument::Out;
 use crate::queue::Op;
 use crate::state::State;
 
+/// What a stream is found by: its handle's number, but for default streams, of which every context
+/// has one for all threads and one for each thread.
+pub(crate) type Key = usize;
+
 pub(crate) struct Stream {
     pub(crate) context: CUcontext,
-    pub(crate) ops: VecDeque<Op>,
+    /// What is queued, each with its place among everything that was ever queued.
+    pub(crate) ops: VecDeque<(u64, Op)>,
     /// The capture the stream is in.
     pub(crate) capture: Option<usize>,
+    /// Whether the legacy default stream waits for it, and it for that.
+    pub(crate) blocking: bool,
+    pub(crate) kind: StreamKind,
 }
 
-/// The handle's number.
-pub(crate) fn id(stream: CUstream) -> usize {
-    stream.0.addr()
+/// Where a stream comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StreamKind {
+    /// Somebody created it and destroys it.
+    Created,
+    /// The context's legacy default stream.
+    Legacy,
+    /// A thread's default stream in the context.
+    OfThread,
+}
+
+thread_local! {
+    /// The calling thread's number, from 1.
+    static THREAD: Cell<usize> = const { Cell::new(0) };
+}
+
+fn thread_number() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(1);
+    THREAD.with(|number| {
+        if number.get() == 0 {
+            number.set(THREADS.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
+}
+
+/// The stream that a handle names on this thread; a key of no stream where there is no context.
+pub(crate) fn key_of(state: &mut State, stream: CUstream) -> Key {
+    let (thread, kind) = match stream {
+        CUstream::NULL | CUstream::LEGACY => (0, StreamKind::Legacy),
+        CUstream::PER_THREAD => (thread_number(), StreamKind::OfThread),
+        CUstream(handle) => return handle.addr(),
+    };
+    let context = crate::device::current_context();
+    if context.is_null() {
+        return 0;
+    }
+    if let Some(&key) = state.default_streams.get(&(context, thread)) {
+        return key;
+    }
+    let key = state.new_id();
+    state.default_streams.insert((context, thread), key);
+    state.streams.insert(key, Stream::new(context, true, kind));
+    key
+}
+
+impl Stream {
+    fn new(context: CUcontext, blocking: bool, kind: StreamKind) -> Stream {
+        Stream {
+            context,
+            ops: VecDeque::new(),
+            capture: None,
+            blocking,
+            kind,
+        }
+    }
 }
 
 pub(crate) fn stream_create_with_priority(
     state: &mut State,
     stream: Out<CUstream>,
-    _flags: c_uint,
+    flags: c_uint,
     _priority: c_int,
 ) -> CUresult {
     let context = match state.current() {
@@ -32,50 +95,50 @@ pub(crate) fn stream_create_with_priority(
         Err(code) => return code,
     };
     let id = state.new_id();
-    state.streams.insert(
-        id,
-        Stream {
-            context,
-            ops: VecDeque::new(),
-            capture: None,
-        },
-    );
+    let blocking = flags & CU_STREAM_NON_BLOCKING == 0;
+    let created = Stream::new(context, blocking, StreamKind::Created);
+    state.streams.insert(id, created);
     stream.set(CUstream(std::ptr::without_provenance_mut(id)));
     CUresult::SUCCESS
 }
 
-pub(crate) fn stream_destroy(state: &mut State, stream: CUstream) -> CUresult {
+pub(crate) fn stream_destroy(state: &mut State, stream: Key) -> CUresult {
     // Work still queued is finished, as the real driver does in the background.
-    state.run(id(stream), None);
-    match state.streams.remove(&id(stream)) {
-        Some(_) => CUresult::SUCCESS,
+    state.run(stream, None);
+    match state.streams.get(&stream).map(|stream| stream.capture) {
+        Some(capture) => {
+            if let Some(id) = capture {
+                state.violation("a stream was destroyed within a capture".into());
+                state.invalidate(id);
+            }
+            state.streams.remove(&stream);
+            CUresult::SUCCESS
+        }
         None => state.bad_handle("a stream"),
     }
 }
 
 /// Waiting for a stream in a capture breaks the capture.
-fn waitable(state: &mut State, stream: CUstream) -> Result<(), CUresult> {
-    match state.streams.get(&id(stream)).map(|stream| stream.capture) {
+fn waitable(state: &mut State, stream: Key) -> Result<(), CUresult> {
+    match state.streams.get(&stream).map(|stream| stream.capture) {
         Some(None) => Ok(()),
         Some(Some(capture)) => {
-            if let Some(capture) = state.captures.get_mut(&capture) {
-                capture.invalid = true;
-            }
+            state.invalidate(capture);
             Err(CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED)
         }
         None => Err(state.bad_handle("a stream")),
     }
 }
 
-pub(crate) fn stream_query(state: &mut State, stream: CUstream) -> CUresult {
+pub(crate) fn stream_query(state: &mut State, stream: Key) -> CUresult {
     if let Err(code) = waitable(state, stream) {
         return code;
     }
     let idle = state
         .streams
-        .get(&id(stream))
+        .get(&stream)
         .is_some_and(|stream| stream.ops.is_empty());
-    state.step(id(stream));
+    state.step(stream);
     match state.lost {
         Some(code) => code,
         None if idle => CUresult::SUCCESS,
@@ -83,21 +146,17 @@ pub(crate) fn stream_query(state: &mut State, stream: CUstream) -> CUresult {
     }
 }
 
-pub(crate) fn stream_synchronize(state: &mut State, stream: CUstream) -> CUresult {
+pub(crate) fn stream_synchronize(state: &mut State, stream: Key) -> CUresult {
     if let Err(code) = waitable(state, stream) {
         return code;
     }
-    state.run(id(stream), None);
+    state.run(stream, None);
     state.trim_pools();
     state.lost.unwrap_or(CUresult::SUCCESS)
 }
 
-pub(crate) fn stream_get_ctx(
-    state: &mut State,
-    stream: CUstream,
-    context: Out<CUcontext>,
-) -> CUresult {
-    match state.streams.get(&id(stream)) {
+pub(crate) fn stream_get_ctx(state: &mut State, stream: Key, context: Out<CUcontext>) -> CUresult {
+    match state.streams.get(&stream) {
         Some(stream) => {
             context.set(stream.context);
             CUresult::SUCCESS
@@ -106,27 +165,14 @@ pub(crate) fn stream_get_ctx(
     }
 }
 
-pub(crate) fn stream_wait_event(
-    state: &mut State,
-    stream: CUstream,
-    event: CUevent,
-    _flags: c_uint,
-) -> CUresult {
-    let event = event.0.addr();
-    let Some(recorded) = state.events.get(&event).filter(|event| !event.destroyed) else {
-        return state.bad_handle("an event");
-    };
-    let (sequence, capture) = (recorded.sequence, recorded.capture);
-    let Some(queue) = state.streams.get_mut(&id(stream)) else {
-        return state.bad_handle("a stream");
-    };
-    // Waiting for a captured event takes the waiting stream into the capture.
-    if capture.is_some() {
-        queue.capture = capture;
-        return CUresult::SUCCESS;
+/// Documented nowhere, but seen on an H200 with driver 580.159: asked of a stream in a capture, it
+/// fails and breaks the capture, whatever its mode.
+pub(crate) fn stream_get_id(state: &mut State, stream: Key, id: Out<u64>) -> CUresult {
+    match waitable(state, stream) {
+        Ok(()) => {
+            id.set(stream as u64);
+            CUresult::SUCCESS
+        }
+        Err(code) => code,
     }
-    if sequence == 0 {
-        return CUresult::SUCCESS;
-    }
-    state.push(id(stream), Op::Wait { event, sequence })
 }

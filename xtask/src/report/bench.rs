@@ -27,12 +27,24 @@ pub(super) struct BenchRow {
     /// `graph` (GPU time of one launch), `call` (one call between events) or `wall`.
     pub(super) method: String,
     pub(super) median_us: f64,
-    p90_us: f64,
+    pub(super) p90_us: f64,
     pub(super) tflops: f64,
     pub(super) device: String,
     pub(super) driver: String,
     /// ISO 8601.
     pub(super) date: String,
+    /// What was measured; `None` in rows that stand alone.
+    #[serde(default)]
+    pub(super) commit: Option<String>,
+}
+
+/// How far a result is from float64, as `benches/peers --errors` writes it.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(super) struct ErrorRow {
+    pub(super) backend: String,
+    pub(super) problem: String,
+    pub(super) error_rms: f64,
+    pub(super) error_max: f64,
 }
 
 impl BenchRow {
@@ -46,17 +58,39 @@ impl BenchRow {
     }
 
     pub(super) fn shape(&self) -> String {
-        let heads = if self.heads == self.kv_heads {
-            self.heads.to_string()
-        } else {
-            format!("{}/{}", self.heads, self.kv_heads)
-        };
+        let heads = self.heads_text();
         let len = if self.query_len == self.key_len {
             self.query_len.to_string()
         } else {
             format!("{}x{}", self.query_len, self.key_len)
         };
         format!("({}, {heads}, {len}, {})", self.batch, self.head_dim)
+    }
+
+    /// The problem as `warptile bench` takes it.
+    pub(super) fn problem(&self) -> String {
+        let Self {
+            batch,
+            query_len,
+            key_len,
+            head_dim,
+            element,
+            ..
+        } = self;
+        let heads = self.heads_text();
+        let mask = match self.mask.as_str() {
+            "none" => String::new(),
+            mask => format!(" mask={mask}"),
+        };
+        format!("b{batch} q{query_len} k{key_len} h{heads} d{head_dim} {element}{mask}")
+    }
+
+    pub(super) fn heads_text(&self) -> String {
+        if self.heads == self.kv_heads {
+            self.heads.to_string()
+        } else {
+            format!("{}/{}", self.heads, self.kv_heads)
+        }
     }
 
     /// Rows that can be compared: one machine, element type, mask and method.

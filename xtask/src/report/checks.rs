@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::{ReportError, markdown_table, read_optional};
+use super::{ReportError, Rows, markdown_table, read_optional};
 use crate::manifest::ManifestEntry;
 
 /// The evidence but for benchmarks. A file that is not there has nothing in it.
@@ -14,9 +14,11 @@ use crate::manifest::ManifestEntry;
 pub(super) struct Checks {
     device: Device,
     tests: Vec<Test>,
-    launches: Vec<Test>,
+    launches: Launches,
     verify: Vec<Verified>,
+    acceptance: Vec<Accepted>,
     sanitizer: Vec<Sanitized>,
+    controls: Vec<Control>,
     images: BTreeMap<String, ImageRuns>,
     ncu: Profiles,
 }
@@ -27,6 +29,8 @@ struct Device {
     date: String,
     #[serde(default)]
     gpu: BTreeMap<String, String>,
+    #[serde(default)]
+    commit: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -42,12 +46,80 @@ struct Verified {
     failed: u64,
 }
 
+/// Launches of every kernel, by how they were waited for; or, in older files, tests of the planner's choices.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Launches {
+    Matrix { matrix: Vec<Launched> },
+    Tests(Vec<Test>),
+}
+
+impl Default for Launches {
+    fn default() -> Self {
+        Launches::Tests(Vec::new())
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Launched {
+    sync: String,
+    launches: u64,
+    problems: u64,
+    passed: u64,
+    /// Hashes by name.
+    images: BTreeMap<String, String>,
+}
+
+/// One acceptance problem on one kernel.
+#[derive(Debug, Deserialize)]
+struct Accepted {
+    problem: String,
+    family: String,
+    image: Option<String>,
+    passed: bool,
+    shared_kib: Option<u32>,
+    out: Option<Bounded>,
+    lse: Option<Bounded>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Bounded {
+    error: f64,
+    bound: f64,
+}
+
 #[derive(Debug, Deserialize)]
 struct Sanitized {
     tool: String,
     family: String,
     /// `None` where the tool gave no answer.
     errors: Option<u64>,
+    /// Hashes by name; older files do not say.
+    #[serde(default)]
+    images: BTreeMap<String, String>,
+}
+
+/// A sanitizer file: rows, and which tools caught their broken kernels.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum SanitizerFile {
+    Stamped {
+        rows: Vec<Sanitized>,
+        controls: Vec<Control>,
+    },
+    Bare(Vec<Sanitized>),
+}
+
+impl Default for SanitizerFile {
+    fn default() -> Self {
+        SanitizerFile::Bare(Vec::new())
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Control {
+    tool: String,
+    caught: bool,
 }
 
 /// Random problems an image computed.
@@ -56,6 +128,25 @@ struct ImageRuns {
     sha256: String,
     passed: u64,
     failed: u64,
+    /// Whether its CTAs stay and draw tiles where there are more tiles than CTAs. Older files do not say.
+    #[serde(default)]
+    persistent: bool,
+    /// Passed problems in which they did.
+    #[serde(default)]
+    drew_tiles: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum ImageFile {
+    Stamped { images: BTreeMap<String, ImageRuns> },
+    Bare(BTreeMap<String, ImageRuns>),
+}
+
+impl Default for ImageFile {
+    fn default() -> Self {
+        ImageFile::Bare(BTreeMap::new())
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -67,6 +158,7 @@ struct Profiles {
 #[derive(Debug, Deserialize)]
 struct Profile {
     shape: String,
+    family: String,
     kernel: String,
     metrics: BTreeMap<String, Metric>,
 }
@@ -81,22 +173,34 @@ impl Checks {
     /// Reads what is there of it under `evidence`.
     pub(super) fn read(evidence: &Path) -> Result<Self, ReportError> {
         let file = |name: &str| evidence.join(name);
+        let (sanitizer, controls) = match read_optional(&file("sanitizer.json"))? {
+            SanitizerFile::Stamped { rows, controls } => (rows, controls),
+            SanitizerFile::Bare(rows) => (rows, Vec::new()),
+        };
         Ok(Self {
             device: read_optional(&file("device.json"))?,
-            tests: read_optional(&file("tests.json"))?,
+            tests: read_optional::<Rows<_>>(&file("tests.json"))?.into_rows(),
             launches: read_optional(&file("launches.json"))?,
-            verify: read_optional(&file("verify.json"))?,
-            sanitizer: read_optional(&file("sanitizer.json"))?,
-            images: read_optional(&file("images.json"))?,
+            verify: read_optional::<Rows<_>>(&file("verify.json"))?.into_rows(),
+            acceptance: read_optional::<Rows<_>>(&file("acceptance.json"))?.into_rows(),
+            sanitizer,
+            controls,
+            images: match read_optional(&file("images.json"))? {
+                ImageFile::Stamped { images } | ImageFile::Bare(images) => images,
+            },
             ncu: read_optional(&file("ncu.json"))?,
         })
     }
 
-    /// Whether exactly these bytes computed random problems on a GPU, all of them rightly.
+    /// Whether exactly these bytes computed random problems on a GPU, all of them rightly, and a persistent kernel's CTAs drew
+    /// tiles in some of them.
     pub(super) fn is_proven(&self, image: &ManifestEntry) -> bool {
-        self.images
-            .get(&image.name)
-            .is_some_and(|runs| runs.sha256 == image.sha256 && runs.passed > 0 && runs.failed == 0)
+        self.images.get(&image.name).is_some_and(|runs| {
+            runs.sha256 == image.sha256
+                && runs.passed > 0
+                && runs.failed == 0
+                && (!runs.persistent || runs.drew_tiles > 0)
+        })
     }
 
     fn gpu(&self) -> &str {
@@ -112,10 +216,7 @@ pub(super) fn summary(checks: &Checks) -> String {
     let mut rows = Vec::new();
     let mut row =
         |check: &str, of: String, result: String| rows.push(vec![check.to_owned(), of, result]);
-    for (what, tests) in [
-        ("GPU tests", &checks.tests),
-        ("Repeated launches", &checks.launches),
-    ] {
+    let mut tests = |what: &str, tests: &[Test]| {
         let passed = tests.iter().filter(|test| test.gpu && test.passed).count();
         let total = tests.iter().filter(|test| test.gpu).count();
         row(
@@ -123,6 +224,28 @@ pub(super) fn summary(checks: &Checks) -> String {
             "all families".to_owned(),
             format!("{passed} of {total} passed"),
         );
+    };
+    tests("GPU tests", &checks.tests);
+    match &checks.launches {
+        Launches::Tests(repeated) => tests("Repeated launches", repeated),
+        Launches::Matrix { matrix } => {
+            for launched in matrix {
+                let waiting = match launched.sync.as_str() {
+                    "each" => "after each",
+                    "tenth" => "after every tenth",
+                    "end" => "once at the end",
+                    _ => "never",
+                };
+                row(
+                    &format!("{} launches in a row, waiting {waiting}", launched.launches),
+                    format!("{} images", launched.images.len()),
+                    format!(
+                        "{} of {} problems passed",
+                        launched.passed, launched.problems
+                    ),
+                );
+            }
+        }
     }
     for Verified {
         family,
@@ -151,17 +274,88 @@ pub(super) fn summary(checks: &Checks) -> String {
                 None => format!("{} no answer", row.tool),
             })
             .collect();
+        let images: BTreeSet<&String> = checks
+            .sanitizer
+            .iter()
+            .filter(|row| row.family == family)
+            .flat_map(|row| row.images.keys())
+            .collect();
+        let of = match images.len() {
+            0 => family.to_owned(),
+            count => format!("{family}, {count} images"),
+        };
+        row("compute-sanitizer errors", of, results.join(", "));
+    }
+    if !checks.controls.is_empty() {
+        let caught = |caught| {
+            let tools = checks.controls.iter().filter(|row| row.caught == caught);
+            let tools: Vec<&str> = tools.map(|row| row.tool.as_str()).collect();
+            tools.join(", ")
+        };
+        let mut result = format!("caught by {}", caught(true));
+        if checks.controls.iter().any(|row| !row.caught) {
+            result.push_str(&format!("; NOT by {}", caught(false)));
+        }
         row(
-            "compute-sanitizer errors",
-            family.to_owned(),
-            results.join(", "),
+            "Broken kernels under compute-sanitizer",
+            "one for each tool".to_owned(),
+            result,
         );
     }
     let table = markdown_table(&["Check", "Of", "Result"], rows);
+    let commit = match &checks.device.commit {
+        Some(commit) => format!(", commit {}", commit.get(..12).unwrap_or(commit)),
+        None => String::new(),
+    };
     format!(
-        "On {}, {}:\n\n{table}",
+        "On {}, {}{commit}:\n\n{table}",
         checks.gpu(),
         day(&checks.device.date)
+    )
+}
+
+/// The acceptance problems of the project's predecessor: which kernel, and how near its errors came to what is allowed.
+pub(super) fn acceptance(checks: &Checks) -> String {
+    if checks.acceptance.is_empty() {
+        return "Nothing has run on a GPU yet.\n".to_owned();
+    }
+    let passed = checks.acceptance.iter().filter(|row| row.passed).count();
+    let rows = checks.acceptance.iter().map(|row| {
+        let bounded = |errors: &Option<Bounded>| match errors {
+            Some(Bounded { error, bound }) => format!("{error:.1e} of {bound:.1e}"),
+            None => "-".to_owned(),
+        };
+        let family = match row.shared_kib {
+            Some(kib) => format!("{}, within {kib} KiB", row.family),
+            None => row.family.clone(),
+        };
+        // The seed is the same in all of them.
+        let problem = row.problem.split(" seed=").next().unwrap_or_default();
+        vec![
+            problem.to_owned(),
+            family,
+            row.image
+                .as_ref()
+                .map_or("-".to_owned(), |image| format!("`{image}`")),
+            bounded(&row.out),
+            bounded(&row.lse),
+            if row.passed { "passed" } else { "FAILED" }.to_owned(),
+        ]
+    });
+    format!(
+        "{passed} of {} passed.\n\n{}",
+        checks.acceptance.len(),
+        markdown_table(
+            &[
+                "Problem",
+                "Best of family",
+                "Image",
+                "Error of out, of what is allowed",
+                "Error of lse",
+                "Result",
+            ],
+            rows
+        )
     )
 }
 
@@ -231,7 +425,11 @@ pub(super) fn counters(checks: &Checks) -> String {
         .collect();
     let header: Vec<&str> = header.iter().map(String::as_str).collect();
     let rows = meaning.iter().map(|(metric, meaning)| {
-        let cell = |profile: &Profile| match profile.metrics.get(metric) {
+        let cell = |profile: &Profile| match profile
+            .metrics
+            .get(metric)
+            .filter(|_| counts(metric, &profile.family))
+        {
             Some(Metric { value, unit }) if unit.is_empty() || unit == "%" => number(*value),
             Some(Metric { value, unit }) => format!("{} {unit}", number(*value)),
             None => "-".to_owned(),
@@ -241,6 +439,18 @@ pub(super) fn counters(checks: &Checks) -> String {
             .collect()
     });
     markdown_table(&header, rows)
+}
+
+/// Whether a metric counts something that the family does: where it has no instructions of a kind, a counter of theirs shows
+/// the traffic of another pipe.
+fn counts(metric: &str, family: &str) -> bool {
+    if metric.contains("_op_hmma") {
+        ["wmma", "mma"].contains(&family)
+    } else if metric.contains("_op_gmma") {
+        family == "wgmma"
+    } else {
+        family != "scalar" || !metric.contains("pipe_tensor")
+    }
 }
 
 fn number(value: f64) -> String {
@@ -283,6 +493,8 @@ pub(super) mod tests {
                 sha256,
                 passed,
                 failed,
+                persistent: false,
+                drew_tiles: 0,
             };
             (name.to_owned(), runs)
         });
@@ -322,7 +534,112 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn files_of_the_evidence_script_are_read() {
+    fn a_persistent_image_is_proven_only_if_it_drew_tiles() {
+        let image = image("wgmma", "sm_90a", "f16", 64);
+        for (drew_tiles, proven) in [(0, false), (1, true)] {
+            let mut checks = ran(&[(&image.name, "ab", 10, 0)]);
+            let runs = checks.images.get_mut(&image.name).unwrap();
+            (runs.persistent, runs.drew_tiles) = (true, drew_tiles);
+            assert_eq!(checks.is_proven(&image), proven);
+        }
+    }
+
+    #[test]
+    fn files_that_say_what_they_are_about_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, content: serde_json::Value| {
+            let mut file = serde_json::json!({
+                "commit": "0123456789abcdef", "date": "2026-11-22T07:00:00Z", "device": "NVIDIA H200", "driver": "580",
+            });
+            for (key, value) in content.as_object().unwrap() {
+                file[key] = value.clone();
+            }
+            std::fs::write(directory.path().join(name), file.to_string()).unwrap();
+        };
+        let hashes = serde_json::json!({ "a_sm_90": "ab", "b_sm_90": "cd" });
+        write(
+            "device.json",
+            serde_json::json!({ "gpu": { "name": "NVIDIA H200" }, "tools": {} }),
+        );
+        write(
+            "tests.json",
+            serde_json::json!({ "rows": [
+            { "executable": "driver", "test": "a", "gpu": true, "passed": true },
+        ] }),
+        );
+        write(
+            "launches.json",
+            serde_json::json!({ "matrix": [
+            { "sync": "tenth", "launches": 500, "problems": 4, "passed": 4, "failed": 0, "images": hashes },
+        ] }),
+        );
+        write(
+            "sanitizer.json",
+            serde_json::json!({
+                "controls": [{ "tool": "memcheck", "errors": 1, "caught": true }, { "tool": "racecheck", "errors": 0, "caught": false }],
+                "rows": [{ "tool": "memcheck", "family": "wmma", "target": "sm_90", "errors": 0, "images": hashes }],
+            }),
+        );
+        write(
+            "acceptance.json",
+            serde_json::json!({ "rows": [
+            { "family": "wmma", "shared_kib": 99, "problem": "b1 q512 k512 h8 d64 f16 seed=7", "image": "wmma_d64_f16_compute_89",
+              "passed": true, "out": { "error": 1e-4, "bound": 2e-4 }, "lse": { "error": 1e-6, "bound": 1e-5 } },
+            { "family": "scalar", "shared_kib": null, "problem": "b1", "image": null, "passed": false },
+        ] }),
+        );
+        write(
+            "images.json",
+            serde_json::json!({ "images": {
+            "wgmma_d64_f16_sm_90a": { "sha256": "ab", "persistent": true, "passed": 3, "failed": 0, "drew_tiles": 0 },
+        } }),
+        );
+        let checks = Checks::read(directory.path()).unwrap();
+        assert!(!checks.is_proven(&image("wgmma", "sm_90a", "f16", 64)));
+        let text = summary(&checks);
+        for line in [
+            "On NVIDIA H200, 2026-11-22, commit 0123456789ab:",
+            "| GPU tests | all families | 1 of 1 passed |",
+            "| 500 launches in a row, waiting after every tenth | 2 images | 4 of 4 problems passed |",
+            "| compute-sanitizer errors | wmma, 2 images | memcheck 0 |",
+            "| one for each tool | caught by memcheck; NOT by racecheck |",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        let text = acceptance(&checks);
+        assert!(text.starts_with("1 of 2 passed."), "{text}");
+        assert!(
+            text.contains("| b1 q512 k512 h8 d64 f16 | wmma, within 99 KiB | `wmma_d64_f16_compute_89` | 1.0e-4 of 2.0e-4 |"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn tensor_instructions_are_shown_where_a_family_has_them() {
+        for (metric, families) in [
+            (
+                "sm__inst_executed_pipe_tensor_op_hmma.sum",
+                &["wmma", "mma"][..],
+            ),
+            ("sm__inst_executed_pipe_tensor_op_gmma.sum", &["wgmma"]),
+            (
+                "sm__inst_executed_pipe_tensor.sum",
+                &["wmma", "mma", "wgmma"],
+            ),
+            ("dram__bytes.sum", &["scalar", "wmma", "mma", "wgmma"]),
+        ] {
+            for family in ["scalar", "wmma", "mma", "wgmma"] {
+                assert_eq!(
+                    counts(metric, family),
+                    families.contains(&family),
+                    "{metric}, {family}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn files_of_older_evidence_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let write =
             |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();

@@ -1,65 +1,59 @@
-//! Measured speed, as plots: TFLOP/s against length, one plot per setting, head size and number of heads.
+//! Measured speed, as plots: for each setting one picture of small plots, head sizes across and masks down, of every
+//! contestant's speed relative to the best peer against length.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use plotters::coord::Shift;
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::ReportError;
-use super::bench::{BenchRow, Setting};
+use super::bench::BenchRow;
 
-const SIZE: (u32, u32) = (720, 420);
+/// Columns and rows of one small plot in pixels, and of the strip above them with title and legend.
+const PANEL: (u32, u32) = (300, 220);
+const STRIP: u32 = 64;
 
-/// Distinguishable on white, also with the common colour-vision deficiencies (Okabe and Ito's palette, without its yellow).
-const COLORS: [RGBColor; 7] = [
-    RGBColor(213, 94, 0),
-    RGBColor(0, 114, 178),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(86, 180, 233),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 0, 0),
+/// A contestant's name in rows and in the legend, and its colour, which is the same in every plot. Distinguishable on white,
+/// also with the common colour-vision deficiencies (Okabe and Ito's palette, without its yellow).
+const CONTESTANTS: [(&str, &str, RGBColor); 7] = [
+    ("warptile wgmma", "Warptile wgmma", RGBColor(213, 94, 0)),
+    ("warptile wmma", "Warptile wmma", RGBColor(230, 159, 0)),
+    (
+        "warptile scalar",
+        "Warptile scalar",
+        RGBColor(204, 121, 167),
+    ),
+    ("fa3", "FlashAttention-3", RGBColor(0, 114, 178)),
+    ("cudnn", "cuDNN", RGBColor(0, 158, 115)),
+    ("fa2", "FlashAttention-2", RGBColor(86, 180, 233)),
+    ("efficient", "memory-efficient", RGBColor(110, 110, 110)),
 ];
 
-/// A line of a plot: points of (length, TFLOP/s), by length.
-type Series = BTreeMap<String, BTreeMap<u64, f64>>;
+/// Whoever is not listed above.
+const OTHER: RGBColor = BLACK;
 
-/// One plot's data.
-struct Plot {
-    name: String,
-    title: String,
-    series: Series,
-}
-
-/// File name and SVG text of every plot.
-pub(super) fn all(rows: &[BenchRow]) -> Result<Vec<(String, String)>, ReportError> {
-    plots(rows)
-        .into_iter()
-        .map(|plot| {
-            let svg = draw(&plot).map_err(|error| ReportError::Plot {
-                name: plot.name.clone(),
-                reason: error.to_string(),
-            })?;
-            Ok((plot.name, svg))
-        })
-        .collect()
-}
-
-/// The plots as images of a Markdown document in `docs/`.
-pub(super) fn links(rows: &[BenchRow]) -> String {
-    let plots = plots(rows);
-    if plots.is_empty() {
-        return "Nothing is measured yet.\n".to_owned();
-    }
-    plots
+fn shown(contestant: &str) -> (&str, RGBColor) {
+    CONTESTANTS
         .iter()
-        .map(|plot| format!("![{}](plots/{})\n", plot.title, plot.name))
-        .collect()
+        .find(|(name, ..)| *name == contestant)
+        .map_or((contestant, OTHER), |&(_, shown, color)| (shown, color))
 }
 
-/// What the points of a plot have in common: the amount of work per length is comparable only then.
+/// Place of a contestant in the legend.
+fn rank(contestant: &str) -> usize {
+    let listed = CONTESTANTS
+        .iter()
+        .position(|(name, ..)| *name == contestant);
+    listed.unwrap_or(CONTESTANTS.len())
+}
+
+/// Lines of a small plot: points of (length, speed relative to the best peer), by contestant.
+type Lines = BTreeMap<String, BTreeMap<u64, f64>>;
+
+/// What the points of a small plot have in common: only then is the amount of work per length comparable.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Sweep {
-    setting: Setting,
     head_dim: u64,
     heads: u64,
     kv_heads: u64,
@@ -67,54 +61,30 @@ struct Sweep {
     rows: u64,
 }
 
-impl Sweep {
-    fn of(row: &BenchRow) -> Option<Self> {
-        (row.query_len == row.key_len).then(|| Self {
-            setting: row.setting(),
-            head_dim: row.head_dim,
-            heads: row.heads,
-            kv_heads: row.kv_heads,
-            rows: row.batch * row.query_len,
-        })
-    }
+/// What the small plots of a picture have in common.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Setting {
+    device: String,
+    element: String,
+    method: String,
+}
 
-    fn heads(&self) -> String {
-        if self.heads == self.kv_heads {
-            self.heads.to_string()
-        } else {
-            format!("{}/{}", self.heads, self.kv_heads)
-        }
-    }
-
+impl Setting {
     fn title(&self) -> String {
-        let Setting {
-            device,
-            element,
-            mask,
-            method,
-        } = &self.setting;
-        let mask = if mask == "none" { "no mask" } else { mask };
+        let method = match self.method.as_str() {
+            "graph" => "GPU time of one launch",
+            "call" => "one call between events",
+            "wall" => "one call by the clock",
+            other => other,
+        };
         format!(
-            "{device}: head size {}, {} heads, batch x length {}, {element}, {mask} ({method})",
-            self.head_dim,
-            self.heads(),
-            self.rows,
+            "Speed relative to the best peer: {}, {}, {method}",
+            self.device, self.element
         )
     }
 
     fn file_name(&self) -> String {
-        let Setting {
-            device,
-            element,
-            mask,
-            method,
-        } = &self.setting;
-        let words = format!(
-            "{device} d{} h{} n{} {element} {mask} {method}",
-            self.head_dim,
-            self.heads(),
-            self.rows
-        );
+        let words = format!("{} {} {}", self.device, self.element, self.method);
         let parts: Vec<String> = words
             .split(|c: char| !c.is_ascii_alphanumeric())
             .filter(|part| !part.is_empty())
@@ -124,82 +94,216 @@ impl Sweep {
     }
 }
 
-/// A plot is worth drawing where someone was measured at two lengths or more.
-fn plots(rows: &[BenchRow]) -> Vec<Plot> {
-    let mut sweeps: BTreeMap<Sweep, Series> = BTreeMap::new();
-    for row in rows {
-        if let Some(sweep) = Sweep::of(row) {
-            let series = sweeps.entry(sweep).or_default();
-            series
-                .entry(row.contestant())
-                .or_default()
-                .insert(row.key_len, row.tflops);
-        }
+/// One picture: its small plots by sweep and mask.
+struct Picture {
+    setting: Setting,
+    panels: BTreeMap<(Sweep, String), Lines>,
+}
+
+impl Picture {
+    fn sweeps(&self) -> Vec<&Sweep> {
+        let sweeps: BTreeSet<&Sweep> = self.panels.keys().map(|(sweep, _)| sweep).collect();
+        sweeps.into_iter().collect()
     }
-    sweeps.retain(|_, series| series.values().any(|points| points.len() > 1));
-    sweeps
+
+    /// No mask first.
+    fn masks(&self) -> Vec<&str> {
+        let masks: BTreeSet<(bool, &str)> = self
+            .panels
+            .keys()
+            .map(|(_, mask)| (mask != "none", mask.as_str()))
+            .collect();
+        masks.into_iter().map(|(_, mask)| mask).collect()
+    }
+
+    fn contestants(&self) -> Vec<&str> {
+        let names: BTreeSet<(usize, &str)> = self
+            .panels
+            .values()
+            .flat_map(BTreeMap::keys)
+            .map(|name| (rank(name), name.as_str()))
+            .collect();
+        names.into_iter().map(|(_, name)| name).collect()
+    }
+}
+
+/// File name and SVG text of every picture.
+pub(super) fn all(rows: &[BenchRow]) -> Result<Vec<(String, String)>, ReportError> {
+    pictures(rows)
         .into_iter()
-        .map(|(sweep, series)| Plot {
-            name: sweep.file_name(),
-            title: sweep.title(),
-            series,
+        .map(|picture| {
+            let name = picture.setting.file_name();
+            let svg = draw(&picture).map_err(|error| ReportError::Plot {
+                name: name.clone(),
+                reason: error.to_string(),
+            })?;
+            Ok((name, svg))
         })
         .collect()
 }
 
-/// Lengths double from point to point, so the axis is logarithmic.
-fn draw(plot: &Plot) -> Result<String, Box<dyn std::error::Error>> {
-    let points = || plot.series.values().flatten();
-    let shortest = points().map(|(&len, _)| len).min().unwrap_or(1) as f64;
-    let longest = points().map(|(&len, _)| len).max().unwrap_or(1) as f64;
-    let fastest = points().map(|(_, &tflops)| tflops).fold(0.0, f64::max);
+/// The pictures as images of a Markdown document in `docs/`.
+pub(super) fn links(rows: &[BenchRow]) -> String {
+    let pictures = pictures(rows);
+    if pictures.is_empty() {
+        return "Nothing is measured yet.\n".to_owned();
+    }
+    pictures
+        .iter()
+        .map(|Picture { setting, .. }| {
+            format!("![{}](plots/{})\n", setting.title(), setting.file_name())
+        })
+        .collect()
+}
+
+/// A small plot is worth drawing where someone was measured at two lengths or more, and a ratio needs a peer.
+fn pictures(rows: &[BenchRow]) -> Vec<Picture> {
+    type Speeds = BTreeMap<u64, BTreeMap<String, f64>>;
+    let mut settings: BTreeMap<Setting, BTreeMap<(Sweep, String), Speeds>> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.query_len == row.key_len) {
+        let setting = Setting {
+            device: row.device.clone(),
+            element: row.element.clone(),
+            method: row.method.clone(),
+        };
+        let sweep = Sweep {
+            head_dim: row.head_dim,
+            heads: row.heads,
+            kv_heads: row.kv_heads,
+            rows: row.batch * row.query_len,
+        };
+        settings
+            .entry(setting)
+            .or_default()
+            .entry((sweep, row.mask.clone()))
+            .or_default()
+            .entry(row.key_len)
+            .or_default()
+            .insert(row.contestant(), row.tflops);
+    }
+    let picture = |(setting, panels): (Setting, BTreeMap<_, Speeds>)| {
+        let panels: BTreeMap<_, Lines> = panels
+            .into_iter()
+            .map(|(panel, speeds)| (panel, relative(&speeds)))
+            .filter(|(_, lines)| lines.values().any(|points| points.len() > 1))
+            .collect();
+        (!panels.is_empty()).then_some(Picture { setting, panels })
+    };
+    settings.into_iter().filter_map(picture).collect()
+}
+
+/// Every speed over that of the fastest peer at the same length.
+fn relative(speeds: &BTreeMap<u64, BTreeMap<String, f64>>) -> Lines {
+    let mut lines = Lines::new();
+    for (&length, of_length) in speeds {
+        let peers = of_length
+            .iter()
+            .filter(|(name, _)| !name.starts_with("warptile "));
+        let Some(best) = peers.map(|(_, &speed)| speed).max_by(f64::total_cmp) else {
+            continue;
+        };
+        for (name, speed) in of_length {
+            lines
+                .entry(name.clone())
+                .or_default()
+                .insert(length, speed / best);
+        }
+    }
+    lines
+}
+
+type Drawn<T> = Result<T, Box<dyn std::error::Error>>;
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+fn draw(picture: &Picture) -> Drawn<String> {
+    let (sweeps, masks) = (picture.sweeps(), picture.masks());
+    let size = (
+        PANEL.0 * sweeps.len().max(2) as u32,
+        STRIP + PANEL.1 * masks.len() as u32,
+    );
+    let ratios = || picture.panels.values().flat_map(BTreeMap::values).flatten();
+    let highest = ratios().map(|(_, &ratio)| ratio).fold(1.0, f64::max);
 
     let mut svg = String::new();
     {
-        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         area.fill(&WHITE)?;
-        let mut chart = ChartBuilder::on(&area)
-            .caption(&plot.title, ("sans-serif", 16))
-            .margin(12)
-            .margin_right(36)
-            .x_label_area_size(40)
-            .y_label_area_size(56)
-            .build_cartesian_2d(
-                (shortest..longest).log_scale().base(2.0),
-                0.0..fastest * 1.1,
-            )?;
-        chart
-            .configure_mesh()
-            .x_desc("length")
-            .y_desc("TFLOP/s")
-            .light_line_style(TRANSPARENT)
-            .y_label_formatter(&|tflops| format!("{tflops:.0}"))
-            .x_label_formatter(&|len| format!("{len:.0}"))
-            .draw()?;
-        for (index, (name, points)) in plot.series.iter().enumerate() {
-            let color = COLORS[index % COLORS.len()].filled();
-            let points: Vec<(f64, f64)> = points
-                .iter()
-                .map(|(&len, &tflops)| (len as f64, tflops))
-                .collect();
-            chart
-                .draw_series(
-                    LineSeries::new(points.clone(), color.color.stroke_width(2)).point_size(3),
-                )?
-                .label(name)
-                .legend(move |(x, y)| {
-                    PathElement::new([(x, y), (x + 18, y)], color.color.stroke_width(2))
-                });
+        let (strip, panels) = area.split_vertically(STRIP);
+        legend(&strip, picture)?;
+        let panels = panels.split_evenly((masks.len(), sweeps.len()));
+        let places = masks
+            .iter()
+            .flat_map(|mask| sweeps.iter().map(move |sweep| (*sweep, *mask)));
+        for ((sweep, mask), area) in places.zip(&panels) {
+            if let Some(lines) = picture.panels.get(&(sweep.clone(), mask.to_owned())) {
+                panel(area, sweep, mask, lines, highest * 1.05)?;
+            }
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::LowerRight)
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK)
-            .draw()?;
         area.present()?;
     }
     Ok(svg)
+}
+
+/// Title and contestants, above all curves.
+fn legend(area: &Area<'_>, picture: &Picture) -> Drawn<()> {
+    let title = ("sans-serif", 16).into_font();
+    area.draw(&Text::new(picture.setting.title(), (14, 10), title))?;
+    let font = ("sans-serif", 12)
+        .into_text_style(area)
+        .pos(Pos::new(HPos::Left, VPos::Center));
+    let mut x = 14;
+    for contestant in picture.contestants() {
+        let (name, color) = shown(contestant);
+        let line = PathElement::new([(x, 46), (x + 18, 46)], color.stroke_width(3));
+        area.draw(&line)?;
+        area.draw(&Text::new(name, (x + 23, 46), font.clone()))?;
+        // Six pixels are what a letter of this size takes on average.
+        x += 36 + 6 * name.len() as i32;
+    }
+    Ok(())
+}
+
+/// One small plot. Lengths double from point to point, so their axis is logarithmic.
+fn panel(area: &Area<'_>, sweep: &Sweep, mask: &str, lines: &Lines, top: f64) -> Drawn<()> {
+    let lengths = || lines.values().flat_map(BTreeMap::keys).copied();
+    let shortest = lengths().min().unwrap_or(1) as f64;
+    let longest = lengths().max().unwrap_or(1) as f64;
+    let heads = match sweep.heads == sweep.kv_heads {
+        true => sweep.heads.to_string(),
+        false => format!("{}/{}", sweep.heads, sweep.kv_heads),
+    };
+    let mask = if mask == "none" { "no mask" } else { mask };
+    let caption = format!("head size {}, {heads} heads, {mask}", sweep.head_dim);
+    let mut chart = ChartBuilder::on(area)
+        .caption(caption, ("sans-serif", 13))
+        .margin(8)
+        .margin_right(20)
+        .x_label_area_size(34)
+        .y_label_area_size(36)
+        .build_cartesian_2d((shortest..longest).log_scale().base(2.0), 0.0..top)?;
+    chart
+        .configure_mesh()
+        .x_desc("length")
+        .light_line_style(TRANSPARENT)
+        .x_labels(6)
+        .y_labels(6)
+        .y_label_formatter(&|ratio| format!("{ratio:.1}"))
+        .x_label_formatter(&|length| format!("{length:.0}"))
+        .draw()?;
+    let best = [(shortest, 1.0), (longest, 1.0)];
+    chart.draw_series(LineSeries::new(best, BLACK.mix(0.4).stroke_width(1)))?;
+    // Ours last, on top.
+    let mut names: Vec<&String> = lines.keys().collect();
+    names.sort_by_key(|name| std::cmp::Reverse(rank(name)));
+    for name in names {
+        let (_, color) = shown(name);
+        let points = lines[name]
+            .iter()
+            .map(|(&length, &ratio)| (length as f64, ratio));
+        let style = color.filled().stroke_width(2);
+        chart.draw_series(LineSeries::new(points, style).point_size(2))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -207,31 +311,60 @@ mod tests {
     use super::*;
     use crate::report::bench::tests::row;
 
-    #[test]
-    fn a_plot_per_head_size_with_a_line_per_contestant() {
-        let rows = [
+    fn rows() -> Vec<BenchRow> {
+        vec![
             row("warptile", 64, 512, 20.0),
             row("warptile", 64, 1024, 25.0),
-            row("cuDNN", 64, 512, 400.0),
+            row("cudnn", 64, 512, 400.0),
+            row("fa2", 64, 512, 100.0),
+            row("fa2", 64, 1024, 100.0),
             row("warptile", 128, 512, 20.0),
-        ];
-        let plots = all(&rows).unwrap();
-        let names: Vec<&str> = plots.iter().map(|(name, _)| name.as_str()).collect();
+        ]
+    }
+
+    #[test]
+    fn a_picture_per_setting_with_a_small_plot_per_sweep() {
+        let pictures = all(&rows()).unwrap();
+        let names: Vec<&str> = pictures.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["nvidia-h200-f16-graph.svg"]);
+        let svg = &pictures[0].1;
+        assert!(svg.contains("head size 64, 8 heads, no mask"), "{svg}");
+        assert!(!svg.contains("head size 128"), "one point is no line");
+        for name in ["Warptile scalar", "cuDNN", "FlashAttention-2"] {
+            assert!(svg.contains(name), "{name}: {svg}");
+        }
         assert_eq!(
-            names,
-            ["nvidia-h200-d64-h8-n1024-f16-none-graph.svg"],
-            "one point is no line"
-        );
-        let svg = &plots[0].1;
-        assert!(
-            svg.contains("warptile scalar") && svg.contains("cuDNN"),
-            "{svg}"
-        );
-        assert_eq!(
-            all(&rows).unwrap(),
-            plots,
+            all(&rows()).unwrap(),
+            pictures,
             "the same rows give the same bytes"
         );
-        assert!(links(&rows).contains("](plots/nvidia-h200-d64-h8-n1024-f16-none-graph.svg)"));
+        assert!(links(&rows()).contains("](plots/nvidia-h200-f16-graph.svg)"));
+    }
+
+    #[test]
+    fn ratios_are_to_the_fastest_peer_of_each_length() {
+        let picture = &super::pictures(&rows())[0];
+        let lines = picture.panels.values().next().unwrap();
+        assert_eq!(lines["warptile scalar"], [(512, 0.05), (1024, 0.25)].into());
+        assert_eq!(lines["fa2"], [(512, 0.25), (1024, 1.0)].into());
+        assert_eq!(lines["cudnn"], [(512, 1.0)].into());
+    }
+
+    #[test]
+    fn a_contestant_keeps_its_color_whoever_else_is_there() {
+        let color = |svg: &str| {
+            let RGBColor(r, g, b) = shown("fa2").1;
+            svg.contains(&format!("#{r:02X}{g:02X}{b:02X}"))
+        };
+        let alone: Vec<BenchRow> = rows()
+            .into_iter()
+            .filter(|row| row.backend == "fa2")
+            .collect();
+        assert!(color(&all(&rows()).unwrap()[0].1) && color(&all(&alone).unwrap()[0].1));
+        let colors: BTreeSet<_> = CONTESTANTS
+            .iter()
+            .map(|(.., color)| (color.0, color.1, color.2))
+            .collect();
+        assert_eq!(colors.len(), CONTESTANTS.len());
     }
 }

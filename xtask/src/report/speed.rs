@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::bench::BenchRow;
+use super::bench::{BenchRow, ErrorRow};
 use super::{checks, markdown_table};
 
 /// What the rows of one problem have in common, in the order of the tables.
@@ -38,53 +38,147 @@ const OURS: &str = "warptile";
 /// Peers of the table, in its order; the memory-efficient kernel is never the fastest.
 const PEERS: [&str; 3] = ["fa2", "cudnn", "fa3"];
 
-/// TFLOP/s of this project and its peers on every problem, the ratio to the fastest peer, and the geometric mean of the
-/// ratios.
-pub(super) fn against_peers(rows: &[BenchRow]) -> String {
-    let problems = by_problem(rows, |row| row.backend.clone());
-    let mut ratios: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    let mut lines = Vec::new();
-    for ((element, mask, _, _, shape), cells) in &problems {
-        let Some(ours) = cells.get(OURS) else {
-            continue;
-        };
-        let speed = |name: &str| cells.get(name).map(|row| row.tflops);
-        let fastest = PEERS
-            .iter()
-            .filter_map(|peer| speed(peer))
-            .max_by(f64::total_cmp);
-        let ratio = fastest.map(|fastest| ours.tflops / fastest);
-        ratios.entry(element).or_default().extend(ratio);
-        let number = |value: Option<f64>| value.map_or("-".to_owned(), |x| format!("{x:.0}"));
-        let mut line = vec![format!("{shape}, {element}, {mask}")];
-        line.extend(PEERS.iter().map(|peer| number(speed(peer))));
-        line.push(number(Some(ours.tflops)));
-        line.push(ratio.map_or("-".to_owned(), |ratio| match ratio < 1.0 {
-            true => format!("{ratio:.2}"),
-            false => format!("**{ratio:.2}**"),
-        }));
-        line.push(format!("`{}`", ours.kernel));
-        lines.push(line);
+/// What one problem's row says.
+struct Line<'a> {
+    problem: &'a Problem,
+    ours: &'a BenchRow,
+    peers: [Option<&'a BenchRow>; PEERS.len()],
+}
+
+impl Line<'_> {
+    /// Our speed over that of the fastest peer.
+    fn ratio(&self) -> Option<f64> {
+        let fastest = self.peers.iter().flatten().map(|row| row.tflops);
+        fastest
+            .max_by(f64::total_cmp)
+            .map(|fastest| self.ours.tflops / fastest)
     }
-    let Some(last) = rows.iter().rfind(|row| row.backend == OURS) else {
-        return "Nothing is measured yet.\n".to_owned();
+
+    /// Our error and the smallest of the peers', by one measure.
+    fn error(&self, errors: &[ErrorRow], measure: fn(&ErrorRow) -> f64) -> Option<String> {
+        let problem = self.ours.problem();
+        let of_problem = || errors.iter().filter(|row| row.problem == problem);
+        let ours = of_problem().find(|row| row.backend == OURS).map(measure)?;
+        let peers = of_problem().filter(|row| PEERS.contains(&row.backend.as_str()));
+        Some(match peers.map(measure).min_by(f64::total_cmp) {
+            Some(best) => format!("{ours:.2e} ({best:.2e})"),
+            None => format!("{ours:.2e}"),
+        })
+    }
+
+    fn cells(&self, errors: &[ErrorRow]) -> Vec<String> {
+        let (element, mask, _, _, shape) = self.problem;
+        let speed =
+            |row: Option<&BenchRow>| row.map_or("-".to_owned(), |row| format!("{:.0}", row.tflops));
+        let mut cells = vec![format!("{shape}, {element}, {mask}")];
+        cells.extend(self.peers.iter().map(|row| speed(*row)));
+        cells.push(speed(Some(self.ours)));
+        cells.push(
+            self.ratio()
+                .map_or("-".to_owned(), |ratio| match ratio < 1.0 {
+                    true => format!("{ratio:.2}"),
+                    false => format!("**{ratio:.2}**"),
+                }),
+        );
+        if !errors.is_empty() {
+            for measure in [
+                |row: &ErrorRow| row.error_rms,
+                |row: &ErrorRow| row.error_max,
+            ] {
+                cells.push(
+                    self.error(errors, measure)
+                        .unwrap_or_else(|| "-".to_owned()),
+                );
+            }
+        }
+        cells.push(format!("`{}`", self.ours.kernel));
+        cells
+    }
+}
+
+/// The problems that this project was measured on.
+fn lines<'a>(problems: &'a BTreeMap<Problem, BTreeMap<String, &'a BenchRow>>) -> Vec<Line<'a>> {
+    let line = |(problem, cells): (&'a Problem, &'a BTreeMap<String, &'a BenchRow>)| {
+        Some(Line {
+            problem,
+            ours: cells.get(OURS)?,
+            peers: PEERS.map(|peer| cells.get(peer).copied()),
+        })
     };
-    let header = [
+    problems.iter().filter_map(line).collect()
+}
+
+/// Our speed over that of each peer, by problem and peer. Three digits: more would be noise.
+pub(super) fn ratios(rows: Vec<BenchRow>) -> BTreeMap<String, BTreeMap<String, f64>> {
+    let problems = by_problem(&rows, |row| row.backend.clone());
+    let of_line = |line: &Line<'_>| {
+        let peers = line.peers.iter().flatten().map(|peer| {
+            let ratio = line.ours.tflops / peer.tflops;
+            (peer.backend.clone(), (ratio * 1e3).round() / 1e3)
+        });
+        (line.ours.problem(), peers.collect())
+    };
+    lines(&problems).iter().map(of_line).collect()
+}
+
+/// Speeds beside errors, and what they mean.
+fn table(ours: &BenchRow, lines: &[&Line<'_>], errors: &[ErrorRow]) -> String {
+    let mut header = vec![
         "(batch, heads, length, head size), element, mask",
         "FA2",
         "cuDNN",
         "FA3",
         "Warptile",
         "ratio",
-        "kernel",
     ];
-    let mut text = format!(
-        "TFLOP/s on {}, GPU time of one launch in a replayed graph; driver {}, {}. *Ratio* is to the fastest peer of the row.\n\n{}",
-        last.device,
-        last.driver,
-        checks::day(&last.date),
-        markdown_table(&header, lines),
-    );
+    let mut meaning = String::new();
+    if !errors.is_empty() {
+        header.extend(["rms error", "largest error"]);
+        meaning.push_str(" Errors are against float64 on normally distributed inputs, with the smallest of the peers' in parentheses.");
+    }
+    header.push("kernel");
+    format!(
+        "TFLOP/s on {}, GPU time of one launch in a replayed graph; driver {}, {}. *Ratio* is to the fastest peer of the row.{meaning}\n\n{}",
+        ours.device,
+        ours.driver,
+        checks::day(&ours.date),
+        markdown_table(&header, lines.iter().map(|line| line.cells(errors))),
+    )
+}
+
+/// Six problems of the sweep, which differ in head size and mask, and the geometric means over all.
+pub(super) fn in_short(rows: &[BenchRow], errors: &[ErrorRow]) -> String {
+    let in_short = |line: &&Line<'_>| {
+        let row = line.ours;
+        row.element == "bf16"
+            && (row.query_len, row.key_len) == (4096, 4096)
+            && row.heads == row.kv_heads
+            && [64, 128, 256].contains(&row.head_dim)
+    };
+    summary(rows, errors, in_short)
+}
+
+/// TFLOP/s of this project and its peers on every problem, the ratio to the fastest peer, and the geometric mean of the
+/// ratios.
+pub(super) fn against_peers(rows: &[BenchRow], errors: &[ErrorRow]) -> String {
+    summary(rows, errors, |_| true)
+}
+
+fn summary(rows: &[BenchRow], errors: &[ErrorRow], shown: impl Fn(&&Line<'_>) -> bool) -> String {
+    let problems = by_problem(rows, |row| row.backend.clone());
+    let lines = lines(&problems);
+    let Some(last) = rows.iter().rfind(|row| row.backend == OURS) else {
+        return "Nothing is measured yet.\n".to_owned();
+    };
+    let shown: Vec<&Line<'_>> = lines.iter().filter(shown).collect();
+    let mut text = table(last, &shown, errors);
+    let mut ratios: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for line in &lines {
+        ratios
+            .entry(&line.ours.element)
+            .or_default()
+            .extend(line.ratio());
+    }
     for (element, ratios) in &ratios {
         if let Some(mean) = geometric_mean(ratios) {
             let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
@@ -188,14 +282,17 @@ mod tests {
 
     #[test]
     fn the_ratio_is_to_the_fastest_peer_and_losing_rows_stay() {
-        let text = against_peers(&[
-            row("warptile", 64, 1024, 200.0),
-            row("fa2", 64, 1024, 50.0),
-            row("cudnn", 64, 1024, 100.0),
-            row("warptile", 64, 512, 50.0),
-            row("cudnn", 64, 512, 100.0),
-            row("cudnn", 128, 512, 100.0),
-        ]);
+        let text = against_peers(
+            &[
+                row("warptile", 64, 1024, 200.0),
+                row("fa2", 64, 1024, 50.0),
+                row("cudnn", 64, 1024, 100.0),
+                row("warptile", 64, 512, 50.0),
+                row("cudnn", 64, 512, 100.0),
+                row("cudnn", 128, 512, 100.0),
+            ],
+            &[],
+        );
         assert!(
             text.contains("| (2, 8, 512, 64), f16, none | - | 100 | - | 50 | 0.50 |"),
             "{text}"
@@ -213,14 +310,66 @@ mod tests {
     }
 
     #[test]
+    fn errors_stand_beside_speeds() {
+        let error = |backend: &str, error_rms| ErrorRow {
+            backend: backend.to_owned(),
+            problem: "b2 q512 k512 h8 d64 f16".to_owned(),
+            error_rms,
+            error_max: 10.0 * error_rms,
+        };
+        let text = against_peers(
+            &[
+                row("warptile", 64, 512, 50.0),
+                row("warptile", 64, 1024, 50.0),
+            ],
+            &[
+                error("warptile", 2e-4),
+                error("fa3", 1.5e-4),
+                error("fa2", 3e-4),
+            ],
+        );
+        assert!(
+            text.contains("| 50 | - | 2.00e-4 (1.50e-4) | 2.00e-3 (1.50e-3) |"),
+            "{text}"
+        );
+        assert!(text.contains("| 50 | - | - | - |"), "{text}");
+    }
+
+    #[test]
+    fn the_short_table_has_its_six_rows_and_the_means_of_all() {
+        let mut rows = Vec::new();
+        for mask in ["none", "causal"] {
+            for head_dim in [32, 64, 128, 256] {
+                for len in [512, 4096] {
+                    for (backend, speed) in [("warptile", 20.0), ("fa3", 10.0)] {
+                        let mut row = row(backend, head_dim, len, speed);
+                        row.element = "bf16".to_owned();
+                        row.mask = mask.to_owned();
+                        rows.push(row);
+                    }
+                }
+            }
+        }
+        let text = in_short(&rows, &[]);
+        assert_eq!(text.matches("**2.00**").count(), 6, "{text}");
+        assert!(
+            text.contains("bf16: geometric mean of the 16 ratios 2.000"),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn halves_are_compared_where_both_were_measured() {
         let mut bf16 = row("warptile", 64, 512, 100.0);
         bf16.element = "bf16".to_owned();
-        let text = against_peers(&[
-            bf16,
-            row("warptile", 64, 512, 99.0),
-            row("warptile", 64, 1024, 50.0),
-        ]);
+        let text = against_peers(
+            &[
+                bf16,
+                row("warptile", 64, 512, 99.0),
+                row("warptile", 64, 1024, 50.0),
+            ],
+            &[],
+        );
         assert!(
             text.contains("f16 has 0.990 to 0.990 of bf16's speed in the 1 problems"),
             "{text}"

@@ -189,16 +189,9 @@ impl<'a> Bindings<'a> {
         self.views().map(DeviceSlice::owner)
     }
 
-    /// The streams, other than `stream`, that the memory belongs to, each once.
-    pub(super) fn homes_beside(&self, stream: &Stream) -> Vec<Stream> {
-        let mut homes: Vec<Stream> = Vec::new();
-        for view in self.views() {
-            let home = view.stream();
-            if !home.is_same(stream) && homes.iter().all(|known| !known.is_same(home)) {
-                homes.push(home.clone());
-            }
-        }
-        homes
+    /// The streams that the memory belongs to.
+    pub(super) fn homes(&self) -> impl Iterator<Item = &'a Stream> {
+        self.views().map(DeviceSlice::stream)
     }
 }
 

@@ -48,7 +48,7 @@ impl LoadedKernel {
         .map_err(Error::from)
     }
 
-    /// Fills the block for a call. The context must be current: encoding a tensor map asks for it.
+    /// Fills the block for a call.
     pub(crate) fn block(
         &self,
         step: &Step,
@@ -61,9 +61,9 @@ impl LoadedKernel {
         Ok(match self {
             LoadedKernel::Plain(_) => Block::Plain(forward),
             LoadedKernel::Mapped(kernel) => {
-                let driver = kernel.module().context().driver();
+                let context = kernel.module().context();
                 let block_n = step.image.tiling.block_n;
-                Block::Mapped(block::forward_tma(driver, call, block_n, forward)?)
+                Block::Mapped(block::forward_tma(context, call, block_n, forward)?)
             }
         })
     }

@@ -95,13 +95,13 @@ impl Prepared {
             return Ok(()); // no query rows, nothing to write
         }
 
-        // One way into the context for all that follows.
-        let _current = self.context().enter()?;
+        // Whether the stream is in a capture is asked once, and stays true until the end.
+        let _held = stream.hold();
+        let capture = stream.capture()?;
         let staged = self.stage(stream, call, &mut addresses)?;
         addresses.check(&expected)?;
-        let draws = shapes.iter().any(|shape| shape.draws_tiles);
-        let counter = match draws {
-            true => Workspace::of(stream)?.counter(),
+        let counter = match shapes.iter().any(|shape| shape.draws_tiles) {
+            true => Workspace::of(stream, capture)?.counter(),
             false => 0,
         };
         let mut launches = Vec::with_capacity(1);
@@ -109,13 +109,12 @@ impl Prepared {
             let block = kernel.block(step, shape, call, &addresses, counter)?;
             launches.push((step, kernel, shape, block));
         }
-        for owner in bindings.owners() {
-            stream.keep_for_graph(owner);
+        if let Some(capture) = capture {
+            for owner in bindings.owners() {
+                stream.keep_in(capture, owner);
+            }
         }
-        let homes = bindings.homes_beside(stream);
-        for home in &homes {
-            stream.wait_for(home)?;
-        }
+        stream.order_after(bindings.homes())?;
         let mut launched = Ok(());
         for (step, kernel, shape, block) in &launches {
             // SAFETY: the block was made for this kernel and shape; every address is that of a view that was found to reach as
@@ -129,7 +128,7 @@ impl Prepared {
         }
         // Also after an error: an earlier step may be queued.
         drop(staged);
-        let ordered = stream.order_before(&homes);
+        let ordered = stream.order_before(bindings.homes());
         launched.and(ordered.map_err(Error::from))
     }
 

@@ -94,7 +94,7 @@ impl Step {
             let of_a_head = queries.rows() as u64 / block_m + batch;
             (of_a_head, of_a_head * heads)
         } else {
-            let of_a_head = (queries.rows() as u64).div_ceil(block_m);
+            let of_a_head = (call.query_len() as u64).div_ceil(block_m);
             (of_a_head, of_a_head.saturating_mul(heads * batch))
         };
         if tiles > MAX_TILES {

@@ -1,9 +1,11 @@
 //! `warptile bench`: how long attention takes.
 
+mod compare;
 mod cpu;
 mod data;
 mod gpu;
 mod row;
+mod table;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -16,12 +18,17 @@ use warptile::{Attention, Backend, Element, ElementType, Error, Family, Plan};
 use warptile_check::Case;
 use warptile_kernels::{Image, catalog};
 
+use self::compare::Earlier;
 use self::data::Data;
 use self::row::{Method, Row, Samples};
+use self::table::Table;
 use crate::cases::{self, GRAMMAR};
+use crate::choose::{self, Limits};
 use crate::failure::Failure;
+use crate::json;
 use crate::machine;
 use crate::options::Device;
+use crate::text;
 
 /// Measure how long attention takes.
 ///
@@ -51,7 +58,7 @@ pub(crate) struct BenchArgs {
     device: Device,
 
     /// How many times to measure, at most
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     samples: u32,
 
     /// Go on to the next measurement after this many seconds, but not before a tenth of the samples
@@ -65,9 +72,13 @@ pub(crate) struct BenchArgs {
     #[arg(long, conflicts_with = "seconds")]
     paced: bool,
 
-    /// Write the rows to this file, as JSON
+    /// Write the rows to this file after each problem, as JSON; - for standard output, at the end
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    pub(crate) json: Option<json::Target>,
+
+    /// Compare with rows that --json wrote earlier on the same kind of device, and fail if any is more than 3% slower
+    #[arg(long, value_name = "OLD.json")]
+    compare: Option<PathBuf>,
 }
 
 /// Calls before the first that counts: they load the kernel or start the threads, and touch the memory.
@@ -92,7 +103,7 @@ impl Effort {
     ) -> warptile::Result<Vec<f64>> {
         let start = Instant::now();
         let least = self.samples.div_ceil(10);
-        let mut samples = Vec::with_capacity(self.samples);
+        let mut samples = Vec::new();
         if self.paced {
             while samples.len() < self.samples && wait_for_line() {
                 let microseconds = sample()?;
@@ -130,18 +141,41 @@ pub(crate) fn run(args: &BenchArgs, console: &mut impl Write) -> Result<(), Fail
             .map_err(|error| Failure::Input(format!("--seconds {}: {error}", args.seconds)))?,
         paced: args.paced,
     };
+    if let Some(json) = &args.json {
+        json.check()?;
+    }
+    let earlier = args.compare.as_deref().map(Earlier::read).transpose()?;
     let backend = args.device.open()?;
     let machine = machine::describe(&backend);
-    let mut rows = Vec::new();
+    if let Some(earlier) = &earlier {
+        earlier.check_device(&machine)?;
+    }
+    let problems: Vec<String> = cases.iter().map(cases::without_seed).collect();
+    let mut table = Table::new(&problems, backend.is_gpu());
+    let mut rows: Vec<Row> = Vec::new();
     let bar = ProgressBar::new(cases.len() as u64);
-    for case in &cases {
+    // Somebody who paces reads standard output line by line: there the rows come when the samples are over.
+    if !args.paced {
+        bar.suspend(|| writeln!(console, "{backend}\n{}", table.header()))?;
+    }
+    for (case, problem) in cases.iter().zip(&problems) {
         for plan in plans(case, &args.kernel, &backend)? {
             let measured = time(case, &plan, &backend, effort)?;
             for (method, microseconds) in measured {
-                if let Some(samples) = Samples::new(microseconds) {
-                    rows.push(Row::new(&plan, method, &samples, &machine));
+                let Some(samples) = Samples::new(microseconds) else {
+                    continue;
+                };
+                let row = Row::new(problem, &plan, method, &samples, &machine);
+                if !args.paced {
+                    let line = table.row(&row);
+                    bar.suspend(|| writeln!(console, "{line}").and_then(|()| console.flush()))?;
                 }
+                rows.push(row);
             }
+        }
+        // After each problem, so that little is lost if the rest never comes.
+        if let Some(json @ json::Target::File(_)) = &args.json {
+            json.write(&rows)?;
         }
         bar.inc(1);
     }
@@ -151,9 +185,17 @@ pub(crate) fn run(args: &BenchArgs, console: &mut impl Write) -> Result<(), Fail
             "nothing was measured: no kernel asked for applies, or the input ended first".into(),
         ));
     }
-    writeln!(console, "{}\n{}", backend, row::table(&rows))?;
-    match &args.json {
-        Some(path) => crate::json::write(path, &rows),
+    if args.paced {
+        writeln!(console, "{backend}\n{}", table.header())?;
+        for row in &rows {
+            writeln!(console, "{}", table.row(row))?;
+        }
+    }
+    if let Some(json @ json::Target::Stdout) = &args.json {
+        json.write(&rows)?;
+    }
+    match earlier {
+        Some(earlier) => earlier.compare(&rows, !args.kernel.is_empty(), console),
         None => Ok(()),
     }
 }
@@ -182,6 +224,7 @@ fn cases_of_file(path: &Path) -> Result<Vec<Case>, Failure> {
             continue;
         }
         cases.push(cases::parse(problem).map_err(|error| {
+            let error = text::message(&error);
             Failure::Input(format!("{}:{}: {error}", path.display(), index + 1))
         })?);
     }
@@ -203,19 +246,30 @@ fn plans(case: &Case, kernels: &[String], backend: &Backend) -> Result<Vec<Plan>
         };
     };
     if kernels.is_empty() {
-        return Ok(vec![Plan::gpu(problem, gpu.profile(), None)?]);
+        return Ok(vec![choose::plan(problem, gpu, Limits::default(), None)?]);
     }
     let mut plans = Vec::new();
     for name in kernels {
         let forced = |kernel| Plan::gpu(problem.clone(), gpu.profile(), Some(kernel));
-        let of_family = |family| catalog().iter().filter(move |image| image.family == family);
+        let of_family = |family| {
+            let images = catalog().iter().filter(move |image| image.family == family);
+            images.collect::<Vec<_>>()
+        };
         match name.as_str() {
             "all" => plans.extend(applicable(kernel_names(catalog().iter()), forced)?),
             "families" => plans.extend(applicable(families(), |family| {
-                Plan::from_catalog(problem.clone(), gpu.profile(), None, of_family(family))
+                choose::plan(
+                    problem.clone(),
+                    gpu,
+                    Limits::default(),
+                    Some(&of_family(family)),
+                )
             })?),
             name => match families().iter().find(|family| family.to_string() == name) {
-                Some(&family) => plans.extend(applicable(kernel_names(of_family(family)), forced)?),
+                Some(&family) => plans.extend(applicable(
+                    kernel_names(of_family(family).into_iter()),
+                    forced,
+                )?),
                 None => plans.push(forced(name)?),
             },
         }

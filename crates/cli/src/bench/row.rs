@@ -3,7 +3,7 @@
 use serde::Serialize;
 use warptile::{Align, Mask, Plan};
 
-use crate::info;
+use crate::choose;
 use crate::machine::Machine;
 
 /// A list of times.
@@ -72,6 +72,10 @@ pub(crate) struct Row {
     /// Kernel family, `cpu` for the CPU path.
     pub(crate) family: String,
     pub(crate) kernel: String,
+    /// SHA-256 of the image; `null` for the CPU path.
+    pub(crate) sha256: Option<&'static str>,
+    /// The whole problem in the grammar of command lines, without its seed.
+    pub(crate) problem: String,
     pub(crate) batch: usize,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
@@ -91,15 +95,22 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    pub(crate) fn new(plan: &Plan, method: Method, samples: &Samples, machine: &Machine) -> Self {
+    pub(crate) fn new(
+        text: &str,
+        plan: &Plan,
+        method: Method,
+        samples: &Samples,
+        machine: &Machine,
+    ) -> Self {
         let problem = plan.problem();
+        let image = choose::image(plan);
         let median_us = samples.median();
         Row {
             backend: "warptile",
-            family: plan
-                .launch()
-                .map_or("cpu".to_owned(), |launch| launch.image.family.to_string()),
+            family: image.map_or("cpu".to_owned(), |image| image.family.to_string()),
             kernel: plan.kernel_name().to_owned(),
+            sha256: image.map(|image| image.sha256),
+            problem: text.to_owned(),
             batch: problem.batch(),
             heads: problem.heads(),
             kv_heads: problem.kv_heads(),
@@ -129,54 +140,6 @@ fn mask_text(mask: Mask) -> String {
         Mask::Window { left, right } => format!("window,{},{}", side(left), side(right)),
         _ => "none".into(),
     }
-}
-
-fn speed(tflops: f64) -> String {
-    if tflops < 1.0 {
-        format!("{:.1} GFLOP/s", tflops * 1e3)
-    } else {
-        format!("{tflops:.1} TFLOP/s")
-    }
-}
-
-/// The rows for people.
-pub(crate) fn table(rows: &[Row]) -> comfy_table::Table {
-    let mut table = info::table(&[
-        "batch",
-        "heads",
-        "query",
-        "key",
-        "head size",
-        "element",
-        "mask",
-        "kernel",
-        "method",
-        "median us",
-        "p90 us",
-        "speed",
-    ]);
-    for row in rows {
-        let heads = if row.heads == row.kv_heads {
-            row.heads.to_string()
-        } else {
-            format!("{}/{}", row.heads, row.kv_heads)
-        };
-        table.add_row([
-            row.batch.to_string(),
-            heads,
-            row.query_len.to_string(),
-            row.key_len.to_string(),
-            row.head_dim.to_string(),
-            row.element.clone(),
-            row.mask.clone(),
-            row.kernel.clone(),
-            row.method.name().to_owned(),
-            format!("{:.1}", row.median_us),
-            format!("{:.1}", row.p90_us),
-            speed(row.tflops),
-        ]);
-    }
-    table
 }
 
 #[cfg(test)]

@@ -1,10 +1,17 @@
-//! One case, computed twice and held against the reference.
+//! One case, computed twice or hundreds of times and compared with the reference.
 
+use std::fmt;
+
+use clap::ValueEnum;
 use half::{bf16, f16};
+use serde::Serialize;
+use warptile::accept::Verdict;
 use warptile::gpu::Gpu;
 use warptile::{Element, ElementType, Error, Plan, Problem, ViewMut, forward_cpu};
 use warptile_check::{Case, Failure, Inputs, ResultBuffers};
 use warptile_kernels::Image;
+
+use crate::choose::{self, Limits};
 
 /// Where a case is computed.
 #[derive(Debug, Clone, Copy)]
@@ -12,64 +19,196 @@ pub(crate) enum Place<'a> {
     Cpu,
     Gpu {
         gpu: &'a Gpu,
-        /// `None`: the planner's choice.
-        image: Option<&'static Image>,
+        limits: Limits,
+        /// `None`: the planner's choice in the whole catalog.
+        images: Option<&'a [&'static Image]>,
     },
+}
+
+/// When a repeated launch is waited for. At every wait the result is read, compared with the first to the bit, and
+/// poisoned again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Sync {
+    /// After each launch.
+    Each,
+    /// After every tenth launch.
+    Tenth,
+    /// Once, after the last launch, and then the result is read.
+    End,
+    /// Never: the read is queued behind the launches.
+    None,
+}
+
+impl fmt::Display for Sync {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Sync::Each => "each",
+            Sync::Tenth => "tenth",
+            Sync::End => "end",
+            Sync::None => "none",
+        })
+    }
+}
+
+/// Launches of one problem, one after the other into the same buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct Repeat {
+    pub(crate) launches: u32,
+    pub(crate) sync: Sync,
 }
 
 /// What came of a case.
 #[derive(Debug)]
 pub(crate) enum Checked {
-    /// The image is `None` for the CPU path.
-    Passed(Option<&'static Image>),
-    Failed {
-        image: Option<&'static Image>,
-        reason: String,
-    },
+    Ran(Ran),
     /// No kernel takes the case; the planner's reasons.
     NotApplicable(String),
+}
+
+/// A case that was computed.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    /// `None` for the CPU path.
+    pub(crate) image: Option<&'static Image>,
+    pub(crate) drew_tiles: bool,
+    /// How near the errors came to their bounds, or what is wrong.
+    pub(crate) outcome: Result<Errors, String>,
+}
+
+/// The errors of a right result.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Errors {
+    pub(crate) out: Error64,
+    pub(crate) lse: Error64,
+}
+
+/// An error against float64.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Error64 {
+    pub(crate) error: f64,
+    /// The largest that counts as right.
+    pub(crate) bound: f64,
+}
+
+impl Error64 {
+    /// The share of the bound that was used; 0 where there is nothing to be wrong.
+    pub(crate) fn ratio(self) -> f64 {
+        if self.bound > 0.0 {
+            self.error / self.bound
+        } else {
+            0.0
+        }
+    }
+}
+
+impl From<Verdict> for Error64 {
+    fn from(verdict: Verdict) -> Self {
+        Error64 {
+            error: verdict.max_error,
+            bound: verdict.bound,
+        }
+    }
+}
+
+impl From<Report> for Errors {
+    fn from(report: Report) -> Self {
+        Errors {
+            out: report.out.into(),
+            lse: report.lse.into(),
+        }
+    }
 }
 
 impl Place<'_> {
     fn plan(self, problem: Problem) -> warptile::Result<Plan> {
         match self {
             Place::Cpu => Ok(Plan::cpu(problem)),
-            Place::Gpu { gpu, image: None } => Plan::gpu(problem, gpu.profile(), None),
             Place::Gpu {
                 gpu,
-                image: Some(image),
-            } => Plan::from_catalog(
-                problem,
-                gpu.profile(),
-                Some(image.kernel),
-                std::iter::once(image),
-            ),
+                limits,
+                images,
+            } => choose::plan(problem, gpu, limits, images),
         }
     }
 
-    /// One run into poisoned buffers.
-    fn run<T: Element>(
+    /// Poisoned buffers with the case's inputs.
+    fn prepare<'a, T: Element>(
         self,
-        case: &Case,
-        inputs: &Inputs<T>,
-        plan: &Plan,
-    ) -> warptile::Result<ResultBuffers<T>> {
-        match self {
-            Place::Cpu => {
-                let mut result = case.result::<T>();
-                forward_cpu(
-                    plan.problem(),
-                    inputs.q.view(),
-                    inputs.k.view(),
-                    inputs.v.view(),
-                    inputs.slopes(),
-                    ViewMut::new(&mut result.out[result.offset..], *plan.problem().out()),
-                    Some(&mut result.lse),
-                )?;
-                Ok(result)
-            }
-            Place::Gpu { gpu, .. } => case.run_on_gpu(inputs, gpu, plan),
-        }
+        case: &'a Case,
+        inputs: &'a Inputs<T>,
+        plan: &'a Plan,
+    ) -> warptile::Result<Box<dyn Runner<T> + 'a>> {
+        Ok(match self {
+            Place::Cpu => Box::new(OnCpu {
+                problem: plan.problem(),
+                inputs,
+                poison: case.result::<T>(),
+                result: case.result::<T>(),
+            }),
+            Place::Gpu { gpu, .. } => Box::new(case.upload(inputs, gpu, plan)?),
+        })
+    }
+}
+
+/// Something that computes a case into the same buffers as often as it is asked.
+trait Runner<T> {
+    fn launch(&mut self) -> warptile::Result<()>;
+    fn wait(&self) -> warptile::Result<()>;
+    fn result(&self) -> warptile::Result<ResultBuffers<T>>;
+    fn poison(&mut self) -> warptile::Result<()>;
+}
+
+struct OnCpu<'a, T> {
+    problem: &'a Problem,
+    inputs: &'a Inputs<T>,
+    poison: ResultBuffers<T>,
+    result: ResultBuffers<T>,
+}
+
+impl<T: Element> Runner<T> for OnCpu<'_, T> {
+    fn launch(&mut self) -> warptile::Result<()> {
+        let result = &mut self.result;
+        forward_cpu(
+            self.problem,
+            self.inputs.q.view(),
+            self.inputs.k.view(),
+            self.inputs.v.view(),
+            self.inputs.slopes(),
+            ViewMut::new(&mut result.out[result.offset..], *self.problem.out()),
+            Some(&mut result.lse),
+        )
+    }
+
+    fn wait(&self) -> warptile::Result<()> {
+        Ok(())
+    }
+
+    fn result(&self) -> warptile::Result<ResultBuffers<T>> {
+        Ok(self.result.clone())
+    }
+
+    fn poison(&mut self) -> warptile::Result<()> {
+        self.result.clone_from(&self.poison);
+        Ok(())
+    }
+}
+
+impl<T: Element> Runner<T> for OnGpu<T> {
+    fn launch(&mut self) -> warptile::Result<()> {
+        OnGpu::launch(self)
+    }
+
+    fn wait(&self) -> warptile::Result<()> {
+        Ok(self.stream().synchronize()?)
+    }
+
+    fn result(&self) -> warptile::Result<ResultBuffers<T>> {
+        OnGpu::result(self)
+    }
+
+    fn poison(&mut self) -> warptile::Result<()> {
+        OnGpu::poison(self)
     }
 }
 
@@ -77,15 +216,23 @@ impl Place<'_> {
 ///
 /// # Errors
 /// When the device fails, or the problem is too large for a reference.
-pub(crate) fn check(case: &Case, place: Place<'_>) -> warptile_check::Result<Checked> {
+pub(crate) fn check(
+    case: &Case,
+    place: Place<'_>,
+    repeat: Option<Repeat>,
+) -> warptile_check::Result<Checked> {
     match case.element {
-        ElementType::F16 => check_typed::<f16>(case, place),
-        ElementType::Bf16 => check_typed::<bf16>(case, place),
-        _ => check_typed::<f32>(case, place),
+        ElementType::F16 => check_typed::<f16>(case, place, repeat),
+        ElementType::Bf16 => check_typed::<bf16>(case, place, repeat),
+        _ => check_typed::<f32>(case, place, repeat),
     }
 }
 
-fn check_typed<T: Element>(case: &Case, place: Place<'_>) -> warptile_check::Result<Checked> {
+fn check_typed<T: Element>(
+    case: &Case,
+    place: Place<'_>,
+    repeat: Option<Repeat>,
+) -> warptile_check::Result<Checked> {
     let plan = match place.plan(case.problem()) {
         Err(error @ Error::NoKernel { .. }) => {
             return Ok(Checked::NotApplicable(error.to_string()));
@@ -93,20 +240,171 @@ fn check_typed<T: Element>(case: &Case, place: Place<'_>) -> warptile_check::Res
         plan => plan?,
     };
     let inputs = case.inputs::<T>();
-    let first = place.run(case, &inputs, &plan)?;
-    let second = place.run(case, &inputs, &plan)?;
-    let image = plan.launch().map(|launch| launch.image);
-    let reason = match case.check(&inputs, &first) {
-        Ok(_) if same_bits(&first, &second) => return Ok(Checked::Passed(image)),
-        Ok(_) => "two runs differ".to_owned(),
-        Err(Failure::Invalid(error)) => return Err(error),
-        Err(failure) => failure.to_string(),
+    Ok(Checked::Ran(Ran {
+        image: choose::image(&plan),
+        drew_tiles: choose::draws_tiles(&plan),
+        outcome: judge(case, &inputs, repeat, || {
+            place.prepare(case, &inputs, &plan)
+        })?,
+    }))
+}
+
+/// Two runs in buffers of their own must be right and equal; then, if asked for, so must many in the same buffers.
+fn judge<'a, T: Element>(
+    case: &Case,
+    inputs: &Inputs<T>,
+    repeat: Option<Repeat>,
+    prepare: impl Fn() -> warptile::Result<Box<dyn Runner<T> + 'a>>,
+) -> warptile::Result<Result<Errors, String>> {
+    let run = || {
+        let mut runner = prepare()?;
+        runner.launch()?;
+        runner.result()
     };
-    Ok(Checked::Failed { image, reason })
+    let (first, second) = (run()?, run()?);
+    let report = match case.check(inputs, &first) {
+        Ok(report) => report,
+        Err(Failure::Invalid(error)) => return Err(error),
+        Err(failure) => return Ok(Err(failure.to_string())),
+    };
+    if !same_bits(&first, &second) {
+        return Ok(Err("two runs differ".to_owned()));
+    }
+    if let Some(repeat) = repeat
+        && let Some(launch) = first_difference(&first, prepare()?.as_mut(), repeat)?
+    {
+        return Ok(Err(format!(
+            "launch {launch} of {} (waiting: {}) differs from the first",
+            repeat.launches, repeat.sync
+        )));
+    }
+    Ok(Ok(report.into()))
+}
+
+/// Which of the repeated launches gave other bits than `first`, as far as they are looked at.
+fn first_difference<T: Element>(
+    first: &ResultBuffers<T>,
+    runner: &mut dyn Runner<T>,
+    Repeat { launches, sync }: Repeat,
+) -> warptile::Result<Option<u32>> {
+    for launch in 1..=launches {
+        runner.launch()?;
+        let look = match sync {
+            Sync::Each => true,
+            Sync::Tenth => launch % 10 == 0 || launch == launches,
+            Sync::End | Sync::None => launch == launches,
+        };
+        if look {
+            if sync != Sync::None {
+                runner.wait()?;
+            }
+            if !same_bits(first, &runner.result()?) {
+                return Ok(Some(launch));
+            }
+            runner.poison()?;
+        }
+    }
+    Ok(None)
 }
 
 /// By bits, so that NaN equals itself and 0 is not -0.
 fn same_bits<T: Element>(a: &ResultBuffers<T>, b: &ResultBuffers<T>) -> bool {
     bytemuck::cast_slice::<T, u8>(&a.out) == bytemuck::cast_slice::<T, u8>(&b.out)
         && bytemuck::cast_slice::<f32, u8>(&a.lse) == bytemuck::cast_slice::<f32, u8>(&b.lse)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// The CPU path, but for one launch among all that any of these runners make, whose last bit is another.
+    struct Flipping<'a> {
+        inner: Box<dyn Runner<f32> + 'a>,
+        launches: &'a Cell<u32>,
+        wrong: u32,
+        flip: bool,
+    }
+
+    impl Runner<f32> for Flipping<'_> {
+        fn launch(&mut self) -> warptile::Result<()> {
+            self.launches.set(self.launches.get() + 1);
+            self.flip = self.launches.get() == self.wrong;
+            self.inner.launch()
+        }
+
+        fn wait(&self) -> warptile::Result<()> {
+            self.inner.wait()
+        }
+
+        fn result(&self) -> warptile::Result<ResultBuffers<f32>> {
+            let mut result = self.inner.result()?;
+            if self.flip {
+                let value = &mut result.out[result.offset + 9];
+                *value = f32::from_bits(value.to_bits() ^ 1);
+            }
+            Ok(result)
+        }
+
+        fn poison(&mut self) -> warptile::Result<()> {
+            self.inner.poison()
+        }
+    }
+
+    /// What is judged when launch number `wrong`, from 1, differs in one bit, and how many launches there were.
+    fn judged(wrong: u32, repeat: Option<Repeat>) -> (Result<Errors, String>, u32) {
+        let case: Case = "b2 q5 k40 h2 d16 f32 mask=causal seed=3".parse().unwrap();
+        let inputs = case.inputs::<f32>();
+        let plan = Plan::cpu(case.problem());
+        let launches = Cell::new(0);
+        let judged = judge(&case, &inputs, repeat, || {
+            Ok(Box::new(Flipping {
+                inner: Place::Cpu.prepare(&case, &inputs, &plan)?,
+                launches: &launches,
+                wrong,
+                flip: false,
+            }))
+        });
+        (judged.unwrap(), launches.get())
+    }
+
+    #[test]
+    fn a_bit_between_two_runs_is_a_failure() {
+        assert!(judged(0, None).0.is_ok());
+        for wrong in [1, 2] {
+            let (judged, _) = judged(wrong, None);
+            assert_eq!(judged.unwrap_err(), "two runs differ", "run {wrong}");
+        }
+    }
+
+    #[test]
+    fn a_bit_in_a_repeated_launch_is_a_failure_where_it_is_looked_at() {
+        let repeat = |sync| Some(Repeat { launches: 25, sync });
+        for sync in [Sync::Each, Sync::Tenth, Sync::End, Sync::None] {
+            let (clean, launches) = judged(0, repeat(sync));
+            assert!(clean.is_ok(), "{clean:?}");
+            assert_eq!(launches, 2 + 25);
+            let (last, _) = judged(2 + 25, repeat(sync));
+            assert!(last.unwrap_err().starts_with("launch 25 of 25"));
+        }
+        assert_eq!(
+            judged(2 + 7, repeat(Sync::Each)).0.unwrap_err(),
+            "launch 7 of 25 (waiting: each) differs from the first"
+        );
+        assert!(judged(2 + 10, repeat(Sync::Tenth)).0.is_err());
+    }
+
+    #[test]
+    fn errors_come_with_their_bounds() {
+        let errors = judged(0, None).0.unwrap();
+        assert!(
+            errors.out.bound > 0.0 && errors.out.ratio() <= 1.0,
+            "{errors:?}"
+        );
+        let nothing = Error64 {
+            error: 0.0,
+            bound: 0.0,
+        };
+        assert_eq!(nothing.ratio(), 0.0);
+    }
 }

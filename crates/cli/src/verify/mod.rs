@@ -4,7 +4,6 @@ mod check;
 mod totals;
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
@@ -13,25 +12,28 @@ use warptile::{Backend, MAX_HEAD_DIM};
 use warptile_check::Case;
 use warptile_kernels::{Image, catalog};
 
-use self::check::{Checked, Place, check};
+use self::check::{Checked, Place, Repeat, Sync, check};
 use self::totals::Totals;
 use crate::cases::{self, GRAMMAR};
+use crate::choose::{self, Limits};
 use crate::failure::Failure;
+use crate::json;
 use crate::machine;
 use crate::options::Device;
 
-/// Compute random problems and hold them against the float64 reference.
+/// Compute random problems and compare them with a float64 reference.
 ///
 /// Each problem runs twice: both results must be equal to the bit, and right: no further from float64 than twice the plain,
 /// unfused computation in the element type (three times with a softcap), plus a rounding error. Nothing may be written
-/// outside the result, and NaN around the inputs must not reach it. A failing problem is made as small as it can be
-/// and printed as a command that repeats it.
+/// outside the result, and NaN around the inputs must not reach it. On a GPU every other problem is planned as if the GPU
+/// had only 1 to 5 multiprocessors, so that persistent kernels draw their tiles from the counter. A failing problem is made
+/// as small as it can be and printed as a command that repeats it.
 #[derive(Debug, Args)]
 #[command(after_help = GRAMMAR)]
 pub(crate) struct VerifyArgs {
-    /// How many problems to compute
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
-    count: u64,
+    /// How many random problems to compute [default: 200; with --each-kernel: none]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
 
     /// Seed of the problems: the same seed gives the same problems
     #[arg(long, default_value_t = 0)]
@@ -53,18 +55,49 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "NAME")]
     image: Option<String>,
 
-    /// Compute this one problem instead of random ones
+    /// Only images compiled for this target, such as sm_90 or compute_80
+    #[arg(long, conflicts_with = "image")]
+    target: Option<String>,
+
+    /// First compute two problems on every image: several tiles, full and ragged, drawn from the counter by persistent kernels
+    #[arg(long, conflicts_with_all = ["case", "best", "multiprocessors"])]
+    each_kernel: bool,
+
+    /// Let the planner choose among the images, instead of computing with each of them
+    #[arg(long)]
+    best: bool,
+
+    /// Compute this problem instead of random ones; may be given several times
     #[arg(long, value_name = "PROBLEM", value_parser = cases::parse, conflicts_with_all = ["count", "seed", "max_len"])]
-    case: Option<Case>,
+    case: Vec<Case>,
+
+    /// Plan every problem as if the GPU had only N multiprocessors
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    multiprocessors: Option<u32>,
+
+    /// Plan every problem as if a CTA could have only N KiB of shared memory
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    shared_kib: Option<u32>,
+
+    /// Then launch each problem N times in the same buffers; every result looked at must equal the first
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: Option<u32>,
+
+    /// When repeated launches are waited for
+    #[arg(long, value_enum, default_value_t = Sync::End, requires = "repeat")]
+    sync: Sync,
 
     /// Where to compute: auto (the best GPU, else the CPU), cpu or cuda:N
     #[arg(long, default_value_t = Device::Auto)]
     device: Device,
 
-    /// Write the totals to this file, as JSON
+    /// Write the totals to this file, as JSON; - for standard output
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    pub(crate) json: Option<json::Target>,
 }
+
+/// Random problems if no number is given.
+const COUNT: u64 = 200;
 
 /// Simpler cases tried before the smallest failing one is printed.
 const SHRINK_TRIES: usize = 500;
@@ -72,33 +105,43 @@ const SHRINK_TRIES: usize = 500;
 /// Problems drawn for each one that an image takes, before we conclude that none will.
 const DRAWS_PER_PROBLEM: u64 = 50;
 
+/// The largest number of multiprocessors that every other random problem is planned for.
+const FEW_MULTIPROCESSORS: u64 = 5;
+
 /// Runs the command.
 pub(crate) fn run(args: &VerifyArgs, console: &mut impl Write) -> Result<(), Failure> {
+    if let Some(json) = &args.json {
+        json.check()?;
+    }
     let backend = args.device.open()?;
+    let images = images(args, &backend)?;
     let verify = Verify {
         args,
-        images: images(args, &backend)?,
+        repeat: args.repeat.map(|launches| Repeat {
+            launches,
+            sync: args.sync,
+        }),
+        runnable: runnable(&backend),
+        images,
         backend: &backend,
     };
-    let mut totals = Totals::new(
-        machine::describe(&backend),
-        args.case.as_ref().map_or(args.seed, |case| case.seed),
-    );
+    let seed = args.case.first().map_or(args.seed, |case| case.seed);
+    let mut totals = Totals::new(machine::describe(&backend), seed, verify.repeat);
     let start = Instant::now();
-    let failing = match &args.case {
-        Some(case) => verify.one(case, &mut totals)?,
-        None => verify.many(&mut totals)?,
-    };
+    let failing = verify.all(&mut totals)?;
     totals.seconds = start.elapsed().as_secs_f64();
+    totals.runnable = match &verify.images {
+        Some(images) => images.len(),
+        None => verify.runnable.len(),
+    };
     totals.print(&backend.to_string(), console)?;
-    let smallest = match failing {
-        Some((case, image)) => Some((verify.smallest(case, image)?, image)),
+    let repeat = match failing {
+        Some(trial) => Some(verify.repeat_command(&verify.smallest(trial)?)),
         None => None,
     };
-    let repeat = smallest.map(|(case, image)| verify.repeat_command(&case, image));
     totals.repeat.clone_from(&repeat);
-    if let Some(path) = &args.json {
-        crate::json::write(path, &totals)?;
+    if let Some(json) = &args.json {
+        json.write(&totals)?;
     }
     match repeat {
         None => Ok(()),
@@ -109,161 +152,324 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut impl Write) -> Result<(), Fai
     }
 }
 
-/// The images to spread problems over: those asked for that run on the device. Empty if none were asked for.
-fn images(args: &VerifyArgs, backend: &Backend) -> Result<Vec<&'static Image>, Failure> {
+/// The images that run on the device.
+fn runnable(backend: &Backend) -> Vec<&'static Image> {
+    let Some(gpu) = backend.gpu() else {
+        return Vec::new();
+    };
+    let profile = gpu.profile();
+    let runs = |image: &&Image| image.target.runs_on(profile.major, profile.minor);
+    catalog().iter().filter(runs).collect()
+}
+
+/// The images to spread problems over: those asked for that run on the device. `None` if none were asked for.
+fn images(args: &VerifyArgs, backend: &Backend) -> Result<Option<Vec<&'static Image>>, Failure> {
     let asked = [
         ("family", &args.family),
         ("kernel", &args.kernel),
         ("image", &args.image),
+        ("target", &args.target),
     ];
-    let Some((what, name)) = asked
+    let asked: Vec<(&str, &str)> = asked
         .iter()
-        .find_map(|(what, name)| name.as_deref().map(|name| (*what, name)))
-    else {
-        return Ok(Vec::new());
-    };
-    let Some(gpu) = backend.gpu() else {
-        return Err(Failure::Input(format!(
-            "--{what} {name} needs a GPU; the problems would run on {backend}"
-        )));
-    };
-    let profile = gpu.profile();
-    let images: Vec<&Image> = catalog()
-        .iter()
-        .filter(|image| match what {
-            "family" => image.family.to_string() == name,
-            "kernel" => image.kernel == name,
-            _ => image.name == name,
-        })
-        .filter(|image| image.target.runs_on(profile.major, profile.minor))
+        .filter_map(|(what, name)| name.as_deref().map(|name| (*what, name)))
         .collect();
-    if images.is_empty() {
+    let option = match asked.first() {
+        Some((what, name)) => format!("--{what} {name}"),
+        None if args.each_kernel => "--each-kernel".to_owned(),
+        None if args.multiprocessors.is_some() => "--multiprocessors".to_owned(),
+        None if args.shared_kib.is_some() => "--shared-kib".to_owned(),
+        None => return Ok(None),
+    };
+    if !backend.is_gpu() {
         return Err(Failure::Input(format!(
-            "no {what} {name} runs on {backend}; `warptile info` lists what there is"
+            "{option} needs a GPU; the problems would run on {backend}"
         )));
     }
-    Ok(images)
+    if asked.is_empty() && !args.each_kernel {
+        return Ok(None);
+    }
+    let mut images = runnable(backend);
+    for (what, name) in &asked {
+        images.retain(|image| match *what {
+            "family" => image.family.to_string() == *name,
+            "kernel" => image.kernel == *name,
+            "target" => image.target.to_string() == *name,
+            _ => image.name == *name,
+        });
+        if images.is_empty() {
+            return Err(Failure::Input(format!(
+                "no {what} {name} runs on {backend}; `warptile info` lists what there is"
+            )));
+        }
+    }
+    Ok(Some(images))
 }
 
-/// A problem that failed, and the image it was forced on, if it was.
-type FailedCase = (Case, Option<&'static Image>);
+/// A problem and where to compute it.
+#[derive(Debug, Clone)]
+struct Trial {
+    case: Case,
+    /// Forced; `None`: the planner's choice.
+    image: Option<&'static Image>,
+    multiprocessors: Option<u32>,
+}
 
 struct Verify<'a> {
     args: &'a VerifyArgs,
-    images: Vec<&'static Image>,
+    repeat: Option<Repeat>,
+    /// What the problems are spread over.
+    images: Option<Vec<&'static Image>>,
+    runnable: Vec<&'static Image>,
     backend: &'a Backend,
 }
 
 impl Verify<'_> {
-    /// Checks one case. A device error ends the command: after it, the device's answers mean nothing.
-    fn check(&self, case: &Case, image: Option<&'static Image>) -> Result<Checked, Failure> {
+    /// Checks one problem. A device error ends the command: after it, the device's answers mean nothing.
+    fn check(&self, trial: &Trial) -> Result<Checked, Failure> {
+        let forced = trial.image.as_slice();
         let place = match self.backend.gpu() {
-            Some(gpu) => Place::Gpu { gpu, image },
             None => Place::Cpu,
+            Some(gpu) => Place::Gpu {
+                gpu,
+                limits: Limits {
+                    multiprocessors: trial.multiprocessors,
+                    shared_kib: self.args.shared_kib,
+                },
+                images: match trial.image {
+                    Some(_) => Some(forced),
+                    None => self.images.as_deref(),
+                },
+            },
         };
-        check(case, place).map_err(|error| match Failure::from(error) {
+        check(&trial.case, place, self.repeat).map_err(|error| match Failure::from(error) {
             Failure::Device(message) => Failure::Device(format!(
                 "{message}\nwhile computing: {}",
-                self.repeat_command(case, image)
+                self.repeat_command(trial)
             )),
             other => other,
         })
     }
 
-    /// The given case, on every image asked for.
-    fn one(&self, case: &Case, totals: &mut Totals) -> Result<Option<FailedCase>, Failure> {
+    /// Everything that was asked for; the first problem that failed, if any did.
+    fn all(&self, totals: &mut Totals) -> Result<Option<Trial>, Failure> {
         let mut failing = None;
-        let mut reasons = String::new();
-        let mut images: Vec<Option<&'static Image>> =
-            self.images.iter().copied().map(Some).collect();
-        if images.is_empty() {
-            images.push(None);
-        }
-        for image in images {
-            let checked = self.check(case, image)?;
-            match &checked {
-                Checked::NotApplicable(why) => reasons.clone_from(why),
-                Checked::Failed { .. } if failing.is_none() => {
-                    failing = Some((case.clone(), image))
-                }
-                _ => {}
+        if self.args.case.is_empty() {
+            if self.args.each_kernel {
+                self.each(self.two_for_each_image(), totals, &mut failing)?;
             }
-            totals.add(case, checked);
+            self.random(totals, &mut failing)?;
+            return Ok(failing);
         }
+        let trials = self.args.case.iter().flat_map(|case| {
+            let trial = |image| Trial {
+                case: case.clone(),
+                image,
+                multiprocessors: self.args.multiprocessors,
+            };
+            match &self.images {
+                Some(images) if !self.args.best => {
+                    images.iter().map(|&image| trial(Some(image))).collect()
+                }
+                _ => vec![trial(None)],
+            }
+        });
+        let reasons = self.each(trials.collect(), totals, &mut failing)?;
         if totals.count == 0 {
             return Err(Failure::Input(reasons));
         }
         Ok(failing)
     }
 
-    /// Random cases; the first that failed, if any did.
-    fn many(&self, totals: &mut Totals) -> Result<Option<FailedCase>, Failure> {
-        let mut failing = None;
-        let bar = ProgressBar::new(self.args.count).with_style(
-            ProgressStyle::with_template("{bar:40} {pos}/{len} problems, {msg}, {eta} left")
-                .unwrap_or_else(|_| ProgressStyle::default_bar()),
-        );
-        let mut drawn = 0;
-        while totals.count < self.args.count {
-            let (case, image) = self.draw(drawn);
-            drawn += 1;
-            let checked = self.check(&case, image)?;
-            match &checked {
-                Checked::NotApplicable(reasons)
-                    if totals.not_applicable > DRAWS_PER_PROBLEM * (totals.count + 1) =>
-                {
-                    return Err(Failure::Input(format!(
-                        "hardly any random problem has a kernel; the last one: {reasons}"
-                    )));
-                }
-                Checked::Failed { .. } if failing.is_none() => {
-                    failing = Some((case.clone(), image));
-                }
-                _ => {}
+    /// Checks the given problems and keeps a row for each; why the last one had no kernel.
+    fn each(
+        &self,
+        trials: Vec<Trial>,
+        totals: &mut Totals,
+        failing: &mut Option<Trial>,
+    ) -> Result<String, Failure> {
+        let mut reasons = String::new();
+        let bar = progress(trials.len() as u64);
+        for trial in trials {
+            let checked = self.check(&trial)?;
+            if let Checked::NotApplicable(why) = &checked {
+                reasons.clone_from(why);
             }
-            totals.add(&case, checked);
-            bar.set_position(totals.count);
+            totals.add_row(&trial.case, trial.image, trial.multiprocessors, &checked);
+            note(&trial, &checked, failing);
+            totals.add(&trial.case, checked);
+            bar.inc(1);
             bar.set_message(format!("{} failed", totals.failed));
         }
         bar.finish_and_clear();
-        Ok(failing)
+        Ok(reasons)
     }
 
-    /// The `index`th random case. Images take turns, each with cases that its tiles can hold.
-    fn draw(&self, index: u64) -> FailedCase {
+    /// For each image a problem of three tiles of rows for each of two heads, and one whose rows, keys and columns end in the
+    /// middle of their tiles. One multiprocessor holds fewer CTAs than there are tiles, so a persistent kernel draws.
+    fn two_for_each_image(&self) -> Vec<Trial> {
+        let images = self.images.iter().flatten();
+        images
+            .flat_map(|&image| {
+                two_cases(image, self.args.seed).map(|case| Trial {
+                    case,
+                    image: Some(image),
+                    multiprocessors: choose::is_persistent(image).then_some(1),
+                })
+            })
+            .collect()
+    }
+
+    /// Random problems.
+    fn random(&self, totals: &mut Totals, failing: &mut Option<Trial>) -> Result<(), Failure> {
+        let count = match self.args.count {
+            Some(count) => count,
+            None if self.args.each_kernel => return Ok(()),
+            None => COUNT,
+        };
+        let (before, skipped) = (totals.count, totals.not_applicable);
+        let bar = progress(count);
+        let mut drawn = 0;
+        while totals.count - before < count {
+            let trial = self.draw(drawn);
+            drawn += 1;
+            let checked = self.check(&trial)?;
+            if let Checked::NotApplicable(reasons) = &checked
+                && totals.not_applicable - skipped > DRAWS_PER_PROBLEM * (totals.count - before + 1)
+            {
+                return Err(Failure::Input(format!(
+                    "hardly any random problem has a kernel; the last one: {reasons}"
+                )));
+            }
+            note(&trial, &checked, failing);
+            totals.add(&trial.case, checked);
+            bar.set_position(totals.count - before);
+            bar.set_message(format!("{} failed", totals.failed));
+        }
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    /// The `index`th random problem. Images take turns, each with problems that its tiles can hold; every other turn is
+    /// planned for a few multiprocessors.
+    fn draw(&self, index: u64) -> Trial {
         // Far apart, so that two runs with neighbouring seeds share no problem.
         let seed = self.args.seed.wrapping_mul(1 << 32).wrapping_add(index);
         let case = Case::random(seed, usize::from(self.args.max_len));
-        let images = self.images.len() as u64;
-        match self
-            .images
-            .get(index.checked_rem(images).unwrap_or(0) as usize)
-        {
-            None => (case, None),
-            Some(&image) => {
-                let widest = (image.tiling.head_dim as usize).min(MAX_HEAD_DIM);
-                let case = Case {
-                    head_dim: case.head_dim.min(widest),
-                    element: image.element,
-                    ..case
-                };
-                (case, Some(image))
-            }
+        let images = match &self.images {
+            Some(images) if !self.args.best => &images[..],
+            _ => &[],
+        };
+        let (turn, image) = match images.len() as u64 {
+            0 => (index, None),
+            count => (index / count, Some(images[(index % count) as usize])),
+        };
+        Trial {
+            case: match image {
+                None => case,
+                Some(image) => {
+                    let widest = (image.tiling.head_dim as usize).min(MAX_HEAD_DIM);
+                    Case {
+                        head_dim: case.head_dim.min(widest),
+                        element: image.element,
+                        ..case
+                    }
+                }
+            },
+            image,
+            multiprocessors: match self.args.multiprocessors {
+                None if self.backend.is_gpu() && turn % 2 == 1 => {
+                    Some((1 + turn / 2 % FEW_MULTIPROCESSORS) as u32)
+                }
+                given => given,
+            },
         }
     }
 
-    /// The last of ever simpler cases that still fails.
-    fn smallest(&self, case: Case, image: Option<&'static Image>) -> Result<Case, Failure> {
-        shrink(case, SHRINK_TRIES, |case| {
-            Ok(matches!(self.check(case, image)?, Checked::Failed { .. }))
-        })
+    /// The last of ever simpler problems that still fails.
+    fn smallest(&self, trial: Trial) -> Result<Trial, Failure> {
+        let case = shrink(trial.case.clone(), SHRINK_TRIES, |case| {
+            let simpler = Trial {
+                case: case.clone(),
+                ..trial.clone()
+            };
+            Ok::<_, Failure>(match self.check(&simpler)? {
+                Checked::Ran(ran) => ran.outcome.is_err(),
+                Checked::NotApplicable(_) => false,
+            })
+        })?;
+        Ok(Trial { case, ..trial })
     }
 
-    fn repeat_command(&self, case: &Case, image: Option<&'static Image>) -> String {
-        let device = self.args.device;
-        let image = image.map_or(String::new(), |image| format!(" --image {}", image.name));
-        format!("warptile verify --device {device}{image} --case \"{case}\"")
+    fn repeat_command(&self, trial: &Trial) -> String {
+        let mut command = format!("warptile verify --device {}", self.args.device);
+        let mut option = |name: &str, value: Option<String>| {
+            if let Some(value) = value {
+                command.push_str(&format!(" --{name} {value}"));
+            }
+        };
+        match trial.image {
+            Some(image) => option("image", Some(image.name.to_owned())),
+            None => {
+                option("family", self.args.family.clone());
+                option("kernel", self.args.kernel.clone());
+                option("target", self.args.target.clone());
+                option("image", self.args.image.clone());
+            }
+        }
+        let number = |number: Option<u32>| number.map(|number| number.to_string());
+        option("multiprocessors", number(trial.multiprocessors));
+        option("shared-kib", number(self.args.shared_kib));
+        if let Some(repeat) = self.repeat {
+            option("repeat", number(Some(repeat.launches)));
+            option("sync", Some(repeat.sync.to_string()));
+        }
+        if trial.image.is_none() && self.args.best {
+            command.push_str(" --best");
+        }
+        format!("{command} --case \"{}\"", trial.case)
     }
+}
+
+/// Keeps the first problem that failed.
+fn note(trial: &Trial, checked: &Checked, failing: &mut Option<Trial>) {
+    if let Checked::Ran(ran) = checked
+        && ran.outcome.is_err()
+        && failing.is_none()
+    {
+        *failing = Some(trial.clone());
+    }
+}
+
+fn progress(count: u64) -> ProgressBar {
+    ProgressBar::new(count).with_style(
+        ProgressStyle::with_template("{bar:40} {pos}/{len} problems, {msg}, {eta} left")
+            .unwrap_or_else(|_| ProgressStyle::default_bar()),
+    )
+}
+
+/// See [`Verify::two_for_each_image`].
+fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
+    let tiling = &image.tiling;
+    let (rows, keys) = (tiling.block_m as usize, tiling.block_n as usize);
+    let head_dim = (tiling.head_dim as usize).min(MAX_HEAD_DIM);
+    let case = |query, key, head_dim, mask| Case {
+        heads: 2,
+        kv_heads: 1,
+        element: image.element,
+        mask,
+        seed,
+        ..Case::new(query, key, head_dim)
+    };
+    [
+        case(3 * rows, 3 * keys, head_dim, Mask::none()),
+        case(
+            2 * rows + 5,
+            2 * keys + 9,
+            head_dim.saturating_sub(8).max(8),
+            Mask::causal(),
+        ),
+    ]
 }
 
 /// Takes the first simpler case that `fails`, again and again, until none does or `tries` cases were tried.

@@ -7,7 +7,8 @@ use serde::Serialize;
 use warptile_check::Case;
 use warptile_kernels::Image;
 
-use super::check::Checked;
+use super::check::{Checked, Error64, Errors, Ran, Repeat};
+use crate::choose;
 use crate::machine::Machine;
 
 /// Failures described one by one; the rest are only counted.
@@ -19,6 +20,8 @@ pub(super) struct Totals {
     #[serde(flatten)]
     machine: Machine,
     seed: u64,
+    /// How often each problem was launched again, if it was.
+    launches: Option<Repeat>,
     /// Problems computed: passed plus failed.
     pub(super) count: u64,
     passed: u64,
@@ -26,8 +29,15 @@ pub(super) struct Totals {
     /// Problems drawn that no kernel takes; not counted above.
     pub(super) not_applicable: u64,
     pub(super) seconds: f64,
+    /// Images that could have been used: those asked for, or all that run on the device.
+    pub(super) runnable: usize,
     /// By name. The CPU path has no image and no entry.
     images: BTreeMap<&'static str, ImageTotals>,
+    /// The results nearest to their bounds.
+    worst_out: Option<Worst>,
+    worst_lse: Option<Worst>,
+    /// The problems that were given or made for an image; random ones have no rows.
+    problems: Vec<Row>,
     failures: Vec<FailedProblem>,
     /// A command that computes the smallest failing problem found, if any failed.
     pub(super) repeat: Option<String>,
@@ -37,8 +47,37 @@ pub(super) struct Totals {
 #[derive(Debug, Serialize)]
 struct ImageTotals {
     sha256: &'static str,
+    /// Whether its CTAs stay and draw tiles. Then `drew_tiles` must not be 0 if its record is to prove anything.
+    persistent: bool,
     passed: u64,
     failed: u64,
+    /// Passed problems in which it drew tiles from the counter.
+    drew_tiles: u64,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Worst {
+    ratio: f64,
+    #[serde(flatten)]
+    error: Error64,
+    problem: String,
+    image: Option<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    problem: String,
+    image: Option<&'static str>,
+    kernel: Option<&'static str>,
+    sha256: Option<&'static str>,
+    /// Planned for so many multiprocessors, if not for the device's.
+    multiprocessors: Option<u32>,
+    drew_tiles: bool,
+    passed: bool,
+    #[serde(flatten)]
+    errors: Option<Errors>,
+    /// Why it failed, or why no kernel takes it.
+    reason: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -49,52 +88,96 @@ struct FailedProblem {
 }
 
 impl Totals {
-    pub(super) fn new(machine: Machine, seed: u64) -> Self {
+    pub(super) fn new(machine: Machine, seed: u64, launches: Option<Repeat>) -> Self {
         Totals {
             machine,
             seed,
+            launches,
             count: 0,
             passed: 0,
             failed: 0,
             not_applicable: 0,
             seconds: 0.0,
+            runnable: 0,
             images: BTreeMap::new(),
+            worst_out: None,
+            worst_lse: None,
+            problems: Vec::new(),
             failures: Vec::new(),
             repeat: None,
         }
     }
 
     pub(super) fn add(&mut self, case: &Case, checked: Checked) {
-        match checked {
-            Checked::NotApplicable(_) => self.not_applicable += 1,
-            Checked::Passed(image) => {
-                self.count += 1;
+        let Checked::Ran(Ran {
+            image,
+            drew_tiles,
+            outcome,
+        }) = checked
+        else {
+            self.not_applicable += 1;
+            return;
+        };
+        self.count += 1;
+        let passed = outcome.is_ok();
+        if let Some(image) = image {
+            let totals = self.images.entry(image.name).or_insert(ImageTotals {
+                sha256: image.sha256,
+                persistent: choose::is_persistent(image),
+                passed: 0,
+                failed: 0,
+                drew_tiles: 0,
+            });
+            totals.passed += u64::from(passed);
+            totals.failed += u64::from(!passed);
+            totals.drew_tiles += u64::from(passed && drew_tiles);
+        }
+        let image = image.map(|image| image.name);
+        match outcome {
+            Ok(errors) => {
                 self.passed += 1;
-                if let Some(image) = image {
-                    self.image(image).passed += 1;
-                }
+                worse(&mut self.worst_out, errors.out, case, image);
+                worse(&mut self.worst_lse, errors.lse, case, image);
             }
-            Checked::Failed { image, reason } => {
-                self.count += 1;
+            Err(reason) => {
                 self.failed += 1;
-                if let Some(image) = image {
-                    self.image(image).failed += 1;
-                }
                 self.failures.push(FailedProblem {
                     problem: case.to_string(),
-                    image: image.map(|image| image.name),
+                    image,
                     reason,
                 });
             }
         }
     }
 
-    fn image(&mut self, image: &'static Image) -> &mut ImageTotals {
-        self.images.entry(image.name).or_insert(ImageTotals {
-            sha256: image.sha256,
-            passed: 0,
-            failed: 0,
-        })
+    /// Keeps the problem itself, beside the totals.
+    pub(super) fn add_row(
+        &mut self,
+        case: &Case,
+        forced: Option<&'static Image>,
+        multiprocessors: Option<u32>,
+        checked: &Checked,
+    ) {
+        let (image, drew_tiles, errors, reason) = match checked {
+            Checked::NotApplicable(why) => (forced, false, None, Some(why.clone())),
+            Checked::Ran(ran) => (
+                ran.image,
+                ran.drew_tiles,
+                ran.outcome.as_ref().ok().copied(),
+                ran.outcome.as_ref().err().cloned(),
+            ),
+        };
+        self.problems.push(Row {
+            problem: case.to_string(),
+            image: image.map(|image| image.name),
+            kernel: image.map(|image| image.kernel),
+            sha256: image.map(|image| image.sha256),
+            multiprocessors,
+            drew_tiles,
+            passed: errors.is_some(),
+            errors,
+            reason,
+        });
     }
 
     pub(super) fn print(&self, backend: &str, console: &mut impl Write) -> io::Result<()> {
@@ -111,16 +194,48 @@ impl Totals {
             writeln!(console, "         and {more} more")?;
         }
         for (name, image) in &self.images {
-            writeln!(
+            write!(
                 console,
                 "image    {name}: {} passed, {} failed",
                 image.passed, image.failed
             )?;
+            if image.persistent {
+                write!(console, ", {} drew tiles", image.drew_tiles)?;
+            }
+            writeln!(console)?;
+        }
+        for (what, worst) in [("out", &self.worst_out), ("lse", &self.worst_lse)] {
+            if let Some(worst) = worst {
+                writeln!(
+                    console,
+                    "worst    {what}: {:.2} of its bound ({:.1e} of {:.1e}), {}: {}",
+                    worst.ratio,
+                    worst.error.error,
+                    worst.error.bound,
+                    worst.image.unwrap_or("cpu"),
+                    worst.problem
+                )?;
+            }
+        }
+        if self.runnable > 0 {
+            let persistent = || self.images.values().filter(|image| image.persistent);
+            writeln!(
+                console,
+                "coverage {} of {} images; {} of {} persistent ones drew tiles",
+                self.images.len(),
+                self.runnable,
+                persistent().filter(|image| image.drew_tiles > 0).count(),
+                persistent().count(),
+            )?;
         }
         write!(
             console,
-            "verified {} problems on {backend} in {:.1} s: {} passed, {} failed",
-            self.count, self.seconds, self.passed, self.failed
+            "verified {} problem{} on {backend} in {:.1} s: {} passed, {} failed",
+            self.count,
+            if self.count == 1 { "" } else { "s" },
+            self.seconds,
+            self.passed,
+            self.failed
         )?;
         if self.not_applicable > 0 {
             write!(
@@ -130,5 +245,18 @@ impl Totals {
             )?;
         }
         writeln!(console)
+    }
+}
+
+/// Keeps the result that is nearer to its bound.
+fn worse(worst: &mut Option<Worst>, error: Error64, case: &Case, image: Option<&'static str>) {
+    let ratio = error.ratio();
+    if worst.as_ref().is_none_or(|worst| worst.ratio < ratio) {
+        *worst = Some(Worst {
+            ratio,
+            error,
+            problem: case.to_string(),
+            image,
+        });
     }
 }

@@ -1,6 +1,6 @@
 //! `info`, `verify`, `bench`, help, and an output nobody reads.
 
-use crate::common::{expect_code, warptile};
+use crate::common::{expect_code, run, warptile};
 use std::fs;
 use std::process::Stdio;
 
@@ -20,7 +20,15 @@ fn help_says_what_the_exit_codes_mean() {
     ] {
         assert!(stdout.contains(line), "{stdout}");
     }
-    for command in ["run", "info", "verify", "bench"] {
+    for command in [
+        "run",
+        "info",
+        "verify",
+        "bench",
+        "compare",
+        "gen",
+        "completions",
+    ] {
         assert!(stdout.contains(command), "{stdout}");
         expect_code(0, warptile().args([command, "--help"]));
     }
@@ -72,6 +80,93 @@ fn verify_counts_what_it_computed() {
 }
 
 #[test]
+fn the_version_is_the_programs() {
+    let (stdout, _) = expect_code(0, warptile().arg("--version"));
+    assert_eq!(stdout, format!("warptile {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn json_on_standard_output_stands_alone() {
+    for command in [
+        &["info", "--json", "-"][..],
+        &["verify", "--device", "cpu", "--count", "3", "--json", "-"],
+        &[
+            "bench",
+            "--device",
+            "cpu",
+            "--samples",
+            "2",
+            "--shape",
+            "q8 k8 d8",
+            "--json",
+            "-",
+        ],
+    ] {
+        let (stdout, stderr) = expect_code(0, warptile().args(command));
+        assert!(
+            serde_json::from_str::<serde_json::Value>(&stdout).is_ok(),
+            "{stdout}"
+        );
+        assert!(
+            !stderr.is_empty(),
+            "what is for people is on standard error"
+        );
+    }
+    assert!(!std::path::Path::new("-").exists());
+}
+
+#[test]
+fn a_shell_gets_its_completions() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let (stdout, _) = expect_code(0, warptile().args(["completions", shell]));
+        assert!(
+            stdout.contains("warptile") && stdout.contains("verify"),
+            "{shell}"
+        );
+    }
+}
+
+#[test]
+fn verify_says_how_near_errors_came_to_their_bounds() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("verify.json");
+    let (stdout, _) = expect_code(
+        0,
+        warptile()
+            .args([
+                "verify", "--device", "cpu", "--repeat", "3", "--sync", "each",
+            ])
+            .args(["--case", "b2 q9 k20 h2 d16 f16 seed=1"])
+            .args([
+                "--case",
+                "b1 q9 k20 h2 d16 bf16 mask=causal seed=2",
+                "--json",
+            ])
+            .arg(&file),
+    );
+    assert!(
+        stdout.contains("worst    out: 0.") && stdout.contains("worst    lse: 0."),
+        "{stdout}"
+    );
+    let totals = json(&file);
+    assert_eq!(
+        totals["launches"],
+        serde_json::json!({ "launches": 3, "sync": "each" })
+    );
+    let ratio = totals["worst_out"]["ratio"].as_f64().unwrap();
+    assert!(ratio > 0.0 && ratio <= 1.0, "{ratio}");
+    let rows = totals["problems"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        let (error, bound) = (&row["out"]["error"], &row["out"]["bound"]);
+        assert!(
+            error.as_f64() <= bound.as_f64() && row["passed"] == true,
+            "{row}"
+        );
+    }
+}
+
+#[test]
 fn verify_repeats_a_case() {
     let (stdout, _) = expect_code(
         0,
@@ -83,7 +178,7 @@ fn verify_repeats_a_case() {
             "packed=3x5,0x2,4x0 h4/2 d40 bf16 mask=window,2,1 softcap=15 alibi=head layout=gaps unaligned seed=9",
         ]),
     );
-    assert!(stdout.contains("verified 1 problems on cpu"), "{stdout}");
+    assert!(stdout.contains("verified 1 problem on cpu"), "{stdout}");
 }
 
 #[test]
@@ -98,6 +193,8 @@ fn verify_refuses_what_can_not_run() {
         .1
     };
     assert!(verify(&["--family", "scalar"]).contains("scalar needs a GPU"));
+    assert!(verify(&["--each-kernel"]).contains("--each-kernel needs a GPU"));
+    assert!(verify(&["--multiprocessors", "2"]).contains("--multiprocessors needs a GPU"));
     assert!(verify(&["--kernel", "scalar_d64_32x64_w4_s2"]).contains("needs a GPU"));
     assert!(verify(&["--case", "d12"]).contains("multiple of 8"));
     assert!(verify(&["--case", "h3/2"]).contains("q has 3 heads and k has 2"));
@@ -188,6 +285,61 @@ fn a_paced_bench_takes_a_sample_for_each_line() {
     let samples = stdout.lines().map_while(|line| line.parse::<f64>().ok());
     assert_eq!(samples.filter(|&time| time > 0.0).count(), 2, "{stdout}");
     assert!(stdout.contains("median us"), "{stdout}");
+}
+
+#[test]
+fn bench_fails_when_a_row_is_slower_than_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = dir.path().join("old.json");
+    let bench = || {
+        let mut command = warptile();
+        command.args([
+            "bench",
+            "--device",
+            "cpu",
+            "--samples",
+            "3",
+            "--shape",
+            "q8 k8 d8",
+        ]);
+        command
+    };
+    expect_code(0, bench().arg("--json").arg(&old));
+    let rows = json(&old);
+    let with = |key: &str, value: serde_json::Value| {
+        let mut rows = rows.clone();
+        rows[0][key] = value;
+        fs::write(&old, rows.to_string()).unwrap();
+    };
+    // A thousand times slower than now is no reason to fail, a thousand times faster is one.
+    let median = rows[0]["median_us"].as_f64().unwrap();
+    let stamped = serde_json::json!({ "commit": "0", "rows": rows });
+    fs::write(&old, stamped.to_string()).unwrap();
+    // Faster or slower by chance, but read.
+    let (code, stdout, stderr) = run(bench().arg("--compare").arg(&old));
+    assert!(code < 2, "{stderr}");
+    assert!(stdout.contains("compare  b1 q8"), "{stdout}");
+    with("median_us", (median * 1e3).into());
+    let (stdout, _) = expect_code(0, bench().arg("--compare").arg(&old));
+    assert!(
+        stdout.contains("compare  b1 q8 k8 h1 d8 f32, wall: "),
+        "{stdout}"
+    );
+    with("median_us", (median * 1e-3).into());
+    let (stdout, stderr) = expect_code(1, bench().arg("--compare").arg(&old));
+    assert!(stdout.contains(", SLOWER"), "{stdout}");
+    assert!(
+        stderr.contains("1 of 1 rows are more than 3% slower"),
+        "{stderr}"
+    );
+    with("device", "another GPU".into());
+    let (_, stderr) = expect_code(2, bench().arg("--compare").arg(&old));
+    assert!(stderr.contains("measured on another GPU"), "{stderr}");
+    with("problem", "b1 q9 k9 h1 d8 f32".into());
+    let (_, stderr) = expect_code(2, bench().arg("--compare").arg(&old));
+    assert!(stderr.contains("none of its rows"), "{stderr}");
+    fs::write(&old, "{}").unwrap();
+    expect_code(4, bench().arg("--compare").arg(&old));
 }
 
 #[test]

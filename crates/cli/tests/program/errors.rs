@@ -147,6 +147,52 @@ fn a_missing_tensor() {
 }
 
 #[test]
+fn a_tensor_that_would_be_ignored() {
+    let [q, k, v] = qkv();
+    let tensors = [q, k, v, f32_tensor("mask", &[4, 4]), f32_tensor("Q", &[1])];
+    let stderr = fails(2, &file(&tensors), &[]);
+    assert!(
+        stderr.contains("Q, mask are not used; an input file has q, k, v,"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn what_a_file_says_reaches_no_terminal_raw_and_has_an_end() {
+    // An escape sequence that clears the screen, as JSON writes it, in a name; and a name of 200,000 characters.
+    let entry = |name: &str| {
+        format!("\"{name}\":{{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}}")
+    };
+    let escape = "\\u001b[2J\\u0007";
+    let long = "x".repeat(200_000);
+    for name in [escape, &long] {
+        let stderr = fails(2, &with_header(&format!("{{{}}}", entry(name))), &[]);
+        assert!(
+            stderr.len() < 2000 && !stderr.contains('\u{1b}'),
+            "{stderr}"
+        );
+        // Broken: the library's own message names the tensor.
+        let broken = entry(name).replace("[0,0]", "[0,4]");
+        let stderr = fails(4, &with_header(&format!("{{{broken}}}")), &[]);
+        assert!(
+            stderr.len() < 2000 && !stderr.contains('\u{1b}'),
+            "{stderr}"
+        );
+    }
+    let many: Vec<String> = (0..3000).map(|i| entry(&format!("tensor{i}"))).collect();
+    let stderr = fails(2, &with_header(&format!("{{{}}}", many.join(","))), &[]);
+    assert!(
+        stderr.len() < 2000 && stderr.contains("2992 more"),
+        "{stderr}"
+    );
+    let deep = format!(
+        "{{\"q\":{{\"dtype\":\"F32\",\"shape\":[{}0],\"data_offsets\":[0,0]}}}}",
+        "1,".repeat(50_000)
+    );
+    assert!(fails(2, &with_header(&deep), &[]).len() < 2000);
+}
+
+#[test]
 fn a_wrong_rank() {
     let mut tensors = qkv();
     tensors[1].2 = vec![4, 2, 8];
@@ -276,6 +322,11 @@ fn usage_errors_are_code_2() {
         &["verify", "--count", "0"],
         &["verify", "--case", "lenght=3 q1"],
         &["bench", "--samples", "0"],
+        &["bench", "--samples", "4294967295"],
+        &["verify", "--sync", "each"],
+        &["verify", "--case", "b1073741824 q0 k0 h1073741824 d8"],
+        &["gen", "q3"],
+        &["completions", "dos"],
     ] {
         let (_, stderr) = expect_code(2, warptile().args(arguments));
         assert!(!stderr.is_empty());
@@ -331,6 +382,36 @@ fn an_output_that_cannot_be_written_is_code_4() {
         stderr.contains("no/such/directory/out: cannot write"),
         "{stderr}"
     );
+    // Before the work: the input is not even looked for.
+    let (_, stderr) = expect_code(
+        4,
+        cpu_run(Path::new("no/such/input")).args(["-o", "no/such/directory/out"]),
+    );
+    assert!(stderr.contains("cannot write"), "{stderr}");
+    for command in [&["verify"][..], &["bench"], &["info"]] {
+        let (stdout, stderr) = expect_code(
+            4,
+            warptile()
+                .args(command)
+                .args(["--json", "no/such/directory/x"]),
+        );
+        assert!(stderr.contains("cannot write"), "{stdout}{stderr}");
+    }
+}
+
+#[test]
+fn an_output_that_is_an_input_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = dir.path().join("input");
+    let bytes = file(&qkv());
+    fs::write(&input, &bytes).unwrap();
+    let same = dir.path().join(".").join("input");
+    let (_, stderr) = expect_code(2, cpu_run(&input).arg("-o").arg(&same));
+    assert!(
+        stderr.contains("would replace a file that is read"),
+        "{stderr}"
+    );
+    assert_eq!(fs::read(&input).unwrap(), bytes);
 }
 
 #[test]

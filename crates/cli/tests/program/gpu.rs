@@ -80,6 +80,36 @@ fn verify_covers_every_image_of_a_family_that_runs_here() {
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
+fn verify_draws_tiles_on_every_persistent_image_and_repeats_its_launches() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("verify.json");
+    expect_code(
+        0,
+        warptile()
+            .args(["verify", "--device", "cuda:0", "--each-kernel"])
+            .args(["--repeat", "30", "--sync", "tenth", "--json"])
+            .arg(&file),
+    );
+    let totals: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(totals["launches"]["launches"], 30);
+    let images = totals["images"].as_object().unwrap();
+    for (name, image) in images {
+        let drew = image["drew_tiles"].as_u64() > Some(0);
+        assert_eq!(image["persistent"].as_bool(), Some(drew), "{name}");
+    }
+    for row in totals["problems"].as_array().unwrap() {
+        assert!(
+            row["passed"] == true
+                || row["reason"]
+                    .as_str()
+                    .is_some_and(|why| why.contains("shared memory")),
+            "{row}"
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
 fn bench_times_launches_and_calls() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("rows.json");

@@ -3,5 +3,6 @@
 mod commands;
 mod common;
 mod errors;
+mod files;
 mod gpu;
 mod run;

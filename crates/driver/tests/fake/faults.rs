@@ -4,7 +4,7 @@
 use warptile_driver::sys::CUresult;
 use warptile_driver::{
     Context, DeviceBuffer, Driver, DriverError, Event, Graph, Kernel, KernelOptions, LaunchConfig,
-    Module, PinnedBuffer, Result, Stream,
+    Module, PinnedBuffer, Result, Scratch, Staging, Stream,
 };
 use warptile_fake_cuda::FakeDriver;
 
@@ -62,6 +62,8 @@ fn in_destructor(symbol: &str) -> bool {
         "Release",
         "Current",
         "Synchronize",
+        "ThreadExchange",
+        "IsCapturing",
     ]
     .iter()
     .any(|word| symbol.contains(word))
@@ -150,6 +152,40 @@ fn graphs() {
         stream.synchronize()?;
         other.synchronize()
     });
+}
+
+#[test]
+fn buffers_of_other_streams_arrays_and_workspaces() {
+    fn scenario(driver: &Driver) -> Result<()> {
+        let context = Context::new(&driver.device(0)?)?;
+        let (stream, home) = (Stream::new(&context)?, Stream::new(&context)?);
+        let staging = Staging::new(&context);
+        let kernel = increment(&context)?;
+        let buffer = DeviceBuffer::<u32>::zeroed(&home, 8)?;
+        let work = |stream: &Stream| -> Result<()> {
+            stream.order_after([&home])?;
+            let workspace = || Scratch::zeroed(&context, 64);
+            match stream.capture()? {
+                Some(id) => drop(stream.attached_in(id, workspace)?),
+                None => drop(stream.attached(workspace)?),
+            }
+            stream.keep_for_graph(buffer.owner())?;
+            let array = staging.upload(stream, &[1_u32, 2, 3])?;
+            launch(&kernel, stream, &buffer)?;
+            drop(array);
+            stream.order_before([&home])
+        };
+        for _ in 0..2 {
+            work(&stream)?;
+        }
+        let graph = Graph::capture(&stream, work)?;
+        graph.launch(&stream)?;
+        drop((graph, buffer));
+        home.synchronize()?;
+        stream.synchronize()
+    }
+    fail_each_call(nothing_special, scenario);
+    fail_each_call(|fake| fake.set_memory_pools(false), scenario);
 }
 
 #[test]

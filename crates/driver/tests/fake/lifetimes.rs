@@ -240,11 +240,37 @@ fn what_was_current_before_is_current_after() {
 fn the_context_is_released_with_its_last_user() {
     let fake = FakeDriver::open();
     let context = context(&fake).unwrap();
-    let again = Context::new(context.device()).unwrap();
-    assert_eq!(fake.live(Kind::Contexts), 2);
-    let event = Event::new(&again).unwrap();
-    drop((context, again));
+    let event = Event::new(&context).unwrap();
+    drop(context);
     assert_eq!(fake.live(Kind::Contexts), 1);
     drop(event);
     fake.assert_clean();
+}
+
+#[test]
+fn a_device_has_one_context_however_often_it_is_asked_for() {
+    let fake = FakeDriver::open();
+    fake.set_device_count(2);
+    let first = context(&fake).unwrap();
+    // Also through another handle of the driver.
+    let again = context(&fake).unwrap();
+    assert!(first.is_same(&again) && first == again);
+    assert_eq!(fake.live(Kind::Contexts), 1);
+    assert_eq!(fake.live(Kind::MemoryPools), 1);
+    let other = Context::new(&driver(&fake).unwrap().device(1).unwrap()).unwrap();
+    assert!(first != other);
+    drop((first, again, other));
+    fake.assert_clean();
+    // After its end there is a new one.
+    drop(context(&fake).unwrap());
+    assert_eq!(fake.calls_of("cuDevicePrimaryCtxRetain"), 3);
+    fake.assert_clean();
+}
+
+#[test]
+fn two_drivers_have_two_contexts() {
+    let fakes = [FakeDriver::open(), FakeDriver::open()];
+    let contexts = fakes.each_ref().map(|fake| context(fake).unwrap());
+    assert!(contexts[0] != contexts[1]);
+    assert!(fakes.iter().all(|fake| fake.live(Kind::Contexts) == 1));
 }

@@ -10,7 +10,7 @@ use crate::driver;
 fn no_driver_says_what_was_tried_and_what_to_do() {
     // SAFETY: there is no such library to run.
     let error = unsafe { Driver::load_from("no/such/libcuda.so.1") }.unwrap_err();
-    let DriverError::Load(LoadError::NotFound { tried }) = &error else {
+    let DriverError::Load(LoadError::NotFound { tried, .. }) = &error else {
         panic!("unexpected: {error}");
     };
     assert_eq!(tried.len(), 1);

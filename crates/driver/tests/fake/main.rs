@@ -1,12 +1,18 @@
 //! The driver crate against the stand-in driver: everything that can be shown without a GPU.
 
+mod captures;
 mod errors;
 mod faults;
+mod foreign;
 mod graphs;
 mod launches;
 mod lifetimes;
 mod loading;
 mod memory;
+mod ordering;
+mod raw;
+mod staging;
+mod standin;
 
 use bytemuck::{Pod, Zeroable};
 use warptile_driver::{

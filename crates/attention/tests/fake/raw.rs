@@ -1,0 +1,157 @@
+//! The raw layer: one driver call, on anybody's stream, and every wrong field an error.
+
+use warptile::gpu::{Addresses, Gpu, Prepared, Session};
+use warptile::{Call, ElementType, Error, Layout};
+use warptile_driver::{DeviceBuffer, Stream};
+use warptile_fake_cuda::FakeDriver;
+
+use crate::{MAPPED, PLAIN, block, gpu, kernel};
+
+/// 400 tiles of the second kernel, more than the CTAs that stay.
+fn call() -> Call {
+    let tensor = Layout::bshd([8, 300, 10, 64]);
+    Call::builder(&tensor, &tensor, &tensor, ElementType::F16)
+        .device_key_lengths(8)
+        .build()
+        .unwrap()
+}
+
+/// Memory of 16 tensors of the call, apart from each other.
+struct Setup {
+    gpu: Gpu,
+    stream: Stream,
+    memory: DeviceBuffer<u8>,
+}
+
+const TENSOR_BYTES: u64 = 8 * 300 * 10 * 64 * 2;
+
+impl Setup {
+    fn new(fake: &FakeDriver) -> Self {
+        let gpu = gpu(fake);
+        let stream = Stream::new(gpu.context()).unwrap();
+        let memory = DeviceBuffer::zeroed(&stream, 16 * TENSOR_BYTES as usize).unwrap();
+        Setup {
+            gpu,
+            stream,
+            memory,
+        }
+    }
+
+    fn at(&self, tensor: u64) -> u64 {
+        self.memory.pointer() + tensor * TENSOR_BYTES
+    }
+
+    fn addresses(&self) -> Addresses {
+        let mut addresses = Addresses::default();
+        addresses.q = self.at(0);
+        addresses.k = self.at(1);
+        addresses.v = self.at(2);
+        addresses.out = self.at(3);
+        addresses.lse = self.at(4);
+        addresses.key_lengths = self.at(5);
+        addresses
+    }
+
+    fn launch(&self, prepared: &Prepared, call: &Call, addresses: &Addresses, workspace: u64) -> Result<(), Error> {
+        let _current = self.gpu.context().enter().unwrap();
+        // SAFETY: the stand-in runs no kernel; the addresses it is given lie in `memory`.
+        unsafe { prepared.launch_raw(self.stream.raw(), call, addresses, workspace) }
+    }
+}
+
+#[test]
+fn a_raw_launch_is_one_driver_call_beside_the_maps() {
+    for (name, calls) in [(PLAIN, 1), (MAPPED, 1 + 3 + 1)] {
+        let fake = FakeDriver::open();
+        let setup = Setup::new(&fake);
+        let call = call();
+        let prepared = setup.gpu.prepare(call.problem(), &kernel(name)).unwrap();
+        let session = Session::new(&setup.gpu, setup.stream.raw()).unwrap();
+        let _current = setup.gpu.context().enter().unwrap();
+        let before = fake.calls();
+        // SAFETY: as in `Setup::launch`; the context is current.
+        unsafe { session.launch(&prepared, &call, &setup.addresses()) }.unwrap();
+        // Encoding the maps asks once whether the context is current.
+        assert_eq!(fake.calls() - before, calls, "{name}");
+        setup.stream.synchronize().unwrap();
+        assert_eq!(fake.launches().len(), 1);
+        let work = block(&fake.launches()[0]).work;
+        assert_eq!(work.counter != 0, name == MAPPED);
+    }
+}
+
+#[test]
+fn every_field_is_checked_before_anything_is_launched() {
+    let fake = FakeDriver::open();
+    let setup = Setup::new(&fake);
+    let call = call();
+    let prepared = setup.gpu.prepare(call.problem(), &kernel(MAPPED)).unwrap();
+    let good = setup.addresses();
+    let workspace = setup.at(6).next_multiple_of(256);
+    type Edit = fn(&mut Addresses, &Setup);
+    let cases: [(Edit, &str); 16] = [
+        (|a, _| a.q = 0, "q is missing"),
+        (|a, _| a.k = 0, "k is missing"),
+        (|a, _| a.v = 0, "v is missing"),
+        (|a, _| a.out = 0, "out is missing"),
+        (|a, _| a.lse = 0, "lse is missing"),
+        (|a, _| a.key_lengths = 0, "key_lengths is missing"),
+        (|a, s| a.query_lengths = s.at(7), "query_lengths is given"),
+        (|a, s| a.query_offsets = s.at(7), "query_offsets is given"),
+        (|a, s| a.key_offsets = s.at(7), "key_offsets is given"),
+        (|a, s| a.slopes = s.at(7), "alibi_slopes is given"),
+        (|a, s| a.sinks = s.at(7), "sinks is given"),
+        (|a, s| a.bias = s.at(7), "bias is given"),
+        (|a, s| a.key_mask = s.at(7), "key_mask is given"),
+        (|a, _| a.v += 2, "v starts at"),
+        (|a, _| a.key_lengths += 1, "key_lengths starts at"),
+        (|a, s| a.out = s.at(1) + 16, "out overlaps k"),
+    ];
+    for (edit, expected) in cases {
+        let mut addresses = good;
+        edit(&mut addresses, &setup);
+        let error = setup.launch(&prepared, &call, &addresses, workspace).unwrap_err();
+        assert!(error.to_string().starts_with(expected), "{error}");
+    }
+    for bad in [0, workspace + 8] {
+        let error = setup.launch(&prepared, &call, &good, bad).unwrap_err();
+        assert!(matches!(error, Error::Workspace { bytes: 256, .. }), "{error}");
+    }
+    // Lengths on the host would have to be copied.
+    let tensor = Layout::bshd([8, 300, 10, 64]);
+    let on_host = Call::builder(&tensor, &tensor, &tensor, ElementType::F16)
+        .key_lengths(&[300; 8])
+        .build()
+        .unwrap();
+    let error = setup.launch(&prepared, &on_host, &good, workspace).unwrap_err();
+    assert!(error.to_string().starts_with("key_lengths is on the host"), "{error}");
+    setup.stream.synchronize().unwrap();
+    assert!(fake.launches().is_empty());
+    setup.launch(&prepared, &call, &good, workspace).unwrap();
+    setup.stream.synchronize().unwrap();
+    assert_eq!(fake.launches().len(), 1);
+}
+
+#[test]
+fn sessions_have_workspaces_of_their_own() {
+    let fake = FakeDriver::open();
+    let setup = Setup::new(&fake);
+    let call = call();
+    let prepared = setup.gpu.prepare(call.problem(), &kernel(MAPPED)).unwrap();
+    for _ in 0..2 {
+        let session = Session::new(&setup.gpu, setup.stream.raw()).unwrap();
+        let _current = setup.gpu.context().enter().unwrap();
+        for _ in 0..2 {
+            // SAFETY: as in `Setup::launch`; the context is current.
+            unsafe { session.launch(&prepared, &call, &setup.addresses()) }.unwrap();
+        }
+    }
+    setup.stream.synchronize().unwrap();
+    let counters: Vec<u64> = fake
+        .launches()
+        .iter()
+        .map(|launch| block(launch).work.counter)
+        .collect();
+    assert_eq!((counters[0], counters[2]), (counters[1], counters[3]));
+    assert_ne!(counters[0], counters[2]);
+}

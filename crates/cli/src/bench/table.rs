@@ -1,0 +1,165 @@
+//! Rows for people, printed as they are measured.
+
+use warptile_kernels::catalog;
+
+use super::row::Row;
+
+/// The columns after the problem and the kernel: method, median, 90th percentile, speed.
+const NUMBERS: usize = 48;
+
+/// How rows are laid out. Where they fit the terminal, each row begins with its problem; else a problem has lines of its own
+/// above its rows. No word is broken, but one that is wider than the terminal.
+#[derive(Debug)]
+pub(crate) struct Table {
+    /// Columns of the terminal.
+    width: usize,
+    problem: usize,
+    kernel: usize,
+    /// The problem above the last row, where problems have lines of their own.
+    last: Option<String>,
+}
+
+impl Table {
+    /// For rows about `problems`.
+    pub(crate) fn new(problems: &[String], gpu: bool) -> Self {
+        // Where standard output is no terminal, nothing limits a line.
+        let width = comfy_table::Table::new().width();
+        Self::of_width(problems, gpu, width.map_or(usize::MAX, usize::from))
+    }
+
+    fn of_width(problems: &[String], gpu: bool, width: usize) -> Self {
+        let longest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0);
+        let kernel = match gpu {
+            true => longest(&mut catalog().iter().map(|image| image.kernel.len())),
+            false => 0,
+        };
+        Table {
+            width,
+            problem: longest(&mut problems.iter().map(String::len)).max("problem".len()),
+            kernel: kernel.max("kernel".len()),
+            last: None,
+        }
+    }
+
+    fn is_wide(&self) -> bool {
+        self.problem + 2 + self.kernel + NUMBERS <= self.width
+    }
+
+    pub(crate) fn header(&self) -> String {
+        let numbers = format!(
+            "{:<kernel$}  {:<6}{:>11}{:>11}{:>18}",
+            "kernel",
+            "method",
+            "median us",
+            "p90 us",
+            "speed",
+            kernel = self.kernel
+        );
+        match self.is_wide() {
+            true => format!("{:<width$}  {numbers}", "problem", width = self.problem),
+            false => format!("problem\n  {numbers}"),
+        }
+    }
+
+    pub(crate) fn row(&mut self, row: &Row) -> String {
+        let numbers = format!(
+            "{:<kernel$}  {:<6}{:>11.1}{:>11.1}{:>18}",
+            row.kernel,
+            row.method.name(),
+            row.median_us,
+            row.p90_us,
+            speed(row.tflops),
+            kernel = self.kernel
+        );
+        if self.is_wide() {
+            return format!("{:<width$}  {numbers}", row.problem, width = self.problem);
+        }
+        if self.last.as_deref() == Some(&row.problem) {
+            return format!("  {numbers}");
+        }
+        self.last = Some(row.problem.clone());
+        format!("{}\n  {numbers}", wrapped(&row.problem, self.width))
+    }
+}
+
+/// `text` on lines of at most `width` columns, broken between words; later lines are set in.
+fn wrapped(text: &str, width: usize) -> String {
+    let mut lines = String::new();
+    let mut column = 0;
+    for word in text.split(' ') {
+        if column > 0 && column + 1 + word.len() > width {
+            lines.push_str("\n    ");
+            column = 4;
+        } else if column > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += word.len();
+    }
+    lines
+}
+
+fn speed(tflops: f64) -> String {
+    if tflops < 1.0 {
+        format!("{:.1} GFLOP/s", tflops * 1e3)
+    } else {
+        format!("{tflops:.1} TFLOP/s")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::row::{Method, Samples};
+    use crate::machine;
+    use warptile::testing::Case;
+    use warptile::{Backend, Plan};
+
+    const LONG: &str = "b2 q4096 k4096 h32/8 d128 bf16 mask=window,1023,1023 scale=0.125 softcap=30 alibi=batch layout=gaps unaligned";
+
+    fn row(problem: &str) -> Row {
+        let case: Case = "q8 k8 d8".parse().unwrap();
+        Row::new(
+            problem,
+            &Plan::cpu(case.problem()),
+            Method::Graph,
+            &Samples::new(vec![123_456.7]).unwrap(),
+            &machine::describe(&Backend::cpu()),
+        )
+    }
+
+    #[test]
+    fn eighty_columns_hold_every_row_and_break_no_word() {
+        let problems = [LONG.to_owned()];
+        let mut table = Table::of_width(&problems, true, 80);
+        let text = format!(
+            "{}\n{}\n{}",
+            table.header(),
+            table.row(&row(LONG)),
+            table.row(&row(LONG))
+        );
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        for word in LONG.split(' ') {
+            assert_eq!(
+                text.split_whitespace()
+                    .filter(|&found| found == word)
+                    .count(),
+                1,
+                "{word}: {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_wide_line_holds_its_problem() {
+        let problems = [LONG.to_owned(), "b1 q8 k8 h1 d8 f32".to_owned()];
+        let mut table = Table::of_width(&problems, true, usize::MAX);
+        let (header, row) = (table.header(), table.row(&row("b1 q8 k8 h1 d8 f32")));
+        assert_eq!(header.len(), row.len(), "{header}\n{row}");
+        assert!(
+            row.starts_with("b1 q8 k8 h1 d8 f32 ") && !row.contains('\n'),
+            "{row}"
+        );
+    }
+}

@@ -1,0 +1,163 @@
+//! Files that are replaced whole or not at all.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use crate::failure::Failure;
+
+/// A file about to be written. Until [`finish`](Replacement::finish) has succeeded, what was at its path stays there.
+#[derive(Debug)]
+pub(crate) struct Replacement {
+    /// As the user wrote it.
+    path: PathBuf,
+    /// Where that is, behind symbolic links.
+    target: PathBuf,
+    file: Opened,
+}
+
+#[derive(Debug)]
+enum Opened {
+    /// In the folder of the target, to be renamed.
+    Beside(NamedTempFile),
+    /// A pipe or a device: nothing that could be replaced.
+    Direct(File),
+}
+
+impl Replacement {
+    /// Makes sure that `path` can be written, before the work that fills it.
+    ///
+    /// # Errors
+    /// [`Failure::File`].
+    pub(crate) fn begin(path: &Path) -> Result<Self, Failure> {
+        Self::open(path).map_err(|source| Failure::write(path, source))
+    }
+
+    fn open(path: &Path) -> io::Result<Self> {
+        let target = match fs::canonicalize(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => path.to_owned(),
+            resolved => resolved?,
+        };
+        let present = match fs::metadata(&target) {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            metadata => Some(metadata?),
+        };
+        let file = match &present {
+            Some(present) if present.is_dir() => return Err(ErrorKind::IsADirectory.into()),
+            Some(present) if !present.is_file() => {
+                Opened::Direct(OpenOptions::new().write(true).open(&target)?)
+            }
+            Some(present) if present.permissions().readonly() => {
+                return Err(ErrorKind::PermissionDenied.into());
+            }
+            _ => Opened::Beside(temporary(&target, present.as_ref())?),
+        };
+        Ok(Replacement {
+            path: path.to_owned(),
+            target,
+            file,
+        })
+    }
+
+    /// Writes `bytes` and puts the file in its place.
+    ///
+    /// # Errors
+    /// [`Failure::File`]; a file that was there is then as it was.
+    pub(crate) fn finish(self, bytes: &[u8]) -> Result<(), Failure> {
+        let Replacement { path, target, file } = self;
+        let written = match file {
+            Opened::Direct(mut file) => file.write_all(bytes),
+            Opened::Beside(mut file) => file
+                .write_all(bytes)
+                // A full disk may show only now.
+                .and_then(|()| file.as_file().sync_all())
+                .and_then(|()| file.persist(&target).map_err(|error| error.error).map(drop)),
+        };
+        written.map_err(|source| Failure::write(&path, source))
+    }
+}
+
+/// A file in the folder of `target`, with the permissions of what it will replace or those of any new file.
+fn temporary(target: &Path, present: Option<&fs::Metadata>) -> io::Result<NamedTempFile> {
+    let folder = match target.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    // By itself, so that the error is the folder's and does not name the temporary file.
+    fs::metadata(folder)?;
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".warptile-");
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let file = builder.tempfile_in(folder)?;
+    if let Some(present) = present {
+        file.as_file().set_permissions(present.permissions())?;
+    }
+    Ok(file)
+}
+
+/// Whether both paths lead to the same file.
+pub(crate) fn is_same_file(a: &Path, b: &Path) -> bool {
+    matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(folder: &Path) -> usize {
+        fs::read_dir(folder).unwrap().count()
+    }
+
+    #[test]
+    fn the_old_file_stays_until_the_new_one_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out");
+        fs::write(&path, "old").unwrap();
+        let replacement = Replacement::begin(&path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        drop(replacement);
+        assert_eq!(entries(folder.path()), 1, "nothing is left of an attempt");
+        Replacement::begin(&path).unwrap().finish(b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(entries(folder.path()), 1);
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_shows_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Replacement::begin(&folder.path().join("no/out")).unwrap_err();
+        assert!(
+            error.to_string().contains("no/out: cannot write: "),
+            "{error}"
+        );
+        assert!(
+            Replacement::begin(folder.path()).is_err(),
+            "a folder is no file"
+        );
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn links_permissions_and_devices_stay_what_they_are() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let folder = tempfile::tempdir().unwrap();
+        let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+        fs::write(&real, "old").unwrap();
+        fs::set_permissions(&real, PermissionsExt::from_mode(0o640)).unwrap();
+        symlink(&real, &link).unwrap();
+        Replacement::begin(&link).unwrap().finish(b"new").unwrap();
+        assert_eq!(fs::read(&real).unwrap(), b"new");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(
+            fs::metadata(&real).unwrap().permissions().mode() & 0o777,
+            0o640
+        );
+        assert!(is_same_file(&real, &link));
+        let null = Path::new("/dev/null");
+        Replacement::begin(null).unwrap().finish(b"gone").unwrap();
+        assert!(!fs::metadata(null).unwrap().is_file());
+    }
+}

@@ -1,0 +1,94 @@
+//! Text from files and command lines, made safe for a terminal.
+
+/// Characters of a name that are shown, and names of a list.
+const NAME: usize = 60;
+const NAMES: usize = 8;
+
+/// Characters of another program's or library's message that are shown.
+const MESSAGE: usize = 300;
+
+/// `text` on one line, with everything escaped that a terminal would act on, and cut after `limit` characters.
+fn bounded(text: &str, limit: usize) -> String {
+    let mut shown = String::new();
+    for (count, c) in text.chars().enumerate() {
+        if count == limit {
+            shown.push_str("...");
+            break;
+        }
+        push(&mut shown, c);
+    }
+    shown
+}
+
+/// Escapes what `escape_debug` does, but for quotes and backslashes, which mean nothing here.
+fn push(shown: &mut String, c: char) {
+    match c {
+        '"' | '\'' | '\\' => shown.push(c),
+        _ => shown.extend(c.escape_debug()),
+    }
+}
+
+/// A name that a file chose.
+pub(crate) fn name(text: &str) -> String {
+    bounded(text, NAME)
+}
+
+/// Names that a file chose, in order.
+pub(crate) fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let mut names: Vec<&str> = names.into_iter().collect();
+    names.sort_unstable();
+    let mut shown: Vec<String> = names.iter().take(NAMES).map(|text| name(text)).collect();
+    if let Some(more @ 1..) = names.len().checked_sub(NAMES) {
+        shown.push(format!("{more} more"));
+    }
+    shown.join(", ")
+}
+
+/// A message that may quote a file.
+pub(crate) fn message(text: &str) -> String {
+    bounded(text, MESSAGE)
+}
+
+/// A tensor's shape, which a file may give any number of dimensions.
+pub(crate) fn shape(shape: &[usize]) -> String {
+    bounded(&format!("{shape:?}"), MESSAGE)
+}
+
+/// A whole report for standard error: lines stay, whatever else a terminal would act on is escaped.
+pub(crate) fn lines(text: &str) -> String {
+    let mut shown = String::new();
+    for c in text.chars() {
+        match c {
+            '\n' => shown.push(c),
+            _ => push(&mut shown, c),
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_reaches_the_terminal_but_text() {
+        assert_eq!(
+            name("q\u{1b}[31m\r\n\u{202e}é"),
+            "q\\u{1b}[31m\\r\\n\\u{202e}é"
+        );
+        assert_eq!(lines("one\ntwo\u{7}"), "one\ntwo\\u{7}");
+        assert_eq!(message("\"it's\" C:\\x"), "\"it's\" C:\\x");
+    }
+
+    #[test]
+    fn nothing_is_endless() {
+        assert_eq!(name(&"x".repeat(100_000)).len(), NAME + 3);
+        let many: Vec<String> = (0..5000).map(|i| format!("{i:05}")).collect();
+        let shown = names(many.iter().map(String::as_str));
+        assert!(
+            shown.starts_with("00000, 00001") && shown.ends_with(", 4992 more"),
+            "{shown}"
+        );
+        assert!(shape(&[7; 100_000]).len() <= MESSAGE + 3);
+    }
+}

@@ -1,0 +1,205 @@
+//! Copies and fills.
+
+use std::ffi::c_void;
+
+use warptile_cuda_sys::*;
+
+use crate::argument::{In, Out};
+use crate::device::device_of;
+use crate::memory::{done, queued, transfer};
+use crate::queue::Op;
+use crate::state::State;
+use crate::stream::Key;
+
+/// Runs everything first: the synchronous copies wait for the default stream, and are used here
+/// only where nothing else is under way.
+fn copy_now(state: &mut State, to: u64, from: u64, bytes: usize) -> CUresult {
+    let context = match state.current() {
+        Ok(context) => context,
+        Err(code) => return code,
+    };
+    if state.break_captures(context) {
+        return CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    state.run_all();
+    transfer(to, from, bytes);
+    state.lost.unwrap_or(CUresult::SUCCESS)
+}
+
+pub(crate) fn memcpy_htod(
+    state: &mut State,
+    to: CUdeviceptr,
+    from: In<c_void>,
+    bytes: usize,
+) -> CUresult {
+    match state.on_device(to, bytes) {
+        Ok(_) => copy_now(state, to, from.address(), bytes),
+        Err(code) => code,
+    }
+}
+
+pub(crate) fn memcpy_dtoh(
+    state: &mut State,
+    to: Out<c_void>,
+    from: CUdeviceptr,
+    bytes: usize,
+) -> CUresult {
+    match state.on_device(from, bytes) {
+        Ok(_) => copy_now(state, to.address(), from, bytes),
+        Err(code) => code,
+    }
+}
+
+pub(crate) fn memcpy_dtod(
+    state: &mut State,
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    bytes: usize,
+) -> CUresult {
+    match state.on_device(to, bytes).and(state.on_device(from, bytes)) {
+        Ok(_) => copy_now(state, to, from, bytes),
+        Err(code) => code,
+    }
+}
+
+pub(crate) fn memcpy_htod_async(
+    state: &mut State,
+    to: CUdeviceptr,
+    from: In<c_void>,
+    bytes: usize,
+    on: Key,
+) -> CUresult {
+    done(state.on_device_of(on, to, bytes).and_then(|to| {
+        let from = state.host_source(&from, bytes);
+        queued(state.push(on, Op::Copy { to, from, bytes }))
+    }))
+}
+
+pub(crate) fn memcpy_dtoh_async(
+    state: &mut State,
+    to: Out<c_void>,
+    from: CUdeviceptr,
+    bytes: usize,
+    on: Key,
+) -> CUresult {
+    let place = match state.on_device_of(on, from, bytes) {
+        Ok(place) => place,
+        Err(code) => return code,
+    };
+    if let Some(to) = state.pinned_at(to.address(), bytes) {
+        let from = place;
+        return state.push(on, Op::Copy { to, from, bytes });
+    }
+    // Pageable memory is written before the call returns.
+    if let Some(capture) = state.streams.get(&on).and_then(|stream| stream.capture) {
+        state.invalidate(capture);
+        return CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    state.run(on, None);
+    match (state.lost, state.address_of(&place)) {
+        (Some(code), _) => code,
+        (None, Some(from)) => {
+            transfer(to.address(), from, bytes);
+            CUresult::SUCCESS
+        }
+        (None, None) => {
+            state.fault("a copy read device memory that was freed before".into());
+            CUresult::SUCCESS
+        }
+    }
+}
+
+pub(crate) fn memcpy_dtod_async(
+    state: &mut State,
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    bytes: usize,
+    on: Key,
+) -> CUresult {
+    let to = state.on_device_of(on, to, bytes);
+    let from = state.on_device_of(on, from, bytes);
+    done(to.and_then(|to| {
+        let from = from?;
+        queued(state.push(on, Op::Copy { to, from, bytes }))
+    }))
+}
+
+pub(crate) fn memcpy_peer_async(
+    state: &mut State,
+    to: CUdeviceptr,
+    to_context: CUcontext,
+    from: CUdeviceptr,
+    from_context: CUcontext,
+    bytes: usize,
+    on: Key,
+) -> CUresult {
+    let mut place = |address, context| {
+        let place = state.on_device(address, bytes)?;
+        if state.device_with(address) != Some(device_of(context)) {
+            state.violation(format!("{address:#x} is not of the context given with it"));
+            return Err(CUresult::ERROR_INVALID_VALUE);
+        }
+        Ok(place)
+    };
+    let (to, from) = (place(to, to_context), place(from, from_context));
+    done(to.and_then(|to| {
+        let from = from?;
+        queued(state.push(on, Op::Copy { to, from, bytes }))
+    }))
+}
+
+/// The stand-in copies no rectangles.
+pub(crate) fn memcpy_2d(_state: &mut State, _copy: In<CUmemcpy2D>) -> CUresult {
+    CUresult::ERROR_NOT_SUPPORTED
+}
+
+/// The stand-in copies no rectangles.
+pub(crate) fn memcpy_2d_async(_state: &mut State, _copy: In<CUmemcpy2D>, _on: Key) -> CUresult {
+    CUresult::ERROR_NOT_SUPPORTED
+}
+
+/// Queues a fill with the bytes of `pattern`, over and over.
+fn fill(state: &mut State, to: u64, pattern: &[u8], bytes: usize, on: Key) -> CUresult {
+    let pattern = pattern.to_vec();
+    done(
+        state
+            .on_device_of(on, to, bytes)
+            .and_then(|to| queued(state.push(on, Op::Fill { to, pattern, bytes }))),
+    )
+}
+
+fn fill_now(state: &mut State, to: u64, pattern: &[u8], bytes: usize) -> CUresult {
+    if let Err(code) = state.on_device(to, bytes) {
+        return code;
+    }
+    let staged: Vec<u8> = pattern.iter().copied().cycle().take(bytes).collect();
+    copy_now(state, to, staged.as_ptr().expose_provenance() as u64, bytes)
+}
+
+pub(crate) fn memset_d8(state: &mut State, to: CUdeviceptr, value: u8, count: usize) -> CUresult {
+    fill_now(state, to, &[value], count)
+}
+
+pub(crate) fn memset_d32(state: &mut State, to: CUdeviceptr, value: u32, count: usize) -> CUresult {
+    fill_now(state, to, &value.to_ne_bytes(), count.saturating_mul(4))
+}
+
+pub(crate) fn memset_d8_async(
+    state: &mut State,
+    to: CUdeviceptr,
+    value: u8,
+    count: usize,
+    on: Key,
+) -> CUresult {
+    fill(state, to, &[value], count, on)
+}
+
+pub(crate) fn memset_d32_async(
+    state: &mut State,
+    to: CUdeviceptr,
+    value: u32,
+    count: usize,
+    on: Key,
+) -> CUresult {
+    fill(state, to, &value.to_ne_bytes(), count.saturating_mul(4), on)
+}

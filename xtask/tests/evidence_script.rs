@@ -1,0 +1,222 @@
+//! `scripts/evidence.py`, on a bundle whose programs are scripts that answer as the real ones do.
+#![cfg(target_os = "linux")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use xtask::files;
+
+/// `warptile`: one image per family. FAULT=idle makes the persistent one draw no tile, FAULT=missing leaves one out.
+const PROGRAM: &str = r#"#!/usr/bin/env python3
+import json, os, sys
+words, fault = sys.argv[1:], os.environ.get("FAULT")
+option = lambda name, other: words[words.index(name) + 1] if name in words else other
+images = [("scalar_sm_90", "scalar", "sm_90"), ("wgmma_sm_90a", "wgmma", "sm_90a"), ("wmma_89", "wmma", "compute_89"), ("wmma_sm_80", "wmma", "sm_80")]
+if words[0] == "info":
+    device = {"ordinal": 0, "compute_capability": "9.0", "shared_bytes_per_cta": 232448}
+    fields = lambda name, family, target: {"image": name, "family": family, "target": target, "sha256": "ab", "shared_bytes": 1}
+    result = {"driver": "CUDA 13.0", "date": "", "devices": [device], "images": [fields(*image) for image in images]}
+elif words[0] == "verify":
+    chosen = [i for i in images if i[2] != "sm_80" and option("--family", i[1]) == i[1] and option("--target", i[2]) == i[2]]
+    chosen = [i for i in chosen if fault != "missing" or i[1] != "scalar"]
+    count = words.count("--case") or 10
+    runs = lambda family: {"sha256": "ab", "persistent": family == "wgmma", "passed": 2, "failed": 0, "drew_tiles": int(family == "wgmma" and fault != "idle")}
+    rows = [{"problem": "p", "image": i[0], "passed": True, "reason": None} for i in chosen]
+    result = {"device": "", "driver": "", "date": "", "seed": 1, "count": count, "passed": count, "failed": 0, "not_applicable": 0}
+    result |= {"worst_out": {"ratio": 0.5}, "worst_lse": None, "images": {i[0]: runs(i[1]) for i in chosen}, "problems": (rows * count)[:count]}
+else:
+    row = {"backend": "warptile", "problem": "b2 q512 k512 h8 d64 f16", "query_len": 512, "head_dim": 64, "method": "graph", "median_us": 3.0}
+    result = [{**row, "family": family, "kernel": family, "sha256": "ab"} for family in ("scalar", "wgmma")]
+    print('"ID","Metric Name","Metric Unit","Metric Value"\n"0","gpu__time_duration.sum","ns","1,000"')
+if "--json" in words:
+    json.dump(result, open(option("--json", None), "w"))
+"#;
+
+const PEERS: &str = r#"import json, sys
+row = {"problem": "b2 q512 k512 h8 d64 f16", "method": "graph", "error_rms": 1e-4, "error_max": 1e-3}
+rows = [{**row, "backend": name, "median_us": time} for name, time in (("fa3", 4.0), ("warptile", 2.0))]
+json.dump(rows, open(sys.argv[sys.argv.index("--json") + 1], "w"))
+"#;
+
+/// FAULT=blind makes it find nothing, the broken kernels included.
+const SANITIZER: &str = r#"#!/bin/sh
+[ "$1" = --version ] && echo 1 && exit
+tool=$2; shift 4; found=0
+case "$*" in *controls.py*) echo "$tool: launched, then 0"; [ "$FAULT" = blind ] || found=3 ;; *) "$@" ;; esac
+case $tool in racecheck) echo "RACECHECK SUMMARY: $found hazards displayed" ;; *) echo "ERROR SUMMARY: $found errors" ;; esac
+"#;
+
+const NCU: &str = r#"#!/bin/sh
+[ "$1" = --version ] && echo 1 && exit
+[ "$1" = --query-metrics ] && echo "gpu__time_duration  time" && echo "sm__inst_executed_pipe_tensor_op_hmma  x" && exit
+case "$*" in *op_hmma*) exit 1 ;; esac
+while [ "${1%/bin/warptile}" = "$1" ]; do shift; done
+exec "$@"
+"#;
+
+const SMI: &str =
+    "#!/bin/sh\necho 'NVIDIA H200, 580.1, 9.0, v, P0, 1, 2, 3, 4, 5 W, 6 W, 7, Enabled, 8 MiB'\n";
+
+const TEST: &str =
+    "#!/bin/sh\n[ \"$1\" = --list ] && echo 'a::b: test' && exit\necho 'test a::b ... ok'\n";
+
+const PARTS: &str = "peers,errors,bench,ncu,verify,launches,acceptance,sanitizer,tests";
+
+struct Host {
+    directory: tempfile::TempDir,
+}
+
+impl Host {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let bundle = directory.path().join("bundle");
+        for (path, text) in [
+            ("bin/warptile", PROGRAM),
+            ("benches/peers/attention_peers.py", PEERS),
+            ("benches/peers/shapes.txt", ""),
+            ("tests/driver-gpu", TEST),
+            ("tools/compute-sanitizer", SANITIZER),
+            ("tools/ncu", NCU),
+            ("tools/nvidia-smi", SMI),
+        ] {
+            let path = bundle.join(path);
+            files::write(&path, text.as_bytes()).unwrap();
+            files::make_executable(&path).unwrap();
+        }
+        for script in ["evidence.py", "evidence.sh", "controls.py", "controls.ptx"] {
+            let text = files::read(&root.join("scripts").join(script)).unwrap();
+            files::write(&bundle.join("scripts").join(script), &text).unwrap();
+        }
+        Host { directory }
+    }
+
+    fn out(&self) -> PathBuf {
+        self.directory.path().join("out")
+    }
+
+    /// Exit code and output of some parts of the work on what `commit` built.
+    fn run(&self, commit: &str, parts: &str, fault: &str) -> (Option<i32>, String) {
+        let bundle = self.directory.path().join("bundle");
+        files::write(&bundle.join("commit.txt"), commit.as_bytes()).unwrap();
+        let path = std::env::var("PATH").unwrap();
+        let output = Command::new("sh")
+            .arg(bundle.join("scripts/evidence.sh"))
+            .args(["--only", parts, "--out"])
+            .arg(self.out())
+            .env("PATH", format!("{}:{path}", bundle.join("tools").display()))
+            .env("FAULT", fault)
+            .env_remove("WARPTILE_COMMIT")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        (output.status.code(), text + &errors)
+    }
+
+    fn json(&self, name: &str) -> Value {
+        serde_json::from_slice(&files::read(&self.out().join(name)).unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn parts_of_one_commit_are_put_together() {
+    let host = Host::new();
+    let (code, text) = host.run("one", "peers,errors,bench", "");
+    assert_eq!(code, Some(0), "{text}");
+    let summary = host.json("summary.json");
+    assert_eq!(summary["passed"], false, "parts are missing");
+    assert_eq!(summary["missing"].as_array().unwrap().len(), 6);
+
+    let (code, text) = host.run("one", "ncu,verify,launches,acceptance,sanitizer,tests", "");
+    assert_eq!(code, Some(0), "{text}");
+    for line in [
+        "ratio to the best peer, f16 ",
+        "2.000 (mean of 1)",
+        "random problems, wgmma ",
+        "1 of 1 persistent ones drew tiles",
+        "500 launches, waiting: none ",
+        "broken kernel caught",
+        "part peers ",
+        "part tests ",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let summary = host.json("summary.json");
+    assert_eq!(summary["passed"], true, "{summary}");
+    // Each file says what it is about.
+    for entry in files::list(&host.out()).unwrap() {
+        if entry
+            .extension()
+            .is_some_and(|extension| extension == "json")
+        {
+            let file = host.json(entry.file_name().unwrap().to_str().unwrap());
+            assert_eq!(file["commit"], "one", "{}", entry.display());
+            assert_eq!(file["device"], "NVIDIA H200", "{}", entry.display());
+        }
+    }
+    // A counter of another pipe is not even asked for.
+    let profiles = host.json("ncu.json")["profiles"].clone();
+    assert_eq!(profiles.as_array().unwrap().len(), 2);
+    let sanitized = host.json("sanitizer.json");
+    assert_eq!(sanitized["rows"].as_array().unwrap().len(), 2 * 4);
+    assert_eq!(sanitized["rows"][0]["images"]["scalar_sm_90"], "ab");
+    assert_eq!(
+        host.json("acceptance.json")["rows"]
+            .as_array()
+            .unwrap()
+            .len(),
+        4 * 10
+    );
+}
+
+#[test]
+fn nothing_of_another_commit_stays() {
+    let host = Host::new();
+    assert_eq!(host.run("one", "peers,verify", "").0, Some(0));
+    let kept = ["cpu.json", "baseline-nvidia-h200.json"];
+    for name in kept {
+        files::write(&host.out().join(name), b"{}").unwrap();
+    }
+    assert_eq!(host.run("two", "tests", "").0, Some(0));
+    let present = |name: &str| host.out().join(name).exists();
+    assert!(!present("bench-peers.json") && !present("verify-wgmma.json"));
+    assert!(present("tests.json") && kept.into_iter().all(present));
+    assert_eq!(
+        host.json("summary.json")["missing"]
+            .as_array()
+            .unwrap()
+            .len(),
+        8
+    );
+}
+
+#[test]
+fn what_proves_nothing_is_a_failure() {
+    let host = Host::new();
+    for (fault, part, words) in [
+        (
+            "blind",
+            "sanitizer",
+            "memcheck did not catch its broken kernel",
+        ),
+        ("idle", "verify", "wgmma_sm_90a drew no tile"),
+        (
+            "missing",
+            "launches",
+            "launches each: scalar_sm_90 computed no problem",
+        ),
+    ] {
+        let (code, text) = host.run("one", part, fault);
+        assert_eq!(code, Some(1), "{fault}: {text}");
+        assert!(text.contains(words), "{fault}: {text}");
+        assert_eq!(host.json("summary.json")["parts"][part]["passed"], false);
+    }
+    assert_eq!(host.run("one", "tset", "").0, Some(2));
+    assert!(
+        PARTS
+            .split(',')
+            .all(|part| host.run("one", "tset", "").1.contains(part))
+    );
+}
