@@ -15,6 +15,7 @@ pub mod instances;
 pub mod manifest;
 pub mod nvrtc;
 pub mod packs;
+pub mod reference;
 pub mod report;
 pub mod resources;
 pub mod sources;

@@ -12,7 +12,7 @@ use xtask::build_kernels::{self, Compiler, EMBEDDED_LIMIT, Layout, Outcome, Prog
 use xtask::instances::Target;
 use xtask::nvrtc::Nvrtc;
 use xtask::toolchain::{self, Toolchain};
-use xtask::{bundle, compile, files, report, resources};
+use xtask::{bundle, compile, files, reference, report, resources};
 
 /// Maintainer tasks of Warptile. Users of the crates never need them.
 ///
@@ -61,6 +61,15 @@ enum Task {
         /// Use the CUDA toolkit in DIR instead of the pinned compiler; for trying things out, not for committing
         #[arg(long, value_name = "DIR", conflicts_with = "check")]
         toolkit: Option<PathBuf>,
+    },
+
+    /// Compile the float64 reference that `verify` and the tests run on a GPU
+    ///
+    /// Writes crates/check/gpu/reference.ptx from the source beside it, with the pinned compiler.
+    BuildReference {
+        /// Write nothing, and fail if what is committed differs
+        #[arg(long)]
+        check: bool,
     },
 
     /// Pack the program, tests and benchmarks for a GPU host that has no Rust
@@ -117,6 +126,7 @@ fn main() -> ExitCode {
             };
             build_kernels(&root, &selection, check, jobs, toolkit.as_deref())
         }
+        Task::BuildReference { check } => build_reference(&root, check),
         Task::Bundle { out } => bundle(&root, &out),
         Task::Report {
             check,
@@ -219,6 +229,11 @@ fn show(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), Bo
         println!("every image is what its sources compile to");
     }
     Ok(())
+}
+
+fn build_reference(root: &Path, check: bool) -> Result<(), Box<dyn Error>> {
+    let toolchain = pinned_toolchain(root)?;
+    Ok(reference::build(root, &toolchain, check)?)
 }
 
 fn bundle(root: &Path, out: &Path) -> Result<(), Box<dyn Error>> {

@@ -197,6 +197,18 @@ impl Expectation {
         &self.exact.lse
     }
 
+    /// How far each element of an output may be from [`Expectation::out`].
+    pub fn out_bounds(&self) -> impl Iterator<Item = f64> {
+        let expected = self.exact.out.iter().enumerate();
+        expected.map(|(index, &r)| self.out.bound(index, r))
+    }
+
+    /// How far each element of an lse may be from [`Expectation::lse`].
+    pub fn lse_bounds(&self) -> impl Iterator<Item = f64> {
+        let expected = self.exact.lse.iter().enumerate();
+        expected.map(|(index, &r)| self.lse.bound(index, r))
+    }
+
     /// Expects an output that somebody else computed. If it was stored in a narrower type than `f64`, `stored_as`, each
     /// number may be half of that type's spacing away from what was computed. The tolerance is otherwise unchanged: the
     /// natural error belongs to the inputs.

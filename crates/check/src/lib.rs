@@ -8,6 +8,7 @@
 //!   NaN in every gap, margin and unused row, outputs are NaN before the run and must still be exactly that outside the rows
 //!   they hold.
 //! - [`Case::check`] compares a result with an [`Expectation`]: the float64 reference, with the acceptance rule.
+//! - [`ReferenceOnGpu`] computes the same expectation on a GPU, for large problems.
 //! - [`Case::shrink`] makes a failing case smaller.
 //!
 //! ```
@@ -30,6 +31,7 @@ mod case;
 mod data;
 mod error;
 mod gpu;
+mod on_gpu;
 mod parallel;
 mod reference;
 mod rounding;
@@ -40,6 +42,7 @@ pub use case::{Case, LayoutKind, Lengths};
 pub use data::{Buffer, Failure, Inputs, Report, ResultBuffers};
 pub use error::{Error, Result};
 pub use gpu::OnGpu;
+pub use on_gpu::ReferenceOnGpu;
 pub use reference::{ReferenceOutput, reference};
 pub use text::ParseCaseError;
 

@@ -102,6 +102,23 @@ impl Dense {
         }
     }
 
+    /// Norms of the rows of a transposed tensor.
+    fn norms(&self) -> Vec<f64> {
+        let mut squares = vec![0.0; self.exact.len() / self.head_dim];
+        for (matrix, squares) in self
+            .exact
+            .chunks(self.rows.max(1) * self.head_dim)
+            .zip(squares.chunks_mut(self.rows.max(1)))
+        {
+            for row in matrix.chunks(self.rows) {
+                for (square, x) in squares.iter_mut().zip(row) {
+                    *square += x * x;
+                }
+            }
+        }
+        squares.into_iter().map(f64::sqrt).collect()
+    }
+
     /// Where the matrix of an entry and head starts.
     fn start(&self, entry: usize, head: usize) -> usize {
         (entry * self.heads + head) * self.rows * self.head_dim
@@ -114,6 +131,8 @@ struct Computation<'a, T> {
     queries: Dense,
     /// Transposed.
     keys: Dense,
+    /// Euclidean norms of the keys, `[entry, head, row]`; empty unless `rounded`.
+    key_norms: Vec<f64>,
     values: Dense,
     operands: &'a Operands<'a, T>,
     /// Whether the rounded result and the floors are wanted.
@@ -145,12 +164,17 @@ fn compute<T: Element>(
     rounded: bool,
 ) -> Result<References> {
     call.check_inputs(&q, &k, &v, operands)?;
-    check_size(call)?;
+    check_size(call, MAX_WORK)?;
     let (heads, head_dim, rows) = (call.heads(), call.head_dim(), call.q().rows());
+    let keys = Dense::copy(k, true);
     let computation = Computation {
         call,
         queries: Dense::copy(q, false),
-        keys: Dense::copy(k, true),
+        key_norms: match rounded {
+            true => keys.norms(),
+            false => Vec::new(),
+        },
+        keys,
         values: Dense::copy(v, false),
         operands,
         rounded,
@@ -187,37 +211,40 @@ fn compute<T: Element>(
         }
     });
 
-    // From `[entry, row, head]` to `[entry, head, row]`.
-    let by_head = || {
-        (0..call.q().batch()).flat_map(move |entry| {
-            (0..heads)
-                .flat_map(move |head| (0..rows).map(move |row| (entry * rows + row) * heads + head))
-        })
-    };
     Ok(References {
         exact: ReferenceOutput {
             out: exact,
-            lse: by_head().map(|index| rest[index].lse).collect(),
+            lse: by_head(call).map(|index| rest[index].lse).collect(),
         },
         rounded: ReferenceOutput {
             out: rounded_out,
-            lse: by_head().map(|index| rest[index].rounded_lse).collect(),
+            lse: by_head(call).map(|index| rest[index].rounded_lse).collect(),
         },
         out_floor,
-        lse_floor: by_head().map(|index| rest[index].lse_floor).collect(),
+        lse_floor: by_head(call).map(|index| rest[index].lse_floor).collect(),
     })
 }
 
-fn check_size(call: &Call) -> Result<()> {
+/// Indices of `[entry, row, head]` in the order of an lse, `[entry, head, row]`.
+pub(crate) fn by_head(call: &Call) -> impl Iterator<Item = usize> {
+    let [entries, heads, rows] = call.lse_shape();
+    (0..entries).flat_map(move |entry| {
+        (0..heads)
+            .flat_map(move |head| (0..rows).map(move |row| (entry * rows + row) * heads + head))
+    })
+}
+
+/// Fails if a reference of the call would take too much memory, or more than `max_work` multiply-adds.
+pub(crate) fn check_size(call: &Call, max_work: f64) -> Result<()> {
     for layout in [call.q(), call.k(), call.v()] {
         limited("elements in a tensor", elements(layout), MAX_ELEMENTS)?;
     }
     limited("sequences", call.batch() as u128, MAX_ELEMENTS)?;
     let work = call.flops() as f64 / 2.0;
-    if work > MAX_WORK {
+    if work > max_work {
         return Err(Error::TooMuchWork {
             found: work,
-            limit: MAX_WORK,
+            limit: max_work,
         });
     }
     Ok(())
@@ -281,7 +308,10 @@ impl<T: Element> Computation<'_, T> {
             return;
         }
 
-        let reach = self.reach(query_f64, &keys, &probabilities, &terms);
+        let first_norm =
+            (sequence.k_entry * call.kv_heads() + kv_head) * self.keys.rows + first_key;
+        let norms = &self.key_norms[first_norm..first_norm + visible.len()];
+        let reach = self.reach(query_f64, norms, &probabilities, &terms);
         self.floors(&probabilities, values_f64, reach, row.out, row.out_floor);
         row.rest.lse_floor = (self.units() * (1.0 + reach)) as f32;
 
@@ -361,18 +391,17 @@ impl<T: Element> Computation<'_, T> {
     fn reach(
         &self,
         query: &[f64],
-        keys: &KeysAt,
+        key_norms: &[f64],
         probabilities: &[f64],
         terms: &[KeyTerms],
     ) -> f64 {
         let norm = query.iter().map(|x| x * x).sum::<f64>().sqrt();
         let factor = f64::from(self.call.scale()).abs() * norm;
-        let squares = keys.squares(query.len(), &self.keys.exact);
-        let keys = probabilities.iter().zip(&squares).zip(terms);
+        let keys = probabilities.iter().zip(key_norms).zip(terms);
         keys.filter(|(_, key)| !key.hidden)
-            .map(|((p, square), KeyTerms { terms, .. })| {
+            .map(|((p, key_norm), KeyTerms { terms, .. })| {
                 let added = (terms.slope * terms.distance).abs() + terms.bias.abs();
-                p * (factor * square.sqrt() + added).powi(2)
+                p * (factor * key_norm + added).powi(2)
             })
             .sum::<f64>()
             .sqrt()
@@ -429,18 +458,6 @@ impl KeysAt {
             let row = &keys[self.start + d * self.step..][..self.count];
             for (sum, &k) in sums.iter_mut().zip(row) {
                 *sum += q * k;
-            }
-        }
-        sums
-    }
-
-    /// `k.k` of every key.
-    fn squares(&self, head_dim: usize, keys: &[f64]) -> Vec<f64> {
-        let mut sums = vec![0.0; self.count];
-        for d in 0..head_dim {
-            let row = &keys[self.start + d * self.step..][..self.count];
-            for (sum, &k) in sums.iter_mut().zip(row) {
-                *sum += k * k;
             }
         }
         sums

@@ -1,0 +1,313 @@
+// The float64 reference, and the plain computation in the element type, on a GPU: what crates/check/src/reference.rs computes on
+// the host, for problems that would take it minutes. Written for clarity: no tiles, no tensor cores, every score kept in memory.
+//
+// Not part of the catalog. `cargo xtask build-reference` compiles it to reference.ptx; crates/check/src/on_gpu.rs launches it.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <math_constants.h>
+
+// A query row that belongs to a sequence. Which keys it sees was decided on the host.
+struct Row {
+    int batch;
+    int q_entry;
+    int q_row;       // of the tensor
+    int position;    // in the sequence
+    int k_entry;
+    int k_start;     // first row of the sequence's keys in the tensor
+    int first_key;   // the keys it sees, counted from k_start
+    int end_key;
+    long long diagonal;
+};
+
+struct Tensor {
+    const void* data;
+    long long batch, row, head;
+};
+
+// A tensor with an element for each score.
+struct ScoreTensor {
+    const void* data;  // null: none
+    long long batch, row, head, key;
+};
+
+struct Parameters {
+    Tensor q, k, v;
+    ScoreTensor bias, key_mask;
+    const Row* rows;
+    const float* slopes;  // null: none
+    const float* sinks;   // null: none
+    double* scratch;      // 4 numbers per key for each block
+    double* out;          // [row of q, head, d], as all of that size
+    double* rounded_out;
+    float* out_floor;
+    double* lse;          // [row of q, head], as all of that size
+    double* rounded_lse;
+    float* lse_floor;
+    double units;         // the relative error of arithmetic in f32
+    long long slopes_batch;
+    int row_count, q_rows, heads, group, head_dim, key_bound;
+    float scale;
+    float softcap;        // 0: none
+};
+
+constexpr int THREADS = 256;
+constexpr double LARGEST = 3.4028234663852886e38;  // of f32
+
+// The nearest number of the type, rounded once: "round to odd" in between keeps ties apart from near-ties.
+__device__ float to_odd(double x) {
+    float toward_zero = __double2float_rz(x);
+    if (static_cast<double>(toward_zero) == x) return toward_zero;
+    return __uint_as_float(__float_as_uint(toward_zero) | 1u);
+}
+
+template <typename T>
+struct Element;
+
+template <>
+struct Element<__half> {
+    static constexpr int BITS = 10, SMALLEST = -14;
+    static __device__ double wide(__half x) { return static_cast<double>(__half2float(x)); }
+    static __device__ double round(double x) { return wide(__float2half_rn(to_odd(x))); }
+};
+
+template <>
+struct Element<__nv_bfloat16> {
+    static constexpr int BITS = 7, SMALLEST = -126;
+    static __device__ double wide(__nv_bfloat16 x) { return static_cast<double>(__bfloat162float(x)); }
+    static __device__ double round(double x) { return wide(__float2bfloat16_rn(to_odd(x))); }
+};
+
+template <>
+struct Element<float> {
+    static constexpr int BITS = 23, SMALLEST = -126;
+    static __device__ double wide(float x) { return static_cast<double>(x); }
+    static __device__ double round(double x) { return static_cast<double>(__double2float_rn(x)); }
+};
+
+struct Exact {
+    static __device__ double round(double x) { return x; }
+};
+
+// Distance between neighbouring numbers of the type.
+template <typename T>
+__device__ double ulp(double x) {
+    int exponent = static_cast<int>(__double_as_longlong(x) >> 52 & 0x7ff) - 1023;
+    if (exponent == 1024) return 0.0;
+    return scalbn(1.0, max(exponent, Element<T>::SMALLEST) - Element<T>::BITS);
+}
+
+// What stands beside the dot product in a score.
+struct Terms {
+    double slope, distance, bias;
+    bool hidden;
+};
+
+// `Scoring::score`, with what Rounding leaves of each intermediate result.
+template <typename Rounding>
+__device__ double score(const Parameters& p, double dot, const Terms& terms) {
+    if (terms.hidden) return -CUDART_INF;
+    double s = Rounding::round(Rounding::round(dot) * static_cast<double>(p.scale));
+    if (p.softcap != 0.0f) {
+        double cap = static_cast<double>(p.softcap);
+        s = Rounding::round(cap * tanh(s / cap));
+    }
+    if (terms.slope != 0.0) s = Rounding::round(s - terms.slope * terms.distance);
+    if (p.bias.data) s = Rounding::round(s + terms.bias);
+    // Unlike fmin and fmax, comparisons keep a NaN.
+    return s < -LARGEST ? -LARGEST : s > LARGEST ? LARGEST : s;
+}
+
+template <typename T>
+__device__ Terms terms_of(const Parameters& p, const Row& row, int head, int key) {
+    Terms terms = {0.0, 0.0, 0.0, false};
+    if (p.slopes) terms.slope = static_cast<double>(p.slopes[row.batch * p.slopes_batch + head]);
+    terms.distance = fabs(static_cast<double>(row.diagonal - key));
+    if (p.bias.data) {
+        long long at = row.batch * p.bias.batch + row.position * p.bias.row + head * p.bias.head + key * p.bias.key;
+        terms.bias = Element<T>::wide(static_cast<const T*>(p.bias.data)[at]);
+        terms.hidden = terms.bias == -CUDART_INF;
+    }
+    if (p.key_mask.data) {
+        const ScoreTensor& mask = p.key_mask;
+        long long at = row.batch * mask.batch + row.position * mask.row + head * mask.head + key * mask.key;
+        terms.hidden |= static_cast<const unsigned char*>(mask.data)[at] == 0;
+    }
+    return terms;
+}
+
+struct Largest {
+    template <typename Real>
+    static __device__ Real combine(Real a, Real b) { return b > a ? b : a; }
+};
+
+struct Sum {
+    template <typename Real>
+    static __device__ Real combine(Real a, Real b) { return a + b; }
+};
+
+// Combines a number of each thread; all threads get the result.
+template <typename Operation, typename Real>
+__device__ Real over_block(Real x) {
+    __shared__ Real numbers[THREADS];
+    numbers[threadIdx.x] = x;
+    __syncthreads();
+    for (int width = THREADS / 2; width > 0; width /= 2) {
+        if (threadIdx.x < width) {
+            numbers[threadIdx.x] = Operation::combine(numbers[threadIdx.x], numbers[threadIdx.x + width]);
+        }
+        __syncthreads();
+    }
+    Real result = numbers[0];
+    __syncthreads();
+    return result;
+}
+
+// One row of one head, computed by the whole block.
+template <typename T>
+__device__ void attend(const Parameters& p, const Row& row, int head, double* scratch) {
+    const int count = row.end_key - row.first_key;
+    double* const weights = scratch;                  // scores, then probabilities
+    double* const singles = scratch + p.key_bound;    // scores rounded to f32
+    double* const narrows = singles + p.key_bound;    // scores, then probabilities, rounded to T
+    double* const sizes = narrows + p.key_bound;      // what the scores are summed from
+    const int kv_head = head / p.group;
+    const T* const q = static_cast<const T*>(p.q.data) + row.q_entry * p.q.batch + row.q_row * p.q.row + head * p.q.head;
+    const T* const keys = static_cast<const T*>(p.k.data) + row.k_entry * p.k.batch + kv_head * p.k.head;
+    const T* const values = static_cast<const T*>(p.v.data) + row.k_entry * p.v.batch + kv_head * p.v.head;
+    const long long first_row = static_cast<long long>(row.k_start) + row.first_key;
+
+    const long long place = (static_cast<long long>(row.q_entry) * p.q_rows + row.q_row) * p.heads + head;
+    double norm = 0.0;
+    for (int d = 0; d < p.head_dim; d++) norm += Element<T>::wide(q[d]) * Element<T>::wide(q[d]);
+    norm = sqrt(norm);
+
+    // Scores.
+    double max = -CUDART_INF, max_single = -CUDART_INF, max_narrow = -CUDART_INF;
+    int shown = 0;
+    for (int i = threadIdx.x; i < count; i += THREADS) {
+        const T* const k = keys + (first_row + i) * p.k.row;
+        double dot = 0.0, square = 0.0;
+        float dot_single = 0.0f;
+        for (int d = 0; d < p.head_dim; d++) {
+            double a = Element<T>::wide(q[d]), b = Element<T>::wide(k[d]);
+            dot += a * b;
+            square += b * b;
+            // Rounded after each product and each sum, which is what the host does.
+            dot_single = __fadd_rn(dot_single, __fmul_rn(static_cast<float>(a), static_cast<float>(b)));
+        }
+        const Terms terms = terms_of<T>(p, row, head, row.first_key + i);
+        const double single = static_cast<double>(dot_single);
+        weights[i] = score<Exact>(p, dot, terms);
+        singles[i] = score<Element<float>>(p, single, terms);
+        narrows[i] = score<Element<T>>(p, single, terms);
+        sizes[i] = terms.hidden ? 0.0
+                                : fabs(static_cast<double>(p.scale)) * norm * sqrt(square)
+                                      + fabs(terms.slope * terms.distance) + fabs(terms.bias);
+        max = Largest::combine(max, weights[i]);
+        max_single = Largest::combine(max_single, singles[i]);
+        max_narrow = Largest::combine(max_narrow, narrows[i]);
+        shown |= !terms.hidden;
+    }
+    shown = over_block<Sum>(shown);
+    const double sink = p.sinks ? static_cast<double>(p.sinks[head]) : -CUDART_INF;
+    if (shown == 0) {
+        // The outputs were zeroed.
+        if (threadIdx.x == 0) p.lse[place] = p.rounded_lse[place] = sink;
+        return;
+    }
+    max = Largest::combine(over_block<Largest>(max), sink);
+    max_single = Largest::combine(over_block<Largest>(max_single), sink);
+    max_narrow = Largest::combine(over_block<Largest>(max_narrow), sink);
+
+    // Sums of exponentials: in f64, and in f32 for what is rounded.
+    double sum = 0.0;
+    float sum_single = 0.0f, sum_narrow = 0.0f;
+    for (int i = threadIdx.x; i < count; i += THREADS) {
+        weights[i] = exp(weights[i] - max);
+        narrows[i] = exp(narrows[i] - max_narrow);
+        sum += weights[i];
+        sum_single = __fadd_rn(sum_single, static_cast<float>(exp(singles[i] - max_single)));
+        sum_narrow = __fadd_rn(sum_narrow, static_cast<float>(narrows[i]));
+    }
+    sum = over_block<Sum>(sum);
+    sum_single = over_block<Sum>(sum_single);
+    sum_narrow = over_block<Sum>(sum_narrow);
+    if (p.sinks) {
+        sum += exp(sink - max);
+        sum_single = __fadd_rn(sum_single, static_cast<float>(exp(sink - max_single)));
+        sum_narrow = __fadd_rn(sum_narrow, static_cast<float>(exp(sink - max_narrow)));
+    }
+
+    // Probabilities.
+    double reach = 0.0;
+    for (int i = threadIdx.x; i < count; i += THREADS) {
+        weights[i] /= sum;
+        narrows[i] = Element<T>::round(narrows[i] / static_cast<double>(sum_narrow));
+        reach += weights[i] * (sizes[i] * sizes[i]);
+    }
+    reach = sqrt(over_block<Sum>(reach));  // and every probability is written
+    if (threadIdx.x == 0) {
+        p.lse[place] = max + log(sum);
+        p.rounded_lse[place] = max_single + log(static_cast<double>(sum_single));
+        p.lse_floor[place] = static_cast<float>(p.units * (1.0 + reach));
+    }
+
+    // Outputs: a group of threads has one key at a time, a thread one element of it.
+    const int width = (p.head_dim + 31) / 32 * 32;
+    const int groups = THREADS / width;
+    const int group = threadIdx.x / width, d = threadIdx.x % width;
+    double out = 0.0, square = 0.0;
+    float narrow = 0.0f;
+    if (group < groups && d < p.head_dim) {
+        for (int i = group; i < count; i += groups) {
+            const double v = Element<T>::wide(values[(first_row + i) * p.v.row + d]);
+            out += weights[i] * v;
+            square += weights[i] * (v * v);
+            narrow = __fadd_rn(narrow, __fmul_rn(static_cast<float>(narrows[i]), static_cast<float>(v)));
+        }
+    }
+    __shared__ double outs[THREADS], squares[THREADS];
+    __shared__ float narrow_sums[THREADS];
+    outs[threadIdx.x] = out;
+    squares[threadIdx.x] = square;
+    narrow_sums[threadIdx.x] = narrow;
+    __syncthreads();
+    if (group == 0 && d < p.head_dim) {
+        for (int other = 1; other < groups; other++) {
+            out += outs[other * width + d];
+            square += squares[other * width + d];
+            narrow = __fadd_rn(narrow, narrow_sums[other * width + d]);
+        }
+        const double size = sqrt(square);
+        const double variance = square - out * out;
+        const double deviation = variance > 0.0 ? sqrt(variance) : 0.0;
+        const double score_error = fmin(p.units * (1.0 + reach), 1.0);
+        const long long at = place * p.head_dim + d;
+        p.out[at] = out;
+        p.rounded_out[at] = Element<T>::round(static_cast<double>(narrow));
+        p.out_floor[at] = static_cast<float>(ulp<T>(size) + score_error * deviation + p.units * size);
+    }
+    __syncthreads();  // the next row writes what this one read
+}
+
+template <typename T>
+__device__ void attend_all(const Parameters& p) {
+    double* const scratch = p.scratch + 4ll * p.key_bound * blockIdx.x;
+    const long long all = static_cast<long long>(p.row_count) * p.heads;
+    for (long long index = blockIdx.x; index < all; index += gridDim.x) {
+        attend<T>(p, p.rows[index / p.heads], static_cast<int>(index % p.heads), scratch);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) reference_f16(const __grid_constant__ Parameters p) {
+    attend_all<__half>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) reference_bf16(const __grid_constant__ Parameters p) {
+    attend_all<__nv_bfloat16>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) reference_f32(const __grid_constant__ Parameters p) {
+    attend_all<float>(p);
+}

@@ -1,0 +1,378 @@
+//! The float64 reference on a GPU, for problems that would take the host minutes.
+
+use std::io::Read as _;
+
+use bytemuck::{Pod, Zeroable};
+use warptile::gpu::Gpu;
+use warptile::{AlibiShape, Call, Element, ElementType, Layout, Operands, View};
+use warptile_driver::{DeviceBuffer, Kernel, KernelOptions, LaunchConfig, Module, Stream};
+
+use crate::accept::{Expectation, factor};
+use crate::case::Case;
+use crate::data::Inputs;
+use crate::error::Result;
+use crate::reference::{ReferenceOutput, References, by_head, check_size};
+
+/// PTX of gpu/reference.cu, packed by `cargo xtask build-reference`.
+const IMAGE: &[u8] = include_bytes!("../gpu/reference.ptx.zst");
+
+/// `THREADS` in gpu/reference.cu.
+const THREADS: u32 = 256;
+
+/// Most multiply-adds of a reference on a GPU: a minute.
+const MAX_WORK: f64 = (1_u64 << 43) as f64;
+
+/// Most memory for the scores of the rows that are computed at once.
+const SCRATCH_BYTES: usize = 1 << 30;
+
+/// The kernels of the reference, loaded on a GPU.
+///
+/// ```no_run
+/// use warptile::driver::Driver;
+/// use warptile::gpu::Gpu;
+/// use warptile_check::{Case, ReferenceOnGpu};
+///
+/// let gpu = Gpu::new(&Driver::load()?, 0)?;
+/// let reference = ReferenceOnGpu::new(&gpu)?;
+/// let case: Case = "b1 q4096 k4096 h16 d128 bf16 mask=causal seed=1".parse()?;
+/// let inputs = case.inputs::<half::bf16>();
+/// let expected = case.expectation_on_gpu(&inputs, &reference)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ReferenceOnGpu {
+    stream: Stream,
+    f16: Kernel<Parameters>,
+    bf16: Kernel<Parameters>,
+    f32: Kernel<Parameters>,
+    blocks: usize,
+}
+
+/// `Row` in gpu/reference.cu.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Row {
+    batch: i32,
+    q_entry: i32,
+    q_row: i32,
+    position: i32,
+    k_entry: i32,
+    k_start: i32,
+    first_key: i32,
+    end_key: i32,
+    diagonal: i64,
+}
+
+/// `Tensor` in gpu/reference.cu.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Tensor {
+    data: u64,
+    batch: i64,
+    row: i64,
+    head: i64,
+}
+
+/// `ScoreTensor` in gpu/reference.cu.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct ScoreTensor {
+    tensor: Tensor,
+    key: i64,
+}
+
+/// `Parameters` in gpu/reference.cu.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Parameters {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: ScoreTensor,
+    key_mask: ScoreTensor,
+    rows: u64,
+    slopes: u64,
+    sinks: u64,
+    scratch: u64,
+    out: u64,
+    rounded_out: u64,
+    out_floor: u64,
+    lse: u64,
+    rounded_lse: u64,
+    lse_floor: u64,
+    units: f64,
+    slopes_batch: i64,
+    row_count: i32,
+    q_rows: i32,
+    heads: i32,
+    group: i32,
+    head_dim: i32,
+    key_bound: i32,
+    scale: f32,
+    softcap: f32,
+}
+
+impl Tensor {
+    fn new(data: u64, layout: &Layout) -> Self {
+        // Strides of validated layouts stay below what an `isize` counts.
+        let [batch, row, head, _] = layout.strides.map(|stride| stride as i64);
+        Tensor {
+            data,
+            batch,
+            row,
+            head,
+        }
+    }
+}
+
+impl ScoreTensor {
+    fn new<T>(data: Option<&DeviceBuffer<T>>, layout: Option<&Layout>) -> Self
+    where
+        T: Pod,
+    {
+        match data.zip(layout) {
+            None => ScoreTensor::zeroed(),
+            Some((data, layout)) => ScoreTensor {
+                tensor: Tensor::new(data.pointer(), layout),
+                key: layout.strides[3] as i64,
+            },
+        }
+    }
+}
+
+impl ReferenceOnGpu {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// When the driver cannot compile them for the GPU (compute capability 8.0 or newer), or is out of memory.
+    pub fn new(gpu: &Gpu) -> Result<Self> {
+        let load = || -> warptile::Result<Self> {
+            let stream = Stream::new(gpu.context())?;
+            let module = Module::load(gpu.context(), &image())?;
+            let kernel = |entry| Kernel::load(&module, entry, &KernelOptions::new());
+            Ok(ReferenceOnGpu {
+                f16: kernel("reference_f16")?,
+                bf16: kernel("reference_bf16")?,
+                f32: kernel("reference_f32")?,
+                stream,
+                // Several for each multiprocessor, whatever the profile says: its own number hides latency well enough.
+                blocks: 1024,
+            })
+        };
+        Ok(load()?)
+    }
+
+    /// Computes what to expect of a call: as [`Expectation::new`], to the last few bits. The lengths must be on the host.
+    ///
+    /// # Errors
+    /// As [`Expectation::new`] with a limit of more work, and what the driver reports.
+    pub fn expectation<T: Element>(
+        &self,
+        call: &Call,
+        q: View<'_, T>,
+        k: View<'_, T>,
+        v: View<'_, T>,
+        operands: &Operands<'_, T>,
+    ) -> Result<Expectation> {
+        call.check_inputs(&q, &k, &v, operands)?;
+        check_size(call, MAX_WORK)?;
+        let references = self.compute(call, [q, k, v], operands)?;
+        Ok(Expectation::from_references::<T>(call, references))
+    }
+
+    fn compute<T: Element>(
+        &self,
+        call: &Call,
+        [q, k, v]: [View<'_, T>; 3],
+        operands: &Operands<'_, T>,
+    ) -> warptile::Result<References> {
+        let stream = &self.stream;
+        let rows = rows_of(call);
+        let places = call.lse_len();
+        let elements = places * call.head_dim();
+        let key_bound = rows.iter().map(|row| row.end_key - row.first_key).max();
+        let key_bound = key_bound.unwrap_or(0).max(1) as usize;
+        let most_blocks = (SCRATCH_BYTES / (4 * size_of::<f64>() * key_bound)).max(1);
+        let blocks = (rows.len() * call.heads())
+            .min(self.blocks)
+            .min(most_blocks);
+
+        let [on_q, on_k, on_v] = [q, k, v].map(|view| DeviceBuffer::from_slice(stream, view.data));
+        let (on_q, on_k, on_v) = (on_q?, on_k?, on_v?);
+        let floats = |values: Option<&[f32]>| {
+            let upload = |values| DeviceBuffer::from_slice(stream, values);
+            values.map(upload).transpose()
+        };
+        let (slopes, sinks) = (floats(operands.slopes)?, floats(operands.sinks)?);
+        let bias = operands
+            .bias
+            .map(|bias| DeviceBuffer::from_slice(stream, bias));
+        let bias = bias.transpose()?;
+        let key_mask = operands
+            .key_mask
+            .map(|mask| DeviceBuffer::from_slice(stream, mask));
+        let key_mask = key_mask.transpose()?;
+        let device_rows = DeviceBuffer::from_slice(stream, &rows)?;
+        let scratch = DeviceBuffer::<f64>::uninit(stream, 4 * key_bound * blocks)?;
+        let numbers = |len| DeviceBuffer::<f64>::zeroed(stream, len);
+        let (out, rounded_out) = (numbers(elements)?, numbers(elements)?);
+        let (lse, rounded_lse) = (numbers(places)?, numbers(places)?);
+        let out_floor = DeviceBuffer::<f32>::zeroed(stream, elements)?;
+        let lse_floor = DeviceBuffer::<f32>::zeroed(stream, places)?;
+
+        let pointer =
+            |buffer: &Option<DeviceBuffer<f32>>| buffer.as_ref().map_or(0, DeviceBuffer::pointer);
+        // Counts of a call are at most 2^30.
+        let parameters = Parameters {
+            q: Tensor::new(on_q.pointer(), call.q()),
+            k: Tensor::new(on_k.pointer(), call.k()),
+            v: Tensor::new(on_v.pointer(), call.v()),
+            bias: ScoreTensor::new(bias.as_ref(), call.bias()),
+            key_mask: ScoreTensor::new(key_mask.as_ref(), call.key_mask()),
+            rows: device_rows.pointer(),
+            slopes: pointer(&slopes),
+            sinks: pointer(&sinks),
+            scratch: scratch.pointer(),
+            out: out.pointer(),
+            rounded_out: rounded_out.pointer(),
+            out_floor: out_floor.pointer(),
+            lse: lse.pointer(),
+            rounded_lse: rounded_lse.pointer(),
+            lse_floor: lse_floor.pointer(),
+            units: factor(call) * f64::from(f32::EPSILON),
+            slopes_batch: match call.scoring().alibi {
+                Some(AlibiShape::PerBatchHead) => call.heads() as i64,
+                _ => 0,
+            },
+            row_count: rows.len() as i32,
+            q_rows: call.q().rows() as i32,
+            heads: call.heads() as i32,
+            group: call.group_size() as i32,
+            head_dim: call.head_dim() as i32,
+            key_bound: key_bound as i32,
+            scale: call.scale(),
+            softcap: call.scoring().softcap.unwrap_or(0.0),
+        };
+        if blocks > 0 {
+            let kernel = match T::TYPE {
+                ElementType::F16 => &self.f16,
+                ElementType::Bf16 => &self.bf16,
+                _ => &self.f32,
+            };
+            let config = LaunchConfig::new([blocks as u32, 1, 1], [THREADS, 1, 1]);
+            // SAFETY: the parameters are those of the kernel, member by member. The inputs reach as far as their layouts
+            // (`check_inputs`), the rows lie within them, each block has scratch for the keys of any row, and the results
+            // have an element for every row, head and dimension. All buffers belong to the stream and live until the copies
+            // below have waited for it.
+            unsafe { kernel.launch(stream, &config, &parameters) }?;
+        }
+        let (lse, rounded_lse, lse_floor) =
+            (lse.to_vec()?, rounded_lse.to_vec()?, lse_floor.to_vec()?);
+        Ok(References {
+            exact: ReferenceOutput {
+                out: out.to_vec()?,
+                lse: by_head(call).map(|index| lse[index]).collect(),
+            },
+            rounded: ReferenceOutput {
+                out: rounded_out.to_vec()?,
+                lse: by_head(call).map(|index| rounded_lse[index]).collect(),
+            },
+            out_floor: out_floor.to_vec()?,
+            lse_floor: by_head(call).map(|index| lse_floor[index]).collect(),
+        })
+    }
+}
+
+impl Case {
+    /// Computes what to expect of the case, on a GPU.
+    ///
+    /// # Errors
+    /// As [`ReferenceOnGpu::expectation`].
+    pub fn expectation_on_gpu<T: Element>(
+        &self,
+        inputs: &Inputs<T>,
+        reference: &ReferenceOnGpu,
+    ) -> Result<Expectation> {
+        reference.expectation(
+            &self.call(),
+            inputs.q.view(),
+            inputs.k.view(),
+            inputs.v.view(),
+            &inputs.operands(),
+        )
+    }
+}
+
+/// The PTX. Of a damaged file only the beginning, which the driver refuses.
+fn image() -> Vec<u8> {
+    let mut text = Vec::new();
+    if let Ok(mut decoder) = ruzstd::decoding::StreamingDecoder::new(IMAGE) {
+        let _ = decoder.read_to_end(&mut text);
+    }
+    text
+}
+
+/// Every query row that belongs to a sequence, with the keys it sees.
+fn rows_of(call: &Call) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for sequence in call.sequences() {
+        for position in 0..sequence.q_len {
+            let visible = call
+                .mask()
+                .visible(position, sequence.q_len, sequence.k_len);
+            rows.push(Row {
+                batch: sequence.batch as i32,
+                q_entry: sequence.q_entry as i32,
+                q_row: (sequence.q_start + position) as i32,
+                position: position as i32,
+                k_entry: sequence.k_entry as i32,
+                k_start: sequence.k_start as i32,
+                first_key: visible.start as i32,
+                // A range that ends before it starts is empty.
+                end_key: visible.end.max(visible.start) as i32,
+                diagonal: (position + sequence.k_len) as i64 - sequence.q_len as i64,
+            });
+        }
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_image_has_a_kernel_for_every_element_type() {
+        let text = String::from_utf8(image()).unwrap();
+        for entry in ["reference_f16", "reference_bf16", "reference_f32"] {
+            assert!(text.contains(&format!(".entry {entry}(")), "{entry}");
+        }
+        let parameters = format!(".b8 reference_f16_param_0[{}]", size_of::<Parameters>());
+        assert!(text.contains(&parameters), "{parameters}");
+        assert!(text.ends_with('\n') || text.ends_with('}'));
+    }
+
+    #[test]
+    fn rows_are_those_of_the_sequences() {
+        let case: Case = "packed=2x5,0x3,3x1 h2 d8 mask=causal used=2x4,0x3,1x1"
+            .parse()
+            .unwrap();
+        let rows: Vec<[i32; 6]> = rows_of(&case.call())
+            .iter()
+            .map(|row| {
+                [
+                    row.batch,
+                    row.q_row,
+                    row.k_start,
+                    row.first_key,
+                    row.end_key,
+                    row.diagonal as i32,
+                ]
+            })
+            .collect();
+        assert_eq!(
+            rows,
+            [[0, 0, 0, 0, 3, 2], [0, 1, 0, 0, 4, 3], [2, 2, 8, 0, 1, 0]]
+        );
+    }
+}

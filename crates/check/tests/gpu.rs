@@ -1,0 +1,77 @@
+//! The reference on a GPU against the one on the host.
+
+use half::{bf16, f16};
+use warptile::driver::Driver;
+use warptile::gpu::Gpu;
+use warptile::{Element, ElementType};
+use warptile_check::{Case, Expectation, ReferenceOnGpu};
+
+fn reference() -> ReferenceOnGpu {
+    let gpu = Gpu::new(&Driver::load().unwrap(), 0).unwrap();
+    ReferenceOnGpu::new(&gpu).unwrap()
+}
+
+/// Requires the same values, but for the order of sums in `f64`, and bounds that differ by no more than the order of sums in
+/// `f32` explains.
+fn compare<T: Element>(case: &Case, reference: &ReferenceOnGpu) {
+    let inputs = case.inputs::<T>();
+    let host = case.expectation(&inputs).unwrap();
+    let gpu = case.expectation_on_gpu(&inputs, reference).unwrap();
+    same_values(case, host.out(), gpu.out());
+    same_values(case, host.lse(), gpu.lse());
+    let largest = |bounds: &mut dyn Iterator<Item = f64>| bounds.fold(0.0, f64::max);
+    let bounds = |expected: &Expectation| {
+        let out = largest(&mut expected.out_bounds());
+        (out, largest(&mut expected.lse_bounds()))
+    };
+    let (host, gpu) = (bounds(&host), bounds(&gpu));
+    for (host, gpu) in [(host.0, gpu.0), (host.1, gpu.1)] {
+        assert!(
+            gpu <= 2.0 * host && host <= 2.0 * gpu,
+            "{case}: bounds {host} and {gpu}"
+        );
+    }
+}
+
+fn same_values(case: &Case, host: &[f64], gpu: &[f64]) {
+    assert_eq!(host.len(), gpu.len(), "{case}");
+    for (index, (a, b)) in host.iter().zip(gpu).enumerate() {
+        // Equal infinities, or equal to twelve digits of the terms that were summed.
+        assert!(
+            a == b || (a - b).abs() <= 1e-12 * (1.0 + a.abs()),
+            "{case}: {index}: {a} {b}"
+        );
+    }
+}
+
+fn compare_any(case: &Case, reference: &ReferenceOnGpu) {
+    match case.element {
+        ElementType::F16 => compare::<f16>(case, reference),
+        ElementType::Bf16 => compare::<bf16>(case, reference),
+        _ => compare::<f32>(case, reference),
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn random_problems_have_the_same_reference_on_the_gpu() {
+    let reference = reference();
+    for seed in 0..600 {
+        compare_any(&Case::random(seed, 300), &reference);
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn large_problems_have_the_same_reference_on_the_gpu() {
+    let reference = reference();
+    for text in [
+        "b1 q2048 k3577 h2 d128 bf16 mask=causal seed=1",
+        "b2 q1024 k1023 h4/2 d256 f16 softcap=30 sinks seed=2",
+        "packed=1x9000,700x700,0x5 h2 d64 f32 alibi=batch mask=window,500,20 seed=3",
+        "b2 q130 k2500 h3 d40 f16 bias keymask layout=gaps used=130x2500,7x1300 seed=4",
+    ] {
+        let case: Case = text.parse().unwrap();
+        compare_any(&case, &reference);
+    }
+}
