@@ -267,11 +267,8 @@ fn a_call_like_one_before_allocates_once_launches_once_and_waits_for_nothing() {
 /// outlives the launcher.
 fn launches_beside_other_streams(driver: &Driver) -> Result<()> {
     let context = Context::new(&driver.device(0)?)?;
-    let (stream, home, outputs) = (
-        Stream::new(&context)?,
-        Stream::new(&context)?,
-        Stream::new(&context)?,
-    );
+    let (stream, home) = (Stream::new(&context)?, Stream::new(&context)?);
+    let (outputs, others) = (Stream::new(&context)?, Stream::new(&context)?);
     let gpu = Gpu::on_stream(&stream)?;
     let layout = Layout::bshd([8, 300, 10, 64]);
     let len = layout.required_len().unwrap_or_default();
@@ -281,7 +278,7 @@ fn launches_beside_other_streams(driver: &Driver) -> Result<()> {
     let launch = |launcher: &mut Launcher| -> Result<()> {
         let inputs = DeviceBuffer::<f16>::zeroed(&home, len)?;
         let mut out = DeviceBuffer::<f16>::zeroed(&outputs, len)?;
-        let mut lse = DeviceBuffer::<f32>::zeroed(&outputs, 8 * 10 * 300)?;
+        let mut lse = DeviceBuffer::<f32>::zeroed(&others, 8 * 10 * 300)?;
         let arguments = Arguments::new(
             inputs.as_slice(),
             inputs.as_slice(),
@@ -295,7 +292,7 @@ fn launches_beside_other_streams(driver: &Driver) -> Result<()> {
     }
     let inputs = DeviceBuffer::<f16>::zeroed(&home, len)?;
     let mut out = DeviceBuffer::<f16>::zeroed(&outputs, len)?;
-    let mut lse = DeviceBuffer::<f32>::zeroed(&outputs, 8 * 10 * 300)?;
+    let mut lse = DeviceBuffer::<f32>::zeroed(&others, 8 * 10 * 300)?;
     let graph = Graph::capture::<Error>(&stream, |_| {
         let (q, k, v) = (inputs.as_slice(), inputs.as_slice(), inputs.as_slice());
         let arguments = Arguments::new(q, k, v, out.as_slice_mut());
@@ -308,6 +305,7 @@ fn launches_beside_other_streams(driver: &Driver) -> Result<()> {
     // The homes first: nothing but order keeps their memory.
     home.synchronize()?;
     outputs.synchronize()?;
+    others.synchronize()?;
     stream.synchronize()?;
     Ok(context.synchronize()?)
 }
