@@ -1,6 +1,9 @@
-//! Problems as a line of text: [`Case`] as command lines take it.
+//! Problems as a line of text: [`Case`] as command lines take it, and everything else that makes and judges cases.
 
-use warptile::testing::Case;
+pub(crate) use warptile::accept::Verdict;
+pub(crate) use warptile::testing::{
+    Buffer, Case, Failure, Inputs, LayoutKind, Lengths, OnGpu, Report, ResultBuffers,
+};
 
 /// The grammar, as `--help` prints it.
 pub(crate) const GRAMMAR: &str = "\

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use half::{bf16, f16};
-use warptile::testing::{Buffer, Case, LayoutKind, Lengths};
 use warptile::{AlibiShape, Align, Element, ElementType, Mask};
 
-use crate::cases::{self, GRAMMAR};
+use crate::cases::{self, Buffer, Case, GRAMMAR, LayoutKind, Lengths};
 use crate::failure::Failure;
 use crate::files::{self, OutTensor};
 use crate::inputs::to_reference_order;

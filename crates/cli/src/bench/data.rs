@@ -1,7 +1,8 @@
 //! Normally distributed inputs of any size, made quickly.
 
-use warptile::testing::Case;
 use warptile::{Element, Layout, Problem};
+
+use crate::cases::Case;
 
 /// Inputs of one call in host memory.
 pub(super) struct Data<T> {

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use half::{bf16, f16};
 use indicatif::ProgressBar;
-use warptile::testing::Case;
 use warptile::{Attention, Backend, Element, ElementType, Error, Family, Plan};
 use warptile_kernels::{Image, catalog};
 
@@ -22,7 +21,7 @@ use self::compare::Earlier;
 use self::data::Data;
 use self::row::{Method, Row, Samples};
 use self::table::Table;
-use crate::cases::{self, GRAMMAR};
+use crate::cases::{self, Case, GRAMMAR};
 use crate::choose::{self, Limits};
 use crate::failure::Failure;
 use crate::json;

@@ -112,8 +112,8 @@ fn speed(tflops: f64) -> String {
 mod tests {
     use super::*;
     use crate::bench::row::{Method, Samples};
+    use crate::cases::Case;
     use crate::machine;
-    use warptile::testing::Case;
     use warptile::{Backend, Plan};
 
     const LONG: &str = "b2 q4096 k4096 h32/8 d128 bf16 mask=window,1023,1023 scale=0.125 softcap=30 alibi=batch layout=gaps unaligned";

@@ -5,12 +5,11 @@ use std::fmt;
 use clap::ValueEnum;
 use half::{bf16, f16};
 use serde::Serialize;
-use warptile::accept::Verdict;
 use warptile::gpu::Gpu;
-use warptile::testing::{Case, Failure, Inputs, OnGpu, Report, ResultBuffers};
 use warptile::{Element, ElementType, Error, Plan, Problem, ViewMut, forward_cpu};
 use warptile_kernels::Image;
 
+use crate::cases::{Case, Failure, Inputs, OnGpu, Report, ResultBuffers, Verdict};
 use crate::choose::{self, Limits};
 
 /// Where a case is computed.

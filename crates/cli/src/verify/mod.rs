@@ -8,13 +8,12 @@ use std::time::Instant;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use warptile::testing::Case;
 use warptile::{Backend, MAX_HEAD_DIM, Mask};
 use warptile_kernels::{Image, catalog};
 
 use self::check::{Checked, Place, Repeat, Sync, check};
 use self::totals::Totals;
-use crate::cases::{self, GRAMMAR};
+use crate::cases::{self, Case, GRAMMAR};
 use crate::choose::{self, Limits};
 use crate::failure::Failure;
 use crate::json;

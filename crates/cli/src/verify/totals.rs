@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use serde::Serialize;
-use warptile::testing::Case;
 use warptile_kernels::Image;
 
 use super::check::{Checked, Error64, Errors, Ran, Repeat};
+use crate::cases::Case;
 use crate::choose;
 use crate::machine::Machine;
 
