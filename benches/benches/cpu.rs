@@ -3,9 +3,9 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
-use warptile::testing::Case;
 use warptile::{Element, ElementType, ViewMut, forward_cpu};
 use warptile_benches::case;
+use warptile_check::Case;
 
 const CASES: [&str; 9] = [
     "b2 q512 k512 h8 d64 f32 layout=bhsd",

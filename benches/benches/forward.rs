@@ -2,9 +2,9 @@
 //! nothing. Needs no GPU; `launch` measures the same with the real driver.
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use warptile::testing::Buffer;
 use warptile::{Attention, Backend, Mask, Output, Tensor};
 use warptile_benches::{Half, case};
+use warptile_check::Buffer;
 use warptile_driver::Driver;
 use warptile_fake_cuda::FakeDriver;
 

@@ -52,7 +52,7 @@ fn launch_on(criterion: &mut Criterion, backend: &warptile::Backend) -> warptile
         },
     );
 
-    let tensor = |buffer: &warptile::testing::Buffer<Half>| {
+    let tensor = |buffer: &warptile_check::Buffer<Half>| {
         backend.tensor_with_layout(buffer.view().data, buffer.layout)
     };
     let (q, k, v) = (tensor(&inputs.q)?, tensor(&inputs.k)?, tensor(&inputs.v)?);

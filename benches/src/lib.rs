@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use warptile::gpu::{Arguments, Gpu, Launcher};
-use warptile::testing::{Case, Inputs};
 use warptile::{Backend, Plan, Result};
+use warptile_check::{Case, Inputs};
 use warptile_driver::{DeviceBuffer, Stream};
 
 /// Element type of the GPU benchmarks.

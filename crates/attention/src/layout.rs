@@ -121,7 +121,7 @@ impl Layout {
         for (&extent, &stride) in self.shape.iter().zip(&self.strides) {
             last = last.checked_add((extent - 1).checked_mul(stride)?)?;
         }
-        (last < MOST_ELEMENTS).then_some(last + 1)
+        (last < MOST_ELEMENTS).then(|| last + 1)
     }
 
     /// Offset in elements of the first element of a row of a head. In range for a validated layout and indices below the

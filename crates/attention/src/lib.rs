@@ -1,6 +1,5 @@
 //! Fused attention for Rust that needs only the NVIDIA driver, or no GPU at all.
 
-pub mod accept;
 mod attention;
 mod backend;
 mod cpu;
@@ -14,9 +13,7 @@ mod params;
 mod plan;
 mod problem;
 mod rates;
-mod reference;
 mod tensor;
-pub mod testing;
 pub mod tiling;
 
 pub use attention::{Attention, Lse, Output};
@@ -32,6 +29,5 @@ pub use plan::{Launch, Plan, Reason, Rejection};
 pub use problem::{
     AlibiShape, MAX_HEAD_DIM, MAX_LEN, Problem, ProblemBuilder, Sequence, common_element,
 };
-pub use reference::{ReferenceOutput, reference, reference_rounded};
 pub use tensor::Tensor;
 pub use warptile_kernels::Family;

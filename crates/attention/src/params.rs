@@ -172,7 +172,7 @@ mod tests {
 
     /// Members of `struct AttentionParams` in the C++ header: name and size in bytes.
     fn header_members() -> Vec<(String, usize)> {
-        let path = crate::testing::repository_file("kernels/params.cuh");
+        let path = warptile_check::repository_file("kernels/params.cuh");
         let header = std::fs::read_to_string(path).unwrap();
         let body = header
             .split_once("struct AttentionParams {")

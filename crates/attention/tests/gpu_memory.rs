@@ -3,8 +3,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use warptile::testing::Case;
 use warptile::{Backend, ElementType, Family, Plan, gpu::Gpu};
+use warptile_check::Case;
 use warptile_driver::{DeviceBuffer, Driver, Stream};
 use warptile_kernels::catalog;
 

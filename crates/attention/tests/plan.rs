@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use warptile::testing::{Case, repository_file};
 use warptile::{DeviceProfile, Error, Plan, Reason};
+use warptile_check::{Case, repository_file};
 use warptile_kernels::{Target, catalog};
 
 fn case(text: &str) -> Case {

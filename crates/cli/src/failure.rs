@@ -64,6 +64,16 @@ impl From<warptile::Error> for Failure {
     }
 }
 
+impl From<warptile_check::Error> for Failure {
+    fn from(error: warptile_check::Error) -> Self {
+        match error {
+            warptile_check::Error::Call(error) => error.into(),
+            // A problem that no machine has the time or memory for.
+            _ => Failure::Input(error.to_string()),
+        }
+    }
+}
+
 impl Failure {
     /// A failed read of `path`.
     pub(crate) fn read(path: &Path, source: std::io::Error) -> Self {

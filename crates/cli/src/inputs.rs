@@ -3,10 +3,8 @@
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
-use warptile::{
-    AlibiShape, Attention, Backend, Element, Layout, Mask, Plan, Problem, ReferenceOutput, View,
-    reference, reference_rounded,
-};
+use warptile::{AlibiShape, Attention, Backend, Element, Layout, Mask, Plan, Problem, View};
+use warptile_check::Expectation;
 
 /// Options of a call that are not tensors.
 #[derive(Debug, Clone, PartialEq)]
@@ -183,20 +181,9 @@ impl<T: Element> Inputs<T> {
         })
     }
 
-    /// The float64 reference.
-    pub(crate) fn reference(&self, problem: &Problem) -> warptile::Result<ReferenceOutput> {
-        reference(
-            problem,
-            View::new(&self.q, self.q_layout),
-            View::new(&self.k, self.k_layout),
-            View::new(&self.v, self.v_layout),
-            self.alibi_slopes.as_deref(),
-        )
-    }
-
-    /// The same computation, unfused and rounded to the element type: what the acceptance rule measures against.
-    pub(crate) fn rounded(&self, problem: &Problem) -> warptile::Result<ReferenceOutput> {
-        reference_rounded(
+    /// What the float64 reference expects, and how much a result may differ.
+    pub(crate) fn expectation(&self, problem: &Problem) -> warptile_check::Result<Expectation> {
+        Expectation::new(
             problem,
             View::new(&self.q, self.q_layout),
             View::new(&self.k, self.k_layout),

@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use safetensors::Dtype;
-use warptile::accept::{Verdict, accept, accept_lse};
-use warptile::{Element, Mask, Problem, ReferenceOutput};
+use warptile::{Element, ElementType, Mask, Problem};
+use warptile_check::Verdict;
 
 use crate::failure::Failure;
 use crate::files::{self, OutTensor};
@@ -189,8 +189,8 @@ struct ExpectedTensor {
     name: &'static str,
     /// In the reference's order.
     values: Vec<f64>,
-    /// How far a stored value may be from what was stored, relative to the largest: half the spacing of the type.
-    rounding: f64,
+    /// The file's element type; `None` for F64.
+    stored_as: Option<ElementType>,
 }
 
 impl Expected {
@@ -215,16 +215,17 @@ impl Expected {
                     text::shape(found)
                 )));
             }
-            let rounding = match view.dtype() {
-                Dtype::F16 => f64::powi(2.0, -11),
-                Dtype::BF16 => f64::powi(2.0, -8),
-                _ => 0.0,
+            let stored_as = match view.dtype() {
+                Dtype::F16 => Some(ElementType::F16),
+                Dtype::BF16 => Some(ElementType::Bf16),
+                Dtype::F32 => Some(ElementType::F32),
+                _ => None,
             };
             let values = files::floats(path, name, &view)?;
             Ok(Some(ExpectedTensor {
                 name,
                 values,
-                rounding,
+                stored_as,
             }))
         };
         let out = tensor(out_name, out_shape(layout, problem))?.map(|out| ExpectedTensor {
@@ -256,23 +257,19 @@ impl Expected {
                 .unwrap_or_else(|_| ProgressStyle::default_spinner()),
         );
         spinner.enable_steady_tick(Duration::from_millis(200));
-        spinner.set_message("computing the float64 reference (1 of 2)");
-        let exact = inputs.reference(problem)?;
-        spinner.set_message("computing the reference in the element type (2 of 2)");
-        let rounded = inputs.rounded(problem)?;
+        spinner.set_message("computing the float64 reference");
+        let mut expectation = inputs.expectation(problem)?;
         spinner.finish_and_clear();
         let mut missed = Vec::new();
-        if let Some(expected) = &self.out {
-            let (exact, rounded) =
-                expected.in_place_of(&exact, &rounded, |reference| &mut reference.out);
-            let verdict = accept(problem, &answer.out_in_reference_order(), &exact, &rounded);
-            expected.report(verdict, &mut missed, console)?;
+        if let Some(out) = &self.out {
+            expectation = expectation.with_out(out.values.clone(), out.stored_as);
+            let verdict = expectation.judge_out(&answer.out_in_reference_order());
+            out.report(verdict, &mut missed, console)?;
         }
-        if let Some(expected) = &self.lse {
-            let (exact, rounded) =
-                expected.in_place_of(&exact, &rounded, |reference| &mut reference.lse);
-            let verdict = accept_lse(problem, &answer.lse, &exact, &rounded);
-            expected.report(verdict, &mut missed, console)?;
+        if let Some(lse) = &self.lse {
+            expectation = expectation.with_lse(lse.values.clone(), lse.stored_as);
+            let verdict = expectation.judge_lse(&answer.lse);
+            lse.report(verdict, &mut missed, console)?;
         }
         if missed.is_empty() {
             Ok(())
@@ -290,45 +287,22 @@ impl Expected {
 }
 
 impl ExpectedTensor {
-    /// Both references moved onto the expected values: the acceptance rule then judges the result against the file, but
-    /// still allows the error that the plain computation really has, not its distance from whatever the file says.
-    fn in_place_of(
-        &self,
-        exact: &ReferenceOutput,
-        rounded: &ReferenceOutput,
-        part: impl Fn(&mut ReferenceOutput) -> &mut Vec<f64>,
-    ) -> (ReferenceOutput, ReferenceOutput) {
-        let (mut exact, mut rounded) = (exact.clone(), rounded.clone());
-        let moved = part(&mut rounded);
-        for ((moved, exact), expected) in moved.iter_mut().zip(part(&mut exact)).zip(&self.values) {
-            *moved += expected - *exact;
-            *exact = *expected;
-        }
-        (exact, rounded)
-    }
-
     fn report(
         &self,
         verdict: Verdict,
         missed: &mut Vec<&'static str>,
         console: &mut impl Write,
     ) -> Result<(), Failure> {
-        let largest = self
-            .values
-            .iter()
-            .filter(|value| value.is_finite())
-            .fold(0.0, |largest: f64, value| largest.max(value.abs()));
-        let bound = verdict.bound + self.rounding * largest;
-        let passed = verdict.max_error <= bound;
         writeln!(
             console,
-            "compare  {} is {}as expected: largest error {:.2e}, allowed {bound:.2e}, over {} values",
+            "compare  {} is {}as expected: largest error {:.2e}, at most {:.2} of what is allowed, over {} values",
             self.name,
-            if passed { "" } else { "NOT " },
+            if verdict.passed { "" } else { "NOT " },
             verdict.max_error,
+            verdict.worst.ratio(),
             self.values.len()
         )?;
-        if !passed {
+        if !verdict.passed {
             missed.push(self.name);
         }
         Ok(())

@@ -163,28 +163,20 @@ mod tests {
 
     #[test]
     fn masked_heads_are_interleaved_while_their_keys_fit_the_cache() {
-        let problem = |text: &str| text.parse::<crate::testing::Case>().unwrap().problem();
-        assert_eq!(
-            heads_at_once(&problem("b4 h16 q4096 k4096 d128 f16 seed=0")),
-            1
-        );
+        use crate::{ElementType, Layout, Mask};
+        let heads_of = |batch, heads, kv_heads, rows, keys, mask| {
+            let q = Layout::bshd([batch, rows, heads, 128]);
+            let k = Layout::bshd([batch, keys, kv_heads, 128]);
+            let problem = Problem::builder(&q, &k, &k, ElementType::F16).mask(mask);
+            heads_at_once(&problem.build().unwrap())
+        };
+        let causal = Mask::causal();
+        assert_eq!(heads_of(4, 16, 16, 4096, 4096, Mask::None), 1);
         // 2 MiB of keys and values a head.
-        assert_eq!(
-            heads_at_once(&problem("b4 h16 q4096 k4096 d128 f16 mask=causal seed=0")),
-            16
-        );
-        assert_eq!(
-            heads_at_once(&problem("b1 h32/8 q4096 k4096 d128 f16 mask=causal seed=0")),
-            32
-        );
-        assert_eq!(
-            heads_at_once(&problem("b1 h2 q64 k0 d128 f16 mask=causal seed=0")),
-            2
-        );
+        assert_eq!(heads_of(4, 16, 16, 4096, 4096, causal), 16);
+        assert_eq!(heads_of(1, 32, 8, 4096, 4096, causal), 32);
+        assert_eq!(heads_of(1, 2, 2, 64, 0, causal), 2);
         // 18 heads of 2 MiB: two groups of 9, not 16 and 2.
-        assert_eq!(
-            heads_at_once(&problem("b1 h18 q4096 k4096 d128 f16 mask=causal seed=0")),
-            9
-        );
+        assert_eq!(heads_of(1, 18, 18, 4096, 4096, causal), 9);
     }
 }

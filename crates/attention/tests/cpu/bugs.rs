@@ -1,8 +1,14 @@
 //! Bugs that other implementations shipped, each as a test that would have caught it.
+//!
+//! Some cannot happen here and have their tests elsewhere. A tile counter that is null or not reset, a launch on the wrong
+//! stream, TMA over a tensor without elements, NaN on a T4: only GPU kernels have them (tests/gpu, tests/fake_gpu.rs).
+//! Dispatch to an architecture without an image: the planner's (tests/plan.rs). A driver that is absent or too old: the
+//! driver crate's (tests/fake/loading.rs). The merge of two partial results is part of the tiles' loop here. Pages do not
+//! exist yet: NaN in unused rows of the last page, a block table read past its end.
 
 use half::bf16;
-use warptile::testing::Case;
-use warptile::{Element, Layout, Mask, Problem, View, ViewMut, forward_cpu, reference};
+use warptile::{Element, Layout, Mask, Problem, View, ViewMut, forward_cpu};
+use warptile_check::{Case, reference};
 
 use crate::common::{run, verify_text};
 
@@ -172,6 +178,102 @@ fn the_number_of_threads_changes_nothing() {
             bytemuck::cast_slice::<_, u8>(&one.out) == bytemuck::cast_slice::<_, u8>(&five.out)
         );
     }
+}
+
+/// Query heads that share a key/value head, and the order in which they are worked on.
+#[test]
+fn grouped_heads_give_the_same_bits_every_time() {
+    for text in [
+        "b2 q3 k400 h32/8 d64 f16 mask=causal seed=6",
+        "b1 q1 k3000 h8/1 d128 bf16 seed=7",
+        "packed=1x300,40x7,3x900 h6/2 d40 f32 mask=causal seed=8",
+    ] {
+        let case: Case = text.parse().unwrap();
+        let bits = |case: &Case| {
+            let (_, result) = run::<f32>(&Case {
+                element: f32::TYPE,
+                ..case.clone()
+            });
+            let numbers = result.out.into_iter().chain(result.lse);
+            numbers.map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let first = bits(&case);
+        for _ in 0..10 {
+            assert!(bits(&case) == first, "{text}");
+        }
+    }
+}
+
+/// A neighbour in the batch that decides how a sequence is cut into tiles.
+#[test]
+fn a_longer_neighbour_changes_no_bits() {
+    let data = |len: usize, step: usize| -> Vec<f32> {
+        (0..len)
+            .map(|i| ((i * step % 997) as f32 / 498.5) - 1.0)
+            .collect()
+    };
+    let (heads, kv_heads, head_dim) = (8, 2, 16);
+    let (queries, keys) = (
+        data(5 * heads * head_dim, 7),
+        data(90 * kv_heads * head_dim, 11),
+    );
+    let alone = {
+        let q = Layout::packed(5, heads, head_dim);
+        let k = Layout::packed(90, kv_heads, head_dim);
+        let problem = Problem::builder(&q, &k, &k, f32::TYPE)
+            .packed(&[0, 5], &[0, 90])
+            .mask(Mask::causal())
+            .build()
+            .unwrap();
+        attend(&problem, &queries, &keys, &keys)
+    };
+    for (other_queries, other_keys) in [(1, 1), (5, 2000), (700, 700)] {
+        let q = Layout::packed(5 + other_queries, heads, head_dim);
+        let k = Layout::packed(90 + other_keys, kv_heads, head_dim);
+        let problem = Problem::builder(&q, &k, &k, f32::TYPE)
+            .packed(
+                &[0, 5, 5 + other_queries as i32],
+                &[0, 90, 90 + other_keys as i32],
+            )
+            .mask(Mask::causal())
+            .build()
+            .unwrap();
+        let mut queries = queries.clone();
+        queries.extend(data(other_queries * heads * head_dim, 13));
+        let mut keys = keys.clone();
+        keys.extend(data(other_keys * kv_heads * head_dim, 17));
+        let (out, lse) = attend(&problem, &queries, &keys, &keys);
+        assert!(
+            out[..alone.0.len()] == alone.0,
+            "{other_queries} x {other_keys}"
+        );
+        for head in 0..heads {
+            let row = head * (5 + other_queries);
+            assert!(lse[row..row + 5] == alone.1[head * 5..][..5]);
+        }
+    }
+}
+
+/// No driver, or one that is too old: a panic, or the end of the process.
+#[test]
+fn without_a_driver_the_cpu_is_used_and_asking_for_a_gpu_is_an_error() {
+    // On a machine with a GPU both succeed; a panic is wrong on any.
+    let backend = warptile::Backend::auto().unwrap();
+    let tensor = backend.tensor(&[1.0_f32; 8], [1, 1, 1, 8]).unwrap();
+    let output = warptile::Attention::new().forward(&tensor, &tensor, &tensor);
+    assert_eq!(output.unwrap().out.to_vec().unwrap(), [1.0; 8]);
+    if let Err(error) = warptile::Backend::cuda(1000) {
+        assert!(!error.to_string().is_empty());
+    }
+}
+
+/// As many sequences and heads as there can be, and nothing to compute: no loop over all of them.
+#[test]
+fn nothing_to_compute_takes_no_time() {
+    let q = Layout::bshd([1 << 30, 0, 1 << 30, 8]);
+    let problem = Problem::builder(&q, &q, &q, f32::TYPE).build().unwrap();
+    let (out, lse) = attend(&problem, &[], &[], &[]);
+    assert!(out.is_empty() && lse.is_empty());
 }
 
 /// Products beyond the range of `f32`: inf - inf.

@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 use quickcheck::{Arbitrary, Gen};
-use warptile::testing::{Case, Failure, Inputs, Report, ResultBuffers};
 use warptile::{Element, ElementType, ViewMut, forward_cpu};
+use warptile_check::{Case, Failure, Inputs, Report, ResultBuffers};
 
 /// A [`Case`] that quickcheck draws and shrinks.
 #[derive(Clone)]

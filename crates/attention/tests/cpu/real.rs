@@ -3,14 +3,11 @@
 use half::f16;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
-use warptile::accept::{accept, accept_lse};
-use warptile::{
-    Element, Layout, Mask, Problem, ReferenceOutput, View, ViewMut, forward_cpu, reference,
-    reference_rounded,
-};
+use warptile::{Element, Layout, Mask, Problem, View, ViewMut, forward_cpu};
+use warptile_check::Expectation;
 
 fn read(name: &str) -> Vec<u8> {
-    let path = warptile::testing::repository_file(&format!("examples/{name}"));
+    let path = warptile_check::repository_file(&format!("examples/{name}"));
     std::fs::read(path).unwrap()
 }
 
@@ -39,36 +36,35 @@ fn minilm(mask: Mask, suffix: &str) {
         let values: Vec<f32> = tensor(&expected, &name, Dtype::F32);
         values.into_iter().map(f64::from).collect()
     };
-    let expected = ReferenceOutput {
-        out: wide("out"),
-        lse: wide("lse"),
-    };
+    let (out, lse) = (wide("out"), wide("lse"));
     let problem = Problem::builder(&layout, &layout, &layout, f16::TYPE)
         .mask(mask)
         .build()
         .unwrap();
 
     // The file holds f64 results rounded to f32.
-    let ours = reference(&problem, q, k, v, None).unwrap();
-    for (ours, theirs) in [(&ours.out, &expected.out), (&ours.lse, &expected.lse)] {
+    let ours = Expectation::new(&problem, q, k, v, None).unwrap();
+    for (ours, theirs) in [(ours.out(), &out), (ours.lse(), &lse)] {
         assert_eq!(ours.len(), theirs.len());
         for (a, b) in ours.iter().zip(theirs) {
             assert!((a - b).abs() <= 1e-7 * (1.0 + b.abs()), "{a} {b}");
         }
     }
 
-    let rounded = reference_rounded(&problem, q, k, v, None).unwrap();
-    let mut out = vec![f16::NAN; expected.out.len()];
-    let mut lse = vec![f32::NAN; expected.lse.len()];
+    let expected = ours
+        .with_out(out, Some(f32::TYPE))
+        .with_lse(lse, Some(f32::TYPE));
+    let mut out = vec![f16::NAN; expected.out().len()];
+    let mut lse = vec![f32::NAN; expected.lse().len()];
     let view = ViewMut::new(&mut out[..], layout);
     forward_cpu(&problem, q, k, v, None, view, Some(&mut lse)).unwrap();
-    for verdict in [
-        accept(&problem, &out, &expected, &rounded),
-        accept_lse(&problem, &lse, &expected, &rounded),
+    for (verdict, loosest) in [
+        (expected.judge_out(&out), 1e-2),
+        (expected.judge_lse(&lse), 1e-4),
     ] {
         assert!(verdict.passed, "{verdict}");
         assert!(
-            verdict.bound < 1e-2,
+            verdict.worst.bound < loosest,
             "a bound this loose proves nothing: {verdict}"
         );
     }

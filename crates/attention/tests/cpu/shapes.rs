@@ -1,6 +1,6 @@
 //! Shapes that have caught bugs in other implementations: lengths next to tile edges, long against short, odd head sizes.
 
-use warptile::testing::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case};
+use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case};
 
 use crate::common::{verify, verify_text};
 

@@ -2,11 +2,8 @@
 
 use half::f16;
 use safetensors::SafeTensors;
-use warptile::accept::{accept, accept_lse};
-use warptile::testing::repository_file;
-use warptile::{
-    Attention, Backend, Element, Mask, Problem, ReferenceOutput, View, reference_rounded,
-};
+use warptile::{Attention, Backend, Element, Mask, Problem, View};
+use warptile_check::{Expectation, repository_file};
 
 fn values<T: bytemuck::Pod>(file: &SafeTensors<'_>, name: &str) -> Vec<T> {
     bytemuck::pod_collect_to_vec(file.tensor(name).unwrap().data())
@@ -25,10 +22,6 @@ fn compare(mask: Mask, suffix: &str) {
             .map(f64::from)
             .collect()
     };
-    let exact = ReferenceOutput {
-        out: widen("out"),
-        lse: widen("lse"),
-    };
 
     let backend = Backend::cuda(0).unwrap();
     let [tq, tk, tv] = [&q, &k, &v].map(|data| backend.tensor(data, shape).unwrap());
@@ -36,15 +29,13 @@ fn compare(mask: Mask, suffix: &str) {
 
     let problem: &Problem = output.plan.problem();
     let view = |data| View::new(data, *problem.q());
-    let rounded = reference_rounded(problem, view(&q), view(&k), view(&v), None).unwrap();
-    let out = accept::<f16>(problem, &output.out.to_vec().unwrap(), &exact, &rounded);
+    let expected = Expectation::new(problem, view(&q), view(&k), view(&v), None)
+        .unwrap()
+        .with_out(widen("out"), Some(f32::TYPE))
+        .with_lse(widen("lse"), Some(f32::TYPE));
+    let out = expected.judge_out(&output.out.to_vec().unwrap());
     assert!(out.passed, "out {out} on {}", output.plan);
-    let lse = accept_lse(
-        problem,
-        &output.lse.unwrap().to_vec().unwrap(),
-        &exact,
-        &rounded,
-    );
+    let lse = expected.judge_lse(&output.lse.unwrap().to_vec().unwrap());
     assert!(lse.passed, "lse {lse}");
     assert_eq!(f16::TYPE, problem.element());
 }

@@ -2,8 +2,8 @@
 
 use half::f16;
 use warptile::gpu::Arguments;
-use warptile::testing::Case;
 use warptile::{Attention, Backend, Error, Plan};
+use warptile_check::Case;
 use warptile_driver::{DeviceBuffer, Stream};
 
 use crate::harness::{assert_passes, case, gpu};

@@ -3,8 +3,8 @@
 use std::sync::OnceLock;
 
 use warptile::gpu::Gpu;
-use warptile::testing::{Case, ResultBuffers};
 use warptile::{Element, ElementType, Error, Family, Plan};
+use warptile_check::{Case, ResultBuffers};
 use warptile_driver::Driver;
 use warptile_kernels::{Image, Target, catalog};
 

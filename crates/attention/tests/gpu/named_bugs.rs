@@ -1,7 +1,7 @@
 //! Bugs that other attention libraries shipped, each by name, and the shapes that catch them.
 
-use warptile::testing::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case, Lengths};
 use warptile::{Attention, Backend, Layout};
+use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case, Lengths};
 
 use crate::harness::{Images, assert_passes, case, families, gpu, passes};
 
@@ -128,7 +128,7 @@ fn offsets_beyond_32_bits() {
         ..case("b2 h2 q64 k64 d64 f16 seed=9")
     };
     let inputs = plain.inputs::<half::f16>();
-    let read = |buffer: &warptile::testing::Buffer<half::f16>| {
+    let read = |buffer: &warptile_check::Buffer<half::f16>| {
         let reach = buffer.layout.required_len().unwrap();
         buffer.data[buffer.offset..buffer.offset + reach].to_vec()
     };

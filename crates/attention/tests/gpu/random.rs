@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use quickcheck::{Arbitrary, Gen, QuickCheck, TestResult, Testable};
-use warptile::testing::Case;
+use warptile_check::Case;
 use warptile_kernels::{Target, catalog};
 
 use crate::harness::{Images, families, gpu, images_for, passes};

@@ -1,6 +1,6 @@
 //! Hundreds of launches give the bits of the first, however they are synchronized: the predecessor's kernel did not.
 
-use warptile::testing::{Case, OnGpu, ResultBuffers};
+use warptile_check::{Case, OnGpu, ResultBuffers};
 use warptile_driver::Graph;
 
 use crate::harness::{Images, case, families, gpu, same_bits};

@@ -82,11 +82,11 @@ pub(crate) struct Errors {
     pub(crate) lse: Error64,
 }
 
-/// An error against float64.
+/// The error against float64 that is nearest to its bound, or furthest beyond.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Error64 {
     pub(crate) error: f64,
-    /// The largest that counts as right.
+    /// What it may be.
     pub(crate) bound: f64,
 }
 
@@ -104,8 +104,8 @@ impl Error64 {
 impl From<Verdict> for Error64 {
     fn from(verdict: Verdict) -> Self {
         Error64 {
-            error: verdict.max_error,
-            bound: verdict.bound,
+            error: verdict.worst.error,
+            bound: verdict.worst.bound,
         }
     }
 }
@@ -214,12 +214,12 @@ impl<T: Element> Runner<T> for OnGpu<T> {
 /// Computes `case` and judges the result.
 ///
 /// # Errors
-/// When the device fails.
+/// When the device fails, or the problem is too large for a reference.
 pub(crate) fn check(
     case: &Case,
     place: Place<'_>,
     repeat: Option<Repeat>,
-) -> warptile::Result<Checked> {
+) -> warptile_check::Result<Checked> {
     match case.element {
         ElementType::F16 => check_typed::<f16>(case, place, repeat),
         ElementType::Bf16 => check_typed::<bf16>(case, place, repeat),
@@ -231,7 +231,7 @@ fn check_typed<T: Element>(
     case: &Case,
     place: Place<'_>,
     repeat: Option<Repeat>,
-) -> warptile::Result<Checked> {
+) -> warptile_check::Result<Checked> {
     let plan = match place.plan(case.problem()) {
         Err(error @ Error::NoKernel { .. }) => {
             return Ok(Checked::NotApplicable(error.to_string()));
@@ -254,7 +254,7 @@ fn judge<'a, T: Element>(
     inputs: &Inputs<T>,
     repeat: Option<Repeat>,
     prepare: impl Fn() -> warptile::Result<Box<dyn Runner<T> + 'a>>,
-) -> warptile::Result<Result<Errors, String>> {
+) -> warptile_check::Result<Result<Errors, String>> {
     let run = || {
         let mut runner = prepare()?;
         runner.launch()?;

@@ -3,16 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::element::ElementType;
-use crate::mask::{Align, Mask};
-use crate::problem::AlibiShape;
-use crate::testing::case::{Case, LayoutKind, Lengths};
+use warptile::{AlibiShape, Align, ElementType, Mask};
+
+use crate::case::{Case, LayoutKind, Lengths};
 
 /// What is wrong with the text of a case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseCaseError {
-    /// A word is not understood.
+    /// A word is not understood. It is given without control characters, and only its beginning if it is long.
     #[error(
         "`{0}` is not part of a case; a case reads like `b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30 scale=0.5 alibi=head layout=gaps unaligned seed=7`, or `packed=3x5,4x4` in place of b, q and k"
     )]
@@ -49,6 +48,8 @@ impl fmt::Display for Case {
             Mask::Window { left, right } => {
                 write!(f, " mask=window,{},{}", side(left), side(right))?;
             }
+            // What the grammar has no word for yet is printed in words that it refuses.
+            other => write!(f, " mask={other}")?,
         }
         if let Some(scale) = self.scale {
             write!(f, " scale={scale}")?;
@@ -60,6 +61,7 @@ impl fmt::Display for Case {
             None => {}
             Some(AlibiShape::PerHead) => f.write_str(" alibi=head")?,
             Some(AlibiShape::PerBatchHead) => f.write_str(" alibi=batch")?,
+            Some(other) => write!(f, " alibi={other:?}")?,
         }
         match self.layout {
             LayoutKind::Bshd => {}
@@ -83,7 +85,7 @@ impl FromStr for Case {
         let mut kv_heads = None;
         for word in text.split_whitespace() {
             parse_word(&mut case, &mut kv_heads, word)
-                .ok_or_else(|| ParseCaseError::Word(word.to_owned()))?;
+                .ok_or_else(|| ParseCaseError::Word(printable(word)))?;
         }
         case.kv_heads = kv_heads.unwrap_or(case.heads);
         if let Lengths::Packed(lengths) = &case.lengths {
@@ -98,6 +100,23 @@ impl FromStr for Case {
             .map_err(|error| ParseCaseError::Problem(error.to_string()))?;
         Ok(case)
     }
+}
+
+/// A word as an error message may show it: what a terminal would obey is escaped, and what would fill it is cut off.
+fn printable(word: &str) -> String {
+    const LONGEST: usize = 40;
+    let mut text = String::new();
+    for (index, symbol) in word.chars().enumerate() {
+        match symbol {
+            _ if index == LONGEST => {
+                text.push('…');
+                break;
+            }
+            '\'' | '"' | '\\' => text.push(symbol),
+            _ => text.extend(symbol.escape_debug()),
+        }
+    }
+    text
 }
 
 /// Applies one word to the case; `None` if it means nothing.
@@ -223,5 +242,38 @@ mod tests {
             error("packed=9999999999x1").starts_with("no such problem: 10000000000 packed rows")
         );
         assert!(error("é").starts_with("`é`"));
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped_and_long_words_are_cut() {
+        let error = |text: &str| text.parse::<Case>().unwrap_err().to_string();
+        assert!(error("\u{1b}[31mred\u{7}").starts_with("`\\u{1b}[31mred\\u{7}` is not"));
+        assert!(error("a\u{202e}b").starts_with("`a\\u{202e}b` is not"));
+        let long = error(&"x".repeat(1_000_000));
+        assert!(long.starts_with(&format!("`{}…` is not", "x".repeat(40))));
+        let long = error(&"\u{1b}".repeat(1_000_000));
+        assert!(long.len() < 600, "{long}");
+    }
+
+    #[test]
+    fn cases_beyond_memory_are_refused() {
+        let error = |text: &str| text.parse::<Case>().unwrap_err().to_string();
+        for text in [
+            "b1073741824 h8 d64",
+            "q1073741824 k1 h8 d64 f16",
+            "q1 k1073741824 h8 d64 f16",
+            "q1 k1 h18446744073709551615 layout=gaps",
+        ] {
+            let error = error(text);
+            assert!(
+                error.contains("elements in a tensor; the limit is 2147483648"),
+                "{error}"
+            );
+        }
+        assert_eq!(
+            error("b1073741824 q0 k0 h1073741824 d8"),
+            "no such problem: the problem has 1152921504606846976 heads in all sequences; the limit is 2147483648"
+        );
+        assert!("q16384 k16384 h32 d128".parse::<Case>().is_ok());
     }
 }

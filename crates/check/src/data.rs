@@ -2,12 +2,11 @@
 
 use std::f64::consts::TAU;
 
-use crate::accept::{Verdict, accept, accept_lse};
-use crate::element::Element;
-use crate::layout::{Layout, View};
-use crate::problem::{Problem, Sequence};
-use crate::reference::{reference, reference_rounded};
-use crate::testing::case::Case;
+use warptile::{Element, Layout, Problem, Sequence, View};
+
+use crate::accept::{Expectation, Verdict};
+use crate::case::Case;
+use crate::error::{Error, Result};
 
 /// Poisoned elements before and after every tensor; a multiple of 16 bytes in every type.
 const MARGIN: usize = 16;
@@ -43,7 +42,7 @@ impl Random {
             0 => self.below(3),
             1 => (16 << self.below(5)) + self.below(3) - 1,
             2 => self.below(40),
-            _ => self.below(max_len + 1),
+            _ => self.below(max_len.saturating_add(1)),
         };
         length.min(max_len)
     }
@@ -142,9 +141,9 @@ pub enum Failure {
         /// Where.
         index: usize,
     },
-    /// The buffers aren't those of the case.
+    /// The case has no reference, or the buffers aren't those of the case.
     #[error(transparent)]
-    Invalid(#[from] crate::Error),
+    Invalid(#[from] Error),
 }
 
 impl Case {
@@ -190,6 +189,20 @@ impl Case {
         }
     }
 
+    /// Computes what to expect of the case, on the host.
+    ///
+    /// # Errors
+    /// When the problem is too large for a reference, or the inputs aren't those of the case.
+    pub fn expectation<T: Element>(&self, inputs: &Inputs<T>) -> Result<Expectation> {
+        Expectation::new(
+            &self.problem(),
+            inputs.q.view(),
+            inputs.k.view(),
+            inputs.v.view(),
+            inputs.slopes(),
+        )
+    }
+
     /// Compares a result with the reference, and looks for writes to where no row lies.
     ///
     /// # Errors
@@ -199,19 +212,36 @@ impl Case {
         inputs: &Inputs<T>,
         result: &ResultBuffers<T>,
     ) -> Result<Report, Failure> {
+        self.check_against(&self.expectation(inputs)?, result)
+    }
+
+    /// [`Case::check`] for those who have the expectation already.
+    ///
+    /// # Errors
+    /// [`Failure`], saying what is wrong.
+    pub fn check_against<T: Element>(
+        &self,
+        expected: &Expectation,
+        result: &ResultBuffers<T>,
+    ) -> Result<Report, Failure> {
         let problem = self.problem();
-        let views = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-        let exact = reference(&problem, views.0, views.1, views.2, inputs.slopes())?;
-        let rounded = reference_rounded(&problem, views.0, views.1, views.2, inputs.slopes())?;
-        problem
-            .out()
-            .check_buffer("out", result.out.len().saturating_sub(result.offset))?;
+        let needed = problem.out().required_len().unwrap_or(usize::MAX);
+        let available = result.out.len().saturating_sub(result.offset);
+        if available < needed {
+            return Err(Failure::Invalid(Error::Call(
+                warptile::Error::BufferTooSmall {
+                    argument: "out",
+                    needed,
+                    available,
+                },
+            )));
+        }
 
         // Take the rows out of copies; whatever is left must still be the poison.
         let head_dim = problem.head_dim();
         let (mut left_out, mut left_lse) = (result.out.clone(), result.lse.clone());
-        let mut out = vec![T::from_f64(0.0); exact.out.len()];
-        let mut lse = vec![0.0; exact.lse.len()];
+        let mut out = vec![T::from_f64(0.0); expected.out().len()];
+        let mut lse = vec![0.0; expected.lse().len()];
         let dense = Layout::bshd(problem.out().shape);
         let poison = T::from_f64(f64::NAN);
         for sequence in problem.sequences() {
@@ -249,8 +279,8 @@ impl Case {
         }
 
         let report = Report {
-            out: accept(&problem, &out, &exact, &rounded),
-            lse: accept_lse(&problem, &lse, &exact, &rounded),
+            out: expected.judge_out(&out),
+            lse: expected.judge_lse(&lse),
         };
         if report.out.passed && report.lse.passed {
             Ok(report)
@@ -306,14 +336,7 @@ mod tests {
     /// The reference's own result in the buffers of the case.
     fn right(case: &Case, inputs: &Inputs<f32>) -> ResultBuffers<f32> {
         let problem = case.problem();
-        let exact = reference(
-            &problem,
-            inputs.q.view(),
-            inputs.k.view(),
-            inputs.v.view(),
-            inputs.slopes(),
-        )
-        .unwrap();
+        let exact = case.expectation(inputs).unwrap();
         let mut result = case.result::<f32>();
         let dense = Layout::bshd(problem.out().shape);
         for sequence in problem.sequences() {
@@ -322,11 +345,11 @@ mod tests {
                     let from = dense.offset(sequence.entry, row, head);
                     let to = result.offset + problem.out().offset(sequence.entry, row, head);
                     for d in 0..problem.head_dim() {
-                        result.out[to + d] = exact.out[from + d] as f32;
+                        result.out[to + d] = exact.out()[from + d] as f32;
                     }
                 }
                 for index in lse_rows(&problem, &sequence, head) {
-                    result.lse[index] = exact.lse[index] as f32;
+                    result.lse[index] = exact.lse()[index] as f32;
                 }
             }
         }

@@ -1,10 +1,9 @@
 //! Problems without data: how they are drawn and made smaller.
 
-use crate::element::ElementType;
-use crate::layout::Layout;
-use crate::mask::{Align, Mask};
-use crate::problem::{AlibiShape, Problem};
-use crate::testing::data::Random;
+use warptile::{AlibiShape, Align, ElementType, Layout, MAX_LEN, Mask, Problem};
+
+use crate::data::Random;
+use crate::error::{Result, limited};
 
 /// How the tensors of a [`Case`] are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,6 +67,9 @@ pub struct Case {
 /// Unused rows behind the last packed sequence.
 const PACKED_PADDING: usize = 3;
 
+/// Most elements of a tensor, gaps included, and most heads of all sequences together.
+const MAX_ELEMENTS: u128 = 1 << 31;
+
 /// Multiplications a random case may ask of the reference: a fraction of a second on one core.
 const WORK: usize = 40_000_000;
 
@@ -109,7 +111,7 @@ impl Case {
         // Sequences share the work that a case may cost.
         let batch = 1 + random.below(4);
         let budget = WORK / (batch * heads * head_dim);
-        let max_len = max_len.max(1);
+        let max_len = max_len.clamp(1, MAX_LEN);
         let lengths = if random.below(4) == 0 {
             Lengths::Packed(
                 (0..batch)
@@ -178,10 +180,11 @@ impl Case {
             return None;
         };
         let offsets = |length: fn(&(usize, usize)) -> usize| {
-            let mut end = 0;
+            let mut end = 0_usize;
             let ends = lengths.iter().map(|lengths| {
-                end += length(lengths);
-                end as i32
+                end = end.saturating_add(length(lengths));
+                // Beyond the range of an offset there is no problem, only an error.
+                i32::try_from(end).unwrap_or(i32::MAX)
             });
             std::iter::once(0).chain(ends).collect()
         };
@@ -193,11 +196,13 @@ impl Case {
     pub fn layouts(&self) -> (Layout, Layout) {
         let (batch, query, key) = match &self.lengths {
             Lengths::Dense { batch, query, key } => (*batch, *query, *key),
-            Lengths::Packed(lengths) => (
-                1,
-                lengths.iter().map(|lengths| lengths.0).sum::<usize>() + PACKED_PADDING,
-                lengths.iter().map(|lengths| lengths.1).sum::<usize>() + PACKED_PADDING,
-            ),
+            Lengths::Packed(lengths) => {
+                let rows = |length: fn(&(usize, usize)) -> usize| {
+                    let lengths = lengths.iter().map(length);
+                    lengths.fold(PACKED_PADDING, usize::saturating_add)
+                };
+                (1, rows(|lengths| lengths.0), rows(|lengths| lengths.1))
+            }
         };
         (
             self.tensor_layout([batch, query, self.heads, self.head_dim]),
@@ -212,9 +217,11 @@ impl Case {
             LayoutKind::Gaps => {
                 // 8 elements keep 16-byte alignment in every type, 3 break it.
                 let gap = if self.unaligned { 3 } else { 8 };
-                let head = shape[3] + gap;
-                let row = shape[2] * head + gap;
-                Layout::new(shape, [shape[1] * row + gap, row, head, 1])
+                let step =
+                    |extent: usize, inner: usize| extent.saturating_mul(inner).saturating_add(gap);
+                let head = step(shape[3], 1);
+                let row = step(shape[2], head);
+                Layout::new(shape, [step(shape[1], row), row, head, 1])
             }
         }
     }
@@ -222,8 +229,8 @@ impl Case {
     /// The problem this case describes.
     ///
     /// # Panics
-    /// If the fields were set to something no [`Problem`] can be, such as a head size of 7. Cases that are drawn, shrunk
-    /// or parsed never are.
+    /// If the fields were set to something that [`try_problem`](Self::try_problem) refuses, such as a head size of 7. Cases
+    /// that are drawn, shrunk or parsed never are.
     #[must_use]
     pub fn problem(&self) -> Problem {
         match self.try_problem() {
@@ -232,8 +239,19 @@ impl Case {
         }
     }
 
-    pub(crate) fn try_problem(&self) -> crate::Result<Problem> {
+    /// The problem this case describes, for a case whose fields were set by hand.
+    ///
+    /// # Errors
+    /// When no [`Problem`] is like this, or its data would not fit into the memory of an ordinary machine.
+    pub fn try_problem(&self) -> Result<Problem> {
         let (q, kv) = self.layouts();
+        for layout in [&q, &kv] {
+            let elements = layout.required_len().unwrap_or(usize::MAX);
+            limited("elements in a tensor", elements as u128, MAX_ELEMENTS)?;
+        }
+        // Slopes, rows of an empty tensor: whatever a problem without elements still has.
+        let rows = self.batch() as u128 * self.heads.max(1) as u128;
+        limited("heads in all sequences", rows, MAX_ELEMENTS)?;
         let cu_seqlens = self.cu_seqlens();
         let mut builder = Problem::builder(&q, &kv, &kv, self.element)
             .mask(self.mask)
@@ -253,7 +271,7 @@ impl Case {
         if self.unaligned {
             builder = builder.unaligned_addresses();
         }
-        builder.build()
+        Ok(builder.build()?)
     }
 
     /// Smaller and plainer cases, the boldest first. Repeatedly taking the first that still fails ends at a case of which
@@ -324,9 +342,10 @@ impl Lengths {
     }
 }
 
-/// Lengths cut down, the longer side first, until their product fits the budget.
-fn within((mut query, mut key): (usize, usize), budget: usize) -> (usize, usize) {
-    while query * key > budget {
+/// Lengths cut down, the longer side first, until each of them and their product fit the budget.
+fn within((query, key): (usize, usize), budget: usize) -> (usize, usize) {
+    let (mut query, mut key) = (query.min(budget), key.min(budget));
+    while query.saturating_mul(key) > budget {
         if query > key {
             query /= 2;
         } else {
@@ -367,6 +386,51 @@ mod tests {
             ..Case::new(0, 101, 8)
         };
         assert_eq!(case, expected);
+    }
+
+    #[test]
+    fn lengths_and_heads_of_any_size_are_an_error_or_a_problem() {
+        let huge = [0, 1, 1 << 30, 1 << 32, usize::MAX];
+        for layout in [LayoutKind::Bshd, LayoutKind::Bhsd, LayoutKind::Gaps] {
+            for unaligned in [false, true] {
+                for (a, b) in huge.iter().flat_map(|&a| huge.map(|b| (a, b))) {
+                    for lengths in [
+                        Lengths::Packed(vec![(a, b), (b, a), (1, 1)]),
+                        Lengths::Dense {
+                            batch: a,
+                            query: b,
+                            key: 1,
+                        },
+                        Lengths::Dense {
+                            batch: 1,
+                            query: a,
+                            key: b,
+                        },
+                    ] {
+                        for (heads, head_dim) in huge.iter().flat_map(|&h| [(h, 8), (1, h)]) {
+                            let case = Case {
+                                lengths: lengths.clone(),
+                                layout,
+                                unaligned,
+                                heads,
+                                kv_heads: heads,
+                                ..Case::new(1, 1, head_dim)
+                            };
+                            let _ = case.try_problem();
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_length_may_be_asked_of_random_cases() {
+        for max_len in [0, 1, usize::MAX] {
+            for seed in 0..50 {
+                let _ = Case::random(seed, max_len).problem();
+            }
+        }
     }
 
     #[test]

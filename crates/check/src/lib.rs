@@ -1,12 +1,18 @@
-//! Random problems and the check of their results, shared by this crate's tests, the GPU tests and `warptile verify`.
+//! Checks attention kernels: problems, random data, a float64 reference, and the acceptance rule.
 //!
-//! A [`Case`] is a problem without data, small enough to print on a line and to parse back. Its data follows from its
-//! seed, and everything a kernel must not touch is poisoned: inputs have NaN in every gap, margin and unused row, outputs
-//! are NaN before the run and must still be exactly that outside the rows they hold.
+//! warptile's own tests and `warptile verify` use this crate; it is published because the program needs it, and for those
+//! who write a kernel or an adapter of their own.
+//!
+//! - A [`Case`] is a problem without data, small enough to print on a line and to parse back. Its data follows from its seed.
+//! - [`Case::inputs`] and [`Case::result`] make the buffers. Everything that a kernel must not touch is poisoned: inputs have
+//!   NaN in every gap, margin and unused row, outputs are NaN before the run and must still be exactly that outside the rows
+//!   they hold.
+//! - [`Case::check`] compares a result with an [`Expectation`]: the float64 reference, with the acceptance rule.
+//! - [`Case::shrink`] makes a failing case smaller.
 //!
 //! ```
-//! use warptile::testing::Case;
 //! use warptile::{ViewMut, forward_cpu};
+//! use warptile_check::Case;
 //!
 //! let case: Case = "b2 q5 k7 h4/2 d16 f32 mask=causal seed=1".parse()?;
 //! let problem = case.problem();
@@ -19,14 +25,22 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod accept;
 mod case;
 mod data;
+mod error;
 mod gpu;
+mod parallel;
+mod reference;
+mod rounding;
 mod text;
 
+pub use accept::{Expectation, LSE_TOLERANCE, Verdict, Worst};
 pub use case::{Case, LayoutKind, Lengths};
 pub use data::{Buffer, Failure, Inputs, Report, ResultBuffers};
+pub use error::{Error, Result};
 pub use gpu::OnGpu;
+pub use reference::{ReferenceOutput, reference};
 pub use text::ParseCaseError;
 
 /// A file of the repository, for tests: below `WARPTILE_ROOT` if that is set (a bundle run away from the sources), else

@@ -1,17 +1,17 @@
 //! Running a case on a GPU.
 
+use warptile::gpu::{Arguments, Gpu, Launcher};
+use warptile::{Element, Plan, Result};
 use warptile_driver::DeviceBuffer;
 
-use crate::gpu::{Arguments, Gpu};
-use crate::testing::{Case, Inputs, ResultBuffers};
-use crate::{Element, Plan, Result};
+use crate::{Case, Inputs, ResultBuffers};
 
 /// A case's data on a GPU, with a launcher for it.
 ///
 /// Poison, margins and misalignment are those of the host buffers.
 #[derive(Debug)]
 pub struct OnGpu<T: Element> {
-    launcher: crate::gpu::Launcher,
+    launcher: Launcher,
     offset: usize,
     q: DeviceBuffer<T>,
     k: DeviceBuffer<T>,
@@ -72,17 +72,22 @@ impl<T: Element> OnGpu<T> {
     /// Submits one launch.
     ///
     /// # Errors
-    /// As [`Launcher::launch`](crate::gpu::Launcher::launch).
+    /// As [`Launcher::launch`](warptile::gpu::Launcher::launch).
     pub fn launch(&mut self) -> Result<()> {
         let wants_lse = self.launcher.problem().wants_lse();
-        self.launcher.launch(Arguments {
-            q: self.q.slice(self.offset..)?,
-            k: self.k.slice(self.offset..)?,
-            v: self.v.slice(self.offset..)?,
-            out: self.out.slice_mut(self.poison.offset..)?,
-            lse: wants_lse.then(|| self.lse.as_slice_mut()),
-            alibi_slopes: self.slopes.as_ref().map(DeviceBuffer::as_slice),
-        })
+        let mut arguments = Arguments::new(
+            self.q.slice(self.offset..)?,
+            self.k.slice(self.offset..)?,
+            self.v.slice(self.offset..)?,
+            self.out.slice_mut(self.poison.offset..)?,
+        );
+        if wants_lse {
+            arguments = arguments.with_lse(self.lse.as_slice_mut());
+        }
+        if let Some(slopes) = &self.slopes {
+            arguments = arguments.with_alibi_slopes(slopes.as_slice());
+        }
+        self.launcher.launch(arguments)
     }
 
     /// The stream of the launches.

@@ -1,0 +1,467 @@
+//! When a result counts as right: see [`Expectation`].
+
+use std::fmt;
+
+use warptile::{Element, ElementType, Problem, View};
+
+use crate::error::Result;
+use crate::reference::{ReferenceOutput, References, references};
+use crate::rounding::ulp;
+
+/// Absolute and relative tolerance of the lse on top of the natural error: it is computed in `f32` whatever the element
+/// type, and 1e-5 is what sums of a few hundred `f32` products leave of it.
+pub const LSE_TOLERANCE: f64 = 1e-5;
+
+/// What a result is compared with, and how far from it a right result may be.
+///
+/// With `r` the float64 reference and `r16` the plain, unfused computation in the element type (scores, probabilities and
+/// output each rounded to it), an output passes if every element has
+///
+/// ```text
+/// |out - r| <= max(factor * max|r16 - r| + atol, floor)
+/// atol = 2 * max|(r + 0.3 - 0.3) - r|, computed in the element type
+/// ```
+///
+/// where `factor` is 2, and 3 with softcap. This is the rule of FlashAttention's own tests: it grants a fused kernel twice
+/// the error that the plain computation in the same type has on the same inputs. In a small problem that error can be near
+/// 0 by luck, so there is a floor for each element, a bound of the error that arithmetic in `f32` and rounding to the
+/// element type make inevitable: `ulp(rms) + factor * eps * ((1 + reach) * deviation + rms)`, where `rms` and `deviation`
+/// are the root mean square and the standard deviation of the values under the row's probabilities, `reach` is the size of
+/// the terms its scores are made of (`|scale| |q| |k|` and the biases), and `eps` is the `f32` epsilon.
+///
+/// The lse is computed in `f32` by every path, so its natural error is that of scores rounded to `f32`:
+///
+/// ```text
+/// |lse - r| <= max(factor * max|r32 - r| + 1e-5 (1 + |r|), factor * eps * (1 + reach))
+/// ```
+///
+/// and `-inf` must be exact. A NaN never passes.
+///
+/// ```
+/// use half::f16;
+/// use warptile::{Element, Layout, Problem, View};
+/// use warptile_check::Expectation;
+///
+/// let layout = Layout::bshd([1, 3, 1, 8]);
+/// let problem = Problem::builder(&layout, &layout, &layout, f16::TYPE).build()?;
+/// let data: Vec<f16> = (0..24).map(|i| f16::from_f32(i as f32 / 10.0)).collect();
+/// let view = View::new(&data[..], layout);
+/// let expected = Expectation::new(&problem, view, view, view, None)?;
+/// let right: Vec<f16> = expected.out().iter().map(|&x| f16::from_f64(x)).collect();
+/// assert!(expected.judge_out(&right).passed);
+/// assert!(!expected.judge_out(&data).passed);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Expectation {
+    exact: ReferenceOutput,
+    out: Tolerance,
+    lse: Tolerance,
+}
+
+/// How far values may be from the expected ones.
+#[derive(Debug, Clone, PartialEq)]
+struct Tolerance {
+    /// For every element.
+    common: f64,
+    /// Times `1 + |r|`.
+    relative: f64,
+    /// At least this, for each element.
+    floors: Vec<f32>,
+    /// The type that the expected values were stored in, if they are not exact.
+    stored_as: Option<ElementType>,
+}
+
+impl Tolerance {
+    fn bound(&self, index: usize, r: f64) -> f64 {
+        // Infinities must be exact.
+        if !r.is_finite() {
+            return 0.0;
+        }
+        let floor = self
+            .floors
+            .get(index)
+            .map_or(0.0, |&floor| f64::from(floor));
+        let stored = self.stored_as.map_or(0.0, |element| ulp(element, r) / 2.0);
+        (self.common + self.relative * (1.0 + r.abs())).max(floor) + stored
+    }
+}
+
+/// How values compare with the expected ones.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Verdict {
+    /// Whether every value is right.
+    pub passed: bool,
+    /// The largest error; infinite if any value is NaN or missing.
+    pub max_error: f64,
+    /// The element nearest to its bound or furthest beyond.
+    pub worst: Worst,
+    /// Values that are NaN.
+    pub nan_count: usize,
+}
+
+/// The element whose error is the largest part, or multiple, of what is allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[non_exhaustive]
+pub struct Worst {
+    /// Its index in the reference's order.
+    pub index: usize,
+    /// Its error.
+    pub error: f64,
+    /// What its error may be.
+    pub bound: f64,
+}
+
+impl Worst {
+    /// Error over bound: at most 1 if the result is right. 0 where there is no error, even if none is allowed.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        match self.error {
+            0.0 => 0.0,
+            error => error / self.bound,
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: largest error {:.3e}; element {} has {:.3e} of the {:.3e} allowed",
+            if self.passed { "passed" } else { "failed" },
+            self.max_error,
+            self.worst.index,
+            self.worst.error,
+            self.worst.bound
+        )?;
+        if self.nan_count > 0 {
+            write!(f, ", {} NaN", self.nan_count)?;
+        }
+        Ok(())
+    }
+}
+
+impl Expectation {
+    /// Computes what to expect of a problem, on the host.
+    ///
+    /// # Errors
+    /// As [`reference()`](crate::reference()).
+    pub fn new<T: Element>(
+        problem: &Problem,
+        q: View<'_, T>,
+        k: View<'_, T>,
+        v: View<'_, T>,
+        alibi: Option<&[f32]>,
+    ) -> Result<Self> {
+        let references = references(problem, q, k, v, alibi)?;
+        Ok(Self::from_references::<T>(problem, references))
+    }
+
+    pub(crate) fn from_references<T: Element>(problem: &Problem, references: References) -> Self {
+        let References {
+            exact,
+            rounded,
+            out_floor,
+            lse_floor,
+        } = references;
+        let factor = factor(problem);
+        Expectation {
+            out: Tolerance {
+                common: factor * natural_error(&exact.out, &rounded.out)
+                    + 2.0 * rounding_error::<T>(&exact.out),
+                relative: 0.0,
+                floors: out_floor,
+                stored_as: None,
+            },
+            lse: Tolerance {
+                common: factor * natural_error(&exact.lse, &rounded.lse),
+                relative: LSE_TOLERANCE,
+                floors: lse_floor,
+                stored_as: None,
+            },
+            exact,
+        }
+    }
+
+    /// The expected output, dense `[batch, length, heads, head size]`; packed: `[rows, heads, head size]`. Rows that belong
+    /// to no sequence are 0.
+    #[must_use]
+    pub fn out(&self) -> &[f64] {
+        &self.exact.out
+    }
+
+    /// The expected lse, `[batch, heads, length]`; packed: `[heads, rows]`. Rows that belong to no sequence are 0.
+    #[must_use]
+    pub fn lse(&self) -> &[f64] {
+        &self.exact.lse
+    }
+
+    /// Expects an output that somebody else computed. If it was stored in a narrower type than `f64`, `stored_as`, each
+    /// number may be half of that type's spacing away from what was computed. The tolerance is otherwise unchanged: the
+    /// natural error belongs to the inputs.
+    #[must_use]
+    pub fn with_out(mut self, out: Vec<f64>, stored_as: Option<ElementType>) -> Self {
+        self.exact.out = out;
+        self.out.stored_as = stored_as;
+        self
+    }
+
+    /// As [`with_out`](Self::with_out), for the lse.
+    #[must_use]
+    pub fn with_lse(mut self, lse: Vec<f64>, stored_as: Option<ElementType>) -> Self {
+        self.exact.lse = lse;
+        self.lse.stored_as = stored_as;
+        self
+    }
+
+    /// Judges an output given in the order of [`Expectation::out`].
+    #[must_use]
+    pub fn judge_out<T: Element>(&self, out: &[T]) -> Verdict {
+        judge(out.iter().map(|x| x.to_f64()), &self.exact.out, &self.out)
+    }
+
+    /// Judges an lse given in the order of [`Expectation::lse`].
+    #[must_use]
+    pub fn judge_lse(&self, lse: &[f32]) -> Verdict {
+        judge(
+            lse.iter().map(|&x| f64::from(x)),
+            &self.exact.lse,
+            &self.lse,
+        )
+    }
+}
+
+/// What a fused kernel may have of the natural error.
+pub(crate) fn factor(problem: &Problem) -> f64 {
+    if problem.softcap().is_some() {
+        3.0
+    } else {
+        2.0
+    }
+}
+
+/// `max|r16 - r|`, over the elements where the element type could hold the computation at all.
+fn natural_error(reference: &[f64], rounded: &[f64]) -> f64 {
+    let errors = reference
+        .iter()
+        .zip(rounded)
+        .map(|(r, r16)| (r16 - r).abs());
+    errors.filter(|error| error.is_finite()).fold(0.0, f64::max)
+}
+
+/// `max|(r + 0.3 - 0.3) - r|` in the element type, over the elements that it can hold.
+fn rounding_error<T: Element>(reference: &[f64]) -> f64 {
+    let round = |value: f64| T::from_f64(value).to_f64();
+    let shift = round(0.3);
+    let errors = reference.iter().map(|&r| {
+        let stored = round(r);
+        (round(round(stored + shift) - shift) - stored).abs()
+    });
+    errors.filter(|error| error.is_finite()).fold(0.0, f64::max)
+}
+
+fn judge(
+    values: impl ExactSizeIterator<Item = f64>,
+    reference: &[f64],
+    tolerance: &Tolerance,
+) -> Verdict {
+    let mut verdict = Verdict {
+        passed: true,
+        max_error: 0.0,
+        worst: Worst::default(),
+        nan_count: 0,
+    };
+    if values.len() != reference.len() {
+        verdict.passed = false;
+        verdict.max_error = f64::INFINITY;
+        verdict.worst.index = values.len().min(reference.len());
+        verdict.worst.error = f64::INFINITY;
+        return verdict;
+    }
+    for (index, (value, &r)) in values.zip(reference).enumerate() {
+        verdict.nan_count += usize::from(value.is_nan());
+        // Equal infinities: their difference would be NaN.
+        let error = if value == r { 0.0 } else { (value - r).abs() };
+        let error = if error.is_nan() { f64::INFINITY } else { error };
+        let bound = tolerance.bound(index, r);
+        let this = Worst {
+            index,
+            error,
+            bound,
+        };
+        verdict.passed &= error <= bound && !value.is_nan();
+        verdict.max_error = verdict.max_error.max(error);
+        if index == 0 || this.ratio() > verdict.worst.ratio() {
+            verdict.worst = this;
+        }
+    }
+    verdict
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+    use warptile::Layout;
+
+    fn problem() -> Problem {
+        let layout = Layout::bshd([1, 1, 1, 8]);
+        Problem::builder(&layout, &layout, &layout, f16::TYPE)
+            .build()
+            .unwrap()
+    }
+
+    /// What is expected if these are the exact and the rounded output.
+    fn outputs<T: Element>(exact: &[f64], rounded: &[f64], floor: f32) -> Expectation {
+        let output = |values: &[f64]| ReferenceOutput {
+            out: values.to_vec(),
+            lse: Vec::new(),
+        };
+        let references = References {
+            exact: output(exact),
+            rounded: output(rounded),
+            out_floor: vec![floor; exact.len()],
+            lse_floor: Vec::new(),
+        };
+        Expectation::from_references::<T>(&problem(), references)
+    }
+
+    /// The same for the lse.
+    fn lses(exact: &[f64], rounded: &[f64], floor: f32) -> Expectation {
+        let output = |values: &[f64]| ReferenceOutput {
+            out: Vec::new(),
+            lse: values.to_vec(),
+        };
+        let references = References {
+            exact: output(exact),
+            rounded: output(rounded),
+            out_floor: Vec::new(),
+            lse_floor: vec![floor; exact.len()],
+        };
+        Expectation::from_references::<f16>(&problem(), references)
+    }
+
+    #[test]
+    fn the_bound_is_twice_the_natural_error_plus_atol() {
+        let expected = outputs::<f16>(&[0.0, 0.5], &[0.01, 0.5], 0.0);
+        let judge = |x: f32| expected.judge_out(&[f16::from_f32(x), f16::from_f32(0.5)]);
+        assert!(judge(0.02).passed);
+        assert!(judge(-0.0199).passed);
+        let verdict = judge(0.022);
+        assert!(!verdict.passed);
+        assert_eq!(verdict.worst.index, 0);
+        let bound = verdict.worst.bound;
+        assert!(bound > 0.02 && bound < 0.0215, "{verdict}");
+    }
+
+    #[test]
+    fn a_natural_error_of_zero_leaves_the_floor() {
+        let expected = outputs::<f32>(&[0.0], &[0.0], 1e-6);
+        assert!(expected.judge_out(&[1e-6_f32]).passed);
+        assert!(!expected.judge_out(&[1.1e-6_f32]).passed);
+        let expected = lses(&[-1.0], &[-1.0], 1e-3);
+        assert!(expected.judge_lse(&[-1.0009]).passed);
+        assert!(!expected.judge_lse(&[-1.0011]).passed);
+    }
+
+    #[test]
+    fn the_largest_error_is_not_always_the_worst() {
+        // The second element has the smaller error, but a bound smaller still.
+        let mut expected = outputs::<f32>(&[1.0, 2.0], &[1.0, 2.0], 0.0);
+        expected.out.floors = vec![0.5, 0.01];
+        let verdict = expected.judge_out(&[1.25_f32, 2.009]);
+        assert!(verdict.passed, "{verdict}");
+        assert_eq!(verdict.max_error, 0.25);
+        assert_eq!(verdict.worst.index, 1);
+        assert!((verdict.worst.error - 0.009).abs() < 1e-6);
+        assert!((verdict.worst.ratio() - 0.9).abs() < 1e-3);
+        // An element beyond its bound is the worst whatever the others are.
+        let verdict = expected.judge_out(&[1.6_f32, 2.0]);
+        assert!(!verdict.passed && verdict.worst.index == 0);
+        // Nothing is wrong: still some element is named, with its bound.
+        let verdict = expected.judge_out(&[1.0_f32, 2.0]);
+        assert_eq!((verdict.worst.ratio(), verdict.worst.bound), (0.0, 0.5));
+    }
+
+    #[test]
+    fn nan_never_passes() {
+        // Not even where the reference is NaN itself, or the bound is infinite.
+        for (r, floor) in [(0.0, 0.0), (f64::NAN, 0.0), (0.0, f32::INFINITY)] {
+            let expected = outputs::<f16>(&[r, 0.0], &[f64::INFINITY, 0.0], floor);
+            let verdict = expected.judge_out(&[f16::NAN, f16::ZERO]);
+            assert!(!verdict.passed && verdict.nan_count == 1, "{verdict}");
+            assert_eq!(verdict.max_error, f64::INFINITY);
+        }
+    }
+
+    #[test]
+    fn a_wrong_length_never_passes() {
+        let expected = outputs::<f16>(&[0.0, 0.0], &[0.0, 0.0], 0.0);
+        for out in [&[f16::ZERO][..], &[], &[f16::ZERO; 3]] {
+            let verdict = expected.judge_out(out);
+            assert!(!verdict.passed && verdict.max_error.is_infinite());
+        }
+    }
+
+    #[test]
+    fn empty_is_right() {
+        let verdict = outputs::<f16>(&[], &[], 0.0).judge_out::<f16>(&[]);
+        assert!(verdict.passed && verdict.max_error == 0.0);
+    }
+
+    #[test]
+    fn minus_infinity_must_be_exact() {
+        let exact = [f64::NEG_INFINITY, 1000.0];
+        let expected = lses(&exact, &exact, 0.0);
+        let accepts = |a: f32, b: f32| expected.judge_lse(&[a, b]).passed;
+        assert!(accepts(f32::NEG_INFINITY, 1000.005));
+        assert!(!accepts(-1e30, 1000.0));
+        assert!(!accepts(f32::INFINITY, 1000.0));
+        assert!(!accepts(f32::NEG_INFINITY, f32::NEG_INFINITY));
+        assert!(!accepts(f32::NEG_INFINITY, 1000.02));
+        assert!(!accepts(f32::NAN, 1000.0));
+    }
+
+    /// The rounding of numbers near the end of f16's range, and beyond it, must neither widen nor break the bound.
+    #[test]
+    fn huge_f16_expectations_keep_a_finite_bound() {
+        // Numbers of f16 are 32 apart here, so adding 0.3 changes nothing.
+        let expected = outputs::<f16>(&[60_000.0, 65_504.0], &[60_000.0, 65_504.0], 0.0);
+        assert_eq!(expected.out.common, 0.0);
+        let judge = |a: f32, b: f32| {
+            let verdict = expected.judge_out(&[f16::from_f32(a), f16::from_f32(b)]);
+            verdict.passed
+        };
+        assert!(judge(60_000.0, 65_504.0));
+        assert!(!judge(60_032.0, 65_504.0));
+        assert!(!judge(60_000.0, f32::INFINITY));
+        // Beyond the range: what overflows in the plain computation says nothing about the others.
+        let expected = outputs::<f16>(&[1e6, 0.5], &[f64::INFINITY, 0.5], 0.0);
+        assert!(expected.out.common < 1e-3, "{expected:?}");
+        let accepts = |a: f16, b: f32| expected.judge_out(&[a, f16::from_f32(b)]).passed;
+        assert!(!accepts(f16::MAX, 0.5));
+        assert!(!accepts(f16::INFINITY, 0.5));
+    }
+
+    /// A file that stores the expected values in f16 stores 60016 as 60000 or 60032.
+    #[test]
+    fn stored_expectations_are_known_to_half_their_spacing() {
+        let expected = outputs::<f32>(&[60_000.0, 1.0], &[60_000.0, 1.0], 0.0);
+        let stored = expected
+            .clone()
+            .with_out(vec![60_000.0, 1.0], Some(f16::TYPE));
+        let judge = |a: f32, b: f32| stored.judge_out(&[a, b]).passed;
+        assert!(judge(60_016.0, 1.0) && judge(59_984.0, 1.0));
+        assert!(!judge(60_017.0, 1.0) && !judge(59_983.0, 1.0));
+        // The spacing is that of each number, not of the largest.
+        assert!(judge(60_000.0, 1.000_48) && !judge(60_000.0, 1.000_6));
+        let stored = expected
+            .clone()
+            .with_out(vec![60_000.0, 1.0], Some(bf16::TYPE));
+        assert!(stored.judge_out(&[60_128.0_f32, 1.0]).passed);
+        assert!(!stored.judge_out(&[60_129.0_f32, 1.0]).passed);
+        let stored = expected.with_out(vec![60_000.0, 1.0], Some(f32::TYPE));
+        assert!(!stored.judge_out(&[60_000.01_f32, 1.0]).passed);
+    }
+}

@@ -1,0 +1,233 @@
+//! The acceptance rule on results of the CPU path: right ones pass, planted errors do not.
+
+use half::{bf16, f16};
+use quickcheck::{Arbitrary, Gen, QuickCheck, TestResult};
+use warptile::{Align, Element, ElementType, Mask, ViewMut, forward_cpu};
+use warptile_check::{Case, Failure, Inputs, Lengths, ResultBuffers, reference};
+
+/// Computes `case` from the data of another case of the same shape.
+fn run<T: Element>(case: &Case, inputs: &Inputs<T>) -> ResultBuffers<T> {
+    let problem = case.problem();
+    let mut result = case.result::<T>();
+    forward_cpu(
+        &problem,
+        inputs.q.view(),
+        inputs.k.view(),
+        inputs.v.view(),
+        inputs.slopes().filter(|_| case.alibi.is_some()),
+        ViewMut::new(&mut result.out[result.offset..], *problem.out()),
+        Some(&mut result.lse),
+    )
+    .unwrap();
+    result
+}
+
+fn case(text: &str) -> Case {
+    text.parse().unwrap()
+}
+
+/// Eight outputs have next to no natural error in one problem out of thirty. All right results pass, and still no wrong
+/// one does.
+#[test]
+fn small_problems_have_a_floor_but_no_loophole() {
+    for seed in 0..1500 {
+        let case = case(&format!("b1 q1 k8 h1 d8 f32 seed={seed}"));
+        let inputs = case.inputs::<f32>();
+        let expected = case.expectation(&inputs).unwrap();
+        let report = case.check_against(&expected, &run(&case, &inputs));
+        assert!(report.is_ok(), "{case}: {report:?}");
+
+        let short = Case {
+            lengths: Lengths::Dense {
+                batch: 1,
+                query: 1,
+                key: 7,
+            },
+            ..case.clone()
+        };
+        let mut fewer = inputs.clone();
+        fewer.k.layout = *short.problem().k();
+        fewer.v.layout = *short.problem().v();
+        let dropped = run(&short, &fewer);
+        let scale = Some(case.problem().scale() * 1.001);
+        let scaled = run(
+            &Case {
+                scale,
+                ..case.clone()
+            },
+            &inputs,
+        );
+        for wrong in [dropped, scaled] {
+            let judged = case.check_against(&expected, &wrong);
+            let Err(Failure::Wrong { out, .. }) = judged else {
+                panic!("{case}: {judged:?}");
+            };
+            assert!(!out.passed, "{case}: {out}");
+        }
+    }
+}
+
+/// The same for the narrow types, and for scores so large that `f32` itself loses digits.
+#[test]
+fn right_results_of_small_problems_pass_in_every_type() {
+    fn all_pass<T: Element>(text: &str) {
+        for seed in 0..300 {
+            let case = case(&format!("{text} {} seed={seed}", T::TYPE));
+            let inputs = case.inputs::<T>();
+            let report = case.check(&inputs, &run(&case, &inputs));
+            assert!(report.is_ok(), "{case}: {report:?}");
+        }
+    }
+    for text in [
+        "b1 q1 k2 h1 d8",
+        "b1 q1 k2 h1 d256 scale=1",
+        "b1 q1 k64 h1 d64",
+        "b1 q1 k8 h1 d8 softcap=50",
+        "b1 q2 k9 h2 d16 alibi=head mask=causal",
+    ] {
+        all_pass::<f32>(text);
+        all_pass::<f16>(text);
+        all_pass::<bf16>(text);
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Any(Case);
+
+impl Arbitrary for Any {
+    fn arbitrary(source: &mut Gen) -> Self {
+        Any(Case::random(u64::arbitrary(source), 60))
+    }
+
+    fn shrink(&self) -> Box<dyn Iterator<Item = Self>> {
+        Box::new(self.0.shrink().into_iter().map(Any))
+    }
+}
+
+/// An lse that is off by 0.005 on every row is wrong, whatever the element type.
+#[test]
+fn a_wrong_lse_is_caught() {
+    fn caught<T: Element>(case: &Case) -> TestResult {
+        let inputs = case.inputs::<T>();
+        let mut result = run(case, &inputs);
+        // Poison stays NaN, and -inf stays -inf.
+        result.lse.iter_mut().for_each(|x| *x += 0.005);
+        if !result.lse.iter().any(|x| x.is_finite()) {
+            return TestResult::discard();
+        }
+        match case.check(&inputs, &result) {
+            Err(Failure::Wrong { out, lse }) => {
+                TestResult::from_bool(out.passed && !lse.passed && lse.max_error > 0.004)
+            }
+            other => TestResult::error(format!("{case}: {other:?}")),
+        }
+    }
+    fn property(case: Any) -> TestResult {
+        match case.0.element {
+            ElementType::F16 => caught::<f16>(&case.0),
+            ElementType::Bf16 => caught::<bf16>(&case.0),
+            _ => caught::<f32>(&case.0),
+        }
+    }
+    QuickCheck::new()
+        .tests(200)
+        .quickcheck(property as fn(Any) -> TestResult);
+}
+
+/// Mistakes that kernels make, each of which must fail wherever it changes the exact result by more than a thousandth.
+#[test]
+fn planted_mistakes_are_caught() {
+    type Mistake = (&'static str, fn(&mut Case));
+    const MISTAKES: [Mistake; 7] = [
+        ("scale off by a thousandth", |case| {
+            case.scale = Some(case.problem().scale() * 1.001);
+        }),
+        ("sign of the scale", |case| {
+            case.scale = Some(-case.problem().scale());
+        }),
+        ("no softcap", |case| case.softcap = None),
+        ("no ALiBi", |case| case.alibi = None),
+        ("no mask", |case| case.mask = Mask::None),
+        ("mask aligned top-left", |case| {
+            if case.mask == Mask::causal() {
+                case.mask = Mask::Causal {
+                    align: Align::TopLeft,
+                };
+            }
+        }),
+        ("one key more than the mask shows", |case| match case.mask {
+            Mask::Causal {
+                align: Align::BottomRight,
+            } => case.mask = Mask::window(None, 1),
+            Mask::Window { left, right } => {
+                case.mask = Mask::window(left, right.map(|keys| keys + 1));
+            }
+            _ => {}
+        }),
+    ];
+    fn property(case: Any, mistake: usize) -> TestResult {
+        let case = Case {
+            element: ElementType::F32,
+            ..case.0
+        };
+        let (name, plant) = MISTAKES[mistake % MISTAKES.len()];
+        let mut wrong = case.clone();
+        plant(&mut wrong);
+        if wrong == case {
+            return TestResult::discard();
+        }
+        let inputs = case.inputs::<f32>();
+        let mut wrong_inputs = inputs.clone();
+        if wrong.alibi.is_none() {
+            wrong_inputs.alibi.clear();
+        }
+        let expected = case.expectation(&inputs).unwrap();
+        let unexpected = reference(
+            &wrong.problem(),
+            wrong_inputs.q.view(),
+            wrong_inputs.k.view(),
+            wrong_inputs.v.view(),
+            wrong_inputs.slopes(),
+        )
+        .unwrap();
+        let mut pairs = expected.out().iter().zip(&unexpected.out);
+        if pairs.all(|(a, b)| (a - b).abs() < 1e-3) {
+            return TestResult::discard();
+        }
+        match case.check_against(&expected, &run(&wrong, &wrong_inputs)) {
+            Err(Failure::Wrong { out, .. }) if !out.passed => TestResult::passed(),
+            other => TestResult::error(format!("{name}: {case}: {other:?}")),
+        }
+    }
+    QuickCheck::new()
+        .tests(150)
+        .max_tests(5_000)
+        .min_tests_passed(150)
+        .quickcheck(property as fn(Any, usize) -> TestResult);
+}
+
+/// One element that is off by a thousandth, somewhere.
+#[test]
+fn one_wrong_element_is_caught() {
+    for seed in 0..200 {
+        let case = Case {
+            element: ElementType::F32,
+            softcap: None,
+            ..Case::random(seed, 60)
+        };
+        let inputs = case.inputs::<f32>();
+        let mut result = run(&case, &inputs);
+        let written: Vec<usize> = (0..result.out.len())
+            .filter(|&index| !result.out[index].is_nan())
+            .collect();
+        let Some(&index) = written.get(seed as usize * 7919 % written.len().max(1)) else {
+            continue;
+        };
+        result.out[index] += 1e-3;
+        let judged = case.check(&inputs, &result);
+        let Err(Failure::Wrong { out, .. }) = judged else {
+            panic!("{case}: {judged:?}");
+        };
+        assert!((out.max_error - 1e-3).abs() < 1e-4 && out.worst.error == out.max_error);
+    }
+}
