@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use warptile::{Backend, ElementType, Family, Plan, gpu::Gpu};
+use warptile::{Backend, Choice, ElementType, Family, gpu::Gpu};
 use warptile_check::Case;
 use warptile_driver::{DeviceBuffer, Driver, Stream};
 use warptile_kernels::catalog;
@@ -59,8 +59,7 @@ fn a_thousand_launches_while_memory_is_full_and_busy() {
     for family in families {
         for case in &cases {
             assert_eq!(case.element, ElementType::F16);
-            let images = catalog().iter().filter(|image| image.family == family);
-            let plan = Plan::from_catalog(case.problem(), gpu.profile(), None, images).unwrap();
+            let plan = case.plan(&gpu, &Choice::Family(family)).unwrap();
             let inputs = case.inputs::<half::f16>();
             let first = case.run_on_gpu(&inputs, &gpu, &plan).unwrap();
             case.check(&inputs, &first).unwrap();
@@ -104,7 +103,7 @@ fn out_of_memory_leaks_nothing_and_the_context_stays_usable() {
     );
     let case: Case = "b2 h2 q100 k100 d64 f16 seed=1".parse().unwrap();
     let gpu = backend.gpu().unwrap();
-    let plan = Plan::gpu(case.problem(), gpu.profile(), None).unwrap();
+    let plan = case.plan(gpu, &Choice::Best).unwrap();
     let inputs = case.inputs::<half::f16>();
     let result = case.run_on_gpu(&inputs, gpu, &plan).unwrap();
     case.check(&inputs, &result).unwrap();

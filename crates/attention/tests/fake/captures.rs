@@ -42,11 +42,15 @@ fn two_graphs_and_a_direct_launch_share_no_counter() {
         };
         let graphs = [capture(), capture()];
         let other = Stream::new(gpu.context()).unwrap();
-        prepared.launch(&stream, &call, &buffers.bindings()).unwrap();
+        prepared
+            .launch(&stream, &call, &buffers.bindings())
+            .unwrap();
         graphs[0].launch(&stream).unwrap();
         graphs[1].launch(&other).unwrap();
         prepared.launch(&other, &call, &buffers.bindings()).unwrap();
-        prepared.launch(&stream, &call, &buffers.bindings()).unwrap();
+        prepared
+            .launch(&stream, &call, &buffers.bindings())
+            .unwrap();
         stream.synchronize().unwrap();
         other.synchronize().unwrap();
         let counters = counters(&fake);
@@ -157,7 +161,9 @@ fn somebody_elses_capture_outlives_what_was_launched_in_it() {
         let graph = {
             let prepared = gpu.prepare(call.problem(), &kernel(MAPPED)).unwrap();
             theirs.begin(mode);
-            prepared.launch(&borrowed, &call, &memory.bindings()).unwrap();
+            prepared
+                .launch(&borrowed, &call, &memory.bindings())
+                .unwrap();
             theirs.end().unwrap()
         };
         let eager = gpu.prepare(call.problem(), &kernel(MAPPED)).unwrap();
@@ -169,7 +175,10 @@ fn somebody_elses_capture_outlives_what_was_launched_in_it() {
         let counters = counters(&fake);
         assert_eq!(counters.len(), 3);
         assert!(!counters.contains(&0));
-        assert_ne!(counters[0], counters[1], "the graph has a workspace of its own");
+        assert_ne!(
+            counters[0], counters[1],
+            "the graph has a workspace of its own"
+        );
         assert_eq!(counters[1], counters[2]);
         assert_eq!(fake.violations(), Vec::<String>::new());
     }
@@ -194,10 +203,14 @@ fn a_captured_packed_batch_keeps_its_offsets() {
     let mut memory = Buffers::new(&borrowed, &one);
     borrowed.synchronize().unwrap();
     theirs.begin(MODES[0]);
-    prepared.launch(&borrowed, &one, &memory.bindings()).unwrap();
+    prepared
+        .launch(&borrowed, &one, &memory.bindings())
+        .unwrap();
     let graph = theirs.end().unwrap();
     for _ in 0..3 {
-        prepared.launch(&borrowed, &other, &memory.bindings()).unwrap();
+        prepared
+            .launch(&borrowed, &other, &memory.bindings())
+            .unwrap();
     }
     graph.launch(&theirs);
     borrowed.synchronize().unwrap();
@@ -207,7 +220,10 @@ fn a_captured_packed_batch_keeps_its_offsets() {
         on_device::<i32>(lengths.query_offsets, 3)
     };
     assert_eq!(launches.len(), 4);
-    assert_eq!((offsets(0), offsets(3)), (vec![0, 48, 98], vec![0, 50, 100]));
+    assert_eq!(
+        (offsets(0), offsets(3)),
+        (vec![0, 48, 98], vec![0, 50, 100])
+    );
     assert_eq!(fake.violations(), Vec::<String>::new());
 }
 

@@ -21,12 +21,18 @@ fn every_failure_is_survived(work: impl Fn(&Driver) -> Result<()>) {
     for nth in 1..=calls {
         fake.fail(None, nth, CUresult::ERROR_OUT_OF_MEMORY.0);
         failures += usize::from(work(&driver).is_err());
-        assert!(fake.fault().is_some(), "call {nth} of {calls} was never made");
+        assert!(
+            fake.fault().is_some(),
+            "call {nth} of {calls} was never made"
+        );
         assert_eq!(fake.violations(), Vec::<String>::new(), "call {nth}");
         fake.assert_clean();
     }
     // The rest are calls of destructors, which have nobody to report to.
-    assert!(failures as u64 > calls / 2, "{failures} of {calls} failures were reported");
+    assert!(
+        failures as u64 > calls / 2,
+        "{failures} of {calls} failures were reported"
+    );
     fake.fail(None, 0, 0);
     work(&driver).unwrap();
 }
@@ -47,12 +53,16 @@ fn forward(driver: &Driver, name: &str) -> Result<()> {
     );
     let mut attention = Attention::new().mask(Mask::causal()).choice(kernel(name));
     if name == PLAIN {
-        attention = attention.alibi_slopes(&vec![0.5; shape[2]]).sinks(&vec![0.5; shape[2]]);
+        attention = attention
+            .alibi_slopes(&vec![0.5; shape[2]])
+            .sinks(&vec![0.5; shape[2]]);
     }
     for _ in 0..2 {
         let output = attention.forward(&q, (&k, &v))?;
         assert_eq!(output.out.to_vec()?.len(), data.len());
-        output.lse.map_or(Ok(0), |lse| lse.to_vec().map(|lse| lse.len()))?;
+        output
+            .lse
+            .map_or(Ok(0), |lse| lse.to_vec().map(|lse| lse.len()))?;
     }
     backend.synchronize()
 }
@@ -102,8 +112,9 @@ fn a_launch_over_buffers_of_other_streams() {
             let (q, k, v) = (q?, k?, v?);
             let mut out = DeviceBuffer::<f16>::zeroed(&homes[3], 8192)?;
             let mut lse = DeviceBuffer::<f32>::zeroed(&homes[4], 128)?;
-            let bindings = Bindings::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())
-                .lse(lse.as_slice_mut());
+            let bindings =
+                Bindings::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())
+                    .lse(lse.as_slice_mut());
             prepared.launch(&stream, &call, &bindings)?;
         }
         stream.synchronize()?;
@@ -143,8 +154,10 @@ fn the_stream_of_every_view_is_ordered_before_and_after() {
             let stream = Stream::new(gpu.context()).unwrap();
             let home = Stream::new(gpu.context()).unwrap();
             let of = |index: usize| if index == view { &home } else { &stream };
-            let half = |index: usize, len: usize| DeviceBuffer::<f16>::zeroed(of(index), len).unwrap();
-            let single = |index: usize, len: usize| DeviceBuffer::<f32>::zeroed(of(index), len).unwrap();
+            let half =
+                |index: usize, len: usize| DeviceBuffer::<f16>::zeroed(of(index), len).unwrap();
+            let single =
+                |index: usize, len: usize| DeviceBuffer::<f32>::zeroed(of(index), len).unwrap();
             let (mut q, mut k, mut v) = (half(0, 8192), half(1, 8192), half(2, 8192));
             let (mut out, mut lse) = (half(3, 8192), single(4, 128));
             let (mut slopes, mut sinks) = (single(5, 2), single(6, 2));

@@ -33,7 +33,10 @@ fn every_packed_batch_brings_its_own_offsets_and_none_waits() {
         assert_eq!(launches.len(), batches.len());
         for (launch, offsets) in launches.iter().zip(&batches) {
             let lengths = block(launch).sequences;
-            assert_eq!((lengths.batch, lengths.query_rows, lengths.key_rows), (2, 100, 100));
+            assert_eq!(
+                (lengths.batch, lengths.query_rows, lengths.key_rows),
+                (2, 100, 100)
+            );
             assert_eq!(lengths.key_len, 50);
             assert_eq!(lengths.query_len, offsets[1].max(offsets[2] - offsets[1]));
             // Each launch in flight has memory of its own, so all are still there.
@@ -92,7 +95,10 @@ fn lengths_on_the_device_are_passed_on_by_address() {
     attention.forward(&q, keys).unwrap();
     backend.synchronize().unwrap();
     let lengths = block(&fake.launches()[0]).sequences;
-    assert_eq!((lengths.key_lengths, lengths.key_len), (used.pointer(), 500));
+    assert_eq!(
+        (lengths.key_lengths, lengths.key_len),
+        (used.pointer(), 500)
+    );
     let short = used.slice(..2).unwrap();
     let keys = Keys::new(&cache, &cache).lengths_on_device(short);
     let error = attention.forward(&q, keys).unwrap_err().to_string();
@@ -110,7 +116,10 @@ fn outputs_with_gaps_are_zeroed() {
         let before = fake.calls_of("cuMemsetD8Async");
         let keys = Keys::new(&x, &x).packed(offsets);
         let queries = Queries::new(&x).packed(offsets);
-        let output = Attention::new().choice(kernel(PLAIN)).forward(queries, keys).unwrap();
+        let output = Attention::new()
+            .choice(kernel(PLAIN))
+            .forward(queries, keys)
+            .unwrap();
         backend.synchronize().unwrap();
         (fake.calls_of("cuMemsetD8Async") - before, output)
     };
@@ -118,7 +127,14 @@ fn outputs_with_gaps_are_zeroed() {
     let (count, output) = fills(&[0, 4, 9]);
     assert_eq!(count, 2);
     // The stand-in runs no kernel, so everything is still as it was filled.
-    assert!(output.out.to_vec().unwrap().iter().all(|x| x.to_f32() == 0.0));
+    assert!(
+        output
+            .out
+            .to_vec()
+            .unwrap()
+            .iter()
+            .all(|x| x.to_f32() == 0.0)
+    );
     drop(output);
     drop((x, backend));
     fake.assert_clean();

@@ -52,7 +52,13 @@ impl Setup {
         addresses
     }
 
-    fn launch(&self, prepared: &Prepared, call: &Call, addresses: &Addresses, workspace: u64) -> Result<(), Error> {
+    fn launch(
+        &self,
+        prepared: &Prepared,
+        call: &Call,
+        addresses: &Addresses,
+        workspace: u64,
+    ) -> Result<(), Error> {
         let _current = self.gpu.context().enter().unwrap();
         // SAFETY: the stand-in runs no kernel; the addresses it is given lie in `memory`.
         unsafe { prepared.launch_raw(self.stream.raw(), call, addresses, workspace) }
@@ -110,12 +116,17 @@ fn every_field_is_checked_before_anything_is_launched() {
     for (edit, expected) in cases {
         let mut addresses = good;
         edit(&mut addresses, &setup);
-        let error = setup.launch(&prepared, &call, &addresses, workspace).unwrap_err();
+        let error = setup
+            .launch(&prepared, &call, &addresses, workspace)
+            .unwrap_err();
         assert!(error.to_string().starts_with(expected), "{error}");
     }
     for bad in [0, workspace + 8] {
         let error = setup.launch(&prepared, &call, &good, bad).unwrap_err();
-        assert!(matches!(error, Error::Workspace { bytes: 256, .. }), "{error}");
+        assert!(
+            matches!(error, Error::Workspace { bytes: 256, .. }),
+            "{error}"
+        );
     }
     // Lengths on the host would have to be copied.
     let tensor = Layout::bshd([8, 300, 10, 64]);
@@ -123,8 +134,13 @@ fn every_field_is_checked_before_anything_is_launched() {
         .key_lengths(&[300; 8])
         .build()
         .unwrap();
-    let error = setup.launch(&prepared, &on_host, &good, workspace).unwrap_err();
-    assert!(error.to_string().starts_with("key_lengths is on the host"), "{error}");
+    let error = setup
+        .launch(&prepared, &on_host, &good, workspace)
+        .unwrap_err();
+    assert!(
+        error.to_string().starts_with("key_lengths is on the host"),
+        "{error}"
+    );
     setup.stream.synchronize().unwrap();
     assert!(fake.launches().is_empty());
     setup.launch(&prepared, &call, &good, workspace).unwrap();

@@ -1,8 +1,8 @@
 //! What a user can do wrong, and what a device can run out of: a clear error, nothing leaked, the context still usable.
 
 use half::f16;
-use warptile::gpu::Arguments;
-use warptile::{Attention, Backend, Error, Plan};
+use warptile::gpu::{Bindings, Prepared};
+use warptile::{Attention, Backend, Call, Choice, Error};
 use warptile_check::Case;
 use warptile_driver::{DeviceBuffer, Stream};
 
@@ -12,19 +12,24 @@ fn plain() -> Case {
     case("b1 h2 q64 k64 d64 f16 seed=1")
 }
 
+/// The plain case, prepared.
+fn prepared() -> (Call, Prepared) {
+    let call = plain().call();
+    let prepared = gpu().prepare(call.problem(), &Choice::Best).unwrap();
+    (call, prepared)
+}
+
 /// Launches with buffers of the given lengths and gives the error's text.
 fn launch_with(lengths: [usize; 5]) -> String {
     let stream = Stream::new(gpu().stream().context()).unwrap();
-    let plan = Plan::gpu(plain().problem(), gpu().profile(), None).unwrap();
-    let mut launcher = gpu().launcher(&plan, &stream).unwrap();
+    let (call, prepared) = prepared();
     let [q, k, v] = [0, 1, 2].map(|i| DeviceBuffer::<f16>::zeroed(&stream, lengths[i]).unwrap());
     let mut out = DeviceBuffer::<f16>::zeroed(&stream, lengths[3]).unwrap();
     let mut lse = DeviceBuffer::<f32>::zeroed(&stream, lengths[4]).unwrap();
-    launcher
-        .launch(
-            Arguments::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())
-                .with_lse(lse.as_slice_mut()),
-        )
+    let bindings = Bindings::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())
+        .lse(lse.as_slice_mut());
+    prepared
+        .launch(&stream, &call, &bindings)
         .map_or_else(|error| error.to_string(), |()| "launched".to_owned())
 }
 
@@ -48,34 +53,31 @@ fn a_buffer_smaller_than_its_shape_is_named() {
 #[ignore = "needs an NVIDIA GPU"]
 fn a_missing_lse_and_a_wrong_element_type_are_named() {
     let stream = gpu().stream();
-    let plan = Plan::gpu(plain().problem(), gpu().profile(), None).unwrap();
-    let mut launcher = gpu().launcher(&plan, stream).unwrap();
+    let (call, prepared) = prepared();
     let input = DeviceBuffer::<f16>::zeroed(stream, 8192).unwrap();
     let mut out = DeviceBuffer::<f16>::zeroed(stream, 8192).unwrap();
-    let without_lse = Arguments::new(
+    let without_lse = Bindings::new(
         input.as_slice(),
         input.as_slice(),
         input.as_slice(),
         out.as_slice_mut(),
     );
-    assert!(
-        launcher
-            .launch(without_lse)
-            .unwrap_err()
-            .to_string()
-            .starts_with("lse is missing")
-    );
+    let error = prepared
+        .launch(stream, &call, &without_lse)
+        .unwrap_err()
+        .to_string();
+    assert!(error.starts_with("lse is missing"), "{error}");
 
     let input = DeviceBuffer::<f32>::zeroed(stream, 8192).unwrap();
     let mut out = DeviceBuffer::<f32>::zeroed(stream, 8192).unwrap();
-    let wrong_type = Arguments::new(
+    let wrong_type = Bindings::new(
         input.as_slice(),
         input.as_slice(),
         input.as_slice(),
         out.as_slice_mut(),
     );
     assert!(matches!(
-        launcher.launch(wrong_type),
+        prepared.launch(stream, &call, &wrong_type),
         Err(Error::ElementMismatch { .. })
     ));
 }
@@ -84,8 +86,7 @@ fn a_missing_lse_and_a_wrong_element_type_are_named() {
 #[ignore = "needs an NVIDIA GPU"]
 fn an_output_that_overlaps_an_input_is_refused() {
     let stream = gpu().stream();
-    let plan = Plan::gpu(plain().problem(), gpu().profile(), None).unwrap();
-    let mut launcher = gpu().launcher(&plan, stream).unwrap();
+    let (call, prepared) = prepared();
     let memory = std::sync::Arc::new(DeviceBuffer::<f16>::zeroed(stream, 4 * 8192).unwrap());
     let mut lse = DeviceBuffer::<f32>::zeroed(stream, 128).unwrap();
     let part = |start: usize| {
@@ -101,10 +102,10 @@ fn an_output_that_overlaps_an_input_is_refused() {
         .unwrap()
     };
     let (q, k, v, mut out) = (part(0), part(8192), part(16384), part(16384 + 8000));
-    let arguments = Arguments::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())
-        .with_lse(lse.as_slice_mut());
+    let arguments = Bindings::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())
+        .lse(lse.as_slice_mut());
     assert!(matches!(
-        launcher.launch(arguments),
+        prepared.launch(stream, &call, &arguments),
         Err(Error::OutputOverlaps {
             argument: "out",
             ..
@@ -121,12 +122,12 @@ fn an_unknown_kernel_and_one_that_does_not_fit_are_told_apart() {
         .unwrap();
     let run = |name: &str| {
         Attention::new()
-            .kernel(name)
-            .forward(&tensor, &tensor, &tensor)
+            .choice(name.parse::<Choice>().unwrap())
+            .forward(&tensor, (&tensor, &tensor))
             .map(|_| ())
             .unwrap_err()
     };
-    assert!(matches!(run("scalar_d64"), Error::UnknownKernel { .. }));
+    assert!(matches!(run("scalar_d64"), Error::UnknownName { .. }));
     let too_narrow = run("scalar_d64_32x64_w4_s2").to_string();
     assert!(
         too_narrow.contains("its tiles hold head sizes up to 64"),
@@ -142,7 +143,7 @@ fn tensors_of_different_backends_do_not_mix() {
     let on_gpu = gpu.tensor(&data, [1, 4, 2, 8]).unwrap();
     let on_cpu = cpu.tensor(&data, [1, 4, 2, 8]).unwrap();
     let error = Attention::new()
-        .forward(&on_gpu, &on_gpu, &on_cpu)
+        .forward(&on_gpu, (&on_gpu, &on_cpu))
         .map(|_| ())
         .unwrap_err();
     assert!(
@@ -156,7 +157,7 @@ fn tensors_of_different_backends_do_not_mix() {
 fn dropping_everything_right_after_the_launch_is_sound() {
     let case = case("b2 h8 q512 k512 d64 f16 seed=2");
     let inputs = case.inputs::<f16>();
-    let plan = Plan::gpu(case.problem(), gpu().profile(), None).unwrap();
+    let plan = case.plan(gpu(), &Choice::Best).unwrap();
     for _ in 0..100 {
         let mut on_gpu = case.upload(&inputs, gpu(), &plan).unwrap();
         on_gpu.launch().unwrap();

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use warptile::gpu::Gpu;
-use warptile::{Element, ElementType, Error, Family, Plan};
+use warptile::{Choice, Element, ElementType, Error, Family, Plan, Planner};
 use warptile_check::{Case, ResultBuffers};
 use warptile_driver::Driver;
 use warptile_kernels::{Image, Target, catalog};
@@ -40,11 +40,14 @@ impl Images {
     /// A plan for the case, or why there is none.
     pub(crate) fn plan(self, case: &Case) -> Result<Plan, Error> {
         let images = catalog().iter().filter(move |image| self.admit(image));
-        let mut profile = gpu().profile().clone();
+        let mut profile = case.profile(gpu().profile());
         if let Images::Within99Kb(_) = self {
             profile.shared_bytes_per_cta = profile.shared_bytes_per_cta.min(101_376);
         }
-        Plan::from_catalog(case.problem(), &profile, None, images)
+        let problem = case.call_on_gpu().unwrap().problem();
+        Planner::new(&profile)
+            .images(images)
+            .plan(problem, &Choice::Best)
     }
 
     /// The case as the tile of a single image can take it.

@@ -6,4 +6,5 @@ mod harness;
 mod named_bugs;
 mod random;
 mod repetition;
+mod soundness;
 mod tilings;

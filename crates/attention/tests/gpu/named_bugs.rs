@@ -1,6 +1,7 @@
 //! Bugs that other attention libraries shipped, each by name, and the shapes that catch them.
 
-use warptile::{Attention, Backend, Layout};
+use warptile::gpu::Bindings;
+use warptile::{Attention, Backend, Call, Choice, ElementType, Layout};
 use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case, Lengths};
 
 use crate::harness::{Images, assert_passes, case, families, gpu, passes};
@@ -137,19 +138,12 @@ fn offsets_beyond_32_bits() {
     for family in families() {
         let expected = Images::Family(family).plan(&plain).unwrap();
         let expected = plain.run_on_gpu(&inputs, gpu, &expected).unwrap();
-        let problem =
-            warptile::Problem::builder(&dense, &sparse, &sparse, warptile::ElementType::F16)
-                .build()
-                .unwrap();
-        let plan = warptile::Plan::from_catalog(
-            problem,
-            gpu.profile(),
-            None,
-            warptile_kernels::catalog()
-                .iter()
-                .filter(move |image| image.family == family),
-        )
-        .unwrap();
+        let call = Call::builder(&dense, &sparse, &sparse, ElementType::F16)
+            .build()
+            .unwrap();
+        let prepared = gpu
+            .prepare(call.problem(), &Choice::Family(family))
+            .unwrap();
         let stream = gpu.stream();
         let spread = |data: &[half::f16]| {
             let entry = data.len() / 2;
@@ -175,18 +169,9 @@ fn offsets_beyond_32_bits() {
         let mut out = warptile_driver::DeviceBuffer::filled(stream, q.len(), 0xFF).unwrap();
         let mut lse =
             warptile_driver::DeviceBuffer::filled(stream, 2 * heads * rows, 0xFF).unwrap();
-        gpu.launcher(&plan, stream)
-            .unwrap()
-            .launch(
-                warptile::gpu::Arguments::new(
-                    q.as_slice(),
-                    k.as_slice(),
-                    v.as_slice(),
-                    out.as_slice_mut(),
-                )
-                .with_lse(lse.as_slice_mut()),
-            )
-            .unwrap();
+        let bindings = Bindings::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())
+            .lse(lse.as_slice_mut());
+        prepared.launch(stream, &call, &bindings).unwrap();
         let reach = q.len();
         assert_eq!(
             out.to_vec().unwrap(),
@@ -208,8 +193,8 @@ fn infinite_logits_make_no_nan() {
     let case = case("q70 k70 d64 bf16 seed=0");
     for family in families() {
         let plan = Images::Family(family).plan(&case).unwrap();
-        let attention = Attention::new().kernel(plan.kernel_name());
-        let output = attention.forward(&tensor, &tensor, &tensor).unwrap();
+        let attention = Attention::new().choice(Choice::Kernel(plan.kernel_name().to_owned()));
+        let output = attention.forward(&tensor, (&tensor, &tensor)).unwrap();
         assert!(output.out.to_vec().unwrap() == data, "{family}");
     }
 }
@@ -254,8 +239,8 @@ fn repeated_dimensions() {
         let repeated = backend.tensor_with_layout(&data, layout).unwrap();
         for family in families() {
             let plan = Images::Family(family).plan(&case).unwrap();
-            let attention = Attention::new().kernel(plan.kernel_name());
-            let run = |k| attention.forward(&queries, k, k).unwrap().out.to_vec();
+            let attention = Attention::new().choice(Choice::Kernel(plan.kernel_name().to_owned()));
+            let run = |k| attention.forward(&queries, (k, k)).unwrap().out.to_vec();
             assert!(
                 run(&keys).unwrap() == run(&repeated).unwrap(),
                 "batch repeated: {repeated_batch}, head repeated: {repeated_head}, {family}"
@@ -284,8 +269,8 @@ fn huge_logits_make_no_nan() {
         let case = case(&format!("q{rows} k{rows} d{head_dim} bf16 seed=0"));
         for family in families() {
             let plan = Images::Family(family).plan(&case).unwrap();
-            let attention = Attention::new().kernel(plan.kernel_name());
-            let output = attention.forward(&tensor, &tensor, &tensor).unwrap();
+            let attention = Attention::new().choice(Choice::Kernel(plan.kernel_name().to_owned()));
+            let output = attention.forward(&tensor, (&tensor, &tensor)).unwrap();
             assert!(
                 output.out.to_vec().unwrap() == data,
                 "{magnitude} at {head_dim}: {}",
@@ -302,7 +287,8 @@ fn huge_logits_make_no_nan() {
 fn every_feature_at_once() {
     for element in ["f16", "bf16", "f32"] {
         let text = format!(
-            "packed=130x257,64x3,1x700 h6/2 d88 {element} mask=window,90,10 softcap=15 alibi=batch scale=0.7 layout=gaps \
+            "packed=130x257,64x3,1x700 h6/2 d88 {element} mask=window,90,10 softcap=15 alibi=batch scale=0.7 sinks \
+             used=100x257,64x1,1x600 device-lengths sms=2 layout=gaps \
              unaligned seed=10"
         );
         assert_passes(&case(&text));

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use half::bf16;
-use warptile::driver::sys::{CU_STREAM_NON_BLOCKING, CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode};
+use warptile::driver::sys::{
+    CU_STREAM_NON_BLOCKING, CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode,
+};
 use warptile::gpu::{Addresses, Bindings, Prepared, Session};
 use warptile::{Call, Choice, ElementType, Error, Layout, Mask, Scoring};
 use warptile_driver::{Context, DeviceBuffer, Graph, Stream};
@@ -34,7 +36,11 @@ impl Rig {
         let stream = Stream::new(gpu().context()).unwrap();
         let prepared = gpu().prepare(call.problem(), &Choice::Best).unwrap();
         let shape = prepared.plan().steps()[0].shape(&call).unwrap();
-        assert!(shape.draws_tiles, "the planner's choice draws no tiles: {}", prepared.plan());
+        assert!(
+            shape.draws_tiles,
+            "the planner's choice draws no tiles: {}",
+            prepared.plan()
+        );
         let data = |layout: &Layout, phase: f32| {
             let len = layout.required_len().unwrap();
             let values: Vec<bf16> = (0..len)
@@ -88,7 +94,8 @@ impl Rig {
 
     fn results(&self, stream: &Stream) -> Results {
         Results {
-            out: DeviceBuffer::filled(stream, self.call.out().required_len().unwrap(), 0xFF).unwrap(),
+            out: DeviceBuffer::filled(stream, self.call.out().required_len().unwrap(), 0xFF)
+                .unwrap(),
             lse: DeviceBuffer::filled(stream, self.call.lse_len(), 0xFF).unwrap(),
         }
     }
@@ -134,7 +141,10 @@ fn two_graphs_of_one_prepared_problem_on_two_streams() {
     for rig in [Rig::packed(), Rig::causal()] {
         let [one, other] = streams();
         let mut results = [rig.results(&one), rig.results(&other)];
-        let graphs = [rig.capture(&one, &mut results[0]), rig.capture(&one, &mut results[1])];
+        let graphs = [
+            rig.capture(&one, &mut results[0]),
+            rig.capture(&one, &mut results[1]),
+        ];
         for round in 0..ROUNDS {
             results.iter_mut().for_each(Results::poison);
             graphs[0].launch(&one).unwrap();
@@ -202,7 +212,10 @@ impl Foreign {
             let _current = context.enter().unwrap();
             let create = context.driver().api().stream_create_with_priority;
             // SAFETY: `raw` outlives the call.
-            assert_eq!(unsafe { create(&mut raw, CU_STREAM_NON_BLOCKING, 0) }, CUresult::SUCCESS);
+            assert_eq!(
+                unsafe { create(&mut raw, CU_STREAM_NON_BLOCKING, 0) },
+                CUresult::SUCCESS
+            );
         }
         Arc::new(Foreign { context, raw })
     }
@@ -218,10 +231,19 @@ impl Foreign {
         let (mut graph, mut exec) = (CUgraph::NULL, CUgraphExec::NULL);
         // SAFETY: the stream is alive, and all results outlive the calls.
         unsafe {
-            assert_eq!((api.stream_begin_capture)(self.raw, mode), CUresult::SUCCESS);
+            assert_eq!(
+                (api.stream_begin_capture)(self.raw, mode),
+                CUresult::SUCCESS
+            );
             launch();
-            assert_eq!((api.stream_end_capture)(self.raw, &mut graph), CUresult::SUCCESS);
-            assert_eq!((api.graph_instantiate_with_flags)(&mut exec, graph, 0), CUresult::SUCCESS);
+            assert_eq!(
+                (api.stream_end_capture)(self.raw, &mut graph),
+                CUresult::SUCCESS
+            );
+            assert_eq!(
+                (api.graph_instantiate_with_flags)(&mut exec, graph, 0),
+                CUresult::SUCCESS
+            );
         }
         exec
     }
@@ -296,7 +318,9 @@ impl Device {
             .unwrap();
         let data = |layout: &Layout| {
             let len = layout.required_len().unwrap();
-            let values: Vec<bf16> = (0..len).map(|i| bf16::from_f32((i as f32 * 0.61).sin())).collect();
+            let values: Vec<bf16> = (0..len)
+                .map(|i| bf16::from_f32((i as f32 * 0.61).sin()))
+                .collect();
             DeviceBuffer::from_slice(stream, &values).unwrap()
         };
         Device {
@@ -319,7 +343,8 @@ impl Device {
         let out = self.call.out().required_len().unwrap() + 2 * Self::MARGIN;
         Results {
             out: DeviceBuffer::filled(stream, out, 0xFF).unwrap(),
-            lse: DeviceBuffer::filled(stream, self.call.lse_len() + 2 * Self::MARGIN, 0xFF).unwrap(),
+            lse: DeviceBuffer::filled(stream, self.call.lse_len() + 2 * Self::MARGIN, 0xFF)
+                .unwrap(),
         }
     }
 
@@ -339,9 +364,15 @@ impl Device {
         let (out, lse) = (results.out.to_vec().unwrap(), results.lse.to_vec().unwrap());
         let (margin, canary) = (Self::MARGIN, bf16::from_bits(0xFFFF).to_bits());
         let clean = |x: &[bf16]| x.iter().all(|x| x.to_bits() == canary);
-        assert!(clean(&out[..margin]) && clean(&out[out.len() - margin..]), "out was left");
+        assert!(
+            clean(&out[..margin]) && clean(&out[out.len() - margin..]),
+            "out was left"
+        );
         let clean = |x: &[f32]| x.iter().all(|x| x.to_bits() == u32::MAX);
-        assert!(clean(&lse[..margin]) && clean(&lse[lse.len() - margin..]), "lse was left");
+        assert!(
+            clean(&lse[..margin]) && clean(&lse[lse.len() - margin..]),
+            "lse was left"
+        );
         (
             out[margin..out.len() - margin].to_vec(),
             lse[margin..lse.len() - margin].to_vec(),
@@ -350,7 +381,10 @@ impl Device {
 }
 
 fn choices() -> Vec<Choice> {
-    crate::harness::families().into_iter().map(Choice::Family).collect()
+    crate::harness::families()
+        .into_iter()
+        .map(Choice::Family)
+        .collect()
 }
 
 #[test]
@@ -380,11 +414,18 @@ fn lengths_out_of_bounds_on_the_device_are_clamped() {
                 device.read(&results);
                 // No harm to the next launch.
                 device.offsets.copy_from_slice(&Device::even()).unwrap();
-                device.lengths.copy_from_slice(&[KEYS as i32; BATCH]).unwrap();
+                device
+                    .lengths
+                    .copy_from_slice(&[KEYS as i32; BATCH])
+                    .unwrap();
                 results.poison();
                 device.launch(&session, &results);
                 let again = device.read(&results);
-                assert_eq!(bytemuck::cast_slice::<bf16, u16>(&again.0), bytemuck::cast_slice::<bf16, u16>(&expected.0), "{choice} {offsets:?} {lengths:?}");
+                assert_eq!(
+                    bytemuck::cast_slice::<bf16, u16>(&again.0),
+                    bytemuck::cast_slice::<bf16, u16>(&expected.0),
+                    "{choice} {offsets:?} {lengths:?}"
+                );
                 assert_eq!(again.1, expected.1, "{choice}");
             }
         }
@@ -410,8 +451,14 @@ fn lengths_that_change_during_a_launch_harm_nobody() {
                 let _current = gpu().context().enter().unwrap();
                 // SAFETY: both are live and as long; that launches read them meanwhile is the point of the test.
                 unsafe {
-                    assert_eq!(fill(lengths, byte, 4 * BATCH, writer.raw()), CUresult::SUCCESS);
-                    assert_eq!(fill(offsets, byte, 4 * BATCH, writer.raw()), CUresult::SUCCESS);
+                    assert_eq!(
+                        fill(lengths, byte, 4 * BATCH, writer.raw()),
+                        CUresult::SUCCESS
+                    );
+                    assert_eq!(
+                        fill(offsets, byte, 4 * BATCH, writer.raw()),
+                        CUresult::SUCCESS
+                    );
                 }
             }
             device.launch(&session, &results);
@@ -420,11 +467,18 @@ fn lengths_that_change_during_a_launch_harm_nobody() {
                 stream.synchronize().unwrap();
                 device.read(&results);
                 device.offsets.copy_from_slice(&Device::even()).unwrap();
-                device.lengths.copy_from_slice(&[KEYS as i32; BATCH]).unwrap();
+                device
+                    .lengths
+                    .copy_from_slice(&[KEYS as i32; BATCH])
+                    .unwrap();
                 results.poison();
                 device.launch(&session, &results);
                 let again = device.read(&results);
-                assert_eq!(bytemuck::cast_slice::<bf16, u16>(&again.0), bytemuck::cast_slice::<bf16, u16>(&expected.0), "{choice}, round {round}");
+                assert_eq!(
+                    bytemuck::cast_slice::<bf16, u16>(&again.0),
+                    bytemuck::cast_slice::<bf16, u16>(&expected.0),
+                    "{choice}, round {round}"
+                );
                 assert_eq!(again.1, expected.1, "{choice}, round {round}");
             }
         }
