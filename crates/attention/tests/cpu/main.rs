@@ -2,6 +2,7 @@
 
 mod bugs;
 mod common;
+mod features;
 mod random;
 mod real;
 mod shapes;

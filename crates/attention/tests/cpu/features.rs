@@ -1,0 +1,134 @@
+//! Sinks, bias and key mask where random problems do not reach: whole tiles hidden, rows that see nothing, huge numbers.
+
+use warptile::{Call, Element, Layout, Mask, Operands, Scoring, View, ViewMut, forward_cpu};
+use warptile_check::Expectation;
+
+use crate::common::verify_text;
+
+const ROWS: usize = 3;
+/// Three tiles of the CPU path.
+const KEYS: usize = 600;
+const HEAD_DIM: usize = 8;
+
+/// Computes three rows of queries over 600 keys of one head, and requires the result to be right. Returns output and lse.
+fn attend(scoring: Scoring, query: f32, operands: &Operands<'_, f32>) -> (Vec<f32>, Vec<f32>) {
+    let q = Layout::bshd([1, ROWS, 1, HEAD_DIM]);
+    let k = Layout::bshd([1, KEYS, 1, HEAD_DIM]);
+    // The same for all rows, so that a tensor per row has to step along the rows.
+    let score = Layout::bshd([1, ROWS, 1, KEYS]);
+    let mut builder = Call::builder(&q, &k, &k, f32::TYPE).scoring(scoring);
+    if scoring.bias {
+        builder = builder.bias(score);
+    }
+    if scoring.key_mask {
+        builder = builder.key_mask(score);
+    }
+    let call = builder.build().unwrap();
+    let wave = |i: usize, step: f32| (i as f32 * step).sin();
+    let queries: Vec<f32> = (0..ROWS * HEAD_DIM).map(|i| query * wave(i, 0.7)).collect();
+    let keys: Vec<f32> = (0..KEYS * HEAD_DIM).map(|i| wave(i, 1.3)).collect();
+    let values: Vec<f32> = (0..KEYS * HEAD_DIM).map(|i| wave(i, 0.9)).collect();
+    let (queries, keys) = (View::new(&queries[..], q), View::new(&keys[..], k));
+    let values = View::new(&values[..], k);
+    let (mut out, mut lse) = (vec![f32::NAN; ROWS * HEAD_DIM], vec![f32::NAN; ROWS]);
+    let view = ViewMut::new(&mut out[..], q);
+    forward_cpu(&call, queries, keys, values, operands, view, Some(&mut lse)).unwrap();
+    let expected = Expectation::new(&call, queries, keys, values, operands).unwrap();
+    for verdict in [expected.judge_out(&out), expected.judge_lse(&lse)] {
+        assert!(verdict.passed, "{scoring}: {verdict}");
+    }
+    (out, lse)
+}
+
+fn masked() -> Scoring {
+    let mut scoring = Scoring::new();
+    scoring.key_mask = true;
+    scoring
+}
+
+/// Row 0 does not see the first tile, row 1 sees nothing, row 2 only the first tile.
+fn tiles_hidden() -> Vec<u8> {
+    let mut mask = vec![0; ROWS * KEYS];
+    mask[256..KEYS].fill(1);
+    mask[2 * KEYS..2 * KEYS + 256].fill(7);
+    mask
+}
+
+#[test]
+fn tiles_that_the_key_mask_hides() {
+    let mask = tiles_hidden();
+    let (out, lse) = attend(masked(), 1.0, &Operands::none().key_mask(&mask));
+    assert!(out[HEAD_DIM..2 * HEAD_DIM].iter().all(|&x| x == 0.0));
+    assert_eq!(lse[1], f32::NEG_INFINITY);
+    let mut scoring = masked();
+    scoring.sinks = true;
+    let operands = Operands::none().key_mask(&mask).sinks(&[-2.5]);
+    let (out, lse) = attend(scoring, 1.0, &operands);
+    assert!(out[HEAD_DIM..2 * HEAD_DIM].iter().all(|&x| x == 0.0));
+    assert_eq!(lse[1], -2.5);
+}
+
+#[test]
+fn a_bias_of_minus_infinity_hides_like_a_mask() {
+    let mask = tiles_hidden();
+    let bias: Vec<f32> = mask
+        .iter()
+        .map(|&shown| if shown == 0 { f32::NEG_INFINITY } else { 0.0 })
+        .collect();
+    let mut scoring = Scoring::new();
+    scoring.bias = true;
+    let by_bias = attend(scoring, 1.0, &Operands::none().bias(&bias));
+    assert_eq!(
+        by_bias,
+        attend(masked(), 1.0, &Operands::none().key_mask(&mask))
+    );
+}
+
+/// Products, biases and sums beyond the range of f32, beside hidden keys.
+#[test]
+fn huge_scores_and_biases_make_no_nan() {
+    let mask = tiles_hidden();
+    let bias: Vec<f32> = (0..ROWS * KEYS)
+        .map(|i| [3e38, -3e38, 1.0][i % 3])
+        .collect();
+    for query in [1.0, 3e38] {
+        for softcap in [None, Some(20.0)] {
+            let mut scoring = masked().scale(1e3);
+            scoring.softcap = softcap;
+            let (out, _) = attend(scoring, query, &Operands::none().key_mask(&mask));
+            assert!(out.iter().all(|x| x.is_finite()), "{out:?}");
+            scoring.bias = true;
+            let operands = Operands::none().key_mask(&mask).bias(&bias);
+            let (out, _) = attend(scoring, query, &operands);
+            assert!(out.iter().all(|x| x.is_finite()), "{out:?}");
+        }
+    }
+}
+
+#[test]
+fn sinks_far_above_and_below_the_scores() {
+    let mut scoring = Scoring::new().mask(Mask::causal());
+    scoring.sinks = true;
+    for sink in [-3e38, -100.0, 0.0, 100.0, 3e38] {
+        let (out, lse) = attend(scoring, 1.0, &Operands::none().sinks(&[sink]));
+        let largest = out.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+        if sink >= 100.0 {
+            // All weight is the sink's.
+            assert!(largest < 1e-30 && lse.iter().all(|&x| x == sink));
+        } else {
+            assert!(largest > 1e-3);
+        }
+    }
+}
+
+#[test]
+fn used_lengths_count_for_the_alignment_of_masks_and_alibi() {
+    for text in [
+        "b2 q300 k700 h4/2 d32 f16 mask=causal used=300x512,7x300 seed=1",
+        "b3 q5 k600 h2 d64 bf16 mask=window,30,2 alibi=batch used=5x600,0x9,3x0 seed=2",
+        "packed=300x700,20x30 h2 d40 f32 mask=causal-top-left sinks used=200x257,20x1 seed=3",
+        "b2 q130 k600 h2 d16 f32 bias keymask used=130x300,7x600 layout=gaps seed=4",
+    ] {
+        verify_text(text);
+    }
+}
