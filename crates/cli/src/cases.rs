@@ -14,8 +14,14 @@ A problem is a line of words, such as \"b2 q113 k203 h8/2 d64 f16 mask=causal so
   scale=X         factor of the scores [1/sqrt(head size)]
   softcap=X       bound of the scores [no bound]
   alibi=A         head or batch: random slopes per head, or per sequence and head [no ALiBi]
+  sinks           a random logit per head that joins the denominator
+  bias            a random tensor added to the scores (not packed)
+  keymask         a random mask that hides keys (not packed)
+  used=QxK,...    of each sequence only so many queries and keys are used
+  device-lengths  on a GPU, offsets and used lengths are in its memory
   layout=L        bshd, bhsd or gaps: with unused elements after each head and row [bshd]
   unaligned       tensors begin at odd multiples of an element
+  sms=N           planned as if the GPU had N multiprocessors
   seed=N          what the random values follow from [0]";
 
 /// Parses a problem, for command lines.

@@ -7,7 +7,7 @@ use std::path::Path;
 use half::{bf16, f16};
 use safetensors::tensor::{SafeTensors, TensorView};
 use safetensors::{Dtype, SafeTensorError};
-use warptile::Element;
+use warptile::{Element, Layout};
 
 use crate::failure::Failure;
 use crate::inputs::{AnyInputs, Inputs};
@@ -68,13 +68,16 @@ pub(crate) fn required<'a>(
 }
 
 /// What an input file may hold.
-const INPUTS: [&str; 6] = [
+const INPUTS: [&str; 9] = [
     "q",
     "k",
     "v",
     "cu_seqlens_q",
     "cu_seqlens_k",
     "alibi_slopes",
+    "sinks",
+    "bias",
+    "key_mask",
 ];
 
 /// Refuses a file with a tensor that would be ignored: a result without its `mask` would be wrong in silence.
@@ -93,7 +96,7 @@ fn refuse_unknown(path: &Path, file: &SafeTensors<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Reads `q`, `k`, `v` and, where they exist, `cu_seqlens_q`, `cu_seqlens_k` and `alibi_slopes`.
+/// Reads `q`, `k`, `v` and, where they exist, the other tensors of [`INPUTS`].
 ///
 /// # Errors
 /// [`Failure::File`] and [`Failure::Format`] for the file, [`Failure::Input`] for what is in it, unknown tensors included.
@@ -145,15 +148,16 @@ fn typed_inputs<T: Element>(
             )));
         }
         let stored = stored_shape(path, name, view.shape(), cu_seqlens.is_some())?;
-        let layout = layout.layout(layout.reorder(stored));
+        let layout = layout.layout(stored);
         Ok((bytemuck::pod_collect_to_vec::<u8, T>(view.data()), layout))
     };
     let (q, q_layout) = tensor("q")?;
     let (k, k_layout) = tensor("k")?;
     let (v, v_layout) = tensor("v")?;
-    let alibi_slopes = match optional(file, "alibi_slopes") {
-        Some(view) => Some(slopes(path, &view)?),
-        None => None,
+    let values = |name: &'static str, shapes: &[usize], needed: &str| {
+        optional(file, name)
+            .map(|view| f32_values(path, name, &view, shapes, needed))
+            .transpose()
     };
     Ok(Inputs {
         q,
@@ -163,8 +167,40 @@ fn typed_inputs<T: Element>(
         k_layout,
         v_layout,
         cu_seqlens,
-        alibi_slopes,
+        alibi_slopes: values("alibi_slopes", &[1, 2], "[heads] or [batch, heads]")?,
+        sinks: values("sinks", &[1], "[heads]")?,
+        bias: score_tensor(path, file, "bias", &[dtype])?,
+        key_mask: score_tensor(path, file, "key_mask", &[Dtype::BOOL, Dtype::U8])?,
     })
+}
+
+/// A tensor of an element for each score, `[batch, heads, queries, keys]`, if the file has it.
+fn score_tensor<T: bytemuck::Pod>(
+    path: &Path,
+    file: &SafeTensors<'_>,
+    name: &str,
+    dtypes: &[Dtype],
+) -> Result<Option<(Vec<T>, Layout)>, Failure> {
+    let Some(view) = optional(file, name) else {
+        return Ok(None);
+    };
+    let wrong = |what: String| Failure::Input(format!("{}: {name} {what}", path.display()));
+    if !dtypes.contains(&view.dtype()) {
+        let needed: Vec<String> = dtypes.iter().map(Dtype::to_string).collect();
+        return Err(wrong(format!(
+            "has elements of type {}; it must have {}",
+            view.dtype(),
+            needed.join(" or ")
+        )));
+    }
+    let Ok(shape) = <[usize; 4]>::try_from(view.shape()) else {
+        return Err(wrong(format!(
+            "has shape {}; it must be [batch, heads, queries, keys], with 1 for a dimension that it does not depend on",
+            text::shape(view.shape())
+        )));
+    };
+    let data = bytemuck::pod_collect_to_vec(view.data());
+    Ok(Some((data, Layout::bhsd(shape))))
 }
 
 /// Four dimensions in storage order; packed tensors may leave out the batch, which is 1.
@@ -210,17 +246,24 @@ fn row_offsets(path: &Path, name: &str, view: &TensorView<'_>) -> Result<Vec<i32
     }
 }
 
-fn slopes(path: &Path, view: &TensorView<'_>) -> Result<Vec<f32>, Failure> {
-    let wrong = |what: String| Failure::Input(format!("{}: alibi_slopes {what}", path.display()));
+/// The values of an F32 tensor with one of these numbers of dimensions.
+fn f32_values(
+    path: &Path,
+    name: &str,
+    view: &TensorView<'_>,
+    dimensions: &[usize],
+    needed: &str,
+) -> Result<Vec<f32>, Failure> {
+    let wrong = |what: String| Failure::Input(format!("{}: {name} {what}", path.display()));
     if view.dtype() != Dtype::F32 {
         return Err(wrong(format!(
             "has elements of type {}; it must have F32",
             view.dtype()
         )));
     }
-    if !matches!(view.shape(), [_] | [_, _]) {
+    if !dimensions.contains(&view.shape().len()) {
         return Err(wrong(format!(
-            "has shape {}; it must be [heads] or [batch, heads]",
+            "has shape {}; it must be {needed}",
             text::shape(view.shape())
         )));
     }
@@ -284,6 +327,16 @@ impl<'a> OutTensor<'a> {
             dtype: dtype::<T>(),
             shape,
             data: bytemuck::cast_slice(data),
+        }
+    }
+
+    /// A key mask, of any non-zero number for a key that is seen.
+    pub(crate) fn key_mask(shape: Vec<usize>, data: &'a [u8]) -> Self {
+        OutTensor {
+            name: "key_mask",
+            dtype: Dtype::U8,
+            shape,
+            data,
         }
     }
 

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use half::{bf16, f16};
-use warptile::testing::{Buffer, Case, LayoutKind, Lengths};
-use warptile::{AlibiShape, Align, Element, ElementType, Mask};
+use warptile::{AlibiShape, Element, ElementType, Layout};
+use warptile_check::{Buffer, Case, LayoutKind, Lengths};
 
 use crate::cases::{self, GRAMMAR};
 use crate::failure::Failure;
@@ -32,9 +32,9 @@ pub(crate) struct GenArgs {
 /// Runs the command.
 pub(crate) fn run(args: &GenArgs, console: &mut impl Write) -> Result<(), Failure> {
     let case = &args.case;
-    if case.layout == LayoutKind::Gaps || case.unaligned {
+    if case.layout == LayoutKind::Gaps || case.unaligned || case.used.is_some() {
         return Err(Failure::Input(
-            "a file stores its tensors without gaps: leave out layout=gaps and unaligned".into(),
+            "a file stores all rows without gaps: leave out layout=gaps, unaligned and used".into(),
         ));
     }
     let file = Replacement::begin(&args.output)?;
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &GenArgs, console: &mut impl Write) -> Result<(), Failur
 
 fn write<T: Element>(case: &Case, file: Replacement) -> Result<(), Failure> {
     let inputs = case.inputs::<T>();
-    let cu_seqlens = case.cu_seqlens();
+    let offsets = case.offsets();
     let (queries, keys) = match &case.lengths {
         Lengths::Packed(lengths) => {
             let rows = |side: fn(&(usize, usize)) -> usize| Some(lengths.iter().map(side).sum());
@@ -66,16 +66,27 @@ fn write<T: Element>(case: &Case, file: Replacement) -> Result<(), Failure> {
         OutTensor::new("k", k_shape.clone(), &k),
         OutTensor::new("v", k_shape, &v),
     ];
-    if let Some((cu_q, cu_k)) = &cu_seqlens {
+    if let Some((cu_q, cu_k)) = &offsets {
         tensors.push(OutTensor::offsets("cu_seqlens_q", cu_q));
         tensors.push(OutTensor::offsets("cu_seqlens_k", cu_k));
     }
-    if let Some(slopes) = inputs.slopes() {
-        let shape = match case.alibi {
+    if let Some(slopes) = &inputs.slopes {
+        let shape = match case.scoring.alibi {
             Some(AlibiShape::PerBatchHead) => vec![case.batch(), case.heads],
             _ => vec![case.heads],
         };
         tensors.push(OutTensor::new("alibi_slopes", shape, slopes));
+    }
+    if let Some(sinks) = &inputs.sinks {
+        tensors.push(OutTensor::new("sinks", vec![case.heads], sinks));
+    }
+    let bias = inputs.bias.as_ref().map(heads_first);
+    if let Some((shape, bias)) = &bias {
+        tensors.push(OutTensor::new("bias", shape.clone(), bias));
+    }
+    let key_mask = inputs.key_mask.as_ref().map(heads_first);
+    if let Some((shape, key_mask)) = &key_mask {
+        tensors.push(OutTensor::key_mask(shape.clone(), key_mask));
     }
     files::write(file, &tensors)
 }
@@ -87,53 +98,54 @@ fn dense<T: Element>(
     buffer: &Buffer<T>,
     packed_rows: Option<usize>,
 ) -> (Vec<usize>, Vec<T>) {
-    let [batch, rows, heads, head_dim] = buffer.layout.shape;
-    let mut data = to_reference_order(&buffer.data[buffer.offset..], &buffer.layout);
-    let rows = packed_rows.unwrap_or(rows);
-    data.truncate(batch * rows * heads * head_dim);
-    let shape = match case.layout {
-        LayoutKind::Bhsd => {
-            data = heads_before_rows(&data, [batch, rows, heads, head_dim]);
-            vec![batch, heads, rows, head_dim]
-        }
-        _ => vec![batch, rows, heads, head_dim],
+    let mut layout = buffer.layout;
+    layout.shape[1] = packed_rows.unwrap_or(layout.rows());
+    let [batch, rows, heads, head_dim] = layout.shape;
+    let (shape, data) = match case.layout {
+        LayoutKind::Bhsd => heads_first(&Buffer {
+            layout,
+            ..buffer.clone()
+        }),
+        _ => (
+            vec![batch, rows, heads, head_dim],
+            to_reference_order(buffer.elements(), &layout),
+        ),
     };
     (shape[usize::from(packed_rows.is_some())..].to_vec(), data)
 }
 
-fn heads_before_rows<T: Copy>(data: &[T], [batch, rows, heads, head_dim]: [usize; 4]) -> Vec<T> {
-    let mut moved = Vec::with_capacity(data.len());
-    for b in 0..batch {
-        for head in 0..heads {
-            for row in 0..rows {
-                let start = ((b * rows + row) * heads + head) * head_dim;
-                moved.extend_from_slice(&data[start..start + head_dim]);
-            }
-        }
-    }
-    moved
+/// Shape and elements in the order `[batch, heads, rows, last dimension]`.
+fn heads_first<T: Copy>(buffer: &Buffer<T>) -> (Vec<usize>, Vec<T>) {
+    let [batch, rows, heads, last] = buffer.layout.shape;
+    let [by_batch, by_row, by_head, by_last] = buffer.layout.strides;
+    let swapped = Layout::new(
+        [batch, heads, rows, last],
+        [by_batch, by_head, by_row, by_last],
+    );
+    (
+        swapped.shape.to_vec(),
+        to_reference_order(buffer.elements(), &swapped),
+    )
 }
 
 /// How the problem is computed from the file.
 fn command(args: &GenArgs) -> String {
     let case = &args.case;
-    let side = |side: Option<u32>| side.map_or("-1".to_owned(), |keys| keys.to_string());
     let mut command = format!("warptile run {}", args.output.display());
-    match case.mask {
-        Mask::Causal {
-            align: Align::TopLeft,
-        } => command.push_str(" --causal=top-left"),
-        Mask::Causal { .. } => command.push_str(" --causal"),
-        Mask::Window { left, right } => {
-            command.push_str(&format!(" --window {},{}", side(left), side(right)));
+    for word in case.scoring.to_string().split(' ') {
+        match word.split_once('=') {
+            Some(("mask", "causal")) => command.push_str(" --causal"),
+            Some(("mask", "causal-top-left")) => command.push_str(" --causal=top-left"),
+            Some(("mask", mask)) => {
+                let window = mask.strip_prefix("window,").unwrap_or(mask);
+                command.push_str(&format!(" --window {window}"));
+            }
+            Some((option @ ("scale" | "softcap"), value)) => {
+                command.push_str(&format!(" --{option} {value}"));
+            }
+            // The rest are tensors of the file.
+            _ => {}
         }
-        _ => {}
-    }
-    if let Some(scale) = case.scale {
-        command.push_str(&format!(" --scale {scale}"));
-    }
-    if let Some(softcap) = case.softcap {
-        command.push_str(&format!(" --softcap {softcap}"));
     }
     if case.layout == LayoutKind::Bhsd {
         command.push_str(" --layout bhsd");

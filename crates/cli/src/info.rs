@@ -6,13 +6,14 @@ use std::io::Write;
 use clap::Args;
 use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
-use warptile::{DeviceProfile, ElementType, Error, Layout, Mask, Plan, Problem};
-use warptile_driver::{Device, Driver};
+use warptile::{Call, Choice, DeviceProfile, ElementType, Error, Layout, Mask, Plan, Scoring};
+use warptile_driver::{Device as CudaDevice, Driver};
 use warptile_kernels::{Family, Image, catalog, packs};
 
 use crate::failure::Failure;
 use crate::json;
 use crate::machine;
+use crate::options::Device;
 
 /// Show the driver, the devices, the embedded kernels, and which of them would be chosen.
 ///
@@ -111,6 +112,7 @@ pub(crate) fn run(args: &InfoArgs, console: &mut impl Write) -> Result<(), Failu
             device.memory_bytes as f64 / f64::from(1 << 30)
         )?;
     }
+    writeln!(console, "auto     {}", Device::Auto.open()?)?;
     print_catalog(args.kernels, console)?;
     print_choices(&info, args.explain, console)?;
     match &args.json {
@@ -154,7 +156,7 @@ fn gather(driver: &warptile_driver::Result<Driver>) -> Result<Info, Failure> {
     Ok(info)
 }
 
-fn describe(device: &Device) -> warptile::Result<DeviceInfo> {
+fn describe(device: &CudaDevice) -> warptile::Result<DeviceInfo> {
     let profile = DeviceProfile::of(device)?;
     Ok(DeviceInfo {
         ordinal: device.ordinal(),
@@ -271,10 +273,11 @@ fn print_choices(info: &Info, explain: bool, console: &mut impl Write) -> Result
         ]);
         for (element, head_dim, mask) in SAMPLES {
             let layout = Layout::bshd([2, 512, 8, head_dim]);
-            let problem = Problem::builder(&layout, &layout, &layout, element)
-                .mask(mask)
+            let call = Call::builder(&layout, &layout, &layout, element)
+                .scoring(Scoring::new().mask(mask))
                 .build()?;
-            let (kernel, why) = match Plan::gpu(problem, &device.profile, None) {
+            let plan = Plan::gpu(call.problem(), &device.profile, &Choice::Best);
+            let (kernel, why) = match plan {
                 Ok(plan) => {
                     if explain {
                         writeln!(console, "{}", plan.explain())?;
@@ -299,21 +302,21 @@ fn print_choices(info: &Info, explain: bool, console: &mut impl Write) -> Result
 /// For each family above the chosen one, why none of its kernels was chosen.
 fn why_not_better(plan: &Plan) -> String {
     let family_of = |kernel: &str| {
-        catalog()
-            .iter()
+        let mut images = catalog().iter();
+        images
             .find(|image| image.kernel == kernel)
             .map(|image| image.family)
     };
-    let chosen = family_of(plan.kernel_name());
+    let chosen = plan.image().map(|image| image.family);
     let mut reasons: BTreeMap<Family, BTreeSet<String>> = BTreeMap::new();
-    for rejection in plan.rejected() {
-        if let Some(family) = family_of(rejection.kernel)
+    for considered in plan.considered() {
+        if let Some(family) = family_of(considered.kernel)
             && Some(family) > chosen
         {
             reasons
                 .entry(family)
                 .or_default()
-                .insert(rejection.reason.to_string());
+                .insert(considered.reason.to_string());
         }
     }
     let lines: Vec<String> = reasons

@@ -2,19 +2,19 @@
 
 use std::time::{Duration, Instant};
 
+use bytemuck::Pod;
 use half::{bf16, f16};
-use warptile::{AlibiShape, Attention, Backend, Element, Layout, Mask, Plan, Problem, View};
+use warptile::{
+    AlibiShape, Attention, Backend, Call, Choice, Element, Keys, Layout, Operands, Plan, Queries,
+    Scoring, Tensor, View,
+};
 use warptile_check::Expectation;
 
-/// Options of a call that are not tensors.
+/// What the command line says of a call; the rest follows from the tensors that are there.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Settings {
-    pub(crate) mask: Mask,
-    /// `None`: 1 / sqrt(head size).
-    pub(crate) scale: Option<f32>,
-    pub(crate) softcap: Option<f32>,
-    /// `None`: the planner's choice.
-    pub(crate) kernel: Option<String>,
+    pub(crate) scoring: Scoring,
+    pub(crate) choice: Choice,
 }
 
 /// Q, K, V and what else a call takes.
@@ -29,6 +29,11 @@ pub(crate) struct Inputs<T> {
     /// Row offsets of q's and of k's sequences, when these are packed.
     pub(crate) cu_seqlens: Option<[Vec<i32>; 2]>,
     pub(crate) alibi_slopes: Option<Vec<f32>>,
+    pub(crate) sinks: Option<Vec<f32>>,
+    /// Added to the scores, `[batch, heads, queries, keys]` in memory.
+    pub(crate) bias: Option<(Vec<T>, Layout)>,
+    /// Hides keys where it is 0, stored likewise.
+    pub(crate) key_mask: Option<(Vec<u8>, Layout)>,
 }
 
 /// [`Inputs`] of any element type.
@@ -89,46 +94,52 @@ pub(crate) fn to_reference_order<T: Copy>(data: &[T], layout: &Layout) -> Vec<T>
 }
 
 impl<T: Element> Inputs<T> {
-    /// The problem these inputs pose, validated.
-    pub(crate) fn problem(&self, settings: &Settings) -> warptile::Result<Problem> {
-        let mut builder = Problem::builder(&self.q_layout, &self.k_layout, &self.v_layout, T::TYPE)
-            .mask(settings.mask);
-        if let Some(scale) = settings.scale {
-            builder = builder.scale(scale);
-        }
-        if let Some(softcap) = settings.softcap {
-            builder = builder.softcap(softcap);
-        }
+    /// The call that these inputs are for, validated.
+    pub(crate) fn call(&self, settings: &Settings) -> warptile::Result<Call> {
+        let mut scoring = settings.scoring;
+        scoring.alibi =
+            self.alibi_slopes
+                .as_ref()
+                .map(|slopes| match slopes.len() == self.q_layout.heads() {
+                    true => AlibiShape::PerHead,
+                    false => AlibiShape::PerBatchHead,
+                });
+        scoring.sinks = self.sinks.is_some();
+        scoring.bias = self.bias.is_some();
+        scoring.key_mask = self.key_mask.is_some();
+        let mut builder =
+            Call::builder(&self.q_layout, &self.k_layout, &self.v_layout, T::TYPE).scoring(scoring);
         if let Some([q, k]) = &self.cu_seqlens {
             builder = builder.packed(q, k);
         }
-        if let Some(slopes) = &self.alibi_slopes {
-            let per_head = slopes.len() == self.q_layout.heads();
-            builder = builder.alibi(if per_head {
-                AlibiShape::PerHead
-            } else {
-                AlibiShape::PerBatchHead
-            });
+        if let Some((_, layout)) = &self.bias {
+            builder = builder.bias(*layout);
         }
-        let problem = builder.build()?;
-        problem.check_alibi(self.alibi_slopes.as_deref())?;
-        Ok(problem)
+        if let Some((_, layout)) = &self.key_mask {
+            builder = builder.key_mask(*layout);
+        }
+        let call = builder.build()?;
+        call.check_slopes(self.alibi_slopes.as_deref())?;
+        call.check_sinks(self.sinks.as_deref())?;
+        Ok(call)
     }
 
     /// The options of the high-level call.
-    pub(crate) fn attention(&self, settings: &Settings) -> Attention {
-        let mut attention = Attention::new().mask(settings.mask);
-        if let Some(scale) = settings.scale {
+    fn attention(&self, settings: &Settings) -> Attention {
+        let mut attention = Attention::new()
+            .mask(settings.scoring.mask)
+            .choice(settings.choice.clone());
+        if let Some(scale) = settings.scoring.scale {
             attention = attention.scale(scale);
         }
-        if let Some(softcap) = settings.softcap {
+        if let Some(softcap) = settings.scoring.softcap {
             attention = attention.softcap(softcap);
         }
         if let Some(slopes) = &self.alibi_slopes {
             attention = attention.alibi_slopes(slopes);
         }
-        if let Some(kernel) = &settings.kernel {
-            attention = attention.kernel(kernel);
+        if let Some(sinks) = &self.sinks {
+            attention = attention.sinks(sinks);
         }
         attention
     }
@@ -146,14 +157,25 @@ impl<T: Element> Inputs<T> {
         let q = backend.tensor_with_layout(&self.q, self.q_layout)?;
         let k = backend.tensor_with_layout(&self.k, self.k_layout)?;
         let v = backend.tensor_with_layout(&self.v, self.v_layout)?;
+        let bias = uploaded(backend, self.bias.as_ref())?;
+        let key_mask = uploaded(backend, self.key_mask.as_ref())?;
         backend.synchronize()?;
         let attention = self.attention(settings);
+        let mut queries = Queries::new(&q);
+        let mut keys = Keys::new(&k, &v);
+        if let Some([of_queries, of_keys]) = &self.cu_seqlens {
+            queries = queries.packed(of_queries);
+            keys = keys.packed(of_keys);
+        }
+        if let Some(bias) = &bias {
+            keys = keys.bias(bias);
+        }
+        if let Some(key_mask) = &key_mask {
+            keys = keys.key_mask(key_mask);
+        }
         let call = || {
             let start = Instant::now();
-            let output = match &self.cu_seqlens {
-                Some([cu_q, cu_k]) => attention.forward_packed(&q, &k, &v, cu_q, cu_k)?,
-                None => attention.forward(&q, &k, &v)?,
-            };
+            let output = attention.forward(queries.clone(), keys.clone())?;
             let out = output.out.to_vec()?;
             Ok::<_, warptile::Error>((output, out, start.elapsed()))
         };
@@ -182,15 +204,30 @@ impl<T: Element> Inputs<T> {
     }
 
     /// What the float64 reference expects, and how much a result may differ.
-    pub(crate) fn expectation(&self, problem: &Problem) -> warptile_check::Result<Expectation> {
+    pub(crate) fn expectation(&self, call: &Call) -> warptile_check::Result<Expectation> {
+        let mut operands = Operands::none();
+        operands.slopes = self.alibi_slopes.as_deref();
+        operands.sinks = self.sinks.as_deref();
+        operands.bias = self.bias.as_ref().map(|(data, _)| &data[..]);
+        operands.key_mask = self.key_mask.as_ref().map(|(data, _)| &data[..]);
         Expectation::new(
-            problem,
+            call,
             View::new(&self.q, self.q_layout),
             View::new(&self.k, self.k_layout),
             View::new(&self.v, self.v_layout),
-            self.alibi_slopes.as_deref(),
+            &operands,
         )
     }
+}
+
+/// A tensor that the file may leave out, on the device.
+fn uploaded<T: Pod>(
+    backend: &Backend,
+    tensor: Option<&(Vec<T>, Layout)>,
+) -> warptile::Result<Option<Tensor<T>>> {
+    tensor
+        .map(|(data, layout)| backend.tensor_with_layout(data, *layout))
+        .transpose()
 }
 
 #[cfg(test)]
@@ -200,7 +237,7 @@ mod tests {
     #[test]
     fn reference_order_undoes_the_layout() {
         // [batch 1, heads 2, rows 3, head size 1], numbered in storage order.
-        let layout = Layout::bhsd([1, 3, 2, 1]);
+        let layout = Layout::bhsd([1, 2, 3, 1]);
         assert_eq!(
             to_reference_order(&[0, 1, 2, 3, 4, 5], &layout),
             [0, 3, 1, 4, 2, 5]

@@ -2,7 +2,6 @@
 
 mod bench;
 mod cases;
-mod choose;
 mod compare;
 mod completions;
 mod console;

@@ -1,12 +1,16 @@
 //! Values that several commands take on their command lines.
 
 use std::fmt;
+use std::io::Write;
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use warptile::{Align, Backend, Layout, Mask};
+use warptile::{Align, Backend, Layout, Mask, Scoring};
+use warptile_driver::sys::LoadError;
+use warptile_driver::{Driver, DriverError};
 
 use crate::failure::Failure;
+use crate::text;
 
 /// Where to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,18 +23,38 @@ pub(crate) enum Device {
 }
 
 impl Device {
-    /// Opens the device.
+    /// Opens the device, and says on standard error which GPUs [`Device::Auto`] did not take.
     ///
     /// # Errors
     /// [`Failure::Device`] if a GPU was asked for and can't be had.
     pub(crate) fn open(self) -> Result<Backend, Failure> {
-        match self {
+        let backend = match self {
             Device::Auto => Backend::auto(),
             Device::Cpu => Ok(Backend::cpu()),
             Device::Cuda(ordinal) => Backend::cuda(ordinal),
         }
-        .map_err(|error| Failure::Device(format!("{self}: {error}")))
+        .map_err(|error| Failure::Device(format!("{self}: {error}")))?;
+        if !backend.passed_over().is_empty() {
+            // If standard error is gone there is nobody to tell.
+            let _ = std::io::stderr().write_all(passed_over(&backend).as_bytes());
+        }
+        Ok(backend)
     }
+}
+
+/// A line for each GPU that was not taken.
+fn passed_over(backend: &Backend) -> String {
+    // A machine without a GPU is nothing to explain at length; `warptile info` does.
+    if matches!(
+        Driver::load(),
+        Err(DriverError::Load(LoadError::NotFound { .. }))
+    ) {
+        return "note: there is no NVIDIA driver; computing on the CPU\n".to_owned();
+    }
+    let lines = backend.passed_over().iter();
+    lines
+        .map(|one| format!("note: not on {}\n", text::message(&one.to_string())))
+        .collect()
 }
 
 impl FromStr for Device {
@@ -70,7 +94,7 @@ pub(crate) enum LayoutKind {
 }
 
 impl LayoutKind {
-    /// The layout of a dense tensor; `shape` is batch, rows, heads, head size, whatever the storage order.
+    /// The layout of a dense tensor; `shape` is in storage order.
     pub(crate) fn layout(self, shape: [usize; 4]) -> Layout {
         match self {
             LayoutKind::Bshd => Layout::bshd(shape),
@@ -116,21 +140,15 @@ impl FromStr for Window {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let side = |text: &str| match text.trim() {
-            "-1" => Some(None),
-            number => number.parse().ok().map(Some),
-        };
-        text.split_once(',')
-            .and_then(|(left, right)| {
-                Some(Window {
-                    left: side(left)?,
-                    right: side(right)?,
-                })
-            })
-            .ok_or_else(|| {
-                "a window is LEFT,RIGHT: numbers of keys, or -1 for no limit, such as 256,0"
-                    .to_owned()
-            })
+        match format!("mask=window,{text}").parse::<Scoring>() {
+            Ok(Scoring {
+                mask: Mask::Window { left, right },
+                ..
+            }) => Ok(Window { left, right }),
+            _ => Err(
+                "a window is LEFT,RIGHT: numbers of keys, or -1 for no limit, such as 256,0".into(),
+            ),
+        }
     }
 }
 
@@ -177,8 +195,17 @@ mod tests {
         let window = |left, right| Ok(Window { left, right });
         assert_eq!("3,0".parse(), window(Some(3), Some(0)));
         assert_eq!("-1,5".parse(), window(None, Some(5)));
-        assert_eq!("-1, -1".parse(), window(None, None));
-        for text in ["", "3", "3,", "-2,0", "3,4,5", "a,b", "4294967296,0"] {
+        assert_eq!("-1,-1".parse(), window(None, None));
+        for text in [
+            "",
+            "3",
+            "3,",
+            "-2,0",
+            "3,4,5",
+            "a,b",
+            "4294967296,0",
+            "3,4 sinks",
+        ] {
             assert!(text.parse::<Window>().is_err(), "{text}");
         }
     }

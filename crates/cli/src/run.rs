@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use safetensors::Dtype;
-use warptile::{Element, ElementType, Mask, Problem};
+use warptile::{Call, Choice, Element, ElementType, Mask, Scoring};
 use warptile_check::Verdict;
 
 use crate::failure::Failure;
@@ -21,8 +21,12 @@ use crate::text;
 ///
 /// Reads q, k and v, all F16, BF16 or F32, of shape [batch, length, heads, head size]; k and v may have fewer heads than q.
 /// With cu_seqlens_q and cu_seqlens_k in the file the sequences are packed without padding, and shapes are
-/// [total, heads, head size]. alibi_slopes, one F32 for each head or of shape [batch, heads], adds ALiBi. Any other tensor
-/// in the file is an error.
+/// [total, heads, head size].
+///
+/// A file may also have: alibi_slopes, F32 of shape [heads] or [batch, heads]; sinks, F32 of shape [heads], one logit that joins
+/// each row's denominator; bias, of q's type, added to the scores; key_mask, BOOL or U8, which hides a key where it is 0.
+/// The last two have shape [batch, heads, queries, keys], and a dimension of 1 stands for all. Any other tensor in the file is
+/// an error.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// File with q, k, v
@@ -59,9 +63,10 @@ pub(crate) struct RunArgs {
     #[arg(long, default_value_t = Device::Auto)]
     device: Device,
 
-    /// Use the kernel of this name (`warptile info` lists them) instead of the planner's choice
-    #[arg(long, value_name = "NAME")]
-    kernel: Option<String>,
+    /// Which kernel to use: best, a family such as wgmma, or the name of a kernel or an image (`warptile info --kernels` lists
+    /// kernels)
+    #[arg(long, value_name = "NAME", default_value_t = Choice::Best)]
+    kernel: Choice,
 
     /// Compare with out and lse of this file (with --causal: out_causal, lse_causal) and fail on a miss
     ///
@@ -77,11 +82,11 @@ pub(crate) struct RunArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &RunArgs, console: &mut impl Write) -> Result<(), Failure> {
+    let mut scoring = Scoring::new().mask(options::mask(args.causal, args.window)?);
+    (scoring.scale, scoring.softcap) = (args.scale, args.softcap);
     let settings = Settings {
-        mask: options::mask(args.causal, args.window)?,
-        scale: args.scale,
-        softcap: args.softcap,
-        kernel: args.kernel.clone(),
+        scoring,
+        choice: args.kernel.clone(),
     };
     let output = match &args.output {
         Some(path) => Some(output_file(args, path)?),
@@ -116,9 +121,9 @@ fn run_typed<T: Element>(
     console: &mut impl Write,
 ) -> Result<(), Failure> {
     // Before a device is opened: what is wrong with the input is wrong everywhere.
-    let problem = inputs.problem(settings)?;
+    let call = inputs.call(settings)?;
     let expected = match &args.expect {
-        Some(path) => Some(Expected::read(path, args.layout, &problem)?),
+        Some(path) => Some(Expected::read(path, args.layout, &call)?),
         None => None,
     };
     let backend = args.device.open()?;
@@ -126,7 +131,7 @@ fn run_typed<T: Element>(
     if args.explain {
         write!(console, "{}", answer.plan.explain())?;
     } else {
-        writeln!(console, "problem  {problem}")?;
+        writeln!(console, "problem  {call}")?;
     }
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     write!(
@@ -144,11 +149,11 @@ fn run_typed<T: Element>(
     }
     writeln!(console)?;
     if let (Some(file), Some(path)) = (output, &args.output) {
-        write_answer(file, args.layout, &problem, &answer)?;
+        write_answer(file, args.layout, &call, &answer)?;
         writeln!(console, "wrote    out and lse to {}", path.display())?;
     }
     match expected {
-        Some(expected) => expected.compare(inputs, &problem, &answer, console),
+        Some(expected) => expected.compare(inputs, &call, &answer, console),
         None => Ok(()),
     }
 }
@@ -156,26 +161,26 @@ fn run_typed<T: Element>(
 fn write_answer<T: Element>(
     file: Replacement,
     layout: LayoutKind,
-    problem: &Problem,
+    call: &Call,
     answer: &Answer<T>,
 ) -> Result<(), Failure> {
     files::write(
         file,
         &[
-            OutTensor::new("out", out_shape(layout, problem), &answer.out),
-            OutTensor::new("lse", lse_shape(problem), &answer.lse),
+            OutTensor::new("out", out_shape(layout, call), &answer.out),
+            OutTensor::new("lse", lse_shape(call), &answer.lse),
         ],
     )
 }
 
 /// The output's shape in storage order: four dimensions, or three for packed sequences.
-fn out_shape(layout: LayoutKind, problem: &Problem) -> Vec<usize> {
-    let shape = layout.reorder(problem.out().shape);
-    shape[usize::from(problem.is_packed())..].to_vec()
+fn out_shape(layout: LayoutKind, call: &Call) -> Vec<usize> {
+    let shape = layout.reorder(call.out().shape);
+    shape[usize::from(call.queries().is_packed())..].to_vec()
 }
 
-fn lse_shape(problem: &Problem) -> Vec<usize> {
-    problem.lse_shape()[usize::from(problem.is_packed())..].to_vec()
+fn lse_shape(call: &Call) -> Vec<usize> {
+    call.lse_shape()[usize::from(call.queries().is_packed())..].to_vec()
 }
 
 /// What the file of `--expect` says.
@@ -194,8 +199,8 @@ struct ExpectedTensor {
 }
 
 impl Expected {
-    fn read(path: &Path, layout: LayoutKind, problem: &Problem) -> Result<Self, Failure> {
-        let (out_name, lse_name) = match problem.mask() {
+    fn read(path: &Path, layout: LayoutKind, call: &Call) -> Result<Self, Failure> {
+        let (out_name, lse_name) = match call.mask() {
             Mask::Causal { .. } => ("out_causal", "lse_causal"),
             _ => ("out", "lse"),
         };
@@ -208,7 +213,7 @@ impl Expected {
             // A packed batch may be written with its batch of 1 or without.
             let found = view.shape();
             let with_batch: Vec<usize> = std::iter::once(1).chain(shape.iter().copied()).collect();
-            if found != shape && !(problem.is_packed() && found == with_batch) {
+            if found != shape && !(call.queries().is_packed() && found == with_batch) {
                 return Err(Failure::Input(format!(
                     "{}: {name} has shape {}, but the result has {shape:?}",
                     path.display(),
@@ -228,11 +233,14 @@ impl Expected {
                 stored_as,
             }))
         };
-        let out = tensor(out_name, out_shape(layout, problem))?.map(|out| ExpectedTensor {
-            values: to_reference_order(&out.values, &layout.layout(problem.out().shape)),
+        let out = tensor(out_name, out_shape(layout, call))?.map(|out| ExpectedTensor {
+            values: to_reference_order(
+                &out.values,
+                &layout.layout(layout.reorder(call.out().shape)),
+            ),
             ..out
         });
-        let lse = tensor(lse_name, lse_shape(problem))?;
+        let lse = tensor(lse_name, lse_shape(call))?;
         if out.is_none() && lse.is_none() {
             // Neither is there: `required` says what is.
             files::required(path, &file, out_name)?;
@@ -247,7 +255,7 @@ impl Expected {
     fn compare<T: Element>(
         &self,
         inputs: &Inputs<T>,
-        problem: &Problem,
+        call: &Call,
         answer: &Answer<T>,
         console: &mut impl Write,
     ) -> Result<(), Failure> {
@@ -258,7 +266,7 @@ impl Expected {
         );
         spinner.enable_steady_tick(Duration::from_millis(200));
         spinner.set_message("computing the float64 reference");
-        let mut expectation = inputs.expectation(problem)?;
+        let mut expectation = inputs.expectation(call)?;
         spinner.finish_and_clear();
         let mut missed = Vec::new();
         if let Some(out) = &self.out {

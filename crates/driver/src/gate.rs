@@ -18,6 +18,8 @@ pub(crate) struct Gate {
 #[derive(Debug, Default)]
 struct State {
     inside: usize,
+    /// Threads that wait for `inside` to be 0.
+    closing: usize,
     closed: bool,
 }
 
@@ -29,10 +31,12 @@ thread_local! {
 impl Gate {
     /// Goes through, waiting while the gate is closed, which is as long as a call of the driver.
     pub(crate) fn pass(&self) -> Pass<'_> {
-        let inside = PASSED.with_borrow(|passed| passed.contains(&self.address()));
+        let (inside, elsewhere) =
+            PASSED.with_borrow(|passed| (passed.contains(&self.address()), !passed.is_empty()));
         let mut state = lock(&self.state);
-        // A thread that is inside already keeps the gate from being closed.
-        while state.closed && !inside {
+        // A thread that is inside already keeps the gate from being closed. Who closes it goes
+        // before those who are inside nowhere, so that they cannot keep it waiting for ever.
+        while (state.closed && !inside) || (state.closing != 0 && !elsewhere) {
             state = self
                 .changed
                 .wait(state)
@@ -59,12 +63,14 @@ impl Gate {
             return Err(DriverError::Held { operation });
         }
         let mut state = lock(&self.state);
+        state.closing += 1;
         while state.inside != 0 || state.closed {
             state = self
                 .changed
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+        state.closing -= 1;
         state.closed = true;
         Ok(Closed { gate: self })
     }

@@ -125,6 +125,27 @@ mod tests {
     }
 
     #[test]
+    fn an_elf_segment_that_points_outside_is_refused() {
+        // One program header after everything else: p_offset at 8, p_filesz at 32.
+        let mut image = small_elf();
+        let at = image.len();
+        image.resize(at + 56, 0);
+        image[32..40].copy_from_slice(&(at as u64).to_le_bytes());
+        image[54..56].copy_from_slice(&56_u16.to_le_bytes());
+        image[56..58].copy_from_slice(&1_u16.to_le_bytes());
+        image[at + 8..at + 16].copy_from_slice(&64_u64.to_le_bytes());
+        image[at + 32..at + 40].copy_from_slice(&32_u64.to_le_bytes());
+        assert!(bounded(&image).is_ok());
+        let last = image.len() as u64 - 64;
+        image[at + 32..at + 40].copy_from_slice(&last.to_le_bytes());
+        assert!(bounded(&image).is_ok());
+        image[at + 32..at + 40].copy_from_slice(&(last + 1).to_le_bytes());
+        assert!(bounded(&image).is_err());
+        image[at + 32..at + 40].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(bounded(&image).is_err());
+    }
+
+    #[test]
     fn a_fat_binary_must_hold_its_payload() {
         let mut image = vec![0; 48];
         image[..4].copy_from_slice(FAT_BINARY);

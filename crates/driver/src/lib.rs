@@ -24,24 +24,44 @@
 //! ```
 //!
 //! # Who owns what
-//! - [`Driver`], [`Device`], [`Context`], [`Stream`], [`Module`] and [`Kernel`] are cheap handles:
-//!   clones are the same thing. [`Event`], [`DeviceBuffer`], [`PinnedBuffer`] and [`Graph`] have
-//!   one owner. Everything keeps alive what it needs, so nothing depends on the order of drops.
-//! - A buffer belongs to a stream and is freed in that stream's order: dropping it right after a
-//!   launch that reads it is sound. A context keeps the memory for its next buffers.
+//! - [`Driver`], [`Device`], [`Context`], [`Stream`], [`Module`], [`Kernel`] and [`Staging`] are cheap
+//!   handles: clones are the same thing. [`Event`], [`DeviceBuffer`], [`PinnedBuffer`], [`Scratch`]
+//!   and [`Graph`] have one owner. Everything keeps alive what it needs, so nothing depends on the
+//!   order of drops.
+//! - A device has one [`Context`], however often it is asked for.
+//! - A buffer belongs to a stream, its home, and is freed in that stream's order: dropping it right
+//!   after a launch that reads it is sound. A context keeps the memory for its next buffers.
+//! - For a launch on another stream, [`Stream::order_after`] the homes comes before it and
+//!   [`Stream::order_before`] after it. The second orders all of them whatever goes wrong.
 //! - Memory and streams of others (cudarc, candle, PyTorch) are borrowed with an owner that keeps
 //!   them alive: [`Stream::borrow`], [`DeviceBuffer::borrow`]. No default stream is ever assumed.
+//! - What kernels need beside their tensors is attached to the stream that they run on:
+//!   [`Stream::attached`].
 //! - Everything is [`Send`] and [`Sync`]; the right context is made current around every call.
+//!
+//! # Captures
+//! A stream may be captured by [`Graph::capture`] or, if it is borrowed, by whoever owns it.
+//! [`Stream::capture`] tells which capture it is in, and [`Stream::hold`] keeps that so.
+//! - A graph keeps what it is told to ([`Stream::keep_in`]), what is attached to its capture
+//!   ([`Stream::attached_in`]), the buffers that are copied or filled, and its kernels. Each launch
+//!   is ordered with the homes of the buffers.
+//! - The end of a graph that somebody else captured is not seen. What it needs of this crate is never
+//!   freed before the context.
+//! - A buffer that is dropped while its stream is in a capture is freed after it.
+//! - Memory is made outside of captures, and what this crate does on the side disturbs nobody's:
+//!   [`Context::permanent_zeroed`], [`Scratch`], [`Staging`], [`PinnedBuffer`].
+//! - [`Kernel::launch_raw`] launches on a stream of somebody else's with one call and no bookkeeping.
 //!
 //! # What waits
 //! Only what says so: the `synchronize` functions, [`PendingCopy::wait`] and its drop, the copies
-//! between buffers and plain host slices, dropping the last handle of a [`Module`], and, on devices
-//! without memory pools, dropping a buffer.
+//! between buffers and plain host slices, making [`Scratch`], dropping a graph, stream or [`Staging`]
+//! that has scratch memory or arrays in use, and, on devices without memory pools, dropping a buffer.
 //!
 //! # Errors
 //! [`DriverError`] says what was being done, the driver's code and text, and what to do. An error
 //! in a running kernel shows at a later call: it then names the kernels launched since the stream
 //! was last synchronized. What goes wrong in a destructor is reported by the next synchronization.
+//! An error of a launch says that it was not queued.
 
 mod allocation;
 mod buffer;

@@ -110,17 +110,14 @@ impl State {
 
     /// Ends an allocation, if it is still the one that was meant.
     pub(crate) fn free(&mut self, address: u64, identity: Identity) {
-        if self
-            .allocations
-            .get(&address)
-            .is_some_and(|a| a.identity == identity)
+        let is_it = |a: &Allocation| a.identity == identity;
+        if self.allocations.get(&address).is_some_and(is_it)
+            && let Some(Allocation { bytes, pool, .. }) = self.allocations.remove(&address)
         {
-            if let Some(Allocation { bytes, pool, .. }) = self.allocations.remove(&address) {
-                self.freed
-                    .insert(address, (address + bytes as u64, identity));
-                if let Some(pool) = pool.and_then(|pool| self.pools.get_mut(&pool)) {
-                    pool.unused += bytes;
-                }
+            self.freed
+                .insert(address, (address + bytes as u64, identity));
+            if let Some(pool) = pool.and_then(|pool| self.pools.get_mut(&pool)) {
+                pool.unused += bytes;
             }
         }
     }

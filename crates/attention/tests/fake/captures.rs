@@ -235,7 +235,7 @@ fn a_prepared_call_costs_one_driver_call_more_on_a_borrowed_stream() {
     let prepared = gpu.prepare(call.problem(), &kernel(MAPPED)).unwrap();
     let own = Stream::new(gpu.context()).unwrap();
     let theirs = Foreign::new(gpu.context());
-    let mut cost = |stream: &Stream| {
+    let cost = |stream: &Stream| {
         let mut memory = Buffers::new(stream, &call);
         prepared.launch(stream, &call, &memory.bindings()).unwrap();
         let before = fake.calls();

@@ -2,7 +2,7 @@
 
 use half::f16;
 use safetensors::SafeTensors;
-use warptile::{Attention, Backend, Call, Element, Mask, Operands, Scoring, View};
+use warptile::{Attention, Backend, Call, Element, Layout, Mask, Operands, Scoring, View};
 use warptile_check::{Expectation, repository_file};
 
 fn values<T: bytemuck::Pod>(file: &SafeTensors<'_>, name: &str) -> Vec<T> {
@@ -30,7 +30,7 @@ fn compare(mask: Mask, suffix: &str) {
         .forward(&tq, (&tk, &tv))
         .unwrap();
 
-    let layout = *tq.layout();
+    let layout = Layout::bshd(shape);
     let call = Call::builder(&layout, &layout, &layout, f16::TYPE)
         .scoring(Scoring::new().mask(mask))
         .build()

@@ -39,12 +39,12 @@ impl Images {
 
     /// A plan for the case, or why there is none.
     pub(crate) fn plan(self, case: &Case) -> Result<Plan, Error> {
+        let problem = case.call_on_gpu().map_err(only_call_errors)?.problem();
         let images = catalog().iter().filter(move |image| self.admit(image));
         let mut profile = case.profile(gpu().profile());
         if let Images::Within99Kb(_) = self {
             profile.shared_bytes_per_cta = profile.shared_bytes_per_cta.min(101_376);
         }
-        let problem = case.call_on_gpu().unwrap().problem();
         Planner::new(&profile)
             .images(images)
             .plan(problem, &Choice::Best)
@@ -60,6 +60,14 @@ impl Images {
             },
             _ => case,
         }
+    }
+}
+
+/// A case that was drawn or parsed has a call, so its only errors are the library's.
+fn only_call_errors(error: warptile_check::Error) -> Error {
+    match error {
+        warptile_check::Error::Call(error) => error,
+        other => panic!("{other}"),
     }
 }
 

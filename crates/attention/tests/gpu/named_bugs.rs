@@ -3,6 +3,7 @@
 use warptile::gpu::Bindings;
 use warptile::{Attention, Backend, Call, Choice, ElementType, Layout};
 use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case, Lengths};
+use warptile_driver::DeviceBuffer;
 
 use crate::harness::{Images, assert_passes, case, families, gpu, passes};
 
@@ -135,40 +136,32 @@ fn offsets_beyond_32_bits() {
     };
     let (q, k, v) = (read(&inputs.q), read(&inputs.k), read(&inputs.v));
 
+    let call = Call::builder(&dense, &sparse, &sparse, ElementType::F16)
+        .build()
+        .unwrap();
     for family in families() {
         let expected = Images::Family(family).plan(&plain).unwrap();
         let expected = plain.run_on_gpu(&inputs, gpu, &expected).unwrap();
-        let call = Call::builder(&dense, &sparse, &sparse, ElementType::F16)
-            .build()
-            .unwrap();
         let prepared = gpu
             .prepare(call.problem(), &Choice::Family(family))
             .unwrap();
         let stream = gpu.stream();
         let spread = |data: &[half::f16]| {
             let entry = data.len() / 2;
-            let mut buffer =
-                warptile_driver::DeviceBuffer::filled(stream, far + entry, 0xFF).unwrap();
-            buffer
-                .slice_mut(..entry)
-                .unwrap()
-                .copy_from_slice(&data[..entry])
-                .unwrap();
-            buffer
-                .slice_mut(far..)
-                .unwrap()
-                .copy_from_slice(&data[entry..])
-                .unwrap();
+            let mut buffer = DeviceBuffer::filled(stream, far + entry, 0xFF).unwrap();
+            for (at, half) in [(0, &data[..entry]), (far, &data[entry..])] {
+                let mut part = buffer.slice_mut(at..at + entry).unwrap();
+                part.copy_from_slice(half).unwrap();
+            }
             buffer
         };
         let (q, k, v) = (
-            warptile_driver::DeviceBuffer::from_slice(stream, &q).unwrap(),
+            DeviceBuffer::from_slice(stream, &q).unwrap(),
             spread(&k),
             spread(&v),
         );
-        let mut out = warptile_driver::DeviceBuffer::filled(stream, q.len(), 0xFF).unwrap();
-        let mut lse =
-            warptile_driver::DeviceBuffer::filled(stream, 2 * heads * rows, 0xFF).unwrap();
+        let mut out = DeviceBuffer::filled(stream, q.len(), 0xFF).unwrap();
+        let mut lse = DeviceBuffer::filled(stream, 2 * heads * rows, 0xFF).unwrap();
         let bindings = Bindings::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())
             .lse(lse.as_slice_mut());
         prepared.launch(stream, &call, &bindings).unwrap();
@@ -236,7 +229,8 @@ fn repeated_dimensions() {
         if repeated_head {
             layout.strides[2] = 0;
         }
-        let repeated = backend.tensor_with_layout(&data, layout).unwrap();
+        let reach = layout.required_len().unwrap();
+        let repeated = backend.tensor_with_layout(&data[..reach], layout).unwrap();
         for family in families() {
             let plan = Images::Family(family).plan(&case).unwrap();
             let attention = Attention::new().choice(Choice::Kernel(plan.kernel_name().to_owned()));
@@ -287,8 +281,7 @@ fn huge_logits_make_no_nan() {
 fn every_feature_at_once() {
     for element in ["f16", "bf16", "f32"] {
         let text = format!(
-            "packed=130x257,64x3,1x700 h6/2 d88 {element} mask=window,90,10 softcap=15 alibi=batch scale=0.7 sinks \
-             used=100x257,64x1,1x600 device-lengths sms=2 layout=gaps \
+            "packed=130x257,64x3,1x700 h6/2 d88 {element} mask=window,90,10 softcap=15 alibi=batch scale=0.7 sinks layout=gaps \
              unaligned seed=10"
         );
         assert_passes(&case(&text));
@@ -300,4 +293,146 @@ fn every_feature_at_once() {
         ),
         Ok(true)
     ));
+}
+
+/// A cap so large that it changes nothing: `1 - 2 / (e^2x + 1)` cancels near 0.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn large_softcaps_are_as_if_there_were_none() {
+    for cap in [
+        "1", "15", "50", "1e3", "1e4", "1e5", "1e6", "1e7", "1e8", "1e9",
+    ] {
+        for text in [
+            "b1 q1 k1 h1 d8 f16",
+            "b1 q70 k300 h2 d64 bf16",
+            "b1 q70 k300 h2 d128 f16",
+        ] {
+            assert_passes(&case(&format!("{text} softcap={cap} seed=3")));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn extreme_scales_keep_hidden_keys_hidden() {
+    for scale in ["5.9e37", "1e38", "3e38", "1e-38", "0"] {
+        for head_dim in [64, 128] {
+            assert_passes(&case(&format!(
+                "b1 q100 k130 h2 d{head_dim} bf16 mask=causal scale={scale} seed=11"
+            )));
+        }
+    }
+}
+
+/// Scores of all keys far below any that a row would start from.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn rows_whose_scores_are_all_hugely_negative_are_seen() {
+    use half::bf16;
+    let backend = Backend::cuda(0).unwrap();
+    let shape = [1, 70, 1, 64];
+    let of = |value: f32| {
+        backend
+            .tensor(&vec![bf16::from_f32(value); 70 * 64], shape)
+            .unwrap()
+    };
+    // 64 * -1e19 * 1e19 / 8 is -8e38 before it is clamped; -4e36 is not.
+    for magnitude in [1e19, 7e18, 2e18] {
+        let (q, k, v) = (of(magnitude), of(-magnitude), of(1.5));
+        let case = case("q70 k70 d64 bf16 seed=0");
+        for family in families() {
+            let plan = Images::Family(family).plan(&case).unwrap();
+            let choice = Choice::Kernel(plan.kernel_name().to_owned());
+            let output = Attention::new()
+                .choice(choice)
+                .forward(&q, (&k, &v))
+                .unwrap();
+            let out = output.out.to_vec().unwrap();
+            assert!(
+                out.iter().all(|x| x.to_f32() == 1.5),
+                "{magnitude} on {family}: {}",
+                out[0]
+            );
+            let lse = output.lse.unwrap().to_vec().unwrap();
+            assert!(
+                lse.iter().all(|lse| *lse < -1e36 && lse.is_finite()),
+                "{family}: {}",
+                lse[0]
+            );
+        }
+    }
+}
+
+/// A sink far above or below every score, and rows that see no key: lse is then the sink.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn sinks_of_any_size() {
+    let backend = Backend::cuda(0).unwrap();
+    let (rows, keys, head_dim) = (100, 40, 64);
+    let value = |i: usize| half::f16::from_f32((i as f32 * 0.77).sin());
+    let tensor = |rows: usize| {
+        let data: Vec<half::f16> = (0..rows * 2 * head_dim).map(value).collect();
+        backend.tensor(&data, [1, rows, 2, head_dim]).unwrap()
+    };
+    let (q, kv) = (tensor(rows), tensor(keys));
+    let case = case("q100 k40 h2 d64 f16 mask=causal sinks seed=0");
+    for family in families() {
+        let plan = Images::Family(family).plan(&case).unwrap();
+        let choice = Choice::Kernel(plan.kernel_name().to_owned());
+        let run = |sinks: Option<[f32; 2]>| {
+            let attention = Attention::new()
+                .mask(warptile::Mask::causal())
+                .choice(choice.clone());
+            let attention = match sinks {
+                Some(sinks) => attention.sinks(&sinks),
+                None => attention,
+            };
+            let output = attention.forward(&q, (&kv, &kv)).unwrap();
+            (
+                output.out.to_vec().unwrap(),
+                output.lse.unwrap().to_vec().unwrap(),
+            )
+        };
+        let plain = run(None);
+        for sink in [-1e30_f32, -200.0, 0.0, 200.0, 1e30] {
+            let (out, lse) = run(Some([sink, sink]));
+            assert!(out.iter().all(|x| x.is_finite()) && lse.iter().all(|x| x.is_finite()));
+            for (index, (&lse, &plain_lse)) in lse.iter().zip(&plain.1).enumerate() {
+                let expected = f64::from(plain_lse.exp()) + f64::from(sink).exp();
+                let expected = match plain_lse == f32::NEG_INFINITY || sink > 80.0 {
+                    true => f64::from(sink),
+                    false => expected.ln(),
+                };
+                let error = (f64::from(lse) - expected).abs();
+                assert!(
+                    error <= 1e-4 * (1.0 + expected.abs()),
+                    "{family} {sink} row {index}: {lse} {expected}"
+                );
+            }
+            if sink > 100.0 {
+                assert!(
+                    out.iter().all(|x| x.to_f32().abs() < 1e-6),
+                    "{family} {sink}"
+                );
+            }
+            if sink < -100.0 {
+                assert_eq!(out, plain.0, "{family} {sink}");
+            }
+        }
+    }
+}
+
+/// Small problems on few multiprocessors: every tile but the first is drawn from the counter.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn few_multiprocessors_draw_their_tiles() {
+    for multiprocessors in 1..=5 {
+        for text in [
+            "b2 h4 q300 k500 d64 f16 mask=causal",
+            "h4/2 packed=130x257,0x9,64x3,1x700,300x0 d128 bf16",
+            "b3 h2 q200 k129 d192 bf16 mask=window,40,3 sinks",
+        ] {
+            assert_passes(&case(&format!("{text} sms={multiprocessors} seed=12")));
+        }
+    }
 }

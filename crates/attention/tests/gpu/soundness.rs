@@ -212,10 +212,8 @@ impl Foreign {
             let _current = context.enter().unwrap();
             let create = context.driver().api().stream_create_with_priority;
             // SAFETY: `raw` outlives the call.
-            assert_eq!(
-                unsafe { create(&mut raw, CU_STREAM_NON_BLOCKING, 0) },
-                CUresult::SUCCESS
-            );
+            let code = unsafe { create(&mut raw, CU_STREAM_NON_BLOCKING, 0) };
+            assert_eq!(code, CUresult::SUCCESS);
         }
         Arc::new(Foreign { context, raw })
     }

@@ -4,16 +4,19 @@ use std::time::Instant;
 
 use warptile::Element;
 
-use super::{Call, Effort, WARM_UP};
+use super::{Effort, Forward, WARM_UP};
 
 /// Microseconds of each call.
-pub(super) fn wall<T: Element>(call: &Call<T>, effort: Effort) -> warptile::Result<Vec<f64>> {
+pub(super) fn wall<T: Element>(
+    forward: &Forward<'_, T>,
+    effort: Effort,
+) -> warptile::Result<Vec<f64>> {
     for _ in 0..WARM_UP {
-        call.run()?;
+        forward.run()?;
     }
     effort.spend(|| {
         let start = Instant::now();
-        let output = call.run()?;
+        let output = forward.run()?;
         let elapsed = start.elapsed();
         drop(output);
         Ok(elapsed.as_secs_f64() * 1e6)

@@ -1,6 +1,6 @@
 //! Normally distributed inputs of any size, made quickly.
 
-use warptile::{Element, Layout, Problem};
+use warptile::{Call, Element, Layout};
 use warptile_check::Case;
 
 /// Inputs of one call in host memory.
@@ -9,6 +9,9 @@ pub(super) struct Data<T> {
     pub(super) k: Vec<T>,
     pub(super) v: Vec<T>,
     pub(super) slopes: Option<Vec<f32>>,
+    pub(super) sinks: Option<Vec<f32>>,
+    pub(super) bias: Option<Vec<T>>,
+    pub(super) key_mask: Option<Vec<u8>>,
 }
 
 /// Random rows of 64 that all tensors are made of.
@@ -18,15 +21,18 @@ const ROWS: usize = 1 << 14;
 /// don't mind, but caches and compressed memory might.
 const LEFT_OUT: usize = 7;
 
+/// A quarter of normally distributed numbers is below this.
+const QUARTILE: f64 = -0.6745;
+
 impl<T: Element> Data<T> {
-    pub(super) fn new(problem: &Problem, seed: u64) -> Self {
+    pub(super) fn new(call: &Call, seed: u64) -> Self {
         let rows = Case {
             element: T::TYPE,
             seed,
             ..Case::new(ROWS, 1, 64)
         };
         let inputs = rows.inputs::<T>();
-        let random = &inputs.q.view().data[..ROWS * 64 - LEFT_OUT];
+        let random = &inputs.q.elements()[..ROWS * 64 - LEFT_OUT];
         let tensor = |layout: &Layout, skip: usize| {
             let len = layout.required_len().unwrap_or(0);
             random
@@ -37,14 +43,27 @@ impl<T: Element> Data<T> {
                 .take(len)
                 .collect()
         };
+        let scoring = call.scoring();
         Data {
-            q: tensor(problem.q(), 0),
-            k: tensor(problem.k(), random.len() / 3),
-            v: tensor(problem.v(), random.len() / 2),
-            slopes: problem.alibi().map(|_| {
-                (0..problem.alibi_len())
-                    .map(|head| 0.5 / (1 + head) as f32)
-                    .collect()
+            q: tensor(call.q(), 0),
+            k: tensor(call.k(), random.len() / 3),
+            v: tensor(call.v(), random.len() / 2),
+            slopes: scoring.alibi.map(|_| {
+                let count = scoring.slope_count(call.batch(), call.heads());
+                (0..count).map(|head| 0.5 / (1 + head) as f32).collect()
+            }),
+            sinks: scoring.sinks.then(|| {
+                let logits = random.iter().take(call.heads());
+                logits.map(|logit| logit.to_f64() as f32).collect()
+            }),
+            bias: call.bias().map(|layout| tensor(layout, random.len() / 5)),
+            // A quarter of the keys is hidden.
+            key_mask: call.key_mask().map(|layout| {
+                let shown = random
+                    .iter()
+                    .cycle()
+                    .map(|x| u8::from(x.to_f64() > QUARTILE));
+                shown.take(layout.required_len().unwrap_or(0)).collect()
             }),
         }
     }
@@ -56,15 +75,21 @@ mod tests {
 
     #[test]
     fn tensors_reach_as_far_as_their_layouts_and_are_normal() {
-        let case: Case = "b3 q700 k500 h8/2 d128 f32 alibi=batch".parse().unwrap();
-        let problem = case.problem();
-        let data = Data::<f32>::new(&problem, 1);
+        let case: Case = "b3 q700 k500 h8/2 d128 f32 alibi=batch sinks keymask"
+            .parse()
+            .unwrap();
+        let call = case.call();
+        let data = Data::<f32>::new(&call, 1);
         assert_eq!(data.q.len(), 3 * 700 * 8 * 128);
         assert_eq!(
             (data.k.len(), data.v.len()),
             (3 * 500 * 2 * 128, 3 * 500 * 2 * 128)
         );
-        assert!(problem.check_alibi(data.slopes.as_deref()).is_ok());
+        assert!(call.check_slopes(data.slopes.as_deref()).is_ok());
+        assert!(call.check_sinks(data.sinks.as_deref()).is_ok());
+        let mask = data.key_mask.unwrap();
+        let hidden = mask.iter().filter(|&&shown| shown == 0).count() as f64 / mask.len() as f64;
+        assert!((0.2..0.3).contains(&hidden), "{hidden}");
         let mean = data.q.iter().sum::<f32>() / data.q.len() as f32;
         let square = data.q.iter().map(|x| x * x).sum::<f32>() / data.q.len() as f32;
         assert!(

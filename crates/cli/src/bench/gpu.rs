@@ -1,11 +1,12 @@
 //! Times by events: the GPU.
 
-use warptile::gpu::{Arguments, Gpu, Launcher};
-use warptile::{Element, Plan};
+use warptile::gpu::{Bindings, Gpu, Prepared};
+use warptile::{Call, Choice, Element, Features, Plan};
+use warptile_check::Case;
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
 use super::data::Data;
-use super::{Call, Effort, WARM_UP};
+use super::{Effort, Forward, WARM_UP};
 
 /// Inputs and outputs of one graph together: several times the L2 cache of any GPU (an H200 reports 60 MB).
 const ROTATED_BYTES: usize = 256 << 20;
@@ -19,23 +20,34 @@ struct Buffers<T: Element> {
     k: DeviceBuffer<T>,
     v: DeviceBuffer<T>,
     slopes: Option<DeviceBuffer<f32>>,
+    sinks: Option<DeviceBuffer<f32>>,
+    bias: Option<DeviceBuffer<T>>,
+    key_mask: Option<DeviceBuffer<u8>>,
     out: DeviceBuffer<T>,
     lse: DeviceBuffer<f32>,
 }
 
+/// Copies an operand that a call may lack.
+fn uploaded<T: bytemuck::Pod>(
+    stream: &Stream,
+    data: Option<&Vec<T>>,
+) -> warptile::Result<Option<DeviceBuffer<T>>> {
+    let buffer = data.map(|data| DeviceBuffer::from_slice(stream, data));
+    Ok(buffer.transpose()?)
+}
+
 impl<T: Element> Buffers<T> {
-    fn new(plan: &Plan, stream: &Stream, data: &Data<T>) -> warptile::Result<Self> {
+    fn new(call: &Call, stream: &Stream, data: &Data<T>) -> warptile::Result<Self> {
         Ok(Buffers {
             q: DeviceBuffer::from_slice(stream, &data.q)?,
             k: DeviceBuffer::from_slice(stream, &data.k)?,
             v: DeviceBuffer::from_slice(stream, &data.v)?,
-            slopes: data
-                .slopes
-                .as_ref()
-                .map(|slopes| DeviceBuffer::from_slice(stream, slopes))
-                .transpose()?,
-            out: DeviceBuffer::zeroed(stream, plan.problem().out().required_len().unwrap_or(0))?,
-            lse: DeviceBuffer::zeroed(stream, plan.problem().lse_len())?,
+            slopes: uploaded(stream, data.slopes.as_ref())?,
+            sinks: uploaded(stream, data.sinks.as_ref())?,
+            bias: uploaded(stream, data.bias.as_ref())?,
+            key_mask: uploaded(stream, data.key_mask.as_ref())?,
+            out: DeviceBuffer::zeroed(stream, call.out().required_len().unwrap_or(0))?,
+            lse: DeviceBuffer::zeroed(stream, call.lse_len())?,
         })
     }
 
@@ -43,65 +55,174 @@ impl<T: Element> Buffers<T> {
         self.q.byte_len() + self.k.byte_len() + self.v.byte_len() + self.out.byte_len()
     }
 
-    fn launch(&mut self, launcher: &mut Launcher) -> warptile::Result<()> {
-        let mut arguments = Arguments::new(
+    fn bindings(&mut self) -> Bindings<'_> {
+        let mut bindings = Bindings::new(
             self.q.as_slice(),
             self.k.as_slice(),
             self.v.as_slice(),
             self.out.as_slice_mut(),
         )
-        .with_lse(self.lse.as_slice_mut());
+        .lse(self.lse.as_slice_mut());
         if let Some(slopes) = &self.slopes {
-            arguments = arguments.with_alibi_slopes(slopes.as_slice());
+            bindings = bindings.slopes(slopes.as_slice());
         }
-        launcher.launch(arguments)
+        if let Some(sinks) = &self.sinks {
+            bindings = bindings.sinks(sinks.as_slice());
+        }
+        if let Some(bias) = &self.bias {
+            bindings = bindings.bias(bias.as_slice());
+        }
+        if let Some(key_mask) = &self.key_mask {
+            bindings = bindings.key_mask(key_mask.as_slice());
+        }
+        bindings
     }
+}
+
+/// What every launch of a graph shares: the call, the kernel, and the lengths that lie on the device.
+struct Launch {
+    call: Call,
+    prepared: Prepared,
+    /// Of queries and keys.
+    offsets: Option<[DeviceBuffer<i32>; 2]>,
+    used: Option<[DeviceBuffer<i32>; 2]>,
+}
+
+impl Launch {
+    /// With lengths on the device if the kernel takes them there, so that their copies are no part of what is measured.
+    fn new(
+        case: &Case,
+        call: &Call,
+        plan: &Plan,
+        gpu: &Gpu,
+    ) -> Result<Self, warptile_check::Error> {
+        let on_device = plan
+            .image()
+            .is_some_and(|image| image.features.contains(Features::DEVICE_LENGTHS));
+        let lists = |lists: Option<(Vec<i32>, Vec<i32>)>| match lists {
+            Some((queries, keys)) if on_device => {
+                let queries = DeviceBuffer::from_slice(gpu.stream(), &queries)?;
+                let keys = DeviceBuffer::from_slice(gpu.stream(), &keys)?;
+                Ok::<_, warptile::Error>(Some([queries, keys]))
+            }
+            _ => Ok(None),
+        };
+        let (offsets, used) = (lists(case.offsets())?, lists(case.used_lengths())?);
+        let call = match offsets.is_some() || used.is_some() {
+            true => with_device_lengths(case, call)?,
+            false => call.clone(),
+        };
+        let plan = match (plan.image(), call.problem() == *plan.problem()) {
+            (Some(image), false) => {
+                let choice = Choice::Image(image.name.to_owned());
+                gpu.plan(call.problem(), &choice)?
+            }
+            _ => plan.clone(),
+        };
+        Ok(Launch {
+            prepared: gpu.load(plan)?,
+            call,
+            offsets,
+            used,
+        })
+    }
+
+    fn submit<T: Element>(
+        &self,
+        stream: &Stream,
+        buffers: &mut Buffers<T>,
+    ) -> warptile::Result<()> {
+        let mut bindings = buffers.bindings();
+        if let Some([queries, keys]) = &self.offsets {
+            bindings = bindings
+                .query_offsets(queries.as_slice())
+                .key_offsets(keys.as_slice());
+        }
+        if let Some([queries, keys]) = &self.used {
+            bindings = bindings
+                .query_lengths(queries.as_slice())
+                .key_lengths(keys.as_slice());
+        }
+        self.prepared.launch(stream, &self.call, &bindings)
+    }
+}
+
+/// The same call, except that its lengths lie on the device. Its bounds are those of the lengths.
+fn with_device_lengths(case: &Case, call: &Call) -> warptile::Result<Call> {
+    let mut builder = Call::builder(call.q(), call.k(), call.v(), call.element())
+        .scoring(*call.scoring())
+        .out(*call.out());
+    if call.queries().is_packed() {
+        builder = builder
+            .device_query_offsets(call.batch(), call.query_len())
+            .device_key_offsets(call.batch(), call.key_len());
+    }
+    if case.used.is_some() {
+        builder = builder
+            .device_query_lengths(call.batch())
+            .device_key_lengths(call.batch());
+    }
+    if let Some(bias) = call.bias() {
+        builder = builder.bias(*bias);
+    }
+    if let Some(key_mask) = call.key_mask() {
+        builder = builder.key_mask(*key_mask);
+    }
+    if case.unaligned {
+        builder = builder.unaligned_addresses();
+    }
+    builder.build()
 }
 
 /// Microseconds of GPU time of one launch, for each replay of a graph of launches. Each launch of the graph has
 /// inputs and outputs of its own, so that none finds in the cache what the one before it left there.
 pub(super) fn graph<T: Element>(
+    case: &Case,
+    call: &Call,
     plan: &Plan,
     gpu: &Gpu,
     data: &Data<T>,
     effort: Effort,
-) -> warptile::Result<Vec<f64>> {
-    let stream = Stream::new(gpu.stream().context())?;
-    let mut launcher = gpu.launcher(plan, &stream)?;
-    let mut sets = vec![Buffers::new(plan, &stream, data)?];
+) -> warptile_check::Result<Vec<f64>> {
+    let stream = Stream::new(gpu.context()).map_err(warptile::Error::from)?;
+    let launch = Launch::new(case, call, plan, gpu)?;
+    let mut sets = vec![Buffers::new(call, &stream, data)?];
     let wanted = ROTATED_BYTES
         .div_ceil(sets[0].bytes().max(1))
         .clamp(*LAUNCHES.start(), *LAUNCHES.end());
     while sets.len() < wanted {
-        sets.push(Buffers::new(plan, &stream, data)?);
+        sets.push(Buffers::new(call, &stream, data)?);
     }
-    sets[0].launch(&mut launcher)?;
-    stream.synchronize()?;
-    let graph = Graph::capture(&stream, |_| {
-        sets.iter_mut()
-            .try_for_each(|set| set.launch(&mut launcher))
-    })?;
-    let stopwatch = Stopwatch::new(&stream)?;
-    for _ in 0..WARM_UP {
-        graph.launch(&stream)?;
-    }
-    effort.spend(|| {
-        let replay = stopwatch.time(&stream, || Ok(graph.launch(&stream)?))?;
-        Ok(replay / wanted as f64)
-    })
+    launch.submit(&stream, &mut sets[0])?;
+    let mut measure = || {
+        stream.synchronize()?;
+        let graph = Graph::capture(&stream, |stream| {
+            sets.iter_mut()
+                .try_for_each(|set| launch.submit(stream, set))
+        })?;
+        let stopwatch = Stopwatch::new(&stream)?;
+        for _ in 0..WARM_UP {
+            graph.launch(&stream)?;
+        }
+        effort.spend(|| {
+            let replay = stopwatch.time(&stream, || Ok(graph.launch(&stream)?))?;
+            Ok(replay / wanted as f64)
+        })
+    };
+    Ok(measure()?)
 }
 
 /// Microseconds between events around each call through the ordinary interface.
 pub(super) fn call<T: Element>(
-    call: &Call<T>,
+    forward: &Forward<'_, T>,
     gpu: &Gpu,
     effort: Effort,
 ) -> warptile::Result<Vec<f64>> {
     for _ in 0..WARM_UP {
-        call.run()?;
+        forward.run()?;
     }
     let stopwatch = Stopwatch::new(gpu.stream())?;
-    effort.spend(|| stopwatch.time(gpu.stream(), || call.run().map(drop)))
+    effort.spend(|| stopwatch.time(gpu.stream(), || forward.run().map(drop)))
 }
 
 /// Two events around work on a stream.

@@ -14,16 +14,18 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use half::{bf16, f16};
 use indicatif::ProgressBar;
-use warptile::{Attention, Backend, Element, ElementType, Error, Family, Plan};
+use warptile::{
+    Attention, Backend, Call, Choice, Element, ElementType, Error, Family, Keys, Plan, Queries,
+    Tensor,
+};
 use warptile_check::Case;
-use warptile_kernels::{Image, catalog};
+use warptile_kernels::catalog;
 
 use self::compare::Earlier;
 use self::data::Data;
 use self::row::{Method, Row, Samples};
 use self::table::Table;
 use crate::cases::{self, GRAMMAR};
-use crate::choose::{self, Limits};
 use crate::failure::Failure;
 use crate::json;
 use crate::machine;
@@ -46,10 +48,9 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Use the kernels of these names; the planner's choice if left out
+    /// Which kernels to measure: best, a family such as wgmma (its best kernel), or the name of a kernel or an image
     ///
-    /// A family's name (such as wgmma) means each of its kernels that applies, `all` each of every family, and `families`
-    /// the planner's choice within each family.
+    /// `all` means each kernel that applies, and `families` the best kernel of each family. The default is best.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     kernel: Vec<String>,
 
@@ -159,13 +160,14 @@ pub(crate) fn run(args: &BenchArgs, console: &mut impl Write) -> Result<(), Fail
         bar.suspend(|| writeln!(console, "{backend}\n{}", table.header()))?;
     }
     for (case, problem) in cases.iter().zip(&problems) {
-        for plan in plans(case, &args.kernel, &backend)? {
-            let measured = time(case, &plan, &backend, effort)?;
+        let call = case.try_call()?;
+        for plan in plans(&call, &args.kernel, &backend)? {
+            let measured = time(case, &call, &plan, &backend, effort)?;
             for (method, microseconds) in measured {
                 let Some(samples) = Samples::new(microseconds) else {
                     continue;
                 };
-                let row = Row::new(problem, &plan, method, &samples, &machine);
+                let row = Row::new(problem, &call, &plan, method, &samples, &machine);
                 if !args.paced {
                     let line = table.row(&row);
                     bar.suspend(|| writeln!(console, "{line}").and_then(|()| console.flush()))?;
@@ -212,6 +214,11 @@ fn cases_of(args: &BenchArgs) -> Result<Vec<Case>, Failure> {
     if cases.is_empty() {
         return Err(Failure::Input("there is no problem to measure".into()));
     }
+    if cases.iter().any(|case| case.multiprocessors.is_some()) {
+        return Err(Failure::Input(
+            "sms=N is for `warptile verify`: bench measures the whole GPU".into(),
+        ));
+    }
     Ok(cases)
 }
 
@@ -232,69 +239,52 @@ fn cases_of_file(path: &Path) -> Result<Vec<Case>, Failure> {
 }
 
 /// A plan for each kernel to be measured.
-fn plans(case: &Case, kernels: &[String], backend: &Backend) -> Result<Vec<Plan>, Failure> {
-    let problem = case.problem();
+fn plans(call: &Call, kernels: &[String], backend: &Backend) -> Result<Vec<Plan>, Failure> {
     let Some(gpu) = backend.gpu() else {
         return match kernels
             .iter()
-            .find(|name| !["all", "families", "cpu"].contains(&name.as_str()))
+            .find(|name| !["all", "families", "best", "cpu"].contains(&name.as_str()))
         {
-            None => Ok(vec![Plan::cpu(problem)]),
+            None => Ok(vec![Plan::cpu(call.problem())]),
             Some(name) => Err(Failure::Input(format!(
-                "kernel {name} needs a GPU; the measurement would run on {backend}"
+                "--kernel {name} needs a GPU; the measurement would run on {backend}"
             ))),
         };
     };
+    let plan = |choice: Choice| gpu.plan(call.problem(), &choice);
     if kernels.is_empty() {
-        return Ok(vec![choose::plan(problem, gpu, Limits::default(), None)?]);
+        return Ok(vec![plan(Choice::Best)?]);
     }
     let mut plans = Vec::new();
     for name in kernels {
-        let forced = |kernel| Plan::gpu(problem.clone(), gpu.profile(), Some(kernel));
-        let of_family = |family| {
-            let images = catalog().iter().filter(move |image| image.family == family);
-            images.collect::<Vec<_>>()
-        };
         match name.as_str() {
-            "all" => plans.extend(applicable(kernel_names(catalog().iter()), forced)?),
-            "families" => plans.extend(applicable(families(), |family| {
-                choose::plan(
-                    problem.clone(),
-                    gpu,
-                    Limits::default(),
-                    Some(&of_family(family)),
-                )
-            })?),
-            name => match families().iter().find(|family| family.to_string() == name) {
-                Some(&family) => plans.extend(applicable(
-                    kernel_names(of_family(family).into_iter()),
-                    forced,
-                )?),
-                None => plans.push(forced(name)?),
-            },
+            "all" => {
+                let kernels = sorted(catalog().iter().map(|image| image.kernel));
+                let choices = kernels
+                    .into_iter()
+                    .map(|name| Choice::Kernel(name.to_owned()));
+                plans.extend(applicable(choices.map(plan))?);
+            }
+            "families" => {
+                let families = sorted::<Family>(catalog().iter().map(|image| image.family));
+                plans.extend(applicable(
+                    families.into_iter().map(Choice::Family).map(plan),
+                )?);
+            }
+            name => {
+                let Ok(choice) = name.parse();
+                plans.push(plan(choice)?);
+            }
         }
     }
     Ok(plans)
 }
 
 /// The plans of those candidates that can solve the problem.
-fn applicable<T>(
-    candidates: Vec<T>,
-    plan: impl Fn(T) -> warptile::Result<Plan>,
-) -> warptile::Result<Vec<Plan>> {
-    candidates
-        .into_iter()
-        .map(plan)
+fn applicable(plans: impl Iterator<Item = warptile::Result<Plan>>) -> warptile::Result<Vec<Plan>> {
+    plans
         .filter(|plan| !matches!(plan, Err(Error::NoKernel { .. })))
         .collect()
-}
-
-fn kernel_names(images: impl Iterator<Item = &'static Image>) -> Vec<&'static str> {
-    sorted(images.map(|image| image.kernel))
-}
-
-fn families() -> Vec<Family> {
-    sorted(catalog().iter().map(|image| image.family))
 }
 
 fn sorted<T: Ord>(items: impl Iterator<Item = T>) -> Vec<T> {
@@ -304,69 +294,126 @@ fn sorted<T: Ord>(items: impl Iterator<Item = T>) -> Vec<T> {
     items
 }
 
-fn time(case: &Case, plan: &Plan, backend: &Backend, effort: Effort) -> warptile::Result<Times> {
+fn time(
+    case: &Case,
+    call: &Call,
+    plan: &Plan,
+    backend: &Backend,
+    effort: Effort,
+) -> warptile_check::Result<Times> {
     match case.element {
-        ElementType::F16 => time_typed::<f16>(case, plan, backend, effort),
-        ElementType::Bf16 => time_typed::<bf16>(case, plan, backend, effort),
-        _ => time_typed::<f32>(case, plan, backend, effort),
+        ElementType::F16 => time_typed::<f16>(case, call, plan, backend, effort),
+        ElementType::Bf16 => time_typed::<bf16>(case, call, plan, backend, effort),
+        _ => time_typed::<f32>(case, call, plan, backend, effort),
     }
 }
 
 fn time_typed<T: Element>(
     case: &Case,
+    call: &Call,
     plan: &Plan,
     backend: &Backend,
     effort: Effort,
-) -> warptile::Result<Times> {
-    let data = Data::<T>::new(plan.problem(), case.seed);
-    let call = Call::new(case, plan, backend, &data)?;
+) -> warptile_check::Result<Times> {
+    let data = Data::<T>::new(call, case.seed);
+    let (offsets, used) = (case.offsets(), case.used_lengths());
+    let tensors = Tensors::new(call, backend, &data)?;
+    let forward = tensors.forward(call, plan, &data, offsets.as_ref(), used.as_ref());
     match backend.gpu() {
-        None => Ok(vec![(Method::Wall, cpu::wall(&call, effort)?)]),
+        None => Ok(vec![(Method::Wall, cpu::wall(&forward, effort)?)]),
         Some(gpu) => Ok(vec![
-            (Method::Graph, gpu::graph(plan, gpu, &data, effort)?),
-            (Method::Call, gpu::call(&call, gpu, effort)?),
+            (
+                Method::Graph,
+                gpu::graph(case, call, plan, gpu, &data, effort)?,
+            ),
+            (Method::Call, gpu::call(&forward, gpu, effort)?),
         ]),
     }
 }
 
-/// One call through the library's ordinary interface.
-struct Call<T: Element> {
-    attention: Attention,
-    q: warptile::Tensor<T>,
-    k: warptile::Tensor<T>,
-    v: warptile::Tensor<T>,
-    cu_seqlens: Option<(Vec<i32>, Vec<i32>)>,
+/// Offsets or lengths of queries and keys.
+type Lists = (Vec<i32>, Vec<i32>);
+
+/// The tensors of a call on its device.
+struct Tensors<T: Element> {
+    q: Tensor<T>,
+    k: Tensor<T>,
+    v: Tensor<T>,
+    bias: Option<Tensor<T>>,
+    key_mask: Option<Tensor<u8>>,
 }
 
-impl<T: Element> Call<T> {
-    fn new(case: &Case, plan: &Plan, backend: &Backend, data: &Data<T>) -> warptile::Result<Self> {
-        let problem = plan.problem();
-        let mut attention = Attention::new()
-            .mask(problem.mask())
-            .scale(problem.scale())
-            .kernel(plan.kernel_name());
-        if let Some(softcap) = problem.softcap() {
+impl<T: Element> Tensors<T> {
+    fn new(call: &Call, backend: &Backend, data: &Data<T>) -> warptile::Result<Self> {
+        Ok(Tensors {
+            q: backend.tensor_with_layout(&data.q, *call.q())?,
+            k: backend.tensor_with_layout(&data.k, *call.k())?,
+            v: backend.tensor_with_layout(&data.v, *call.v())?,
+            bias: match (&data.bias, call.bias()) {
+                (Some(bias), Some(layout)) => Some(backend.tensor_with_layout(bias, *layout)?),
+                _ => None,
+            },
+            key_mask: match (&data.key_mask, call.key_mask()) {
+                (Some(mask), Some(layout)) => Some(backend.tensor_with_layout(mask, *layout)?),
+                _ => None,
+            },
+        })
+    }
+
+    fn forward<'a>(
+        &'a self,
+        call: &Call,
+        plan: &Plan,
+        data: &Data<T>,
+        offsets: Option<&'a Lists>,
+        used: Option<&'a Lists>,
+    ) -> Forward<'a, T> {
+        let mut attention = Attention::new().mask(call.mask()).scale(call.scale());
+        if let Some(softcap) = call.scoring().softcap {
             attention = attention.softcap(softcap);
         }
         if let Some(slopes) = &data.slopes {
             attention = attention.alibi_slopes(slopes);
         }
-        Ok(Call {
-            attention,
-            q: backend.tensor_with_layout(&data.q, *problem.q())?,
-            k: backend.tensor_with_layout(&data.k, *problem.k())?,
-            v: backend.tensor_with_layout(&data.v, *problem.v())?,
-            cu_seqlens: case.cu_seqlens(),
-        })
-    }
-
-    fn run(&self) -> warptile::Result<warptile::Output<T>> {
-        match &self.cu_seqlens {
-            None => self.attention.forward(&self.q, &self.k, &self.v),
-            Some((cu_q, cu_k)) => self
-                .attention
-                .forward_packed(&self.q, &self.k, &self.v, cu_q, cu_k),
+        if let Some(sinks) = &data.sinks {
+            attention = attention.sinks(sinks);
         }
+        if let Some(image) = plan.image() {
+            attention = attention.choice(Choice::Image(image.name.to_owned()));
+        }
+        let mut queries = Queries::new(&self.q);
+        let mut keys = Keys::new(&self.k, &self.v);
+        if let Some((of_queries, of_keys)) = offsets {
+            (queries, keys) = (queries.packed(of_queries), keys.packed(of_keys));
+        }
+        if let Some((of_queries, of_keys)) = used {
+            (queries, keys) = (queries.lengths(of_queries), keys.lengths(of_keys));
+        }
+        if let Some(bias) = &self.bias {
+            keys = keys.bias(bias);
+        }
+        if let Some(key_mask) = &self.key_mask {
+            keys = keys.key_mask(key_mask);
+        }
+        Forward {
+            attention,
+            queries,
+            keys,
+        }
+    }
+}
+
+/// One call through the library's ordinary interface.
+struct Forward<'a, T: Element> {
+    attention: Attention,
+    queries: Queries<'a, T>,
+    keys: Keys<'a, T>,
+}
+
+impl<T: Element> Forward<'_, T> {
+    fn run(&self) -> warptile::Result<warptile::Output<T>> {
+        let (queries, keys) = (self.queries.clone(), self.keys.clone());
+        self.attention.forward(queries, keys)
     }
 }
 

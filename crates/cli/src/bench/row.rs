@@ -1,9 +1,8 @@
 //! One measurement, as the table and the JSON show it. `benches/peers` writes the same JSON.
 
 use serde::Serialize;
-use warptile::{Align, Mask, Plan};
+use warptile::{Call, Plan, Scoring};
 
-use crate::choose;
 use crate::machine::Machine;
 
 /// A list of times.
@@ -97,13 +96,13 @@ pub(crate) struct Row {
 impl Row {
     pub(crate) fn new(
         text: &str,
+        call: &Call,
         plan: &Plan,
         method: Method,
         samples: &Samples,
         machine: &Machine,
     ) -> Self {
-        let problem = plan.problem();
-        let image = choose::image(plan);
+        let image = plan.image();
         let median_us = samples.median();
         Row {
             backend: "warptile",
@@ -111,34 +110,30 @@ impl Row {
             kernel: plan.kernel_name().to_owned(),
             sha256: image.map(|image| image.sha256),
             problem: text.to_owned(),
-            batch: problem.batch(),
-            heads: problem.heads(),
-            kv_heads: problem.kv_heads(),
-            query_len: problem.query_len(),
-            key_len: problem.key_len(),
-            head_dim: problem.head_dim(),
-            element: problem.element().to_string(),
-            mask: mask_text(problem.mask()),
+            batch: call.batch(),
+            heads: call.heads(),
+            kv_heads: call.kv_heads(),
+            query_len: call.query_len(),
+            key_len: call.key_len(),
+            head_dim: call.head_dim(),
+            element: call.element().to_string(),
+            mask: mask_text(call),
             method,
             samples: samples.sorted.len(),
             median_us,
             p90_us: samples.p90(),
-            tflops: problem.flops() as f64 / median_us * 1e-6,
+            tflops: call.flops() as f64 / median_us * 1e-6,
             machine: machine.clone(),
         }
     }
 }
 
 /// A mask in one word, as a problem on the command line has it.
-fn mask_text(mask: Mask) -> String {
-    let side = |side: Option<u32>| side.map_or("-1".to_owned(), |keys| keys.to_string());
-    match mask {
-        Mask::Causal {
-            align: Align::TopLeft,
-        } => "causal-top-left".into(),
-        Mask::Causal { .. } => "causal".into(),
-        Mask::Window { left, right } => format!("window,{},{}", side(left), side(right)),
-        _ => "none".into(),
+fn mask_text(call: &Call) -> String {
+    let text = Scoring::new().mask(call.mask()).to_string();
+    match text.strip_prefix("mask=") {
+        Some(mask) => mask.to_owned(),
+        None => "none".to_owned(),
     }
 }
 

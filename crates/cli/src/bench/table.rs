@@ -113,16 +113,17 @@ mod tests {
     use super::*;
     use crate::bench::row::{Method, Samples};
     use crate::machine;
-    use warptile::testing::Case;
     use warptile::{Backend, Plan};
+    use warptile_check::Case;
 
     const LONG: &str = "b2 q4096 k4096 h32/8 d128 bf16 mask=window,1023,1023 scale=0.125 softcap=30 alibi=batch layout=gaps unaligned";
 
     fn row(problem: &str) -> Row {
-        let case: Case = "q8 k8 d8".parse().unwrap();
+        let call = "q8 k8 d8".parse::<Case>().unwrap().call();
         Row::new(
             problem,
-            &Plan::cpu(case.problem()),
+            &call,
+            &Plan::cpu(call.problem()),
             Method::Graph,
             &Samples::new(vec![123_456.7]).unwrap(),
             &machine::describe(&Backend::cpu()),

@@ -1,17 +1,17 @@
 //! One case, computed twice or hundreds of times and compared with the reference.
 
+use std::cell::OnceCell;
 use std::fmt;
 
 use clap::ValueEnum;
 use half::{bf16, f16};
 use serde::Serialize;
-use warptile::accept::Verdict;
 use warptile::gpu::Gpu;
-use warptile::{Element, ElementType, Error, Plan, Problem, ViewMut, forward_cpu};
-use warptile_check::{Case, Failure, Inputs, ResultBuffers};
+use warptile::{Call, Choice, Element, ElementType, Error, Plan, Planner, ViewMut, forward_cpu};
+use warptile_check::{
+    Case, Expectation, Failure, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers, Verdict,
+};
 use warptile_kernels::Image;
-
-use crate::choose::{self, Limits};
 
 /// Where a case is computed.
 #[derive(Debug, Clone, Copy)]
@@ -19,11 +19,16 @@ pub(crate) enum Place<'a> {
     Cpu,
     Gpu {
         gpu: &'a Gpu,
-        limits: Limits,
-        /// `None`: the planner's choice in the whole catalog.
+        /// What to choose among; `None`: the whole catalog.
         images: Option<&'a [&'static Image]>,
+        choice: &'a Choice,
+        /// Loaded when the first large problem comes.
+        reference: &'a OnceCell<ReferenceOnGpu>,
     },
 }
+
+/// Multiply-adds from which a reference is computed on the GPU: seconds on the host.
+const LARGE: u128 = 1 << 31;
 
 /// When a repeated launch is waited for. At every wait the result is read, compared with the first to the bit, and
 /// poisoned again.
@@ -105,8 +110,8 @@ impl Error64 {
 impl From<Verdict> for Error64 {
     fn from(verdict: Verdict) -> Self {
         Error64 {
-            error: verdict.max_error,
-            bound: verdict.bound,
+            error: verdict.worst.error,
+            bound: verdict.worst.bound,
         }
     }
 }
@@ -121,14 +126,44 @@ impl From<Report> for Errors {
 }
 
 impl Place<'_> {
-    fn plan(self, problem: Problem) -> warptile::Result<Plan> {
+    fn plan(self, case: &Case) -> warptile_check::Result<Plan> {
         match self {
-            Place::Cpu => Ok(Plan::cpu(problem)),
+            Place::Cpu => Ok(Plan::cpu(case.try_call()?.problem())),
             Place::Gpu {
                 gpu,
-                limits,
                 images,
-            } => choose::plan(problem, gpu, limits, images),
+                choice,
+                ..
+            } => {
+                let profile = case.profile(gpu.profile());
+                let planner = Planner::new(&profile);
+                let planner = match images {
+                    Some(images) => planner.images(images.iter().copied()),
+                    None => planner,
+                };
+                Ok(planner.plan(case.call_on_gpu()?.problem(), choice)?)
+            }
+        }
+    }
+
+    /// What a right result is. The reference is computed on the host, independently of the GPU, unless that would take long.
+    fn expectation<T: Element>(
+        self,
+        case: &Case,
+        inputs: &Inputs<T>,
+    ) -> warptile_check::Result<Expectation> {
+        match self {
+            Place::Gpu { gpu, reference, .. } if case.call().flops() / 2 > LARGE => {
+                let reference = match reference.get() {
+                    Some(reference) => reference,
+                    None => {
+                        let loaded = ReferenceOnGpu::new(gpu)?;
+                        reference.get_or_init(|| loaded)
+                    }
+                };
+                case.expectation_on_gpu(inputs, reference)
+            }
+            Place::Cpu | Place::Gpu { .. } => case.expectation(inputs),
         }
     }
 
@@ -138,10 +173,10 @@ impl Place<'_> {
         case: &'a Case,
         inputs: &'a Inputs<T>,
         plan: &'a Plan,
-    ) -> warptile::Result<Box<dyn Runner<T> + 'a>> {
+    ) -> warptile_check::Result<Box<dyn Runner<T> + 'a>> {
         Ok(match self {
             Place::Cpu => Box::new(OnCpu {
-                problem: plan.problem(),
+                call: case.try_call()?,
                 inputs,
                 poison: case.result::<T>(),
                 result: case.result::<T>(),
@@ -160,7 +195,7 @@ trait Runner<T> {
 }
 
 struct OnCpu<'a, T> {
-    problem: &'a Problem,
+    call: Call,
     inputs: &'a Inputs<T>,
     poison: ResultBuffers<T>,
     result: ResultBuffers<T>,
@@ -170,12 +205,12 @@ impl<T: Element> Runner<T> for OnCpu<'_, T> {
     fn launch(&mut self) -> warptile::Result<()> {
         let result = &mut self.result;
         forward_cpu(
-            self.problem,
+            &self.call,
             self.inputs.q.view(),
             self.inputs.k.view(),
             self.inputs.v.view(),
-            self.inputs.slopes(),
-            ViewMut::new(&mut result.out[result.offset..], *self.problem.out()),
+            &self.inputs.operands(),
+            ViewMut::new(&mut result.out[result.offset..], *self.call.out()),
             Some(&mut result.lse),
         )
     }
@@ -233,36 +268,47 @@ fn check_typed<T: Element>(
     place: Place<'_>,
     repeat: Option<Repeat>,
 ) -> warptile_check::Result<Checked> {
-    let plan = match place.plan(case.problem()) {
-        Err(error @ Error::NoKernel { .. }) => {
+    let plan = match place.plan(case) {
+        Err(warptile_check::Error::Call(error @ Error::NoKernel { .. })) => {
             return Ok(Checked::NotApplicable(error.to_string()));
         }
         plan => plan?,
     };
     let inputs = case.inputs::<T>();
     Ok(Checked::Ran(Ran {
-        image: choose::image(&plan),
-        drew_tiles: choose::draws_tiles(&plan),
-        outcome: judge(case, &inputs, repeat, || {
+        image: plan.image(),
+        drew_tiles: draws_tiles(case, &plan)?,
+        outcome: judge(case, &place.expectation(case, &inputs)?, repeat, || {
             place.prepare(case, &inputs, &plan)
         })?,
     }))
 }
 
+/// Whether the CTAs of a plan's launches draw tiles from a counter.
+fn draws_tiles(case: &Case, plan: &Plan) -> warptile_check::Result<bool> {
+    let call = case.call_on_gpu()?;
+    for step in plan.steps() {
+        if step.shape(&call)?.draws_tiles {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Two runs in buffers of their own must be right and equal; then, if asked for, so must many in the same buffers.
 fn judge<'a, T: Element>(
     case: &Case,
-    inputs: &Inputs<T>,
+    expected: &Expectation,
     repeat: Option<Repeat>,
-    prepare: impl Fn() -> warptile::Result<Box<dyn Runner<T> + 'a>>,
-) -> warptile::Result<Result<Errors, String>> {
+    prepare: impl Fn() -> warptile_check::Result<Box<dyn Runner<T> + 'a>>,
+) -> warptile_check::Result<Result<Errors, String>> {
     let run = || {
         let mut runner = prepare()?;
         runner.launch()?;
-        runner.result()
+        Ok::<_, warptile_check::Error>(runner.result()?)
     };
     let (first, second) = (run()?, run()?);
-    let report = match case.check(inputs, &first) {
+    let report = match case.check_against(expected, &first) {
         Ok(report) => report,
         Err(Failure::Invalid(error)) => return Err(error),
         Err(failure) => return Ok(Err(failure.to_string())),
@@ -355,9 +401,10 @@ mod tests {
     fn judged(wrong: u32, repeat: Option<Repeat>) -> (Result<Errors, String>, u32) {
         let case: Case = "b2 q5 k40 h2 d16 f32 mask=causal seed=3".parse().unwrap();
         let inputs = case.inputs::<f32>();
-        let plan = Plan::cpu(case.problem());
+        let plan = Plan::cpu(case.call().problem());
+        let expected = case.expectation(&inputs).unwrap();
         let launches = Cell::new(0);
-        let judged = judge(&case, &inputs, repeat, || {
+        let judged = judge(&case, &expected, repeat, || {
             Ok(Box::new(Flipping {
                 inner: Place::Cpu.prepare(&case, &inputs, &plan)?,
                 launches: &launches,

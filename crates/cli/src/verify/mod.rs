@@ -3,19 +3,21 @@
 mod check;
 mod totals;
 
+use std::cell::OnceCell;
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use warptile::{Backend, MAX_HEAD_DIM};
-use warptile_check::Case;
-use warptile_kernels::{Image, catalog};
+use warptile::gpu::Gpu;
+use warptile::{Backend, Choice, MAX_HEAD_DIM, Mask, Scoring};
+use warptile_check::{Case, ReferenceOnGpu};
+use warptile_kernels::{Image, Schedule, catalog};
 
 use self::check::{Checked, Place, Repeat, Sync, check};
 use self::totals::Totals;
 use crate::cases::{self, GRAMMAR};
-use crate::choose::{self, Limits};
 use crate::failure::Failure;
 use crate::json;
 use crate::machine;
@@ -43,20 +45,13 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(1..))]
     max_len: u16,
 
-    /// Spread the problems over all images of this kernel family that run on the device, such as scalar
-    #[arg(long, conflicts_with_all = ["kernel", "image"])]
-    family: Option<String>,
-
-    /// Spread the problems over all images of this kernel that run on the device
-    #[arg(long, value_name = "NAME", conflicts_with = "image")]
-    kernel: Option<String>,
-
-    /// Compute every problem with this image
+    /// Spread the problems over all images that run on the device of a family such as scalar or of a kernel, or compute them with
+    /// one image; best: with what the planner chooses [default: best]
     #[arg(long, value_name = "NAME")]
-    image: Option<String>,
+    kernel: Option<Choice>,
 
     /// Only images compiled for this target, such as sm_90 or compute_80
-    #[arg(long, conflicts_with = "image")]
+    #[arg(long)]
     target: Option<String>,
 
     /// First compute two problems on every image: several tiles, full and ragged, drawn from the counter by persistent kernels
@@ -113,7 +108,7 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut impl Write) -> Result<(), Fai
     if let Some(json) = &args.json {
         json.check()?;
     }
-    let backend = args.device.open()?;
+    let backend = limited(args, args.device.open()?)?;
     let images = images(args, &backend)?;
     let verify = Verify {
         args,
@@ -124,6 +119,7 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut impl Write) -> Result<(), Fai
         runnable: runnable(&backend),
         images,
         backend: &backend,
+        reference: OnceCell::new(),
     };
     let seed = args.case.first().map_or(args.seed, |case| case.seed);
     let mut totals = Totals::new(machine::describe(&backend), seed, verify.repeat);
@@ -162,46 +158,59 @@ fn runnable(backend: &Backend) -> Vec<&'static Image> {
     catalog().iter().filter(runs).collect()
 }
 
+/// The same GPU, planned for as if a CTA could have only so much shared memory.
+fn limited(args: &VerifyArgs, backend: Backend) -> Result<Backend, Failure> {
+    let (Some(gpu), Some(kib)) = (backend.gpu(), args.shared_kib) else {
+        return Ok(backend);
+    };
+    let mut profile = gpu.profile().clone();
+    profile.shared_bytes_per_cta = (kib << 10).min(profile.shared_bytes_per_cta);
+    let gpu = Gpu::on_stream(gpu.stream())?.with_profile(profile);
+    Ok(Backend::from_gpu(Arc::new(gpu)))
+}
+
 /// The images to spread problems over: those asked for that run on the device. `None` if none were asked for.
 fn images(args: &VerifyArgs, backend: &Backend) -> Result<Option<Vec<&'static Image>>, Failure> {
-    let asked = [
-        ("family", &args.family),
-        ("kernel", &args.kernel),
-        ("image", &args.image),
-        ("target", &args.target),
-    ];
-    let asked: Vec<(&str, &str)> = asked
-        .iter()
-        .filter_map(|(what, name)| name.as_deref().map(|name| (*what, name)))
-        .collect();
-    let option = match asked.first() {
-        Some((what, name)) => format!("--{what} {name}"),
-        None if args.each_kernel => "--each-kernel".to_owned(),
-        None if args.multiprocessors.is_some() => "--multiprocessors".to_owned(),
-        None if args.shared_kib.is_some() => "--shared-kib".to_owned(),
-        None => return Ok(None),
+    let kernel = match &args.kernel {
+        Some(Choice::Best) | None => None,
+        Some(choice) => Some(choice),
+    };
+    let option = match (kernel, &args.target) {
+        (Some(choice), _) => format!("--kernel {choice}"),
+        (None, Some(target)) => format!("--target {target}"),
+        _ if args.each_kernel => "--each-kernel".to_owned(),
+        _ if args.multiprocessors.is_some() => "--multiprocessors".to_owned(),
+        _ if args.shared_kib.is_some() => "--shared-kib".to_owned(),
+        _ => return Ok(None),
     };
     if !backend.is_gpu() {
         return Err(Failure::Input(format!(
             "{option} needs a GPU; the problems would run on {backend}"
         )));
     }
-    if asked.is_empty() && !args.each_kernel {
+    if kernel.is_none() && args.target.is_none() && !args.each_kernel {
         return Ok(None);
     }
+    let is_chosen = |image: &Image| match kernel {
+        Some(Choice::Family(family)) => image.family == *family,
+        Some(Choice::Kernel(name)) => image.kernel == name,
+        Some(Choice::Image(name)) => image.name == name,
+        _ => true,
+    };
+    let target = args.target.as_deref();
+    let is_of_target = |image: &Image| target.is_none_or(|name| image.target.to_string() == name);
     let mut images = runnable(backend);
-    for (what, name) in &asked {
-        images.retain(|image| match *what {
-            "family" => image.family.to_string() == *name,
-            "kernel" => image.kernel == *name,
-            "target" => image.target.to_string() == *name,
-            _ => image.name == *name,
-        });
-        if images.is_empty() {
-            return Err(Failure::Input(format!(
-                "no {what} {name} runs on {backend}; `warptile info` lists what there is"
-            )));
-        }
+    images.retain(|image| is_chosen(image) && is_of_target(image));
+    if images.is_empty() {
+        let mut asked: Vec<String> = kernel
+            .iter()
+            .map(|choice| format!("kernel {choice}"))
+            .collect();
+        asked.extend(target.map(|target| format!("target {target}")));
+        return Err(Failure::Input(format!(
+            "no image of {} runs on {backend}; `warptile info --kernels` lists what there is",
+            asked.join(" and ")
+        )));
     }
     Ok(Some(images))
 }
@@ -212,8 +221,14 @@ struct Trial {
     case: Case,
     /// Forced; `None`: the planner's choice.
     image: Option<&'static Image>,
-    multiprocessors: Option<u32>,
 }
+
+/// Longest sequences of the problems that are small enough for the host's reference.
+const HOST_LEN: usize = 1024;
+
+/// Multiply-adds of each product of a longer random problem, whose reference is computed on the GPU: 4096 x 4096 scores of
+/// 64 heads of size 128.
+const GPU_WORK: usize = 1 << 37;
 
 struct Verify<'a> {
     args: &'a VerifyArgs,
@@ -222,24 +237,24 @@ struct Verify<'a> {
     images: Option<Vec<&'static Image>>,
     runnable: Vec<&'static Image>,
     backend: &'a Backend,
+    /// For problems that would take the host long.
+    reference: OnceCell<ReferenceOnGpu>,
 }
 
 impl Verify<'_> {
     /// Checks one problem. A device error ends the command: after it, the device's answers mean nothing.
     fn check(&self, trial: &Trial) -> Result<Checked, Failure> {
-        let forced = trial.image.as_slice();
+        let choice = match trial.image {
+            Some(image) => Choice::Image(image.name.to_owned()),
+            None => Choice::Best,
+        };
         let place = match self.backend.gpu() {
             None => Place::Cpu,
             Some(gpu) => Place::Gpu {
                 gpu,
-                limits: Limits {
-                    multiprocessors: trial.multiprocessors,
-                    shared_kib: self.args.shared_kib,
-                },
-                images: match trial.image {
-                    Some(_) => Some(forced),
-                    None => self.images.as_deref(),
-                },
+                images: self.images.as_deref(),
+                choice: &choice,
+                reference: &self.reference,
             },
         };
         check(&trial.case, place, self.repeat).map_err(|error| match Failure::from(error) {
@@ -263,9 +278,11 @@ impl Verify<'_> {
         }
         let trials = self.args.case.iter().flat_map(|case| {
             let trial = |image| Trial {
-                case: case.clone(),
+                case: Case {
+                    multiprocessors: self.args.multiprocessors.or(case.multiprocessors),
+                    ..case.clone()
+                },
                 image,
-                multiprocessors: self.args.multiprocessors,
             };
             match &self.images {
                 Some(images) if !self.args.best => {
@@ -295,7 +312,7 @@ impl Verify<'_> {
             if let Checked::NotApplicable(why) = &checked {
                 reasons.clone_from(why);
             }
-            totals.add_row(&trial.case, trial.image, trial.multiprocessors, &checked);
+            totals.add_row(&trial.case, trial.image, &checked);
             note(&trial, &checked, failing);
             totals.add(&trial.case, checked);
             bar.inc(1);
@@ -314,7 +331,6 @@ impl Verify<'_> {
                 two_cases(image, self.args.seed).map(|case| Trial {
                     case,
                     image: Some(image),
-                    multiprocessors: choose::is_persistent(image).then_some(1),
                 })
             })
             .collect()
@@ -355,7 +371,11 @@ impl Verify<'_> {
     fn draw(&self, index: u64) -> Trial {
         // Far apart, so that two runs with neighbouring seeds share no problem.
         let seed = self.args.seed.wrapping_mul(1 << 32).wrapping_add(index);
-        let case = Case::random(seed, usize::from(self.args.max_len));
+        let max_len = usize::from(self.args.max_len);
+        let mut case = match self.backend.gpu() {
+            Some(_) if max_len > HOST_LEN => Case::random_with_work(seed, max_len, GPU_WORK),
+            _ => Case::random(seed, max_len),
+        };
         let images = match &self.images {
             Some(images) if !self.args.best => &images[..],
             _ => &[],
@@ -364,26 +384,18 @@ impl Verify<'_> {
             0 => (index, None),
             count => (index / count, Some(images[(index % count) as usize])),
         };
-        Trial {
-            case: match image {
-                None => case,
-                Some(image) => {
-                    let widest = (image.tiling.head_dim as usize).min(MAX_HEAD_DIM);
-                    Case {
-                        head_dim: case.head_dim.min(widest),
-                        element: image.element,
-                        ..case
-                    }
-                }
-            },
-            image,
-            multiprocessors: match self.args.multiprocessors {
-                None if self.backend.is_gpu() && turn % 2 == 1 => {
-                    Some((1 + turn / 2 % FEW_MULTIPROCESSORS) as u32)
-                }
-                given => given,
-            },
+        if let Some(image) = image {
+            let widest = (image.tiling.head_dim as usize).min(MAX_HEAD_DIM);
+            case.head_dim = case.head_dim.min(widest);
+            case.element = image.element;
         }
+        case.multiprocessors = match self.args.multiprocessors {
+            None if self.backend.is_gpu() && turn % 2 == 1 => {
+                Some((1 + turn / 2 % FEW_MULTIPROCESSORS) as u32)
+            }
+            given => given,
+        };
+        Trial { case, image }
     }
 
     /// The last of ever simpler problems that still fails.
@@ -409,16 +421,13 @@ impl Verify<'_> {
             }
         };
         match trial.image {
-            Some(image) => option("image", Some(image.name.to_owned())),
+            Some(image) => option("kernel", Some(image.name.to_owned())),
             None => {
-                option("family", self.args.family.clone());
-                option("kernel", self.args.kernel.clone());
+                option("kernel", self.args.kernel.as_ref().map(Choice::to_string));
                 option("target", self.args.target.clone());
-                option("image", self.args.image.clone());
             }
         }
         let number = |number: Option<u32>| number.map(|number| number.to_string());
-        option("multiprocessors", number(trial.multiprocessors));
         option("shared-kib", number(self.args.shared_kib));
         if let Some(repeat) = self.repeat {
             option("repeat", number(Some(repeat.launches)));
@@ -457,7 +466,8 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
         heads: 2,
         kv_heads: 1,
         element: image.element,
-        mask,
+        scoring: Scoring::new().mask(mask),
+        multiprocessors: (image.schedule == Schedule::Persistent).then_some(1),
         seed,
         ..Case::new(query, key, head_dim)
     };
@@ -497,7 +507,6 @@ fn shrink<E>(
 mod tests {
     use super::*;
     use std::convert::Infallible;
-    use warptile::Mask;
 
     fn shrunk(tries: usize, fails: impl Fn(&Case) -> bool) -> String {
         let case: Case =
@@ -510,7 +519,7 @@ mod tests {
 
     #[test]
     fn only_what_matters_is_left() {
-        let fails = |case: &Case| case.problem().key_len() >= 65 && case.mask != Mask::none();
+        let fails = |case: &Case| case.call().key_len() >= 65 && case.scoring.mask != Mask::none();
         assert_eq!(
             shrunk(10_000, fails),
             "b1 q0 k65 h1 d8 f16 mask=window,3,9 seed=5"

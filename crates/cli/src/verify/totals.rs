@@ -5,10 +5,9 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 use warptile_check::Case;
-use warptile_kernels::Image;
+use warptile_kernels::{Image, Schedule};
 
 use super::check::{Checked, Error64, Errors, Ran, Repeat};
-use crate::choose;
 use crate::machine::Machine;
 
 /// Failures described one by one; the rest are only counted.
@@ -123,7 +122,7 @@ impl Totals {
         if let Some(image) = image {
             let totals = self.images.entry(image.name).or_insert(ImageTotals {
                 sha256: image.sha256,
-                persistent: choose::is_persistent(image),
+                persistent: image.schedule == Schedule::Persistent,
                 passed: 0,
                 failed: 0,
                 drew_tiles: 0,
@@ -155,7 +154,6 @@ impl Totals {
         &mut self,
         case: &Case,
         forced: Option<&'static Image>,
-        multiprocessors: Option<u32>,
         checked: &Checked,
     ) {
         let (image, drew_tiles, errors, reason) = match checked {
@@ -172,7 +170,7 @@ impl Totals {
             image: image.map(|image| image.name),
             kernel: image.map(|image| image.kernel),
             sha256: image.map(|image| image.sha256),
-            multiprocessors,
+            multiprocessors: case.multiprocessors,
             drew_tiles,
             passed: errors.is_some(),
             errors,

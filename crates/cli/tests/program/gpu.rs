@@ -82,29 +82,38 @@ fn verify_covers_every_image_of_a_family_that_runs_here() {
 #[ignore = "needs an NVIDIA GPU"]
 fn verify_draws_tiles_on_every_persistent_image_and_repeats_its_launches() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("verify.json");
-    expect_code(
-        0,
-        warptile()
-            .args(["verify", "--device", "cuda:0", "--each-kernel"])
-            .args(["--repeat", "30", "--sync", "tenth", "--json"])
-            .arg(&file),
-    );
-    let totals: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    assert_eq!(totals["launches"]["launches"], 30);
-    let images = totals["images"].as_object().unwrap();
-    for (name, image) in images {
-        let drew = image["drew_tiles"].as_u64() > Some(0);
-        assert_eq!(image["persistent"].as_bool(), Some(drew), "{name}");
+    let file = dir.path().join("out.json");
+    let json =
+        || -> serde_json::Value { serde_json::from_slice(&fs::read(&file).unwrap()).unwrap() };
+    expect_code(0, warptile().args(["info", "--json"]).arg(&file));
+    let is_hopper = json()["devices"][0]["compute_capability"] == "9.0";
+    let mut images = vec![(["--kernel", "scalar_d64_32x64_w4_s2"], false)];
+    if is_hopper {
+        images.push((["--family", "wgmma"], true));
     }
-    for row in totals["problems"].as_array().unwrap() {
-        assert!(
-            row["passed"] == true
-                || row["reason"]
-                    .as_str()
-                    .is_some_and(|why| why.contains("shared memory")),
-            "{row}"
+    for (images, persistent) in images {
+        expect_code(
+            0,
+            warptile()
+                .args(["verify", "--device", "cuda:0", "--each-kernel"])
+                .args(images)
+                .args(["--repeat", "30", "--sync", "tenth", "--json"])
+                .arg(&file),
         );
+        let totals = json();
+        assert_eq!(totals["launches"]["launches"], 30);
+        let images = totals["images"].as_object().unwrap();
+        assert!(!images.is_empty());
+        for (name, image) in images {
+            assert_eq!(image["persistent"], persistent, "{name}");
+            assert_eq!(
+                image["drew_tiles"],
+                if persistent { 2 } else { 0 },
+                "{name}"
+            );
+        }
+        let rows = totals["problems"].as_array().unwrap();
+        assert!(rows.iter().all(|row| row["passed"] == true), "{rows:?}");
     }
 }
 

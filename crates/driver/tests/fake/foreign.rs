@@ -69,7 +69,7 @@ impl Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        let _current = self.context.enter().unwrap();
+        let _current = self.context.enter();
         // SAFETY: created by `new`.
         unsafe { (self.context.driver().api().stream_destroy)(self.raw) };
     }

@@ -1,5 +1,7 @@
 //! The driver crate on a real GPU.
 
+mod captures;
+
 use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable};
@@ -361,7 +363,7 @@ fn threads_work_side_by_side() {
     });
 }
 
-/// On a machine with one GPU the two contexts are the same primary context, retained twice.
+/// On a machine with one GPU the two contexts are one.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn two_contexts_mix_on_one_thread() {

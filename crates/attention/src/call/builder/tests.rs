@@ -4,7 +4,6 @@ use super::*;
 use crate::call::{Operands, common_element};
 use crate::layout::MAX_LEN;
 use crate::mask::Mask;
-use crate::scoring::AlibiShape;
 
 fn build(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Call> {
     Call::builder(

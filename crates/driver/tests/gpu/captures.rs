@@ -1,0 +1,167 @@
+//! Captures of others, and what goes on beside them, on a real driver.
+
+use std::sync::Arc;
+
+use warptile_driver::sys::{
+    CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+};
+use warptile_driver::{
+    Context, DeviceBuffer, DriverError, Graph, LaunchConfig, Scratch, Staging, Stream,
+};
+
+use crate::{Increment, first_context, increment, launch};
+
+const MODES: [CUstreamCaptureMode; 3] = [
+    CUstreamCaptureMode::GLOBAL,
+    CUstreamCaptureMode::THREAD_LOCAL,
+    CUstreamCaptureMode::RELAXED,
+];
+
+/// Captures what `work` does on a stream as somebody else would, and launches it `times`.
+fn captured_by_others(
+    context: &Context,
+    mode: CUstreamCaptureMode,
+    times: usize,
+    work: impl FnOnce(&Stream),
+) {
+    let owned = Arc::new(Stream::new(context).unwrap());
+    // SAFETY: the owner keeps the stream.
+    let stream = unsafe { Stream::borrow(context, owned.raw(), owned.clone()) }.unwrap();
+    let api = context.driver().api();
+    let _current = context.enter().unwrap();
+    let (mut graph, mut exec) = (CUgraph::NULL, CUgraphExec::NULL);
+    // SAFETY: all outlive the calls, and the handles are the driver's; the captured work uses what
+    // is kept.
+    unsafe {
+        assert_eq!(
+            (api.stream_begin_capture)(owned.raw(), mode),
+            CUresult::SUCCESS
+        );
+        work(&stream);
+        assert_eq!(
+            (api.stream_end_capture)(owned.raw(), &mut graph),
+            CUresult::SUCCESS,
+            "{mode:?}"
+        );
+        assert_eq!(
+            (api.graph_instantiate_with_flags)(&mut exec, graph, 0),
+            CUresult::SUCCESS
+        );
+        for _ in 0..times {
+            assert_eq!((api.graph_launch)(exec, owned.raw()), CUresult::SUCCESS);
+        }
+        stream.synchronize().unwrap();
+        (api.graph_exec_destroy)(exec);
+        (api.graph_destroy)(graph);
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn nothing_done_on_the_side_disturbs_somebody_elses_capture() {
+    let context = first_context();
+    let side = Stream::new(&context).unwrap();
+    let staging = Staging::new(&context);
+    for mode in MODES {
+        let doomed = DeviceBuffer::<u32>::zeroed(&side, 1000).unwrap();
+        captured_by_others(&context, mode, 2, |stream| {
+            let id = stream.capture().unwrap().expect("a capture is under way");
+            assert_eq!(stream.capture().unwrap(), Some(id));
+            let address = stream
+                .attached_in(id, || context.permanent_zeroed(4096))
+                .unwrap();
+            drop(Scratch::zeroed(&context, 4096).unwrap());
+            drop(staging.upload(&side, &[1_u32; 100]).unwrap());
+            let array = staging.upload(stream, &[7_u32; 100]).unwrap();
+            assert!(*address != 0 && array.pointer() != 0);
+            drop(doomed);
+            assert!(stream.is_capturing().unwrap());
+        });
+    }
+    side.synchronize().unwrap();
+    context.synchronize().unwrap();
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn raw_launches_and_safe_ones_are_captured_by_others() {
+    let context = first_context();
+    let home = Stream::new(&context).unwrap();
+    let config = LaunchConfig::new([8, 1, 1], [128, 1, 1]);
+    for mode in MODES {
+        let buffer = DeviceBuffer::<u32>::zeroed(&home, 1000).unwrap();
+        home.synchronize().unwrap();
+        let kernel = increment(&context);
+        let params = Increment {
+            address: buffer.pointer(),
+            count: 1000,
+        };
+        captured_by_others(&context, mode, 3, |stream| {
+            launch(&kernel, stream, &buffer);
+            // SAFETY: the block is the kernel's, and kernel and buffer outlive the graph.
+            unsafe { kernel.launch_raw(stream.raw(), &config, &params) }.unwrap();
+        });
+        assert_eq!(buffer.to_vec().unwrap(), [6; 1000]);
+    }
+    // The thread's default stream, and the legacy one.
+    let buffer = DeviceBuffer::<u32>::zeroed(&home, 1000).unwrap();
+    home.synchronize().unwrap();
+    let kernel = increment(&context);
+    let params = Increment {
+        address: buffer.pointer(),
+        count: 1000,
+    };
+    let current = context.enter().unwrap();
+    for stream in [CUstream::NULL, CUstream::LEGACY, CUstream::PER_THREAD] {
+        // SAFETY: as above.
+        unsafe { kernel.launch_raw(stream, &config.programmatic(), &params) }.unwrap();
+        context.synchronize().unwrap();
+    }
+    drop(current);
+    assert_eq!(buffer.to_vec().unwrap(), [3; 1000]);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_graph_is_ordered_with_the_homes_of_its_buffers() {
+    let context = first_context();
+    let [stream, home, other] = [(); 3].map(|()| Stream::new(&context).unwrap());
+    let kernel = increment(&context);
+    let mut buffer = DeviceBuffer::<u32>::zeroed(&home, 1 << 22).unwrap();
+    home.synchronize().unwrap();
+    let mut dropped = Some(DeviceBuffer::<u32>::zeroed(&stream, 1000).unwrap());
+    let graph = Graph::capture::<DriverError>(&stream, |stream| {
+        drop(dropped.take());
+        stream.keep_for_graph(buffer.owner())?;
+        launch(&kernel, stream, &buffer);
+        Ok(())
+    })
+    .unwrap();
+    for round in 0..20 {
+        buffer.as_slice_mut().fill_bytes(0).unwrap();
+        graph.launch([&stream, &other][round % 2]).unwrap();
+        graph.launch(&stream).unwrap();
+        assert!(buffer.to_vec().unwrap().iter().all(|&value| value == 2));
+    }
+    drop((graph, buffer));
+    context.synchronize().unwrap();
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_default_stream_is_in_no_capture() {
+    let context = first_context();
+    let owner = Arc::new(());
+    // SAFETY: the default stream lives as long as the context.
+    let legacy = unsafe { Stream::borrow(&context, CUstream::LEGACY, owner) }.unwrap();
+    assert_eq!(legacy.capture().unwrap(), None);
+    let mut status = CUstreamCaptureStatus::ACTIVE;
+    let _current = context.enter().unwrap();
+    let is_capturing = context.driver().api().stream_is_capturing;
+    // SAFETY: `status` outlives the call.
+    let code = unsafe { is_capturing(CUstream::PER_THREAD, &mut status) };
+    assert_eq!(
+        (code, status),
+        (CUresult::SUCCESS, CUstreamCaptureStatus::NONE)
+    );
+}
