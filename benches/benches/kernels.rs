@@ -26,7 +26,7 @@ fn kernels(criterion: &mut Criterion) {
     for text in CASES {
         for name in &names {
             match measure(criterion, gpu, text, name) {
-                Ok(()) | Err(Error::NoKernel { .. }) => {}
+                Ok(()) | Err(warptile_check::Error::Call(Error::NoKernel { .. })) => {}
                 Err(error) => eprintln!("{name} on {text} is not measured: {error}"),
             }
         }
@@ -38,7 +38,7 @@ fn measure(
     gpu: &std::sync::Arc<Gpu>,
     text: &str,
     kernel: &str,
-) -> warptile::Result<()> {
+) -> warptile_check::Result<()> {
     let case = case(text);
     let plan = gpu.plan(case.call().problem(), &Choice::Kernel(kernel.to_owned()))?;
     let mut on_gpu = case.upload(&case.inputs::<Half>(), gpu, &plan)?;
@@ -73,7 +73,7 @@ fn measure(
         });
     });
     group.finish();
-    failed.map_or(Ok(()), Err)
+    failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
 criterion_group!(benches, kernels);

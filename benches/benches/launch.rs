@@ -15,7 +15,7 @@ fn launch(criterion: &mut Criterion) {
     }
 }
 
-fn launch_on(criterion: &mut Criterion, backend: &warptile::Backend) -> warptile::Result<()> {
+fn launch_on(criterion: &mut Criterion, backend: &warptile::Backend) -> warptile_check::Result<()> {
     let Some(gpu) = backend.gpu() else {
         return Ok(());
     };
@@ -39,7 +39,7 @@ fn launch_on(criterion: &mut Criterion, backend: &warptile::Backend) -> warptile
         );
     });
     if let Some(error) = failed {
-        return Err(error);
+        return Err(error.into());
     }
 
     let (out_len, lse_len) = (call.out().required_len().unwrap_or(0), call.lse_len());

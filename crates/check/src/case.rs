@@ -73,7 +73,7 @@ const PACKED_PADDING: usize = 3;
 /// Most elements of a tensor, gaps included, and most heads of all sequences together.
 const MAX_ELEMENTS: u128 = 1 << 31;
 
-/// Multiplications a random case may ask of the reference: a fraction of a second on one core.
+/// Multiply-adds of each product that a random case may ask of the reference: a fraction of a second on one core.
 const WORK: usize = 40_000_000;
 
 impl Case {
@@ -100,9 +100,17 @@ impl Case {
         }
     }
 
-    /// The case that follows from `seed`; no length exceeds `max_len` (at least 1).
+    /// The case that follows from `seed`; no length exceeds `max_len` (at least 1), and the host computes its reference in a
+    /// fraction of a second.
     #[must_use]
     pub fn random(seed: u64, max_len: usize) -> Self {
+        Self::random_with_work(seed, max_len, WORK)
+    }
+
+    /// As [`Case::random`], with a reference of up to `work` multiply-adds for each of the two products: for
+    /// [`ReferenceOnGpu`](crate::ReferenceOnGpu), which affords more.
+    #[must_use]
+    pub fn random_with_work(seed: u64, max_len: usize, work: usize) -> Self {
         let mut random = Random::new(seed);
         let (heads, kv_heads) =
             random.pick(&[(1, 1), (2, 2), (6, 6), (6, 2), (8, 1), (4, 2), (3, 1)]);
@@ -113,7 +121,7 @@ impl Case {
         };
         // Sequences share the work that a case may cost.
         let batch = 1 + random.below(4);
-        let budget = WORK / (batch * heads * head_dim);
+        let budget = work / (batch * heads * head_dim);
         let max_len = max_len.clamp(1, MAX_LEN);
         let lengths = if random.below(4) == 0 {
             Lengths::Packed(

@@ -43,6 +43,12 @@ pub enum Error {
     },
 }
 
+impl From<warptile::driver::DriverError> for Error {
+    fn from(error: warptile::driver::DriverError) -> Self {
+        Error::Call(error.into())
+    }
+}
+
 /// Fails if there is more of something than there may be.
 pub(crate) fn limited(what: &'static str, found: u128, limit: u128) -> Result<()> {
     if found > limit {

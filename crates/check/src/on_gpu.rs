@@ -19,7 +19,7 @@ const IMAGE: &[u8] = include_bytes!("../gpu/reference.ptx.zst");
 /// `THREADS` in gpu/reference.cu.
 const THREADS: u32 = 256;
 
-/// Most multiply-adds of a reference on a GPU: a minute.
+/// Most multiply-adds of a reference on a GPU.
 const MAX_WORK: f64 = (1_u64 << 43) as f64;
 
 /// Most memory for the scores of the rows that are computed at once.

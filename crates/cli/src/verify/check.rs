@@ -1,5 +1,6 @@
 //! One case, computed twice or hundreds of times and compared with the reference.
 
+use std::cell::OnceCell;
 use std::fmt;
 
 use clap::ValueEnum;
@@ -7,7 +8,9 @@ use half::{bf16, f16};
 use serde::Serialize;
 use warptile::gpu::Gpu;
 use warptile::{Call, Choice, Element, ElementType, Error, Plan, Planner, ViewMut, forward_cpu};
-use warptile_check::{Case, Expectation, Failure, Inputs, OnGpu, Report, ResultBuffers, Verdict};
+use warptile_check::{
+    Case, Expectation, Failure, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers, Verdict,
+};
 use warptile_kernels::Image;
 
 /// Where a case is computed.
@@ -19,8 +22,13 @@ pub(crate) enum Place<'a> {
         /// What to choose among; `None`: the whole catalog.
         images: Option<&'a [&'static Image]>,
         choice: &'a Choice,
+        /// Loaded when the first large problem comes.
+        reference: &'a OnceCell<ReferenceOnGpu>,
     },
 }
+
+/// Multiply-adds from which a reference is computed on the GPU: seconds on the host.
+const LARGE: u128 = 1 << 31;
 
 /// When a repeated launch is waited for. At every wait the result is read, compared with the first to the bit, and
 /// poisoned again.
@@ -125,6 +133,7 @@ impl Place<'_> {
                 gpu,
                 images,
                 choice,
+                ..
             } => {
                 let profile = case.profile(gpu.profile());
                 let planner = Planner::new(&profile);
@@ -137,13 +146,23 @@ impl Place<'_> {
         }
     }
 
-    /// What a right result is. The reference is computed on the host, wherever the case is.
+    /// What a right result is. The reference is computed on the host, independently of the GPU, unless that would take long.
     fn expectation<T: Element>(
         self,
         case: &Case,
         inputs: &Inputs<T>,
     ) -> warptile_check::Result<Expectation> {
         match self {
+            Place::Gpu { gpu, reference, .. } if case.call().flops() / 2 > LARGE => {
+                let reference = match reference.get() {
+                    Some(reference) => reference,
+                    None => {
+                        let loaded = ReferenceOnGpu::new(gpu)?;
+                        reference.get_or_init(|| loaded)
+                    }
+                };
+                case.expectation_on_gpu(inputs, reference)
+            }
             Place::Cpu | Place::Gpu { .. } => case.expectation(inputs),
         }
     }

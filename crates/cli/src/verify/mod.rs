@@ -3,6 +3,7 @@
 mod check;
 mod totals;
 
+use std::cell::OnceCell;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +12,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use warptile::gpu::Gpu;
 use warptile::{Backend, Choice, MAX_HEAD_DIM, Mask, Scoring};
-use warptile_check::Case;
+use warptile_check::{Case, ReferenceOnGpu};
 use warptile_kernels::{Image, Schedule, catalog};
 
 use self::check::{Checked, Place, Repeat, Sync, check};
@@ -118,6 +119,7 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut impl Write) -> Result<(), Fai
         runnable: runnable(&backend),
         images,
         backend: &backend,
+        reference: OnceCell::new(),
     };
     let seed = args.case.first().map_or(args.seed, |case| case.seed);
     let mut totals = Totals::new(machine::describe(&backend), seed, verify.repeat);
@@ -221,6 +223,13 @@ struct Trial {
     image: Option<&'static Image>,
 }
 
+/// Longest sequences of the problems that are small enough for the host's reference.
+const HOST_LEN: usize = 1024;
+
+/// Multiply-adds of each product of a longer random problem, whose reference is computed on the GPU: 4096 x 4096 scores of
+/// 64 heads of size 128.
+const GPU_WORK: usize = 1 << 37;
+
 struct Verify<'a> {
     args: &'a VerifyArgs,
     repeat: Option<Repeat>,
@@ -228,6 +237,8 @@ struct Verify<'a> {
     images: Option<Vec<&'static Image>>,
     runnable: Vec<&'static Image>,
     backend: &'a Backend,
+    /// For problems that would take the host long.
+    reference: OnceCell<ReferenceOnGpu>,
 }
 
 impl Verify<'_> {
@@ -243,6 +254,7 @@ impl Verify<'_> {
                 gpu,
                 images: self.images.as_deref(),
                 choice: &choice,
+                reference: &self.reference,
             },
         };
         check(&trial.case, place, self.repeat).map_err(|error| match Failure::from(error) {
@@ -359,7 +371,11 @@ impl Verify<'_> {
     fn draw(&self, index: u64) -> Trial {
         // Far apart, so that two runs with neighbouring seeds share no problem.
         let seed = self.args.seed.wrapping_mul(1 << 32).wrapping_add(index);
-        let mut case = Case::random(seed, usize::from(self.args.max_len));
+        let max_len = usize::from(self.args.max_len);
+        let mut case = match self.backend.gpu() {
+            Some(_) if max_len > HOST_LEN => Case::random_with_work(seed, max_len, GPU_WORK),
+            _ => Case::random(seed, max_len),
+        };
         let images = match &self.images {
             Some(images) if !self.args.best => &images[..],
             _ => &[],
