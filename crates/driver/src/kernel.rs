@@ -15,7 +15,7 @@ use crate::driver::call;
 use crate::error::{DriverError, Result, lacks_function};
 use crate::launch::{KernelLimits, LaunchConfig, check};
 use crate::module::Module;
-use crate::stream::Stream;
+use crate::stream::{Launching, Stream};
 
 /// Dynamic shared memory that every kernel may use without asking.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
@@ -238,19 +238,48 @@ impl<P: Pod> Kernel<P> {
     /// - If the stream is being captured, all of this holds at each launch of the graph; see
     ///   [`Stream::keep_in`]. The kernel itself is kept.
     pub unsafe fn launch(&self, stream: &Stream, config: &LaunchConfig, params: &P) -> Result<()> {
-        let context = stream.context();
-        if !context.is_same(self.module.context()) {
-            return Err(DriverError::OtherContext {
-                operation: "launching a kernel",
-            });
-        }
+        self.same_context(stream)?;
         self.check(config)?;
-        let _current = context.enter()?;
-        let _held = stream.hold();
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.queue(&stream.launching()?, config, params) }
+    }
+
+    /// [`Kernel::launch`] on a stream that was prepared for it.
+    ///
+    /// # Errors
+    /// As [`Kernel::launch`].
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`].
+    pub unsafe fn launch_at(
+        &self,
+        at: &Launching<'_>,
+        config: &LaunchConfig,
+        params: &P,
+    ) -> Result<()> {
+        self.same_context(at.stream())?;
+        self.check(config)?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.queue(at, config, params) }
+    }
+
+    fn same_context(&self, stream: &Stream) -> Result<()> {
+        match stream.context().is_same(self.module.context()) {
+            true => Ok(()),
+            false => Err(DriverError::OtherContext {
+                operation: "launching a kernel",
+            }),
+        }
+    }
+
+    /// # Safety
+    /// As [`Kernel::launch`]; the stream is of the kernel's context, and the configuration was checked.
+    unsafe fn queue(&self, at: &Launching<'_>, config: &LaunchConfig, params: &P) -> Result<()> {
+        let stream = at.stream();
+        let context = stream.context();
         // Whatever can fail does so before the launch: after it, an error would say that nothing
         // runs.
-        let capture = stream.capture()?;
-        if let Some(id) = capture {
+        if let Some(id) = at.capture() {
             context.captures().with(id, |kept| {
                 kept.keep(self.module.owner());
                 kept.name_kernel(&self.name);
@@ -261,7 +290,7 @@ impl<P: Pod> Kernel<P> {
         if code != CUresult::SUCCESS {
             return Err(stream.failed(symbol, code, self.launching().into()));
         }
-        if capture.is_none() {
+        if at.capture().is_none() {
             context.launches().note(stream.raw(), &self.name);
         }
         Ok(())

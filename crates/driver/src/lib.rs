@@ -98,7 +98,7 @@ pub use module::Module;
 pub use pinned::{PendingCopy, PinnedBuffer};
 pub use scratch::Scratch;
 pub use staging::{Staged, Staging};
-pub use stream::{Held, Stream};
+pub use stream::{Held, Launching, Stream};
 pub use tensor_map::{Swizzle, TensorMap, TensorMapElement, TiledTensorMap};
 
 /// The raw types and the function table.

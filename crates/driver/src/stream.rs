@@ -13,7 +13,7 @@ use warptile_cuda_sys::{
 };
 
 use crate::capture::{CaptureId, Owner};
-use crate::context::{Context, Retired, lock};
+use crate::context::{Context, Current, Retired, lock};
 use crate::driver::call;
 use crate::error::{DriverError, Result};
 use crate::event::Event;
@@ -371,6 +371,31 @@ impl Stream {
         self.failed(SYMBOLS.stream_get_capture_info, code, ASKING.into())
     }
 
+    /// Prepares for launches on the stream: its context is entered, the gate of captures is held, and
+    /// whether the stream is in a capture is known, each once for all launches by
+    /// [`Kernel::launch_at`](crate::Kernel::launch_at). To be held briefly, as [`Stream::hold`] is.
+    ///
+    /// # Errors
+    /// As [`Stream::capture`].
+    pub fn launching(&self) -> Result<Launching<'_>> {
+        let current = self.context().enter()?;
+        let held = self.hold();
+        let capture = match self.inner.is_surely_free() {
+            true => None,
+            false => match self.settled(self.ask_entered()?) {
+                Status::Free => None,
+                Status::In(id) => Some(id),
+                Status::Broken => return Err(self.broken()),
+            },
+        };
+        Ok(Launching {
+            stream: self,
+            capture,
+            _held: held,
+            _current: current,
+        })
+    }
+
     /// [`Stream::capture`], told apart from a broken capture.
     pub(crate) fn status(&self) -> Result<Status> {
         if self.inner.is_surely_free() {
@@ -379,16 +404,25 @@ impl Stream {
         // So that the stream does not enter a capture between the question and the note of its
         // answer.
         let _pass = self.context().pass();
-        let status = self.ask()?;
+        Ok(self.settled(self.ask()?))
+    }
+
+    /// Notes an answer that was given while the gate was held.
+    fn settled(&self, status: Status) -> Status {
         if status == Status::Free {
             self.inner.maybe_captured.store(false, Ordering::Release);
         }
-        Ok(status)
+        status
     }
 
     /// Asks the driver for the stream's capture.
     fn ask(&self) -> Result<Status> {
         let _current = self.context().enter()?;
+        self.ask_entered()
+    }
+
+    /// [`Stream::ask`] where the stream's context is current already.
+    fn ask_entered(&self) -> Result<Status> {
         let (mut status, mut id) = (CUstreamCaptureStatus::NONE, 0);
         // SAFETY: both results outlive the call, which leaves out the others for null pointers; the
         // stream is live and its context current.
@@ -583,6 +617,35 @@ impl Stream {
     ) -> DriverError {
         self.context()
             .failed_on(Some(self.raw()), symbol, code, operation)
+    }
+}
+
+/// What launches on a stream need, once for several of them; see [`Stream::launching`].
+pub struct Launching<'a> {
+    stream: &'a Stream,
+    capture: Option<CaptureId>,
+    // Fields are dropped in this order: the context is left last.
+    _held: Held<'a>,
+    _current: Current<'a>,
+}
+
+impl Launching<'_> {
+    /// The stream.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        self.stream
+    }
+
+    /// The capture that the stream is in, while this lives.
+    #[must_use]
+    pub fn capture(&self) -> Option<CaptureId> {
+        self.capture
+    }
+}
+
+impl fmt::Debug for Launching<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Launching({:?}, {:?})", self.stream, self.capture)
     }
 }
 

@@ -1,6 +1,6 @@
 //! From a call to the parameter block of its kernel.
 
-use warptile_driver::{Context, Swizzle, TensorMap, TensorMapElement};
+use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
 use warptile_kernels::abi;
 
 use crate::ElementType;
@@ -124,9 +124,9 @@ const BOX_COLUMNS: u32 = 64;
 /// Query rows of a box: those of one warpgroup.
 const QUERY_BOX_ROWS: u32 = 64;
 
-/// The block of kernels that read through tensor maps, which take f16 and bf16 only.
+/// The block of kernels that read through tensor maps, which take f16 and bf16 only. The context must be current.
 pub(crate) fn forward_tma(
-    context: &Context,
+    driver: &Driver,
     call: &Call,
     block_n: u32,
     forward: abi::Forward,
@@ -136,8 +136,6 @@ pub(crate) fn forward_tma(
         _ => TensorMapElement::F16,
     };
     let bytes = call.element().size() as u64;
-    // Encoding asks for a current context; one way in serves all maps.
-    let _current = context.enter()?;
     let map = |address: u64, layout: &Layout, box_rows: u32| -> Result<abi::TensorMap> {
         let [batch, rows, heads, head_dim] = layout.shape.map(|extent| extent as u64);
         // A stride that is never stepped along only has to satisfy the encoder.
@@ -153,7 +151,7 @@ pub(crate) fn forward_tma(
             &[BOX_COLUMNS, box_rows, 1, 1],
         )
         .swizzle(Swizzle::Bytes128)
-        .encode(context.driver())?;
+        .encode(driver)?;
         Ok(bytemuck::cast(map))
     };
     let q_map = map(forward.q.address, call.q(), QUERY_BOX_ROWS)?;

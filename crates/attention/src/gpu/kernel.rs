@@ -1,7 +1,7 @@
 //! Loaded kernels, by the parameter block they take.
 
 use warptile_driver::sys::CUstream;
-use warptile_driver::{Context, Kernel, KernelOptions, LaunchConfig, Module, Stream};
+use warptile_driver::{Context, Kernel, KernelOptions, LaunchConfig, Launching, Module};
 use warptile_kernels::{Image, abi};
 
 use crate::call::Call;
@@ -48,7 +48,7 @@ impl LoadedKernel {
         .map_err(Error::from)
     }
 
-    /// Fills the block for a call.
+    /// Fills the block for a call. The context must be current: encoding a tensor map asks for it.
     pub(crate) fn block(
         &self,
         step: &Step,
@@ -61,9 +61,9 @@ impl LoadedKernel {
         Ok(match self {
             LoadedKernel::Plain(_) => Block::Plain(forward),
             LoadedKernel::Mapped(kernel) => {
-                let context = kernel.module().context();
+                let driver = kernel.module().context().driver();
                 let block_n = step.image.tiling.block_n;
-                Block::Mapped(block::forward_tma(context, call, block_n, forward)?)
+                Block::Mapped(block::forward_tma(driver, call, block_n, forward)?)
             }
         })
     }
@@ -75,7 +75,7 @@ impl LoadedKernel {
     /// are those of memory that reaches as far as the call's layouts and lives until the kernel has ended.
     pub(crate) unsafe fn launch(
         &self,
-        stream: &Stream,
+        at: &Launching<'_>,
         step: &Step,
         shape: &LaunchShape,
         block: &Block,
@@ -84,11 +84,11 @@ impl LoadedKernel {
         match (self, block) {
             // SAFETY: the caller's promise; the block is the one whose hash the image carries.
             (LoadedKernel::Plain(kernel), Block::Plain(block)) => unsafe {
-                kernel.launch(stream, &config, block)
+                kernel.launch_at(at, &config, block)
             },
             // SAFETY: as above; the maps cover the same memory.
             (LoadedKernel::Mapped(kernel), Block::Mapped(block)) => unsafe {
-                kernel.launch(stream, &config, block)
+                kernel.launch_at(at, &config, block)
             },
             _ => return Err(self.other_block(step)),
         }

@@ -95,9 +95,9 @@ impl Prepared {
             return Ok(()); // no query rows, nothing to write
         }
 
-        // Whether the stream is in a capture is asked once, and stays true until the end.
-        let _held = stream.hold();
-        let capture = stream.capture()?;
+        // The way into the context and whether the stream is in a capture: once for all that follows.
+        let at = stream.launching()?;
+        let capture = at.capture();
         let staged = self.stage(stream, call, &mut addresses)?;
         addresses.check(&expected)?;
         let counter = match shapes.iter().any(|shape| shape.draws_tiles) {
@@ -121,7 +121,7 @@ impl Prepared {
             // far as its layout, of staged lengths, or of the stream's own workspace. Lengths that nobody has checked are
             // clamped by the kernels. The memory outlives the kernel: it is freed in the order of its own stream, which comes
             // after this launch below, or kept by the graph.
-            launched = unsafe { kernel.launch(stream, step, shape, block) };
+            launched = unsafe { kernel.launch(&at, step, shape, block) };
             if launched.is_err() {
                 break;
             }
