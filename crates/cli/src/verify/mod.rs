@@ -44,8 +44,8 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(1..))]
     max_len: u16,
 
-    /// Spread the problems over all images that run on the device of a family such as scalar or of a kernel, or compute them with
-    /// one image; best: with what the planner chooses [default: best]
+    /// Spread the problems over the images that run on the device of a family such as scalar, or of a kernel, or use one
+    /// image, by its name; best: what the planner chooses
     #[arg(long, value_name = "NAME")]
     kernel: Option<Choice>,
 
