@@ -24,7 +24,7 @@ use crate::options::Device;
 
 /// Compute random problems and compare them with a float64 reference.
 ///
-/// Each problem runs twice: both results must be equal to the bit, and right: no further from float64 than twice the plain,
+/// Each problem runs twice: both results must be bit-for-bit identical, and right: no further from float64 than twice the plain,
 /// unfused computation in the element type (three times with a softcap), plus a rounding error. Nothing may be written
 /// outside the result, and NaN around the inputs must not reach it. On a GPU every other problem is planned as if the GPU
 /// had only 1 to 5 multiprocessors, so that persistent kernels draw their tiles from the counter. A failing problem is made
