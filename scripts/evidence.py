@@ -294,7 +294,7 @@ def verify(evidence):
 
     def one(evidence, family):
         count = options.count or RANDOM_PROBLEMS.get(family, RANDOM_PROBLEMS["others"])
-        arguments = ["verify", *on(evidence), "--family", family, "--count", count, "--seed", options.seed]
+        arguments = ["verify", *on(evidence), "--kernel", family, "--count", count, "--seed", options.seed]
         _, output, result = warptile(evidence, f"verify {family}", arguments, LIMITS["verify"])
         print(last_lines(output, 1), flush=True)
         return result
@@ -357,7 +357,7 @@ def acceptance(evidence):
 
     def one(evidence, job):
         family, within = job
-        arguments = ["verify", *on(evidence), "--family", family, "--best", *within]
+        arguments = ["verify", *on(evidence), "--kernel", family, "--best", *within]
         for element in ("f16", "bf16"):
             for problem in ACCEPTANCE:
                 arguments += ["--case", f"{problem} {element} seed=7"]
@@ -400,7 +400,7 @@ def sanitizer(evidence):
 
     def one(evidence, job):
         tool, family, target = job
-        arguments = ["verify", *on(evidence), "--each-kernel", "--family", family, "--target", target]
+        arguments = ["verify", *on(evidence), "--each-kernel", "--kernel", family, "--target", target]
         what = f"{tool} {family} {target}"
         code, output, result = warptile(evidence, what, arguments, LIMITS["sanitizer"], before=tool_command(tool))
         row = {"tool": tool, "family": family, "target": target, "errors": errors_of(output), "exit_code": code}

@@ -18,7 +18,7 @@ if words[0] == "info":
     fields = lambda name, family, target: {"image": name, "family": family, "target": target, "sha256": "ab", "shared_bytes": 1}
     result = {"driver": "CUDA 13.0", "date": "", "devices": [device], "images": [fields(*image) for image in images]}
 elif words[0] == "verify":
-    chosen = [i for i in images if i[2] != "sm_80" and option("--family", i[1]) == i[1] and option("--target", i[2]) == i[2]]
+    chosen = [i for i in images if i[2] != "sm_80" and option("--kernel", i[1]) == i[1] and option("--target", i[2]) == i[2]]
     chosen = [i for i in chosen if fault != "missing" or i[1] != "scalar"]
     count = words.count("--case") or 10
     runs = lambda family: {"sha256": "ab", "persistent": family == "wgmma", "passed": 2, "failed": 0, "drew_tiles": int(family == "wgmma" and fault != "idle")}

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use bytemuck::Pod;
 use half::{bf16, f16};
 use warptile::{
-    AlibiShape, Attention, Backend, Call, Choice, Element, Keys, Layout, Operands, Plan, Queries,
-    Scoring, Tensor, View,
+    AlibiShape, Attention, Backend, Call, Choice, Element, Error, Keys, Layout, Operands, Plan,
+    Queries, Scoring, Tensor, View,
 };
 use warptile_check::Expectation;
 
@@ -118,7 +118,7 @@ impl<T: Element> Inputs<T> {
         if let Some((_, layout)) = &self.key_mask {
             builder = builder.key_mask(*layout);
         }
-        let call = builder.build()?;
+        let call = builder.build().map_err(in_terms_of_the_file)?;
         call.check_slopes(self.alibi_slopes.as_deref())?;
         call.check_sinks(self.sinks.as_deref())?;
         Ok(call)
@@ -217,6 +217,26 @@ impl<T: Element> Inputs<T> {
             View::new(&self.v, self.v_layout),
             &operands,
         )
+    }
+}
+
+/// Row offsets go by the names that the file has for them.
+fn in_terms_of_the_file(error: Error) -> Error {
+    match error {
+        Error::Lengths {
+            argument,
+            index,
+            rule,
+        } => Error::Lengths {
+            argument: match argument {
+                "query_offsets" => "cu_seqlens_q",
+                "key_offsets" => "cu_seqlens_k",
+                other => other,
+            },
+            index,
+            rule,
+        },
+        other => other,
     }
 }
 

@@ -49,11 +49,15 @@ fn passed_over(backend: &Backend) -> String {
         Driver::load(),
         Err(DriverError::Load(LoadError::NotFound { .. }))
     ) {
-        return "note: there is no NVIDIA driver; computing on the CPU\n".to_owned();
+        return "note: no NVIDIA driver was found; using the CPU\n".to_owned();
     }
     let lines = backend.passed_over().iter();
     lines
-        .map(|one| format!("note: not on {}\n", text::message(&one.to_string())))
+        .map(|one| {
+            let one = one.to_string();
+            let first = one.lines().next().unwrap_or_default();
+            format!("note: not using {}\n", text::message(first))
+        })
         .collect()
 }
 
@@ -140,11 +144,10 @@ impl FromStr for Window {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match format!("mask=window,{text}").parse::<Scoring>() {
-            Ok(Scoring {
-                mask: Mask::Window { left, right },
-                ..
-            }) => Ok(Window { left, right }),
+        let mut scoring = Scoring::new();
+        let known = scoring.parse_word(&format!("mask=window,{text}"));
+        match (known, scoring.mask) {
+            (Some(()), Mask::Window { left, right }) => Ok(Window { left, right }),
             _ => Err(
                 "a window is LEFT,RIGHT: numbers of keys, or -1 for no limit, such as 256,0".into(),
             ),

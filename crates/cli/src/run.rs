@@ -128,10 +128,9 @@ fn run_typed<T: Element>(
     };
     let backend = args.device.open()?;
     let answer = inputs.forward(settings, &backend)?;
+    writeln!(console, "call     {call}")?;
     if args.explain {
         write!(console, "{}", answer.plan.explain())?;
-    } else {
-        writeln!(console, "problem  {call}")?;
     }
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     write!(

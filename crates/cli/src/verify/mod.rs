@@ -25,7 +25,7 @@ use crate::options::Device;
 
 /// Compute random problems and compare them with a float64 reference.
 ///
-/// Each problem runs twice: both results must be equal to the bit, and right: no further from float64 than twice the plain,
+/// Each problem runs twice: both results must be bit-for-bit identical, and right: no further from float64 than twice the plain,
 /// unfused computation in the element type (three times with a softcap), plus a rounding error. Nothing may be written
 /// outside the result, and NaN around the inputs must not reach it. On a GPU every other problem is planned as if the GPU
 /// had only 1 to 5 multiprocessors, so that persistent kernels draw their tiles from the counter. A failing problem is made
@@ -45,8 +45,8 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(1..))]
     max_len: u16,
 
-    /// Spread the problems over all images that run on the device of a family such as scalar or of a kernel, or compute them with
-    /// one image; best: with what the planner chooses [default: best]
+    /// Spread the problems over the images that run on the device of a family such as scalar, or of a kernel, or use one
+    /// image, by its name; best: what the planner chooses
     #[arg(long, value_name = "NAME")]
     kernel: Option<Choice>,
 

@@ -38,7 +38,7 @@ fn help_says_what_the_exit_codes_mean() {
 fn info_works_without_a_driver() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("info.json");
-    let (stdout, _) = expect_code(
+    let (stdout, stderr) = expect_code(
         0,
         warptile()
             .args(["info", "--kernels", "--explain", "--json"])
@@ -48,6 +48,11 @@ fn info_works_without_a_driver() {
     );
     assert!(stdout.contains("driver   none: "), "{stdout}");
     assert!(stdout.contains("chosen   cpu"), "{stdout}");
+    assert!(stdout.contains("auto     cpu"), "{stdout}");
+    assert!(
+        stderr.starts_with("note: ") && stderr.lines().count() == 1,
+        "{stderr}"
+    );
     let info = json(&file);
     assert_eq!(info["driver"], serde_json::Value::Null);
     assert!(info["cpu_threads"].as_u64() > Some(0));
@@ -65,15 +70,15 @@ fn verify_counts_what_it_computed() {
         0,
         warptile()
             .args([
-                "verify", "--device", "cpu", "--count", "30", "--seed", "5", "--json",
+                "verify", "--device", "cpu", "--count", "60", "--seed", "5", "--json",
             ])
             .arg(&file),
     );
-    assert!(stdout.contains("30 problems on cpu"), "{stdout}");
+    assert!(stdout.contains("60 problems on cpu"), "{stdout}");
     let totals = json(&file);
     assert_eq!(
         (totals["passed"].as_u64(), totals["failed"].as_u64()),
-        (Some(30), Some(0))
+        (Some(60), Some(0))
     );
     assert_eq!(totals["device"], "cpu");
     assert_eq!(totals["repeat"], serde_json::Value::Null);
@@ -182,6 +187,67 @@ fn verify_repeats_a_case() {
 }
 
 #[test]
+fn every_option_is_verified_and_measured() {
+    let cases = [
+        "b2 q9 k20 h4/2 d16 f16 softcap=15 alibi=batch sinks bias keymask layout=bhsd seed=1",
+        "b2 q9 k20 h2 d8 f32 scale=-0.5 bias keymask layout=gaps unaligned used=3x20,9x0 seed=2",
+        "packed=3x5,0x2,4x0 h2 d8 bf16 mask=causal sinks used=1x5,0x1,4x0 device-lengths seed=3",
+    ];
+    for case in cases {
+        expect_code(
+            0,
+            warptile().args(["verify", "--device", "cpu", "--case", case]),
+        );
+        let (stdout, _) = expect_code(
+            0,
+            warptile().args([
+                "bench",
+                "--device",
+                "cpu",
+                "--samples",
+                "1",
+                "--shape",
+                case,
+            ]),
+        );
+        assert!(
+            stdout.contains(case.split(" seed").next().unwrap()),
+            "{stdout}"
+        );
+    }
+    let (_, stderr) = expect_code(
+        2,
+        warptile().args(["bench", "--device", "cpu", "--shape", "q8 k8 d8 sms=2"]),
+    );
+    assert!(
+        stderr.contains("sms=N is for `warptile verify`"),
+        "{stderr}"
+    );
+    for kernel in ["scalar", "scalar_d64_32x64_w4_s2", "nonsense"] {
+        let (_, stderr) = expect_code(
+            2,
+            warptile().args(["bench", "--device", "cpu", "--kernel", kernel]),
+        );
+        assert!(
+            stderr.contains(&format!("--kernel {kernel} needs a GPU")),
+            "{stderr}"
+        );
+    }
+    expect_code(
+        0,
+        warptile().args([
+            "bench",
+            "--device",
+            "cpu",
+            "--samples",
+            "1",
+            "--kernel",
+            "best",
+        ]),
+    );
+}
+
+#[test]
 fn verify_refuses_what_can_not_run() {
     let verify = |arguments: &[&str]| {
         expect_code(
@@ -192,7 +258,7 @@ fn verify_refuses_what_can_not_run() {
         )
         .1
     };
-    assert!(verify(&["--family", "scalar"]).contains("scalar needs a GPU"));
+    assert!(verify(&["--kernel", "scalar"]).contains("--kernel scalar needs a GPU"));
     assert!(verify(&["--each-kernel"]).contains("--each-kernel needs a GPU"));
     assert!(verify(&["--multiprocessors", "2"]).contains("--multiprocessors needs a GPU"));
     assert!(verify(&["--kernel", "scalar_d64_32x64_w4_s2"]).contains("needs a GPU"));

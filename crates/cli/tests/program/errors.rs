@@ -239,10 +239,15 @@ fn shapes_that_do_not_match() {
 
 #[test]
 fn head_sizes_without_a_kernel() {
-    for head_dim in [0, 4, 59, 264] {
+    for (head_dim, advice) in [
+        (0, "at least 8"),
+        (4, "a multiple of 8"),
+        (59, "a multiple of 8"),
+        (264, "the largest head size is 256"),
+    ] {
         let tensors = ["q", "k", "v"].map(|name| f32_tensor(name, &[1, 2, 1, head_dim]));
         let stderr = fails(2, &file(&tensors), &[]);
-        assert!(stderr.contains("multiple of 8 from 8 to 256"), "{stderr}");
+        assert!(stderr.contains(advice), "{stderr}");
     }
 }
 
@@ -296,6 +301,45 @@ fn slopes_that_do_not_fit() {
     assert!(stderr.contains("it must have F32"), "{stderr}");
     let stderr = fails(2, &with(f32_tensor("alibi_slopes", &[1, 1, 2])), &[]);
     assert!(stderr.contains("[heads] or [batch, heads]"), "{stderr}");
+}
+
+#[test]
+fn other_tensors_that_do_not_fit() {
+    let with = |extra: Tensor| {
+        let [q, k, v] = qkv();
+        fails(2, &file(&[q, k, v, extra]), &[])
+    };
+    for (extra, expected) in [
+        (f32_tensor("sinks", &[3]), "sinks has 3 values"),
+        (f32_tensor("sinks", &[1, 2]), "it must be [heads]"),
+        (i32_tensor("sinks", &[1, 2]), "it must have F32"),
+        (
+            f32_tensor("bias", &[4, 4]),
+            "it must be [batch, heads, queries, keys]",
+        ),
+        (
+            f32_tensor("bias", &[1, 3, 4, 4]),
+            "bias has heads 3, but the call has 2",
+        ),
+        (i32_tensor("bias", &[1, 2]), "it must have F32"),
+        (
+            f32_tensor("key_mask", &[1, 2, 4, 4]),
+            "it must have BOOL or U8",
+        ),
+    ] {
+        let stderr = with(extra);
+        assert!(stderr.contains(expected), "{stderr}");
+    }
+    let packed = [
+        f32_tensor("q", &[4, 2, 8]),
+        f32_tensor("k", &[4, 2, 8]),
+        f32_tensor("v", &[4, 2, 8]),
+        i32_tensor("cu_seqlens_q", &[0, 4]),
+        i32_tensor("cu_seqlens_k", &[0, 4]),
+        f32_tensor("bias", &[1, 1, 4, 4]),
+    ];
+    let stderr = fails(2, &file(&packed), &[]);
+    assert!(stderr.contains("bias needs dense tensors"), "{stderr}");
 }
 
 #[test]
@@ -368,8 +412,12 @@ fn a_driver_that_is_no_driver_is_code_3() {
         .arg("run")
         .arg(example("minilm_qkv.safetensors"))
         .env("WARPTILE_LIBCUDA", example("README.md"));
-    let (stdout, _) = expect_code(0, &mut command);
+    let (stdout, stderr) = expect_code(0, &mut command);
     assert!(stdout.contains("ran      cpu on cpu"), "{stdout}");
+    assert!(
+        stderr.starts_with("note: ") && stderr.lines().count() == 1,
+        "{stderr}"
+    );
 }
 
 #[test]

@@ -26,6 +26,14 @@ fn a_generated_file_can_be_run() {
             "--causal=top-left --scale 0.5 --layout bhsd",
         ),
         ("packed=6x4,1x1 h2 d8 f32 layout=bhsd", "--layout bhsd"),
+        (
+            "b2 q5 k9 h4/2 d16 f16 mask=causal sinks bias keymask seed=4",
+            "--causal",
+        ),
+        (
+            "b2 q5 k9 h4/2 d16 bf16 bias keymask layout=bhsd seed=5",
+            "--layout bhsd",
+        ),
     ]
     .into_iter()
     .enumerate()
@@ -68,7 +76,7 @@ fn a_generated_file_can_be_run() {
             "{problem}: what surrounds a problem's tensors is not part of the file"
         );
     }
-    for refused in ["d8 layout=gaps", "d8 unaligned"] {
+    for refused in ["d8 layout=gaps", "d8 unaligned", "d8 used=1x0"] {
         expect_code(
             2,
             warptile().args(["gen", refused, "-o"]).arg(path("refused")),

@@ -57,7 +57,7 @@ fn verify_covers_every_image_of_a_family_that_runs_here() {
     expect_code(
         0,
         warptile()
-            .args(["verify", "--device", "cuda:0", "--family", "scalar"])
+            .args(["verify", "--device", "cuda:0", "--kernel", "scalar"])
             .args(["--count", "300", "--max-len", "200", "--json"])
             .arg(&file),
     );
@@ -70,10 +70,10 @@ fn verify_covers_every_image_of_a_family_that_runs_here() {
     );
     let (_, stderr) = expect_code(
         2,
-        warptile().args(["verify", "--device", "cuda:0", "--family", "vector"]),
+        warptile().args(["verify", "--device", "cuda:0", "--kernel", "vector"]),
     );
     assert!(
-        stderr.contains("no family vector runs on cuda:0"),
+        stderr.contains("no image of kernel vector runs on cuda:0"),
         "{stderr}"
     );
 }
@@ -140,6 +140,10 @@ fn bench_times_launches_and_calls() {
             .args([
                 "--shape",
                 "packed=100x100,30x200 h4/2 d128 bf16 mask=causal alibi=head",
+            ])
+            .args([
+                "--shape",
+                "b2 q100 k200 h4/2 d128 f16 sinks bias keymask used=100x200,7x9",
             ]),
     );
     let rows: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();

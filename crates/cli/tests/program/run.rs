@@ -240,6 +240,64 @@ fn alibi_slopes_are_used() {
     );
 }
 
+/// Queries, keys and values of 9 rows and two heads, with one more tensor.
+fn nine_rows(extra: Tensor) -> Vec<u8> {
+    let [q, k, v] = ["q", "k", "v"].map(|name| f32_tensor(name, &[1, 9, 2, 8]));
+    file(&[q, k, v, extra])
+}
+
+#[test]
+fn bias_and_key_mask_are_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, out) = (dir.path().join("qkv"), dir.path().join("out"));
+    let diagonal = || (0..81).map(|i| i % 10 == 0);
+    let bias = |shown| if shown { 0.0 } else { f32::NEG_INFINITY };
+    let bias = diagonal()
+        .flat_map(|shown| bias(shown).to_le_bytes())
+        .collect();
+    let mask = |dtype| {
+        let bytes = diagonal().map(u8::from).collect();
+        Tensor("key_mask", dtype, vec![1, 1, 9, 9], bytes)
+    };
+    let Tensor(_, _, _, v) = f32_tensor("v", &[1, 9, 2, 8]);
+    // Each query sees the key of its own row alone.
+    for extra in [
+        Tensor("bias", "F32", vec![1, 1, 9, 9], bias),
+        mask("BOOL"),
+        mask("U8"),
+    ] {
+        fs::write(&input, nine_rows(extra)).unwrap();
+        expect_code(0, cpu_run(&input).arg("-o").arg(&out));
+        let (_, values) = read_f32(&fs::read(&out).unwrap(), "out");
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        assert_eq!(bytes, v);
+        expect_code(0, cpu_run(&input).arg("--expect").arg(&out));
+    }
+}
+
+#[test]
+fn sinks_are_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, out) = (dir.path().join("qkv"), dir.path().join("out"));
+    // The first head's sink outweighs every key, the second's is outweighed.
+    let sinks = [200.0_f32, -200.0];
+    let bytes = sinks.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let extra = Tensor("sinks", "F32", vec![2], bytes);
+    fs::write(&input, nine_rows(extra)).unwrap();
+    expect_code(0, cpu_run(&input).arg("-o").arg(&out));
+    let bytes = fs::read(&out).unwrap();
+    let (_, lse) = read_f32(&bytes, "lse");
+    assert!(lse[..9].iter().all(|&lse| lse == 200.0), "{lse:?}");
+    assert!(lse[9..].iter().all(|&lse| lse.abs() < 50.0), "{lse:?}");
+    let (_, values) = read_f32(&bytes, "out");
+    let rows = values.chunks(16);
+    assert!(
+        rows.into_iter()
+            .all(|row| row[..8].iter().all(|x| x.abs() < 1e-30))
+    );
+    expect_code(0, cpu_run(&input).arg("--expect").arg(&out));
+}
+
 #[test]
 fn explain_prints_the_plan() {
     let (stdout, _) = expect_code(
@@ -247,7 +305,8 @@ fn explain_prints_the_plan() {
         cpu_run(&example("minilm_qkv.safetensors")).arg("--explain"),
     );
     for line in [
-        "problem  f16 1 sequence, 12 heads",
+        "call     f16 1 sequence, 12 heads",
+        "problem  f16 b1 q",
         "device   cpu",
         "kernel   cpu",
     ] {
