@@ -31,7 +31,7 @@ impl Workshop {
         let sources: Vec<PathBuf> = [tests.join("good"), tests.join("bad")]
             .iter()
             .flat_map(|directory| files::list(directory).unwrap())
-            .chain([headers.join("params.cuh"), headers.join("record.cuh")])
+            .chain([headers.join("base/params.cuh"), headers.join("base/record.cuh")])
             .collect();
         std::fs::create_dir_all(&layout.kernels).unwrap();
         for source in sources {

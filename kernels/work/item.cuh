@@ -1,8 +1,8 @@
 // What one CTA computes: BLOCK_M query rows of one head of one sequence.
 #pragma once
 
-#include "copy.cuh"
-#include "params.cuh"
+#include "memory/copy.cuh"
+#include "base/params.cuh"
 
 namespace warptile {
 

@@ -9,10 +9,10 @@
 //   - P is rounded, written to shared memory, and read back as the A operand of P V.
 #pragma once
 
-#include "mask.cuh"
-#include "record.cuh"
-#include "softmax.cuh"
-#include "wmma_fragments.cuh"
+#include "rule/mask.cuh"
+#include "base/record.cuh"
+#include "rule/score.cuh"
+#include "forward/wmma_fragments.cuh"
 
 namespace warptile {
 

@@ -1,7 +1,7 @@
 // From a dot product to a score, and the online softmax in base 2.
 #pragma once
 
-#include "work.cuh"
+#include "work/item.cuh"
 
 namespace warptile {
 

@@ -10,7 +10,7 @@
 // with each other: while one waits for its products or computes its softmax, the others keep the tensor cores busy.
 #pragma once
 
-#include "wgmma_epilogue.cuh"
+#include "forward/wgmma_epilogue.cuh"
 
 namespace warptile {
 

@@ -1,7 +1,7 @@
 // The record each image carries, so that tests can read the tiling and the parameter layout out of the compiled ELF.
 #pragma once
 
-#include "params.cuh"
+#include "base/params.cuh"
 
 namespace warptile {
 

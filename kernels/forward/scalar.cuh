@@ -7,11 +7,11 @@
 // output in registers.
 #pragma once
 
-#include "copy.cuh"
-#include "mask.cuh"
-#include "record.cuh"
-#include "softmax.cuh"
-#include "work.cuh"
+#include "memory/copy.cuh"
+#include "rule/mask.cuh"
+#include "base/record.cuh"
+#include "rule/score.cuh"
+#include "work/item.cuh"
 
 namespace warptile {
 

@@ -1,7 +1,7 @@
 // The loading thread: feeds queries, keys and values of one tile after the other to the computing warpgroups.
 #pragma once
 
-#include "wgmma_scheduler.cuh"
+#include "work/order.cuh"
 
 namespace warptile {
 

@@ -1,9 +1,9 @@
 // Sizes and the shared memory layout of the wgmma family, and the parameter block its kernels take.
 #pragma once
 
-#include "hopper_ptx.cuh"
-#include "params.cuh"
-#include "wgmma_instruction.cuh"
+#include "ptx/sm90.cuh"
+#include "base/params.cuh"
+#include "ptx/wgmma.cuh"
 
 namespace warptile {
 

@@ -2,9 +2,9 @@
 // quad, each with its own columns.
 #pragma once
 
-#include "mask.cuh"
-#include "softmax.cuh"
-#include "wgmma_layout.cuh"
+#include "rule/mask.cuh"
+#include "rule/score.cuh"
+#include "forward/wgmma_layout.cuh"
 
 namespace warptile {
 

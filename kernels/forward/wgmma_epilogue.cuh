@@ -1,7 +1,7 @@
 // Writes a finished tile: normalized output and log-sum-exp.
 #pragma once
 
-#include "wgmma_softmax.cuh"
+#include "forward/wgmma_softmax.cuh"
 
 namespace warptile {
 

@@ -1,6 +1,6 @@
 // One image of the wgmma family. The build passes the element type, the tiling and the entry's name.
-#include "record.cuh"
-#include "wgmma.cuh"
+#include "base/record.cuh"
+#include "forward/wgmma.cuh"
 
 using Instance = warptile::WgmmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N,
                                        WARPTILE_WARPS, WARPTILE_STAGES>;

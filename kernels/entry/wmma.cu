@@ -1,9 +1,9 @@
-// One image of the `scalar` family; `cargo xtask build-kernels` names the element type, the tiling and the entry.
-#include "scalar.cuh"
+// One image of the wmma family; the build names the element type, the tiling and the entry.
+#include "forward/wmma.cuh"
 
+using Instance = warptile::WmmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N,
+                                      WARPTILE_WARPS, WARPTILE_STAGES>;
 using Params = warptile::AttentionParams;
-using Instance = warptile::ScalarTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N,
-                                        WARPTILE_WARPS, WARPTILE_STAGES>;
 
 extern "C" __device__ const warptile::ImageRecord warptile_record = {warptile::tiling_record<Instance, Params>(),
                                                                      WARPTILE_PARAMS_RECORD(Params, )};
@@ -11,5 +11,5 @@ extern "C" __device__ const warptile::ImageRecord warptile_record = {warptile::t
 extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
     WARPTILE_ENTRY(const __grid_constant__ Params params)
 {
-    warptile::scalar_attention<Instance>(params);
+    warptile::wmma_attention<Instance>(params);
 }

@@ -2,7 +2,7 @@
 // causal and window differ only in `left` and `right` (WINDOW_UNLIMITED where a side is open).
 #pragma once
 
-#include "params.cuh"
+#include "base/params.cuh"
 
 namespace warptile {
 

@@ -6,8 +6,8 @@
 // causal work; without one, CTA c computes tiles c, c + grid, c + 2 * grid, ...
 #pragma once
 
-#include "mask.cuh"
-#include "wgmma_layout.cuh"
+#include "rule/mask.cuh"
+#include "forward/wgmma_layout.cuh"
 
 namespace warptile {
 

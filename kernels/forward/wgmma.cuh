@@ -2,8 +2,8 @@
 // scores, weights and output in registers. See docs/notebook-wgmma.md for what was measured.
 #pragma once
 
-#include "wgmma_consumer.cuh"
-#include "wgmma_producer.cuh"
+#include "forward/wgmma_consumer.cuh"
+#include "forward/wgmma_producer.cuh"
 
 namespace warptile {
 
