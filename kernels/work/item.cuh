@@ -2,7 +2,7 @@
 #pragma once
 
 #include "memory/copy.cuh"
-#include "base/params.cuh"
+#include "work/order.cuh"
 
 namespace warptile {
 
@@ -13,45 +13,53 @@ template <class Element> struct WorkItem {
     Rows<Element> out;
     float* lse;      // of query row 0; null when not wanted
     float alibi_slope; // 0 without ALiBi
+    int batch;
+    int head;
     int first_query; // first row of the tile
-    int query_len;   // of this sequence; the tile is empty when first_query >= query_len
+    int query_len;   // of this sequence
     int key_len;     // of this sequence
 };
 
-// The grid is one-dimensional, x = query tile + query_tiles * (head + heads * batch). Tiles are taken from the last to
-// the first: under a causal mask the last ones see the most keys, and the longest work should start first.
-template <int BLOCK_M, class Element>
-__device__ inline WorkItem<Element> work_item(const AttentionParams& params, int block = blockIdx.x)
+// The CTA's tile, for kernels whose grid is the number of tiles. All threads call it, once. Lengths on the device are read by one
+// thread and handed to the others through `shared`: whatever becomes of them meanwhile, all threads agree.
+template <int BLOCK_M> __device__ inline TilePlace place_of_cta(const Forward& params, TilePlace& shared)
 {
-    const int tile = params.query_tiles - 1 - block % params.query_tiles;
-    const int head = block / params.query_tiles % params.heads;
-    const int batch = block / params.query_tiles / params.heads;
-    const int kv_head = head / (params.heads / params.kv_heads);
+    if (!reads_lengths(params.sequences)) return tile_place<BLOCK_M>(params, blockIdx.x);
+    if (threadIdx.x == 0) shared = tile_place<BLOCK_M>(params, blockIdx.x);
+    __syncthreads();
+    return shared;
+}
 
-    // Row offsets of the sequence and its lengths: packed tensors lay sequences end to end, dense ones have a batch stride.
-    long long first_q = 0, first_k = 0;
-    int query_len = params.query_len, key_len = params.key_len;
-    if (params.cu_seqlens_q) {
-        first_q = params.cu_seqlens_q[batch];
-        query_len = params.cu_seqlens_q[batch + 1] - (int)first_q;
-    }
-    if (params.cu_seqlens_k) {
-        first_k = params.cu_seqlens_k[batch];
-        key_len = params.cu_seqlens_k[batch + 1] - (int)first_k;
-    }
-    const auto offset = [&](const Strides& stride, int head, long long row) {
-        return batch * stride.batch + head * stride.head + row * stride.row;
+// The same once more, from a number that the compiler does not know to be the same: what follows need not live in registers
+// meanwhile.
+template <int BLOCK_M> __device__ inline TilePlace place_again(const Forward& params, const TilePlace& shared)
+{
+    if (reads_lengths(params.sequences)) return shared;
+    unsigned number = blockIdx.x;
+    asm volatile("" : "+r"(number));
+    return tile_place<BLOCK_M>(params, number);
+}
+
+template <int BLOCK_M, class Element>
+__device__ inline WorkItem<Element> work_item(const Forward& params, const TilePlace& place)
+{
+    const int kv_head = place.head / (params.heads / params.kv_heads);
+    const auto rows = [&](const Tensor& tensor, int head, int first) {
+        return static_cast<Element*>(tensor.address) + place.batch * tensor.batch + head * tensor.head + first * tensor.row;
     };
+    const Scoring& scoring = params.scoring;
     return {
-        {static_cast<const Element*>(params.q) + offset(params.q_stride, head, first_q), params.q_stride.row},
-        {static_cast<const Element*>(params.k) + offset(params.k_stride, kv_head, first_k), params.k_stride.row},
-        {static_cast<const Element*>(params.v) + offset(params.v_stride, kv_head, first_k), params.v_stride.row},
-        {static_cast<Element*>(params.out) + offset(params.out_stride, head, first_q), params.out_stride.row},
-        params.lse ? params.lse + batch * params.lse_batch_stride + head * params.lse_head_stride + first_q : nullptr,
-        params.alibi_slopes ? params.alibi_slopes[batch * params.alibi_batch_stride + head] : 0.0f,
-        tile * BLOCK_M,
-        query_len,
-        key_len,
+        {rows(params.q, place.head, place.q.first), params.q.row},
+        {rows(params.k, kv_head, place.k.first), params.k.row},
+        {rows(params.v, kv_head, place.k.first), params.v.row},
+        {rows(params.out, place.head, place.q.first), params.out.row},
+        params.lse ? params.lse + place.batch * params.lse_batch + place.head * params.lse_head + place.q.first : nullptr,
+        scoring.slopes ? scoring.slopes[place.batch * scoring.slopes_batch + place.head] : 0.0f,
+        place.batch,
+        place.head,
+        place.tile * BLOCK_M,
+        place.q.len,
+        place.k.len,
     };
 }
 

@@ -1,77 +1,76 @@
-// Which tiles a CTA computes, and in which order.
+// Which number a tile has. Heads are taken `heads_at_once` at a time; among those the last tile of every head comes first, then
+// the last but one of every head: under a causal mask the last ones see the most keys, and CTAs that work at the same time
+// share keys and values.
 //
-// CTAs stay for the whole launch. Tiles are numbered so that the ones with most keys come first and so that CTAs working
-// at the same time share keys and values in L2: heads are taken `heads_at_once` at a time, and among those the last query
-// rows of every head come first. With a tile counter each CTA draws its next number when it is free, which balances
-// causal work; without one, CTA c computes tiles c, c + grid, c + 2 * grid, ...
+// Dense: every head of every batch entry has `query_tiles` tiles. Packed: a head has `query_tiles` slots for all sequences
+// together, query_rows / BLOCK_M + batch, of which sequence b has those from offsets[b] / BLOCK_M + b on: as many as its tiles
+// or one more. So the slots follow from shapes alone, an uneven batch costs what its rows cost, and nobody sums lengths.
 #pragma once
 
-#include "rule/mask.cuh"
-#include "forward/wgmma_layout.cuh"
+#include "work/lengths.cuh"
 
 namespace warptile {
 
-template <class Traits> class TileOrder {
-  public:
-    __device__ explicit TileOrder(const WgmmaParams& params) : params(params), number(blockIdx.x) {}
+struct TilePlace {
+    int batch;
+    int head;
+    int tile; // of the sequence's own; one that it does not have is to be skipped
+    Extent q;
+    Extent k;
 
-    __device__ bool done() const { return number >= params.tiles; }
-
-    // Draws the next number; its memory access overlaps with what follows until `advance`.
-    __device__ void draw()
+    // Whether the sequence has that tile. Garbage offsets may give any number.
+    template <int BLOCK_M> __device__ bool exists() const
     {
-        int* counter = params.attention.tile_counter;
-        // Each tile's CTA draws once, so a launch makes exactly `tiles` draws; atomicInc wraps to 0 after the last of
-        // them and leaves the counter ready for the next launch.
-        next = gridDim.x + (counter ? (int)atomicInc(reinterpret_cast<unsigned*>(counter), params.tiles - 1)
-                                    : number);
+        return tile >= 0 && tile < (q.len + BLOCK_M - 1) / BLOCK_M;
     }
-    __device__ void advance() { number = next; }
-
-    // Writes the present tile to `tile`.
-    __device__ void describe(Tile& tile) const
-    {
-        const AttentionParams& attention = params.attention;
-        const int tiles_at_once = params.heads_at_once * attention.query_tiles;
-        const int group = number / tiles_at_once;
-        const int first_head = group * params.heads_at_once;
-        const int group_heads = min(params.heads_at_once, attention.heads * attention.batch - first_head);
-        const int rest = number - group * tiles_at_once;
-        const int tile_row = rest / group_heads;
-        const int batch_head = first_head + rest - tile_row * group_heads;
-
-        const int batch = batch_head / attention.heads;
-        const int head = batch_head - batch * attention.heads;
-        int query_len = attention.query_len, query_offset = 0;
-        if (attention.cu_seqlens_q) {
-            query_offset = attention.cu_seqlens_q[batch];
-            query_len = attention.cu_seqlens_q[batch + 1] - query_offset;
-        }
-        int key_len = attention.key_len, key_offset = 0;
-        if (attention.cu_seqlens_k) {
-            key_offset = attention.cu_seqlens_k[batch];
-            key_len = attention.cu_seqlens_k[batch + 1] - key_offset;
-        }
-        // From the end: a sequence's incomplete tile is its first one, which under a causal mask sees the fewest keys.
-        const int end_query = (query_len + MMA_ROWS - 1) / MMA_ROWS * MMA_ROWS - tile_row * Traits::BLOCK_M;
-        const int first_query = end_query - Traits::BLOCK_M;
-        tile.batch = batch;
-        tile.head = head;
-        tile.first_query = first_query;
-        tile.query_len = query_len;
-        tile.key_len = key_len;
-        tile.query_offset = query_offset;
-        tile.key_offset = key_offset;
-
-        const Mask mask(attention, query_len, key_len);
-        tile.first_block = mask.first_key(max(first_query, 0)) / Traits::BLOCK_N;
-        tile.end_block = (mask.end_key(first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
-    }
-
-  private:
-    const WgmmaParams& params;
-    int number;
-    int next;
 };
+
+// The last sequence whose slots begin at or before `slot`. Ends after log2(batch) steps whatever the offsets are.
+template <int BLOCK_M> __device__ inline int sequence_of(const Sequences& sequences, int slot, int& first_slot)
+{
+    int low = 0, high = sequences.batch;
+    first_slot = clamped_offset(sequences.query_offsets, 0, sequences.query_rows) / BLOCK_M;
+    while (high - low > 1) {
+        const int middle = low + (high - low) / 2;
+        const int begin = clamped_offset(sequences.query_offsets, middle, sequences.query_rows) / BLOCK_M + middle;
+        if (begin <= slot) {
+            low = middle;
+            first_slot = begin;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+template <int BLOCK_M> __device__ inline TilePlace tile_place(const Forward& params, unsigned number)
+{
+    const Work& work = params.work;
+    const bool packed = params.sequences.query_offsets;
+    const unsigned all_heads = packed ? params.heads : params.heads * params.sequences.batch;
+    const unsigned tiles_at_once = (unsigned)work.heads_at_once * work.query_tiles;
+    const unsigned group = number / tiles_at_once;
+    const unsigned first_head = group * work.heads_at_once;
+    const unsigned group_heads = min((unsigned)work.heads_at_once, all_heads - first_head);
+    const unsigned rest = number - group * tiles_at_once;
+    const unsigned row = rest / group_heads;
+    const int batch_head = first_head + rest - row * group_heads;
+    const int slot = work.query_tiles - 1 - row;
+
+    TilePlace place;
+    if (packed) {
+        int first_slot;
+        place.batch = sequence_of<BLOCK_M>(params.sequences, slot, first_slot);
+        place.head = batch_head;
+        place.tile = slot - first_slot;
+    } else {
+        place.batch = batch_head / params.heads;
+        place.head = batch_head - place.batch * params.heads;
+        place.tile = slot;
+    }
+    place.q = queries_of(params.sequences, place.batch);
+    place.k = keys_of(params.sequences, place.batch);
+    return place;
+}
 
 } // namespace warptile

@@ -27,7 +27,6 @@ pub use element::{Element, ElementType};
 pub use error::{Error, Result};
 pub use layout::{Layout, View, ViewMut};
 pub use mask::{Align, Mask};
-pub use params::{AttentionParams, Strides, WINDOW_UNLIMITED};
 pub use plan::{Launch, Plan, Reason, Rejection};
 pub use problem::{
     AlibiShape, MAX_HEAD_DIM, MAX_LEN, Problem, ProblemBuilder, Sequence, common_element,
@@ -35,3 +34,4 @@ pub use problem::{
 pub use reference::{ReferenceOutput, reference, reference_rounded};
 pub use tensor::Tensor;
 pub use warptile_kernels::Family;
+pub use warptile_kernels::abi::{Forward, ForwardTma, WINDOW_UNLIMITED};

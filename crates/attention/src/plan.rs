@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::sync::{Arc, LazyLock};
 
-use warptile_kernels::{ElementType, Family, Image, Target};
+use warptile_kernels::{ElementType, Features, Image, Schedule, Target};
 
 use crate::device::DeviceProfile;
 use crate::rates;
-use crate::{Error, Problem, Result};
+use crate::{Error, Problem, Result, params};
 
 /// Where and how a problem will be computed. A cheap handle: clones are the same plan.
 #[derive(Debug, Clone)]
@@ -86,6 +86,8 @@ pub enum Reason {
         /// Bytes a CTA may have.
         available: u32,
     },
+    /// The kernel lacks what the problem asks for.
+    Missing(Features),
     /// The family lacks something the problem asks for.
     Feature(&'static str),
     /// The grid would exceed what a launch can have.
@@ -122,6 +124,7 @@ impl fmt::Display for Reason {
                     "needs {needed} bytes of shared memory; the device gives a CTA {available}"
                 )
             }
+            Reason::Missing(features) => write!(f, "does not support {features}"),
             Reason::Feature(feature) => write!(f, "does not support {feature}"),
             Reason::Grid { ctas } => write!(f, "needs {ctas} CTAs; a launch can have {MAX_GRID}"),
             Reason::Slower { times } => {
@@ -331,8 +334,9 @@ fn consider(
             laid_out_for: any.tiling.head_dim,
         });
     }
-    if let Some(feature) = missing_feature(any, problem) {
-        return Err(Reason::Feature(feature));
+    let missing = missing(any, problem);
+    if !missing.is_empty() {
+        return Err(Reason::Missing(missing));
     }
     let image = of_element
         .clone()
@@ -349,14 +353,15 @@ fn consider(
             available: device.shared_bytes_per_cta,
         });
     }
-    let query_tiles = problem.query_len().div_ceil(image.tiling.block_m as usize) as u64;
-    let tiles = query_tiles * problem.heads() as u64 * problem.batch() as u64;
+    let block_m = image.tiling.block_m as usize;
+    let query_tiles = params::query_tiles(problem, block_m);
+    let tiles = params::tiles(problem, block_m);
     if tiles > MAX_GRID {
         return Err(Reason::Grid { ctas: tiles });
     }
     let tiles = tiles as u32;
     let ctas_per_multiprocessor = occupancy(image, device);
-    let persistent = image.family == Family::Wgmma;
+    let persistent = image.schedule == Schedule::Persistent;
     let grid = match persistent {
         true => tiles.min(device.multiprocessors * ctas_per_multiprocessor),
         false => tiles,
@@ -369,32 +374,26 @@ fn consider(
         query_tiles: query_tiles as u32,
         tiles,
         draws_tiles: persistent && tiles > grid,
-        needs_alignment: persistent,
+        needs_alignment: !image.features.contains(Features::UNALIGNED),
         ctas_per_multiprocessor,
         estimate_us: rates::estimate_us(problem, image, device, tiles, ctas_per_multiprocessor),
     })
 }
 
 /// What the kernel of `image` cannot do that `problem` asks for.
-fn missing_feature(image: &Image, problem: &Problem) -> Option<&'static str> {
-    // `Traits::SOFTCAP` in kernels/wgmma_layout.cuh: three or more computing warpgroups leave no registers for it.
-    const WGMMA_WARPS_WITHOUT_SOFTCAP: std::ops::RangeFrom<u32> = 16..;
-    match image.family {
-        Family::Scalar => None,
-        // The tensor-core softmax takes the row's maximum before scaling, which needs a scale that keeps the order.
-        _ if problem.scale() < 0.0 => Some("a negative scale"),
-        Family::Wgmma if problem.alibi().is_some() => Some("ALiBi"),
-        Family::Wgmma if !problem.is_aligned() => {
-            Some("rows that don't start at multiples of 16 bytes")
+fn missing(image: &Image, problem: &Problem) -> Features {
+    let mut needs = Features::empty();
+    let mut need = |wanted: bool, feature: Features| {
+        if wanted {
+            needs |= feature;
         }
-        Family::Wgmma
-            if problem.softcap().is_some()
-                && WGMMA_WARPS_WITHOUT_SOFTCAP.contains(&image.tiling.warps) =>
-        {
-            Some("a softcap")
-        }
-        _ => None,
-    }
+    };
+    need(problem.scale() < 0.0, Features::NEGATIVE_SCALE);
+    need(problem.alibi().is_some(), Features::ALIBI);
+    need(!problem.is_aligned(), Features::UNALIGNED);
+    need(problem.softcap().is_some(), Features::SOFTCAP);
+    need(problem.is_packed(), Features::PACKED);
+    needs - image.features
 }
 
 /// Machine code made for the device first, then the newest that runs on it, then PTX.

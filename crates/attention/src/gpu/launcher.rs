@@ -7,7 +7,9 @@ use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Stream};
 use crate::gpu::arguments::Arguments;
 use crate::gpu::kernel::LoadedKernel;
 use crate::plan::Launch;
-use crate::{AttentionParams, Element, Problem, Result};
+use crate::{Element, Problem, Result, params};
+use warptile_kernels::Schedule;
+use warptile_kernels::abi::{Forward, Scoring, Sequences, Tensor, Work};
 
 /// A problem ready to launch on one stream, with the device memory the kernel needs beside the tensors.
 ///
@@ -18,7 +20,7 @@ pub struct Launcher {
     problem: Problem,
     launch: Launch,
     kernel: Arc<LoadedKernel>,
-    params: AttentionParams,
+    params: Forward,
     workspace: Workspace,
     stream: Stream,
 }
@@ -65,7 +67,11 @@ impl Launcher {
     ) -> Result<Self> {
         Ok(Launcher {
             kernel,
-            params: AttentionParams::new(problem, launch.image.tiling.block_m as usize),
+            params: params::forward(
+                problem,
+                launch.image.tiling.block_m as usize,
+                launch.image.schedule == Schedule::Persistent,
+            ),
             workspace: Workspace::new(problem, launch, stream)?,
             launch: launch.clone(),
             problem: problem.clone(),
@@ -106,20 +112,31 @@ impl Launcher {
         }
         let address =
             |buffer: &Option<DeviceBuffer<i32>>| buffer.as_ref().map_or(0, DeviceBuffer::pointer);
-        let params = AttentionParams {
-            q: arguments.q.pointer(),
-            k: arguments.k.pointer(),
-            v: arguments.v.pointer(),
-            out: arguments.out.pointer(),
+        let ours = &self.params;
+        let at = |tensor: Tensor, address: u64| Tensor { address, ..tensor };
+        let params = Forward {
+            q: at(ours.q, arguments.q.pointer()),
+            k: at(ours.k, arguments.k.pointer()),
+            v: at(ours.v, arguments.v.pointer()),
+            out: at(ours.out, arguments.out.pointer()),
             lse: arguments.lse.as_ref().map_or(0, DeviceSliceMut::pointer),
-            alibi_slopes: arguments
-                .alibi_slopes
-                .as_ref()
-                .map_or(0, DeviceSlice::pointer),
-            cu_seqlens_q: address(&self.workspace.cu_seqlens_q),
-            cu_seqlens_k: address(&self.workspace.cu_seqlens_k),
-            tile_counter: address(&self.workspace.tile_counter),
-            ..self.params
+            sequences: Sequences {
+                query_offsets: address(&self.workspace.cu_seqlens_q),
+                key_offsets: address(&self.workspace.cu_seqlens_k),
+                ..ours.sequences
+            },
+            scoring: Scoring {
+                slopes: arguments
+                    .alibi_slopes
+                    .as_ref()
+                    .map_or(0, DeviceSlice::pointer),
+                ..ours.scoring
+            },
+            work: Work {
+                counter: address(&self.workspace.tile_counter),
+                ..ours.work
+            },
+            ..*ours
         };
 
         for buffer in self.workspace.buffers() {
