@@ -10,7 +10,10 @@ namespace warptile {
 
 template <class Traits> class TileOrder {
   public:
-    __device__ explicit TileOrder(const Forward& params) : params(params), number(blockIdx.x) {}
+    __device__ explicit TileOrder(const Forward& params)
+        : params(params), reads_lengths(warptile::reads_lengths(params.sequences)), number(blockIdx.x)
+    {
+    }
 
     __device__ bool done() const { return number >= (unsigned)params.work.tiles; }
 
@@ -27,29 +30,51 @@ template <class Traits> class TileOrder {
     // Writes the present tile to `tile`; false if the sequence does not have it.
     __device__ bool describe(Tile& tile) const
     {
-        const TilePlace place = tile_place<Traits::BLOCK_M>(params, number);
-        const int query_len = place.q.len, key_len = place.k.len;
-        const int tiles = (query_len + Traits::BLOCK_M - 1) / Traits::BLOCK_M;
-        // From the end: a sequence's incomplete tile is its first one, which under a causal mask sees the fewest keys.
-        const int end_query =
-            (query_len + MMA_ROWS - 1) / MMA_ROWS * MMA_ROWS - (tiles - 1 - place.tile) * Traits::BLOCK_M;
-        const int first_query = end_query - Traits::BLOCK_M;
-        tile.batch = place.batch;
-        tile.head = place.head;
-        tile.first_query = first_query;
-        tile.query_len = query_len;
-        tile.key_len = key_len;
-        tile.query_offset = place.q.first;
-        tile.key_offset = place.k.first;
-
-        const Mask mask(params.scoring, query_len, key_len);
-        tile.first_block = mask.first_key(max(first_query, 0)) / Traits::BLOCK_N;
-        tile.end_block = (mask.end_key(first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
-        return place.template exists<Traits::BLOCK_M>();
+        if (__builtin_expect(reads_lengths, false)) {
+            const TilePlace place = tile_place<Traits::BLOCK_M>(params, number);
+            const int tiles = (place.q.len + Traits::BLOCK_M - 1) / Traits::BLOCK_M;
+            write(tile, place.batch, place.head, tiles - 1 - place.tile, place.q, place.k);
+            return place.template exists<Traits::BLOCK_M>();
+        }
+        // The same numbers for dense problems of one length. The loading thread works this out before it can ask for the next
+        // tile's keys, which short rows feel: by the general way they lose 2%.
+        const Work& work = params.work;
+        const int signed_number = number;
+        const int tiles_at_once = work.heads_at_once * work.query_tiles;
+        const int group = signed_number / tiles_at_once;
+        const int first_head = group * work.heads_at_once;
+        const int group_heads = min(work.heads_at_once, params.heads * params.sequences.batch - first_head);
+        const int rest = signed_number - group * tiles_at_once;
+        const int tile_row = rest / group_heads;
+        const int batch_head = first_head + rest - tile_row * group_heads;
+        const int batch = batch_head / params.heads;
+        write(tile, batch, batch_head - batch * params.heads, tile_row, {0, params.sequences.query_len},
+              {0, params.sequences.key_len});
+        return true;
     }
 
   private:
+    // `tile_row` counts from the end: a sequence's incomplete tile is its first one, which under a causal mask sees the fewest
+    // keys.
+    __device__ void write(Tile& tile, int batch, int head, int tile_row, const Extent& q, const Extent& k) const
+    {
+        const int end_query = (q.len + MMA_ROWS - 1) / MMA_ROWS * MMA_ROWS - tile_row * Traits::BLOCK_M;
+        const int first_query = end_query - Traits::BLOCK_M;
+        tile.batch = batch;
+        tile.head = head;
+        tile.first_query = first_query;
+        tile.query_len = q.len;
+        tile.key_len = k.len;
+        tile.query_offset = q.first;
+        tile.key_offset = k.first;
+
+        const Mask mask(params.scoring, q.len, k.len);
+        tile.first_block = mask.first_key(max(first_query, 0)) / Traits::BLOCK_N;
+        tile.end_block = (mask.end_key(first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
+    }
+
     const Forward& params;
+    const bool reads_lengths; // asked once: short rows feel it
     unsigned number;
     unsigned next;
 };
