@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use crate::abi;
 use crate::catalog;
 use crate::compile::{self, Request, Worker};
 use crate::files::{self, FileError};
@@ -48,6 +49,11 @@ impl Layout {
         self.images.join("manifest.json")
     }
 
+    /// The parameter blocks in C++.
+    fn header(&self) -> PathBuf {
+        self.kernels.join("base/abi.cuh")
+    }
+
     fn pack(&self, pack: &str) -> PathBuf {
         self.images.join(packs::file_name(pack))
     }
@@ -60,6 +66,9 @@ pub struct Selection {
     pub family: Option<String>,
     /// Only this target.
     pub target: Option<Target>,
+    /// For `check`: compile only one image of each family, element and target and about a tenth of the others. Which ones
+    /// follows from this text, such as a commit's hash.
+    pub sample: Option<String>,
 }
 
 impl Selection {
@@ -192,6 +201,7 @@ pub fn build(
     selection: &Selection,
     progress: &dyn Progress,
 ) -> Result<Outcome, BuildError> {
+    write_if_changed(&layout.header(), &abi::cpp_header())?;
     let listed = instances::load(&layout.kernels.join("instances.toml"))?;
     let selected = select(&listed, selection)?;
     let sources = read_sources(layout, &selected)?;
@@ -286,7 +296,7 @@ fn write_packs(
     Ok(())
 }
 
-/// Rebuilds everything selected from scratch and lists what is committed differently; nothing is written.
+/// Rebuilds everything selected, or a sample of it, from scratch and lists what is committed differently; nothing is written.
 ///
 /// # Errors
 /// [`BuildError`] if sources or committed files cannot be read.
@@ -302,9 +312,15 @@ pub fn check(
     let manifest = read_manifest(layout)?;
     let packs = Packs::read(&layout.images, &manifest);
     let committed = by_name(manifest.clone());
-    let (built, failures) = compile_all(layout, compiler, &sources, &selected, progress)?;
+    let compiled = match &selection.sample {
+        Some(seed) => sample(&selected, seed),
+        None => selected.clone(),
+    };
+    let (built, failures) = compile_all(layout, compiler, &sources, &compiled, progress)?;
 
-    let mut differences = Vec::new();
+    let mut differences = unsampled_differences(
+        &selected, &compiled, compiler, &sources, &committed, &packs,
+    );
     for image in &built {
         let name = &image.entry.name;
         let Some(entry) = committed.get(name) else {
@@ -360,7 +376,9 @@ pub fn check(
     let packed_bytes = packed_sizes(layout, &manifest);
     let mut as_written = manifest.clone();
     packs::assign_places(&mut as_written);
-    for (path, text) in generated(layout, &as_written, &packed_bytes)? {
+    let mut texts = generated(layout, &as_written, &packed_bytes)?;
+    texts.push((layout.header(), abi::cpp_header()));
+    for (path, text) in texts {
         if files::read_text(&path).ok() != Some(text) {
             differences.push(format!(
                 "{}: not as build-kernels writes it",
@@ -417,6 +435,69 @@ fn select(listed: &[Instance], selection: &Selection) -> Result<Vec<Instance>, B
         });
     }
     Ok(selected)
+}
+
+/// The first image of each family, element and target, and every tenth of the others, in an order that follows from `seed`.
+fn sample(selected: &[Instance], seed: &str) -> Vec<Instance> {
+    let mut shuffled: Vec<(String, &Instance)> = selected
+        .iter()
+        .map(|instance| {
+            let text = format!("{seed} {}", instance.image());
+            (files::sha256(text.as_bytes()), instance)
+        })
+        .collect();
+    shuffled.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut seen = BTreeSet::new();
+    let mut others = 0;
+    shuffled
+        .into_iter()
+        .filter(|(_, instance)| {
+            let first = seen.insert((
+                instance.family.clone(),
+                instance.element,
+                instance.target,
+            ));
+            others += usize::from(!first);
+            first || others % 10 == 0
+        })
+        .map(|(_, instance)| instance.clone())
+        .collect()
+}
+
+/// What can be said of the images that are not compiled: whether they are committed, of these sources, and undamaged.
+fn unsampled_differences(
+    selected: &[Instance],
+    compiled: &[Instance],
+    compiler: &Compiler,
+    sources: &BTreeMap<String, Sources>,
+    committed: &BTreeMap<String, ManifestEntry>,
+    packs: &Packs,
+) -> Vec<String> {
+    let compiled: BTreeSet<String> = compiled.iter().map(Instance::image).collect();
+    let mut differences = Vec::new();
+    for instance in selected {
+        let name = instance.image();
+        if compiled.contains(&name) {
+            continue;
+        }
+        let Some(entry) = committed.get(&name) else {
+            differences.push(format!("{name}: not committed"));
+            continue;
+        };
+        let hash = sources
+            .get(&instance.source)
+            .map(|source| source.hash(instance, &compiler.toolchain.version));
+        if hash.as_ref() != Some(&entry.source_hash) {
+            differences.push(format!(
+                "{name}: source_hash is {:?} committed, {:?} now",
+                entry.source_hash,
+                hash.unwrap_or_default()
+            ));
+        } else if let Err(why) = packs.image(entry) {
+            differences.push(format!("{name}: {why}"));
+        }
+    }
+    differences
 }
 
 fn read_sources(
@@ -689,9 +770,9 @@ fn finish(
             kernel: instance.kernel(),
             entry: instance.entry(),
             family: instance.family.clone(),
-            role: 1,
-            schedule: 1,
-            features: 0,
+            role: record.role.number(),
+            schedule: record.schedule.number(),
+            features: record.features.bits(),
             target: instance.target.to_string(),
             element: instance.element.to_string(),
             block_m: tiling.block_m,
@@ -707,7 +788,7 @@ fn finish(
             static_shared_bytes: facts.log.static_shared_bytes,
             dynamic_shared_bytes: record.shared_bytes,
             tensor_instructions: machine(facts.sass.hmma + facts.sass.hgmma),
-            abi_hash: String::new(),
+            abi_hash: format!("{:016x}", record.abi_hash),
             param_bytes: record.param_bytes,
             toolchain: compiler.toolchain.version.clone(),
             flags: instance.flags().join(" "),

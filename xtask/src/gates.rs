@@ -1,5 +1,6 @@
 //! What fails the build: an image that is correct C++ but not the kernel that was meant.
 
+use crate::abi::{Forward, ForwardTma};
 use crate::inspect::{LogReport, SassCounts};
 use crate::instances::{Instance, TensorInstruction};
 use crate::record::{ImageRecord, RecordError};
@@ -83,6 +84,17 @@ pub enum Violation {
         expected: String,
         /// The rest.
         others: Vec<String>,
+    },
+    /// The record's block is none of the host's.
+    #[error(
+        "takes no parameter block that this program declares: the record has {hash:#018x} and {bytes} bytes; \
+         kernels/base/abi.cuh was changed by hand"
+    )]
+    UnknownBlock {
+        /// In the record.
+        hash: u64,
+        /// In the record.
+        bytes: u32,
     },
     /// The record's parameter block is not the one parameter the entry takes.
     #[error(
@@ -173,6 +185,12 @@ fn check_record(
                 expected: in_instance,
             });
         }
+    }
+    if !(record.takes::<Forward>() || record.takes::<ForwardTma>()) {
+        found.push(Violation::UnknownBlock {
+            hash: record.abi_hash,
+            bytes: record.param_bytes,
+        });
     }
     if facts.parameter_sizes != [record.param_bytes] {
         found.push(Violation::ParamBytes {

@@ -68,10 +68,10 @@ fn pack_rows(
 fn totals(manifest: &Manifest, packed_bytes: &BTreeMap<String, u64>) -> String {
     let embedded: u64 = packed_bytes.values().sum();
     format!(
-        "{} images, {embedded} bytes embedded: {:.1}% of the {} MB limit",
+        "{} images, {embedded} bytes embedded: {:.1}% of the {} that may be",
         manifest.images.len(),
         embedded as f64 * 100.0 / EMBEDDED_LIMIT as f64,
-        EMBEDDED_LIMIT / 1_000_000,
+        EMBEDDED_LIMIT,
     )
 }
 

@@ -15,6 +15,9 @@ use crate::capability;
 /// everything too, and `row + window` fits 32 bits.
 pub const WINDOW_UNLIMITED: i32 = 1 << 30;
 
+/// First word of an image's record: "WTR2".
+pub const RECORD_MAGIC: u32 = 0x5754_5232;
+
 /// A member of a part or block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -307,7 +310,7 @@ declare! {
 
     /// What an image says about itself, in the constant `warptile_record`.
     struct RecordWords {
-        /// `record::MAGIC`.
+        /// [`RECORD_MAGIC`].
         magic: u32,
         /// A `Role`.
         role: u32,
@@ -457,7 +460,8 @@ pub fn cpp_header() -> String {
     [
         "// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs and capability.rs, where to change it.\n\
          #pragma once\n\nnamespace warptile {\n\n",
-        &format!("constexpr int WINDOW_UNLIMITED = {WINDOW_UNLIMITED};\n\n"),
+        &format!("constexpr int WINDOW_UNLIMITED = {WINDOW_UNLIMITED};\n"),
+        &format!("constexpr unsigned RECORD_MAGIC = {RECORD_MAGIC:#x};\n\n"),
         &capability::cpp_constants(),
         "\n",
         &cpp_structs(),

@@ -1,75 +1,38 @@
-//! The record every cubin carries: the kernel's tile shape and the layout of its parameter block, as the C++ compiler
-//! saw them. Tests hold it against the Rust side, so the two cannot drift.
+//! The record every cubin carries: its tile shape, what it can do, and which parameter block it takes, as the C++ compiler saw
+//! them.
 
+use crate::abi::{Declared, RECORD_MAGIC, RecordWords};
+use crate::capability::{Features, Role, Schedule};
 use crate::elf::{Elf, ElfError};
 use crate::shape::TileShape;
 
 /// Symbol of the record in a cubin.
 pub const SYMBOL: &str = "warptile_record";
 
-/// First word of the record, `RECORD_MAGIC` in `kernels/record.cuh`.
-pub const MAGIC: u32 = 0x5754_5231;
+const RECORD_BYTES: usize = size_of::<RecordWords>();
 
-/// Members of the C++ `AttentionParams`, in order of declaration and of [`ImageRecord::param_offsets`].
-pub const PARAM_MEMBERS: [&str; 36] = [
-    "q",
-    "k",
-    "v",
-    "out",
-    "lse",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "alibi_slopes",
-    "tile_counter",
-    "q_stride.batch",
-    "q_stride.row",
-    "q_stride.head",
-    "k_stride.batch",
-    "k_stride.row",
-    "k_stride.head",
-    "v_stride.batch",
-    "v_stride.row",
-    "v_stride.head",
-    "out_stride.batch",
-    "out_stride.row",
-    "out_stride.head",
-    "lse_batch_stride",
-    "lse_head_stride",
-    "alibi_batch_stride",
-    "batch",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "query_len",
-    "key_len",
-    "query_tiles",
-    "window_left",
-    "window_right",
-    "align_top_left",
-    "scale",
-    "softcap",
-];
-
-/// Words of the C++ `TilingRecord`, which the parameter offsets follow.
-const TILING_WORDS: usize = 12;
-const RECORD_BYTES: usize = TILING_WORDS * 4 + PARAM_MEMBERS.len() * 8;
-
-/// The C++ `warptile::ImageRecord` of `kernels/record.cuh`.
+/// What an image says of itself: the C++ [`RecordWords`], checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ImageRecord {
+    /// The step of a computation that it is for.
+    pub role: Role,
+    /// How tiles come to its CTAs.
+    pub schedule: Schedule,
+    /// What it can do beside plain attention.
+    pub features: Features,
     /// Tile shape.
     pub tiling: TileShape,
     /// Size of one tensor element in bytes.
     pub element_bytes: u32,
     /// Dynamic shared memory in bytes the launch must ask for.
     pub shared_bytes: u32,
+    /// [`Declared::HASH`] of the parameter block.
+    pub abi_hash: u64,
     /// Size of the parameter block in bytes.
     pub param_bytes: u32,
     /// CTAs per SM the kernel was compiled for.
     pub min_ctas: u32,
-    /// Byte offset of each of [`PARAM_MEMBERS`] in the parameter block.
-    pub param_offsets: [u64; PARAM_MEMBERS.len()],
 }
 
 impl ImageRecord {
@@ -84,38 +47,38 @@ impl ImageRecord {
         if bytes.len() != RECORD_BYTES {
             return Err(RecordError::Size { found: bytes.len() });
         }
-        let (words, offsets) = bytes.split_at(TILING_WORDS * 4);
-        let mut words = words
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|word| u32::from_le_bytes(*word));
-        let mut word = || words.next().unwrap_or_default();
-        let magic = word();
-        if magic != MAGIC {
-            return Err(RecordError::Magic { found: magic });
+        let words: RecordWords = bytemuck::pod_read_unaligned(bytes);
+        if words.magic != RECORD_MAGIC {
+            return Err(RecordError::Magic { found: words.magic });
         }
-        let mut param_offsets = [0; PARAM_MEMBERS.len()];
-        for (offset, bytes) in param_offsets.iter_mut().zip(offsets.as_chunks::<8>().0) {
-            *offset = u64::from_le_bytes(*bytes);
-        }
-        // Field order is the C++ declaration order.
+        let unknown = |what, found| RecordError::Unknown { what, found };
         Ok(Self {
+            role: Role::from_number(words.role).ok_or_else(|| unknown("role", words.role))?,
+            schedule: Schedule::from_number(words.schedule)
+                .ok_or_else(|| unknown("schedule", words.schedule))?,
+            features: Features::from_bits(words.features)
+                .ok_or_else(|| unknown("set of features", words.features))?,
             tiling: TileShape {
-                block_m: word(),
-                block_n: word(),
-                head_dim: word(),
-                stages: word(),
-                warps: word(),
-                k_stride: word(),
-                v_stride: word(),
+                block_m: words.block_m,
+                block_n: words.block_n,
+                head_dim: words.head_dim,
+                stages: words.stages,
+                warps: words.warps,
+                k_stride: words.k_stride,
+                v_stride: words.v_stride,
             },
-            element_bytes: word(),
-            shared_bytes: word(),
-            param_bytes: word(),
-            min_ctas: word(),
-            param_offsets,
+            element_bytes: words.element_bytes,
+            shared_bytes: words.shared_bytes,
+            abi_hash: words.abi_hash,
+            param_bytes: words.param_bytes,
+            min_ctas: words.min_ctas,
         })
+    }
+
+    /// Whether it takes the block `B` as this program declares it.
+    #[must_use]
+    pub fn takes<B: Declared>(&self) -> bool {
+        self.abi_hash == B::HASH && self.param_bytes as usize == size_of::<B>()
     }
 }
 
@@ -128,13 +91,13 @@ pub enum RecordError {
     Elf(#[from] ElfError),
     /// No symbol of that name is defined.
     #[error(
-        "the image has no `{SYMBOL}`: end the kernel's source with one, as kernels/record.cuh shows"
+        "the image has no `{SYMBOL}`: end the kernel's source with one, as kernels/base/record.cuh shows"
     )]
     Missing,
     /// The symbol has the size of another record.
     #[error(
         "`{SYMBOL}` has {found} bytes instead of {RECORD_BYTES}: \
-         kernels/record.cuh and the Rust reader have drifted apart"
+         the image was compiled with another kernels/base/abi.cuh"
     )]
     Size {
         /// Bytes the symbol has.
@@ -142,10 +105,18 @@ pub enum RecordError {
     },
     /// The first word is wrong.
     #[error(
-        "`{SYMBOL}` starts with {found:#010x} instead of {MAGIC:#010x}: it is not an ImageRecord"
+        "`{SYMBOL}` starts with {found:#010x} instead of {RECORD_MAGIC:#010x}: it is not an image's record"
     )]
     Magic {
         /// The word found.
+        found: u32,
+    },
+    /// A number that this version has no name for.
+    #[error("`{SYMBOL}` names a {what} that this version does not know: {found:#x}")]
+    Unknown {
+        /// What the number stands for.
+        what: &'static str,
+        /// The number.
         found: u32,
     },
 }

@@ -5,5 +5,5 @@ SAMPLE_RECORD(Instance);
 
 extern "C" __global__ void attention(const __grid_constant__ Params params)
 {
-    params.lse[threadIdx.x] = params.scale;
+    params.lse[threadIdx.x] = params.scoring.scale;
 }

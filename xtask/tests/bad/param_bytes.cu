@@ -5,5 +5,5 @@ SAMPLE_RECORD(Instance);
 
 extern "C" __global__ void WARPTILE_ENTRY(const __grid_constant__ Params params, int extra)
 {
-    params.lse[threadIdx.x] = params.scale * extra;
+    params.lse[threadIdx.x] = params.scoring.scale * extra;
 }

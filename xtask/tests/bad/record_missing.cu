@@ -3,5 +3,5 @@
 
 extern "C" __global__ void WARPTILE_ENTRY(const __grid_constant__ Params params)
 {
-    params.lse[threadIdx.x] = params.scale;
+    params.lse[threadIdx.x] = params.scoring.scale;
 }

@@ -9,6 +9,6 @@ extern "C" __global__ void WARPTILE_ENTRY(const __grid_constant__ Params params)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        params.lse[threadIdx.x] = params.scale;
+        params.lse[threadIdx.x] = params.scoring.scale;
     }
 }

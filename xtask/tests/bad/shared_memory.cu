@@ -10,7 +10,7 @@ SAMPLE_RECORD(Large);
 extern "C" __global__ void WARPTILE_ENTRY(const __grid_constant__ Params params)
 {
     extern __shared__ float shared[];
-    shared[threadIdx.x] = params.scale;
+    shared[threadIdx.x] = params.scoring.scale;
     __syncthreads();
     params.lse[threadIdx.x] = shared[threadIdx.x ^ 1];
 }

@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "record.cuh"
+#include "base/record.cuh"
 
 namespace warptile {
 
@@ -19,14 +19,14 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int V_STRIDE = HEAD_DIM + 8;
     static constexpr int SHARED_BYTES = STAGES * BLOCK_N * (K_STRIDE + V_STRIDE) * (int)sizeof(Element);
     static constexpr int MIN_CTAS = 1;
+    static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = SCHEDULE_ONE_TILE, FEATURES = FEATURE_LSE;
 };
 
 } // namespace warptile
 
-using Params = warptile::AttentionParams;
+using Params = warptile::Forward;
 using Instance = warptile::SampleTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N,
                                         WARPTILE_WARPS, WARPTILE_STAGES>;
 
 #define SAMPLE_RECORD(Traits)                                                                                          \
-    extern "C" __device__ const warptile::ImageRecord warptile_record = {warptile::tiling_record<Traits, Params>(),    \
-                                                                         WARPTILE_PARAMS_RECORD(Params, )}
+    extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Traits, Params>()

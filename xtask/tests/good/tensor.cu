@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(32 * Instance::WARPS) WARPTILE_ENTR
 {
     using namespace nvcuda;
     extern __shared__ Instance::Element tile[];
-    tile[threadIdx.x] = static_cast<const Instance::Element*>(params.q)[threadIdx.x];
+    tile[threadIdx.x] = static_cast<const Instance::Element*>(params.q.address)[threadIdx.x];
     __syncthreads();
     wmma::fragment<wmma::matrix_a, 16, 16, 16, Instance::Element, wmma::row_major> a;
     wmma::fragment<wmma::matrix_b, 16, 16, 16, Instance::Element, wmma::col_major> b;

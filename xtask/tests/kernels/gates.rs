@@ -144,7 +144,7 @@ fn record_missing() {
 
 #[test]
 fn record_with_a_wrong_magic_number() {
-    refused("record_magic.cu", "sm_80", "", "instead of 0x57545231");
+    refused("record_magic.cu", "sm_80", "", "instead of 0x57545232");
 }
 
 #[test]
@@ -154,6 +154,16 @@ fn record_of_another_tiling() {
         "sm_80",
         "",
         "the record says block_n = 128, instances.toml says 64",
+    );
+}
+
+#[test]
+fn record_of_another_block() {
+    refused(
+        "record_block.cu",
+        "sm_80",
+        "",
+        "takes no parameter block that this program declares",
     );
 }
 
@@ -175,7 +185,7 @@ fn parameter_block_of_another_size() {
             "param_bytes.cu",
             target,
             "",
-            "the record says the parameter block has 240 bytes, the entry takes parameters of [240, 4] bytes",
+            "the record says the parameter block has 424 bytes, the entry takes parameters of [424, 4] bytes",
         );
     }
 }

@@ -27,13 +27,18 @@ impl Workshop {
         let directory = tempfile::tempdir().unwrap();
         let layout = Layout::of_repository(directory.path());
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
-        let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
         let sources: Vec<PathBuf> = [tests.join("good"), tests.join("bad")]
             .iter()
             .flat_map(|directory| files::list(directory).unwrap())
-            .chain([headers.join("params.cuh"), headers.join("record.cuh")])
             .collect();
-        std::fs::create_dir_all(&layout.kernels).unwrap();
+        // build-kernels writes base/abi.cuh beside it.
+        let record = layout.kernels.join("base/record.cuh");
+        std::fs::create_dir_all(layout.kernels.join("base")).unwrap();
+        std::fs::copy(
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/base/record.cuh"),
+            record,
+        )
+        .unwrap();
         for source in sources {
             std::fs::copy(&source, layout.kernels.join(source.file_name().unwrap())).unwrap();
         }
@@ -50,9 +55,23 @@ impl Workshop {
 
     /// Lists one tiling of `source` as family `scalar`; `settings` are more lines of its table.
     pub(crate) fn list(&self, source: &str, targets: &[&str], settings: &str) {
+        self.write_list(source, targets, settings, &[32]);
+    }
+
+    /// Lists a tiling of `source` for each number of query rows.
+    pub(crate) fn list_tilings(&self, source: &str, targets: &[&str], rows: &[u32]) {
+        self.write_list(source, targets, "", rows);
+    }
+
+    fn write_list(&self, source: &str, targets: &[&str], settings: &str, rows: &[u32]) {
+        let tilings: Vec<String> = rows
+            .iter()
+            .map(|rows| format!("{{ head_dim = 64, block_m = {rows}, block_n = 64, warps = 4, stages = 2 }}"))
+            .collect();
         let text = format!(
             "[[family]]\nname = \"scalar\"\nsource = \"{source}\"\nelements = [\"f16\"]\ntargets = {targets:?}\n{settings}\n\
-             tilings = [{{ head_dim = 64, block_m = 32, block_n = 64, warps = 4, stages = 2 }}]\n"
+             tilings = [{}]\n",
+            tilings.join(", ")
         );
         std::fs::write(self.layout.kernels.join("instances.toml"), text).unwrap();
     }
@@ -65,9 +84,9 @@ impl Workshop {
         build_kernels::build(&self.layout, &self.compiler, selection, &Silent)
     }
 
-    /// Where the cubins of the one kernel lie.
+    /// Where the sm_80 cubin of the one kernel lies.
     pub(crate) fn pack_path(&self) -> PathBuf {
-        self.layout.images.join("scalar_d64_32x64_w4_s2.zst")
+        self.layout.images.join("scalar_d64_32x64_w4_s2_sm_80.zst")
     }
 
     /// The pack's contents.
@@ -90,11 +109,15 @@ impl Workshop {
 
     /// What `--check` finds.
     pub(crate) fn differences(&self) -> Vec<String> {
+        self.check(&Selection::default()).1
+    }
+
+    /// What `--check` compiles, and what it finds.
+    pub(crate) fn check(&self, selection: &Selection) -> (Vec<String>, Vec<String>) {
         let (outcome, differences) =
-            build_kernels::check(&self.layout, &self.compiler, &Selection::default(), &Silent)
-                .unwrap();
+            build_kernels::check(&self.layout, &self.compiler, selection, &Silent).unwrap();
         assert_eq!(outcome.failures, []);
-        differences
+        (outcome.compiled, differences)
     }
 }
 

@@ -105,49 +105,49 @@ kernels! {
         4: shared 89088, k_stride 104, v_stride 104;
     }
     Wgmma D128M128N128W12S2 "wgmma_d128_128x128_w12_s2" {
-        2: shared 197632, k_stride 64, v_stride 64;
+        2: shared 197632;
     }
     Wgmma D128M192N64W16S4 "wgmma_d128_192x64_w16_s4" {
-        2: shared 230400, k_stride 64, v_stride 64;
+        2: shared 230400;
     }
     Wgmma D128M192N80W16S3 "wgmma_d128_192x80_w16_s3" {
-        2: shared 222208, k_stride 64, v_stride 64;
+        2: shared 222208;
     }
     Wgmma D128M64N128W8S2 "wgmma_d128_64x128_w8_s2" {
-        2: shared 148480, k_stride 64, v_stride 64;
+        2: shared 148480;
     }
     Wgmma D192M128N112W12S2 "wgmma_d192_128x112_w12_s2" {
-        2: shared 222208, k_stride 64, v_stride 64;
+        2: shared 222208;
     }
     Wgmma D192M128N64W12S3 "wgmma_d192_128x64_w12_s3" {
-        2: shared 230400, k_stride 64, v_stride 64;
+        2: shared 230400;
     }
     Wgmma D192M64N112W8S2 "wgmma_d192_64x112_w8_s2" {
-        2: shared 197632, k_stride 64, v_stride 64;
+        2: shared 197632;
     }
     Wgmma D256M128N64W12S2 "wgmma_d256_128x64_w12_s2" {
-        2: shared 230400, k_stride 64, v_stride 64;
+        2: shared 230400;
     }
     Wgmma D64M128N128W12S2 "wgmma_d64_128x128_w12_s2" {
-        2: shared 99328, k_stride 64, v_stride 64;
+        2: shared 99328;
     }
     Wgmma D64M192N128W16S3 "wgmma_d64_192x128_w16_s3" {
-        2: shared 148480, k_stride 64, v_stride 64;
+        2: shared 148480;
     }
     Wgmma D64M256N64W20S6 "wgmma_d64_256x64_w20_s6" {
-        2: shared 164864, k_stride 64, v_stride 64;
+        2: shared 164864;
     }
     Wgmma D64M64N128W8S2 "wgmma_d64_64x128_w8_s2" {
-        2: shared 82944, k_stride 64, v_stride 64;
+        2: shared 82944;
     }
     Wgmma D96M128N128W12S2 "wgmma_d96_128x128_w12_s2" {
-        2: shared 197632, k_stride 64, v_stride 64;
+        2: shared 197632;
     }
     Wgmma D96M192N96W16S3 "wgmma_d96_192x96_w16_s3" {
-        2: shared 197632, k_stride 64, v_stride 64;
+        2: shared 197632;
     }
     Wgmma D96M64N128W8S2 "wgmma_d96_64x128_w8_s2" {
-        2: shared 148480, k_stride 64, v_stride 64;
+        2: shared 148480;
     }
     Wmma D128M128N32W4S2 "wmma_d128_128x32_w4_s2" {
         2: shared 83968, k_stride 136, v_stride 136;

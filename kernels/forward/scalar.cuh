@@ -7,11 +7,11 @@
 // output in registers.
 #pragma once
 
-#include "copy.cuh"
-#include "mask.cuh"
-#include "record.cuh"
-#include "softmax.cuh"
-#include "work.cuh"
+#include "base/record.cuh"
+#include "memory/copy.cuh"
+#include "rule/mask.cuh"
+#include "rule/score.cuh"
+#include "work/item.cuh"
 
 namespace warptile {
 
@@ -74,6 +74,10 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int WARPS = WARPS_;
     static constexpr int STAGES = STAGES_;
     static constexpr int THREADS = 32 * WARPS;
+    static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = SCHEDULE_ONE_TILE;
+    static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_BIAS | FEATURE_KEY_MASK |
+                                         FEATURE_PACKED | FEATURE_DEVICE_LENGTHS | FEATURE_UNALIGNED |
+                                         FEATURE_NEGATIVE_SCALE | FEATURE_LSE;
 
     // Per thread. Rows, keys and vectors of four columns are interleaved over the lanes: lane l owns l, l + LANES, ...
     static constexpr int ROWS = rows_per_thread<HEAD_DIM, BLOCK_M, BLOCK_N, WARPS>();
@@ -339,6 +343,42 @@ __device__ void for_each_score(float (&scores)[Traits::ROWS][Traits::KEYS], int 
         for (int j = 0; j < Traits::KEYS; ++j) change(scores[i][j], query + i * LANES_M, key + j * LANES_N);
 }
 
+// Adds the bias tensor, and hides what the mask tensor hides; neither is read outside of the sequence. Through `p`, where the
+// thread's scores go anyway: a loop over registers would have to be unrolled, and takes more of them than some tilings have.
+template <class Traits>
+__device__ void apply_tensors(float (&scores)[Traits::ROWS][Traits::KEYS], float* p, const Scoring& scoring,
+                              const WorkItem<typename Traits::Element>& work, int query, int key)
+{
+    using Element = typename Traits::Element;
+    const auto place = [&](int i, int j) -> float& { return p[i * LANES_M * Traits::P_STRIDE + j * LANES_N]; };
+#pragma unroll
+    for (int i = 0; i < Traits::ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < Traits::KEYS; ++j) place(i, j) = scores[i][j];
+
+    const Element* const bias =
+        static_cast<const Element*>(scoring.bias) + work.batch * scoring.bias_batch + work.head * scoring.bias_head;
+    const unsigned char* const visible =
+        scoring.key_mask + work.batch * scoring.mask_batch + work.head * scoring.mask_head;
+#pragma unroll 1
+    for (int i = 0; i < Traits::ROWS; ++i)
+#pragma unroll 1
+        for (int j = 0; j < Traits::KEYS; ++j) {
+            const long long row = query + i * LANES_M, column = key + j * LANES_N;
+            if (row >= work.query_len || column >= work.key_len) continue;
+            float& score = place(i, j);
+            // The sum of two finite numbers may be infinite, and infinity - infinity is NaN.
+            if (scoring.bias)
+                score = min_keeping_nan(score + widen(bias[row * scoring.bias_row + column * scoring.bias_key]), MAX_FLOAT);
+            if (scoring.key_mask && !visible[row * scoring.mask_row + column * scoring.mask_key])
+                score = negative_infinity();
+        }
+#pragma unroll
+    for (int i = 0; i < Traits::ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < Traits::KEYS; ++j) scores[i][j] = place(i, j);
+}
+
 // Dot products to masked scores.
 template <class Traits>
 __device__ void apply_score_rules(float (&scores)[Traits::ROWS][Traits::KEYS], const ScoreRule& rule, const Mask& mask,
@@ -355,10 +395,11 @@ __device__ void apply_score_rules(float (&scores)[Traits::ROWS][Traits::KEYS], c
         });
 }
 
-// Joins the partial results of the warps that share rows, in a fixed order, normalizes, and writes out and lse.
+// Joins the partial results of the warps that share rows, in a fixed order, and the sink, which is one more score without a
+// value; normalizes, and writes out and lse.
 template <class Traits>
 __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Traits>& shared, const Place<Traits>& place,
-                                const WorkItem<typename Traits::Element>& work, int head_dim)
+                                const WorkItem<typename Traits::Element>& work, int head_dim, float sink)
 {
     float* const maxima = shared.p; // [WARPS_N][BLOCK_M]
     float* const sums = shared.p + Traits::WARPS_N * Traits::BLOCK_M;
@@ -375,9 +416,10 @@ __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Trait
 #pragma unroll
     for (int i = 0; i < Traits::ROWS; ++i) {
         const int row = place.row + i * LANES_M;
-        float row_max = negative_infinity(), row_sum = 0;
+        float row_max = sink;
         for (int w = 0; w < Traits::WARPS_N; ++w) row_max = fmaxf(row_max, maxima[w * Traits::BLOCK_M + row]);
         const float base = finite_max(row_max);
+        float row_sum = weight_of(sink, base);
         for (int w = 0; w < Traits::WARPS_N; ++w)
             row_sum += sums[w * Traits::BLOCK_M + row] * weight_of(maxima[w * Traits::BLOCK_M + row], base);
         if (work.lse && place.warp_key == 0 && place.column == 0 && work.first_query + row < work.query_len)
@@ -406,18 +448,20 @@ __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Trait
 }
 
 // FlashAttention with online softmax over the tiles of keys that the CTA's queries can see.
-template <class Traits> __device__ void scalar_attention(const AttentionParams& params)
+template <class Traits> __device__ void scalar_attention(const Forward& params)
 {
     extern __shared__ __align__(16) unsigned char shared_memory[];
-    const auto work = work_item<Traits::BLOCK_M, typename Traits::Element>(params);
-    if (work.first_query >= work.query_len) return;
+    __shared__ TilePlace shared_place;
+    const TilePlace place_of_tile = place_of_cta<Traits::BLOCK_M>(params, shared_place);
+    if (!place_of_tile.template exists<Traits::BLOCK_M>()) return;
+    const auto work = work_item<Traits::BLOCK_M, typename Traits::Element>(params, place_of_tile);
 
     const SharedTiles<Traits> shared(shared_memory);
     const Place<Traits> place;
-    const Mask mask(params, work.query_len, work.key_len);
+    const Mask mask(params.scoring, work.query_len, work.key_len);
     // In log2 units scores are 1.44 times larger, so that adding the ALiBi term would round up to twice as coarsely as a plain
     // fp32 softmax does: they stay as they are until the exponential.
-    const ScoreRule rule(params, work.alibi_slope, work.query_len, work.key_len, 1);
+    const ScoreRule rule(params.scoring, work.alibi_slope, work.query_len, work.key_len, 1);
     const int first_tile = mask.first_key(work.first_query) / Traits::BLOCK_N;
     const int end_tile = (mask.end_key(work.first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
 
@@ -437,6 +481,9 @@ template <class Traits> __device__ void scalar_attention(const AttentionParams& 
         const int first_key = tile * Traits::BLOCK_N;
         const bool masked = mask.hides_part_of(work.first_query, Traits::BLOCK_M, first_key, Traits::BLOCK_N);
         apply_score_rules<Traits>(scores, rule, mask, masked, work.first_query + place.row, first_key + place.key);
+        if (params.scoring.bias || params.scoring.key_mask)
+            apply_tensors<Traits>(scores, p + warp_row * Traits::P_STRIDE + place.column, params.scoring, work,
+                                  work.first_query + place.row, first_key + place.key);
         state.update(scores);
 
 #pragma unroll
@@ -448,7 +495,7 @@ template <class Traits> __device__ void scalar_attention(const AttentionParams& 
         multiply_pv<Traits>(state.out, p + warp_row * Traits::P_STRIDE,
                             shared.v(tile) + place.warp_key * Traits::WARP_N * Traits::V_STRIDE + place.column * 4);
     }
-    merge_and_store(state, shared, place, work, params.head_dim);
+    merge_and_store(state, shared, place, work, params.head_dim, sink_of(params.scoring, work.head));
 }
 
 } // namespace warptile

@@ -1,13 +1,13 @@
 // The loading thread: feeds queries, keys and values of one tile after the other to the computing warpgroups.
 #pragma once
 
-#include "wgmma_scheduler.cuh"
+#include "forward/wgmma_scheduler.cuh"
 
 namespace warptile {
 
 template <class Traits> class Producer {
   public:
-    __device__ Producer(const WgmmaParams& params, unsigned char* shared, SharedLayout<Traits> layout)
+    __device__ Producer(const ForwardTma& params, unsigned char* shared, SharedLayout<Traits> layout)
         : params(params), shared(shared), layout(layout)
     {
     }
@@ -16,15 +16,15 @@ template <class Traits> class Producer {
     // it, across tiles; the queries of a tile after the last values of the tile before it.
     __device__ void run()
     {
-        for (TileOrder<Traits> order(params); !order.done(); order.advance()) {
+        for (TileOrder<Traits> order(params.forward); !order.done(); order.advance()) {
             Tile& tile = next_slot();
-            order.describe(tile);
-            if (exists(tile) && !tile.is_empty()) {
+            const bool exists = order.describe(tile);
+            if (exists && !tile.is_empty()) {
                 load_tile(tile, order);
                 continue;
             }
             order.draw();
-            if (exists(tile)) {
+            if (exists) {
                 load_pending_values(); // a consumer finishes what it has before it takes a tile without keys
                 announce(tile);
             }
@@ -36,17 +36,14 @@ template <class Traits> class Producer {
     }
 
   private:
-    // False where the sequence is shorter than the longest one.
-    __device__ static bool exists(const Tile& tile) { return tile.has_rows(Traits::CONSUMERS - 1); }
-
     __device__ Tile& next_slot() { return layout.tile(shared, tiles); }
 
     // The next tile is drawn shortly before this one's last block is loaded: who draws early hoards work, who draws late
     // waits for the answer.
     __device__ void load_tile(const Tile& tile, TileOrder<Traits>& order)
     {
-        const int kv_head = tile.head / (params.attention.heads / params.attention.kv_heads);
-        const int batch = params.attention.cu_seqlens_k ? 0 : tile.batch;
+        const int kv_head = tile.head / (params.forward.heads / params.forward.kv_heads);
+        const int batch = params.forward.sequences.key_offsets ? 0 : tile.batch;
         const int first_block = tile.first_block;
         int row = tile.key_offset + (tile.end_block - 1) * Traits::BLOCK_N;
         const int draw_at = min(first_block + 2, tile.end_block - 1);
@@ -74,7 +71,7 @@ template <class Traits> class Producer {
     __device__ void load_keys(const BoxRow& row)
     {
         barrier_wait(layout.keys_empty(keys_at.stage), keys_at.parity ^ 1);
-        load_block(params.k, layout.keys(keys_at.stage), layout.keys_full(keys_at.stage), row);
+        load_block(params.k_map, layout.keys(keys_at.stage), layout.keys_full(keys_at.stage), row);
         keys_at.advance();
     }
 
@@ -84,7 +81,7 @@ template <class Traits> class Producer {
             return;
         values_pending = false;
         barrier_wait(layout.values_empty(values_at.stage), values_at.parity ^ 1);
-        load_block(params.v, layout.values(values_at.stage), layout.values_full(values_at.stage), pending_values);
+        load_block(params.v_map, layout.values(values_at.stage), layout.values_full(values_at.stage), pending_values);
         values_at.advance();
     }
 
@@ -100,7 +97,7 @@ template <class Traits> class Producer {
     // Hands the tile to every warpgroup, with its queries if it has any work.
     __device__ void announce(const Tile& tile)
     {
-        const int batch = params.attention.cu_seqlens_q ? 0 : tile.batch;
+        const int batch = params.forward.sequences.query_offsets ? 0 : tile.batch;
         for (int warpgroup = 0; warpgroup < Traits::CONSUMERS; warpgroup++) {
             const unsigned full = layout.queries_full(warpgroup, queries_at.stage);
             barrier_wait(layout.queries_empty(warpgroup, queries_at.stage), queries_at.parity ^ 1);
@@ -113,14 +110,14 @@ template <class Traits> class Producer {
             const unsigned destination = layout.queries(warpgroup, queries_at.stage);
 #pragma unroll
             for (int slab = 0; slab < Traits::SLABS; slab++)
-                copy_box(destination + slab * Traits::QUERY_SLAB_BYTES, params.q, full, slab * SLAB_COLUMNS, row,
+                copy_box(destination + slab * Traits::QUERY_SLAB_BYTES, params.q_map, full, slab * SLAB_COLUMNS, row,
                          tile.head, batch);
         }
         queries_at.advance();
         tiles++;
     }
 
-    const WgmmaParams& params;
+    const ForwardTma& params;
     unsigned char* shared;
     SharedLayout<Traits> layout;
     RingPosition<Traits::STAGES> keys_at;

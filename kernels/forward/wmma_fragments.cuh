@@ -7,7 +7,7 @@
 
 #include <mma.h>
 
-#include "element.cuh"
+#include "base/element.cuh"
 
 namespace warptile {
 

@@ -1,12 +1,11 @@
 // One image of the wmma family; the build names the element type, the tiling and the entry.
-#include "wmma.cuh"
+#include "forward/wmma.cuh"
 
+using Params = warptile::Forward;
 using Instance = warptile::WmmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N,
-                                      WARPTILE_WARPS, WARPTILE_STAGES>;
-using Params = warptile::AttentionParams;
+                                        WARPTILE_WARPS, WARPTILE_STAGES>;
 
-extern "C" __device__ const warptile::ImageRecord warptile_record = {warptile::tiling_record<Instance, Params>(),
-                                                                     WARPTILE_PARAMS_RECORD(Params, )};
+extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 
 extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
     WARPTILE_ENTRY(const __grid_constant__ Params params)

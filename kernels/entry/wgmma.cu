@@ -1,16 +1,15 @@
 // One image of the wgmma family. The build passes the element type, the tiling and the entry's name.
-#include "record.cuh"
-#include "wgmma.cuh"
+#include "base/record.cuh"
+#include "forward/wgmma.cuh"
 
+using Params = warptile::ForwardTma;
 using Instance = warptile::WgmmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N,
                                        WARPTILE_WARPS, WARPTILE_STAGES>;
 
-extern "C" __device__ const warptile::ImageRecord warptile_record = {
-    warptile::tiling_record<Instance, warptile::WgmmaParams>(),
-    WARPTILE_PARAMS_RECORD(warptile::WgmmaParams, attention.)};
+extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 
 extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
-    WARPTILE_ENTRY(const __grid_constant__ warptile::WgmmaParams params)
+    WARPTILE_ENTRY(const __grid_constant__ Params params)
 {
     warptile::wgmma_attention<Instance>(params);
 }

@@ -2,7 +2,7 @@
 // causal and window differ only in `left` and `right` (WINDOW_UNLIMITED where a side is open).
 #pragma once
 
-#include "params.cuh"
+#include "base/abi.cuh"
 
 namespace warptile {
 
@@ -13,8 +13,8 @@ struct Mask {
     int query_len;
     int key_len;
 
-    __device__ Mask(const AttentionParams& params, int query_len, int key_len)
-        : shift(params.align_top_left ? 0 : key_len - query_len), left(params.window_left), right(params.window_right),
+    __device__ Mask(const Scoring& scoring, int query_len, int key_len)
+        : shift(scoring.align_top_left ? 0 : key_len - query_len), left(scoring.window_left), right(scoring.window_right),
           query_len(query_len), key_len(key_len)
     {
     }

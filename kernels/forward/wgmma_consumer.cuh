@@ -10,7 +10,8 @@
 // with each other: while one waits for its products or computes its softmax, the others keep the tensor cores busy.
 #pragma once
 
-#include "wgmma_epilogue.cuh"
+#include "forward/wgmma_epilogue.cuh"
+#include "work/lengths.cuh"
 
 namespace warptile {
 
@@ -18,9 +19,9 @@ template <class Traits> class Consumer {
   public:
     using Element = typename Traits::Element;
 
-    __device__ Consumer(const WgmmaParams& params, unsigned char* shared, SharedLayout<Traits> layout, int warpgroup)
-        : params(params.attention), shared(shared), layout(layout),
-          warpgroup(Traits::CONSUMERS == 1 ? 0 : warpgroup), scale(params.attention)
+    __device__ Consumer(const Forward& params, unsigned char* shared, SharedLayout<Traits> layout, int warpgroup)
+        : params(params), shared(shared), layout(layout),
+          warpgroup(Traits::CONSUMERS == 1 ? 0 : warpgroup), scale(params)
     {
     }
 
@@ -60,12 +61,14 @@ template <class Traits> class Consumer {
             if (block > last_block) {
                 block--;
                 step<false>();
+            } else if (block > uniform(tile().first_block)) {
+                skip_block();
             } else {
                 issue_last_output();
                 receive_tile();
                 const OutputRows<Traits> rows(params, layout.tile(shared, tiles - 2), warpgroup);
                 float inverse[ROWS_PER_THREAD], lse[ROWS_PER_THREAD];
-                state.finish(inverse, lse, scale);
+                state.finish(inverse, lse, params.scoring, layout.tile(shared, tiles - 2).head);
                 rows.write_lse(lse);
                 const bool more = start_tile();
                 if (more)
@@ -98,7 +101,8 @@ template <class Traits> class Consumer {
     {
         const OutputRows<Traits> rows(params, tile(), warpgroup);
         rows.write_zeros();
-        rows.write_lse({negative_infinity(), negative_infinity()});
+        const float sink = sink_of(params.scoring, tile().head);
+        rows.write_lse({sink, sink});
     }
 
     // The other warpgroups' keys and values of a tile in which this one has no rows.
@@ -124,6 +128,7 @@ template <class Traits> class Consumer {
             warpgroup_sync();                       // no warp multiplies its queries any more
             rows.write_through(shared + (layout.queries(warpgroup, stage) - layout.base), output, inverse);
             fence_shared_for_async();
+            __syncwarp(); // every lane has read what it stores
             release(layout.queries_empty(warpgroup, stage));
         } else if constexpr (Traits::OUTPUT_BUFFER)
             rows.write_through(shared + SharedLayout<Traits>::OUTPUT_AT + warpgroup * Traits::STAGED_BYTES, output, inverse);
@@ -135,18 +140,19 @@ template <class Traits> class Consumer {
     // Where the tile in hand begins and ends; false if there is nothing to compute in it.
     __device__ bool start_tile()
     {
-        last_block = uniform(tile().first_block);
+        const int first_block = uniform(tile().first_block);
         end_block = uniform(tile().end_block);
 
-        const Mask mask(params, tile().query_len, tile().key_len);
+        const Mask mask(params.scoring, tile().query_len, tile().key_len);
         const int first_row = tile().first_query + warpgroup * MMA_ROWS;
         const int seen_blocks = (mask.end_key(first_row, MMA_ROWS) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
-        block = uniform(min(end_block, max(seen_blocks, last_block + 1))) - 1;
+        block = uniform(min(end_block, max(seen_blocks, first_block + 1))) - 1;
+        last_block = uniform(min(block, max(first_block, mask.first_key(first_row) / Traits::BLOCK_N)));
 
         // A plain step's scores need no mask, and the values of the step before have all their rows.
         const int common_end = mask.end_key(first_row, 1); // keys from here on are hidden from some row
         plain_top = common_end / Traits::BLOCK_N;
-        if (params.cu_seqlens_k && (block + 1) * Traits::BLOCK_N > tile().key_len)
+        if (keys_are_followed(params.sequences) && (block + 1) * Traits::BLOCK_N > tile().key_len)
             plain_top = min(plain_top, block - 1);
         const int common_begin = first_row + MMA_ROWS - 1 + mask.shift - mask.left;
         plain_floor = max(last_block, (common_begin + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
@@ -154,7 +160,7 @@ template <class Traits> class Consumer {
             plain_floor = block;
         plain_top = uniform(plain_top);
         plain_floor = uniform(plain_floor);
-        return last_block < end_block && uniform(tile().has_rows(warpgroup));
+        return first_block < end_block && uniform(tile().has_rows(warpgroup));
     }
 
     // Those of the first block that the warpgroup's rows see.
@@ -216,6 +222,31 @@ template <class Traits> class Consumer {
         convert();
     }
 
+    // From the block in hand to one that a window hides from all rows of this warpgroup, though not of the tile: the output of
+    // the last block seen, if that is in hand, and no weights for what follows.
+    __device__ void skip_block()
+    {
+        if (block == last_block) {
+            prepare_output<false>(block);
+            issue_output();
+            wgmma_wait<0>();
+            pin(output);
+            pin(weights);
+            state.must_rescale = false;
+#pragma unroll
+            for (int i = 0; i < Traits::BLOCK_N / 4; i++)
+                weights[i] = 0;
+        } else {
+            wait_for_values();
+        }
+        release_values();
+        block--;
+        wait_for_keys();
+        release_keys();
+        keys_ready = barrier_test(layout.keys_full(keys_at.stage), keys_at.parity);
+        values_ready = barrier_test(layout.values_full(values_at.stage), values_at.parity);
+    }
+
     __device__ void issue_last_output()
     {
         prepare_output<false>(block);
@@ -230,7 +261,7 @@ template <class Traits> class Consumer {
         if (!values_ready)
             wait_for_values();
         if constexpr (!PLAIN)
-            if (params.cu_seqlens_k)
+            if (keys_are_followed(params.sequences))
                 clear_values_behind(tile().key_len - values_block * Traits::BLOCK_N);
     }
 
@@ -272,9 +303,9 @@ template <class Traits> class Consumer {
         if constexpr (!PLAIN) {
             if (Traits::SOFTCAP && scale.has_softcap())
                 scale.cap(scores);
-            apply_mask<Traits>(scores, params, tile(), warpgroup, block);
+            apply_mask<Traits>(scores, params.scoring, tile(), warpgroup, block);
         }
-        state.update(scores, scale);
+        state.template update<PLAIN>(scores, scale);
     }
 
     __device__ void convert()
@@ -301,8 +332,7 @@ template <class Traits> class Consumer {
     __device__ void wait_for_keys() const { barrier_wait(layout.keys_full(keys_at.stage), keys_at.parity); }
     __device__ void wait_for_values() const { barrier_wait(layout.values_full(values_at.stage), values_at.parity); }
 
-    // In a packed tensor the rows past a sequence's end are another sequence's, or nobody's: their weight is 0, but
-    // 0 * NaN is NaN. Every warpgroup clears them for itself, so none reads before it has cleared.
+    // Rows past a sequence's end may be another sequence's, or nobody's: their weight is 0, but 0 * NaN is NaN. Every warpgroup clears them for itself, so none reads before it has cleared.
     __device__ void clear_values_behind(int rows) const
     {
         if (rows >= Traits::BLOCK_N)
@@ -349,7 +379,7 @@ template <class Traits> class Consumer {
         queries_at.advance();
     }
 
-    const AttentionParams& params;
+    const Forward& params;
     unsigned char* shared;
     SharedLayout<Traits> layout;
     int warpgroup;
@@ -364,7 +394,7 @@ template <class Traits> class Consumer {
 
     unsigned tiles = 0; // received so far, the end included
     int block;          // of keys, counting down in a tile
-    int last_block;
+    int last_block;  // that the warpgroup sees; the tile's may be lower
     int end_block;   // of the tile; the warpgroup's own first block may be lower
     int plain_top;   // steps from blocks up to here...
     int plain_floor; // ... to blocks from here on are plain

@@ -1,9 +1,8 @@
-// Sizes and the shared memory layout of the wgmma family, and the parameter block its kernels take.
+// Sizes and the shared memory layout of the wgmma family.
 #pragma once
 
-#include "hopper_ptx.cuh"
-#include "params.cuh"
-#include "wgmma_instruction.cuh"
+#include "ptx/sm90.cuh"
+#include "ptx/wgmma.cuh"
 
 namespace warptile {
 
@@ -20,8 +19,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int BLOCK_N = BLOCK_N_; // keys a step
     static constexpr int WARPS = WARPS_;     // one warpgroup loads, the others compute 64 rows each
     static constexpr int STAGES = STAGES_;   // blocks of K, and as many of V, in shared memory
-    static constexpr int K_STRIDE = SLAB_COLUMNS;
-    static constexpr int V_STRIDE = SLAB_COLUMNS;
+    static constexpr int K_STRIDE = 0, V_STRIDE = 0; // rows are swizzled, not padded
 
     static constexpr int CONSUMERS = BLOCK_M / MMA_ROWS; // computing warpgroups
     static constexpr int THREADS = WARPS * 32;
@@ -39,10 +37,16 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
 
     // Three or four computing warpgroups have no registers to spare for tanh; the host picks another tiling for softcap.
     static constexpr bool SOFTCAP = CONSUMERS < 3;
+    static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = SCHEDULE_PERSISTENT;
+    static constexpr unsigned FEATURES =
+        (SOFTCAP ? FEATURE_SOFTCAP : 0) | FEATURE_SINKS | FEATURE_PACKED | FEATURE_DEVICE_LENGTHS | FEATURE_LSE;
 
     static_assert(WARPS == WARPGROUP_WARPS * (CONSUMERS + 1), "one warpgroup per 64 query rows, and the producer's");
     static_assert(BLOCK_M % MMA_ROWS == 0 && BLOCK_N % MMA_K == 0 && BLOCK_N <= 256, "wgmma shapes");
     static_assert(HEAD_DIM % 16 == 0, "the epilogue stores 16 columns at a time");
+    // The first warpgroup may pass over the keys of the others' rows before it releases a block of values, and the loading
+    // thread stops when all stages of values are full.
+    static_assert((CONSUMERS - 1) * MMA_ROWS <= BLOCK_N * STAGES, "the stages hold the blocks that one warpgroup passes over");
 
     // Two buffers for Q where they fit: the next tile's rows then arrive while this one is being computed.
     static constexpr int SHARED_LIMIT = 232448;
@@ -63,18 +67,6 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int OUTPUT_BYTES = OUTPUT_BUFFER ? CONSUMERS * STAGED_BYTES : 0;
     static constexpr int SHARED_BYTES = FIXED_BYTES + QUERY_RING_BYTES + OUTPUT_BYTES;
     static_assert(SHARED_BYTES <= SHARED_LIMIT, "shared memory of a CTA");
-};
-
-// The kernel's only argument. Tensor maps: 4 dimensions (head_dim, row, head, batch), elements beyond an extent read as
-// zero, 128-byte swizzle, box 64 columns x 64 rows for q and 64 columns x BLOCK_N rows for k and v. A packed tensor has
-// batch extent 1 and all its rows in one sequence.
-struct WgmmaParams {
-    TensorMap q;
-    TensorMap k;
-    TensorMap v;
-    AttentionParams attention;
-    int tiles;         // query_tiles * heads * batch
-    int heads_at_once; // heads (of all batches) whose tiles are interleaved; see TileOrder
 };
 
 // BLOCK_M query rows of one head of one sequence, and the blocks of keys they need.
@@ -122,7 +114,7 @@ template <int STAGES> struct RingPosition {
 // Addresses in shared memory. `full` barriers say that a buffer's bytes have arrived, `empty` ones that its readers are
 // done; a producer's first wait on an `empty` barrier passes when it waits for parity 1.
 template <class Traits> struct SharedLayout {
-    unsigned base; // aligned to SWIZZLE_GROUP_BYTES
+    unsigned base; // a multiple of SWIZZLE_GROUP_BYTES
 
     static constexpr int KEYS_AT = Traits::QUERY_RING_BYTES;
     static constexpr int VALUES_AT = KEYS_AT + Traits::KEY_RING_BYTES;

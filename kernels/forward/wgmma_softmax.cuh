@@ -2,9 +2,9 @@
 // quad, each with its own columns.
 #pragma once
 
-#include "mask.cuh"
-#include "softmax.cuh"
-#include "wgmma_layout.cuh"
+#include "forward/wgmma_layout.cuh"
+#include "rule/mask.cuh"
+#include "rule/score.cuh"
 
 namespace warptile {
 
@@ -38,48 +38,54 @@ template <class Element> __device__ inline unsigned pack(float low, float high)
     return packed;
 }
 
-// 1 / x to 1 ulp; 0 for infinity.
-// PTX ISA, "Floating Point Instructions: rcp.approx.ftz.f32".
-__device__ inline float reciprocal_approximate(float x)
+// `x`, but not before `earlier` is known. `zero` is 0, which the compiler does not know.
+__device__ inline float after(float x, float earlier, int zero)
 {
-    float result;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
+    return __int_as_float(__float_as_int(x) | (__float_as_int(earlier) & zero));
 }
 
 // How a dot product becomes an exponent of 2. Everything but the one factor of the inner loop is worked out where it is
 // used, from the constant bank: registers are scarce.
 struct ScoreScale {
-    const AttentionParams& params;
+    const Forward& params;
     float scale_log2; // score * log2(e) = dot * scale_log2; with softcap: tanh * scale_log2
 
-    __device__ explicit ScoreScale(const AttentionParams& params)
-        // A scale of 0 must still keep hidden keys hidden: 0 * -inf is NaN.
-        : params(params), scale_log2(fmaxf((params.softcap > 0 ? params.softcap : params.scale) * LOG2_E, 1e-30f))
+    __device__ explicit ScoreScale(const Forward& params)
+        // A scale of 0 must still keep hidden keys hidden: 0 * -inf is NaN. So is a later 0 * inf.
+        : params(params),
+          scale_log2(fminf(fmaxf((has_softcap(params) ? params.scoring.softcap : params.scoring.scale) * LOG2_E, 1e-30f),
+                           MAX_FLOAT))
     {
     }
 
     // 0, which the compiler cannot know.
-    __device__ int opaque_zero() const { return params.batch >> 31; }
+    __device__ int opaque_zero() const { return params.heads >> 31; }
 
-    __device__ bool has_softcap() const { return params.softcap > 0; }
+    __device__ bool has_softcap() const { return has_softcap(params); }
 
-    // tanh(dot * scale / cap) = 1 - 2 / (e^2x + 1), to 2^-22 absolute; tanh.approx has 2^-11, which a cap of 50 turns
-    // into 0.02.
+    // tanh(dot * scale / cap)
     template <int COUNT> __device__ void cap(float (&dots)[COUNT]) const
     {
-        const float dot_to_exponent = 2 * LOG2_E * params.scale / params.softcap;
+        constexpr int AT_ONCE = 4; // ptxas would have more of them under way than there are registers
+        const float dot_to_argument = params.scoring.scale / params.scoring.softcap;
+        const int zero = opaque_zero();
 #pragma unroll
-        for (int i = 0; i < COUNT; i++)
-            dots[i] = 1 - 2 * reciprocal_approximate(exp2_approximate(dots[i] * dot_to_exponent) + 1);
+        for (int i = 0; i < COUNT; i++) {
+            const float dot = i < AT_ONCE ? dots[i] : after(dots[i], dots[i - AT_ONCE], zero);
+            dots[i] = tanh_approximate(dot * dot_to_argument);
+        }
     }
 
     // The largest score whose scaled value is finite.
-    __device__ float limit() const { return MAX_FLOAT / 4 * reciprocal_approximate(fmaxf(1.0f, scale_log2)); }
+    __device__ float limit() const { return MAX_FLOAT / 4 * reciprocal_of_any(fmaxf(1.0f, scale_log2)); }
+
+  private:
+    __device__ static bool has_softcap(const Forward& params) { return params.scoring.softcap > 0; }
 };
 
 // The running maximum is raised only when it would grow by more than this factor's exponent: until then weights up to
-// 2^8 are exact enough in every element type, and the output need not be rescaled. FlashAttention-4 does the same.
+// 2^8 are exact enough in every element type, and the output need not be rescaled. FlashAttention-4 does the same. (A smaller one
+// makes bf16's error smaller, and costs more than it is worth: docs/notebook-wgmma.md.)
 constexpr float RESCALE_EXPONENT = 8;
 
 // A larger offset is coarser than the fused score * scale + offset, which rounds once: the largest score's exponent would
@@ -88,11 +94,12 @@ constexpr float COARSE_OFFSET = 0x1p24f;
 
 template <class Traits> struct RowState {
     // What turns score * scale_log2 into the exponent of a weight: minus the reference maximum, rounded once, so that all
-    // that depends on it cancels exactly. MAX_FLOAT until a key was seen.
+    // that depends on it cancels exactly. Infinity until a key was seen.
     float offset[ROWS_PER_THREAD];
     float sum[ROWS_PER_THREAD]; // this lane's columns only
     float rescale[ROWS_PER_THREAD]; // factor for the output accumulated before this block
     bool must_rescale;          // same in all lanes of a warp
+    bool any_coarse;            // some row of the warp has a coarse offset; same in all lanes of a warp
 
     static constexpr int COUNT = Traits::BLOCK_N / 2; // scores a thread
     static constexpr int CHUNK = 8;                   // scores of one round of `exponentiate`
@@ -100,29 +107,36 @@ template <class Traits> struct RowState {
     static_assert(COUNT % CHUNK == 0, "rounds cover a thread's scores");
 
     // Of a row whose keys have all been seen: what its output is multiplied by, and its log-sum-exp.
-    __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD],
-                           const ScoreScale& scale) const
+    __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD], const Scoring& scoring,
+                           int head) const
     {
+        const float sink = sink_of(scoring, head);
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++) {
-            const float total = quad_sum(sum[row]);
-            inverse[row] = total == 0 ? 0.0f : reciprocal_approximate(total);
-            lse[row] = (__log2f(total) - offset[row]) * LN_2;
+            float total = quad_sum(sum[row]);
+            float max = -offset[row];
+            float keep = 1;
+            if (sink != negative_infinity())
+                keep = join_sink(max, total, sink);
+            inverse[row] = total == 0 ? 0.0f : keep * reciprocal_approximate(total);
+            lse[row] = (__log2f(total) + max) * LN_2;
         }
     }
 
     __device__ void reset()
     {
         for (int row = 0; row < ROWS_PER_THREAD; row++) {
-            offset[row] = MAX_FLOAT;
+            offset[row] = positive_infinity();
             sum[row] = 0;
         }
+        any_coarse = false;
     }
 
-    // Scores -> weights, in place; updates max, sum and rescale.
+    // Scores -> weights, in place; updates max, sum and rescale. In a PLAIN block nothing is hidden.
+    template <bool PLAIN>
     __device__ void update(float (&scores)[COUNT], const ScoreScale& scale)
     {
-        raise(scores, scale);
+        raise<PLAIN>(scores, scale);
         exponentiate(scores, scale);
     }
 
@@ -135,12 +149,6 @@ template <class Traits> struct RowState {
     }
 
   private:
-    // `x`, but not before `earlier` is known.
-    __device__ static float after(float x, float earlier, int zero)
-    {
-        return __int_as_float(__float_as_int(x) | (__float_as_int(earlier) & zero));
-    }
-
     __device__ void add(const float (&scores)[COUNT], int begin)
     {
 #pragma unroll
@@ -148,6 +156,7 @@ template <class Traits> struct RowState {
             sum[i % 4 / 2] += scores[i];
     }
 
+    template <bool PLAIN>
     __device__ void raise(float (&scores)[COUNT], const ScoreScale& scale)
     {
         float block_max[ROWS_PER_THREAD];
@@ -166,35 +175,43 @@ template <class Traits> struct RowState {
         for (int row = 0; row < ROWS_PER_THREAD; row++)
             block_max[row] = quad_max(block_max[row]);
 
-        bool special = false;
+        bool special = any_coarse;
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
-            special |= grows_much(row, block_max[row], scale) || is_coarse(row);
+            special |= grows_much<PLAIN>(row, block_max[row], scale);
         must_rescale = __any_sync(0xffffffff, special);
         if (must_rescale) {
 #pragma unroll
             for (int row = 0; row < ROWS_PER_THREAD; row++)
-                raise_max(scores, row, block_max[row], scale);
-            if (__builtin_expect(__any_sync(0xffffffff, is_coarse(0) || is_coarse(1)), false))
+                raise_max<PLAIN>(scores, row, block_max[row], scale);
+            any_coarse = __any_sync(0xffffffff, is_coarse(0) || is_coarse(1));
+            if (__builtin_expect(any_coarse, false))
 #pragma unroll
                 for (int row = 0; row < ROWS_PER_THREAD; row++)
                     round_coarse_exponents(scores, row, scale);
         }
     }
 
-    // False for a row that has seen no key yet and sees none in this block.
+    // False for a row that has seen no key yet and sees none in this block. A row that sees its first ones is raised even if
+    // they overflow when scaled, which leaves -inf + inf.
+    template <bool PLAIN>
     __device__ bool grows_much(int row, float block_max, const ScoreScale& scale) const
     {
-        return block_max * scale.scale_log2 + offset[row] > RESCALE_EXPONENT;
+        const float growth = block_max * scale.scale_log2 + offset[row];
+        if constexpr (PLAIN)
+            return !(growth <= RESCALE_EXPONENT);
+        else
+            return growth > RESCALE_EXPONENT || (growth != growth && block_max > negative_infinity());
     }
 
-    __device__ bool is_coarse(int row) const { return fabsf(offset[row]) > COARSE_OFFSET; }
+    __device__ bool is_seen(int row) const { return offset[row] != positive_infinity(); }
+    __device__ bool is_coarse(int row) const { return fabsf(offset[row]) > COARSE_OFFSET && is_seen(row); }
 
     // Replaces the scores of a row with a coarse offset by what `exponentiate`, without the offset, makes the same
     // exponents of, the largest one's exactly 0.
     __device__ void round_coarse_exponents(float (&scores)[COUNT], int row, const ScoreScale& scale)
     {
-        const float inverse_scale = reciprocal_approximate(scale.scale_log2);
+        const float inverse_scale = reciprocal_of_any(scale.scale_log2);
         const bool coarse = is_coarse(row);
 #pragma unroll
         for (int i = 2 * row; i < COUNT; i += 4)
@@ -214,7 +231,7 @@ template <class Traits> struct RowState {
         float added[ROWS_PER_THREAD];
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
-            added[row] = is_coarse(row) ? 0 : offset[row];
+            added[row] = fabsf(offset[row]) > COARSE_OFFSET ? 0 : offset[row]; // coarse, or infinite
 #pragma unroll
         for (int begin = 0; begin < COUNT; begin += CHUNK) {
             if (PACED && begin >= 2 * CHUNK)
@@ -233,19 +250,23 @@ template <class Traits> struct RowState {
         add(scores, COUNT - CHUNK);
     }
 
+    template <bool PLAIN>
     __device__ void raise_max(float (&scores)[COUNT], int row, float block_max, const ScoreScale& scale)
     {
         rescale[row] = 1;
-        if (!grows_much(row, block_max, scale))
+        if (!grows_much<PLAIN>(row, block_max, scale))
             return;
-        const float limit = scale.limit();
-        if (block_max > limit) { // the score of finite inputs may be infinite, and inf - inf is NaN
-            block_max = limit;
+        // The scaled score of finite inputs may be infinite, and inf - inf is NaN.
+        if (__builtin_expect(!(fabsf(block_max * scale.scale_log2) <= MAX_FLOAT / 4), false)) {
+            const float limit = scale.limit();
+            block_max = block_max > 0 ? limit : -limit;
 #pragma unroll
-            for (int i = 2 * row; i < COUNT; i += 4) {
-                scores[i] = fminf(scores[i], limit);
-                scores[i + 1] = fminf(scores[i + 1], limit);
-            }
+            for (int i = 2 * row; i < COUNT; i += 4)
+#pragma unroll
+                for (int j = i; j < i + 2; j++) {
+                    const float clamped = fmaxf(fminf(scores[j], limit), -limit);
+                    scores[j] = !PLAIN && scores[j] == negative_infinity() ? scores[j] : clamped; // hidden ones stay so
+                }
         }
         const float risen = __fmul_rn(-block_max, scale.scale_log2);
         rescale[row] = exp2_approximate(risen - offset[row]);
@@ -265,10 +286,10 @@ __device__ inline unsigned columns_from(int key)
 // Hides from a warpgroup's 64 rows the keys of `block` that they don't see. Which keys a row sees is an interval, so most
 // blocks need no test of single elements.
 template <class Traits>
-__device__ void apply_mask(float (&scores)[Traits::BLOCK_N / 2], const AttentionParams& params, const Tile& tile,
-                           int warpgroup, int block)
+__device__ void apply_mask(float (&scores)[Traits::BLOCK_N / 2], const Scoring& scoring, const Tile& tile, int warpgroup,
+                           int block)
 {
-    const Mask mask(params, tile.query_len, tile.key_len);
+    const Mask mask(scoring, tile.query_len, tile.key_len);
     const int first_row = tile.first_query + warpgroup * MMA_ROWS;
     if (!mask.hides_part_of(first_row, MMA_ROWS, block * Traits::BLOCK_N, Traits::BLOCK_N))
         return;

@@ -9,10 +9,11 @@
 //   - P is rounded, written to shared memory, and read back as the A operand of P V.
 #pragma once
 
-#include "mask.cuh"
-#include "record.cuh"
-#include "softmax.cuh"
-#include "wmma_fragments.cuh"
+#include "base/record.cuh"
+#include "forward/wmma_fragments.cuh"
+#include "rule/mask.cuh"
+#include "rule/score.cuh"
+#include "work/item.cuh"
 
 namespace warptile {
 
@@ -32,6 +33,9 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     using Element = Element_;
     static constexpr int HEAD_DIM = HEAD_DIM_, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARPS = WARPS_, STAGES = STAGES_;
     static constexpr int THREADS = WARPS * WARP_SIZE;
+    static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = SCHEDULE_ONE_TILE;
+    static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED |
+                                         FEATURE_DEVICE_LENGTHS | FEATURE_UNALIGNED | FEATURE_LSE;
 
     // Tiles of the CTA along queries, keys and the head dimension.
     static constexpr int ROW_TILES = BLOCK_M / TILE, KEY_TILES = BLOCK_N / TILE, DIM_TILES = HEAD_DIM / TILE;
@@ -190,7 +194,7 @@ __device__ inline float max_of_all(const float (&x)[LANE_ELEMENTS])
     return fmaxf(fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])), fmaxf(fmaxf(x[4], x[5]), fmaxf(x[6], x[7])));
 }
 
-template <class Traits> __device__ inline void wmma_attention(const AttentionParams& params)
+template <class Traits> __device__ inline void wmma_attention(const Forward& params)
 {
     using Element = typename Traits::Element;
     constexpr int ROWS = Traits::ROWS, KEYS = Traits::KEYS, DIMS = Traits::DIMS, WARPS_N = Traits::WARPS_N;
@@ -198,13 +202,16 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
     constexpr int Q_STRIDE = Traits::Q_STRIDE, P_STRIDE = Traits::P_STRIDE;
 
     extern __shared__ __align__(128) unsigned char shared[];
-    const WorkItem<Element> work = work_item<Traits::BLOCK_M, Element>(params);
-    if (work.first_query >= work.query_len) return;
-    const Mask mask(params, work.query_len, work.key_len);
-    const ScoreRule rule(params, work.alibi_slope, work.query_len, work.key_len, LOG2_E);
+    __shared__ TilePlace shared_place;
+    const TilePlace place = place_of_cta<Traits::BLOCK_M>(params, shared_place);
+    if (!place.template exists<Traits::BLOCK_M>()) return;
+    const WorkItem<Element> work = work_item<Traits::BLOCK_M, Element>(params, place);
+    const Mask mask(params.scoring, work.query_len, work.key_len);
+    const ScoreRule rule(params.scoring, work.alibi_slope, work.query_len, work.key_len, LOG2_E);
     // Scores are plain when they are a positive multiple of the dot products, which then stand for them up to the
     // exponential. The bound on the multiple keeps f16's largest dot product (65504^2 * 256 < 2^40) finite.
-    bool plain = !rule.has_softcap() && !rule.has_alibi() && rule.scale > 0 && rule.scale < 0x1p80f;
+    // One register says both which multiple, and, being 0, that they are not.
+    float multiple = !rule.has_softcap() && !rule.has_alibi() && rule.scale > 0 && rule.scale < 0x1p80f ? rule.scale : 0.0f;
 
     const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
     const WarpGroup<WARPS_N> group = {warp / WARPS_N, warp % WARPS_N};
@@ -295,7 +302,8 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
 
         // Scores from the dot products where they are more than a multiple; the mask where it hides something.
         const bool masked = mask.hides_part_of(work.first_query, Traits::BLOCK_M, tile_key, Traits::BLOCK_N);
-        float factor = plain ? rule.scale : 1.0f; // of s, in log2 units
+        const bool plain = multiple > 0;
+        float factor = plain ? multiple : 1.0f; // of s, in log2 units
         if (!plain || masked) {
             const AccumulatorMap here = map.on_the_spot();
             const int first_query = work.first_query + group_row, first_column = tile_key + warp_key;
@@ -303,7 +311,7 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
             update(s, here, [&](float x, int, int) { return clamp_keeping_nan(x, limit); });
             if (!plain) update(s, here, [&](float x, int, int) { return x * rule.scale; });
             if (rule.has_softcap())
-                update(s, here, [&](float x, int, int) { return rule.with_softcap_approximate(x); });
+                update(s, here, [&](float x, int, int) { return rule.with_softcap(x); });
             if (rule.has_alibi())
                 update(s, here, [&](float x, int row, int key) {
                     return rule.with_alibi(x, first_query + row, first_column + key);
@@ -316,13 +324,16 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
             }
         }
 
+        // Where nothing is hidden, dot products so small that their scores overflow count as the smallest that don't: else
+        // their row would seem to have seen no key.
+        const float least = plain && !masked ? -__fdividef(MAX_FLOAT / 4, fmaxf(1.0f, factor)) : negative_infinity();
         // Does any score exceed its row's reference by more than the slack?
         float tile_max[ROWS][LANE_ELEMENTS], excess[LANE_ELEMENTS];
 #pragma unroll
         for (int r = 0; r < ROWS; ++r)
 #pragma unroll
             for (int e = 0; e < LANE_ELEMENTS; ++e) {
-                tile_max[r][e] = negative_infinity();
+                tile_max[r][e] = least;
 #pragma unroll
                 for (int n = 0; n < KEYS; ++n)
                     if (has_keys(n)) tile_max[r][e] = fmaxf(tile_max[r][e], s[r][n].x[e]);
@@ -334,6 +345,7 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
             const AccumulatorMap here = map.on_the_spot();
             const float limit = plain ? on_the_spot(rule).dot_limit() : MAX_FLOAT;
             update(s, here, [&](float x, int, int) { return x > limit ? limit : x; });
+            if (least > negative_infinity()) update(s, here, [&](float x, int, int) { return x < least ? least : x; });
             bool coarse = false;
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
@@ -354,7 +366,7 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
             if (plain && __any_sync(~0u, coarse)) {
                 update(s, here, [&](float x, int, int) { return x * factor; });
                 factor = 1;
-                plain = false;
+                multiple = 0;
             }
         }
 
@@ -404,23 +416,25 @@ template <class Traits> __device__ inline void wmma_attention(const AttentionPar
     __syncthreads();
 
     // out = O / sum, lse = m + ln(sum)
-    // Where they go is worked out again, from a block number the compiler does not know to be the same: kept through the
-    // loop it would cost the registers that some tilings lack.
-    int block = blockIdx.x;
-    asm volatile("" : "+r"(block));
+    // Where they go is worked out again, from a place the compiler does not know to be the same: kept through the loop it
+    // would cost the registers that some tilings lack.
+    const TilePlace again = place_again<Traits::BLOCK_M>(params, shared_place);
     const AccumulatorMap here = map.on_the_spot();
-    const WorkItem<Element> result = work_item<Traits::BLOCK_M, Element>(params, block);
+    const WorkItem<Element> result = work_item<Traits::BLOCK_M, Element>(params, again);
+    const float sink = sink_of(params.scoring, result.head);
     const int first_query = result.first_query + group_row;
     const int end_query = min(result.query_len, result.first_query + Traits::BLOCK_M);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        const float row_sum = reduce_rows<Sum>(sum[r], partials, group);
-        const float row_max = reduce_rows<Max>(m[r], partials, group);
+        float row_sum = reduce_rows<Sum>(sum[r], partials, group);
+        float row_max = reduce_rows<Max>(m[r], partials, group);
+        float keep = 1;
+        if (sink != negative_infinity()) keep = join_sink(row_max, row_sum, sink);
         const int query = first_query + r * TILE + lane / 2;
         if (result.lse && group.rank == 0 && lane % 2 == 0 && query < end_query)
             result.lse[query] = log_sum_exp(row_max * LN_2, row_sum);
         float inverse[LANE_ELEMENTS];
-        here.spread(row_sum == 0 ? 0.0f : 1 / row_sum, inverse);
+        here.spread(row_sum == 0 ? 0.0f : keep / row_sum, inverse);
 #pragma unroll
         for (int d = 0; d < DIMS; ++d) {
             if (!has_dims(d)) continue;

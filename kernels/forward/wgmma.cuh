@@ -2,21 +2,22 @@
 // scores, weights and output in registers. See docs/notebook-wgmma.md for what was measured.
 #pragma once
 
-#include "wgmma_consumer.cuh"
-#include "wgmma_producer.cuh"
+#include "forward/wgmma_consumer.cuh"
+#include "forward/wgmma_producer.cuh"
 
 namespace warptile {
 
-template <class Traits> __device__ void wgmma_attention(const WgmmaParams& params)
+template <class Traits> __device__ void wgmma_attention(const ForwardTma& params)
 {
-    extern __shared__ __align__(128) unsigned char shared[];
+    // As the swizzle wants it: its pattern follows from the address.
+    extern __shared__ __align__(SWIZZLE_GROUP_BYTES) unsigned char shared[];
     const SharedLayout<Traits> layout = {shared_address(shared)};
     const int warp = uniform(threadIdx.x / 32);
 
     if (warp == 0 && threadIdx.x == 0) {
-        prefetch_map(params.q);
-        prefetch_map(params.k);
-        prefetch_map(params.v);
+        prefetch_map(params.q_map);
+        prefetch_map(params.k_map);
+        prefetch_map(params.v_map);
         layout.init_barriers();
     }
     __syncthreads();
@@ -29,7 +30,7 @@ template <class Traits> __device__ void wgmma_attention(const WgmmaParams& param
         take_registers<Traits::CONSUMER_REGISTERS>();
         // Worked out anew: kept since the entry, ptxas would spill it.
         const int warpgroup = uniform(thread_index() / WARPGROUP_THREADS) - 1;
-        Consumer<Traits>(params, shared, layout, warpgroup).run();
+        Consumer<Traits>(params.forward, shared, layout, warpgroup).run();
     }
 }
 

@@ -1,12 +1,9 @@
 // Hopper's asynchronous machinery, one small function per instruction. Section names are those of the PTX ISA manual 8.7.
 #pragma once
 
-namespace warptile {
+#include "base/abi.cuh"
 
-// A tensor map as cuTensorMapEncodeTiled fills it in: opaque, read by the copy engine only.
-struct alignas(64) TensorMap {
-    unsigned long long opaque[16];
-};
+namespace warptile {
 
 // Generic pointer into shared memory -> the 32-bit address that the instructions below take.
 __device__ inline unsigned shared_address(const void* pointer)

@@ -1,12 +1,11 @@
 // One image of the `scalar` family; `cargo xtask build-kernels` names the element type, the tiling and the entry.
-#include "scalar.cuh"
+#include "forward/scalar.cuh"
 
-using Params = warptile::AttentionParams;
+using Params = warptile::Forward;
 using Instance = warptile::ScalarTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N,
                                         WARPTILE_WARPS, WARPTILE_STAGES>;
 
-extern "C" __device__ const warptile::ImageRecord warptile_record = {warptile::tiling_record<Instance, Params>(),
-                                                                     WARPTILE_PARAMS_RECORD(Params, )};
+extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 
 extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
     WARPTILE_ENTRY(const __grid_constant__ Params params)

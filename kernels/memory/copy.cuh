@@ -1,7 +1,7 @@
 // Moving tiles between global and shared memory: cp.async where the tensor's alignment allows it, plain loads elsewhere.
 #pragma once
 
-#include "element.cuh"
+#include "base/element.cuh"
 
 namespace warptile {
 

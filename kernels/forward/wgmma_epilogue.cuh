@@ -1,7 +1,7 @@
 // Writes a finished tile: normalized output and log-sum-exp.
 #pragma once
 
-#include "wgmma_softmax.cuh"
+#include "forward/wgmma_softmax.cuh"
 
 namespace warptile {
 
@@ -11,16 +11,16 @@ template <class Traits> class OutputRows {
     using Element = typename Traits::Element;
 
     // Works out where to write, so that it can be done while products run.
-    __device__ OutputRows(const AttentionParams& params, const Tile& tile, int warpgroup) : params(params)
+    __device__ OutputRows(const Forward& params, const Tile& tile, int warpgroup) : params(params)
     {
         tile_row = warpgroup * MMA_ROWS + thread_index() % WARPGROUP_THREADS / 32 * WARP_ROWS;
         const int first_row = tile.first_query + tile_row;
         rows = tile.query_len - first_row;
-        out = static_cast<Element*>(params.out) + tile.batch * params.out_stride.batch +
-              tile.head * params.out_stride.head + (long long)(tile.query_offset + first_row) * params.out_stride.row;
+        out = static_cast<Element*>(params.out.address) + tile.batch * params.out.batch +
+              tile.head * params.out.head + (long long)(tile.query_offset + first_row) * params.out.row;
         lse = nullptr;
         if (params.lse)
-            lse = params.lse + tile.batch * params.lse_batch_stride + tile.head * params.lse_head_stride +
+            lse = params.lse + tile.batch * params.lse_batch + tile.head * params.lse_head +
                   tile.query_offset + first_row;
     }
 
@@ -50,7 +50,7 @@ template <class Traits> class OutputRows {
         const int matrix_swizzle = lane % 8 ^ lane / 16;
         const int first_row = lane / ROW_LANES;
         const int chunk = lane % ROW_LANES;
-        Element* const to = out + first_row * params.out_stride.row + chunk * CHUNK;
+        Element* const to = out + first_row * params.out.row + chunk * CHUNK;
 #pragma unroll
         for (int part = 0; part < CHUNKS; part += CHUNKS_AT_ONCE) {
             __syncwarp(); // the part before this one has been read
@@ -72,7 +72,7 @@ template <class Traits> class OutputRows {
 #pragma unroll
             for (int i = 0; i < WARP_ROWS / ROWS_AT_ONCE; i++)
                 if (i * ROWS_AT_ONCE < rows_left)
-                    store_global(to + i * ROWS_AT_ONCE * params.out_stride.row + part * CHUNK, words[i]);
+                    store_global(to + i * ROWS_AT_ONCE * params.out.row + part * CHUNK, words[i]);
         }
     }
 
@@ -82,7 +82,7 @@ template <class Traits> class OutputRows {
     __device__ void write(const float (&output)[Traits::HEAD_DIM / 2], const float (&inverse)[ROWS_PER_THREAD]) const
     {
         const bool odd = thread_index() & 1;
-        Element* to = out + quad_row(0) * params.out_stride.row + (odd ? CHUNK : 0) + thread_index() % 4 / 2 * 4;
+        Element* to = out + quad_row(0) * params.out.row + (odd ? CHUNK : 0) + thread_index() % 4 / 2 * 4;
 #pragma unroll
         for (int i = 0; i < ROWS_PER_THREAD; i++) {
             const int columns = quad_row(i) < rows ? params.head_dim - (odd ? CHUNK : 0) : 0;
@@ -94,7 +94,7 @@ template <class Traits> class OutputRows {
                 if (block * CHUNK < columns)
                     *reinterpret_cast<uint2*>(to + block * CHUNK) = {odd ? received : first, odd ? second : received};
             }
-            to += 8 * params.out_stride.row;
+            to += 8 * params.out.row;
         }
     }
 
@@ -102,7 +102,7 @@ template <class Traits> class OutputRows {
     {
         const int column = thread_index() % 32 * 8;
         for (int row = 0; row < min(rows, WARP_ROWS) && column < params.head_dim; row++)
-            *reinterpret_cast<uint4*>(out + row * params.out_stride.row + column) = {0, 0, 0, 0};
+            *reinterpret_cast<uint4*>(out + row * params.out.row + column) = {0, 0, 0, 0};
     }
 
   private:
@@ -118,7 +118,7 @@ template <class Traits> class OutputRows {
         return pack<Element>(output[at] * inverse[row], output[at + 1] * inverse[row]);
     }
 
-    const AttentionParams& params;
+    const Forward& params;
     Element* out; // of the warp's first row
     float* lse;   // of the warp's first row; null if not wanted
     int rows;     // from the warp's first row to the end of the sequence

@@ -1,0 +1,165 @@
+// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs and capability.rs, where to change it.
+#pragma once
+
+namespace warptile {
+
+constexpr int WINDOW_UNLIMITED = 1073741824;
+constexpr unsigned RECORD_MAGIC = 0x57545232;
+
+// What an image's record says it can do.
+constexpr unsigned FEATURE_SOFTCAP = 1u << 0;
+constexpr unsigned FEATURE_ALIBI = 1u << 1;
+constexpr unsigned FEATURE_SINKS = 1u << 2;
+constexpr unsigned FEATURE_BIAS = 1u << 3;
+constexpr unsigned FEATURE_KEY_MASK = 1u << 4;
+constexpr unsigned FEATURE_PACKED = 1u << 5;
+constexpr unsigned FEATURE_DEVICE_LENGTHS = 1u << 6;
+constexpr unsigned FEATURE_PAGED = 1u << 7;
+constexpr unsigned FEATURE_UNALIGNED = 1u << 8;
+constexpr unsigned FEATURE_NEGATIVE_SCALE = 1u << 9;
+constexpr unsigned FEATURE_LSE = 1u << 10;
+constexpr unsigned ROLE_FORWARD = 1;
+constexpr unsigned ROLE_SPLIT = 2;
+constexpr unsigned ROLE_COMBINE = 3;
+constexpr unsigned ROLE_APPEND = 4;
+constexpr unsigned SCHEDULE_ONE_TILE = 1;
+constexpr unsigned SCHEDULE_PERSISTENT = 2;
+
+// A tensor of rows of one head each; the elements of a row are contiguous.
+struct Tensor {
+    void* address; // Of batch entry 0, row 0, head 0.
+    long long batch; // Elements between batch entries; 0 for packed tensors.
+    long long row; // Elements between rows.
+    long long head; // Elements between heads.
+};
+static_assert(sizeof(Tensor) == 32);
+
+// Where the sequences of a batch begin and how long they are. Nobody has validated what lies on the device: kernels
+// clamp offsets to `query_rows` and `key_rows`, and lengths to `query_len` and `key_len`.
+struct Sequences {
+    const int* query_offsets; // [batch + 1] first rows of packed queries; null: dense.
+    const int* key_offsets; // [batch + 1] first rows of packed keys and values; null: dense.
+    const int* query_lengths; // [batch] rows in use of each sequence of queries; null: all.
+    const int* key_lengths; // [batch] rows in use of each sequence of keys and values; null: all.
+    int batch; // Sequences.
+    int query_len; // Most queries of a sequence; dense without lengths: of each.
+    int key_len; // Most keys of a sequence; dense without lengths: of each.
+    int query_rows; // Rows of q and out in a batch entry; packed: in all.
+    int key_rows; // Rows of k and v in a batch entry; packed: in all.
+    int padding; // Unused.
+};
+static_assert(sizeof(Sequences) == 56);
+
+// Pages of keys and values that a table gives to sequences. No kernel reads it yet.
+struct Pages {
+    const int* table; // [batch][...] numbers of pages; null: not paged.
+    long long table_row; // Entries between the rows of the table.
+    int rows; // Keys a page.
+    int count; // Pages.
+};
+static_assert(sizeof(Pages) == 24);
+
+// From a dot product to a score, and which scores count: scale, softcap, ALiBi, bias, then mask.
+struct Scoring {
+    const float* slopes; // [slopes_batch * batch + head] ALiBi slopes; null: none.
+    const float* sinks; // [head] logits that join the denominator; null: none.
+    const void* bias; // What is added to each score, in the tensors' element type; null: nothing.
+    const unsigned char* key_mask; // Bytes of which 0 hides a key from a query; null: none is hidden.
+    long long slopes_batch; // Slopes between batch entries; 0: all share them.
+    long long bias_batch; // Elements of the bias between batch entries.
+    long long bias_head; // Elements of the bias between query heads.
+    long long bias_row; // Elements of the bias between queries.
+    long long bias_key; // Elements of the bias between keys.
+    long long mask_batch; // Bytes of the mask between batch entries.
+    long long mask_head; // Bytes of the mask between query heads.
+    long long mask_row; // Bytes of the mask between queries.
+    long long mask_key; // Bytes of the mask between keys.
+    float scale; // Finite; score = scale * q.k.
+    float softcap; // cap * tanh(score / cap) when > 0; 0 for none.
+    int window_left; // A query sees keys down to `diagonal - window_left`, ...
+    int window_right; // ... and up to `diagonal + window_right`; causal is (WINDOW_UNLIMITED, 0).
+    int align_top_left; // diagonal(i) = i if set, else i + key length - query length.
+    int padding; // Unused.
+};
+static_assert(sizeof(Scoring) == 128);
+
+// How the tiles of a launch are shared out.
+struct Work {
+    unsigned* counter; // From which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
+    unsigned* semaphores; // One for each split tile; 0 before and after each launch. No kernel reads it yet.
+    float* partials; // Outputs, maxima and sums of splits. No kernel reads it yet.
+    int tiles; // Tiles in all: query_tiles * heads, and * batch unless the queries are packed.
+    int query_tiles; // Tiles of a head: of one batch entry, or of all packed queries.
+    int heads_at_once; // Heads whose tiles are interleaved: of all batch entries together, or of the packed queries. At least 1.
+    int splits; // Ranges that the keys of a tile are split into; 1 or 0: none.
+    int keys_per_split; // Keys of a range.
+    int padding; // Unused.
+};
+static_assert(sizeof(Work) == 48);
+
+// Block of the kernels that read through addresses.
+struct Forward {
+    Tensor q; // Queries.
+    Tensor k; // Keys.
+    Tensor v; // Values.
+    Tensor out; // What is computed.
+    float* lse; // Natural logarithm of each row's sum of exponentials; null: not wanted.
+    long long lse_batch; // Elements of the lse between batch entries; 0 for packed queries.
+    long long lse_head; // Elements of the lse between heads; its rows are contiguous.
+    Sequences sequences; // Lengths.
+    Pages pages; // Where keys and values lie if they are paged.
+    Scoring scoring; // Scores.
+    Work work; // Tiles.
+    int heads; // Query heads.
+    int kv_heads; // Key/value heads; divides `heads`.
+    int head_dim; // Elements of a row of q and k: at most the tiling's, a multiple of 8.
+    int value_dim; // Elements of a row of v and out. The kernels of today take it as equal to `head_dim`.
+};
+static_assert(sizeof(Forward) == 424);
+
+// A tensor map as cuTensorMapEncodeTiled fills it in; only the copy engine reads it.
+struct alignas(64) TensorMap {
+    unsigned long long opaque[16]; // Its 128 bytes.
+};
+static_assert(sizeof(TensorMap) == 128);
+
+// Block of the kernels that read through tensor maps. Maps have 4 dimensions (head_dim, row, head, batch), read zeros
+// outside of an extent, and have a 128-byte swizzle and boxes of 64 columns x 64 rows (q) or BLOCK_N rows (k, v). A
+// packed tensor has batch extent 1 and all its rows in one sequence.
+struct alignas(64) ForwardTma {
+    TensorMap q_map; // Queries.
+    TensorMap k_map; // Keys.
+    TensorMap v_map; // Values.
+    Forward forward; // Everything else.
+    int padding[6]; // Unused.
+};
+static_assert(sizeof(ForwardTma) == 832);
+
+// What an image says about itself, in the constant `warptile_record`.
+struct RecordWords {
+    unsigned magic; // [`RECORD_MAGIC`].
+    unsigned role; // A `Role`.
+    unsigned schedule; // A `Schedule`.
+    unsigned features; // `Features`.
+    unsigned long long abi_hash; // [`Declared::HASH`] of the block it takes.
+    unsigned param_bytes; // Size of that block in bytes.
+    unsigned element_bytes; // Size of an element in bytes.
+    unsigned block_m; // Query rows of a tile.
+    unsigned block_n; // Keys of a tile.
+    unsigned head_dim; // Head size of the tile.
+    unsigned stages; // K/V tiles in flight.
+    unsigned warps; // Warps of a CTA, producers included.
+    unsigned min_ctas; // CTAs an SM that it was compiled for.
+    unsigned k_stride; // Elements between rows of K in shared memory; 0 where rows are swizzled instead of padded.
+    unsigned v_stride; // Elements between rows of V in shared memory; 0 where rows are swizzled instead of padded.
+    unsigned shared_bytes; // Dynamic shared memory in bytes that a launch must ask for.
+    unsigned padding; // Unused.
+};
+static_assert(sizeof(RecordWords) == 72);
+
+// Which declaration of a block an image was compiled for; only blocks have one.
+template <class Block> constexpr unsigned long long BLOCK_HASH = 0;
+template <> constexpr unsigned long long BLOCK_HASH<Forward> = 0x044081a5d9d8b55a;
+template <> constexpr unsigned long long BLOCK_HASH<ForwardTma> = 0xe2f06c1eac27c8cc;
+
+} // namespace warptile

@@ -1,0 +1,32 @@
+// The record each image carries, so that the host can read out of the compiled ELF what it is and what it takes.
+#pragma once
+
+#include "base/abi.cuh"
+
+namespace warptile {
+
+// `Block` is the kernel's only argument.
+template <class Traits, class Block> __device__ constexpr RecordWords image_record()
+{
+    static_assert(BLOCK_HASH<Block> != 0, "only blocks that the host knows can be launched with");
+    RecordWords record = {};
+    record.magic = RECORD_MAGIC;
+    record.role = Traits::ROLE;
+    record.schedule = Traits::SCHEDULE;
+    record.features = Traits::FEATURES;
+    record.abi_hash = BLOCK_HASH<Block>;
+    record.param_bytes = sizeof(Block);
+    record.element_bytes = sizeof(typename Traits::Element);
+    record.block_m = Traits::BLOCK_M;
+    record.block_n = Traits::BLOCK_N;
+    record.head_dim = Traits::HEAD_DIM;
+    record.stages = Traits::STAGES;
+    record.warps = Traits::WARPS;
+    record.min_ctas = Traits::MIN_CTAS;
+    record.k_stride = Traits::K_STRIDE;
+    record.v_stride = Traits::V_STRIDE;
+    record.shared_bytes = Traits::SHARED_BYTES;
+    return record;
+}
+
+} // namespace warptile

@@ -1,0 +1,82 @@
+// Which tiles a CTA computes. CTAs stay for the whole launch. With a tile counter each CTA draws its next number when it is free,
+// which balances causal work; without one, CTA c computes tiles c, c + grid, c + 2 * grid, ...
+#pragma once
+
+#include "forward/wgmma_layout.cuh"
+#include "rule/mask.cuh"
+#include "work/order.cuh"
+
+namespace warptile {
+
+template <class Traits> class TileOrder {
+  public:
+    __device__ explicit TileOrder(const Forward& params)
+        : params(params), reads_lengths(warptile::reads_lengths(params.sequences)), number(blockIdx.x)
+    {
+    }
+
+    __device__ bool done() const { return number >= (unsigned)params.work.tiles; }
+
+    // Draws the next number; its memory access overlaps with what follows until `advance`.
+    __device__ void draw()
+    {
+        unsigned* const counter = params.work.counter;
+        // Each number's CTA draws once, whether the tile exists or not, so a launch makes exactly `tiles` draws; atomicInc
+        // wraps to 0 after the last of them and leaves the counter ready for the next launch.
+        next = gridDim.x + (counter ? atomicInc(counter, params.work.tiles - 1) : number);
+    }
+    __device__ void advance() { number = next; }
+
+    // Writes the present tile to `tile`; false if the sequence does not have it.
+    __device__ bool describe(Tile& tile) const
+    {
+        if (__builtin_expect(reads_lengths, false)) {
+            const TilePlace place = tile_place<Traits::BLOCK_M>(params, number);
+            const int tiles = (place.q.len + Traits::BLOCK_M - 1) / Traits::BLOCK_M;
+            write(tile, place.batch, place.head, tiles - 1 - place.tile, place.q, place.k);
+            return place.template exists<Traits::BLOCK_M>();
+        }
+        // The same numbers for dense problems of one length. The loading thread works this out before it can ask for the next
+        // tile's keys, which short rows feel: by the general way they lose 2%.
+        const Work& work = params.work;
+        const int signed_number = number;
+        const int tiles_at_once = work.heads_at_once * work.query_tiles;
+        const int group = signed_number / tiles_at_once;
+        const int first_head = group * work.heads_at_once;
+        const int group_heads = min(work.heads_at_once, params.heads * params.sequences.batch - first_head);
+        const int rest = signed_number - group * tiles_at_once;
+        const int tile_row = rest / group_heads;
+        const int batch_head = first_head + rest - tile_row * group_heads;
+        const int batch = batch_head / params.heads;
+        write(tile, batch, batch_head - batch * params.heads, tile_row, {0, params.sequences.query_len},
+              {0, params.sequences.key_len});
+        return true;
+    }
+
+  private:
+    // `tile_row` counts from the end: a sequence's incomplete tile is its first one, which under a causal mask sees the fewest
+    // keys.
+    __device__ void write(Tile& tile, int batch, int head, int tile_row, const Extent& q, const Extent& k) const
+    {
+        const int end_query = (q.len + MMA_ROWS - 1) / MMA_ROWS * MMA_ROWS - tile_row * Traits::BLOCK_M;
+        const int first_query = end_query - Traits::BLOCK_M;
+        tile.batch = batch;
+        tile.head = head;
+        tile.first_query = first_query;
+        tile.query_len = q.len;
+        tile.key_len = k.len;
+        tile.query_offset = q.first;
+        tile.key_offset = k.first;
+
+        const Mask mask(params.scoring, q.len, k.len);
+        tile.first_block = mask.first_key(max(first_query, 0)) / Traits::BLOCK_N;
+        tile.end_block = (mask.end_key(first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
+    }
+
+    const Forward& params;
+    const bool reads_lengths; // asked once: short rows feel it
+    unsigned number;
+    unsigned next;
+};
+
+} // namespace warptile

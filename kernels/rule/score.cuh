@@ -1,0 +1,63 @@
+// From a dot product to a score, and from a row's maximum and sum to its result.
+#pragma once
+
+#include "base/abi.cuh"
+#include "base/math.cuh"
+
+namespace warptile {
+
+// Dot product -> score, in the order scale, softcap, ALiBi. Scores come out multiplied by `unit`: LOG2_E makes them
+// exponents of 2, so that p = 2^(t - m) needs no further multiplication; 1 keeps them as they are.
+struct ScoreRule {
+    float scale; // in units; with softcap: of the argument of tanh, scale / cap
+    float cap;   // softcap in units; 0 for none
+    float slope; // ALiBi slope in units; 0 for none
+    int shift;   // ALiBi distance of query i and key j is |i + shift - j|, whatever the mask's alignment
+
+    __device__ ScoreRule(const Scoring& scoring, float alibi_slope, int query_len, int key_len, float unit)
+        : scale(scoring.softcap > 0 ? scoring.scale / scoring.softcap
+                                    : fminf(fmaxf(scoring.scale * unit, -MAX_FLOAT), MAX_FLOAT)),
+          cap(scoring.softcap * unit), slope(alibi_slope * unit), shift(key_len - query_len)
+    {
+    }
+
+    // Bounds the dot product so that no score becomes infinite: a quarter of the range, so that the ALiBi term may be added
+    // to the largest.
+    __device__ float dot_limit() const { return MAX_FLOAT / 4 / fmaxf(1.0f, fabsf(scale)); }
+    __device__ float score(float dot) const { return clamp_keeping_nan(dot, dot_limit()) * scale; }
+    __device__ bool has_softcap() const { return cap > 0; }
+    __device__ float with_softcap(float score) const { return cap * tanh_approximate(score); }
+    __device__ bool has_alibi() const { return slope != 0; }
+    __device__ float with_alibi(float score, int query, int key) const
+    {
+        return score - slope * fabsf((float)(query + shift - key));
+    }
+};
+
+// What a running max is subtracted as: a row that has seen no key yet has m = -inf, and -inf - -inf would be NaN.
+__device__ inline float finite_max(float m) { return m == negative_infinity() ? 0.0f : m; }
+
+// Natural-log lse of a row from its running max and running sum; -inf for a row that saw no key and has no sink.
+__device__ inline float log_sum_exp(float max, float sum) { return sum == 0 ? negative_infinity() : max + logf(sum); }
+
+// The head's sink, which counts as one more score without a value; -inf if there is none. An infinite one would leave
+// infinity - infinity.
+__device__ inline float sink_of(const Scoring& scoring, int head)
+{
+    return scoring.sinks ? min_keeping_nan(scoring.sinks[head], MAX_FLOAT) : negative_infinity();
+}
+
+// A row of max `max` and sum `sum` in exponents of 2, joined by a sink in natural units: whichever is larger becomes the max
+// that the others count against, so that neither overflows. Returns what the weights of the row are multiplied by before
+// they are divided by the new sum.
+__device__ inline float join_sink(float& max, float& sum, float sink)
+{
+    const float exponent = fminf(fmaxf(sink * LOG2_E, -MAX_FLOAT), MAX_FLOAT);
+    const float larger = fmaxf(max, exponent);
+    const float keep = exp2_approximate(max - larger);
+    sum = sum * keep + exp2_approximate(exponent - larger);
+    max = larger;
+    return keep;
+}
+
+} // namespace warptile

@@ -1,0 +1,66 @@
+// What one CTA computes: BLOCK_M query rows of one head of one sequence.
+#pragma once
+
+#include "memory/copy.cuh"
+#include "work/order.cuh"
+
+namespace warptile {
+
+template <class Element> struct WorkItem {
+    Rows<const Element> q;
+    Rows<const Element> k;
+    Rows<const Element> v;
+    Rows<Element> out;
+    float* lse;      // of query row 0; null when not wanted
+    float alibi_slope; // 0 without ALiBi
+    int batch;
+    int head;
+    int first_query; // first row of the tile
+    int query_len;   // of this sequence
+    int key_len;     // of this sequence
+};
+
+// The CTA's tile, for kernels whose grid is the number of tiles. All threads call it, once. Lengths on the device are read by one
+// thread and handed to the others through `shared`: whatever becomes of them meanwhile, all threads agree.
+template <int BLOCK_M> __device__ inline TilePlace place_of_cta(const Forward& params, TilePlace& shared)
+{
+    if (!reads_lengths(params.sequences)) return tile_place<BLOCK_M>(params, blockIdx.x);
+    if (threadIdx.x == 0) shared = tile_place<BLOCK_M>(params, blockIdx.x);
+    __syncthreads();
+    return shared;
+}
+
+// The same once more, from a number that the compiler does not know to be the same: what follows need not live in registers
+// meanwhile.
+template <int BLOCK_M> __device__ inline TilePlace place_again(const Forward& params, const TilePlace& shared)
+{
+    if (reads_lengths(params.sequences)) return shared;
+    unsigned number = blockIdx.x;
+    asm volatile("" : "+r"(number));
+    return tile_place<BLOCK_M>(params, number);
+}
+
+template <int BLOCK_M, class Element>
+__device__ inline WorkItem<Element> work_item(const Forward& params, const TilePlace& place)
+{
+    const int kv_head = place.head / (params.heads / params.kv_heads);
+    const auto rows = [&](const Tensor& tensor, int head, int first) {
+        return static_cast<Element*>(tensor.address) + place.batch * tensor.batch + head * tensor.head + first * tensor.row;
+    };
+    const Scoring& scoring = params.scoring;
+    return {
+        {rows(params.q, place.head, place.q.first), params.q.row},
+        {rows(params.k, kv_head, place.k.first), params.k.row},
+        {rows(params.v, kv_head, place.k.first), params.v.row},
+        {rows(params.out, place.head, place.q.first), params.out.row},
+        params.lse ? params.lse + place.batch * params.lse_batch + place.head * params.lse_head + place.q.first : nullptr,
+        scoring.slopes ? scoring.slopes[place.batch * scoring.slopes_batch + place.head] : 0.0f,
+        place.batch,
+        place.head,
+        place.tile * BLOCK_M,
+        place.q.len,
+        place.k.len,
+    };
+}
+
+} // namespace warptile

@@ -1,0 +1,52 @@
+// Where a sequence begins and how long it is. Offsets and lengths on the device have been validated by nobody: everything read
+// here is clamped to what the host promised, so that whatever they hold, no address leaves the tensors.
+//
+// They may even change during a launch: a CTA reads them once, and hands what it read to all its threads.
+#pragma once
+
+#include "base/abi.cuh"
+
+namespace warptile {
+
+// One side of a sequence.
+struct Extent {
+    int first; // row in the tensor; 0 for dense ones, whose batch entries have a stride
+    int len;
+};
+
+__device__ inline int clamped_offset(const int* offsets, int index, int rows) { return min(max(offsets[index], 0), rows); }
+
+__device__ inline Extent extent_of(const int* offsets, const int* lengths, int bound, int rows, int batch)
+{
+    Extent extent = {0, bound};
+    if (offsets) {
+        extent.first = clamped_offset(offsets, batch, rows);
+        extent.len = min(max(clamped_offset(offsets, batch + 1, rows) - extent.first, 0), bound);
+    }
+    if (lengths) extent.len = min(extent.len, max(lengths[batch], 0));
+    return extent;
+}
+
+__device__ inline Extent queries_of(const Sequences& sequences, int batch)
+{
+    return extent_of(sequences.query_offsets, sequences.query_lengths, sequences.query_len, sequences.query_rows, batch);
+}
+
+__device__ inline Extent keys_of(const Sequences& sequences, int batch)
+{
+    return extent_of(sequences.key_offsets, sequences.key_lengths, sequences.key_len, sequences.key_rows, batch);
+}
+
+// Whether lengths have to be read from memory at all.
+__device__ inline bool reads_lengths(const Sequences& sequences)
+{
+    return sequences.query_offsets || sequences.key_offsets || sequences.query_lengths || sequences.key_lengths;
+}
+
+// Whether rows of k and v may follow a sequence's last one that belong to another sequence, or to nobody.
+__device__ inline bool keys_are_followed(const Sequences& sequences)
+{
+    return sequences.key_offsets || sequences.key_lengths;
+}
+
+} // namespace warptile

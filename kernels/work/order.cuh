@@ -1,0 +1,76 @@
+// Which number a tile has. Heads are taken `heads_at_once` at a time; among those the last tile of every head comes first, then
+// the last but one of every head: under a causal mask the last ones see the most keys, and CTAs that work at the same time
+// share keys and values.
+//
+// Dense: every head of every batch entry has `query_tiles` tiles. Packed: a head has `query_tiles` slots for all sequences
+// together, query_rows / BLOCK_M + batch, of which sequence b has those from offsets[b] / BLOCK_M + b on: as many as its tiles
+// or one more. So the slots follow from shapes alone, an uneven batch costs what its rows cost, and nobody sums lengths.
+#pragma once
+
+#include "work/lengths.cuh"
+
+namespace warptile {
+
+struct TilePlace {
+    int batch;
+    int head;
+    int tile; // of the sequence's own; one that it does not have is to be skipped
+    Extent q;
+    Extent k;
+
+    // Whether the sequence has that tile. Garbage offsets may give any number.
+    template <int BLOCK_M> __device__ bool exists() const
+    {
+        return tile >= 0 && tile < (q.len + BLOCK_M - 1) / BLOCK_M;
+    }
+};
+
+// The last sequence whose slots begin at or before `slot`. Ends after log2(batch) steps whatever the offsets are.
+template <int BLOCK_M> __device__ inline int sequence_of(const Sequences& sequences, int slot, int& first_slot)
+{
+    int low = 0, high = sequences.batch;
+    first_slot = clamped_offset(sequences.query_offsets, 0, sequences.query_rows) / BLOCK_M;
+    while (high - low > 1) {
+        const int middle = low + (high - low) / 2;
+        const int begin = clamped_offset(sequences.query_offsets, middle, sequences.query_rows) / BLOCK_M + middle;
+        if (begin <= slot) {
+            low = middle;
+            first_slot = begin;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+template <int BLOCK_M> __device__ inline TilePlace tile_place(const Forward& params, unsigned number)
+{
+    const Work& work = params.work;
+    const bool packed = params.sequences.query_offsets;
+    const unsigned all_heads = packed ? params.heads : params.heads * params.sequences.batch;
+    const unsigned tiles_at_once = (unsigned)work.heads_at_once * work.query_tiles;
+    const unsigned group = number / tiles_at_once;
+    const unsigned first_head = group * work.heads_at_once;
+    const unsigned group_heads = min((unsigned)work.heads_at_once, all_heads - first_head);
+    const unsigned rest = number - group * tiles_at_once;
+    const unsigned row = rest / group_heads;
+    const int batch_head = first_head + rest - row * group_heads;
+    const int slot = work.query_tiles - 1 - row;
+
+    TilePlace place;
+    if (packed) {
+        int first_slot;
+        place.batch = sequence_of<BLOCK_M>(params.sequences, slot, first_slot);
+        place.head = batch_head;
+        place.tile = slot - first_slot;
+    } else {
+        place.batch = batch_head / params.heads;
+        place.head = batch_head - place.batch * params.heads;
+        place.tile = slot;
+    }
+    place.q = queries_of(params.sequences, place.batch);
+    place.k = keys_of(params.sequences, place.batch);
+    return place;
+}
+
+} // namespace warptile
