@@ -797,3 +797,14 @@ fn finish(
         image,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_committed_header_is_what_the_declaration_generates() {
+        assert_eq!(
+            include_str!("../../kernels/base/abi.cuh"),
+            crate::abi::cpp_header()
+        );
+    }
+}
