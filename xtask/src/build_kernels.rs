@@ -318,9 +318,8 @@ pub fn check(
     };
     let (built, failures) = compile_all(layout, compiler, &sources, &compiled, progress)?;
 
-    let mut differences = unsampled_differences(
-        &selected, &compiled, compiler, &sources, &committed, &packs,
-    );
+    let mut differences =
+        unsampled_differences(&selected, &compiled, compiler, &sources, &committed, &packs);
     for image in &built {
         let name = &image.entry.name;
         let Some(entry) = committed.get(name) else {
@@ -452,11 +451,7 @@ fn sample(selected: &[Instance], seed: &str) -> Vec<Instance> {
     shuffled
         .into_iter()
         .filter(|(_, instance)| {
-            let first = seen.insert((
-                instance.family.clone(),
-                instance.element,
-                instance.target,
-            ));
+            let first = seen.insert((instance.family.clone(), instance.element, instance.target));
             others += usize::from(!first);
             first || others % 10 == 0
         })
@@ -801,4 +796,15 @@ fn finish(
         },
         image,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_committed_header_is_what_the_declaration_generates() {
+        assert_eq!(
+            include_str!("../../kernels/base/abi.cuh"),
+            crate::abi::cpp_header()
+        );
+    }
 }

@@ -130,14 +130,17 @@ fn main() -> ExitCode {
             sample,
             jobs,
             toolkit,
-        } => sample.map(|hash| commit(&root, hash)).transpose().and_then(|sample| {
-            let selection = Selection {
-                family,
-                target: arch,
-                sample,
-            };
-            build_kernels(&root, &selection, check, jobs, toolkit.as_deref())
-        }),
+        } => sample
+            .map(|hash| commit(&root, hash))
+            .transpose()
+            .and_then(|sample| {
+                let selection = Selection {
+                    family,
+                    target: arch,
+                    sample,
+                };
+                build_kernels(&root, &selection, check, jobs, toolkit.as_deref())
+            }),
         Task::BuildReference { check } => build_reference(&root, check),
         Task::Bundle { out } => bundle(&root, &out),
         Task::Report {
@@ -253,7 +256,9 @@ fn show(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), Bo
         return Err("images are stale or edited by hand: run `cargo xtask build-kernels` and commit the result".into());
     }
     if check {
-        println!("every image that was compiled is what its sources compile to, and nothing else is stale");
+        println!(
+            "every image that was compiled is what its sources compile to, and nothing else is stale"
+        );
     }
     Ok(())
 }

@@ -121,7 +121,8 @@ impl<P: Pod> Kernel<P> {
         kernel.check_parameters(options.param_bytes.is_some())?;
         let threads = kernel.attribute(CUfunctionAttribute::MAX_THREADS_PER_BLOCK)?;
         kernel.limits.threads_per_block = u32::try_from(threads).unwrap_or(0);
-        if options.dynamic_shared_bytes > DEFAULT_SHARED_BYTES {
+        // Static shared memory counts against what every kernel may use without asking, so any amount is asked for.
+        if options.dynamic_shared_bytes > 0 {
             let bytes = c_int::try_from(options.dynamic_shared_bytes).unwrap_or(c_int::MAX);
             kernel.set_attribute(CUfunctionAttribute::MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes)?;
         }

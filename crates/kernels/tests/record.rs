@@ -1,8 +1,10 @@
 //! The record and ELF readers, on a cubin made by hand: what they read, what they refuse, and that no bytes make them panic.
 
 use quickcheck::quickcheck;
+use warptile_kernels::abi::{Declared, Forward, ForwardTma, RECORD_MAGIC, RecordWords};
 use warptile_kernels::elf::{EM_CUDA, Elf};
-use warptile_kernels::record::{ImageRecord, MAGIC, PARAM_MEMBERS, RecordError, SYMBOL};
+use warptile_kernels::record::{ImageRecord, RecordError, SYMBOL};
+use warptile_kernels::{Features, Role, Schedule};
 
 const ABI_VERSION: usize = 8;
 const FLAGS: usize = 48;
@@ -51,41 +53,54 @@ fn cubin(name: &str, object: &[u8]) -> Vec<u8> {
     [file, data, headers].concat()
 }
 
-/// A record whose words are the magic number, 1, 2, ..., 11 and whose offsets are 0, 8, 16, ...
+fn words() -> RecordWords {
+    RecordWords {
+        magic: RECORD_MAGIC,
+        role: Role::Forward.number(),
+        schedule: Schedule::Persistent.number(),
+        features: Features::SINKS.bits(),
+        abi_hash: ForwardTma::HASH,
+        param_bytes: size_of::<ForwardTma>() as u32,
+        block_n: 80,
+        shared_bytes: 9,
+        ..RecordWords::default()
+    }
+}
+
 fn record() -> Vec<u8> {
-    let words = std::iter::once(MAGIC)
-        .chain(1..12)
-        .flat_map(u32::to_le_bytes);
-    let offsets = (0..PARAM_MEMBERS.len() as u64).flat_map(|index| (8 * index).to_le_bytes());
-    words.chain(offsets).collect()
+    bytemuck::bytes_of(&words()).to_vec()
 }
 
 #[test]
-fn fields_come_in_the_order_of_the_cpp_record() {
+fn a_record_says_what_the_image_is_and_takes() {
     let read = ImageRecord::read(&cubin(SYMBOL, &record())).unwrap();
-    let tiling = read.tiling;
-    assert_eq!(
-        [
-            tiling.block_m,
-            tiling.block_n,
-            tiling.head_dim,
-            tiling.stages,
-            tiling.warps
-        ],
-        [1, 2, 3, 4, 5]
-    );
-    assert_eq!([tiling.k_stride, tiling.v_stride], [6, 7]);
-    assert_eq!(
-        [
-            read.element_bytes,
-            read.shared_bytes,
-            read.param_bytes,
-            read.min_ctas
-        ],
-        [8, 9, 10, 11]
-    );
-    assert_eq!(read.param_offsets[0], 0);
-    assert_eq!(read.param_offsets[35], 280);
+    assert_eq!(read.schedule, Schedule::Persistent);
+    assert_eq!(read.features, Features::SINKS);
+    assert_eq!((read.tiling.block_n, read.shared_bytes), (80, 9));
+    assert!(read.takes::<ForwardTma>() && !read.takes::<Forward>());
+}
+
+#[test]
+fn numbers_without_a_name_are_refused() {
+    for words in [
+        RecordWords {
+            role: 99,
+            ..words()
+        },
+        RecordWords {
+            schedule: 0,
+            ..words()
+        },
+        RecordWords {
+            features: 1 << 31,
+            ..words()
+        },
+    ] {
+        assert!(matches!(
+            ImageRecord::read(&cubin(SYMBOL, bytemuck::bytes_of(&words))),
+            Err(RecordError::Unknown { .. })
+        ));
+    }
 }
 
 #[test]
@@ -100,7 +115,9 @@ fn other_objects_are_refused() {
     wrong[0] ^= 1;
     assert_eq!(
         read(SYMBOL, &wrong),
-        RecordError::Magic { found: MAGIC ^ 1 }
+        RecordError::Magic {
+            found: RECORD_MAGIC ^ 1
+        }
     );
     assert!(matches!(
         ImageRecord::read(b".version 8.7\n.target sm_80\n"),

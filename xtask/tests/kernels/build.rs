@@ -182,9 +182,12 @@ fn check_finds_edited_generated_sources() {
         workshop.list("sample.cu", &["sm_80"], "");
     });
     for name in ["catalog.rs", "tilings.rs"] {
-        check_finds(&format!("{name}: not as build-kernels writes it"), |workshop| {
-            std::fs::write(workshop.layout.generated.join(name), "// nothing\n").unwrap();
-        });
+        check_finds(
+            &format!("{name}: not as build-kernels writes it"),
+            |workshop| {
+                std::fs::write(workshop.layout.generated.join(name), "// nothing\n").unwrap();
+            },
+        );
     }
 }
 
@@ -212,7 +215,9 @@ fn a_sample_finds_every_stale_image() {
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text + "// changed\n").unwrap();
     let (_, differences) = workshop.check(&sample("0123abc"));
-    let stale = differences.iter().filter(|line| line.contains("source_hash is"));
+    let stale = differences
+        .iter()
+        .filter(|line| line.contains("source_hash is"));
     assert_eq!(stale.count(), 12, "{differences:?}");
 }
 

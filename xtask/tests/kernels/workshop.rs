@@ -66,7 +66,11 @@ impl Workshop {
     fn write_list(&self, source: &str, targets: &[&str], settings: &str, rows: &[u32]) {
         let tilings: Vec<String> = rows
             .iter()
-            .map(|rows| format!("{{ head_dim = 64, block_m = {rows}, block_n = 64, warps = 4, stages = 2 }}"))
+            .map(|rows| {
+                format!(
+                    "{{ head_dim = 64, block_m = {rows}, block_n = 64, warps = 4, stages = 2 }}"
+                )
+            })
             .collect();
         let text = format!(
             "[[family]]\nname = \"scalar\"\nsource = \"{source}\"\nelements = [\"f16\"]\ntargets = {targets:?}\n{settings}\n\

@@ -170,7 +170,7 @@ impl<'a> Planner<'a> {
         if !lacks.is_empty() {
             return Err(Reason::Lacks(lacks));
         }
-        let needed = image.resources.dynamic_shared_bytes;
+        let needed = shared_bytes(image);
         if needed > device.shared_bytes_per_cta {
             return Err(Reason::SharedMemory {
                 needed,
@@ -223,13 +223,18 @@ fn preference(target: Target) -> (u32, u32) {
     }
 }
 
+/// Shared memory of a CTA in bytes.
+fn shared_bytes(image: &Image) -> u32 {
+    image.resources.static_shared_bytes + image.resources.dynamic_shared_bytes
+}
+
 /// CTAs of `image` a multiprocessor holds at once, by shared memory, threads and registers; at least 1.
 fn occupancy(image: &Image, device: &DeviceProfile) -> u32 {
     // The system keeps 1 KiB of shared memory for each resident CTA (CUDA C++ Programming Guide, "Shared Memory").
     const RESERVED_SHARED_BYTES: u32 = 1024;
     let threads = 32 * image.tiling.warps;
-    let by_shared = device.shared_bytes_per_multiprocessor
-        / (image.resources.dynamic_shared_bytes + RESERVED_SHARED_BYTES);
+    let by_shared =
+        device.shared_bytes_per_multiprocessor / (shared_bytes(image) + RESERVED_SHARED_BYTES);
     let by_threads = device.threads_per_multiprocessor / threads;
     // Registers are handed out per warp in steps of 8 a thread; a PTX image has no count before the driver compiles it.
     let registers = image.resources.registers.max(1).next_multiple_of(8);

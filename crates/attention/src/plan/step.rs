@@ -114,7 +114,12 @@ impl Step {
             grid: grid as u32,
             tiles: tiles as u32,
             query_tiles: query_tiles as u32,
-            heads_at_once: heads_at_once(call) as u32,
+            // One tile a CTA: the grid's own order is head after head.
+            heads_at_once: if persistent {
+                heads_at_once(call) as u32
+            } else {
+                1
+            },
             draws_tiles: persistent && tiles > grid,
         })
     }
