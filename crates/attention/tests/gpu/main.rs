@@ -6,5 +6,4 @@ mod harness;
 mod named_bugs;
 mod random;
 mod repetition;
-mod soundness;
 mod tilings;

@@ -89,7 +89,7 @@ fn verify_draws_tiles_on_every_persistent_image_and_repeats_its_launches() {
     let is_hopper = json()["devices"][0]["compute_capability"] == "9.0";
     let mut images = vec![(["--kernel", "scalar_d64_32x64_w4_s2"], false)];
     if is_hopper {
-        images.push((["--family", "wgmma"], true));
+        images.push((["--kernel", "wgmma"], true));
     }
     for (images, persistent) in images {
         expect_code(

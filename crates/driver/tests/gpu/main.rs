@@ -1,6 +1,6 @@
 //! The driver crate on a real GPU.
 
-mod captures;
+mod harness;
 
 use std::time::Duration;
 
@@ -11,15 +11,7 @@ use warptile_driver::{
     Kernel, KernelOptions, LaunchConfig, Module, PinnedBuffer, Stream, TensorMap, TensorMapElement,
 };
 
-const PTX: &[u8] = include_bytes!("../kernels.ptx");
-
-/// What `increment` takes.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Increment {
-    address: u64,
-    count: u64,
-}
+use harness::{Increment, PTX, first_context, increment, launch};
 
 /// What `through_shared` takes.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -28,27 +20,6 @@ struct ThroughShared {
     address: u64,
     bytes: u32,
     value: u32,
-}
-
-fn first_context() -> Context {
-    let driver = Driver::load().unwrap();
-    Context::new(&driver.device(0).unwrap()).unwrap()
-}
-
-fn increment(context: &Context) -> Kernel<Increment> {
-    let module = Module::load(context, PTX).unwrap();
-    Kernel::load(&module, "increment", &KernelOptions::new().param_bytes(16)).unwrap()
-}
-
-fn launch(kernel: &Kernel<Increment>, stream: &Stream, buffer: &DeviceBuffer<u32>) {
-    let params = Increment {
-        address: buffer.pointer(),
-        count: buffer.len() as u64,
-    };
-    let blocks = (buffer.len() as u32).div_ceil(128);
-    let config = LaunchConfig::new([blocks, 1, 1], [128, 1, 1]);
-    // SAFETY: the parameter block is the kernel's, and the buffer is the stream's.
-    unsafe { kernel.launch(stream, &config, &params) }.unwrap();
 }
 
 #[test]

@@ -1,18 +1,11 @@
-//! What happens when the device's memory is full, or nearly. In an executable of their own, and one at a time: no other test
-//! could allocate meanwhile.
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
+//! What happens when the device's memory is full, or nearly.
 
 use warptile::{Backend, Choice, ElementType, Family, gpu::Gpu};
 use warptile_check::Case;
 use warptile_driver::{DeviceBuffer, Driver, Stream};
 use warptile_kernels::catalog;
 
-/// Held by the one test that runs.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::alone;
 
 const LAUNCHES: usize = 1_000;
 /// Bytes left for the launches once everything else is taken.

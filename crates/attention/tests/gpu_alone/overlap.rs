@@ -11,7 +11,7 @@ use warptile::gpu::{Addresses, Bindings, Prepared, Session};
 use warptile::{Call, Choice, ElementType, Error, Layout, Mask, Scoring};
 use warptile_driver::{Context, DeviceBuffer, Graph, Stream};
 
-use crate::harness::gpu;
+use crate::{alone, families, gpu};
 
 const ROUNDS: usize = 1000;
 
@@ -138,6 +138,7 @@ fn streams<const N: usize>() -> [Stream; N] {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn two_graphs_of_one_prepared_problem_on_two_streams() {
+    let _alone = alone();
     for rig in [Rig::packed(), Rig::causal()] {
         let [one, other] = streams();
         let mut results = [rig.results(&one), rig.results(&other)];
@@ -159,6 +160,7 @@ fn two_graphs_of_one_prepared_problem_on_two_streams() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_graph_beside_direct_launches() {
+    let _alone = alone();
     for rig in [Rig::packed(), Rig::causal()] {
         let [one, other] = streams();
         let mut results = [rig.results(&one), rig.results(&other)];
@@ -177,6 +179,7 @@ fn a_graph_beside_direct_launches() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn two_streams_forked_in_one_capture() {
+    let _alone = alone();
     for rig in [Rig::packed(), Rig::causal()] {
         let [one, fork] = streams();
         let mut results = [rig.results(&one), rig.results(&one)];
@@ -257,6 +260,7 @@ impl Foreign {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_foreign_capture_replays_after_all_of_ours_is_gone() {
+    let _alone = alone();
     for mode in [
         CUstreamCaptureMode::GLOBAL,
         CUstreamCaptureMode::THREAD_LOCAL,
@@ -379,15 +383,13 @@ impl Device {
 }
 
 fn choices() -> Vec<Choice> {
-    crate::harness::families()
-        .into_iter()
-        .map(Choice::Family)
-        .collect()
+    families().into_iter().map(Choice::Family).collect()
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn lengths_out_of_bounds_on_the_device_are_clamped() {
+    let _alone = alone();
     let hostile: [[i32; BATCH + 1]; 6] = [
         [i32::MIN; BATCH + 1],
         [i32::MAX; BATCH + 1],
@@ -434,6 +436,7 @@ fn lengths_out_of_bounds_on_the_device_are_clamped() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn lengths_that_change_during_a_launch_harm_nobody() {
+    let _alone = alone();
     for choice in choices() {
         let [stream, writer] = streams();
         let mut device = Device::new(&stream, &choice);

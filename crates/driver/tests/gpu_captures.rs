@@ -1,6 +1,10 @@
-//! Captures of others, and what goes on beside them, on a real driver.
+//! Captures of others, and what goes on beside them, on a real driver. In an executable of their own, and one at a time: a capture
+//! in global mode forbids every other thread of the process to allocate.
 
-use std::sync::Arc;
+#[path = "gpu/harness.rs"]
+mod harness;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use warptile_driver::sys::{
     CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
@@ -9,7 +13,13 @@ use warptile_driver::{
     Context, DeviceBuffer, DriverError, Graph, LaunchConfig, Scratch, Staging, Stream,
 };
 
-use crate::{Increment, first_context, increment, launch};
+use harness::{Increment, first_context, increment, launch};
+
+/// Held by the one test that runs.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 const MODES: [CUstreamCaptureMode; 3] = [
     CUstreamCaptureMode::GLOBAL,
@@ -59,6 +69,7 @@ fn captured_by_others(
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn nothing_done_on_the_side_disturbs_somebody_elses_capture() {
+    let _alone = alone();
     let context = first_context();
     let side = Stream::new(&context).unwrap();
     let staging = Staging::new(&context);
@@ -85,6 +96,7 @@ fn nothing_done_on_the_side_disturbs_somebody_elses_capture() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn raw_launches_and_safe_ones_are_captured_by_others() {
+    let _alone = alone();
     let context = first_context();
     let home = Stream::new(&context).unwrap();
     let config = LaunchConfig::new([8, 1, 1], [128, 1, 1]);
@@ -124,6 +136,7 @@ fn raw_launches_and_safe_ones_are_captured_by_others() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_graph_is_ordered_with_the_homes_of_its_buffers() {
+    let _alone = alone();
     let context = first_context();
     let [stream, home, other] = [(); 3].map(|()| Stream::new(&context).unwrap());
     let kernel = increment(&context);
@@ -150,6 +163,7 @@ fn a_graph_is_ordered_with_the_homes_of_its_buffers() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_default_stream_is_in_no_capture() {
+    let _alone = alone();
     let context = first_context();
     let owner = Arc::new(());
     // SAFETY: the default stream lives as long as the context.

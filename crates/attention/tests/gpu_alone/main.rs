@@ -1,0 +1,32 @@
+//! GPU tests that bear no other beside them, one at a time: some take all memory, and a capture in global mode forbids every other
+//! thread of the process to allocate.
+
+mod memory;
+mod overlap;
+
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use warptile::Family;
+use warptile::gpu::Gpu;
+use warptile_driver::Driver;
+use warptile_kernels::catalog;
+
+/// Held by the one test that runs.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Device 0, opened once.
+fn gpu() -> &'static Gpu {
+    static GPU: OnceLock<Gpu> = OnceLock::new();
+    GPU.get_or_init(|| Gpu::new(&Driver::load().unwrap(), 0).unwrap())
+}
+
+/// Families in the catalog.
+fn families() -> Vec<Family> {
+    let mut families: Vec<_> = catalog().iter().map(|image| image.family).collect();
+    families.sort_unstable();
+    families.dedup();
+    families
+}
