@@ -405,9 +405,18 @@ impl Attention {
         call: &Call,
         tensors: &Tensors<'_, T>,
     ) -> Result<Computed<T>> {
-        let stream = gpu.stream();
         // One way in and out for all calls of the driver.
-        let _current = stream.context().enter()?;
+        let context = gpu.stream().context();
+        context.within(|| self.allocate_and_run(gpu, call, tensors))
+    }
+
+    fn allocate_and_run<T: Element>(
+        &self,
+        gpu: &Gpu,
+        call: &Call,
+        tensors: &Tensors<'_, T>,
+    ) -> Result<Computed<T>> {
+        let stream = gpu.stream();
         let wants_lse = call.wants_lse();
         let lse_len = if wants_lse { call.lse_len() } else { 0 };
         let (mut out, mut lse) = DeviceBuffer::uninit_pair(stream, call.out().reach(), lse_len)?;

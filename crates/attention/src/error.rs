@@ -278,13 +278,6 @@ pub enum Error {
         bytes: usize,
     },
 
-    /// The operating system refuses a thread.
-    #[error("cannot start the threads of the CPU path: {reason}")]
-    Threads {
-        /// The system's words.
-        reason: String,
-    },
-
     /// An image takes a parameter block that this version does not know.
     #[error(
         "image {image} takes another parameter block than this version of warptile fills; rebuild from a clean checkout"

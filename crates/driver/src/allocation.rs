@@ -44,6 +44,7 @@ impl Allocation {
         }
         let _current = stream.context().enter()?;
         let _held = stream.outside_captures("allocating device memory")?;
+        let _relaxed = stream.context().relaxed()?;
         let operation = || format!("allocating {bytes} bytes of device memory");
         let pointer = &mut allocation.pointer;
         if let Some(pool) = stream.context().pool() {
@@ -64,7 +65,6 @@ impl Allocation {
             allocated?;
             allocation.origin = Origin::Pool;
         } else {
-            let _relaxed = stream.context().relaxed()?;
             // SAFETY: `pointer` outlives the call, and the context is current.
             unsafe { call!(stream, operation(), mem_alloc(pointer, bytes)) }?;
             allocation.origin = Origin::Plain;

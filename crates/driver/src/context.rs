@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::marker::PhantomData;
@@ -161,6 +162,7 @@ impl Context {
     /// for the others who use the device's default pool.
     fn make_pool(&self) -> Result<()> {
         let _current = self.enter()?;
+        let _relaxed = self.relaxed()?;
         let operation = "making a memory pool";
         let props = CUmemPoolProps {
             alloc_type: CUmemAllocationType::PINNED,
@@ -276,6 +278,7 @@ impl Context {
             return Ok(());
         };
         let _current = self.enter()?;
+        let _relaxed = self.relaxed()?;
         // SAFETY: the pool is live, and memory in use stays in it.
         unsafe {
             call!(
@@ -396,6 +399,9 @@ impl Context {
     /// # Errors
     /// What the driver reports.
     pub fn enter(&self) -> Result<Current<'_>> {
+        if KNOWN.get() == self.raw() {
+            return Ok(self.current(false));
+        }
         let mut current = CUcontext::NULL;
         // SAFETY: `current` outlives the call.
         unsafe {
@@ -416,11 +422,41 @@ impl Context {
                 )
             }?;
         }
-        Ok(Current {
+        Ok(self.current(pushed))
+    }
+
+    fn current(&self, pushed: bool) -> Current<'_> {
+        if pushed {
+            KNOWN.set(CUcontext::NULL);
+        }
+        Current {
             context: self,
             pushed,
             on_this_thread: PhantomData,
-        })
+        }
+    }
+
+    /// [`Context::enter`] around `work`, in which calls of this crate do not ask again whether the
+    /// context is current. If something else in `work` makes another one current and leaves it so,
+    /// calls fail for being in the wrong context.
+    ///
+    /// # Errors
+    /// Those of [`Context::enter`] and of `work`.
+    pub fn within<T, E: From<DriverError>>(
+        &self,
+        work: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        /// Also when `work` panics.
+        struct Forget;
+        impl Drop for Forget {
+            fn drop(&mut self) {
+                KNOWN.set(CUcontext::NULL);
+            }
+        }
+        let _current = self.enter()?;
+        KNOWN.set(self.raw());
+        let _forget = Forget;
+        work()
     }
 
     /// [`Context::enter`] for destructors, which must go on: a failure is kept for the next
@@ -438,11 +474,7 @@ impl Context {
                         ctx_push_current(self.raw())
                     )
                 };
-                pushed.ok().map(|()| Current {
-                    context: self,
-                    pushed: true,
-                    on_this_thread: PhantomData,
-                })
+                pushed.ok().map(|()| self.current(true))
             }
         }
     }
@@ -590,6 +622,11 @@ impl Drop for Inner {
     }
 }
 
+thread_local! {
+    /// The context that is current as far as this crate has to do with it; null where the driver must be asked.
+    static KNOWN: Cell<CUcontext> = const { Cell::new(CUcontext::NULL) };
+}
+
 /// While it lives, the context is current on this thread; see [`Context::enter`].
 #[must_use = "the context stays current only as long as this lives"]
 pub struct Current<'a> {
@@ -608,6 +645,7 @@ impl fmt::Debug for Current<'_> {
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         if self.pushed {
+            KNOWN.set(CUcontext::NULL);
             let mut popped = CUcontext::NULL;
             // SAFETY: pops what `enter` pushed on this thread.
             let result = unsafe {

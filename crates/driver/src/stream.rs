@@ -679,15 +679,19 @@ impl Inner {
     }
 
     fn free_in_order(&self, pointer: CUdeviceptr) -> Result<()> {
+        // Without a guard it would break a capture that somebody has under way in global mode.
+        let relaxed = self.context.relaxed();
         // SAFETY: memory of the context's pool, freed once, here. Work that this crate queued
         // elsewhere was ordered before this stream by events.
-        unsafe {
+        let freed = unsafe {
             call!(
                 &self.context,
                 "freeing device memory",
                 mem_free_async(pointer, self.raw)
             )
-        }
+        };
+        self.context.defer(relaxed.map(drop));
+        freed
     }
 
     fn free_after_wait(&self, pointer: CUdeviceptr) -> Result<()> {

@@ -323,6 +323,9 @@ pub(crate) fn mem_pool_create(
     if let Err(code) = state.current() {
         return code;
     }
+    if let Err(code) = state.disturb_captures() {
+        return code;
+    }
     let props = props.first();
     if !state.config.memory_pools {
         return CUresult::ERROR_NOT_SUPPORTED;
@@ -360,6 +363,9 @@ pub(crate) fn mem_pool_set_attribute(
     attribute: CUmemPoolAttribute,
     value: Out<c_void>,
 ) -> CUresult {
+    if let Err(code) = state.disturb_captures() {
+        return code;
+    }
     let Some(pool) = state.pools.get_mut(&pool_id(pool)) else {
         return state.bad_handle("a memory pool");
     };
@@ -372,6 +378,9 @@ pub(crate) fn mem_pool_set_attribute(
 }
 
 pub(crate) fn mem_pool_trim_to(state: &mut State, pool: CUmemoryPool, keep: usize) -> CUresult {
+    if let Err(code) = state.disturb_captures() {
+        return code;
+    }
     match state.trim_pool(pool_id(pool), keep) {
         Some(()) => CUresult::SUCCESS,
         None => state.bad_handle("a memory pool"),
@@ -387,6 +396,9 @@ pub(crate) fn mem_alloc_from_pool_async(
 ) -> CUresult {
     if state.is_capturing(on) {
         return CUresult::ERROR_NOT_SUPPORTED;
+    }
+    if let Err(code) = state.disturb_captures() {
+        return code;
     }
     if !state.streams.contains_key(&on) {
         return state.bad_handle("a stream");
@@ -433,6 +445,9 @@ pub(crate) fn mem_free_async(state: &mut State, pointer: CUdeviceptr, on: Key) -
     if state.is_capturing(on) {
         state.violation("memory was freed within a capture".into());
         return CUresult::ERROR_INVALID_VALUE;
+    }
+    if let Err(code) = state.disturb_captures() {
+        return code;
     }
     done(give_back(state, pointer, true).and_then(|identity| {
         let address = pointer;

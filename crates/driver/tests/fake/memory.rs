@@ -393,15 +393,27 @@ fn a_guard_spares_the_calls_between_the_way_in_and_out() {
         work();
         fake.calls() - before
     };
-    // Alone: which is current, push, allocate, pop; and the same for freeing.
-    assert_eq!(count(&|| drop(allocate())), 8);
-    // Within: which is current, push, (which is current, allocate, which is current, free) x 2, pop.
+    // Alone: which is current, push, mind no captures, allocate, mind them again, pop; the same for freeing.
+    assert_eq!(count(&|| drop(allocate())), 12);
+    // Within: which is current, push, (which is current, mind none, allocate or free, mind them) x 4, pop.
     let within = count(&|| {
         let _current = context.enter().unwrap();
         drop(allocate());
         drop(allocate());
     });
-    assert_eq!(within, 11);
+    assert_eq!(within, 19);
+    // Nobody asks again.
+    let known = count(&|| {
+        let twice = || -> Result<(), DriverError> {
+            drop(allocate());
+            drop(allocate());
+            Ok(())
+        };
+        context.within(twice).unwrap();
+    });
+    assert_eq!(known, 15);
+    // It is known no longer.
+    assert_eq!(count(&|| drop(allocate())), 12);
     drop((stream, context));
     fake.assert_clean();
 }
