@@ -306,7 +306,7 @@ fn measured(file: &str) -> BTreeMap<String, Vec<(String, String, f64)>> {
     let rows: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let mut problems: BTreeMap<String, Vec<(String, String, f64)>> = BTreeMap::new();
-    for row in rows.as_array().unwrap() {
+    for row in rows["rows"].as_array().unwrap() {
         if row["method"] == "graph" {
             let text = |key: &str| row[key].as_str().unwrap().to_owned();
             let problem = format!(
