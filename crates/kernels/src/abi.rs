@@ -158,9 +158,9 @@ declare! {
         query_offsets: u64 = "const int*",
         /// [batch + 1] first rows of packed keys and values; null: dense.
         key_offsets: u64 = "const int*",
-        /// [batch] rows in use of each sequence of queries; null: all.
+        /// `[batch]` rows in use of each sequence of queries; null: all.
         query_lengths: u64 = "const int*",
-        /// [batch] rows in use of each sequence of keys and values; null: all.
+        /// `[batch]` rows in use of each sequence of keys and values; null: all.
         key_lengths: u64 = "const int*",
         /// Sequences.
         batch: i32,
@@ -178,7 +178,7 @@ declare! {
 
     /// Pages of keys and values that a table gives to sequences. No kernel reads it yet.
     struct Pages {
-        /// [batch][...] numbers of pages; null: not paged.
+        /// `[batch][...]` numbers of pages; null: not paged.
         table: u64 = "const int*",
         /// Entries between the rows of the table.
         table_row: i64,
@@ -192,7 +192,7 @@ declare! {
     struct Scoring {
         /// [slopes_batch * batch + head] ALiBi slopes; null: none.
         slopes: u64 = "const float*",
-        /// [head] logits that join the denominator; null: none.
+        /// `[head]` logits that join the denominator; null: none.
         sinks: u64 = "const float*",
         /// What is added to each score, in the tensors' element type; null: nothing.
         bias: u64 = "const void*",
@@ -433,7 +433,9 @@ fn cpp_struct<T: Declared>(docs: &[&str], align: Option<usize>) -> String {
             Some((element, rest)) => format!("{element} {}[{rest}", member.name),
             None => format!("{} {}", member.cpp_type, member.name),
         };
-        text += &format!("    {declaration}; //{}\n", member.docs.join(""));
+        // Rust's documentation must quote what C++ need not.
+        let docs = member.docs.join("").replace("`[", "[").replace("]`", "]");
+        text += &format!("    {declaration}; //{docs}\n");
     }
     text += &format!(
         "}};\nstatic_assert(sizeof({}) == {});\n",
