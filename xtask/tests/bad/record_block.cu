@@ -1,7 +1,7 @@
 // A record that names a block as the host does not declare it.
 #include "sample.cuh"
 
-constexpr warptile::RecordWords of_another_block()
+__device__ constexpr warptile::RecordWords of_another_block()
 {
     warptile::RecordWords record = warptile::image_record<Instance, Params>();
     record.abi_hash ^= 1;
