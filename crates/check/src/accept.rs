@@ -6,7 +6,7 @@ use warptile::{Call, Element, ElementType, Operands, View};
 
 use crate::error::Result;
 use crate::reference::{ReferenceOutput, References, references};
-use crate::rounding::ulp;
+use crate::rounding::{round, ulp};
 
 /// Absolute and relative tolerance of the lse on top of the natural error: it is computed in `f32` whatever the element
 /// type, and 1e-5 is what sums of a few hundred `f32` products leave of it.
@@ -255,22 +255,28 @@ pub(crate) fn factor(call: &Call) -> f64 {
 
 /// `max|r16 - r|`, over the elements where the element type could hold the computation at all.
 fn natural_error(reference: &[f64], rounded: &[f64]) -> f64 {
-    let errors = reference
-        .iter()
-        .zip(rounded)
-        .map(|(r, r16)| (r16 - r).abs());
-    errors.filter(|error| error.is_finite()).fold(0.0, f64::max)
+    let pairs = reference.iter().zip(rounded);
+    largest_finite(pairs.map(|(r, r16)| (r16 - r).abs()))
 }
 
 /// `max|(r + 0.3 - 0.3) - r|` in the element type, over the elements that it can hold.
 fn rounding_error<T: Element>(reference: &[f64]) -> f64 {
-    let round = |value: f64| T::from_f64(value).to_f64();
-    let shift = round(0.3);
-    let errors = reference.iter().map(|&r| {
-        let stored = round(r);
-        (round(round(stored + shift) - shift) - stored).abs()
-    });
-    errors.filter(|error| error.is_finite()).fold(0.0, f64::max)
+    let shift = round::<T>(0.3);
+    largest_finite(reference.iter().map(|&r| {
+        let stored = round::<T>(r);
+        (round::<T>(round::<T>(stored + shift) - shift) - stored).abs()
+    }))
+}
+
+/// The largest of numbers that are not negative, but for infinities and NaN.
+fn largest_finite(numbers: impl Iterator<Item = f64>) -> f64 {
+    // Comparisons, which are false for NaN: a select for each number instead of a call.
+    numbers.fold(0.0, |largest, number| {
+        match number > largest && number < f64::INFINITY {
+            true => number,
+            false => largest,
+        }
+    })
 }
 
 fn judge(
@@ -291,6 +297,7 @@ fn judge(
         verdict.worst.error = f64::INFINITY;
         return verdict;
     }
+    let mut largest_ratio = 0.0;
     for (index, (value, &r)) in values.zip(reference).enumerate() {
         verdict.nan_count += usize::from(value.is_nan());
         // Equal infinities: their difference would be NaN.
@@ -304,8 +311,9 @@ fn judge(
         };
         verdict.passed &= error <= bound && !value.is_nan();
         verdict.max_error = verdict.max_error.max(error);
-        if index == 0 || this.ratio() > verdict.worst.ratio() {
-            verdict.worst = this;
+        let ratio = this.ratio();
+        if index == 0 || ratio > largest_ratio {
+            (verdict.worst, largest_ratio) = (this, ratio);
         }
     }
     verdict

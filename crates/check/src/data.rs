@@ -1,12 +1,12 @@
 //! Data for cases, poison around it, and the check of what a kernel made of it.
 
-use std::f64::consts::TAU;
-
 use warptile::{Call, Element, Layout, Operands, Sequence, View};
 
 use crate::accept::{Expectation, Verdict};
 use crate::case::{Case, ScoreTensor};
 use crate::error::{Error, Result};
+use crate::normal;
+use crate::rounding::round;
 
 /// Poisoned elements before and after every tensor; a multiple of 16 bytes in every type.
 const MARGIN: usize = 16;
@@ -52,11 +52,16 @@ impl Random {
         ((self.next() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
     }
 
-    /// Two independent standard normal numbers (Box and Muller).
-    fn normal_pair(&mut self) -> [f64; 2] {
-        let radius = (-2.0 * self.uniform().ln()).sqrt();
-        let angle = TAU * self.uniform();
-        [radius * angle.cos(), radius * angle.sin()]
+    /// An even number of independent standard normal numbers.
+    fn normals(&mut self, values: &mut [f64]) {
+        normal::fill(values, || self.uniform());
+    }
+
+    /// A standard normal number.
+    fn normal(&mut self) -> f64 {
+        let mut pair = [0.0; 2];
+        self.normals(&mut pair);
+        pair[0]
     }
 }
 
@@ -174,12 +179,13 @@ impl Case {
         let mut random = Random::new(self.seed ^ 0x5eed_da7a);
         let mut tensor = |layout: &Layout, is_query: bool| {
             let mut buffer = self.poisoned::<T>(layout);
+            let mut normals = vec![0.0; layout.head_dim()];
             for_each_row(&call, layout, is_query, |start| {
+                random.normals(&mut normals);
                 let row = &mut buffer[self.offset() + start..][..layout.head_dim()];
-                for pair in row.chunks_exact_mut(2) {
-                    let normal = random.normal_pair();
-                    pair[0] = T::from_f64(normal[0]);
-                    pair[1] = T::from_f64(normal[1]);
+                for (element, &normal) in row.iter_mut().zip(&normals) {
+                    // Exact after the rounding, and faster than rounding from `f64`.
+                    *element = T::from_f32(round::<T>(normal) as f32);
                 }
             });
             Buffer {
@@ -201,7 +207,7 @@ impl Case {
                 .alibi
                 .map(|_| (0..slope_count).map(|_| random.uniform() as f32).collect()),
             sinks: scoring.sinks.then(|| {
-                let logits = (0..call.heads()).map(|_| 2.0 * random.normal_pair()[0] as f32);
+                let logits = (0..call.heads()).map(|_| 2.0 * random.normal() as f32);
                 logits.collect()
             }),
             // Some keys are hidden by a bias of minus infinity, as is usual.
@@ -209,7 +215,7 @@ impl Case {
                 let layout = self.score_layout(ScoreTensor::Bias);
                 self.score_buffer(&layout, T::from_f64(f64::NAN), || match random.below(16) {
                     0 => T::from_f64(f64::NEG_INFINITY),
-                    _ => T::from_f64(random.normal_pair()[0]),
+                    _ => T::from_f64(random.normal()),
                 })
             }),
             key_mask: scoring.key_mask.then(|| {

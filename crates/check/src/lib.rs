@@ -31,6 +31,7 @@ mod case;
 mod data;
 mod error;
 mod gpu;
+mod normal;
 mod on_gpu;
 mod parallel;
 mod reference;

@@ -4,7 +4,7 @@ use warptile::{Call, Element, ElementType, Layout, Operands, ScoreTerms, Sequenc
 
 use crate::error::{Error, Result, limited};
 use crate::parallel;
-use crate::rounding::ulp;
+use crate::rounding::{round, ulp};
 
 /// Most elements of a tensor that a reference takes: 2 GiB in `f64`.
 const MAX_ELEMENTS: u128 = 1 << 28;
@@ -253,11 +253,6 @@ pub(crate) fn check_size(call: &Call, max_work: f64) -> Result<()> {
 fn elements(layout: &Layout) -> u128 {
     let extents = layout.shape.iter().map(|&extent| extent as u128);
     extents.product()
-}
-
-/// What is left of a number after storing it.
-fn round<T: Element>(value: f64) -> f64 {
-    T::from_f64(value).to_f64()
 }
 
 /// What is subtracted from or added to the dot product of a row with a key.
