@@ -51,9 +51,23 @@ impl Case {
         gpu: &Gpu,
         plan: &Plan,
     ) -> Result<OnGpu<T>> {
+        self.upload_on(inputs, gpu, &Stream::new(gpu.context())?, plan)
+    }
+
+    /// [`upload`](Self::upload) on a stream of the GPU's context, for those who compute one case after the other: a stream
+    /// keeps its workspace, and getting one takes the driver longer than many a kernel.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn upload_on<T: Element>(
+        &self,
+        inputs: &Inputs<T>,
+        gpu: &Gpu,
+        stream: &Stream,
+        plan: &Plan,
+    ) -> Result<OnGpu<T>> {
         let call = self.call_on_gpu()?;
         let on_gpu = || -> warptile::Result<OnGpu<T>> {
-            let stream = &Stream::new(gpu.context())?;
             let poison = self.result::<T>();
             let floats = |values: Option<&Vec<f32>>| {
                 let upload = |values: &Vec<f32>| DeviceBuffer::from_slice(stream, values);

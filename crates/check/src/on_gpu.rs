@@ -1,4 +1,4 @@
-//! The float64 reference on a GPU, for problems that would take the host minutes.
+//! The float64 reference on a GPU, for problems that would take the host long, and for many of them.
 
 use std::io::Read as _;
 
@@ -39,7 +39,7 @@ const SCRATCH_BYTES: usize = 1 << 30;
 /// let expected = case.expectation_on_gpu(&inputs, &reference)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ReferenceOnGpu {
     stream: Stream,
     f16: Kernel<Parameters>,
@@ -160,6 +160,15 @@ impl ReferenceOnGpu {
             })
         };
         Ok(load()?)
+    }
+
+    /// The same kernels on another stream of their context, so that several threads compute references side by side.
+    #[must_use]
+    pub fn on_stream(&self, stream: &Stream) -> Self {
+        ReferenceOnGpu {
+            stream: stream.clone(),
+            ..self.clone()
+        }
     }
 
     /// Computes what to expect of a call: as [`Expectation::new`], to the last few bits. The lengths must be on the host.

@@ -203,7 +203,7 @@ fn compute<T: Element>(
             out_floor,
             rest,
         });
-    parallel::for_each(all, |row| {
+    parallel::for_each(all, call.flops() as f64 / 2.0, |row| {
         let (place, head) = (row.index / heads, row.index % heads);
         if let Some(sequence) = sequence_of[place] {
             let position = place - sequence.q_entry * rows - sequence.q_start;

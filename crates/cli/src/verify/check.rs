@@ -1,7 +1,8 @@
 //! One case, computed twice or hundreds of times and compared with the reference.
 
-use std::cell::OnceCell;
 use std::fmt;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 use clap::ValueEnum;
 use half::{bf16, f16};
@@ -11,6 +12,7 @@ use warptile::{Call, Choice, Element, ElementType, Error, Plan, Planner, ViewMut
 use warptile_check::{
     Case, Expectation, Failure, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers, Verdict,
 };
+use warptile_driver::Stream;
 use warptile_kernels::Image;
 
 /// Where a case is computed.
@@ -18,17 +20,56 @@ use warptile_kernels::Image;
 pub(crate) enum Place<'a> {
     Cpu,
     Gpu {
-        gpu: &'a Gpu,
+        lane: &'a Lane<'a>,
         /// What to choose among; `None`: the whole catalog.
         images: Option<&'a [&'static Image]>,
         choice: &'a Choice,
-        /// Loaded when the first large problem comes.
-        reference: &'a OnceCell<ReferenceOnGpu>,
+        host_work: u128,
     },
 }
 
-/// Multiply-adds from which a reference is computed on the GPU: seconds on the host.
-const LARGE: u128 = 1 << 31;
+/// What a thread keeps on a GPU from case to case.
+#[derive(Debug)]
+pub(crate) struct Lane<'a> {
+    gpu: &'a Gpu,
+    /// Of the launches and of the reference.
+    stream: Stream,
+    reference: OnceLock<ReferenceOnGpu>,
+    shared: &'a SharedReference,
+}
+
+/// The kernels of the reference, loaded once for all lanes when the first one needs them.
+pub(crate) type SharedReference = Mutex<Option<ReferenceOnGpu>>;
+
+impl<'a> Lane<'a> {
+    pub(crate) fn new(gpu: &'a Gpu, shared: &'a SharedReference) -> warptile_check::Result<Self> {
+        Ok(Lane {
+            gpu,
+            stream: Stream::new(gpu.context())?,
+            reference: OnceLock::new(),
+            shared,
+        })
+    }
+
+    fn reference(&self) -> warptile_check::Result<&ReferenceOnGpu> {
+        if let Some(reference) = self.reference.get() {
+            return Ok(reference);
+        }
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let loaded = match shared.take() {
+            Some(loaded) => loaded,
+            None => ReferenceOnGpu::new(self.gpu)?,
+        };
+        let mine = shared.insert(loaded).on_stream(&self.stream);
+        Ok(self.reference.get_or_init(|| mine))
+    }
+}
+
+/// Multiply-adds up to which a reference can be computed on the host: seconds.
+pub(crate) const HOST_CAN: u128 = 1 << 31;
+
+/// Multiply-adds up to which it is computed there in any case: a few milliseconds. That is every third random problem.
+pub(crate) const HOST_SHOULD: u128 = 1 << 20;
 
 /// When a repeated launch is waited for. At every wait the result is read, compared with the first to the bit, and
 /// poisoned again.
@@ -77,8 +118,46 @@ pub(crate) struct Ran {
     /// `None` for the CPU path.
     pub(crate) image: Option<&'static Image>,
     pub(crate) drew_tiles: bool,
+    /// Whether the reference was computed on the GPU.
+    pub(crate) gpu_reference: bool,
     /// How near the errors came to their bounds, or what is wrong.
     pub(crate) outcome: Result<Errors, String>,
+}
+
+/// Seconds spent on cases, in the order of what is done, summed over all threads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub(crate) struct Phases {
+    /// Choosing the kernel.
+    planning: f64,
+    /// Making the data.
+    generating: f64,
+    /// Loading the kernel, the first time that it is chosen. The driver compiles PTX here.
+    loading: f64,
+    /// Computing the reference and the bounds.
+    reference: f64,
+    /// Copying the data to the GPU, launching, waiting, and copying the results back.
+    computing: f64,
+    /// Judging the results.
+    comparing: f64,
+}
+
+impl std::ops::AddAssign for Phases {
+    fn add_assign(&mut self, other: Self) {
+        self.planning += other.planning;
+        self.generating += other.generating;
+        self.loading += other.loading;
+        self.reference += other.reference;
+        self.computing += other.computing;
+        self.comparing += other.comparing;
+    }
+}
+
+/// Adds the time of `work` to `seconds`.
+fn timed<R>(seconds: &mut f64, work: impl FnOnce() -> R) -> R {
+    let start = Instant::now();
+    let result = work();
+    *seconds += start.elapsed().as_secs_f64();
+    result
 }
 
 /// The errors of a right result.
@@ -130,12 +209,12 @@ impl Place<'_> {
         match self {
             Place::Cpu => Ok(Plan::cpu(case.try_call()?.problem())),
             Place::Gpu {
-                gpu,
+                lane,
                 images,
                 choice,
                 ..
             } => {
-                let profile = case.profile(gpu.profile());
+                let profile = case.profile(lane.gpu.profile());
                 let planner = Planner::new(&profile);
                 let planner = match images {
                     Some(images) => planner.images(images.iter().copied()),
@@ -146,25 +225,34 @@ impl Place<'_> {
         }
     }
 
-    /// What a right result is. The reference is computed on the host, independently of the GPU, unless that would take long.
+    /// Whether the reference is computed on the GPU: not where the host, which is independent of it, is to do that.
+    fn has_gpu_reference(self, case: &Case) -> bool {
+        match self {
+            Place::Cpu => false,
+            Place::Gpu { host_work, .. } => case.call().flops() / 2 > host_work,
+        }
+    }
+
+    /// What a right result is.
     fn expectation<T: Element>(
         self,
         case: &Case,
         inputs: &Inputs<T>,
     ) -> warptile_check::Result<Expectation> {
         match self {
-            Place::Gpu { gpu, reference, .. } if case.call().flops() / 2 > LARGE => {
-                let reference = match reference.get() {
-                    Some(reference) => reference,
-                    None => {
-                        let loaded = ReferenceOnGpu::new(gpu)?;
-                        reference.get_or_init(|| loaded)
-                    }
-                };
-                case.expectation_on_gpu(inputs, reference)
+            Place::Gpu { lane, .. } if self.has_gpu_reference(case) => {
+                case.expectation_on_gpu(inputs, lane.reference()?)
             }
             Place::Cpu | Place::Gpu { .. } => case.expectation(inputs),
         }
+    }
+
+    /// Has the kernels of a plan loaded, for all launches to come.
+    fn load(self, plan: &Plan) -> warptile_check::Result<()> {
+        if let Place::Gpu { lane, .. } = self {
+            lane.gpu.load(plan.clone())?;
+        }
+        Ok(())
     }
 
     /// Poisoned buffers with the case's inputs.
@@ -181,7 +269,9 @@ impl Place<'_> {
                 poison: case.result::<T>(),
                 result: case.result::<T>(),
             }),
-            Place::Gpu { gpu, .. } => Box::new(case.upload(inputs, gpu, plan)?),
+            Place::Gpu { lane, .. } => {
+                Box::new(case.upload_on(inputs, lane.gpu, &lane.stream, plan)?)
+            }
         })
     }
 }
@@ -247,7 +337,7 @@ impl<T: Element> Runner<T> for OnGpu<T> {
     }
 }
 
-/// Computes `case` and judges the result.
+/// Computes `case` and judges the result. What each phase took is added to `seconds`.
 ///
 /// # Errors
 /// When the device fails, or the problem is too large for a reference.
@@ -255,11 +345,12 @@ pub(crate) fn check(
     case: &Case,
     place: Place<'_>,
     repeat: Option<Repeat>,
+    seconds: &mut Phases,
 ) -> warptile_check::Result<Checked> {
     match case.element {
-        ElementType::F16 => check_typed::<f16>(case, place, repeat),
-        ElementType::Bf16 => check_typed::<bf16>(case, place, repeat),
-        _ => check_typed::<f32>(case, place, repeat),
+        ElementType::F16 => check_typed::<f16>(case, place, repeat, seconds),
+        ElementType::Bf16 => check_typed::<bf16>(case, place, repeat, seconds),
+        _ => check_typed::<f32>(case, place, repeat, seconds),
     }
 }
 
@@ -267,20 +358,23 @@ fn check_typed<T: Element>(
     case: &Case,
     place: Place<'_>,
     repeat: Option<Repeat>,
+    seconds: &mut Phases,
 ) -> warptile_check::Result<Checked> {
-    let plan = match place.plan(case) {
+    let plan = match timed(&mut seconds.planning, || place.plan(case)) {
         Err(warptile_check::Error::Call(error @ Error::NoKernel { .. })) => {
             return Ok(Checked::NotApplicable(error.to_string()));
         }
         plan => plan?,
     };
-    let inputs = case.inputs::<T>();
+    let inputs = timed(&mut seconds.generating, || case.inputs::<T>());
+    let expected = timed(&mut seconds.reference, || place.expectation(case, &inputs))?;
+    timed(&mut seconds.loading, || place.load(&plan))?;
+    let prepare = || place.prepare(case, &inputs, &plan);
     Ok(Checked::Ran(Ran {
         image: plan.image(),
         drew_tiles: draws_tiles(case, &plan)?,
-        outcome: judge(case, &place.expectation(case, &inputs)?, repeat, || {
-            place.prepare(case, &inputs, &plan)
-        })?,
+        gpu_reference: place.has_gpu_reference(case),
+        outcome: judge(case, &expected, repeat, prepare, seconds)?,
     }))
 }
 
@@ -301,23 +395,31 @@ fn judge<'a, T: Element>(
     expected: &Expectation,
     repeat: Option<Repeat>,
     prepare: impl Fn() -> warptile_check::Result<Box<dyn Runner<T> + 'a>>,
+    seconds: &mut Phases,
 ) -> warptile_check::Result<Result<Errors, String>> {
     let run = || {
         let mut runner = prepare()?;
         runner.launch()?;
         Ok::<_, warptile_check::Error>(runner.result()?)
     };
-    let (first, second) = (run()?, run()?);
-    let report = match case.check_against(expected, &first) {
+    let (first, second) = timed(&mut seconds.computing, || (run(), run()));
+    let (first, second) = (first?, second?);
+    let judged = timed(&mut seconds.comparing, || {
+        let report = case.check_against(expected, &first);
+        report.map(|report| (report, same_bits(&first, &second)))
+    });
+    let (report, same) = match judged {
         Ok(report) => report,
         Err(Failure::Invalid(error)) => return Err(error),
         Err(failure) => return Ok(Err(failure.to_string())),
     };
-    if !same_bits(&first, &second) {
+    if !same {
         return Ok(Err("two runs differ".to_owned()));
     }
     if let Some(repeat) = repeat
-        && let Some(launch) = first_difference(&first, prepare()?.as_mut(), repeat)?
+        && let Some(launch) = timed(&mut seconds.computing, || {
+            Ok::<_, warptile_check::Error>(first_difference(&first, prepare()?.as_mut(), repeat)?)
+        })?
     {
         return Ok(Err(format!(
             "launch {launch} of {} (waiting: {}) differs from the first",
@@ -404,14 +506,15 @@ mod tests {
         let plan = Plan::cpu(case.call().problem());
         let expected = case.expectation(&inputs).unwrap();
         let launches = Cell::new(0);
-        let judged = judge(&case, &expected, repeat, || {
+        let prepare = || {
             Ok(Box::new(Flipping {
                 inner: Place::Cpu.prepare(&case, &inputs, &plan)?,
                 launches: &launches,
                 wrong,
                 flip: false,
-            }))
-        });
+            }) as Box<dyn Runner<f32>>)
+        };
+        let judged = judge(&case, &expected, repeat, prepare, &mut Phases::default());
         (judged.unwrap(), launches.get())
     }
 

@@ -1,21 +1,25 @@
 //! `warptile verify`: random problems against the float64 reference.
 
 mod check;
+mod side_by_side;
 mod totals;
 
-use std::cell::OnceCell;
 use std::io::Write;
-use std::sync::Arc;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use warptile::gpu::Gpu;
 use warptile::{Backend, Choice, MAX_HEAD_DIM, Mask, Scoring};
-use warptile_check::{Case, ReferenceOnGpu};
+use warptile_check::Case;
 use warptile_kernels::{Image, Schedule, catalog};
 
-use self::check::{Checked, Place, Repeat, Sync, check};
+use self::check::{
+    Checked, HOST_CAN, HOST_SHOULD, Lane, Phases, Place, Repeat, SharedReference, Sync, check,
+};
+use self::side_by_side::in_order;
 use self::totals::Totals;
 use crate::cases::{self, GRAMMAR};
 use crate::failure::Failure;
@@ -28,8 +32,9 @@ use crate::options::Device;
 /// Each problem runs twice: both results must be bit-for-bit identical, and right: no further from float64 than twice the plain,
 /// unfused computation in the element type (three times with a softcap), plus a rounding error. Nothing may be written
 /// outside the result, and NaN around the inputs must not reach it. On a GPU every other problem is planned as if the GPU
-/// had only 1 to 5 multiprocessors, so that persistent kernels draw their tiles from the counter. A failing problem is made
-/// as small as it can be and printed as a command that repeats it.
+/// had only 1 to 5 multiprocessors, so that persistent kernels draw their tiles from the counter. The reference of small
+/// problems, and of every 17th of the others, is computed on the host; that of the rest on the GPU, which is faster. A failing
+/// problem is made as small as it can be and printed as a command that repeats it.
 #[derive(Debug, Args)]
 #[command(after_help = GRAMMAR)]
 pub(crate) struct VerifyArgs {
@@ -82,6 +87,10 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_enum, default_value_t = Sync::End, requires = "repeat")]
     sync: Sync,
 
+    /// Threads that compute problems side by side, each on a stream of its own [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+
     /// Where to compute: auto (the best GPU, else the CPU), cpu or cuda:N
     #[arg(long, default_value_t = Device::Auto)]
     device: Device,
@@ -103,6 +112,10 @@ const DRAWS_PER_PROBLEM: u64 = 50;
 /// The largest number of multiprocessors that every other random problem is planned for.
 const FEW_MULTIPROCESSORS: u64 = 5;
 
+/// Each time that an image has had so many turns, the host computes the reference if it can. A prime, so that this goes with
+/// each number of multiprocessors.
+const TURNS_TO_HOST: u64 = 17;
+
 /// Runs the command.
 pub(crate) fn run(args: &VerifyArgs, console: &mut impl Write) -> Result<(), Failure> {
     if let Some(json) = &args.json {
@@ -119,20 +132,28 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut impl Write) -> Result<(), Fai
         runnable: runnable(&backend),
         images,
         backend: &backend,
-        reference: OnceCell::new(),
+        reference: SharedReference::default(),
+        lost: Mutex::default(),
     };
     let seed = args.case.first().map_or(args.seed, |case| case.seed);
-    let mut totals = Totals::new(machine::describe(&backend), seed, verify.repeat);
+    let lanes = verify.lanes()?;
+    let mut totals = Totals::new(machine::describe(&backend), seed, verify.repeat, lanes.len());
     let start = Instant::now();
-    let failing = verify.all(&mut totals)?;
-    totals.seconds = start.elapsed().as_secs_f64();
+    let failing = verify
+        .all(&lanes, &mut totals)
+        .map_err(|failure| verify.with_commands(failure))?;
+    totals.end(start.elapsed());
     totals.runnable = match &verify.images {
         Some(images) => images.len(),
         None => verify.runnable.len(),
     };
     totals.print(&backend.to_string(), console)?;
     let repeat = match failing {
-        Some(trial) => Some(verify.repeat_command(&verify.smallest(trial)?)),
+        Some(trial) => {
+            let smallest = verify.smallest(&lanes[0], trial);
+            let smallest = smallest.map_err(|failure| verify.with_commands(failure))?;
+            Some(verify.repeat_command(&smallest))
+        }
         None => None,
     };
     totals.repeat.clone_from(&repeat);
@@ -221,9 +242,11 @@ struct Trial {
     case: Case,
     /// Forced; `None`: the planner's choice.
     image: Option<&'static Image>,
+    /// Multiply-adds up to which the host computes the reference.
+    host_work: u128,
 }
 
-/// Longest sequences of the problems that are small enough for the host's reference.
+/// Longest sequences of the problems whose reference the host can compute.
 const HOST_LEN: usize = 1024;
 
 /// Multiply-adds of each product of a longer random problem, whose reference is computed on the GPU: 4096 x 4096 scores of
@@ -238,42 +261,81 @@ struct Verify<'a> {
     runnable: Vec<&'static Image>,
     backend: &'a Backend,
     /// For problems that would take the host long.
-    reference: OnceCell<ReferenceOnGpu>,
+    reference: SharedReference,
+    /// Commands that compute what was under way on a device that failed.
+    lost: Mutex<Vec<String>>,
 }
 
+/// A thread's part of the device; `None`: the CPU path, which keeps nothing.
+type MaybeLane<'a> = Option<Lane<'a>>;
+
 impl Verify<'_> {
+    /// One for each thread.
+    fn lanes(&self) -> Result<Vec<MaybeLane<'_>>, Failure> {
+        let threads = self.args.threads.map_or_else(machine::threads, usize::from);
+        let lane = |_| match self.backend.gpu() {
+            None => Ok(None),
+            Some(gpu) => Ok(Some(Lane::new(gpu, &self.reference)?)),
+        };
+        (0..threads).map(lane).collect()
+    }
+
     /// Checks one problem. A device error ends the command: after it, the device's answers mean nothing.
-    fn check(&self, trial: &Trial) -> Result<Checked, Failure> {
+    fn check(&self, lane: &MaybeLane<'_>, trial: &Trial) -> Result<(Checked, Phases), Failure> {
         let choice = match trial.image {
             Some(image) => Choice::Image(image.name.to_owned()),
             None => Choice::Best,
         };
-        let place = match self.backend.gpu() {
+        let place = match lane {
             None => Place::Cpu,
-            Some(gpu) => Place::Gpu {
-                gpu,
+            Some(lane) => Place::Gpu {
+                lane,
                 images: self.images.as_deref(),
                 choice: &choice,
-                reference: &self.reference,
+                host_work: trial.host_work,
             },
         };
-        check(&trial.case, place, self.repeat).map_err(|error| match Failure::from(error) {
-            Failure::Device(message) => Failure::Device(format!(
-                "{message}\nwhile computing: {}",
-                self.repeat_command(trial)
+        let mut seconds = Phases::default();
+        match check(&trial.case, place, self.repeat, &mut seconds) {
+            Ok(checked) => Ok((checked, seconds)),
+            Err(error) => {
+                let failure = Failure::from(error);
+                if let Failure::Device(_) = failure {
+                    let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+                    lost.push(self.repeat_command(trial));
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// A device's failure with what was being computed. It takes the problems of all threads along, whoever caused it.
+    fn with_commands(&self, failure: Failure) -> Failure {
+        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        match (failure, &lost[..]) {
+            (Failure::Device(message), [command]) => {
+                Failure::Device(format!("{message}\nwhile computing: {command}"))
+            }
+            (Failure::Device(message), [_, ..]) => Failure::Device(format!(
+                "{message}\nwhile computing all of these; one of them may be the cause:\n{}",
+                lost.join("\n")
             )),
-            other => other,
-        })
+            (failure, _) => failure,
+        }
     }
 
     /// Everything that was asked for; the first problem that failed, if any did.
-    fn all(&self, totals: &mut Totals) -> Result<Option<Trial>, Failure> {
+    fn all(
+        &self,
+        lanes: &[MaybeLane<'_>],
+        totals: &mut Totals,
+    ) -> Result<Option<Trial>, Failure> {
         let mut failing = None;
         if self.args.case.is_empty() {
             if self.args.each_kernel {
-                self.each(self.two_for_each_image(), totals, &mut failing)?;
+                self.each(lanes, self.two_for_each_image(), totals, &mut failing)?;
             }
-            self.random(totals, &mut failing)?;
+            self.random(lanes, totals, &mut failing)?;
             return Ok(failing);
         }
         let trials = self.args.case.iter().flat_map(|case| {
@@ -283,6 +345,7 @@ impl Verify<'_> {
                     ..case.clone()
                 },
                 image,
+                host_work: HOST_CAN,
             };
             match &self.images {
                 Some(images) if !self.args.best => {
@@ -291,7 +354,7 @@ impl Verify<'_> {
                 _ => vec![trial(None)],
             }
         });
-        let reasons = self.each(trials.collect(), totals, &mut failing)?;
+        let reasons = self.each(lanes, trials.collect(), totals, &mut failing)?;
         if totals.count == 0 {
             return Err(Failure::Input(reasons));
         }
@@ -301,23 +364,25 @@ impl Verify<'_> {
     /// Checks the given problems and keeps a row for each; why the last one had no kernel.
     fn each(
         &self,
+        lanes: &[MaybeLane<'_>],
         trials: Vec<Trial>,
         totals: &mut Totals,
         failing: &mut Option<Trial>,
     ) -> Result<String, Failure> {
         let mut reasons = String::new();
         let bar = progress(trials.len() as u64);
-        for trial in trials {
-            let checked = self.check(&trial)?;
+        let check = |lane: &_, trial: &_| self.check(lane, trial);
+        in_order(lanes, trials.into_iter(), check, |trial, (checked, seconds)| {
             if let Checked::NotApplicable(why) = &checked {
                 reasons.clone_from(why);
             }
             totals.add_row(&trial.case, trial.image, &checked);
             note(&trial, &checked, failing);
-            totals.add(&trial.case, checked);
+            totals.add(&trial.case, checked, seconds);
             bar.inc(1);
             bar.set_message(format!("{} failed", totals.failed));
-        }
+            Ok(ControlFlow::Continue(()))
+        })?;
         bar.finish_and_clear();
         Ok(reasons)
     }
@@ -331,13 +396,19 @@ impl Verify<'_> {
                 two_cases(image, self.args.seed).map(|case| Trial {
                     case,
                     image: Some(image),
+                    host_work: HOST_CAN,
                 })
             })
             .collect()
     }
 
     /// Random problems.
-    fn random(&self, totals: &mut Totals, failing: &mut Option<Trial>) -> Result<(), Failure> {
+    fn random(
+        &self,
+        lanes: &[MaybeLane<'_>],
+        totals: &mut Totals,
+        failing: &mut Option<Trial>,
+    ) -> Result<(), Failure> {
         let count = match self.args.count {
             Some(count) => count,
             None if self.args.each_kernel => return Ok(()),
@@ -345,11 +416,9 @@ impl Verify<'_> {
         };
         let (before, skipped) = (totals.count, totals.not_applicable);
         let bar = progress(count);
-        let mut drawn = 0;
-        while totals.count - before < count {
-            let trial = self.draw(drawn);
-            drawn += 1;
-            let checked = self.check(&trial)?;
+        let check = |lane: &_, trial: &_| self.check(lane, trial);
+        let drawn = (0..).map(|index| self.draw(index));
+        in_order(lanes, drawn, check, |trial, (checked, seconds)| {
             if let Checked::NotApplicable(reasons) = &checked
                 && totals.not_applicable - skipped > DRAWS_PER_PROBLEM * (totals.count - before + 1)
             {
@@ -358,10 +427,14 @@ impl Verify<'_> {
                 )));
             }
             note(&trial, &checked, failing);
-            totals.add(&trial.case, checked);
+            totals.add(&trial.case, checked, seconds);
             bar.set_position(totals.count - before);
             bar.set_message(format!("{} failed", totals.failed));
-        }
+            Ok(match totals.count - before < count {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            })
+        })?;
         bar.finish_and_clear();
         Ok(())
     }
@@ -395,17 +468,25 @@ impl Verify<'_> {
             }
             given => given,
         };
-        Trial { case, image }
+        let host_work = match turn % TURNS_TO_HOST {
+            0 => HOST_CAN,
+            _ => HOST_SHOULD,
+        };
+        Trial {
+            case,
+            image,
+            host_work,
+        }
     }
 
     /// The last of ever simpler problems that still fails.
-    fn smallest(&self, trial: Trial) -> Result<Trial, Failure> {
+    fn smallest(&self, lane: &MaybeLane<'_>, trial: Trial) -> Result<Trial, Failure> {
         let case = shrink(trial.case.clone(), SHRINK_TRIES, |case| {
             let simpler = Trial {
                 case: case.clone(),
                 ..trial.clone()
             };
-            Ok::<_, Failure>(match self.check(&simpler)? {
+            Ok::<_, Failure>(match self.check(lane, &simpler)?.0 {
                 Checked::Ran(ran) => ran.outcome.is_err(),
                 Checked::NotApplicable(_) => false,
             })

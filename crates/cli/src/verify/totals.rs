@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::time::Duration;
 
 use serde::Serialize;
 use warptile_check::Case;
 use warptile_kernels::{Image, Schedule};
 
-use super::check::{Checked, Error64, Errors, Ran, Repeat};
+use super::check::{Checked, Error64, Errors, Phases, Ran, Repeat};
 use crate::machine::Machine;
 
 /// Failures described one by one; the rest are only counted.
@@ -27,7 +28,19 @@ pub(super) struct Totals {
     pub(super) failed: u64,
     /// Problems drawn that no kernel takes; not counted above.
     pub(super) not_applicable: u64,
-    pub(super) seconds: f64,
+    /// Of these, planned for other than the device's number of multiprocessors.
+    few_multiprocessors: u64,
+    /// Passed problems in which a persistent kernel drew tiles from the counter.
+    drew_tiles: u64,
+    /// Problems whose reference was computed on the host, and on the GPU.
+    host_references: u64,
+    gpu_references: u64,
+    seconds: f64,
+    problems_per_second: f64,
+    /// How many threads computed problems side by side.
+    threads: usize,
+    /// Seconds of all these threads together.
+    phases: Phases,
     /// Images that could have been used: those asked for, or all that run on the device.
     pub(super) runnable: usize,
     /// By name. The CPU path has no image and no entry.
@@ -87,7 +100,12 @@ struct FailedProblem {
 }
 
 impl Totals {
-    pub(super) fn new(machine: Machine, seed: u64, launches: Option<Repeat>) -> Self {
+    pub(super) fn new(
+        machine: Machine,
+        seed: u64,
+        launches: Option<Repeat>,
+        threads: usize,
+    ) -> Self {
         Totals {
             machine,
             seed,
@@ -96,7 +114,14 @@ impl Totals {
             passed: 0,
             failed: 0,
             not_applicable: 0,
+            few_multiprocessors: 0,
+            drew_tiles: 0,
+            host_references: 0,
+            gpu_references: 0,
             seconds: 0.0,
+            problems_per_second: 0.0,
+            threads,
+            phases: Phases::default(),
             runnable: 0,
             images: BTreeMap::new(),
             worst_out: None,
@@ -107,10 +132,19 @@ impl Totals {
         }
     }
 
-    pub(super) fn add(&mut self, case: &Case, checked: Checked) {
+    /// Everything was added after so long.
+    pub(super) fn end(&mut self, time: Duration) {
+        self.seconds = time.as_secs_f64();
+        self.problems_per_second = self.count as f64 / self.seconds.max(f64::MIN_POSITIVE);
+    }
+
+    /// Counts a problem, and what its phases took.
+    pub(super) fn add(&mut self, case: &Case, checked: Checked, seconds: Phases) {
+        self.phases += seconds;
         let Checked::Ran(Ran {
             image,
             drew_tiles,
+            gpu_reference,
             outcome,
         }) = checked
         else {
@@ -119,6 +153,10 @@ impl Totals {
         };
         self.count += 1;
         let passed = outcome.is_ok();
+        self.few_multiprocessors += u64::from(case.multiprocessors.is_some());
+        self.drew_tiles += u64::from(passed && drew_tiles);
+        self.host_references += u64::from(!gpu_reference);
+        self.gpu_references += u64::from(gpu_reference);
         if let Some(image) = image {
             let totals = self.images.entry(image.name).or_insert(ImageTotals {
                 sha256: image.sha256,
