@@ -37,8 +37,11 @@ LIMITS |= {"peers": 400, "errors": 450}
 # Processes that share one GPU and its host well: most of what they do is on the host.
 SIDE_BY_SIDE = 4
 
-# How many random problems each family must pass.
-RANDOM_PROBLEMS = {"scalar": 2000, "others": 5000}
+# Random problems that each family must pass: the longest sequence, and the option that says how many.
+RANDOM_PROBLEMS = ((1024, "count"), (4096, "long_count"))
+
+# The least part of a persistent family's random problems that must be planned for 1 to 5 multiprocessors.
+FEW_MULTIPROCESSORS = 1 / 3
 
 # Launches of every kernel in a row, and when they are waited for.
 LAUNCHES = 500
@@ -289,24 +292,30 @@ def tests(evidence):
 
 
 def verify(evidence):
-    """Random problems for every family; the images that ran, by name, with their hashes."""
+    """Random problems for every family; the images that ran, by name, with their hashes. One family after the other: each uses
+    all cores, and streams of one process share the GPU better than processes do."""
     options = evidence.options
-
-    def one(evidence, family):
-        count = options.count or RANDOM_PROBLEMS.get(family, RANDOM_PROBLEMS["others"])
-        arguments = ["verify", *on(evidence), "--kernel", family, "--count", count, "--seed", options.seed]
-        _, output, result = warptile(evidence, f"verify {family}", arguments, LIMITS["verify"])
-        print(last_lines(output, 1), flush=True)
-        return result
-
     totals, images = [], {}
-    for family, result in zip(families(evidence), pool(evidence, one, families(evidence))):
-        if not result:
-            continue
-        keys = ("count", "passed", "failed", "not_applicable", "seed", "worst_out", "worst_lse")
-        totals.append({"family": family, **{key: result[key] for key in keys}})
-        images.update(result["images"])
-        evidence.write(f"verify-{family}.json", **{key: result[key] for key in result if key not in ("date", "driver", "device")})
+    for family in families(evidence):
+        for max_len, how_many in RANDOM_PROBLEMS:
+            what = f"verify {family} {max_len}"
+            arguments = ["verify", *on(evidence), "--kernel", family, "--max-len", max_len]
+            arguments += ["--count", getattr(options, how_many), "--seed", options.seed]
+            _, output, result = warptile(evidence, what, arguments, LIMITS["verify"])
+            print(last_lines(output, 1), flush=True)
+            if not result:
+                continue
+            of_all = {key: result[key] for key in result if key not in ("date", "driver", "device")}
+            evidence.write(f"verify-{family}-{max_len}.json", max_len=max_len, **of_all)
+            shown = [key for key in of_all if key not in ("images", "problems", "failures", "launches", "runnable", "repeat")]
+            totals.append({"family": family, "max_len": max_len, **{key: of_all[key] for key in shown}})
+            few = result["few_multiprocessors"]
+            if any(image["persistent"] for image in result["images"].values()) and few < FEW_MULTIPROCESSORS * result["count"]:
+                evidence.fail(f"{what}: only {few} of {result['count']} problems were planned for few multiprocessors")
+            for name, image in result["images"].items():
+                known = images.setdefault(name, {**image, "passed": 0, "failed": 0, "drew_tiles": 0})
+                for key in ("passed", "failed", "drew_tiles"):
+                    known[key] += image[key]
     for name in sorted(evidence.images.keys() - images.keys()):
         evidence.fail(f"verify: {name} ran no problem")
     for name, image in images.items():
@@ -400,7 +409,8 @@ def sanitizer(evidence):
 
     def one(evidence, job):
         tool, family, target = job
-        arguments = ["verify", *on(evidence), "--each-kernel", "--kernel", family, "--target", target]
+        # One thread: the tools slow down whatever runs side by side.
+        arguments = ["verify", *on(evidence), "--each-kernel", "--kernel", family, "--target", target, "--threads", 1]
         what = f"{tool} {family} {target}"
         code, output, result = warptile(evidence, what, arguments, LIMITS["sanitizer"], before=tool_command(tool))
         row = {"tool": tool, "family": family, "target": target, "errors": errors_of(output), "exit_code": code}
@@ -588,7 +598,10 @@ def table(evidence, parts):
             lines.append((f"ratio to the best peer, {element}", f"{mean:.3f} (mean of {len(ratios)}), lowest {ratios[worst]:.2f}: {worst}"))
     for row in rows("verify.json"):
         worst = (row["worst_out"] or {}).get("ratio", 0)
-        lines.append((f"random problems, {row['family']}", f"{row['passed']} of {row['count']} passed, worst {worst:.2f} of its bound"))
+        speed = f"{row['problems_per_second']:.0f} a second on {row['threads']} threads"
+        passed = f"{row['passed']} of {row['count']} passed, worst {worst:.2f} of its bound"
+        drew = f"{row['few_multiprocessors']} on few multiprocessors, {row['drew_tiles']} drew tiles"
+        lines.append((f"random problems to {row['max_len']}, {row['family']}", f"{passed}; {drew}; {speed}"))
     images = rows("images.json", "images")
     if images:
         persistent = [image for image in images.values() if image["persistent"]]
@@ -622,7 +635,8 @@ def main():
     arguments.add_argument("--out", default=default, help="folder for the JSON files (default: evidence/ of the bundle)")
     arguments.add_argument("--only", metavar="PART,...", help=f"run these parts only: {', '.join(PARTS)}")
     arguments.add_argument("--gpu", type=int, default=0, help="which GPU, as the driver counts (default 0)")
-    arguments.add_argument("--count", type=int, help="random problems for each family (default 2000 for scalar, 5000 for others)")
+    arguments.add_argument("--count", type=int, default=20000, help="random problems up to length 1,024 for each family (default 20000)")
+    arguments.add_argument("--long-count", type=int, default=200, help="random problems up to length 4,096 for each family (default 200)")
     arguments.add_argument("--seed", type=int, default=1, help="seed of the random problems (default 1)")
     arguments.add_argument("--samples", type=int, default=15, help="rounds of the measurement against peers (default 15)")
     arguments.add_argument("--fa3", help="FlashAttention-3's extension library, as attention_peers.py takes it")

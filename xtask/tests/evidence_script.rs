@@ -7,7 +7,8 @@ use std::process::Command;
 use serde_json::Value;
 use xtask::files;
 
-/// `warptile`: one image per family. FAULT=idle makes the persistent one draw no tile, FAULT=missing leaves one out.
+/// `warptile`: one image per family. FAULT=idle makes the persistent one draw no tile, FAULT=missing leaves one out, FAULT=wide
+/// plans nearly everything for the whole GPU.
 const PROGRAM: &str = r#"#!/usr/bin/env python3
 import json, os, sys
 words, fault = sys.argv[1:], os.environ.get("FAULT")
@@ -24,6 +25,8 @@ elif words[0] == "verify":
     runs = lambda family: {"sha256": "ab", "persistent": family == "wgmma", "passed": 2, "failed": 0, "drew_tiles": int(family == "wgmma" and fault != "idle")}
     rows = [{"problem": "p", "image": i[0], "passed": True, "reason": None} for i in chosen]
     result = {"device": "", "driver": "", "date": "", "seed": 1, "count": count, "passed": count, "failed": 0, "not_applicable": 0}
+    result |= {"few_multiprocessors": count // 2 if fault != "wide" else 3, "drew_tiles": 1, "host_references": 4, "gpu_references": 6}
+    result |= {"seconds": 1.0, "problems_per_second": 10.0, "threads": 16, "phases": {"planning": 0.1}}
     result |= {"worst_out": {"ratio": 0.5}, "worst_lse": None, "images": {i[0]: runs(i[1]) for i in chosen}, "problems": (rows * count)[:count]}
 else:
     row = {"backend": "warptile", "problem": "b2 q512 k512 h8 d64 f16", "query_len": 512, "head_dim": 64, "method": "graph", "median_us": 3.0}
@@ -134,7 +137,9 @@ fn parts_of_one_commit_are_put_together() {
     for line in [
         "ratio to the best peer, f16 ",
         "2.000 (mean of 1)",
-        "random problems, wgmma ",
+        "random problems to 1024, wgmma ",
+        "random problems to 4096, wgmma ",
+        "5 on few multiprocessors, 1 drew tiles; 10 a second on 16 threads",
         "1 of 1 persistent ones drew tiles",
         "500 launches, waiting: none ",
         "broken kernel caught",
@@ -175,13 +180,23 @@ fn parts_of_one_commit_are_put_together() {
 fn nothing_of_another_commit_stays() {
     let host = Host::new();
     assert_eq!(host.run("one", "peers,verify", "").0, Some(0));
+    // What ran on both lengths is one record of an image.
+    assert_eq!(
+        host.json("images.json")["images"]["wgmma_sm_90a"]["passed"],
+        4
+    );
+    assert_eq!(
+        host.json("verify.json")["rows"].as_array().unwrap().len(),
+        6
+    );
+    assert!(host.out().join("verify-wgmma-1024.json").exists());
     let kept = ["cpu.json", "baseline-nvidia-h200.json"];
     for name in kept {
         files::write(&host.out().join(name), b"{}").unwrap();
     }
     assert_eq!(host.run("two", "tests", "").0, Some(0));
     let present = |name: &str| host.out().join(name).exists();
-    assert!(!present("bench-peers.json") && !present("verify-wgmma.json"));
+    assert!(!present("bench-peers.json") && !present("verify-wgmma-1024.json"));
     assert!(present("tests.json") && kept.into_iter().all(present));
     assert_eq!(
         host.json("summary.json")["missing"]
@@ -202,6 +217,11 @@ fn what_proves_nothing_is_a_failure() {
             "memcheck did not catch its broken kernel",
         ),
         ("idle", "verify", "wgmma_sm_90a drew no tile"),
+        (
+            "wide",
+            "verify",
+            "verify wgmma 1024: only 3 of 10 problems were planned for few multiprocessors",
+        ),
         (
             "missing",
             "launches",

@@ -102,11 +102,17 @@ mod tests {
     fn the_functions_are_those_of_the_library() {
         for x in parts() {
             let (a, b) = (ln(x), x.ln());
-            assert!((a - b).abs() <= 4.0 * f64::EPSILON * b.abs(), "ln {x}: {a} {b}");
+            assert!(
+                (a - b).abs() <= 4.0 * f64::EPSILON * b.abs(),
+                "ln {x}: {a} {b}"
+            );
             let ((cos, sin), angle) = (cos_sin_of_turn(x), TAU * x);
             // The angle itself is rounded there.
             let close = |a: f64, b: f64| (a - b).abs() <= 8.0 * f64::EPSILON;
-            assert!(close(cos, angle.cos()) && close(sin, angle.sin()), "{x}: {cos} {sin}");
+            assert!(
+                close(cos, angle.cos()) && close(sin, angle.sin()),
+                "{x}: {cos} {sin}"
+            );
         }
     }
 

@@ -96,15 +96,30 @@ mod tests {
         let same = |value: f64| {
             let (stored, rounded) = (T::from_f64(value).to_f64(), round::<T>(value));
             let alike = stored.to_bits() == rounded.to_bits();
-            assert!(alike || stored.is_nan() && rounded.is_nan(), "{value:e}: {stored:e} {rounded:e}");
+            assert!(
+                alike || stored.is_nan() && rounded.is_nan(),
+                "{value:e}: {stored:e} {rounded:e}"
+            );
         };
-        for special in [0.0, f64::INFINITY, f64::NAN, f64::MAX, f64::MIN_POSITIVE, 5e-324, 65519.9, 65520.0] {
+        for special in [
+            0.0,
+            f64::INFINITY,
+            f64::NAN,
+            f64::MAX,
+            f64::MIN_POSITIVE,
+            5e-324,
+            65519.9,
+            65520.0,
+        ] {
             same(special);
             same(-special);
         }
         // Every number of 16 bits, what lies between it and the next, and a bit beside that.
         for bits in 0..=u16::MAX {
-            for value in [f64::from(f16::from_bits(bits)), f64::from(bf16::from_bits(bits))] {
+            for value in [
+                f64::from(f16::from_bits(bits)),
+                f64::from(bf16::from_bits(bits)),
+            ] {
                 for parts in [0.0, 0.25, 0.5, 0.75] {
                     let between = value + parts * ulp(T::TYPE, value);
                     same(between);

@@ -42,6 +42,9 @@ struct Test {
 #[derive(Debug, Deserialize)]
 struct Verified {
     family: String,
+    /// Of the longest sequence; older files have one row for each family.
+    #[serde(default)]
+    max_len: Option<u64>,
     count: u64,
     failed: u64,
 }
@@ -249,12 +252,14 @@ pub(super) fn summary(checks: &Checks) -> String {
     }
     for Verified {
         family,
+        max_len,
         count,
         failed,
     } in &checks.verify
     {
+        let lengths = max_len.map_or(String::new(), |length| format!(", lengths to {length}"));
         row(
-            "Random problems against float64",
+            &format!("Random problems against float64{lengths}"),
             family.clone(),
             format!("{} of {count} passed", count - failed),
         );
@@ -655,7 +660,8 @@ pub(super) mod tests {
         );
         write(
             "verify.json",
-            r#"[{"family": "scalar", "count": 2000, "passed": 1999, "failed": 1, "not_applicable": 0, "seed": 1}]"#,
+            r#"[{"family": "scalar", "count": 2000, "passed": 1999, "failed": 1, "not_applicable": 0, "seed": 1},
+                {"family": "wmma", "max_len": 4096, "count": 200, "passed": 200, "failed": 0}]"#,
         );
         write(
             "sanitizer.json",
@@ -679,7 +685,8 @@ pub(super) mod tests {
             "{summary}"
         );
         assert!(
-            summary.contains("| scalar | 1999 of 2000 passed |"),
+            summary.contains("| Random problems against float64 | scalar | 1999 of 2000 passed |")
+                && summary.contains("float64, lengths to 4096 | wmma | 200 of 200 passed |"),
             "{summary}"
         );
         assert!(

@@ -378,11 +378,16 @@ fn check_typed<T: Element>(
     }))
 }
 
-/// Whether the CTAs of a plan's launches draw tiles from a counter.
+/// Whether the CTAs of a plan's launches draw tiles from a counter: more of them than there are CTAs have rows to compute.
 fn draws_tiles(case: &Case, plan: &Plan) -> warptile_check::Result<bool> {
-    let call = case.call_on_gpu()?;
+    let (call, on_gpu) = (case.try_call()?, case.call_on_gpu()?);
     for step in plan.steps() {
-        if step.shape(&call)?.draws_tiles {
+        let shape = step.shape(&on_gpu)?;
+        let rows = step.image.tiling.block_m as usize;
+        let tiles = call
+            .sequences()
+            .map(|sequence| sequence.q_len.div_ceil(rows));
+        if shape.draws_tiles && tiles.sum::<usize>() * call.heads() > shape.grid as usize {
             return Ok(true);
         }
     }

@@ -137,7 +137,12 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut impl Write) -> Result<(), Fai
     };
     let seed = args.case.first().map_or(args.seed, |case| case.seed);
     let lanes = verify.lanes()?;
-    let mut totals = Totals::new(machine::describe(&backend), seed, verify.repeat, lanes.len());
+    let mut totals = Totals::new(
+        machine::describe(&backend),
+        seed,
+        verify.repeat,
+        lanes.len(),
+    );
     let start = Instant::now();
     let failing = verify
         .all(&lanes, &mut totals)
@@ -325,11 +330,7 @@ impl Verify<'_> {
     }
 
     /// Everything that was asked for; the first problem that failed, if any did.
-    fn all(
-        &self,
-        lanes: &[MaybeLane<'_>],
-        totals: &mut Totals,
-    ) -> Result<Option<Trial>, Failure> {
+    fn all(&self, lanes: &[MaybeLane<'_>], totals: &mut Totals) -> Result<Option<Trial>, Failure> {
         let mut failing = None;
         if self.args.case.is_empty() {
             if self.args.each_kernel {
@@ -372,17 +373,22 @@ impl Verify<'_> {
         let mut reasons = String::new();
         let bar = progress(trials.len() as u64);
         let check = |lane: &_, trial: &_| self.check(lane, trial);
-        in_order(lanes, trials.into_iter(), check, |trial, (checked, seconds)| {
-            if let Checked::NotApplicable(why) = &checked {
-                reasons.clone_from(why);
-            }
-            totals.add_row(&trial.case, trial.image, &checked);
-            note(&trial, &checked, failing);
-            totals.add(&trial.case, checked, seconds);
-            bar.inc(1);
-            bar.set_message(format!("{} failed", totals.failed));
-            Ok(ControlFlow::Continue(()))
-        })?;
+        in_order(
+            lanes,
+            trials.into_iter(),
+            check,
+            |trial, (checked, seconds)| {
+                if let Checked::NotApplicable(why) = &checked {
+                    reasons.clone_from(why);
+                }
+                totals.add_row(&trial.case, trial.image, &checked);
+                note(&trial, &checked, failing);
+                totals.add(&trial.case, checked, seconds);
+                bar.inc(1);
+                bar.set_message(format!("{} failed", totals.failed));
+                Ok(ControlFlow::Continue(()))
+            },
+        )?;
         bar.finish_and_clear();
         Ok(reasons)
     }

@@ -128,10 +128,15 @@ mod tests {
                 Ok(ControlFlow::Continue(()))
             });
             assert_eq!((ended, taken), (Err(23), 23));
-            let ended = in_order(lanes, 0.., |_, _| Ok(()), |item: u64, ()| match item {
-                5 => Err("enough"),
-                _ => Ok(ControlFlow::Continue(())),
-            });
+            let ended = in_order(
+                lanes,
+                0..,
+                |_, _| Ok(()),
+                |item: u64, ()| match item {
+                    5 => Err("enough"),
+                    _ => Ok(ControlFlow::Continue(())),
+                },
+            );
             assert_eq!(ended, Err("enough"));
         }
     }

@@ -85,6 +85,43 @@ fn verify_counts_what_it_computed() {
 }
 
 #[test]
+fn verify_counts_the_same_on_any_number_of_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("verify.json");
+    let totals = |threads: &str| {
+        let (_, _) = expect_code(
+            0,
+            warptile()
+                .args(["verify", "--device", "cpu", "--count", "40"])
+                .args(["--max-len", "100", "--threads", threads, "--json"])
+                .arg(&file),
+        );
+        json(&file)
+    };
+    let (one, many) = (totals("1"), totals("7"));
+    for key in [
+        "count",
+        "passed",
+        "worst_out",
+        "worst_lse",
+        "host_references",
+    ] {
+        assert_eq!(one[key], many[key], "{key}");
+    }
+    assert_eq!((&one["threads"], &many["threads"]), (&1.into(), &7.into()));
+    assert!(one["problems_per_second"].as_f64().unwrap() > 0.0);
+    // On one thread the phases are all there is, but for a little between them.
+    let phases = one["phases"].as_object().unwrap();
+    let seconds: f64 = phases.values().map(|phase| phase.as_f64().unwrap()).sum();
+    assert!(
+        phases["generating"].as_f64().unwrap() > 0.0
+            && phases["reference"].as_f64().unwrap() > 0.0
+            && seconds <= one["seconds"].as_f64().unwrap(),
+        "{one}"
+    );
+}
+
+#[test]
 fn the_version_is_the_programs() {
     let (stdout, _) = expect_code(0, warptile().arg("--version"));
     assert_eq!(stdout, format!("warptile {}\n", env!("CARGO_PKG_VERSION")));
