@@ -112,8 +112,8 @@ const DRAWS_PER_PROBLEM: u64 = 50;
 /// The largest number of multiprocessors that every other random problem is planned for.
 const FEW_MULTIPROCESSORS: u64 = 5;
 
-/// Each time that an image has had so many turns, the host computes the reference if it can. A prime, so that this goes with
-/// each number of multiprocessors.
+/// At one of so many turns of an image the host computes the reference if it can. A prime, so that this goes with each number
+/// of multiprocessors.
 const TURNS_TO_HOST: u64 = 17;
 
 /// Runs the command.
@@ -459,10 +459,9 @@ impl Verify<'_> {
             Some(images) if !self.args.best => &images[..],
             _ => &[],
         };
-        let (turn, image) = match images.len() as u64 {
-            0 => (index, None),
-            count => (index / count, Some(images[(index % count) as usize])),
-        };
+        let count = images.len().max(1) as u64;
+        let (turn, position) = (index / count, index % count);
+        let image = images.get(position as usize).copied();
         if let Some(image) = image {
             let widest = (image.tiling.head_dim as usize).min(MAX_HEAD_DIM);
             case.head_dim = case.head_dim.min(widest);
@@ -474,7 +473,8 @@ impl Verify<'_> {
             }
             given => given,
         };
-        let host_work = match turn % TURNS_TO_HOST {
+        // Not the same turn of all images, so that few problems have their share of it, too.
+        let host_work = match (turn + position) % TURNS_TO_HOST {
             0 => HOST_CAN,
             _ => HOST_SHOULD,
         };
