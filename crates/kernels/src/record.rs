@@ -1,4 +1,4 @@
-//! The record every cubin carries: its tile shape, what it can do, and which parameter block it takes, as the C++ compiler saw
+//! The record every image carries: its tile shape, what it can do, and which parameter block it takes, as the C++ compiler saw
 //! them.
 
 use crate::abi::{Declared, RECORD_MAGIC, RecordWords};
@@ -6,7 +6,7 @@ use crate::capability::{Features, Role, Schedule};
 use crate::elf::{Elf, ElfError};
 use crate::shape::TileShape;
 
-/// Symbol of the record in a cubin.
+/// Symbol of the record in an image.
 pub const SYMBOL: &str = "warptile_record";
 
 const RECORD_BYTES: usize = size_of::<RecordWords>();
@@ -36,14 +36,21 @@ pub struct ImageRecord {
 }
 
 impl ImageRecord {
-    /// Reads the record out of a cubin.
+    /// Reads the record out of a cubin or out of PTX.
     ///
     /// # Errors
-    /// [`RecordError`] if the bytes are not an ELF (a PTX image has no record to read), or carry no valid record.
-    pub fn read(cubin: &[u8]) -> Result<Self, RecordError> {
-        let bytes = Elf::parse(cubin)?
-            .object(SYMBOL)?
-            .ok_or(RecordError::Missing)?;
+    /// [`RecordError`] if the bytes are neither, or carry no valid record.
+    pub fn read(image: &[u8]) -> Result<Self, RecordError> {
+        match std::str::from_utf8(image) {
+            Ok(text) if text.contains(".version") => Self::from_bytes(&ptx_object(text)?),
+            _ => {
+                let elf = Elf::parse(image)?;
+                Self::from_bytes(elf.object(SYMBOL)?.ok_or(RecordError::Missing)?)
+            }
+        }
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
         if bytes.len() != RECORD_BYTES {
             return Err(RecordError::Size { found: bytes.len() });
         }
@@ -82,11 +89,36 @@ impl ImageRecord {
     }
 }
 
-/// A cubin has no readable record.
+/// The bytes of the record in PTX, which writes it as `.b8 warptile_record[SIZE] = {50, 82, ..}` and leaves out zeros at the end.
+fn ptx_object(text: &str) -> Result<Vec<u8>, RecordError> {
+    let (_, from_size) = text
+        .split_once(&format!(" {SYMBOL}["))
+        .ok_or(RecordError::Missing)?;
+    let (size, from_bytes) = from_size
+        .split_once("] = {")
+        .ok_or(RecordError::Initializer)?;
+    let (list, _) = from_bytes.split_once('}').ok_or(RecordError::Initializer)?;
+    let size: usize = size.parse().map_err(|_| RecordError::Initializer)?;
+    if size != RECORD_BYTES {
+        return Err(RecordError::Size { found: size });
+    }
+    let mut bytes = list
+        .split(',')
+        .map(|byte| byte.trim().parse())
+        .collect::<Result<Vec<u8>, _>>()
+        .map_err(|_| RecordError::Initializer)?;
+    if bytes.len() > size {
+        return Err(RecordError::Initializer);
+    }
+    bytes.resize(size, 0);
+    Ok(bytes)
+}
+
+/// An image has no readable record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// The bytes are not an ELF.
+    /// The bytes are neither an ELF nor PTX.
     #[error(transparent)]
     Elf(#[from] ElfError),
     /// No symbol of that name is defined.
@@ -94,6 +126,9 @@ pub enum RecordError {
         "the image has no `{SYMBOL}`: end the kernel's source with one, as kernels/base/record.cuh shows"
     )]
     Missing,
+    /// PTX initializes it with something else than bytes.
+    #[error("`{SYMBOL}` is not initialized with a list of bytes in the PTX")]
+    Initializer,
     /// The symbol has the size of another record.
     #[error(
         "`{SYMBOL}` has {found} bytes instead of {RECORD_BYTES}: \

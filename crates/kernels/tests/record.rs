@@ -120,9 +120,40 @@ fn other_objects_are_refused() {
         }
     );
     assert!(matches!(
-        ImageRecord::read(b".version 8.7\n.target sm_80\n"),
+        ImageRecord::read(b"neither an ELF nor PTX"),
         Err(RecordError::Elf(_))
     ));
+}
+
+/// PTX with `list` as the initializer of a record of `size` bytes.
+fn ptx(size: &str, list: &str) -> Vec<u8> {
+    format!(".version 8.7\n.target sm_80\n.global .align 8 .b8 {SYMBOL}[{size}] = {{{list}}};\n\0")
+        .into_bytes()
+}
+
+#[test]
+fn ptx_carries_the_same_record_without_the_zeros_at_its_end() {
+    let bytes = record();
+    let end = bytes.iter().rposition(|&byte| byte != 0).unwrap() + 1;
+    let list: Vec<String> = bytes[..end].iter().map(u8::to_string).collect();
+    let list = list.join(", ");
+    let size = bytes.len().to_string();
+    assert_eq!(
+        ImageRecord::read(&ptx(&size, &list)),
+        ImageRecord::read(&cubin(SYMBOL, &bytes))
+    );
+    for (size, list, expected) in [
+        ("40", list.as_str(), RecordError::Size { found: 40 }),
+        ("x", &list, RecordError::Initializer),
+        (&size, "", RecordError::Initializer),
+        (&size, "1, 256", RecordError::Initializer),
+        (&size, &["0"; 99].join(","), RecordError::Initializer),
+        (&size, "1", RecordError::Magic { found: 1 }),
+    ] {
+        assert_eq!(ImageRecord::read(&ptx(size, list)), Err(expected));
+    }
+    let without = b".version 8.7\n.target sm_80\n";
+    assert_eq!(ImageRecord::read(without), Err(RecordError::Missing));
 }
 
 #[test]
