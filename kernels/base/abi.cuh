@@ -4,6 +4,7 @@
 namespace warptile {
 
 constexpr int WINDOW_UNLIMITED = 1073741824;
+constexpr int RAGGED = 1, RAGGED_KEYS = 2;
 constexpr unsigned RECORD_MAGIC = 0x57545232;
 
 // What an image's record says it can do.
@@ -37,16 +38,16 @@ static_assert(sizeof(Tensor) == 32);
 // Where the sequences of a batch begin and how long they are. Nobody has validated what lies on the device: kernels
 // clamp offsets to `query_rows` and `key_rows`, and lengths to `query_len` and `key_len`.
 struct Sequences {
-    const int* query_offsets; // [batch + 1] first rows of packed queries; null: dense.
-    const int* key_offsets; // [batch + 1] first rows of packed keys and values; null: dense.
-    const int* query_lengths; // [batch] rows in use of each sequence of queries; null: all.
-    const int* key_lengths; // [batch] rows in use of each sequence of keys and values; null: all.
     int batch; // Sequences.
     int query_len; // Most queries of a sequence; dense without lengths: of each.
     int key_len; // Most keys of a sequence; dense without lengths: of each.
     int query_rows; // Rows of q and out in a batch entry; packed: in all.
     int key_rows; // Rows of k and v in a batch entry; packed: in all.
-    int padding; // Unused.
+    int ragged; // [`RAGGED`] and [`RAGGED_KEYS`], as the pointers have it: one word is asked for sooner than four.
+    const int* query_offsets; // [batch + 1] first rows of packed queries; null: dense.
+    const int* key_offsets; // [batch + 1] first rows of packed keys and values; null: dense.
+    const int* query_lengths; // [batch] rows in use of each sequence of queries; null: all.
+    const int* key_lengths; // [batch] rows in use of each sequence of keys and values; null: all.
 };
 static_assert(sizeof(Sequences) == 56);
 
@@ -61,6 +62,12 @@ static_assert(sizeof(Pages) == 24);
 
 // From a dot product to a score, and which scores count: scale, softcap, ALiBi, bias, then mask.
 struct Scoring {
+    float scale; // Finite; score = scale * q.k.
+    float softcap; // cap * tanh(score / cap) when > 0; 0 for none.
+    int window_left; // A query sees keys down to `diagonal - window_left`, ...
+    int window_right; // ... and up to `diagonal + window_right`; causal is (WINDOW_UNLIMITED, 0).
+    int align_top_left; // diagonal(i) = i if set, else i + key length - query length.
+    int padding; // Unused.
     const float* slopes; // [slopes_batch * batch + head] ALiBi slopes; null: none.
     const float* sinks; // [head] logits that join the denominator; null: none.
     const void* bias; // What is added to each score, in the tensors' element type; null: nothing.
@@ -74,12 +81,6 @@ struct Scoring {
     long long mask_head; // Bytes of the mask between query heads.
     long long mask_row; // Bytes of the mask between queries.
     long long mask_key; // Bytes of the mask between keys.
-    float scale; // Finite; score = scale * q.k.
-    float softcap; // cap * tanh(score / cap) when > 0; 0 for none.
-    int window_left; // A query sees keys down to `diagonal - window_left`, ...
-    int window_right; // ... and up to `diagonal + window_right`; causal is (WINDOW_UNLIMITED, 0).
-    int align_top_left; // diagonal(i) = i if set, else i + key length - query length.
-    int padding; // Unused.
 };
 static_assert(sizeof(Scoring) == 128);
 
@@ -97,8 +98,17 @@ struct Work {
 };
 static_assert(sizeof(Work) == 48);
 
-// Block of the kernels that read through addresses.
+// Block of the kernels that read through addresses. What a CTA asks for before its first load comes first: those constants
+// are not in its multiprocessor's cache yet.
 struct Forward {
+    Work work; // Tiles.
+    int heads; // Query heads.
+    int kv_heads; // Key/value heads; divides `heads`.
+    int head_dim; // Elements of a row of q and k: at most the tiling's, a multiple of 8.
+    int value_dim; // Elements of a row of v and out. The kernels of today take it as equal to `head_dim`.
+    Sequences sequences; // Lengths.
+    Scoring scoring; // Scores.
+    Pages pages; // Where keys and values lie if they are paged.
     Tensor q; // Queries.
     Tensor k; // Keys.
     Tensor v; // Values.
@@ -106,14 +116,6 @@ struct Forward {
     float* lse; // Natural logarithm of each row's sum of exponentials; null: not wanted.
     long long lse_batch; // Elements of the lse between batch entries; 0 for packed queries.
     long long lse_head; // Elements of the lse between heads; its rows are contiguous.
-    Sequences sequences; // Lengths.
-    Pages pages; // Where keys and values lie if they are paged.
-    Scoring scoring; // Scores.
-    Work work; // Tiles.
-    int heads; // Query heads.
-    int kv_heads; // Key/value heads; divides `heads`.
-    int head_dim; // Elements of a row of q and k: at most the tiling's, a multiple of 8.
-    int value_dim; // Elements of a row of v and out. The kernels of today take it as equal to `head_dim`.
 };
 static_assert(sizeof(Forward) == 424);
 
@@ -159,7 +161,7 @@ static_assert(sizeof(RecordWords) == 72);
 
 // Which declaration of a block an image was compiled for; only blocks have one.
 template <class Block> constexpr unsigned long long BLOCK_HASH = 0;
-template <> constexpr unsigned long long BLOCK_HASH<Forward> = 0x044081a5d9d8b55a;
-template <> constexpr unsigned long long BLOCK_HASH<ForwardTma> = 0xe2f06c1eac27c8cc;
+template <> constexpr unsigned long long BLOCK_HASH<Forward> = 0x64933ae57cf3f10c;
+template <> constexpr unsigned long long BLOCK_HASH<ForwardTma> = 0xf668e3ee2261c119;
 
 } // namespace warptile

@@ -1,10 +1,16 @@
-// One image of the wgmma family. The build passes the element type, the tiling and the entry's name.
+// One image of the wgmma family. The build passes the element type, the tiling, the entry's name and, for a variant, its name.
 #include "base/record.cuh"
 #include "forward/wgmma.cuh"
 
+#ifdef WARPTILE_VARIANT_SOFTCAP
+constexpr bool SOFTCAP = true;
+#else
+constexpr bool SOFTCAP = false;
+#endif
+
 using Params = warptile::ForwardTma;
 using Instance = warptile::WgmmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N,
-                                       WARPTILE_WARPS, WARPTILE_STAGES>;
+                                       WARPTILE_WARPS, WARPTILE_STAGES, SOFTCAP>;
 
 extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 

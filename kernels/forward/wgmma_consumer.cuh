@@ -38,7 +38,7 @@ template <class Traits> class Consumer {
             if (has_rows)
                 write_empty_tile();
             else
-                pass_blocks();
+                pass_blocks(uniform(tile().end_block - tile().first_block));
             release_queries();
             receive_tile();
         }
@@ -61,8 +61,6 @@ template <class Traits> class Consumer {
             if (block > last_block) {
                 block--;
                 step<false>();
-            } else if (block > uniform(tile().first_block)) {
-                skip_block();
             } else {
                 issue_last_output();
                 receive_tile();
@@ -79,6 +77,7 @@ template <class Traits> class Consumer {
                 write_output(rows, inverse);
                 if (!more) {
                     wgmma_wait<0>();
+                    pass_blocks(hidden);
                     return;
                 }
                 take_first_scores();
@@ -105,10 +104,10 @@ template <class Traits> class Consumer {
         rows.write_lse({sink, sink});
     }
 
-    // The other warpgroups' keys and values of a tile in which this one has no rows.
-    __device__ void pass_blocks()
+    // Keys and values that other warpgroups' rows see.
+    __device__ void pass_blocks(int blocks)
     {
-        for (int blocks = uniform(tile().end_block - tile().first_block); blocks > 0; blocks--) {
+        for (; blocks > 0; blocks--) {
             wait_for_keys();
             release_keys();
             wait_for_values();
@@ -141,7 +140,7 @@ template <class Traits> class Consumer {
     __device__ bool start_tile()
     {
         const int first_block = uniform(tile().first_block);
-        end_block = uniform(tile().end_block);
+        const int end_block = uniform(tile().end_block);
 
         const Mask mask(params.scoring, tile().query_len, tile().key_len);
         const int first_row = tile().first_query + warpgroup * MMA_ROWS;
@@ -156,17 +155,19 @@ template <class Traits> class Consumer {
             plain_top = min(plain_top, block - 1);
         const int common_begin = first_row + MMA_ROWS - 1 + mask.shift - mask.left;
         plain_floor = max(last_block, (common_begin + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
-        if (Traits::SOFTCAP && scale.has_softcap())
-            plain_floor = block;
         plain_top = uniform(plain_top);
         plain_floor = uniform(plain_floor);
-        return first_block < end_block && uniform(tile().has_rows(warpgroup));
+
+        const bool more = first_block < end_block && uniform(tile().has_rows(warpgroup));
+        hidden = left_behind + (more ? end_block - 1 - block : 0);
+        left_behind = more ? last_block - first_block : 0;
+        return more;
     }
 
     // Those of the first block that the warpgroup's rows see.
     __device__ void wait_for_first_keys()
     {
-        for (int hidden = end_block - 1; hidden > block; hidden--) {
+        for (int blocks = hidden; blocks > 0; blocks--) {
             wait_for_keys();
             release_keys();
         }
@@ -186,7 +187,7 @@ template <class Traits> class Consumer {
         state.must_rescale = false; // the output is 0
         convert();
 
-        for (int hidden = end_block - 1; hidden > block; hidden--) {
+        for (int blocks = hidden; blocks > 0; blocks--) {
             wait_for_values();
             release_values();
         }
@@ -194,8 +195,8 @@ template <class Traits> class Consumer {
         values_ready = barrier_test(layout.values_full(values_at.stage), values_at.parity);
     }
 
-    // The scores of `block`, and the output of the one before it. A PLAIN step needs nothing special: no key is masked, no
-    // softcap, and no values to clear.
+    // The scores of `block`, and the output of the one before it. A PLAIN step needs nothing special: no key is masked, and there
+    // are no values to clear.
     template <bool PLAIN> __device__ void step()
     {
         if (!keys_ready)
@@ -220,31 +221,6 @@ template <class Traits> class Consumer {
         release_values();
         values_ready = barrier_test(layout.values_full(values_at.stage), values_at.parity);
         convert();
-    }
-
-    // From the block in hand to one that a window hides from all rows of this warpgroup, though not of the tile: the output of
-    // the last block seen, if that is in hand, and no weights for what follows.
-    __device__ void skip_block()
-    {
-        if (block == last_block) {
-            prepare_output<false>(block);
-            issue_output();
-            wgmma_wait<0>();
-            pin(output);
-            pin(weights);
-            state.must_rescale = false;
-#pragma unroll
-            for (int i = 0; i < Traits::BLOCK_N / 4; i++)
-                weights[i] = 0;
-        } else {
-            wait_for_values();
-        }
-        release_values();
-        block--;
-        wait_for_keys();
-        release_keys();
-        keys_ready = barrier_test(layout.keys_full(keys_at.stage), keys_at.parity);
-        values_ready = barrier_test(layout.values_full(values_at.stage), values_at.parity);
     }
 
     __device__ void issue_last_output()
@@ -300,11 +276,10 @@ template <class Traits> class Consumer {
     // Scores -> weights in fp32: softcap, mask, online softmax.
     template <bool PLAIN> __device__ void soften()
     {
-        if constexpr (!PLAIN) {
-            if (Traits::SOFTCAP && scale.has_softcap())
-                scale.cap(scores);
+        if (scale.has_softcap())
+            scale.cap(scores);
+        if constexpr (!PLAIN)
             apply_mask<Traits>(scores, params.scoring, tile(), warpgroup, block);
-        }
         state.template update<PLAIN>(scores, scale);
     }
 
@@ -383,7 +358,7 @@ template <class Traits> class Consumer {
     unsigned char* shared;
     SharedLayout<Traits> layout;
     int warpgroup;
-    ScoreScale scale;
+    ScoreScale<Traits> scale;
 
     float scores[Traits::BLOCK_N / 2];     // of `block`, then its weights in fp32
     unsigned weights[Traits::BLOCK_N / 4]; // packed, waiting for their product
@@ -394,8 +369,9 @@ template <class Traits> class Consumer {
 
     unsigned tiles = 0; // received so far, the end included
     int block;          // of keys, counting down in a tile
-    int last_block;  // that the warpgroup sees; the tile's may be lower
-    int end_block;   // of the tile; the warpgroup's own first block may be lower
+    int last_block;  // that the warpgroup sees; the tile's may be lower, and those are passed over after the tile
+    int hidden;      // blocks to pass over before the tile's first: of the tile before it, and of this one
+    int left_behind = 0; // blocks of the tile that come after the warpgroup's last
     int plain_top;   // steps from blocks up to here...
     int plain_floor; // ... to blocks from here on are plain
     RingPosition<Traits::STAGES> keys_at;

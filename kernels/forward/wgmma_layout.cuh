@@ -10,9 +10,25 @@ constexpr int WARPGROUP_THREADS = 128;
 constexpr int WARPGROUP_WARPS = 4;
 constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2; // f16 and bf16 columns in a swizzled row
 
+// A warpgroup passes over the blocks that only other warpgroups' rows see. Those after its last block it does not take before it
+// has been handed the next tile, and that tile's first values not before it has released its last ones. The loading thread must
+// get as far as that: all it has to load meanwhile must fit into the stages.
+__device__ constexpr bool stages_suffice(int warpgroups, int block_n, int stages)
+{
+    for (int rows_above = 0; rows_above < warpgroups * MMA_ROWS; rows_above += MMA_ROWS) {
+        const int rows_below = (warpgroups - 1) * MMA_ROWS - rows_above;
+        const int after_last = (rows_above + block_n - 1) / block_n;
+        const int before_first = (rows_below + block_n - 1) / block_n;
+        if (after_last + (before_first > 1 ? before_first : 1) > stages)
+            return false;
+    }
+    return true;
+}
+
 // Tiles in shared memory are stored as slabs of 64 columns: [slab][row][64], 128-byte swizzled, as one tensor-map box
 // delivers them. A head size that is no multiple of 64 leaves the end of its last slab zero.
-template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct WgmmaTraits {
+template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, bool SOFTCAP_>
+struct WgmmaTraits {
     using Element = Element_;
     static constexpr int HEAD_DIM = HEAD_DIM_;
     static constexpr int BLOCK_M = BLOCK_M_; // query rows a CTA
@@ -35,8 +51,10 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int PRODUCER_REGISTERS = CONSUMERS >= 3 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216;
 
-    // Three or four computing warpgroups have no registers to spare for tanh; the host picks another tiling for softcap.
-    static constexpr bool SOFTCAP = CONSUMERS < 3;
+    // An image of its own: tanh would add a third to the instructions of the others, which short rows wait for. Three or four
+    // computing warpgroups have no registers to spare for it.
+    static constexpr bool SOFTCAP = SOFTCAP_;
+    static_assert(!SOFTCAP || CONSUMERS < 3, "registers for tanh");
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = SCHEDULE_PERSISTENT;
     static constexpr unsigned FEATURES =
         (SOFTCAP ? FEATURE_SOFTCAP : 0) | FEATURE_SINKS | FEATURE_PACKED | FEATURE_DEVICE_LENGTHS | FEATURE_LSE;
@@ -44,9 +62,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static_assert(WARPS == WARPGROUP_WARPS * (CONSUMERS + 1), "one warpgroup per 64 query rows, and the producer's");
     static_assert(BLOCK_M % MMA_ROWS == 0 && BLOCK_N % MMA_K == 0 && BLOCK_N <= 256, "wgmma shapes");
     static_assert(HEAD_DIM % 16 == 0, "the epilogue stores 16 columns at a time");
-    // The first warpgroup may pass over the keys of the others' rows before it releases a block of values, and the loading
-    // thread stops when all stages of values are full.
-    static_assert((CONSUMERS - 1) * MMA_ROWS <= BLOCK_N * STAGES, "the stages hold the blocks that one warpgroup passes over");
+    static_assert(stages_suffice(CONSUMERS, BLOCK_N, STAGES), "the stages hold the blocks that one warpgroup passes over");
 
     // Two buffers for Q where they fit: the next tile's rows then arrive while this one is being computed.
     static constexpr int SHARED_LIMIT = 232448;

@@ -46,7 +46,7 @@ __device__ inline float after(float x, float earlier, int zero)
 
 // How a dot product becomes an exponent of 2. Everything but the one factor of the inner loop is worked out where it is
 // used, from the constant bank: registers are scarce.
-struct ScoreScale {
+template <class Traits> struct ScoreScale {
     const Forward& params;
     float scale_log2; // score * log2(e) = dot * scale_log2; with softcap: tanh * scale_log2
 
@@ -76,11 +76,8 @@ struct ScoreScale {
         }
     }
 
-    // The largest score whose scaled value is finite.
-    __device__ float limit() const { return MAX_FLOAT / 4 * reciprocal_of_any(fmaxf(1.0f, scale_log2)); }
-
   private:
-    __device__ static bool has_softcap(const Forward& params) { return params.scoring.softcap > 0; }
+    __device__ static bool has_softcap(const Forward& params) { return Traits::SOFTCAP && params.scoring.softcap > 0; }
 };
 
 // The running maximum is raised only when it would grow by more than this factor's exponent: until then weights up to
@@ -110,16 +107,24 @@ template <class Traits> struct RowState {
     __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD], const Scoring& scoring,
                            int head) const
     {
-        const float sink = sink_of(scoring, head);
+        float total[ROWS_PER_THREAD], max[ROWS_PER_THREAD], keep[ROWS_PER_THREAD];
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++) {
-            float total = quad_sum(sum[row]);
-            float max = -offset[row];
-            float keep = 1;
-            if (sink != negative_infinity())
-                keep = join_sink(max, total, sink);
-            inverse[row] = total == 0 ? 0.0f : keep * reciprocal_approximate(total);
-            lse[row] = (__log2f(total) + max) * LN_2;
+            total[row] = quad_sum(sum[row]);
+            max[row] = -offset[row];
+            keep[row] = 1;
+        }
+        if (__builtin_expect(scoring.sinks != nullptr, false)) {
+            const float sink = sink_of(scoring, head);
+#pragma unroll
+            for (int row = 0; row < ROWS_PER_THREAD; row++)
+                if (sink != negative_infinity())
+                    keep[row] = join_sink(max[row], total[row], sink);
+        }
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++) {
+            inverse[row] = total[row] == 0 ? 0.0f : keep[row] * reciprocal_approximate(total[row]);
+            lse[row] = (__log2f(total[row]) + max[row]) * LN_2;
         }
     }
 
@@ -134,7 +139,7 @@ template <class Traits> struct RowState {
 
     // Scores -> weights, in place; updates max, sum and rescale. In a PLAIN block nothing is hidden.
     template <bool PLAIN>
-    __device__ void update(float (&scores)[COUNT], const ScoreScale& scale)
+    __device__ void update(float (&scores)[COUNT], const ScoreScale<Traits>& scale)
     {
         raise<PLAIN>(scores, scale);
         exponentiate(scores, scale);
@@ -157,7 +162,7 @@ template <class Traits> struct RowState {
     }
 
     template <bool PLAIN>
-    __device__ void raise(float (&scores)[COUNT], const ScoreScale& scale)
+    __device__ void raise(float (&scores)[COUNT], const ScoreScale<Traits>& scale)
     {
         float block_max[ROWS_PER_THREAD];
 #pragma unroll
@@ -183,19 +188,19 @@ template <class Traits> struct RowState {
         if (must_rescale) {
 #pragma unroll
             for (int row = 0; row < ROWS_PER_THREAD; row++)
-                raise_max<PLAIN>(scores, row, block_max[row], scale);
+                raise_max<PLAIN>(row, block_max[row], scale);
             any_coarse = __any_sync(0xffffffff, is_coarse(0) || is_coarse(1));
             if (__builtin_expect(any_coarse, false))
 #pragma unroll
                 for (int row = 0; row < ROWS_PER_THREAD; row++)
-                    round_coarse_exponents(scores, row, scale);
+                    round_coarse_exponents<PLAIN>(scores, row, scale);
         }
     }
 
     // False for a row that has seen no key yet and sees none in this block. A row that sees its first ones is raised even if
     // they overflow when scaled, which leaves -inf + inf.
     template <bool PLAIN>
-    __device__ bool grows_much(int row, float block_max, const ScoreScale& scale) const
+    __device__ bool grows_much(int row, float block_max, const ScoreScale<Traits>& scale) const
     {
         const float growth = block_max * scale.scale_log2 + offset[row];
         if constexpr (PLAIN)
@@ -207,9 +212,14 @@ template <class Traits> struct RowState {
     __device__ bool is_seen(int row) const { return offset[row] != positive_infinity(); }
     __device__ bool is_coarse(int row) const { return fabsf(offset[row]) > COARSE_OFFSET && is_seen(row); }
 
+    // Scores of finite inputs may be infinite once they are scaled, and infinity - infinity is NaN. So they are taken as no larger
+    // than this: a quarter of the range, so that the difference of two of them is finite too.
+    static constexpr float MAX_SCALED = MAX_FLOAT / 4;
+
     // Replaces the scores of a row with a coarse offset by what `exponentiate`, without the offset, makes the same
-    // exponents of, the largest one's exactly 0.
-    __device__ void round_coarse_exponents(float (&scores)[COUNT], int row, const ScoreScale& scale)
+    // exponents of, the largest one's exactly 0. Hidden ones stay so.
+    template <bool PLAIN>
+    __device__ void round_coarse_exponents(float (&scores)[COUNT], int row, const ScoreScale<Traits>& scale)
     {
         const float inverse_scale = reciprocal_of_any(scale.scale_log2);
         const bool coarse = is_coarse(row);
@@ -217,15 +227,17 @@ template <class Traits> struct RowState {
         for (int i = 2 * row; i < COUNT; i += 4)
 #pragma unroll
             for (int j = i; j < i + 2; j++) {
-                const float exponent = __fadd_rn(__fmul_rn(scores[j], scale.scale_log2), offset[row]);
-                scores[j] = coarse ? exponent * inverse_scale : scores[j];
+                const float exponent =
+                    __fadd_rn(clamp_keeping_nan(__fmul_rn(scores[j], scale.scale_log2), MAX_SCALED), offset[row]);
+                const bool replace = coarse && (PLAIN || scores[j] != negative_infinity());
+                scores[j] = replace ? exponent * inverse_scale : scores[j];
             }
     }
 
     // The exponential unit takes one warp instruction in 8 cycles; what else there is to do fits between them if it is
     // spread evenly. ptxas would do all scaling first, so a round's scaling is made to depend on the sums of the round
     // before the last. Three warpgroups fill each other's gaps, and need the registers.
-    __device__ void exponentiate(float (&scores)[COUNT], const ScoreScale& scale)
+    __device__ void exponentiate(float (&scores)[COUNT], const ScoreScale<Traits>& scale)
     {
         const int zero = PACED ? scale.opaque_zero() : 0;
         float added[ROWS_PER_THREAD];
@@ -251,24 +263,12 @@ template <class Traits> struct RowState {
     }
 
     template <bool PLAIN>
-    __device__ void raise_max(float (&scores)[COUNT], int row, float block_max, const ScoreScale& scale)
+    __device__ void raise_max(int row, float block_max, const ScoreScale<Traits>& scale)
     {
         rescale[row] = 1;
         if (!grows_much<PLAIN>(row, block_max, scale))
             return;
-        // The scaled score of finite inputs may be infinite, and inf - inf is NaN.
-        if (__builtin_expect(!(fabsf(block_max * scale.scale_log2) <= MAX_FLOAT / 4), false)) {
-            const float limit = scale.limit();
-            block_max = block_max > 0 ? limit : -limit;
-#pragma unroll
-            for (int i = 2 * row; i < COUNT; i += 4)
-#pragma unroll
-                for (int j = i; j < i + 2; j++) {
-                    const float clamped = fmaxf(fminf(scores[j], limit), -limit);
-                    scores[j] = !PLAIN && scores[j] == negative_infinity() ? scores[j] : clamped; // hidden ones stay so
-                }
-        }
-        const float risen = __fmul_rn(-block_max, scale.scale_log2);
+        const float risen = -fminf(fmaxf(__fmul_rn(block_max, scale.scale_log2), -MAX_SCALED), MAX_SCALED);
         rescale[row] = exp2_approximate(risen - offset[row]);
         sum[row] *= rescale[row];
         offset[row] = risen;

@@ -38,15 +38,9 @@ __device__ inline Extent keys_of(const Sequences& sequences, int batch)
 }
 
 // Whether lengths have to be read from memory at all.
-__device__ inline bool reads_lengths(const Sequences& sequences)
-{
-    return sequences.query_offsets || sequences.key_offsets || sequences.query_lengths || sequences.key_lengths;
-}
+__device__ inline bool reads_lengths(const Sequences& sequences) { return sequences.ragged & RAGGED; }
 
 // Whether rows of k and v may follow a sequence's last one that belong to another sequence, or to nobody.
-__device__ inline bool keys_are_followed(const Sequences& sequences)
-{
-    return sequences.key_offsets || sequences.key_lengths;
-}
+__device__ inline bool keys_are_followed(const Sequences& sequences) { return sequences.ragged & RAGGED_KEYS; }
 
 } // namespace warptile

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::iter;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -203,6 +204,25 @@ pub struct TilingRow {
     /// After the family's flags.
     #[serde(default)]
     flags: Vec<String>,
+    /// Besides the plain image, one for each of these.
+    #[serde(default)]
+    variants: Vec<Variant>,
+}
+
+/// What an image of a tiling can do that would cost the plain one something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Variant {
+    /// A softcap.
+    Softcap,
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Variant::Softcap => "softcap",
+        })
+    }
 }
 
 #[derive(Deserialize)]
@@ -239,6 +259,8 @@ pub struct Instance {
     pub tiling: TilingRow,
     /// Element type.
     pub element: Element,
+    /// `None` for the plain image.
+    pub variant: Option<Variant>,
     /// What to compile for.
     pub target: Target,
     /// Flags of the family, then of the row.
@@ -265,16 +287,24 @@ impl Instance {
         )
     }
 
-    /// `{kernel}_{element}_{target}`.
+    /// `{kernel}_{element}_{target}`, of a variant `{kernel}_{element}_{variant}_{target}`.
     #[must_use]
     pub fn image(&self) -> String {
-        format!("{}_{}_{}", self.kernel(), self.element, self.target)
+        format!("{}_{}", self.function(), self.target)
     }
 
     /// Name of the entry function.
     #[must_use]
     pub fn entry(&self) -> String {
-        format!("warptile_{}_{}", self.kernel(), self.element)
+        format!("warptile_{}", self.function())
+    }
+
+    fn function(&self) -> String {
+        let mut name = format!("{}_{}", self.kernel(), self.element);
+        if let Some(variant) = self.variant {
+            name += &format!("_{variant}");
+        }
+        name
     }
 
     /// Compiler flags apart from include paths.
@@ -300,6 +330,10 @@ impl Instance {
             format!("-DWARPTILE_STAGES={stages}"),
             format!("-DWARPTILE_ENTRY={}", self.entry()),
         ];
+        if let Some(variant) = self.variant {
+            let name = variant.to_string().to_uppercase();
+            flags.push(format!("-DWARPTILE_VARIANT_{name}"));
+        }
         flags.extend(self.extra_flags.iter().cloned());
         flags
     }
@@ -323,18 +357,20 @@ fn parse(text: &str) -> Result<Vec<Instance>, InstancesError> {
         for tiling in &family.tilings {
             for &element in tiling.elements.as_ref().unwrap_or(&family.elements) {
                 for &target in tiling.targets.as_ref().unwrap_or(&family.targets) {
-                    instances.push(Instance {
+                    let variants = tiling.variants.iter().copied().map(Some);
+                    instances.extend(iter::once(None).chain(variants).map(|variant| Instance {
                         family: family.name.clone(),
                         source: family.source.clone(),
                         tiling: tiling.clone(),
                         element,
+                        variant,
                         target,
                         extra_flags: [&family.flags[..], &tiling.flags[..]].concat(),
                         expectations: Expectations {
                             tensor_instruction: family.tensor_instruction,
                             setmaxnreg: family.setmaxnreg,
                         },
-                    });
+                    }));
                 }
             }
         }
@@ -394,6 +430,37 @@ mod tests {
             instances[0].expectations.tensor_instruction,
             TensorInstruction::Hmma
         );
+    }
+
+    #[test]
+    fn a_variant_is_one_more_image_of_its_kernel() {
+        let row = "stages = 2, variants = [\"softcap\"] }";
+        let instances = parse(&FAMILY.replace("stages = 2 }", row)).unwrap();
+        let both: Vec<&Instance> = instances
+            .iter()
+            .filter(|one| one.element == Element::F16 && one.target.to_string() == "sm_90a")
+            .collect();
+        let names: Vec<_> = both.iter().map(|one| one.image()).collect();
+        assert_eq!(
+            names,
+            [
+                "wmma_d64_32x64_w4_s2_f16_sm_90a",
+                "wmma_d64_32x64_w4_s2_f16_softcap_sm_90a"
+            ]
+        );
+        assert_eq!(both[0].kernel(), both[1].kernel());
+        assert_eq!(both[1].entry(), "warptile_wmma_d64_32x64_w4_s2_f16_softcap");
+        let flags: Vec<bool> = both
+            .iter()
+            .map(|one| {
+                one.flags()
+                    .iter()
+                    .any(|flag| flag == "-DWARPTILE_VARIANT_SOFTCAP")
+            })
+            .collect();
+        assert_eq!(flags, [false, true]);
+        let unknown = parse(&FAMILY.replace("stages = 2 }", &row.replace("softcap", "soft")));
+        assert!(unknown.unwrap_err().to_string().contains("soft"));
     }
 
     #[test]

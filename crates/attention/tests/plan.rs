@@ -230,6 +230,28 @@ fn an_unknown_kernel_is_an_error_with_suggestions() {
 }
 
 #[test]
+fn a_kernel_runs_the_image_that_does_no_more_than_it_must() {
+    let kernel = Choice::Kernel("wgmma_d128_128x128_w12_s2".to_owned());
+    let h200 = DeviceProfile::h200();
+    for (words, name) in [
+        ("", "wgmma_d128_128x128_w12_s2_f16_sm_90a"),
+        ("softcap=30", "wgmma_d128_128x128_w12_s2_f16_softcap_sm_90a"),
+    ] {
+        let problem = case(&format!("b1 h2 q300 k300 d128 f16 {words} seed=1"))
+            .call()
+            .problem();
+        let plan = Plan::gpu(problem, &h200, &kernel).unwrap();
+        assert_eq!(plan.image().map(|image| image.name), Some(name), "{plan}");
+    }
+    let capped = case("b1 h2 q300 k300 d128 f16 softcap=30 seed=1")
+        .call()
+        .problem();
+    let plain = Choice::Image("wgmma_d128_128x128_w12_s2_f16_sm_90a".to_owned());
+    let error = Plan::gpu(capped, &h200, &plain).unwrap_err();
+    assert!(error.to_string().contains("a softcap"), "{error}");
+}
+
+#[test]
 fn what_the_hopper_kernels_lack_goes_to_another_family_and_is_said() {
     for (words, feature) in [
         ("alibi=head", Features::ALIBI),

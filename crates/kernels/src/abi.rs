@@ -15,6 +15,13 @@ use crate::capability;
 /// everything too, and `row + window` fits 32 bits.
 pub const WINDOW_UNLIMITED: i32 = 1 << 30;
 
+/// Bit of `ragged`: some offset or length lies on the device, so that lengths have to be read.
+pub const RAGGED: i32 = 1;
+
+/// Bit of `ragged`: some of the keys' do, so that rows of k and v may follow a sequence's last one that belong to another
+/// sequence, or to nobody.
+pub const RAGGED_KEYS: i32 = 2;
+
 /// First word of an image's record: "WTR2".
 pub const RECORD_MAGIC: u32 = 0x5754_5232;
 
@@ -154,14 +161,6 @@ declare! {
     /// Where the sequences of a batch begin and how long they are. Nobody has validated what lies on the device: kernels
     /// clamp offsets to `query_rows` and `key_rows`, and lengths to `query_len` and `key_len`.
     struct Sequences {
-        /// [batch + 1] first rows of packed queries; null: dense.
-        query_offsets: u64 = "const int*",
-        /// [batch + 1] first rows of packed keys and values; null: dense.
-        key_offsets: u64 = "const int*",
-        /// `[batch]` rows in use of each sequence of queries; null: all.
-        query_lengths: u64 = "const int*",
-        /// `[batch]` rows in use of each sequence of keys and values; null: all.
-        key_lengths: u64 = "const int*",
         /// Sequences.
         batch: i32,
         /// Most queries of a sequence; dense without lengths: of each.
@@ -172,8 +171,16 @@ declare! {
         query_rows: i32,
         /// Rows of k and v in a batch entry; packed: in all.
         key_rows: i32,
-        /// Unused.
-        padding: i32,
+        /// [`RAGGED`] and [`RAGGED_KEYS`], as the pointers have it: one word is asked for sooner than four.
+        ragged: i32,
+        /// [batch + 1] first rows of packed queries; null: dense.
+        query_offsets: u64 = "const int*",
+        /// [batch + 1] first rows of packed keys and values; null: dense.
+        key_offsets: u64 = "const int*",
+        /// `[batch]` rows in use of each sequence of queries; null: all.
+        query_lengths: u64 = "const int*",
+        /// `[batch]` rows in use of each sequence of keys and values; null: all.
+        key_lengths: u64 = "const int*",
     }
 
     /// Pages of keys and values that a table gives to sequences. No kernel reads it yet.
@@ -190,6 +197,18 @@ declare! {
 
     /// From a dot product to a score, and which scores count: scale, softcap, ALiBi, bias, then mask.
     struct Scoring {
+        /// Finite; score = scale * q.k.
+        scale: f32,
+        /// cap * tanh(score / cap) when > 0; 0 for none.
+        softcap: f32,
+        /// A query sees keys down to `diagonal - window_left`, ...
+        window_left: i32,
+        /// ... and up to `diagonal + window_right`; causal is (WINDOW_UNLIMITED, 0).
+        window_right: i32,
+        /// diagonal(i) = i if set, else i + key length - query length.
+        align_top_left: i32,
+        /// Unused.
+        padding: i32,
         /// [slopes_batch * batch + head] ALiBi slopes; null: none.
         slopes: u64 = "const float*",
         /// `[head]` logits that join the denominator; null: none.
@@ -216,18 +235,6 @@ declare! {
         mask_row: i64,
         /// Bytes of the mask between keys.
         mask_key: i64,
-        /// Finite; score = scale * q.k.
-        scale: f32,
-        /// cap * tanh(score / cap) when > 0; 0 for none.
-        softcap: f32,
-        /// A query sees keys down to `diagonal - window_left`, ...
-        window_left: i32,
-        /// ... and up to `diagonal + window_right`; causal is (WINDOW_UNLIMITED, 0).
-        window_right: i32,
-        /// diagonal(i) = i if set, else i + key length - query length.
-        align_top_left: i32,
-        /// Unused.
-        padding: i32,
     }
 
     /// How the tiles of a launch are shared out.
@@ -252,8 +259,25 @@ declare! {
         padding: i32,
     }
 
-    /// Block of the kernels that read through addresses.
+    /// Block of the kernels that read through addresses. What a CTA asks for before its first load comes first: those constants
+    /// are not in its multiprocessor's cache yet.
     struct Forward {
+        /// Tiles.
+        work: Work,
+        /// Query heads.
+        heads: i32,
+        /// Key/value heads; divides `heads`.
+        kv_heads: i32,
+        /// Elements of a row of q and k: at most the tiling's, a multiple of 8.
+        head_dim: i32,
+        /// Elements of a row of v and out. The kernels of today take it as equal to `head_dim`.
+        value_dim: i32,
+        /// Lengths.
+        sequences: Sequences,
+        /// Scores.
+        scoring: Scoring,
+        /// Where keys and values lie if they are paged.
+        pages: Pages,
         /// Queries.
         q: Tensor,
         /// Keys.
@@ -268,22 +292,6 @@ declare! {
         lse_batch: i64,
         /// Elements of the lse between heads; its rows are contiguous.
         lse_head: i64,
-        /// Lengths.
-        sequences: Sequences,
-        /// Where keys and values lie if they are paged.
-        pages: Pages,
-        /// Scores.
-        scoring: Scoring,
-        /// Tiles.
-        work: Work,
-        /// Query heads.
-        heads: i32,
-        /// Key/value heads; divides `heads`.
-        kv_heads: i32,
-        /// Elements of a row of q and k: at most the tiling's, a multiple of 8.
-        head_dim: i32,
-        /// Elements of a row of v and out. The kernels of today take it as equal to `head_dim`.
-        value_dim: i32,
     }
 
     /// A tensor map as cuTensorMapEncodeTiled fills it in; only the copy engine reads it.
@@ -344,6 +352,22 @@ declare! {
         shared_bytes: u32,
         /// Unused.
         padding: u32,
+    }
+}
+
+impl Sequences {
+    /// With `ragged` as the pointers have it.
+    #[must_use]
+    pub const fn with_ragged(self) -> Self {
+        let keys = self.key_offsets | self.key_lengths;
+        let mut ragged = 0;
+        if keys | self.query_offsets | self.query_lengths != 0 {
+            ragged |= RAGGED;
+        }
+        if keys != 0 {
+            ragged |= RAGGED_KEYS;
+        }
+        Sequences { ragged, ..self }
     }
 }
 
@@ -463,6 +487,7 @@ pub fn cpp_header() -> String {
         "// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs and capability.rs, where to change it.\n\
          #pragma once\n\nnamespace warptile {\n\n",
         &format!("constexpr int WINDOW_UNLIMITED = {WINDOW_UNLIMITED};\n"),
+        &format!("constexpr int RAGGED = {RAGGED}, RAGGED_KEYS = {RAGGED_KEYS};\n"),
         &format!("constexpr unsigned RECORD_MAGIC = {RECORD_MAGIC:#x};\n\n"),
         &capability::cpp_constants(),
         "\n",

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
+use warptile_kernels::abi::{Forward, ForwardTma};
 use warptile_kernels::elf::{EM_CUDA, Elf};
 use warptile_kernels::record::ImageRecord;
-use warptile_kernels::{Image, Target, catalog, image, kernels, packs};
+use warptile_kernels::{Features, Image, Target, catalog, image, kernels, packs};
 
 /// Embedded bytes a user pays for, less than this: 5.5 MB.
 const EMBEDDED_LIMIT: usize = 5_500_000;
@@ -46,20 +47,35 @@ fn names_are_sorted_unique_and_follow_the_contents() {
                 tiling.stages
             )
         );
-        assert_eq!(
-            image.name,
-            format!("{}_{}_{}", image.kernel, image.element, image.target)
-        );
-        assert_eq!(
-            image.entry,
-            format!("warptile_{}_{}", image.kernel, image.element)
-        );
+        // A variant's name stands between element and target.
+        let function = format!("{}_{}", image.kernel, image.element);
+        let variant = image
+            .name
+            .strip_prefix(&function)
+            .and_then(|rest| rest.strip_suffix(&format!("_{}", image.target)));
+        let variant = variant.unwrap_or_else(|| panic!("{} is misnamed", image.name));
+        assert!(["", "_softcap"].contains(&variant), "{}", image.name);
+        assert_eq!(image.entry, format!("warptile_{function}{variant}"));
         assert!(
-            contents.insert((image.kernel, image.element, image.target)),
+            contents.insert((image.kernel, image.element, image.target, variant)),
             "{} is there twice",
             image.name
         );
     }
+}
+
+#[test]
+fn a_variant_has_what_the_plain_image_lacks_and_nothing_else() {
+    let variants = catalog()
+        .iter()
+        .filter(|image| image.name.contains("_softcap_"));
+    for variant in variants.clone() {
+        let plain = image(&variant.name.replace("_softcap", "")).expect(variant.name);
+        assert_eq!(variant.features - plain.features, Features::SOFTCAP);
+        assert!((plain.features - variant.features).is_empty());
+        assert_eq!(variant.tiling, plain.tiling);
+    }
+    assert!(variants.count() > 0);
 }
 
 #[test]
@@ -167,22 +183,35 @@ fn ptx_is_text_for_its_target() {
 }
 
 #[test]
-fn the_record_in_a_cubin_is_what_the_catalog_says() {
-    for image in cubins() {
-        let record = ImageRecord::read(&unpack(image)).unwrap();
-        assert_eq!(record.tiling, image.tiling, "{}", image.name);
+fn the_record_in_an_image_is_what_the_catalog_says() {
+    for image in catalog() {
+        let record = ImageRecord::read(&unpack(image)).expect(image.name);
+        let name = image.name;
+        assert_eq!(record.tiling, image.tiling, "{name}");
         assert_eq!(
             record.element_bytes as usize,
             image.element.size(),
-            "{}",
-            image.name
+            "{name}"
         );
         assert_eq!(
             record.shared_bytes, image.resources.dynamic_shared_bytes,
-            "{}",
-            image.name
+            "{name}"
         );
-        assert_eq!(record.param_bytes, image.param_bytes, "{}", image.name);
+        assert_eq!(
+            (record.role, record.schedule),
+            (image.role, image.schedule),
+            "{name}"
+        );
+        assert_eq!(record.features, image.features, "{name}");
+        assert_eq!(
+            (record.abi_hash, record.param_bytes),
+            (image.abi_hash, image.param_bytes),
+            "{name}"
+        );
+        assert!(
+            record.takes::<Forward>() || record.takes::<ForwardTma>(),
+            "{name}"
+        );
     }
 }
 

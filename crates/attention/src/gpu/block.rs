@@ -47,7 +47,8 @@ pub(crate) fn forward(
             query_rows: count(queries.rows()),
             key_rows: count(keys.rows()),
             ..Default::default()
-        },
+        }
+        .with_ragged(),
         pages: abi::Pages::default(),
         scoring: scoring(call, at),
         work: abi::Work {
@@ -260,6 +261,25 @@ mod tests {
             (2, 6, 5)
         );
         assert_eq!((lengths.query_rows, lengths.key_rows), (10, 10));
+    }
+
+    #[test]
+    fn one_word_says_what_must_be_read() {
+        let layout = Layout::bshd([1, 4, 2, 8]);
+        let call = Call::builder(&layout, &layout, &layout, ElementType::F32)
+            .build()
+            .unwrap();
+        let ragged = |set: fn(&mut Addresses)| {
+            let mut at = Addresses::default();
+            set(&mut at);
+            forward(&call, &shape(), &at, 0).sequences.ragged
+        };
+        assert_eq!(ragged(|_| {}), 0);
+        assert_eq!(ragged(|at| at.query_offsets = 64), abi::RAGGED);
+        assert_eq!(ragged(|at| at.query_lengths = 64), abi::RAGGED);
+        let keys = abi::RAGGED | abi::RAGGED_KEYS;
+        assert_eq!(ragged(|at| at.key_offsets = 64), keys);
+        assert_eq!(ragged(|at| at.key_lengths = 64), keys);
     }
 
     #[test]

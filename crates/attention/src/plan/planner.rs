@@ -1,5 +1,6 @@
 //! Choosing the kernels of a plan.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
@@ -159,14 +160,29 @@ impl<'a> Planner<'a> {
                 laid_out_for: any.tiling.head_dim,
             });
         }
-        let image = of_element
+        let mut runs = of_element
             .clone()
             .filter(|image| image.target.runs_on(device.major, device.minor))
-            .max_by_key(|image| preference(image.target))
-            .ok_or_else(|| Reason::NoImage {
+            .peekable();
+        if runs.peek().is_none() {
+            return Err(Reason::NoImage {
                 targets: of_element.map(|image| image.target).collect(),
-            })?;
-        let lacks: Features = problem.needs() - image.features;
+            });
+        }
+        let lacks = |image: &Image| -> Features { problem.needs() - image.features };
+        // What else an image can do costs time.
+        let image = runs
+            .clone()
+            .filter(|image| lacks(image).is_empty())
+            .max_by_key(|image| {
+                (
+                    preference(image.target),
+                    Reverse(image.features.iter().count()),
+                )
+            })
+            .or_else(|| runs.min_by_key(|image| lacks(image).iter().count()))
+            .ok_or(Reason::Element(element))?;
+        let lacks = lacks(image);
         if !lacks.is_empty() {
             return Err(Reason::Lacks(lacks));
         }
