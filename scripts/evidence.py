@@ -27,6 +27,7 @@ import time
 BUNDLE = pathlib.Path(__file__).resolve().parent.parent
 WARPTILE = BUNDLE / "bin" / "warptile"
 SHAPES = BUNDLE / "benches/peers/shapes.txt"
+UNEVEN = BUNDLE / "benches/peers/uneven.txt"
 PEERS = BUNDLE / "benches/peers/attention_peers.py"
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
@@ -472,12 +473,13 @@ def of_peers(evidence, what, arguments):
 
 def bench(evidence):
     """The planner's choice once more and alone, which shows the noise; every kernel on the shapes that are profiled; the best of
-    each family on all shapes."""
+    each family on all shapes; sequences of very different lengths, packed together and in parts."""
     profiled = [word for shape, _ in PROFILED for word in ("--shape", shape)]
     for name, arguments in (
         ("noise", ["--file", SHAPES, "--samples", 30, "--seconds", 0.3]),
         ("kernels", ["--kernel", "all", "--samples", 10, "--seconds", 0.1, *profiled]),
         ("families", ["--kernel", "families", "--samples", 10, "--seconds", 0.1, "--file", SHAPES]),
+        ("uneven", ["--samples", 15, "--seconds", 0.3, "--file", UNEVEN]),
     ):
         _, _, rows = warptile(evidence, f"bench {name}", ["bench", *on(evidence), *arguments], LIMITS["bench"])
         evidence.write(f"{name}.json", rows=rows or [])

@@ -31,7 +31,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 10] = [
+const BLOCKS: [(&str, Maker); 11] = [
     ("support", |data| support::table(&data.images, &data.checks)),
     ("unproven", |data| {
         checks::unproven(&data.images, &data.checks)
@@ -47,6 +47,7 @@ const BLOCKS: [(&str, Maker); 10] = [
     ("families", |data| {
         speed::families(&data.families, &data.rows)
     }),
+    ("uneven", |data| speed::uneven(&data.uneven)),
     ("plots", |data| plot::links(&data.plotted())),
 ];
 
@@ -100,6 +101,8 @@ struct Data {
     rows: Vec<BenchRow>,
     /// The best kernel of each family.
     families: Vec<BenchRow>,
+    /// Packed sequences of very different lengths, together and in parts.
+    uneven: Vec<BenchRow>,
     errors: Vec<ErrorRow>,
 }
 
@@ -180,6 +183,7 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
         checks: Checks::read(&evidence)?,
         rows: read_rows(&evidence)?,
         families: read_optional::<Rows<_>>(&evidence.join("families.json"))?.into_rows(),
+        uneven: read_optional::<Rows<_>>(&evidence.join("uneven.json"))?.into_rows(),
         errors: read_optional::<Rows<_>>(&evidence.join("errors.json"))?.into_rows(),
     };
     let mut generated = Vec::new();
@@ -327,6 +331,7 @@ mod tests {
             checks: Checks::default(),
             rows: Vec::new(),
             families: Vec::new(),
+            uneven: Vec::new(),
             errors: Vec::new(),
         };
         fill(Path::new("README.md"), text, &data)

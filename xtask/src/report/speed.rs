@@ -275,6 +275,41 @@ pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
     )
 }
 
+/// What sequences of very different lengths take packed together, beside what the parts take.
+pub(super) fn uneven(rows: &[BenchRow]) -> String {
+    let rows = rows.iter().filter(|row| row.method == "graph");
+    let mut of_mask: BTreeMap<&str, Vec<&BenchRow>> = BTreeMap::new();
+    for row in rows {
+        of_mask.entry(&row.mask).or_default().push(row);
+    }
+    let mut lines = Vec::new();
+    for (mask, mut rows) in of_mask.into_iter().rev() {
+        // The whole has more sequences than any part.
+        rows.sort_by_key(|row| std::cmp::Reverse(row.batch));
+        let parts: f64 = rows.iter().skip(1).map(|row| row.median_us).sum();
+        lines.extend(rows.iter().enumerate().map(|(i, row)| {
+            let share = match (i, rows.len()) {
+                (0, 3..) => format!("{:.2}", row.median_us / parts),
+                _ => String::new(),
+            };
+            let cells =
+                [mask, &row.batch.to_string(), &row.query_len.to_string()].map(String::from);
+            [&cells[..], &[format!("{:.1}", row.median_us), share]].concat()
+        }));
+    }
+    if lines.is_empty() {
+        return "Nothing is measured yet.\n".to_owned();
+    }
+    let header = [
+        "mask",
+        "sequences",
+        "longest",
+        "microseconds",
+        "of its parts' sum",
+    ];
+    markdown_table(&header, lines)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::bench::tests::row;
@@ -374,6 +409,19 @@ mod tests {
             text.contains("f16 has 0.990 to 0.990 of bf16's speed in the 1 problems"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_batch_is_compared_with_its_parts() {
+        let part = |batch, len, us| {
+            let mut row = row("warptile", 128, len, 1.0);
+            row.batch = batch;
+            row.median_us = us;
+            row
+        };
+        let text = uneven(&[part(64, 900, 12.0), part(1, 900, 10.0), part(63, 8, 5.0)]);
+        assert!(text.contains("| none | 64 | 900 | 12.0 | 0.80 |"), "{text}");
+        assert!(text.contains("| none | 63 | 8 | 5.0 |  |"), "{text}");
     }
 
     #[test]
