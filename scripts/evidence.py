@@ -557,7 +557,7 @@ PARTS = {
 WRITTEN = {
     "peers": ("bench-warptile", "bench-peers"),
     "errors": ("errors",),
-    "bench": ("noise", "kernels", "families"),
+    "bench": ("noise", "kernels", "families", "uneven"),
     "ncu": ("ncu",),
     "verify": ("verify", "verify-*", "images"),
     "launches": ("launches",),
