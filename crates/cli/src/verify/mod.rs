@@ -104,7 +104,7 @@ const DRAWS_PER_PROBLEM: u64 = 50;
 const FEW_MULTIPROCESSORS: u64 = 5;
 
 /// Runs the command.
-pub(crate) fn run(args: &VerifyArgs, console: &mut impl Write) -> Result<(), Failure> {
+pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Failure> {
     if let Some(json) = &args.json {
         json.check()?;
     }
