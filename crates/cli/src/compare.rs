@@ -53,7 +53,7 @@ struct Difference {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &CompareArgs, console: &mut impl Write) -> Result<(), Failure> {
+pub(crate) fn run(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
     for (option, value) in [("atol", args.atol), ("rtol", args.rtol)] {
         // NaN is neither.
         if !(value >= 0.0 && value.is_finite()) {

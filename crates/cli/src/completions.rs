@@ -20,7 +20,7 @@ pub(crate) struct CompletionsArgs {
 /// Runs the command for the command line `C`.
 pub(crate) fn run<C: CommandFactory>(
     args: &CompletionsArgs,
-    console: &mut impl Write,
+    console: &mut dyn Write,
 ) -> Result<(), Failure> {
     // By way of memory: the generator panics where it cannot write.
     let mut script = Vec::new();

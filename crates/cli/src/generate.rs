@@ -30,7 +30,7 @@ pub(crate) struct GenArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &GenArgs, console: &mut impl Write) -> Result<(), Failure> {
+pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure> {
     let case = &args.case;
     if case.layout == LayoutKind::Gaps || case.unaligned || case.used.is_some() {
         return Err(Failure::Input(

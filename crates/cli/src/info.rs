@@ -85,7 +85,7 @@ struct ImageInfo {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &InfoArgs, console: &mut impl Write) -> Result<(), Failure> {
+pub(crate) fn run(args: &InfoArgs, console: &mut dyn Write) -> Result<(), Failure> {
     let driver = Driver::load();
     let info = gather(&driver)?;
     match (&info.driver, &info.driver_error) {
@@ -187,7 +187,7 @@ fn joined<T: Ord + ToString>(items: impl Iterator<Item = T>) -> String {
     words.join(" ")
 }
 
-fn print_catalog(every_kernel: bool, console: &mut impl Write) -> Result<(), Failure> {
+fn print_catalog(every_kernel: bool, console: &mut dyn Write) -> Result<(), Failure> {
     let images = catalog();
     let packed: usize = packs().map(<[u8]>::len).sum();
     writeln!(
@@ -250,7 +250,7 @@ fn print_catalog(every_kernel: bool, console: &mut impl Write) -> Result<(), Fai
     Ok(())
 }
 
-fn print_choices(info: &Info, explain: bool, console: &mut impl Write) -> Result<(), Failure> {
+fn print_choices(info: &Info, explain: bool, console: &mut dyn Write) -> Result<(), Failure> {
     if info.devices.is_empty() {
         writeln!(
             console,

@@ -59,7 +59,7 @@ impl Command {
         matches!(json, Some(Target::Stdout))
     }
 
-    fn run(&self, console: &mut impl Write) -> Result<(), Failure> {
+    fn run(&self, console: &mut dyn Write) -> Result<(), Failure> {
         match self {
             Command::Run(args) => run::run(args, console),
             Command::Info(args) => info::run(args, console),

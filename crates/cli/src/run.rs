@@ -81,7 +81,7 @@ pub(crate) struct RunArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &RunArgs, console: &mut impl Write) -> Result<(), Failure> {
+pub(crate) fn run(args: &RunArgs, console: &mut dyn Write) -> Result<(), Failure> {
     let mut scoring = Scoring::new().mask(options::mask(args.causal, args.window)?);
     (scoring.scale, scoring.softcap) = (args.scale, args.softcap);
     let settings = Settings {
@@ -118,7 +118,7 @@ fn run_typed<T: Element>(
     settings: &Settings,
     inputs: &Inputs<T>,
     output: Option<Replacement>,
-    console: &mut impl Write,
+    console: &mut dyn Write,
 ) -> Result<(), Failure> {
     // Before a device is opened: what is wrong with the input is wrong everywhere.
     let call = inputs.call(settings)?;
@@ -256,7 +256,7 @@ impl Expected {
         inputs: &Inputs<T>,
         call: &Call,
         answer: &Answer<T>,
-        console: &mut impl Write,
+        console: &mut dyn Write,
     ) -> Result<(), Failure> {
         // The reference takes far longer than the call: its time is shown where somebody watches.
         let spinner = ProgressBar::new_spinner().with_style(
@@ -298,7 +298,7 @@ impl ExpectedTensor {
         &self,
         verdict: Verdict,
         missed: &mut Vec<&'static str>,
-        console: &mut impl Write,
+        console: &mut dyn Write,
     ) -> Result<(), Failure> {
         writeln!(
             console,

@@ -81,7 +81,7 @@ impl Earlier {
         &self,
         rows: &[Row],
         by_kernel: bool,
-        console: &mut impl Write,
+        console: &mut dyn Write,
     ) -> Result<(), Failure> {
         let kernel = |kernel: &str| by_kernel.then(|| kernel.to_owned());
         let earlier: BTreeMap<_, f64> = self

@@ -134,7 +134,7 @@ fn wait_for_line() -> bool {
 type Times = Vec<(Method, Vec<f64>)>;
 
 /// Runs the command.
-pub(crate) fn run(args: &BenchArgs, console: &mut impl Write) -> Result<(), Failure> {
+pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failure> {
     let cases = cases_of(args)?;
     let effort = Effort {
         samples: args.samples as usize,

@@ -117,7 +117,7 @@ const FEW_MULTIPROCESSORS: u64 = 5;
 const TURNS_TO_HOST: u64 = 17;
 
 /// Runs the command.
-pub(crate) fn run(args: &VerifyArgs, console: &mut impl Write) -> Result<(), Failure> {
+pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Failure> {
     if let Some(json) = &args.json {
         json.check()?;
     }

@@ -216,7 +216,7 @@ impl Totals {
         });
     }
 
-    pub(super) fn print(&self, backend: &str, console: &mut impl Write) -> io::Result<()> {
+    pub(super) fn print(&self, backend: &str, console: &mut dyn Write) -> io::Result<()> {
         for failure in self.failures.iter().take(FAILURES_SHOWN) {
             writeln!(
                 console,
