@@ -1,9 +1,10 @@
 //! What a launch costs the host, at both levels of the interface. The problem is so small that the GPU keeps up.
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use warptile::{Attention, Choice};
+use warptile::gpu::{Addresses, Gpu, Session};
+use warptile::{Attention, Call, Choice, Family, Layout};
 use warptile_benches::{Half, case, gpu_backend};
-use warptile_driver::DeviceBuffer;
+use warptile_driver::{DeviceBuffer, Stream};
 
 /// Launches between two waits: fewer than a stream's queue holds, so that none waits for the GPU.
 const LAUNCHES: usize = 100;
@@ -42,6 +43,10 @@ fn launch_on(criterion: &mut Criterion, backend: &warptile::Backend) -> warptile
         return Err(error.into());
     }
 
+    for family in [Family::Scalar, Family::Wgmma] {
+        raw_launches(criterion, gpu, &call, family)?;
+    }
+
     let (out_len, lse_len) = (call.out().required_len().unwrap_or(0), call.lse_len());
     criterion.bench_function(
         "launch/the memory of one output, had and dropped",
@@ -70,6 +75,56 @@ fn launch_on(criterion: &mut Criterion, backend: &warptile::Backend) -> warptile
         });
     });
     Ok(())
+}
+
+/// Launches of a prepared call on somebody else's stream: one driver call each, and three encodings of tensor maps for the
+/// kernels that read through them.
+fn raw_launches(
+    criterion: &mut Criterion,
+    gpu: &Gpu,
+    call: &Call,
+    family: Family,
+) -> warptile_check::Result<()> {
+    let prepared = match gpu.prepare(call.problem(), &Choice::Family(family)) {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            eprintln!("not measured: {error}");
+            return Ok(());
+        }
+    };
+    let stream = Stream::new(gpu.context())?;
+    let len = |layout: &Layout| layout.required_len().unwrap_or(0);
+    let zeroed = |layout: &Layout| DeviceBuffer::<Half>::zeroed(&stream, len(layout));
+    let (q, k, v) = (zeroed(call.q())?, zeroed(call.k())?, zeroed(call.v())?);
+    let (out, lse) = (
+        zeroed(call.out())?,
+        DeviceBuffer::<f32>::zeroed(&stream, call.lse_len())?,
+    );
+    let mut at = Addresses::default();
+    [at.q, at.k, at.v] = [&q, &k, &v].map(DeviceBuffer::pointer);
+    (at.out, at.lse) = (out.pointer(), lse.pointer());
+    let session = Session::new(gpu, stream.raw())?;
+    let _current = gpu.context().enter()?;
+    let mut failed = None;
+    criterion.bench_function(
+        &format!("launch/{LAUNCHES} raw launches, {family}"),
+        |bencher| {
+            bencher.iter_batched(
+                || stream.synchronize(),
+                |_idle| {
+                    for _ in 0..LAUNCHES {
+                        // SAFETY: the context is current, the stream is the session's alone, and the buffers, which have the
+                        // call's lengths, outlive the wait at the end of this function.
+                        let launched = unsafe { session.launch(&prepared, call, &at) };
+                        failed = launched.err().or(failed.take());
+                    }
+                },
+                BatchSize::PerIteration,
+            );
+        },
+    );
+    stream.synchronize()?;
+    failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
 criterion_group!(benches, launch);
