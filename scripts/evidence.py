@@ -32,7 +32,7 @@ PEERS = BUNDLE / "benches/peers/attention_peers.py"
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 # The most seconds one command may take. They are for what hangs: no part takes as long as its commands might.
-LIMITS = {"tests": 240, "verify": 300, "launches": 400, "acceptance": 300, "sanitizer": 450, "ncu": 60, "bench": 240}
+LIMITS = {"tests": 400, "verify": 300, "launches": 400, "acceptance": 300, "sanitizer": 450, "ncu": 60, "bench": 240}
 LIMITS |= {"peers": 400, "errors": 450}
 
 # Processes that share one GPU and its host well: most of what they do is on the host.
