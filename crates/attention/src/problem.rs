@@ -165,17 +165,40 @@ impl Problem {
             .fold(self.scoring.needs(), |all, (_, feature)| all | feature)
     }
 
-    /// Lengths of a typical sequence: of each where they are equal, the average of a packed batch.
+    /// Lengths of the sequence that a typical row belongs to: of each where they are equal. Of a packed batch the longest one has
+    /// the bound's and the others share the rest evenly, so that one long sequence among short ones counts by its rows; a
+    /// bound of all rows says nothing, and leaves the average.
     #[must_use]
     pub(crate) fn typical_lengths(&self) -> (usize, usize) {
-        let each = |packed: bool, rows: usize, bound: usize| match packed {
-            true => rows.div_ceil(self.batch.max(1)).min(bound),
-            false => bound,
+        let each = |packed: bool, rows: usize, bound: usize| {
+            let others = match (packed, self.batch) {
+                (false, _) => return bound,
+                (true, 0 | 1) => return rows.min(bound),
+                (true, batch) => batch - 1,
+            };
+            if bound >= rows {
+                return rows.div_ceil(self.batch);
+            }
+            let rest = rows - bound;
+            let (long, short) = (bound as f64, rest as f64 / others as f64);
+            ((long * long + rest as f64 * short) / rows as f64).round() as usize
         };
         (
             each(self.packed_queries, self.query_rows, self.query_len),
             each(self.packed_keys, self.key_rows, self.key_len),
         )
+    }
+}
+
+impl Problem {
+    /// Tiles of `block_m` rows in all, if every sequence were a typical one.
+    pub(crate) fn typical_tiles(&self, block_m: u32) -> f64 {
+        let len = self.typical_lengths().0;
+        let sequences = match self.packed_queries {
+            true => self.query_rows as f64 / len.max(1) as f64,
+            false => self.batch as f64,
+        };
+        sequences * len.div_ceil(block_m as usize) as f64 * self.heads as f64
     }
 }
 
@@ -278,7 +301,24 @@ mod tests {
                 .problem()
         };
         assert_eq!(problem(&[0, 50, 100]), problem(&[0, 48, 98]));
-        assert_eq!(problem(&[0, 50, 100]).typical_lengths(), (52, 52));
+        // The keys' bound is 64.
+        assert_eq!(problem(&[0, 50, 100]).typical_lengths(), (52, 55));
+        assert_eq!(problem(&[0, 50, 100]).typical_tiles(32), 16.0);
         assert!(problem(&[0, 50, 100]).needs().contains(Features::PACKED));
+    }
+
+    #[test]
+    fn a_long_sequence_among_short_ones_counts_by_its_rows() {
+        let typical = |offsets: &[i32], rows| {
+            let q = Layout::packed(rows, 4, 64);
+            let call = Call::builder(&q, &q, &q, ElementType::F16)
+                .packed(offsets, offsets)
+                .build()
+                .unwrap();
+            call.problem().typical_lengths()
+        };
+        // 1,024 of 1,152 rows see 1,024 keys, the others 64.
+        assert_eq!(typical(&[0, 1024, 1088, 1152], 1152), (917, 917));
+        assert_eq!(typical(&[0, 64], 64), (64, 64));
     }
 }

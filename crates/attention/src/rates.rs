@@ -94,7 +94,6 @@ impl Rates {
         problem: &Problem,
         image: &Image,
         device: &DeviceProfile,
-        tiles: u64,
         ctas_per_multiprocessor: u32,
     ) -> f64 {
         // Of kernels that were not measured the fewest tiles are as good a guess as any.
@@ -130,7 +129,8 @@ impl Rates {
             .unwrap_or(0);
         let longest = ((widest as f64 + beside) / block_n).ceil().clamp(1.0, all);
 
-        let per_multiprocessor = tiles as f64 / f64::from(device.multiprocessors.max(1));
+        let tiles = problem.typical_tiles(image.tiling.block_m);
+        let per_multiprocessor = tiles / f64::from(device.multiprocessors.max(1));
         let turns = per_multiprocessor.ceil().max(1.0);
         let blocks = if image.schedule == Schedule::Persistent && uneven {
             (per_multiprocessor * tile).max(longest + tile_end)

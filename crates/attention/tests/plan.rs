@@ -230,6 +230,23 @@ fn an_unknown_kernel_is_an_error_with_suggestions() {
 }
 
 #[test]
+fn one_long_sequence_among_short_ones_decides() {
+    let kernel = |packed: &str| {
+        let problem = case(&format!("packed={packed} h32 d128 bf16 seed=1"))
+            .call()
+            .problem();
+        Plan::gpu(problem, &DeviceProfile::h200(), &Choice::Best)
+            .unwrap()
+            .kernel_name()
+            .to_owned()
+    };
+    let short = ["128x128"; 63].join(",");
+    let long = kernel("16384x16384");
+    assert_eq!(kernel(&format!("16384x16384,{short}")), long);
+    assert_ne!(kernel(&short), long);
+}
+
+#[test]
 fn a_kernel_runs_the_image_that_does_no_more_than_it_must() {
     let kernel = Choice::Kernel("wgmma_d128_128x128_w12_s2".to_owned());
     let h200 = DeviceProfile::h200();

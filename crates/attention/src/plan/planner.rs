@@ -203,13 +203,9 @@ impl<'a> Planner<'a> {
             image,
             multiprocessors: device.multiprocessors.max(1),
             ctas_per_multiprocessor,
-            estimate_us: self.rates.estimate_us(
-                problem,
-                image,
-                device,
-                tiles,
-                ctas_per_multiprocessor,
-            ),
+            estimate_us: self
+                .rates
+                .estimate_us(problem, image, device, ctas_per_multiprocessor),
         })
     }
 }
