@@ -388,6 +388,7 @@ fn parse(text: &str) -> Result<Vec<Instance>, InstancesError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manifest::Manifest;
 
     const FAMILY: &str = r#"
         [[family]]
@@ -464,12 +465,24 @@ mod tests {
     }
 
     #[test]
-    fn the_committed_list_is_well_formed() {
-        assert!(
-            !parse(include_str!("../../kernels/instances.toml"))
-                .unwrap()
-                .is_empty()
-        );
+    fn every_listed_image_is_committed_and_no_other() {
+        let listed: BTreeSet<String> = parse(include_str!("../../kernels/instances.toml"))
+            .unwrap()
+            .iter()
+            .map(Instance::image)
+            .collect();
+        let manifest = include_str!("../../crates/kernels/images/manifest.json");
+        let manifest: Manifest = serde_json::from_str(manifest).unwrap();
+        let committed: BTreeSet<String> = manifest
+            .images
+            .into_iter()
+            .map(|image| image.name)
+            .collect();
+        let missing: Vec<_> = listed.difference(&committed).collect();
+        let superfluous: Vec<_> = committed.difference(&listed).collect();
+        assert!(!listed.is_empty());
+        assert!(missing.is_empty(), "not committed: {missing:?}");
+        assert!(superfluous.is_empty(), "not listed: {superfluous:?}");
     }
 
     #[test]
