@@ -307,7 +307,8 @@ template <class Traits> class Consumer {
     __device__ void wait_for_keys() const { barrier_wait(layout.keys_full(keys_at.stage), keys_at.parity); }
     __device__ void wait_for_values() const { barrier_wait(layout.values_full(values_at.stage), values_at.parity); }
 
-    // Rows past a sequence's end may be another sequence's, or nobody's: their weight is 0, but 0 * NaN is NaN. Every warpgroup clears them for itself, so none reads before it has cleared.
+    // Rows past a sequence's end may be another sequence's, or nobody's: their weight is 0, but 0 * NaN is NaN. Every warpgroup
+    // clears them for itself, so none reads before it has cleared.
     __device__ void clear_values_behind(int rows) const
     {
         if (rows >= Traits::BLOCK_N)

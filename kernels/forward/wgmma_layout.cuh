@@ -51,8 +51,8 @@ struct WgmmaTraits {
     static constexpr int PRODUCER_REGISTERS = CONSUMERS >= 3 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216;
 
-    // An image of its own: tanh would add a third to the instructions of the others, which short rows wait for. Three or four
-    // computing warpgroups have no registers to spare for it.
+    // An image of its own: tanh makes the code half as large again, and short rows wait for instructions. Three or four computing
+    // warpgroups have no registers to spare for it.
     static constexpr bool SOFTCAP = SOFTCAP_;
     static_assert(!SOFTCAP || CONSUMERS < 3, "registers for tanh");
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = SCHEDULE_PERSISTENT;
