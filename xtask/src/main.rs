@@ -75,7 +75,7 @@ enum Task {
 
     /// Compile the float64 reference that `verify` and the tests run on a GPU
     ///
-    /// Writes crates/check/gpu/reference.ptx from the source beside it, with the pinned compiler.
+    /// Writes crates/check/gpu/reference.ptx.zst from the source beside it, with the pinned compiler.
     BuildReference {
         /// Write nothing, and fail if what is committed differs
         #[arg(long)]

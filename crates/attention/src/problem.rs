@@ -165,9 +165,9 @@ impl Problem {
             .fold(self.scoring.needs(), |all, (_, feature)| all | feature)
     }
 
-    /// Lengths of the sequence that a typical row belongs to: of each where they are equal. Of a packed batch the longest one has
-    /// the bound's and the others share the rest evenly, so that one long sequence among short ones counts by its rows; a
-    /// bound of all rows says nothing, and leaves the average.
+    /// Lengths of the sequence that a typical row belongs to. Dense sequences all have the bound's. In a packed batch the longest
+    /// is taken to have the bound's and the others to share the rest evenly, so that one long sequence among short ones counts by
+    /// its rows. A bound as large as all rows says nothing of the longest; then it is the average.
     #[must_use]
     pub(crate) fn typical_lengths(&self) -> (usize, usize) {
         let each = |packed: bool, rows: usize, bound: usize| {
@@ -188,9 +188,7 @@ impl Problem {
             each(self.packed_keys, self.key_rows, self.key_len),
         )
     }
-}
 
-impl Problem {
     /// Tiles of `block_m` rows in all, if every sequence were a typical one.
     pub(crate) fn typical_tiles(&self, block_m: u32) -> f64 {
         let len = self.typical_lengths().0;

@@ -19,6 +19,9 @@ const IMAGE: &[u8] = include_bytes!("../gpu/reference.ptx.zst");
 /// `THREADS` in gpu/reference.cu.
 const THREADS: u32 = 256;
 
+/// Most CTAs of a launch: several for each multiprocessor of any GPU.
+const BLOCKS: usize = 1024;
+
 /// Most multiply-adds of a reference on a GPU.
 const MAX_WORK: f64 = (1_u64 << 43) as f64;
 
@@ -45,7 +48,6 @@ pub struct ReferenceOnGpu {
     f16: Kernel<Parameters>,
     bf16: Kernel<Parameters>,
     f32: Kernel<Parameters>,
-    blocks: usize,
 }
 
 /// `Row` in gpu/reference.cu.
@@ -155,8 +157,6 @@ impl ReferenceOnGpu {
                 bf16: kernel("reference_bf16")?,
                 f32: kernel("reference_f32")?,
                 stream,
-                // Several for each multiprocessor, whatever the profile says: its own number hides latency well enough.
-                blocks: 1024,
             })
         };
         Ok(load()?)
@@ -202,9 +202,7 @@ impl ReferenceOnGpu {
         let key_bound = rows.iter().map(|row| row.end_key - row.first_key).max();
         let key_bound = key_bound.unwrap_or(0).max(1) as usize;
         let most_blocks = (SCRATCH_BYTES / (4 * size_of::<f64>() * key_bound)).max(1);
-        let blocks = (rows.len() * call.heads())
-            .min(self.blocks)
-            .min(most_blocks);
+        let blocks = (rows.len() * call.heads()).min(BLOCKS).min(most_blocks);
 
         let [on_q, on_k, on_v] = [q, k, v].map(|view| DeviceBuffer::from_slice(stream, view.data));
         let (on_q, on_k, on_v) = (on_q?, on_k?, on_v?);

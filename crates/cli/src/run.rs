@@ -23,8 +23,8 @@ use crate::text;
 /// With cu_seqlens_q and cu_seqlens_k in the file the sequences are packed without padding, and shapes are
 /// [total, heads, head size].
 ///
-/// A file may also have: alibi_slopes, F32 of shape (heads) or (batch, heads); sinks, F32 of shape (heads), one logit that joins
-/// each row's denominator; bias, of q's type, added to the scores; key_mask, BOOL or U8, which hides a key where it is 0.
+/// A file may also have: alibi_slopes, F32, one for each head or of shape [batch, heads]; sinks, F32, for each head a logit that
+/// joins the denominator of its rows; bias, of q's type, added to the scores; key_mask, BOOL or U8, which hides a key where it is 0.
 /// The last two have shape [batch, heads, queries, keys], and a dimension of 1 stands for all. Any other tensor in the file is
 /// an error.
 #[derive(Debug, Args)]

@@ -160,28 +160,21 @@ impl<'a> Planner<'a> {
                 laid_out_for: any.tiling.head_dim,
             });
         }
-        let mut runs = of_element
-            .clone()
-            .filter(|image| image.target.runs_on(device.major, device.minor))
-            .peekable();
-        if runs.peek().is_none() {
-            return Err(Reason::NoImage {
-                targets: of_element.map(|image| image.target).collect(),
-            });
-        }
         let lacks = |image: &Image| -> Features { problem.needs() - image.features };
         // What else an image can do costs time.
-        let image = runs
+        let image = of_element
             .clone()
-            .filter(|image| lacks(image).is_empty())
-            .max_by_key(|image| {
+            .filter(|image| image.target.runs_on(device.major, device.minor))
+            .min_by_key(|image| {
                 (
-                    preference(image.target),
-                    Reverse(image.features.iter().count()),
+                    lacks(image).iter().count(),
+                    Reverse(preference(image.target)),
+                    image.features.iter().count(),
                 )
             })
-            .or_else(|| runs.min_by_key(|image| lacks(image).iter().count()))
-            .ok_or(Reason::Element(element))?;
+            .ok_or_else(|| Reason::NoImage {
+                targets: of_element.map(|image| image.target).collect(),
+            })?;
         let lacks = lacks(image);
         if !lacks.is_empty() {
             return Err(Reason::Lacks(lacks));
