@@ -14,6 +14,7 @@ use crate::manifest::{Manifest, ManifestEntry};
 use crate::packs::{self, Packs};
 use crate::record::ImageRecord;
 use crate::resources;
+use crate::sample::{sample, unsampled_differences};
 use crate::sources::Sources;
 use crate::toolchain::Toolchain;
 
@@ -318,8 +319,14 @@ pub fn check(
     };
     let (built, failures) = compile_all(layout, compiler, &sources, &compiled, progress)?;
 
-    let mut differences =
-        unsampled_differences(&selected, &compiled, compiler, &sources, &committed, &packs);
+    let mut differences = unsampled_differences(
+        &selected,
+        &compiled,
+        &compiler.toolchain.version,
+        &sources,
+        &committed,
+        &packs,
+    );
     for image in &built {
         let name = &image.entry.name;
         let Some(entry) = committed.get(name) else {
@@ -434,65 +441,6 @@ fn select(listed: &[Instance], selection: &Selection) -> Result<Vec<Instance>, B
         });
     }
     Ok(selected)
-}
-
-/// The first image of each family, element and target, and every tenth of the others, in an order that follows from `seed`.
-fn sample(selected: &[Instance], seed: &str) -> Vec<Instance> {
-    let mut shuffled: Vec<(String, &Instance)> = selected
-        .iter()
-        .map(|instance| {
-            let text = format!("{seed} {}", instance.image());
-            (files::sha256(text.as_bytes()), instance)
-        })
-        .collect();
-    shuffled.sort_by(|a, b| a.0.cmp(&b.0));
-    let mut seen = BTreeSet::new();
-    let mut others = 0;
-    shuffled
-        .into_iter()
-        .filter(|(_, instance)| {
-            let first = seen.insert((instance.family.clone(), instance.element, instance.target));
-            others += usize::from(!first);
-            first || others % 10 == 0
-        })
-        .map(|(_, instance)| instance.clone())
-        .collect()
-}
-
-/// What can be said of the images that are not compiled: whether they are committed, of these sources, and undamaged.
-fn unsampled_differences(
-    selected: &[Instance],
-    compiled: &[Instance],
-    compiler: &Compiler,
-    sources: &BTreeMap<String, Sources>,
-    committed: &BTreeMap<String, ManifestEntry>,
-    packs: &Packs,
-) -> Vec<String> {
-    let compiled: BTreeSet<String> = compiled.iter().map(Instance::image).collect();
-    let mut differences = Vec::new();
-    for instance in selected {
-        let name = instance.image();
-        if compiled.contains(&name) {
-            continue;
-        }
-        let Some(entry) = committed.get(&name) else {
-            differences.push(format!("{name}: not committed"));
-            continue;
-        };
-        let hash = sources
-            .get(&instance.source)
-            .map(|source| source.hash(instance, &compiler.toolchain.version));
-        if hash.as_ref() != Some(&entry.source_hash) {
-            differences.push(format!(
-                "{name}: source_hash is {:?} committed, {:?} now",
-                entry.source_hash,
-                hash.unwrap_or_default()
-            ));
-        } else if let Err(why) = packs.image(entry) {
-            differences.push(format!("{name}: {why}"));
-        }
-    }
-    differences
 }
 
 fn read_sources(

@@ -18,6 +18,7 @@ pub mod packs;
 pub mod reference;
 pub mod report;
 pub mod resources;
+mod sample;
 pub mod sources;
 pub mod toolchain;
 
