@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use warptile_kernels::abi::{Forward, ForwardTma};
 use warptile_kernels::elf::{EM_CUDA, Elf};
 use warptile_kernels::record::ImageRecord;
-use warptile_kernels::{Features, Image, Target, catalog, image, kernels, packs};
+use warptile_kernels::{Image, Target, catalog, image, kernels, packs};
 
 /// Embedded bytes a user pays for, less than this: 5.5 MB.
 const EMBEDDED_LIMIT: usize = 5_500_000;
