@@ -25,6 +25,7 @@ constexpr unsigned ROLE_COMBINE = 3;
 constexpr unsigned ROLE_APPEND = 4;
 constexpr unsigned SCHEDULE_ONE_TILE = 1;
 constexpr unsigned SCHEDULE_PERSISTENT = 2;
+constexpr unsigned SCHEDULE_SHARED_KEYS = 3;
 
 // A tensor of rows of one head each; the elements of a row are contiguous.
 struct Tensor {

@@ -45,7 +45,10 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     // Shared memory: rings, merged output, the warps' maxima and sums, segments, scratch of the search.
     static constexpr int SEGMENTS = 4; // described and not yet computed: two; the others are still being read
     static constexpr int MERGE_AT = WARPS * RING_BYTES;
-    static constexpr int STATS_AT = MERGE_AT + BLOCK_M * HEAD_DIM * (int)sizeof(float);
+    // Registers hold the queries where there are enough.
+    static constexpr bool SHARED_QUERIES = HEAD_DIM > 128;
+    static constexpr int QUERIES_AT = MERGE_AT + BLOCK_M * HEAD_DIM * (int)sizeof(float);
+    static constexpr int STATS_AT = QUERIES_AT + (SHARED_QUERIES ? BLOCK_M * ROW_BYTES : 0);
     static constexpr int SEGMENTS_AT = STATS_AT + WARPS * BLOCK_M * 2 * (int)sizeof(float);
     static constexpr int SCRATCH_AT = SEGMENTS_AT + SEGMENTS * (int)sizeof(Segment);
     static constexpr int SHARED_BYTES = SCRATCH_AT + (WARPS + 4) * (int)sizeof(unsigned);
@@ -148,16 +151,19 @@ template <class Traits> class Decode {
         constexpr int ROWS = 32 / LANES;                                        // at a time
         const int first_key = load_block * Traits::BLOCK_N + warp * KEYS;
         const unsigned to = ring + load_stage * Traits::STAGE_BYTES;
-        const int chunk = lane % LANES;
-        const bool inside = chunk * CHUNK<Element> < params.head_dim;
+        const int chunk = lane % LANES, first_row = lane / LANES;
+        const int rows = chunk * CHUNK<Element> < params.head_dim ? load_len - first_key : 0;
+        const long long first = first_key + first_row;
+        const Element* keys = load_keys + first * params.k.row + chunk * CHUNK<Element>;
+        const Element* values = load_values + first * params.v.row + chunk * CHUNK<Element>;
 #pragma unroll
         for (int i = 0; i < KEYS; i += ROWS) {
-            const int row = i + lane / LANES;
-            const long long key = first_key + row;
-            const bool valid = inside && key < load_len;
+            const int row = i + first_row;
             const unsigned at = to + row * Traits::ROW_BYTES + swizzled(row, chunk);
-            cp_async_16(at, load_keys + key * params.k.row + chunk * CHUNK<Element>, valid);
-            cp_async_16(at + Traits::GROUP_BYTES, load_values + key * params.v.row + chunk * CHUNK<Element>, valid);
+            cp_async_16(at, keys, row < rows);
+            cp_async_16(at + Traits::GROUP_BYTES, values, row < rows);
+            keys += ROWS * params.k.row;
+            values += ROWS * params.v.row;
         }
         cp_async_commit();
         load_block++;
@@ -173,6 +179,8 @@ template <class Traits> class Decode {
     __device__ void compute(int number)
     {
         const Segment& of = segment(number);
+        // Segments without a key of this warp are passed over: by now their places may hold others.
+        if (loading < number) start_loading(number);
         load_queries(of);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / FRAGMENT_COLUMNS; i++)
@@ -205,21 +213,57 @@ template <class Traits> class Decode {
             const int row = of.first_row + lane / 4 + 8 * i;
             const int query = row / group, head = of.kv_head * group + row % group;
             valid[i] = query < of.q.len;
-            from[i] = static_cast<const Element*>(params.q.address) + of.batch * params.q.batch + head * params.q.head +
-                      (long long)(of.q.first + query) * params.q.row + lane % 4 * 2;
+            from[i] = query_row(of, row) + lane % 4 * 2;
             slope[i] = valid[i] && params.scoring.slopes
                            ? params.scoring.slopes[of.batch * params.scoring.slopes_batch + head]
                            : 0.0f;
         }
+        if constexpr (Traits::SHARED_QUERIES) {
+            copy_queries(of);
+        } else {
 #pragma unroll
-        for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step++)
+            for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step++)
 #pragma unroll
-            for (int word = 0; word < 4; word++) {
-                const int row = word % 2, column = step * FRAGMENT_DEPTH + word / 2 * 8;
-                queries[step][word] = valid[row] && column < params.head_dim
-                                          ? __ldg(reinterpret_cast<const unsigned*>(from[row] + column))
-                                          : 0;
-            }
+                for (int word = 0; word < 4; word++) {
+                    const int row = word % 2, column = step * FRAGMENT_DEPTH + word / 2 * 8;
+                    queries[step][word] = valid[row] && column < params.head_dim
+                                              ? __ldg(reinterpret_cast<const unsigned*>(from[row] + column))
+                                              : 0;
+                }
+        }
+    }
+
+    __device__ const Element* query_row(const Segment& of, int row) const
+    {
+        const int query = row / group, head = of.kv_head * group + row % group;
+        return static_cast<const Element*>(params.q.address) + of.batch * params.q.batch + head * params.q.head +
+               (long long)(of.q.first + query) * params.q.row;
+    }
+
+    // To shared memory, by all threads; those of the segment before have been read.
+    __device__ void copy_queries(const Segment& of)
+    {
+        for (int i = threadIdx.x; i < Traits::BLOCK_M * Traits::ROW_CHUNKS; i += Traits::THREADS) {
+            const int row = i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
+            const bool valid = (of.first_row + row) / group < of.q.len && chunk * CHUNK<Element> < params.head_dim;
+            uint4 words = {0, 0, 0, 0};
+            if (valid)
+                words = __ldg(reinterpret_cast<const uint4*>(query_row(of, of.first_row + row) + chunk * CHUNK<Element>));
+            *reinterpret_cast<uint4*>(shared + Traits::QUERIES_AT + row * Traits::ROW_BYTES + swizzled(row, chunk)) = words;
+        }
+        __syncthreads();
+    }
+
+    __device__ void query_words(int step, unsigned (&words)[4]) const
+    {
+        if constexpr (Traits::SHARED_QUERIES) {
+            const int row = lane % 16;
+            load_matrices(words, shared_address(shared) + Traits::QUERIES_AT + row * Traits::ROW_BYTES +
+                                     swizzled(row, 2 * step + lane / 16));
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++) words[i] = queries[step][i];
+        }
     }
 
     __device__ void take_group(const Segment& of, int first_key, unsigned keys)
@@ -232,10 +276,12 @@ template <class Traits> class Decode {
             const int row = i * FRAGMENT_COLUMNS + lane % 8;
 #pragma unroll
             for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step += 2) {
-                unsigned words[4];
+                unsigned words[4], left[4];
                 load_matrices(words, keys + row * Traits::ROW_BYTES + swizzled(row, 2 * step + lane / 8));
-                mma<Element>(scores[i], queries[step], words[0], words[1]);
-                mma<Element>(scores[i], queries[step + 1], words[2], words[3]);
+                query_words(step, left);
+                mma<Element>(scores[i], left, words[0], words[1]);
+                query_words(step + 1, left);
+                mma<Element>(scores[i], left, words[2], words[3]);
             }
         }
         soften(of, first_key, scores);
@@ -258,6 +304,17 @@ template <class Traits> class Decode {
         }
     }
 
+    // Calls `change` with every score, the row of the two that this lane has part of, and the key.
+    template <class Change>
+    __device__ void each(float (&scores)[KEYS / FRAGMENT_COLUMNS][4], int first_key, Change change) const
+    {
+#pragma unroll
+        for (int i = 0; i < KEYS / FRAGMENT_COLUMNS; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                change(scores[i][j], j / 2, first_key + i * FRAGMENT_COLUMNS + lane % 4 * 2 + j % 2);
+    }
+
     // Dot products -> weights.
     __device__ void soften(const Segment& of, int first_key, float (&scores)[KEYS / FRAGMENT_COLUMNS][4])
     {
@@ -265,23 +322,23 @@ template <class Traits> class Decode {
         const int first_query = of.first_row / group;
         const int queries = (of.first_row + Traits::BLOCK_M - 1) / group - first_query + 1;
         const bool masked = mask.hides_part_of(first_query, queries, first_key, KEYS);
+        // One pass for each option, so that none is compiled into the others.
+        const ScoreRule rule(params.scoring, 0, of.q.len, of.k.len, LOG2_E);
+        each(scores, first_key, [&](float& score, int, int) { score = rule.score(score); });
+        if (rule.has_softcap()) each(scores, first_key, [&](float& score, int, int) { score = rule.with_softcap(score); });
+        const int query[2] = {(of.first_row + lane / 4) / group, (of.first_row + lane / 4 + 8) / group};
+        if (params.scoring.slopes)
+            each(scores, first_key, [&](float& score, int row, int key) {
+                score -= slope[row] * LOG2_E * fabsf((float)(query[row] + rule.shift - key));
+            });
+        if (masked)
+            each(scores, first_key, [&](float& score, int row, int key) {
+                if (!mask.sees(query[row], key)) score = negative_infinity();
+            });
         float largest[2] = {rows[0].max, rows[1].max};
+        each(scores, first_key, [&](float& score, int row, int) { largest[row] = fmaxf(largest[row], score); });
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            const int query = (of.first_row + lane / 4 + 8 * row) / group;
-            const ScoreRule rule(params.scoring, slope[row], of.q.len, of.k.len, LOG2_E);
-#pragma unroll
-            for (int i = 0; i < KEYS / FRAGMENT_COLUMNS; i++)
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    float& score = scores[i][2 * row + j];
-                    const int key = first_key + i * FRAGMENT_COLUMNS + lane % 4 * 2 + j;
-                    score = rule.score(score);
-                    if (rule.has_softcap()) score = rule.with_softcap(score);
-                    if (rule.has_alibi()) score = rule.with_alibi(score, query, key);
-                    if (masked && !mask.sees(query, key)) score = negative_infinity();
-                    largest[row] = fmaxf(largest[row], score);
-                }
             largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xffffffff, largest[row], 1));
             largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xffffffff, largest[row], 2));
         }
@@ -331,7 +388,7 @@ template <class Traits> class Decode {
             factor[row] = rescale(rows[row].max, largest);
             all[row] = {largest, sum};
         }
-#pragma unroll
+#pragma unroll 1
         for (int turn = 0; turn < Traits::WARPS; turn++) {
             if (turn == warp)
 #pragma unroll
@@ -477,7 +534,7 @@ template <class Traits> class Decode {
     int under_way = 0; // groups
     int stage = 0;     // that is computed next
 
-    unsigned queries[HEAD_DIM / FRAGMENT_DEPTH][4];
+    unsigned queries[Traits::SHARED_QUERIES ? 1 : HEAD_DIM / FRAGMENT_DEPTH][4];
     float output[HEAD_DIM / FRAGMENT_COLUMNS][4];
     RowSum rows[2];
     float slope[2];

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::files::{self, FileError};
 
 /// Families the catalog's `Family` enum knows.
-const FAMILIES: [&str; 4] = ["scalar", "wmma", "mma", "wgmma"];
+const FAMILIES: [&str; 5] = ["scalar", "wmma", "mma", "wgmma", "decode"];
 
 /// Why `instances.toml` is refused.
 #[derive(Debug, thiserror::Error)]

@@ -54,7 +54,13 @@ impl FromStr for Choice {
 
     /// A name that the catalog does not have becomes a kernel, which planning then rejects with the names most like it.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let families = [Family::Scalar, Family::Wmma, Family::Mma, Family::Wgmma];
+        let families = [
+            Family::Scalar,
+            Family::Wmma,
+            Family::Mma,
+            Family::Wgmma,
+            Family::Decode,
+        ];
         Ok(
             match families.iter().find(|family| family.to_string() == text) {
                 _ if text == "best" => Choice::Best,

@@ -209,6 +209,8 @@ numbered! {
         OneTile = 1, "one tile a CTA", "ONE_TILE";
         /// CTAs stay and take one tile after the other, from the counter if there is one.
         Persistent = 2, "persistent", "PERSISTENT";
+        /// CTAs share the keys of all sequences evenly, and merge the results of tiles that several have a part of.
+        SharedKeys = 3, "shared keys", "SHARED_KEYS";
     }
 }
 
@@ -260,6 +262,6 @@ mod tests {
             Schedule::from_number(Schedule::Persistent.number()),
             Some(Schedule::Persistent)
         );
-        assert_eq!(Schedule::from_number(3), None);
+        assert_eq!(Schedule::from_number(4), None);
     }
 }

@@ -51,6 +51,8 @@ pub enum Family {
     Mma,
     /// TMA, mbarriers and `wgmma`; compute capability 9.0 only.
     Wgmma,
+    /// Few queries against many keys: `mma.sync` on the query heads of a key/value head, keys shared among all CTAs.
+    Decode,
 }
 
 impl fmt::Display for Family {
@@ -60,6 +62,7 @@ impl fmt::Display for Family {
             Family::Wmma => "wmma",
             Family::Mma => "mma",
             Family::Wgmma => "wgmma",
+            Family::Decode => "decode",
         })
     }
 }

@@ -61,6 +61,8 @@ families! {
     Wmma;
     /// [`Family::Wgmma`].
     Wgmma;
+    /// [`Family::Decode`].
+    Decode;
 }
 
 /// A tiling that the catalog has a kernel of in the family `F`.

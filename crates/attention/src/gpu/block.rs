@@ -9,10 +9,10 @@ use crate::error::Result;
 use crate::gpu::slots::Addresses;
 use crate::layout::Layout;
 use crate::mask::Align;
-use crate::plan::LaunchShape;
+use crate::plan::{LaunchShape, Scratch};
 use crate::scoring::AlibiShape;
 
-/// The block of kernels that read through addresses. `counter` is the workspace's tile counter.
+/// The block of kernels that read through addresses.
 ///
 /// Counts fit 32 bits: the call has checked them against [`MAX_LEN`](crate::MAX_LEN), and strides that are stepped along lie
 /// below their layout's checked extent.
@@ -20,9 +20,13 @@ pub(crate) fn forward(
     call: &Call,
     shape: &LaunchShape,
     at: &Addresses,
-    counter: u64,
+    workspace: u64,
 ) -> abi::Forward {
     let count = |n: usize| n as i32;
+    let in_workspace = |used: bool, offset: usize| match used {
+        true => workspace + offset as u64,
+        false => 0,
+    };
     let (queries, keys) = (call.queries(), call.keys());
     let rows = call.q().rows();
     abi::Forward {
@@ -52,7 +56,9 @@ pub(crate) fn forward(
         pages: abi::Pages::default(),
         scoring: scoring(call, at),
         work: abi::Work {
-            counter: if shape.draws_tiles { counter } else { 0 },
+            counter: in_workspace(shape.needs_workspace(), 0),
+            semaphores: in_workspace(shape.shares_keys, Scratch::SEMAPHORES_AT),
+            partials: in_workspace(shape.shares_keys, Scratch::PARTS_AT),
             tiles: shape.tiles as i32,
             query_tiles: shape.query_tiles as i32,
             heads_at_once: shape.heads_at_once as i32,
@@ -185,6 +191,7 @@ mod tests {
             query_tiles: 4,
             heads_at_once: 1,
             draws_tiles: true,
+            shares_keys: false,
         }
     }
 

@@ -55,9 +55,9 @@ impl LoadedKernel {
         shape: &LaunchShape,
         call: &Call,
         at: &Addresses,
-        counter: u64,
+        workspace: u64,
     ) -> Result<Block> {
-        let forward = block::forward(call, shape, at, counter);
+        let forward = block::forward(call, shape, at, workspace);
         Ok(match self {
             LoadedKernel::Plain(_) => Block::Plain(forward),
             LoadedKernel::Mapped(kernel) => {

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::gpu::bindings::Bindings;
 use crate::gpu::kernel::LoadedKernel;
 use crate::gpu::slots::{Addresses, expected};
-use crate::gpu::workspace::Workspace;
+use crate::gpu::workspace::workspace_of;
 use crate::lengths::Numbers;
 use crate::plan::{Plan, Step};
 
@@ -100,13 +100,10 @@ impl Prepared {
         let capture = at.capture();
         let staged = self.stage(stream, call, &mut addresses)?;
         addresses.check(&expected)?;
-        let counter = match shapes.iter().any(|shape| shape.draws_tiles) {
-            true => Workspace::of(stream, capture)?.counter(),
-            false => 0,
-        };
+        let workspace = workspace_of(stream, capture, &shapes)?;
         let mut launches = Vec::with_capacity(1);
         for ((step, kernel), shape) in self.steps().zip(&shapes) {
-            let block = kernel.block(step, shape, call, &addresses, counter)?;
+            let block = kernel.block(step, shape, call, &addresses, workspace)?;
             launches.push((step, kernel, shape, block));
         }
         if let Some(capture) = capture {
@@ -178,7 +175,7 @@ impl Prepared {
             if shape.grid == 0 {
                 continue;
             }
-            if shape.draws_tiles && (workspace == 0 || !workspace.is_multiple_of(256)) {
+            if shape.needs_workspace() && (workspace == 0 || !workspace.is_multiple_of(256)) {
                 return Err(Error::Workspace {
                     address: workspace,
                     bytes: self.plan().scratch().bytes,

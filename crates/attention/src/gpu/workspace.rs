@@ -1,36 +1,50 @@
 //! Memory that a launch needs beside its tensors, one for each thing that can run by itself.
 
-use std::sync::Arc;
-
 use warptile_driver::{CaptureId, DevicePointer, Scratch, Stream};
 
 use crate::error::Result;
-use crate::plan::Scratch as Needed;
+use crate::plan::{LaunchShape, Scratch as Needed};
 
-/// The scratch memory of one stream, or of one capture on one stream: zeroed once, and left at zero by every launch.
+/// The scratch memory of one stream, or of one capture on one stream: zeroed once, and its counters left at zero by every launch.
 ///
 /// Two launches that may overlap never share one, because the only way to get one is from the stream that will run the launch:
-/// the launches of a stream run one after the other, and so do those of a graph.
+/// the launches of a stream run one after the other, and so do those of a graph. What CTAs that share keys leave there takes
+/// megabytes, so a stream has that workspace only if it runs such launches.
 #[derive(Debug)]
-pub(super) struct Workspace {
+struct Workspace<const SHARED_KEYS: bool> {
     memory: Scratch,
 }
 
-impl Workspace {
-    /// The workspace of what `stream` runs now: of its eager launches, or of the capture it is in.
-    pub(super) fn of(stream: &Stream, capture: Option<CaptureId>) -> Result<Arc<Self>> {
+impl<const SHARED_KEYS: bool> Workspace<SHARED_KEYS> {
+    fn of(stream: &Stream, capture: Option<CaptureId>) -> Result<DevicePointer> {
         let make = || {
-            let memory = Scratch::zeroed(stream.context(), Needed::most().bytes)?;
-            Ok(Workspace { memory })
+            let needed = match SHARED_KEYS {
+                true => Needed::most(),
+                false => Needed::counter(),
+            };
+            let memory = Scratch::zeroed(stream.context(), needed.bytes)?;
+            Ok(Self { memory })
         };
-        match capture {
+        // The stream or the capture keeps it.
+        let workspace = match capture {
             Some(capture) => stream.attached_in(capture, make),
             None => stream.attached(make),
-        }
+        };
+        workspace.map(|workspace| workspace.memory.pointer())
     }
+}
 
-    /// Where persistent kernels draw their tiles from.
-    pub(super) fn counter(&self) -> DevicePointer {
-        self.memory.pointer()
+/// The workspace of what `stream` runs now: of its eager launches, or of the capture it is in; 0 if no launch needs one.
+pub(super) fn workspace_of(
+    stream: &Stream,
+    capture: Option<CaptureId>,
+    launches: &[LaunchShape],
+) -> Result<DevicePointer> {
+    if launches.iter().any(|launch| launch.shares_keys) {
+        Workspace::<true>::of(stream, capture)
+    } else if launches.iter().any(LaunchShape::needs_workspace) {
+        Workspace::<false>::of(stream, capture)
+    } else {
+        Ok(0)
     }
 }

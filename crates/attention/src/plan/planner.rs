@@ -186,7 +186,7 @@ impl<'a> Planner<'a> {
                 available: device.shared_bytes_per_cta,
             });
         }
-        let tiles = tiles_of(problem, image.tiling.block_m);
+        let tiles = tiles_of(problem, image);
         if tiles > MAX_TILES {
             return Err(Reason::Grid { ctas: tiles });
         }

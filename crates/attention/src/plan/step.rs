@@ -38,6 +38,16 @@ pub struct LaunchShape {
     pub heads_at_once: u32,
     /// Whether CTAs draw their tiles from the workspace's counter.
     pub draws_tiles: bool,
+    /// Whether CTAs leave parts of tiles in the workspace.
+    pub shares_keys: bool,
+}
+
+impl LaunchShape {
+    /// Whether the launch uses the workspace.
+    #[must_use]
+    pub const fn needs_workspace(&self) -> bool {
+        self.draws_tiles || self.shares_keys
+    }
 }
 
 /// Device memory that a launch needs beside the tensors: zeroed once, and left at zero by every launch.
@@ -52,21 +62,50 @@ impl Scratch {
     /// The tile counter, with a cache line of its own.
     const COUNTER_BYTES: usize = 256;
 
-    pub(super) fn of(steps: &[Step]) -> Self {
-        let counts = |step: &Step| step.image.schedule == Schedule::Persistent;
+    /// CTAs that may share keys in a launch: more than any GPU has multiprocessors.
+    const SHARING_CTAS: usize = 256;
+
+    /// Where the semaphores of shared tiles begin: one a CTA.
+    pub(crate) const SEMAPHORES_AT: usize = Self::COUNTER_BYTES;
+
+    /// Where the parts of shared tiles begin: two a CTA, each BLOCK_M rows of the tiling's head size and two numbers, in fp32.
+    pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * Self::SHARING_CTAS;
+
+    const fn with_parts(ctas: usize, rows: usize, head_dim: usize) -> Self {
         Scratch {
-            bytes: match steps.iter().any(counts) {
-                true => Self::COUNTER_BYTES,
-                false => 0,
-            },
+            bytes: Self::PARTS_AT + 2 * ctas * rows * (head_dim + 2) * size_of::<f32>(),
         }
     }
 
-    /// What serves every plan there is.
-    pub(crate) const fn most() -> Self {
+    pub(super) fn of(steps: &[Step]) -> Self {
+        let needed = |step: &Step| match step.image.schedule {
+            Schedule::Persistent => Self::counter(),
+            Schedule::SharedKeys => {
+                let tiling = step.image.tiling;
+                let (rows, head_dim) = (tiling.block_m as usize, tiling.head_dim as usize);
+                Self::with_parts(step.resident() as usize, rows, head_dim)
+            }
+            _ => Self::default(),
+        };
+        Scratch {
+            bytes: steps
+                .iter()
+                .map(|step| needed(step).bytes)
+                .max()
+                .unwrap_or(0),
+        }
+    }
+
+    /// What serves every plan whose kernels draw tiles.
+    pub(crate) const fn counter() -> Self {
         Scratch {
             bytes: Self::COUNTER_BYTES,
         }
+    }
+
+    /// What serves every plan there is; a test holds the catalog against it.
+    pub(crate) const fn most() -> Self {
+        Self::with_parts(Self::SHARING_CTAS, 16, 256)
     }
 }
 
@@ -77,11 +116,54 @@ impl Step {
         32 * self.image.tiling.warps
     }
 
+    /// CTAs that stay for a whole launch.
+    fn resident(&self) -> u32 {
+        let resident = self.multiprocessors.max(1) * self.ctas_per_multiprocessor.max(1);
+        match self.image.schedule {
+            Schedule::SharedKeys => resident.min(Scratch::SHARING_CTAS as u32),
+            _ => resident,
+        }
+    }
+
     /// The launch for a call.
     ///
     /// # Errors
-    /// [`Error::Grid`] if it would have more tiles than a launch can have.
+    /// [`Error::Grid`] if it would have more tiles, or blocks of keys to be shared, than a launch can have.
     pub fn shape(&self, call: &Call) -> Result<LaunchShape> {
+        match self.image.schedule {
+            Schedule::SharedKeys => self.shape_of_shared_keys(call),
+            _ => self.shape_of_tiles(call),
+        }
+    }
+
+    /// Rows of a tile are queries with each of the heads that share a key/value head; a tile counts each block of its keys, and
+    /// one if it has none.
+    fn shape_of_shared_keys(&self, call: &Call) -> Result<LaunchShape> {
+        let tiling = self.image.tiling;
+        let rows = call.query_len() as u64 * call.group_size() as u64;
+        let query_tiles = rows.div_ceil(u64::from(tiling.block_m));
+        let tiles = query_tiles.saturating_mul((call.kv_heads() * call.batch()) as u64);
+        let blocks = (call.key_len() as u64)
+            .div_ceil(u64::from(tiling.block_n))
+            .max(1)
+            .saturating_mul(tiles);
+        if blocks > MAX_TILES {
+            return Err(Error::Grid {
+                ctas: blocks,
+                limit: MAX_TILES,
+            });
+        }
+        Ok(LaunchShape {
+            grid: blocks.min(u64::from(self.resident())) as u32,
+            tiles: tiles as u32,
+            query_tiles: query_tiles as u32,
+            heads_at_once: 1,
+            draws_tiles: false,
+            shares_keys: true,
+        })
+    }
+
+    fn shape_of_tiles(&self, call: &Call) -> Result<LaunchShape> {
         let block_m = self.image.tiling.block_m as u64;
         let (heads, batch) = (call.heads() as u64, call.batch() as u64);
         let queries = call.queries();
@@ -104,9 +186,8 @@ impl Step {
             });
         }
         let persistent = self.image.schedule == Schedule::Persistent;
-        let resident = u64::from(self.multiprocessors.max(1) * self.ctas_per_multiprocessor.max(1));
         let grid = if persistent {
-            tiles.min(resident)
+            tiles.min(u64::from(self.resident()))
         } else {
             tiles
         };
@@ -121,13 +202,20 @@ impl Step {
                 1
             },
             draws_tiles: persistent && tiles > grid,
+            shares_keys: false,
         })
     }
 }
 
-/// Tiles of a problem for kernels of `block_m` rows: what [`Step::shape`] gives for a call whose lengths are the bounds.
-pub(super) fn tiles_of(problem: &Problem, block_m: u32) -> u64 {
-    let (block_m, heads) = (u64::from(block_m), problem.heads() as u64);
+/// Tiles of a problem, or of kernels that share keys the blocks: what [`Step::shape`] gives for a call whose lengths are the bounds.
+pub(super) fn tiles_of(problem: &Problem, image: &Image) -> u64 {
+    let (block_m, heads) = (u64::from(image.tiling.block_m), problem.heads() as u64);
+    if image.schedule == Schedule::SharedKeys {
+        let rows = problem.query_len() as u64 * (heads / problem.kv_heads().max(1) as u64);
+        let blocks = (problem.key_len() as u64).div_ceil(u64::from(image.tiling.block_n));
+        return (rows.div_ceil(block_m) * (problem.kv_heads() * problem.batch()) as u64)
+            .saturating_mul(blocks.max(1));
+    }
     match problem.packed_queries() {
         true => (problem.query_rows() as u64 / block_m + problem.batch() as u64) * heads,
         false => (problem.query_len() as u64)
