@@ -11,7 +11,6 @@
 #include "memory/copy.cuh"
 #include "memory/keys.cuh"
 #include "ptx/mma.cuh"
-#include "ptx/programmatic.cuh"
 #include "rule/partial.cuh"
 #include "work/share.cuh"
 
@@ -45,20 +44,24 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static_assert(KEYS <= 32, "a lane finds the place of one key");
     static_assert(HEAD_DIM % 32 == 0, "keys are loaded 32 columns at a time");
     static_assert(ROW_CHUNKS % 8 == 0 && (32 % ROW_CHUNKS == 0 || ROW_CHUNKS % 32 == 0), "the swizzle, and whole rows a copy");
-    static_assert(STAGE_BYTES >= FRAGMENT_ROWS * HEAD_DIM * (int)sizeof(float), "a warp leaves its result in a stage");
-
     // Registers hold the queries where there are enough.
-    static constexpr bool SHARED_QUERIES = ROW_TILES * HEAD_DIM > 128;
+    static constexpr bool HOLDS_QUERIES = ROW_TILES * HEAD_DIM <= 128;
+    // A warp leaves its result in a stage of its ring if that is large enough.
+    static constexpr int RESULT_BYTES = BLOCK_M * HEAD_DIM * (int)sizeof(float);
+    static constexpr bool RESULT_IN_RING = RESULT_BYTES <= STAGE_BYTES;
     static constexpr int SEGMENTS = 4; // described and not yet computed: two; the others are still being read
 
     // Shared memory.
     static constexpr int QUERIES_AT = WARPS * RING_BYTES;
-    static constexpr int SUMS_AT = QUERIES_AT + (SHARED_QUERIES ? BLOCK_M * ROW_BYTES : 0);
-    static constexpr int SEGMENTS_AT = SUMS_AT + WARPS * FRAGMENT_ROWS * 2 * (int)sizeof(float);
-    static constexpr int RESULTS_AT = SEGMENTS_AT + SEGMENTS * (int)sizeof(Segment);
-    static constexpr int SCRATCH_AT = RESULTS_AT + WARPS * (int)sizeof(int);
+    static constexpr int QUERY_BYTES = BLOCK_M * ROW_BYTES; // twice: the next segment's are on their way
+    static constexpr int RESULTS_AT = QUERIES_AT + 2 * QUERY_BYTES;
+    static constexpr int SUMS_AT = RESULTS_AT + (RESULT_IN_RING ? 0 : WARPS * RESULT_BYTES);
+    static constexpr int SINKS_AT = SUMS_AT + WARPS * BLOCK_M * 2 * (int)sizeof(float);
+    static constexpr int SEGMENTS_AT = SINKS_AT + BLOCK_M * (int)sizeof(float);
+    static constexpr int PLACES_AT = SEGMENTS_AT + SEGMENTS * (int)sizeof(Segment);
+    static constexpr int SCRATCH_AT = PLACES_AT + WARPS * (int)sizeof(int);
     static constexpr int SHARED_BYTES = SCRATCH_AT + (int)Share<DecodeTraits>::SHARED_BYTES;
-    static_assert(SEGMENTS_AT % 8 == 0 && RESULTS_AT % 4 == 0);
+    static_assert(SEGMENTS_AT % 8 == 0 && PLACES_AT % 4 == 0);
 };
 
 template <class Traits> class Decode {
@@ -68,13 +71,17 @@ template <class Traits> class Decode {
     static constexpr int COLUMN_TILES = HEAD_DIM / FRAGMENT_COLUMNS, KEY_TILES = KEYS / FRAGMENT_COLUMNS;
 
     __device__ Decode(const Forward& params, unsigned char* shared)
-        : params(params), shared(shared), group(params.heads / params.kv_heads), inverse_group(1.0f / group), warp(threadIdx.x / 32),
+        : params(params), shared(shared), group(params.heads / params.kv_heads), warp(threadIdx.x / 32),
           lane(threadIdx.x % 32), share(params, group, shared + Traits::SCRATCH_AT)
     {
+        const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
+        scale = rule.scale;
+        dot_limit = rule.dot_limit();
     }
 
     __device__ void run()
     {
+        if (!reads_lengths(params.sequences)) wait_for_predecessor(); // otherwise `share` has waited
         // Each turn describes a segment and computes the one that the turn before has described.
 #pragma unroll 1
         for (int number = -1;; number++) {
@@ -86,16 +93,25 @@ template <class Traits> class Decode {
     }
 
   private:
+    // The same number, which the compiler does not know to be: what follows from it is computed here, and not kept in registers that the
+    // loop over the keys needs.
+    __device__ static int anew(int x)
+    {
+        asm volatile("" : "+r"(x));
+        return x;
+    }
+
     __device__ Segment& segment(int number) const
     {
         return reinterpret_cast<Segment*>(shared + Traits::SEGMENTS_AT)[(unsigned)number % Traits::SEGMENTS];
     }
     __device__ RowSum& sum_of(int warp, int row) const
     {
-        return reinterpret_cast<RowSum*>(shared + Traits::SUMS_AT)[warp * FRAGMENT_ROWS + row];
+        return reinterpret_cast<RowSum*>(shared + Traits::SUMS_AT)[warp * Traits::BLOCK_M + row];
     }
-    // Bytes into shared memory at which a warp has left its result.
-    __device__ int& result_of(int warp) const { return reinterpret_cast<int*>(shared + Traits::RESULTS_AT)[warp]; }
+    __device__ float& sink_at(int row) const { return reinterpret_cast<float*>(shared + Traits::SINKS_AT)[row]; }
+    // Bytes into shared memory at which a warp leaves its result.
+    __device__ int& result_of(int warp) const { return reinterpret_cast<int*>(shared + Traits::PLACES_AT)[warp]; }
     __device__ int stage_at(int stage) const { return warp * Traits::RING_BYTES + stage * Traits::STAGE_BYTES; }
     __device__ unsigned address_of(int at) const { return (unsigned)__cvta_generic_to_shared(shared) + at; }
 
@@ -111,11 +127,12 @@ template <class Traits> class Decode {
 
     // --- Loading -----------------------------------------------------------------------------------------------------------
 
-    // Fills the ring as far as it is known what comes next; segments before `number` have been computed.
+    // Fills the ring as far as it is known what comes next; segments before `number` have been computed. One stage is left free for
+    // the result of that segment.
     __device__ void fill(int number)
     {
 #pragma unroll 1
-        while (under_way < Traits::STAGES) {
+        while (under_way < Traits::STAGES - (loading > number)) {
             if (load_block < load_end) {
                 load_group();
             } else if (loading < described) {
@@ -181,14 +198,18 @@ template <class Traits> class Decode {
         const int end = number < 0 ? 0 : end_block(of);
 #pragma unroll 1
         while (described == number || block < end) {
-            // Not after the last group: its stage is for the result.
             fill(number);
             if (described == number) {
                 // All that is not needed for the first loads comes after them.
-                if (number >= 0) start_rows(of);
                 if (threadIdx.x == 0) segment(number + 1) = share.next();
+                wait_for_queries();
                 __syncthreads();
                 described = number + 1;
+                if (number >= 0) {
+                    take_queries(number);
+                    start_rows(of);
+                }
+                load_queries(number + 1);
                 continue;
             }
             if (under_way == Traits::STAGES)
@@ -200,34 +221,32 @@ template <class Traits> class Decode {
             __syncwarp(); // all lanes have read it
             block++;
             under_way--;
-            free_stage = stage;
             stage = stage + 1 == Traits::STAGES ? 0 : stage + 1;
         }
     }
 
-    // Which row of the tile is this lane's `half` of row tile `tile`.
-    __device__ int row_of(int tile, int half) const { return tile * FRAGMENT_ROWS + half * 8 + lane / 4; }
+    // Which row of the tile is a lane's `half` of row tile `tile`.
+    __device__ static int row_of(int lane, int tile, int half) { return tile * FRAGMENT_ROWS + half * 8 + lane / 4; }
 
     __device__ void start_rows(const Segment& of)
     {
+        const int lane = anew(this->lane);
         const Mask mask(params.scoring, of.q.len, of.k.len);
         const int last_query = min(row_at(of, Traits::BLOCK_M - 1).query, of.q.len - 1);
         all_see_from = last_query + mask.shift - mask.left;
         all_see_to = min(of.first_query + mask.shift + mask.right, of.k.len - 1);
         last_key = of.k.len - 1;
         distance_shift = of.k.len - of.q.len - mask.shift;
-        if constexpr (Traits::SHARED_QUERIES) copy_queries(of);
+        if (threadIdx.x < Traits::BLOCK_M) sink = sink_of(params.scoring, min(row_at(of, threadIdx.x).head, params.heads - 1));
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; tile++) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const Row row = row_at(of, row_of(tile, half));
-                const bool exists = row.query < of.q.len;
+                const Row row = row_at(of, row_of(lane, tile, half));
                 diagonal[tile][half] = row.query + mask.shift;
                 slopes[tile][half] =
-                    params.scoring.slopes && exists ? params.scoring.slopes[of.batch * params.scoring.slopes_batch + row.head] * LOG2_E : 0;
+                    params.scoring.slopes && row.query < of.q.len ? params.scoring.slopes[of.batch * params.scoring.slopes_batch + row.head] * LOG2_E : 0;
                 sums[tile][half] = {negative_infinity(), 0};
-                if constexpr (!Traits::SHARED_QUERIES) load_query(of, row, exists, tile, half);
             }
 #pragma unroll
             for (int i = 0; i < COLUMN_TILES; i++)
@@ -242,50 +261,62 @@ template <class Traits> class Decode {
     };
     __device__ Row row_at(const Segment& of, int row) const
     {
-        // A quotient far below 2^23 / group: the half keeps rounding from crossing an integer.
-        const int at = of.first_head + row, query = (int)((at + 0.5f) * inverse_group);
+        // Both are far below 2^20: the half keeps rounding from crossing an integer.
+        const int at = of.first_head + row, query = (int)((at + 0.5f) * reciprocal_approximate(anew(group)));
         return {of.first_query + query, of.kv_head * group + at - query * group};
     }
 
-    __device__ const Element* query_row(const Segment& of, Row row) const
+    // Asks for the queries of a segment, a segment ahead: a load that is asked for now comes after all keys that are under way. Rows that do
+    // not exist become zeros.
+    __device__ void load_queries(int number) const
     {
-        return static_cast<const Element*>(params.q.address) + of.batch * params.q.batch + row.head * params.q.head +
-               (long long)(of.q.first + row.query) * params.q.row;
-    }
-
-    // The left operands of all products with keys, straight from memory.
-    __device__ void load_query(const Segment& of, Row row, bool exists, int tile, int half)
-    {
-        const Element* const from = query_row(of, row) + lane % 4 * 2;
-#pragma unroll
-        for (int column = 0; column < HEAD_DIM; column += 8)
-            left[tile][column / FRAGMENT_DEPTH][half + column % FRAGMENT_DEPTH / 8 * 2] =
-                exists && column < params.head_dim ? __ldg(reinterpret_cast<const unsigned*>(from + column)) : 0;
-    }
-
-    // To shared memory, by all threads; those of the segment before have been read.
-    __device__ void copy_queries(const Segment& of)
-    {
-#pragma unroll 2
-        for (int i = threadIdx.x; i < Traits::BLOCK_M * Traits::ROW_CHUNKS; i += Traits::THREADS) {
-            const int row = i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
-            const Row from = row_at(of, row);
-            uint4 words = {0, 0, 0, 0};
-            if (from.query < of.q.len && chunk * CHUNK<Element> < params.head_dim)
-                words = __ldg(reinterpret_cast<const uint4*>(query_row(of, from) + chunk * CHUNK<Element>));
-            *reinterpret_cast<uint4*>(shared + Traits::QUERIES_AT + row * Traits::ROW_BYTES + swizzled(row, chunk)) = words;
+        const Segment& of = segment(number);
+        if (of.is_end()) return;
+        const unsigned to = address_of(queries_at(number));
+#pragma unroll 1
+        for (int i = anew(threadIdx.x); i < Traits::BLOCK_M * Traits::ROW_CHUNKS; i += Traits::THREADS) {
+            const int at = i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
+            const Row row = row_at(of, at);
+            const Element* const from = static_cast<const Element*>(params.q.address) + of.batch * params.q.batch +
+                                        row.head * params.q.head + (long long)(of.q.first + row.query) * params.q.row +
+                                        chunk * CHUNK<Element>;
+            cp_async_16(to + at * Traits::ROW_BYTES + swizzled(at, chunk), from,
+                        row.query < of.q.len && chunk * CHUNK<Element> < params.head_dim);
         }
-        __syncthreads();
+        cp_async_commit();
+    }
+    // Those of the segment that is about to be computed are older than all keys that are under way.
+    __device__ void wait_for_queries() const
+    {
+        if (under_way >= 2)
+            cp_async_wait<2>();
+        else if (under_way == 1)
+            cp_async_wait<1>();
+        else
+            cp_async_wait<0>();
+    }
+    __device__ void take_queries(int number)
+    {
+        queries = address_of(queries_at(number));
+        if constexpr (Traits::HOLDS_QUERIES)
+#pragma unroll
+            for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step++) load_query(0, step, left[0][step]);
+    }
+    __device__ static int queries_at(int number) { return Traits::QUERIES_AT + (number & 1) * Traits::QUERY_BYTES; }
+
+    __device__ void load_query(int tile, int step, unsigned (&words)[4]) const
+    {
+        const int row = tile * FRAGMENT_ROWS + lane % 16;
+        load_matrices(words, queries + row * Traits::ROW_BYTES + swizzled(row, 2 * step + lane / 16));
     }
 
     __device__ void query_words(int tile, int step, unsigned (&words)[4]) const
     {
-        if constexpr (Traits::SHARED_QUERIES) {
-            const int row = tile * FRAGMENT_ROWS + lane % 16;
-            load_matrices(words, address_of(Traits::QUERIES_AT + row * Traits::ROW_BYTES + swizzled(row, 2 * step + lane / 16)));
-        } else {
+        if constexpr (Traits::HOLDS_QUERIES) {
 #pragma unroll
             for (int i = 0; i < 4; i++) words[i] = left[tile][step][i];
+        } else {
+            load_query(tile, step, words);
         }
     }
 
@@ -298,10 +329,12 @@ template <class Traits> class Decode {
 #pragma unroll
         for (int i = 0; i < KEY_TILES; i++) {
             const int row = i * FRAGMENT_COLUMNS + lane % 8;
+            // Two sums a product, each half as long a chain, where registers allow.
+            float odd[ROW_TILES][4];
 #pragma unroll
             for (int tile = 0; tile < ROW_TILES; tile++)
 #pragma unroll
-                for (int j = 0; j < 4; j++) scores[tile][i][j] = 0;
+                for (int j = 0; j < 4; j++) scores[tile][i][j] = odd[tile][j] = 0;
 #pragma unroll
             for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step += 2) {
                 unsigned words[4], query[4];
@@ -311,9 +344,13 @@ template <class Traits> class Decode {
                     query_words(tile, step, query);
                     mma<Element>(scores[tile][i], query, words[0], words[1]);
                     query_words(tile, step + 1, query);
-                    mma<Element>(scores[tile][i], query, words[2], words[3]);
+                    mma<Element>(Traits::HOLDS_QUERIES ? odd[tile] : scores[tile][i], query, words[2], words[3]);
                 }
             }
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) scores[tile][i][j] += odd[tile][j];
         }
         soften(first_key, scores);
 
@@ -358,9 +395,11 @@ template <class Traits> class Decode {
     __device__ void soften(int first_key, Scores& scores)
     {
         // One pass for each option, so that none is compiled into the others.
-        const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
-        each(scores, first_key, [&](float& score, int, int, int) { score = rule.score(score); });
-        if (rule.has_softcap()) each(scores, first_key, [&](float& score, int, int, int) { score = rule.with_softcap(score); });
+        each(scores, first_key, [&](float& score, int, int, int) { score = clamp_keeping_nan(score, dot_limit) * scale; });
+        if (params.scoring.softcap > 0) {
+            const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
+            each(scores, first_key, [&](float& score, int, int, int) { score = rule.with_softcap(score); });
+        }
         if (params.scoring.slopes)
             each(scores, first_key, [&](float& score, int tile, int half, int key) {
                 score -= slopes[tile][half] * fabsf((float)(diagonal[tile][half] + distance_shift - key));
@@ -416,26 +455,32 @@ template <class Traits> class Decode {
         return min(Traits::BLOCK_M, (of.q.len - of.first_query) * group - of.first_head);
     }
 
-    // The warp's result for a row tile, in the stage that it has read last: nothing is loaded into it before the next segment. A
-    // warp without a key has no such stage, but maxima of -inf, which keep others from reading it.
-    __device__ void leave_result(int tile, int existing)
+    // The warp's result, in the stage that would be loaded next. Of a row that has seen no key only the maximum of -inf is left, which
+    // keeps others from reading more.
+    __device__ void leave_result(const Segment& of)
     {
-        if (lane == 0) result_of(warp) = stage_at(free_stage);
+        const int existing = existing_rows(of);
+        const int lane = anew(this->lane);
+        const int result = Traits::RESULT_IN_RING ? stage_at(load_stage) : Traits::RESULTS_AT + warp * Traits::RESULT_BYTES;
+        if (lane == 0) result_of(warp) = result;
+        if (threadIdx.x < Traits::BLOCK_M) sink_at(threadIdx.x) = sink;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            RowSum sum = sums[tile][half];
-            sum.sum += __shfl_xor_sync(0xffffffff, sum.sum, 1);
-            sum.sum += __shfl_xor_sync(0xffffffff, sum.sum, 2);
-            const int row = half * 8 + lane / 4;
-            if (row >= existing) continue;
-            if (lane % 4 == 0) sum_of(warp, row) = sum;
-            if (sum.max == negative_infinity()) continue;
+        for (int tile = 0; tile < ROW_TILES; tile++)
 #pragma unroll
-            for (int i = 0; i < COLUMN_TILES; i++)
-                *reinterpret_cast<float2*>(shared + stage_at(free_stage) + result_offset(row, 2 * i + lane % 4 / 2) +
-                                           lane % 2 * (int)sizeof(float2)) =
-                    float2{output[tile][i][2 * half], output[tile][i][2 * half + 1]};
-        }
+            for (int half = 0; half < 2; half++) {
+                RowSum sum = sums[tile][half];
+                sum.sum += __shfl_xor_sync(0xffffffff, sum.sum, 1);
+                sum.sum += __shfl_xor_sync(0xffffffff, sum.sum, 2);
+                const int row = row_of(lane, tile, half);
+                if (row >= existing) continue;
+                if (lane % 4 == 0) sum_of(warp, row) = sum;
+                if (sum.max == negative_infinity()) continue;
+#pragma unroll
+                for (int i = 0; i < COLUMN_TILES; i++)
+                    *reinterpret_cast<float2*>(shared + result + result_offset(row, 2 * i + lane % 4 / 2) +
+                                               lane % 2 * (int)sizeof(float2)) =
+                        float2{output[tile][i][2 * half], output[tile][i][2 * half + 1]};
+            }
     }
 
     // Bytes into a warp's result of four columns of a row, swapped like the chunks of a row of keys.
@@ -444,45 +489,92 @@ template <class Traits> class Decode {
         return row * HEAD_DIM * (int)sizeof(float) + swizzled(row, column4);
     }
 
-    // Calls `take` with the rows and columns of this thread, four neighbouring columns at a time.
-    template <class Take> __device__ static void each_of_mine(int rows, Take take)
-    {
-        constexpr int ACROSS = HEAD_DIM / 4;
-#pragma unroll 1
-        for (int i = threadIdx.x; i < rows * ACROSS; i += Traits::THREADS) take(i / ACROSS, i % ACROSS);
-    }
-
-    // Writes the tile, or this segment's part of it.
+    // Writes the tile, or this segment's part of it; then perhaps the tile from all its parts, which the warps add up as they
+    // did their groups of keys.
     __device__ void finish(const Segment& of)
     {
-        const bool whole = of.is_whole_tile();
-        float* const own = part_at(share.own_place(of));
-#pragma unroll
-        for (int tile = 0; tile < ROW_TILES; tile++) {
-            const int rows = existing_rows(of) - tile * FRAGMENT_ROWS;
-            leave_result(tile, rows);
+        leave_result(of);
+        bool whole = of.is_whole_tile();
+#pragma unroll 1
+        while (true) {
             __syncthreads(); // the warps' results
-            each_of_mine(min(rows, FRAGMENT_ROWS), [&](int row, int column4) {
-                Partial all;
-#pragma unroll
-                for (int other = 0; other < Traits::WARPS; other++)
-                    all.add(sum_of(other, row),
-                            *reinterpret_cast<const float4*>(shared + result_of(other) + result_offset(row, column4)));
-                row += tile * FRAGMENT_ROWS;
-                if (whole) {
-                    write(of, row, column4, all);
-                } else {
-                    __stcg(reinterpret_cast<float4*>(own + row * HEAD_DIM) + column4,
-                           {all.values[0], all.values[1], all.values[2], all.values[3]});
-                    if (column4 == 0)
-                        __stcg(reinterpret_cast<float2*>(own + Traits::BLOCK_M * HEAD_DIM) + row, {all.row.max, all.row.sum});
-                }
-            });
+            add_up_warps(of, whole);
             __syncthreads(); // they have been read, and the part is written
+            if (whole || !share.is_last_here(of)) return;
+            const auto owners = share.owners(of);
+            if (!comes_last(owners.first, owners.last - owners.first)) return;
+            add_up_parts(of, owners);
+            whole = true;
         }
-        if (whole || !share.is_last_here(of)) return;
-        const auto owners = share.owners(of);
-        if (comes_last(owners.first, owners.last - owners.first)) add_up_parts(of, owners);
+    }
+
+    // A row and four of its columns for each thread: the sum of the warps' results.
+    __device__ void add_up_warps(const Segment& of, bool whole) const
+    {
+        float* const part = part_at(share.own_place(of));
+        const int count = existing_rows(of) * ACROSS;
+#pragma unroll 1
+        for (int i = anew(threadIdx.x); i < count; i += Traits::THREADS) {
+            const int row = i / ACROSS, column4 = i % ACROSS;
+            RowSum sums[Traits::WARPS];
+            float4 columns[Traits::WARPS];
+#pragma unroll
+            for (int other = 0; other < Traits::WARPS; other++) {
+                sums[other] = sum_of(other, row);
+                columns[other] = *reinterpret_cast<const float4*>(shared + result_of(other) + result_offset(row, column4));
+            }
+            Partial all;
+            all.add(sums, columns);
+            if (whole) {
+                write(of, row, column4, all);
+            } else {
+                __stcg(reinterpret_cast<float4*>(part + row * HEAD_DIM) + column4,
+                       {all.values[0], all.values[1], all.values[2], all.values[3]});
+                if (column4 == 0) __stcg(reinterpret_cast<float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row, {all.row.max, all.row.sum});
+            }
+        }
+    }
+    static constexpr int ACROSS = HEAD_DIM / 4; // threads
+
+    // Every WARPS-th part, to where the warp has left its result. With splits they are counted from key 0, so that it does not matter at
+    // which of them a tile begins.
+    __device__ void add_up_parts(const Segment& of, typename Share<Traits>::Owners owners) const
+    {
+        constexpr int MINE = 4, TOGETHER = 2; // what a lane asks for at once: columns, and parts
+        const int parts = share.parts(of, owners), before = share.has_splits() ? of.first_split % Traits::WARPS : 0;
+        const int count = existing_rows(of) * ACROSS;
+#pragma unroll 1
+        for (int first = anew(lane); first < count; first += MINE * 32) {
+            Partial all[MINE];
+#pragma unroll 1
+            for (int index = warp - before; index < parts; index += TOGETHER * Traits::WARPS) {
+                RowSum sums[MINE][TOGETHER];
+                float4 columns[MINE][TOGETHER];
+#pragma unroll
+                for (int j = 0; j < TOGETHER; j++) {
+                    const int one = index + j * Traits::WARPS;
+                    const bool exists = one >= 0 && one < parts;
+                    const float* const part = part_at(share.place(of, owners, exists ? one : 0));
+#pragma unroll
+                    for (int i = 0; i < MINE; i++) {
+                        const int at = min(first + i * 32, count - 1);
+                        const float2 sum = __ldcg(reinterpret_cast<const float2*>(part + Traits::BLOCK_M * HEAD_DIM) + at / ACROSS);
+                        sums[i][j] = {exists ? sum.x : negative_infinity(), sum.y};
+                        columns[i][j] = __ldcg(reinterpret_cast<const float4*>(part) + at);
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < MINE; i++) all[i].add(sums[i], columns[i]);
+            }
+#pragma unroll
+            for (int i = 0; i < MINE; i++) {
+                const int row = (first + i * 32) / ACROSS, column4 = (first + i * 32) % ACROSS;
+                if (first + i * 32 >= count) break;
+                if (column4 == 0) sum_of(warp, row) = all[i].row;
+                *reinterpret_cast<float4*>(shared + result_of(warp) + result_offset(row, column4)) = {
+                    all[i].values[0], all[i].values[1], all[i].values[2], all[i].values[3]};
+            }
+        }
     }
 
     // Whether the parts of all `others` are there. The semaphore is 0 again when the last one has come.
@@ -491,9 +583,8 @@ template <class Traits> class Decode {
         if (others == 0) return true;
         unsigned& arrived = share.scratch();
         if (threadIdx.x == 0) {
-            __threadfence(); // what the other threads wrote too: they have passed a barrier since
-            arrived = atomicInc(params.work.semaphores + semaphore, others);
-            __threadfence();
+            // Releases what the other threads wrote too: they have passed a barrier since.
+            arrived = increment_and_wrap(params.work.semaphores + semaphore, others);
         }
         __syncthreads();
         const bool last = arrived == others;
@@ -501,35 +592,11 @@ template <class Traits> class Decode {
         return last;
     }
 
-    __device__ void add_up_parts(const Segment& of, typename Share<Traits>::Owners owners)
-    {
-        constexpr int AHEAD = 8; // parts that are asked for together
-        const int parts = share.parts(of, owners);
-        each_of_mine(existing_rows(of), [&](int row, int column4) {
-            Partial all;
-#pragma unroll 1
-            for (int first = 0; first < parts; first += AHEAD) {
-                float2 sums[AHEAD];
-                float4 values[AHEAD];
-#pragma unroll
-                for (int i = 0; i < AHEAD; i++) {
-                    const float* const part = part_at(share.place(of, owners, min(first + i, parts - 1)));
-                    sums[i] = __ldcg(reinterpret_cast<const float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row);
-                    values[i] = __ldcg(reinterpret_cast<const float4*>(part + row * HEAD_DIM) + column4);
-                }
-#pragma unroll
-                for (int i = 0; i < AHEAD; i++)
-                    if (first + i < parts) all.add({sums[i].x, sums[i].y}, values[i]);
-            }
-            write(of, row, column4, all);
-        });
-    }
-
     // Four columns of a row of the result, and with the first its lse.
     __device__ void write(const Segment& of, int row_of_tile, int column4, Partial& all) const
     {
         const Row row = row_at(of, row_of_tile);
-        const float sink = sink_of(params.scoring, row.head);
+        const float sink = sink_at(row_of_tile);
         const float keep = sink == negative_infinity() ? 1.0f : join_sink(all.row.max, all.row.sum, sink);
         const float inverse = all.row.sum == 0 ? 0.0f : keep * reciprocal_approximate(all.row.sum);
         const long long to_row = of.q.first + row.query;
@@ -554,8 +621,7 @@ template <class Traits> class Decode {
     __device__ void reset_semaphores()
     {
         if (threadIdx.x != 0) return;
-        __threadfence();
-        if (atomicInc(params.work.counter, gridDim.x - 1) != gridDim.x - 1) return;
+        if (increment_and_wrap(params.work.counter, gridDim.x - 1) != gridDim.x - 1) return;
 #pragma unroll 1
         for (unsigned cta = 0; cta < gridDim.x; cta++) params.work.semaphores[cta] = 0;
     }
@@ -568,7 +634,6 @@ template <class Traits> class Decode {
     const Forward& params;
     unsigned char* const shared;
     const int group; // query heads a key/value head
-    const float inverse_group;
     const int warp, lane;
     Share<Traits> share;
 
@@ -583,10 +648,12 @@ template <class Traits> class Decode {
     int load_stage = 0;
     int under_way = 0; // groups
     int stage = 0;     // that is computed next
-    int free_stage = 0;
 
-    unsigned left[Traits::SHARED_QUERIES ? 1 : ROW_TILES][HEAD_DIM / FRAGMENT_DEPTH][4];
+    unsigned queries; // where they lie
+    float sink = 0;   // of a row for each of the first threads
+    unsigned left[1][Traits::HOLDS_QUERIES ? HEAD_DIM / FRAGMENT_DEPTH : 1][4];
     float output[ROW_TILES][COLUMN_TILES][4];
+    float scale, dot_limit; // of rule/score.cuh
     // Of this lane's rows.
     RowSum sums[ROW_TILES][2];
     int diagonal[ROW_TILES][2]; // rule/mask.cuh
@@ -599,7 +666,6 @@ template <class Traits> class Decode {
 template <class Traits> __device__ void decode_attention(const Forward& params)
 {
     extern __shared__ __align__(128) unsigned char shared[];
-    wait_for_predecessor();
     Decode<Traits>(params, shared).run();
 }
 

@@ -20,17 +20,26 @@ struct Partial {
     RowSum row = {negative_infinity(), 0};
     float values[4] = {0, 0, 0, 0};
 
-    // `more` is whatever lies there if its row has seen no key.
-    __device__ void add(RowSum other, float4 more)
+    // Adds up COUNT results more. Of a row that has seen no key, `sums` says so, and its `columns` are whatever lies there.
+    template <int COUNT> __device__ void add(const RowSum (&sums)[COUNT], const float4 (&columns)[COUNT])
     {
-        if (other.max == negative_infinity()) return;
-        const float largest = fmaxf(row.max, other.max);
-        const float keep = rescale(row.max, largest), take = rescale(other.max, largest);
-        row = {largest, row.sum * keep + other.sum * take};
-        values[0] = values[0] * keep + more.x * take;
-        values[1] = values[1] * keep + more.y * take;
-        values[2] = values[2] * keep + more.z * take;
-        values[3] = values[3] * keep + more.w * take;
+        float largest = row.max;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) largest = fmaxf(largest, sums[i].max);
+        const float keep = rescale(row.max, largest);
+        row = {largest, row.sum * keep};
+#pragma unroll
+        for (int i = 0; i < 4; i++) values[i] *= keep;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            if (sums[i].max == negative_infinity()) continue;
+            const float take = rescale(sums[i].max, largest);
+            row.sum += sums[i].sum * take;
+            values[0] += columns[i].x * take;
+            values[1] += columns[i].y * take;
+            values[2] += columns[i].z * take;
+            values[3] += columns[i].w * take;
+        }
     }
 };
 

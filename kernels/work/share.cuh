@@ -13,6 +13,7 @@
 // touch. Every number of a CTA or a part below follows from the CTA's own view and lies in range.
 #pragma once
 
+#include "ptx/launch.cuh"
 #include "rule/mask.cuh"
 #include "work/lengths.cuh"
 
@@ -34,6 +35,7 @@ struct Segment {
     unsigned units;
     unsigned tile_unit; // the tile's first
     unsigned tile_units;
+    unsigned first_split; // the number of the tile's first unit, counted from key 0
 
     static constexpr int END = -1;
     __device__ bool is_end() const { return batch == END; }
@@ -49,19 +51,22 @@ template <class Traits> class Share {
           state(*reinterpret_cast<State*>(shared))
     {
         if (reads_lengths(params.sequences)) {
+            wait_for_predecessor();
             find_among_lengths();
+            if (threadIdx.x == 0) state.sequence_is_known = false;
         } else {
-            const unsigned units = Sequence(*this, 0).units();
-            set_total(params.sequences.batch * units);
+            const Sequence each(*this, 0);
+            set_total(params.sequences.batch * each.units());
             if (threadIdx.x == 0 && begin < end) {
-                state.batch = begin / units;
-                state.base = state.batch * units;
+                state.batch = begin / each.units();
+                state.base = state.batch * each.units();
+                state.sequence = each;
+                state.sequence_is_known = true;
             }
         }
         if (threadIdx.x == 0) {
             state.at = begin;
             state.end = end;
-            state.sequence_is_known = false;
         }
     }
 
@@ -81,7 +86,7 @@ template <class Traits> class Share {
             state.sequence_is_known = true;
             if (state.at - state.base < sequence.units()) break;
             state.base += sequence.units();
-            state.sequence_is_known = false;
+            state.sequence_is_known = !reads_lengths(params.sequences);
             if (++state.batch >= params.sequences.batch) state.end = state.at;
         }
         const unsigned at = state.at, base = state.base;
@@ -97,6 +102,7 @@ template <class Traits> class Share {
         segment.units = has_splits() ? 1 : min(sequence.tile_units - unit, state.end - at);
         segment.tile_unit = at - unit;
         segment.tile_units = sequence.tile_units;
+        segment.first_split = sequence.first_unit;
         const int first_unit = sequence.first_unit + unit;
         segment.first_key = max(first_unit << unit_log, sequence.first_key);
         segment.end_key = min((first_unit + (int)segment.units) << unit_log, sequence.end_key);

@@ -19,8 +19,6 @@ tilings! {
     D192M64N112W8S2: head_dim 192, tile 64 x 112, warps 8, stages 2;
     D192M64N64W4S1: head_dim 192, tile 64 x 64, warps 4, stages 1;
     D256M128N64W12S2: head_dim 256, tile 128 x 64, warps 12, stages 2;
-    D256M16N32W2S2: head_dim 256, tile 16 x 32, warps 2, stages 2;
-    D256M16N32W4S1: head_dim 256, tile 16 x 32, warps 4, stages 1;
     D256M16N64W4S3: head_dim 256, tile 16 x 64, warps 4, stages 3;
     D256M32N32W4S1: head_dim 256, tile 32 x 32, warps 4, stages 1;
     D256M64N32W4S1: head_dim 256, tile 64 x 32, warps 4, stages 1;
@@ -63,10 +61,6 @@ kernels! {
     Decode D128M32N128W8S3 "decode_d128_32x128_w8_s3" {
         2: shared 206172;
     }
-    Decode D256M16N32W2S2 "decode_d256_16x32_w2_s2" {
-        2: shared 74284;
-        2: shared 90600;
-    }
     Decode D256M16N64W4S3 "decode_d256_16x64_w4_s3" {
         2: shared 205628;
     }
@@ -90,9 +84,6 @@ kernels! {
     Scalar D192M32N32W4S1 "scalar_d192_32x32_w4_s1" {
         2: shared 55808, k_stride 200, v_stride 200;
         4: shared 81408, k_stride 200, v_stride 200;
-    }
-    Scalar D256M16N32W4S1 "scalar_d256_16x32_w4_s1" {
-        4: shared 86784, k_stride 264, v_stride 264;
     }
     Scalar D256M32N32W4S1 "scalar_d256_32x32_w4_s1" {
         2: shared 72192, k_stride 264, v_stride 264;
