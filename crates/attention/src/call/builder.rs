@@ -3,8 +3,10 @@
 use crate::call::Call;
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::layout::{DIMENSIONS, Layout, MAX_HEAD_DIM, MAX_LEN};
-use crate::lengths::{KEYS, LengthsRequest, QUERIES, Request};
+use crate::layout::{DIMENSIONS, Layout, MAX_HEAD_DIM, MAX_LEN, PAGE_DIMENSIONS};
+use crate::lengths::{KEYS, LengthsRequest, PAGED_KEYS, QUERIES, Request};
+use crate::operands::LengthElement;
+use crate::pages::{TableLayout, TableRequest};
 use crate::scoring::Scoring;
 
 /// Describes a [`Call`]; made by [`Call::builder`].
@@ -20,6 +22,7 @@ pub struct CallBuilder<'a> {
     key_mask: Option<Layout>,
     queries: LengthsRequest<'a>,
     keys: LengthsRequest<'a>,
+    table: Option<TableRequest<'a>>,
     scoring: Scoring,
     want_lse: bool,
     aligned: bool,
@@ -37,6 +40,7 @@ impl<'a> CallBuilder<'a> {
             key_mask: None,
             queries: LengthsRequest::default(),
             keys: LengthsRequest::default(),
+            table: None,
             scoring: Scoring::default(),
             want_lse: true,
             aligned: true,
@@ -107,8 +111,47 @@ impl<'a> CallBuilder<'a> {
         self
     }
 
-    pub(crate) fn lengths(mut self, queries: LengthsRequest<'a>, keys: LengthsRequest<'a>) -> Self {
-        (self.queries, self.keys) = (queries, keys);
+    /// No sequence is taken to have more keys than this. Where only the device knows the lengths, a bound nearer to them than
+    /// the rows there are lets a better kernel be chosen, and less work be launched.
+    pub fn longest_keys(mut self, longest: usize) -> Self {
+        self.keys.longest = Some(longest);
+        self
+    }
+
+    /// Keys and values are paged: k and v have layouts of pages, rows of a page (1 to 256), heads, head size, and the table has
+    /// for each sequence the numbers of its pages in order. Its entries past the last key of a sequence mean nothing, and neither
+    /// do the rows of a page past it. [`key_lengths`](Self::key_lengths) say how many keys there are; without them, as many as
+    /// the table has pages for.
+    pub fn block_table<L: LengthElement>(
+        mut self,
+        table: &'a [L],
+        layout: impl Into<TableLayout>,
+    ) -> Self {
+        self.table = Some(TableRequest {
+            entries: Request::Host(bytemuck::cast_slice(table)),
+            layout: layout.into(),
+        });
+        self
+    }
+
+    /// As [`block_table`](Self::block_table), with a table of `i32` or `u32` on the device. The kernels clamp the numbers that
+    /// they read there.
+    pub fn device_block_table(mut self, layout: impl Into<TableLayout>) -> Self {
+        let layout = layout.into();
+        self.table = Some(TableRequest {
+            entries: Request::Device(layout.elements().reach()),
+            layout,
+        });
+        self
+    }
+
+    pub(crate) fn lengths(
+        mut self,
+        queries: LengthsRequest<'a>,
+        keys: LengthsRequest<'a>,
+        table: Option<TableRequest<'a>>,
+    ) -> Self {
+        (self.queries, self.keys, self.table) = (queries, keys, table);
         self
     }
 
@@ -166,9 +209,14 @@ impl<'a> CallBuilder<'a> {
         let [entries, query_rows, ..] = self.q.shape;
         let [key_entries, key_rows, ..] = self.k.shape;
         let like_q = [key_entries, key_rows, kv_heads, head_dim];
-        expect_shape("k", &self.k, like_q, "q")?;
-        expect_shape("v", &self.v, like_q, "k")?;
-        expect_shape("out", &out, [entries, query_rows, heads, head_dim], "q")?;
+        let key_names = match self.table {
+            Some(_) => PAGE_DIMENSIONS,
+            None => DIMENSIONS,
+        };
+        expect_shape("k", &self.k, like_q, "q", key_names)?;
+        expect_shape("v", &self.v, like_q, "k", key_names)?;
+        let like_out = [entries, query_rows, heads, head_dim];
+        expect_shape("out", &out, like_out, "q", DIMENSIONS)?;
         for (argument, layout) in tensors {
             for (&found, dimension) in layout.shape.iter().zip(DIMENSIONS) {
                 if found > MAX_LEN {
@@ -190,10 +238,23 @@ impl<'a> CallBuilder<'a> {
         }
         self.scoring.validate()?;
         let (queries, batch) = self.queries.check(QUERIES, entries, query_rows)?;
-        let (keys, key_batch) = self.keys.check(KEYS, key_entries, key_rows)?;
+        let (key_names, (mut keys, key_batch)) = match &self.table {
+            None => (KEYS, self.keys.check(KEYS, key_entries, key_rows)?),
+            Some(_) if self.keys.offsets.len().is_some() => {
+                return Err(Error::Presence {
+                    argument: "key_offsets",
+                    rule: "is given, but keys in pages are not packed",
+                });
+            }
+            Some(table) => {
+                let [sequences, capacity] = [table.layout.shape[0], table.capacity(key_rows)];
+                let lengths = self.keys.check(PAGED_KEYS, sequences, capacity)?;
+                (PAGED_KEYS, lengths)
+            }
+        };
         if key_batch != batch {
             return Err(Error::Mismatch {
-                argument: "k",
+                argument: key_names.tensor,
                 dimension: "batch",
                 found: key_batch,
                 other: "q",
@@ -208,8 +269,23 @@ impl<'a> CallBuilder<'a> {
                 limit: MAX_LEN,
             });
         }
+        let pages = match self.table {
+            Some(_) if keys.bound > MAX_LEN => {
+                return Err(Error::TooLong {
+                    argument: key_names.tensor,
+                    dimension: "capacity",
+                    found: keys.bound,
+                    limit: MAX_LEN,
+                });
+            }
+            Some(table) => {
+                let pages = table.check(&self.k, &keys)?;
+                keys.rows = keys.bound;
+                Some(pages)
+            }
+            None => None,
+        };
         let packed = queries.is_packed() || keys.is_packed();
-        let score_shape = [batch, query_rows, heads, key_rows];
         let score_tensor = |argument, wanted, layout: Option<Layout>| {
             super::expect_presence(argument, wanted, layout.is_some())?;
             match layout {
@@ -217,7 +293,15 @@ impl<'a> CallBuilder<'a> {
                     argument,
                     rule: "needs dense tensors, but the sequences are packed",
                 }),
-                Some(layout) => layout.broadcast_to(argument, score_shape).map(Some),
+                Some(layout) => {
+                    // Of paged keys there is no number but that of the longest sequence; more columns do no harm.
+                    let columns = match &pages {
+                        Some(_) => layout.shape[3].max(keys.rows),
+                        None => keys.rows,
+                    };
+                    let shape = [batch, query_rows, heads, columns];
+                    layout.broadcast_to(argument, shape).map(Some)
+                }
                 None => Ok(None),
             }
         };
@@ -232,6 +316,7 @@ impl<'a> CallBuilder<'a> {
             batch,
             queries,
             keys,
+            pages,
             scoring: self.scoring,
             want_lse: self.want_lse,
             aligned: self.aligned,
@@ -245,8 +330,9 @@ fn expect_shape(
     layout: &Layout,
     expected: [usize; 4],
     other: &'static str,
+    names: [&'static str; 4],
 ) -> Result<()> {
-    for ((&found, expected), dimension) in layout.shape.iter().zip(expected).zip(DIMENSIONS) {
+    for ((&found, expected), dimension) in layout.shape.iter().zip(expected).zip(names) {
         if found != expected {
             return Err(Error::Mismatch {
                 argument,
@@ -266,7 +352,7 @@ pub(crate) fn check_layout(
     found: &Layout,
     expected: &Layout,
 ) -> Result<()> {
-    expect_shape(argument, found, expected.shape, "the call")?;
+    expect_shape(argument, found, expected.shape, "the call", DIMENSIONS)?;
     if found.strides != expected.strides {
         return Err(Error::StridesDiffer {
             argument,
