@@ -122,21 +122,22 @@ pub(crate) struct TableRequest<'a> {
 }
 
 impl TableRequest<'_> {
-    /// The most keys that a row of the table has pages for.
-    pub(crate) fn capacity(&self, page_rows: usize) -> usize {
-        self.layout.shape[1].saturating_mul(page_rows)
-    }
-
-    /// Checks the table against the pages, of layout `k`, and the lengths of the keys in them.
-    pub(crate) fn check(self, k: &Layout, keys: &SideLengths) -> Result<Pages> {
-        const TABLE: &str = "block_table";
-        let [count, rows, ..] = k.shape;
+    /// The most keys that a row of the table has pages for, of layout `k`.
+    pub(crate) fn capacity(&self, k: &Layout) -> Result<usize> {
+        let rows = k.rows();
         if !(1..=MAX_PAGE_ROWS).contains(&rows) {
             return Err(Error::Pages {
                 argument: "k",
                 rule: format!("has pages of {rows} rows; a page has 1 to {MAX_PAGE_ROWS}"),
             });
         }
+        Ok(self.layout.shape[1].saturating_mul(rows))
+    }
+
+    /// Checks the table against the pages, of layout `k`, and the lengths of the keys in them.
+    pub(crate) fn check(self, k: &Layout, keys: &SideLengths) -> Result<Pages> {
+        const TABLE: &str = "block_table";
+        let [count, rows, ..] = k.shape;
         let elements = self.layout.elements();
         elements.validate(TABLE)?;
         elements.check_buffer(TABLE, self.entries.len().unwrap_or(0))?;

@@ -247,7 +247,7 @@ impl<'a> CallBuilder<'a> {
                 });
             }
             Some(table) => {
-                let [sequences, capacity] = [table.layout.shape[0], table.capacity(key_rows)];
+                let (sequences, capacity) = (table.layout.shape[0], table.capacity(&self.k)?);
                 let lengths = self.keys.check(PAGED_KEYS, sequences, capacity)?;
                 (PAGED_KEYS, lengths)
             }
