@@ -164,12 +164,6 @@ pub(crate) const KEYS: Names = Names {
     used: "key_lengths",
 };
 
-/// Of keys in pages the table has the batch.
-pub(crate) const PAGED_KEYS: Names = Names {
-    tensor: "block_table",
-    ..KEYS
-};
-
 impl LengthsRequest<'_> {
     /// Checks the lengths against a tensor of `entries` batch entries of `rows` rows each. Returns them with the number of
     /// sequences.

@@ -3,8 +3,11 @@
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::layout::{Layout, MAX_PAGE_ROWS};
-use crate::lengths::{Numbers, Request, SideLengths};
+use crate::layout::{Layout, MAX_LEN, MAX_PAGE_ROWS};
+use crate::lengths::{KEYS, LengthsRequest, Numbers, Request, SideLengths};
+
+/// The table's name in messages.
+pub(crate) const BLOCK_TABLE: &str = "block_table";
 
 /// Where the entries of a block table lie: a row for each sequence, of the numbers of its pages in order.
 ///
@@ -122,48 +125,63 @@ pub(crate) struct TableRequest<'a> {
 }
 
 impl TableRequest<'_> {
-    /// The most keys that a row of the table has pages for, of layout `k`.
-    pub(crate) fn capacity(&self, k: &Layout) -> Result<usize> {
-        let rows = k.rows();
+    /// Checks the table and the lengths of the sequences against the pages, of layout `k`.
+    pub(crate) fn check(
+        self,
+        k: &Layout,
+        lengths: LengthsRequest<'_>,
+    ) -> Result<(SideLengths, Pages)> {
+        let [count, rows, ..] = k.shape;
         if !(1..=MAX_PAGE_ROWS).contains(&rows) {
             return Err(Error::Pages {
                 argument: "k",
                 rule: format!("has pages of {rows} rows; a page has 1 to {MAX_PAGE_ROWS}"),
             });
         }
-        Ok(self.layout.shape[1].saturating_mul(rows))
-    }
-
-    /// Checks the table against the pages, of layout `k`, and the lengths of the keys in them.
-    pub(crate) fn check(self, k: &Layout, keys: &SideLengths) -> Result<Pages> {
-        const TABLE: &str = "block_table";
-        let [count, rows, ..] = k.shape;
+        if lengths.offsets.len().is_some() {
+            return Err(Error::Presence {
+                argument: KEYS.offsets,
+                rule: "is given, but keys in pages are not packed",
+            });
+        }
         let elements = self.layout.elements();
-        elements.validate(TABLE)?;
-        elements.check_buffer(TABLE, self.entries.len().unwrap_or(0))?;
+        elements.validate(BLOCK_TABLE)?;
+        elements.check_buffer(BLOCK_TABLE, self.entries.len().unwrap_or(0))?;
+        let [sequences, columns] = self.layout.shape;
+        let (mut keys, _) = lengths.check(KEYS, sequences, columns.saturating_mul(rows))?;
+        keys.rows = keys.bound;
+        if keys.bound > MAX_LEN {
+            return Err(Error::TooLong {
+                argument: BLOCK_TABLE,
+                dimension: "capacity",
+                found: keys.bound,
+                limit: MAX_LEN,
+            });
+        }
         let (table, layout) = match self.entries {
             Request::Host(entries) => {
-                check_entries(entries, &self.layout, [count, rows], keys)?;
-                kept(entries, self.layout, keys.bound().div_ceil(rows))
+                check_entries(entries, &self.layout, [count, rows], &keys)?;
+                kept(entries, self.layout, keys.bound.div_ceil(rows))
             }
             _ => (Numbers::Device, self.layout),
         };
         // Numbers on the device nobody has checked, and where there is no page no kernel can clamp them.
-        if count == 0 && keys.bound() > 0 && self.layout.shape[0] > 0 {
+        if count == 0 && keys.bound > 0 && sequences > 0 {
             return Err(Error::Pages {
                 argument: "k",
                 rule: format!(
                     "has no pages, but sequences may have up to {} keys",
-                    keys.bound()
+                    keys.bound
                 ),
             });
         }
-        Ok(Pages {
+        let pages = Pages {
             table,
             layout,
             rows,
             count,
-        })
+        };
+        Ok((keys, pages))
     }
 }
 
@@ -175,7 +193,7 @@ fn check_entries(
     [pages, page_rows]: [usize; 2],
     keys: &SideLengths,
 ) -> Result<()> {
-    if keys.on_device() || keys.bound() == 0 {
+    if keys.on_device() || keys.bound == 0 {
         return Ok(());
     }
     for sequence in 0..layout.shape[0] {
@@ -188,7 +206,7 @@ fn check_entries(
         let wrong = |page: &i32| usize::try_from(*page).ok().is_none_or(|page| page >= pages);
         if let Some(column) = needed.iter().position(wrong) {
             return Err(Error::Lengths {
-                argument: "block_table",
+                argument: BLOCK_TABLE,
                 index: start + column,
                 rule: format!(
                     "is {}, but k has {pages} pages; it is entry {column} of sequence {sequence}, whose {len} keys need {}",

@@ -4,9 +4,9 @@ use crate::call::Call;
 use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::layout::{DIMENSIONS, Layout, MAX_HEAD_DIM, MAX_LEN, PAGE_DIMENSIONS};
-use crate::lengths::{KEYS, LengthsRequest, PAGED_KEYS, QUERIES, Request};
+use crate::lengths::{KEYS, LengthsRequest, QUERIES, Request};
 use crate::operands::LengthElement;
-use crate::pages::{TableLayout, TableRequest};
+use crate::pages::{BLOCK_TABLE, TableLayout, TableRequest};
 use crate::scoring::Scoring;
 
 /// Describes a [`Call`]; made by [`Call::builder`].
@@ -238,29 +238,6 @@ impl<'a> CallBuilder<'a> {
         }
         self.scoring.validate()?;
         let (queries, batch) = self.queries.check(QUERIES, entries, query_rows)?;
-        let (key_names, (mut keys, key_batch)) = match &self.table {
-            None => (KEYS, self.keys.check(KEYS, key_entries, key_rows)?),
-            Some(_) if self.keys.offsets.len().is_some() => {
-                return Err(Error::Presence {
-                    argument: "key_offsets",
-                    rule: "is given, but keys in pages are not packed",
-                });
-            }
-            Some(table) => {
-                let (sequences, capacity) = (table.layout.shape[0], table.capacity(&self.k)?);
-                let lengths = self.keys.check(PAGED_KEYS, sequences, capacity)?;
-                (PAGED_KEYS, lengths)
-            }
-        };
-        if key_batch != batch {
-            return Err(Error::Mismatch {
-                argument: key_names.tensor,
-                dimension: "batch",
-                found: key_batch,
-                other: "q",
-                expected: batch,
-            });
-        }
         if batch > MAX_LEN {
             return Err(Error::TooLong {
                 argument: "q",
@@ -269,21 +246,27 @@ impl<'a> CallBuilder<'a> {
                 limit: MAX_LEN,
             });
         }
-        let pages = match self.table {
-            Some(_) if keys.bound > MAX_LEN => {
-                return Err(Error::TooLong {
-                    argument: key_names.tensor,
-                    dimension: "capacity",
-                    found: keys.bound,
-                    limit: MAX_LEN,
-                });
+        let like_queries = |argument, found| match found == batch {
+            true => Ok(()),
+            false => Err(Error::Mismatch {
+                argument,
+                dimension: "batch",
+                found,
+                other: "q",
+                expected: batch,
+            }),
+        };
+        let (keys, pages) = match self.table {
+            None => {
+                let (keys, key_batch) = self.keys.check(KEYS, key_entries, key_rows)?;
+                like_queries("k", key_batch)?;
+                (keys, None)
             }
             Some(table) => {
-                let pages = table.check(&self.k, &keys)?;
-                keys.rows = keys.bound;
-                Some(pages)
+                like_queries(BLOCK_TABLE, table.layout.shape[0])?;
+                let (keys, pages) = table.check(&self.k, self.keys)?;
+                (keys, Some(pages))
             }
-            None => None,
         };
         let packed = queries.is_packed() || keys.is_packed();
         let score_tensor = |argument, wanted, layout: Option<Layout>| {
