@@ -36,7 +36,7 @@ fn prepare(gpu: &Gpu, call: &Call) -> Prepared {
     let images = catalog().iter().filter(|image| image.kernel == PLAIN);
     let paged = images.map(|image| -> &'static Image {
         let mut image = image.clone();
-        image.features = image.features | Features::PAGED;
+        image.features |= Features::PAGED;
         Box::leak(Box::new(image))
     });
     let planner = Planner::new(gpu.profile()).images(paged);
@@ -99,10 +99,8 @@ fn a_captured_launch_keeps_its_table() {
             prepared.launch(stream, &call, &buffers.bindings())
         })
         .unwrap();
-        let other = builder()
-            .block_table(&[1, 1, 1, 1], [2, 2])
-            .build()
-            .unwrap();
+        let other = builder().block_table(&[1; 4], [2, 2]).key_lengths(&[32; 2]);
+        let other = other.build().unwrap();
         prepared
             .launch(&stream, &other, &buffers.bindings())
             .unwrap();
