@@ -243,7 +243,7 @@ impl Case {
             0 => rows,
             _ => random.below(rows + 1),
         };
-        let mut used = match random.below(5) {
+        let used = match random.below(5) {
             0 => {
                 let rows = lengths.each().into_iter();
                 let part = |(query, key)| (part(&mut random, query), part(&mut random, key));
@@ -251,26 +251,17 @@ impl Case {
             }
             _ => Used::All,
         };
-        let mut device_lengths =
+        let device_lengths =
             random.below(3) == 0 && (used != Used::All || matches!(lengths, Lengths::Packed(_)));
         let multiprocessors = (random.below(3) == 0).then(|| 1 + random.below(5) as u32);
-        let pages = (random.below(4) == 0).then(|| match random.below(3) {
-            0 => 1 + random.below(MAX_PAGE_ROWS),
-            _ => random.pick(&[1, 8, 16, 32, 64, 128, 256]),
-        });
-        if pages.is_some() {
-            device_lengths = random.below(2) == 0;
-            if used == Used::All && random.below(2) == 0 {
-                used = Used::Ragged;
-            }
-        }
+        let paged = random.below(4) == 0;
         if layout == LayoutKind::Bshd && random.below(3) == 0 {
             layout = LayoutKind::Interleaved;
         }
-        Case {
+        let case = Case {
             lengths,
             used,
-            pages,
+            pages: None,
             device_lengths,
             heads,
             kv_heads,
@@ -281,7 +272,30 @@ impl Case {
             unaligned,
             multiprocessors,
             seed,
+        };
+        match paged {
+            true => case.with_pages(),
+            false => case,
         }
+    }
+
+    /// The case with its keys and values in pages, as the seed has them. Many a batch becomes one of a few queries for each
+    /// sequence, with keys of other lengths.
+    #[must_use]
+    pub fn with_pages(mut self) -> Self {
+        let mut random = Random::new(self.seed ^ 0x9a6e5);
+        self.pages = Some(match random.below(3) {
+            0 => 1 + random.below(MAX_PAGE_ROWS),
+            _ => random.pick(&[1, 8, 16, 32, 64, 128, 256]),
+        });
+        self.device_lengths = random.below(2) == 0;
+        if self.used == Used::All && random.below(2) == 0 {
+            self.used = Used::Ragged;
+            if let Lengths::Dense { query, .. } = &mut self.lengths {
+                *query = (1 + random.below(8)).min((*query).max(1));
+            }
+        }
+        self
     }
 
     /// Sequences.

@@ -66,6 +66,27 @@ fn lengths_and_windows_at_the_edges_of_pages_and_tiles() {
     }
 }
 
+#[test]
+fn sequences_may_share_pages() {
+    let cache = Cache::new();
+    let (k, v) = (cache.side(0), cache.side(1));
+    let q = cache.q.entries(0..1).unwrap();
+    let out = |q: &Tensor<f32>, keys: Keys<'_, f32>| {
+        let output = Attention::new().forward(q, keys).unwrap();
+        output.out.to_vec().unwrap()
+    };
+    let alone = out(&q, Keys::paged(&k, &v, &[4, 1], [1, 2]).lengths(&[6]));
+    let twice = q.to_vec().unwrap().repeat(2);
+    let twice = cache.backend.tensor(&twice, [2, 1, 2, 8]).unwrap();
+    for (table, layout) in [
+        (&[4, 1, 4, 1][..], TableLayout::from([2, 2])),
+        (&[4, 1], TableLayout::new([2, 2], 0)),
+    ] {
+        let keys = Keys::paged(&k, &v, table, layout).lengths(&[6, 6]);
+        assert_eq!(out(&twice, keys), alone.repeat(2));
+    }
+}
+
 /// A cache of 6 pages of 4 rows with NaN in every row that holds no key, and the same keys and values dense.
 struct Cache {
     backend: Backend,

@@ -224,6 +224,25 @@ fn verify_repeats_a_case() {
 }
 
 #[test]
+fn verify_draws_problems_in_pages_only() {
+    let (stdout, _) = expect_code(
+        0,
+        warptile().args([
+            "verify",
+            "--device",
+            "cpu",
+            "--paged",
+            "--count",
+            "30",
+            "--max-len",
+            "100",
+        ]),
+    );
+    assert!(stdout.contains("30 "), "{stdout}");
+    expect_code(2, warptile().args(["verify", "--paged", "--case", "q1"]));
+}
+
+#[test]
 fn every_option_is_verified_and_measured() {
     let cases = [
         "b2 q9 k20 h4/2 d16 f16 softcap=15 alibi=batch sinks bias keymask layout=bhsd seed=1",

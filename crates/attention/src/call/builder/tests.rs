@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::call::{Operands, common_element};
-use crate::layout::MAX_LEN;
+use crate::layout::{MAX_LEN, View};
 use crate::mask::Mask;
 
 fn build(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Call> {
@@ -588,4 +588,17 @@ fn a_bias_of_paged_keys_has_a_column_for_every_key_or_more() {
     for columns in [1, 20, 32, 50] {
         assert!(with_bias(columns).is_ok());
     }
+}
+
+#[test]
+fn a_table_on_the_device_is_no_use_to_the_cpu() {
+    let k = pages(9, 16);
+    let call = paged(2, &k).device_block_table([2, 2]).build().unwrap();
+    let data = vec![half::f16::ZERO; 9 * 16 * 2 * 8];
+    let (q, k) = (View::new(&data[..], *call.q()), View::new(&data[..], k));
+    let checked = call.check_inputs(&q, &k, &k, &Operands::none());
+    assert_eq!(
+        checked.unwrap_err().to_string(),
+        "block_table is on a GPU, but the tensors are in host memory"
+    );
 }
