@@ -238,7 +238,12 @@ fn verify_draws_problems_in_pages_only() {
             "100",
         ]),
     );
-    assert!(stdout.contains("30 "), "{stdout}");
+    assert!(stdout.contains("verified 30 problems"), "{stdout}");
+    let worst = stdout.lines().filter(|line| line.starts_with("worst"));
+    assert!(
+        worst.into_iter().all(|line| line.contains(" pages=")),
+        "{stdout}"
+    );
     expect_code(2, warptile().args(["verify", "--paged", "--case", "q1"]));
 }
 
