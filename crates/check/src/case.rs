@@ -89,7 +89,7 @@ pub struct BlockTable {
 }
 
 impl BlockTable {
-    /// The page of a key of a sequence.
+    /// The page of a sequence whose number lies in a column of the table.
     pub(crate) fn page(&self, sequence: usize, column: usize) -> usize {
         // Entries that keys need were filled with numbers of pages.
         self.entries[sequence * self.layout.row_stride + column] as usize
@@ -135,7 +135,7 @@ const PACKED_PADDING: usize = 3;
 /// Most entries of a block table.
 const MAX_ENTRIES: u128 = 1 << 24;
 
-/// Entries of a block table after the last that any key needs, and with [`LayoutKind::Gaps`] also between its rows.
+/// Entries of a row of the block table after the last that a sequence of full length needs, and with [`LayoutKind::Gaps`] also between its rows.
 const TABLE_PADDING: usize = 1;
 
 /// Most elements of a tensor, gaps included, and most heads of all sequences together.

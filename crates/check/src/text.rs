@@ -171,6 +171,7 @@ impl Parser {
                 "packed" => case.lengths = Lengths::Packed(parse_lengths(value)?),
                 "used" => case.used = Used::Each(parse_lengths(value)?),
                 "lengths" if value == "ragged" => case.used = Used::Ragged,
+                "lengths" if value.is_empty() => self.key_lengths = Some(Vec::new()),
                 "lengths" => {
                     let lengths: Option<_> = value.split(',').map(|len| len.parse().ok()).collect();
                     self.key_lengths = Some(lengths?);
@@ -268,6 +269,8 @@ mod tests {
         let text = "b2 q113 k203 h6 d40 f16 mask=causal-top-left seed=0";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "packed=3x5,1x7 h2 d64 f16 pages=16 lengths=ragged device-lengths seed=1";
+        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "packed= h2 d64 f16 pages=16 lengths= seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q3 k5 h2 d64 f16 layout=interleaved pages=3 lengths=5,2 seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
