@@ -8,6 +8,7 @@ use warptile_driver::{DeviceBuffer, DeviceSliceMut};
 
 use crate::backend::Place;
 use crate::gpu::{Bindings, Gpu};
+use crate::operands::Table;
 use crate::tensor::Storage;
 use crate::{
     AlibiShape, Backend, Call, Choice, Element, Error, Keys, Layout, Mask, Operands, Plan, Queries,
@@ -326,7 +327,11 @@ impl Attention {
         }
         let mut builder = Call::builder(q.layout(), keys.k.layout(), keys.v.layout(), T::TYPE)
             .scoring(scoring)
-            .lengths(queries.side.request(), keys.side.request())
+            .lengths(
+                queries.side.request(),
+                keys.side.request(),
+                keys.table.as_ref().map(Table::request),
+            )
             .want_lse(self.lse);
         if let Some(out) = out {
             builder = builder.out(out);
@@ -469,7 +474,7 @@ impl Attention {
         if let Some(key_mask) = keys.key_mask {
             bindings = bindings.key_mask(key_mask.on_device("key_mask")?);
         }
-        bindings = bindings.device_lengths(&queries.side, &keys.side);
+        bindings = bindings.device_lengths(&queries.side, &keys.side, keys.table.as_ref());
         prepared.launch(gpu.stream(), call, &bindings)?;
         Ok(prepared.plan().clone())
     }

@@ -3,12 +3,14 @@
 mod builder;
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, View};
 use crate::lengths::SideLengths;
 use crate::mask::Mask;
+use crate::pages::Pages;
 use crate::problem::Problem;
 use crate::scoring::Scoring;
 
@@ -47,6 +49,7 @@ pub struct Call {
     batch: usize,
     queries: SideLengths,
     keys: SideLengths,
+    pages: Option<Pages>,
     scoring: Scoring,
     want_lse: bool,
     aligned: bool,
@@ -133,9 +136,9 @@ pub struct Sequence {
     pub q_start: usize,
     /// Rows of q and out.
     pub q_len: usize,
-    /// Index along the first dimension of k and v.
+    /// Index along the first dimension of k and v, unless they are paged.
     pub k_entry: usize,
-    /// First row of k and v.
+    /// First row of k and v, unless they are paged.
     pub k_start: usize,
     /// Rows of k and v.
     pub k_len: usize,
@@ -186,6 +189,12 @@ impl Call {
     #[must_use]
     pub const fn keys(&self) -> &SideLengths {
         &self.keys
+    }
+
+    /// The pages of keys and values; `None` if k and v are not paged.
+    #[must_use]
+    pub const fn pages(&self) -> Option<&Pages> {
+        self.pages.as_ref()
     }
 
     /// Whether only the device knows some length.
@@ -276,13 +285,13 @@ impl Call {
         &self.q
     }
 
-    /// Layout of k.
+    /// Layout of k; paged: pages, rows of a page, heads, head size.
     #[must_use]
     pub const fn k(&self) -> &Layout {
         &self.k
     }
 
-    /// Layout of v.
+    /// Layout of v, as that of k.
     #[must_use]
     pub const fn v(&self) -> &Layout {
         &self.v
@@ -311,6 +320,23 @@ impl Call {
             k_start,
             k_len,
         }
+    }
+
+    /// Where some keys of a sequence lie in k and v: indices along the first dimension, each with a range of rows.
+    pub(crate) fn key_rows(
+        &self,
+        sequence: &Sequence,
+        keys: Range<usize>,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
+        let start = sequence.k_start;
+        let (dense, paged) = match &self.pages {
+            None => {
+                let rows = start + keys.start..start + keys.end;
+                (Some((sequence.k_entry, rows)), None)
+            }
+            Some(pages) => (None, Some(pages.pieces(sequence.batch, keys))),
+        };
+        dense.into_iter().chain(paged.into_iter().flatten())
     }
 
     /// Shape of the lse, contiguous: `[batch, heads, query_len]`, or for packed sequences `[1, heads, rows of q]`.
@@ -364,6 +390,12 @@ impl Call {
                     rule: "are on a GPU, but the tensors are in host memory",
                 });
             }
+        }
+        if self.pages().is_some_and(|pages| pages.table().on_device()) {
+            return Err(Error::Presence {
+                argument: "block_table",
+                rule: "is on a GPU, but the tensors are in host memory",
+            });
         }
         self.check_slopes(operands.slopes)?;
         self.check_sinks(operands.sinks)?;
@@ -486,13 +518,11 @@ impl fmt::Display for Call {
         if self.kv_heads() != self.heads() {
             write!(f, " ({} for keys and values)", self.kv_heads())?;
         }
-        write!(
-            f,
-            ", {} x {} rows, head size {}",
-            self.query_len(),
-            self.key_len(),
-            self.head_dim(),
-        )?;
+        write!(f, ", {} x {} rows", self.query_len(), self.key_len(),)?;
+        if let Some(pages) = &self.pages {
+            write!(f, " in pages of {}", pages.rows())?;
+        }
+        write!(f, ", head size {}", self.head_dim())?;
         let scoring = self.scoring.to_string();
         if !scoring.is_empty() {
             write!(f, ", {scoring}")?;

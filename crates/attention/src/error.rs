@@ -122,10 +122,19 @@ pub enum Error {
         other: String,
     },
 
-    /// Row offsets or lengths of sequences break a rule.
+    /// Pages of keys and values break a rule.
+    #[error("{argument} {rule}")]
+    Pages {
+        /// The argument at fault.
+        argument: &'static str,
+        /// The rule, with the values at hand.
+        rule: String,
+    },
+
+    /// Row offsets or lengths of sequences, or the numbers of their pages, break a rule.
     #[error("{argument}[{index}] {rule}")]
     Lengths {
-        /// `query_offsets`, `key_offsets`, `query_lengths` or `key_lengths`.
+        /// `query_offsets`, `key_offsets`, `query_lengths`, `key_lengths` or `block_table`.
         argument: &'static str,
         /// The first entry at fault.
         index: usize,

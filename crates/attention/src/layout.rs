@@ -10,8 +10,14 @@ pub const MAX_LEN: usize = 1 << 30;
 /// Largest head size with a kernel.
 pub const MAX_HEAD_DIM: usize = 256;
 
+/// The most rows of a page of keys and values.
+pub const MAX_PAGE_ROWS: usize = 256;
+
 /// Names of the dimensions, in the order of [`Layout::shape`], as error messages use them.
 pub(crate) const DIMENSIONS: [&str; 4] = ["batch", "length", "heads", "head size"];
+
+/// The same of tensors that consist of pages.
+pub(crate) const PAGE_DIMENSIONS: [&str; 4] = ["pages", "page rows", "heads", "head size"];
 
 /// Shape and strides of a tensor.
 ///

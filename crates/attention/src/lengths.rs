@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
-/// A list of 32-bit numbers that a call brings along, one or one more than there are sequences.
+/// A list of 32-bit numbers that a call brings along: one or one more than there are sequences, or a table of pages.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Numbers {
     /// Not given.
@@ -42,10 +42,10 @@ impl Numbers {
 /// The lengths of one side of a call: of its queries, or of its keys and values.
 ///
 /// Sequence `b` is the rows `offsets[b]..offsets[b + 1]` of a packed tensor, or the rows of batch entry `b` of a dense one; of
-/// these the first `used[b]`, if that is given.
+/// these the first `used[b]`, if that is given. Paged keys count as dense: [`Call::pages`](crate::Call::pages) says where they lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SideLengths {
-    /// Rows of the tensor: of each batch entry, or of the one packed entry.
+    /// Rows of the tensor: of each batch entry, or of the one packed entry; of paged keys the bound.
     pub(crate) rows: usize,
     /// No sequence is longer.
     pub(crate) bound: usize,
@@ -54,7 +54,7 @@ pub struct SideLengths {
 }
 
 impl SideLengths {
-    /// Rows of the tensor: of each batch entry, or of the one packed entry.
+    /// Rows of the tensor: of each batch entry, or of the one packed entry; of paged keys the bound.
     #[must_use]
     pub const fn rows(&self) -> usize {
         self.rows
@@ -105,7 +105,7 @@ impl SideLengths {
         if let Numbers::Host(used) = &self.used {
             rows = rows.min(used[batch] as usize);
         }
-        (start, rows)
+        (start, rows.min(self.bound))
     }
 }
 
@@ -128,7 +128,7 @@ pub(crate) enum Request<'a> {
 }
 
 impl Request<'_> {
-    fn len(&self) -> Option<usize> {
+    pub(crate) fn len(&self) -> Option<usize> {
         match self {
             Request::None => None,
             Request::Host(numbers) => Some(numbers.len()),

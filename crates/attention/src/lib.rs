@@ -24,7 +24,7 @@
 //!   in memory. Keys and values may have fewer heads than the queries (grouped-query and multi-query attention) and a different
 //!   length.
 //! - [`Attention`] holds the options (the list is [`Scoring`]) and has one verb, [`forward`](Attention::forward). Its
-//!   arguments are [`Queries`] and [`Keys`]: dense tensors, or sequences packed one after the other.
+//!   arguments are [`Queries`] and [`Keys`]: dense tensors, sequences packed one after the other, or keys and values in pages.
 //! - A [`Call`] is one computation with its layouts and lengths. What is fixed of it is its [`Problem`]: the planner chooses
 //!   kernels for a problem, so a decode step or a new packed batch does not plan again.
 //! - A [`Plan`] says which kernels run and why every other does not; [`Plan::explain`] prints it. [`Choice`] asks for others.
@@ -48,6 +48,30 @@
 //! # }
 //! ```
 //!
+//! # Keys and values in pages
+//!
+//! A cache of pages of 1 to 256 rows, and a block table that gives each sequence its pages in order:
+//!
+//! ```
+//! use warptile::{Attention, Backend, Keys};
+//!
+//! # fn main() -> warptile::Result<()> {
+//! # let backend = Backend::cpu();
+//! let q = backend.tensor(&[0.25_f32; 2 * 2 * 8], [2, 1, 2, 8])?; // one new token of each of two sequences
+//! let pages = backend.tensor(&[0.25_f32; 6 * 16 * 2 * 8], [6, 16, 2, 8])?; // 6 pages of 16 rows
+//! let table = [5_u32, 0, 3, 0]; // two entries for each sequence
+//! let keys = Keys::paged(&pages, &pages, &table, [2, 2]).lengths(&[20, 7]);
+//! let output = Attention::new().forward(&q, keys)?;
+//! # assert_eq!(output.out.shape(), [2, 1, 2, 8]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The strides of the pages may be any: heads before rows (`Layout::bhsd([pages, heads, rows, head_size])`), or keys and values in
+//! one tensor ([`Tensor::view_as`]). What lies in a page past a sequence's last key, and in the table past its last page, is
+//! never used. A table and lengths on the device ([`Keys::paged_on_device`], [`Keys::lengths_on_device`]) may grow between the
+//! replays of a captured launch; [`Keys::longest`] bounds them.
+//!
 //! # Errors
 //!
 //! Unsupported problems and bad input are rejected before anything is launched; the [`Error`] names the argument and the rule.
@@ -66,6 +90,7 @@ mod layout;
 mod lengths;
 mod mask;
 mod operands;
+mod pages;
 mod plan;
 mod problem;
 mod rates;
@@ -80,10 +105,11 @@ pub use cpu::forward_cpu;
 pub use device::DeviceProfile;
 pub use element::{Element, ElementType};
 pub use error::{Error, Result};
-pub use layout::{Layout, MAX_HEAD_DIM, MAX_LEN, View, ViewMut};
+pub use layout::{Layout, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, View, ViewMut};
 pub use lengths::{Numbers, SideLengths};
 pub use mask::{Align, Mask};
 pub use operands::{Keys, LengthElement, Queries};
+pub use pages::{Pages, TableLayout};
 pub use plan::{Considered, LaunchShape, Plan, Planner, Reason, Scratch, Step};
 pub use problem::Problem;
 pub use rates::Rates;

@@ -4,9 +4,10 @@ use bytemuck::Pod;
 use warptile_driver::DeviceSlice;
 
 use crate::lengths::{LengthsRequest, Request};
+use crate::pages::{TableLayout, TableRequest};
 use crate::{Element, Tensor};
 
-/// A 32-bit number that counts rows: `i32` or `u32`. A `u32` beyond `i32::MAX` counts as negative, which kernels clamp.
+/// A 32-bit number that counts rows or pages: `i32` or `u32`. A `u32` beyond `i32::MAX` counts as negative, which kernels clamp.
 pub trait LengthElement: Pod + sealed::Sealed {}
 
 mod sealed {
@@ -67,6 +68,26 @@ impl<'a> Side<'a> {
 
     pub(crate) fn device_used(&self) -> Option<DeviceSlice<'a, u8>> {
         self.used.device()
+    }
+}
+
+/// The block table of paged keys.
+#[derive(Debug, Clone)]
+pub(crate) struct Table<'a> {
+    entries: List<'a>,
+    layout: TableLayout,
+}
+
+impl<'a> Table<'a> {
+    pub(crate) fn request(&self) -> TableRequest<'a> {
+        TableRequest {
+            entries: self.entries.request(),
+            layout: self.layout,
+        }
+    }
+
+    pub(crate) fn on_device(&self) -> Option<DeviceSlice<'a, u8>> {
+        self.entries.device()
     }
 }
 
@@ -154,6 +175,7 @@ pub struct Keys<'a, T: Element> {
     pub(crate) k: &'a Tensor<T>,
     pub(crate) v: &'a Tensor<T>,
     pub(crate) side: Side<'a>,
+    pub(crate) table: Option<Table<'a>>,
     pub(crate) bias: Option<&'a Tensor<T>>,
     pub(crate) key_mask: Option<&'a Tensor<u8>>,
 }
@@ -165,12 +187,62 @@ impl<'a, T: Element> Keys<'a, T> {
             k,
             v,
             side: Side::default(),
+            table: None,
             bias: None,
             key_mask: None,
         }
     }
 
+    /// Keys and values in pages, as a cache holds them: tensors of pages, rows of a page (1 to 256), heads, head size, with any
+    /// strides. The table has for each sequence the numbers of its pages in order; its entries past the last key of a sequence
+    /// mean nothing, and neither do the rows of a page past it.
+    ///
+    /// ```
+    /// use warptile::{Attention, Backend, Keys};
+    ///
+    /// # fn main() -> warptile::Result<()> {
+    /// let backend = Backend::cpu();
+    /// let q = backend.tensor(&[0.5_f32; 2 * 8], [2, 1, 1, 8])?; // a new token of each of two sequences
+    /// let pages = backend.tensor(&[0.5_f32; 5 * 16 * 8], [5, 16, 1, 8])?; // 5 pages of 16 rows
+    /// let table = [4, 1, /* the second sequence has one page only */ 0, -1];
+    /// let keys = Keys::paged(&pages, &pages, &table, [2, 2]).lengths(&[20, 3]);
+    /// let output = Attention::new().forward(&q, keys)?;
+    /// # assert_eq!(output.out.to_vec()?, [0.5; 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn paged<L: LengthElement>(
+        k: &'a Tensor<T>,
+        v: &'a Tensor<T>,
+        table: &'a [L],
+        layout: impl Into<TableLayout>,
+    ) -> Self {
+        Keys::new(k, v).with_table(List::Host(bytemuck::cast_slice(table)), layout.into())
+    }
+
+    /// As [`paged`](Self::paged) with a table on the device, whose numbers the kernel clamps to the pages there are.
+    pub fn paged_on_device<L: LengthElement>(
+        k: &'a Tensor<T>,
+        v: &'a Tensor<T>,
+        table: DeviceSlice<'a, L>,
+        layout: impl Into<TableLayout>,
+    ) -> Self {
+        Keys::new(k, v).with_table(List::Device(table.into_bytes()), layout.into())
+    }
+
+    fn with_table(mut self, entries: List<'a>, layout: TableLayout) -> Self {
+        self.table = Some(Table { entries, layout });
+        self
+    }
+
     lengths!();
+
+    /// No sequence is taken to have more keys than this. Where only the device knows the lengths, a bound nearer to them than
+    /// the rows there are lets a better kernel be chosen, and less work be launched.
+    pub fn longest(mut self, keys: usize) -> Self {
+        self.side.longest = Some(keys);
+        self
+    }
 
     /// Adds a tensor to the scores: `[batch, queries, heads, keys]` as [`Layout`](crate::Layout) counts dimensions, so
     /// [`Layout::bhsd`](crate::Layout::bhsd) describes the usual `[batch, heads, queries, keys]`. An extent of 1 repeats.

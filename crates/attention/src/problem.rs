@@ -36,6 +36,8 @@ pub struct Problem {
     packed_queries: bool,
     packed_keys: bool,
     device_lengths: bool,
+    /// 0: not paged.
+    page_rows: usize,
     scoring: Scoring,
     want_lse: bool,
     aligned: bool,
@@ -66,6 +68,9 @@ impl Problem {
             device_lengths: call.lengths_on_device()
                 || queries.used().is_given()
                 || keys.used().is_given(),
+            page_rows: call
+                .pages()
+                .map_or(0, |pages| 1 << pages.rows().trailing_zeros()),
             scoring: *call.scoring(),
             want_lse: call.wants_lse(),
             aligned: call.is_aligned(),
@@ -126,6 +131,16 @@ impl Problem {
         self.packed_queries
     }
 
+    /// Of paged keys and values, the largest power of two that divides the rows of a page: a tile of so many keys lies in one
+    /// page. `None` if they are not paged.
+    #[must_use]
+    pub const fn page_rows(&self) -> Option<usize> {
+        match self.page_rows {
+            0 => None,
+            rows => Some(rows),
+        }
+    }
+
     /// Whether sequences may differ in length.
     #[must_use]
     pub const fn is_uneven(&self) -> bool {
@@ -156,6 +171,7 @@ impl Problem {
         let wanted = [
             (self.packed_queries || self.packed_keys, Features::PACKED),
             (self.device_lengths, Features::DEVICE_LENGTHS),
+            (self.page_rows != 0, Features::PAGED),
             (!self.aligned, Features::UNALIGNED),
             (self.want_lse, Features::LSE),
         ];
@@ -211,6 +227,9 @@ impl fmt::Display for Problem {
             write!(f, "/{}", self.kv_heads)?;
         }
         write!(f, " d{}", self.head_dim)?;
+        if let Some(rows) = self.page_rows() {
+            write!(f, " pages{rows}")?;
+        }
         let scoring = self.scoring.to_string();
         if !scoring.is_empty() {
             write!(f, " {scoring}")?;

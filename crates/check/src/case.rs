@@ -1,7 +1,8 @@
 //! Problems without data: how they are drawn and made smaller.
 
 use warptile::{
-    AlibiShape, Align, Call, DeviceProfile, ElementType, Layout, MAX_LEN, Mask, Scoring,
+    AlibiShape, Align, Call, DeviceProfile, ElementType, Layout, MAX_LEN, MAX_PAGE_ROWS, Mask,
+    Scoring, TableLayout,
 };
 
 use crate::data::Random;
@@ -17,6 +18,9 @@ pub enum LayoutKind {
     Bhsd,
     /// BSHD with unused elements after every head, row and batch entry.
     Gaps,
+    /// BSHD, except that every batch entry or page of keys is followed by room for one of values, and every one of values by
+    /// room for one of keys: as if k and v were of one tensor `[batch, 2, length, heads, head size]`.
+    Interleaved,
 }
 
 /// Sequence lengths of a [`Case`].
@@ -36,14 +40,72 @@ pub enum Lengths {
     Packed(Vec<(usize, usize)>),
 }
 
+/// How much of its sequences a [`Case`] uses.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Used {
+    /// All.
+    All,
+    /// So many queries and keys of each.
+    Each(Vec<(usize, usize)>),
+    /// All queries, and from an eighth of its keys to all, as the seed has it.
+    Ragged,
+}
+
+/// The numbers beside its tensors that a [`Case`] computes with, each exactly if a call needs it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Lists {
+    /// Row offsets of packed queries.
+    pub query_offsets: Option<Vec<i32>>,
+    /// Row offsets of packed keys.
+    pub key_offsets: Option<Vec<i32>>,
+    /// Used queries.
+    pub query_lengths: Option<Vec<i32>>,
+    /// Used keys.
+    pub key_lengths: Option<Vec<i32>>,
+    /// Pages of the keys.
+    pub block_table: Option<BlockTable>,
+}
+
+impl Lists {
+    /// Whether there are any.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        *self != Self::default()
+    }
+}
+
+/// The block table of a [`Case`]: pages in random order. Entries that no key needs are numbers of no page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BlockTable {
+    /// Numbers of pages.
+    pub entries: Vec<i32>,
+    /// How they lie.
+    pub layout: TableLayout,
+    /// Pages there are. Some are in nobody's row.
+    pub pages: usize,
+}
+
+impl BlockTable {
+    /// The page of a sequence whose number lies in a column of the table.
+    pub(crate) fn page(&self, sequence: usize, column: usize) -> usize {
+        // Entries that keys need were filled with numbers of pages.
+        self.entries[sequence * self.layout.row_stride + column] as usize
+    }
+}
+
 /// A problem without data: prints on a line and parses back.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Case {
     /// Sequence lengths.
     pub lengths: Lengths,
-    /// Of each sequence only so many queries and keys are used.
-    pub used: Option<Vec<(usize, usize)>>,
-    /// Whether offsets and used lengths are in device memory, if the case runs on a GPU.
+    /// How much of each sequence is used.
+    pub used: Used,
+    /// The rows of a page, if keys and values are paged.
+    pub pages: Option<usize>,
+    /// Whether offsets, used lengths and the block table are in device memory, if the case runs on a GPU.
     pub device_lengths: bool,
     /// Query heads.
     pub heads: usize,
@@ -70,6 +132,12 @@ pub struct Case {
 /// Unused rows behind the last packed sequence.
 const PACKED_PADDING: usize = 3;
 
+/// Most entries of a block table.
+const MAX_ENTRIES: u128 = 1 << 24;
+
+/// Entries of a row of the block table after the last that a sequence of full length needs, and with [`LayoutKind::Gaps`] also between its rows.
+const TABLE_PADDING: usize = 1;
+
 /// Most elements of a tensor, gaps included, and most heads of all sequences together.
 const MAX_ELEMENTS: u128 = 1 << 31;
 
@@ -86,7 +154,8 @@ impl Case {
                 query,
                 key,
             },
-            used: None,
+            used: Used::All,
+            pages: None,
             device_lengths: false,
             heads: 1,
             kv_heads: 1,
@@ -163,28 +232,36 @@ impl Case {
             1 => Some(AlibiShape::PerBatchHead),
             _ => None,
         };
-        let layout = random.pick(&[LayoutKind::Bshd, LayoutKind::Bhsd, LayoutKind::Gaps]);
+        let mut layout = random.pick(&[LayoutKind::Bshd, LayoutKind::Bhsd, LayoutKind::Gaps]);
         let unaligned = random.below(4) == 0;
         scoring.sinks = random.below(6) == 0;
         if let Lengths::Dense { .. } = lengths {
             scoring.bias = random.below(10) == 0;
             scoring.key_mask = random.below(10) == 0;
         }
-        let used = (random.below(5) == 0).then(|| {
-            let rows = lengths.each();
-            let part = |random: &mut Random, rows: usize| match random.below(4) {
-                0 => rows,
-                _ => random.below(rows + 1),
-            };
-            rows.into_iter()
-                .map(|(query, key)| (part(&mut random, query), part(&mut random, key)))
-                .collect()
-        });
+        let part = |random: &mut Random, rows: usize| match random.below(4) {
+            0 => rows,
+            _ => random.below(rows + 1),
+        };
+        let used = match random.below(5) {
+            0 => {
+                let rows = lengths.each().into_iter();
+                let part = |(query, key)| (part(&mut random, query), part(&mut random, key));
+                Used::Each(rows.map(part).collect())
+            }
+            _ => Used::All,
+        };
         let device_lengths =
-            random.below(3) == 0 && (used.is_some() || matches!(lengths, Lengths::Packed(_)));
-        Case {
+            random.below(3) == 0 && (used != Used::All || matches!(lengths, Lengths::Packed(_)));
+        let multiprocessors = (random.below(3) == 0).then(|| 1 + random.below(5) as u32);
+        let paged = random.below(4) == 0;
+        if layout == LayoutKind::Bshd && random.below(3) == 0 {
+            layout = LayoutKind::Interleaved;
+        }
+        let case = Case {
             lengths,
             used,
+            pages: None,
             device_lengths,
             heads,
             kv_heads,
@@ -193,9 +270,32 @@ impl Case {
             scoring,
             layout,
             unaligned,
-            multiprocessors: (random.below(3) == 0).then(|| 1 + random.below(5) as u32),
+            multiprocessors,
             seed,
+        };
+        match paged {
+            true => case.with_pages(),
+            false => case,
         }
+    }
+
+    /// The case with its keys and values in pages, as the seed has them. Many a batch becomes one of a few queries for each
+    /// sequence, with keys of other lengths.
+    #[must_use]
+    pub fn with_pages(mut self) -> Self {
+        let mut random = Random::new(self.seed ^ 0x9a6e5);
+        self.pages = Some(match random.below(3) {
+            0 => 1 + random.below(MAX_PAGE_ROWS),
+            _ => random.pick(&[1, 8, 16, 32, 64, 128, 256]),
+        });
+        self.device_lengths = random.below(2) == 0;
+        if self.used == Used::All && random.below(2) == 0 {
+            self.used = Used::Ragged;
+            if let Lengths::Dense { query, .. } = &mut self.lengths {
+                *query = (1 + random.below(8)).min((*query).max(1));
+            }
+        }
+        self
     }
 
     /// Sequences.
@@ -207,33 +307,99 @@ impl Case {
         }
     }
 
-    /// Row offsets of queries and keys, if packed.
+    /// Queries and keys of each sequence that are used.
     #[must_use]
-    pub fn offsets(&self) -> Option<(Vec<i32>, Vec<i32>)> {
-        let Lengths::Packed(lengths) = &self.lengths else {
-            return None;
-        };
-        let offsets = |length: fn(&(usize, usize)) -> usize| {
-            let mut end = 0_usize;
-            let ends = lengths.iter().map(|lengths| {
-                end = end.saturating_add(length(lengths));
-                number(end)
-            });
-            std::iter::once(0).chain(ends).collect()
-        };
-        Some((offsets(|lengths| lengths.0), offsets(|lengths| lengths.1)))
+    pub fn used_lengths(&self) -> Vec<(usize, usize)> {
+        match &self.used {
+            Used::All => self.lengths.each(),
+            Used::Each(used) => used.clone(),
+            Used::Ragged => {
+                let mut random = Random::new(self.seed ^ 0x4a66);
+                let part = |(query, key): (usize, usize)| {
+                    let least = key.div_ceil(8);
+                    (query, least + random.below(key - least + 1))
+                };
+                self.lengths.each().into_iter().map(part).collect()
+            }
+        }
     }
 
-    /// Used lengths of queries and keys, if not all rows are.
+    /// Offsets, used lengths and pages.
     #[must_use]
-    pub fn used_lengths(&self) -> Option<(Vec<i32>, Vec<i32>)> {
-        let used = self.used.as_ref()?;
-        Some(used.iter().map(|&(q, k)| (number(q), number(k))).unzip())
+    pub fn lists(&self) -> Lists {
+        let mut lists = Lists::default();
+        let packed = matches!(self.lengths, Lengths::Packed(_));
+        if !packed && self.used == Used::All && self.pages.is_none() {
+            return lists;
+        }
+        let numbers = |rows: &[usize]| Some(rows.iter().copied().map(number).collect());
+        let (queries, keys): (Vec<usize>, Vec<usize>) = self.lengths.each().into_iter().unzip();
+        if packed {
+            lists.query_offsets = numbers(&offsets(&queries));
+            if self.pages.is_none() {
+                lists.key_offsets = numbers(&offsets(&keys));
+            }
+        }
+        let used: (Vec<usize>, Vec<usize>) = self.used_lengths().into_iter().unzip();
+        if used.0 != queries {
+            lists.query_lengths = numbers(&used.0);
+        }
+        if used.1 != keys || self.pages.is_some() {
+            lists.key_lengths = numbers(&used.1);
+        }
+        lists.block_table = self
+            .pages
+            .map(|page_rows| self.block_table(page_rows.max(1), &used.1));
+        lists
+    }
+
+    fn table_layout(&self, page_rows: usize) -> TableLayout {
+        let columns = self.longest_keys().div_ceil(page_rows);
+        let columns = columns.saturating_add(TABLE_PADDING);
+        let gap = match self.layout {
+            LayoutKind::Gaps => TABLE_PADDING,
+            _ => 0,
+        };
+        TableLayout::new([self.batch(), columns], columns.saturating_add(gap))
+    }
+
+    fn longest_keys(&self) -> usize {
+        match &self.lengths {
+            Lengths::Dense { key, .. } => *key,
+            Lengths::Packed(lengths) => lengths.iter().map(|lengths| lengths.1).max().unwrap_or(0),
+        }
+    }
+
+    fn block_table(&self, page_rows: usize, keys: &[usize]) -> BlockTable {
+        let layout = self.table_layout(page_rows);
+        let mut random = Random::new(self.seed ^ 0xb10c);
+        let needed: usize = keys.iter().map(|keys| keys.div_ceil(page_rows)).sum();
+        let pages = needed + 1 + random.below(3);
+        let mut order: Vec<usize> = (0..pages).collect();
+        for last in (1..pages).rev() {
+            order.swap(last, random.below(last + 1));
+        }
+        let poison = [-1, number(pages), i32::MIN, i32::MAX];
+        let mut entries: Vec<i32> = (0..layout.shape[0] * layout.row_stride)
+            .map(|_| random.pick(&poison))
+            .collect();
+        let mut order = order.into_iter().map(number);
+        for (sequence, keys) in keys.iter().enumerate() {
+            let start = sequence * layout.row_stride;
+            let row = entries[start..].iter_mut().take(keys.div_ceil(page_rows));
+            for (entry, page) in row.zip(order.by_ref()) {
+                *entry = page;
+            }
+        }
+        BlockTable {
+            entries,
+            layout,
+            pages,
+        }
     }
 
     /// Layouts of q and of k and v. The output's is that of q.
-    #[must_use]
-    pub fn layouts(&self) -> (Layout, Layout) {
+    fn layouts(&self, table: Option<&BlockTable>) -> (Layout, Layout) {
         let (batch, query, key) = match &self.lengths {
             Lengths::Dense { batch, query, key } => (*batch, *query, *key),
             Lengths::Packed(lengths) => {
@@ -244,16 +410,23 @@ impl Case {
                 (1, rows(|lengths| lengths.0), rows(|lengths| lengths.1))
             }
         };
-        (
-            self.tensor_layout([batch, query, self.heads, self.head_dim]),
-            self.tensor_layout([batch, key, self.kv_heads, self.head_dim]),
-        )
+        let [entries, rows] = match (table, self.pages) {
+            (Some(table), Some(page_rows)) => [table.pages, page_rows],
+            _ => [batch, key],
+        };
+        let q = [batch, query, self.heads, self.head_dim];
+        let kv = [entries, rows, self.kv_heads, self.head_dim];
+        let mut kv = self.tensor_layout(kv);
+        if self.layout == LayoutKind::Interleaved {
+            kv.strides[0] = kv.strides[0].saturating_mul(2);
+        }
+        (self.tensor_layout(q), kv)
     }
 
     fn tensor_layout(&self, shape: [usize; 4]) -> Layout {
         let [batch, rows, heads, head_dim] = shape;
         match self.layout {
-            LayoutKind::Bshd => Layout::bshd(shape),
+            LayoutKind::Bshd | LayoutKind::Interleaved => Layout::bshd(shape),
             LayoutKind::Bhsd => Layout::bhsd([batch, heads, rows, head_dim]),
             LayoutKind::Gaps => {
                 // 8 elements keep 16-byte alignment in every type, 3 break it.
@@ -286,7 +459,7 @@ impl Case {
         ];
         let [batch, rows, heads, keys] = shape;
         match self.layout {
-            LayoutKind::Bshd => Layout::bshd(shape),
+            LayoutKind::Bshd | LayoutKind::Interleaved => Layout::bshd(shape),
             LayoutKind::Bhsd => Layout::bhsd([batch, heads, rows, keys]),
             LayoutKind::Gaps => {
                 let step =
@@ -328,18 +501,19 @@ impl Case {
     }
 
     fn build(&self, on_device: bool) -> Result<Call> {
-        let (q, kv) = self.layouts();
         let fits = |layout: &Layout| {
             let elements = layout.required_len().unwrap_or(usize::MAX);
             limited("elements in a tensor", elements as u128, MAX_ELEMENTS)
         };
+        let (q, kv) = self.layouts(None);
         fits(&q)?;
-        fits(&kv)?;
+        if self.pages.is_none() {
+            fits(&kv)?;
+        }
         // Slopes, rows of an empty tensor: whatever a problem without elements still has.
         let rows = self.batch() as u128 * self.heads.max(1) as u128;
         limited("heads in all sequences", rows, MAX_ELEMENTS)?;
-        let (offsets, used) = (self.offsets(), self.used_lengths());
-        if let Some(used) = &self.used
+        if let Used::Each(used) = &self.used
             && used.len() != self.batch()
         {
             return Err(Error::UsedLengths {
@@ -347,23 +521,58 @@ impl Case {
                 sequences: self.batch(),
             });
         }
+        // Before there are lists of so many numbers.
+        if self.used == Used::Ragged {
+            limited("lengths", self.batch() as u128, MAX_ENTRIES)?;
+        }
+        if let Some(page_rows) = self.pages {
+            let table = self.table_layout(page_rows.max(1));
+            let entries = table.shape[0] as u128 * table.row_stride as u128;
+            limited("entries in the block table", entries, MAX_ENTRIES)?;
+            // The table may have room for more.
+            let lengths = self.lengths.each().into_iter().zip(self.used_lengths());
+            let too_long = lengths.map(|(all, used)| (all.1, used.1)).enumerate();
+            if let Some((index, (all, used))) = { too_long }.find(|(_, (all, used))| used > all) {
+                return Err(Error::Call(warptile::Error::Lengths {
+                    argument: "key_lengths",
+                    index,
+                    rule: format!("is {used}, but sequence {index} has {all} rows"),
+                }));
+            }
+        }
+        let lists = self.lists();
+        let (q, kv) = self.layouts(lists.block_table.as_ref());
+        fits(&kv)?;
         let mut builder = Call::builder(&q, &kv, &kv, self.element)
             .scoring(self.scoring)
             .out(q);
         // Where the device has the lengths, a caller knows a bound at best: here that of the rows.
-        let (query_bound, key_bound) = (q.rows(), kv.rows());
-        builder = match &offsets {
-            Some(_) if on_device => builder
-                .device_query_offsets(self.batch(), query_bound)
-                .device_key_offsets(self.batch(), key_bound),
-            Some((q, k)) => builder.packed(q, k),
+        let batch = self.batch();
+        builder = match &lists.query_offsets {
+            Some(_) if on_device => builder.device_query_offsets(batch, q.rows()),
+            Some(offsets) => builder.packed_queries(offsets),
             None => builder,
         };
-        builder = match &used {
-            Some(_) if on_device => builder
-                .device_query_lengths(self.batch())
-                .device_key_lengths(self.batch()),
-            Some((q, k)) => builder.query_lengths(q).key_lengths(k),
+        builder = match &lists.key_offsets {
+            Some(_) if on_device => builder.device_key_offsets(batch, kv.rows()),
+            Some(offsets) => builder.packed_keys(offsets),
+            None => builder,
+        };
+        builder = match &lists.query_lengths {
+            Some(_) if on_device => builder.device_query_lengths(batch),
+            Some(lengths) => builder.query_lengths(lengths),
+            None => builder,
+        };
+        builder = match &lists.key_lengths {
+            Some(_) if on_device => builder.device_key_lengths(batch),
+            Some(lengths) => builder.key_lengths(lengths),
+            None => builder,
+        };
+        builder = match &lists.block_table {
+            Some(table) if on_device => builder
+                .device_block_table(table.layout)
+                .longest_keys(self.longest_keys()),
+            Some(table) => builder.block_table(&table.entries, table.layout),
             None => builder,
         };
         if self.scoring.bias {
@@ -411,7 +620,14 @@ impl Case {
         push(&|case| case.scoring.bias = false);
         push(&|case| case.scoring.key_mask = false);
         push(&|case| case.device_lengths = false);
-        push(&|case| case.used = None);
+        push(&|case| case.pages = None);
+        push(&|case| case.pages = case.pages.map(|rows| (rows / 2).max(1)));
+        push(&|case| case.used = Used::All);
+        push(&|case| {
+            if case.used == Used::Ragged {
+                case.used = Used::Each(case.used_lengths());
+            }
+        });
         push(&|case| case.multiprocessors = None);
         push(&|case| case.unaligned = false);
         push(&|case| case.layout = LayoutKind::Bshd);
@@ -422,13 +638,13 @@ impl Case {
         for lengths in self.lengths.shrink() {
             push(&|case| case.set_lengths(lengths.clone()));
         }
-        for (index, &(query, key)) in self.used.iter().flatten().enumerate() {
-            for used in shorter(query, key) {
-                push(&|case| {
-                    if let Some(all) = &mut case.used {
-                        all[index] = used;
-                    }
-                });
+        if let Used::Each(used) = &self.used {
+            for (index, &(query, key)) in used.iter().enumerate() {
+                for shorter in shorter(query, key) {
+                    let mut used = used.clone();
+                    used[index] = shorter;
+                    push(&|case| case.used = Used::Each(used.clone()));
+                }
             }
         }
         smaller
@@ -436,12 +652,13 @@ impl Case {
 
     /// Other lengths, of which no more is used than there is.
     fn set_lengths(&mut self, lengths: Lengths) {
-        if let Some(used) = &mut self.used {
+        if let Used::Each(used) = &mut self.used {
             let each = lengths.each();
             let most = each.iter().zip(used.iter());
             *used = most.map(|(a, b)| (a.0.min(b.0), a.1.min(b.1))).collect();
         }
-        if !matches!(lengths, Lengths::Packed(_)) && self.used.is_none() {
+        let packed = matches!(lengths, Lengths::Packed(_));
+        if !packed && self.used == Used::All && self.pages.is_none() {
             self.device_lengths = false;
         }
         self.lengths = lengths;
@@ -453,6 +670,16 @@ impl Case {
 pub(crate) enum ScoreTensor {
     Bias = 0xb1a5,
     KeyMask = 0x3a5c,
+}
+
+/// The first row of each sequence, and the row after the last one's last.
+fn offsets(lengths: &[usize]) -> Vec<usize> {
+    let mut end = 0_usize;
+    let ends = lengths.iter().map(|length| {
+        end = end.saturating_add(*length);
+        end
+    });
+    std::iter::once(0).chain(ends).collect()
 }
 
 /// A number of rows as calls take it. Beyond its range there is no call, only an error.
@@ -470,7 +697,7 @@ fn shorter(query: usize, key: usize) -> impl Iterator<Item = (usize, usize)> {
 
 impl Lengths {
     /// Queries and keys of each sequence.
-    fn each(&self) -> Vec<(usize, usize)> {
+    pub(crate) fn each(&self) -> Vec<(usize, usize)> {
         match self {
             Lengths::Dense { batch, query, key } => vec![(*query, *key); *batch],
             Lengths::Packed(lengths) => lengths.clone(),
@@ -559,7 +786,12 @@ mod tests {
     #[test]
     fn lengths_and_heads_of_any_size_are_an_error_or_a_call() {
         let huge = [0, 1, 1 << 30, 1 << 32, usize::MAX];
-        for layout in [LayoutKind::Bshd, LayoutKind::Bhsd, LayoutKind::Gaps] {
+        for layout in [
+            LayoutKind::Bshd,
+            LayoutKind::Bhsd,
+            LayoutKind::Gaps,
+            LayoutKind::Interleaved,
+        ] {
             for unaligned in [false, true] {
                 for (a, b) in huge.iter().flat_map(|&a| huge.map(|b| (a, b))) {
                     for lengths in [
@@ -585,9 +817,13 @@ mod tests {
                                 ..Case::new(1, 1, head_dim)
                             };
                             let _ = case.try_call();
-                            case.used = Some(vec![(a, b), (b, a), (0, 0)]);
+                            case.used = Used::Each(vec![(a, b), (b, a), (0, 0)]);
                             case.scoring.bias = true;
                             let _ = (case.try_call(), case.call_on_gpu());
+                            for pages in [0, 1, 16, usize::MAX] {
+                                case.pages = Some(pages);
+                                let _ = (case.try_call(), case.call_on_gpu());
+                            }
                         }
                     }
                 }
@@ -614,9 +850,19 @@ mod tests {
         some(|case| case.scoring.softcap.is_some() && case.scoring.alibi.is_some());
         some(|case| case.scoring.sinks && case.scoring.bias);
         some(|case| case.scoring.key_mask && case.layout == LayoutKind::Gaps);
-        some(|case| case.used.is_some() && matches!(case.lengths, Lengths::Packed(_)));
-        some(|case| case.used.is_some() && matches!(case.lengths, Lengths::Dense { .. }));
-        some(|case| case.device_lengths && case.used.is_none());
+        some(|case| case.used != Used::All && matches!(case.lengths, Lengths::Packed(_)));
+        some(|case| case.used != Used::All && matches!(case.lengths, Lengths::Dense { .. }));
+        some(|case| case.device_lengths && case.used == Used::All);
+        some(|case| case.pages.is_some() && matches!(case.lengths, Lengths::Packed(_)));
+        some(|case| case.pages.is_some() && case.scoring.bias);
+        some(|case| case.pages.is_some() && case.device_lengths);
+        for layout in [LayoutKind::Bhsd, LayoutKind::Gaps, LayoutKind::Interleaved] {
+            assert!(
+                cases
+                    .iter()
+                    .any(|case| case.pages.is_some() && case.layout == layout)
+            );
+        }
         some(|case| case.multiprocessors == Some(1));
         some(|case| case.layout == LayoutKind::Gaps && case.unaligned);
         some(|case| case.head_dim > 128 && case.heads > case.kv_heads);

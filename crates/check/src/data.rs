@@ -3,7 +3,7 @@
 use warptile::{Call, Element, Layout, Operands, Sequence, View};
 
 use crate::accept::{Expectation, Verdict};
-use crate::case::{Case, ScoreTensor};
+use crate::case::{BlockTable, Case, ScoreTensor};
 use crate::error::{Error, Result};
 use crate::normal;
 use crate::rounding::round;
@@ -177,10 +177,11 @@ impl Case {
         let call = self.call();
         // Not the stream that the case itself was drawn from.
         let mut random = Random::new(self.seed ^ 0x5eed_da7a);
-        let mut tensor = |layout: &Layout, is_query: bool| {
+        let table = self.lists().block_table;
+        let mut tensor = |layout: &Layout, rows: Rows<'_>| {
             let mut buffer = self.poisoned::<T>(layout);
             let mut normals = vec![0.0; layout.head_dim()];
-            for_each_row(&call, layout, is_query, |start| {
+            for_each_row(&call, layout, rows, |start| {
                 random.normals(&mut normals);
                 let row = &mut buffer[self.offset() + start..][..layout.head_dim()];
                 for (element, &normal) in row.iter_mut().zip(&normals) {
@@ -194,9 +195,9 @@ impl Case {
                 layout: *layout,
             }
         };
-        let q = tensor(call.q(), true);
-        let k = tensor(call.k(), false);
-        let v = tensor(call.v(), false);
+        let q = tensor(call.q(), Rows::Queries);
+        let k = tensor(call.k(), Rows::Keys(table.as_ref()));
+        let v = tensor(call.v(), Rows::Keys(table.as_ref()));
         let scoring = call.scoring();
         let slope_count = scoring.slope_count(call.batch(), call.heads());
         Inputs {
@@ -382,14 +383,30 @@ fn lse_rows(call: &Call, sequence: &Sequence, head: usize) -> std::ops::Range<us
     start..start + sequence.q_len
 }
 
+/// Which rows of a call.
+#[derive(Clone, Copy)]
+enum Rows<'a> {
+    Queries,
+    /// In pages, if there is a table.
+    Keys(Option<&'a BlockTable>),
+}
+
 /// Calls `visit` with the offset of every row of every head that belongs to a sequence.
-fn for_each_row(call: &Call, layout: &Layout, is_query: bool, mut visit: impl FnMut(usize)) {
+fn for_each_row(call: &Call, layout: &Layout, rows: Rows<'_>, mut visit: impl FnMut(usize)) {
     for sequence in call.sequences() {
-        let (entry, start, len) = match is_query {
-            true => (sequence.q_entry, sequence.q_start, sequence.q_len),
-            false => (sequence.k_entry, sequence.k_start, sequence.k_len),
+        let len = match rows {
+            Rows::Queries => sequence.q_len,
+            Rows::Keys(_) => sequence.k_len,
         };
-        for row in start..start + len {
+        for position in 0..len {
+            let (entry, row) = match rows {
+                Rows::Queries => (sequence.q_entry, sequence.q_start + position),
+                Rows::Keys(None) => (sequence.k_entry, sequence.k_start + position),
+                Rows::Keys(Some(table)) => {
+                    let page = table.page(sequence.batch, position / layout.rows());
+                    (page, position % layout.rows())
+                }
+            };
             for head in 0..layout.heads() {
                 visit(layout.offset(entry, row, head));
             }

@@ -4,7 +4,7 @@ use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::{Call, Choice, Element, Plan, Planner};
 use warptile_driver::{DeviceBuffer, Stream};
 
-use crate::{Case, Inputs, Result, ResultBuffers};
+use crate::{Case, Inputs, Lists, Result, ResultBuffers};
 
 /// A case's data on a GPU, prepared to launch.
 ///
@@ -22,12 +22,62 @@ pub struct OnGpu<T: Element> {
     sinks: Option<DeviceBuffer<f32>>,
     bias: Option<DeviceBuffer<T>>,
     key_mask: Option<DeviceBuffer<u8>>,
-    /// Offsets, then used lengths, of queries and keys; only if the call has them on the device.
-    offsets: Option<[DeviceBuffer<i32>; 2]>,
-    used: Option<[DeviceBuffer<i32>; 2]>,
+    /// Only if the call has them on the device.
+    lists: DeviceLists,
     poison: ResultBuffers<T>,
     out: DeviceBuffer<T>,
     lse: DeviceBuffer<f32>,
+}
+
+/// The [`Lists`] of a case in device memory.
+#[derive(Debug, Default)]
+pub struct DeviceLists {
+    query_offsets: Option<DeviceBuffer<i32>>,
+    key_offsets: Option<DeviceBuffer<i32>>,
+    query_lengths: Option<DeviceBuffer<i32>>,
+    key_lengths: Option<DeviceBuffer<i32>>,
+    block_table: Option<DeviceBuffer<i32>>,
+}
+
+impl DeviceLists {
+    /// Copies the lists that there are.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn upload(stream: &Stream, lists: &Lists) -> warptile::Result<Self> {
+        let upload = |list: Option<&[i32]>| {
+            list.map(|list| DeviceBuffer::from_slice(stream, list))
+                .transpose()
+        };
+        let table = lists.block_table.as_ref();
+        Ok(DeviceLists {
+            query_offsets: upload(lists.query_offsets.as_deref())?,
+            key_offsets: upload(lists.key_offsets.as_deref())?,
+            query_lengths: upload(lists.query_lengths.as_deref())?,
+            key_lengths: upload(lists.key_lengths.as_deref())?,
+            block_table: upload(table.map(|table| &table.entries[..]))?,
+        })
+    }
+
+    /// Adds them to the memory of a launch.
+    pub fn bind<'a>(&'a self, mut bindings: Bindings<'a>) -> Bindings<'a> {
+        if let Some(list) = &self.query_offsets {
+            bindings = bindings.query_offsets(list.as_slice());
+        }
+        if let Some(list) = &self.key_offsets {
+            bindings = bindings.key_offsets(list.as_slice());
+        }
+        if let Some(list) = &self.query_lengths {
+            bindings = bindings.query_lengths(list.as_slice());
+        }
+        if let Some(list) = &self.key_lengths {
+            bindings = bindings.key_lengths(list.as_slice());
+        }
+        if let Some(list) = &self.block_table {
+            bindings = bindings.block_table(list.as_slice());
+        }
+        bindings
+    }
 }
 
 impl Case {
@@ -73,13 +123,6 @@ impl Case {
                 let upload = |values: &Vec<f32>| DeviceBuffer::from_slice(stream, values);
                 values.map(upload).transpose()
             };
-            let numbers = |lists: Option<(Vec<i32>, Vec<i32>)>| match lists {
-                Some((q, k)) if call.lengths_on_device() => {
-                    let q = DeviceBuffer::from_slice(stream, &q)?;
-                    Ok::<_, warptile::Error>(Some([q, DeviceBuffer::from_slice(stream, &k)?]))
-                }
-                _ => Ok(None),
-            };
             let bias = inputs.bias.as_ref();
             let key_mask = inputs.key_mask.as_ref();
             Ok(OnGpu {
@@ -96,8 +139,10 @@ impl Case {
                 key_mask: key_mask
                     .map(|mask| DeviceBuffer::from_slice(stream, &mask.data))
                     .transpose()?,
-                offsets: numbers(self.offsets())?,
-                used: numbers(self.used_lengths())?,
+                lists: match self.device_lengths {
+                    true => DeviceLists::upload(stream, &self.lists())?,
+                    false => DeviceLists::default(),
+                },
                 out: DeviceBuffer::from_slice(stream, &poison.out)?,
                 lse: DeviceBuffer::from_slice(stream, &poison.lse)?,
                 stream: stream.clone(),
@@ -151,16 +196,7 @@ impl<T: Element> OnGpu<T> {
         if let Some(key_mask) = &self.key_mask {
             bindings = bindings.key_mask(key_mask.slice(self.offset..)?);
         }
-        if let Some([queries, keys]) = &self.offsets {
-            bindings = bindings
-                .query_offsets(queries.as_slice())
-                .key_offsets(keys.as_slice());
-        }
-        if let Some([queries, keys]) = &self.used {
-            bindings = bindings
-                .query_lengths(queries.as_slice())
-                .key_lengths(keys.as_slice());
-        }
+        bindings = self.lists.bind(bindings);
         self.prepared.launch(&self.stream, &self.call, &bindings)
     }
 

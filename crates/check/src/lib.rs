@@ -39,10 +39,10 @@ mod rounding;
 mod text;
 
 pub use accept::{Expectation, LSE_TOLERANCE, Verdict, Worst};
-pub use case::{Case, LayoutKind, Lengths};
+pub use case::{BlockTable, Case, LayoutKind, Lengths, Lists, Used};
 pub use data::{Buffer, Failure, Inputs, Report, ResultBuffers};
 pub use error::{Error, Result};
-pub use gpu::OnGpu;
+pub use gpu::{DeviceLists, OnGpu};
 pub use on_gpu::ReferenceOnGpu;
 pub use reference::{ReferenceOutput, reference};
 pub use text::ParseCaseError;

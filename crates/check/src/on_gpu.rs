@@ -11,7 +11,7 @@ use crate::accept::{Expectation, factor};
 use crate::case::Case;
 use crate::data::Inputs;
 use crate::error::Result;
-use crate::reference::{ReferenceOutput, References, by_head, check_size};
+use crate::reference::{ReferenceOutput, References, by_head, check_size, from_pages};
 
 /// PTX of gpu/reference.cu, packed by `cargo xtask build-reference`.
 const IMAGE: &[u8] = include_bytes!("../gpu/reference.ptx.zst");
@@ -185,7 +185,8 @@ impl ReferenceOnGpu {
     ) -> Result<Expectation> {
         call.check_inputs(&q, &k, &v, operands)?;
         check_size(call, MAX_WORK)?;
-        let references = self.compute(call, [q, k, v], operands)?;
+        let (k, v) = (from_pages(call, k), from_pages(call, v));
+        let references = self.compute(call, [q, k.view(), v.view()], operands)?;
         Ok(Expectation::from_references::<T>(call, references))
     }
 
@@ -232,8 +233,8 @@ impl ReferenceOnGpu {
         // Counts of a call are at most 2^30.
         let parameters = Parameters {
             q: Tensor::new(on_q.pointer(), call.q()),
-            k: Tensor::new(on_k.pointer(), call.k()),
-            v: Tensor::new(on_v.pointer(), call.v()),
+            k: Tensor::new(on_k.pointer(), &k.layout),
+            v: Tensor::new(on_v.pointer(), &v.layout),
             bias: ScoreTensor::new(bias.as_ref(), call.bias()),
             key_mask: ScoreTensor::new(key_mask.as_ref(), call.key_mask()),
             rows: device_rows.pointer(),

@@ -63,6 +63,46 @@ pub(crate) fn references<T: Element>(
     compute(call, q, k, v, operands, true)
 }
 
+/// Keys or values of a call that a reference reads: as they are, or copied from their pages to batch entries of their own,
+/// [batch, keys, heads, head size], with zeros behind a sequence's last.
+pub(crate) enum InOrder<'a, T> {
+    Dense(View<'a, T>),
+    Copied(Vec<T>, Layout),
+}
+
+impl<T: Element> InOrder<'_, T> {
+    pub(crate) fn view(&self) -> View<'_, T> {
+        match self {
+            InOrder::Dense(view) => *view,
+            InOrder::Copied(data, layout) => View::new(data, *layout),
+        }
+    }
+}
+
+/// Puts together what lies in pages, key by key as their definition says.
+pub(crate) fn from_pages<'a, T: Element>(call: &Call, view: View<'a, T>) -> InOrder<'a, T> {
+    let Some(pages) = call.pages() else {
+        return InOrder::Dense(view);
+    };
+    let (heads, head_dim) = (call.kv_heads(), call.head_dim());
+    let layout = Layout::bshd([call.batch(), call.key_len(), heads, head_dim]);
+    let mut data = vec![T::from_f64(0.0); layout.required_len().unwrap_or(0)];
+    for sequence in call.sequences() {
+        for key in 0..sequence.k_len {
+            // The call has checked every entry that a key needs.
+            let Some(page) = pages.page(sequence.batch, key / pages.rows()) else {
+                continue;
+            };
+            for head in 0..heads {
+                let from = view.layout.offset(page, key % pages.rows(), head);
+                let to = layout.offset(sequence.batch, key, head);
+                data[to..to + head_dim].copy_from_slice(&view.data[from..from + head_dim]);
+            }
+        }
+    }
+    InOrder::Copied(data, layout)
+}
+
 /// A tensor copied to `[entry, head, row, head size]`, or to `[entry, head, head size, row]`.
 struct Dense {
     exact: Vec<f64>,
@@ -165,6 +205,9 @@ fn compute<T: Element>(
 ) -> Result<References> {
     call.check_inputs(&q, &k, &v, operands)?;
     check_size(call, MAX_WORK)?;
+    let put_together = [k, v].map(|view| from_pages(call, view));
+    let [k, v] = &put_together;
+    let (k, v) = (k.view(), v.view());
     let (heads, head_dim, rows) = (call.heads(), call.head_dim(), call.q().rows());
     let keys = Dense::copy(k, true);
     let computation = Computation {
@@ -240,6 +283,11 @@ pub(crate) fn check_size(call: &Call, max_work: f64) -> Result<()> {
         limited("elements in a tensor", elements(layout), MAX_ELEMENTS)?;
     }
     limited("sequences", call.batch() as u128, MAX_ELEMENTS)?;
+    if call.pages().is_some() {
+        let row = call.kv_heads() as u128 * call.head_dim() as u128;
+        let keys = call.batch() as u128 * call.key_len() as u128;
+        limited("elements of keys in all pages", keys * row, MAX_ELEMENTS)?;
+    }
     let work = call.flops() as f64 / 2.0;
     if work > max_work {
         return Err(Error::TooMuchWork {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use warptile::ElementType;
 
-use crate::case::{Case, LayoutKind, Lengths};
+use crate::case::{Case, LayoutKind, Lengths, Used};
 
 /// What is wrong with the text of a case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,12 +40,22 @@ impl fmt::Display for Case {
             LayoutKind::Bshd => {}
             LayoutKind::Bhsd => f.write_str(" layout=bhsd")?,
             LayoutKind::Gaps => f.write_str(" layout=gaps")?,
+            LayoutKind::Interleaved => f.write_str(" layout=interleaved")?,
         }
         if self.unaligned {
             f.write_str(" unaligned")?;
         }
-        if let Some(used) = &self.used {
-            write!(f, " used={}", pairs(used))?;
+        if let Some(rows) = self.pages {
+            write!(f, " pages={rows}")?;
+        }
+        match &self.used {
+            Used::All => {}
+            Used::Ragged => f.write_str(" lengths=ragged")?,
+            Used::Each(used) if self.uses_all_queries(used) => {
+                let keys: Vec<String> = used.iter().map(|used| used.1.to_string()).collect();
+                write!(f, " lengths={}", keys.join(","))?;
+            }
+            Used::Each(used) => write!(f, " used={}", pairs(used))?,
         }
         if self.device_lengths {
             f.write_str(" device-lengths")?;
@@ -68,13 +78,19 @@ impl FromStr for Case {
     /// Parses what `Display` prints. Words may come in any order; missing ones mean one sequence of one query and one key,
     /// one head of size 64, `f32`, and no feature.
     fn from_str(text: &str) -> Result<Self, ParseCaseError> {
-        let mut case = Case::new(1, 1, 64);
-        let mut kv_heads = None;
+        let mut parser = Parser {
+            case: Case::new(1, 1, 64),
+            kv_heads: None,
+            key_lengths: None,
+            batch_given: false,
+            keys_given: false,
+        };
         for word in text.split_whitespace() {
-            parse_word(&mut case, &mut kv_heads, word)
+            parser
+                .word(word)
                 .ok_or_else(|| ParseCaseError::Word(printable(word)))?;
         }
-        case.kv_heads = kv_heads.unwrap_or(case.heads);
+        let case = parser.finish();
         case.try_call()
             .map_err(|error| ParseCaseError::Problem(error.to_string()))?;
         Ok(case)
@@ -98,54 +114,118 @@ fn printable(word: &str) -> String {
     text
 }
 
-/// Applies one word to the case; `None` if it means nothing.
-fn parse_word(case: &mut Case, kv_heads: &mut Option<usize>, word: &str) -> Option<()> {
-    if case.scoring.parse_word(word).is_some() {
-        return Some(());
-    }
-    if let Some((name, value)) = word.split_once('=') {
-        match name {
-            "packed" => case.lengths = Lengths::Packed(parse_lengths(value)?),
-            "used" => case.used = Some(parse_lengths(value)?),
-            "layout" => {
-                case.layout = match value {
-                    "bshd" => LayoutKind::Bshd,
-                    "bhsd" => LayoutKind::Bhsd,
-                    "gaps" => LayoutKind::Gaps,
-                    _ => return None,
-                };
-            }
-            "sms" => case.multiprocessors = Some(value.parse().ok().filter(|&count| count > 0)?),
-            "seed" => case.seed = value.parse().ok()?,
-            _ => return None,
+impl Case {
+    fn uses_all_queries(&self, used: &[(usize, usize)]) -> bool {
+        self.batch() == used.len() && {
+            let all = self.lengths.each();
+            all.iter().zip(used).all(|(all, used)| all.0 == used.0)
         }
-        return Some(());
     }
-    match word {
-        "f16" => case.element = ElementType::F16,
-        "bf16" => case.element = ElementType::Bf16,
-        "f32" => case.element = ElementType::F32,
-        "unaligned" => case.unaligned = true,
-        "device-lengths" => case.device_lengths = true,
-        _ => {
-            let (name, value) = word.split_at_checked(1)?;
-            if name == "h" {
-                let (heads, kv) = value.split_once('/').unwrap_or((value, value));
-                case.heads = heads.parse().ok()?;
-                *kv_heads = Some(kv.parse().ok()?);
-                return Some(());
+}
+
+/// A case, and words that mean something only with others.
+struct Parser {
+    case: Case,
+    kv_heads: Option<usize>,
+    key_lengths: Option<Vec<usize>>,
+    batch_given: bool,
+    keys_given: bool,
+}
+
+impl Parser {
+    fn finish(self) -> Case {
+        let mut case = self.case;
+        case.kv_heads = self.kv_heads.unwrap_or(case.heads);
+        let Some(keys) = self.key_lengths else {
+            return case;
+        };
+        if let Lengths::Dense { batch, key, .. } = &mut case.lengths {
+            if !self.batch_given {
+                *batch = keys.len();
             }
-            let number = value.parse().ok()?;
-            match (name, &mut case.lengths) {
-                ("d", _) => case.head_dim = number,
-                ("b", Lengths::Dense { batch, .. }) => *batch = number,
-                ("q", Lengths::Dense { query, .. }) => *query = number,
-                ("k", Lengths::Dense { key, .. }) => *key = number,
+            if !self.keys_given {
+                *key = keys.iter().copied().max().unwrap_or(0);
+            }
+        }
+        // A list of another number than there are sequences is refused with the call.
+        let queries = |sequence: usize| match &case.lengths {
+            Lengths::Dense { query, .. } => *query,
+            Lengths::Packed(lengths) => lengths.get(sequence).map_or(0, |lengths| lengths.0),
+        };
+        let used = keys.into_iter().enumerate();
+        let used = used
+            .map(|(sequence, keys)| (queries(sequence), keys))
+            .collect();
+        case.used = Used::Each(used);
+        case
+    }
+
+    /// Applies one word; `None` if it means nothing.
+    fn word(&mut self, word: &str) -> Option<()> {
+        let case = &mut self.case;
+        if case.scoring.parse_word(word).is_some() {
+            return Some(());
+        }
+        if let Some((name, value)) = word.split_once('=') {
+            match name {
+                "packed" => case.lengths = Lengths::Packed(parse_lengths(value)?),
+                "used" => case.used = Used::Each(parse_lengths(value)?),
+                "lengths" if value == "ragged" => case.used = Used::Ragged,
+                "lengths" if value.is_empty() => self.key_lengths = Some(Vec::new()),
+                "lengths" => {
+                    let lengths: Option<_> = value.split(',').map(|len| len.parse().ok()).collect();
+                    self.key_lengths = Some(lengths?);
+                }
+                "pages" => case.pages = Some(value.parse().ok()?),
+                "layout" => {
+                    case.layout = match value {
+                        "bshd" => LayoutKind::Bshd,
+                        "bhsd" => LayoutKind::Bhsd,
+                        "gaps" => LayoutKind::Gaps,
+                        "interleaved" => LayoutKind::Interleaved,
+                        _ => return None,
+                    };
+                }
+                "sms" => {
+                    case.multiprocessors = Some(value.parse().ok().filter(|&count| count > 0)?)
+                }
+                "seed" => case.seed = value.parse().ok()?,
                 _ => return None,
             }
+            return Some(());
         }
+        match word {
+            "f16" => case.element = ElementType::F16,
+            "bf16" => case.element = ElementType::Bf16,
+            "f32" => case.element = ElementType::F32,
+            "unaligned" => case.unaligned = true,
+            "device-lengths" => case.device_lengths = true,
+            _ => {
+                let (name, value) = word.split_at_checked(1)?;
+                if name == "h" {
+                    let (heads, kv) = value.split_once('/').unwrap_or((value, value));
+                    case.heads = heads.parse().ok()?;
+                    self.kv_heads = Some(kv.parse().ok()?);
+                    return Some(());
+                }
+                let number = value.parse().ok()?;
+                match (name, &mut case.lengths) {
+                    ("d", _) => case.head_dim = number,
+                    ("b", Lengths::Dense { batch, .. }) => {
+                        *batch = number;
+                        self.batch_given = true;
+                    }
+                    ("q", Lengths::Dense { query, .. }) => *query = number,
+                    ("k", Lengths::Dense { key, .. }) => {
+                        *key = number;
+                        self.keys_given = true;
+                    }
+                    _ => return None,
+                }
+            }
+        }
+        Some(())
     }
-    Some(())
 }
 
 fn parse_lengths(value: &str) -> Option<Vec<(usize, usize)>> {
@@ -188,6 +268,20 @@ mod tests {
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q113 k203 h6 d40 f16 mask=causal-top-left seed=0";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "packed=3x5,1x7 h2 d64 f16 pages=16 lengths=ragged device-lengths seed=1";
+        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "packed= h2 d64 f16 pages=16 lengths= seed=1";
+        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "b2 q3 k5 h2 d64 f16 layout=interleaved pages=3 lengths=5,2 seed=1";
+        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+    }
+
+    #[test]
+    fn lengths_of_keys_say_how_many_sequences_and_keys_there_are() {
+        let case: Case = "pages=16 lengths=40,100,7 h2 d64".parse().unwrap();
+        let expected = "b3 q1 k100 h2 d64 f32 pages=16 lengths=40,100,7 seed=0";
+        assert_eq!(case.to_string(), expected);
+        assert_eq!(expected.parse(), Ok(case));
     }
 
     #[test]
@@ -201,6 +295,11 @@ mod tests {
         assert!(error("b2 q3 k3 used=1x1").contains("1 used lengths are given for 2 sequences"));
         assert!(error("q3 k3 used=1x4").contains("key_lengths[0] is 4, but sequence 0 has 3 rows"));
         assert!(error("sms=0").starts_with("`sms=0` is not part"));
+        assert!(error("pages=0").contains("k has pages of 0 rows; a page has 1 to 256"));
+        assert!(error("pages=x").starts_with("`pages=x` is not part"));
+        assert!(error("lengths=1,").starts_with("`lengths=1,` is not part"));
+        assert!(error("b3 k9 lengths=1,2").contains("2 used lengths are given for 3 sequences"));
+        assert!(error("b1073741824 q0 k1 pages=1").contains("entries in the block table"));
         assert!(error("é").starts_with("`é`"));
     }
 

@@ -18,8 +18,12 @@ A problem is a line of words, such as \"b2 q113 k203 h8/2 d64 f16 mask=causal so
   bias            a random tensor added to the scores (not packed)
   keymask         a random mask that hides keys (not packed)
   used=QxK,...    of each sequence only so many queries and keys are used
-  device-lengths  on a GPU, offsets and used lengths are in its memory
-  layout=L        bshd, bhsd or gaps: with unused elements after each head and row [bshd]
+  lengths=K,...   of each sequence only so many keys are used; gives bN and kN where they are left out
+  lengths=ragged  from an eighth of a sequence's keys to all, at random
+  pages=N         keys and values are in pages of N rows [not in pages]
+  device-lengths  on a GPU, offsets, used lengths and the block table are in its memory
+  layout=L        bshd, bhsd, gaps: with unused elements after each head and row, or interleaved: k and v
+                  are of one tensor, entry by entry or page by page [bshd]
   unaligned       tensors begin at odd multiples of an element
   sms=N           planned as if the GPU had N multiprocessors
   seed=N          what the random values follow from [0]";

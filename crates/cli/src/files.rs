@@ -7,7 +7,7 @@ use std::path::Path;
 use half::{bf16, f16};
 use safetensors::tensor::{SafeTensors, TensorView};
 use safetensors::{Dtype, SafeTensorError};
-use warptile::{Element, Layout};
+use warptile::{Element, Layout, TableLayout};
 
 use crate::failure::Failure;
 use crate::inputs::{AnyInputs, Inputs};
@@ -68,10 +68,14 @@ pub(crate) fn required<'a>(
 }
 
 /// What an input file may hold.
-const INPUTS: [&str; 9] = [
+const INPUTS: [&str; 13] = [
     "q",
     "k",
     "v",
+    "k_pages",
+    "v_pages",
+    "block_table",
+    "key_lengths",
     "cu_seqlens_q",
     "cu_seqlens_k",
     "alibi_slopes",
@@ -96,7 +100,7 @@ fn refuse_unknown(path: &Path, file: &SafeTensors<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Reads `q`, `k`, `v` and, where they exist, the other tensors of [`INPUTS`].
+/// Reads `q`, `k` and `v`, or `q`, `k_pages` and `v_pages`, and, where they exist, the other tensors of [`INPUTS`].
 ///
 /// # Errors
 /// [`Failure::File`] and [`Failure::Format`] for the file, [`Failure::Input`] for what is in it, unknown tensors included.
@@ -122,23 +126,45 @@ fn typed_inputs<T: Element>(
     layout: LayoutKind,
     dtype: Dtype,
 ) -> Result<Inputs<T>, Failure> {
-    let cu_seqlens = match (
-        optional(file, "cu_seqlens_q"),
-        optional(file, "cu_seqlens_k"),
-    ) {
-        (None, None) => None,
-        (Some(q), Some(k)) => Some([
-            row_offsets(path, "cu_seqlens_q", &q)?,
-            row_offsets(path, "cu_seqlens_k", &k)?,
-        ]),
-        _ => {
-            return Err(Failure::Input(format!(
-                "{}: cu_seqlens_q and cu_seqlens_k must both be there, or neither",
-                path.display()
-            )));
-        }
+    let wrong = |what: &str| Failure::Input(format!("{}: {what}", path.display()));
+    let paged = ["k_pages", "v_pages", "block_table"]
+        .iter()
+        .any(|name| optional(file, name).is_some());
+    let (k, v) = match paged {
+        true => ("k_pages", "v_pages"),
+        false => ("k", "v"),
     };
-    let tensor = |name: &'static str| {
+    if paged && (optional(file, "k").is_some() || optional(file, "v").is_some()) {
+        return Err(wrong(
+            "keys and values are either k and v or k_pages and v_pages",
+        ));
+    }
+    let list = |name: &'static str, needed: &str| {
+        optional(file, name)
+            .map(|view| integers(path, name, &view, needed))
+            .transpose()
+    };
+    let cu_seqlens_q = list("cu_seqlens_q", "batch + 1")?;
+    let cu_seqlens_k = list("cu_seqlens_k", "batch + 1")?;
+    match (&cu_seqlens_q, &cu_seqlens_k) {
+        (_, Some(_)) if paged => {
+            return Err(wrong(
+                "cu_seqlens_k is there, but keys in pages are not packed",
+            ));
+        }
+        (Some(_), None) if paged => {}
+        (None, None) | (Some(_), Some(_)) => {}
+        _ => {
+            return Err(wrong(
+                "cu_seqlens_q and cu_seqlens_k must both be there, or neither",
+            ));
+        }
+    }
+    let block_table = match paged {
+        true => Some(block_table(path, &required(path, file, "block_table")?)?),
+        false => None,
+    };
+    let tensor = |name: &'static str, dimensions: Dimensions| {
         let view = required(path, file, name)?;
         if view.dtype() != dtype {
             return Err(Failure::Input(format!(
@@ -147,13 +173,21 @@ fn typed_inputs<T: Element>(
                 view.dtype()
             )));
         }
-        let stored = stored_shape(path, name, view.shape(), cu_seqlens.is_some())?;
+        let stored = dimensions.stored_shape(path, name, view.shape())?;
         let layout = layout.layout(stored);
         Ok((bytemuck::pod_collect_to_vec::<u8, T>(view.data()), layout))
     };
-    let (q, q_layout) = tensor("q")?;
-    let (k, k_layout) = tensor("k")?;
-    let (v, v_layout) = tensor("v")?;
+    let of_rows = |packed: bool| match packed {
+        true => Dimensions::Packed,
+        false => Dimensions::Dense,
+    };
+    let of_keys = match paged {
+        true => Dimensions::Pages,
+        false => of_rows(cu_seqlens_k.is_some()),
+    };
+    let (q, q_layout) = tensor("q", of_rows(cu_seqlens_q.is_some()))?;
+    let (k, k_layout) = tensor(k, of_keys)?;
+    let (v, v_layout) = tensor(v, of_keys)?;
     let values = |name: &'static str, shapes: &[usize], needed: &str| {
         optional(file, name)
             .map(|view| f32_values(path, name, &view, shapes, needed))
@@ -166,7 +200,10 @@ fn typed_inputs<T: Element>(
         q_layout,
         k_layout,
         v_layout,
-        cu_seqlens,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        key_lengths: list("key_lengths", "batch")?,
+        block_table,
         alibi_slopes: values("alibi_slopes", &[1, 2], "[heads] or [batch, heads]")?,
         sinks: values("sinks", &[1], "[heads]")?,
         bias: score_tensor(path, file, "bias", &[dtype])?,
@@ -203,46 +240,94 @@ fn score_tensor<T: bytemuck::Pod>(
     Ok(Some((data, Layout::bhsd(shape))))
 }
 
-/// Four dimensions in storage order; packed tensors may leave out the batch, which is 1.
-fn stored_shape(
-    path: &Path,
-    name: &str,
-    shape: &[usize],
-    packed: bool,
-) -> Result<[usize; 4], Failure> {
-    match *shape {
-        [a, b, c, d] => Ok([a, b, c, d]),
-        [b, c, d] if packed => Ok([1, b, c, d]),
-        _ => Err(Failure::Input(format!(
-            "{}: {name} has shape {}; {} dimensions are needed, [batch, length, heads, head size] (with --layout bhsd: \
-             [batch, heads, length, head size])",
-            path.display(),
-            text::shape(shape),
-            if packed { "3 or 4" } else { "4" },
-        ))),
+/// What the dimensions of a tensor are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Dimensions {
+    Dense,
+    /// May leave out the batch, which is 1.
+    Packed,
+    Pages,
+}
+
+impl Dimensions {
+    /// Four of them in storage order.
+    fn stored_shape(self, path: &Path, name: &str, shape: &[usize]) -> Result<[usize; 4], Failure> {
+        match (self, shape) {
+            (_, &[a, b, c, d]) => Ok([a, b, c, d]),
+            (Dimensions::Packed, &[b, c, d]) => Ok([1, b, c, d]),
+            _ => Err(Failure::Input(format!(
+                "{}: {name} has shape {}; {} dimensions are needed, {}",
+                path.display(),
+                text::shape(shape),
+                if self == Dimensions::Packed {
+                    "3 or 4"
+                } else {
+                    "4"
+                },
+                match self {
+                    Dimensions::Pages => {
+                        "[pages, page rows, heads, head size] (with --layout bhsd: [pages, heads, page rows, head size])"
+                    }
+                    _ => {
+                        "[batch, length, heads, head size] (with --layout bhsd: [batch, heads, length, head size])"
+                    }
+                },
+            ))),
+        }
     }
 }
 
-fn row_offsets(path: &Path, name: &str, view: &TensorView<'_>) -> Result<Vec<i32>, Failure> {
+/// A list of integers. `needed`: how many.
+fn integers(
+    path: &Path,
+    name: &str,
+    view: &TensorView<'_>,
+    needed: &str,
+) -> Result<Vec<i32>, Failure> {
     let wrong = |what: String| Failure::Input(format!("{}: {name} {what}", path.display()));
     if view.shape().len() != 1 {
         return Err(wrong(format!(
-            "has shape {}; it must have 1 dimension of batch + 1 values",
+            "has shape {}; it must have 1 dimension of {needed} values",
             text::shape(view.shape())
         )));
     }
+    any_integers(view)
+        .map_err(wrong)?
+        .into_iter()
+        .map(|value| {
+            i32::try_from(value)
+                .map_err(|_| wrong(format!("has the value {value}, which no i32 holds")))
+        })
+        .collect()
+}
+
+/// The numbers of pages. What no `i32` holds is no page either, and may be filler.
+fn block_table(path: &Path, view: &TensorView<'_>) -> Result<(Vec<i32>, TableLayout), Failure> {
+    let wrong = |what: String| Failure::Input(format!("{}: block_table {what}", path.display()));
+    let &[sequences, columns] = view.shape() else {
+        return Err(wrong(format!(
+            "has shape {}; it must be [batch, pages of a sequence]",
+            text::shape(view.shape())
+        )));
+    };
+    let entries = any_integers(view).map_err(wrong)?.into_iter();
+    let entries = entries.map(|page| i32::try_from(page).unwrap_or(-1));
+    Ok((entries.collect(), TableLayout::from([sequences, columns])))
+}
+
+/// The elements of a tensor of integers; else what is wrong with it.
+fn any_integers(view: &TensorView<'_>) -> Result<Vec<i64>, String> {
+    fn widen<T: bytemuck::Pod + Into<i64>>(data: &[u8]) -> Vec<i64> {
+        let values = bytemuck::pod_collect_to_vec::<u8, T>(data);
+        values.into_iter().map(T::into).collect()
+    }
     match view.dtype() {
-        Dtype::I32 => Ok(bytemuck::pod_collect_to_vec(view.data())),
-        Dtype::I64 => bytemuck::pod_collect_to_vec::<u8, i64>(view.data())
-            .into_iter()
-            .map(|offset| {
-                i32::try_from(offset)
-                    .map_err(|_| wrong(format!("has the value {offset}, which no i32 holds")))
-            })
-            .collect(),
-        other => Err(wrong(format!(
-            "has elements of type {other}; it must have I32 or I64"
-        ))),
+        Dtype::I32 => Ok(widen::<i32>(view.data())),
+        Dtype::U32 => Ok(widen::<u32>(view.data())),
+        Dtype::I64 => Ok(widen::<i64>(view.data())),
+        other => Err(format!(
+            "has elements of type {other}; it must have I32, U32 or I64"
+        )),
     }
 }
 
@@ -306,6 +391,7 @@ pub(crate) fn numbers(path: &Path, name: &str, view: &TensorView<'_>) -> Result<
     }
     match view.dtype() {
         Dtype::I32 => Ok(widen::<i32>(view.data(), f64::from)),
+        Dtype::U32 => Ok(widen::<u32>(view.data(), f64::from)),
         // Beyond 2^53 neighbours become one: no offset is that large.
         Dtype::I64 => Ok(widen::<i64>(view.data(), |value| value as f64)),
         _ => floats(path, name, view),
@@ -340,12 +426,12 @@ impl<'a> OutTensor<'a> {
         }
     }
 
-    /// A list of row offsets.
-    pub(crate) fn offsets(name: &'static str, data: &'a [i32]) -> Self {
+    /// Row offsets, lengths, or numbers of pages.
+    pub(crate) fn integers(name: &'static str, shape: Vec<usize>, data: &'a [i32]) -> Self {
         OutTensor {
             name,
             dtype: Dtype::I32,
-            shape: vec![data.len()],
+            shape,
             data: bytemuck::cast_slice(data),
         }
     }

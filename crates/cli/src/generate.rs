@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use half::{bf16, f16};
 use warptile::{AlibiShape, Element, ElementType, Layout};
-use warptile_check::{Buffer, Case, LayoutKind, Lengths};
+use warptile_check::{Buffer, Case, LayoutKind};
 
 use crate::cases::{self, GRAMMAR};
 use crate::failure::Failure;
@@ -14,7 +14,7 @@ use crate::files::{self, OutTensor};
 use crate::inputs::to_reference_order;
 use crate::output::Replacement;
 
-/// Write a file with the random q, k and v of a problem, for `warptile run`.
+/// Write a file with the random q, k and v of a problem, for `warptile run`; with pages=N a paged cache.
 ///
 /// Values are normally distributed and follow from the problem's seed. Prints the command that computes the problem.
 #[derive(Debug, Args)]
@@ -32,9 +32,10 @@ pub(crate) struct GenArgs {
 /// Runs the command.
 pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure> {
     let case = &args.case;
-    if case.layout == LayoutKind::Gaps || case.unaligned || case.used.is_some() {
+    let dense = matches!(case.layout, LayoutKind::Bshd | LayoutKind::Bhsd);
+    if !dense || case.unaligned || case.lists().query_lengths.is_some() {
         return Err(Failure::Input(
-            "a file stores all rows without gaps: leave out layout=gaps, unaligned and used".into(),
+            "a file stores all rows without gaps: leave out layout=gaps, layout=interleaved, unaligned, and used queries".into(),
         ));
     }
     let file = Replacement::begin(&args.output)?;
@@ -50,25 +51,35 @@ pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure
 
 fn write<T: Element>(case: &Case, file: Replacement) -> Result<(), Failure> {
     let inputs = case.inputs::<T>();
-    let offsets = case.offsets();
-    let (queries, keys) = match &case.lengths {
-        Lengths::Packed(lengths) => {
-            let rows = |side: fn(&(usize, usize)) -> usize| Some(lengths.iter().map(side).sum());
-            (rows(|lengths| lengths.0), rows(|lengths| lengths.1))
-        }
-        _ => (None, None),
+    let lists = case.lists();
+    let rows = |offsets: &Option<Vec<i32>>| {
+        let end = offsets.as_ref()?.last();
+        end.and_then(|&end| usize::try_from(end).ok())
     };
-    let (q_shape, q) = dense(case, &inputs.q, queries);
-    let (k_shape, k) = dense(case, &inputs.k, keys);
-    let (_, v) = dense(case, &inputs.v, keys);
+    let (q_shape, q) = dense(case, &inputs.q, rows(&lists.query_offsets));
+    let (k_shape, k) = dense(case, &inputs.k, rows(&lists.key_offsets));
+    let (_, v) = dense(case, &inputs.v, rows(&lists.key_offsets));
+    let (k_name, v_name) = match case.pages {
+        Some(_) => ("k_pages", "v_pages"),
+        None => ("k", "v"),
+    };
     let mut tensors = vec![
         OutTensor::new("q", q_shape, &q),
-        OutTensor::new("k", k_shape.clone(), &k),
-        OutTensor::new("v", k_shape, &v),
+        OutTensor::new(k_name, k_shape.clone(), &k),
+        OutTensor::new(v_name, k_shape, &v),
     ];
-    if let Some((cu_q, cu_k)) = &offsets {
-        tensors.push(OutTensor::offsets("cu_seqlens_q", cu_q));
-        tensors.push(OutTensor::offsets("cu_seqlens_k", cu_k));
+    for (name, list) in [
+        ("cu_seqlens_q", &lists.query_offsets),
+        ("cu_seqlens_k", &lists.key_offsets),
+        ("key_lengths", &lists.key_lengths),
+    ] {
+        if let Some(list) = list {
+            tensors.push(OutTensor::integers(name, vec![list.len()], list));
+        }
+    }
+    if let Some(table) = &lists.block_table {
+        let shape = table.layout.shape.to_vec();
+        tensors.push(OutTensor::integers("block_table", shape, &table.entries));
     }
     if let Some(slopes) = &inputs.slopes {
         let shape = match case.scoring.alibi {

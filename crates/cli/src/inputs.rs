@@ -6,7 +6,7 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use warptile::{
     AlibiShape, Attention, Backend, Call, Choice, Element, Error, Keys, Layout, Operands, Plan,
-    Queries, Scoring, Tensor, View,
+    Queries, Scoring, TableLayout, Tensor, View,
 };
 use warptile_check::Expectation;
 
@@ -26,8 +26,14 @@ pub(crate) struct Inputs<T> {
     pub(crate) q_layout: Layout,
     pub(crate) k_layout: Layout,
     pub(crate) v_layout: Layout,
-    /// Row offsets of q's and of k's sequences, when these are packed.
-    pub(crate) cu_seqlens: Option<[Vec<i32>; 2]>,
+    /// Row offsets of q's sequences, when these are packed.
+    pub(crate) cu_seqlens_q: Option<Vec<i32>>,
+    /// The same of k's.
+    pub(crate) cu_seqlens_k: Option<Vec<i32>>,
+    /// Used keys of each sequence.
+    pub(crate) key_lengths: Option<Vec<i32>>,
+    /// Numbers of pages, when k and v consist of pages.
+    pub(crate) block_table: Option<(Vec<i32>, TableLayout)>,
     pub(crate) alibi_slopes: Option<Vec<f32>>,
     pub(crate) sinks: Option<Vec<f32>>,
     /// Added to the scores, `[batch, heads, queries, keys]` in memory.
@@ -109,8 +115,17 @@ impl<T: Element> Inputs<T> {
         scoring.key_mask = self.key_mask.is_some();
         let mut builder =
             Call::builder(&self.q_layout, &self.k_layout, &self.v_layout, T::TYPE).scoring(scoring);
-        if let Some([q, k]) = &self.cu_seqlens {
-            builder = builder.packed(q, k);
+        if let Some(offsets) = &self.cu_seqlens_q {
+            builder = builder.packed_queries(offsets);
+        }
+        if let Some(offsets) = &self.cu_seqlens_k {
+            builder = builder.packed_keys(offsets);
+        }
+        if let Some(lengths) = &self.key_lengths {
+            builder = builder.key_lengths(lengths);
+        }
+        if let Some((table, layout)) = &self.block_table {
+            builder = builder.block_table(table, *layout);
         }
         if let Some((_, layout)) = &self.bias {
             builder = builder.bias(*layout);
@@ -162,10 +177,18 @@ impl<T: Element> Inputs<T> {
         backend.synchronize()?;
         let attention = self.attention(settings);
         let mut queries = Queries::new(&q);
-        let mut keys = Keys::new(&k, &v);
-        if let Some([of_queries, of_keys]) = &self.cu_seqlens {
-            queries = queries.packed(of_queries);
-            keys = keys.packed(of_keys);
+        let mut keys = match &self.block_table {
+            Some((table, layout)) => Keys::paged(&k, &v, table, *layout),
+            None => Keys::new(&k, &v),
+        };
+        if let Some(offsets) = &self.cu_seqlens_q {
+            queries = queries.packed(offsets);
+        }
+        if let Some(offsets) = &self.cu_seqlens_k {
+            keys = keys.packed(offsets);
+        }
+        if let Some(lengths) = &self.key_lengths {
+            keys = keys.lengths(lengths);
         }
         if let Some(bias) = &bias {
             keys = keys.bias(bias);
@@ -220,7 +243,7 @@ impl<T: Element> Inputs<T> {
     }
 }
 
-/// Row offsets go by the names that the file has for them.
+/// Row offsets and pages go by the names that the file has for them.
 fn in_terms_of_the_file(error: Error) -> Error {
     match error {
         Error::Lengths {
@@ -234,6 +257,13 @@ fn in_terms_of_the_file(error: Error) -> Error {
                 other => other,
             },
             index,
+            rule,
+        },
+        Error::Pages {
+            argument: "k",
+            rule,
+        } => Error::Pages {
+            argument: "k_pages",
             rule,
         },
         other => other,

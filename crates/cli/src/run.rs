@@ -23,7 +23,11 @@ use crate::text;
 /// With cu_seqlens_q and cu_seqlens_k in the file the sequences are packed without padding, and shapes are
 /// [total, heads, head size].
 ///
-/// A file may also have: alibi_slopes, F32, one for each head or of shape [batch, heads]; sinks, F32, for each head a logit that
+/// In place of k and v a file may have a paged cache: k_pages and v_pages, of shape [pages, page rows, heads, head size] with 1 to
+/// 256 rows in a page, and block_table, integers of shape [batch, columns], which gives each sequence its pages in order. Entries
+/// and rows past a sequence's last key mean nothing. With cu_seqlens_q the queries are packed.
+///
+/// A file may also have: key_lengths, integers, how many keys of each sequence exist; alibi_slopes, F32, one for each head or of shape [batch, heads]; sinks, F32, for each head a logit that
 /// joins the denominator of its rows; bias, of q's type, added to the scores; key_mask, BOOL or U8, which hides a key where it is 0.
 /// The last two have shape [batch, heads, queries, keys], and a dimension of 1 stands for all. Any other tensor in the file is
 /// an error.

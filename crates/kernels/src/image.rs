@@ -121,7 +121,7 @@ pub struct Resources {
 }
 
 /// One embedded image and everything known of it without a GPU.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Image {
     /// `{kernel}_{element}_{target}`, unique.

@@ -3,8 +3,10 @@
 use crate::call::Call;
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::layout::{DIMENSIONS, Layout, MAX_HEAD_DIM, MAX_LEN};
+use crate::layout::{DIMENSIONS, Layout, MAX_HEAD_DIM, MAX_LEN, PAGE_DIMENSIONS};
 use crate::lengths::{KEYS, LengthsRequest, QUERIES, Request};
+use crate::operands::LengthElement;
+use crate::pages::{BLOCK_TABLE, TableLayout, TableRequest};
 use crate::scoring::Scoring;
 
 /// Describes a [`Call`]; made by [`Call::builder`].
@@ -20,6 +22,7 @@ pub struct CallBuilder<'a> {
     key_mask: Option<Layout>,
     queries: LengthsRequest<'a>,
     keys: LengthsRequest<'a>,
+    table: Option<TableRequest<'a>>,
     scoring: Scoring,
     want_lse: bool,
     aligned: bool,
@@ -37,6 +40,7 @@ impl<'a> CallBuilder<'a> {
             key_mask: None,
             queries: LengthsRequest::default(),
             keys: LengthsRequest::default(),
+            table: None,
             scoring: Scoring::default(),
             want_lse: true,
             aligned: true,
@@ -107,8 +111,47 @@ impl<'a> CallBuilder<'a> {
         self
     }
 
-    pub(crate) fn lengths(mut self, queries: LengthsRequest<'a>, keys: LengthsRequest<'a>) -> Self {
-        (self.queries, self.keys) = (queries, keys);
+    /// No sequence is taken to have more keys than this. Where only the device knows the lengths, a bound nearer to them than
+    /// the rows there are lets a better kernel be chosen, and less work be launched.
+    pub fn longest_keys(mut self, longest: usize) -> Self {
+        self.keys.longest = Some(longest);
+        self
+    }
+
+    /// Keys and values are paged: k and v have layouts of pages, rows of a page (1 to 256), heads, head size, and the table has
+    /// for each sequence the numbers of its pages in order. Its entries past the last key of a sequence mean nothing, and neither
+    /// do the rows of a page past it. [`key_lengths`](Self::key_lengths) say how many keys there are; without them, as many as
+    /// the table has pages for.
+    pub fn block_table<L: LengthElement>(
+        mut self,
+        table: &'a [L],
+        layout: impl Into<TableLayout>,
+    ) -> Self {
+        self.table = Some(TableRequest {
+            entries: Request::Host(bytemuck::cast_slice(table)),
+            layout: layout.into(),
+        });
+        self
+    }
+
+    /// As [`block_table`](Self::block_table), with a table of `i32` or `u32` on the device. The kernels clamp the numbers that
+    /// they read there.
+    pub fn device_block_table(mut self, layout: impl Into<TableLayout>) -> Self {
+        let layout = layout.into();
+        self.table = Some(TableRequest {
+            entries: Request::Device(layout.elements().reach()),
+            layout,
+        });
+        self
+    }
+
+    pub(crate) fn lengths(
+        mut self,
+        queries: LengthsRequest<'a>,
+        keys: LengthsRequest<'a>,
+        table: Option<TableRequest<'a>>,
+    ) -> Self {
+        (self.queries, self.keys, self.table) = (queries, keys, table);
         self
     }
 
@@ -166,9 +209,14 @@ impl<'a> CallBuilder<'a> {
         let [entries, query_rows, ..] = self.q.shape;
         let [key_entries, key_rows, ..] = self.k.shape;
         let like_q = [key_entries, key_rows, kv_heads, head_dim];
-        expect_shape("k", &self.k, like_q, "q")?;
-        expect_shape("v", &self.v, like_q, "k")?;
-        expect_shape("out", &out, [entries, query_rows, heads, head_dim], "q")?;
+        let key_names = match self.table {
+            Some(_) => PAGE_DIMENSIONS,
+            None => DIMENSIONS,
+        };
+        expect_shape("k", &self.k, like_q, "q", key_names)?;
+        expect_shape("v", &self.v, like_q, "k", key_names)?;
+        let like_out = [entries, query_rows, heads, head_dim];
+        expect_shape("out", &out, like_out, "q", DIMENSIONS)?;
         for (argument, layout) in tensors {
             for (&found, dimension) in layout.shape.iter().zip(DIMENSIONS) {
                 if found > MAX_LEN {
@@ -190,16 +238,6 @@ impl<'a> CallBuilder<'a> {
         }
         self.scoring.validate()?;
         let (queries, batch) = self.queries.check(QUERIES, entries, query_rows)?;
-        let (keys, key_batch) = self.keys.check(KEYS, key_entries, key_rows)?;
-        if key_batch != batch {
-            return Err(Error::Mismatch {
-                argument: "k",
-                dimension: "batch",
-                found: key_batch,
-                other: "q",
-                expected: batch,
-            });
-        }
         if batch > MAX_LEN {
             return Err(Error::TooLong {
                 argument: "q",
@@ -208,8 +246,29 @@ impl<'a> CallBuilder<'a> {
                 limit: MAX_LEN,
             });
         }
+        let like_queries = |argument, found| match found == batch {
+            true => Ok(()),
+            false => Err(Error::Mismatch {
+                argument,
+                dimension: "batch",
+                found,
+                other: "q",
+                expected: batch,
+            }),
+        };
+        let (keys, pages) = match self.table {
+            None => {
+                let (keys, key_batch) = self.keys.check(KEYS, key_entries, key_rows)?;
+                like_queries("k", key_batch)?;
+                (keys, None)
+            }
+            Some(table) => {
+                like_queries(BLOCK_TABLE, table.layout.shape[0])?;
+                let (keys, pages) = table.check(&self.k, self.keys)?;
+                (keys, Some(pages))
+            }
+        };
         let packed = queries.is_packed() || keys.is_packed();
-        let score_shape = [batch, query_rows, heads, key_rows];
         let score_tensor = |argument, wanted, layout: Option<Layout>| {
             super::expect_presence(argument, wanted, layout.is_some())?;
             match layout {
@@ -217,7 +276,15 @@ impl<'a> CallBuilder<'a> {
                     argument,
                     rule: "needs dense tensors, but the sequences are packed",
                 }),
-                Some(layout) => layout.broadcast_to(argument, score_shape).map(Some),
+                Some(layout) => {
+                    // Of paged keys there is no number but that of the longest sequence; more columns do no harm.
+                    let columns = match &pages {
+                        Some(_) => layout.shape[3].max(keys.rows),
+                        None => keys.rows,
+                    };
+                    let shape = [batch, query_rows, heads, columns];
+                    layout.broadcast_to(argument, shape).map(Some)
+                }
                 None => Ok(None),
             }
         };
@@ -232,6 +299,7 @@ impl<'a> CallBuilder<'a> {
             batch,
             queries,
             keys,
+            pages,
             scoring: self.scoring,
             want_lse: self.want_lse,
             aligned: self.aligned,
@@ -245,8 +313,9 @@ fn expect_shape(
     layout: &Layout,
     expected: [usize; 4],
     other: &'static str,
+    names: [&'static str; 4],
 ) -> Result<()> {
-    for ((&found, expected), dimension) in layout.shape.iter().zip(expected).zip(DIMENSIONS) {
+    for ((&found, expected), dimension) in layout.shape.iter().zip(expected).zip(names) {
         if found != expected {
             return Err(Error::Mismatch {
                 argument,
@@ -266,7 +335,7 @@ pub(crate) fn check_layout(
     found: &Layout,
     expected: &Layout,
 ) -> Result<()> {
-    expect_shape(argument, found, expected.shape, "the call")?;
+    expect_shape(argument, found, expected.shape, "the call", DIMENSIONS)?;
     if found.strides != expected.strides {
         return Err(Error::StridesDiffer {
             argument,

@@ -70,6 +70,8 @@ impl Task {
 #[derive(Default)]
 pub(super) struct Scratch {
     queries: Vec<f32>,
+    /// Where the keys of the tile lie in k and v: indices along the first dimension, and rows.
+    places: Vec<(usize, usize)>,
     keys: Panels,
     values: Panels,
     /// Scores, then probabilities: a row per query, a column per key of the tile.
@@ -160,6 +162,7 @@ impl<T: Element> Block<'_, T> {
         let (rows, head_dim) = (self.task.rows(), self.call.head_dim());
         let Scratch {
             queries,
+            places,
             keys,
             values,
             scores,
@@ -183,8 +186,13 @@ impl<T: Element> Block<'_, T> {
         let visible = self.task.keys(self.call.mask());
         for start in visible.clone().step_by(Blocks::BLOCK_N) {
             let tile = start..visible.end.min(start + Blocks::BLOCK_N);
-            keys.fill_transposed(head_dim, self.kv_rows(&self.k, &tile));
-            values.fill(head_dim, self.kv_rows(&self.v, &tile));
+            places.clear();
+            let sequence = &self.task.sequence;
+            for (entry, rows) in self.call.key_rows(sequence, tile.clone()) {
+                places.extend(rows.map(|row| (entry, row)));
+            }
+            keys.fill_transposed(head_dim, self.kv_rows(&self.k, places));
+            values.fill(head_dim, self.kv_rows(&self.v, places));
             let width = keys.width();
             if scores.len() < rows * width {
                 scores.resize(rows * width, 0.0);
@@ -291,20 +299,16 @@ impl<T: Element> Block<'_, T> {
         score.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
     }
 
-    /// Rows of keys or values of the sequence.
+    /// Rows of keys or values, of the head that the task reads.
     fn kv_rows<'v>(
         &self,
         view: &View<'v, T>,
-        rows: &Range<usize>,
+        places: &[(usize, usize)],
     ) -> impl ExactSizeIterator<Item = &'v [T]> {
         let view = *view;
-        let Sequence {
-            k_entry: entry,
-            k_start: start,
-            ..
-        } = self.task.sequence;
         let head = self.task.heads.start / self.call.group_size();
-        (start + rows.start..start + rows.end).map(move |row| view.row(entry, row, head))
+        let rows = places.iter();
+        rows.map(move |&(entry, row)| view.row(entry, row, head))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::call::Call;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::gpu::slots::{Addresses, Expected, SLOTS};
-use crate::operands::{LengthElement, Side};
+use crate::operands::{LengthElement, Side, Table};
 
 /// The memory of one launch: a view for every slot that the call needs, and for no other.
 ///
@@ -91,12 +91,23 @@ impl<'a> Bindings<'a> {
         key_lengths, 8
     }
 
-    /// The lengths that a call at the user's level has on the device.
-    pub(crate) fn device_lengths(mut self, queries: &Side<'a>, keys: &Side<'a>) -> Self {
+    lengths! {
+        /// Numbers of the pages of keys and values, likewise.
+        block_table, 13
+    }
+
+    /// The lengths and the table that a call at the user's level has on the device.
+    pub(crate) fn device_lengths(
+        mut self,
+        queries: &Side<'a>,
+        keys: &Side<'a>,
+        table: Option<&Table<'a>>,
+    ) -> Self {
         self.slots[5] = queries.device_offsets();
         self.slots[6] = keys.device_offsets();
         self.slots[7] = queries.device_used();
         self.slots[8] = keys.device_used();
+        self.slots[13] = table.and_then(Table::on_device);
         self
     }
 
@@ -195,7 +206,7 @@ impl<'a> Bindings<'a> {
     }
 }
 
-/// Whether a list of lengths travels with the call instead of lying on the device.
+/// Whether a list of lengths or pages travels with the call instead of lying on the device.
 fn on_host(call: &Call, name: &str) -> bool {
     let (queries, keys) = (call.queries(), call.keys());
     match name {
@@ -203,6 +214,9 @@ fn on_host(call: &Call, name: &str) -> bool {
         "key_offsets" => keys.offsets().on_host().is_some(),
         "query_lengths" => queries.used().on_host().is_some(),
         "key_lengths" => keys.used().on_host().is_some(),
+        "block_table" => call
+            .pages()
+            .is_some_and(|pages| pages.table().on_host().is_some()),
         _ => false,
     }
 }

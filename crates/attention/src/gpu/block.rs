@@ -53,7 +53,14 @@ pub(crate) fn forward(
             ..Default::default()
         }
         .with_ragged(),
-        pages: abi::Pages::default(),
+        pages: call
+            .pages()
+            .map_or_else(abi::Pages::default, |pages| abi::Pages {
+                table: at.block_table,
+                table_row: stride(&pages.layout().elements(), 1),
+                rows: count(pages.rows()),
+                count: count(pages.count()),
+            }),
         scoring: scoring(call, at),
         work: abi::Work {
             counter: in_workspace(shape.needs_workspace(), 0),
@@ -163,7 +170,7 @@ pub(crate) fn forward_tma(
     };
     let q_map = map(forward.q.address, call.q(), QUERY_BOX_ROWS)?;
     // A tensor map cannot have an extent of 0. Without keys the kernel reads neither, so q's stands in.
-    let (k_map, v_map) = match call.k().rows() {
+    let (k_map, v_map) = match call.key_len() {
         0 => (q_map, q_map),
         _ => (
             map(forward.k.address, call.k(), block_n)?,

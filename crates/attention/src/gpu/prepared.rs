@@ -12,6 +12,7 @@ use crate::gpu::kernel::LoadedKernel;
 use crate::gpu::slots::{Addresses, expected};
 use crate::gpu::workspace::workspace_of;
 use crate::lengths::Numbers;
+use crate::pages::Pages;
 use crate::plan::{Plan, Step};
 
 /// A planned problem with its kernels loaded. It belongs to no stream: any number of threads may launch it, on any number of
@@ -147,8 +148,8 @@ impl Prepared {
     /// - Each address that is not 0 is that of device memory which the context can use and which reaches as far as the call's
     ///   layouts say, or as its count of numbers; it stays valid until the launch, and every replay of a graph that captured
     ///   it, has ended.
-    /// - Nothing else writes what the launch reads, or touches what it writes, at the same time. Offsets and lengths on the
-    ///   device are an exception: any bits at any time are safe, and give wrong numbers at worst.
+    /// - Nothing else writes what the launch reads, or touches what it writes, at the same time. Offsets, lengths and
+    ///   tables on the device are an exception: any bits at any time are safe, and give wrong numbers at worst.
     /// - `workspace` is memory of [`Plan::scratch`] bytes or more, a multiple of 256, zeroed once before its first launch, and
     ///   given to no two launches that may run at the same time. A stream's launches run one after the other; each graph that
     ///   is instantiated from a capture needs a workspace of its own.
@@ -165,7 +166,7 @@ impl Prepared {
             if numbers.on_host().is_some() {
                 return Err(Error::Presence {
                     argument,
-                    rule: "is on the host, but a raw launch takes lengths from the device",
+                    rule: "is on the host, but a raw launch takes lengths and tables from the device",
                 });
             }
         }
@@ -200,7 +201,7 @@ impl Prepared {
         Ok(())
     }
 
-    /// Sends the lengths that the host knows ahead of the kernel, and fills in where they are.
+    /// Sends the lengths and pages that the host knows ahead of the kernel, and fills in where they are.
     fn stage(
         &self,
         stream: &Stream,
@@ -224,6 +225,7 @@ impl Prepared {
             &mut addresses.key_offsets,
             &mut addresses.query_lengths,
             &mut addresses.key_lengths,
+            &mut addresses.block_table,
         ];
         for (address, place) in slots.into_iter().zip(places) {
             if let Some(place) = place {
@@ -234,13 +236,17 @@ impl Prepared {
     }
 }
 
-/// The lists of lengths, in the order of their slots.
-fn host_lengths(call: &Call) -> [(&'static str, &Numbers); 4] {
+/// The lists of lengths and pages, in the order of their slots.
+fn host_lengths(call: &Call) -> [(&'static str, &Numbers); 5] {
     let (queries, keys) = (call.queries(), call.keys());
     [
         ("query_offsets", queries.offsets()),
         ("key_offsets", keys.offsets()),
         ("query_lengths", queries.used()),
         ("key_lengths", keys.used()),
+        (
+            "block_table",
+            call.pages().map_or(&Numbers::None, Pages::table),
+        ),
     ]
 }

@@ -36,10 +36,12 @@ pub struct Addresses {
     pub bias: u64,
     /// The key mask, a byte each; 0 hides.
     pub key_mask: u64,
+    /// Numbers of the pages of keys and values, as `i32` or `u32`.
+    pub block_table: u64,
 }
 
 /// How many slots there are.
-pub(crate) const SLOTS: usize = 13;
+pub(crate) const SLOTS: usize = 14;
 
 /// What a launch does with a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +79,7 @@ impl Addresses {
             self.sinks,
             self.bias,
             self.key_mask,
+            self.block_table,
         ]
     }
 
@@ -95,6 +98,7 @@ impl Addresses {
             sinks,
             bias,
             key_mask,
+            block_table,
         ] = list;
         Addresses {
             q,
@@ -110,6 +114,7 @@ impl Addresses {
             sinks,
             bias,
             key_mask,
+            block_table,
         }
     }
 
@@ -212,6 +217,15 @@ pub(crate) fn expected(call: &Call, needs_alignment: bool) -> [Expected; SLOTS] 
         list("sinks", scoring.sinks, call.heads(), Read),
         score("bias", call.bias(), size),
         score("key_mask", call.key_mask(), 1),
+        Expected {
+            name: "block_table",
+            wanted: call.pages().is_some(),
+            access: Read,
+            bytes: call.pages().map_or(Strided::list(0), |pages| {
+                Strided::elements(&pages.layout().elements(), 4)
+            }),
+            alignment: 4,
+        },
     ]
 }
 

@@ -3,6 +3,7 @@
 mod bugs;
 mod common;
 mod features;
+mod pages;
 mod random;
 mod real;
 mod shapes;

@@ -4,6 +4,7 @@ mod activations;
 mod errors;
 mod harness;
 mod named_bugs;
+mod pages;
 mod random;
 mod repetition;
 mod tilings;

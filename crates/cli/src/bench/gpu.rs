@@ -2,7 +2,7 @@
 
 use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::{Call, Choice, Element, Features, Plan};
-use warptile_check::Case;
+use warptile_check::{Case, DeviceLists, Lists};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
 use super::data::Data;
@@ -79,13 +79,11 @@ impl<T: Element> Buffers<T> {
     }
 }
 
-/// What every launch of a graph shares: the call, the kernel, and the lengths that lie on the device.
+/// What every launch of a graph shares: the call, the kernel, and the lengths and pages that lie on the device.
 struct Launch {
     call: Call,
     prepared: Prepared,
-    /// Of queries and keys.
-    offsets: Option<[DeviceBuffer<i32>; 2]>,
-    used: Option<[DeviceBuffer<i32>; 2]>,
+    lists: DeviceLists,
 }
 
 impl Launch {
@@ -95,22 +93,17 @@ impl Launch {
         call: &Call,
         plan: &Plan,
         gpu: &Gpu,
+        lists: &Lists,
     ) -> Result<Self, warptile_check::Error> {
         let on_device = plan
             .image()
             .is_some_and(|image| image.features.contains(Features::DEVICE_LENGTHS));
-        let lists = |lists: Option<(Vec<i32>, Vec<i32>)>| match lists {
-            Some((queries, keys)) if on_device => {
-                let queries = DeviceBuffer::from_slice(gpu.stream(), &queries)?;
-                let keys = DeviceBuffer::from_slice(gpu.stream(), &keys)?;
-                Ok::<_, warptile::Error>(Some([queries, keys]))
-            }
-            _ => Ok(None),
-        };
-        let (offsets, used) = (lists(case.offsets())?, lists(case.used_lengths())?);
-        let call = match offsets.is_some() || used.is_some() {
-            true => with_device_lengths(case, call)?,
-            false => call.clone(),
+        let (call, lists) = match on_device && lists.any() {
+            true => (
+                with_device_lengths(case, call, lists)?,
+                DeviceLists::upload(gpu.stream(), lists)?,
+            ),
+            false => (call.clone(), DeviceLists::default()),
         };
         let plan = match (plan.image(), call.problem() == *plan.problem()) {
             (Some(image), false) => {
@@ -122,8 +115,7 @@ impl Launch {
         Ok(Launch {
             prepared: gpu.load(plan)?,
             call,
-            offsets,
-            used,
+            lists,
         })
     }
 
@@ -132,35 +124,32 @@ impl Launch {
         stream: &Stream,
         buffers: &mut Buffers<T>,
     ) -> warptile::Result<()> {
-        let mut bindings = buffers.bindings();
-        if let Some([queries, keys]) = &self.offsets {
-            bindings = bindings
-                .query_offsets(queries.as_slice())
-                .key_offsets(keys.as_slice());
-        }
-        if let Some([queries, keys]) = &self.used {
-            bindings = bindings
-                .query_lengths(queries.as_slice())
-                .key_lengths(keys.as_slice());
-        }
+        let bindings = self.lists.bind(buffers.bindings());
         self.prepared.launch(stream, &self.call, &bindings)
     }
 }
 
-/// The same call, except that its lengths lie on the device. Its bounds are those of the lengths.
-fn with_device_lengths(case: &Case, call: &Call) -> warptile::Result<Call> {
+/// The same call, except that its lengths and pages lie on the device. Its bounds are those of the lengths.
+fn with_device_lengths(case: &Case, call: &Call, lists: &Lists) -> warptile::Result<Call> {
     let mut builder = Call::builder(call.q(), call.k(), call.v(), call.element())
         .scoring(*call.scoring())
         .out(*call.out());
-    if call.queries().is_packed() {
-        builder = builder
-            .device_query_offsets(call.batch(), call.query_len())
-            .device_key_offsets(call.batch(), call.key_len());
+    if lists.query_offsets.is_some() {
+        builder = builder.device_query_offsets(call.batch(), call.query_len());
     }
-    if case.used.is_some() {
+    if lists.key_offsets.is_some() {
+        builder = builder.device_key_offsets(call.batch(), call.key_len());
+    }
+    if lists.query_lengths.is_some() {
+        builder = builder.device_query_lengths(call.batch());
+    }
+    if lists.key_lengths.is_some() {
+        builder = builder.device_key_lengths(call.batch());
+    }
+    if let Some(table) = &lists.block_table {
         builder = builder
-            .device_query_lengths(call.batch())
-            .device_key_lengths(call.batch());
+            .device_block_table(table.layout)
+            .longest_keys(call.key_len());
     }
     if let Some(bias) = call.bias() {
         builder = builder.bias(*bias);
@@ -182,10 +171,11 @@ pub(super) fn graph<T: Element>(
     plan: &Plan,
     gpu: &Gpu,
     data: &Data<T>,
+    lists: &Lists,
     effort: Effort,
 ) -> warptile_check::Result<Vec<f64>> {
     let stream = Stream::new(gpu.context()).map_err(warptile::Error::from)?;
-    let launch = Launch::new(case, call, plan, gpu)?;
+    let launch = Launch::new(case, call, plan, gpu, lists)?;
     let mut sets = vec![Buffers::new(call, &stream, data)?];
     let wanted = ROTATED_BYTES
         .div_ceil(sets[0].bytes().max(1))

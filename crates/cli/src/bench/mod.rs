@@ -18,7 +18,7 @@ use warptile::{
     Attention, Backend, Call, Choice, Element, ElementType, Error, Family, Keys, Plan, Queries,
     Tensor,
 };
-use warptile_check::Case;
+use warptile_check::{Case, Lists};
 use warptile_kernels::catalog;
 
 use self::compare::Earlier;
@@ -316,23 +316,20 @@ fn time_typed<T: Element>(
     effort: Effort,
 ) -> warptile_check::Result<Times> {
     let data = Data::<T>::new(call, case.seed);
-    let (offsets, used) = (case.offsets(), case.used_lengths());
+    let lists = case.lists();
     let tensors = Tensors::new(call, backend, &data)?;
-    let forward = tensors.forward(call, plan, &data, offsets.as_ref(), used.as_ref());
+    let forward = tensors.forward(call, plan, &data, &lists);
     match backend.gpu() {
         None => Ok(vec![(Method::Wall, cpu::wall(&forward, effort)?)]),
         Some(gpu) => Ok(vec![
             (
                 Method::Graph,
-                gpu::graph(case, call, plan, gpu, &data, effort)?,
+                gpu::graph(case, call, plan, gpu, &data, &lists, effort)?,
             ),
             (Method::Call, gpu::call(&forward, gpu, effort)?),
         ]),
     }
 }
-
-/// Offsets or lengths of queries and keys.
-type Lists = (Vec<i32>, Vec<i32>);
 
 /// The tensors of a call on its device.
 struct Tensors<T: Element> {
@@ -365,8 +362,7 @@ impl<T: Element> Tensors<T> {
         call: &Call,
         plan: &Plan,
         data: &Data<T>,
-        offsets: Option<&'a Lists>,
-        used: Option<&'a Lists>,
+        lists: &'a Lists,
     ) -> Forward<'a, T> {
         let mut attention = Attention::new().mask(call.mask()).scale(call.scale());
         if let Some(softcap) = call.scoring().softcap {
@@ -382,12 +378,21 @@ impl<T: Element> Tensors<T> {
             attention = attention.choice(Choice::Image(image.name.to_owned()));
         }
         let mut queries = Queries::new(&self.q);
-        let mut keys = Keys::new(&self.k, &self.v);
-        if let Some((of_queries, of_keys)) = offsets {
-            (queries, keys) = (queries.packed(of_queries), keys.packed(of_keys));
+        let mut keys = match &lists.block_table {
+            Some(table) => Keys::paged(&self.k, &self.v, &table.entries, table.layout),
+            None => Keys::new(&self.k, &self.v),
+        };
+        if let Some(offsets) = &lists.query_offsets {
+            queries = queries.packed(offsets);
         }
-        if let Some((of_queries, of_keys)) = used {
-            (queries, keys) = (queries.lengths(of_queries), keys.lengths(of_keys));
+        if let Some(offsets) = &lists.key_offsets {
+            keys = keys.packed(offsets);
+        }
+        if let Some(lengths) = &lists.query_lengths {
+            queries = queries.lengths(lengths);
+        }
+        if let Some(lengths) = &lists.key_lengths {
+            keys = keys.lengths(lengths);
         }
         if let Some(bias) = &self.bias {
             keys = keys.bias(bias);

@@ -50,6 +50,10 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(1..))]
     max_len: u16,
 
+    /// Only random problems whose keys and values are in pages
+    #[arg(long, conflicts_with = "case")]
+    paged: bool,
+
     /// Spread the problems over the images that run on the device of a family such as scalar, or of a kernel, or use one
     /// image, by its name; best: what the planner chooses
     #[arg(long, value_name = "NAME")]
@@ -455,6 +459,9 @@ impl Verify<'_> {
             Some(_) if max_len > HOST_LEN => Case::random_with_work(seed, max_len, GPU_WORK),
             _ => Case::random(seed, max_len),
         };
+        if self.args.paged && case.pages.is_none() {
+            case = case.with_pages();
+        }
         let images = match &self.images {
             Some(images) if !self.args.best => &images[..],
             _ => &[],

@@ -75,6 +75,12 @@ pub(crate) fn i32_tensor(name: &'static str, values: &[i32]) -> Tensor {
     Tensor(name, "I32", vec![values.len()], data)
 }
 
+/// An i32 tensor of two dimensions.
+pub(crate) fn i32_matrix(name: &'static str, shape: [usize; 2], values: &[i32]) -> Tensor {
+    let Tensor(name, dtype, _, data) = i32_tensor(name, values);
+    Tensor(name, dtype, shape.to_vec(), data)
+}
+
 /// The bytes of a safetensors file. Written by hand, so that a test can then break them.
 pub(crate) fn file(tensors: &[Tensor]) -> Vec<u8> {
     let mut start = 0;

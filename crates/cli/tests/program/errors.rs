@@ -1,7 +1,8 @@
 //! Every way to be wrong ends with a message and its exit code, never with a panic.
 
 use crate::common::{
-    Tensor, example, expect_code, f32_tensor, file, i32_tensor, run, warptile, with_header,
+    Tensor, example, expect_code, f32_tensor, file, i32_matrix, i32_tensor, run, warptile,
+    with_header,
 };
 use std::fs;
 use std::path::Path;
@@ -278,7 +279,7 @@ fn row_offsets_that_break_a_rule() {
     );
     assert!(fails(2, &with(large, good()), &[]).contains("which no i32 holds"));
     let floats = Tensor("cu_seqlens_q", "F32", vec![2], vec![0; 8]);
-    assert!(fails(2, &with(floats, good()), &[]).contains("it must have I32 or I64"));
+    assert!(fails(2, &with(floats, good()), &[]).contains("it must have I32, U32 or I64"));
     let square = Tensor("cu_seqlens_q", "I32", vec![1, 2], vec![0; 8]);
     assert!(fails(2, &with(square, good()), &[]).contains("it must have 1 dimension"));
     let [q, k, v] = qkv();
@@ -491,4 +492,82 @@ fn expectations_that_do_not_fit_the_result() {
             .arg(&expected),
     );
     assert!(stderr.contains("tensor out_causal is missing"), "{stderr}");
+}
+
+/// A file of one query for each of two sequences, and a cache of 5 pages of 4 rows; `edit` replaces tensors by name.
+fn cache(edit: &[Tensor]) -> Vec<u8> {
+    let mut tensors = vec![
+        f32_tensor("q", &[2, 1, 2, 8]),
+        f32_tensor("k_pages", &[5, 4, 2, 8]),
+        f32_tensor("v_pages", &[5, 4, 2, 8]),
+        i32_matrix("block_table", [2, 2], &[3, 1, 0, -1]),
+        i32_tensor("key_lengths", &[7, 4]),
+    ];
+    for Tensor(name, dtype, shape, data) in edit {
+        tensors.retain(|tensor| tensor.0 != *name);
+        tensors.push(Tensor(name, dtype, shape.clone(), data.clone()));
+    }
+    file(&tensors)
+}
+
+#[test]
+fn caches_that_break_a_rule() {
+    assert!(fails(2, &cache(&[f32_tensor("zebra", &[1])]), &[]).contains("zebra is not used"));
+    for (edit, expected) in [
+        (
+            i32_matrix("block_table", [2, 2], &[3, 1, 5, -1]),
+            "block_table[2] is 5, but k has 5 pages; it is entry 0 of sequence 1, whose 4 keys need 1",
+        ),
+        (
+            i32_tensor("block_table", &[3, 1]),
+            "[batch, pages of a sequence]",
+        ),
+        (
+            f32_tensor("block_table", &[2, 2]),
+            "it must have I32, U32 or I64",
+        ),
+        (
+            i32_matrix("block_table", [3, 1], &[3, 1, 0]),
+            "block_table has batch 3, but q has 2",
+        ),
+        (i32_tensor("key_lengths", &[9, 4]), "key_lengths[0] is 9"),
+        (
+            i32_tensor("key_lengths", &[7]),
+            "key_lengths[1] ends the list",
+        ),
+        (
+            f32_tensor("k_pages", &[5, 2, 8]),
+            "[pages, page rows, heads, head size]",
+        ),
+        (
+            f32_tensor("v_pages", &[4, 4, 2, 8]),
+            "v has pages 4, but k has 5",
+        ),
+        (
+            f32_tensor("k", &[5, 4, 2, 8]),
+            "either k and v or k_pages and v_pages",
+        ),
+        (
+            i32_tensor("cu_seqlens_k", &[0, 4, 8]),
+            "keys in pages are not packed",
+        ),
+    ] {
+        let stderr = fails(2, &cache(&[edit]), &[]);
+        assert!(stderr.contains(expected), "{stderr}");
+    }
+    let large = ["k_pages", "v_pages"].map(|name| f32_tensor(name, &[1, 257, 2, 8]));
+    let stderr = fails(2, &cache(&large), &[]);
+    assert!(
+        stderr.contains("k_pages has pages of 257 rows; a page has 1 to 256"),
+        "{stderr}"
+    );
+    let stderr = fails(
+        2,
+        &file(&[
+            f32_tensor("q", &[1, 1, 2, 8]),
+            f32_tensor("k_pages", &[1, 1, 2, 8]),
+        ]),
+        &[],
+    );
+    assert!(stderr.contains("tensor block_table is missing"), "{stderr}");
 }

@@ -34,6 +34,15 @@ fn a_generated_file_can_be_run() {
             "b2 q5 k9 h4/2 d16 bf16 bias keymask layout=bhsd seed=5",
             "--layout bhsd",
         ),
+        (
+            "b3 q2 k50 h4/2 d16 f32 mask=causal sinks bias pages=16 lengths=50,0,33 seed=6",
+            "--causal",
+        ),
+        (
+            "packed=3x40,1x7 h2 d8 f32 layout=bhsd pages=3 mask=window,9,0",
+            "--window 9,0 --layout bhsd",
+        ),
+        ("q2 h2 d8 f32 lengths=9,4 scale=0.3", "--scale 0.3"),
     ]
     .into_iter()
     .enumerate()
@@ -76,7 +85,12 @@ fn a_generated_file_can_be_run() {
             "{problem}: what surrounds a problem's tensors is not part of the file"
         );
     }
-    for refused in ["d8 layout=gaps", "d8 unaligned", "d8 used=1x0"] {
+    for refused in [
+        "d8 layout=gaps",
+        "d8 layout=interleaved",
+        "d8 unaligned",
+        "d8 used=0x1",
+    ] {
         expect_code(
             2,
             warptile().args(["gen", refused, "-o"]).arg(path("refused")),

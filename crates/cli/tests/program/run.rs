@@ -1,7 +1,7 @@
 //! `warptile run` on good input.
 
 use crate::common::{
-    Tensor, example, expect_code, f32_tensor, file, i32_tensor, read_f32, warptile,
+    Tensor, example, expect_code, f32_tensor, file, i32_matrix, i32_tensor, read_f32, warptile,
 };
 use std::fs;
 use std::path::Path;
@@ -210,6 +210,95 @@ fn packed_sequences_equal_dense_ones() {
     for name in ["out", "lse"] {
         assert_eq!(read_f32(&dense, name).1, read_f32(&packed, name).1);
     }
+}
+
+#[test]
+fn pages_equal_dense_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    // Two sequences of 7 and 4 keys; pages of 4 rows, of which the second sequence has one.
+    let dense = |name| f32_tensor(name, &[2, 8, 2, 8]);
+    let q = || f32_tensor("q", &[2, 3, 2, 8]);
+    let lengths = || i32_tensor("key_lengths", &[7, 4]);
+    let tensors = [q(), dense("k"), dense("v"), lengths()];
+    fs::write(path("dense"), file(&tensors)).unwrap();
+    let order = [2, usize::MAX, 0, 1];
+    let in_pages = |name, tensor: Tensor| {
+        let page = 4 * 2 * 8 * 4;
+        let data = order
+            .iter()
+            .flat_map(|&from| match tensor.3.chunks(page).nth(from) {
+                Some(page) => page.to_vec(),
+                None => f32::NAN.to_le_bytes().repeat(page / 4),
+            });
+        Tensor(name, "F32", vec![4, 4, 2, 8], data.collect())
+    };
+    let pages = || {
+        [
+            in_pages("k_pages", dense("k")),
+            in_pages("v_pages", dense("v")),
+        ]
+    };
+    let table = |dtype, entries: Vec<u8>| Tensor("block_table", dtype, vec![2, 2], entries);
+    let bytes = |page: i64| page.to_le_bytes().to_vec();
+    for (name, table) in [
+        ("i32", i32_matrix("block_table", [2, 2], &[2, 3, 0, 77])),
+        (
+            "u32",
+            table(
+                "U32",
+                [2, 3, 0, u32::MAX]
+                    .iter()
+                    .flat_map(|x| x.to_le_bytes())
+                    .collect(),
+            ),
+        ),
+        (
+            "i64",
+            table(
+                "I64",
+                [2, 3, 0, i64::MIN].into_iter().flat_map(bytes).collect(),
+            ),
+        ),
+    ] {
+        let [k, v] = pages();
+        fs::write(path(name), file(&[q(), k, v, table, lengths()])).unwrap();
+    }
+    let [k, v] = pages();
+    let packed = [
+        Tensor("q", "F32", vec![6, 2, 8], q().3),
+        k,
+        v,
+        i32_tensor("cu_seqlens_q", &[0, 3, 6]),
+        i32_matrix("block_table", [2, 2], &[2, 3, 0, -1]),
+        lengths(),
+    ];
+    fs::write(path("packed"), file(&packed)).unwrap();
+    let hnd = |name, tensor| {
+        let Tensor(_, dtype, shape, data) = transposed(in_pages(name, tensor));
+        Tensor(name, dtype, shape, data)
+    };
+    let bhsd = [
+        transposed(q()),
+        hnd("k_pages", dense("k")),
+        hnd("v_pages", dense("v")),
+        i32_matrix("block_table", [2, 2], &[2, 3, 0, -1]),
+        lengths(),
+    ];
+    fs::write(path("bhsd"), file(&bhsd)).unwrap();
+    let compute = |name: &str, flags: &[&str]| {
+        let out = path(&format!("{name}_out"));
+        let mut command = cpu_run(&path(name));
+        expect_code(0, command.arg("--causal").args(flags).arg("-o").arg(&out));
+        let bytes = fs::read(out).unwrap();
+        (read_f32(&bytes, "out"), read_f32(&bytes, "lse").1)
+    };
+    let (out, lse) = compute("dense", &[]);
+    for name in ["i32", "u32", "i64"] {
+        assert_eq!(compute(name, &[]), (out.clone(), lse.clone()), "{name}");
+    }
+    assert_eq!(compute("packed", &[]).0.1, out.1);
+    assert_eq!(compute("bhsd", &["--layout", "bhsd"]).1, lse);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::call::{Operands, common_element};
-use crate::layout::MAX_LEN;
+use crate::layout::{MAX_LEN, View};
 use crate::mask::Mask;
 
 fn build(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Call> {
@@ -410,5 +410,195 @@ fn a_problem_prints_as_a_sentence() {
     assert_eq!(
         problem.to_string(),
         "f16 1 sequence, 8 heads (2 for keys and values), 100 x 300 rows, head size 64, mask=causal softcap=30"
+    );
+}
+
+/// Pages of 16 rows: the layout of k and v.
+fn pages(count: usize, rows: usize) -> Layout {
+    Layout::bshd([count, rows, 2, 8])
+}
+
+fn paged<'a>(batch: usize, pages: &Layout) -> CallBuilder<'a> {
+    let q = Layout::bshd([batch, 3, 4, 8]);
+    Call::builder(&q, pages, pages, ElementType::F16)
+}
+
+#[test]
+fn paged_keys_take_their_batch_and_bound_from_the_table() {
+    let k = pages(9, 16);
+    let table = [3_u32, 4, 8, u32::MAX];
+    let call = paged(2, &k)
+        .block_table(&table, [2, 2])
+        .key_lengths(&[20, 7])
+        .build()
+        .unwrap();
+    assert_eq!((call.batch(), call.key_len()), (2, 20));
+    assert_eq!(call.keys().rows(), 20);
+    let lengths: Vec<usize> = call.sequences().map(|s| s.k_len).collect();
+    assert_eq!(lengths, [20, 7]);
+    assert!(
+        call.problem()
+            .needs()
+            .contains(warptile_kernels::Features::PAGED)
+    );
+    assert!(call.to_string().contains("3 x 20 rows in pages of 16"));
+
+    let all = paged(2, &k).block_table(&[0, 1, 2, 3], [2, 2]);
+    assert_eq!(all.build().unwrap().key_len(), 32);
+    let on_device = || paged(2, &k).device_block_table([2, 1000]);
+    let key_len = |builder: CallBuilder<'_>| builder.build().unwrap().key_len();
+    assert_eq!(key_len(on_device()), 16_000);
+    assert_eq!(key_len(on_device().device_key_lengths(2)), 16_000);
+    let bounded = on_device().device_key_lengths(2).longest_keys(500);
+    assert_eq!(key_len(bounded), 500);
+    assert_eq!(key_len(on_device().key_lengths(&[7, 31])), 31);
+}
+
+#[test]
+fn every_rule_of_a_block_table() {
+    let k = pages(9, 16);
+    let build = |builder: CallBuilder<'_>| message(builder.build());
+    for (builder, expected) in [
+        (
+            paged(2, &k)
+                .block_table(&[3, 4, 9, 0], [2, 2])
+                .key_lengths(&[20, 7]),
+            "block_table[2] is 9, but k has 9 pages; it is entry 0 of sequence 1, whose 7 keys need 1",
+        ),
+        (
+            paged(2, &k)
+                .block_table(&[3, -1, 5, 0], [2, 2])
+                .key_lengths(&[17, 7]),
+            "block_table[1] is -1, but k has 9 pages",
+        ),
+        (
+            paged(2, &k).block_table(&[3, 4, 5], [2, 2]),
+            "block_table needs a buffer of 4 elements for its shape and strides, but has 3",
+        ),
+        (
+            paged(3, &k).block_table(&[3, 4, 5, 6], [2, 2]),
+            "block_table has batch 2, but q has 3",
+        ),
+        (
+            paged(2, &k)
+                .block_table(&[3, 4], [2, 1])
+                .key_lengths(&[16, 17]),
+            "key_lengths[1] is 17, but sequence 1 has 16 rows",
+        ),
+        (
+            paged(2, &k).block_table(&[3, 4], [2, 1]).key_lengths(&[16]),
+            "key_lengths[1] ends the list: 1 lengths for 2 sequences",
+        ),
+        (
+            paged(2, &k)
+                .block_table(&[3, 4], [2, 1])
+                .packed_keys(&[0, 1]),
+            "key_offsets is given, but keys in pages are not packed",
+        ),
+        (
+            paged(2, &pages(9, 257)).device_block_table([2, 1]),
+            "k has pages of 257 rows; a page has 1 to 256",
+        ),
+        (
+            paged(2, &pages(9, 0)).device_block_table([2, 1]),
+            "k has pages of 0 rows; a page has 1 to 256",
+        ),
+        (
+            paged(2, &pages(0, 16)).device_block_table([2, 1]),
+            "k has no pages, but sequences may have up to 16 keys",
+        ),
+        (
+            paged(2, &k).device_block_table([2, 1 << 30]),
+            "block_table has capacity 17179869184; the limit is 1073741824",
+        ),
+        (
+            paged(2, &k).device_block_table(TableLayout::new([2, 2], usize::MAX)),
+            "block_table has a shape and strides that reach beyond the address space",
+        ),
+    ] {
+        let text = build(builder);
+        assert!(text.starts_with(expected), "{text}");
+    }
+    let q = Layout::bshd([1, 3, 4, 8]);
+    let text = message(
+        Call::builder(&q, &k, &pages(8, 16), ElementType::F16)
+            .device_block_table([1, 1])
+            .build(),
+    );
+    assert_eq!(text, "v has pages 8, but k has 9");
+}
+
+#[test]
+fn nobody_looks_at_entries_that_no_key_needs() {
+    let k = pages(9, 16);
+    let lengths = [16, 0];
+    let table = [3, -1, i32::MAX, i32::MIN];
+    let call = paged(2, &k)
+        .block_table(&table, [2, 2])
+        .key_lengths(&lengths);
+    assert!(call.build().is_ok());
+    // Whatever the device says the lengths are: kernels clamp the entries too.
+    let call = paged(2, &k)
+        .block_table(&table, [2, 2])
+        .device_key_lengths(2);
+    assert!(call.build().is_ok());
+    let none = paged(0, &pages(0, 1)).block_table::<i32>(&[], [0, 7]);
+    assert!(none.build().is_ok());
+    let none = paged(5, &pages(0, 1)).block_table::<i32>(&[], TableLayout::new([5, 0], 3));
+    assert_eq!(none.build().unwrap().key_len(), 0);
+}
+
+#[test]
+fn a_growing_paged_cache_makes_few_problems() {
+    let k = pages(9000, 16);
+    let problem = |keys: usize| {
+        let call = paged(1, &k).device_block_table([1, keys.div_ceil(16)]);
+        call.device_key_lengths(1).build().unwrap().problem()
+    };
+    let problems: std::collections::HashSet<_> = (4096..5096).map(problem).collect();
+    assert!(problems.len() <= 4, "{}", problems.len());
+    assert_eq!(problem(4096).page_rows(), Some(16));
+    let rows = |rows: usize| {
+        let k = pages(9, rows);
+        let call = paged(1, &k).device_block_table([1, 3]).longest_keys(3);
+        call.build().unwrap().problem()
+    };
+    assert_eq!(rows(48), rows(16));
+    assert_eq!(rows(3).page_rows(), Some(1));
+    assert_ne!(rows(16), rows(32));
+}
+
+#[test]
+fn a_bias_of_paged_keys_has_a_column_for_every_key_or_more() {
+    let k = pages(9, 16);
+    let with_bias = |columns: usize| {
+        let mut scoring = Scoring::new();
+        scoring.bias = true;
+        paged(2, &k)
+            .block_table(&[1, 2, 3, 4], [2, 2])
+            .key_lengths(&[20, 7])
+            .scoring(scoring)
+            .bias(Layout::bhsd([1, 4, 3, columns]))
+            .build()
+    };
+    assert_eq!(
+        message(with_bias(19)),
+        "bias has keys 19, but the call has 20"
+    );
+    for columns in [1, 20, 32, 50] {
+        assert!(with_bias(columns).is_ok());
+    }
+}
+
+#[test]
+fn a_table_on_the_device_is_no_use_to_the_cpu() {
+    let k = pages(9, 16);
+    let call = paged(2, &k).device_block_table([2, 2]).build().unwrap();
+    let data = vec![half::f16::ZERO; 9 * 16 * 2 * 8];
+    let (q, k) = (View::new(&data[..], *call.q()), View::new(&data[..], k));
+    let checked = call.check_inputs(&q, &k, &k, &Operands::none());
+    assert_eq!(
+        checked.unwrap_err().to_string(),
+        "block_table is on a GPU, but the tensors are in host memory"
     );
 }

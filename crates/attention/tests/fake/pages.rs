@@ -1,0 +1,279 @@
+//! Keys and values in pages: what of them reaches a kernel, and what is refused.
+
+use half::f16;
+use warptile::gpu::{Addresses, Gpu, Prepared};
+use warptile::kernels::{Image, catalog};
+use warptile::{
+    Attention, Call, CallBuilder, ElementType, Error, Features, Keys, Layout, Planner, TableLayout,
+};
+use warptile_driver::{DeviceBuffer, Graph, Stream};
+use warptile_fake_cuda::FakeDriver;
+
+use crate::calls::on_device;
+use crate::{Buffers, PLAIN, block, gpu, kernel, ones, ones_on};
+
+/// Two sequences of 3 queries, and 9 pages of 16 rows with the heads outermost.
+fn builder<'a>() -> CallBuilder<'a> {
+    let q = Layout::bshd([2, 3, 2, 64]);
+    let pages = Layout::bhsd([9, 2, 16, 64]);
+    Call::builder(&q, &pages, &pages, ElementType::F16)
+}
+
+const TABLE: [i32; 6] = [8, 2, -1, 0, -1, -1];
+const LENGTHS: [i32; 2] = [20, 16];
+
+fn on_host() -> Call {
+    let call = builder().block_table(&TABLE, [2, 3]).key_lengths(&LENGTHS);
+    call.build().unwrap()
+}
+
+fn with_device_table(layout: TableLayout) -> Call {
+    builder().device_block_table(layout).build().unwrap()
+}
+
+/// A kernel for the call that reads pages: one of the catalog, taken for one that does.
+fn prepare(gpu: &Gpu, call: &Call) -> Prepared {
+    let images = catalog().iter().filter(|image| image.kernel == PLAIN);
+    let paged = images.map(|image| -> &'static Image {
+        let mut image = image.clone();
+        image.features |= Features::PAGED;
+        Box::leak(Box::new(image))
+    });
+    let planner = Planner::new(gpu.profile()).images(paged);
+    let plan = planner.plan(call.problem(), &kernel(PLAIN)).unwrap();
+    gpu.load(plan).unwrap()
+}
+
+#[test]
+fn a_table_on_the_host_travels_along() {
+    let fake = FakeDriver::open();
+    {
+        let gpu = gpu(&fake);
+        let call = on_host();
+        let prepared = prepare(&gpu, &call);
+        let stream = Stream::new(gpu.context()).unwrap();
+        let mut buffers = Buffers::new(&stream, &call);
+        prepared
+            .launch(&stream, &call, &buffers.bindings())
+            .unwrap();
+        stream.synchronize().unwrap();
+        let block = block(&fake.launches()[0]);
+        let pages = block.pages;
+        assert_eq!((pages.rows, pages.count), (16, 9));
+        // The column that no key needs stayed behind.
+        assert_eq!(pages.table_row, 2);
+        assert_eq!(on_device::<i32>(pages.table, 4), [8, 2, 0, -1]);
+        let sequences = block.sequences;
+        assert_eq!(on_device::<i32>(sequences.key_lengths, 2), LENGTHS);
+        assert_eq!((sequences.key_len, sequences.key_rows), (20, 20));
+        assert_eq!((sequences.batch, sequences.key_offsets), (2, 0));
+        let (k, page) = (block.k, 2 * 16 * 64);
+        assert_eq!((k.batch, k.head, k.row), (page, 16 * 64, 64));
+
+        // The cache grew by a token: another table, the same problem.
+        let grown = builder()
+            .block_table(&[8, 2, 5, 0, 7, 3], [2, 3])
+            .key_lengths(&[33, 17])
+            .build()
+            .unwrap();
+        prepared
+            .launch(&stream, &grown, &buffers.bindings())
+            .unwrap();
+        stream.synchronize().unwrap();
+        let pages = crate::block(&fake.launches()[1]).pages;
+        assert_eq!(on_device::<i32>(pages.table, 6), [8, 2, 5, 0, 7, 3]);
+    }
+    fake.assert_clean();
+}
+
+#[test]
+fn a_captured_launch_keeps_its_table() {
+    let fake = FakeDriver::open();
+    {
+        let gpu = gpu(&fake);
+        let call = on_host();
+        let prepared = prepare(&gpu, &call);
+        let stream = Stream::new(gpu.context()).unwrap();
+        let mut buffers = Buffers::new(&stream, &call);
+        let graph = Graph::capture::<Error>(&stream, |stream| {
+            prepared.launch(stream, &call, &buffers.bindings())
+        })
+        .unwrap();
+        let other = builder().block_table(&[1; 4], [2, 2]).key_lengths(&[32; 2]);
+        let other = other.build().unwrap();
+        prepared
+            .launch(&stream, &other, &buffers.bindings())
+            .unwrap();
+        graph.launch(&stream).unwrap();
+        stream.synchronize().unwrap();
+        let tables: Vec<Vec<i32>> = fake
+            .launches()
+            .iter()
+            .map(|launch| on_device(block(launch).pages.table, 4))
+            .collect();
+        assert_eq!(tables, [[1, 1, 1, 1], [8, 2, 0, -1]]);
+    }
+    fake.assert_clean();
+}
+
+#[test]
+fn a_table_on_the_device_is_passed_on_by_address() {
+    let fake = FakeDriver::open();
+    {
+        let gpu = gpu(&fake);
+        let call = with_device_table(TableLayout::new([2, 3], 100));
+        let prepared = prepare(&gpu, &call);
+        let stream = Stream::new(gpu.context()).unwrap();
+        let mut buffers = Buffers::new(&stream, &call);
+        let table = DeviceBuffer::<u32>::zeroed(&stream, 103).unwrap();
+        let launch = |buffers: &mut Buffers, table| {
+            let bindings = buffers.bindings().block_table(table);
+            prepared.launch(&stream, &call, &bindings)
+        };
+        launch(&mut buffers, table.as_slice()).unwrap();
+        stream.synchronize().unwrap();
+        let block = block(&fake.launches()[0]);
+        assert_eq!(block.pages.table, table.pointer());
+        assert_eq!(block.pages.table_row, 100);
+        assert_eq!(
+            (block.sequences.key_len, block.sequences.key_lengths),
+            (48, 0)
+        );
+        let error = launch(&mut buffers, table.slice(..102).unwrap()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "block_table needs a buffer of 103 elements for its shape and strides, but has 102"
+        );
+        let error = prepared.launch(&stream, &call, &buffers.bindings());
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "block_table is missing, but the call needs it"
+        );
+        let call = on_host();
+        let bindings = buffers.bindings().block_table(table.as_slice());
+        let error = prepare(&gpu, &call).launch(&stream, &call, &bindings);
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "block_table is given on the device, but the call has it on the host"
+        );
+        assert_eq!(fake.launches().len(), 1);
+    }
+    fake.assert_clean();
+}
+
+#[test]
+fn the_raw_layer_checks_the_table() {
+    let fake = FakeDriver::open();
+    let gpu = gpu(&fake);
+    let stream = Stream::new(gpu.context()).unwrap();
+    let memory = DeviceBuffer::<u8>::zeroed(&stream, 1 << 20).unwrap();
+    let at = |tensor: u64| memory.pointer() + (tensor << 16);
+    let call = with_device_table(TableLayout::from([2, 3]));
+    let prepared = prepare(&gpu, &call);
+    let mut good = Addresses::default();
+    (good.q, good.k, good.v, good.out, good.lse) = (at(0), at(1), at(2), at(3), at(4));
+    good.block_table = at(5);
+    let launch = |prepared: &Prepared, call: &Call, addresses: &Addresses| {
+        let _current = gpu.context().enter().unwrap();
+        // SAFETY: the stand-in runs no kernel; the addresses it is given lie in `memory`.
+        unsafe { prepared.launch_raw(stream.raw(), call, addresses, 0) }
+    };
+    type Edit = fn(&mut Addresses, u64);
+    let cases: [(Edit, u64, &str); 4] = [
+        (|a, at| a.block_table = at, 0, "block_table is missing"),
+        (
+            |a, at| a.block_table = at,
+            at(5) + 2,
+            "block_table starts at",
+        ),
+        // The last of the 9 pages.
+        (
+            |a, at| a.out = at,
+            at(1) + 8 * 4096 + 4080,
+            "out overlaps k",
+        ),
+        (|a, at| a.out = at, at(5) + 16, "out overlaps block_table"),
+    ];
+    for (edit, address, expected) in cases {
+        let mut addresses = good;
+        edit(&mut addresses, address);
+        let error = launch(&prepared, &call, &addresses)
+            .unwrap_err()
+            .to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+    let host = builder().block_table(&[1; 6], [2, 3]).build().unwrap();
+    let error = launch(&prepared, &host, &good).unwrap_err().to_string();
+    assert!(error.starts_with("block_table is on the host"), "{error}");
+    let dense = {
+        let tensor = Layout::bshd([2, 3, 2, 64]);
+        let call = Call::builder(&tensor, &tensor, &tensor, ElementType::F16);
+        call.build().unwrap()
+    };
+    let unpaged = gpu.prepare(dense.problem(), &kernel(PLAIN)).unwrap();
+    let error = launch(&unpaged, &dense, &good).unwrap_err().to_string();
+    assert!(error.starts_with("block_table is given"), "{error}");
+    assert!(fake.launches().is_empty());
+    launch(&prepared, &call, &good).unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(block(&fake.launches()[0]).pages.table, at(5));
+}
+
+/// Keys and values of one tensor, page by page.
+#[test]
+fn interleaved_pages_are_a_matter_of_strides() {
+    let fake = FakeDriver::open();
+    let gpu = gpu(&fake);
+    let stream = Stream::new(gpu.context()).unwrap();
+    let (page, q) = (16 * 2 * 64, Layout::bshd([2, 3, 2, 64]));
+    let pages = Layout::new([4, 16, 2, 64], [2 * page, 128, 64, 1]);
+    let call = Call::builder(&q, &pages, &pages, ElementType::F16)
+        .block_table(&[3, 1], [2, 1])
+        .build()
+        .unwrap();
+    let prepared = prepare(&gpu, &call);
+    let cache = DeviceBuffer::<f16>::zeroed(&stream, 8 * page).unwrap();
+    let mut buffers = Buffers::new(&stream, &call);
+    let bindings = warptile::gpu::Bindings::new(
+        buffers.q.as_slice(),
+        cache.as_slice(),
+        cache.slice(page..).unwrap(),
+        buffers.out.as_slice_mut(),
+    );
+    prepared
+        .launch(&stream, &call, &bindings.lse(buffers.lse.as_slice_mut()))
+        .unwrap();
+    stream.synchronize().unwrap();
+    let block = block(&fake.launches()[0]);
+    assert_eq!(block.v.address - block.k.address, 2 * page as u64);
+    assert_eq!((block.k.batch, block.k.row), (2 * page as i64, 128));
+}
+
+#[test]
+fn without_a_kernel_for_pages_the_plan_says_so() {
+    let fake = FakeDriver::open();
+    // More queries than a kernel for decoding takes.
+    let (backend, q) = ones(&fake, [2, 500, 2, 64]);
+    let cache = ones_on(&backend, [9, 16, 2, 64]);
+    let attention = Attention::new().choice(kernel(PLAIN));
+    let host = Keys::paged(&cache, &cache, &TABLE, [2, 3]).lengths(&LENGTHS);
+    let stream = backend.gpu().unwrap().stream();
+    let table = DeviceBuffer::from_slice(stream, &TABLE).unwrap();
+    let device = Keys::paged_on_device(&cache, &cache, table.as_slice(), [2, 3]);
+    for keys in [host, device] {
+        let error = attention.forward(&q, keys).unwrap_err();
+        assert!(matches!(error, Error::NoKernel { .. }), "{error}");
+        let reason = "does not support paged keys";
+        assert!(error.to_string().contains(reason), "{error}");
+    }
+    let short = table.slice(..5).unwrap();
+    let keys = Keys::paged_on_device(&cache, &cache, short, [2, 3]);
+    let error = attention.forward(&q, keys).unwrap_err().to_string();
+    assert!(
+        error.starts_with("block_table needs a buffer of 6"),
+        "{error}"
+    );
+    assert!(fake.launches().is_empty());
+    drop((q, cache, table, backend));
+    fake.assert_clean();
+}

@@ -1,0 +1,206 @@
+//! Keys and values in pages, with tables and lengths that change on the device.
+
+use half::f16;
+use warptile::gpu::{Bindings, Prepared};
+use warptile::{Call, Choice, ElementType, Error, Family, Features, Layout};
+use warptile_check::Case;
+use warptile_driver::{DeviceBuffer, Graph, Stream};
+use warptile_kernels::catalog;
+
+use crate::harness::{Images, families, gpu, passes};
+
+/// Families with kernels that read pages.
+fn paged_families() -> Vec<Family> {
+    let mut families = families();
+    families.retain(|&family| {
+        let of_family = catalog().iter().filter(|image| image.family == family);
+        { of_family }.any(|image| image.features.contains(Features::PAGED))
+    });
+    assert!(!families.is_empty(), "no kernel reads pages");
+    families
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn random_problems_in_pages_pass() {
+    const COUNT: usize = 300;
+    for family in paged_families() {
+        let mut ran = 0;
+        for seed in 0..20 * COUNT as u64 {
+            let case = Case::random(seed, 600).with_pages();
+            match passes(&case, Images::Family(family)) {
+                Ok(taken) => ran += usize::from(taken),
+                Err(failure) => panic!("{failure}"),
+            }
+            if ran == COUNT {
+                break;
+            }
+        }
+        assert_eq!(ran, COUNT, "{family}: hardly any problem has a kernel");
+    }
+}
+
+const BATCH: usize = 8;
+const PAGE_ROWS: usize = 16;
+const PAGES: usize = 400;
+const COLUMNS: usize = 50;
+
+/// A step of decoding over pages: everything that changes lies on the device.
+struct Step {
+    stream: Stream,
+    call: Call,
+    prepared: Prepared,
+    q: DeviceBuffer<f16>,
+    k: DeviceBuffer<f16>,
+    v: DeviceBuffer<f16>,
+    table: DeviceBuffer<i32>,
+    lengths: DeviceBuffer<i32>,
+    out: DeviceBuffer<f16>,
+    lse: DeviceBuffer<f32>,
+}
+
+impl Step {
+    fn new(family: Family) -> Self {
+        let q = Layout::bshd([BATCH, 1, 8, 64]);
+        let pages = Layout::bshd([PAGES, PAGE_ROWS, 2, 64]);
+        let call = Call::builder(&q, &pages, &pages, ElementType::F16)
+            .device_block_table([BATCH, COLUMNS])
+            .device_key_lengths(BATCH)
+            .build()
+            .unwrap();
+        let stream = Stream::new(gpu().context()).unwrap();
+        let values = |len: usize, step: f32| -> DeviceBuffer<f16> {
+            let values = (0..len).map(|i| f16::from_f32((i as f32 * step).sin()));
+            DeviceBuffer::from_slice(&stream, &values.collect::<Vec<_>>()).unwrap()
+        };
+        let elements = PAGES * PAGE_ROWS * 2 * 64;
+        Step {
+            prepared: gpu()
+                .prepare(call.problem(), &Choice::Family(family))
+                .unwrap(),
+            q: values(BATCH * 8 * 64, 0.7),
+            k: values(elements, 1.3),
+            v: values(elements, 0.9),
+            table: DeviceBuffer::zeroed(&stream, BATCH * COLUMNS).unwrap(),
+            lengths: DeviceBuffer::zeroed(&stream, BATCH).unwrap(),
+            out: DeviceBuffer::zeroed(&stream, BATCH * 8 * 64).unwrap(),
+            lse: DeviceBuffer::zeroed(&stream, BATCH * 8).unwrap(),
+            stream,
+            call,
+        }
+    }
+
+    fn launch(&mut self, stream: &Stream) -> Result<(), Error> {
+        let bindings = Bindings::new(
+            self.q.as_slice(),
+            self.k.as_slice(),
+            self.v.as_slice(),
+            self.out.as_slice_mut(),
+        )
+        .lse(self.lse.as_slice_mut())
+        .block_table(self.table.as_slice())
+        .key_lengths(self.lengths.as_slice());
+        self.prepared.launch(stream, &self.call, &bindings)
+    }
+
+    fn set(&mut self, table: &[i32], lengths: &[i32]) {
+        self.table.copy_from_slice(table).unwrap();
+        self.lengths.copy_from_slice(lengths).unwrap();
+    }
+
+    /// Output and lse, by bits.
+    fn result(&self) -> (Vec<u16>, Vec<u32>) {
+        let (out, lse) = (self.out.to_vec().unwrap(), self.lse.to_vec().unwrap());
+        (
+            out.iter().map(|x| x.to_bits()).collect(),
+            lse.iter().map(|x| x.to_bits()).collect(),
+        )
+    }
+}
+
+/// Numbers without a pattern (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> i32 {
+        (self.next() % bound as u64) as i32
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_captured_launch_follows_its_table_and_lengths() {
+    for family in paged_families() {
+        let mut step = Step::new(family);
+        let stream = step.stream.clone();
+        let graph = Graph::capture::<Error>(&stream, |stream| step.launch(stream)).unwrap();
+        let mut random = Random(1);
+        let mut lengths = [0; BATCH];
+        for replay in 0..1000 {
+            let table: Vec<i32> = (0..BATCH * COLUMNS).map(|_| random.below(PAGES)).collect();
+            for length in &mut lengths {
+                *length = (*length + random.below(6)).min((COLUMNS * PAGE_ROWS) as i32);
+            }
+            // A slot that is given to somebody else.
+            lengths[random.below(BATCH) as usize] = random.below(40);
+            step.set(&table, &lengths);
+            graph.launch(&stream).unwrap();
+            let replayed = step.result();
+            step.launch(&stream).unwrap();
+            assert!(step.result() == replayed, "{family}, replay {replay}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn any_bits_in_a_table_and_in_lengths_do_no_harm() {
+    for family in paged_families() {
+        let mut step = Step::new(family);
+        let stream = step.stream.clone();
+        let table: Vec<i32> = (0..BATCH * COLUMNS).map(|i| (i % PAGES) as i32).collect();
+        let lengths = [700; BATCH];
+        step.set(&table, &lengths);
+        step.launch(&stream).unwrap();
+        let right = step.result();
+        let mut random = Random(2);
+        for _ in 0..200 {
+            let mut any = |count: usize| -> Vec<i32> {
+                let edge = [i32::MIN, -1, PAGES as i32, i32::MAX];
+                let number = |random: &mut Random| match random.below(2) {
+                    0 => edge[random.below(4) as usize],
+                    _ => random.next() as i32,
+                };
+                (0..count).map(|_| number(&mut random)).collect()
+            };
+            // The first sequence stays as it was: nobody else's numbers may reach it.
+            let (mut wild, mut long) = (any(BATCH * COLUMNS), any(BATCH));
+            wild[..COLUMNS].copy_from_slice(&table[..COLUMNS]);
+            long[0] = lengths[0];
+            step.set(&wild, &long);
+            step.launch(&stream).unwrap();
+            let (out, lse) = step.result();
+            // Its keys may be split in another way.
+            let near = |a: f32, b: f32| (a - b).abs() <= 2e-3;
+            let outs = out.iter().zip(&right.0).take(8 * 64);
+            for (&a, &b) in outs {
+                assert!(near(f16::from_bits(a).to_f32(), f16::from_bits(b).to_f32()));
+            }
+            let lses = lse.iter().zip(&right.1).take(8);
+            for (&a, &b) in lses {
+                assert!(near(f32::from_bits(a), f32::from_bits(b)), "{family}");
+            }
+        }
+        step.set(&table, &lengths);
+        step.launch(&stream).unwrap();
+        assert!(step.result() == right, "{family}");
+    }
+}
