@@ -12,6 +12,7 @@
 mod bindings;
 mod block;
 mod kernel;
+mod memory;
 mod prepared;
 mod recent;
 mod session;
