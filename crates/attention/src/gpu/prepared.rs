@@ -8,7 +8,7 @@ use warptile_driver::{Context, DevicePointer, Staged, Staging, Stream};
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::gpu::bindings::Bindings;
-use crate::gpu::kernel::LoadedKernel;
+use crate::gpu::kernel::{LoadedKernel, config};
 use crate::gpu::memory::{check_stream, submit_in_order};
 use crate::gpu::slots::{Addresses, expected};
 use crate::gpu::workspace::workspace_of;
@@ -109,7 +109,7 @@ impl Prepared {
                 // as far as its layout, of staged lengths, or of the stream's own workspace. Lengths that nobody has checked are
                 // clamped by the kernels. The memory outlives the kernel: it is freed in the order of its own stream, which is
                 // made to come after this launch, or kept by the graph.
-                unsafe { kernel.launch(&at, step, shape, block) }?;
+                unsafe { kernel.launch(&at, step.image, &config(step, shape), block) }?;
             }
             Ok(())
         })
@@ -169,7 +169,7 @@ impl Prepared {
             }
             let block = kernel.block(step, &shape, call, addresses, workspace)?;
             // SAFETY: the caller's promises.
-            unsafe { kernel.launch_raw(stream, step, &shape, &block) }?;
+            unsafe { kernel.launch_raw(stream, step.image, &config(step, &shape), &block) }?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use warptile_kernels::{Features, Image, Role, Target};
+use warptile_kernels::{Features, Image, Role, Target, images_for};
 
 use crate::choice::Choice;
 use crate::device::DeviceProfile;
@@ -25,8 +25,8 @@ fn by_kernel(images: impl Iterator<Item = &'static Image>) -> Kernels {
     kernels
 }
 
-/// The embedded catalog, sorted once: it has several hundred images.
-static CATALOG: LazyLock<Kernels> = LazyLock::new(|| by_kernel(warptile_kernels::catalog().iter()));
+/// What the embedded catalog has for forward, sorted once: it has several hundred images.
+static CATALOG: LazyLock<Kernels> = LazyLock::new(|| by_kernel(images_for(Role::Forward)));
 
 /// What planning starts from: a device, its rates, and the images to choose among.
 ///
@@ -219,7 +219,7 @@ fn check_name(choice: &Choice, kernels: &Kernels) -> Result<()> {
 }
 
 /// Machine code made for the device first, then the newest that runs on it, then PTX.
-fn preference(target: Target) -> (u32, u32) {
+pub(crate) fn preference(target: Target) -> (u32, u32) {
     match target {
         Target::CubinExact(sm) => (2, sm),
         Target::Cubin(sm) => (1, sm),

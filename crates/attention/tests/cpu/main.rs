@@ -2,7 +2,12 @@
 
 mod bugs;
 mod common;
+#[path = "../common/draw.rs"]
+mod draw;
 mod features;
+mod merge;
+#[path = "../common/merge.rs"]
+mod merge_cases;
 mod random;
 mod real;
 mod shapes;
