@@ -87,14 +87,6 @@ impl<T: Element> Memory<T> {
         }
     }
 
-    pub(crate) fn elements(&self) -> &[T] {
-        &self.data[self.offset..]
-    }
-
-    pub(crate) fn elements_mut(&mut self) -> &mut [T] {
-        &mut self.data[self.offset..]
-    }
-
     /// A row of a head.
     pub(crate) fn row(&self, entry: usize, row: usize, head: usize) -> &[T] {
         let start = self.offset + self.layout.offset(entry, row, head);

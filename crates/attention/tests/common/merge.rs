@@ -166,16 +166,21 @@ impl<T: Element> MergeCase<T> {
                 .sum();
             let (found, expected) = (found.to_f64(), total / sum);
             let allowed = rounding * expected.abs() + 4e-6;
-            if !((found - expected).abs() <= allowed) {
+            if !near(found, expected, allowed) {
                 return Err(format!("column {column} is {found}, not {expected}"));
             }
         }
         let expected = greatest + sum.ln() / one;
         match lse {
-            Some(lse) if !((f64::from(lse) - expected).abs() <= 1e-6 + 1.2e-7 * expected.abs()) => {
+            Some(lse) if !near(f64::from(lse), expected, 1e-6 + 1.2e-7 * expected.abs()) => {
                 Err(format!("lse is {lse}, not {expected}"))
             }
             _ => Ok(()),
         }
     }
+}
+
+/// Not for NaN.
+fn near(found: f64, expected: f64, allowed: f64) -> bool {
+    (found - expected).abs() <= allowed
 }

@@ -17,10 +17,10 @@ impl<T: Element> Merges<T> for OnCpu {
         let parts: Vec<(&[T], &[f32])> = case
             .parts
             .iter()
-            .map(|(out, lse)| (out.elements(), lse.elements()))
+            .map(|(out, lse)| (&out.data[out.offset..], &lse.data[lse.offset..]))
             .collect();
-        let lse = lse.map(Memory::elements_mut);
-        merge_cpu(&case.merge, &parts, out.elements_mut(), lse).unwrap();
+        let lse = lse.map(|lse| &mut lse.data[lse.offset..]);
+        merge_cpu(&case.merge, &parts, &mut out.data[out.offset..], lse).unwrap();
     }
 }
 

@@ -7,6 +7,7 @@ mod faults;
 #[path = "../../../driver/tests/fake/foreign.rs"]
 mod foreign;
 mod lengths;
+mod merge;
 mod raw;
 
 use half::f16;
