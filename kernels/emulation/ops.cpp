@@ -2,6 +2,7 @@
 // barriers, so the threads of a CTA run one after the other.
 #include "shim.h"
 
+#include "ops/append.cuh"
 #include "ops/merge.cuh"
 
 #include <string>
@@ -17,6 +18,7 @@ template <class Block> static void run(void (*kernel)(const Block&), const void*
 template <class Element> static bool run(const std::string& kernel, const void* params, unsigned grid, unsigned threads)
 {
     if (kernel == "merge_w4") run(merge_results<RowTraits<Element, 4, ROLE_COMBINE>>, params, grid, threads);
+    else if (kernel == "append_w4") run(append_rows<RowTraits<Element, 4, ROLE_APPEND>>, params, grid, threads);
     else return false;
     return true;
 }
