@@ -9,8 +9,10 @@
 //!
 //! For streams, memory and captures of other libraries: [`Prepared::launch_raw`] and [`Session`].
 //!
-//! The operations beside forward have one kernel each and need no plan: [`Gpu::prepare_merge`].
+//! The operations beside forward have one kernel each and need no plan: [`Gpu::prepare_merge`] and
+//! [`Gpu::prepare_append`].
 
+mod append;
 mod bindings;
 mod block;
 mod kernel;
@@ -40,6 +42,7 @@ use recent::Recent;
 
 pub(crate) use memory::{Access, Expected};
 
+pub use append::{AppendAddresses, AppendBindings, PositionElement, PreparedAppend};
 pub use bindings::Bindings;
 pub use merge::{MergeAddresses, MergeBindings, PreparedMerge};
 pub use prepared::Prepared;
@@ -182,6 +185,14 @@ impl Gpu {
     /// [`Error::NoKernel`] if no image of it runs on the device; when the driver refuses the image.
     pub fn prepare_merge(&self, element: ElementType) -> Result<PreparedMerge> {
         PreparedMerge::new(self, element)
+    }
+
+    /// The kernel that writes into caches of this element type, likewise.
+    ///
+    /// # Errors
+    /// As [`Gpu::prepare_merge`].
+    pub fn prepare_append(&self, element: ElementType) -> Result<PreparedAppend> {
+        PreparedAppend::new(self, element)
     }
 
     /// The kernel of `image`, loaded once per device.

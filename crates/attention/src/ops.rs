@@ -1,12 +1,16 @@
 //! Operations beside forward: results merged, new keys and values written into a cache.
 
+pub(crate) mod append;
 mod merge;
+pub(crate) mod rotary;
 
 use crate::gpu::{Access, Expected};
 use crate::layout::{DIMENSIONS, MAX_LEN};
 use crate::{ElementType, Error, Layout, Result};
 
+pub use append::{Append, AppendBuilder, AppendOperands, CacheMut, QueriesMut, append_cpu};
 pub use merge::{LseBase, Merge, MergeBuilder, merge, merge_cpu, merge_into};
+pub use rotary::{Pairing, Rotary, Tables};
 
 /// What a tensor of an operation must be in memory, after its layout is checked. Its extents come from the tensor called `other`.
 fn slot(

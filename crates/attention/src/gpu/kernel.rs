@@ -19,6 +19,8 @@ pub(crate) enum LoadedKernel {
     Mapped(Kernel<abi::ForwardTma>),
     /// It merges results.
     Merge(Kernel<abi::Merge>),
+    /// It writes into a cache.
+    Append(Kernel<abi::Append>),
 }
 
 /// A block as its kernel takes it.
@@ -30,6 +32,7 @@ pub(crate) enum Block {
     Plain(abi::Forward),
     Mapped(abi::ForwardTma),
     Merge(abi::Merge),
+    Append(abi::Append),
 }
 
 /// What a kernel does with a block of its own kind.
@@ -39,6 +42,7 @@ macro_rules! matching {
             (LoadedKernel::Plain($kernel), Block::Plain($params)) => $launch,
             (LoadedKernel::Mapped($kernel), Block::Mapped($params)) => $launch,
             (LoadedKernel::Merge($kernel), Block::Merge($params)) => $launch,
+            (LoadedKernel::Append($kernel), Block::Append($params)) => $launch,
             _ => return Err(other_block($image)),
         }
     };
@@ -59,6 +63,8 @@ impl LoadedKernel {
             Kernel::load(&module, image.entry, &options).map(LoadedKernel::Mapped)
         } else if image.abi_hash == abi::Merge::HASH {
             Kernel::load(&module, image.entry, &options).map(LoadedKernel::Merge)
+        } else if image.abi_hash == abi::Append::HASH {
+            Kernel::load(&module, image.entry, &options).map(LoadedKernel::Append)
         } else {
             return Err(Error::OtherAbi { image: image.name });
         }
@@ -82,7 +88,9 @@ impl LoadedKernel {
                 let block_n = step.image.tiling.block_n;
                 Block::Mapped(block::forward_tma(driver, call, block_n, forward)?)
             }
-            LoadedKernel::Merge(_) => return Err(other_block(step.image)),
+            LoadedKernel::Merge(_) | LoadedKernel::Append(_) => {
+                return Err(other_block(step.image));
+            }
         })
     }
 

@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use bytemuck::Pod;
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, LaunchConfig, Staged, Staging, Stream};
 use warptile_kernels::abi::MERGE_PARTS;
@@ -169,13 +168,12 @@ fn image(device: &DeviceProfile, role: Role, element: ElementType) -> Result<&'s
         })
 }
 
-/// The CTAs that share a row of so many threads' work, and those of all rows.
+/// The CTAs that share a row of so many threads' work, and those of all rows: more than there can be if the kernels could not
+/// count the threads of a row.
 pub(super) fn ctas(rows: usize, threads_of_a_row: usize, threads: u32) -> (u64, u64) {
     let of_a_row = (threads_of_a_row as u64).div_ceil(u64::from(threads));
-    (of_a_row, of_a_row.saturating_mul(rows as u64))
-}
-
-/// A list's bytes.
-pub(super) fn host_list<T: Pod>(slot: usize, list: &[T]) -> HostList<'_> {
-    (slot, bytemuck::cast_slice(list))
+    match of_a_row * u64::from(threads) <= i32::MAX as u64 {
+        true => (of_a_row, of_a_row.saturating_mul(rows as u64)),
+        false => (of_a_row, u64::MAX),
+    }
 }

@@ -1,5 +1,8 @@
 //! Tests of the CPU path.
 
+mod append;
+#[path = "../common/append.rs"]
+mod append_cases;
 mod bugs;
 mod common;
 #[path = "../common/draw.rs"]
