@@ -408,7 +408,7 @@ impl<T: Element> AppendCase<T> {
                 Pairing::Interleaved => (2 * pair, 2 * pair + 1),
                 Pairing::HalfSplit => (pair, rotary.size() / 2 + pair),
             };
-            let position = position.max(0);
+            let position = position.clamp(0, (1 << 30) - 1);
             let in_table = |end: usize| (position as usize).min(end - 1);
             let (cos, sin) = match &self.tables {
                 Some(AngleTables::F32(cos, sin)) => {

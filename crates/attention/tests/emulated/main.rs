@@ -2,6 +2,11 @@
 //! runs on the same parameters and memory. The whole way of a launch is tested but the GPU itself. Needs g++ 12 or newer; run
 //! with `--include-ignored`.
 
+mod append;
+#[path = "../common/append.rs"]
+mod append_cases;
+#[path = "../common/append_on_gpu.rs"]
+mod append_on_gpu;
 #[path = "../common/draw.rs"]
 mod draw;
 mod merge;

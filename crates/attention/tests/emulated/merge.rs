@@ -7,18 +7,16 @@ use warptile::Element;
 use crate::draw::Memory;
 use crate::merge_cases::{MergeCase, Merges};
 use crate::merge_on_gpu::merge_on;
-use crate::place::Emulated;
+use crate::place::{Emulated, with_emulated};
 
-impl<T: Element> Merges<T> for Emulated {
+impl<T: Element> Merges<T> for &Emulated {
     fn merge(&mut self, case: &MergeCase<T>, out: &mut Memory<T>, lse: Option<&mut Memory<f32>>) {
-        let gpu = self.gpu.clone();
-        merge_on(&gpu, case, out, lse, || self.run_launches());
+        merge_on(&self.gpu, case, out, lse, || self.run_launches());
     }
 }
 
 fn verify<T: Element>(seed: u64) -> Result<(), String> {
-    MergeCase::<T>::random(seed)
-        .verify(&mut Emulated::new())
+    with_emulated(|mut emulated| MergeCase::<T>::random(seed).verify(&mut emulated))
         .map_err(|failure| format!("seed {seed}: {failure}"))
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_char, c_uint, c_void};
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libloading::Library;
 use warptile::gpu::Gpu;
@@ -14,31 +14,39 @@ type RunKernel = unsafe extern "C" fn(*const c_char, *const c_void, c_uint, c_ui
 
 /// A GPU made of host memory, whose launches are emulated.
 pub(crate) struct Emulated {
-    pub(crate) gpu: Arc<Gpu>,
+    pub(crate) gpu: Gpu,
     fake: FakeDriver,
-    done: usize,
+}
+
+thread_local! {
+    /// One for each thread: loaded stand-ins are many variables of a thread, of which there are not so many.
+    static EMULATED: Emulated = Emulated::new();
+}
+
+/// Runs `test` with the thread's GPU.
+pub(crate) fn with_emulated<R>(test: impl FnOnce(&Emulated) -> R) -> R {
+    EMULATED.with(test)
 }
 
 impl Emulated {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         let fake = FakeDriver::open();
         // SAFETY: the library is the stand-in, with the driver's signatures.
         let driver = unsafe { Driver::load_from(fake.path()) }.unwrap();
         Emulated {
-            gpu: Arc::new(Gpu::new(&driver, 0).unwrap()),
+            gpu: Gpu::new(&driver, 0).unwrap(),
             fake,
-            done: 0,
         }
     }
 
     /// Runs what was launched since the last time. Whatever was queued before has happened then; nothing else may be queued.
-    pub(crate) fn run_launches(&mut self) {
+    pub(crate) fn run_launches(&self) {
         /// The emulation has one index of a CTA for all threads of this program.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         self.gpu.stream().synchronize().unwrap();
         let launches = self.fake.launches();
         let _held = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        for launch in &launches[self.done..] {
+        for launch in &launches {
             let name = CString::new(launch.name()).unwrap();
             // Blocks are aligned to 8 bytes at least.
             let mut words = vec![0_u64; launch.params().len().div_ceil(8)];
@@ -51,7 +59,7 @@ impl Emulated {
                 unsafe { kernels()(name.as_ptr(), params, launch.grid[0], launch.block[0]) };
             assert!(found, "{} is not emulated", launch.name());
         }
-        self.done = launches.len();
+        self.fake.forget_launches();
     }
 }
 

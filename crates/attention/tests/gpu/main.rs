@@ -1,6 +1,11 @@
 //! The kernels on a real GPU, against the float64 reference. Run with `--include-ignored` on a machine that has one.
 
 mod activations;
+mod append;
+#[path = "../common/append.rs"]
+mod append_cases;
+#[path = "../common/append_on_gpu.rs"]
+mod append_on_gpu;
 #[path = "../common/draw.rs"]
 mod draw;
 mod errors;
