@@ -88,8 +88,8 @@ pub use lse::Lse;
 pub use mask::{Align, Mask};
 pub use operands::{Keys, LengthElement, Queries};
 pub use ops::{
-    Append, AppendBuilder, AppendOperands, CacheMut, LseBase, Merge, MergeBuilder, Pairing,
-    QueriesMut, Rotary, Tables, append_cpu, merge, merge_cpu, merge_into,
+    Append, AppendBuilder, AppendOperands, CacheMut, CacheTensors, CacheWrite, LseBase, Merge,
+    MergeBuilder, Pairing, QueriesMut, Rotary, Tables, append_cpu, merge, merge_cpu, merge_into,
 };
 pub use plan::{Considered, LaunchShape, Plan, Planner, Reason, Scratch, Step};
 pub use problem::Problem;

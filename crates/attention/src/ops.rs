@@ -1,6 +1,7 @@
 //! Operations beside forward: results merged, new keys and values written into a cache.
 
 pub(crate) mod append;
+mod cache_write;
 mod merge;
 pub(crate) mod rotary;
 
@@ -9,6 +10,7 @@ use crate::layout::{DIMENSIONS, MAX_LEN};
 use crate::{ElementType, Error, Layout, Result};
 
 pub use append::{Append, AppendBuilder, AppendOperands, CacheMut, QueriesMut, append_cpu};
+pub use cache_write::{CacheTensors, CacheWrite};
 pub use merge::{LseBase, Merge, MergeBuilder, merge, merge_cpu, merge_into};
 pub use rotary::{Pairing, Rotary, Tables};
 

@@ -217,10 +217,10 @@ impl<'a, T: Element> AppendBindings<'a, T> {
         self
     }
 
-    /// Lists that a write at the user's level has on the device.
-    pub(crate) fn lists(mut self, lists: [(usize, Option<DeviceSlice<'a, u8>>); 5]) -> Self {
+    /// Lists that a write at the user's level has on the device, with their slots.
+    pub(crate) fn lists(mut self, lists: Vec<(usize, DeviceSlice<'a, u8>)>) -> Self {
         for (slot, list) in lists {
-            self.views[slot] = list;
+            self.views[slot] = Some(list);
         }
         self
     }

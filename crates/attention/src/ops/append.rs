@@ -332,11 +332,6 @@ impl<'a> AppendBuilder<'a> {
         self
     }
 
-    pub(super) fn lengths(mut self, rows: LengthsRequest<'a>, before: Request<'a>) -> Self {
-        (self.rows, self.before) = (rows, before);
-        self
-    }
-
     /// Rotates the keys on their way into the cache, and the queries.
     pub fn rotary(mut self, rotary: Rotary) -> Self {
         self.rotary = Some(rotary);
