@@ -18,7 +18,7 @@ pub(crate) fn append_on<T: Element>(
 ) {
     let stream = gpu.stream();
     // Half of the cases have positions of 64 bits.
-    let wide = case.batch() % 2 == 0;
+    let wide = case.batch().is_multiple_of(2);
     let append = case.describe(on_device, wide);
     fn numbers<N: Pod>(gpu: &Gpu, list: Option<&Vec<N>>) -> Option<DeviceBuffer<N>> {
         list.map(|list| DeviceBuffer::from_slice(gpu.stream(), list).unwrap())

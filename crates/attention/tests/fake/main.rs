@@ -1,5 +1,6 @@
 //! The GPU path against the stand-in driver: what is launched, what is refused, and that no failure leaks or goes unsaid.
 
+mod append;
 mod arguments;
 mod calls;
 mod captures;
