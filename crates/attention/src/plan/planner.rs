@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use warptile_kernels::{Features, Image, Role, Target, images_for};
+use warptile_kernels::{Features, Image, Role, Target};
 
 use crate::choice::Choice;
 use crate::device::DeviceProfile;
@@ -14,19 +14,19 @@ use crate::plan::{Considered, MAX_TILES, Plan, Reason, Step};
 use crate::problem::Problem;
 use crate::rates::Rates;
 
-/// Images by kernel name.
+/// Images for forward, by kernel name.
 type Kernels = BTreeMap<&'static str, Vec<&'static Image>>;
 
 fn by_kernel(images: impl Iterator<Item = &'static Image>) -> Kernels {
     let mut kernels = Kernels::new();
-    for image in images {
+    for image in images.filter(|image| image.role == Role::Forward) {
         kernels.entry(image.kernel).or_default().push(image);
     }
     kernels
 }
 
-/// What the embedded catalog has for forward, sorted once: it has several hundred images.
-static CATALOG: LazyLock<Kernels> = LazyLock::new(|| by_kernel(images_for(Role::Forward)));
+/// The embedded catalog, sorted once: it has several hundred images.
+static CATALOG: LazyLock<Kernels> = LazyLock::new(|| by_kernel(warptile_kernels::catalog().iter()));
 
 /// What planning starts from: a device, its rates, and the images to choose among.
 ///
