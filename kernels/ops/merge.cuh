@@ -33,9 +33,7 @@ template <class Traits> __device__ inline void merge_results(const Merge& params
         greatest = fmaxf(greatest, lse); // the other one of a NaN
     }
 
-    // Not unrolled: enough threads are under way to keep the memory busy.
     float sum = 0, sums[CHUNK<Element>] = {};
-#pragma unroll 1
     for (int part = 0; part < params.parts; ++part) {
         const float lse = *row_of<float>(params.lses[part], batch, row, head);
         if (!saw_keys(lse)) continue;
