@@ -28,6 +28,7 @@
 //! - A [`Call`] is one computation with its layouts and lengths. What is fixed of it is its [`Problem`]: the planner chooses
 //!   kernels for a problem, so a decode step or a new packed batch does not plan again.
 //! - A [`Plan`] says which kernels run and why every other does not; [`Plan::explain`] prints it. [`Choice`] asks for others.
+//! - [`merge()`] joins results over disjoint keys; [`CacheWrite`] writes new keys and values into a cache, and rotates them.
 //! - [`gpu`] is the level below, for streams, memory and graphs of your own; its raw layer serves those of other libraries.
 //!
 //! # Sequences of different lengths
@@ -88,8 +89,10 @@ mod error;
 pub mod gpu;
 mod layout;
 mod lengths;
+mod lse;
 mod mask;
 mod operands;
+mod ops;
 mod pages;
 mod plan;
 mod problem;
@@ -97,7 +100,7 @@ mod rates;
 mod scoring;
 mod tensor;
 
-pub use attention::{Attention, Lse, Output};
+pub use attention::{Attention, Output};
 pub use backend::{Backend, PassedOver};
 pub use call::{Call, CallBuilder, Operands, Sequence, common_element};
 pub use choice::Choice;
@@ -107,8 +110,13 @@ pub use element::{Element, ElementType};
 pub use error::{Error, Result};
 pub use layout::{Layout, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, View, ViewMut};
 pub use lengths::{Numbers, SideLengths};
+pub use lse::Lse;
 pub use mask::{Align, Mask};
 pub use operands::{Keys, LengthElement, Queries};
+pub use ops::{
+    Append, AppendBuilder, AppendOperands, CacheMut, CacheTensors, CacheWrite, LseBase, Merge,
+    MergeBuilder, Pairing, QueriesMut, Rotary, Tables, append_cpu, merge, merge_cpu, merge_into,
+};
 pub use pages::{Pages, TableLayout};
 pub use plan::{Considered, LaunchShape, Plan, Planner, Reason, Scratch, Step};
 pub use problem::Problem;
