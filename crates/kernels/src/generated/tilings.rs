@@ -3,11 +3,10 @@
 tilings! {
     D128M128N128W12S2: head_dim 128, tile 128 x 128, warps 12, stages 2;
     D128M128N32W4S2: head_dim 128, tile 128 x 32, warps 4, stages 2;
-    D128M16N128W8S3: head_dim 128, tile 16 x 128, warps 8, stages 3;
-    D128M16N64W4S3: head_dim 128, tile 16 x 64, warps 4, stages 3;
+    D128M16N128W8S2: head_dim 128, tile 16 x 128, warps 8, stages 2;
+    D128M16N64W4S2: head_dim 128, tile 16 x 64, warps 4, stages 2;
     D128M192N64W16S4: head_dim 128, tile 192 x 64, warps 16, stages 4;
     D128M192N80W16S3: head_dim 128, tile 192 x 80, warps 16, stages 3;
-    D128M32N128W8S3: head_dim 128, tile 32 x 128, warps 8, stages 3;
     D128M32N64W4S1: head_dim 128, tile 32 x 64, warps 4, stages 1;
     D128M48N32W8S2: head_dim 128, tile 48 x 32, warps 8, stages 2;
     D128M64N128W8S2: head_dim 128, tile 64 x 128, warps 8, stages 2;
@@ -19,7 +18,8 @@ tilings! {
     D192M64N112W8S2: head_dim 192, tile 64 x 112, warps 8, stages 2;
     D192M64N64W4S1: head_dim 192, tile 64 x 64, warps 4, stages 1;
     D256M128N64W12S2: head_dim 256, tile 128 x 64, warps 12, stages 2;
-    D256M16N64W4S3: head_dim 256, tile 16 x 64, warps 4, stages 3;
+    D256M16N32W2S2: head_dim 256, tile 16 x 32, warps 2, stages 2;
+    D256M16N64W4S2: head_dim 256, tile 16 x 64, warps 4, stages 2;
     D256M32N32W4S1: head_dim 256, tile 32 x 32, warps 4, stages 1;
     D256M64N32W4S1: head_dim 256, tile 64 x 32, warps 4, stages 1;
     D256M64N64W4S1: head_dim 256, tile 64 x 64, warps 4, stages 1;
@@ -28,10 +28,9 @@ tilings! {
     D32M64N64W4S2: head_dim 32, tile 64 x 64, warps 4, stages 2;
     D64M128N128W12S2: head_dim 64, tile 128 x 128, warps 12, stages 2;
     D64M128N64W4S2: head_dim 64, tile 128 x 64, warps 4, stages 2;
-    D64M16N128W8S6: head_dim 64, tile 16 x 128, warps 8, stages 6;
-    D64M16N256W8S3: head_dim 64, tile 16 x 256, warps 8, stages 3;
+    D64M16N128W4S2: head_dim 64, tile 16 x 128, warps 4, stages 2;
+    D64M16N256W8S2: head_dim 64, tile 16 x 256, warps 8, stages 2;
     D64M16N64W4S2: head_dim 64, tile 16 x 64, warps 4, stages 2;
-    D64M16N64W4S6: head_dim 64, tile 16 x 64, warps 4, stages 6;
     D64M192N128W16S3: head_dim 64, tile 192 x 128, warps 16, stages 3;
     D64M256N64W20S6: head_dim 64, tile 256 x 64, warps 20, stages 6;
     D64M32N128W4S2: head_dim 64, tile 32 x 128, warps 4, stages 2;
@@ -52,26 +51,23 @@ tilings! {
 }
 
 kernels! {
-    Decode D128M16N128W8S3 "decode_d128_16x128_w8_s3" {
-        2: shared 197980;
+    Decode D128M16N128W8S2 "decode_d128_16x128_w8_s2" {
+        2: shared 140716;
     }
-    Decode D128M16N64W4S3 "decode_d128_16x64_w4_s3" {
-        2: shared 99132;
+    Decode D128M16N64W4S2 "decode_d128_16x64_w4_s2" {
+        2: shared 74636;
     }
-    Decode D128M32N128W8S3 "decode_d128_32x128_w8_s3" {
-        2: shared 206172;
+    Decode D256M16N32W2S2 "decode_d256_16x32_w2_s2" {
+        2: shared 82556;
     }
-    Decode D256M16N64W4S3 "decode_d256_16x64_w4_s3" {
-        2: shared 205628;
+    Decode D256M16N64W4S2 "decode_d256_16x64_w4_s2" {
+        2: shared 148364;
     }
-    Decode D64M16N128W8S6 "decode_d64_16x128_w8_s6" {
-        2: shared 197980;
+    Decode D64M16N128W4S2 "decode_d64_16x128_w4_s2" {
+        2: shared 70540;
     }
-    Decode D64M16N256W8S3 "decode_d64_16x256_w8_s3" {
-        2: shared 197980;
-    }
-    Decode D64M16N64W4S6 "decode_d64_16x64_w4_s6" {
-        2: shared 99132;
+    Decode D64M16N256W8S2 "decode_d64_16x256_w8_s2" {
+        2: shared 136620;
     }
     Scalar D128M32N64W4S1 "scalar_d128_32x64_w4_s1" {
         2: shared 61952, k_stride 136, v_stride 136;
