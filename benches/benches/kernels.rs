@@ -17,8 +17,7 @@ const CASES: [&str; 3] = [
 fn kernels(criterion: &mut Criterion) {
     let Some(backend) = gpu_backend() else { return };
     let Some(gpu) = backend.gpu() else { return };
-    let mut names: Vec<&str> = warptile_kernels::catalog()
-        .iter()
+    let mut names: Vec<&str> = warptile_kernels::images_for(warptile_kernels::Role::Forward)
         .map(|image| image.kernel)
         .collect();
     names.sort_unstable();

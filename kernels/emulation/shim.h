@@ -42,3 +42,9 @@ inline float __fadd_rn(float a,float b){volatile float r=a+b;return r;}
 inline float __log2f(float x){return log2f(x);}
 inline float __int_as_float(int x){return bitsf(x);}
 using std::min; using std::max;
+// sin and cos of pi * x.
+inline void sincospif(float x, float* sine, float* cosine)
+{
+    *sine = (float)sin(M_PI * (double)x);
+    *cosine = (float)cos(M_PI * (double)x);
+}

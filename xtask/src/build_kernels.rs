@@ -50,9 +50,15 @@ impl Layout {
         self.images.join("manifest.json")
     }
 
-    /// The parameter blocks in C++.
-    fn header(&self) -> PathBuf {
-        self.kernels.join("base/abi.cuh")
+    /// The parameter blocks in C++, with the files they belong in.
+    fn headers(&self) -> [(PathBuf, String); 2] {
+        [
+            (self.kernels.join("base/abi.cuh"), abi::cpp_header()),
+            (
+                self.kernels.join("base/abi_ops.cuh"),
+                abi::cpp_header_of_operations(),
+            ),
+        ]
     }
 
     fn pack(&self, pack: &str) -> PathBuf {
@@ -202,7 +208,9 @@ pub fn build(
     selection: &Selection,
     progress: &dyn Progress,
 ) -> Result<Outcome, BuildError> {
-    write_if_changed(&layout.header(), &abi::cpp_header())?;
+    for (path, text) in layout.headers() {
+        write_if_changed(&path, &text)?;
+    }
     let listed = instances::load(&layout.kernels.join("instances.toml"))?;
     let selected = select(&listed, selection)?;
     let sources = read_sources(layout, &selected)?;
@@ -383,7 +391,7 @@ pub fn check(
     let mut as_written = manifest.clone();
     packs::assign_places(&mut as_written);
     let mut texts = generated(layout, &as_written, &packed_bytes)?;
-    texts.push((layout.header(), abi::cpp_header()));
+    texts.extend(layout.headers());
     for (path, text) in texts {
         if files::read_text(&path).ok() != Some(text) {
             differences.push(format!(
@@ -749,10 +757,14 @@ fn finish(
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_committed_header_is_what_the_declaration_generates() {
+    fn the_committed_headers_are_what_the_declarations_generate() {
         assert_eq!(
             include_str!("../../kernels/base/abi.cuh"),
             crate::abi::cpp_header()
+        );
+        assert_eq!(
+            include_str!("../../kernels/base/abi_ops.cuh"),
+            crate::abi::cpp_header_of_operations()
         );
     }
 }

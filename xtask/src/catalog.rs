@@ -51,7 +51,8 @@ pub fn catalog(manifest: &Manifest) -> Result<String, String> {
 pub fn tilings(manifest: &Manifest) -> Result<String, String> {
     let mut tilings: BTreeMap<String, String> = BTreeMap::new();
     let mut kernels: BTreeMap<(String, String), (String, BTreeSet<String>)> = BTreeMap::new();
-    for entry in &manifest.images {
+    let of_tiles = |entry: &&ManifestEntry| entry.block_m > 0;
+    for entry in manifest.images.iter().filter(of_tiles) {
         let ManifestEntry {
             head_dim,
             block_m,

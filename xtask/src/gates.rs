@@ -1,6 +1,6 @@
 //! What fails the build: an image that is correct C++ but not the kernel that was meant.
 
-use crate::abi::{Forward, ForwardTma};
+use crate::abi::{Append, Forward, ForwardTma, Merge};
 use crate::inspect::{LogReport, SassCounts};
 use crate::instances::{Instance, TensorInstruction};
 use crate::record::{ImageRecord, RecordError};
@@ -186,7 +186,11 @@ fn check_record(
             });
         }
     }
-    if !(record.takes::<Forward>() || record.takes::<ForwardTma>()) {
+    let known = record.takes::<Forward>()
+        || record.takes::<ForwardTma>()
+        || record.takes::<Merge>()
+        || record.takes::<Append>();
+    if !known {
         found.push(Violation::UnknownBlock {
             hash: record.abi_hash,
             bytes: record.param_bytes,

@@ -11,7 +11,9 @@ use serde::Deserialize;
 use crate::files::{self, FileError};
 
 /// Families the catalog's `Family` enum knows.
-const FAMILIES: [&str; 5] = ["scalar", "wmma", "mma", "wgmma", "decode"];
+const FAMILIES: [&str; 7] = [
+    "scalar", "wmma", "mma", "wgmma", "decode", "merge", "append",
+];
 
 /// Why `instances.toml` is refused.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +30,11 @@ pub enum InstancesError {
         "instances.toml: unknown family `{0}`; a new one also needs a variant in the catalog's `Family`"
     )]
     Family(String),
+    /// Some of a tile's numbers are given, and others not.
+    #[error(
+        "instances.toml: a row of `{0}` needs all of head_dim, block_m, block_n and stages, or none if its kernel has no tiles"
+    )]
+    HalfATile(String),
     /// Two rows describe the same image.
     #[error("instances.toml: two rows make the image `{0}`; remove one")]
     Duplicate(String),
@@ -183,19 +190,23 @@ pub struct Expectations {
     pub setmaxnreg: bool,
 }
 
-/// One row of `tilings`.
+/// One row of `tilings`. A kernel without tiles has only `warps`; the other numbers are 0.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TilingRow {
     /// Head size of the tile.
+    #[serde(default)]
     pub head_dim: u32,
     /// Query rows.
+    #[serde(default)]
     pub block_m: u32,
     /// Keys.
+    #[serde(default)]
     pub block_n: u32,
     /// Warps of the CTA.
     pub warps: u32,
     /// K/V tiles in flight.
+    #[serde(default)]
     pub stages: u32,
     /// In place of the family's elements.
     elements: Option<Vec<Element>>,
@@ -207,6 +218,17 @@ pub struct TilingRow {
     /// Besides the plain image, one for each of these.
     #[serde(default)]
     variants: Vec<Variant>,
+}
+
+impl TilingRow {
+    fn of_tile(&self) -> [u32; 4] {
+        [self.head_dim, self.block_m, self.block_n, self.stages]
+    }
+
+    /// Whether the kernel computes in tiles.
+    fn has_tiles(&self) -> bool {
+        self.of_tile().iter().any(|&number| number > 0)
+    }
 }
 
 /// What an image of a tiling can do that would cost the plain one something.
@@ -270,7 +292,7 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// `{family}_{tiling}`.
+    /// `{family}_{tiling}`, without tiles `{family}_w{warps}`.
     #[must_use]
     pub fn kernel(&self) -> String {
         let TilingRow {
@@ -281,6 +303,9 @@ impl Instance {
             stages,
             ..
         } = self.tiling;
+        if !self.tiling.has_tiles() {
+            return format!("{}_w{warps}", self.family);
+        }
         format!(
             "{}_d{head_dim}_{block_m}x{block_n}_w{warps}_s{stages}",
             self.family
@@ -323,13 +348,17 @@ impl Instance {
             format!("--gpu-architecture={}", self.target),
             "--ptxas-options=-v".to_owned(),
             format!("-DWARPTILE_ELEMENT={}", self.element.cpp_name()),
-            format!("-DWARPTILE_HEAD_DIM={head_dim}"),
-            format!("-DWARPTILE_BLOCK_M={block_m}"),
-            format!("-DWARPTILE_BLOCK_N={block_n}"),
-            format!("-DWARPTILE_WARPS={warps}"),
-            format!("-DWARPTILE_STAGES={stages}"),
-            format!("-DWARPTILE_ENTRY={}", self.entry()),
         ];
+        let tile = [
+            ("HEAD_DIM", head_dim),
+            ("BLOCK_M", block_m),
+            ("BLOCK_N", block_n),
+            ("WARPS", warps),
+            ("STAGES", stages),
+        ];
+        let given = tile.into_iter().filter(|&(_, number)| number > 0);
+        flags.extend(given.map(|(name, number)| format!("-DWARPTILE_{name}={number}")));
+        flags.push(format!("-DWARPTILE_ENTRY={}", self.entry()));
         if let Some(variant) = self.variant {
             let name = variant.to_string().to_uppercase();
             flags.push(format!("-DWARPTILE_VARIANT_{name}"));
@@ -355,6 +384,9 @@ fn parse(text: &str) -> Result<Vec<Instance>, InstancesError> {
             return Err(InstancesError::Family(family.name));
         }
         for tiling in &family.tilings {
+            if tiling.has_tiles() && tiling.of_tile().contains(&0) {
+                return Err(InstancesError::HalfATile(family.name));
+            }
             for &element in tiling.elements.as_ref().unwrap_or(&family.elements) {
                 for &target in tiling.targets.as_ref().unwrap_or(&family.targets) {
                     let variants = tiling.variants.iter().copied().map(Some);
@@ -431,6 +463,24 @@ mod tests {
             instances[0].expectations.tensor_instruction,
             TensorInstruction::Hmma
         );
+    }
+
+    #[test]
+    fn a_kernel_without_tiles_has_warps_alone() {
+        let merge = FAMILY.replace("\"wmma\"", "\"merge\"").replace(
+            "head_dim = 64, block_m = 32, block_n = 64, warps = 4, stages = 2",
+            "warps = 4",
+        );
+        let instances = parse(&merge).unwrap();
+        let one = instances
+            .iter()
+            .find(|one| !one.tiling.has_tiles())
+            .unwrap();
+        assert_eq!(one.image(), "merge_w4_bf16_compute_80");
+        assert!(one.flags().contains(&"-DWARPTILE_WARPS=4".to_owned()));
+        assert!(!one.flags().iter().any(|flag| flag.contains("BLOCK_M")));
+        let half = FAMILY.replace("block_m = 32, ", "");
+        assert!(matches!(parse(&half), Err(InstancesError::HalfATile(_))));
     }
 
     #[test]

@@ -1,18 +1,17 @@
 //! The one verb: options, queries and keys in, output and lse out.
 
-use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use warptile_driver::{DeviceBuffer, DeviceSliceMut};
 
-use crate::backend::Place;
+use crate::backend::{Place, same_device};
 use crate::gpu::{Bindings, Gpu};
+use crate::lse::Lse;
 use crate::operands::Table;
-use crate::tensor::Storage;
+use crate::tensor::{Storage, zeros};
 use crate::{
-    AlibiShape, Backend, Call, Choice, Element, Error, Keys, Layout, Mask, Operands, Plan, Queries,
-    Result, Scoring, Tensor, ViewMut, forward_cpu,
+    AlibiShape, Call, Choice, Element, Error, Keys, Layout, Mask, Operands, Plan, Queries, Result,
+    Scoring, Tensor, ViewMut, forward_cpu,
 };
 
 /// Attention and its options: `softmax(scale * q k^T) v`, masked.
@@ -51,77 +50,6 @@ pub struct Output<T: Element> {
     pub lse: Option<Lse>,
     /// How it was computed.
     pub plan: Plan,
-}
-
-/// Natural logarithm of the softmax denominator of each query row; `-inf` for rows that see no key and have no sink.
-#[derive(Clone)]
-pub struct Lse {
-    backend: Backend,
-    shape: [usize; 3],
-    storage: Storage<f32>,
-}
-
-impl Lse {
-    /// An lse to be written by [`Attention::forward_into`], for queries of this shape: batch, length, heads, head size.
-    ///
-    /// # Errors
-    /// When there is no memory for it.
-    pub fn zeros(backend: &Backend, [batch, length, heads, _]: [usize; 4]) -> Result<Self> {
-        let shape = [batch, heads, length];
-        let len = element_count("lse", &shape)?;
-        let storage = match backend.place() {
-            Place::Cpu => Storage::Host(Arc::new(zeros("lse", len)?)),
-            Place::Gpu(gpu) => Storage::Device(Arc::new(DeviceBuffer::zeroed(gpu.stream(), len)?)),
-        };
-        Ok(Lse {
-            backend: backend.clone(),
-            shape,
-            storage,
-        })
-    }
-
-    /// Batch, heads, length; of packed queries 1, heads, rows.
-    #[must_use]
-    pub fn shape(&self) -> [usize; 3] {
-        self.shape
-    }
-
-    fn range(&self) -> Range<usize> {
-        // Elements that exist, so the product does not overflow.
-        0..self.shape.iter().product()
-    }
-
-    /// Copies the values to the host, ordered as [`shape`](Self::shape) says. Waits for the computation.
-    ///
-    /// # Errors
-    /// When the device reports an error.
-    pub fn to_vec(&self) -> Result<Vec<f32>> {
-        self.storage.to_vec(self.range())
-    }
-
-    /// The values on the host; `None` on a GPU.
-    #[must_use]
-    pub fn as_slice(&self) -> Option<&[f32]> {
-        match &self.storage {
-            Storage::Host(data) => Some(data),
-            Storage::Device(_) => None,
-        }
-    }
-
-    /// The values on the device, for kernels of one's own; `None` on the CPU.
-    #[must_use]
-    pub fn device_slice(&self) -> Option<warptile_driver::DeviceSlice<'_, f32>> {
-        match &self.storage {
-            Storage::Host(_) => None,
-            Storage::Device(buffer) => Some(buffer.as_slice()),
-        }
-    }
-}
-
-impl fmt::Debug for Lse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lse({:?} on {})", self.shape, self.backend)
-    }
 }
 
 impl Default for Attention {
@@ -212,11 +140,7 @@ impl Attention {
         };
         Ok(Output {
             out: Tensor::from_storage(backend.clone(), *call.out(), out),
-            lse: lse.map(|storage| Lse {
-                backend: backend.clone(),
-                shape: call.lse_shape(),
-                storage,
-            }),
+            lse: lse.map(|storage| Lse::from_storage(backend.clone(), call.lse_shape(), storage)),
             plan,
         })
     }
@@ -241,42 +165,32 @@ impl Attention {
         };
         let (call, operands) = attention.call(&queries, &keys, Some(*out.layout()))?;
         let expected = queries.q.backend();
-        let lse_backend = lse.as_ref().map(|lse| lse.backend.clone());
-        for (argument, backend) in [("out", Some(out.backend().clone())), ("lse", lse_backend)] {
-            same_device(argument, backend.as_ref(), expected)?;
+        let others = [
+            ("out", Some(out.backend())),
+            ("lse", lse.as_deref().map(Lse::backend)),
+        ];
+        for (argument, backend) in others {
+            same_device(argument, backend, expected)?;
         }
         if let Some(lse) = &lse
-            && lse.shape != call.lse_shape()
+            && lse.shape() != call.lse_shape()
         {
             return Err(Error::Count {
                 argument: "lse",
-                found: lse.range().len(),
+                found: lse.shape().iter().product(),
                 needed: call.lse_len(),
             });
         }
         match expected.place() {
             Place::Cpu => {
-                let lse = match lse {
-                    Some(Lse {
-                        storage: Storage::Host(data),
-                        ..
-                    }) => Some(Arc::get_mut(data).ok_or(Error::Shared { argument: "lse" })?),
-                    _ => None,
-                };
+                let lse = lse.map(|lse| lse.host_mut("lse")).transpose()?;
                 let layout = *call.out();
                 let out = ViewMut::new(out.host_mut("out")?, layout);
-                attention.run_on_cpu(&call, &operands, out, lse.map(Vec::as_mut_slice))
+                attention.run_on_cpu(&call, &operands, out, lse)
             }
             Place::Gpu(gpu) => {
-                let lse = match lse {
-                    Some(Lse {
-                        storage: Storage::Device(buffer),
-                        ..
-                    }) => Some(Arc::get_mut(buffer).ok_or(Error::Shared { argument: "lse" })?),
-                    _ => None,
-                };
+                let lse = lse.map(|lse| lse.device_mut("lse")).transpose()?;
                 let out = out.device_mut("out")?;
-                let lse = lse.map(DeviceBuffer::as_slice_mut);
                 attention.run_on_gpu(gpu, &call, &operands, out, lse)
             }
         }
@@ -508,30 +422,4 @@ fn leaves_gaps(call: &Call) -> bool {
         }
         None => queries.is_packed() || queries.used().is_given(),
     }
-}
-
-fn same_device(argument: &'static str, found: Option<&Backend>, expected: &Backend) -> Result<()> {
-    match found {
-        Some(found) if !found.is_same(expected) => Err(Error::DeviceMismatch {
-            argument,
-            expected: expected.to_string(),
-            found: found.to_string(),
-        }),
-        _ => Ok(()),
-    }
-}
-
-fn element_count(argument: &'static str, shape: &[usize]) -> Result<usize> {
-    shape
-        .iter()
-        .try_fold(1_usize, |product, &extent| product.checked_mul(extent))
-        .ok_or(Error::LayoutTooLarge { argument })
-}
-
-/// Zeros for a result, or an error instead of an abort if there is no memory for them.
-fn zeros<T: bytemuck::Pod>(argument: &'static str, len: usize) -> Result<Vec<T>> {
-    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| Error::Allocation {
-        argument,
-        bytes: len.saturating_mul(size_of::<T>()),
-    })
 }

@@ -9,7 +9,7 @@ use warptile_driver::{Driver, Stream};
 use crate::call::Call;
 use crate::choice::Choice;
 use crate::gpu::Gpu;
-use crate::{DeviceProfile, ElementType, Layout, Plan, Result, Tensor};
+use crate::{DeviceProfile, ElementType, Error, Layout, Plan, Result, Tensor};
 
 /// A device to compute on. A cheap handle: clones refer to the same device.
 #[derive(Debug, Clone)]
@@ -219,6 +219,22 @@ impl Backend {
     /// As [`Backend::tensor`].
     pub fn tensor_with_layout<T: Pod>(&self, data: &[T], layout: Layout) -> Result<Tensor<T>> {
         Tensor::upload(self, data, layout)
+    }
+}
+
+/// Refuses a tensor, if there is one, that is on another device than `expected`.
+pub(crate) fn same_device(
+    argument: &'static str,
+    found: Option<&Backend>,
+    expected: &Backend,
+) -> Result<()> {
+    match found {
+        Some(found) if !found.is_same(expected) => Err(Error::DeviceMismatch {
+            argument,
+            expected: expected.to_string(),
+            found: found.to_string(),
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -109,6 +109,18 @@ pub fn forward_cpu<T: Element>(
     Ok(())
 }
 
+/// Calls `work` for each number below `count`, on the threads that [`forward_cpu`] would take.
+pub(crate) fn in_parallel(count: usize, work: impl Fn(usize) + Sync + Send) {
+    let parallel = || (0..count).into_par_iter().for_each(&work);
+    match rayon::current_thread_index() {
+        Some(_) => parallel(),
+        None => match threads() {
+            Some(pool) => pool.install(parallel),
+            None => (0..count).for_each(work),
+        },
+    }
+}
+
 /// Threads of our own; `None` if the system starts none. Not rayon's global pool, which panics where a thread cannot start.
 fn threads() -> Option<&'static ThreadPool> {
     static POOL: OnceLock<ThreadPool> = OnceLock::new();
@@ -159,7 +171,7 @@ fn heads_per_task(call: &Call, query_len: usize, threads: usize) -> usize {
 }
 
 /// A slice whose elements several threads write, each its own.
-struct SharedMut<T> {
+pub(crate) struct SharedMut<T> {
     start: *mut T,
     len: usize,
 }
@@ -169,7 +181,7 @@ unsafe impl<T: Send> Sync for SharedMut<T> {}
 
 impl<T> SharedMut<T> {
     /// The borrow ends with the function this is local to, so the pointer outlives every use.
-    fn new(slice: &mut [T]) -> Self {
+    pub(crate) fn new(slice: &mut [T]) -> Self {
         SharedMut {
             start: slice.as_mut_ptr(),
             len: slice.len(),
@@ -180,7 +192,7 @@ impl<T> SharedMut<T> {
     /// The slice this was made of is still borrowed, and no other slice handed out shares an element with this one while
     /// both are in use.
     #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's contract")]
-    unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
+    pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
         assert!(start <= self.len && len <= self.len - start);
         // SAFETY: in bounds by the assertion; unaliased by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }

@@ -160,6 +160,15 @@ pub enum Error {
         value: f32,
     },
 
+    /// A rotary embedding turns a number of elements that it cannot.
+    #[error(
+        "the rotary size is {size}, but must be even, from 2 to 256, and at most the head size"
+    )]
+    RotarySize {
+        /// Elements of a head that would be turned.
+        size: usize,
+    },
+
     /// A dimension is beyond what the kernels count with.
     #[error("{argument} has {dimension} {found}; the limit is {limit}")]
     TooLong {

@@ -8,10 +8,17 @@
 //!    a [`Graph`](warptile_driver::Graph).
 //!
 //! For streams, memory and captures of other libraries: [`Prepared::launch_raw`] and [`Session`].
+//!
+//! The operations beside forward have one kernel each and need no plan: [`Gpu::prepare_merge`] and
+//! [`Gpu::prepare_append`].
 
+mod append;
 mod bindings;
 mod block;
 mod kernel;
+mod memory;
+mod merge;
+mod operation;
 mod prepared;
 mod recent;
 mod session;
@@ -22,7 +29,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use warptile_driver::{Context, DeviceBuffer, Driver, Staging, Stream};
-use warptile_kernels::Image;
+use warptile_kernels::{ElementType, Image};
 
 use crate::choice::Choice;
 use crate::device::DeviceProfile;
@@ -33,7 +40,11 @@ use crate::rates::Rates;
 use kernel::LoadedKernel;
 use recent::Recent;
 
+pub(crate) use memory::{Access, Expected};
+
+pub use append::{AppendAddresses, AppendBindings, PositionElement, PreparedAppend};
 pub use bindings::Bindings;
+pub use merge::{MergeAddresses, MergeBindings, PreparedMerge};
 pub use prepared::Prepared;
 pub use session::Session;
 pub use slots::Addresses;
@@ -166,6 +177,22 @@ impl Gpu {
             kernels,
             self.staging.clone(),
         ))
+    }
+
+    /// The kernel that merges results of this element type: loaded the first time, and found again after that.
+    ///
+    /// # Errors
+    /// [`Error::NoKernel`] if no image of it runs on the device; when the driver refuses the image.
+    pub fn prepare_merge(&self, element: ElementType) -> Result<PreparedMerge> {
+        PreparedMerge::new(self, element)
+    }
+
+    /// The kernel that writes into caches of this element type, likewise.
+    ///
+    /// # Errors
+    /// As [`Gpu::prepare_merge`].
+    pub fn prepare_append(&self, element: ElementType) -> Result<PreparedAppend> {
+        PreparedAppend::new(self, element)
     }
 
     /// The kernel of `image`, loaded once per device.

@@ -128,6 +128,10 @@ pub(crate) enum Request<'a> {
 }
 
 impl Request<'_> {
+    pub(crate) fn is_given(&self) -> bool {
+        !matches!(self, Request::None)
+    }
+
     pub(crate) fn len(&self) -> Option<usize> {
         match self {
             Request::None => None,

@@ -88,8 +88,10 @@ mod error;
 pub mod gpu;
 mod layout;
 mod lengths;
+mod lse;
 mod mask;
 mod operands;
+mod ops;
 mod pages;
 mod plan;
 mod problem;
@@ -97,7 +99,7 @@ mod rates;
 mod scoring;
 mod tensor;
 
-pub use attention::{Attention, Lse, Output};
+pub use attention::{Attention, Output};
 pub use backend::{Backend, PassedOver};
 pub use call::{Call, CallBuilder, Operands, Sequence, common_element};
 pub use choice::Choice;
@@ -107,8 +109,13 @@ pub use element::{Element, ElementType};
 pub use error::{Error, Result};
 pub use layout::{Layout, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, View, ViewMut};
 pub use lengths::{Numbers, SideLengths};
+pub use lse::Lse;
 pub use mask::{Align, Mask};
 pub use operands::{Keys, LengthElement, Queries};
+pub use ops::{
+    Append, AppendBuilder, AppendOperands, CacheMut, CacheTensors, CacheWrite, LseBase, Merge,
+    MergeBuilder, Pairing, QueriesMut, Rotary, Tables, append_cpu, merge, merge_cpu, merge_into,
+};
 pub use pages::{Pages, TableLayout};
 pub use plan::{Considered, LaunchShape, Plan, Planner, Reason, Scratch, Step};
 pub use problem::Problem;

@@ -15,6 +15,7 @@ use crate::device::DeviceProfile;
 use crate::{Problem, Result};
 
 pub use planner::Planner;
+pub(crate) use planner::preference;
 pub use step::{LaunchShape, Scratch, Step};
 
 /// Where and how a problem will be computed. A cheap handle: clones are the same plan.

@@ -59,6 +59,16 @@ impl<T: Pod> Tensor<T> {
         Ok(Self::from_storage(backend.clone(), layout, storage))
     }
 
+    /// A tensor of which every row is about to be written.
+    pub(crate) fn uninit(
+        backend: &Backend,
+        argument: &'static str,
+        layout: Layout,
+    ) -> Result<Self> {
+        let storage = uninit(backend, argument, layout.reach())?;
+        Ok(Self::from_storage(backend.clone(), layout, storage))
+    }
+
     pub(crate) fn from_storage(backend: Backend, layout: Layout, storage: Storage<T>) -> Self {
         Tensor {
             backend,
@@ -274,7 +284,30 @@ impl<T: Element> Tensor<T> {
     }
 }
 
-fn elsewhere(argument: &'static str, expected: &str, found: String) -> Error {
+/// Memory for a result, with anything in it.
+pub(crate) fn uninit<T: Pod>(
+    backend: &Backend,
+    argument: &'static str,
+    len: usize,
+) -> Result<Storage<T>> {
+    match backend.place() {
+        Place::Cpu => Ok(Storage::Host(Arc::new(zeros(argument, len)?))),
+        Place::Gpu(gpu) => {
+            let buffer = DeviceBuffer::uninit(gpu.stream(), len)?;
+            Ok(Storage::Device(Arc::new(buffer)))
+        }
+    }
+}
+
+/// Zeros for a result, or an error instead of an abort if there is no memory for them.
+pub(crate) fn zeros<T: Pod>(argument: &'static str, len: usize) -> Result<Vec<T>> {
+    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| Error::Allocation {
+        argument,
+        bytes: len.saturating_mul(size_of::<T>()),
+    })
+}
+
+pub(crate) fn elsewhere(argument: &'static str, expected: &str, found: String) -> Error {
     Error::DeviceMismatch {
         argument,
         expected: expected.to_owned(),

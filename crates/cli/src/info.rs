@@ -241,7 +241,10 @@ fn print_catalog(every_kernel: bool, console: &mut dyn Write) -> Result<(), Fail
                 family.to_string(),
                 kernels.len().to_string(),
                 elements(&images),
-                joined(images.iter().map(|image| image.tiling.head_dim)),
+                match images.iter().any(|image| image.tiling.has_tiles()) {
+                    true => joined(images.iter().map(|image| image.tiling.head_dim)),
+                    false => "any".to_owned(),
+                },
                 targets(&images),
             ]);
         }

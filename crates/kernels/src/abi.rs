@@ -1,8 +1,9 @@
 //! What a launch hands to a kernel: every parameter block, declared once.
 //!
-//! [`Forward`] and [`ForwardTma`] are *blocks*, the only argument of a kernel; they are made of *parts*, so that a feature adds
-//! a part and not another block. `cargo xtask build-kernels` writes the C++ of the same structs to `kernels/base/abi.cuh`
-//! ([`cpp_header`]), and each image's record carries [`Declared::HASH`] of the block it was compiled for.
+//! [`Forward`], [`ForwardTma`], [`Merge`] and [`Append`] are *blocks*, the only argument of a kernel; they are made of *parts*,
+//! so that a feature adds a part and not another block. `cargo xtask build-kernels` writes the C++ of the same structs to
+//! `kernels/base/abi.cuh` ([`cpp_header`]) and, of the operations beside forward, to `kernels/base/abi_ops.cuh`
+//! ([`cpp_header_of_operations`]); each image's record carries [`Declared::HASH`] of the block it was compiled for.
 //!
 //! Device addresses are plain integers here and typed pointers in C++; 0 is the null pointer. Strides count elements, and a
 //! dimension that is never stepped along has a stride of 0.
@@ -22,6 +23,12 @@ pub const RAGGED: i32 = 1;
 /// sequence, or to nobody.
 pub const RAGGED_KEYS: i32 = 2;
 
+/// The most results that one launch merges.
+pub const MERGE_PARTS: usize = 32;
+
+/// The most pairs of elements that a rotary embedding rotates at angles computed from frequencies.
+pub const ROTARY_PAIRS: usize = 128;
+
 /// First word of an image's record: "WTR2".
 pub const RECORD_MAGIC: u32 = 0x5754_5232;
 
@@ -35,7 +42,7 @@ pub struct Member {
     pub offset: usize,
     /// Its type in C++.
     pub cpp_type: &'static str,
-    /// Members of a member that is a part itself; empty for others.
+    /// Members of a member that is a part itself, or of the first element of an array of parts; empty for others.
     pub parts: &'static [Member],
     /// Its documentation, by lines.
     pub docs: &'static [&'static str],
@@ -62,7 +69,8 @@ pub trait Declared: Pod {
     /// 64-bit FNV-1a over path, C++ type and offset of every leaf: two declarations with one hash are the same to a kernel.
     const HASH: u64 = hash_members(FNV_OFFSET, Self::MEMBERS, None, 0);
 
-    /// The members that are no parts, with those of parts in their place.
+    /// The members that are no parts, with those of parts in their place. An array of parts stands before the members of its
+    /// first element.
     #[must_use]
     fn leaves() -> Vec<Leaf> {
         let mut leaves = Vec::new();
@@ -101,20 +109,28 @@ impl InCpp for f32 {
 }
 
 /// An array's declaration gives its C++ type, such as `int[6]`.
-impl<T, const N: usize> InCpp for [T; N] {
+impl<T: InCpp, const N: usize> InCpp for [T; N] {
     const TYPE: &'static str = "";
+    const PARTS: &'static [Member] = T::PARTS;
 }
 
 macro_rules! declare {
-    ($($(#[doc = $doc:literal])* struct $name:ident $(align $align:literal)? {
+    (fn $cpp_structs:ident; $($(#[doc = $doc:literal])* struct $name:ident $(align $align:literal)? {
         $($(#[doc = $member_doc:literal])* $member:ident: $type:ty $(= $cpp:literal)?,)*
     })*) => {
         $(
             $(#[doc = $doc])*
             #[repr(C $(, align($align))?)]
-            #[derive(Debug, Clone, Copy, PartialEq, Default, Pod, Zeroable)]
+            #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
             pub struct $name {
                 $($(#[doc = $member_doc])* pub $member: $type,)*
+            }
+
+            /// All zeros: arrays this long have no other default.
+            impl Default for $name {
+                fn default() -> Self {
+                    Zeroable::zeroed()
+                }
             }
 
             impl Declared for $name {
@@ -134,8 +150,8 @@ macro_rules! declare {
             }
         )*
 
-        /// The C++ of every struct, in order.
-        fn cpp_structs() -> String {
+        /// The C++ of these structs, in order.
+        fn $cpp_structs() -> String {
             [$(cpp_struct::<$name>(&[$($doc),*], declare!(@align $($align)?))),*].join("\n")
         }
     };
@@ -146,6 +162,8 @@ macro_rules! declare {
 }
 
 declare! {
+    fn cpp_structs;
+
     /// A tensor of rows of one head each; the elements of a row are contiguous.
     struct Tensor {
         /// Of batch entry 0, row 0, head 0.
@@ -355,6 +373,97 @@ declare! {
     }
 }
 
+declare! {
+    fn cpp_operations;
+
+    /// Block of the kernels that merge results of attention over disjoint keys.
+    struct Merge {
+        /// Results to be merged, at least 1.
+        parts: i32,
+        /// Whether each lse is a logarithm to base 2 instead of a natural one.
+        base_two: i32,
+        /// Rows of a batch entry.
+        rows: i32,
+        /// Heads.
+        heads: i32,
+        /// Elements of a row of a head.
+        head_dim: i32,
+        /// CTAs that share a row of all heads. CTA c is number c % row_ctas of row c / row_ctas, counted through the batch.
+        row_ctas: i32,
+        /// What is computed.
+        out: Tensor,
+        /// Its lse, a float a row and head; null: not wanted.
+        lse: Tensor,
+        /// Results.
+        outs: [Tensor; 32] = "Tensor[32]",
+        /// Their lse, a float a row and head.
+        lses: [Tensor; 32] = "Tensor[32]",
+    }
+
+    /// Rotation of pairs of elements by angles that are proportional to a row's position. Nobody has validated positions
+    /// that lie on the device: the kernels clamp them to 0 and below `positions_end`.
+    struct Rotary {
+        /// Elements of a head that are rotated, the first ones: even; 0: none.
+        size: i32,
+        /// Whether elements 2i and 2i + 1 are a pair, else i and size / 2 + i.
+        interleaved: i32,
+        /// Whether the tables have the type float, else that of the tensors.
+        float_tables: i32,
+        /// Whether positions have 64 bits instead of 32.
+        wide_positions: i32,
+        /// A position for each row of k, counted through the batch; null: the place in the sequence.
+        positions: u64 = "const void*",
+        /// Positions are below it: rows of the tables, if there are any.
+        positions_end: i64,
+        /// [positions_end][size / 2] cosines; null: angles are computed.
+        cos: u64 = "const void*",
+        /// [positions_end][size / 2] sines.
+        sin: u64 = "const void*",
+        /// Elements between the rows of both tables.
+        table_row: i64,
+        /// Of each pair the turns that one position adds, in units of 2^-64.
+        turns: [u64; 128] = "unsigned long long[128]",
+    }
+
+    /// Block of the kernels that write new keys and values into a cache, and rotate queries and keys on the way.
+    struct Append {
+        /// The new rows are queries here: a sequence has at most `query_len` of them, of the rows `query_rows` of k and v. The
+        /// rows that the cache has of it already are keys: `key_lengths` of at most `key_len`.
+        sequences: Sequences,
+        /// The cache's pages. Without a table and slots page b is sequence b's only one.
+        pages: Pages,
+        /// Of each row of k, counted through the batch, where it goes: page * rows + row; elsewhere: nowhere. Null: after the
+        /// rows that its sequence has.
+        slots: u64 = "const long long*",
+        /// Query heads; 0: no queries.
+        heads: i32,
+        /// Key/value heads.
+        kv_heads: i32,
+        /// Elements of a row of q and k.
+        head_dim: i32,
+        /// Elements of a row of v.
+        value_dim: i32,
+        /// Threads that share a head of a row, with at most a chunk of 16 bytes each.
+        lanes: i32,
+        /// CTAs that share a row of all heads. CTA c is number c % row_ctas of row c / row_ctas, counted through the batch.
+        row_ctas: i32,
+        /// Queries.
+        q: Tensor,
+        /// Where rotated queries go; may be `q`.
+        q_out: Tensor,
+        /// New keys.
+        k: Tensor,
+        /// New values.
+        v: Tensor,
+        /// Keys of the cache; its batch entries are pages.
+        k_pages: Tensor,
+        /// Values of the cache.
+        v_pages: Tensor,
+        /// Rotation of q and k.
+        rotary: Rotary,
+    }
+}
+
 impl Sequences {
     /// With `ragged` as the pointers have it.
     #[must_use]
@@ -373,6 +482,8 @@ impl Sequences {
 
 impl Block for Forward {}
 impl Block for ForwardTma {}
+impl Block for Merge {}
+impl Block for Append {}
 
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
@@ -402,6 +513,11 @@ const fn hash_path(hash: u64, path: &Path<'_>) -> u64 {
     }
 }
 
+/// Whether a type in C++ is an array of others.
+const fn is_array(cpp_type: &str) -> bool {
+    matches!(cpp_type.as_bytes(), [.., b']'])
+}
+
 /// The hashed text of a leaf is `path:type@offset;`, the offset as 8 little-endian bytes.
 const fn hash_members(
     mut hash: u64,
@@ -417,13 +533,12 @@ const fn hash_members(
             name: member.name,
         };
         let offset = base + member.offset;
-        if member.parts.is_empty() {
+        if member.parts.is_empty() || is_array(member.cpp_type) {
             hash = hash_bytes(hash_path(hash, &path), b":");
             hash = hash_bytes(hash_bytes(hash, member.cpp_type.as_bytes()), b"@");
             hash = hash_bytes(hash_bytes(hash, &(offset as u64).to_le_bytes()), b";");
-        } else {
-            hash = hash_members(hash, member.parts, Some(&path), offset);
         }
+        hash = hash_members(hash, member.parts, Some(&path), offset);
         index += 1;
     }
     hash
@@ -433,15 +548,15 @@ fn collect_leaves(members: &[Member], prefix: &str, base: usize, leaves: &mut Ve
     for member in members {
         let path = format!("{prefix}{}", member.name);
         let offset = base + member.offset;
-        if member.parts.is_empty() {
+        let inner = format!("{path}.");
+        if member.parts.is_empty() || is_array(member.cpp_type) {
             leaves.push(Leaf {
                 path,
                 offset,
                 cpp_type: member.cpp_type,
             });
-        } else {
-            collect_leaves(member.parts, &format!("{path}."), offset, leaves);
         }
+        collect_leaves(member.parts, &inner, offset, leaves);
     }
 }
 
@@ -501,6 +616,21 @@ pub fn cpp_header() -> String {
     .concat()
 }
 
+/// The text of `kernels/base/abi_ops.cuh`, apart from the other so that forward's images do not depend on it.
+#[must_use]
+pub fn cpp_header_of_operations() -> String {
+    [
+        "// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs, where to change it.\n\
+         #pragma once\n\n#include \"base/abi.cuh\"\n\nnamespace warptile {\n\n",
+        &cpp_operations(),
+        "\n",
+        &cpp_hash::<Merge>(),
+        &cpp_hash::<Append>(),
+        "\n} // namespace warptile\n",
+    ]
+    .concat()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -511,6 +641,11 @@ mod tests {
         assert_eq!(size_of::<Forward>(), 424);
         assert_eq!(size_of::<ForwardTma>(), 832);
         assert_eq!(std::mem::offset_of!(ForwardTma, forward), 384);
+        assert_eq!((size_of::<Merge>(), size_of::<Append>()), (2136, 1384));
+        // What a launch of CUDA 12.0 can carry.
+        assert!(size_of::<Merge>().max(size_of::<Append>()) <= 4096);
+        assert_eq!(Merge::default().outs.len(), MERGE_PARTS);
+        assert_eq!(Rotary::default().turns.len(), ROTARY_PAIRS);
     }
 
     #[test]
@@ -545,6 +680,8 @@ mod tests {
         }
         check::<Forward>();
         check::<ForwardTma>();
+        check::<Merge>();
+        check::<Append>();
         // FNV-1a's published test vector for "a".
         assert_eq!(hash_bytes(FNV_OFFSET, b"a"), 0xaf63_dc4c_8601_ec8c);
         assert_ne!(Forward::HASH, ForwardTma::HASH);
@@ -574,7 +711,7 @@ mod tests {
 
     #[test]
     fn the_header_declares_every_struct_with_its_members() {
-        let header = cpp_header();
+        let header = cpp_header() + &cpp_header_of_operations();
         for line in [
             "struct Tensor {",
             "    void* address; // Of batch entry 0, row 0, head 0.",
@@ -582,6 +719,7 @@ mod tests {
             "    unsigned long long opaque[16]; // Its 128 bytes.",
             "static_assert(sizeof(Forward) == 424);",
             "constexpr unsigned FEATURE_SINKS = 1u << 2;",
+            "    Tensor outs[32]; // Results.",
         ] {
             assert!(
                 header.lines().any(|found| found == line),

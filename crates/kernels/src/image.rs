@@ -53,6 +53,10 @@ pub enum Family {
     Wgmma,
     /// Few queries against many keys: `mma.sync` on the query heads of a key/value head, keys shared among all CTAs.
     Decode,
+    /// Results over disjoint keys merged into one, a thread for 16 bytes of a row.
+    Merge,
+    /// New keys and values written into a cache, and rotated, a thread for 16 bytes of a row.
+    Append,
 }
 
 impl fmt::Display for Family {
@@ -63,6 +67,8 @@ impl fmt::Display for Family {
             Family::Mma => "mma",
             Family::Wgmma => "wgmma",
             Family::Decode => "decode",
+            Family::Merge => "merge",
+            Family::Append => "append",
         })
     }
 }
@@ -126,7 +132,7 @@ pub struct Resources {
 pub struct Image {
     /// `{kernel}_{element}_{target}`, unique.
     pub name: &'static str,
-    /// The kernel this is an image of, `{family}_{tiling}`.
+    /// The kernel this is an image of, `{family}_{tiling}`; without tiles `{family}_w{warps}`.
     pub kernel: &'static str,
     /// Name of the entry function inside the image.
     pub entry: &'static str,

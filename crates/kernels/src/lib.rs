@@ -2,7 +2,7 @@
 //!
 //! Pure data: nothing here calls CUDA. [`catalog`] lists every embedded image; [`Image::bytes`] unpacks one.
 //!
-//! Words: a *kernel* is one compiled instance, named `{family}_{tiling}` such as `scalar_d64_32x64_w4_s2`; an *image* is
+//! Words: a *kernel* is one compiled instance, named `{family}_{tiling}` such as `scalar_d64_32x64_w4_s2` (`{family}_w{warps}` if it has no tiles); an *image* is
 //! that kernel for one element type and one target, named `{kernel}_{element}_{target}`.
 //!
 //! # Cargo features
@@ -37,6 +37,11 @@ use generated::{CATALOG, PACKS};
 #[must_use]
 pub fn catalog() -> &'static [Image] {
     CATALOG
+}
+
+/// The images for one step of a computation, ordered by name.
+pub fn images_for(role: Role) -> impl Iterator<Item = &'static Image> + Clone {
+    CATALOG.iter().filter(move |image| image.role == role)
 }
 
 /// The packs that hold the images, as embedded: their lengths are what the catalog adds to a program.

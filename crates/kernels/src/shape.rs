@@ -1,6 +1,6 @@
 //! The tile shape, as both the catalog and an image's own record state it.
 
-/// The tile shape and shared-memory layout of a kernel, as its C++ `Traits` has them.
+/// The tile shape and shared-memory layout of a kernel, as its C++ `Traits` has them. A kernel without tiles has only warps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct TileShape {
@@ -18,4 +18,12 @@ pub struct TileShape {
     pub k_stride: u32,
     /// Elements between neighbouring rows of V in shared memory; 0 where rows are swizzled instead of padded.
     pub v_stride: u32,
+}
+
+impl TileShape {
+    /// Whether the kernel computes in tiles.
+    #[must_use]
+    pub const fn has_tiles(&self) -> bool {
+        self.block_m > 0
+    }
 }

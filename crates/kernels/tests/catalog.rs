@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
-use warptile_kernels::abi::{Forward, ForwardTma};
+use warptile_kernels::abi::{Append, Forward, ForwardTma, Merge};
 use warptile_kernels::elf::{EM_CUDA, Elf};
 use warptile_kernels::record::ImageRecord;
-use warptile_kernels::{Image, Target, catalog, image, kernels, packs};
+use warptile_kernels::{Image, Role, Target, catalog, image, kernels, packs};
 
 /// Embedded bytes a user pays for, less than this: 5.5 MB.
 const EMBEDDED_LIMIT: usize = 5_500_000;
@@ -35,18 +35,20 @@ fn names_are_sorted_unique_and_follow_the_contents() {
     let mut contents = BTreeSet::new();
     for image in catalog() {
         let tiling = image.tiling;
-        assert_eq!(
-            image.kernel,
-            format!(
-                "{}_d{}_{}x{}_w{}_s{}",
-                image.family,
-                tiling.head_dim,
-                tiling.block_m,
-                tiling.block_n,
-                tiling.warps,
-                tiling.stages
-            )
+        let tiles = format!(
+            "{}_d{}_{}x{}_w{}_s{}",
+            image.family,
+            tiling.head_dim,
+            tiling.block_m,
+            tiling.block_n,
+            tiling.warps,
+            tiling.stages
         );
+        let expected = match tiling.has_tiles() {
+            true => tiles,
+            false => format!("{}_w{}", image.family, tiling.warps),
+        };
+        assert_eq!(image.kernel, expected);
         let variant = variant(image);
         assert!(
             variant.is_empty() || variant.starts_with('_'),
@@ -215,10 +217,12 @@ fn the_record_in_an_image_is_what_the_catalog_says() {
             (image.abi_hash, image.param_bytes),
             "{name}"
         );
-        assert!(
-            record.takes::<Forward>() || record.takes::<ForwardTma>(),
-            "{name}"
-        );
+        let takes_its_block = match image.role {
+            Role::Combine => record.takes::<Merge>(),
+            Role::Append => record.takes::<Append>(),
+            _ => record.takes::<Forward>() || record.takes::<ForwardTma>(),
+        };
+        assert!(takes_its_block, "{name}");
     }
 }
 

@@ -55,9 +55,15 @@ pub(super) fn table(images: &[ManifestEntry], checks: &Checks) -> String {
                 devices(target),
                 family.to_owned(),
                 row.elements.join(", "),
-                // A tile takes every smaller head size: the columns beyond it are zero on chip.
-                format!("8 to {largest} in steps of 8"),
-                format!("{} (tiles for {})", kernels.len(), tiles.join(", ")),
+                match largest {
+                    0 => "any".to_owned(),
+                    // A tile takes every smaller head size: the columns beyond it are zero on chip.
+                    _ => format!("8 to {largest} in steps of 8"),
+                },
+                match largest {
+                    0 => kernels.len().to_string(),
+                    _ => format!("{} (tiles for {})", kernels.len(), tiles.join(", ")),
+                },
                 checks::proven_share(&row.images, checks),
             ]
         }),
@@ -117,10 +123,12 @@ mod tests {
             image("scalar", "sm_80", "f16", 64),
             image("scalar", "sm_80", "f32", 64),
             image("scalar", "sm_80", "f16", 128),
+            image("merge", "sm_80", "f16", 0),
         ];
         let table = table(&images, &Checks::default());
         let rows: Vec<&str> = table.lines().skip(2).collect();
-        assert_eq!(rows.len(), 4, "{table}");
+        assert_eq!(rows.len(), 5, "{table}");
+        assert!(table.contains("merge | f16 | any | 1 |"), "{table}");
         assert!(
             rows[0].contains("`sm_80`") && rows[1].contains("`sm_80`"),
             "{table}"
@@ -134,10 +142,10 @@ mod tests {
             "{table}"
         );
         assert!(
-            rows[2].contains("`sm_100`") && rows[2].contains("bf16, f16"),
+            rows[3].contains("`sm_100`") && rows[3].contains("bf16, f16"),
             "{table}"
         );
-        assert!(rows[3].starts_with("| `compute_80` |"), "{table}");
+        assert!(rows[4].starts_with("| `compute_80` |"), "{table}");
     }
 
     #[test]

@@ -1,15 +1,13 @@
 //! Named views of device memory for one launch.
 
-use std::any::Any;
-use std::sync::Arc;
-
-use warptile_driver::{Context, DeviceSlice, DeviceSliceMut, Stream};
+use warptile_driver::{Context, DeviceSlice, DeviceSliceMut};
 use warptile_kernels::ElementType;
 
 use crate::call::Call;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::gpu::slots::{Addresses, Expected, SLOTS};
+use crate::gpu::memory::{Expected, Views, check_views};
+use crate::gpu::slots::{Addresses, SLOTS};
 use crate::operands::{LengthElement, Side, Table};
 
 /// The memory of one launch: a view for every slot that the call needs, and for no other.
@@ -152,84 +150,12 @@ impl<'a> Bindings<'a> {
             }
         }
         let mut addresses = [0; SLOTS];
-        for ((slot, expected), address) in self.slots.iter().zip(expected).zip(&mut addresses) {
-            let Some(slot) = slot else { continue };
-            if !slot.stream().context().is_same(context) {
-                return Err(Error::DeviceMismatch {
-                    argument: expected.name,
-                    expected: place(context),
-                    found: place(slot.stream().context()),
-                });
-            }
-            let (needed, available) = (expected.bytes.reach(), slot.len() as u64);
-            if expected.wanted && available < needed {
-                let size = element_size(expected, call);
-                return Err(Error::BufferTooSmall {
-                    argument: expected.name,
-                    needed: (needed / size) as usize,
-                    available: (available / size) as usize,
-                });
-            }
-            *address = slot.pointer();
-        }
-        // A buffer without elements has no address; that it is there counts.
-        for (slot, expected) in self.slots.iter().zip(expected) {
-            if expected.wanted && slot.is_none() && !on_host(call, expected.name) {
-                return Err(Error::Presence {
-                    argument: expected.name,
-                    rule: "is missing, but the call needs it",
-                });
-            }
-            if on_host(call, expected.name) && slot.is_some() {
-                return Err(Error::Presence {
-                    argument: expected.name,
-                    rule: "is given on the device, but the call has it on the host",
-                });
-            }
-        }
+        check_views(expected, &self.slots, context, &mut addresses)?;
         Ok(Addresses::from_list(addresses))
     }
 
-    /// The views that are there.
-    fn views(&self) -> impl Iterator<Item = &DeviceSlice<'a, u8>> {
-        self.slots.iter().flatten()
+    /// The views, for the order of their streams.
+    pub(super) fn views(&self) -> &Views<'a> {
+        &self.slots
     }
-
-    /// What keeps the memory alive.
-    pub(super) fn owners(&self) -> impl Iterator<Item = Arc<dyn Any + Send + Sync>> {
-        self.views().map(DeviceSlice::owner)
-    }
-
-    /// The streams that the memory belongs to.
-    pub(super) fn homes(&self) -> impl Iterator<Item = &'a Stream> {
-        self.views().map(DeviceSlice::stream)
-    }
-}
-
-/// Whether a list of lengths or pages travels with the call instead of lying on the device.
-fn on_host(call: &Call, name: &str) -> bool {
-    let (queries, keys) = (call.queries(), call.keys());
-    match name {
-        "query_offsets" => queries.offsets().on_host().is_some(),
-        "key_offsets" => keys.offsets().on_host().is_some(),
-        "query_lengths" => queries.used().on_host().is_some(),
-        "key_lengths" => keys.used().on_host().is_some(),
-        "block_table" => call
-            .pages()
-            .is_some_and(|pages| pages.table().on_host().is_some()),
-        _ => false,
-    }
-}
-
-/// Bytes of an element of a slot.
-fn element_size(expected: &Expected, call: &Call) -> u64 {
-    match expected.name {
-        "q" | "k" | "v" | "out" | "bias" => call.element().size() as u64,
-        "key_mask" => 1,
-        _ => 4,
-    }
-}
-
-fn place(context: &Context) -> String {
-    format!("cuda:{}", context.device().ordinal())
 }

@@ -87,7 +87,7 @@ fn stride(layout: &Layout, dimension: usize) -> i64 {
     }
 }
 
-fn tensor(address: u64, layout: &Layout) -> abi::Tensor {
+pub(super) fn tensor(address: u64, layout: &Layout) -> abi::Tensor {
     abi::Tensor {
         address,
         batch: stride(layout, 0),

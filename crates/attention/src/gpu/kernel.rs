@@ -17,6 +17,10 @@ pub(crate) enum LoadedKernel {
     Plain(Kernel<abi::Forward>),
     /// It reads through tensor maps.
     Mapped(Kernel<abi::ForwardTma>),
+    /// It merges results.
+    Merge(Kernel<abi::Merge>),
+    /// It writes into a cache.
+    Append(Kernel<abi::Append>),
 }
 
 /// A block as its kernel takes it.
@@ -27,6 +31,21 @@ pub(crate) enum LoadedKernel {
 pub(crate) enum Block {
     Plain(abi::Forward),
     Mapped(abi::ForwardTma),
+    Merge(abi::Merge),
+    Append(abi::Append),
+}
+
+/// What a kernel does with a block of its own kind.
+macro_rules! matching {
+    ($loaded:expr, $block:expr, $image:expr; $kernel:ident, $params:ident => $launch:expr) => {
+        match ($loaded, $block) {
+            (LoadedKernel::Plain($kernel), Block::Plain($params)) => $launch,
+            (LoadedKernel::Mapped($kernel), Block::Mapped($params)) => $launch,
+            (LoadedKernel::Merge($kernel), Block::Merge($params)) => $launch,
+            (LoadedKernel::Append($kernel), Block::Append($params)) => $launch,
+            _ => return Err(other_block($image)),
+        }
+    };
 }
 
 impl LoadedKernel {
@@ -42,6 +61,10 @@ impl LoadedKernel {
             Kernel::load(&module, image.entry, &options).map(LoadedKernel::Plain)
         } else if image.abi_hash == abi::ForwardTma::HASH {
             Kernel::load(&module, image.entry, &options).map(LoadedKernel::Mapped)
+        } else if image.abi_hash == abi::Merge::HASH {
+            Kernel::load(&module, image.entry, &options).map(LoadedKernel::Merge)
+        } else if image.abi_hash == abi::Append::HASH {
+            Kernel::load(&module, image.entry, &options).map(LoadedKernel::Append)
         } else {
             return Err(Error::OtherAbi { image: image.name });
         }
@@ -65,32 +88,27 @@ impl LoadedKernel {
                 let block_n = step.image.tiling.block_n;
                 Block::Mapped(block::forward_tma(driver, call, block_n, forward)?)
             }
+            LoadedKernel::Merge(_) | LoadedKernel::Append(_) => {
+                return Err(other_block(step.image));
+            }
         })
     }
 
-    /// Submits the kernel to a stream of ours.
+    /// Submits the kernel of `image` to a stream of ours.
     ///
     /// # Safety
-    /// As [`Kernel::launch`]: `block` was made by [`LoadedKernel::block`] of this kernel for `shape`, and the addresses in it
-    /// are those of memory that reaches as far as the call's layouts and lives until the kernel has ended.
+    /// As [`Kernel::launch`]: `block` was filled for this kernel and grid, and the addresses in it are those of memory that
+    /// reaches as far as the call's layouts and lives until the kernel has ended.
     pub(crate) unsafe fn launch(
         &self,
         at: &Launching<'_>,
-        step: &Step,
-        shape: &LaunchShape,
+        image: &Image,
+        config: &LaunchConfig,
         block: &Block,
     ) -> Result<()> {
-        let config = config(step, shape);
-        match (self, block) {
-            // SAFETY: the caller's promise; the block is the one whose hash the image carries.
-            (LoadedKernel::Plain(kernel), Block::Plain(block)) => unsafe {
-                kernel.launch_at(at, &config, block)
-            },
-            // SAFETY: as above; the maps cover the same memory.
-            (LoadedKernel::Mapped(kernel), Block::Mapped(block)) => unsafe {
-                kernel.launch_at(at, &config, block)
-            },
-            _ => return Err(self.other_block(step)),
+        // SAFETY: the caller's promise; the block is the one whose hash the image carries. Tensor maps cover the same memory.
+        unsafe {
+            matching!(self, block, image; kernel, block => kernel.launch_at(at, config, block))
         }
         .map_err(Error::from)
     }
@@ -102,34 +120,25 @@ impl LoadedKernel {
     pub(crate) unsafe fn launch_raw(
         &self,
         stream: CUstream,
-        step: &Step,
-        shape: &LaunchShape,
+        image: &Image,
+        config: &LaunchConfig,
         block: &Block,
     ) -> Result<()> {
-        let config = config(step, shape);
-        match (self, block) {
-            // SAFETY: the caller's promise; the block is the one whose hash the image carries.
-            (LoadedKernel::Plain(kernel), Block::Plain(block)) => unsafe {
-                kernel.launch_raw(stream, &config, block)
-            },
-            // SAFETY: as above.
-            (LoadedKernel::Mapped(kernel), Block::Mapped(block)) => unsafe {
-                kernel.launch_raw(stream, &config, block)
-            },
-            _ => return Err(self.other_block(step)),
+        // SAFETY: as in `launch`.
+        unsafe {
+            matching!(self, block, image; kernel, block => kernel.launch_raw(stream, config, block))
         }
         .map_err(Error::from)
     }
-
-    /// A block made by another kernel's `block`; no caller does that.
-    fn other_block(&self, step: &Step) -> Error {
-        Error::OtherAbi {
-            image: step.image.name,
-        }
-    }
 }
 
-fn config(step: &Step, shape: &LaunchShape) -> LaunchConfig {
+/// A block made for another kernel; no caller does that.
+fn other_block(image: &Image) -> Error {
+    Error::OtherAbi { image: image.name }
+}
+
+/// The launch of a step.
+pub(super) fn config(step: &Step, shape: &LaunchShape) -> LaunchConfig {
     LaunchConfig::new([shape.grid, 1, 1], [step.threads(), 1, 1])
         .dynamic_shared_bytes(step.image.resources.dynamic_shared_bytes)
 }

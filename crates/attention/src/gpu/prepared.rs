@@ -8,7 +8,8 @@ use warptile_driver::{Context, DevicePointer, Staged, Staging, Stream};
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::gpu::bindings::Bindings;
-use crate::gpu::kernel::LoadedKernel;
+use crate::gpu::kernel::{LoadedKernel, config};
+use crate::gpu::memory::{check_stream, submit_in_order};
 use crate::gpu::slots::{Addresses, expected};
 use crate::gpu::workspace::workspace_of;
 use crate::lengths::Numbers;
@@ -78,13 +79,7 @@ impl Prepared {
     /// whatever failed, the streams are ordered. What goes wrong while the kernel runs is reported, with the kernel's name,
     /// by the next wait for the stream.
     pub fn launch(&self, stream: &Stream, call: &Call, bindings: &Bindings<'_>) -> Result<()> {
-        if !stream.context().is_same(self.context()) {
-            return Err(Error::DeviceMismatch {
-                argument: "stream",
-                expected: format!("cuda:{}", self.context().device().ordinal()),
-                found: format!("cuda:{}", stream.context().device().ordinal()),
-            });
-        }
+        check_stream(stream, self.context())?;
         self.check_problem(call)?;
         let expected = expected(call, self.plan().needs_alignment());
         let mut addresses = bindings.check(call, self.context(), &expected)?;
@@ -107,27 +102,18 @@ impl Prepared {
             let block = kernel.block(step, shape, call, &addresses, workspace)?;
             launches.push((step, kernel, shape, block));
         }
-        if let Some(capture) = capture {
-            for owner in bindings.owners() {
-                stream.keep_in(capture, owner);
+        submit_in_order(stream, capture, bindings.views(), || {
+            // Until the last launch is queued.
+            let _staged = staged;
+            for (step, kernel, shape, block) in &launches {
+                // SAFETY: the block was made for this kernel and shape; every address is that of a view that was found to reach
+                // as far as its layout, of staged lengths, or of the stream's own workspace. Lengths that nobody has checked are
+                // clamped by the kernels. The memory outlives the kernel: it is freed in the order of its own stream, which is
+                // made to come after this launch, or kept by the graph.
+                unsafe { kernel.launch(&at, step.image, &config(step, shape), block) }?;
             }
-        }
-        stream.order_after(bindings.homes())?;
-        let mut launched = Ok(());
-        for (step, kernel, shape, block) in &launches {
-            // SAFETY: the block was made for this kernel and shape; every address is that of a view that was found to reach as
-            // far as its layout, of staged lengths, or of the stream's own workspace. Lengths that nobody has checked are
-            // clamped by the kernels. The memory outlives the kernel: it is freed in the order of its own stream, which comes
-            // after this launch below, or kept by the graph.
-            launched = unsafe { kernel.launch(&at, step, shape, block) };
-            if launched.is_err() {
-                break;
-            }
-        }
-        // Also after an error: an earlier step may be queued.
-        drop(staged);
-        let ordered = stream.order_before(bindings.homes());
-        launched.and(ordered.map_err(Error::from))
+            Ok(())
+        })
     }
 
     /// Submits a call to anybody's stream: the raw layer, for streams, memory and captures of other libraries.
@@ -184,7 +170,7 @@ impl Prepared {
             }
             let block = kernel.block(step, &shape, call, addresses, workspace)?;
             // SAFETY: the caller's promises.
-            unsafe { kernel.launch_raw(stream, step, &shape, &block) }?;
+            unsafe { kernel.launch_raw(stream, step.image, &config(step, &shape), &block) }?;
         }
         Ok(())
     }

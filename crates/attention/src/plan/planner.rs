@@ -14,12 +14,12 @@ use crate::plan::{Considered, MAX_TILES, Plan, Reason, Step};
 use crate::problem::Problem;
 use crate::rates::Rates;
 
-/// Images by kernel name.
+/// Images for forward, by kernel name.
 type Kernels = BTreeMap<&'static str, Vec<&'static Image>>;
 
 fn by_kernel(images: impl Iterator<Item = &'static Image>) -> Kernels {
     let mut kernels = Kernels::new();
-    for image in images {
+    for image in images.filter(|image| image.role == Role::Forward) {
         kernels.entry(image.kernel).or_default().push(image);
     }
     kernels
@@ -219,7 +219,7 @@ fn check_name(choice: &Choice, kernels: &Kernels) -> Result<()> {
 }
 
 /// Machine code made for the device first, then the newest that runs on it, then PTX.
-fn preference(target: Target) -> (u32, u32) {
+pub(crate) fn preference(target: Target) -> (u32, u32) {
     match target {
         Target::CubinExact(sm) => (2, sm),
         Target::Cubin(sm) => (1, sm),

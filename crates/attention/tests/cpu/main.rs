@@ -1,8 +1,16 @@
 //! Tests of the CPU path.
 
+mod append;
+#[path = "../common/append.rs"]
+mod append_cases;
 mod bugs;
 mod common;
+#[path = "../common/draw.rs"]
+mod draw;
 mod features;
+mod merge;
+#[path = "../common/merge.rs"]
+mod merge_cases;
 mod pages;
 mod random;
 mod real;

@@ -10,7 +10,7 @@ use warptile_fake_cuda::FakeDriver;
 use crate::{MAPPED, PLAIN, driver, kernel};
 
 /// Fails every driver call of `work` once, and then runs it unhindered.
-fn every_failure_is_survived(work: impl Fn(&Driver) -> Result<()>) {
+pub(crate) fn every_failure_is_survived(work: impl Fn(&Driver) -> Result<()>) {
     let fake = FakeDriver::open();
     let driver = driver(&fake);
     let before = fake.calls();

@@ -1,5 +1,6 @@
 //! The GPU path against the stand-in driver: what is launched, what is refused, and that no failure leaks or goes unsaid.
 
+mod append;
 mod arguments;
 mod calls;
 mod captures;
@@ -7,6 +8,7 @@ mod faults;
 #[path = "../../../driver/tests/fake/foreign.rs"]
 mod foreign;
 mod lengths;
+mod merge;
 mod pages;
 mod raw;
 

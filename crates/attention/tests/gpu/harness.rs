@@ -6,7 +6,7 @@ use warptile::gpu::Gpu;
 use warptile::{Choice, Element, ElementType, Error, Family, Plan, Planner};
 use warptile_check::{Case, ResultBuffers};
 use warptile_driver::Driver;
-use warptile_kernels::{Image, Target, catalog};
+use warptile_kernels::{Image, Role, Target, catalog};
 
 /// Device 0, opened once.
 pub(crate) fn gpu() -> &'static Gpu {
@@ -79,8 +79,7 @@ pub(crate) fn images_for(target: Target) -> Vec<&'static Image> {
         "{} is too old for {target}",
         profile.name
     );
-    let images: Vec<_> = catalog()
-        .iter()
+    let images: Vec<_> = warptile_kernels::images_for(Role::Forward)
         .filter(|image| image.target == target)
         .collect();
     assert!(!images.is_empty(), "the catalog has no image for {target}");
@@ -89,7 +88,9 @@ pub(crate) fn images_for(target: Target) -> Vec<&'static Image> {
 
 /// Families in the catalog.
 pub(crate) fn families() -> Vec<Family> {
-    let mut families: Vec<_> = catalog().iter().map(|image| image.family).collect();
+    let mut families: Vec<_> = warptile_kernels::images_for(Role::Forward)
+        .map(|image| image.family)
+        .collect();
     families.sort_unstable();
     families.dedup();
     families

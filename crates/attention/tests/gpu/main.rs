@@ -1,8 +1,20 @@
 //! The kernels on a real GPU, against the float64 reference. Run with `--include-ignored` on a machine that has one.
 
 mod activations;
+mod append;
+#[path = "../common/append.rs"]
+mod append_cases;
+#[path = "../common/append_on_gpu.rs"]
+mod append_on_gpu;
+#[path = "../common/draw.rs"]
+mod draw;
 mod errors;
 mod harness;
+mod merge;
+#[path = "../common/merge.rs"]
+mod merge_cases;
+#[path = "../common/merge_on_gpu.rs"]
+mod merge_on_gpu;
 mod named_bugs;
 mod pages;
 mod random;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use quickcheck::{Arbitrary, Gen, QuickCheck, TestResult, Testable};
 use warptile_check::Case;
-use warptile_kernels::{Target, catalog};
+use warptile_kernels::{Role, Target};
 
 use crate::harness::{Images, families, gpu, images_for, passes};
 
@@ -71,8 +71,7 @@ fn random_problems_pass_in_every_family() {
 #[ignore = "needs an NVIDIA GPU"]
 fn random_problems_pass_on_ptx_compiled_by_the_driver() {
     let (major, minor) = (gpu().profile().major, gpu().profile().minor);
-    let ptx: BTreeSet<_> = catalog()
-        .iter()
+    let ptx: BTreeSet<_> = warptile_kernels::images_for(Role::Forward)
         .filter(|image| matches!(image.target, Target::Ptx(_)))
         .filter(|image| image.target.runs_on(major, minor))
         .map(|image| (image.family, image.target))

@@ -1,7 +1,7 @@
 //! Every kernel of the catalog, one by one.
 
 use warptile::ElementType;
-use warptile_kernels::{Image, Target, catalog};
+use warptile_kernels::{Image, Role, Target};
 
 use crate::harness::{Images, case, gpu, images_for, passes};
 
@@ -19,7 +19,7 @@ fn kernels() -> Vec<(&'static str, Vec<ElementType>, u32)> {
         image.target.runs_on(major, minor)
             && image.resources.dynamic_shared_bytes <= gpu().profile().shared_bytes_per_cta
     };
-    for image in catalog().iter().filter(runnable) {
+    for image in warptile_kernels::images_for(Role::Forward).filter(runnable) {
         match kernels.iter_mut().find(|(name, ..)| *name == image.kernel) {
             Some((_, elements, _)) if elements.contains(&image.element) => {}
             Some((_, elements, _)) => elements.push(image.element),

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use warptile::Family;
 use warptile::gpu::Gpu;
 use warptile_driver::Driver;
-use warptile_kernels::catalog;
+use warptile_kernels::{Role, images_for};
 
 /// Held by the one test that runs.
 fn alone() -> MutexGuard<'static, ()> {
@@ -25,7 +25,9 @@ fn gpu() -> &'static Gpu {
 
 /// Families in the catalog.
 fn families() -> Vec<Family> {
-    let mut families: Vec<_> = catalog().iter().map(|image| image.family).collect();
+    let mut families: Vec<_> = images_for(Role::Forward)
+        .map(|image| image.family)
+        .collect();
     families.sort_unstable();
     families.dedup();
     families

@@ -3,7 +3,7 @@
 use warptile::{Backend, Choice, ElementType, Family, gpu::Gpu};
 use warptile_check::Case;
 use warptile_driver::{DeviceBuffer, Driver, Stream};
-use warptile_kernels::catalog;
+use warptile_kernels::{Role, images_for};
 
 use crate::alone;
 
@@ -46,7 +46,9 @@ fn a_thousand_launches_while_memory_is_full_and_busy() {
     let mut target = DeviceBuffer::<u8>::zeroed(&busy, 64 << 20).unwrap();
     let taken = take_nearly_all(&busy);
 
-    let mut families: Vec<Family> = catalog().iter().map(|image| image.family).collect();
+    let mut families: Vec<Family> = images_for(Role::Forward)
+        .map(|image| image.family)
+        .collect();
     families.sort_unstable();
     families.dedup();
     for family in families {

@@ -19,7 +19,7 @@ use warptile::{
     Tensor,
 };
 use warptile_check::{Case, Lists};
-use warptile_kernels::catalog;
+use warptile_kernels::{Role, images_for};
 
 use self::compare::Earlier;
 use self::data::Data;
@@ -259,14 +259,15 @@ fn plans(call: &Call, kernels: &[String], backend: &Backend) -> Result<Vec<Plan>
     for name in kernels {
         match name.as_str() {
             "all" => {
-                let kernels = sorted(catalog().iter().map(|image| image.kernel));
+                let kernels = sorted(images_for(Role::Forward).map(|image| image.kernel));
                 let choices = kernels
                     .into_iter()
                     .map(|name| Choice::Kernel(name.to_owned()));
                 plans.extend(applicable(choices.map(plan))?);
             }
             "families" => {
-                let families = sorted::<Family>(catalog().iter().map(|image| image.family));
+                let families =
+                    sorted::<Family>(images_for(Role::Forward).map(|image| image.family));
                 plans.extend(applicable(
                     families.into_iter().map(Choice::Family).map(plan),
                 )?);

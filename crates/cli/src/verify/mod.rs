@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warptile::gpu::Gpu;
 use warptile::{Backend, Choice, MAX_HEAD_DIM, Mask, Scoring};
 use warptile_check::Case;
-use warptile_kernels::{Image, Schedule, catalog};
+use warptile_kernels::{Image, Role, Schedule, images_for};
 
 use self::check::{
     Checked, HOST_CAN, HOST_SHOULD, Lane, Phases, Place, Repeat, SharedReference, Sync, check,
@@ -185,7 +185,7 @@ fn runnable(backend: &Backend) -> Vec<&'static Image> {
     };
     let profile = gpu.profile();
     let runs = |image: &&Image| image.target.runs_on(profile.major, profile.minor);
-    catalog().iter().filter(runs).collect()
+    images_for(Role::Forward).filter(runs).collect()
 }
 
 /// The same GPU, planned for as if a CTA could have only so much shared memory.

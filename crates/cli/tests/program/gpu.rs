@@ -6,8 +6,7 @@ use std::fs;
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn the_example_is_as_expected_on_every_kernel_that_takes_it() {
-    let mut kernels: Vec<&str> = warptile_kernels::catalog()
-        .iter()
+    let mut kernels: Vec<&str> = warptile_kernels::images_for(warptile_kernels::Role::Forward)
         .filter(|image| image.element == warptile_kernels::ElementType::F16)
         .filter(|image| image.target.to_string() == "compute_80")
         .map(|image| image.kernel)

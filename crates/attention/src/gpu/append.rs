@@ -1,0 +1,418 @@
+//! Cache writes on a GPU.
+
+use std::marker::PhantomData;
+
+use bytemuck::Pod;
+use warptile_driver::sys::CUstream;
+use warptile_driver::{Context, DeviceSlice, DeviceSliceMut, Stream};
+use warptile_kernels::{ElementType, Role, abi};
+
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::gpu::block::tensor;
+use crate::gpu::kernel::Block;
+use crate::gpu::operation::{HostList, Launch, Operation, ctas};
+use crate::layout::Layout;
+use crate::operands::LengthElement;
+use crate::ops::append::at;
+use crate::ops::rotary::{Angles, Pairing};
+use crate::ops::{Append, Rotary};
+
+/// The kernel that writes into caches of one element type, loaded. It belongs to no stream: any number of threads may launch it,
+/// on any number of streams of its context, and in captures. A cheap handle.
+#[derive(Debug, Clone)]
+pub struct PreparedAppend {
+    operation: Operation,
+}
+
+/// A number that says where a row stands: `i32`, `u32` or `i64`.
+pub trait PositionElement: Pod + sealed::Sealed {
+    /// Whether it has 64 bits.
+    const WIDE: bool;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for i32 {}
+    impl Sealed for u32 {}
+    impl Sealed for i64 {}
+}
+
+impl PositionElement for i32 {
+    const WIDE: bool = false;
+}
+
+impl PositionElement for u32 {
+    const WIDE: bool = false;
+}
+
+impl PositionElement for i64 {
+    const WIDE: bool = true;
+}
+
+/// The memory of one cache write: a view for every slot that the description needs, and for no other.
+#[derive(Debug)]
+#[must_use = "bindings do nothing until they are launched with"]
+pub struct AppendBindings<'a, T> {
+    /// In the order of [`at`].
+    views: [Option<DeviceSlice<'a, u8>>; at::COUNT],
+    tables: Option<ElementType>,
+    wide_positions: Option<bool>,
+    element: PhantomData<T>,
+}
+
+/// Device addresses of one cache write; 0 is "not given".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct AppendAddresses {
+    /// Queries; rotated in place unless the description has a layout for `q_out`.
+    pub q: u64,
+    /// Receives the rotated queries.
+    pub q_out: u64,
+    /// New keys.
+    pub k: u64,
+    /// New values.
+    pub v: u64,
+    /// The cache's keys.
+    pub k_pages: u64,
+    /// The cache's values.
+    pub v_pages: u64,
+    /// Slots of the new rows, as `i64`.
+    pub slots: u64,
+    /// Numbers of pages, `[sequences, columns]`, as `i32` or `u32`.
+    pub block_table: u64,
+    /// `sequences + 1` row offsets of packed k, v and q.
+    pub row_offsets: u64,
+    /// New rows of each sequence.
+    pub row_lengths: u64,
+    /// Rows that the cache has of each sequence already.
+    pub key_lengths: u64,
+    /// Positions of the new rows, as `i64` if the description says so, else as `i32` or `u32`.
+    pub positions: u64,
+    /// Table of cosines.
+    pub cos: u64,
+    /// Table of sines.
+    pub sin: u64,
+}
+
+impl AppendAddresses {
+    /// In the order of [`at`].
+    fn list(&self) -> [u64; at::COUNT] {
+        let mut list = [0; at::COUNT];
+        list[at::Q] = self.q;
+        list[at::Q_OUT] = self.q_out;
+        list[at::K] = self.k;
+        list[at::V] = self.v;
+        list[at::K_PAGES] = self.k_pages;
+        list[at::V_PAGES] = self.v_pages;
+        list[at::SLOTS] = self.slots;
+        list[at::BLOCK_TABLE] = self.block_table;
+        list[at::ROW_OFFSETS] = self.row_offsets;
+        list[at::ROW_LENGTHS] = self.row_lengths;
+        list[at::KEY_LENGTHS] = self.key_lengths;
+        list[at::POSITIONS] = self.positions;
+        list[at::COS] = self.cos;
+        list[at::SIN] = self.sin;
+        list
+    }
+}
+
+macro_rules! numbers {
+    ($($(#[$doc:meta])* $name:ident: $element:ident $(= $bound:ident)?, $slot:ident;)*) => {
+        $(
+            $(#[$doc])*
+            pub fn $name$(<$element: $bound>)?(mut self, view: DeviceSlice<'a, $element>) -> Self {
+                self.views[at::$slot] = Some(view.into_bytes());
+                self
+            }
+        )*
+    };
+}
+
+impl<'a, T: Element> AppendBindings<'a, T> {
+    /// New keys and values, and the cache's.
+    pub fn new(
+        k: DeviceSlice<'a, T>,
+        v: DeviceSlice<'a, T>,
+        k_pages: DeviceSliceMut<'a, T>,
+        v_pages: DeviceSliceMut<'a, T>,
+    ) -> Self {
+        Self::of(k, v, k_pages.into_bytes(), v_pages.into_bytes())
+    }
+
+    /// New keys and values, and a cache that has its keys and values in one piece of memory, the values `v_at` elements after the
+    /// keys: interleaved, say.
+    ///
+    /// # Errors
+    /// When `v_at` is beyond the memory.
+    pub fn in_one(
+        k: DeviceSlice<'a, T>,
+        v: DeviceSlice<'a, T>,
+        cache: DeviceSliceMut<'a, T>,
+        v_at: usize,
+    ) -> Result<Self> {
+        let cache = cache.into_bytes();
+        let v_pages = cache.slice(v_at.saturating_mul(size_of::<T>())..)?;
+        Ok(Self::of(k, v, cache, v_pages))
+    }
+
+    fn of(
+        k: DeviceSlice<'a, T>,
+        v: DeviceSlice<'a, T>,
+        k_pages: DeviceSlice<'a, u8>,
+        v_pages: DeviceSlice<'a, u8>,
+    ) -> Self {
+        let mut views = [const { None }; at::COUNT];
+        views[at::K] = Some(k.into_bytes());
+        views[at::V] = Some(v.into_bytes());
+        views[at::K_PAGES] = Some(k_pages);
+        views[at::V_PAGES] = Some(v_pages);
+        AppendBindings {
+            views,
+            tables: None,
+            wide_positions: None,
+            element: PhantomData,
+        }
+    }
+
+    /// Queries, rotated in place.
+    pub fn queries(mut self, q: DeviceSliceMut<'a, T>) -> Self {
+        self.views[at::Q] = Some(q.into_bytes());
+        self
+    }
+
+    /// Queries, and where the rotated ones go.
+    pub fn queries_into(mut self, q: DeviceSlice<'a, T>, out: DeviceSliceMut<'a, T>) -> Self {
+        self.views[at::Q] = Some(q.into_bytes());
+        self.views[at::Q_OUT] = Some(out.into_bytes());
+        self
+    }
+
+    numbers! {
+        /// Slots of the new rows, if the description says that they are on the device.
+        slots: i64, SLOTS;
+        /// The block table, likewise.
+        block_table: L = LengthElement, BLOCK_TABLE;
+        /// Row offsets of packed k, v and q, likewise.
+        row_offsets: L = LengthElement, ROW_OFFSETS;
+        /// New rows of each sequence, likewise.
+        row_lengths: L = LengthElement, ROW_LENGTHS;
+        /// Rows that the cache has of each sequence, likewise.
+        key_lengths: L = LengthElement, KEY_LENGTHS;
+    }
+
+    /// Positions of the new rows, likewise.
+    pub fn positions<P: PositionElement>(mut self, view: DeviceSlice<'a, P>) -> Self {
+        self.views[at::POSITIONS] = Some(view.into_bytes());
+        self.wide_positions = Some(P::WIDE);
+        self
+    }
+
+    /// Tables of cosines and sines.
+    pub fn tables<U: Element>(mut self, cos: DeviceSlice<'a, U>, sin: DeviceSlice<'a, U>) -> Self {
+        self.views[at::COS] = Some(cos.into_bytes());
+        self.views[at::SIN] = Some(sin.into_bytes());
+        self.tables = Some(U::TYPE);
+        self
+    }
+
+    /// Lists that a write at the user's level has on the device, with their slots.
+    pub(crate) fn lists(mut self, lists: Vec<(usize, DeviceSlice<'a, u8>)>) -> Self {
+        for (slot, list) in lists {
+            self.views[slot] = Some(list);
+        }
+        self
+    }
+
+    /// Refuses numbers of another size, and tables of another type, than the description has.
+    fn check(&self, append: &Append) -> Result<()> {
+        if self
+            .wide_positions
+            .is_some_and(|wide| wide != append.wide_positions())
+        {
+            return Err(Error::Presence {
+                argument: "positions",
+                rule: "has numbers of another size than the call was built for",
+            });
+        }
+        match (self.tables, append.rotary().map(Rotary::angles)) {
+            (Some(found), Some(Angles::Tables { element, .. })) if found != *element => {
+                Err(Error::ElementMismatch {
+                    argument: "cos",
+                    expected: *element,
+                    found,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl PreparedAppend {
+    pub(super) fn new(gpu: &Gpu, element: ElementType) -> Result<Self> {
+        Ok(PreparedAppend {
+            operation: Operation::load(gpu, Role::Append, element)?,
+        })
+    }
+
+    /// The context that the kernel is loaded in.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.operation.context()
+    }
+
+    /// Submits a write to `stream`; doesn't wait. Numbers that the description has on the host travel along. Streams and captures
+    /// as with [`Prepared::launch`](crate::gpu::Prepared::launch).
+    ///
+    /// # Errors
+    /// Before anything is submitted: [`Error::ElementMismatch`]; a view that is missing, superfluous, too short, unaligned, or of
+    /// another device or context; an output that shares memory with anything. After that, what the driver reports.
+    pub fn launch<T: Element>(
+        &self,
+        stream: &Stream,
+        append: &Append,
+        bindings: &AppendBindings<'_, T>,
+    ) -> Result<()> {
+        self.operation.check_element("k", T::TYPE)?;
+        self.operation.check_element("k", append.element())?;
+        bindings.check(append)?;
+        let lists = host_lists(append);
+        self.operation
+            .launch(stream, self.describe(append), &bindings.views, &lists)
+    }
+
+    /// Submits a write to anybody's stream, by one driver call: it allocates, copies, waits for and loads nothing, takes no lock,
+    /// and touches no reference count, so it may be part of anybody's capture. All numbers lie on the device: a captured launch
+    /// reads them anew at each replay.
+    ///
+    /// # Errors
+    /// Before anything is submitted: [`Error::ElementMismatch`]; an address that is missing, superfluous or unaligned, an output
+    /// that overlaps anything; numbers on the host. Then what the driver reports.
+    ///
+    /// # Safety
+    /// - `stream` is a live stream of [`PreparedAppend::context`], which is current on the calling thread.
+    /// - Each address that is not 0 is that of device memory which the context can use and which reaches as far as the
+    ///   description's layouts say, or as its count of numbers; it stays valid until the launch, and every replay of a graph that
+    ///   captured it, has ended.
+    /// - Nothing else writes what the launch reads, or touches what it writes, at the same time. Slots, tables, offsets, lengths and
+    ///   positions are an exception: any bits at any time are safe, and give wrong numbers in the cache at worst.
+    /// - A clone of this value lives as long as any graph that captured its launch.
+    pub unsafe fn launch_raw(
+        &self,
+        stream: CUstream,
+        append: &Append,
+        addresses: &AppendAddresses,
+    ) -> Result<()> {
+        self.operation.check_element("k", append.element())?;
+        let list = addresses.list();
+        // SAFETY: the caller's promises.
+        unsafe {
+            self.operation
+                .launch_raw(stream, self.describe(append), &list)
+        }
+    }
+
+    fn describe<'m>(&self, append: &'m Append) -> Launch<'m, impl FnOnce(&[u64]) -> Block> {
+        let chunk = 16 / append.element().size();
+        let widest = append.k().head_dim().max(append.v().head_dim());
+        let lanes = widest.div_ceil(chunk);
+        let heads = append.q().map_or(0, Layout::heads) + 2 * append.k().heads();
+        // Extents fit 31 bits, so products of two do not overflow.
+        let rows = append.batch() * append.rows().bound();
+        let (row_ctas, ctas) = ctas(rows, heads * lanes, self.operation.threads());
+        Launch {
+            expected: append.expected(),
+            ctas,
+            block: move |at: &[u64]| {
+                Block::Append(block(append, lanes as i32, row_ctas as i32, at))
+            },
+        }
+    }
+}
+
+/// The numbers that a write has on the host.
+fn host_lists(append: &Append) -> Vec<HostList<'_>> {
+    let (rows, before) = (append.rows(), append.before());
+    let numbers = [
+        (at::BLOCK_TABLE, append.table().on_host()),
+        (at::ROW_OFFSETS, rows.offsets().on_host()),
+        (at::ROW_LENGTHS, rows.used().on_host()),
+        (at::KEY_LENGTHS, before.used().on_host()),
+        (at::POSITIONS, append.positions().on_host()),
+    ];
+    let numbers = numbers.map(|(slot, list)| list.map(|list| (slot, bytemuck::cast_slice(list))));
+    let slots = append.slots().on_host();
+    let slots = slots.map(|list| (at::SLOTS, bytemuck::cast_slice(list)));
+    numbers.into_iter().chain([slots]).flatten().collect()
+}
+
+/// Counts fit 32 bits: the builder has checked them against [`MAX_LEN`](crate::MAX_LEN), and the launch its CTAs.
+fn block(append: &Append, lanes: i32, row_ctas: i32, at: &[u64]) -> abi::Append {
+    let count = |n: usize| n as i32;
+    let optional = |slot: usize, layout: Option<&Layout>| {
+        layout.map_or_else(abi::Tensor::default, |layout| tensor(at[slot], layout))
+    };
+    let [pages, page_rows, ..] = append.k_pages().shape;
+    let q = optional(at::Q, append.q());
+    abi::Append {
+        sequences: abi::Sequences {
+            batch: count(append.batch()),
+            query_len: count(append.rows().bound()),
+            key_len: count(append.capacity()),
+            query_rows: count(append.rows().rows()),
+            key_rows: count(append.capacity()),
+            query_offsets: at[at::ROW_OFFSETS],
+            query_lengths: at[at::ROW_LENGTHS],
+            key_lengths: at[at::KEY_LENGTHS],
+            ..Default::default()
+        }
+        .with_ragged(),
+        pages: abi::Pages {
+            table: at[at::BLOCK_TABLE],
+            table_row: append.columns() as i64,
+            rows: count(page_rows),
+            count: count(pages),
+        },
+        slots: at[at::SLOTS],
+        heads: count(append.q().map_or(0, Layout::heads)),
+        kv_heads: count(append.k().heads()),
+        head_dim: count(append.k().head_dim()),
+        value_dim: count(append.v().head_dim()),
+        lanes,
+        row_ctas,
+        q,
+        q_out: match append.q_out() {
+            Some(out) => tensor(at[at::Q_OUT], out),
+            None => q,
+        },
+        k: tensor(at[at::K], append.k()),
+        v: tensor(at[at::V], append.v()),
+        k_pages: tensor(at[at::K_PAGES], append.k_pages()),
+        v_pages: tensor(at[at::V_PAGES], append.v_pages()),
+        rotary: append
+            .rotary()
+            .map_or_else(abi::Rotary::default, |rotary| rotation(append, rotary, at)),
+    }
+}
+
+fn rotation(append: &Append, rotary: &Rotary, at: &[u64]) -> abi::Rotary {
+    let mut block = abi::Rotary {
+        size: rotary.size() as i32,
+        interleaved: i32::from(rotary.pairing() == Pairing::Interleaved),
+        wide_positions: i32::from(append.wide_positions()),
+        positions: at[at::POSITIONS],
+        positions_end: rotary.positions_end() as i64,
+        cos: at[at::COS],
+        sin: at[at::SIN],
+        ..Default::default()
+    };
+    match rotary.angles() {
+        Angles::Turns(turns) => block.turns[..turns.len()].copy_from_slice(turns),
+        Angles::Tables { element, layout } => {
+            block.float_tables = i32::from(*element == ElementType::F32);
+            block.table_row = layout.strides[1] as i64;
+        }
+    }
+    block
+}

@@ -1,0 +1,387 @@
+//! The memory that a launch reads and writes: what is expected of each place, and whether it keeps the rules.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use warptile_driver::{CaptureId, Context, DeviceSlice, Stream};
+use warptile_kernels::ElementType;
+
+use crate::error::{Error, Result};
+use crate::layout::Layout;
+
+/// What a launch does with a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// What a call expects of one slot.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Expected {
+    pub(crate) name: &'static str,
+    pub(crate) wanted: bool,
+    pub(crate) access: Access,
+    /// Where its bytes lie, from its address on.
+    pub(crate) bytes: Strided,
+    /// The address is a multiple of this.
+    pub(crate) alignment: u64,
+    /// Bytes of an element, for messages.
+    pub(crate) element: u64,
+    /// Whether its numbers travel with the call instead of lying on the device.
+    pub(crate) on_host: bool,
+}
+
+impl Expected {
+    /// The rows of a tensor, at addresses that are multiples of `alignment`.
+    pub(crate) fn tensor(
+        name: &'static str,
+        layout: &Layout,
+        element: ElementType,
+        access: Access,
+        alignment: u64,
+    ) -> Self {
+        Expected {
+            name,
+            wanted: true,
+            access,
+            bytes: Strided::rows(layout, element),
+            alignment,
+            element: element.size() as u64,
+            on_host: false,
+        }
+    }
+
+    /// `count` numbers of `size` bytes in a row, if they are wanted.
+    pub(crate) fn list(
+        name: &'static str,
+        wanted: bool,
+        count: usize,
+        size: u64,
+        access: Access,
+    ) -> Self {
+        let bytes = if wanted { count as u64 * size } else { 0 };
+        Expected {
+            name,
+            wanted,
+            access,
+            bytes: Strided::list(bytes),
+            alignment: size,
+            element: size,
+            on_host: false,
+        }
+    }
+
+    /// Travels with the call if `on_host`.
+    pub(crate) fn on_host(self, on_host: bool) -> Self {
+        Expected { on_host, ..self }
+    }
+}
+
+/// Checks addresses against what is expected of them: there if wanted and only then, aligned, and no output over anything.
+pub(crate) fn check(expected: &[Expected], addresses: &[u64]) -> Result<()> {
+    for (slot, &address) in expected.iter().zip(addresses) {
+        // Nothing lies in an empty tensor, so it needs no address.
+        if slot.wanted && address == 0 && !slot.bytes.is_empty() {
+            return Err(Error::Presence {
+                argument: slot.name,
+                rule: "is missing, but the call needs it",
+            });
+        }
+        if !slot.wanted && address != 0 {
+            return Err(Error::Presence {
+                argument: slot.name,
+                rule: "is given, but the call was built without it",
+            });
+        }
+        if !address.is_multiple_of(slot.alignment) {
+            return Err(Error::Misaligned {
+                argument: slot.name,
+                address,
+                alignment: slot.alignment,
+            });
+        }
+        if address.checked_add(slot.bytes.reach()).is_none() {
+            return Err(Error::LayoutTooLarge {
+                argument: slot.name,
+            });
+        }
+    }
+    for (index, (output, &at)) in expected.iter().zip(addresses).enumerate() {
+        if output.access != Access::Write || !output.wanted {
+            continue;
+        }
+        for (other_index, (other, &other_at)) in expected.iter().zip(addresses).enumerate() {
+            // Two outputs are compared once.
+            let skip = other_index == index
+                || !other.wanted
+                || (other.access == Access::Write && other_index < index);
+            if !skip && output.bytes.may_meet(at, &other.bytes, other_at) {
+                return Err(Error::OutputOverlaps {
+                    argument: output.name,
+                    other: other.name.to_owned(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A view for each slot that has one.
+pub(crate) type Views<'a> = [Option<DeviceSlice<'a, u8>>];
+
+/// Checks everything of views that can be known before a launch, and gives their addresses, 0 where there is none.
+pub(crate) fn check_views(
+    expected: &[Expected],
+    views: &Views<'_>,
+    context: &Context,
+    addresses: &mut [u64],
+) -> Result<()> {
+    for ((view, slot), address) in views.iter().zip(expected).zip(addresses) {
+        *address = 0;
+        let Some(view) = view else { continue };
+        if !view.stream().context().is_same(context) {
+            return Err(Error::DeviceMismatch {
+                argument: slot.name,
+                expected: place(context),
+                found: place(view.stream().context()),
+            });
+        }
+        let (needed, available) = (slot.bytes.reach(), view.len() as u64);
+        if slot.wanted && available < needed {
+            return Err(Error::BufferTooSmall {
+                argument: slot.name,
+                needed: (needed / slot.element) as usize,
+                available: (available / slot.element) as usize,
+            });
+        }
+        *address = view.pointer();
+    }
+    // A buffer without elements has no address; that it is there counts.
+    for (view, slot) in views.iter().zip(expected) {
+        if slot.wanted && view.is_none() && !slot.on_host {
+            return Err(Error::Presence {
+                argument: slot.name,
+                rule: "is missing, but the call needs it",
+            });
+        }
+        if slot.on_host && view.is_some() {
+            return Err(Error::Presence {
+                argument: slot.name,
+                rule: "is given on the device, but the call has it on the host",
+            });
+        }
+    }
+    Ok(())
+}
+
+/// A device in words.
+pub(crate) fn place(context: &Context) -> String {
+    format!("cuda:{}", context.device().ordinal())
+}
+
+/// Refuses a stream of another context than the kernels were loaded in.
+pub(crate) fn check_stream(stream: &Stream, context: &Context) -> Result<()> {
+    match stream.context().is_same(context) {
+        true => Ok(()),
+        false => Err(Error::DeviceMismatch {
+            argument: "stream",
+            expected: place(context),
+            found: place(stream.context()),
+        }),
+    }
+}
+
+/// Has `submit` queue its launches on `stream` after whatever the views' own streams have queued so far, and what they queue
+/// later after the launches. In a capture the graph keeps the views' memory instead, and orders the streams at each launch.
+pub(crate) fn submit_in_order(
+    stream: &Stream,
+    capture: Option<CaptureId>,
+    views: &Views<'_>,
+    submit: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    if let Some(capture) = capture {
+        for view in views.iter().flatten() {
+            let owner: Arc<dyn Any + Send + Sync> = view.owner();
+            stream.keep_in(capture, owner);
+        }
+    }
+    let homes = || views.iter().flatten().map(DeviceSlice::stream);
+    stream.order_after(homes())?;
+    let submitted = submit();
+    // Also after an error: an earlier launch may be queued.
+    let ordered = stream.order_before(homes());
+    submitted.and(ordered.map_err(Error::from))
+}
+
+/// Bytes in memory: pieces of equal size at regular distances, in up to four dimensions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Strided {
+    /// Distance in bytes and number of pieces along each dimension.
+    steps: [(u64, u64); 4],
+    /// Bytes of a piece.
+    piece: u64,
+}
+
+impl Strided {
+    /// The rows of a tensor.
+    pub(crate) fn rows(layout: &Layout, element: ElementType) -> Self {
+        let size = element.size() as u64;
+        let step = |d: usize| (layout.strides[d] as u64 * size, layout.shape[d] as u64);
+        Strided {
+            steps: [step(0), step(1), step(2), (0, 1)],
+            piece: layout.head_dim() as u64 * size,
+        }
+    }
+
+    /// The elements of a tensor whose last dimension may have any step.
+    pub(crate) fn elements(layout: &Layout, size: u64) -> Self {
+        let step = |d: usize| (layout.strides[d] as u64 * size, layout.shape[d] as u64);
+        Strided {
+            steps: [step(0), step(1), step(2), step(3)],
+            piece: size,
+        }
+    }
+
+    /// So many bytes in a row.
+    pub(crate) const fn list(bytes: u64) -> Self {
+        Strided {
+            steps: [(0, 1); 4],
+            piece: bytes,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.piece == 0 || self.steps.iter().any(|&(_, count)| count == 0)
+    }
+
+    /// Bytes from the address to the end of the last piece. A validated layout's reach fits.
+    pub(crate) fn reach(&self) -> u64 {
+        if self.is_empty() {
+            return 0;
+        }
+        self.steps.iter().fold(self.piece, |reach, &(step, count)| {
+            reach.saturating_add(step.saturating_mul(count - 1))
+        })
+    }
+
+    /// The same bytes in as few and as large pieces as they make: heads that lie side by side are one piece.
+    fn joined(mut self) -> Self {
+        self.steps.sort_unstable();
+        for step in &mut self.steps {
+            if step.1 > 1 && step.0 <= self.piece {
+                self.piece += step.0 * (step.1 - 1);
+                *step = (0, 1);
+            }
+        }
+        self
+    }
+
+    /// Whether some byte of these, laid at `at`, could be one of `other`'s at `other_at`. A no is certain.
+    ///
+    /// Ranges that are apart never meet. Otherwise all pieces of both start at multiples of the common divisor of their
+    /// distances from where they began: if they fill different parts of it, as keys and values interleaved in one tensor do,
+    /// they do not meet either.
+    pub(crate) fn may_meet(&self, at: u64, other: &Strided, other_at: u64) -> bool {
+        if self.is_empty() || other.is_empty() {
+            return false;
+        }
+        let (end, other_end) = (
+            at.saturating_add(self.reach()),
+            other_at.saturating_add(other.reach()),
+        );
+        if end <= other_at || other_end <= at {
+            return false;
+        }
+        let (a, b) = (self.joined(), other.joined());
+        let period = [a, b]
+            .iter()
+            .flat_map(|bytes| bytes.steps)
+            .filter(|&(_, count)| count > 1)
+            .fold(0, |divisor, (step, _)| gcd(divisor, step));
+        if period == 0 {
+            return true; // one piece each, and their ranges meet
+        }
+        // Where the other's pieces begin, counted from where these do, around the period.
+        let ahead = match other_at >= at {
+            true => (other_at - at) % period,
+            false => (period - (at - other_at) % period) % period,
+        };
+        ahead < a.piece || ahead + b.piece > period
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quickcheck::quickcheck;
+    use std::collections::HashSet;
+
+    fn bytes_at(bytes: &Strided, at: u64) -> HashSet<u64> {
+        let mut all = HashSet::new();
+        let [s0, s1, s2, s3] = bytes.steps;
+        for i in 0..s0.1 {
+            for j in 0..s1.1 {
+                for k in 0..s2.1 {
+                    for l in 0..s3.1 {
+                        let start = at + i * s0.0 + j * s1.0 + k * s2.0 + l * s3.0;
+                        all.extend(start..start + bytes.piece);
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn small(numbers: [u8; 5]) -> Strided {
+        let step = |n: u8| (u64::from(n % 16) * 2, u64::from(n / 16 % 4));
+        Strided {
+            steps: [
+                step(numbers[0]),
+                step(numbers[1]),
+                step(numbers[2]),
+                step(numbers[3]),
+            ],
+            piece: u64::from(numbers[4] % 9),
+        }
+    }
+
+    quickcheck! {
+        fn sets_that_share_a_byte_are_always_found(
+            a: (u8, u8, u8, u8, u8), b: (u8, u8, u8, u8, u8), at: u8, other_at: u8
+        ) -> bool {
+            let (a, b) = (small([a.0, a.1, a.2, a.3, a.4]), small([b.0, b.1, b.2, b.3, b.4]));
+            let (at, other_at) = (1000 + u64::from(at), 1000 + u64::from(other_at));
+            let share = !bytes_at(&a, at).is_disjoint(&bytes_at(&b, other_at));
+            !share || a.may_meet(at, &b, other_at)
+        }
+
+        fn reach_is_where_the_last_piece_ends(a: (u8, u8, u8, u8, u8)) -> bool {
+            let a = small([a.0, a.1, a.2, a.3, a.4]);
+            a.reach() == bytes_at(&a, 0).into_iter().max().map_or(0, |last| last + 1)
+        }
+    }
+
+    /// K and V of one tensor `[batch, rows, 2, heads, head size]`.
+    #[test]
+    fn interleaved_tensors_do_not_meet() {
+        let layout = Layout::new([2, 10, 4, 64], [10 * 512, 512, 64, 1]);
+        let rows = Strided::rows(&layout, ElementType::F16);
+        assert!(!rows.may_meet(4096, &rows, 4096 + 512));
+        assert!(!rows.may_meet(4096 + 512, &rows, 4096));
+        assert!(rows.may_meet(4096, &rows, 4096 + 510));
+        assert!(rows.may_meet(4096, &rows, 4096));
+    }
+
+    #[test]
+    fn neighbours_do_not_meet_and_one_shared_byte_does() {
+        let list = Strided::list(16);
+        assert!(!list.may_meet(0, &list, 16));
+        assert!(list.may_meet(0, &list, 15));
+        assert!(!list.may_meet(0, &Strided::list(0), 8));
+    }
+}

@@ -1,0 +1,179 @@
+//! What the operations beside forward have in common: one kernel that needs no workspace, launched through slots.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use warptile_driver::sys::CUstream;
+use warptile_driver::{Context, LaunchConfig, Staged, Staging, Stream};
+use warptile_kernels::abi::MERGE_PARTS;
+use warptile_kernels::{ElementType, Image, Role, images_for};
+
+use crate::device::DeviceProfile;
+use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::gpu::kernel::{Block, LoadedKernel};
+use crate::gpu::memory::{Expected, Views, check, check_stream, check_views, submit_in_order};
+use crate::plan::{MAX_TILES, preference};
+
+/// The most slots an operation has: those of a merge.
+const MOST_SLOTS: usize = 2 + 2 * MERGE_PARTS;
+
+/// The kernel of an operation for one element type, loaded.
+#[derive(Debug, Clone)]
+pub(super) struct Operation {
+    image: &'static Image,
+    kernel: Arc<LoadedKernel>,
+    context: Context,
+    staging: Arc<Staging>,
+}
+
+/// What is launched.
+pub(super) struct Launch<'a, F> {
+    /// Slots, in the order of their addresses.
+    pub(super) expected: &'a [Expected],
+    /// CTAs.
+    pub(super) ctas: u64,
+    /// Makes the block for addresses in the order of the slots.
+    pub(super) block: F,
+}
+
+/// Numbers on the host that travel along, and the slot that takes them.
+pub(super) type HostList<'a> = (usize, &'a [u8]);
+
+impl Operation {
+    pub(super) fn load(gpu: &Gpu, role: Role, element: ElementType) -> Result<Self> {
+        let image = image(gpu.profile(), role, element)?;
+        Ok(Operation {
+            image,
+            kernel: gpu.kernel(image)?,
+            context: gpu.context().clone(),
+            staging: gpu.staging.clone(),
+        })
+    }
+
+    pub(super) fn element(&self) -> ElementType {
+        self.image.element
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Threads of a CTA of every image that an operation has.
+    pub(super) fn threads(&self) -> u32 {
+        32 * self.image.tiling.warps
+    }
+
+    /// Refuses a call of another element type than the kernel's.
+    pub(super) fn check_element(&self, argument: &'static str, found: ElementType) -> Result<()> {
+        match found == self.element() {
+            true => Ok(()),
+            false => Err(Error::ElementMismatch {
+                argument,
+                expected: self.element(),
+                found,
+            }),
+        }
+    }
+
+    /// Checks the views and submits the kernel to a stream of ours.
+    pub(super) fn launch<F: FnOnce(&[u64]) -> Block>(
+        &self,
+        stream: &Stream,
+        launch: Launch<'_, F>,
+        views: &Views<'_>,
+        host: &[HostList<'_>],
+    ) -> Result<()> {
+        check_stream(stream, &self.context)?;
+        let mut addresses = [0; MOST_SLOTS];
+        let addresses = &mut addresses[..launch.expected.len()];
+        check_views(launch.expected, views, &self.context, addresses)?;
+        let Some(config) = self.config(launch.ctas)? else {
+            return Ok(());
+        };
+        let at = stream.launching()?;
+        let mut staged: Vec<Staged> = Vec::new();
+        for (slot, bytes) in host {
+            let list = self.staging.upload(stream, bytes)?;
+            addresses[*slot] = list.pointer();
+            staged.push(list);
+        }
+        check(launch.expected, addresses)?;
+        let block = (launch.block)(addresses);
+        submit_in_order(stream, at.capture(), views, || {
+            // Until the launch is queued.
+            let _staged = staged;
+            // SAFETY: the block is of this kernel's kind and was filled for these addresses; each is that of a view that was
+            // found to reach as far as its layout, or of staged numbers. Numbers that nobody has checked are clamped or
+            // ignored by the kernels. The memory outlives the kernel: it is freed in the order of its own stream, which is
+            // made to come after this launch, or kept by the graph.
+            unsafe { self.kernel.launch(&at, self.image, &config, &block) }
+        })
+    }
+
+    /// Checks the addresses and submits the kernel to anybody's stream, by one driver call.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch_raw`](warptile_driver::Kernel::launch_raw), for a block that `launch` fills with these addresses.
+    pub(super) unsafe fn launch_raw<F: FnOnce(&[u64]) -> Block>(
+        &self,
+        stream: CUstream,
+        launch: Launch<'_, F>,
+        addresses: &[u64],
+    ) -> Result<()> {
+        for slot in launch.expected {
+            if slot.on_host {
+                return Err(Error::Presence {
+                    argument: slot.name,
+                    rule: "is on the host, but a raw launch takes numbers from the device",
+                });
+            }
+        }
+        check(launch.expected, addresses)?;
+        match self.config(launch.ctas)? {
+            // SAFETY: the caller's promise.
+            Some(config) => unsafe {
+                let block = (launch.block)(addresses);
+                self.kernel.launch_raw(stream, self.image, &config, &block)
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// `None` if there is nothing to launch.
+    fn config(&self, ctas: u64) -> Result<Option<LaunchConfig>> {
+        match u32::try_from(ctas) {
+            Ok(0) => Ok(None),
+            Ok(grid) if ctas <= MAX_TILES => {
+                let config = LaunchConfig::new([grid, 1, 1], [self.threads(), 1, 1]);
+                Ok(Some(config))
+            }
+            _ => Err(Error::Grid {
+                ctas,
+                limit: MAX_TILES,
+            }),
+        }
+    }
+}
+
+/// The image for a device: machine code made for it before PTX, as the planner has it.
+fn image(device: &DeviceProfile, role: Role, element: ElementType) -> Result<&'static Image> {
+    images_for(role)
+        .filter(|image| image.element == element)
+        .filter(|image| image.target.runs_on(device.major, device.minor))
+        .min_by_key(|image| Reverse(preference(image.target)))
+        .ok_or_else(|| Error::NoKernel {
+            problem: format!("{role} in {element} on {}", device.name),
+            considered: Vec::new(),
+        })
+}
+
+/// The CTAs that share a row of so many threads' work, and those of all rows: more than there can be if the kernels could not
+/// count the threads of a row.
+pub(super) fn ctas(rows: usize, threads_of_a_row: usize, threads: u32) -> (u64, u64) {
+    let of_a_row = (threads_of_a_row as u64).div_ceil(u64::from(threads));
+    match of_a_row * u64::from(threads) <= i32::MAX as u64 {
+        true => (of_a_row, of_a_row.saturating_mul(rows as u64)),
+        false => (of_a_row, u64::MAX),
+    }
+}

@@ -1,0 +1,379 @@
+//! Cache writes with tensors of the user's level.
+
+use warptile_driver::DeviceSlice;
+
+use crate::backend::{Place, same_device};
+use crate::gpu::{AppendBindings, PositionElement};
+use crate::operands::LengthElement;
+use crate::ops::append::{
+    Append, AppendBuilder, AppendOperands, CacheMut, QueriesMut, append_cpu, at,
+};
+use crate::ops::rotary::{Pairing, Rotary, Tables};
+use crate::{Element, Error, Layout, Result, Tensor};
+
+/// New keys and values on their way into a cache: where each row goes, and whether keys and queries are rotated.
+///
+/// [`Append`] says what a cache is and where rows go: by [`slots`](Self::slots), or [`after`](Self::after) the rows that sequences
+/// have, through a block table or not. On a GPU the call returns when the work is submitted; numbers on the host travel along.
+///
+/// ```
+/// use warptile::{Backend, CacheWrite, Pairing, Rotary};
+///
+/// # fn main() -> warptile::Result<()> {
+/// let backend = Backend::cpu();
+/// // 4 pages of 16 rows, 2 key/value heads of size 8; two sequences with 17 and 3 rows in the cache.
+/// let mut k_pages = backend.tensor(&[0.0_f32; 4 * 16 * 2 * 8], [4, 16, 2, 8])?;
+/// let mut v_pages = backend.tensor(&[0.0_f32; 4 * 16 * 2 * 8], [4, 16, 2, 8])?;
+/// let table = [2, 0, 3, -1]; // two pages for the first sequence, one for the second
+/// let lengths = [17, 3];
+/// // One new row for each.
+/// let (k, v) = (backend.tensor(&[1.0_f32; 32], [2, 1, 2, 8])?, backend.tensor(&[2.0_f32; 32], [2, 1, 2, 8])?);
+/// let mut q = backend.tensor(&[1.0_f32; 64], [2, 1, 4, 8])?;
+/// CacheWrite::new(&k, &v, (&mut k_pages, &mut v_pages))
+///     .after(&lengths)
+///     .block_table(&table, 2)
+///     .rotary(Rotary::computed(8, 10_000.0, Pairing::HalfSplit)?)
+///     .queries(&mut q)
+///     .run()?;
+/// // Row 17 of the first sequence is row 1 of its second page, page 0.
+/// let values = v_pages.entries(0..1)?.rows(1..2)?.to_vec()?;
+/// assert_eq!(values, [2.0; 16]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "nothing is written until `run` is called"]
+pub struct CacheWrite<'a, T: Element> {
+    k: &'a Tensor<T>,
+    v: &'a Tensor<T>,
+    cache: CacheTensors<'a, T>,
+    queries: Option<QueryTensors<'a, T>>,
+    tables: Option<AngleTensors<'a, T>>,
+    builder: AppendBuilder<'a>,
+    /// Lists on the device, with their slots.
+    lists: Vec<(usize, DeviceSlice<'a, u8>)>,
+}
+
+/// The keys and values of a cache: two tensors, or one that has both. `(&mut k_pages, &mut v_pages)` are two.
+#[derive(Debug)]
+pub struct CacheTensors<'a, T: Element> {
+    inner: Inner<'a, T>,
+}
+
+#[derive(Debug)]
+enum Inner<'a, T: Element> {
+    Apart(&'a mut Tensor<T>, &'a mut Tensor<T>),
+    Together {
+        memory: &'a mut Tensor<T>,
+        layouts: [Layout; 2],
+        values_at: usize,
+    },
+}
+
+impl<'a, T: Element> CacheTensors<'a, T> {
+    /// A cache whose keys and values lie in one tensor: keys from its first element on, values from the one `values_at` on, in
+    /// these layouts.
+    pub fn together(
+        memory: &'a mut Tensor<T>,
+        keys: Layout,
+        values: Layout,
+        values_at: usize,
+    ) -> Self {
+        CacheTensors {
+            inner: Inner::Together {
+                memory,
+                layouts: [keys, values],
+                values_at,
+            },
+        }
+    }
+
+    fn layouts(&self) -> [Layout; 2] {
+        match &self.inner {
+            Inner::Apart(keys, values) => [*keys.layout(), *values.layout()],
+            Inner::Together { layouts, .. } => *layouts,
+        }
+    }
+}
+
+impl<'a, T: Element> From<(&'a mut Tensor<T>, &'a mut Tensor<T>)> for CacheTensors<'a, T> {
+    fn from((keys, values): (&'a mut Tensor<T>, &'a mut Tensor<T>)) -> Self {
+        CacheTensors {
+            inner: Inner::Apart(keys, values),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum QueryTensors<'a, T: Element> {
+    InPlace(&'a mut Tensor<T>),
+    Into(&'a Tensor<T>, &'a mut Tensor<T>),
+}
+
+#[derive(Debug)]
+enum AngleTensors<'a, T: Element> {
+    F32(&'a Tensor<f32>, &'a Tensor<f32>),
+    Elements(&'a Tensor<T>, &'a Tensor<T>),
+}
+
+macro_rules! on_device {
+    ($($(#[$doc:meta])* $name:ident, $slot:ident, |$builder:ident, $count:ident $(, $more:ident: $type:ty)?| $set:expr;)*) => {
+        $(
+            $(#[$doc])*
+            pub fn $name<L: LengthElement>(mut self, list: DeviceSlice<'a, L> $(, $more: $type)?) -> Self {
+                let ($builder, $count) = (self.builder, list.len());
+                self.builder = $set;
+                self.lists.push((at::$slot, list.into_bytes()));
+                self
+            }
+        )*
+    };
+}
+
+impl<'a, T: Element> CacheWrite<'a, T> {
+    /// A write of the keys `k` and values `v` into `cache`.
+    pub fn new(k: &'a Tensor<T>, v: &'a Tensor<T>, cache: impl Into<CacheTensors<'a, T>>) -> Self {
+        let cache = cache.into();
+        let [keys, values] = cache.layouts();
+        CacheWrite {
+            builder: Append::builder(T::TYPE, [k.layout(), v.layout()], [&keys, &values]),
+            k,
+            v,
+            cache,
+            queries: None,
+            tables: None,
+            lists: Vec::new(),
+        }
+    }
+
+    fn with(self, change: impl FnOnce(AppendBuilder<'a>) -> AppendBuilder<'a>) -> Self {
+        CacheWrite {
+            builder: change(self.builder),
+            ..self
+        }
+    }
+
+    /// Row `i` of k and v, counted through the batch, goes to slot `slots[i]`, which is `page * page rows + row`; a slot that does
+    /// not exist, such as -1, is padding.
+    pub fn slots(self, slots: &'a [i64]) -> Self {
+        self.with(|builder| builder.slots(slots))
+    }
+
+    /// As [`slots`](Self::slots), in device memory.
+    pub fn slots_on_device(mut self, slots: DeviceSlice<'a, i64>) -> Self {
+        self.lists.push((at::SLOTS, slots.into_bytes()));
+        self.with(AppendBuilder::device_slots)
+    }
+
+    /// The rows of sequence `b` go after the `lengths[b]` rows that it has.
+    pub fn after(self, lengths: &'a [i32]) -> Self {
+        self.with(|builder| builder.key_lengths(lengths))
+    }
+
+    /// Row `j` of sequence `b` lies in page `table[b * columns + j / page rows]`. Without a table page `b` is its only one.
+    pub fn block_table(self, table: &'a [i32], columns: usize) -> Self {
+        self.with(|builder| builder.block_table(table, columns))
+    }
+
+    /// Sequence `b` has the rows `offsets[b]..offsets[b + 1]` of a k and v whose batch extent is 1.
+    pub fn packed(self, offsets: &'a [i32]) -> Self {
+        self.with(|builder| builder.packed(offsets))
+    }
+
+    /// Of each sequence's new rows only the first `lengths[b]` exist.
+    pub fn row_lengths(self, lengths: &'a [i32]) -> Self {
+        self.with(|builder| builder.row_lengths(lengths))
+    }
+
+    on_device! {
+        /// As [`after`](Self::after), in device memory: whatever does not fit is not written.
+        after_on_device, KEY_LENGTHS, |builder, count| builder.device_key_lengths(count);
+        /// As [`block_table`](Self::block_table), in device memory.
+        block_table_on_device, BLOCK_TABLE, |builder, _count, columns: usize| builder.device_block_table(columns);
+        /// As [`packed`](Self::packed), in device memory; no sequence is taken to have more than `longest` new rows.
+        packed_on_device, ROW_OFFSETS, |builder, count, longest: usize| {
+            builder.device_packed(count.saturating_sub(1), longest)
+        };
+        /// As [`row_lengths`](Self::row_lengths), in device memory.
+        row_lengths_on_device, ROW_LENGTHS, |builder, count| builder.device_row_lengths(count);
+    }
+
+    /// Rotates the keys on their way into the cache, and the queries if there are any. By tables:
+    /// [`rotary_f32`](Self::rotary_f32) and [`rotary_tables`](Self::rotary_tables).
+    pub fn rotary(self, rotary: Rotary) -> Self {
+        self.with(|builder| builder.rotary(rotary))
+    }
+
+    /// As [`rotary`](Self::rotary), by tables of cosines and sines in `f32`, `[1, positions, 1, rotary size / 2]`.
+    ///
+    /// # Errors
+    /// As [`Rotary::with_tables`]; if the two differ in layout.
+    pub fn rotary_f32(
+        mut self,
+        cos: &'a Tensor<f32>,
+        sin: &'a Tensor<f32>,
+        pairing: Pairing,
+    ) -> Result<Self> {
+        self.tables = Some(AngleTensors::F32(cos, sin));
+        let rotary = of_tables(cos, sin, pairing)?;
+        Ok(self.rotary(rotary))
+    }
+
+    /// As [`rotary_f32`](Self::rotary_f32), of the tensors' elements.
+    ///
+    /// # Errors
+    /// As [`rotary_f32`](Self::rotary_f32).
+    pub fn rotary_tables(
+        mut self,
+        cos: &'a Tensor<T>,
+        sin: &'a Tensor<T>,
+        pairing: Pairing,
+    ) -> Result<Self> {
+        self.tables = Some(AngleTensors::Elements(cos, sin));
+        let rotary = of_tables(cos, sin, pairing)?;
+        Ok(self.rotary(rotary))
+    }
+
+    /// Of each row of k, counted through the batch, the position by which it is rotated. Default: its place in its sequence.
+    pub fn positions(self, positions: &'a [i32]) -> Self {
+        self.with(|builder| builder.positions(positions))
+    }
+
+    /// As [`positions`](Self::positions), in device memory.
+    pub fn positions_on_device<P: PositionElement>(
+        mut self,
+        positions: DeviceSlice<'a, P>,
+    ) -> Self {
+        self.lists.push((at::POSITIONS, positions.into_bytes()));
+        self.with(|builder| builder.device_positions(P::WIDE))
+    }
+
+    /// Rotates these queries too, in place: of k's batch and rows, any number of heads. Nobody else may hold them.
+    pub fn queries(mut self, q: &'a mut Tensor<T>) -> Self {
+        let layout = *q.layout();
+        self.queries = Some(QueryTensors::InPlace(q));
+        self.with(|builder| builder.queries(layout, None))
+    }
+
+    /// As [`queries`](Self::queries), into `out`.
+    pub fn queries_into(mut self, q: &'a Tensor<T>, out: &'a mut Tensor<T>) -> Self {
+        let layouts = (*q.layout(), *out.layout());
+        self.queries = Some(QueryTensors::Into(q, out));
+        self.with(|builder| builder.queries(layouts.0, Some(layouts.1)))
+    }
+
+    /// Writes. Nothing is allocated on a GPU but for numbers on the host, so this may be part of a capture once the kernel was
+    /// used before.
+    ///
+    /// # Errors
+    /// Before anything is written: a tensor that does not fit, tensors on different devices, numbers on the host that break a rule;
+    /// [`Error::Shared`] if somebody else holds the cache or the queries. If the launch fails.
+    pub fn run(self) -> Result<()> {
+        let append = self.builder.clone().build()?;
+        let backend = self.k.backend().clone();
+        same_device("v", Some(self.v.backend()), &backend)?;
+        match &self.cache.inner {
+            Inner::Apart(keys, values) => {
+                same_device("k_pages", Some(keys.backend()), &backend)?;
+                same_device("v_pages", Some(values.backend()), &backend)?;
+            }
+            Inner::Together { memory, .. } => {
+                same_device("k_pages", Some(memory.backend()), &backend)?;
+            }
+        }
+        match &self.queries {
+            Some(QueryTensors::InPlace(q)) => same_device("q", Some(q.backend()), &backend)?,
+            Some(QueryTensors::Into(q, out)) => {
+                same_device("q", Some(q.backend()), &backend)?;
+                same_device("q_out", Some(out.backend()), &backend)?;
+            }
+            None => {}
+        }
+        match backend.place() {
+            Place::Cpu => self.run_on_cpu(&append),
+            Place::Gpu(gpu) => {
+                let prepared = gpu.prepare_append(T::TYPE)?;
+                let bindings = self.bindings()?;
+                prepared.launch(gpu.stream(), &append, &bindings)
+            }
+        }
+    }
+
+    fn run_on_cpu(self, append: &Append) -> Result<()> {
+        let queries = match self.queries {
+            Some(QueryTensors::InPlace(q)) => Some(QueriesMut::InPlace(q.host_mut("q")?)),
+            Some(QueryTensors::Into(q, out)) => {
+                Some(QueriesMut::Into(q.on_host("q")?, out.host_mut("q_out")?))
+            }
+            None => None,
+        };
+        let tables = match self.tables {
+            Some(AngleTensors::F32(cos, sin)) => {
+                Some(Tables::F32(cos.on_host("cos")?, sin.on_host("sin")?))
+            }
+            Some(AngleTensors::Elements(cos, sin)) => {
+                Some(Tables::Elements(cos.on_host("cos")?, sin.on_host("sin")?))
+            }
+            None => None,
+        };
+        let cache = match self.cache.inner {
+            Inner::Apart(keys, values) => {
+                CacheMut::Apart(keys.host_mut("k_pages")?, values.host_mut("v_pages")?)
+            }
+            Inner::Together {
+                memory, values_at, ..
+            } => CacheMut::Together(memory.host_mut("k_pages")?, values_at),
+        };
+        let operands = AppendOperands {
+            k: self.k.on_host("k")?,
+            v: self.v.on_host("v")?,
+            cache,
+            queries,
+            tables,
+        };
+        append_cpu(append, operands)
+    }
+
+    fn bindings(self) -> Result<AppendBindings<'a, T>> {
+        let (k, v) = (self.k.on_device("k")?, self.v.on_device("v")?);
+        let mut bindings = match self.cache.inner {
+            Inner::Apart(keys, values) => AppendBindings::new(
+                k,
+                v,
+                keys.device_mut("k_pages")?,
+                values.device_mut("v_pages")?,
+            ),
+            Inner::Together {
+                memory, values_at, ..
+            } => AppendBindings::in_one(k, v, memory.device_mut("k_pages")?, values_at)?,
+        };
+        bindings = match self.queries {
+            Some(QueryTensors::InPlace(q)) => bindings.queries(q.device_mut("q")?),
+            Some(QueryTensors::Into(q, out)) => {
+                bindings.queries_into(q.on_device("q")?, out.device_mut("q_out")?)
+            }
+            None => bindings,
+        };
+        bindings = match self.tables {
+            Some(AngleTensors::F32(cos, sin)) => {
+                bindings.tables(cos.on_device("cos")?, sin.on_device("sin")?)
+            }
+            Some(AngleTensors::Elements(cos, sin)) => {
+                bindings.tables(cos.on_device("cos")?, sin.on_device("sin")?)
+            }
+            None => bindings,
+        };
+        Ok(bindings.lists(self.lists))
+    }
+}
+
+fn of_tables<U: Element>(cos: &Tensor<U>, sin: &Tensor<U>, pairing: Pairing) -> Result<Rotary> {
+    if sin.layout() != cos.layout() {
+        return Err(Error::StridesDiffer {
+            argument: "sin",
+            expected: cos.layout().strides,
+            found: sin.layout().strides,
+        });
+    }
+    Rotary::with_tables(U::TYPE, *cos.layout(), pairing)
+}

@@ -1,0 +1,249 @@
+//! Rotary position embedding: which elements of a head are turned, and by what.
+
+use std::f64::consts::TAU;
+use std::sync::Arc;
+
+use warptile_kernels::abi::ROTARY_PAIRS;
+
+use crate::layout::MAX_LEN;
+use crate::{Element, ElementType, Error, Layout, Result};
+
+/// Which two elements of a head are turned together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pairing {
+    /// 2i and 2i + 1: GPT-J, GLM and the original paper.
+    Interleaved,
+    /// i and i + half of the rotary size: GPT-NeoX, Llama and Qwen as Hugging Face stores them.
+    HalfSplit,
+}
+
+/// Rotary position embedding of queries and keys. The first `size` elements of a head are turned, in pairs; pair i by an angle that
+/// is proportional to the row's position. The others are copied.
+///
+/// Computed angles are counted in turns, as whole multiples of 2^-64 of one: the product with the position wraps around at
+/// whole turns, so nothing is lost to large positions. Angles are off by less than 2e-9 radians at position 1e6, and by 1e-6 at 2^30; the
+/// cosines and sines have the precision of `f32`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rotary {
+    pairing: Pairing,
+    size: usize,
+    angles: Angles,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Angles {
+    /// Of each pair the turns that a position adds, in units of 2^-64.
+    Turns(Arc<[u64]>),
+    /// From tables of cosines and sines, both `[1, positions, 1, size / 2]`.
+    Tables {
+        element: ElementType,
+        layout: Layout,
+    },
+}
+
+/// Tables of cosines and sines in host memory.
+#[derive(Debug, Clone, Copy)]
+pub enum Tables<'a, T> {
+    /// Of `f32`: cosines, sines.
+    F32(&'a [f32], &'a [f32]),
+    /// Of the tensors' elements.
+    Elements(&'a [T], &'a [T]),
+}
+
+impl Rotary {
+    /// Of the first `size` elements, pair i by `position * base^(-2i / size)`; the usual base is 10000.
+    ///
+    /// # Errors
+    /// [`Error::RotarySize`] if the size is odd, 0 or more than 256; [`Error::NonFinite`] if the base gives no finite angles.
+    pub fn computed(size: usize, base: f64, pairing: Pairing) -> Result<Self> {
+        check_size(size)?;
+        let exponent = |pair: usize| -2.0 * pair as f64 / size as f64;
+        let frequencies: Vec<f64> = (0..size / 2)
+            .map(|pair| base.powf(exponent(pair)))
+            .collect();
+        Self::with_frequencies(&frequencies, pairing)
+    }
+
+    /// Pair i by `position * frequencies[i]`, in radians: for scaled embeddings, such as Llama 3's and YaRN's.
+    ///
+    /// # Errors
+    /// As [`Rotary::computed`].
+    pub fn with_frequencies(frequencies: &[f64], pairing: Pairing) -> Result<Self> {
+        let size = frequencies.len().saturating_mul(2);
+        check_size(size)?;
+        if let Some(&frequency) = frequencies.iter().find(|frequency| !frequency.is_finite()) {
+            return Err(Error::NonFinite {
+                argument: "rotary frequency",
+                value: frequency as f32,
+            });
+        }
+        // 2^64 times the turn's fraction; a fraction that rounds to 1 saturates, which is 2^-64 less.
+        let turns = |&frequency: &f64| ((frequency / TAU).rem_euclid(1.0) * 2_f64.powi(64)) as u64;
+        Ok(Rotary {
+            pairing,
+            size,
+            angles: Angles::Turns(frequencies.iter().map(turns).collect()),
+        })
+    }
+
+    /// By tables of cosines and sines for each position: `f32`, or of the tensors' element type. `layout` is that of both,
+    /// `[1, positions, 1, size / 2]` with any distance between the rows: of a tensor that has the cosines and sines of a
+    /// position side by side, sines begin `size / 2` elements later.
+    ///
+    /// # Errors
+    /// [`Error::RotarySize`]; [`Error::Mismatch`] or [`Error::LayoutTooLarge`] if the layout is not of that shape, or has no
+    /// position.
+    pub fn with_tables(element: ElementType, layout: Layout, pairing: Pairing) -> Result<Self> {
+        let [batch, positions, heads, pairs] = layout.shape;
+        check_size(pairs.saturating_mul(2))?;
+        super::same_shape(
+            "cos",
+            [batch, positions.min(1), heads, pairs],
+            ("a table", [1, 1, 1, pairs]),
+        )?;
+        layout.validate("cos")?;
+        if positions > MAX_LEN {
+            return Err(Error::TooLong {
+                argument: "cos",
+                dimension: "length",
+                found: positions,
+                limit: MAX_LEN,
+            });
+        }
+        Ok(Rotary {
+            pairing,
+            size: 2 * pairs,
+            angles: Angles::Tables { element, layout },
+        })
+    }
+
+    /// Which elements are pairs.
+    #[must_use]
+    pub const fn pairing(&self) -> Pairing {
+        self.pairing
+    }
+
+    /// Elements of a head that are turned.
+    #[must_use]
+    pub const fn size(&self) -> usize {
+        self.size
+    }
+
+    pub(crate) const fn angles(&self) -> &Angles {
+        &self.angles
+    }
+
+    /// Positions are below this; larger ones count as the last.
+    pub(crate) fn positions_end(&self) -> usize {
+        match &self.angles {
+            Angles::Turns(_) => MAX_LEN,
+            Angles::Tables { layout, .. } => layout.rows(),
+        }
+    }
+
+    /// Cosine and sine of each pair at a position.
+    pub(crate) fn angles_at<T: Element>(
+        &self,
+        position: i64,
+        tables: Option<&Tables<'_, T>>,
+        to: &mut [[f32; 2]],
+    ) {
+        // At least one position, by the constructors.
+        let position = position.clamp(0, self.positions_end() as i64 - 1) as usize;
+        match (&self.angles, tables) {
+            (Angles::Turns(turns), _) => {
+                for (to, turns) in to.iter_mut().zip(&**turns) {
+                    // The upper half, as a number between -1/2 and 1/2 of a turn, has more bits than the result.
+                    let turns = (turns.wrapping_mul(position as u64) >> 32) as i32;
+                    let (sin, cos) = (f64::from(turns) * (TAU / 2_f64.powi(32))).sin_cos();
+                    *to = [cos as f32, sin as f32];
+                }
+            }
+            (Angles::Tables { layout, .. }, Some(tables)) => {
+                let start = layout.offset(0, position, 0);
+                let row = start..start + layout.head_dim();
+                match tables {
+                    Tables::F32(cos, sin) => copy(to, &cos[row.clone()], &sin[row], |value| value),
+                    Tables::Elements(cos, sin) => {
+                        copy(to, &cos[row.clone()], &sin[row], T::to_f32);
+                    }
+                }
+            }
+            // The caller has checked that there are tables.
+            (Angles::Tables { .. }, None) => {}
+        }
+    }
+
+    /// Turns the pairs of a head's row in place.
+    pub(crate) fn turn<T: Element>(&self, row: &mut [T], angles: &[[f32; 2]]) {
+        for (pair, &[cos, sin]) in angles.iter().enumerate() {
+            let (first, second) = match self.pairing {
+                Pairing::Interleaved => (2 * pair, 2 * pair + 1),
+                Pairing::HalfSplit => (pair, self.size / 2 + pair),
+            };
+            let (x, y) = (row[first].to_f32(), row[second].to_f32());
+            row[first] = T::from_f32(x.mul_add(cos, -(y * sin)));
+            row[second] = T::from_f32(x.mul_add(sin, y * cos));
+        }
+    }
+}
+
+fn copy<U: Copy>(to: &mut [[f32; 2]], cos: &[U], sin: &[U], widen: impl Fn(U) -> f32) {
+    for ((to, &cos), &sin) in to.iter_mut().zip(cos).zip(sin) {
+        *to = [widen(cos), widen(sin)];
+    }
+}
+
+fn check_size(size: usize) -> Result<()> {
+    match size.is_multiple_of(2) && (2..=2 * ROTARY_PAIRS).contains(&size) {
+        true => Ok(()),
+        false => Err(Error::RotarySize { size }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Against products in whole numbers of 2^-96 turns, which are exact to the bit of the frequency.
+    #[test]
+    fn angles_are_exact_at_large_positions() {
+        let rotary = Rotary::computed(128, 10_000.0, Pairing::HalfSplit).unwrap();
+        let mut angles = vec![[0.0; 2]; 64];
+        for position in [0_i64, 1, 4095, 131_071, 999_983, 1 << 20, (1 << 24) + 1] {
+            rotary.angles_at::<f32>(position, None, &mut angles);
+            for (pair, &[cos, sin]) in angles.iter().enumerate() {
+                let frequency = 10_000_f64.powf(-2.0 * pair as f64 / 128.0);
+                let turns = (frequency / TAU * 2_f64.powi(96)) as u128;
+                let fraction = turns.wrapping_mul(position as u128) & ((1 << 96) - 1);
+                let angle = fraction as f64 / 2_f64.powi(96) * TAU;
+                let (sine, cosine) = angle.sin_cos();
+                let error = (f64::from(cos) - cosine)
+                    .abs()
+                    .max((f64::from(sin) - sine).abs());
+                assert!(error < 4e-8, "{position} {pair}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_and_frequencies_are_checked() {
+        let computed = |size, base| Rotary::computed(size, base, Pairing::Interleaved);
+        for size in [0, 7, 258] {
+            assert!(
+                matches!(computed(size, 1e4), Err(Error::RotarySize { .. })),
+                "{size}"
+            );
+        }
+        assert!(computed(256, 1e6).is_ok());
+        assert!(matches!(
+            computed(8, f64::NAN),
+            Err(Error::NonFinite { .. })
+        ));
+        assert!(matches!(computed(8, 0.0), Err(Error::NonFinite { .. })));
+        let table = |layout| Rotary::with_tables(ElementType::F32, layout, Pairing::Interleaved);
+        assert!(table(Layout::bshd([1, 5, 1, 4])).is_ok());
+        assert!(table(Layout::bshd([1, 0, 1, 4])).is_err());
+        assert!(table(Layout::bshd([1, 5, 2, 4])).is_err());
+    }
+}

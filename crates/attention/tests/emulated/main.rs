@@ -1,0 +1,17 @@
+//! The C++ of the operations' kernels, compiled for the CPU: the stand-in driver records what is launched, and the emulated kernel
+//! runs on the same parameters and memory. The whole way of a launch is tested but the GPU itself. Needs g++ 12 or newer; run
+//! with `--include-ignored`.
+
+mod append;
+#[path = "../common/append.rs"]
+mod append_cases;
+#[path = "../common/append_on_gpu.rs"]
+mod append_on_gpu;
+#[path = "../common/draw.rs"]
+mod draw;
+mod merge;
+#[path = "../common/merge.rs"]
+mod merge_cases;
+#[path = "../common/merge_on_gpu.rs"]
+mod merge_on_gpu;
+mod place;

@@ -1,0 +1,93 @@
+//! The stand-in driver with kernels.
+
+use std::ffi::{CString, c_char, c_uint, c_void};
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use libloading::Library;
+use warptile::gpu::Gpu;
+use warptile_driver::Driver;
+use warptile_fake_cuda::FakeDriver;
+
+type RunKernel = unsafe extern "C" fn(*const c_char, *const c_void, c_uint, c_uint) -> bool;
+
+/// A GPU made of host memory, whose launches are emulated.
+pub(crate) struct Emulated {
+    pub(crate) gpu: Gpu,
+    fake: FakeDriver,
+}
+
+thread_local! {
+    /// One for each thread: loaded stand-ins are many variables of a thread, of which there are not so many.
+    static EMULATED: Emulated = Emulated::new();
+}
+
+/// Runs `test` with the thread's GPU.
+pub(crate) fn with_emulated<R>(test: impl FnOnce(&Emulated) -> R) -> R {
+    EMULATED.with(test)
+}
+
+impl Emulated {
+    fn new() -> Self {
+        let fake = FakeDriver::open();
+        // SAFETY: the library is the stand-in, with the driver's signatures.
+        let driver = unsafe { Driver::load_from(fake.path()) }.unwrap();
+        Emulated {
+            gpu: Gpu::new(&driver, 0).unwrap(),
+            fake,
+        }
+    }
+
+    /// Runs what was launched since the last time. Whatever was queued before has happened then; nothing else may be queued.
+    pub(crate) fn run_launches(&self) {
+        /// The emulation has one index of a CTA for all threads of this program.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        self.gpu.stream().synchronize().unwrap();
+        let launches = self.fake.launches();
+        let _held = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        for launch in &launches {
+            let name = CString::new(launch.name()).unwrap();
+            // Blocks are aligned to 8 bytes at least.
+            let mut words = vec![0_u64; launch.params().len().div_ceil(8)];
+            bytemuck::cast_slice_mut(&mut words)[..launch.params().len()]
+                .copy_from_slice(launch.params());
+            let params = words.as_ptr().cast();
+            // SAFETY: the function has this signature. The block was made for this kernel, and the addresses in it are those of
+            // the stand-in's device memory, which is host memory that the caller still holds.
+            let found =
+                unsafe { kernels()(name.as_ptr(), params, launch.grid[0], launch.block[0]) };
+            assert!(found, "{} is not emulated", launch.name());
+        }
+        self.fake.forget_launches();
+    }
+}
+
+/// The emulated kernels, compiled once.
+fn kernels() -> RunKernel {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    let library = LIBRARY.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated_ops.so");
+        let status = Command::new("g++")
+            .args([
+                "-std=c++20",
+                "-O1",
+                "-ffp-contract=off",
+                "-fno-strict-aliasing",
+            ])
+            .args(["-Wno-unknown-pragmas", "-shared", "-fPIC"])
+            .args(["-I", "kernels/emulation", "-I", "kernels"])
+            .arg("kernels/emulation/ops.cpp")
+            .arg("-o")
+            .arg(&output)
+            .current_dir(root)
+            .status()
+            .expect("g++ is needed");
+        assert!(status.success());
+        // SAFETY: it was just built from our sources, and initializes nothing.
+        unsafe { Library::new(&output) }.unwrap()
+    });
+    // SAFETY: `run_kernel` has this type.
+    unsafe { *library.get::<RunKernel>(b"run_kernel").unwrap() }
+}

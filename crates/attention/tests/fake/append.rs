@@ -1,0 +1,397 @@
+//! Cache writes: what is launched, what is refused, captures, and failures.
+
+use half::f16;
+use warptile::gpu::{AppendAddresses, AppendBindings};
+use warptile::kernels::abi;
+use warptile::{
+    Append, Backend, CacheTensors, CacheWrite, ElementType, Error, Layout, Pairing, Rotary, Tensor,
+};
+use warptile_driver::{DeviceBuffer, Graph, Stream};
+use warptile_fake_cuda::{FakeDriver, FakeLaunch};
+
+use crate::calls::on_device;
+use crate::faults::every_failure_is_survived;
+use crate::{driver, gpu};
+
+/// Two sequences of 3 new rows, 4 query heads, 2 key/value heads; 7 pages of 16 rows.
+const NEW: [usize; 4] = [2, 3, 2, 64];
+const PAGES: [usize; 4] = [7, 16, 2, 64];
+const QUERIES: [usize; 4] = [2, 3, 4, 64];
+
+fn len(shape: [usize; 4]) -> usize {
+    shape.iter().product()
+}
+
+fn block(launch: &FakeLaunch) -> abi::Append {
+    bytemuck::pod_read_unaligned(launch.params())
+}
+
+fn tensor(backend: &Backend, shape: [usize; 4]) -> Tensor<f16> {
+    backend.tensor(&vec![f16::ONE; len(shape)], shape).unwrap()
+}
+
+fn rotary() -> Rotary {
+    Rotary::computed(32, 10_000.0, Pairing::Interleaved).unwrap()
+}
+
+#[test]
+fn a_write_is_launched_with_its_numbers_and_strides() {
+    let fake = FakeDriver::open();
+    {
+        let backend = Backend::cuda_with(&driver(&fake), 0).unwrap();
+        let (k, v) = (tensor(&backend, NEW), tensor(&backend, NEW));
+        let (mut keys, mut values) = (tensor(&backend, PAGES), tensor(&backend, PAGES));
+        let mut q = tensor(&backend, QUERIES);
+        let (lengths, table) = ([20, 0], [3, 1, 0, -1]);
+        let slots: Vec<i64> = (0..6).map(|i| i * 17 - 1).collect();
+        CacheWrite::new(&k, &v, (&mut keys, &mut values))
+            .after(&lengths)
+            .block_table(&table, 2)
+            .rotary(rotary())
+            .queries(&mut q)
+            .run()
+            .unwrap();
+        backend.synchronize().unwrap();
+        let launches = fake.launches();
+        let first = block(&launches[0]);
+        assert_eq!(launches[0].name(), "warptile_append_w4_f16");
+        // 8 heads of 8 chunks are half a CTA.
+        assert_eq!(
+            (launches[0].grid, first.row_ctas, first.lanes),
+            ([6, 1, 1], 1, 8)
+        );
+        let sequences = first.sequences;
+        assert_eq!(
+            (sequences.batch, sequences.query_len, sequences.key_len),
+            (2, 3, 32)
+        );
+        assert_eq!(on_device::<i32>(sequences.key_lengths, 2), lengths);
+        assert_eq!(on_device::<i32>(first.pages.table, 4), table);
+        assert_eq!(
+            (first.pages.table_row, first.pages.rows, first.pages.count),
+            (2, 16, 7)
+        );
+        assert_eq!((first.heads, first.kv_heads, first.slots), (4, 2, 0));
+        assert_eq!(first.q, first.q_out);
+        assert_eq!((first.rotary.size, first.rotary.interleaved), (32, 1));
+        // One turn in 2 pi positions, then less and less.
+        let turns = (2_f64.powi(64) / std::f64::consts::TAU) as u64;
+        assert_eq!(first.rotary.turns[0], turns);
+        assert!(first.rotary.turns[..16].is_sorted_by(|a, b| a > b));
+        assert_eq!(first.rotary.turns[16], 0);
+
+        let mut both = tensor(&backend, [7, 16, 4, 64]);
+        let layout = Layout::new(PAGES, [16 * 256, 256, 64, 1]);
+        CacheWrite::new(
+            &k,
+            &v,
+            CacheTensors::together(&mut both, layout, layout, 128),
+        )
+        .slots(&slots)
+        .run()
+        .unwrap();
+        backend.synchronize().unwrap();
+        let second = block(&fake.launches()[1]);
+        assert_eq!(on_device::<i64>(second.slots, 6), slots);
+        assert_eq!(
+            (second.heads, second.rotary.size, second.pages.table),
+            (0, 0, 0)
+        );
+        assert_eq!(second.v_pages.address, second.k_pages.address + 256);
+        assert_eq!((second.k_pages.batch, second.k_pages.row), (4096, 256));
+    }
+    fake.assert_clean();
+}
+
+/// What is wrong in a description is found when it is built.
+#[test]
+fn descriptions_that_contradict_themselves_are_refused() {
+    let new = Layout::bshd(NEW);
+    let pages = Layout::bshd(PAGES);
+    let start = || Append::builder(ElementType::F16, [&new, &new], [&pages, &pages]);
+    let refused = |builder: warptile::AppendBuilder<'_>, expected: &str| {
+        let text = builder.build().unwrap_err().to_string();
+        assert!(text.starts_with(expected), "{text}");
+    };
+    let table = [0; 4];
+    refused(start(), "slots is missing");
+    refused(start().slots(&[0; 5]), "slots has 5 values; 6 are needed");
+    refused(
+        start().slots(&[0; 6]).key_lengths(&[0; 2]),
+        "key_lengths is given, but rows go to slots",
+    );
+    refused(
+        start().slots(&[0; 6]).block_table(&table, 2),
+        "block_table is given, but rows go to slots",
+    );
+    refused(
+        start().key_lengths(&[0; 2]),
+        "k_pages has batch 7, but a cache without a block table has 2",
+    );
+    refused(
+        start().key_lengths(&[0; 3]).block_table(&table, 2),
+        "key_lengths[2] ends the list",
+    );
+    refused(
+        start().key_lengths(&[0; 2]).block_table(&table, 3),
+        "block_table has 4 values; 6 are needed",
+    );
+    refused(
+        start().key_lengths(&[0, 30]).block_table(&table, 2),
+        "key_lengths[1] is 30, and 3 rows follow, but there is room for 32",
+    );
+    refused(
+        start().key_lengths(&[-1, 0]).block_table(&table, 2),
+        "key_lengths[0] is -1",
+    );
+    refused(
+        start().slots(&[0; 6]).rotary(rotary()),
+        "positions is missing",
+    );
+    refused(
+        start().slots(&[0; 6]).positions(&[0; 6]),
+        "rotary is missing",
+    );
+    refused(
+        start().slots(&[0; 6]).queries(Layout::bshd(QUERIES), None),
+        "rotary is missing",
+    );
+    let wide = Rotary::computed(66, 1e4, Pairing::HalfSplit).unwrap();
+    refused(
+        start().slots(&[0; 6]).rotary(wide).positions(&[0; 6]),
+        "the rotary size is 66",
+    );
+    let table = Layout::bshd([1, 9, 1, 32]);
+    let of_bf16 = Rotary::with_tables(ElementType::Bf16, table, Pairing::HalfSplit).unwrap();
+    refused(
+        start().slots(&[0; 6]).rotary(of_bf16).positions(&[0; 6]),
+        "cos has elements of type bf16",
+    );
+    let q = Layout::bshd([2, 4, 4, 64]);
+    let rotated = start().slots(&[0; 6]).rotary(rotary()).positions(&[0; 6]);
+    refused(rotated.queries(q, None), "q has length 4, but k has 3");
+    let fewer = Layout::bshd([7, 16, 1, 64]);
+    let builder = Append::builder(ElementType::F16, [&new, &new], [&pages, &fewer]);
+    refused(builder.slots(&[0; 6]), "v_pages has heads 1, but k has 2");
+    let repeated = Layout::new(PAGES, [0, 128, 64, 1]);
+    let builder = Append::builder(ElementType::F16, [&new, &new], [&repeated, &pages]);
+    refused(builder.slots(&[0; 6]), "k_pages overlaps itself");
+}
+
+struct Memory {
+    new: [DeviceBuffer<f16>; 2],
+    pages: [DeviceBuffer<f16>; 2],
+    q: DeviceBuffer<f16>,
+    slots: DeviceBuffer<i64>,
+    positions: DeviceBuffer<i64>,
+}
+
+impl Memory {
+    fn new(stream: &Stream) -> Self {
+        let buffer = |shape| DeviceBuffer::zeroed(stream, len(shape)).unwrap();
+        Memory {
+            new: [NEW; 2].map(buffer),
+            pages: [PAGES; 2].map(buffer),
+            q: buffer(QUERIES),
+            slots: DeviceBuffer::zeroed(stream, 6).unwrap(),
+            positions: DeviceBuffer::zeroed(stream, 6).unwrap(),
+        }
+    }
+
+    fn bindings(&mut self) -> AppendBindings<'_, f16> {
+        let [k, v] = &self.new;
+        let [keys, values] = &mut self.pages;
+        AppendBindings::new(
+            k.as_slice(),
+            v.as_slice(),
+            keys.as_slice_mut(),
+            values.as_slice_mut(),
+        )
+        .slots(self.slots.as_slice())
+        .positions(self.positions.as_slice())
+        .queries(self.q.as_slice_mut())
+    }
+
+    fn addresses(&self) -> AppendAddresses {
+        let mut addresses = AppendAddresses::default();
+        [addresses.k, addresses.v] = [0, 1].map(|i| self.new[i].pointer());
+        [addresses.k_pages, addresses.v_pages] = [0, 1].map(|i| self.pages[i].pointer());
+        addresses.q = self.q.pointer();
+        addresses.slots = self.slots.pointer();
+        addresses.positions = self.positions.pointer();
+        addresses
+    }
+}
+
+/// Slots, positions of 64 bits and queries, all on the device.
+fn description() -> Append {
+    let (new, pages) = (Layout::bshd(NEW), Layout::bshd(PAGES));
+    Append::builder(ElementType::F16, [&new, &new], [&pages, &pages])
+        .device_slots()
+        .device_positions(true)
+        .rotary(rotary())
+        .queries(Layout::bshd(QUERIES), None)
+        .build()
+        .unwrap()
+}
+
+#[test]
+fn a_raw_write_is_one_driver_call_and_checks_its_addresses() {
+    let fake = FakeDriver::open();
+    let gpu = gpu(&fake);
+    let stream = Stream::new(gpu.context()).unwrap();
+    let memory = Memory::new(&stream);
+    let prepared = gpu.prepare_append(ElementType::F16).unwrap();
+    let launch = |append: &Append, addresses: &AppendAddresses| {
+        let _current = gpu.context().enter().unwrap();
+        let before = fake.calls();
+        // SAFETY: the stand-in runs no kernel; the addresses it is given are those of the buffers.
+        let launched = unsafe { prepared.launch_raw(stream.raw(), append, addresses) };
+        launched
+            .map(|()| fake.calls() - before)
+            .map_err(|error| error.to_string())
+    };
+    type Edit = fn(&mut AppendAddresses);
+    let cases: [(Edit, &str); 14] = [
+        (|a| a.k = 0, "k is missing"),
+        (|a| a.v = 0, "v is missing"),
+        (|a| a.k_pages = 0, "k_pages is missing"),
+        (|a| a.v_pages = 0, "v_pages is missing"),
+        (|a| a.q = 0, "q is missing"),
+        (|a| a.slots = 0, "slots is missing"),
+        (|a| a.positions = 0, "positions is missing"),
+        (|a| a.slots += 4, "slots starts at"),
+        (|a| a.k_pages += 1, "k_pages starts at"),
+        (|a| a.q_out = a.q, "q_out is given"),
+        (|a| a.block_table = a.slots, "block_table is given"),
+        (|a| a.cos = a.q, "cos is given"),
+        (|a| a.v_pages = a.k_pages + 128, "k_pages overlaps v_pages"),
+        (|a| a.q = a.k + 64, "q overlaps k"),
+    ];
+    for (edit, expected) in cases {
+        let mut addresses = memory.addresses();
+        edit(&mut addresses);
+        let text = launch(&description(), &addresses).unwrap_err();
+        assert!(text.starts_with(expected), "{text}");
+    }
+    let (new, pages) = (Layout::bshd(NEW), Layout::bshd(PAGES));
+    let on_host = Append::builder(ElementType::F16, [&new, &new], [&pages, &pages])
+        .slots(&[0; 6])
+        .build()
+        .unwrap();
+    let text = launch(&on_host, &memory.addresses()).unwrap_err();
+    assert!(text.starts_with("slots is on the host"), "{text}");
+    stream.synchronize().unwrap();
+    assert!(fake.launches().is_empty());
+    assert_eq!(launch(&description(), &memory.addresses()), Ok(1));
+}
+
+#[test]
+fn numbers_of_another_size_are_refused() {
+    let fake = FakeDriver::open();
+    {
+        let gpu = gpu(&fake);
+        let stream = Stream::new(gpu.context()).unwrap();
+        let narrow = DeviceBuffer::<u32>::zeroed(&stream, 12).unwrap();
+        let mut memory = Memory::new(&stream);
+        let prepared = gpu.prepare_append(ElementType::F16).unwrap();
+        let bindings = memory.bindings().positions(narrow.as_slice());
+        let error = prepared
+            .launch(&stream, &description(), &bindings)
+            .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("positions has numbers of another size"),
+            "{error}"
+        );
+        let short = memory.slots.slice(..5).unwrap();
+        let [k, v] = &memory.new;
+        let [keys, values] = &mut memory.pages;
+        let bindings = AppendBindings::new(
+            k.as_slice(),
+            v.as_slice(),
+            keys.as_slice_mut(),
+            values.as_slice_mut(),
+        )
+        .slots(short)
+        .positions(memory.positions.as_slice())
+        .queries(memory.q.as_slice_mut());
+        let error = prepared
+            .launch(&stream, &description(), &bindings)
+            .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("slots needs a buffer of 6 elements"),
+            "{error}"
+        );
+        assert!(fake.launches().is_empty());
+    }
+    fake.assert_clean();
+}
+
+#[test]
+fn a_graph_keeps_the_cache_and_the_numbers() {
+    let fake = FakeDriver::open();
+    {
+        let gpu = gpu(&fake);
+        let stream = Stream::new(gpu.context()).unwrap();
+        let home = Stream::new(gpu.context()).unwrap();
+        let graph = {
+            let prepared = gpu.prepare_append(ElementType::F16).unwrap();
+            let mut memory = Memory::new(&home);
+            let mut with_host = Memory::new(&home);
+            let (new, pages) = (Layout::bshd(NEW), Layout::bshd(PAGES));
+            let on_host = Append::builder(ElementType::F16, [&new, &new], [&pages, &pages])
+                .slots(&[5; 6])
+                .build()
+                .unwrap();
+            Graph::capture::<Error>(&stream, |stream| {
+                prepared.launch(stream, &description(), &memory.bindings())?;
+                let [k, v] = &with_host.new;
+                let [keys, values] = &mut with_host.pages;
+                let bindings = AppendBindings::new(
+                    k.as_slice(),
+                    v.as_slice(),
+                    keys.as_slice_mut(),
+                    values.as_slice_mut(),
+                );
+                prepared.launch(stream, &on_host, &bindings)
+            })
+            .unwrap()
+        };
+        drop(gpu);
+        for _ in 0..2 {
+            graph.launch(&stream).unwrap();
+        }
+        stream.synchronize().unwrap();
+        home.synchronize().unwrap();
+        let launches = fake.launches();
+        assert_eq!(launches.len(), 4);
+        assert_eq!(on_device::<i64>(block(&launches[3]).slots, 6), [5; 6]);
+        assert_eq!(fake.violations(), Vec::<String>::new());
+    }
+    fake.assert_clean();
+}
+
+#[test]
+fn every_failure_of_a_write_is_survived() {
+    every_failure_is_survived(|driver| {
+        let backend = Backend::cuda_with(driver, 0)?;
+        let upload = |shape| backend.tensor(&vec![f16::ONE; len(shape)], shape);
+        let (k, v) = (upload(NEW)?, upload(NEW)?);
+        let (mut keys, mut values, mut q) = (upload(PAGES)?, upload(PAGES)?, upload(QUERIES)?);
+        CacheWrite::new(&k, &v, (&mut keys, &mut values))
+            .after(&[1, 2])
+            .block_table(&[0, 1], 1)
+            .rotary(rotary())
+            .queries(&mut q)
+            .run()?;
+        assert_eq!(
+            keys.to_vec()?.len() + q.to_vec()?.len(),
+            len(PAGES) + len(QUERIES)
+        );
+        backend.synchronize()
+    });
+}

@@ -1,0 +1,63 @@
+// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs, where to change it.
+#pragma once
+
+#include "base/abi.cuh"
+
+namespace warptile {
+
+// Block of the kernels that merge results of attention over disjoint keys.
+struct Merge {
+    int parts; // Results to be merged, at least 1.
+    int base_two; // Whether each lse is a logarithm to base 2 instead of a natural one.
+    int rows; // Rows of a batch entry.
+    int heads; // Heads.
+    int head_dim; // Elements of a row of a head.
+    int row_ctas; // CTAs that share a row of all heads. CTA c is number c % row_ctas of row c / row_ctas, counted through the batch.
+    Tensor out; // What is computed.
+    Tensor lse; // Its lse, a float a row and head; null: not wanted.
+    Tensor outs[32]; // Results.
+    Tensor lses[32]; // Their lse, a float a row and head.
+};
+static_assert(sizeof(Merge) == 2136);
+
+// Rotation of pairs of elements by angles that are proportional to a row's position. Nobody has validated positions
+// that lie on the device: the kernels clamp them to 0 and below `positions_end`.
+struct Rotary {
+    int size; // Elements of a head that are rotated, the first ones: even; 0: none.
+    int interleaved; // Whether elements 2i and 2i + 1 are a pair, else i and size / 2 + i.
+    int float_tables; // Whether the tables have the type float, else that of the tensors.
+    int wide_positions; // Whether positions have 64 bits instead of 32.
+    const void* positions; // A position for each row of k, counted through the batch; null: the place in the sequence.
+    long long positions_end; // Positions are below it: rows of the tables, if there are any.
+    const void* cos; // [positions_end][size / 2] cosines; null: angles are computed.
+    const void* sin; // [positions_end][size / 2] sines.
+    long long table_row; // Elements between the rows of both tables.
+    unsigned long long turns[128]; // Of each pair the turns that one position adds, in units of 2^-64.
+};
+static_assert(sizeof(Rotary) == 1080);
+
+// Block of the kernels that write new keys and values into a cache, and rotate queries and keys on the way.
+struct Append {
+    Sequences sequences; // The new rows are queries here: a sequence has at most `query_len` of them, of the rows `query_rows` of k and v. The rows that the cache has of it already are keys: `key_lengths` of at most `key_len`.
+    Pages pages; // The cache's pages. Without a table and slots page b is sequence b's only one.
+    const long long* slots; // Of each row of k, counted through the batch, where it goes: page * rows + row; elsewhere: nowhere. Null: after the rows that its sequence has.
+    int heads; // Query heads; 0: no queries.
+    int kv_heads; // Key/value heads.
+    int head_dim; // Elements of a row of q and k.
+    int value_dim; // Elements of a row of v.
+    int lanes; // Threads that share a head of a row, with at most a chunk of 16 bytes each.
+    int row_ctas; // CTAs that share a row of all heads. CTA c is number c % row_ctas of row c / row_ctas, counted through the batch.
+    Tensor q; // Queries.
+    Tensor q_out; // Where rotated queries go; may be `q`.
+    Tensor k; // New keys.
+    Tensor v; // New values.
+    Tensor k_pages; // Keys of the cache; its batch entries are pages.
+    Tensor v_pages; // Values of the cache.
+    Rotary rotary; // Rotation of q and k.
+};
+static_assert(sizeof(Append) == 1384);
+
+template <> constexpr unsigned long long BLOCK_HASH<Merge> = 0x46c21d77b96c621a;
+template <> constexpr unsigned long long BLOCK_HASH<Append> = 0xc8525d06fd03789c;
+
+} // namespace warptile

@@ -1,0 +1,37 @@
+// The kernels of the operations beside forward as functions of the CPU, for crates/attention/tests/emulated. They have no
+// barriers, so the threads of a CTA run one after the other.
+#include "shim.h"
+
+#include "ops/append.cuh"
+#include "ops/merge.cuh"
+
+#include <string>
+
+using namespace warptile;
+
+template <class Block> static void run(void (*kernel)(const Block&), const void* params, unsigned grid, unsigned threads)
+{
+    for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x)
+        for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) kernel(*static_cast<const Block*>(params));
+}
+
+template <class Element> static bool run(const std::string& kernel, const void* params, unsigned grid, unsigned threads)
+{
+    if (kernel == "merge_w4") run(merge_results<RowTraits<Element, 4, ROLE_COMBINE>>, params, grid, threads);
+    else if (kernel == "append_w4") run(append_rows<RowTraits<Element, 4, ROLE_APPEND>>, params, grid, threads);
+    else return false;
+    return true;
+}
+
+// Runs the kernel with this entry; false if there is none.
+extern "C" bool run_kernel(const char* entry, const void* params, unsigned grid, unsigned threads)
+{
+    const std::string name = entry, prefix = "warptile_";
+    const size_t end = name.rfind('_');
+    if (name.rfind(prefix, 0) != 0 || end < prefix.size()) return false;
+    const std::string kernel = name.substr(prefix.size(), end - prefix.size()), element = name.substr(end + 1);
+    if (element == "f16") return run<__half>(kernel, params, grid, threads);
+    if (element == "bf16") return run<__nv_bfloat16>(kernel, params, grid, threads);
+    if (element == "f32") return run<float>(kernel, params, grid, threads);
+    return false;
+}

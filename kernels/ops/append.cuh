@@ -1,0 +1,161 @@
+// Writes new keys and values into a cache, and rotates queries and keys on the way: rotary position embedding.
+//
+// Nobody has validated slots, lengths, page numbers and positions that lie on the device. A row that would go outside of the
+// cache goes nowhere; a position outside of the tables counts as the nearest inside. Queries are rotated all the same.
+#pragma once
+
+#include "memory/chunk.cuh"
+#include "ops/traits.cuh"
+#include "work/lengths.cuh"
+
+namespace warptile {
+
+struct Angle {
+    float cos, sin;
+};
+
+// By what a pair is turned. Computed angles are products of whole numbers modulo 2^64, whose wrapping drops whole turns: they
+// are as exact at position 2^30 as at 1.
+template <class Element> __device__ inline Angle angle_of(const Rotary& rotary, long long position, int pair)
+{
+    Angle angle;
+    if (rotary.cos) {
+        const long long at = position * rotary.table_row + pair;
+        if (rotary.float_tables) {
+            angle.cos = static_cast<const float*>(rotary.cos)[at];
+            angle.sin = static_cast<const float*>(rotary.sin)[at];
+        } else {
+            angle.cos = widen(static_cast<const Element*>(rotary.cos)[at]);
+            angle.sin = widen(static_cast<const Element*>(rotary.sin)[at]);
+        }
+        return angle;
+    }
+    const unsigned long long turns = (unsigned long long)position * rotary.turns[pair];
+    const float half_turns = (float)(int)(turns >> 32) * (1.0f / 2147483648.0f); // from -1 to 1
+    sincospif(half_turns, &angle.sin, &angle.cos);
+    return angle;
+}
+
+template <class Element> __device__ inline void turn(Element& first, Element& second, Angle angle)
+{
+    const float x = widen(first), y = widen(second);
+    first = narrow<Element>(fmaf(x, angle.cos, -(y * angle.sin)));
+    second = narrow<Element>(fmaf(x, angle.sin, y * angle.cos));
+}
+
+// Copies the lane's share of a row, and rotates what is to be rotated. `from` and `to` may be one row: each element is read and
+// written by one thread.
+template <class Element>
+__device__ inline void copy_rotated(const Rotary& rotary, long long position, const Element* from, Element* to, bool aligned,
+                                    int head_dim, int lane)
+{
+    constexpr int SPAN = CHUNK<Element>;
+    const int first = lane * SPAN, half = rotary.size / 2;
+    const int count = min(SPAN, head_dim - first);
+    if (count <= 0) return;
+    const bool whole = aligned && count == SPAN;
+    if (first >= rotary.size || rotary.interleaved) {
+        Chunk<Element> chunk = load_chunk(from + first, whole, count);
+#pragma unroll
+        for (int i = 0; i < SPAN; i += 2)
+            if (first + i < rotary.size)
+                turn(chunk.elements[i], chunk.elements[i + 1], angle_of<Element>(rotary, position, (first + i) / 2));
+        store_chunk(to + first, chunk, whole, count);
+    } else if (aligned && half % SPAN == 0) {
+        if (first >= half) return; // its partner's thread
+        Chunk<Element> low = load_chunk(from + first, true, SPAN), high = load_chunk(from + half + first, true, SPAN);
+#pragma unroll
+        for (int i = 0; i < SPAN; ++i)
+            turn(low.elements[i], high.elements[i], angle_of<Element>(rotary, position, first + i));
+        store_chunk(to + first, low, true, SPAN);
+        store_chunk(to + half + first, high, true, SPAN);
+    } else {
+#pragma unroll 1
+        for (int column = first; column < first + count; ++column) {
+            if (column < half) {
+                Element low = from[column], high = from[half + column];
+                turn(low, high, angle_of<Element>(rotary, position, column));
+                to[column] = low;
+                to[half + column] = high;
+            } else if (column >= rotary.size) {
+                to[column] = from[column];
+            }
+        }
+    }
+}
+
+// A row of a page of the cache.
+struct CacheRow {
+    long long page; // below 0: none
+    int row;
+};
+
+__device__ inline CacheRow slot_of(const Append& params, long long slot)
+{
+    const Pages& pages = params.pages;
+    if (slot < 0 || slot >= (long long)pages.count * pages.rows) return {-1, 0};
+    return {slot / pages.rows, (int)(slot % pages.rows)};
+}
+
+// The place of a sequence's row `position`.
+__device__ inline CacheRow row_of_sequence(const Append& params, int batch, long long position)
+{
+    const Pages& pages = params.pages;
+    if (position >= params.sequences.key_len) return {-1, 0};
+    const int number = (int)position / pages.rows;
+    const int page = pages.table ? pages.table[batch * pages.table_row + number] : batch;
+    if (page < 0 || page >= pages.count) return {-1, 0};
+    return {page, (int)position % pages.rows};
+}
+
+template <class Traits> __device__ inline void append_rows(const Append& params)
+{
+    using Element = typename Traits::Element;
+    const Sequences& sequences = params.sequences;
+    const Rotary& rotary = params.rotary;
+    const unsigned row_of_all = blockIdx.x / params.row_ctas;
+    const unsigned item = blockIdx.x % params.row_ctas * Traits::THREADS + threadIdx.x;
+    const int batch = row_of_all / sequences.query_len, number = row_of_all % sequences.query_len;
+    const int head = item / params.lanes, lane = item % params.lanes;
+    if (head >= params.heads + 2 * params.kv_heads) return;
+    const Extent rows = queries_of(sequences, batch);
+    if (number >= rows.len) return;
+    const int entry = sequences.query_offsets ? 0 : batch, row = rows.first + number;
+    const long long of_all = (long long)entry * sequences.query_rows + row;
+
+    // The sequence's rows so far, and this one's place among them.
+    const long long before = sequences.key_lengths ? max(sequences.key_lengths[batch], 0) : 0;
+    long long position = before + number;
+    CacheRow place = {-1, 0};
+    if (head >= params.heads)
+        place = params.slots ? slot_of(params, params.slots[of_all]) : row_of_sequence(params, batch, position);
+
+    const int value_head = head - params.heads - params.kv_heads;
+    if (value_head >= 0) {
+        const int first = lane * CHUNK<Element>, count = min(CHUNK<Element>, params.value_dim - first);
+        if (place.page < 0 || count <= 0) return;
+        const bool whole =
+            count == CHUNK<Element> && in_chunks<Element>(params.v) && in_chunks<Element>(params.v_pages);
+        const Element* from = row_of<const Element>(params.v, entry, row, value_head) + first;
+        Element* to = row_of<Element>(params.v_pages, place.page, place.row, value_head) + first;
+        store_chunk(to, load_chunk(from, whole, count), whole, count);
+        return;
+    }
+
+    if (rotary.positions)
+        position = rotary.wide_positions ? static_cast<const long long*>(rotary.positions)[of_all]
+                                         : static_cast<const int*>(rotary.positions)[of_all];
+    position = min(max(position, 0ll), rotary.positions_end - 1);
+    const bool is_query = head < params.heads;
+    if (!is_query && place.page < 0) return;
+    const int key_head = head - params.heads;
+    const Tensor& from_tensor = is_query ? params.q : params.k;
+    const Tensor& to_tensor = is_query ? params.q_out : params.k_pages;
+    const Element* from = row_of<const Element>(from_tensor, entry, row, is_query ? head : key_head);
+    Element* to = is_query ? row_of<Element>(to_tensor, entry, row, head)
+                           : row_of<Element>(to_tensor, place.page, place.row, key_head);
+    const bool aligned = in_chunks<Element>(from_tensor) && in_chunks<Element>(to_tensor);
+    copy_rotated(rotary, position, from, to, aligned, params.head_dim, lane);
+}
+
+} // namespace warptile
