@@ -79,6 +79,7 @@
 
 mod attention;
 mod backend;
+mod cache;
 mod call;
 mod choice;
 mod cpu;
@@ -101,6 +102,7 @@ mod tensor;
 
 pub use attention::{Attention, Output};
 pub use backend::{Backend, PassedOver};
+pub use cache::{KvCache, KvCacheBuilder, SequenceId};
 pub use call::{Call, CallBuilder, Operands, Sequence, common_element};
 pub use choice::Choice;
 pub use cpu::forward_cpu;

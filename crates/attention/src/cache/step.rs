@@ -1,0 +1,201 @@
+//! The present step of a cache: which sequences it has, and the numbers that kernels read.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use warptile_driver::{DeviceBuffer, DeviceSlice, Staging};
+
+use crate::backend::{Backend, Place};
+use crate::cache::pool::{Pool, SequenceId};
+use crate::{Error, Layout, Result};
+
+/// The entry of a table where there is no page: what is written there goes nowhere.
+const NO_PAGE: i32 = -1;
+
+#[derive(Debug)]
+pub(super) struct Step {
+    /// Sequences that a step can have, and pages that each can have.
+    most: usize,
+    columns: usize,
+    /// Sequences of the present step, empty places included.
+    batch: usize,
+    /// New rows of each sequence, if all have the same number.
+    rows_each: Option<usize>,
+    /// Where the new rows of each sequence begin among those of all, and where the last end.
+    offsets: Vec<i32>,
+    /// For `most` sequences each: rows before the step, rows after it, numbers of pages.
+    numbers: Vec<i32>,
+    device: Option<OnDevice>,
+}
+
+/// The same numbers on the device, always at one address.
+#[derive(Debug)]
+struct OnDevice {
+    numbers: DeviceBuffer<i32>,
+    staging: Arc<Staging>,
+    /// Whether the table on the device may be another than that on the host.
+    stale: bool,
+}
+
+/// How the rows of a step lie in a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// `[sequences, rows, heads, head size]`.
+    Dense,
+    /// `[1, rows of all sequences, heads, head size]`.
+    Packed,
+}
+
+impl Step {
+    pub(super) fn new(backend: &Backend, most: usize, columns: usize) -> Result<Self> {
+        let mut numbers = crate::tensor::zeros("block_table", most.saturating_mul(2 + columns))?;
+        numbers[2 * most..].fill(NO_PAGE);
+        let device = match backend.place() {
+            Place::Cpu => None,
+            Place::Gpu(gpu) => Some(OnDevice {
+                numbers: DeviceBuffer::from_slice(gpu.stream(), &numbers)?,
+                staging: gpu.staging().clone(),
+                stale: false,
+            }),
+        };
+        Ok(Step {
+            most,
+            columns,
+            batch: 0,
+            rows_each: None,
+            offsets: vec![0],
+            numbers,
+            device,
+        })
+    }
+
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
+    pub(super) fn batch(&self) -> usize {
+        self.batch
+    }
+
+    pub(super) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    pub(super) fn offsets(&self) -> &[i32] {
+        &self.offsets
+    }
+
+    /// Makes this the step in which the sequences, which have their new rows already, got them; `batch` is at least their number
+    /// and at most [`most`](Self::most).
+    pub(super) fn set(
+        &mut self,
+        pool: &Pool,
+        rows: &[(SequenceId, usize)],
+        batch: usize,
+    ) -> Result<()> {
+        let (lengths, table) = self.numbers.split_at_mut(2 * self.most);
+        let (before, after) = lengths.split_at_mut(self.most);
+        let mut changed = false;
+        self.offsets.truncate(1);
+        let mut end = 0;
+        for place in 0..batch {
+            let (held, more) = match rows.get(place) {
+                Some(&(id, more)) => (pool.get(id), more),
+                None => (None, 0),
+            };
+            let (pages, len) = held.map_or((&[][..], 0), |held| (&held.pages[..], held.len));
+            // Lengths fit 31 bits: the longest has been checked against `MAX_LEN`.
+            after[place] = len as i32;
+            before[place] = (len - more) as i32;
+            end += more as i32;
+            self.offsets.push(end);
+            let row = &mut table[place * self.columns..][..self.columns];
+            let (used, rest) = row.split_at_mut(pages.len());
+            if used != pages || rest.iter().any(|&entry| entry != NO_PAGE) {
+                used.copy_from_slice(pages);
+                rest.fill(NO_PAGE);
+                changed = true;
+            }
+        }
+        self.batch = batch;
+        let first = rows.first().map(|&(_, more)| more);
+        self.rows_each = first.filter(|&first| rows.iter().all(|&(_, more)| more == first));
+        if let Some(device) = &mut self.device {
+            device.stale |= changed;
+            // Without new pages the lengths are enough.
+            let count = match device.stale {
+                true => 2 * self.most + batch * self.columns,
+                false => 2 * self.most,
+            };
+            let mut to = device.numbers.slice_mut(..count)?;
+            device.staging.copy_into(&self.numbers[..count], &mut to)?;
+            device.stale = false;
+        }
+        Ok(())
+    }
+
+    /// Makes this no step.
+    pub(super) fn clear(&mut self) {
+        self.batch = 0;
+        self.rows_each = None;
+        self.offsets.truncate(1);
+        if let Some(device) = &mut self.device {
+            device.stale = true;
+        }
+    }
+
+    /// How a tensor has the rows of the step.
+    pub(super) fn form(&self, argument: &'static str, layout: &Layout) -> Result<Form> {
+        let [batch, rows, ..] = layout.shape;
+        let all = self.offsets.last().map_or(0, |&end| end as usize);
+        let dense = (batch == self.batch).then_some(self.rows_each).flatten();
+        match () {
+            () if dense == Some(rows) => Ok(Form::Dense),
+            () if batch == 1 && rows == all => Ok(Form::Packed),
+            () => Err(Error::Pages {
+                argument,
+                rule: match self.rows_each {
+                    _ if self.batch == 0 => "has rows, but the cache is in no step".to_owned(),
+                    Some(each) => format!(
+                        "has batch {batch} and length {rows}; the step has {} sequences of {each} new rows, or batch 1 and length {all} one after the other",
+                        self.batch
+                    ),
+                    None => format!(
+                        "has batch {batch} and length {rows}; the sequences of the step have different numbers of new rows, which lie one after the other, with batch 1 and length {all}"
+                    ),
+                },
+            }),
+        }
+    }
+
+    fn before_range(&self) -> Range<usize> {
+        0..self.batch
+    }
+
+    fn after_range(&self) -> Range<usize> {
+        self.most..self.most + self.batch
+    }
+
+    fn table_range(&self) -> Range<usize> {
+        2 * self.most..2 * self.most + self.batch * self.columns
+    }
+
+    /// Rows before the step, rows after it, and the table: on the host, for a cache on the CPU.
+    pub(super) fn on_host(&self) -> [&[i32]; 3] {
+        [self.before_range(), self.after_range(), self.table_range()]
+            .map(|range| &self.numbers[range])
+    }
+
+    /// The same on the device; `None` on the CPU.
+    pub(super) fn on_device(&self) -> Result<Option<[DeviceSlice<'_, i32>; 3]>> {
+        let Some(device) = &self.device else {
+            return Ok(None);
+        };
+        let slice = |range| device.numbers.slice(range);
+        Ok(Some([
+            slice(self.before_range())?,
+            slice(self.after_range())?,
+            slice(self.table_range())?,
+        ]))
+    }
+}
