@@ -43,44 +43,80 @@ template <class Element> __device__ inline void turn(Element& first, Element& se
     second = narrow<Element>(fmaf(x, angle.sin, y * angle.cos));
 }
 
-// Copies the lane's share of a row, and rotates what is to be rotated. `from` and `to` may be one row: each element is read and
-// written by one thread.
+// Half a chunk: of a lane's pairs the first or the second elements.
+template <class Element> union HalfChunk {
+    uint2 bits;
+    Element elements[CHUNK<Element> / 2];
+    __device__ HalfChunk() : bits() {}
+};
+
+// The elements of `source` that are there, `count` of them.
+template <class Element> __device__ inline HalfChunk<Element> load_half(const Element* source, bool whole, int count)
+{
+    HalfChunk<Element> half;
+    if (whole) {
+        half.bits = *reinterpret_cast<const uint2*>(source);
+    } else {
+#pragma unroll
+        for (int i = 0; i < CHUNK<Element> / 2; ++i)
+            if (i < count) half.elements[i] = source[i];
+    }
+    return half;
+}
+
+template <class Element>
+__device__ inline void store_half(Element* destination, const HalfChunk<Element>& half, bool whole, int count)
+{
+    if (whole) {
+        *reinterpret_cast<uint2*>(destination) = half.bits;
+    } else {
+#pragma unroll
+        for (int i = 0; i < CHUNK<Element> / 2; ++i)
+            if (i < count) destination[i] = half.elements[i];
+    }
+}
+
+// Copies the lane's share of a row, and rotates what is to be rotated: as many elements as a chunk has, neighbours, or those of the
+// same pairs where the two of a pair lie apart. `from` and `to` may be one row: each element is read and written by one thread.
 template <class Element>
 __device__ inline void copy_rotated(const Rotary& rotary, long long position, const Element* from, Element* to, bool aligned,
                                     int head_dim, int lane)
 {
-    constexpr int SPAN = CHUNK<Element>;
-    const int first = lane * SPAN, half = rotary.size / 2;
+    constexpr int SPAN = CHUNK<Element>, PAIRS = SPAN / 2;
+    const int first = lane * SPAN, pair = first / 2;
     const int count = min(SPAN, head_dim - first);
     if (count <= 0) return;
-    const bool whole = aligned && count == SPAN;
-    if (first >= rotary.size || rotary.interleaved) {
-        Chunk<Element> chunk = load_chunk(from + first, whole, count);
+    if (first >= rotary.size) {
+        const bool whole = aligned && count == SPAN;
+        store_chunk(to + first, load_chunk(from + first, whole, count), whole, count);
+        return;
+    }
+
+    const int pairs_there = min(PAIRS, rotary.size / 2 - pair);
+    Chunk<Element> chunk; // of neighbours
+    HalfChunk<Element> low, high;
+    const bool whole = aligned && (rotary.interleaved ? count == SPAN : rotary.size % SPAN == 0);
+    if (rotary.interleaved) {
+        chunk = load_chunk(from + first, whole, count);
 #pragma unroll
-        for (int i = 0; i < SPAN; i += 2)
-            if (first + i < rotary.size)
-                turn(chunk.elements[i], chunk.elements[i + 1], angle_of<Element>(rotary, position, (first + i) / 2));
-        store_chunk(to + first, chunk, whole, count);
-    } else if (aligned && half % SPAN == 0) {
-        if (first >= half) return; // its partner's thread
-        Chunk<Element> low = load_chunk(from + first, true, SPAN), high = load_chunk(from + half + first, true, SPAN);
-#pragma unroll
-        for (int i = 0; i < SPAN; ++i)
-            turn(low.elements[i], high.elements[i], angle_of<Element>(rotary, position, first + i));
-        store_chunk(to + first, low, true, SPAN);
-        store_chunk(to + half + first, high, true, SPAN);
+        for (int i = 0; i < PAIRS; ++i) low.elements[i] = chunk.elements[2 * i], high.elements[i] = chunk.elements[2 * i + 1];
     } else {
+        low = load_half(from + pair, whole, pairs_there);
+        high = load_half(from + rotary.size / 2 + pair, whole, pairs_there);
+    }
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i)
+        if (i < pairs_there) turn(low.elements[i], high.elements[i], angle_of<Element>(rotary, position, pair + i));
+    if (rotary.interleaved) {
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i) chunk.elements[2 * i] = low.elements[i], chunk.elements[2 * i + 1] = high.elements[i];
+        store_chunk(to + first, chunk, whole, count);
+    } else {
+        store_half(to + pair, low, whole, pairs_there);
+        store_half(to + rotary.size / 2 + pair, high, whole, pairs_there);
+        // What follows the rotated elements within a chunk.
 #pragma unroll 1
-        for (int column = first; column < first + count; ++column) {
-            if (column < half) {
-                Element low = from[column], high = from[half + column];
-                turn(low, high, angle_of<Element>(rotary, position, column));
-                to[column] = low;
-                to[half + column] = high;
-            } else if (column >= rotary.size) {
-                to[column] = from[column];
-            }
-        }
+        for (int column = rotary.size; column < first + count; ++column) to[column] = from[column];
     }
 }
 

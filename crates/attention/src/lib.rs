@@ -28,6 +28,7 @@
 //! - A [`Call`] is one computation with its layouts and lengths. What is fixed of it is its [`Problem`]: the planner chooses
 //!   kernels for a problem, so a decode step or a new packed batch does not plan again.
 //! - A [`Plan`] says which kernels run and why every other does not; [`Plan::explain`] prints it. [`Choice`] asks for others.
+//! - [`merge()`] joins results over disjoint keys; [`CacheWrite`] writes new keys and values into a cache, and rotates them.
 //! - [`gpu`] is the level below, for streams, memory and graphs of your own; its raw layer serves those of other libraries.
 //!
 //! # Sequences of different lengths

@@ -215,3 +215,20 @@ fn every_failure_of_a_merge_is_survived() {
         backend.synchronize()
     });
 }
+
+#[test]
+fn a_device_without_an_image_is_an_error_that_says_so() {
+    let fake = FakeDriver::open();
+    fake.set_compute_capability(7, 5);
+    let gpu = gpu(&fake);
+    for (error, role) in [
+        (gpu.prepare_merge(ElementType::F16).unwrap_err(), "combine"),
+        (gpu.prepare_append(ElementType::F16).unwrap_err(), "append"),
+    ] {
+        let text = error.to_string();
+        assert!(
+            text.starts_with(&format!("no kernel for {role} in f16 on ")),
+            "{text}"
+        );
+    }
+}

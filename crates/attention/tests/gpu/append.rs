@@ -2,7 +2,9 @@
 
 use half::{bf16, f16};
 use quickcheck::{QuickCheck, TestResult};
-use warptile::Element;
+use warptile::driver::{DeviceBuffer, Graph};
+use warptile::gpu::AppendBindings;
+use warptile::{Append, Backend, CacheWrite, Element, ElementType, Layout, Pairing, Rotary};
 
 use crate::append_cases::{AppendCase, Appends};
 use crate::append_on_gpu::append_on;
@@ -37,4 +39,71 @@ fn random_writes_equal_float64() {
     QuickCheck::new()
         .tests(2000)
         .quickcheck(right as fn(u64, bool) -> TestResult);
+}
+
+/// One captured write, replayed while lengths and positions grow on the device, fills the cache as writes on the CPU do.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_captured_write_follows_the_lengths_on_the_device() {
+    const STEPS: i32 = 40;
+    let stream = gpu().stream();
+    let (new, pages) = (Layout::bshd([2, 1, 2, 64]), Layout::bhsd([12, 2, 16, 64]));
+    let rotary = Rotary::computed(64, 10_000.0, Pairing::HalfSplit).unwrap();
+    let values: Vec<f16> = (0..256).map(|i| f16::from_f32((i as f32).sin())).collect();
+    let table: Vec<i32> = vec![4, 2, 9, 0, 11, 3, 5, 1];
+    let append = Append::builder(ElementType::F16, [&new, &new], [&pages, &pages])
+        .device_key_lengths(2)
+        .device_block_table(4)
+        .rotary(rotary.clone())
+        .build()
+        .unwrap();
+    let prepared = gpu().prepare_append(ElementType::F16).unwrap();
+    let upload = |values: &[f16]| DeviceBuffer::from_slice(stream, values).unwrap();
+    let (k, v) = (upload(&values), upload(&values));
+    let empty = vec![f16::ZERO; 12 * 2 * 16 * 64];
+    let (mut keys, mut values_of_cache) = (upload(&empty), upload(&empty));
+    let on_device = DeviceBuffer::from_slice(stream, &table).unwrap();
+    let mut lengths = DeviceBuffer::from_slice(stream, &[0, 17]).unwrap();
+    let graph = {
+        let bindings = AppendBindings::new(
+            k.as_slice(),
+            v.as_slice(),
+            keys.as_slice_mut(),
+            values_of_cache.as_slice_mut(),
+        )
+        .key_lengths(lengths.as_slice())
+        .block_table(on_device.as_slice());
+        Graph::capture::<warptile::Error>(stream, |stream| {
+            prepared.launch(stream, &append, &bindings)
+        })
+        .unwrap()
+    };
+    for step in 0..STEPS {
+        lengths.copy_from_slice(&[step, 17 + step]).unwrap();
+        graph.launch(stream).unwrap();
+    }
+
+    let cpu = Backend::cpu();
+    let row = cpu.tensor_with_layout(&values, new).unwrap();
+    let mut expected = [(); 2].map(|()| cpu.tensor_with_layout(&empty, pages).unwrap());
+    for step in 0..STEPS {
+        let [keys, values] = &mut expected;
+        CacheWrite::new(&row, &row, (keys, values))
+            .after(&[step, 17 + step])
+            .block_table(&table, 4)
+            .rotary(rotary.clone())
+            .run()
+            .unwrap();
+    }
+    assert_eq!(
+        values_of_cache.to_vec().unwrap(),
+        expected[1].to_vec().unwrap()
+    );
+    let keys = keys.to_vec().unwrap();
+    for (found, expected) in keys.iter().zip(expected[0].to_vec().unwrap()) {
+        assert!(
+            (found.to_f32() - expected.to_f32()).abs() < 1e-3,
+            "{found} {expected}"
+        );
+    }
 }
