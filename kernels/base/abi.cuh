@@ -30,7 +30,7 @@ constexpr unsigned SCHEDULE_SHARED_KEYS = 3;
 // A tensor of rows of one head each; the elements of a row are contiguous.
 struct Tensor {
     void* address; // Of batch entry 0, row 0, head 0.
-    long long batch; // Elements between batch entries; 0 for packed tensors.
+    long long batch; // Elements between batch entries, or between pages; 0 for packed tensors.
     long long row; // Elements between rows.
     long long head; // Elements between heads.
 };
@@ -52,7 +52,8 @@ struct Sequences {
 };
 static_assert(sizeof(Sequences) == 56);
 
-// Pages of keys and values that a table gives to sequences. No kernel reads it yet.
+// Pages of keys and values that a table gives to sequences. Nobody has validated what lies on the device: kernels clamp numbers of
+// pages to `count`, and read no entry past a sequence's last key.
 struct Pages {
     const int* table; // [batch][...] numbers of pages; null: not paged.
     long long table_row; // Entries between the rows of the table.
@@ -88,13 +89,13 @@ static_assert(sizeof(Scoring) == 128);
 // How the tiles of a launch are shared out.
 struct Work {
     unsigned* counter; // From which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
-    unsigned* semaphores; // One for each split tile; 0 before and after each launch. No kernel reads it yet.
-    float* partials; // Outputs, maxima and sums of splits. No kernel reads it yet.
+    unsigned* semaphores; // One for each CTA, for the tiles that several share; 0 before and after each launch.
+    float* partials; // Outputs, maxima and sums of the parts of tiles that several CTAs share.
     int tiles; // Tiles in all: query_tiles * heads, and * batch unless the queries are packed.
     int query_tiles; // Tiles of a head: of one batch entry, or of all packed queries.
     int heads_at_once; // Heads whose tiles are interleaved: of all batch entries together, or of the packed queries. At least 1.
     int splits; // Ranges that the keys of a tile are split into; 1 or 0: none.
-    int keys_per_split; // Keys of a range.
+    int keys_per_split; // Keys of a range, a power of two. 0: CTAs share the keys evenly.
     int padding; // Unused.
 };
 static_assert(sizeof(Work) == 48);

@@ -17,10 +17,15 @@ template<class T> int run_case(unsigned seed){
   p.q={q.data(),(long long)Q*H*D,(long long)H*D,D};p.k={k.data(),(long long)K*KVH*D,(long long)KVH*D,D};p.v={v.data(),(long long)K*KVH*D,(long long)KVH*D,D};p.out={o.data(),(long long)Q*H*D,(long long)H*D,D};
   p.lse=lse.data();p.lse_batch=H*Q;p.lse_head=Q; p.scoring.scale=1/sqrtf(D);p.scoring.softcap=cap;p.scoring.window_left=win?R(0,200):WINDOW_UNLIMITED;p.scoring.window_right=causal?0:(win?R(0,100):WINDOW_UNLIMITED); p.scoring.align_top_left=R(0,4)==0;
   if(sinks)p.scoring.sinks=snk.data(); if(alibi)p.scoring.slopes=slo.data();
-  std::vector<unsigned> sem(grid,0); unsigned counter=0; std::vector<float> parts((size_t)2*grid*T::BLOCK_M*(T::HEAD_DIM+2)+16,NAN); 
+  bool paged=R(0,2)==0; int PR=paged?R(0,1)?16<<R(0,2):R(1,40):1, cols=(K+PR-1)/PR, spare=R(0,3), np=B*cols+spare+1; std::vector<__half> kp,vp; std::vector<int> tab;
+  if(paged){ std::vector<int> perm(np);for(int i=0;i<np;i++)perm[i]=i;std::shuffle(perm.begin(),perm.end(),g); size_t row=(size_t)KVH*D; kp.assign((size_t)np*PR*row,(__half)NAN);vp=kp; tab.assign((size_t)B*(cols+1),0x7fffffff);
+    for(int b=0;b<B;b++)for(int c=0;c<cols;c++){ if(c*PR>=KL[b])continue; int pg=perm[b*cols+c]; tab[b*(cols+1)+c]=pg; for(int r=0;r<PR;r++){int j=c*PR+r; if(j>=KL[b])break; memcpy(&kp[((size_t)pg*PR+r)*row],&k[((size_t)b*K+j)*row],row*2); memcpy(&vp[((size_t)pg*PR+r)*row],&v[((size_t)b*K+j)*row],row*2);} }
+    p.pages.table=tab.data();p.pages.table_row=cols+1;p.pages.rows=PR;p.pages.count=np; p.k={kp.data(),(long long)PR*KVH*D,(long long)KVH*D,D};p.v={vp.data(),(long long)PR*KVH*D,(long long)KVH*D,D}; }
+  bool splits=R(0,2)==0; if(splits)p.work.keys_per_split=T::BLOCK_N<<R(0,1);
+  std::vector<unsigned> sem(grid,0); unsigned counter=0; size_t places=splits?(size_t)B*KVH*((Q*G+T::BLOCK_M-1)/T::BLOCK_M)*(K/p.work.keys_per_split+2):2*grid; std::vector<float> parts(places*T::BLOCK_M*(T::HEAD_DIM+2)+16,NAN); 
   float* pp=(float*)(((uintptr_t)parts.data()+15)/16*16);
   p.work.counter=&counter;p.work.semaphores=sem.data();p.work.partials=pp;
-  if(getenv("DBG"))printf("B%d KVH%d G%d D%d Q%d K%d grid%d klen%d qlen%d causal%d win%d(%d,%d) sinks%d alibi%d cap%g tl%d\n",B,KVH,G,D,Q,K,grid,klen,qlen,causal,win,p.scoring.window_left,p.scoring.window_right,sinks,alibi,cap,p.scoring.align_top_left); if(getenv("DBG"))for(int b=0;b<B;b++)printf(" b%d q%d k%d\n",b,QL[b],KL[b]);
+  if(getenv("DBG"))printf("paged%d PR%d splits%d ",paged,PR,splits),printf("B%d KVH%d G%d D%d Q%d K%d grid%d klen%d qlen%d causal%d win%d(%d,%d) sinks%d alibi%d cap%g tl%d\n",B,KVH,G,D,Q,K,grid,klen,qlen,causal,win,p.scoring.window_left,p.scoring.window_right,sinks,alibi,cap,p.scoring.align_top_left); if(getenv("DBG"))for(int b=0;b<B;b++)printf(" b%d q%d k%d\n",b,QL[b],KL[b]);
   gridDim.x=grid; std::vector<__half> first;
   for(int rep=0;rep<2;rep++){
     std::fill(o.begin(),o.end(),(__half)NAN);
@@ -40,4 +45,4 @@ template<class T> int run_case(unsigned seed){
     double LL=S>0?M+log(S):-INFINITY; if(!(LL==L||fabs(LL-L)<2e-4)){printf("seed %u lse %g %g (b%d h%d t%d B%d KVH%d G%d D%d Q%d K%d kl%d)\n",seed,L,LL,b,h,t,B,KVH,G,D,Q,K,KL[b]);return 1;}
     for(int d=0;d<D;d++){double r=0;for(size_t i=0;i<s.size();i++)r+=exp(s[i]-M)*(double)(float)v[((size_t)b*K+js[i])*KVH*D+(h/G)*D+d]; r=S>0?r/S:0; double e=fabs(r-(double)(float)out[d]); if(!(e<6e-3)){printf("seed %u out %g %g (b%d h%d t%d d%d B%d KVH%d G%d D%d Q%d K%d kl%d grid%d)\n",seed,(double)(float)out[d],r,b,h,t,d,B,KVH,G,D,Q,K,KL[b],grid);return 1;} worst=std::max(worst,e);} }
   return 0; }
-int main(int c,char**a){ if(c>2){return run_case<DecodeTraits<__half,64,16,64,4,3>>(atoi(a[2]));}int n=c>1?atoi(a[1]):20,bad=0; for(int i=1;i<=n;i++){bad+=run_case<DecodeTraits<__half,64,16,64,4,3>>(i); if(i%4==0)bad+=run_case<DecodeTraits<__half,128,16,128,4,3>>(1000+i); if(i%6==0)bad+=run_case<DecodeTraits<__half,256,16,32,2,2>>(2000+i); if(bad>3)break;} printf("%d cases, %d bad\n",n,bad);return bad;}
+int main(int c,char**a){ if(c>2)return run_case<DecodeTraits<__half,64,16,64,4,3>>(atoi(a[2])); int n=c>1?atoi(a[1]):20,bad=0; for(int i=1;i<=n;i++){bad+=run_case<DecodeTraits<__half,64,16,64,4,3>>(i); if(i%4==0)bad+=run_case<DecodeTraits<__half,128,16,128,8,3>>(1000+i); if(i%6==0)bad+=run_case<DecodeTraits<__half,256,16,64,4,3>>(2000+i); if(i%5==0)bad+=run_case<DecodeTraits<__half,64,32,128,4,3>>(3000+i); if(bad>3)break;} printf("%d cases, %d bad\n",n,bad);return bad;}

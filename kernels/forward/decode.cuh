@@ -2,15 +2,16 @@
 // tile, so keys are read once for all of them, and the CTAs share the keys of all sequences evenly (work/share.cuh).
 //
 // Warps share nothing while they read: each has a ring of its own and takes every WARPS-th group of KEYS keys of its CTA's
-// segment. At a segment's end their results are merged in shared memory, in the warps' order. Of a tile that several CTAs
-// share each leaves an unnormalized part in the workspace, and whoever comes last merges all of them in the CTAs' order: nobody waits,
-// and the result does not depend on who was last.
+// segment. At a segment's end their results are added up in the warps' order. Of a tile that several segments cover each leaves a part in
+// the workspace, and whichever CTA comes last adds all of them up in their order: nobody waits, and the result does not depend on
+// who was last.
 #pragma once
 
 #include "base/record.cuh"
 #include "memory/copy.cuh"
+#include "memory/keys.cuh"
 #include "ptx/mma.cuh"
-#include "rule/score.cuh"
+#include "rule/partial.cuh"
 #include "work/share.cuh"
 
 namespace warptile {
@@ -25,10 +26,11 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int MIN_CTAS = 1;
     static constexpr int K_STRIDE = 0, V_STRIDE = 0; // rows are swizzled, not padded
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = SCHEDULE_SHARED_KEYS;
-    static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED |
+    static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED | FEATURE_PAGED |
                                          FEATURE_DEVICE_LENGTHS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE;
 
     static constexpr int THREADS = 32 * WARPS;
+    static constexpr int ROW_TILES = BLOCK_M / FRAGMENT_ROWS;
     static constexpr int KEYS = BLOCK_N / WARPS; // of a warp's group
     static constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element);
     static constexpr int ROW_CHUNKS = ROW_BYTES / CHUNK_BYTES;
@@ -37,133 +39,141 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int RING_BYTES = STAGES * STAGE_BYTES; // a warp's
 
     static_assert(sizeof(Element) == 2, "mma.sync takes f16 and bf16");
-    static_assert(BLOCK_M == FRAGMENT_ROWS, "a warp computes the 16 rows of one product");
+    static_assert(BLOCK_M % FRAGMENT_ROWS == 0, "a product has 16 rows");
     static_assert(BLOCK_N % (WARPS * FRAGMENT_DEPTH) == 0, "the products with the values take 16 keys at a time");
+    static_assert(KEYS <= 32, "a lane finds the place of one key");
     static_assert(HEAD_DIM % 32 == 0, "keys are loaded 32 columns at a time");
     static_assert(ROW_CHUNKS % 8 == 0 && (32 % ROW_CHUNKS == 0 || ROW_CHUNKS % 32 == 0), "the swizzle, and whole rows a copy");
-
-    // Shared memory: rings, merged output, the warps' maxima and sums, segments, scratch of the search.
-    static constexpr int SEGMENTS = 4; // described and not yet computed: two; the others are still being read
-    static constexpr int MERGE_AT = WARPS * RING_BYTES;
     // Registers hold the queries where there are enough.
-    static constexpr bool SHARED_QUERIES = HEAD_DIM > 128;
-    static constexpr int QUERIES_AT = MERGE_AT + BLOCK_M * HEAD_DIM * (int)sizeof(float);
-    static constexpr int STATS_AT = QUERIES_AT + (SHARED_QUERIES ? BLOCK_M * ROW_BYTES : 0);
-    static constexpr int SEGMENTS_AT = STATS_AT + WARPS * BLOCK_M * 2 * (int)sizeof(float);
-    static constexpr int SCRATCH_AT = SEGMENTS_AT + SEGMENTS * (int)sizeof(Segment);
-    static constexpr int SHARED_BYTES = SCRATCH_AT + (WARPS + 4) * (int)sizeof(unsigned);
-    static_assert(SEGMENTS_AT % 8 == 0 && SCRATCH_AT % 4 == 0);
-};
+    static constexpr bool HOLDS_QUERIES = ROW_TILES * HEAD_DIM <= 128;
+    // A warp leaves its result in a stage of its ring if that is large enough.
+    static constexpr int RESULT_BYTES = BLOCK_M * HEAD_DIM * (int)sizeof(float);
+    static constexpr bool RESULT_IN_RING = RESULT_BYTES <= STAGE_BYTES;
+    static constexpr int SEGMENTS = 4; // described and not yet computed: two; the others are still being read
 
-// The maximum of some scores of a row, in exponents of 2, and the sum of their weights against it.
-struct RowSum {
-    float max; // -inf: no key was seen
-    float sum;
+    // Shared memory.
+    static constexpr int QUERIES_AT = WARPS * RING_BYTES;
+    static constexpr int QUERY_BYTES = BLOCK_M * ROW_BYTES; // twice: the next segment's are on their way
+    static constexpr int RESULTS_AT = QUERIES_AT + 2 * QUERY_BYTES;
+    static constexpr int SUMS_AT = RESULTS_AT + (RESULT_IN_RING ? 0 : WARPS * RESULT_BYTES);
+    static constexpr int SINKS_AT = SUMS_AT + WARPS * BLOCK_M * 2 * (int)sizeof(float);
+    static constexpr int SEGMENTS_AT = SINKS_AT + BLOCK_M * (int)sizeof(float);
+    static constexpr int PLACES_AT = SEGMENTS_AT + SEGMENTS * (int)sizeof(Segment);
+    static constexpr int SCRATCH_AT = PLACES_AT + WARPS * (int)sizeof(int);
+    static constexpr int SHARED_BYTES = SCRATCH_AT + (int)Share<DecodeTraits>::SHARED_BYTES;
+    static_assert(SEGMENTS_AT % 8 == 0 && PLACES_AT % 4 == 0);
 };
-
-// What a row's weights are multiplied by when they count against the larger maximum `to` instead of `from`.
-__device__ inline float rescale(float from, float to) { return exp2_approximate(__fadd_rn(from, -finite_max(to))); }
 
 template <class Traits> class Decode {
   public:
     using Element = typename Traits::Element;
-    static constexpr int HEAD_DIM = Traits::HEAD_DIM, KEYS = Traits::KEYS;
+    static constexpr int HEAD_DIM = Traits::HEAD_DIM, KEYS = Traits::KEYS, ROW_TILES = Traits::ROW_TILES;
+    static constexpr int COLUMN_TILES = HEAD_DIM / FRAGMENT_COLUMNS, KEY_TILES = KEYS / FRAGMENT_COLUMNS;
 
     __device__ Decode(const Forward& params, unsigned char* shared)
-        : params(params), shared(shared), group(params.heads / params.kv_heads), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
-          ring(shared_address(shared) + warp * Traits::RING_BYTES)
+        : params(params), shared(shared), group(params.heads / params.kv_heads), warp(threadIdx.x / 32),
+          lane(threadIdx.x % 32), share(params, group, shared + Traits::SCRATCH_AT)
     {
+        const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
+        scale = rule.scale;
+        dot_limit = rule.dot_limit();
     }
 
     __device__ void run()
     {
-        Share<Traits> share(params);
-        share.find(reinterpret_cast<unsigned*>(shared + Traits::SCRATCH_AT));
-        if (threadIdx.x == 0) {
-            segment(0) = share.next();
-            segment(1) = share.next();
-        }
-        __syncthreads();
-        start_loading(0);
-        for (int number = 0; !segment(number).is_end(); number++) {
-            described = number + 1;
+        if (!reads_lengths(params.sequences)) wait_for_predecessor(); // otherwise `share` has waited
+        // Each turn describes a segment and computes the one that the turn before has described.
+#pragma unroll 1
+        for (int number = -1;; number++) {
             compute(number);
-            leave_results();
-            // Two segments ahead: the loads are at most one ahead.
-            if (threadIdx.x == 0) segment(number + 2) = share.next();
-            finish(segment(number));
+            if (number >= 0) finish(segment(number));
+            if (segment(number + 1).is_end()) break;
         }
         if (reads_lengths(params.sequences)) reset_semaphores();
     }
 
   private:
+    // The same number, which the compiler does not know to be: what follows from it is computed here, and not kept in registers that the
+    // loop over the keys needs.
+    __device__ static int anew(int x)
+    {
+        asm volatile("" : "+r"(x));
+        return x;
+    }
+
     __device__ Segment& segment(int number) const
     {
-        return reinterpret_cast<Segment*>(shared + Traits::SEGMENTS_AT)[number % Traits::SEGMENTS];
+        return reinterpret_cast<Segment*>(shared + Traits::SEGMENTS_AT)[(unsigned)number % Traits::SEGMENTS];
     }
-    __device__ float* merged() const { return reinterpret_cast<float*>(shared + Traits::MERGE_AT); }
-    __device__ RowSum& stats(int warp, int row) const
+    __device__ RowSum& sum_of(int warp, int row) const
     {
-        return reinterpret_cast<RowSum*>(shared + Traits::STATS_AT)[warp * Traits::BLOCK_M + row];
+        return reinterpret_cast<RowSum*>(shared + Traits::SUMS_AT)[warp * Traits::BLOCK_M + row];
+    }
+    __device__ float& sink_at(int row) const { return reinterpret_cast<float*>(shared + Traits::SINKS_AT)[row]; }
+    // Bytes into shared memory at which a warp leaves its result.
+    __device__ int& result_of(int warp) const { return reinterpret_cast<int*>(shared + Traits::PLACES_AT)[warp]; }
+    __device__ int stage_at(int stage) const { return warp * Traits::RING_BYTES + stage * Traits::STAGE_BYTES; }
+    __device__ unsigned address_of(int at) const { return (unsigned)__cvta_generic_to_shared(shared) + at; }
+
+    // Blocks in which this warp's group has keys of the segment.
+    __device__ int first_block(const Segment& of) const
+    {
+        return (of.first_key + Traits::BLOCK_N - (warp + 1) * KEYS) / Traits::BLOCK_N;
+    }
+    __device__ int end_block(const Segment& of) const
+    {
+        return of.first_key < of.end_key ? (of.end_key - warp * KEYS + Traits::BLOCK_N - 1) / Traits::BLOCK_N : 0;
     }
 
     // --- Loading -----------------------------------------------------------------------------------------------------------
 
-    __device__ void start_loading(int number)
+    // Fills the ring as far as it is known what comes next; segments before `number` have been computed. One stage is left free for
+    // the result of that segment.
+    __device__ void fill(int number)
     {
-        loading = number;
-        const Segment& from = segment(number);
-        load_block = from.is_end() ? 0 : from.first_block;
-        load_end = from.is_end() ? 0 : blocks_end(from);
-        if (load_block >= load_end) return;
-        const auto rows = [&](const Tensor& tensor) {
-            return static_cast<const Element*>(tensor.address) + from.batch * tensor.batch + from.kv_head * tensor.head +
-                   from.k.first * tensor.row;
-        };
-        load_keys = rows(params.k);
-        load_values = rows(params.v);
-        load_len = from.k.len;
-    }
-
-    // Blocks from here on hold no key of this warp.
-    __device__ int blocks_end(const Segment& of) const
-    {
-        const int blocks = (of.k.len - warp * KEYS + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
-        return min(of.end_block, max(blocks, of.first_block));
-    }
-
-    // Fills the ring as far as it is known what comes next.
-    __device__ void fill()
-    {
-        while (under_way < Traits::STAGES) {
-            while (load_block >= load_end) {
-                if (loading >= described || segment(loading).is_end()) return;
-                start_loading(loading + 1);
+#pragma unroll 1
+        while (under_way < Traits::STAGES - (loading > number)) {
+            if (load_block < load_end) {
+                load_group();
+            } else if (loading < described) {
+                loading = max(loading + 1, number);
+                start_loading(segment(loading));
+            } else {
+                return;
             }
-            load_group();
+            // The table is read a group ahead; a lane finds one key of a group.
+            if (load_block < load_end) place = rows.place(params, load_block * Traits::BLOCK_N + warp * KEYS + lane % KEYS);
         }
     }
 
-    // Rows past the sequence's end become zeros, and are not read.
+    __device__ void start_loading(const Segment& of)
+    {
+        load_block = load_end = 0;
+        if (of.is_end()) return;
+        load_block = first_block(of);
+        load_end = end_block(of);
+        load_keys = {of.first_key, of.end_key};
+        rows = KeyRows<Element>(params, of.batch, of.kv_head, of.k);
+    }
+
+    // Rows that the segment does not have become zeros, and are not read.
     __device__ void load_group()
     {
         constexpr int LANES = Traits::ROW_CHUNKS < 32 ? Traits::ROW_CHUNKS : 32; // that copy a row
-        constexpr int ROWS = 32 / LANES;                                        // at a time
+        constexpr int AT_ONCE = 32 / LANES;                                     // rows
+        const int chunk = lane % LANES, first_row = lane / LANES, column = chunk * CHUNK<Element>;
         const int first_key = load_block * Traits::BLOCK_N + warp * KEYS;
-        const unsigned to = ring + load_stage * Traits::STAGE_BYTES;
-        const int chunk = lane % LANES, first_row = lane / LANES;
-        const int rows = chunk * CHUNK<Element> < params.head_dim ? load_len - first_key : 0;
-        const long long first = first_key + first_row;
-        const Element* keys = load_keys + first * params.k.row + chunk * CHUNK<Element>;
-        const Element* values = load_values + first * params.v.row + chunk * CHUNK<Element>;
-#pragma unroll
-        for (int i = 0; i < KEYS; i += ROWS) {
+        const int low = load_keys.first - first_key, high = column < params.head_dim ? load_keys.end - first_key : 0;
+        const Element* const my_keys = rows.row(params.k, place);
+        const Element* const my_values = rows.row(params.v, place);
+        const unsigned to = address_of(stage_at(load_stage));
+#pragma unroll 4
+        for (int i = 0; i < KEYS; i += AT_ONCE) {
             const int row = i + first_row;
+            const bool valid = row >= low && row < high;
             const unsigned at = to + row * Traits::ROW_BYTES + swizzled(row, chunk);
-            cp_async_16(at, keys, row < rows);
-            cp_async_16(at + Traits::GROUP_BYTES, values, row < rows);
-            keys += ROWS * params.k.row;
-            values += ROWS * params.v.row;
+            cp_async_16(at, shuffled(my_keys, row) + column, valid);
+            cp_async_16(at + Traits::GROUP_BYTES, shuffled(my_values, row) + column, valid);
         }
         cp_async_commit();
         load_block++;
@@ -174,346 +184,448 @@ template <class Traits> class Decode {
     // Bytes into a row: its 16-byte chunks are swapped so that 8 rows' same chunk lies in different banks.
     __device__ static int swizzled(int row, int chunk) { return (chunk ^ row % 8) * CHUNK_BYTES; }
 
+    __device__ static const Element* shuffled(const Element* pointer, int lane)
+    {
+        return reinterpret_cast<const Element*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(pointer), lane));
+    }
+
     // --- Computing ---------------------------------------------------------------------------------------------------------
 
     __device__ void compute(int number)
     {
         const Segment& of = segment(number);
-        // Segments without a key of this warp are passed over: by now their places may hold others.
-        if (loading < number) start_loading(number);
-        load_queries(of);
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / FRAGMENT_COLUMNS; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) output[i][j] = 0;
-#pragma unroll
-        for (int i = 0; i < 2; i++) rows[i] = {negative_infinity(), 0};
-        const int end = blocks_end(of);
-        for (int block = of.first_block; block < end; block++) {
-            fill();
+        int block = number < 0 ? 0 : first_block(of);
+        const int end = number < 0 ? 0 : end_block(of);
+#pragma unroll 1
+        while (described == number || block < end) {
+            fill(number);
+            if (described == number) {
+                // All that is not needed for the first loads comes after them.
+                if (threadIdx.x == 0) segment(number + 1) = share.next();
+                wait_for_queries();
+                __syncthreads();
+                described = number + 1;
+                if (number >= 0) {
+                    take_queries(number);
+                    start_rows(of);
+                }
+                load_queries(number + 1);
+                continue;
+            }
             if (under_way == Traits::STAGES)
                 cp_async_wait<Traits::STAGES - 1>();
             else
                 cp_async_wait<0>();
             __syncwarp();
-            take_group(of, block * Traits::BLOCK_N + warp * KEYS, ring + stage * Traits::STAGE_BYTES);
+            take_group(block * Traits::BLOCK_N + warp * KEYS, stage_at(stage));
             __syncwarp(); // all lanes have read it
+            block++;
             under_way--;
             stage = stage + 1 == Traits::STAGES ? 0 : stage + 1;
         }
     }
 
-    // The left operand of all products with keys, straight from memory.
-    __device__ void load_queries(const Segment& of)
+    // Which row of the tile is a lane's `half` of row tile `tile`.
+    __device__ static int row_of(int lane, int tile, int half) { return tile * FRAGMENT_ROWS + half * 8 + lane / 4; }
+
+    __device__ void start_rows(const Segment& of)
     {
-        const Element* from[2];
-        bool valid[2];
+        const int lane = anew(this->lane);
+        const Mask mask(params.scoring, of.q.len, of.k.len);
+        const int last_query = min(row_at(of, Traits::BLOCK_M - 1).query, of.q.len - 1);
+        all_see_from = last_query + mask.shift - mask.left;
+        all_see_to = min(of.first_query + mask.shift + mask.right, of.k.len - 1);
+        last_key = of.k.len - 1;
+        distance_shift = of.k.len - of.q.len - mask.shift;
+        if (threadIdx.x < Traits::BLOCK_M) sink = sink_of(params.scoring, min(row_at(of, threadIdx.x).head, params.heads - 1));
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = of.first_row + lane / 4 + 8 * i;
-            const int query = row / group, head = of.kv_head * group + row % group;
-            valid[i] = query < of.q.len;
-            from[i] = query_row(of, row) + lane % 4 * 2;
-            slope[i] = valid[i] && params.scoring.slopes
-                           ? params.scoring.slopes[of.batch * params.scoring.slopes_batch + head]
-                           : 0.0f;
+        for (int tile = 0; tile < ROW_TILES; tile++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const Row row = row_at(of, row_of(lane, tile, half));
+                diagonal[tile][half] = row.query + mask.shift;
+                slopes[tile][half] =
+                    params.scoring.slopes && row.query < of.q.len ? params.scoring.slopes[of.batch * params.scoring.slopes_batch + row.head] * LOG2_E : 0;
+                sums[tile][half] = {negative_infinity(), 0};
+            }
+#pragma unroll
+            for (int i = 0; i < COLUMN_TILES; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) output[tile][i][j] = 0;
         }
-        if constexpr (Traits::SHARED_QUERIES) {
-            copy_queries(of);
+    }
+
+    // A row of the tile: a query and one of all query heads.
+    struct Row {
+        int query, head;
+    };
+    __device__ Row row_at(const Segment& of, int row) const
+    {
+        // Both are far below 2^20: the half keeps rounding from crossing an integer.
+        const int at = of.first_head + row, query = (int)((at + 0.5f) * reciprocal_approximate(anew(group)));
+        return {of.first_query + query, of.kv_head * group + at - query * group};
+    }
+
+    // Asks for the queries of a segment, a segment ahead: a load that is asked for now comes after all keys that are under way. Rows that do
+    // not exist become zeros.
+    __device__ void load_queries(int number) const
+    {
+        const Segment& of = segment(number);
+        if (of.is_end()) return;
+        const unsigned to = address_of(queries_at(number));
+#pragma unroll 1
+        for (int i = anew(threadIdx.x); i < Traits::BLOCK_M * Traits::ROW_CHUNKS; i += Traits::THREADS) {
+            const int at = i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
+            const Row row = row_at(of, at);
+            const Element* const from = static_cast<const Element*>(params.q.address) + of.batch * params.q.batch +
+                                        row.head * params.q.head + (long long)(of.q.first + row.query) * params.q.row +
+                                        chunk * CHUNK<Element>;
+            cp_async_16(to + at * Traits::ROW_BYTES + swizzled(at, chunk), from,
+                        row.query < of.q.len && chunk * CHUNK<Element> < params.head_dim);
+        }
+        cp_async_commit();
+    }
+    // Those of the segment that is about to be computed are older than all keys that are under way.
+    __device__ void wait_for_queries() const
+    {
+        if (under_way >= 2)
+            cp_async_wait<2>();
+        else if (under_way == 1)
+            cp_async_wait<1>();
+        else
+            cp_async_wait<0>();
+    }
+    __device__ void take_queries(int number)
+    {
+        queries = address_of(queries_at(number));
+        if constexpr (Traits::HOLDS_QUERIES)
+#pragma unroll
+            for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step++) load_query(0, step, left[0][step]);
+    }
+    __device__ static int queries_at(int number) { return Traits::QUERIES_AT + (number & 1) * Traits::QUERY_BYTES; }
+
+    __device__ void load_query(int tile, int step, unsigned (&words)[4]) const
+    {
+        const int row = tile * FRAGMENT_ROWS + lane % 16;
+        load_matrices(words, queries + row * Traits::ROW_BYTES + swizzled(row, 2 * step + lane / 16));
+    }
+
+    __device__ void query_words(int tile, int step, unsigned (&words)[4]) const
+    {
+        if constexpr (Traits::HOLDS_QUERIES) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) words[i] = left[tile][step][i];
         } else {
-#pragma unroll
-            for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step++)
-#pragma unroll
-                for (int word = 0; word < 4; word++) {
-                    const int row = word % 2, column = step * FRAGMENT_DEPTH + word / 2 * 8;
-                    queries[step][word] = valid[row] && column < params.head_dim
-                                              ? __ldg(reinterpret_cast<const unsigned*>(from[row] + column))
-                                              : 0;
-                }
+            load_query(tile, step, words);
         }
     }
 
-    __device__ const Element* query_row(const Segment& of, int row) const
-    {
-        const int query = row / group, head = of.kv_head * group + row % group;
-        return static_cast<const Element*>(params.q.address) + of.batch * params.q.batch + head * params.q.head +
-               (long long)(of.q.first + query) * params.q.row;
-    }
+    using Scores = float[ROW_TILES][KEY_TILES][4];
 
-    // To shared memory, by all threads; those of the segment before have been read.
-    __device__ void copy_queries(const Segment& of)
+    __device__ void take_group(int first_key, int keys_at)
     {
-        for (int i = threadIdx.x; i < Traits::BLOCK_M * Traits::ROW_CHUNKS; i += Traits::THREADS) {
-            const int row = i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
-            const bool valid = (of.first_row + row) / group < of.q.len && chunk * CHUNK<Element> < params.head_dim;
-            uint4 words = {0, 0, 0, 0};
-            if (valid)
-                words = __ldg(reinterpret_cast<const uint4*>(query_row(of, of.first_row + row) + chunk * CHUNK<Element>));
-            *reinterpret_cast<uint4*>(shared + Traits::QUERIES_AT + row * Traits::ROW_BYTES + swizzled(row, chunk)) = words;
-        }
-        __syncthreads();
-    }
-
-    __device__ void query_words(int step, unsigned (&words)[4]) const
-    {
-        if constexpr (Traits::SHARED_QUERIES) {
-            const int row = lane % 16;
-            load_matrices(words, shared_address(shared) + Traits::QUERIES_AT + row * Traits::ROW_BYTES +
-                                     swizzled(row, 2 * step + lane / 16));
-        } else {
+        Scores scores;
+        const unsigned keys = address_of(keys_at);
 #pragma unroll
-            for (int i = 0; i < 4; i++) words[i] = queries[step][i];
-        }
-    }
-
-    __device__ void take_group(const Segment& of, int first_key, unsigned keys)
-    {
-        float scores[KEYS / FRAGMENT_COLUMNS][4];
-#pragma unroll
-        for (int i = 0; i < KEYS / FRAGMENT_COLUMNS; i++) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) scores[i][j] = 0;
+        for (int i = 0; i < KEY_TILES; i++) {
             const int row = i * FRAGMENT_COLUMNS + lane % 8;
+            // Two sums a product, each half as long a chain, where registers allow.
+            float odd[ROW_TILES][4];
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) scores[tile][i][j] = odd[tile][j] = 0;
 #pragma unroll
             for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step += 2) {
-                unsigned words[4], left[4];
+                unsigned words[4], query[4];
                 load_matrices(words, keys + row * Traits::ROW_BYTES + swizzled(row, 2 * step + lane / 8));
-                query_words(step, left);
-                mma<Element>(scores[i], left, words[0], words[1]);
-                query_words(step + 1, left);
-                mma<Element>(scores[i], left, words[2], words[3]);
+#pragma unroll
+                for (int tile = 0; tile < ROW_TILES; tile++) {
+                    query_words(tile, step, query);
+                    mma<Element>(scores[tile][i], query, words[0], words[1]);
+                    query_words(tile, step + 1, query);
+                    mma<Element>(Traits::HOLDS_QUERIES ? odd[tile] : scores[tile][i], query, words[2], words[3]);
+                }
             }
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) scores[tile][i][j] += odd[tile][j];
         }
-        soften(of, first_key, scores);
+        soften(first_key, scores);
 
         const unsigned values = keys + Traits::GROUP_BYTES;
 #pragma unroll
         for (int step = 0; step < KEYS / FRAGMENT_DEPTH; step++) {
-            const unsigned weights[4] = {narrow2<Element>(scores[2 * step][0], scores[2 * step][1]),
-                                         narrow2<Element>(scores[2 * step][2], scores[2 * step][3]),
-                                         narrow2<Element>(scores[2 * step + 1][0], scores[2 * step + 1][1]),
-                                         narrow2<Element>(scores[2 * step + 1][2], scores[2 * step + 1][3])};
+            unsigned weights[ROW_TILES][4];
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const float(&two)[4] = scores[tile][2 * step + j / 2];
+                    weights[tile][j] = narrow2<Element>(two[j % 2 * 2], two[j % 2 * 2 + 1]);
+                }
             const int row = step * FRAGMENT_DEPTH + lane % 16;
 #pragma unroll
-            for (int i = 0; i < HEAD_DIM / FRAGMENT_COLUMNS; i += 2) {
+            for (int i = 0; i < COLUMN_TILES; i += 2) {
                 unsigned words[4];
                 load_matrices_transposed(words, values + row * Traits::ROW_BYTES + swizzled(row, i + lane / 16));
-                mma<Element>(output[i], weights, words[0], words[1]);
-                mma<Element>(output[i + 1], weights, words[2], words[3]);
+#pragma unroll
+                for (int tile = 0; tile < ROW_TILES; tile++) {
+                    mma<Element>(output[tile][i], weights[tile], words[0], words[1]);
+                    mma<Element>(output[tile][i + 1], weights[tile], words[2], words[3]);
+                }
             }
         }
     }
 
-    // Calls `change` with every score, the row of the two that this lane has part of, and the key.
-    template <class Change>
-    __device__ void each(float (&scores)[KEYS / FRAGMENT_COLUMNS][4], int first_key, Change change) const
+    // Calls `change` with every score, its row tile and half, and the key.
+    template <class Change> __device__ void each(Scores& scores, int first_key, Change change) const
     {
 #pragma unroll
-        for (int i = 0; i < KEYS / FRAGMENT_COLUMNS; i++)
+        for (int tile = 0; tile < ROW_TILES; tile++)
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-                change(scores[i][j], j / 2, first_key + i * FRAGMENT_COLUMNS + lane % 4 * 2 + j % 2);
+            for (int i = 0; i < KEY_TILES; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    change(scores[tile][i][j], tile, j / 2, first_key + i * FRAGMENT_COLUMNS + lane % 4 * 2 + j % 2);
     }
 
     // Dot products -> weights.
-    __device__ void soften(const Segment& of, int first_key, float (&scores)[KEYS / FRAGMENT_COLUMNS][4])
+    __device__ void soften(int first_key, Scores& scores)
     {
-        const Mask mask(params.scoring, of.q.len, of.k.len);
-        const int first_query = of.first_row / group;
-        const int queries = (of.first_row + Traits::BLOCK_M - 1) / group - first_query + 1;
-        const bool masked = mask.hides_part_of(first_query, queries, first_key, KEYS);
         // One pass for each option, so that none is compiled into the others.
-        const ScoreRule rule(params.scoring, 0, of.q.len, of.k.len, LOG2_E);
-        each(scores, first_key, [&](float& score, int, int) { score = rule.score(score); });
-        if (rule.has_softcap()) each(scores, first_key, [&](float& score, int, int) { score = rule.with_softcap(score); });
-        const int query[2] = {(of.first_row + lane / 4) / group, (of.first_row + lane / 4 + 8) / group};
+        each(scores, first_key, [&](float& score, int, int, int) { score = clamp_keeping_nan(score, dot_limit) * scale; });
+        if (params.scoring.softcap > 0) {
+            const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
+            each(scores, first_key, [&](float& score, int, int, int) { score = rule.with_softcap(score); });
+        }
         if (params.scoring.slopes)
-            each(scores, first_key, [&](float& score, int row, int key) {
-                score -= slope[row] * LOG2_E * fabsf((float)(query[row] + rule.shift - key));
+            each(scores, first_key, [&](float& score, int tile, int half, int key) {
+                score -= slopes[tile][half] * fabsf((float)(diagonal[tile][half] + distance_shift - key));
             });
-        if (masked)
-            each(scores, first_key, [&](float& score, int row, int key) {
-                if (!mask.sees(query[row], key)) score = negative_infinity();
+        if (first_key < all_see_from || first_key + KEYS - 1 > all_see_to)
+            each(scores, first_key, [&](float& score, int tile, int half, int key) {
+                const int middle = diagonal[tile][half];
+                if (key < middle - params.scoring.window_left || key > min(middle + params.scoring.window_right, last_key))
+                    score = negative_infinity();
             });
-        float largest[2] = {rows[0].max, rows[1].max};
-        each(scores, first_key, [&](float& score, int row, int) { largest[row] = fmaxf(largest[row], score); });
+        float largest[ROW_TILES][2];
+        bool same = true;
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
-            largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xffffffff, largest[row], 1));
-            largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xffffffff, largest[row], 2));
-        }
-        if (__any_sync(0xffffffff, largest[0] != rows[0].max || largest[1] != rows[1].max)) {
-            const float factor[2] = {rescale(rows[0].max, largest[0]), rescale(rows[1].max, largest[1])};
+        for (int tile = 0; tile < ROW_TILES; tile++)
 #pragma unroll
-            for (int i = 0; i < HEAD_DIM / FRAGMENT_COLUMNS; i++)
+            for (int half = 0; half < 2; half++) largest[tile][half] = sums[tile][half].max;
+        each(scores, first_key,
+             [&](float& score, int tile, int half, int) { largest[tile][half] = fmaxf(largest[tile][half], score); });
 #pragma unroll
-                for (int j = 0; j < 4; j++) output[i][j] *= factor[j / 2];
+        for (int tile = 0; tile < ROW_TILES; tile++)
 #pragma unroll
-            for (int row = 0; row < 2; row++) rows[row] = {largest[row], rows[row].sum * factor[row]};
-        }
-#pragma unroll
-        for (int i = 0; i < KEYS / FRAGMENT_COLUMNS; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                scores[i][j] = rescale(scores[i][j], rows[j / 2].max);
-                rows[j / 2].sum += scores[i][j];
+            for (int half = 0; half < 2; half++) {
+                float& row = largest[tile][half];
+                row = fmaxf(row, __shfl_xor_sync(0xffffffff, row, 1));
+                row = fmaxf(row, __shfl_xor_sync(0xffffffff, row, 2));
+                same = same && row == sums[tile][half].max;
             }
+        if (__any_sync(0xffffffff, !same))
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; tile++) {
+                float factor[2];
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    RowSum& row = sums[tile][half];
+                    factor[half] = rescale(row.max, largest[tile][half]);
+                    row = {largest[tile][half], row.sum * factor[half]};
+                }
+#pragma unroll
+                for (int i = 0; i < COLUMN_TILES; i++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) output[tile][i][j] *= factor[j / 2];
+            }
+        each(scores, first_key, [&](float& score, int tile, int half, int) {
+            score = rescale(score, sums[tile][half].max);
+            sums[tile][half].sum += score;
+        });
     }
 
-    // --- Merging -----------------------------------------------------------------------------------------------------------
+    // --- Adding up ---------------------------------------------------------------------------------------------------------
 
-    // The warps' results, added up in `merged` and in `stats(0, ..)`.
-    __device__ void leave_results()
+    __device__ int existing_rows(const Segment& of) const
     {
-        const int quad = lane / 4;
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            rows[row].sum += __shfl_xor_sync(0xffffffff, rows[row].sum, 1);
-            rows[row].sum += __shfl_xor_sync(0xffffffff, rows[row].sum, 2);
-            if (lane % 4 == 0) stats(warp, quad + 8 * row) = rows[row];
-        }
-        __syncthreads();
-        float factor[2];
-        RowSum all[2];
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            float largest = negative_infinity(), sum = 0;
-#pragma unroll
-            for (int other = 0; other < Traits::WARPS; other++) largest = fmaxf(largest, stats(other, quad + 8 * row).max);
-#pragma unroll
-            for (int other = 0; other < Traits::WARPS; other++) {
-                const RowSum part = stats(other, quad + 8 * row);
-                sum += part.sum * rescale(part.max, largest);
-            }
-            factor[row] = rescale(rows[row].max, largest);
-            all[row] = {largest, sum};
-        }
-#pragma unroll 1
-        for (int turn = 0; turn < Traits::WARPS; turn++) {
-            if (turn == warp)
-#pragma unroll
-                for (int i = 0; i < HEAD_DIM / FRAGMENT_COLUMNS; i++)
-#pragma unroll
-                    for (int row = 0; row < 2; row++) {
-                        float2& to = *reinterpret_cast<float2*>(merged() + (quad + 8 * row) * HEAD_DIM + i * FRAGMENT_COLUMNS +
-                                                                lane % 4 * 2);
-                        const float2 before = turn == 0 ? float2{0, 0} : to;
-                        to = {before.x + output[i][2 * row] * factor[row], before.y + output[i][2 * row + 1] * factor[row]};
-                    }
-            __syncthreads();
-        }
-        if (warp == 0 && lane % 4 == 0)
-#pragma unroll
-            for (int row = 0; row < 2; row++) stats(0, quad + 8 * row) = all[row];
+        return min(Traits::BLOCK_M, (of.q.len - of.first_query) * group - of.first_head);
     }
 
-    // Writes the tile, or this CTA's part of it.
+    // The warp's result, in the stage that would be loaded next. Of a row that has seen no key only the maximum of -inf is left, which
+    // keeps others from reading more.
+    __device__ void leave_result(const Segment& of)
+    {
+        const int existing = existing_rows(of);
+        const int lane = anew(this->lane);
+        const int result = Traits::RESULT_IN_RING ? stage_at(load_stage) : Traits::RESULTS_AT + warp * Traits::RESULT_BYTES;
+        if (lane == 0) result_of(warp) = result;
+        if (threadIdx.x < Traits::BLOCK_M) sink_at(threadIdx.x) = sink;
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                RowSum sum = sums[tile][half];
+                sum.sum += __shfl_xor_sync(0xffffffff, sum.sum, 1);
+                sum.sum += __shfl_xor_sync(0xffffffff, sum.sum, 2);
+                const int row = row_of(lane, tile, half);
+                if (row >= existing) continue;
+                if (lane % 4 == 0) sum_of(warp, row) = sum;
+                if (sum.max == negative_infinity()) continue;
+#pragma unroll
+                for (int i = 0; i < COLUMN_TILES; i++)
+                    *reinterpret_cast<float2*>(shared + result + result_offset(row, 2 * i + lane % 4 / 2) +
+                                               lane % 2 * (int)sizeof(float2)) =
+                        float2{output[tile][i][2 * half], output[tile][i][2 * half + 1]};
+            }
+    }
+
+    // Bytes into a warp's result of four columns of a row, swapped like the chunks of a row of keys.
+    __device__ static int result_offset(int row, int column4)
+    {
+        return row * HEAD_DIM * (int)sizeof(float) + swizzled(row, column4);
+    }
+
+    // Writes the tile, or this segment's part of it; then perhaps the tile from all its parts, which the warps add up as they
+    // did their groups of keys.
     __device__ void finish(const Segment& of)
     {
-        __syncthreads(); // stats, and the segment after the next
-        const int valid_rows = min(Traits::BLOCK_M, of.q.len * group - of.first_row);
-        if (of.owners <= 1) {
-            for (int chunk = threadIdx.x; chunk < valid_rows * Traits::ROW_CHUNKS; chunk += Traits::THREADS) {
-                const int row = chunk / Traits::ROW_CHUNKS, column = chunk % Traits::ROW_CHUNKS * CHUNK<Element>;
-                write(of, row, column, stats(0, row), merged() + row * HEAD_DIM + column);
-            }
-        } else {
-            for (int chunk = threadIdx.x; chunk < valid_rows * Traits::ROW_CHUNKS; chunk += Traits::THREADS) {
-                const int row = chunk / Traits::ROW_CHUNKS, column = chunk % Traits::ROW_CHUNKS * CHUNK<Element>;
-                const float4* const from = reinterpret_cast<const float4*>(merged() + row * HEAD_DIM + column);
-                float4* const to = reinterpret_cast<float4*>(part(of.slot, row) + column);
-                __stcg(to, from[0]);
-                __stcg(to + 1, from[1]);
-                if (column == 0) __stcg(reinterpret_cast<float2*>(part_sum(of.slot, row)), {stats(0, row).max, stats(0, row).sum});
-            }
-            if (comes_last(of)) merge_parts(of, valid_rows);
+        leave_result(of);
+        bool whole = of.is_whole_tile();
+#pragma unroll 1
+        while (true) {
+            __syncthreads(); // the warps' results
+            add_up_warps(of, whole);
+            __syncthreads(); // they have been read, and the part is written
+            if (whole || !share.is_last_here(of)) return;
+            const auto owners = share.owners(of);
+            if (!comes_last(owners.first, owners.last - owners.first)) return;
+            add_up_parts(of, owners);
+            whole = true;
         }
-        __syncthreads(); // `merged` and `stats` are free
     }
 
-    // Whether the parts of all other CTAs are there. The semaphore is 0 again when the last one has come.
-    __device__ bool comes_last(const Segment& of)
+    // A row and four of its columns for each thread: the sum of the warps' results.
+    __device__ void add_up_warps(const Segment& of, bool whole) const
     {
-        __threadfence();
-        __syncthreads();
-        unsigned* const arrived = reinterpret_cast<unsigned*>(shared + Traits::SCRATCH_AT);
-        if (threadIdx.x == 0) {
-            *arrived = atomicInc(params.work.semaphores + of.owner, of.owners - 1);
-            __threadfence();
-        }
-        __syncthreads();
-        return *arrived == of.owners - 1;
-    }
-
-    // In the CTAs' order.
-    __device__ void merge_parts(const Segment& of, int valid_rows)
-    {
-        const auto slot = [&](int i) { return Share<Traits>::slot_of(of.owner + i, i == 0 && of.owner_has_more); };
-        for (int chunk = threadIdx.x; chunk < valid_rows * Traits::ROW_CHUNKS; chunk += Traits::THREADS) {
-            const int row = chunk / Traits::ROW_CHUNKS, column = chunk % Traits::ROW_CHUNKS * CHUNK<Element>;
-            const auto sum_of = [&](int i) {
-                const float2 pair = __ldcg(reinterpret_cast<const float2*>(part_sum(slot(i), row)));
-                return RowSum{pair.x, pair.y};
-            };
-            RowSum all = {negative_infinity(), 0};
-            for (int i = 0; i < of.owners; i++) all.max = fmaxf(all.max, sum_of(i).max);
-            float values[CHUNK<Element>] = {};
-            for (int i = 0; i < of.owners; i++) {
-                const RowSum one = sum_of(i);
-                const float factor = rescale(one.max, all.max);
-                const float4* const from = reinterpret_cast<const float4*>(part(slot(i), row) + column);
-                const float4 low = __ldcg(from), high = __ldcg(from + 1);
-                const float parts[CHUNK<Element>] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-                all.sum += one.sum * factor;
+        float* const part = part_at(share.own_place(of));
+        const int count = existing_rows(of) * ACROSS;
+#pragma unroll 1
+        for (int i = anew(threadIdx.x); i < count; i += Traits::THREADS) {
+            const int row = i / ACROSS, column4 = i % ACROSS;
+            RowSum sums[Traits::WARPS];
+            float4 columns[Traits::WARPS];
 #pragma unroll
-                for (int j = 0; j < CHUNK<Element>; j++) values[j] += parts[j] * factor;
+            for (int other = 0; other < Traits::WARPS; other++) {
+                sums[other] = sum_of(other, row);
+                columns[other] = *reinterpret_cast<const float4*>(shared + result_of(other) + result_offset(row, column4));
             }
-            write(of, row, column, all, values);
+            Partial all;
+            all.add(sums, columns);
+            if (whole) {
+                write(of, row, column4, all);
+            } else {
+                __stcg(reinterpret_cast<float4*>(part + row * HEAD_DIM) + column4,
+                       {all.values[0], all.values[1], all.values[2], all.values[3]});
+                if (column4 == 0) __stcg(reinterpret_cast<float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row, {all.row.max, all.row.sum});
+            }
+        }
+    }
+    static constexpr int ACROSS = HEAD_DIM / 4; // threads
+
+    // Every WARPS-th part, to where the warp has left its result. With splits they are counted from key 0, so that it does not matter at
+    // which of them a tile begins.
+    __device__ void add_up_parts(const Segment& of, typename Share<Traits>::Owners owners) const
+    {
+        constexpr int MINE = 4, TOGETHER = 2; // what a lane asks for at once: columns, and parts
+        const int parts = share.parts(of, owners), before = share.has_splits() ? of.first_split % Traits::WARPS : 0;
+        const int count = existing_rows(of) * ACROSS;
+#pragma unroll 1
+        for (int first = anew(lane); first < count; first += MINE * 32) {
+            Partial all[MINE];
+#pragma unroll 1
+            for (int index = warp - before; index < parts; index += TOGETHER * Traits::WARPS) {
+                RowSum sums[MINE][TOGETHER];
+                float4 columns[MINE][TOGETHER];
+#pragma unroll
+                for (int j = 0; j < TOGETHER; j++) {
+                    const int one = index + j * Traits::WARPS;
+                    const bool exists = one >= 0 && one < parts;
+                    const float* const part = part_at(share.place(of, owners, exists ? one : 0));
+#pragma unroll
+                    for (int i = 0; i < MINE; i++) {
+                        const int at = min(first + i * 32, count - 1);
+                        const float2 sum = __ldcg(reinterpret_cast<const float2*>(part + Traits::BLOCK_M * HEAD_DIM) + at / ACROSS);
+                        sums[i][j] = {exists ? sum.x : negative_infinity(), sum.y};
+                        columns[i][j] = __ldcg(reinterpret_cast<const float4*>(part) + at);
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < MINE; i++) all[i].add(sums[i], columns[i]);
+            }
+#pragma unroll
+            for (int i = 0; i < MINE; i++) {
+                const int row = (first + i * 32) / ACROSS, column4 = (first + i * 32) % ACROSS;
+                if (first + i * 32 >= count) break;
+                if (column4 == 0) sum_of(warp, row) = all[i].row;
+                *reinterpret_cast<float4*>(shared + result_of(warp) + result_offset(row, column4)) = {
+                    all[i].values[0], all[i].values[1], all[i].values[2], all[i].values[3]};
+            }
         }
     }
 
-    // One chunk of a row of the result, and with the first its lse.
-    __device__ void write(const Segment& of, int row, int column, RowSum all, const float* values) const
+    // Whether the parts of all `others` are there. The semaphore is 0 again when the last one has come.
+    __device__ bool comes_last(unsigned semaphore, unsigned others)
     {
-        const int query = (of.first_row + row) / group, head = of.kv_head * group + (of.first_row + row) % group;
-        const float sink = sink_of(params.scoring, head);
-        const float keep = sink == negative_infinity() ? 1.0f : join_sink(all.max, all.sum, sink);
-        const float inverse = all.sum == 0 ? 0.0f : keep * reciprocal_approximate(all.sum);
-        if (column < params.head_dim) {
-            uint4 words;
-            words.x = narrow2<Element>(values[0] * inverse, values[1] * inverse);
-            words.y = narrow2<Element>(values[2] * inverse, values[3] * inverse);
-            words.z = narrow2<Element>(values[4] * inverse, values[5] * inverse);
-            words.w = narrow2<Element>(values[6] * inverse, values[7] * inverse);
-            Element* const to = static_cast<Element*>(params.out.address) + of.batch * params.out.batch + head * params.out.head +
-                                (long long)(of.q.first + query) * params.out.row + column;
-            *reinterpret_cast<uint4*>(to) = words;
+        if (others == 0) return true;
+        unsigned& arrived = share.scratch();
+        if (threadIdx.x == 0) {
+            // Releases what the other threads wrote too: they have passed a barrier since.
+            arrived = increment_and_wrap(params.work.semaphores + semaphore, others);
         }
-        if (column == 0 && params.lse)
-            params.lse[of.batch * params.lse_batch + head * params.lse_head + of.q.first + query] =
-                all.sum == 0 ? negative_infinity() : (all.max + __log2f(all.sum)) * LN_2;
+        __syncthreads();
+        const bool last = arrived == others;
+        __syncthreads(); // it has been read
+        return last;
     }
 
-    // A row of a part in the workspace: the parts' outputs, two a CTA, then their maxima and sums.
-    __device__ float* part(int slot, int row) const
+    // Four columns of a row of the result, and with the first its lse.
+    __device__ void write(const Segment& of, int row_of_tile, int column4, Partial& all) const
     {
-        return params.work.partials + (slot * Traits::BLOCK_M + row) * HEAD_DIM;
+        const Row row = row_at(of, row_of_tile);
+        const float sink = sink_at(row_of_tile);
+        const float keep = sink == negative_infinity() ? 1.0f : join_sink(all.row.max, all.row.sum, sink);
+        const float inverse = all.row.sum == 0 ? 0.0f : keep * reciprocal_approximate(all.row.sum);
+        const long long to_row = of.q.first + row.query;
+        if (4 * column4 < params.head_dim) {
+            Element* const to = static_cast<Element*>(params.out.address) + of.batch * params.out.batch +
+                                row.head * params.out.head + to_row * params.out.row;
+            reinterpret_cast<uint2*>(to)[column4] = {narrow2<Element>(all.values[0] * inverse, all.values[1] * inverse),
+                                                     narrow2<Element>(all.values[2] * inverse, all.values[3] * inverse)};
+        }
+        if (column4 == 0 && params.lse)
+            params.lse[of.batch * params.lse_batch + row.head * params.lse_head + to_row] =
+                all.row.sum == 0 ? negative_infinity() : (all.row.max + __log2f(all.row.sum)) * LN_2;
     }
-    __device__ float* part_sum(int slot, int row) const
+
+    // A part in the workspace: the rows' outputs, then their maxima and sums.
+    __device__ float* part_at(unsigned place) const
     {
-        return params.work.partials + 2 * gridDim.x * Traits::BLOCK_M * HEAD_DIM + 2 * (slot * Traits::BLOCK_M + row);
+        return params.work.partials + (unsigned long long)place * (Traits::BLOCK_M * (HEAD_DIM + 2));
     }
 
     // Lengths that changed during the launch may have left semaphores that nobody brought back to 0. The last CTA to end does.
     __device__ void reset_semaphores()
     {
         if (threadIdx.x != 0) return;
-        __threadfence();
-        if (atomicInc(params.work.counter, gridDim.x - 1) != gridDim.x - 1) return;
+        if (increment_and_wrap(params.work.counter, gridDim.x - 1) != gridDim.x - 1) return;
+#pragma unroll 1
         for (unsigned cta = 0; cta < gridDim.x; cta++) params.work.semaphores[cta] = 0;
     }
 
-    __device__ static unsigned shared_address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
     __device__ static void cp_async_16(unsigned shared, const void* source, bool valid)
     {
         warptile::cp_async_16(__cvta_shared_to_generic(shared), source, valid);
@@ -521,23 +633,34 @@ template <class Traits> class Decode {
 
     const Forward& params;
     unsigned char* const shared;
-    const int group;
+    const int group; // query heads a key/value head
     const int warp, lane;
-    const unsigned ring;
+    Share<Traits> share;
 
-    int described; // the last segment that is known
-    int loading;   // segment
-    int load_block, load_end, load_len;
-    const Element* load_keys;
-    const Element* load_values;
+    int described = -1; // the last segment that is known
+    int loading = -1;   // segment
+    int load_block = 0, load_end = 0;
+    struct {
+        int first, end;
+    } load_keys;
+    KeyRows<Element> rows;
+    typename KeyRows<Element>::Place place = {0, 0};
     int load_stage = 0;
     int under_way = 0; // groups
     int stage = 0;     // that is computed next
 
-    unsigned queries[Traits::SHARED_QUERIES ? 1 : HEAD_DIM / FRAGMENT_DEPTH][4];
-    float output[HEAD_DIM / FRAGMENT_COLUMNS][4];
-    RowSum rows[2];
-    float slope[2];
+    unsigned queries; // where they lie
+    float sink = 0;   // of a row for each of the first threads
+    unsigned left[1][Traits::HOLDS_QUERIES ? HEAD_DIM / FRAGMENT_DEPTH : 1][4];
+    float output[ROW_TILES][COLUMN_TILES][4];
+    float scale, dot_limit; // of rule/score.cuh
+    // Of this lane's rows.
+    RowSum sums[ROW_TILES][2];
+    int diagonal[ROW_TILES][2]; // rule/mask.cuh
+    float slopes[ROW_TILES][2]; // in exponents of 2
+    int distance_shift;         // from the diagonal to where ALiBi counts distances from
+    int last_key;
+    int all_see_from, all_see_to; // keys that all rows of the tile see
 };
 
 template <class Traits> __device__ void decode_attention(const Forward& params)

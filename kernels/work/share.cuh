@@ -1,212 +1,253 @@
-// Which keys a CTA reads, for kernels whose CTAs share the keys of all sequences evenly.
+// Which keys a CTA reads, for kernels whose CTAs share the keys of all sequences.
 //
 // A tile is BLOCK_M rows of one key/value head of one sequence; a row is a query with one of the heads that share the key/value
-// head. The blocks of keys that a sequence's tiles see are numbered through all tiles of all sequences, and CTA c of G takes those from
-// c * all / G on. So a tile is computed by neighbouring CTAs, and a CTA has at most two tiles that it shares with others: its
-// first and its last. A tile without keys counts one block, so that somebody writes its zeros.
+// head. The keys that a sequence's queries see are cut into units: blocks of BLOCK_N keys, or as many keys as a split has. The
+// units of all tiles of all sequences are numbered one after the other, and CTAs take equal ranges of them. So a tile is computed by
+// neighbouring CTAs, and a CTA shares at most two tiles with others: its first and its last. A tile without keys counts one
+// unit, so that somebody writes its zeros.
+//
+// A segment is what a CTA computes of a tile at once: all its units, or with splits one, so that a part's bits depend on nothing
+// but its keys.
 //
 // Lengths on the device may change during the launch, and then CTAs disagree: about what they compute, not about what they may
-// touch. Every number of a CTA or a slot below follows from the CTA's own view and lies in range.
+// touch. Every number of a CTA or a part below follows from the CTA's own view and lies in range.
 #pragma once
 
+#include "ptx/launch.cuh"
 #include "rule/mask.cuh"
 #include "work/lengths.cuh"
 
 namespace warptile {
 
+__device__ constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0; }
+
 // What a CTA computes of one tile.
 struct Segment {
     int batch; // END after the last one
     int kv_head;
-    int first_row; // of the tile, counted through the queries and heads of this key/value head
+    int first_query; // of the tile's first row, ...
+    int first_head;  // ... and its head among those of this key/value head
     Extent q;
     Extent k;
-    int first_block; // of keys; none where first_block == end_block
-    int end_block;
-    int owner;  // the first CTA that has a part of the tile
-    int owners; // how many have; 1: nothing to be merged
-    int slot;   // of this CTA's partial result
-    bool owner_has_more; // the first owner's part of this tile is its last, not its first
+    int first_key; // of those it reads; none where first_key >= end_key
+    int end_key;
+    unsigned unit; // its first
+    unsigned units;
+    unsigned tile_unit; // the tile's first
+    unsigned tile_units;
+    unsigned first_split; // the number of the tile's first unit, counted from key 0
 
     static constexpr int END = -1;
     __device__ bool is_end() const { return batch == END; }
+    __device__ bool is_whole_tile() const { return units == tile_units; }
 };
 
 template <class Traits> class Share {
   public:
-    __device__ explicit Share(const Forward& params) : params(params), group(params.heads / params.kv_heads) {}
-
-    // Finds the CTA's first block. All threads call it; afterwards `next` is the first thread's alone.
-    __device__ void find(unsigned* scratch)
+    // Finds the CTA's first unit. All threads call it; afterwards `next` is the first thread's alone. `shared` holds
+    // SHARED_BYTES bytes.
+    __device__ Share(const Forward& params, int group, unsigned char* shared)
+        : params(params), group(group), unit_log(has_splits() ? 31 - __clz(params.work.keys_per_split) : LOG_BLOCK_N),
+          state(*reinterpret_cast<State*>(shared))
     {
-        const Sequences& sequences = params.sequences;
-        unsigned all = 0;
-        if (reads_lengths(sequences)) {
-            for (int batch = threadIdx.x; batch < sequences.batch; batch += Traits::THREADS)
-                all += Sequence(params, group, batch).blocks();
-            all = sum_of_all(all, scratch);
+        if (reads_lengths(params.sequences)) {
+            wait_for_predecessor();
+            find_among_lengths();
+            if (threadIdx.x == 0) state.sequence_is_known = false;
         } else {
-            all = sequences.batch * Sequence(params, group, 0).blocks();
+            const Sequence each(*this, 0);
+            set_total(params.sequences.batch * each.units());
+            if (threadIdx.x == 0 && begin < end) {
+                state.batch = begin / each.units();
+                state.base = state.batch * each.units();
+                state.sequence = each;
+                state.sequence_is_known = true;
+            }
         }
-        total = all;
-        ctas = min(gridDim.x, total);
-        if (blockIdx.x >= ctas) {
-            left = 0;
-            return;
+        if (threadIdx.x == 0) {
+            state.at = begin;
+            state.end = end;
         }
-        begin = first_of(blockIdx.x);
-        left = first_of(blockIdx.x + 1) - begin;
-        find_sequence(scratch);
     }
+
+    // A word that the CTA may use between two barriers.
+    __device__ unsigned& scratch() const { return state.scratch[0]; }
 
     // The next segment.
     __device__ Segment next()
     {
-        Segment segment = {};
+        Segment segment;
         segment.batch = Segment::END;
+        Sequence& sequence = state.sequence;
         // Ends for good if lengths have shrunk meanwhile.
-        while (left > 0 && at >= sequence.blocks()) {
-            if (batch + 1 >= params.sequences.batch)
-                left = 0;
-            else
-                enter(batch + 1, base + sequence.blocks(), 0);
+        while (true) {
+            if (state.at >= state.end) return segment;
+            if (!state.sequence_is_known) sequence = Sequence(*this, state.batch);
+            state.sequence_is_known = true;
+            if (state.at - state.base < sequence.units()) break;
+            state.base += sequence.units();
+            state.sequence_is_known = !reads_lengths(params.sequences);
+            if (++state.batch >= params.sequences.batch) state.end = state.at;
         }
-        if (left == 0)
-            return segment;
-        const unsigned tile = at / sequence.tile_blocks();
-        const unsigned block = at - tile * sequence.tile_blocks();
-        const unsigned take = min(sequence.tile_blocks() - block, left);
-        const unsigned tile_begin = base + tile * sequence.tile_blocks();
-        segment.batch = batch;
+        const unsigned at = state.at, base = state.base;
+        const unsigned tile = (at - base) / sequence.tile_units, unit = at - base - tile * sequence.tile_units;
+        segment.batch = state.batch;
         segment.kv_head = tile / sequence.row_tiles;
-        segment.first_row = (tile - segment.kv_head * sequence.row_tiles) * Traits::BLOCK_M;
+        const int first_row = (tile - segment.kv_head * sequence.row_tiles) * Traits::BLOCK_M;
+        segment.first_query = first_row / group;
+        segment.first_head = first_row - segment.first_query * group;
         segment.q = sequence.q;
         segment.k = sequence.k;
-        segment.first_block = sequence.first_block + min(block, sequence.seen_blocks);
-        segment.end_block = sequence.first_block + min(block + take, sequence.seen_blocks);
-        segment.owner = owner_of(tile_begin);
-        segment.owners = owner_of(tile_begin + sequence.tile_blocks() - 1) - segment.owner + 1;
-        segment.slot = slot_of(blockIdx.x, begin < tile_begin);
-        segment.owner_has_more = first_of(segment.owner) < tile_begin;
-        at += take;
-        left -= take;
+        segment.unit = at;
+        segment.units = has_splits() ? 1 : min(sequence.tile_units - unit, state.end - at);
+        segment.tile_unit = at - unit;
+        segment.tile_units = sequence.tile_units;
+        segment.first_split = sequence.first_unit;
+        const int first_unit = sequence.first_unit + unit;
+        segment.first_key = max(first_unit << unit_log, sequence.first_key);
+        segment.end_key = min((first_unit + (int)segment.units) << unit_log, sequence.end_key);
+        state.at = at + segment.units;
         return segment;
     }
 
-    // Where a CTA leaves its part of a tile that it shares: of its last tile or of its first.
-    __device__ static int slot_of(unsigned cta, bool of_last) { return 2 * cta + of_last; }
+    // --- Parts: what CTAs leave of a tile that one segment does not cover ---
+
+    // Keys are cut at multiples of a length, so that no part depends on who computes it.
+    __device__ bool has_splits() const { return params.work.keys_per_split != 0; }
+    // The CTAs that have a part of the tile.
+    struct Owners {
+        unsigned first, last;
+    };
+    __device__ Owners owners(const Segment& of) const
+    {
+        return {of.tile_unit / each, (of.tile_unit + of.tile_units - 1) / each};
+    }
+    __device__ int parts(const Segment& of, Owners by) const { return has_splits() ? of.tile_units : by.last - by.first + 1; }
+    // Where part `index` of the tile lies. Without splits a CTA has two places: for its last tile and for its first.
+    __device__ unsigned place(const Segment& of, Owners by, int index) const
+    {
+        return has_splits() ? of.tile_unit + index : place_of(of, by.first + index);
+    }
+    __device__ unsigned own_place(const Segment& of) const { return has_splits() ? of.unit : place_of(of, blockIdx.x); }
+    // Whether this CTA has no more segments of the tile.
+    __device__ bool is_last_here(const Segment& of) const
+    {
+        return of.unit + of.units == min(of.tile_unit + of.tile_units, begin + each);
+    }
 
   private:
+    static constexpr int LOG_BLOCK_N = log2_of(Traits::BLOCK_N);
+    static_assert(1 << LOG_BLOCK_N == Traits::BLOCK_N, "units are powers of two");
+
     // What one sequence asks for.
     struct Sequence {
         Extent q, k;
-        int first_block;
-        unsigned seen_blocks; // of each tile: what any of the sequence's queries sees
+        int first_key, end_key; // that any of its queries sees
+        int first_unit;
+        unsigned tile_units;
         unsigned row_tiles;
         unsigned tiles;
 
-        __device__ Sequence(const Forward& params, int group, int batch)
-            : q(queries_of(params.sequences, batch)), k(keys_of(params.sequences, batch))
+        Sequence() = default;
+        __device__ Sequence(const Share& share, int batch)
+            : q(queries_of(share.params.sequences, batch)), k(keys_of(share.params.sequences, batch))
         {
-            const Mask mask(params.scoring, q.len, k.len);
-            const int end = (mask.end_key(0, q.len) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
-            first_block = mask.first_key(0) / Traits::BLOCK_N;
-            seen_blocks = max(end - first_block, 0);
-            row_tiles = ((unsigned)q.len * group + Traits::BLOCK_M - 1) / Traits::BLOCK_M;
-            tiles = row_tiles * params.kv_heads;
+            const Mask mask(share.params.scoring, q.len, k.len);
+            first_key = mask.first_key(0);
+            end_key = max(mask.end_key(0, q.len), first_key);
+            first_unit = first_key >> share.unit_log;
+            const int end_unit = (end_key + (1 << share.unit_log) - 1) >> share.unit_log;
+            tile_units = max(end_unit - first_unit, 1);
+            row_tiles = ((unsigned)q.len * share.group + Traits::BLOCK_M - 1) / Traits::BLOCK_M;
+            tiles = row_tiles * share.params.kv_heads;
         }
-        __device__ unsigned tile_blocks() const { return max(seen_blocks, 1u); }
-        __device__ unsigned blocks() const { return tiles * tile_blocks(); }
+        __device__ unsigned units() const { return tiles * tile_units; }
+    };
+    // In shared memory: registers are for what all threads need.
+    struct State {
+        unsigned at, end;       // the CTA's next unit, and the one after its last
+        int batch;              // the sequence in hand, ...
+        unsigned base;          // ... its first unit ...
+        Sequence sequence;      // ... and what it asks for, if that has been read
+        bool sequence_is_known;
+        unsigned scratch[Traits::WARPS];
     };
 
-    __device__ unsigned first_of(unsigned cta) const { return (unsigned long long)cta * total / ctas; }
-    __device__ int owner_of(unsigned block) const
+    // The last CTAs may have fewer than the others, or none.
+    __device__ void set_total(unsigned total)
     {
-        return min((unsigned)((((unsigned long long)block + 1) * ctas - 1) / total), ctas - 1);
+        each = max((total + gridDim.x - 1) / gridDim.x, 1u);
+        begin = min(blockIdx.x * each, total);
+        end = min(begin + each, total);
     }
+    __device__ unsigned place_of(const Segment& of, unsigned cta) const { return 2 * cta + (cta * each < of.tile_unit); }
 
-    __device__ void enter(int batch, unsigned base, unsigned at)
+    // THREADS sequences at a time, twice: to add up their units, and to find the one that has this CTA's first.
+    __device__ void find_among_lengths()
     {
-        this->batch = batch;
-        this->base = base;
-        this->at = at;
-        sequence = Sequence(params, group, batch);
-    }
-
-    // The sequence that block `begin` belongs to: THREADS sequences at a time.
-    __device__ void find_sequence(unsigned* scratch)
-    {
-        if (!reads_lengths(params.sequences)) {
-            const unsigned each = sequence_blocks();
-            enter(begin / each, begin / each * each, begin % each);
-            return;
-        }
+        const int sequences = params.sequences.batch;
         unsigned before = 0;
-        for (int first = 0; first < params.sequences.batch; first += Traits::THREADS) {
-            const int mine = first + threadIdx.x;
-            const unsigned blocks = mine < params.sequences.batch ? Sequence(params, group, mine).blocks() : 0;
-            const unsigned end = before + running_sum(blocks, scratch);
-            // One thread at most has it.
-            if (blocks > 0 && end - blocks <= begin && begin < end) {
-                scratch[Traits::WARPS] = mine;
-                scratch[Traits::WARPS + 1] = end - blocks;
+#pragma unroll 1
+        for (int pass = 0; pass < 2; pass++) {
+            before = 0;
+#pragma unroll 1
+            for (int first = 0; first < sequences; first += Traits::THREADS) {
+                const int mine = first + threadIdx.x;
+                const unsigned units = mine < sequences ? Sequence(*this, mine).units() : 0;
+                const RunningSum sum = running_sum(units);
+                // One thread at most has it.
+                const unsigned mine_end = before + sum.to_here;
+                if (pass == 1 && mine_end - units <= begin && begin < mine_end) {
+                    state.batch = mine;
+                    state.base = mine_end - units;
+                }
+                before += sum.all;
             }
-            if (threadIdx.x == 0) scratch[Traits::WARPS + 2] = 0;
+            if (pass == 0) {
+                set_total(before);
+                // Stays if lengths have shrunk since.
+                if (threadIdx.x == 0) {
+                    state.batch = sequences - 1;
+                    state.base = begin;
+                }
+            }
             __syncthreads();
-            if (threadIdx.x == Traits::THREADS - 1) scratch[Traits::WARPS + 2] = end;
-            __syncthreads();
-            before = scratch[Traits::WARPS + 2];
-            if (begin < before)
-                break;
         }
-        // Garbage if lengths have shrunk between the two readings.
-        const int found = min(scratch[Traits::WARPS], (unsigned)params.sequences.batch - 1);
-        const unsigned found_base = min(scratch[Traits::WARPS + 1], begin);
-        enter(found, found_base, begin - found_base);
     }
 
-    __device__ unsigned sequence_blocks() const { return Sequence(params, group, 0).blocks(); }
-
-    __device__ static unsigned warp_running_sum(unsigned x)
+    struct RunningSum {
+        unsigned to_here; // this thread's value and those of all threads before it
+        unsigned all;
+    };
+    __device__ RunningSum running_sum(unsigned x) const
     {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const unsigned other = __shfl_up_sync(0xffffffff, x, step);
-            if (threadIdx.x % 32 >= step) x += other;
+            if (lane >= step) x += other;
         }
-        return x;
-    }
-
-    // Of this thread's value and those of all threads before it. `scratch` holds a word a warp.
-    __device__ static unsigned running_sum(unsigned x, unsigned* scratch)
-    {
-        const unsigned sum = warp_running_sum(x);
-        __syncthreads(); // scratch has been read
-        if (threadIdx.x % 32 == 31) scratch[threadIdx.x / 32] = sum;
+        if (lane == 31) state.scratch[warp] = x;
         __syncthreads();
-        unsigned before = 0;
-        for (int warp = 0; warp < threadIdx.x / 32; warp++) before += scratch[warp];
-        return before + sum;
-    }
-
-    __device__ static unsigned sum_of_all(unsigned x, unsigned* scratch)
-    {
-        running_sum(x, scratch);
-        unsigned sum = 0;
-        for (int warp = 0; warp < Traits::WARPS; warp++) sum += scratch[warp];
+        RunningSum sum = {x, 0};
+#pragma unroll
+        for (int other = 0; other < Traits::WARPS; other++) {
+            if (other < warp) sum.to_here += state.scratch[other];
+            sum.all += state.scratch[other];
+        }
+        __syncthreads(); // it has been read
         return sum;
     }
 
     const Forward& params;
-    const int group; // query heads a key/value head
-    unsigned total;  // blocks
-    unsigned ctas;   // that have any
-    unsigned begin;  // first block of this CTA
-    unsigned left = 0;
-    int batch = 0;
-    unsigned base = 0; // first block of the sequence in hand
-    unsigned at = 0;   // next block, counted from there
-    Sequence sequence{params, group, 0};
+    const int group;    // query heads a key/value head
+    const int unit_log; // of the keys of a unit
+    unsigned each;      // units of a CTA
+    unsigned begin, end; // of this one
+    State& state;
+
+  public:
+    static constexpr int SHARED_BYTES = sizeof(State);
 };
 
 } // namespace warptile

@@ -208,11 +208,20 @@ impl Problem {
     /// Tiles of `block_m` rows in all, if every sequence were a typical one.
     pub(crate) fn typical_tiles(&self, block_m: u32) -> f64 {
         let len = self.typical_lengths().0;
-        let sequences = match self.packed_queries {
-            true => self.query_rows as f64 / len.max(1) as f64,
+        self.typical_sequences() * len.div_ceil(block_m as usize) as f64 * self.heads as f64
+    }
+
+    /// The same where the query heads of a key/value head are rows of one tile.
+    pub(crate) fn typical_group_tiles(&self, block_m: u32) -> f64 {
+        let rows = self.typical_lengths().0 * (self.heads / self.kv_heads.max(1));
+        self.typical_sequences() * rows.div_ceil(block_m as usize) as f64 * self.kv_heads as f64
+    }
+
+    fn typical_sequences(&self) -> f64 {
+        match self.packed_queries {
+            true => self.query_rows as f64 / self.typical_lengths().0.max(1) as f64,
             false => self.batch as f64,
-        };
-        sequences * len.div_ceil(block_m as usize) as f64 * self.heads as f64
+        }
     }
 }
 

@@ -89,6 +89,8 @@ impl Rates {
     /// see, and pays for the end of each. Where every tile is a CTA of its own, or all are equally long, some
     /// multiprocessors have one tile more than others; drawn tiles of different lengths even out, but take no less than the
     /// longest. While a multiprocessor holds fewer CTAs than it could, it runs slower by the share of latency left unhidden.
+    ///
+    /// Where CTAs share the keys evenly, all have as many blocks, and each pays for the ends of its tiles and of one more.
     pub(crate) fn estimate_us(
         &self,
         problem: &Problem,
@@ -104,8 +106,26 @@ impl Rates {
             f64::from(image.tiling.block_m),
             f64::from(image.tiling.block_n),
         );
+        let block_flops = 4.0 * block_m * block_n * f64::from(image.tiling.head_dim);
+        // FLOP per microsecond.
+        let rate_per_multiprocessor = tflops * 1e6 / f64::from(self.multiprocessors);
+        let block_us = block_flops / rate_per_multiprocessor;
         let (query_len, key_len) = problem.typical_lengths();
         let mask = problem.mask();
+        // About the most keys that a row sees. Under a mask with one edge it is the first or the last, under a window any
+        // that has the whole of it.
+        let widest = [0, query_len / 2, query_len.saturating_sub(1)]
+            .map(|row| mask.visible(row, query_len, key_len).len())
+            .into_iter()
+            .max()
+            .unwrap_or(0);
+        if image.schedule == Schedule::SharedKeys {
+            let seen = key_len.min(widest + query_len.saturating_sub(1));
+            let tiles = problem.typical_group_tiles(image.tiling.block_m)
+                / f64::from(device.multiprocessors.max(1));
+            let blocks = tiles * (seen as f64 / block_n).ceil().max(1.0) + (tiles + 1.0) * tile_end;
+            return self.launch_us + blocks * block_us;
+        }
         let visible_keys = mask.visible_pairs(query_len, key_len) as f64 / query_len.max(1) as f64;
         // A tile loads what any of its rows sees. Beside what each sees on average that is half a tile's height of keys where
         // the mask has one edge, and a whole one where it has two.
@@ -120,13 +140,6 @@ impl Rates {
         let blocks = (visible_keys + beside) / block_n;
         let blocks = if uneven { blocks } else { blocks.ceil() };
         let tile = blocks.clamp(1.0, all) + tile_end;
-        // About the most keys that a row sees. Under a mask with one edge it is the first or the last, under a window any
-        // that has the whole of it.
-        let widest = [0, query_len / 2, query_len.saturating_sub(1)]
-            .map(|row| mask.visible(row, query_len, key_len).len())
-            .into_iter()
-            .max()
-            .unwrap_or(0);
         let longest = ((widest as f64 + beside) / block_n).ceil().clamp(1.0, all);
 
         let tiles = problem.typical_tiles(image.tiling.block_m);
@@ -139,10 +152,7 @@ impl Rates {
         };
         let held = turns.min(f64::from(ctas_per_multiprocessor));
         let unhidden = (f64::from(ctas_per_multiprocessor) / held).sqrt();
-        let block_flops = 4.0 * block_m * block_n * f64::from(image.tiling.head_dim);
-        // FLOP per microsecond.
-        let rate_per_multiprocessor = tflops * 1e6 / f64::from(self.multiprocessors);
-        self.launch_us + blocks * block_flops * unhidden / rate_per_multiprocessor
+        self.launch_us + blocks * block_us * unhidden
     }
 }
 

@@ -168,7 +168,7 @@ declare! {
     struct Tensor {
         /// Of batch entry 0, row 0, head 0.
         address: u64 = "void*",
-        /// Elements between batch entries; 0 for packed tensors.
+        /// Elements between batch entries, or between pages; 0 for packed tensors.
         batch: i64,
         /// Elements between rows.
         row: i64,
@@ -201,7 +201,8 @@ declare! {
         key_lengths: u64 = "const int*",
     }
 
-    /// Pages of keys and values that a table gives to sequences. No kernel reads it yet.
+    /// Pages of keys and values that a table gives to sequences. Nobody has validated what lies on the device: kernels clamp numbers of
+    /// pages to `count`, and read no entry past a sequence's last key.
     struct Pages {
         /// `[batch][...]` numbers of pages; null: not paged.
         table: u64 = "const int*",
@@ -259,9 +260,9 @@ declare! {
     struct Work {
         /// From which CTAs draw tiles; 0 before and after each launch. Null: CTA c computes tiles c, c + grid, ...
         counter: u64 = "unsigned*",
-        /// One for each split tile; 0 before and after each launch. No kernel reads it yet.
+        /// One for each CTA, for the tiles that several share; 0 before and after each launch.
         semaphores: u64 = "unsigned*",
-        /// Outputs, maxima and sums of splits. No kernel reads it yet.
+        /// Outputs, maxima and sums of the parts of tiles that several CTAs share.
         partials: u64 = "float*",
         /// Tiles in all: query_tiles * heads, and * batch unless the queries are packed.
         tiles: i32,
@@ -271,7 +272,7 @@ declare! {
         heads_at_once: i32,
         /// Ranges that the keys of a tile are split into; 1 or 0: none.
         splits: i32,
-        /// Keys of a range.
+        /// Keys of a range, a power of two. 0: CTAs share the keys evenly.
         keys_per_split: i32,
         /// Unused.
         padding: i32,

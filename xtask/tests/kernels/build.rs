@@ -142,9 +142,9 @@ fn five_and_a_half_megabytes_are_too_much() {
         packed_bytes: [("a".to_owned(), 1), ("b".to_owned(), bytes - 1)].into(),
         ..Outcome::default()
     };
-    assert_eq!(EMBEDDED_LIMIT, 5_500_000);
+    assert_eq!(EMBEDDED_LIMIT, 7_000_000);
     assert_eq!(embedding(5_499_999).excess_bytes(), None);
-    assert_eq!(embedding(5_500_000).excess_bytes(), Some(5_500_000));
+    assert_eq!(embedding(7_000_000).excess_bytes(), Some(7_000_000));
 }
 
 #[test]

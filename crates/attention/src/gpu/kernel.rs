@@ -2,7 +2,7 @@
 
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, Kernel, KernelOptions, LaunchConfig, Launching, Module};
-use warptile_kernels::{Image, abi};
+use warptile_kernels::{Image, Schedule, Target, abi};
 
 use crate::call::Call;
 use crate::error::{Error, Result};
@@ -139,6 +139,19 @@ fn other_block(image: &Image) -> Error {
 
 /// The launch of a step.
 pub(super) fn config(step: &Step, shape: &LaunchShape) -> LaunchConfig {
-    LaunchConfig::new([shape.grid, 1, 1], [step.threads(), 1, 1])
-        .dynamic_shared_bytes(step.image.resources.dynamic_shared_bytes)
+    let config = LaunchConfig::new([shape.grid, 1, 1], [step.threads(), 1, 1])
+        .dynamic_shared_bytes(step.image.resources.dynamic_shared_bytes);
+    match begins_early(step.image) {
+        true => config.programmatic(),
+        false => config,
+    }
+}
+
+/// Whether the kernel itself waits for what precedes it: those that share keys do, in machine code for 9.0 and newer.
+fn begins_early(image: &Image) -> bool {
+    let waits = match image.target {
+        Target::Cubin(sm) | Target::CubinExact(sm) => sm >= 90,
+        _ => false,
+    };
+    waits && image.schedule == Schedule::SharedKeys
 }

@@ -119,13 +119,12 @@ pub(crate) fn expected(call: &Call, needs_alignment: bool) -> [Expected; SLOTS] 
     let lengths = |name, numbers: &Numbers, count: usize| {
         list(name, numbers.is_given(), count, Read).on_host(numbers.on_host().is_some())
     };
-    let elements = |name, layout: Option<&Layout>, size: u64| Expected {
+    let score = |name, layout: Option<&Layout>, size: u64| Expected {
         bytes: layout.map_or(Strided::list(0), |layout| Strided::elements(layout, size)),
         ..Expected::list(name, layout.is_some(), 0, size, Read)
     };
     let (queries, keys, scoring) = (call.queries(), call.keys(), call.scoring());
     let batch = call.batch();
-    let table = call.pages().map(|pages| pages.layout().elements());
     [
         tensor("q", call.q(), Read),
         tensor("k", call.k(), Read),
@@ -143,9 +142,15 @@ pub(crate) fn expected(call: &Call, needs_alignment: bool) -> [Expected; SLOTS] 
             Read,
         ),
         list("sinks", scoring.sinks, call.heads(), Read),
-        elements("bias", call.bias(), size),
-        elements("key_mask", call.key_mask(), 1),
-        elements("block_table", table.as_ref(), 4).on_host(
+        score("bias", call.bias(), size),
+        score("key_mask", call.key_mask(), 1),
+        Expected {
+            bytes: call.pages().map_or(Strided::list(0), |pages| {
+                Strided::elements(&pages.layout().elements(), 4)
+            }),
+            ..list("block_table", call.pages().is_some(), 0, Read)
+        }
+        .on_host(
             call.pages()
                 .is_some_and(|pages| pages.table().on_host().is_some()),
         ),

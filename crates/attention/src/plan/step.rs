@@ -68,7 +68,7 @@ impl Scratch {
     /// Where the semaphores of shared tiles begin: one a CTA.
     pub(crate) const SEMAPHORES_AT: usize = Self::COUNTER_BYTES;
 
-    /// Where the parts of shared tiles begin: two a CTA, each BLOCK_M rows of the tiling's head size and two numbers, in fp32.
+    /// Where the parts of shared tiles begin: two a CTA, each of BLOCK_M rows of the tiling's head size and two numbers a row, in fp32.
     pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * Self::SHARING_CTAS;
 
     const fn with_parts(ctas: usize, rows: usize, head_dim: usize) -> Self {
@@ -105,7 +105,7 @@ impl Scratch {
 
     /// What serves every plan there is; a test holds the catalog against it.
     pub(crate) const fn most() -> Self {
-        Self::with_parts(Self::SHARING_CTAS, 16, 256)
+        Self::with_parts(Self::SHARING_CTAS, 32, 128)
     }
 }
 

@@ -3,7 +3,7 @@
 tilings! {
     D128M128N128W12S2: head_dim 128, tile 128 x 128, warps 12, stages 2;
     D128M128N32W4S2: head_dim 128, tile 128 x 32, warps 4, stages 2;
-    D128M16N128W4S3: head_dim 128, tile 16 x 128, warps 4, stages 3;
+    D128M16N128W8S2: head_dim 128, tile 16 x 128, warps 8, stages 2;
     D128M16N64W4S2: head_dim 128, tile 16 x 64, warps 4, stages 2;
     D128M192N64W16S4: head_dim 128, tile 192 x 64, warps 16, stages 4;
     D128M192N80W16S3: head_dim 128, tile 192 x 80, warps 16, stages 3;
@@ -19,7 +19,7 @@ tilings! {
     D192M64N64W4S1: head_dim 192, tile 64 x 64, warps 4, stages 1;
     D256M128N64W12S2: head_dim 256, tile 128 x 64, warps 12, stages 2;
     D256M16N32W2S2: head_dim 256, tile 16 x 32, warps 2, stages 2;
-    D256M16N32W4S1: head_dim 256, tile 16 x 32, warps 4, stages 1;
+    D256M16N64W4S2: head_dim 256, tile 16 x 64, warps 4, stages 2;
     D256M32N32W4S1: head_dim 256, tile 32 x 32, warps 4, stages 1;
     D256M64N32W4S1: head_dim 256, tile 64 x 32, warps 4, stages 1;
     D256M64N64W4S1: head_dim 256, tile 64 x 64, warps 4, stages 1;
@@ -28,9 +28,9 @@ tilings! {
     D32M64N64W4S2: head_dim 32, tile 64 x 64, warps 4, stages 2;
     D64M128N128W12S2: head_dim 64, tile 128 x 128, warps 12, stages 2;
     D64M128N64W4S2: head_dim 64, tile 128 x 64, warps 4, stages 2;
-    D64M16N128W4S6: head_dim 64, tile 16 x 128, warps 4, stages 6;
+    D64M16N128W4S2: head_dim 64, tile 16 x 128, warps 4, stages 2;
+    D64M16N256W8S2: head_dim 64, tile 16 x 256, warps 8, stages 2;
     D64M16N64W4S2: head_dim 64, tile 16 x 64, warps 4, stages 2;
-    D64M16N64W4S4: head_dim 64, tile 16 x 64, warps 4, stages 4;
     D64M192N128W16S3: head_dim 64, tile 192 x 128, warps 16, stages 3;
     D64M256N64W20S6: head_dim 64, tile 256 x 64, warps 20, stages 6;
     D64M32N128W4S2: head_dim 64, tile 32 x 128, warps 4, stages 2;
@@ -51,20 +51,23 @@ tilings! {
 }
 
 kernels! {
-    Decode D128M16N128W4S3 "decode_d128_16x128_w4_s3" {
-        2: shared 205552;
+    Decode D128M16N128W8S2 "decode_d128_16x128_w8_s2" {
+        2: shared 140716;
     }
     Decode D128M16N64W4S2 "decode_d128_16x64_w4_s2" {
-        2: shared 74480;
+        2: shared 74636;
     }
     Decode D256M16N32W2S2 "decode_d256_16x32_w2_s2" {
-        2: shared 90600;
+        2: shared 82556;
     }
-    Decode D64M16N128W4S6 "decode_d64_16x128_w4_s6" {
-        2: shared 201456;
+    Decode D256M16N64W4S2 "decode_d256_16x64_w4_s2" {
+        2: shared 148364;
     }
-    Decode D64M16N64W4S4 "decode_d64_16x64_w4_s4" {
-        2: shared 70384;
+    Decode D64M16N128W4S2 "decode_d64_16x128_w4_s2" {
+        2: shared 70540;
+    }
+    Decode D64M16N256W8S2 "decode_d64_16x256_w8_s2" {
+        2: shared 136620;
     }
     Scalar D128M32N64W4S1 "scalar_d128_32x64_w4_s1" {
         2: shared 61952, k_stride 136, v_stride 136;
@@ -77,9 +80,6 @@ kernels! {
     Scalar D192M32N32W4S1 "scalar_d192_32x32_w4_s1" {
         2: shared 55808, k_stride 200, v_stride 200;
         4: shared 81408, k_stride 200, v_stride 200;
-    }
-    Scalar D256M16N32W4S1 "scalar_d256_16x32_w4_s1" {
-        4: shared 86784, k_stride 264, v_stride 264;
     }
     Scalar D256M32N32W4S1 "scalar_d256_32x32_w4_s1" {
         2: shared 72192, k_stride 264, v_stride 264;

@@ -1,0 +1,26 @@
+// What CTAs of a launch, and launches in a row, tell each other.
+#pragma once
+
+namespace warptile {
+
+// Lets the next launch begin as soon as there is room for it, then waits until the one before has ended and all it wrote can be seen.
+// Does nothing in a launch without the attribute. PTX ISA 8.7, "Parallel Synchronization and Communication Instructions:
+// griddepcontrol"; from sm_90 on.
+__device__ inline void wait_for_predecessor()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Adds 1 to a counter of the whole GPU, or makes it 0 if it was `last`, and returns what it was. Those who come later see what this CTA wrote
+// before the barrier ahead of this. PTX ISA, "atom", operation .inc, and "Memory Consistency Model".
+__device__ inline unsigned increment_and_wrap(unsigned* counter, unsigned last)
+{
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+    return before;
+}
+
+} // namespace warptile
