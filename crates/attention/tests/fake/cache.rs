@@ -129,6 +129,7 @@ fn a_captured_write_follows_the_steps() {
         append(&mut cache, &kv, &mut q).unwrap();
         let capture = Graph::capture::<Error>(&stream, |_| append(&mut cache, &kv, &mut q));
         let graph = capture.unwrap();
+        stream.synchronize().unwrap();
         for replay in 1..40 {
             cache.step(&step).unwrap();
             fake.forget_launches();
@@ -187,6 +188,7 @@ fn attention_reads_the_step_that_was_written() {
         decode(&mut cache, &kv, &mut tensors).unwrap();
         let capture = Graph::capture::<Error>(&stream, |_| decode(&mut cache, &kv, &mut tensors));
         let graph = capture.unwrap();
+        stream.synchronize().unwrap();
         for replay in 2..20 {
             cache.step(&step).unwrap();
             fake.forget_launches();
