@@ -2,9 +2,11 @@
 //! Each result is compared bit by bit with that of ordinary calls. Needs an NVIDIA GPU.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use warptile::driver::Graph;
+use warptile::driver::{Driver, Graph};
+use warptile::gpu::Gpu;
 use warptile::half::f16;
 use warptile::{
     Attention, Backend, Error, KvCache, Layout, Mask, Pairing, Result, Rotary, SequenceId, Tensor,
@@ -124,12 +126,8 @@ fn begin(
 }
 
 /// Whether no replay differed.
-fn run(device: u32, replays: usize) -> Result<bool> {
-    let backend = Backend::cuda(device)?;
-    let Some(gpu) = backend.gpu() else {
-        return Ok(false); // not for a backend made by `cuda`
-    };
-    let stream = gpu.stream();
+fn run(gpu: &Arc<Gpu>, replays: usize) -> Result<bool> {
+    let (backend, stream) = (Backend::from_gpu(gpu.clone()), gpu.stream());
     let mut cache = KvCache::builder(KV_HEADS, HEAD_DIM)
         .layers(LAYERS)
         .pages(PAGES)
@@ -239,11 +237,21 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match run(device, replays) {
+    let gpu = match Driver::load()
+        .map_err(Error::from)
+        .and_then(|driver| Gpu::new(&driver, device))
+    {
+        Ok(gpu) => Arc::new(gpu),
+        Err(error) => {
+            eprintln!("error: this example needs an NVIDIA GPU: {error}");
+            return ExitCode::from(3);
+        }
+    };
+    match run(&gpu, replays) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(error) => {
-            eprintln!("error: this example needs a GPU: {error}");
+            eprintln!("error: {error}");
             ExitCode::from(3)
         }
     }

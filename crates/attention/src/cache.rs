@@ -164,7 +164,7 @@ impl<T: Element> KvCacheBuilder<T> {
             page_rows: self.page_rows,
             pages: self.pages,
             pool: Pool::new(self.pages as i32, self.page_rows, longest),
-            step: Step::new(backend, self.sequences, columns)?,
+            step: Step::new(backend, self.sequences, columns, longest)?,
         })
     }
 }

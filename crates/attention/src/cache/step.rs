@@ -17,8 +17,12 @@ pub(super) struct Step {
     /// Sequences that a step can have, and pages that each can have.
     most: usize,
     columns: usize,
+    /// Rows that a sequence can have.
+    longest: usize,
     /// Sequences of the present step, empty places included.
     batch: usize,
+    /// Whether all places are empty.
+    vacant: bool,
     /// New rows of each sequence, if all have the same number.
     rows_each: Option<usize>,
     /// Where the new rows of each sequence begin among those of all, and where the last end.
@@ -47,7 +51,12 @@ pub(super) enum Form {
 }
 
 impl Step {
-    pub(super) fn new(backend: &Backend, most: usize, columns: usize) -> Result<Self> {
+    pub(super) fn new(
+        backend: &Backend,
+        most: usize,
+        columns: usize,
+        longest: usize,
+    ) -> Result<Self> {
         let mut numbers = crate::tensor::zeros("block_table", most.saturating_mul(2 + columns))?;
         numbers[2 * most..].fill(NO_PAGE);
         let device = match backend.place() {
@@ -61,7 +70,9 @@ impl Step {
         Ok(Step {
             most,
             columns,
+            longest,
             batch: 0,
+            vacant: true,
             rows_each: None,
             offsets: vec![0],
             numbers,
@@ -118,6 +129,7 @@ impl Step {
             }
         }
         self.batch = batch;
+        self.vacant = rows.is_empty();
         let first = rows.first().map(|&(_, more)| more);
         self.rows_each = first.filter(|&first| rows.iter().all(|&(_, more)| more == first));
         if let Some(device) = &mut self.device {
@@ -137,6 +149,7 @@ impl Step {
     /// Makes this no step.
     pub(super) fn clear(&mut self) {
         self.batch = 0;
+        self.vacant = true;
         self.rows_each = None;
         self.offsets.truncate(1);
         if let Some(device) = &mut self.device {
@@ -148,13 +161,18 @@ impl Step {
     pub(super) fn form(&self, argument: &'static str, layout: &Layout) -> Result<Form> {
         let [batch, rows, ..] = layout.shape;
         let all = self.offsets.last().map_or(0, |&end| end as usize);
-        let dense = (batch == self.batch).then_some(self.rows_each).flatten();
+        // Empty places have as many rows as the sequences do, or what a sequence could have.
+        let each = match self.vacant {
+            true => Some(rows.min(self.longest)),
+            false => self.rows_each,
+        };
+        let dense = batch == self.batch && each == Some(rows);
         match () {
-            () if dense == Some(rows) => Ok(Form::Dense),
+            () if dense => Ok(Form::Dense),
             () if batch == 1 && rows == all => Ok(Form::Packed),
             () => Err(Error::Pages {
                 argument,
-                rule: match self.rows_each {
+                rule: match each {
                     _ if self.batch == 0 => "has rows, but the cache is in no step".to_owned(),
                     Some(each) => format!(
                         "has batch {batch} and length {rows}; the step has {} sequences of {each} new rows, or batch 1 and length {all} one after the other",

@@ -189,10 +189,12 @@ impl Pair {
             (other, _) => return Err(format!("{other:?}: {needed} pages, {too_long:?}")),
         }
         let uniform = rows.iter().all(|&(_, new)| new == rows[0].1);
-        let dense = count > 0 && uniform && self.random.once_in(2);
+        let each = each.min(self.shape.longest);
+        let dense = { uniform && self.random.once_in(2) }
+            .then_some([batch, rows.first().map_or(each, |&(_, new)| new)]);
         let lens: Vec<usize> = rows.iter().map(|&(_, new)| new).collect();
         for layer in 0..self.shape.layers {
-            self.layer(layer, &lens, batch, dense)?;
+            self.layer(layer, &lens, dense)?;
         }
         for (rows, new) in self.alive.iter_mut().zip(lens) {
             rows.len += new;
@@ -204,17 +206,13 @@ impl Pair {
         &mut self,
         layer: usize,
         lens: &[usize],
-        batch: usize,
-        dense: bool,
+        dense: Option<[usize; 2]>,
     ) -> Result<(), String> {
         let Shape {
             kv_heads, group, ..
         } = self.shape;
         let all: usize = lens.iter().sum();
-        let extents = match dense {
-            true => [batch, lens[0]],
-            false => [1, all],
-        };
+        let extents = dense.unwrap_or([1, all]);
         let mut tensor = |heads: usize| -> (Tensor<f32>, Vec<f64>) {
             let shape = [extents[0], extents[1], heads, self.shape.head_dim];
             let data: Vec<f32> = (0..shape.iter().product())
@@ -427,6 +425,12 @@ fn tensors_must_have_the_rows_of_the_step() {
         "k has batch 1 and length 3; the step has 2 sequences of 2 new rows, or batch 1 and length 4 one after the other"
     );
     assert!(cache.append(0, &dense, &dense).is_ok());
+    cache.step_padded(&[], 2).unwrap();
+    assert!(cache.append(0, &tensor(2, 12), &tensor(2, 12)).is_ok());
+    assert_eq!(
+        text(cache.append(0, &tensor(2, 13), &dense)),
+        "k has batch 2 and length 13; the step has 2 sequences of 12 new rows, or batch 1 and length 0 one after the other"
+    );
     let held = cache.tensors(0).unwrap()[0].clone();
     assert_eq!(
         text(cache.append(0, &dense, &dense).unwrap().run()),
