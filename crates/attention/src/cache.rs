@@ -59,8 +59,8 @@ use step::{Form, Step};
 /// # Captured steps
 ///
 /// On a GPU the table and the lengths are in memory that stays where it is. A graph that captured the appends and forwards of one
-/// step does another one when it is launched after the next [`step`](Self::step), which sends the numbers by one small copy, outside of
-/// the graph. What a graph fixes is how many sequences the step has, and how many new tokens each has;
+/// step does another one when it is launched after the next [`step`](Self::step), which sends what has changed of them, outside of the
+/// graph and without a wait. What a graph fixes is how many sequences the step has, and how many new tokens each has;
 /// [`step_padded`](Self::step_padded) fills up a step with empty places. Everything a graph reads beside the cache must stay where
 /// it is, too: see [`Tensor::copy_from_slice`], [`CacheWrite::queries_into`] and
 /// [`Attention::forward_into`](crate::Attention::forward_into). `examples/captured_step.rs` does all this.

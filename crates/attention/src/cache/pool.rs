@@ -22,6 +22,8 @@ pub(super) struct Held {
     /// In the order of its rows: as many as those need.
     pub(super) pages: Vec<i32>,
     pub(super) len: usize,
+    /// How often it has given pages back: between two of these times it only takes more.
+    pub(super) epoch: u64,
 }
 
 /// Every page is either free or held by one sequence.
@@ -72,7 +74,10 @@ impl Pool {
         let held = self.sequences.get_mut(&id).ok_or(UNKNOWN)?;
         held.len = held.len.min(len);
         let needed = held.len.div_ceil(self.page_rows);
-        self.free.extend(held.pages.drain(needed..).rev());
+        if needed < held.pages.len() {
+            held.epoch += 1;
+            self.free.extend(held.pages.drain(needed..).rev());
+        }
         Ok(())
     }
 

@@ -29,7 +29,18 @@ pub(super) struct Step {
     offsets: Vec<i32>,
     /// For `most` sequences each: rows before the step, rows after it, numbers of pages.
     numbers: Vec<i32>,
+    /// Of each place what is in the table.
+    rows: Vec<Row>,
     device: Option<OnDevice>,
+}
+
+/// What a row of the table has.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    /// Whose pages they are, as of which [epoch](crate::cache::pool::Held::epoch).
+    owner: Option<(SequenceId, u64)>,
+    /// Entries that may be pages.
+    pages: usize,
 }
 
 /// The same numbers on the device, always at one address.
@@ -37,8 +48,26 @@ pub(super) struct Step {
 struct OnDevice {
     numbers: DeviceBuffer<i32>,
     staging: Arc<Staging>,
-    /// Whether the table on the device may be another than that on the host.
-    stale: bool,
+}
+
+impl OnDevice {
+    /// Sends what has changed of the numbers, in ascending order, by few copies: without a wait.
+    fn send(&mut self, numbers: &[i32], changed: &[Range<usize>]) -> Result<()> {
+        /// To copy so many numbers along takes no longer than another copy.
+        const GAP: usize = 4096;
+        let mut pieces: Vec<Range<usize>> = Vec::new();
+        for range in changed.iter().filter(|range| !range.is_empty()) {
+            match pieces.last_mut() {
+                Some(last) if range.start - last.end <= GAP => last.end = range.end,
+                _ => pieces.push(range.clone()),
+            }
+        }
+        for piece in pieces {
+            let mut to = self.numbers.slice_mut(piece.clone())?;
+            self.staging.copy_into(&numbers[piece], &mut to)?;
+        }
+        Ok(())
+    }
 }
 
 /// How the rows of a step lie in a tensor.
@@ -64,7 +93,6 @@ impl Step {
             Place::Gpu(gpu) => Some(OnDevice {
                 numbers: DeviceBuffer::from_slice(gpu.stream(), &numbers)?,
                 staging: gpu.staging().clone(),
-                stale: false,
             }),
         };
         Ok(Step {
@@ -76,6 +104,13 @@ impl Step {
             rows_each: None,
             offsets: vec![0],
             numbers,
+            rows: vec![
+                Row {
+                    owner: None,
+                    pages: 0
+                };
+                most
+            ],
             device,
         })
     }
@@ -106,44 +141,45 @@ impl Step {
     ) -> Result<()> {
         let (lengths, table) = self.numbers.split_at_mut(2 * self.most);
         let (before, after) = lengths.split_at_mut(self.most);
-        let mut changed = false;
+        let mut changed = Vec::with_capacity(1 + batch);
+        changed.push(0..2 * self.most);
         self.offsets.truncate(1);
         let mut end = 0;
         for place in 0..batch {
             let (held, more) = match rows.get(place) {
-                Some(&(id, more)) => (pool.get(id), more),
+                Some(&(id, more)) => (pool.get(id).map(|held| (id, held)), more),
                 None => (None, 0),
             };
-            let (pages, len) = held.map_or((&[][..], 0), |held| (&held.pages[..], held.len));
+            let (pages, len) = held.map_or((&[][..], 0), |(_, held)| (&held.pages[..], held.len));
             // Lengths fit 31 bits: the longest has been checked against `MAX_LEN`.
             after[place] = len as i32;
             before[place] = (len - more) as i32;
             end += more as i32;
             self.offsets.push(end);
-            let row = &mut table[place * self.columns..][..self.columns];
-            let (used, rest) = row.split_at_mut(pages.len());
-            if used != pages || rest.iter().any(|&entry| entry != NO_PAGE) {
-                used.copy_from_slice(pages);
-                rest.fill(NO_PAGE);
-                changed = true;
-            }
+            let next = Row {
+                owner: held.map(|(id, held)| (id, held.epoch)),
+                pages: pages.len(),
+            };
+            let known = std::mem::replace(&mut self.rows[place], next);
+            // Of the same owner only the new pages are missing.
+            let from = match known.owner == next.owner {
+                true => known.pages.min(next.pages),
+                false => 0,
+            };
+            let to = known.pages.max(next.pages);
+            let start = place * self.columns;
+            table[start + from..start + next.pages].copy_from_slice(&pages[from..]);
+            table[start + next.pages..start + to].fill(NO_PAGE);
+            changed.push(2 * self.most + start + from..2 * self.most + start + to);
         }
         self.batch = batch;
         self.vacant = rows.is_empty();
         let first = rows.first().map(|&(_, more)| more);
         self.rows_each = first.filter(|&first| rows.iter().all(|&(_, more)| more == first));
-        if let Some(device) = &mut self.device {
-            device.stale |= changed;
-            // Without new pages the lengths are enough.
-            let count = match device.stale {
-                true => 2 * self.most + batch * self.columns,
-                false => 2 * self.most,
-            };
-            let mut to = device.numbers.slice_mut(..count)?;
-            device.staging.copy_into(&self.numbers[..count], &mut to)?;
-            device.stale = false;
+        match &mut self.device {
+            Some(device) => device.send(&self.numbers, &changed),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Makes this no step.
@@ -152,9 +188,11 @@ impl Step {
         self.vacant = true;
         self.rows_each = None;
         self.offsets.truncate(1);
-        if let Some(device) = &mut self.device {
-            device.stale = true;
-        }
+        // What the device has of the table is not known.
+        self.rows.fill(Row {
+            owner: None,
+            pages: self.columns,
+        });
     }
 
     /// How a tensor has the rows of the step.

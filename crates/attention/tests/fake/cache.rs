@@ -1,6 +1,7 @@
 //! A cache on a GPU: where its numbers are, what kernels are told of them, captures, and failures.
 
 use half::f16;
+use quickcheck::QuickCheck;
 use warptile::kernels::abi;
 use warptile::{
     Attention, Backend, Error, KvCache, Mask, Pairing, Result, Rotary, SequenceId, Tensor,
@@ -113,6 +114,89 @@ fn writes_find_the_numbers_of_their_step_at_one_address() {
         assert!(table[COLUMNS..].iter().all(|&entry| entry == -1));
     }
     fake.assert_clean();
+}
+
+/// Tables so long that not all of them is sent: whatever happened before, the device has the pages of the step.
+#[test]
+fn what_is_sent_is_what_has_changed() {
+    const LONG: usize = 6000;
+    fn right(changes: Vec<(u8, u8, u16)>) -> bool {
+        // One for all problems: loaded stand-ins are many variables of a thread, of which there are not so many.
+        thread_local! {
+            static PLACE: (FakeDriver, Backend) = {
+                let fake = FakeDriver::open();
+                let backend = Backend::cuda_with(&driver(&fake), 0).unwrap();
+                (fake, backend)
+            };
+        }
+        PLACE.with(|(fake, backend)| follows(&changes, fake, backend))
+    }
+    fn follows(changes: &[(u8, u8, u16)], fake: &FakeDriver, backend: &Backend) -> bool {
+        fake.forget_launches();
+        let mut cache = KvCache::<f16>::builder(1, 8)
+            .page_rows(1)
+            .pages(3 * LONG)
+            .sequences(SEQUENCES)
+            .longest(LONG)
+            .build(backend)
+            .unwrap();
+        let mut ids: Vec<SequenceId> = (0..5).map(|_| cache.allocate()).collect();
+        // Where the numbers are.
+        cache.step(&[(ids[0], 1)]).unwrap();
+        let kv = tensor(backend, [1, 1, 1, 8]).unwrap();
+        cache.append(0, &kv, &kv).unwrap().run().unwrap();
+        backend.synchronize().unwrap();
+        let block = written(&fake.launches()[0]);
+        for &(what, which, much) in changes {
+            let (any, much) = (usize::from(which % 5), usize::from(much));
+            let len = cache.len(ids[any]).unwrap();
+            match what % 10 {
+                0 => cache.truncate(ids[any], much % (len + 1)).unwrap(),
+                1 => {
+                    cache.free(ids[any]).unwrap();
+                    ids[any] = cache.allocate();
+                }
+                2 => {
+                    // No part of a graph, so this fails halfway.
+                    let stream = backend.gpu().unwrap().stream();
+                    let step = [(ids[any], 1)];
+                    assert!(Graph::capture::<Error>(stream, |_| cache.step(&step)).is_err());
+                }
+                _ => {
+                    ids.swap(0, any);
+                    let (count, batch) = (much % 4, (much % 4).max(much / 4 % 4));
+                    let rows: Vec<_> = { ids[..count].iter() }
+                        .zip([1, [0, 1, 5, 900][much / 16 % 4], much % 8])
+                        .map(|(&id, new)| (id, new))
+                        .collect();
+                    let before: Vec<_> = { rows.iter() }
+                        .map(|&(id, _)| cache.len(id).unwrap() as i32)
+                        .collect();
+                    if cache.step_padded(&rows, batch).is_err() {
+                        continue;
+                    }
+                    backend.synchronize().unwrap();
+                    let table = on_device::<i32>(block.pages.table, batch * LONG);
+                    for (place, row) in table.chunks(LONG).enumerate() {
+                        let pages = rows.get(place).map(|&(id, _)| cache.pages_of(id).unwrap());
+                        let (used, rest) = row.split_at(pages.map_or(0, <[i32]>::len));
+                        if used != pages.unwrap_or_default() || rest.iter().any(|&page| page != -1)
+                        {
+                            return false;
+                        }
+                    }
+                    let mut lengths = on_device::<i32>(block.sequences.key_lengths, batch);
+                    if lengths.split_off(count).iter().any(|&len| len != 0) || lengths != before {
+                        return false;
+                    }
+                }
+            }
+        }
+        true
+    }
+    QuickCheck::new()
+        .tests(60)
+        .quickcheck(right as fn(Vec<(u8, u8, u16)>) -> bool);
 }
 
 #[test]
