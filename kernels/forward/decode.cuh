@@ -101,6 +101,8 @@ template <class Traits> class Decode {
         return x;
     }
 
+    // The segment whose scores are computed: the one before the last that is known.
+    __device__ int computed() const { return described - 1; }
     __device__ Segment& segment(int number) const
     {
         return reinterpret_cast<Segment*>(shared + Traits::SEGMENTS_AT)[(unsigned)number % Traits::SEGMENTS];
@@ -206,7 +208,7 @@ template <class Traits> class Decode {
                 __syncthreads();
                 described = number + 1;
                 if (number >= 0) {
-                    take_queries(number);
+                    take_queries();
                     start_rows(of);
                 }
                 load_queries(number + 1);
@@ -235,8 +237,6 @@ template <class Traits> class Decode {
         const int last_query = min(row_at(of, Traits::BLOCK_M - 1).query, of.q.len - 1);
         all_see_from = last_query + mask.shift - mask.left;
         all_see_to = min(of.first_query + mask.shift + mask.right, of.k.len - 1);
-        last_key = of.k.len - 1;
-        distance_shift = of.k.len - of.q.len - mask.shift;
         if (threadIdx.x < Traits::BLOCK_M) sink = sink_of(params.scoring, min(row_at(of, threadIdx.x).head, params.heads - 1));
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; tile++) {
@@ -266,15 +266,15 @@ template <class Traits> class Decode {
         return {of.first_query + query, of.kv_head * group + at - query * group};
     }
 
-    // Asks for the queries of a segment, a segment ahead: a load that is asked for now comes after all keys that are under way. Rows that do
-    // not exist become zeros.
+    // Asks for the queries of a segment, a segment ahead: a load that is asked for now comes after all keys that are under way. The last
+    // warp does, so that the others begin with the keys at once. Rows that do not exist become zeros.
     __device__ void load_queries(int number) const
     {
         const Segment& of = segment(number);
-        if (of.is_end()) return;
+        if (warp != Traits::WARPS - 1 || of.is_end()) return;
         const unsigned to = address_of(queries_at(number));
 #pragma unroll 1
-        for (int i = anew(threadIdx.x); i < Traits::BLOCK_M * Traits::ROW_CHUNKS; i += Traits::THREADS) {
+        for (int i = anew(lane); i < Traits::BLOCK_M * Traits::ROW_CHUNKS; i += 32) {
             const int at = i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
             const Row row = row_at(of, at);
             const Element* const from = static_cast<const Element*>(params.q.address) + of.batch * params.q.batch +
@@ -295,9 +295,8 @@ template <class Traits> class Decode {
         else
             cp_async_wait<0>();
     }
-    __device__ void take_queries(int number)
+    __device__ void take_queries()
     {
-        queries = address_of(queries_at(number));
         if constexpr (Traits::HOLDS_QUERIES)
 #pragma unroll
             for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step++) load_query(0, step, left[0][step]);
@@ -307,7 +306,7 @@ template <class Traits> class Decode {
     __device__ void load_query(int tile, int step, unsigned (&words)[4]) const
     {
         const int row = tile * FRAGMENT_ROWS + lane % 16;
-        load_matrices(words, queries + row * Traits::ROW_BYTES + swizzled(row, 2 * step + lane / 16));
+        load_matrices(words, address_of(queries_at(computed()) + row * Traits::ROW_BYTES + swizzled(row, 2 * step + lane / 16)));
     }
 
     __device__ void query_words(int tile, int step, unsigned (&words)[4]) const
@@ -400,16 +399,21 @@ template <class Traits> class Decode {
             const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
             each(scores, first_key, [&](float& score, int, int, int) { score = rule.with_softcap(score); });
         }
-        if (params.scoring.slopes)
+        if (params.scoring.slopes) {
+            // ALiBi counts distances bottom-right, wherever the mask's diagonal is.
+            const int shift = params.scoring.align_top_left ? segment(computed()).k.len - segment(computed()).q.len : 0;
             each(scores, first_key, [&](float& score, int tile, int half, int key) {
-                score -= slopes[tile][half] * fabsf((float)(diagonal[tile][half] + distance_shift - key));
+                score -= slopes[tile][half] * fabsf((float)(diagonal[tile][half] + shift - key));
             });
-        if (first_key < all_see_from || first_key + KEYS - 1 > all_see_to)
+        }
+        if (first_key < all_see_from || first_key + KEYS - 1 > all_see_to) {
+            const int last_key = segment(computed()).k.len - 1;
             each(scores, first_key, [&](float& score, int tile, int half, int key) {
                 const int middle = diagonal[tile][half];
                 if (key < middle - params.scoring.window_left || key > min(middle + params.scoring.window_right, last_key))
                     score = negative_infinity();
             });
+        }
         float largest[ROW_TILES][2];
         bool same = true;
 #pragma unroll
@@ -649,7 +653,6 @@ template <class Traits> class Decode {
     int under_way = 0; // groups
     int stage = 0;     // that is computed next
 
-    unsigned queries; // where they lie
     float sink = 0;   // of a row for each of the first threads
     unsigned left[1][Traits::HOLDS_QUERIES ? HEAD_DIM / FRAGMENT_DEPTH : 1][4];
     float output[ROW_TILES][COLUMN_TILES][4];
@@ -658,8 +661,6 @@ template <class Traits> class Decode {
     RowSum sums[ROW_TILES][2];
     int diagonal[ROW_TILES][2]; // rule/mask.cuh
     float slopes[ROW_TILES][2]; // in exponents of 2
-    int distance_shift;         // from the diagonal to where ALiBi counts distances from
-    int last_key;
     int all_see_from, all_see_to; // keys that all rows of the tile see
 };
 
