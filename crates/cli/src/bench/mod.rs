@@ -167,7 +167,7 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
                 let Some(samples) = Samples::new(microseconds) else {
                     continue;
                 };
-                let row = Row::new(problem, &call, &plan, method, &samples, &machine);
+                let row = Row::new(problem, case, &call, &plan, method, &samples, &machine);
                 if !args.paced {
                     let line = table.row(&row);
                     bar.suspend(|| writeln!(console, "{line}").and_then(|()| console.flush()))?;
