@@ -85,7 +85,7 @@ PROFILED = (
 )
 
 # The machine instruction of a family's matrix products. Its counter is recorded; that of another would count the wrong pipe.
-TENSOR_COUNTERS = {"hmma": ("wmma", "mma"), "gmma": ("wgmma",)}
+TENSOR_COUNTERS = {"hmma": ("wmma", "mma", "decode"), "gmma": ("wgmma",)}
 
 # What ncu is asked for, by what it means. A GPU has only some of these; those it has are recorded.
 METRICS = {

@@ -437,6 +437,21 @@ mod tests {
         calls
     }
 
+    /// The rows of all contestants are put together by the text of their problem.
+    #[test]
+    fn problems_of_the_peers_read_back() {
+        let text = include_str!("../../../../benches/peers/decode.txt");
+        let problems = text
+            .lines()
+            .filter(|line| !line.is_empty() && !line.starts_with('#'));
+        for problem in problems {
+            assert_eq!(
+                cases::without_seed(&cases::parse(problem).unwrap()),
+                problem
+            );
+        }
+    }
+
     #[test]
     fn effort_ends_with_the_samples_or_with_the_time() {
         let effort = |samples, seconds| Effort {
