@@ -235,29 +235,16 @@ def read(cache):
 
         return [("torch.sum", sums)]
 
-    row_words = p.row_bytes // 8
-    # Blocks end where pages do, or dense sequences.
-    unit_words = (p.page_rows or p.key_len) * row_words
+    table = cache.table.tolist() if cache.table is not None else None
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-
-    def starts_of(words):
-        """Where the blocks begin, in words. A sequence's last block may go beyond its end, but not beyond its page."""
-        starts = []
-        table = cache.table.tolist() if cache.table is not None else None
-        for sequence, (first, end) in enumerate(p.read_ranges()):
-            for block in range(first * row_words // words, -(-end * row_words // words)):
-                unit, inside = divmod(block * words, unit_words)
-                place = table[sequence][unit] if table else sequence
-                starts.append(place * unit_words + inside)
-        return torch.tensor(starts, dtype=torch.int64, device="cuda")
 
     def variant(words, warps, per_multiprocessor):
         def prepare():
-            if unit_words % words:
-                raise RuntimeError(f"pages are no multiple of {words} words")
-            starts = None if whole else places.setdefault(words, None)
-            if not whole and starts is None:
-                starts = places[words] = starts_of(words)
+            starts = None
+            if not whole:
+                starts = torch.tensor(p.read_starts(table, words), dtype=torch.int64, device="cuda")
+            elif k[0].numel() % words:
+                raise RuntimeError(f"the cache is no multiple of {words} words")
             blocks = k[0].numel() // words if whole else len(starts)
             ctas = min(blocks, per_multiprocessor * multiprocessors)
             sums = torch.empty(ctas, device="cuda", dtype=torch.int64)
@@ -267,7 +254,6 @@ def read(cache):
 
         return prepare
 
-    places = {}
     return [
         (f"{words} words, {warps} warps, {ctas} CTAs an SM", variant(words, warps, ctas))
         for words in (1024, 2048, 4096)

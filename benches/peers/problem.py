@@ -115,6 +115,21 @@ class Problem:
         lengths = self.key_lengths()
         return [(self.seen(0, keys)[0], self.seen(self.query_len - 1, keys)[1]) for keys in lengths]
 
+    def read_starts(self, table, words):
+        """Where blocks of so many words of 8 bytes begin that cover what is read, in words from the first key. `table` has the pages of
+        each sequence. A sequence's last block may go beyond its end, but not beyond its page."""
+        row = self.row_bytes // 8
+        unit = (self.page_rows or self.key_len) * row
+        if self.row_bytes % 8 or unit % words:
+            raise RuntimeError(f"pages are no multiple of {words} words")
+        starts = []
+        for sequence, (first, end) in enumerate(self.read_ranges()):
+            for block in range(first * row // words, -(-end * row // words)):
+                index, inside = divmod(block * words, unit)
+                place = table[sequence][index] if table else sequence
+                starts.append(place * unit + inside)
+        return starts
+
     @property
     def row_bytes(self):
         """A key of all heads."""

@@ -42,6 +42,19 @@ assert min(ragged.lengths) >= 1024 and max(ragged.lengths) <= 8192
 assert ragged.for_warptile == f"b64 q1 k8192 h32/8 d128 bf16 pages=16 lengths={','.join(map(str, ragged.lengths))}"
 assert ragged.pages() == sum(-(-length // 16) for length in ragged.lengths)
 
+# A key has 16 words: pages of 4 rows are 64 words, two blocks. The second sequence ends in its first block;
+# the window sees keys 6 to 8 alone, in the second and third pages.
+paged = Problem("b2 q1 k12 h1 d64 f16 pages=4 lengths=12,1")
+assert paged.read_starts([[3, 0, 2], [1, 9, 9]], 32) == [192, 224, 0, 32, 128, 160, 64]
+window = Problem("b2 q1 k9 h1 d64 f16 mask=window,2,0 pages=4")
+assert window.read_starts([[0, 1, 2], [5, 4, 3]], 32) == [96, 128, 288, 192]
+dense = Problem("b2 q1 k8 h1 d64 f16 mask=window,0,0")
+assert dense.read_starts(None, 16) == [112, 240]
+try:
+    assert not paged.read_starts([[3, 0, 2], [1, 9, 9]], 128)
+except RuntimeError:
+    pass
+
 assert not Problem("b1 q2048 k2048 h32/8 d128 bf16 mask=causal").on_cache
 assert Problem("b1 q2048 k2048 h32/8 d128 bf16 mask=causal").is_causal
 assert not Problem("b1 q1 k8 h1 d8 f16 mask=causal").is_causal
