@@ -57,6 +57,7 @@ WARM_UP_ROUNDS = 3
 TRIAL_REPLAYS = 5
 
 METHODS = ("graph", "call")
+PEERS = ("fa2", "cudnn", "efficient", "fa3", "flashinfer", "read")
 
 # Scores that the float64 reference holds at once: 1 GiB of them.
 REFERENCE_SCORES = 1 << 27
@@ -500,7 +501,7 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--file", help="problems, one a line")
     arguments.add_argument("--shape", action="append", default=[], help="one problem; may be given several times")
-    arguments.add_argument("--peer", action="append", help="measure this peer only; may be given several times")
+    arguments.add_argument("--peer", action="append", choices=PEERS, help="measure this peer only; may be given several times")
     arguments.add_argument("--method", action="append", choices=METHODS, help="measure this only (default: both)")
     arguments.add_argument("--samples", type=int, default=30, help="rounds to measure (default 30)")
     arguments.add_argument("--with", dest="program", metavar="PROGRAM", help="the program `warptile`, to be measured in turn")
