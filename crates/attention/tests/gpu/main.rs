@@ -6,10 +6,13 @@ mod append;
 mod append_cases;
 #[path = "../common/append_on_gpu.rs"]
 mod append_on_gpu;
+#[path = "../common/compositions.rs"]
+mod compositions;
 #[path = "../common/draw.rs"]
 mod draw;
 mod errors;
 mod harness;
+mod invariance;
 mod merge;
 #[path = "../common/merge.rs"]
 mod merge_cases;
