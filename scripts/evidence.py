@@ -28,12 +28,26 @@ BUNDLE = pathlib.Path(__file__).resolve().parent.parent
 WARPTILE = BUNDLE / "bin" / "warptile"
 SHAPES = BUNDLE / "benches/peers/shapes.txt"
 UNEVEN = BUNDLE / "benches/peers/uneven.txt"
+DECODE = BUNDLE / "benches/peers/decode.txt"
 PEERS = BUNDLE / "benches/peers/attention_peers.py"
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
+# Tests of the operations beside forward: random cases of an operation are in the module of its family's name.
+OPERATION_TESTS = BUNDLE / "tests/attention-gpu"
+
+# Random cases of each operation, and under a tool of the sanitizer, where each takes long.
+OPERATION_CASES, SANITIZED_CASES = 2000, 40
+
+# What images that take keys and values in pages say of themselves.
+PAGED = "paged keys"
+
+# A row of decode loses if the best peer is faster by more than this, and is at the ceiling if it takes so much of the time of a
+# kernel that only reads.
+LOST, CEILING = 0.99, 1.02
+
 # The most seconds one command may take. They are for what hangs: no part takes as long as its commands might.
 LIMITS = {"tests": 400, "verify": 300, "launches": 400, "acceptance": 300, "sanitizer": 450, "ncu": 60, "bench": 240}
-LIMITS |= {"peers": 400, "errors": 450}
+LIMITS |= {"peers": 400, "errors": 450, "decode": 530}
 
 # Processes that share one GPU and its host well: most of what they do is on the host.
 SIDE_BY_SIDE = 4
@@ -71,7 +85,7 @@ PROFILED = (
 )
 
 # The machine instruction of a family's matrix products. Its counter is recorded; that of another would count the wrong pipe.
-TENSOR_COUNTERS = {"hmma": ("wmma", "mma"), "gmma": ("wgmma",)}
+TENSOR_COUNTERS = {"hmma": ("wmma", "mma", "decode"), "gmma": ("wgmma",)}
 
 # What ncu is asked for, by what it means. A GPU has only some of these; those it has are recorded.
 METRICS = {
@@ -144,8 +158,8 @@ def commit():
     return "unknown; bin/warptile has SHA-256 " + hashlib.sha256(WARPTILE.read_bytes()).hexdigest()
 
 
-def run(command, limit, **options):
-    """Exit code (124 after the limit, 127 if there is no such program) and output of a command."""
+def run(command, limit, variables=(), **options):
+    """Exit code (124 after the limit, 127 if there is no such program) and output of a command. `variables`: of its environment."""
     try:
         done = subprocess.run(
             [str(word) for word in command],
@@ -154,7 +168,7 @@ def run(command, limit, **options):
             text=True,
             errors="replace",
             timeout=limit,
-            env=environment(),
+            env=environment() | dict(variables),
             **options,
         )
         return done.returncode, done.stdout
@@ -222,7 +236,9 @@ def device(evidence):
     evidence.write("device.json", gpu=values, tools=tools)
     info = info or {"images": []}
     evidence.write("info.json", **{key: info[key] for key in info if key not in ("date", "driver")}, cuda=info.get("driver"))
-    evidence.images = {image["image"]: image for image in info["images"] if fits(image, info, evidence.options.gpu)}
+    here = [image for image in info["images"] if fits(image, info, evidence.options.gpu)]
+    evidence.images = {image["image"]: image for image in here if image["role"] == "forward"}
+    evidence.operations = {image["image"]: image for image in here if image["role"] != "forward"}
 
 
 def fits(image, info, gpu):
@@ -247,6 +263,29 @@ def runs(target, capability):
 
 def families(evidence):
     return sorted({image["family"] for image in evidence.images.values()})
+
+
+def paged_families(evidence):
+    return sorted({image["family"] for image in evidence.images.values() if PAGED in image["features"]})
+
+
+def operations(evidence):
+    """Families of the operations beside forward."""
+    return sorted({image["family"] for image in evidence.operations.values()})
+
+
+def operation(evidence, what, family, cases, limit, before=()):
+    """Random cases of an operation, by its tests: exit code, output, and the hashes of the images that computed all of them rightly.
+    A failure is recorded."""
+    command = [*before, OPERATION_TESTS, f"{family}::random", "--include-ignored", "--nocapture", "--test-threads=1"]
+    code, output = run(command, limit, {"QUICKCHECK_TESTS": str(cases)})
+    evidence.log(what.replace(" ", "-"), output)
+    if code != 0:
+        evidence.fail(f"{what}: exit code {code}: {last_lines(output)}")
+    names = set(re.findall(r"^(?:test .* )?ran (\S+)$", output, re.MULTILINE)) & evidence.operations.keys()
+    for name in sorted(name for name, image in evidence.operations.items() if image["family"] == family and name not in names):
+        evidence.fail(f"{what}: {name} computed nothing")
+    return code, output, {name: evidence.operations[name]["sha256"] for name in sorted(names)}
 
 
 def cubins(evidence):
@@ -293,35 +332,47 @@ def tests(evidence):
 
 
 def verify(evidence):
-    """Random problems for every family; the images that ran, by name, with their hashes. One family after the other: each uses
-    all cores, and streams of one process share the GPU better than processes do."""
+    """Random problems for every family, and in pages for those that take them; random cases of every operation; the images that
+    ran, by name, with their hashes. One family after the other: each uses all cores, and streams of one process share the GPU
+    better than processes do."""
     options = evidence.options
     totals, images = [], {}
-    for family in families(evidence):
-        for max_len, how_many in RANDOM_PROBLEMS:
-            what = f"verify {family} {max_len}"
-            arguments = ["verify", *on(evidence), "--kernel", family, "--max-len", max_len]
-            arguments += ["--count", getattr(options, how_many), "--seed", options.seed]
-            _, output, result = warptile(evidence, what, arguments, LIMITS["verify"])
-            print(last_lines(output, 1), flush=True)
-            if not result:
-                continue
-            of_all = {key: result[key] for key in result if key not in ("date", "driver", "device")}
-            evidence.write(f"verify-{family}-{max_len}.json", max_len=max_len, **of_all)
-            shown = [key for key in of_all if key not in ("images", "problems", "failures", "launches", "runnable", "repeat")]
-            totals.append({"family": family, "max_len": max_len, **{key: of_all[key] for key in shown}})
-            few = result["few_multiprocessors"]
-            if any(image["persistent"] for image in result["images"].values()) and few < FEW_MULTIPROCESSORS * result["count"]:
-                evidence.fail(f"{what}: only {few} of {result['count']} problems were planned for few multiprocessors")
-            for name, image in result["images"].items():
-                known = images.setdefault(name, {**image, "passed": 0, "failed": 0, "drew_tiles": 0})
-                for key in ("passed", "failed", "drew_tiles"):
-                    known[key] += image[key]
+    jobs = [(family, *of_length, []) for family in families(evidence) for of_length in RANDOM_PROBLEMS]
+    jobs += [(family, *RANDOM_PROBLEMS[0], ["--paged"]) for family in paged_families(evidence)]
+    if not paged_families(evidence):
+        evidence.fail("verify: no image takes keys and values in pages")
+    for family, max_len, how_many, paged in jobs:
+        name = f"{family}-paged-{max_len}" if paged else f"{family}-{max_len}"
+        what = f"verify {name}".replace("-", " ")
+        arguments = ["verify", *on(evidence), "--kernel", family, "--max-len", max_len, *paged]
+        arguments += ["--count", getattr(options, how_many), "--seed", options.seed]
+        _, output, result = warptile(evidence, what, arguments, LIMITS["verify"])
+        print(last_lines(output, 1), flush=True)
+        if not result:
+            continue
+        of_all = {key: result[key] for key in result if key not in ("date", "driver", "device")}
+        evidence.write(f"verify-{name}.json", max_len=max_len, paged=bool(paged), **of_all)
+        shown = [key for key in of_all if key not in ("images", "problems", "failures", "launches", "runnable", "repeat")]
+        totals.append({"family": family, "max_len": max_len, "paged": bool(paged), **{key: of_all[key] for key in shown}})
+        few = result["few_multiprocessors"]
+        if any(image["persistent"] for image in result["images"].values()) and few < FEW_MULTIPROCESSORS * result["count"]:
+            evidence.fail(f"{what}: only {few} of {result['count']} problems were planned for few multiprocessors")
+        for name, image in result["images"].items():
+            known = images.setdefault(name, {**image, "passed": 0, "failed": 0, "drew_tiles": 0})
+            for key in ("passed", "failed", "drew_tiles"):
+                known[key] += image[key]
     for name in sorted(evidence.images.keys() - images.keys()):
         evidence.fail(f"verify: {name} ran no problem")
     for name, image in images.items():
         if image["persistent"] and not image["drew_tiles"]:
             evidence.fail(f"verify: {name} drew no tile")
+    for family in operations(evidence):
+        code, _, ran = operation(evidence, f"verify {family}", family, OPERATION_CASES, LIMITS["verify"])
+        failed = OPERATION_CASES if code else 0
+        passed = OPERATION_CASES - failed
+        totals.append({"family": family, "max_len": None, "count": OPERATION_CASES, "passed": passed, "failed": failed})
+        for name, sha256 in ran.items():
+            images[name] = {"sha256": sha256, "persistent": False, "passed": passed, "failed": failed, "drew_tiles": 0}
     evidence.write("verify.json", rows=totals)
     evidence.write("images.json", images=images)
 
@@ -386,8 +437,8 @@ def acceptance(evidence):
 
 
 def sanitizer(evidence):
-    """The four tools of compute-sanitizer over two problems of every image that was compiled for this GPU, and over a broken
-    kernel each, which they must report."""
+    """The four tools of compute-sanitizer over two problems of every image that was compiled for this GPU, over random cases of the
+    operations, and over a broken kernel each, which they must report."""
     if not evidence.needs("compute-sanitizer"):
         return
 
@@ -430,9 +481,22 @@ def sanitizer(evidence):
             "last_line": last_lines(output, 1),
         }
 
+    def one_operation(evidence, tool, family):
+        what = f"{tool} {family}"
+        code, output, ran = operation(evidence, what, family, SANITIZED_CASES, LIMITS["sanitizer"], before=tool_command(tool))
+        row = {"tool": tool, "family": family, "target": None, "errors": errors_of(output), "exit_code": code}
+        if row["errors"] != 0 and code == 0:
+            evidence.fail(f"{what}: {last_lines(output, 1)}")
+        print(f"{what}: {row['errors']} errors over {len(ran)} images", flush=True)
+        return {**row, "problems": SANITIZED_CASES, "images": ran, "drew_tiles": [], "last_line": last_lines(output, 1)}
+
+    def any_job(evidence, job):
+        return one(evidence, job) if len(job) == 3 else one_operation(evidence, *job)
+
     controls = pool(evidence, control, SANITIZER_TOOLS)
-    jobs = [(tool, family, target) for family, target in cubins(evidence) for tool in SANITIZER_TOOLS]
-    rows = pool(evidence, one, jobs, workers=2 * SIDE_BY_SIDE)
+    jobs = [(tool, family) for family in operations(evidence) for tool in SANITIZER_TOOLS]
+    jobs += [(tool, family, target) for family, target in cubins(evidence) for tool in SANITIZER_TOOLS]
+    rows = pool(evidence, any_job, jobs, workers=2 * SIDE_BY_SIDE)
     evidence.write("sanitizer.json", controls=controls, rows=rows)
 
 
@@ -444,7 +508,7 @@ def peers(evidence):
         _, _, rows = warptile(evidence, "bench", arguments, LIMITS["bench"])
         evidence.write("bench-warptile.json", rows=rows or [])
         return
-    rows = of_peers(evidence, "peers", ["--samples", options.samples])
+    rows = of_peers(evidence, "peers", SHAPES, ["--samples", options.samples])
     evidence.write("bench-warptile.json", rows=[row for row in rows if row["backend"] == "warptile"])
     evidence.write("bench-peers.json", rows=[row for row in rows if row["backend"] != "warptile"])
 
@@ -454,13 +518,66 @@ def errors(evidence):
     if evidence.options.without_peers:
         print("errors are computed with PyTorch: left out without peers")
         return
-    evidence.write("errors.json", rows=of_peers(evidence, "errors", ["--errors"]))
+    evidence.write("errors.json", rows=of_peers(evidence, "errors", SHAPES, ["--errors"]))
 
 
-def of_peers(evidence, what, arguments):
+def decode(evidence):
+    """Few queries on the keys of a cache: peers, a kernel that only reads, and the planner's choice, in turn."""
+    options = evidence.options
+    if options.without_peers:
+        arguments = ["bench", *on(evidence), "--file", DECODE, "--samples", 30, "--seconds", 0.3]
+        _, _, rows = warptile(evidence, "decode", arguments, LIMITS["decode"])
+    else:
+        rows = of_peers(evidence, "decode", DECODE, ["--method", "graph", "--samples", options.samples])
+    rows = rows or []
+    evidence.write("decode.json", rows=rows)
+    compared = side_by_side(rows)
+    problems = [line.split("#")[0].strip() for line in DECODE.read_text().splitlines()]
+    for problem in problems:
+        # Without peers the lengths are drawn by the program, which names the problem alike.
+        if problem and problem not in compared:
+            evidence.fail(f"decode: no time for {problem}")
+    print("\n".join(decode_lines(compared)), flush=True)
+
+
+def side_by_side(rows):
+    """By problem: our row, the fastest peer's, and that of the kernel that only reads, where they are there."""
+    problems = {}
+    for row in rows:
+        if row["method"] == "graph":
+            problems.setdefault(row["problem"], {})[row["backend"]] = row
+    compared = {}
+    for problem, of_problem in problems.items():
+        ours, read = of_problem.pop("warptile", None), of_problem.pop("read", None)
+        if ours:
+            best = min(of_problem.values(), key=lambda row: row["median_us"], default=None)
+            compared[problem] = (ours, best, read)
+    return compared
+
+
+def ratio_to(other, ours):
+    """Our speed over that of another row."""
+    return other["median_us"] / ours["median_us"] if other else math.inf
+
+
+def decode_lines(compared):
+    """A line for each problem, the losing ones first."""
+    lines = []
+    for problem, (ours, best, read) in sorted(compared.items(), key=lambda item: ratio_to(item[1][1], item[1][0])):
+        line = f"{problem:62} {ours['median_us']:8.1f} us {ours['tb_s']:6.3f} TB/s"
+        if best:
+            line += f"; {best['backend']:10} {best['median_us']:8.1f} us, ratio {ratio_to(best, ours):.3f}"
+            line += " LOST" if ratio_to(best, ours) < LOST else ""
+        if read:
+            line += f"; {1 / ratio_to(read, ours):.3f} of reading's {read['median_us']:.1f} us"
+        lines.append(f"{line}; {ours['kernel']}")
+    return lines
+
+
+def of_peers(evidence, what, shapes, arguments):
     with tempfile.TemporaryDirectory() as folder:
         target = pathlib.Path(folder) / "rows.json"
-        command = [sys.executable, PEERS, "--file", SHAPES, "--with", WARPTILE, "--json", target, *arguments]
+        command = [sys.executable, PEERS, "--file", shapes, "--with", WARPTILE, "--json", target, *arguments]
         if evidence.options.fa3:
             command += ["--fa3", evidence.options.fa3]
         code, output = run(command, LIMITS[what])
@@ -544,6 +661,7 @@ def ncu_values(output):
 PARTS = {
     "peers": peers,
     "errors": errors,
+    "decode": decode,
     "bench": bench,
     "ncu": ncu,
     "verify": verify,
@@ -557,6 +675,7 @@ PARTS = {
 WRITTEN = {
     "peers": ("bench-warptile", "bench-peers"),
     "errors": ("errors",),
+    "decode": ("decode",),
     "bench": ("noise", "kernels", "families", "uneven"),
     "ncu": ("ncu",),
     "verify": ("verify", "verify-*", "images"),
@@ -598,12 +717,26 @@ def table(evidence, parts):
             mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
             worst = min(ratios, key=ratios.get)
             lines.append((f"ratio to the best peer, {element}", f"{mean:.3f} (mean of {len(ratios)}), lowest {ratios[worst]:.2f}: {worst}"))
+    compared = side_by_side(rows("decode.json"))
+    against = {problem: ratio_to(best, ours) for problem, (ours, best, _) in compared.items() if best}
+    if against:
+        worst = min(against, key=against.get)
+        lost = sum(ratio < LOST for ratio in against.values())
+        lines.append(("decode against the best peer", f"{lost} of {len(against)} lost, lowest {against[worst]:.3f}: {worst}"))
+    shares = [1 / ratio_to(read, ours) for ours, _, read in compared.values() if read and ours["query_len"] <= 64]
+    if shares:
+        near = sum(share <= CEILING for share in shares)
+        lines.append(("decode against reading alone", f"{near} of {len(shares)} within {CEILING}, highest {max(shares):.3f}"))
     for row in rows("verify.json"):
+        if row["max_len"] is None:
+            lines.append((f"random cases, {row['family']}", f"{row['passed']} of {row['count']} passed"))
+            continue
         worst = (row["worst_out"] or {}).get("ratio", 0)
         speed = f"{row['problems_per_second']:.0f} a second on {row['threads']} threads"
         passed = f"{row['passed']} of {row['count']} passed, worst {worst:.2f} of its bound"
         drew = f"{row['few_multiprocessors']} on few multiprocessors, {row['drew_tiles']} drew tiles"
-        lines.append((f"random problems to {row['max_len']}, {row['family']}", f"{passed}; {drew}; {speed}"))
+        pages = " in pages" if row["paged"] else ""
+        lines.append((f"random problems to {row['max_len']}{pages}, {row['family']}", f"{passed}; {drew}; {speed}"))
     images = rows("images.json", "images")
     if images:
         persistent = [image for image in images.values() if image["persistent"]]
@@ -637,7 +770,7 @@ def main():
     arguments.add_argument("--out", default=default, help="folder for the JSON files (default: evidence/ of the bundle)")
     arguments.add_argument("--only", metavar="PART,...", help=f"run these parts only: {', '.join(PARTS)}")
     arguments.add_argument("--gpu", type=int, default=0, help="which GPU, as the driver counts (default 0)")
-    arguments.add_argument("--count", type=int, default=20000, help="random problems up to length 1,024 for each family (default 20000)")
+    arguments.add_argument("--count", type=int, default=20000, help="random problems up to length 1,024 for each family, and as many in pages (default 20000)")
     arguments.add_argument("--long-count", type=int, default=200, help="random problems up to length 4,096 for each family (default 200)")
     arguments.add_argument("--seed", type=int, default=1, help="seed of the random problems (default 1)")
     arguments.add_argument("--samples", type=int, default=15, help="rounds of the measurement against peers (default 15)")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""How long the attention kernels that PyTorch and FlashAttention-3 bring along take.
+"""How long the attention kernels that PyTorch, FlashAttention-3 and FlashInfer bring along take.
 
-Measures the problems of a shape file (see shapes.txt) the way `warptile bench` does and writes the same JSON rows:
+Measures the problems of a shape file (see shapes.txt and decode.txt) the way `warptile bench` does and writes the same JSON rows:
 
   graph  GPU time of one call: calls captured in a CUDA graph, events around each replay, inputs that rotate so that
          together they exceed the L2 cache several times over
@@ -14,6 +14,11 @@ Peers: FlashAttention-2, cuDNN and the memory-efficient kernel through PyTorch's
 FlashAttention-3. The last is looked for in the file that --fa3 names (its extension library, such as
 xformers/flash_attn_3/_C.so of the xformers wheel; a libcudart.so.12 beside it is loaded first), then in the packages
 flash_attn_interface (built from its source) and fa3_fwd_interface (fa3-fwd, which takes no f16).
+
+Where queries meet the keys of a cache (fewer queries than keys, pages, lengths, windows, sinks), FlashInfer takes part too if it
+is installed, and `read`, a kernel that only reads the keys and values that some query sees: nothing can be faster. Each peer's
+result is compared with one computed in float32; of several ways to call it the fastest is measured. No peer here has sinks:
+where the problem does, the peers' rows say that they leave them out.
 
 All peers of a problem are measured in turn, round by round, so that a drifting clock touches all alike; with --with PROGRAM,
 the program `warptile` takes its turn too. A peer that can't do a problem has no row; why not goes to standard error.
@@ -43,10 +48,16 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-# Inputs and outputs of one graph together: several times the L2 cache of any GPU (an H200 reports 60 MB).
-ROTATED_BYTES = 256 << 20
-LAUNCHES_PER_GRAPH = (2, 64)
+import cache_peers
+from problem import Problem
+
 WARM_UP_ROUNDS = 3
+
+# Replays by which the fastest variant of a peer is found.
+TRIAL_REPLAYS = 5
+
+METHODS = ("graph", "call")
+PEERS = ("fa2", "cudnn", "efficient", "fa3", "flashinfer", "read")
 
 # Scores that the float64 reference holds at once: 1 GiB of them.
 REFERENCE_SCORES = 1 << 27
@@ -54,64 +65,21 @@ REFERENCE_SCORES = 1 << 27
 ELEMENTS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
 
-class Problem:
-    """One line of a shape file; only what the peers can do."""
+def inputs_of(problem):
+    """q, k, v as [batch, length, heads, head size], normally distributed."""
 
-    def __init__(self, line):
-        pattern = r"b(?P<b>\d+) q(?P<q>\d+) k(?P<k>\d+) h(?P<h>\d+)(/(?P<hk>\d+))? d(?P<d>\d+) (?P<t>f16|bf16|f32)( mask=(?P<m>\S+))?"
-        words = re.fullmatch(pattern, line)
-        if not words:
-            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN TYPE [mask=M], in this order")
-        self.batch = int(words["b"])
-        self.heads = int(words["h"])
-        self.kv_heads = int(words["hk"] or words["h"])
-        self.query_len = int(words["q"])
-        self.key_len = int(words["k"])
-        self.head_dim = int(words["d"])
-        self.element = words["t"]
-        self.mask = words["m"] or "none"
-        if self.mask not in ("none", "causal"):
-            raise ValueError(f"{line}: the peers take mask=none and mask=causal only")
-        if self.mask == "causal" and self.query_len != self.key_len:
-            raise ValueError(f"{line}: PyTorch aligns causal masks top-left; only equal lengths compare")
-        self.line = line
+    def tensor(length, heads):
+        shape = (problem.batch, length, heads, problem.head_dim)
+        return torch.randn(shape, device="cuda", dtype=ELEMENTS[problem.element])
 
-    @property
-    def visible_pairs(self):
-        if self.mask == "causal":
-            return self.query_len * (self.query_len + 1) // 2
-        return self.query_len * self.key_len
-
-    @property
-    def flops(self):
-        return 4 * self.batch * self.heads * self.visible_pairs * self.head_dim
-
-    def row(self):
-        """What every row says of its problem."""
-        return {
-            "problem": self.line,
-            "batch": self.batch,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "query_len": self.query_len,
-            "key_len": self.key_len,
-            "head_dim": self.head_dim,
-            "element": self.element,
-            "mask": self.mask,
-        }
-
-    def bytes(self):
-        rows = 2 * self.query_len * self.heads + 2 * self.key_len * self.kv_heads
-        return self.batch * rows * self.head_dim * ELEMENTS[self.element].itemsize
-
-    def inputs(self):
-        """q, k, v as [batch, length, heads, head size], normally distributed."""
-
-        def tensor(length, heads):
-            shape = (self.batch, length, heads, self.head_dim)
-            return torch.randn(shape, device="cuda", dtype=ELEMENTS[self.element])
-
-        return tensor(self.query_len, self.heads), tensor(self.key_len, self.kv_heads), tensor(self.key_len, self.kv_heads)
+    return tuple(
+        tensor(length, heads)
+        for length, heads in (
+            (problem.query_len, problem.heads),
+            (problem.key_len, problem.kv_heads),
+            (problem.key_len, problem.kv_heads),
+        )
+    )
 
 
 def sdpa(backend):
@@ -130,14 +98,22 @@ def sdpa(backend):
     return prepare, call
 
 
-def flash_attention_3(library):
-    """FlashAttention-3's own interface: q, k, v, causal to the output."""
+def fa3_operators(library):
+    """FlashAttention-3's operators: those of a library, or of the package that is installed."""
     if library:
         runtime = pathlib.Path(library).with_name("libcudart.so.12")
         if runtime.exists():
             ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
         torch.ops.load_library(library)
-        operator = torch.ops.flash_attn_3.fwd
+    else:
+        import flash_attn_interface  # noqa: F401 (it registers them)
+    return torch.ops.flash_attn_3
+
+
+def flash_attention_3(library):
+    """FlashAttention-3's own interface: q, k, v, causal to the output."""
+    if library:
+        operator = fa3_operators(library).fwd
         return lambda q, k, v, causal: operator(q, k, v, is_causal=causal, num_splits=1)[0]
     try:
         from flash_attn_interface import flash_attn_func
@@ -167,6 +143,28 @@ def fa3(library):
     return prepare, call
 
 
+def on_caches(wanted, library):
+    """Contestants for queries on a cache: from a cache to the variants."""
+
+    def flashinfer():
+        import flashinfer
+
+        return lambda cache: cache_peers.flashinfer(cache, flashinfer)
+
+    def fa3():
+        operators = fa3_operators(library)
+        return lambda cache: cache_peers.fa3(cache, operators)
+
+    makers = {
+        "fa2": lambda: cache_peers.fa2,
+        "cudnn": lambda: cache_peers.cudnn,
+        "fa3": fa3,
+        "flashinfer": flashinfer,
+        "read": lambda: cache_peers.read,
+    }
+    return found_of(makers, wanted, library)
+
+
 def peers(wanted, library):
     makers = {
         "fa2": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
@@ -174,11 +172,17 @@ def peers(wanted, library):
         "efficient": lambda: sdpa(SDPBackend.EFFICIENT_ATTENTION),
         "fa3": lambda: fa3(library),
     }
+    return found_of(makers, wanted, library)
+
+
+def found_of(makers, wanted, library):
     found = {}
-    for name in wanted or makers:
+    for name, make in makers.items():
+        if wanted and name not in wanted:
+            continue
         try:
-            found[name] = makers[name]()
-        except (ImportError, OSError) as error:
+            found[name] = make()
+        except Exception as error:  # a broken package raises what it likes
             print(f"{name}: not installed ({error})", file=sys.stderr)
             # What was asked for by name must be there.
             if wanted or (name == "fa3" and library):
@@ -189,10 +193,10 @@ def peers(wanted, library):
 class Run:
     """One peer on one problem: the graph that is replayed, and the calls that are timed one by one."""
 
-    def __init__(self, peer, problem, inputs):
-        prepare, call = peer
-        self.inputs = [prepare(problem, *qkv) for qkv in inputs]
-        self.call = lambda i: call(problem, *self.inputs[i % len(self.inputs)])
+    def __init__(self, name, call, copies):
+        self.name = name
+        self.call = lambda i: call(i % copies)
+        self.copies = copies
         self.next = 0
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -203,12 +207,12 @@ class Run:
         self.graph = torch.cuda.CUDAGraph()
         # What the calls return is kept: outputs that are freed and reused would stay in the cache.
         with torch.cuda.graph(self.graph):
-            self.outputs = [self.call(i) for i in range(len(self.inputs))]
-        self.times = {"graph": [], "call": []}
+            self.outputs = [self.call(i) for i in range(copies)]
+        self.times = {method: [] for method in METHODS}
 
     def round(self, method):
         if method == "graph":
-            self.times[method].append(timed(self.graph.replay) / len(self.inputs))
+            self.times[method].append(timed(self.graph.replay) / self.copies)
         else:
             self.next += 1
             self.times[method].append(timed(lambda: self.call(self.next)))
@@ -219,7 +223,7 @@ class Warptile:
 
     def __init__(self, program, problem, samples):
         self.rows = tempfile.NamedTemporaryFile(suffix=".json")
-        command = [program, "bench", "--device", "cuda:0", "--shape", problem.line, "--samples", str(samples), "--paced"]
+        command = [program, "bench", "--device", "cuda:0", "--shape", problem.for_warptile, "--samples", str(samples), "--paced"]
         self.process = subprocess.Popen(
             [*command, "--json", self.rows.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -268,47 +272,118 @@ def driver():
     return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
 
 
-def measure(problem, found, samples, machine, program):
-    least, most = LAUNCHES_PER_GRAPH
-    copies = max(least, min(most, -(-ROTATED_BYTES // problem.bytes())))
-    inputs = [problem.inputs() for _ in range(copies)]
+def memory():
+    return torch.cuda.get_device_properties(0).total_memory
+
+
+def first_line(error):
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def not_for(name, problem, error):
+    """Says why a contestant has no row."""
+    print(f"{name}: not for {problem.line}: {first_line(error)}", file=sys.stderr, flush=True)
+
+
+def square_runs(problem, found):
+    """A run of each peer that can do the problem."""
+    inputs = [inputs_of(problem) for _ in range(problem.copies(memory()))]
     runs = {}
-    for name, peer in found.items():
+    for name, (prepare, call) in found.items():
         try:
-            runs[name] = Run(peer, problem, inputs)
+            prepared = [prepare(problem, *qkv) for qkv in inputs]
+            runs[name] = Run(name, lambda i, call=call, prepared=prepared: call(problem, *prepared[i]), len(inputs))
         except (RuntimeError, TypeError, ValueError) as error:
             torch.cuda.synchronize()
-            print(f"{name}: not for {problem.line}: {str(error).splitlines()[0]}", file=sys.stderr)
+            not_for(name, problem, error)
+    return runs
+
+
+def cache_runs(problem, found):
+    """A run of each contestant that can do the problem, and does it rightly: of its fastest variant."""
+    cache = cache_peers.Cache(problem, ELEMENTS[problem.element], problem.copies(memory()))
+    copies = len(cache.q)
+    runs = {}
+    for name, variants in found.items():
+        reasons, fastest = [], None
+        # Whatever a package raises, the others go on.
+        try:
+            listed = variants(cache)
+        except Exception as error:
+            listed, reasons = [], [first_line(error)]
+        for variant, prepare in listed:
+            try:
+                run = Run(f"{name} ({variant})", prepare(), copies)
+                run.graph.replay()
+                if name != "read":
+                    for i in {0, copies - 1}:
+                        cache.check(run.outputs[i], i)
+                trial = min(timed(run.graph.replay) for _ in range(TRIAL_REPLAYS))
+                if fastest is None or trial < fastest[0]:
+                    fastest = (trial, run)
+            except Exception as error:
+                torch.cuda.synchronize()
+                reasons.append(first_line(error))
+        if fastest:
+            runs[name] = fastest[1]
+        else:
+            not_for(name, problem, "; ".join(dict.fromkeys(reasons)))
+    return runs
+
+
+def measure(problem, runs, options, machine):
+    """Rows of all contestants, which take turns, round by round, and whether `warptile` failed, if it was to take part."""
+    failed, rows = False, []
     with contextlib.ExitStack() as stack:
-        warptile = stack.enter_context(Warptile(program, problem, samples)) if program else None
-        for method in ("graph", "call"):
-            for round in range(WARM_UP_ROUNDS + samples):
+        warptile = None
+        if options.program:
+            warptile = stack.enter_context(Warptile(options.program, problem, options.samples))
+
+        def ours(work):
+            """The peers go on without it."""
+            nonlocal failed
+            if not warptile or failed:
+                return []
+            try:
+                return work()
+            except (RuntimeError, OSError, ValueError) as error:
+                not_for("warptile", problem, error)
+                failed = True
+                return []
+
+        for method in options.method or METHODS:
+            for round in range(WARM_UP_ROUNDS + options.samples):
                 if round == WARM_UP_ROUNDS:
                     for run in runs.values():
                         run.times[method] = []
                 for run in runs.values():
                     run.round(method)
-                if warptile and round >= WARM_UP_ROUNDS:  # it warms up by itself
-                    warptile.round()
-        rows = warptile.finish() if warptile else []
+                if round >= WARM_UP_ROUNDS:  # it warms up by itself
+                    ours(lambda: warptile.round())
+        rows = ours(lambda: warptile.finish())
+    # As the file has it, whatever the numbers of its lengths.
+    rows = [{**row, "problem": problem.line} for row in rows]
     for name, run in runs.items():
         for method, times in run.times.items():
+            if not times:
+                continue
             median = statistics.median(times)
             rows.append(
                 {
                     "backend": name,
                     "family": name,
-                    "kernel": name,
+                    "kernel": run.name,
                     **problem.row(),
                     "method": method,
                     "samples": len(times),
                     "median_us": median,
                     "p90_us": p90(times),
-                    "tflops": problem.flops / median * 1e-6,
+                    **problem.speeds(median),
+                    **({"leaves_out": "sinks"} if problem.sinks else {}),
                     **machine,
                 }
             )
-    return rows
+    return rows, failed
 
 
 def reference(problem, q, k, v):
@@ -383,7 +458,7 @@ def errors(problem, found, options, machine):
     squares, largest, kernels, values = {}, {}, {}, 0
     for seed in range(options.seeds):
         torch.manual_seed(seed)
-        q, k, v = problem.inputs()
+        q, k, v = inputs_of(problem)
         q = q * options.query_scale
         exact = reference(problem, q, k, v)
         values += exact.numel()
@@ -401,7 +476,7 @@ def errors(problem, found, options, machine):
                 output = call(problem, *prepare(problem, q, k, v))
             except (RuntimeError, TypeError, ValueError) as error:
                 torch.cuda.synchronize()
-                print(f"{name}: not for {problem.line}: {str(error).splitlines()[0]}", file=sys.stderr)
+                not_for(name, problem, error)
                 continue
             # Through PyTorch's dispatcher the heads come before the rows.
             judge(name, output if name == "fa3" else output.transpose(1, 2), name)
@@ -426,7 +501,8 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--file", help="problems, one a line")
     arguments.add_argument("--shape", action="append", default=[], help="one problem; may be given several times")
-    arguments.add_argument("--peer", action="append", help="measure this peer only; may be given several times")
+    arguments.add_argument("--peer", action="append", choices=PEERS, help="measure this peer only; may be given several times")
+    arguments.add_argument("--method", action="append", choices=METHODS, help="measure this only (default: both)")
     arguments.add_argument("--samples", type=int, default=30, help="rounds to measure (default 30)")
     arguments.add_argument("--with", dest="program", metavar="PROGRAM", help="the program `warptile`, to be measured in turn")
     arguments.add_argument("--fa3", metavar="FILE", help="FlashAttention-3's extension library")
@@ -452,8 +528,20 @@ def main():
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "versions": {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())},
     }
-    found = peers(options.peer, options.fa3)
     rows = []
+
+    def write():
+        if options.json:
+            with open(options.json, "w") as file:
+                json.dump(rows, file, indent=2)
+                file.write("\n")
+
+    square = [problem for problem in problems if not problem.on_cache]
+    if options.errors and len(square) < len(problems):
+        arguments.error("--errors is for as many queries as keys, without pages, lengths, windows or sinks")
+    found = peers(options.peer, options.fa3) if square else {}
+    on_cache = on_caches(options.peer, options.fa3) if len(square) < len(problems) else {}
+    failed = False
     for problem in problems:
         if options.errors:
             for row in errors(problem, found, options, machine):
@@ -461,14 +549,25 @@ def main():
                 print(f"{problem.line:62} {row['backend']:10} rms {row['error_rms']:.3e} max {row['error_max']:.3e}", flush=True)
             torch.cuda.empty_cache()
             continue
-        for row in measure(problem, found, options.samples, machine, options.program):
-            rows.append(row)
-            print(f"{problem.line:62} {row['backend']:10} {row['method']:6} {row['median_us']:10.1f} us {row['tflops']:8.1f} TFLOP/s")
+        try:
+            runs = cache_runs(problem, on_cache) if problem.on_cache else square_runs(problem, found)
+        except torch.cuda.OutOfMemoryError as error:
+            not_for("all", problem, error)
+            failed = True
+            continue
+        of_problem, without_ours = measure(problem, runs, options, machine)
+        failed |= without_ours
+        rows += of_problem
+        for row in of_problem:
+            speed = f"{row['tb_s']:8.3f} TB/s" if problem.is_reading else f"{row['tflops']:8.1f} TFLOP/s"
+            print(f"{problem.line:62} {row['backend']:10} {row['method']:6} {row['median_us']:10.1f} us {speed}", flush=True)
+        del runs
         torch.cuda.empty_cache()
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(rows, file, indent=2)
-            file.write("\n")
+        # After each problem, so that little is lost if the rest never comes.
+        write()
+    write()
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@
 
 #include "base/record.cuh"
 #include "memory/copy.cuh"
+#include "memory/copy_number.cuh"
 #include "memory/keys.cuh"
 #include "ptx/mma.cuh"
 #include "rule/partial.cuh"
@@ -59,7 +60,10 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int SINKS_AT = SUMS_AT + WARPS * BLOCK_M * 2 * (int)sizeof(float);
     static constexpr int SEGMENTS_AT = SINKS_AT + BLOCK_M * (int)sizeof(float);
     static constexpr int PLACES_AT = SEGMENTS_AT + SEGMENTS * (int)sizeof(Segment);
-    static constexpr int SCRATCH_AT = PLACES_AT + WARPS * (int)sizeof(int);
+    // Numbers of pages: a warp's for as many groups as it has stages, and for the first ones of two segments.
+    static constexpr int PAGES_AT = PLACES_AT + WARPS * (int)sizeof(int);
+    static constexpr int PAGES_BYTES = STAGES * KEYS * (int)sizeof(int);
+    static constexpr int SCRATCH_AT = PAGES_AT + 3 * WARPS * PAGES_BYTES;
     static constexpr int SHARED_BYTES = SCRATCH_AT + (int)Share<DecodeTraits>::SHARED_BYTES;
     static_assert(SEGMENTS_AT % 8 == 0 && PLACES_AT % 4 == 0);
 };
@@ -101,6 +105,8 @@ template <class Traits> class Decode {
         return x;
     }
 
+    // The segment whose scores are computed: the one before the last that is known.
+    __device__ int computed() const { return described - 1; }
     __device__ Segment& segment(int number) const
     {
         return reinterpret_cast<Segment*>(shared + Traits::SEGMENTS_AT)[(unsigned)number % Traits::SEGMENTS];
@@ -137,23 +143,49 @@ template <class Traits> class Decode {
                 load_group();
             } else if (loading < described) {
                 loading = max(loading + 1, number);
-                start_loading(segment(loading));
+                start_loading(loading);
             } else {
                 return;
             }
-            // The table is read a group ahead; a lane finds one key of a group.
-            if (load_block < load_end) place = rows.place(params, load_block * Traits::BLOCK_N + warp * KEYS + lane % KEYS);
         }
     }
 
-    __device__ void start_loading(const Segment& of)
+    __device__ void start_loading(int number)
     {
+        const Segment& of = segment(number);
         load_block = load_end = 0;
         if (of.is_end()) return;
         load_block = first_block(of);
         load_end = end_block(of);
-        load_keys = {of.first_key, of.end_key};
-        rows = KeyRows<Element>(params, of.batch, of.kv_head, of.k);
+        if (!params.pages.table) return;
+        // The segment's first pages: older than all groups under way, unless few were asked for since.
+        if (since_pages >= under_way)
+            wait_for_older();
+        else
+            cp_async_wait<0>();
+        __syncwarp();
+    }
+
+    // --- Pages: what a table says of a key has to be known when the key is asked for, so it is asked for as many groups ahead as there
+    // are stages, together with the group whose stage that one will take. The first ones of a segment are asked for when it is known.
+
+    __device__ int* pages_of(int slot, int group) const
+    {
+        return reinterpret_cast<int*>(shared + Traits::PAGES_AT + (slot * Traits::WARPS + warp) * Traits::PAGES_BYTES) + group * KEYS;
+    }
+
+    __device__ void load_first_pages(int number)
+    {
+        const Segment& of = segment(number);
+        if (!params.pages.table || of.is_end()) return;
+        const KeyRows<Element> of_next(params, of.batch, of.kv_head, of.k);
+#pragma unroll 1
+        for (int i = lane; i < Traits::STAGES * KEYS; i += 32) {
+            const int key = (first_block(of) + i / KEYS) * Traits::BLOCK_N + warp * KEYS + i % KEYS;
+            cp_async_4(pages_of(1 + (number & 1), 0) + i, of_next.page_of(params, key), key < of.end_key);
+        }
+        cp_async_commit();
+        since_pages = 0;
     }
 
     // Rows that the segment does not have become zeros, and are not read.
@@ -163,9 +195,18 @@ template <class Traits> class Decode {
         constexpr int AT_ONCE = 32 / LANES;                                     // rows
         const int chunk = lane % LANES, first_row = lane / LANES, column = chunk * CHUNK<Element>;
         const int first_key = load_block * Traits::BLOCK_N + warp * KEYS;
-        const int low = load_keys.first - first_key, high = column < params.head_dim ? load_keys.end - first_key : 0;
-        const Element* const my_keys = rows.row(params.k, place);
-        const Element* const my_values = rows.row(params.v, place);
+        const Segment& of = segment(loading); // read anew: there are few registers
+        const KeyRows<Element> rows(params, of.batch, of.kv_head, of.k);
+        const int low = of.first_key - first_key, high = column < params.head_dim ? of.end_key - first_key : 0;
+        // A lane finds one key.
+        const int my_key = first_key + lane % KEYS;
+        int page = 0, loaded = 0;
+        if (rows.is_paged()) {
+            loaded = load_block - first_block(of);
+            page = pages_of(loaded < Traits::STAGES ? 1 + (loading & 1) : 0, loaded % Traits::STAGES)[lane % KEYS];
+        }
+        const Element* const my_keys = static_cast<const Element*>(params.k.address) + rows.offset(params, params.k, my_key, page);
+        const Element* const my_values = static_cast<const Element*>(params.v.address) + rows.offset(params, params.v, my_key, page);
         const unsigned to = address_of(stage_at(load_stage));
 #pragma unroll 4
         for (int i = 0; i < KEYS; i += AT_ONCE) {
@@ -174,6 +215,12 @@ template <class Traits> class Decode {
             const unsigned at = to + row * Traits::ROW_BYTES + swizzled(row, chunk);
             cp_async_16(at, shuffled(my_keys, row) + column, valid);
             cp_async_16(at + Traits::GROUP_BYTES, shuffled(my_values, row) + column, valid);
+        }
+        if (rows.is_paged()) {
+            const int later = my_key + Traits::STAGES * Traits::BLOCK_N;
+            if (lane < KEYS)
+                cp_async_4(pages_of(0, loaded % Traits::STAGES) + lane, rows.page_of(params, later), later < of.end_key);
+            since_pages++;
         }
         cp_async_commit();
         load_block++;
@@ -202,13 +249,14 @@ template <class Traits> class Decode {
             if (described == number) {
                 // All that is not needed for the first loads comes after them.
                 if (threadIdx.x == 0) segment(number + 1) = share.next();
-                wait_for_queries();
+                wait_for_older();
                 __syncthreads();
                 described = number + 1;
                 if (number >= 0) {
-                    take_queries(number);
+                    take_queries();
                     start_rows(of);
                 }
+                load_first_pages(number + 1);
                 load_queries(number + 1);
                 continue;
             }
@@ -235,8 +283,6 @@ template <class Traits> class Decode {
         const int last_query = min(row_at(of, Traits::BLOCK_M - 1).query, of.q.len - 1);
         all_see_from = last_query + mask.shift - mask.left;
         all_see_to = min(of.first_query + mask.shift + mask.right, of.k.len - 1);
-        last_key = of.k.len - 1;
-        distance_shift = of.k.len - of.q.len - mask.shift;
         if (threadIdx.x < Traits::BLOCK_M) sink = sink_of(params.scoring, min(row_at(of, threadIdx.x).head, params.heads - 1));
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; tile++) {
@@ -266,15 +312,15 @@ template <class Traits> class Decode {
         return {of.first_query + query, of.kv_head * group + at - query * group};
     }
 
-    // Asks for the queries of a segment, a segment ahead: a load that is asked for now comes after all keys that are under way. Rows that do
-    // not exist become zeros.
+    // Asks for the queries of a segment, a segment ahead: a load that is asked for now comes after all keys that are under way. The last
+    // warp does, so that the others begin with the keys at once. Rows that do not exist become zeros.
     __device__ void load_queries(int number) const
     {
         const Segment& of = segment(number);
-        if (of.is_end()) return;
+        if (warp != Traits::WARPS - 1 || of.is_end()) return;
         const unsigned to = address_of(queries_at(number));
 #pragma unroll 1
-        for (int i = anew(threadIdx.x); i < Traits::BLOCK_M * Traits::ROW_CHUNKS; i += Traits::THREADS) {
+        for (int i = anew(lane); i < Traits::BLOCK_M * Traits::ROW_CHUNKS; i += 32) {
             const int at = i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
             const Row row = row_at(of, at);
             const Element* const from = static_cast<const Element*>(params.q.address) + of.batch * params.q.batch +
@@ -285,8 +331,8 @@ template <class Traits> class Decode {
         }
         cp_async_commit();
     }
-    // Those of the segment that is about to be computed are older than all keys that are under way.
-    __device__ void wait_for_queries() const
+    // Waits for what is older than the groups that are under way, such as the queries of the segment that is about to be computed.
+    __device__ void wait_for_older() const
     {
         if (under_way >= 2)
             cp_async_wait<2>();
@@ -295,9 +341,8 @@ template <class Traits> class Decode {
         else
             cp_async_wait<0>();
     }
-    __device__ void take_queries(int number)
+    __device__ void take_queries()
     {
-        queries = address_of(queries_at(number));
         if constexpr (Traits::HOLDS_QUERIES)
 #pragma unroll
             for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step++) load_query(0, step, left[0][step]);
@@ -307,7 +352,7 @@ template <class Traits> class Decode {
     __device__ void load_query(int tile, int step, unsigned (&words)[4]) const
     {
         const int row = tile * FRAGMENT_ROWS + lane % 16;
-        load_matrices(words, queries + row * Traits::ROW_BYTES + swizzled(row, 2 * step + lane / 16));
+        load_matrices(words, address_of(queries_at(computed()) + row * Traits::ROW_BYTES + swizzled(row, 2 * step + lane / 16)));
     }
 
     __device__ void query_words(int tile, int step, unsigned (&words)[4]) const
@@ -400,16 +445,21 @@ template <class Traits> class Decode {
             const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
             each(scores, first_key, [&](float& score, int, int, int) { score = rule.with_softcap(score); });
         }
-        if (params.scoring.slopes)
+        if (params.scoring.slopes) {
+            // ALiBi counts distances bottom-right, wherever the mask's diagonal is.
+            const int shift = params.scoring.align_top_left ? segment(computed()).k.len - segment(computed()).q.len : 0;
             each(scores, first_key, [&](float& score, int tile, int half, int key) {
-                score -= slopes[tile][half] * fabsf((float)(diagonal[tile][half] + distance_shift - key));
+                score -= slopes[tile][half] * fabsf((float)(diagonal[tile][half] + shift - key));
             });
-        if (first_key < all_see_from || first_key + KEYS - 1 > all_see_to)
+        }
+        if (first_key < all_see_from || first_key + KEYS - 1 > all_see_to) {
+            const int last_key = segment(computed()).k.len - 1;
             each(scores, first_key, [&](float& score, int tile, int half, int key) {
                 const int middle = diagonal[tile][half];
                 if (key < middle - params.scoring.window_left || key > min(middle + params.scoring.window_right, last_key))
                     score = negative_infinity();
             });
+        }
         float largest[ROW_TILES][2];
         bool same = true;
 #pragma unroll
@@ -640,16 +690,11 @@ template <class Traits> class Decode {
     int described = -1; // the last segment that is known
     int loading = -1;   // segment
     int load_block = 0, load_end = 0;
-    struct {
-        int first, end;
-    } load_keys;
-    KeyRows<Element> rows;
-    typename KeyRows<Element>::Place place = {0, 0};
+    int since_pages = 0; // groups asked for since the first pages of a segment
     int load_stage = 0;
     int under_way = 0; // groups
     int stage = 0;     // that is computed next
 
-    unsigned queries; // where they lie
     float sink = 0;   // of a row for each of the first threads
     unsigned left[1][Traits::HOLDS_QUERIES ? HEAD_DIM / FRAGMENT_DEPTH : 1][4];
     float output[ROW_TILES][COLUMN_TILES][4];
@@ -658,8 +703,6 @@ template <class Traits> class Decode {
     RowSum sums[ROW_TILES][2];
     int diagonal[ROW_TILES][2]; // rule/mask.cuh
     float slopes[ROW_TILES][2]; // in exponents of 2
-    int distance_shift;         // from the diagonal to where ALiBi counts distances from
-    int last_key;
     int all_see_from, all_see_to; // keys that all rows of the tile see
 };
 

@@ -13,32 +13,33 @@ template <class Element> class KeyRows {
   public:
     KeyRows() = default;
     __device__ KeyRows(const Forward& params, int batch, int kv_head, Extent keys)
-        : first(keys.first), end(keys.len), entry(batch),
-          table(params.pages.table ? params.pages.table + batch * params.pages.table_row : nullptr), head(kv_head)
+        : first(keys.first), entry(batch), head(kv_head),
+          table(params.pages.table ? params.pages.table + batch * params.pages.table_row : nullptr)
     {
     }
 
-    // Which page a key is in, and which row of it. A dense batch entry is one page.
-    struct Place {
-        int page, row;
-    };
-    __device__ Place place(const Forward& params, int key) const
+    __device__ bool is_paged() const { return table; }
+    // Where the table has the page of a key.
+    __device__ const int* page_of(const Forward& params, int key) const { return table + (unsigned)key / (unsigned)params.pages.rows; }
+
+    // Of a key, whose page the table says to be `page`. A dense batch entry is one page.
+    __device__ long long offset(const Forward& params, const Tensor& tensor, int key, int page) const
     {
-        if (!table) return {entry, first + key};
-        const unsigned index = (unsigned)key / (unsigned)params.pages.rows;
-        const int page = key < end ? table[index] : 0;
-        return {min(max(page, 0), params.pages.count - 1), key - (int)index * params.pages.rows};
-    }
-    __device__ const Element* row(const Tensor& tensor, Place at) const
-    {
-        return static_cast<const Element*>(tensor.address) + at.page * tensor.batch + at.row * tensor.row + head * tensor.head;
+        int row = first + key;
+        if (table) {
+            row = (unsigned)key % (unsigned)params.pages.rows;
+            page = min(max(page, 0), params.pages.count - 1);
+        } else {
+            page = entry;
+        }
+        return page * tensor.batch + row * tensor.row + head * tensor.head;
     }
 
   private:
-    int first, end;
+    int first;
     int entry;
-    const int* table;
     int head;
+    const int* table;
 };
 
 } // namespace warptile

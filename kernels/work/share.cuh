@@ -53,20 +53,17 @@ template <class Traits> class Share {
         if (reads_lengths(params.sequences)) {
             wait_for_predecessor();
             find_among_lengths();
-            if (threadIdx.x == 0) state.sequence_is_known = false;
         } else {
-            const Sequence each(*this, 0);
-            set_total(params.sequences.batch * each.units());
-            if (threadIdx.x == 0 && begin < end) {
-                state.batch = begin / each.units();
-                state.base = state.batch * each.units();
-                state.sequence = each;
+            const Sequence one(*this, 0);
+            const Range range = shared_evenly(params.sequences.batch * one.units());
+            if (threadIdx.x == 0) {
+                state.at = range.begin;
+                state.end = range.end;
+                state.sequence = one;
                 state.sequence_is_known = true;
+                state.batch = range.begin < range.end ? range.begin / one.units() : 0;
+                state.base = state.batch * one.units();
             }
-        }
-        if (threadIdx.x == 0) {
-            state.at = begin;
-            state.end = end;
         }
     }
 
@@ -92,10 +89,14 @@ template <class Traits> class Share {
         const unsigned at = state.at, base = state.base;
         const unsigned tile = (at - base) / sequence.tile_units, unit = at - base - tile * sequence.tile_units;
         segment.batch = state.batch;
-        segment.kv_head = tile / sequence.row_tiles;
-        const int first_row = (tile - segment.kv_head * sequence.row_tiles) * Traits::BLOCK_M;
-        segment.first_query = first_row / group;
-        segment.first_head = first_row - segment.first_query * group;
+        segment.kv_head = tile;
+        segment.first_query = segment.first_head = 0;
+        if (sequence.row_tiles > 1) {
+            segment.kv_head = tile / sequence.row_tiles;
+            const int first_row = (tile - segment.kv_head * sequence.row_tiles) * Traits::BLOCK_M;
+            segment.first_query = first_row / group;
+            segment.first_head = first_row - segment.first_query * group;
+        }
         segment.q = sequence.q;
         segment.k = sequence.k;
         segment.unit = at;
@@ -132,7 +133,7 @@ template <class Traits> class Share {
     // Whether this CTA has no more segments of the tile.
     __device__ bool is_last_here(const Segment& of) const
     {
-        return of.unit + of.units == min(of.tile_unit + of.tile_units, begin + each);
+        return of.unit + of.units == min(of.tile_unit + of.tile_units, (blockIdx.x + 1) * each);
     }
 
   private:
@@ -173,12 +174,15 @@ template <class Traits> class Share {
         unsigned scratch[Traits::WARPS];
     };
 
-    // The last CTAs may have fewer than the others, or none.
-    __device__ void set_total(unsigned total)
+    // The CTA's units. The last CTAs may have fewer than the others, or none.
+    struct Range {
+        unsigned begin, end;
+    };
+    __device__ Range shared_evenly(unsigned total)
     {
         each = max((total + gridDim.x - 1) / gridDim.x, 1u);
-        begin = min(blockIdx.x * each, total);
-        end = min(begin + each, total);
+        const unsigned begin = min(blockIdx.x * each, total);
+        return {begin, min(begin + each, total)};
     }
     __device__ unsigned place_of(const Segment& of, unsigned cta) const { return 2 * cta + (cta * each < of.tile_unit); }
 
@@ -187,6 +191,7 @@ template <class Traits> class Share {
     {
         const int sequences = params.sequences.batch;
         unsigned before = 0;
+        Range range = {0, 0};
 #pragma unroll 1
         for (int pass = 0; pass < 2; pass++) {
             before = 0;
@@ -197,18 +202,21 @@ template <class Traits> class Share {
                 const RunningSum sum = running_sum(units);
                 // One thread at most has it.
                 const unsigned mine_end = before + sum.to_here;
-                if (pass == 1 && mine_end - units <= begin && begin < mine_end) {
+                if (pass == 1 && mine_end - units <= range.begin && range.begin < mine_end) {
                     state.batch = mine;
                     state.base = mine_end - units;
                 }
                 before += sum.all;
             }
             if (pass == 0) {
-                set_total(before);
-                // Stays if lengths have shrunk since.
+                range = shared_evenly(before);
                 if (threadIdx.x == 0) {
+                    state.at = range.begin;
+                    state.end = range.end;
+                    state.sequence_is_known = false;
+                    // These stay if lengths have shrunk since.
                     state.batch = sequences - 1;
-                    state.base = begin;
+                    state.base = range.begin;
                 }
             }
             __syncthreads();
@@ -243,7 +251,6 @@ template <class Traits> class Share {
     const int group;    // query heads a key/value head
     const int unit_log; // of the keys of a unit
     unsigned each;      // units of a CTA
-    unsigned begin, end; // of this one
     State& state;
 
   public:

@@ -10,6 +10,7 @@
 mod baseline;
 mod bench;
 mod checks;
+mod decode;
 mod plot;
 mod speed;
 mod support;
@@ -22,6 +23,7 @@ use crate::manifest::{Manifest, ManifestEntry};
 pub use baseline::Loss;
 use bench::{BenchRow, ErrorRow};
 use checks::Checks;
+use decode::DecodeRow;
 
 const BEGIN: &str = "<!-- generated: ";
 const BEGIN_END: &str = " -->";
@@ -31,7 +33,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 11] = [
+const BLOCKS: [(&str, Maker); 13] = [
     ("support", |data| support::table(&data.images, &data.checks)),
     ("unproven", |data| {
         checks::unproven(&data.images, &data.checks)
@@ -44,6 +46,8 @@ const BLOCKS: [(&str, Maker); 11] = [
     ("ratios", |data| {
         speed::against_peers(&data.rows, &data.errors)
     }),
+    ("decode", |data| decode::table(&data.decode)),
+    ("decode-short", |data| decode::in_short(&data.decode)),
     ("families", |data| {
         speed::families(&data.families, &data.rows)
     }),
@@ -103,6 +107,8 @@ struct Data {
     families: Vec<BenchRow>,
     /// Packed sequences of very different lengths, together and in parts.
     uneven: Vec<BenchRow>,
+    /// Few queries on the keys of a cache.
+    decode: Vec<DecodeRow>,
     errors: Vec<ErrorRow>,
 }
 
@@ -184,6 +190,7 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
         rows: read_rows(&evidence)?,
         families: read_optional::<Rows<_>>(&evidence.join("families.json"))?.into_rows(),
         uneven: read_optional::<Rows<_>>(&evidence.join("uneven.json"))?.into_rows(),
+        decode: read_optional::<Rows<_>>(&evidence.join("decode.json"))?.into_rows(),
         errors: read_optional::<Rows<_>>(&evidence.join("errors.json"))?.into_rows(),
     };
     let mut generated = Vec::new();
@@ -332,6 +339,7 @@ mod tests {
             rows: Vec::new(),
             families: Vec::new(),
             uneven: Vec::new(),
+            decode: Vec::new(),
             errors: Vec::new(),
         };
         fill(Path::new("README.md"), text, &data)

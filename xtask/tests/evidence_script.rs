@@ -7,8 +7,8 @@ use std::process::Command;
 use serde_json::Value;
 use xtask::files;
 
-/// `warptile`: one image per family. FAULT=idle makes the persistent one draw no tile, FAULT=missing leaves one out, FAULT=wide
-/// plans nearly everything for the whole GPU.
+/// `warptile`: one image per family, and one of an operation. FAULT=idle makes the persistent one draw no tile, FAULT=missing leaves one out, FAULT=wide
+/// plans nearly everything for the whole GPU, FAULT=pages has nothing in pages.
 const PROGRAM: &str = r#"#!/usr/bin/env python3
 import json, os, sys
 words, fault = sys.argv[1:], os.environ.get("FAULT")
@@ -16,8 +16,10 @@ option = lambda name, other: words[words.index(name) + 1] if name in words else 
 images = [("scalar_sm_90", "scalar", "sm_90"), ("wgmma_sm_90a", "wgmma", "sm_90a"), ("wmma_89", "wmma", "compute_89"), ("wmma_sm_80", "wmma", "sm_80")]
 if words[0] == "info":
     device = {"ordinal": 0, "compute_capability": "9.0", "shared_bytes_per_cta": 232448}
-    fields = lambda name, family, target: {"image": name, "family": family, "target": target, "sha256": "ab", "shared_bytes": 1}
+    paged = ["lse", "paged keys"] if fault != "pages" else ["lse"]
+    fields = lambda name, family, target: {"image": name, "family": family, "target": target, "sha256": "ab", "shared_bytes": 1, "role": "forward", "features": paged if family == "wmma" else []}
     result = {"driver": "CUDA 13.0", "date": "", "devices": [device], "images": [fields(*image) for image in images]}
+    result["images"].append({**fields("merge_w4_sm_90", "merge", "sm_90"), "role": "combine"})
 elif words[0] == "verify":
     chosen = [i for i in images if i[2] != "sm_80" and option("--kernel", i[1]) == i[1] and option("--target", i[2]) == i[2]]
     chosen = [i for i in chosen if fault != "missing" or i[1] != "scalar"]
@@ -29,17 +31,27 @@ elif words[0] == "verify":
     result |= {"seconds": 1.0, "problems_per_second": 10.0, "threads": 16, "phases": {"planning": 0.1}}
     result |= {"worst_out": {"ratio": 0.5}, "worst_lse": None, "images": {i[0]: runs(i[1]) for i in chosen}, "problems": (rows * count)[:count]}
 else:
-    row = {"backend": "warptile", "problem": "b2 q512 k512 h8 d64 f16", "query_len": 512, "head_dim": 64, "method": "graph", "median_us": 3.0}
+    problem = "b1 q1 k8192 h8 d64 f16" if "decode.txt" in option("--file", "") else "b2 q512 k512 h8 d64 f16"
+    row = {"backend": "warptile", "problem": problem, "query_len": 512, "head_dim": 64, "method": "graph", "median_us": 3.0, "tb_s": 1.0}
     result = [{**row, "family": family, "kernel": family, "sha256": "ab"} for family in ("scalar", "wgmma")]
     print('"ID","Metric Name","Metric Unit","Metric Value"\n"0","gpu__time_duration.sum","ns","1,000"')
 if "--json" in words:
     json.dump(result, open(option("--json", None), "w"))
 "#;
 
-const PEERS: &str = r#"import json, sys
+/// FAULT=slow makes the peer of decode the faster one, FAULT=alone leaves our own row out.
+const PEERS: &str = r#"import json, os, sys
+words, fault = sys.argv, os.environ.get("FAULT")
 row = {"problem": "b2 q512 k512 h8 d64 f16", "method": "graph", "error_rms": 1e-4, "error_max": 1e-3}
-rows = [{**row, "backend": name, "median_us": time} for name, time in (("fa3", 4.0), ("warptile", 2.0))]
-json.dump(rows, open(sys.argv[sys.argv.index("--json") + 1], "w"))
+times = {"fa3": 4.0, "warptile": 2.0}
+if "decode.txt" in words[words.index("--file") + 1]:
+    assert words[words.index("--method") + 1] == "graph"
+    row |= {"problem": "b1 q1 k8192 h8 d64 f16", "query_len": 1, "tb_s": 4.0, "kernel": "k"}
+    times = {"fa2": 9.0, "fa3": 4.0 if fault != "slow" else 1.9, "read": 1.6, "warptile": 2.0}
+    if fault == "alone":
+        del times["warptile"]
+rows = [{**row, "backend": name, "median_us": time} for name, time in times.items()]
+json.dump(rows, open(words[words.index("--json") + 1], "w"))
 "#;
 
 /// FAULT=blind makes it find nothing, the broken kernels included.
@@ -61,10 +73,17 @@ exec "$@"
 const SMI: &str =
     "#!/bin/sh\necho 'NVIDIA H200, 580.1, 9.0, v, P0, 1, 2, 3, 4, 5 W, 6 W, 7, Enabled, 8 MiB'\n";
 
+/// FAULT=silent makes it compute nothing.
+const OPERATIONS: &str = r#"#!/bin/sh
+[ "$1" = --list ] && echo 'merge::random: test' && exit
+[ "$FAULT" = silent ] || echo 'test merge::random ... ran merge_w4_sm_90'
+echo ok
+"#;
+
 const TEST: &str =
     "#!/bin/sh\n[ \"$1\" = --list ] && echo 'a::b: test' && exit\necho 'test a::b ... ok'\n";
 
-const PARTS: &str = "peers,errors,bench,ncu,verify,launches,acceptance,sanitizer,tests";
+const PARTS: &str = "peers,errors,decode,bench,ncu,verify,launches,acceptance,sanitizer,tests";
 
 struct Host {
     directory: tempfile::TempDir,
@@ -79,6 +98,11 @@ impl Host {
             ("bin/warptile", PROGRAM),
             ("benches/peers/attention_peers.py", PEERS),
             ("benches/peers/shapes.txt", ""),
+            (
+                "benches/peers/decode.txt",
+                "# one\nb1 q1 k8192 h8 d64 f16\n",
+            ),
+            ("tests/attention-gpu", OPERATIONS),
             ("tests/driver-gpu", TEST),
             ("tools/compute-sanitizer", SANITIZER),
             ("tools/ncu", NCU),
@@ -126,11 +150,14 @@ impl Host {
 #[test]
 fn parts_of_one_commit_are_put_together() {
     let host = Host::new();
-    let (code, text) = host.run("one", "peers,errors,bench", "");
+    let (code, text) = host.run("one", "peers,errors,decode,bench", "");
     assert_eq!(code, Some(0), "{text}");
     let summary = host.json("summary.json");
     assert_eq!(summary["passed"], false, "parts are missing");
     assert_eq!(summary["missing"].as_array().unwrap().len(), 6);
+    let line =
+        "2.0 us  4.000 TB/s; fa3             4.0 us, ratio 2.000; 1.250 of reading's 1.6 us; k";
+    assert!(text.contains(line), "{text}");
 
     let (code, text) = host.run("one", "ncu,verify,launches,acceptance,sanitizer,tests", "");
     assert_eq!(code, Some(0), "{text}");
@@ -139,6 +166,11 @@ fn parts_of_one_commit_are_put_together() {
         "2.000 (mean of 1)",
         "random problems to 1024, wgmma ",
         "random problems to 4096, wgmma ",
+        "random problems to 1024 in pages, wmma ",
+        "random cases, merge ",
+        "decode against the best peer ",
+        "0 of 1 lost, lowest 2.000: b1 q1 k8192 h8 d64 f16",
+        "0 of 1 within 1.02, highest 1.250",
         "5 on few multiprocessors, 1 drew tiles; 10 a second on 16 threads",
         "1 of 1 persistent ones drew tiles",
         "500 launches, waiting: none ",
@@ -165,8 +197,12 @@ fn parts_of_one_commit_are_put_together() {
     let profiles = host.json("ncu.json")["profiles"].clone();
     assert_eq!(profiles.as_array().unwrap().len(), 2);
     let sanitized = host.json("sanitizer.json");
-    assert_eq!(sanitized["rows"].as_array().unwrap().len(), 2 * 4);
-    assert_eq!(sanitized["rows"][0]["images"]["scalar_sm_90"], "ab");
+    let rows = sanitized["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3 * 4);
+    for image in ["merge_w4_sm_90", "scalar_sm_90"] {
+        let of_image = rows.iter().filter(|row| row["images"][image] == "ab");
+        assert_eq!(of_image.count(), 4, "{image}: {rows:?}");
+    }
     assert_eq!(
         host.json("acceptance.json")["rows"]
             .as_array()
@@ -187,9 +223,14 @@ fn nothing_of_another_commit_stays() {
     );
     assert_eq!(
         host.json("verify.json")["rows"].as_array().unwrap().len(),
-        6
+        3 * 2 + 1 + 1
+    );
+    assert_eq!(
+        host.json("images.json")["images"]["merge_w4_sm_90"]["passed"],
+        2000
     );
     assert!(host.out().join("verify-wgmma-1024.json").exists());
+    assert!(host.out().join("verify-wmma-paged-1024.json").exists());
     let kept = ["cpu.json", "baseline-nvidia-h200.json"];
     for name in kept {
         files::write(&host.out().join(name), b"{}").unwrap();
@@ -203,7 +244,7 @@ fn nothing_of_another_commit_stays() {
             .as_array()
             .unwrap()
             .len(),
-        8
+        9
     );
 }
 
@@ -227,6 +268,22 @@ fn what_proves_nothing_is_a_failure() {
             "launches",
             "launches each: scalar_sm_90 computed no problem",
         ),
+        ("pages", "verify", "no image takes keys and values in pages"),
+        (
+            "silent",
+            "verify",
+            "verify merge: merge_w4_sm_90 computed nothing",
+        ),
+        (
+            "silent",
+            "sanitizer",
+            "memcheck merge: merge_w4_sm_90 computed nothing",
+        ),
+        (
+            "alone",
+            "decode",
+            "decode: no time for b1 q1 k8192 h8 d64 f16",
+        ),
     ] {
         let (code, text) = host.run("one", part, fault);
         assert_eq!(code, Some(1), "{fault}: {text}");
@@ -239,4 +296,13 @@ fn what_proves_nothing_is_a_failure() {
             .split(',')
             .all(|part| host.run("one", "tset", "").1.contains(part))
     );
+}
+
+#[test]
+fn rows_of_decode_that_lose_are_named_and_no_failure() {
+    let host = Host::new();
+    let (code, text) = host.run("one", "decode", "slow");
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("ratio 0.950 LOST"), "{text}");
+    assert!(text.contains("1 of 1 lost, lowest 0.950"), "{text}");
 }

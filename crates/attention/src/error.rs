@@ -131,10 +131,21 @@ pub enum Error {
         rule: String,
     },
 
+    /// A cache has too few free pages for a step.
+    #[error(
+        "the step needs {needed} more pages, but {free} are free; free a sequence, or make the cache with more pages"
+    )]
+    OutOfPages {
+        /// Pages that the sequences of the step need in addition to those that they have.
+        needed: usize,
+        /// Pages that no sequence has.
+        free: usize,
+    },
+
     /// Row offsets or lengths of sequences, or the numbers of their pages, break a rule.
     #[error("{argument}[{index}] {rule}")]
     Lengths {
-        /// `query_offsets`, `key_offsets`, `query_lengths`, `key_lengths` or `block_table`.
+        /// `query_offsets`, `key_offsets`, `query_lengths`, `key_lengths` or `block_table`; `rows` of a step.
         argument: &'static str,
         /// The first entry at fault.
         index: usize,

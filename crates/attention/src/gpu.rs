@@ -206,6 +206,11 @@ impl Gpu {
         Ok(kernel)
     }
 
+    /// Brings small arrays to the device.
+    pub(crate) fn staging(&self) -> &Arc<Staging> {
+        &self.staging
+    }
+
     /// Values that calls repeat, slopes and sinks, on the device: uploaded once, which waits, and found again after that.
     pub(crate) fn constant(&self, values: &[f32]) -> Result<Arc<DeviceBuffer<f32>>> {
         let same = |known: &Vec<u32>| {

@@ -73,6 +73,47 @@
 //! never used. A table and lengths on the device ([`Keys::paged_on_device`], [`Keys::lengths_on_device`]) may grow between the
 //! replays of a captured launch; [`Keys::longest`] bounds them.
 //!
+//! # Serving
+//!
+//! A [`KvCache`] holds the pages of all layers of a decoder, gives them to sequences and takes them back. Each turn of the loop is a
+//! [`step`](KvCache::step): it names the sequences that get new tokens, a prompt or one token each. Then every layer
+//! [`append`](KvCache::append)s keys and values, rotated on the way, and attends to what its sequences have.
+//!
+//! ```
+//! use warptile::{Attention, Backend, KvCache, Layout, Mask, Pairing, Rotary, Tensor};
+//!
+//! # fn main() -> warptile::Result<()> {
+//! # let backend = Backend::cpu();
+//! # let project = |rows: usize, heads: usize| {
+//! #     Tensor::from_vec(&backend, vec![0.25_f32; rows * heads * 8], Layout::packed(rows, heads, 8))
+//! # };
+//! let mut cache = KvCache::<f32>::builder(2, 8).layers(3).pages(64).sequences(2).build(&backend)?;
+//! let attention = Attention::new().mask(Mask::causal());
+//! let rotary = Rotary::computed(8, 10_000.0, Pairing::HalfSplit)?;
+//! let (a, b) = (cache.allocate(), cache.allocate());
+//! // The prompt of one sequence, then a step in which the other one joins with its own.
+//! for step in [&[(a, 5)][..], &[(a, 1), (b, 7)], &[(a, 1), (b, 1)]] {
+//!     cache.step(step)?;
+//!     let rows: usize = step.iter().map(|(_, new)| new).sum();
+//!     for layer in 0..3 {
+//!         // `[1, rows of all sequences, heads, head size]`, as a model projects them.
+//!         let (mut q, k, v) = (project(rows, 4)?, project(rows, 2)?, project(rows, 2)?);
+//!         cache.append(layer, &k, &v)?.rotary(rotary.clone()).queries(&mut q).run()?;
+//!         let output = attention.forward(cache.queries(&q)?, cache.keys(layer)?)?;
+//!         # assert_eq!(output.out.shape(), [1, rows, 4, 8]);
+//!     }
+//! }
+//! cache.free(a)?; // its pages go to others
+//! # assert_eq!(cache.len(b)?, 8);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! On a GPU the table and the lengths stay at their addresses, so a graph that captured a step does the next one, too, while lengths
+//! and pages grow: [`KvCache`] says how. Below it are [`CacheWrite`], which writes into pages of one's own, by slots as well, and
+//! [`Keys::paged`], which reads them. `examples/decoder` generates text with several sequences, and `examples/captured_step.rs`
+//! replays a captured step.
+//!
 //! # The same bits in every batch
 //!
 //! Two calls of the same problem give the same bits. A sequence in another batch does not, in general: a GPU cuts its keys into
@@ -92,6 +133,7 @@
 
 mod attention;
 mod backend;
+mod cache;
 mod call;
 mod choice;
 mod cpu;
@@ -115,6 +157,7 @@ mod tensor;
 
 pub use attention::{Attention, Output};
 pub use backend::{Backend, PassedOver};
+pub use cache::{KvCache, KvCacheBuilder, SequenceId};
 pub use call::{Call, CallBuilder, Operands, Sequence, common_element};
 pub use choice::Choice;
 pub use cpu::forward_cpu;

@@ -17,7 +17,8 @@ use crate::error::{Error, Result};
 ///   on whether [`Choice`](crate::Choice) asks for another kernel than the planner takes.
 /// - On a GPU only kernels that share keys among their CTAs can do this. They take `f16` and `bf16`, and of the options neither a bias nor a
 ///   key mask. They are made for few queries: prompts are slow, and each range of each tile of rows leaves its part in device
-///   memory until all are added up. Chunks of some hundred queries keep that in bounds.
+///   memory until all are added up. Chunks of some hundred queries keep that in bounds. Where only the device knows lengths it
+///   follows from their bounds ([`Keys::longest`](crate::Keys::longest), [`KvCacheBuilder::longest`](crate::KvCacheBuilder::longest)).
 /// - On the CPU nothing changes: its bits are the same either way, whatever `n` is.
 ///
 /// Prints and parses as `even`, or as the number of keys.

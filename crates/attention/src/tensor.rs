@@ -235,6 +235,21 @@ impl<T: Pod> Tensor<T> {
         }
     }
 
+    /// Overwrites the elements, given in the order of memory as [`to_vec`](Self::to_vec) gives them; they stay at their address. On
+    /// a GPU this waits for the copy.
+    ///
+    /// # Errors
+    /// [`Error::BufferTooSmall`] or [`Error::BufferTooLarge`] if there are more or fewer elements than those of the tensor;
+    /// [`Error::Shared`] if somebody else holds them. What the device reports.
+    pub fn copy_from_slice(&mut self, data: &[T]) -> Result<()> {
+        exactly("data", data.len(), &self.layout)?;
+        match self.storage {
+            Storage::Host(_) => self.host_mut("self")?.copy_from_slice(data),
+            Storage::Device(_) => self.device_mut("self")?.copy_from_slice(data)?,
+        }
+        Ok(())
+    }
+
     /// The elements on the host, for writing.
     ///
     /// # Errors

@@ -76,6 +76,9 @@ struct ImageInfo {
     image: &'static str,
     kernel: &'static str,
     family: String,
+    /// What it is for: `forward`, or an operation beside attention.
+    role: String,
+    features: Vec<String>,
     element: String,
     target: String,
     sha256: &'static str,
@@ -135,6 +138,8 @@ fn gather(driver: &warptile_driver::Result<Driver>) -> Result<Info, Failure> {
                 image: image.name,
                 kernel: image.kernel,
                 family: image.family.to_string(),
+                role: image.role.to_string(),
+                features: image.features.iter().map(|one| one.to_string()).collect(),
                 element: image.element.to_string(),
                 target: image.target.to_string(),
                 sha256: image.sha256,

@@ -632,7 +632,11 @@ pub(crate) fn bytes_of<T>(len: usize) -> Result<usize> {
         .ok_or(DriverError::TooLarge { len, size })
 }
 
-fn same_length(operation: &'static str, source_len: usize, destination_len: usize) -> Result<()> {
+pub(crate) fn same_length(
+    operation: &'static str,
+    source_len: usize,
+    destination_len: usize,
+) -> Result<()> {
     if source_len == destination_len {
         return Ok(());
     }

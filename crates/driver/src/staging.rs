@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use bytemuck::Pod;
 use warptile_cuda_sys::CUdeviceptr;
 
+use crate::buffer::{DeviceSliceMut, same_length};
 use crate::context::{Context, Retired, lock};
 use crate::driver::call;
 use crate::error::{DriverError, Result};
@@ -117,21 +118,46 @@ impl Staging {
             memory.pinned[..bytes.len()].copy_from_slice(bytes);
             let memory = Arc::new(memory);
             stream.keep_in(capture, memory.clone());
-            memory.copy(stream, bytes.len())?;
+            memory.copy(stream, memory.device.pointer(), bytes.len())?;
             return Ok(Staged {
                 pointer: memory.device.pointer(),
                 lent: None,
             });
         }
-        let mut slot = self.pool.take(bytes.len())?;
-        slot.memory.pinned[..bytes.len()].copy_from_slice(bytes);
-        let queued = slot.memory.copy(stream, bytes.len());
+        let slot = self.pool.filled(bytes)?;
+        let to = slot.memory.device.pointer();
+        let queued = slot.memory.copy(stream, to, bytes.len());
         // Dropping it marks the end of the copy, if there is an error.
-        let staged = Staged {
-            pointer: slot.memory.device.pointer(),
-            lent: Some((self.pool.clone(), stream.clone(), slot)),
-        };
+        let staged = self.pool.lend(stream, to, slot);
         queued.map(|()| staged)
+    }
+
+    /// Queues a copy of `values` into memory of the caller's, on its stream. Waits for nothing; `values` are the caller's again
+    /// when this returns.
+    ///
+    /// # Errors
+    /// [`DriverError::OtherContext`], [`DriverError::Length`], [`DriverError::Capturing`], out of memory, or what the driver
+    /// reports.
+    pub fn copy_into<T: Pod>(&self, values: &[T], to: &mut DeviceSliceMut<'_, T>) -> Result<()> {
+        const OPERATION: &str = "copying a host array into device memory";
+        let stream = to.stream();
+        if !stream.context().is_same(&self.pool.context) {
+            return Err(DriverError::OtherContext {
+                operation: OPERATION,
+            });
+        }
+        same_length(OPERATION, values.len(), to.len())?;
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let _current = stream.context().enter()?;
+        let _held = stream.outside_captures(OPERATION)?;
+        let slot = self.pool.filled(bytes)?;
+        let queued = slot.memory.copy(stream, to.pointer(), bytes.len());
+        // Marks the end of the copy, also if there is an error.
+        drop(self.pool.lend(stream, to.pointer(), slot));
+        queued
     }
 }
 
@@ -150,11 +176,12 @@ impl Memory {
         })
     }
 
-    /// Queues the copy of the first `bytes`; the stream's context is current.
-    fn copy(&self, stream: &Stream, bytes: usize) -> Result<()> {
-        let (to, from) = (self.device.pointer(), self.pinned.as_ptr());
-        // SAFETY: both sides have so many bytes, and stay until the device is past the copy: as
-        // long as the graph, or until the slot's event.
+    /// Queues the copy of the first `bytes` to `to`, which is the device side or somebody's view of so many bytes on this stream,
+    /// whose context is current.
+    fn copy(&self, stream: &Stream, to: CUdeviceptr, bytes: usize) -> Result<()> {
+        let from = self.pinned.as_ptr();
+        // SAFETY: both sides have so many bytes. The pinned one and the device side stay until the device is past the copy: as
+        // long as the graph, or until the slot's event. A view's memory is freed in the order of its stream, which is this one.
         unsafe {
             call!(
                 stream,
@@ -201,6 +228,21 @@ impl Slot {
 }
 
 impl Pool {
+    /// A slot with these bytes in its pinned memory.
+    fn filled(&self, bytes: &[u8]) -> Result<Slot> {
+        let mut slot = self.take(bytes.len())?;
+        slot.memory.pinned[..bytes.len()].copy_from_slice(bytes);
+        Ok(slot)
+    }
+
+    /// Gives a slot to what is queued on the stream until the result is dropped.
+    fn lend(self: &Arc<Self>, stream: &Stream, pointer: CUdeviceptr, slot: Slot) -> Staged {
+        Staged {
+            pointer,
+            lent: Some((self.clone(), stream.clone(), slot)),
+        }
+    }
+
     /// A slot for so many bytes that the device is past.
     fn take(&self, bytes: usize) -> Result<Slot> {
         // Asking for events would disturb captures that others have under way.

@@ -43,8 +43,12 @@ struct Test {
 struct Verified {
     family: String,
     /// Of the longest sequence; older files have one row for each family.
+    /// Cases of an operation beside forward have none.
     #[serde(default)]
     max_len: Option<u64>,
+    /// Whether keys and values are in pages in all of them.
+    #[serde(default)]
+    paged: bool,
     count: u64,
     failed: u64,
 }
@@ -253,13 +257,15 @@ pub(super) fn summary(checks: &Checks) -> String {
     for Verified {
         family,
         max_len,
+        paged,
         count,
         failed,
     } in &checks.verify
     {
+        let pages = if *paged { ", in pages" } else { "" };
         let lengths = max_len.map_or(String::new(), |length| format!(", lengths to {length}"));
         row(
-            &format!("Random problems against float64{lengths}"),
+            &format!("Random problems against float64{pages}{lengths}"),
             family.clone(),
             format!("{} of {count} passed", count - failed),
         );
@@ -450,7 +456,7 @@ pub(super) fn counters(checks: &Checks) -> String {
 /// the traffic of another pipe.
 fn counts(metric: &str, family: &str) -> bool {
     if metric.contains("_op_hmma") {
-        ["wmma", "mma"].contains(&family)
+        ["wmma", "mma", "decode"].contains(&family)
     } else if metric.contains("_op_gmma") {
         family == "wgmma"
     } else {
@@ -661,7 +667,8 @@ pub(super) mod tests {
         write(
             "verify.json",
             r#"[{"family": "scalar", "count": 2000, "passed": 1999, "failed": 1, "not_applicable": 0, "seed": 1},
-                {"family": "wmma", "max_len": 4096, "count": 200, "passed": 200, "failed": 0}]"#,
+                {"family": "wmma", "max_len": 4096, "count": 200, "passed": 200, "failed": 0},
+                {"family": "decode", "max_len": 1024, "paged": true, "count": 7, "passed": 7, "failed": 0}]"#,
         );
         write(
             "sanitizer.json",
@@ -686,7 +693,9 @@ pub(super) mod tests {
         );
         assert!(
             summary.contains("| Random problems against float64 | scalar | 1999 of 2000 passed |")
-                && summary.contains("float64, lengths to 4096 | wmma | 200 of 200 passed |"),
+                && summary.contains("float64, lengths to 4096 | wmma | 200 of 200 passed |")
+                && summary
+                    .contains("float64, in pages, lengths to 1024 | decode | 7 of 7 passed |"),
             "{summary}"
         );
         assert!(

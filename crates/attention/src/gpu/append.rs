@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, DeviceSlice, DeviceSliceMut, Stream};
-use warptile_kernels::{ElementType, Role, abi};
+use warptile_kernels::{ElementType, Image, Role, abi};
 
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -254,6 +254,12 @@ impl PreparedAppend {
         Ok(PreparedAppend {
             operation: Operation::load(gpu, Role::Append, element)?,
         })
+    }
+
+    /// The image whose kernel writes.
+    #[must_use]
+    pub fn image(&self) -> &'static Image {
+        self.operation.image()
     }
 
     /// The context that the kernel is loaded in.

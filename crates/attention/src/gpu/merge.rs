@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, DeviceSlice, DeviceSliceMut, Stream};
 use warptile_kernels::abi::{self, MERGE_PARTS};
-use warptile_kernels::{ElementType, Role};
+use warptile_kernels::{ElementType, Image, Role};
 
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -70,6 +70,12 @@ impl PreparedMerge {
         Ok(PreparedMerge {
             operation: Operation::load(gpu, Role::Combine, element)?,
         })
+    }
+
+    /// The image whose kernel merges.
+    #[must_use]
+    pub fn image(&self) -> &'static Image {
+        self.operation.image()
     }
 
     /// The context that the kernel is loaded in.

@@ -55,6 +55,10 @@ impl Operation {
         self.image.element
     }
 
+    pub(super) fn image(&self) -> &'static Image {
+        self.image
+    }
+
     pub(super) fn context(&self) -> &Context {
         &self.context
     }

@@ -4,6 +4,7 @@ mod append;
 #[path = "../common/append.rs"]
 mod append_cases;
 mod bugs;
+mod cache;
 mod common;
 #[path = "../common/compositions.rs"]
 mod compositions;

@@ -1,28 +1,34 @@
 //! Cache writes on a GPU, against float64.
 
 use half::{bf16, f16};
-use quickcheck::{QuickCheck, TestResult};
+use quickcheck::TestResult;
 use warptile::driver::{DeviceBuffer, Graph};
-use warptile::gpu::AppendBindings;
+use warptile::gpu::{AppendBindings, Gpu};
 use warptile::{Append, Backend, CacheWrite, Element, ElementType, Layout, Pairing, Rotary};
 
 use crate::append_cases::{AppendCase, Appends};
 use crate::append_on_gpu::append_on;
-use crate::harness::gpu;
+use crate::harness::{gpu, gpu_of_ptx, quickcheck, ran};
 
 struct OnGpu {
+    gpu: &'static Gpu,
     numbers_on_device: bool,
 }
 
 impl<T: Element> Appends<T> for OnGpu {
     fn append(&mut self, case: &mut AppendCase<T>) {
-        append_on(gpu(), case, self.numbers_on_device, || ());
+        append_on(self.gpu, case, self.numbers_on_device, || ());
     }
 }
 
 fn right(seed: u64, numbers_on_device: bool) -> TestResult {
     fn verify<T: Element>(seed: u64, numbers_on_device: bool) -> Result<(), String> {
-        AppendCase::<T>::random(seed, numbers_on_device).verify(&mut OnGpu { numbers_on_device })
+        [gpu(), gpu_of_ptx()].into_iter().try_for_each(|gpu| {
+            AppendCase::<T>::random(seed, numbers_on_device).verify(&mut OnGpu {
+                gpu,
+                numbers_on_device,
+            })
+        })
     }
     let all = verify::<f16>(seed, numbers_on_device)
         .and(verify::<bf16>(seed, numbers_on_device))
@@ -36,9 +42,12 @@ fn right(seed: u64, numbers_on_device: bool) -> TestResult {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn random_writes_equal_float64() {
-    QuickCheck::new()
-        .tests(2000)
-        .quickcheck(right as fn(u64, bool) -> TestResult);
+    quickcheck(2000).quickcheck(right as fn(u64, bool) -> TestResult);
+    for gpu in [gpu(), gpu_of_ptx()] {
+        for element in [ElementType::F16, ElementType::Bf16, ElementType::F32] {
+            ran(gpu.prepare_append(element).unwrap().image());
+        }
+    }
 }
 
 /// One captured write, replayed while lengths and positions grow on the device, fills the cache as writes on the CPU do.

@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use quickcheck::QuickCheck;
 use warptile::gpu::Gpu;
 use warptile::{Choice, Element, ElementType, Error, Family, Plan, Planner};
 use warptile_check::{Case, ResultBuffers};
@@ -12,6 +13,30 @@ use warptile_kernels::{Image, Role, Target, catalog};
 pub(crate) fn gpu() -> &'static Gpu {
     static GPU: OnceLock<Gpu> = OnceLock::new();
     GPU.get_or_init(|| Gpu::new(&Driver::load().unwrap(), 0).unwrap())
+}
+
+/// The same device as one that no machine code was compiled for: its kernels come from PTX.
+pub(crate) fn gpu_of_ptx() -> &'static Gpu {
+    static GPU: OnceLock<Gpu> = OnceLock::new();
+    GPU.get_or_init(|| {
+        let mut profile = gpu().profile().clone();
+        profile.major = 99;
+        let gpu = Gpu::on_stream(gpu().stream()).unwrap();
+        gpu.with_profile(profile)
+    })
+}
+
+/// Random cases of a test: `usual`, or as many as the variable QUICKCHECK_TESTS says; the sanitizer's tools take long for each.
+pub(crate) fn quickcheck(usual: u64) -> QuickCheck {
+    match std::env::var_os("QUICKCHECK_TESTS") {
+        Some(_) => QuickCheck::new(),
+        None => QuickCheck::new().tests(usual),
+    }
+}
+
+/// Names an image that has computed every case of a test rightly. The evidence script reads it.
+pub(crate) fn ran(image: &Image) {
+    println!("ran {}", image.name);
 }
 
 /// Which images a test may run.

@@ -1,27 +1,29 @@
 //! Merges on a GPU, against float64.
 
 use half::{bf16, f16};
-use quickcheck::{QuickCheck, TestResult};
-use warptile::{Backend, Lse};
-use warptile::{Element, Layout, LseBase, merge};
+use quickcheck::TestResult;
+use warptile::gpu::Gpu;
+use warptile::{Backend, Element, ElementType, Layout, Lse, LseBase, merge};
 use warptile_driver::Graph;
 
 use crate::draw::Memory;
-use crate::harness::gpu;
+use crate::harness::{gpu, gpu_of_ptx, quickcheck, ran};
 use crate::merge_cases::{MergeCase, Merges};
 use crate::merge_on_gpu::merge_on;
 
-struct OnGpu;
+struct OnGpu(&'static Gpu);
 
 impl<T: Element> Merges<T> for OnGpu {
     fn merge(&mut self, case: &MergeCase<T>, out: &mut Memory<T>, lse: Option<&mut Memory<f32>>) {
-        merge_on(gpu(), case, out, lse, || ());
+        merge_on(self.0, case, out, lse, || ());
     }
 }
 
 fn right(seed: u64) -> TestResult {
     fn verify<T: Element>(seed: u64) -> Result<(), String> {
-        MergeCase::<T>::random(seed).verify(&mut OnGpu)
+        let case = MergeCase::<T>::random(seed);
+        case.verify(&mut OnGpu(gpu()))?;
+        case.verify(&mut OnGpu(gpu_of_ptx()))
     }
     let all = verify::<f16>(seed)
         .and(verify::<bf16>(seed))
@@ -35,9 +37,12 @@ fn right(seed: u64) -> TestResult {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn random_merges_equal_float64() {
-    QuickCheck::new()
-        .tests(1000)
-        .quickcheck(right as fn(u64) -> TestResult);
+    quickcheck(1000).quickcheck(right as fn(u64) -> TestResult);
+    for gpu in [gpu(), gpu_of_ptx()] {
+        for element in [ElementType::F16, ElementType::Bf16, ElementType::F32] {
+            ran(gpu.prepare_merge(element).unwrap().image());
+        }
+    }
 }
 
 /// More CTAs than the device holds at once, in a graph of somebody who captures the raw launch.

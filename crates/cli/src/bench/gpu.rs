@@ -1,18 +1,27 @@
 //! Times by events: the GPU.
 
+use std::ops::RangeInclusive;
+
 use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::{Call, Choice, Element, Features, Plan};
 use warptile_check::{Case, DeviceLists, Lists};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
 use super::data::Data;
+use super::row::{is_reading, kv_bytes};
 use super::{Effort, Forward, WARM_UP};
 
 /// Inputs and outputs of one graph together: several times the L2 cache of any GPU (an H200 reports 60 MB).
 const ROTATED_BYTES: usize = 256 << 20;
 
 /// Launches of one graph: enough that what surrounds them in a replay does not show, and not more than needed.
-const LAUNCHES: std::ops::RangeInclusive<usize> = 2..=64;
+const LAUNCHES: RangeInclusive<usize> = 2..=64;
+
+/// The same where reading keys and values takes the time: so many bytes that the launches of a graph read together, and as many
+/// launches as that takes of short sequences. Of memory they may have this part.
+const READ_BYTES: usize = 512 << 20;
+const READING_LAUNCHES: RangeInclusive<usize> = 2..=256;
+const PART_OF_MEMORY: usize = 4;
 
 /// Device memory of one launch.
 struct Buffers<T: Element> {
@@ -164,6 +173,21 @@ fn with_device_lengths(case: &Case, call: &Call, lists: &Lists) -> warptile::Res
     builder.build()
 }
 
+/// Launches of a graph: `bytes` is what one has in memory, `memory` what all may have.
+fn launches(case: &Case, call: &Call, bytes: usize, memory: usize) -> usize {
+    let bytes = bytes.max(1);
+    let clamp =
+        |wanted: usize, limits: RangeInclusive<usize>| wanted.clamp(*limits.start(), *limits.end());
+    let read = kv_bytes(case, call);
+    match is_reading(read, call) {
+        true => {
+            let wanted = READ_BYTES.div_ceil(read as usize).min(memory / bytes);
+            clamp(wanted, READING_LAUNCHES)
+        }
+        false => clamp(ROTATED_BYTES.div_ceil(bytes), LAUNCHES),
+    }
+}
+
 /// Microseconds of GPU time of one launch, for each replay of a graph of launches. Each launch of the graph has
 /// inputs and outputs of its own, so that none finds in the cache what the one before it left there.
 pub(super) fn graph<T: Element>(
@@ -178,9 +202,9 @@ pub(super) fn graph<T: Element>(
     let stream = Stream::new(gpu.context()).map_err(warptile::Error::from)?;
     let launch = Launch::new(case, call, plan, gpu, lists)?;
     let mut sets = vec![Buffers::new(call, &stream, data)?];
-    let wanted = ROTATED_BYTES
-        .div_ceil(sets[0].bytes().max(1))
-        .clamp(*LAUNCHES.start(), *LAUNCHES.end());
+    let memory = gpu.context().device().total_memory();
+    let memory = memory.map_err(warptile::Error::from)?;
+    let wanted = launches(case, call, sets[0].bytes(), memory / PART_OF_MEMORY);
     while sets.len() < wanted {
         sets.push(Buffers::new(call, &stream, data)?);
     }
@@ -242,5 +266,29 @@ impl Stopwatch {
         stream.record(&self.end)?;
         self.end.synchronize()?;
         Ok(self.end.elapsed_since(&self.start)?.as_secs_f64() * 1e6)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launches_that_read_rotate_through_more() {
+        let of = |text: &str, bytes, memory| {
+            let case: Case = text.parse().unwrap();
+            launches(&case, &case.call(), bytes, memory)
+        };
+        let many = usize::MAX;
+        // 2 MiB, 4 MiB, 32 MiB and 512 MiB of keys and values are read.
+        assert_eq!(of("q1 k1024 h32/4 d128 bf16", 2 << 20, many), 256);
+        let window = "b16 q1 k8192 h64/8 d64 bf16 mask=window,127,0 sinks";
+        assert_eq!(of(window, 256 << 20, many), 128);
+        assert_eq!(of(window, 256 << 20, 8 << 30), 32);
+        assert_eq!(of("q1 k8192 h32/8 d128 bf16", 32 << 20, many), 16);
+        assert_eq!(of("b16 q1 k8192 h32/8 d128 bf16", 512 << 20, 0), 2);
+        // As it ever was.
+        assert_eq!(of("q512 k512 h8 d64 bf16", 2 << 20, 0), 64);
+        assert_eq!(of("q4096 k4096 h8 d64 bf16", 16 << 20, 0), 16);
     }
 }

@@ -167,7 +167,7 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
                 let Some(samples) = Samples::new(microseconds) else {
                     continue;
                 };
-                let row = Row::new(problem, &call, &plan, method, &samples, &machine);
+                let row = Row::new(problem, case, &call, &plan, method, &samples, &machine);
                 if !args.paced {
                     let line = table.row(&row);
                     bar.suspend(|| writeln!(console, "{line}").and_then(|()| console.flush()))?;
@@ -435,6 +435,21 @@ mod tests {
         });
         assert_eq!(times.unwrap().len(), calls);
         calls
+    }
+
+    /// The rows of all contestants are put together by the text of their problem.
+    #[test]
+    fn problems_of_the_peers_read_back() {
+        let text = include_str!("../../../../benches/peers/decode.txt");
+        let problems = text
+            .lines()
+            .filter(|line| !line.is_empty() && !line.starts_with('#'));
+        for problem in problems {
+            assert_eq!(
+                cases::without_seed(&cases::parse(problem).unwrap()),
+                problem
+            );
+        }
     }
 
     #[test]

@@ -2,8 +2,34 @@
 
 use serde::Serialize;
 use warptile::{Call, Plan, Scoring};
+use warptile_check::Case;
 
 use crate::machine::Machine;
+
+/// Up to so many operations for each byte of keys and values, reading them is what takes the time: GPUs of today compute
+/// several times as many while they read a byte.
+const OPERATIONS_PER_BYTE: u128 = 64;
+
+/// Bytes of the keys and values that some query sees, which every kernel has to read.
+pub(super) fn kv_bytes(case: &Case, call: &Call) -> u64 {
+    let mask = call.mask();
+    let seen = |(queries, keys): (usize, usize)| match queries {
+        0 => 0,
+        _ => {
+            let first = mask.visible(0, queries, keys).start;
+            let end = mask.visible(queries - 1, queries, keys).end;
+            end.saturating_sub(first) as u64
+        }
+    };
+    let keys: u64 = case.used_lengths().into_iter().map(seen).sum();
+    let entry = call.kv_heads() * call.head_dim() * call.element().size();
+    2 * keys * entry as u64
+}
+
+/// Whether there are so few queries for the keys that the problem takes what reading the keys and values takes.
+pub(super) fn is_reading(kv_bytes: u64, call: &Call) -> bool {
+    call.query_len() < call.key_len() && call.flops() <= OPERATIONS_PER_BYTE * u128::from(kv_bytes)
+}
 
 /// A list of times.
 #[derive(Debug, Clone, PartialEq)]
@@ -89,6 +115,13 @@ pub(crate) struct Row {
     pub(crate) p90_us: f64,
     /// 10^12 floating-point operations per second at the median: 4 * heads * visible pairs * head size.
     pub(crate) tflops: f64,
+    /// Bytes of the keys and values that some query sees.
+    pub(crate) kv_bytes: u64,
+    /// 10^12 of these bytes per second at the median.
+    pub(crate) tb_s: f64,
+    /// Whether reading them takes the time: then `tb_s` says more than `tflops`.
+    #[serde(skip)]
+    pub(crate) is_reading: bool,
     #[serde(flatten)]
     pub(crate) machine: Machine,
 }
@@ -96,6 +129,7 @@ pub(crate) struct Row {
 impl Row {
     pub(crate) fn new(
         text: &str,
+        case: &Case,
         call: &Call,
         plan: &Plan,
         method: Method,
@@ -104,6 +138,7 @@ impl Row {
     ) -> Self {
         let image = plan.image();
         let median_us = samples.median();
+        let kv_bytes = kv_bytes(case, call);
         Row {
             backend: "warptile",
             family: image.map_or("cpu".to_owned(), |image| image.family.to_string()),
@@ -123,6 +158,9 @@ impl Row {
             median_us,
             p90_us: samples.p90(),
             tflops: call.flops() as f64 / median_us * 1e-6,
+            kv_bytes,
+            tb_s: kv_bytes as f64 / median_us * 1e-6,
+            is_reading: is_reading(kv_bytes, call),
             machine: machine.clone(),
         }
     }
@@ -140,6 +178,35 @@ fn mask_text(call: &Call) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_no_query_sees_need_not_be_read() {
+        let bytes = |text: &str| {
+            let case: Case = text.parse().unwrap();
+            let call = case.call();
+            let bytes = kv_bytes(&case, &call);
+            (bytes, is_reading(bytes, &call))
+        };
+        // Keys and values of 8 heads of 64 entries of 2 bytes.
+        let row = 2 * 8 * 64 * 2;
+        assert_eq!(bytes("b2 q1 k1000 h8 d64 f16"), (2 * 1000 * row, true));
+        assert_eq!(
+            bytes("b2 q4 k1000 h64/8 d64 f16 mask=causal").0,
+            2 * 1000 * row
+        );
+        assert_eq!(
+            bytes("b3 q1 k1000 h64/8 d64 f16 mask=window,127,0 sinks"),
+            (3 * 128 * row, true)
+        );
+        let ragged = "q1 h8 d64 f16 pages=16 lengths=40,0,7";
+        assert_eq!(bytes(ragged), (47 * row, true));
+        assert_eq!(
+            bytes("q512 k8192 h32/8 d64 f16 mask=causal"),
+            (8192 * row, false)
+        );
+        assert!(!bytes("q8 k8 h8 d64 f16").1);
+        assert_eq!(bytes("q0 k8 h8 d64 f16").0, 0);
+    }
 
     #[test]
     fn median_and_p90() {

@@ -68,7 +68,7 @@ impl Table {
             row.method.name(),
             row.median_us,
             row.p90_us,
-            speed(row.tflops),
+            speed(row),
             kernel = self.kernel
         );
         if self.is_wide() {
@@ -100,11 +100,13 @@ fn wrapped(text: &str, width: usize) -> String {
     lines
 }
 
-fn speed(tflops: f64) -> String {
-    if tflops < 1.0 {
-        format!("{:.1} GFLOP/s", tflops * 1e3)
-    } else {
-        format!("{tflops:.1} TFLOP/s")
+/// By bytes where reading takes the time, else by operations.
+fn speed(row: &Row) -> String {
+    match (row.is_reading, row.tb_s, row.tflops) {
+        (true, ..1.0, _) => format!("{:.1} GB/s", row.tb_s * 1e3),
+        (true, tb_s, _) => format!("{tb_s:.3} TB/s"),
+        (false, _, ..1.0) => format!("{:.1} GFLOP/s", row.tflops * 1e3),
+        (false, _, tflops) => format!("{tflops:.1} TFLOP/s"),
     }
 }
 
@@ -119,9 +121,11 @@ mod tests {
     const LONG: &str = "b2 q4096 k4096 h32/8 d128 bf16 mask=window,1023,1023 scale=0.125 softcap=30 alibi=batch layout=gaps unaligned";
 
     fn row(problem: &str) -> Row {
-        let call = "q8 k8 d8".parse::<Case>().unwrap().call();
+        let case: Case = "q8 k8 d8".parse().unwrap();
+        let call = case.call();
         Row::new(
             problem,
+            &case,
             &call,
             &Plan::cpu(call.problem()),
             Method::Graph,
@@ -150,6 +154,17 @@ mod tests {
                 "{word}: {text}"
             );
         }
+    }
+
+    #[test]
+    fn few_queries_have_a_speed_of_reading() {
+        let mut row = row("b1 q1 k8 h1 d8 f32");
+        (row.tflops, row.tb_s) = (0.25, 4.4321);
+        assert_eq!(speed(&row), "250.0 GFLOP/s");
+        row.is_reading = true;
+        assert_eq!(speed(&row), "4.432 TB/s");
+        row.tb_s = 0.0123;
+        assert_eq!(speed(&row), "12.3 GB/s");
     }
 
     #[test]

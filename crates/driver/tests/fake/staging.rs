@@ -59,6 +59,44 @@ fn an_upload_waits_for_nothing_and_its_memory_comes_again() {
     fake.assert_clean();
 }
 
+/// Each copy of a loop finds what the one before has left, although nobody waits in between.
+#[test]
+fn arrays_go_into_memory_that_stays() {
+    let (fake, context, stream) = open();
+    let staging = Staging::new(&context);
+    let kernel = increment(&context).unwrap();
+    let mut state = DeviceBuffer::<u32>::zeroed(&stream, 6).unwrap();
+    let mut results: Vec<_> = (0..20)
+        .map(|_| DeviceBuffer::<u32>::zeroed(&stream, 6).unwrap())
+        .collect();
+    for (value, result) in (0..).zip(&mut results) {
+        let mut values = [value; 4];
+        let mut part = state.slice_mut(1..5).unwrap();
+        staging.copy_into(&values, &mut part).unwrap();
+        values.fill(99);
+        launch(&kernel, &stream, &state).unwrap();
+        result.copy_from(&state).unwrap();
+    }
+    for (value, result) in (0..).zip(&results) {
+        let v = value + 1;
+        assert_eq!(result.to_vec().unwrap(), [v, v, v, v, v, v]);
+    }
+
+    let mut part = state.slice_mut(..3).unwrap();
+    let error = staging.copy_into(&[1; 2], &mut part).unwrap_err();
+    assert!(matches!(error, DriverError::Length { .. }), "{error}");
+    staging
+        .copy_into(&[], &mut state.slice_mut(..0).unwrap())
+        .unwrap();
+    let error = Graph::capture::<DriverError>(&stream, |_| {
+        staging.copy_into(&[1; 3], &mut state.slice_mut(..3)?)
+    });
+    let error = error.unwrap_err();
+    assert!(matches!(error, DriverError::Capturing { .. }), "{error}");
+    drop((staging, kernel, results, state, stream, context));
+    fake.assert_clean();
+}
+
 #[test]
 fn a_slot_that_the_device_still_uses_is_not_given_out() {
     let (fake, context, stream) = open();

@@ -19,6 +19,7 @@ tilings! {
     D192M64N64W4S1: head_dim 192, tile 64 x 64, warps 4, stages 1;
     D256M128N64W12S2: head_dim 256, tile 128 x 64, warps 12, stages 2;
     D256M16N32W2S2: head_dim 256, tile 16 x 32, warps 2, stages 2;
+    D256M16N32W4S1: head_dim 256, tile 16 x 32, warps 4, stages 1;
     D256M16N64W4S2: head_dim 256, tile 16 x 64, warps 4, stages 2;
     D256M32N32W4S1: head_dim 256, tile 32 x 32, warps 4, stages 1;
     D256M64N32W4S1: head_dim 256, tile 64 x 32, warps 4, stages 1;
@@ -52,22 +53,22 @@ tilings! {
 
 kernels! {
     Decode D128M16N128W8S2 "decode_d128_16x128_w8_s2" {
-        2: shared 140716;
+        2: shared 143788;
     }
     Decode D128M16N64W4S2 "decode_d128_16x64_w4_s2" {
-        2: shared 74636;
+        2: shared 76172;
     }
     Decode D256M16N32W2S2 "decode_d256_16x32_w2_s2" {
-        2: shared 82556;
+        2: shared 83324;
     }
     Decode D256M16N64W4S2 "decode_d256_16x64_w4_s2" {
-        2: shared 148364;
+        2: shared 149900;
     }
     Decode D64M16N128W4S2 "decode_d64_16x128_w4_s2" {
-        2: shared 70540;
+        2: shared 73612;
     }
     Decode D64M16N256W8S2 "decode_d64_16x256_w8_s2" {
-        2: shared 136620;
+        2: shared 142764;
     }
     Scalar D128M32N64W4S1 "scalar_d128_32x64_w4_s1" {
         2: shared 61952, k_stride 136, v_stride 136;
@@ -80,6 +81,9 @@ kernels! {
     Scalar D192M32N32W4S1 "scalar_d192_32x32_w4_s1" {
         2: shared 55808, k_stride 200, v_stride 200;
         4: shared 81408, k_stride 200, v_stride 200;
+    }
+    Scalar D256M16N32W4S1 "scalar_d256_16x32_w4_s1" {
+        4: shared 86784, k_stride 264, v_stride 264;
     }
     Scalar D256M32N32W4S1 "scalar_d256_32x32_w4_s1" {
         2: shared 72192, k_stride 264, v_stride 264;

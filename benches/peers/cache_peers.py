@@ -1,0 +1,262 @@
+"""Kernels for queries on a cache of keys and values: few queries, pages, lengths of their own, windows.
+
+A contestant is a list of variants, of which the fastest is measured: nobody can say that a peer was called the wrong way.
+A variant is a name and a function that prepares it (a plan, pages in the form a library wants) and returns the call: from the
+number of a set of inputs to the output, [batch, queries, heads, head size]. What a library plans once for many layers is done
+there, outside of what is measured.
+"""
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+# Outputs of all peers against float32, root mean square over that of the output. bf16 alone gives 0.003; a wrong mask or
+# page 0.1 and more.
+ALLOWED_ERROR = 0.02
+
+# Rows of the pages that FlashInfer, which takes nothing else, sees a dense cache as.
+DENSE_AS_PAGES = 64
+
+FLASHINFER_WORKSPACE = 512 << 20
+
+
+class Cache:
+    """Sets of inputs for one problem: queries, keys and values of each, and the lengths and pages that all share."""
+
+    def __init__(self, problem, element, copies):
+        self.problem = problem
+        p = problem
+
+        def normal(*shape):
+            return [torch.randn(shape, device="cuda", dtype=element) for _ in range(copies)]
+
+        self.q = normal(p.batch, p.query_len, p.heads, p.head_dim)
+        self.lengths = torch.tensor(p.key_lengths(), device="cuda", dtype=torch.int32)
+        if p.page_rows is None:
+            self.k, self.v = (normal(p.batch, p.key_len, p.kv_heads, p.head_dim) for _ in range(2))
+            self.table = None
+            return
+        self.k, self.v = (normal(p.pages(), p.page_rows, p.kv_heads, p.head_dim) for _ in range(2))
+        order = torch.randperm(p.pages(), device="cuda", dtype=torch.int32)
+        self.table = torch.zeros((p.batch, -(-p.key_len // p.page_rows)), device="cuda", dtype=torch.int32)
+        begin = 0
+        for sequence, count in enumerate(self.pages_of_each()):
+            self.table[sequence, :count] = order[begin : begin + count]
+            begin += count
+
+    def pages_of_each(self):
+        return [-(-keys // self.problem.page_rows) for keys in self.problem.key_lengths()]
+
+    def rows_of(self, tensor, sequence):
+        """The keys or values of a sequence, [keys, heads, head size]."""
+        keys = self.problem.key_lengths()[sequence]
+        if self.table is None:
+            return tensor[sequence, :keys]
+        pages = self.table[sequence, : self.pages_of_each()[sequence]].long()
+        return tensor[pages].flatten(0, 1)[:keys]
+
+    def check(self, output, i):
+        """Raises if the output of set `i` is wrong, by its first and its last sequence. Sinks are left out, as by all peers."""
+        p = self.problem
+        group = p.heads // p.kv_heads
+        for sequence in {0, p.batch - 1}:
+            k, v = (self.rows_of(tensor[i], sequence).float() for tensor in (self.k, self.v))
+            hidden = torch.ones((p.query_len, len(k)), device="cuda", dtype=torch.bool)
+            for row in range(p.query_len):
+                start, end = p.seen(row, len(k))
+                hidden[row, start:end] = False
+            q = self.q[i][sequence].float() * p.head_dim**-0.5
+            error, square = 0.0, 0.0
+            for head in range(p.heads):
+                scores = (q[:, head] @ k[:, head // group].T).masked_fill_(hidden, -torch.inf)
+                exact = torch.softmax(scores, dim=-1) @ v[:, head // group]
+                found = output[sequence, :, head].float()
+                error += float(((found - exact) ** 2).sum())
+                square += float((exact**2).sum())
+            # Turned around, NaN would pass.
+            if not error <= ALLOWED_ERROR**2 * square:
+                raise RuntimeError(f"wrong result for sequence {sequence}: relative error {(error / square) ** 0.5:.3f}")
+
+
+def plain_only(cache):
+    """For peers that take neither pages nor lengths, windows or sinks."""
+    p = cache.problem
+    if p.page_rows is not None or p.lengths is not None or p.window_left >= 0:
+        raise RuntimeError("takes dense keys of equal lengths and no window")
+
+
+def fa2(cache):
+    """FlashAttention-2 as PyTorch has it. Its causal mask is aligned bottom-right if it is called directly; through the dispatcher
+    PyTorch would align it top-left."""
+
+    def prepare():
+        plain_only(cache)
+        q, k, v = ([tensor.transpose(1, 2) for tensor in tensors] for tensors in (cache.q, cache.k, cache.v))
+        operator = torch.ops.aten._scaled_dot_product_flash_attention
+        return lambda i: operator(q[i], k[i], v[i], 0.0, cache.problem.is_causal)[0].transpose(1, 2)
+
+    return [("direct", prepare), ("dispatched", dispatched(cache, SDPBackend.FLASH_ATTENTION))]
+
+
+def cudnn(cache):
+    return [("dispatched", dispatched(cache, SDPBackend.CUDNN_ATTENTION))]
+
+
+def dispatched(cache, backend):
+    def prepare():
+        plain_only(cache)
+        if cache.problem.is_causal:
+            raise RuntimeError("PyTorch aligns causal masks top-left")
+        grouped = cache.problem.heads != cache.problem.kv_heads
+        q, k, v = ([tensor.transpose(1, 2) for tensor in tensors] for tensors in (cache.q, cache.k, cache.v))
+
+        def call(i):
+            with sdpa_kernel([backend]), torch.no_grad():
+                return scaled_dot_product_attention(q[i], k[i], v[i], enable_gqa=grouped).transpose(1, 2)
+
+        return call
+
+    return prepare
+
+
+def fa3(cache, operators):
+    """FlashAttention-3 with its cache, by its operators."""
+    p = cache.problem
+    window = {"window_size_left": p.window_left, "window_size_right": 0} if p.window_left >= 0 else {}
+
+    def variant(splits, lengths, planned):
+        # 0 splits: as many as FlashAttention-3 finds best. A plan is made for those.
+        def prepare():
+            given = {"is_causal": p.is_causal, **window}
+            plan = None
+            if planned:
+                plan = operators.get_scheduler_metadata(
+                    p.batch, p.query_len, p.key_len, p.heads, p.kv_heads, p.head_dim, p.head_dim, cache.q[0].dtype,
+                    cache.lengths, page_size=p.page_rows, **given,
+                )  # fmt: skip
+            if lengths:
+                given |= {"seqused_k": cache.lengths, "page_table": cache.table, "scheduler_metadata": plan}
+            return lambda i: operators.fwd(cache.q[i], cache.k[i], cache.v[i], num_splits=splits, **given)[0]
+
+        return prepare
+
+    variants = [("planned", variant(0, True, True)), ("lengths", variant(0, True, False))]
+    if p.page_rows is None and p.lengths is None:
+        variants += [("split", variant(0, False, False)), ("whole", variant(1, False, False))]
+    return variants
+
+
+def flashinfer(cache, library):
+    """FlashInfer with tensor cores, planned once. Its kernel for one query is that for several."""
+    p = cache.problem
+
+    def prepare():
+        if p.query_len > 64:
+            raise RuntimeError("not asked for prompts, where its kernels are those of FlashAttention")
+        if p.page_rows is None:
+            rows = DENSE_AS_PAGES
+            if p.key_len % rows:
+                raise RuntimeError(f"a dense cache is not in pages of {rows}")
+            of_each = p.key_len // rows
+            indices = torch.cat(
+                [torch.arange(-(-keys // rows), dtype=torch.int32) + b * of_each for b, keys in enumerate(p.key_lengths())]
+            ).cuda()
+            caches = [tuple(t.view(-1, rows, p.kv_heads, p.head_dim) for t in pair) for pair in zip(cache.k, cache.v)]
+        else:
+            rows = p.page_rows
+            indices = torch.cat([cache.table[b, :count] for b, count in enumerate(cache.pages_of_each())])
+            caches = list(zip(cache.k, cache.v))
+        counts = [-(-keys // rows) for keys in p.key_lengths()]
+        starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32).cuda()
+        last = [keys - (count - 1) * rows for keys, count in zip(p.key_lengths(), counts)]
+        last = torch.tensor(last, dtype=torch.int32, device="cuda")
+        workspace = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device="cuda")
+        types = {"q_data_type": cache.q[0].dtype, "kv_data_type": cache.k[0].dtype}
+        sizes = (p.heads, p.kv_heads, p.head_dim, rows)
+        if p.query_len == 1:
+            wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+            wrapper.plan(starts, indices, last, *sizes, window_left=p.window_left, **types)
+        else:
+            wrapper = library.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+            queries = torch.arange(p.batch + 1, dtype=torch.int32, device="cuda") * p.query_len
+            options = {"causal": p.is_causal, "window_left": p.window_left, **types}
+            wrapper.plan(queries, starts, indices, last, *sizes, **options)
+        q = [tensor.flatten(0, 1) for tensor in cache.q]
+        shape = cache.q[0].shape
+        return lambda i: wrapper.run(q[i], caches[i]).view(shape)
+
+    return [("tensor cores", prepare)]
+
+
+if triton:
+
+    @triton.jit
+    def read_everything(k, v, sums, blocks, WORDS: tl.constexpr):
+        cta = tl.program_id(0)
+        at = tl.arange(0, WORDS)
+        total = tl.zeros([WORDS], tl.int64)
+        for block in range(cta, blocks, tl.num_programs(0)):
+            total += tl.load(k + block * WORDS + at)
+            total += tl.load(v + block * WORDS + at)
+        # A sum that nobody stores would not be computed, and its terms not read.
+        tl.store(sums + cta, tl.sum(total))
+
+    @triton.jit
+    def read_blocks(k, v, sums, starts, blocks, WORDS: tl.constexpr):
+        cta = tl.program_id(0)
+        at = tl.arange(0, WORDS)
+        total = tl.zeros([WORDS], tl.int64)
+        for block in range(cta, blocks, tl.num_programs(0)):
+            # In words of 8 bytes; a multiple of 16, so that loads are of 16 bytes.
+            start = tl.multiple_of(tl.load(starts + block), 16)
+            total += tl.load(k + start + at)
+            total += tl.load(v + start + at)
+        tl.store(sums + cta, tl.sum(total))
+
+
+def read(cache):
+    """A kernel that only reads the keys and values that some query sees: the least time there is."""
+    p = cache.problem
+    k, v = ([tensor.view(-1).view(torch.int64) for tensor in tensors] for tensors in (cache.k, cache.v))
+    # A dense cache that is read from end to end needs no list of places.
+    whole = p.page_rows is None and all(span == (0, p.key_len) for span in p.read_ranges())
+    if not triton:
+
+        def sums():
+            if not whole:
+                raise RuntimeError("without Triton, only a dense cache is read")
+            return lambda i: (k[i].sum(), v[i].sum())
+
+        return [("torch.sum", sums)]
+
+    table = cache.table.tolist() if cache.table is not None else None
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+
+    def variant(words, warps, per_multiprocessor):
+        def prepare():
+            starts = None
+            if not whole:
+                starts = torch.tensor(p.read_starts(table, words), dtype=torch.int64, device="cuda")
+            elif k[0].numel() % words:
+                raise RuntimeError(f"the cache is no multiple of {words} words")
+            blocks = k[0].numel() // words if whole else len(starts)
+            ctas = min(blocks, per_multiprocessor * multiprocessors)
+            sums = torch.empty(ctas, device="cuda", dtype=torch.int64)
+            if whole:
+                return lambda i: read_everything[(ctas,)](k[i], v[i], sums, blocks, words, num_warps=warps)
+            return lambda i: read_blocks[(ctas,)](k[i], v[i], sums, starts, blocks, words, num_warps=warps)
+
+        return prepare
+
+    return [
+        (f"{words} words, {warps} warps, {ctas} CTAs an SM", variant(words, warps, ctas))
+        for words in (1024, 2048, 4096)
+        for warps in (4, 8)
+        for ctas in (1, 2, 4, 8, 16)
+    ]

@@ -1,0 +1,187 @@
+"""Problems as attention_peers.py takes them: one line of words, of which `warptile bench --help` tells more."""
+
+import random
+import re
+
+ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
+
+# Up to so many operations for each byte of keys and values, reading them is what takes the time, as in `warptile bench`.
+OPERATIONS_PER_BYTE = 64
+
+# Inputs and outputs of one graph together: several times the L2 cache of any GPU (an H200 reports 60 MB).
+ROTATED_BYTES = 256 << 20
+LAUNCHES_PER_GRAPH = (2, 64)
+
+# The same where reading takes the time: what the launches of a graph read together, as many launches as that takes of short
+# sequences, and the part of the memory that they may have.
+READ_BYTES = 512 << 20
+READING_LAUNCHES = (2, 256)
+PART_OF_MEMORY = 4
+
+
+class Problem:
+    """One line of a shape file; only what the peers can do."""
+
+    def __init__(self, line):
+        pattern = r"b(?P<b>\d+) q(?P<q>\d+) k(?P<k>\d+) h(?P<h>\d+)(/(?P<hk>\d+))? d(?P<d>\d+) (?P<t>f16|bf16|f32)(?P<rest>( \S+)*)"
+        words = re.fullmatch(pattern, line)
+        if not words:
+            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN TYPE, in this order, then mask=, sinks, pages=, lengths=")
+        self.line = line
+        self.batch = int(words["b"])
+        self.heads = int(words["h"])
+        self.kv_heads = int(words["hk"] or words["h"])
+        self.query_len = int(words["q"])
+        self.key_len = int(words["k"])
+        self.head_dim = int(words["d"])
+        self.element = words["t"]
+        self.mask = "none"
+        self.sinks = False
+        self.page_rows = None
+        self.lengths = None
+        for word in words["rest"].split():
+            name, _, value = word.partition("=")
+            if word in ("mask=none", "mask=causal") or re.fullmatch(r"mask=window,\d+,0", word):
+                self.mask = value
+            elif word == "sinks":
+                self.sinks = True
+            elif name == "pages" and value.isdigit() and int(value) > 0:
+                self.page_rows = int(value)
+            elif word == "lengths=ragged":
+                self.lengths = self.ragged()
+            elif re.fullmatch(r"lengths=\d+(,\d+)*", word):
+                self.lengths = [int(length) for length in value.split(",")]
+            else:
+                raise ValueError(f"{line}: the peers do not know `{word}`")
+        if self.lengths and (len(self.lengths) != self.batch or max(self.lengths) > self.key_len):
+            raise ValueError(f"{line}: {self.batch} lengths of up to {self.key_len} keys are needed")
+
+    def ragged(self):
+        """From an eighth of the keys to all, evenly distributed; the same for the same line."""
+        draw = random.Random(f"{self.batch} {self.key_len}")
+        return [draw.randint(-(-self.key_len // 8), self.key_len) for _ in range(self.batch)]
+
+    @property
+    def for_warptile(self):
+        """The problem with the lengths in numbers: `warptile` would draw others."""
+        if self.lengths:
+            return re.sub(r" lengths=\S+", f" lengths={','.join(map(str, self.lengths))}", self.line)
+        return self.line
+
+    @property
+    def on_cache(self):
+        """Whether queries meet the keys of a cache, which only a part of the peers can do."""
+        plain = self.mask in ("none", "causal") and not self.sinks
+        return not (plain and self.query_len == self.key_len and self.page_rows is None and self.lengths is None)
+
+    @property
+    def is_causal(self):
+        """Whether the mask hides anything: from a single query it does not."""
+        return self.mask == "causal" and not (self.query_len == 1 and self.on_cache)
+
+    @property
+    def window_left(self):
+        """Keys before a query's own that it sees; -1: all."""
+        return int(self.mask.split(",")[1]) if self.mask.startswith("window") else -1
+
+    def key_lengths(self):
+        return self.lengths or [self.key_len] * self.batch
+
+    def seen(self, row, keys):
+        """The first key that a query sees, and the one after the last."""
+        if self.mask == "none":
+            return 0, keys
+        own = row + keys - self.query_len
+        start = own - self.window_left if self.window_left >= 0 else 0
+        end = min(max(own + 1, 0), keys)
+        return min(max(start, 0), end), end
+
+    @property
+    def visible_pairs(self):
+        pairs, of_length = 0, {}
+        for keys in self.key_lengths():
+            if keys not in of_length:
+                ranges = (self.seen(row, keys) for row in range(self.query_len))
+                of_length[keys] = sum(end - start for start, end in ranges)
+            pairs += of_length[keys]
+        return pairs
+
+    @property
+    def flops(self):
+        return 4 * self.heads * self.visible_pairs * self.head_dim
+
+    def read_ranges(self):
+        """Of each sequence, the first key that any query sees, and the one after the last."""
+        lengths = self.key_lengths()
+        return [(self.seen(0, keys)[0], self.seen(self.query_len - 1, keys)[1]) for keys in lengths]
+
+    def read_starts(self, table, words):
+        """Where blocks of so many words of 8 bytes begin that cover what is read, in words from the first key. `table` has the pages of
+        each sequence. A sequence's last block may go beyond its end, but not beyond its page."""
+        row = self.row_bytes // 8
+        unit = (self.page_rows or self.key_len) * row
+        if self.row_bytes % 8 or unit % words:
+            raise RuntimeError(f"pages are no multiple of {words} words")
+        starts = []
+        for sequence, (first, end) in enumerate(self.read_ranges()):
+            for block in range(first * row // words, -(-end * row // words)):
+                index, inside = divmod(block * words, unit)
+                place = table[sequence][index] if table else sequence
+                starts.append(place * unit + inside)
+        return starts
+
+    @property
+    def row_bytes(self):
+        """A key of all heads."""
+        return self.kv_heads * self.head_dim * ELEMENT_BYTES[self.element]
+
+    @property
+    def kv_bytes(self):
+        """Keys and values that some query sees: every kernel has to read them."""
+        return 2 * self.row_bytes * sum(end - start for start, end in self.read_ranges())
+
+    @property
+    def is_reading(self):
+        return self.query_len < self.key_len and self.flops <= OPERATIONS_PER_BYTE * self.kv_bytes
+
+    def bytes(self):
+        """Queries, keys, values and output in memory."""
+        queries = 2 * self.batch * self.query_len * self.heads * self.head_dim * ELEMENT_BYTES[self.element]
+        keys = self.batch * self.key_len if self.page_rows is None else self.pages() * self.page_rows
+        return queries + 2 * keys * self.row_bytes
+
+    def pages(self):
+        """Pages that the sequences take."""
+        return sum(-(-keys // self.page_rows) for keys in self.key_lengths())
+
+    def copies(self, memory):
+        """Sets of inputs that launches rotate through, on a GPU with so much memory."""
+        if self.is_reading:
+            wanted = min(-(-READ_BYTES // self.kv_bytes), memory // PART_OF_MEMORY // self.bytes())
+            least, most = READING_LAUNCHES
+        else:
+            wanted = -(-ROTATED_BYTES // self.bytes())
+            least, most = LAUNCHES_PER_GRAPH
+        return max(least, min(most, wanted))
+
+    def row(self):
+        """What every row says of its problem."""
+        return {
+            "problem": self.line,
+            "batch": self.batch,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "query_len": self.query_len,
+            "key_len": self.key_len,
+            "head_dim": self.head_dim,
+            "element": self.element,
+            "mask": self.mask,
+        }
+
+    def speeds(self, microseconds):
+        """What every row says of its speed."""
+        return {
+            "tflops": self.flops / microseconds * 1e-6,
+            "kv_bytes": self.kv_bytes,
+            "tb_s": self.kv_bytes / microseconds * 1e-6,
+        }

@@ -1,0 +1,258 @@
+//! A decode step of several layers is captured once, and the graph is launched again and again while sequences grow, end and begin.
+//! Each result is compared bit by bit with that of ordinary calls. Needs an NVIDIA GPU.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use warptile::driver::{Driver, Graph};
+use warptile::gpu::Gpu;
+use warptile::half::f16;
+use warptile::{
+    Attention, Backend, Error, KvCache, Layout, Mask, Pairing, Result, Rotary, SequenceId, Tensor,
+};
+
+const HELP: &str = "\
+Captures a decode step once, and compares what the graph computes with ordinary calls while lengths and pages change.
+
+Usage: captured_step [--replays N] [--device N]
+
+  --replays N  launches of the graph (default 1000)
+  --device N   number of the GPU (default 0)
+
+Exit codes: 0 every bit is the same; 1 some are not; 2 wrong usage; 3 the GPU is missing or failed.";
+
+const LAYERS: usize = 3;
+const HEADS: usize = 32;
+const KV_HEADS: usize = 8;
+const HEAD_DIM: usize = 128;
+/// Sequences of a step. Fewer leave places empty.
+const BATCH: usize = 8;
+const PAGES: usize = 600;
+const LONGEST: usize = 1500;
+const PROMPT: usize = 300;
+
+/// What a model would compute with: one token for each sequence, in tensors that stay where they are.
+struct Tensors {
+    q: Tensor<f16>,
+    rotated: Tensor<f16>,
+    k: Tensor<f16>,
+    v: Tensor<f16>,
+    /// Of each layer.
+    out: Vec<Tensor<f16>>,
+}
+
+impl Tensors {
+    fn new(backend: &Backend) -> Result<Self> {
+        let tensor = |heads: usize| {
+            let layout = Layout::bshd([BATCH, 1, heads, HEAD_DIM]);
+            Tensor::from_vec(backend, vec![f16::ZERO; BATCH * heads * HEAD_DIM], layout)
+        };
+        Ok(Tensors {
+            q: tensor(HEADS)?,
+            rotated: tensor(HEADS)?,
+            k: tensor(KV_HEADS)?,
+            v: tensor(KV_HEADS)?,
+            out: (0..LAYERS).map(|_| tensor(HEADS)).collect::<Result<_>>()?,
+        })
+    }
+
+    /// The outputs, by bits.
+    fn outputs(&self) -> Result<Vec<u16>> {
+        let outputs: Vec<Vec<f16>> = self.out.iter().map(Tensor::to_vec).collect::<Result<_>>()?;
+        Ok(outputs.concat().into_iter().map(f16::to_bits).collect())
+    }
+}
+
+/// The step: what is captured, and what is called. All layers have the same queries, keys and values here.
+fn step(cache: &mut KvCache<f16>, rotary: &Rotary, tensors: &mut Tensors) -> Result<()> {
+    for (layer, out) in tensors.out.iter_mut().enumerate() {
+        // Every other layer has a window, as in gpt-oss.
+        let mask = if layer % 2 == 1 {
+            Mask::window(127, 0)
+        } else {
+            Mask::causal()
+        };
+        cache
+            .append(layer, &tensors.k, &tensors.v)?
+            .rotary(rotary.clone())
+            .queries_into(&tensors.q, &mut tensors.rotated)
+            .run()?;
+        let attention = Attention::new().mask(mask).sinks(&[0.5; HEADS]);
+        attention.forward_into(&tensors.rotated, cache.keys(layer)?, out, None)?;
+    }
+    Ok(())
+}
+
+/// Numbers of every run (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % bound as u64) as usize
+    }
+
+    fn values(&mut self, rows: usize, heads: usize) -> Vec<f16> {
+        let value = |_| f16::from_f64(self.below(2001) as f64 / 1000.0 - 1.0);
+        (0..rows * heads * HEAD_DIM).map(value).collect()
+    }
+}
+
+/// A new sequence with the keys and values of a prompt in all layers; `None` if there are no pages for it.
+fn begin(
+    cache: &mut KvCache<f16>,
+    rotary: &Rotary,
+    random: &mut Random,
+) -> Result<Option<SequenceId>> {
+    let rows = 1 + random.below(PROMPT);
+    let sequence = cache.allocate();
+    match cache.step(&[(sequence, rows)]) {
+        Err(Error::OutOfPages { .. }) => {
+            cache.free(sequence)?;
+            return Ok(None);
+        }
+        other => other?,
+    }
+    let layout = Layout::packed(rows, KV_HEADS, HEAD_DIM);
+    let k = Tensor::from_vec(cache.backend(), random.values(rows, KV_HEADS), layout)?;
+    let v = Tensor::from_vec(cache.backend(), random.values(rows, KV_HEADS), layout)?;
+    for layer in 0..LAYERS {
+        cache.append(layer, &k, &v)?.rotary(rotary.clone()).run()?;
+    }
+    Ok(Some(sequence))
+}
+
+/// Whether no replay differed.
+fn run(gpu: &Arc<Gpu>, replays: usize) -> Result<bool> {
+    let (backend, stream) = (Backend::from_gpu(gpu.clone()), gpu.stream());
+    let mut cache = KvCache::builder(KV_HEADS, HEAD_DIM)
+        .layers(LAYERS)
+        .pages(PAGES)
+        .sequences(BATCH)
+        .longest(LONGEST)
+        .build(&backend)?;
+    let rotary = Rotary::computed(HEAD_DIM, 10_000.0, Pairing::HalfSplit)?;
+    let mut random = Random(1);
+    let (mut captured, mut called) = (Tensors::new(&backend)?, Tensors::new(&backend)?);
+
+    // An ordinary step first: kernels are loaded outside of captures.
+    cache.step_padded(&[], BATCH)?;
+    step(&mut cache, &rotary, &mut called)?;
+    let graph = Graph::capture::<Error>(stream, |_| step(&mut cache, &rotary, &mut captured))?;
+
+    let (mut running, mut sequences, mut differing) = (Vec::new(), 0, 0);
+    let (mut by_graph, mut by_calls) = (Duration::ZERO, Duration::ZERO);
+    for replay in 0..replays {
+        if running.len() < BATCH && random.below(8) == 0 {
+            let begun = begin(&mut cache, &rotary, &mut random)?;
+            sequences += usize::from(begun.is_some());
+            running.extend(begun);
+        }
+        if !running.is_empty() && random.below(100) == 0 {
+            let ended = running.swap_remove(random.below(running.len()));
+            cache.free(ended)?;
+        }
+        let mut rows = Vec::new();
+        for &sequence in &running {
+            rows.push((sequence, usize::from(cache.len(sequence)? < LONGEST)));
+        }
+        // A sequence at its end, or without a page to go on, gives its place up.
+        rows.retain(|&(_, new)| new == 1);
+        while let Err(error) = cache.step_padded(&rows, BATCH) {
+            match (error, rows.pop()) {
+                (Error::OutOfPages { .. }, Some((sequence, _))) => cache.free(sequence)?,
+                (error, _) => return Err(error),
+            }
+        }
+        running = rows.iter().map(|&(sequence, _)| sequence).collect();
+
+        for (heads, [one, other]) in [
+            (HEADS, [&mut captured.q, &mut called.q]),
+            (KV_HEADS, [&mut captured.k, &mut called.k]),
+            (KV_HEADS, [&mut captured.v, &mut called.v]),
+        ] {
+            let values = random.values(BATCH, heads);
+            one.copy_from_slice(&values)?;
+            other.copy_from_slice(&values)?;
+        }
+        let start = Instant::now();
+        graph.launch(stream)?;
+        stream.synchronize()?;
+        by_graph += start.elapsed();
+        let start = Instant::now();
+        step(&mut cache, &rotary, &mut called)?; // writes the same rows again
+        stream.synchronize()?;
+        by_calls += start.elapsed();
+        if captured.outputs()? != called.outputs()? {
+            differing += 1;
+            println!("replay {replay} differs: {} sequences", running.len());
+        }
+    }
+    let each = |time: Duration| time.as_secs_f64() * 1e6 / replays as f64;
+    println!("{cache:?}");
+    println!("{replays} replays with {sequences} sequences, {differing} of them differ");
+    println!(
+        "{LAYERS} layers of cache write and attention: {:.0} us by the graph, {:.0} us by calls",
+        each(by_graph),
+        each(by_calls)
+    );
+    Ok(differing == 0)
+}
+
+fn options() -> std::result::Result<Option<(u32, usize)>, String> {
+    let (mut device, mut replays) = (0, 1000);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        if matches!(argument.as_str(), "--help" | "-h") {
+            return Ok(None);
+        }
+        let value = arguments
+            .next()
+            .ok_or(format!("{argument} needs a value"))?;
+        let wrong = |_| format!("{argument} {value} is not a number in range");
+        match argument.as_str() {
+            "--device" => device = value.parse().map_err(wrong)?,
+            "--replays" => replays = value.parse().map_err(wrong)?,
+            _ => return Err(format!("there is no option {argument}")),
+        }
+    }
+    match replays {
+        0 => Err("--replays must be at least 1".to_owned()),
+        _ => Ok(Some((device, replays))),
+    }
+}
+
+fn main() -> ExitCode {
+    let (device, replays) = match options() {
+        Ok(Some(options)) => options,
+        Ok(None) => {
+            println!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Err(message) => {
+            eprintln!("error: {message}\n\n{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    let gpu = match Driver::load()
+        .map_err(Error::from)
+        .and_then(|driver| Gpu::new(&driver, device))
+    {
+        Ok(gpu) => Arc::new(gpu),
+        Err(error) => {
+            eprintln!("error: this example needs an NVIDIA GPU: {error}");
+            return ExitCode::from(3);
+        }
+    };
+    match run(&gpu, replays) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(3)
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! A cache of keys and values in pages, and who holds which page.
+
+mod pool;
+mod step;
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::backend::Backend;
+use crate::layout::MAX_LEN;
+use crate::tensor::Tensor;
+use crate::{CacheWrite, Call, Element, Error, Keys, Layout, Queries, Result};
+
+use pool::Pool;
+pub use pool::SequenceId;
+use step::{Form, Step};
+
+/// The keys and values of the layers of a decoder, in pages that its sequences share: allocated once, then given out and taken back.
+///
+/// Sequences come and go by [`allocate`](Self::allocate) and [`free`](Self::free). A [`step`](Self::step) names the sequences that
+/// get new tokens; then each layer [`append`](Self::append)s the keys and values of those tokens, and attends to the
+/// [`keys`](Self::keys) of the sequences. All layers share one block table, so page `p` of a sequence is page `p` in each.
+///
+/// ```
+/// use warptile::{Attention, Backend, KvCache, Mask, Pairing, Rotary};
+///
+/// # fn main() -> warptile::Result<()> {
+/// let backend = Backend::cpu();
+/// // 2 key/value heads of size 8, in 64 pages of 16 rows, for steps of up to 4 sequences.
+/// let mut cache = KvCache::<f32>::builder(2, 8).pages(64).page_rows(16).sequences(4).build(&backend)?;
+/// let attention = Attention::new().mask(Mask::causal());
+/// let sequence = cache.allocate();
+/// let mut tokens = 5; // those of the prompt
+/// for _ in 0..20 {
+///     cache.step(&[(sequence, tokens)])?;
+///     // A model would compute these from the tokens.
+///     let mut q = backend.tensor(&vec![0.5_f32; tokens * 32], [1, tokens, 4, 8])?;
+///     let kv = backend.tensor(&vec![0.25_f32; tokens * 16], [1, tokens, 2, 8])?;
+///     let rotary = Rotary::computed(8, 10_000.0, Pairing::HalfSplit)?;
+///     cache.append(0, &kv, &kv)?.rotary(rotary).queries(&mut q).run()?;
+///     let output = attention.forward(&q, cache.keys(0)?)?;
+///     # assert_eq!(output.out.shape(), [1, tokens, 4, 8]);
+///     tokens = 1;
+/// }
+/// assert_eq!(cache.len(sequence)?, 24);
+/// assert_eq!(cache.free_pages(), 62);
+/// cache.free(sequence)?;
+/// assert_eq!(cache.free_pages(), 64);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Tensors of a step
+///
+/// If all sequences of a step have the same number of new tokens, its tensors may be `[sequences, tokens, heads, head size]`. In
+/// any case the tokens of all sequences may lie one after the other, `[1, tokens of all, heads, head size]`: then
+/// [`queries`](Self::queries) says which are whose. The order is that of the step.
+///
+/// # Captured steps
+///
+/// On a GPU the table and the lengths are in memory that stays where it is. A graph that captured the appends and forwards of one
+/// step does another one when it is launched after the next [`step`](Self::step), which sends what has changed of them, outside of the
+/// graph and without a wait. What a graph fixes is how many sequences the step has, and how many new tokens each has;
+/// [`step_padded`](Self::step_padded) fills up a step with empty places. Everything a graph reads beside the cache must stay where
+/// it is, too: see [`Tensor::copy_from_slice`], [`CacheWrite::queries_into`] and
+/// [`Attention::forward_into`](crate::Attention::forward_into). `examples/captured_step.rs` does all this.
+pub struct KvCache<T: Element> {
+    backend: Backend,
+    /// Keys and values.
+    layers: Vec<[Tensor<T>; 2]>,
+    page_rows: usize,
+    pages: usize,
+    pool: Pool,
+    step: Step,
+}
+
+/// Describes a [`KvCache`]; made by [`KvCache::builder`].
+#[derive(Debug, Clone)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct KvCacheBuilder<T> {
+    element: PhantomData<T>,
+    kv_heads: usize,
+    head_dim: usize,
+    layers: usize,
+    pages: usize,
+    page_rows: usize,
+    sequences: usize,
+    longest: Option<usize>,
+}
+
+impl<T: Element> KvCacheBuilder<T> {
+    /// Layers, each with keys and values of its own. Default: 1.
+    pub fn layers(self, layers: usize) -> Self {
+        KvCacheBuilder { layers, ..self }
+    }
+
+    /// Pages of each layer. Default: 256.
+    pub fn pages(self, pages: usize) -> Self {
+        KvCacheBuilder { pages, ..self }
+    }
+
+    /// Rows of a page, 1 to 256: of large pages the last of a sequence wastes more, and small ones make tables longer. Default: 16.
+    pub fn page_rows(self, page_rows: usize) -> Self {
+        KvCacheBuilder { page_rows, ..self }
+    }
+
+    /// The most sequences of a step. Any number may be allocated. Default: 1.
+    pub fn sequences(self, sequences: usize) -> Self {
+        KvCacheBuilder { sequences, ..self }
+    }
+
+    /// The most keys that a sequence can have. Default: as many as there is room for in all pages.
+    pub fn longest(self, keys: usize) -> Self {
+        KvCacheBuilder {
+            longest: Some(keys),
+            ..self
+        }
+    }
+
+    /// Allocates the pages of all layers.
+    ///
+    /// # Errors
+    /// A number that is beyond what attention can have: heads and head size, rows of a page, pages, keys of a sequence; if there
+    /// is not enough memory.
+    pub fn build(self, backend: &Backend) -> Result<KvCache<T>> {
+        let layout = Layout::bshd([self.pages, self.page_rows, self.kv_heads, self.head_dim]);
+        let all = self.pages.saturating_mul(self.page_rows);
+        let longest = self.longest.unwrap_or(all).min(all);
+        let counts = [
+            ("layers", self.layers),
+            ("pages", self.pages),
+            ("sequences", self.sequences),
+        ];
+        for (argument, found) in counts {
+            if found == 0 {
+                let rule = "is 0, but must be at least 1".to_owned();
+                return Err(Error::Pages { argument, rule });
+            }
+        }
+        // Then every count of rows, pages and sequences in a step fits 31 bits.
+        for (argument, found) in [("pages", all), ("sequences", self.sequences)] {
+            if found > MAX_LEN {
+                return Err(Error::TooLong {
+                    argument,
+                    dimension: "length",
+                    found,
+                    limit: MAX_LEN,
+                });
+            }
+        }
+        let columns = longest.div_ceil(self.page_rows.max(1));
+        // What a step of this cache can be at most.
+        let q = Layout::bshd([self.sequences, 1, self.kv_heads, self.head_dim]);
+        Call::builder(&q, &layout, &layout, T::TYPE)
+            .device_block_table([self.sequences, columns])
+            .device_key_lengths(self.sequences)
+            .build()?;
+        let side = |argument| Tensor::uninit(backend, argument, layout);
+        Ok(KvCache {
+            backend: backend.clone(),
+            layers: (0..self.layers)
+                .map(|_| Ok([side("k_pages")?, side("v_pages")?]))
+                .collect::<Result<_>>()?,
+            page_rows: self.page_rows,
+            pages: self.pages,
+            pool: Pool::new(self.pages as i32, self.page_rows, longest),
+            step: Step::new(backend, self.sequences, columns, longest)?,
+        })
+    }
+}
+
+impl<T: Element> KvCache<T> {
+    /// A cache of `kv_heads` heads of keys and values of `head_dim` elements.
+    pub fn builder(kv_heads: usize, head_dim: usize) -> KvCacheBuilder<T> {
+        KvCacheBuilder {
+            element: PhantomData,
+            kv_heads,
+            head_dim,
+            layers: 1,
+            pages: 256,
+            page_rows: 16,
+            sequences: 1,
+            longest: None,
+        }
+    }
+
+    /// A new sequence without rows. It takes pages as it grows.
+    pub fn allocate(&mut self) -> SequenceId {
+        self.pool.allocate()
+    }
+
+    /// Gives a sequence's pages back. The present step goes on with what it has.
+    ///
+    /// # Errors
+    /// If it is not a sequence of this cache, or was freed.
+    pub fn free(&mut self, sequence: SequenceId) -> Result<()> {
+        self.pool.free(sequence)
+    }
+
+    /// Drops what a sequence has beyond its first `len` rows, and gives back the pages that it no longer needs: for tokens that were
+    /// drafted and rejected, say. The present step goes on with what it has.
+    ///
+    /// # Errors
+    /// If it is not a sequence of this cache, or was freed.
+    pub fn truncate(&mut self, sequence: SequenceId, len: usize) -> Result<()> {
+        self.pool.truncate(sequence, len)
+    }
+
+    /// Rows of a sequence, those of the present step included.
+    ///
+    /// # Errors
+    /// If it is not a sequence of this cache, or was freed.
+    pub fn len(&self, sequence: SequenceId) -> Result<usize> {
+        Ok(self.held(sequence)?.len)
+    }
+
+    /// The pages of a sequence in the order of its rows.
+    ///
+    /// # Errors
+    /// If it is not a sequence of this cache, or was freed.
+    pub fn pages_of(&self, sequence: SequenceId) -> Result<&[i32]> {
+        Ok(&self.held(sequence)?.pages)
+    }
+
+    fn held(&self, sequence: SequenceId) -> Result<&pool::Held> {
+        self.pool.get(sequence).ok_or(pool::UNKNOWN)
+    }
+
+    /// Begins a step, in which each of these sequences gets so many new rows: takes the pages that they need, and sends the table and
+    /// the lengths to the device. The rows count from here on; every layer is to [`append`](Self::append) them.
+    ///
+    /// On a GPU nothing waits, and what was queued before still reads the numbers of its own step.
+    ///
+    /// # Errors
+    /// Before anything changes: [`Error::OutOfPages`]; a sequence that is not one of this cache, that was freed, that is named twice,
+    /// or that would be too long; more sequences than the cache was made for. If the device fails, or the backend's stream is in
+    /// a capture, no sequence has grown, and the cache is in no step.
+    pub fn step(&mut self, rows: &[(SequenceId, usize)]) -> Result<()> {
+        self.step_padded(rows, rows.len())
+    }
+
+    /// As [`step`](Self::step), with empty places up to `batch` sequences: what is appended there goes nowhere, and who attends
+    /// there sees no key.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step); if `batch` is less than the number of sequences.
+    pub fn step_padded(&mut self, rows: &[(SequenceId, usize)], batch: usize) -> Result<()> {
+        let most = self.step.most();
+        if batch > most || batch < rows.len() {
+            return Err(Error::Pages {
+                argument: "step",
+                rule: format!(
+                    "has {} sequences in {batch} places; this cache was made for up to {most}",
+                    rows.len()
+                ),
+            });
+        }
+        self.pool.grow(rows)?;
+        self.step.set(&self.pool, rows, batch).inspect_err(|_| {
+            for &(sequence, more) in rows {
+                if let Some(held) = self.pool.get(sequence) {
+                    let before = held.len - more;
+                    // It is there, so this does not fail.
+                    drop(self.pool.truncate(sequence, before));
+                }
+            }
+            self.step.clear();
+        })
+    }
+
+    /// A write of the step's keys and values into a layer. Nothing happens before [`CacheWrite::run`]; with
+    /// [`CacheWrite::rotary`] keys are rotated by their places in their sequences, and with [`CacheWrite::queries`] so are queries of the
+    /// same form. Writing again writes the same places.
+    ///
+    /// # Errors
+    /// If there is no such layer, or the tensors do not have the rows of the step.
+    pub fn append<'a>(
+        &'a mut self,
+        layer: usize,
+        k: &'a Tensor<T>,
+        v: &'a Tensor<T>,
+    ) -> Result<CacheWrite<'a, T>> {
+        let form = self.step.form("k", k.layout())?;
+        self.check_layer(layer)?;
+        let [keys, values] = &mut self.layers[layer];
+        let step = &self.step;
+        let mut write = CacheWrite::new(k, v, (keys, values));
+        if form == Form::Packed {
+            write = write.packed(step.offsets());
+        }
+        Ok(match step.on_device()? {
+            Some([before, _, table]) => write
+                .after_on_device(before)
+                .block_table_on_device(table, step.columns()),
+            None => {
+                let [before, _, table] = step.on_host();
+                write.after(before).block_table(table, step.columns())
+            }
+        })
+    }
+
+    /// The keys and values that the sequences of the step have in a layer, their new rows included.
+    ///
+    /// # Errors
+    /// If there is no such layer.
+    pub fn keys(&self, layer: usize) -> Result<Keys<'_, T>> {
+        let [k, v] = self.tensors(layer)?;
+        let layout = [self.step.batch(), self.step.columns()];
+        Ok(match self.step.on_device()? {
+            Some([_, after, table]) => Keys::paged_on_device(k, v, table, layout)
+                .lengths_on_device(after)
+                .longest(self.longest()),
+            None => {
+                let [_, after, table] = self.step.on_host();
+                Keys::paged(k, v, table, layout).lengths(after)
+            }
+        })
+    }
+
+    /// Queries of the step's rows. If they are `[sequences, tokens, heads, head size]`, `&q` means the same.
+    ///
+    /// # Errors
+    /// If `q` does not have the rows of the step.
+    pub fn queries<'a>(&'a self, q: &'a Tensor<T>) -> Result<Queries<'a, T>> {
+        let queries = Queries::new(q);
+        Ok(match self.step.form("q", q.layout())? {
+            Form::Dense => queries,
+            Form::Packed => queries.packed(self.step.offsets()),
+        })
+    }
+
+    /// The pages of keys and of values of a layer, for kernels of one's own. While somebody holds a clone of one nothing can be
+    /// appended.
+    ///
+    /// # Errors
+    /// If there is no such layer.
+    pub fn tensors(&self, layer: usize) -> Result<[&Tensor<T>; 2]> {
+        self.check_layer(layer)?;
+        Ok(self.layers[layer].each_ref())
+    }
+
+    fn check_layer(&self, layer: usize) -> Result<()> {
+        match layer < self.layers.len() {
+            true => Ok(()),
+            false => Err(Error::Pages {
+                argument: "layer",
+                rule: format!("is {layer}, but the cache has {}", self.layers.len()),
+            }),
+        }
+    }
+
+    /// Where the pages are.
+    #[must_use]
+    pub fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    /// Layers.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Pages of each layer.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Pages that no sequence holds.
+    #[must_use]
+    pub fn free_pages(&self) -> usize {
+        self.pool.free_pages()
+    }
+
+    /// Rows of a page.
+    #[must_use]
+    pub fn page_rows(&self) -> usize {
+        self.page_rows
+    }
+
+    /// The most keys that a sequence can have.
+    #[must_use]
+    pub fn longest(&self) -> usize {
+        self.pool.longest()
+    }
+}
+
+impl<T: Element> fmt::Debug for KvCache<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "KvCache<{}>({} layers of {} pages of {} rows, {} free, on {})",
+            T::TYPE,
+            self.layers.len(),
+            self.pages,
+            self.page_rows,
+            self.free_pages(),
+            self.backend
+        )
+    }
+}

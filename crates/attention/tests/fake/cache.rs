@@ -1,0 +1,320 @@
+//! A cache on a GPU: where its numbers are, what kernels are told of them, captures, and failures.
+
+use half::f16;
+use quickcheck::QuickCheck;
+use warptile::kernels::abi;
+use warptile::{
+    Attention, Backend, Error, KvCache, Mask, Pairing, Result, Rotary, SequenceId, Tensor,
+};
+use warptile_driver::{Driver, DriverError, Graph};
+use warptile_fake_cuda::{FakeDriver, FakeLaunch};
+
+use crate::calls::on_device;
+use crate::faults::every_failure_is_survived;
+use crate::{block, driver};
+
+const SEQUENCES: usize = 3;
+const COLUMNS: usize = 6;
+
+fn open(driver: &Driver) -> Result<(Backend, KvCache<f16>)> {
+    let backend = Backend::cuda_with(driver, 0)?;
+    let cache = KvCache::builder(2, 64)
+        .layers(2)
+        .pages(10)
+        .sequences(SEQUENCES)
+        .longest(16 * COLUMNS)
+        .build(&backend)?;
+    Ok((backend, cache))
+}
+
+fn tensor(backend: &Backend, shape: [usize; 4]) -> Result<Tensor<f16>> {
+    let data = vec![f16::ONE; shape.iter().product()];
+    backend.tensor(&data, shape)
+}
+
+fn written(launch: &FakeLaunch) -> abi::Append {
+    assert_eq!(launch.name(), "warptile_append_w4_f16");
+    bytemuck::pod_read_unaligned(launch.params())
+}
+
+/// Appends new rows of every sequence to both layers.
+fn append(cache: &mut KvCache<f16>, kv: &Tensor<f16>, q: &mut Tensor<f16>) -> Result<()> {
+    for layer in 0..2 {
+        let rotary = Rotary::computed(64, 10_000.0, Pairing::HalfSplit)?;
+        let write = cache.append(layer, kv, kv)?;
+        write.rotary(rotary).queries(q).run()?;
+    }
+    Ok(())
+}
+
+/// The numbers that a cache is to have on the device, given the rows of each sequence before the step.
+fn check_numbers(cache: &KvCache<f16>, block: &abi::Append, step: &[(SequenceId, i32)]) {
+    let before = on_device::<i32>(block.sequences.key_lengths, step.len());
+    assert_eq!(before, step.iter().map(|step| step.1).collect::<Vec<_>>());
+    assert_eq!(block.pages.table_row, COLUMNS as i64);
+    let table = on_device::<i32>(block.pages.table, step.len() * COLUMNS);
+    for (&(id, _), row) in step.iter().zip(table.chunks(COLUMNS)) {
+        let pages = cache.pages_of(id).unwrap();
+        let (used, rest) = row.split_at(pages.len());
+        assert_eq!(used, pages);
+        assert!(rest.iter().all(|&entry| entry == -1));
+    }
+}
+
+#[test]
+fn writes_find_the_numbers_of_their_step_at_one_address() {
+    let fake = FakeDriver::open();
+    {
+        let (backend, mut cache) = open(&driver(&fake)).unwrap();
+        let ids = [(); 3].map(|()| cache.allocate());
+        let mut places = Vec::new();
+        let mut lens = [0; 3];
+        // The second step takes no page, the third has other sequences, the last is shorter.
+        let steps: [&[(usize, i32)]; 5] = [
+            &[(0, 5), (1, 16)],
+            &[(0, 2), (1, 0)],
+            &[(2, 33), (0, 1), (1, 1)],
+            &[(2, 1), (0, 8), (1, 40)],
+            &[(1, 1)],
+        ];
+        for step in steps {
+            let rows: Vec<(SequenceId, usize)> =
+                step.iter().map(|&(i, n)| (ids[i], n as usize)).collect();
+            cache.step(&rows).unwrap();
+            let all = rows.iter().map(|row| row.1).sum();
+            let kv = tensor(&backend, [1, all, 2, 64]).unwrap();
+            let mut q = tensor(&backend, [1, all, 4, 64]).unwrap();
+            append(&mut cache, &kv, &mut q).unwrap();
+            backend.synchronize().unwrap();
+            let launches = fake.launches();
+            let (first, second) = (written(&launches[0]), written(&launches[1]));
+            fake.forget_launches();
+            let before: Vec<_> = step.iter().map(|&(i, _)| (ids[i], lens[i])).collect();
+            check_numbers(&cache, &first, &before);
+            assert_ne!(first.k_pages.address, second.k_pages.address);
+            assert_eq!(first.pages.table, second.pages.table);
+            places.push((first.sequences.key_lengths, first.pages.table));
+            for &(i, new) in step {
+                lens[i] += new;
+            }
+        }
+        assert!(places.iter().all(|place| *place == places[0]));
+        cache.free(ids[0]).unwrap();
+        cache.step_padded(&[(ids[1], 1)], 3).unwrap();
+        let kv = tensor(&backend, [3, 1, 2, 64]).unwrap();
+        let mut q = tensor(&backend, [3, 1, 4, 64]).unwrap();
+        append(&mut cache, &kv, &mut q).unwrap();
+        backend.synchronize().unwrap();
+        let block = written(&fake.launches()[0]);
+        assert_eq!(
+            on_device::<i32>(block.sequences.key_lengths, 3),
+            [lens[1], 0, 0]
+        );
+        let table = on_device::<i32>(block.pages.table, 3 * COLUMNS);
+        assert!(table[COLUMNS..].iter().all(|&entry| entry == -1));
+    }
+    fake.assert_clean();
+}
+
+/// Tables so long that not all of them is sent: whatever happened before, the device has the pages of the step.
+#[test]
+fn what_is_sent_is_what_has_changed() {
+    const LONG: usize = 6000;
+    fn right(changes: Vec<(u8, u8, u16)>) -> bool {
+        // One for all problems: loaded stand-ins are many variables of a thread, of which there are not so many.
+        thread_local! {
+            static PLACE: (FakeDriver, Backend) = {
+                let fake = FakeDriver::open();
+                let backend = Backend::cuda_with(&driver(&fake), 0).unwrap();
+                (fake, backend)
+            };
+        }
+        PLACE.with(|(fake, backend)| follows(&changes, fake, backend))
+    }
+    fn follows(changes: &[(u8, u8, u16)], fake: &FakeDriver, backend: &Backend) -> bool {
+        fake.forget_launches();
+        let mut cache = KvCache::<f16>::builder(1, 8)
+            .page_rows(1)
+            .pages(3 * LONG)
+            .sequences(SEQUENCES)
+            .longest(LONG)
+            .build(backend)
+            .unwrap();
+        let mut ids: Vec<SequenceId> = (0..5).map(|_| cache.allocate()).collect();
+        // Where the numbers are.
+        cache.step(&[(ids[0], 1)]).unwrap();
+        let kv = tensor(backend, [1, 1, 1, 8]).unwrap();
+        cache.append(0, &kv, &kv).unwrap().run().unwrap();
+        backend.synchronize().unwrap();
+        let block = written(&fake.launches()[0]);
+        for &(what, which, much) in changes {
+            let (any, much) = (usize::from(which % 5), usize::from(much));
+            let len = cache.len(ids[any]).unwrap();
+            match what % 10 {
+                0 => cache.truncate(ids[any], much % (len + 1)).unwrap(),
+                1 => {
+                    cache.free(ids[any]).unwrap();
+                    ids[any] = cache.allocate();
+                }
+                2 => {
+                    // No part of a graph, so this fails halfway.
+                    let stream = backend.gpu().unwrap().stream();
+                    let step = [(ids[any], 1)];
+                    assert!(Graph::capture::<Error>(stream, |_| cache.step(&step)).is_err());
+                }
+                _ => {
+                    ids.swap(0, any);
+                    let (count, batch) = (much % 4, (much % 4).max(much / 4 % 4));
+                    let rows: Vec<_> = { ids[..count].iter() }
+                        .zip([1, [0, 1, 5, 900][much / 16 % 4], much % 8])
+                        .map(|(&id, new)| (id, new))
+                        .collect();
+                    let before: Vec<_> = { rows.iter() }
+                        .map(|&(id, _)| cache.len(id).unwrap() as i32)
+                        .collect();
+                    if cache.step_padded(&rows, batch).is_err() {
+                        continue;
+                    }
+                    backend.synchronize().unwrap();
+                    let table = on_device::<i32>(block.pages.table, batch * LONG);
+                    for (place, row) in table.chunks(LONG).enumerate() {
+                        let pages = rows.get(place).map(|&(id, _)| cache.pages_of(id).unwrap());
+                        let (used, rest) = row.split_at(pages.map_or(0, <[i32]>::len));
+                        if used != pages.unwrap_or_default() || rest.iter().any(|&page| page != -1)
+                        {
+                            return false;
+                        }
+                    }
+                    let mut lengths = on_device::<i32>(block.sequences.key_lengths, batch);
+                    if lengths.split_off(count).iter().any(|&len| len != 0) || lengths != before {
+                        return false;
+                    }
+                }
+            }
+        }
+        true
+    }
+    QuickCheck::new()
+        .tests(60)
+        .quickcheck(right as fn(Vec<(u8, u8, u16)>) -> bool);
+}
+
+#[test]
+fn a_captured_write_follows_the_steps() {
+    let fake = FakeDriver::open();
+    {
+        let (backend, mut cache) = open(&driver(&fake)).unwrap();
+        let stream = backend.gpu().unwrap().stream().clone();
+        let ids = [cache.allocate(), cache.allocate()];
+        let step = [(ids[0], 1), (ids[1], 1)];
+        let kv = tensor(&backend, [2, 1, 2, 64]).unwrap();
+        let mut q = tensor(&backend, [2, 1, 4, 64]).unwrap();
+        cache.step(&step).unwrap();
+        append(&mut cache, &kv, &mut q).unwrap();
+        let capture = Graph::capture::<Error>(&stream, |_| append(&mut cache, &kv, &mut q));
+        let graph = capture.unwrap();
+        stream.synchronize().unwrap();
+        for replay in 1..40 {
+            cache.step(&step).unwrap();
+            fake.forget_launches();
+            graph.launch(&stream).unwrap();
+            stream.synchronize().unwrap();
+            let block = written(&fake.launches()[1]);
+            check_numbers(&cache, &block, &[(ids[0], replay), (ids[1], replay)]);
+        }
+
+        // A step is no part of a graph.
+        let free = cache.free_pages();
+        let lens = ids.map(|id| cache.len(id).unwrap());
+        let error = Graph::capture::<Error>(&stream, |_| cache.step(&[(ids[0], 17)])).unwrap_err();
+        let capturing = matches!(error, Error::Driver(DriverError::Capturing { .. }));
+        assert!(capturing, "{error}");
+        assert_eq!(cache.free_pages(), free);
+        assert_eq!(ids.map(|id| cache.len(id).unwrap()), lens);
+        let error = cache.append(0, &kv, &kv).unwrap_err().to_string();
+        assert_eq!(error, "k has rows, but the cache is in no step");
+        cache.step(&step).unwrap();
+        graph.launch(&stream).unwrap();
+        stream.synchronize().unwrap();
+        let block = written(&fake.launches()[1]);
+        check_numbers(&cache, &block, &ids.map(|id| (id, 40)));
+    }
+    fake.assert_clean();
+}
+
+/// A decoder's step: both layers write, and attend to what they wrote.
+fn decode(
+    cache: &mut KvCache<f16>,
+    kv: &Tensor<f16>,
+    [q, rotated, out]: &mut [Tensor<f16>; 3],
+) -> Result<()> {
+    let attention = Attention::new().mask(Mask::causal()).sinks(&[0.5; 4]);
+    for layer in 0..2 {
+        let rotary = Rotary::computed(64, 10_000.0, Pairing::HalfSplit)?;
+        let write = cache.append(layer, kv, kv)?;
+        write.rotary(rotary).queries_into(q, rotated).run()?;
+        attention.forward_into(cache.queries(rotated)?, cache.keys(layer)?, out, None)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn attention_reads_the_step_that_was_written() {
+    let fake = FakeDriver::open();
+    {
+        let (backend, mut cache) = open(&driver(&fake)).unwrap();
+        let stream = backend.gpu().unwrap().stream().clone();
+        let ids = [cache.allocate(), cache.allocate()];
+        let kv = tensor(&backend, [2, 1, 2, 64]).unwrap();
+        let mut tensors = [(); 3].map(|()| tensor(&backend, [2, 1, 4, 64]).unwrap());
+        let step = [(ids[0], 1), (ids[1], 1)];
+        cache.step(&step).unwrap();
+        decode(&mut cache, &kv, &mut tensors).unwrap();
+        let capture = Graph::capture::<Error>(&stream, |_| decode(&mut cache, &kv, &mut tensors));
+        let graph = capture.unwrap();
+        stream.synchronize().unwrap();
+        for replay in 2..20 {
+            cache.step(&step).unwrap();
+            fake.forget_launches();
+            graph.launch(&stream).unwrap();
+            stream.synchronize().unwrap();
+            let launches = fake.launches();
+            assert_eq!(launches.len(), 4);
+            for pair in launches.chunks(2) {
+                let (write, read) = (written(&pair[0]), block(&pair[1]));
+                assert_eq!(read.k.address, write.k_pages.address);
+                assert_eq!(read.v.address, write.v_pages.address);
+                assert_eq!(read.q.address, write.q_out.address);
+                assert_eq!(read.pages.table, write.pages.table);
+                assert_eq!(
+                    on_device::<i32>(read.sequences.key_lengths, 2),
+                    [replay, replay]
+                );
+                // Lengths may grow to this without another plan.
+                assert_eq!(read.sequences.key_len, 16 * COLUMNS as i32);
+            }
+        }
+    }
+    fake.assert_clean();
+}
+
+#[test]
+fn whatever_fails_the_cache_goes_on() {
+    every_failure_is_survived(|driver| {
+        let (backend, mut cache) = open(driver)?;
+        let ids = [cache.allocate(), cache.allocate()];
+        for rows in [7, 1, 30] {
+            let free = cache.free_pages();
+            let stepped = cache.step(&[(ids[0], rows), (ids[1], rows)]);
+            if stepped.is_err() {
+                assert_eq!(cache.free_pages(), free);
+            }
+            stepped?;
+            let kv = tensor(&backend, [2, rows, 2, 64])?;
+            let mut q = tensor(&backend, [2, rows, 4, 64])?;
+            append(&mut cache, &kv, &mut q)?;
+        }
+        cache.free(ids[0])?;
+        backend.synchronize()
+    });
+}

@@ -1,0 +1,278 @@
+//! Few queries on the keys of a cache: times beside the fastest peer's and beside that of a kernel that only reads.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::{checks, markdown_table};
+
+/// A row of `evidence/decode.json`; what the tables do not show is not read.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(super) struct DecodeRow {
+    /// `warptile`, a peer's name, or `read`.
+    backend: String,
+    kernel: String,
+    problem: String,
+    method: String,
+    median_us: f64,
+    tflops: f64,
+    /// 10^12 bytes of keys and values per second.
+    tb_s: f64,
+    /// What the problem has and the row's kernel does not compute.
+    #[serde(default)]
+    leaves_out: Option<String>,
+    device: String,
+    driver: String,
+    /// ISO 8601.
+    date: String,
+}
+
+const OURS: &str = "warptile";
+
+/// The kernel that only reads.
+const READ: &str = "read";
+
+/// Up to so many operations for each byte, reading takes the time, as `warptile bench` has it.
+const OPERATIONS_PER_BYTE: f64 = 64.0;
+
+/// A row loses if the best peer is faster by more than this.
+const LOST: f64 = 0.99;
+
+/// Problems of the short table: one sequence and many, long ones, pages, ragged lengths, a window, several queries, a prompt.
+const IN_SHORT: [&str; 9] = [
+    "b1 q1 k8192 h32/8 d128 bf16",
+    "b16 q1 k8192 h32/8 d128 bf16",
+    "b1 q1 k131072 h32/8 d128 bf16",
+    "b64 q1 k4096 h32/8 d128 bf16 pages=16",
+    "b64 q1 k8192 h32/8 d128 bf16 pages=16 lengths=ragged",
+    "b16 q1 k8192 h64/8 d64 bf16 mask=window,127,0 sinks",
+    "b16 q1 k8192 h16/8 d256 bf16",
+    "b32 q4 k8192 h32/8 d128 bf16 mask=causal",
+    "b1 q512 k8192 h32/8 d128 bf16 mask=causal",
+];
+
+/// One problem.
+struct Line<'a> {
+    ours: &'a DecodeRow,
+    best: Option<&'a DecodeRow>,
+    read: Option<&'a DecodeRow>,
+}
+
+impl Line<'_> {
+    /// Our speed over the best peer's.
+    fn ratio(&self) -> Option<f64> {
+        self.best.map(|best| best.median_us / self.ours.median_us)
+    }
+
+    fn is_reading(&self) -> bool {
+        self.ours.tflops <= OPERATIONS_PER_BYTE * self.ours.tb_s
+    }
+
+    /// Our time over that of reading alone, where reading takes the time.
+    fn of_reading(&self) -> Option<f64> {
+        let read = self.read.filter(|_| self.is_reading())?;
+        Some(self.ours.median_us / read.median_us)
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let none = || "-".to_owned();
+        let speed = match self.is_reading() {
+            true => format!("{:.2} TB/s", self.ours.tb_s),
+            false => format!("{:.0} TFLOP/s", self.ours.tflops),
+        };
+        let best = self.best.map_or_else(none, |best| {
+            let without = match &best.leaves_out {
+                Some(what) => format!(", no {what}"),
+                None => String::new(),
+            };
+            format!("{:.1} ({}{without})", best.median_us, name(&best.backend))
+        });
+        let ratio = self.ratio().map_or_else(none, |ratio| match ratio < 1.0 {
+            true => format!("{ratio:.2}"),
+            false => format!("**{ratio:.2}**"),
+        });
+        vec![
+            self.ours.problem.clone(),
+            format!("{:.1}", self.ours.median_us),
+            speed,
+            best,
+            ratio,
+            self.of_reading()
+                .map_or_else(none, |share| format!("{share:.2}")),
+            format!("`{}`", self.ours.kernel),
+        ]
+    }
+}
+
+/// A backend as people write it.
+fn name(backend: &str) -> &str {
+    match backend {
+        "fa2" => "FA2",
+        "fa3" => "FA3",
+        "cudnn" => "cuDNN",
+        "flashinfer" => "FlashInfer",
+        other => other,
+    }
+}
+
+/// `None` if we were not measured on the problem of these rows.
+fn line(rows: Vec<&DecodeRow>) -> Option<Line<'_>> {
+    let of = |backend: &str| rows.iter().rfind(|row| row.backend == backend).copied();
+    let is_peer = |row: &&&DecodeRow| ![OURS, READ].contains(&row.backend.as_str());
+    let peers = rows.iter().filter(is_peer);
+    Some(Line {
+        ours: of(OURS)?,
+        best: peers
+            .min_by(|a, b| a.median_us.total_cmp(&b.median_us))
+            .copied(),
+        read: of(READ),
+    })
+}
+
+/// The problems that we were measured on, the losing ones first; without a peer to lose to, last.
+fn lines(rows: &[DecodeRow]) -> Vec<Line<'_>> {
+    let mut problems: BTreeMap<&str, Vec<&DecodeRow>> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.method == "graph") {
+        problems.entry(&row.problem).or_default().push(row);
+    }
+    let mut lines: Vec<Line<'_>> = problems.into_values().filter_map(line).collect();
+    lines.sort_by(|a, b| match (a.ratio(), b.ratio()) {
+        (Some(a), Some(b)) => a.total_cmp(&b),
+        (Some(_), None) => Ordering::Less,
+        (None, Some(_)) => Ordering::Greater,
+        (None, None) => Ordering::Equal,
+    });
+    lines
+}
+
+/// Every problem.
+pub(super) fn table(rows: &[DecodeRow]) -> String {
+    text(rows, |_| true)
+}
+
+/// A few problems, and what holds for all.
+pub(super) fn in_short(rows: &[DecodeRow]) -> String {
+    text(rows, |line| IN_SHORT.contains(&line.ours.problem.as_str()))
+}
+
+fn text(rows: &[DecodeRow], shown: impl Fn(&&Line<'_>) -> bool) -> String {
+    let lines = lines(rows);
+    let Some(first) = lines.first() else {
+        return "Decode was not measured yet.\n".to_owned();
+    };
+    let header = [
+        "problem",
+        "microseconds",
+        "speed",
+        "best peer",
+        "ratio",
+        "of reading's time",
+        "kernel",
+    ];
+    let mut text = format!(
+        "GPU time of one launch in a replayed graph on {}; driver {}, {}. TB/s are of the keys and values that some query sees. *Ratio*: our speed over the fastest peer's. *Of reading's time*: our time over that of a kernel that only reads them.\n\n{}",
+        first.ours.device,
+        first.ours.driver,
+        checks::day(&first.ours.date),
+        markdown_table(&header, lines.iter().filter(shown).map(Line::cells)),
+    );
+    let ratios: Vec<f64> = lines.iter().filter_map(Line::ratio).collect();
+    if let Some(least) = ratios.iter().copied().min_by(f64::total_cmp) {
+        let lost = ratios.iter().filter(|&&ratio| ratio < LOST).count();
+        text.push_str(&format!(
+            "\nMore than 1% behind the best peer: {lost} of {} problems; the lowest ratio is {least:.2}.\n",
+            ratios.len()
+        ));
+    }
+    let shares: Vec<f64> = lines.iter().filter_map(Line::of_reading).collect();
+    if let Some(most) = shares.iter().copied().max_by(f64::total_cmp) {
+        let near = shares.iter().filter(|&&share| share <= 1.02).count();
+        text.push_str(&format!(
+            "\nWithin 1.02 of reading's time: {near} of {} problems; the largest share is {most:.2}.\n",
+            shares.len()
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(backend: &str, problem: &str, median_us: f64) -> DecodeRow {
+        DecodeRow {
+            backend: backend.to_owned(),
+            kernel: format!("{backend}_kernel"),
+            problem: problem.to_owned(),
+            method: "graph".to_owned(),
+            median_us,
+            tflops: 17.0,
+            tb_s: 4.25,
+            leaves_out: None,
+            device: "NVIDIA H200".to_owned(),
+            driver: "CUDA 13.0".to_owned(),
+            date: "2026-11-21T06:29:07Z".to_owned(),
+        }
+    }
+
+    #[test]
+    fn losing_rows_come_first_and_reading_is_no_peer() {
+        let mut prompt = row("warptile", IN_SHORT[8], 100.0);
+        prompt.tflops = 600.0;
+        let mut without_sinks = row("fa3", "window", 8.0);
+        without_sinks.leaves_out = Some("sinks".to_owned());
+        let rows = [
+            row("warptile", IN_SHORT[0], 10.0),
+            row("fa2", IN_SHORT[0], 25.0),
+            row("fa3", IN_SHORT[0], 20.0),
+            row("read", IN_SHORT[0], 8.0),
+            row("warptile", "alone", 5.0),
+            row("warptile", "window", 10.0),
+            without_sinks,
+            prompt,
+            row("cudnn", IN_SHORT[8], 100.0),
+            row("read", IN_SHORT[8], 7.0),
+            row("fa3", "nobody's", 1.0),
+        ];
+        let text = table(&rows);
+        let table: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();
+        assert_eq!(
+            table[2..],
+            [
+                "| window | 10.0 | 4.25 TB/s | 8.0 (FA3, no sinks) | 0.80 | - | `warptile_kernel` |",
+                "| b1 q512 k8192 h32/8 d128 bf16 mask=causal | 100.0 | 600 TFLOP/s | 100.0 (cuDNN) | **1.00** | - | `warptile_kernel` |",
+                "| b1 q1 k8192 h32/8 d128 bf16 | 10.0 | 4.25 TB/s | 20.0 (FA3) | **2.00** | 1.25 | `warptile_kernel` |",
+                "| alone | 5.0 | 4.25 TB/s | - | - | - | `warptile_kernel` |",
+            ]
+        );
+        for line in [
+            "More than 1% behind the best peer: 1 of 3 problems; the lowest ratio is 0.80.",
+            "Within 1.02 of reading's time: 0 of 1 problems; the largest share is 1.25.",
+            "on NVIDIA H200; driver CUDA 13.0, 2026-11-21.",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        let short = in_short(&rows);
+        assert_eq!(short.matches("\n| b1 ").count(), 2, "{short}");
+        assert!(
+            !short.contains("| alone") && short.contains("1 of 3 problems"),
+            "{short}"
+        );
+    }
+
+    #[test]
+    fn without_measurements_the_tables_say_so() {
+        assert_eq!(table(&[]), "Decode was not measured yet.\n");
+        let peers_alone = [row("fa3", "a", 1.0)];
+        assert_eq!(in_short(&peers_alone), "Decode was not measured yet.\n");
+    }
+
+    #[test]
+    fn what_is_shown_in_short_is_measured() {
+        let measured = include_str!("../../../benches/peers/decode.txt");
+        for problem in IN_SHORT {
+            assert!(measured.lines().any(|line| line == problem), "{problem}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! `benches/peers/problem.py`, which needs no GPU: problems as the peers read them.
+#![cfg(target_os = "linux")]
+
+use std::path::Path;
+use std::process::Command;
+
+const CHECKS: &str = r##"
+from problem import Problem
+
+def refused(line):
+    try:
+        Problem(line)
+    except ValueError:
+        return True
+
+# As in `what_no_query_sees_need_not_be_read` of `warptile bench`: keys and values of 8 heads of 64 entries of 2 bytes.
+row = 2 * 8 * 64 * 2
+def read(line):
+    problem = Problem(line)
+    return problem.kv_bytes, problem.is_reading
+assert read("b2 q1 k1000 h8 d64 f16") == (2 * 1000 * row, True)
+assert read("b3 q1 k1000 h64/8 d64 f16 mask=window,127,0 sinks") == (3 * 128 * row, True)
+assert read("b3 q1 k40 h8 d64 f16 pages=16 lengths=40,0,7") == (47 * row, True)
+assert read("b1 q512 k8192 h32/8 d64 f16 mask=causal") == (8192 * row, False)
+assert not Problem("b1 q8 k8 h8 d64 f16").is_reading
+
+# The same bytes rotate as in `launches_that_read_rotate_through_more`.
+assert Problem("b1 q1 k1024 h32/4 d128 bf16").copies(139 << 30) == 256
+assert Problem("b16 q1 k8192 h64/8 d64 bf16 mask=window,127,0 sinks").copies(139 << 30) == 128
+assert Problem("b16 q1 k8192 h64/8 d64 bf16 mask=window,127,0 sinks").copies(32 << 30) == 31
+assert Problem("b2 q512 k512 h8 d64 bf16").copies(0) == 64
+
+# Row i of 16 sees i + 17 of the 32 keys: 392 pairs.
+assert Problem("b2 q16 k32 h4/2 d32 f32 mask=causal").flops == 4 * 2 * 4 * 392 * 32
+assert Problem("b2 q3 k3 h1 d8 f32 mask=causal").visible_pairs == 2 * 6
+assert Problem("b1 q2 k5 h1 d8 f32 mask=window,2,0").seen(1, 5) == (2, 5)
+
+# The program gets the lengths in numbers; they are the same whenever the line is read.
+ragged = Problem("b64 q1 k8192 h32/8 d128 bf16 pages=16 lengths=ragged")
+assert ragged.lengths == Problem(ragged.line).lengths and len(set(ragged.lengths)) > 50
+assert min(ragged.lengths) >= 1024 and max(ragged.lengths) <= 8192
+assert ragged.for_warptile == f"b64 q1 k8192 h32/8 d128 bf16 pages=16 lengths={','.join(map(str, ragged.lengths))}"
+assert ragged.pages() == sum(-(-length // 16) for length in ragged.lengths)
+
+# A key has 16 words: pages of 4 rows are 64 words, two blocks. The second sequence ends in its first block;
+# the window sees keys 6 to 8 alone, in the second and third pages.
+paged = Problem("b2 q1 k12 h1 d64 f16 pages=4 lengths=12,1")
+assert paged.read_starts([[3, 0, 2], [1, 9, 9]], 32) == [192, 224, 0, 32, 128, 160, 64]
+window = Problem("b2 q1 k9 h1 d64 f16 mask=window,2,0 pages=4")
+assert window.read_starts([[0, 1, 2], [5, 4, 3]], 32) == [96, 128, 288, 192]
+dense = Problem("b2 q1 k8 h1 d64 f16 mask=window,0,0")
+assert dense.read_starts(None, 16) == [112, 240]
+try:
+    assert not paged.read_starts([[3, 0, 2], [1, 9, 9]], 128)
+except RuntimeError:
+    pass
+
+assert not Problem("b1 q2048 k2048 h32/8 d128 bf16 mask=causal").on_cache
+assert Problem("b1 q2048 k2048 h32/8 d128 bf16 mask=causal").is_causal
+assert not Problem("b1 q1 k8 h1 d8 f16 mask=causal").is_causal
+assert all(map(refused, ["b1 q1", "b1 q1 k1 h1 d8 f16 zebra", "b2 q1 k9 h1 d8 f16 lengths=9", "b1 q1 k9 h1 d8 f16 lengths=10"]))
+
+for file in ("shapes.txt", "decode.txt"):
+    lines = [line.split("#")[0].strip() for line in open(file)]
+    problems = [Problem(line) for line in lines if line]
+    assert problems and (file == "decode.txt") == any(problem.on_cache for problem in problems)
+"##;
+
+#[test]
+fn problems_mean_what_the_program_makes_of_them() {
+    let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/peers");
+    let output = Command::new("python3")
+        .args(["-B", "-c", CHECKS])
+        .current_dir(peers)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+}
