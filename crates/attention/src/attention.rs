@@ -11,7 +11,7 @@ use crate::operands::Table;
 use crate::tensor::{Storage, zeros};
 use crate::{
     AlibiShape, Call, Choice, Element, Error, Keys, Layout, Mask, Operands, Plan, Queries, Result,
-    Scoring, Tensor, ViewMut, forward_cpu,
+    Scoring, Splits, Tensor, ViewMut, forward_cpu,
 };
 
 /// Attention and its options: `softmax(scale * q k^T) v`, masked.
@@ -37,6 +37,7 @@ pub struct Attention {
     scoring: Scoring,
     slopes: Option<Arc<[f32]>>,
     sinks: Option<Arc<[f32]>>,
+    splits: Splits,
     choice: Choice,
     lse: bool,
 }
@@ -65,6 +66,7 @@ impl Attention {
             scoring: Scoring::default(),
             slopes: None,
             sinks: None,
+            splits: Splits::Even,
             choice: Choice::Best,
             lse: true,
         }
@@ -99,6 +101,13 @@ impl Attention {
     pub fn sinks(mut self, sinks: &[f32]) -> Self {
         self.sinks = Some(sinks.into());
         self.scoring.sinks = true;
+        self
+    }
+
+    /// Where keys are cut into ranges that are computed apart: with [`Splits::EveryKeys`] a sequence's bits are the same in every
+    /// batch.
+    pub fn splits(mut self, splits: Splits) -> Self {
+        self.splits = splits;
         self
     }
 
@@ -241,6 +250,7 @@ impl Attention {
         }
         let mut builder = Call::builder(q.layout(), keys.k.layout(), keys.v.layout(), T::TYPE)
             .scoring(scoring)
+            .splits(self.splits)
             .lengths(
                 queries.side.request(),
                 keys.side.request(),

@@ -13,6 +13,7 @@ use crate::mask::Mask;
 use crate::pages::Pages;
 use crate::problem::Problem;
 use crate::scoring::Scoring;
+use crate::splits::Splits;
 
 pub use builder::CallBuilder;
 pub(crate) use builder::check_layout;
@@ -51,6 +52,7 @@ pub struct Call {
     keys: SideLengths,
     pages: Option<Pages>,
     scoring: Scoring,
+    splits: Splits,
     want_lse: bool,
     aligned: bool,
 }
@@ -231,6 +233,12 @@ impl Call {
     #[must_use]
     pub const fn scoring(&self) -> &Scoring {
         &self.scoring
+    }
+
+    /// Where keys are cut.
+    #[must_use]
+    pub const fn splits(&self) -> Splits {
+        self.splits
     }
 
     /// Which keys a query sees.
@@ -526,6 +534,9 @@ impl fmt::Display for Call {
         let scoring = self.scoring.to_string();
         if !scoring.is_empty() {
             write!(f, ", {scoring}")?;
+        }
+        if let Some(keys) = self.splits.keys() {
+            write!(f, ", splits={keys}")?;
         }
         Ok(())
     }

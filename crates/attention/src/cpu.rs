@@ -31,7 +31,8 @@ use block::{Block, Blocks, Scratch, Task};
 /// by the key mask.
 ///
 /// The work is done by the threads of the rayon pool that the caller runs in, if it does, else by as many threads as there are
-/// cores, or by the calling thread where the system starts no more. The result does not depend on the number of threads.
+/// cores, or by the calling thread where the system starts no more. The result does not depend on the number of threads, and that of a query
+/// neither on the other queries and sequences, nor on where its keys lie: [`Splits`](crate::Splits) make no difference.
 ///
 /// # Errors
 /// A view whose layout is not the call's, a buffer shorter than its layout, lengths that are on a device, or operands that

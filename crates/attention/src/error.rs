@@ -171,6 +171,17 @@ pub enum Error {
         value: f32,
     },
 
+    /// Keys would be cut where not every kernel can.
+    #[error(
+        "splits are every {keys} keys, but the number must be a power of two from {} to {}",
+        crate::Splits::MIN_KEYS,
+        crate::Splits::MAX_KEYS
+    )]
+    Splits {
+        /// Keys between two cuts.
+        keys: u32,
+    },
+
     /// A rotary embedding turns a number of elements that it cannot.
     #[error(
         "the rotary size is {size}, but must be even, from 2 to 256, and at most the head size"
@@ -325,6 +336,17 @@ pub enum Error {
         address: u64,
         /// Bytes needed.
         bytes: usize,
+    },
+
+    /// A session has less memory than the launch of a plan needs.
+    #[error(
+        "the session's workspace has {available} bytes, but the plan needs {needed}; make a session with `with_scratch`"
+    )]
+    SessionTooSmall {
+        /// Bytes that the plan needs.
+        needed: usize,
+        /// Bytes that the session has.
+        available: usize,
     },
 
     /// A line of a rates file is not understood.

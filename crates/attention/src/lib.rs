@@ -114,6 +114,18 @@
 //! [`Keys::paged`], which reads them. `examples/decoder` generates text with several sequences, and `examples/captured_step.rs`
 //! replays a captured step.
 //!
+//! # The same bits in every batch
+//!
+//! Two calls of the same problem give the same bits. A sequence in another batch does not, in general: a GPU cuts its keys into
+//! ranges, for which the other sequences matter too, and adds up in another order. [`Splits::EveryKeys`] cuts at fixed places, with
+//! the same kernel for every batch:
+//!
+//! ```
+//! use warptile::{Attention, Mask, Splits};
+//!
+//! let attention = Attention::new().mask(Mask::causal()).splits(Splits::EveryKeys(512));
+//! ```
+//!
 //! # Errors
 //!
 //! Unsupported problems and bad input are rejected before anything is launched; the [`Error`] names the argument and the rule.
@@ -140,6 +152,7 @@ mod plan;
 mod problem;
 mod rates;
 mod scoring;
+mod splits;
 mod tensor;
 
 pub use attention::{Attention, Output};
@@ -165,6 +178,7 @@ pub use plan::{Considered, LaunchShape, Plan, Planner, Reason, Scratch, Step};
 pub use problem::Problem;
 pub use rates::Rates;
 pub use scoring::{AlibiShape, ParseScoringError, ScoreTerms, Scoring};
+pub use splits::{ParseSplitsError, Splits};
 pub use tensor::Tensor;
 
 /// The 16-bit element types.

@@ -69,6 +69,8 @@ pub enum Reason {
     },
     /// It cannot do something that the problem needs.
     Lacks(Features),
+    /// It cannot cut keys at fixed places, which [`Splits::EveryKeys`](crate::Splits::EveryKeys) asks for.
+    Splits,
     /// It would have more tiles than a launch can have.
     Grid {
         /// Tiles needed.
@@ -106,6 +108,7 @@ impl fmt::Display for Reason {
                 )
             }
             Reason::Lacks(features) => write!(f, "does not support {features}"),
+            Reason::Splits => f.write_str("cannot cut keys at fixed places"),
             Reason::Grid { ctas } => write!(f, "needs {ctas} tiles; a launch can have {MAX_TILES}"),
             Reason::Unmeasured => f.write_str(
                 "applies, but was not measured on this kind of GPU: it runs only by name",
@@ -184,10 +187,11 @@ impl Plan {
         self.image().map_or("cpu", |image| image.kernel)
     }
 
-    /// Device memory that a launch needs beside the tensors. It belongs to one stream or one graph at a time.
+    /// Device memory that a launch of any call of the problem needs beside the tensors. It belongs to one stream or one graph at a time.
+    /// With [`Splits::EveryKeys`](crate::Splits::EveryKeys) it grows with the queries and keys of the problem.
     #[must_use]
     pub fn scratch(&self) -> Scratch {
-        Scratch::of(self.steps())
+        Scratch::of(self.problem(), self.steps())
     }
 
     /// Whether every row of every tensor has to start at a multiple of 16 bytes.

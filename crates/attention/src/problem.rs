@@ -7,6 +7,7 @@ use warptile_kernels::{ElementType, Features};
 use crate::call::Call;
 use crate::mask::Mask;
 use crate::scoring::Scoring;
+use crate::splits::Splits;
 
 /// Attention as the planner sees it. Lengths and strides are values of the call, so here stand only bounds of them, rounded up
 /// to eighths of powers of two: a decode step, a new packed batch and a cache that grew by a row are the same problem.
@@ -39,6 +40,7 @@ pub struct Problem {
     /// 0: not paged.
     page_rows: usize,
     scoring: Scoring,
+    splits: Splits,
     want_lse: bool,
     aligned: bool,
 }
@@ -72,6 +74,7 @@ impl Problem {
                 .pages()
                 .map_or(0, |pages| 1 << pages.rows().trailing_zeros()),
             scoring: *call.scoring(),
+            splits: call.splits(),
             want_lse: call.wants_lse(),
             aligned: call.is_aligned(),
         }
@@ -147,10 +150,22 @@ impl Problem {
         self.packed_queries || self.packed_keys || self.device_lengths
     }
 
+    /// Whether used lengths are given, or only the device knows lengths.
+    #[must_use]
+    pub const fn device_lengths(&self) -> bool {
+        self.device_lengths
+    }
+
     /// The options.
     #[must_use]
     pub const fn scoring(&self) -> &Scoring {
         &self.scoring
+    }
+
+    /// Where keys are cut.
+    #[must_use]
+    pub const fn splits(&self) -> Splits {
+        self.splits
     }
 
     /// Which keys a query sees.
@@ -217,6 +232,25 @@ impl Problem {
         self.typical_sequences() * rows.div_ceil(block_m as usize) as f64 * self.kv_heads as f64
     }
 
+    /// A problem that stands for all of the same element type, head size and options: a step of decoding.
+    pub(crate) fn typical_of_splits(&self) -> Self {
+        Problem {
+            batch: 32,
+            heads: 32,
+            kv_heads: 8,
+            query_len: 1,
+            key_len: 8192,
+            query_rows: 32,
+            key_rows: 32 * 8192,
+            packed_queries: false,
+            packed_keys: false,
+            device_lengths: false,
+            page_rows: 0,
+            want_lse: true,
+            ..*self
+        }
+    }
+
     fn typical_sequences(&self) -> f64 {
         match self.packed_queries {
             true => self.query_rows as f64 / self.typical_lengths().0.max(1) as f64,
@@ -242,6 +276,9 @@ impl fmt::Display for Problem {
         let scoring = self.scoring.to_string();
         if !scoring.is_empty() {
             write!(f, " {scoring}")?;
+        }
+        if let Some(keys) = self.splits.keys() {
+            write!(f, " splits={keys}")?;
         }
         if !self.aligned {
             f.write_str(" unaligned")?;

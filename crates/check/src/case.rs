@@ -2,7 +2,7 @@
 
 use warptile::{
     AlibiShape, Align, Call, DeviceProfile, ElementType, Layout, MAX_LEN, MAX_PAGE_ROWS, Mask,
-    Scoring, TableLayout,
+    Scoring, Splits, TableLayout,
 };
 
 use crate::data::Random;
@@ -117,6 +117,8 @@ pub struct Case {
     pub element: ElementType,
     /// The options.
     pub scoring: Scoring,
+    /// Where keys are cut.
+    pub splits: Splits,
     /// How the tensors are stored.
     pub layout: LayoutKind,
     /// Whether tensors start, and with [`LayoutKind::Gaps`] also step, at odd multiples of an element: what a kernel must not
@@ -162,6 +164,7 @@ impl Case {
             head_dim,
             element: ElementType::F32,
             scoring: Scoring::new(),
+            splits: Splits::Even,
             layout: LayoutKind::Bshd,
             unaligned: false,
             multiprocessors: None,
@@ -268,6 +271,7 @@ impl Case {
             head_dim,
             element,
             scoring,
+            splits: Splits::Even,
             layout,
             unaligned,
             multiprocessors,
@@ -296,6 +300,16 @@ impl Case {
             }
         }
         self
+    }
+
+    /// The case with its keys cut at fixed places, as the seed has them.
+    #[must_use]
+    pub fn with_splits(self) -> Self {
+        let mut random = Random::new(self.seed ^ 0x5b117);
+        Case {
+            splits: Splits::EveryKeys(Splits::MIN_KEYS << random.below(3)),
+            ..self
+        }
     }
 
     /// Sequences.
@@ -545,6 +559,7 @@ impl Case {
         fits(&kv)?;
         let mut builder = Call::builder(&q, &kv, &kv, self.element)
             .scoring(self.scoring)
+            .splits(self.splits)
             .out(q);
         // Where the device has the lengths, a caller knows a bound at best: here that of the rows.
         let batch = self.batch();
@@ -619,6 +634,7 @@ impl Case {
         push(&|case| case.scoring.sinks = false);
         push(&|case| case.scoring.bias = false);
         push(&|case| case.scoring.key_mask = false);
+        push(&|case| case.splits = Splits::Even);
         push(&|case| case.device_lengths = false);
         push(&|case| case.pages = None);
         push(&|case| case.pages = case.pages.map(|rows| (rows / 2).max(1)));

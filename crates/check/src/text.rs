@@ -36,6 +36,9 @@ impl fmt::Display for Case {
         if !scoring.is_empty() {
             write!(f, " {scoring}")?;
         }
+        if let Some(keys) = self.splits.keys() {
+            write!(f, " splits={keys}")?;
+        }
         match self.layout {
             LayoutKind::Bshd => {}
             LayoutKind::Bhsd => f.write_str(" layout=bhsd")?,
@@ -176,6 +179,7 @@ impl Parser {
                     let lengths: Option<_> = value.split(',').map(|len| len.parse().ok()).collect();
                     self.key_lengths = Some(lengths?);
                 }
+                "splits" => case.splits = value.parse().ok()?,
                 "pages" => case.pages = Some(value.parse().ok()?),
                 "layout" => {
                     case.layout = match value {
@@ -270,6 +274,8 @@ mod tests {
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "packed=3x5,1x7 h2 d64 f16 pages=16 lengths=ragged device-lengths seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "b2 q3 k5 h2 d64 f16 mask=causal splits=512 layout=bhsd seed=1";
+        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "packed= h2 d64 f16 pages=16 lengths= seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q3 k5 h2 d64 f16 layout=interleaved pages=3 lengths=5,2 seed=1";
@@ -296,6 +302,8 @@ mod tests {
         assert!(error("q3 k3 used=1x4").contains("key_lengths[0] is 4, but sequence 0 has 3 rows"));
         assert!(error("sms=0").starts_with("`sms=0` is not part"));
         assert!(error("pages=0").contains("k has pages of 0 rows; a page has 1 to 256"));
+        assert!(error("splits=300").contains("splits are every 300 keys, but the number must"));
+        assert!(error("splits=x").starts_with("`splits=x` is not part"));
         assert!(error("pages=x").starts_with("`pages=x` is not part"));
         assert!(error("lengths=1,").starts_with("`lengths=1,` is not part"));
         assert!(error("b3 k9 lengths=1,2").contains("2 used lengths are given for 3 sequences"));

@@ -20,6 +20,8 @@ A problem is a line of words, such as \"b2 q113 k203 h8/2 d64 f16 mask=causal so
   used=QxK,...    of each sequence only so many queries and keys are used
   lengths=K,...   of each sequence only so many keys are used; gives bN and kN where they are left out
   lengths=ragged  from an eighth of a sequence's keys to all, at random
+  splits=N        keys are cut at multiples of N, a power of two, so that a sequence's bits are the same in every
+                  batch, or even: as is fastest [even]
   pages=N         keys and values are in pages of N rows [not in pages]
   device-lengths  on a GPU, offsets, used lengths and the block table are in its memory
   layout=L        bshd, bhsd, gaps: with unused elements after each head and row, or interleaved: k and v

@@ -6,7 +6,7 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use warptile::{
     AlibiShape, Attention, Backend, Call, Choice, Element, Error, Keys, Layout, Operands, Plan,
-    Queries, Scoring, TableLayout, Tensor, View,
+    Queries, Scoring, Splits, TableLayout, Tensor, View,
 };
 use warptile_check::Expectation;
 
@@ -14,6 +14,7 @@ use warptile_check::Expectation;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Settings {
     pub(crate) scoring: Scoring,
+    pub(crate) splits: Splits,
     pub(crate) choice: Choice,
 }
 
@@ -113,8 +114,9 @@ impl<T: Element> Inputs<T> {
         scoring.sinks = self.sinks.is_some();
         scoring.bias = self.bias.is_some();
         scoring.key_mask = self.key_mask.is_some();
-        let mut builder =
-            Call::builder(&self.q_layout, &self.k_layout, &self.v_layout, T::TYPE).scoring(scoring);
+        let mut builder = Call::builder(&self.q_layout, &self.k_layout, &self.v_layout, T::TYPE)
+            .scoring(scoring)
+            .splits(settings.splits);
         if let Some(offsets) = &self.cu_seqlens_q {
             builder = builder.packed_queries(offsets);
         }
@@ -143,6 +145,7 @@ impl<T: Element> Inputs<T> {
     fn attention(&self, settings: &Settings) -> Attention {
         let mut attention = Attention::new()
             .mask(settings.scoring.mask)
+            .splits(settings.splits)
             .choice(settings.choice.clone());
         if let Some(scale) = settings.scoring.scale {
             attention = attention.scale(scale);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use safetensors::Dtype;
-use warptile::{Call, Choice, Element, ElementType, Mask, Scoring};
+use warptile::{Call, Choice, Element, ElementType, Mask, Scoring, Splits};
 use warptile_check::Verdict;
 
 use crate::failure::Failure;
@@ -59,6 +59,14 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     scale: Option<f32>,
 
+    /// Cut keys at multiples of N, a power of two from 256 to 1048576, so that a sequence's bits are the same in every batch, or
+    /// `even`: as is fastest
+    ///
+    /// With N the same kernel computes every batch of the same types, head size and options, however many queries there are. The CPU gives
+    /// the same bits in every batch anyway.
+    #[arg(long, value_name = "N", default_value_t = Splits::Even)]
+    splits: Splits,
+
     /// Order in which the file stores its tensors
     #[arg(long, value_enum, default_value_t = LayoutKind::Bshd)]
     layout: LayoutKind,
@@ -90,6 +98,7 @@ pub(crate) fn run(args: &RunArgs, console: &mut dyn Write) -> Result<(), Failure
     (scoring.scale, scoring.softcap) = (args.scale, args.softcap);
     let settings = Settings {
         scoring,
+        splits: args.splits,
         choice: args.kernel.clone(),
     };
     let output = match &args.output {

@@ -8,6 +8,7 @@ use crate::lengths::{KEYS, LengthsRequest, QUERIES, Request};
 use crate::operands::LengthElement;
 use crate::pages::{BLOCK_TABLE, TableLayout, TableRequest};
 use crate::scoring::Scoring;
+use crate::splits::Splits;
 
 /// Describes a [`Call`]; made by [`Call::builder`].
 #[derive(Debug, Clone)]
@@ -24,6 +25,7 @@ pub struct CallBuilder<'a> {
     keys: LengthsRequest<'a>,
     table: Option<TableRequest<'a>>,
     scoring: Scoring,
+    splits: Splits,
     want_lse: bool,
     aligned: bool,
 }
@@ -42,6 +44,7 @@ impl<'a> CallBuilder<'a> {
             keys: LengthsRequest::default(),
             table: None,
             scoring: Scoring::default(),
+            splits: Splits::default(),
             want_lse: true,
             aligned: true,
         }
@@ -50,6 +53,12 @@ impl<'a> CallBuilder<'a> {
     /// The options. Default: none.
     pub fn scoring(mut self, scoring: Scoring) -> Self {
         self.scoring = scoring;
+        self
+    }
+
+    /// Where keys are cut into ranges that are computed apart. Default: evenly.
+    pub fn splits(mut self, splits: Splits) -> Self {
+        self.splits = splits;
         self
     }
 
@@ -237,6 +246,7 @@ impl<'a> CallBuilder<'a> {
             });
         }
         self.scoring.validate()?;
+        self.splits.validate()?;
         let (queries, batch) = self.queries.check(QUERIES, entries, query_rows)?;
         if batch > MAX_LEN {
             return Err(Error::TooLong {
@@ -301,6 +311,7 @@ impl<'a> CallBuilder<'a> {
             keys,
             pages,
             scoring: self.scoring,
+            splits: self.splits,
             want_lse: self.want_lse,
             aligned: self.aligned,
         })

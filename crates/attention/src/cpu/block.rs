@@ -184,8 +184,11 @@ impl<T: Element> Block<'_, T> {
             stride: head_dim,
         };
         let visible = self.task.keys(self.call.mask());
-        for start in visible.clone().step_by(Blocks::BLOCK_N) {
-            let tile = start..visible.end.min(start + Blocks::BLOCK_N);
+        // Tiles begin at multiples of their size whatever the block's first row sees, so that a row's bits do not depend on the others
+        // of its block.
+        let first = visible.start / Blocks::BLOCK_N * Blocks::BLOCK_N;
+        for start in (first..visible.end).step_by(Blocks::BLOCK_N) {
+            let tile = start.max(visible.start)..visible.end.min(start + Blocks::BLOCK_N);
             places.clear();
             let sequence = &self.task.sequence;
             for (entry, rows) in self.call.key_rows(sequence, tile.clone()) {

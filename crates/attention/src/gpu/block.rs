@@ -70,6 +70,10 @@ pub(crate) fn forward(
             query_tiles: shape.query_tiles as i32,
             heads_at_once: shape.heads_at_once as i32,
             splits: 1,
+            keys_per_split: match shape.shares_keys {
+                true => call.splits().keys().map_or(0, |keys| keys as i32),
+                false => 0,
+            },
             ..Default::default()
         },
         heads: count(call.heads()),
@@ -199,6 +203,7 @@ mod tests {
             heads_at_once: 1,
             draws_tiles: true,
             shares_keys: false,
+            workspace_bytes: 256,
         }
     }
 

@@ -6,7 +6,7 @@ use warptile_driver::DevicePointer;
 use warptile_driver::sys::CUstream;
 
 use crate::call::Call;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::slots::Addresses;
 use crate::gpu::{Gpu, Prepared};
 use crate::plan::Scratch;
@@ -22,19 +22,30 @@ use crate::plan::Scratch;
 pub struct Session {
     stream: CUstream,
     workspace: DevicePointer,
+    workspace_bytes: usize,
     /// Not `Send`.
     on_this_thread: PhantomData<*const ()>,
 }
 
 impl Session {
-    /// A session for `stream`. Allocates the workspace outside any capture that is under way, and waits for it.
+    /// A session for `stream`, with a workspace for every plan that splits keys evenly. Allocates it outside any capture that is under
+    /// way, and waits for it.
     ///
     /// # Errors
     /// When the device is out of memory.
     pub fn new(gpu: &Gpu, stream: CUstream) -> Result<Self> {
+        Self::with_scratch(gpu, stream, Scratch::of_even_splits())
+    }
+
+    /// As [`Session::new`], for plans that need no more than this: the largest of their [`scratch`](crate::Plan::scratch).
+    ///
+    /// # Errors
+    /// When the device is out of memory.
+    pub fn with_scratch(gpu: &Gpu, stream: CUstream, scratch: Scratch) -> Result<Self> {
         Ok(Session {
             stream,
-            workspace: gpu.context().permanent_zeroed(Scratch::most().bytes)?,
+            workspace: gpu.context().permanent_zeroed(scratch.bytes)?,
+            workspace_bytes: scratch.bytes,
             on_this_thread: PhantomData,
         })
     }
@@ -48,7 +59,7 @@ impl Session {
     /// Submits a call to the stream.
     ///
     /// # Errors
-    /// As [`Prepared::launch_raw`].
+    /// As [`Prepared::launch_raw`]; [`Error::SessionTooSmall`].
     ///
     /// # Safety
     /// As [`Prepared::launch_raw`], but for the workspace: no two graphs, and no graph and an eager launch, use the same
@@ -59,7 +70,14 @@ impl Session {
         call: &Call,
         addresses: &Addresses,
     ) -> Result<()> {
-        // SAFETY: the caller's promise; the workspace is large enough for every plan, zeroed, and this session's own.
+        let needed = prepared.plan().scratch().bytes;
+        if needed > self.workspace_bytes {
+            return Err(Error::SessionTooSmall {
+                needed,
+                available: self.workspace_bytes,
+            });
+        }
+        // SAFETY: the caller's promise; the workspace is large enough for the plan, zeroed, and this session's own.
         unsafe { prepared.launch_raw(self.stream, call, addresses, self.workspace) }
     }
 }

@@ -1,5 +1,7 @@
 //! Memory that a launch needs beside its tensors, one for each thing that can run by itself.
 
+use std::sync::{Mutex, PoisonError};
+
 use warptile_driver::{CaptureId, DevicePointer, Scratch, Stream};
 
 use crate::error::Result;
@@ -10,27 +12,40 @@ use crate::plan::{LaunchShape, Scratch as Needed};
 /// Two launches that may overlap never share one, because the only way to get one is from the stream that will run the launch:
 /// the launches of a stream run one after the other, and so do those of a graph. What CTAs that share keys leave there takes
 /// megabytes, so a stream has that workspace only if it runs such launches.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Workspace<const SHARED_KEYS: bool> {
-    memory: Scratch,
+    /// The last is the largest, and sizes grow in powers of two: the others together are no larger. Launches that were submitted
+    /// before, and replays of a graph, use those, so they stay.
+    blocks: Mutex<Vec<Scratch>>,
 }
 
 impl<const SHARED_KEYS: bool> Workspace<SHARED_KEYS> {
-    fn of(stream: &Stream, capture: Option<CaptureId>) -> Result<DevicePointer> {
-        let make = || {
-            let needed = match SHARED_KEYS {
-                true => Needed::most(),
-                false => Needed::counter(),
-            };
-            let memory = Scratch::zeroed(stream.context(), needed.bytes)?;
-            Ok(Self { memory })
-        };
+    /// One of at least so many bytes.
+    fn of(stream: &Stream, capture: Option<CaptureId>, bytes: usize) -> Result<DevicePointer> {
         // The stream or the capture keeps it.
+        let make = || Ok::<_, crate::Error>(Self::default());
         let workspace = match capture {
             Some(capture) => stream.attached_in(capture, make),
             None => stream.attached(make),
+        }?;
+        // A panic leaves the list as it was.
+        let blocks = workspace.blocks.lock();
+        let mut blocks = blocks.unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = blocks.last()
+            && last.byte_len() >= bytes
+        {
+            return Ok(last.pointer());
+        }
+        let least = match SHARED_KEYS {
+            true => Needed::of_even_splits(),
+            false => Needed::counter(),
         };
-        workspace.map(|workspace| workspace.memory.pointer())
+        // Of so many bytes that there is no power of two, the driver has none.
+        let grown = bytes.checked_next_power_of_two().unwrap_or(bytes);
+        let block = Scratch::zeroed(stream.context(), grown.max(least.bytes))?;
+        let pointer = block.pointer();
+        blocks.push(block);
+        Ok(pointer)
     }
 }
 
@@ -40,11 +55,12 @@ pub(super) fn workspace_of(
     capture: Option<CaptureId>,
     launches: &[LaunchShape],
 ) -> Result<DevicePointer> {
-    if launches.iter().any(|launch| launch.shares_keys) {
-        Workspace::<true>::of(stream, capture)
-    } else if launches.iter().any(LaunchShape::needs_workspace) {
-        Workspace::<false>::of(stream, capture)
-    } else {
-        Ok(0)
+    let sizes = launches.iter().map(|launch| launch.workspace_bytes);
+    match sizes.max().unwrap_or(0) {
+        0 => Ok(0),
+        bytes if launches.iter().any(|launch| launch.shares_keys) => {
+            Workspace::<true>::of(stream, capture, bytes)
+        }
+        bytes => Workspace::<false>::of(stream, capture, bytes),
     }
 }

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use warptile_kernels::{Features, Image, Role, Target};
+use warptile_kernels::{Features, Image, Role, Schedule, Target};
 
 use crate::choice::Choice;
 use crate::device::DeviceProfile;
@@ -13,6 +13,7 @@ use crate::plan::step::tiles_of;
 use crate::plan::{Considered, MAX_TILES, Plan, Reason, Step};
 use crate::problem::Problem;
 use crate::rates::Rates;
+use crate::splits::Splits;
 
 /// Images for forward, by kernel name.
 type Kernels = BTreeMap<&'static str, Vec<&'static Image>>;
@@ -73,6 +74,9 @@ impl<'a> Planner<'a> {
 
     /// Chooses a kernel for the problem.
     ///
+    /// With [`Splits::EveryKeys`] the choice depends on element type, head size, options and device only: the same image computes a
+    /// token of decoding and a whole prompt.
+    ///
     /// # Errors
     /// As [`Plan::gpu`].
     pub fn plan(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
@@ -108,7 +112,14 @@ impl<'a> Planner<'a> {
             Choice::Kernel(name) => step.image.kernel == name,
             Choice::Image(name) => step.image.name == name,
         };
-        let Some(chosen) = candidates.iter().position(requested) else {
+        let chosen = candidates.iter().position(requested);
+        // Where every call of some options has one image, its limits are no reason for another.
+        let units = chosen.map_or(0, |chosen| tiles_of(&problem, candidates[chosen].image));
+        let Some(chosen) = chosen.filter(|_| units <= MAX_TILES) else {
+            considered.extend(chosen.map(|chosen| Considered {
+                kernel: candidates[chosen].image.kernel,
+                reason: Reason::Grid { ctas: units },
+            }));
             considered.retain(|one| match choice {
                 Choice::Best => true,
                 Choice::Family(family) => one.kernel.starts_with(&format!("{family}_")),
@@ -160,7 +171,12 @@ impl<'a> Planner<'a> {
                 laid_out_for: any.tiling.head_dim,
             });
         }
-        let lacks = |image: &Image| -> Features { problem.needs() - image.features };
+        let needs = match problem.splits() {
+            Splits::Even => problem.needs(),
+            // Of any call with these options.
+            Splits::EveryKeys(_) => problem.needs() | OF_ANY_BATCH,
+        };
+        let lacks = |image: &Image| -> Features { needs - image.features };
         // What else an image can do costs time.
         let image = of_element
             .clone()
@@ -175,6 +191,10 @@ impl<'a> Planner<'a> {
             .ok_or_else(|| Reason::NoImage {
                 targets: of_element.map(|image| image.target).collect(),
             })?;
+        let splits = problem.splits().keys().is_some();
+        if splits && image.schedule != Schedule::SharedKeys {
+            return Err(Reason::Splits);
+        }
         let lacks = lacks(image);
         if !lacks.is_empty() {
             return Err(Reason::Lacks(lacks));
@@ -187,21 +207,34 @@ impl<'a> Planner<'a> {
             });
         }
         let tiles = tiles_of(problem, image);
-        if tiles > MAX_TILES {
+        if tiles > MAX_TILES && !splits {
             return Err(Reason::Grid { ctas: tiles });
         }
         let ctas_per_multiprocessor = occupancy(image, device);
+        let typical = problem.typical_of_splits();
         Ok(Step {
             role: image.role,
             image,
             multiprocessors: device.multiprocessors.max(1),
             ctas_per_multiprocessor,
-            estimate_us: self
-                .rates
-                .estimate_us(problem, image, device, ctas_per_multiprocessor),
+            estimate_us: self.rates.estimate_us(
+                match splits {
+                    true => &typical,
+                    false => problem,
+                },
+                image,
+                device,
+                ctas_per_multiprocessor,
+            ),
         })
     }
 }
+
+/// What batches may have, whatever the options.
+const OF_ANY_BATCH: Features = Features::PACKED
+    .union(Features::DEVICE_LENGTHS)
+    .union(Features::PAGED)
+    .union(Features::LSE);
 
 fn check_name(choice: &Choice, kernels: &Kernels) -> Result<()> {
     let images = || kernels.values().flatten();

@@ -2,11 +2,12 @@
 
 use warptile_kernels::{Image, Role, Schedule};
 
-use crate::Mask;
 use crate::call::Call;
 use crate::error::{Error, Result};
+use crate::mask::{Align, Mask};
 use crate::plan::MAX_TILES;
 use crate::problem::Problem;
+use crate::splits::Splits;
 
 /// One kernel of a plan.
 #[derive(Debug, Clone)]
@@ -40,13 +41,15 @@ pub struct LaunchShape {
     pub draws_tiles: bool,
     /// Whether CTAs leave parts of tiles in the workspace.
     pub shares_keys: bool,
+    /// Bytes of the workspace that the launch uses; at most [`Plan::scratch`](crate::Plan::scratch) of its plan.
+    pub workspace_bytes: usize,
 }
 
 impl LaunchShape {
     /// Whether the launch uses the workspace.
     #[must_use]
     pub const fn needs_workspace(&self) -> bool {
-        self.draws_tiles || self.shares_keys
+        self.workspace_bytes != 0
     }
 }
 
@@ -68,23 +71,22 @@ impl Scratch {
     /// Where the semaphores of shared tiles begin: one a CTA.
     pub(crate) const SEMAPHORES_AT: usize = Self::COUNTER_BYTES;
 
-    /// Where the parts of shared tiles begin: two a CTA, each of BLOCK_M rows of the tiling's head size and two numbers a row, in fp32.
+    /// Where the parts of shared tiles begin: two a CTA, or one a unit if keys are cut at fixed places. Each has BLOCK_M rows of the
+    /// tiling's head size and two numbers a row, in fp32.
     pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * Self::SHARING_CTAS;
 
-    const fn with_parts(ctas: usize, rows: usize, head_dim: usize) -> Self {
+    const fn with_parts(parts: usize, rows: usize, head_dim: usize) -> Self {
+        let part = rows * (head_dim + 2) * size_of::<f32>();
         Scratch {
-            bytes: Self::PARTS_AT + 2 * ctas * rows * (head_dim + 2) * size_of::<f32>(),
+            bytes: Self::PARTS_AT.saturating_add(parts.saturating_mul(part)),
         }
     }
 
-    pub(super) fn of(steps: &[Step]) -> Self {
+    /// For the largest call of a problem.
+    pub(super) fn of(problem: &Problem, steps: &[Step]) -> Self {
         let needed = |step: &Step| match step.image.schedule {
             Schedule::Persistent => Self::counter(),
-            Schedule::SharedKeys => {
-                let tiling = step.image.tiling;
-                let (rows, head_dim) = (tiling.block_m as usize, tiling.head_dim as usize);
-                Self::with_parts(step.resident() as usize, rows, head_dim)
-            }
+            Schedule::SharedKeys => step.parts_of(&Sides::from(problem)),
             _ => Self::default(),
         };
         Scratch {
@@ -103,9 +105,95 @@ impl Scratch {
         }
     }
 
-    /// What serves every plan there is; a test holds the catalog against it.
-    pub(crate) const fn most() -> Self {
-        Self::with_parts(Self::SHARING_CTAS, 32, 128)
+    /// What serves every plan that does not cut keys at fixed places; a test holds the catalog against it.
+    pub(crate) const fn of_even_splits() -> Self {
+        Self::with_parts(2 * Self::SHARING_CTAS, 32, 128)
+    }
+}
+
+/// What the units of kernels that share keys are counted from: a call, or the bounds of a problem.
+#[derive(Debug, Clone, Copy)]
+struct Sides {
+    batch: u64,
+    kv_heads: u64,
+    group: u64,
+    query_len: u64,
+    /// Of packed queries, where the host knows that the sequences share them.
+    query_rows: Option<u64>,
+    key_len: u64,
+    mask: Mask,
+    splits: Splits,
+}
+
+impl From<&Call> for Sides {
+    fn from(call: &Call) -> Self {
+        let queries = call.queries();
+        Sides {
+            batch: call.batch() as u64,
+            kv_heads: call.kv_heads() as u64,
+            group: call.group_size() as u64,
+            query_len: call.query_len() as u64,
+            query_rows: queries.offsets().on_host().map(|_| queries.rows() as u64),
+            key_len: call.key_len() as u64,
+            mask: call.mask(),
+            splits: call.splits(),
+        }
+    }
+}
+
+impl From<&Problem> for Sides {
+    fn from(problem: &Problem) -> Self {
+        // Offsets that nobody has checked may let sequences overlap.
+        let checked = problem.packed_queries() && !problem.device_lengths();
+        Sides {
+            batch: problem.batch() as u64,
+            kv_heads: problem.kv_heads() as u64,
+            group: (problem.heads() / problem.kv_heads()) as u64,
+            query_len: problem.query_len() as u64,
+            query_rows: checked.then(|| problem.query_rows() as u64),
+            key_len: problem.key_len() as u64,
+            mask: problem.mask(),
+            splits: problem.splits(),
+        }
+    }
+}
+
+impl Sides {
+    /// Tiles of a sequence and key/value head, at most.
+    fn row_tiles(&self, block_m: u32) -> u64 {
+        (self.query_len * self.group).div_ceil(u64::from(block_m))
+    }
+
+    /// Tiles in all, at most: rows of a tile are queries with each of the heads that share a key/value head.
+    fn tiles(&self, block_m: u32) -> u64 {
+        let each = self.row_tiles(block_m).saturating_mul(self.batch);
+        let shared = self.query_rows.map_or(u64::MAX, |rows| {
+            (rows * self.group / u64::from(block_m)).saturating_add(self.batch)
+        });
+        each.min(shared).saturating_mul(self.kv_heads)
+    }
+
+    /// Units that the keys of a tile are cut into, at most: those of which some query of the sequence sees a key, at least 1. `Share`
+    /// in kernels/work/share.cuh counts those that there are.
+    fn tile_units(&self, block_n: u32) -> u64 {
+        let keys = u64::from(self.splits.keys().unwrap_or(block_n));
+        let bounds = self.mask.bounds();
+        let end = match (bounds.align, bounds.right) {
+            (Align::TopLeft, Some(right)) => self.key_len.min(self.query_len + u64::from(right)),
+            _ => self.key_len,
+        };
+        let units = end.div_ceil(keys);
+        // A window moves along with the lengths, and may begin and end anywhere between two cuts.
+        let touched = bounds.left.map_or(u64::MAX, |left| {
+            (self.query_len + u64::from(left)).div_ceil(keys) + 1
+        });
+        units.min(touched).max(1)
+    }
+
+    fn units(&self, image: &Image) -> u64 {
+        let tiling = image.tiling;
+        self.tile_units(tiling.block_n)
+            .saturating_mul(self.tiles(tiling.block_m))
     }
 }
 
@@ -128,7 +216,7 @@ impl Step {
     /// The launch for a call.
     ///
     /// # Errors
-    /// [`Error::Grid`] if it would have more tiles, or blocks of keys to be shared, than a launch can have.
+    /// [`Error::Grid`] if it would have more tiles, or units of keys to be shared, than a launch can have.
     pub fn shape(&self, call: &Call) -> Result<LaunchShape> {
         match self.image.schedule {
             Schedule::SharedKeys => self.shape_of_shared_keys(call),
@@ -136,31 +224,35 @@ impl Step {
         }
     }
 
-    /// Rows of a tile are queries with each of the heads that share a key/value head; a tile counts each block of its keys, and
-    /// one if it has none.
     fn shape_of_shared_keys(&self, call: &Call) -> Result<LaunchShape> {
-        let tiling = self.image.tiling;
-        let rows = call.query_len() as u64 * call.group_size() as u64;
-        let query_tiles = rows.div_ceil(u64::from(tiling.block_m));
-        let tiles = query_tiles.saturating_mul((call.kv_heads() * call.batch()) as u64);
-        let blocks = (call.key_len() as u64)
-            .div_ceil(u64::from(tiling.block_n))
-            .max(1)
-            .saturating_mul(tiles);
-        if blocks > MAX_TILES {
+        let block_m = self.image.tiling.block_m;
+        let sides = Sides::from(call);
+        let units = sides.units(self.image);
+        if units > MAX_TILES {
             return Err(Error::Grid {
-                ctas: blocks,
+                ctas: units,
                 limit: MAX_TILES,
             });
         }
         Ok(LaunchShape {
-            grid: blocks.min(u64::from(self.resident())) as u32,
-            tiles: tiles as u32,
-            query_tiles: query_tiles as u32,
+            grid: units.min(u64::from(self.resident())) as u32,
+            tiles: sides.tiles(block_m) as u32,
+            query_tiles: sides.row_tiles(block_m) as u32,
             heads_at_once: 1,
             draws_tiles: false,
             shares_keys: true,
+            workspace_bytes: self.parts_of(&sides).bytes,
         })
+    }
+
+    /// The workspace with the parts that CTAs leave.
+    fn parts_of(&self, sides: &Sides) -> Scratch {
+        let parts = match sides.splits {
+            Splits::Even => 2 * self.resident() as usize,
+            Splits::EveryKeys(_) => sides.units(self.image) as usize,
+        };
+        let tiling = self.image.tiling;
+        Scratch::with_parts(parts, tiling.block_m as usize, tiling.head_dim as usize)
     }
 
     fn shape_of_tiles(&self, call: &Call) -> Result<LaunchShape> {
@@ -191,6 +283,7 @@ impl Step {
         } else {
             tiles
         };
+        let draws_tiles = persistent && tiles > grid;
         Ok(LaunchShape {
             grid: grid as u32,
             tiles: tiles as u32,
@@ -201,21 +294,22 @@ impl Step {
             } else {
                 1
             },
-            draws_tiles: persistent && tiles > grid,
+            draws_tiles,
             shares_keys: false,
+            workspace_bytes: match draws_tiles {
+                true => Scratch::counter().bytes,
+                false => 0,
+            },
         })
     }
 }
 
-/// Tiles of a problem, or of kernels that share keys the blocks: what [`Step::shape`] gives for a call whose lengths are the bounds.
+/// Tiles of a problem, or of kernels that share keys the units: what [`Step::shape`] gives for a call whose lengths are the bounds.
 pub(super) fn tiles_of(problem: &Problem, image: &Image) -> u64 {
-    let (block_m, heads) = (u64::from(image.tiling.block_m), problem.heads() as u64);
     if image.schedule == Schedule::SharedKeys {
-        let rows = problem.query_len() as u64 * (heads / problem.kv_heads().max(1) as u64);
-        let blocks = (problem.key_len() as u64).div_ceil(u64::from(image.tiling.block_n));
-        return (rows.div_ceil(block_m) * (problem.kv_heads() * problem.batch()) as u64)
-            .saturating_mul(blocks.max(1));
+        return Sides::from(problem).units(image);
     }
+    let (block_m, heads) = (u64::from(image.tiling.block_m), problem.heads() as u64);
     match problem.packed_queries() {
         true => (problem.query_rows() as u64 / block_m + problem.batch() as u64) * heads,
         false => (problem.query_len() as u64)

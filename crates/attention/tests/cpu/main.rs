@@ -6,9 +6,12 @@ mod append_cases;
 mod bugs;
 mod cache;
 mod common;
+#[path = "../common/compositions.rs"]
+mod compositions;
 #[path = "../common/draw.rs"]
 mod draw;
 mod features;
+mod invariance;
 mod merge;
 #[path = "../common/merge.rs"]
 mod merge_cases;

@@ -12,6 +12,7 @@ mod lengths;
 mod merge;
 mod pages;
 mod raw;
+mod splits;
 
 use half::f16;
 use warptile::gpu::Gpu;

@@ -7,10 +7,13 @@ mod append_cases;
 #[path = "../common/append_on_gpu.rs"]
 mod append_on_gpu;
 mod cache;
+#[path = "../common/compositions.rs"]
+mod compositions;
 #[path = "../common/draw.rs"]
 mod draw;
 mod errors;
 mod harness;
+mod invariance;
 mod merge;
 #[path = "../common/merge.rs"]
 mod merge_cases;

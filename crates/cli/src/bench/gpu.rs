@@ -142,6 +142,7 @@ impl Launch {
 fn with_device_lengths(case: &Case, call: &Call, lists: &Lists) -> warptile::Result<Call> {
     let mut builder = Call::builder(call.q(), call.k(), call.v(), call.element())
         .scoring(*call.scoring())
+        .splits(call.splits())
         .out(*call.out());
     if lists.query_offsets.is_some() {
         builder = builder.device_query_offsets(call.batch(), call.query_len());

@@ -120,6 +120,9 @@ const FEW_MULTIPROCESSORS: u64 = 5;
 /// of multiprocessors.
 const TURNS_TO_HOST: u64 = 17;
 
+/// At one of so many turns an image that shares keys cuts them at fixed places. Odd, as above.
+const TURNS_TO_SPLITS: u64 = 3;
+
 /// Runs the command.
 pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Failure> {
     if let Some(json) = &args.json {
@@ -450,7 +453,7 @@ impl Verify<'_> {
     }
 
     /// The `index`th random problem. Images take turns, each with problems that its tiles can hold; every other turn is
-    /// planned for a few multiprocessors.
+    /// planned for a few multiprocessors, and some cut keys at fixed places.
     fn draw(&self, index: u64) -> Trial {
         // Far apart, so that two runs with neighbouring seeds share no problem.
         let seed = self.args.seed.wrapping_mul(1 << 32).wrapping_add(index);
@@ -473,6 +476,9 @@ impl Verify<'_> {
             let widest = (image.tiling.head_dim as usize).min(MAX_HEAD_DIM);
             case.head_dim = case.head_dim.min(widest);
             case.element = image.element;
+            if image.schedule == Schedule::SharedKeys && turn % TURNS_TO_SPLITS == 0 {
+                case = case.with_splits();
+            }
         }
         case.multiprocessors = match self.args.multiprocessors {
             None if self.backend.is_gpu() && turn % 2 == 1 => {

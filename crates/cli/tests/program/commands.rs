@@ -253,6 +253,7 @@ fn every_option_is_verified_and_measured() {
         "b2 q9 k20 h4/2 d16 f16 softcap=15 alibi=batch sinks bias keymask layout=bhsd seed=1",
         "b2 q9 k20 h2 d8 f32 scale=-0.5 bias keymask layout=gaps unaligned used=3x20,9x0 seed=2",
         "packed=3x5,0x2,4x0 h2 d8 bf16 mask=causal sinks used=1x5,0x1,4x0 device-lengths seed=3",
+        "b2 q3 k600 h2 d16 f16 mask=causal splits=256 seed=4",
         "b3 q2 k70 h4/2 d16 f16 mask=causal sinks layout=interleaved pages=16 lengths=ragged seed=4",
         "packed=3x50,2x0 h2 d8 f32 layout=gaps pages=5 lengths=9,0 device-lengths seed=5",
     ];

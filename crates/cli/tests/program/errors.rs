@@ -350,6 +350,16 @@ fn numbers_that_make_no_sense() {
     assert!(fails(2, &bytes, &["--scale", "-inf"]).contains("scale is -inf"));
     assert!(fails(2, &bytes, &["--softcap", "0"]).contains("softcap is 0"));
     assert!(fails(2, &bytes, &["--softcap", "-3"]).contains("softcap is -3"));
+    let every_300 = fails(2, &bytes, &["--splits", "300"]);
+    assert!(
+        every_300.contains("splits are every 300 keys"),
+        "{every_300}"
+    );
+    let no_number = fails(2, &bytes, &["--splits", "x"]);
+    assert!(
+        no_number.contains("or a number of keys such as 512"),
+        "{no_number}"
+    );
     let stderr = fails(2, &bytes, &["--causal=top-left", "--window", "3,3"]);
     assert!(stderr.contains("can't be combined"), "{stderr}");
 }

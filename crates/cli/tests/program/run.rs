@@ -404,6 +404,23 @@ fn explain_prints_the_plan() {
 }
 
 #[test]
+fn fixed_splits_are_named_in_the_plan() {
+    let (stdout, _) = expect_code(
+        0,
+        cpu_run(&example("minilm_qkv.safetensors"))
+            .arg("--expect")
+            .arg(example("minilm_expected.safetensors"))
+            .args(["--explain", "--splits", "512"]),
+    );
+    let problem = stdout.lines().find(|line| line.starts_with("problem"));
+    assert!(
+        problem.is_some_and(|line| line.contains(" splits=512")),
+        "{stdout}"
+    );
+    assert_eq!(stdout.matches(" is as expected").count(), 2, "{stdout}");
+}
+
+#[test]
 fn empty_tensors_are_fine() {
     let dir = tempfile::tempdir().unwrap();
     for (q, kv) in [

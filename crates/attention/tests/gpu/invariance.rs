@@ -1,0 +1,95 @@
+//! Batch invariance: with keys cut at fixed places, a query's bits are the same in every batch.
+
+use half::{bf16, f16};
+use warptile::{Attention, Backend, Element, Family, Mask, Splits};
+use warptile_check::Case;
+
+use crate::compositions::{Compositions, Model};
+use crate::harness::{Images, passes};
+
+/// Of all models together.
+const COMPOSITIONS: usize = 10_000;
+
+/// What a model's compositions are drawn from.
+struct Setup {
+    heads: [usize; 2],
+    head_dim: usize,
+    longest_queries: usize,
+    longest_keys: usize,
+    causal: bool,
+    keys_per_split: u32,
+}
+
+fn check<T: Element>(setup: Setup, attention: Attention, compositions: usize) {
+    let [heads, kv_heads] = setup.heads;
+    let model = Model {
+        heads,
+        kv_heads,
+        head_dim: setup.head_dim,
+        attention: attention.splits(Splits::EveryKeys(setup.keys_per_split)),
+        causal: setup.causal,
+        longest_queries: setup.longest_queries,
+        longest_keys: setup.longest_keys,
+    };
+    let seed = u64::from(setup.keys_per_split) + setup.head_dim as u64;
+    let mut all = Compositions::<T>::new(model, &Backend::cuda(0).unwrap(), seed);
+    for _ in 0..compositions {
+        all.check_one();
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_sequence_has_the_same_bits_in_every_composition() {
+    let setup = |heads, head_dim, longest_keys, keys_per_split| Setup {
+        heads,
+        head_dim,
+        longest_queries: 64,
+        longest_keys,
+        causal: true,
+        keys_per_split,
+    };
+    let causal = || Attention::new().mask(Mask::causal());
+    let sinks: Vec<f32> = (0..8).map(|head| head as f32 / 2.0 - 2.0).collect();
+    let slopes: Vec<f32> = (1..=8).map(|head| 0.5_f32.powi(head)).collect();
+    // A window over so many splits that a warp adds up several, whichever of them is the first that a prompt or a chunk of it sees.
+    let wide = Attention::new().mask(Mask::window(6000, 0)).sinks(&sinks);
+    let of_wide = Setup {
+        longest_queries: 400,
+        ..setup([8, 2], 128, 12_000, 256)
+    };
+    let narrow = Attention::new().mask(Mask::window(127, 0));
+    const MODELS: usize = 6;
+    let each = COMPOSITIONS.div_ceil(MODELS);
+    check::<f16>(setup([8, 2], 64, 3000, 256), causal(), each);
+    check::<bf16>(setup([32, 8], 128, 3000, 512), causal(), each);
+    check::<f16>(of_wide, wide.softcap(20.0), each);
+    let narrow = narrow.alibi_slopes(&slopes);
+    check::<bf16>(setup([8, 1], 64, 2000, 256), narrow, each);
+    check::<f16>(setup([4, 2], 256, 6000, 256), causal(), each);
+    let unmasked = Setup {
+        causal: false,
+        ..setup([3, 3], 72, 4000, 1024)
+    };
+    check::<bf16>(unmasked, Attention::new().scale(-0.2), each);
+    println!("{} compositions, no bit differs", MODELS * each);
+}
+
+/// They are also right.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn random_problems_with_splits_pass() {
+    const COUNT: usize = 300;
+    let mut ran = 0;
+    for seed in 0..20 * COUNT as u64 {
+        let case = Case::random(seed, 3000).with_splits();
+        match passes(&case, Images::Family(Family::Decode)) {
+            Ok(taken) => ran += usize::from(taken),
+            Err(failure) => panic!("{failure}"),
+        }
+        if ran == COUNT {
+            break;
+        }
+    }
+    assert_eq!(ran, COUNT, "hardly any problem has a kernel");
+}
