@@ -591,7 +591,7 @@ template <class Traits> class Decode {
     __device__ void add_up_parts(const Segment& of, typename Share<Traits>::Owners owners) const
     {
         constexpr int MINE = 4, TOGETHER = 2; // what a lane asks for at once: columns, and parts
-        const int parts = share.parts(of, owners), before = share.has_splits() ? of.first_split % Traits::WARPS : 0;
+        const int parts = share.parts(of, owners), before = share.has_splits() ? of.first_split % (TOGETHER * Traits::WARPS) : 0;
         const int count = existing_rows(of) * ACROSS;
 #pragma unroll 1
         for (int first = anew(lane); first < count; first += MINE * 32) {
