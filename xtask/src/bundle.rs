@@ -19,6 +19,9 @@ const LIBRARY_SUFFIX: &str = ".so";
 
 const RUN_SCRIPT: &str = include_str!("../run.sh");
 
+/// Tests that are ignored where there is no C++ compiler, and need no GPU.
+const NEEDS_A_COMPILER: &str = "tests/attention-emulated";
+
 /// Data that tests and benchmarks read, relative to the repository's root; what does not exist is left out.
 const DATA: [&str; 5] = [
     "examples",
@@ -145,7 +148,7 @@ pub fn bundle(root: &Path, out: &Path) -> Result<Bundle, BundleError> {
     for Artifact { from, to } in &artifacts {
         // The rest has been tested where it was built, and each would bring the embedded kernels once more.
         let is_test = to.starts_with("tests/") && !to.ends_with(LIBRARY_SUFFIX);
-        if !is_test || has_gpu_tests(from)? {
+        if !is_test || (to != NEEDS_A_COMPILER && has_gpu_tests(from)?) {
             copy(from, &out.join(to))?;
         }
     }

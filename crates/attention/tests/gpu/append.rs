@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use quickcheck::TestResult;
-use warptile::driver::{DeviceBuffer, Graph};
+use warptile::driver::{DeviceBuffer, Graph, Stream};
 use warptile::gpu::{AppendBindings, Gpu};
 use warptile::{Append, Backend, CacheWrite, Element, ElementType, Layout, Pairing, Rotary};
 
@@ -55,7 +55,8 @@ fn random_writes_equal_float64() {
 #[ignore = "needs an NVIDIA GPU"]
 fn a_captured_write_follows_the_lengths_on_the_device() {
     const STEPS: i32 = 40;
-    let stream = gpu().stream();
+    // Nobody else allocates on it meanwhile.
+    let stream = &Stream::new(gpu().context()).unwrap();
     let (new, pages) = (Layout::bshd([2, 1, 2, 64]), Layout::bhsd([12, 2, 16, 64]));
     let rotary = Rotary::computed(64, 10_000.0, Pairing::HalfSplit).unwrap();
     let values: Vec<f16> = (0..256).map(|i| f16::from_f32((i as f32).sin())).collect();

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use quickcheck::TestResult;
 use warptile::gpu::Gpu;
 use warptile::{Backend, Element, ElementType, Layout, Lse, LseBase, merge};
-use warptile_driver::Graph;
+use warptile_driver::{Graph, Stream};
 
 use crate::draw::Memory;
 use crate::harness::{gpu, gpu_of_ptx, quickcheck, ran};
@@ -84,19 +84,21 @@ fn a_large_merge_in_a_graph_is_that_of_the_cpu() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_captured_merge_is_replayed() {
-    let backend = Backend::on_stream(gpu().stream()).unwrap();
+    // Nobody else allocates on it meanwhile.
+    let stream = Stream::new(gpu().context()).unwrap();
+    let backend = Backend::on_stream(&stream).unwrap();
     let shape = [1, 64, 4, 64];
     let one = backend.tensor(&vec![1.0_f32; 64 * 4 * 64], shape).unwrap();
     let three = backend.tensor(&vec![3.0_f32; 64 * 4 * 64], shape).unwrap();
     let lse = Lse::from_slice(&backend, &[0.5; 256], shape).unwrap();
     let (mut out, mut merged) = merge(&[(&one, &lse), (&one, &lse)], LseBase::Two).unwrap();
     let parts = [(&one, &lse), (&three, &lse)];
-    let graph = Graph::capture::<warptile::Error>(gpu().stream(), |_| {
+    let graph = Graph::capture::<warptile::Error>(&stream, |_| {
         warptile::merge_into(&parts, LseBase::Two, &mut out, Some(&mut merged))
     })
     .unwrap();
     for _ in 0..3 {
-        graph.launch(gpu().stream()).unwrap();
+        graph.launch(&stream).unwrap();
     }
     assert_eq!(out.to_vec().unwrap(), vec![2.0; 64 * 4 * 64]);
     assert_eq!(merged.to_vec().unwrap(), vec![1.5; 256]);
