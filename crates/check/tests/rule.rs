@@ -166,7 +166,10 @@ fn planted_mistakes_are_caught() {
             }
         }),
         ("one used key less", |case| {
-            if let Used::Each(used) = &mut case.used {
+            // Of keys in pages it changes how many pages the inputs have.
+            if case.pages.is_none()
+                && let Used::Each(used) = &mut case.used
+            {
                 for used in used {
                     used.1 = used.1.saturating_sub(1);
                 }
