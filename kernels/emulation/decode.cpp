@@ -1,7 +1,7 @@
-// Random decode problems: the kernel's C++ on the CPU against float64. See README.md.
+// Random problems for the kernels on mma.sync: their C++ on the CPU against float64. See README.md.
 #include "shim.h"
 
-#include "forward/decode.cuh"
+#include "forward/mma.cuh"
 
 #include <random>
 
@@ -49,7 +49,7 @@ template <class Traits> struct Problem {
         group = random.between(1, 6);
         heads = kv_heads * group;
         head_dim = 8 * random.between(1, Traits::HEAD_DIM / 8);
-        query_len = random.between(1, 5);
+        query_len = random.between(1, std::max(5, Traits::BLOCK_M / 3));
         key_len = random.between(0, 700);
         grid = random.between(1, 7);
         const size_t query_values = (size_t)batch * query_len * heads * head_dim;
@@ -153,10 +153,16 @@ template <class Traits> struct Problem {
 
     void set_work(Random& random)
     {
+        const int row_tiles = (query_len * group + Traits::BLOCK_M - 1) / Traits::BLOCK_M;
+        if (!Traits::Schedule::SHARES_KEYS) {
+            block.work.query_tiles = row_tiles;
+            grid = block.work.tiles = row_tiles * kv_heads * batch;
+            block.work.heads_at_once = random.between(1, kv_heads * batch);
+            return;
+        }
         size_t places = 2 * grid;
         if (random.one_in(3)) {
             block.work.keys_per_split = Traits::BLOCK_N << random.between(0, 1);
-            const int row_tiles = (query_len * group + Traits::BLOCK_M - 1) / Traits::BLOCK_M;
             places = (size_t)batch * kv_heads * row_tiles * (key_len / block.work.keys_per_split + 2);
         }
         parts.assign(places * Traits::BLOCK_M * (Traits::HEAD_DIM + 2) + 16, NAN);
@@ -179,7 +185,11 @@ template <class Traits> struct Problem {
             memset(warptile::shared, 0xff, sizeof warptile::shared);
             std::barrier<> all(Traits::THREADS);
             cta_bar = &all;
-            std::vector<std::unique_ptr<std::barrier<>>> of_warps;
+            std::vector<std::unique_ptr<std::barrier<>>> of_teams, of_warps;
+            for (int team = 0; team < Traits::TEAMS; team++) {
+                of_teams.emplace_back(new std::barrier<>(Traits::TEAM_THREADS));
+                named_bar[1 + team] = of_teams[team].get();
+            }
             for (int warp = 0; warp < Traits::WARPS; warp++) {
                 of_warps.emplace_back(new std::barrier<>(32));
                 warp_bar[warp] = of_warps[warp].get();
@@ -188,7 +198,7 @@ template <class Traits> struct Problem {
             for (int thread = 0; thread < Traits::THREADS; thread++)
                 threads.emplace_back([this, thread] {
                     threadIdx.x = thread;
-                    decode_attention<Traits>(block);
+                    mma_attention<Traits>(block);
                 });
             for (std::thread& thread : threads) thread.join();
         }
@@ -268,8 +278,8 @@ template <class Traits> bool passes(unsigned seed)
         if (memcmp(first.data(), problem.out.data(), first.size() * sizeof(__half)) != 0) wrong = "other bits the second time";
     }
     if (!wrong.empty())
-        printf("head size %d, %dx%d, %d warps, seed %u: %s\n", Traits::HEAD_DIM, Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
-               seed, wrong.c_str());
+        printf("head size %d, %dx%d, %d warps, %s, seed %u: %s\n", Traits::HEAD_DIM, Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
+               Traits::Schedule::SHARES_KEYS ? "shared keys" : "a tile a CTA", seed, wrong.c_str());
     return wrong.empty();
 }
 
@@ -284,10 +294,13 @@ int main(int count, char** arguments)
         failed += !passed;
     };
     for (int seed = 1; seed <= seeds; seed++) {
-        note(passes<DecodeTraits<__half, 64, 16, 64, 4, 3>>(seed));
-        if (seed % 4 == 0) note(passes<DecodeTraits<__half, 128, 16, 128, 8, 2>>(seed));
-        if (seed % 5 == 0) note(passes<DecodeTraits<__half, 64, 32, 128, 4, 3>>(seed));
-        if (seed % 6 == 0) note(passes<DecodeTraits<__half, 256, 16, 64, 4, 2>>(seed));
+        note(passes<MmaTraits<__half, 64, 16, 64, 4, 3, Share>>(seed));
+        note(passes<MmaTraits<__half, 64, 64, 64, 4, 2, OneTile>>(seed));
+        if (seed % 2 == 0) note(passes<MmaTraits<__half, 64, 32, 128, 4, 3, Share>>(seed));
+        if (seed % 4 == 0) note(passes<MmaTraits<__half, 128, 16, 128, 8, 2, Share>>(seed));
+        if (seed % 4 == 1) note(passes<MmaTraits<__half, 128, 64, 128, 8, 2, Share>>(seed));
+        if (seed % 4 == 3) note(passes<MmaTraits<__half, 128, 128, 64, 8, 2, OneTile>>(seed));
+        if (seed % 6 == 0) note(passes<MmaTraits<__half, 256, 16, 64, 4, 2, Share>>(seed));
     }
     printf("%d of %d problems passed\n", computed - failed, computed);
     return failed != 0;

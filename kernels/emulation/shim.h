@@ -15,7 +15,7 @@
 #define __align__(n) __attribute__((aligned(n)))
 struct Dim { unsigned x; };
 inline thread_local Dim threadIdx; inline Dim blockIdx, gridDim;
-inline std::barrier<>* cta_bar; inline std::barrier<>* warp_bar[8];
+inline std::barrier<>* named_bar[16]; inline std::barrier<>* cta_bar; inline std::barrier<>* warp_bar[8];
 struct Exchange { unsigned w[32][6]; };
 inline Exchange ex[8];
 #define WB() warp_bar[threadIdx.x/32]->arrive_and_wait()
@@ -29,6 +29,7 @@ inline unsigned tobits(float f){return fbits(f);} inline unsigned tobits(unsigne
 template<class T> T frombits(unsigned u); template<> inline float frombits<float>(unsigned u){return bitsf(u);} template<> inline int frombits<int>(unsigned u){return (int)u;} template<> inline unsigned frombits<unsigned>(unsigned u){return u;}
 template<class T> T __shfl_xor_sync(unsigned,T x,int m){EX.w[LANE][0]=tobits(x);WB();T r=frombits<T>(EX.w[LANE^m][0]);WB();return r;}
 inline unsigned long long __shfl_sync(unsigned,unsigned long long x,int l){EX.w[LANE][0]=(unsigned)x;EX.w[LANE][1]=(unsigned)(x>>32);WB();unsigned long long r=EX.w[l%32][0]|(unsigned long long)EX.w[l%32][1]<<32;WB();return r;}
+inline float __shfl_sync(unsigned,float x,int l){EX.w[LANE][0]=tobits(x);WB();float r=bitsf(EX.w[l%32][0]);WB();return r;}
 inline int __clz(int x){return x?__builtin_clz((unsigned)x):32;}
 template<class T> T __shfl_up_sync(unsigned,T x,int d){EX.w[LANE][0]=tobits(x);WB();T r=frombits<T>(EX.w[(int)LANE>=d?LANE-d:LANE][0]);WB();return r;}
 inline bool __any_sync(unsigned,bool p){EX.w[LANE][0]=p;WB();bool r=false;for(int i=0;i<32;i++)r|=EX.w[i][0];WB();return r;}
@@ -37,7 +38,7 @@ namespace warptile { inline unsigned char __attribute__((aligned(128))) shared[4
 inline size_t __cvta_generic_to_shared(const void*p){return (const unsigned char*)p-warptile::shared;}
 inline void* __cvta_shared_to_generic(size_t o){return warptile::shared+o;}
 inline void __threadfence(){}
-namespace warptile{inline void wait_for_predecessor(){} inline unsigned increment_and_wrap(unsigned*p,unsigned lim){unsigned o=*p;*p=o>=lim?0:o+1;return o;}}
+namespace warptile{inline void named_barrier_wait(int id,int){named_bar[id]->arrive_and_wait();} inline void wait_for_predecessor(){} inline unsigned increment_and_wrap(unsigned*p,unsigned lim){unsigned o=*p;*p=o>=lim?0:o+1;return o;}}
 inline unsigned atomicInc(unsigned*p,unsigned lim){unsigned o=*p;*p=o>=lim?0:o+1;return o;}
 template<class T> T __ldg(const T*p){return *p;} template<class T> T __ldcg(const T*p){return *p;}
 inline void __stcg(float4*p,float4 v){*p=v;} inline void __stcg(float2*p,float2 v){*p=v;}

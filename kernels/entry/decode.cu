@@ -1,14 +1,14 @@
 // One image of the decode family; the build names the element type, the tiling and the entry.
-#include "forward/decode.cuh"
+#include "forward/mma.cuh"
 
 using Params = warptile::Forward;
-using Instance = warptile::DecodeTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS,
-                                        WARPTILE_STAGES>;
+using Instance = warptile::MmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS,
+                                     WARPTILE_STAGES, warptile::Share>;
 
 extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 
 extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
     WARPTILE_ENTRY(const __grid_constant__ Params params)
 {
-    warptile::decode_attention<Instance>(params);
+    warptile::mma_attention<Instance>(params);
 }

@@ -31,7 +31,7 @@ template <class Traits> class TileOrder {
     __device__ bool describe(Tile& tile) const
     {
         if (__builtin_expect(reads_lengths, false)) {
-            const TilePlace place = tile_place<Traits::BLOCK_M>(params, number);
+            const TilePlace place = tile_place<Traits::BLOCK_M>(params, number, params.heads);
             const int tiles = (place.q.len + Traits::BLOCK_M - 1) / Traits::BLOCK_M;
             write(tile, place.batch, place.head, tiles - 1 - place.tile, place.q, place.k);
             return place.template exists<Traits::BLOCK_M>();

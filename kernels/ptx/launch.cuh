@@ -1,4 +1,4 @@
-// What CTAs of a launch, and launches in a row, tell each other.
+// What threads of a CTA, CTAs of a launch, and launches in a row tell each other.
 #pragma once
 
 namespace warptile {
@@ -12,6 +12,13 @@ __device__ inline void wait_for_predecessor()
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// "Parallel Synchronization and Communication Instructions: bar": hardware barrier `id` (0 is __syncthreads) of `threads` threads, a
+// whole number of warps.
+__device__ inline void named_barrier_wait(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Adds 1 to a counter of the whole GPU, or makes it 0 if it was `last`, and returns what it was. Those who come later see what this CTA wrote

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/abi.cuh"
+#include "ptx/launch.cuh"
 
 namespace warptile {
 
@@ -133,13 +134,6 @@ template <int REGISTERS> __device__ inline void give_registers_back()
 template <int REGISTERS> __device__ inline void take_registers()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
-// "Parallel Synchronization and Communication Instructions: bar": hardware barrier `id` (0 is __syncthreads) of `threads`
-// threads.
-__device__ inline void named_barrier_wait(int id, int threads)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 } // namespace warptile

@@ -24,8 +24,8 @@ template <class Element> struct WorkItem {
 // thread and handed to the others through `shared`: whatever becomes of them meanwhile, all threads agree.
 template <int BLOCK_M> __device__ inline TilePlace place_of_cta(const Forward& params, TilePlace& shared)
 {
-    if (!reads_lengths(params.sequences)) return tile_place<BLOCK_M>(params, blockIdx.x);
-    if (threadIdx.x == 0) shared = tile_place<BLOCK_M>(params, blockIdx.x);
+    if (!reads_lengths(params.sequences)) return tile_place<BLOCK_M>(params, blockIdx.x, params.heads);
+    if (threadIdx.x == 0) shared = tile_place<BLOCK_M>(params, blockIdx.x, params.heads);
     __syncthreads();
     return shared;
 }
@@ -37,7 +37,7 @@ template <int BLOCK_M> __device__ inline TilePlace place_again(const Forward& pa
     if (reads_lengths(params.sequences)) return shared;
     unsigned number = blockIdx.x;
     asm volatile("" : "+r"(number));
-    return tile_place<BLOCK_M>(params, number);
+    return tile_place<BLOCK_M>(params, number, params.heads);
 }
 
 template <int BLOCK_M, class Element>

@@ -1,9 +1,10 @@
-// Which number a tile has. Heads are taken `heads_at_once` at a time; among those the last tile of every head comes first, then
+// Which number a tile has. A tile has BLOCK_M rows of a head; of kernels whose rows are queries with each of the heads that share a
+// key/value head, these are rows of a key/value head, and a query is several. Heads are taken `heads_at_once` at a time; among those the last tile of every head comes first, then
 // the last but one of every head: under a causal mask the last ones see the most keys, and CTAs that work at the same time
 // share keys and values.
 //
 // Dense: every head of every batch entry has `query_tiles` tiles. Packed: a head has `query_tiles` slots for all sequences
-// together, query_rows / BLOCK_M + batch, of which sequence b has those from offsets[b] / BLOCK_M + b on: as many as its tiles
+// together, rows / BLOCK_M + batch, of which sequence b has those from its first row / BLOCK_M + b on: as many as its tiles
 // or one more. So the slots follow from shapes alone, an uneven batch costs what its rows cost, and nobody sums lengths.
 #pragma once
 
@@ -19,20 +20,24 @@ struct TilePlace {
     Extent k;
 
     // Whether the sequence has that tile. Garbage offsets may give any number.
-    template <int BLOCK_M> __device__ bool exists() const
+    template <int BLOCK_M> __device__ bool exists(int rows_of_query = 1) const
     {
-        return tile >= 0 && tile < (q.len + BLOCK_M - 1) / BLOCK_M;
+        return tile >= 0 && tile < (q.len * rows_of_query + BLOCK_M - 1) / BLOCK_M;
     }
 };
 
 // The last sequence whose slots begin at or before `slot`. Ends after log2(batch) steps whatever the offsets are.
-template <int BLOCK_M> __device__ inline int sequence_of(const Sequences& sequences, int slot, int& first_slot)
+template <int BLOCK_M>
+__device__ inline int sequence_of(const Sequences& sequences, int slot, int rows_of_query, int& first_slot)
 {
+    const auto first_slot_of = [&](int batch) {
+        return clamped_offset(sequences.query_offsets, batch, sequences.query_rows) * rows_of_query / BLOCK_M + batch;
+    };
     int low = 0, high = sequences.batch;
-    first_slot = clamped_offset(sequences.query_offsets, 0, sequences.query_rows) / BLOCK_M;
+    first_slot = first_slot_of(0);
     while (high - low > 1) {
         const int middle = low + (high - low) / 2;
-        const int begin = clamped_offset(sequences.query_offsets, middle, sequences.query_rows) / BLOCK_M + middle;
+        const int begin = first_slot_of(middle);
         if (begin <= slot) {
             low = middle;
             first_slot = begin;
@@ -43,11 +48,12 @@ template <int BLOCK_M> __device__ inline int sequence_of(const Sequences& sequen
     return low;
 }
 
-template <int BLOCK_M> __device__ inline TilePlace tile_place(const Forward& params, unsigned number)
+template <int BLOCK_M>
+__device__ inline TilePlace tile_place(const Forward& params, unsigned number, int heads, int rows_of_query = 1)
 {
     const Work& work = params.work;
     const bool packed = params.sequences.query_offsets;
-    const unsigned all_heads = packed ? params.heads : params.heads * params.sequences.batch;
+    const unsigned all_heads = packed ? heads : heads * params.sequences.batch;
     const unsigned tiles_at_once = (unsigned)work.heads_at_once * work.query_tiles;
     const unsigned group = number / tiles_at_once;
     const unsigned first_head = group * work.heads_at_once;
@@ -60,12 +66,12 @@ template <int BLOCK_M> __device__ inline TilePlace tile_place(const Forward& par
     TilePlace place;
     if (packed) {
         int first_slot;
-        place.batch = sequence_of<BLOCK_M>(params.sequences, slot, first_slot);
+        place.batch = sequence_of<BLOCK_M>(params.sequences, slot, rows_of_query, first_slot);
         place.head = batch_head;
         place.tile = slot - first_slot;
     } else {
-        place.batch = batch_head / params.heads;
-        place.head = batch_head - place.batch * params.heads;
+        place.batch = batch_head / heads;
+        place.head = batch_head - place.batch * heads;
         place.tile = slot;
     }
     place.q = queries_of(params.sequences, place.batch);

@@ -1,7 +1,6 @@
 // Which keys a CTA reads, for kernels whose CTAs share the keys of all sequences.
 //
-// A tile is BLOCK_M rows of one key/value head of one sequence; a row is a query with one of the heads that share the key/value
-// head. The keys that a sequence's queries see are cut into units: blocks of BLOCK_N keys, or as many keys as a split has. The
+// The keys that a sequence's queries see are cut into units: blocks of BLOCK_N keys, or as many keys as a split has. The
 // units of all tiles of all sequences are numbered one after the other, and CTAs take equal ranges of them. So a tile is computed by
 // neighbouring CTAs, and a CTA shares at most two tiles with others: its first and its last. A tile without keys counts one
 // unit, so that somebody writes its zeros.
@@ -10,40 +9,21 @@
 // but its keys.
 //
 // Lengths on the device may change during the launch, and then CTAs disagree: about what they compute, not about what they may
-// touch. Every number of a CTA or a part below follows from the CTA's own view and lies in range.
+// touch. Every number of a CTA is held below the grid's size, and every number of a part below those there are: what the CTA
+// counted at first, which no lengths bring above what the host has made room for.
 #pragma once
 
-#include "ptx/launch.cuh"
-#include "rule/mask.cuh"
-#include "work/lengths.cuh"
+#include "work/segment.cuh"
 
 namespace warptile {
 
 __device__ constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(power / 2) : 0; }
 
-// What a CTA computes of one tile.
-struct Segment {
-    int batch; // END after the last one
-    int kv_head;
-    int first_query; // of the tile's first row, ...
-    int first_head;  // ... and its head among those of this key/value head
-    Extent q;
-    Extent k;
-    int first_key; // of those it reads; none where first_key >= end_key
-    int end_key;
-    unsigned unit; // its first
-    unsigned units;
-    unsigned tile_unit; // the tile's first
-    unsigned tile_units;
-    unsigned first_split; // the number of the tile's first unit, counted from key 0
-
-    static constexpr int END = -1;
-    __device__ bool is_end() const { return batch == END; }
-    __device__ bool is_whole_tile() const { return units == tile_units; }
-};
-
 template <class Traits> class Share {
   public:
+    static constexpr bool SHARES_KEYS = true;
+    static constexpr unsigned SCHEDULE = SCHEDULE_SHARED_KEYS;
+
     // Finds the CTA's first unit. All threads call it; afterwards `next` is the first thread's alone. `shared` holds
     // SHARED_BYTES bytes.
     __device__ Share(const Forward& params, int group, unsigned char* shared)
@@ -59,6 +39,7 @@ template <class Traits> class Share {
             if (threadIdx.x == 0) {
                 state.at = range.begin;
                 state.end = range.end;
+                state.units = params.sequences.batch * one.units();
                 state.sequence = one;
                 state.sequence_is_known = true;
                 state.batch = range.begin < range.end ? range.begin / one.units() : 0;
@@ -107,6 +88,13 @@ template <class Traits> class Share {
         const int first_unit = sequence.first_unit + unit;
         segment.first_key = max(first_unit << unit_log, sequence.first_key);
         segment.end_key = min((first_unit + (int)segment.units) << unit_log, sequence.end_key);
+        if (sequence.row_tiles > 1) {
+            // Not every query of the sequence is in the tile.
+            const Mask mask(params.scoring, sequence.q.len, sequence.k.len);
+            const int queries = (segment.first_head + Traits::BLOCK_M - 1) / group + 1;
+            segment.first_key = max(segment.first_key, mask.first_key(segment.first_query));
+            segment.end_key = min(segment.end_key, mask.end_key(segment.first_query, queries));
+        }
         state.at = at + segment.units;
         return segment;
     }
@@ -121,13 +109,13 @@ template <class Traits> class Share {
     };
     __device__ Owners owners(const Segment& of) const
     {
-        return {of.tile_unit / each, (of.tile_unit + of.tile_units - 1) / each};
+        return {of.tile_unit / each, min((of.tile_unit + of.tile_units - 1) / each, gridDim.x - 1)};
     }
     __device__ int parts(const Segment& of, Owners by) const { return has_splits() ? of.tile_units : by.last - by.first + 1; }
     // Where part `index` of the tile lies. Without splits a CTA has two places: for its last tile and for its first.
     __device__ unsigned place(const Segment& of, Owners by, int index) const
     {
-        return has_splits() ? of.tile_unit + index : place_of(of, by.first + index);
+        return has_splits() ? min(of.tile_unit + index, state.units - 1) : place_of(of, by.first + index);
     }
     __device__ unsigned own_place(const Segment& of) const { return has_splits() ? of.unit : place_of(of, blockIdx.x); }
     // Whether this CTA has no more segments of the tile.
@@ -167,6 +155,7 @@ template <class Traits> class Share {
     // In shared memory: registers are for what all threads need.
     struct State {
         unsigned at, end;       // the CTA's next unit, and the one after its last
+        unsigned units;         // of all CTAs
         int batch;              // the sequence in hand, ...
         unsigned base;          // ... its first unit ...
         Sequence sequence;      // ... and what it asks for, if that has been read
@@ -213,6 +202,7 @@ template <class Traits> class Share {
                 if (threadIdx.x == 0) {
                     state.at = range.begin;
                     state.end = range.end;
+                    state.units = before;
                     state.sequence_is_known = false;
                     // These stay if lengths have shrunk since.
                     state.batch = sequences - 1;

@@ -211,6 +211,8 @@ numbered! {
         Persistent = 2, "persistent", "PERSISTENT";
         /// CTAs share the keys of all sequences evenly, and merge the results of tiles that several have a part of.
         SharedKeys = 3, "shared keys", "SHARED_KEYS";
+        /// As one tile a CTA; the rows of a tile are queries with each of the heads that share a key/value head.
+        OneGroupTile = 4, "one tile a CTA, of all heads that share keys", "ONE_GROUP_TILE";
     }
 }
 
@@ -262,6 +264,6 @@ mod tests {
             Schedule::from_number(Schedule::Persistent.number()),
             Some(Schedule::Persistent)
         );
-        assert_eq!(Schedule::from_number(4), None);
+        assert_eq!(Schedule::from_number(5), None);
     }
 }

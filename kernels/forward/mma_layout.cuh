@@ -1,0 +1,146 @@
+// Sizes and the shared memory layout of the kernels on mma.sync: the families `decode` and `mma`.
+#pragma once
+
+#include "base/element.cuh"
+#include "base/math.cuh"
+#include "base/record.cuh"
+#include "memory/copy_number.cuh"
+#include "ptx/mma.cuh"
+#include "work/segment.cuh"
+
+namespace warptile {
+
+// `Schedule`: which keys of which tiles a CTA reads (work/share.cuh, work/one_tile.cuh).
+template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, template <class> class Schedule_>
+struct MmaTraits {
+    using Element = Element_;
+    using Schedule = Schedule_<MmaTraits>;
+    static constexpr int HEAD_DIM = HEAD_DIM_;
+    static constexpr int BLOCK_M = BLOCK_M_; // rows: queries and heads that share a key/value head
+    static constexpr int BLOCK_N = BLOCK_N_; // keys that the teams take together
+    static constexpr int WARPS = WARPS_;
+    static constexpr int STAGES = STAGES_; // groups of keys, and of values, that a team has under way
+    static constexpr int MIN_CTAS = 1;
+    static constexpr int K_STRIDE = 0, V_STRIDE = 0; // rows are swizzled, not padded
+    static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = Schedule::SCHEDULE;
+    static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED | FEATURE_PAGED |
+                                         FEATURE_DEVICE_LENGTHS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE;
+
+    // A team is as many warps as the tile's rows need, of 16 rows each. The teams take turns with groups of keys.
+    static constexpr int THREADS = 32 * WARPS;
+    static constexpr int TEAM_WARPS = BLOCK_M / FRAGMENT_ROWS;
+    static constexpr int TEAM_THREADS = 32 * TEAM_WARPS;
+    static constexpr int TEAMS = WARPS / TEAM_WARPS;
+    static constexpr int KEYS = BLOCK_N / TEAMS;        // of a group
+    static constexpr int WARP_KEYS = KEYS / TEAM_WARPS; // that a warp loads
+    static constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element);
+    static constexpr int ROW_CHUNKS = ROW_BYTES / CHUNK_BYTES;
+    static constexpr int GROUP_BYTES = KEYS * ROW_BYTES; // of keys, and as many of values
+    static constexpr int STAGE_BYTES = 2 * GROUP_BYTES;
+    static constexpr int RING_BYTES = STAGES * STAGE_BYTES; // a team's
+
+    static_assert(sizeof(Element) == 2, "mma.sync takes f16 and bf16");
+    static_assert(BLOCK_M % FRAGMENT_ROWS == 0, "a product has 16 rows");
+    static_assert(WARPS % TEAM_WARPS == 0, "whole teams");
+    static_assert(BLOCK_N % (TEAMS * FRAGMENT_DEPTH) == 0, "the products with the values take 16 keys at a time");
+    static_assert(KEYS % TEAM_WARPS == 0 && WARP_KEYS <= 32, "a lane finds the place of one key");
+    static_assert(HEAD_DIM % 32 == 0, "keys are loaded 32 columns at a time");
+    static_assert(ROW_CHUNKS % 8 == 0 && (32 % ROW_CHUNKS == 0 || ROW_CHUNKS % 32 == 0), "the swizzle, and whole rows a copy");
+    // Registers hold the queries where there are enough.
+    static constexpr bool HOLDS_QUERIES = HEAD_DIM <= 128;
+    // Teams' results and parts are added up. A team leaves its own in a stage of its ring if that is large enough.
+    static constexpr bool ADDS_UP = Schedule::SHARES_KEYS;
+    static_assert(ADDS_UP || TEAMS == 1, "otherwise a warp's rows are its own");
+    static constexpr int RESULT_BYTES = BLOCK_M * HEAD_DIM * (int)sizeof(float);
+    static constexpr bool RESULT_IN_RING = RESULT_BYTES <= STAGE_BYTES;
+    // Described and not yet computed: two; the others are still being read.
+    static constexpr int SEGMENTS = Schedule::SHARES_KEYS ? 4 : 2;
+    static constexpr int QUERY_BUFFERS = Schedule::SHARES_KEYS ? 2 : 1; // the next segment's are on their way
+
+    // Shared memory.
+    static constexpr int QUERIES_AT = TEAMS * RING_BYTES;
+    static constexpr int QUERY_BYTES = BLOCK_M * ROW_BYTES;
+    static constexpr int RESULTS_AT = QUERIES_AT + QUERY_BUFFERS * QUERY_BYTES;
+    static constexpr int SUMS_AT = RESULTS_AT + (ADDS_UP && !RESULT_IN_RING ? TEAMS * RESULT_BYTES : 0);
+    static constexpr int SINKS_AT = SUMS_AT + (ADDS_UP ? TEAMS * BLOCK_M * (int)sizeof(float2) : 0);
+    static constexpr int SEGMENTS_AT = SINKS_AT + BLOCK_M * (int)sizeof(float);
+    static constexpr int PLACES_AT = SEGMENTS_AT + SEGMENTS * (int)sizeof(Segment);
+    // Numbers of pages: a warp's for as many groups as it has stages, and for the first ones of two segments.
+    static constexpr int PAGES_AT = PLACES_AT + TEAMS * (int)sizeof(int);
+    static constexpr int PAGES_BYTES = STAGES * WARP_KEYS * (int)sizeof(int);
+    static constexpr int SCHEDULE_AT = PAGES_AT + 3 * WARPS * PAGES_BYTES;
+    static constexpr int SHARED_BYTES = SCHEDULE_AT + Schedule::SHARED_BYTES;
+    static_assert(SEGMENTS_AT % 8 == 0 && PLACES_AT % 4 == 0);
+};
+
+// The same number, which the compiler does not know to be: what follows from it is computed here, and not kept in registers that the
+// loop over the keys needs.
+__device__ inline int anew(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// A thread's place among those of its CTA, and what lies where in shared memory.
+template <class Traits> struct MmaThread {
+    unsigned char* const shared;
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+
+    __device__ explicit MmaThread(unsigned char* shared) : shared(shared) {}
+
+    __device__ int team() const { return warp / Traits::TEAM_WARPS; }
+    __device__ int row_warp() const { return warp % Traits::TEAM_WARPS; } // which of the team's
+    // Waits for the team, and sees what it has written.
+    __device__ void sync_team() const
+    {
+        if constexpr (Traits::TEAM_WARPS == 1)
+            __syncwarp();
+        else if constexpr (Traits::TEAMS == 1)
+            __syncthreads();
+        else
+            named_barrier_wait(1 + team(), Traits::TEAM_THREADS); // 0 is __syncthreads
+    }
+
+    __device__ Segment& segment(int number) const
+    {
+        return reinterpret_cast<Segment*>(shared + Traits::SEGMENTS_AT)[(unsigned)number % Traits::SEGMENTS];
+    }
+    // First keys of groups lie at multiples of BLOCK_N behind this.
+    __device__ int first_key() const { return team() * Traits::KEYS; }
+    // Blocks in which this team's group has keys of the segment.
+    __device__ int first_block(const Segment& of) const
+    {
+        return (of.first_key + Traits::BLOCK_N - Traits::KEYS - first_key()) / Traits::BLOCK_N;
+    }
+    __device__ int end_block(const Segment& of) const
+    {
+        return of.first_key < of.end_key ? (of.end_key - first_key() + Traits::BLOCK_N - 1) / Traits::BLOCK_N : 0;
+    }
+
+    // Bytes into shared memory.
+    __device__ int stage_at(int stage) const { return team() * Traits::RING_BYTES + stage * Traits::STAGE_BYTES; }
+    __device__ static int queries_at(int number)
+    {
+        return Traits::QUERIES_AT + (unsigned)number % Traits::QUERY_BUFFERS * Traits::QUERY_BYTES;
+    }
+    __device__ unsigned address_of(int at) const { return (unsigned)__cvta_generic_to_shared(shared) + at; }
+    // Bytes into a row: its 16-byte chunks are swapped so that 8 rows' same chunk lies in different banks.
+    __device__ static int swizzled(int row, int chunk) { return (chunk ^ row % 8) * CHUNK_BYTES; }
+};
+
+// A row of a tile: a query and one of all query heads.
+struct Row {
+    int query, head;
+
+    // `group` query heads share a key/value head.
+    __device__ Row(const Segment& of, int group, int row)
+    {
+        // Both are far below 2^20: the half keeps rounding from crossing an integer.
+        const int at = of.first_head + row, steps = (int)((at + 0.5f) * reciprocal_approximate(anew(group)));
+        query = of.first_query + steps;
+        head = of.kv_head * group + at - steps * group;
+    }
+};
+
+} // namespace warptile

@@ -1,0 +1,249 @@
+// From the rows' weighted values to the result: the teams' are added up in their order, and of a tile that several segments cover each
+// leaves a part in the workspace, which whichever CTA comes last adds up in their order. Nobody waits, and the result does not depend
+// on who was last.
+#pragma once
+
+#include "forward/mma_rows.cuh"
+
+namespace warptile {
+
+template <class Traits> class Result {
+  public:
+    using Element = typename Traits::Element;
+    using Schedule = typename Traits::Schedule;
+    static constexpr int HEAD_DIM = Traits::HEAD_DIM;
+
+    __device__ Result(const Forward& params, const MmaThread<Traits>& thread, int group)
+        : params(params), thread(thread), group(group)
+    {
+    }
+
+    // Writes a segment's tile, or leaves the segment's part of it; then perhaps writes the tile from all its parts, which the teams add
+    // up as they did their groups of keys. `free` bytes into shared memory there is room for the team's result.
+    __device__ void finish(Schedule& schedule, const Segment& of, const Rows16<Traits>& rows, int free)
+    {
+        if constexpr (!Traits::ADDS_UP) {
+            write(of, rows);
+        } else {
+            leave(of, rows, Traits::RESULT_IN_RING ? free : Traits::RESULTS_AT + thread.team() * Traits::RESULT_BYTES);
+            add_up(schedule, of);
+        }
+    }
+
+    // Lengths that changed during the launch may have left semaphores that nobody brought back to 0. The last CTA to end does.
+    __device__ void reset_semaphores() const
+    {
+        if (threadIdx.x != 0) return;
+        if (increment_and_wrap(params.work.counter, gridDim.x - 1) != gridDim.x - 1) return;
+#pragma unroll 1
+        for (unsigned cta = 0; cta < gridDim.x; cta++) params.work.semaphores[cta] = 0;
+    }
+
+  private:
+    __device__ int existing_rows(const Segment& of) const
+    {
+        return min(Traits::BLOCK_M, (of.q.len - of.first_query) * group - of.first_head);
+    }
+
+    // --- In shared memory --------------------------------------------------------------------------------------------------
+
+    __device__ RowSum& sum_of(int team, int row) const
+    {
+        return reinterpret_cast<RowSum*>(thread.shared + Traits::SUMS_AT)[team * Traits::BLOCK_M + row];
+    }
+    __device__ float& sink_at(int row) const { return reinterpret_cast<float*>(thread.shared + Traits::SINKS_AT)[row]; }
+    // Bytes into shared memory at which a team leaves its result.
+    __device__ int& result_of(int team) const { return reinterpret_cast<int*>(thread.shared + Traits::PLACES_AT)[team]; }
+    // Bytes into a result of four columns of a row, swapped like the chunks of a row of keys.
+    __device__ static int result_offset(int row, int column4)
+    {
+        return row * HEAD_DIM * (int)sizeof(float) + MmaThread<Traits>::swizzled(row, column4);
+    }
+
+    // The team's result. Of a row that has seen no key only the maximum of -inf is left, which keeps others from reading more.
+    __device__ void leave(const Segment& of, const Rows16<Traits>& rows, int result) const
+    {
+        const int existing = existing_rows(of);
+        const int lane = anew(thread.lane);
+        if (lane == 0) result_of(thread.team()) = result;
+        if (thread.team() == 0 && lane < FRAGMENT_ROWS) sink_at(rows.first_row() + lane) = rows.sink();
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const RowSum sum = rows.sum(half);
+            const int row = rows.row(half, lane);
+            if (row >= existing) continue;
+            if (lane % 4 == 0) sum_of(thread.team(), row) = sum;
+            if (sum.max == negative_infinity()) continue;
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / FRAGMENT_COLUMNS; i++)
+                *reinterpret_cast<float2*>(thread.shared + result + result_offset(row, 2 * i + lane % 4 / 2) +
+                                           lane % 2 * (int)sizeof(float2)) = rows.columns(half, i);
+        }
+    }
+
+    // --- Adding up ---------------------------------------------------------------------------------------------------------
+
+    __device__ void add_up(Schedule& schedule, const Segment& of) const
+    {
+        bool whole = of.is_whole_tile();
+#pragma unroll 1
+        while (true) {
+            __syncthreads(); // the teams' results
+            add_up_teams(schedule, of, whole);
+            __syncthreads(); // they have been read, and the part is written
+            if (whole || !schedule.is_last_here(of)) return;
+            const auto owners = schedule.owners(of);
+            if (!comes_last(schedule, owners.first, owners.last - owners.first)) return;
+            add_up_parts(schedule, of, owners);
+            whole = true;
+        }
+    }
+
+    static constexpr int ACROSS = HEAD_DIM / 4; // threads
+
+    // A row and four of its columns for each thread: the sum of the teams' results.
+    __device__ void add_up_teams(const Schedule& schedule, const Segment& of, bool whole) const
+    {
+        float* const part = part_at(schedule.own_place(of));
+        const int count = existing_rows(of) * ACROSS;
+#pragma unroll 1
+        for (int i = anew(threadIdx.x); i < count; i += Traits::THREADS) {
+            const int row = i / ACROSS, column4 = i % ACROSS;
+            RowSum sums[Traits::TEAMS];
+            float4 columns[Traits::TEAMS];
+#pragma unroll
+            for (int team = 0; team < Traits::TEAMS; team++) {
+                sums[team] = sum_of(team, row);
+                columns[team] = *reinterpret_cast<const float4*>(thread.shared + result_of(team) + result_offset(row, column4));
+            }
+            Partial all;
+            all.add(sums, columns);
+            if (whole) {
+                write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
+            } else {
+                __stcg(reinterpret_cast<float4*>(part + row * HEAD_DIM) + column4,
+                       {all.values[0], all.values[1], all.values[2], all.values[3]});
+                if (column4 == 0) __stcg(reinterpret_cast<float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row, {all.row.max, all.row.sum});
+            }
+        }
+    }
+
+    // Every TEAMS-th part, to where the team has left its result. With splits they are counted from key 0, so that it does not matter at
+    // which of them a tile begins.
+    template <class Owners> __device__ void add_up_parts(const Schedule& schedule, const Segment& of, Owners owners) const
+    {
+        constexpr int MINE = 4, TOGETHER = 2; // what a lane asks for at once: columns, and parts
+        const int team = thread.team(), parts = schedule.parts(of, owners);
+        const int before = schedule.has_splits() ? of.first_split % (TOGETHER * Traits::TEAMS) : 0;
+        const int count = existing_rows(of) * ACROSS;
+#pragma unroll 1
+        for (int first = anew(threadIdx.x) % Traits::TEAM_THREADS; first < count; first += MINE * Traits::TEAM_THREADS) {
+            Partial all[MINE];
+#pragma unroll 1
+            for (int index = team - before; index < parts; index += TOGETHER * Traits::TEAMS) {
+                RowSum sums[MINE][TOGETHER];
+                float4 columns[MINE][TOGETHER];
+#pragma unroll
+                for (int j = 0; j < TOGETHER; j++) {
+                    const int one = index + j * Traits::TEAMS;
+                    const bool exists = one >= 0 && one < parts;
+                    const float* const part = part_at(schedule.place(of, owners, exists ? one : 0));
+#pragma unroll
+                    for (int i = 0; i < MINE; i++) {
+                        const int at = min(first + i * Traits::TEAM_THREADS, count - 1);
+                        const float2 sum = __ldcg(reinterpret_cast<const float2*>(part + Traits::BLOCK_M * HEAD_DIM) + at / ACROSS);
+                        sums[i][j] = {exists ? sum.x : negative_infinity(), sum.y};
+                        columns[i][j] = __ldcg(reinterpret_cast<const float4*>(part) + at);
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < MINE; i++) all[i].add(sums[i], columns[i]);
+            }
+#pragma unroll
+            for (int i = 0; i < MINE; i++) {
+                const int at = first + i * Traits::TEAM_THREADS, row = at / ACROSS, column4 = at % ACROSS;
+                if (at >= count) break;
+                if (column4 == 0) sum_of(team, row) = all[i].row;
+                *reinterpret_cast<float4*>(thread.shared + result_of(team) + result_offset(row, column4)) = {
+                    all[i].values[0], all[i].values[1], all[i].values[2], all[i].values[3]};
+            }
+        }
+    }
+
+    // Whether the parts of all `others` are there. The semaphore is 0 again when the last one has come.
+    __device__ bool comes_last(const Schedule& schedule, unsigned semaphore, unsigned others) const
+    {
+        if (others == 0) return true;
+        unsigned& arrived = schedule.scratch();
+        if (threadIdx.x == 0) {
+            // Releases what the other threads wrote too: they have passed a barrier since.
+            arrived = increment_and_wrap(params.work.semaphores + semaphore, others);
+        }
+        __syncthreads();
+        const bool last = arrived == others;
+        __syncthreads(); // it has been read
+        return last;
+    }
+
+    // A part in the workspace: the rows' outputs, then their maxima and sums.
+    __device__ float* part_at(unsigned place) const
+    {
+        return params.work.partials + (unsigned long long)place * (Traits::BLOCK_M * (HEAD_DIM + 2));
+    }
+
+    // --- Writing -----------------------------------------------------------------------------------------------------------
+
+    // What a row's columns are multiplied by, and its lse.
+    struct End {
+        float inverse, lse;
+    };
+    __device__ static End end_of(RowSum sum, float sink)
+    {
+        const float keep = sink == negative_infinity() ? 1.0f : join_sink(sum.max, sum.sum, sink);
+        if (sum.sum == 0) return {0, negative_infinity()};
+        return {keep * reciprocal_approximate(sum.sum), (sum.max + __log2f(sum.sum)) * LN_2};
+    }
+
+    // Four columns of a row, and with the first its lse.
+    __device__ void write(const Segment& of, int row_of_tile, int column4, const float (&values)[4], End end) const
+    {
+        const Row row(of, group, row_of_tile);
+        const long long to_row = of.q.first + row.query;
+        if (4 * column4 < params.head_dim) {
+            Element* const to = static_cast<Element*>(params.out.address) + of.batch * params.out.batch +
+                                row.head * params.out.head + to_row * params.out.row;
+            reinterpret_cast<uint2*>(to)[column4] = {narrow2<Element>(values[0] * end.inverse, values[1] * end.inverse),
+                                                     narrow2<Element>(values[2] * end.inverse, values[3] * end.inverse)};
+        }
+        if (column4 == 0 && params.lse)
+            params.lse[of.batch * params.lse_batch + row.head * params.lse_head + to_row] = end.lse;
+    }
+
+    // All rows, straight from registers. Of two blocks of 8 columns a lane swaps two with its neighbour, so that the even one has four
+    // columns of the first and the odd one four of the second.
+    __device__ void write(const Segment& of, const Rows16<Traits>& rows) const
+    {
+        const int existing = existing_rows(of), lane = anew(thread.lane);
+        const bool odd = lane % 2;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = rows.row(half, lane);
+            const End end = end_of(rows.sum(half), __shfl_sync(0xffffffff, rows.sink(), half * 8 + lane / 4));
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / FRAGMENT_COLUMNS; i += 2) {
+                const float2 even_two = rows.columns(half, i), odd_two = rows.columns(half, i + 1);
+                const float2 other = {__shfl_xor_sync(0xffffffff, odd ? even_two.x : odd_two.x, 1),
+                                      __shfl_xor_sync(0xffffffff, odd ? even_two.y : odd_two.y, 1)};
+                const float values[4] = {odd ? other.x : even_two.x, odd ? other.y : even_two.y, odd ? odd_two.x : other.x,
+                                         odd ? odd_two.y : other.y};
+                if (row < existing) write(of, row, 2 * (i + odd) + lane % 4 / 2, values, end);
+            }
+        }
+    }
+
+    const Forward& params;
+    const MmaThread<Traits> thread;
+    const int group; // query heads a key/value head
+};
+
+} // namespace warptile

@@ -1,0 +1,191 @@
+// What the kernels on mma.sync load: queries a segment ahead, and of each team's keys and values as many groups as its ring has stages.
+#pragma once
+
+#include "forward/mma_layout.cuh"
+#include "memory/copy.cuh"
+#include "memory/keys.cuh"
+
+namespace warptile {
+
+template <class Traits> class Ring {
+  public:
+    using Element = typename Traits::Element;
+
+    __device__ Ring(const Forward& params, const MmaThread<Traits>& thread) : params(params), thread(thread) {}
+
+    // Fills the ring as far as it is known what comes next; segments before `number` have been computed, and those up to `described` are
+    // known. One stage is left free for the result of segment `number`.
+    __device__ void fill(int number, int described)
+    {
+#pragma unroll 1
+        while (under_way < Traits::STAGES - (loading > number)) {
+            if (load_block < load_end) {
+                load_group();
+            } else if (loading < described) {
+                loading = max(loading + 1, number);
+                start_loading(loading);
+            } else {
+                return;
+            }
+        }
+    }
+
+    // Waits for the oldest group, which lies at the stage that this returns. The team's.
+    __device__ int wait_for_group() const
+    {
+        if (under_way == Traits::STAGES)
+            cp_async_wait<Traits::STAGES - 1>();
+        else
+            cp_async_wait<0>();
+        thread.sync_team();
+        return thread.stage_at(stage);
+    }
+    __device__ void release_group()
+    {
+        thread.sync_team(); // all have read it
+        under_way--;
+        stage = stage + 1 == Traits::STAGES ? 0 : stage + 1;
+    }
+    // The stage that would be loaded next, which is free when a segment ends.
+    __device__ int free_stage() const { return thread.stage_at(load_stage); }
+
+    // Waits for what is older than the groups that are under way, such as the queries of the segment that is about to be computed.
+    __device__ void wait_for_older() const
+    {
+        if (under_way >= 2)
+            cp_async_wait<2>();
+        else if (under_way == 1)
+            cp_async_wait<1>();
+        else
+            cp_async_wait<0>();
+    }
+
+    // Asks for the queries of a segment, a segment ahead: a load that is asked for now comes after all keys that are under way. The last
+    // team does, so that the others begin with the keys at once. Rows that do not exist become zeros.
+    __device__ void load_queries(int number, int group) const
+    {
+        const Segment& of = thread.segment(number);
+        if (thread.team() != Traits::TEAMS - 1 || of.is_end()) return;
+        const unsigned to = thread.address_of(thread.queries_at(number));
+        const int first_row = thread.row_warp() * FRAGMENT_ROWS;
+#pragma unroll 1
+        for (int i = anew(thread.lane); i < FRAGMENT_ROWS * Traits::ROW_CHUNKS; i += 32) {
+            const int at = first_row + i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
+            const Row row(of, group, at);
+            const Element* const from = static_cast<const Element*>(params.q.address) + of.batch * params.q.batch +
+                                        row.head * params.q.head + (long long)(of.q.first + row.query) * params.q.row +
+                                        chunk * CHUNK<Element>;
+            copy(to + at * Traits::ROW_BYTES + thread.swizzled(at, chunk), from,
+                 row.query < of.q.len && chunk * CHUNK<Element> < params.head_dim);
+        }
+        cp_async_commit();
+    }
+
+    // --- Pages: what a table says of a key has to be known when the key is asked for, so it is asked for as many groups ahead as there
+    // are stages, together with the group whose stage that one will take. The first ones of a segment are asked for when it is known.
+
+    __device__ void load_first_pages(int number)
+    {
+        const Segment& of = thread.segment(number);
+        if (!params.pages.table || of.is_end()) return;
+        const KeyRows<Element> of_next(params, of.batch, of.kv_head, of.k);
+#pragma unroll 1
+        for (int i = thread.lane; i < Traits::STAGES * Traits::WARP_KEYS; i += 32) {
+            const int key = first_key(thread.first_block(of) + i / Traits::WARP_KEYS) + i % Traits::WARP_KEYS;
+            cp_async_4(pages_of(1 + (number & 1), 0) + i, of_next.page_of(params, key), key < of.end_key);
+        }
+        cp_async_commit();
+        since_pages = 0;
+    }
+
+  private:
+    // The first key of a block that this warp loads.
+    __device__ int first_key(int block) const
+    {
+        return block * Traits::BLOCK_N + thread.first_key() + thread.row_warp() * Traits::WARP_KEYS;
+    }
+
+    __device__ int* pages_of(int slot, int group) const
+    {
+        return reinterpret_cast<int*>(thread.shared + Traits::PAGES_AT + (slot * Traits::WARPS + thread.warp) * Traits::PAGES_BYTES) +
+               group * Traits::WARP_KEYS;
+    }
+
+    __device__ void start_loading(int number)
+    {
+        const Segment& of = thread.segment(number);
+        load_block = load_end = 0;
+        if (of.is_end()) return;
+        load_block = thread.first_block(of);
+        load_end = thread.end_block(of);
+        if (!params.pages.table) return;
+        // The segment's first pages: older than all groups under way, unless few were asked for since.
+        if (since_pages >= under_way)
+            wait_for_older();
+        else
+            cp_async_wait<0>();
+        __syncwarp();
+    }
+
+    // Rows that the segment does not have become zeros, and are not read.
+    __device__ void load_group()
+    {
+        constexpr int LANES = Traits::ROW_CHUNKS < 32 ? Traits::ROW_CHUNKS : 32; // that copy a row
+        constexpr int AT_ONCE = 32 / LANES;                                     // rows
+        const int lane = thread.lane, chunk = lane % LANES, first_row = lane / LANES, column = chunk * CHUNK<Element>;
+        const int first_key = this->first_key(load_block);
+        const Segment& of = thread.segment(loading); // read anew: there are few registers
+        const KeyRows<Element> rows(params, of.batch, of.kv_head, of.k);
+        const int low = of.first_key - first_key, high = column < params.head_dim ? of.end_key - first_key : 0;
+        // A lane finds one key.
+        const int my_key = first_key + lane % Traits::WARP_KEYS;
+        int page = 0, loaded = 0;
+        if (rows.is_paged()) {
+            loaded = load_block - thread.first_block(of);
+            page = pages_of(loaded < Traits::STAGES ? 1 + (loading & 1) : 0, loaded % Traits::STAGES)[lane % Traits::WARP_KEYS];
+        }
+        const Element* const my_keys = static_cast<const Element*>(params.k.address) + rows.offset(params, params.k, my_key, page);
+        const Element* const my_values = static_cast<const Element*>(params.v.address) + rows.offset(params, params.v, my_key, page);
+        const int first_of_group = thread.row_warp() * Traits::WARP_KEYS;
+        const unsigned to = thread.address_of(thread.stage_at(load_stage)) + first_of_group * Traits::ROW_BYTES;
+#pragma unroll 4
+        for (int i = 0; i < Traits::WARP_KEYS; i += AT_ONCE) {
+            const int row = i + first_row;
+            const bool valid = row >= low && row < high;
+            const unsigned at = to + row * Traits::ROW_BYTES + thread.swizzled(first_of_group + row, chunk);
+            copy(at, shuffled(my_keys, row) + column, valid);
+            copy(at + Traits::GROUP_BYTES, shuffled(my_values, row) + column, valid);
+        }
+        if (rows.is_paged()) {
+            const int later = my_key + Traits::STAGES * Traits::BLOCK_N;
+            if (lane < Traits::WARP_KEYS)
+                cp_async_4(pages_of(0, loaded % Traits::STAGES) + lane, rows.page_of(params, later), later < of.end_key);
+            since_pages++;
+        }
+        cp_async_commit();
+        load_block++;
+        under_way++;
+        load_stage = load_stage + 1 == Traits::STAGES ? 0 : load_stage + 1;
+    }
+
+    __device__ static const Element* shuffled(const Element* pointer, int lane)
+    {
+        return reinterpret_cast<const Element*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(pointer), lane));
+    }
+
+    __device__ static void copy(unsigned shared, const void* source, bool valid)
+    {
+        cp_async_16(__cvta_shared_to_generic(shared), source, valid);
+    }
+
+    const Forward& params;
+    const MmaThread<Traits> thread;
+    int loading = -1; // segment
+    int load_block = 0, load_end = 0;
+    int since_pages = 0; // groups asked for since the first pages of a segment
+    int load_stage = 0;
+    int under_way = 0; // groups
+    int stage = 0;     // that is computed next
+};
+
+} // namespace warptile

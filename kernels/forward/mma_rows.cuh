@@ -1,0 +1,222 @@
+// A warp's 16 rows of a tile: their scores against a group of keys, and the weighted values, in registers.
+#pragma once
+
+#include "forward/mma_layout.cuh"
+#include "rule/partial.cuh"
+
+namespace warptile {
+
+template <class Traits> class Rows16 {
+  public:
+    using Element = typename Traits::Element;
+    static constexpr int HEAD_DIM = Traits::HEAD_DIM, KEYS = Traits::KEYS;
+    static constexpr int COLUMN_TILES = HEAD_DIM / FRAGMENT_COLUMNS, KEY_TILES = KEYS / FRAGMENT_COLUMNS;
+
+    __device__ Rows16(const Forward& params, const MmaThread<Traits>& thread, int group)
+        : params(params), thread(thread), group(group)
+    {
+        const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
+        scale = rule.scale;
+        dot_limit = rule.dot_limit();
+    }
+
+    // Which row of the tile is a lane's `half`: 8 rows apart.
+    __device__ int row(int half, int lane) const { return first_row() + half * 8 + lane / 4; }
+    __device__ int first_row() const { return thread.row_warp() * FRAGMENT_ROWS; }
+
+    // Begins with segment `number`, whose queries have arrived.
+    __device__ void start(int number)
+    {
+        const Segment& of = thread.segment(number);
+        segment = number;
+        if constexpr (Traits::HOLDS_QUERIES)
+#pragma unroll
+            for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step++) load_query(step, queries[step]);
+        const int lane = anew(thread.lane);
+        const Mask mask(params.scoring, of.q.len, of.k.len);
+        const int first_query = Traits::TEAM_WARPS == 1 ? of.first_query : Row(of, group, first_row()).query;
+        const int last_query = min(Row(of, group, first_row() + FRAGMENT_ROWS - 1).query, of.q.len - 1);
+        all_see_from = last_query + mask.shift - mask.left;
+        all_see_to = min(first_query + mask.shift + mask.right, of.k.len - 1);
+        if constexpr (Traits::TEAM_WARPS > 1) {
+            see_from = first_query + mask.shift - mask.left;
+            see_to = first_query < of.q.len ? min(last_query + mask.shift + mask.right, of.k.len - 1) : -1;
+        }
+        sink_ = negative_infinity();
+        if (params.scoring.sinks) sink_ = sink_of(params.scoring, min(Row(of, group, first_row() + lane % FRAGMENT_ROWS).head, params.heads - 1));
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const Row row(of, group, this->row(half, lane));
+            diagonal[half] = row.query + mask.shift;
+            slopes[half] =
+                params.scoring.slopes && row.query < of.q.len ? params.scoring.slopes[of.batch * params.scoring.slopes_batch + row.head] * LOG2_E : 0;
+            sums[half] = {negative_infinity(), 0};
+        }
+#pragma unroll
+        for (int i = 0; i < COLUMN_TILES; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) output[i][j] = 0;
+    }
+
+    // Adds the keys from `first_key` on, which lie `at` bytes into shared memory, their values behind them.
+    __device__ void add(int first_key, int at)
+    {
+        if (Traits::TEAM_WARPS > 1 && (first_key > see_to || first_key + KEYS <= see_from)) return;
+        Scores scores;
+        const int lane = thread.lane;
+        const unsigned keys = thread.address_of(at);
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; i++) {
+            const int row = i * FRAGMENT_COLUMNS + lane % 8;
+            float odd[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) scores[i][j] = odd[j] = 0;
+#pragma unroll
+            for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step += 2) {
+                unsigned words[4], query[4];
+                load_matrices(words, keys + row * Traits::ROW_BYTES + thread.swizzled(row, 2 * step + lane / 8));
+                query_words(step, query);
+                mma<Element>(scores[i], query, words[0], words[1]);
+                query_words(step + 1, query);
+                mma<Element>(TWO_SUMS ? odd : scores[i], query, words[2], words[3]);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) scores[i][j] += odd[j];
+        }
+        soften(first_key, scores);
+
+        const unsigned values = keys + Traits::GROUP_BYTES;
+#pragma unroll
+        for (int step = 0; step < KEYS / FRAGMENT_DEPTH; step++) {
+            unsigned weights[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float(&two)[4] = scores[2 * step + j / 2];
+                weights[j] = narrow2<Element>(two[j % 2 * 2], two[j % 2 * 2 + 1]);
+            }
+            const int row = step * FRAGMENT_DEPTH + lane % 16;
+#pragma unroll
+            for (int i = 0; i < COLUMN_TILES; i += 2) {
+                unsigned words[4];
+                load_matrices_transposed(words, values + row * Traits::ROW_BYTES + thread.swizzled(row, i + lane / 16));
+                mma<Element>(output[i], weights, words[0], words[1]);
+                mma<Element>(output[i + 1], weights, words[2], words[3]);
+            }
+        }
+    }
+
+    // The maximum and the whole sum of a lane's row.
+    __device__ RowSum sum(int half) const
+    {
+        RowSum sum = sums[half];
+        sum.sum += __shfl_xor_sync(0xffffffff, sum.sum, 1);
+        sum.sum += __shfl_xor_sync(0xffffffff, sum.sum, 2);
+        return sum;
+    }
+    // Two neighbouring columns of a lane's row: of each 8 from 8 * tile on, those from 2 * (lane % 4) on.
+    __device__ float2 columns(int half, int tile) const { return {output[tile][2 * half], output[tile][2 * half + 1]}; }
+    // Of row first_row() + lane % 16: asked for early, and kept.
+    __device__ float sink() const { return sink_; }
+
+  private:
+    using Scores = float[KEY_TILES][4];
+    // Of a product, each half as long a chain, where there are few products at once and registers for it.
+    static constexpr bool TWO_SUMS = Traits::HOLDS_QUERIES && KEY_TILES <= 4;
+
+    __device__ void load_query(int step, unsigned (&words)[4]) const
+    {
+        const int row = first_row() + thread.lane % 16;
+        load_matrices(words, thread.address_of(thread.queries_at(segment) + row * Traits::ROW_BYTES +
+                                               thread.swizzled(row, 2 * step + thread.lane / 16)));
+    }
+    __device__ void query_words(int step, unsigned (&words)[4]) const
+    {
+        if constexpr (Traits::HOLDS_QUERIES) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) words[i] = queries[step][i];
+        } else {
+            load_query(step, words);
+        }
+    }
+
+    // Calls `change` with every score, its half, and the key.
+    template <class Change> __device__ void each(Scores& scores, int first_key, Change change) const
+    {
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                change(scores[i][j], j / 2, first_key + i * FRAGMENT_COLUMNS + thread.lane % 4 * 2 + j % 2);
+    }
+
+    // Dot products -> weights.
+    __device__ void soften(int first_key, Scores& scores)
+    {
+        // One pass for each option, so that none is compiled into the others.
+        each(scores, first_key, [&](float& score, int, int) { score = clamp_keeping_nan(score, dot_limit) * scale; });
+        if (params.scoring.softcap > 0) {
+            const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
+            each(scores, first_key, [&](float& score, int, int) { score = rule.with_softcap(score); });
+        }
+        if (params.scoring.slopes) {
+            // ALiBi counts distances bottom-right, wherever the mask's diagonal is.
+            const Segment& of = thread.segment(segment);
+            const int shift = params.scoring.align_top_left ? of.k.len - of.q.len : 0;
+            each(scores, first_key, [&](float& score, int half, int key) {
+                score -= slopes[half] * fabsf((float)(diagonal[half] + shift - key));
+            });
+        }
+        if (first_key < all_see_from || first_key + KEYS - 1 > all_see_to) {
+            const int last_key = thread.segment(segment).k.len - 1;
+            each(scores, first_key, [&](float& score, int half, int key) {
+                const int middle = diagonal[half];
+                if (key < middle - params.scoring.window_left || key > min(middle + params.scoring.window_right, last_key))
+                    score = negative_infinity();
+            });
+        }
+        float largest[2] = {sums[0].max, sums[1].max};
+        each(scores, first_key, [&](float& score, int half, int) { largest[half] = fmaxf(largest[half], score); });
+        bool same = true;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float& row = largest[half];
+            row = fmaxf(row, __shfl_xor_sync(0xffffffff, row, 1));
+            row = fmaxf(row, __shfl_xor_sync(0xffffffff, row, 2));
+            same = same && row == sums[half].max;
+        }
+        if (__any_sync(0xffffffff, !same)) {
+            float factor[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                RowSum& row = sums[half];
+                factor[half] = rescale(row.max, largest[half]);
+                row = {largest[half], row.sum * factor[half]};
+            }
+#pragma unroll
+            for (int i = 0; i < COLUMN_TILES; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) output[i][j] *= factor[j / 2];
+        }
+        each(scores, first_key, [&](float& score, int half, int) {
+            score = rescale(score, sums[half].max);
+            sums[half].sum += score;
+        });
+    }
+
+    const Forward& params;
+    const MmaThread<Traits> thread;
+    const int group; // query heads a key/value head
+    int segment = 0;
+    float scale, dot_limit; // of rule/score.cuh
+    float sink_;
+    unsigned queries[Traits::HOLDS_QUERIES ? HEAD_DIM / FRAGMENT_DEPTH : 1][4];
+    float output[COLUMN_TILES][4];
+    // Of this lane's rows.
+    RowSum sums[2];
+    int diagonal[2]; // rule/mask.cuh
+    float slopes[2]; // in exponents of 2
+    int all_see_from, all_see_to; // keys that all rows of the warp see
+    int see_from, see_to;         // and that some do
+};
+
+} // namespace warptile

@@ -1,0 +1,49 @@
+// Which keys a CTA reads, for kernels whose grid is the number of tiles: those that its tile sees.
+#pragma once
+
+#include "work/order.cuh"
+#include "work/segment.cuh"
+
+namespace warptile {
+
+template <class Traits> class OneTile {
+  public:
+    static constexpr bool SHARES_KEYS = false;
+    static constexpr unsigned SCHEDULE = SCHEDULE_ONE_GROUP_TILE;
+    static constexpr int SHARED_BYTES = 0;
+
+    __device__ OneTile(const Forward& params, int group, unsigned char*) : params(params), group(group)
+    {
+        if (reads_lengths(params.sequences)) wait_for_predecessor();
+    }
+
+    // The only segment, then the end. One thread calls it, so lengths on the device are read once whatever becomes of them.
+    __device__ Segment next()
+    {
+        Segment segment;
+        segment.batch = Segment::END;
+        if (taken) return segment;
+        taken = true;
+        const TilePlace place = tile_place<Traits::BLOCK_M>(params, blockIdx.x, params.kv_heads, group);
+        if (!place.template exists<Traits::BLOCK_M>(group)) return segment;
+        const int first_row = place.tile * Traits::BLOCK_M;
+        segment.batch = place.batch;
+        segment.kv_head = place.head;
+        segment.first_query = first_row / group;
+        segment.first_head = first_row - segment.first_query * group;
+        segment.q = place.q;
+        segment.k = place.k;
+        const Mask mask(params.scoring, place.q.len, place.k.len);
+        const int queries = (segment.first_head + Traits::BLOCK_M - 1) / group + 1;
+        segment.first_key = mask.first_key(segment.first_query);
+        segment.end_key = mask.end_key(segment.first_query, queries);
+        return segment;
+    }
+
+  private:
+    const Forward& params;
+    const int group; // query heads a key/value head
+    bool taken = false;
+};
+
+} // namespace warptile
