@@ -15,6 +15,9 @@ template <class Traits> class Rows16 {
     __device__ Rows16(const Forward& params, const MmaThread<Traits>& thread, int group)
         : params(params), thread(thread), group(group)
     {
+        const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
+        scale = rule.scale;
+        dot_limit = rule.dot_limit();
     }
 
     // Which row of the tile is a lane's `half`: 8 rows apart.
@@ -26,9 +29,6 @@ template <class Traits> class Rows16 {
     {
         const Segment& of = thread.segment(number);
         segment = number;
-        const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
-        scale = rule.scale;
-        dot_limit = rule.dot_limit();
         if constexpr (Traits::HOLDS_QUERIES)
 #pragma unroll
             for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step++) load_query(step, queries[step]);

@@ -170,7 +170,7 @@ template <class Traits> class Share {
     __device__ Range shared_evenly(unsigned total, unsigned tile_units = 1)
     {
         each = max((total + gridDim.x - 1) / gridDim.x, 1u);
-        // Rather whole tiles, which need no adding up, if a few CTAs without work are all it costs.
+        // Rather whole tiles of `tile_units`, which need no adding up, if a few CTAs without work are all it costs.
         const unsigned whole = (each + tile_units - 1) / tile_units * tile_units;
         if (whole - each <= each / 24) each = whole;
         const unsigned begin = min(blockIdx.x * each, total);
@@ -190,7 +190,13 @@ template <class Traits> class Share {
 #pragma unroll 1
             for (int first = 0; first < sequences; first += Traits::THREADS) {
                 const int mine = first + threadIdx.x;
-                const unsigned units = mine < sequences ? Sequence(*this, mine).units() : 0;
+                Sequence sequence;
+                if (mine < sequences) sequence = Sequence(*this, mine);
+                const unsigned units = mine < sequences ? sequence.units() : 0;
+                if (pass == 0 && mine == 0) {
+                    state.sequence = sequence;
+                    state.base = units;
+                }
                 const RunningSum sum = running_sum(units);
                 // One thread at most has it.
                 const unsigned mine_end = before + sum.to_here;
@@ -201,7 +207,9 @@ template <class Traits> class Share {
                 before += sum.all;
             }
             if (pass == 0) {
-                range = shared_evenly(before);
+                const bool alike = before != 0 && before == sequences * state.base; // or as good as
+                range = shared_evenly(before, alike ? state.sequence.tile_units : 1);
+                __syncthreads(); // the first sequence's have been read
                 if (threadIdx.x == 0) {
                     state.at = range.begin;
                     state.end = range.end;
