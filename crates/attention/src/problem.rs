@@ -237,11 +237,6 @@ impl Problem {
         self.typical_sequences() * rows.div_ceil(block_m as usize) as f64 * self.kv_heads as f64
     }
 
-    /// Whether a sequence may have more than [`Splits::FEW_ROWS`] rows: queries with each of the heads that share a key/value head.
-    pub(crate) fn has_many_rows(&self) -> bool {
-        self.query_len * self.group_size() > Splits::FEW_ROWS
-    }
-
     /// A problem that stands for all of the same element type, head size and options: a step of decoding.
     pub(crate) fn typical_of_splits(&self) -> Self {
         Problem {

@@ -107,7 +107,7 @@ impl Scratch {
 
     /// What serves every plan that does not cut keys at fixed places; a test holds the catalog against it.
     pub(crate) const fn of_even_splits() -> Self {
-        Self::with_parts(2 * Self::SHARING_CTAS, 32, 128)
+        Self::with_parts(2 * Self::SHARING_CTAS, 64, 128)
     }
 }
 
@@ -408,6 +408,26 @@ mod tests {
         assert_eq!(shape(&[0, 400, 800, 1000]), expected);
         // No sequence has a row.
         assert_eq!(shape(&[0, 0, 0]).grid, 0);
+    }
+
+    #[test]
+    fn rows_of_a_group_are_one_tile_where_a_tile_has_those_of_all_its_heads() {
+        let step = step("mma_d128_64x64_w4_s2", 1);
+        // 3 query heads share a key/value head: 2 * 303 / 64 tiles of each of 4.
+        let causal = dense(2, [12, 4], [101, 200], Mask::causal());
+        let shape = step.shape(&causal).unwrap();
+        assert_eq!((shape.query_tiles, shape.tiles, shape.grid), (5, 40, 40));
+        assert_eq!(shape.heads_at_once, 8);
+        let unmasked = dense(2, [12, 4], [101, 200], Mask::None);
+        assert_eq!(step.shape(&unmasked).unwrap().heads_at_once, 1);
+        let q = Layout::packed(101, 12, 128);
+        let k = Layout::packed(200, 4, 128);
+        let packed = Call::builder(&q, &k, &k, ElementType::F16)
+            .packed(&[0, 1, 1, 101], &[0, 50, 100, 200])
+            .build()
+            .unwrap();
+        // 303 / 64 and one for each sequence.
+        assert_eq!(step.shape(&packed).unwrap().query_tiles, 7);
     }
 
     #[test]

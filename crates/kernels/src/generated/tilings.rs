@@ -6,10 +6,8 @@ tilings! {
     D128M128N64W8S2: head_dim 128, tile 128 x 64, warps 8, stages 2;
     D128M16N128W8S2: head_dim 128, tile 16 x 128, warps 8, stages 2;
     D128M16N64W4S2: head_dim 128, tile 16 x 64, warps 4, stages 2;
-    D128M16N64W4S3: head_dim 128, tile 16 x 64, warps 4, stages 3;
     D128M192N64W16S4: head_dim 128, tile 192 x 64, warps 16, stages 4;
     D128M192N80W16S3: head_dim 128, tile 192 x 80, warps 16, stages 3;
-    D128M32N128W8S2: head_dim 128, tile 32 x 128, warps 8, stages 2;
     D128M32N64W4S1: head_dim 128, tile 32 x 64, warps 4, stages 1;
     D128M32N64W4S2: head_dim 128, tile 32 x 64, warps 4, stages 2;
     D128M48N32W8S2: head_dim 128, tile 48 x 32, warps 8, stages 2;
@@ -27,7 +25,6 @@ tilings! {
     D256M16N32W4S1: head_dim 256, tile 16 x 32, warps 4, stages 1;
     D256M16N64W4S2: head_dim 256, tile 16 x 64, warps 4, stages 2;
     D256M32N32W4S1: head_dim 256, tile 32 x 32, warps 4, stages 1;
-    D256M32N64W4S2: head_dim 256, tile 32 x 64, warps 4, stages 2;
     D256M64N32W4S1: head_dim 256, tile 64 x 32, warps 4, stages 1;
     D256M64N64W4S1: head_dim 256, tile 64 x 64, warps 4, stages 1;
     D32M128N64W4S2: head_dim 32, tile 128 x 64, warps 4, stages 2;
@@ -37,7 +34,6 @@ tilings! {
     D64M128N64W4S2: head_dim 64, tile 128 x 64, warps 4, stages 2;
     D64M128N64W8S2: head_dim 64, tile 128 x 64, warps 8, stages 2;
     D64M16N128W4S2: head_dim 64, tile 16 x 128, warps 4, stages 2;
-    D64M16N128W4S3: head_dim 64, tile 16 x 128, warps 4, stages 3;
     D64M16N256W8S2: head_dim 64, tile 16 x 256, warps 8, stages 2;
     D64M16N64W4S2: head_dim 64, tile 16 x 64, warps 4, stages 2;
     D64M192N128W16S3: head_dim 64, tile 192 x 128, warps 16, stages 3;
@@ -68,12 +64,6 @@ kernels! {
     Decode D128M16N64W4S2 "decode_d128_16x64_w4_s2" {
         2: shared 76176;
     }
-    Decode D128M16N64W4S3 "decode_d128_16x64_w4_s3" {
-        2: shared 109712;
-    }
-    Decode D128M32N128W8S2 "decode_d128_32x128_w8_s2" {
-        2: shared 152032;
-    }
     Decode D128M32N64W4S2 "decode_d128_32x64_w4_s2" {
         2: shared 84424;
     }
@@ -89,14 +79,8 @@ kernels! {
     Decode D256M16N64W4S2 "decode_d256_16x64_w4_s2" {
         2: shared 149904;
     }
-    Decode D256M32N64W4S2 "decode_d256_32x64_w4_s2" {
-        2: shared 166344;
-    }
     Decode D64M16N128W4S2 "decode_d64_16x128_w4_s2" {
         2: shared 73616;
-    }
-    Decode D64M16N128W4S3 "decode_d64_16x128_w4_s3" {
-        2: shared 107920;
     }
     Decode D64M16N256W8S2 "decode_d64_16x256_w8_s2" {
         2: shared 142768;
