@@ -647,8 +647,8 @@ fn the_scratch_holds_the_parts_of_every_call() {
 
 #[test]
 fn even_splits_need_no_more_than_every_stream_has() {
-    // 256 CTAs with two parts of 32 rows and head size 128.
-    let most = 256 + 4 * 256 + 2 * 256 * 32 * (128 + 2) * 4;
+    // 256 CTAs with two parts of 64 rows and head size 128.
+    let most = 256 + 4 * 256 + 2 * 256 * 64 * (128 + 2) * 4;
     let mut plans = 0;
     for image in catalog()
         .iter()
