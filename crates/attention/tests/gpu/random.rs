@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 
 use quickcheck::{Arbitrary, Gen, QuickCheck, TestResult, Testable};
+use warptile::Family;
 use warptile_check::Case;
 use warptile_kernels::{Role, Target};
 
-use crate::harness::{Images, families, gpu, images_for, passes};
+use crate::harness::{Images, case, families, gpu, images_for, passes};
 
 /// Longest sequence of a random problem: several tiles of every tiling.
 const MAX_LEN: usize = 600;
@@ -88,5 +89,21 @@ fn random_problems_pass_on_ptx_compiled_by_the_driver() {
 fn random_problems_pass_on_every_compute_89_image_within_99_kb() {
     for image in images_for(Target::Ptx(89)) {
         random_problems(20, Images::Within99Kb(image));
+    }
+}
+
+/// Where sequences are alike, CTAs take whole tiles of them rather than equal shares of keys, if few have nothing to do then.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn sequences_of_one_length_in_whole_tiles_pass() {
+    let lengths = ["4096"; 16].join(",");
+    for text in [
+        "b16 q1 k4096 h32/8 d128 bf16".to_owned(),
+        format!("h32/8 d128 f16 pages=64 lengths={lengths}"),
+    ] {
+        match passes(&case(&text), Images::Family(Family::Decode)) {
+            Ok(taken) => assert!(taken, "{text}"),
+            Err(failure) => panic!("{failure}"),
+        }
     }
 }
