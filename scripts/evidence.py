@@ -47,7 +47,7 @@ LOST, CEILING = 0.99, 1.02
 
 # The most seconds one command may take. They are for what hangs: no part takes as long as its commands might.
 LIMITS = {"tests": 400, "verify": 300, "launches": 400, "acceptance": 300, "sanitizer": 450, "ncu": 60, "bench": 240}
-LIMITS |= {"peers": 400, "errors": 450, "decode": 530}
+LIMITS |= {"peers": 400, "errors": 450, "decode": 530, "examples": 120}
 
 # Processes that share one GPU and its host well: most of what they do is on the host.
 SIDE_BY_SIDE = 4
@@ -76,6 +76,9 @@ SPLITS = 512
 
 # Shared memory that a CTA of a GPU of compute capability 8.9 can have: compute_89 images are planned within it.
 SHARED_KIB_89 = 99
+
+# Tokens that the decoder generates in each sequence, and launches of a captured step.
+EXAMPLE_TOKENS, EXAMPLE_REPLAYS = 48, 1000
 
 # A log is kept as it is up to this size; beyond it its beginning and its end are.
 LOG_BYTES = 32 << 10
@@ -439,6 +442,28 @@ def acceptance(evidence):
     evidence.write("acceptance.json", rows=rows)
 
 
+def examples(evidence):
+    """The examples, which compare a GPU's results themselves: tokens of a small decoder with those of the CPU and of a plain float64
+    loop, and a captured step with ordinary calls."""
+    gpu = evidence.options.gpu
+    jobs = (
+        # The GPU is asked for by number: without it the decoder would be content with the CPU.
+        ("decoder", ["--tokens", EXAMPLE_TOKENS, "--device", f"cuda:{gpu}"], r"^(\S.*?) +\d+ +\d+  the same$", 2),
+        ("captured_step", ["--replays", EXAMPLE_REPLAYS, "--device", gpu], rf"^({EXAMPLE_REPLAYS} replays with \d+ sequences, 0 of them differ)$", 1),
+    )
+    rows = []
+    for name, arguments, pattern, wanted in jobs:
+        code, output = run([BUNDLE / "bin/examples" / name, *arguments], LIMITS["examples"])
+        evidence.log(f"example-{name}", output)
+        found = re.findall(pattern, output, re.MULTILINE)
+        passed = code == 0 and len(found) == wanted
+        if not passed:
+            evidence.fail(f"example {name}: exit code {code}: {last_lines(output)}")
+        rows.append({"example": name, "arguments": [str(word) for word in arguments], "exit_code": code, "passed": passed, "same": found})
+        print(f"example {name}: {'; '.join(found) or 'nothing the same'}", flush=True)
+    evidence.write("examples.json", rows=rows)
+
+
 def sanitizer(evidence):
     """The four tools of compute-sanitizer over two problems of every image that was compiled for this GPU, over random cases of the
     operations, and over a broken kernel each, which they must report."""
@@ -692,6 +717,7 @@ PARTS = {
     "verify": verify,
     "launches": launches,
     "acceptance": acceptance,
+    "examples": examples,
     "sanitizer": sanitizer,
     "tests": tests,
 }
@@ -706,6 +732,7 @@ WRITTEN = {
     "verify": ("verify", "verify-*", "images"),
     "launches": ("launches",),
     "acceptance": ("acceptance",),
+    "examples": ("examples",),
     "sanitizer": ("sanitizer",),
     "tests": ("tests",),
 }
@@ -776,6 +803,8 @@ def table(evidence, parts):
     accepted = rows("acceptance.json")
     if accepted:
         lines.append(("acceptance problems", f"{sum(row['passed'] for row in accepted)} of {len(accepted)}"))
+    for row in rows("examples.json"):
+        lines.append((f"example {row['example']}", "; ".join(row["same"]) if row["passed"] else "FAILED"))
     for tool in SANITIZER_TOOLS:
         of_tool = [row for row in rows("sanitizer.json") if row["tool"] == tool]
         if of_tool:

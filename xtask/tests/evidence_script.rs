@@ -86,7 +86,19 @@ echo ok
 const TEST: &str =
     "#!/bin/sh\n[ \"$1\" = --list ] && echo 'a::b: test' && exit\necho 'test a::b ... ok'\n";
 
-const PARTS: &str = "peers,errors,decode,bench,ncu,verify,launches,acceptance,sanitizer,tests";
+/// FAULT=lonely has no GPU, FAULT=dispute other tokens on it.
+const DECODER: &str = r#"#!/bin/sh
+[ "$*" = "--tokens 48 --device cuda:0" ] || exit 2
+[ "$FAULT" = lonely ] && echo 'error: no GPU' && exit 3
+echo 'float64 loop                168      9000  '
+[ "$FAULT" = dispute ] || echo 'NVIDIA H200                 168      1200  the same'
+echo 'CPU                         168       900  the same'
+"#;
+
+const CAPTURED_STEP: &str = "#!/bin/sh\necho '1000 replays with 12 sequences, 0 of them differ'\n";
+
+const PARTS: &str =
+    "peers,errors,decode,bench,ncu,verify,launches,acceptance,examples,sanitizer,tests";
 
 struct Host {
     directory: tempfile::TempDir,
@@ -99,6 +111,8 @@ impl Host {
         let bundle = directory.path().join("bundle");
         for (path, text) in [
             ("bin/warptile", PROGRAM),
+            ("bin/examples/decoder", DECODER),
+            ("bin/examples/captured_step", CAPTURED_STEP),
             ("benches/peers/attention_peers.py", PEERS),
             ("benches/peers/shapes.txt", ""),
             (
@@ -157,7 +171,7 @@ fn parts_of_one_commit_are_put_together() {
     assert_eq!(code, Some(0), "{text}");
     let summary = host.json("summary.json");
     assert_eq!(summary["passed"], false, "parts are missing");
-    assert_eq!(summary["missing"].as_array().unwrap().len(), 6);
+    assert_eq!(summary["missing"].as_array().unwrap().len(), 7);
     let line = "2.0 us  4.000 TB/s; fa3             4.0 us, ratio 2.000; 1.250 of reading's 1.6 us; 1.100 with splits=512; k";
     assert!(text.contains(line), "{text}");
 
@@ -167,7 +181,11 @@ fn parts_of_one_commit_are_put_together() {
     assert_eq!(absent[0]["problem"], "b1 q1 k8192 h8 d64 f16");
     assert_eq!(absent[0]["reason"], "no pages: none");
 
-    let (code, text) = host.run("one", "ncu,verify,launches,acceptance,sanitizer,tests", "");
+    let (code, text) = host.run(
+        "one",
+        "ncu,verify,launches,acceptance,examples,sanitizer,tests",
+        "",
+    );
     assert_eq!(code, Some(0), "{text}");
     for line in [
         "ratio to the best peer, f16 ",
@@ -184,6 +202,9 @@ fn parts_of_one_commit_are_put_together() {
         "5 on few multiprocessors, 1 drew tiles; 10 a second on 16 threads",
         "1 of 1 persistent ones drew tiles",
         "500 launches, waiting: none ",
+        "example decoder ",
+        "NVIDIA H200; CPU\n",
+        "1000 replays with 12 sequences, 0 of them differ\n",
         "broken kernel caught",
         "part peers ",
         "part tests ",
@@ -254,7 +275,7 @@ fn nothing_of_another_commit_stays() {
             .as_array()
             .unwrap()
             .len(),
-        9
+        10
     );
 }
 
@@ -295,6 +316,8 @@ fn what_proves_nothing_is_a_failure() {
             "decode: no time for b1 q1 k8192 h8 d64 f16",
         ),
         ("ends", "decode", "decode: exit code 1"),
+        ("lonely", "examples", "example decoder: exit code 3"),
+        ("dispute", "examples", "example decoder: exit code 0"),
     ] {
         let (code, text) = host.run("one", part, fault);
         assert_eq!(code, Some(1), "{fault}: {text}");
