@@ -1,6 +1,9 @@
 //! A decode step of several layers is captured once, and the graph is launched again and again while sequences grow, end and begin.
 //! Each result is compared bit by bit with that of ordinary calls. Needs an NVIDIA GPU.
 
+#[path = "common/command_line.rs"]
+mod command_line;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,6 +14,8 @@ use warptile::half::f16;
 use warptile::{
     Attention, Backend, Error, KvCache, Layout, Mask, Pairing, Result, Rotary, SequenceId, Tensor,
 };
+
+use command_line::{Options, number};
 
 const HELP: &str = "\
 Captures a decode step once, and compares what the graph computes with ordinary calls while lengths and pages change.
@@ -202,57 +207,43 @@ fn run(gpu: &Arc<Gpu>, replays: usize) -> Result<bool> {
     Ok(differing == 0)
 }
 
-fn options() -> std::result::Result<Option<(u32, usize)>, String> {
-    let (mut device, mut replays) = (0, 1000);
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        if matches!(argument.as_str(), "--help" | "-h") {
-            return Ok(None);
-        }
-        let value = arguments
-            .next()
-            .ok_or(format!("{argument} needs a value"))?;
-        let wrong = |_| format!("{argument} {value} is not a number in range");
-        match argument.as_str() {
-            "--device" => device = value.parse().map_err(wrong)?,
-            "--replays" => replays = value.parse().map_err(wrong)?,
-            _ => return Err(format!("there is no option {argument}")),
+struct Settings {
+    device: u32,
+    replays: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            device: 0,
+            replays: 1000,
         }
     }
-    match replays {
-        0 => Err("--replays must be at least 1".to_owned()),
-        _ => Ok(Some((device, replays))),
+}
+
+impl Options for Settings {
+    const HELP: &'static str = HELP;
+
+    fn set(&mut self, name: &str, value: &str) -> Option<std::result::Result<(), String>> {
+        match name {
+            "--device" => Some(number(name, value, &mut self.device)),
+            "--replays" => Some(number(name, value, &mut self.replays)),
+            _ => None,
+        }
+    }
+
+    fn check(&self) -> std::result::Result<(), String> {
+        match self.replays {
+            0 => Err("--replays must be at least 1".to_owned()),
+            _ => Ok(()),
+        }
     }
 }
 
 fn main() -> ExitCode {
-    let (device, replays) = match options() {
-        Ok(Some(options)) => options,
-        Ok(None) => {
-            println!("{HELP}");
-            return ExitCode::SUCCESS;
-        }
-        Err(message) => {
-            eprintln!("error: {message}\n\n{HELP}");
-            return ExitCode::from(2);
-        }
-    };
-    let gpu = match Driver::load()
-        .map_err(Error::from)
-        .and_then(|driver| Gpu::new(&driver, device))
-    {
-        Ok(gpu) => Arc::new(gpu),
-        Err(error) => {
-            eprintln!("error: this example needs an NVIDIA GPU: {error}");
-            return ExitCode::from(3);
-        }
-    };
-    match run(&gpu, replays) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(3)
-        }
-    }
+    command_line::main(|settings: &Settings| {
+        let driver = Driver::load()?;
+        let gpu = Arc::new(Gpu::new(&driver, settings.device)?);
+        run(&gpu, settings.replays)
+    })
 }
