@@ -47,7 +47,7 @@ LOST, CEILING = 0.99, 1.02
 
 # The most seconds one command may take. They are for what hangs: no part takes as long as its commands might.
 LIMITS = {"tests": 400, "verify": 300, "launches": 400, "acceptance": 300, "sanitizer": 450, "ncu": 60, "bench": 240}
-LIMITS |= {"peers": 400, "errors": 450, "decode": 530}
+LIMITS |= {"peers": 400, "errors": 450, "decode": 530, "examples": 120}
 
 # Processes that share one GPU and its host well: most of what they do is on the host.
 SIDE_BY_SIDE = 4
@@ -71,8 +71,14 @@ ACCEPTANCE = (
     "b2 q2048 k2048 h8 d128",
 )
 
+# Keys that a split has where the cost of fixed splits is measured.
+SPLITS = 512
+
 # Shared memory that a CTA of a GPU of compute capability 8.9 can have: compute_89 images are planned within it.
 SHARED_KIB_89 = 99
+
+# Tokens that the decoder generates in each sequence, and launches of a captured step.
+EXAMPLE_TOKENS, EXAMPLE_REPLAYS = 48, 1000
 
 # A log is kept as it is up to this size; beyond it its beginning and its end are.
 LOG_BYTES = 32 << 10
@@ -436,6 +442,28 @@ def acceptance(evidence):
     evidence.write("acceptance.json", rows=rows)
 
 
+def examples(evidence):
+    """The examples, which compare a GPU's results themselves: tokens of a small decoder with those of the CPU and of a plain float64
+    loop, and a captured step with ordinary calls."""
+    gpu = evidence.options.gpu
+    jobs = (
+        # The GPU is asked for by number: without it the decoder would be content with the CPU.
+        ("decoder", ["--tokens", EXAMPLE_TOKENS, "--device", f"cuda:{gpu}"], r"^(\S.*?) +\d+ +\d+  the same$", 2),
+        ("captured_step", ["--replays", EXAMPLE_REPLAYS, "--device", gpu], rf"^({EXAMPLE_REPLAYS} replays with \d+ sequences, 0 of them differ)$", 1),
+    )
+    rows = []
+    for name, arguments, pattern, wanted in jobs:
+        code, output = run([BUNDLE / "bin/examples" / name, *arguments], LIMITS["examples"])
+        evidence.log(f"example-{name}", output)
+        found = re.findall(pattern, output, re.MULTILINE)
+        passed = code == 0 and len(found) == wanted
+        if not passed:
+            evidence.fail(f"example {name}: exit code {code}: {last_lines(output)}")
+        rows.append({"example": name, "arguments": [str(word) for word in arguments], "exit_code": code, "passed": passed, "same": found})
+        print(f"example {name}: {'; '.join(found) or 'nothing the same'}", flush=True)
+    evidence.write("examples.json", rows=rows)
+
+
 def sanitizer(evidence):
     """The four tools of compute-sanitizer over two problems of every image that was compiled for this GPU, over random cases of the
     operations, and over a broken kernel each, which they must report."""
@@ -508,9 +536,9 @@ def peers(evidence):
         _, _, rows = warptile(evidence, "bench", arguments, LIMITS["bench"])
         evidence.write("bench-warptile.json", rows=rows or [])
         return
-    rows = of_peers(evidence, "peers", SHAPES, ["--samples", options.samples])
+    rows, absent = of_peers(evidence, "peers", SHAPES, ["--samples", options.samples])
     evidence.write("bench-warptile.json", rows=[row for row in rows if row["backend"] == "warptile"])
-    evidence.write("bench-peers.json", rows=[row for row in rows if row["backend"] != "warptile"])
+    evidence.write("bench-peers.json", rows=[row for row in rows if row["backend"] != "warptile"], absent=absent)
 
 
 def errors(evidence):
@@ -518,41 +546,54 @@ def errors(evidence):
     if evidence.options.without_peers:
         print("errors are computed with PyTorch: left out without peers")
         return
-    evidence.write("errors.json", rows=of_peers(evidence, "errors", SHAPES, ["--errors"]))
+    rows, absent = of_peers(evidence, "errors", SHAPES, ["--errors"])
+    evidence.write("errors.json", rows=rows, absent=absent)
 
 
 def decode(evidence):
-    """Few queries on the keys of a cache: peers, a kernel that only reads, and the planner's choice, in turn."""
-    options = evidence.options
+    """Few queries on the keys of a cache: peers, a kernel that only reads, and the planner's choice, in turn; where reading takes the
+    time the latter once more, with fixed splits."""
+    options, absent = evidence.options, []
     if options.without_peers:
         arguments = ["bench", *on(evidence), "--file", DECODE, "--samples", 30, "--seconds", 0.3]
         _, _, rows = warptile(evidence, "decode", arguments, LIMITS["decode"])
     else:
-        rows = of_peers(evidence, "decode", DECODE, ["--method", "graph", "--samples", options.samples])
+        arguments = ["--method", "graph", "--samples", options.samples, "--splits", SPLITS]
+        if options.flashinfer:
+            arguments += ["--flashinfer", options.flashinfer]
+        rows, absent = of_peers(evidence, "decode", DECODE, arguments)
     rows = rows or []
-    evidence.write("decode.json", rows=rows)
+    evidence.write("decode.json", rows=rows, absent=absent)
     compared = side_by_side(rows)
     problems = [line.split("#")[0].strip() for line in DECODE.read_text().splitlines()]
     for problem in problems:
         # Without peers the lengths are drawn by the program, which names the problem alike.
         if problem and problem not in compared:
             evidence.fail(f"decode: no time for {problem}")
+    if options.flashinfer and not any(row["backend"] == "flashinfer" for row in rows):
+        evidence.fail("decode: FlashInfer was asked for and has no row")
     print("\n".join(decode_lines(compared)), flush=True)
 
 
+class Compared:
+    """The rows of one problem: ours, ours with fixed splits, the fastest peer's, and that of the kernel that only reads; None for one
+    that is not there."""
+
+    def __init__(self, of_problem):
+        self.ours = of_problem.pop("warptile", None)
+        self.fixed = of_problem.pop(f"warptile splits={SPLITS}", None)
+        self.read = of_problem.pop("read", None)
+        self.best = min(of_problem.values(), key=lambda row: row["median_us"], default=None)
+
+
 def side_by_side(rows):
-    """By problem: our row, the fastest peer's, and that of the kernel that only reads, where they are there."""
+    """The problems that we have a row of."""
     problems = {}
     for row in rows:
         if row["method"] == "graph":
             problems.setdefault(row["problem"], {})[row["backend"]] = row
-    compared = {}
-    for problem, of_problem in problems.items():
-        ours, read = of_problem.pop("warptile", None), of_problem.pop("read", None)
-        if ours:
-            best = min(of_problem.values(), key=lambda row: row["median_us"], default=None)
-            compared[problem] = (ours, best, read)
-    return compared
+    compared = {problem: Compared(of_problem) for problem, of_problem in problems.items()}
+    return {problem: of_problem for problem, of_problem in compared.items() if of_problem.ours}
 
 
 def ratio_to(other, ours):
@@ -563,18 +604,26 @@ def ratio_to(other, ours):
 def decode_lines(compared):
     """A line for each problem, the losing ones first."""
     lines = []
-    for problem, (ours, best, read) in sorted(compared.items(), key=lambda item: ratio_to(item[1][1], item[1][0])):
+    for problem, of_problem in sorted(compared.items(), key=lambda item: ratio_to(item[1].best, item[1].ours)):
+        ours, best, read, fixed = of_problem.ours, of_problem.best, of_problem.read, of_problem.fixed
+        dense = compared.get(re.sub(r" pages=\d+", "", problem))
         line = f"{problem:62} {ours['median_us']:8.1f} us {ours['tb_s']:6.3f} TB/s"
         if best:
             line += f"; {best['backend']:10} {best['median_us']:8.1f} us, ratio {ratio_to(best, ours):.3f}"
             line += " LOST" if ratio_to(best, ours) < LOST else ""
         if read:
             line += f"; {1 / ratio_to(read, ours):.3f} of reading's {read['median_us']:.1f} us"
+        if dense and dense is not of_problem:
+            line += f"; {1 / ratio_to(dense.ours, ours):.3f} of dense"
+        if fixed:
+            line += f"; {ratio_to(fixed, ours):.3f} with splits={SPLITS}"
         lines.append(f"{line}; {ours['kernel']}")
     return lines
 
 
 def of_peers(evidence, what, shapes, arguments):
+    """Rows of all contestants, and which of them have none of a problem, or none in one of several ways, and why not. What was measured
+    before a failure is kept."""
     with tempfile.TemporaryDirectory() as folder:
         target = pathlib.Path(folder) / "rows.json"
         command = [sys.executable, PEERS, "--file", shapes, "--with", WARPTILE, "--json", target, *arguments]
@@ -584,8 +633,9 @@ def of_peers(evidence, what, shapes, arguments):
         evidence.log(what, output)
         if code != 0 or not target.exists():
             evidence.fail(f"{what}: exit code {code}: {last_lines(output)}")
-            return []
-        return json.loads(target.read_text())
+        found = re.findall(r"^(\w[\w ()=-]*): not for (b\d.*?): (.*)$", output, re.MULTILINE)
+        absent = [dict(zip(("backend", "problem", "reason"), row)) for row in found]
+        return json.loads(target.read_text()) if target.exists() else [], absent
 
 
 def bench(evidence):
@@ -667,6 +717,7 @@ PARTS = {
     "verify": verify,
     "launches": launches,
     "acceptance": acceptance,
+    "examples": examples,
     "sanitizer": sanitizer,
     "tests": tests,
 }
@@ -681,6 +732,7 @@ WRITTEN = {
     "verify": ("verify", "verify-*", "images"),
     "launches": ("launches",),
     "acceptance": ("acceptance",),
+    "examples": ("examples",),
     "sanitizer": ("sanitizer",),
     "tests": ("tests",),
 }
@@ -718,15 +770,19 @@ def table(evidence, parts):
             worst = min(ratios, key=ratios.get)
             lines.append((f"ratio to the best peer, {element}", f"{mean:.3f} (mean of {len(ratios)}), lowest {ratios[worst]:.2f}: {worst}"))
     compared = side_by_side(rows("decode.json"))
-    against = {problem: ratio_to(best, ours) for problem, (ours, best, _) in compared.items() if best}
+    against = {problem: ratio_to(row.best, row.ours) for problem, row in compared.items() if row.best}
     if against:
         worst = min(against, key=against.get)
         lost = sum(ratio < LOST for ratio in against.values())
         lines.append(("decode against the best peer", f"{lost} of {len(against)} lost, lowest {against[worst]:.3f}: {worst}"))
-    shares = [1 / ratio_to(read, ours) for ours, _, read in compared.values() if read and ours["query_len"] <= 64]
+    shares = [1 / ratio_to(row.read, row.ours) for row in compared.values() if row.read and row.ours["query_len"] <= 64]
     if shares:
         near = sum(share <= CEILING for share in shares)
         lines.append(("decode against reading alone", f"{near} of {len(shares)} within {CEILING}, highest {max(shares):.3f}"))
+    costs = [ratio_to(row.fixed, row.ours) for row in compared.values() if row.fixed]
+    if costs:
+        mean = math.exp(sum(map(math.log, costs)) / len(costs))
+        lines.append((f"decode with splits={SPLITS}", f"{mean:.3f} of the time without (mean of {len(costs)}), highest {max(costs):.3f}"))
     for row in rows("verify.json"):
         if row["max_len"] is None:
             lines.append((f"random cases, {row['family']}", f"{row['passed']} of {row['count']} passed"))
@@ -747,6 +803,8 @@ def table(evidence, parts):
     accepted = rows("acceptance.json")
     if accepted:
         lines.append(("acceptance problems", f"{sum(row['passed'] for row in accepted)} of {len(accepted)}"))
+    for row in rows("examples.json"):
+        lines.append((f"example {row['example']}", "; ".join(row["same"]) if row["passed"] else "FAILED"))
     for tool in SANITIZER_TOOLS:
         of_tool = [row for row in rows("sanitizer.json") if row["tool"] == tool]
         if of_tool:
@@ -775,6 +833,7 @@ def main():
     arguments.add_argument("--seed", type=int, default=1, help="seed of the random problems (default 1)")
     arguments.add_argument("--samples", type=int, default=15, help="rounds of the measurement against peers (default 15)")
     arguments.add_argument("--fa3", help="FlashAttention-3's extension library, as attention_peers.py takes it")
+    arguments.add_argument("--flashinfer", help="the folder that has FlashInfer's package, as attention_peers.py takes it")
     arguments.add_argument("--without-peers", action="store_true", help="leave out PyTorch and FlashAttention-3")
     options = arguments.parse_args()
     names = options.only.split(",") if options.only else list(PARTS)

@@ -16,12 +16,13 @@ xformers/flash_attn_3/_C.so of the xformers wheel; a libcudart.so.12 beside it i
 flash_attn_interface (built from its source) and fa3_fwd_interface (fa3-fwd, which takes no f16).
 
 Where queries meet the keys of a cache (fewer queries than keys, pages, lengths, windows, sinks), FlashInfer takes part too if it
-is installed, and `read`, a kernel that only reads the keys and values that some query sees: nothing can be faster. Each peer's
-result is compared with one computed in float32; of several ways to call it the fastest is measured. No peer here has sinks:
-where the problem does, the peers' rows say that they leave them out.
+is installed or --flashinfer names the folder of its package, and `read`, a kernel that only reads the keys and values that some
+query sees: nothing can be faster. Each peer's result is compared with one computed in float32; of several ways to call it the
+fastest is measured. No peer here has sinks: where the problem does, the peers' rows say that they leave them out.
 
 All peers of a problem are measured in turn, round by round, so that a drifting clock touches all alike; with --with PROGRAM,
-the program `warptile` takes its turn too. A peer that can't do a problem has no row; why not goes to standard error.
+the program `warptile` takes its turn too, and with --splits N once more where reading takes the time, with keys cut at multiples
+of N, as the backend "warptile splits=N". A peer that can't do a problem has no row; why not goes to standard error.
 
 Needs: an NVIDIA GPU, PyTorch 2.5 or newer. Examples:
 
@@ -143,12 +144,17 @@ def fa3(library):
     return prepare, call
 
 
-def on_caches(wanted, library):
+def on_caches(wanted, library, flashinfer_folder, problems):
     """Contestants for queries on a cache: from a cache to the variants."""
 
     def flashinfer():
+        if flashinfer_folder:
+            sys.path.insert(0, flashinfer_folder)
+            major, minor = torch.cuda.get_device_capability()
+            os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", f"{major}.{minor}" + ("a" if major >= 9 else ""))
         import flashinfer
 
+        cache_peers.compile_flashinfer(problems, lambda problem: ELEMENTS[problem.element], flashinfer)
         return lambda cache: cache_peers.flashinfer(cache, flashinfer)
 
     def fa3():
@@ -162,7 +168,7 @@ def on_caches(wanted, library):
         "flashinfer": flashinfer,
         "read": lambda: cache_peers.read,
     }
-    return found_of(makers, wanted, library)
+    return found_of(makers, wanted, {"fa3": library, "flashinfer": flashinfer_folder})
 
 
 def peers(wanted, library):
@@ -172,10 +178,11 @@ def peers(wanted, library):
         "efficient": lambda: sdpa(SDPBackend.EFFICIENT_ATTENTION),
         "fa3": lambda: fa3(library),
     }
-    return found_of(makers, wanted, library)
+    return found_of(makers, wanted, {"fa3": library})
 
 
-def found_of(makers, wanted, library):
+def found_of(makers, wanted, places):
+    """The contestants that are there. `places`: where the command line says that some are."""
     found = {}
     for name, make in makers.items():
         if wanted and name not in wanted:
@@ -185,7 +192,7 @@ def found_of(makers, wanted, library):
         except Exception as error:  # a broken package raises what it likes
             print(f"{name}: not installed ({error})", file=sys.stderr)
             # What was asked for by name must be there.
-            if wanted or (name == "fa3" and library):
+            if wanted or places.get(name):
                 sys.exit(1)
     return found
 
@@ -221,9 +228,13 @@ class Run:
 class Warptile:
     """`warptile bench` on one problem, taking a sample whenever it is asked."""
 
-    def __init__(self, program, problem, samples):
+    def __init__(self, program, problem, samples, splits=None):
+        self.backend = f"warptile splits={splits}" if splits else "warptile"
+        self.problem = problem
+        self.failed = False
         self.rows = tempfile.NamedTemporaryFile(suffix=".json")
-        command = [program, "bench", "--device", "cuda:0", "--shape", problem.for_warptile, "--samples", str(samples), "--paced"]
+        shape = problem.for_warptile + (f" splits={splits}" if splits else "")
+        command = [program, "bench", "--device", "cuda:0", "--shape", shape, "--samples", str(samples), "--paced"]
         self.process = subprocess.Popen(
             [*command, "--json", self.rows.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -246,7 +257,20 @@ class Warptile:
         if self.process.returncode != 0:
             raise RuntimeError(f"{self.process.args} ended with exit code {self.process.returncode}")
         with open(self.rows.name) as file:
-            return json.load(file)
+            rows = json.load(file)
+        # As the file has the problem, whatever the numbers of its lengths.
+        return [{**row, "backend": self.backend, "problem": self.problem.line} for row in rows]
+
+    def attempt(self, work):
+        """What `work` returns, or none if it fails, now or before: the peers go on without it."""
+        if self.failed:
+            return []
+        try:
+            return work()
+        except (RuntimeError, OSError, ValueError) as error:
+            not_for(self.backend, self.problem, error)
+            self.failed = True
+            return []
 
 
 def timed(work):
@@ -305,12 +329,13 @@ def cache_runs(problem, found):
     copies = len(cache.q)
     runs = {}
     for name, variants in found.items():
-        reasons, fastest = [], None
+        fastest, failures = None, []
         # Whatever a package raises, the others go on.
         try:
             listed = variants(cache)
         except Exception as error:
-            listed, reasons = [], [first_line(error)]
+            not_for(name, problem, error)
+            continue
         for variant, prepare in listed:
             try:
                 run = Run(f"{name} ({variant})", prepare(), copies)
@@ -323,34 +348,24 @@ def cache_runs(problem, found):
                     fastest = (trial, run)
             except Exception as error:
                 torch.cuda.synchronize()
-                reasons.append(first_line(error))
+                failures.append((f"{name} ({variant})", error))
         if fastest:
             runs[name] = fastest[1]
-        else:
-            not_for(name, problem, "; ".join(dict.fromkeys(reasons)))
+        if name == "read":  # most of its many block sizes do not fit short pages
+            failures = [] if fastest else failures[:1]
+        for way, error in failures:
+            not_for(way, problem, error)
     return runs
 
 
 def measure(problem, runs, options, machine):
     """Rows of all contestants, which take turns, round by round, and whether `warptile` failed, if it was to take part."""
-    failed, rows = False, []
+    rows, ours = [], []
     with contextlib.ExitStack() as stack:
-        warptile = None
         if options.program:
-            warptile = stack.enter_context(Warptile(options.program, problem, options.samples))
-
-        def ours(work):
-            """The peers go on without it."""
-            nonlocal failed
-            if not warptile or failed:
-                return []
-            try:
-                return work()
-            except (RuntimeError, OSError, ValueError) as error:
-                not_for("warptile", problem, error)
-                failed = True
-                return []
-
+            several = [None, options.splits] if options.splits and problem.on_cache and problem.is_reading else [None]
+            for splits in several:
+                ours.append(stack.enter_context(Warptile(options.program, problem, options.samples, splits)))
         for method in options.method or METHODS:
             for round in range(WARM_UP_ROUNDS + options.samples):
                 if round == WARM_UP_ROUNDS:
@@ -359,10 +374,10 @@ def measure(problem, runs, options, machine):
                 for run in runs.values():
                     run.round(method)
                 if round >= WARM_UP_ROUNDS:  # it warms up by itself
-                    ours(lambda: warptile.round())
-        rows = ours(lambda: warptile.finish())
-    # As the file has it, whatever the numbers of its lengths.
-    rows = [{**row, "problem": problem.line} for row in rows]
+                    for warptile in ours:
+                        warptile.attempt(warptile.round)
+        for warptile in ours:
+            rows += warptile.attempt(warptile.finish)
     for name, run in runs.items():
         for method, times in run.times.items():
             if not times:
@@ -383,7 +398,7 @@ def measure(problem, runs, options, machine):
                     **machine,
                 }
             )
-    return rows, failed
+    return rows, any(warptile.failed for warptile in ours)
 
 
 def reference(problem, q, k, v):
@@ -505,7 +520,9 @@ def main():
     arguments.add_argument("--method", action="append", choices=METHODS, help="measure this only (default: both)")
     arguments.add_argument("--samples", type=int, default=30, help="rounds to measure (default 30)")
     arguments.add_argument("--with", dest="program", metavar="PROGRAM", help="the program `warptile`, to be measured in turn")
+    arguments.add_argument("--splits", type=int, metavar="N", help="with --with: measure keys cut at multiples of N, too")
     arguments.add_argument("--fa3", metavar="FILE", help="FlashAttention-3's extension library")
+    arguments.add_argument("--flashinfer", metavar="FOLDER", help="the folder that has FlashInfer's package")
     arguments.add_argument("--errors", action="store_true", help="measure errors against float64 instead of times")
     arguments.add_argument("--seeds", type=int, default=1, help="with --errors: how many inputs (default 1)")
     arguments.add_argument("--query-scale", type=float, default=1.0, help="with --errors: factor of the queries (default 1)")
@@ -540,7 +557,8 @@ def main():
     if options.errors and len(square) < len(problems):
         arguments.error("--errors is for as many queries as keys, without pages, lengths, windows or sinks")
     found = peers(options.peer, options.fa3) if square else {}
-    on_cache = on_caches(options.peer, options.fa3) if len(square) < len(problems) else {}
+    others = [problem for problem in problems if problem.on_cache]
+    on_cache = on_caches(options.peer, options.fa3, options.flashinfer, others) if others else {}
     failed = False
     for problem in problems:
         if options.errors:

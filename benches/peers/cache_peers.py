@@ -6,6 +6,9 @@ number of a set of inputs to the output, [batch, queries, heads, head size]. Wha
 there, outside of what is measured.
 """
 
+import concurrent.futures
+import contextlib
+
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -24,6 +27,9 @@ ALLOWED_ERROR = 0.02
 DENSE_AS_PAGES = 64
 
 FLASHINFER_WORKSPACE = 512 << 20
+
+# Query heads of a key/value head up to which FlashInfer is asked to do without tensor cores, too.
+LARGEST_GROUP_ON_CUDA_CORES = 4
 
 
 class Cache:
@@ -152,46 +158,101 @@ def fa3(cache, operators):
     return variants
 
 
-def flashinfer(cache, library):
-    """FlashInfer with tensor cores, planned once. Its kernel for one query is that for several."""
-    p = cache.problem
+class InPages:
+    """A cache as FlashInfer takes it: pages of each sequence one after the other, where they begin, and keys in the last. A dense
+    cache is seen as pages."""
 
-    def prepare():
-        if p.query_len > 64:
-            raise RuntimeError("not asked for prompts, where its kernels are those of FlashAttention")
+    def __init__(self, cache):
+        p = cache.problem
         if p.page_rows is None:
-            rows = DENSE_AS_PAGES
-            if p.key_len % rows:
-                raise RuntimeError(f"a dense cache is not in pages of {rows}")
-            of_each = p.key_len // rows
-            indices = torch.cat(
-                [torch.arange(-(-keys // rows), dtype=torch.int32) + b * of_each for b, keys in enumerate(p.key_lengths())]
-            ).cuda()
-            caches = [tuple(t.view(-1, rows, p.kv_heads, p.head_dim) for t in pair) for pair in zip(cache.k, cache.v)]
+            self.rows = DENSE_AS_PAGES
+            if p.key_len % self.rows:
+                raise RuntimeError(f"a dense cache is not in pages of {self.rows}")
+            of_each = p.key_len // self.rows
         else:
-            rows = p.page_rows
-            indices = torch.cat([cache.table[b, :count] for b, count in enumerate(cache.pages_of_each())])
-            caches = list(zip(cache.k, cache.v))
-        counts = [-(-keys // rows) for keys in p.key_lengths()]
-        starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32).cuda()
-        last = [keys - (count - 1) * rows for keys, count in zip(p.key_lengths(), counts)]
-        last = torch.tensor(last, dtype=torch.int32, device="cuda")
-        workspace = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device="cuda")
-        types = {"q_data_type": cache.q[0].dtype, "kv_data_type": cache.k[0].dtype}
-        sizes = (p.heads, p.kv_heads, p.head_dim, rows)
-        if p.query_len == 1:
-            wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
-            wrapper.plan(starts, indices, last, *sizes, window_left=p.window_left, **types)
+            self.rows = p.page_rows
+        counts = [-(-keys // self.rows) for keys in p.key_lengths()]
+        if p.page_rows is None:
+            indices = [torch.arange(count, dtype=torch.int32) + b * of_each for b, count in enumerate(counts)]
+            self.caches = [tuple(t.view(-1, self.rows, p.kv_heads, p.head_dim) for t in pair) for pair in zip(cache.k, cache.v)]
         else:
-            wrapper = library.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
-            queries = torch.arange(p.batch + 1, dtype=torch.int32, device="cuda") * p.query_len
-            options = {"causal": p.is_causal, "window_left": p.window_left, **types}
-            wrapper.plan(queries, starts, indices, last, *sizes, **options)
-        q = [tensor.flatten(0, 1) for tensor in cache.q]
-        shape = cache.q[0].shape
-        return lambda i: wrapper.run(q[i], caches[i]).view(shape)
+            indices = [cache.table[b, :count] for b, count in enumerate(counts)]
+            self.caches = list(zip(cache.k, cache.v))
+        self.indices = torch.cat(indices).cuda()
+        self.starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32).cuda()
+        last = [keys - (count - 1) * self.rows for keys, count in zip(p.key_lengths(), counts)]
+        self.last = torch.tensor(last, dtype=torch.int32, device="cuda")
 
-    return [("tensor cores", prepare)]
+
+def flashinfer(cache, library):
+    """FlashInfer over pages, planned once. One query has a kernel on CUDA cores, for small groups of heads, and the kernel of several
+    queries, on tensor cores; several have that of FlashAttention-3, too."""
+    p = cache.problem
+    types = {"q_data_type": cache.q[0].dtype, "kv_data_type": cache.k[0].dtype}
+
+    def variant(make_and_plan):
+        def prepare():
+            # FlashInfer wants its workspace zeroed before it is used first.
+            workspace = torch.zeros(FLASHINFER_WORKSPACE, dtype=torch.uint8, device="cuda")
+            pages = InPages(cache)
+            wrapper = make_and_plan(workspace, pages)
+            q = [tensor.flatten(0, 1) for tensor in cache.q]
+            shape = cache.q[0].shape
+            return lambda i: wrapper.run(q[i], pages.caches[i]).view(shape)
+
+        return prepare
+
+    def one_query(tensor_cores):
+        def make_and_plan(workspace, pages):
+            wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores)
+            sizes = (p.heads, p.kv_heads, p.head_dim, pages.rows)
+            wrapper.plan(pages.starts, pages.indices, pages.last, *sizes, window_left=p.window_left, **types)
+            return wrapper
+
+        return variant(make_and_plan)
+
+    def queries(backend):
+        def make_and_plan(workspace, pages):
+            wrapper = library.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
+            begin = torch.arange(p.batch + 1, dtype=torch.int32, device="cuda") * p.query_len
+            sizes = (p.heads, p.kv_heads, p.head_dim, pages.rows)
+            options = {"causal": p.is_causal, "window_left": p.window_left, **types}
+            wrapper.plan(begin, pages.starts, pages.indices, pages.last, *sizes, **options)
+            return wrapper
+
+        return variant(make_and_plan)
+
+    if p.query_len > 1:
+        return [("FlashAttention-2", queries("fa2")), ("FlashAttention-3", queries("fa3"))]
+    variants = [("tensor cores", one_query(True))]
+    if p.heads // p.kv_heads <= LARGEST_GROUP_ON_CUDA_CORES:
+        variants.append(("CUDA cores", one_query(False)))
+    return variants
+
+
+def compile_flashinfer(problems, element_of, library):
+    """FlashInfer compiles a kernel when it is first planned, about 20 seconds each: all that the problems need at once. What fails
+    fails again, and is reported, where it is measured."""
+    kinds = {}
+    for problem in problems:
+        group = min(problem.heads // problem.kv_heads, LARGEST_GROUP_ON_CUDA_CORES + 1)
+        kind = (problem.element, problem.head_dim, problem.window_left >= 0, problem.query_len > 1, group)
+        if kind not in kinds or problem.bytes() < kinds[kind].bytes():
+            kinds[kind] = problem
+
+    def compile_for(problem):
+        try:
+            variants = flashinfer(Cache(problem, element_of(problem), 1), library)
+        except Exception:
+            return
+        for _, prepare in variants:
+            with contextlib.suppress(Exception):
+                prepare()
+
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(kinds))) as executor:
+        list(executor.map(compile_for, kinds.values()))
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
 
 
 if triton:

@@ -117,7 +117,7 @@ pub fn bundle(root: &Path, out: &Path) -> Result<Bundle, BundleError> {
             "--package=warptile-cli",
             "--package=warptile-fake-cuda",
         ][..],
-        // xtask's own tests need the compiler and the network, which a GPU host need not have.
+        // xtask's own tests need the compiler and the network, which a GPU host need not have. Examples are built with tests.
         &["test", "--no-run", "--workspace", "--exclude=xtask"],
         &[
             "bench",
@@ -269,7 +269,7 @@ fn cargo(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>, BundleError> 
 
 /// Where an artifact of cargo's goes, if anywhere.
 ///
-/// - the program to `bin/`, benchmarks to `benches/{target}`;
+/// - the program to `bin/`, examples to `bin/examples/{target}`, benchmarks to `benches/{target}`;
 /// - unit tests of a library to `tests/{directory}`, others to `tests/{directory}-{target}`, the directory being the
 ///   crate's, as in `tests/driver-memory`;
 /// - dynamic libraries, which are stand-ins for the driver, beside the tests.
@@ -306,6 +306,7 @@ fn artifact(root: &Path, message: &Value) -> Option<Artifact> {
     let to = match (kinds.first()?, is_test) {
         (&"bench", _) => format!("benches/{target}"),
         (&"bin", false) => format!("bin/{target}"),
+        (&"example", false) => format!("bin/examples/{target}"),
         (&"test" | &"bin", true) => format!("tests/{directory}-{target}"),
         (_, true) => format!("tests/{directory}"),
         _ => return None,
@@ -406,6 +407,13 @@ mod tests {
             place("bin", false, "warptile", cli).unwrap(),
             "bin/warptile"
         );
+        let example = place(
+            "example",
+            false,
+            "decoder",
+            "/repo/crates/attention/Cargo.toml",
+        );
+        assert_eq!(example.unwrap(), "bin/examples/decoder");
         assert_eq!(
             place("bin", true, "warptile", cli).unwrap(),
             "tests/cli-warptile"

@@ -39,7 +39,7 @@ if "--json" in words:
     json.dump(result, open(option("--json", None), "w"))
 "#;
 
-/// FAULT=slow makes the peer of decode the faster one, FAULT=alone leaves our own row out.
+/// FAULT=slow makes the peer of decode the faster one, FAULT=alone leaves our own row out, FAULT=ends ends with an error after all.
 const PEERS: &str = r#"import json, os, sys
 words, fault = sys.argv, os.environ.get("FAULT")
 row = {"problem": "b2 q512 k512 h8 d64 f16", "method": "graph", "error_rms": 1e-4, "error_max": 1e-3}
@@ -47,11 +47,14 @@ times = {"fa3": 4.0, "warptile": 2.0}
 if "decode.txt" in words[words.index("--file") + 1]:
     assert words[words.index("--method") + 1] == "graph"
     row |= {"problem": "b1 q1 k8192 h8 d64 f16", "query_len": 1, "tb_s": 4.0, "kernel": "k"}
-    times = {"fa2": 9.0, "fa3": 4.0 if fault != "slow" else 1.9, "read": 1.6, "warptile": 2.0}
+    assert words[words.index("--splits") + 1] == "512"
+    times = {"fa2": 9.0, "fa3": 4.0 if fault != "slow" else 1.9, "read": 1.6, "warptile": 2.0, "warptile splits=512": 2.2}
+    print("cudnn (dispatched): not for b1 q1 k8192 h8 d64 f16: no pages: none", file=sys.stderr)
     if fault == "alone":
         del times["warptile"]
 rows = [{**row, "backend": name, "median_us": time} for name, time in times.items()]
 json.dump(rows, open(words[words.index("--json") + 1], "w"))
+sys.exit(fault == "ends")
 "#;
 
 /// FAULT=blind makes it find nothing, the broken kernels included.
@@ -83,7 +86,19 @@ echo ok
 const TEST: &str =
     "#!/bin/sh\n[ \"$1\" = --list ] && echo 'a::b: test' && exit\necho 'test a::b ... ok'\n";
 
-const PARTS: &str = "peers,errors,decode,bench,ncu,verify,launches,acceptance,sanitizer,tests";
+/// FAULT=lonely has no GPU, FAULT=dispute other tokens on it.
+const DECODER: &str = r#"#!/bin/sh
+[ "$*" = "--tokens 48 --device cuda:0" ] || exit 2
+[ "$FAULT" = lonely ] && echo 'error: no GPU' && exit 3
+echo 'float64 loop                168      9000  '
+[ "$FAULT" = dispute ] || echo 'NVIDIA H200                 168      1200  the same'
+echo 'CPU                         168       900  the same'
+"#;
+
+const CAPTURED_STEP: &str = "#!/bin/sh\necho '1000 replays with 12 sequences, 0 of them differ'\n";
+
+const PARTS: &str =
+    "peers,errors,decode,bench,ncu,verify,launches,acceptance,examples,sanitizer,tests";
 
 struct Host {
     directory: tempfile::TempDir,
@@ -96,6 +111,8 @@ impl Host {
         let bundle = directory.path().join("bundle");
         for (path, text) in [
             ("bin/warptile", PROGRAM),
+            ("bin/examples/decoder", DECODER),
+            ("bin/examples/captured_step", CAPTURED_STEP),
             ("benches/peers/attention_peers.py", PEERS),
             ("benches/peers/shapes.txt", ""),
             (
@@ -154,12 +171,21 @@ fn parts_of_one_commit_are_put_together() {
     assert_eq!(code, Some(0), "{text}");
     let summary = host.json("summary.json");
     assert_eq!(summary["passed"], false, "parts are missing");
-    assert_eq!(summary["missing"].as_array().unwrap().len(), 6);
-    let line =
-        "2.0 us  4.000 TB/s; fa3             4.0 us, ratio 2.000; 1.250 of reading's 1.6 us; k";
+    assert_eq!(summary["missing"].as_array().unwrap().len(), 7);
+    let line = "2.0 us  4.000 TB/s; fa3             4.0 us, ratio 2.000; 1.250 of reading's 1.6 us; 1.100 with splits=512; k";
     assert!(text.contains(line), "{text}");
 
-    let (code, text) = host.run("one", "ncu,verify,launches,acceptance,sanitizer,tests", "");
+    let absent = host.json("decode.json")["absent"].clone();
+    assert_eq!(absent.as_array().unwrap().len(), 1);
+    assert_eq!(absent[0]["backend"], "cudnn (dispatched)");
+    assert_eq!(absent[0]["problem"], "b1 q1 k8192 h8 d64 f16");
+    assert_eq!(absent[0]["reason"], "no pages: none");
+
+    let (code, text) = host.run(
+        "one",
+        "ncu,verify,launches,acceptance,examples,sanitizer,tests",
+        "",
+    );
     assert_eq!(code, Some(0), "{text}");
     for line in [
         "ratio to the best peer, f16 ",
@@ -171,9 +197,14 @@ fn parts_of_one_commit_are_put_together() {
         "decode against the best peer ",
         "0 of 1 lost, lowest 2.000: b1 q1 k8192 h8 d64 f16",
         "0 of 1 within 1.02, highest 1.250",
+        "decode with splits=512 ",
+        "1.100 of the time without (mean of 1), highest 1.100",
         "5 on few multiprocessors, 1 drew tiles; 10 a second on 16 threads",
         "1 of 1 persistent ones drew tiles",
         "500 launches, waiting: none ",
+        "example decoder ",
+        "NVIDIA H200; CPU\n",
+        "1000 replays with 12 sequences, 0 of them differ\n",
         "broken kernel caught",
         "part peers ",
         "part tests ",
@@ -244,7 +275,7 @@ fn nothing_of_another_commit_stays() {
             .as_array()
             .unwrap()
             .len(),
-        9
+        10
     );
 }
 
@@ -284,12 +315,19 @@ fn what_proves_nothing_is_a_failure() {
             "decode",
             "decode: no time for b1 q1 k8192 h8 d64 f16",
         ),
+        ("ends", "decode", "decode: exit code 1"),
+        ("lonely", "examples", "example decoder: exit code 3"),
+        ("dispute", "examples", "example decoder: exit code 0"),
     ] {
         let (code, text) = host.run("one", part, fault);
         assert_eq!(code, Some(1), "{fault}: {text}");
         assert!(text.contains(words), "{fault}: {text}");
         assert_eq!(host.json("summary.json")["parts"][part]["passed"], false);
     }
+    // What was measured before a failure is kept.
+    assert_eq!(host.run("one", "decode", "ends").0, Some(1));
+    let measured = host.json("decode.json");
+    assert_eq!(measured["rows"].as_array().unwrap().len(), 5);
     assert_eq!(host.run("one", "tset", "").0, Some(2));
     assert!(
         PARTS

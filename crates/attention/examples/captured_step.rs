@@ -1,6 +1,11 @@
 //! A decode step of several layers is captured once, and the graph is launched again and again while sequences grow, end and begin.
 //! Each result is compared bit by bit with that of ordinary calls. Needs an NVIDIA GPU.
 
+#[path = "common/command_line.rs"]
+mod command_line;
+#[path = "common/decode_step.rs"]
+mod decode_step;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,9 +13,10 @@ use std::time::{Duration, Instant};
 use warptile::driver::{Driver, Graph};
 use warptile::gpu::Gpu;
 use warptile::half::f16;
-use warptile::{
-    Attention, Backend, Error, KvCache, Layout, Mask, Pairing, Result, Rotary, SequenceId, Tensor,
-};
+use warptile::{Backend, Error, KvCache, Layout, Mask, Result, Rotary, SequenceId, Tensor};
+
+use command_line::{Options, number};
+use decode_step::{DecodeStep, bits};
 
 const HELP: &str = "\
 Captures a decode step once, and compares what the graph computes with ordinary calls while lengths and pages change.
@@ -32,56 +38,12 @@ const PAGES: usize = 600;
 const LONGEST: usize = 1500;
 const PROMPT: usize = 300;
 
-/// What a model would compute with: one token for each sequence, in tensors that stay where they are.
-struct Tensors {
-    q: Tensor<f16>,
-    rotated: Tensor<f16>,
-    k: Tensor<f16>,
-    v: Tensor<f16>,
-    /// Of each layer.
-    out: Vec<Tensor<f16>>,
-}
-
-impl Tensors {
-    fn new(backend: &Backend) -> Result<Self> {
-        let tensor = |heads: usize| {
-            let layout = Layout::bshd([BATCH, 1, heads, HEAD_DIM]);
-            Tensor::from_vec(backend, vec![f16::ZERO; BATCH * heads * HEAD_DIM], layout)
-        };
-        Ok(Tensors {
-            q: tensor(HEADS)?,
-            rotated: tensor(HEADS)?,
-            k: tensor(KV_HEADS)?,
-            v: tensor(KV_HEADS)?,
-            out: (0..LAYERS).map(|_| tensor(HEADS)).collect::<Result<_>>()?,
-        })
-    }
-
-    /// The outputs, by bits.
-    fn outputs(&self) -> Result<Vec<u16>> {
-        let outputs: Vec<Vec<f16>> = self.out.iter().map(Tensor::to_vec).collect::<Result<_>>()?;
-        Ok(outputs.concat().into_iter().map(f16::to_bits).collect())
-    }
-}
-
-/// The step: what is captured, and what is called. All layers have the same queries, keys and values here.
-fn step(cache: &mut KvCache<f16>, rotary: &Rotary, tensors: &mut Tensors) -> Result<()> {
-    for (layer, out) in tensors.out.iter_mut().enumerate() {
-        // Every other layer has a window, as in gpt-oss.
-        let mask = if layer % 2 == 1 {
-            Mask::window(127, 0)
-        } else {
-            Mask::causal()
-        };
-        cache
-            .append(layer, &tensors.k, &tensors.v)?
-            .rotary(rotary.clone())
-            .queries_into(&tensors.q, &mut tensors.rotated)
-            .run()?;
-        let attention = Attention::new().mask(mask).sinks(&[0.5; HEADS]);
-        attention.forward_into(&tensors.rotated, cache.keys(layer)?, out, None)?;
-    }
-    Ok(())
+/// Every other layer has a window, as in gpt-oss.
+fn masks() -> [Mask; LAYERS] {
+    std::array::from_fn(|layer| match layer % 2 {
+        1 => Mask::window(127, 0),
+        _ => Mask::causal(),
+    })
 }
 
 /// Numbers of every run (SplitMix64).
@@ -134,14 +96,15 @@ fn run(gpu: &Arc<Gpu>, replays: usize) -> Result<bool> {
         .sequences(BATCH)
         .longest(LONGEST)
         .build(&backend)?;
-    let rotary = Rotary::computed(HEAD_DIM, 10_000.0, Pairing::HalfSplit)?;
+    let new_step = || DecodeStep::new(&backend, BATCH, [HEADS, KV_HEADS], HEAD_DIM, &masks());
+    let (mut captured, mut called) = (new_step()?, new_step()?);
+    let rotary = called.rotary();
     let mut random = Random(1);
-    let (mut captured, mut called) = (Tensors::new(&backend)?, Tensors::new(&backend)?);
 
     // An ordinary step first: kernels are loaded outside of captures.
     cache.step_padded(&[], BATCH)?;
-    step(&mut cache, &rotary, &mut called)?;
-    let graph = Graph::capture::<Error>(stream, |_| step(&mut cache, &rotary, &mut captured))?;
+    called.run(&mut cache)?;
+    let graph = Graph::capture::<Error>(stream, |_| captured.run(&mut cache))?;
 
     let (mut running, mut sequences, mut differing) = (Vec::new(), 0, 0);
     let (mut by_graph, mut by_calls) = (Duration::ZERO, Duration::ZERO);
@@ -169,11 +132,8 @@ fn run(gpu: &Arc<Gpu>, replays: usize) -> Result<bool> {
         }
         running = rows.iter().map(|&(sequence, _)| sequence).collect();
 
-        for (heads, [one, other]) in [
-            (HEADS, [&mut captured.q, &mut called.q]),
-            (KV_HEADS, [&mut captured.k, &mut called.k]),
-            (KV_HEADS, [&mut captured.v, &mut called.v]),
-        ] {
+        let both = captured.inputs().into_iter().zip(called.inputs());
+        for (heads, (one, other)) in [HEADS, KV_HEADS, KV_HEADS].into_iter().zip(both) {
             let values = random.values(BATCH, heads);
             one.copy_from_slice(&values)?;
             other.copy_from_slice(&values)?;
@@ -183,10 +143,10 @@ fn run(gpu: &Arc<Gpu>, replays: usize) -> Result<bool> {
         stream.synchronize()?;
         by_graph += start.elapsed();
         let start = Instant::now();
-        step(&mut cache, &rotary, &mut called)?; // writes the same rows again
+        called.run(&mut cache)?; // writes the same rows again
         stream.synchronize()?;
         by_calls += start.elapsed();
-        if captured.outputs()? != called.outputs()? {
+        if bits(&captured.outputs()?) != bits(&called.outputs()?) {
             differing += 1;
             println!("replay {replay} differs: {} sequences", running.len());
         }
@@ -202,57 +162,43 @@ fn run(gpu: &Arc<Gpu>, replays: usize) -> Result<bool> {
     Ok(differing == 0)
 }
 
-fn options() -> std::result::Result<Option<(u32, usize)>, String> {
-    let (mut device, mut replays) = (0, 1000);
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        if matches!(argument.as_str(), "--help" | "-h") {
-            return Ok(None);
-        }
-        let value = arguments
-            .next()
-            .ok_or(format!("{argument} needs a value"))?;
-        let wrong = |_| format!("{argument} {value} is not a number in range");
-        match argument.as_str() {
-            "--device" => device = value.parse().map_err(wrong)?,
-            "--replays" => replays = value.parse().map_err(wrong)?,
-            _ => return Err(format!("there is no option {argument}")),
+struct Settings {
+    device: u32,
+    replays: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            device: 0,
+            replays: 1000,
         }
     }
-    match replays {
-        0 => Err("--replays must be at least 1".to_owned()),
-        _ => Ok(Some((device, replays))),
+}
+
+impl Options for Settings {
+    const HELP: &'static str = HELP;
+
+    fn set(&mut self, name: &str, value: &str) -> Option<std::result::Result<(), String>> {
+        match name {
+            "--device" => Some(number(name, value, &mut self.device)),
+            "--replays" => Some(number(name, value, &mut self.replays)),
+            _ => None,
+        }
+    }
+
+    fn check(&self) -> std::result::Result<(), String> {
+        match self.replays {
+            0 => Err("--replays must be at least 1".to_owned()),
+            _ => Ok(()),
+        }
     }
 }
 
 fn main() -> ExitCode {
-    let (device, replays) = match options() {
-        Ok(Some(options)) => options,
-        Ok(None) => {
-            println!("{HELP}");
-            return ExitCode::SUCCESS;
-        }
-        Err(message) => {
-            eprintln!("error: {message}\n\n{HELP}");
-            return ExitCode::from(2);
-        }
-    };
-    let gpu = match Driver::load()
-        .map_err(Error::from)
-        .and_then(|driver| Gpu::new(&driver, device))
-    {
-        Ok(gpu) => Arc::new(gpu),
-        Err(error) => {
-            eprintln!("error: this example needs an NVIDIA GPU: {error}");
-            return ExitCode::from(3);
-        }
-    };
-    match run(&gpu, replays) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(3)
-        }
-    }
+    command_line::main(|settings: &Settings| {
+        let driver = Driver::load()?;
+        let gpu = Arc::new(Gpu::new(&driver, settings.device)?);
+        run(&gpu, settings.replays)
+    })
 }

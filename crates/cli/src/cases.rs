@@ -16,7 +16,7 @@ A problem is a line of words, such as \"b2 q113 k203 h8/2 d64 f16 mask=causal so
   alibi=A         head or batch: random slopes per head, or per sequence and head [no ALiBi]
   sinks           a random logit per head that joins the denominator
   bias            a random tensor added to the scores (not packed)
-  keymask         a random mask that hides keys (not packed)
+  keymask         a random tensor that hides keys, `mask` in a file (not packed)
   used=QxK,...    of each sequence only so many queries and keys are used
   lengths=K,...   of each sequence only so many keys are used; gives bN and kN where they are left out
   lengths=ragged  from an eighth of a sequence's keys to all, at random

@@ -81,10 +81,10 @@ const INPUTS: [&str; 13] = [
     "alibi_slopes",
     "sinks",
     "bias",
-    "key_mask",
+    "mask",
 ];
 
-/// Refuses a file with a tensor that would be ignored: a result without its `mask` would be wrong in silence.
+/// Refuses a file with a tensor that would be ignored: a result without, say, its `attn_mask` would be wrong in silence.
 fn refuse_unknown(path: &Path, file: &SafeTensors<'_>) -> Result<(), Failure> {
     let mut unknown = file.names();
     unknown.retain(|name| !INPUTS.contains(name));
@@ -207,7 +207,7 @@ fn typed_inputs<T: Element>(
         alibi_slopes: values("alibi_slopes", &[1, 2], "[heads] or [batch, heads]")?,
         sinks: values("sinks", &[1], "[heads]")?,
         bias: score_tensor(path, file, "bias", &[dtype])?,
-        key_mask: score_tensor(path, file, "key_mask", &[Dtype::BOOL, Dtype::U8])?,
+        key_mask: score_tensor(path, file, "mask", &[Dtype::BOOL, Dtype::U8])?,
     })
 }
 
@@ -416,10 +416,10 @@ impl<'a> OutTensor<'a> {
         }
     }
 
-    /// A key mask, of any non-zero number for a key that is seen.
-    pub(crate) fn key_mask(shape: Vec<usize>, data: &'a [u8]) -> Self {
+    /// Which keys are seen: any number but 0 for one that is.
+    pub(crate) fn mask(shape: Vec<usize>, data: &'a [u8]) -> Self {
         OutTensor {
-            name: "key_mask",
+            name: "mask",
             dtype: Dtype::U8,
             shape,
             data,

@@ -97,7 +97,7 @@ fn write<T: Element>(case: &Case, file: Replacement) -> Result<(), Failure> {
     }
     let key_mask = inputs.key_mask.as_ref().map(heads_first);
     if let Some((shape, key_mask)) = &key_mask {
-        tensors.push(OutTensor::key_mask(shape.clone(), key_mask));
+        tensors.push(OutTensor::mask(shape.clone(), key_mask));
     }
     files::write(file, &tensors)
 }

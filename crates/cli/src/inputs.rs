@@ -246,7 +246,7 @@ impl<T: Element> Inputs<T> {
     }
 }
 
-/// Row offsets and pages go by the names that the file has for them.
+/// Row offsets, pages and the key mask go by the names that the file has for them.
 fn in_terms_of_the_file(error: Error) -> Error {
     match error {
         Error::Lengths {
@@ -267,6 +267,26 @@ fn in_terms_of_the_file(error: Error) -> Error {
             rule,
         } => Error::Pages {
             argument: "k_pages",
+            rule,
+        },
+        Error::Mismatch {
+            argument: "key_mask",
+            dimension,
+            found,
+            other,
+            expected,
+        } => Error::Mismatch {
+            argument: "mask",
+            dimension,
+            found,
+            other,
+            expected,
+        },
+        Error::Presence {
+            argument: "key_mask",
+            rule,
+        } => Error::Presence {
+            argument: "mask",
             rule,
         },
         other => other,

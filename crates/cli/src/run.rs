@@ -28,7 +28,7 @@ use crate::text;
 /// and rows past a sequence's last key mean nothing. With cu_seqlens_q the queries are packed.
 ///
 /// A file may also have: key_lengths, integers, how many keys of each sequence exist; alibi_slopes, F32, one for each head or of shape [batch, heads]; sinks, F32, for each head a logit that
-/// joins the denominator of its rows; bias, of q's type, added to the scores; key_mask, BOOL or U8, which hides a key where it is 0.
+/// joins the denominator of its rows; bias, of q's type, added to the scores; mask, BOOL or U8, which hides a key where it is 0.
 /// The last two have shape [batch, heads, queries, keys], and a dimension of 1 stands for all. Any other tensor in the file is
 /// an error.
 #[derive(Debug, Args)]

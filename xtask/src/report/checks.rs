@@ -17,6 +17,7 @@ pub(super) struct Checks {
     launches: Launches,
     verify: Vec<Verified>,
     acceptance: Vec<Accepted>,
+    examples: Vec<Example>,
     sanitizer: Vec<Sanitized>,
     controls: Vec<Control>,
     images: BTreeMap<String, ImageRuns>,
@@ -129,6 +130,13 @@ struct Control {
     caught: bool,
 }
 
+/// An example, which compares its own results.
+#[derive(Debug, Deserialize)]
+struct Example {
+    example: String,
+    passed: bool,
+}
+
 /// Random problems an image computed.
 #[derive(Debug, Deserialize)]
 struct ImageRuns {
@@ -190,6 +198,7 @@ impl Checks {
             launches: read_optional(&file("launches.json"))?,
             verify: read_optional::<Rows<_>>(&file("verify.json"))?.into_rows(),
             acceptance: read_optional::<Rows<_>>(&file("acceptance.json"))?.into_rows(),
+            examples: read_optional::<Rows<_>>(&file("examples.json"))?.into_rows(),
             sanitizer,
             controls,
             images: match read_optional(&file("images.json"))? {
@@ -268,6 +277,13 @@ pub(super) fn summary(checks: &Checks) -> String {
             &format!("Random problems against float64{pages}{lengths}"),
             family.clone(),
             format!("{} of {count} passed", count - failed),
+        );
+    }
+    for Example { example, passed } in &checks.examples {
+        row(
+            "Example, its results compared on the spot",
+            format!("`{example}`"),
+            if *passed { "the same" } else { "FAILED" }.to_owned(),
         );
     }
     let families: BTreeSet<&str> = checks
@@ -600,6 +616,13 @@ pub(super) mod tests {
         ] }),
         );
         write(
+            "examples.json",
+            serde_json::json!({ "rows": [
+            { "example": "decoder", "arguments": [], "exit_code": 0, "passed": true, "same": [] },
+            { "example": "captured_step", "arguments": [], "exit_code": 1, "passed": false, "same": [] },
+        ] }),
+        );
+        write(
             "images.json",
             serde_json::json!({ "images": {
             "wgmma_d64_f16_sm_90a": { "sha256": "ab", "persistent": true, "passed": 3, "failed": 0, "drew_tiles": 0 },
@@ -612,6 +635,8 @@ pub(super) mod tests {
             "On NVIDIA H200, 2026-11-22, commit 0123456789ab:",
             "| GPU tests | all families | 1 of 1 passed |",
             "| 500 launches in a row, waiting after every tenth | 2 images | 4 of 4 problems passed |",
+            "on the spot | `decoder` | the same |",
+            "on the spot | `captured_step` | FAILED |",
             "| compute-sanitizer errors | wmma, 2 images | memcheck 0 |",
             "| one for each tool | caught by memcheck; NOT by racecheck |",
         ] {

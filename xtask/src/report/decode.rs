@@ -30,6 +30,9 @@ pub(super) struct DecodeRow {
 
 const OURS: &str = "warptile";
 
+/// Ours once more, with keys cut at multiples of 512.
+const FIXED: &str = "warptile splits=512";
+
 /// The kernel that only reads.
 const READ: &str = "read";
 
@@ -57,6 +60,9 @@ struct Line<'a> {
     ours: &'a DecodeRow,
     best: Option<&'a DecodeRow>,
     read: Option<&'a DecodeRow>,
+    fixed: Option<&'a DecodeRow>,
+    /// Ours of the same problem without pages, if it has pages.
+    dense: Option<&'a DecodeRow>,
 }
 
 impl Line<'_> {
@@ -75,6 +81,18 @@ impl Line<'_> {
         Some(self.ours.median_us / read.median_us)
     }
 
+    /// Our time with fixed splits over that without.
+    fn of_even(&self) -> Option<f64> {
+        self.fixed
+            .map(|fixed| fixed.median_us / self.ours.median_us)
+    }
+
+    /// Our time over that without pages.
+    fn of_dense(&self) -> Option<f64> {
+        self.dense
+            .map(|dense| self.ours.median_us / dense.median_us)
+    }
+
     fn cells(&self) -> Vec<String> {
         let none = || "-".to_owned();
         let speed = match self.is_reading() {
@@ -88,6 +106,7 @@ impl Line<'_> {
             };
             format!("{:.1} ({}{without})", best.median_us, name(&best.backend))
         });
+        let share = |share: Option<f64>| share.map_or_else(none, |share| format!("{share:.2}"));
         let ratio = self.ratio().map_or_else(none, |ratio| match ratio < 1.0 {
             true => format!("{ratio:.2}"),
             false => format!("**{ratio:.2}**"),
@@ -98,8 +117,9 @@ impl Line<'_> {
             speed,
             best,
             ratio,
-            self.of_reading()
-                .map_or_else(none, |share| format!("{share:.2}")),
+            share(self.of_reading()),
+            share(self.of_dense()),
+            share(self.of_even()),
             format!("`{}`", self.ours.kernel),
         ]
     }
@@ -119,7 +139,7 @@ fn name(backend: &str) -> &str {
 /// `None` if we were not measured on the problem of these rows.
 fn line(rows: Vec<&DecodeRow>) -> Option<Line<'_>> {
     let of = |backend: &str| rows.iter().rfind(|row| row.backend == backend).copied();
-    let is_peer = |row: &&&DecodeRow| ![OURS, READ].contains(&row.backend.as_str());
+    let is_peer = |row: &&&DecodeRow| ![OURS, FIXED, READ].contains(&row.backend.as_str());
     let peers = rows.iter().filter(is_peer);
     Some(Line {
         ours: of(OURS)?,
@@ -127,7 +147,16 @@ fn line(rows: Vec<&DecodeRow>) -> Option<Line<'_>> {
             .min_by(|a, b| a.median_us.total_cmp(&b.median_us))
             .copied(),
         read: of(READ),
+        fixed: of(FIXED),
+        dense: None,
     })
+}
+
+/// A problem without its pages; `None` if it has none.
+fn without_pages(problem: &str) -> Option<String> {
+    let (before, pages) = problem.split_once(" pages=")?;
+    let rest = pages.split_once(' ').map(|(_, rest)| format!(" {rest}"));
+    Some(before.to_owned() + &rest.unwrap_or_default())
 }
 
 /// The problems that we were measured on, the losing ones first; without a peer to lose to, last.
@@ -137,6 +166,17 @@ fn lines(rows: &[DecodeRow]) -> Vec<Line<'_>> {
         problems.entry(&row.problem).or_default().push(row);
     }
     let mut lines: Vec<Line<'_>> = problems.into_values().filter_map(line).collect();
+    let dense: Vec<Option<&DecodeRow>> = lines
+        .iter()
+        .map(|line| {
+            let problem = without_pages(&line.ours.problem)?;
+            let found = lines.iter().find(|line| line.ours.problem == problem)?;
+            Some(found.ours)
+        })
+        .collect();
+    for (line, dense) in lines.iter_mut().zip(dense) {
+        line.dense = dense;
+    }
     lines.sort_by(|a, b| match (a.ratio(), b.ratio()) {
         (Some(a), Some(b)) => a.total_cmp(&b),
         (Some(_), None) => Ordering::Less,
@@ -168,10 +208,12 @@ fn text(rows: &[DecodeRow], shown: impl Fn(&&Line<'_>) -> bool) -> String {
         "best peer",
         "ratio",
         "of reading's time",
+        "of dense",
+        "splits=512",
         "kernel",
     ];
     let mut text = format!(
-        "GPU time of one launch in a replayed graph on {}; driver {}, {}. TB/s are of the keys and values that some query sees. *Ratio*: our speed over the fastest peer's. *Of reading's time*: our time over that of a kernel that only reads them.\n\n{}",
+        "GPU time of one launch in a replayed graph on {}; driver {}, {}. TB/s are of the keys and values that some query sees. *Ratio*: our speed over the fastest peer's. *Of reading's time*: our time over that of a kernel that only reads them. *Of dense*: our time over that without pages. *splits=512*: our time with keys cut at multiples of 512, which makes a sequence's bits the same in every batch, over that without.\n\n{}",
         first.ours.device,
         first.ours.driver,
         checks::day(&first.ours.date),
@@ -227,6 +269,8 @@ mod tests {
             row("fa2", IN_SHORT[0], 25.0),
             row("fa3", IN_SHORT[0], 20.0),
             row("read", IN_SHORT[0], 8.0),
+            row("warptile splits=512", IN_SHORT[0], 10.4),
+            row("warptile", "b1 q1 k8192 h32/8 d128 bf16 pages=16", 10.2),
             row("warptile", "alone", 5.0),
             row("warptile", "window", 10.0),
             without_sinks,
@@ -240,10 +284,11 @@ mod tests {
         assert_eq!(
             table[2..],
             [
-                "| window | 10.0 | 4.25 TB/s | 8.0 (FA3, no sinks) | 0.80 | - | `warptile_kernel` |",
-                "| b1 q512 k8192 h32/8 d128 bf16 mask=causal | 100.0 | 600 TFLOP/s | 100.0 (cuDNN) | **1.00** | - | `warptile_kernel` |",
-                "| b1 q1 k8192 h32/8 d128 bf16 | 10.0 | 4.25 TB/s | 20.0 (FA3) | **2.00** | 1.25 | `warptile_kernel` |",
-                "| alone | 5.0 | 4.25 TB/s | - | - | - | `warptile_kernel` |",
+                "| window | 10.0 | 4.25 TB/s | 8.0 (FA3, no sinks) | 0.80 | - | - | - | `warptile_kernel` |",
+                "| b1 q512 k8192 h32/8 d128 bf16 mask=causal | 100.0 | 600 TFLOP/s | 100.0 (cuDNN) | **1.00** | - | - | - | `warptile_kernel` |",
+                "| b1 q1 k8192 h32/8 d128 bf16 | 10.0 | 4.25 TB/s | 20.0 (FA3) | **2.00** | 1.25 | - | 1.04 | `warptile_kernel` |",
+                "| alone | 5.0 | 4.25 TB/s | - | - | - | - | - | `warptile_kernel` |",
+                "| b1 q1 k8192 h32/8 d128 bf16 pages=16 | 10.2 | 4.25 TB/s | - | - | - | 1.02 | - | `warptile_kernel` |",
             ]
         );
         for line in [
@@ -259,6 +304,15 @@ mod tests {
             !short.contains("| alone") && short.contains("1 of 3 problems"),
             "{short}"
         );
+    }
+
+    #[test]
+    fn pages_are_a_word_among_others() {
+        let without = |problem| without_pages(problem);
+        assert_eq!(without("b1 k8 pages=16").as_deref(), Some("b1 k8"));
+        let ragged = without("b1 k8 pages=256 lengths=ragged");
+        assert_eq!(ragged.as_deref(), Some("b1 k8 lengths=ragged"));
+        assert_eq!(without("b1 k8"), None);
     }
 
     #[test]

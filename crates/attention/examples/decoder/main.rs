@@ -4,6 +4,8 @@
 //! other layer, and a gated MLP. Its weights are random, so what it says means nothing. Attention and the cache are the point: sequences
 //! of different lengths share the pages of a [`KvCache`], join a running batch and leave it. Everything else is plain host code.
 
+#[path = "../common/command_line.rs"]
+mod command_line;
 mod model;
 mod plain;
 
@@ -13,6 +15,7 @@ use std::time::{Duration, Instant};
 use warptile::half::f16;
 use warptile::{Attention, Backend, KvCache, Layout, Pairing, Result, Rotary, SequenceId, Tensor};
 
+use command_line::{Options, number};
 use model::{
     Attend, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, Layer, Model, ROTARY_BASE, Random,
     VOCABULARY, mask,
@@ -178,7 +181,7 @@ fn text(tokens: &[usize]) -> String {
     tokens.iter().flat_map(syllable).collect()
 }
 
-struct Options {
+struct Settings {
     tokens: usize,
     seed: u64,
     device: Device,
@@ -201,43 +204,47 @@ impl Device {
     }
 }
 
-fn options() -> std::result::Result<Option<Options>, String> {
-    let mut options = Options {
-        tokens: 48,
-        seed: 53,
-        device: Device::Auto,
-    };
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        if matches!(argument.as_str(), "--help" | "-h") {
-            return Ok(None);
-        }
-        let value = arguments
-            .next()
-            .ok_or(format!("{argument} needs a value"))?;
-        let wrong = |_| format!("{argument} {value} is not a number in range");
-        match argument.as_str() {
-            "--tokens" => options.tokens = value.parse().map_err(wrong)?,
-            "--seed" => options.seed = value.parse().map_err(wrong)?,
-            "--device" => {
-                options.device = match (value.as_str(), value.strip_prefix("cuda:")) {
-                    ("auto", _) => Device::Auto,
-                    ("cpu", _) => Device::Cpu,
-                    (_, Some(ordinal)) => Device::Cuda(ordinal.parse().map_err(wrong)?),
-                    _ => return Err(format!("there is no device {value}")),
-                }
-            }
-            _ => return Err(format!("there is no option {argument}")),
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            tokens: 48,
+            seed: 53,
+            device: Device::Auto,
         }
     }
-    match options.tokens {
-        2..=100_000 => Ok(Some(options)),
-        other => Err(format!("--tokens {other} is not from 2 to 100000")),
+}
+
+impl Options for Settings {
+    const HELP: &'static str = HELP;
+
+    fn set(&mut self, name: &str, value: &str) -> Option<std::result::Result<(), String>> {
+        match (name, value.strip_prefix("cuda:")) {
+            ("--tokens", _) => return Some(number(name, value, &mut self.tokens)),
+            ("--seed", _) => return Some(number(name, value, &mut self.seed)),
+            ("--device", Some(ordinal)) => {
+                let mut gpu = 0;
+                let parsed = number(name, ordinal, &mut gpu);
+                self.device = Device::Cuda(gpu);
+                return Some(parsed);
+            }
+            ("--device", None) if value == "auto" => self.device = Device::Auto,
+            ("--device", None) if value == "cpu" => self.device = Device::Cpu,
+            ("--device", None) => return Some(Err(format!("there is no device {value}"))),
+            _ => return None,
+        }
+        Some(Ok(()))
+    }
+
+    fn check(&self) -> std::result::Result<(), String> {
+        match self.tokens {
+            2..=100_000 => Ok(()),
+            other => Err(format!("--tokens {other} is not from 2 to 100000")),
+        }
     }
 }
 
 /// Runs the decoder everywhere and prints what came out. Whether that is the same everywhere.
-fn run(options: &Options) -> Result<bool> {
+fn run(options: &Settings) -> Result<bool> {
     let mut random = Random(options.seed);
     let model = Model::new(&mut random);
     let mut prompt = |len: usize| {
@@ -299,23 +306,5 @@ fn run(options: &Options) -> Result<bool> {
 }
 
 fn main() -> ExitCode {
-    let options = match options() {
-        Ok(Some(options)) => options,
-        Ok(None) => {
-            println!("{HELP}");
-            return ExitCode::SUCCESS;
-        }
-        Err(message) => {
-            eprintln!("error: {message}\n\n{HELP}");
-            return ExitCode::from(2);
-        }
-    };
-    match run(&options) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(3)
-        }
-    }
+    command_line::main(run)
 }

@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::gpu::block::tensor;
 use crate::gpu::kernel::Block;
-use crate::gpu::operation::{HostList, Launch, Operation, ctas};
+use crate::gpu::memory::Expected;
+use crate::gpu::operation::{Description, HostList, Operation};
 use crate::layout::Layout;
 use crate::operands::LengthElement;
 use crate::ops::append::at;
@@ -280,12 +281,10 @@ impl PreparedAppend {
         append: &Append,
         bindings: &AppendBindings<'_, T>,
     ) -> Result<()> {
-        self.operation.check_element("k", T::TYPE)?;
-        self.operation.check_element("k", append.element())?;
         bindings.check(append)?;
         let lists = host_lists(append);
         self.operation
-            .launch(stream, self.describe(append), &bindings.views, &lists)
+            .launch::<T, _>(stream, append, &bindings.views, &lists)
     }
 
     /// Submits a write to anybody's stream, by one driver call: it allocates, copies, waits for and loads nothing, takes no lock,
@@ -310,30 +309,9 @@ impl PreparedAppend {
         append: &Append,
         addresses: &AppendAddresses,
     ) -> Result<()> {
-        self.operation.check_element("k", append.element())?;
         let list = addresses.list();
         // SAFETY: the caller's promises.
-        unsafe {
-            self.operation
-                .launch_raw(stream, self.describe(append), &list)
-        }
-    }
-
-    fn describe<'m>(&self, append: &'m Append) -> Launch<'m, impl FnOnce(&[u64]) -> Block> {
-        let chunk = 16 / append.element().size();
-        let widest = append.k().head_dim().max(append.v().head_dim());
-        let lanes = widest.div_ceil(chunk);
-        let heads = append.q().map_or(0, Layout::heads) + 2 * append.k().heads();
-        // Extents fit 31 bits, so products of two do not overflow.
-        let rows = append.batch() * append.rows().bound();
-        let (row_ctas, ctas) = ctas(rows, heads * lanes, self.operation.threads());
-        Launch {
-            expected: append.expected(),
-            ctas,
-            block: move |at: &[u64]| {
-                Block::Append(block(append, lanes as i32, row_ctas as i32, at))
-            },
-        }
+        unsafe { self.operation.launch_raw(stream, append, &list) }
     }
 }
 
@@ -353,52 +331,75 @@ fn host_lists(append: &Append) -> Vec<HostList<'_>> {
     numbers.into_iter().chain([slots]).flatten().collect()
 }
 
-/// Counts fit 32 bits: the builder has checked them against [`MAX_LEN`](crate::MAX_LEN), and the launch its CTAs.
-fn block(append: &Append, lanes: i32, row_ctas: i32, at: &[u64]) -> abi::Append {
-    let count = |n: usize| n as i32;
-    let optional = |slot: usize, layout: Option<&Layout>| {
-        layout.map_or_else(abi::Tensor::default, |layout| tensor(at[slot], layout))
-    };
-    let [pages, page_rows, ..] = append.k_pages().shape;
-    let q = optional(at::Q, append.q());
-    abi::Append {
-        sequences: abi::Sequences {
-            batch: count(append.batch()),
-            query_len: count(append.rows().bound()),
-            key_len: count(append.capacity()),
-            query_rows: count(append.rows().rows()),
-            key_rows: count(append.capacity()),
-            query_offsets: at[at::ROW_OFFSETS],
-            query_lengths: at[at::ROW_LENGTHS],
-            key_lengths: at[at::KEY_LENGTHS],
-            ..Default::default()
-        }
-        .with_ragged(),
-        pages: abi::Pages {
-            table: at[at::BLOCK_TABLE],
-            table_row: append.columns() as i64,
-            rows: count(page_rows),
-            count: count(pages),
-        },
-        slots: at[at::SLOTS],
-        heads: count(append.q().map_or(0, Layout::heads)),
-        kv_heads: count(append.k().heads()),
-        head_dim: count(append.k().head_dim()),
-        value_dim: count(append.v().head_dim()),
-        lanes,
-        row_ctas,
-        q,
-        q_out: match append.q_out() {
-            Some(out) => tensor(at[at::Q_OUT], out),
-            None => q,
-        },
-        k: tensor(at[at::K], append.k()),
-        v: tensor(at[at::V], append.v()),
-        k_pages: tensor(at[at::K_PAGES], append.k_pages()),
-        v_pages: tensor(at[at::V_PAGES], append.v_pages()),
-        rotary: append
-            .rotary()
-            .map_or_else(abi::Rotary::default, |rotary| rotation(append, rotary, at)),
+/// Threads that a head of a row takes.
+fn lanes(append: &Append) -> usize {
+    let chunk = 16 / append.element().size();
+    let widest = append.k().head_dim().max(append.v().head_dim());
+    widest.div_ceil(chunk)
+}
+
+impl Description for Append {
+    const TYPED: &'static str = "k";
+
+    fn element(&self) -> ElementType {
+        self.element()
+    }
+
+    fn expected(&self) -> &[Expected] {
+        self.expected()
+    }
+
+    fn work(&self) -> (usize, usize) {
+        let heads = self.q().map_or(0, Layout::heads) + 2 * self.k().heads();
+        (self.batch() * self.rows().bound(), heads * lanes(self))
+    }
+
+    fn block(&self, row_ctas: i32, at: &[u64]) -> Block {
+        let count = |n: usize| n as i32;
+        let optional = |slot: usize, layout: Option<&Layout>| {
+            layout.map_or_else(abi::Tensor::default, |layout| tensor(at[slot], layout))
+        };
+        let [pages, page_rows, ..] = self.k_pages().shape;
+        let q = optional(at::Q, self.q());
+        Block::Append(abi::Append {
+            sequences: abi::Sequences {
+                batch: count(self.batch()),
+                query_len: count(self.rows().bound()),
+                key_len: count(self.capacity()),
+                query_rows: count(self.rows().rows()),
+                key_rows: count(self.capacity()),
+                query_offsets: at[at::ROW_OFFSETS],
+                query_lengths: at[at::ROW_LENGTHS],
+                key_lengths: at[at::KEY_LENGTHS],
+                ..Default::default()
+            }
+            .with_ragged(),
+            pages: abi::Pages {
+                table: at[at::BLOCK_TABLE],
+                table_row: self.columns() as i64,
+                rows: count(page_rows),
+                count: count(pages),
+            },
+            slots: at[at::SLOTS],
+            heads: count(self.q().map_or(0, Layout::heads)),
+            kv_heads: count(self.k().heads()),
+            head_dim: count(self.k().head_dim()),
+            value_dim: count(self.v().head_dim()),
+            lanes: lanes(self) as i32,
+            row_ctas,
+            q,
+            q_out: match self.q_out() {
+                Some(out) => tensor(at[at::Q_OUT], out),
+                None => q,
+            },
+            k: tensor(at[at::K], self.k()),
+            v: tensor(at[at::V], self.v()),
+            k_pages: tensor(at[at::K_PAGES], self.k_pages()),
+            v_pages: tensor(at[at::V_PAGES], self.v_pages()),
+            rotary: self
+                .rotary()
+                .map_or_else(abi::Rotary::default, |rotary| rotation(self, rotary, at)),
+        })
     }
 }
 

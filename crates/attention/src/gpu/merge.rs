@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::gpu::block::tensor;
 use crate::gpu::kernel::Block;
-use crate::gpu::operation::{Launch, Operation, ctas};
+use crate::gpu::memory::Expected;
+use crate::gpu::operation::{Description, Operation};
 use crate::ops::{LseBase, Merge};
 
 /// The kernel that merges results of one element type, loaded. It belongs to no stream: any number of threads may launch it, on
@@ -96,10 +97,9 @@ impl PreparedMerge {
         merge: &Merge,
         bindings: &MergeBindings<'_, T>,
     ) -> Result<()> {
-        self.operation.check_element("out", T::TYPE)?;
-        self.check(merge, bindings.views.len() / 2 - 1)?;
+        check_parts(merge, bindings.views.len() / 2 - 1)?;
         self.operation
-            .launch(stream, self.describe(merge), &bindings.views, &[])
+            .launch::<T, _>(stream, merge, &bindings.views, &[])
     }
 
     /// Submits a merge to anybody's stream, by one driver call: it allocates, copies, waits for and loads nothing, takes no
@@ -121,7 +121,7 @@ impl PreparedMerge {
         merge: &Merge,
         addresses: &MergeAddresses<'_>,
     ) -> Result<()> {
-        self.check(merge, addresses.parts.len())?;
+        check_parts(merge, addresses.parts.len())?;
         let mut list = [0; 2 + 2 * MERGE_PARTS];
         (list[0], list[1]) = (addresses.out, addresses.lse);
         for (part, to) in addresses.parts.iter().zip(list[2..].chunks_exact_mut(2)) {
@@ -129,63 +129,59 @@ impl PreparedMerge {
         }
         let list = &list[..merge.expected().len()];
         // SAFETY: the caller's promises.
-        unsafe {
-            self.operation
-                .launch_raw(stream, self.describe(merge), list)
-        }
-    }
-
-    fn check(&self, merge: &Merge, parts: usize) -> Result<()> {
-        self.operation.check_element("out", merge.element())?;
-        match parts == merge.part_count() {
-            true => Ok(()),
-            false => Err(Error::Count {
-                argument: "parts",
-                found: parts,
-                needed: merge.part_count(),
-            }),
-        }
-    }
-
-    fn describe<'m>(&self, merge: &'m Merge) -> Launch<'m, impl FnOnce(&[u64]) -> Block> {
-        let [batch, rows, heads, head_dim] = merge.out().shape;
-        let chunk = 16 / merge.element().size();
-        // Extents fit 32 bits, so this does not overflow.
-        let threads = heads * head_dim.div_ceil(chunk);
-        let (row_ctas, ctas) = ctas(
-            batch.saturating_mul(rows),
-            threads,
-            self.operation.threads(),
-        );
-        Launch {
-            expected: merge.expected(),
-            ctas,
-            block: move |at: &[u64]| Block::Merge(block(merge, row_ctas as i32, at)),
-        }
+        unsafe { self.operation.launch_raw(stream, merge, list) }
     }
 }
 
-/// Counts fit 32 bits: the builder has checked them against [`MAX_LEN`](crate::MAX_LEN), and the launch its CTAs.
-fn block(merge: &Merge, row_ctas: i32, at: &[u64]) -> abi::Merge {
-    let [_, rows, heads, head_dim] = merge.out().shape.map(|extent| extent as i32);
-    let mut block = abi::Merge {
-        parts: merge.part_count() as i32,
-        base_two: i32::from(merge.base() == LseBase::Two),
-        rows,
-        heads,
-        head_dim,
-        row_ctas,
-        out: tensor(at[0], merge.out()),
-        ..Default::default()
-    };
-    if let Some(lse) = merge.lse() {
-        block.lse = tensor(at[1], lse);
+fn check_parts(merge: &Merge, found: usize) -> Result<()> {
+    match found == merge.part_count() {
+        true => Ok(()),
+        false => Err(Error::Count {
+            argument: "parts",
+            found,
+            needed: merge.part_count(),
+        }),
     }
-    for (index, addresses) in at[2..].chunks_exact(2).enumerate() {
-        if let Some((out, lse)) = merge.part(index) {
-            block.outs[index] = tensor(addresses[0], out);
-            block.lses[index] = tensor(addresses[1], lse);
+}
+
+impl Description for Merge {
+    const TYPED: &'static str = "out";
+
+    fn element(&self) -> ElementType {
+        self.element()
+    }
+
+    fn expected(&self) -> &[Expected] {
+        self.expected()
+    }
+
+    fn work(&self) -> (usize, usize) {
+        let [batch, rows, heads, head_dim] = self.out().shape;
+        let chunk = 16 / self.element().size();
+        (batch.saturating_mul(rows), heads * head_dim.div_ceil(chunk))
+    }
+
+    fn block(&self, row_ctas: i32, at: &[u64]) -> Block {
+        let [_, rows, heads, head_dim] = self.out().shape.map(|extent| extent as i32);
+        let mut block = abi::Merge {
+            parts: self.part_count() as i32,
+            base_two: i32::from(self.base() == LseBase::Two),
+            rows,
+            heads,
+            head_dim,
+            row_ctas,
+            out: tensor(at[0], self.out()),
+            ..Default::default()
+        };
+        if let Some(lse) = self.lse() {
+            block.lse = tensor(at[1], lse);
         }
+        for (index, addresses) in at[2..].chunks_exact(2).enumerate() {
+            if let Some((out, lse)) = self.part(index) {
+                block.outs[index] = tensor(addresses[0], out);
+                block.lses[index] = tensor(addresses[1], lse);
+            }
+        }
+        Block::Merge(block)
     }
-    block
 }

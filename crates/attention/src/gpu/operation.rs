@@ -9,6 +9,7 @@ use warptile_kernels::abi::MERGE_PARTS;
 use warptile_kernels::{ElementType, Image, Role, images_for};
 
 use crate::device::DeviceProfile;
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::gpu::kernel::{Block, LoadedKernel};
@@ -27,14 +28,22 @@ pub(super) struct Operation {
     staging: Arc<Staging>,
 }
 
-/// What is launched.
-pub(super) struct Launch<'a, F> {
+/// The description of an operation's call: what the kernel needs to know beside addresses.
+pub(super) trait Description {
+    /// The argument that has the element type.
+    const TYPED: &'static str;
+
+    fn element(&self) -> ElementType;
+
     /// Slots, in the order of their addresses.
-    pub(super) expected: &'a [Expected],
-    /// CTAs.
-    pub(super) ctas: u64,
-    /// Makes the block for addresses in the order of the slots.
-    pub(super) block: F,
+    fn expected(&self) -> &[Expected];
+
+    /// Rows, and threads that a row takes. The products fit, as extents fit 31 bits.
+    fn work(&self) -> (usize, usize);
+
+    /// The block for addresses in the order of the slots. Counts fit 32 bits: the builder has checked them against
+    /// [`MAX_LEN`](crate::MAX_LEN), and the launch its CTAs.
+    fn block(&self, row_ctas: i32, at: &[u64]) -> Block;
 }
 
 /// Numbers on the host that travel along, and the slot that takes them.
@@ -51,10 +60,6 @@ impl Operation {
         })
     }
 
-    pub(super) fn element(&self) -> ElementType {
-        self.image.element
-    }
-
     pub(super) fn image(&self) -> &'static Image {
         self.image
     }
@@ -63,36 +68,34 @@ impl Operation {
         &self.context
     }
 
-    /// Threads of a CTA of every image that an operation has.
-    pub(super) fn threads(&self) -> u32 {
-        32 * self.image.tiling.warps
-    }
-
     /// Refuses a call of another element type than the kernel's.
-    pub(super) fn check_element(&self, argument: &'static str, found: ElementType) -> Result<()> {
-        match found == self.element() {
+    fn check_element<D: Description>(&self, found: ElementType) -> Result<()> {
+        match found == self.image.element {
             true => Ok(()),
             false => Err(Error::ElementMismatch {
-                argument,
-                expected: self.element(),
+                argument: D::TYPED,
+                expected: self.image.element,
                 found,
             }),
         }
     }
 
-    /// Checks the views and submits the kernel to a stream of ours.
-    pub(super) fn launch<F: FnOnce(&[u64]) -> Block>(
+    /// Checks the views, which are of elements `T`, and submits the kernel to a stream of ours.
+    pub(super) fn launch<T: Element, D: Description>(
         &self,
         stream: &Stream,
-        launch: Launch<'_, F>,
+        description: &D,
         views: &Views<'_>,
         host: &[HostList<'_>],
     ) -> Result<()> {
+        self.check_element::<D>(T::TYPE)?;
+        self.check_element::<D>(description.element())?;
         check_stream(stream, &self.context)?;
         let mut addresses = [0; MOST_SLOTS];
-        let addresses = &mut addresses[..launch.expected.len()];
-        check_views(launch.expected, views, &self.context, addresses)?;
-        let Some(config) = self.config(launch.ctas)? else {
+        let expected = description.expected();
+        let addresses = &mut addresses[..expected.len()];
+        check_views(expected, views, &self.context, addresses)?;
+        let Some((config, row_ctas)) = self.config(description)? else {
             return Ok(());
         };
         let at = stream.launching()?;
@@ -102,8 +105,8 @@ impl Operation {
             addresses[*slot] = list.pointer();
             staged.push(list);
         }
-        check(launch.expected, addresses)?;
-        let block = (launch.block)(addresses);
+        check(expected, addresses)?;
+        let block = description.block(row_ctas, addresses);
         submit_in_order(stream, at.capture(), views, || {
             // Until the launch is queued.
             let _staged = staged;
@@ -118,14 +121,15 @@ impl Operation {
     /// Checks the addresses and submits the kernel to anybody's stream, by one driver call.
     ///
     /// # Safety
-    /// As [`Kernel::launch_raw`](warptile_driver::Kernel::launch_raw), for a block that `launch` fills with these addresses.
-    pub(super) unsafe fn launch_raw<F: FnOnce(&[u64]) -> Block>(
+    /// As [`Kernel::launch_raw`](warptile_driver::Kernel::launch_raw), for a block that `description` fills with these addresses.
+    pub(super) unsafe fn launch_raw<D: Description>(
         &self,
         stream: CUstream,
-        launch: Launch<'_, F>,
+        description: &D,
         addresses: &[u64],
     ) -> Result<()> {
-        for slot in launch.expected {
+        self.check_element::<D>(description.element())?;
+        for slot in description.expected() {
             if slot.on_host {
                 return Err(Error::Presence {
                     argument: slot.name,
@@ -133,24 +137,27 @@ impl Operation {
                 });
             }
         }
-        check(launch.expected, addresses)?;
-        match self.config(launch.ctas)? {
+        check(description.expected(), addresses)?;
+        match self.config(description)? {
             // SAFETY: the caller's promise.
-            Some(config) => unsafe {
-                let block = (launch.block)(addresses);
+            Some((config, row_ctas)) => unsafe {
+                let block = description.block(row_ctas, addresses);
                 self.kernel.launch_raw(stream, self.image, &config, &block)
             },
             None => Ok(()),
         }
     }
 
-    /// `None` if there is nothing to launch.
-    fn config(&self, ctas: u64) -> Result<Option<LaunchConfig>> {
+    /// The grid, and the CTAs that share a row of it; `None` if there is nothing to launch.
+    fn config<D: Description>(&self, description: &D) -> Result<Option<(LaunchConfig, i32)>> {
+        let (rows, threads_of_a_row) = description.work();
+        let threads = 32 * self.image.tiling.warps;
+        let (row_ctas, ctas) = ctas(rows, threads_of_a_row, threads);
         match u32::try_from(ctas) {
             Ok(0) => Ok(None),
             Ok(grid) if ctas <= MAX_TILES => {
-                let config = LaunchConfig::new([grid, 1, 1], [self.threads(), 1, 1]);
-                Ok(Some(config))
+                let config = LaunchConfig::new([grid, 1, 1], [threads, 1, 1]);
+                Ok(Some((config, row_ctas as i32)))
             }
             _ => Err(Error::Grid {
                 ctas,
@@ -174,7 +181,7 @@ fn image(device: &DeviceProfile, role: Role, element: ElementType) -> Result<&'s
 
 /// The CTAs that share a row of so many threads' work, and those of all rows: more than there can be if the kernels could not
 /// count the threads of a row.
-pub(super) fn ctas(rows: usize, threads_of_a_row: usize, threads: u32) -> (u64, u64) {
+fn ctas(rows: usize, threads_of_a_row: usize, threads: u32) -> (u64, u64) {
     let of_a_row = (threads_of_a_row as u64).div_ceil(u64::from(threads));
     match of_a_row * u64::from(threads) <= i32::MAX as u64 {
         true => (of_a_row, of_a_row.saturating_mul(rows as u64)),

@@ -4,13 +4,14 @@ use half::f16;
 use warptile::gpu::{AppendAddresses, AppendBindings};
 use warptile::kernels::abi;
 use warptile::{
-    Append, Backend, CacheTensors, CacheWrite, ElementType, Error, Layout, Pairing, Rotary, Tensor,
+    Append, Backend, CacheTensors, CacheWrite, ElementType, Layout, Pairing, Rotary, Tensor,
 };
-use warptile_driver::{DeviceBuffer, Graph, Stream};
-use warptile_fake_cuda::{FakeDriver, FakeLaunch};
+use warptile_driver::{DeviceBuffer, Stream};
+use warptile_fake_cuda::FakeDriver;
 
 use crate::calls::on_device;
 use crate::faults::every_failure_is_survived;
+use crate::operations::{block, calls_of, replayed_twice};
 use crate::{driver, gpu};
 
 /// Two sequences of 3 new rows, 4 query heads, 2 key/value heads; 7 pages of 16 rows.
@@ -20,10 +21,6 @@ const QUERIES: [usize; 4] = [2, 3, 4, 64];
 
 fn len(shape: [usize; 4]) -> usize {
     shape.iter().product()
-}
-
-fn block(launch: &FakeLaunch) -> abi::Append {
-    bytemuck::pod_read_unaligned(launch.params())
 }
 
 fn tensor(backend: &Backend, shape: [usize; 4]) -> Tensor<f16> {
@@ -53,7 +50,7 @@ fn a_write_is_launched_with_its_numbers_and_strides() {
             .unwrap();
         backend.synchronize().unwrap();
         let launches = fake.launches();
-        let first = block(&launches[0]);
+        let first: abi::Append = block(&launches[0]);
         assert_eq!(launches[0].name(), "warptile_append_w4_f16");
         // 8 heads of 8 chunks are half a CTA.
         assert_eq!(
@@ -91,7 +88,7 @@ fn a_write_is_launched_with_its_numbers_and_strides() {
         .run()
         .unwrap();
         backend.synchronize().unwrap();
-        let second = block(&fake.launches()[1]);
+        let second: abi::Append = block(&fake.launches()[1]);
         assert_eq!(on_device::<i64>(second.slots, 6), slots);
         assert_eq!(
             (second.heads, second.rotary.size, second.pages.table),
@@ -198,18 +195,19 @@ impl Memory {
         }
     }
 
+    fn cache(&mut self) -> AppendBindings<'_, f16> {
+        cache_of(&self.new, &mut self.pages)
+    }
+
     fn bindings(&mut self) -> AppendBindings<'_, f16> {
-        let [k, v] = &self.new;
-        let [keys, values] = &mut self.pages;
-        AppendBindings::new(
-            k.as_slice(),
-            v.as_slice(),
-            keys.as_slice_mut(),
-            values.as_slice_mut(),
-        )
-        .slots(self.slots.as_slice())
-        .positions(self.positions.as_slice())
-        .queries(self.q.as_slice_mut())
+        self.with_slots(6)
+    }
+
+    fn with_slots(&mut self, slots: usize) -> AppendBindings<'_, f16> {
+        cache_of(&self.new, &mut self.pages)
+            .slots(self.slots.slice(..slots).unwrap())
+            .positions(self.positions.as_slice())
+            .queries(self.q.as_slice_mut())
     }
 
     fn addresses(&self) -> AppendAddresses {
@@ -221,6 +219,15 @@ impl Memory {
         addresses.positions = self.positions.pointer();
         addresses
     }
+}
+
+/// New keys and values, and the cache.
+fn cache_of<'a>(
+    [k, v]: &'a [DeviceBuffer<f16>; 2],
+    [keys, values]: &'a mut [DeviceBuffer<f16>; 2],
+) -> AppendBindings<'a, f16> {
+    let (keys, values) = (keys.as_slice_mut(), values.as_slice_mut());
+    AppendBindings::new(k.as_slice(), v.as_slice(), keys, values)
 }
 
 /// Slots, positions of 64 bits and queries, all on the device.
@@ -243,13 +250,9 @@ fn a_raw_write_is_one_driver_call_and_checks_its_addresses() {
     let memory = Memory::new(&stream);
     let prepared = gpu.prepare_append(ElementType::F16).unwrap();
     let launch = |append: &Append, addresses: &AppendAddresses| {
-        let _current = gpu.context().enter().unwrap();
-        let before = fake.calls();
         // SAFETY: the stand-in runs no kernel; the addresses it is given are those of the buffers.
-        let launched = unsafe { prepared.launch_raw(stream.raw(), append, addresses) };
-        launched
-            .map(|()| fake.calls() - before)
-            .map_err(|error| error.to_string())
+        let raw = || unsafe { prepared.launch_raw(stream.raw(), append, addresses) };
+        calls_of(&fake, &gpu, raw)
     };
     type Edit = fn(&mut AppendAddresses);
     let cases: [(Edit, &str); 14] = [
@@ -305,20 +308,8 @@ fn numbers_of_another_size_are_refused() {
                 .starts_with("positions has numbers of another size"),
             "{error}"
         );
-        let short = memory.slots.slice(..5).unwrap();
-        let [k, v] = &memory.new;
-        let [keys, values] = &mut memory.pages;
-        let bindings = AppendBindings::new(
-            k.as_slice(),
-            v.as_slice(),
-            keys.as_slice_mut(),
-            values.as_slice_mut(),
-        )
-        .slots(short)
-        .positions(memory.positions.as_slice())
-        .queries(memory.q.as_slice_mut());
         let error = prepared
-            .launch(&stream, &description(), &bindings)
+            .launch(&stream, &description(), &memory.with_slots(5))
             .unwrap_err();
         assert!(
             error
@@ -333,46 +324,23 @@ fn numbers_of_another_size_are_refused() {
 
 #[test]
 fn a_graph_keeps_the_cache_and_the_numbers() {
-    let fake = FakeDriver::open();
-    {
-        let gpu = gpu(&fake);
-        let stream = Stream::new(gpu.context()).unwrap();
-        let home = Stream::new(gpu.context()).unwrap();
-        let graph = {
-            let prepared = gpu.prepare_append(ElementType::F16).unwrap();
-            let mut memory = Memory::new(&home);
-            let mut with_host = Memory::new(&home);
+    replayed_twice(
+        Memory::new,
+        |gpu, [with_host, memory], stream| {
+            let prepared = gpu.prepare_append(ElementType::F16)?;
             let (new, pages) = (Layout::bshd(NEW), Layout::bshd(PAGES));
             let on_host = Append::builder(ElementType::F16, [&new, &new], [&pages, &pages])
                 .slots(&[5; 6])
-                .build()
-                .unwrap();
-            Graph::capture::<Error>(&stream, |stream| {
-                prepared.launch(stream, &description(), &memory.bindings())?;
-                let [k, v] = &with_host.new;
-                let [keys, values] = &mut with_host.pages;
-                let bindings = AppendBindings::new(
-                    k.as_slice(),
-                    v.as_slice(),
-                    keys.as_slice_mut(),
-                    values.as_slice_mut(),
-                );
-                prepared.launch(stream, &on_host, &bindings)
-            })
-            .unwrap()
-        };
-        drop(gpu);
-        for _ in 0..2 {
-            graph.launch(&stream).unwrap();
-        }
-        stream.synchronize().unwrap();
-        home.synchronize().unwrap();
-        let launches = fake.launches();
-        assert_eq!(launches.len(), 4);
-        assert_eq!(on_device::<i64>(block(&launches[3]).slots, 6), [5; 6]);
-        assert_eq!(fake.violations(), Vec::<String>::new());
-    }
-    fake.assert_clean();
+                .build()?;
+            prepared.launch(stream, &description(), &memory.bindings())?;
+            prepared.launch(stream, &on_host, &with_host.cache())
+        },
+        |launches| {
+            assert_eq!(launches.len(), 4);
+            let block: abi::Append = block(&launches[3]);
+            assert_eq!(on_device::<i64>(block.slots, 6), [5; 6]);
+        },
+    );
 }
 
 #[test]

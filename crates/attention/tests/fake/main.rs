@@ -10,6 +10,7 @@ mod faults;
 mod foreign;
 mod lengths;
 mod merge;
+mod operations;
 mod pages;
 mod raw;
 mod splits;

@@ -4,10 +4,11 @@ use half::f16;
 use warptile::gpu::{MergeAddresses, MergeBindings};
 use warptile::kernels::abi;
 use warptile::{Backend, ElementType, Error, Layout, Lse, LseBase, Merge, Tensor, merge};
-use warptile_driver::{DeviceBuffer, Graph, Stream};
-use warptile_fake_cuda::{FakeDriver, FakeLaunch};
+use warptile_driver::{DeviceBuffer, Stream};
+use warptile_fake_cuda::FakeDriver;
 
 use crate::faults::every_failure_is_survived;
+use crate::operations::{block, calls_of, replayed_twice};
 use crate::{driver, gpu};
 
 const SHAPE: [usize; 4] = [2, 100, 3, 64];
@@ -41,10 +42,6 @@ fn bindings<'a>(to: &'a mut Memory, part: &'a Memory, parts: usize) -> MergeBind
     })
 }
 
-fn block(launch: &FakeLaunch) -> abi::Merge {
-    bytemuck::pod_read_unaligned(launch.params())
-}
-
 #[test]
 fn a_merge_is_launched_with_its_strides_and_base() {
     let fake = FakeDriver::open();
@@ -58,7 +55,7 @@ fn a_merge_is_launched_with_its_strides_and_base() {
         merge(&[(&heads, &lse), (&rows, &lse)], LseBase::Two).unwrap();
         backend.synchronize().unwrap();
         let launches = fake.launches();
-        let block = block(&launches[0]);
+        let block: abi::Merge = block(&launches[0]);
         assert_eq!(launches[0].name(), "warptile_merge_w4_f16");
         assert_eq!((block.parts, block.base_two, block.row_ctas), (2, 1, 1));
         assert_eq!(launches[0].grid, [200, 1, 1]);
@@ -126,7 +123,7 @@ fn wrong_memory_is_refused_before_anything_is_launched() {
             .launch(&stream, &description(32), &bindings(&mut to, &part, 32))
             .unwrap();
         stream.synchronize().unwrap();
-        assert_eq!(block(&fake.launches()[0]).parts, 32);
+        assert_eq!(block::<abi::Merge>(&fake.launches()[0]).parts, 32);
     }
     fake.assert_clean();
 }
@@ -141,13 +138,9 @@ fn a_raw_merge_is_one_driver_call_and_checks_its_addresses() {
     let merge = description(2);
     let launch = |parts: &[[u64; 2]], out: u64, lse: u64| {
         let addresses = MergeAddresses { parts, out, lse };
-        let _current = gpu.context().enter().unwrap();
-        let before = fake.calls();
         // SAFETY: the stand-in runs no kernel; the addresses it is given are those of the buffers.
-        let launched = unsafe { prepared.launch_raw(stream.raw(), &merge, &addresses) };
-        launched
-            .map(|()| fake.calls() - before)
-            .map_err(|error| error.to_string())
+        let raw = || unsafe { prepared.launch_raw(stream.raw(), &merge, &addresses) };
+        calls_of(&fake, &gpu, raw)
     };
     let good = [[part.out.pointer(), part.lse.pointer()]; 2];
     let (out, lse) = (to.out.pointer(), to.lse.pointer());
@@ -179,29 +172,14 @@ fn a_raw_merge_is_one_driver_call_and_checks_its_addresses() {
 
 #[test]
 fn a_graph_keeps_the_parts_and_orders_their_streams() {
-    let fake = FakeDriver::open();
-    {
-        let gpu = gpu(&fake);
-        let stream = Stream::new(gpu.context()).unwrap();
-        let home = Stream::new(gpu.context()).unwrap();
-        let graph = {
-            let prepared = gpu.prepare_merge(ElementType::F16).unwrap();
-            let (mut to, part) = (Memory::new(&stream), Memory::new(&home));
-            Graph::capture::<Error>(&stream, |stream| {
-                prepared.launch(stream, &description(2), &bindings(&mut to, &part, 2))
-            })
-            .unwrap()
-        };
-        drop(gpu);
-        for _ in 0..2 {
-            graph.launch(&stream).unwrap();
-        }
-        stream.synchronize().unwrap();
-        home.synchronize().unwrap();
-        assert_eq!(fake.launches().len(), 2);
-        assert_eq!(fake.violations(), Vec::<String>::new());
-    }
-    fake.assert_clean();
+    replayed_twice(
+        Memory::new,
+        |gpu, [to, part], stream| {
+            let prepared = gpu.prepare_merge(ElementType::F16)?;
+            prepared.launch(stream, &description(2), &bindings(to, part, 2))
+        },
+        |launches| assert_eq!(launches.len(), 2),
+    );
 }
 
 #[test]

@@ -1,73 +1,46 @@
 //! A cache on the GPU: a captured step that follows it, and the same contents as on the CPU.
 
 use half::f16;
-use warptile::{
-    Attention, Backend, Error, KvCache, Layout, Mask, Pairing, Result, Rotary, SequenceId, Tensor,
-};
+use warptile::{Attention, Backend, Error, KvCache, Layout, Mask, Result, SequenceId, Tensor};
 use warptile_driver::Graph;
 
+use crate::decode_step::{DecodeStep, bits};
 use crate::draw::Random;
 
-const LAYERS: usize = 2;
 const HEADS: usize = 8;
 const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 64;
 const BATCH: usize = 6;
 const PAGES: usize = 60;
 
-/// A cache with the tensors of a decode step, which stay where they are.
+/// A cache, and the decode step that uses it.
 struct Place {
     cache: KvCache<f16>,
-    q: Tensor<f16>,
-    rotated: Tensor<f16>,
-    k: Tensor<f16>,
-    v: Tensor<f16>,
-    out: Vec<Tensor<f16>>,
+    step: DecodeStep,
     running: Vec<SequenceId>,
 }
 
-fn rotary() -> Rotary {
-    Rotary::computed(HEAD_DIM, 10_000.0, Pairing::HalfSplit).unwrap()
-}
-
-fn tensor(backend: &Backend, rows: [usize; 2], heads: usize, data: Vec<f16>) -> Tensor<f16> {
-    let layout = Layout::bshd([rows[0], rows[1], heads, HEAD_DIM]);
-    Tensor::from_vec(backend, data, layout).unwrap()
+fn tensor(backend: &Backend, rows: usize, heads: usize, data: &[f16]) -> Tensor<f16> {
+    let layout = Layout::bshd([1, rows, heads, HEAD_DIM]);
+    Tensor::from_vec(backend, data.to_vec(), layout).unwrap()
 }
 
 impl Place {
     fn new(backend: &Backend) -> Self {
+        let masks = [Mask::causal(), Mask::window(40, 0)];
         let cache = KvCache::builder(KV_HEADS, HEAD_DIM)
-            .layers(LAYERS)
+            .layers(masks.len())
             .pages(PAGES)
             .sequences(BATCH);
-        let empty = |heads: usize| {
-            let data = vec![f16::ZERO; BATCH * heads * HEAD_DIM];
-            tensor(backend, [BATCH, 1], heads, data)
-        };
         Place {
             cache: cache.build(backend).unwrap(),
-            q: empty(HEADS),
-            rotated: empty(HEADS),
-            k: empty(KV_HEADS),
-            v: empty(KV_HEADS),
-            out: (0..LAYERS).map(|_| empty(HEADS)).collect(),
+            step: DecodeStep::new(backend, BATCH, [HEADS, KV_HEADS], HEAD_DIM, &masks).unwrap(),
             running: Vec::new(),
         }
     }
 
     fn decode(&mut self) -> Result<()> {
-        for (layer, out) in self.out.iter_mut().enumerate() {
-            self.cache
-                .append(layer, &self.k, &self.v)?
-                .rotary(rotary())
-                .queries_into(&self.q, &mut self.rotated)
-                .run()?;
-            let mask = [Mask::causal(), Mask::window(40, 0)][layer % 2];
-            let attention = Attention::new().mask(mask).sinks(&[0.5; HEADS]);
-            attention.forward_into(&self.rotated, self.cache.keys(layer)?, out, None)?;
-        }
-        Ok(())
+        self.step.run(&mut self.cache)
     }
 
     /// A prompt, and its outputs.
@@ -78,10 +51,11 @@ impl Place {
         self.running.push(sequence);
         self.cache.step(&[(sequence, rows)]).unwrap();
         let [mut q, k, v] = [(q, HEADS), (k, KV_HEADS), (v, KV_HEADS)]
-            .map(|(data, heads)| tensor(&backend, [1, rows], heads, data.to_vec()));
+            .map(|(data, heads)| tensor(&backend, rows, heads, data));
         let mut last = Vec::new();
-        for layer in 0..LAYERS {
-            let write = self.cache.append(layer, &k, &v).unwrap().rotary(rotary());
+        for layer in 0..self.cache.layers() {
+            let write = self.cache.append(layer, &k, &v).unwrap();
+            let write = write.rotary(self.step.rotary());
             // The second layer gets them as they are then.
             if layer == 0 {
                 write.queries(&mut q).run().unwrap();
@@ -98,8 +72,7 @@ impl Place {
     }
 
     fn outputs(&self) -> Vec<f16> {
-        let outputs = self.out.iter().flat_map(|out| out.to_vec().unwrap());
-        outputs.collect()
+        self.step.outputs().unwrap()
     }
 }
 
@@ -149,17 +122,13 @@ fn a_captured_step_follows_the_cache() {
         for place in [&mut gpu, &mut cpu] {
             let rows: Vec<_> = place.running.iter().map(|&id| (id, 1)).collect();
             place.cache.step_padded(&rows, BATCH).unwrap();
-            for (tensor, data) in [&mut place.q, &mut place.k, &mut place.v]
-                .into_iter()
-                .zip(&inputs)
-            {
+            for (tensor, data) in place.step.inputs().into_iter().zip(&inputs) {
                 tensor.copy_from_slice(data).unwrap();
             }
         }
         graph.launch(&stream).unwrap();
         let replayed = gpu.outputs();
         gpu.decode().unwrap();
-        let bits = |values: &[f16]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert!(bits(&replayed) == bits(&gpu.outputs()), "replay {replay}");
         cpu.decode().unwrap();
         assert!(near(&replayed, &cpu.outputs()), "replay {replay}");

@@ -9,6 +9,8 @@ mod append_on_gpu;
 mod cache;
 #[path = "../common/compositions.rs"]
 mod compositions;
+#[path = "../../examples/common/decode_step.rs"]
+mod decode_step;
 #[path = "../common/draw.rs"]
 mod draw;
 mod errors;

@@ -150,10 +150,16 @@ fn a_missing_tensor() {
 #[test]
 fn a_tensor_that_would_be_ignored() {
     let [q, k, v] = qkv();
-    let tensors = [q, k, v, f32_tensor("mask", &[4, 4]), f32_tensor("Q", &[1])];
+    let tensors = [
+        q,
+        k,
+        v,
+        f32_tensor("key_mask", &[4, 4]),
+        f32_tensor("Q", &[1]),
+    ];
     let stderr = fails(2, &file(&tensors), &[]);
     assert!(
-        stderr.contains("Q, mask are not used; an input file has q, k, v,"),
+        stderr.contains("Q, key_mask are not used; an input file has q, k, v,"),
         "{stderr}"
     );
 }
@@ -323,9 +329,10 @@ fn other_tensors_that_do_not_fit() {
             "bias has heads 3, but the call has 2",
         ),
         (i32_tensor("bias", &[1, 2]), "it must have F32"),
+        (f32_tensor("mask", &[1, 2, 4, 4]), "it must have BOOL or U8"),
         (
-            f32_tensor("key_mask", &[1, 2, 4, 4]),
-            "it must have BOOL or U8",
+            Tensor("mask", "U8", vec![1, 3, 4, 4], vec![1; 48]),
+            "error: mask has heads 3, but the call has 2",
         ),
     ] {
         let stderr = with(extra);

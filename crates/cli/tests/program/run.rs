@@ -336,7 +336,7 @@ fn nine_rows(extra: Tensor) -> Vec<u8> {
 }
 
 #[test]
-fn bias_and_key_mask_are_used() {
+fn bias_and_mask_are_used() {
     let dir = tempfile::tempdir().unwrap();
     let (input, out) = (dir.path().join("qkv"), dir.path().join("out"));
     let diagonal = || (0..81).map(|i| i % 10 == 0);
@@ -346,7 +346,7 @@ fn bias_and_key_mask_are_used() {
         .collect();
     let mask = |dtype| {
         let bytes = diagonal().map(u8::from).collect();
-        Tensor("key_mask", dtype, vec![1, 1, 9, 9], bytes)
+        Tensor("mask", dtype, vec![1, 1, 9, 9], bytes)
     };
     let Tensor(_, _, _, v) = f32_tensor("v", &[1, 9, 2, 8]);
     // Each query sees the key of its own row alone.

@@ -1,0 +1,272 @@
+//! What a case computes: its layouts and its call.
+
+use warptile::{Call, Layout};
+
+use super::{BlockTable, Case, LayoutKind, Lengths, Used};
+use crate::data::Random;
+use crate::error::{Error, Result, limited};
+
+/// Unused rows behind the last packed sequence.
+const PACKED_PADDING: usize = 3;
+
+/// Most entries of a block table.
+const MAX_ENTRIES: u128 = 1 << 24;
+
+/// Most elements of a tensor, gaps included, and most heads of all sequences together.
+const MAX_ELEMENTS: u128 = 1 << 31;
+
+/// A tensor that has an element for each score. The number sets the draws of its layout apart.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ScoreTensor {
+    Bias = 0xb1a5,
+    KeyMask = 0x3a5c,
+}
+
+impl Case {
+    /// Layouts of q and of k and v. The output's is that of q.
+    fn layouts(&self, table: Option<&BlockTable>) -> (Layout, Layout) {
+        let (batch, query, key) = match &self.lengths {
+            Lengths::Dense { batch, query, key } => (*batch, *query, *key),
+            Lengths::Packed(lengths) => {
+                let rows = |length: fn(&(usize, usize)) -> usize| {
+                    let lengths = lengths.iter().map(length);
+                    lengths.fold(PACKED_PADDING, usize::saturating_add)
+                };
+                (1, rows(|lengths| lengths.0), rows(|lengths| lengths.1))
+            }
+        };
+        let [entries, rows] = match (table, self.pages) {
+            (Some(table), Some(page_rows)) => [table.pages, page_rows],
+            _ => [batch, key],
+        };
+        let q = [batch, query, self.heads, self.head_dim];
+        let kv = [entries, rows, self.kv_heads, self.head_dim];
+        let mut kv = self.tensor_layout(kv);
+        if self.layout == LayoutKind::Interleaved {
+            kv.strides[0] = kv.strides[0].saturating_mul(2);
+        }
+        (self.tensor_layout(q), kv)
+    }
+
+    fn tensor_layout(&self, shape: [usize; 4]) -> Layout {
+        let [batch, rows, heads, head_dim] = shape;
+        match self.layout {
+            LayoutKind::Bshd | LayoutKind::Interleaved => Layout::bshd(shape),
+            LayoutKind::Bhsd => Layout::bhsd([batch, heads, rows, head_dim]),
+            LayoutKind::Gaps => {
+                // 8 elements keep 16-byte alignment in every type, 3 break it.
+                let gap = if self.unaligned { 3 } else { 8 };
+                let step =
+                    |extent: usize, inner: usize| extent.saturating_mul(inner).saturating_add(gap);
+                let head = step(head_dim, 1);
+                let row = step(heads, head);
+                Layout::new(shape, [step(rows, row), row, head, 1])
+            }
+        }
+    }
+
+    /// Layout of the bias, or of the key mask: in each dimension but the last whole or of extent 1, as the seed has it, and
+    /// stored like the other tensors; [`LayoutKind::Gaps`] leaves gaps between keys too.
+    pub(crate) fn score_layout(&self, tensor: ScoreTensor) -> Layout {
+        let Lengths::Dense { batch, query, key } = self.lengths else {
+            return Layout::bshd([1; 4]);
+        };
+        let mut random = Random::new(self.seed ^ tensor as u64);
+        let mut maybe_one = |extent: usize| match random.below(2) {
+            0 => extent,
+            _ => 1,
+        };
+        let shape = [
+            maybe_one(batch),
+            maybe_one(query),
+            maybe_one(self.heads),
+            key,
+        ];
+        let [batch, rows, heads, keys] = shape;
+        match self.layout {
+            LayoutKind::Bshd | LayoutKind::Interleaved => Layout::bshd(shape),
+            LayoutKind::Bhsd => Layout::bhsd([batch, heads, rows, keys]),
+            LayoutKind::Gaps => {
+                let step =
+                    |extent: usize, inner: usize| extent.saturating_mul(inner).saturating_add(3);
+                let head = step(keys, 2);
+                let row = step(heads, head);
+                Layout::new(shape, [step(rows, row), row, head, 2])
+            }
+        }
+    }
+
+    /// What this case computes, with all lengths on the host.
+    ///
+    /// # Panics
+    /// If the fields were set to something that [`try_call`](Self::try_call) refuses, such as a head size of 7. Cases that
+    /// are drawn, shrunk or parsed never are.
+    #[must_use]
+    pub fn call(&self) -> Call {
+        match self.try_call() {
+            Ok(call) => call,
+            Err(error) => panic!("case `{self}`: {error}"),
+        }
+    }
+
+    /// What this case computes, for a case whose fields were set by hand.
+    ///
+    /// # Errors
+    /// When no [`Call`] is like this, or its data would not fit into the memory of an ordinary machine.
+    pub fn try_call(&self) -> Result<Call> {
+        self.build(false)
+    }
+
+    /// What this case computes on a GPU: with its lengths on the device if [`device_lengths`](Self::device_lengths) says so.
+    ///
+    /// # Errors
+    /// As [`try_call`](Self::try_call).
+    pub fn call_on_gpu(&self) -> Result<Call> {
+        self.build(self.device_lengths)
+    }
+
+    fn build(&self, on_device: bool) -> Result<Call> {
+        let fits = |layout: &Layout| {
+            let elements = layout.required_len().unwrap_or(usize::MAX);
+            limited("elements in a tensor", elements as u128, MAX_ELEMENTS)
+        };
+        let (q, kv) = self.layouts(None);
+        fits(&q)?;
+        if self.pages.is_none() {
+            fits(&kv)?;
+        }
+        // Slopes, rows of an empty tensor: whatever a problem without elements still has.
+        let rows = self.batch() as u128 * self.heads.max(1) as u128;
+        limited("heads in all sequences", rows, MAX_ELEMENTS)?;
+        if let Used::Each(used) = &self.used
+            && used.len() != self.batch()
+        {
+            return Err(Error::UsedLengths {
+                found: used.len(),
+                sequences: self.batch(),
+            });
+        }
+        // Before there are lists of so many numbers.
+        if self.used == Used::Ragged {
+            limited("lengths", self.batch() as u128, MAX_ENTRIES)?;
+        }
+        if let Some(page_rows) = self.pages {
+            let table = self.table_layout(page_rows.max(1));
+            let entries = table.shape[0] as u128 * table.row_stride as u128;
+            limited("entries in the block table", entries, MAX_ENTRIES)?;
+            // The table may have room for more.
+            let lengths = self.lengths.each().into_iter().zip(self.used_lengths());
+            let too_long = lengths.map(|(all, used)| (all.1, used.1)).enumerate();
+            if let Some((index, (all, used))) = { too_long }.find(|(_, (all, used))| used > all) {
+                return Err(Error::Call(warptile::Error::Lengths {
+                    argument: "key_lengths",
+                    index,
+                    rule: format!("is {used}, but sequence {index} has {all} rows"),
+                }));
+            }
+        }
+        let lists = self.lists();
+        let (q, kv) = self.layouts(lists.block_table.as_ref());
+        fits(&kv)?;
+        let mut builder = Call::builder(&q, &kv, &kv, self.element)
+            .scoring(self.scoring)
+            .splits(self.splits)
+            .out(q);
+        // Where the device has the lengths, a caller knows a bound at best: here that of the rows.
+        let batch = self.batch();
+        builder = match &lists.query_offsets {
+            Some(_) if on_device => builder.device_query_offsets(batch, q.rows()),
+            Some(offsets) => builder.packed_queries(offsets),
+            None => builder,
+        };
+        builder = match &lists.key_offsets {
+            Some(_) if on_device => builder.device_key_offsets(batch, kv.rows()),
+            Some(offsets) => builder.packed_keys(offsets),
+            None => builder,
+        };
+        builder = match &lists.query_lengths {
+            Some(_) if on_device => builder.device_query_lengths(batch),
+            Some(lengths) => builder.query_lengths(lengths),
+            None => builder,
+        };
+        builder = match &lists.key_lengths {
+            Some(_) if on_device => builder.device_key_lengths(batch),
+            Some(lengths) => builder.key_lengths(lengths),
+            None => builder,
+        };
+        builder = match &lists.block_table {
+            Some(table) if on_device => builder
+                .device_block_table(table.layout)
+                .longest_keys(self.longest_keys()),
+            Some(table) => builder.block_table(&table.entries, table.layout),
+            None => builder,
+        };
+        if self.scoring.bias {
+            let layout = self.score_layout(ScoreTensor::Bias);
+            fits(&layout)?;
+            builder = builder.bias(layout);
+        }
+        if self.scoring.key_mask {
+            let layout = self.score_layout(ScoreTensor::KeyMask);
+            fits(&layout)?;
+            builder = builder.key_mask(layout);
+        }
+        if self.unaligned {
+            builder = builder.unaligned_addresses();
+        }
+        Ok(builder.build()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_and_heads_of_any_size_are_an_error_or_a_call() {
+        let huge = [0, 1, 1 << 30, 1 << 32, usize::MAX];
+        for layout in [
+            LayoutKind::Bshd,
+            LayoutKind::Bhsd,
+            LayoutKind::Gaps,
+            LayoutKind::Interleaved,
+        ] {
+            for unaligned in [false, true] {
+                for (a, b) in huge.iter().flat_map(|&a| huge.map(|b| (a, b))) {
+                    for lengths in [
+                        Lengths::Packed(vec![(a, b), (b, a), (1, 1)]),
+                        Lengths::Dense {
+                            batch: a,
+                            query: b,
+                            key: 1,
+                        },
+                        Lengths::Dense {
+                            batch: 1,
+                            query: a,
+                            key: b,
+                        },
+                    ] {
+                        for (heads, head_dim) in huge.iter().flat_map(|&h| [(h, 8), (1, h)]) {
+                            let mut case = Case {
+                                lengths: lengths.clone(),
+                                layout,
+                                unaligned,
+                                heads,
+                                kv_heads: heads,
+                                ..Case::new(1, 1, head_dim)
+                            };
+                            let _ = case.try_call();
+                            case.used = Used::Each(vec![(a, b), (b, a), (0, 0)]);
+                            case.scoring.bias = true;
+                            let _ = (case.try_call(), case.call_on_gpu());
+                            for pages in [0, 1, 16, usize::MAX] {
+                                case.pages = Some(pages);
+                                let _ = (case.try_call(), case.call_on_gpu());
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Random cases.
+
+use warptile::{AlibiShape, Align, ElementType, MAX_LEN, MAX_PAGE_ROWS, Mask, Scoring, Splits};
+
+use super::{Case, LayoutKind, Lengths, Used};
+use crate::data::Random;
+
+/// Multiply-adds of each product that a random case may ask of the reference: a fraction of a second on one core.
+const WORK: usize = 40_000_000;
+
+impl Case {
+    /// The case that follows from `seed`; no length exceeds `max_len` (at least 1), and the host computes its reference in a
+    /// fraction of a second.
+    #[must_use]
+    pub fn random(seed: u64, max_len: usize) -> Self {
+        Self::random_with_work(seed, max_len, WORK)
+    }
+
+    /// As [`Case::random`], with a reference of up to `work` multiply-adds for each of the two products: for
+    /// [`ReferenceOnGpu`](crate::ReferenceOnGpu), which affords more.
+    #[must_use]
+    pub fn random_with_work(seed: u64, max_len: usize, work: usize) -> Self {
+        let mut random = Random::new(seed);
+        let (heads, kv_heads) =
+            random.pick(&[(1, 1), (2, 2), (6, 6), (6, 2), (8, 1), (4, 2), (3, 1)]);
+        let head_dim = match random.below(3) {
+            0 => random.pick(&[32, 64, 128]),
+            1 => random.pick(&[8, 40, 96, 104, 160, 192, 224, 256]),
+            _ => 8 * (1 + random.below(32)),
+        };
+        // Sequences share the work that a case may cost.
+        let batch = 1 + random.below(4);
+        let budget = work / (batch * heads * head_dim);
+        let max_len = max_len.clamp(1, MAX_LEN);
+        let lengths = if random.below(4) == 0 {
+            Lengths::Packed(
+                (0..batch)
+                    .map(|_| (random.length(max_len), random.length(max_len)))
+                    .map(|lengths| within(lengths, budget))
+                    .collect(),
+            )
+        } else {
+            let (query, key) = within((random.length(max_len), random.length(max_len)), budget);
+            Lengths::Dense { batch, query, key }
+        };
+        let side = |random: &mut Random| match random.below(3) {
+            0 => None,
+            1 => Some(random.below(5) as u32),
+            _ => Some(random.below(max_len) as u32),
+        };
+        let mut scoring = Scoring::new().mask(match random.below(5) {
+            0 => Mask::None,
+            1 | 2 => Mask::causal(),
+            3 => Mask::Causal {
+                align: Align::TopLeft,
+            },
+            _ => Mask::Window {
+                left: side(&mut random),
+                right: side(&mut random),
+            },
+        });
+        let element = random.pick(&[ElementType::F16, ElementType::Bf16, ElementType::F32]);
+        scoring.scale = match random.below(8) {
+            0 => Some(0.0),
+            1 => Some(-0.25),
+            2 => Some(0.7),
+            _ => None,
+        };
+        scoring.softcap = (random.below(4) == 0).then(|| random.pick(&[1.0, 15.0, 50.0]));
+        scoring.alibi = match random.below(6) {
+            0 => Some(AlibiShape::PerHead),
+            1 => Some(AlibiShape::PerBatchHead),
+            _ => None,
+        };
+        let mut layout = random.pick(&[LayoutKind::Bshd, LayoutKind::Bhsd, LayoutKind::Gaps]);
+        let unaligned = random.below(4) == 0;
+        scoring.sinks = random.below(6) == 0;
+        if let Lengths::Dense { .. } = lengths {
+            scoring.bias = random.below(10) == 0;
+            scoring.key_mask = random.below(10) == 0;
+        }
+        let part = |random: &mut Random, rows: usize| match random.below(4) {
+            0 => rows,
+            _ => random.below(rows + 1),
+        };
+        let used = match random.below(5) {
+            0 => {
+                let rows = lengths.each().into_iter();
+                let part = |(query, key)| (part(&mut random, query), part(&mut random, key));
+                Used::Each(rows.map(part).collect())
+            }
+            _ => Used::All,
+        };
+        let device_lengths =
+            random.below(3) == 0 && (used != Used::All || matches!(lengths, Lengths::Packed(_)));
+        let multiprocessors = (random.below(3) == 0).then(|| 1 + random.below(5) as u32);
+        let paged = random.below(4) == 0;
+        if layout == LayoutKind::Bshd && random.below(3) == 0 {
+            layout = LayoutKind::Interleaved;
+        }
+        let case = Case {
+            lengths,
+            used,
+            pages: None,
+            device_lengths,
+            heads,
+            kv_heads,
+            head_dim,
+            element,
+            scoring,
+            splits: Splits::Even,
+            layout,
+            unaligned,
+            multiprocessors,
+            seed,
+        };
+        match paged {
+            true => case.with_pages(),
+            false => case,
+        }
+    }
+
+    /// The case with its keys and values in pages, as the seed has them. Many a batch becomes one of a few queries for each
+    /// sequence, with keys of other lengths.
+    #[must_use]
+    pub fn with_pages(mut self) -> Self {
+        let mut random = Random::new(self.seed ^ 0x9a6e5);
+        self.pages = Some(match random.below(3) {
+            0 => 1 + random.below(MAX_PAGE_ROWS),
+            _ => random.pick(&[1, 8, 16, 32, 64, 128, 256]),
+        });
+        self.device_lengths = random.below(2) == 0;
+        if self.used == Used::All && random.below(2) == 0 {
+            self.used = Used::Ragged;
+            if let Lengths::Dense { query, .. } = &mut self.lengths {
+                *query = (1 + random.below(8)).min((*query).max(1));
+            }
+        }
+        self
+    }
+
+    /// The case with its keys cut at fixed places, as the seed has them.
+    #[must_use]
+    pub fn with_splits(self) -> Self {
+        let mut random = Random::new(self.seed ^ 0x5b117);
+        Case {
+            splits: Splits::EveryKeys(Splits::MIN_KEYS << random.below(3)),
+            ..self
+        }
+    }
+}
+
+/// Lengths cut down, the longer side first, until each of them and their product fit the budget.
+fn within((query, key): (usize, usize), budget: usize) -> (usize, usize) {
+    let (mut query, mut key) = (query.min(budget), key.min(budget));
+    while query.saturating_mul(key) > budget {
+        if query > key {
+            query /= 2;
+        } else {
+            key /= 2;
+        }
+    }
+    (query, key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ScoreTensor;
+    use super::*;
+
+    #[test]
+    fn any_length_may_be_asked_of_random_cases() {
+        for max_len in [0, 1, usize::MAX] {
+            for seed in 0..50 {
+                let _ = Case::random(seed, max_len).call();
+            }
+        }
+    }
+
+    #[test]
+    fn every_feature_is_drawn() {
+        let cases: Vec<Case> = (0..300).map(|seed| Case::random(seed, 300)).collect();
+        let some = |property: fn(&Case) -> bool| assert!(cases.iter().any(property));
+        some(|case| matches!(case.lengths, Lengths::Packed(_)));
+        some(|case| matches!(case.scoring.mask, Mask::Window { left: Some(_), .. }));
+        some(|case| case.scoring.alibi == Some(AlibiShape::PerBatchHead));
+        some(|case| case.scoring.softcap.is_some() && case.scoring.alibi.is_some());
+        some(|case| case.scoring.sinks && case.scoring.bias);
+        some(|case| case.scoring.key_mask && case.layout == LayoutKind::Gaps);
+        some(|case| case.used != Used::All && matches!(case.lengths, Lengths::Packed(_)));
+        some(|case| case.used != Used::All && matches!(case.lengths, Lengths::Dense { .. }));
+        some(|case| case.device_lengths && case.used == Used::All);
+        some(|case| case.pages.is_some() && matches!(case.lengths, Lengths::Packed(_)));
+        some(|case| case.pages.is_some() && case.scoring.bias);
+        some(|case| case.pages.is_some() && case.device_lengths);
+        for layout in [LayoutKind::Bhsd, LayoutKind::Gaps, LayoutKind::Interleaved] {
+            assert!(
+                cases
+                    .iter()
+                    .any(|case| case.pages.is_some() && case.layout == layout)
+            );
+        }
+        some(|case| case.multiprocessors == Some(1));
+        some(|case| case.layout == LayoutKind::Gaps && case.unaligned);
+        some(|case| case.head_dim > 128 && case.heads > case.kv_heads);
+        some(|case| case.call().key_len() == 0);
+        some(|case| case.call().query_len() == 0);
+        let bias_shapes: std::collections::HashSet<[bool; 3]> = cases
+            .iter()
+            .filter(|case| {
+                matches!(
+                    case.lengths,
+                    Lengths::Dense {
+                        batch: 2..,
+                        query: 2..,
+                        ..
+                    }
+                )
+            })
+            .map(|case| {
+                let shape = case.score_layout(ScoreTensor::Bias).shape;
+                [shape[0] == 1, shape[1] == 1, shape[2] == 1]
+            })
+            .collect();
+        assert_eq!(bias_shapes.len(), 8);
+    }
+}

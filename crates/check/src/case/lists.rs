@@ -1,0 +1,144 @@
+//! The numbers beside the tensors of a case: offsets, lengths, pages.
+
+use warptile::TableLayout;
+
+use super::{Case, LayoutKind, Lengths, Used};
+use crate::data::Random;
+
+/// The numbers beside its tensors that a [`Case`] computes with, each exactly if a call needs it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Lists {
+    /// Row offsets of packed queries.
+    pub query_offsets: Option<Vec<i32>>,
+    /// Row offsets of packed keys.
+    pub key_offsets: Option<Vec<i32>>,
+    /// Used queries.
+    pub query_lengths: Option<Vec<i32>>,
+    /// Used keys.
+    pub key_lengths: Option<Vec<i32>>,
+    /// Pages of the keys.
+    pub block_table: Option<BlockTable>,
+}
+
+impl Lists {
+    /// Whether there are any.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        *self != Self::default()
+    }
+}
+
+/// The block table of a [`Case`]: pages in random order. Entries that no key needs are numbers of no page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BlockTable {
+    /// Numbers of pages.
+    pub entries: Vec<i32>,
+    /// How they lie.
+    pub layout: TableLayout,
+    /// Pages there are. Some are in nobody's row.
+    pub pages: usize,
+}
+
+impl BlockTable {
+    /// The page of a sequence whose number lies in a column of the table.
+    pub(crate) fn page(&self, sequence: usize, column: usize) -> usize {
+        // Entries that keys need were filled with numbers of pages.
+        self.entries[sequence * self.layout.row_stride + column] as usize
+    }
+}
+
+/// Entries of a row of the block table after the last that a sequence of full length needs, and with [`LayoutKind::Gaps`] also between its rows.
+const TABLE_PADDING: usize = 1;
+
+impl Case {
+    /// Offsets, used lengths and pages.
+    #[must_use]
+    pub fn lists(&self) -> Lists {
+        let mut lists = Lists::default();
+        let packed = matches!(self.lengths, Lengths::Packed(_));
+        if !packed && self.used == Used::All && self.pages.is_none() {
+            return lists;
+        }
+        let numbers = |rows: &[usize]| Some(rows.iter().copied().map(number).collect());
+        let (queries, keys): (Vec<usize>, Vec<usize>) = self.lengths.each().into_iter().unzip();
+        if packed {
+            lists.query_offsets = numbers(&offsets(&queries));
+            if self.pages.is_none() {
+                lists.key_offsets = numbers(&offsets(&keys));
+            }
+        }
+        let used: (Vec<usize>, Vec<usize>) = self.used_lengths().into_iter().unzip();
+        if used.0 != queries {
+            lists.query_lengths = numbers(&used.0);
+        }
+        if used.1 != keys || self.pages.is_some() {
+            lists.key_lengths = numbers(&used.1);
+        }
+        lists.block_table = self
+            .pages
+            .map(|page_rows| self.block_table(page_rows.max(1), &used.1));
+        lists
+    }
+
+    pub(super) fn table_layout(&self, page_rows: usize) -> TableLayout {
+        let columns = self.longest_keys().div_ceil(page_rows);
+        let columns = columns.saturating_add(TABLE_PADDING);
+        let gap = match self.layout {
+            LayoutKind::Gaps => TABLE_PADDING,
+            _ => 0,
+        };
+        TableLayout::new([self.batch(), columns], columns.saturating_add(gap))
+    }
+
+    pub(super) fn longest_keys(&self) -> usize {
+        match &self.lengths {
+            Lengths::Dense { key, .. } => *key,
+            Lengths::Packed(lengths) => lengths.iter().map(|lengths| lengths.1).max().unwrap_or(0),
+        }
+    }
+
+    fn block_table(&self, page_rows: usize, keys: &[usize]) -> BlockTable {
+        let layout = self.table_layout(page_rows);
+        let mut random = Random::new(self.seed ^ 0xb10c);
+        let needed: usize = keys.iter().map(|keys| keys.div_ceil(page_rows)).sum();
+        let pages = needed + 1 + random.below(3);
+        let mut order: Vec<usize> = (0..pages).collect();
+        for last in (1..pages).rev() {
+            order.swap(last, random.below(last + 1));
+        }
+        let poison = [-1, number(pages), i32::MIN, i32::MAX];
+        let mut entries: Vec<i32> = (0..layout.shape[0] * layout.row_stride)
+            .map(|_| random.pick(&poison))
+            .collect();
+        let mut order = order.into_iter().map(number);
+        for (sequence, keys) in keys.iter().enumerate() {
+            let start = sequence * layout.row_stride;
+            let row = entries[start..].iter_mut().take(keys.div_ceil(page_rows));
+            for (entry, page) in row.zip(order.by_ref()) {
+                *entry = page;
+            }
+        }
+        BlockTable {
+            entries,
+            layout,
+            pages,
+        }
+    }
+}
+
+/// The first row of each sequence, and the row after the last one's last.
+fn offsets(lengths: &[usize]) -> Vec<usize> {
+    let mut end = 0_usize;
+    let ends = lengths.iter().map(|length| {
+        end = end.saturating_add(*length);
+        end
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+/// A number of rows as calls take it. Beyond its range there is no call, only an error.
+fn number(rows: usize) -> i32 {
+    i32::try_from(rows).unwrap_or(i32::MAX)
+}
