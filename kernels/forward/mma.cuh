@@ -23,7 +23,6 @@ template <class Traits> class MmaAttention {
 
     __device__ void run()
     {
-        if (!reads_lengths(params.sequences)) wait_for_predecessor(); // otherwise `schedule` has waited
         // Each turn describes a segment and computes the one that the turn before has described.
 #pragma unroll 1
         for (int number = -1;; number++) {
@@ -60,7 +59,10 @@ template <class Traits> class MmaAttention {
         ring.wait_for_older();
         __syncthreads();
         described = number + 1;
-        if (number >= 0) rows.start(number);
+        if (number >= 0)
+            rows.start(number);
+        else if (!reads_lengths(params.sequences)) // otherwise `schedule` has waited
+            wait_for_predecessor();
         ring.load_first_pages(number + 1);
         ring.load_queries(number + 1, group);
     }
@@ -78,6 +80,7 @@ template <class Traits> class MmaAttention {
 template <class Traits> __device__ void mma_attention(const Forward& params)
 {
     extern __shared__ __align__(128) unsigned char shared[];
+    let_successor_begin();
     MmaAttention<Traits>(params, shared).run();
 }
 

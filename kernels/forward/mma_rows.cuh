@@ -15,9 +15,6 @@ template <class Traits> class Rows16 {
     __device__ Rows16(const Forward& params, const MmaThread<Traits>& thread, int group)
         : params(params), thread(thread), group(group)
     {
-        const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
-        scale = rule.scale;
-        dot_limit = rule.dot_limit();
     }
 
     // Which row of the tile is a lane's `half`: 8 rows apart.
@@ -29,6 +26,9 @@ template <class Traits> class Rows16 {
     {
         const Segment& of = thread.segment(number);
         segment = number;
+        const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
+        scale = rule.scale;
+        dot_limit = rule.dot_limit();
         if constexpr (Traits::HOLDS_QUERIES)
 #pragma unroll
             for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step++) load_query(step, queries[step]);
@@ -63,7 +63,7 @@ template <class Traits> class Rows16 {
     {
         if (Traits::TEAM_WARPS > 1 && (first_key > see_to || first_key + KEYS <= see_from)) return;
         Scores scores;
-        const int lane = thread.lane;
+        const int lane = anew(thread.lane);
         const unsigned keys = thread.address_of(at);
 #pragma unroll
         for (int i = 0; i < KEY_TILES; i++) {

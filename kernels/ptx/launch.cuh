@@ -3,13 +3,19 @@
 
 namespace warptile {
 
-// Lets the next launch begin as soon as there is room for it, then waits until the one before has ended and all it wrote can be seen.
-// Does nothing in a launch without the attribute. PTX ISA 8.7, "Parallel Synchronization and Communication Instructions:
-// griddepcontrol"; from sm_90 on.
-__device__ inline void wait_for_predecessor()
+// Lets the next launch begin as soon as there is room for it, up to where it waits itself. Does nothing in a launch without the
+// attribute. PTX ISA 8.7, "Parallel Synchronization and Communication Instructions: griddepcontrol"; from sm_90 on.
+__device__ inline void let_successor_begin()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits until the launch before has ended and all it wrote can be seen.
+__device__ inline void wait_for_predecessor()
+{
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

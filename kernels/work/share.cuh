@@ -35,7 +35,7 @@ template <class Traits> class Share {
             find_among_lengths();
         } else {
             const Sequence one(*this, 0);
-            const Range range = shared_evenly(params.sequences.batch * one.units());
+            const Range range = shared_evenly(params.sequences.batch * one.units(), one.tile_units);
             if (threadIdx.x == 0) {
                 state.at = range.begin;
                 state.end = range.end;
@@ -167,9 +167,12 @@ template <class Traits> class Share {
     struct Range {
         unsigned begin, end;
     };
-    __device__ Range shared_evenly(unsigned total)
+    __device__ Range shared_evenly(unsigned total, unsigned tile_units = 1)
     {
         each = max((total + gridDim.x - 1) / gridDim.x, 1u);
+        // Rather whole tiles, which need no adding up, if a few CTAs without work are all it costs.
+        const unsigned whole = (each + tile_units - 1) / tile_units * tile_units;
+        if (whole - each <= each / 24) each = whole;
         const unsigned begin = min(blockIdx.x * each, total);
         return {begin, min(begin + each, total)};
     }

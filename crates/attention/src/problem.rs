@@ -226,10 +226,20 @@ impl Problem {
         self.typical_sequences() * len.div_ceil(block_m as usize) as f64 * self.heads as f64
     }
 
+    /// Query heads that share a key/value head.
+    pub(crate) fn group_size(&self) -> usize {
+        self.heads / self.kv_heads.max(1)
+    }
+
     /// The same where the query heads of a key/value head are rows of one tile.
     pub(crate) fn typical_group_tiles(&self, block_m: u32) -> f64 {
-        let rows = self.typical_lengths().0 * (self.heads / self.kv_heads.max(1));
+        let rows = self.typical_lengths().0 * self.group_size();
         self.typical_sequences() * rows.div_ceil(block_m as usize) as f64 * self.kv_heads as f64
+    }
+
+    /// Whether a sequence may have more than [`Splits::FEW_ROWS`] rows: queries with each of the heads that share a key/value head.
+    pub(crate) fn has_many_rows(&self) -> bool {
+        self.query_len * self.group_size() > Splits::FEW_ROWS
     }
 
     /// A problem that stands for all of the same element type, head size and options: a step of decoding.

@@ -126,14 +126,20 @@ impl Rates {
             let blocks = tiles * (seen as f64 / block_n).ceil().max(1.0) + (tiles + 1.0) * tile_end;
             return self.launch_us + blocks * block_us;
         }
+        let group_tiles = image.schedule == Schedule::OneGroupTile;
+        // Queries of a tile.
+        let height = match group_tiles {
+            true => (block_m / problem.group_size() as f64).max(1.0),
+            false => block_m,
+        };
         let visible_keys = mask.visible_pairs(query_len, key_len) as f64 / query_len.max(1) as f64;
         // A tile loads what any of its rows sees. Beside what each sees on average that is half a tile's height of keys where
         // the mask has one edge, and a whole one where it has two.
         let bounds = mask.bounds();
         let beside = match (bounds.left, bounds.right) {
             (None, None) => 0.0,
-            (Some(_), Some(_)) => block_m,
-            _ => block_m / 2.0,
+            (Some(_), Some(_)) => height,
+            _ => height / 2.0,
         };
         let uneven = mask != crate::Mask::None || problem.is_uneven();
         let all = (key_len as f64 / block_n).ceil().max(1.0);
@@ -142,7 +148,10 @@ impl Rates {
         let tile = blocks.clamp(1.0, all) + tile_end;
         let longest = ((widest as f64 + beside) / block_n).ceil().clamp(1.0, all);
 
-        let tiles = problem.typical_tiles(image.tiling.block_m);
+        let tiles = match group_tiles {
+            true => problem.typical_group_tiles(image.tiling.block_m),
+            false => problem.typical_tiles(image.tiling.block_m),
+        };
         let per_multiprocessor = tiles / f64::from(device.multiprocessors.max(1));
         let turns = per_multiprocessor.ceil().max(1.0);
         let blocks = if image.schedule == Schedule::Persistent && uneven {

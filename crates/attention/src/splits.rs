@@ -11,12 +11,13 @@ use crate::error::{Error, Result};
 /// sequence's bits to be the same in every batch:
 ///
 /// - Output and lse of a query do not depend on the batch size, the other sequences and the order of all, on whether keys and
-///   values lie densely, packed or in pages, and of what size, or on how many query rows are computed at once. So a prompt under a
-///   causal mask or a window (bottom-right aligned) may be cut in chunks, each against the keys up to its own end.
+///   values lie densely, packed or in pages, and of what size, or on how many query rows are computed at once, as long as these are
+///   at most [`Splits::FEW_ROWS`] in both cases, or more in both. So a prompt under a causal mask or a window (bottom-right
+///   aligned) may be cut in chunks, each against the keys up to its own end.
 /// - They do depend on element type, head size, heads, the other options, `n`, the kind of device and this crate's version, and
 ///   on whether [`Choice`](crate::Choice) asks for another kernel than the planner takes.
 /// - On a GPU only kernels that share keys among their CTAs can do this. They take `f16` and `bf16`, and of the options neither a bias nor a
-///   key mask. They are made for few queries: prompts are slow, and each range of each tile of rows leaves its part in device
+///   key mask. They are made for few queries: prompts are slower, and each range of each tile of rows leaves its part in device
 ///   memory until all are added up. Chunks of some hundred queries keep that in bounds. Where only the device knows lengths it
 ///   follows from their bounds ([`Keys::longest`](crate::Keys::longest), [`KvCacheBuilder::longest`](crate::KvCacheBuilder::longest)).
 /// - On the CPU nothing changes: its bits are the same either way, whatever `n` is.
@@ -52,6 +53,11 @@ pub enum Splits {
 impl Splits {
     /// The fewest keys between two cuts: no tile has more at once.
     pub const MIN_KEYS: u32 = 256;
+
+    /// Rows up to which a problem counts as one of few rows: the most queries of a sequence times the query heads that share a
+    /// key/value head. Where keys are cut at fixed places one kernel computes problems of few rows, and another those of more; their bits
+    /// differ.
+    pub const FEW_ROWS: usize = 64;
 
     /// The most keys between two cuts.
     pub const MAX_KEYS: u32 = 1 << 20;

@@ -61,6 +61,8 @@ families! {
     Wmma;
     /// [`Family::Wgmma`].
     Wgmma;
+    /// [`Family::Mma`].
+    Mma;
     /// [`Family::Decode`].
     Decode;
 }

@@ -147,11 +147,15 @@ pub(super) fn config(step: &Step, shape: &LaunchShape) -> LaunchConfig {
     }
 }
 
-/// Whether the kernel itself waits for what precedes it: those that share keys do, in machine code for 9.0 and newer.
+/// Whether the kernel itself waits for what precedes it: those on mma.sync do, in machine code for 9.0 and newer.
 fn begins_early(image: &Image) -> bool {
     let waits = match image.target {
         Target::Cubin(sm) | Target::CubinExact(sm) => sm >= 90,
         _ => false,
     };
-    waits && image.schedule == Schedule::SharedKeys
+    waits
+        && matches!(
+            image.schedule,
+            Schedule::SharedKeys | Schedule::OneGroupTile
+        )
 }

@@ -99,11 +99,17 @@ impl<'a> Planner<'a> {
             }
         }
 
-        // Measured kernels first: the estimate of another is no more than a guess.
+        // Measured kernels first: the estimate of another is no more than a guess. Where keys are cut at fixed places, one kernel for
+        // few rows and one for many, whatever their estimates.
         candidates.sort_by(|a, b| {
             let unmeasured = |step: &Step| !self.rates.knows(step.image.kernel);
+            let for_others = |step: &Step| {
+                let splits = problem.splits() != Splits::Even;
+                splits && (step.image.tiling.block_m > 16) != problem.has_many_rows()
+            };
             unmeasured(a)
                 .cmp(&unmeasured(b))
+                .then(for_others(a).cmp(&for_others(b)))
                 .then(a.estimate_us.total_cmp(&b.estimate_us))
         });
         let requested = |step: &Step| match choice {

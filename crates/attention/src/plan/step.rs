@@ -257,18 +257,22 @@ impl Step {
 
     fn shape_of_tiles(&self, call: &Call) -> Result<LaunchShape> {
         let block_m = self.image.tiling.block_m as u64;
-        let (heads, batch) = (call.heads() as u64, call.batch() as u64);
+        let batch = call.batch() as u64;
         let queries = call.queries();
+        let (heads, rows_of_query) = match self.image.schedule {
+            Schedule::OneGroupTile => (call.kv_heads() as u64, call.group_size() as u64),
+            _ => (call.heads() as u64, 1),
+        };
         // Tiles of packed queries are numbered across the sequences. Sequence b's first tile has the number
         // offsets[b] / BLOCK_M + b, so that a kernel finds the sequence of a tile without a list of its own; at most one number
         // a sequence is left unused.
         let (query_tiles, tiles) = if call.query_len() == 0 || batch == 0 {
             (0, 0)
         } else if queries.is_packed() {
-            let of_a_head = queries.rows() as u64 / block_m + batch;
+            let of_a_head = queries.rows() as u64 * rows_of_query / block_m + batch;
             (of_a_head, of_a_head * heads)
         } else {
-            let of_a_head = (call.query_len() as u64).div_ceil(block_m);
+            let of_a_head = (call.query_len() as u64 * rows_of_query).div_ceil(block_m);
             (of_a_head, of_a_head.saturating_mul(heads * batch))
         };
         if tiles > MAX_TILES {
@@ -288,11 +292,10 @@ impl Step {
             grid: grid as u32,
             tiles: tiles as u32,
             query_tiles: query_tiles as u32,
-            // One tile a CTA: the grid's own order is head after head.
-            heads_at_once: if persistent {
-                heads_at_once(call) as u32
-            } else {
-                1
+            // `scalar` and `wmma` take head after head, the order of the grid.
+            heads_at_once: match self.image.schedule {
+                Schedule::OneTile => 1,
+                _ => heads_at_once(call, heads as usize) as u32,
             },
             draws_tiles,
             shares_keys: false,
@@ -306,8 +309,10 @@ impl Step {
 
 /// Tiles of a problem, or of kernels that share keys the units: what [`Step::shape`] gives for a call whose lengths are the bounds.
 pub(super) fn tiles_of(problem: &Problem, image: &Image) -> u64 {
-    if image.schedule == Schedule::SharedKeys {
-        return Sides::from(problem).units(image);
+    match image.schedule {
+        Schedule::SharedKeys => return Sides::from(problem).units(image),
+        Schedule::OneGroupTile => return Sides::from(problem).tiles(image.tiling.block_m),
+        _ => {}
     }
     let (block_m, heads) = (u64::from(image.tiling.block_m), problem.heads() as u64);
     match problem.packed_queries() {
@@ -324,7 +329,9 @@ pub(super) fn tiles_of(problem: &Problem, image: &Image) -> u64 {
 /// Under a mask the tiles of a head differ in length; the longest go first across as many heads as keep their keys and
 /// values within half of the L2, in groups as even as they can be: a short last group leaves CTAs without work. Without
 /// a mask, head after head is best.
-fn heads_at_once(call: &Call) -> usize {
+///
+/// `heads`: query heads, or key/value heads where the rows of a tile are those of all heads that share keys.
+fn heads_at_once(call: &Call, heads: usize) -> usize {
     const L2_SHARE_BYTES: usize = 32 << 20;
     let packed = call.queries().is_packed();
     if call.mask() == Mask::None && !packed {
@@ -332,8 +339,9 @@ fn heads_at_once(call: &Call) -> usize {
     }
     let row_bytes = 2 * call.head_dim() * call.element().size();
     let key_value_heads = (L2_SHARE_BYTES / call.key_len().saturating_mul(row_bytes).max(1)).max(1);
-    let heads = call.heads() * if packed { 1 } else { call.batch().max(1) };
-    let most = key_value_heads.saturating_mul(call.group_size()).min(heads);
+    let sharing = heads / call.kv_heads().max(1);
+    let heads = heads * if packed { 1 } else { call.batch().max(1) };
+    let most = key_value_heads.saturating_mul(sharing).min(heads);
     heads.div_ceil(heads.div_ceil(most))
 }
 
@@ -363,7 +371,7 @@ mod tests {
             // 18 heads of 2 MiB: two groups of 9, not 16 and 2.
             (dense(1, [18, 18], [4096, 4096], causal), 9),
         ] {
-            assert_eq!(heads_at_once(&call), expected, "{call}");
+            assert_eq!(heads_at_once(&call, call.heads()), expected, "{call}");
         }
     }
 

@@ -3,6 +3,7 @@
 tilings! {
     D128M128N128W12S2: head_dim 128, tile 128 x 128, warps 12, stages 2;
     D128M128N32W4S2: head_dim 128, tile 128 x 32, warps 4, stages 2;
+    D128M128N64W8S2: head_dim 128, tile 128 x 64, warps 8, stages 2;
     D128M16N128W8S2: head_dim 128, tile 16 x 128, warps 8, stages 2;
     D128M16N64W4S2: head_dim 128, tile 16 x 64, warps 4, stages 2;
     D128M192N64W16S4: head_dim 128, tile 192 x 64, warps 16, stages 4;
@@ -11,6 +12,7 @@ tilings! {
     D128M48N32W8S2: head_dim 128, tile 48 x 32, warps 8, stages 2;
     D128M64N128W8S2: head_dim 128, tile 64 x 128, warps 8, stages 2;
     D128M64N64W4S1: head_dim 128, tile 64 x 64, warps 4, stages 1;
+    D128M64N64W4S2: head_dim 128, tile 64 x 64, warps 4, stages 2;
     D160M64N64W4S1: head_dim 160, tile 64 x 64, warps 4, stages 1;
     D192M128N112W12S2: head_dim 192, tile 128 x 112, warps 12, stages 2;
     D192M128N64W12S3: head_dim 192, tile 128 x 64, warps 12, stages 3;
@@ -22,6 +24,7 @@ tilings! {
     D256M16N32W4S1: head_dim 256, tile 16 x 32, warps 4, stages 1;
     D256M16N64W4S2: head_dim 256, tile 16 x 64, warps 4, stages 2;
     D256M32N32W4S1: head_dim 256, tile 32 x 32, warps 4, stages 1;
+    D256M32N64W4S2: head_dim 256, tile 32 x 64, warps 4, stages 2;
     D256M64N32W4S1: head_dim 256, tile 64 x 32, warps 4, stages 1;
     D256M64N64W4S1: head_dim 256, tile 64 x 64, warps 4, stages 1;
     D32M128N64W4S2: head_dim 32, tile 128 x 64, warps 4, stages 2;
@@ -29,6 +32,7 @@ tilings! {
     D32M64N64W4S2: head_dim 32, tile 64 x 64, warps 4, stages 2;
     D64M128N128W12S2: head_dim 64, tile 128 x 128, warps 12, stages 2;
     D64M128N64W4S2: head_dim 64, tile 128 x 64, warps 4, stages 2;
+    D64M128N64W8S2: head_dim 64, tile 128 x 64, warps 8, stages 2;
     D64M16N128W4S2: head_dim 64, tile 16 x 128, warps 4, stages 2;
     D64M16N256W8S2: head_dim 64, tile 16 x 256, warps 8, stages 2;
     D64M16N64W4S2: head_dim 64, tile 16 x 64, warps 4, stages 2;
@@ -39,7 +43,9 @@ tilings! {
     D64M32N64W4S1: head_dim 64, tile 32 x 64, warps 4, stages 1;
     D64M32N64W4S2: head_dim 64, tile 32 x 64, warps 4, stages 2;
     D64M48N64W8S2: head_dim 64, tile 48 x 64, warps 8, stages 2;
+    D64M64N128W4S2: head_dim 64, tile 64 x 128, warps 4, stages 2;
     D64M64N128W8S2: head_dim 64, tile 64 x 128, warps 8, stages 2;
+    D64M64N128W8S4: head_dim 64, tile 64 x 128, warps 8, stages 4;
     D64M64N64W4S2: head_dim 64, tile 64 x 64, warps 4, stages 2;
     D64M64N64W4S3: head_dim 64, tile 64 x 64, warps 4, stages 3;
     D64M64N64W8S2: head_dim 64, tile 64 x 64, warps 8, stages 2;
@@ -53,22 +59,49 @@ tilings! {
 
 kernels! {
     Decode D128M16N128W8S2 "decode_d128_16x128_w8_s2" {
-        2: shared 143788;
+        2: shared 143792;
     }
     Decode D128M16N64W4S2 "decode_d128_16x64_w4_s2" {
-        2: shared 76172;
+        2: shared 76176;
+    }
+    Decode D128M64N128W8S2 "decode_d128_64x128_w8_s2" {
+        2: shared 168536;
+    }
+    Decode D128M64N64W4S2 "decode_d128_64x64_w4_s2" {
+        2: shared 100932;
     }
     Decode D256M16N32W2S2 "decode_d256_16x32_w2_s2" {
-        2: shared 83324;
+        2: shared 83328;
     }
     Decode D256M16N64W4S2 "decode_d256_16x64_w4_s2" {
-        2: shared 149900;
+        2: shared 149904;
+    }
+    Decode D256M32N64W4S2 "decode_d256_32x64_w4_s2" {
+        2: shared 166344;
     }
     Decode D64M16N128W4S2 "decode_d64_16x128_w4_s2" {
-        2: shared 73612;
+        2: shared 73616;
     }
     Decode D64M16N256W8S2 "decode_d64_16x256_w8_s2" {
-        2: shared 142764;
+        2: shared 142768;
+    }
+    Decode D64M64N128W4S2 "decode_d64_64x128_w4_s2" {
+        2: shared 86084;
+    }
+    Decode D64M64N128W8S4 "decode_d64_64x128_w8_s4" {
+        2: shared 155224;
+    }
+    Mma D128M128N64W8S2 "mma_d128_128x64_w8_s2" {
+        2: shared 100476;
+    }
+    Mma D128M64N64W4S2 "mma_d128_64x64_w4_s2" {
+        2: shared 83836;
+    }
+    Mma D64M128N64W8S2 "mma_d64_128x64_w8_s2" {
+        2: shared 51324;
+    }
+    Mma D64M64N64W4S2 "mma_d64_64x64_w4_s2" {
+        2: shared 42876;
     }
     Scalar D128M32N64W4S1 "scalar_d128_32x64_w4_s1" {
         2: shared 61952, k_stride 136, v_stride 136;
