@@ -3,7 +3,15 @@
 
 #include "forward/mma.cuh"
 
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <csignal>
+#include <functional>
 #include <random>
+#include <string>
+#include <sys/mman.h>
+#include <unistd.h>
 
 using namespace warptile;
 
@@ -30,16 +38,69 @@ class Random {
 
 const __half NOT_A_NUMBER = (__half)NAN;
 
-// One problem with all the memory that its block points to.
+// What runs, for those that end it.
+char running[200] = "";
+
+void end(const char* why)
+{
+    // Nothing else may be called by what handles a signal.
+    const auto say = [](const char* text) { (void)!write(STDOUT_FILENO, text, strlen(text)); };
+    say(running);
+    say(why);
+    _exit(1);
+}
+
+// Memory between two pages that nobody may touch, and which end the process: it ends where the second begins. What lies before it is
+// marked.
+template <class T> class Guarded {
+  public:
+    explicit Guarded(const std::vector<T>& from) : count(from.size())
+    {
+        const size_t page = sysconf(_SC_PAGESIZE), bytes = count * sizeof(T), inner = (bytes + page - 1) / page * page;
+        all = inner + 2 * page;
+        base = static_cast<unsigned char*>(mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        if (base == MAP_FAILED || (inner && mprotect(base + page, inner, PROT_READ | PROT_WRITE))) end("no memory\n");
+        marks = base + page;
+        values = reinterpret_cast<T*>(base + page + inner - bytes);
+        memset(marks, MARK, inner - bytes);
+        std::copy(from.begin(), from.end(), values);
+    }
+    Guarded(const Guarded&) = delete;
+    ~Guarded() { munmap(base, all); }
+
+    T* data() const { return values; }
+    size_t size() const { return count; }
+    T& operator[](size_t i) const { return values[i]; }
+    void fill(T value) { std::fill_n(values, count, value); }
+    bool is_unharmed() const
+    {
+        return std::all_of(marks, reinterpret_cast<unsigned char*>(values), [](unsigned char mark) { return mark == MARK; });
+    }
+
+  private:
+    static constexpr unsigned char MARK = 0xa5;
+    size_t count, all;
+    unsigned char *base, *marks;
+    T* values;
+};
+
+template <class T> using Memory = std::unique_ptr<Guarded<T>>;
+template <class T> Memory<T> guarded(const std::vector<T>& from) { return std::make_unique<Guarded<T>>(from); }
+
+// The longest that a problem may take.
+constexpr unsigned SECONDS = 300;
+
+// One problem with all the memory that its block points to, which is as large as the library makes it.
 template <class Traits> struct Problem {
     int batch, kv_heads, group, heads, head_dim, query_len, key_len, grid;
-    std::vector<__half> q, k, v, out, k_pages, v_pages;
-    std::vector<float> lse, sinks, slopes, parts;
-    std::vector<int> key_lengths, query_lengths; // as the device has them, also out of range
-    std::vector<int> keys, queries;              // as they are to be understood
-    std::vector<int> table;
-    std::vector<unsigned> semaphores;
-    unsigned counter = 0;
+    std::vector<__half> q, k, v;
+    std::vector<float> sinks, slopes;
+    std::vector<int> keys, queries; // as they are to be understood
+    Memory<__half> device_q, device_k, device_v, out;
+    Memory<float> lse, parts;
+    Memory<int> key_lengths, query_lengths; // as the device has them, also out of range
+    Memory<int> table;
+    Memory<unsigned> semaphores, counter;
     Forward block = {};
 
     explicit Problem(Random& random)
@@ -53,11 +114,12 @@ template <class Traits> struct Problem {
         key_len = random.between(0, 700);
         grid = random.between(1, 7);
         const size_t query_values = (size_t)batch * query_len * heads * head_dim;
-        q = random.normals(query_values + 8);
-        k = random.normals((size_t)batch * key_len * key_row() + 8);
-        v = random.normals((size_t)batch * key_len * key_row() + 8);
-        out.assign(query_values, NOT_A_NUMBER);
-        lse.assign((size_t)batch * heads * query_len, NAN);
+        q = random.normals(query_values);
+        k = random.normals((size_t)batch * key_len * key_row());
+        v = random.normals((size_t)batch * key_len * key_row());
+        device_q = guarded(q);
+        out = guarded(std::vector<__half>(query_values));
+        lse = guarded(std::vector<float>((size_t)batch * heads * query_len));
 
         block.heads = heads;
         block.kv_heads = kv_heads;
@@ -67,16 +129,21 @@ template <class Traits> struct Problem {
         sequences.query_len = sequences.query_rows = query_len;
         sequences.key_len = sequences.key_rows = key_len;
         const long long query_row = (long long)heads * head_dim;
-        block.q = {q.data(), query_len * query_row, query_row, head_dim};
-        block.out = {out.data(), query_len * query_row, query_row, head_dim};
-        block.k = {k.data(), key_len * key_row(), key_row(), head_dim};
-        block.v = {v.data(), key_len * key_row(), key_row(), head_dim};
-        block.lse = lse.data();
+        block.q = {device_q->data(), query_len * query_row, query_row, head_dim};
+        block.out = {out->data(), query_len * query_row, query_row, head_dim};
+        block.lse = lse->data();
         block.lse_batch = heads * query_len;
         block.lse_head = query_len;
         set_lengths(random);
         set_scoring(random);
-        if (random.one_in(3)) set_pages(random);
+        if (random.one_in(3)) {
+            set_pages(random);
+        } else {
+            device_k = guarded(k);
+            device_v = guarded(v);
+            block.k = {device_k->data(), key_len * key_row(), key_row(), head_dim};
+            block.v = {device_v->data(), key_len * key_row(), key_row(), head_dim};
+        }
         set_work(random);
     }
 
@@ -88,14 +155,14 @@ template <class Traits> struct Problem {
         queries.assign(batch, query_len);
         if (random.one_in(2)) {
             for (int& length : keys) length = random.one_in(4) ? random.between(-5, key_len + 50) : random.between(0, key_len);
-            key_lengths = keys;
-            block.sequences.key_lengths = key_lengths.data();
+            key_lengths = guarded(keys);
+            block.sequences.key_lengths = key_lengths->data();
             block.sequences.ragged |= RAGGED | RAGGED_KEYS;
         }
         if (random.one_in(3)) {
             for (int& length : queries) length = random.between(-1, query_len + 1);
-            query_lengths = queries;
-            block.sequences.query_lengths = query_lengths.data();
+            query_lengths = guarded(queries);
+            block.sequences.query_lengths = query_lengths->data();
             block.sequences.ragged |= RAGGED;
         }
         for (int b = 0; b < batch; b++) {
@@ -135,47 +202,61 @@ template <class Traits> struct Problem {
         std::vector<int> numbers(count);
         for (int i = 0; i < count; i++) numbers[i] = i;
         random.shuffle(numbers);
-        k_pages.assign((size_t)count * rows * key_row(), NOT_A_NUMBER);
-        v_pages = k_pages;
-        table.assign((size_t)batch * (columns + 1), 0x7fffffff);
+        device_k = guarded(std::vector<__half>((size_t)count * rows * key_row(), NOT_A_NUMBER));
+        device_v = guarded(std::vector<__half>((size_t)count * rows * key_row(), NOT_A_NUMBER));
+        table = guarded(std::vector<int>((size_t)batch * (columns + 1) - 1, 0x7fffffff)); // the last row's last entry is missing
         for (int b = 0; b < batch; b++)
             for (int key = 0; key < keys[b]; key++) {
                 const int page = numbers[b * columns + key / rows];
-                table[b * (columns + 1) + key / rows] = page;
+                (*table)[b * (columns + 1) + key / rows] = page;
                 const size_t from = ((size_t)b * key_len + key) * key_row(), to = ((size_t)page * rows + key % rows) * key_row();
-                std::copy_n(&k[from], key_row(), &k_pages[to]);
-                std::copy_n(&v[from], key_row(), &v_pages[to]);
+                std::copy_n(&k[from], key_row(), &(*device_k)[to]);
+                std::copy_n(&v[from], key_row(), &(*device_v)[to]);
             }
-        block.pages = {table.data(), columns + 1, rows, count};
-        block.k = {k_pages.data(), rows * key_row(), key_row(), head_dim};
-        block.v = {v_pages.data(), rows * key_row(), key_row(), head_dim};
+        block.pages = {table->data(), columns + 1, rows, count};
+        block.k = {device_k->data(), rows * key_row(), key_row(), head_dim};
+        block.v = {device_v->data(), rows * key_row(), key_row(), head_dim};
     }
 
     void set_work(Random& random)
     {
-        const int row_tiles = (query_len * group + Traits::BLOCK_M - 1) / Traits::BLOCK_M;
-        if (!Traits::Schedule::SHARES_KEYS) {
-            block.work.query_tiles = row_tiles;
-            grid = block.work.tiles = row_tiles * kv_heads * batch;
+        if (Traits::Schedule::SHARES_KEYS) {
+            if (random.one_in(3)) block.work.keys_per_split = Traits::BLOCK_N << random.between(0, 1);
+            grid = std::min<size_t>(grid, units());
+        } else {
+            block.work.query_tiles = row_tiles();
+            grid = block.work.tiles = row_tiles() * kv_heads * batch;
             block.work.heads_at_once = random.between(1, kv_heads * batch);
-            return;
         }
-        size_t places = 2 * grid;
-        if (random.one_in(3)) {
-            block.work.keys_per_split = Traits::BLOCK_N << random.between(0, 1);
-            places = (size_t)batch * kv_heads * row_tiles * (key_len / block.work.keys_per_split + 2);
-        }
-        parts.assign(places * Traits::BLOCK_M * (Traits::HEAD_DIM + 2) + 16, NAN);
-        semaphores.assign(grid, 0);
-        block.work.counter = &counter;
-        block.work.semaphores = semaphores.data();
-        block.work.partials = reinterpret_cast<float*>(((uintptr_t)parts.data() + 15) / 16 * 16);
+        const size_t places = !Traits::Schedule::SHARES_KEYS ? 0 : block.work.keys_per_split ? units() : 2 * grid;
+        parts = guarded(std::vector<float>(places * Traits::BLOCK_M * (Traits::HEAD_DIM + 2), NAN));
+        semaphores = guarded(std::vector<unsigned>(Traits::Schedule::SHARES_KEYS ? grid : 0));
+        counter = guarded(std::vector<unsigned>(Traits::Schedule::SHARES_KEYS));
+        block.work.counter = counter->data();
+        block.work.semaphores = semaphores->data();
+        block.work.partials = parts->data();
+    }
+
+    int row_tiles() const { return (query_len * group + Traits::BLOCK_M - 1) / Traits::BLOCK_M; }
+
+    // Units of work at most, as `Sides` in crates/attention/src/plan/step.rs counts them.
+    size_t units() const
+    {
+        const Scoring& scoring = block.scoring;
+        const long long each = block.work.keys_per_split ? block.work.keys_per_split : Traits::BLOCK_N;
+        long long end_key = key_len;
+        if (scoring.align_top_left && scoring.window_right != WINDOW_UNLIMITED)
+            end_key = std::min(end_key, (long long)query_len + scoring.window_right);
+        long long of_tile = (end_key + each - 1) / each;
+        if (scoring.window_left != WINDOW_UNLIMITED)
+            of_tile = std::min(of_tile, (query_len + scoring.window_left + each - 1) / each + 1);
+        return (size_t)std::max(of_tile, 1ll) * row_tiles() * batch * kv_heads;
     }
 
     // A CTA after the other, in random order; the threads of each at the same time.
     void launch(Random& random)
     {
-        std::fill(out.begin(), out.end(), NOT_A_NUMBER);
+        out->fill(NOT_A_NUMBER);
         gridDim.x = grid;
         std::vector<int> order(grid);
         for (int i = 0; i < grid; i++) order[i] = i;
@@ -183,7 +264,7 @@ template <class Traits> struct Problem {
         for (int cta : order) {
             blockIdx.x = cta;
             memset(warptile::shared, 0xff, sizeof warptile::shared);
-            std::barrier<> all(Traits::THREADS);
+            std::barrier<AtBarrier> all(Traits::THREADS);
             cta_bar = &all;
             std::vector<std::unique_ptr<std::barrier<>>> of_teams, of_warps;
             for (int team = 0; team < Traits::TEAMS; team++) {
@@ -207,9 +288,8 @@ template <class Traits> struct Problem {
     // What is wrong with the result; empty if nothing is.
     std::string wrong() const
     {
-        for (unsigned semaphore : semaphores)
-            if (semaphore != 0) return "a semaphore is left at " + std::to_string(semaphore);
-        if (counter != 0) return "the counter is left at " + std::to_string(counter);
+        const std::string harm = harm_done();
+        if (!harm.empty()) return harm;
         for (int b = 0; b < batch; b++)
             for (int head = 0; head < heads; head++)
                 for (int query = 0; query < query_len; query++) {
@@ -221,9 +301,21 @@ template <class Traits> struct Problem {
         return "";
     }
 
+    // What a launch must leave as it was, whatever lengths have done.
+    std::string harm_done() const
+    {
+        for (const auto* zeros : {&semaphores, &counter})
+            for (size_t i = 0; i < (*zeros)->size(); i++)
+                if ((**zeros)[i] != 0) return "a semaphore or the counter is left at " + std::to_string((**zeros)[i]);
+        for (const bool unharmed : {out->is_unharmed(), lse->is_unharmed(), parts->is_unharmed(), semaphores->is_unharmed(),
+                                    counter->is_unharmed()})
+            if (!unharmed) return "something was written in front of an output or the workspace";
+        return "";
+    }
+
     std::string wrong_row(int b, int head, int query) const
     {
-        const __half* const found = &out[(((size_t)b * query_len + query) * heads + head) * head_dim];
+        const __half* const found = &(*out)[(((size_t)b * query_len + query) * heads + head) * head_dim];
         if (query >= queries[b]) {
             for (int d = 0; d < head_dim; d++)
                 if (found[d] == found[d]) return "a row of nobody was written";
@@ -250,7 +342,7 @@ template <class Traits> struct Problem {
         double sum = scoring.sinks ? exp(sinks[head] - largest) : 0;
         for (double score : scores) sum += exp(score - largest);
         const double expected_lse = sum > 0 ? largest + log(sum) : -INFINITY;
-        const float found_lse = lse[((size_t)b * heads + head) * query_len + query];
+        const float found_lse = (*lse)[((size_t)b * heads + head) * query_len + query];
         if (!(expected_lse == found_lse || fabs(expected_lse - found_lse) < 2e-4))
             return "lse " + std::to_string(found_lse) + ", not " + std::to_string(expected_lse);
         for (int d = 0; d < head_dim; d++) {
@@ -265,6 +357,111 @@ template <class Traits> struct Problem {
     }
 };
 
+// What the device holds of lengths, offsets and pages of a problem; changes while there is one of these. Then all is as it was.
+template <class Traits> class Changes {
+  public:
+    Changes(Problem<Traits>& problem, Random& random) : problem(problem), block(problem.block), grid(problem.grid)
+    {
+        Sequences& sequences = problem.block.sequences;
+        sequences.ragged |= RAGGED | RAGGED_KEYS;
+        sequences.key_lengths = list(problem.batch, problem.key_len);
+        if (random.one_in(2)) sequences.query_lengths = list(problem.batch, problem.query_len);
+        if (problem.table) {
+            page_numbers.assign(problem.table->data(), problem.table->data() + problem.table->size());
+        } else if (random.one_in(2)) {
+            sequences.key_rows = problem.batch * problem.key_len;
+            sequences.key_offsets = list(problem.batch + 1, sequences.key_rows);
+            problem.block.k.batch = problem.block.v.batch = 0;
+        }
+        if (random.one_in(2)) {
+            sequences.query_rows = problem.batch * problem.query_len;
+            sequences.query_offsets = list(problem.batch + 1, sequences.query_rows);
+            problem.block.q.batch = problem.block.out.batch = problem.block.lse_batch = 0;
+            problem.block.lse_head = sequences.query_rows;
+            if (!Traits::Schedule::SHARES_KEYS) {
+                // Tiles are numbered across the sequences.
+                Work& work = problem.block.work;
+                work.query_tiles = sequences.query_rows * problem.group / Traits::BLOCK_M + problem.batch;
+                problem.grid = work.tiles = work.query_tiles * problem.kv_heads;
+            }
+        }
+        // When the threads of a CTA meet, which is the same in every run, and whenever another thread finds the time.
+        at_barrier = [this, random = Random(random.between(0, 1 << 30))]() mutable {
+            if (random.one_in(2)) change_all(random);
+        };
+        changing = std::thread([this, random = Random(random.between(0, 1 << 30))]() mutable {
+            while (!stop) {
+                change_one(random);
+                std::this_thread::sleep_for(std::chrono::microseconds(20)); // leaves the CPU to the CTA
+            }
+        });
+    }
+    ~Changes()
+    {
+        at_barrier = nullptr;
+        stop = true;
+        changing.join();
+        problem.block = block;
+        problem.grid = grid;
+        for (size_t i = 0; i < page_numbers.size(); i++) (*problem.table)[i] = page_numbers[i];
+    }
+
+  private:
+    struct List {
+        Memory<int> values;
+        int bound;
+    };
+
+    const int* list(int count, int bound)
+    {
+        lists.push_back({guarded(std::vector<int>(count, 0)), bound});
+        return lists.back().values->data();
+    }
+    void change_all(Random& random)
+    {
+        const int to = random.between(0, 2);
+        for (List& list : lists)
+            for (size_t i = 0; i < list.values->size(); i++)
+                set((*list.values)[i], to == 0 ? 0 : to == 1 ? list.bound : any(random, list.bound));
+    }
+    void change_one(Random& random)
+    {
+        const int which = random.between(0, lists.size() - 1 + !page_numbers.empty());
+        if (which == (int)lists.size()) {
+            set((*problem.table)[random.between(0, page_numbers.size() - 1)], any(random, problem.block.pages.count));
+        } else {
+            const List& list = lists[which];
+            set((*list.values)[random.between(0, list.values->size() - 1)], any(random, list.bound));
+        }
+    }
+    static int any(Random& random, int bound)
+    {
+        switch (random.between(0, 5)) {
+        case 0: return 0;
+        case 1: return bound;
+        case 2: return random.one_in(2) ? INT_MIN : INT_MAX;
+        default: return random.between(-bound / 8 - 1, bound + bound / 8 + 1);
+        }
+    }
+    static void set(int& place, int value) { std::atomic_ref<int>(place).store(value, std::memory_order_relaxed); }
+
+    Problem<Traits>& problem;
+    const Forward block; // as it was
+    const int grid;
+    std::vector<List> lists;
+    std::vector<int> page_numbers; // as they were
+    std::atomic<bool> stop = false;
+    std::thread changing;
+};
+
+// Prints what went wrong with what runs; whether nothing has.
+bool reported(const std::string& wrong)
+{
+    alarm(0);
+    if (!wrong.empty()) printf("%s%s\n", running, wrong.c_str());
+    return wrong.empty();
+}
+
 // Whether a problem comes out right, and twice the same.
 template <class Traits> bool passes(unsigned seed)
 {
@@ -272,35 +469,62 @@ template <class Traits> bool passes(unsigned seed)
     Problem<Traits> problem(random);
     problem.launch(random);
     std::string wrong = problem.wrong();
-    const std::vector<__half> first = problem.out;
+    const std::vector<__half> first(problem.out->data(), problem.out->data() + problem.out->size());
     if (wrong.empty()) {
         problem.launch(random);
-        if (memcmp(first.data(), problem.out.data(), first.size() * sizeof(__half)) != 0) wrong = "other bits the second time";
+        if (memcmp(first.data(), problem.out->data(), first.size() * sizeof(__half)) != 0) wrong = "other bits the second time";
     }
-    if (!wrong.empty())
-        printf("head size %d, %dx%d, %d warps, %s, seed %u: %s\n", Traits::HEAD_DIM, Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
-               Traits::Schedule::SHARES_KEYS ? "shared keys" : "a tile a CTA", seed, wrong.c_str());
-    return wrong.empty();
+    return reported(wrong);
+}
+
+// Whether launches do no harm while everything that the device holds of lengths, offsets and pages changes, and the next is right.
+template <class Traits> bool survives_changes(unsigned seed)
+{
+    Random random(seed);
+    Problem<Traits> problem(random);
+    std::string wrong;
+    {
+        Changes<Traits> changes(problem, random);
+        for (int i = 0; i < 3 && wrong.empty(); i++) {
+            problem.launch(random);
+            wrong = problem.harm_done();
+        }
+    }
+    if (wrong.empty()) {
+        problem.launch(random);
+        wrong = problem.wrong();
+    }
+    return reported(wrong);
 }
 
 } // namespace
 
+// decode [seeds] [changes]
 int main(int count, char** arguments)
 {
     const int seeds = count > 1 ? atoi(arguments[1]) : 20;
+    const bool changes = count > 2 && strcmp(arguments[2], "changes") == 0;
+    if (count > 3 || (count > 2 && !changes)) return 2;
+    signal(SIGSEGV, [](int) { end("memory outside of the tensors and the workspace was touched\n"); });
+    signal(SIGBUS, [](int) { end("memory outside of the tensors and the workspace was touched\n"); });
+    signal(SIGALRM, [](int) { end("it hangs\n"); });
     int computed = 0, failed = 0;
-    const auto note = [&](bool passed) {
+    const auto check = [&]<class Traits>(Traits, int seed) {
+        snprintf(running, sizeof running, "head size %d, %dx%d, %d warps, %s, seed %d: ", Traits::HEAD_DIM,
+                 Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS, Traits::Schedule::SHARES_KEYS ? "shared keys" : "a tile a CTA", seed);
+        fflush(stdout); // before a signal may end it
+        alarm(SECONDS);
         computed++;
-        failed += !passed;
+        failed += !(changes ? survives_changes<Traits>(seed) : passes<Traits>(seed));
     };
     for (int seed = 1; seed <= seeds; seed++) {
-        note(passes<MmaTraits<__half, 64, 16, 64, 4, 3, Share>>(seed));
-        note(passes<MmaTraits<__half, 64, 64, 64, 4, 2, OneTile>>(seed));
-        if (seed % 2 == 0) note(passes<MmaTraits<__half, 64, 32, 128, 4, 3, Share>>(seed));
-        if (seed % 4 == 0) note(passes<MmaTraits<__half, 128, 16, 128, 8, 2, Share>>(seed));
-        if (seed % 4 == 1) note(passes<MmaTraits<__half, 128, 64, 128, 8, 2, Share>>(seed));
-        if (seed % 4 == 3) note(passes<MmaTraits<__half, 128, 128, 64, 8, 2, OneTile>>(seed));
-        if (seed % 6 == 0) note(passes<MmaTraits<__half, 256, 16, 64, 4, 2, Share>>(seed));
+        check(MmaTraits<__half, 64, 16, 64, 4, 3, Share>(), seed);
+        check(MmaTraits<__half, 64, 64, 64, 4, 2, OneTile>(), seed);
+        if (seed % 2 == 0) check(MmaTraits<__half, 64, 32, 128, 4, 3, Share>(), seed);
+        if (seed % 4 == 0) check(MmaTraits<__half, 128, 16, 128, 8, 2, Share>(), seed);
+        if (seed % 4 == 1) check(MmaTraits<__half, 128, 64, 128, 8, 2, Share>(), seed);
+        if (seed % 4 == 3) check(MmaTraits<__half, 128, 128, 64, 8, 2, OneTile>(), seed);
+        if (seed % 6 == 0) check(MmaTraits<__half, 256, 16, 64, 4, 2, Share>(), seed);
     }
     printf("%d of %d problems passed\n", computed - failed, computed);
     return failed != 0;

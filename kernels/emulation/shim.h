@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 #include <barrier>
+#include <functional>
 #include <memory>
 #include <cstdint>
 #include <algorithm>
@@ -15,7 +16,10 @@
 #define __align__(n) __attribute__((aligned(n)))
 struct Dim { unsigned x; };
 inline thread_local Dim threadIdx; inline Dim blockIdx, gridDim;
-inline std::barrier<>* named_bar[16]; inline std::barrier<>* cta_bar; inline std::barrier<>* warp_bar[8];
+// Called whenever all threads of a CTA have met, before they go on.
+inline std::function<void()> at_barrier;
+struct AtBarrier { void operator()() noexcept { if (at_barrier) at_barrier(); } };
+inline std::barrier<>* named_bar[16]; inline std::barrier<AtBarrier>* cta_bar; inline std::barrier<>* warp_bar[8];
 struct Exchange { unsigned w[32][6]; };
 inline Exchange ex[8];
 #define WB() warp_bar[threadIdx.x/32]->arrive_and_wait()
