@@ -1,6 +1,7 @@
 // The loading thread: feeds queries, keys and values of one tile after the other to the computing warpgroups.
 #pragma once
 
+#include "forward/wgmma_blocks.cuh"
 #include "forward/wgmma_scheduler.cuh"
 
 namespace warptile {
@@ -18,9 +19,17 @@ template <class Traits> class Producer {
     {
         for (TileOrder<Traits> order(params.forward); !order.done(); order.advance()) {
             Tile& tile = next_slot();
-            const bool exists = order.describe(tile);
+            bool exists = order.describe(tile);
+            if constexpr (Traits::SERVING) {
+                const Part part = order.cut(tile, exists);
+                layout.part(shared, tiles) = part;
+                exists |= !part.is_whole();
+            }
             if (exists && !tile.is_empty()) {
-                load_tile(tile, order);
+                if constexpr (Traits::SERVING)
+                    load_listed_tile(tile, order);
+                else
+                    load_tile(tile, order);
                 continue;
             }
             order.draw();
@@ -62,6 +71,31 @@ template <class Traits> class Producer {
         }
     }
 
+    // The same, with what is known of a block in shared memory and not in registers, of which the loading thread has few.
+    __device__ void load_listed_tile(const Tile& tile, TileOrder<Traits>& order)
+    {
+        const Blocks blocks(params.forward, shared);
+        blocks.ask(next_block, tile, tile.end_block - 1);
+#pragma unroll 1
+        for (int block = tile.end_block - 1; block >= tile.first_block; block--) {
+            if (block == min(tile.first_block + 2, tile.end_block - 1))
+                order.draw();
+            if (block > tile.first_block)
+                blocks.ask(next_block + 1, tile, block - 1);
+            blocks.wait_for_all_but_last();
+            load_keys({(int)next_block, 0, 0});
+            load_pending_values();
+            if (block == tile.end_block - 1)
+                announce(tile);
+            pending_values = {(int)next_block, 0, 0};
+            values_pending = true;
+            next_block++;
+        }
+    }
+
+    using Blocks = BlockList<Traits>;
+
+    // With a list of blocks `row` is the number of one, and nothing else counts.
     struct BoxRow {
         int row;
         int head;
@@ -87,6 +121,10 @@ template <class Traits> class Producer {
 
     __device__ void load_block(const TensorMap& map, unsigned destination, unsigned barrier, const BoxRow& row)
     {
+        if constexpr (Traits::SERVING) {
+            Blocks(params.forward, shared).load(row.row, map, destination, barrier);
+            return;
+        }
         barrier_arrive_expect_bytes(barrier, Traits::KEY_BYTES);
 #pragma unroll
         for (int slab = 0; slab < Traits::SLABS; slab++)
@@ -123,6 +161,7 @@ template <class Traits> class Producer {
     RingPosition<Traits::STAGES> keys_at;
     RingPosition<Traits::STAGES> values_at;
     RingPosition<Traits::QUERY_STAGES> queries_at;
+    unsigned next_block = 0; // of the list
     BoxRow pending_values;
     bool values_pending = false;
     unsigned tiles = 0; // announced so far
