@@ -1,5 +1,6 @@
-// Which boxes the next blocks of keys consist of: one of a dense or packed tensor, or several out of pages. The swizzle of a box repeats every
-// 8 rows, so boxes of 16 rows or more lie next to each other in shared memory as one of the whole block would.
+// Keys and values out of pages: which boxes a block of keys consists of, and who loads them. Their swizzle repeats every 8 rows, so boxes of
+// 16 rows or more lie next to each other in shared memory as one of the whole block would. One thread asks for a box in 110 ns, which is
+// too slow for pages of few rows: a thread of each other warp of its warpgroup helps, and takes every fourth box.
 //
 // Nobody has validated a table on the device: numbers of pages are clamped to the pages there are, and entries for keys that do not
 // exist are not read.
@@ -16,60 +17,71 @@ template <class Traits> class BlockList {
 
     __device__ BlockList(const Forward& params, unsigned char* shared) : params(params), shared(shared) {}
 
-    // Lists a block of the tile. The numbers of its pages are on their way then.
-    __device__ void ask(unsigned number, const Tile& tile, int block) const
+    // Whether blocks come out of pages.
+    __device__ bool exist() const { return params.pages.table; }
+
+    // Lists a block of a tile. The numbers of its pages are on their way then.
+    __device__ void ask(int number, const Tile& tile, const Part& part, int block) const
     {
         Entry& entry = Layout::block(shared, number);
-        entry.head = tile.head / (params.heads / params.kv_heads);
         int row = block * Traits::BLOCK_N;
-        if (!params.pages.table) {
-            entry.boxes = 0;
-            entry.row = tile.key_offset + row;
-            entry.batch = params.sequences.key_offsets ? 0 : tile.batch;
-        } else {
-            const int rows = box_rows(), keys = min(tile.key_len - row, Traits::BLOCK_N);
-            const int boxes = (keys + rows - 1) / rows;
-            const int page = (unsigned)row / (unsigned)params.pages.rows;
-            const int* from = params.pages.table + tile.batch * params.pages.table_row + page;
-            row -= page * params.pages.rows;
-            entry.boxes = boxes;
-            entry.row = row;
-            unsigned to = shared_address(entry.pages);
+        const int rows = box_rows(), keys = min(tile.key_len - row, Traits::BLOCK_N);
+        const int boxes = (keys + rows - 1) / rows;
+        const int page = (unsigned)row / (unsigned)params.pages.rows;
+        const int* from = params.pages.table + tile.batch * params.pages.table_row + page;
+        row -= page * params.pages.rows;
+        entry.boxes = boxes;
+        entry.row = row;
+        entry.head = part.kv_head;
+        unsigned to = shared_address(entry.pages);
 #pragma unroll 1
-            for (int box = 0; box < boxes; box++) {
-                copy_word(to, from);
-                to += sizeof(int);
-                row += rows;
-                if (row == params.pages.rows) {
-                    row = 0;
-                    from++;
-                }
+        for (int box = 0; box < boxes; box++) {
+            copy_word(to, from);
+            to += sizeof(int);
+            row += rows;
+            if (row == params.pages.rows) {
+                row = 0;
+                from++;
             }
         }
-        commit();
+        ask_for_none();
     }
+    __device__ static void ask_for_none() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-    // Until the numbers are there of all blocks but the last one that was asked for.
+    // Until the numbers are there of all but what was asked for last.
     __device__ static void wait_for_all_but_last() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
 
-    // The keys or the values of a block, by the map of either.
-    __device__ void load(unsigned number, const TensorMap& map, unsigned destination, unsigned barrier) const
+    // Tells the warps that help what to load next.
+    __device__ void request(const Layout& layout, unsigned number, Request what) const
+    {
+        const unsigned slot = number % Layout::REQUEST_SLOTS, round = number / Layout::REQUEST_SLOTS;
+        barrier_wait(layout.requests_empty(slot), ~round & 1);
+        Layout::request(shared, slot) = what;
+        barrier_arrive(layout.requests_full(slot));
+    }
+
+    // What all boxes of a block together bring; whoever loads some may be ahead.
+    __device__ void expect(int number, unsigned barrier) const
+    {
+        barrier_arrive_expect_bytes(barrier, Layout::block(shared, number).boxes * box_rows() * Traits::SLABS * SWIZZLE_BYTES);
+    }
+
+    // One warp's share of the keys or the values of a block, by the map of either.
+    __device__ void load_share(int number, const TensorMap& map, unsigned destination, unsigned barrier, int warp) const
     {
         const Entry& entry = Layout::block(shared, number);
-        int row = entry.row;
-        if (entry.boxes == 0) {
-            barrier_arrive_expect_bytes(barrier, Traits::KEY_BYTES);
-            copy(map, destination, barrier, row, entry.head, entry.batch);
-            return;
-        }
-        const int rows = box_rows();
-        barrier_arrive_expect_bytes(barrier, entry.boxes * rows * Traits::SLABS * SWIZZLE_BYTES);
+        const int rows = box_rows(), copies = entry.boxes * Traits::SLABS, head = entry.head;
 #pragma unroll 1
-        for (int box = 0; box < entry.boxes; box++) {
-            copy(map, destination, barrier, row, entry.head, min(max(entry.pages[box], 0), params.pages.count - 1));
-            destination += rows * SWIZZLE_BYTES;
-            row += rows;
-            if (row == params.pages.rows) row = 0;
+        for (int copy = warp; copy < copies; copy += WARPGROUP_WARPS) {
+            const int box = copy / Traits::SLABS, slab = copy % Traits::SLABS;
+            const int page = min(max(entry.pages[box], 0), params.pages.count - 1);
+            int row = 0;
+            if (rows < params.pages.rows) {
+                row = entry.row + box * rows;
+                while (row >= params.pages.rows) row -= params.pages.rows;
+            }
+            copy_box(destination + slab * Traits::KEY_SLAB_BYTES + box * rows * SWIZZLE_BYTES, map, barrier, slab * SLAB_COLUMNS, row,
+                     head, page);
         }
     }
 
@@ -81,22 +93,57 @@ template <class Traits> class BlockList {
         return min(params.pages.rows & -params.pages.rows, OF_BLOCK);
     }
 
-    __device__ static void copy(const TensorMap& map, unsigned destination, unsigned barrier, int row, int head, int batch)
-    {
-#pragma unroll
-        for (int slab = 0; slab < Traits::SLABS; slab++)
-            copy_box(destination + slab * Traits::KEY_SLAB_BYTES, map, barrier, slab * SLAB_COLUMNS, row, head, batch);
-    }
-
     // "Data Movement and Conversion Instructions: cp.async".
     __device__ static void copy_word(unsigned to, const int* from)
     {
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
     }
-    __device__ static void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
     const Forward& params;
     unsigned char* shared;
+};
+
+// A thread of a warp that helps the loading thread.
+template <class Traits> class LoadingHelper {
+  public:
+    using Layout = SharedLayout<Traits>;
+
+    __device__ LoadingHelper(const ForwardTma& params, unsigned char* shared, Layout layout, int warp)
+        : params(params), shared(shared), layout(layout), warp(warp), blocks(params.forward, shared)
+    {
+    }
+
+    __device__ void run()
+    {
+        if (!blocks.exist()) return;
+        RingPosition<Layout::REQUEST_SLOTS> at;
+        while (true) {
+            barrier_wait(layout.requests_full(at.stage), at.parity);
+            const Request request = Layout::request(shared, at.stage);
+            if (request.is_end()) return;
+            if (request.values)
+                load(request.block, params.v_map, layout.values(values_at.stage), layout.values_full(values_at.stage), values_at);
+            else
+                load(request.block, params.k_map, layout.keys(keys_at.stage), layout.keys_full(keys_at.stage), keys_at);
+            barrier_arrive(layout.requests_empty(at.stage));
+            at.advance();
+        }
+    }
+
+  private:
+    __device__ void load(int block, const TensorMap& map, unsigned destination, unsigned full, RingPosition<Traits::STAGES>& at)
+    {
+        barrier_wait(full + 8, at.parity ^ 1); // the stage is empty
+        blocks.load_share(block, map, destination, full, warp);
+        at.advance();
+    }
+
+    const ForwardTma& params;
+    unsigned char* shared;
+    Layout layout;
+    const int warp;
+    const BlockList<Traits> blocks;
+    RingPosition<Traits::STAGES> keys_at, values_at;
 };
 
 } // namespace warptile

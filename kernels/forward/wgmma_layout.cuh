@@ -57,10 +57,10 @@ struct WgmmaTraits {
     // Registers a thread after the split; their sum over the CTA is what the launch allocated. One computing warpgroup
     // leaves room for a second CTA on the SM.
     static constexpr int MIN_CTAS = CONSUMERS == 1 ? 2 : 1;
-    static constexpr bool PRODUCER_NEEDS_MORE = SERVING && CONSUMERS == 3;
-    static constexpr int PRODUCER_REGISTERS = PRODUCER_NEEDS_MORE ? 56 : CONSUMERS >= 3 ? 32 : 40;
-    static constexpr int CONSUMER_REGISTERS =
-        PRODUCER_NEEDS_MORE ? 152 : CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216;
+    static constexpr int PRODUCER_REGISTERS = SERVING ? 56 : CONSUMERS >= 3 ? 32 : 40;
+    static constexpr int CONSUMER_REGISTERS = (CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216) -
+                                              (SERVING ? CONSUMERS == 1 ? 16 : 8 : 0);
+    static_assert(!SERVING || CONSUMERS <= 3, "registers for pages");
 
     // Likewise: tanh makes the code half as large again, and short rows wait for instructions. Three or four computing
     // warpgroups have no registers to spare for it.
@@ -129,9 +129,20 @@ struct Tile {
 struct Part {
     int tile;  // counted from the first one whose keys are shared; WHOLE if its keys are not
     int split; // of params.work.splits ranges, in the order of their keys
+    int kv_head;
 
     static constexpr int WHOLE = -1;
     __device__ bool is_whole() const { return tile == WHOLE; }
+};
+
+// What the warps that help the loading thread are to load next: the keys or the values of a block out of pages.
+struct Request {
+    int block; // its number in the list
+    int values;
+
+    static constexpr int END = -1;
+    __device__ static Request end() { return {END, 0}; }
+    __device__ bool is_end() const { return block == END; }
 };
 
 // A ring of STAGES buffers: which one is next, and the parity of its barriers' current phase.
@@ -165,20 +176,24 @@ template <class Traits> struct SharedLayout {
     // A slot is written again this many tiles later; the producer is never more than QUERY_STAGES tiles ahead of the tile
     // that the slowest consumer is in.
     static constexpr int TILE_SLOTS = 8;
-    // Where the keys of a block lie.
+    // Where the keys of a block lie in pages.
     struct Block {
-        int boxes; // that exist, if they lie in pages; 0: one of a dense or packed tensor
-        int row;   // of the first
+        int boxes; // that exist
+        int row;   // of the first in its page
         int head;
-        int batch; // of a dense tensor
         int pages[Traits::BLOCK_N / MIN_BOX_ROWS]; // a number for each box
     };
-    // Of the variant that serves: each tile's part, a word for each warpgroup, and a few blocks.
+    // Of the variant that serves: each tile's part, a word for each warpgroup, a few blocks, and requests. A request is made when all
+    // helpers have done the fourth one before it. So when block n is listed, they have asked for the values of block n - 5.
     static constexpr int PARTS_AT = TILES_AT + TILE_SLOTS * (int)sizeof(Tile);
     static constexpr int ARRIVED_AT = PARTS_AT + (Traits::SERVING ? TILE_SLOTS * (int)sizeof(Part) : 0);
     static constexpr int BLOCKS_AT = ARRIVED_AT + (Traits::SERVING ? Traits::CONSUMERS * (int)sizeof(unsigned) : 0);
-    static constexpr int BLOCK_SLOTS = 4; // the one whose values are still to be loaded, the one in hand, the next, and one to spare
-    static constexpr int END = BLOCKS_AT + (Traits::SERVING ? BLOCK_SLOTS * (int)sizeof(Block) : 0);
+    static constexpr int BLOCK_SLOTS = 6;
+    static constexpr int REQUESTS_AT = (BLOCKS_AT + (Traits::SERVING ? BLOCK_SLOTS * (int)sizeof(Block) : 0) + 7) / 8 * 8;
+    static constexpr int REQUEST_SLOTS = 4;
+    static constexpr int REQUEST_BARRIERS_AT = REQUESTS_AT + (Traits::SERVING ? REQUEST_SLOTS * (int)sizeof(Request) : 0);
+    static constexpr int HELPERS = WARPGROUP_WARPS - 1;
+    static constexpr int END = REQUEST_BARRIERS_AT + (Traits::SERVING ? REQUEST_SLOTS * 16 : 0);
     static_assert(END <= Traits::SHARED_BYTES, "bookkeeping fits");
 
     __device__ unsigned queries(int warpgroup, int stage) const
@@ -192,6 +207,8 @@ template <class Traits> struct SharedLayout {
     __device__ unsigned keys_empty(int stage) const { return keys_full(stage) + 8; }
     __device__ unsigned values_full(int stage) const { return base + VALUE_BARRIERS_AT + stage * 16; }
     __device__ unsigned values_empty(int stage) const { return values_full(stage) + 8; }
+    __device__ unsigned requests_full(int slot) const { return base + REQUEST_BARRIERS_AT + slot * 16; }
+    __device__ unsigned requests_empty(int slot) const { return requests_full(slot) + 8; }
     __device__ unsigned queries_full(int warpgroup, int stage) const
     {
         return base + QUERY_BARRIERS_AT + query_buffer(warpgroup, stage) * 16;
@@ -207,9 +224,13 @@ template <class Traits> struct SharedLayout {
     {
         return reinterpret_cast<Part*>(shared + PARTS_AT)[number % TILE_SLOTS];
     }
-    __device__ static Block& block(unsigned char* shared, unsigned number)
+    __device__ static Block& block(unsigned char* shared, int number)
     {
-        return reinterpret_cast<Block*>(shared + BLOCKS_AT)[number % BLOCK_SLOTS];
+        return reinterpret_cast<Block*>(shared + BLOCKS_AT)[(unsigned)number % BLOCK_SLOTS];
+    }
+    __device__ static Request& request(unsigned char* shared, int slot)
+    {
+        return reinterpret_cast<Request*>(shared + REQUESTS_AT)[slot];
     }
     __device__ static unsigned& arrived(unsigned char* shared, int warpgroup)
     {
@@ -228,6 +249,11 @@ template <class Traits> struct SharedLayout {
             for (int stage = 0; stage < Traits::QUERY_STAGES; stage++) {
                 barrier_init(queries_full(warpgroup, stage), 1);
                 barrier_init(queries_empty(warpgroup, stage), WARPGROUP_WARPS);
+            }
+        if constexpr (Traits::SERVING)
+            for (int slot = 0; slot < REQUEST_SLOTS; slot++) {
+                barrier_init(requests_full(slot), 1);
+                barrier_init(requests_empty(slot), HELPERS);
             }
         fence_barrier_init();
     }

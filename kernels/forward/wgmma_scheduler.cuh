@@ -33,7 +33,8 @@ template <class Traits> class TileOrder {
     // computed, but its parts come and go like others: whoever reads other lengths counts on them.
     __device__ Part cut(Tile& tile, bool exists) const
     {
-        if (number < whole_tiles) return {Part::WHOLE, 0};
+        const int kv_head = tile.head / (params.heads / params.kv_heads);
+        if (number < whole_tiles) return {Part::WHOLE, 0, kv_head};
         const int splits = params.work.splits, shared_tile = (number - whole_tiles) / splits;
         const int split = number - whole_tiles - shared_tile * splits;
         if (!exists) {
@@ -43,7 +44,7 @@ template <class Traits> class TileOrder {
         const int first = tile.first_block, blocks = max(tile.end_block - first, 0);
         tile.first_block = first + blocks * split / splits;
         tile.end_block = first + blocks * (split + 1) / splits;
-        return {shared_tile, split};
+        return {shared_tile, split, kv_head};
     }
 
     // Writes the present tile to `tile`; false if the sequence does not have it.
