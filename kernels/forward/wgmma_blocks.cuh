@@ -1,6 +1,6 @@
 // Keys and values out of pages: which boxes a block of keys consists of, and who loads them. Their swizzle repeats every 8 rows, so boxes of
 // 16 rows or more lie next to each other in shared memory as one of the whole block would. One thread asks for a box in 110 ns, which is
-// too slow for pages of few rows: a thread of each other warp of its warpgroup helps, and takes every fourth box.
+// too slow for pages of few rows: a thread of each other warp of its warpgroup helps, and takes every third box.
 //
 // Nobody has validated a table on the device: numbers of pages are clamped to the pages there are, and entries for keys that do not
 // exist are not read.
@@ -27,7 +27,7 @@ template <class Traits> class BlockList {
         int row = block * Traits::BLOCK_N;
         const int rows = box_rows(), keys = min(tile.key_len - row, Traits::BLOCK_N);
         const int boxes = (keys + rows - 1) / rows;
-        const int page = (unsigned)row / (unsigned)params.pages.rows;
+        const int page = page_of(row);
         const int* from = params.pages.table + tile.batch * params.pages.table_row + page;
         row -= page * params.pages.rows;
         entry.boxes = boxes;
@@ -60,28 +60,29 @@ template <class Traits> class BlockList {
         barrier_arrive(layout.requests_full(slot));
     }
 
-    // What all boxes of a block together bring; whoever loads some may be ahead.
+    // What all boxes of a block together bring; a helper that loads some may be ahead.
     __device__ void expect(int number, unsigned barrier) const
     {
         barrier_arrive_expect_bytes(barrier, Layout::block(shared, number).boxes * box_rows() * Traits::SLABS * SWIZZLE_BYTES);
     }
 
-    // One warp's share of the keys or the values of a block, by the map of either.
-    __device__ void load_share(int number, const TensorMap& map, unsigned destination, unsigned barrier, int warp) const
+    // A helper's share of the keys or the values of a block, by the map of either.
+    __device__ void load_share(int number, const TensorMap& map, unsigned destination, unsigned barrier, int helper) const
     {
         const Entry& entry = Layout::block(shared, number);
-        const int rows = box_rows(), copies = entry.boxes * Traits::SLABS, head = entry.head;
+        const int rows = box_rows(), boxes = entry.boxes, head = entry.head, first_row = entry.row;
 #pragma unroll 1
-        for (int copy = warp; copy < copies; copy += WARPGROUP_WARPS) {
-            const int box = copy / Traits::SLABS, slab = copy % Traits::SLABS;
+        for (int box = helper; box < boxes; box += Layout::HELPERS) {
             const int page = min(max(entry.pages[box], 0), params.pages.count - 1);
             int row = 0;
             if (rows < params.pages.rows) {
-                row = entry.row + box * rows;
+                row = first_row + box * rows;
                 while (row >= params.pages.rows) row -= params.pages.rows;
             }
-            copy_box(destination + slab * Traits::KEY_SLAB_BYTES + box * rows * SWIZZLE_BYTES, map, barrier, slab * SLAB_COLUMNS, row,
-                     head, page);
+            const unsigned to = destination + box * rows * SWIZZLE_BYTES;
+#pragma unroll
+            for (int slab = 0; slab < Traits::SLABS; slab++)
+                copy_box(to + slab * Traits::KEY_SLAB_BYTES, map, barrier, slab * SLAB_COLUMNS, row, head, page);
         }
     }
 
@@ -91,6 +92,13 @@ template <class Traits> class BlockList {
     {
         constexpr int OF_BLOCK = Traits::BLOCK_N & -Traits::BLOCK_N;
         return min(params.pages.rows & -params.pages.rows, OF_BLOCK);
+    }
+
+    // Of a key of the sequence. A division takes the loading thread 100 cycles and more.
+    __device__ int page_of(int key) const
+    {
+        const unsigned rows = params.pages.rows;
+        return (rows & (rows - 1)) == 0 ? (unsigned)key >> (31 - __clz(rows)) : (unsigned)key / rows;
     }
 
     // "Data Movement and Conversion Instructions: cp.async".
@@ -108,8 +116,8 @@ template <class Traits> class LoadingHelper {
   public:
     using Layout = SharedLayout<Traits>;
 
-    __device__ LoadingHelper(const ForwardTma& params, unsigned char* shared, Layout layout, int warp)
-        : params(params), shared(shared), layout(layout), warp(warp), blocks(params.forward, shared)
+    __device__ LoadingHelper(const ForwardTma& params, unsigned char* shared, Layout layout, int number)
+        : params(params), shared(shared), layout(layout), number(number), blocks(params.forward, shared)
     {
     }
 
@@ -134,14 +142,14 @@ template <class Traits> class LoadingHelper {
     __device__ void load(int block, const TensorMap& map, unsigned destination, unsigned full, RingPosition<Traits::STAGES>& at)
     {
         barrier_wait(full + 8, at.parity ^ 1); // the stage is empty
-        blocks.load_share(block, map, destination, full, warp);
+        blocks.load_share(block, map, destination, full, number);
         at.advance();
     }
 
     const ForwardTma& params;
     unsigned char* shared;
     Layout layout;
-    const int warp;
+    const int number;
     const BlockList<Traits> blocks;
     RingPosition<Traits::STAGES> keys_at, values_at;
 };

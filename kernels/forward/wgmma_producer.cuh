@@ -152,7 +152,6 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         if constexpr (Traits::SERVING)
             if (this->blocks.exist()) {
                 this->blocks.expect(row.row, barrier);
-                this->blocks.load_share(row.row, map, destination, barrier, 0);
                 return;
             }
         barrier_arrive_expect_bytes(barrier, Traits::KEY_BYTES);

@@ -141,7 +141,8 @@ impl Rates {
             let whole = (tiles - rest as f64).max(0.0) / multiprocessors as f64 * tile;
             let rest = rest_keys(rest, resident, splits, keys.longest) / block_n
                 * f64::from(ctas_per_multiprocessor);
-            return self.launch_us + (whole + rest) * block_us;
+            let reading = self.reading_us(problem, query_len, key_len);
+            return self.launch_us + ((whole + rest) * block_us).max(reading);
         }
         let per_multiprocessor = tiles / f64::from(device.multiprocessors.max(1));
         let turns = per_multiprocessor.ceil().max(1.0);
@@ -153,6 +154,17 @@ impl Rates {
         let held = turns.min(f64::from(ctas_per_multiprocessor));
         let unhidden = (f64::from(ctas_per_multiprocessor) / held).sqrt();
         self.launch_us + blocks * block_us * unhidden
+    }
+}
+
+impl Rates {
+    /// What `wgmma` takes to read all keys and values once: it was made to compute, and gets about 0.7 of the memory's speed (an estimate).
+    fn reading_us(&self, problem: &Problem, query_len: usize, key_len: usize) -> f64 {
+        const OF_BANDWIDTH: f64 = 0.7;
+        let seen = key_len.min(problem.mask().widest(query_len, key_len) + query_len);
+        let row_bytes = 2 * problem.head_dim() * problem.element().size();
+        let rows = problem.typical_sequences() * (problem.kv_heads() * seen) as f64;
+        rows * row_bytes as f64 / (OF_BANDWIDTH * self.bandwidth * 1e6)
     }
 }
 

@@ -395,8 +395,8 @@ impl TileKeys {
 /// What a part of a tile costs beside its keys, in keys: what a tile's end costs, leaving it in the workspace without the next tile's
 /// scores under way, and adding up each of a tile's parts (docs/notebook-wgmma.md).
 const TILE_END_KEYS: f64 = 200.0;
-const PART_KEYS: f64 = 150.0;
-const SUM_KEYS: f64 = 60.0;
+const PART_KEYS: f64 = 350.0;
+const SUM_KEYS: f64 = 20.0;
 
 /// What the turns take that the `rest` tiles need if each is split, in keys of a tile.
 pub(crate) fn rest_keys(rest: u64, resident: u64, splits: u64, keys: f64) -> f64 {
@@ -589,8 +589,14 @@ mod tests {
                     ctas_per_multiprocessor: occupancy(image, &device),
                     ..step(image.kernel, multiprocessors)
                 };
-                for (heads, query_len) in [(1, 1), (3, 300), (8, 130), (32, 512), (131, 64), (5, 4000)] {
-                    for (key_len, mask) in [(1, Mask::None), (9000, Mask::None), (70_000, Mask::causal())] {
+                for (heads, query_len) in
+                    [(1, 1), (3, 300), (8, 130), (32, 512), (131, 64), (5, 4000)]
+                {
+                    for (key_len, mask) in [
+                        (1, Mask::None),
+                        (9000, Mask::None),
+                        (70_000, Mask::causal()),
+                    ] {
                         let q = Layout::bshd([1, query_len, heads, head_dim]);
                         let k = Layout::bshd([1, key_len, heads, head_dim]);
                         let call = Call::builder(&q, &k, &k, image.element)
@@ -605,7 +611,10 @@ mod tests {
                         let resident = step.resident();
                         // As the kernel counts: `numbers` of kernels/forward/wgmma_scheduler.cuh.
                         let rest = shape.tiles % shape.grid.max(1);
-                        assert!(shape.splits == 1 || rest == shape.tiles % resident, "{call}");
+                        assert!(
+                            shape.splits == 1 || rest == shape.tiles % resident,
+                            "{call}"
+                        );
                         let semaphores = rest * image.tiling.block_m.div_ceil(64);
                         assert!(shape.splits == 1 || semaphores as usize <= Scratch::SEMAPHORES);
                     }

@@ -68,9 +68,8 @@ fn split_tiles_pass_whatever_the_lengths() {
 /// Those of `wgmma` that read pages and split tiles.
 fn serving_images() -> Vec<&'static Image> {
     let mut images: Vec<_> = catalog().iter().collect();
-    images.retain(|image| {
-        image.family == Family::Wgmma && image.features.contains(Features::PAGED)
-    });
+    images
+        .retain(|image| image.family == Family::Wgmma && image.features.contains(Features::PAGED));
     assert!(!images.is_empty(), "no such image");
     images
 }
@@ -79,9 +78,9 @@ fn serving_images() -> Vec<&'static Image> {
 /// with a piece of a prompt.
 fn steps() -> Vec<(Choice, usize)> {
     let families = paged_families().into_iter();
-    let images = serving_images().into_iter().filter(|image| {
-        image.element == ElementType::F16 && image.tiling.head_dim >= 64
-    });
+    let images = serving_images()
+        .into_iter()
+        .filter(|image| image.element == ElementType::F16 && image.tiling.head_dim >= 64);
     families
         .map(|family| (Choice::Family(family), 1))
         .chain(images.map(|image| (Choice::Image(image.name.to_owned()), 70)))
@@ -123,9 +122,7 @@ impl Step {
         };
         let elements = PAGES * PAGE_ROWS * 2 * 64;
         Step {
-            prepared: gpu()
-                .prepare(call.problem(), choice)
-                .unwrap(),
+            prepared: gpu().prepare(call.problem(), choice).unwrap(),
             q: values(BATCH * queries * 8 * 64, 0.7),
             k: values(elements, 1.3),
             v: values(elements, 0.9),
