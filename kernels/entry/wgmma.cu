@@ -2,15 +2,17 @@
 #include "base/record.cuh"
 #include "forward/wgmma.cuh"
 
-#ifdef WARPTILE_VARIANT_SOFTCAP
-constexpr bool SOFTCAP = true;
+#if defined(WARPTILE_VARIANT_SOFTCAP)
+constexpr warptile::Variant VARIANT = warptile::Variant::SOFTCAP;
+#elif defined(WARPTILE_VARIANT_SERVING)
+constexpr warptile::Variant VARIANT = warptile::Variant::SERVING;
 #else
-constexpr bool SOFTCAP = false;
+constexpr warptile::Variant VARIANT = warptile::Variant::PLAIN;
 #endif
 
 using Params = warptile::ForwardTma;
 using Instance = warptile::WgmmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N,
-                                       WARPTILE_WARPS, WARPTILE_STAGES, SOFTCAP>;
+                                       WARPTILE_WARPS, WARPTILE_STAGES, VARIANT>;
 
 extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 

@@ -26,6 +26,8 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
         give_registers_back<Traits::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
             Producer<Traits>(params, shared, layout).run();
+        else if (Traits::SERVING && threadIdx.x % 32 == 0)
+            LoadingHelper<Traits>(params, shared, layout, warp - 1).run();
     } else {
         take_registers<Traits::CONSUMER_REGISTERS>();
         // Worked out anew: kept since the entry, ptxas would spill it.

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "forward/wgmma_epilogue.cuh"
+#include "forward/wgmma_parts.cuh"
 #include "work/lengths.cuh"
 
 namespace warptile {
@@ -31,8 +32,16 @@ template <class Traits> class Consumer {
         receive_tile();
         while (!uniform(tile().is_end())) {
             const bool has_rows = uniform(tile().has_rows(warpgroup));
-            if (has_rows && !uniform(tile().is_empty())) {
-                compute_tiles();
+            const bool computes = has_rows && !uniform(tile().is_empty());
+            if (computes && !compute_tiles())
+                continue;
+            if (computes || is_part()) {
+                if (!computes) {
+                    pass_blocks(uniform(tile().end_block - tile().first_block));
+                    release_queries();
+                }
+                finish_part(uniform(tile().has_rows(warpgroup)), computes);
+                receive_tile();
                 continue;
             }
             if (has_rows)
@@ -45,8 +54,9 @@ template <class Traits> class Consumer {
     }
 
   private:
-    // The tile in hand and all that follow it, up to the end or one without keys or rows; that one is then in hand.
-    __device__ void compute_tiles()
+    // The tile in hand and all that follow it, up to the end or one without keys or rows; that one is then in hand. Or up to a part of a
+    // tile: true, and it is in hand, its keys seen.
+    __device__ bool compute_tiles()
     {
         start_tile();
         wait_for_first_keys();
@@ -61,6 +71,18 @@ template <class Traits> class Consumer {
             if (block > last_block) {
                 block--;
                 step<false>();
+            } else if (is_part()) {
+                // Without the next tile's scores in flight: a merge needs their registers.
+                issue_last_output();
+                wgmma_wait<0>();
+                pin(output);
+                pin(weights);
+                release_values();
+                if constexpr (Traits::OUTPUT_THROUGH_QUERIES)
+                    release(layout.queries_empty(warpgroup, queries_at.stage ^ 1));
+                pass_blocks(left_behind);
+                left_behind = 0;
+                return true;
             } else {
                 issue_last_output();
                 receive_tile();
@@ -78,7 +100,7 @@ template <class Traits> class Consumer {
                 if (!more) {
                     wgmma_wait<0>();
                     pass_blocks(hidden);
-                    return;
+                    return false;
                 }
                 take_first_scores();
             }
@@ -102,6 +124,61 @@ template <class Traits> class Consumer {
         rows.write_zeros();
         const float sink = sink_of(params.scoring, tile().head);
         rows.write_lse({sink, sink});
+    }
+
+    __device__ bool is_part() const
+    {
+        if constexpr (Traits::SERVING)
+            return uniform(!layout.part(shared, tiles - 1).is_whole());
+        return false;
+    }
+
+    // Leaves this part of the tile in hand, all of whose keys have been seen, in the workspace; writes the tile from all its parts if the
+    // others are there already.
+    __device__ void finish_part(bool has_rows, bool has_output)
+    {
+        if constexpr (Traits::SERVING) {
+            forget_scores();
+            if (!has_output)
+                state.reset();
+            const Parts<Traits> parts(params, layout.part(shared, tiles - 1), warpgroup);
+            if (has_rows)
+                parts.leave(output, state, has_output);
+            warpgroup_sync(); // all of it is written
+            unsigned& arrived = layout.arrived(shared, warpgroup);
+            if (thread_index() % WARPGROUP_THREADS == 0)
+                arrived = parts.arrive();
+            warpgroup_sync();
+            if (uniform(parts.is_last(arrived)) && has_rows) {
+                parts.add_up(output, state);
+                const OutputRows<Traits> rows(params, tile(), warpgroup);
+                float inverse[ROWS_PER_THREAD], lse[ROWS_PER_THREAD];
+                state.finish(inverse, lse, params.scoring, tile().head);
+                rows.write_lse(lse);
+                rows.write(output, inverse);
+            }
+            clear_output();
+        }
+    }
+
+    // They need no registers until the next ones are computed.
+    __device__ void forget_scores()
+    {
+#pragma unroll
+        for (int i = 0; i < Traits::BLOCK_N / 2; i++)
+            scores[i] = 0;
+#pragma unroll
+        for (int i = 0; i < Traits::BLOCK_N / 4; i++)
+            weights[i] = 0;
+    }
+
+    // Whether rows of k and v may follow a sequence's last one. In pages there always may.
+    __device__ bool keys_are_followed() const
+    {
+        if constexpr (Traits::SERVING)
+            if (params.pages.table)
+                return true;
+        return warptile::keys_are_followed(params.sequences);
     }
 
     // Keys and values that other warpgroups' rows see.
@@ -151,7 +228,7 @@ template <class Traits> class Consumer {
         // A plain step's scores need no mask, and the values of the step before have all their rows.
         const int common_end = mask.end_key(first_row, 1); // keys from here on are hidden from some row
         plain_top = common_end / Traits::BLOCK_N;
-        if (keys_are_followed(params.sequences) && (block + 1) * Traits::BLOCK_N > tile().key_len)
+        if (keys_are_followed() && (block + 1) * Traits::BLOCK_N > tile().key_len)
             plain_top = min(plain_top, block - 1);
         const int common_begin = first_row + MMA_ROWS - 1 + mask.shift - mask.left;
         plain_floor = max(last_block, (common_begin + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
@@ -237,7 +314,7 @@ template <class Traits> class Consumer {
         if (!values_ready)
             wait_for_values();
         if constexpr (!PLAIN)
-            if (keys_are_followed(params.sequences))
+            if (keys_are_followed())
                 clear_values_behind(tile().key_len - values_block * Traits::BLOCK_N);
     }
 

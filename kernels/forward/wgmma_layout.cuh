@@ -10,6 +10,12 @@ constexpr int WARPGROUP_THREADS = 128;
 constexpr int WARPGROUP_WARPS = 4;
 constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2; // f16 and bf16 columns in a swizzled row
 
+// What an image has that the plain one does without.
+enum class Variant { PLAIN, SOFTCAP, SERVING };
+
+// Keys are loaded from pages in boxes of at least so many rows: pages of a multiple of them.
+constexpr int MIN_BOX_ROWS = 16;
+
 // A warpgroup passes over the blocks that only other warpgroups' rows see. Those after its last block it does not take before it
 // has been handed the next tile, and that tile's first values not before it has released its last ones. The loading thread must
 // get as far as that: all it has to load meanwhile must fit into the stages.
@@ -27,7 +33,7 @@ __device__ constexpr bool stages_suffice(int warpgroups, int block_n, int stages
 
 // Tiles in shared memory are stored as slabs of 64 columns: [slab][row][64], 128-byte swizzled, as one tensor-map box
 // delivers them. A head size that is no multiple of 64 leaves the end of its last slab zero.
-template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, bool SOFTCAP_>
+template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, Variant VARIANT_>
 struct WgmmaTraits {
     using Element = Element_;
     static constexpr int HEAD_DIM = HEAD_DIM_;
@@ -45,19 +51,25 @@ struct WgmmaTraits {
     static constexpr int QUERY_BYTES = SLABS * QUERY_SLAB_BYTES; // one warpgroup's rows
     static constexpr int KEY_BYTES = SLABS * KEY_SLAB_BYTES;     // one block of K or V
 
+    // An image of its own: keys in pages, and tiles whose keys several CTAs share.
+    static constexpr bool SERVING = VARIANT_ == Variant::SERVING;
+
     // Registers a thread after the split; their sum over the CTA is what the launch allocated. One computing warpgroup
     // leaves room for a second CTA on the SM.
     static constexpr int MIN_CTAS = CONSUMERS == 1 ? 2 : 1;
-    static constexpr int PRODUCER_REGISTERS = CONSUMERS >= 3 ? 32 : 40;
-    static constexpr int CONSUMER_REGISTERS = CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216;
+    static constexpr int PRODUCER_REGISTERS = SERVING ? 56 : CONSUMERS >= 3 ? 32 : 40;
+    static constexpr int CONSUMER_REGISTERS = (CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216) -
+                                              (SERVING ? CONSUMERS == 1 ? 16 : 8 : 0);
+    static_assert(!SERVING || CONSUMERS <= 3, "registers for pages");
 
-    // An image of its own: tanh makes the code half as large again, and short rows wait for instructions. Three or four computing
+    // Likewise: tanh makes the code half as large again, and short rows wait for instructions. Three or four computing
     // warpgroups have no registers to spare for it.
-    static constexpr bool SOFTCAP = SOFTCAP_;
+    static constexpr bool SOFTCAP = VARIANT_ == Variant::SOFTCAP;
     static_assert(!SOFTCAP || CONSUMERS < 3, "registers for tanh");
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = SCHEDULE_PERSISTENT;
     static constexpr unsigned FEATURES =
-        (SOFTCAP ? FEATURE_SOFTCAP : 0) | FEATURE_SINKS | FEATURE_PACKED | FEATURE_DEVICE_LENGTHS | FEATURE_LSE;
+        (SOFTCAP ? FEATURE_SOFTCAP : 0) | (SERVING ? FEATURE_PAGED : 0) | FEATURE_SINKS | FEATURE_PACKED |
+        FEATURE_DEVICE_LENGTHS | FEATURE_LSE;
 
     static_assert(WARPS == WARPGROUP_WARPS * (CONSUMERS + 1), "one warpgroup per 64 query rows, and the producer's");
     static_assert(BLOCK_M % MMA_ROWS == 0 && BLOCK_N % MMA_K == 0 && BLOCK_N <= 256, "wgmma shapes");
@@ -113,6 +125,26 @@ struct Tile {
     __device__ bool has_rows(int warpgroup) const { return first_query + warpgroup * MMA_ROWS >= 0; }
 };
 
+// Which range of its tile's keys a CTA computes.
+struct Part {
+    int tile;  // counted from the first one whose keys are shared; WHOLE if its keys are not
+    int split; // of params.work.splits ranges, in the order of their keys
+    int kv_head;
+
+    static constexpr int WHOLE = -1;
+    __device__ bool is_whole() const { return tile == WHOLE; }
+};
+
+// What the warps that help the loading thread are to load next: the keys or the values of a block out of pages.
+struct Request {
+    int block; // its number in the list
+    int values;
+
+    static constexpr int END = -1;
+    __device__ static Request end() { return {END, 0}; }
+    __device__ bool is_end() const { return block == END; }
+};
+
 // A ring of STAGES buffers: which one is next, and the parity of its barriers' current phase.
 template <int STAGES> struct RingPosition {
     int stage = 0;
@@ -144,7 +176,25 @@ template <class Traits> struct SharedLayout {
     // A slot is written again this many tiles later; the producer is never more than QUERY_STAGES tiles ahead of the tile
     // that the slowest consumer is in.
     static constexpr int TILE_SLOTS = 8;
-    static_assert(TILES_AT + TILE_SLOTS * (int)sizeof(Tile) <= Traits::SHARED_BYTES, "bookkeeping fits");
+    // Where the keys of a block lie in pages.
+    struct Block {
+        int boxes; // that exist
+        int row;   // of the first in its page
+        int head;
+        int pages[Traits::BLOCK_N / MIN_BOX_ROWS]; // a number for each box
+    };
+    // Of the variant that serves: each tile's part, a word for each warpgroup, a few blocks, and requests. A request is made when all
+    // helpers have done the fourth one before it. So when block n is listed, they have asked for the values of block n - 5.
+    static constexpr int PARTS_AT = TILES_AT + TILE_SLOTS * (int)sizeof(Tile);
+    static constexpr int ARRIVED_AT = PARTS_AT + (Traits::SERVING ? TILE_SLOTS * (int)sizeof(Part) : 0);
+    static constexpr int BLOCKS_AT = ARRIVED_AT + (Traits::SERVING ? Traits::CONSUMERS * (int)sizeof(unsigned) : 0);
+    static constexpr int BLOCK_SLOTS = 6;
+    static constexpr int REQUESTS_AT = (BLOCKS_AT + (Traits::SERVING ? BLOCK_SLOTS * (int)sizeof(Block) : 0) + 7) / 8 * 8;
+    static constexpr int REQUEST_SLOTS = 4;
+    static constexpr int REQUEST_BARRIERS_AT = REQUESTS_AT + (Traits::SERVING ? REQUEST_SLOTS * (int)sizeof(Request) : 0);
+    static constexpr int HELPERS = WARPGROUP_WARPS - 1;
+    static constexpr int END = REQUEST_BARRIERS_AT + (Traits::SERVING ? REQUEST_SLOTS * 16 : 0);
+    static_assert(END <= Traits::SHARED_BYTES, "bookkeeping fits");
 
     __device__ unsigned queries(int warpgroup, int stage) const
     {
@@ -157,6 +207,8 @@ template <class Traits> struct SharedLayout {
     __device__ unsigned keys_empty(int stage) const { return keys_full(stage) + 8; }
     __device__ unsigned values_full(int stage) const { return base + VALUE_BARRIERS_AT + stage * 16; }
     __device__ unsigned values_empty(int stage) const { return values_full(stage) + 8; }
+    __device__ unsigned requests_full(int slot) const { return base + REQUEST_BARRIERS_AT + slot * 16; }
+    __device__ unsigned requests_empty(int slot) const { return requests_full(slot) + 8; }
     __device__ unsigned queries_full(int warpgroup, int stage) const
     {
         return base + QUERY_BARRIERS_AT + query_buffer(warpgroup, stage) * 16;
@@ -167,6 +219,22 @@ template <class Traits> struct SharedLayout {
     __device__ static Tile& tile(unsigned char* shared, unsigned number)
     {
         return reinterpret_cast<Tile*>(shared + TILES_AT)[number % TILE_SLOTS];
+    }
+    __device__ static Part& part(unsigned char* shared, unsigned number)
+    {
+        return reinterpret_cast<Part*>(shared + PARTS_AT)[number % TILE_SLOTS];
+    }
+    __device__ static Block& block(unsigned char* shared, int number)
+    {
+        return reinterpret_cast<Block*>(shared + BLOCKS_AT)[(unsigned)number % BLOCK_SLOTS];
+    }
+    __device__ static Request& request(unsigned char* shared, int slot)
+    {
+        return reinterpret_cast<Request*>(shared + REQUESTS_AT)[slot];
+    }
+    __device__ static unsigned& arrived(unsigned char* shared, int warpgroup)
+    {
+        return reinterpret_cast<unsigned*>(shared + ARRIVED_AT)[warpgroup];
     }
 
     __device__ void init_barriers() const
@@ -181,6 +249,11 @@ template <class Traits> struct SharedLayout {
             for (int stage = 0; stage < Traits::QUERY_STAGES; stage++) {
                 barrier_init(queries_full(warpgroup, stage), 1);
                 barrier_init(queries_empty(warpgroup, stage), WARPGROUP_WARPS);
+            }
+        if constexpr (Traits::SERVING)
+            for (int slot = 0; slot < REQUEST_SLOTS; slot++) {
+                barrier_init(requests_full(slot), 1);
+                barrier_init(requests_empty(slot), HELPERS);
             }
         fence_barrier_init();
     }

@@ -1,14 +1,27 @@
 // The loading thread: feeds queries, keys and values of one tile after the other to the computing warpgroups.
 #pragma once
 
+#include "forward/wgmma_blocks.cuh"
 #include "forward/wgmma_scheduler.cuh"
 
 namespace warptile {
 
-template <class Traits> class Producer {
+// What the variant that serves knows besides. (As members, ptxas would give the plain one other registers.)
+template <class Traits, bool = Traits::SERVING> struct PagedLoading {
+    __device__ PagedLoading(const Forward&, unsigned char*) {}
+};
+template <class Traits> struct PagedLoading<Traits, true> {
+    __device__ PagedLoading(const Forward& params, unsigned char* shared) : blocks(params, shared) {}
+
+    const BlockList<Traits> blocks;
+    int next_block = 0;    // of the list
+    unsigned requests = 0; // made so far
+};
+
+template <class Traits> class Producer : PagedLoading<Traits> {
   public:
     __device__ Producer(const ForwardTma& params, unsigned char* shared, SharedLayout<Traits> layout)
-        : params(params), shared(shared), layout(layout)
+        : PagedLoading<Traits>(params.forward, shared), params(params), shared(shared), layout(layout)
     {
     }
 
@@ -18,7 +31,12 @@ template <class Traits> class Producer {
     {
         for (TileOrder<Traits> order(params.forward); !order.done(); order.advance()) {
             Tile& tile = next_slot();
-            const bool exists = order.describe(tile);
+            bool exists = order.describe(tile);
+            if constexpr (Traits::SERVING) {
+                const Part part = order.cut(tile, exists);
+                layout.part(shared, tiles) = part;
+                exists |= !part.is_whole();
+            }
             if (exists && !tile.is_empty()) {
                 load_tile(tile, order);
                 continue;
@@ -30,6 +48,8 @@ template <class Traits> class Producer {
             }
         }
         load_pending_values();
+        if constexpr (Traits::SERVING)
+            request(Request::end());
         Tile& end = next_slot();
         end = Tile::end();
         announce(end);
@@ -42,6 +62,11 @@ template <class Traits> class Producer {
     // waits for the answer.
     __device__ void load_tile(const Tile& tile, TileOrder<Traits>& order)
     {
+        if constexpr (Traits::SERVING)
+            if (this->blocks.exist()) {
+                load_paged_tile(tile, order);
+                return;
+            }
         const int kv_head = tile.head / (params.forward.heads / params.forward.kv_heads);
         const int batch = params.forward.sequences.key_offsets ? 0 : tile.batch;
         const int first_block = tile.first_block;
@@ -62,6 +87,39 @@ template <class Traits> class Producer {
         }
     }
 
+    // The same out of pages. What is known of a block lies in a list, where the warps that help find it; `row` is its number there.
+    __device__ void load_paged_tile(const Tile& tile, TileOrder<Traits>& order)
+    {
+        const auto& blocks = this->blocks;
+        const Part& part = layout.part(shared, tiles);
+        int& number = this->next_block;
+        blocks.ask(number, tile, part, tile.end_block - 1);
+#pragma unroll 1
+        for (int block = tile.end_block - 1; block >= tile.first_block; block--) {
+            if (block == min(tile.first_block + 2, tile.end_block - 1))
+                order.draw();
+            if (block > tile.first_block)
+                blocks.ask(number + 1, tile, part, block - 1);
+            else
+                blocks.ask_for_none();
+            blocks.wait_for_all_but_last();
+            load_keys({number, 0, 0});
+            load_pending_values();
+            if (block == tile.end_block - 1)
+                announce(tile);
+            pending_values = {number, 0, 0};
+            values_pending = true;
+            number++;
+        }
+    }
+
+    // To the warps that help, if there are pages.
+    __device__ void request(const Request& what)
+    {
+        if (this->blocks.exist())
+            this->blocks.request(layout, this->requests++, what);
+    }
+
     struct BoxRow {
         int row;
         int head;
@@ -70,6 +128,8 @@ template <class Traits> class Producer {
 
     __device__ void load_keys(const BoxRow& row)
     {
+        if constexpr (Traits::SERVING)
+            request({row.row, false});
         barrier_wait(layout.keys_empty(keys_at.stage), keys_at.parity ^ 1);
         load_block(params.k_map, layout.keys(keys_at.stage), layout.keys_full(keys_at.stage), row);
         keys_at.advance();
@@ -80,6 +140,8 @@ template <class Traits> class Producer {
         if (!values_pending)
             return;
         values_pending = false;
+        if constexpr (Traits::SERVING)
+            request({pending_values.row, true});
         barrier_wait(layout.values_empty(values_at.stage), values_at.parity ^ 1);
         load_block(params.v_map, layout.values(values_at.stage), layout.values_full(values_at.stage), pending_values);
         values_at.advance();
@@ -87,6 +149,11 @@ template <class Traits> class Producer {
 
     __device__ void load_block(const TensorMap& map, unsigned destination, unsigned barrier, const BoxRow& row)
     {
+        if constexpr (Traits::SERVING)
+            if (this->blocks.exist()) {
+                this->blocks.expect(row.row, barrier);
+                return;
+            }
         barrier_arrive_expect_bytes(barrier, Traits::KEY_BYTES);
 #pragma unroll
         for (int slab = 0; slab < Traits::SLABS; slab++)

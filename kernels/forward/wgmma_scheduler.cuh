@@ -13,25 +13,45 @@ template <class Traits> class TileOrder {
     __device__ explicit TileOrder(const Forward& params)
         : params(params), reads_lengths(warptile::reads_lengths(params.sequences)), number(blockIdx.x)
     {
+        if constexpr (Traits::SERVING) whole_tiles = params.work.tiles - (params.work.splits > 1 ? params.work.tiles % gridDim.x : 0);
     }
 
-    __device__ bool done() const { return number >= (unsigned)params.work.tiles; }
+    __device__ bool done() const { return number >= numbers(); }
 
     // Draws the next number; its memory access overlaps with what follows until `advance`.
     __device__ void draw()
     {
         unsigned* const counter = params.work.counter;
-        // Each number's CTA draws once, whether the tile exists or not, so a launch makes exactly `tiles` draws; atomicInc
+        // Each number's CTA draws once, whether the tile exists or not, so a launch makes exactly as many draws as there are
+        // numbers; atomicInc
         // wraps to 0 after the last of them and leaves the counter ready for the next launch.
-        next = gridDim.x + (counter ? atomicInc(counter, params.work.tiles - 1) : number);
+        next = gridDim.x + (counter ? atomicInc(counter, numbers() - 1) : number);
     }
     __device__ void advance() { number = next; }
+
+    // The part of the tile that the present number stands for, in place of the tile. Of one that the sequence does not have nothing is
+    // computed, but its parts come and go like others: whoever reads other lengths counts on them.
+    __device__ Part cut(Tile& tile, bool exists) const
+    {
+        const int kv_head = tile.head / (params.heads / params.kv_heads);
+        if (number < whole_tiles) return {Part::WHOLE, 0, kv_head};
+        const int splits = params.work.splits, shared_tile = (number - whole_tiles) / splits;
+        const int split = number - whole_tiles - shared_tile * splits;
+        if (!exists) {
+            tile.first_query = -Traits::BLOCK_M; // no warpgroup has rows
+            tile.first_block = tile.end_block = 0;
+        }
+        const int first = tile.first_block, blocks = max(tile.end_block - first, 0);
+        tile.first_block = first + blocks * split / splits;
+        tile.end_block = first + blocks * (split + 1) / splits;
+        return {shared_tile, split, kv_head};
+    }
 
     // Writes the present tile to `tile`; false if the sequence does not have it.
     __device__ bool describe(Tile& tile) const
     {
         if (__builtin_expect(reads_lengths, false)) {
-            const TilePlace place = tile_place<Traits::BLOCK_M>(params, number, params.heads);
+            const TilePlace place = tile_place<Traits::BLOCK_M>(params, tile_number(), params.heads);
             const int tiles = (place.q.len + Traits::BLOCK_M - 1) / Traits::BLOCK_M;
             write(tile, place.batch, place.head, tiles - 1 - place.tile, place.q, place.k);
             return place.template exists<Traits::BLOCK_M>();
@@ -39,7 +59,7 @@ template <class Traits> class TileOrder {
         // The same numbers for dense problems of one length. The loading thread works this out before it can ask for the next
         // tile's keys, which short rows feel: by the general way they lose 2%.
         const Work& work = params.work;
-        const int signed_number = number;
+        const int signed_number = tile_number();
         const int tiles_at_once = work.heads_at_once * work.query_tiles;
         const int group = signed_number / tiles_at_once;
         const int first_head = group * work.heads_at_once;
@@ -54,6 +74,20 @@ template <class Traits> class TileOrder {
     }
 
   private:
+    // What CTAs take one after the other: tiles, of which the last ones count as often as their keys are split. Those that fill all CTAs
+    // of the grid stay whole.
+    __device__ unsigned numbers() const
+    {
+        if constexpr (Traits::SERVING) return whole_tiles + (params.work.tiles - whole_tiles) * params.work.splits;
+        return params.work.tiles;
+    }
+    __device__ unsigned tile_number() const
+    {
+        if constexpr (Traits::SERVING)
+            if (number >= whole_tiles) return whole_tiles + (number - whole_tiles) / params.work.splits;
+        return number;
+    }
+
     // `tile_row` counts from the end: a sequence's incomplete tile is its first one, which under a causal mask sees the fewest
     // keys.
     __device__ void write(Tile& tile, int batch, int head, int tile_row, const Extent& q, const Extent& k) const
@@ -77,6 +111,7 @@ template <class Traits> class TileOrder {
     const bool reads_lengths; // asked once: short rows feel it
     unsigned number;
     unsigned next;
+    unsigned whole_tiles; // of the variant that serves
 };
 
 } // namespace warptile

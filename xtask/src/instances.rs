@@ -237,12 +237,15 @@ impl TilingRow {
 pub enum Variant {
     /// A softcap.
     Softcap,
+    /// Keys in pages, and tiles whose keys several CTAs share.
+    Serving,
 }
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Variant::Softcap => "softcap",
+            Variant::Serving => "serving",
         })
     }
 }

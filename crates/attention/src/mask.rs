@@ -104,6 +104,17 @@ impl Mask {
         start as usize..end as usize
     }
 
+    /// About the most keys that a row sees. Under a mask with one edge it is the first or the last, under a window any that has the
+    /// whole of it.
+    #[must_use]
+    pub(crate) fn widest(&self, query_len: usize, key_len: usize) -> usize {
+        [0, query_len / 2, query_len.saturating_sub(1)]
+            .map(|row| self.visible(row, query_len, key_len).len())
+            .into_iter()
+            .max()
+            .unwrap_or(0)
+    }
+
     /// How many (query, key) pairs are visible in a sequence, without walking over its rows.
     #[must_use]
     pub(crate) fn visible_pairs(&self, query_len: usize, key_len: usize) -> u128 {

@@ -17,6 +17,7 @@ use crate::{Problem, Result};
 pub use planner::Planner;
 pub(crate) use planner::preference;
 pub use step::{LaunchShape, Scratch, Step};
+pub(crate) use step::{TileKeys, rest_keys, splits_of, splits_tiles};
 
 /// Where and how a problem will be computed. A cheap handle: clones are the same plan.
 #[derive(Debug, Clone)]
@@ -71,6 +72,13 @@ pub enum Reason {
     Lacks(Features),
     /// It cannot cut keys at fixed places, which [`Splits::EveryKeys`](crate::Splits::EveryKeys) asks for.
     Splits,
+    /// It loads keys out of pages in boxes of whole rows, and pages of this size leave none that is large enough.
+    PageRows {
+        /// The largest power of two that divides the rows of a page.
+        rows: usize,
+        /// What it must be at least.
+        least: usize,
+    },
     /// It would have more tiles than a launch can have.
     Grid {
         /// Tiles needed.
@@ -109,6 +117,10 @@ impl fmt::Display for Reason {
             }
             Reason::Lacks(features) => write!(f, "does not support {features}"),
             Reason::Splits => f.write_str("cannot cut keys at fixed places"),
+            Reason::PageRows { rows, least } => write!(
+                f,
+                "takes pages of a multiple of {least} rows; {rows} is the largest power of two in these"
+            ),
             Reason::Grid { ctas } => write!(f, "needs {ctas} tiles; a launch can have {MAX_TILES}"),
             Reason::Unmeasured => f.write_str(
                 "applies, but was not measured on this kind of GPU: it runs only by name",

@@ -256,7 +256,7 @@ impl Problem {
         }
     }
 
-    fn typical_sequences(&self) -> f64 {
+    pub(crate) fn typical_sequences(&self) -> f64 {
         match self.packed_queries {
             true => self.query_rows as f64 / self.typical_lengths().0.max(1) as f64,
             false => self.batch as f64,

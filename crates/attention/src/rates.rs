@@ -6,6 +6,7 @@ use warptile_kernels::{Image, Schedule};
 
 use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
+use crate::plan::{TileKeys, rest_keys, splits_of, splits_tiles};
 use crate::problem::Problem;
 
 /// What was measured of the kernels on one kind of GPU.
@@ -112,46 +113,40 @@ impl Rates {
         let block_us = block_flops / rate_per_multiprocessor;
         let (query_len, key_len) = problem.typical_lengths();
         let mask = problem.mask();
-        // About the most keys that a row sees. Under a mask with one edge it is the first or the last, under a window any
-        // that has the whole of it.
-        let widest = [0, query_len / 2, query_len.saturating_sub(1)]
-            .map(|row| mask.visible(row, query_len, key_len).len())
-            .into_iter()
-            .max()
-            .unwrap_or(0);
         if image.schedule == Schedule::SharedKeys {
+            let widest = mask.widest(query_len, key_len);
             let seen = key_len.min(widest + query_len.saturating_sub(1));
             let tiles = problem.typical_group_tiles(image.tiling.block_m)
                 / f64::from(device.multiprocessors.max(1));
             let blocks = tiles * (seen as f64 / block_n).ceil().max(1.0) + (tiles + 1.0) * tile_end;
             return self.launch_us + blocks * block_us;
         }
-        let group_tiles = image.schedule == Schedule::OneGroupTile;
-        // Queries of a tile.
-        let height = match group_tiles {
-            true => (block_m / problem.group_size() as f64).max(1.0),
-            false => block_m,
-        };
-        let visible_keys = mask.visible_pairs(query_len, key_len) as f64 / query_len.max(1) as f64;
-        // A tile loads what any of its rows sees. Beside what each sees on average that is half a tile's height of keys where
-        // the mask has one edge, and a whole one where it has two.
-        let bounds = mask.bounds();
-        let beside = match (bounds.left, bounds.right) {
-            (None, None) => 0.0,
-            (Some(_), Some(_)) => height,
-            _ => height / 2.0,
-        };
+        let keys = TileKeys::of(mask, [query_len, key_len], problem.group_size(), image);
         let uneven = mask != crate::Mask::None || problem.is_uneven();
-        let all = (key_len as f64 / block_n).ceil().max(1.0);
-        let blocks = (visible_keys + beside) / block_n;
+        let blocks = keys.average / block_n;
         let blocks = if uneven { blocks } else { blocks.ceil() };
-        let tile = blocks.clamp(1.0, all) + tile_end;
-        let longest = ((widest as f64 + beside) / block_n).ceil().clamp(1.0, all);
+        let tile = blocks + tile_end;
+        let longest = keys.longest / block_n;
 
-        let tiles = match group_tiles {
-            true => problem.typical_group_tiles(image.tiling.block_m),
-            false => problem.typical_tiles(image.tiling.block_m),
+        let tiles = match image.schedule {
+            Schedule::OneGroupTile => problem.typical_group_tiles(image.tiling.block_m),
+            _ => problem.typical_tiles(image.tiling.block_m),
         };
+        let multiprocessors = u64::from(device.multiprocessors.max(1));
+        let resident = multiprocessors * u64::from(ctas_per_multiprocessor);
+        let splits = match splits_tiles(image) {
+            true => splits_of(tiles.ceil() as u64, resident, &keys, image),
+            false => 1,
+        };
+        if splits > 1 {
+            // A multiprocessor that holds several CTAs works through the tiles of all.
+            let rest = tiles.ceil() as u64 % resident;
+            let whole = (tiles - rest as f64).max(0.0) / multiprocessors as f64 * tile;
+            let rest = rest_keys(rest, resident, splits, keys.longest) / block_n
+                * f64::from(ctas_per_multiprocessor);
+            let reading = self.reading_us(problem, query_len, key_len);
+            return self.launch_us + ((whole + rest) * block_us).max(reading);
+        }
         let per_multiprocessor = tiles / f64::from(device.multiprocessors.max(1));
         let turns = per_multiprocessor.ceil().max(1.0);
         let blocks = if image.schedule == Schedule::Persistent && uneven {
@@ -162,6 +157,17 @@ impl Rates {
         let held = turns.min(f64::from(ctas_per_multiprocessor));
         let unhidden = (f64::from(ctas_per_multiprocessor) / held).sqrt();
         self.launch_us + blocks * block_us * unhidden
+    }
+}
+
+impl Rates {
+    /// What `wgmma` takes to read all keys and values once: it was made to compute, and gets about 0.7 of the memory's speed (an estimate).
+    fn reading_us(&self, problem: &Problem, query_len: usize, key_len: usize) -> f64 {
+        const OF_BANDWIDTH: f64 = 0.7;
+        let seen = key_len.min(problem.mask().widest(query_len, key_len) + query_len);
+        let row_bytes = 2 * problem.head_dim() * problem.element().size();
+        let rows = problem.typical_sequences() * (problem.kv_heads() * seen) as f64;
+        rows * row_bytes as f64 / (OF_BANDWIDTH * self.bandwidth * 1e6)
     }
 }
 

@@ -313,6 +313,51 @@ fn keys_that_no_row_sees_are_no_reason_against_the_hopper_kernels() {
 }
 
 #[test]
+fn pieces_of_prompts_go_to_the_hopper_images_that_serve() {
+    let image = |text: &str| choice(text).image().unwrap().name;
+    for text in [
+        "b1 q512 k8192 h32/8 d128 bf16 mask=causal pages=16 seed=1",
+        "b1 q512 k32768 h32/8 d128 f16 mask=causal pages=256 seed=1",
+        "b4 q300 k2000 h8 d64 f16 mask=causal pages=48 seed=1",
+        // Not in pages, but with fewer tiles than CTAs.
+        "b1 q64 k8192 h32/8 d128 bf16 mask=causal seed=1",
+        "b1 q256 k8192 h32/8 d128 bf16 mask=causal seed=1",
+    ] {
+        let name = image(text);
+        assert!(
+            name.starts_with("wgmma") && name.contains("_serving_"),
+            "{text}: {name}"
+        );
+    }
+    for text in [
+        "b1 q512 k8192 h32/8 d128 bf16 mask=causal seed=1",
+        "b4 q4096 k4096 h16 d128 bf16 mask=causal seed=1",
+    ] {
+        let name = image(text);
+        assert!(!name.contains("_serving_"), "{text}: {name}");
+    }
+    for text in [
+        "b1 q1 k8192 h32/8 d128 bf16 pages=16 seed=1",
+        "b1 q1 k8192 h32/8 d128 bf16 seed=1",
+        "b16 q1 k8192 h32 d128 bf16 seed=1",
+        "b64 q1 k4096 h32/8 d128 bf16 pages=16 seed=1",
+        "b1 q512 k8192 h32/8 d128 bf16 mask=causal splits=1024 seed=1",
+    ] {
+        let name = image(text);
+        assert!(name.starts_with("decode"), "{text}: {name}");
+    }
+    // Boxes of 8 rows are not worth it.
+    let text = "b1 q512 k8192 h32/8 d128 bf16 mask=causal pages=24 seed=1";
+    let plan = choice(text);
+    let reason = Reason::PageRows { rows: 8, least: 16 };
+    assert!(
+        plan.considered().iter().any(|one| one.reason == reason),
+        "{plan}"
+    );
+    assert!(!plan.kernel_name().starts_with("wgmma"), "{plan}");
+}
+
+#[test]
 fn tiles_are_drawn_where_there_are_more_of_them_than_ctas() {
     for (text, draws) in [
         ("b2 h8 q512 k512 d64 f16 seed=1", false),

@@ -69,7 +69,7 @@ pub(crate) fn forward(
             tiles: shape.tiles as i32,
             query_tiles: shape.query_tiles as i32,
             heads_at_once: shape.heads_at_once as i32,
-            splits: 1,
+            splits: shape.splits as i32,
             keys_per_split: match shape.shares_keys {
                 true => call.splits().keys().map_or(0, |keys| keys as i32),
                 false => 0,
@@ -142,6 +142,11 @@ const BOX_COLUMNS: u32 = 64;
 /// Query rows of a box: those of one warpgroup.
 const QUERY_BOX_ROWS: u32 = 64;
 
+/// The largest power of two that divides `n`.
+const fn power_of_two_in(n: u32) -> u32 {
+    n & n.wrapping_neg()
+}
+
 /// The block of kernels that read through tensor maps, which take f16 and bf16 only. The context must be current.
 pub(crate) fn forward_tma(
     driver: &Driver,
@@ -176,10 +181,17 @@ pub(crate) fn forward_tma(
     // A tensor map cannot have an extent of 0. Without keys the kernel reads neither, so q's stands in.
     let (k_map, v_map) = match call.key_len() {
         0 => (q_map, q_map),
-        _ => (
-            map(forward.k.address, call.k(), block_n)?,
-            map(forward.v.address, call.v(), block_n)?,
-        ),
+        _ => {
+            let rows = match call.pages() {
+                // As `BlockList::box_rows` in kernels/forward/wgmma_blocks.cuh.
+                Some(pages) => power_of_two_in(pages.rows() as u32).min(power_of_two_in(block_n)),
+                None => block_n,
+            };
+            (
+                map(forward.k.address, call.k(), rows)?,
+                map(forward.v.address, call.v(), rows)?,
+            )
+        }
     };
     Ok(abi::ForwardTma {
         q_map,
@@ -203,6 +215,7 @@ mod tests {
             heads_at_once: 1,
             draws_tiles: true,
             shares_keys: false,
+            splits: 1,
             workspace_bytes: 256,
         }
     }

@@ -34,7 +34,7 @@ impl Session {
     /// # Errors
     /// When the device is out of memory.
     pub fn new(gpu: &Gpu, stream: CUstream) -> Result<Self> {
-        Self::with_scratch(gpu, stream, Scratch::of_even_splits())
+        Self::with_scratch(gpu, stream, Scratch::of_any_plan(gpu.profile()))
     }
 
     /// As [`Session::new`], for plans that need no more than this: the largest of their [`scratch`](crate::Plan::scratch).

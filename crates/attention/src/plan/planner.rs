@@ -9,7 +9,7 @@ use warptile_kernels::{Features, Image, Role, Schedule, Target};
 use crate::choice::Choice;
 use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
-use crate::plan::step::tiles_of;
+use crate::plan::step::{splits_tiles, tiles_of};
 use crate::plan::{Considered, MAX_TILES, Plan, Reason, Step};
 use crate::problem::Problem;
 use crate::rates::Rates;
@@ -177,27 +177,54 @@ impl<'a> Planner<'a> {
             Splits::EveryKeys(_) => problem.needs() | OF_ANY_BATCH,
         };
         let lacks = |image: &Image| -> Features { needs - image.features };
-        // What else an image can do costs time.
+        let splits = problem.splits().keys().is_some();
+        let typical = problem.typical_of_splits();
+        let estimate = |image: &Image| {
+            self.rates.estimate_us(
+                match splits {
+                    true => &typical,
+                    false => problem,
+                },
+                image,
+                device,
+                occupancy(image, device),
+            )
+        };
+        // What else an image can do costs time, unless it is of use.
         let image = of_element
             .clone()
             .filter(|image| image.target.runs_on(device.major, device.minor))
-            .min_by_key(|image| {
-                (
-                    lacks(image).iter().count(),
-                    Reverse(preference(image.target)),
-                    image.features.iter().count(),
-                )
+            .min_by(|a, b| {
+                let key = |image: &Image| {
+                    (
+                        lacks(image).iter().count(),
+                        Reverse(preference(image.target)),
+                    )
+                };
+                let features = |image: &Image| image.features.iter().count();
+                key(a)
+                    .cmp(&key(b))
+                    .then(estimate(a).total_cmp(&estimate(b)))
+                    .then(features(a).cmp(&features(b)))
             })
             .ok_or_else(|| Reason::NoImage {
                 targets: of_element.map(|image| image.target).collect(),
             })?;
-        let splits = problem.splits().keys().is_some();
         if splits && image.schedule != Schedule::SharedKeys {
             return Err(Reason::Splits);
         }
         let lacks = lacks(image);
         if !lacks.is_empty() {
             return Err(Reason::Lacks(lacks));
+        }
+        if let Some(rows) = problem.page_rows()
+            && splits_tiles(image)
+            && rows < LEAST_BOX_ROWS
+        {
+            return Err(Reason::PageRows {
+                rows,
+                least: LEAST_BOX_ROWS,
+            });
         }
         let needed = shared_bytes(image);
         if needed > device.shared_bytes_per_cta {
@@ -210,25 +237,18 @@ impl<'a> Planner<'a> {
         if tiles > MAX_TILES && !splits {
             return Err(Reason::Grid { ctas: tiles });
         }
-        let ctas_per_multiprocessor = occupancy(image, device);
-        let typical = problem.typical_of_splits();
         Ok(Step {
             role: image.role,
             image,
             multiprocessors: device.multiprocessors.max(1),
-            ctas_per_multiprocessor,
-            estimate_us: self.rates.estimate_us(
-                match splits {
-                    true => &typical,
-                    false => problem,
-                },
-                image,
-                device,
-                ctas_per_multiprocessor,
-            ),
+            ctas_per_multiprocessor: occupancy(image, device),
+            estimate_us: estimate(image),
         })
     }
 }
+
+/// Rows of a page that `wgmma` loads at once, at least: `MIN_BOX_ROWS` in kernels/forward/wgmma_layout.cuh.
+const LEAST_BOX_ROWS: usize = 16;
 
 /// What batches may have, whatever the options.
 const OF_ANY_BATCH: Features = Features::PACKED
@@ -267,7 +287,7 @@ fn shared_bytes(image: &Image) -> u32 {
 }
 
 /// CTAs of `image` a multiprocessor holds at once, by shared memory, threads and registers; at least 1.
-fn occupancy(image: &Image, device: &DeviceProfile) -> u32 {
+pub(super) fn occupancy(image: &Image, device: &DeviceProfile) -> u32 {
     // The system keeps 1 KiB of shared memory for each resident CTA (CUDA C++ Programming Guide, "Shared Memory").
     const RESERVED_SHARED_BYTES: u32 = 1024;
     let threads = 32 * image.tiling.warps;

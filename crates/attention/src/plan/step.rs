@@ -1,11 +1,13 @@
 //! One kernel of a plan, and the shape of its launch for a call.
 
-use warptile_kernels::{Image, Role, Schedule};
+use warptile_kernels::{Features, Image, Role, Schedule};
 
 use crate::call::Call;
+use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
 use crate::mask::{Align, Mask};
 use crate::plan::MAX_TILES;
+use crate::plan::planner::occupancy;
 use crate::problem::Problem;
 use crate::splits::Splits;
 
@@ -41,6 +43,8 @@ pub struct LaunchShape {
     pub draws_tiles: bool,
     /// Whether CTAs leave parts of tiles in the workspace.
     pub shares_keys: bool,
+    /// Ranges that the keys of the last tiles are split into: of those that do not fill all CTAs.
+    pub splits: u32,
     /// Bytes of the workspace that the launch uses; at most [`Plan::scratch`](crate::Plan::scratch) of its plan.
     pub workspace_bytes: usize,
 }
@@ -68,12 +72,15 @@ impl Scratch {
     /// CTAs that may share keys in a launch: more than any GPU has multiprocessors.
     const SHARING_CTAS: usize = 256;
 
-    /// Where the semaphores of shared tiles begin: one a CTA.
+    /// Semaphores of shared tiles: one a CTA, or one for each 64 rows of a tile that is split.
+    const SEMAPHORES: usize = 1024;
+
+    /// Where they begin.
     pub(crate) const SEMAPHORES_AT: usize = Self::COUNTER_BYTES;
 
     /// Where the parts of shared tiles begin: two a CTA, or one a unit if keys are cut at fixed places. Each has BLOCK_M rows of the
     /// tiling's head size and two numbers a row, in fp32.
-    pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * Self::SHARING_CTAS;
+    pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * Self::SEMAPHORES;
 
     const fn with_parts(parts: usize, rows: usize, head_dim: usize) -> Self {
         let part = rows * (head_dim + 2) * size_of::<f32>();
@@ -85,6 +92,9 @@ impl Scratch {
     /// For the largest call of a problem.
     pub(super) fn of(problem: &Problem, steps: &[Step]) -> Self {
         let needed = |step: &Step| match step.image.schedule {
+            Schedule::Persistent if splits_tiles(step.image) => {
+                Self::with_split_tiles(PARTS_A_CTA * step.resident() as usize, step.image)
+            }
             Schedule::Persistent => Self::counter(),
             Schedule::SharedKeys => step.parts_of(&Sides::from(problem)),
             _ => Self::default(),
@@ -105,9 +115,31 @@ impl Scratch {
         }
     }
 
-    /// What serves every plan that does not cut keys at fixed places; a test holds the catalog against it.
+    /// For so many parts of split tiles. Each has BLOCK_M rows of the tiling's head size, and two numbers a row from each of the
+    /// four threads that share it (kernels/forward/wgmma_parts.cuh).
+    fn with_split_tiles(parts: usize, image: &Image) -> Self {
+        let (rows, head_dim) = (image.tiling.block_m, image.tiling.head_dim);
+        let part = rows as usize * (head_dim as usize + 8) * size_of::<f32>();
+        Scratch {
+            bytes: Self::PARTS_AT + parts * part,
+        }
+    }
+
+    /// What serves every plan for kernels that share keys evenly; a test holds the catalog against it.
     pub(crate) const fn of_even_splits() -> Self {
         Self::with_parts(2 * Self::SHARING_CTAS, 64, 128)
+    }
+
+    /// What serves every plan for the device that does not cut keys at fixed places.
+    pub(crate) fn of_any_plan(device: &DeviceProfile) -> Self {
+        let images = warptile_kernels::catalog().iter();
+        let split = images.filter(|image| splits_tiles(image)).map(|image| {
+            let resident = device.multiprocessors.max(1) * occupancy(image, device);
+            Self::with_split_tiles(PARTS_A_CTA * resident as usize, image).bytes
+        });
+        Scratch {
+            bytes: split.fold(Self::of_even_splits().bytes, usize::max),
+        }
     }
 }
 
@@ -241,6 +273,7 @@ impl Step {
             heads_at_once: 1,
             draws_tiles: false,
             shares_keys: true,
+            splits: 1,
             workspace_bytes: self.parts_of(&sides).bytes,
         })
     }
@@ -282,12 +315,30 @@ impl Step {
             });
         }
         let persistent = self.image.schedule == Schedule::Persistent;
-        let grid = if persistent {
-            tiles.min(u64::from(self.resident()))
-        } else {
-            tiles
+        let splits = match splits_tiles(self.image) {
+            true => {
+                let keys = TileKeys::of(
+                    call.mask(),
+                    [call.query_len(), call.key_len()],
+                    call.group_size(),
+                    self.image,
+                );
+                splits_of(tiles, u64::from(self.resident()), &keys, self.image)
+            }
+            false => 1,
         };
-        let draws_tiles = persistent && tiles > grid;
+        let split_tiles = match splits {
+            1 => 0,
+            _ => tiles % u64::from(self.resident()),
+        };
+        // What CTAs take one after the other.
+        let numbers = tiles + split_tiles * (splits - 1);
+        let grid = if persistent {
+            numbers.min(u64::from(self.resident()))
+        } else {
+            numbers
+        };
+        let draws_tiles = persistent && numbers > grid;
         Ok(LaunchShape {
             grid: grid as u32,
             tiles: tiles as u32,
@@ -298,13 +349,105 @@ impl Step {
                 _ => heads_at_once(call, heads as usize) as u32,
             },
             draws_tiles,
-            shares_keys: false,
-            workspace_bytes: match draws_tiles {
-                true => Scratch::counter().bytes,
-                false => 0,
+            shares_keys: splits > 1,
+            splits: splits as u32,
+            workspace_bytes: match (splits, draws_tiles) {
+                (1, false) => 0,
+                (1, true) => Scratch::counter().bytes,
+                _ => Scratch::with_split_tiles((split_tiles * splits) as usize, self.image).bytes,
             },
         })
     }
+}
+
+/// Whether the image computes tiles whose keys several CTAs share, beside whole ones: the variant of `wgmma` that also reads pages.
+pub(crate) fn splits_tiles(image: &Image) -> bool {
+    image.schedule == Schedule::Persistent && image.features.contains(Features::PAGED)
+}
+
+/// Parts of split tiles that a CTA computes, at most: what bounds the workspace.
+const PARTS_A_CTA: usize = 3;
+
+/// Keys that a tile of query rows loads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TileKeys {
+    /// On average.
+    pub(crate) average: f64,
+    /// At most, rounded up to blocks.
+    pub(crate) longest: f64,
+}
+
+impl TileKeys {
+    /// `group_size` query heads share a key/value head.
+    pub(crate) fn of(
+        mask: Mask,
+        [query_len, key_len]: [usize; 2],
+        group_size: usize,
+        image: &Image,
+    ) -> Self {
+        let block_n = f64::from(image.tiling.block_n);
+        let rows = f64::from(image.tiling.block_m);
+        // Queries of a tile.
+        let height = match image.schedule {
+            Schedule::OneGroupTile => (rows / group_size as f64).max(1.0),
+            _ => rows,
+        };
+        let widest = mask.widest(query_len, key_len);
+        let visible = mask.visible_pairs(query_len, key_len) as f64 / query_len.max(1) as f64;
+        // A tile loads what any of its rows sees. Beside what each sees on average that is half a tile's height of keys where
+        // the mask has one edge, and a whole one where it has two.
+        let bounds = mask.bounds();
+        let beside = match (bounds.left, bounds.right) {
+            (None, None) => 0.0,
+            (Some(_), Some(_)) => height,
+            _ => height / 2.0,
+        };
+        let all = (key_len as f64 / block_n).ceil().max(1.0) * block_n;
+        let longest = ((widest as f64 + beside) / block_n).ceil() * block_n;
+        TileKeys {
+            average: (visible + beside).clamp(block_n, all),
+            longest: longest.clamp(block_n, all),
+        }
+    }
+}
+
+/// What a part of a tile costs beside its keys, in keys: what a tile's end costs, leaving it in the workspace without the next tile's
+/// scores under way, and adding up each of a tile's parts (docs/notebook-wgmma.md).
+const TILE_END_KEYS: f64 = 200.0;
+const PART_KEYS: f64 = 350.0;
+const SUM_KEYS: f64 = 20.0;
+
+/// What the turns take that the `rest` tiles need if each is split, in keys of a tile.
+pub(crate) fn rest_keys(rest: u64, resident: u64, splits: u64, keys: f64) -> f64 {
+    let turns = (rest * splits).div_ceil(resident) as f64;
+    match splits {
+        1 => turns * (keys + TILE_END_KEYS),
+        _ => {
+            let part = keys / splits as f64 + TILE_END_KEYS + PART_KEYS;
+            turns * part + splits as f64 * SUM_KEYS
+        }
+    }
+}
+
+/// Into how many ranges the keys of the tiles are best split that do not fill all CTAs; 1 for none. The number follows from shapes alone:
+/// ranges are cut by the lengths that the kernel finds.
+pub(crate) fn splits_of(tiles: u64, resident: u64, keys: &TileKeys, image: &Image) -> u64 {
+    let rest = tiles % resident;
+    let warpgroups = u64::from(image.tiling.block_m.div_ceil(64));
+    if rest == 0 || rest * warpgroups > Scratch::SEMAPHORES as u64 {
+        return 1;
+    }
+    // Drawn tiles that differ in length even out: the last ones are the shortest.
+    if tiles > resident && keys.longest > 1.25 * keys.average {
+        return 1;
+    }
+    let blocks = (keys.longest / f64::from(image.tiling.block_n)) as u64;
+    let most = (PARTS_A_CTA as u64 * resident / rest)
+        .min(blocks / 2)
+        .clamp(1, 64);
+    let cost = |splits: u64| rest_keys(rest, resident, splits, keys.longest);
+    let best = (1..=most).min_by(|&a, &b| cost(a).total_cmp(&cost(b)));
+    best.unwrap_or(1)
 }
 
 /// Tiles of a problem, or of kernels that share keys the units: what [`Step::shape`] gives for a call whose lengths are the bounds.
@@ -435,6 +578,93 @@ mod tests {
         let call = dense(1, [4, 4], [512, 512], Mask::None);
         let shape = step("wgmma_d128_128x128_w12_s2", 0).shape(&call).unwrap();
         assert_eq!((shape.grid, shape.tiles, shape.draws_tiles), (1, 16, true));
+    }
+
+    fn serving(kernel: &str, multiprocessors: u32) -> Step {
+        let image = warptile_kernels::catalog()
+            .iter()
+            .find(|image| image.kernel == kernel && splits_tiles(image))
+            .unwrap();
+        Step {
+            image,
+            ..step(kernel, multiprocessors)
+        }
+    }
+
+    #[test]
+    fn tiles_that_do_not_fill_all_ctas_are_split() {
+        let step = serving("wgmma_d128_128x128_w12_s2", 132);
+        let shape = |heads: usize, query_len, key_len| {
+            let call = dense(1, [heads, heads], [query_len, key_len], Mask::None);
+            step.shape(&call).unwrap()
+        };
+        // 16 tiles of 8192 keys: 8 ranges each keep 128 of 132 CTAs busy.
+        let few = shape(16, 128, 8192);
+        assert_eq!((few.tiles, few.splits, few.grid), (16, 8, 128));
+        assert!(few.shares_keys && !few.draws_tiles);
+        let part = 128 * (128 + 8) * 4;
+        assert_eq!(few.workspace_bytes, Scratch::PARTS_AT + 128 * part);
+        // 64 of 196 tiles are left over: two ranges each.
+        let rest = shape(28, 7 * 128, 8192);
+        assert_eq!((rest.tiles, rest.splits, rest.grid), (196, 2, 132));
+        assert!(rest.shares_keys && rest.draws_tiles);
+        assert_eq!(rest.workspace_bytes, Scratch::PARTS_AT + 128 * part);
+        // Nothing is left over; or few keys, whose parts would cost more than they save.
+        assert_eq!(shape(132, 128, 8192).splits, 1);
+        assert_eq!(shape(16, 128, 256).splits, 1);
+        assert_eq!(shape(16, 128, 256).workspace_bytes, 0);
+        // The plain image has no parts.
+        let call = dense(1, [16, 16], [128, 8192], Mask::None);
+        let plain = self::step("wgmma_d128_128x128_w12_s2", 132);
+        assert_eq!(plain.shape(&call).unwrap().splits, 1);
+    }
+
+    #[test]
+    fn parts_and_semaphores_fit_the_workspace() {
+        for image in warptile_kernels::catalog() {
+            if !splits_tiles(image) {
+                continue;
+            }
+            let head_dim = image.tiling.head_dim as usize;
+            for multiprocessors in [1, 2, 7, 132, 144] {
+                let device = DeviceProfile::h200().with_multiprocessors(multiprocessors);
+                let step = Step {
+                    image,
+                    ctas_per_multiprocessor: occupancy(image, &device),
+                    ..step(image.kernel, multiprocessors)
+                };
+                for (heads, query_len) in
+                    [(1, 1), (3, 300), (8, 130), (32, 512), (131, 64), (5, 4000)]
+                {
+                    for (key_len, mask) in [
+                        (1, Mask::None),
+                        (9000, Mask::None),
+                        (70_000, Mask::causal()),
+                    ] {
+                        let q = Layout::bshd([1, query_len, heads, head_dim]);
+                        let k = Layout::bshd([1, key_len, heads, head_dim]);
+                        let call = Call::builder(&q, &k, &k, image.element)
+                            .scoring(Scoring::new().mask(mask))
+                            .build()
+                            .unwrap();
+                        let shape = step.shape(&call).unwrap();
+                        let scratch = Scratch::of(&call.problem(), std::slice::from_ref(&step));
+                        assert!(shape.workspace_bytes <= scratch.bytes, "{call}");
+                        assert!(scratch.bytes <= Scratch::of_any_plan(&device).bytes);
+                        assert!(shape.splits == 1 || shape.splits > 1 && shape.shares_keys);
+                        let resident = step.resident();
+                        // As the kernel counts: `numbers` of kernels/forward/wgmma_scheduler.cuh.
+                        let rest = shape.tiles % shape.grid.max(1);
+                        assert!(
+                            shape.splits == 1 || rest == shape.tiles % resident,
+                            "{call}"
+                        );
+                        let semaphores = rest * image.tiling.block_m.div_ceil(64);
+                        assert!(shape.splits == 1 || semaphores as usize <= Scratch::SEMAPHORES);
+                    }
+                }
+            }
+        }
     }
 
     #[test]

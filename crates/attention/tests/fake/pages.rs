@@ -4,7 +4,8 @@ use half::f16;
 use warptile::gpu::{Addresses, Gpu, Prepared};
 use warptile::kernels::{Image, catalog};
 use warptile::{
-    Attention, Call, CallBuilder, ElementType, Error, Features, Keys, Layout, Planner, TableLayout,
+    Attention, Call, CallBuilder, Choice, ElementType, Error, Features, Keys, Layout, Planner,
+    TableLayout,
 };
 use warptile_driver::{DeviceBuffer, Graph, Stream};
 use warptile_fake_cuda::FakeDriver;
@@ -82,6 +83,50 @@ fn a_table_on_the_host_travels_along() {
         stream.synchronize().unwrap();
         let pages = crate::block(&fake.launches()[1]).pages;
         assert_eq!(on_device::<i32>(pages.table, 6), [8, 2, 5, 0, 7, 3]);
+    }
+    fake.assert_clean();
+}
+
+#[test]
+fn a_call_whose_tiles_are_split_brings_the_places_of_its_parts() {
+    let fake = FakeDriver::open();
+    {
+        let gpu = gpu(&fake);
+        // 8 tiles of 64 rows, each with 4096 keys in pages of 16.
+        let q = Layout::bshd([1, 64, 8, 64]);
+        let pages = Layout::bshd([256, 16, 2, 64]);
+        let call = Call::builder(&q, &pages, &pages, ElementType::F16)
+            .device_block_table([1, 256])
+            .build()
+            .unwrap();
+        let image = "wgmma_d64_64x128_w8_s2_f16_serving_sm_90a";
+        let prepared = gpu
+            .prepare(call.problem(), &Choice::Image(image.to_owned()))
+            .unwrap();
+        let stream = Stream::new(gpu.context()).unwrap();
+        let mut buffers = Buffers::new(&stream, &call);
+        let table = DeviceBuffer::<u32>::zeroed(&stream, 256).unwrap();
+        let bindings = buffers.bindings().block_table(table.as_slice());
+        prepared.launch(&stream, &call, &bindings).unwrap();
+        stream.synchronize().unwrap();
+        let launch = &fake.launches()[0];
+        let work = block(launch).work;
+        assert!(work.splits > 1, "{work:?}");
+        assert_eq!(launch.grid, [8 * work.splits as u32, 1, 1]);
+        assert_eq!(work.semaphores, work.counter + 256);
+        assert_eq!(work.partials, work.semaphores + 4096);
+        // Boxes of 16 rows of a page, not of the 128 keys of a block: the maps of k and v differ from a dense call's.
+        assert_eq!(block(launch).pages.rows, 16);
+
+        // Pages that leave no box of 16 rows are refused, and it is said why.
+        let pages = Layout::bshd([256, 24, 2, 64]);
+        let call = Call::builder(&q, &pages, &pages, ElementType::F16)
+            .device_block_table([1, 256])
+            .build()
+            .unwrap();
+        let error = gpu.prepare(call.problem(), &Choice::Image(image.to_owned()));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("pages of a multiple of 16 rows"), "{error}");
     }
     fake.assert_clean();
 }

@@ -48,6 +48,8 @@ pub(crate) enum Images {
     Target(Family, Target),
     /// One kernel.
     Kernel(&'static str),
+    /// This one.
+    One(&'static Image),
     /// This one, on a device whose CTAs have no more than 99 KB of shared memory, as 8.6, 8.9 and 12.x have.
     Within99Kb(&'static Image),
 }
@@ -58,7 +60,7 @@ impl Images {
             Images::Family(family) => image.family == family,
             Images::Target(family, target) => image.family == family && image.target == target,
             Images::Kernel(name) => image.kernel == name,
-            Images::Within99Kb(one) => image.name == one.name,
+            Images::One(one) | Images::Within99Kb(one) => image.name == one.name,
         }
     }
 

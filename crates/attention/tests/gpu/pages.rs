@@ -5,9 +5,9 @@ use warptile::gpu::{Bindings, Prepared};
 use warptile::{Call, Choice, ElementType, Error, Family, Features, Layout};
 use warptile_check::Case;
 use warptile_driver::{DeviceBuffer, Graph, Stream};
-use warptile_kernels::catalog;
+use warptile_kernels::{Image, catalog};
 
-use crate::harness::{Images, families, gpu, passes};
+use crate::harness::{Images, case, families, gpu, passes, ran};
 
 /// Families with kernels that read pages.
 fn paged_families() -> Vec<Family> {
@@ -40,12 +40,59 @@ fn random_problems_in_pages_pass() {
     }
 }
 
+/// Problems with enough keys that CTAs share those of a tile, for every image of `wgmma` that splits tiles.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn split_tiles_pass_whatever_the_lengths() {
+    for image in serving_images() {
+        let (element, head_dim) = (image.element, image.tiling.head_dim);
+        let texts = [
+            "b1 h8/2 q200 k5000 pages=64 mask=causal",
+            "b3 h4/1 q130 k3000 pages=16 used=130x3000,1x17,77x2049 device-lengths mask=causal sinks",
+            "b2 h6/3 q70 k4001 mask=window,900,-1",
+            "b1 h2 q1000 k2500 sms=3 mask=causal-top-left",
+            "packed=300x2600,1x1300,0x5,129x2000 h4/2 sms=5 mask=causal",
+        ];
+        for (seed, text) in texts.into_iter().enumerate() {
+            let case = case(&format!("{text} d{head_dim} {element} seed={seed}"));
+            let images = Images::One(image);
+            let plan = images.plan(&case).unwrap();
+            let call = case.call_on_gpu().unwrap();
+            assert!(plan.steps()[0].shape(&call).unwrap().splits > 1, "{case}");
+            assert_eq!(passes(&case, images), Ok(true));
+        }
+        ran(image);
+    }
+}
+
+/// Those of `wgmma` that read pages and split tiles.
+fn serving_images() -> Vec<&'static Image> {
+    let mut images: Vec<_> = catalog().iter().collect();
+    images
+        .retain(|image| image.family == Family::Wgmma && image.features.contains(Features::PAGED));
+    assert!(!images.is_empty(), "no such image");
+    images
+}
+
+/// What a step over pages runs on, and how many queries a sequence has: every family with one, and every image of `wgmma` that serves
+/// with a piece of a prompt.
+fn steps() -> Vec<(Choice, usize)> {
+    let families = paged_families().into_iter();
+    let images = serving_images()
+        .into_iter()
+        .filter(|image| image.element == ElementType::F16 && image.tiling.head_dim >= 64);
+    families
+        .map(|family| (Choice::Family(family), 1))
+        .chain(images.map(|image| (Choice::Image(image.name.to_owned()), 70)))
+        .collect()
+}
+
 const BATCH: usize = 8;
 const PAGE_ROWS: usize = 16;
 const PAGES: usize = 400;
 const COLUMNS: usize = 50;
 
-/// A step of decoding over pages: everything that changes lies on the device.
+/// A step over pages, of decoding or of a piece of a prompt: everything that changes lies on the device.
 struct Step {
     stream: Stream,
     call: Call,
@@ -60,8 +107,8 @@ struct Step {
 }
 
 impl Step {
-    fn new(family: Family) -> Self {
-        let q = Layout::bshd([BATCH, 1, 8, 64]);
+    fn new(choice: &Choice, queries: usize) -> Self {
+        let q = Layout::bshd([BATCH, queries, 8, 64]);
         let pages = Layout::bshd([PAGES, PAGE_ROWS, 2, 64]);
         let call = Call::builder(&q, &pages, &pages, ElementType::F16)
             .device_block_table([BATCH, COLUMNS])
@@ -75,16 +122,14 @@ impl Step {
         };
         let elements = PAGES * PAGE_ROWS * 2 * 64;
         Step {
-            prepared: gpu()
-                .prepare(call.problem(), &Choice::Family(family))
-                .unwrap(),
-            q: values(BATCH * 8 * 64, 0.7),
+            prepared: gpu().prepare(call.problem(), choice).unwrap(),
+            q: values(BATCH * queries * 8 * 64, 0.7),
             k: values(elements, 1.3),
             v: values(elements, 0.9),
             table: DeviceBuffer::zeroed(&stream, BATCH * COLUMNS).unwrap(),
             lengths: DeviceBuffer::zeroed(&stream, BATCH).unwrap(),
-            out: DeviceBuffer::zeroed(&stream, BATCH * 8 * 64).unwrap(),
-            lse: DeviceBuffer::zeroed(&stream, BATCH * 8).unwrap(),
+            out: DeviceBuffer::zeroed(&stream, BATCH * queries * 8 * 64).unwrap(),
+            lse: DeviceBuffer::zeroed(&stream, BATCH * queries * 8).unwrap(),
             stream,
             call,
         }
@@ -138,8 +183,8 @@ impl Random {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_captured_launch_follows_its_table_and_lengths() {
-    for family in paged_families() {
-        let mut step = Step::new(family);
+    for (choice, queries) in steps() {
+        let mut step = Step::new(&choice, queries);
         let stream = step.stream.clone();
         let graph = Graph::capture::<Error>(&stream, |stream| step.launch(stream)).unwrap();
         let mut random = Random(1);
@@ -155,7 +200,7 @@ fn a_captured_launch_follows_its_table_and_lengths() {
             graph.launch(&stream).unwrap();
             let replayed = step.result();
             step.launch(&stream).unwrap();
-            assert!(step.result() == replayed, "{family}, replay {replay}");
+            assert!(step.result() == replayed, "{choice}, replay {replay}");
         }
     }
 }
@@ -163,8 +208,8 @@ fn a_captured_launch_follows_its_table_and_lengths() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn any_bits_in_a_table_and_in_lengths_do_no_harm() {
-    for family in paged_families() {
-        let mut step = Step::new(family);
+    for (choice, queries) in steps() {
+        let mut step = Step::new(&choice, queries);
         let stream = step.stream.clone();
         let table: Vec<i32> = (0..BATCH * COLUMNS).map(|i| (i % PAGES) as i32).collect();
         let lengths = [700; BATCH];
@@ -190,17 +235,17 @@ fn any_bits_in_a_table_and_in_lengths_do_no_harm() {
             let (out, lse) = step.result();
             // Its keys may be split in another way.
             let near = |a: f32, b: f32| (a - b).abs() <= 2e-3;
-            let outs = out.iter().zip(&right.0).take(8 * 64);
+            let outs = out.iter().zip(&right.0).take(queries * 8 * 64);
             for (&a, &b) in outs {
                 assert!(near(f16::from_bits(a).to_f32(), f16::from_bits(b).to_f32()));
             }
-            let lses = lse.iter().zip(&right.1).take(8);
+            let lses = lse.iter().zip(&right.1).take(queries * 8);
             for (&a, &b) in lses {
-                assert!(near(f32::from_bits(a), f32::from_bits(b)), "{family}");
+                assert!(near(f32::from_bits(a), f32::from_bits(b)), "{choice}");
             }
         }
         step.set(&table, &lengths);
         step.launch(&stream).unwrap();
-        assert!(step.result() == right, "{family}");
+        assert!(step.result() == right, "{choice}");
     }
 }

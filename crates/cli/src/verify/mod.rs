@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warptile::gpu::Gpu;
 use warptile::{Backend, Choice, MAX_HEAD_DIM, Mask, Scoring};
 use warptile_check::Case;
-use warptile_kernels::{Image, Role, Schedule, images_for};
+use warptile_kernels::{Features, Image, Role, Schedule, images_for};
 
 use self::check::{
     Checked, HOST_CAN, HOST_SHOULD, Lane, Phases, Place, Repeat, SharedReference, Sync, check,
@@ -562,12 +562,17 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
     let tiling = &image.tiling;
     let (rows, keys) = (tiling.block_m as usize, tiling.block_n as usize);
     let head_dim = (tiling.head_dim as usize).min(MAX_HEAD_DIM);
+    // One multiprocessor, so that CTAs draw tiles; or four and enough keys that some tiles are split.
+    let persistent = image.schedule == Schedule::Persistent;
+    let serving = persistent && image.features.contains(Features::PAGED);
+    let (multiprocessors, keys) = if serving { (4, 8 * keys) } else { (1, keys) };
     let case = |query, key, head_dim, mask| Case {
         heads: 2,
         kv_heads: 1,
         element: image.element,
         scoring: Scoring::new().mask(mask),
-        multiprocessors: (image.schedule == Schedule::Persistent).then_some(1),
+        pages: serving.then_some(32),
+        multiprocessors: persistent.then_some(multiprocessors),
         seed,
         ..Case::new(query, key, head_dim)
     };
