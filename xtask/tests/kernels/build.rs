@@ -137,14 +137,14 @@ fn a_damaged_image_is_compiled_again_and_never_packed() {
 }
 
 #[test]
-fn five_and_a_half_megabytes_are_too_much() {
+fn eight_megabytes_are_too_much() {
     let embedding = |bytes: u64| Outcome {
         packed_bytes: [("a".to_owned(), 1), ("b".to_owned(), bytes - 1)].into(),
         ..Outcome::default()
     };
-    assert_eq!(EMBEDDED_LIMIT, 7_000_000);
-    assert_eq!(embedding(5_499_999).excess_bytes(), None);
-    assert_eq!(embedding(7_000_000).excess_bytes(), Some(7_000_000));
+    assert_eq!(EMBEDDED_LIMIT, 8_000_000);
+    assert_eq!(embedding(7_999_999).excess_bytes(), None);
+    assert_eq!(embedding(8_000_000).excess_bytes(), Some(8_000_000));
 }
 
 #[test]
