@@ -4,7 +4,8 @@ use half::f16;
 use warptile::gpu::{Addresses, Gpu, Prepared};
 use warptile::kernels::{Image, catalog};
 use warptile::{
-    Attention, Call, CallBuilder, Choice, ElementType, Error, Features, Keys, Layout, Planner, TableLayout,
+    Attention, Call, CallBuilder, Choice, ElementType, Error, Features, Keys, Layout, Planner,
+    TableLayout,
 };
 use warptile_driver::{DeviceBuffer, Graph, Stream};
 use warptile_fake_cuda::FakeDriver;
