@@ -339,7 +339,6 @@ fn pieces_of_prompts_go_to_the_hopper_images_that_serve() {
     for text in [
         "b1 q1 k8192 h32/8 d128 bf16 pages=16 seed=1",
         "b1 q1 k8192 h32/8 d128 bf16 seed=1",
-        "b16 q1 k8192 h32 d128 bf16 seed=1",
         "b64 q1 k4096 h32/8 d128 bf16 pages=16 seed=1",
         "b1 q512 k8192 h32/8 d128 bf16 mask=causal splits=1024 seed=1",
     ] {
@@ -652,8 +651,8 @@ fn bytes_of_parts(case: &Case, plan: &Plan, keys: usize) -> usize {
         let tiles = (sequence.q_len * call.group_size()).div_ceil(block_m);
         units += tiles * call.kv_heads() * splits;
     }
-    // The counter, and a semaphore for each of 256 CTAs.
-    256 + 4 * 256 + units * block_m * (head_dim + 2) * 4
+    // The counter, and 1,024 semaphores.
+    256 + 4 * 1024 + units * block_m * (head_dim + 2) * 4
 }
 
 #[test]
@@ -693,11 +692,13 @@ fn the_scratch_holds_the_parts_of_every_call() {
 #[test]
 fn even_splits_need_no_more_than_every_stream_has() {
     // 256 CTAs with two parts of 64 rows and head size 128.
-    let most = 256 + 4 * 256 + 2 * 256 * 64 * (128 + 2) * 4;
+    let most = 256 + 4 * 1024 + 2 * 256 * 64 * (128 + 2) * 4;
     let mut plans = 0;
     for image in catalog()
         .iter()
         .filter(|image| image.role == warptile_kernels::Role::Forward)
+        // Their parts are larger; a session is made for them too, and a stream's workspace grows.
+        .filter(|image| !image.name.contains("_serving_"))
     {
         let head_dim = image.tiling.head_dim;
         let problem = case(&format!("b64 q1 k8192 h32/8 d{head_dim} {}", image.element));

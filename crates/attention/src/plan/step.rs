@@ -521,7 +521,8 @@ mod tests {
     fn step(kernel: &str, multiprocessors: u32) -> Step {
         let image = warptile_kernels::catalog()
             .iter()
-            .find(|image| image.kernel == kernel && image.element == ElementType::F16)
+            .filter(|image| image.kernel == kernel && image.element == ElementType::F16)
+            .min_by_key(|image| image.features.iter().count())
             .unwrap();
         Step {
             role: Role::Forward,
@@ -583,7 +584,9 @@ mod tests {
     fn serving(kernel: &str, multiprocessors: u32) -> Step {
         let image = warptile_kernels::catalog()
             .iter()
-            .find(|image| image.kernel == kernel && splits_tiles(image))
+            .find(|image| {
+                image.kernel == kernel && image.element == ElementType::F16 && splits_tiles(image)
+            })
             .unwrap();
         Step {
             image,

@@ -93,7 +93,7 @@ fn a_streams_workspace_grows_and_is_used_again() {
             sizes.push(prepared.plan().scratch().bytes);
         }
         stream.synchronize().unwrap();
-        assert_eq!(sizes[2], 256 + 1024 + 64 * 2 * 64 * PART_BYTES);
+        assert_eq!(sizes[2], 256 + 4 * 1024 + 64 * 2 * 64 * PART_BYTES);
         assert_eq!(sizes[5], sizes[2]);
         let at = workspaces(&fake);
         assert_eq!(at[0], at[1]);
@@ -147,7 +147,7 @@ fn a_session_is_made_for_the_plans_it_runs() {
     let fake = FakeDriver::open();
     let gpu = gpu(&fake);
     let stream = Stream::new(gpu.context()).unwrap();
-    let (small, large) = (every_256(1, 1000), every_256(64, 16384));
+    let (small, large) = (every_256(1, 1000), every_256(128, 16384));
     let memory = DeviceBuffer::<u8>::zeroed(&stream, 5 << 22).unwrap();
     let mut at = Addresses::default();
     let place = |tensor: u64| memory.pointer() + (tensor << 22);
