@@ -147,7 +147,7 @@ pub(super) fn config(step: &Step, shape: &LaunchShape) -> LaunchConfig {
     }
 }
 
-/// Whether the kernel itself waits for what precedes it: those on mma.sync do, in machine code for 9.0 and newer.
+/// Whether the kernel itself waits for what precedes it: those of `decode` and `mma` do, in machine code for 9.0 and newer.
 fn begins_early(image: &Image) -> bool {
     let waits = match image.target {
         Target::Cubin(sm) | Target::CubinExact(sm) => sm >= 90,

@@ -224,8 +224,11 @@ impl Sides {
 
     fn units(&self, image: &Image) -> u64 {
         let tiling = image.tiling;
-        self.tile_units(tiling.block_n)
-            .saturating_mul(self.tiles(tiling.block_m))
+        let units = self
+            .tile_units(tiling.block_n)
+            .saturating_mul(self.tiles(tiling.block_m));
+        let rows = self.query_len.saturating_mul(self.group);
+        if_countable(rows, self.group, units)
     }
 }
 
@@ -289,24 +292,21 @@ impl Step {
     }
 
     fn shape_of_tiles(&self, call: &Call) -> Result<LaunchShape> {
-        let block_m = self.image.tiling.block_m as u64;
-        let batch = call.batch() as u64;
+        let batch = call.batch();
         let queries = call.queries();
-        let (heads, rows_of_query) = match self.image.schedule {
-            Schedule::OneGroupTile => (call.kv_heads() as u64, call.group_size() as u64),
-            _ => (call.heads() as u64, 1),
+        let heads = match self.image.schedule {
+            Schedule::OneGroupTile => call.kv_heads(),
+            _ => call.heads(),
         };
-        // Tiles of packed queries are numbered across the sequences. Sequence b's first tile has the number
-        // offsets[b] / BLOCK_M + b, so that a kernel finds the sequence of a tile without a list of its own; at most one number
-        // a sequence is left unused.
-        let (query_tiles, tiles) = if call.query_len() == 0 || batch == 0 {
-            (0, 0)
-        } else if queries.is_packed() {
-            let of_a_head = queries.rows() as u64 * rows_of_query / block_m + batch;
-            (of_a_head, of_a_head * heads)
-        } else {
-            let of_a_head = (call.query_len() as u64 * rows_of_query).div_ceil(block_m);
-            (of_a_head, of_a_head.saturating_mul(heads * batch))
+        let (query_tiles, tiles) = match call.query_len() {
+            0 => (0, 0),
+            len => tiles_of_queries(
+                self.image,
+                [call.heads(), call.kv_heads()],
+                batch,
+                len,
+                queries.is_packed().then(|| queries.rows()),
+            ),
         };
         if tiles > MAX_TILES {
             return Err(Error::Grid {
@@ -346,7 +346,7 @@ impl Step {
             // `scalar` and `wmma` take head after head, the order of the grid.
             heads_at_once: match self.image.schedule {
                 Schedule::OneTile => 1,
-                _ => heads_at_once(call, heads as usize) as u32,
+                _ => heads_at_once(call, heads) as u32,
             },
             draws_tiles,
             shares_keys: splits > 1,
@@ -452,18 +452,50 @@ pub(crate) fn splits_of(tiles: u64, resident: u64, keys: &TileKeys, image: &Imag
 
 /// Tiles of a problem, or of kernels that share keys the units: what [`Step::shape`] gives for a call whose lengths are the bounds.
 pub(super) fn tiles_of(problem: &Problem, image: &Image) -> u64 {
-    match image.schedule {
-        Schedule::SharedKeys => return Sides::from(problem).units(image),
-        Schedule::OneGroupTile => return Sides::from(problem).tiles(image.tiling.block_m),
-        _ => {}
+    if image.schedule == Schedule::SharedKeys {
+        return Sides::from(problem).units(image);
     }
-    let (block_m, heads) = (u64::from(image.tiling.block_m), problem.heads() as u64);
-    match problem.packed_queries() {
-        true => (problem.query_rows() as u64 / block_m + problem.batch() as u64) * heads,
-        false => (problem.query_len() as u64)
-            .div_ceil(block_m)
-            .saturating_mul(heads)
-            .saturating_mul(problem.batch() as u64),
+    let packed = problem.packed_queries().then(|| problem.query_rows());
+    let heads = [problem.heads(), problem.kv_heads()];
+    tiles_of_queries(image, heads, problem.batch(), problem.query_len(), packed).1
+}
+
+/// Tiles of a head (of one batch entry, or of all packed rows), and in all.
+///
+/// Those of packed queries are numbered across the sequences. Sequence b's first one has the number of its first row / BLOCK_M + b, so
+/// that a kernel finds the sequence of a tile without a list of its own; at most one number a sequence is left unused.
+fn tiles_of_queries(
+    image: &Image,
+    [heads, kv_heads]: [usize; 2],
+    batch: usize,
+    query_len: usize,
+    packed_rows: Option<usize>,
+) -> (u64, u64) {
+    let group = (heads / kv_heads.max(1)) as u64;
+    let (heads, rows_of_query) = match image.schedule {
+        Schedule::OneGroupTile => (kv_heads as u64, group),
+        _ => (heads as u64, 1),
+    };
+    let (block_m, batch) = (u64::from(image.tiling.block_m), batch as u64);
+    let rows = (packed_rows.unwrap_or(query_len) as u64).saturating_mul(rows_of_query);
+    let (of_a_head, batch) = match packed_rows {
+        Some(_) if batch == 0 => (0, 0),
+        Some(_) => (rows / block_m + batch, 1),
+        None => (rows.div_ceil(block_m), batch),
+    };
+    let tiles = of_a_head.saturating_mul(heads).saturating_mul(batch);
+    match image.schedule {
+        Schedule::OneGroupTile => (of_a_head, if_countable(rows, group, tiles)),
+        _ => (of_a_head, tiles),
+    }
+}
+
+/// The tiles, or more than a launch can have where kernels whose tiles have the rows of a group cannot count these: in 32 bits, and
+/// those of a query in the 20 that a quotient by an approximate reciprocal is exact for (kernels/forward/mma_layout.cuh).
+fn if_countable(rows: u64, group: u64, tiles: u64) -> u64 {
+    match rows < 1 << 30 && group <= 1 << 20 {
+        true => tiles,
+        false => tiles.max(MAX_TILES + 1),
     }
 }
 
@@ -572,6 +604,33 @@ mod tests {
             .unwrap();
         // 303 / 64 and one for each sequence.
         assert_eq!(step.shape(&packed).unwrap().query_tiles, 7);
+    }
+
+    #[test]
+    fn rows_that_kernels_of_groups_cannot_count_are_too_many() {
+        let call = |query_len, heads: usize| {
+            let q = Layout::new([1, query_len, heads, 8], [0, 0, 8, 1]);
+            let k = Layout::bshd([1, 16, 1, 8]);
+            Call::builder(&q, &k, &k, ElementType::F16)
+                .out(Layout::bshd([1, query_len, heads, 8]))
+                .build()
+                .unwrap()
+        };
+        for kernel in ["mma_d64_64x64_w4_s2", "decode_d64_16x128_w4_s2"] {
+            let step = step(kernel, 132);
+            for (query_len, heads, fits) in [
+                (1 << 22, 128, true),
+                (1 << 23, 128, false),
+                (1, 1 << 20, true),
+                (1, 1 << 21, false),
+            ] {
+                let call = call(query_len, heads);
+                let shape = step.shape(&call);
+                assert_eq!(shape.is_ok(), fits, "{kernel} {call}: {shape:?}");
+                let planned = tiles_of(&call.problem(), step.image) <= MAX_TILES;
+                assert!(fits || !planned, "{kernel} {call}");
+            }
+        }
     }
 
     #[test]
