@@ -60,7 +60,7 @@ template <class Traits> class Result {
         return row * HEAD_DIM * (int)sizeof(float) + MmaThread<Traits>::swizzled(row, column4);
     }
 
-    // The team's result. Of a row that has seen no key only the maximum of -inf is left, which keeps others from reading more.
+    // The team's result. Of a row that has seen no key only its sum of 0 is left, which keeps others from reading more.
     __device__ void leave(const Segment& of, const Rows16<Traits>& rows, int result) const
     {
         const int existing = existing_rows(of);
@@ -73,7 +73,7 @@ template <class Traits> class Result {
             const int row = rows.row(half, lane);
             if (row >= existing) continue;
             if (lane % 4 == 0) sum_of(thread.team(), row) = sum;
-            if (sum.max == negative_infinity()) continue;
+            if (sum.saw_no_key()) continue;
 #pragma unroll
             for (int i = 0; i < HEAD_DIM / FRAGMENT_COLUMNS; i++)
                 *reinterpret_cast<float2*>(thread.shared + result + result_offset(row, 2 * i + lane % 4 / 2) +
@@ -152,7 +152,7 @@ template <class Traits> class Result {
                     for (int i = 0; i < MINE; i++) {
                         const int at = min(first + i * Traits::TEAM_THREADS, count - 1);
                         const float2 sum = __ldcg(reinterpret_cast<const float2*>(part + Traits::BLOCK_M * HEAD_DIM) + at / ACROSS);
-                        sums[i][j] = {exists ? sum.x : negative_infinity(), sum.y};
+                        sums[i][j] = {exists ? sum.x : negative_infinity(), exists ? sum.y : 0};
                         columns[i][j] = __ldcg(reinterpret_cast<const float4*>(part) + at);
                     }
                 }

@@ -132,6 +132,7 @@ template <class Traits> class Ring {
     {
         constexpr int LANES = Traits::ROW_CHUNKS < 32 ? Traits::ROW_CHUNKS : 32; // that copy a row
         constexpr int AT_ONCE = 32 / LANES;                                     // rows
+        static_assert(Traits::WARP_KEYS % AT_ONCE == 0, "a warp loads no row of another");
         const int lane = thread.lane, chunk = lane % LANES, first_row = lane / LANES, column = chunk * CHUNK<Element>;
         const int first_key = this->first_key(load_block);
         const Segment& of = thread.segment(loading); // read anew: there are few registers
@@ -158,8 +159,9 @@ template <class Traits> class Ring {
         }
         if (rows.is_paged()) {
             const int later = my_key + Traits::STAGES * Traits::BLOCK_N;
-            if (lane < Traits::WARP_KEYS)
-                cp_async_4(pages_of(0, loaded % Traits::STAGES) + lane, rows.page_of(params, later), later < of.end_key);
+            // Not one of a key that nobody will ask for: its zero might land behind the next segment's number in the same place.
+            if (lane < Traits::WARP_KEYS && later < of.end_key)
+                cp_async_4(pages_of(0, loaded % Traits::STAGES) + lane, rows.page_of(params, later), true);
             since_pages++;
         }
         cp_async_commit();

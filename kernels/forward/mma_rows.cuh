@@ -43,13 +43,17 @@ template <class Traits> class Rows16 {
             see_to = first_query < of.q.len ? min(last_query + mask.shift + mask.right, of.k.len - 1) : -1;
         }
         sink_ = negative_infinity();
-        if (params.scoring.sinks) sink_ = sink_of(params.scoring, min(Row(of, group, first_row() + lane % FRAGMENT_ROWS).head, params.heads - 1));
+        if (params.scoring.sinks) {
+            const Row row(of, group, first_row() + lane % FRAGMENT_ROWS);
+            sink_ = sink_of(params.scoring, min(row.head, params.heads - 1));
+        }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const Row row(of, group, this->row(half, lane));
             diagonal[half] = row.query + mask.shift;
-            slopes[half] =
-                params.scoring.slopes && row.query < of.q.len ? params.scoring.slopes[of.batch * params.scoring.slopes_batch + row.head] * LOG2_E : 0;
+            slopes[half] = 0;
+            if (params.scoring.slopes && row.query < of.q.len)
+                slopes[half] = params.scoring.slopes[of.batch * params.scoring.slopes_batch + row.head] * LOG2_E;
             sums[half] = {negative_infinity(), 0};
         }
 #pragma unroll

@@ -52,7 +52,8 @@ template <class Traits> class Parts {
         for (int split = 0; split < work.splits; split++) {
             const float4* const from = words_of(split);
             const float4 rows = __ldcg(from + CHUNKS * WARPGROUP_THREADS);
-            if (fmaxf(rows.x, rows.z) == negative_infinity()) continue;
+            // Neither row has seen a key. A NaN is one.
+            if (fmaxf(rows.x, rows.z) == negative_infinity() && rows.y + rows.w == 0) continue;
             const float take[ROWS_PER_THREAD] = {rescale(rows.x, max[0]), rescale(rows.z, max[1])};
             state.sum[0] += rows.y * take[0];
             state.sum[1] += rows.w * take[1];

@@ -8,8 +8,11 @@ namespace warptile {
 
 // The maximum of some scores of a row, in exponents of 2, and the sum of their weights against it.
 struct RowSum {
-    float max; // -inf: no key was seen
+    float max; // -inf where no score is a number
     float sum;
+
+    // Otherwise the largest score weighs 1, and NaN stays NaN.
+    __device__ bool saw_no_key() const { return sum == 0; }
 };
 
 // What a row's weights are multiplied by when they count against the larger maximum `to` instead of `from`.
@@ -32,7 +35,7 @@ struct Partial {
         for (int i = 0; i < 4; i++) values[i] *= keep;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            if (sums[i].max == negative_infinity()) continue;
+            if (sums[i].saw_no_key()) continue;
             const float take = rescale(sums[i].max, largest);
             row.sum += sums[i].sum * take;
             values[0] += columns[i].x * take;

@@ -17,7 +17,7 @@ template <class Traits> class OneTile {
         if (reads_lengths(params.sequences)) wait_for_predecessor();
     }
 
-    // The only segment, then the end. One thread calls it, so lengths on the device are read once whatever becomes of them.
+    // The only segment, then the end. One thread calls it for all, so they agree whatever becomes of lengths on the device meanwhile.
     __device__ Segment next()
     {
         Segment segment;

@@ -18,7 +18,7 @@ struct Segment {
     int first_head;  // ... and its head among those of this key/value head
     Extent q;
     Extent k;
-    int first_key; // of those it reads, down to which its queries see; none where first_key >= end_key
+    int first_key; // of those it reads; none where first_key >= end_key
     int end_key;
     unsigned unit; // its first
     unsigned units;

@@ -1,7 +1,8 @@
 // Which keys a CTA reads, for kernels whose CTAs share the keys of all sequences.
 //
 // The keys that a sequence's queries see are cut into units: blocks of BLOCK_N keys, or as many keys as a split has. The
-// units of all tiles of all sequences are numbered one after the other, and CTAs take equal ranges of them. So a tile is computed by
+// units of all tiles of all sequences are numbered one after the other, and CTAs take equal ranges of them, or whole tiles where that is
+// almost as even. So a tile is computed by
 // neighbouring CTAs, and a CTA shares at most two tiles with others: its first and its last. A tile without keys counts one
 // unit, so that somebody writes its zeros.
 //
@@ -207,7 +208,7 @@ template <class Traits> class Share {
                 before += sum.all;
             }
             if (pass == 0) {
-                const bool alike = before != 0 && before == sequences * state.base; // or as good as
+                const bool alike = before != 0 && before == sequences * state.base; // or they add up to as much
                 range = shared_evenly(before, alike ? state.sequence.tile_units : 1);
                 __syncthreads(); // the first sequence's have been read
                 if (threadIdx.x == 0) {
