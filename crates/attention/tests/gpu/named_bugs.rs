@@ -261,7 +261,11 @@ fn huge_logits_make_no_nan() {
         let shape = [1, rows, 1, head_dim];
         let tensor = backend.tensor(&data, shape).unwrap();
         let case = case(&format!("q{rows} k{rows} d{head_dim} bf16 seed=0"));
-        for family in families() {
+        // `mma` has no tiles of 256.
+        let taking = families()
+            .into_iter()
+            .filter(|&family| family != warptile::Family::Mma || head_dim <= 128);
+        for family in taking {
             let plan = Images::Family(family).plan(&case).unwrap();
             let attention = Attention::new().choice(Choice::Kernel(plan.kernel_name().to_owned()));
             let output = attention.forward(&tensor, (&tensor, &tensor)).unwrap();

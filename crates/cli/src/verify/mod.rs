@@ -562,10 +562,13 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
     let tiling = &image.tiling;
     let (rows, keys) = (tiling.block_m as usize, tiling.block_n as usize);
     let head_dim = (tiling.head_dim as usize).min(MAX_HEAD_DIM);
-    // One multiprocessor, so that CTAs draw tiles; or four and enough keys that some tiles are split.
+    // One multiprocessor, so that CTAs draw tiles; or four, with one CTA each or two, and enough keys that two of ten tiles are split.
     let persistent = image.schedule == Schedule::Persistent;
     let serving = persistent && image.features.contains(Features::PAGED);
-    let (multiprocessors, keys) = if serving { (4, 8 * keys) } else { (1, keys) };
+    let (multiprocessors, tiles, keys) = match serving {
+        true => (4, 5, 8 * keys),
+        false => (1, 3, keys),
+    };
     let case = |query, key, head_dim, mask| Case {
         heads: 2,
         kv_heads: 1,
@@ -577,9 +580,9 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
         ..Case::new(query, key, head_dim)
     };
     [
-        case(3 * rows, 3 * keys, head_dim, Mask::none()),
+        case(tiles * rows, 3 * keys, head_dim, Mask::none()),
         case(
-            2 * rows + 5,
+            (tiles - 1) * rows + 5,
             2 * keys + 9,
             head_dim.saturating_sub(8).max(8),
             Mask::causal(),
