@@ -267,9 +267,11 @@ template <class Traits> struct Problem {
             std::barrier<AtBarrier> all(Traits::THREADS);
             cta_bar = &all;
             std::vector<std::unique_ptr<std::barrier<>>> of_teams, of_warps;
-            for (int team = 0; team < Traits::TEAMS; team++) of_teams.emplace_back(new std::barrier<>(Traits::TEAM_THREADS));
+            for (int team = 0; team < Traits::TEAMS; team++) {
+                of_teams.emplace_back(new std::barrier<>(Traits::TEAM_THREADS));
+                named_bar[1 + team] = of_teams[team].get();
+            }
             for (int warp = 0; warp < Traits::WARPS; warp++) {
-                team_bar[warp] = of_teams[warp / Traits::TEAM_WARPS].get();
                 of_warps.emplace_back(new std::barrier<>(32));
                 warp_bar[warp] = of_warps[warp].get();
             }

@@ -31,7 +31,6 @@ struct MmaTraits {
     static constexpr int TEAM_WARPS = BLOCK_M / FRAGMENT_ROWS;
     static constexpr int TEAM_THREADS = 32 * TEAM_WARPS;
     static constexpr int TEAMS = WARPS / TEAM_WARPS;
-    static constexpr bool TEAM_BARRIERS = TEAM_WARPS > 1 && TEAMS > 1; // otherwise a team is a warp or the CTA
     static constexpr int KEYS = BLOCK_N / TEAMS;        // of a group
     static constexpr int WARP_KEYS = KEYS / TEAM_WARPS; // that a warp loads
     static constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element);
@@ -65,14 +64,13 @@ struct MmaTraits {
     static constexpr int SUMS_AT = RESULTS_AT + (ADDS_UP && !RESULT_IN_RING ? TEAMS * RESULT_BYTES : 0);
     static constexpr int SINKS_AT = SUMS_AT + (ADDS_UP ? TEAMS * BLOCK_M * (int)sizeof(float2) : 0);
     static constexpr int SEGMENTS_AT = SINKS_AT + BLOCK_M * (int)sizeof(float);
-    static constexpr int BARRIERS_AT = SEGMENTS_AT + SEGMENTS * (int)sizeof(Segment);
-    static constexpr int PLACES_AT = BARRIERS_AT + (TEAM_BARRIERS ? TEAMS * 8 : 0);
+    static constexpr int PLACES_AT = SEGMENTS_AT + SEGMENTS * (int)sizeof(Segment);
     // Numbers of pages: a warp's for as many groups as it has stages, and for the first ones of two segments.
     static constexpr int PAGES_AT = PLACES_AT + TEAMS * (int)sizeof(int);
     static constexpr int PAGES_BYTES = STAGES * WARP_KEYS * (int)sizeof(int);
     static constexpr int SCHEDULE_AT = PAGES_AT + 3 * WARPS * PAGES_BYTES;
     static constexpr int SHARED_BYTES = SCHEDULE_AT + Schedule::SHARED_BYTES;
-    static_assert(SEGMENTS_AT % 8 == 0 && BARRIERS_AT % 8 == 0 && PLACES_AT % 4 == 0);
+    static_assert(SEGMENTS_AT % 8 == 0 && PLACES_AT % 4 == 0);
 };
 
 // The same number, which the compiler does not know to be: what follows from it is computed here, and not kept in registers that the
@@ -93,6 +91,16 @@ template <class Traits> struct MmaThread {
 
     __device__ int team() const { return warp / Traits::TEAM_WARPS; }
     __device__ int row_warp() const { return warp % Traits::TEAM_WARPS; } // which of the team's
+    // Waits for the team, and sees what it has written.
+    __device__ void sync_team() const
+    {
+        if constexpr (Traits::TEAM_WARPS == 1)
+            __syncwarp();
+        else if constexpr (Traits::TEAMS == 1)
+            __syncthreads();
+        else
+            named_barrier_wait(1 + team(), Traits::TEAM_THREADS); // 0 is __syncthreads
+    }
 
     __device__ Segment& segment(int number) const
     {

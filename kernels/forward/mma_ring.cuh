@@ -4,7 +4,6 @@
 #include "forward/mma_layout.cuh"
 #include "memory/copy.cuh"
 #include "memory/keys.cuh"
-#include "ptx/mbarrier.cuh"
 
 namespace warptile {
 
@@ -12,12 +11,7 @@ template <class Traits> class Ring {
   public:
     using Element = typename Traits::Element;
 
-    // The CTA meets before the first group is waited for.
-    __device__ Ring(const Forward& params, const MmaThread<Traits>& thread) : params(params), thread(thread)
-    {
-        if constexpr (Traits::TEAM_BARRIERS)
-            if (threadIdx.x % Traits::TEAM_THREADS == 0) mbarrier_init(team_barrier(), Traits::TEAM_WARPS);
-    }
+    __device__ Ring(const Forward& params, const MmaThread<Traits>& thread) : params(params), thread(thread) {}
 
     // Fills the ring as far as it is known what comes next; segments before `number` have been computed, and those up to `described` are
     // known. One stage is left free for the result of segment `number`.
@@ -37,18 +31,18 @@ template <class Traits> class Ring {
     }
 
     // Waits for the oldest group, which lies at the stage that this returns. The team's.
-    __device__ int wait_for_group()
+    __device__ int wait_for_group() const
     {
         if (under_way == Traits::STAGES)
             cp_async_wait<Traits::STAGES - 1>();
         else
             cp_async_wait<0>();
-        sync_team();
+        thread.sync_team();
         return thread.stage_at(stage);
     }
     __device__ void release_group()
     {
-        sync_team(); // all have read it
+        thread.sync_team(); // all have read it
         under_way--;
         stage = stage + 1 == Traits::STAGES ? 0 : stage + 1;
     }
@@ -105,22 +99,6 @@ template <class Traits> class Ring {
     }
 
   private:
-    // Waits for the team, and sees what it has written.
-    __device__ void sync_team()
-    {
-        if constexpr (Traits::TEAM_WARPS == 1) {
-            __syncwarp();
-        } else if constexpr (Traits::TEAMS == 1) {
-            __syncthreads();
-        } else {
-            __syncwarp();
-            if (thread.lane == 0) mbarrier_arrive(team_barrier());
-            mbarrier_wait(team_barrier(), phase);
-            phase ^= 1;
-        }
-    }
-    __device__ unsigned team_barrier() const { return thread.address_of(Traits::BARRIERS_AT + thread.team() * 8); }
-
     // The first key of a block that this warp loads.
     __device__ int first_key(int block) const
     {
@@ -204,7 +182,6 @@ template <class Traits> class Ring {
 
     const Forward& params;
     const MmaThread<Traits> thread;
-    unsigned phase = 0; // of the team's barrier
     int loading = -1; // segment
     int load_block = 0, load_end = 0;
     int since_pages = 0; // groups asked for since the first pages of a segment

@@ -65,10 +65,10 @@ kernels! {
         2: shared 76176;
     }
     Decode D128M32N64W4S2 "decode_d128_32x64_w4_s2" {
-        2: shared 84440;
+        2: shared 84424;
     }
     Decode D128M64N128W8S2 "decode_d128_64x128_w8_s2" {
-        2: shared 168552;
+        2: shared 168536;
     }
     Decode D128M64N64W4S2 "decode_d128_64x64_w4_s2" {
         2: shared 100932;
@@ -86,13 +86,13 @@ kernels! {
         2: shared 142768;
     }
     Decode D64M32N128W4S2 "decode_d64_32x128_w4_s2" {
-        2: shared 77784;
+        2: shared 77768;
     }
     Decode D64M64N128W4S2 "decode_d64_64x128_w4_s2" {
         2: shared 86084;
     }
     Decode D64M64N128W8S4 "decode_d64_64x128_w8_s4" {
-        2: shared 155240;
+        2: shared 155224;
     }
     Mma D128M128N64W8S2 "mma_d128_128x64_w8_s2" {
         2: shared 100476;
