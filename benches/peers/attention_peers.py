@@ -363,7 +363,10 @@ def measure(problem, runs, options, machine):
     rows, ours = [], []
     with contextlib.ExitStack() as stack:
         if options.program:
-            several = [None, options.splits] if options.splits and problem.on_cache and problem.is_reading else [None]
+            several = [None]
+            # Of a window so little is read that the copies of its cache would not fit twice.
+            if options.splits and problem.on_cache and problem.is_reading and problem.window_left < 0:
+                several.append(options.splits)
             for splits in several:
                 ours.append(stack.enter_context(Warptile(options.program, problem, options.samples, splits)))
         for method in options.method or METHODS:
