@@ -115,6 +115,7 @@ template <class Traits> struct Problem {
         grid = random.between(1, 7);
         const size_t query_values = (size_t)batch * query_len * heads * head_dim;
         q = random.normals(query_values);
+        if (random.one_in(3)) q[(size_t)random.between(0, batch * query_len * heads - 1) * head_dim] = NOT_A_NUMBER;
         k = random.normals((size_t)batch * key_len * key_row());
         v = random.normals((size_t)batch * key_len * key_row());
         device_q = guarded(q);
@@ -337,12 +338,16 @@ template <class Traits> struct Problem {
             scores.push_back(score);
             rows.push_back(row);
         }
+        const float found_lse = (*lse)[((size_t)b * heads + head) * query_len + query];
+        if (of_query[0] != of_query[0] && !scores.empty()) {
+            const bool all = std::all_of(found, found + head_dim, [](__half value) { return value != value; });
+            return all && found_lse != found_lse ? "" : "a query that is no number has a result that is one";
+        }
         double largest = scoring.sinks ? sinks[head] : -INFINITY;
         for (double score : scores) largest = std::max(largest, score);
         double sum = scoring.sinks ? exp(sinks[head] - largest) : 0;
         for (double score : scores) sum += exp(score - largest);
         const double expected_lse = sum > 0 ? largest + log(sum) : -INFINITY;
-        const float found_lse = (*lse)[((size_t)b * heads + head) * query_len + query];
         if (!(expected_lse == found_lse || fabs(expected_lse - found_lse) < 2e-4))
             return "lse " + std::to_string(found_lse) + ", not " + std::to_string(expected_lse);
         for (int d = 0; d < head_dim; d++) {

@@ -3,6 +3,7 @@
 //! Planning is a pure function of the problem, the device's limits, the rates and the catalog; it needs no GPU.
 
 mod planner;
+mod split_tiles;
 mod step;
 
 use std::fmt::{self, Write as _};
@@ -16,8 +17,8 @@ use crate::{Problem, Result};
 
 pub use planner::Planner;
 pub(crate) use planner::preference;
+pub(crate) use split_tiles::{TileKeys, rest_keys, splits_of, splits_tiles};
 pub use step::{LaunchShape, Scratch, Step};
-pub(crate) use step::{TileKeys, rest_keys, splits_of, splits_tiles};
 
 /// Where and how a problem will be computed. A cheap handle: clones are the same plan.
 #[derive(Debug, Clone)]

@@ -1,6 +1,6 @@
 //! One kernel of a plan, and the shape of its launch for a call.
 
-use warptile_kernels::{Features, Image, Role, Schedule};
+use warptile_kernels::{Image, Role, Schedule};
 
 use crate::call::Call;
 use crate::device::DeviceProfile;
@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::mask::{Align, Mask};
 use crate::plan::MAX_TILES;
 use crate::plan::planner::occupancy;
+use crate::plan::split_tiles::{PARTS_A_CTA, TileKeys, splits_of, splits_tiles};
 use crate::problem::Problem;
 use crate::splits::Splits;
 
@@ -73,7 +74,7 @@ impl Scratch {
     const SHARING_CTAS: usize = 256;
 
     /// Semaphores of shared tiles: one a CTA, or one for each 64 rows of a tile that is split.
-    const SEMAPHORES: usize = 1024;
+    pub(super) const SEMAPHORES: usize = 1024;
 
     /// Where they begin.
     pub(crate) const SEMAPHORES_AT: usize = Self::COUNTER_BYTES;
@@ -180,7 +181,7 @@ impl From<&Problem> for Sides {
         Sides {
             batch: problem.batch() as u64,
             kv_heads: problem.kv_heads() as u64,
-            group: (problem.heads() / problem.kv_heads()) as u64,
+            group: problem.group_size() as u64,
             query_len: problem.query_len() as u64,
             query_rows: checked.then(|| problem.query_rows() as u64),
             key_len: problem.key_len() as u64,
@@ -358,96 +359,6 @@ impl Step {
             },
         })
     }
-}
-
-/// Whether the image computes tiles whose keys several CTAs share, beside whole ones: the variant of `wgmma` that also reads pages.
-pub(crate) fn splits_tiles(image: &Image) -> bool {
-    image.schedule == Schedule::Persistent && image.features.contains(Features::PAGED)
-}
-
-/// Parts of split tiles that a CTA computes, at most: what bounds the workspace.
-const PARTS_A_CTA: usize = 3;
-
-/// Keys that a tile of query rows loads.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct TileKeys {
-    /// On average.
-    pub(crate) average: f64,
-    /// At most, rounded up to blocks.
-    pub(crate) longest: f64,
-}
-
-impl TileKeys {
-    /// `group_size` query heads share a key/value head.
-    pub(crate) fn of(
-        mask: Mask,
-        [query_len, key_len]: [usize; 2],
-        group_size: usize,
-        image: &Image,
-    ) -> Self {
-        let block_n = f64::from(image.tiling.block_n);
-        let rows = f64::from(image.tiling.block_m);
-        // Queries of a tile.
-        let height = match image.schedule {
-            Schedule::OneGroupTile => (rows / group_size as f64).max(1.0),
-            _ => rows,
-        };
-        let widest = mask.widest(query_len, key_len);
-        let visible = mask.visible_pairs(query_len, key_len) as f64 / query_len.max(1) as f64;
-        // A tile loads what any of its rows sees. Beside what each sees on average that is half a tile's height of keys where
-        // the mask has one edge, and a whole one where it has two.
-        let bounds = mask.bounds();
-        let beside = match (bounds.left, bounds.right) {
-            (None, None) => 0.0,
-            (Some(_), Some(_)) => height,
-            _ => height / 2.0,
-        };
-        let all = (key_len as f64 / block_n).ceil().max(1.0) * block_n;
-        let longest = ((widest as f64 + beside) / block_n).ceil() * block_n;
-        TileKeys {
-            average: (visible + beside).clamp(block_n, all),
-            longest: longest.clamp(block_n, all),
-        }
-    }
-}
-
-/// What a part of a tile costs beside its keys, in keys: what a tile's end costs, leaving it in the workspace without the next tile's
-/// scores under way, and adding up each of a tile's parts (docs/notebook-wgmma.md).
-const TILE_END_KEYS: f64 = 200.0;
-const PART_KEYS: f64 = 350.0;
-const SUM_KEYS: f64 = 20.0;
-
-/// What the turns take that the `rest` tiles need if each is split, in keys of a tile.
-pub(crate) fn rest_keys(rest: u64, resident: u64, splits: u64, keys: f64) -> f64 {
-    let turns = (rest * splits).div_ceil(resident) as f64;
-    match splits {
-        1 => turns * (keys + TILE_END_KEYS),
-        _ => {
-            let part = keys / splits as f64 + TILE_END_KEYS + PART_KEYS;
-            turns * part + splits as f64 * SUM_KEYS
-        }
-    }
-}
-
-/// Into how many ranges the keys of the tiles are best split that do not fill all CTAs; 1 for none. The number follows from shapes alone:
-/// ranges are cut by the lengths that the kernel finds.
-pub(crate) fn splits_of(tiles: u64, resident: u64, keys: &TileKeys, image: &Image) -> u64 {
-    let rest = tiles % resident;
-    let warpgroups = u64::from(image.tiling.block_m.div_ceil(64));
-    if rest == 0 || rest * warpgroups > Scratch::SEMAPHORES as u64 {
-        return 1;
-    }
-    // Drawn tiles that differ in length even out: the last ones are the shortest.
-    if tiles > resident && keys.longest > 1.25 * keys.average {
-        return 1;
-    }
-    let blocks = (keys.longest / f64::from(image.tiling.block_n)) as u64;
-    let most = (PARTS_A_CTA as u64 * resident / rest)
-        .min(blocks / 2)
-        .clamp(1, 64);
-    let cost = |splits: u64| rest_keys(rest, resident, splits, keys.longest);
-    let best = (1..=most).min_by(|&a, &b| cost(a).total_cmp(&cost(b)));
-    best.unwrap_or(1)
 }
 
 /// Tiles of a problem, or of kernels that share keys the units: what [`Step::shape`] gives for a call whose lengths are the bounds.
