@@ -1,0 +1,51 @@
+"""The README's programs run, and the stubs are of the functions that there are."""
+
+import ast
+import contextlib
+import inspect
+import io
+import pathlib
+import re
+import unittest
+
+import warptile
+
+HERE = pathlib.Path(__file__).parent
+
+
+class Documents(unittest.TestCase):
+    def test_programs_of_the_readme(self):
+        text = (HERE.parent / "README.md").read_text()
+        programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        here = [program for program in programs if "torch" not in program]
+        self.assertTrue(here)
+        for program in here:
+            with self.subTest(program), contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(program, "README.md", "exec"), {})
+
+    def test_stubs(self):
+        stubs = ast.parse((pathlib.Path(warptile.__file__).parent / "_native.pyi").read_text())
+        seen = set()
+        for function in stubs.body:
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            seen.add(function.name)
+            real = inspect.signature(getattr(warptile, function.name)).parameters
+            arguments = function.args
+            stub = [a.arg for a in arguments.args + arguments.kwonlyargs]
+            if arguments.kwarg:
+                stub.append(arguments.kwarg.arg)
+            self.assertEqual(stub, list(real), function.name)
+        self.assertEqual(seen, {"attention", "explain"})
+
+    def test_docstrings(self):
+        for name in ("attention", "explain"):
+            function = getattr(warptile, name)
+            for parameter in inspect.signature(function).parameters:
+                self.assertRegex(function.__doc__, rf"(?m)^ +{parameter}: ", name)
+        for name in warptile.__all__:
+            self.assertTrue(getattr(warptile, name).__doc__, name)
+
+
+if __name__ == "__main__":
+    unittest.main()
