@@ -358,6 +358,16 @@ pub(crate) struct Use {
     /// The library whose current stream it is; another library's arrays must be told of it.
     pub(crate) library: Library,
     pub(crate) stream: u64,
+    pub(crate) gradients: Gradients,
+}
+
+/// What is done about a tensor that requires a gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gradients {
+    /// It is an error, as none would be computed.
+    Refused,
+    /// Somebody else sees to it.
+    Ignored,
 }
 
 impl<'py> Array<'py> {
@@ -380,7 +390,7 @@ impl<'py> Array<'py> {
         };
         if library == Library::Torch {
             let torch = Torch::get(py)?;
-            let described = torch.describe(name, object)?;
+            let described = torch.describe(name, object, for_use.gradients)?;
             // Work of torch's on another stream: its `__dlpack__` makes ours wait for it.
             if described.device == Device::Cpu || for_use.library == Library::Torch {
                 return done(described, Keeper::None);

@@ -7,7 +7,7 @@ use warptile::{
     AlibiShape, Align, Call, Choice, DeviceProfile, Layout, Mask, Plan, Scoring, TableLayout,
 };
 
-use crate::array::{Array, Described, Device, Dtype, Library, Order, Use, device_of};
+use crate::array::{Array, Described, Device, Dtype, Gradients, Library, Order, Use, device_of};
 use crate::cpu::{self, Tensors};
 use crate::errors::{Failure, Result};
 use crate::gpu;
@@ -360,6 +360,7 @@ impl<'py> Request<'py> {
         k: &Bound<'py, PyAny>,
         v: &Bound<'py, PyAny>,
         options: &Options<'py>,
+        gradients: Gradients,
     ) -> Result<Self> {
         let py = q.py();
         let (library, device) = device_of("q", q)?;
@@ -378,7 +379,11 @@ impl<'py> Request<'py> {
         };
         let read = Reader {
             device,
-            for_use: Use { library, stream },
+            for_use: Use {
+                library,
+                stream,
+                gradients,
+            },
         };
         let order = Order::parse(options.layout.as_deref().unwrap_or("bshd"))?;
         let packed_q = options.cu_seqlens_q.is_some();
@@ -640,6 +645,7 @@ impl<'py> Request<'py> {
         let for_use = Use {
             library: self.q.library,
             stream: self.stream,
+            gradients: Gradients::Refused,
         };
         let out = match self.out.take() {
             Some(out) => out,

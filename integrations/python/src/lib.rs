@@ -19,6 +19,7 @@ mod native {
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
 
+    use crate::array::Gradients;
     use crate::attention::{Options, Request};
 
     /// Attention: `softmax(scale * q kᵀ) v`, without ever storing the score matrix.
@@ -124,11 +125,27 @@ mod native {
             kernel,
             stream,
         };
-        let (out, lse) = Request::new(&q, &k, &v, &options)?.run(py)?;
-        match (return_lse, lse) {
-            (true, Some(lse)) => Ok((out, lse).into_pyobject(py)?.into_any()),
-            _ => Ok(out),
-        }
+        result(
+            &options,
+            Request::new(&q, &k, &v, &options, Gradients::Refused)?.run(py)?,
+        )
+    }
+
+    /// As `attention`, for tensors that may require a gradient, which the caller sees to: for operators below autograd.
+    #[pyfunction]
+    #[pyo3(signature = (q, k, v, **options))]
+    fn attention_without_gradient<'py>(
+        py: Python<'py>,
+        q: Bound<'py, PyAny>,
+        k: Bound<'py, PyAny>,
+        v: Bound<'py, PyAny>,
+        options: Option<Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options = Options::of("attention_without_gradient", options.as_ref())?;
+        result(
+            &options,
+            Request::new(&q, &k, &v, &options, Gradients::Ignored)?.run(py)?,
+        )
     }
 
     /// Tells which kernel `attention` would run with these arguments, and why every other would not. Computes nothing.
@@ -153,8 +170,23 @@ mod native {
         options: Option<Bound<'py, PyDict>>,
     ) -> PyResult<String> {
         let options = Options::of("explain", options.as_ref())?;
-        let plan = Request::new(&q, &k, &v, &options)?.plan(py, device.as_deref())?;
+        let plan =
+            Request::new(&q, &k, &v, &options, Gradients::Ignored)?.plan(py, device.as_deref())?;
         Ok(plan.explain())
+    }
+
+    /// What was asked for: the output, or the output and the lse.
+    fn result<'py>(
+        options: &Options<'py>,
+        (out, lse): (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>),
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match lse {
+            Some(lse) if options.return_lse => {
+                let py = out.py();
+                Ok((out, lse).into_pyobject(py)?.into_any())
+            }
+            _ => Ok(out),
+        }
     }
 
     #[pymodule_init]

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
-use crate::array::{Described, Device, Dtype, MAX_RANK, numbers};
+use crate::array::{Described, Device, Dtype, Gradients, MAX_RANK, numbers};
 use crate::errors::{Failure, Result};
 
 /// What is needed of torch, looked up once.
@@ -82,10 +82,12 @@ impl Torch {
         &self,
         name: &'static str,
         tensor: &Bound<'_, PyAny>,
+        gradients: Gradients,
     ) -> Result<Described> {
         let py = tensor.py();
         let device = self.device(name, tensor)?;
-        if tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()?
+        if gradients == Gradients::Refused
+            && tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()?
             && self.is_grad_enabled.bind(py).call0()?.is_truthy()?
         {
             return Err(Failure::Invalid(format!(

@@ -30,13 +30,13 @@ class Documents(unittest.TestCase):
             if not isinstance(function, ast.FunctionDef):
                 continue
             seen.add(function.name)
-            real = inspect.signature(getattr(warptile, function.name)).parameters
+            real = inspect.signature(getattr(warptile._native, function.name)).parameters
             arguments = function.args
             stub = [a.arg for a in arguments.args + arguments.kwonlyargs]
             if arguments.kwarg:
                 stub.append(arguments.kwarg.arg)
             self.assertEqual(stub, list(real), function.name)
-        self.assertEqual(seen, {"attention", "explain"})
+        self.assertEqual(seen, {"attention", "attention_without_gradient", "explain"})
 
     def test_docstrings(self):
         for name in ("attention", "explain"):

@@ -10,7 +10,7 @@ On a GPU it needs only the NVIDIA driver; without one it runs on the CPU.
 `attention` computes, `explain` tells which kernel would. `warptile.flash_attn` has the functions of the flash_attn package.
 """
 
-from ._errors import DeviceError, Error, InvalidInput, InvalidType, NoKernel, OutOfMemory
+from ._errors import DeviceError, Error, InvalidInput, InvalidType, NoKernel, OutOfMemory, Unsupported
 from ._native import __version__, attention, explain
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "InvalidType",
     "NoKernel",
     "OutOfMemory",
+    "Unsupported",
     "__version__",
     "attention",
     "explain",

@@ -17,6 +17,10 @@ class NoKernel(Error, ValueError):
     """No kernel of the GPU can compute this; the message has the reason for each."""
 
 
+class Unsupported(Error, NotImplementedError):
+    """An argument of another library's function asks for what warptile does not do; the message names it."""
+
+
 class DeviceError(Error, RuntimeError):
     """The driver is missing, too old, unusable after a fork, or reports an error."""
 
@@ -25,5 +29,5 @@ class OutOfMemory(DeviceError, MemoryError):
     """The device or the host has not enough memory."""
 
 
-for _class in (Error, InvalidInput, InvalidType, NoKernel, DeviceError, OutOfMemory):
+for _class in (Error, InvalidInput, InvalidType, NoKernel, Unsupported, DeviceError, OutOfMemory):
     _class.__module__ = "warptile"

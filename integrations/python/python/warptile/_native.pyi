@@ -76,6 +76,7 @@ def attention(
     kernel: str | None = None,
     stream: int | None = None,
 ) -> tuple[T, T]: ...
+def attention_without_gradient(q: T, k: Tensor, v: Tensor, **options: Any) -> Any: ...
 def explain(
     q: Tensor,
     k: Tensor,
