@@ -1,7 +1,7 @@
 //! `attention` and `explain`: Python's arguments, checked and put together to a call.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use warptile::gpu::Addresses;
 use warptile::{
     AlibiShape, Align, Call, Choice, DeviceProfile, Layout, Mask, Plan, Scoring, TableLayout,
@@ -85,15 +85,17 @@ impl<'py> Options<'py> {
     fn mask(&self) -> Result<Mask> {
         let causal = match &self.causal {
             None => None,
-            Some(value) => match value.extract::<&str>() {
-                Ok("top-left") => Some(Align::TopLeft),
-                Ok("bottom-right") => Some(Align::BottomRight),
-                Ok(other) => {
-                    return Err(Failure::Invalid(format!(
-                        "causal is {other:?}, but must be True, False, \"bottom-right\" (which True means) or \"top-left\""
-                    )));
-                }
+            Some(value) => match value.cast::<PyString>() {
                 Err(_) => value.is_truthy()?.then_some(Align::BottomRight),
+                Ok(text) => match &*text.to_cow()? {
+                    "top-left" => Some(Align::TopLeft),
+                    "bottom-right" => Some(Align::BottomRight),
+                    other => {
+                        return Err(Failure::Invalid(format!(
+                            "causal is {other:?}, but must be True, False, \"bottom-right\" (which True means) or \"top-left\""
+                        )));
+                    }
+                },
             },
         };
         let side = |keys: Option<i64>| -> Result<Option<u32>> {
