@@ -135,8 +135,7 @@ enum Numbers {
 
 /// One call with everything that belongs to it.
 pub(crate) struct Request<'py> {
-    device: Device,
-    stream: u64,
+    reader: Reader,
     order: Order,
     choice: Choice,
     call: Call,
@@ -159,7 +158,7 @@ pub(crate) struct Request<'py> {
 }
 
 /// A list of lengths or pages: on the host by its values, on a GPU by its place.
-struct Lengths<'py> {
+pub(crate) struct Lengths<'py> {
     numbers: Numbers,
     count: usize,
     table: Option<TableLayout>,
@@ -167,14 +166,24 @@ struct Lengths<'py> {
 }
 
 impl Lengths<'_> {
-    fn on_host(&self) -> Option<&[i32]> {
+    pub(crate) const fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Shape of a table, and the entries between its rows.
+    pub(crate) fn table(&self) -> ([usize; 2], usize) {
+        let layout = self.table.unwrap_or(TableLayout::from([0, 0]));
+        (layout.shape, layout.row_stride)
+    }
+
+    pub(crate) fn on_host(&self) -> Option<&[i32]> {
         match &self.numbers {
             Numbers::OnHost(numbers) => Some(numbers),
             Numbers::OnDevice(_) => None,
         }
     }
 
-    fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         match &self.numbers {
             Numbers::OnHost(_) => 0,
             Numbers::OnDevice(described) => described.address,
@@ -184,13 +193,61 @@ impl Lengths<'_> {
 
 /// Reads arrays that must all be on one device.
 #[derive(Clone, Copy)]
-struct Reader {
+pub(crate) struct Reader {
+    /// The argument whose device it is.
+    first: &'static str,
     device: Device,
     for_use: Use,
 }
 
 impl Reader {
-    fn array<'py>(&self, name: &'static str, object: &Bound<'py, PyAny>) -> Result<Array<'py>> {
+    /// For the device of the argument `first`, and the current stream of its library unless another is given.
+    pub(crate) fn of(
+        first: &'static str,
+        object: &Bound<'_, PyAny>,
+        stream: Option<u64>,
+        gradients: Gradients,
+    ) -> Result<Self> {
+        let py = object.py();
+        let (library, device) = device_of(first, object)?;
+        let stream = match (stream, device, library) {
+            (Some(stream), ..) => stream,
+            (None, Device::Cuda(ordinal), Library::Torch) => {
+                Torch::get(py)?.current_stream(py, ordinal)?
+            }
+            (None, Device::Cuda(_), Library::Cupy) => py
+                .import("cupy")?
+                .getattr("cuda")?
+                .call_method0("get_current_stream")?
+                .getattr("ptr")?
+                .extract()?,
+            _ => 0,
+        };
+        let for_use = Use {
+            library,
+            stream,
+            gradients,
+        };
+        Ok(Reader {
+            first,
+            device,
+            for_use,
+        })
+    }
+
+    pub(crate) const fn device(&self) -> Device {
+        self.device
+    }
+
+    pub(crate) const fn stream(&self) -> u64 {
+        self.for_use.stream
+    }
+
+    pub(crate) fn array<'py>(
+        &self,
+        name: &'static str,
+        object: &Bound<'py, PyAny>,
+    ) -> Result<Array<'py>> {
         let array = Array::read(name, object, self.for_use)?;
         self.expect_device(name, array.is.device)?;
         Ok(array)
@@ -200,13 +257,13 @@ impl Reader {
         match found == self.device {
             true => Ok(()),
             false => Err(Failure::Invalid(format!(
-                "{name} is on {found}, but q is on {}; all tensors of a call must be on one device",
-                self.device
+                "{name} is on {found}, but {} is on {}; all tensors of a call must be on one device",
+                self.first, self.device
             ))),
         }
     }
 
-    fn optional<'py>(
+    pub(crate) fn optional<'py>(
         &self,
         name: &'static str,
         object: Option<&Bound<'py, PyAny>>,
@@ -215,24 +272,30 @@ impl Reader {
     }
 
     /// An array that the result is written into.
+    pub(crate) fn written<'py>(
+        &self,
+        name: &'static str,
+        object: &Bound<'py, PyAny>,
+    ) -> Result<Array<'py>> {
+        let array = self.array(name, object)?;
+        array.is.expect_writable()?;
+        // Whoever uses the result next does so on a stream of its own library.
+        let foreign = array.library != self.for_use.library;
+        if foreign && matches!(self.device, Device::Cuda(_)) {
+            return Err(Failure::Invalid(format!(
+                "{name} is an array of {}, but the call runs on the stream of {}; make it with the library of {}",
+                array.library, self.for_use.library, self.first
+            )));
+        }
+        Ok(array)
+    }
+
     fn output<'py>(
         &self,
         name: &'static str,
         object: Option<&Bound<'py, PyAny>>,
     ) -> Result<Option<Array<'py>>> {
-        let array = self.optional(name, object)?;
-        if let Some(array) = &array {
-            array.is.expect_writable()?;
-            // Whoever uses the result next does so on a stream of its own library.
-            let foreign = array.library != self.for_use.library;
-            if foreign && matches!(self.device, Device::Cuda(_)) {
-                return Err(Failure::Invalid(format!(
-                    "{name} is an array of {}, but the call runs on the stream of {}; make it with the library of q",
-                    array.library, self.for_use.library
-                )));
-            }
-        }
-        Ok(array)
+        object.map(|object| self.written(name, object)).transpose()
     }
 
     /// Floats: on the CPU by value, on a GPU by place.
@@ -265,7 +328,8 @@ impl Reader {
         Ok((None, Some(values), shape))
     }
 
-    fn lengths<'py>(
+    /// A list of lengths, or a table of pages.
+    pub(crate) fn lengths<'py>(
         &self,
         name: &'static str,
         object: Option<&Bound<'py, PyAny>>,
@@ -364,29 +428,7 @@ impl<'py> Request<'py> {
         options: &Options<'py>,
         gradients: Gradients,
     ) -> Result<Self> {
-        let py = q.py();
-        let (library, device) = device_of("q", q)?;
-        let stream = match (options.stream, device, library) {
-            (Some(stream), ..) => stream,
-            (None, Device::Cuda(ordinal), Library::Torch) => {
-                Torch::get(py)?.current_stream(py, ordinal)?
-            }
-            (None, Device::Cuda(_), Library::Cupy) => py
-                .import("cupy")?
-                .getattr("cuda")?
-                .call_method0("get_current_stream")?
-                .getattr("ptr")?
-                .extract()?,
-            _ => 0,
-        };
-        let read = Reader {
-            device,
-            for_use: Use {
-                library,
-                stream,
-                gradients,
-            },
-        };
+        let read = Reader::of("q", q, options.stream, gradients)?;
         let order = Order::parse(options.layout.as_deref().unwrap_or("bshd"))?;
         let packed_q = options.cu_seqlens_q.is_some();
         let paged = options.block_table.is_some();
@@ -522,7 +564,7 @@ impl<'py> Request<'py> {
             };
         }
         let call = builder.build()?;
-        if device == Device::Cpu {
+        if read.device == Device::Cpu {
             call.check_slopes(host_slopes.as_deref())?;
             call.check_sinks(host_sinks.as_deref())?;
         } else {
@@ -557,8 +599,7 @@ impl<'py> Request<'py> {
             None => Choice::Best,
         };
         Ok(Request {
-            device,
-            stream,
+            reader: read,
             order,
             choice,
             call,
@@ -585,7 +626,7 @@ impl<'py> Request<'py> {
     pub(crate) fn plan(&self, py: Python<'_>, device: Option<&str>) -> Result<Plan> {
         let (problem, choice) = (self.call.problem(), &self.choice);
         let device = match device {
-            None => self.device,
+            None => self.reader.device,
             Some("cpu") => Device::Cpu,
             Some("h200") => return gpu::plan_for(&DeviceProfile::h200(), problem, choice),
             Some(text) => {
@@ -644,11 +685,6 @@ impl<'py> Request<'py> {
             false => Fill::Nothing,
         };
         let packed = self.call.queries().is_packed();
-        let for_use = Use {
-            library: self.q.library,
-            stream: self.stream,
-            gradients: Gradients::Refused,
-        };
         let out = match self.out.take() {
             Some(out) => out,
             None => {
@@ -657,7 +693,7 @@ impl<'py> Request<'py> {
                     true => library::dense(&self.q, &shape[1..], &strides[1..], None, fill)?,
                     false => library::dense(&self.q, &shape, &strides, None, fill)?,
                 };
-                Array::read("out", &made, for_use)?
+                self.reader.array("out", &made)?
             }
         };
         let lse = match (self.lse.take(), self.call.wants_lse()) {
@@ -674,10 +710,10 @@ impl<'py> Request<'py> {
                     Some(Dtype::F32),
                     fill,
                 )?;
-                Some(Array::read("lse", &made, for_use)?)
+                Some(self.reader.array("lse", &made)?)
             }
         };
-        match self.device {
+        match self.reader.device {
             Device::Cpu => self.run_on_cpu(py, &out, lse.as_ref())?,
             Device::Cuda(ordinal) => self.run_on_gpu(py, ordinal, &out, lse.as_ref())?,
         }
@@ -729,7 +765,7 @@ impl<'py> Request<'py> {
         addresses.bias = of(self.bias.as_ref());
         addresses.key_mask = of(self.key_mask.as_ref());
         addresses.block_table = at(&self.block_table);
-        let (call, choice, stream) = (&self.call, &self.choice, self.stream);
+        let (call, choice, stream) = (&self.call, &self.choice, self.reader.stream());
         // SAFETY: the library says that the elements are there, and keeps them for work that was queued on its stream before it gives
         // them to others; the stream is the library's or one that the caller vouches for.
         py.detach(|| unsafe { gpu::forward(ordinal, stream, call, choice, &addresses) })

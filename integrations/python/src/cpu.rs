@@ -1,5 +1,6 @@
 //! Calls on the CPU: slices over other libraries' memory, and threads that outlive no fork.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use half::{bf16, f16};
@@ -127,7 +128,7 @@ unsafe fn part<'a, T>(
 ///
 /// # Safety
 /// The array has those elements, of type `T` or of its size if any bits are a value, and nobody writes them while the slice lives.
-unsafe fn slice<'a, T>(array: &'a Described, layout: &Layout) -> Result<&'a [T]> {
+pub(crate) unsafe fn slice<'a, T>(array: &'a Described, layout: &Layout) -> Result<&'a [T]> {
     let (start, len) = place::<T>(array, layout)?;
     // SAFETY: `place` has checked alignment and size; the rest is the caller's promise.
     Ok(unsafe { std::slice::from_raw_parts(start, len) })
@@ -141,7 +142,10 @@ unsafe fn slice<'a, T>(array: &'a Described, layout: &Layout) -> Result<&'a [T]>
     clippy::mut_from_ref,
     reason = "the array is described by the reference, not held in it"
 )]
-unsafe fn slice_mut<'a, T>(array: &'a Described, layout: &Layout) -> Result<&'a mut [T]> {
+pub(crate) unsafe fn slice_mut<'a, T>(
+    array: &'a Described,
+    layout: &Layout,
+) -> Result<&'a mut [T]> {
     let (start, len) = place::<T>(array, layout)?;
     // SAFETY: as in `slice`.
     Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
@@ -182,6 +186,21 @@ fn place<T>(array: &Described, layout: &Layout) -> Result<(*mut T, usize)> {
     Ok((array.address as *mut T, len))
 }
 
+/// The addresses that a layout reaches, gaps included; none of an empty one.
+fn memory(array: &Described, layout: &Layout) -> Option<Range<u64>> {
+    let len = layout.required_len().unwrap_or(usize::MAX) as u64;
+    let bytes = len.saturating_mul(array.dtype.size());
+    (len > 0).then_some(array.address..array.address.saturating_add(bytes))
+}
+
+/// Whether two arrays share memory, gaps included.
+pub(crate) fn overlap(a: &Described, a_layout: &Layout, b: &Described, b_layout: &Layout) -> bool {
+    match (memory(a, a_layout), memory(b, b_layout)) {
+        (Some(a), Some(b)) => a.start < b.end && b.start < a.end,
+        _ => false,
+    }
+}
+
 /// Checks that the outputs share no memory with anything, gaps between their rows included.
 fn check_overlaps(call: &Call, tensors: &Tensors<'_>) -> Result<()> {
     let lse_layout = Layout::packed(1, 1, call.lse_len());
@@ -196,11 +215,7 @@ fn check_overlaps(call: &Call, tensors: &Tensors<'_>) -> Result<()> {
     ];
     let places = all.map(|(array, layout)| {
         let (array, layout) = (array?, layout?);
-        let len = layout.required_len().unwrap_or(usize::MAX) as u64;
-        let end = array
-            .address
-            .saturating_add(len.saturating_mul(array.dtype.size()));
-        (len > 0).then_some((array.name, array.address..end))
+        Some((array.name, memory(array, layout)?))
     });
     for (index, output) in places.iter().enumerate().take(2) {
         let Some((name, at)) = output else { continue };

@@ -48,7 +48,7 @@ impl From<Failure> for PyErr {
             Failure::Invalid(text) => ("InvalidInput", text),
             Failure::Type(text) => ("InvalidType", text),
             Failure::Device(text) => ("DeviceError", text),
-            Failure::Warptile(error) => (class_of(&error), with_chain(&as_in_python(error))),
+            Failure::Warptile(error) => (class_of(&error), with_chain(&renamed(error, NAMES))),
         };
         Python::attach(|py| match exception(py, class) {
             Ok(class) => PyErr::from_type(class, text),
@@ -77,20 +77,45 @@ fn class_of(error: &Error) -> &'static str {
     }
 }
 
-/// The names that arguments have in Python, which follow flash-attn's.
-fn as_in_python(mut error: Error) -> Error {
+/// Names of arguments, and what they are called in Python.
+pub(crate) type Names = &'static [(&'static str, &'static str)];
+
+/// Those of `attention`, which follow flash-attn's.
+const NAMES: Names = &[
+    ("query_offsets", "cu_seqlens_q"),
+    ("key_offsets", "cu_seqlens_k"),
+    ("query_lengths", "seqused_q"),
+    ("key_lengths", "seqused_k"),
+];
+
+/// Those of `flash_attn_with_kvcache`.
+pub(crate) const CACHE_NAMES: Names = &[
+    ("k_pages", "k_cache"),
+    ("v_pages", "v_cache"),
+    ("key_lengths", "cache_seqlens"),
+    ("cos", "rotary_cos"),
+    ("sin", "rotary_sin"),
+];
+
+/// The error with the names that its arguments have in Python.
+pub(crate) fn renamed(mut error: Error, names: Names) -> Error {
+    let in_python = |name: &str| {
+        let found = names.iter().find(|(known, _)| *known == name);
+        found.map(|(_, python)| *python)
+    };
+    if let Error::OutputOverlaps { other, .. } = &mut error
+        && let Some(name) = in_python(other)
+    {
+        *other = name.to_owned();
+    }
     if let Error::Lengths { argument, .. }
     | Error::Presence { argument, .. }
     | Error::Misaligned { argument, .. }
+    | Error::OutputOverlaps { argument, .. }
     | Error::Mismatch { argument, .. } = &mut error
+        && let Some(name) = in_python(argument)
     {
-        *argument = match *argument {
-            "query_offsets" => "cu_seqlens_q",
-            "key_offsets" => "cu_seqlens_k",
-            "query_lengths" => "seqused_q",
-            "key_lengths" => "seqused_k",
-            other => other,
-        };
+        *argument = name;
     }
     error
 }

@@ -10,8 +10,8 @@ use warptile::driver::sys::{
     CUgraph, CUpointerAttribute, CUresult, CUstream, CUstreamCaptureStatus,
 };
 use warptile::driver::{Context, Driver};
-use warptile::gpu::{Addresses, Gpu, Prepared};
-use warptile::{Call, Choice, DeviceProfile, Plan, Problem};
+use warptile::gpu::{Addresses, AppendAddresses, Gpu, Prepared, PreparedAppend};
+use warptile::{Append, Call, Choice, DeviceProfile, ElementType, Plan, Problem};
 
 use crate::array::Device;
 use crate::errors::{Failure, Result};
@@ -22,6 +22,8 @@ pub(crate) struct Opened {
     workspaces: Mutex<HashMap<Queue, Workspace>>,
     /// What was launched in captures: a graph may replay it at any time.
     captured: Mutex<Vec<Prepared>>,
+    /// One for each element type in use.
+    appends: Mutex<Vec<(ElementType, PreparedAppend)>>,
 }
 
 /// Launches that run one after the other.
@@ -84,6 +86,7 @@ pub(crate) fn open(ordinal: u32) -> Result<Arc<Opened>> {
         gpu,
         workspaces: Mutex::default(),
         captured: Mutex::default(),
+        appends: Mutex::default(),
     });
     opened.insert(ordinal, made.clone());
     Ok(made)
@@ -132,7 +135,36 @@ pub(crate) unsafe fn forward(
     })
 }
 
+/// Submits a cache write to a stream.
+///
+/// # Safety
+/// As [`forward`].
+pub(crate) unsafe fn append(
+    ordinal: u32,
+    stream: u64,
+    append: &Append,
+    addresses: &AppendAddresses,
+) -> Result<()> {
+    let opened = open(ordinal)?;
+    let prepared = opened.append(append.element())?;
+    opened.gpu.context().within(|| {
+        // SAFETY: the context is current, and the caller's promise. `appends` keeps what a graph needs.
+        unsafe { prepared.launch_raw(handle(stream), append, addresses) }?;
+        Ok(())
+    })
+}
+
 impl Opened {
+    fn append(&self, element: ElementType) -> Result<PreparedAppend> {
+        let mut appends = lock(&self.appends);
+        if let Some((_, known)) = appends.iter().find(|(known, _)| *known == element) {
+            return Ok(known.clone());
+        }
+        let made = self.gpu.prepare_append(element)?;
+        appends.push((element, made.clone()));
+        Ok(made)
+    }
+
     fn workspace(&self, queue: Queue, prepared: &Prepared) -> Result<u64> {
         let needed = prepared.plan().scratch().bytes;
         if needed == 0 {

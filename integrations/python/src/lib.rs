@@ -2,6 +2,7 @@
 //!
 //! What users see is in `python/warptile`; its stubs describe this module.
 
+mod append;
 mod array;
 mod attention;
 mod cpu;
@@ -19,6 +20,7 @@ mod native {
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
 
+    use crate::append;
     use crate::array::Gradients;
     use crate::attention::{Options, Request};
 
@@ -173,6 +175,50 @@ mod native {
         let plan =
             Request::new(&q, &k, &v, &options, Gradients::Ignored)?.plan(py, device.as_deref())?;
         Ok(plan.explain())
+    }
+
+    /// Writes new keys and values into a cache, after the rows that each sequence has, and rotates them on the way.
+    ///
+    /// Args:
+    ///     k: New keys, `[batch, rows, heads, head size]`.
+    ///     v: New values.
+    ///     k_cache: `[batch, rows, heads, head size]`, or with a `block_table` `[pages, rows of a page, heads, head size]`; written.
+    ///     v_cache: The same of values; written.
+    ///     cache_seqlens: `[batch]`: the rows that each sequence has before.
+    ///     q: Queries to rotate as well: of k's batch and rows.
+    ///     block_table: `[batch, pages]`, contiguous.
+    ///     rotary_cos: `[positions, half of the rotary size]`.
+    ///     rotary_sin: Likewise.
+    ///     interleaved: Whether elements 2i and 2i + 1 are turned together, or i and i + half of the rotary size.
+    ///
+    /// Returns:
+    ///     The rotated queries; None without a rotation or queries.
+    #[pyfunction]
+    #[pyo3(signature = (k, v, k_cache, v_cache, cache_seqlens, *, q=None, block_table=None, rotary_cos=None, rotary_sin=None,
+        interleaved=true))]
+    #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
+    fn write_cache<'py>(
+        py: Python<'py>,
+        k: Bound<'py, PyAny>,
+        v: Bound<'py, PyAny>,
+        k_cache: Bound<'py, PyAny>,
+        v_cache: Bound<'py, PyAny>,
+        cache_seqlens: Bound<'py, PyAny>,
+        q: Option<Bound<'py, PyAny>>,
+        block_table: Option<Bound<'py, PyAny>>,
+        rotary_cos: Option<Bound<'py, PyAny>>,
+        rotary_sin: Option<Bound<'py, PyAny>>,
+        interleaved: bool,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let options = append::Options {
+            q,
+            block_table,
+            rotary_cos,
+            rotary_sin,
+            interleaved,
+        };
+        let caches = [&k_cache, &v_cache];
+        Ok(append::Request::new([&k, &v], caches, &cache_seqlens, &options)?.run(py)?)
     }
 
     /// What was asked for: the output, or the output and the lse.

@@ -207,6 +207,53 @@ def packed_sequences_and_pages():
 
 
 @check
+def cache_writes():
+    """New keys and values, by flash_attn_with_kvcache: dense and in pages, rotated and not, also in a graph."""
+    worst = 0.0
+    for dtype in (*HALVES, torch.float32):
+        angles = torch.arange(200, device="cuda")[:, None] * 0.7 ** torch.arange(16, device="cuda")
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        new, lengths = 3, [100, 0]
+        q, k, v = draw((2, new, 8, 64), (2, new, 2, 64), (2, new, 2, 64), dtype=dtype)
+        past_k, past_v = draw((2, 160, 2, 64), (2, 160, 2, 64), dtype=dtype, seed=1)
+        used = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+        table = torch.arange(20, device="cuda").flip(0).int().view(2, 10)
+        for interleaved, tables in ((True, {}), (True, {"rotary_cos": cos, "rotary_sin": sin}), (False, {"rotary_cos": cos, "rotary_sin": sin})):
+            k_cache, v_cache = past_k.clone(), past_v.clone()
+            options = {"k": k, "v": v, "cache_seqlens": used, "causal": True, "rotary_interleaved": interleaved, **tables}
+            out = flash_attn_with_kvcache(q, k_cache, v_cache, **options)
+            # The same cache in pages, with keys and values in one tensor.
+            if dtype in HALVES:
+                pages = torch.zeros(20, 16, 2, 2, 64, dtype=dtype, device="cuda")
+                pages[table.long(), :, 0] = past_k.view(2, 10, 16, 2, 64)
+                pages[table.long(), :, 1] = past_v.view(2, 10, 16, 2, 64)
+                paged = flash_attn_with_kvcache(q, pages[:, :, 0], pages[:, :, 1], block_table=table, **options)
+                assert torch.equal(pages[table.long(), :, 0].view_as(k_cache), k_cache)
+                assert torch.equal(pages[table.long(), :, 1].view_as(v_cache), v_cache)
+            for b, length in enumerate(lengths):
+                rows = slice(length, length + new)
+                keys, queries = k[b].double(), q[b].double()
+                if tables:
+                    c, s = cos[rows].double()[:, None], sin[rows].double()[:, None]
+                    parts = (slice(0, 32, 2), slice(1, 32, 2)) if interleaved else (slice(0, 16), slice(16, 32))
+                    for x in (keys, queries):
+                        first, second = x[..., parts[0]].clone(), x[..., parts[1]].clone()
+                        x[..., parts[0]], x[..., parts[1]] = first * c - second * s, first * s + second * c
+                    queries = queries.to(dtype)
+                worst = max(worst, error(k_cache[b, rows], keys, dtype))
+                assert torch.equal(v_cache[b, rows], v[b])
+                assert torch.equal(k_cache[b, :length], past_k[b, :length])
+                assert torch.equal(k_cache[b, length + new :], past_k[b, length + new :])
+                parts = k_cache[b : b + 1, : length + new], v_cache[b : b + 1, : length + new]
+                expected, _ = naive(queries[None], *parts, causal=True)
+                worst = max(worst, error(out[b : b + 1], expected, dtype))
+                if dtype in HALVES:
+                    error(paged[b : b + 1], expected, dtype)
+    raises(warptile.InvalidInput, "cache_seqlens is missing", lambda: flash_attn_with_kvcache(q, k_cache, v_cache, k, v))
+    return f"largest error {worst:.2f}"
+
+
+@check
 def streams():
     q, k, v = draw((1, 512, 8, 64), (1, 512, 8, 64), (1, 512, 8, 64))
     expected, _ = naive(q, k, v)

@@ -36,7 +36,7 @@ class Documents(unittest.TestCase):
             if arguments.kwarg:
                 stub.append(arguments.kwarg.arg)
             self.assertEqual(stub, list(real), function.name)
-        self.assertEqual(seen, {"attention", "attention_without_gradient", "explain"})
+        self.assertEqual(seen, {"attention", "attention_without_gradient", "explain", "write_cache"})
 
     def test_docstrings(self):
         for name in ("attention", "explain"):

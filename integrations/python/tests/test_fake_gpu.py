@@ -175,6 +175,25 @@ class FakeGpu(unittest.TestCase):
         with self.assertRaisesRegex(warptile.InvalidInput, "sinks has 7 values; 8 are needed"):
             cache.attention(sinks=floats, block_table=self.numbers(2, 4), seqused_k=self.numbers(2))
 
+    def test_cache_writes(self):
+        new, cache = GpuTensors((2, 1, 2, 64)), GpuTensors((9, 16, 2, 64))
+        options = {"block_table": self.numbers(2, 4)}
+        # One after the other in memory, as k and v of one tensor would be: apart from new's addresses.
+        cache.k.address, cache.v.address = 1 << 45, 1 << 46
+        write = lambda **more: warptile._native.write_cache(new.k, new.v, cache.k, cache.v, self.numbers(2), **{**options, **more})
+        self.assertIsNone(write())
+        self.assertEqual(self.launches(), 1)
+        angles = self.numbers(100, 16, dtype=np.float32)
+        write(rotary_cos=angles, rotary_sin=angles)
+        self.assertEqual(self.launches(), 2)
+        with self.assertRaisesRegex(warptile.InvalidInput, "out is missing"):
+            write(rotary_cos=angles, rotary_sin=angles, q=GpuTensors((2, 1, 8, 64)).q)
+        with self.assertRaisesRegex(warptile.InvalidInput, "cache_seqlens is on the CPU, but k is on cuda:0"):
+            warptile._native.write_cache(new.k, new.v, cache.k, cache.v, [1, 2])
+        with self.assertRaisesRegex(warptile.InvalidInput, "k_cache overlaps v_cache"):
+            cache.v.address = cache.k.address
+            write()
+
     def test_the_cuda_array_interface(self):
         shape = (2, 512, 8, 64)
         places = [self.memory(2 * 512 * 8 * 64 * 2) for _ in range(4)]

@@ -76,6 +76,89 @@ class FlashAttn(unittest.TestCase):
         check(self, out, expected, q.dtype)
         check(self, lse, expected_lse, q.dtype)
 
+    def test_new_keys_and_values(self):
+        q, k, v = draw(6, (2, 2, 4, 16), (2, 2, 2, 16), (2, 2, 2, 16))
+        past_k, past_v = draw(7, (2, 9, 2, 16), (2, 9, 2, 16))
+        lengths = np.array([7, 3], np.int32)
+        k_cache, v_cache = past_k.copy(), past_v.copy()
+        out = flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths, causal=True)
+        pages = np.zeros((8, 4, 2, 2, 16), np.float32)
+        table = np.array([[6, 1, 0], [3, 5, 7]], np.int32)
+        for b in range(2):
+            for page in range(2):
+                pages[table[b, page], :, 0] = past_k[b, 4 * page : 4 * page + 4]
+                pages[table[b, page], :, 1] = past_v[b, 4 * page : 4 * page + 4]
+        # Keys and values in one tensor.
+        paged = flash_attn_with_kvcache(
+            q, pages[:, :, 0], pages[:, :, 1], k, v, cache_seqlens=lengths.tolist(), block_table=table, causal=True
+        )
+        np.testing.assert_array_equal(out, paged)
+        for b, length in enumerate(lengths):
+            past_k[b, length : length + 2], past_v[b, length : length + 2] = k[b], v[b]
+            expected, _ = reference.attention(
+                q[b : b + 1], past_k[b : b + 1, : length + 2], past_v[b : b + 1, : length + 2], causal=True
+            )
+            check(self, out[b : b + 1], expected, q.dtype)
+        np.testing.assert_array_equal(k_cache, past_k)
+        np.testing.assert_array_equal(v_cache, past_v)
+        np.testing.assert_array_equal(pages[6, 3, 0], past_k[0, 3])
+        np.testing.assert_array_equal(pages[1, 3, 1], v[0, 0])
+
+    def test_rotation(self):
+        def rotated(x, cos, sin, interleaved):
+            pairs = cos.shape[1]
+            turned = x.astype(np.float64).copy()
+            parts = (np.s_[0 : 2 * pairs : 2], np.s_[1 : 2 * pairs : 2]) if interleaved else (np.s_[:pairs], np.s_[pairs : 2 * pairs])
+            a, b = (x[..., part].astype(np.float64) for part in parts)
+            turned[..., parts[0]], turned[..., parts[1]] = a * cos[:, None] - b * sin[:, None], a * sin[:, None] + b * cos[:, None]
+            return turned
+
+        angles = np.outer(np.arange(20), 0.5 ** np.arange(4))
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        q, k, v = draw(8, (2, 3, 4, 16), (2, 3, 2, 16), (2, 3, 2, 16))
+        for interleaved in (True, False):
+            k_cache, v_cache = np.zeros((2, 20, 2, 16), np.float32), np.zeros((2, 20, 2, 16), np.float32)
+            lengths = np.array([5, 0], np.int32)
+            before = q.copy()
+            out = flash_attn_with_kvcache(
+                q, k_cache, v_cache, k, v, cos, sin, cache_seqlens=lengths, causal=True, rotary_interleaved=interleaved
+            )
+            np.testing.assert_array_equal(q, before)
+            for b, length in enumerate(lengths):
+                rows = slice(length, length + 3)
+                turned = rotated(k[b], cos[rows], sin[rows], interleaved)
+                np.testing.assert_allclose(k_cache[b, rows], turned, rtol=1e-5, atol=1e-5)
+                queries = rotated(q[b], cos[rows], sin[rows], interleaved)[None]
+                expected, _ = reference.attention(
+                    queries, k_cache[b : b + 1, : length + 3], v_cache[b : b + 1, : length + 3], causal=True
+                )
+                check(self, out[b : b + 1], expected, q.dtype)
+
+    def test_wrong_caches(self):
+        q, k = np.zeros((2, 1, 2, 8), np.float32), np.zeros((2, 1, 2, 8), np.float32)
+        cache, other = np.zeros((2, 4, 2, 8), np.float32), np.zeros((2, 4, 2, 8), np.float32)
+        angles = np.zeros((9, 4), np.float32)
+        read_only = cache.copy()
+        read_only.flags.writeable = False
+        cases = [
+            ("cache_seqlens is missing", (q, cache, other, k, k), {}),
+            ("k and v are given together", (q, cache, other, k), {"cache_seqlens": 1}),
+            ("rotary_cos is given, but no new k", (q, cache, other, None, None, angles, angles), {"cache_seqlens": 1}),
+            ("rotary_cos and rotary_sin are given together", (q, cache, other, k, k, angles), {"cache_seqlens": 1}),
+            ("k_cache is read-only", (q, read_only, other, k, k), {"cache_seqlens": 1}),
+            ("v_cache has heads 1, but", (q, cache, other[:, :, :1], k, k), {"cache_seqlens": 1}),
+            ("k_cache has batch 1, but", (q, cache[:1], other[:1], k, k), {"cache_seqlens": 1}),
+            ("k shares memory with k_cache", (q, cache, other, cache[:, :1], k), {"cache_seqlens": 1}),
+            ("k_cache and v_cache share memory", (q, cache[:, 1:], cache[:, :3], k, k), {"cache_seqlens": 1}),
+            ("k_cache overlaps v_cache", (q, cache, cache, k, k), {"cache_seqlens": 1}),
+            (r"cache_seqlens.0. is 4, and 1 rows follow, but there is room for 4", (q, cache, other, k, k), {"cache_seqlens": 4}),
+        ]
+        for text, tensors, options in cases:
+            with self.subTest(text), self.assertRaisesRegex(warptile.InvalidInput, text):
+                flash_attn_with_kvcache(*tensors, **options)
+        with self.assertRaisesRegex(warptile.InvalidType, "v has elements of type float64"):
+            flash_attn_with_kvcache(q, cache, other, k, k.astype(np.float64), cache_seqlens=1)
+
     def test_what_is_not_supported_is_named(self):
         q = np.zeros((2, 3, 2, 8), np.float32)
         cases = [
@@ -83,6 +166,8 @@ class FlashAttn(unittest.TestCase):
             ("dropout_p", lambda: flash_attn_varlen_func(q[0], q[0], q[0], [0, 3], [0, 3], 3, 3, dropout_p=0.1)),
             ("cache_batch_idx", lambda: flash_attn_with_kvcache(q, q, q, cache_batch_idx=np.zeros(2, np.int32))),
             ("cache_leftpad", lambda: flash_attn_with_kvcache(q, q, q, cache_leftpad=np.zeros(2, np.int32))),
+            ("rotary_cos", lambda: flash_attn_with_kvcache(q, q, q, q, q, q, q, cache_seqlens=1)),
+            ("rotary_cos", lambda: flash_attn_with_kvcache(q, q, q, q[:, :1], q[:, :1], q, q, cache_seqlens=1)),
             ("num_splits", lambda: flash_attn_with_kvcache(q, q, q, num_splits=4)),
         ]
         for name, call in cases:

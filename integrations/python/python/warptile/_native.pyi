@@ -85,3 +85,16 @@ def explain(
     device: str | None = None,
     **options: Any,
 ) -> str: ...
+def write_cache(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cache_seqlens: Tensor | Sequence[int],
+    *,
+    q: Tensor | None = None,
+    block_table: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    interleaved: bool = True,
+) -> Any: ...

@@ -6,8 +6,8 @@ package they take `float32` and tensors on the CPU. What warptile cannot do rais
 Gradients are computed for `float16` and `bfloat16` tensors of torch on a GPU, by torch's own backward kernels.
 """
 
-from ._errors import Unsupported
-from ._native import attention
+from ._errors import InvalidInput, Unsupported
+from ._native import attention, write_cache
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
@@ -135,18 +135,19 @@ def flash_attn_with_kvcache(
     num_splits=0,
     return_softmax_lse=False,
 ):
-    """Attention to a cache of keys and values. Computes no gradient.
+    """Attention to a cache of keys and values, after new ones were written into it. Computes no gradient.
 
     Args:
         q: Queries, `[batch, length, heads, head size]`.
         k_cache: Keys, `[batch, rows, heads, head size]`, or with a `block_table` `[pages, rows of a page, heads, head size]`;
-            a page may have 1 to 256 rows.
+            a page may have 1 to 256 rows. Written if k is given.
         v_cache: Values, of the shape of k_cache.
-        k: Must be None: write new keys into the cache before.
-        v: Must be None.
-        rotary_cos: Must be None.
-        rotary_sin: Must be None.
-        cache_seqlens: How many rows of the cache each sequence has: `int32`, `[batch]`, or one number for all.
+        k: New keys, `[batch, new rows, heads, head size]`: they go after the `cache_seqlens` rows that each sequence has.
+        v: New values, of the shape of k.
+        rotary_cos: `[positions, half of the rotary size]`: rotates k, and q, by the rows' positions.
+        rotary_sin: Likewise.
+        cache_seqlens: How many rows of the cache each sequence has, without the new ones: `int32`, `[batch]`, or one number for
+            all.
         cache_batch_idx: Must be None.
         cache_leftpad: Must be None.
         block_table: `int32`, `[batch, pages]`: the numbers of each sequence's pages.
@@ -154,7 +155,7 @@ def flash_attn_with_kvcache(
         causal: As in `flash_attn_func`; the last query is aligned with the last key of its sequence.
         window_size: As in `flash_attn_func`.
         softcap: As in `flash_attn_func`.
-        rotary_interleaved: Ignored, as nothing is rotated.
+        rotary_interleaved: Whether elements 2i and 2i + 1 are rotated together, or i and i + half of the rotary size.
         alibi_slopes: As in `flash_attn_func`.
         num_splits: Must be 0: the planner decides.
         return_softmax_lse: Whether to return `(out, lse)`.
@@ -162,18 +163,37 @@ def flash_attn_with_kvcache(
     Returns:
         The output, of q's shape; with `return_softmax_lse` also the log-sum-exp, `[batch, heads, length]`.
     """
-    for name, value in [
-        ("k", k),
-        ("v", v),
-        ("rotary_cos", rotary_cos),
-        ("rotary_sin", rotary_sin),
-        ("cache_batch_idx", cache_batch_idx),
-        ("cache_leftpad", cache_leftpad),
-    ]:
-        _refuse(name, value, None)
+    _refuse("cache_batch_idx", cache_batch_idx, None)
+    _refuse("cache_leftpad", cache_leftpad, None)
     _refuse("num_splits", num_splits, 0)
     if isinstance(cache_seqlens, int):
         cache_seqlens = _for_all(cache_seqlens, q)
+    if k is None and v is None:
+        if rotary_cos is not None or rotary_sin is not None:
+            raise InvalidInput("rotary_cos is given, but no new k and v are")
+    else:
+        if k is None or v is None:
+            raise InvalidInput("k and v are given together or not at all")
+        if cache_seqlens is None:
+            raise InvalidInput("cache_seqlens is missing, but k is given")
+        rotates = rotary_cos is not None
+        if rotates:
+            _check_positions(q.shape[1], k.shape[1], causal or tuple(window_size) != (-1, -1))
+        rotated = write_cache(
+            k,
+            v,
+            k_cache,
+            v_cache,
+            cache_seqlens,
+            q=q if rotates else None,
+            block_table=block_table,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            interleaved=rotary_interleaved,
+        )
+        q = q if rotated is None else rotated
+        new = k.shape[1]
+        cache_seqlens = [length + new for length in cache_seqlens] if isinstance(cache_seqlens, list) else cache_seqlens + new
     return attention(
         q,
         k_cache,
@@ -193,6 +213,14 @@ def _refuse(name, value, only):
     """Fails unless `value` is the only one that is supported, or None."""
     if value is not None and (only is None or value != only):
         raise Unsupported(f"{name} is not supported by warptile; it must be {only}")
+
+
+def _check_positions(queries, new, has_diagonal):
+    """Queries are rotated by the positions of the new rows: those are what flash_attn means in these cases."""
+    if queries != new:
+        raise Unsupported(f"rotary_cos is not supported with {queries} queries and {new} new rows; they must be as many")
+    if queries > 1 and not has_diagonal:
+        raise Unsupported("rotary_cos is not supported with several queries but neither causal nor window_size, where they share one position")
 
 
 def _forward(q, k, v, options, deterministic):
