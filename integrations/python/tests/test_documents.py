@@ -38,6 +38,23 @@ class Documents(unittest.TestCase):
             self.assertEqual(stub, list(real), function.name)
         self.assertEqual(seen, {"attention", "attention_without_gradient", "explain", "write_cache"})
 
+    def test_stubs_of_python_modules(self):
+        def signatures(path):
+            functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+            for function in functions:
+                arguments = function.args
+                names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+                defaults = [ast.unparse(default) for default in (*arguments.defaults, *filter(None, arguments.kw_defaults))]
+                yield function.name, (names, [default.replace("NAME", "'warptile'") for default in defaults])
+
+        package = pathlib.Path(warptile.__file__).parent
+        for module in ("flash_attn", "torch"):
+            real = dict(signatures(package / f"{module}.py"))
+            stubs = dict(signatures(package / f"{module}.pyi"))
+            self.assertTrue(stubs)
+            for name, stub in stubs.items():
+                self.assertEqual(stub, real[name], name)
+
     def test_docstrings(self):
         for name in ("attention", "explain"):
             function = getattr(warptile, name)
