@@ -176,10 +176,13 @@ impl Opened {
         {
             return Ok(known.address);
         }
-        // Rounded up, so that there are few; an outgrown one stays, for its launches may not have ended.
-        let bytes = needed.next_power_of_two();
-        let address = self.gpu.context().permanent_zeroed(bytes)?;
-        workspaces.insert(queue, Workspace { address, bytes });
+        // An outgrown one stays, for its launches may not have ended.
+        let address = self.gpu.context().permanent_zeroed(needed)?;
+        let made = Workspace {
+            address,
+            bytes: needed,
+        };
+        workspaces.insert(queue, made);
         Ok(address)
     }
 }

@@ -156,7 +156,8 @@ def layouts_and_strides():
     # Addresses that are only a multiple of 2 bytes.
     odd = torch.empty(q.numel() + 1, dtype=q.dtype, device="cuda")[1:].view_as(q).copy_(q)
     error(warptile.attention(odd, k, v, causal=True), expected, q.dtype)
-    raises(warptile.InvalidInput, "last dimension", lambda: warptile.attention(q, k.transpose(1, 3), v))
+    gaps = draw((2, 100, 4, 128))[0][..., ::2]
+    raises(warptile.InvalidInput, "last dimension", lambda: warptile.attention(q, gaps, v))
     return "bhsd, transposed, qkv in one, expanded, misaligned"
 
 
@@ -465,7 +466,9 @@ def flash_attn_gradients():
             lambda *x: torch.cat([naive(*(y[None, a:b] for y in x), causal=True)[0][0] for a, b in ((0, 50), (50, 130))]).to(dtype), packed
         )
         worst = max(worst, close(found, expected, 2e-2))
-    raises(warptile.Unsupported, "softcap", lambda: flash_attn_func(q.clone().requires_grad_(), k, v, softcap=3.0))
+    learned, slopes = q.clone().requires_grad_(), draw((8,), dtype=torch.float32)[0]
+    raises(warptile.Unsupported, "softcap", lambda: flash_attn_func(learned, k, v, softcap=3.0))
+    raises(warptile.Unsupported, "alibi_slopes", lambda: flash_attn_func(learned, k, v, alibi_slopes=slopes))
     return f"largest difference {worst:.1e} of the largest gradient"
 
 

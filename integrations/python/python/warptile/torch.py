@@ -355,8 +355,9 @@ def gradients_enabled():
 
 def differentiable(q, k, v, options, deterministic):
     """Output and log-sum-exp of `flash_attn_func` or `flash_attn_varlen_func`, with a gradient of the output."""
-    for name in ("alibi_slopes", "softcap", "block_table", "seqused_k"):
-        if options.get(name):
+    for name, nothing in (("alibi_slopes", None), ("softcap", 0.0), ("block_table", None), ("seqused_k", None)):
+        given = options.get(name)
+        if given is not None and (nothing is None or given != nothing):
             raise Unsupported(f"{name} is not supported where a gradient is needed; call it under torch.no_grad()")
     if q.dtype not in _HALVES or not q.is_cuda:
         raise Unsupported(
