@@ -94,6 +94,8 @@ pub(crate) enum Library {
     Torch,
     Numpy,
     Cupy,
+    /// Its arrays never change: none is written into.
+    Jax,
     Other,
 }
 
@@ -103,6 +105,7 @@ impl fmt::Display for Library {
             Library::Torch => "torch",
             Library::Numpy => "numpy",
             Library::Cupy => "cupy",
+            Library::Jax => "jax",
             Library::Other => "another library",
         })
     }
@@ -470,6 +473,7 @@ fn library_of(object: &Bound<'_, PyAny>) -> Result<Library> {
             Library::Numpy
         }
         (module, "ndarray") if module == "cupy" || module.starts_with("cupy.") => Library::Cupy,
+        (module, _) if matches!(module.split('.').next(), Some("jax" | "jaxlib")) => Library::Jax,
         _ => Library::Other,
     })
 }

@@ -279,6 +279,11 @@ impl Reader {
     ) -> Result<Array<'py>> {
         let array = self.array(name, object)?;
         array.is.expect_writable()?;
+        if array.library == Library::Jax {
+            return Err(Failure::Invalid(format!(
+                "{name} is an array of jax, which must not be written into"
+            )));
+        }
         // Whoever uses the result next does so on a stream of its own library.
         let foreign = array.library != self.for_use.library;
         if foreign && matches!(self.device, Device::Cuda(_)) {
@@ -685,6 +690,8 @@ impl<'py> Request<'py> {
             false => Fill::Nothing,
         };
         let packed = self.call.queries().is_packed();
+        let jax = self.q.library == Library::Jax;
+        let (jax_out, jax_lse) = (jax && self.out.is_none(), jax && self.lse.is_none());
         let out = match self.out.take() {
             Some(out) => out,
             None => {
@@ -717,7 +724,12 @@ impl<'py> Request<'py> {
             Device::Cpu => self.run_on_cpu(py, &out, lse.as_ref())?,
             Device::Cuda(ordinal) => self.run_on_gpu(py, ordinal, &out, lse.as_ref())?,
         }
-        Ok((out.object, lse.map(|lse| lse.object)))
+        let finished = |array: Array<'py>, into_jax| match into_jax {
+            true => library::into_jax(array.object),
+            false => Ok(array.object),
+        };
+        let lse = lse.map(|lse| finished(lse, jax_lse)).transpose()?;
+        Ok((finished(out, jax_out)?, lse))
     }
 
     fn run_on_cpu(&self, py: Python<'_>, out: &Array<'_>, lse: Option<&Array<'_>>) -> Result<()> {

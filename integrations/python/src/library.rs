@@ -49,6 +49,12 @@ fn by_numpy<'py>(
     let name = match (q.library, q.is.device) {
         (Library::Cupy, Device::Cuda(_)) => "cupy",
         (_, Device::Cpu) => "numpy",
+        (Library::Jax, Device::Cuda(_)) => {
+            return Err(Failure::Invalid(
+                "q is an array of jax on a GPU, for which warptile cannot make results; pass torch.from_dlpack(q), and the others alike"
+                    .to_owned(),
+            ));
+        }
         (_, Device::Cuda(_)) => {
             return Err(Failure::Invalid(
                 "out is missing: on a GPU, warptile can make results for torch and cupy only; pass out, and lse if you want it"
@@ -94,6 +100,12 @@ fn by_numpy<'py>(
         Device::Cpu => make()?,
     };
     Ok(made.call_method1("transpose", (back,))?)
+}
+
+/// A numpy array that nobody else has, as one of jax.
+pub(crate) fn into_jax(array: Bound<'_, PyAny>) -> Result<Bound<'_, PyAny>> {
+    let numpy_of_jax = array.py().import("jax.numpy")?;
+    Ok(numpy_of_jax.call_method1("asarray", (array,))?)
 }
 
 /// The type of these elements in numpy, or in ml_dtypes.

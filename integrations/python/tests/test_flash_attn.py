@@ -25,7 +25,7 @@ class FlashAttn(unittest.TestCase):
         for function, signature in expected.items():
             self.assertEqual(str(inspect.signature(function)), signature)
             for name in inspect.signature(function).parameters:
-                self.assertRegex(function.__doc__, rf"(?m)^        {name}: ", function.__name__)
+                self.assertRegex(function.__doc__, rf"(?m)^ +{name}: ", function.__name__)
 
     def test_dense(self):
         q, k, v = draw(1, (2, 9, 4, 16), (2, 17, 2, 16), (2, 17, 2, 16))

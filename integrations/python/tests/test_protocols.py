@@ -84,6 +84,17 @@ class Protocols(unittest.TestCase):
         warptile.attention(q, k, v, out=DLPack(out))
         check(self, out, self.expected, "float32")
 
+    def test_arrays_of_jax_are_not_written_into(self):
+        class ArrayImpl(DLPack):
+            __module__ = "jaxlib._jax"
+
+        q, k, v = self.tensors
+        with self.assertRaisesRegex(warptile.InvalidInput, "out is an array of jax, which must not be written into"):
+            warptile.attention(q, k, v, out=ArrayImpl(np.zeros_like(q)))
+        out = np.zeros_like(q)
+        warptile.attention(ArrayImpl(q), ArrayImpl(k), v, out=out)
+        check(self, out, self.expected, "float32")
+
     def test_exceptions_of_others_pass_through(self):
         class Refuses:
             def __dlpack_device__(self):
