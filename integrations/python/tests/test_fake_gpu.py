@@ -60,6 +60,7 @@ class FakeGpu(unittest.TestCase):
         cls.fake.fake_calls.restype = ctypes.c_uint64
         cls.fake.fake_launch_count.restype = ctypes.c_size_t
         cls.fake.fake_violation_count.restype = ctypes.c_size_t
+        cls.fake.fake_live.restype = ctypes.c_size_t
         cls.fake.fake_set_device_count(2)
         # Opens the device.
         GpuTensors().attention()
@@ -208,6 +209,31 @@ class FakeGpu(unittest.TestCase):
         self.assertEqual(waits(), before + 1)
         with self.assertRaisesRegex(warptile.InvalidInput, "q has the CUDA array interface, but 0x10 is not"):
             warptile.attention(CudaArrayInterface(shape, 16), k, v, out=out)
+
+    def test_each_stream_and_each_capture_has_a_workspace(self):
+        # Few queries on many keys: the kernel's CTAs share them, and meet in device memory.
+        tensors, graph = GpuTensors((1, 1, 8, 128), kv_shape=(1, 65536, 8, 128)), ctypes.c_void_p()
+        DEVICE_MEMORY = 3
+
+        def growth(call):
+            before = self.fake.fake_live(DEVICE_MEMORY)
+            call()
+            return self.fake.fake_live(DEVICE_MEMORY) - before
+
+        first, second = self.stream(), self.stream()
+
+        def capture(stream):
+            self.assertEqual(self.fake.cuStreamBeginCapture_v2(stream, 0), 0)
+            tensors.attention(stream=stream.value)
+            tensors.attention(stream=stream.value)
+            self.assertEqual(self.fake.cuStreamEndCapture(stream, ctypes.byref(graph)), 0)
+
+        for stream in (first, second):
+            self.assertEqual(growth(lambda: tensors.attention(stream=stream.value)), 1)
+            self.assertEqual(growth(lambda: tensors.attention(stream=stream.value)), 0)
+        for stream in (first, first, second):
+            self.assertEqual(growth(lambda: capture(stream)), 1)
+        self.assertEqual(growth(lambda: tensors.attention(stream=first.value)), 0)
 
     def test_captures(self):
         tensors, stream, graph = GpuTensors((1, 2048, 8, 128)), self.stream(), ctypes.c_void_p()
