@@ -215,10 +215,10 @@ impl Reader {
             (None, Device::Cuda(ordinal), Library::Torch) => {
                 Torch::get(py)?.current_stream(py, ordinal)?
             }
-            (None, Device::Cuda(_), Library::Cupy) => py
+            (None, Device::Cuda(ordinal), Library::Cupy) => py
                 .import("cupy")?
                 .getattr("cuda")?
-                .call_method0("get_current_stream")?
+                .call_method1("get_current_stream", (ordinal,))?
                 .getattr("ptr")?
                 .extract()?,
             _ => 0,
