@@ -286,9 +286,9 @@ class FakeGpu(unittest.TestCase):
         queue = fork.Queue()
         child = fork.Process(target=in_child, args=(queue,))
         child.start()
-        self.assertRegex(queue.get(timeout=30), f"process {os.getpid()} had initialized CUDA before it forked.*spawn")
+        self.assertRegex(queue.get(timeout=300), f"process {os.getpid()} had initialized CUDA before it forked.*spawn")
         x = draw(1, (1, 16, 2, 16))[0]
-        np.testing.assert_array_equal(queue.get(timeout=30), warptile.attention(x, x, x))
+        np.testing.assert_array_equal(queue.get(timeout=300), warptile.attention(x, x, x))
         child.join()
         self.assertEqual(child.exitcode, 0)
 

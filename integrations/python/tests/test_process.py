@@ -55,13 +55,13 @@ class Process(unittest.TestCase):
     def test_forked_processes_compute(self):
         expected = [compute(seed) for seed in range(4)]
         with multiprocessing.get_context("fork").Pool(2) as pool:
-            found = pool.map_async(compute, range(4)).get(timeout=60)
+            found = pool.map_async(compute, range(4)).get(timeout=300)
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one, other)
 
     def test_spawned_processes_compute(self):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found = pool.map_async(compute, [3]).get(timeout=60)
+            found = pool.map_async(compute, [3]).get(timeout=300)
         np.testing.assert_array_equal(found[0], compute(3))
 
     def test_importing_needs_nothing_else(self):
