@@ -1,0 +1,7 @@
+//! On the CPU, against candle's own operations.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod errors;
+mod random;
+mod signatures;
