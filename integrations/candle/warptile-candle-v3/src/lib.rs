@@ -86,8 +86,9 @@ impl CustomOp3 for FlashAttn {
 
 /// Functions of `warptile_candle` with one more parameter at the end.
 macro_rules! with_gqa_packing {
-    ($(fn $name:ident($($argument:ident: $type:ty),*);)*) => {
+    ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),*);)*) => {
         $(
+            $(#[$attribute])*
             #[doc = concat!("[`warptile_candle::", stringify!($name), "`]; `use_gqa_packing` has no effect.")]
             ///
             /// # Errors
@@ -118,6 +119,7 @@ with_gqa_packing! {
         softmax_scale: f32,
         causal: bool
     );
+    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
     fn flash_attn_alibi_windowed(
         q: &Tensor,
         k: &Tensor,
@@ -127,6 +129,7 @@ with_gqa_packing! {
         window_size_left: Option<usize>,
         window_size_right: Option<usize>
     );
+    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
     fn flash_attn_varlen(
         q: &Tensor,
         k: &Tensor,
@@ -138,6 +141,7 @@ with_gqa_packing! {
         softmax_scale: f32,
         causal: bool
     );
+    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
     fn flash_attn_varlen_windowed(
         q: &Tensor,
         k: &Tensor,
@@ -150,6 +154,7 @@ with_gqa_packing! {
         window_size_left: Option<usize>,
         window_size_right: Option<usize>
     );
+    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
     fn flash_attn_varlen_alibi(
         q: &Tensor,
         k: &Tensor,
@@ -162,6 +167,7 @@ with_gqa_packing! {
         softmax_scale: f32,
         causal: bool
     );
+    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
     fn flash_attn_varlen_alibi_windowed(
         q: &Tensor,
         k: &Tensor,
