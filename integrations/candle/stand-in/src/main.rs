@@ -5,7 +5,9 @@ use std::ffi::{CStr, c_char, c_int};
 use std::thread;
 
 use candle_core::{DType, Device, Result, Tensor};
-use warptile_candle::{Attention, flash_attn, flash_attn_varlen_alibi, flash_attn_windowed};
+use warptile_candle::{
+    Attention, flash_attn, flash_attn_varlen_alibi, flash_attn_windowed, write_to_pages,
+};
 
 // SAFETY: exports of warptile-fake-cuda, as it declares them.
 #[link(name = "warptile_fake_cuda")]
@@ -110,6 +112,19 @@ fn calls(device: &Device) -> Result<usize> {
         };
         wait(out)?;
         launches += 5;
+        let (k_pages, v_pages) = (
+            zeros(&[9, 16, 2, 64], dtype)?,
+            zeros(&[9, 16, 2, 64], dtype)?,
+        );
+        {
+            let (k, slots) = (
+                zeros(&[3, 2, 64], dtype)?,
+                Tensor::new(&[1_i64, -1, 40], device)?,
+            );
+            write_to_pages(&k, &k, &k_pages, &v_pages, &slots)?;
+        }
+        wait(k_pages)?;
+        launches += 1;
         if dtype != DType::F32 {
             let out = {
                 let (q, k) = (

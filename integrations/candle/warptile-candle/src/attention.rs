@@ -1,12 +1,9 @@
 //! Attention with all its options, and the same as an operation of candle.
 
-use std::fmt::Display;
-
 use candle_core::op::BackpropOp;
-use candle_core::{
-    CpuStorage, CudaStorage, CustomOp3, Error, Layout, Result, Shape, Storage, Tensor,
-};
+use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor};
 
+use crate::caller::Caller;
 use crate::{cpu, cuda};
 
 /// Attention with its options: what the functions of candle-flash-attn can do, and what they cannot.
@@ -31,8 +28,7 @@ use crate::{cpu, cuda};
 #[derive(Debug, Clone)]
 #[must_use = "options do nothing until `forward` is called"]
 pub struct Attention {
-    /// What messages begin with.
-    pub(crate) name: &'static str,
+    pub(crate) caller: Caller,
     pub(crate) softmax_scale: f32,
     pub(crate) window: [Option<usize>; 2],
     pub(crate) softcap: Option<f32>,
@@ -77,7 +73,7 @@ impl Attention {
     /// Full attention between dense tensors, with this factor of `q·k`; usual is `1 / sqrt(head size)`.
     pub fn new(softmax_scale: f32) -> Self {
         Attention {
-            name: "attention",
+            caller: Caller("attention"),
             softmax_scale,
             window: [None, None],
             softcap: None,
@@ -193,7 +189,7 @@ impl Attention {
                 (Storage::Cuda(out), lse.map(Storage::Cuda))
             }
             (q, k, v) => {
-                return Err(self.broken(format!(
+                return Err(self.caller.broken(format!(
                     "q is on {:?}, k on {:?} and v on {:?}; all must be on the CPU or on one NVIDIA GPU",
                     q.device().location(),
                     k.device().location(),
@@ -204,56 +200,24 @@ impl Attention {
         let lse_shape = match *q_l.dims() {
             [batch, length, heads, _] => Shape::from((batch, heads, length)),
             [rows, heads, _] => Shape::from((heads, rows)),
-            _ => return Err(self.broken("q has no rows")),
+            _ => return Err(self.caller.broken("q has no rows")),
         };
         let tensor =
             |storage, shape| Tensor::from_storage(storage, shape, BackpropOp::none(), false);
-        let lse = lse.ok_or_else(|| self.broken("the lse was not computed"))?;
+        let lse = lse.ok_or_else(|| self.caller.broken("the lse was not computed"))?;
         Ok((tensor(out, q_l.shape().clone()), tensor(lse, lse_shape)))
     }
 
     /// Under this name in messages.
     pub(crate) fn named(mut self, name: &'static str) -> Self {
-        self.name = name;
+        self.caller = Caller(name);
         self
-    }
-
-    /// A rule of ours that is broken.
-    pub(crate) fn broken(&self, message: impl Display) -> Error {
-        Error::msg(format!("{}: {message}", self.name))
-    }
-
-    /// An error of warptile's, by the names that candle's functions give their arguments.
-    pub(crate) fn failed(&self, error: warptile::Error) -> Error {
-        let name = |argument| match argument {
-            "query_offsets" => "seqlens_q",
-            "key_offsets" => "seqlens_k",
-            "scale" => "softmax_scale",
-            other => other,
-        };
-        let renamed = match error {
-            warptile::Error::Lengths {
-                argument,
-                index,
-                rule,
-            } => warptile::Error::Lengths {
-                argument: name(argument),
-                index,
-                rule,
-            },
-            warptile::Error::NonFinite { argument, value } => warptile::Error::NonFinite {
-                argument: name(argument),
-                value,
-            },
-            other => other,
-        };
-        self.broken(renamed)
     }
 }
 
 impl CustomOp3 for Attention {
     fn name(&self) -> &'static str {
-        self.name
+        self.caller.0
     }
 
     fn cpu_fwd(

@@ -16,10 +16,12 @@ use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, Tenso
 use half::{bf16, f16};
 use warptile::driver::sys::CUstream;
 use warptile::driver::{DevicePointer, Driver};
-use warptile::gpu::{Addresses, Gpu, Prepared};
+use warptile::gpu::{Addresses, AppendAddresses, Gpu, Prepared};
 use warptile::{Call, Choice, TableLayout};
 
 use crate::attention::{Attention, Keys, Packed, Queries};
+use crate::cache::{self, Pages, Write};
+use crate::caller::Caller;
 use crate::describe::Described;
 use crate::open::open;
 
@@ -51,12 +53,15 @@ fn launch<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
 ) -> Result<(CudaStorage, Option<CudaStorage>)> {
     let device = tensors[0].device();
     let stream = device.cuda_stream();
-    let gpu = gpu(stream.context()).map_err(|error| attention.broken(error))?;
+    let gpu = gpu(stream.context()).map_err(|error| attention.caller.broken(error))?;
 
     let whole = |index: usize, layout: &warptile::Layout| {
         let slice = tensors[index].as_cuda_slice::<T>()?;
-        part(slice, layouts[index].start_offset(), layout.required_len())
-            .ok_or_else(|| attention.broken(format!("{} reaches beyond its memory", NAMES[index])))
+        part(slice, layouts[index].start_offset(), layout.required_len()).ok_or_else(|| {
+            attention
+                .caller
+                .broken(format!("{} reaches beyond its memory", NAMES[index]))
+        })
     };
     let views = [
         whole(0, &described.q)?,
@@ -70,7 +75,7 @@ fn launch<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
         .collect();
     let mut lists = Vec::with_capacity(locked.len());
     for (list, (storage, layout)) in beside.iter().zip(&locked) {
-        lists.push(numbers(attention, list.name, storage, layout)?);
+        lists.push(numbers(attention.caller, list.name, storage, layout)?);
     }
 
     // The guards order the stream after whatever writes these tensors now, and, when they are dropped after the launch, whatever
@@ -92,7 +97,7 @@ fn launch<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
     }
 
     let call = call(attention, described, &addresses, want_lse)?;
-    let failed = |error| attention.failed(error);
+    let failed = |error| attention.caller.failed(error);
     let prepared = gpu.prepare(call.problem(), &Choice::Best).map_err(failed)?;
     let mut out = output::<T>(attention, device, &call)?;
     let mut lse = match call.wants_lse() {
@@ -158,7 +163,9 @@ fn call(
     {
         builder = builder.unaligned_addresses();
     }
-    builder.build().map_err(|error| attention.failed(error))
+    builder
+        .build()
+        .map_err(|error| attention.caller.failed(error))
 }
 
 /// A tensor that the launch reads beside q, k and v.
@@ -197,10 +204,11 @@ fn beside(attention: &Attention) -> Vec<Beside<'_>> {
     list
 }
 
-/// Numbers of 32 bits on the device.
+/// Numbers on the device.
 enum Numbers<'a> {
     U32(CudaView<'a, u32>),
     I32(CudaView<'a, i32>),
+    I64(CudaView<'a, i64>),
     F32(CudaView<'a, f32>),
 }
 
@@ -209,6 +217,7 @@ impl Numbers<'_> {
         match self {
             Numbers::U32(view) => view.device_ptr(stream),
             Numbers::I32(view) => view.device_ptr(stream),
+            Numbers::I64(view) => view.device_ptr(stream),
             Numbers::F32(view) => view.device_ptr(stream),
         }
     }
@@ -216,16 +225,16 @@ impl Numbers<'_> {
 
 /// The numbers of a tensor whose rows are contiguous.
 fn numbers<'a>(
-    attention: &Attention,
+    caller: Caller,
     name: &str,
     storage: &'a Storage,
     layout: &Layout,
 ) -> Result<Numbers<'a>> {
     let Storage::Cuda(storage) = storage else {
-        return Err(attention.broken(format!("{name} is not on q's device")));
+        return Err(caller.broken(format!("{name} is not on a GPU")));
     };
     if let (Some(2..), Some(stride @ 2..)) = (layout.dims().last(), layout.stride().last()) {
-        return Err(attention.broken(format!(
+        return Err(caller.broken(format!(
             "{name} has stride {stride} in its last dimension, which must be contiguous; use `contiguous()`"
         )));
     }
@@ -239,10 +248,11 @@ fn numbers<'a>(
     let start = layout.start_offset();
     match storage.dtype() {
         DType::U32 => part(storage.as_cuda_slice()?, start, reach).map(Numbers::U32),
+        DType::I64 => part(storage.as_cuda_slice()?, start, reach).map(Numbers::I64),
         DType::I32 => part(storage.as_cuda_slice()?, start, reach).map(Numbers::I32),
         _ => part(storage.as_cuda_slice()?, start, reach).map(Numbers::F32),
     }
-    .ok_or_else(|| attention.broken(format!("{name} reaches beyond its memory")))
+    .ok_or_else(|| caller.broken(format!("{name} reaches beyond its memory")))
 }
 
 /// So many elements from `start` on; `None` if there are not so many.
@@ -257,7 +267,7 @@ fn output<T: DeviceRepr + ValidAsZeroBits>(
     call: &Call,
 ) -> Result<CudaSlice<T>> {
     let elements = call.out().element_count();
-    let elements = elements.ok_or_else(|| attention.broken("q is too large"))?;
+    let elements = elements.ok_or_else(|| attention.caller.broken("q is too large"))?;
     match attention.queries {
         Queries::Packed(_) => device.alloc_zeros::<T>(elements),
         // SAFETY: the launch writes every row of dense queries before anything that comes after it on the stream reads them, and
@@ -275,7 +285,9 @@ fn workspace(
 ) -> Result<Option<CudaSlice<u8>>> {
     let mut bytes = 0;
     for step in prepared.plan().steps() {
-        let shape = step.shape(call).map_err(|error| attention.failed(error))?;
+        let shape = step
+            .shape(call)
+            .map_err(|error| attention.caller.failed(error))?;
         bytes = bytes.max(shape.workspace_bytes);
     }
     match bytes {
@@ -306,6 +318,97 @@ fn gpu(context: &CudaContext) -> std::result::Result<&'static Gpu, String> {
              Device::new_cuda_with_stream"
         )),
     }
+}
+
+/// Writes new keys and values into pages.
+pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CudaStorage>) -> Result<()> {
+    let launch = match write.pages[0].dtype() {
+        DType::F16 => launch_write::<f16>,
+        DType::BF16 => launch_write::<bf16>,
+        _ => launch_write::<f32>,
+    };
+    launch(write, pages)
+}
+
+fn launch_write<T: CudaDType + DeviceRepr>(
+    write: &Write<'_>,
+    mut pages: Pages<'_, CudaStorage>,
+) -> Result<()> {
+    let caller = cache::CALLER;
+    let failed = |error| caller.failed(error);
+    let described = write.describe()?;
+    let append = described.builder().device_slots().build().map_err(failed)?;
+    let stream = match &pages {
+        Pages::Apart(keys, _) | Pages::Together(keys) => keys.device().cuda_stream(),
+    };
+    let gpu = gpu(stream.context()).map_err(|error| caller.broken(error))?;
+    let prepared = gpu.prepare_append(described.element).map_err(failed)?;
+
+    let beyond = |name: &str| caller.broken(format_args!("{name} reaches beyond its memory"));
+    let [(k, k_l), (v, v_l)] = write.new.map(Tensor::storage_and_layout);
+    let (Storage::Cuda(k), Storage::Cuda(v)) = (&*k, &*v) else {
+        return Err(caller.broken("k and v are not on a GPU"));
+    };
+    let k = part(
+        k.as_cuda_slice::<T>()?,
+        k_l.start_offset(),
+        append.k().required_len(),
+    );
+    let v = part(
+        v.as_cuda_slice::<T>()?,
+        v_l.start_offset(),
+        append.v().required_len(),
+    );
+    let (k, v) = (k.ok_or_else(|| beyond("k"))?, v.ok_or_else(|| beyond("v"))?);
+    let (slots, slots_l) = write.slots.storage_and_layout();
+    let slots = numbers(caller, "slots", &slots, slots_l)?;
+
+    let mut addresses = AppendAddresses::default();
+    let ((k, _k), (v, _v), (slots, _slots)) = (
+        k.device_ptr(&stream),
+        v.device_ptr(&stream),
+        slots.device_ptr(&stream),
+    );
+    (addresses.k, addresses.v, addresses.slots) = (k, v, slots);
+    let [k_start, v_start] = write.pages.map(|pages| pages.layout().start_offset());
+    let ends = [
+        ("k_pages", k_start, append.k_pages().required_len()),
+        ("v_pages", v_start, append.v_pages().required_len()),
+    ];
+    let ends = ends.map(|(name, start, reach)| {
+        let end = reach.and_then(|reach| reach.checked_add(start));
+        end.map(|end| (name, start, end))
+            .ok_or_else(|| beyond(name))
+    });
+    let [keys_end, values_end] = ends;
+    let (keys_end, values_end) = (keys_end?, values_end?);
+    // The address of a part of `slice` that ends there.
+    let at = |base: DevicePointer, len: usize, (name, start, end): (&str, usize, usize)| match end
+        <= len
+    {
+        true => Ok(base + (start * size_of::<T>()) as u64),
+        false => Err(beyond(name)),
+    };
+    let (first, mut second) = match &mut pages {
+        Pages::Apart(keys, values) => (
+            keys.as_cuda_slice_mut::<T>()?,
+            Some(values.as_cuda_slice_mut::<T>()?),
+        ),
+        Pages::Together(both) => (both.as_cuda_slice_mut::<T>()?, None),
+    };
+    let first_len = first.len();
+    let second_len = second.as_ref().map_or(first_len, |second| second.len());
+    let (first, _first) = first.device_ptr_mut(&stream);
+    let second = second.as_mut().map(|second| second.device_ptr_mut(&stream));
+    let second_base = second.as_ref().map_or(first, |(pointer, _)| *pointer);
+    addresses.k_pages = at(first, first_len, keys_end)?;
+    addresses.v_pages = at(second_base, second_len, values_end)?;
+    stream.context().bind_to_thread().w()?;
+    // SAFETY: the stream is live, and of the context that the kernel is loaded in, as `gpu` has checked; it is current now. Every
+    // address is that of device memory that reaches as far as the layouts say, or as its count of numbers: `part`, `numbers` and
+    // `at` have checked. cudarc's guards, dropped after the launch, keep others from what is read and written until it has run. What
+    // a graph needs of the kernel is kept by `gpu`, which is never dropped.
+    unsafe { prepared.launch_raw(raw(&stream), &append, &addresses) }.map_err(failed)
 }
 
 fn raw(stream: &CudaStream) -> CUstream {

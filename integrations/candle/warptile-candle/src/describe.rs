@@ -34,10 +34,18 @@ impl Attention {
         layouts: [&Layout; 3],
         place: &DeviceLocation,
     ) -> Result<Described> {
-        let element = self.element(types)?;
-        let packed = |name, layout| self.packed(name, layout);
-        let dense = |name, layout| self.dense(name, layout, "(batch, length, heads, head size)");
-        let paged = |name, layout| self.dense(name, layout, "(pages, page rows, heads, head size)");
+        let element = self
+            .caller
+            .element([("q", types[0]), ("k", types[1]), ("v", types[2])])?;
+        let packed = |name, layout| self.caller.packed(name, layout);
+        let dense = |name, layout| {
+            self.caller
+                .dense(name, layout, "(batch, length, heads, head size)")
+        };
+        let paged = |name, layout| {
+            self.caller
+                .dense(name, layout, "(pages, page rows, heads, head size)")
+        };
         let q = match self.queries {
             Queries::Dense => dense("q", layouts[0]),
             Queries::Packed(_) => packed("q", layouts[0]),
@@ -50,9 +58,10 @@ impl Attention {
         let (k, v) = (keys("k", layouts[1])?, keys("v", layouts[2])?);
         for (name, tensor) in [("alibi_slopes", &self.alibi_slopes), ("sinks", &self.sinks)] {
             if let Some(tensor) = tensor {
-                self.check_place(name, tensor, place)?;
-                self.check_type(name, tensor, &[DType::F32])?;
-                self.check_shape(name, tensor, &[q.heads()], "one entry per query head")?;
+                self.caller.check_place(name, tensor, "q", place)?;
+                self.caller.check_type(name, tensor, &[DType::F32])?;
+                self.caller
+                    .check_shape(name, tensor, &[q.heads()], "one entry per query head")?;
             }
         }
         let batch = self.check_lengths(&q, place)?;
@@ -69,65 +78,6 @@ impl Attention {
             scoring: self.scoring(key_bound)?,
             batch,
         })
-    }
-
-    fn element(&self, types: [DType; 3]) -> Result<ElementType> {
-        let element = match types[0] {
-            DType::F16 => ElementType::F16,
-            DType::BF16 => ElementType::Bf16,
-            DType::F32 => ElementType::F32,
-            other => {
-                return Err(self.broken(format!(
-                    "q has dtype {}, but must be f16, bf16 or f32",
-                    other.as_str()
-                )));
-            }
-        };
-        for (name, found) in [("k", types[1]), ("v", types[2])] {
-            if found != types[0] {
-                return Err(self.broken(format!(
-                    "{name} has dtype {}, but q has {}; q, k and v must have the same",
-                    found.as_str(),
-                    types[0].as_str()
-                )));
-            }
-        }
-        Ok(element)
-    }
-
-    fn dense(&self, name: &str, layout: &Layout, rule: &str) -> Result<warptile::Layout> {
-        match (layout.dims(), layout.stride()) {
-            (&[b, l, h, d], &[sb, sl, sh, sd]) => {
-                self.check_rows(name, d, sd)?;
-                Ok(warptile::Layout::new([b, l, h, d], [sb, sl, sh, sd]))
-            }
-            (dims, _) => Err(self.wrong_shape(name, dims, rule)),
-        }
-    }
-
-    fn packed(&self, name: &str, layout: &Layout) -> Result<warptile::Layout> {
-        match (layout.dims(), layout.stride()) {
-            (&[l, h, d], &[sl, sh, sd]) => {
-                self.check_rows(name, d, sd)?;
-                // There is one batch entry, so its step does not matter.
-                let step = l.saturating_mul(sl);
-                Ok(warptile::Layout::new([1, l, h, d], [step, sl, sh, sd]))
-            }
-            (dims, _) => Err(self.wrong_shape(name, dims, "(rows, heads, head size)")),
-        }
-    }
-
-    fn check_rows(&self, name: &str, head_size: usize, stride: usize) -> Result<()> {
-        match head_size <= 1 || stride == 1 {
-            true => Ok(()),
-            false => Err(self.broken(format!(
-                "{name} has stride {stride} in its last dimension, which must be contiguous; use `contiguous()`"
-            ))),
-        }
-    }
-
-    fn wrong_shape(&self, name: &str, dims: &[usize], rule: &str) -> candle_core::Error {
-        self.broken(format!("{name} has shape {dims:?}, but must be {rule}"))
     }
 
     /// The mask and the other numbers, for keys of at most this length.
@@ -149,7 +99,9 @@ impl Attention {
         scoring.softcap = self.softcap.filter(|&softcap| softcap != 0.0);
         scoring.alibi = self.alibi_slopes.as_ref().map(|_| AlibiShape::PerHead);
         scoring.sinks = self.sinks.is_some();
-        scoring.validate().map_err(|error| self.failed(error))?;
+        scoring
+            .validate()
+            .map_err(|error| self.caller.failed(error))?;
         Ok(scoring)
     }
 
@@ -161,29 +113,36 @@ impl Attention {
                 [entries] if entries >= 2 => entries - 1,
                 _ => {
                     let rule = "(sequences + 1), of at least one sequence";
-                    return Err(self.wrong_shape("seqlens_q", offsets.dims(), rule));
+                    return Err(self.caller.wrong_shape("seqlens_q", offsets.dims(), rule));
                 }
             },
         };
         for (name, tensor) in self.lists() {
-            self.check_place(name, tensor, place)?;
-            self.check_type(name, tensor, &[DType::U32, DType::I32])?;
+            self.caller.check_place(name, tensor, "q", place)?;
+            self.caller
+                .check_type(name, tensor, &[DType::U32, DType::I32])?;
         }
         match &self.keys {
             Keys::Dense => {}
             Keys::Packed(Packed { offsets, .. }) => {
                 let rule = "as many entries as there are sequences of queries, and one more";
-                self.check_shape("seqlens_k", offsets, &[batch + 1], rule)?;
+                self.caller
+                    .check_shape("seqlens_k", offsets, &[batch + 1], rule)?;
             }
             Keys::Paged { table, lengths, .. } => {
                 match *table.dims() {
                     [rows, _] if rows == batch => {}
                     ref dims => {
                         let rule = format!("({batch} sequences, pages of the longest)");
-                        return Err(self.wrong_shape("block_table", dims, &rule));
+                        return Err(self.caller.wrong_shape("block_table", dims, &rule));
                     }
                 }
-                self.check_shape("key_lengths", lengths, &[batch], "one entry per sequence")?;
+                self.caller.check_shape(
+                    "key_lengths",
+                    lengths,
+                    &[batch],
+                    "one entry per sequence",
+                )?;
             }
         }
         Ok(batch)
@@ -203,34 +162,5 @@ impl Attention {
             }
         };
         queries.into_iter().chain(keys.into_iter().flatten())
-    }
-
-    fn check_place(&self, name: &str, tensor: &Tensor, place: &DeviceLocation) -> Result<()> {
-        let found = tensor.device().location();
-        match found == *place {
-            true => Ok(()),
-            false => Err(self.broken(format!(
-                "{name} is on {found:?}, but q is on {place:?}; all tensors of a call must be on one device"
-            ))),
-        }
-    }
-
-    fn check_type(&self, name: &str, tensor: &Tensor, allowed: &[DType]) -> Result<()> {
-        if allowed.contains(&tensor.dtype()) {
-            return Ok(());
-        }
-        let names: Vec<&str> = allowed.iter().map(DType::as_str).collect();
-        Err(self.broken(format!(
-            "{name} has dtype {}, but must be {}",
-            tensor.dtype().as_str(),
-            names.join(" or ")
-        )))
-    }
-
-    fn check_shape(&self, name: &str, tensor: &Tensor, dims: &[usize], rule: &str) -> Result<()> {
-        match tensor.dims() == dims {
-            true => Ok(()),
-            false => Err(self.wrong_shape(name, tensor.dims(), &format!("{dims:?}: {rule}"))),
-        }
     }
 }

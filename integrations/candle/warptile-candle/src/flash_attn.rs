@@ -371,12 +371,12 @@ pub fn flash_attn_varlen_paged_windowed(
         .named(VARLEN);
     attention.softcap = softcap;
     if mm_prefix_ranges.is_some() {
-        return Err(attention.broken(
+        return Err(attention.caller.broken(
             "mm_prefix_ranges is given, but ranges of keys that bypass the mask are not supported; pass None",
         ));
     }
     if k.dims().get(1) != Some(&page_block_size) {
-        return Err(attention.broken(format_args!(
+        return Err(attention.caller.broken(format_args!(
             "page_block_size is {page_block_size}, but k has shape {:?}, where it is the second number",
             k.dims()
         )));

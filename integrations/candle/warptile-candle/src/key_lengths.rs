@@ -10,7 +10,7 @@ pub(crate) fn key_lengths(attention: &Attention, seqlens_k: &Tensor) -> Result<T
     let sequences = match (seqlens_k.dims(), seqlens_k.dtype()) {
         (&[entries], DType::U32 | DType::I32) if entries >= 2 => entries - 1,
         (dims, dtype) => {
-            return Err(attention.broken(format_args!(
+            return Err(attention.caller.broken(format_args!(
                 "seqlens_k has shape {dims:?} and dtype {}, but must be (sequences + 1), of at least one sequence, u32 or i32",
                 dtype.as_str()
             )));
@@ -24,7 +24,7 @@ pub(crate) fn key_lengths(attention: &Attention, seqlens_k: &Tensor) -> Result<T
     let length = |(index, pair): (usize, &[i32])| {
         let length = i64::from(pair[1]) - i64::from(pair[0]);
         u32::try_from(length).map_err(|_| {
-            attention.broken(format_args!(
+            attention.caller.broken(format_args!(
                 "seqlens_k[{}] is {}, less than the entry before it ({}); entries must not decrease",
                 index + 1,
                 pair[1],

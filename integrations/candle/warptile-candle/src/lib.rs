@@ -29,7 +29,7 @@
 //! - The results of candle-flash-attn but for rounding: causal masks and windows aligned bottom-right, softcap, ALiBi, grouped heads,
 //!   packed sequences, and keys and values in pages of 1 to 256 rows. A query that sees no key gives 0.
 //! - [`Attention`] has options that candle-flash-attn lacks: the log-sum-exp of each row, attention sinks, and pages whose key
-//!   lengths a captured graph reads anew at each replay.
+//!   lengths a captured graph reads anew at each replay. [`write_to_pages`] writes new keys and values into such pages.
 //!
 //! Not supported: head sizes above 256, and the `mm_prefix_ranges` of [`flash_attn_varlen_paged_windowed`]. Both are errors. There is
 //! no backward pass, as in candle-flash-attn.
@@ -44,6 +44,8 @@
 //! - The feature `cuda`, on by default, turns on candle's; without it, tensors on the CPU are all there is, and no CUDA is needed.
 
 mod attention;
+mod cache;
+mod caller;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -57,6 +59,7 @@ mod key_lengths;
 mod open;
 
 pub use attention::Attention;
+pub use cache::write_to_pages;
 pub use flash_attn::{
     FlashAttn, flash_attn, flash_attn_alibi, flash_attn_alibi_windowed,
     flash_attn_alibi_windowed_softcap, flash_attn_varlen, flash_attn_varlen_alibi,

@@ -3,6 +3,7 @@
 pub(crate) mod calls;
 pub(crate) mod draw;
 pub(crate) mod reference;
+pub(crate) mod writes;
 
 use candle_core::{DType, Result, Tensor};
 

@@ -75,7 +75,7 @@ fn dense_tensors() {
             q.clone(),
             k.clone(),
             k.to_dtype(DType::F32).unwrap(),
-            "flash-attn: v has dtype f32, but q has f16; q, k and v must have the same",
+            "flash-attn: v has dtype f32, but q has f16; both must be the same",
         ),
         (
             tensor(&[2, 5, 4, 512], f16),

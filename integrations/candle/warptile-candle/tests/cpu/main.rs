@@ -5,3 +5,4 @@ mod common;
 mod errors;
 mod random;
 mod signatures;
+mod writes;

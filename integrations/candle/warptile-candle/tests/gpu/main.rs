@@ -8,3 +8,4 @@ mod captures;
 mod common;
 mod problems;
 mod threads;
+mod writes;
