@@ -1,6 +1,6 @@
 //! A problem by every function that can compute it.
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use warptile_candle::{
     Attention, flash_attn, flash_attn_alibi, flash_attn_alibi_windowed,
     flash_attn_alibi_windowed_softcap, flash_attn_varlen, flash_attn_varlen_alibi,
@@ -335,4 +335,18 @@ pub(crate) fn paged(problem: &Problem, device: &Device, drop_in: bool) -> Result
         )?;
     }
     Ok(())
+}
+
+/// One key/value head repeated by a stride of 0 is that of grouped heads.
+pub(crate) fn repeated_heads(device: &Device) -> Result<()> {
+    let random = |shape: (usize, usize, usize, usize)| {
+        Tensor::randn(0_f32, 1.0, shape, &Device::Cpu)?
+            .to_dtype(DType::F16)?
+            .to_device(device)
+    };
+    let (q, k) = (random((2, 30, 4, 64))?, random((2, 50, 1, 64))?);
+    let repeated = k.broadcast_as((2, 50, 4, 64))?;
+    let expected = flash_attn(&q, &k, &k, 0.125, true)?.to_device(&Device::Cpu)?;
+    let found = flash_attn(&q, &repeated, &repeated, 0.125, true)?.to_device(&Device::Cpu)?;
+    assert_close(&found, &expected, DType::F16, "repeated heads")
 }

@@ -1,5 +1,7 @@
 //! Bad input: an error that names the argument and the rule.
 
+#[cfg(not(feature = "cuda"))]
+use candle_core::CustomOp3;
 use candle_core::{DType, Device, Result, Tensor};
 use warptile_candle::{
     Attention, flash_attn, flash_attn_alibi, flash_attn_alibi_windowed_softcap, flash_attn_varlen,
@@ -284,4 +286,16 @@ fn gradients_are_refused() {
     let out = flash_attn(&q, &q, &q, 0.125, true).unwrap();
     let error = out.sum_all().unwrap().backward().unwrap_err().to_string();
     assert!(error.contains("flash-attn"), "{error}");
+}
+
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_gpu_without_the_feature() {
+    let storage = candle_core::CudaStorage;
+    let layout = candle_core::Layout::contiguous((1, 5, 4, 64));
+    let operation = Attention::new(0.125);
+    let result = operation.cuda_fwd(&storage, &layout, &storage, &layout, &storage, &layout);
+    let error = result.map(|_| ()).unwrap_err().to_string();
+    let message = "attention: the tensors are on a GPU, but warptile-candle was built without its feature `cuda`";
+    assert!(error.starts_with(message), "{error}");
 }

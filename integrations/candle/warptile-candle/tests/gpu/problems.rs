@@ -53,28 +53,33 @@ fn keys_in_pages_by_offsets() -> Result<()> {
     })
 }
 
-/// Large enough for the kernels that stay and draw tiles, and for keys that CTAs share: the workspace is used.
+/// Few queries on many keys, which CTAs share, and more tiles than there are CTAs, which draw them: launches with a workspace.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn launches_that_need_a_workspace() -> Result<()> {
     for device in &devices()? {
-        for (queries, keys) in [(1, 4096), (700, 900)] {
+        for (sequences, lengths) in [(4, (1, 4096)), (2, (300, 700)), (60, (65, 65))] {
             let problem = Problem {
                 dtype: DType::F16,
-                heads: 8,
+                heads: 4,
                 kv_heads: 2,
                 head_size: 64,
-                lengths: vec![(queries, keys); 8],
+                lengths: vec![lengths; sequences],
                 strided: false,
                 ..Problem::drawn(7)
             };
-            for _ in 0..3 {
-                dense(&problem, device)?;
-                packed(&problem, device)?;
-            }
+            dense(&problem, device)?;
+            packed(&problem, device)?;
         }
     }
     Ok(())
+}
+
+/// One key/value head repeated by a stride of 0.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn repeated_heads() -> Result<()> {
+    crate::common::calls::repeated_heads(&Device::new_cuda(0)?)
 }
 
 /// A part of a tensor that begins between multiples of 16 bytes.
