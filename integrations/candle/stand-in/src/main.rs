@@ -142,5 +142,23 @@ fn calls(device: &Device) -> Result<usize> {
             launches += 1;
         }
     }
+    refuses_lists_without_memory(device)?;
     Ok(launches)
+}
+
+/// One number repeated by a stride of 0 is not as many numbers in memory.
+fn refuses_lists_without_memory(device: &Device) -> Result<()> {
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F16, &Device::Cpu)?.to_device(device);
+    let (q, pages) = (zeros(&[2, 1, 8, 64])?, zeros(&[9, 16, 2, 64])?);
+    let table = Tensor::new(&[[0_u32], [1]], device)?;
+    let lengths = Tensor::new(&[3_u32], device)?.broadcast_as(2)?;
+    let result = Attention::new(0.125)
+        .paged(&table, &lengths, 16)
+        .forward(&q, &pages, &pages);
+    let error = result.map(drop).expect_err("no such list").to_string();
+    assert!(
+        error.starts_with("attention: key_lengths has stride 0"),
+        "{error}"
+    );
+    Ok(())
 }

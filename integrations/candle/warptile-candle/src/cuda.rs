@@ -117,10 +117,11 @@ fn launch<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
         stream.context().bind_to_thread().w()?;
         // SAFETY: the stream is live, and of the context that the kernels are loaded in, as `gpu` has checked; it is current now.
         // Every address is that of a view of device memory that reaches as far as the call's layouts say, or as its count of numbers,
-        // by `part` and `numbers`; the output, the lse and the workspace were allocated with the sizes that the call has. cudarc's
-        // guards keep others from writing what is read here until the launch has run, and frees come in the stream's order after it.
-        // The workspace is zeroed on the stream and belongs to this launch alone; cudarc's memory is aligned to 256 bytes. What a
-        // graph needs of the kernels is kept by `gpu`, which is never dropped.
+        // by `part` and `numbers`; the output, the lse and the workspace were allocated with the sizes that the call has, and are
+        // freed in the stream's order after it. The workspace is zeroed on the stream and belongs to this launch alone; cudarc's
+        // memory is aligned to 256 bytes. What is read is ordered as for candle's own kernels: by cudarc's guards, or by the one
+        // stream there is; if a caller breaks that order, it gets wrong numbers, and lengths are clamped. What a graph needs of the
+        // kernels is kept by `gpu`, which is never dropped.
         unsafe { prepared.launch_raw(raw(&stream), &call, &addresses, scratch) }.map_err(failed)?;
     }
     drop(guards);
@@ -233,7 +234,7 @@ fn numbers<'a>(
     let Storage::Cuda(storage) = storage else {
         return Err(caller.broken(format!("{name} is not on a GPU")));
     };
-    if let (Some(2..), Some(stride @ 2..)) = (layout.dims().last(), layout.stride().last()) {
+    if let (Some(2..), Some(stride @ (0 | 2..))) = (layout.dims().last(), layout.stride().last()) {
         return Err(caller.broken(format!(
             "{name} has stride {stride} in its last dimension, which must be contiguous; use `contiguous()`"
         )));
@@ -406,8 +407,9 @@ fn launch_write<T: CudaDType + DeviceRepr>(
     stream.context().bind_to_thread().w()?;
     // SAFETY: the stream is live, and of the context that the kernel is loaded in, as `gpu` has checked; it is current now. Every
     // address is that of device memory that reaches as far as the layouts say, or as its count of numbers: `part`, `numbers` and
-    // `at` have checked. cudarc's guards, dropped after the launch, keep others from what is read and written until it has run. What
-    // a graph needs of the kernel is kept by `gpu`, which is never dropped.
+    // `at` have checked. What is read and written is ordered as for candle's own kernels: by cudarc's guards, which are dropped after
+    // the launch, or by the one stream there is; slots are clamped. What a graph needs of the kernel is kept by `gpu`, which is never
+    // dropped.
     unsafe { prepared.launch_raw(raw(&stream), &append, &addresses) }.map_err(failed)
 }
 
