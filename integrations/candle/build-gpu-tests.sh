@@ -6,15 +6,14 @@
 # functions, that do nothing. CUDA is the major version of those where the tests will run; 13 unless it is given.
 set -euo pipefail
 (($# == 2 || $# == 3)) || {
-    sed -n 's/^# \{0,1\}//; 2,7p' "$0" >&2
+    sed -n 's/^# \{0,1\}//; 2,6p' "$0" >&2
     exit 2
 }
 workspace=$1 executable=$2 cuda=${3:-13}
 cd "$workspace"
-cargo metadata --format-version 1 >metadata.json
-trap 'rm -f metadata.json' EXIT
-manifest=$(grep -o '"manifest_path":"[^"]*/cudarc-[^"]*"' metadata.json | cut -d '"' -f 4)
-target=$(grep -o '"target_directory":"[^"]*"' metadata.json | cut -d '"' -f 4)
+metadata=$(cargo metadata --format-version 1)
+manifest=$(grep -o '"manifest_path":"[^"]*/cudarc-[^"]*"' <<<"$metadata" | cut -d '"' -f 4)
+target=$(grep -o '"target_directory":"[^"]*"' <<<"$metadata" | cut -d '"' -f 4)
 libraries=$target/cuda-names
 mkdir -p "$libraries"
 for library in driver:cuda:1 nvrtc:nvrtc:"$cuda" curand:curand:10 cublas:cublas:"$cuda" cublaslt:cublasLt:"$cuda"; do

@@ -21,7 +21,14 @@ cp -r "$here/.cargo" "$directory/model/.cargo"
 
 # Cargo fetches and checks the package as anybody's dependency.
 mkdir -p "$directory/fetch/src"
-printf '[workspace]\n[package]\nname = "fetch"\nedition = "2024"\n[dependencies]\ncandle-transformers = "=%s"\n' "$version" >"$directory/fetch/Cargo.toml"
+cat >"$directory/fetch/Cargo.toml" <<MANIFEST
+[workspace]
+[package]
+name = "fetch"
+edition = "2024"
+[dependencies]
+candle-transformers = "=$version"
+MANIFEST
 touch "$directory/fetch/src/lib.rs"
 manifest=$(cargo metadata --format-version 1 --manifest-path "$directory/fetch/Cargo.toml" |
     grep -o '"manifest_path":"[^"]*/candle-transformers-[^"]*"' | cut -d '"' -f 4)
