@@ -94,7 +94,7 @@ struct Work {
     float* partials; // Outputs, maxima and sums of the parts of tiles that several CTAs share.
     int tiles; // Tiles in all: query_tiles * heads, and * batch unless the queries are packed.
     int query_tiles; // Tiles of a head: of one batch entry, or of all packed queries.
-    int heads_at_once; // Heads whose tiles are interleaved: of all batch entries together, or of the packed queries. At least 1.
+    int heads_at_once; // Heads whose tiles are interleaved: of all batch entries together, or of the packed queries. Where CTAs share keys: key/value heads that are read side by side, a divisor of them and of the grid. At least 1.
     int splits; // Ranges that the keys of a tile are split into; 1 or 0: none.
     int keys_per_split; // Keys of a range, a power of two. 0: CTAs share the keys evenly.
     int padding; // Unused.

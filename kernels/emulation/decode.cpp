@@ -106,7 +106,7 @@ template <class Traits> struct Problem {
     explicit Problem(Random& random)
     {
         batch = random.between(1, 5);
-        kv_heads = random.between(1, 3);
+        kv_heads = random.between(1, 4);
         group = random.between(1, 6);
         heads = kv_heads * group;
         head_dim = 8 * random.between(1, Traits::HEAD_DIM / 8);
@@ -223,7 +223,11 @@ template <class Traits> struct Problem {
     {
         if (Traits::Schedule::SHARES_KEYS) {
             if (random.one_in(3)) block.work.keys_per_split = Traits::BLOCK_N << random.between(0, 1);
-            grid = std::min<size_t>(grid, units());
+            // Some divisor of the heads, and as many CTAs for each.
+            int side_by_side = random.between(1, kv_heads);
+            while (kv_heads % side_by_side != 0) side_by_side--;
+            block.work.heads_at_once = side_by_side;
+            grid = std::min<size_t>((grid + side_by_side - 1) / side_by_side, units() / side_by_side) * side_by_side;
         } else {
             block.work.query_tiles = row_tiles();
             grid = block.work.tiles = row_tiles() * kv_heads * batch;
@@ -267,11 +271,7 @@ template <class Traits> struct Problem {
             memset(warptile::shared, 0xff, sizeof warptile::shared);
             std::barrier<AtBarrier> all(Traits::THREADS);
             cta_bar = &all;
-            std::vector<std::unique_ptr<std::barrier<>>> of_teams, of_warps;
-            for (int team = 0; team < Traits::TEAMS; team++) {
-                of_teams.emplace_back(new std::barrier<>(Traits::TEAM_THREADS));
-                named_bar[1 + team] = of_teams[team].get();
-            }
+            std::vector<std::unique_ptr<std::barrier<>>> of_warps;
             for (int warp = 0; warp < Traits::WARPS; warp++) {
                 of_warps.emplace_back(new std::barrier<>(32));
                 warp_bar[warp] = of_warps[warp].get();
@@ -528,6 +528,7 @@ int main(int count, char** arguments)
         if (seed % 2 == 0) check(MmaTraits<__half, 64, 32, 128, 4, 3, Share>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 128, 16, 128, 8, 2, Share>(), seed);
         if (seed % 4 == 1) check(MmaTraits<__half, 128, 64, 128, 8, 2, Share>(), seed);
+        if (seed % 5 == 0) check(MmaTraits<__half, 128, 32, 128, 8, 2, Share>(), seed);
         if (seed % 4 == 3) check(MmaTraits<__half, 128, 128, 64, 8, 2, OneTile>(), seed);
         if (seed % 6 == 0) check(MmaTraits<__half, 256, 16, 64, 4, 2, Share>(), seed);
     }

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
+#include <atomic>
 #include <vector>
 #include <barrier>
 #include <functional>
@@ -19,7 +20,7 @@ inline thread_local Dim threadIdx; inline Dim blockIdx, gridDim;
 // Called whenever all threads of a CTA have met, before they go on.
 inline std::function<void()> at_barrier;
 struct AtBarrier { void operator()() noexcept { if (at_barrier) at_barrier(); } };
-inline std::barrier<>* named_bar[16]; inline std::barrier<AtBarrier>* cta_bar; inline std::barrier<>* warp_bar[8];
+inline std::barrier<AtBarrier>* cta_bar; inline std::barrier<>* warp_bar[8];
 struct Exchange { unsigned w[32][6]; };
 inline Exchange ex[8];
 #define WB() warp_bar[threadIdx.x/32]->arrive_and_wait()
@@ -42,7 +43,7 @@ namespace warptile { inline unsigned char __attribute__((aligned(128))) shared[4
 inline size_t __cvta_generic_to_shared(const void*p){return (const unsigned char*)p-warptile::shared;}
 inline void* __cvta_shared_to_generic(size_t o){return warptile::shared+o;}
 inline void __threadfence(){}
-namespace warptile{inline void named_barrier_wait(int id,int){named_bar[id]->arrive_and_wait();} inline void wait_for_predecessor(){} inline void let_successor_begin(){} inline unsigned increment_and_wrap(unsigned*p,unsigned lim){unsigned o=*p;*p=o>=lim?0:o+1;return o;}}
+namespace warptile{inline void wait_for_predecessor(){} inline void let_successor_begin(){} inline unsigned increment_and_wrap(unsigned*p,unsigned lim){unsigned o=*p;*p=o>=lim?0:o+1;return o;}}
 inline unsigned atomicInc(unsigned*p,unsigned lim){unsigned o=*p;*p=o>=lim?0:o+1;return o;}
 template<class T> T __ldg(const T*p){return *p;} template<class T> T __ldcg(const T*p){return *p;}
 inline void __stcg(float4*p,float4 v){*p=v;} inline void __stcg(float2*p,float2 v){*p=v;}

@@ -27,10 +27,14 @@ template <class Traits> class MmaAttention {
 #pragma unroll 1
         for (int number = -1;; number++) {
             compute(number);
-            if (number >= 0) result.finish(schedule, thread.segment(number), rows, ring.free_stage());
-            if (thread.segment(number + 1).is_end()) break;
+            const Segment& next = thread.segment(number + 1);
+            if (number >= 0)
+                result.finish(schedule, thread.segment(number), rows, ring.free_stage(), next);
+            else if constexpr (Traits::ADDS_UP)
+                if (next.is_end()) result.leave_semaphores(schedule);
+            if (next.is_end()) break;
         }
-        if (Traits::Schedule::SHARES_KEYS && reads_lengths(params.sequences)) result.reset_semaphores();
+        if constexpr (Traits::ADDS_UP) result.reset_semaphores(schedule);
     }
 
   private:
@@ -40,12 +44,13 @@ template <class Traits> class MmaAttention {
         int block = number < 0 ? 0 : thread.first_block(of);
         const int end = number < 0 ? 0 : thread.end_block(of);
 #pragma unroll 1
-        while (described == number || block < end) {
-            ring.fill(number, described);
+        while (Traits::ADDS_UP || described == number || block < end) {
+            ring.fill(number, described); // also with keys of the next segment
             if (described == number) {
                 describe_next(number);
                 continue;
             }
+            if (Traits::ADDS_UP && block >= end) return;
             rows.add(block * Traits::BLOCK_N + thread.first_key(), ring.wait_for_group());
             ring.release_group();
             block++;

@@ -1,10 +1,12 @@
 // Sizes and the shared memory layout of the kernels on mma.sync: the families `decode` and `mma`.
 #pragma once
 
+#include "base/anew.cuh"
 #include "base/element.cuh"
 #include "base/math.cuh"
 #include "base/record.cuh"
 #include "memory/copy_number.cuh"
+#include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
 #include "work/segment.cuh"
 
@@ -31,6 +33,7 @@ struct MmaTraits {
     static constexpr int TEAM_WARPS = BLOCK_M / FRAGMENT_ROWS;
     static constexpr int TEAM_THREADS = 32 * TEAM_WARPS;
     static constexpr int TEAMS = WARPS / TEAM_WARPS;
+    static constexpr bool TEAM_BARRIERS = TEAM_WARPS > 1 && TEAMS > 1; // otherwise a team is a warp or the CTA
     static constexpr int KEYS = BLOCK_N / TEAMS;        // of a group
     static constexpr int WARP_KEYS = KEYS / TEAM_WARPS; // that a warp loads
     static constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element);
@@ -48,11 +51,10 @@ struct MmaTraits {
     static_assert(ROW_CHUNKS % 8 == 0 && (32 % ROW_CHUNKS == 0 || ROW_CHUNKS % 32 == 0), "the swizzle, and whole rows a copy");
     // Registers hold the queries where there are enough.
     static constexpr bool HOLDS_QUERIES = HEAD_DIM <= 128;
-    // Teams' results and parts are added up. A team leaves its own in a stage of its ring if that is large enough.
+    // Teams' results and parts are added up.
     static constexpr bool ADDS_UP = Schedule::SHARES_KEYS;
     static_assert(ADDS_UP || TEAMS == 1, "otherwise a warp's rows are its own");
     static constexpr int RESULT_BYTES = BLOCK_M * HEAD_DIM * (int)sizeof(float);
-    static constexpr bool RESULT_IN_RING = RESULT_BYTES <= STAGE_BYTES;
     // Described and not yet computed: two; the others are still being read.
     static constexpr int SEGMENTS = Schedule::SHARES_KEYS ? 4 : 2;
     static constexpr int QUERY_BUFFERS = Schedule::SHARES_KEYS ? 2 : 1; // the next segment's are on their way
@@ -60,26 +62,25 @@ struct MmaTraits {
     // Shared memory.
     static constexpr int QUERIES_AT = TEAMS * RING_BYTES;
     static constexpr int QUERY_BYTES = BLOCK_M * ROW_BYTES;
-    static constexpr int RESULTS_AT = QUERIES_AT + QUERY_BUFFERS * QUERY_BYTES;
-    static constexpr int SUMS_AT = RESULTS_AT + (ADDS_UP && !RESULT_IN_RING ? TEAMS * RESULT_BYTES : 0);
+    static constexpr int SUMS_AT = QUERIES_AT + QUERY_BUFFERS * QUERY_BYTES;
     static constexpr int SINKS_AT = SUMS_AT + (ADDS_UP ? TEAMS * BLOCK_M * (int)sizeof(float2) : 0);
     static constexpr int SEGMENTS_AT = SINKS_AT + BLOCK_M * (int)sizeof(float);
-    static constexpr int PLACES_AT = SEGMENTS_AT + SEGMENTS * (int)sizeof(Segment);
+    static constexpr int BARRIERS_AT = SEGMENTS_AT + SEGMENTS * (int)sizeof(Segment);
+    static constexpr int PLACES_AT = BARRIERS_AT + (TEAM_BARRIERS ? TEAMS * BARRIER_BYTES : 0);
     // Numbers of pages: a warp's for as many groups as it has stages, and for the first ones of two segments.
     static constexpr int PAGES_AT = PLACES_AT + TEAMS * (int)sizeof(int);
     static constexpr int PAGES_BYTES = STAGES * WARP_KEYS * (int)sizeof(int);
     static constexpr int SCHEDULE_AT = PAGES_AT + 3 * WARPS * PAGES_BYTES;
-    static constexpr int SHARED_BYTES = SCHEDULE_AT + Schedule::SHARED_BYTES;
-    static_assert(SEGMENTS_AT % 8 == 0 && PLACES_AT % 4 == 0);
+    static constexpr int RESULTS_AT = (SCHEDULE_AT + Schedule::SHARED_BYTES + 127) / 128 * 128;
+    // Where a GPU must have more than the smallest of them anyway and there is room, a team's result lies apart, and the whole ring stays
+    // under way when a segment ends. Otherwise it lies in a stage of the team's ring, if that is large enough.
+    static constexpr int SMALL_GPU_BYTES = 99 * 1024, LARGE_GPU_BYTES = 227 * 1024; // that a CTA may have
+    static constexpr int BYTES_APART = RESULTS_AT + TEAMS * RESULT_BYTES;
+    static constexpr bool HAS_ROOM = RESULTS_AT > SMALL_GPU_BYTES && BYTES_APART <= LARGE_GPU_BYTES;
+    static constexpr bool RESULT_IN_RING = ADDS_UP && RESULT_BYTES <= STAGE_BYTES && !HAS_ROOM;
+    static constexpr int SHARED_BYTES = ADDS_UP && !RESULT_IN_RING ? BYTES_APART : SCHEDULE_AT + Schedule::SHARED_BYTES;
+    static_assert(SEGMENTS_AT % 8 == 0 && BARRIERS_AT % 8 == 0 && PLACES_AT % 4 == 0);
 };
-
-// The same number, which the compiler does not know to be: what follows from it is computed here, and not kept in registers that the
-// loop over the keys needs.
-__device__ inline int anew(int x)
-{
-    asm volatile("" : "+r"(x));
-    return x;
-}
 
 // A thread's place among those of its CTA, and what lies where in shared memory.
 template <class Traits> struct MmaThread {
@@ -91,16 +92,6 @@ template <class Traits> struct MmaThread {
 
     __device__ int team() const { return warp / Traits::TEAM_WARPS; }
     __device__ int row_warp() const { return warp % Traits::TEAM_WARPS; } // which of the team's
-    // Waits for the team, and sees what it has written.
-    __device__ void sync_team() const
-    {
-        if constexpr (Traits::TEAM_WARPS == 1)
-            __syncwarp();
-        else if constexpr (Traits::TEAMS == 1)
-            __syncthreads();
-        else
-            named_barrier_wait(1 + team(), Traits::TEAM_THREADS); // 0 is __syncthreads
-    }
 
     __device__ Segment& segment(int number) const
     {

@@ -1,6 +1,8 @@
 // From the rows' weighted values to the result: the teams' are added up in their order, and of a tile that several segments cover each
 // leaves a part in the workspace, which whichever CTA comes last adds up in their order. Nobody waits, and the result does not depend
 // on who was last.
+//
+// All of this runs once for a segment, so that fetching its instructions is most of its time: less code is faster code.
 #pragma once
 
 #include "forward/mma_rows.cuh"
@@ -18,28 +20,33 @@ template <class Traits> class Result {
     {
     }
 
-    // Writes a segment's tile, or leaves the segment's part of it; then perhaps writes the tile from all its parts, which the teams add
-    // up as they did their groups of keys. `free` bytes into shared memory there is room for the team's result.
-    __device__ void finish(Schedule& schedule, const Segment& of, const Rows16<Traits>& rows, int free)
+    // Writes a segment's tile, or leaves the segment's part of it; then perhaps writes the tile from all its parts. `free` bytes into
+    // shared memory there is room for the team's result. `next`: the CTA's next segment, or the end.
+    __device__ void finish(Schedule& schedule, const Segment& of, const Rows16<Traits>& rows, int free, const Segment& next)
     {
         if constexpr (!Traits::ADDS_UP) {
             write(of, rows);
         } else {
             leave(of, rows, Traits::RESULT_IN_RING ? free : Traits::RESULTS_AT + thread.team() * Traits::RESULT_BYTES);
-            add_up(schedule, of);
+            add_up(schedule, of, next.is_end());
         }
     }
 
-    // Lengths that changed during the launch may have left semaphores that nobody brought back to 0. The last CTA to end does.
-    __device__ void reset_semaphores() const
+    // Lengths that changed during the launch may leave semaphores that nobody brings back to 0, so the last CTA to have no more use for
+    // one does: each says so as soon as it is true, and asks at its end whether it was the last.
+    __device__ void leave_semaphores(const Schedule& schedule) const
     {
-        if (threadIdx.x != 0) return;
-        if (increment_and_wrap(params.work.counter, gridDim.x - 1) != gridDim.x - 1) return;
+        if (leaves_semaphores()) schedule.word() = increment_and_wrap(params.work.counter, gridDim.x - 1);
+    }
+    __device__ void reset_semaphores(const Schedule& schedule) const
+    {
+        if (!leaves_semaphores() || schedule.word() != gridDim.x - 1) return;
 #pragma unroll 1
         for (unsigned cta = 0; cta < gridDim.x; cta++) params.work.semaphores[cta] = 0;
     }
 
   private:
+    __device__ bool leaves_semaphores() const { return threadIdx.x == 0 && reads_lengths(params.sequences); }
     __device__ int existing_rows(const Segment& of) const
     {
         return min(Traits::BLOCK_M, (of.q.len - of.first_query) * group - of.first_head);
@@ -76,27 +83,26 @@ template <class Traits> class Result {
             if (sum.saw_no_key()) continue;
 #pragma unroll
             for (int i = 0; i < HEAD_DIM / FRAGMENT_COLUMNS; i++)
-                *reinterpret_cast<float2*>(thread.shared + result + result_offset(row, 2 * i + lane % 4 / 2) +
-                                           lane % 2 * (int)sizeof(float2)) = rows.columns(half, i);
+                store_two(thread.address_of(result) + result_offset(row, 2 * i + lane % 4 / 2) + lane % 2 * (int)sizeof(float2),
+                          rows.columns(half, i));
         }
     }
 
     // --- Adding up ---------------------------------------------------------------------------------------------------------
 
-    __device__ void add_up(Schedule& schedule, const Segment& of) const
+    __device__ void add_up(Schedule& schedule, const Segment& of, bool is_last)
     {
-        bool whole = of.is_whole_tile();
-#pragma unroll 1
-        while (true) {
-            __syncthreads(); // the teams' results
-            add_up_teams(schedule, of, whole);
-            __syncthreads(); // they have been read, and the part is written
-            if (whole || !schedule.is_last_here(of)) return;
-            const auto owners = schedule.owners(of);
-            if (!comes_last(schedule, owners.first, owners.last - owners.first)) return;
-            add_up_parts(schedule, of, owners);
-            whole = true;
-        }
+        const bool whole = of.is_whole_tile(), asks = !whole && schedule.is_last_here(of); // whether all parts of the tile are there
+        if (is_last && !asks) leave_semaphores(schedule);
+        __syncthreads(); // the teams' results
+        add_up_teams(schedule, of, whole);
+        // They have been read, before keys come to where they lie; or the part is written. The next segment's are left behind a barrier.
+        if (Traits::RESULT_IN_RING || asks) __syncthreads();
+        if (!asks) return;
+        const auto owners = schedule.owners(of);
+        const bool comes_last = this->comes_last(schedule, schedule.semaphore(owners), owners.last - owners.first);
+        if (is_last) leave_semaphores(schedule);
+        if (comes_last) add_up_parts(schedule, of, owners);
     }
 
     static constexpr int ACROSS = HEAD_DIM / 4; // threads
@@ -128,45 +134,34 @@ template <class Traits> class Result {
         }
     }
 
-    // Every TEAMS-th part, to where the team has left its result. With splits they are counted from key 0, so that it does not matter at
-    // which of them a tile begins.
+    // The same of a tile's parts, and writes it. With splits they are counted from key 0, so that it does not matter at which of them a
+    // tile begins.
     template <class Owners> __device__ void add_up_parts(const Schedule& schedule, const Segment& of, Owners owners) const
     {
-        constexpr int MINE = 4, TOGETHER = 2; // what a lane asks for at once: columns, and parts
-        const int team = thread.team(), parts = schedule.parts(of, owners);
-        const int before = schedule.has_splits() ? of.first_split % (TOGETHER * Traits::TEAMS) : 0;
+        // What a thread asks for at once: more is more code, which runs once and has to be fetched, and takes registers.
+        constexpr int TOGETHER = Traits::HOLDS_QUERIES ? 8 : 4;
+        const int parts = schedule.parts(of, owners), before = schedule.has_splits() ? of.first_split % TOGETHER : 0;
         const int count = existing_rows(of) * ACROSS;
 #pragma unroll 1
-        for (int first = anew(threadIdx.x) % Traits::TEAM_THREADS; first < count; first += MINE * Traits::TEAM_THREADS) {
-            Partial all[MINE];
+        for (int i = anew(threadIdx.x); i < count; i += Traits::THREADS) {
+            const int row = i / ACROSS, column4 = i % ACROSS;
+            Partial all;
 #pragma unroll 1
-            for (int index = team - before; index < parts; index += TOGETHER * Traits::TEAMS) {
-                RowSum sums[MINE][TOGETHER];
-                float4 columns[MINE][TOGETHER];
+            for (int index = -before; index < parts; index += TOGETHER) {
+                RowSum sums[TOGETHER];
+                float4 columns[TOGETHER];
 #pragma unroll
                 for (int j = 0; j < TOGETHER; j++) {
-                    const int one = index + j * Traits::TEAMS;
+                    const int one = index + j;
                     const bool exists = one >= 0 && one < parts;
                     const float* const part = part_at(schedule.place(of, owners, exists ? one : 0));
-#pragma unroll
-                    for (int i = 0; i < MINE; i++) {
-                        const int at = min(first + i * Traits::TEAM_THREADS, count - 1);
-                        const float2 sum = __ldcg(reinterpret_cast<const float2*>(part + Traits::BLOCK_M * HEAD_DIM) + at / ACROSS);
-                        sums[i][j] = {exists ? sum.x : negative_infinity(), exists ? sum.y : 0};
-                        columns[i][j] = __ldcg(reinterpret_cast<const float4*>(part) + at);
-                    }
+                    const float2 sum = __ldcg(reinterpret_cast<const float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row);
+                    sums[j] = {exists ? sum.x : negative_infinity(), exists ? sum.y : 0};
+                    columns[j] = __ldcg(reinterpret_cast<const float4*>(part) + i);
                 }
-#pragma unroll
-                for (int i = 0; i < MINE; i++) all[i].add(sums[i], columns[i]);
+                all.add(sums, columns);
             }
-#pragma unroll
-            for (int i = 0; i < MINE; i++) {
-                const int at = first + i * Traits::TEAM_THREADS, row = at / ACROSS, column4 = at % ACROSS;
-                if (at >= count) break;
-                if (column4 == 0) sum_of(team, row) = all[i].row;
-                *reinterpret_cast<float4*>(thread.shared + result_of(team) + result_offset(row, column4)) = {
-                    all[i].values[0], all[i].values[1], all[i].values[2], all[i].values[3]};
-            }
+            write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
         }
     }
 

@@ -11,14 +11,19 @@ template <class Traits> class Ring {
   public:
     using Element = typename Traits::Element;
 
-    __device__ Ring(const Forward& params, const MmaThread<Traits>& thread) : params(params), thread(thread) {}
+    // The CTA meets before the first group is waited for.
+    __device__ Ring(const Forward& params, const MmaThread<Traits>& thread) : params(params), thread(thread)
+    {
+        if constexpr (Traits::TEAM_BARRIERS)
+            if (threadIdx.x % Traits::TEAM_THREADS == 0) barrier_init(team_barrier(), Traits::TEAM_THREADS);
+    }
 
     // Fills the ring as far as it is known what comes next; segments before `number` have been computed, and those up to `described` are
-    // known. One stage is left free for the result of segment `number`.
+    // known. One stage is left free for the result of segment `number` if it needs one.
     __device__ void fill(int number, int described)
     {
 #pragma unroll 1
-        while (under_way < Traits::STAGES - (loading > number)) {
+        while (under_way < Traits::STAGES - (Traits::RESULT_IN_RING && loading > number)) {
             if (load_block < load_end) {
                 load_group();
             } else if (loading < described) {
@@ -31,18 +36,18 @@ template <class Traits> class Ring {
     }
 
     // Waits for the oldest group, which lies at the stage that this returns. The team's.
-    __device__ int wait_for_group() const
+    __device__ int wait_for_group()
     {
         if (under_way == Traits::STAGES)
             cp_async_wait<Traits::STAGES - 1>();
         else
             cp_async_wait<0>();
-        thread.sync_team();
+        sync_team();
         return thread.stage_at(stage);
     }
     __device__ void release_group()
     {
-        thread.sync_team(); // all have read it
+        sync_team(); // all have read it
         under_way--;
         stage = stage + 1 == Traits::STAGES ? 0 : stage + 1;
     }
@@ -99,6 +104,22 @@ template <class Traits> class Ring {
     }
 
   private:
+    // Waits for the team, and sees what it has written. All arrive: where one does for its warp, or at hardware barriers of some warps,
+    // compute-sanitizer's racecheck loses track.
+    __device__ void sync_team()
+    {
+        if constexpr (Traits::TEAM_WARPS == 1) {
+            __syncwarp();
+        } else if constexpr (Traits::TEAMS == 1) {
+            __syncthreads();
+        } else {
+            barrier_arrive(team_barrier());
+            barrier_wait(team_barrier(), parity);
+            parity ^= 1;
+        }
+    }
+    __device__ unsigned team_barrier() const { return thread.address_of(Traits::BARRIERS_AT + thread.team() * BARRIER_BYTES); }
+
     // The first key of a block that this warp loads.
     __device__ int first_key(int block) const
     {
@@ -186,6 +207,7 @@ template <class Traits> class Ring {
     int load_block = 0, load_end = 0;
     int since_pages = 0; // groups asked for since the first pages of a segment
     int load_stage = 0;
+    unsigned parity = 0; // of the team's barrier
     int under_way = 0; // groups
     int stage = 0;     // that is computed next
 };

@@ -53,4 +53,10 @@ __device__ inline void load_matrices_transposed(unsigned (&words)[4], unsigned a
                  : "memory");
 }
 
+// Two values of an accumulator to shared memory. Its addresses have half as many bits as generic ones, and there are many.
+__device__ inline void store_two(unsigned address, float2 two)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(two.x), "f"(two.y) : "memory");
+}
+
 } // namespace warptile

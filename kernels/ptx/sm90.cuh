@@ -3,6 +3,7 @@
 
 #include "base/abi.cuh"
 #include "ptx/launch.cuh"
+#include "ptx/mbarrier.cuh"
 
 namespace warptile {
 
@@ -24,57 +25,11 @@ __device__ inline unsigned thread_index()
     return index;
 }
 
-// "Parallel Synchronization and Communication Instructions: mbarrier". A phase ends when `arrivals` threads have arrived
-// and all bytes announced in it have landed; waiting names the parity (0, 1, 0, ...) of the phase waited for.
-__device__ inline void barrier_init(unsigned barrier, unsigned arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-__device__ inline void barrier_arrive(unsigned barrier)
-{
-    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
+// Arrives, and announces bytes: the phase ends when these have landed too.
 __device__ inline void barrier_arrive_expect_bytes(unsigned barrier, unsigned bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
-}
-
-__device__ inline bool barrier_try_wait(unsigned barrier, unsigned parity)
-{
-    unsigned done;
-    asm volatile("{\n"
-                 ".reg .pred complete;\n"
-                 "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 complete, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, complete;\n"
-                 "}"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-    return done;
-}
-
-// Whether the phase has ended already; does not wait.
-__device__ inline bool barrier_test(unsigned barrier, unsigned parity)
-{
-    unsigned done;
-    asm volatile("{\n"
-                 ".reg .pred complete;\n"
-                 "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 complete, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, complete;\n"
-                 "}"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-    return done;
-}
-
-__device__ inline void barrier_wait(unsigned barrier, unsigned parity)
-{
-    while (!barrier_try_wait(barrier, parity)) {
-    }
 }
 
 // "membar / fence: fence.mbarrier_init": makes initialized barriers visible to the copy engine.

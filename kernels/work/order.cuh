@@ -1,7 +1,7 @@
 // Which number a tile has. A tile has BLOCK_M rows of a head; of kernels whose rows are queries with each of the heads that share a
-// key/value head, these are rows of a key/value head, and a query is several. Heads are taken `heads_at_once` at a time; among those the last tile of every head comes first, then
-// the last but one of every head: under a causal mask the last ones see the most keys, and CTAs that work at the same time
-// share keys and values.
+// key/value head, these are rows of a key/value head, and a query is several. Heads are taken `heads_at_once` at a time; among those the
+// last tile of every head comes first, then the last but one of every head: under a causal mask the last ones see the most keys, and CTAs
+// that work at the same time share keys and values.
 //
 // Dense: every head of every batch entry has `query_tiles` tiles. Packed: a head has `query_tiles` slots for all sequences
 // together, rows / BLOCK_M + batch, of which sequence b has those from its first row / BLOCK_M + b on: as many as its tiles

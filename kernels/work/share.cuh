@@ -1,10 +1,13 @@
 // Which keys a CTA reads, for kernels whose CTAs share the keys of all sequences.
 //
-// The keys that a sequence's queries see are cut into units: blocks of BLOCK_N keys, or as many keys as a split has. The
-// units of all tiles of all sequences are numbered one after the other, and CTAs take equal ranges of them, or whole tiles where that is
-// almost as even. So a tile is computed by
-// neighbouring CTAs, and a CTA shares at most two tiles with others: its first and its last. A tile without keys counts one
-// unit, so that somebody writes its zeros.
+// Some key/value heads are read side by side (`heads_at_once`), each by CTAs of its own which share it as those of the others do: then the
+// same rows of neighbouring heads, which are neighbours in the memory of most caches, are read at the same time. CTAs are numbered among
+// those of their head, and so are units.
+//
+// The keys that a sequence's queries see are cut into units: blocks of BLOCK_N keys, or as many keys as a split has. The units of all
+// tiles of all sequences are numbered one after the other, and CTAs take equal ranges of them, or whole tiles where that is almost as
+// even. So a tile is computed by CTAs with neighbouring numbers, and a CTA shares at most two tiles with others: its first and its last.
+// A tile without keys counts one unit, so that somebody writes its zeros.
 //
 // A segment is what a CTA computes of a tile at once: all its units, or with splits one, so that a part's bits depend on nothing
 // but its keys.
@@ -14,6 +17,8 @@
 // counted at first, which no lengths bring above what the host has made room for.
 #pragma once
 
+#include "base/anew.cuh"
+#include "base/math.cuh"
 #include "work/segment.cuh"
 
 namespace warptile {
@@ -49,8 +54,9 @@ template <class Traits> class Share {
         }
     }
 
-    // A word that the CTA may use between two barriers.
+    // A word that the CTA may use between two barriers, and one of the first thread.
     __device__ unsigned& scratch() const { return state.scratch[0]; }
+    __device__ unsigned& word() const { return state.word; }
 
     // The next segment.
     __device__ Segment next()
@@ -69,16 +75,17 @@ template <class Traits> class Share {
             if (++state.batch >= params.sequences.batch) state.end = state.at;
         }
         const unsigned at = state.at, base = state.base;
-        const unsigned tile = (at - base) / sequence.tile_units, unit = at - base - tile * sequence.tile_units;
+        const unsigned tile = sequence.tiles > 1 ? (at - base) / sequence.tile_units : 0, unit = at - base - tile * sequence.tile_units;
         segment.batch = state.batch;
-        segment.kv_head = tile;
+        unsigned head = tile; // among those of this lane
         segment.first_query = segment.first_head = 0;
         if (sequence.row_tiles > 1) {
-            segment.kv_head = tile / sequence.row_tiles;
-            const int first_row = (tile - segment.kv_head * sequence.row_tiles) * Traits::BLOCK_M;
+            head = tile / sequence.row_tiles;
+            const int first_row = (tile - head * sequence.row_tiles) * Traits::BLOCK_M;
             segment.first_query = first_row / group;
             segment.first_head = first_row - segment.first_query * group;
         }
+        segment.kv_head = head * lanes() + lane();
         segment.q = sequence.q;
         segment.k = sequence.k;
         segment.unit = at;
@@ -110,19 +117,21 @@ template <class Traits> class Share {
     };
     __device__ Owners owners(const Segment& of) const
     {
-        return {of.tile_unit / each, min((of.tile_unit + of.tile_units - 1) / each, gridDim.x - 1)};
+        return {of.tile_unit / each, min((of.tile_unit + of.tile_units - 1) / each, ctas() - 1)};
     }
+    // They count here who has come.
+    __device__ unsigned semaphore(Owners by) const { return by.first * lanes() + lane(); }
     __device__ int parts(const Segment& of, Owners by) const { return has_splits() ? of.tile_units : by.last - by.first + 1; }
     // Where part `index` of the tile lies. Without splits a CTA has two places: for its last tile and for its first.
     __device__ unsigned place(const Segment& of, Owners by, int index) const
     {
-        return has_splits() ? min(of.tile_unit + index, state.units - 1) : place_of(of, by.first + index);
+        return has_splits() ? place_of_unit(min(of.tile_unit + index, state.units - 1)) : place_of_cta(of, by.first + index);
     }
-    __device__ unsigned own_place(const Segment& of) const { return has_splits() ? of.unit : place_of(of, blockIdx.x); }
+    __device__ unsigned own_place(const Segment& of) const { return has_splits() ? place_of_unit(of.unit) : place_of_cta(of, cta()); }
     // Whether this CTA has no more segments of the tile.
     __device__ bool is_last_here(const Segment& of) const
     {
-        return of.unit + of.units == min(of.tile_unit + of.tile_units, (blockIdx.x + 1) * each);
+        return of.unit + of.units == min(of.tile_unit + of.tile_units, (cta() + 1) * each);
     }
 
   private:
@@ -138,7 +147,7 @@ template <class Traits> class Share {
         unsigned row_tiles;
         unsigned tiles;
 
-        Sequence() = default;
+        __device__ Sequence() : q{}, k{}, first_key(0), end_key(0), first_unit(0), tile_units(0), row_tiles(0), tiles(0) {}
         __device__ Sequence(const Share& share, int batch)
             : q(queries_of(share.params.sequences, batch)), k(keys_of(share.params.sequences, batch))
         {
@@ -149,20 +158,31 @@ template <class Traits> class Share {
             const int end_unit = (end_key + (1 << share.unit_log) - 1) >> share.unit_log;
             tile_units = max(end_unit - first_unit, 1);
             row_tiles = ((unsigned)q.len * share.group + Traits::BLOCK_M - 1) / Traits::BLOCK_M;
-            tiles = row_tiles * share.params.kv_heads;
+            tiles = row_tiles * quotient(share.params.kv_heads, share.lanes());
         }
         __device__ unsigned units() const { return tiles * tile_units; }
     };
     // In shared memory: registers are for what all threads need.
     struct State {
         unsigned at, end;       // the CTA's next unit, and the one after its last
-        unsigned units;         // of all CTAs
+        unsigned units;         // of all CTAs of this head
         int batch;              // the sequence in hand, ...
         unsigned base;          // ... its first unit ...
         Sequence sequence;      // ... and what it asks for, if that has been read
         bool sequence_is_known;
         unsigned scratch[Traits::WARPS];
+        unsigned word;
     };
+
+    // Heads that are read side by side, the CTAs of each, and which one of them this is of which head. Computed where they are used:
+    // registers are for the loop over the keys.
+    __device__ unsigned lanes() const { return params.work.heads_at_once; }
+    __device__ unsigned ctas() const { return quotient(anew(gridDim.x), lanes()); }
+    __device__ unsigned cta() const { return quotient(anew(blockIdx.x), lanes()); }
+    __device__ unsigned lane() const { return blockIdx.x - cta() * lanes(); }
+
+    // Exact for numbers below 2^20: the half keeps rounding from crossing an integer.
+    __device__ static unsigned quotient(unsigned x, unsigned by) { return (unsigned)((x + 0.5f) * reciprocal_approximate((float)by)); }
 
     // The CTA's units. The last CTAs may have fewer than the others, or none.
     struct Range {
@@ -170,65 +190,85 @@ template <class Traits> class Share {
     };
     __device__ Range shared_evenly(unsigned total, unsigned tile_units = 1)
     {
-        each = max((total + gridDim.x - 1) / gridDim.x, 1u);
+        const unsigned ctas = this->ctas();
+        each = max((total + ctas - 1) / ctas, 1u);
         // Rather whole tiles of `tile_units`, which need no adding up, if a few CTAs without work are all it costs.
         const unsigned whole = (each + tile_units - 1) / tile_units * tile_units;
         if (whole - each <= each / 24) each = whole;
-        const unsigned begin = min(blockIdx.x * each, total);
+        const unsigned begin = min(cta() * each, total);
         return {begin, min(begin + each, total)};
     }
-    __device__ unsigned place_of(const Segment& of, unsigned cta) const { return 2 * cta + (cta * each < of.tile_unit); }
-
-    // THREADS sequences at a time, twice: to add up their units, and to find the one that has this CTA's first.
-    __device__ void find_among_lengths()
+    __device__ unsigned place_of_cta(const Segment& of, unsigned cta) const
     {
-        const int sequences = params.sequences.batch;
-        unsigned before = 0;
-        Range range = {0, 0};
-#pragma unroll 1
-        for (int pass = 0; pass < 2; pass++) {
-            before = 0;
-#pragma unroll 1
-            for (int first = 0; first < sequences; first += Traits::THREADS) {
-                const int mine = first + threadIdx.x;
-                Sequence sequence;
-                if (mine < sequences) sequence = Sequence(*this, mine);
-                const unsigned units = mine < sequences ? sequence.units() : 0;
-                if (pass == 0 && mine == 0) {
-                    state.sequence = sequence;
-                    state.base = units;
-                }
-                const RunningSum sum = running_sum(units);
-                // One thread at most has it.
-                const unsigned mine_end = before + sum.to_here;
-                if (pass == 1 && mine_end - units <= range.begin && range.begin < mine_end) {
-                    state.batch = mine;
-                    state.base = mine_end - units;
-                }
-                before += sum.all;
-            }
-            if (pass == 0) {
-                const bool alike = before != 0 && before == sequences * state.base; // or they add up to as much
-                range = shared_evenly(before, alike ? state.sequence.tile_units : 1);
-                __syncthreads(); // the first sequence's have been read
-                if (threadIdx.x == 0) {
-                    state.at = range.begin;
-                    state.end = range.end;
-                    state.units = before;
-                    state.sequence_is_known = false;
-                    // These stay if lengths have shrunk since.
-                    state.batch = sequences - 1;
-                    state.base = range.begin;
-                }
-            }
-            __syncthreads();
-        }
+        return 2 * (cta * lanes() + lane()) + (cta * each < of.tile_unit);
     }
+    __device__ unsigned place_of_unit(unsigned unit) const { return unit * lanes() + lane(); }
 
     struct RunningSum {
         unsigned to_here; // this thread's value and those of all threads before it
         unsigned all;
     };
+    // THREADS sequences at a time, twice: to add up their units, and to find the one that has this CTA's first. The first THREADS are
+    // read once.
+    __device__ void find_among_lengths()
+    {
+        const int sequences = params.sequences.batch;
+        Sequence own;
+        const RunningSum own_sum = read_lengths(0, own);
+        if (threadIdx.x == 0) {
+            state.sequence = own;
+            state.base = own.units();
+        }
+        unsigned total = own_sum.all;
+#pragma unroll 1
+        for (int first = Traits::THREADS; first < sequences; first += Traits::THREADS) {
+            Sequence other;
+            total += read_lengths(first, other).all;
+        }
+        __syncthreads(); // for the first sequence
+        const bool alike = total != 0 && total == sequences * state.base; // or they add up to as much
+        const Range range = shared_evenly(total, alike ? state.sequence.tile_units : 1);
+        __syncthreads(); // it has been read
+        if (threadIdx.x == 0) {
+            state.at = range.begin;
+            state.end = range.end;
+            state.units = total;
+            state.sequence_is_known = false;
+            // These stay if lengths have shrunk since.
+            state.batch = sequences - 1;
+            state.base = range.begin;
+        }
+        __syncthreads();
+        find(range.begin, 0, own, own_sum, 0);
+        unsigned before = own_sum.all;
+#pragma unroll 1
+        for (int first = Traits::THREADS; first < sequences; first += Traits::THREADS) {
+            Sequence other;
+            const RunningSum sum = read_lengths(first, other);
+            find(range.begin, first, other, sum, before);
+            before += sum.all;
+        }
+        __syncthreads();
+    }
+    // What this thread's sequence asks for, of THREADS from `first` on, and the running sum of their units.
+    __device__ RunningSum read_lengths(int first, Sequence& sequence) const
+    {
+        const int mine = first + threadIdx.x;
+        sequence = {};
+        if (mine < params.sequences.batch) sequence = Sequence(*this, mine);
+        return running_sum(sequence.units());
+    }
+    // Whether this thread's sequence has a unit, of those whose first ones follow `before` others. One thread at most has it.
+    __device__ void find(unsigned unit, int first, const Sequence& sequence, RunningSum sum, unsigned before)
+    {
+        const unsigned end = before + sum.to_here, begin = end - sequence.units();
+        if (begin > unit || unit >= end) return;
+        state.batch = first + threadIdx.x;
+        state.base = begin;
+        state.sequence = sequence;
+        state.sequence_is_known = true;
+    }
+
     __device__ RunningSum running_sum(unsigned x) const
     {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -3,6 +3,7 @@
 //! Planning is a pure function of the problem, the device's limits, the rates and the catalog; it needs no GPU.
 
 mod planner;
+mod shared_keys;
 mod split_tiles;
 mod step;
 

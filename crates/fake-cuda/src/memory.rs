@@ -524,17 +524,18 @@ pub(crate) fn pointer_get_attribute(
     attribute: CUpointerAttribute,
     pointer: CUdeviceptr,
 ) -> CUresult {
-    let kind = if holding(&state.allocations, pointer, 1).is_some() {
-        CUmemoryType::DEVICE
-    } else if holding(&state.pinned, pointer, 1).is_some() {
-        CUmemoryType::HOST
-    } else {
-        return CUresult::ERROR_INVALID_VALUE;
+    let (kind, allocation) = match holding(&state.allocations, pointer, 1) {
+        Some((_, allocation)) => (CUmemoryType::DEVICE, allocation),
+        None => match holding(&state.pinned, pointer, 1) {
+            Some((_, allocation)) => (CUmemoryType::HOST, allocation),
+            None => return CUresult::ERROR_INVALID_VALUE,
+        },
     };
-    if attribute != CUpointerAttribute::MEMORY_TYPE {
-        return CUresult::ERROR_NOT_SUPPORTED;
-    }
-    let code = [kind.0];
+    let code = [match attribute {
+        CUpointerAttribute::MEMORY_TYPE => kind.0,
+        CUpointerAttribute::DEVICE_ORDINAL => allocation.device as u32,
+        _ => return CUresult::ERROR_NOT_SUPPORTED,
+    }];
     transfer(value.address(), code.as_ptr().expose_provenance() as u64, 4);
     CUresult::SUCCESS
 }

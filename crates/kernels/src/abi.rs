@@ -268,7 +268,8 @@ declare! {
         tiles: i32,
         /// Tiles of a head: of one batch entry, or of all packed queries.
         query_tiles: i32,
-        /// Heads whose tiles are interleaved: of all batch entries together, or of the packed queries. At least 1.
+        /// Heads whose tiles are interleaved: of all batch entries together, or of the packed queries. Where CTAs share keys: key/value
+        /// heads that are read side by side, a divisor of them and of the grid. At least 1.
         heads_at_once: i32,
         /// Ranges that the keys of a tile are split into; 1 or 0: none.
         splits: i32,

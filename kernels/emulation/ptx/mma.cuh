@@ -11,4 +11,5 @@ template<class E> void mma(float(&c)[4],const unsigned(&a)[4],unsigned b0,unsign
 inline void lm(unsigned(&w)[4],unsigned a,bool t){EX.w[LANE][0]=a;WB();
   for(int m=0;m<4;m++){uint16_t e[2];for(int i=0;i<2;i++){int r=t?LANE%4*2+i:LANE/4,c=t?LANE/4:LANE%4*2+i;memcpy(&e[i],shared+EX.w[8*m+r][0]+2*c,2);} memcpy(&w[m],e,4);} WB();}
 inline void load_matrices(unsigned(&w)[4],unsigned a){lm(w,a,false);} inline void load_matrices_transposed(unsigned(&w)[4],unsigned a){lm(w,a,true);}
+inline void store_two(unsigned a,float2 two){memcpy(shared+a,&two,sizeof two);}
 }

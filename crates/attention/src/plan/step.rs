@@ -5,9 +5,10 @@ use warptile_kernels::{Image, Role, Schedule};
 use crate::call::Call;
 use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
-use crate::mask::{Align, Mask};
+use crate::mask::Mask;
 use crate::plan::MAX_TILES;
 use crate::plan::planner::occupancy;
+use crate::plan::shared_keys::{Sides, if_countable};
 use crate::plan::split_tiles::{PARTS_A_CTA, TileKeys, splits_of, splits_tiles};
 use crate::problem::Problem;
 use crate::splits::Splits;
@@ -38,7 +39,8 @@ pub struct LaunchShape {
     pub tiles: u32,
     /// Tiles of a head: of one batch entry, or of all packed queries.
     pub query_tiles: u32,
-    /// Heads whose tiles are interleaved, so that CTAs working side by side share keys and values in L2.
+    /// Heads whose tiles are interleaved, so that CTAs working side by side share keys and values in L2; where CTAs share keys, key/value
+    /// heads that are read side by side, each by as many CTAs.
     pub heads_at_once: u32,
     /// Whether CTAs draw their tiles from the workspace's counter.
     pub draws_tiles: bool,
@@ -144,95 +146,6 @@ impl Scratch {
     }
 }
 
-/// What the units of kernels that share keys are counted from: a call, or the bounds of a problem.
-#[derive(Debug, Clone, Copy)]
-struct Sides {
-    batch: u64,
-    kv_heads: u64,
-    group: u64,
-    query_len: u64,
-    /// Of packed queries, where the host knows that the sequences share them.
-    query_rows: Option<u64>,
-    key_len: u64,
-    mask: Mask,
-    splits: Splits,
-}
-
-impl From<&Call> for Sides {
-    fn from(call: &Call) -> Self {
-        let queries = call.queries();
-        Sides {
-            batch: call.batch() as u64,
-            kv_heads: call.kv_heads() as u64,
-            group: call.group_size() as u64,
-            query_len: call.query_len() as u64,
-            query_rows: queries.offsets().on_host().map(|_| queries.rows() as u64),
-            key_len: call.key_len() as u64,
-            mask: call.mask(),
-            splits: call.splits(),
-        }
-    }
-}
-
-impl From<&Problem> for Sides {
-    fn from(problem: &Problem) -> Self {
-        // Offsets that nobody has checked may let sequences overlap.
-        let checked = problem.packed_queries() && !problem.device_lengths();
-        Sides {
-            batch: problem.batch() as u64,
-            kv_heads: problem.kv_heads() as u64,
-            group: problem.group_size() as u64,
-            query_len: problem.query_len() as u64,
-            query_rows: checked.then(|| problem.query_rows() as u64),
-            key_len: problem.key_len() as u64,
-            mask: problem.mask(),
-            splits: problem.splits(),
-        }
-    }
-}
-
-impl Sides {
-    /// Tiles of a sequence and key/value head, at most.
-    fn row_tiles(&self, block_m: u32) -> u64 {
-        (self.query_len * self.group).div_ceil(u64::from(block_m))
-    }
-
-    /// Tiles in all, at most: rows of a tile are queries with each of the heads that share a key/value head.
-    fn tiles(&self, block_m: u32) -> u64 {
-        let each = self.row_tiles(block_m).saturating_mul(self.batch);
-        let shared = self.query_rows.map_or(u64::MAX, |rows| {
-            (rows * self.group / u64::from(block_m)).saturating_add(self.batch)
-        });
-        each.min(shared).saturating_mul(self.kv_heads)
-    }
-
-    /// Units that the keys of a tile are cut into, at most: those of which some query of the sequence sees a key, at least 1. `Share`
-    /// in kernels/work/share.cuh counts those that there are.
-    fn tile_units(&self, block_n: u32) -> u64 {
-        let keys = u64::from(self.splits.keys().unwrap_or(block_n));
-        let bounds = self.mask.bounds();
-        let end = match (bounds.align, bounds.right) {
-            (Align::TopLeft, Some(right)) => self.key_len.min(self.query_len + u64::from(right)),
-            _ => self.key_len,
-        };
-        let units = end.div_ceil(keys);
-        // A window moves along with the lengths, and may begin and end anywhere between two cuts.
-        let touched = bounds.left.map_or(u64::MAX, |left| {
-            (self.query_len + u64::from(left)).div_ceil(keys) + 1
-        });
-        units.min(touched).max(1)
-    }
-
-    fn units(&self, image: &Image) -> u64 {
-        let tiling = image.tiling;
-        let units = self
-            .tile_units(tiling.block_n)
-            .saturating_mul(self.tiles(tiling.block_m));
-        let rows = self.query_len.saturating_mul(self.group);
-        if_countable(rows, self.group, units)
-    }
-}
-
 impl Step {
     /// Threads of a CTA.
     #[must_use]
@@ -270,11 +183,13 @@ impl Step {
                 limit: MAX_TILES,
             });
         }
+        let side_by_side = sides.side_by_side(self.resident());
+        let of_a_head = (units / side_by_side).min(u64::from(self.resident()) / side_by_side);
         Ok(LaunchShape {
-            grid: units.min(u64::from(self.resident())) as u32,
+            grid: (of_a_head * side_by_side) as u32,
             tiles: sides.tiles(block_m) as u32,
             query_tiles: sides.row_tiles(block_m) as u32,
-            heads_at_once: 1,
+            heads_at_once: side_by_side as u32,
             draws_tiles: false,
             shares_keys: true,
             splits: 1,
@@ -398,15 +313,6 @@ fn tiles_of_queries(
     match image.schedule {
         Schedule::OneGroupTile => (of_a_head, if_countable(rows, group, tiles)),
         _ => (of_a_head, tiles),
-    }
-}
-
-/// The tiles, or more than a launch can have where kernels whose tiles have the rows of a group cannot count these: in 32 bits, and
-/// those of a query in the 20 that a quotient by an approximate reciprocal is exact for (kernels/forward/mma_layout.cuh).
-fn if_countable(rows: u64, group: u64, tiles: u64) -> u64 {
-    match rows < 1 << 30 && group <= 1 << 20 {
-        true => tiles,
-        false => tiles.max(MAX_TILES + 1),
     }
 }
 
@@ -541,6 +447,28 @@ mod tests {
                 let planned = tiles_of(&call.problem(), step.image) <= MAX_TILES;
                 assert!(fits || !planned, "{kernel} {call}");
             }
+        }
+    }
+
+    #[test]
+    fn a_grid_that_shares_keys_has_as_many_ctas_for_each_head() {
+        let step = step("decode_d128_16x128_w8_s2", 132);
+        for (batch, kv_heads, key_len, grid, heads_at_once) in [
+            (16, 8, 8192, 128, 8),
+            (1, 8, 131_072, 128, 8),
+            (1, 4, 1024, 32, 4),
+            // Fewer units than CTAs: as many CTAs as units.
+            (1, 6, 300, 18, 6),
+            (3, 6, 10_000, 132, 6),
+            (5, 1, 10_000, 132, 1),
+        ] {
+            let call = dense(batch, [4 * kv_heads, kv_heads], [1, key_len], Mask::None);
+            let shape = step.shape(&call).unwrap();
+            assert_eq!(
+                (shape.grid, shape.heads_at_once),
+                (grid, heads_at_once),
+                "{call}"
+            );
         }
     }
 

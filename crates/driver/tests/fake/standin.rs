@@ -4,8 +4,8 @@
 use std::thread;
 
 use warptile_driver::sys::{
-    CUcontext, CUdeviceptr, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
-    DriverApi,
+    CUcontext, CUdeviceptr, CUpointerAttribute, CUresult, CUstream, CUstreamCaptureMode,
+    CUstreamCaptureStatus, DriverApi,
 };
 use warptile_driver::{Context, DeviceBuffer, DriverError, Event, Graph, Stream};
 use warptile_fake_cuda::FakeDriver;
@@ -267,4 +267,23 @@ fn what_nobody_freed_goes_with_the_context() {
     drop((stream, context));
     assert_eq!(fake.reclaimed(), 1);
     fake.assert_clean_but_for(1);
+}
+
+#[test]
+fn an_address_tells_its_device_if_it_is_one_of_a_device() {
+    let (_fake, context, stream) = open();
+    let get = context.driver().api().pointer_get_attribute;
+    let ordinal = |address: CUdeviceptr| {
+        let mut ordinal = -1_i32;
+        let value = (&raw mut ordinal).cast();
+        // SAFETY: the attribute's value is an `int`, and any address may be asked for.
+        let code = unsafe { get(value, CUpointerAttribute::DEVICE_ORDINAL, address) };
+        (code, ordinal)
+    };
+    let buffer = DeviceBuffer::<u8>::zeroed(&stream, 100).unwrap();
+    let expected = context.device().ordinal() as i32;
+    let success = (CUresult::SUCCESS, expected);
+    assert_eq!(ordinal(buffer.pointer()), success);
+    assert_eq!(ordinal(buffer.pointer() + 99), success);
+    assert_eq!(ordinal(16), (CUresult::ERROR_INVALID_VALUE, -1));
 }

@@ -8,6 +8,7 @@ tilings! {
     D128M16N64W4S2: head_dim 128, tile 16 x 64, warps 4, stages 2;
     D128M192N64W16S4: head_dim 128, tile 192 x 64, warps 16, stages 4;
     D128M192N80W16S3: head_dim 128, tile 192 x 80, warps 16, stages 3;
+    D128M32N128W8S2: head_dim 128, tile 32 x 128, warps 8, stages 2;
     D128M32N64W4S1: head_dim 128, tile 32 x 64, warps 4, stages 1;
     D128M32N64W4S2: head_dim 128, tile 32 x 64, warps 4, stages 2;
     D128M48N32W8S2: head_dim 128, tile 48 x 32, warps 8, stages 2;
@@ -43,11 +44,11 @@ tilings! {
     D64M32N64W4S1: head_dim 64, tile 32 x 64, warps 4, stages 1;
     D64M32N64W4S2: head_dim 64, tile 32 x 64, warps 4, stages 2;
     D64M48N64W8S2: head_dim 64, tile 48 x 64, warps 8, stages 2;
-    D64M64N128W4S2: head_dim 64, tile 64 x 128, warps 4, stages 2;
     D64M64N128W8S2: head_dim 64, tile 64 x 128, warps 8, stages 2;
     D64M64N128W8S4: head_dim 64, tile 64 x 128, warps 8, stages 4;
     D64M64N64W4S2: head_dim 64, tile 64 x 64, warps 4, stages 2;
     D64M64N64W4S3: head_dim 64, tile 64 x 64, warps 4, stages 3;
+    D64M64N64W4S4: head_dim 64, tile 64 x 64, warps 4, stages 4;
     D64M64N64W8S2: head_dim 64, tile 64 x 64, warps 8, stages 2;
     D96M128N128W12S2: head_dim 96, tile 128 x 128, warps 12, stages 2;
     D96M128N32W4S2: head_dim 96, tile 128 x 32, warps 4, stages 2;
@@ -59,40 +60,43 @@ tilings! {
 
 kernels! {
     Decode D128M16N128W8S2 "decode_d128_16x128_w8_s2" {
-        2: shared 143792;
+        2: shared 209408;
     }
     Decode D128M16N64W4S2 "decode_d128_16x64_w4_s2" {
-        2: shared 76176;
+        2: shared 76180;
+    }
+    Decode D128M32N128W8S2 "decode_d128_32x128_w8_s2" {
+        2: shared 217728;
     }
     Decode D128M32N64W4S2 "decode_d128_32x64_w4_s2" {
-        2: shared 84424;
+        2: shared 84444;
     }
     Decode D128M64N128W8S2 "decode_d128_64x128_w8_s2" {
-        2: shared 168536;
+        2: shared 168556;
     }
     Decode D128M64N64W4S2 "decode_d128_64x64_w4_s2" {
-        2: shared 100932;
+        2: shared 100936;
     }
     Decode D256M16N32W2S2 "decode_d256_16x32_w2_s2" {
-        2: shared 83328;
+        2: shared 83332;
     }
     Decode D256M16N64W4S2 "decode_d256_16x64_w4_s2" {
-        2: shared 149904;
+        2: shared 215552;
     }
     Decode D64M16N128W4S2 "decode_d64_16x128_w4_s2" {
-        2: shared 73616;
+        2: shared 73620;
     }
     Decode D64M16N256W8S2 "decode_d64_16x256_w8_s2" {
-        2: shared 142768;
+        2: shared 175616;
     }
     Decode D64M32N128W4S2 "decode_d64_32x128_w4_s2" {
-        2: shared 77768;
-    }
-    Decode D64M64N128W4S2 "decode_d64_64x128_w4_s2" {
-        2: shared 86084;
+        2: shared 77788;
     }
     Decode D64M64N128W8S4 "decode_d64_64x128_w8_s4" {
-        2: shared 155224;
+        2: shared 188032;
+    }
+    Decode D64M64N64W4S4 "decode_d64_64x64_w4_s4" {
+        2: shared 86088;
     }
     Mma D128M128N64W8S2 "mma_d128_128x64_w8_s2" {
         2: shared 100476;

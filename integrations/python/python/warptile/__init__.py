@@ -1,0 +1,27 @@
+"""Fused attention for the arrays of torch, numpy, cupy and jax.
+
+On a GPU it needs only the NVIDIA driver; without one it runs on the CPU.
+
+>>> import numpy as np, warptile
+>>> q = np.random.default_rng(0).standard_normal((2, 128, 8, 64)).astype(np.float16)
+>>> warptile.attention(q, q, q, causal=True).shape
+(2, 128, 8, 64)
+
+`attention` computes, `explain` tells which kernel would. `warptile.flash_attn` has the functions of the flash_attn package.
+"""
+
+from ._errors import DeviceError, Error, InvalidInput, InvalidType, NoKernel, OutOfMemory, Unsupported
+from ._native import __version__, attention, explain
+
+__all__ = [
+    "DeviceError",
+    "Error",
+    "InvalidInput",
+    "InvalidType",
+    "NoKernel",
+    "OutOfMemory",
+    "Unsupported",
+    "__version__",
+    "attention",
+    "explain",
+]

@@ -1,0 +1,467 @@
+"""Attention for torch: a `scaled_dot_product_attention`, torch's own with warptile's kernels, and transformers.
+
+`scaled_dot_product_attention` has the signature of `torch.nn.functional`'s. `activate()` gives torch's flash attention warptile's
+forward kernels, by torch's registry of implementations: models need no change, and gradients, `torch.compile` and CUDA graphs work as
+before. `register_with_transformers()` adds the attention implementation ``"warptile"``.
+
+What warptile does not do, dropout for one, is left to torch. Gradients are computed by torch's own backward kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._errors import NoKernel, Unsupported
+from ._native import attention, attention_without_gradient
+
+__all__ = ["activate", "deactivate", "register_with_transformers", "scaled_dot_product_attention"]
+
+NAME = "warptile"
+_HALVES = (torch.float16, torch.bfloat16)
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def scaled_dot_product_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """`torch.nn.functional.scaled_dot_product_attention` by warptile where it can, else by torch.
+
+    Args:
+        query: `[batch, heads, length, head size]`, as all tensors.
+        key: As many heads as the query, or with `enable_gqa` fewer that divide them.
+        value: Of the shape of key.
+        attn_mask: `bool`, False hides a key; or of the query's type, to be added to the scores. Broadcasts to
+            `[batch, heads, queries, keys]`.
+        dropout_p: If it is not 0, torch computes.
+        is_causal: Whether a query sees no key after itself; the first query is aligned with the first key.
+        scale: Factor of the scores; `1 / sqrt(head size)` if not given.
+        enable_gqa: Whether the key may have fewer heads.
+    """
+    masked = attn_mask is not None
+    tensors = (query, key, value) + ((attn_mask,) if masked else ())
+    needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    taken = (
+        dropout_p == 0.0
+        and not (masked and is_causal)
+        and _takes(query, key, value, enable_gqa)
+        and (not masked or _takes_mask(query, key, attn_mask))
+        and (not needs_gradient or (query.is_cuda and query.dtype in _HALVES and not masked and _square(query, key, is_causal)))
+    )
+    if not taken:
+        options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        if enable_gqa:
+            options["enable_gqa"] = True
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
+    if needs_gradient or torch.compiler.is_compiling():
+        return torch.ops.warptile.scaled_dot_product_attention(query, key, value, attn_mask, is_causal, scale)[0]
+    return _forward(query, key, value, attn_mask, is_causal, scale, want_lse=False)[0]
+
+
+def _takes(query, key, value, grouped):
+    """Whether warptile computes this as torch means it."""
+    if not (query.dim() == key.dim() == value.dim() == 4):
+        return False
+    heads, kv_heads, size = query.shape[1], key.shape[1], query.shape[3]
+    return (
+        type(query) in _PLAIN
+        and type(key) in _PLAIN
+        and type(value) in _PLAIN
+        and (query.is_cuda or query.is_cpu)
+        and query.device == key.device == value.device
+        and query.dtype == key.dtype == value.dtype
+        and query.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        and key.shape == value.shape
+        and query.shape[0] == key.shape[0]
+        and key.shape[3] == size
+        and 8 <= size <= 256
+        and size % 8 == 0
+        and kv_heads > 0
+        and (heads == kv_heads or (grouped and heads % kv_heads == 0))
+    )
+
+
+def _takes_mask(query, key, mask):
+    return (
+        type(mask) in _PLAIN
+        and mask.device == query.device
+        and mask.dtype in (torch.bool, query.dtype)
+        and 0 < mask.dim() <= 4
+        and all(
+            extent in (1, wanted)
+            for extent, wanted in zip(reversed(mask.shape), (key.shape[2], query.shape[2], query.shape[1], query.shape[0]))
+        )
+    )
+
+
+def _square(query, key, is_causal):
+    """Whether torch's backward kernels, which align a causal mask with the last key, mean the same mask."""
+    return not is_causal or query.shape[2] == key.shape[2]
+
+
+def _row_contiguous(tensor):
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _output_like(query):
+    """In the query's storage order, as torch's kernels have it, if its rows are contiguous then."""
+    out = torch.empty_like(query)
+    return out if out.stride(-1) == 1 else torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+def _forward(query, key, value, mask, is_causal, scale, want_lse=True):
+    options = {}
+    if mask is not None:
+        options["key_mask" if mask.dtype == torch.bool else "bias"] = mask
+    if is_causal:
+        options["causal"] = "top-left"
+    if want_lse:
+        batch, heads, length, _ = query.shape
+        options["lse"] = torch.empty((batch, heads, length), dtype=torch.float32, device=query.device)
+    out = attention_without_gradient(
+        _row_contiguous(query),
+        _row_contiguous(key),
+        _row_contiguous(value),
+        out=_output_like(query),
+        scale=scale,
+        layout="bhsd",
+        **options,
+    )
+    return out, options.get("lse")
+
+
+# The operator behind scaled_dot_product_attention, for autograd and torch.compile.
+
+_library = torch.library.Library("warptile", "DEF")
+_library.define(
+    "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, "
+    "float? scale=None) -> (Tensor, Tensor)"
+)
+
+
+def _kernel(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    return _forward(query, key, value, attn_mask, is_causal, scale)
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("scaled_dot_product_attention", _kernel, _device)
+
+
+@torch.library.register_fake("warptile::scaled_dot_product_attention", lib=_library)
+def _fake(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    return _output_like(query), lse
+
+
+def _save(ctx, inputs, output):
+    query, key, value, mask, ctx.is_causal, ctx.scale = inputs
+    ctx.masked = mask is not None
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(query, key, value, *output)
+
+
+def _backward(ctx, grad_out, _grad_lse):
+    query, key, value, out, lse = ctx.saved_tensors
+    if ctx.masked or query.dtype not in _HALVES or not query.is_cuda or not _square(query, key, ctx.is_causal):
+        raise Unsupported(
+            "there is no gradient of warptile::scaled_dot_product_attention with attn_mask, in float32, on the CPU, or of a causal "
+            "mask of other than square shape; call warptile.torch.scaled_dot_product_attention, which leaves such to torch"
+        )
+    seed, offset = _no_random_state(query)
+    gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        *(_row_contiguous(tensor) for tensor in (grad_out, query, key, value)),
+        out,
+        lse,
+        None,
+        None,
+        query.shape[2],
+        key.shape[2],
+        0.0,
+        ctx.is_causal,
+        seed,
+        offset,
+        scale=ctx.scale,
+    )
+    return (*gradients, None, None, None)
+
+
+torch.library.register_autograd(
+    "warptile::scaled_dot_product_attention", _backward, setup_context=_save, lib=_library
+)
+
+
+def _no_random_state(like):
+    """What torch's kernels keep for dropout, which there is none of."""
+    return (
+        torch.empty(2, dtype=torch.uint64, device=like.device),
+        torch.empty((), dtype=torch.uint64, device=like.device),
+    )
+
+
+# Torch's flash attention by warptile's kernels.
+
+
+class _Handle:
+    """What torch's registry keeps: dropping the library gives the operators their own kernels back."""
+
+    def __init__(self, library):
+        self.library = library
+
+    def remove(self):
+        self.library = None
+
+
+_handle = None
+
+
+def _register():
+    global _handle
+    library = torch.library.Library("aten", "IMPL", "CUDA")
+    for name, make in (
+        ("_scaled_dot_product_flash_attention", _flash_of_sdpa),
+        ("_flash_attention_forward", _flash_of_rows),
+    ):
+        # Taken before it is overridden: it computes what warptile does not.
+        original = torch.library.get_kernel(f"aten::{name}", "CUDA")
+        library.impl(name, make(original), "CUDA", with_keyset=True)
+    _handle = _Handle(library)
+    return _handle
+
+
+def _flash_of_sdpa(original):
+    def flash(keys, query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
+        if dropout_p == 0.0 and not return_debug_mask and _takes(query, key, value, True) and _square(query, key, is_causal):
+            try:
+                out, lse = _forward(query, key, value, None, is_causal, scale)
+            except NoKernel:
+                pass
+            else:
+                seed, offset = _no_random_state(query)
+                debug = torch.empty(0, dtype=query.dtype, device=query.device)
+                return out, lse, None, None, query.shape[2], key.shape[2], seed, offset, debug
+        return original.call_boxed(keys, query, key, value, dropout_p, is_causal, return_debug_mask, scale=scale)
+
+    return flash
+
+
+def _flash_of_rows(original):
+    def flash(
+        keys,
+        query,
+        key,
+        value,
+        cum_seq_q,
+        cum_seq_k,
+        max_q,
+        max_k,
+        dropout_p,
+        is_causal,
+        return_debug_mask,
+        *,
+        scale=None,
+        window_size_left=None,
+        window_size_right=None,
+        seqused_k=None,
+        alibi_slopes=None,
+        **others,
+    ):
+        packed = cum_seq_q is not None
+        size = query.shape[-1]
+        if (
+            dropout_p == 0.0
+            and not return_debug_mask
+            and all(value is None for value in others.values())
+            and packed == (cum_seq_k is not None)
+            and query.dim() == (3 if packed else 4)
+            and all(type(tensor) in _PLAIN for tensor in (query, key, value))
+            and query.dtype in _HALVES
+            and key.shape == value.shape
+            and size % 8 == 0
+            and 8 <= size <= 256
+        ):
+            options = {"cu_seqlens_q": cum_seq_q, "cu_seqlens_k": cum_seq_k} if packed else {}
+            if packed:
+                options.update(max_seqlen_q=max_q, max_seqlen_k=max_k)
+            try:
+                out, lse = attention_without_gradient(
+                    *(_row_contiguous(tensor) for tensor in (query, key, value)),
+                    causal=is_causal,
+                    window=(window_size_left, window_size_right),
+                    scale=scale,
+                    seqused_k=seqused_k,
+                    alibi_slopes=alibi_slopes,
+                    return_lse=True,
+                    **options,
+                )
+            except NoKernel:
+                pass
+            else:
+                debug = torch.empty(0, dtype=query.dtype, device=query.device)
+                return out, lse, *_no_random_state(query), debug
+        options = {
+            "scale": scale,
+            "window_size_left": window_size_left,
+            "window_size_right": window_size_right,
+            "seqused_k": seqused_k,
+            "alibi_slopes": alibi_slopes,
+            **others,
+        }
+        given = {name: option for name, option in options.items() if option is not None}
+        return original.call_boxed(
+            keys, query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, **given
+        )
+
+    return flash
+
+
+def activate():
+    """Makes warptile's kernels those of torch's flash attention, for all of the process.
+
+    `torch.nn.functional.scaled_dot_product_attention` uses them wherever it chooses flash attention, and so do modules and compiled models.
+    It is entered in torch's registry as ``"warptile"``, so `torch.nn.attention.current_flash_attention_impl()` names it.
+
+    Raises:
+        warptile.Unsupported: This torch has no registry of flash attention implementations; 2.11 is the first that is known to do.
+    """
+    registry = torch.nn.attention
+    needed = ("register_flash_attention_impl", "activate_flash_attention_impl")
+    if not all(hasattr(registry, name) for name in needed) or not hasattr(torch.library, "get_kernel"):
+        raise Unsupported(
+            f"torch {torch.__version__} has no registry of flash attention implementations; warptile.torch.activate() needs 2.11 or newer"
+        )
+    registry.register_flash_attention_impl(NAME, register_fn=_register)
+    registry.activate_flash_attention_impl(NAME)
+
+
+def deactivate():
+    """Gives torch's flash attention its own kernels back, if `activate` has changed them."""
+    global _handle
+    if _handle is None or _handle.library is None:
+        return
+    restore = getattr(torch.nn.attention, "restore_flash_attention_impl", None)
+    if restore is not None:
+        restore()
+    else:
+        _handle.remove()
+    _handle = None
+
+
+# Gradients of the functions in warptile.flash_attn.
+
+
+def gradients_enabled():
+    return torch.is_grad_enabled()
+
+
+def differentiable(q, k, v, options, deterministic):
+    """Output and log-sum-exp of `flash_attn_func` or `flash_attn_varlen_func`, with a gradient of the output."""
+    for name, nothing in (("alibi_slopes", None), ("softcap", 0.0), ("block_table", None), ("seqused_k", None)):
+        given = options.get(name)
+        if given is not None and (nothing is None or given != nothing):
+            raise Unsupported(f"{name} is not supported where a gradient is needed; call it under torch.no_grad()")
+    if q.dtype not in _HALVES or not q.is_cuda:
+        raise Unsupported(
+            f"there is no gradient for {q.dtype} on {q.device.type}; it needs float16 or bfloat16 tensors on a GPU, or torch.no_grad()"
+        )
+    if deterministic and not torch.are_deterministic_algorithms_enabled():
+        raise Unsupported("deterministic is not supported where a gradient is needed, but by torch.use_deterministic_algorithms(True)")
+    return _Flash.apply(q, k, v, options)
+
+
+class _Flash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, options):
+        q, k, v = (_row_contiguous(tensor) for tensor in (q, k, v))
+        out, lse = attention(q, k, v, return_lse=True, **options)
+        ctx.options = options
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, grad_out, _grad_lse):
+        q, k, v, out, lse = ctx.saved_tensors
+        options = ctx.options
+        left, right = (None if side in (None, -1) else side for side in options["window"])
+        offsets = (options.get("cu_seqlens_q"), options.get("cu_seqlens_k"))
+        packed = offsets[0] is not None
+        gradients = torch.ops.aten._flash_attention_backward(
+            _row_contiguous(grad_out),
+            q,
+            k,
+            v,
+            out,
+            lse,
+            *offsets,
+            options["max_seqlen_q"] if packed else q.shape[1],
+            options["max_seqlen_k"] if packed else k.shape[1],
+            0.0,
+            bool(options["causal"]),
+            *_no_random_state(q),
+            scale=options["scale"],
+            window_size_left=left,
+            window_size_right=right,
+        )
+        return (*gradients, None)
+
+
+# Transformers.
+
+
+def register_with_transformers(name=NAME):
+    """Adds warptile to the attention implementations of transformers: `model.set_attn_implementation("warptile")`.
+
+    Masks are those that transformers makes for ``"sdpa"``. Logit softcapping and attention sinks (`s_aux`) are computed where no gradient is
+    needed.
+    """
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(name, transformers_attention)
+    try:
+        from transformers import AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+    except ImportError:
+        # Older versions make their masks without asking for the implementation's name.
+        return
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def transformers_attention(
+    module,
+    query,
+    key,
+    value,
+    attention_mask,
+    dropout=0.0,
+    scaling=None,
+    is_causal=None,
+    softcap=None,
+    s_aux=None,
+    **_,
+):
+    """As transformers calls it: `[batch, heads, length, head size]` in, `[batch, length, heads, head size]` and None out."""
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    is_causal = bool(is_causal and attention_mask is None and query.shape[2] > 1)
+    if softcap is None and s_aux is None:
+        out = scaled_dot_product_attention(query, key, value, attention_mask, dropout, is_causal, scaling, enable_gqa=True)
+        return out.transpose(1, 2).contiguous(), None
+    for what, unsupported in (
+        ("dropout", dropout != 0.0),
+        ("a gradient", torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))),
+    ):
+        if unsupported:
+            raise Unsupported(f"softcap and s_aux are not supported with {what}")
+    options = {}
+    if attention_mask is not None:
+        options["key_mask" if attention_mask.dtype == torch.bool else "bias"] = attention_mask
+    out = attention_without_gradient(
+        *(_row_contiguous(tensor) for tensor in (query, key, value)),
+        causal="top-left" if is_causal else False,
+        scale=scaling,
+        softcap=softcap,
+        sinks=None if s_aux is None else s_aux.float(),
+        layout="bhsd",
+        **options,
+    )
+    return out.transpose(1, 2).contiguous(), None

@@ -1,0 +1,305 @@
+//! `write_cache`: new keys and values into a cache, rotated on the way, as flash_attn's `flash_attn_with_kvcache` does it.
+
+use half::{bf16, f16};
+use pyo3::prelude::*;
+use warptile::gpu::AppendAddresses;
+use warptile::{
+    Append, AppendOperands, CacheMut, Element, ElementType, Layout, Pairing, QueriesMut, Rotary,
+    Tables, append_cpu,
+};
+
+use crate::array::{Array, Described, Device, Gradients, Order};
+use crate::attention::{Lengths, Reader};
+use crate::cpu;
+use crate::errors::{CACHE_NAMES, Failure, Result, renamed};
+use crate::gpu;
+use crate::library::{self, Fill};
+
+/// The arguments of `write_cache`.
+pub(crate) struct Request<'py> {
+    reader: Reader,
+    append: Append,
+    q: Option<Array<'py>>,
+    k: Array<'py>,
+    v: Array<'py>,
+    k_cache: Array<'py>,
+    v_cache: Array<'py>,
+    lengths: Lengths<'py>,
+    table: Option<Lengths<'py>>,
+    cos: Option<Array<'py>>,
+    sin: Option<Array<'py>>,
+}
+
+/// What there is beside keys, values and cache.
+pub(crate) struct Options<'py> {
+    pub(crate) q: Option<Bound<'py, PyAny>>,
+    pub(crate) block_table: Option<Bound<'py, PyAny>>,
+    pub(crate) rotary_cos: Option<Bound<'py, PyAny>>,
+    pub(crate) rotary_sin: Option<Bound<'py, PyAny>>,
+    pub(crate) interleaved: bool,
+}
+
+impl<'py> Request<'py> {
+    pub(crate) fn new(
+        [k, v]: [&Bound<'py, PyAny>; 2],
+        [k_cache, v_cache]: [&Bound<'py, PyAny>; 2],
+        cache_seqlens: &Bound<'py, PyAny>,
+        options: &Options<'py>,
+    ) -> Result<Self> {
+        let reader = Reader::of("k", k, None, Gradients::Refused)?;
+        let (k, v) = (reader.array("k", k)?, reader.array("v", v)?);
+        let k_cache = reader.written("k_cache", k_cache)?;
+        let v_cache = reader.written("v_cache", v_cache)?;
+        let q = reader.optional("q", options.q.as_ref())?;
+        let element = k.is.element()?;
+        for other in [Some(&v), Some(&k_cache), Some(&v_cache), q.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            if other.is.element()? != element {
+                return Err(other.is.wrong_dtype(&format!("{}, as k has", k.is.dtype)));
+            }
+        }
+        let layout = |array: &Array<'_>| array.is.tensor(Order::Bshd, false);
+        let new = [layout(&k)?, layout(&v)?];
+        let cache = [layout(&k_cache)?, layout(&v_cache)?];
+        let lengths = reader.lengths("cache_seqlens", Some(cache_seqlens), false)?;
+        let lengths = lengths.ok_or_else(|| Failure::Invalid("cache_seqlens is missing".into()))?;
+        let table = reader.lengths("block_table", options.block_table.as_ref(), true)?;
+        let cos = reader.optional("rotary_cos", options.rotary_cos.as_ref())?;
+        let sin = reader.optional("rotary_sin", options.rotary_sin.as_ref())?;
+
+        let mut builder = Append::builder(element, new.each_ref(), cache.each_ref());
+        builder = match lengths.on_host() {
+            Some(before) => builder.key_lengths(before),
+            None => builder.device_key_lengths(lengths.count()),
+        };
+        if let Some(table) = &table {
+            let ([sequences, columns], stride) = table.table();
+            if sequences > 1 && stride != columns {
+                return Err(Failure::Invalid(
+                    "block_table has gaps between its rows, which a cache is not written by; pass a contiguous one"
+                        .to_owned(),
+                ));
+            }
+            builder = match table.on_host() {
+                Some(entries) => builder.block_table(entries, columns),
+                None => builder.device_block_table(columns),
+            };
+        }
+        match (&cos, &sin) {
+            (Some(cos), Some(sin)) => {
+                let table = angle_table(&cos.is)?;
+                if angle_table(&sin.is)? != table || sin.is.dtype != cos.is.dtype {
+                    return Err(Failure::Invalid(
+                        "rotary_sin is not of the shape, strides and type of rotary_cos".to_owned(),
+                    ));
+                }
+                let pairing = match options.interleaved {
+                    true => Pairing::Interleaved,
+                    false => Pairing::HalfSplit,
+                };
+                let rotary = Rotary::with_tables(cos.is.element()?, table, pairing)?;
+                builder = builder.rotary(rotary);
+                if let Some(q) = &q {
+                    let q_layout = layout(q)?;
+                    builder = builder.queries(q_layout, Some(q_layout.dense_like()));
+                }
+            }
+            (None, None) => {}
+            _ => {
+                return Err(Failure::Invalid(
+                    "rotary_cos and rotary_sin are given together or not at all".to_owned(),
+                ));
+            }
+        }
+        let append = builder
+            .build()
+            .map_err(|error| renamed(error, CACHE_NAMES))?;
+        Ok(Request {
+            reader,
+            append,
+            q,
+            k,
+            v,
+            k_cache,
+            v_cache,
+            lengths,
+            table,
+            cos,
+            sin,
+        })
+    }
+
+    /// Writes, and gives the rotated queries if there is a rotation and queries.
+    pub(crate) fn run(self, py: Python<'py>) -> Result<Option<Bound<'py, PyAny>>> {
+        let q_out = match (&self.q, self.append.q_out()) {
+            (Some(q), Some(layout)) => {
+                let made = library::dense(q, &layout.shape, &layout.strides, None, Fill::Nothing)?;
+                Some(self.reader.array("q_out", &made)?)
+            }
+            _ => None,
+        };
+        let done = match self.reader.device() {
+            Device::Cpu => self.run_on_cpu(py, q_out.as_ref()),
+            Device::Cuda(ordinal) => self.run_on_gpu(py, ordinal, q_out.as_ref()),
+        };
+        match done {
+            Err(Failure::Warptile(error)) => Err(renamed(error, CACHE_NAMES).into()),
+            done => done.map(|()| q_out.map(|q_out| q_out.object)),
+        }
+    }
+
+    fn run_on_cpu(&self, py: Python<'_>, q_out: Option<&Array<'_>>) -> Result<()> {
+        let is = |array: &Option<Array<'_>>| array.as_ref().map(|array| array.is.clone());
+        let (cos, sin) = (is(&self.cos), is(&self.sin));
+        let q = match q_out {
+            Some(_) => is(&self.q),
+            None => None,
+        };
+        let places = Places {
+            q: q.as_ref(),
+            q_out: q_out.map(|q_out| &q_out.is),
+            k: &self.k.is,
+            v: &self.v.is,
+            k_cache: &self.k_cache.is,
+            v_cache: &self.v_cache.is,
+            tables: cos.as_ref().zip(sin.as_ref()),
+        };
+        let append = &self.append;
+        // SAFETY: the arrays are held until after the call, so their libraries keep the elements; that nobody else touches them
+        // meanwhile is what is asked of callers.
+        py.detach(|| unsafe {
+            cpu::on_threads(|| match append.element() {
+                ElementType::F16 => places.write::<f16>(append),
+                ElementType::Bf16 => places.write::<bf16>(append),
+                ElementType::F32 => places.write::<f32>(append),
+                other => Err(Failure::Type(format!("elements of type {other}"))),
+            })
+        })
+    }
+
+    fn run_on_gpu(&self, py: Python<'_>, ordinal: u32, q_out: Option<&Array<'_>>) -> Result<()> {
+        let of = |array: &Option<Array<'_>>| array.as_ref().map_or(0, |array| array.is.address);
+        let mut addresses = AppendAddresses::default();
+        if let Some(q_out) = q_out {
+            (addresses.q, addresses.q_out) = (of(&self.q), q_out.is.address);
+        }
+        addresses.k = self.k.is.address;
+        addresses.v = self.v.is.address;
+        addresses.k_pages = self.k_cache.is.address;
+        addresses.v_pages = self.v_cache.is.address;
+        addresses.key_lengths = self.lengths.address();
+        addresses.block_table = self.table.as_ref().map_or(0, Lengths::address);
+        (addresses.cos, addresses.sin) = (of(&self.cos), of(&self.sin));
+        let (append, stream) = (&self.append, self.reader.stream());
+        // SAFETY: as for `attention`'s launch.
+        py.detach(|| unsafe { gpu::append(ordinal, stream, append, &addresses) })
+    }
+}
+
+/// Layout of cosines or sines, `[positions, half of the rotary size]`.
+fn angle_table(array: &Described) -> Result<Layout> {
+    array.element()?;
+    let ([positions, pairs], stride) = array.table()?;
+    Ok(Layout::new([1, positions, 1, pairs], [0, stride, 0, 1]))
+}
+
+/// The memory of a write on the CPU.
+struct Places<'a> {
+    q: Option<&'a Described>,
+    q_out: Option<&'a Described>,
+    k: &'a Described,
+    v: &'a Described,
+    k_cache: &'a Described,
+    v_cache: &'a Described,
+    /// Cosines and sines.
+    tables: Option<(&'a Described, &'a Described)>,
+}
+
+impl Places<'_> {
+    /// # Safety
+    /// Each array's elements are in memory and stay there until this returns, and nobody else touches those of the cache and of
+    /// `q_out` or writes the others meanwhile.
+    unsafe fn write<T: Element>(&self, append: &Append) -> Result<()> {
+        let (k_layout, v_layout) = (append.k_pages(), append.v_pages());
+        let inputs = [
+            (Some(self.k), Some(append.k())),
+            (Some(self.v), Some(append.v())),
+            (self.q, append.q()),
+        ];
+        let together = cpu::overlap(self.k_cache, k_layout, self.v_cache, v_layout);
+        for (input, layout) in inputs {
+            let (Some(input), Some(layout)) = (input, layout) else {
+                continue;
+            };
+            for (cache, cache_layout) in [(self.k_cache, k_layout), (self.v_cache, v_layout)] {
+                if cpu::overlap(input, layout, cache, cache_layout) {
+                    return Err(Failure::Invalid(format!(
+                        "{} shares memory with {}, which is written",
+                        input.name, cache.name
+                    )));
+                }
+            }
+        }
+        // SAFETY: the layouts are those of the arrays; outputs overlap no input, and `q_out` is new. A cache with keys and values in one
+        // tensor becomes one slice.
+        unsafe {
+            let cache = match together {
+                false => CacheMut::Apart(
+                    cpu::slice_mut::<T>(self.k_cache, k_layout)?,
+                    cpu::slice_mut::<T>(self.v_cache, v_layout)?,
+                ),
+                true => self.in_one::<T>(append)?,
+            };
+            let queries = match (self.q, self.q_out, append.q(), append.q_out()) {
+                (Some(q), Some(out), Some(q_layout), Some(out_layout)) => Some(QueriesMut::Into(
+                    cpu::slice(q, q_layout)?,
+                    cpu::slice_mut(out, out_layout)?,
+                )),
+                _ => None,
+            };
+            let tables = match self.tables {
+                None => None,
+                Some((cos, sin)) => {
+                    let layout = angle_table(cos)?;
+                    Some(match cos.element()? {
+                        ElementType::F32 => {
+                            Tables::F32(cpu::slice(cos, &layout)?, cpu::slice(sin, &layout)?)
+                        }
+                        _ => Tables::Elements(cpu::slice(cos, &layout)?, cpu::slice(sin, &layout)?),
+                    })
+                }
+            };
+            let operands = AppendOperands {
+                k: cpu::slice(self.k, append.k())?,
+                v: cpu::slice(self.v, append.v())?,
+                cache,
+                queries,
+                tables,
+            };
+            Ok(append_cpu(append, operands)?)
+        }
+    }
+
+    /// Keys and values whose memory is interleaved, the keys first.
+    ///
+    /// # Safety
+    /// As [`Places::write`].
+    unsafe fn in_one<T: Element>(&self, append: &Append) -> Result<CacheMut<'_, T>> {
+        let (from, to) = (self.k_cache.address, self.v_cache.address);
+        let size = size_of::<T>() as u64;
+        let apart = to.checked_sub(from).filter(|apart| apart % size == 0);
+        let Some(apart) = apart.and_then(|bytes| usize::try_from(bytes / size).ok()) else {
+            return Err(Failure::Invalid(
+                "k_cache and v_cache share memory, but the values do not come after the keys"
+                    .to_owned(),
+            ));
+        };
+        let reach = |layout: &Layout| layout.required_len().unwrap_or(usize::MAX);
+        let len = reach(append.k_pages()).max(reach(append.v_pages()).saturating_add(apart));
+        // SAFETY: both arrays lie in this memory, which begins with the keys' first element.
+        let memory = unsafe { cpu::slice_mut::<T>(self.k_cache, &Layout::packed(1, 1, len))? };
+        Ok(CacheMut::Together(memory, apart))
+    }
+}

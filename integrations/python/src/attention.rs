@@ -1,0 +1,807 @@
+//! `attention` and `explain`: Python's arguments, checked and put together to a call.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
+use warptile::gpu::Addresses;
+use warptile::{
+    AlibiShape, Align, Call, Choice, DeviceProfile, Layout, Mask, Plan, Scoring, TableLayout,
+};
+
+use crate::array::{Array, Described, Device, Dtype, Gradients, Library, Order, Use, device_of};
+use crate::cpu::{self, Tensors};
+use crate::errors::{Failure, Result};
+use crate::gpu;
+use crate::library::{self, Fill};
+use crate::torch::Torch;
+
+/// The arguments of `attention` beside q, k and v.
+#[derive(Default)]
+pub(crate) struct Options<'py> {
+    pub(crate) out: Option<Bound<'py, PyAny>>,
+    pub(crate) lse: Option<Bound<'py, PyAny>>,
+    pub(crate) return_lse: bool,
+    pub(crate) causal: Option<Bound<'py, PyAny>>,
+    pub(crate) window: Option<(Option<i64>, Option<i64>)>,
+    pub(crate) scale: Option<f32>,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) alibi_slopes: Option<Bound<'py, PyAny>>,
+    pub(crate) sinks: Option<Bound<'py, PyAny>>,
+    pub(crate) bias: Option<Bound<'py, PyAny>>,
+    pub(crate) key_mask: Option<Bound<'py, PyAny>>,
+    pub(crate) layout: Option<String>,
+    pub(crate) cu_seqlens_q: Option<Bound<'py, PyAny>>,
+    pub(crate) cu_seqlens_k: Option<Bound<'py, PyAny>>,
+    pub(crate) seqused_q: Option<Bound<'py, PyAny>>,
+    pub(crate) seqused_k: Option<Bound<'py, PyAny>>,
+    pub(crate) max_seqlen_q: Option<usize>,
+    pub(crate) max_seqlen_k: Option<usize>,
+    pub(crate) block_table: Option<Bound<'py, PyAny>>,
+    pub(crate) kernel: Option<String>,
+    pub(crate) stream: Option<u64>,
+}
+
+impl<'py> Options<'py> {
+    /// From keyword arguments of the same names.
+    pub(crate) fn of(function: &str, arguments: Option<&Bound<'py, PyDict>>) -> Result<Self> {
+        let mut options = Options::default();
+        for (name, value) in arguments.into_iter().flatten() {
+            if value.is_none() {
+                continue;
+            }
+            let name: String = name.extract()?;
+            match name.as_str() {
+                "out" => options.out = Some(value),
+                "lse" => options.lse = Some(value),
+                "return_lse" => options.return_lse = value.extract()?,
+                "causal" => options.causal = Some(value),
+                "window" => options.window = Some(value.extract()?),
+                "scale" => options.scale = Some(value.extract()?),
+                "softcap" => options.softcap = Some(value.extract()?),
+                "alibi_slopes" => options.alibi_slopes = Some(value),
+                "sinks" => options.sinks = Some(value),
+                "bias" => options.bias = Some(value),
+                "key_mask" => options.key_mask = Some(value),
+                "layout" => options.layout = Some(value.extract()?),
+                "cu_seqlens_q" => options.cu_seqlens_q = Some(value),
+                "cu_seqlens_k" => options.cu_seqlens_k = Some(value),
+                "seqused_q" => options.seqused_q = Some(value),
+                "seqused_k" => options.seqused_k = Some(value),
+                "max_seqlen_q" => options.max_seqlen_q = Some(value.extract()?),
+                "max_seqlen_k" => options.max_seqlen_k = Some(value.extract()?),
+                "block_table" => options.block_table = Some(value),
+                "kernel" => options.kernel = Some(value.extract()?),
+                "stream" => options.stream = Some(value.extract()?),
+                _ => {
+                    return Err(pyo3::exceptions::PyTypeError::new_err(format!(
+                        "{function}() got an unexpected keyword argument '{name}'"
+                    ))
+                    .into());
+                }
+            }
+        }
+        Ok(options)
+    }
+
+    fn mask(&self) -> Result<Mask> {
+        let causal = match &self.causal {
+            None => None,
+            Some(value) => match value.cast::<PyString>() {
+                Err(_) => value.is_truthy()?.then_some(Align::BottomRight),
+                Ok(text) => match &*text.to_cow()? {
+                    "top-left" => Some(Align::TopLeft),
+                    "bottom-right" => Some(Align::BottomRight),
+                    other => {
+                        return Err(Failure::Invalid(format!(
+                            "causal is {other:?}, but must be True, False, \"bottom-right\" (which True means) or \"top-left\""
+                        )));
+                    }
+                },
+            },
+        };
+        let side = |keys: Option<i64>| -> Result<Option<u32>> {
+            match keys {
+                None | Some(-1) => Ok(None),
+                Some(keys) => u32::try_from(keys).map(Some).map_err(|_| {
+                    Failure::Invalid(format!(
+                        "window has a side of {keys} keys; a side is a number of keys, or None or -1 for no limit"
+                    ))
+                }),
+            }
+        };
+        let (left, right) = self.window.unwrap_or_default();
+        let (left, right) = (side(left)?, side(right)?);
+        match (causal, left, right) {
+            (None, None, None) => Ok(Mask::none()),
+            (Some(align), None, None) => Ok(match align {
+                Align::TopLeft => Mask::Causal { align },
+                _ => Mask::causal(),
+            }),
+            (Some(Align::TopLeft), ..) => Err(Failure::Invalid(
+                "window counts from the bottom-right diagonal, so it cannot be combined with causal=\"top-left\""
+                    .to_owned(),
+            )),
+            (Some(_), left, _) => Ok(Mask::window(left, 0)),
+            (None, left, right) => Ok(Mask::window(left, right)),
+        }
+    }
+}
+
+/// Numbers that a call on the CPU reads itself.
+#[derive(Debug)]
+enum Numbers {
+    OnHost(Vec<i32>),
+    OnDevice(Described),
+}
+
+/// One call with everything that belongs to it.
+pub(crate) struct Request<'py> {
+    reader: Reader,
+    order: Order,
+    choice: Choice,
+    call: Call,
+    q: Array<'py>,
+    k: Array<'py>,
+    v: Array<'py>,
+    out: Option<Array<'py>>,
+    lse: Option<Array<'py>>,
+    slopes: Option<Array<'py>>,
+    sinks: Option<Array<'py>>,
+    host_slopes: Option<Vec<f32>>,
+    host_sinks: Option<Vec<f32>>,
+    bias: Option<Array<'py>>,
+    key_mask: Option<Array<'py>>,
+    cu_seqlens_q: Option<Lengths<'py>>,
+    cu_seqlens_k: Option<Lengths<'py>>,
+    seqused_q: Option<Lengths<'py>>,
+    seqused_k: Option<Lengths<'py>>,
+    block_table: Option<Lengths<'py>>,
+}
+
+/// A list of lengths or pages: on the host by its values, on a GPU by its place.
+pub(crate) struct Lengths<'py> {
+    numbers: Numbers,
+    count: usize,
+    table: Option<TableLayout>,
+    _array: Option<Array<'py>>,
+}
+
+impl Lengths<'_> {
+    pub(crate) const fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Shape of a table, and the entries between its rows.
+    pub(crate) fn table(&self) -> ([usize; 2], usize) {
+        let layout = self.table.unwrap_or(TableLayout::from([0, 0]));
+        (layout.shape, layout.row_stride)
+    }
+
+    pub(crate) fn on_host(&self) -> Option<&[i32]> {
+        match &self.numbers {
+            Numbers::OnHost(numbers) => Some(numbers),
+            Numbers::OnDevice(_) => None,
+        }
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        match &self.numbers {
+            Numbers::OnHost(_) => 0,
+            Numbers::OnDevice(described) => described.address,
+        }
+    }
+}
+
+/// Reads arrays that must all be on one device.
+#[derive(Clone, Copy)]
+pub(crate) struct Reader {
+    /// The argument whose device it is.
+    first: &'static str,
+    device: Device,
+    for_use: Use,
+}
+
+impl Reader {
+    /// For the device of the argument `first`, and the current stream of its library unless another is given.
+    pub(crate) fn of(
+        first: &'static str,
+        object: &Bound<'_, PyAny>,
+        stream: Option<u64>,
+        gradients: Gradients,
+    ) -> Result<Self> {
+        let py = object.py();
+        let (library, device) = device_of(first, object)?;
+        let stream = match (stream, device, library) {
+            (Some(stream), ..) => stream,
+            (None, Device::Cuda(ordinal), Library::Torch) => {
+                Torch::get(py)?.current_stream(py, ordinal)?
+            }
+            (None, Device::Cuda(ordinal), Library::Cupy) => py
+                .import("cupy")?
+                .getattr("cuda")?
+                .call_method1("get_current_stream", (ordinal,))?
+                .getattr("ptr")?
+                .extract()?,
+            _ => 0,
+        };
+        let for_use = Use {
+            library,
+            stream,
+            gradients,
+        };
+        Ok(Reader {
+            first,
+            device,
+            for_use,
+        })
+    }
+
+    pub(crate) const fn device(&self) -> Device {
+        self.device
+    }
+
+    pub(crate) const fn stream(&self) -> u64 {
+        self.for_use.stream
+    }
+
+    pub(crate) fn array<'py>(
+        &self,
+        name: &'static str,
+        object: &Bound<'py, PyAny>,
+    ) -> Result<Array<'py>> {
+        let array = Array::read(name, object, self.for_use)?;
+        self.expect_device(name, array.is.device)?;
+        Ok(array)
+    }
+
+    fn expect_device(&self, name: &'static str, found: Device) -> Result<()> {
+        match found == self.device {
+            true => Ok(()),
+            false => Err(Failure::Invalid(format!(
+                "{name} is on {found}, but {} is on {}; all tensors of a call must be on one device",
+                self.first, self.device
+            ))),
+        }
+    }
+
+    pub(crate) fn optional<'py>(
+        &self,
+        name: &'static str,
+        object: Option<&Bound<'py, PyAny>>,
+    ) -> Result<Option<Array<'py>>> {
+        object.map(|object| self.array(name, object)).transpose()
+    }
+
+    /// An array that the result is written into.
+    pub(crate) fn written<'py>(
+        &self,
+        name: &'static str,
+        object: &Bound<'py, PyAny>,
+    ) -> Result<Array<'py>> {
+        let array = self.array(name, object)?;
+        array.is.expect_writable()?;
+        if array.library == Library::Jax {
+            return Err(Failure::Invalid(format!(
+                "{name} is an array of jax, which must not be written into"
+            )));
+        }
+        // Whoever uses the result next does so on a stream of its own library.
+        let foreign = array.library != self.for_use.library;
+        if foreign && matches!(self.device, Device::Cuda(_)) {
+            return Err(Failure::Invalid(format!(
+                "{name} is an array of {}, but the call runs on the stream of {}; make it with the library of {}",
+                array.library, self.for_use.library, self.first
+            )));
+        }
+        Ok(array)
+    }
+
+    fn output<'py>(
+        &self,
+        name: &'static str,
+        object: Option<&Bound<'py, PyAny>>,
+    ) -> Result<Option<Array<'py>>> {
+        object.map(|object| self.written(name, object)).transpose()
+    }
+
+    /// Floats: on the CPU by value, on a GPU by place.
+    #[expect(clippy::type_complexity, reason = "one of the two, as the device asks")]
+    fn floats<'py>(
+        &self,
+        name: &'static str,
+        object: Option<&Bound<'py, PyAny>>,
+    ) -> Result<(Option<Array<'py>>, Option<Vec<f32>>, Vec<usize>)> {
+        let Some(object) = object else {
+            return Ok((None, None, Vec::new()));
+        };
+        if is_list(object) {
+            self.expect_device(name, Device::Cpu)?;
+            let values: Vec<f32> = object.extract()?;
+            let shape = vec![values.len()];
+            return Ok((None, Some(values), shape));
+        }
+        let array = self.array(name, object)?;
+        array.is.expect_dtype(&[Dtype::F32], "float32")?;
+        let shape = array.is.shape().to_vec();
+        let rule = "it must have one dimension [heads], or for slopes two [batch, heads]";
+        let count = array.is.list(shape.len().clamp(1, 2), rule)?;
+        if self.device != Device::Cpu {
+            return Ok((Some(array), None, shape));
+        }
+        let layout = Layout::packed(1, 1, count);
+        // SAFETY: the library says that the elements are there, and it is asked to change none during a call.
+        let values = unsafe { cpu::copied::<f32>(&array.is, &layout) }?;
+        Ok((None, Some(values), shape))
+    }
+
+    /// A list of lengths, or a table of pages.
+    pub(crate) fn lengths<'py>(
+        &self,
+        name: &'static str,
+        object: Option<&Bound<'py, PyAny>>,
+        is_table: bool,
+    ) -> Result<Option<Lengths<'py>>> {
+        let Some(object) = object else {
+            return Ok(None);
+        };
+        if is_list(object) && !is_table {
+            self.expect_device(name, Device::Cpu)?;
+            let values: Vec<i64> = object.extract()?;
+            return Ok(Some(Lengths {
+                count: values.len(),
+                numbers: Numbers::OnHost(narrowed(name, values)?),
+                table: None,
+                _array: None,
+            }));
+        }
+        let array = self.array(name, object)?;
+        let (count, table) = match is_table {
+            false => (
+                array
+                    .is
+                    .list(1, "it must have the one dimension [sequences]")?,
+                None,
+            ),
+            true => {
+                let (shape, row_stride) = array.is.table()?;
+                (0, Some(TableLayout::new(shape, row_stride)))
+            }
+        };
+        let numbers = match self.device {
+            Device::Cpu => {
+                array.is.expect_dtype(
+                    &[Dtype::I32, Dtype::U32, Dtype::I64],
+                    "int32, uint32 or int64",
+                )?;
+                let layout = match table {
+                    Some(TableLayout {
+                        shape: [rows, columns],
+                        row_stride,
+                    }) => Layout::new([1, rows, 1, columns], [0, row_stride, 0, 1]),
+                    None => Layout::packed(1, 1, count),
+                };
+                // SAFETY: as in `floats`.
+                let values: Vec<i64> = unsafe {
+                    match array.is.dtype {
+                        Dtype::I32 => widened(cpu::copied::<i32>(&array.is, &layout)?),
+                        Dtype::U32 => widened(cpu::copied::<u32>(&array.is, &layout)?),
+                        _ => cpu::copied::<i64>(&array.is, &layout)?,
+                    }
+                };
+                Numbers::OnHost(narrowed(name, values)?)
+            }
+            Device::Cuda(_) => {
+                array
+                    .is
+                    .expect_dtype(&[Dtype::I32, Dtype::U32], "int32 or uint32 on a GPU")?;
+                Numbers::OnDevice(array.is.clone())
+            }
+        };
+        Ok(Some(Lengths {
+            numbers,
+            count,
+            table,
+            _array: Some(array),
+        }))
+    }
+}
+
+fn is_list(object: &Bound<'_, PyAny>) -> bool {
+    object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>()
+}
+
+fn widened<T: Into<i64>>(values: Vec<T>) -> Vec<i64> {
+    values.into_iter().map(Into::into).collect()
+}
+
+fn narrowed(name: &str, values: Vec<i64>) -> Result<Vec<i32>> {
+    let narrow = |(index, value): (usize, i64)| {
+        i32::try_from(value).map_err(|_| {
+            Failure::Invalid(format!(
+                "{name}[{index}] is {value}, which does not fit 32 bits"
+            ))
+        })
+    };
+    values.into_iter().enumerate().map(narrow).collect()
+}
+
+impl<'py> Request<'py> {
+    /// Reads all arguments and checks them against each other.
+    pub(crate) fn new(
+        q: &Bound<'py, PyAny>,
+        k: &Bound<'py, PyAny>,
+        v: &Bound<'py, PyAny>,
+        options: &Options<'py>,
+        gradients: Gradients,
+    ) -> Result<Self> {
+        let read = Reader::of("q", q, options.stream, gradients)?;
+        let order = Order::parse(options.layout.as_deref().unwrap_or("bshd"))?;
+        let packed_q = options.cu_seqlens_q.is_some();
+        let paged = options.block_table.is_some();
+        let packed_k = options.cu_seqlens_k.is_some() && !paged;
+        let (q, k, v) = (
+            read.array("q", q)?,
+            read.array("k", k)?,
+            read.array("v", v)?,
+        );
+        let out = read.output("out", options.out.as_ref())?;
+        let lse = read.output("lse", options.lse.as_ref())?;
+        let element = q.is.element()?;
+        for other in [Some(&k), Some(&v), out.as_ref()].into_iter().flatten() {
+            if other.is.element()? != element {
+                return Err(other.is.wrong_dtype(&format!("{}, as q has", q.is.dtype)));
+            }
+        }
+        let q_layout = q.is.tensor(order, packed_q)?;
+        // Pages have their rows second, unless the order of heads and rows is the other one.
+        let k_layout = k.is.tensor(order, packed_k)?;
+        let v_layout = v.is.tensor(order, packed_k)?;
+
+        let mut scoring = Scoring::new().mask(options.mask()?);
+        scoring.scale = options.scale;
+        scoring.softcap = options.softcap.filter(|&softcap| softcap != 0.0);
+        let (slopes, host_slopes, slopes_shape) =
+            read.floats("alibi_slopes", options.alibi_slopes.as_ref())?;
+        let (sinks, host_sinks, _) = read.floats("sinks", options.sinks.as_ref())?;
+        scoring.sinks = options.sinks.is_some();
+        scoring.alibi = match slopes_shape.len() {
+            0 => None,
+            1 => Some(AlibiShape::PerHead),
+            _ => Some(AlibiShape::PerBatchHead),
+        };
+        let bias = read.optional("bias", options.bias.as_ref())?;
+        if let Some(bias) = &bias
+            && bias.is.element()? != element
+        {
+            return Err(bias.is.wrong_dtype(&format!("{}, as q has", q.is.dtype)));
+        }
+        let key_mask = read.optional("key_mask", options.key_mask.as_ref())?;
+        if let Some(key_mask) = &key_mask {
+            key_mask
+                .is
+                .expect_dtype(&[Dtype::Bool, Dtype::U8], "bool or uint8")?;
+        }
+        scoring.bias = bias.is_some();
+        scoring.key_mask = key_mask.is_some();
+
+        let cu_seqlens_q = read.lengths("cu_seqlens_q", options.cu_seqlens_q.as_ref(), false)?;
+        let cu_seqlens_k = match paged {
+            false => read.lengths("cu_seqlens_k", options.cu_seqlens_k.as_ref(), false)?,
+            true if options.cu_seqlens_k.is_some() => {
+                return Err(Failure::Invalid(
+                    "cu_seqlens_k is given, but keys in pages are not packed; seqused_k says how many there are"
+                        .to_owned(),
+                ));
+            }
+            true => None,
+        };
+        let seqused_q = read.lengths("seqused_q", options.seqused_q.as_ref(), false)?;
+        let seqused_k = read.lengths("seqused_k", options.seqused_k.as_ref(), false)?;
+        let block_table = read.lengths("block_table", options.block_table.as_ref(), true)?;
+
+        let want_lse = lse.is_some() || options.return_lse;
+        let mut builder = Call::builder(&q_layout, &k_layout, &v_layout, element)
+            .scoring(scoring)
+            .want_lse(want_lse);
+        if let Some(out) = &out {
+            builder = builder.out(out.is.tensor(order, packed_q)?);
+        }
+        if let Some(bias) = &bias {
+            builder = builder.bias(bias.is.scores());
+        }
+        if let Some(key_mask) = &key_mask {
+            builder = builder.key_mask(key_mask.is.scores());
+        }
+        let unaligned = |array: &Array<'_>| !array.is.address.is_multiple_of(16);
+        if [Some(&q), Some(&k), Some(&v), out.as_ref()]
+            .into_iter()
+            .flatten()
+            .any(unaligned)
+        {
+            builder = builder.unaligned_addresses();
+        }
+        if let Some(lengths) = &cu_seqlens_q {
+            builder = match lengths.on_host() {
+                Some(offsets) => builder.packed_queries(offsets),
+                None => {
+                    let sequences = sequences("cu_seqlens_q", lengths.count)?;
+                    let longest = options.max_seqlen_q.unwrap_or(q_layout.rows());
+                    builder.device_query_offsets(sequences, longest)
+                }
+            };
+        }
+        if let Some(lengths) = &cu_seqlens_k {
+            builder = match lengths.on_host() {
+                Some(offsets) => builder.packed_keys(offsets),
+                None => {
+                    let sequences = sequences("cu_seqlens_k", lengths.count)?;
+                    let longest = options.max_seqlen_k.unwrap_or(k_layout.rows());
+                    builder.device_key_offsets(sequences, longest)
+                }
+            };
+        }
+        if let Some(lengths) = &seqused_q {
+            builder = match lengths.on_host() {
+                Some(used) => builder.query_lengths(used),
+                None => builder.device_query_lengths(lengths.count),
+            };
+        }
+        if let Some(lengths) = &seqused_k {
+            builder = match lengths.on_host() {
+                Some(used) => builder.key_lengths(used),
+                None => {
+                    let builder = builder.device_key_lengths(lengths.count);
+                    match options.max_seqlen_k {
+                        Some(longest) if cu_seqlens_k.is_none() => builder.longest_keys(longest),
+                        _ => builder,
+                    }
+                }
+            };
+        }
+        if let Some(Lengths {
+            numbers,
+            table: Some(table),
+            ..
+        }) = &block_table
+        {
+            builder = match numbers {
+                Numbers::OnHost(entries) => builder.block_table(entries, *table),
+                Numbers::OnDevice(_) => builder.device_block_table(*table),
+            };
+        }
+        let call = builder.build()?;
+        if read.device == Device::Cpu {
+            call.check_slopes(host_slopes.as_deref())?;
+            call.check_sinks(host_sinks.as_deref())?;
+        } else {
+            let count = |array: &Option<Array<'_>>| {
+                array
+                    .as_ref()
+                    .map(|array| array.is.shape().iter().product::<usize>())
+            };
+            let wanted = [
+                (
+                    "alibi_slopes",
+                    count(&slopes),
+                    scoring.slope_count(call.batch(), call.heads()),
+                ),
+                ("sinks", count(&sinks), call.heads()),
+            ];
+            for (name, found, needed) in wanted {
+                if let Some(found) = found
+                    && found != needed
+                {
+                    return Err(Failure::Invalid(format!(
+                        "{name} has {found} values; {needed} are needed"
+                    )));
+                }
+            }
+        }
+        if let Some(lse) = &lse {
+            check_lse(&lse.is, &call, packed_q)?;
+        }
+        let choice = match &options.kernel {
+            Some(name) => name.parse().unwrap_or_default(),
+            None => Choice::Best,
+        };
+        Ok(Request {
+            reader: read,
+            order,
+            choice,
+            call,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            slopes,
+            sinks,
+            host_slopes,
+            host_sinks,
+            bias,
+            key_mask,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_q,
+            seqused_k,
+            block_table,
+        })
+    }
+
+    /// The plan, for the device of the tensors or for another.
+    pub(crate) fn plan(&self, py: Python<'_>, device: Option<&str>) -> Result<Plan> {
+        let (problem, choice) = (self.call.problem(), &self.choice);
+        let device = match device {
+            None => self.reader.device,
+            Some("cpu") => Device::Cpu,
+            Some("h200") => return gpu::plan_for(&DeviceProfile::h200(), problem, choice),
+            Some(text) => {
+                let ordinal = text.strip_prefix("cuda:").unwrap_or(match text {
+                    "cuda" => "0",
+                    _ => "",
+                });
+                Device::Cuda(ordinal.parse().map_err(|_| {
+                    Failure::Invalid(format!(
+                        "device is {text:?}, but must be \"cpu\", \"cuda:0\" and so on, or \"h200\" for an H200 that need not be there"
+                    ))
+                })?)
+            }
+        };
+        match device {
+            Device::Cpu => {
+                self.check_choice_on_cpu()?;
+                Ok(Plan::cpu(problem))
+            }
+            Device::Cuda(ordinal) => py.detach(|| gpu::plan(ordinal, problem, choice)),
+        }
+    }
+
+    fn check_choice_on_cpu(&self) -> Result<()> {
+        match &self.choice {
+            Choice::Best => Ok(()),
+            Choice::Kernel(name) if name == "cpu" => Ok(()),
+            other => Err(warptile::Error::GpuKernelOnCpu {
+                name: other.to_string(),
+            }
+            .into()),
+        }
+    }
+
+    /// Whether some row of the output belongs to no sequence, or could, so that nothing writes it.
+    fn leaves_gaps(&self) -> bool {
+        let queries = self.call.queries();
+        match queries.offsets().on_host() {
+            Some(offsets) => {
+                queries.used().is_given()
+                    || offsets
+                        .last()
+                        .is_none_or(|&end| end as usize != queries.rows())
+            }
+            None => queries.is_packed() || queries.used().is_given(),
+        }
+    }
+
+    /// Computes it; gives the output and, if one is wanted, the lse.
+    pub(crate) fn run(
+        mut self,
+        py: Python<'py>,
+    ) -> Result<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
+        let fill = match self.leaves_gaps() {
+            true => Fill::Zeros,
+            false => Fill::Nothing,
+        };
+        let packed = self.call.queries().is_packed();
+        let jax = self.q.library == Library::Jax;
+        let (jax_out, jax_lse) = (jax && self.out.is_none(), jax && self.lse.is_none());
+        let out = match self.out.take() {
+            Some(out) => out,
+            None => {
+                let (shape, strides) = self.order.of(self.call.out());
+                let made = match packed {
+                    true => library::dense(&self.q, &shape[1..], &strides[1..], None, fill)?,
+                    false => library::dense(&self.q, &shape, &strides, None, fill)?,
+                };
+                self.reader.array("out", &made)?
+            }
+        };
+        let lse = match (self.lse.take(), self.call.wants_lse()) {
+            (Some(lse), _) => Some(lse),
+            (None, false) => None,
+            (None, true) => {
+                let shape = self.call.lse_shape();
+                let strides = [shape[1] * shape[2], shape[2], 1];
+                let from = usize::from(packed);
+                let made = library::dense(
+                    &self.q,
+                    &shape[from..],
+                    &strides[from..],
+                    Some(Dtype::F32),
+                    fill,
+                )?;
+                Some(self.reader.array("lse", &made)?)
+            }
+        };
+        match self.reader.device {
+            Device::Cpu => self.run_on_cpu(py, &out, lse.as_ref())?,
+            Device::Cuda(ordinal) => self.run_on_gpu(py, ordinal, &out, lse.as_ref())?,
+        }
+        let finished = |array: Array<'py>, into_jax| match into_jax {
+            true => library::into_jax(array.object),
+            false => Ok(array.object),
+        };
+        let lse = lse.map(|lse| finished(lse, jax_lse)).transpose()?;
+        Ok((finished(out, jax_out)?, lse))
+    }
+
+    fn run_on_cpu(&self, py: Python<'_>, out: &Array<'_>, lse: Option<&Array<'_>>) -> Result<()> {
+        self.check_choice_on_cpu()?;
+        let part = |array: &'_ Option<Array<'_>>| array.as_ref().map(|array| array.is.clone());
+        let (bias, key_mask) = (part(&self.bias), part(&self.key_mask));
+        let tensors = Tensors {
+            q: &self.q.is,
+            k: &self.k.is,
+            v: &self.v.is,
+            out: &out.is,
+            lse: lse.map(|lse| &lse.is),
+            slopes: self.host_slopes.as_deref(),
+            sinks: self.host_sinks.as_deref(),
+            bias: bias.as_ref(),
+            key_mask: key_mask.as_ref(),
+        };
+        let call = &self.call;
+        // SAFETY: the arrays are held until after the call, so their libraries keep the elements; that nobody changes them meanwhile
+        // is what `attention` asks of its caller, as every function does that computes without the GIL.
+        py.detach(|| unsafe { cpu::forward(call, &tensors) })
+    }
+
+    fn run_on_gpu(
+        &self,
+        py: Python<'_>,
+        ordinal: u32,
+        out: &Array<'_>,
+        lse: Option<&Array<'_>>,
+    ) -> Result<()> {
+        let of = |array: Option<&Array<'_>>| array.map_or(0, |array| array.is.address);
+        let at = |lengths: &Option<Lengths<'_>>| lengths.as_ref().map_or(0, Lengths::address);
+        let mut addresses = Addresses::default();
+        addresses.q = self.q.is.address;
+        addresses.k = self.k.is.address;
+        addresses.v = self.v.is.address;
+        addresses.out = out.is.address;
+        addresses.lse = of(lse);
+        addresses.query_offsets = at(&self.cu_seqlens_q);
+        addresses.key_offsets = at(&self.cu_seqlens_k);
+        addresses.query_lengths = at(&self.seqused_q);
+        addresses.key_lengths = at(&self.seqused_k);
+        addresses.slopes = of(self.slopes.as_ref());
+        addresses.sinks = of(self.sinks.as_ref());
+        addresses.bias = of(self.bias.as_ref());
+        addresses.key_mask = of(self.key_mask.as_ref());
+        addresses.block_table = at(&self.block_table);
+        let (call, choice, stream) = (&self.call, &self.choice, self.reader.stream());
+        // SAFETY: the library says that the elements are there, and keeps them for work that was queued on its stream before it gives
+        // them to others; the stream is the library's or one that the caller vouches for.
+        py.detach(|| unsafe { gpu::forward(ordinal, stream, call, choice, &addresses) })
+    }
+}
+
+/// Sequences of a list of offsets.
+fn sequences(name: &str, offsets: usize) -> Result<usize> {
+    offsets.checked_sub(1).ok_or_else(|| {
+        Failure::Invalid(format!(
+            "{name} is empty: one offset more than sequences is needed"
+        ))
+    })
+}
+
+fn check_lse(lse: &Described, call: &Call, packed: bool) -> Result<()> {
+    lse.expect_dtype(&[Dtype::F32], "float32")?;
+    let shape = call.lse_shape();
+    let expected = &shape[usize::from(packed)..];
+    if lse.shape() != expected {
+        return Err(Failure::Invalid(format!(
+            "lse has shape {:?}, but must have {expected:?}",
+            lse.shape()
+        )));
+    }
+    lse.list(expected.len(), "").map(|_| ())
+}

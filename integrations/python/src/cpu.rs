@@ -1,0 +1,231 @@
+//! Calls on the CPU: slices over other libraries' memory, and threads that outlive no fork.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use half::{bf16, f16};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use warptile::{Call, Element, ElementType, Layout, Operands, View, ViewMut, forward_cpu};
+
+use crate::array::Described;
+use crate::errors::{Failure, Result};
+
+/// The threads of one process. Those of the parent do not exist in a child that was forked, so its first call makes others.
+struct Threads {
+    process: u32,
+    pool: ThreadPool,
+}
+
+static THREADS: AtomicPtr<Threads> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The threads of this process; `None` if the system starts none. Takes no lock, as another thread may have held it at a fork.
+fn threads() -> Option<&'static ThreadPool> {
+    let process = std::process::id();
+    let known = THREADS.load(Ordering::Acquire);
+    // SAFETY: what is stored there was leaked, so it is valid for ever.
+    if let Some(threads) = unsafe { known.as_ref() }
+        && threads.process == process
+    {
+        return Some(&threads.pool);
+    }
+    let name = |index| format!("warptile-{index}");
+    let pool = ThreadPoolBuilder::new().thread_name(name).build().ok()?;
+    let made = Box::into_raw(Box::new(Threads { process, pool }));
+    match THREADS.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire) {
+        // The parent's are leaked: dropping them would wake threads that do not exist here.
+        // SAFETY: leaked, as above.
+        Ok(_) => Some(unsafe { &(*made).pool }),
+        Err(theirs) => {
+            // Another thread of this process was first.
+            // SAFETY: `made` came from a box and was given to nobody.
+            drop(unsafe { Box::from_raw(made) });
+            // SAFETY: leaked, as above, and not null: somebody has stored it.
+            Some(unsafe { &(*theirs).pool })
+        }
+    }
+}
+
+/// Runs `work` on this process's threads, or on the calling one if there are none.
+pub(crate) fn on_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    match threads() {
+        Some(pool) => pool.install(work),
+        None => work(),
+    }
+}
+
+/// The tensors of a call on the CPU.
+#[derive(Debug)]
+pub(crate) struct Tensors<'a> {
+    pub(crate) q: &'a Described,
+    pub(crate) k: &'a Described,
+    pub(crate) v: &'a Described,
+    pub(crate) out: &'a Described,
+    pub(crate) lse: Option<&'a Described>,
+    pub(crate) slopes: Option<&'a [f32]>,
+    pub(crate) sinks: Option<&'a [f32]>,
+    pub(crate) bias: Option<&'a Described>,
+    pub(crate) key_mask: Option<&'a Described>,
+}
+
+/// Computes a call.
+///
+/// # Safety
+/// Each array's elements are in memory and stay there until this returns, and nobody writes any of them or reads those of `out`
+/// and `lse` meanwhile.
+pub(crate) unsafe fn forward(call: &Call, tensors: &Tensors<'_>) -> Result<()> {
+    check_overlaps(call, tensors)?;
+    // SAFETY: the caller's promise; outputs overlap nothing.
+    on_threads(|| unsafe {
+        match call.element() {
+            ElementType::F16 => typed::<f16>(call, tensors),
+            ElementType::Bf16 => typed::<bf16>(call, tensors),
+            ElementType::F32 => typed::<f32>(call, tensors),
+            other => Err(Failure::Type(format!("elements of type {other}"))),
+        }
+    })
+}
+
+/// # Safety
+/// As [`forward`]; `out` and `lse` overlap nothing.
+unsafe fn typed<T: Element>(call: &Call, tensors: &Tensors<'_>) -> Result<()> {
+    let Tensors { q, k, v, out, .. } = tensors;
+    let lse_layout = Layout::packed(1, 1, call.lse_len());
+    // SAFETY: the layouts are those of the arrays, and the caller's promise. Gaps between rows of an output are in the slice, but are
+    // neither read nor written.
+    unsafe {
+        let mut operands = Operands::none();
+        operands.slopes = tensors.slopes;
+        operands.sinks = tensors.sinks;
+        operands.bias = part(tensors.bias, call.bias())?;
+        operands.key_mask = part(tensors.key_mask, call.key_mask())?;
+        let out = ViewMut::new(slice_mut::<T>(out, call.out())?, *call.out());
+        let lse = match tensors.lse {
+            Some(lse) => Some(slice_mut::<f32>(lse, &lse_layout)?),
+            None => None,
+        };
+        let q = View::new(slice::<T>(q, call.q())?, *call.q());
+        let k = View::new(slice::<T>(k, call.k())?, *call.k());
+        let v = View::new(slice::<T>(v, call.v())?, *call.v());
+        forward_cpu(call, q, k, v, &operands, out, lse)?;
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As [`slice()`].
+unsafe fn part<'a, T>(
+    array: Option<&'a Described>,
+    layout: Option<&Layout>,
+) -> Result<Option<&'a [T]>> {
+    match (array, layout) {
+        // SAFETY: the caller's promise.
+        (Some(array), Some(layout)) => Ok(Some(unsafe { slice(array, layout) }?)),
+        _ => Ok(None),
+    }
+}
+
+/// The elements that a layout reaches.
+///
+/// # Safety
+/// The array has those elements, of type `T` or of its size if any bits are a value, and nobody writes them while the slice lives.
+pub(crate) unsafe fn slice<'a, T>(array: &'a Described, layout: &Layout) -> Result<&'a [T]> {
+    let (start, len) = place::<T>(array, layout)?;
+    // SAFETY: `place` has checked alignment and size; the rest is the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(start, len) })
+}
+
+/// As [`slice()`], for writing.
+///
+/// # Safety
+/// As [`slice()`], and nobody reads them either.
+#[expect(
+    clippy::mut_from_ref,
+    reason = "the array is described by the reference, not held in it"
+)]
+pub(crate) unsafe fn slice_mut<'a, T>(
+    array: &'a Described,
+    layout: &Layout,
+) -> Result<&'a mut [T]> {
+    let (start, len) = place::<T>(array, layout)?;
+    // SAFETY: as in `slice`.
+    Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
+}
+
+/// The elements that a layout reaches, copied.
+///
+/// # Safety
+/// As [`slice()`], for the time of the copy.
+pub(crate) unsafe fn copied<T: Copy>(array: &Described, layout: &Layout) -> Result<Vec<T>> {
+    // SAFETY: the caller's promise.
+    Ok(unsafe { slice::<T>(array, layout) }?.to_vec())
+}
+
+fn place<T>(array: &Described, layout: &Layout) -> Result<(*mut T, usize)> {
+    let name = array.name;
+    let len = layout.required_len().ok_or_else(|| {
+        Failure::Invalid(format!(
+            "{name} has a shape and strides that reach beyond the address space"
+        ))
+    })?;
+    if len == 0 {
+        return Ok((std::ptr::NonNull::dangling().as_ptr(), 0));
+    }
+    let alignment = align_of::<T>() as u64;
+    if array.address == 0 || !array.address.is_multiple_of(alignment) {
+        return Err(Failure::Invalid(format!(
+            "{name} starts at {:#x}, which is not a multiple of {alignment} bytes",
+            array.address
+        )));
+    }
+    if len
+        .checked_mul(size_of::<T>())
+        .is_none_or(|bytes| isize::try_from(bytes).is_err())
+    {
+        return Err(Failure::Invalid(format!("{name} is larger than memory")));
+    }
+    Ok((array.address as *mut T, len))
+}
+
+/// The addresses that a layout reaches, gaps included; none of an empty one.
+fn memory(array: &Described, layout: &Layout) -> Option<Range<u64>> {
+    let len = layout.required_len().unwrap_or(usize::MAX) as u64;
+    let bytes = len.saturating_mul(array.dtype.size());
+    (len > 0).then_some(array.address..array.address.saturating_add(bytes))
+}
+
+/// Whether two arrays share memory, gaps included.
+pub(crate) fn overlap(a: &Described, a_layout: &Layout, b: &Described, b_layout: &Layout) -> bool {
+    match (memory(a, a_layout), memory(b, b_layout)) {
+        (Some(a), Some(b)) => a.start < b.end && b.start < a.end,
+        _ => false,
+    }
+}
+
+/// Checks that the outputs share no memory with anything, gaps between their rows included.
+fn check_overlaps(call: &Call, tensors: &Tensors<'_>) -> Result<()> {
+    let lse_layout = Layout::packed(1, 1, call.lse_len());
+    let all = [
+        (Some(tensors.out), Some(call.out())),
+        (tensors.lse, Some(&lse_layout)),
+        (Some(tensors.q), Some(call.q())),
+        (Some(tensors.k), Some(call.k())),
+        (Some(tensors.v), Some(call.v())),
+        (tensors.bias, call.bias()),
+        (tensors.key_mask, call.key_mask()),
+    ];
+    let places = all.map(|(array, layout)| {
+        let (array, layout) = (array?, layout?);
+        Some((array.name, memory(array, layout)?))
+    });
+    for (index, output) in places.iter().enumerate().take(2) {
+        let Some((name, at)) = output else { continue };
+        for (other, other_at) in places.iter().skip(index + 1).flatten() {
+            if at.start < other_at.end && other_at.start < at.end {
+                return Err(Failure::Invalid(format!(
+                    "{name} shares memory with {other}; an output needs memory of its own"
+                )));
+            }
+        }
+    }
+    Ok(())
+}

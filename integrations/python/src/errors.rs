@@ -1,0 +1,136 @@
+//! Errors as Python exceptions.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+use warptile::Error;
+use warptile::driver::DriverError;
+
+/// What a call can fail with: an exception of this package's, or one that Python or another library raised.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// From the attention crate.
+    Warptile(Error),
+    /// A bad value: `warptile.InvalidInput`.
+    Invalid(String),
+    /// A bad type: `warptile.InvalidType`.
+    Type(String),
+    /// A device that cannot be used: `warptile.DeviceError`.
+    Device(String),
+    /// Raised by somebody else.
+    Python(PyErr),
+}
+
+pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Warptile(error)
+    }
+}
+
+impl From<DriverError> for Failure {
+    fn from(error: DriverError) -> Self {
+        Failure::Warptile(error.into())
+    }
+}
+
+impl From<PyErr> for Failure {
+    fn from(error: PyErr) -> Self {
+        Failure::Python(error)
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        let (class, text) = match failure {
+            Failure::Python(error) => return error,
+            Failure::Invalid(text) => ("InvalidInput", text),
+            Failure::Type(text) => ("InvalidType", text),
+            Failure::Device(text) => ("DeviceError", text),
+            Failure::Warptile(error) => (class_of(&error), with_chain(&renamed(error, NAMES))),
+        };
+        Python::attach(|py| match exception(py, class) {
+            Ok(class) => PyErr::from_type(class, text),
+            Err(error) => error,
+        })
+    }
+}
+
+/// The exception class of this name in `warptile._errors`.
+fn exception<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module = MODULE.get_or_try_init(py, || {
+        Ok::<_, PyErr>(py.import("warptile._errors")?.unbind())
+    })?;
+    Ok(module.bind(py).getattr(name)?.cast_into()?)
+}
+
+fn class_of(error: &Error) -> &'static str {
+    match error {
+        Error::Driver(error) if error.is_out_of_memory() => "OutOfMemory",
+        Error::Allocation { .. } => "OutOfMemory",
+        Error::Driver(_) | Error::Image(_) => "DeviceError",
+        Error::ElementMismatch { .. } => "InvalidType",
+        Error::NoKernel { .. } => "NoKernel",
+        _ => "InvalidInput",
+    }
+}
+
+/// Names of arguments, and what they are called in Python.
+pub(crate) type Names = &'static [(&'static str, &'static str)];
+
+/// Those of `attention`, which follow flash-attn's.
+const NAMES: Names = &[
+    ("query_offsets", "cu_seqlens_q"),
+    ("key_offsets", "cu_seqlens_k"),
+    ("query_lengths", "seqused_q"),
+    ("key_lengths", "seqused_k"),
+];
+
+/// Those of `flash_attn_with_kvcache`.
+pub(crate) const CACHE_NAMES: Names = &[
+    ("k_pages", "k_cache"),
+    ("v_pages", "v_cache"),
+    ("key_lengths", "cache_seqlens"),
+    ("cos", "rotary_cos"),
+    ("sin", "rotary_sin"),
+];
+
+/// The error with the names that its arguments have in Python.
+pub(crate) fn renamed(mut error: Error, names: Names) -> Error {
+    let in_python = |name: &str| {
+        let found = names.iter().find(|(known, _)| *known == name);
+        found.map(|(_, python)| *python)
+    };
+    if let Error::OutputOverlaps { other, .. } = &mut error
+        && let Some(name) = in_python(other)
+    {
+        *other = name.to_owned();
+    }
+    if let Error::Lengths { argument, .. }
+    | Error::Presence { argument, .. }
+    | Error::Misaligned { argument, .. }
+    | Error::OutputOverlaps { argument, .. }
+    | Error::Mismatch { argument, .. } = &mut error
+        && let Some(name) = in_python(argument)
+    {
+        *argument = name;
+    }
+    error
+}
+
+/// The message with those of the errors behind it that it does not already contain.
+fn with_chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,272 @@
+//! Calls on a GPU: on the streams and in the memory of other libraries.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use warptile::driver::sys::{
+    CUgraph, CUpointerAttribute, CUresult, CUstream, CUstreamCaptureStatus,
+};
+use warptile::driver::{Context, Driver};
+use warptile::gpu::{Addresses, AppendAddresses, Gpu, Prepared, PreparedAppend};
+use warptile::{Append, Call, Choice, DeviceProfile, ElementType, Plan, Problem};
+
+use crate::array::Device;
+use crate::errors::{Failure, Result};
+
+/// A GPU with what its launches need. They are kept until the process ends, as graphs may refer to their kernels.
+pub(crate) struct Opened {
+    gpu: Gpu,
+    workspaces: Mutex<HashMap<Queue, Workspace>>,
+    /// What was launched in captures: a graph may replay it at any time.
+    captured: Mutex<Vec<Prepared>>,
+    /// One for each element type in use.
+    appends: Mutex<Vec<(ElementType, PreparedAppend)>>,
+}
+
+/// Launches that run one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Queue {
+    /// Number of the stream, which no later stream gets, as one may get its handle; in a capture its handle.
+    stream: u64,
+    /// Number of the capture under way: its graph may run beside the stream's other work.
+    capture: Option<u64>,
+}
+
+/// Device memory that the launches of a queue take turns with. It is never freed: a graph may use it.
+#[derive(Debug, Clone, Copy)]
+struct Workspace {
+    address: u64,
+    bytes: usize,
+}
+
+static OPENED: Mutex<BTreeMap<u32, Arc<Opened>>> = Mutex::new(BTreeMap::new());
+
+/// The process that has loaded the driver; 0 if none has.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// A stream by the number that other libraries give of it.
+fn handle(stream: u64) -> CUstream {
+    CUstream(stream as *mut c_void)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds one of these locks can leave its value half changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The driver, which does not work in a child that was forked after its parent had initialized it. That is found out before any lock is
+/// taken, as another thread may have held it at the fork.
+fn driver() -> Result<Driver> {
+    let process = std::process::id();
+    match PROCESS.load(Ordering::Acquire) {
+        0 => {
+            let driver = Driver::load()?;
+            PROCESS.store(process, Ordering::Release);
+            Ok(driver)
+        }
+        first if first == process => Ok(Driver::load()?),
+        first => Err(Failure::Device(format!(
+            "process {first} had initialized CUDA before it forked this process ({process}), where CUDA therefore does not work; start workers with multiprocessing.get_context(\"spawn\")"
+        ))),
+    }
+}
+
+/// The GPU of this number, opened the first time.
+pub(crate) fn open(ordinal: u32) -> Result<Arc<Opened>> {
+    let driver = driver()?;
+    let mut opened = lock(&OPENED);
+    if let Some(known) = opened.get(&ordinal) {
+        return Ok(known.clone());
+    }
+    let gpu = Gpu::new(&driver, ordinal)?;
+    let made = Arc::new(Opened {
+        gpu,
+        workspaces: Mutex::default(),
+        captured: Mutex::default(),
+        appends: Mutex::default(),
+    });
+    opened.insert(ordinal, made.clone());
+    Ok(made)
+}
+
+/// The plan for a problem on a GPU that is there.
+pub(crate) fn plan(ordinal: u32, problem: Problem, choice: &Choice) -> Result<Plan> {
+    Ok(open(ordinal)?.gpu.plan(problem, choice)?)
+}
+
+/// The plan for a problem on a GPU that need not be there.
+pub(crate) fn plan_for(profile: &DeviceProfile, problem: Problem, choice: &Choice) -> Result<Plan> {
+    Ok(Plan::gpu(problem, profile, choice)?)
+}
+
+/// Submits a call to a stream.
+///
+/// # Safety
+/// `stream` is a live stream of the device's primary context. The addresses are those of device memory that reaches as far as the call's
+/// layouts say, stays until the launch and every replay of a graph that captured it have ended, and is written by nobody meanwhile;
+/// nobody reads the outputs meanwhile.
+pub(crate) unsafe fn forward(
+    ordinal: u32,
+    stream: u64,
+    call: &Call,
+    choice: &Choice,
+    addresses: &Addresses,
+) -> Result<()> {
+    if call.lse_len() == 0 {
+        return Ok(());
+    }
+    let opened = open(ordinal)?;
+    let prepared = opened.gpu.prepare(call.problem(), choice)?;
+    let stream = handle(stream);
+    let context = opened.gpu.context();
+    context.within(|| {
+        let queue = queue_of(context, stream)?;
+        let workspace = opened.workspace(queue, &prepared)?;
+        // SAFETY: the context is current, the caller's promise, and for the workspace: it is large enough, was zeroed, and is that
+        // of the stream or of the capture alone. `captured` keeps what a graph needs.
+        unsafe { prepared.launch_raw(stream, call, addresses, workspace) }?;
+        if queue.capture.is_some() {
+            lock(&opened.captured).push(prepared.clone());
+        }
+        Ok(())
+    })
+}
+
+/// Submits a cache write to a stream.
+///
+/// # Safety
+/// As [`forward`].
+pub(crate) unsafe fn append(
+    ordinal: u32,
+    stream: u64,
+    append: &Append,
+    addresses: &AppendAddresses,
+) -> Result<()> {
+    let opened = open(ordinal)?;
+    let prepared = opened.append(append.element())?;
+    opened.gpu.context().within(|| {
+        // SAFETY: the context is current, and the caller's promise. `appends` keeps what a graph needs.
+        unsafe { prepared.launch_raw(handle(stream), append, addresses) }?;
+        Ok(())
+    })
+}
+
+impl Opened {
+    fn append(&self, element: ElementType) -> Result<PreparedAppend> {
+        let mut appends = lock(&self.appends);
+        if let Some((_, known)) = appends.iter().find(|(known, _)| *known == element) {
+            return Ok(known.clone());
+        }
+        let made = self.gpu.prepare_append(element)?;
+        appends.push((element, made.clone()));
+        Ok(made)
+    }
+
+    fn workspace(&self, queue: Queue, prepared: &Prepared) -> Result<u64> {
+        let needed = prepared.plan().scratch().bytes;
+        if needed == 0 {
+            return Ok(0);
+        }
+        let mut workspaces = lock(&self.workspaces);
+        if let Some(known) = workspaces.get(&queue)
+            && known.bytes >= needed
+        {
+            return Ok(known.address);
+        }
+        // An outgrown one stays, for its launches may not have ended.
+        let address = self.gpu.context().permanent_zeroed(needed)?;
+        let made = Workspace {
+            address,
+            bytes: needed,
+        };
+        workspaces.insert(queue, made);
+        Ok(address)
+    }
+}
+
+/// Whose turn a launch on this stream takes. The context is current.
+fn queue_of(context: &Context, stream: CUstream) -> Result<Queue> {
+    let api = context.driver().api();
+    let mut status = CUstreamCaptureStatus::NONE;
+    let mut capture = 0;
+    let (mut graph, mut dependencies, mut count) = (CUgraph::NULL, std::ptr::null(), 0);
+    // SAFETY: all outlive the call, and the stream is live by the contract of `forward`.
+    let code = unsafe {
+        (api.stream_get_capture_info)(
+            stream,
+            &mut status,
+            &mut capture,
+            &mut graph,
+            &mut dependencies,
+            &mut count,
+        )
+    };
+    expect(code, "asking whether the stream is being captured")?;
+    if status != CUstreamCaptureStatus::NONE {
+        // A stream that is being captured may not be asked for its number, and cannot be destroyed before the capture ends.
+        return Ok(Queue {
+            stream: stream.0 as u64,
+            capture: Some(capture),
+        });
+    }
+    let mut number = stream.0 as u64;
+    if let Some(stream_get_id) = api.stream_get_id {
+        // SAFETY: as above.
+        let code = unsafe { stream_get_id(stream, &mut number) };
+        expect(code, "asking for the number of the stream")?;
+    }
+    Ok(Queue {
+        stream: number,
+        capture: None,
+    })
+}
+
+fn expect(code: CUresult, what: &str) -> Result<()> {
+    match code {
+        CUresult::SUCCESS => Ok(()),
+        code => Err(Failure::Device(format!("{what} failed with {code:?}"))),
+    }
+}
+
+/// The GPU whose memory an address is in, or the CPU.
+pub(crate) fn device_of_address(name: &'static str, address: u64) -> Result<Device> {
+    if address == 0 {
+        return Err(Failure::Invalid(format!(
+            "{name} has no elements and comes through the CUDA array interface, which does not say on which GPU it is; use DLPack"
+        )));
+    }
+    let driver = driver()?;
+    let mut ordinal = 0_i32;
+    let value = (&raw mut ordinal).cast();
+    // SAFETY: the attribute's value is an `int`; any address may be asked for.
+    let code = unsafe {
+        (driver.api().pointer_get_attribute)(value, CUpointerAttribute::DEVICE_ORDINAL, address)
+    };
+    match (code, u32::try_from(ordinal)) {
+        (CUresult::SUCCESS, Ok(ordinal)) => Ok(Device::Cuda(ordinal)),
+        _ => Err(Failure::Invalid(format!(
+            "{name} has the CUDA array interface, but {address:#x} is not an address of a GPU"
+        ))),
+    }
+}
+
+/// Waits for a stream that produces an array, unless our own work comes after it anyway.
+pub(crate) fn order_after(py: Python<'_>, ordinal: u32, producer: u64, ours: u64) -> Result<()> {
+    // Of the default streams, the interface has no number 0: 1 is the one that handle 0 means.
+    if producer == ours.max(1) {
+        return Ok(());
+    }
+    py.detach(|| {
+        let opened = open(ordinal)?;
+        let context = opened.gpu.context();
+        context.within(|| {
+            let synchronize = context.driver().api().stream_synchronize;
+            // SAFETY: the context is current, and the producer says that this is a stream.
+            let code = unsafe { synchronize(handle(producer)) };
+            expect(code, "waiting for the stream of an array")
+        })
+    })
+}

@@ -1,0 +1,242 @@
+//! The native module of the Python package `warptile`: attention over the arrays of other libraries.
+//!
+//! What users see is in `python/warptile`; its stubs describe this module.
+
+mod append;
+mod array;
+mod attention;
+mod cpu;
+mod dlpack;
+mod errors;
+mod gpu;
+mod library;
+mod torch;
+
+use pyo3::prelude::*;
+
+/// The module `warptile._native`.
+#[pymodule(name = "_native")]
+mod native {
+    use pyo3::prelude::*;
+    use pyo3::types::PyDict;
+
+    use crate::append;
+    use crate::array::Gradients;
+    use crate::attention::{Options, Request};
+
+    /// Attention: `softmax(scale * q kᵀ) v`, without ever storing the score matrix.
+    ///
+    /// Computed where the tensors are: on a GPU it is queued on the current stream and not waited for; on the CPU the result is there
+    /// on return. Meanwhile the GIL is released, so no other thread may write the tensors.
+    ///
+    /// Tensors are those of torch, numpy, cupy or jax, or of any library with DLPack, the CUDA array interface, numpy's array
+    /// interface or the buffer protocol. They have `float16`, `bfloat16` or `float32` elements, any strides whose last is 1, and a head
+    /// size that is a multiple of 8, at most 256. No gradient is computed here: see `warptile.torch`.
+    ///
+    /// Args:
+    ///     q: Queries, `[batch, length, heads, head size]`; see `layout` and `cu_seqlens_q`.
+    ///     k: Keys. Their heads may be fewer than q's, if they divide them (GQA, MQA), and their length another.
+    ///     v: Values, of the shape of k.
+    ///     out: Receives the output, of q's shape and type. Made by q's library if not given.
+    ///     lse: Receives the log-sum-exp of the rows: `float32`, contiguous, `[batch, heads, length]`, for packed queries
+    ///         `[heads, rows]`.
+    ///     return_lse: Whether to return `(out, lse)` instead of `out`.
+    ///     causal: Whether a query sees no key after itself. The last query is aligned with the last key; with `"top-left"` the
+    ///         first query with the first key.
+    ///     window: `(left, right)`: how many keys before and after the diagonal a query sees. `None` or -1 is no limit.
+    ///     scale: Factor of the scores; `1 / sqrt(head size)` if not given.
+    ///     softcap: Bounds the scores: `softcap * tanh(score / softcap)`. 0 or None for no bound.
+    ///     alibi_slopes: `float32`, `[heads]` or `[batch, heads]`: `slope * distance` is subtracted from the scores.
+    ///     sinks: `float32`, `[heads]`: a logit that joins the denominator of every row.
+    ///     bias: Is added to the scores; of q's type and any shape that broadcasts to `[batch, heads, queries, keys]`.
+    ///     key_mask: Hides keys where it is false; `bool`, of any such shape.
+    ///     layout: Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.
+    ///     cu_seqlens_q: `[sequences + 1]` row offsets: the queries of the sequences lie one after the other in a q of shape
+    ///         `[rows, heads, head size]`. `int32` on a GPU, any integers on the CPU. Rows that no sequence owns give 0.
+    ///     cu_seqlens_k: The same of k and v.
+    ///     seqused_q: `[sequences]`: how many of each sequence's queries exist.
+    ///     seqused_k: `[sequences]`: how many of each sequence's keys exist.
+    ///     max_seqlen_q: On a GPU, the longest that packed queries of a sequence are. Lets a better kernel be chosen.
+    ///     max_seqlen_k: The same of keys.
+    ///     block_table: `[sequences, pages]`: k and v are `[pages, rows of a page, heads, head size]`, and this has the numbers
+    ///         of the pages of each sequence.
+    ///     kernel: Name of the kernel or family to run instead of the planner's choice.
+    ///     stream: Raw handle of the CUDA stream, instead of the current one of torch or cupy. For arrays of other libraries the
+    ///         legacy default stream.
+    ///
+    /// Returns:
+    ///     The output, or with `return_lse` the output and the log-sum-exp.
+    ///
+    /// Raises:
+    ///     warptile.InvalidInput: (a ValueError) A shape, device, stride or value breaks a rule; the message names the argument.
+    ///     warptile.InvalidType: (a TypeError) An argument is no tensor, or one of another element type.
+    ///     warptile.NoKernel: (a ValueError) No kernel of the GPU can compute this.
+    ///     warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
+    #[pyfunction]
+    #[pyo3(signature = (q, k, v, *, out=None, lse=None, return_lse=false, causal=None, window=None, scale=None, softcap=None,
+        alibi_slopes=None, sinks=None, bias=None, key_mask=None, layout=None, cu_seqlens_q=None, cu_seqlens_k=None,
+        seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None, block_table=None, kernel=None, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
+    fn attention<'py>(
+        py: Python<'py>,
+        q: Bound<'py, PyAny>,
+        k: Bound<'py, PyAny>,
+        v: Bound<'py, PyAny>,
+        out: Option<Bound<'py, PyAny>>,
+        lse: Option<Bound<'py, PyAny>>,
+        return_lse: bool,
+        causal: Option<Bound<'py, PyAny>>,
+        window: Option<(Option<i64>, Option<i64>)>,
+        scale: Option<f32>,
+        softcap: Option<f32>,
+        alibi_slopes: Option<Bound<'py, PyAny>>,
+        sinks: Option<Bound<'py, PyAny>>,
+        bias: Option<Bound<'py, PyAny>>,
+        key_mask: Option<Bound<'py, PyAny>>,
+        layout: Option<String>,
+        cu_seqlens_q: Option<Bound<'py, PyAny>>,
+        cu_seqlens_k: Option<Bound<'py, PyAny>>,
+        seqused_q: Option<Bound<'py, PyAny>>,
+        seqused_k: Option<Bound<'py, PyAny>>,
+        max_seqlen_q: Option<usize>,
+        max_seqlen_k: Option<usize>,
+        block_table: Option<Bound<'py, PyAny>>,
+        kernel: Option<String>,
+        stream: Option<u64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options = Options {
+            out,
+            lse,
+            return_lse,
+            causal,
+            window,
+            scale,
+            softcap,
+            alibi_slopes,
+            sinks,
+            bias,
+            key_mask,
+            layout,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_q,
+            seqused_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            block_table,
+            kernel,
+            stream,
+        };
+        result(
+            &options,
+            Request::new(&q, &k, &v, &options, Gradients::Refused)?.run(py)?,
+        )
+    }
+
+    /// As `attention`, for tensors that may require a gradient, which the caller sees to: for operators below autograd.
+    #[pyfunction]
+    #[pyo3(signature = (q, k, v, **options))]
+    fn attention_without_gradient<'py>(
+        py: Python<'py>,
+        q: Bound<'py, PyAny>,
+        k: Bound<'py, PyAny>,
+        v: Bound<'py, PyAny>,
+        options: Option<Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options = Options::of("attention_without_gradient", options.as_ref())?;
+        result(
+            &options,
+            Request::new(&q, &k, &v, &options, Gradients::Ignored)?.run(py)?,
+        )
+    }
+
+    /// Tells which kernel `attention` would run with these arguments, and why every other would not. Computes nothing.
+    ///
+    /// Args:
+    ///     q: As in `attention`.
+    ///     k: As in `attention`.
+    ///     v: As in `attention`.
+    ///     device: `"cpu"`, `"cuda:0"` and so on: as if the tensors were there. `"h200"` is an NVIDIA H200 that need not be there.
+    ///     options: The other arguments of `attention`.
+    ///
+    /// Returns:
+    ///     A text of some lines: the problem, the device, the kernels, and a line for each kernel left out.
+    #[pyfunction]
+    #[pyo3(signature = (q, k, v, *, device=None, **options))]
+    fn explain<'py>(
+        py: Python<'py>,
+        q: Bound<'py, PyAny>,
+        k: Bound<'py, PyAny>,
+        v: Bound<'py, PyAny>,
+        device: Option<String>,
+        options: Option<Bound<'py, PyDict>>,
+    ) -> PyResult<String> {
+        let options = Options::of("explain", options.as_ref())?;
+        let plan =
+            Request::new(&q, &k, &v, &options, Gradients::Ignored)?.plan(py, device.as_deref())?;
+        Ok(plan.explain())
+    }
+
+    /// Writes new keys and values into a cache, after the rows that each sequence has, and rotates them on the way.
+    ///
+    /// Args:
+    ///     k: New keys, `[batch, rows, heads, head size]`.
+    ///     v: New values.
+    ///     k_cache: `[batch, rows, heads, head size]`, or with a `block_table` `[pages, rows of a page, heads, head size]`; written.
+    ///     v_cache: The same of values; written.
+    ///     cache_seqlens: `[batch]`: the rows that each sequence has before.
+    ///     q: Queries to rotate as well: of k's batch and rows.
+    ///     block_table: `[batch, pages]`, contiguous.
+    ///     rotary_cos: `[positions, half of the rotary size]`.
+    ///     rotary_sin: Likewise.
+    ///     interleaved: Whether elements 2i and 2i + 1 are turned together, or i and i + half of the rotary size.
+    ///
+    /// Returns:
+    ///     The rotated queries; None without a rotation or queries.
+    #[pyfunction]
+    #[pyo3(signature = (k, v, k_cache, v_cache, cache_seqlens, *, q=None, block_table=None, rotary_cos=None, rotary_sin=None,
+        interleaved=true))]
+    #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
+    fn write_cache<'py>(
+        py: Python<'py>,
+        k: Bound<'py, PyAny>,
+        v: Bound<'py, PyAny>,
+        k_cache: Bound<'py, PyAny>,
+        v_cache: Bound<'py, PyAny>,
+        cache_seqlens: Bound<'py, PyAny>,
+        q: Option<Bound<'py, PyAny>>,
+        block_table: Option<Bound<'py, PyAny>>,
+        rotary_cos: Option<Bound<'py, PyAny>>,
+        rotary_sin: Option<Bound<'py, PyAny>>,
+        interleaved: bool,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let options = append::Options {
+            q,
+            block_table,
+            rotary_cos,
+            rotary_sin,
+            interleaved,
+        };
+        let caches = [&k_cache, &v_cache];
+        Ok(append::Request::new([&k, &v], caches, &cache_seqlens, &options)?.run(py)?)
+    }
+
+    /// What was asked for: the output, or the output and the lse.
+    fn result<'py>(
+        options: &Options<'py>,
+        (out, lse): (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>),
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match lse {
+            Some(lse) if options.return_lse => {
+                let py = out.py();
+                Ok((out, lse).into_pyobject(py)?.into_any())
+            }
+            _ => Ok(out),
+        }
+    }
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,125 @@
+//! New arrays for results, made by the library of the queries.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use crate::array::{Array, Device, Dtype, Library};
+use crate::errors::{Failure, Result};
+use crate::torch::Torch;
+
+/// What a new array holds before anything is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fill {
+    /// Whatever was in memory.
+    Nothing,
+    /// Zeros, as some rows of the result may belong to no sequence.
+    Zeros,
+}
+
+/// An array on q's device, of q's element type or of `float32`, whose strides are those of a dense one with its dimensions in some order.
+pub(crate) fn dense<'py>(
+    q: &Array<'py>,
+    shape: &[usize],
+    strides: &[usize],
+    dtype: Option<Dtype>,
+    fill: Fill,
+) -> Result<Bound<'py, PyAny>> {
+    match q.library {
+        Library::Torch => {
+            let torch = Torch::get(q.object.py())?;
+            let made = torch.empty_strided(&q.object, shape, strides, dtype)?;
+            if fill == Fill::Zeros {
+                made.call_method0(intern!(made.py(), "zero_"))?;
+            }
+            Ok(made)
+        }
+        _ => by_numpy(q, shape, strides, dtype, fill),
+    }
+}
+
+/// By numpy or by cupy, whose functions are the same.
+fn by_numpy<'py>(
+    q: &Array<'py>,
+    shape: &[usize],
+    strides: &[usize],
+    dtype: Option<Dtype>,
+    fill: Fill,
+) -> Result<Bound<'py, PyAny>> {
+    let py = q.object.py();
+    let name = match (q.library, q.is.device) {
+        (Library::Cupy, Device::Cuda(_)) => "cupy",
+        (_, Device::Cpu) => "numpy",
+        (Library::Jax, Device::Cuda(_)) => {
+            return Err(Failure::Invalid(
+                "q is an array of jax on a GPU, for which warptile cannot make results; pass torch.from_dlpack(q), and the others alike"
+                    .to_owned(),
+            ));
+        }
+        (_, Device::Cuda(_)) => {
+            return Err(Failure::Invalid(
+                "out is missing: on a GPU, warptile can make results for torch and cupy only; pass out, and lse if you want it"
+                    .to_owned(),
+            ));
+        }
+    };
+    let module = py.import(name).map_err(|_| {
+        Failure::Invalid(format!(
+            "out is missing, and {name} cannot be imported to make it"
+        ))
+    })?;
+    let dtype = match dtype {
+        Some(dtype) => numpy_dtype(&module, &dtype)?,
+        None if matches!(q.library, Library::Numpy | Library::Cupy) => q.object.getattr("dtype")?,
+        None => numpy_dtype(&module, &q.is.dtype)?,
+    };
+    // The dimensions in the order in which they lie in memory, and the way back.
+    let mut order: Vec<usize> = (0..shape.len()).collect();
+    order.sort_by_key(|&dimension| std::cmp::Reverse(strides[dimension]));
+    let stored: Vec<usize> = order.iter().map(|&dimension| shape[dimension]).collect();
+    let mut back = vec![0; order.len()];
+    for (place, &dimension) in order.iter().enumerate() {
+        back[dimension] = place;
+    }
+    let function = match fill {
+        Fill::Nothing => "empty",
+        Fill::Zeros => "zeros",
+    };
+    let make = || module.call_method1(function, (stored, dtype));
+    let made = match q.is.device {
+        Device::Cuda(ordinal) => {
+            // Cupy makes arrays on its current device.
+            let device = module
+                .getattr("cuda")?
+                .getattr("Device")?
+                .call1((ordinal,))?;
+            device.call_method0("__enter__")?;
+            let made = make();
+            device.call_method1("__exit__", (py.None(), py.None(), py.None()))?;
+            made?
+        }
+        Device::Cpu => make()?,
+    };
+    Ok(made.call_method1("transpose", (back,))?)
+}
+
+/// A numpy array that nobody else has, as one of jax.
+pub(crate) fn into_jax(array: Bound<'_, PyAny>) -> Result<Bound<'_, PyAny>> {
+    let numpy_of_jax = array.py().import("jax.numpy")?;
+    Ok(numpy_of_jax.call_method1("asarray", (array,))?)
+}
+
+/// The type of these elements in numpy, or in ml_dtypes.
+fn numpy_dtype<'py>(module: &Bound<'py, PyModule>, dtype: &Dtype) -> Result<Bound<'py, PyAny>> {
+    match dtype {
+        Dtype::Bf16 => {
+            let other = module.py().import("ml_dtypes").map_err(|_| {
+                Failure::Invalid(
+                    "out is missing: numpy has no bfloat16 for the result without ml_dtypes; pass out, or install ml_dtypes"
+                        .to_owned(),
+                )
+            })?;
+            Ok(other.getattr("bfloat16")?)
+        }
+        dtype => Ok(module.getattr(dtype.to_string())?),
+    }
+}

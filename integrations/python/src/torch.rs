@@ -1,0 +1,156 @@
+//! Torch tensors by their attributes, which takes a fraction of the time that its DLPack does. Nothing here links to torch or imports it: a
+//! tensor that was passed shows that it is there.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+
+use crate::array::{Described, Device, Dtype, Gradients, MAX_RANK, numbers};
+use crate::errors::{Failure, Result};
+
+/// What is needed of torch, looked up once.
+pub(crate) struct Torch {
+    tensor: Py<PyType>,
+    parameter: Py<PyType>,
+    dtypes: [(Py<PyAny>, Dtype); 8],
+    is_grad_enabled: Py<PyAny>,
+    empty_strided: Py<PyAny>,
+    /// Gives the raw handle of a device's current stream; older versions of torch do not have it.
+    raw_stream: Option<Py<PyAny>>,
+}
+
+static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
+
+impl Torch {
+    /// Torch, after a tensor of it was seen.
+    pub(crate) fn get(py: Python<'_>) -> Result<&Torch> {
+        Ok(TORCH.get_or_try_init(py, || Torch::find(py))?)
+    }
+
+    fn find(py: Python<'_>) -> PyResult<Torch> {
+        let torch = py.import("torch")?;
+        let of = |name: &str| -> PyResult<Py<PyAny>> { Ok(torch.getattr(name)?.unbind()) };
+        let class = |object: Bound<'_, PyAny>| -> PyResult<Py<PyType>> {
+            Ok(object.cast_into::<PyType>()?.unbind())
+        };
+        let raw_stream = torch
+            .getattr("_C")
+            .and_then(|internals| internals.getattr("_cuda_getCurrentRawStream"));
+        Ok(Torch {
+            tensor: class(torch.getattr("Tensor")?)?,
+            parameter: class(torch.getattr("nn")?.getattr("Parameter")?)?,
+            dtypes: [
+                (of("float16")?, Dtype::F16),
+                (of("bfloat16")?, Dtype::Bf16),
+                (of("float32")?, Dtype::F32),
+                (of("int32")?, Dtype::I32),
+                (of("int64")?, Dtype::I64),
+                (of("bool")?, Dtype::Bool),
+                (of("uint8")?, Dtype::U8),
+                (of("float64")?, Dtype::Other("float64".to_owned())),
+            ],
+            is_grad_enabled: of("is_grad_enabled")?,
+            empty_strided: of("empty_strided")?,
+            raw_stream: raw_stream.ok().map(Bound::unbind),
+        })
+    }
+
+    /// Whether this is the class of tensors or of parameters; false as long as none was seen.
+    pub(crate) fn is_tensor_class(py: Python<'_>, class: &Bound<'_, PyType>) -> bool {
+        TORCH
+            .get(py)
+            .is_some_and(|torch| class.is(&torch.tensor) || class.is(&torch.parameter))
+    }
+
+    pub(crate) fn device(&self, name: &'static str, tensor: &Bound<'_, PyAny>) -> Result<Device> {
+        let py = tensor.py();
+        if tensor.getattr(intern!(py, "is_cuda"))?.is_truthy()? {
+            let ordinal = tensor.call_method0(intern!(py, "get_device"))?.extract()?;
+            return Ok(Device::Cuda(ordinal));
+        }
+        if tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
+            return Ok(Device::Cpu);
+        }
+        Err(Failure::Invalid(format!(
+            "{name} is on {}; tensors must be on the CPU or on an NVIDIA GPU",
+            tensor.getattr("device")?
+        )))
+    }
+
+    pub(crate) fn describe(
+        &self,
+        name: &'static str,
+        tensor: &Bound<'_, PyAny>,
+        gradients: Gradients,
+    ) -> Result<Described> {
+        let py = tensor.py();
+        let device = self.device(name, tensor)?;
+        if gradients == Gradients::Refused
+            && tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()?
+            && self.is_grad_enabled.bind(py).call0()?.is_truthy()?
+        {
+            return Err(Failure::Invalid(format!(
+                "{name} requires a gradient, which this function does not compute; pass {name}.detach(), call it under torch.no_grad(), or use warptile.torch"
+            )));
+        }
+        // Views whose elements are to be negated when they are read.
+        if tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+            return Err(Failure::Invalid(format!(
+                "{name} is a lazily negated view; pass {name}.resolve_neg()"
+            )));
+        }
+        let dtype = tensor.getattr(intern!(py, "dtype"))?;
+        let known = self.dtypes.iter().find(|(object, _)| dtype.is(object));
+        let dtype = match known {
+            Some((_, known)) => known.clone(),
+            None => Dtype::Other(dtype.to_string()),
+        };
+        let (shape, rank) = numbers(&tensor.getattr(intern!(py, "shape"))?)?;
+        let (strides, _) = numbers(&tensor.call_method0(intern!(py, "stride"))?)?;
+        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        if rank > MAX_RANK {
+            return Err(Failure::Invalid(format!(
+                "{name} has {rank} dimensions; no argument has more than {MAX_RANK}"
+            )));
+        }
+        let (shape, strides) = (&shape[..rank], &strides[..rank]);
+        Described::new(name, device, address, dtype, shape, Some(strides), true)
+    }
+
+    /// The raw handle of the current stream of a GPU.
+    pub(crate) fn current_stream(&self, py: Python<'_>, ordinal: u32) -> Result<u64> {
+        let handle = match &self.raw_stream {
+            Some(raw_stream) => raw_stream.bind(py).call1((ordinal,))?,
+            None => py
+                .import("torch.cuda")?
+                .call_method1("current_stream", (ordinal,))?
+                .getattr("cuda_stream")?,
+        };
+        Ok(handle.extract()?)
+    }
+
+    /// An uninitialized tensor on the device of `like`, of its type if no other is given.
+    pub(crate) fn empty_strided<'py>(
+        &self,
+        like: &Bound<'py, PyAny>,
+        shape: &[usize],
+        strides: &[usize],
+        dtype: Option<Dtype>,
+    ) -> Result<Bound<'py, PyAny>> {
+        let py = like.py();
+        let known = dtype.and_then(|dtype| self.dtypes.iter().find(|(_, known)| *known == dtype));
+        let dtype = match known {
+            Some((object, _)) => object.bind(py).clone(),
+            None => like.getattr(intern!(py, "dtype"))?,
+        };
+        let options = PyDict::new(py);
+        options.set_item(intern!(py, "dtype"), dtype)?;
+        options.set_item(intern!(py, "device"), like.getattr(intern!(py, "device"))?)?;
+        let arguments = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
+        Ok(self
+            .empty_strided
+            .bind(py)
+            .call(arguments, Some(&options))?)
+    }
+}

@@ -1,0 +1,810 @@
+"""Checks the package on a GPU with torch 2.11 or newer: ``python gpu_check.py [--json FILE] [NAME]...``
+
+Needs torch and numpy, and nothing else; what needs transformers or a C compiler is skipped where there is none. Prints a table, writes JSON if asked
+to, and exits with 1 if a check failed. NAME runs only the checks whose names contain it.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+
+import torch
+import torch.nn.functional as F
+import warptile
+import warptile.torch as wt
+from warptile.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+
+HALVES = (torch.float16, torch.bfloat16)
+TOLERANCE = {torch.float16: 2**-9, torch.bfloat16: 2**-6, torch.float32: 5e-5}
+CHECKS = []
+
+
+class Skipped(Exception):
+    pass
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def draw(*shapes, dtype=torch.bfloat16, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return [torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(dtype) for shape in shapes]
+
+
+def naive(q, k, v, *, causal=False, window=None, scale=None, softcap=None, slopes=None, sinks=None, bias=None, mask=None):
+    """In float64; tensors `[batch, length, heads, head size]`, lse `[batch, heads, length]`."""
+    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = q @ k.transpose(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    i = torch.arange(q.shape[2], device=q.device)[:, None]
+    j = torch.arange(k.shape[2], device=q.device)[None, :]
+    diagonal = i + (0 if causal == "top-left" else k.shape[2] - q.shape[2])
+    if slopes is not None:
+        scores = scores - slopes.double().view(-1, q.shape[1], 1, 1) * (diagonal - j).abs()
+    if bias is not None:
+        scores = scores + bias.double()
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    left, right = window if window is not None else (None, None)
+    if causal:
+        seen = seen & (j <= diagonal)
+    if left is not None:
+        seen = seen & (j >= diagonal - left)
+    if right is not None:
+        seen = seen & (j <= diagonal + right)
+    scores = scores.masked_fill(~(seen if mask is None else seen & mask), -math.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], 3)
+        v = torch.cat([v, torch.zeros_like(v[:, :, :1])], 2)
+    lse = torch.logsumexp(scores, 3)
+    weights = torch.softmax(scores, 3).nan_to_num(0.0)
+    return (weights @ v).transpose(1, 2), lse
+
+
+def error(found, expected, dtype):
+    """Largest error as a share of what is allowed."""
+    found, expected = found.double(), expected.double()
+    if found.shape != expected.shape:
+        raise AssertionError(f"shape {tuple(found.shape)}, expected {tuple(expected.shape)}")
+    infinite = torch.isinf(expected)
+    if not torch.equal(found[infinite], expected[infinite]):
+        raise AssertionError("infinite elements differ")
+    found, expected = found[~infinite], expected[~infinite]
+    if found.numel() == 0:
+        return 0.0
+    share = ((found - expected).abs() / (TOLERANCE[dtype] * (1 + expected.abs()))).max().item()
+    if not share <= 1:
+        raise AssertionError(f"error is {share:.3g} times what is allowed")
+    return share
+
+
+def raises(classes, text, call):
+    try:
+        call()
+    except classes as caught:
+        if text not in str(caught):
+            raise AssertionError(f"{text!r} is not in {caught!s:.200}") from caught
+        return
+    raise AssertionError(f"no exception for {text!r}")
+
+
+@check
+def dense_problems():
+    worst, count = 0.0, 0
+    slopes, sinks = draw((8,), (8,), dtype=torch.float32, seed=3)
+    options = [
+        ({}, {}),
+        ({"causal": True}, {"causal": True}),
+        ({"causal": "top-left"}, {"causal": "top-left"}),
+        ({"window": (33, 5)}, {"window": (33, 5)}),
+        ({"causal": True, "softcap": 20.0}, {"causal": True, "softcap": 20.0}),
+        ({"alibi_slopes": slopes, "causal": True}, {"slopes": slopes, "causal": True}),
+        ({"sinks": sinks, "scale": 0.2}, {"sinks": sinks, "scale": 0.2}),
+    ]
+    shapes = [(2, 130, 130), (1, 3, 700), (3, 257, 64)]
+    for dtype, size, kv_heads, (given, meant) in itertools.product(
+        (*HALVES, torch.float32), (40, 64, 128, 256), (2, 8), options
+    ):
+        for batch, length, keys in shapes:
+            q, k, v = draw((batch, length, 8, size), (batch, keys, kv_heads, size), (batch, keys, kv_heads, size), dtype=dtype, seed=count)
+            out, lse = warptile.attention(q, k, v, return_lse=True, **given)
+            expected, expected_lse = naive(q, k, v, **meant)
+            if out.dtype != dtype or out.device != q.device:
+                raise AssertionError(f"{out.dtype} on {out.device}")
+            worst = max(worst, error(out, expected, dtype), error(lse, expected_lse, dtype))
+            count += 1
+    return f"{count} problems, largest error {worst:.2f} of what is allowed"
+
+
+@check
+def bias_and_key_mask():
+    worst = 0.0
+    for dtype in (*HALVES, torch.float32):
+        q, k, v, bias = draw((2, 65, 4, 64), (2, 90, 2, 64), (2, 90, 2, 64), (2, 1, 65, 90), dtype=dtype)
+        mask = torch.rand(1, 4, 1, 90, device="cuda") < 0.7
+        for given, meant in [({"bias": bias}, {"bias": bias}), ({"key_mask": mask}, {"mask": mask})]:
+            worst = max(worst, error(warptile.attention(q, k, v, **given), naive(q, k, v, **meant)[0], dtype))
+    return f"largest error {worst:.2f}"
+
+
+@check
+def layouts_and_strides():
+    q, k, v = draw((2, 100, 8, 64), (2, 100, 4, 64), (2, 100, 4, 64))
+    expected, expected_lse = naive(q, k, v, causal=True)
+    swapped = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    out, lse = warptile.attention(*swapped, layout="bhsd", causal=True, return_lse=True)
+    error(out.transpose(1, 2), expected, q.dtype)
+    error(lse, expected_lse, q.dtype)
+    assert out.is_contiguous()
+    out = warptile.attention(*(x.transpose(1, 2) for x in swapped), causal=True)
+    error(out, expected, q.dtype)
+    assert out.transpose(1, 2).is_contiguous()
+    packed = torch.cat([x.repeat_interleave(8 // x.shape[2], 2) for x in (q, k, v)], 3)
+    error(warptile.attention(*packed.split(64, 3), causal=True), naive(*packed.split(64, 3), causal=True)[0], q.dtype)
+    error(warptile.attention(q, k[:1].expand(2, -1, -1, -1), v), naive(q, k[:1].expand(2, -1, -1, -1), v)[0], q.dtype)
+    # Addresses that are only a multiple of 2 bytes.
+    odd = torch.empty(q.numel() + 1, dtype=q.dtype, device="cuda")[1:].view_as(q).copy_(q)
+    error(warptile.attention(odd, k, v, causal=True), expected, q.dtype)
+    gaps = draw((2, 100, 4, 128))[0][..., ::2]
+    raises(warptile.InvalidInput, "last dimension", lambda: warptile.attention(q, gaps, v))
+    return "bhsd, transposed, qkv in one, expanded, misaligned"
+
+
+@check
+def out_and_lse():
+    q, k, v = draw((2, 100, 8, 64), (2, 100, 8, 64), (2, 100, 8, 64))
+    expected, expected_lse = naive(q, k, v)
+    wide = torch.full((2, 100, 8, 72), 7.0, dtype=q.dtype, device="cuda")
+    out, lse = wide[..., :64], torch.zeros(2, 8, 100, device="cuda")
+    assert warptile.attention(q, k, v, out=out, lse=lse) is out
+    error(out, expected, q.dtype)
+    error(lse, expected_lse, q.dtype)
+    assert (wide[..., 64:] == 7).all()
+    raises(ValueError, "out overlaps q", lambda: warptile.attention(q, k, v, out=q))
+    return "into strided tensors"
+
+
+@check
+def packed_sequences_and_pages():
+    lengths_q, lengths_k = [5, 0, 130, 1], [9, 4, 130, 300]
+    offsets = [torch.tensor([0, *itertools.accumulate(x)], dtype=torch.int32, device="cuda") for x in (lengths_q, lengths_k)]
+    total_q, total_k = sum(lengths_q) + 3, sum(lengths_k)
+    worst = 0.0
+    for dtype in HALVES:
+        q, k, v = draw((total_q, 8, 128), (total_k, 2, 128), (total_k, 2, 128), dtype=dtype)
+        lengths = {"cu_seqlens_q": offsets[0], "cu_seqlens_k": offsets[1], "max_seqlen_q": 130, "max_seqlen_k": 300}
+        out, lse = warptile.attention(q, k, v, causal=True, return_lse=True, **lengths)
+        same = flash_attn_varlen_func(q, k, v, *offsets, 130, 300, causal=True)
+        assert torch.equal(out, same)
+        at_q = at_k = 0
+        for rows, keys in zip(lengths_q, lengths_k):
+            parts = q[None, at_q : at_q + rows], k[None, at_k : at_k + keys], v[None, at_k : at_k + keys]
+            expected, expected_lse = naive(*parts, causal=True)
+            worst = max(worst, error(out[at_q : at_q + rows], expected[0], dtype))
+            error(lse[:, at_q : at_q + rows], expected_lse[0], dtype)
+            at_q, at_k = at_q + rows, at_k + keys
+        assert (out[at_q:] == 0).all()
+        for page in (16, 48):
+            pages = draw((40, page, 2, 128), (40, page, 2, 128), dtype=dtype, seed=page)
+            table = torch.randperm(40, device="cuda")[:36].view(4, 9).int()
+            used = torch.tensor([1, 100, 9 * page, 33], dtype=torch.int32, device="cuda")
+            queries = draw((4, 2, 8, 128), dtype=dtype, seed=1)[0]
+            out = flash_attn_with_kvcache(queries, *pages, cache_seqlens=used, block_table=table, causal=True)
+            for b in range(4):
+                k, v = (x[table[b].long()].reshape(1, -1, 2, 128)[:, : used[b]] for x in pages)
+                worst = max(worst, error(out[b : b + 1], naive(queries[b : b + 1], k, v, causal=True)[0], dtype))
+    return f"largest error {worst:.2f}"
+
+
+@check
+def cache_writes():
+    """New keys and values, by flash_attn_with_kvcache: dense and in pages, rotated and not, also in a graph."""
+    worst = 0.0
+    for dtype in (*HALVES, torch.float32):
+        angles = torch.arange(200, device="cuda")[:, None] * 0.7 ** torch.arange(16, device="cuda")
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        new, lengths = 3, [100, 0]
+        q, k, v = draw((2, new, 8, 64), (2, new, 2, 64), (2, new, 2, 64), dtype=dtype)
+        past_k, past_v = draw((2, 160, 2, 64), (2, 160, 2, 64), dtype=dtype, seed=1)
+        used = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+        table = torch.arange(20, device="cuda").flip(0).int().view(2, 10)
+        for interleaved, tables in ((True, {}), (True, {"rotary_cos": cos, "rotary_sin": sin}), (False, {"rotary_cos": cos, "rotary_sin": sin})):
+            k_cache, v_cache = past_k.clone(), past_v.clone()
+            options = {"k": k, "v": v, "cache_seqlens": used, "causal": True, "rotary_interleaved": interleaved, **tables}
+            out = flash_attn_with_kvcache(q, k_cache, v_cache, **options)
+            # The same cache in pages, with keys and values in one tensor.
+            if dtype in HALVES:
+                pages = torch.zeros(20, 16, 2, 2, 64, dtype=dtype, device="cuda")
+                pages[table.long(), :, 0] = past_k.view(2, 10, 16, 2, 64)
+                pages[table.long(), :, 1] = past_v.view(2, 10, 16, 2, 64)
+                paged = flash_attn_with_kvcache(q, pages[:, :, 0], pages[:, :, 1], block_table=table, **options)
+                assert torch.equal(pages[table.long(), :, 0].view_as(k_cache), k_cache)
+                assert torch.equal(pages[table.long(), :, 1].view_as(v_cache), v_cache)
+            for b, length in enumerate(lengths):
+                rows = slice(length, length + new)
+                keys, queries = k[b].double(), q[b].double()
+                if tables:
+                    c, s = cos[rows].double()[:, None], sin[rows].double()[:, None]
+                    parts = (slice(0, 32, 2), slice(1, 32, 2)) if interleaved else (slice(0, 16), slice(16, 32))
+                    for x in (keys, queries):
+                        first, second = x[..., parts[0]].clone(), x[..., parts[1]].clone()
+                        x[..., parts[0]], x[..., parts[1]] = first * c - second * s, first * s + second * c
+                    queries = queries.to(dtype)
+                worst = max(worst, error(k_cache[b, rows], keys, dtype))
+                assert torch.equal(v_cache[b, rows], v[b])
+                assert torch.equal(k_cache[b, :length], past_k[b, :length])
+                assert torch.equal(k_cache[b, length + new :], past_k[b, length + new :])
+                parts = k_cache[b : b + 1, : length + new], v_cache[b : b + 1, : length + new]
+                expected, _ = naive(queries[None], *parts, causal=True)
+                worst = max(worst, error(out[b : b + 1], expected, dtype))
+                if dtype in HALVES:
+                    error(paged[b : b + 1], expected, dtype)
+    raises(warptile.InvalidInput, "cache_seqlens is missing", lambda: flash_attn_with_kvcache(q, k_cache, v_cache, k, v))
+    return f"largest error {worst:.2f}"
+
+
+@check
+def streams():
+    q, k, v = draw((1, 512, 8, 64), (1, 512, 8, 64), (1, 512, 8, 64))
+    expected, _ = naive(q, k, v)
+    side = torch.cuda.Stream()
+    for _ in range(5):
+        late = torch.zeros_like(q)
+        with torch.cuda.stream(side):
+            side.wait_stream(torch.cuda.default_stream())
+            torch.cuda._sleep(20_000_000)
+            late.copy_(q)
+            # Only on the same stream does this see q.
+            out = warptile.attention(late, k, v)
+        side.synchronize()
+        error(out, expected, q.dtype)
+    explicit = torch.empty_like(q)
+    warptile.attention(q, k, v, out=explicit, stream=side.cuda_stream)
+    side.synchronize()
+    error(explicit, expected, q.dtype)
+    return "the current stream, and stream="
+
+
+@check
+def threads():
+    problems = [draw((1, 300, 4, 64), (1, 300, 4, 64), (1, 300, 4, 64), seed=seed) for seed in range(4)]
+    expected = [warptile.attention(*problem, causal=True) for problem in problems]
+    torch.cuda.synchronize()
+    wrong = []
+
+    def work(number):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                out = warptile.attention(*problems[number], causal=True)
+                torch.cuda.current_stream().synchronize()
+                if not torch.equal(out, expected[number]):
+                    wrong.append(number)
+
+    workers = [threading.Thread(target=work, args=(number % 4,)) for number in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong, wrong
+    return "8 threads on 8 streams, 400 calls"
+
+
+@check
+def cuda_graphs():
+    worst = 0.0
+    for shape, keys in [((2, 200, 8, 64), 200), ((4, 1, 8, 128), 5000)]:
+        q, k, v = draw(shape, (shape[0], keys, 2, shape[3]), (shape[0], keys, 2, shape[3]))
+        used = torch.full((shape[0],), keys, dtype=torch.int32, device="cuda")
+        out = torch.empty_like(q)
+        call = lambda: warptile.attention(q, k, v, out=out, seqused_k=used, causal=True)
+        call()
+        torch.cuda.synchronize()
+        graphs = []
+        for _ in range(2):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                call()
+                call()
+            graphs.append(graph)
+        for length in (keys, keys // 2, 7):
+            used.fill_(length)
+            q.copy_(draw(shape, seed=length)[0])
+            expected, _ = naive(q, k[:, :length], v[:, :length], causal=True)
+            for graph in graphs:
+                out.zero_()
+                graph.replay()
+                torch.cuda.synchronize()
+                worst = max(worst, error(out, expected, q.dtype))
+    return f"2 graphs a problem, replayed with other lengths; largest error {worst:.2f}"
+
+
+@check
+def protocols():
+    q, k, v = draw((2, 64, 4, 64), (2, 64, 4, 64), (2, 64, 4, 64), dtype=torch.float16)
+    expected, _ = naive(q, k, v)
+
+    class DLPack:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def __dlpack_device__(self):
+            return self.tensor.__dlpack_device__()
+
+        def __dlpack__(self, **options):
+            return self.tensor.__dlpack__(**options)
+
+    class Interface:
+        def __init__(self, tensor):
+            self.__cuda_array_interface__ = tensor.__cuda_array_interface__
+
+    torch.cuda.synchronize()
+    for wrap in (DLPack, Interface):
+        out = torch.zeros_like(q)
+        warptile.attention(wrap(q), wrap(k), wrap(v), out=wrap(out))
+        torch.cuda.synchronize()
+        error(out, expected, q.dtype)
+        raises(warptile.InvalidInput, "out is missing", lambda wrap=wrap: warptile.attention(wrap(q), wrap(k), wrap(v)))
+    return "DLPack and the CUDA array interface alone"
+
+
+@check
+def errors():
+    q, k, v = draw((2, 64, 4, 64), (2, 64, 4, 64), (2, 64, 4, 64))
+    cases = [
+        (ValueError, "k is on the CPU", lambda: warptile.attention(q, k.cpu(), v)),
+        (TypeError, "k has elements of type float16", lambda: warptile.attention(q, k.half(), v)),
+        (TypeError, "float64", lambda: warptile.attention(q.double(), k.double(), v.double())),
+        (TypeError, "float8", lambda: warptile.attention(q.to(torch.float8_e4m3fn), k, v)),
+        (ValueError, "k has batch 1", lambda: warptile.attention(q, k[:1], v[:1])),
+        (ValueError, "meta", lambda: warptile.attention(q.to("meta"), k, v)),
+        (ValueError, "requires a gradient", lambda: warptile.attention(q.clone().requires_grad_(), k, v)),
+        (Exception, "", lambda: warptile.attention(q.to_sparse(), k, v)),
+        (ValueError, "cu_seqlens_q is on the CPU", lambda: warptile.attention(q[0], k[0], v[0], cu_seqlens_q=[0, 64], cu_seqlens_k=[0, 64])),
+        (warptile.Unsupported, "dropout_p is not supported", lambda: flash_attn_func(q, k, v, dropout_p=0.5)),
+        (ValueError, "unknown kernel", lambda: warptile.attention(q, k, v, kernel="nonsense")),
+    ]
+    for classes, text, call in cases:
+        raises(classes, text, call)
+    with torch.no_grad():
+        warptile.attention(q.clone().requires_grad_(), k, v)
+    torch.cuda.synchronize()
+    return f"{len(cases)} cases"
+
+
+@check
+def on_the_cpu():
+    worst = 0.0
+    for dtype in (*HALVES, torch.float32):
+        q, k, v = (x.cpu() for x in draw((2, 40, 4, 64), (2, 50, 2, 64), (2, 50, 2, 64), dtype=dtype))
+        out, lse = warptile.attention(q, k, v, causal=True, return_lse=True)
+        assert out.dtype == dtype and lse.dtype == torch.float32
+        worst = max(worst, error(out, naive(q, k, v, causal=True)[0], dtype))
+    return f"largest error {worst:.2f}"
+
+
+@check
+def forked_process():
+    q = draw((1, 64, 4, 64))[0]
+    warptile.attention(q, q, q)
+    torch.cuda.synchronize()
+    x = q.float().cpu()
+    expected = warptile.attention(x, x, x)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # Whatever happens, this process ends here, and soon.
+        signal.alarm(30)
+        text = "nothing"
+        try:
+            same = torch.equal(warptile.attention(x, x, x), expected)
+            try:
+                warptile.attention(q, q, q, stream=0, out=q)
+                text = "no error on the GPU"
+            except (RuntimeError, ValueError) as caught:
+                text = f"CPU {'right' if same else 'WRONG'}; GPU {type(caught).__name__}: {caught}"
+            try:
+                warptile.explain(q, q, q)
+            except RuntimeError as caught:
+                text += f"; explain {type(caught).__name__}: {caught}"
+        finally:
+            os.write(writer, text.encode())
+            os._exit(0)
+    os.close(writer)
+    text = b"".join(iter(lambda: os.read(reader, 4096), b"")).decode()
+    os.waitpid(child, 0)
+    assert text.startswith("CPU right") and "forked" in text, text
+    return "the CPU computes, the GPU is an error"
+
+
+def gradients(function, tensors, seed=5):
+    tensors = [x.detach().clone().requires_grad_() for x in tensors]
+    out = function(*tensors)
+    out = out[0] if isinstance(out, tuple) else out
+    grad = draw(out.shape, dtype=out.dtype, seed=seed)[0]
+    return [out.detach(), *torch.autograd.grad(out, tensors, grad)]
+
+
+def close(found, expected, share):
+    """Largest difference over the largest value."""
+    worst = 0.0
+    for one, other in zip(found, expected, strict=True):
+        difference = ((one.double() - other.double()).abs().max() / other.double().abs().max()).item()
+        if not difference <= share:
+            raise AssertionError(f"differs by {difference:.3g} of the largest, allowed {share}")
+        worst = max(worst, difference)
+    return worst
+
+
+@check
+def flash_attn_gradients():
+    worst = 0.0
+    for dtype in HALVES:
+        q, k, v = draw((2, 130, 8, 64), (2, 130, 2, 64), (2, 130, 2, 64), dtype=dtype)
+        for given, meant in [
+            ({}, {}),
+            ({"causal": True}, {"causal": True}),
+            ({"window_size": (40, 0), "softmax_scale": 0.1}, {"window": (40, 0), "scale": 0.1}),
+        ]:
+            found = gradients(lambda *x: flash_attn_func(*x, **given), (q, k, v))
+            expected = gradients(lambda *x: naive(*x, **meant)[0].to(dtype), (q, k, v))
+            worst = max(worst, close(found, expected, 2e-2))
+        offsets = torch.tensor([0, 50, 130], dtype=torch.int32, device="cuda")
+        packed = [x[0] for x in (q, k, v)]
+        found = gradients(lambda *x: flash_attn_varlen_func(*x, offsets, offsets, 80, 80, causal=True), packed)
+        expected = gradients(
+            lambda *x: torch.cat([naive(*(y[None, a:b] for y in x), causal=True)[0][0] for a, b in ((0, 50), (50, 130))]).to(dtype), packed
+        )
+        worst = max(worst, close(found, expected, 2e-2))
+    learned, slopes = q.clone().requires_grad_(), draw((8,), dtype=torch.float32)[0]
+    raises(warptile.Unsupported, "softcap", lambda: flash_attn_func(learned, k, v, softcap=3.0))
+    raises(warptile.Unsupported, "alibi_slopes", lambda: flash_attn_func(learned, k, v, alibi_slopes=slopes))
+    return f"largest difference {worst:.1e} of the largest gradient"
+
+
+@check
+def sdpa():
+    worst, count = 0.0, 0
+    for dtype in (*HALVES, torch.float32):
+        q, k, v = (x.transpose(1, 2) for x in draw((2, 70, 8, 64), (2, 90, 8, 64), (2, 90, 8, 64), dtype=dtype))
+        mask = torch.rand(2, 1, 70, 90, device="cuda") < 0.8
+        bias = torch.randn(8, 70, 90, device="cuda", dtype=dtype)
+        cases = [{}, {"is_causal": True}, {"attn_mask": mask}, {"attn_mask": bias}, {"scale": 0.3}]
+        for options in cases:
+            expected = F.scaled_dot_product_attention(*(x.double() for x in (q, k, v)), **{
+                name: option.double() if name == "attn_mask" and option.dtype == dtype else option for name, option in options.items()
+            })
+            worst = max(worst, error(wt.scaled_dot_product_attention(q, k, v, **options), expected, dtype))
+            count += 1
+        grouped = wt.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True)
+        error(grouped, F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True), dtype)
+        # Left to torch: dropout, another size of the values, three dimensions.
+        wt.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+        wt.scaled_dot_product_attention(q, k, v[..., :40])
+        wt.scaled_dot_product_attention(q[0], k[0], v[0])
+    for dtype in HALVES:
+        q, k, v = draw((2, 8, 128, 64), (2, 8, 128, 64), (2, 8, 128, 64), dtype=dtype)
+        for causal in (False, True):
+            found = gradients(lambda *x: wt.scaled_dot_product_attention(*x, is_causal=causal), (q, k, v))
+            expected = gradients(lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal), (q, k, v))
+            worst = max(worst, close(found, expected, 2e-2))
+    q32 = draw((1, 2, 16, 32), dtype=torch.float32)[0]
+    close(
+        gradients(lambda *x: wt.scaled_dot_product_attention(*x), (q32, q32, q32)),
+        gradients(lambda *x: F.scaled_dot_product_attention(*x), (q32, q32, q32)),
+        1e-5,
+    )
+    return f"{count} problems and gradients"
+
+
+@check
+def opcheck():
+    q, k, v = draw((2, 4, 64, 64), (2, 4, 64, 64), (2, 4, 64, 64))
+    mask = torch.rand(64, 64, device="cuda") < 0.8
+    operator = torch.ops.warptile.scaled_dot_product_attention.default
+    for arguments in [(q, k, v), (q, k, v, None, True, 0.2), (q, k, v, mask)]:
+        torch.library.opcheck(operator, arguments)
+    torch.library.opcheck(operator, tuple(x.clone().requires_grad_() for x in (q, k, v)))
+    return "4 calls"
+
+
+def compiled(function):
+    """By inductor where there is a compiler, else by AOT autograd alone; with the name of which."""
+    for backend in ("inductor", "aot_eager"):
+        torch._dynamo.reset()
+        made = torch.compile(function, fullgraph=True, backend=backend)
+        try:
+            made(*draw((1, 2, 32, 64), (1, 2, 32, 64), (1, 2, 32, 64)))
+            return made, backend
+        except Exception as caught:
+            if backend == "aot_eager":
+                raise
+            print(f"    inductor does not work here: {str(caught).splitlines()[0]:.120}", file=sys.stderr)
+
+
+@check
+def torch_compile():
+    def block(q, k, v):
+        return wt.scaled_dot_product_attention(q * 2, k, v, is_causal=True) + 1
+
+    made, backend = compiled(block)
+    q, k, v = draw((2, 8, 128, 64), (2, 8, 128, 64), (2, 8, 128, 64))
+    worst = close([made(q, k, v)], [block(q, k, v)], 2e-2)
+    worst = max(worst, close(gradients(made, (q, k, v)), gradients(block, (q, k, v)), 2e-2))
+    return f"{backend}, no graph break, with gradients; largest difference {worst:.1e}"
+
+
+class Active:
+    """warptile in torch's registry, with the calls of its kernels counted."""
+
+    def __enter__(self):
+        self.calls, self.original = 0, wt._forward
+
+        def counted(*arguments, **options):
+            self.calls += 1
+            return self.original(*arguments, **options)
+
+        wt._forward = counted
+        wt.activate()
+        return self
+
+    def __exit__(self, *_):
+        wt.deactivate()
+        wt._forward = self.original
+
+
+@check
+def activated():
+    from torch.nn.attention import SDPBackend, current_flash_attention_impl, sdpa_kernel
+
+    worst = 0.0
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        for dtype, causal, size in itertools.product(HALVES, (False, True), (40, 64, 128, 256)):
+            q, k, v = draw((2, 8, 190, size), (2, 8, 190, size), (2, 8, 190, size), dtype=dtype)
+            expected = gradients(lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal), (q, k, v))
+            with Active() as active:
+                assert current_flash_attention_impl() == "warptile"
+                found = gradients(lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal), (q, k, v))
+                assert active.calls == 1, active.calls
+            worst = max(worst, close(found, expected, 2e-2))
+            assert found[0].stride() == expected[0].stride()
+        with Active() as active:
+            # Dropout is torch's own; q, k and v in one tensor are ours.
+            F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+            assert active.calls == 0
+            whole = draw((2, 190, 3, 8, 64))[0]
+            parts = [x.transpose(1, 2) for x in whole.unbind(2)]
+            found = F.scaled_dot_product_attention(*parts, is_causal=True)
+            assert active.calls == 1
+        close([found], [F.scaled_dot_product_attention(*parts, is_causal=True)], 2e-2)
+        assert current_flash_attention_impl() is None
+        before = wt._forward
+        F.scaled_dot_product_attention(q, k, v)
+        assert before is wt._forward
+    return f"forward and gradients as torch's within {worst:.1e} of the largest"
+
+
+@check
+def activated_and_compiled():
+    def block(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2
+
+    q, k, v = draw((2, 8, 128, 64), (2, 8, 128, 64), (2, 8, 128, 64))
+    expected = gradients(block, (q, k, v))
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), Active() as active:
+        made, backend = compiled(block)
+        before = active.calls
+        worst = close(gradients(made, (q, k, v)), expected, 2e-2)
+        assert active.calls > before
+        static = q.clone()
+        F.scaled_dot_product_attention(static, k, v)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = F.scaled_dot_product_attention(static, k, v)
+        static.copy_(q.flip(2))
+        graph.replay()
+        torch.cuda.synchronize()
+    worst = max(worst, close([out], [F.scaled_dot_product_attention(q.flip(2), k, v)], 2e-2))
+    return f"{backend}, and a CUDA graph; largest difference {worst:.1e}"
+
+
+@check
+def varlen_attn():
+    """torch.nn.attention's function for packed sequences, which comes by the other operator."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError as caught:
+        raise Skipped("this torch has no varlen_attn") from caught
+    q, k, v = draw((130, 8, 64), (130, 8, 64), (130, 8, 64))
+    offsets = torch.tensor([0, 50, 130], dtype=torch.int32, device="cuda")
+    call = lambda *x: varlen_attn(*x, offsets, offsets, 80, 80)
+    expected = gradients(call, (q, k, v))
+    before = wt.attention_without_gradient
+    calls = []
+    wt.attention_without_gradient = lambda *x, **options: calls.append(1) or before(*x, **options)
+    try:
+        with Active():
+            found = gradients(call, (q, k, v))
+    finally:
+        wt.attention_without_gradient = before
+    assert calls, "torch's own kernel ran"
+    return f"largest difference {close(found, expected, 2e-2):.1e}"
+
+
+def train(steps):
+    """Losses of a small transformer that learns to repeat sequences."""
+    torch.manual_seed(0)
+    vocabulary, width, heads, length, batch = 64, 256, 4, 256, 16
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(width) for _ in range(2))
+            self.qkv, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+            self.mlp = torch.nn.Sequential(torch.nn.Linear(width, 4 * width), torch.nn.GELU(), torch.nn.Linear(4 * width, width))
+
+        def forward(self, x):
+            q, k, v = self.qkv(self.norms[0](x)).view(*x.shape[:2], 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+            x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape))
+            return x + self.mlp(self.norms[1](x))
+
+    embedding = torch.nn.Embedding(vocabulary, width)
+    positions = torch.nn.Embedding(length, width)
+    model = torch.nn.ModuleList([embedding, positions, Block(), Block(), torch.nn.Linear(width, vocabulary)]).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    generator = torch.Generator("cuda").manual_seed(1)
+    losses = []
+    for _ in range(steps):
+        half = torch.randint(vocabulary, (batch, length // 2), generator=generator, device="cuda")
+        tokens = torch.cat([half, half], 1)
+        with torch.autocast("cuda", torch.bfloat16):
+            x = model[0](tokens) + model[1](torch.arange(length, device="cuda"))
+            logits = model[4](model[3](model[2](x)))
+        loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses).cpu()
+
+
+@check
+def training():
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    steps = 200
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        own, again = train(steps), train(steps)
+        with Active() as active:
+            ours = train(steps)
+            assert active.calls == 2 * steps, active.calls
+    try:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            other = train(steps)
+    except RuntimeError:
+        other = again
+    # What two of torch's own kernels differ by is the noise.
+    noise = max((own - again).abs().max().item(), (own - other).abs().max().item())
+    difference = (own - ours).abs().max().item()
+    assert ours[-10:].mean() < 0.8 * ours[:10].mean(), "it did not learn"
+    assert difference <= 3 * noise + 0.01, f"losses differ by {difference}, torch's own by {noise}"
+    return f"{steps} steps, loss {ours[0]:.3f} to {ours[-1]:.3f} (torch {own[-1]:.3f}); largest difference {difference:.4f}, of torch's kernels {noise:.4f}"
+
+
+@check
+def transformers():
+    try:
+        from transformers import AutoModelForCausalLM, LlamaConfig
+    except ImportError as caught:
+        raise Skipped("there is no transformers") from caught
+    wt.register_with_transformers()
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=128, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").cuda().eval()
+    tokens = torch.randint(128, (2, 50), device="cuda")
+    padding = torch.ones_like(tokens)
+    padding[0, :7] = 0
+    with torch.no_grad():
+        for mask in (None, padding):
+            expected = model(tokens, attention_mask=mask).logits
+            model.set_attn_implementation("warptile")
+            found = model(tokens, attention_mask=mask).logits
+            model.set_attn_implementation("sdpa")
+            seen = slice(None) if mask is None else slice(7, None)
+            close([found[:, seen]], [expected[:, seen]], 3e-2)
+        texts = []
+        for name in ("sdpa", "warptile"):
+            model.set_attn_implementation(name)
+            texts.append(model.float().generate(tokens, attention_mask=padding, max_new_tokens=20, do_sample=False))
+    assert torch.equal(*texts), "generated other tokens"
+    return "logits of a small Llama, with and without padding, and 20 generated tokens"
+
+
+@check
+def host_time():
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def measure(call):
+        best = math.inf
+        for _ in range(7):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(100):
+                call()
+            best = min(best, (time.perf_counter() - start) / 100)
+        torch.cuda.synchronize()
+        return best * 1e6
+
+    q, k, v = draw((2, 8, 512, 64), (2, 8, 512, 64), (2, 8, 512, 64))
+    out = torch.empty_like(q)
+    rows = [x.transpose(1, 2) for x in (q, k, v)]
+    figures = {}
+    with torch.no_grad(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        figures["attention(out=)"] = measure(lambda: warptile.attention(q, k, v, out=out, layout="bhsd"))
+        figures["attention"] = measure(lambda: warptile.attention(q, k, v, layout="bhsd"))
+        figures["flash_attn_func"] = measure(lambda: flash_attn_func(*rows))
+        figures["warptile.torch.scaled_dot_product_attention"] = measure(lambda: wt.scaled_dot_product_attention(q, k, v))
+        figures["torch"] = measure(lambda: F.scaled_dot_product_attention(q, k, v))
+        wt.activate()
+        figures["torch after activate()"] = measure(lambda: F.scaled_dot_product_attention(q, k, v))
+        wt.deactivate()
+    host_time.figures = figures
+    return "; ".join(f"{name} {figure:.1f} us" for name, figure in figures.items())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", help="where the results go")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    arguments = parser.parse_args()
+    machine = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": sys.version.split()[0],
+        "warptile": warptile.__version__,
+    }
+    print("  ".join(f"{name} {value}" for name, value in machine.items()))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    rows = []
+    for function in CHECKS:
+        name = function.__name__
+        if arguments.names and not any(part in name for part in arguments.names):
+            continue
+        start = time.perf_counter()
+        try:
+            result, detail = "ok", function()
+            torch.cuda.synchronize()
+        except Skipped as reason:
+            result, detail = "skipped", str(reason)
+        except Exception as caught:
+            traceback.print_exc()
+            result, detail = "FAILED", f"{type(caught).__name__}: {caught}"
+        seconds = time.perf_counter() - start
+        rows.append({"check": name, "result": result, "seconds": round(seconds, 2), "detail": detail})
+        print(f"{result:8}{name:28}{seconds:7.1f} s  {detail.splitlines()[0] if detail else '':.200}", flush=True)
+    failed = [row["check"] for row in rows if row["result"] == "FAILED"]
+    report = {"machine": machine, "checks": rows, "host_us": getattr(host_time, "figures", None), "failed": failed}
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(report, file, indent=1)
+    else:
+        print(json.dumps(report))
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Attention in float64, one row of scores at a time, and what is right.
+
+A result of `float16` or `bfloat16` is right if it is within a rounding of the elements, and a little for sums in `float32`.
+"""
+
+import numpy as np
+
+TOLERANCE = {"float16": 2**-9, "bfloat16": 2**-6, "float32": 2e-5}
+
+
+def visible(causal, window, queries, keys):
+    """Which keys each query sees, as [queries, keys]."""
+    i, j = np.arange(queries)[:, None], np.arange(keys)[None, :]
+    diagonal = i + (0 if causal == "top-left" else keys - queries)
+    left, right = window if window is not None else (None, None)
+    seen = np.ones((queries, keys), bool)
+    if causal:
+        seen &= j <= diagonal
+    if left is not None and left >= 0:
+        seen &= j >= diagonal - left
+    if right is not None and right >= 0:
+        seen &= j <= diagonal + right
+    return seen
+
+
+def head(q, k, v, *, scale=None, softcap=None, seen=None, slope=None, sink=None, bias=None):
+    """One head of one sequence: `[rows, head size]` each. Gives the output and the log-sum-exp."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    scores = q @ k.T * (q.shape[1] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    if slope is not None:
+        i, j = np.arange(len(q))[:, None], np.arange(len(k))[None, :]
+        scores -= slope * abs(i + len(k) - len(q) - j)
+    if bias is not None:
+        scores += bias
+    if seen is not None:
+        scores = np.where(seen, scores, -np.inf)
+    if sink is not None:
+        scores = np.concatenate([scores, np.full((len(q), 1), float(sink))], axis=1)
+        v = np.concatenate([v, np.zeros((1, v.shape[1]))])
+    if scores.shape[1] == 0:
+        return np.zeros((len(q), v.shape[1])), np.full(len(q), -np.inf)
+    top = scores.max(axis=1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isinf(top), 0, top))
+    total = weights.sum(axis=1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = (np.log(total) + np.where(np.isinf(top), 0, top))[:, 0]
+    return weights @ v / np.where(total == 0, 1, total), lse
+
+
+def attention(q, k, v, *, causal=False, window=None, slopes=None, sinks=None, bias=None, mask=None, **options):
+    """Dense tensors `[batch, length, heads, head size]`. Gives the output, and the log-sum-exp as `[batch, heads, length]`."""
+    batch, queries, heads, _ = q.shape
+    group = heads // k.shape[2]
+    out = np.zeros(q.shape)
+    lse = np.zeros((batch, heads, queries))
+    seen = visible(causal, window, queries, k.shape[1])
+    everything = (batch, heads, queries, k.shape[1])
+    bias = None if bias is None else np.broadcast_to(np.asarray(bias, np.float64), everything)
+    mask = None if mask is None else np.broadcast_to(mask, everything)
+    slopes = None if slopes is None else np.broadcast_to(slopes, (batch, heads))
+    for b in range(batch):
+        for h in range(heads):
+            out[b, :, h], lse[b, h] = head(
+                q[b, :, h],
+                k[b, :, h // group],
+                v[b, :, h // group],
+                seen=seen if mask is None else seen & mask[b, h],
+                slope=None if slopes is None else slopes[b, h],
+                sink=None if sinks is None else sinks[h],
+                bias=None if bias is None else bias[b, h],
+                **options,
+            )
+    return out, lse
+
+
+def check(test, found, expected, dtype):
+    """Fails unless every element is right, for values of about 1."""
+    found = np.asarray(found).astype(np.float64)
+    test.assertEqual(found.shape, expected.shape)
+    tolerance = TOLERANCE[str(dtype)]
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def draw(seed, *shapes, dtype=np.float32):
+    """Normally distributed arrays."""
+    generator = np.random.default_rng(seed)
+    return [generator.standard_normal(shape).astype(dtype) for shape in shapes]

@@ -1,0 +1,152 @@
+"""As much of torch as the native module asks of it, over numpy: run by test_torch.py in a process of its own.
+
+Tensors on a "GPU" have addresses that nobody reads; the driver is the stand-in, if there is one.
+"""
+
+import itertools
+import os
+import sys
+import types
+
+import numpy as np
+
+calls = []
+
+
+class dtype:
+    def __init__(self, name):
+        self.name = name
+
+    def __repr__(self):
+        return f"torch.{self.name}"
+
+
+class Size(tuple):
+    pass
+
+
+class Tensor:
+    addresses = itertools.count(1)
+
+    def __init__(self, array, device="cpu", requires_grad=False, negative=False):
+        self.array, self.device, self.requires_grad, self.negative = array, device, requires_grad, negative
+        self.address = array.ctypes.data if device == "cpu" else next(Tensor.addresses) << 40
+
+    is_cuda = property(lambda self: self.device.startswith("cuda"))
+    is_cpu = property(lambda self: self.device == "cpu")
+    dtype = property(lambda self: getattr(torch, self.array.dtype.name))
+    shape = property(lambda self: Size(self.array.shape))
+
+    def get_device(self):
+        return int(self.device.split(":")[1]) if self.is_cuda else -1
+
+    def stride(self):
+        return tuple(step // self.array.itemsize for step in self.array.strides)
+
+    def data_ptr(self):
+        return self.address
+
+    def is_neg(self):
+        return self.negative
+
+    def zero_(self):
+        calls.append("zero_")
+        self.array[...] = 0
+        return self
+
+    def __dlpack__(self, **_):
+        raise AssertionError("torch's tensors are read by their attributes")
+
+    __dlpack_device__ = __dlpack__
+
+
+class Parameter(Tensor):
+    pass
+
+
+def empty_strided(shape, strides, *, dtype, device):
+    calls.append(("empty_strided", shape, strides, dtype, device))
+    count = 1 + sum((extent - 1) * step for extent, step in zip(shape, strides)) if 0 not in shape else 0
+    flat = np.full(count, 7, dtype.name)
+    return Tensor(np.lib.stride_tricks.as_strided(flat, shape, [step * flat.itemsize for step in strides]), device)
+
+
+def current_raw_stream(ordinal):
+    calls.append(("stream", ordinal))
+    return 0
+
+
+torch = types.ModuleType("torch")
+for name in ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool", "uint8", "int16"):
+    setattr(torch, name, dtype(name))
+torch.grad = True
+torch.is_grad_enabled = lambda: torch.grad
+torch.empty_strided = empty_strided
+torch._C = types.SimpleNamespace(_cuda_getCurrentRawStream=current_raw_stream)
+torch.nn = types.SimpleNamespace(Parameter=Parameter)
+torch.Tensor = Tensor
+Tensor.__module__, Parameter.__module__ = "torch", "torch.nn.parameter"
+sys.modules["torch"] = torch
+
+import reference  # noqa: E402
+import warptile  # noqa: E402
+
+
+def fails(error, text, call):
+    try:
+        call()
+    except error as caught:
+        assert text in str(caught), caught
+        return
+    raise AssertionError(f"no exception for {text}")
+
+
+def on_the_cpu():
+    arrays = reference.draw(1, (2, 9, 4, 16), (2, 12, 2, 16), (2, 12, 2, 16))
+    q, k, v = map(Tensor, arrays)
+    expected, expected_lse = reference.attention(*arrays, causal=True)
+    out, lse = warptile.attention(q, k, v, causal=True, return_lse=True)
+    assert type(out) is Tensor and out.dtype is torch.float32
+    np.testing.assert_allclose(out.array, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(lse.array, expected_lse, rtol=1e-5, atol=1e-5)
+    # In the queries' storage order.
+    swapped = Tensor(arrays[0].transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3))
+    out = warptile.attention(swapped, k, v, causal=True)
+    np.testing.assert_allclose(out.array, expected, rtol=1e-5, atol=1e-5)
+    assert out.stride() == swapped.stride() == (576, 16, 144, 1)
+    del calls[:]
+    packed = [Tensor(x[0]) for x in arrays]
+    out = warptile.attention(*packed, cu_seqlens_q=Tensor(np.array([0, 5])), cu_seqlens_k=Tensor(np.array([0, 12], np.int32)))
+    assert "zero_" in calls and (out.array[5:] == 0).all()
+    learned = Parameter(arrays[0], requires_grad=True)
+    fails(ValueError, "q requires a gradient, which this function does not compute", lambda: warptile.attention(learned, k, v))
+    assert type(warptile._native.attention_without_gradient(learned, k, v)) is Tensor
+    torch.grad = False
+    assert type(warptile.attention(learned, k, v)) is Tensor
+    torch.grad = True
+    fails(ValueError, "k is a lazily negated view", lambda: warptile.attention(q, Tensor(arrays[1], negative=True), v))
+    fails(ValueError, "q is on meta", lambda: warptile.attention(Tensor(arrays[0], "meta"), k, v))
+    fails(TypeError, "torch.int16", lambda: warptile.attention(Tensor(np.zeros((2, 9, 4, 16), np.int16)), k, v))
+    fails(ValueError, "5 dimensions", lambda: warptile.attention(Tensor(arrays[0][None]), k, v))
+
+
+def on_a_gpu():
+    half = np.zeros((2, 512, 8, 64), np.float16)
+    q, k, v = (Tensor(half, "cuda:0") for _ in range(3))
+    del calls[:]
+    out, lse = warptile.attention(q, k, v, causal=True, return_lse=True)
+    assert out.device == lse.device == "cuda:0" and lse.shape == (2, 8, 512)
+    assert ("stream", 0) in calls
+    warptile.attention(q, k, v, out=out)
+    fails(ValueError, "k is on the CPU, but q is on cuda:0", lambda: warptile.attention(q, Tensor(half), v))
+    fails(ValueError, "k is on cuda:1", lambda: warptile.attention(q, Tensor(half, "cuda:1"), v))
+    offsets = Tensor(np.zeros(3, np.int32), "cuda:0")
+    packed = Tensor(half[0], "cuda:0")
+    out = warptile.attention(packed, packed, packed, cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=9, max_seqlen_k=9)
+    assert "zero_" in calls and out.shape == (512, 8, 64)
+
+
+on_the_cpu()
+if os.environ.get("WARPTILE_LIBCUDA"):
+    on_a_gpu()
+print("done")

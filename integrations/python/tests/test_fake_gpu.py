@@ -1,0 +1,297 @@
+"""The path to a GPU, against the stand-in driver: it runs no kernel, but records launches and finds what is wrong with them.
+
+Skipped unless WARPTILE_FAKE_CUDA names the stand-in's library.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import threading
+import unittest
+
+import numpy as np
+import warptile
+from exporters import CUDA, MANAGED, CudaArrayInterface, DLPack
+from reference import draw
+
+LIBRARY = os.environ.get("WARPTILE_FAKE_CUDA")
+if LIBRARY:
+    os.environ["WARPTILE_LIBCUDA"] = LIBRARY
+OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
+
+
+def in_child(queue):
+    """What a forked process gets: of the GPU an error, of the CPU the result."""
+    q = GpuTensors()
+    try:
+        q.attention()
+        queue.put("no error")
+    except warptile.DeviceError as error:
+        queue.put(str(error))
+    x = draw(1, (1, 16, 2, 16))[0]
+    queue.put(warptile.attention(x, x, x))
+
+
+class GpuTensors:
+    """q, k, v and out at addresses that only have to be apart from each other."""
+
+    def __init__(self, shape=(2, 512, 8, 64), dtype=np.float16, kv_shape=None, device=(CUDA, 0)):
+        like = [np.broadcast_to(np.zeros((), dtype), shape) for _ in range(4)]
+        for index in (1, 2):
+            like[index] = np.broadcast_to(np.zeros((), dtype), kv_shape or shape)
+        self.q, self.k, self.v, self.out = (
+            DLPack(np.lib.stride_tricks.as_strided(x, strides=self.dense(x)), device=device, address=(i + 1) << 40)
+            for i, x in enumerate(like)
+        )
+
+    @staticmethod
+    def dense(x):
+        return tuple(int(np.prod(x.shape[d + 1 :])) * x.itemsize for d in range(x.ndim))
+
+    def attention(self, **options):
+        return warptile.attention(self.q, self.k, self.v, **{"out": self.out, **options})
+
+
+@unittest.skipUnless(LIBRARY, "WARPTILE_FAKE_CUDA is not set")
+class FakeGpu(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.fake = ctypes.CDLL(LIBRARY)
+        cls.fake.fake_calls.restype = ctypes.c_uint64
+        cls.fake.fake_launch_count.restype = ctypes.c_size_t
+        cls.fake.fake_violation_count.restype = ctypes.c_size_t
+        cls.fake.fake_live.restype = ctypes.c_size_t
+        cls.fake.fake_set_device_count(2)
+        # Opens the device.
+        GpuTensors().attention()
+        cls.fake.cuInit(0)
+        cls.context = ctypes.c_void_p()
+        cls.fake.cuDevicePrimaryCtxRetain(ctypes.byref(cls.context), 0)
+
+    def setUp(self):
+        self.fake.cuCtxSetCurrent(self.context)
+        self.fake.cuCtxSynchronize()
+        self.fake.fake_forget_launches()
+
+    def tearDown(self):
+        self.fake.cuCtxSynchronize()
+        self.assertEqual(self.fake.fake_violation_count(), 0)
+
+    def launches(self):
+        self.fake.cuCtxSynchronize()
+        return self.fake.fake_launch_count()
+
+    def stream(self):
+        stream = ctypes.c_void_p()
+        self.assertEqual(self.fake.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0), 0)
+        return stream
+
+    def memory(self, count):
+        address = ctypes.c_uint64()
+        self.assertEqual(self.fake.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(count)), 0)
+        return address.value
+
+    def numbers(self, *shape, dtype=np.int32):
+        return DLPack(np.zeros(shape, dtype), device=(CUDA, 0), address=self.memory(8 * int(np.prod(shape)) + 8))
+
+    def test_one_kernel_a_call(self):
+        tensors = GpuTensors()
+        self.assertIs(tensors.attention(), tensors.out)
+        self.assertEqual(self.launches(), 1)
+        tensors.attention(causal=True, softcap=3.0)
+        self.assertEqual(self.launches(), 2)
+
+    def test_a_known_problem_makes_few_driver_calls(self):
+        tensors = GpuTensors((2, 4096, 8, 64))
+        tensors.attention()
+        before = self.fake.fake_calls(None)
+        tensors.attention()
+        # The context in and out, the stream's number and capture, three tensor maps, the launch.
+        self.assertLessEqual(self.fake.fake_calls(None) - before, 9)
+
+    def test_the_producer_is_told_the_stream(self):
+        tensors, stream = GpuTensors(), self.stream()
+        tensors.attention()
+        self.assertEqual(tensors.q.streams, [1])
+        tensors.attention(stream=stream.value)
+        self.assertEqual(tensors.q.streams, [1, stream.value])
+        self.assertEqual(tensors.out.streams, [1, stream.value])
+
+    def test_managed_memory(self):
+        GpuTensors(device=(MANAGED, 0)).attention()
+        self.assertEqual(self.launches(), 1)
+
+    def test_devices_must_agree(self):
+        tensors, other = GpuTensors(), GpuTensors(device=(CUDA, 1))
+        with self.assertRaisesRegex(warptile.InvalidInput, "k is on cuda:1, but q is on cuda:0"):
+            warptile.attention(tensors.q, other.k, tensors.v, out=tensors.out)
+        with self.assertRaisesRegex(warptile.InvalidInput, "k is on the CPU, but q is on cuda:0"):
+            warptile.attention(tensors.q, np.zeros((2, 512, 8, 64), np.float16), tensors.v, out=tensors.out)
+        with self.assertRaisesRegex(warptile.InvalidInput, "v is on cuda:0, but q is on the CPU"):
+            x = np.zeros((2, 512, 8, 64), np.float16)
+            warptile.attention(x, x, tensors.v)
+        with self.assertRaisesRegex(warptile.InvalidInput, "sinks is on the CPU"):
+            tensors.attention(sinks=[1.0] * 8)
+        with self.assertRaisesRegex(warptile.DeviceError, "device"):
+            GpuTensors(device=(CUDA, 7)).attention()
+        other.attention()
+
+    def test_results_need_a_place(self):
+        tensors = GpuTensors()
+        with self.assertRaisesRegex(warptile.InvalidInput, "out is missing"):
+            warptile.attention(tensors.q, tensors.k, tensors.v)
+        with self.assertRaisesRegex(warptile.InvalidInput, "out overlaps k"):
+            tensors.attention(out=tensors.k)
+        tensors.q.address += 1
+        with self.assertRaisesRegex(warptile.InvalidInput, "q starts at .*, which is not a multiple of 2 bytes"):
+            tensors.attention()
+
+    def test_unaligned_tensors_get_another_kernel(self):
+        tensors = GpuTensors()
+        tensors.q.address += 2
+        tensors.attention()
+        self.assertEqual(self.launches(), 1)
+        text = warptile.explain(tensors.q, tensors.k, tensors.v)
+        self.assertIn("unaligned", text)
+
+    def test_lengths_on_the_device(self):
+        packed = GpuTensors((100, 8, 64))
+        offsets = self.numbers(4)
+        lse = DLPack(np.zeros((8, 100), np.float32), device=(CUDA, 0), address=self.memory(4000))
+        lengths = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, "max_seqlen_q": 60, "max_seqlen_k": 60}
+        packed.attention(**lengths, lse=lse, causal=True)
+        self.assertEqual(self.launches(), 1)
+        with self.assertRaisesRegex(warptile.InvalidType, "cu_seqlens_q .* int64, but must have int32 or uint32 on a GPU"):
+            packed.attention(cu_seqlens_q=self.numbers(4, dtype=np.int64), cu_seqlens_k=offsets)
+        with self.assertRaisesRegex(warptile.InvalidInput, "cu_seqlens_q is on the CPU"):
+            packed.attention(cu_seqlens_q=[0, 100], cu_seqlens_k=offsets)
+        with self.assertRaisesRegex(warptile.InvalidInput, "cu_seqlens_q is empty"):
+            packed.attention(cu_seqlens_q=self.numbers(0), cu_seqlens_k=offsets)
+        cache = GpuTensors((2, 1, 8, 64), kv_shape=(9, 16, 2, 64))
+        cache.attention(block_table=self.numbers(2, 4), seqused_k=self.numbers(2), max_seqlen_k=50)
+        self.assertEqual(self.launches(), 2)
+        with self.assertRaisesRegex(warptile.NoKernel, "does not support"):
+            GpuTensors((2, 1, 8, 64), np.float32, (9, 16, 2, 64)).attention(block_table=self.numbers(2, 4), seqused_k=self.numbers(2))
+        floats = self.numbers(7, dtype=np.float32)
+        with self.assertRaisesRegex(warptile.InvalidInput, "sinks has 7 values; 8 are needed"):
+            cache.attention(sinks=floats, block_table=self.numbers(2, 4), seqused_k=self.numbers(2))
+
+    def test_cache_writes(self):
+        new, cache = GpuTensors((2, 1, 2, 64)), GpuTensors((9, 16, 2, 64))
+        options = {"block_table": self.numbers(2, 4)}
+        # One after the other in memory, as k and v of one tensor would be: apart from new's addresses.
+        cache.k.address, cache.v.address = 1 << 45, 1 << 46
+        write = lambda **more: warptile._native.write_cache(new.k, new.v, cache.k, cache.v, self.numbers(2), **{**options, **more})
+        self.assertIsNone(write())
+        self.assertEqual(self.launches(), 1)
+        angles = self.numbers(100, 16, dtype=np.float32)
+        write(rotary_cos=angles, rotary_sin=angles)
+        self.assertEqual(self.launches(), 2)
+        with self.assertRaisesRegex(warptile.InvalidInput, "out is missing"):
+            write(rotary_cos=angles, rotary_sin=angles, q=GpuTensors((2, 1, 8, 64)).q)
+        with self.assertRaisesRegex(warptile.InvalidInput, "cache_seqlens is on the CPU, but k is on cuda:0"):
+            warptile._native.write_cache(new.k, new.v, cache.k, cache.v, [1, 2])
+        with self.assertRaisesRegex(warptile.InvalidInput, "k_cache overlaps v_cache"):
+            cache.v.address = cache.k.address
+            write()
+
+    def test_the_cuda_array_interface(self):
+        shape = (2, 512, 8, 64)
+        places = [self.memory(2 * 512 * 8 * 64 * 2) for _ in range(4)]
+        q, k, v, out = (CudaArrayInterface(shape, at) for at in places)
+        warptile.attention(q, k, v, out=out)
+        self.assertEqual(self.launches(), 1)
+        waits = lambda: self.fake.fake_calls(b"cuStreamSynchronize")
+        before = waits()
+        warptile.attention(CudaArrayInterface(shape, places[0], stream=1), k, v, out=out)
+        self.assertEqual(waits(), before)
+        warptile.attention(CudaArrayInterface(shape, places[0], stream=self.stream().value), k, v, out=out)
+        self.assertEqual(waits(), before + 1)
+        with self.assertRaisesRegex(warptile.InvalidInput, "q has the CUDA array interface, but 0x10 is not"):
+            warptile.attention(CudaArrayInterface(shape, 16), k, v, out=out)
+
+    def test_each_stream_and_each_capture_has_a_workspace(self):
+        # Few queries on many keys: the kernel's CTAs share them, and meet in device memory.
+        tensors, graph = GpuTensors((1, 1, 8, 128), kv_shape=(1, 65536, 8, 128)), ctypes.c_void_p()
+        DEVICE_MEMORY = 3
+
+        def growth(call):
+            before = self.fake.fake_live(DEVICE_MEMORY)
+            call()
+            return self.fake.fake_live(DEVICE_MEMORY) - before
+
+        first, second = self.stream(), self.stream()
+
+        def capture(stream):
+            self.assertEqual(self.fake.cuStreamBeginCapture_v2(stream, 0), 0)
+            tensors.attention(stream=stream.value)
+            tensors.attention(stream=stream.value)
+            self.assertEqual(self.fake.cuStreamEndCapture(stream, ctypes.byref(graph)), 0)
+
+        for stream in (first, second):
+            self.assertEqual(growth(lambda: tensors.attention(stream=stream.value)), 1)
+            self.assertEqual(growth(lambda: tensors.attention(stream=stream.value)), 0)
+        for stream in (first, first, second):
+            self.assertEqual(growth(lambda: capture(stream)), 1)
+        self.assertEqual(growth(lambda: tensors.attention(stream=first.value)), 0)
+
+    def test_captures(self):
+        tensors, stream, graph = GpuTensors((1, 2048, 8, 128)), self.stream(), ctypes.c_void_p()
+        tensors.attention(stream=stream.value)
+        for _ in range(2):
+            self.assertEqual(self.fake.cuStreamBeginCapture_v2(stream, 0), 0)
+            tensors.attention(stream=stream.value)
+            tensors.attention(stream=stream.value, causal=True)
+            self.assertEqual(self.fake.cuStreamEndCapture(stream, ctypes.byref(graph)), 0)
+        self.assertEqual(self.launches(), 1)
+
+    def test_failures_of_the_driver(self):
+        tensors = GpuTensors((1, 2048, 8, 256), dtype=np.float16)
+        self.fake.fake_fail_always(b"cuLaunchKernel cuLaunchKernelEx", LAUNCH_FAILED)
+        try:
+            with self.assertRaisesRegex(warptile.DeviceError, "CUDA_ERROR_LAUNCH_FAILED"):
+                tensors.attention()
+        finally:
+            self.fake.fake_fail_always(b"", 0)
+        stream = self.stream()
+        self.fake.fake_fail_always(b"cuMemAlloc_v2 cuMemAllocFromPoolAsync", OUT_OF_MEMORY)
+        try:
+            with self.assertRaises(warptile.OutOfMemory):
+                tensors.attention(stream=stream.value)
+        finally:
+            self.fake.fake_fail_always(b"", 0)
+        tensors.attention(stream=stream.value)
+
+    def test_threads(self):
+        errors = []
+
+        def work():
+            try:
+                for _ in range(50):
+                    GpuTensors().attention()
+            except Exception as error:
+                errors.append(error)
+
+        workers = [threading.Thread(target=work) for _ in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        self.assertEqual(errors, [])
+        self.assertEqual(self.launches(), 200)
+
+    @unittest.skipUnless(hasattr(os, "fork"), "there is no fork")
+    def test_forked_processes(self):
+        fork = multiprocessing.get_context("fork")
+        queue = fork.Queue()
+        child = fork.Process(target=in_child, args=(queue,))
+        child.start()
+        self.assertRegex(queue.get(timeout=300), f"process {os.getpid()} had initialized CUDA before it forked.*spawn")
+        x = draw(1, (1, 16, 2, 16))[0]
+        np.testing.assert_array_equal(queue.get(timeout=300), warptile.attention(x, x, x))
+        child.join()
+        self.assertEqual(child.exitcode, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

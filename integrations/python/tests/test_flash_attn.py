@@ -1,0 +1,180 @@
+"""The names of the flash_attn package, on the CPU with numpy."""
+
+import inspect
+import unittest
+
+import numpy as np
+import reference
+import warptile
+from reference import check, draw
+from warptile.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+
+
+class FlashAttn(unittest.TestCase):
+    def test_signatures(self):
+        """As in flash_attn 2.8."""
+        common = "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None"
+        rest = "deterministic=False, return_attn_probs=False"
+        expected = {
+            flash_attn_func: f"(q, k, v, {common}, {rest})",
+            flash_attn_varlen_func: f"(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {common}, {rest}, block_table=None)",
+            flash_attn_with_kvcache: "(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
+            "cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), "
+            "softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False)",
+        }
+        for function, signature in expected.items():
+            self.assertEqual(str(inspect.signature(function)), signature)
+            for name in inspect.signature(function).parameters:
+                self.assertRegex(function.__doc__, rf"(?m)^ +{name}: ", function.__name__)
+
+    def test_dense(self):
+        q, k, v = draw(1, (2, 9, 4, 16), (2, 17, 2, 16), (2, 17, 2, 16))
+        slopes = draw(2, (4,))[0]
+        cases = [
+            ({}, {}),
+            ({"causal": True}, {"causal": True}),
+            ({"window_size": (3, 1)}, {"window": (3, 1)}),
+            ({"softcap": 5.0, "softmax_scale": 0.5}, {"softcap": 5.0, "scale": 0.5}),
+            ({"alibi_slopes": slopes}, {"slopes": slopes}),
+        ]
+        for options, meant in cases:
+            with self.subTest(str(options)):
+                expected, expected_lse = reference.attention(q, k, v, **meant)
+                check(self, flash_attn_func(q, k, v, **options), expected, q.dtype)
+                out, lse, probabilities = flash_attn_func(q, k, v, **options, return_attn_probs=True)
+                check(self, out, expected, q.dtype)
+                check(self, lse, expected_lse, q.dtype)
+                self.assertIsNone(probabilities)
+
+    def test_packed(self):
+        q, k, v = draw(3, (11, 4, 16), (19, 2, 16), (19, 2, 16))
+        ends_q, ends_k = np.array([0, 5, 11], np.int32), np.array([0, 7, 19], np.int32)
+        out, lse, _ = flash_attn_varlen_func(q, k, v, ends_q, ends_k, 6, 12, causal=True, return_attn_probs=True)
+        self.assertEqual(lse.shape, (4, 11))
+        for b in range(2):
+            rows, keys = slice(*ends_q[b : b + 2]), slice(*ends_k[b : b + 2])
+            expected, _ = reference.attention(q[None, rows], k[None, keys], v[None, keys], causal=True)
+            check(self, out[rows], expected[0], q.dtype)
+
+    def test_pages(self):
+        q, k_pages, v_pages = draw(4, (5, 4, 16), (6, 4, 2, 16), (6, 4, 2, 16))
+        table, lengths = np.array([[5, 0, 3], [2, 1, 4]], np.int32), np.array([10, 7], np.int32)
+        out = flash_attn_varlen_func(q, k_pages, v_pages, [0, 2, 5], [0, 10, 17], 3, 10, causal=True, block_table=table)
+        dense = np.stack([q[0:1], q[2:3]])
+        cached = flash_attn_with_kvcache(dense, k_pages, v_pages, cache_seqlens=lengths, block_table=table)
+        for b, (start, end) in enumerate([(0, 2), (2, 5)]):
+            k, v = (x[table[b]].reshape(1, 12, 2, 16)[:, : lengths[b]] for x in (k_pages, v_pages))
+            expected, _ = reference.attention(q[None, start:end], k, v, causal=True)
+            check(self, out[start:end], expected[0], q.dtype)
+            expected, _ = reference.attention(dense[b : b + 1], k, v)
+            check(self, cached[b : b + 1], expected, q.dtype)
+
+    def test_one_length_for_all(self):
+        q, k, v = draw(5, (2, 1, 4, 16), (2, 9, 2, 16), (2, 9, 2, 16))
+        out, lse = flash_attn_with_kvcache(q, k, v, cache_seqlens=6, return_softmax_lse=True)
+        expected, expected_lse = reference.attention(q, k[:, :6], v[:, :6])
+        check(self, out, expected, q.dtype)
+        check(self, lse, expected_lse, q.dtype)
+
+    def test_new_keys_and_values(self):
+        q, k, v = draw(6, (2, 2, 4, 16), (2, 2, 2, 16), (2, 2, 2, 16))
+        past_k, past_v = draw(7, (2, 9, 2, 16), (2, 9, 2, 16))
+        lengths = np.array([7, 3], np.int32)
+        k_cache, v_cache = past_k.copy(), past_v.copy()
+        out = flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths, causal=True)
+        pages = np.zeros((8, 4, 2, 2, 16), np.float32)
+        table = np.array([[6, 1, 0], [3, 5, 7]], np.int32)
+        for b in range(2):
+            for page in range(2):
+                pages[table[b, page], :, 0] = past_k[b, 4 * page : 4 * page + 4]
+                pages[table[b, page], :, 1] = past_v[b, 4 * page : 4 * page + 4]
+        # Keys and values in one tensor.
+        paged = flash_attn_with_kvcache(
+            q, pages[:, :, 0], pages[:, :, 1], k, v, cache_seqlens=lengths.tolist(), block_table=table, causal=True
+        )
+        np.testing.assert_array_equal(out, paged)
+        for b, length in enumerate(lengths):
+            past_k[b, length : length + 2], past_v[b, length : length + 2] = k[b], v[b]
+            expected, _ = reference.attention(
+                q[b : b + 1], past_k[b : b + 1, : length + 2], past_v[b : b + 1, : length + 2], causal=True
+            )
+            check(self, out[b : b + 1], expected, q.dtype)
+        np.testing.assert_array_equal(k_cache, past_k)
+        np.testing.assert_array_equal(v_cache, past_v)
+        np.testing.assert_array_equal(pages[6, 3, 0], past_k[0, 3])
+        np.testing.assert_array_equal(pages[1, 3, 1], v[0, 0])
+
+    def test_rotation(self):
+        def rotated(x, cos, sin, interleaved):
+            pairs = cos.shape[1]
+            turned = x.astype(np.float64).copy()
+            parts = (np.s_[0 : 2 * pairs : 2], np.s_[1 : 2 * pairs : 2]) if interleaved else (np.s_[:pairs], np.s_[pairs : 2 * pairs])
+            a, b = (x[..., part].astype(np.float64) for part in parts)
+            turned[..., parts[0]], turned[..., parts[1]] = a * cos[:, None] - b * sin[:, None], a * sin[:, None] + b * cos[:, None]
+            return turned
+
+        angles = np.outer(np.arange(20), 0.5 ** np.arange(4))
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        q, k, v = draw(8, (2, 3, 4, 16), (2, 3, 2, 16), (2, 3, 2, 16))
+        for interleaved in (True, False):
+            k_cache, v_cache = np.zeros((2, 20, 2, 16), np.float32), np.zeros((2, 20, 2, 16), np.float32)
+            lengths = np.array([5, 0], np.int32)
+            before = q.copy()
+            out = flash_attn_with_kvcache(
+                q, k_cache, v_cache, k, v, cos, sin, cache_seqlens=lengths, causal=True, rotary_interleaved=interleaved
+            )
+            np.testing.assert_array_equal(q, before)
+            for b, length in enumerate(lengths):
+                rows = slice(length, length + 3)
+                turned = rotated(k[b], cos[rows], sin[rows], interleaved)
+                np.testing.assert_allclose(k_cache[b, rows], turned, rtol=1e-5, atol=1e-5)
+                queries = rotated(q[b], cos[rows], sin[rows], interleaved)[None]
+                expected, _ = reference.attention(
+                    queries, k_cache[b : b + 1, : length + 3], v_cache[b : b + 1, : length + 3], causal=True
+                )
+                check(self, out[b : b + 1], expected, q.dtype)
+
+    def test_wrong_caches(self):
+        q, k = np.zeros((2, 1, 2, 8), np.float32), np.zeros((2, 1, 2, 8), np.float32)
+        cache, other = np.zeros((2, 4, 2, 8), np.float32), np.zeros((2, 4, 2, 8), np.float32)
+        angles = np.zeros((9, 4), np.float32)
+        read_only = cache.copy()
+        read_only.flags.writeable = False
+        cases = [
+            ("cache_seqlens is missing", (q, cache, other, k, k), {}),
+            ("k and v are given together", (q, cache, other, k), {"cache_seqlens": 1}),
+            ("rotary_cos is given, but no new k", (q, cache, other, None, None, angles, angles), {"cache_seqlens": 1}),
+            ("rotary_cos and rotary_sin are given together", (q, cache, other, k, k, angles), {"cache_seqlens": 1}),
+            ("k_cache is read-only", (q, read_only, other, k, k), {"cache_seqlens": 1}),
+            ("v_cache has heads 1, but", (q, cache, other[:, :, :1], k, k), {"cache_seqlens": 1}),
+            ("k_cache has batch 1, but", (q, cache[:1], other[:1], k, k), {"cache_seqlens": 1}),
+            ("k shares memory with k_cache", (q, cache, other, cache[:, :1], k), {"cache_seqlens": 1}),
+            ("k_cache and v_cache share memory", (q, cache[:, 1:], cache[:, :3], k, k), {"cache_seqlens": 1}),
+            ("k_cache overlaps v_cache", (q, cache, cache, k, k), {"cache_seqlens": 1}),
+            (r"cache_seqlens.0. is 4, and 1 rows follow, but there is room for 4", (q, cache, other, k, k), {"cache_seqlens": 4}),
+        ]
+        for text, tensors, options in cases:
+            with self.subTest(text), self.assertRaisesRegex(warptile.InvalidInput, text):
+                flash_attn_with_kvcache(*tensors, **options)
+        with self.assertRaisesRegex(warptile.InvalidType, "v has elements of type float64"):
+            flash_attn_with_kvcache(q, cache, other, k, k.astype(np.float64), cache_seqlens=1)
+
+    def test_what_is_not_supported_is_named(self):
+        q = np.zeros((2, 3, 2, 8), np.float32)
+        cases = [
+            ("dropout_p", lambda: flash_attn_func(q, q, q, dropout_p=0.1)),
+            ("dropout_p", lambda: flash_attn_varlen_func(q[0], q[0], q[0], [0, 3], [0, 3], 3, 3, dropout_p=0.1)),
+            ("cache_batch_idx", lambda: flash_attn_with_kvcache(q, q, q, cache_batch_idx=np.zeros(2, np.int32))),
+            ("cache_leftpad", lambda: flash_attn_with_kvcache(q, q, q, cache_leftpad=np.zeros(2, np.int32))),
+            ("rotary_cos", lambda: flash_attn_with_kvcache(q, q, q, q, q, q, q, cache_seqlens=1)),
+            ("rotary_cos", lambda: flash_attn_with_kvcache(q, q, q, q[:, :1], q[:, :1], q, q, cache_seqlens=1)),
+            ("num_splits", lambda: flash_attn_with_kvcache(q, q, q, num_splits=4)),
+        ]
+        for name, call in cases:
+            with self.assertRaisesRegex(warptile.Unsupported, f"^{name} is not supported") as caught:
+                call()
+            self.assertIsInstance(caught.exception, NotImplementedError)
+
+
+if __name__ == "__main__":
+    unittest.main()
