@@ -136,10 +136,14 @@ impl Prepared {
     ///   it, has ended.
     /// - Nothing else writes what the launch reads, or touches what it writes, at the same time. Offsets, lengths and
     ///   tables on the device are an exception: any bits at any time are safe, and give wrong numbers at worst.
-    /// - `workspace` is memory of [`Plan::scratch`] bytes or more, a multiple of 256, zeroed once before its first launch, and
-    ///   given to no two launches that may run at the same time. A stream's launches run one after the other; each graph that
-    ///   is instantiated from a capture needs a workspace of its own.
-    /// - A clone of this value lives as long as any graph that captured its launch.
+    /// - `workspace` is memory of [`Plan::scratch`] bytes or more, or of the [`workspace_bytes`] that each step has for the call.
+    ///   Its address is a multiple of 256; it is zeroed once before its first launch, and given to no two launches that may run at
+    ///   the same time. A stream's launches run one after the other; each graph that is instantiated from a capture needs a
+    ///   workspace of its own.
+    /// - A clone of this value, or the [`Gpu`](crate::gpu::Gpu) that prepared it, lives as long as any graph that captured its
+    ///   launch.
+    ///
+    /// [`workspace_bytes`]: crate::LaunchShape::workspace_bytes
     pub unsafe fn launch_raw(
         &self,
         stream: CUstream,

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Usage: build-gpu-tests.sh WORKSPACE EXECUTABLE [CUDA]
+#
+# Builds the GPU tests of a workspace (this one, or one that for-candle.sh wrote) on a machine without CUDA, for a run on another one:
+# `EXECUTABLE --include-ignored --skip by_offsets`. candle links to CUDA's libraries; here to libraries with the same names and
+# functions, that do nothing. CUDA is the major version of those where the tests will run; 13 unless it is given.
+set -euo pipefail
+(($# == 2 || $# == 3)) || {
+    sed -n 's/^# \{0,1\}//; 2,6p' "$0" >&2
+    exit 2
+}
+workspace=$1 executable=$2 cuda=${3:-13}
+cd "$workspace"
+metadata=$(cargo metadata --format-version 1)
+manifest=$(grep -o '"manifest_path":"[^"]*/cudarc-[^"]*"' <<<"$metadata" | cut -d '"' -f 4)
+target=$(grep -o '"target_directory":"[^"]*"' <<<"$metadata" | cut -d '"' -f 4)
+libraries=$target/cuda-names
+mkdir -p "$libraries"
+for library in driver:cuda:1 nvrtc:nvrtc:"$cuda" curand:curand:10 cublas:cublas:"$cuda" cublaslt:cublasLt:"$cuda"; do
+    IFS=: read -r module name number <<<"$library"
+    grep -rhoE 'fn (cu|nvrtc)[A-Za-z0-9_]+' "$(dirname "$manifest")/src/$module/sys" | cut -d ' ' -f 2 | sort -u |
+        sed 's/.*/void &(void) { __builtin_trap(); }/' >"$libraries/$name.c"
+    cc -shared -fPIC -w -Wl,-soname,"lib$name.so.$number" -o "$libraries/lib$name.so" "$libraries/$name.c"
+    ln -sf "lib$name.so" "$libraries/lib$name.so.$number"
+done
+built=$(cargo rustc --package warptile-candle --test gpu --message-format=json -- -L "native=$libraries" |
+    grep -o '"executable":"[^"]*"' | cut -d '"' -f 4)
+cp "$built" "$executable"
+# That it starts says that every name is there.
+LD_LIBRARY_PATH=$libraries "$executable" --list

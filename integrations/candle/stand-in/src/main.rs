@@ -1,0 +1,164 @@
+//! Every kind of call on candle's CUDA devices, where the driver is a stand-in: it records kernels instead of running them, and checks
+//! that what their parameters point to is alive, and in order with copies and fills on other streams. `run.sh` builds and runs it.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::thread;
+
+use candle_core::{DType, Device, Result, Tensor};
+use warptile_candle::{
+    Attention, flash_attn, flash_attn_varlen_alibi, flash_attn_windowed, write_to_pages,
+};
+
+// SAFETY: exports of warptile-fake-cuda, as it declares them.
+#[link(name = "warptile_fake_cuda")]
+unsafe extern "C" {
+    safe fn fake_set_compute_capability(major: c_int, minor: c_int);
+    safe fn fake_launch_count() -> usize;
+    safe fn fake_live(kind: c_int) -> usize;
+    safe fn fake_violation_count() -> usize;
+    fn fake_violation(index: usize, text: *mut c_char, len: usize);
+}
+
+/// Device memory, for `fake_live`.
+const DEVICE_MEMORY: c_int = 3;
+
+fn main() -> Result<()> {
+    // The one whose kernels draw tiles and share keys by a workspace.
+    fake_set_compute_capability(9, 0);
+    let default = Device::new_cuda(0)?;
+    let mut launches = calls(&default)?;
+    check("the default stream", launches);
+
+    let own = Device::new_cuda_with_stream(0)?;
+    launches += calls(&own)?;
+    check("a stream of one's own", launches);
+
+    // candle 0.11's default stream is another one on each thread.
+    let devices = [&default, &own];
+    let in_threads: Vec<Result<usize>> = thread::scope(|scope| {
+        let spawn = |number: usize| scope.spawn(move || calls(devices[number % 2]));
+        let threads: Vec<_> = (0..4).map(spawn).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("no panic");
+        threads.into_iter().map(join).collect()
+    });
+    for count in in_threads {
+        launches += count?;
+    }
+    check("four threads", launches);
+    Ok(())
+}
+
+/// Panics if the stand-in has seen something wrong, another number of kernels, or memory that was not given back.
+fn check(what: &str, launches: usize) {
+    for index in 0..fake_violation_count() {
+        let mut text = [0; 1000];
+        // SAFETY: the text is valid for its length, and ends with a NUL then.
+        let text = unsafe {
+            fake_violation(index, text.as_mut_ptr(), text.len());
+            CStr::from_ptr(text.as_ptr())
+        };
+        println!("{}", text.to_string_lossy());
+    }
+    println!(
+        "{what}: {} kernels, {} violations, {} allocations left",
+        fake_launch_count(),
+        fake_violation_count(),
+        fake_live(DEVICE_MEMORY)
+    );
+    assert_eq!(fake_violation_count(), 0);
+    assert_eq!(fake_launch_count(), launches);
+    assert_eq!(fake_live(DEVICE_MEMORY), 0);
+}
+
+/// Returns how many kernels the calls launch.
+fn calls(device: &Device) -> Result<usize> {
+    let zeros =
+        |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &Device::Cpu)?.to_device(device);
+    let list = |numbers: &[u32]| Tensor::new(numbers, device);
+    // A copy waits for what the tensor is computed from. The tensors are dropped before, while the kernel is queued.
+    let wait = |out: Tensor| out.to_device(&Device::Cpu).map(drop);
+    let mut launches = 0;
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        let out = {
+            let (q, k) = (
+                zeros(&[2, 40, 8, 64], dtype)?,
+                zeros(&[2, 90, 2, 64], dtype)?,
+            );
+            flash_attn(&q, &k, &k, 0.125, true)?;
+            Attention::new(0.125)
+                .causal()
+                .forward_with_lse(&q, &k, &k)?
+                .1
+        };
+        wait(out)?;
+        let out = {
+            let (q, k) = (
+                zeros(&[1, 1, 8, 128], dtype)?,
+                zeros(&[1, 8192, 2, 128], dtype)?,
+            );
+            flash_attn(&q, &k, &k, 0.125, true)? // CTAs share keys
+        };
+        wait(out)?;
+        let out = {
+            let q = zeros(&[2, 2048, 8, 64], dtype)?;
+            flash_attn_windowed(&q, &q, &q, 0.125, Some(100), Some(0))? // CTAs draw tiles
+        };
+        wait(out)?;
+        let slopes = zeros(&[8], DType::F32)?;
+        let out = {
+            let (q, k) = (zeros(&[30, 8, 64], dtype)?, zeros(&[50, 2, 64], dtype)?);
+            let (sq, sk) = (list(&[0, 10, 30])?, list(&[0, 25, 50])?);
+            flash_attn_varlen_alibi(&q, &k, &k, &slopes, &sq, &sk, 20, 25, 0.125, true)?
+        };
+        wait(out)?;
+        launches += 5;
+        let (k_pages, v_pages) = (
+            zeros(&[9, 16, 2, 64], dtype)?,
+            zeros(&[9, 16, 2, 64], dtype)?,
+        );
+        {
+            let (k, slots) = (
+                zeros(&[3, 2, 64], dtype)?,
+                Tensor::new(&[1_i64, -1, 40], device)?,
+            );
+            write_to_pages(&k, &k, &k_pages, &v_pages, &slots)?;
+        }
+        wait(k_pages)?;
+        launches += 1;
+        if dtype != DType::F32 {
+            let out = {
+                let (q, k) = (
+                    zeros(&[2, 1, 8, 64], dtype)?,
+                    zeros(&[9, 16, 2, 64], dtype)?,
+                );
+                let (table, lengths) =
+                    (list(&[0, 1, 2, 3, 4, 5])?.reshape((2, 3))?, list(&[40, 3])?);
+                Attention::new(0.125)
+                    .paged(&table, &lengths, 48)
+                    .sinks(&slopes)
+                    .forward(&q, &k, &k)?
+            };
+            wait(out)?;
+            launches += 1;
+        }
+    }
+    refuses_lists_without_memory(device)?;
+    Ok(launches)
+}
+
+/// One number repeated by a stride of 0 is not as many numbers in memory.
+fn refuses_lists_without_memory(device: &Device) -> Result<()> {
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F16, &Device::Cpu)?.to_device(device);
+    let (q, pages) = (zeros(&[2, 1, 8, 64])?, zeros(&[9, 16, 2, 64])?);
+    let table = Tensor::new(&[[0_u32], [1]], device)?;
+    let lengths = Tensor::new(&[3_u32], device)?.broadcast_as(2)?;
+    let result = Attention::new(0.125)
+        .paged(&table, &lengths, 16)
+        .forward(&q, &pages, &pages);
+    let error = result.map(drop).expect_err("no such list").to_string();
+    assert!(
+        error.starts_with("attention: key_lengths has stride 0"),
+        "{error}"
+    );
+    Ok(())
+}

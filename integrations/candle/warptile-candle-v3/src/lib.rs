@@ -1,0 +1,184 @@
+//! Fused attention for candle without nvcc: the functions of candle-flash-attn-v3 by their names and signatures, computed by
+//! [Warptile](https://github.com/warptile/warptile).
+//!
+//! A crate that uses candle-flash-attn-v3 changes one line of its manifest, and no line of its source:
+//!
+//! ```toml
+//! candle-flash-attn-v3 = { package = "warptile-candle-v3", version = "0.11.1" }
+//! ```
+//!
+//! They are the functions of [`warptile_candle`] with one more parameter. That crate says what is computed, where, and with which
+//! versions of candle. `use_gqa_packing` has no effect: Warptile chooses the kernel. Head sizes are 8 to 256 in steps of 8, where
+//! candle-flash-attn-v3 has 64, 128, 256 and 512.
+//!
+//! ```
+//! use candle_core::{Device, Tensor};
+//! use warptile_candle_v3::flash_attn;
+//!
+//! # fn main() -> candle_core::Result<()> {
+//! let q = Tensor::randn(0f32, 1., (2, 128, 8, 64), &Device::Cpu)?; // batch, length, heads, head size
+//! let out = flash_attn(&q, &q, &q, 0.125, true, false)?;
+//! assert_eq!(out.dims(), q.dims());
+//! # Ok(())
+//! # }
+//! ```
+
+use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Tensor};
+
+/// Attention between dense tensors as an operation of candle, for `Tensor::apply_op3`.
+///
+/// The fields are those of candle-flash-attn-v3's struct of this name.
+#[derive(Debug, Clone)]
+pub struct FlashAttn {
+    /// Factor of `q·k`.
+    pub softmax_scale: f32,
+    /// f32, one slope per query head.
+    pub alibi_slopes: Option<Tensor>,
+    /// Keys before the diagonal that a query sees; `None` for no limit.
+    pub window_size_left: Option<usize>,
+    /// Keys after the diagonal that a query sees; `None` for no limit.
+    pub window_size_right: Option<usize>,
+    /// Without effect.
+    pub use_gqa_packing: bool,
+}
+
+impl FlashAttn {
+    fn operation(&self) -> warptile_candle::FlashAttn {
+        warptile_candle::FlashAttn {
+            softmax_scale: self.softmax_scale,
+            alibi_slopes: self.alibi_slopes.clone(),
+            window_size_left: self.window_size_left,
+            window_size_right: self.window_size_right,
+            softcap: None,
+        }
+    }
+}
+
+impl CustomOp3 for FlashAttn {
+    fn name(&self) -> &'static str {
+        "flash-attn-v3"
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_l: &Layout,
+        k: &CpuStorage,
+        k_l: &Layout,
+        v: &CpuStorage,
+        v_l: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.operation().cpu_fwd(q, q_l, k, k_l, v, v_l)
+    }
+
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_l: &Layout,
+        k: &CudaStorage,
+        k_l: &Layout,
+        v: &CudaStorage,
+        v_l: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.operation().cuda_fwd(q, q_l, k, k_l, v, v_l)
+    }
+}
+
+/// Functions of `warptile_candle` with one more parameter at the end.
+macro_rules! with_gqa_packing {
+    ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),*);)*) => {
+        $(
+            $(#[$attribute])*
+            #[doc = concat!("[`warptile_candle::", stringify!($name), "`]; `use_gqa_packing` has no effect.")]
+            ///
+            /// # Errors
+            /// As that function.
+            pub fn $name($($argument: $type,)* use_gqa_packing: bool) -> Result<Tensor> {
+                let _ = use_gqa_packing;
+                warptile_candle::$name($($argument),*)
+            }
+        )*
+    };
+}
+
+with_gqa_packing! {
+    fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool);
+    fn flash_attn_windowed(
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        softmax_scale: f32,
+        window_size_left: Option<usize>,
+        window_size_right: Option<usize>
+    );
+    fn flash_attn_alibi(
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        alibi_slopes: &Tensor,
+        softmax_scale: f32,
+        causal: bool
+    );
+    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
+    fn flash_attn_alibi_windowed(
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        alibi_slopes: &Tensor,
+        softmax_scale: f32,
+        window_size_left: Option<usize>,
+        window_size_right: Option<usize>
+    );
+    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
+    fn flash_attn_varlen(
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        seqlens_q: &Tensor,
+        seqlens_k: &Tensor,
+        max_seqlen_q: usize,
+        max_seqlen_k: usize,
+        softmax_scale: f32,
+        causal: bool
+    );
+    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
+    fn flash_attn_varlen_windowed(
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        seqlens_q: &Tensor,
+        seqlens_k: &Tensor,
+        max_seqlen_q: usize,
+        max_seqlen_k: usize,
+        softmax_scale: f32,
+        window_size_left: Option<usize>,
+        window_size_right: Option<usize>
+    );
+    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
+    fn flash_attn_varlen_alibi(
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        alibi_slopes: &Tensor,
+        seqlens_q: &Tensor,
+        seqlens_k: &Tensor,
+        max_seqlen_q: usize,
+        max_seqlen_k: usize,
+        softmax_scale: f32,
+        causal: bool
+    );
+    #[expect(clippy::too_many_arguments, reason = "candle-flash-attn-v3's signature")]
+    fn flash_attn_varlen_alibi_windowed(
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        alibi_slopes: &Tensor,
+        seqlens_q: &Tensor,
+        seqlens_k: &Tensor,
+        max_seqlen_q: usize,
+        max_seqlen_k: usize,
+        softmax_scale: f32,
+        window_size_left: Option<usize>,
+        window_size_right: Option<usize>
+    );
+}

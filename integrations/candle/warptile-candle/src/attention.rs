@@ -1,0 +1,248 @@
+//! Attention with all its options, and the same as an operation of candle.
+
+use candle_core::op::BackpropOp;
+use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor};
+
+use crate::caller::Caller;
+use crate::{cpu, cuda};
+
+/// Attention with its options: what the functions of candle-flash-attn can do, and what they cannot.
+///
+/// Scores are `softmax_scale * q·k`, then the softcap, then the ALiBi slopes, then the mask. Masks are aligned bottom-right: the
+/// last query of a sequence is aligned with its last key. A query that sees no key gives 0.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use warptile_candle::Attention;
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let device = Device::Cpu; // or Device::new_cuda(0)?
+/// let q = Tensor::randn(0f32, 1., (2, 5, 8, 64), &device)?; // batch, length, heads, head size
+/// let k = Tensor::randn(0f32, 1., (2, 9, 2, 64), &device)?; // four query heads share a key/value head
+/// let (out, lse) = Attention::new(0.125).causal().forward_with_lse(&q, &k, &k)?;
+/// assert_eq!(out.dims(), [2, 5, 8, 64]);
+/// assert_eq!(lse.dims(), [2, 8, 5]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "options do nothing until `forward` is called"]
+pub struct Attention {
+    pub(crate) caller: Caller,
+    pub(crate) softmax_scale: f32,
+    pub(crate) window: [Option<usize>; 2],
+    pub(crate) softcap: Option<f32>,
+    pub(crate) alibi_slopes: Option<Tensor>,
+    pub(crate) sinks: Option<Tensor>,
+    pub(crate) queries: Queries,
+    pub(crate) keys: Keys,
+}
+
+/// How the queries lie.
+#[derive(Debug, Clone)]
+pub(crate) enum Queries {
+    /// `(batch, length, heads, head size)`.
+    Dense,
+    /// `(rows, heads, head size)`.
+    Packed(Packed),
+}
+
+/// How the keys and values lie.
+#[derive(Debug, Clone)]
+pub(crate) enum Keys {
+    /// `(batch, length, heads, head size)`.
+    Dense,
+    /// `(rows, heads, head size)`.
+    Packed(Packed),
+    /// `(pages, rows of a page, heads, head size)`.
+    Paged {
+        table: Tensor,
+        lengths: Tensor,
+        longest: usize,
+    },
+}
+
+/// Sequences one after the other.
+#[derive(Debug, Clone)]
+pub(crate) struct Packed {
+    pub(crate) offsets: Tensor,
+    pub(crate) longest: usize,
+}
+
+impl Attention {
+    /// Full attention between dense tensors, with this factor of `q·k`; usual is `1 / sqrt(head size)`.
+    pub fn new(softmax_scale: f32) -> Self {
+        Attention {
+            caller: Caller("attention"),
+            softmax_scale,
+            window: [None, None],
+            softcap: None,
+            alibi_slopes: None,
+            sinks: None,
+            queries: Queries::Dense,
+            keys: Keys::Dense,
+        }
+    }
+
+    /// No query sees a key after the diagonal.
+    pub fn causal(self) -> Self {
+        self.window(None, Some(0))
+    }
+
+    /// A query sees so many keys before and after the diagonal; `None` is no limit, and so is a number above the longest key
+    /// length. `(None, Some(0))` is causal.
+    pub fn window(mut self, left: Option<usize>, right: Option<usize>) -> Self {
+        self.window = [left, right];
+        self
+    }
+
+    /// Bounds the scores by `softcap * tanh(score / softcap)`; 0 is no bound.
+    pub fn softcap(mut self, softcap: f32) -> Self {
+        self.softcap = Some(softcap);
+        self
+    }
+
+    /// Subtracts `slope * distance` from the scores: f32, one slope per query head.
+    pub fn alibi_slopes(mut self, slopes: &Tensor) -> Self {
+        self.alibi_slopes = Some(slopes.clone());
+        self
+    }
+
+    /// One more logit per query head joins the softmax's denominator: f32, one per query head.
+    pub fn sinks(mut self, sinks: &Tensor) -> Self {
+        self.sinks = Some(sinks.clone());
+        self
+    }
+
+    /// The queries of different sequences lie one after the other: q is `(rows, heads, head size)`, and sequence `b` has the rows
+    /// from `seqlens_q[b]` to `seqlens_q[b + 1]`, at most `max_seqlen_q`. `seqlens_q` is u32 or i32, one entry more than there are
+    /// sequences, and on the device of q.
+    ///
+    /// On the CPU the entries are checked. On a GPU they are not, as that would wait for the device: longer sequences are cut
+    /// off, and rows outside the tensor are not used.
+    pub fn packed_queries(mut self, seqlens_q: &Tensor, max_seqlen_q: usize) -> Self {
+        self.queries = Queries::Packed(Packed {
+            offsets: seqlens_q.clone(),
+            longest: max_seqlen_q,
+        });
+        self
+    }
+
+    /// As [`packed_queries`](Self::packed_queries), of k and v.
+    pub fn packed_keys(mut self, seqlens_k: &Tensor, max_seqlen_k: usize) -> Self {
+        self.keys = Keys::Packed(Packed {
+            offsets: seqlens_k.clone(),
+            longest: max_seqlen_k,
+        });
+        self
+    }
+
+    /// Keys and values lie in pages: k and v are `(pages, rows of a page, heads, head size)`, with any strides whose last is 1.
+    /// Key `j` of sequence `b` is row `j % rows` of page `block_table[b][j / rows]`. `block_table` is `(sequences, pages of the
+    /// longest)` and `key_lengths` `(sequences)`, not cumulative: u32 or i32, on the device of q. No sequence has more than
+    /// `max_seqlen_k` keys. Without [`packed_queries`](Self::packed_queries), q is `(batch, length, heads, head size)`, as in a
+    /// decode step.
+    ///
+    /// On a GPU the numbers are not checked: pages that do not exist are replaced by some that do. A graph that captured the call
+    /// reads them anew at each replay.
+    pub fn paged(
+        mut self,
+        block_table: &Tensor,
+        key_lengths: &Tensor,
+        max_seqlen_k: usize,
+    ) -> Self {
+        self.keys = Keys::Paged {
+            table: block_table.clone(),
+            lengths: key_lengths.clone(),
+            longest: max_seqlen_k,
+        };
+        self
+    }
+
+    /// Computes attention. The output is contiguous and has the shape of q.
+    ///
+    /// # Errors
+    /// A message that names the argument and the rule it breaks; what the GPU's driver reports.
+    pub fn forward(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        q.apply_op3(k, v, self)
+    }
+
+    /// As [`forward`](Self::forward), with the log-sum-exp of each row's scores: f32, `(batch, heads, length)`, or `(heads, rows)`
+    /// of packed queries. Natural logarithm; minus infinity for a query that sees no key. No gradient flows through either.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_with_lse(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+        let ((q, q_l), (k, k_l), (v, v_l)) = (
+            q.storage_and_layout(),
+            k.storage_and_layout(),
+            v.storage_and_layout(),
+        );
+        let layouts = [q_l, k_l, v_l];
+        let (out, lse) = match (&*q, &*k, &*v) {
+            (Storage::Cpu(q), Storage::Cpu(k), Storage::Cpu(v)) => {
+                let (out, lse) = cpu::forward(self, [q, k, v], layouts, true)?;
+                (Storage::Cpu(out), lse.map(Storage::Cpu))
+            }
+            (Storage::Cuda(q), Storage::Cuda(k), Storage::Cuda(v)) => {
+                let (out, lse) = cuda::forward(self, [q, k, v], layouts, true)?;
+                (Storage::Cuda(out), lse.map(Storage::Cuda))
+            }
+            (q, k, v) => {
+                return Err(self.caller.broken(format!(
+                    "q is on {:?}, k on {:?} and v on {:?}; all must be on the CPU or on one NVIDIA GPU",
+                    q.device().location(),
+                    k.device().location(),
+                    v.device().location()
+                )));
+            }
+        };
+        let lse_shape = match *q_l.dims() {
+            [batch, length, heads, _] => Shape::from((batch, heads, length)),
+            [rows, heads, _] => Shape::from((heads, rows)),
+            _ => return Err(self.caller.broken("q has no rows")),
+        };
+        let tensor =
+            |storage, shape| Tensor::from_storage(storage, shape, BackpropOp::none(), false);
+        let lse = lse.ok_or_else(|| self.caller.broken("the lse was not computed"))?;
+        Ok((tensor(out, q_l.shape().clone()), tensor(lse, lse_shape)))
+    }
+
+    /// Under this name in messages.
+    pub(crate) fn named(mut self, name: &'static str) -> Self {
+        self.caller = Caller(name);
+        self
+    }
+}
+
+impl CustomOp3 for Attention {
+    fn name(&self) -> &'static str {
+        self.caller.0
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_l: &Layout,
+        k: &CpuStorage,
+        k_l: &Layout,
+        v: &CpuStorage,
+        v_l: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (out, _) = cpu::forward(self, [q, k, v], [q_l, k_l, v_l], false)?;
+        Ok((out, q_l.shape().clone()))
+    }
+
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_l: &Layout,
+        k: &CudaStorage,
+        k_l: &Layout,
+        v: &CudaStorage,
+        v_l: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let (out, _) = cuda::forward(self, [q, k, v], [q_l, k_l, v_l], false)?;
+        Ok((out, q_l.shape().clone()))
+    }
+}

@@ -1,0 +1,221 @@
+//! New keys and values written into pages.
+
+use std::cell::RefCell;
+
+use candle_core::{CpuStorage, CudaStorage, DType, InplaceOp1, Layout, Result, Storage, Tensor};
+use warptile::{Append, AppendBuilder, ElementType};
+
+use crate::caller::Caller;
+use crate::{cpu, cuda};
+
+pub(crate) const CALLER: Caller = Caller("write-to-pages");
+
+/// Writes new keys and values into the pages of a cache, in place, as vLLM's `reshape_and_cache_flash` does.
+///
+/// - `k`, `v`: `(tokens, heads, head size)`, f16, bf16 or f32.
+/// - `k_pages`, `v_pages`: `(pages, page rows, heads, head size)`, with any strides whose last is 1. They may be parts of one tensor.
+/// - `slots`: i64 `(tokens)`. Token `i` goes to row `slots[i] % page rows` of page `slots[i] / page rows`; one with -1, or with any
+///   other slot that does not exist, goes nowhere.
+///
+/// The result is what [`Attention::paged`](crate::Attention::paged) reads. On a GPU it is one launch on the stream of the pages' device;
+/// a graph that captured it reads the slots anew at each replay.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use warptile_candle::{Attention, write_to_pages};
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let device = Device::Cpu; // or Device::new_cuda(0)?
+/// let pages = Tensor::zeros((2, 32, 16, 4, 64), candle_core::DType::F32, &device)?; // keys and values of 32 pages
+/// let (k_pages, v_pages) = (pages.get(0)?, pages.get(1)?);
+/// let k = Tensor::randn(0f32, 1., (3, 4, 64), &device)?;
+/// // Three tokens of one sequence, whose first page is page 7.
+/// write_to_pages(&k, &k, &k_pages, &v_pages, &Tensor::new(&[112i64, 113, 114], &device)?)?;
+/// let q = Tensor::randn(0f32, 1., (1, 1, 8, 64), &device)?;
+/// let table = Tensor::new(&[[7u32]], &device)?;
+/// let out = Attention::new(0.125).paged(&table, &Tensor::new(&[3u32], &device)?, 16).forward(&q, &k_pages, &v_pages)?;
+/// assert_eq!(out.dims(), q.dims());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// A message that names the argument and the rule it breaks; what the GPU's driver reports.
+pub fn write_to_pages(
+    k: &Tensor,
+    v: &Tensor,
+    k_pages: &Tensor,
+    v_pages: &Tensor,
+    slots: &Tensor,
+) -> Result<()> {
+    let write = Write {
+        new: [k, v],
+        pages: [k_pages, v_pages],
+        slots,
+    };
+    write.check()?;
+    for (name, tensor) in [("k", k), ("v", v), ("slots", slots)] {
+        if write.pages.iter().any(|pages| shares_memory(tensor, pages)) {
+            return Err(CALLER.broken(format_args!(
+                "{name} is a part of the tensor that it would be written to; copy it"
+            )));
+        }
+    }
+    let together = shares_memory(k_pages, v_pages);
+    let write = &write;
+    k_pages.inplace_op1(&Keys { write, together })
+}
+
+/// What is written where.
+pub(crate) struct Write<'a> {
+    pub(crate) new: [&'a Tensor; 2],
+    pub(crate) pages: [&'a Tensor; 2],
+    pub(crate) slots: &'a Tensor,
+}
+
+/// The memory of the pages.
+pub(crate) enum Pages<'a, S> {
+    /// Keys, values.
+    Apart(&'a mut S, &'a mut S),
+    /// Both in one tensor.
+    Together(&'a mut S),
+}
+
+impl Write<'_> {
+    fn check(&self) -> Result<()> {
+        let place = self.pages[0].device().location();
+        let others = [
+            ("v_pages", self.pages[1]),
+            ("k", self.new[0]),
+            ("v", self.new[1]),
+            ("slots", self.slots),
+        ];
+        for (name, tensor) in others {
+            CALLER.check_place(name, tensor, "k_pages", &place)?;
+        }
+        CALLER.check_type("slots", self.slots, &[DType::I64])?;
+        let tokens = self.new[0].dims().first().copied().unwrap_or(0);
+        CALLER.check_shape("slots", self.slots, &[tokens], "one entry per row of k")
+    }
+
+    /// What is written, but for where the slots are.
+    pub(crate) fn describe(&self) -> Result<Described> {
+        let [k, v] = self.new;
+        let [k_pages, v_pages] = self.pages;
+        let first = ("k_pages", k_pages.dtype());
+        CALLER.element([first, ("v_pages", v_pages.dtype()), ("k", k.dtype())])?;
+        let element = CALLER.element([first, ("k", k.dtype()), ("v", v.dtype())])?;
+        let rule = "(pages, page rows, heads, head size)";
+        Ok(Described {
+            element,
+            new: [
+                CALLER.packed("k", k.layout())?,
+                CALLER.packed("v", v.layout())?,
+            ],
+            pages: [
+                CALLER.dense("k_pages", k_pages.layout(), rule)?,
+                CALLER.dense("v_pages", v_pages.layout(), rule)?,
+            ],
+        })
+    }
+
+    /// How far the values begin after the keys in a tensor of both.
+    pub(crate) fn values_at(&self) -> Result<usize> {
+        let [k, v] = self.pages.map(|pages| pages.layout().start_offset());
+        v.checked_sub(k).ok_or_else(|| {
+            CALLER.broken(
+                "v_pages begins before k_pages in the tensor that both are parts of; swap them",
+            )
+        })
+    }
+}
+
+/// The tensors of a write in warptile's words.
+pub(crate) struct Described {
+    pub(crate) element: ElementType,
+    new: [warptile::Layout; 2],
+    pub(crate) pages: [warptile::Layout; 2],
+}
+
+impl Described {
+    pub(crate) fn builder<'a>(&self) -> AppendBuilder<'a> {
+        let [k, v] = &self.new;
+        let [k_pages, v_pages] = &self.pages;
+        Append::builder(self.element, [k, v], [k_pages, v_pages])
+    }
+}
+
+/// Whether two tensors are parts of one.
+fn shares_memory(a: &Tensor, b: &Tensor) -> bool {
+    let ((a, _), (b, _)) = (a.storage_and_layout(), b.storage_and_layout());
+    std::ptr::eq::<Storage>(&*a, &*b)
+}
+
+/// On the pages of keys, and of values if those are in the same tensor.
+struct Keys<'a> {
+    write: &'a Write<'a>,
+    together: bool,
+}
+
+impl InplaceOp1 for Keys<'_> {
+    fn name(&self) -> &'static str {
+        CALLER.0
+    }
+
+    fn cpu_fwd(&self, keys: &mut CpuStorage, _: &Layout) -> Result<()> {
+        match self.together {
+            true => cpu::write(self.write, Pages::Together(keys)),
+            false => self.write.pages[1].inplace_op1(&Values::beside(keys, self.write)),
+        }
+    }
+
+    fn cuda_fwd(&self, keys: &mut CudaStorage, _: &Layout) -> Result<()> {
+        match self.together {
+            true => cuda::write(self.write, Pages::Together(keys)),
+            false => self.write.pages[1].inplace_op1(&Values::beside(keys, self.write)),
+        }
+    }
+}
+
+/// On the pages of values, with those of keys at hand.
+struct Values<'a, S> {
+    write: &'a Write<'a>,
+    keys: RefCell<&'a mut S>,
+}
+
+impl<'a, S> Values<'a, S> {
+    fn beside(keys: &'a mut S, write: &'a Write<'a>) -> Self {
+        let keys = RefCell::new(keys);
+        Values { write, keys }
+    }
+}
+
+impl InplaceOp1 for Values<'_, CpuStorage> {
+    fn name(&self) -> &'static str {
+        CALLER.0
+    }
+
+    fn cpu_fwd(&self, values: &mut CpuStorage, _: &Layout) -> Result<()> {
+        cpu::write(
+            self.write,
+            Pages::Apart(&mut self.keys.borrow_mut(), values),
+        )
+    }
+}
+
+impl InplaceOp1 for Values<'_, CudaStorage> {
+    fn name(&self) -> &'static str {
+        CALLER.0
+    }
+
+    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
+        Err(CALLER.broken("v_pages is on the CPU, but k_pages is on a GPU"))
+    }
+
+    fn cuda_fwd(&self, values: &mut CudaStorage, _: &Layout) -> Result<()> {
+        cuda::write(
+            self.write,
+            Pages::Apart(&mut self.keys.borrow_mut(), values),
+        )
+    }
+}

@@ -1,0 +1,37 @@
+//! Lengths of sequences from where each begins.
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::attention::Attention;
+use crate::cpu::numbers;
+
+/// The differences of neighbours in `seqlens_k`, on its device.
+pub(crate) fn key_lengths(attention: &Attention, seqlens_k: &Tensor) -> Result<Tensor> {
+    let sequences = match (seqlens_k.dims(), seqlens_k.dtype()) {
+        (&[entries], DType::U32 | DType::I32) if entries >= 2 => entries - 1,
+        (dims, dtype) => {
+            return Err(attention.caller.broken(format_args!(
+                "seqlens_k has shape {dims:?} and dtype {}, but must be (sequences + 1), of at least one sequence, u32 or i32",
+                dtype.as_str()
+            )));
+        }
+    };
+    if !seqlens_k.device().is_cpu() {
+        // Not read here, as that would wait for the device.
+        return seqlens_k.narrow(0, 1, sequences)? - seqlens_k.narrow(0, 0, sequences)?;
+    }
+    let ends = numbers(attention, "seqlens_k", seqlens_k)?;
+    let length = |(index, pair): (usize, &[i32])| {
+        let length = i64::from(pair[1]) - i64::from(pair[0]);
+        u32::try_from(length).map_err(|_| {
+            attention.caller.broken(format_args!(
+                "seqlens_k[{}] is {}, less than the entry before it ({}); entries must not decrease",
+                index + 1,
+                pair[1],
+                pair[0]
+            ))
+        })
+    };
+    let lengths: Result<Vec<u32>> = ends.windows(2).enumerate().map(length).collect();
+    Tensor::new(lengths?, seqlens_k.device())
+}

@@ -1,0 +1,68 @@
+//! Fused attention for candle without nvcc: the functions of candle-flash-attn by their names and signatures, computed by
+//! [Warptile](https://github.com/warptile/warptile). It compiles in seconds, because the CUDA kernels are compiled already.
+//!
+//! A crate that uses candle-flash-attn changes one line of its manifest, and no line of its source:
+//!
+//! ```toml
+//! candle-flash-attn = { package = "warptile-candle", version = "0.11.1" }
+//! ```
+//!
+//! The first two numbers of a version are those of the candle-core that it works with: 0.9.2 for 0.9, 0.10 and 0.11 likewise.
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor};
+//! use warptile_candle::flash_attn;
+//!
+//! # fn main() -> candle_core::Result<()> {
+//! let device = Device::cuda_if_available(0)?;
+//! let q = Tensor::randn(0f32, 1., (2, 128, 8, 64), &device)?.to_dtype(DType::F16)?; // batch, length, heads, head size
+//! let k = Tensor::randn(0f32, 1., (2, 300, 2, 64), &device)?.to_dtype(DType::F16)?; // four query heads share a key/value head
+//! let out = flash_attn(&q, &k, &k, 0.125, true)?;
+//! assert_eq!(out.dims(), q.dims());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it computes
+//!
+//! - f16, bf16 and f32; head sizes 8 to 256 in steps of 8. On NVIDIA GPUs from compute capability 8.0 on, and on the CPU.
+//! - The results of candle-flash-attn but for rounding: causal masks and windows aligned bottom-right, softcap, ALiBi, grouped heads,
+//!   packed sequences, and keys and values in pages of 1 to 256 rows. A query that sees no key gives 0.
+//! - [`Attention`] has options that candle-flash-attn lacks: the log-sum-exp of each row, attention sinks, and pages whose key
+//!   lengths a captured graph reads anew at each replay. [`write_to_pages`] writes new keys and values into such pages.
+//!
+//! Not supported: head sizes above 256, and the `mm_prefix_ranges` of [`flash_attn_varlen_paged_windowed`]. Both are errors. There is
+//! no backward pass, as in candle-flash-attn.
+//!
+//! # On a GPU
+//!
+//! - A call launches on the stream of q's device, whichever that is, from any thread, and waits for nothing. What it needs beside its
+//!   tensors is allocated on that stream, as candle allocates its results.
+//! - It may be part of a capture on a stream of one's own (`Device::new_cuda_with_stream`). Make the same call once before, so that
+//!   its kernel is loaded.
+//! - Lengths and page numbers are read by the kernels, which clamp them. On the CPU bad ones are errors.
+//! - The feature `cuda`, on by default, turns on candle's; without it, tensors on the CPU are all there is, and no CUDA is needed.
+
+mod attention;
+mod cache;
+mod caller;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_cuda.rs"]
+mod cuda;
+mod describe;
+mod flash_attn;
+mod key_lengths;
+#[cfg(any(test, feature = "cuda"))]
+mod open;
+
+pub use attention::Attention;
+pub use cache::write_to_pages;
+pub use flash_attn::{
+    FlashAttn, flash_attn, flash_attn_alibi, flash_attn_alibi_windowed,
+    flash_attn_alibi_windowed_softcap, flash_attn_varlen, flash_attn_varlen_alibi,
+    flash_attn_varlen_alibi_windowed, flash_attn_varlen_alibi_windowed_softcap,
+    flash_attn_varlen_paged_windowed, flash_attn_varlen_windowed, flash_attn_windowed,
+};

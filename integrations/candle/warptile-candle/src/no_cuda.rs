@@ -1,0 +1,28 @@
+//! Where `cuda` would be: this build has no GPU in it.
+
+use candle_core::{CudaStorage, Error, Layout, Result};
+
+use crate::attention::Attention;
+use crate::cache::{CALLER, Pages, Write};
+use crate::caller::Caller;
+
+/// An error.
+pub(crate) fn forward(
+    attention: &Attention,
+    _: [&CudaStorage; 3],
+    _: [&Layout; 3],
+    _: bool,
+) -> Result<(CudaStorage, Option<CudaStorage>)> {
+    Err(absent(attention.caller))
+}
+
+/// An error.
+pub(crate) fn write(_: &Write<'_>, _: Pages<'_, CudaStorage>) -> Result<()> {
+    Err(absent(CALLER))
+}
+
+fn absent(caller: Caller) -> Error {
+    caller.broken(
+        "the tensors are on a GPU, but warptile-candle was built without its feature `cuda`",
+    )
+}

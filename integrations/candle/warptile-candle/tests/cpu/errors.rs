@@ -1,0 +1,301 @@
+//! Bad input: an error that names the argument and the rule.
+
+#[cfg(not(feature = "cuda"))]
+use candle_core::CustomOp3;
+use candle_core::{DType, Device, Result, Tensor};
+use warptile_candle::{
+    Attention, flash_attn, flash_attn_alibi, flash_attn_alibi_windowed_softcap, flash_attn_varlen,
+    flash_attn_varlen_paged_windowed,
+};
+
+fn tensor(dims: &[usize], dtype: DType) -> Tensor {
+    Tensor::zeros(dims, dtype, &Device::Cpu).unwrap()
+}
+
+fn list(numbers: &[u32]) -> Tensor {
+    Tensor::new(numbers, &Device::Cpu).unwrap()
+}
+
+#[track_caller]
+fn expect(result: Result<Tensor>, message: &str) {
+    let error = result
+        .map(|tensor| tensor.shape().clone())
+        .unwrap_err()
+        .to_string();
+    assert!(error.starts_with(message), "{error}\nexpected {message}");
+}
+
+#[test]
+fn dense_tensors() {
+    let f16 = DType::F16;
+    let q = tensor(&[2, 5, 4, 64], f16);
+    let k = tensor(&[2, 9, 2, 64], f16);
+    let cases: [(Tensor, Tensor, Tensor, &str); 10] = [
+        (
+            tensor(&[5, 4, 64], f16),
+            k.clone(),
+            k.clone(),
+            "flash-attn: q has shape [5, 4, 64], but must be (batch, length, heads, head size)",
+        ),
+        (
+            q.clone(),
+            tensor(&[9, 2, 64], f16),
+            k.clone(),
+            "flash-attn: k has shape [9, 2, 64], but must be (batch, length, heads, head size)",
+        ),
+        (
+            q.clone(),
+            k.clone(),
+            tensor(&[2, 8, 2, 64], f16),
+            "flash-attn: v has length 8, but k has 9",
+        ),
+        (
+            q.clone(),
+            tensor(&[3, 9, 2, 64], f16),
+            tensor(&[3, 9, 2, 64], f16),
+            "flash-attn: k has batch 3, but q has 2",
+        ),
+        (
+            q.clone(),
+            tensor(&[2, 9, 2, 32], f16),
+            tensor(&[2, 9, 2, 32], f16),
+            "flash-attn: k has head size 32, but q has 64",
+        ),
+        (
+            q.clone(),
+            tensor(&[2, 9, 3, 64], f16),
+            tensor(&[2, 9, 3, 64], f16),
+            "flash-attn: q has 4 heads and k has 3",
+        ),
+        (
+            tensor(&[2, 5, 4, 64], DType::F64),
+            k.clone(),
+            k.clone(),
+            "flash-attn: q has dtype f64, but must be f16, bf16 or f32",
+        ),
+        (
+            q.clone(),
+            k.clone(),
+            k.to_dtype(DType::F32).unwrap(),
+            "flash-attn: v has dtype f32, but q has f16; both must be the same",
+        ),
+        (
+            tensor(&[2, 5, 4, 512], f16),
+            tensor(&[2, 9, 2, 512], f16),
+            tensor(&[2, 9, 2, 512], f16),
+            "flash-attn: q has head size 512",
+        ),
+        (
+            q.clone(),
+            tensor(&[2, 9, 64, 2], f16).transpose(2, 3).unwrap(),
+            k.clone(),
+            "flash-attn: k has stride 2 in its last dimension, which must be contiguous",
+        ),
+    ];
+    for (q, k, v, message) in cases {
+        expect(flash_attn(&q, &k, &v, 0.125, true), message);
+    }
+    expect(
+        flash_attn(&q, &k, &k, f32::NAN, false),
+        "flash-attn: softmax_scale is NaN, but must be a finite number",
+    );
+    expect(
+        flash_attn_alibi_windowed_softcap(&q, &k, &k, None, 1.0, None, None, -3.0),
+        "flash-attn: softcap is -3, but must be finite and greater than 0",
+    );
+}
+
+#[test]
+fn one_number_per_head() {
+    let (q, k) = (
+        tensor(&[2, 5, 4, 64], DType::F16),
+        tensor(&[2, 9, 2, 64], DType::F16),
+    );
+    let device = &Device::Cpu;
+    expect(
+        flash_attn_alibi(&q, &k, &k, &tensor(&[3], DType::F32), 0.125, true),
+        "flash-attn: alibi_slopes has shape [3], but must be [4]: one entry per query head",
+    );
+    expect(
+        flash_attn_alibi(&q, &k, &k, &tensor(&[4], DType::F16), 0.125, true),
+        "flash-attn: alibi_slopes has dtype f16, but must be f32",
+    );
+    let infinite = Tensor::new(&[0.0, 1.0, f32::INFINITY, 0.0], device).unwrap();
+    expect(
+        flash_attn_alibi(&q, &k, &k, &infinite, 0.125, true),
+        "flash-attn: alibi_slopes is inf, but must be a finite number",
+    );
+    expect(
+        Attention::new(1.0)
+            .sinks(&tensor(&[4, 1], DType::F32))
+            .forward(&q, &k, &k),
+        "attention: sinks has shape [4, 1], but must be [4]: one entry per query head",
+    );
+}
+
+#[test]
+fn lengths_of_packed_sequences() {
+    let (q, k) = (
+        tensor(&[5, 4, 64], DType::F16),
+        tensor(&[9, 2, 64], DType::F16),
+    );
+    let (good_q, good_k) = (list(&[0, 2, 5]), list(&[0, 4, 9]));
+    let cases = [
+        (
+            list(&[0]),
+            good_k.clone(),
+            "seqlens_q has shape [1], but must be (sequences + 1)",
+        ),
+        (
+            good_q.to_dtype(DType::F32).unwrap(),
+            good_k.clone(),
+            "seqlens_q has dtype f32, but must be u32 or i32",
+        ),
+        (
+            good_q.clone(),
+            list(&[0, 4, 9, 9]),
+            "seqlens_k has shape [4], but must be [3]",
+        ),
+        (
+            good_q.clone(),
+            list(&[0, 4, 10]),
+            "seqlens_k[2] is 10, but the tensor has only 9 rows",
+        ),
+        (
+            list(&[0, 3, 2]),
+            good_k.clone(),
+            "seqlens_q[2] is 2, less than the offset before it (3)",
+        ),
+        (
+            list(&[1, 3, 5]),
+            good_k.clone(),
+            "seqlens_q[0] is 1; the first sequence must start at row 0",
+        ),
+        (
+            good_q.clone(),
+            list(&[0, 4, 3_000_000_000]),
+            "seqlens_k[2] is 3000000000, above 2^31 - 1",
+        ),
+        (
+            list(&[0, 4, 5]),
+            good_k.clone(),
+            "max_seqlen_q is 3, but a sequence has 4 rows of q",
+        ),
+        (
+            good_q.clone(),
+            list(&[0, 3, 9]),
+            "max_seqlen_k is 5, but a sequence has 6 rows of k",
+        ),
+    ];
+    for (sq, sk, message) in cases {
+        let found = flash_attn_varlen(&q, &k, &k, &sq, &sk, 3, 5, 0.125, true);
+        expect(found, &format!("flash-attn-varlen: {message}"));
+    }
+    let dense = tensor(&[1, 5, 4, 64], DType::F16);
+    expect(
+        flash_attn_varlen(&dense, &k, &k, &good_q, &good_k, 3, 5, 0.125, true),
+        "flash-attn-varlen: q has shape [1, 5, 4, 64], but must be (rows, heads, head size)",
+    );
+    // i32 is as good.
+    let signed = good_q.to_dtype(DType::I32).unwrap();
+    flash_attn_varlen(&q, &k, &k, &signed, &good_k, 3, 5, 0.125, true).unwrap();
+}
+
+#[test]
+fn keys_in_pages() {
+    let (q, k) = (
+        tensor(&[5, 4, 64], DType::F16),
+        tensor(&[3, 16, 2, 64], DType::F16),
+    );
+    let table = Tensor::new(&[[0_u32, 1], [2, 0]], &Device::Cpu).unwrap();
+    let (sq, sk) = (list(&[0, 2, 5]), list(&[0, 17, 33]));
+    let call = |k: &Tensor,
+                sk: &Tensor,
+                table: &Tensor,
+                ranges: Option<&Tensor>,
+                rows: usize,
+                longest: usize| {
+        flash_attn_varlen_paged_windowed(
+            &q,
+            k,
+            k,
+            &sq,
+            sk,
+            table,
+            ranges,
+            3,
+            longest,
+            0.125,
+            None,
+            Some(0),
+            rows,
+            None,
+        )
+    };
+    call(&k, &sk, &table, None, 16, 17).unwrap();
+    let named = |message: &str| format!("flash-attn-varlen: {message}");
+    expect(
+        call(
+            &k,
+            &sk,
+            &table,
+            Some(&tensor(&[2, 1, 2], DType::I32)),
+            16,
+            17,
+        ),
+        &named(
+            "mm_prefix_ranges is given, but ranges of keys that bypass the mask are not supported",
+        ),
+    );
+    expect(
+        call(&k, &sk, &table, None, 32, 17),
+        &named("page_block_size is 32, but k has shape [3, 16, 2, 64]"),
+    );
+    expect(
+        call(&k, &list(&[0, 17, 8]), &table, None, 16, 17),
+        &named("seqlens_k[2] is 8, less than the entry before it (17)"),
+    );
+    expect(
+        call(&k, &list(&[0]), &table, None, 16, 17),
+        &named("seqlens_k has shape [1] and dtype u32, but must be (sequences + 1)"),
+    );
+    expect(
+        call(&k, &sk, &table.narrow(0, 0, 1).unwrap(), None, 16, 17),
+        &named("block_table has shape [1, 2], but must be (2 sequences, pages of the longest)"),
+    );
+    let absent = Tensor::new(&[[0_u32, 3], [2, 0]], &Device::Cpu).unwrap();
+    expect(
+        call(&k, &sk, &absent, None, 16, 17),
+        &named("block_table[1] is 3, but k has 3 pages"),
+    );
+    expect(
+        call(&k, &sk, &table, None, 16, 16),
+        &named("max_seqlen_k is 16, but a sequence has 17 rows of k"),
+    );
+    let large = tensor(&[3, 512, 2, 64], DType::F16);
+    expect(
+        call(&large, &sk, &table, None, 512, 17),
+        &named("k has pages of 512 rows; a page has 1 to 256"),
+    );
+}
+
+/// As with candle-flash-attn: what has to be differentiated says so.
+#[test]
+fn gradients_are_refused() {
+    let q = candle_core::Var::from_tensor(&tensor(&[1, 5, 4, 64], DType::F32)).unwrap();
+    let out = flash_attn(&q, &q, &q, 0.125, true).unwrap();
+    let error = out.sum_all().unwrap().backward().unwrap_err().to_string();
+    assert!(error.contains("flash-attn"), "{error}");
+}
+
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_gpu_without_the_feature() {
+    let storage = candle_core::CudaStorage;
+    let layout = candle_core::Layout::contiguous((1, 5, 4, 64));
+    let operation = Attention::new(0.125);
+    let result = operation.cuda_fwd(&storage, &layout, &storage, &layout, &storage, &layout);
+    let error = result.map(|_| ()).unwrap_err().to_string();
+    let message = "attention: the tensors are on a GPU, but warptile-candle was built without its feature `cuda`";
+    assert!(error.starts_with(message), "{error}");
+}

@@ -1,0 +1,8 @@
+//! On the CPU, against candle's own operations.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod errors;
+mod random;
+mod signatures;
+mod writes;

@@ -1,0 +1,40 @@
+//! Random problems by every function that takes them.
+
+use candle_core::{DType, Device, Result, Tensor};
+use quickcheck::quickcheck;
+use warptile_candle::flash_attn_windowed;
+
+use crate::common::calls::{dense, packed, paged, repeated_heads};
+use crate::common::draw::Problem;
+
+quickcheck! {
+    fn dense_tensors(problem: Problem) -> bool {
+        dense(&problem, &Device::Cpu).map_err(|error| panic!("{error}")).is_ok()
+    }
+
+    fn packed_sequences(problem: Problem) -> bool {
+        packed(&problem, &Device::Cpu).map_err(|error| panic!("{error}")).is_ok()
+    }
+
+    fn keys_in_pages(problem: Problem) -> bool {
+        paged(&problem, &Device::Cpu, true).map_err(|error| panic!("{error}")).is_ok()
+    }
+}
+
+#[test]
+fn heads_repeated_by_a_stride_of_0() -> Result<()> {
+    repeated_heads(&Device::Cpu)
+}
+
+/// A window as wide as the keys hides some from the first of many queries; a wider one is no limit, as in candle-flash-attn.
+#[test]
+fn windows_wider_than_the_keys() -> Result<()> {
+    let q = Tensor::randn(0_f32, 1.0, (1, 9, 1, 8), &Device::Cpu)?;
+    let k = Tensor::ones((1, 3, 1, 8), DType::F32, &Device::Cpu)?;
+    let first = |right: usize| {
+        let out = flash_attn_windowed(&q, &k, &k, 1.0, None, Some(right))?;
+        out.flatten_all()?.get(0)?.to_scalar::<f32>()
+    };
+    assert_eq!((first(3)?, first(4)?), (0.0, 1.0));
+    Ok(())
+}

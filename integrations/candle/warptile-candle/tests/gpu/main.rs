@@ -1,0 +1,11 @@
+//! On a GPU, on candle's streams, against candle's own operations on the CPU.
+//!
+//! `cargo test -p warptile-candle --test gpu -- --include-ignored` on a machine with an NVIDIA GPU, its driver, cuBLAS and cuRAND.
+//! candle's own kernels are not needed, but for one test.
+
+mod captures;
+#[path = "../common/mod.rs"]
+mod common;
+mod problems;
+mod threads;
+mod writes;
