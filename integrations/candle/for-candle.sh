@@ -21,7 +21,7 @@ ours=$(sed -n 's/^version = "\(.*\)"/\1/p' "$here/Cargo.toml" | head -1)
 mkdir -p "$directory"
 for part in .cargo Cargo.toml candle-kernels stand-in warptile-candle warptile-candle-v3; do
     rm -rf "${directory:?}/$part"
-    cp -r "$here/$part" "$directory/$part"
+    cp -rL "$here/$part" "$directory/$part"
 done
 rm -f "$directory/Cargo.lock"
 # Quoted numbers are versions in manifests, and in what the documentation says that a manifest should have.
