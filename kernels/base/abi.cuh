@@ -4,7 +4,7 @@
 namespace warptile {
 
 constexpr int WINDOW_UNLIMITED = 1073741824;
-constexpr int RAGGED = 1, RAGGED_KEYS = 2;
+constexpr int RAGGED = 1, RAGGED_KEYS = 2, READ_AHEAD = 4;
 constexpr unsigned RECORD_MAGIC = 0x57545232;
 
 // What an image's record says it can do.
@@ -45,7 +45,7 @@ struct Sequences {
     int key_len; // Most keys of a sequence; dense without lengths: of each.
     int query_rows; // Rows of q and out in a batch entry; packed: in all.
     int key_rows; // Rows of k and v in a batch entry; packed: in all.
-    int ragged; // [`RAGGED`] and [`RAGGED_KEYS`], as the pointers have it: one word is asked for sooner than four.
+    int ragged; // [`RAGGED`], [`RAGGED_KEYS`] and [`READ_AHEAD`], as the pointers have it: one word is asked for sooner than five.
     const int* query_offsets; // [batch + 1] first rows of packed queries; null: dense.
     const int* key_offsets; // [batch + 1] first rows of packed keys and values; null: dense.
     const int* query_lengths; // [batch] rows in use of each sequence of queries; null: all.
@@ -54,14 +54,16 @@ struct Sequences {
 static_assert(sizeof(Sequences) == 56);
 
 // Pages of keys and values that a table gives to sequences. Nobody has validated what lies on the device: kernels clamp numbers of
-// pages to `count`, and read no entry past a sequence's last key.
+// pages to `count`, and read no entry past a sequence's last key, or past the last key that it had before the launch ahead.
 struct Pages {
     const int* table; // [batch][...] numbers of pages; null: not paged.
     long long table_row; // Entries between the rows of the table.
     int rows; // Keys a page.
     int count; // Pages.
+    unsigned rows_inverse; // 2^31 / rows times 2^rows_log, rounded up: see [`Pages::of`].
+    int rows_log; // The least with 2^rows_log >= rows.
 };
-static_assert(sizeof(Pages) == 24);
+static_assert(sizeof(Pages) == 32);
 
 // From a dot product to a score, and which scores count: scale, softcap, ALiBi, bias, then mask.
 struct Scoring {
@@ -94,10 +96,10 @@ struct Work {
     float* partials; // Outputs, maxima and sums of the parts of tiles that several CTAs share.
     int tiles; // Tiles in all: query_tiles * heads, and * batch unless the queries are packed.
     int query_tiles; // Tiles of a head: of one batch entry, or of all packed queries.
-    int heads_at_once; // Heads whose tiles are interleaved: of all batch entries together, or of the packed queries. Where CTAs share keys: key/value heads that are read side by side, a divisor of them and of the grid. At least 1.
+    int heads_at_once; // Heads whose tiles are interleaved: of all batch entries together, or of the packed queries. At least 1.
     int splits; // Ranges that the keys of a tile are split into; 1 or 0: none.
     int keys_per_split; // Keys of a range, a power of two. 0: CTAs share the keys evenly.
-    int padding; // Unused.
+    int side_by_side; // Where CTAs share keys: key/value heads that are read at the same time, a divisor of them and of the grid. At least 1.
 };
 static_assert(sizeof(Work) == 48);
 
@@ -120,7 +122,7 @@ struct Forward {
     long long lse_batch; // Elements of the lse between batch entries; 0 for packed queries.
     long long lse_head; // Elements of the lse between heads; its rows are contiguous.
 };
-static_assert(sizeof(Forward) == 424);
+static_assert(sizeof(Forward) == 432);
 
 // A tensor map as cuTensorMapEncodeTiled fills it in; only the copy engine reads it.
 struct alignas(64) TensorMap {
@@ -136,7 +138,7 @@ struct alignas(64) ForwardTma {
     TensorMap k_map; // Keys.
     TensorMap v_map; // Values.
     Forward forward; // Everything else.
-    int padding[6]; // Unused.
+    int padding[4]; // Unused.
 };
 static_assert(sizeof(ForwardTma) == 832);
 
@@ -164,7 +166,7 @@ static_assert(sizeof(RecordWords) == 72);
 
 // Which declaration of a block an image was compiled for; only blocks have one.
 template <class Block> constexpr unsigned long long BLOCK_HASH = 0;
-template <> constexpr unsigned long long BLOCK_HASH<Forward> = 0x64933ae57cf3f10c;
-template <> constexpr unsigned long long BLOCK_HASH<ForwardTma> = 0xf668e3ee2261c119;
+template <> constexpr unsigned long long BLOCK_HASH<Forward> = 0xb413b39e9245d354;
+template <> constexpr unsigned long long BLOCK_HASH<ForwardTma> = 0x6a23f1bf573a8ec6;
 
 } // namespace warptile

@@ -55,9 +55,9 @@ struct Append {
     Tensor v_pages; // Values of the cache.
     Rotary rotary; // Rotation of q and k.
 };
-static_assert(sizeof(Append) == 1384);
+static_assert(sizeof(Append) == 1392);
 
 template <> constexpr unsigned long long BLOCK_HASH<Merge> = 0x46c21d77b96c621a;
-template <> constexpr unsigned long long BLOCK_HASH<Append> = 0xc8525d06fd03789c;
+template <> constexpr unsigned long long BLOCK_HASH<Append> = 0x586ec4ad4f079217;
 
 } // namespace warptile

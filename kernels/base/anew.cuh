@@ -3,11 +3,12 @@
 
 namespace warptile {
 
-// The same number, which the compiler does not know to be: what follows from it is computed here, and not kept in registers that the
+// The same number, not negative, which the compiler does not know to be: what follows from it is computed here, and not kept in registers that the
 // loop over the keys needs.
 __device__ inline int anew(int x)
 {
     asm volatile("" : "+r"(x));
+    __builtin_assume(x >= 0);
     return x;
 }
 

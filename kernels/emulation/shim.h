@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <algorithm>
 #define __device__
+#define __builtin_assume(condition) ((void)(condition))
 #define __global__
 #define __shared__
 #define __align__(n) __attribute__((aligned(n)))
@@ -37,13 +38,17 @@ inline unsigned long long __shfl_sync(unsigned,unsigned long long x,int l){EX.w[
 inline float __shfl_sync(unsigned,float x,int l){EX.w[LANE][0]=tobits(x);WB();float r=bitsf(EX.w[l%32][0]);WB();return r;}
 inline int __clz(int x){return x?__builtin_clz((unsigned)x):32;}
 template<class T> T __shfl_up_sync(unsigned,T x,int d){EX.w[LANE][0]=tobits(x);WB();T r=frombits<T>(EX.w[(int)LANE>=d?LANE-d:LANE][0]);WB();return r;}
+inline bool __syncthreads_or(bool p){static std::atomic<bool> any[2]; static thread_local int turn; auto&now=any[turn];turn^=1; if(p)now=true; __syncthreads(); bool r=now; __syncthreads(); now=false; return r;}
+inline unsigned __umulhi(unsigned x,unsigned y){return (unsigned)((unsigned long long)x*y>>32);}
 inline bool __any_sync(unsigned,bool p){EX.w[LANE][0]=p;WB();bool r=false;for(int i=0;i<32;i++)r|=EX.w[i][0];WB();return r;}
 struct float2{float x,y;}; struct float4{float x,y,z,w;}; struct alignas(16) uint4{unsigned x,y,z,w;}; struct uint2{unsigned x,y;};
 namespace warptile { inline unsigned char __attribute__((aligned(128))) shared[400000]; }
 inline size_t __cvta_generic_to_shared(const void*p){return (const unsigned char*)p-warptile::shared;}
 inline void* __cvta_shared_to_generic(size_t o){return warptile::shared+o;}
 inline void __threadfence(){}
-namespace warptile{inline void wait_for_predecessor(){} inline void let_successor_begin(){} inline unsigned increment_and_wrap(unsigned*p,unsigned lim){unsigned o=*p;*p=o>=lim?0:o+1;return o;}}
+// What the launch before writes last.
+inline std::function<void()> at_predecessors_end;
+namespace warptile{constexpr bool BEGINS_EARLY=true; void wait_for_predecessor(); inline void let_successor_begin(){} inline unsigned increment_and_wrap(unsigned*p,unsigned lim){unsigned o=*p;*p=o>=lim?0:o+1;return o;} inline unsigned increment_and_wrap_relaxed(unsigned*p,unsigned lim){return increment_and_wrap(p,lim);}}
 inline unsigned atomicInc(unsigned*p,unsigned lim){unsigned o=*p;*p=o>=lim?0:o+1;return o;}
 template<class T> T __ldg(const T*p){return *p;} template<class T> T __ldcg(const T*p){return *p;}
 inline void __stcg(float4*p,float4 v){*p=v;} inline void __stcg(float2*p,float2 v){*p=v;}

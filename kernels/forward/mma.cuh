@@ -15,61 +15,84 @@ namespace warptile {
 
 template <class Traits> class MmaAttention {
   public:
-    __device__ MmaAttention(const Forward& params, unsigned char* shared)
-        : params(params), group(params.heads / params.kv_heads), thread(shared), schedule(params, group, shared + Traits::SCHEDULE_AT),
-          ring(params, thread), rows(params, thread, group), result(params, thread, group)
+    // `reads_ahead`: see work/share.cuh.
+    __device__ MmaAttention(const Forward& params, unsigned char* shared, bool reads_ahead)
+        : params(params), group(params.heads / params.kv_heads), thread(shared),
+          schedule(params, group, shared + Traits::SCHEDULE_AT, reads_ahead), ring(params, thread), rows(params, thread, group),
+          result(params, thread, group)
     {
     }
 
-    __device__ void run()
+    // Nothing, and returns false, if what has been read ahead was wrong. The launch before has ended then.
+    __device__ bool run()
     {
         // Each turn describes a segment and computes the one that the turn before has described.
 #pragma unroll 1
         for (int number = -1;; number++) {
-            compute(number);
+            if (!compute(number)) return false;
             const Segment& next = thread.segment(number + 1);
-            if (number >= 0)
+            if (number >= 0) {
                 result.finish(schedule, thread.segment(number), rows, ring.free_stage(), next);
-            else if constexpr (Traits::ADDS_UP)
-                if (next.is_end()) result.leave_semaphores(schedule);
+            } else if (next.is_end()) {
+                if (schedule.reads_ahead()) {
+                    check();
+                    __syncthreads();
+                    if (schedule.was_wrong()) return false;
+                }
+                if constexpr (Traits::ADDS_UP) result.leave_semaphores(schedule);
+            }
             if (next.is_end()) break;
         }
         if constexpr (Traits::ADDS_UP) result.reset_semaphores(schedule);
+        return true;
     }
 
   private:
-    __device__ void compute(int number)
+    __device__ bool compute(int number)
     {
         const Segment& of = thread.segment(number);
         int block = number < 0 ? 0 : thread.first_block(of);
         const int end = number < 0 ? 0 : thread.end_block(of);
 #pragma unroll 1
-        while (Traits::ADDS_UP || described == number || block < end) {
+        while (true) {
+            if (described == number && !ring.can_load(number, described) && !describe_next(number)) return false;
             ring.fill(number, described); // also with keys of the next segment
-            if (described == number) {
-                describe_next(number);
-                continue;
-            }
-            if (Traits::ADDS_UP && block >= end) return;
+            if (described == number) continue;
+            if (block >= end) return true;
             rows.add(block * Traits::BLOCK_N + thread.first_key(), ring.wait_for_group());
             ring.release_group();
             block++;
         }
     }
 
-    // All that is not needed for the first loads comes after them.
-    __device__ void describe_next(int number)
+    // All that is not needed for the first loads comes after them. False if what has been read ahead was wrong.
+    __device__ bool describe_next(int number)
     {
+        const bool checks = number == 0 && schedule.reads_ahead();
+        if (checks) check();
         if (threadIdx.x == 0) thread.segment(number + 1) = schedule.next();
-        ring.wait_for_older();
+        ring.wait_for_segment();
         __syncthreads();
+        if (checks && schedule.was_wrong()) return false;
         described = number + 1;
-        if (number >= 0)
+        if (number >= 0) {
             rows.start(number);
-        else if (!reads_lengths(params.sequences)) // otherwise `schedule` has waited
+            if constexpr (Traits::ADDS_UP)
+                if (thread.segment(number + 1).is_end()) result.leave_semaphores_early(schedule, thread.segment(number));
+        } else {
+            if (schedule.reads_ahead()) ring.read_first_pages();
             wait_for_predecessor();
-        ring.load_first_pages(number + 1);
-        ring.load_queries(number + 1, group);
+            if (schedule.reads_ahead()) schedule.ask_again();
+        }
+        ring.load_segment(number + 1, group, number < 0 && schedule.reads_ahead());
+        return true;
+    }
+
+    // What this thread has read ahead, when it has come again.
+    __device__ void check()
+    {
+        ring.wait_for_segment();
+        if (!schedule.was_right() || !ring.was_right()) schedule.note_wrong();
     }
 
     const Forward& params;
@@ -86,7 +109,13 @@ template <class Traits> __device__ void mma_attention(const Forward& params)
 {
     extern __shared__ __align__(128) unsigned char shared[];
     let_successor_begin();
-    MmaAttention<Traits>(params, shared).run();
+    bool reads_ahead = Traits::Schedule::can_read_ahead(params);
+#pragma unroll 1
+    while (!MmaAttention<Traits>(params, shared, reads_ahead).run()) {
+        reads_ahead = false;
+        cp_async_wait<0>();
+        __syncthreads();
+    }
 }
 
 } // namespace warptile

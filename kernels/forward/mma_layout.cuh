@@ -102,11 +102,11 @@ template <class Traits> struct MmaThread {
     // Blocks in which this team's group has keys of the segment.
     __device__ int first_block(const Segment& of) const
     {
-        return (of.first_key + Traits::BLOCK_N - Traits::KEYS - first_key()) / Traits::BLOCK_N;
+        return (unsigned)(of.first_key + Traits::BLOCK_N - Traits::KEYS - first_key()) / Traits::BLOCK_N;
     }
     __device__ int end_block(const Segment& of) const
     {
-        return of.first_key < of.end_key ? (of.end_key - first_key() + Traits::BLOCK_N - 1) / Traits::BLOCK_N : 0;
+        return of.first_key < of.end_key ? (unsigned)(of.end_key - first_key() + Traits::BLOCK_N - 1) / Traits::BLOCK_N : 0;
     }
 
     // Bytes into shared memory.
@@ -117,7 +117,7 @@ template <class Traits> struct MmaThread {
     }
     __device__ unsigned address_of(int at) const { return (unsigned)__cvta_generic_to_shared(shared) + at; }
     // Bytes into a row: its 16-byte chunks are swapped so that 8 rows' same chunk lies in different banks.
-    __device__ static int swizzled(int row, int chunk) { return (chunk ^ row % 8) * CHUNK_BYTES; }
+    __device__ static int swizzled(int row, int chunk) { return (chunk ^ (unsigned)row % 8) * CHUNK_BYTES; }
 };
 
 // A row of a tile: a query and one of all query heads.

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "forward/mma_rows.cuh"
+#include "ptx/load.cuh"
 
 namespace warptile {
 
@@ -33,20 +34,34 @@ template <class Traits> class Result {
     }
 
     // Lengths that changed during the launch may leave semaphores that nobody brings back to 0, so the last CTA to have no more use for
-    // one does: each says so as soon as it is true, and asks at its end whether it was the last.
+    // one does: each says so as soon as it is true, and asks at its end whether it was the last. The last warp does, which waits for the
+    // answer while the others go on.
     __device__ void leave_semaphores(const Schedule& schedule) const
     {
-        if (leaves_semaphores()) schedule.word() = increment_and_wrap(params.work.counter, gridDim.x - 1);
+        if (leaves_semaphores() && thread.lane == 0)
+            schedule.left_before() = increment_and_wrap_relaxed(params.work.counter, gridDim.x - 1);
+    }
+    // The same when only segment `of` is left, if that needs none.
+    __device__ void leave_semaphores_early(const Schedule& schedule, const Segment& of) const
+    {
+        if (!asks_for_parts(schedule, of)) leave_semaphores(schedule);
     }
     __device__ void reset_semaphores(const Schedule& schedule) const
     {
-        if (!leaves_semaphores() || schedule.word() != gridDim.x - 1) return;
+        if (!leaves_semaphores()) return;
+        __syncwarp();
+        if (schedule.left_before() != gridDim.x - 1) return;
 #pragma unroll 1
-        for (unsigned cta = 0; cta < gridDim.x; cta++) params.work.semaphores[cta] = 0;
+        for (unsigned cta = thread.lane; cta < gridDim.x; cta += 32) params.work.semaphores[cta] = 0;
     }
 
   private:
-    __device__ bool leaves_semaphores() const { return threadIdx.x == 0 && reads_lengths(params.sequences); }
+    __device__ bool leaves_semaphores() const { return thread.warp == Traits::WARPS - 1 && reads_lengths(params.sequences); }
+    // Whether the CTA's part of the tile is there when this segment's is, and the others' may be.
+    __device__ static bool asks_for_parts(const Schedule& schedule, const Segment& of)
+    {
+        return !of.is_whole_tile() && schedule.is_last_here(of);
+    }
     __device__ int existing_rows(const Segment& of) const
     {
         return min(Traits::BLOCK_M, (of.q.len - of.first_query) * group - of.first_head);
@@ -92,10 +107,9 @@ template <class Traits> class Result {
 
     __device__ void add_up(Schedule& schedule, const Segment& of, bool is_last)
     {
-        const bool whole = of.is_whole_tile(), asks = !whole && schedule.is_last_here(of); // whether all parts of the tile are there
-        if (is_last && !asks) leave_semaphores(schedule);
+        const bool asks = asks_for_parts(schedule, of);
         __syncthreads(); // the teams' results
-        add_up_teams(schedule, of, whole);
+        add_up_teams(schedule, of, of.is_whole_tile());
         // They have been read, before keys come to where they lie; or the part is written. The next segment's are left behind a barrier.
         if (Traits::RESULT_IN_RING || asks) __syncthreads();
         if (!asks) return;
@@ -155,9 +169,9 @@ template <class Traits> class Result {
                     const int one = index + j;
                     const bool exists = one >= 0 && one < parts;
                     const float* const part = part_at(schedule.place(of, owners, exists ? one : 0));
-                    const float2 sum = __ldcg(reinterpret_cast<const float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row);
+                    columns[j] = load_l2(reinterpret_cast<const float4*>(part) + i);
+                    const float2 sum = load_l2(reinterpret_cast<const float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row);
                     sums[j] = {exists ? sum.x : negative_infinity(), exists ? sum.y : 0};
-                    columns[j] = __ldcg(reinterpret_cast<const float4*>(part) + i);
                 }
                 all.add(sums, columns);
             }

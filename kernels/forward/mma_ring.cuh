@@ -23,25 +23,26 @@ template <class Traits> class Ring {
     __device__ void fill(int number, int described)
     {
 #pragma unroll 1
-        while (under_way < Traits::STAGES - (Traits::RESULT_IN_RING && loading > number)) {
+        while (can_load(number, described)) {
             if (load_block < load_end) {
                 load_group();
-            } else if (loading < described) {
-                loading = max(loading + 1, number);
-                start_loading(loading);
             } else {
-                return;
+                const bool pages_are_there = loading == NOTHING_BUT_PAGES;
+                loading = max(loading + 1, number);
+                start_loading(loading, pages_are_there);
             }
         }
+    }
+    __device__ bool can_load(int number, int described) const
+    {
+        return under_way < Traits::STAGES - (Traits::RESULT_IN_RING && loading > number) &&
+               (load_block < load_end || loading < described);
     }
 
     // Waits for the oldest group, which lies at the stage that this returns. The team's.
     __device__ int wait_for_group()
     {
-        if (under_way == Traits::STAGES)
-            cp_async_wait<Traits::STAGES - 1>();
-        else
-            cp_async_wait<0>();
+        wait_for_all_but(under_way - 1 + (since_segment < under_way));
         sync_team();
         return thread.stage_at(stage);
     }
@@ -54,19 +55,48 @@ template <class Traits> class Ring {
     // The stage that would be loaded next, which is free when a segment ends.
     __device__ int free_stage() const { return thread.stage_at(load_stage); }
 
-    // Waits for what is older than the groups that are under way, such as the queries of the segment that is about to be computed.
-    __device__ void wait_for_older() const
+    // Asks for what a segment needs besides its keys and values, a segment ahead: what is asked for now comes after all keys that are
+    // under way. `again`: its pages are known, and these are to compare them with.
+    __device__ void load_segment(int number, int group, bool again)
     {
-        if (under_way >= 2)
-            cp_async_wait<2>();
-        else if (under_way == 1)
-            cp_async_wait<1>();
+        load_first_pages(number, again);
+        load_queries(number, group);
+        cp_async_commit();
+        since_segment = 0;
+        if (again) loading = NOTHING_BUT_PAGES;
+    }
+    // Waits for what the last call of it has asked for.
+    __device__ void wait_for_segment() const { wait_for_all_but(since_segment); }
+
+    // The first pages of segment 0, past L1; waits for them.
+    __device__ void read_first_pages() const
+    {
+        each_first_page(thread.segment(0), [&](int i, const int* entry, bool exists) { pages_of(1, 0)[i] = exists ? __ldcg(entry) : 0; });
+        __syncwarp();
+    }
+    // Whether the pages that this lane has read ahead are still those, when they have come again.
+    __device__ bool was_right() const
+    {
+        bool right = true;
+        if (params.pages.table && !thread.segment(0).is_end())
+#pragma unroll 1
+            for (int i = thread.lane; i < FIRST_PAGES; i += 32) right = right && pages_of(1, 0)[i] == pages_of(2, 0)[i];
+        return right;
+    }
+
+  private:
+    // Waits until at most as many of the last groups of cp.async are under way; for some numbers, until none is.
+    __device__ static void wait_for_all_but(int last)
+    {
+        if (last == Traits::STAGES - 1)
+            cp_async_wait<Traits::STAGES - 1>();
+        else if (last >= Traits::STAGES)
+            cp_async_wait<Traits::STAGES>();
         else
             cp_async_wait<0>();
     }
 
-    // Asks for the queries of a segment, a segment ahead: a load that is asked for now comes after all keys that are under way. The last
-    // team does, so that the others begin with the keys at once. Rows that do not exist become zeros.
+    // The last team does, so that the others begin with the keys at once. Rows that do not exist become zeros.
     __device__ void load_queries(int number, int group) const
     {
         const Segment& of = thread.segment(number);
@@ -83,27 +113,20 @@ template <class Traits> class Ring {
             copy(to + at * Traits::ROW_BYTES + thread.swizzled(at, chunk), from,
                  row.query < of.q.len && chunk * CHUNK<Element> < params.head_dim);
         }
-        cp_async_commit();
     }
 
     // --- Pages: what a table says of a key has to be known when the key is asked for, so it is asked for as many groups ahead as there
     // are stages, together with the group whose stage that one will take. The first ones of a segment are asked for when it is known.
 
-    __device__ void load_first_pages(int number)
+    // `again`: where segment 1's will come.
+    __device__ void load_first_pages(int number, bool again) const
     {
         const Segment& of = thread.segment(number);
-        if (!params.pages.table || of.is_end()) return;
-        const KeyRows<Element> of_next(params, of.batch, of.kv_head, of.k);
-#pragma unroll 1
-        for (int i = thread.lane; i < Traits::STAGES * Traits::WARP_KEYS; i += 32) {
-            const int key = first_key(thread.first_block(of) + i / Traits::WARP_KEYS) + i % Traits::WARP_KEYS;
-            cp_async_4(pages_of(1 + (number & 1), 0) + i, of_next.page_of(params, key), key < of.end_key);
-        }
-        cp_async_commit();
-        since_pages = 0;
+        each_first_page(of, [&](int i, const int* entry, bool exists) {
+            cp_async_4(pages_of(1 + ((number + again) & 1), 0) + i, entry, exists);
+        });
     }
 
-  private:
     // Waits for the team, and sees what it has written. All arrive: where one does for its warp, or at hardware barriers of some warps,
     // compute-sanitizer's racecheck loses track.
     __device__ void sync_team()
@@ -126,25 +149,32 @@ template <class Traits> class Ring {
         return block * Traits::BLOCK_N + thread.first_key() + thread.row_warp() * Traits::WARP_KEYS;
     }
 
+    static constexpr int FIRST_PAGES = Traits::STAGES * Traits::WARP_KEYS;
+    template <class Visit> __device__ void each_first_page(const Segment& of, Visit visit) const
+    {
+        if (!params.pages.table || of.is_end()) return;
+        const KeyRows<Element> rows(params, of.batch, of.kv_head, of.k);
+#pragma unroll 1
+        for (int i = thread.lane; i < FIRST_PAGES; i += 32) {
+            const int key = first_key(thread.first_block(of) + i / Traits::WARP_KEYS) + i % Traits::WARP_KEYS;
+            visit(i, rows.page_of(params, key), key < of.end_key);
+        }
+    }
     __device__ int* pages_of(int slot, int group) const
     {
         return reinterpret_cast<int*>(thread.shared + Traits::PAGES_AT + (slot * Traits::WARPS + thread.warp) * Traits::PAGES_BYTES) +
                group * Traits::WARP_KEYS;
     }
 
-    __device__ void start_loading(int number)
+    __device__ void start_loading(int number, bool pages_are_there)
     {
         const Segment& of = thread.segment(number);
         load_block = load_end = 0;
         if (of.is_end()) return;
         load_block = thread.first_block(of);
         load_end = thread.end_block(of);
-        if (!params.pages.table) return;
-        // The segment's first pages: older than all groups under way, unless few were asked for since.
-        if (since_pages >= under_way)
-            wait_for_older();
-        else
-            cp_async_wait<0>();
+        if (!params.pages.table || pages_are_there) return;
+        wait_for_segment();
         __syncwarp();
     }
 
@@ -164,7 +194,7 @@ template <class Traits> class Ring {
         int page = 0, loaded = 0;
         if (rows.is_paged()) {
             loaded = load_block - thread.first_block(of);
-            page = pages_of(loaded < Traits::STAGES ? 1 + (loading & 1) : 0, loaded % Traits::STAGES)[lane % Traits::WARP_KEYS];
+            page = pages_of(loaded < Traits::STAGES ? 1 + (loading & 1) : 0, (unsigned)loaded % Traits::STAGES)[lane % Traits::WARP_KEYS];
         }
         const Element* const my_keys = static_cast<const Element*>(params.k.address) + rows.offset(params, params.k, my_key, page);
         const Element* const my_values = static_cast<const Element*>(params.v.address) + rows.offset(params, params.v, my_key, page);
@@ -182,10 +212,10 @@ template <class Traits> class Ring {
             const int later = my_key + Traits::STAGES * Traits::BLOCK_N;
             // Not one of a key that nobody will ask for: its zero might land behind the next segment's number in the same place.
             if (lane < Traits::WARP_KEYS && later < of.end_key)
-                cp_async_4(pages_of(0, loaded % Traits::STAGES) + lane, rows.page_of(params, later), true);
-            since_pages++;
+                cp_async_4(pages_of(0, (unsigned)loaded % Traits::STAGES) + lane, rows.page_of(params, later), true);
         }
         cp_async_commit();
+        since_segment++;
         load_block++;
         under_way++;
         load_stage = load_stage + 1 == Traits::STAGES ? 0 : load_stage + 1;
@@ -203,9 +233,10 @@ template <class Traits> class Ring {
 
     const Forward& params;
     const MmaThread<Traits> thread;
-    int loading = -1; // segment
+    static constexpr int NOTHING = -1, NOTHING_BUT_PAGES = -2; // of segment 0, read ahead
+    int loading = NOTHING; // segment
     int load_block = 0, load_end = 0;
-    int since_pages = 0; // groups asked for since the first pages of a segment
+    int since_segment = 0; // groups asked for since `load_segment`
     int load_stage = 0;
     unsigned parity = 0; // of the team's barrier
     int under_way = 0; // groups

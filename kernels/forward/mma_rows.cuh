@@ -15,9 +15,6 @@ template <class Traits> class Rows16 {
     __device__ Rows16(const Forward& params, const MmaThread<Traits>& thread, int group)
         : params(params), thread(thread), group(group)
     {
-        const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
-        scale = rule.scale;
-        dot_limit = rule.dot_limit();
     }
 
     // Which row of the tile is a lane's `half`: 8 rows apart.
@@ -33,6 +30,9 @@ template <class Traits> class Rows16 {
 #pragma unroll
             for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step++) load_query(step, queries[step]);
         const int lane = anew(thread.lane);
+        const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
+        scale = rule.scale;
+        dot_limit = rule.dot_limit();
         const Mask mask(params.scoring, of.q.len, of.k.len);
         const int first_query = Traits::TEAM_WARPS == 1 ? of.first_query : Row(of, group, first_row()).query;
         const int last_query = min(Row(of, group, first_row() + FRAGMENT_ROWS - 1).query, of.q.len - 1);

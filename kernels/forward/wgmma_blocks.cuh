@@ -7,6 +7,7 @@
 #pragma once
 
 #include "forward/wgmma_layout.cuh"
+#include "memory/keys.cuh"
 
 namespace warptile {
 
@@ -27,7 +28,7 @@ template <class Traits> class BlockList {
         int row = block * Traits::BLOCK_N;
         const int rows = box_rows(), keys = min(tile.key_len - row, Traits::BLOCK_N);
         const int boxes = (keys + rows - 1) / rows;
-        const int page = page_of(row);
+        const int page = page_number(params.pages, row);
         const int* from = params.pages.table + tile.batch * params.pages.table_row + page;
         row -= page * params.pages.rows;
         entry.boxes = boxes;
@@ -92,13 +93,6 @@ template <class Traits> class BlockList {
     {
         constexpr int OF_BLOCK = Traits::BLOCK_N & -Traits::BLOCK_N;
         return min(params.pages.rows & -params.pages.rows, OF_BLOCK);
-    }
-
-    // Of a key of the sequence. A division takes the loading thread 100 cycles and more.
-    __device__ int page_of(int key) const
-    {
-        const unsigned rows = params.pages.rows;
-        return (rows & (rows - 1)) == 0 ? (unsigned)key >> (31 - __clz(rows)) : (unsigned)key / rows;
     }
 
     // "Data Movement and Conversion Instructions: cp.async".

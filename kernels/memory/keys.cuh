@@ -8,34 +8,43 @@
 
 namespace warptile {
 
+// The number in its sequence of the page of a key; `Pages::of` in crates/kernels/src/abi.rs says why it is exact.
+__device__ inline int page_number(const Pages& pages, int key)
+{
+    return (int)(__umulhi(2 * (unsigned)key, pages.rows_inverse) >> pages.rows_log);
+}
+
 // The rows of one key/value head of one sequence.
 template <class Element> class KeyRows {
   public:
     KeyRows() = default;
     __device__ KeyRows(const Forward& params, int batch, int kv_head, Extent keys)
         : first(keys.first), entry(batch), head(kv_head),
-          table(params.pages.table ? params.pages.table + batch * params.pages.table_row : nullptr)
+          table(params.pages.table ? params.pages.table + times(batch, params.pages.table_row) : nullptr)
     {
     }
 
     __device__ bool is_paged() const { return table; }
     // Where the table has the page of a key.
-    __device__ const int* page_of(const Forward& params, int key) const { return table + (unsigned)key / (unsigned)params.pages.rows; }
+    __device__ const int* page_of(const Forward& params, int key) const { return table + page_number(params.pages, key); }
 
     // Of a key, whose page the table says to be `page`. A dense batch entry is one page.
     __device__ long long offset(const Forward& params, const Tensor& tensor, int key, int page) const
     {
         int row = first + key;
         if (table) {
-            row = (unsigned)key % (unsigned)params.pages.rows;
+            row = key - page_number(params.pages, key) * params.pages.rows;
             page = min(max(page, 0), params.pages.count - 1);
         } else {
             page = entry;
         }
-        return page * tensor.batch + row * tensor.row + head * tensor.head;
+        return times(page, tensor.batch) + times(row, tensor.row) + times(head, tensor.head);
     }
 
   private:
+    // Of numbers that are not negative, which makes the product shorter.
+    __device__ static long long times(int number, long long stride) { return (unsigned)number * (unsigned long long)stride; }
+
     int first;
     int entry;
     int head;

@@ -12,6 +12,13 @@ __device__ inline void let_successor_begin()
 #endif
 }
 
+// Whether a launch may begin before the one ahead of it has ended.
+#if __CUDA_ARCH__ >= 900
+constexpr bool BEGINS_EARLY = true;
+#else
+constexpr bool BEGINS_EARLY = false;
+#endif
+
 // Waits until the launch before has ended and all it wrote can be seen.
 __device__ inline void wait_for_predecessor()
 {
@@ -33,6 +40,14 @@ __device__ inline unsigned increment_and_wrap(unsigned* counter, unsigned last)
 {
     unsigned before;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+    return before;
+}
+
+// The same without an order among what is read and written before and after, but for what the values that were read before decide.
+__device__ inline unsigned increment_and_wrap_relaxed(unsigned* counter, unsigned last)
+{
+    unsigned before;
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
     return before;
 }
 

@@ -1,7 +1,8 @@
 // Where a sequence begins and how long it is. Offsets and lengths on the device have been validated by nobody: everything read
 // here is clamped to what the host promised, so that whatever they hold, no address leaves the tensors.
 //
-// They may even change during a launch: a CTA reads them once, and hands what it read to all its threads.
+// They may even change during a launch: a CTA reads them once, and hands what it read to all its threads. Where it reads ahead
+// (work/share.cuh), the launch before may still be writing them: then it reads them again when that has ended.
 #pragma once
 
 #include "base/abi.cuh"
@@ -14,7 +15,8 @@ struct Extent {
     int len;
 };
 
-__device__ inline int clamped_offset(const int* offsets, int index, int rows) { return min(max(offsets[index], 0), rows); }
+__device__ inline int clamped_length(int length, int bound) { return min(bound, max(length, 0)); }
+__device__ inline int clamped_offset(const int* offsets, int index, int rows) { return clamped_length(offsets[index], rows); }
 
 __device__ inline Extent extent_of(const int* offsets, const int* lengths, int bound, int rows, int batch)
 {
@@ -23,13 +25,19 @@ __device__ inline Extent extent_of(const int* offsets, const int* lengths, int b
         extent.first = clamped_offset(offsets, batch, rows);
         extent.len = min(max(clamped_offset(offsets, batch + 1, rows) - extent.first, 0), bound);
     }
-    if (lengths) extent.len = min(extent.len, max(lengths[batch], 0));
+    if (lengths) extent.len = clamped_length(lengths[batch], extent.len);
     return extent;
 }
 
 __device__ inline Extent queries_of(const Sequences& sequences, int batch)
 {
     return extent_of(sequences.query_offsets, sequences.query_lengths, sequences.query_len, sequences.query_rows, batch);
+}
+
+// Past L1, so that what is read once more after the launch before has ended is what it wrote.
+__device__ inline int key_length_ahead(const Sequences& sequences, int batch)
+{
+    return clamped_length(__ldcg(sequences.key_lengths + batch), sequences.key_len);
 }
 
 __device__ inline Extent keys_of(const Sequences& sequences, int batch)

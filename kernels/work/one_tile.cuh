@@ -12,7 +12,15 @@ template <class Traits> class OneTile {
     static constexpr unsigned SCHEDULE = SCHEDULE_ONE_GROUP_TILE;
     static constexpr int SHARED_BYTES = 0;
 
-    __device__ OneTile(const Forward& params, int group, unsigned char*) : params(params), group(group)
+    // What `Share` can.
+    __device__ static constexpr bool can_read_ahead(const Forward&) { return false; }
+    __device__ static constexpr bool reads_ahead() { return false; }
+    __device__ static void ask_again() {}
+    __device__ static constexpr bool was_right() { return true; }
+    __device__ static void note_wrong() {}
+    __device__ static constexpr bool was_wrong() { return false; }
+
+    __device__ OneTile(const Forward& params, int group, unsigned char*, bool) : params(params), group(group)
     {
         if (reads_lengths(params.sequences)) wait_for_predecessor();
     }

@@ -1,6 +1,6 @@
 // Which keys a CTA reads, for kernels whose CTAs share the keys of all sequences.
 //
-// Some key/value heads are read side by side (`heads_at_once`), each by CTAs of its own which share it as those of the others do: then the
+// Some key/value heads are read side by side, each by CTAs of its own which share it as those of the others do: then the
 // same rows of neighbouring heads, which are neighbours in the memory of most caches, are read at the same time. CTAs are numbered among
 // those of their head, and so are units.
 //
@@ -15,10 +15,16 @@
 // Lengths on the device may change during the launch, and then CTAs disagree: about what they compute, not about what they may
 // touch. Every number of a CTA is held below the grid's size, and every number of a part below those there are: what the CTA
 // counted at first, which no lengths bring above what the host has made room for.
+//
+// Reading ahead: lengths on the device, and what depends on them, are five round trips to memory and some thousand instructions before the
+// first key is asked for, and the launch before may be what writes them. A CTA reads them all the same while that launch ends, and
+// asks for them again when it has ended. If they are the same, as in all layers of a model but perhaps the first, everything that
+// follows from them is known by then; otherwise the CTA begins again. The ring does so with numbers of pages.
 #pragma once
 
 #include "base/anew.cuh"
 #include "base/math.cuh"
+#include "memory/copy_number.cuh"
 #include "work/segment.cuh"
 
 namespace warptile {
@@ -30,17 +36,27 @@ template <class Traits> class Share {
     static constexpr bool SHARES_KEYS = true;
     static constexpr unsigned SCHEDULE = SCHEDULE_SHARED_KEYS;
 
+    // Whether there is something to be read ahead, and room for each length.
+    __device__ static bool can_read_ahead(const Forward& params)
+    {
+        return BEGINS_EARLY && params.sequences.ragged & READ_AHEAD && params.sequences.batch <= LENGTHS;
+    }
+
     // Finds the CTA's first unit. All threads call it; afterwards `next` is the first thread's alone. `shared` holds
     // SHARED_BYTES bytes.
-    __device__ Share(const Forward& params, int group, unsigned char* shared)
+    __device__ Share(const Forward& params, int group, unsigned char* shared, bool reads_ahead)
         : params(params), group(group), unit_log(has_splits() ? 31 - __clz(params.work.keys_per_split) : LOG_BLOCK_N),
           state(*reinterpret_cast<State*>(shared))
     {
+        if (threadIdx.x == 0) {
+            state.reads_ahead = reads_ahead;
+            state.was_wrong = false;
+        }
         if (reads_lengths(params.sequences)) {
-            wait_for_predecessor();
+            if (!reads_ahead) wait_for_predecessor();
             find_among_lengths();
         } else {
-            const Sequence one(*this, 0);
+            const Sequence one(*this, queries_of(params.sequences, 0), keys_of(params.sequences, 0));
             const Range range = shared_evenly(params.sequences.batch * one.units(), one.tile_units);
             if (threadIdx.x == 0) {
                 state.at = range.begin;
@@ -54,9 +70,27 @@ template <class Traits> class Share {
         }
     }
 
-    // A word that the CTA may use between two barriers, and one of the first thread.
+    // Behind a barrier.
+    __device__ bool reads_ahead() const { return BEGINS_EARLY && state.reads_ahead; }
+    // Asks again for what has been read ahead; with the next group of cp.async.
+    __device__ void ask_again() const
+    {
+        if (has_length_to_check()) cp_async_4(&state.lengths_again[threadIdx.x], params.sequences.key_lengths + threadIdx.x, true);
+    }
+    // Whether this thread's length is what it was, when it has come.
+    __device__ bool was_right() const
+    {
+        return !has_length_to_check() ||
+               clamped_length(state.lengths_again[threadIdx.x], params.sequences.key_len) == state.lengths[threadIdx.x];
+    }
+    // Some thread has found something that is not what it was. A barrier lies between the two.
+    __device__ void note_wrong() const { state.was_wrong = true; }
+    __device__ bool was_wrong() const { return state.was_wrong; }
+
+    // A word that the CTA may use between two barriers, and one of the last warp: how many CTAs had no more use for semaphores before
+    // this one.
     __device__ unsigned& scratch() const { return state.scratch[0]; }
-    __device__ unsigned& word() const { return state.word; }
+    __device__ unsigned& left_before() const { return state.left_before; }
 
     // The next segment.
     __device__ Segment next()
@@ -67,7 +101,7 @@ template <class Traits> class Share {
         // Ends for good if lengths have shrunk meanwhile.
         while (true) {
             if (state.at >= state.end) return segment;
-            if (!state.sequence_is_known) sequence = Sequence(*this, state.batch);
+            if (!state.sequence_is_known) sequence = sequence_of(state.batch);
             state.sequence_is_known = true;
             if (state.at - state.base < sequence.units()) break;
             state.base += sequence.units();
@@ -148,8 +182,7 @@ template <class Traits> class Share {
         unsigned tiles;
 
         __device__ Sequence() : q{}, k{}, first_key(0), end_key(0), first_unit(0), tile_units(0), row_tiles(0), tiles(0) {}
-        __device__ Sequence(const Share& share, int batch)
-            : q(queries_of(share.params.sequences, batch)), k(keys_of(share.params.sequences, batch))
+        __device__ Sequence(const Share& share, Extent q, Extent k) : q(q), k(k)
         {
             const Mask mask(share.params.scoring, q.len, k.len);
             first_key = mask.first_key(0);
@@ -162,6 +195,9 @@ template <class Traits> class Share {
         }
         __device__ unsigned units() const { return tiles * tile_units; }
     };
+    // Of sequences that are kept: of as many as there are threads, or of few where the rows of a tile are those of all warps and take most
+    // of the 99 KB that a small GPU has.
+    static constexpr int LENGTHS = Traits::BLOCK_M < 16 * Traits::WARPS ? 32 * Traits::WARPS : 32;
     // In shared memory: registers are for what all threads need.
     struct State {
         unsigned at, end;       // the CTA's next unit, and the one after its last
@@ -171,12 +207,15 @@ template <class Traits> class Share {
         Sequence sequence;      // ... and what it asks for, if that has been read
         bool sequence_is_known;
         unsigned scratch[Traits::WARPS];
-        unsigned word;
+        unsigned left_before;
+        bool reads_ahead, was_wrong;
+        // Of keys, as the first sequences' have been read, and as they were when the launch before had ended.
+        int lengths[LENGTHS], lengths_again[LENGTHS];
     };
 
     // Heads that are read side by side, the CTAs of each, and which one of them this is of which head. Computed where they are used:
     // registers are for the loop over the keys.
-    __device__ unsigned lanes() const { return params.work.heads_at_once; }
+    __device__ unsigned lanes() const { return params.work.side_by_side; }
     __device__ unsigned ctas() const { return quotient(anew(gridDim.x), lanes()); }
     __device__ unsigned cta() const { return quotient(anew(blockIdx.x), lanes()); }
     __device__ unsigned lane() const { return blockIdx.x - cta() * lanes(); }
@@ -203,6 +242,11 @@ template <class Traits> class Share {
         return 2 * (cta * lanes() + lane()) + (cta * each < of.tile_unit);
     }
     __device__ unsigned place_of_unit(unsigned unit) const { return unit * lanes() + lane(); }
+
+    __device__ bool has_length_to_check() const
+    {
+        return params.sequences.key_lengths && (int)threadIdx.x < params.sequences.batch;
+    }
 
     struct RunningSum {
         unsigned to_here; // this thread's value and those of all threads before it
@@ -250,12 +294,24 @@ template <class Traits> class Share {
         }
         __syncthreads();
     }
+    // What one asks for that has not been read, or long ago.
+    __device__ Sequence sequence_of(int batch) const
+    {
+        const Sequences& all = params.sequences;
+        const bool has_length = reads_lengths(all) && !all.key_offsets && batch < LENGTHS;
+        return Sequence(*this, queries_of(all, batch), has_length ? Extent{0, state.lengths[batch]} : keys_of(all, batch));
+    }
     // What this thread's sequence asks for, of THREADS from `first` on, and the running sum of their units.
     __device__ RunningSum read_lengths(int first, Sequence& sequence) const
     {
         const int mine = first + threadIdx.x;
         sequence = {};
-        if (mine < params.sequences.batch) sequence = Sequence(*this, mine);
+        if (mine < params.sequences.batch) {
+            const Sequences& all = params.sequences;
+            const Extent keys = all.key_lengths && !all.key_offsets ? Extent{0, key_length_ahead(all, mine)} : keys_of(all, mine);
+            sequence = Sequence(*this, queries_of(all, mine), keys);
+        }
+        if (mine < LENGTHS) state.lengths[mine] = sequence.k.len;
         return running_sum(sequence.units());
     }
     // Whether this thread's sequence has a unit, of those whose first ones follow `before` others. One thread at most has it.

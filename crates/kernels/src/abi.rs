@@ -23,6 +23,10 @@ pub const RAGGED: i32 = 1;
 /// sequence, or to nobody.
 pub const RAGGED_KEYS: i32 = 2;
 
+/// Bit of `ragged`: key lengths or numbers of pages lie on the device, and nothing else does, so that kernels may read them before
+/// the launch ahead has ended, and once more afterwards.
+pub const READ_AHEAD: i32 = 4;
+
 /// The most results that one launch merges.
 pub const MERGE_PARTS: usize = 32;
 
@@ -189,7 +193,7 @@ declare! {
         query_rows: i32,
         /// Rows of k and v in a batch entry; packed: in all.
         key_rows: i32,
-        /// [`RAGGED`] and [`RAGGED_KEYS`], as the pointers have it: one word is asked for sooner than four.
+        /// [`RAGGED`], [`RAGGED_KEYS`] and [`READ_AHEAD`], as the pointers have it: one word is asked for sooner than five.
         ragged: i32,
         /// [batch + 1] first rows of packed queries; null: dense.
         query_offsets: u64 = "const int*",
@@ -202,7 +206,7 @@ declare! {
     }
 
     /// Pages of keys and values that a table gives to sequences. Nobody has validated what lies on the device: kernels clamp numbers of
-    /// pages to `count`, and read no entry past a sequence's last key.
+    /// pages to `count`, and read no entry past a sequence's last key, or past the last key that it had before the launch ahead.
     struct Pages {
         /// `[batch][...]` numbers of pages; null: not paged.
         table: u64 = "const int*",
@@ -212,6 +216,10 @@ declare! {
         rows: i32,
         /// Pages.
         count: i32,
+        /// 2^31 / rows times 2^rows_log, rounded up: see [`Pages::of`].
+        rows_inverse: u32,
+        /// The least with 2^rows_log >= rows.
+        rows_log: i32,
     }
 
     /// From a dot product to a score, and which scores count: scale, softcap, ALiBi, bias, then mask.
@@ -268,15 +276,14 @@ declare! {
         tiles: i32,
         /// Tiles of a head: of one batch entry, or of all packed queries.
         query_tiles: i32,
-        /// Heads whose tiles are interleaved: of all batch entries together, or of the packed queries. Where CTAs share keys: key/value
-        /// heads that are read side by side, a divisor of them and of the grid. At least 1.
+        /// Heads whose tiles are interleaved: of all batch entries together, or of the packed queries. At least 1.
         heads_at_once: i32,
         /// Ranges that the keys of a tile are split into; 1 or 0: none.
         splits: i32,
         /// Keys of a range, a power of two. 0: CTAs share the keys evenly.
         keys_per_split: i32,
-        /// Unused.
-        padding: i32,
+        /// Where CTAs share keys: key/value heads that are read at the same time, a divisor of them and of the grid. At least 1.
+        side_by_side: i32,
     }
 
     /// Block of the kernels that read through addresses. What a CTA asks for before its first load comes first: those constants
@@ -333,7 +340,7 @@ declare! {
         /// Everything else.
         forward: Forward,
         /// Unused.
-        padding: [i32; 6] = "int[6]",
+        padding: [i32; 4] = "int[4]",
     }
 
     /// What an image says about itself, in the constant `warptile_record`.
@@ -466,17 +473,42 @@ declare! {
     }
 }
 
+impl Pages {
+    /// With what a division by `rows` takes: for keys below 2^31 the page is the upper half of `2 * key * rows_inverse`, shifted right
+    /// by `rows_log`. The inverse is too large by less than `2^rows_log / rows` of its last place, so that the quotient is exact.
+    /// (T. Granlund, P. Montgomery, "Division by Invariant Integers using Multiplication", theorem 4.2.)
+    ///
+    /// Without rows there is no page to be looked up, and the inverse is that of 1.
+    #[must_use]
+    pub const fn of(table: u64, table_row: i64, rows: i32, count: i32) -> Self {
+        let divisor = if rows > 0 { rows as u64 } else { 1 };
+        let rows_log = divisor.next_power_of_two().trailing_zeros();
+        Pages {
+            table,
+            table_row,
+            rows,
+            count,
+            rows_inverse: (1_u64 << (31 + rows_log)).div_ceil(divisor) as u32,
+            rows_log: rows_log as i32,
+        }
+    }
+}
+
 impl Sequences {
     /// With `ragged` as the pointers have it.
     #[must_use]
-    pub const fn with_ragged(self) -> Self {
+    pub const fn with_ragged(self, pages: &Pages) -> Self {
         let keys = self.key_offsets | self.key_lengths;
+        let others = self.key_offsets | self.query_offsets | self.query_lengths;
         let mut ragged = 0;
-        if keys | self.query_offsets | self.query_lengths != 0 {
+        if keys | others != 0 {
             ragged |= RAGGED;
         }
         if keys != 0 {
             ragged |= RAGGED_KEYS;
+        }
+        if self.key_lengths | pages.table != 0 && others == 0 {
+            ragged |= READ_AHEAD;
         }
         Sequences { ragged, ..self }
     }
@@ -604,7 +636,7 @@ pub fn cpp_header() -> String {
         "// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs and capability.rs, where to change it.\n\
          #pragma once\n\nnamespace warptile {\n\n",
         &format!("constexpr int WINDOW_UNLIMITED = {WINDOW_UNLIMITED};\n"),
-        &format!("constexpr int RAGGED = {RAGGED}, RAGGED_KEYS = {RAGGED_KEYS};\n"),
+        &format!("constexpr int RAGGED = {RAGGED}, RAGGED_KEYS = {RAGGED_KEYS}, READ_AHEAD = {READ_AHEAD};\n"),
         &format!("constexpr unsigned RECORD_MAGIC = {RECORD_MAGIC:#x};\n\n"),
         &capability::cpp_constants(),
         "\n",
@@ -640,14 +672,36 @@ mod tests {
     #[test]
     fn blocks_have_the_sizes_that_every_host_knows() {
         assert_eq!(size_of::<Tensor>(), 32);
-        assert_eq!(size_of::<Forward>(), 424);
+        assert_eq!(size_of::<Forward>(), 432);
         assert_eq!(size_of::<ForwardTma>(), 832);
         assert_eq!(std::mem::offset_of!(ForwardTma, forward), 384);
-        assert_eq!((size_of::<Merge>(), size_of::<Append>()), (2136, 1384));
+        assert_eq!((size_of::<Merge>(), size_of::<Append>()), (2136, 1392));
         // What a launch of CUDA 12.0 can carry.
         assert!(size_of::<Merge>().max(size_of::<Append>()) <= 4096);
         assert_eq!(Merge::default().outs.len(), MERGE_PARTS);
         assert_eq!(Rotary::default().turns.len(), ROTARY_PAIRS);
+    }
+
+    #[test]
+    fn the_inverse_of_a_pages_rows_divides_every_key() {
+        // As `page_number` in kernels/memory/keys.cuh.
+        let number = |pages: &Pages, key: u32| {
+            ((u64::from(2 * key) * u64::from(pages.rows_inverse)) >> 32) as u32 >> pages.rows_log
+        };
+        let largest = i32::MAX as u32;
+        for rows in (1..=4096).chain([65_535, 65_537, 1 << 30, (1 << 30) + 1, i32::MAX]) {
+            let pages = Pages::of(64, 1, rows, 1);
+            let rows = rows as u32;
+            // Where a quotient that is too large or too small by the least shows.
+            let last = largest / rows * rows;
+            for first in [0, rows, last / rows / 2 * rows, last - rows, last] {
+                for key in [first.saturating_sub(1), first, first + 1, first.saturating_add(rows - 1)] {
+                    let key = key.min(largest);
+                    assert_eq!(number(&pages, key), key / rows, "key {key}, {rows} rows");
+                }
+            }
+        }
+        assert_eq!(Pages::of(0, 0, 0, 0).rows_log, 0);
     }
 
     #[test]

@@ -361,6 +361,12 @@ impl Description for Append {
         };
         let [pages, page_rows, ..] = self.k_pages().shape;
         let q = optional(at::Q, self.q());
+        let pages = abi::Pages::of(
+            at[at::BLOCK_TABLE],
+            self.columns() as i64,
+            count(page_rows),
+            count(pages),
+        );
         Block::Append(abi::Append {
             sequences: abi::Sequences {
                 batch: count(self.batch()),
@@ -373,13 +379,8 @@ impl Description for Append {
                 key_lengths: at[at::KEY_LENGTHS],
                 ..Default::default()
             }
-            .with_ragged(),
-            pages: abi::Pages {
-                table: at[at::BLOCK_TABLE],
-                table_row: self.columns() as i64,
-                rows: count(page_rows),
-                count: count(pages),
-            },
+            .with_ragged(&pages),
+            pages,
             slots: at[at::SLOTS],
             heads: count(self.q().map_or(0, Layout::heads)),
             kv_heads: count(self.k().heads()),

@@ -29,6 +29,14 @@ pub(crate) fn forward(
     };
     let (queries, keys) = (call.queries(), call.keys());
     let rows = call.q().rows();
+    let pages = call.pages().map_or_else(abi::Pages::default, |pages| {
+        abi::Pages::of(
+            at.block_table,
+            stride(&pages.layout().elements(), 1),
+            count(pages.rows()),
+            count(pages.count()),
+        )
+    });
     abi::Forward {
         q: tensor(at.q, call.q()),
         k: tensor(at.k, call.k()),
@@ -52,15 +60,8 @@ pub(crate) fn forward(
             key_rows: count(keys.rows()),
             ..Default::default()
         }
-        .with_ragged(),
-        pages: call
-            .pages()
-            .map_or_else(abi::Pages::default, |pages| abi::Pages {
-                table: at.block_table,
-                table_row: stride(&pages.layout().elements(), 1),
-                rows: count(pages.rows()),
-                count: count(pages.count()),
-            }),
+        .with_ragged(&pages),
+        pages,
         scoring: scoring(call, at),
         work: abi::Work {
             counter: in_workspace(shape.needs_workspace(), 0),
@@ -69,6 +70,7 @@ pub(crate) fn forward(
             tiles: shape.tiles as i32,
             query_tiles: shape.query_tiles as i32,
             heads_at_once: shape.heads_at_once as i32,
+            side_by_side: shape.side_by_side as i32,
             splits: shape.splits as i32,
             keys_per_split: match shape.shares_keys {
                 true => call.splits().keys().map_or(0, |keys| keys as i32),
@@ -213,6 +215,7 @@ mod tests {
             tiles: 4,
             query_tiles: 4,
             heads_at_once: 1,
+            side_by_side: 1,
             draws_tiles: true,
             shares_keys: false,
             splits: 1,
@@ -311,7 +314,19 @@ mod tests {
         assert_eq!(ragged(|at| at.query_lengths = 64), abi::RAGGED);
         let keys = abi::RAGGED | abi::RAGGED_KEYS;
         assert_eq!(ragged(|at| at.key_offsets = 64), keys);
-        assert_eq!(ragged(|at| at.key_lengths = 64), keys);
+        assert_eq!(
+            ragged(|at| at.key_lengths = 64),
+            keys | abi::READ_AHEAD,
+            "nothing but the lengths of keys"
+        );
+        let queries_too = ragged(|at| (at.key_lengths, at.query_lengths) = (64, 64));
+        assert_eq!(queries_too, keys);
+        let in_pages = |at: &Addresses| {
+            let pages = abi::Pages::of(64, 1, 16, 4);
+            let sequences = forward(&call, &shape(), at, 0).sequences;
+            sequences.with_ragged(&pages).ragged
+        };
+        assert_eq!(in_pages(&Addresses::default()), abi::READ_AHEAD);
     }
 
     #[test]

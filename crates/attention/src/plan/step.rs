@@ -39,9 +39,10 @@ pub struct LaunchShape {
     pub tiles: u32,
     /// Tiles of a head: of one batch entry, or of all packed queries.
     pub query_tiles: u32,
-    /// Heads whose tiles are interleaved, so that CTAs working side by side share keys and values in L2; where CTAs share keys, key/value
-    /// heads that are read side by side, each by as many CTAs.
+    /// Heads whose tiles are interleaved, so that CTAs working at the same time share keys and values in L2.
     pub heads_at_once: u32,
+    /// Where CTAs share keys, key/value heads that are read side by side, each by as many CTAs; 1 elsewhere.
+    pub side_by_side: u32,
     /// Whether CTAs draw their tiles from the workspace's counter.
     pub draws_tiles: bool,
     /// Whether CTAs leave parts of tiles in the workspace.
@@ -189,7 +190,8 @@ impl Step {
             grid: (of_a_head * side_by_side) as u32,
             tiles: sides.tiles(block_m) as u32,
             query_tiles: sides.row_tiles(block_m) as u32,
-            heads_at_once: side_by_side as u32,
+            heads_at_once: 1,
+            side_by_side: side_by_side as u32,
             draws_tiles: false,
             shares_keys: true,
             splits: 1,
@@ -264,6 +266,7 @@ impl Step {
                 Schedule::OneTile => 1,
                 _ => heads_at_once(call, heads) as u32,
             },
+            side_by_side: 1,
             draws_tiles,
             shares_keys: splits > 1,
             splits: splits as u32,
@@ -453,7 +456,7 @@ mod tests {
     #[test]
     fn a_grid_that_shares_keys_has_as_many_ctas_for_each_head() {
         let step = step("decode_d128_16x128_w8_s2", 132);
-        for (batch, kv_heads, key_len, grid, heads_at_once) in [
+        for (batch, kv_heads, key_len, grid, side_by_side) in [
             (16, 8, 8192, 128, 8),
             (1, 8, 131_072, 128, 8),
             (1, 4, 1024, 32, 4),
@@ -465,8 +468,8 @@ mod tests {
             let call = dense(batch, [4 * kv_heads, kv_heads], [1, key_len], Mask::None);
             let shape = step.shape(&call).unwrap();
             assert_eq!(
-                (shape.grid, shape.heads_at_once),
-                (grid, heads_at_once),
+                (shape.grid, shape.side_by_side),
+                (grid, side_by_side),
                 "{call}"
             );
         }

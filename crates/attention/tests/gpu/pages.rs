@@ -4,7 +4,9 @@ use half::f16;
 use warptile::gpu::{Bindings, Prepared};
 use warptile::{Call, Choice, ElementType, Error, Family, Features, Layout};
 use warptile_check::Case;
-use warptile_driver::{DeviceBuffer, Graph, Stream};
+use warptile_driver::{
+    DeviceBuffer, Graph, Kernel, KernelOptions, LaunchConfig, Module, Stream,
+};
 use warptile_kernels::{Image, catalog};
 
 use crate::harness::{Images, case, families, gpu, passes, ran};
@@ -204,6 +206,110 @@ fn a_captured_launch_follows_its_table_and_lengths() {
             let replayed = step.result();
             step.launch(&stream).unwrap();
             assert!(step.result() == replayed, "{choice}, replay {replay}");
+        }
+    }
+}
+
+/// A kernel that copies words when some time has passed, and long before that lets the launch after it begin. Its block: where to, where
+/// from, how many, and nanoseconds.
+fn writes_late() -> Kernel<[u64; 4]> {
+    let profile = gpu().profile();
+    let (target, begins) = match profile.major {
+        9.. => ("sm_90", "griddepcontrol.launch_dependents; griddepcontrol.wait;"),
+        _ => ("sm_80", ""),
+    };
+    let ptx = format!(
+        ".version 7.8
+        .target {target}
+        .address_size 64
+        .visible .entry writes_late(.param .align 8 .b8 block[32])
+        {{
+            .reg .pred %p;
+            .reg .b32 %word, %thread;
+            .reg .b64 %to, %from, %count, %time, %begin, %now, %i, %at;
+            ld.param.u64 %to, [block];
+            ld.param.u64 %from, [block + 8];
+            ld.param.u64 %count, [block + 16];
+            ld.param.u64 %time, [block + 24];
+            {begins}
+            mov.u64 %begin, %globaltimer;
+        wait:
+            mov.u64 %now, %globaltimer;
+            sub.u64 %now, %now, %begin;
+            setp.lt.u64 %p, %now, %time;
+            @%p bra wait;
+            mov.u32 %thread, %tid.x;
+            cvt.u64.u32 %i, %thread;
+        next:
+            setp.ge.u64 %p, %i, %count;
+            @%p bra end;
+            shl.b64 %at, %i, 2;
+            add.u64 %now, %from, %at;
+            ld.global.u32 %word, [%now];
+            add.u64 %now, %to, %at;
+            st.global.u32 [%now], %word;
+            add.u64 %i, %i, 256;
+            bra next;
+        end:
+            ret;
+        }}\0"
+    );
+    let module = Module::load(gpu().context(), ptx.as_bytes()).unwrap();
+    Kernel::load(&module, "writes_late", &KernelOptions::new()).unwrap()
+}
+
+/// What a step reads before the launch ahead of it has ended, it reads again afterwards.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn lengths_and_pages_may_be_written_by_the_launch_before() {
+    let kernel = writes_late();
+    let config = LaunchConfig::new([1, 1, 1], [256, 1, 1]);
+    let most = (COLUMNS * PAGE_ROWS) as i32;
+    for (choice, queries) in steps() {
+        let mut step = Step::new(&choice, queries);
+        let stream = step.stream.clone();
+        let mut random = Random(3);
+        for round in 0..300 {
+            let mut table = || -> Vec<i32> {
+                (0..BATCH * COLUMNS).map(|_| random.below(PAGES)).collect()
+            };
+            let (before, after) = (table(), table());
+            let mut some = |longest: i32| -> [i32; BATCH] {
+                std::array::from_fn(|_| random.below(longest as usize + 1))
+            };
+            let (mut lengths_before, lengths_after) = (some(most), some(most));
+            match round % 4 {
+                // As in all layers of a model but the first.
+                0 => lengths_before = lengths_after,
+                // Few CTAs have anything to do, as far as they know.
+                1 => lengths_before = some(1),
+                // One differs.
+                2 => {
+                    lengths_before = lengths_after;
+                    lengths_before[round / 4 % BATCH] = some(most)[0];
+                }
+                _ => {}
+            }
+            let table_before = if round % 3 == 0 { &after } else { &before };
+            step.set(&after, &lengths_after);
+            step.launch(&stream).unwrap();
+            let expected = step.result();
+            let (new_table, new_lengths) = (
+                DeviceBuffer::from_slice(&stream, &after).unwrap(),
+                DeviceBuffer::from_slice(&stream, &lengths_after).unwrap(),
+            );
+            step.set(table_before, &lengths_before);
+            for (to, from, time) in [
+                (&step.table, &new_table, 0),
+                (&step.lengths, &new_lengths, 20_000),
+            ] {
+                let block = [to.pointer(), from.pointer(), to.len() as u64, time];
+                // SAFETY: the block is the kernel's; both buffers have as many words, belong to this stream and live until it has been
+                // waited for.
+                unsafe { kernel.launch(&stream, &config.programmatic(), &block) }.unwrap();
+            }
+            step.launch(&stream).unwrap();
+            assert!(step.result() == expected, "{choice}, round {round}");
         }
     }
 }

@@ -60,43 +60,43 @@ tilings! {
 
 kernels! {
     Decode D128M16N128W8S2 "decode_d128_16x128_w8_s2" {
-        2: shared 209408;
+        2: shared 211456;
     }
     Decode D128M16N64W4S2 "decode_d128_16x64_w4_s2" {
-        2: shared 76180;
+        2: shared 77208;
     }
     Decode D128M32N128W8S2 "decode_d128_32x128_w8_s2" {
-        2: shared 217728;
+        2: shared 219776;
     }
     Decode D128M32N64W4S2 "decode_d128_32x64_w4_s2" {
-        2: shared 84444;
+        2: shared 85472;
     }
     Decode D128M64N128W8S2 "decode_d128_64x128_w8_s2" {
-        2: shared 168556;
+        2: shared 170608;
     }
     Decode D128M64N64W4S2 "decode_d128_64x64_w4_s2" {
-        2: shared 100936;
+        2: shared 101196;
     }
     Decode D256M16N32W2S2 "decode_d256_16x32_w2_s2" {
-        2: shared 83332;
+        2: shared 83848;
     }
     Decode D256M16N64W4S2 "decode_d256_16x64_w4_s2" {
-        2: shared 215552;
+        2: shared 216576;
     }
     Decode D64M16N128W4S2 "decode_d64_16x128_w4_s2" {
-        2: shared 73620;
+        2: shared 74648;
     }
     Decode D64M16N256W8S2 "decode_d64_16x256_w8_s2" {
-        2: shared 175616;
+        2: shared 177664;
     }
     Decode D64M32N128W4S2 "decode_d64_32x128_w4_s2" {
-        2: shared 77788;
+        2: shared 78816;
     }
     Decode D64M64N128W8S4 "decode_d64_64x128_w8_s4" {
-        2: shared 188032;
+        2: shared 190080;
     }
     Decode D64M64N64W4S4 "decode_d64_64x64_w4_s4" {
-        2: shared 86088;
+        2: shared 86348;
     }
     Mma D128M128N64W8S2 "mma_d128_128x64_w8_s2" {
         2: shared 100476;
