@@ -5,4 +5,7 @@ mod common;
 mod errors;
 mod files;
 mod gpu;
+mod interrupt;
+mod plan;
+mod records;
 mod run;
