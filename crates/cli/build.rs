@@ -19,7 +19,13 @@ fn main() {
 
 /// The output of git, if it succeeded.
 fn git(arguments: &[&str]) -> Option<String> {
-    let output = Command::new("git").args(arguments).output().ok()?;
+    // Another git may be at work here.
+    let mut git = Command::new("git");
+    let output = git
+        .arg("--no-optional-locks")
+        .args(arguments)
+        .output()
+        .ok()?;
     let text = output.status.success().then_some(output.stdout)?;
     Some(String::from_utf8(text).ok()?.trim().to_owned())
 }

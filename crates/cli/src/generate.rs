@@ -107,7 +107,7 @@ impl Values {
                     let part = (random >> 11) as f64 / (1_u64 << 52) as f64 - 1.0;
                     part * largest
                 }
-                Values::Outliers(times) if random % OUTLIERS == 0 => normal * times,
+                Values::Outliers(times) if random.is_multiple_of(OUTLIERS) => normal * times,
                 Values::Outliers(_) => normal,
             });
         }

@@ -312,7 +312,10 @@ fn print_choices(info: &Info, explain: bool, console: &mut dyn Write) -> Result<
             let (kernel, why) = match plan {
                 Ok(plan) => {
                     if explain {
-                        writeln!(console, "{}", plan.explain())?;
+                        for line in plan.explain().lines() {
+                            writeln!(console, "{}", text::wrapped(line, text::columns(), 9))?;
+                        }
+                        writeln!(console)?;
                     }
                     (plan.kernel_name().to_owned(), why_not_better(&plan))
                 }

@@ -298,8 +298,8 @@ fn table(
 ) -> Result<(), Failure> {
     writeln!(
         console,
-        "{:<24}{:>10}{:>5}  {}",
-        "gpu", "capability", "SMs", "image"
+        "{:<24}{:>10}{:>5}  image",
+        "gpu", "capability", "SMs"
     )?;
     for (profile, plan) in plans {
         let image = match plan {

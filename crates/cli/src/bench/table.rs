@@ -91,10 +91,15 @@ pub(crate) fn speed(row: &Row) -> String {
 
 /// The same for people.
 pub(crate) fn speed_text(is_reading: bool, tb_s: f64, tflops: f64) -> String {
+    // What is slow keeps its digits.
+    let giga = |speed: f64| match speed {
+        ..1e-3 => format!("{:.3} G", speed * 1e3),
+        _ => format!("{:.1} G", speed * 1e3),
+    };
     match (is_reading, tb_s, tflops) {
-        (true, tb_s @ ..1.0, _) => format!("{:.1} GB/s", tb_s * 1e3),
+        (true, tb_s @ ..1.0, _) => giga(tb_s) + "B/s",
         (true, tb_s, _) => format!("{tb_s:.3} TB/s"),
-        (false, _, tflops @ ..1.0) => format!("{:.1} GFLOP/s", tflops * 1e3),
+        (false, _, tflops @ ..1.0) => giga(tflops) + "FLOP/s",
         (false, _, tflops) => format!("{tflops:.1} TFLOP/s"),
     }
 }
@@ -154,6 +159,8 @@ mod tests {
         assert_eq!(speed(&row), "4.432 TB/s");
         row.tb_s = 0.0123;
         assert_eq!(speed(&row), "12.3 GB/s");
+        row.tb_s = 0.000_0421;
+        assert_eq!(speed(&row), "0.042 GB/s");
     }
 
     #[test]

@@ -182,7 +182,7 @@ fn numpys_files_are_read_and_written() {
     let mut names = Vec::new();
     for index in 0..archive.len() {
         let mut member = archive.by_index(index).unwrap();
-        let name = path(&member.name().unwrap().into_owned());
+        let name = path(&member.name().unwrap());
         std::io::copy(&mut member, &mut fs::File::create(&name).unwrap()).unwrap();
         names.push(name);
     }

@@ -9,3 +9,4 @@ mod interrupt;
 mod plan;
 mod records;
 mod run;
+mod standin;

@@ -131,6 +131,21 @@ fn every_table_fits_eighty_columns() {
 }
 
 #[test]
+fn progress_is_for_terminals() {
+    let mut command = warptile();
+    command.args([
+        "verify",
+        "--device",
+        "cpu",
+        "--count",
+        "50",
+        "--max-len",
+        "30",
+    ]);
+    assert_eq!(expect_code(0, &mut command).1, "");
+}
+
+#[test]
 fn nothing_is_coloured_where_colours_are_not_wanted() {
     let mut command = warptile();
     command
