@@ -107,7 +107,8 @@ pub(crate) struct VerifyArgs {
     #[arg(long, default_value_t = Device::Auto)]
     device: Device,
 
-    /// Write the totals to this file, as JSON, every ten seconds and at the end; - for standard output, at the end
+    /// Write the totals to this file, as JSON, after the first problem, every ten seconds, and at the end; - for standard output, at the
+    /// end
     ///
     /// Until the end, and after Ctrl-C, "cut_short" is true.
     #[arg(long, value_name = "FILE")]
@@ -400,7 +401,7 @@ impl Verify<'_> {
         failing: &mut Option<Trial>,
     ) -> Result<String, Failure> {
         let mut reasons = String::new();
-        let mut written = Instant::now();
+        let mut written = None;
         let bar = progress::problems(trials.len() as u64);
         let check = |lane: &_, trial: &_| self.check(lane, trial);
         in_order(
@@ -428,15 +429,15 @@ impl Verify<'_> {
     }
 
     /// Writes what there is, so that little is lost if the rest never comes.
-    fn keep(&self, totals: &mut Totals, written: &mut Instant) -> Result<(), Failure> {
+    fn keep(&self, totals: &mut Totals, written: &mut Option<Instant>) -> Result<(), Failure> {
         let Some(json @ json::Target::File(_)) = &self.args.json else {
             return Ok(());
         };
-        if written.elapsed() < WRITE_EVERY {
+        if written.is_some_and(|last| last.elapsed() < WRITE_EVERY) {
             return Ok(());
         }
         totals.after(self.start.elapsed());
-        *written = Instant::now();
+        *written = Some(Instant::now());
         json.write(totals)
     }
 
@@ -470,7 +471,7 @@ impl Verify<'_> {
         let (before, skipped) = (totals.count, totals.not_applicable);
         let bar = progress::problems(count);
         let check = |lane: &_, trial: &_| self.check(lane, trial);
-        let mut written = Instant::now();
+        let mut written = None;
         let drawn = (0..).map(|index| self.draw(index));
         in_order(lanes, drawn, check, |trial, (checked, seconds)| {
             if let Checked::NotApplicable(reasons) = &checked

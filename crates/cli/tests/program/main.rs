@@ -5,6 +5,7 @@ mod common;
 mod errors;
 mod files;
 mod gpu;
+#[cfg(unix)]
 mod interrupt;
 mod plan;
 mod records;
