@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(speed(&row), "4.432 TB/s");
         row.tb_s = 0.0123;
         assert_eq!(speed(&row), "12.3 GB/s");
-        row.tb_s = 0.000_0421;
+        row.tb_s = 4.21e-5;
         assert_eq!(speed(&row), "0.042 GB/s");
     }
 
