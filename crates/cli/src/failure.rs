@@ -98,6 +98,14 @@ impl Failure {
         }
     }
 
+    /// JSON in `path` that is not what was looked for.
+    pub(crate) fn json(path: &Path, source: serde_json::Error) -> Self {
+        Failure::Json {
+            path: path.to_owned(),
+            source,
+        }
+    }
+
     /// A failed write of `path`.
     pub(crate) fn write(path: &Path, source: std::io::Error) -> Self {
         Failure::File {

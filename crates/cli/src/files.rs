@@ -567,6 +567,10 @@ impl<'a> OutTensor<'a> {
         }
     }
 
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// Which keys are seen: any number but 0 for one that is.
     pub(crate) fn mask(shape: Vec<usize>, data: &'a [u8]) -> Self {
         OutTensor {

@@ -33,7 +33,7 @@ pub(crate) struct GenArgs {
     #[arg(value_name = "PROBLEM", value_parser = cases::parse)]
     case: Case,
 
-    /// Write the tensors to this file: .npz, else safetensors
+    /// Write the tensors to this file, .npz or else safetensors, or each to an .npy file in this folder
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
@@ -134,7 +134,7 @@ pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure
     for path in std::iter::once(&args.output).chain(&args.expected) {
         if Format::of(path) == Format::Npy {
             return Err(Failure::Input(format!(
-                "{}: an .npy file holds one tensor; an .npz file holds all",
+                "{}: an .npy file holds one tensor; an .npz file or a folder holds all",
                 path.display()
             )));
         }
@@ -142,15 +142,18 @@ pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure
     if args.expected.as_ref() == Some(&args.output) {
         return Err(Failure::Input("inputs and results need two files".into()));
     }
-    let file = Replacement::begin(&args.output)?;
+    let file = match args.output.is_dir() {
+        true => None,
+        false => Some(Replacement::begin(&args.output)?),
+    };
     let expected = match &args.expected {
         Some(path) => Some(Replacement::begin(path)?),
         None => None,
     };
-    match case.element {
-        ElementType::F16 => write::<f16>(case, args.values, file),
-        ElementType::Bf16 => write::<bf16>(case, args.values, file),
-        _ => write::<f32>(case, args.values, file),
+    let inputs = match case.element {
+        ElementType::F16 => write::<f16>(args, file),
+        ElementType::Bf16 => write::<bf16>(args, file),
+        _ => write::<f32>(args, file),
     }?;
     writeln!(
         console,
@@ -158,9 +161,9 @@ pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure
         cases::without_seed(case),
         args.output.display()
     )?;
-    let mut command = command(args);
+    let mut command = command(case, &inputs);
     if let (Some(file), Some(path)) = (expected, &args.expected) {
-        write_expected(args, file)?;
+        write_expected(args, &inputs, file)?;
         writeln!(
             console,
             "wrote    the results in float64 to {}",
@@ -173,7 +176,7 @@ pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure
 }
 
 /// Computes the file that was just written as `warptile run` would, but in float64.
-fn write_expected(args: &GenArgs, file: Replacement) -> Result<(), Failure> {
+fn write_expected(args: &GenArgs, inputs: &[PathBuf], file: Replacement) -> Result<(), Failure> {
     let layout = match args.case.layout {
         LayoutKind::Bhsd => options::LayoutKind::Bhsd,
         _ => options::LayoutKind::Bshd,
@@ -183,7 +186,7 @@ fn write_expected(args: &GenArgs, file: Replacement) -> Result<(), Failure> {
         splits: Splits::Even,
         choice: Choice::Best,
     };
-    let inputs = files::read_inputs(std::slice::from_ref(&args.output), layout)?;
+    let inputs = files::read_inputs(inputs, layout)?;
     with_inputs!(&inputs, inputs => {
         let call = inputs.call(&settings)?;
         let spinner = progress::spinner("computing the float64 reference");
@@ -210,7 +213,9 @@ fn write_expected(args: &GenArgs, file: Replacement) -> Result<(), Failure> {
     })
 }
 
-fn write<T: Element>(case: &Case, values: Values, file: Replacement) -> Result<(), Failure> {
+/// Makes the tensors and writes them to `file`, or without one to a folder; the files that have them.
+fn write<T: Element>(args: &GenArgs, file: Option<Replacement>) -> Result<Vec<PathBuf>, Failure> {
+    let (case, values) = (&args.case, args.values);
     let mut inputs = case.inputs::<T>();
     let tensors = [&mut inputs.q, &mut inputs.k, &mut inputs.v];
     for (number, tensor) in (0..).zip(tensors) {
@@ -264,7 +269,16 @@ fn write<T: Element>(case: &Case, values: Values, file: Replacement) -> Result<(
     if let Some((shape, key_mask)) = &key_mask {
         tensors.push(OutTensor::mask(shape.clone(), key_mask));
     }
-    files::write(file, &tensors)
+    let Some(file) = file else {
+        let each = tensors.iter().map(|tensor| {
+            let path = args.output.join(format!("{}.npy", tensor.name()));
+            files::write(Replacement::begin(&path)?, std::slice::from_ref(tensor))?;
+            Ok(path)
+        });
+        return each.collect();
+    };
+    files::write(file, &tensors)?;
+    Ok(vec![args.output.clone()])
 }
 
 /// A tensor as the file stores it: without what surrounds it, packed ones without the unused rows behind the last sequence
@@ -304,10 +318,13 @@ fn heads_first<T: Copy>(buffer: &Buffer<T>) -> (Vec<usize>, Vec<T>) {
     )
 }
 
-/// How the problem is computed from the file.
-fn command(args: &GenArgs) -> String {
-    let case = &args.case;
-    let mut command = format!("warptile run {}", args.output.display());
+/// How the problem is computed from its files.
+fn command(case: &Case, inputs: &[PathBuf]) -> String {
+    let inputs: Vec<String> = inputs
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    let mut command = format!("warptile run {}", inputs.join(" "));
     for word in case.scoring.to_string().split(' ') {
         match word.split_once('=') {
             Some(("mask", "causal")) => command.push_str(" --causal"),

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::failure::Failure;
 use crate::machine::Machine;
@@ -13,18 +14,14 @@ use crate::text;
 /// A row may take this percentage of its earlier time longer: what two measurements of the same program differ by.
 pub(crate) const TOLERANCE: f64 = 3.0;
 
-/// The rows alone, as `bench --json` writes them, or beside what they are about.
+/// Rows beside what they are about.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum File {
-    Bare(Vec<StoredRow>),
-    Stamped {
-        #[serde(default)]
-        cut_short: bool,
-        #[serde(default)]
-        commit: Option<String>,
-        rows: Vec<StoredRow>,
-    },
+struct Stamped {
+    #[serde(default)]
+    cut_short: bool,
+    #[serde(default)]
+    commit: Option<String>,
+    rows: Vec<StoredRow>,
 }
 
 /// The rows of one file.
@@ -78,19 +75,11 @@ impl Record {
     /// # Errors
     /// [`Failure::File`] or [`Failure::Json`]; [`Failure::Input`] if a time makes no sense.
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
-        let bytes = std::fs::read(path).map_err(|source| Failure::read(path, source))?;
-        let file = serde_json::from_slice(&bytes).map_err(|source| Failure::Json {
-            path: path.to_owned(),
-            source,
-        })?;
-        let (cut_short, commit, rows) = match file {
-            File::Bare(rows) => (false, None, rows),
-            File::Stamped {
-                cut_short,
-                commit,
-                rows,
-            } => (cut_short, commit, rows),
-        };
+        let Stamped {
+            cut_short,
+            commit,
+            rows,
+        } = stamped(value(path)?).map_err(|source| Failure::json(path, source))?;
         let is_time = |time: f64| time > 0.0 && time.is_finite();
         if let Some(row) = rows.iter().find(|row| !is_time(row.median_us)) {
             return Err(Failure::Input(format!(
@@ -160,6 +149,27 @@ impl Record {
                 machine.device
             ))),
         }
+    }
+}
+
+/// The JSON of a file.
+///
+/// # Errors
+/// [`Failure::File`] or [`Failure::Json`].
+pub(crate) fn value(path: &Path) -> Result<Value, Failure> {
+    let bytes = std::fs::read(path).map_err(|source| Failure::read(path, source))?;
+    serde_json::from_slice(&bytes).map_err(|source| Failure::json(path, source))
+}
+
+/// The rows alone, as `bench --json` writes them, or beside what they are about.
+fn stamped(value: Value) -> serde_json::Result<Stamped> {
+    match value {
+        Value::Array(_) => Ok(Stamped {
+            cut_short: false,
+            commit: None,
+            rows: serde_json::from_value(value)?,
+        }),
+        value => serde_json::from_value(value),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::cases;
 use crate::failure::Failure;
 use crate::machine::{self, PROGRAM};
 use crate::output::Replacement;
-use crate::records::{Record, StoredRow};
+use crate::records::{self, Record, StoredRow};
 
 /// Make one HTML page of records that `bench --json` and `verify --json` wrote.
 ///
@@ -135,12 +135,14 @@ footer { margin: 3rem 0; color: #555 }
 ";
 
 fn read(path: &Path) -> Result<Content, Failure> {
-    let bytes = std::fs::read(path).map_err(|source| Failure::read(path, source))?;
-    // What is not a verification is said of a measurement: those have more ways to be written.
-    match serde_json::from_slice(&bytes) {
-        Ok(verification) => Ok(Content::Verified(Box::new(verification))),
-        Err(_) => Record::read(path).map(Content::Measured),
+    let value = records::value(path)?;
+    // Only a verification counts what passed.
+    if value.get("passed").is_none() {
+        return Record::read(path).map(Content::Measured);
     }
+    let verification = serde_json::from_value(value);
+    let verification = verification.map_err(|source| Failure::json(path, source))?;
+    Ok(Content::Verified(Box::new(verification)))
 }
 
 /// Text with nothing in it that a browser would act on.

@@ -176,18 +176,16 @@ fn numpys_files_are_read_and_written() {
         stdout.contains("compare  lse: 0 of 40 values differ"),
         "{stdout}"
     );
-    // One array each, as numpy.save writes them: taken out of the archive.
-    let archive = fs::read(path("in.npz")).unwrap();
-    let mut archive = zip::ZipArchive::new(std::io::Cursor::new(archive)).unwrap();
-    let mut names = Vec::new();
-    for index in 0..archive.len() {
-        let mut member = archive.by_index(index).unwrap();
-        let name = path(&member.name().unwrap());
-        std::io::copy(&mut member, &mut fs::File::create(&name).unwrap()).unwrap();
-        names.push(name);
-    }
+    // One array each, as numpy.save writes them.
+    let (stdout, _) = expect_code(0, warptile().args(["gen", problem, "-o"]).arg(dir.path()));
+    let names = ["q", "k", "v", "sinks", "bias", "mask"].map(|name| path(&format!("{name}.npy")));
+    let files: Vec<String> = names
+        .iter()
+        .map(|name| name.display().to_string())
+        .collect();
+    let command = format!("compute  warptile run {} --causal\n", files.join(" "));
+    assert!(stdout.contains(&command), "{stdout}");
     let names: Vec<&Path> = names.iter().map(|name| name.as_path()).collect();
-    assert_eq!(names.len(), 6);
     let stdout = run_on(&names, &["--causal"], &path("c.npy"));
     assert!(stdout.contains("wrote    out to "), "{stdout}");
     // Compared by their only tensors: a file of one array calls it as the file.

@@ -68,8 +68,15 @@ fn two_records_are_compared_row_by_row() {
     compare(0, &b, &a, &["--tolerance", "20.1"]);
     compare(2, &b, &a, &["--tolerance", "-1"]);
     compare(2, &a, &dir.path().join("x.safetensors"), &[]);
-    fs::write(&a, "{}").unwrap();
-    compare(4, &a, &b, &[]);
+    for (wrong, words) in [
+        ("{}", "missing field `rows`"),
+        ("[{}]", "missing field `backend`"),
+        ("", "EOF"),
+    ] {
+        fs::write(&a, wrong).unwrap();
+        let (_, stderr) = compare(4, &a, &b, &[]);
+        assert!(stderr.contains(words), "{stderr}");
+    }
     fs::write(&a, "{\"cut_short\": true, \"rows\": []}").unwrap();
     let (stdout, _) = compare(2, &a, &b, &[]);
     assert!(
