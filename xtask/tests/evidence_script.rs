@@ -8,7 +8,7 @@ use serde_json::Value;
 use xtask::files;
 
 /// `warptile`: one image per family, and one of an operation. FAULT=idle makes the persistent one draw no tile, FAULT=missing leaves one out, FAULT=wide
-/// plans nearly everything for the whole GPU, FAULT=pages has nothing in pages.
+/// plans nearly everything for the whole GPU, FAULT=pages has nothing in pages, FAULT=cut fails after the first rows of a measurement.
 const PROGRAM: &str = r#"#!/usr/bin/env python3
 import json, os, sys
 words, fault = sys.argv[1:], os.environ.get("FAULT")
@@ -34,9 +34,11 @@ else:
     problem = "b1 q1 k8192 h8 d64 f16" if "decode.txt" in option("--file", "") else "b2 q512 k512 h8 d64 f16"
     row = {"backend": "warptile", "problem": problem, "query_len": 512, "head_dim": 64, "method": "graph", "median_us": 3.0, "tb_s": 1.0}
     result = [{**row, "family": family, "kernel": family, "sha256": "ab"} for family in ("scalar", "wgmma")]
+    result = {"cut_short": True, "rows": result} if fault == "cut" else result
     print('"ID","Metric Name","Metric Unit","Metric Value"\n"0","gpu__time_duration.sum","ns","1,000"')
 if "--json" in words:
     json.dump(result, open(option("--json", None), "w"))
+sys.exit(3 * (fault == "cut" and words[0] == "bench"))
 "#;
 
 /// FAULT=slow makes the peer of decode the faster one, FAULT=alone leaves our own row out, FAULT=ends ends with an error after all.
@@ -316,6 +318,7 @@ fn what_proves_nothing_is_a_failure() {
             "decode: no time for b1 q1 k8192 h8 d64 f16",
         ),
         ("ends", "decode", "decode: exit code 1"),
+        ("cut", "bench", "bench noise: exit code 3"),
         ("lonely", "examples", "example decoder: exit code 3"),
         ("dispute", "examples", "example decoder: exit code 0"),
     ] {
@@ -328,6 +331,8 @@ fn what_proves_nothing_is_a_failure() {
     assert_eq!(host.run("one", "decode", "ends").0, Some(1));
     let measured = host.json("decode.json");
     assert_eq!(measured["rows"].as_array().unwrap().len(), 5);
+    assert_eq!(host.run("one", "bench", "cut").0, Some(1));
+    assert_eq!(host.json("noise.json")["rows"].as_array().unwrap().len(), 2);
     assert_eq!(host.run("one", "tset", "").0, Some(2));
     assert!(
         PARTS

@@ -3,32 +3,52 @@
 use warptile_check::{Case, ParseCaseError};
 
 /// The grammar, as `--help` prints it.
-pub(crate) const GRAMMAR: &str = "\
-A problem is a line of words, such as \"b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30\":
+const GRAMMAR: &str = "\
+A problem is a line of words, such as
+\"b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30\":
   bN qN kN        sequences, query length, key length [1 each]
   packed=QxK,...  in place of these: lengths of packed sequences
   hH or hH/K      query heads, and key/value heads if they are fewer [1]
   dN              head size [64]
   f16, bf16, f32  element type [f32]
-  mask=M          none, causal, causal-top-left or window,LEFT,RIGHT (-1: no limit) [none]
+  mask=M          none, causal, causal-top-left or window,LEFT,RIGHT
+                  (-1: no limit) [none]
   scale=X         factor of the scores [1/sqrt(head size)]
   softcap=X       bound of the scores [no bound]
-  alibi=A         head or batch: random slopes per head, or per sequence and head [no ALiBi]
+  alibi=A         head or batch: random slopes per head, or per sequence and
+                  head [no ALiBi]
   sinks           a random logit per head that joins the denominator
   bias            a random tensor added to the scores (not packed)
-  keymask         a random tensor that hides keys, `mask` in a file (not packed)
+  keymask         a random tensor that hides keys, `mask` in a file
+                  (not packed)
   used=QxK,...    of each sequence only so many queries and keys are used
-  lengths=K,...   of each sequence only so many keys are used; gives bN and kN where they are left out
+  lengths=K,...   of each sequence only so many keys are used; gives bN and kN
+                  where they are left out
   lengths=ragged  from an eighth of a sequence's keys to all, at random
-  splits=N        keys are cut at multiples of N, a power of two, so that a sequence's bits are the same in every
-                  batch, or even: as is fastest [even]
+  splits=N        keys are cut at multiples of N, a power of two, so that a
+                  sequence's bits are the same in every batch, or even: as is
+                  fastest [even]
   pages=N         keys and values are in pages of N rows [not in pages]
-  device-lengths  on a GPU, offsets, used lengths and the block table are in its memory
-  layout=L        bshd, bhsd, gaps: with unused elements after each head and row, or interleaved: k and v
-                  are of one tensor, entry by entry or page by page [bshd]
+  device-lengths  on a GPU, offsets, used lengths and the block table are in
+                  its memory
+  layout=L        bshd, bhsd, gaps: with unused elements after each head and
+                  row, or interleaved: k and v are of one tensor, entry by
+                  entry or page by page [bshd]
   unaligned       tensors begin at odd multiples of an element
   sms=N           planned as if the GPU had N multiprocessors
   seed=N          what the random values follow from [0]";
+
+/// Examples for `--help`: command lines without the name of the program.
+pub(crate) fn examples(lines: &[&str]) -> String {
+    lines.iter().fold("Examples:".to_owned(), |text, line| {
+        text + "\n  warptile " + line
+    })
+}
+
+/// The same for commands that take problems: the grammar follows.
+pub(crate) fn help(lines: &[&str]) -> String {
+    format!("{}\n\n{GRAMMAR}", examples(lines))
+}
 
 /// Parses a problem, for command lines.
 ///

@@ -1,26 +1,36 @@
-//! `warptile compare`: how far the tensors of two files are from each other.
+//! `warptile compare`: how far the tensors, or the measured times, of two files are from each other.
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use safetensors::tensor::TensorView;
 use serde::Serialize;
 
+use crate::chart::{self, Bar};
 use crate::failure::Failure;
-use crate::{files, json, text};
+use crate::files::Tensors;
+use crate::records::{self, Comparison, Record};
+use crate::{cases, files, json, text};
 
-/// Compare the tensors of two safetensors files.
+/// Compare the tensors of two files (safetensors, .npz or .npy), or two records of `warptile bench --json`.
 ///
 /// Tensors of the same name must have the same shape; their types may differ. Fails if a tensor is in one file only, or if a
 /// value differs by more than ATOL + RTOL * |value in B|. NaN equals NaN, and nothing else does.
+///
+/// Of two .json files, A is the earlier record and B the later one. Each row of B is compared with that of the same problem and
+/// method in A; differences of device, driver and program are named. Fails if a row of B is slower by more than the tolerance.
 #[derive(Debug, Args)]
+#[command(after_help = cases::examples(&[
+    "compare out.safetensors expected.safetensors --atol 1e-3",
+    "compare before.json after.json --tolerance 5 --chart",
+]))]
 pub(crate) struct CompareArgs {
-    #[arg(value_name = "A.safetensors")]
+    #[arg(value_name = "A")]
     a: PathBuf,
 
-    #[arg(value_name = "B.safetensors")]
+    #[arg(value_name = "B")]
     b: PathBuf,
 
     /// Absolute difference that is allowed
@@ -30,6 +40,14 @@ pub(crate) struct CompareArgs {
     /// Difference relative to the value in B that is allowed
     #[arg(long, default_value_t = 0.0)]
     rtol: f64,
+
+    /// Of records: how many percent slower a row of B may be
+    #[arg(long, value_name = "PERCENT", default_value_t = records::TOLERANCE, value_parser = records::percentage)]
+    tolerance: f64,
+
+    /// Of records: draw the ratios as bars
+    #[arg(long)]
+    chart: bool,
 
     /// Write the differences to this file, as JSON; - for standard output
     #[arg(long, value_name = "FILE")]
@@ -65,15 +83,101 @@ pub(crate) fn run(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Fai
     if let Some(json) = &args.json {
         json.check()?;
     }
-    let (a_bytes, b_bytes) = (files::read(&args.a)?, files::read(&args.b)?);
-    let a = files::parse(&args.a, &a_bytes)?;
-    let b = files::parse(&args.b, &b_bytes)?;
-    let names: BTreeSet<&str> = a.names().into_iter().chain(b.names()).collect();
+    match (is_record(&args.a), is_record(&args.b)) {
+        (true, true) => records(args, console),
+        (false, false) => tensors(args, console),
+        _ => Err(Failure::Input(
+            "a .json record of times can only be compared with another".into(),
+        )),
+    }
+}
+
+fn is_record(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|extension| extension == "json")
+}
+
+/// A row of two records, for `--json`.
+#[derive(Debug, Serialize)]
+struct TimeDifference<'a> {
+    backend: &'a str,
+    problem: &'a str,
+    method: &'a str,
+    /// In B.
+    kernel: &'a str,
+    a_us: f64,
+    b_us: f64,
+    /// Speed of B over that of A.
+    ratio: f64,
+}
+
+fn records(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
+    let (a, b) = (Record::read(&args.a)?, Record::read(&args.b)?);
+    for record in [&a, &b] {
+        if record.cut_short {
+            writeln!(
+                console,
+                "note     {} was cut short: rows are missing",
+                record.path.display()
+            )?;
+        }
+    }
+    write!(console, "{}", a.origin().differences(&b.origin()))?;
+    let (before, now) = (a.timings(), b.timings());
+    let comparison = Comparison::new(&before, &now, args.tolerance);
+    write!(console, "{}", comparison.table(text::columns()))?;
+    if args.chart {
+        let bars: Vec<Bar> = comparison
+            .rows
+            .iter()
+            .map(|row| Bar {
+                title: row.title(),
+                value: row.ratio(),
+                shown: format!("{:.3}", row.ratio()),
+            })
+            .collect();
+        write!(console, "\n{}", chart::bars(&bars, text::columns()))?;
+    }
+    if let Some(json) = &args.json {
+        let rows: Vec<_> = comparison
+            .rows
+            .iter()
+            .map(|row| TimeDifference {
+                backend: row.now.backend,
+                problem: row.now.problem,
+                method: row.now.method,
+                kernel: row.now.kernel,
+                a_us: row.before.median_us,
+                b_us: row.now.median_us,
+                ratio: row.ratio(),
+            })
+            .collect();
+        json.write(&rows)?;
+    }
+    comparison.verdict(&args.a)
+}
+
+fn tensors(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Failure> {
+    let (a, b) = (Tensors::read(&args.a)?, Tensors::read(&args.b)?);
+    // Alone in their files, tensors need not have one name: that of an .npy file is the file's.
+    let alone = |file: &Tensors| {
+        let mut names = file.names();
+        let first = names.next().map(str::to_owned);
+        first.filter(|_| names.next().is_none())
+    };
+    let in_b = |name: &str| match (alone(&a), alone(&b)) {
+        (Some(_), Some(other)) => other,
+        _ => name.to_owned(),
+    };
+    let mut names: BTreeSet<&str> = a.names().collect();
+    if alone(&a).is_none() || alone(&b).is_none() {
+        names.extend(b.names());
+    }
     let mut wrong: Vec<&str> = Vec::new();
     let mut differences = Vec::new();
     for name in names {
         let shown = text::name(name);
-        let (in_a, in_b) = match (files::optional(&a, name), files::optional(&b, name)) {
+        let (in_a, in_b) = match (a.optional(name), b.optional(&in_b(name))) {
             (Some(in_a), Some(in_b)) => (in_a, in_b),
             (in_a, _) => {
                 let only = if in_a.is_some() { &args.a } else { &args.b };
@@ -88,9 +192,8 @@ pub(crate) fn run(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Fai
             wrong.push(name);
             continue;
         }
-        let difference = difference(args, &shown, &in_a, &in_b)?;
-        writeln!(
-            console,
+        let difference = difference(args, &shown, [(&a, &in_a), (&b, &in_b)])?;
+        let line = format!(
             "compare  {shown}: {} of {} values differ, {} by more than is allowed; largest difference {:.2e} at {}, rms {:.2e}",
             difference.different,
             difference.values,
@@ -98,7 +201,8 @@ pub(crate) fn run(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Fai
             difference.max,
             difference.index,
             difference.rms
-        )?;
+        );
+        writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))?;
         if difference.beyond > 0 {
             wrong.push(name);
         }
@@ -121,11 +225,10 @@ pub(crate) fn run(args: &CompareArgs, console: &mut dyn Write) -> Result<(), Fai
 fn difference(
     args: &CompareArgs,
     name: &str,
-    a: &TensorView<'_>,
-    b: &TensorView<'_>,
+    [a, b]: [(&Tensors, &TensorView<'_>); 2],
 ) -> Result<Difference, Failure> {
-    let in_a = files::numbers(&args.a, name, a)?;
-    let in_b = files::numbers(&args.b, name, b)?;
+    let in_a = files::numbers(a.0, name, a.1)?;
+    let in_b = files::numbers(b.0, name, b.1)?;
     let mut difference = Difference {
         tensor: name.to_owned(),
         values: in_a.len(),

@@ -1,4 +1,4 @@
-//! `warptile completions`: what a shell needs to complete command lines.
+//! `warptile completions` and `warptile man`: what shells and manuals need to know of command lines.
 
 use std::io::Write;
 
@@ -6,6 +6,7 @@ use clap::{Args, CommandFactory};
 use clap_complete::{Shell, generate};
 
 use crate::failure::Failure;
+use crate::text;
 
 /// Print a script with which a shell completes command lines.
 ///
@@ -26,4 +27,35 @@ pub(crate) fn run<C: CommandFactory>(
     let mut script = Vec::new();
     generate(args.shell, &mut C::command(), "warptile", &mut script);
     Ok(console.write_all(&script)?)
+}
+
+/// Print a page of the manual.
+///
+/// To read it: warptile man bench | man -l -
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The page of this command, instead of the page about all
+    command: Option<String>,
+}
+
+/// Runs the command `man` for the command line `C`.
+pub(crate) fn man<C: CommandFactory>(
+    args: &ManArgs,
+    console: &mut dyn Write,
+) -> Result<(), Failure> {
+    let mut program = C::command();
+    program.build();
+    let page = match &args.command {
+        None => program,
+        Some(name) => match program.find_subcommand(name) {
+            Some(command) => command.clone(),
+            None => {
+                return Err(Failure::Input(format!(
+                    "there is no command {}",
+                    text::name(name)
+                )));
+            }
+        },
+    };
+    Ok(clap_mangen::Man::new(page).render(console)?)
 }

@@ -8,9 +8,14 @@ pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0  success
   1  a comparison or a verification failed
-  2  wrong usage or input: an argument, a tensor's shape or type, a problem that no kernel takes
+  2  wrong usage or input: an argument, a tensor's shape or type, a problem
+     that no kernel takes
   3  the device or its driver is not available, or failed
-  4  a file can't be read or written, or is not what it should be";
+  4  a file can't be read or written, or is not what it should be
+  130  Ctrl-C came before the end: what there was is printed and written";
+
+/// 128 and the number of SIGINT, as shells have it.
+pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Why a command ended without doing what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -37,8 +42,13 @@ pub(crate) enum Failure {
     },
 
     /// A file is there, but its contents are not what its kind of file has.
-    #[error("{}: not a valid safetensors file: {reason}", path.display())]
-    Format { path: PathBuf, reason: String },
+    #[error("{}: not a valid {kind} file: {reason}", path.display())]
+    Format {
+        path: PathBuf,
+        /// `safetensors`, `.npy` or `.npz`.
+        kind: &'static str,
+        reason: String,
+    },
 
     /// A file is there, but it is not the JSON that a command wrote.
     #[error("{}: not the JSON that is needed: {source}", path.display())]
@@ -46,6 +56,10 @@ pub(crate) enum Failure {
         path: PathBuf,
         source: serde_json::Error,
     },
+
+    /// Ctrl-C came before the end.
+    #[error("{0}")]
+    Interrupted(String),
 
     /// Standard output or standard error is gone or full.
     #[error("cannot write the output: {0}")]
@@ -84,6 +98,14 @@ impl Failure {
         }
     }
 
+    /// JSON in `path` that is not what was looked for.
+    pub(crate) fn json(path: &Path, source: serde_json::Error) -> Self {
+        Failure::Json {
+            path: path.to_owned(),
+            source,
+        }
+    }
+
     /// A failed write of `path`.
     pub(crate) fn write(path: &Path, source: std::io::Error) -> Self {
         Failure::File {
@@ -103,6 +125,7 @@ impl Failure {
             | Failure::Format { .. }
             | Failure::Json { .. }
             | Failure::Output(_) => 4,
+            Failure::Interrupted(_) => INTERRUPTED,
         })
     }
 }

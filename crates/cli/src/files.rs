@@ -1,8 +1,10 @@
-//! Tensors in safetensors files: reading with every claim of the file checked, and writing.
+//! Tensors in files: reading with every claim of the file checked, and writing.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use safetensors::tensor::{SafeTensors, TensorView};
@@ -11,21 +13,191 @@ use warptile::{Element, Layout, TableLayout};
 
 use crate::failure::Failure;
 use crate::inputs::{AnyInputs, Inputs};
+use crate::npy;
 use crate::options::LayoutKind;
 use crate::output::Replacement;
 use crate::text;
 
-/// Reads a whole file.
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    fs::read(path).map_err(|source| Failure::read(path, source))
+/// What a file is, by the end of its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Safetensors,
+    /// One array.
+    Npy,
+    Npz,
 }
 
-/// Parses the bytes of the file at `path`.
-pub(crate) fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<SafeTensors<'a>, Failure> {
-    SafeTensors::deserialize(bytes).map_err(|error| Failure::Format {
-        path: path.to_owned(),
-        reason: describe(&error, bytes.len()),
-    })
+impl Format {
+    pub(crate) fn of(path: &Path) -> Self {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("npy") => Format::Npy,
+            Some("npz") => Format::Npz,
+            _ => Format::Safetensors,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Format::Safetensors => "safetensors",
+            Format::Npy => ".npy",
+            Format::Npz => ".npz",
+        }
+    }
+}
+
+/// The tensors of a file, or of several `.npy` files, by name.
+#[derive(Debug)]
+pub(crate) struct Tensors {
+    /// The files, as messages name them.
+    origin: String,
+    buffers: Vec<Vec<u8>>,
+    tensors: BTreeMap<String, Stored>,
+}
+
+/// Where a tensor is.
+#[derive(Debug)]
+struct Stored {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    buffer: usize,
+    data: Range<usize>,
+}
+
+impl Tensors {
+    /// Reads a file. The array of an `.npy` file is called as the file.
+    ///
+    /// # Errors
+    /// [`Failure::File`] or [`Failure::Format`].
+    pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
+        let mut tensors = Tensors {
+            origin: path.display().to_string(),
+            buffers: Vec::new(),
+            tensors: BTreeMap::new(),
+        };
+        tensors.add_file(path)?;
+        Ok(tensors)
+    }
+
+    /// Reads a file, or several `.npy` files.
+    ///
+    /// # Errors
+    /// As [`Tensors::read`]; [`Failure::Input`] if they are others.
+    pub(crate) fn read_all(paths: &[PathBuf]) -> Result<Self, Failure> {
+        if let Some(other) = paths
+            .iter()
+            .find(|path| paths.len() > 1 && Format::of(path) != Format::Npy)
+        {
+            return Err(Failure::Input(format!(
+                "{}: of several files each must be an .npy file, called as its tensor",
+                other.display()
+            )));
+        }
+        let names: Vec<String> = paths
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        let mut tensors = Tensors {
+            origin: names.join(", "),
+            buffers: Vec::new(),
+            tensors: BTreeMap::new(),
+        };
+        for path in paths {
+            tensors.add_file(path)?;
+        }
+        Ok(tensors)
+    }
+
+    fn add_file(&mut self, path: &Path) -> Result<(), Failure> {
+        let bytes = fs::read(path).map_err(|source| Failure::read(path, source))?;
+        let format = Format::of(path);
+        let added = match format {
+            Format::Safetensors => self.add_safetensors(bytes),
+            Format::Npy => {
+                let name = path.file_stem().unwrap_or_default().to_string_lossy();
+                self.add_array(name.into_owned(), bytes)
+            }
+            Format::Npz => npy::unpack(&bytes).and_then(|members| {
+                members
+                    .into_iter()
+                    .try_for_each(|(name, bytes)| self.add_array(name, bytes))
+            }),
+        };
+        added.map_err(|reason| Failure::Format {
+            path: path.to_owned(),
+            kind: format.name(),
+            reason,
+        })
+    }
+
+    fn add_array(&mut self, name: String, bytes: Vec<u8>) -> Result<(), String> {
+        let array =
+            npy::parse(&bytes).map_err(|error| format!("{}: {error}", text::name(&name)))?;
+        let stored = Stored {
+            dtype: array.dtype,
+            shape: array.shape,
+            buffer: self.buffers.len(),
+            data: array.data,
+        };
+        if self.tensors.contains_key(&name) {
+            return Err(format!(
+                "there are two tensors called {}",
+                text::name(&name)
+            ));
+        }
+        self.tensors.insert(name, stored);
+        self.buffers.push(bytes);
+        Ok(())
+    }
+
+    fn add_safetensors(&mut self, bytes: Vec<u8>) -> Result<(), String> {
+        let (header, metadata) = SafeTensors::deserialize(&bytes)
+            .and_then(|_| SafeTensors::read_metadata(&bytes))
+            .map_err(|error| describe(&error, bytes.len()))?;
+        // The header is behind its length.
+        let start = size_of::<u64>() + header;
+        for (name, info) in metadata.tensors() {
+            let stored = Stored {
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                buffer: self.buffers.len(),
+                data: start + info.data_offsets.0..start + info.data_offsets.1,
+            };
+            self.tensors.insert(name, stored);
+        }
+        self.buffers.push(bytes);
+        Ok(())
+    }
+
+    /// The names of the tensors, in order.
+    pub(crate) fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The tensor called `name`, if there is one.
+    pub(crate) fn optional(&self, name: &str) -> Option<TensorView<'_>> {
+        let stored = self.tensors.get(name)?;
+        let data = self.buffers[stored.buffer].get(stored.data.clone())?;
+        TensorView::new(stored.dtype, stored.shape.clone(), data).ok()
+    }
+
+    /// The tensor called `name`.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] that lists what there is instead.
+    pub(crate) fn required(&self, name: &str) -> Result<TensorView<'_>, Failure> {
+        self.optional(name).ok_or_else(|| {
+            let names = match self.names().len() {
+                0 => "no tensors".to_owned(),
+                _ => format!("only {}", text::names(self.names())),
+            };
+            self.wrong(&format!("tensor {name} is missing; the file has {names}"))
+        })
+    }
+
+    /// An error about these tensors.
+    pub(crate) fn wrong(&self, what: &str) -> Failure {
+        Failure::Input(format!("{}: {what}", self.origin))
+    }
 }
 
 /// The library's message, with what a user can do about it.
@@ -39,32 +211,6 @@ fn describe(error: &SafeTensorError, len: usize) -> String {
         // Some of them quote the file.
         _ => text::message(&error.to_string()),
     }
-}
-
-/// The tensor called `name`, if the file has it.
-pub(crate) fn optional<'a>(file: &SafeTensors<'a>, name: &str) -> Option<TensorView<'a>> {
-    file.tensor(name).ok()
-}
-
-/// The tensor called `name`.
-///
-/// # Errors
-/// [`Failure::Input`] that lists what the file has instead.
-pub(crate) fn required<'a>(
-    path: &Path,
-    file: &SafeTensors<'a>,
-    name: &str,
-) -> Result<TensorView<'a>, Failure> {
-    optional(file, name).ok_or_else(|| {
-        let names = match file.names() {
-            names if names.is_empty() => "no tensors".to_owned(),
-            names => format!("only {}", text::names(names)),
-        };
-        Failure::Input(format!(
-            "{}: tensor {name} is missing; the file has {names}",
-            path.display()
-        ))
-    })
 }
 
 /// What an input file may hold.
@@ -85,14 +231,13 @@ const INPUTS: [&str; 13] = [
 ];
 
 /// Refuses a file with a tensor that would be ignored: a result without, say, its `attn_mask` would be wrong in silence.
-fn refuse_unknown(path: &Path, file: &SafeTensors<'_>) -> Result<(), Failure> {
-    let mut unknown = file.names();
+fn refuse_unknown(file: &Tensors) -> Result<(), Failure> {
+    let mut unknown: Vec<&str> = file.names().collect();
     unknown.retain(|name| !INPUTS.contains(name));
     match unknown.len() {
         0 => Ok(()),
-        count => Err(Failure::Input(format!(
-            "{}: {} {} not used; an input file has {}",
-            path.display(),
+        count => Err(file.wrong(&format!(
+            "{} {} not used; an input file has {}",
             text::names(unknown),
             if count == 1 { "is" } else { "are" },
             INPUTS.join(", "),
@@ -104,44 +249,41 @@ fn refuse_unknown(path: &Path, file: &SafeTensors<'_>) -> Result<(), Failure> {
 ///
 /// # Errors
 /// [`Failure::File`] and [`Failure::Format`] for the file, [`Failure::Input`] for what is in it, unknown tensors included.
-pub(crate) fn read_inputs(path: &Path, layout: LayoutKind) -> Result<AnyInputs, Failure> {
-    let bytes = read(path)?;
-    let file = parse(path, &bytes)?;
-    refuse_unknown(path, &file)?;
-    let q = required(path, &file, "q")?;
+pub(crate) fn read_inputs(paths: &[PathBuf], layout: LayoutKind) -> Result<AnyInputs, Failure> {
+    let file = Tensors::read_all(paths)?;
+    refuse_unknown(&file)?;
+    let q = file.required("q")?;
     match q.dtype() {
-        Dtype::F16 => typed_inputs::<f16>(path, &file, layout, Dtype::F16).map(AnyInputs::F16),
-        Dtype::BF16 => typed_inputs::<bf16>(path, &file, layout, Dtype::BF16).map(AnyInputs::Bf16),
-        Dtype::F32 => typed_inputs::<f32>(path, &file, layout, Dtype::F32).map(AnyInputs::F32),
-        other => Err(Failure::Input(format!(
-            "{}: q has elements of type {other}; attention takes F16, BF16 and F32",
-            path.display()
+        Dtype::F16 => typed_inputs::<f16>(&file, layout, Dtype::F16).map(AnyInputs::F16),
+        Dtype::BF16 => typed_inputs::<bf16>(&file, layout, Dtype::BF16).map(AnyInputs::Bf16),
+        Dtype::F32 => typed_inputs::<f32>(&file, layout, Dtype::F32).map(AnyInputs::F32),
+        other => Err(file.wrong(&format!(
+            "q has elements of type {other}; attention takes F16, BF16 and F32"
         ))),
     }
 }
 
 fn typed_inputs<T: Element>(
-    path: &Path,
-    file: &SafeTensors<'_>,
+    file: &Tensors,
     layout: LayoutKind,
     dtype: Dtype,
 ) -> Result<Inputs<T>, Failure> {
-    let wrong = |what: &str| Failure::Input(format!("{}: {what}", path.display()));
+    let wrong = |what: &str| file.wrong(what);
     let paged = ["k_pages", "v_pages", "block_table"]
         .iter()
-        .any(|name| optional(file, name).is_some());
+        .any(|name| file.optional(name).is_some());
     let (k, v) = match paged {
         true => ("k_pages", "v_pages"),
         false => ("k", "v"),
     };
-    if paged && (optional(file, "k").is_some() || optional(file, "v").is_some()) {
+    if paged && (file.optional("k").is_some() || file.optional("v").is_some()) {
         return Err(wrong(
             "keys and values are either k and v or k_pages and v_pages",
         ));
     }
     let list = |name: &'static str, needed: &str| {
-        optional(file, name)
-            .map(|view| integers(path, name, &view, needed))
+        file.optional(name)
+            .map(|view| integers(file, name, &view, needed))
             .transpose()
     };
     let cu_seqlens_q = list("cu_seqlens_q", "batch + 1")?;
@@ -161,19 +303,18 @@ fn typed_inputs<T: Element>(
         }
     }
     let block_table = match paged {
-        true => Some(block_table(path, &required(path, file, "block_table")?)?),
+        true => Some(block_table(file, &file.required("block_table")?)?),
         false => None,
     };
     let tensor = |name: &'static str, dimensions: Dimensions| {
-        let view = required(path, file, name)?;
+        let view = file.required(name)?;
         if view.dtype() != dtype {
-            return Err(Failure::Input(format!(
-                "{}: {name} has elements of type {}, but q has {dtype}; all of q, k and v must share one type",
-                path.display(),
+            return Err(wrong(&format!(
+                "{name} has elements of type {}, but q has {dtype}; all of q, k and v must share one type",
                 view.dtype()
             )));
         }
-        let stored = dimensions.stored_shape(path, name, view.shape())?;
+        let stored = dimensions.stored_shape(file, name, view.shape())?;
         let layout = layout.layout(stored);
         Ok((bytemuck::pod_collect_to_vec::<u8, T>(view.data()), layout))
     };
@@ -189,8 +330,8 @@ fn typed_inputs<T: Element>(
     let (k, k_layout) = tensor(k, of_keys)?;
     let (v, v_layout) = tensor(v, of_keys)?;
     let values = |name: &'static str, shapes: &[usize], needed: &str| {
-        optional(file, name)
-            .map(|view| f32_values(path, name, &view, shapes, needed))
+        file.optional(name)
+            .map(|view| f32_values(file, name, &view, shapes, needed))
             .transpose()
     };
     Ok(Inputs {
@@ -206,22 +347,21 @@ fn typed_inputs<T: Element>(
         block_table,
         alibi_slopes: values("alibi_slopes", &[1, 2], "[heads] or [batch, heads]")?,
         sinks: values("sinks", &[1], "[heads]")?,
-        bias: score_tensor(path, file, "bias", &[dtype])?,
-        key_mask: score_tensor(path, file, "mask", &[Dtype::BOOL, Dtype::U8])?,
+        bias: score_tensor(file, "bias", &[dtype])?,
+        key_mask: score_tensor(file, "mask", &[Dtype::BOOL, Dtype::U8])?,
     })
 }
 
 /// A tensor of an element for each score, `[batch, heads, queries, keys]`, if the file has it.
 fn score_tensor<T: bytemuck::Pod>(
-    path: &Path,
-    file: &SafeTensors<'_>,
+    file: &Tensors,
     name: &str,
     dtypes: &[Dtype],
 ) -> Result<Option<(Vec<T>, Layout)>, Failure> {
-    let Some(view) = optional(file, name) else {
+    let Some(view) = file.optional(name) else {
         return Ok(None);
     };
-    let wrong = |what: String| Failure::Input(format!("{}: {name} {what}", path.display()));
+    let wrong = |what: String| file.wrong(&format!("{name} {what}"));
     if !dtypes.contains(&view.dtype()) {
         let needed: Vec<String> = dtypes.iter().map(Dtype::to_string).collect();
         return Err(wrong(format!(
@@ -251,13 +391,17 @@ enum Dimensions {
 
 impl Dimensions {
     /// Four of them in storage order.
-    fn stored_shape(self, path: &Path, name: &str, shape: &[usize]) -> Result<[usize; 4], Failure> {
+    fn stored_shape(
+        self,
+        file: &Tensors,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<[usize; 4], Failure> {
         match (self, shape) {
             (_, &[a, b, c, d]) => Ok([a, b, c, d]),
             (Dimensions::Packed, &[b, c, d]) => Ok([1, b, c, d]),
-            _ => Err(Failure::Input(format!(
-                "{}: {name} has shape {}; {} dimensions are needed, {}",
-                path.display(),
+            _ => Err(file.wrong(&format!(
+                "{name} has shape {}; {} dimensions are needed, {}",
                 text::shape(shape),
                 if self == Dimensions::Packed {
                     "3 or 4"
@@ -279,12 +423,12 @@ impl Dimensions {
 
 /// A list of integers. `needed`: how many.
 fn integers(
-    path: &Path,
+    file: &Tensors,
     name: &str,
     view: &TensorView<'_>,
     needed: &str,
 ) -> Result<Vec<i32>, Failure> {
-    let wrong = |what: String| Failure::Input(format!("{}: {name} {what}", path.display()));
+    let wrong = |what: String| file.wrong(&format!("{name} {what}"));
     if view.shape().len() != 1 {
         return Err(wrong(format!(
             "has shape {}; it must have 1 dimension of {needed} values",
@@ -302,8 +446,8 @@ fn integers(
 }
 
 /// The numbers of pages. What no `i32` holds is no page either, and may be filler.
-fn block_table(path: &Path, view: &TensorView<'_>) -> Result<(Vec<i32>, TableLayout), Failure> {
-    let wrong = |what: String| Failure::Input(format!("{}: block_table {what}", path.display()));
+fn block_table(file: &Tensors, view: &TensorView<'_>) -> Result<(Vec<i32>, TableLayout), Failure> {
+    let wrong = |what: String| file.wrong(&format!("block_table {what}"));
     let &[sequences, columns] = view.shape() else {
         return Err(wrong(format!(
             "has shape {}; it must be [batch, pages of a sequence]",
@@ -333,13 +477,13 @@ fn any_integers(view: &TensorView<'_>) -> Result<Vec<i64>, String> {
 
 /// The values of an F32 tensor with one of these numbers of dimensions.
 fn f32_values(
-    path: &Path,
+    file: &Tensors,
     name: &str,
     view: &TensorView<'_>,
     dimensions: &[usize],
     needed: &str,
 ) -> Result<Vec<f32>, Failure> {
-    let wrong = |what: String| Failure::Input(format!("{}: {name} {what}", path.display()));
+    let wrong = |what: String| file.wrong(&format!("{name} {what}"));
     if view.dtype() != Dtype::F32 {
         return Err(wrong(format!(
             "has elements of type {}; it must have F32",
@@ -359,7 +503,11 @@ fn f32_values(
 ///
 /// # Errors
 /// [`Failure::Input`] if the tensor is of another type.
-pub(crate) fn floats(path: &Path, name: &str, view: &TensorView<'_>) -> Result<Vec<f64>, Failure> {
+pub(crate) fn floats(
+    file: &Tensors,
+    name: &str,
+    view: &TensorView<'_>,
+) -> Result<Vec<f64>, Failure> {
     fn widen<T: Element>(data: &[u8]) -> Vec<f64> {
         bytemuck::pod_collect_to_vec::<u8, T>(data)
             .into_iter()
@@ -371,9 +519,8 @@ pub(crate) fn floats(path: &Path, name: &str, view: &TensorView<'_>) -> Result<V
         Dtype::BF16 => Ok(widen::<bf16>(view.data())),
         Dtype::F32 => Ok(widen::<f32>(view.data())),
         Dtype::F64 => Ok(bytemuck::pod_collect_to_vec(view.data())),
-        other => Err(Failure::Input(format!(
-            "{}: {name} has elements of type {other}; F16, BF16, F32 or F64 is needed",
-            path.display()
+        other => Err(file.wrong(&format!(
+            "{name} has elements of type {other}; F16, BF16, F32 or F64 is needed"
         ))),
     }
 }
@@ -382,7 +529,11 @@ pub(crate) fn floats(path: &Path, name: &str, view: &TensorView<'_>) -> Result<V
 ///
 /// # Errors
 /// [`Failure::Input`] if the tensor is of another type.
-pub(crate) fn numbers(path: &Path, name: &str, view: &TensorView<'_>) -> Result<Vec<f64>, Failure> {
+pub(crate) fn numbers(
+    file: &Tensors,
+    name: &str,
+    view: &TensorView<'_>,
+) -> Result<Vec<f64>, Failure> {
     fn widen<T: bytemuck::Pod>(data: &[u8], number: fn(T) -> f64) -> Vec<f64> {
         bytemuck::pod_collect_to_vec::<u8, T>(data)
             .into_iter()
@@ -394,7 +545,7 @@ pub(crate) fn numbers(path: &Path, name: &str, view: &TensorView<'_>) -> Result<
         Dtype::U32 => Ok(widen::<u32>(view.data(), f64::from)),
         // Beyond 2^53 neighbours become one: no offset is that large.
         Dtype::I64 => Ok(widen::<i64>(view.data(), |value| value as f64)),
-        _ => floats(path, name, view),
+        _ => floats(file, name, view),
     }
 }
 
@@ -416,6 +567,10 @@ impl<'a> OutTensor<'a> {
         }
     }
 
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// Which keys are seen: any number but 0 for one that is.
     pub(crate) fn mask(shape: Vec<usize>, data: &'a [u8]) -> Self {
         OutTensor {
@@ -423,6 +578,16 @@ impl<'a> OutTensor<'a> {
             dtype: Dtype::U8,
             shape,
             data,
+        }
+    }
+
+    /// Numbers of a reference.
+    pub(crate) fn f64(name: &'static str, shape: Vec<usize>, data: &'a [f64]) -> Self {
+        OutTensor {
+            name,
+            dtype: Dtype::F64,
+            shape,
+            data: bytemuck::cast_slice(data),
         }
     }
 
@@ -463,12 +628,27 @@ fn dtype<T: Element>() -> Dtype {
     }
 }
 
-/// Writes `tensors` as a whole file.
+/// Writes `tensors` as a whole file of the format that its name asks for. An `.npy` file gets the first one.
 ///
 /// # Errors
 /// [`Failure::File`].
 pub(crate) fn write(file: Replacement, tensors: &[OutTensor<'_>]) -> Result<(), Failure> {
-    let named = tensors.iter().map(|tensor| (tensor.name, tensor));
-    let bytes = safetensors::serialize(named, None).map_err(std::io::Error::other)?;
+    let array = |tensor: &OutTensor<'_>| {
+        npy::file(tensor.dtype, &tensor.shape, tensor.data).map_err(std::io::Error::other)
+    };
+    let bytes = match Format::of(file.path()) {
+        Format::Safetensors => {
+            let named = tensors.iter().map(|tensor| (tensor.name, tensor));
+            safetensors::serialize(named, None).map_err(std::io::Error::other)?
+        }
+        Format::Npy => tensors.first().map(array).transpose()?.unwrap_or_default(),
+        Format::Npz => {
+            let members = tensors
+                .iter()
+                .map(|tensor| Ok((tensor.name, array(tensor)?)));
+            let members: Vec<_> = members.collect::<std::io::Result<_>>()?;
+            npy::pack(&members).map_err(std::io::Error::other)?
+        }
+    };
     file.finish(&bytes)
 }

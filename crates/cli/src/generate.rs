@@ -1,32 +1,125 @@
 //! `warptile gen`: a file of random tensors.
 
+use std::fmt;
 use std::io::Write;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::Args;
 use half::{bf16, f16};
-use warptile::{AlibiShape, Element, ElementType, Layout};
+use warptile::{AlibiShape, Choice, Element, ElementType, Layout, Splits};
 use warptile_check::{Buffer, Case, LayoutKind};
 
-use crate::cases::{self, GRAMMAR};
+use crate::cases;
 use crate::failure::Failure;
-use crate::files::{self, OutTensor};
-use crate::inputs::to_reference_order;
+use crate::files::{self, Format, OutTensor};
+use crate::inputs::{Settings, to_reference_order, with_inputs};
+use crate::options;
 use crate::output::Replacement;
+use crate::progress;
+use crate::run;
 
-/// Write a file with the random q, k and v of a problem, for `warptile run`; with pages=N a paged cache.
+/// Write a file with random q, k and v of a problem, for `warptile run`; with pages=N a paged cache.
 ///
-/// Values are normally distributed and follow from the problem's seed. Prints the command that computes the problem.
+/// All values follow from the problem's seed. Prints the command that computes the problem.
 #[derive(Debug, Args)]
-#[command(after_help = GRAMMAR)]
+#[command(after_help = cases::help(&[
+    "gen \"b2 q512 k512 h8 d64 f16 mask=causal\" -o qkv.safetensors",
+    "gen \"q100 k100 h4 d64 f32\" -o qkv.npz --expected expected.npz",
+    "gen \"q1 k4096 h8 d128 bf16\" -o qkv.safetensors --values outliers:50",
+]))]
 pub(crate) struct GenArgs {
     /// The problem, such as "b2 q512 k512 h8 d64 f16 mask=causal"
     #[arg(value_name = "PROBLEM", value_parser = cases::parse)]
     case: Case,
 
-    /// Write the tensors to this file
+    /// Write the tensors to this file, .npz or else safetensors, or each to an .npy file in this folder
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
+
+    /// How the values of q, k and v are distributed: normal:STD, uniform:LARGEST or outliers:TIMES
+    ///
+    /// uniform: from -LARGEST to LARGEST. outliers: standard normal, but one value in 128 is TIMES as large, as some activations of
+    /// language models are. Without a number: 1, 1 and 30.
+    #[arg(long, value_name = "DISTRIBUTION", default_value_t = Values::Normal(1.0))]
+    values: Values,
+
+    /// Write the right results, in F64, to this file, for `warptile run --expect`
+    #[arg(long, value_name = "FILE")]
+    expected: Option<PathBuf>,
+}
+
+/// The distribution of q, k and v.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Values {
+    /// With this standard deviation.
+    Normal(f64),
+    /// Up to this absolute value.
+    Uniform(f64),
+    /// Standard normal, but for a few that are so many times as large.
+    Outliers(f64),
+}
+
+/// One value in so many is an outlier.
+const OUTLIERS: u64 = 128;
+
+impl FromStr for Values {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (name, number) = match text.split_once(':') {
+            Some((name, number)) => (name, number.parse().ok()),
+            None => (text, Some(if text == "outliers" { 30.0 } else { 1.0 })),
+        };
+        let number = number.filter(|number: &f64| number.is_finite() && *number >= 0.0);
+        match (name, number) {
+            ("normal", Some(deviation)) => Ok(Values::Normal(deviation)),
+            ("uniform", Some(largest)) => Ok(Values::Uniform(largest)),
+            ("outliers", Some(times)) => Ok(Values::Outliers(times)),
+            _ => Err("it is normal, uniform or outliers, such as normal:3".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Values {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Values::Normal(deviation) => write!(f, "normal:{deviation}"),
+            Values::Uniform(largest) => write!(f, "uniform:{largest}"),
+            Values::Outliers(times) => write!(f, "outliers:{times}"),
+        }
+    }
+}
+
+impl Values {
+    /// Gives a tensor of standard normal numbers this distribution. NaN, which is where no row is, stays.
+    fn apply<T: Element>(self, buffer: &mut Buffer<T>, seed: u64) {
+        for (index, value) in buffer.data.iter_mut().enumerate() {
+            let normal = value.to_f64();
+            if normal.is_nan() || self == Values::Normal(1.0) {
+                continue;
+            }
+            let random = mixed(mixed(seed) ^ index as u64);
+            *value = T::from_f64(match self {
+                Values::Normal(deviation) => normal * deviation,
+                Values::Uniform(largest) => {
+                    // 53 random bits, from -1 to 1.
+                    let part = (random >> 11) as f64 / (1_u64 << 52) as f64 - 1.0;
+                    part * largest
+                }
+                Values::Outliers(times) if random.is_multiple_of(OUTLIERS) => normal * times,
+                Values::Outliers(_) => normal,
+            });
+        }
+    }
+}
+
+/// The mixing function of SplitMix64: 64 random bits for each number.
+fn mixed(number: u64) -> u64 {
+    let z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 /// Runs the command.
@@ -38,19 +131,96 @@ pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure
             "a file stores all rows without gaps: leave out layout=gaps, layout=interleaved, unaligned, and used queries".into(),
         ));
     }
-    let file = Replacement::begin(&args.output)?;
-    match case.element {
-        ElementType::F16 => write::<f16>(case, file),
-        ElementType::Bf16 => write::<bf16>(case, file),
-        _ => write::<f32>(case, file),
+    for path in std::iter::once(&args.output).chain(&args.expected) {
+        if Format::of(path) == Format::Npy {
+            return Err(Failure::Input(format!(
+                "{}: an .npy file holds one tensor; an .npz file or a folder holds all",
+                path.display()
+            )));
+        }
+    }
+    if args.expected.as_ref() == Some(&args.output) {
+        return Err(Failure::Input("inputs and results need two files".into()));
+    }
+    let file = match args.output.is_dir() {
+        true => None,
+        false => Some(Replacement::begin(&args.output)?),
+    };
+    let expected = match &args.expected {
+        Some(path) => Some(Replacement::begin(path)?),
+        None => None,
+    };
+    let inputs = match case.element {
+        ElementType::F16 => write::<f16>(args, file),
+        ElementType::Bf16 => write::<bf16>(args, file),
+        _ => write::<f32>(args, file),
     }?;
-    writeln!(console, "wrote    {}", cases::without_seed(case))?;
-    writeln!(console, "compute  {}", command(args))?;
+    writeln!(
+        console,
+        "wrote    {} to {}",
+        cases::without_seed(case),
+        args.output.display()
+    )?;
+    let mut command = command(case, &inputs);
+    if let (Some(file), Some(path)) = (expected, &args.expected) {
+        write_expected(args, &inputs, file)?;
+        writeln!(
+            console,
+            "wrote    the results in float64 to {}",
+            path.display()
+        )?;
+        command.push_str(&format!(" --expect {}", path.display()));
+    }
+    writeln!(console, "compute  {command}")?;
     Ok(())
 }
 
-fn write<T: Element>(case: &Case, file: Replacement) -> Result<(), Failure> {
-    let inputs = case.inputs::<T>();
+/// Computes the file that was just written as `warptile run` would, but in float64.
+fn write_expected(args: &GenArgs, inputs: &[PathBuf], file: Replacement) -> Result<(), Failure> {
+    let layout = match args.case.layout {
+        LayoutKind::Bhsd => options::LayoutKind::Bhsd,
+        _ => options::LayoutKind::Bshd,
+    };
+    let settings = Settings {
+        scoring: args.case.scoring,
+        splits: Splits::Even,
+        choice: Choice::Best,
+    };
+    let inputs = files::read_inputs(inputs, layout)?;
+    with_inputs!(&inputs, inputs => {
+        let call = inputs.call(&settings)?;
+        let spinner = progress::spinner("computing the float64 reference");
+        let expectation = inputs.expectation(&call)?;
+        spinner.finish_and_clear();
+        // The reference has its rows in the order [batch, length, heads, head size].
+        let [batch, rows, heads, head_dim] = call.out().shape;
+        let row = heads * head_dim;
+        let out = match layout {
+            options::LayoutKind::Bshd => expectation.out().to_vec(),
+            options::LayoutKind::Bhsd => to_reference_order(
+                expectation.out(),
+                &Layout::new([batch, heads, rows, head_dim], [rows * row, head_dim, row, 1]),
+            ),
+        };
+        let (out_name, lse_name) = run::expected_names(&call);
+        files::write(
+            file,
+            &[
+                OutTensor::f64(out_name, run::out_shape(layout, &call), &out),
+                OutTensor::f64(lse_name, run::lse_shape(&call), expectation.lse()),
+            ],
+        )
+    })
+}
+
+/// Makes the tensors and writes them to `file`, or without one to a folder; the files that have them.
+fn write<T: Element>(args: &GenArgs, file: Option<Replacement>) -> Result<Vec<PathBuf>, Failure> {
+    let (case, values) = (&args.case, args.values);
+    let mut inputs = case.inputs::<T>();
+    let tensors = [&mut inputs.q, &mut inputs.k, &mut inputs.v];
+    for (number, tensor) in (0..).zip(tensors) {
+        values.apply(tensor, mixed(case.seed) ^ number);
+    }
     let lists = case.lists();
     let rows = |offsets: &Option<Vec<i32>>| {
         let end = offsets.as_ref()?.last();
@@ -99,7 +269,16 @@ fn write<T: Element>(case: &Case, file: Replacement) -> Result<(), Failure> {
     if let Some((shape, key_mask)) = &key_mask {
         tensors.push(OutTensor::mask(shape.clone(), key_mask));
     }
-    files::write(file, &tensors)
+    let Some(file) = file else {
+        let each = tensors.iter().map(|tensor| {
+            let path = args.output.join(format!("{}.npy", tensor.name()));
+            files::write(Replacement::begin(&path)?, std::slice::from_ref(tensor))?;
+            Ok(path)
+        });
+        return each.collect();
+    };
+    files::write(file, &tensors)?;
+    Ok(vec![args.output.clone()])
 }
 
 /// A tensor as the file stores it: without what surrounds it, packed ones without the unused rows behind the last sequence
@@ -139,10 +318,13 @@ fn heads_first<T: Copy>(buffer: &Buffer<T>) -> (Vec<usize>, Vec<T>) {
     )
 }
 
-/// How the problem is computed from the file.
-fn command(args: &GenArgs) -> String {
-    let case = &args.case;
-    let mut command = format!("warptile run {}", args.output.display());
+/// How the problem is computed from its files.
+fn command(case: &Case, inputs: &[PathBuf]) -> String {
+    let inputs: Vec<String> = inputs
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    let mut command = format!("warptile run {}", inputs.join(" "));
     for word in case.scoring.to_string().split(' ') {
         match word.split_once('=') {
             Some(("mask", "causal")) => command.push_str(" --causal"),
@@ -162,4 +344,49 @@ fn command(args: &GenArgs) -> String {
         command.push_str(" --layout bhsd");
     }
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(values: &str) -> Vec<f64> {
+        let case: Case = "q512 k1 d64 f32 seed=3".parse().unwrap();
+        let mut q = case.inputs::<f32>().q;
+        values.parse::<Values>().unwrap().apply(&mut q, 7);
+        let values = q.data.iter().filter(|x| !x.is_nan());
+        values.map(|x| f64::from(*x)).collect()
+    }
+
+    #[test]
+    fn values_are_distributed_as_asked() {
+        let rms = |values: &[f64]| {
+            (values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64).sqrt()
+        };
+        let largest = |values: &[f64]| values.iter().fold(0.0, |a: f64, x| a.max(x.abs()));
+        assert!((rms(&of("normal")) - 1.0).abs() < 0.02);
+        assert!((rms(&of("normal:3")) - 3.0).abs() < 0.06);
+        let uniform = of("uniform:2");
+        assert!((rms(&uniform) - 2.0 / 3_f64.sqrt()).abs() < 0.02);
+        assert!(largest(&uniform) <= 2.0 && largest(&uniform) > 1.99);
+        let (plain, outliers) = (of("normal"), of("outliers:100"));
+        assert_eq!(plain.len(), outliers.len());
+        let changed = plain.iter().zip(&outliers).filter(|(a, b)| a != b).count();
+        assert!((128..512).contains(&changed), "{changed}");
+        assert!(largest(&outliers) > 100.0);
+        for text in [
+            "",
+            "gauss",
+            "normal:",
+            "normal:x",
+            "uniform:-1",
+            "normal:inf",
+        ] {
+            assert!(text.parse::<Values>().is_err(), "{text}");
+        }
+        assert_eq!(
+            "outliers".parse::<Values>().unwrap().to_string(),
+            "outliers:30"
+        );
+    }
 }

@@ -4,21 +4,28 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
 use clap::Args;
-use comfy_table::{ContentArrangement, Table, presets};
+use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
 use serde::Serialize;
 use warptile::{Call, Choice, DeviceProfile, ElementType, Error, Layout, Mask, Plan, Scoring};
 use warptile_driver::{Device as CudaDevice, Driver};
 use warptile_kernels::{Family, Image, catalog, packs};
 
+use crate::cases;
 use crate::failure::Failure;
 use crate::json;
 use crate::machine;
 use crate::options::Device;
+use crate::text;
 
 /// Show the driver, the devices, the embedded kernels, and which of them would be chosen.
 ///
 /// Works without a GPU: the driver's absence is then part of the answer, not an error.
 #[derive(Debug, Args)]
+#[command(after_help = cases::examples(&[
+    "info",
+    "info --kernels",
+    "info --json -",
+]))]
 pub(crate) struct InfoArgs {
     /// List every kernel with its resources
     #[arg(long)]
@@ -89,32 +96,8 @@ struct ImageInfo {
 
 /// Runs the command.
 pub(crate) fn run(args: &InfoArgs, console: &mut dyn Write) -> Result<(), Failure> {
-    let driver = Driver::load();
-    let info = gather(&driver)?;
-    match (&info.driver, &info.driver_error) {
-        (Some(version), _) => writeln!(
-            console,
-            "driver   {version}, {}",
-            info.library.as_deref().unwrap_or_default()
-        )?,
-        (None, error) => writeln!(
-            console,
-            "driver   none: {}",
-            error.as_deref().unwrap_or_default()
-        )?,
-    }
-    writeln!(console, "cpu      {} threads", info.cpu_threads)?;
-    for device in &info.devices {
-        writeln!(
-            console,
-            "cuda:{:<3} {}, compute capability {}, {} multiprocessors, {:.1} GiB",
-            device.ordinal,
-            device.name,
-            device.compute_capability,
-            device.multiprocessors,
-            device.memory_bytes as f64 / f64::from(1 << 30)
-        )?;
-    }
+    let info = gather(&Driver::load())?;
+    print_machine(&info, console)?;
     writeln!(console, "auto     {}", Device::Auto.open()?)?;
     print_catalog(args.kernels, console)?;
     print_choices(&info, args.explain, console)?;
@@ -122,6 +105,40 @@ pub(crate) fn run(args: &InfoArgs, console: &mut dyn Write) -> Result<(), Failur
         Some(json) => json.write(&info),
         None => Ok(()),
     }
+}
+
+/// What a bug report needs to know of the machine.
+pub(crate) fn print_machine_of_report(console: &mut dyn Write) -> Result<(), Failure> {
+    match gather(&Driver::load()) {
+        Ok(info) => print_machine(&info, console),
+        // That it failed is what the report is about, then.
+        Err(failure) => Ok(writeln!(console, "driver   failed: {failure}")?),
+    }
+}
+
+/// Driver, CPU and devices.
+fn print_machine(info: &Info, console: &mut dyn Write) -> Result<(), Failure> {
+    let driver = match (&info.driver, &info.driver_error) {
+        (Some(version), _) => {
+            let library = info.library.as_deref().unwrap_or_default();
+            format!("driver   {version}, {library}")
+        }
+        (None, error) => format!("driver   none: {}", error.as_deref().unwrap_or_default()),
+    };
+    writeln!(console, "{}", text::wrapped(&driver, text::columns(), 9))?;
+    writeln!(console, "cpu      {} threads", info.cpu_threads)?;
+    for device in &info.devices {
+        let line = format!(
+            "cuda:{:<3} {}, compute capability {}, {} multiprocessors, {:.1} GiB",
+            device.ordinal,
+            device.name,
+            device.compute_capability,
+            device.multiprocessors,
+            device.memory_bytes as f64 / f64::from(1 << 30)
+        );
+        writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))?;
+    }
+    Ok(())
 }
 
 fn gather(driver: &warptile_driver::Result<Driver>) -> Result<Info, Failure> {
@@ -175,13 +192,17 @@ fn describe(device: &CudaDevice) -> warptile::Result<DeviceInfo> {
     })
 }
 
-/// A plain table that fits the terminal.
-fn table(header: &[&str]) -> Table {
+/// A plain table that fits the terminal. The first columns keep their width, so that no name is broken.
+fn table(header: &[&str], whole: usize) -> Table {
     let mut table = Table::new();
     table
-        .load_style(presets::UTF8_HORIZONTAL_ONLY)
+        .load_style(presets::NOTHING)
         .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_header(header);
+        .set_header(header)
+        .set_constraints(std::iter::repeat_n(ColumnConstraint::ContentWidth, whole));
+    if let Ok(width) = u16::try_from(text::columns()) {
+        table.set_width(width);
+    }
     table
 }
 
@@ -217,7 +238,8 @@ fn print_catalog(every_kernel: bool, console: &mut dyn Write) -> Result<(), Fail
     let elements = |images: &[&Image]| joined(images.iter().map(|image| image.element));
     let targets = |images: &[&Image]| joined(images.iter().map(|image| image.target));
     if every_kernel {
-        let mut table = table(&["kernel", "elements", "targets", "registers", "shared bytes"]);
+        let header = ["kernel", "elements", "targets", "registers", "shared bytes"];
+        let mut table = table(&header, 1);
         for ((_, kernel), images) in group(&|image| image.kernel.to_owned()) {
             table.add_row([
                 kernel,
@@ -233,13 +255,14 @@ fn print_catalog(every_kernel: bool, console: &mut dyn Write) -> Result<(), Fail
         }
         writeln!(console, "{table}\n")?;
     } else {
-        let mut table = table(&[
+        let header = [
             "family",
             "kernels",
             "elements",
             "head sizes up to",
             "targets",
-        ]);
+        ];
+        let mut table = table(&header, 3);
         for ((family, _), images) in group(&|_| String::new()) {
             let kernels: BTreeSet<&str> = images.iter().map(|image| image.kernel).collect();
             table.add_row([
@@ -272,13 +295,14 @@ fn print_choices(info: &Info, explain: bool, console: &mut dyn Write) -> Result<
             "chosen on cuda:{} (batch 2, 8 heads, 512 rows)",
             device.ordinal
         )?;
-        let mut table = table(&[
+        let header = [
             "element",
             "head size",
             "mask",
             "kernel",
             "why no higher family",
-        ]);
+        ];
+        let mut table = table(&header, 4);
         for (element, head_dim, mask) in SAMPLES {
             let layout = Layout::bshd([2, 512, 8, head_dim]);
             let call = Call::builder(&layout, &layout, &layout, element)
@@ -288,7 +312,10 @@ fn print_choices(info: &Info, explain: bool, console: &mut dyn Write) -> Result<
             let (kernel, why) = match plan {
                 Ok(plan) => {
                     if explain {
-                        writeln!(console, "{}", plan.explain())?;
+                        for line in plan.explain().lines() {
+                            writeln!(console, "{}", text::wrapped(line, text::columns(), 9))?;
+                        }
+                        writeln!(console)?;
                     }
                     (plan.kernel_name().to_owned(), why_not_better(&plan))
                 }

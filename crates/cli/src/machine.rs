@@ -13,6 +13,8 @@ pub(crate) struct Machine {
     pub(crate) device: String,
     /// The CUDA version of the driver, such as `CUDA 13.0`; `none` for the CPU.
     pub(crate) driver: String,
+    /// Version and commit of the program.
+    pub(crate) program: &'static str,
     /// Day and time in UTC, such as `2026-11-21T06:29:07Z`.
     pub(crate) date: String,
 }
@@ -30,9 +32,19 @@ pub(crate) fn describe(backend: &Backend) -> Machine {
             Ok(driver) if backend.is_gpu() => driver,
             _ => "none".into(),
         },
+        program: PROGRAM,
         date: utc(SystemTime::now()),
     }
 }
+
+/// Version and commit of the program.
+pub(crate) const PROGRAM: &str = concat!(
+    "warptile ",
+    env!("CARGO_PKG_VERSION"),
+    " (",
+    env!("WARPTILE_BUILT_FROM"),
+    ")"
+);
 
 /// Threads the CPU path uses.
 pub(crate) fn threads() -> usize {

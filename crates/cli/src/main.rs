@@ -2,34 +2,56 @@
 
 mod bench;
 mod cases;
+mod chart;
 mod compare;
 mod completions;
 mod console;
 mod failure;
 mod files;
 mod generate;
+mod gpus;
 mod info;
 mod inputs;
+mod interrupt;
 mod json;
 mod machine;
+mod npy;
 mod options;
 mod output;
+mod plan;
+mod progress;
+mod records;
+mod report;
 mod run;
 mod text;
 mod verify;
+mod version;
 
 use std::io::Write;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 use crate::console::Console;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::json::Target;
 
+/// A first session, and what the exit codes mean.
+fn after_help() -> String {
+    let examples = cases::examples(&[
+        "info",
+        "gen \"b2 q512 k512 h8 d64 f16 mask=causal\" -o qkv.safetensors",
+        "run qkv.safetensors --causal -o out.safetensors",
+        "bench --shape \"b2 q512 k512 h8 d64 f16 mask=causal\"",
+        "COMMAND --help",
+    ]);
+    format!("{examples}\n\n{EXIT_CODES}")
+}
+
 /// Fused attention. On a GPU it needs only the NVIDIA driver; without one it runs on the CPU.
 #[derive(Debug, Parser)]
-#[command(name = "warptile", version, after_help = EXIT_CODES)]
+#[command(name = "warptile", version, after_help = after_help())]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -41,9 +63,12 @@ enum Command {
     Info(info::InfoArgs),
     Verify(verify::VerifyArgs),
     Bench(bench::BenchArgs),
+    Plan(plan::PlanArgs),
     Compare(compare::CompareArgs),
     Gen(generate::GenArgs),
+    Report(report::ReportArgs),
     Completions(completions::CompletionsArgs),
+    Man(completions::ManArgs),
 }
 
 impl Command {
@@ -54,7 +79,12 @@ impl Command {
             Command::Verify(args) => &args.json,
             Command::Bench(args) => &args.json,
             Command::Compare(args) => &args.json,
-            Command::Run(_) | Command::Gen(_) | Command::Completions(_) => &None,
+            Command::Plan(args) => &args.json,
+            Command::Run(_)
+            | Command::Gen(_)
+            | Command::Report(_)
+            | Command::Completions(_)
+            | Command::Man(_) => &None,
         };
         matches!(json, Some(Target::Stdout))
     }
@@ -65,9 +95,12 @@ impl Command {
             Command::Info(args) => info::run(args, console),
             Command::Verify(args) => verify::run(args, console),
             Command::Bench(args) => bench::run(args, console),
+            Command::Plan(args) => plan::run(args, console),
             Command::Compare(args) => compare::run(args, console),
             Command::Gen(args) => generate::run(args, console),
+            Command::Report(args) => report::run(args, console),
             Command::Completions(args) => completions::run::<Cli>(args, console),
+            Command::Man(args) => completions::man::<Cli>(args, console),
         }?;
         Ok(console.flush()?)
     }
@@ -76,6 +109,10 @@ impl Command {
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
+        Err(error) if error.kind() == ErrorKind::DisplayVersion => {
+            let mut console = Console::stdout();
+            return ended(version::print(&mut console));
+        }
         Err(error) => {
             // Help goes to standard output, errors to standard error; if either is gone there is nobody to tell.
             let _ = error.print();
@@ -90,12 +127,17 @@ fn main() -> ExitCode {
         true => cli.command.run(&mut Console::stderr()),
         false => cli.command.run(&mut Console::stdout()),
     };
+    ended(result)
+}
+
+/// The exit code, after what went wrong was told.
+fn ended(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             // `eprintln!` would panic if standard error is gone.
-            let message = text::lines(&failure.to_string());
-            let _ = writeln!(std::io::stderr(), "error: {message}");
+            let message = text::lines(&format!("error: {failure}"));
+            let _ = writeln!(std::io::stderr(), "{message}");
             failure.exit_code()
         }
     }

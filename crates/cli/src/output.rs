@@ -61,6 +61,11 @@ impl Replacement {
         })
     }
 
+    /// As the user wrote it.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Writes `bytes` and puts the file in its place.
     ///
     /// # Errors

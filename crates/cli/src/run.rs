@@ -5,19 +5,23 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use safetensors::Dtype;
 use warptile::{Call, Choice, Element, ElementType, Mask, Scoring, Splits};
 use warptile_check::Verdict;
 
+use crate::cases;
 use crate::failure::Failure;
-use crate::files::{self, OutTensor};
+use crate::files::{self, Format, OutTensor, Tensors};
 use crate::inputs::{Answer, Inputs, Settings, to_reference_order, with_inputs};
 use crate::options::{self, Device, Diagonal, LayoutKind, Window};
 use crate::output::{self, Replacement};
+use crate::progress;
 use crate::text;
 
-/// Compute attention over the tensors of a safetensors file.
+/// Compute attention over the tensors of a safetensors or .npz file, or of several .npy files.
+///
+/// An .npy file holds the tensor it is called after: q.npy, k.npy, v.npy. Its bf16 is two bytes without a meaning (V2), as
+/// ml_dtypes' arrays are saved.
 ///
 /// Reads q, k and v, all F16, BF16 or F32, of shape [batch, length, heads, head size]; k and v may have fewer heads than q.
 /// With cu_seqlens_q and cu_seqlens_k in the file the sequences are packed without padding, and shapes are
@@ -27,19 +31,25 @@ use crate::text;
 /// 256 rows in a page, and block_table, integers of shape [batch, columns], which gives each sequence its pages in order. Entries
 /// and rows past a sequence's last key mean nothing. With cu_seqlens_q the queries are packed.
 ///
-/// A file may also have: key_lengths, integers, how many keys of each sequence exist; alibi_slopes, F32, one for each head or of shape [batch, heads]; sinks, F32, for each head a logit that
-/// joins the denominator of its rows; bias, of q's type, added to the scores; mask, BOOL or U8, which hides a key where it is 0.
+/// A file may also have: key_lengths, integers, how many keys of each sequence exist; alibi_slopes, F32, one for each head or of
+/// shape [batch, heads]; sinks, F32, for each head a logit that joins the denominator of its rows; bias, of q's type, added to the scores; mask, BOOL or U8, which hides a key where it is 0.
 /// The last two have shape [batch, heads, queries, keys], and a dimension of 1 stands for all. Any other tensor in the file is
 /// an error.
 #[derive(Debug, Args)]
+#[command(after_help = cases::examples(&[
+    "run qkv.safetensors --causal -o out.safetensors",
+    "run q.npy k.npy v.npy --window 256,0 -o out.npy",
+    "run qkv.npz --device cpu --expect expected.npz",
+    "run qkv.safetensors --device cuda:0 --kernel wmma --explain",
+]))]
 pub(crate) struct RunArgs {
-    /// File with q, k, v
-    #[arg(value_name = "QKV.safetensors")]
-    input: PathBuf,
+    /// File with q, k, v, or .npy files with one of them each
+    #[arg(value_name = "QKV.safetensors", required = true)]
+    inputs: Vec<PathBuf>,
 
     /// Write out (type and layout of q) and lse (F32, [batch, heads, length]; packed: [heads, total]) to this file
     ///
-    /// The file is replaced only once the result is complete.
+    /// In the format of its name: .npz, .npy (out alone), else safetensors. It is replaced only once the result is complete.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -84,6 +94,7 @@ pub(crate) struct RunArgs {
     ///
     /// Allowed is twice the error that the plain, unfused computation in the element type has on the same inputs
     /// (three times with --softcap), plus a rounding error; for lse plus 1e-5 * (1 + |lse|). Both are measured against float64.
+    /// An .npy file is called after its tensor.
     #[arg(long, value_name = "FILE")]
     expect: Option<PathBuf>,
 
@@ -105,7 +116,7 @@ pub(crate) fn run(args: &RunArgs, console: &mut dyn Write) -> Result<(), Failure
         Some(path) => Some(output_file(args, path)?),
         None => None,
     };
-    let inputs = files::read_inputs(&args.input, args.layout)?;
+    let inputs = files::read_inputs(&args.inputs, args.layout)?;
     with_inputs!(&inputs, inputs => run_typed(args, &settings, inputs, output, console))
 }
 
@@ -114,7 +125,7 @@ pub(crate) fn run(args: &RunArgs, console: &mut dyn Write) -> Result<(), Failure
 /// # Errors
 /// [`Failure::File`] if it can't be written, [`Failure::Input`] if it is one of the files that are read.
 fn output_file(args: &RunArgs, path: &Path) -> Result<Replacement, Failure> {
-    for read in std::iter::once(&args.input).chain(&args.expect) {
+    for read in args.inputs.iter().chain(&args.expect) {
         if output::is_same_file(read, path) {
             return Err(Failure::Input(format!(
                 "{}: the output would replace a file that is read: {}",
@@ -141,28 +152,31 @@ fn run_typed<T: Element>(
     };
     let backend = args.device.open()?;
     let answer = inputs.forward(settings, &backend)?;
-    writeln!(console, "call     {call}")?;
+    let wrapped = |line: &str| text::wrapped(line, text::columns(), 9);
+    writeln!(console, "{}", wrapped(&format!("call     {call}")))?;
     if args.explain {
-        write!(console, "{}", answer.plan.explain())?;
+        for line in answer.plan.explain().lines() {
+            writeln!(console, "{}", wrapped(line))?;
+        }
     }
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-    write!(
-        console,
+    let mut ran = format!(
         "ran      {} on {backend} in {:.3} ms (first call)",
         answer.plan.kernel_name(),
         milliseconds(answer.first)
-    )?;
+    );
     if let Some((median, count)) = answer.later {
-        write!(
-            console,
-            ", {:.3} ms (median of {count} more)",
-            milliseconds(median)
-        )?;
+        let median = milliseconds(median);
+        ran.push_str(&format!(", {median:.3} ms (median of {count} more)"));
     }
-    writeln!(console)?;
+    writeln!(console, "{}", wrapped(&ran))?;
     if let (Some(file), Some(path)) = (output, &args.output) {
         write_answer(file, args.layout, &call, &answer)?;
-        writeln!(console, "wrote    out and lse to {}", path.display())?;
+        let what = match Format::of(path) {
+            Format::Npy => "out",
+            _ => "out and lse",
+        };
+        writeln!(console, "wrote    {what} to {}", path.display())?;
     }
     match expected {
         Some(expected) => expected.compare(inputs, &call, &answer, console),
@@ -186,13 +200,21 @@ fn write_answer<T: Element>(
 }
 
 /// The output's shape in storage order: four dimensions, or three for packed sequences.
-fn out_shape(layout: LayoutKind, call: &Call) -> Vec<usize> {
+pub(crate) fn out_shape(layout: LayoutKind, call: &Call) -> Vec<usize> {
     let shape = layout.reorder(call.out().shape);
     shape[usize::from(call.queries().is_packed())..].to_vec()
 }
 
-fn lse_shape(call: &Call) -> Vec<usize> {
+pub(crate) fn lse_shape(call: &Call) -> Vec<usize> {
     call.lse_shape()[usize::from(call.queries().is_packed())..].to_vec()
+}
+
+/// What the results of a call are called in a file of expected ones.
+pub(crate) fn expected_names(call: &Call) -> (&'static str, &'static str) {
+    match call.mask() {
+        Mask::Causal { .. } => ("out_causal", "lse_causal"),
+        _ => ("out", "lse"),
+    }
 }
 
 /// What the file of `--expect` says.
@@ -212,23 +234,18 @@ struct ExpectedTensor {
 
 impl Expected {
     fn read(path: &Path, layout: LayoutKind, call: &Call) -> Result<Self, Failure> {
-        let (out_name, lse_name) = match call.mask() {
-            Mask::Causal { .. } => ("out_causal", "lse_causal"),
-            _ => ("out", "lse"),
-        };
-        let bytes = files::read(path)?;
-        let file = files::parse(path, &bytes)?;
+        let (out_name, lse_name) = expected_names(call);
+        let file = Tensors::read(path)?;
         let tensor = |name: &'static str, shape: Vec<usize>| {
-            let Some(view) = files::optional(&file, name) else {
+            let Some(view) = file.optional(name) else {
                 return Ok(None);
             };
             // A packed batch may be written with its batch of 1 or without.
             let found = view.shape();
             let with_batch: Vec<usize> = std::iter::once(1).chain(shape.iter().copied()).collect();
             if found != shape && !(call.queries().is_packed() && found == with_batch) {
-                return Err(Failure::Input(format!(
-                    "{}: {name} has shape {}, but the result has {shape:?}",
-                    path.display(),
+                return Err(file.wrong(&format!(
+                    "{name} has shape {}, but the result has {shape:?}",
                     text::shape(found)
                 )));
             }
@@ -238,7 +255,7 @@ impl Expected {
                 Dtype::F32 => Some(ElementType::F32),
                 _ => None,
             };
-            let values = files::floats(path, name, &view)?;
+            let values = files::floats(&file, name, &view)?;
             Ok(Some(ExpectedTensor {
                 name,
                 values,
@@ -255,7 +272,7 @@ impl Expected {
         let lse = tensor(lse_name, lse_shape(call))?;
         if out.is_none() && lse.is_none() {
             // Neither is there: `required` says what is.
-            files::required(path, &file, out_name)?;
+            file.required(out_name)?;
         }
         Ok(Expected {
             path: path.to_owned(),
@@ -272,12 +289,7 @@ impl Expected {
         console: &mut dyn Write,
     ) -> Result<(), Failure> {
         // The reference takes far longer than the call: its time is shown where somebody watches.
-        let spinner = ProgressBar::new_spinner().with_style(
-            ProgressStyle::with_template("{spinner} {msg}: {elapsed}")
-                .unwrap_or_else(|_| ProgressStyle::default_spinner()),
-        );
-        spinner.enable_steady_tick(Duration::from_millis(200));
-        spinner.set_message("computing the float64 reference");
+        let spinner = progress::spinner("computing the float64 reference");
         let mut expectation = inputs.expectation(call)?;
         spinner.finish_and_clear();
         let mut missed = Vec::new();
@@ -313,15 +325,15 @@ impl ExpectedTensor {
         missed: &mut Vec<&'static str>,
         console: &mut dyn Write,
     ) -> Result<(), Failure> {
-        writeln!(
-            console,
+        let line = format!(
             "compare  {} is {}as expected: largest error {:.2e}, at most {:.2} of what is allowed, over {} values",
             self.name,
             if verdict.passed { "" } else { "NOT " },
             verdict.max_error,
             verdict.worst.ratio(),
             self.values.len()
-        )?;
+        );
+        writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))?;
         if !verdict.passed {
             missed.push(self.name);
         }

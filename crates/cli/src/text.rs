@@ -7,6 +7,39 @@ const NAMES: usize = 8;
 /// Characters of another program's or library's message that are shown.
 const MESSAGE: usize = 300;
 
+/// Columns of the terminal: what COLUMNS says, or the terminal itself. `usize::MAX` where nothing limits a line.
+pub(crate) fn columns() -> usize {
+    let given = std::env::var("COLUMNS").ok();
+    let given = given.and_then(|columns| columns.parse().ok());
+    given
+        .filter(|&columns| columns > 0)
+        .or_else(|| comfy_table::Table::new().width().map(usize::from))
+        .unwrap_or(usize::MAX)
+}
+
+/// `text` on lines of at most `width` columns, broken between words; later lines are set in by `indent`. A word that is wider
+/// stays whole.
+pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> String {
+    let mut lines = String::new();
+    // Of the line under way; the first line begins with its first word.
+    let (mut column, mut words) = (0, 0);
+    for word in text.split(' ') {
+        let len = word.chars().count();
+        if words > 0 && column + 1 + len > width {
+            lines.push('\n');
+            lines.extend(std::iter::repeat_n(' ', indent));
+            (column, words) = (indent, 0);
+        } else if words > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += len;
+        words += 1;
+    }
+    lines
+}
+
 /// `text` on one line, with everything escaped that a terminal would act on, and cut after `limit` characters.
 fn bounded(text: &str, limit: usize) -> String {
     let mut shown = String::new();
@@ -78,6 +111,14 @@ mod tests {
         );
         assert_eq!(lines("one\ntwo\u{7}"), "one\ntwo\\u{7}");
         assert_eq!(message("\"it's\" C:\\x"), "\"it's\" C:\\x");
+    }
+
+    #[test]
+    fn lines_end_between_words() {
+        assert_eq!(wrapped("one two three", 80, 4), "one two three");
+        assert_eq!(wrapped("one two three", 8, 2), "one two\n  three");
+        assert_eq!(wrapped("  set in two", 9, 4), "  set in\n    two");
+        assert_eq!(wrapped("a verylongword b", 6, 1), "a\n verylongword\n b");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::Instant;
 use warptile::Element;
 
 use super::{Effort, Forward, WARM_UP};
+use crate::interrupt;
 
 /// Microseconds of each call.
 pub(super) fn wall<T: Element>(
@@ -12,6 +13,9 @@ pub(super) fn wall<T: Element>(
     effort: Effort,
 ) -> warptile::Result<Vec<f64>> {
     for _ in 0..WARM_UP {
+        if interrupt::requested() {
+            return Ok(Vec::new());
+        }
         forward.run()?;
     }
     effort.spend(|| {

@@ -1,11 +1,10 @@
 //! `warptile bench`: how long attention takes.
 
-mod compare;
 mod cpu;
 mod data;
 mod gpu;
-mod row;
-mod table;
+pub(crate) mod row;
+pub(crate) mod table;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use half::{bf16, f16};
-use indicatif::ProgressBar;
+use serde::Serialize;
 use warptile::{
     Attention, Backend, Call, Choice, Element, ElementType, Error, Family, Keys, Plan, Queries,
     Tensor,
@@ -21,15 +20,18 @@ use warptile::{
 use warptile_check::{Case, Lists};
 use warptile_kernels::{Role, images_for};
 
-use self::compare::Earlier;
 use self::data::Data;
 use self::row::{Method, Row, Samples};
 use self::table::Table;
-use crate::cases::{self, GRAMMAR};
+use crate::cases;
+use crate::chart::{self, Bar};
 use crate::failure::Failure;
+use crate::interrupt;
 use crate::json;
 use crate::machine;
 use crate::options::Device;
+use crate::progress;
+use crate::records::{self, Comparison, Origin, Record, Timing};
 use crate::text;
 
 /// Measure how long attention takes.
@@ -37,8 +39,15 @@ use crate::text;
 /// On a GPU, "graph" is the GPU time of one launch: many of them in a replayed graph, timed by events, with inputs that rotate so
 /// that they don't stay in the L2 cache; "call" is one call with events around it. On the CPU, "wall" is one call by the
 /// clock. Inputs are normally distributed. benches/peers measures PyTorch's kernels the same way.
+///
+/// Ctrl-C ends the measurement and keeps its rows.
 #[derive(Debug, Args)]
-#[command(after_help = GRAMMAR)]
+#[command(after_help = cases::help(&[
+    "bench --shape \"b4 q4096 k4096 h32/8 d128 bf16 mask=causal\"",
+    "bench --file problems.txt --json rows.json --chart",
+    "bench --file problems.txt --compare rows.json",
+    "bench --shape \"b1 q1 k8192 h32/8 d128 bf16\" --kernel families",
+]))]
 pub(crate) struct BenchArgs {
     /// Measure this problem; may be given several times [default: "b2 q512 k512 h8 d64 f16"]
     #[arg(long, value_name = "PROBLEM", value_parser = cases::parse)]
@@ -74,12 +83,22 @@ pub(crate) struct BenchArgs {
     paced: bool,
 
     /// Write the rows to this file after each problem, as JSON; - for standard output, at the end
+    ///
+    /// A list of rows once all are measured; until then, and after Ctrl-C, an object with "cut_short": true and the "rows".
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<json::Target>,
 
-    /// Compare with rows that --json wrote earlier on the same kind of device, and fail if any is more than 3% slower
+    /// Compare with rows that --json wrote earlier on the same kind of device, and fail if any is slower than it may be
     #[arg(long, value_name = "OLD.json")]
     compare: Option<PathBuf>,
+
+    /// How many percent slower a row may be than its earlier one
+    #[arg(long, value_name = "PERCENT", default_value_t = records::TOLERANCE, value_parser = records::percentage, requires = "compare")]
+    tolerance: f64,
+
+    /// Draw the speeds as bars at the end
+    #[arg(long)]
+    chart: bool,
 }
 
 /// Calls before the first that counts: they load the kernel or start the threads, and touch the memory.
@@ -94,7 +113,7 @@ struct Effort {
 }
 
 impl Effort {
-    /// Calls `sample` until there is enough.
+    /// Calls `sample` until there is enough. After Ctrl-C there are no samples: too few of them say little.
     ///
     /// # Errors
     /// The first of `sample`.
@@ -117,6 +136,9 @@ impl Effort {
         }
         while samples.len() < least || (samples.len() < self.samples && start.elapsed() < self.time)
         {
+            if interrupt::requested() {
+                return Ok(Vec::new());
+            }
             samples.push(sample()?);
         }
         Ok(samples)
@@ -133,6 +155,20 @@ fn wait_for_line() -> bool {
 /// Times in microseconds, by how they were taken.
 type Times = Vec<(Method, Vec<f64>)>;
 
+/// The JSON that `--json` writes.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Written<'a> {
+    Whole(&'a [Row]),
+    /// As long as problems are missing.
+    Part {
+        cut_short: bool,
+        /// Problems that were asked for.
+        problems: usize,
+        rows: &'a [Row],
+    },
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failure> {
     let cases = cases_of(args)?;
@@ -145,16 +181,28 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     if let Some(json) = &args.json {
         json.check()?;
     }
-    let earlier = args.compare.as_deref().map(Earlier::read).transpose()?;
+    let earlier = args.compare.as_deref().map(Record::read).transpose()?;
     let backend = args.device.open()?;
     let machine = machine::describe(&backend);
     if let Some(earlier) = &earlier {
         earlier.check_device(&machine)?;
     }
+    // Waiting for a line would go on after Ctrl-C.
+    if !args.paced {
+        interrupt::watch();
+    }
     let problems: Vec<String> = cases.iter().map(cases::without_seed).collect();
     let mut table = Table::new(&problems, backend.is_gpu());
     let mut rows: Vec<Row> = Vec::new();
-    let bar = ProgressBar::new(cases.len() as u64);
+    let part = |rows: &[Row]| match &args.json {
+        Some(json @ json::Target::File(_)) => json.write(&Written::Part {
+            cut_short: true,
+            problems: cases.len(),
+            rows,
+        }),
+        _ => Ok(()),
+    };
+    let bar = progress::problems(cases.len() as u64);
     // Somebody who paces reads standard output line by line: there the rows come when the samples are over.
     if !args.paced {
         bar.suspend(|| writeln!(console, "{backend}\n{}", table.header()))?;
@@ -162,6 +210,9 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     for (case, problem) in cases.iter().zip(&problems) {
         let call = case.try_call()?;
         for plan in plans(&call, &args.kernel, &backend)? {
+            if interrupt::requested() {
+                break;
+            }
             let measured = time(case, &call, &plan, &backend, effort)?;
             for (method, microseconds) in measured {
                 let Some(samples) = Samples::new(microseconds) else {
@@ -176,12 +227,27 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
             }
         }
         // After each problem, so that little is lost if the rest never comes.
-        if let Some(json @ json::Target::File(_)) = &args.json {
-            json.write(&rows)?;
+        part(&rows)?;
+        if interrupt::requested() {
+            break;
         }
         bar.inc(1);
     }
     bar.finish_and_clear();
+    if interrupt::requested() {
+        if let Some(json @ json::Target::Stdout) = &args.json {
+            json.write(&Written::Part {
+                cut_short: true,
+                problems: cases.len(),
+                rows: &rows,
+            })?;
+        }
+        let kept = match rows.len() {
+            1 => "1 row was measured before".to_owned(),
+            count => format!("{count} rows were measured before"),
+        };
+        return Err(Failure::Interrupted(format!("cut short: {kept} Ctrl-C")));
+    }
     if rows.is_empty() {
         return Err(Failure::Input(
             "nothing was measured: no kernel asked for applies, or the input ended first".into(),
@@ -193,13 +259,58 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
             writeln!(console, "{}", table.row(row))?;
         }
     }
-    if let Some(json @ json::Target::Stdout) = &args.json {
-        json.write(&rows)?;
+    if let Some(json) = &args.json {
+        json.write(&Written::Whole(&rows))?;
     }
-    match earlier {
-        Some(earlier) => earlier.compare(&rows, !args.kernel.is_empty(), console),
-        None => Ok(()),
+    if args.chart {
+        write!(console, "\n{}", chart(&rows, text::columns()))?;
     }
+    let Some(earlier) = earlier else {
+        return Ok(());
+    };
+    let differences = earlier.origin().differences(&Origin::of(&machine));
+    let (before, now) = (
+        earlier.timings(),
+        rows.iter().map(timing).collect::<Vec<_>>(),
+    );
+    // What was not measured now was not asked for.
+    let before: Vec<_> = before
+        .into_iter()
+        .filter(|row| row.backend == "warptile" && problems.iter().any(|one| one == row.problem))
+        .collect();
+    let comparison = Comparison::new(&before, &now, args.tolerance);
+    write!(
+        console,
+        "\n{differences}{}",
+        comparison.table(text::columns())
+    )?;
+    comparison.verdict(&earlier.path)
+}
+
+fn timing(row: &Row) -> Timing<'_> {
+    Timing {
+        backend: row.backend,
+        problem: &row.problem,
+        method: row.method.name(),
+        kernel: &row.kernel,
+        median_us: row.median_us,
+    }
+}
+
+/// A bar for each row, those of operations and those of bytes apart, as their lengths can't be compared.
+fn chart(rows: &[Row], width: usize) -> String {
+    let of = |is_reading: bool| {
+        let rows = rows.iter().filter(|row| row.is_reading == is_reading);
+        let bars: Vec<Bar> = rows
+            .map(|row| Bar {
+                title: format!("{}, {}, {}", row.problem, row.method.name(), row.kernel),
+                value: if is_reading { row.tb_s } else { row.tflops },
+                shown: table::speed(row),
+            })
+            .collect();
+        chart::bars(&bars, width)
+    };
+    of(false) + &of(true)
 }
 
 fn cases_of(args: &BenchArgs) -> Result<Vec<Case>, Failure> {

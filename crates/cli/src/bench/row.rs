@@ -11,7 +11,7 @@ use crate::machine::Machine;
 const OPERATIONS_PER_BYTE: u128 = 64;
 
 /// Bytes of the keys and values that some query sees, which every kernel has to read.
-pub(super) fn kv_bytes(case: &Case, call: &Call) -> u64 {
+pub(crate) fn kv_bytes(case: &Case, call: &Call) -> u64 {
     let mask = call.mask();
     let seen = |(queries, keys): (usize, usize)| match queries {
         0 => 0,
@@ -27,7 +27,7 @@ pub(super) fn kv_bytes(case: &Case, call: &Call) -> u64 {
 }
 
 /// Whether there are so few queries for the keys that the problem takes what reading the keys and values takes.
-pub(super) fn is_reading(kv_bytes: u64, call: &Call) -> bool {
+pub(crate) fn is_reading(kv_bytes: u64, call: &Call) -> bool {
     call.query_len() < call.key_len() && call.flops() <= OPERATIONS_PER_BYTE * u128::from(kv_bytes)
 }
 

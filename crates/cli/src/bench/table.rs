@@ -3,6 +3,7 @@
 use warptile_kernels::catalog;
 
 use super::row::Row;
+use crate::text;
 
 /// The columns after the problem and the kernel: method, median, 90th percentile, speed.
 const NUMBERS: usize = 48;
@@ -22,9 +23,7 @@ pub(crate) struct Table {
 impl Table {
     /// For rows about `problems`.
     pub(crate) fn new(problems: &[String], gpu: bool) -> Self {
-        // Where standard output is no terminal, nothing limits a line.
-        let width = comfy_table::Table::new().width();
-        Self::of_width(problems, gpu, width.map_or(usize::MAX, usize::from))
+        Self::of_width(problems, gpu, text::columns())
     }
 
     fn of_width(problems: &[String], gpu: bool, width: usize) -> Self {
@@ -78,34 +77,29 @@ impl Table {
             return format!("  {numbers}");
         }
         self.last = Some(row.problem.clone());
-        format!("{}\n  {numbers}", wrapped(&row.problem, self.width))
+        format!(
+            "{}\n  {numbers}",
+            text::wrapped(&row.problem, self.width, 4)
+        )
     }
-}
-
-/// `text` on lines of at most `width` columns, broken between words; later lines are set in.
-fn wrapped(text: &str, width: usize) -> String {
-    let mut lines = String::new();
-    let mut column = 0;
-    for word in text.split(' ') {
-        if column > 0 && column + 1 + word.len() > width {
-            lines.push_str("\n    ");
-            column = 4;
-        } else if column > 0 {
-            lines.push(' ');
-            column += 1;
-        }
-        lines.push_str(word);
-        column += word.len();
-    }
-    lines
 }
 
 /// By bytes where reading takes the time, else by operations.
-fn speed(row: &Row) -> String {
-    match (row.is_reading, row.tb_s, row.tflops) {
-        (true, ..1.0, _) => format!("{:.1} GB/s", row.tb_s * 1e3),
+pub(crate) fn speed(row: &Row) -> String {
+    speed_text(row.is_reading, row.tb_s, row.tflops)
+}
+
+/// The same for people.
+pub(crate) fn speed_text(is_reading: bool, tb_s: f64, tflops: f64) -> String {
+    // What is slow keeps its digits.
+    let giga = |speed: f64| match speed {
+        ..1e-3 => format!("{:.3} G", speed * 1e3),
+        _ => format!("{:.1} G", speed * 1e3),
+    };
+    match (is_reading, tb_s, tflops) {
+        (true, tb_s @ ..1.0, _) => giga(tb_s) + "B/s",
         (true, tb_s, _) => format!("{tb_s:.3} TB/s"),
-        (false, _, ..1.0) => format!("{:.1} GFLOP/s", row.tflops * 1e3),
+        (false, _, tflops @ ..1.0) => giga(tflops) + "FLOP/s",
         (false, _, tflops) => format!("{tflops:.1} TFLOP/s"),
     }
 }
@@ -165,6 +159,8 @@ mod tests {
         assert_eq!(speed(&row), "4.432 TB/s");
         row.tb_s = 0.0123;
         assert_eq!(speed(&row), "12.3 GB/s");
+        row.tb_s = 4.21e-5;
+        assert_eq!(speed(&row), "0.042 GB/s");
     }
 
     #[test]

@@ -1,16 +1,16 @@
 //! `warptile verify`: random problems against the float64 reference.
 
 mod check;
+mod coverage;
 mod side_by_side;
 mod totals;
 
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use warptile::gpu::Gpu;
 use warptile::{Backend, Choice, MAX_HEAD_DIM, Mask, Scoring};
 use warptile_check::Case;
@@ -21,11 +21,13 @@ use self::check::{
 };
 use self::side_by_side::in_order;
 use self::totals::Totals;
-use crate::cases::{self, GRAMMAR};
+use crate::cases;
 use crate::failure::Failure;
+use crate::interrupt;
 use crate::json;
 use crate::machine;
 use crate::options::Device;
+use crate::progress;
 
 /// Compute random problems and compare them with a float64 reference.
 ///
@@ -35,8 +37,14 @@ use crate::options::Device;
 /// had only 1 to 5 multiprocessors, so that persistent kernels draw their tiles from the counter. The reference of small
 /// problems, and of every 17th of the others, is computed on the host; that of the rest on the GPU, which is faster. A failing
 /// problem is made as small as it can be and printed as a command that repeats it.
+///
+/// Ctrl-C ends the verification and keeps its totals.
 #[derive(Debug, Args)]
-#[command(after_help = GRAMMAR)]
+#[command(after_help = cases::help(&[
+    "verify --count 2000 --seed 1 --json verify.json",
+    "verify --device cuda:0 --each-kernel --kernel wgmma --repeat 100",
+    "verify --case \"b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30\"",
+]))]
 pub(crate) struct VerifyArgs {
     /// How many random problems to compute [default: 200; with --each-kernel: none]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
@@ -99,10 +107,16 @@ pub(crate) struct VerifyArgs {
     #[arg(long, default_value_t = Device::Auto)]
     device: Device,
 
-    /// Write the totals to this file, as JSON; - for standard output
+    /// Write the totals to this file, as JSON, after the first problem, every ten seconds, and at the end; - for standard output, at the
+    /// end
+    ///
+    /// Until the end, and after Ctrl-C, "cut_short" is true.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<json::Target>,
 }
+
+/// After so long the totals are written again.
+const WRITE_EVERY: Duration = Duration::from_secs(10);
 
 /// Random problems if no number is given.
 const COUNT: u64 = 200;
@@ -140,8 +154,10 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
         images,
         backend: &backend,
         reference: SharedReference::default(),
+        start: Instant::now(),
         lost: Mutex::default(),
     };
+    interrupt::watch();
     let seed = args.case.first().map_or(args.seed, |case| case.seed);
     let lanes = verify.lanes()?;
     let mut totals = Totals::new(
@@ -150,11 +166,11 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
         verify.repeat,
         lanes.len(),
     );
-    let start = Instant::now();
     let failing = verify
         .all(&lanes, &mut totals)
         .map_err(|failure| verify.with_commands(failure))?;
-    totals.end(start.elapsed());
+    totals.after(verify.start.elapsed());
+    totals.cut_short = interrupt::requested();
     totals.runnable = match &verify.images {
         Some(images) => images.len(),
         None => verify.runnable.len(),
@@ -173,6 +189,9 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
         json.write(&totals)?;
     }
     match repeat {
+        None if totals.cut_short => Err(Failure::Interrupted(
+            "cut short: Ctrl-C came before the last problem".into(),
+        )),
         None => Ok(()),
         Some(command) => Err(Failure::Wrong(format!(
             "{} of {} problems failed; the smallest found: {command}",
@@ -274,6 +293,7 @@ struct Verify<'a> {
     backend: &'a Backend,
     /// For problems that would take the host long.
     reference: SharedReference,
+    start: Instant,
     /// Commands that compute what was under way on a device that failed.
     lost: Mutex<Vec<String>>,
 }
@@ -343,6 +363,9 @@ impl Verify<'_> {
             if self.args.each_kernel {
                 self.each(lanes, self.two_for_each_image(), totals, &mut failing)?;
             }
+            if interrupt::requested() {
+                return Ok(failing);
+            }
             self.random(lanes, totals, &mut failing)?;
             return Ok(failing);
         }
@@ -363,7 +386,7 @@ impl Verify<'_> {
             }
         });
         let reasons = self.each(lanes, trials.collect(), totals, &mut failing)?;
-        if totals.count == 0 {
+        if totals.count == 0 && !interrupt::requested() {
             return Err(Failure::Input(reasons));
         }
         Ok(failing)
@@ -378,7 +401,8 @@ impl Verify<'_> {
         failing: &mut Option<Trial>,
     ) -> Result<String, Failure> {
         let mut reasons = String::new();
-        let bar = progress(trials.len() as u64);
+        let mut written = None;
+        let bar = progress::problems(trials.len() as u64);
         let check = |lane: &_, trial: &_| self.check(lane, trial);
         in_order(
             lanes,
@@ -392,12 +416,29 @@ impl Verify<'_> {
                 note(&trial, &checked, failing);
                 totals.add(&trial.case, checked, seconds);
                 bar.inc(1);
-                bar.set_message(format!("{} failed", totals.failed));
-                Ok(ControlFlow::Continue(()))
+                bar.set_message(format!("({} failed),", totals.failed));
+                self.keep(totals, &mut written)?;
+                Ok(match interrupt::requested() {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                })
             },
         )?;
         bar.finish_and_clear();
         Ok(reasons)
+    }
+
+    /// Writes what there is, so that little is lost if the rest never comes.
+    fn keep(&self, totals: &mut Totals, written: &mut Option<Instant>) -> Result<(), Failure> {
+        let Some(json @ json::Target::File(_)) = &self.args.json else {
+            return Ok(());
+        };
+        if written.is_some_and(|last| last.elapsed() < WRITE_EVERY) {
+            return Ok(());
+        }
+        totals.after(self.start.elapsed());
+        *written = Some(Instant::now());
+        json.write(totals)
     }
 
     /// For each image a problem of three tiles of rows for each of two heads, and one whose rows, keys and columns end in the
@@ -428,8 +469,9 @@ impl Verify<'_> {
             None => COUNT,
         };
         let (before, skipped) = (totals.count, totals.not_applicable);
-        let bar = progress(count);
+        let bar = progress::problems(count);
         let check = |lane: &_, trial: &_| self.check(lane, trial);
+        let mut written = None;
         let drawn = (0..).map(|index| self.draw(index));
         in_order(lanes, drawn, check, |trial, (checked, seconds)| {
             if let Checked::NotApplicable(reasons) = &checked
@@ -442,11 +484,14 @@ impl Verify<'_> {
             note(&trial, &checked, failing);
             totals.add(&trial.case, checked, seconds);
             bar.set_position(totals.count - before);
-            bar.set_message(format!("{} failed", totals.failed));
-            Ok(match totals.count - before < count {
-                true => ControlFlow::Continue(()),
-                false => ControlFlow::Break(()),
-            })
+            bar.set_message(format!("({} failed),", totals.failed));
+            self.keep(totals, &mut written)?;
+            Ok(
+                match totals.count - before < count && !interrupt::requested() {
+                    true => ControlFlow::Continue(()),
+                    false => ControlFlow::Break(()),
+                },
+            )
         })?;
         bar.finish_and_clear();
         Ok(())
@@ -501,6 +546,10 @@ impl Verify<'_> {
     /// The last of ever simpler problems that still fails.
     fn smallest(&self, lane: &MaybeLane<'_>, trial: Trial) -> Result<Trial, Failure> {
         let case = shrink(trial.case.clone(), SHRINK_TRIES, |case| {
+            // What there is must do.
+            if interrupt::requested() {
+                return Ok(false);
+            }
             let simpler = Trial {
                 case: case.clone(),
                 ..trial.clone()
@@ -548,13 +597,6 @@ fn note(trial: &Trial, checked: &Checked, failing: &mut Option<Trial>) {
     {
         *failing = Some(trial.clone());
     }
-}
-
-fn progress(count: u64) -> ProgressBar {
-    ProgressBar::new(count).with_style(
-        ProgressStyle::with_template("{bar:40} {pos}/{len} problems, {msg}, {eta} left")
-            .unwrap_or_else(|_| ProgressStyle::default_bar()),
-    )
 }
 
 /// See [`Verify::two_for_each_image`].

@@ -9,7 +9,9 @@ use warptile_check::Case;
 use warptile_kernels::{Image, Schedule};
 
 use super::check::{Checked, Error64, Errors, Phases, Ran, Repeat};
+use super::coverage::Coverage;
 use crate::machine::Machine;
+use crate::text;
 
 /// Failures described one by one; the rest are only counted.
 const FAILURES_SHOWN: usize = 10;
@@ -20,6 +22,8 @@ pub(super) struct Totals {
     #[serde(flatten)]
     machine: Machine,
     seed: u64,
+    /// Whether this is not everything that was asked for: Ctrl-C came, or the command still runs.
+    pub(super) cut_short: bool,
     /// How often each problem was launched again, if it was.
     launches: Option<Repeat>,
     /// Problems computed: passed plus failed.
@@ -45,6 +49,7 @@ pub(super) struct Totals {
     pub(super) runnable: usize,
     /// By name. The CPU path has no image and no entry.
     images: BTreeMap<&'static str, ImageTotals>,
+    coverage: Coverage,
     /// The results nearest to their bounds.
     worst_out: Option<Worst>,
     worst_lse: Option<Worst>,
@@ -109,6 +114,7 @@ impl Totals {
         Totals {
             machine,
             seed,
+            cut_short: true,
             launches,
             count: 0,
             passed: 0,
@@ -124,6 +130,7 @@ impl Totals {
             phases: Phases::default(),
             runnable: 0,
             images: BTreeMap::new(),
+            coverage: Coverage::default(),
             worst_out: None,
             worst_lse: None,
             problems: Vec::new(),
@@ -132,8 +139,8 @@ impl Totals {
         }
     }
 
-    /// Everything was added after so long.
-    pub(super) fn end(&mut self, time: Duration) {
+    /// What there is was added after so long.
+    pub(super) fn after(&mut self, time: Duration) {
         self.seconds = time.as_secs_f64();
         self.problems_per_second = self.count as f64 / self.seconds.max(f64::MIN_POSITIVE);
     }
@@ -152,6 +159,7 @@ impl Totals {
             return;
         };
         self.count += 1;
+        self.coverage.add(case, image);
         let passed = outcome.is_ok();
         self.few_multiprocessors += u64::from(case.multiprocessors.is_some());
         self.drew_tiles += u64::from(passed && drew_tiles);
@@ -218,13 +226,15 @@ impl Totals {
 
     pub(super) fn print(&self, backend: &str, console: &mut dyn Write) -> io::Result<()> {
         for failure in self.failures.iter().take(FAILURES_SHOWN) {
-            writeln!(
-                console,
-                "failed   {}: {}\n         {}",
+            let line = format!(
+                "failed   {}: {}",
                 failure.image.unwrap_or("cpu"),
-                failure.problem,
-                failure.reason
-            )?;
+                failure.problem
+            );
+            let reason = format!("         {}", failure.reason);
+            for line in [line, reason] {
+                writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))?;
+            }
         }
         if let Some(more @ 1..) = self.failures.len().checked_sub(FAILURES_SHOWN) {
             writeln!(console, "         and {more} more")?;
@@ -242,16 +252,19 @@ impl Totals {
         }
         for (what, worst) in [("out", &self.worst_out), ("lse", &self.worst_lse)] {
             if let Some(worst) = worst {
-                writeln!(
-                    console,
+                let line = format!(
                     "worst    {what}: {:.2} of its bound ({:.1e} of {:.1e}), {}: {}",
                     worst.ratio,
                     worst.error.error,
                     worst.error.bound,
                     worst.image.unwrap_or("cpu"),
                     worst.problem
-                )?;
+                );
+                writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))?;
             }
+        }
+        for line in self.coverage.lines() {
+            writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))?;
         }
         if self.runnable > 0 {
             let persistent = || self.images.values().filter(|image| image.persistent);
@@ -264,23 +277,21 @@ impl Totals {
                 persistent().count(),
             )?;
         }
-        write!(
-            console,
+        let mut line = format!(
             "verified {} problem{} on {backend} in {:.1} s: {} passed, {} failed",
             self.count,
             if self.count == 1 { "" } else { "s" },
             self.seconds,
             self.passed,
             self.failed
-        )?;
+        );
         if self.not_applicable > 0 {
-            write!(
-                console,
+            line.push_str(&format!(
                 " ({} more drawn that no kernel takes)",
                 self.not_applicable
-            )?;
+            ));
         }
-        writeln!(console)
+        writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))
     }
 }
 

@@ -17,6 +17,7 @@ fn help_says_what_the_exit_codes_mean() {
         "2  wrong usage",
         "3  the device",
         "4  a file",
+        "130  Ctrl-C",
     ] {
         assert!(stdout.contains(line), "{stdout}");
     }
@@ -25,9 +26,12 @@ fn help_says_what_the_exit_codes_mean() {
         "info",
         "verify",
         "bench",
+        "plan",
         "compare",
         "gen",
+        "report",
         "completions",
+        "man",
     ] {
         assert!(stdout.contains(command), "{stdout}");
         expect_code(0, warptile().args([command, "--help"]));
@@ -124,7 +128,18 @@ fn verify_counts_the_same_on_any_number_of_threads() {
 #[test]
 fn the_version_is_the_programs() {
     let (stdout, _) = expect_code(0, warptile().arg("--version"));
-    assert_eq!(stdout, format!("warptile {}\n", env!("CARGO_PKG_VERSION")));
+    let version = format!("warptile {} (", env!("CARGO_PKG_VERSION"));
+    assert!(stdout.starts_with(&version), "{stdout}");
+    for line in [
+        "\nbuilt    for ",
+        "\nkernels  ",
+        "\ndriver   ",
+        "\ncpu      ",
+    ] {
+        assert!(stdout.contains(line), "{stdout}");
+    }
+    let first = stdout.lines().next().unwrap();
+    assert!(first.contains("commit"), "{first}");
 }
 
 #[test]
@@ -166,6 +181,24 @@ fn a_shell_gets_its_completions() {
             "{shell}"
         );
     }
+}
+
+#[test]
+fn the_manual_has_a_page_for_each_command() {
+    let (stdout, _) = expect_code(0, warptile().arg("man"));
+    assert!(stdout.contains(".TH warptile 1"), "{stdout}");
+    for command in [
+        "run", "info", "verify", "bench", "plan", "compare", "gen", "report",
+    ] {
+        let (page, _) = expect_code(0, warptile().args(["man", command]));
+        assert!(
+            page.contains(&format!("warptile\\-{command}"))
+                || page.contains(&format!("warptile {command}")),
+            "{page}"
+        );
+        assert!(page.contains(".SH OPTIONS"), "{page}");
+    }
+    expect_code(2, warptile().args(["man", "fly"]));
 }
 
 #[test]
@@ -448,20 +481,22 @@ fn bench_fails_when_a_row_is_slower_than_it_was() {
     // Faster or slower by chance, but read.
     let (code, stdout, stderr) = run(bench().arg("--compare").arg(&old));
     assert!(code < 2, "{stderr}");
-    assert!(stdout.contains("compare  b1 q8"), "{stdout}");
+    assert!(stdout.contains("b1 q8 k8 h1 d8 f32, wall, cpu"), "{stdout}");
     with("median_us", (median * 1e3).into());
     let (stdout, _) = expect_code(0, bench().arg("--compare").arg(&old));
-    assert!(
-        stdout.contains("compare  b1 q8 k8 h1 d8 f32, wall: "),
-        "{stdout}"
-    );
+    assert!(!stdout.contains("SLOWER"), "{stdout}");
     with("median_us", (median * 1e-3).into());
     let (stdout, stderr) = expect_code(1, bench().arg("--compare").arg(&old));
-    assert!(stdout.contains(", SLOWER"), "{stdout}");
+    assert!(stdout.contains("SLOWER b1 q8"), "{stdout}");
     assert!(
         stderr.contains("1 of 1 rows are more than 3% slower"),
         "{stderr}"
     );
+    let (_, stderr) = expect_code(
+        1,
+        bench().args(["--tolerance", "12.5", "--compare"]).arg(&old),
+    );
+    assert!(stderr.contains("more than 12.5% slower"), "{stderr}");
     with("device", "another GPU".into());
     let (_, stderr) = expect_code(2, bench().arg("--compare").arg(&old));
     assert!(stderr.contains("measured on another GPU"), "{stderr}");

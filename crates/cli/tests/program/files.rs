@@ -145,3 +145,160 @@ fn differences_are_found_and_told() {
     );
     compare(4, &a, Path::new("no/such/file"), &[]);
 }
+
+/// Standard output of `run` on these files.
+fn run_on(inputs: &[&Path], flags: &[&str], out: &Path) -> String {
+    let mut command = warptile();
+    command
+        .arg("run")
+        .args(inputs)
+        .args(["--device", "cpu"])
+        .args(flags);
+    expect_code(0, command.arg("-o").arg(out)).0
+}
+
+#[test]
+fn numpys_files_are_read_and_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let problem = "b2 q5 k9 h4/2 d16 f16 mask=causal bias keymask sinks seed=3";
+    for name in ["in.safetensors", "in.npz"] {
+        expect_code(0, warptile().args(["gen", problem, "-o"]).arg(path(name)));
+    }
+    run_on(
+        &[&path("in.safetensors")],
+        &["--causal"],
+        &path("a.safetensors"),
+    );
+    run_on(&[&path("in.npz")], &["--causal"], &path("b.npz"));
+    let (stdout, _) = compare(0, &path("a.safetensors"), &path("b.npz"), &[]);
+    assert!(
+        stdout.contains("compare  lse: 0 of 40 values differ"),
+        "{stdout}"
+    );
+    // One array each, as numpy.save writes them.
+    let (stdout, _) = expect_code(0, warptile().args(["gen", problem, "-o"]).arg(dir.path()));
+    let names = ["q", "k", "v", "sinks", "bias", "mask"].map(|name| path(&format!("{name}.npy")));
+    let files: Vec<String> = names
+        .iter()
+        .map(|name| name.display().to_string())
+        .collect();
+    let command = format!("compute  warptile run {} --causal\n", files.join(" "));
+    assert!(stdout.contains(&command), "{stdout}");
+    let names: Vec<&Path> = names.iter().map(|name| name.as_path()).collect();
+    let stdout = run_on(&names, &["--causal"], &path("c.npy"));
+    assert!(stdout.contains("wrote    out to "), "{stdout}");
+    // Compared by their only tensors: a file of one array calls it as the file.
+    let out = fs::read(path("b.npz")).unwrap();
+    let mut out = zip::ZipArchive::new(std::io::Cursor::new(out)).unwrap();
+    let mut out = out.by_name("out.npy").unwrap();
+    std::io::copy(&mut out, &mut fs::File::create(path("out.npy")).unwrap()).unwrap();
+    compare(0, &path("c.npy"), &path("out.npy"), &[]);
+    let refused = |code, inputs: &[&Path], what: &str| {
+        let mut command = warptile();
+        let (_, stderr) = expect_code(code, command.arg("run").args(inputs));
+        assert!(stderr.contains(what), "{stderr}");
+    };
+    refused(
+        2,
+        &[&path("in.npz"), &path("q.npy")],
+        "each must be an .npy file",
+    );
+    refused(
+        2,
+        &[&path("q.npy"), &path("k.npy")],
+        "tensor v is missing; the file has only k, q",
+    );
+    refused(4, &[&path("q.npy"), &path("q.npy")], "two tensors called q");
+    fs::write(path("bad.npy"), "text").unwrap();
+    refused(
+        4,
+        &[&path("bad.npy")],
+        "not a valid .npy file: bad: it does not begin with",
+    );
+    fs::write(path("bad.npz"), "text").unwrap();
+    refused(4, &[&path("bad.npz")], "not a valid .npz file");
+    expect_code(2, warptile().args(["gen", "d8", "-o"]).arg(path("one.npy")));
+}
+
+#[test]
+fn generated_results_are_what_run_expects() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    for (problem, flags, values) in [
+        (
+            "b2 q5 k9 h4/2 d16 f16 mask=causal softcap=15 alibi=batch seed=3",
+            "--causal --softcap 15",
+            "normal:3",
+        ),
+        (
+            "packed=3x5,0x2,4x4 h2 d8 bf16 mask=window,2,-1",
+            "--window 2,-1",
+            "uniform:2",
+        ),
+        (
+            "b2 q6 k4 h3/1 d40 f32 layout=bhsd scale=0.5",
+            "--scale 0.5 --layout bhsd",
+            "outliers",
+        ),
+        (
+            "packed=6x4,1x1 h2 d8 f32 layout=bhsd sinks",
+            "--layout bhsd",
+            "normal",
+        ),
+        (
+            "b3 q2 k50 h4/2 d16 f32 pages=16 lengths=50,0,33 seed=6",
+            "",
+            "normal",
+        ),
+    ] {
+        for end in ["npz", "safetensors"] {
+            let (input, expected) = (path(&format!("in.{end}")), path(&format!("want.{end}")));
+            let mut command = warptile();
+            command
+                .args(["gen", problem, "--values", values, "-o"])
+                .arg(&input);
+            let (stdout, _) = expect_code(0, command.arg("--expected").arg(&expected));
+            let end = format!(" --expect {}\n", expected.display());
+            assert!(stdout.ends_with(&end), "{stdout}");
+            let flags: Vec<&str> = flags.split_whitespace().collect();
+            let mut command = warptile();
+            command
+                .arg("run")
+                .arg(&input)
+                .args(flags)
+                .args(["--device", "cpu", "--expect"]);
+            let (stdout, _) = expect_code(0, command.arg(&expected));
+            assert_eq!(stdout.matches(" is as expected").count(), 2, "{stdout}");
+        }
+    }
+    // The values do follow from the distribution.
+    let of = |values: &str| {
+        let file = path("values.safetensors");
+        let mut command = warptile();
+        command.args(["gen", "q64 d64 f32", "--values", values, "-o"]);
+        expect_code(0, command.arg(&file));
+        crate::common::read_f32(&fs::read(&file).unwrap(), "q").1
+    };
+    let (one, three) = (of("normal"), of("normal:3"));
+    assert!(
+        one.iter()
+            .zip(&three)
+            .all(|(a, b)| (3.0 * a - b).abs() < 1e-5)
+    );
+    assert!(of("uniform:2").iter().all(|x| x.abs() <= 2.0));
+    let same = path("same.safetensors");
+    let mut command = warptile();
+    command
+        .args(["gen", "d8", "-o"])
+        .arg(&same)
+        .arg("--expected")
+        .arg(&same);
+    expect_code(2, &mut command);
+    expect_code(
+        2,
+        warptile()
+            .args(["gen", "d8", "--values", "gauss", "-o"])
+            .arg(&same),
+    );
+}

@@ -5,4 +5,9 @@ mod common;
 mod errors;
 mod files;
 mod gpu;
+#[cfg(unix)]
+mod interrupt;
+mod plan;
+mod records;
 mod run;
+mod standin;

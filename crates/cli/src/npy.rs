@@ -1,0 +1,311 @@
+//! NumPy's files: `.npy` holds an array, `.npz` is a zip archive of them (numpy/lib/format.py).
+//!
+//! The libraries for this bring a parser generator and an assembler for what is one line of text in the files that NumPy writes.
+
+use std::io::{Cursor, Read, Write};
+use std::ops::Range;
+
+use safetensors::Dtype;
+use serde::Deserialize;
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipArchive, ZipWriter};
+
+use crate::text;
+
+const MAGIC: &[u8] = b"\x93NUMPY";
+
+/// NumPy aligns the data to this many bytes.
+const ALIGNMENT: usize = 64;
+
+/// An array of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Array {
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    /// Where its elements are in the bytes of the file.
+    pub(crate) data: Range<usize>,
+}
+
+/// The line of text before the data, which is a literal of Python.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    descr: String,
+    fortran_order: bool,
+    shape: Vec<usize>,
+}
+
+/// NumPy's name of an element type. NumPy has no bf16: ml_dtypes' arrays of it are saved as two bytes without a meaning.
+fn name(dtype: Dtype) -> Option<&'static str> {
+    Some(match dtype {
+        Dtype::BOOL => "|b1",
+        Dtype::U8 => "|u1",
+        Dtype::F16 => "<f2",
+        Dtype::BF16 => "<V2",
+        Dtype::F32 => "<f4",
+        Dtype::F64 => "<f8",
+        Dtype::I32 => "<i4",
+        Dtype::U32 => "<u4",
+        Dtype::I64 => "<i8",
+        _ => return None,
+    })
+}
+
+fn dtype(descr: &str) -> Option<Dtype> {
+    const KNOWN: [Dtype; 9] = [
+        Dtype::BOOL,
+        Dtype::U8,
+        Dtype::F16,
+        Dtype::BF16,
+        Dtype::F32,
+        Dtype::F64,
+        Dtype::I32,
+        Dtype::U32,
+        Dtype::I64,
+    ];
+    // Older versions of NumPy give the two bytes no order.
+    let descr = if descr == "|V2" { "<V2" } else { descr };
+    KNOWN.into_iter().find(|&one| name(one) == Some(descr))
+}
+
+/// Finds the array in the bytes of an `.npy` file.
+///
+/// # Errors
+/// What is wrong with the file, in words.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Array, String> {
+    let truncated = || format!("the file has {} bytes and may be truncated", bytes.len());
+    let rest = bytes
+        .strip_prefix(MAGIC)
+        .ok_or("it does not begin with \\x93NUMPY")?;
+    let (&[major, _minor], rest) = rest.split_first_chunk().ok_or_else(truncated)?;
+    let (header_len, rest) = match major {
+        1 => {
+            let (len, rest) = rest.split_first_chunk().ok_or_else(truncated)?;
+            (usize::from(u16::from_le_bytes(*len)), rest)
+        }
+        2 | 3 => {
+            let (len, rest) = rest.split_first_chunk().ok_or_else(truncated)?;
+            (u32::from_le_bytes(*len) as usize, rest)
+        }
+        _ => return Err(format!("version {major} of the format is not known")),
+    };
+    let header = rest.get(..header_len).ok_or_else(truncated)?;
+    let header: Header = serde_json::from_str(&as_json(header)?)
+        .map_err(|error| format!("its header is not that of a plain array: {error}"))?;
+    let dtype = dtype(&header.descr).ok_or_else(|| {
+        format!(
+            "elements of type {} are not read; f2, f4, f8, i4, u4, i8, u1, b1 and V2 (bf16) are, in little-endian order",
+            text::name(&header.descr)
+        )
+    })?;
+    let long = header.shape.iter().filter(|&&length| length != 1).count();
+    if header.fortran_order && long > 1 {
+        return Err(
+            "it is stored by columns; save numpy.ascontiguousarray(array) instead".to_owned(),
+        );
+    }
+    let bits = header
+        .shape
+        .iter()
+        .try_fold(dtype.bitsize(), |bits, &length| bits.checked_mul(length));
+    let start = bytes.len() - rest.len() + header_len;
+    match bits.map(|bits| bits / 8) {
+        Some(len) if len == bytes.len() - start => Ok(Array {
+            dtype,
+            shape: header.shape,
+            data: start..bytes.len(),
+        }),
+        _ => Err(format!(
+            "shape {} does not fit the {} bytes of data",
+            text::shape(&header.shape),
+            bytes.len() - start
+        )),
+    }
+}
+
+/// The header of a plain array as JSON: tuples become lists, and no comma is left before a closing bracket.
+fn as_json(header: &[u8]) -> Result<String, String> {
+    let header = std::str::from_utf8(header).map_err(|_| "its header is not text")?;
+    if header.contains(['"', '\\', '[']) {
+        return Err("its header is not that of a plain array".to_owned());
+    }
+    let header = header.replace("True", "true").replace("False", "false");
+    let mut json = String::with_capacity(header.len());
+    for c in header.chars() {
+        let c = match c {
+            '\'' => '"',
+            '(' => '[',
+            ')' => ']',
+            c => c,
+        };
+        if c == ']' || c == '}' {
+            let end = json.trim_end().trim_end_matches(',').len();
+            json.truncate(end);
+        }
+        json.push(c);
+    }
+    Ok(json)
+}
+
+/// The bytes of an `.npy` file.
+///
+/// # Errors
+/// If NumPy has no such element type.
+pub(crate) fn file(dtype: Dtype, shape: &[usize], data: &[u8]) -> Result<Vec<u8>, String> {
+    let descr = name(dtype).ok_or_else(|| format!("NumPy has no elements of type {dtype}"))?;
+    let lengths: Vec<String> = shape.iter().map(|length| format!("{length},")).collect();
+    let mut header = format!(
+        "{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}",
+        lengths.join(" ")
+    );
+    // Magic, version, length, header and a line break end at a multiple of the alignment.
+    let before = MAGIC.len() + 4;
+    let end = (before + header.len() + 1).next_multiple_of(ALIGNMENT);
+    header.extend(std::iter::repeat_n(' ', end - before - header.len() - 1));
+    header.push('\n');
+    let header_len =
+        u16::try_from(header.len()).map_err(|_| "the shape has too many dimensions")?;
+    let mut bytes = Vec::with_capacity(end + data.len());
+    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&[1, 0]);
+    bytes.extend_from_slice(&header_len.to_le_bytes());
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.extend_from_slice(data);
+    Ok(bytes)
+}
+
+/// The members of an `.npz` file, by the names of their arrays.
+///
+/// # Errors
+/// What is wrong with the file, in words.
+pub(crate) fn unpack(bytes: &[u8]) -> Result<Vec<(String, Vec<u8>)>, String> {
+    let words = |error: &dyn std::fmt::Display| text::message(&error.to_string());
+    let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(|error| words(&error))?;
+    let mut members = Vec::new();
+    for index in 0..archive.len() {
+        let mut member = archive.by_index(index).map_err(|error| words(&error))?;
+        let file = member.name().map_err(|error| words(&error))?.into_owned();
+        let Some(name) = file.strip_suffix(".npy").map(str::to_owned) else {
+            return Err(format!("{} is not an .npy file", text::name(&file)));
+        };
+        let mut data = Vec::new();
+        member
+            .read_to_end(&mut data)
+            .map_err(|error| format!("{}: {}", text::name(&name), words(&error)))?;
+        members.push((name, data));
+    }
+    Ok(members)
+}
+
+/// The bytes of an `.npz` file of these `.npy` files, uncompressed as `numpy.savez` writes them.
+///
+/// # Errors
+/// If the archive is too large for its format.
+pub(crate) fn pack(members: &[(&str, Vec<u8>)]) -> zip::result::ZipResult<Vec<u8>> {
+    let mut archive = ZipWriter::new(Cursor::new(Vec::new()));
+    for (name, data) in members {
+        let options = SimpleFileOptions::default()
+            .compression_method(CompressionMethod::Stored)
+            .large_file(u32::try_from(data.len()).is_err());
+        archive.start_file(format!("{name}.npy"), options)?;
+        archive.write_all(data)?;
+    }
+    Ok(archive.finish()?.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As NumPy 2.3 writes `numpy.arange(3, dtype="<i4")`.
+    fn of_numpy() -> Vec<u8> {
+        let header = "{'descr': '<i4', 'fortran_order': False, 'shape': (3,), }";
+        let mut bytes = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+        bytes.extend(header.bytes());
+        bytes.extend(std::iter::repeat_n(b' ', 0x76 - 1 - header.len()));
+        bytes.push(b'\n');
+        bytes.extend([0_i32, 1, 2].iter().flat_map(|x| x.to_le_bytes()));
+        bytes
+    }
+
+    /// The same header with something else in it.
+    fn with(from: &str, to: &str) -> Result<Array, String> {
+        let bytes = of_numpy();
+        let text = String::from_utf8_lossy(&bytes[10..128]).replace(from, to);
+        let mut file = b"\x93NUMPY\x01\x00".to_vec();
+        file.extend((text.len() as u16).to_le_bytes());
+        file.extend(text.bytes());
+        file.extend(&bytes[128..]);
+        parse(&file)
+    }
+
+    #[test]
+    fn what_numpy_writes_is_read_and_written_alike() {
+        let bytes = of_numpy();
+        let array = parse(&bytes).unwrap();
+        assert_eq!((array.dtype, &array.shape[..]), (Dtype::I32, &[3][..]));
+        assert_eq!(array.data, 128..140);
+        let mine = file(Dtype::I32, &[3], &bytes[128..]).unwrap();
+        assert_eq!(mine.len() % 4, 0);
+        let again = parse(&mine).unwrap();
+        assert_eq!((again.dtype, again.shape), (Dtype::I32, vec![3]));
+        assert_eq!(mine[again.data], bytes[128..]);
+        let scalar = file(Dtype::F64, &[], &[0; 8]).unwrap();
+        assert_eq!(parse(&scalar).unwrap().shape, Vec::<usize>::new());
+        let brain = file(Dtype::BF16, &[2, 1], &[0; 4]).unwrap();
+        assert_eq!(parse(&brain).unwrap().dtype, Dtype::BF16);
+    }
+
+    #[test]
+    fn nothing_else_is_taken_for_an_array() {
+        assert!(with("(3,)", "(3, 1)").is_ok());
+        assert!(with("(3,)", "(1, 3)").is_ok_and(|array| array.shape == [1, 3]));
+        assert!(with("False", "True").is_ok(), "one dimension has no order");
+        for (from, to) in [
+            ("(3,)", "(4,)"),
+            ("(3,)", "(-3,)"),
+            ("(3,)", "(18446744073709551615, 18446744073709551615)"),
+            ("(3,)", "3"),
+            ("'<i4'", "'>i4'"),
+            ("'<i4'", "[('a', '<i4')]"),
+            ("'<i4'", "'O'"),
+            ("'shape'", "'form'"),
+            ("False", "None"),
+            ("}", ""),
+        ] {
+            assert!(with(from, to).is_err(), "{to}");
+        }
+        let columns = with("False", "True").unwrap().shape;
+        assert_eq!(columns, [3]);
+        let bytes = file(Dtype::I32, &[2, 2], &[0; 16]).unwrap();
+        let text: Vec<u8> = String::from_utf8_lossy(&bytes[6..])
+            .replace("False", "True ")
+            .into_bytes();
+        let by_columns = [&bytes[..6], &text].concat();
+        assert!(parse(&by_columns).unwrap_err().contains("by columns"));
+    }
+
+    #[test]
+    fn every_prefix_and_every_flipped_bit_ends_in_order() {
+        let whole = of_numpy();
+        for length in 0..whole.len() {
+            assert!(parse(&whole[..length]).is_err(), "{length}");
+        }
+        for index in 0..whole.len() {
+            for bit in 0..8 {
+                let mut bytes = whole.clone();
+                bytes[index] ^= 1 << bit;
+                // Whatever it is, it ends.
+                let _ = parse(&bytes);
+            }
+        }
+        let archive = pack(&[("q", whole.clone()), ("k", whole)]).unwrap();
+        assert_eq!(unpack(&archive).unwrap().len(), 2);
+        for index in 0..archive.len() {
+            let mut bytes = archive.clone();
+            bytes[index] ^= 0x10;
+            let _ = unpack(&bytes);
+            let _ = unpack(&archive[..index]);
+        }
+    }
+}

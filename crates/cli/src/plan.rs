@@ -1,0 +1,319 @@
+//! `warptile plan`: which kernel would compute a problem, on a GPU that need not be here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+
+use clap::Args;
+use serde::Serialize;
+use warptile::{Call, Choice, DeviceProfile, Error, Plan, Rates, Reason};
+use warptile_check::Case;
+use warptile_kernels::Target;
+
+use crate::cases;
+use crate::failure::Failure;
+use crate::gpus;
+use crate::json;
+use crate::options::Device;
+use crate::text;
+
+/// Show which kernel would compute a problem on a GPU, and why no other would.
+///
+/// The GPU need not be in this machine. Only the H200's rates were measured; other GPUs are planned for by these, within their own
+/// limits.
+#[derive(Debug, Args)]
+#[command(after_help = cases::help(&[
+    "plan \"b4 q4096 k4096 h32/8 d128 bf16 mask=causal\" --gpu a100",
+    "plan \"b1 q1 k8192 h32/8 d128 bf16 pages=16\" --gpu all",
+    "plan \"b2 q512 k512 h8 d64 f16\" --gpu 8.6 --multiprocessors 30",
+]))]
+pub(crate) struct PlanArgs {
+    /// The problem
+    #[arg(value_name = "PROBLEM", value_parser = cases::parse)]
+    case: Case,
+
+    /// For which GPUs: names such as a100 or rtx4090, compute capabilities such as 8.6, or all that are known by name
+    /// [default: the best GPU of this machine]
+    #[arg(long, value_name = "GPU,...", value_delimiter = ',')]
+    gpu: Vec<String>,
+
+    /// Plan as if the GPU had N multiprocessors
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    multiprocessors: Option<u32>,
+
+    /// Which kernel to plan with: best, a family such as wgmma, or the name of a kernel or an image
+    #[arg(long, value_name = "NAME", default_value_t = Choice::Best)]
+    kernel: Choice,
+
+    /// Give a reason for every single kernel
+    #[arg(long)]
+    explain: bool,
+
+    /// Write the plans to this file, as JSON; - for standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<json::Target>,
+}
+
+/// The JSON that `--json` writes, one for each GPU.
+#[derive(Debug, Serialize)]
+struct Planned {
+    problem: String,
+    gpu: String,
+    compute_capability: String,
+    multiprocessors: u32,
+    /// `null` if no kernel takes the problem there.
+    kernel: Option<&'static str>,
+    image: Option<&'static str>,
+    /// Whether the choice is by rates that were measured on this GPU.
+    measured: bool,
+    considered: Vec<NotChosen>,
+}
+
+#[derive(Debug, Serialize)]
+struct NotChosen {
+    kernel: &'static str,
+    reason: String,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failure> {
+    if let Some(json) = &args.json {
+        json.check()?;
+    }
+    let call = args.case.call_on_gpu()?;
+    let profiles = profiles(args)?;
+    writeln!(
+        console,
+        "{}",
+        line("problem", &cases::without_seed(&args.case))
+    )?;
+    if profiles.is_empty() {
+        writeln!(
+            console,
+            "{}",
+            line(
+                "kernel",
+                "cpu: there is no GPU here; name one, such as --gpu a100"
+            )
+        )?;
+    }
+    let plans: Vec<_> = profiles
+        .iter()
+        .map(|profile| (profile, Plan::gpu(call.problem(), profile, &args.kernel)))
+        .collect();
+    if let Some(json) = &args.json {
+        let planned = plans
+            .iter()
+            .map(|(profile, plan)| planned(args, profile, plan));
+        json.write(&planned.collect::<Vec<_>>())?;
+    }
+    match &plans[..] {
+        [] => Ok(()),
+        [(profile, plan)] => {
+            let plan = plan.as_ref().map_err(|error| refused(profile, error))?;
+            one(args, &call, profile, plan, console)
+        }
+        _ => table(&plans, console),
+    }
+}
+
+/// `text` behind a word, within the terminal.
+fn line(word: &str, text: &str) -> String {
+    text::wrapped(&format!("{word:<9}{text}"), text::columns(), 9)
+}
+
+/// No kernel, or no such name, with the reasons of all in a few lines.
+fn refused(profile: &DeviceProfile, error: &Error) -> Failure {
+    match error {
+        Error::NoKernel {
+            problem,
+            considered,
+        } => {
+            let considered = considered.iter().map(|one| (one.kernel, &one.reason));
+            Failure::Input(format!(
+                "no kernel takes {problem}\n{}",
+                reasons(considered).trim_end()
+            ))
+        }
+        error => Failure::Input(format!("{}: {error}", profile.name)),
+    }
+}
+
+/// What to plan for; nothing on a machine without a GPU.
+fn profiles(args: &PlanArgs) -> Result<Vec<DeviceProfile>, Failure> {
+    let mut profiles = Vec::new();
+    for name in &args.gpu {
+        match name.as_str() {
+            "all" => profiles.extend(gpus::all()),
+            name => profiles.push(gpus::find(name).map_err(|error| {
+                let name = text::name(name);
+                Failure::Input(format!("--gpu {name}: {error}"))
+            })?),
+        }
+    }
+    if args.gpu.is_empty() {
+        let backend = Device::Auto.open()?;
+        profiles.extend(backend.gpu().map(|gpu| gpu.profile().clone()));
+    }
+    let given = args.multiprocessors.or(args.case.multiprocessors);
+    if let Some(multiprocessors) = given {
+        for profile in &mut profiles {
+            profile.multiprocessors = multiprocessors;
+        }
+    }
+    Ok(profiles)
+}
+
+fn is_measured(profile: &DeviceProfile) -> bool {
+    Rates::embedded(profile).device() == profile.name
+}
+
+fn planned(args: &PlanArgs, profile: &DeviceProfile, plan: &warptile::Result<Plan>) -> Planned {
+    let considered = match plan {
+        Ok(plan) => plan.considered(),
+        Err(Error::NoKernel { considered, .. }) => considered,
+        Err(_) => &[],
+    };
+    let image = plan.as_ref().ok().and_then(Plan::image);
+    Planned {
+        problem: cases::without_seed(&args.case),
+        gpu: profile.name.clone(),
+        compute_capability: format!("{}.{}", profile.major, profile.minor),
+        multiprocessors: profile.multiprocessors,
+        kernel: image.map(|image| image.kernel),
+        image: image.map(|image| image.name),
+        measured: is_measured(profile),
+        considered: considered
+            .iter()
+            .map(|one| NotChosen {
+                kernel: one.kernel,
+                reason: one.reason.to_string(),
+            })
+            .collect(),
+    }
+}
+
+/// One plan at length.
+fn one(
+    args: &PlanArgs,
+    call: &Call,
+    profile: &DeviceProfile,
+    plan: &Plan,
+    console: &mut dyn Write,
+) -> Result<(), Failure> {
+    let device = format!(
+        "{}, compute capability {}.{}, {} multiprocessors",
+        profile.name, profile.major, profile.minor, profile.multiprocessors
+    );
+    writeln!(console, "{}", line("gpu", &device))?;
+    for step in plan.steps() {
+        let shape = step.shape(call)?;
+        let word = step.role.to_string();
+        writeln!(console, "{}", line(&word, step.image.name))?;
+        let launch = format!(
+            "{} CTAs of {} threads with {} bytes of shared memory, {} a multiprocessor, {}",
+            shape.grid,
+            step.threads(),
+            step.image.resources.dynamic_shared_bytes,
+            step.ctas_per_multiprocessor,
+            step.image.schedule
+        );
+        writeln!(console, "{}", line("", &launch))?;
+    }
+    if !is_measured(profile) {
+        let rates = Rates::embedded(profile).device();
+        let note = format!(
+            "nobody has measured this GPU: the choice among the kernels that apply follows the {rates}'s rates"
+        );
+        writeln!(console, "{}", line("note", &note))?;
+    }
+    let considered = plan.considered();
+    if args.explain {
+        for one in considered {
+            let reason = format!("{}: {}", one.kernel, one.reason);
+            writeln!(console, "{}", line("not", &reason))?;
+        }
+    } else {
+        let considered = considered.iter().map(|one| (one.kernel, &one.reason));
+        write!(console, "{}", reasons(considered))?;
+    }
+    Ok(())
+}
+
+/// What kernels of one family that share a reason have in common.
+#[derive(Default)]
+struct Group {
+    kernels: usize,
+    /// Expected times over that of the chosen kernel.
+    times: Vec<f64>,
+    targets: BTreeSet<Target>,
+}
+
+/// Why kernels were not chosen: a line for each family and reason, without what only tells kernels of a family apart.
+fn reasons<'a>(considered: impl Iterator<Item = (&'static str, &'a Reason)>) -> String {
+    let mut groups: BTreeMap<(&str, String), Group> = BTreeMap::new();
+    for (kernel, reason) in considered {
+        let family = kernel.split('_').next().unwrap_or(kernel);
+        let text = match reason {
+            Reason::Slower { .. } => "applies, expected to take".to_owned(),
+            Reason::NoImage { .. } => "compiled for other GPUs only:".to_owned(),
+            Reason::HeadDim { .. } => "its tiles are too narrow for the head size".to_owned(),
+            Reason::SharedMemory { available, .. } => {
+                format!("needs more shared memory than the {available} bytes that a CTA can have")
+            }
+            reason => reason.to_string(),
+        };
+        let group = groups.entry((family, text)).or_default();
+        group.kernels += 1;
+        match reason {
+            Reason::Slower { times } => group.times.push(*times),
+            Reason::NoImage { targets } => group.targets.extend(targets),
+            _ => {}
+        }
+    }
+    let mut lines = String::new();
+    for ((family, mut reason), group) in groups {
+        let least = group.times.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = group.times.iter().copied().fold(0.0, f64::max);
+        match group.times.len() {
+            0 => {}
+            1 => reason.push_str(&format!(" {least:.2} times as long")),
+            _ => reason.push_str(&format!(" {least:.2} to {most:.2} times as long")),
+        }
+        for target in group.targets {
+            reason.push_str(&format!(" {target}"));
+        }
+        let count = group.kernels;
+        let kernels = if count == 1 { "kernel" } else { "kernels" };
+        let text = format!("{family}, {count} {kernels}: {reason}");
+        lines.push_str(&line("not", &text));
+        lines.push('\n');
+    }
+    lines
+}
+
+/// A line for each GPU.
+fn table(
+    plans: &[(&DeviceProfile, warptile::Result<Plan>)],
+    console: &mut dyn Write,
+) -> Result<(), Failure> {
+    writeln!(
+        console,
+        "{:<24}{:>10}{:>5}  image",
+        "gpu", "capability", "SMs"
+    )?;
+    for (profile, plan) in plans {
+        let image = match plan {
+            Ok(plan) => plan.image().map_or("cpu", |image| image.name),
+            Err(Error::NoKernel { .. }) => "none",
+            Err(error) => return Err(refused(profile, error)),
+        };
+        writeln!(
+            console,
+            "{:<24}{:>10}{:>5}  {image}",
+            profile.name,
+            format!("{}.{}", profile.major, profile.minor),
+            profile.multiprocessors
+        )?;
+    }
+    Ok(())
+}

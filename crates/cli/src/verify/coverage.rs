@@ -1,0 +1,167 @@
+//! Of what there is to draw, what was drawn.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use warptile::{Align, ElementType, MAX_HEAD_DIM, Mask, Splits};
+use warptile_check::{Case, LayoutKind, Lengths, Used};
+use warptile_kernels::Image;
+
+/// In how many computed problems something occurred. What can occur and did not has the count 0.
+#[derive(Debug, Serialize)]
+pub(super) struct Coverage {
+    /// `cpu`, or the family of the kernel.
+    families: BTreeMap<String, u64>,
+    elements: BTreeMap<String, u64>,
+    features: BTreeMap<&'static str, u64>,
+    head_dims: BTreeMap<usize, u64>,
+}
+
+/// The words of the grammar of problems, and what shapes can have.
+const FEATURES: usize = 19;
+
+fn features(case: &Case) -> [(&'static str, bool); FEATURES] {
+    let scoring = &case.scoring;
+    let mask = &scoring.mask;
+    [
+        ("causal", *mask == Mask::causal()),
+        (
+            "causal-top-left",
+            *mask
+                == Mask::Causal {
+                    align: Align::TopLeft,
+                },
+        ),
+        ("window", matches!(mask, Mask::Window { .. })),
+        ("scale", scoring.scale.is_some()),
+        ("softcap", scoring.softcap.is_some()),
+        ("alibi", scoring.alibi.is_some()),
+        ("sinks", scoring.sinks),
+        ("bias", scoring.bias),
+        ("keymask", scoring.key_mask),
+        ("fewer key heads", case.kv_heads < case.heads),
+        ("packed", matches!(case.lengths, Lengths::Packed(_))),
+        ("used", case.used != Used::All),
+        ("pages", case.pages.is_some()),
+        ("device-lengths", case.device_lengths),
+        ("splits", case.splits != Splits::Even),
+        ("bhsd", case.layout == LayoutKind::Bhsd),
+        ("gaps", case.layout == LayoutKind::Gaps),
+        ("interleaved", case.layout == LayoutKind::Interleaved),
+        ("unaligned", case.unaligned),
+    ]
+}
+
+impl Default for Coverage {
+    fn default() -> Self {
+        let elements = [ElementType::F16, ElementType::Bf16, ElementType::F32];
+        Coverage {
+            families: BTreeMap::new(),
+            elements: elements.map(|one| (one.to_string(), 0)).into(),
+            features: features(&Case::new(1, 1, 8))
+                .map(|(name, _)| (name, 0))
+                .into(),
+            head_dims: (8..=MAX_HEAD_DIM)
+                .step_by(8)
+                .map(|size| (size, 0))
+                .collect(),
+        }
+    }
+}
+
+impl Coverage {
+    /// Counts a computed problem; without an image the CPU computed it.
+    pub(super) fn add(&mut self, case: &Case, image: Option<&Image>) {
+        let family = image.map_or("cpu".to_owned(), |image| image.family.to_string());
+        *self.families.entry(family).or_default() += 1;
+        *self.elements.entry(case.element.to_string()).or_default() += 1;
+        *self.head_dims.entry(case.head_dim).or_default() += 1;
+        for (name, occurs) in features(case) {
+            *self.features.entry(name).or_default() += u64::from(occurs);
+        }
+    }
+
+    /// For people.
+    pub(super) fn lines(&self) -> [String; 3] {
+        let families = self
+            .families
+            .iter()
+            .map(|(name, count)| (&name[..], *count));
+        let elements = self
+            .elements
+            .iter()
+            .map(|(name, count)| (&name[..], *count));
+        let features = || self.features.iter().map(|(name, count)| (*name, *count));
+        let mut with_features = format!("features {}", counts(features()));
+        let never: Vec<&str> = features()
+            .filter(|(_, count)| *count == 0)
+            .map(|(name, _)| name)
+            .collect();
+        if !never.is_empty() {
+            with_features.push_str(&format!("; never {}", never.join(", ")));
+        }
+        let sizes = self.head_dims.iter().filter(|(_, count)| **count > 0);
+        let sizes: Vec<String> = sizes.map(|(size, _)| size.to_string()).collect();
+        [
+            format!("families {}; {}", counts(families), counts(elements)),
+            with_features,
+            format!(
+                "heads    {} of {} head sizes: {}",
+                sizes.len(),
+                self.head_dims.len(),
+                sizes.join(" ")
+            ),
+        ]
+    }
+}
+
+/// What occurred, with its count.
+fn counts<'a>(counts: impl Iterator<Item = (&'a str, u64)>) -> String {
+    let occurred = counts.filter(|(_, count)| *count > 0);
+    let words: Vec<String> = occurred
+        .map(|(name, count)| format!("{name} {count}"))
+        .collect();
+    match words.is_empty() {
+        true => "none".to_owned(),
+        false => words.join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_occurs_is_counted_and_what_never_does_is_named() {
+        let mut coverage = Coverage::default();
+        let each = [
+            "d8 f16 mask=causal softcap=3 h4/2",
+            "d8 f32 mask=causal-top-left layout=gaps unaligned",
+            "d64 bf16 mask=window,1,1 sinks bias keymask layout=interleaved scale=2",
+            "packed=3x3 d16 f16 alibi=head device-lengths layout=bhsd splits=512",
+            "q1 d8 f16 pages=16 lengths=9,4",
+        ];
+        for problem in &each[..2] {
+            coverage.add(&problem.parse().unwrap(), None);
+        }
+        let [families, features, heads] = coverage.lines();
+        assert_eq!(families, "families cpu 2; f16 1, f32 1");
+        assert!(
+            features.contains("causal 1, causal-top-left 1"),
+            "{features}"
+        );
+        assert!(
+            features.contains("; never alibi, bhsd, bias, "),
+            "{features}"
+        );
+        assert_eq!(heads, "heads    1 of 32 head sizes: 8");
+        for problem in &each[2..] {
+            coverage.add(&problem.parse().unwrap(), None);
+        }
+        assert!(
+            !coverage.lines()[1].contains("never"),
+            "{:?}",
+            coverage.lines()
+        );
+    }
+}

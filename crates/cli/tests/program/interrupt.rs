@@ -1,0 +1,138 @@
+//! Ctrl-C.
+
+use crate::common::warptile;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Sends SIGINT once a line of standard output begins with `sign`; exit code, standard error, and all of standard output.
+fn interrupted(command: &mut Command, sign: &str) -> (Option<i32>, String, String) {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut text = String::new();
+    while text
+        .lines()
+        .next_back()
+        .is_none_or(|line| !line.starts_with(sign))
+    {
+        assert!(stdout.read_line(&mut text).unwrap() > 0, "ended: {text}");
+    }
+    let id = child.id().to_string();
+    let kill = Command::new("kill").args(["-INT", &id]).status();
+    assert!(kill.unwrap().success());
+    stdout.read_to_string(&mut text).unwrap();
+    let mut stderr = String::new();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut stderr)
+        .unwrap();
+    (child.wait().unwrap().code(), stderr, text)
+}
+
+#[test]
+fn bench_keeps_its_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rows.json");
+    let mut command = warptile();
+    command
+        .args(["bench", "--device", "cpu", "--chart"])
+        .args(["--samples", "1000000", "--seconds", "0.01"])
+        // The second one takes far longer than the signal does.
+        .args([
+            "--shape",
+            "q8 k8 d8",
+            "--shape",
+            "q2000 k2000 h16",
+            "--json",
+        ])
+        .arg(&file);
+    let (code, stderr, stdout) = interrupted(&mut command, "b1 q8 k8 h1 d8 f32 ");
+    assert_eq!(code, Some(130), "{stderr}");
+    assert!(
+        stderr.contains("cut short: 1 row was measured before Ctrl-C"),
+        "{stderr}"
+    );
+    assert!(!stdout.contains("q2000"), "{stdout}");
+    let record: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(record["cut_short"], true);
+    assert_eq!(record["problems"], 2);
+    assert_eq!(record["rows"][0]["problem"], "b1 q8 k8 h1 d8 f32");
+    assert_eq!(record["rows"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn bench_keeps_its_rows_on_standard_output() {
+    // The table is on standard error then; the first line of standard output comes at the end.
+    let mut child = warptile()
+        .args(["bench", "--device", "cpu", "--samples", "1000000"])
+        .args(["--seconds", "0.01", "--json", "-"])
+        .args(["--shape", "q8 k8 d8", "--shape", "q2000 k2000 h16"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut text = String::new();
+    while !text.contains("b1 q8 k8 h1 d8 f32 ") {
+        assert!(stderr.read_line(&mut text).unwrap() > 0, "ended: {text}");
+    }
+    let id = child.id().to_string();
+    let kill = Command::new("kill").args(["-INT", &id]).status();
+    assert!(kill.unwrap().success());
+    stderr.read_to_string(&mut text).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{text}");
+    let record: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(record["cut_short"], true);
+    assert_eq!(record["rows"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn verify_keeps_its_totals() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("totals.json");
+    let mut child = warptile()
+        .args(["verify", "--device", "cpu", "--count", "100000000"])
+        .args(["--max-len", "64", "--json"])
+        .arg(&file)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It is there once the first problem was computed.
+    while !file.exists() {
+        assert!(child.try_wait().unwrap().is_none(), "ended");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let id = child.id().to_string();
+    let kill = Command::new("kill").args(["-INT", &id]).status();
+    assert!(kill.unwrap().success());
+    let (mut stdout, mut stderr) = (String::new(), String::new());
+    child
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut stdout)
+        .unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut stderr)
+        .unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{stderr}");
+    assert!(stderr.contains("cut short"), "{stderr}");
+    assert!(stdout.contains("verified "), "{stdout}");
+    let totals: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(totals["cut_short"], true);
+    // What was printed at the end, not what was written after the first problem.
+    let passed = format!(": {} passed, 0 failed", totals["passed"]);
+    assert!(stdout.contains(&passed), "{passed}: {stdout}");
+}

@@ -1,0 +1,93 @@
+//! `plan`: GPUs that are not here.
+
+use crate::common::{expect_code, warptile};
+
+const PROBLEM: &str = "b4 q4096 k4096 h32/8 d128 bf16 mask=causal";
+
+fn plan(code: i32, arguments: &[&str]) -> (String, String) {
+    // Nothing depends on a GPU of this machine, and everything fits 80 columns.
+    let mut command = warptile();
+    command.arg("plan").args(arguments).env("COLUMNS", "80");
+    let (stdout, stderr) = expect_code(code, &mut command);
+    for line in stdout.lines().filter(|_| !arguments.contains(&"-")) {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    (stdout, stderr)
+}
+
+#[test]
+fn a_gpu_that_is_not_here_is_planned_for() {
+    let (stdout, _) = plan(0, &[PROBLEM, "--gpu", "a100"]);
+    for part in [
+        "NVIDIA A100, compute capability 8.0, 108 multiprocessors",
+        "_bf16_sm_80\n",
+        "nobody has measured this GPU",
+        "not      wgmma, ",
+        "compiled for other GPUs only: sm_90a\n",
+    ] {
+        assert!(stdout.contains(part), "{part}: {stdout}");
+    }
+    let (stdout, _) = plan(0, &[PROBLEM, "--gpu", "H200"]);
+    assert!(stdout.contains("_bf16_sm_90a\n"), "{stdout}");
+    assert!(!stdout.contains("nobody has measured"), "{stdout}");
+    let (few, _) = plan(0, &[PROBLEM, "--gpu", "8.6", "--multiprocessors", "30"]);
+    assert!(
+        few.contains("sm_86, compute capability 8.6, 30 multiprocessors"),
+        "{few}"
+    );
+}
+
+#[test]
+fn every_reason_can_be_asked_for() {
+    let (stdout, _) = plan(0, &[PROBLEM, "--gpu", "l4", "--explain"]);
+    let kernels: std::collections::BTreeSet<&str> =
+        warptile_kernels::images_for(warptile_kernels::Role::Forward)
+            .map(|image| image.kernel)
+            .collect();
+    for kernel in &kernels {
+        assert!(stdout.contains(kernel), "{kernel}: {stdout}");
+    }
+    let reasons = stdout.lines().filter(|line| line.starts_with("not "));
+    assert_eq!(reasons.count(), kernels.len() - 1);
+}
+
+#[test]
+fn a_kernel_that_cannot_run_there_is_an_error_with_its_reason() {
+    let (_, stderr) = plan(2, &[PROBLEM, "--gpu", "a100", "--kernel", "wgmma"]);
+    assert!(stderr.contains("compiled for other GPUs only"), "{stderr}");
+    let (_, stderr) = plan(2, &[PROBLEM, "--gpu", "t4"]);
+    assert!(stderr.contains("no kernel takes "), "{stderr}");
+    let (_, stderr) = plan(2, &[PROBLEM, "--gpu", "a1000"]);
+    assert!(
+        stderr.contains("a100") && stderr.contains("rtx4090"),
+        "{stderr}"
+    );
+    let (_, stderr) = plan(2, &[PROBLEM, "--gpu", "a100", "--kernel", "wmmma"]);
+    assert!(stderr.contains("wmmma"), "{stderr}");
+}
+
+#[test]
+fn all_gpus_are_a_table_and_json() {
+    let (stdout, _) = plan(0, &[PROBLEM, "--gpu", "all"]);
+    for name in ["NVIDIA T4 ", "NVIDIA A100 ", "NVIDIA GeForce RTX 4090 "] {
+        assert!(stdout.contains(name), "{stdout}");
+    }
+    let (stdout, stderr) = plan(0, &[PROBLEM, "--gpu", "a100,t4", "--json", "-"]);
+    assert!(stderr.contains("NVIDIA A100"), "{stderr}");
+    let plans: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(plans[0]["gpu"], "NVIDIA A100");
+    assert_eq!(plans[0]["measured"], false);
+    assert!(plans[0]["image"].as_str().unwrap().ends_with("_sm_80"));
+    assert_eq!(plans[1]["kernel"], serde_json::Value::Null);
+    assert!(!plans[1]["considered"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn without_a_gpu_there_is_the_cpu() {
+    let mut command = warptile();
+    command
+        .args(["plan", PROBLEM])
+        .env("WARPTILE_LIBCUDA", "/no/such/library");
+    let (stdout, _) = expect_code(0, &mut command);
+    assert!(stdout.contains("kernel   cpu: "), "{stdout}");
+}

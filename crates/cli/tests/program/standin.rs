@@ -1,0 +1,155 @@
+//! The program on a GPU that is none: the stand-in for the driver. It launches nothing, and each operation takes a millisecond.
+
+use crate::common::{expect_code, warptile};
+use std::fs;
+use std::process::Command;
+use warptile_fake_cuda::FakeDriver;
+
+/// The program with the stand-in as its driver, on a terminal of 80 columns.
+fn on(fake: &FakeDriver) -> Command {
+    let mut command = warptile();
+    command
+        .env("WARPTILE_LIBCUDA", fake.path())
+        .env("COLUMNS", "80");
+    command
+}
+
+#[track_caller]
+fn fits(text: &str) {
+    for line in text.lines() {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+}
+
+const LONG: &str = "b2 q400 k600 h2 d16 f16 mask=window,100,100 scale=0.125 softcap=30 alibi=batch layout=gaps unaligned";
+
+#[test]
+fn the_machine_is_described() {
+    let fake = FakeDriver::open();
+    let (info, _) = expect_code(0, on(&fake).arg("info"));
+    fits(&info);
+    for part in [
+        "driver   CUDA 12.8",
+        "cuda:0 ",
+        "chosen on cuda:0",
+        "wgmma_d64_",
+    ] {
+        assert!(info.contains(part), "{part}: {info}");
+    }
+    let (explained, _) = expect_code(0, on(&fake).args(["info", "--explain"]));
+    fits(&explained);
+    let (version, _) = expect_code(0, on(&fake).arg("--version"));
+    fits(&version);
+    for line in info.lines().filter(|line| line.starts_with("cuda:0 ")) {
+        assert!(version.contains(line), "{version}");
+    }
+    let (plan, _) = expect_code(0, on(&fake).args(["plan", LONG]));
+    fits(&plan);
+    assert!(plan.contains("compute capability 9.0"), "{plan}");
+    assert!(plan.contains("\nforward  "), "{plan}");
+}
+
+#[test]
+fn rows_of_a_gpu_fit_and_are_compared() {
+    let fake = FakeDriver::open();
+    let dir = tempfile::tempdir().unwrap();
+    let rows = dir.path().join("rows.json");
+    let bench = |arguments: &[&str]| {
+        let mut command = on(&fake);
+        command.args(["bench", "--samples", "3", "--chart", "--shape", LONG]);
+        command
+            .args(["--shape", "q1 k4096 h8/2 d64 f16"])
+            .args(arguments);
+        let (stdout, _) = expect_code(0, &mut command);
+        fits(&stdout);
+        stdout
+    };
+    let stdout = bench(&["--json", rows.to_str().unwrap()]);
+    for method in ["  graph ", "  call  "] {
+        assert_eq!(stdout.matches(method).count(), 2, "{stdout}");
+    }
+    for word in LONG.split(' ') {
+        assert!(
+            stdout.split_whitespace().any(|one| one == word),
+            "{word}: {stdout}"
+        );
+    }
+    assert!(
+        stdout.contains("B/s") && stdout.contains("FLOP/s"),
+        "{stdout}"
+    );
+    let read: serde_json::Value = serde_json::from_slice(&fs::read(&rows).unwrap()).unwrap();
+    let read = read.as_array().unwrap();
+    assert_eq!(read.len(), 4);
+    for row in read {
+        assert_eq!(row["driver"], "CUDA 12.8");
+        assert!(
+            row["program"].as_str().unwrap().starts_with("warptile "),
+            "{row}"
+        );
+    }
+    // A launch takes a millisecond, now as before.
+    let stdout = bench(&["--compare", rows.to_str().unwrap()]);
+    assert_eq!(stdout.matches("  1.000 ").count(), 4, "{stdout}");
+    assert!(!stdout.contains("differs"), "{stdout}");
+    // An older driver and program are named.
+    let older = fs::read_to_string(&rows)
+        .unwrap()
+        .replace("CUDA 12.8", "CUDA 12.4");
+    fs::write(
+        &rows,
+        older.replace("\"program\": \"warptile ", "\"program\": \"old "),
+    )
+    .unwrap();
+    let stdout = bench(&["--compare", rows.to_str().unwrap()]);
+    assert!(
+        stdout.contains("differs  driver: CUDA 12.4, then CUDA 12.8"),
+        "{stdout}"
+    );
+    assert!(stdout.contains("differs  program: old "), "{stdout}");
+    // Kernels told apart.
+    let mut command = on(&fake);
+    command.args([
+        "bench",
+        "--samples",
+        "1",
+        "--kernel",
+        "families",
+        "--shape",
+        "q64 k64 d64 f16",
+    ]);
+    let (stdout, _) = expect_code(0, &mut command);
+    fits(&stdout);
+    for family in ["scalar_", "wmma_", "mma_", "wgmma_", "decode_"] {
+        assert!(stdout.contains(family), "{stdout}");
+    }
+}
+
+#[test]
+fn what_a_gpu_gets_wrong_is_told_as_a_command() {
+    let fake = FakeDriver::open();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("verify.json");
+    let mut command = on(&fake);
+    command.args([
+        "verify", "--device", "cuda:0", "--kernel", "wmma", "--count", "5",
+    ]);
+    command.args(["--max-len", "40", "--threads", "1", "--json"]);
+    let (stdout, stderr) = expect_code(1, command.arg(&file));
+    fits(&stdout);
+    for line in ["failed   wmma_", "families wmma ", "features ", "coverage "] {
+        assert!(
+            stdout.lines().any(|one| one.starts_with(line)),
+            "{line}: {stdout}"
+        );
+    }
+    let totals: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert!(totals["failed"].as_u64() > Some(0), "{totals}");
+    let repeat = totals["repeat"].as_str().unwrap();
+    assert!(
+        repeat.starts_with("warptile verify --device cuda:0 --kernel wmma_"),
+        "{repeat}"
+    );
+    // On one line, to be copied.
+    assert!(stderr.contains(repeat), "{stderr}");
+}
