@@ -468,8 +468,14 @@ def flash_attn_gradients():
         )
         worst = max(worst, close(found, expected, 2e-2))
     learned, slopes = q.clone().requires_grad_(), draw((8,), dtype=torch.float32)[0]
-    raises(warptile.Unsupported, "softcap", lambda: flash_attn_func(learned, k, v, softcap=3.0))
-    raises(warptile.Unsupported, "alibi_slopes", lambda: flash_attn_func(learned, k, v, alibi_slopes=slopes))
+    for name, option in (("softcap", 3.0), ("alibi_slopes", slopes)):
+        out = flash_attn_func(learned, k, v, **{name: option})
+        raises(warptile.Unsupported, f"there is no gradient with {name}", lambda: out.sum().backward())
+    repeated = [
+        gradients(lambda *x: flash_attn_func(*x, causal=True, deterministic=True), draw(*[(4, 512, 8, 64)] * 3)) for _ in range(3)
+    ]
+    assert all(torch.equal(one, other) for again in repeated[1:] for one, other in zip(repeated[0], again)), "deterministic differs"
+    assert not torch.are_deterministic_algorithms_enabled()
     return f"largest difference {worst:.1e} of the largest gradient"
 
 

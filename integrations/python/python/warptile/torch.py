@@ -9,6 +9,9 @@ What warptile does not do, dropout for one, is left to torch. Gradients are comp
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import torch
 from torch import Tensor
 
@@ -355,25 +358,32 @@ def gradients_enabled():
 
 def differentiable(q, k, v, options, deterministic):
     """Output and log-sum-exp of `flash_attn_func` or `flash_attn_varlen_func`, with a gradient of the output."""
-    for name, nothing in (("alibi_slopes", None), ("softcap", 0.0), ("block_table", None), ("seqused_k", None)):
+    return _Flash.apply(q, k, v, options, deterministic)
+
+
+def _why_no_gradient(q, options):
+    """What torch's backward kernels do not have, or None."""
+    for name, nothing in (
+        ("alibi_slopes", None),
+        ("softcap", 0.0),
+        ("block_table", None),
+        ("seqused_q", None),
+        ("seqused_k", None),
+    ):
         given = options.get(name)
         if given is not None and (nothing is None or given != nothing):
-            raise Unsupported(f"{name} is not supported where a gradient is needed; call it under torch.no_grad()")
+            return f"there is no gradient with {name}"
     if q.dtype not in _HALVES or not q.is_cuda:
-        raise Unsupported(
-            f"there is no gradient for {q.dtype} on {q.device.type}; it needs float16 or bfloat16 tensors on a GPU, or torch.no_grad()"
-        )
-    if deterministic and not torch.are_deterministic_algorithms_enabled():
-        raise Unsupported("deterministic is not supported where a gradient is needed, but by torch.use_deterministic_algorithms(True)")
-    return _Flash.apply(q, k, v, options)
+        return f"there is no gradient for {q.dtype} on {q.device.type}; it needs float16 or bfloat16 tensors on a GPU"
+    return None
 
 
 class _Flash(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, options):
+    def forward(ctx, q, k, v, options, deterministic):
         q, k, v = (_row_contiguous(tensor) for tensor in (q, k, v))
         out, lse = attention(q, k, v, return_lse=True, **options)
-        ctx.options = options
+        ctx.options, ctx.deterministic = options, deterministic
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.mark_non_differentiable(lse)
         return out, lse
@@ -382,27 +392,46 @@ class _Flash(torch.autograd.Function):
     def backward(ctx, grad_out, _grad_lse):
         q, k, v, out, lse = ctx.saved_tensors
         options = ctx.options
-        left, right = (None if side in (None, -1) else side for side in options["window"])
+        reason = _why_no_gradient(q, options)
+        if reason is not None:
+            raise Unsupported(reason)
+        left, right = options["window"]
         offsets = (options.get("cu_seqlens_q"), options.get("cu_seqlens_k"))
         packed = offsets[0] is not None
-        gradients = torch.ops.aten._flash_attention_backward(
-            _row_contiguous(grad_out),
-            q,
-            k,
-            v,
-            out,
-            lse,
-            *offsets,
-            options["max_seqlen_q"] if packed else q.shape[1],
-            options["max_seqlen_k"] if packed else k.shape[1],
-            0.0,
-            bool(options["causal"]),
-            *_no_random_state(q),
-            scale=options["scale"],
-            window_size_left=left,
-            window_size_right=right,
-        )
-        return (*gradients, None)
+        with _repeatable() if ctx.deterministic else contextlib.nullcontext():
+            gradients = torch.ops.aten._flash_attention_backward(
+                _row_contiguous(grad_out),
+                q,
+                k,
+                v,
+                out,
+                lse,
+                *offsets,
+                options["max_seqlen_q"] if packed else q.shape[1],
+                options["max_seqlen_k"] if packed else k.shape[1],
+                0.0,
+                bool(options["causal"]),
+                *_no_random_state(q),
+                scale=options["scale"],
+                window_size_left=left,
+                window_size_right=right,
+            )
+        return (*gradients, None, None)
+
+
+_repeatable_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _repeatable():
+    """Torch's deterministic kernels, which it has for all of the process or for none: hence the lock."""
+    with _repeatable_lock:
+        mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(mode[0], warn_only=mode[1])
 
 
 # Transformers.
