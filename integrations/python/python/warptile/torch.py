@@ -112,7 +112,7 @@ def _output_like(query):
     return out if out.stride(-1) == 1 else torch.empty_like(query, memory_format=torch.contiguous_format)
 
 
-def _forward(query, key, value, mask, is_causal, scale, want_lse=True):
+def _forward(query, key, value, mask, is_causal, scale, softcap=None, sinks=None, want_lse=True):
     options = {}
     if mask is not None:
         options["key_mask" if mask.dtype == torch.bool else "bias"] = mask
@@ -127,6 +127,8 @@ def _forward(query, key, value, mask, is_causal, scale, want_lse=True):
         _row_contiguous(value),
         out=_output_like(query),
         scale=scale,
+        softcap=softcap,
+        sinks=sinks,
         layout="bhsd",
         **options,
     )
@@ -138,12 +140,12 @@ def _forward(query, key, value, mask, is_causal, scale, want_lse=True):
 _library = torch.library.Library("warptile", "DEF")
 _library.define(
     "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, "
-    "float? scale=None) -> (Tensor, Tensor)"
+    "float? scale=None, float? softcap=None, Tensor? sinks=None) -> (Tensor, Tensor)"
 )
 
 
-def _kernel(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    return _forward(query, key, value, attn_mask, is_causal, scale)
+def _kernel(query, key, value, attn_mask=None, is_causal=False, scale=None, softcap=None, sinks=None):
+    return _forward(query, key, value, attn_mask, is_causal, scale, softcap, sinks)
 
 
 for _device in ("CPU", "CUDA"):
@@ -151,24 +153,24 @@ for _device in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("warptile::scaled_dot_product_attention", lib=_library)
-def _fake(query, key, value, attn_mask=None, is_causal=False, scale=None):
+def _fake(query, key, value, attn_mask=None, is_causal=False, scale=None, softcap=None, sinks=None):
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
     return _output_like(query), lse
 
 
 def _save(ctx, inputs, output):
-    query, key, value, mask, ctx.is_causal, ctx.scale = inputs
-    ctx.masked = mask is not None
+    query, key, value, mask, ctx.is_causal, ctx.scale, softcap, sinks = inputs
+    ctx.other_scores = not (mask is None and softcap is None and sinks is None)
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(query, key, value, *output)
 
 
 def _backward(ctx, grad_out, _grad_lse):
     query, key, value, out, lse = ctx.saved_tensors
-    if ctx.masked or query.dtype not in _HALVES or not query.is_cuda or not _square(query, key, ctx.is_causal):
+    if ctx.other_scores or query.dtype not in _HALVES or not query.is_cuda or not _square(query, key, ctx.is_causal):
         raise Unsupported(
-            "there is no gradient of warptile::scaled_dot_product_attention with attn_mask, in float32, on the CPU, or of a causal "
-            "mask of other than square shape; call warptile.torch.scaled_dot_product_attention, which leaves such to torch"
+            "there is no gradient of warptile::scaled_dot_product_attention with attn_mask, softcap or sinks, in float32, on the CPU, or "
+            "of a causal mask of other than square shape; warptile.torch.scaled_dot_product_attention leaves to torch what torch has"
         )
     seed, offset = _no_random_state(query)
     gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -185,7 +187,7 @@ def _backward(ctx, grad_out, _grad_lse):
         offset,
         scale=ctx.scale,
     )
-    return (*gradients, None, None, None)
+    return (*gradients, None, None, None, None, None)
 
 
 torch.library.register_autograd(
@@ -466,12 +468,16 @@ def transformers_attention(
     is_causal=None,
     softcap=None,
     s_aux=None,
+    position_bias=None,
     **_,
 ):
     """As transformers calls it: `[batch, heads, length, head size]` in, `[batch, length, heads, head size]` and None out."""
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     is_causal = bool(is_causal and attention_mask is None and query.shape[2] > 1)
+    if position_bias is not None:
+        attention_mask = _biased(position_bias, attention_mask, is_causal, query, key)
+        is_causal = False
     if softcap is None and s_aux is None:
         out = scaled_dot_product_attention(query, key, value, attention_mask, dropout, is_causal, scaling, enable_gqa=True)
         return out.transpose(1, 2).contiguous(), None
@@ -481,16 +487,21 @@ def transformers_attention(
     ):
         if unsupported:
             raise Unsupported(f"softcap and s_aux are not supported with {what}")
-    options = {}
-    if attention_mask is not None:
-        options["key_mask" if attention_mask.dtype == torch.bool else "bias"] = attention_mask
-    out = attention_without_gradient(
-        *(_row_contiguous(tensor) for tensor in (query, key, value)),
-        causal="top-left" if is_causal else False,
-        scale=scaling,
-        softcap=softcap,
-        sinks=None if s_aux is None else s_aux.float(),
-        layout="bhsd",
-        **options,
-    )
+    sinks = None if s_aux is None else s_aux.float()
+    if torch.compiler.is_compiling():
+        operator = torch.ops.warptile.scaled_dot_product_attention
+        out, _ = operator(query, key, value, attention_mask, is_causal, scaling, softcap, sinks)
+    else:
+        out, _ = _forward(query, key, value, attention_mask, is_causal, scaling, softcap, sinks, want_lse=False)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _biased(position_bias, mask, is_causal, query, key):
+    """A learned bias and the mask as one bias. What is hidden gets the least number, as transformers has it."""
+    hidden = torch.finfo(query.dtype).min
+    bias = position_bias.to(query.dtype)
+    if is_causal:
+        mask = torch.ones((query.shape[2], key.shape[2]), dtype=torch.bool, device=query.device).tril()
+    if mask is None:
+        return bias
+    return torch.where(mask, bias, hidden) if mask.dtype == torch.bool else bias + mask

@@ -10,6 +10,7 @@ import types
 import torch
 import warptile.torch
 from warptile import Unsupported, flash_attn
+from warptile._kvcache import Cache
 
 # Of the case that is running: why its gradient is not computed, if it is not.
 refused_gradients = []
@@ -194,9 +195,27 @@ def fa3_with_kvcache(
         k_descale=k_descale,
         v_descale=v_descale,
         attention_chunk=attention_chunk,
-        cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k_new=cu_seqlens_k_new,
     )
+    if cu_seqlens_q is not None:
+        if k is not None:
+            raise Unsupported("cu_seqlens_q is not supported with new keys")
+        cache = Cache(k_cache, v_cache, page_table).chosen(cache_batch_idx).without(cache_leftpad).readable()
+        result = warptile.attention(
+            q,
+            cache.k,
+            cache.v,
+            cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q,
+            seqused_k=cache_seqlens if cache_leftpad is None else cache_seqlens - cache_leftpad,
+            block_table=cache.block_table,
+            causal=causal,
+            window=tuple(int(side) for side in window_size),
+            scale=softmax_scale,
+            softcap=softcap,
+            return_lse=True,
+        )
+        return result if return_softmax_lse else result[0]
     if rotary_seqlens is not None and rotary_cos is not None and rotary_seqlens is not cache_seqlens:
         raise Unsupported("rotary_seqlens is not supported by warptile")
     return flash_attn.flash_attn_with_kvcache(
