@@ -42,7 +42,8 @@ DECODERS = {
     "phi3": ("Phi3Config", SMALL),
     "gemma2": ("Gemma2Config", {**SMALL, **HEAD, "sliding_window": 24, "query_pre_attn_scalar": 64}),
     "gemma3": ("Gemma3TextConfig", {**SMALL, **HEAD, "sliding_window": 24, "query_pre_attn_scalar": 64}),
-    "gpt_oss": ("GptOssConfig", {**SMALL, **HEAD, "sliding_window": 24, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    # Every token goes to all experts: of some, the last bit of a logit would choose others, and that changes the result by a third.
+    "gpt_oss": ("GptOssConfig", {**SMALL, **HEAD, "sliding_window": 24, "num_local_experts": 4, "num_experts_per_tok": 4}),
 }
 CHECKS = {}
 # How often warptile's attention was called.
@@ -170,25 +171,31 @@ def generation():
 
 @check
 def compiled():
-    """`torch.compile` of a whole model, and of the steps of `generate` with a static cache."""
+    """`torch.compile` of a whole model, and of the steps of `generate` with a static cache.
+
+    The error of a compiled model may be twice that of the same model with transformers' own attention, not compiled.
+    """
     done = []
     backend = "inductor" if DEVICE == "cuda" else "aot_eager"
+    mask = padding()
     for name in ("llama", "gemma2", "gpt_oss"):
-        model = decoder(name).to(torch.bfloat16)
+        reference = decoder(name)
+        use(reference, "eager")
+        plain, model = (copy.deepcopy(reference).to(torch.bfloat16) for _ in range(2))
         use(model, "warptile")
-        inputs = {"input_ids": tokens(), "attention_mask": padding(), "use_cache": False}
-        with torch.no_grad():
-            expected = model(**inputs).logits
-            torch._dynamo.reset()
-            explained = torch.compile(model, backend=backend, fullgraph=name != "gpt_oss")
-            found = explained(**inputs).logits
-            again = explained(**{**inputs, "input_ids": tokens(start=50)}).logits
-            other = model(**{**inputs, "input_ids": tokens(start=50)}).logits
-        for one, wanted in ((found, expected), (again, other)):
-            seen_rows = inputs["attention_mask"].bool()
-            difference = (one - wanted)[seen_rows].float().abs().max() / wanted[seen_rows].float().abs().max()
-            assert difference < 5e-2, f"{name}: {difference}"
-        done.append(name)
+        torch._dynamo.reset()
+        compiled_model = torch.compile(model, backend=backend, fullgraph=name != "gpt_oss")
+        worst = 0.0
+        for start in (2, 50):
+            inputs = {"input_ids": tokens(start=start), "attention_mask": mask, "use_cache": False}
+            with torch.no_grad():
+                exact, rough, found = (each(**inputs).logits[mask.bool()].float() for each in (reference, plain, compiled_model))
+            allowed = 2 * (rough - exact).abs().max() + 1e-5 * exact.abs().max()
+            error = (found - exact).abs().max()
+            # Also false for NaN.
+            assert error <= allowed, f"{name}: {error} against {allowed / 2} of eager's"
+            worst = max(worst, (2 * error / allowed).item())
+        done.append(f"{name} {worst:.2f} of eager's error")
     if DEVICE == "cuda":
         model = decoder("llama").to(torch.bfloat16)
         use(model, "warptile")
