@@ -3,6 +3,7 @@
 //! What users see is in `python/warptile`; its stubs describe this module.
 
 mod append;
+mod arguments;
 mod array;
 mod attention;
 mod cpu;
@@ -21,8 +22,9 @@ mod native {
     use pyo3::types::PyDict;
 
     use crate::append;
+    use crate::arguments::Options;
     use crate::array::Gradients;
-    use crate::attention::{Options, Request};
+    use crate::attention::Request;
 
     /// Attention: `softmax(scale * q kᵀ) v`, without ever storing the score matrix.
     ///
