@@ -38,7 +38,7 @@ class Documents(unittest.TestCase):
             if arguments.kwarg:
                 stub.append(arguments.kwarg.arg)
             self.assertEqual(stub, list(real), function.name)
-        self.assertEqual(seen, {"attention", "attention_without_gradient", "explain", "write_cache"})
+        self.assertEqual(seen, {"attention", "attention_without_gradient", "explain", "merge", "write_cache"})
 
     def test_stubs_of_python_modules(self):
         def signatures(path):
@@ -72,7 +72,7 @@ class Documents(unittest.TestCase):
                 self.assertEqual(row["ran"], sum(map(sum, counts.values())), name)
 
     def test_docstrings(self):
-        for name in ("attention", "explain"):
+        for name in ("attention", "explain", "merge"):
             function = getattr(warptile, name)
             for parameter in inspect.signature(function).parameters:
                 self.assertRegex(function.__doc__, rf"(?m)^ +{parameter}: ", name)

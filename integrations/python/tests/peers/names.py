@@ -246,4 +246,13 @@ def fa3_get_scheduler_metadata(*_, **__):
 
 
 def fa3_combine(out_partial, lse_partial, out=None, out_dtype=None):
-    raise Unsupported("flash_attn_combine is not a function of the Python package")
+    # Here an lse has its heads last.
+    parts = list(zip(out_partial, lse_partial.transpose(-1, -2), strict=True))
+    while True:
+        # A merge takes 32 parts at most.
+        parts = [warptile.merge(parts[start : start + 32]) for start in range(0, len(parts), 32)]
+        if len(parts) == 1:
+            break
+    merged, lse = parts[0]
+    merged = merged.to(out_dtype or out_partial.dtype)
+    return (merged if out is None else out.copy_(merged)), lse.transpose(-1, -2)
