@@ -5,11 +5,11 @@ use pyo3::prelude::*;
 use warptile::gpu::AppendAddresses;
 use warptile::{
     Append, AppendOperands, CacheMut, Element, ElementType, Layout, Pairing, QueriesMut, Rotary,
-    Tables, append_cpu,
+    TableLayout, Tables, append_cpu,
 };
 
+use crate::arguments::{Lengths, Reader};
 use crate::array::{Array, Described, Device, Gradients, Order};
-use crate::attention::{Lengths, Reader};
 use crate::cpu;
 use crate::errors::{CACHE_NAMES, Failure, Result, renamed};
 use crate::gpu;
@@ -75,8 +75,11 @@ impl<'py> Request<'py> {
             None => builder.device_key_lengths(lengths.count()),
         };
         if let Some(table) = &table {
-            let ([sequences, columns], stride) = table.table();
-            if sequences > 1 && stride != columns {
+            let TableLayout {
+                shape: [sequences, columns],
+                row_stride,
+            } = table.table();
+            if sequences > 1 && row_stride != columns {
                 return Err(Failure::Invalid(
                     "block_table has gaps between its rows, which a cache is not written by; pass a contiguous one"
                         .to_owned(),

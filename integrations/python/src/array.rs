@@ -223,6 +223,20 @@ impl Described {
         }
     }
 
+    /// Layout of an lse, `[batch, heads, rows]`, of head size 1.
+    pub(crate) fn lse(&self, packed: bool) -> Result<Layout> {
+        match (self.rank, packed) {
+            (3, false) => Ok(self.at([Some(0), Some(2), Some(1), None])),
+            (2, true) => Ok(self.at([None, Some(1), Some(0), None])),
+            (_, false) => {
+                Err(self.wrong_rank("it must have the three dimensions [batch, heads, rows]"))
+            }
+            (_, true) => Err(self.wrong_rank(
+                "of packed sequences it must have the two dimensions [heads, rows of all sequences]",
+            )),
+        }
+    }
+
     /// Layout of a bias or key mask: any that broadcasts to `[batch, heads, queries, keys]`.
     pub(crate) fn scores(&self) -> Layout {
         let skipped = MAX_RANK - self.rank;

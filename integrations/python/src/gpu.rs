@@ -10,8 +10,8 @@ use warptile::driver::sys::{
     CUgraph, CUpointerAttribute, CUresult, CUstream, CUstreamCaptureStatus,
 };
 use warptile::driver::{Context, Driver};
-use warptile::gpu::{Addresses, AppendAddresses, Gpu, Prepared, PreparedAppend};
-use warptile::{Append, Call, Choice, DeviceProfile, ElementType, Plan, Problem};
+use warptile::gpu::{Addresses, AppendAddresses, Gpu, MergeAddresses, Prepared, PreparedAppend};
+use warptile::{Append, Call, Choice, DeviceProfile, ElementType, Merge, Plan, Problem};
 
 use crate::array::Device;
 use crate::errors::{Failure, Result};
@@ -131,6 +131,25 @@ pub(crate) unsafe fn forward(
         if queue.capture.is_some() {
             lock(&opened.captured).push(prepared.clone());
         }
+        Ok(())
+    })
+}
+
+/// Submits a merge to a stream.
+///
+/// # Safety
+/// As [`forward`].
+pub(crate) unsafe fn merge(
+    ordinal: u32,
+    stream: u64,
+    merge: &Merge,
+    addresses: &MergeAddresses<'_>,
+) -> Result<()> {
+    let opened = open(ordinal)?;
+    let prepared = opened.gpu.prepare_merge(merge.element())?;
+    opened.gpu.context().within(|| {
+        // SAFETY: the context is current, and the caller's promise. The GPU that prepared it lives as long as the process.
+        unsafe { prepared.launch_raw(handle(stream), merge, addresses) }?;
         Ok(())
     })
 }

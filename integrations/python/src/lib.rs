@@ -3,6 +3,7 @@
 //! What users see is in `python/warptile`; its stubs describe this module.
 
 mod append;
+mod arguments;
 mod array;
 mod attention;
 mod cpu;
@@ -10,6 +11,7 @@ mod dlpack;
 mod errors;
 mod gpu;
 mod library;
+mod merge;
 mod torch;
 
 use pyo3::prelude::*;
@@ -21,8 +23,10 @@ mod native {
     use pyo3::types::PyDict;
 
     use crate::append;
+    use crate::arguments::Options;
     use crate::array::Gradients;
-    use crate::attention::{Options, Request};
+    use crate::attention::Request;
+    use crate::merge::{Options as MergeOptions, Pair, Request as MergeRequest};
 
     /// Attention: `softmax(scale * q kᵀ) v`, without ever storing the score matrix.
     ///
@@ -175,6 +179,50 @@ mod native {
         let plan =
             Request::new(&q, &k, &v, &options, Gradients::Ignored)?.plan(py, device.as_deref())?;
         Ok(plan.explain())
+    }
+
+    /// Merges attention over disjoint sets of keys into attention over all of them.
+    ///
+    /// Each part counts with the share that its keys have of the softmax's denominator, `exp(lse)`. A part whose lse is infinite saw
+    /// no key in that row; a row that no part has a key for gives 0 and `-inf`. Computed in `float32`, in the order of the parts.
+    /// Streams, libraries and the GIL are as with `attention`.
+    ///
+    /// Args:
+    ///     parts: Pairs `(out, lse)` of the same queries, at most 32, as `attention` returns them with `return_lse`: an output
+    ///         `[batch, length, heads, head size]` with an lse `[batch, heads, length]`, or, of packed sequences, `[rows, heads, head
+    ///         size]` with `[heads, rows]`. Any strides whose last is 1 in the output, any at all in the lse.
+    ///     out: Receives the output, of the parts' shape and type.
+    ///     lse: Receives the log-sum-exp, `float32`.
+    ///     base_two: Whether each lse is a logarithm to base 2, as those of FlashInfer, instead of e.
+    ///     layout: Order of the dimensions of the outputs: `"bshd"` or `"bhsd"`.
+    ///     stream: As in `attention`.
+    ///
+    /// Returns:
+    ///     The output and the log-sum-exp.
+    ///
+    /// Raises:
+    ///     warptile.InvalidInput: (a ValueError) There are no parts or too many, or a shape, device or stride breaks a rule.
+    ///     warptile.InvalidType: (a TypeError) An argument is no tensor, or one of another element type.
+    ///     warptile.DeviceError: (a RuntimeError) The driver is missing, too old, or reports an error.
+    #[pyfunction]
+    #[pyo3(signature = (parts, *, out=None, lse=None, base_two=false, layout=None, stream=None))]
+    fn merge<'py>(
+        py: Python<'py>,
+        parts: Vec<Pair<'py>>,
+        out: Option<Bound<'py, PyAny>>,
+        lse: Option<Bound<'py, PyAny>>,
+        base_two: bool,
+        layout: Option<String>,
+        stream: Option<u64>,
+    ) -> PyResult<Pair<'py>> {
+        let options = MergeOptions {
+            out,
+            lse,
+            base_two,
+            layout,
+            stream,
+        };
+        Ok(MergeRequest::new(&parts, &options)?.run(py)?)
     }
 
     /// Writes new keys and values into a cache, after the rows that each sequence has, and rotates them on the way.

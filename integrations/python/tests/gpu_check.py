@@ -209,6 +209,34 @@ def packed_sequences_and_pages():
 
 
 @check
+def merges():
+    worst = 0.0
+    for dtype in (*HALVES, torch.float32):
+        q, k, v = draw((2, 9, 8, 128), (2, 700, 2, 128), (2, 700, 2, 128), dtype=dtype)
+        ends = (0, 1, 300, 512, 700)
+        parts = [
+            warptile.attention(q, k[:, start:end], v[:, start:end], return_lse=True) for start, end in zip(ends, ends[1:])
+        ]
+        expected, expected_lse = naive(q, k, v)
+        out, lse = warptile.merge(parts)
+        worst = max(worst, error(out, expected, dtype), error(lse, expected_lse, torch.float32))
+        swapped = [(part.transpose(1, 2).contiguous(), part_lse.transpose(1, 2).contiguous().transpose(1, 2)) for part, part_lse in parts]
+        other, other_lse = warptile.merge(swapped, layout="bhsd")
+        assert torch.equal(other.transpose(1, 2), out) and torch.equal(other_lse, lse)
+        packed, packed_lse = warptile.merge([(part[1], part_lse[1]) for part, part_lse in parts])
+        assert torch.equal(packed, out[1]) and torch.equal(packed_lse, lse[1])
+        graph = torch.cuda.CUDAGraph()
+        made = torch.zeros_like(out), torch.zeros_like(lse)
+        with torch.cuda.graph(graph):
+            warptile.merge(parts, out=made[0], lse=made[1])
+        graph.replay()
+        assert torch.equal(made[0], out) and torch.equal(made[1], lse)
+    raises(ValueError, "out overlaps parts", lambda: warptile.merge(parts, out=parts[1][0]))
+    raises(ValueError, "is on the CPU", lambda: warptile.merge([(parts[0][0], parts[0][1].cpu())]))
+    return f"4 parts, in other layouts, in a graph; largest error {worst:.2f}"
+
+
+@check
 def cache_writes():
     """New keys and values, by flash_attn_with_kvcache: dense and in pages, rotated and not, also in a graph."""
     worst = 0.0
@@ -468,8 +496,14 @@ def flash_attn_gradients():
         )
         worst = max(worst, close(found, expected, 2e-2))
     learned, slopes = q.clone().requires_grad_(), draw((8,), dtype=torch.float32)[0]
-    raises(warptile.Unsupported, "softcap", lambda: flash_attn_func(learned, k, v, softcap=3.0))
-    raises(warptile.Unsupported, "alibi_slopes", lambda: flash_attn_func(learned, k, v, alibi_slopes=slopes))
+    for name, option in (("softcap", 3.0), ("alibi_slopes", slopes)):
+        out = flash_attn_func(learned, k, v, **{name: option})
+        raises(warptile.Unsupported, f"there is no gradient with {name}", lambda: out.sum().backward())
+    repeated = [
+        gradients(lambda *x: flash_attn_func(*x, causal=True, deterministic=True), draw(*[(4, 512, 8, 64)] * 3)) for _ in range(3)
+    ]
+    assert all(torch.equal(one, other) for again in repeated[1:] for one, other in zip(repeated[0], again)), "deterministic differs"
+    assert not torch.are_deterministic_algorithms_enabled()
     return f"largest difference {worst:.1e} of the largest gradient"
 
 

@@ -2,8 +2,10 @@
 
 import ast
 import contextlib
+import importlib.util
 import inspect
 import io
+import json
 import pathlib
 import re
 import unittest
@@ -36,7 +38,7 @@ class Documents(unittest.TestCase):
             if arguments.kwarg:
                 stub.append(arguments.kwarg.arg)
             self.assertEqual(stub, list(real), function.name)
-        self.assertEqual(seen, {"attention", "attention_without_gradient", "explain", "write_cache"})
+        self.assertEqual(seen, {"attention", "attention_without_gradient", "explain", "merge", "write_cache"})
 
     def test_stubs_of_python_modules(self):
         def signatures(path):
@@ -55,8 +57,22 @@ class Documents(unittest.TestCase):
             for name, stub in stubs.items():
                 self.assertEqual(stub, real[name], name)
 
+    def test_list_of_the_peers_tests(self):
+        peers = HERE / "peers"
+        spec = importlib.util.spec_from_file_location("peers_run", peers / "run.py")
+        run = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(run)
+        text, results = (peers / "README.md").read_text(), (peers / "results.json").read_text()
+        report = json.loads(results)
+        self.assertEqual(run.with_list(text, report), text)
+        self.assertEqual(run.compact(report), results)
+        for name, row in report["tests"].items():
+            self.assertEqual(row["ran"], sum(row[result] for result in run.RESULTS), name)
+            for counts in row["parameters"].values():
+                self.assertEqual(row["ran"], sum(map(sum, counts.values())), name)
+
     def test_docstrings(self):
-        for name in ("attention", "explain"):
+        for name in ("attention", "explain", "merge"):
             function = getattr(warptile, name)
             for parameter in inspect.signature(function).parameters:
                 self.assertRegex(function.__doc__, rf"(?m)^ +{parameter}: ", name)

@@ -195,6 +195,24 @@ class FakeGpu(unittest.TestCase):
             cache.v.address = cache.k.address
             write()
 
+    def test_merges(self):
+        parts = [GpuTensors(), GpuTensors()]
+        lse = lambda place: DLPack(np.zeros((2, 8, 512), np.float32), device=(CUDA, 0), address=place << 45)
+        parts[1].q.address = 1 << 44
+        pairs = [(parts[0].q, lse(1)), (parts[1].q, lse(2))]
+        results = warptile.merge(pairs, out=parts[0].out, lse=lse(3))
+        self.assertIs(results[0], parts[0].out)
+        self.assertEqual(self.launches(), 1)
+        stream = self.stream()
+        warptile.merge(pairs, out=parts[0].out, lse=lse(3), stream=stream.value)
+        self.assertEqual(parts[0].q.streams, [1, stream.value])
+        with self.assertRaisesRegex(warptile.InvalidInput, "out is missing"):
+            warptile.merge(pairs)
+        with self.assertRaisesRegex(warptile.InvalidInput, r"parts\[\].lse is on the CPU, but parts\[\].out is on cuda:0"):
+            warptile.merge([(parts[0].q, np.zeros((2, 8, 512), np.float32))], out=parts[0].out, lse=lse(3))
+        with self.assertRaisesRegex(warptile.InvalidInput, "out overlaps parts"):
+            warptile.merge(pairs, out=parts[1].q, lse=lse(3))
+
     def test_the_cuda_array_interface(self):
         shape = (2, 512, 8, 64)
         places = [self.memory(2 * 512 * 8 * 64 * 2) for _ in range(4)]

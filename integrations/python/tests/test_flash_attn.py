@@ -7,7 +7,25 @@ import numpy as np
 import reference
 import warptile
 from reference import check, draw
-from warptile.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from warptile.flash_attn import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
+)
+
+
+def rotated(x, cos, sin, interleaved):
+    """`[rows, heads, head size]`, rotated by the rows of the tables."""
+    pairs = cos.shape[1]
+    turned = x.astype(np.float64).copy()
+    parts = (np.s_[0 : 2 * pairs : 2], np.s_[1 : 2 * pairs : 2]) if interleaved else (np.s_[:pairs], np.s_[pairs : 2 * pairs])
+    a, b = (x[..., part].astype(np.float64) for part in parts)
+    turned[..., parts[0]], turned[..., parts[1]] = a * cos[:, None] - b * sin[:, None], a * sin[:, None] + b * cos[:, None]
+    return turned
 
 
 class FlashAttn(unittest.TestCase):
@@ -16,6 +34,10 @@ class FlashAttn(unittest.TestCase):
         common = "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None"
         rest = "deterministic=False, return_attn_probs=False"
         expected = {
+            flash_attn_qkvpacked_func: f"(qkv, {common}, {rest})",
+            flash_attn_kvpacked_func: f"(q, kv, {common}, {rest})",
+            flash_attn_varlen_qkvpacked_func: f"(qkv, cu_seqlens, max_seqlen, {common}, {rest})",
+            flash_attn_varlen_kvpacked_func: f"(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {common}, {rest})",
             flash_attn_func: f"(q, k, v, {common}, {rest})",
             flash_attn_varlen_func: f"(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {common}, {rest}, block_table=None)",
             flash_attn_with_kvcache: "(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
@@ -24,6 +46,8 @@ class FlashAttn(unittest.TestCase):
         }
         for function, signature in expected.items():
             self.assertEqual(str(inspect.signature(function)), signature)
+            if "packed" in function.__name__:
+                continue
             for name in inspect.signature(function).parameters:
                 self.assertRegex(function.__doc__, rf"(?m)^ +{name}: ", function.__name__)
 
@@ -105,14 +129,6 @@ class FlashAttn(unittest.TestCase):
         np.testing.assert_array_equal(pages[1, 3, 1], v[0, 0])
 
     def test_rotation(self):
-        def rotated(x, cos, sin, interleaved):
-            pairs = cos.shape[1]
-            turned = x.astype(np.float64).copy()
-            parts = (np.s_[0 : 2 * pairs : 2], np.s_[1 : 2 * pairs : 2]) if interleaved else (np.s_[:pairs], np.s_[pairs : 2 * pairs])
-            a, b = (x[..., part].astype(np.float64) for part in parts)
-            turned[..., parts[0]], turned[..., parts[1]] = a * cos[:, None] - b * sin[:, None], a * sin[:, None] + b * cos[:, None]
-            return turned
-
         angles = np.outer(np.arange(20), 0.5 ** np.arange(4))
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         q, k, v = draw(8, (2, 3, 4, 16), (2, 3, 2, 16), (2, 3, 2, 16))
@@ -133,6 +149,101 @@ class FlashAttn(unittest.TestCase):
                     queries, k_cache[b : b + 1, : length + 3], v_cache[b : b + 1, : length + 3], causal=True
                 )
                 check(self, out[b : b + 1], expected, q.dtype)
+
+    def test_caches_of_all_kinds(self):
+        """Chosen sequences and rows of padding, pages of any size, rotation of any number of queries: all together, drawn at random."""
+        random = np.random.default_rng(11)
+        flip = lambda: bool(random.integers(2))
+        for trial in range(120):
+            batch, queries, size = 2, int(random.choice([1, 3, 7])), int(random.choice([8, 13, 32]))
+            rows, page = [(24, 8), (21, 3), (600, 300)][random.integers(3)]
+            paged, chosen, padded, new, causal, interleaved = (flip() for _ in range(6))
+            turns = new and flip()
+            added = queries if flip() else int(random.integers(1, queries + 1))
+            entries = 2 * batch if chosen else batch
+            q, k, v, past_k, past_v = draw(
+                trial,
+                (batch, queries, 4, size),
+                (batch, added, 2, size),
+                (batch, added, 2, size),
+                (entries, rows, 2, size),
+                (entries, rows, 2, size),
+            )
+            lengths = random.integers(0 if new else 1, rows - (queries if new else 0) + 1, batch, np.int32)
+            padding = np.array([random.integers(0, max(1, length)) for length in lengths], np.int32) if padded else None
+            places = random.permutation(entries)[:batch].astype(np.int32) if chosen else None
+            angles = random.random((rows, size // 4)) * 6
+            cos, sin = (np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)) if turns else (None, None)
+            k_cache, v_cache, table = past_k, past_v, None
+            if paged:
+                table = random.permutation(entries * rows // page).reshape(entries, -1).astype(np.int32)
+                k_cache, v_cache = (np.empty((table.size, page, 2, size), np.float32) for _ in range(2))
+                for pages, dense in ((k_cache, past_k), (v_cache, past_v)):
+                    pages[table.reshape(-1)] = dense.reshape(pages.shape)
+            out, lse = flash_attn_with_kvcache(
+                q,
+                k_cache,
+                v_cache,
+                *((k, v) if new else (None, None)),
+                cos,
+                sin,
+                lengths,
+                places,
+                padding,
+                table,
+                causal=causal,
+                rotary_interleaved=interleaved,
+                num_splits=3,
+                return_softmax_lse=True,
+            )
+            for b, length in enumerate(lengths):
+                place = places[b] if chosen else b
+                keys, values = k_cache[place], v_cache[place]
+                if paged:
+                    keys, values = (pages[table[place]].reshape(rows, 2, size) for pages in (k_cache, v_cache))
+                asking = q[b]
+                if new:
+                    positions = length + np.arange(added)
+                    turned = rotated(k[b], cos[positions], sin[positions], interleaved) if turns else k[b]
+                    np.testing.assert_allclose(keys[positions], turned, rtol=1e-5, atol=1e-5)
+                    np.testing.assert_array_equal(values[positions], v[b])
+                    positions = length + (np.arange(queries) if causal else np.zeros(queries, int))
+                    asking = rotated(q[b], cos[positions], sin[positions], interleaved) if turns else asking
+                    length += added
+                used = slice(padding[b] if padded else 0, length)
+                expected, expected_lse = reference.attention(asking[None], keys[None, used], values[None, used], causal=causal)
+                with self.subTest(trial, sequence=b):
+                    check(self, out[b : b + 1], expected, q.dtype)
+                    check(self, lse[b : b + 1], expected_lse, q.dtype)
+
+    def test_tensors_in_one(self):
+        qkv, kv = draw(12, (2, 9, 3, 4, 16), (2, 9, 2, 2, 16))
+        q, k, v = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        offsets = np.array([0, 9, 18], np.int32)
+        flat = lambda x: x.reshape(18, *x.shape[2:])
+        pairs = [
+            (flash_attn_qkvpacked_func(qkv, causal=True), flash_attn_func(q, k, v, causal=True)),
+            (flash_attn_kvpacked_func(q, kv, softcap=2.0), flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], softcap=2.0)),
+            (
+                flash_attn_varlen_qkvpacked_func(flat(qkv), offsets, 9, window_size=(3, 1)),
+                flat(flash_attn_func(q, k, v, window_size=(3, 1))),
+            ),
+            (
+                flash_attn_varlen_kvpacked_func(flat(q), flat(kv), offsets, offsets, 9, 9, softmax_scale=0.3),
+                flat(flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], softmax_scale=0.3)),
+            ),
+        ]
+        for found, expected in pairs:
+            np.testing.assert_array_equal(found, expected)
+
+    def test_head_sizes_between_those_of_kernels(self):
+        for size in (1, 5, 59):
+            q, k, v = draw(13, (2, 9, 4, size), (2, 17, 2, size), (2, 17, 2, size))
+            expected, expected_lse = reference.attention(q, k, v, causal=True)
+            out, lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+            self.assertEqual(out.shape, q.shape)
+            check(self, out, expected, q.dtype)
+            check(self, lse, expected_lse, q.dtype)
 
     def test_wrong_caches(self):
         q, k = np.zeros((2, 1, 2, 8), np.float32), np.zeros((2, 1, 2, 8), np.float32)
@@ -156,6 +267,10 @@ class FlashAttn(unittest.TestCase):
         for text, tensors, options in cases:
             with self.subTest(text), self.assertRaisesRegex(warptile.InvalidInput, text):
                 flash_attn_with_kvcache(*tensors, **options)
+        part = np.zeros((2, 300, 2, 8), np.float32)[:, :290]
+        for option in ("cache_batch_idx", "cache_leftpad"):
+            with self.assertRaisesRegex(warptile.InvalidInput, "k_cache has gaps between its sequences"):
+                flash_attn_with_kvcache(q, part, part, cache_seqlens=2, **{option: np.zeros(2, np.int32)})
         with self.assertRaisesRegex(warptile.InvalidType, "v has elements of type float64"):
             flash_attn_with_kvcache(q, cache, other, k, k.astype(np.float64), cache_seqlens=1)
 
@@ -164,11 +279,6 @@ class FlashAttn(unittest.TestCase):
         cases = [
             ("dropout_p", lambda: flash_attn_func(q, q, q, dropout_p=0.1)),
             ("dropout_p", lambda: flash_attn_varlen_func(q[0], q[0], q[0], [0, 3], [0, 3], 3, 3, dropout_p=0.1)),
-            ("cache_batch_idx", lambda: flash_attn_with_kvcache(q, q, q, cache_batch_idx=np.zeros(2, np.int32))),
-            ("cache_leftpad", lambda: flash_attn_with_kvcache(q, q, q, cache_leftpad=np.zeros(2, np.int32))),
-            ("rotary_cos", lambda: flash_attn_with_kvcache(q, q, q, q, q, q, q, cache_seqlens=1)),
-            ("rotary_cos", lambda: flash_attn_with_kvcache(q, q, q, q[:, :1], q[:, :1], q, q, cache_seqlens=1)),
-            ("num_splits", lambda: flash_attn_with_kvcache(q, q, q, num_splits=4)),
         ]
         for name, call in cases:
             with self.assertRaisesRegex(warptile.Unsupported, f"^{name} is not supported") as caught:

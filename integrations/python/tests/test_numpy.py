@@ -90,6 +90,11 @@ class Results(unittest.TestCase):
         self.compare(q, k, v)
         self.compare(q, np.broadcast_to(k[:, :1], k.shape), v)
         self.compare(np.broadcast_to(q[:1, :1], q.shape), k[::, ::2], v[:, ::2])
+        # Rows that start at any element.
+        shape = (2, 11, 5, 32)
+        odd = [np.concatenate([[0], x.ravel()]).astype(np.float16)[1:].reshape(shape) for x in (q, k, v)]
+        self.assertTrue(all(x.ctypes.data % 16 for x in odd))
+        self.compare(*odd)
         fortran = np.asfortranarray(q)
         with self.assertRaisesRegex(ValueError, "q has stride .* in its last dimension"):
             warptile.attention(fortran, k, v)

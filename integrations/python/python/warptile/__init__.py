@@ -7,11 +7,11 @@ On a GPU it needs only the NVIDIA driver; without one it runs on the CPU.
 >>> warptile.attention(q, q, q, causal=True).shape
 (2, 128, 8, 64)
 
-`attention` computes, `explain` tells which kernel would. `warptile.flash_attn` has the functions of the flash_attn package.
+`attention` computes, `explain` tells which kernel would, and `merge` joins results over disjoint keys. `warptile.flash_attn` has the functions of the flash_attn package.
 """
 
 from ._errors import DeviceError, Error, InvalidInput, InvalidType, NoKernel, OutOfMemory, Unsupported
-from ._native import __version__, attention, explain
+from ._native import __version__, attention, explain, merge
 
 __all__ = [
     "DeviceError",
@@ -24,4 +24,5 @@ __all__ = [
     "__version__",
     "attention",
     "explain",
+    "merge",
 ]

@@ -85,6 +85,15 @@ def explain(
     device: str | None = None,
     **options: Any,
 ) -> str: ...
+def merge(
+    parts: Sequence[tuple[_T, _T]],
+    *,
+    out: _T | None = None,
+    lse: _Tensor | None = None,
+    base_two: bool = False,
+    layout: Literal["bshd", "bhsd"] | None = None,
+    stream: int | None = None,
+) -> tuple[_T, _T]: ...
 def write_cache(
     k: _Tensor,
     v: _Tensor,

@@ -6,10 +6,20 @@ package they take `float32` and tensors on the CPU. What warptile cannot do rais
 Gradients are computed for `float16` and `bfloat16` tensors of torch on a GPU, by torch's own backward kernels.
 """
 
+from ._arrays import empty, filled, parts, widened
 from ._errors import InvalidInput, Unsupported
+from ._kvcache import Cache
 from ._native import attention, write_cache
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
 
 
 def flash_attn_func(
@@ -37,7 +47,7 @@ def flash_attn_func(
         window_size: `(left, right)`: how many keys before and after the diagonal a query sees; -1 is no limit.
         softcap: Bounds the scores: `softcap * tanh(score / softcap)`; 0 for no bound.
         alibi_slopes: `float32`, `[heads]` or `[batch, heads]`.
-        deterministic: Ignored for the result, which always is; must be False if a gradient is needed.
+        deterministic: Whether the gradients are the same bits each time, as the result always is.
         return_attn_probs: Whether to return `(out, lse, None)`.
 
     Returns:
@@ -47,13 +57,65 @@ def flash_attn_func(
     _refuse("dropout_p", dropout_p, 0.0)
     options = {
         "causal": causal,
-        "window": window_size,
+        "window": _sides(window_size),
         "scale": softmax_scale,
         "softcap": softcap,
         "alibi_slopes": alibi_slopes,
     }
     out, lse = _forward(q, k, v, options, deterministic)
     return (out, lse, None) if return_attn_probs else out
+
+
+def flash_attn_qkvpacked_func(
+    qkv,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """`flash_attn_func` of queries, keys and values in one tensor, `[batch, length, 3, heads, head size]`."""
+    return flash_attn_func(
+        *parts(qkv, 2),
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_kvpacked_func(
+    q,
+    kv,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """`flash_attn_func` of keys and values in one tensor, `[batch, length, 2, heads, head size]`."""
+    return flash_attn_func(
+        q,
+        *parts(kv, 2),
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
 
 
 def flash_attn_varlen_func(
@@ -97,7 +159,7 @@ def flash_attn_varlen_func(
     _refuse("dropout_p", dropout_p, 0.0)
     options = {
         "causal": causal,
-        "window": window_size,
+        "window": _sides(window_size),
         "scale": softmax_scale,
         "softcap": softcap,
         "alibi_slopes": alibi_slopes,
@@ -108,10 +170,77 @@ def flash_attn_varlen_func(
     if block_table is None:
         options["cu_seqlens_k"] = cu_seqlens_k
     else:
-        options["block_table"] = block_table
+        cache = Cache(k, v, block_table).readable()
+        k, v, options["block_table"] = cache.k, cache.v, cache.block_table
         options["seqused_k"] = _differences(cu_seqlens_k)
     out, lse = _forward(q, k, v, options, deterministic)
     return (out, lse, None) if return_attn_probs else out
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv,
+    cu_seqlens,
+    max_seqlen,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """`flash_attn_varlen_func` of queries, keys and values in one tensor, `[rows, 3, heads, head size]`."""
+    return flash_attn_varlen_func(
+        *parts(qkv, 1),
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+
+
+def flash_attn_varlen_kvpacked_func(
+    q,
+    kv,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    """`flash_attn_varlen_func` of keys and values in one tensor, `[rows, 2, heads, head size]`."""
+    return flash_attn_varlen_func(
+        q,
+        *parts(kv, 1),
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
 
 
 def flash_attn_with_kvcache(
@@ -139,8 +268,8 @@ def flash_attn_with_kvcache(
 
     Args:
         q: Queries, `[batch, length, heads, head size]`.
-        k_cache: Keys, `[batch, rows, heads, head size]`, or with a `block_table` `[pages, rows of a page, heads, head size]`;
-            a page may have 1 to 256 rows. Written if k is given.
+        k_cache: Keys, `[batch, rows, heads, head size]`, or with a `block_table` `[pages, rows of a page, heads, head size]`.
+            Written if k is given.
         v_cache: Values, of the shape of k_cache.
         k: New keys, `[batch, new rows, heads, head size]`: they go after the `cache_seqlens` rows that each sequence has.
         v: New values, of the shape of k.
@@ -148,8 +277,8 @@ def flash_attn_with_kvcache(
         rotary_sin: Likewise.
         cache_seqlens: How many rows of the cache each sequence has, without the new ones: `int32`, `[batch]`, or one number for
             all.
-        cache_batch_idx: Must be None.
-        cache_leftpad: Must be None.
+        cache_batch_idx: `int32`, `[batch]`: which sequence of the cache, or row of the block table, belongs to each of q.
+        cache_leftpad: `int32`, `[batch]`: how many rows at the beginning of each sequence are no keys.
         block_table: `int32`, `[batch, pages]`: the numbers of each sequence's pages.
         softmax_scale: As in `flash_attn_func`.
         causal: As in `flash_attn_func`; the last query is aligned with the last key of its sequence.
@@ -157,17 +286,16 @@ def flash_attn_with_kvcache(
         softcap: As in `flash_attn_func`.
         rotary_interleaved: Whether elements 2i and 2i + 1 are rotated together, or i and i + half of the rotary size.
         alibi_slopes: As in `flash_attn_func`.
-        num_splits: Must be 0: the planner decides.
+        num_splits: Ignored: the planner decides.
         return_softmax_lse: Whether to return `(out, lse)`.
 
     Returns:
         The output, of q's shape; with `return_softmax_lse` also the log-sum-exp, `[batch, heads, length]`.
     """
-    _refuse("cache_batch_idx", cache_batch_idx, None)
-    _refuse("cache_leftpad", cache_leftpad, None)
-    _refuse("num_splits", num_splits, 0)
+    window = _sides(window_size)
     if isinstance(cache_seqlens, int):
         cache_seqlens = _for_all(cache_seqlens, q)
+    cache = Cache(k_cache, v_cache, block_table).chosen(cache_batch_idx)
     if k is None and v is None:
         if rotary_cos is not None or rotary_sin is not None:
             raise InvalidInput("rotary_cos is given, but no new k and v are")
@@ -176,37 +304,42 @@ def flash_attn_with_kvcache(
             raise InvalidInput("k and v are given together or not at all")
         if cache_seqlens is None:
             raise InvalidInput("cache_seqlens is missing, but k is given")
-        rotates = rotary_cos is not None
-        if rotates:
-            _check_positions(q.shape[1], k.shape[1], causal or tuple(window_size) != (-1, -1))
+        # Queries are at the positions of the new rows, or without a diagonal all at that of the first.
+        rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "interleaved": rotary_interleaved}
+        new, queries = k.shape[1], q.shape[1]
+        rotates = rotary_cos is not None and (causal or window != (None, None) or queries == 1)
+        together = rotates and queries == new
         rotated = write_cache(
-            k,
-            v,
-            k_cache,
-            v_cache,
-            cache_seqlens,
-            q=q if rotates else None,
-            block_table=block_table,
-            rotary_cos=rotary_cos,
-            rotary_sin=rotary_sin,
-            interleaved=rotary_interleaved,
+            k, v, cache.k, cache.v, cache_seqlens, q=q if together else None, block_table=cache.block_table, **rotary
         )
-        q = q if rotated is None else rotated
-        new = k.shape[1]
+        if together:
+            q = rotated
+        elif rotates:
+            q = _rotated(q, cache_seqlens, rotary)
+        elif rotary_cos is not None:
+            batch, _, heads, size = q.shape
+            q = _rotated(q.reshape(batch, 1, queries * heads, size), cache_seqlens, rotary).reshape(q.shape)
         cache_seqlens = [length + new for length in cache_seqlens] if isinstance(cache_seqlens, list) else cache_seqlens + new
-    return attention(
-        q,
-        k_cache,
-        v_cache,
-        causal=causal,
-        window=window_size,
-        scale=softmax_scale,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        seqused_k=cache_seqlens,
-        block_table=block_table,
-        return_lse=return_softmax_lse,
-    )
+    if cache_leftpad is not None:
+        if cache_seqlens is None:
+            cache_seqlens = _for_all(cache.rows, q)
+        if isinstance(cache_seqlens, list):
+            cache_seqlens = [length - int(padding) for length, padding in zip(cache_seqlens, cache_leftpad)]
+        else:
+            cache_seqlens = cache_seqlens - cache_leftpad
+        cache = cache.without(cache_leftpad)
+    cache = cache.readable()
+    options = {
+        "causal": causal,
+        "window": window,
+        "scale": softmax_scale,
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+        "seqused_k": cache_seqlens,
+        "block_table": cache.block_table,
+    }
+    out, lse = _any_head_size(q, cache.k, cache.v, options, _with_lse if return_softmax_lse else _without_lse)
+    return (out, lse) if return_softmax_lse else out
 
 
 def _refuse(name, value, only):
@@ -215,12 +348,16 @@ def _refuse(name, value, only):
         raise Unsupported(f"{name} is not supported by warptile; it must be {only}")
 
 
-def _check_positions(queries, new, has_diagonal):
-    """Queries are rotated by the positions of the new rows: those are what flash_attn means in these cases."""
-    if queries != new:
-        raise Unsupported(f"rotary_cos is not supported with {queries} queries and {new} new rows; they must be as many")
-    if queries > 1 and not has_diagonal:
-        raise Unsupported("rotary_cos is not supported with several queries but neither causal nor window_size, where they share one position")
+def _sides(window_size):
+    """The window with None for no limit; some callers pass a tensor."""
+    return tuple(None if side is None or side < 0 else int(side) for side in window_size)
+
+
+def _rotated(q, cache_seqlens, rotary):
+    """Queries rotated by their places after the `cache_seqlens` rows of their sequences, as new keys without heads would be."""
+    nothing = q[:, :, :0]
+    cache = empty((q.shape[0], rotary["rotary_cos"].shape[0], 0, q.shape[3]), q)
+    return write_cache(nothing, nothing, cache, cache, cache_seqlens, q=q, **rotary)
 
 
 def _forward(q, k, v, options, deterministic):
@@ -229,8 +366,28 @@ def _forward(q, k, v, options, deterministic):
         from . import torch
 
         if torch.gradients_enabled():
-            return torch.differentiable(q, k, v, options, deterministic)
+            return _any_head_size(q, k, v, options, lambda *given: torch.differentiable(*given, deterministic))
+    return _any_head_size(q, k, v, options, _with_lse)
+
+
+def _with_lse(q, k, v, options):
     return attention(q, k, v, return_lse=True, **options)
+
+
+def _without_lse(q, k, v, options):
+    return attention(q, k, v, **options), None
+
+
+def _any_head_size(q, k, v, options, function):
+    """Calls `function` with heads of a size that kernels take: the next multiple of 8, with zeros at the end."""
+    size = q.shape[-1]
+    wide = -(-size // 8) * 8
+    if wide == size or not size == k.shape[-1] == v.shape[-1]:
+        return function(q, k, v, options)
+    if options["scale"] is None:
+        options = {**options, "scale": size**-0.5}
+    out, lse = function(*(widened(tensor, wide) for tensor in (q, k, v)), options)
+    return out[..., :size], lse
 
 
 def _whole(number):
@@ -246,9 +403,4 @@ def _differences(offsets):
 
 def _for_all(length, q):
     """The same length for every sequence, where q is."""
-    batch = q.shape[0]
-    if not getattr(q, "is_cuda", False):
-        return [length] * batch
-    import torch
-
-    return torch.full((batch,), length, dtype=torch.int32, device=q.device)
+    return filled(q.shape[0], length, q)

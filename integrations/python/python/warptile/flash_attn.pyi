@@ -3,12 +3,43 @@ from typing import Any
 
 from ._native import _T, _Tensor
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
 
 def flash_attn_func(
     q: _T,
     k: _Tensor,
     v: _Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: _Tensor | Sequence[float] | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any: ...
+def flash_attn_qkvpacked_func(
+    qkv: _Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: _Tensor | Sequence[float] | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any: ...
+def flash_attn_kvpacked_func(
+    q: _T,
+    kv: _Tensor,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -35,6 +66,35 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: _Tensor | None = None,
+) -> Any: ...
+def flash_attn_varlen_qkvpacked_func(
+    qkv: _Tensor,
+    cu_seqlens: _Tensor | Sequence[int],
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: _Tensor | Sequence[float] | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any: ...
+def flash_attn_varlen_kvpacked_func(
+    q: _T,
+    kv: _Tensor,
+    cu_seqlens_q: _Tensor | Sequence[int],
+    cu_seqlens_k: _Tensor | Sequence[int],
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: _Tensor | Sequence[float] | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
 ) -> Any: ...
 def flash_attn_with_kvcache(
     q: _T,

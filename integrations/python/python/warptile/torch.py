@@ -9,6 +9,9 @@ What warptile does not do, dropout for one, is left to torch. Gradients are comp
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import torch
 from torch import Tensor
 
@@ -109,7 +112,7 @@ def _output_like(query):
     return out if out.stride(-1) == 1 else torch.empty_like(query, memory_format=torch.contiguous_format)
 
 
-def _forward(query, key, value, mask, is_causal, scale, want_lse=True):
+def _forward(query, key, value, mask, is_causal, scale, softcap=None, sinks=None, want_lse=True):
     options = {}
     if mask is not None:
         options["key_mask" if mask.dtype == torch.bool else "bias"] = mask
@@ -124,6 +127,8 @@ def _forward(query, key, value, mask, is_causal, scale, want_lse=True):
         _row_contiguous(value),
         out=_output_like(query),
         scale=scale,
+        softcap=softcap,
+        sinks=sinks,
         layout="bhsd",
         **options,
     )
@@ -135,12 +140,12 @@ def _forward(query, key, value, mask, is_causal, scale, want_lse=True):
 _library = torch.library.Library("warptile", "DEF")
 _library.define(
     "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, "
-    "float? scale=None) -> (Tensor, Tensor)"
+    "float? scale=None, float? softcap=None, Tensor? sinks=None) -> (Tensor, Tensor)"
 )
 
 
-def _kernel(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    return _forward(query, key, value, attn_mask, is_causal, scale)
+def _kernel(query, key, value, attn_mask=None, is_causal=False, scale=None, softcap=None, sinks=None):
+    return _forward(query, key, value, attn_mask, is_causal, scale, softcap, sinks)
 
 
 for _device in ("CPU", "CUDA"):
@@ -148,24 +153,24 @@ for _device in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("warptile::scaled_dot_product_attention", lib=_library)
-def _fake(query, key, value, attn_mask=None, is_causal=False, scale=None):
+def _fake(query, key, value, attn_mask=None, is_causal=False, scale=None, softcap=None, sinks=None):
     lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
     return _output_like(query), lse
 
 
 def _save(ctx, inputs, output):
-    query, key, value, mask, ctx.is_causal, ctx.scale = inputs
-    ctx.masked = mask is not None
+    query, key, value, mask, ctx.is_causal, ctx.scale, softcap, sinks = inputs
+    ctx.other_scores = not (mask is None and softcap is None and sinks is None)
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(query, key, value, *output)
 
 
 def _backward(ctx, grad_out, _grad_lse):
     query, key, value, out, lse = ctx.saved_tensors
-    if ctx.masked or query.dtype not in _HALVES or not query.is_cuda or not _square(query, key, ctx.is_causal):
+    if ctx.other_scores or query.dtype not in _HALVES or not query.is_cuda or not _square(query, key, ctx.is_causal):
         raise Unsupported(
-            "there is no gradient of warptile::scaled_dot_product_attention with attn_mask, in float32, on the CPU, or of a causal "
-            "mask of other than square shape; call warptile.torch.scaled_dot_product_attention, which leaves such to torch"
+            "there is no gradient of warptile::scaled_dot_product_attention with attn_mask, softcap or sinks, in float32, on the CPU, or "
+            "of a causal mask of other than square shape; warptile.torch.scaled_dot_product_attention leaves to torch what torch has"
         )
     seed, offset = _no_random_state(query)
     gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -182,7 +187,7 @@ def _backward(ctx, grad_out, _grad_lse):
         offset,
         scale=ctx.scale,
     )
-    return (*gradients, None, None, None)
+    return (*gradients, None, None, None, None, None)
 
 
 torch.library.register_autograd(
@@ -355,25 +360,32 @@ def gradients_enabled():
 
 def differentiable(q, k, v, options, deterministic):
     """Output and log-sum-exp of `flash_attn_func` or `flash_attn_varlen_func`, with a gradient of the output."""
-    for name, nothing in (("alibi_slopes", None), ("softcap", 0.0), ("block_table", None), ("seqused_k", None)):
+    return _Flash.apply(q, k, v, options, deterministic)
+
+
+def _why_no_gradient(q, options):
+    """What torch's backward kernels do not have, or None."""
+    for name, nothing in (
+        ("alibi_slopes", None),
+        ("softcap", 0.0),
+        ("block_table", None),
+        ("seqused_q", None),
+        ("seqused_k", None),
+    ):
         given = options.get(name)
         if given is not None and (nothing is None or given != nothing):
-            raise Unsupported(f"{name} is not supported where a gradient is needed; call it under torch.no_grad()")
+            return f"there is no gradient with {name}"
     if q.dtype not in _HALVES or not q.is_cuda:
-        raise Unsupported(
-            f"there is no gradient for {q.dtype} on {q.device.type}; it needs float16 or bfloat16 tensors on a GPU, or torch.no_grad()"
-        )
-    if deterministic and not torch.are_deterministic_algorithms_enabled():
-        raise Unsupported("deterministic is not supported where a gradient is needed, but by torch.use_deterministic_algorithms(True)")
-    return _Flash.apply(q, k, v, options)
+        return f"there is no gradient for {q.dtype} on {q.device.type}; it needs float16 or bfloat16 tensors on a GPU"
+    return None
 
 
 class _Flash(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, options):
+    def forward(ctx, q, k, v, options, deterministic):
         q, k, v = (_row_contiguous(tensor) for tensor in (q, k, v))
         out, lse = attention(q, k, v, return_lse=True, **options)
-        ctx.options = options
+        ctx.options, ctx.deterministic = options, deterministic
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.mark_non_differentiable(lse)
         return out, lse
@@ -382,27 +394,46 @@ class _Flash(torch.autograd.Function):
     def backward(ctx, grad_out, _grad_lse):
         q, k, v, out, lse = ctx.saved_tensors
         options = ctx.options
-        left, right = (None if side in (None, -1) else side for side in options["window"])
+        reason = _why_no_gradient(q, options)
+        if reason is not None:
+            raise Unsupported(reason)
+        left, right = options["window"]
         offsets = (options.get("cu_seqlens_q"), options.get("cu_seqlens_k"))
         packed = offsets[0] is not None
-        gradients = torch.ops.aten._flash_attention_backward(
-            _row_contiguous(grad_out),
-            q,
-            k,
-            v,
-            out,
-            lse,
-            *offsets,
-            options["max_seqlen_q"] if packed else q.shape[1],
-            options["max_seqlen_k"] if packed else k.shape[1],
-            0.0,
-            bool(options["causal"]),
-            *_no_random_state(q),
-            scale=options["scale"],
-            window_size_left=left,
-            window_size_right=right,
-        )
-        return (*gradients, None)
+        with _repeatable() if ctx.deterministic else contextlib.nullcontext():
+            gradients = torch.ops.aten._flash_attention_backward(
+                _row_contiguous(grad_out),
+                q,
+                k,
+                v,
+                out,
+                lse,
+                *offsets,
+                options["max_seqlen_q"] if packed else q.shape[1],
+                options["max_seqlen_k"] if packed else k.shape[1],
+                0.0,
+                bool(options["causal"]),
+                *_no_random_state(q),
+                scale=options["scale"],
+                window_size_left=left,
+                window_size_right=right,
+            )
+        return (*gradients, None, None)
+
+
+_repeatable_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _repeatable():
+    """Torch's deterministic kernels, which it has for all of the process or for none: hence the lock."""
+    with _repeatable_lock:
+        mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(mode[0], warn_only=mode[1])
 
 
 # Transformers.
@@ -437,12 +468,16 @@ def transformers_attention(
     is_causal=None,
     softcap=None,
     s_aux=None,
+    position_bias=None,
     **_,
 ):
     """As transformers calls it: `[batch, heads, length, head size]` in, `[batch, length, heads, head size]` and None out."""
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     is_causal = bool(is_causal and attention_mask is None and query.shape[2] > 1)
+    if position_bias is not None:
+        attention_mask = _biased(position_bias, attention_mask, is_causal, query, key)
+        is_causal = False
     if softcap is None and s_aux is None:
         out = scaled_dot_product_attention(query, key, value, attention_mask, dropout, is_causal, scaling, enable_gqa=True)
         return out.transpose(1, 2).contiguous(), None
@@ -452,16 +487,21 @@ def transformers_attention(
     ):
         if unsupported:
             raise Unsupported(f"softcap and s_aux are not supported with {what}")
-    options = {}
-    if attention_mask is not None:
-        options["key_mask" if attention_mask.dtype == torch.bool else "bias"] = attention_mask
-    out = attention_without_gradient(
-        *(_row_contiguous(tensor) for tensor in (query, key, value)),
-        causal="top-left" if is_causal else False,
-        scale=scaling,
-        softcap=softcap,
-        sinks=None if s_aux is None else s_aux.float(),
-        layout="bhsd",
-        **options,
-    )
+    sinks = None if s_aux is None else s_aux.float()
+    if torch.compiler.is_compiling():
+        operator = torch.ops.warptile.scaled_dot_product_attention
+        out, _ = operator(query, key, value, attention_mask, is_causal, scaling, softcap, sinks)
+    else:
+        out, _ = _forward(query, key, value, attention_mask, is_causal, scaling, softcap, sinks, want_lse=False)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _biased(position_bias, mask, is_causal, query, key):
+    """A learned bias and the mask as one bias. What is hidden gets the least number, as transformers has it."""
+    hidden = torch.finfo(query.dtype).min
+    bias = position_bias.to(query.dtype)
+    if is_causal:
+        mask = torch.ones((query.shape[2], key.shape[2]), dtype=torch.bool, device=query.device).tril()
+    if mask is None:
+        return bias
+    return torch.where(mask, bias, hidden) if mask.dtype == torch.bool else bias + mask

@@ -28,5 +28,6 @@ def transformers_attention(
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]: ...

@@ -1,0 +1,78 @@
+"""What the functions of flash_attn need of torch's, numpy's and cupy's arrays beside attention."""
+
+import importlib
+
+
+def library_of(array):
+    """The module that makes arrays of this kind: torch, cupy or numpy."""
+    name = type(array).__module__.partition(".")[0]
+    return importlib.import_module(name if name in ("torch", "cupy") else "numpy")
+
+
+def integers(values, like):
+    """A list, an array or None as `int32` numbers in the library and on the device of `like`."""
+    library = library_of(like)
+    if values is None:
+        return None
+    if library.__name__ == "torch":
+        return library.as_tensor(values, dtype=library.int32, device=like.device)
+    return library.asarray(values, dtype="int32")
+
+
+def counted(count, like):
+    """0, 1, 2 and so on, `count` of them, as `integers`."""
+    library = library_of(like)
+    if library.__name__ == "torch":
+        return library.arange(count, dtype=library.int32, device=like.device)
+    return library.arange(count, dtype="int32")
+
+
+def filled(count, value, like):
+    """The same number `count` times, as `integers`."""
+    library = library_of(like)
+    if library.__name__ == "torch":
+        return library.full((count,), value, dtype=library.int32, device=like.device)
+    return library.full(count, value, dtype="int32")
+
+
+def empty(shape, like):
+    """An array of the type and on the device of `like`."""
+    library = library_of(like)
+    return like.new_empty(shape) if library.__name__ == "torch" else library.empty(shape, like.dtype)
+
+
+def at_columns(table, columns):
+    """Of each row of a table the entries at that row's `columns`."""
+    library = library_of(table)
+    if library.__name__ == "torch":
+        return table.gather(1, columns.long())
+    return library.take_along_axis(table, columns, 1)
+
+
+def widened(array, size):
+    """A copy with zeros after the elements of the last dimension, up to so many."""
+    library = library_of(array)
+    missing = size - array.shape[-1]
+    if library.__name__ == "torch":
+        return library.nn.functional.pad(array, (0, missing))
+    return library.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, missing)])
+
+
+def parts(packed, dimension):
+    """The tensors that are stacked along a dimension, without a copy."""
+    library = library_of(packed)
+    if library.__name__ == "torch":
+        return packed.unbind(dimension)
+    return tuple(library.moveaxis(packed, dimension, 0))
+
+
+def viewed(array, shape):
+    """The same elements in another shape, or None where that takes a copy."""
+    library = library_of(array)
+    if library.__name__ == "torch":
+        try:
+            return array.view(shape)
+        except RuntimeError:
+            return None
+    view = array.reshape(shape)
+    return view if library.may_share_memory(view, array) or view.size == 0 else None
