@@ -188,3 +188,8 @@ pub use warptile_driver as driver;
 /// The embedded kernels, their catalog and their tilings.
 pub use warptile_kernels as kernels;
 pub use warptile_kernels::{Family, Features};
+
+/// The README's examples, tested with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -17,7 +17,7 @@ use crate::device::DeviceProfile;
 use crate::{Problem, Result};
 
 pub use planner::Planner;
-pub(crate) use planner::preference;
+pub(crate) use planner::{check_images, preference};
 pub(crate) use split_tiles::{TileKeys, rest_keys, splits_of, splits_tiles};
 pub use step::{LaunchShape, Scratch, Step};
 
@@ -150,7 +150,8 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::UnknownName`](crate::Error::UnknownName) if the catalog has no kernel or image of the name asked for;
-    /// [`Error::NoKernel`](crate::Error::NoKernel) with every kernel's reason if none, or not the one asked for, can run.
+    /// [`Error::NoKernel`](crate::Error::NoKernel) with every kernel's reason if none, or not the one asked for, can run;
+    /// [`Error::NoImages`](crate::Error::NoImages) if the program has no kernels for the device at all.
     pub fn gpu(problem: Problem, device: &DeviceProfile, choice: &Choice) -> Result<Self> {
         Planner::new(device).plan(problem, choice)
     }
