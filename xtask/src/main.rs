@@ -55,8 +55,8 @@ enum Task {
         /// Rebuild from scratch, write nothing, and fail if what is committed differs
         #[arg(long)]
         check: bool,
-        /// With --check: compile only one image of each family, element and target, and a tenth of the others, which the hash
-        /// of the commit chooses; of the rest compare sources and bytes
+        /// With --check: compile only the smallest image of each family, element and target, and a tenth of the others, which
+        /// the hash of the commit chooses; of the rest compare sources and bytes
         #[arg(
             long,
             value_name = "HASH",
