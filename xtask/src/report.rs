@@ -33,7 +33,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 14] = [
+const BLOCKS: [(&str, Maker); 15] = [
     ("support", |data| support::table(&data.images, &data.checks)),
     ("unproven", |data| {
         checks::unproven(&data.images, &data.checks)
@@ -52,6 +52,7 @@ const BLOCKS: [(&str, Maker); 14] = [
         speed::families(&data.families, &data.rows)
     }),
     ("uneven", |data| speed::uneven(&data.uneven)),
+    ("behind", |data| speed::behind(&data.rows, &data.decode)),
     ("cpu", |data| speed::on_cpu(&data.cpu)),
     ("plots", |data| plot::links(&data.plotted())),
 ];

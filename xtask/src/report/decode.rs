@@ -40,7 +40,7 @@ const READ: &str = "read";
 const OPERATIONS_PER_BYTE: f64 = 64.0;
 
 /// A row loses if the best peer is faster by more than this.
-const LOST: f64 = 0.99;
+pub(super) const LOST: f64 = 0.99;
 
 /// Problems of the short table: one sequence and many, long ones, pages, ragged lengths, a window, several queries, a prompt.
 const IN_SHORT: [&str; 9] = [
@@ -101,11 +101,7 @@ impl Line<'_> {
             false => format!("{:.0} TFLOP/s", self.ours.tflops),
         };
         let best = self.best.map_or_else(none, |best| {
-            let without = match &best.leaves_out {
-                Some(what) => format!(", no {what}"),
-                None => String::new(),
-            };
-            format!("{:.1} ({}{without})", best.median_us, name(&best.backend))
+            format!("{:.1} ({})", best.median_us, with_lacks(best))
         });
         let share = |share: Option<f64>| share.map_or_else(none, |share| format!("{share:.2}"));
         let ratio = self.ratio().map_or_else(none, |ratio| match ratio < 1.0 {
@@ -126,8 +122,16 @@ impl Line<'_> {
     }
 }
 
+/// A backend, and what of the problem it does not compute.
+fn with_lacks(row: &DecodeRow) -> String {
+    match &row.leaves_out {
+        Some(what) => format!("{}, no {what}", name(&row.backend)),
+        None => name(&row.backend).to_owned(),
+    }
+}
+
 /// A backend as people write it.
-fn name(backend: &str) -> &str {
+pub(super) fn name(backend: &str) -> &str {
     match backend {
         "fa2" => "FA2",
         "fa3" => "FA3",
@@ -197,6 +201,16 @@ pub(super) fn in_short(rows: &[DecodeRow]) -> String {
     text(rows, 5, |line| {
         IN_SHORT.contains(&line.ours.problem.as_str())
     })
+}
+
+/// Problems in which the best peer is more than 1% faster: the problem, the peer and our ratio.
+pub(super) fn behind(rows: &[DecodeRow]) -> Vec<Vec<String>> {
+    let cells = |line: &Line<'_>| {
+        let ratio = line.ratio().filter(|&ratio| ratio < LOST)?;
+        let peer = with_lacks(line.best?);
+        Some(vec![line.ours.problem.clone(), peer, format!("{ratio:.2}")])
+    };
+    lines(rows).iter().filter_map(cells).collect()
 }
 
 const HEADER: [&str; 9] = [
@@ -315,6 +329,7 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
+        assert_eq!(behind(&rows), [["window", "FA3, no sinks", "0.80"]]);
         let short = in_short(&rows);
         assert_eq!(short.matches("\n| b1 ").count(), 2, "{short}");
         assert!(

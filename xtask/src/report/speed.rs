@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::bench::{BenchRow, ErrorRow};
-use super::{checks, markdown_table};
+use super::{checks, decode, markdown_table};
 
 /// What the rows of one problem have in common, in the order of the tables.
 type Problem = (String, String, u64, u64, String);
@@ -286,6 +286,31 @@ pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
     )
 }
 
+/// Problems, square and not, in which the best peer is more than 1% faster.
+pub(super) fn behind(rows: &[BenchRow], decode: &[decode::DecodeRow]) -> String {
+    let problems = by_problem(rows, |row| row.backend.clone());
+    let mut behind: Vec<Vec<String>> = lines(&problems)
+        .iter()
+        .filter_map(|line| {
+            let ratio = line.ratio().filter(|&ratio| ratio < decode::LOST)?;
+            let peers = line.peers.iter().flatten();
+            let best = peers.max_by(|a, b| a.tflops.total_cmp(&b.tflops))?;
+            let peer = decode::name(&best.backend).to_owned();
+            Some(vec![line.ours.problem(), peer, format!("{ratio:.2}")])
+        })
+        .collect();
+    behind.extend(decode::behind(decode));
+    let measured = lines(&problems).len();
+    match rows.iter().rfind(|row| row.backend == OURS) {
+        None => "Nothing is measured yet.\n".to_owned(),
+        Some(last) => format!(
+            "Of {measured} square problems, and those with few queries, measured on {}; *ratio* is our speed over the peer's.\n\n{}",
+            last.device,
+            markdown_table(&["problem", "fastest", "ratio"], behind)
+        ),
+    }
+}
+
 /// The CPU path beside PyTorch, on the same cores in turn.
 pub(super) fn on_cpu(rows: &[BenchRow]) -> String {
     let Some(first) = rows.first() else {
@@ -445,6 +470,21 @@ mod tests {
             text.contains("bf16: geometric mean of the 16 ratios 2.000"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_is_lost_is_named_with_the_peer() {
+        let rows = [
+            row("warptile", 64, 512, 90.0),
+            row("fa3", 64, 512, 100.0),
+            row("cudnn", 64, 512, 95.0),
+            row("warptile", 64, 1024, 100.0),
+            row("fa3", 64, 1024, 100.0),
+        ];
+        let text = behind(&rows, &[]);
+        assert!(text.contains(" | FA3 | 0.90 |"), "{text}");
+        assert_eq!(text.matches("FA3").count(), 1, "{text}");
+        assert!(text.starts_with("Of 2 square problems"), "{text}");
     }
 
     #[test]
