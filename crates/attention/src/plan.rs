@@ -22,12 +22,11 @@ pub(crate) use split_tiles::{TileKeys, rest_keys, splits_of, splits_tiles};
 pub use step::{LaunchShape, Scratch, Step};
 
 /// Where and how a problem will be computed. A cheap handle: clones are the same plan.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Plan {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
 struct Inner {
     problem: Problem,
     /// `None` on the CPU.
@@ -227,6 +226,15 @@ impl Plan {
     #[must_use]
     pub fn explain(&self) -> String {
         self.to_string()
+    }
+}
+
+/// In a line: [`Plan::explain`] has the kernels that were not chosen.
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.device().map_or("CPU", |device| &device.name);
+        let problem = self.problem();
+        write!(f, "Plan({problem} on {device} by {})", self.kernel_name())
     }
 }
 
