@@ -5,8 +5,7 @@
 # wherever a launch uses it. For machines without a GPU and without CUDA; needs cc.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
-# Whoever has clippy look on at what is built here, has it not for the main workspace.
-RUSTC_WORKSPACE_WRAPPER='' cargo build --locked --release --quiet --package warptile-fake-cuda
+cargo build --locked --release --quiet --package warptile-fake-cuda
 target=$(cargo metadata --locked --no-deps --format-version 1 | grep -o '"target_directory":"[^"]*"' | cut -d '"' -f 4)
 cd integrations/candle
 libraries=$target/candle-stand-in
