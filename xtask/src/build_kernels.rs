@@ -322,7 +322,7 @@ pub fn check(
     let packs = Packs::read(&layout.images, &manifest);
     let committed = by_name(manifest.clone());
     let compiled = match &selection.sample {
-        Some(seed) => sample(&selected, seed),
+        Some(seed) => sample(&selected, seed, &committed),
         None => selected.clone(),
     };
     let (built, failures) = compile_all(layout, compiler, &sources, &compiled, progress)?;

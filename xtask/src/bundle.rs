@@ -120,6 +120,13 @@ pub fn bundle(root: &Path, out: &Path) -> Result<Bundle, BundleError> {
         // xtask's own tests need the compiler and the network, which a GPU host need not have. Examples are built with tests.
         &["test", "--no-run", "--workspace", "--exclude=xtask"],
         &[
+            "test",
+            "--no-run",
+            "--workspace",
+            "--exclude=xtask",
+            "--test=gpu*",
+        ],
+        &[
             "bench",
             "--no-run",
             "--package=warptile-benches",

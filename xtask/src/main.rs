@@ -55,8 +55,8 @@ enum Task {
         /// Rebuild from scratch, write nothing, and fail if what is committed differs
         #[arg(long)]
         check: bool,
-        /// With --check: compile only one image of each family, element and target, and a tenth of the others, which the hash
-        /// of the commit chooses; of the rest compare sources and bytes
+        /// With --check: compile only the smallest image of each family, element and target, and a tenth of the others, which
+        /// the hash of the commit chooses; of the rest compare sources and bytes
         #[arg(
             long,
             value_name = "HASH",
@@ -98,8 +98,9 @@ enum Task {
     /// Fills what stands between `<!-- generated: NAME -->` and `<!-- end generated -->`: `support` (which kernels for which
     /// GPU), `unproven` (images that no GPU has proven), `checks` (tests, random problems, repeated launches, sanitizer),
     /// `acceptance` (the predecessor's acceptance problems), `counters` (hardware counters), `speed` and `ratios` (speed
-    /// against the peers, in six rows and in all), `families`, `bench` (every row of evidence/bench-*.json) and `plots` (links
-    /// to docs/plots, which is drawn from the same rows). docs/evidence.md says where the evidence comes from.
+    /// against the peers, in six rows and in all), `behind` (where a peer is faster), `decode` and `decode-short` (few queries on
+    /// many keys), `cpu`, `uneven`, `families`, `bench` (every row of evidence/bench-*.json) and `plots` (links to docs/plots,
+    /// which is drawn from the same rows). docs/evidence.md says where the evidence comes from.
     ///
     /// Fails if a speed relative to the best peer is more than 3% below the stored evidence/baseline-GPU.json.
     Report {

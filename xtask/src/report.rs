@@ -33,7 +33,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 13] = [
+const BLOCKS: [(&str, Maker); 15] = [
     ("support", |data| support::table(&data.images, &data.checks)),
     ("unproven", |data| {
         checks::unproven(&data.images, &data.checks)
@@ -42,7 +42,7 @@ const BLOCKS: [(&str, Maker); 13] = [
     ("acceptance", |data| checks::acceptance(&data.checks)),
     ("counters", |data| checks::counters(&data.checks)),
     ("bench", |data| bench::tables(&data.rows)),
-    ("speed", |data| speed::in_short(&data.rows, &data.errors)),
+    ("speed", |data| speed::in_short(&data.rows)),
     ("ratios", |data| {
         speed::against_peers(&data.rows, &data.errors)
     }),
@@ -52,6 +52,8 @@ const BLOCKS: [(&str, Maker); 13] = [
         speed::families(&data.families, &data.rows)
     }),
     ("uneven", |data| speed::uneven(&data.uneven)),
+    ("behind", |data| speed::behind(&data.rows, &data.decode)),
+    ("cpu", |data| speed::on_cpu(&data.cpu)),
     ("plots", |data| plot::links(&data.plotted())),
 ];
 
@@ -110,6 +112,8 @@ struct Data {
     /// Few queries on the keys of a cache.
     decode: Vec<DecodeRow>,
     errors: Vec<ErrorRow>,
+    /// The CPU path and PyTorch's.
+    cpu: Vec<BenchRow>,
 }
 
 /// Rows of a file as the evidence script writes it, beside what they are about; files of other programs are the rows alone.
@@ -192,6 +196,7 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
         uneven: read_optional::<Rows<_>>(&evidence.join("uneven.json"))?.into_rows(),
         decode: read_optional::<Rows<_>>(&evidence.join("decode.json"))?.into_rows(),
         errors: read_optional::<Rows<_>>(&evidence.join("errors.json"))?.into_rows(),
+        cpu: read_optional::<Rows<_>>(&evidence.join("cpu.json"))?.into_rows(),
     };
     let mut generated = Vec::new();
     let documents = files::list(&root.join("docs"))?;
@@ -341,6 +346,7 @@ mod tests {
             uneven: Vec::new(),
             decode: Vec::new(),
             errors: Vec::new(),
+            cpu: Vec::new(),
         };
         fill(Path::new("README.md"), text, &data)
     }

@@ -8,27 +8,47 @@ use crate::manifest::ManifestEntry;
 use crate::packs::Packs;
 use crate::sources::Sources;
 
-/// The first image of each family, element and target, and every tenth of the others, in an order that follows from `seed`.
-pub(crate) fn sample(selected: &[Instance], seed: &str) -> Vec<Instance> {
-    let mut shuffled: Vec<(String, &Instance)> = selected
-        .iter()
+/// The smallest image of each family, element and target, and a tenth of the others, chosen by `seed`.
+///
+/// A PTX image and the machine code of the same number come from one compilation, so they are chosen together where that is
+/// possible: both go by the machine code's size and name.
+pub(crate) fn sample(
+    selected: &[Instance],
+    seed: &str,
+    committed: &BTreeMap<String, ManifestEntry>,
+) -> Vec<Instance> {
+    let compiled_as = |instance: &Instance| Instance {
+        target: instance.target.real(),
+        ..instance.clone()
+    };
+    let len = |instance: &Instance| committed.get(&instance.image()).map(|entry| entry.len);
+    let mut smallest: BTreeMap<_, (usize, &Instance)> = BTreeMap::new();
+    for instance in selected {
+        let len = len(&compiled_as(instance)).or_else(|| len(instance));
+        let len = len.unwrap_or(usize::MAX);
+        let group = (instance.family.clone(), instance.element, instance.target);
+        let best = smallest.entry(group).or_insert((len, instance));
+        if len < best.0 {
+            *best = (len, instance);
+        }
+    }
+    let smallest: BTreeSet<String> = { smallest.values() }
+        .map(|(_, instance)| instance.image())
+        .collect();
+    let (mut sampled, others): (Vec<&Instance>, Vec<_>) =
+        { selected.iter() }.partition(|instance| smallest.contains(&instance.image()));
+    let mut shuffled: Vec<(String, &Instance)> = others
+        .into_iter()
         .map(|instance| {
-            let text = format!("{seed} {}", instance.image());
+            let text = format!("{seed} {}", compiled_as(instance).image());
             (files::sha256(text.as_bytes()), instance)
         })
         .collect();
+    // Stable: of the images of one compilation, neither is preferred.
     shuffled.sort_by(|a, b| a.0.cmp(&b.0));
-    let mut seen = BTreeSet::new();
-    let mut others = 0;
-    shuffled
-        .into_iter()
-        .filter(|(_, instance)| {
-            let first = seen.insert((instance.family.clone(), instance.element, instance.target));
-            others += usize::from(!first);
-            first || others % 10 == 0
-        })
-        .map(|(_, instance)| instance.clone())
-        .collect()
+    let tenth = shuffled.len().div_ceil(10);
+    sampled.extend(shuffled.iter().take(tenth).map(|(_, instance)| instance));
+    sampled.into_iter().cloned().collect()
 }
 
 /// What can be said of the images that are not compiled: whether they are committed, of these sources, and undamaged.

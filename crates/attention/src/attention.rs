@@ -44,6 +44,7 @@ pub struct Attention {
 
 /// What [`Attention::forward`] gives. On a GPU `out` and `lse` share one piece of memory, which lasts as long as either.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Output<T: Element> {
     /// The attention output, of q's shape, element type and dimension order.
     pub out: Tensor<T>,

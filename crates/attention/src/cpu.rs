@@ -46,6 +46,17 @@ pub fn forward_cpu<T: Element>(
     out: ViewMut<'_, T>,
     lse: Option<&mut [f32]>,
 ) -> Result<()> {
+    T::forward_cpu(call, [q, k, v], operands, out, lse)
+}
+
+/// [`forward_cpu`], generic: see [`Element`]'s supertrait.
+pub(crate) fn compute<T: Element>(
+    call: &Call,
+    [q, k, v]: [View<'_, T>; 3],
+    operands: &Operands<'_, T>,
+    out: ViewMut<'_, T>,
+    lse: Option<&mut [f32]>,
+) -> Result<()> {
     call.check_inputs(&q, &k, &v, operands)?;
     check_layout("out", &out.layout, call.out())?;
     out.layout.check_buffer("out", out.data.len())?;

@@ -28,10 +28,40 @@ pub trait Element:
 }
 
 mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for half::f16 {}
-    impl Sealed for half::bf16 {}
+    use crate::call::{Call, Operands};
+    use crate::error::Result;
+    use crate::layout::{View, ViewMut};
+
+    /// What is compiled in this crate, once for each type: with the level of optimisation that this crate has, and not again in every
+    /// program and test that calls it.
+    pub trait Sealed: Sized {
+        fn forward_cpu(
+            call: &Call,
+            qkv: [View<'_, Self>; 3],
+            operands: &Operands<'_, Self>,
+            out: ViewMut<'_, Self>,
+            lse: Option<&mut [f32]>,
+        ) -> Result<()>
+        where
+            Self: super::Element;
+    }
+
+    macro_rules! sealed {
+        ($($type:ty)*) => {$(
+            impl Sealed for $type {
+                fn forward_cpu(
+                    call: &Call,
+                    qkv: [View<'_, Self>; 3],
+                    operands: &Operands<'_, Self>,
+                    out: ViewMut<'_, Self>,
+                    lse: Option<&mut [f32]>,
+                ) -> Result<()> {
+                    crate::cpu::compute(call, qkv, operands, out, lse)
+                }
+            }
+        )*};
+    }
+    sealed!(f32 half::f16 half::bf16);
 }
 
 impl Element for f32 {

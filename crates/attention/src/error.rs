@@ -242,6 +242,20 @@ pub enum Error {
         considered: Vec<Considered>,
     },
 
+    /// The program has no kernel at all for the device.
+    #[error(
+        "this program has no kernels for {device} (compute capability {major}.{minor}): {}",
+        images_advice(*.major, *.minor)
+    )]
+    NoImages {
+        /// The device's name.
+        device: String,
+        /// Its compute capability, major.
+        major: u32,
+        /// Its compute capability, minor.
+        minor: u32,
+    },
+
     /// Tensors of one call live in different places.
     #[error(
         "{argument} is on {found}, but q is on {expected}; all tensors of a call must be on one device"
@@ -417,6 +431,19 @@ fn head_size_advice(head_dim: usize) -> &'static str {
     }
 }
 
+/// What to do about a device that no embedded image runs on.
+fn images_advice(major: u32, minor: u32) -> String {
+    let feature = match (major, minor) {
+        (..8, _) => return "8.0 is the oldest that has some".to_owned(),
+        (8, _) => "sm_80",
+        (9, 0) => "sm_90",
+        (10, _) => "sm_100",
+        (12, _) => "sm_120",
+        _ => return "build it with the cargo feature `ptx` of warptile".to_owned(),
+    };
+    format!("build it with the cargo feature `{feature}` of warptile, or with `ptx`")
+}
+
 fn reasons(considered: &[Considered]) -> String {
     considered
         .iter()
@@ -463,6 +490,27 @@ mod tests {
         assert!(text(59).contains("pad q, k and v"));
         assert!(text(512).ends_with("the largest head size is 256"));
         assert!(text(0).ends_with("at least 8"));
+    }
+
+    #[test]
+    fn a_device_without_images_is_told_its_feature() {
+        let text = |major, minor| {
+            Error::NoImages {
+                device: "NVIDIA GPU".into(),
+                major,
+                minor,
+            }
+            .to_string()
+        };
+        assert_eq!(
+            text(9, 0),
+            "this program has no kernels for NVIDIA GPU (compute capability 9.0): build it with the cargo feature `sm_90` of \
+             warptile, or with `ptx`"
+        );
+        assert!(text(8, 9).contains("`sm_80`"));
+        assert!(text(12, 1).contains("`sm_120`"));
+        assert!(text(11, 0).ends_with("the cargo feature `ptx` of warptile"));
+        assert!(text(7, 5).ends_with("8.0 is the oldest that has some"));
     }
 
     #[test]

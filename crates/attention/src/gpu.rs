@@ -182,7 +182,7 @@ impl Gpu {
     /// The kernel that merges results of this element type: loaded the first time, and found again after that.
     ///
     /// # Errors
-    /// [`Error::NoKernel`] if no image of it runs on the device; when the driver refuses the image.
+    /// [`Error::NoImages`] if the program has none that runs on the device; when the driver refuses the image.
     pub fn prepare_merge(&self, element: ElementType) -> Result<PreparedMerge> {
         PreparedMerge::new(self, element)
     }

@@ -126,6 +126,12 @@
 //! let attention = Attention::new().mask(Mask::causal()).splits(Splits::EveryKeys(512));
 //! ```
 //!
+//! # Cargo features
+//!
+//! `sm_80`, `sm_90`, `sm_100`, `sm_120` and `ptx`, all on by default, embed the kernels for GPUs of that architecture; `ptx` is for
+//! newer ones, whose driver compiles it ([`kernels`] has the list). Without any of them only the CPU path is left.
+//! [`Error::NoImages`] names the feature that a GPU needs.
+//!
 //! # Errors
 //!
 //! Unsupported problems and bad input are rejected before anything is launched; the [`Error`] names the argument and the rule.
@@ -188,3 +194,8 @@ pub use warptile_driver as driver;
 /// The embedded kernels, their catalog and their tilings.
 pub use warptile_kernels as kernels;
 pub use warptile_kernels::{Family, Features};
+
+/// The README's examples, tested with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

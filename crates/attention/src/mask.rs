@@ -88,7 +88,7 @@ impl Mask {
 
     /// The keys that query `row` of a sequence with `query_len` queries sees among `key_len` keys; possibly none.
     ///
-    /// This is the definition every path of this crate is held against.
+    /// Every path of this crate is checked against this definition.
     #[must_use]
     pub fn visible(&self, row: usize, query_len: usize, key_len: usize) -> Range<usize> {
         let bounds = self.bounds();

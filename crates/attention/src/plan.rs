@@ -17,17 +17,16 @@ use crate::device::DeviceProfile;
 use crate::{Problem, Result};
 
 pub use planner::Planner;
-pub(crate) use planner::preference;
+pub(crate) use planner::{check_images, preference};
 pub(crate) use split_tiles::{TileKeys, rest_keys, splits_of, splits_tiles};
 pub use step::{LaunchShape, Scratch, Step};
 
 /// Where and how a problem will be computed. A cheap handle: clones are the same plan.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Plan {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
 struct Inner {
     problem: Problem,
     /// `None` on the CPU.
@@ -150,7 +149,8 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::UnknownName`](crate::Error::UnknownName) if the catalog has no kernel or image of the name asked for;
-    /// [`Error::NoKernel`](crate::Error::NoKernel) with every kernel's reason if none, or not the one asked for, can run.
+    /// [`Error::NoKernel`](crate::Error::NoKernel) with every kernel's reason if none, or not the one asked for, can run;
+    /// [`Error::NoImages`](crate::Error::NoImages) if the program has no kernels for the device at all.
     pub fn gpu(problem: Problem, device: &DeviceProfile, choice: &Choice) -> Result<Self> {
         Planner::new(device).plan(problem, choice)
     }
@@ -226,6 +226,15 @@ impl Plan {
     #[must_use]
     pub fn explain(&self) -> String {
         self.to_string()
+    }
+}
+
+/// In a line: [`Plan::explain`] has the kernels that were not chosen.
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.device().map_or("CPU", |device| &device.name);
+        let problem = self.problem();
+        write!(f, "Plan({problem} on {device} by {})", self.kernel_name())
     }
 }
 

@@ -79,3 +79,8 @@ pub const AWKWARD_LENGTHS: [(usize, usize); 14] = [
 
 /// Head sizes that fill tiles, leave them ragged, or are between two of them.
 pub const AWKWARD_HEAD_DIMS: [usize; 10] = [8, 40, 64, 96, 104, 128, 160, 192, 224, 256];
+
+/// The README's examples, tested with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -41,3 +41,8 @@ pub use load::{LIBRARY_OVERRIDE, REQUIRED_VERSION, Version, load, load_from};
 pub use results::CUresult;
 pub use table::{DriverApi, SYMBOLS, Symbols};
 pub use types::*;
+
+/// The README's examples, tested with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

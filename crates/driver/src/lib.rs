@@ -107,3 +107,8 @@ pub use warptile_cuda_sys::{
     CUdeviceAttribute as DeviceAttribute, CUdeviceptr as DevicePointer,
     CUfunctionAttribute as FunctionAttribute,
 };
+
+/// The README's examples, tested with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

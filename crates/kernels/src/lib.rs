@@ -78,3 +78,8 @@ pub fn kernels() -> impl Iterator<Item = Kernel> {
             images,
         })
 }
+
+/// The README's examples, tested with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -72,7 +72,7 @@ fn class_of(error: &Error) -> &'static str {
         Error::Allocation { .. } => "OutOfMemory",
         Error::Driver(_) | Error::Image(_) => "DeviceError",
         Error::ElementMismatch { .. } => "InvalidType",
-        Error::NoKernel { .. } => "NoKernel",
+        Error::NoKernel { .. } | Error::NoImages { .. } => "NoKernel",
         _ => "InvalidInput",
     }
 }

@@ -40,7 +40,7 @@ const READ: &str = "read";
 const OPERATIONS_PER_BYTE: f64 = 64.0;
 
 /// A row loses if the best peer is faster by more than this.
-const LOST: f64 = 0.99;
+pub(super) const LOST: f64 = 0.99;
 
 /// Problems of the short table: one sequence and many, long ones, pages, ragged lengths, a window, several queries, a prompt.
 const IN_SHORT: [&str; 9] = [
@@ -93,6 +93,7 @@ impl Line<'_> {
             .map(|dense| self.ours.median_us / dense.median_us)
     }
 
+    /// As many of them as the header has.
     fn cells(&self) -> Vec<String> {
         let none = || "-".to_owned();
         let speed = match self.is_reading() {
@@ -100,11 +101,7 @@ impl Line<'_> {
             false => format!("{:.0} TFLOP/s", self.ours.tflops),
         };
         let best = self.best.map_or_else(none, |best| {
-            let without = match &best.leaves_out {
-                Some(what) => format!(", no {what}"),
-                None => String::new(),
-            };
-            format!("{:.1} ({}{without})", best.median_us, name(&best.backend))
+            format!("{:.1} ({})", best.median_us, with_lacks(best))
         });
         let share = |share: Option<f64>| share.map_or_else(none, |share| format!("{share:.2}"));
         let ratio = self.ratio().map_or_else(none, |ratio| match ratio < 1.0 {
@@ -114,9 +111,9 @@ impl Line<'_> {
         vec![
             self.ours.problem.clone(),
             format!("{:.1}", self.ours.median_us),
-            speed,
             best,
             ratio,
+            speed,
             share(self.of_reading()),
             share(self.of_dense()),
             share(self.of_even()),
@@ -125,8 +122,16 @@ impl Line<'_> {
     }
 }
 
+/// A backend, and what of the problem it does not compute.
+fn with_lacks(row: &DecodeRow) -> String {
+    match &row.leaves_out {
+        Some(what) => format!("{}, no {what}", name(&row.backend)),
+        None => name(&row.backend).to_owned(),
+    }
+}
+
 /// A backend as people write it.
-fn name(backend: &str) -> &str {
+pub(super) fn name(backend: &str) -> &str {
     match backend {
         "fa2" => "FA2",
         "fa3" => "FA3",
@@ -188,36 +193,62 @@ fn lines(rows: &[DecodeRow]) -> Vec<Line<'_>> {
 
 /// Every problem.
 pub(super) fn table(rows: &[DecodeRow]) -> String {
-    text(rows, |_| true)
+    text(rows, HEADER.len(), |_| true)
 }
 
 /// A few problems, and what holds for all.
 pub(super) fn in_short(rows: &[DecodeRow]) -> String {
-    text(rows, |line| IN_SHORT.contains(&line.ours.problem.as_str()))
+    text(rows, 5, |line| {
+        IN_SHORT.contains(&line.ours.problem.as_str())
+    })
 }
 
-fn text(rows: &[DecodeRow], shown: impl Fn(&&Line<'_>) -> bool) -> String {
+/// Problems in which the best peer is more than 1% faster: the problem, the peer and our ratio.
+pub(super) fn behind(rows: &[DecodeRow]) -> Vec<Vec<String>> {
+    let cells = |line: &Line<'_>| {
+        let ratio = line.ratio().filter(|&ratio| ratio < LOST)?;
+        let peer = with_lacks(line.best?);
+        Some(vec![line.ours.problem.clone(), peer, format!("{ratio:.2}")])
+    };
+    lines(rows).iter().filter_map(cells).collect()
+}
+
+const HEADER: [&str; 9] = [
+    "problem",
+    "microseconds",
+    "best peer",
+    "ratio",
+    "speed",
+    "of reading's time",
+    "of dense",
+    "splits=512",
+    "kernel",
+];
+
+/// A table of the first `columns`, and what holds for all problems.
+fn text(rows: &[DecodeRow], columns: usize, shown: impl Fn(&&Line<'_>) -> bool) -> String {
     let lines = lines(rows);
     let Some(first) = lines.first() else {
         return "Decode was not measured yet.\n".to_owned();
     };
-    let header = [
-        "problem",
-        "microseconds",
-        "speed",
-        "best peer",
-        "ratio",
-        "of reading's time",
-        "of dense",
-        "splits=512",
-        "kernel",
-    ];
+    let header = &HEADER[..columns];
+    let meaning = match columns < HEADER.len() {
+        true => "",
+        false => {
+            " *Of reading's time*: our time over that of a kernel that only reads them. *Of dense*: our time over that without pages. *splits=512*: our time with keys cut at multiples of 512, which makes a sequence's bits the same in every batch, over that without."
+        }
+    };
+    let cells = |line: &Line<'_>| {
+        let mut cells = line.cells();
+        cells.truncate(columns);
+        cells
+    };
     let mut text = format!(
-        "GPU time of one launch in a replayed graph on {}; driver {}, {}. TB/s are of the keys and values that some query sees. *Ratio*: our speed over the fastest peer's. *Of reading's time*: our time over that of a kernel that only reads them. *Of dense*: our time over that without pages. *splits=512*: our time with keys cut at multiples of 512, which makes a sequence's bits the same in every batch, over that without.\n\n{}",
+        "GPU time of one launch in a replayed graph on {}; driver {}, {}. TB/s are of the keys and values that some query sees. *Ratio*: our speed over the fastest peer's.{meaning}\n\n{}",
         first.ours.device,
         first.ours.driver,
         checks::day(&first.ours.date),
-        markdown_table(&header, lines.iter().filter(shown).map(Line::cells)),
+        markdown_table(header, lines.iter().filter(shown).map(cells)),
     );
     let ratios: Vec<f64> = lines.iter().filter_map(Line::ratio).collect();
     if let Some(least) = ratios.iter().copied().min_by(f64::total_cmp) {
@@ -284,11 +315,11 @@ mod tests {
         assert_eq!(
             table[2..],
             [
-                "| window | 10.0 | 4.25 TB/s | 8.0 (FA3, no sinks) | 0.80 | - | - | - | `warptile_kernel` |",
-                "| b1 q512 k8192 h32/8 d128 bf16 mask=causal | 100.0 | 600 TFLOP/s | 100.0 (cuDNN) | **1.00** | - | - | - | `warptile_kernel` |",
-                "| b1 q1 k8192 h32/8 d128 bf16 | 10.0 | 4.25 TB/s | 20.0 (FA3) | **2.00** | 1.25 | - | 1.04 | `warptile_kernel` |",
-                "| alone | 5.0 | 4.25 TB/s | - | - | - | - | - | `warptile_kernel` |",
-                "| b1 q1 k8192 h32/8 d128 bf16 pages=16 | 10.2 | 4.25 TB/s | - | - | - | 1.02 | - | `warptile_kernel` |",
+                "| window | 10.0 | 8.0 (FA3, no sinks) | 0.80 | 4.25 TB/s | - | - | - | `warptile_kernel` |",
+                "| b1 q512 k8192 h32/8 d128 bf16 mask=causal | 100.0 | 100.0 (cuDNN) | **1.00** | 600 TFLOP/s | - | - | - | `warptile_kernel` |",
+                "| b1 q1 k8192 h32/8 d128 bf16 | 10.0 | 20.0 (FA3) | **2.00** | 4.25 TB/s | 1.25 | - | 1.04 | `warptile_kernel` |",
+                "| alone | 5.0 | - | - | 4.25 TB/s | - | - | - | `warptile_kernel` |",
+                "| b1 q1 k8192 h32/8 d128 bf16 pages=16 | 10.2 | - | - | 4.25 TB/s | - | 1.02 | - | `warptile_kernel` |",
             ]
         );
         for line in [
@@ -298,10 +329,15 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
+        assert_eq!(behind(&rows), [["window", "FA3, no sinks", "0.80"]]);
         let short = in_short(&rows);
         assert_eq!(short.matches("\n| b1 ").count(), 2, "{short}");
         assert!(
             !short.contains("| alone") && short.contains("1 of 3 problems"),
+            "{short}"
+        );
+        assert!(
+            short.contains("| 20.0 (FA3) | **2.00** | 4.25 TB/s |\n"),
             "{short}"
         );
     }

@@ -1,9 +1,9 @@
 //! Speed in short: this project's kernels against the fastest peer, row by row, and its families against each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::bench::{BenchRow, ErrorRow};
-use super::{checks, markdown_table};
+use super::{checks, decode, markdown_table};
 
 /// What the rows of one problem have in common, in the order of the tables.
 type Problem = (String, String, u64, u64, String);
@@ -66,7 +66,8 @@ impl Line<'_> {
         })
     }
 
-    fn cells(&self, errors: &[ErrorRow]) -> Vec<String> {
+    /// With the errors and the kernel, or what fits a narrow table.
+    fn cells(&self, errors: &[ErrorRow], kernel: bool) -> Vec<String> {
         let (element, mask, _, _, shape) = self.problem;
         let speed =
             |row: Option<&BenchRow>| row.map_or("-".to_owned(), |row| format!("{:.0}", row.tflops));
@@ -91,7 +92,9 @@ impl Line<'_> {
                 );
             }
         }
-        cells.push(format!("`{}`", self.ours.kernel));
+        if kernel {
+            cells.push(format!("`{}`", self.ours.kernel));
+        }
         cells
     }
 }
@@ -121,8 +124,8 @@ pub(super) fn ratios(rows: Vec<BenchRow>) -> BTreeMap<String, BTreeMap<String, f
     lines(&problems).iter().map(of_line).collect()
 }
 
-/// Speeds beside errors, and what they mean.
-fn table(ours: &BenchRow, lines: &[&Line<'_>], errors: &[ErrorRow]) -> String {
+/// Speeds, and what they mean; with `kernel` also which kernel each row ran on.
+fn table(ours: &BenchRow, lines: &[&Line<'_>], errors: &[ErrorRow], kernel: bool) -> String {
     let mut header = vec![
         "(batch, heads, length, head size), element, mask",
         "FA2",
@@ -136,18 +139,21 @@ fn table(ours: &BenchRow, lines: &[&Line<'_>], errors: &[ErrorRow]) -> String {
         header.extend(["rms error", "largest error"]);
         meaning.push_str(" Errors are against float64 on normally distributed inputs, with the smallest of the peers' in parentheses.");
     }
-    header.push("kernel");
+    if kernel {
+        header.push("kernel");
+    }
     format!(
         "TFLOP/s on {}, GPU time of one launch in a replayed graph; driver {}, {}. *Ratio* is to the fastest peer of the row.{meaning}\n\n{}",
         ours.device,
         ours.driver,
         checks::day(&ours.date),
-        markdown_table(&header, lines.iter().map(|line| line.cells(errors))),
+        markdown_table(&header, lines.iter().map(|line| line.cells(errors, kernel))),
     )
 }
 
-/// Six problems of the sweep, which differ in head size and mask, and the geometric means over all.
-pub(super) fn in_short(rows: &[BenchRow], errors: &[ErrorRow]) -> String {
+/// Six problems of the sweep, which differ in head size and mask, and the geometric means over all. The errors and kernels are in the
+/// long table.
+pub(super) fn in_short(rows: &[BenchRow]) -> String {
     let in_short = |line: &&Line<'_>| {
         let row = line.ours;
         row.element == "bf16"
@@ -155,23 +161,28 @@ pub(super) fn in_short(rows: &[BenchRow], errors: &[ErrorRow]) -> String {
             && row.heads == row.kv_heads
             && [64, 128, 256].contains(&row.head_dim)
     };
-    summary(rows, errors, in_short)
+    summary(rows, &[], false, in_short)
 }
 
 /// TFLOP/s of this project and its peers on every problem, the ratio to the fastest peer, and the geometric mean of the
 /// ratios.
 pub(super) fn against_peers(rows: &[BenchRow], errors: &[ErrorRow]) -> String {
-    summary(rows, errors, |_| true)
+    summary(rows, errors, true, |_| true)
 }
 
-fn summary(rows: &[BenchRow], errors: &[ErrorRow], shown: impl Fn(&&Line<'_>) -> bool) -> String {
+fn summary(
+    rows: &[BenchRow],
+    errors: &[ErrorRow],
+    kernel: bool,
+    shown: impl Fn(&&Line<'_>) -> bool,
+) -> String {
     let problems = by_problem(rows, |row| row.backend.clone());
     let lines = lines(&problems);
     let Some(last) = rows.iter().rfind(|row| row.backend == OURS) else {
         return "Nothing is measured yet.\n".to_owned();
     };
     let shown: Vec<&Line<'_>> = lines.iter().filter(shown).collect();
-    let mut text = table(last, &shown, errors);
+    let mut text = table(last, &shown, errors, kernel);
     let mut ratios: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for line in &lines {
         ratios
@@ -272,6 +283,74 @@ pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
     format!(
         "Microseconds of GPU time of each family's best kernel.\n\n{}\nThe planner's choice is of the fastest family in {right} of {count} rows.\n",
         markdown_table(&header, lines)
+    )
+}
+
+/// Problems, square and not, in which the best peer is more than 1% faster.
+pub(super) fn behind(rows: &[BenchRow], decode: &[decode::DecodeRow]) -> String {
+    let problems = by_problem(rows, |row| row.backend.clone());
+    let mut behind: Vec<Vec<String>> = lines(&problems)
+        .iter()
+        .filter_map(|line| {
+            let ratio = line.ratio().filter(|&ratio| ratio < decode::LOST)?;
+            let peers = line.peers.iter().flatten();
+            let best = peers.max_by(|a, b| a.tflops.total_cmp(&b.tflops))?;
+            let peer = decode::name(&best.backend).to_owned();
+            Some(vec![line.ours.problem(), peer, format!("{ratio:.2}")])
+        })
+        .collect();
+    behind.extend(decode::behind(decode));
+    let measured = lines(&problems).len();
+    match rows.iter().rfind(|row| row.backend == OURS) {
+        None => "Nothing is measured yet.\n".to_owned(),
+        Some(last) => format!(
+            "Of {measured} square problems, and those with few queries, measured on {}; *ratio* is our speed over the peer's.\n\n{}",
+            last.device,
+            markdown_table(&["problem", "fastest", "ratio"], behind)
+        ),
+    }
+}
+
+/// The CPU path beside PyTorch, on the same cores in turn.
+pub(super) fn on_cpu(rows: &[BenchRow]) -> String {
+    let Some(first) = rows.first() else {
+        return "Nothing is measured yet.\n".to_owned();
+    };
+    let milliseconds = |row: &BenchRow| format!("{:.2}", row.median_us / 1e3);
+    let peer_of = |ours: &BenchRow| {
+        let same = |row: &&BenchRow| row.backend != OURS && row.problem() == ours.problem();
+        rows.iter().find(same)
+    };
+    let ours: Vec<&BenchRow> = rows.iter().filter(|row| row.backend == OURS).collect();
+    let lines = ours.iter().map(|ours| {
+        let peer = peer_of(ours);
+        vec![
+            format!("{}, {}, {}", ours.shape(), ours.element, ours.mask),
+            milliseconds(ours),
+            peer.map_or("-".to_owned(), milliseconds),
+            peer.map_or("-".to_owned(), |peer| {
+                format!("{:.2}", peer.median_us / ours.median_us)
+            }),
+        ]
+    });
+    let peers: BTreeSet<&str> = { rows.iter() }
+        .filter(|row| row.backend != OURS)
+        .map(|row| row.kernel.as_str())
+        .collect();
+    format!(
+        "Milliseconds of one call by the clock, median, on {}, {}; in turn with {}. *Ratio*: our speed over PyTorch's.\n\n{}",
+        first.device,
+        checks::day(&first.date),
+        Vec::from_iter(peers).join(", "),
+        markdown_table(
+            &[
+                "(batch, heads, length, head size), element, mask",
+                "Warptile",
+                "PyTorch",
+                "ratio"
+            ],
+            lines
+        )
     )
 }
 
@@ -385,12 +464,46 @@ mod tests {
                 }
             }
         }
-        let text = in_short(&rows, &[]);
+        let text = in_short(&rows);
         assert_eq!(text.matches("**2.00**").count(), 6, "{text}");
         assert!(
             text.contains("bf16: geometric mean of the 16 ratios 2.000"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_is_lost_is_named_with_the_peer() {
+        let rows = [
+            row("warptile", 64, 512, 90.0),
+            row("fa3", 64, 512, 100.0),
+            row("cudnn", 64, 512, 95.0),
+            row("warptile", 64, 1024, 100.0),
+            row("fa3", 64, 1024, 100.0),
+        ];
+        let text = behind(&rows, &[]);
+        assert!(text.contains(" | FA3 | 0.90 |"), "{text}");
+        assert_eq!(text.matches("FA3").count(), 1, "{text}");
+        assert!(text.starts_with("Of 2 square problems"), "{text}");
+    }
+
+    #[test]
+    fn the_cpu_is_compared_with_its_peer_on_the_same_problem() {
+        let of = |backend: &str, len, us| BenchRow {
+            kernel: backend.to_owned(),
+            median_us: us,
+            ..row(backend, 64, len, 1.0)
+        };
+        let rows = [
+            of("warptile", 512, 2_000.0),
+            of("pytorch", 512, 3_000.0),
+            of("warptile", 1024, 8_000.0),
+        ];
+        let text = on_cpu(&rows);
+        assert!(text.contains("none | 2.00 | 3.00 | 1.50 |"), "{text}");
+        assert!(text.contains("none | 8.00 | - | - |"), "{text}");
+        assert!(text.contains("in turn with pytorch."), "{text}");
+        assert_eq!(on_cpu(&[]), "Nothing is measured yet.\n");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::gpu::kernel::{Block, LoadedKernel};
 use crate::gpu::memory::{Expected, Views, check, check_stream, check_views, submit_in_order};
-use crate::plan::{MAX_TILES, preference};
+use crate::plan::{MAX_TILES, check_images, preference};
 
 /// The most slots an operation has: those of a merge.
 const MOST_SLOTS: usize = 2 + 2 * MERGE_PARTS;
@@ -169,6 +169,7 @@ impl Operation {
 
 /// The image for a device: machine code made for it before PTX, as the planner has it.
 fn image(device: &DeviceProfile, role: Role, element: ElementType) -> Result<&'static Image> {
+    check_images(device, images_for(role))?;
     images_for(role)
         .filter(|image| image.element == element)
         .filter(|image| image.target.runs_on(device.major, device.minor))

@@ -82,6 +82,9 @@ impl<'a> Planner<'a> {
     /// As [`Plan::gpu`].
     pub fn plan(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
         let kernels = self.images.as_ref().unwrap_or(&CATALOG);
+        if self.images.is_none() {
+            check_images(self.device, kernels.values().flatten().copied())?;
+        }
         check_name(choice, kernels)?;
         let mut candidates = Vec::new();
         let mut considered = Vec::new();
@@ -257,6 +260,21 @@ const OF_ANY_BATCH: Features = Features::PACKED
     .union(Features::PAGED)
     .union(Features::LSE);
 
+/// Refuses a device that none of the program's images runs on: its GPU is too old, or cargo features left them out.
+pub(crate) fn check_images(
+    device: &DeviceProfile,
+    mut images: impl Iterator<Item = &'static Image>,
+) -> Result<()> {
+    match images.any(|image| image.target.runs_on(device.major, device.minor)) {
+        true => Ok(()),
+        false => Err(Error::NoImages {
+            device: device.name.clone(),
+            major: device.major,
+            minor: device.minor,
+        }),
+    }
+}
+
 fn check_name(choice: &Choice, kernels: &Kernels) -> Result<()> {
     let images = || kernels.values().flatten();
     match choice {
@@ -299,4 +317,22 @@ pub(super) fn occupancy(image: &Image, device: &DeviceProfile) -> u32 {
     let registers = image.resources.registers.max(1).next_multiple_of(8);
     let by_registers = device.registers_per_multiprocessor / (registers * threads);
     by_shared.min(by_threads).min(by_registers).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use warptile_kernels::catalog;
+
+    #[test]
+    fn a_device_needs_an_image_that_runs_on_it() {
+        let hopper = DeviceProfile::h200();
+        let of = |target| catalog().iter().filter(move |image| image.target == target);
+        assert!(check_images(&hopper, of(Target::Cubin(90))).is_ok());
+        assert!(check_images(&hopper, of(Target::Ptx(80))).is_ok());
+        let error = check_images(&hopper, of(Target::Cubin(80))).unwrap_err();
+        assert!(matches!(error, Error::NoImages { major: 9, .. }), "{error}");
+        // A program without any architecture's feature.
+        assert!(check_images(&hopper, std::iter::empty()).is_err());
+    }
 }

@@ -1,7 +1,7 @@
 //! Calls of `Attention::forward`: what they launch, what they cost, and what is kept from one to the next.
 
 use half::f16;
-use warptile::{Attention, Backend, Error, Layout, Mask, Output, Result, Tensor};
+use warptile::{Attention, Backend, ElementType, Error, Layout, Mask, Output, Result, Tensor};
 use warptile_driver::{DriverError, Graph};
 use warptile_fake_cuda::FakeDriver;
 
@@ -94,11 +94,19 @@ fn a_device_without_an_image_is_an_error_before_anything_is_launched() {
     fake.set_compute_capability(7, 5);
     let (backend, x) = ones(&fake, [2, 100, 4, 64]);
     let error = Attention::new().forward(&x, (&x, &x)).unwrap_err();
-    assert!(matches!(error, Error::NoKernel { .. }), "{error}");
     assert!(
-        error.to_string().contains("no image for this device"),
+        matches!(
+            error,
+            Error::NoImages {
+                major: 7,
+                minor: 5,
+                ..
+            }
+        ),
         "{error}"
     );
+    let prepared = backend.gpu().unwrap().prepare_merge(ElementType::F16);
+    assert!(matches!(prepared, Err(Error::NoImages { .. })));
     assert!(fake.launches().is_empty());
     drop((backend, x));
     fake.assert_clean();
@@ -145,7 +153,7 @@ fn the_fastest_gpu_is_chosen_and_the_others_say_why_not() {
     assert!(!backend.is_gpu());
     assert_eq!(backend.passed_over().len(), 2);
     let reason = &backend.passed_over()[0].reason;
-    assert!(reason.contains("no image for this device"), "{reason}");
+    assert!(reason.contains("has no kernels for"), "{reason}");
 }
 
 #[test]

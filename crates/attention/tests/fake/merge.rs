@@ -199,14 +199,12 @@ fn a_device_without_an_image_is_an_error_that_says_so() {
     let fake = FakeDriver::open();
     fake.set_compute_capability(7, 5);
     let gpu = gpu(&fake);
-    for (error, role) in [
-        (gpu.prepare_merge(ElementType::F16).unwrap_err(), "combine"),
-        (gpu.prepare_append(ElementType::F16).unwrap_err(), "append"),
+    for error in [
+        gpu.prepare_merge(ElementType::F16).unwrap_err(),
+        gpu.prepare_append(ElementType::F16).unwrap_err(),
     ] {
+        assert!(matches!(error, Error::NoImages { major: 7, .. }), "{error}");
         let text = error.to_string();
-        assert!(
-            text.starts_with(&format!("no kernel for {role} in f16 on ")),
-            "{text}"
-        );
+        assert!(text.contains("8.0 is the oldest"), "{text}");
     }
 }

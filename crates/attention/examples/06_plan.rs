@@ -1,0 +1,18 @@
+//! Which kernel an H200 would run for a problem, and why every other would not. Needs no GPU.
+//!
+//! `cargo run --release --example 06_plan`
+
+use warptile::{Call, Choice, DeviceProfile, ElementType, Layout, Mask, Plan, Scoring};
+
+fn main() -> warptile::Result<()> {
+    let mut scoring = Scoring::default();
+    scoring.mask = Mask::causal();
+    let q = Layout::bshd([4, 4096, 32, 128]);
+    let kv = Layout::bshd([4, 4096, 8, 128]);
+    let call = Call::builder(&q, &kv, &kv, ElementType::Bf16)
+        .scoring(scoring)
+        .build()?;
+    let plan = Plan::gpu(call.problem(), &DeviceProfile::h200(), &Choice::Best)?;
+    print!("{}", plan.explain());
+    Ok(())
+}

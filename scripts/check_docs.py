@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Checks the Markdown files of the repository: links lead somewhere, every page of docs/ is linked from README.md, and the
+commands and the program that README.md shows first are those of the crate's README, which CI runs.
+
+Usage: scripts/check_docs.py     (anywhere in the repository; needs git)
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = "https://github.com/warptile/warptile/"
+FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(<?([^)\s>]+)>?(?: \"[^\"]*\")?\)")
+
+
+def git(*arguments):
+    return subprocess.run(["git", *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def without_code(text):
+    text = FENCE.sub("", text)
+    return re.sub(r"`[^`\n]*`", "`code`", text)
+
+
+def anchors(text):
+    """The names GitHub gives the headings of a page."""
+    found = set()
+    for heading in re.findall(r"^#+ +(.*)$", FENCE.sub("", text), re.MULTILINE):
+        name = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
+        name = re.sub(r"[^\w\- ]", "", name).replace(" ", "-")
+        number = 0
+        while (f"{name}-{number}" if number else name) in found:
+            number += 1
+        found.add(f"{name}-{number}" if number else name)
+    return found
+
+
+def first_block(text, language):
+    block = re.search(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return block.group(1) if block else None
+
+
+def check(root):
+    """What is wrong, and how many links were followed."""
+    pages = [root / name for name in git("-C", str(root), "ls-files", "-z", "--", "*.md").split("\0") if name]
+    wrong, followed, linked = [], 0, set()
+    for page in pages:
+        name = page.relative_to(root)
+        for target in LINK.findall(without_code(page.read_text(encoding="utf-8"))):
+            if target.startswith(REPOSITORY) and re.match(r"(blob|tree)/[^/]+/", target[len(REPOSITORY) :]):
+                target = target[len(REPOSITORY) :].split("/", 2)[2]
+                path, _, anchor = target.partition("#")
+                path = root / path
+            elif re.match(r"[a-z]+:", target):
+                continue
+            else:
+                path, _, anchor = target.partition("#")
+                path = (page.parent / path).resolve() if path else page
+            followed += 1
+            if not path.exists():
+                wrong.append(f"{name}: {target} does not exist")
+            elif anchor and path.suffix == ".md" and anchor not in anchors(path.read_text(encoding="utf-8")):
+                wrong.append(f"{name}: {target}: there is no such heading")
+            if page == root / "README.md":
+                linked.add(path)
+    for page in sorted((root / "docs").glob("*.md")):
+        if page not in linked:
+            wrong.append(f"{page.relative_to(root)} is not linked from README.md")
+    front, crate = root / "README.md", root / "crates" / "attention" / "README.md"
+    for language in ("sh", "rust"):
+        shown = first_block(front.read_text(encoding="utf-8"), language)
+        if shown is None or shown != first_block(crate.read_text(encoding="utf-8"), language):
+            wrong.append(f"README.md: its first {language} block is not that of {crate.relative_to(root)}")
+    return wrong, followed
+
+
+def main():
+    root = Path(git("rev-parse", "--show-toplevel"))
+    wrong, followed = check(root)
+    for line in wrong:
+        print(f"error: {line}", file=sys.stderr)
+    print(f"{followed} links followed, {len(wrong)} errors")
+    # Without a link there is nothing that could have failed.
+    return 1 if wrong or followed == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
