@@ -293,8 +293,8 @@ typedef struct warptile_attention_desc {
    */
   uint32_t split_keys;
   /**
-   * 1: q, k, v and out may start at addresses that are not multiples of 16 bytes. Only of their elements on a GPU; the CPU needs no
-   * more than that.
+   * 1: on a GPU q, k, v and out may start at any address that is a multiple of their elements' size. 0: they start at multiples of
+   * 16 bytes, which more kernels take. The CPU takes both.
    */
   uint32_t unaligned_addresses;
   /**
@@ -302,9 +302,9 @@ typedef struct warptile_attention_desc {
    */
   const char *kernel;
   /**
-   * 1: warptile_attention_run makes the launch and nothing else, which is one call of the driver. The caller sees to it that the
-   * device's primary context is current on the thread, that the stream is of it, and that all addresses are of memory that the
-   * device can use. 0: it looks, and makes the context current for the time of the call.
+   * 1: warptile_attention_run makes the launch and nothing else: one call of the driver, and one more for each tensor that the kernel
+   * reads through a tensor map. The caller sees to it that the device's primary context is current on the thread, that the stream is of
+   * it, and that all addresses are of memory that the device can use. 0: it looks, and makes the context current for the time of the call.
    */
   uint32_t unchecked;
   /**
@@ -805,4 +805,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 5b3c628bb3a8d8ec91c2bb2f4cf8c95de734b97492b185cc8c233f981deea8ed */
+/* Seal of header.sh: 481dfd5bf6154623d2c1c5474dcb65e6d935ae1891ecf8585161f7391a558b49 */

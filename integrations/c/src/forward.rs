@@ -96,14 +96,14 @@ pub struct AttentionDesc {
     /// Cuts keys at every multiple of this number, a power of two from 256 on, so that a sequence's bits are the same in every batch.
     /// 0: where it is fastest.
     pub split_keys: u32,
-    /// 1: q, k, v and out may start at addresses that are not multiples of 16 bytes. Only of their elements on a GPU; the CPU needs no
-    /// more than that.
+    /// 1: on a GPU q, k, v and out may start at any address that is a multiple of their elements' size. 0: they start at multiples of
+    /// 16 bytes, which more kernels take. The CPU takes both.
     pub unaligned_addresses: u32,
     /// Name of the kernel or kernel family to be used on a GPU. Null: the fastest.
     pub kernel: *const c_char,
-    /// 1: warptile_attention_run makes the launch and nothing else, which is one call of the driver. The caller sees to it that the
-    /// device's primary context is current on the thread, that the stream is of it, and that all addresses are of memory that the
-    /// device can use. 0: it looks, and makes the context current for the time of the call.
+    /// 1: warptile_attention_run makes the launch and nothing else: one call of the driver, and one more for each tensor that the kernel
+    /// reads through a tensor map. The caller sees to it that the device's primary context is current on the thread, that the stream is of
+    /// it, and that all addresses are of memory that the device can use. 0: it looks, and makes the context current for the time of the call.
     pub unchecked: u32,
     /// 0.
     pub reserved: u32,
