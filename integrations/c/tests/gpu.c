@@ -1,5 +1,5 @@
-// On a GPU: captures of a step of decoding, replayed with other lengths and values; a lost stream; threads. Results are compared with those
-// of the CPU, which `numeric` compares with float64. `gpu [DEVICE]`
+// On a GPU: captures of a step of decoding, replayed with other lengths and values; one handle on several threads; memory of the host. Results
+// are compared with those of the CPU, which `numeric` compares with float64. `gpu [DEVICE]`
 #include <math.h>
 #include <pthread.h>
 
