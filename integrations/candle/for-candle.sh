@@ -27,4 +27,4 @@ rm -f "$directory/Cargo.lock"
 # Quoted numbers are versions in manifests, and in what the documentation says that a manifest should have.
 grep -rl --fixed-strings "\"$ours\"" "$directory"/Cargo.toml "$directory"/*/Cargo.toml "$directory"/*/README.md "$directory"/*/src |
     xargs sed -i "s/\"${ours//./\\.}\"/\"$version\"/g"
-sed -i "s|path = \"\.\./\.\./crates|path = \"$repository/crates|" "$directory/Cargo.toml"
+sed -i "s|path = \"\.\./\.\./crates|path = \"$repository/crates|; s|path = \"\.\./cudarc|path = \"$repository/integrations/cudarc|" "$directory/Cargo.toml"

@@ -8,7 +8,7 @@ use warptile_driver::{Context, DeviceSlice, DeviceSliceMut, Stream};
 use warptile_kernels::{ElementType, Image, Role, abi};
 
 use crate::element::Element;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gpu::Gpu;
 use crate::gpu::block::tensor;
 use crate::gpu::kernel::Block;
@@ -225,29 +225,6 @@ impl<'a, T: Element> AppendBindings<'a, T> {
         }
         self
     }
-
-    /// Refuses numbers of another size, and tables of another type, than the description has.
-    fn check(&self, append: &Append) -> Result<()> {
-        if self
-            .wide_positions
-            .is_some_and(|wide| wide != append.wide_positions())
-        {
-            return Err(Error::Presence {
-                argument: "positions",
-                rule: "has numbers of another size than the call was built for",
-            });
-        }
-        match (self.tables, append.rotary().map(Rotary::angles)) {
-            (Some(found), Some(Angles::Tables { element, .. })) if found != *element => {
-                Err(Error::ElementMismatch {
-                    argument: "cos",
-                    expected: *element,
-                    found,
-                })
-            }
-            _ => Ok(()),
-        }
-    }
 }
 
 impl PreparedAppend {
@@ -273,7 +250,7 @@ impl PreparedAppend {
     /// as with [`Prepared::launch`](crate::gpu::Prepared::launch).
     ///
     /// # Errors
-    /// Before anything is submitted: [`Error::ElementMismatch`]; a view that is missing, superfluous, too short, unaligned, or of
+    /// Before anything is submitted: [`Error::ElementMismatch`](crate::Error::ElementMismatch); a view that is missing, superfluous, too short, unaligned, or of
     /// another device or context; an output that shares memory with anything. After that, what the driver reports.
     pub fn launch<T: Element>(
         &self,
@@ -281,7 +258,7 @@ impl PreparedAppend {
         append: &Append,
         bindings: &AppendBindings<'_, T>,
     ) -> Result<()> {
-        bindings.check(append)?;
+        append.check_types(bindings.tables, bindings.wide_positions)?;
         let lists = host_lists(append);
         self.operation
             .launch::<T, _>(stream, append, &bindings.views, &lists)
@@ -292,7 +269,7 @@ impl PreparedAppend {
     /// reads them anew at each replay.
     ///
     /// # Errors
-    /// Before anything is submitted: [`Error::ElementMismatch`]; an address that is missing, superfluous or unaligned, an output
+    /// Before anything is submitted: [`Error::ElementMismatch`](crate::Error::ElementMismatch); an address that is missing, superfluous or unaligned, an output
     /// that overlaps anything; numbers on the host. Then what the driver reports.
     ///
     /// # Safety

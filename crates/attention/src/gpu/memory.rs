@@ -72,6 +72,12 @@ impl Expected {
         }
     }
 
+    /// Its name, and the bytes that it must have from its address on; `None` if it must not be given.
+    pub(crate) fn needed(&self) -> (&'static str, Option<u64>) {
+        let given = self.wanted && !self.on_host;
+        (self.name, given.then(|| self.bytes.reach()))
+    }
+
     /// Travels with the call if `on_host`.
     pub(crate) fn on_host(self, on_host: bool) -> Self {
         Expected { on_host, ..self }

@@ -105,6 +105,14 @@ impl Addresses {
     }
 }
 
+impl Call {
+    /// The arguments of a raw launch, in the order of [`Addresses`]: the name of each, and the bytes that its memory must have from its
+    /// address on; `None` if it must not be given. For those who launch on memory whose size they know.
+    pub fn memory(&self) -> impl Iterator<Item = (&'static str, Option<u64>)> {
+        expected(self, false).into_iter().map(|slot| slot.needed())
+    }
+}
+
 /// What a call expects, in the order of [`Addresses::list`]. `needs_alignment`: the kernels move 16 bytes at a time.
 pub(crate) fn expected(call: &Call, needs_alignment: bool) -> [Expected; SLOTS] {
     use Access::{Read, Write};

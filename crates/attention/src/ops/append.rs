@@ -263,6 +263,40 @@ impl Append {
         self.wide_positions
     }
 
+    /// Checks the types of what is given beside the tensors: tables of another type, and positions of another size, than the description
+    /// has.
+    ///
+    /// # Errors
+    /// [`Error::ElementMismatch`] for the tables, [`Error::Presence`] for the positions.
+    pub fn check_types(
+        &self,
+        tables: Option<ElementType>,
+        wide_positions: Option<bool>,
+    ) -> Result<()> {
+        if wide_positions.is_some_and(|wide| wide != self.wide_positions) {
+            return Err(Error::Presence {
+                argument: "positions",
+                rule: "has numbers of another size than the call was built for",
+            });
+        }
+        match (tables, self.rotary.as_ref().map(Rotary::angles)) {
+            (Some(found), Some(Angles::Tables { element, .. })) if found != *element => {
+                Err(Error::ElementMismatch {
+                    argument: "cos",
+                    expected: *element,
+                    found,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The arguments of a raw launch, in the order of [`AppendAddresses`](crate::gpu::AppendAddresses): as
+    /// [`Call::memory`](crate::Call::memory).
+    pub fn memory(&self) -> impl Iterator<Item = (&'static str, Option<u64>)> + '_ {
+        self.expected.iter().map(Expected::needed)
+    }
+
     /// In the order of [`at`].
     pub(crate) fn expected(&self) -> &[Expected] {
         &self.expected

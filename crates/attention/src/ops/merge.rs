@@ -264,6 +264,11 @@ impl Merge {
         [batch, rows, heads, 1]
     }
 
+    /// The arguments of a raw launch: output, lse, then output and lse of each part; as [`Call::memory`](crate::Call::memory).
+    pub fn memory(&self) -> impl Iterator<Item = (&'static str, Option<u64>)> + '_ {
+        self.expected.iter().map(Expected::needed)
+    }
+
     /// Output, lse, then output and lse of each part.
     pub(crate) fn expected(&self) -> &[Expected] {
         &self.expected

@@ -1,7 +1,7 @@
 //! The raw layer: one driver call, on anybody's stream, and every wrong field an error.
 
 use warptile::gpu::{Addresses, Gpu, Prepared, Session};
-use warptile::{Call, ElementType, Error, Layout};
+use warptile::{Append, Call, ElementType, Error, Layout, Merge};
 use warptile_driver::{DeviceBuffer, Stream};
 use warptile_fake_cuda::FakeDriver;
 
@@ -145,6 +145,65 @@ fn every_field_is_checked_before_anything_is_launched() {
     setup.launch(&prepared, &call, &good, workspace).unwrap();
     setup.stream.synchronize().unwrap();
     assert_eq!(fake.launches().len(), 1);
+}
+
+/// What others check their memory against before they launch.
+#[test]
+fn calls_tell_what_memory_they_need() {
+    let call = call();
+    let tensor = Some(TENSOR_BYTES);
+    let expected = [
+        ("q", tensor),
+        ("k", tensor),
+        ("v", tensor),
+        ("out", tensor),
+        ("lse", Some(8 * 10 * 300 * 4)),
+        ("query_offsets", None),
+        ("key_offsets", None),
+        ("query_lengths", None),
+        ("key_lengths", Some(8 * 4)),
+        ("alibi_slopes", None),
+        ("sinks", None),
+        ("bias", None),
+        ("key_mask", None),
+        ("block_table", None),
+    ];
+    assert!(call.memory().eq(expected));
+    let q = *call.q();
+    let on_host = Call::builder(&q, &q, &q, ElementType::F16)
+        .key_lengths(&[300; 8])
+        .build()
+        .unwrap();
+    assert!(
+        on_host
+            .memory()
+            .all(|(name, bytes)| name != "key_lengths" || bytes.is_none())
+    );
+
+    let (new, pages) = (Layout::bshd([2, 1, 2, 64]), Layout::bshd([9, 16, 2, 64]));
+    let append = Append::builder(ElementType::F16, [&new, &new], [&pages, &pages])
+        .device_key_lengths(2)
+        .device_block_table(4)
+        .build()
+        .unwrap();
+    let needed = |name| {
+        append
+            .memory()
+            .find(|(known, _)| *known == name)
+            .and_then(|(_, bytes)| bytes)
+    };
+    assert_eq!(needed("k"), Some(2 * 2 * 64 * 2));
+    assert_eq!(needed("v_pages"), Some(9 * 16 * 2 * 64 * 2));
+    assert_eq!(needed("block_table"), Some(2 * 4 * 4));
+    assert_eq!(needed("slots"), None);
+
+    let merge = Merge::builder(ElementType::F16, &[new, new])
+        .want_lse(false)
+        .build()
+        .unwrap();
+    let needed: Vec<_> = merge.memory().map(|(_, bytes)| bytes).collect();
+    let (out, lse) = (Some(2 * 2 * 64 * 2), Some(2 * 2 * 4));
+    assert_eq!(needed, [out, None, out, lse, out, lse]);
 }
 
 #[test]

@@ -1,29 +1,25 @@
-//! Tensors on a GPU: warptile's launches on candle's stream.
+//! Tensors on a GPU: warptile's launches on candle's stream, by way of cudarc's memory.
 //!
 //! One call is one launch on the stream of q's device, whichever stream that is: candle 0.11's own is another one on each thread.
 //! So nothing is kept for a stream or a thread. What a launch needs beside its tensors is allocated on that stream and freed in its
 //! order, as its output is, and both may be part of a capture.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 
 use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaContext, CudaSlice, CudaStream, CudaView, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop,
-    ValidAsZeroBits,
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits,
 };
-use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, Tensor};
 use half::{bf16, f16};
-use warptile::driver::sys::CUstream;
-use warptile::driver::{DevicePointer, Driver};
-use warptile::gpu::{Addresses, AppendAddresses, Gpu, Prepared};
-use warptile::{Call, Choice, TableLayout};
+use warptile::{Call, Choice, Element, TableLayout};
+use warptile_cudarc::{AppendBindings, Bindings, Session};
 
 use crate::attention::{Attention, Keys, Packed, Queries};
 use crate::cache::{self, Pages, Write};
 use crate::caller::Caller;
 use crate::describe::Described;
-use crate::open::open;
 
 /// The output, and the lse if it is wanted.
 pub(crate) fn forward(
@@ -44,87 +40,59 @@ pub(crate) fn forward(
     launch(attention, &described, tensors, layouts, want_lse)
 }
 
-fn launch<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
+fn launch<T: CudaDType + DeviceRepr + ValidAsZeroBits + Element>(
     attention: &Attention,
     described: &Described,
     tensors: [&CudaStorage; 3],
     layouts: [&Layout; 3],
     want_lse: bool,
 ) -> Result<(CudaStorage, Option<CudaStorage>)> {
+    let caller = attention.caller;
     let device = tensors[0].device();
-    let stream = device.cuda_stream();
-    let gpu = gpu(stream.context()).map_err(|error| attention.caller.broken(error))?;
+    let session = session(caller, &device.cuda_stream())?;
 
     let whole = |index: usize, layout: &warptile::Layout| {
         let slice = tensors[index].as_cuda_slice::<T>()?;
-        part(slice, layouts[index].start_offset(), layout.required_len()).ok_or_else(|| {
-            attention
-                .caller
-                .broken(format!("{} reaches beyond its memory", NAMES[index]))
-        })
+        let view = part(slice, layouts[index].start_offset(), layout.required_len());
+        view.ok_or_else(|| caller.broken(format!("{} reaches beyond its memory", NAMES[index])))
     };
-    let views = [
+    let (q, k, v) = (
         whole(0, &described.q)?,
         whole(1, &described.k)?,
         whole(2, &described.v)?,
-    ];
+    );
+    let mut out = output::<T>(attention, device, described)?;
+    let mut lse = match want_lse {
+        true => {
+            let [batch, rows, heads, _] = described.q.shape;
+            Some(device.alloc_zeros::<f32>(batch * rows * heads)?)
+        }
+        false => None,
+    };
     let beside = beside(attention);
     let locked: Vec<_> = beside
         .iter()
-        .map(|list| list.tensor.storage_and_layout())
+        .map(|(_, _, tensor)| tensor.storage_and_layout())
         .collect();
-    let mut lists = Vec::with_capacity(locked.len());
-    for (list, (storage, layout)) in beside.iter().zip(&locked) {
-        lists.push(numbers(attention.caller, list.name, storage, layout)?);
-    }
-
-    // The guards order the stream after whatever writes these tensors now, and, when they are dropped after the launch, whatever
-    // writes them later after it.
-    let mut addresses = Addresses::default();
-    let mut guards = Vec::with_capacity(views.len() + lists.len());
-    for (view, address) in views
-        .iter()
-        .zip([&mut addresses.q, &mut addresses.k, &mut addresses.v])
     {
-        let (pointer, guard) = view.device_ptr(&stream);
-        *address = pointer;
-        guards.push(guard);
+        let mut bindings = Bindings::new(q, k, v, out.as_view_mut());
+        if let Some(lse) = &mut lse {
+            bindings = bindings.lse(lse.as_view_mut());
+        }
+        for (&(name, list, _), (storage, layout)) in beside.iter().zip(&locked) {
+            bindings = match numbers(caller, name, storage, layout)? {
+                Numbers::U32(view) => lengths(bindings, list, view),
+                Numbers::I32(view) => lengths(bindings, list, view),
+                Numbers::F32(view) if list == List::Sinks => bindings.sinks(view),
+                Numbers::F32(view) => bindings.slopes(view),
+            };
+        }
+        session
+            .launch_with(bindings, &Choice::Best, |aligned| {
+                call(attention, described, aligned, want_lse)
+            })
+            .map_err(|error| failed(caller, error))?;
     }
-    for (view, list) in lists.iter().zip(&beside) {
-        let (pointer, guard) = view.device_ptr(&stream);
-        *(list.slot)(&mut addresses) = pointer;
-        guards.push(guard);
-    }
-
-    let call = call(attention, described, &addresses, want_lse)?;
-    let failed = |error| attention.caller.failed(error);
-    let prepared = gpu.prepare(call.problem(), &Choice::Best).map_err(failed)?;
-    let mut out = output::<T>(attention, device, &call)?;
-    let mut lse = match call.wants_lse() {
-        true => Some(device.alloc_zeros::<f32>(call.lse_len())?),
-        false => None,
-    };
-    let mut workspace = workspace(attention, device, &prepared, &call)?;
-    {
-        let (pointer, _written) = out.device_ptr_mut(&stream);
-        addresses.out = pointer;
-        let lse = lse.as_mut().map(|lse| lse.device_ptr_mut(&stream));
-        addresses.lse = lse.as_ref().map_or(0, |(pointer, _)| *pointer);
-        let workspace = workspace
-            .as_mut()
-            .map(|workspace| workspace.device_ptr_mut(&stream));
-        let scratch = workspace.as_ref().map_or(0, |(pointer, _)| *pointer);
-        stream.context().bind_to_thread().w()?;
-        // SAFETY: the stream is live, and of the context that the kernels are loaded in, as `gpu` has checked; it is current now.
-        // Every address is that of a view of device memory that reaches as far as the call's layouts say, or as its count of numbers,
-        // by `part` and `numbers`; the output, the lse and the workspace were allocated with the sizes that the call has, and are
-        // freed in the stream's order after it. The workspace is zeroed on the stream and belongs to this launch alone; cudarc's
-        // memory is aligned to 256 bytes. What is read is ordered as for candle's own kernels: by cudarc's guards, or by the one
-        // stream there is; if a caller breaks that order, it gets wrong numbers, and lengths are clamped. What a graph needs of the
-        // kernels is kept by `gpu`, which is never dropped.
-        unsafe { prepared.launch_raw(raw(&stream), &call, &addresses, scratch) }.map_err(failed)?;
-    }
-    drop(guards);
     let storage = CudaStorage::wrap_cuda_slice(out, device.clone());
     let lse = lse.map(|lse| CudaStorage::wrap_cuda_slice(lse, device.clone()));
     Ok((storage, lse))
@@ -136,9 +104,9 @@ const NAMES: [&str; 3] = ["q", "k", "v"];
 fn call(
     attention: &Attention,
     described: &Described,
-    addresses: &Addresses,
+    aligned: bool,
     want_lse: bool,
-) -> Result<Call> {
+) -> warptile::Result<Call> {
     let mut builder = described.builder(want_lse);
     let batch = described.batch;
     if let Queries::Packed(Packed { longest, .. }) = attention.queries {
@@ -158,70 +126,68 @@ fn call(
                 .longest_keys(*longest);
         }
     }
-    if [addresses.q, addresses.k, addresses.v]
-        .iter()
-        .any(|address| !address.is_multiple_of(16))
-    {
-        builder = builder.unaligned_addresses();
+    match aligned {
+        true => builder.build(),
+        false => builder.unaligned_addresses().build(),
     }
-    builder
-        .build()
-        .map_err(|error| attention.caller.failed(error))
 }
 
-/// A tensor that the launch reads beside q, k and v.
-struct Beside<'a> {
-    name: &'static str,
-    tensor: &'a Tensor,
-    slot: fn(&mut Addresses) -> &mut DevicePointer,
+/// What a tensor beside q, k and v is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum List {
+    QueryOffsets,
+    KeyOffsets,
+    KeyLengths,
+    BlockTable,
+    Slopes,
+    Sinks,
 }
 
-fn beside(attention: &Attention) -> Vec<Beside<'_>> {
-    let mut list = Vec::with_capacity(4);
-    let mut add = |name, tensor, slot| list.push(Beside { name, tensor, slot });
+/// The tensors that the launch reads beside q, k and v, with their names.
+fn beside(attention: &Attention) -> Vec<(&'static str, List, &Tensor)> {
+    let mut all = Vec::with_capacity(4);
     if let Queries::Packed(Packed { offsets, .. }) = &attention.queries {
-        add("seqlens_q", offsets, |addresses| {
-            &mut addresses.query_offsets
-        });
+        all.push(("seqlens_q", List::QueryOffsets, offsets));
     }
     match &attention.keys {
         Keys::Dense => {}
         Keys::Packed(Packed { offsets, .. }) => {
-            add("seqlens_k", offsets, |addresses| &mut addresses.key_offsets);
+            all.push(("seqlens_k", List::KeyOffsets, offsets));
         }
         Keys::Paged { table, lengths, .. } => {
-            add("key_lengths", lengths, |addresses| {
-                &mut addresses.key_lengths
-            });
-            add("block_table", table, |addresses| &mut addresses.block_table);
+            all.push(("key_lengths", List::KeyLengths, lengths));
+            all.push(("block_table", List::BlockTable, table));
         }
     }
     if let Some(slopes) = &attention.alibi_slopes {
-        add("alibi_slopes", slopes, |addresses| &mut addresses.slopes);
+        all.push(("alibi_slopes", List::Slopes, slopes));
     }
     if let Some(sinks) = &attention.sinks {
-        add("sinks", sinks, |addresses| &mut addresses.sinks);
+        all.push(("sinks", List::Sinks, sinks));
     }
-    list
+    all
+}
+
+/// Gives a list of whole numbers to the launch; slopes and sinks are none, as was checked.
+fn lengths<'a, T: Element, L: warptile::LengthElement>(
+    bindings: Bindings<'a, T>,
+    list: List,
+    view: CudaView<'a, L>,
+) -> Bindings<'a, T> {
+    match list {
+        List::QueryOffsets => bindings.query_offsets(view),
+        List::KeyOffsets => bindings.key_offsets(view),
+        List::KeyLengths => bindings.key_lengths(view),
+        List::BlockTable => bindings.block_table(view),
+        List::Slopes | List::Sinks => bindings,
+    }
 }
 
 /// Numbers on the device.
 enum Numbers<'a> {
     U32(CudaView<'a, u32>),
     I32(CudaView<'a, i32>),
-    I64(CudaView<'a, i64>),
     F32(CudaView<'a, f32>),
-}
-
-impl Numbers<'_> {
-    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (DevicePointer, SyncOnDrop<'a>) {
-        match self {
-            Numbers::U32(view) => view.device_ptr(stream),
-            Numbers::I32(view) => view.device_ptr(stream),
-            Numbers::I64(view) => view.device_ptr(stream),
-            Numbers::F32(view) => view.device_ptr(stream),
-        }
-    }
 }
 
 /// The numbers of a tensor whose rows are contiguous.
@@ -231,29 +197,37 @@ fn numbers<'a>(
     storage: &'a Storage,
     layout: &Layout,
 ) -> Result<Numbers<'a>> {
-    let Storage::Cuda(storage) = storage else {
-        return Err(caller.broken(format!("{name} is not on a GPU")));
-    };
+    let storage = on_gpu(caller, name, storage)?;
+    let (start, reach) = (layout.start_offset(), reach(caller, name, layout)?);
+    match storage.dtype() {
+        DType::U32 => part(storage.as_cuda_slice()?, start, reach).map(Numbers::U32),
+        DType::I32 => part(storage.as_cuda_slice()?, start, reach).map(Numbers::I32),
+        _ => part(storage.as_cuda_slice()?, start, reach).map(Numbers::F32),
+    }
+    .ok_or_else(|| caller.broken(format!("{name} reaches beyond its memory")))
+}
+
+fn on_gpu<'a>(caller: Caller, name: &str, storage: &'a Storage) -> Result<&'a CudaStorage> {
+    match storage {
+        Storage::Cuda(storage) => Ok(storage),
+        _ => Err(caller.broken(format!("{name} is not on a GPU"))),
+    }
+}
+
+/// Elements from the first to the last of a list whose rows are contiguous; `None` if there are too many.
+fn reach(caller: Caller, name: &str, layout: &Layout) -> Result<Option<usize>> {
     if let (Some(2..), Some(stride @ (0 | 2..))) = (layout.dims().last(), layout.stride().last()) {
         return Err(caller.broken(format!(
             "{name} has stride {stride} in its last dimension, which must be contiguous; use `contiguous()`"
         )));
     }
     let extents = layout.dims().iter().zip(layout.stride());
-    let reach = match layout.dims().contains(&0) {
+    Ok(match layout.dims().contains(&0) {
         true => Some(0),
         false => extents
             .map(|(&extent, &stride)| (extent - 1).checked_mul(stride))
             .try_fold(1_usize, |reach, step| reach.checked_add(step?)),
-    };
-    let start = layout.start_offset();
-    match storage.dtype() {
-        DType::U32 => part(storage.as_cuda_slice()?, start, reach).map(Numbers::U32),
-        DType::I64 => part(storage.as_cuda_slice()?, start, reach).map(Numbers::I64),
-        DType::I32 => part(storage.as_cuda_slice()?, start, reach).map(Numbers::I32),
-        _ => part(storage.as_cuda_slice()?, start, reach).map(Numbers::F32),
-    }
-    .ok_or_else(|| caller.broken(format!("{name} reaches beyond its memory")))
+    })
 }
 
 /// So many elements from `start` on; `None` if there are not so many.
@@ -265,9 +239,9 @@ fn part<T>(slice: &CudaSlice<T>, start: usize, reach: Option<usize>) -> Option<C
 fn output<T: DeviceRepr + ValidAsZeroBits>(
     attention: &Attention,
     device: &CudaDevice,
-    call: &Call,
+    described: &Described,
 ) -> Result<CudaSlice<T>> {
-    let elements = call.out().element_count();
+    let elements = described.out.element_count();
     let elements = elements.ok_or_else(|| attention.caller.broken("q is too large"))?;
     match attention.queries {
         Queries::Packed(_) => device.alloc_zeros::<T>(elements),
@@ -277,47 +251,24 @@ fn output<T: DeviceRepr + ValidAsZeroBits>(
     }
 }
 
-/// Zeroed memory for the counters of tiles and for parts of tiles; `None` if the call's launches need none.
-fn workspace(
-    attention: &Attention,
-    device: &CudaDevice,
-    prepared: &Prepared,
-    call: &Call,
-) -> Result<Option<CudaSlice<u8>>> {
-    let mut bytes = 0;
-    for step in prepared.plan().steps() {
-        let shape = step
-            .shape(call)
-            .map_err(|error| attention.caller.failed(error))?;
-        bytes = bytes.max(shape.workspace_bytes);
-    }
-    match bytes {
-        0 => Ok(None),
-        bytes => device.alloc_zeros::<u8>(bytes).map(Some),
-    }
-}
-
-/// Warptile's side of a context: opened once for each GPU, and never dropped.
-fn gpu(context: &CudaContext) -> std::result::Result<&'static Gpu, String> {
-    static GPUS: Mutex<Vec<(usize, &'static Gpu)>> = Mutex::new(Vec::new());
-    let ordinal = context.ordinal();
-    // A list that a panic left behind is whole.
-    let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
-    let gpu = match gpus.iter().find(|(known, _)| *known == ordinal) {
-        Some(&(_, gpu)) => gpu,
-        None => {
-            let gpu: &'static Gpu = Box::leak(Box::new(open(Driver::load(), ordinal)?));
-            gpus.push((ordinal, gpu));
-            gpu
-        }
-    };
-    // cudarc can make contexts beside a device's primary one; streams and memory of those are of no use to our kernels.
-    match gpu.context().raw().0.addr() == context.cu_ctx().addr() {
-        true => Ok(gpu),
-        false => Err(format!(
+/// Warptile's side of a stream.
+fn session(caller: Caller, stream: &Arc<CudaStream>) -> Result<Session> {
+    let ordinal = stream.context().ordinal();
+    Session::new(stream).map_err(|error| match error {
+        warptile_cudarc::Error::NotPrimary { .. } => caller.broken(format!(
             "candle's device uses a CUDA context that is not the primary one of cuda:{ordinal}; use Device::new_cuda or \
              Device::new_cuda_with_stream"
         )),
+        error => caller.broken(format!(
+            "the tensors are on cuda:{ordinal}, but warptile cannot use it: {error}"
+        )),
+    })
+}
+
+fn failed(caller: Caller, error: warptile_cudarc::Error) -> candle_core::Error {
+    match error {
+        warptile_cudarc::Error::Warptile(error) => caller.failed(error),
+        error => caller.broken(error),
     }
 }
 
@@ -331,88 +282,53 @@ pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CudaStorage>) -> Result<
     launch(write, pages)
 }
 
-fn launch_write<T: CudaDType + DeviceRepr>(
+fn launch_write<T: CudaDType + DeviceRepr + Element>(
     write: &Write<'_>,
     mut pages: Pages<'_, CudaStorage>,
 ) -> Result<()> {
     let caller = cache::CALLER;
-    let failed = |error| caller.failed(error);
     let described = write.describe()?;
-    let append = described.builder().device_slots().build().map_err(failed)?;
+    let append = described.builder().device_slots().build();
+    let append = append.map_err(|error| caller.failed(error))?;
     let stream = match &pages {
         Pages::Apart(keys, _) | Pages::Together(keys) => keys.device().cuda_stream(),
     };
-    let gpu = gpu(stream.context()).map_err(|error| caller.broken(error))?;
-    let prepared = gpu.prepare_append(described.element).map_err(failed)?;
+    let session = session(caller, &stream)?;
 
     let beyond = |name: &str| caller.broken(format_args!("{name} reaches beyond its memory"));
     let [(k, k_l), (v, v_l)] = write.new.map(Tensor::storage_and_layout);
-    let (Storage::Cuda(k), Storage::Cuda(v)) = (&*k, &*v) else {
-        return Err(caller.broken("k and v are not on a GPU"));
-    };
-    let k = part(
-        k.as_cuda_slice::<T>()?,
-        k_l.start_offset(),
-        append.k().required_len(),
-    );
-    let v = part(
-        v.as_cuda_slice::<T>()?,
-        v_l.start_offset(),
-        append.v().required_len(),
-    );
-    let (k, v) = (k.ok_or_else(|| beyond("k"))?, v.ok_or_else(|| beyond("v"))?);
+    let (k, v) = (on_gpu(caller, "k", &k)?, on_gpu(caller, "v", &v)?);
+    let (k_len, v_len) = (append.k().required_len(), append.v().required_len());
+    let k = part(k.as_cuda_slice::<T>()?, k_l.start_offset(), k_len).ok_or_else(|| beyond("k"))?;
+    let v = part(v.as_cuda_slice::<T>()?, v_l.start_offset(), v_len).ok_or_else(|| beyond("v"))?;
     let (slots, slots_l) = write.slots.storage_and_layout();
-    let slots = numbers(caller, "slots", &slots, slots_l)?;
-
-    let mut addresses = AppendAddresses::default();
-    let ((k, _k), (v, _v), (slots, _slots)) = (
-        k.device_ptr(&stream),
-        v.device_ptr(&stream),
-        slots.device_ptr(&stream),
+    let slots = on_gpu(caller, "slots", &slots)?.as_cuda_slice::<i64>()?;
+    let slots = part(
+        slots,
+        slots_l.start_offset(),
+        reach(caller, "slots", slots_l)?,
     );
-    (addresses.k, addresses.v, addresses.slots) = (k, v, slots);
-    let [k_start, v_start] = write.pages.map(|pages| pages.layout().start_offset());
-    let ends = [
-        ("k_pages", k_start, append.k_pages().required_len()),
-        ("v_pages", v_start, append.v_pages().required_len()),
-    ];
-    let ends = ends.map(|(name, start, reach)| {
-        let end = reach.and_then(|reach| reach.checked_add(start));
-        end.map(|end| (name, start, end))
-            .ok_or_else(|| beyond(name))
-    });
-    let [keys_end, values_end] = ends;
-    let (keys_end, values_end) = (keys_end?, values_end?);
-    // The address of a part of `slice` that ends there.
-    let at = |base: DevicePointer, len: usize, (name, start, end): (&str, usize, usize)| match end
-        <= len
-    {
-        true => Ok(base + (start * size_of::<T>()) as u64),
-        false => Err(beyond(name)),
+    let slots = slots.ok_or_else(|| beyond("slots"))?;
+
+    let starts = write.pages.map(|pages| pages.layout().start_offset());
+    let bindings = match &mut pages {
+        Pages::Apart(keys, values) => {
+            let keys = from(keys.as_cuda_slice_mut::<T>()?, starts[0]);
+            let values = from(values.as_cuda_slice_mut::<T>()?, starts[1]);
+            let keys = keys.ok_or_else(|| beyond("k_pages"))?;
+            AppendBindings::new(k, v, keys, values.ok_or_else(|| beyond("v_pages"))?)
+        }
+        Pages::Together(both) => {
+            let both = both.as_cuda_slice_mut::<T>()?.as_view_mut();
+            AppendBindings::in_one(k, v, both, starts)
+        }
     };
-    let (first, mut second) = match &mut pages {
-        Pages::Apart(keys, values) => (
-            keys.as_cuda_slice_mut::<T>()?,
-            Some(values.as_cuda_slice_mut::<T>()?),
-        ),
-        Pages::Together(both) => (both.as_cuda_slice_mut::<T>()?, None),
-    };
-    let first_len = first.len();
-    let second_len = second.as_ref().map_or(first_len, |second| second.len());
-    let (first, _first) = first.device_ptr_mut(&stream);
-    let second = second.as_mut().map(|second| second.device_ptr_mut(&stream));
-    let second_base = second.as_ref().map_or(first, |(pointer, _)| *pointer);
-    addresses.k_pages = at(first, first_len, keys_end)?;
-    addresses.v_pages = at(second_base, second_len, values_end)?;
-    stream.context().bind_to_thread().w()?;
-    // SAFETY: the stream is live, and of the context that the kernel is loaded in, as `gpu` has checked; it is current now. Every
-    // address is that of device memory that reaches as far as the layouts say, or as its count of numbers: `part`, `numbers` and
-    // `at` have checked. What is read and written is ordered as for candle's own kernels: by cudarc's guards, which are dropped after
-    // the launch, or by the one stream there is; slots are clamped. What a graph needs of the kernel is kept by `gpu`, which is never
-    // dropped.
-    unsafe { prepared.launch_raw(raw(&stream), &append, &addresses) }.map_err(failed)
+    session
+        .append(&append, bindings.slots(slots))
+        .map_err(|error| failed(caller, error))
 }
 
-fn raw(stream: &CudaStream) -> CUstream {
-    CUstream(stream.cu_stream().cast())
+/// What is from `start` on; `None` if that is beyond the end.
+fn from<T>(slice: &mut CudaSlice<T>, start: usize) -> Option<CudaViewMut<'_, T>> {
+    slice.try_slice_mut(start..)
 }

@@ -11,7 +11,7 @@ pub(crate) struct Described {
     pub(crate) q: warptile::Layout,
     pub(crate) k: warptile::Layout,
     pub(crate) v: warptile::Layout,
-    out: warptile::Layout,
+    pub(crate) out: warptile::Layout,
     scoring: Scoring,
     pub(crate) batch: usize,
 }

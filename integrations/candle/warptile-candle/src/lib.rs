@@ -55,8 +55,6 @@ mod cuda;
 mod describe;
 mod flash_attn;
 mod key_lengths;
-#[cfg(any(test, feature = "cuda"))]
-mod open;
 
 pub use attention::Attention;
 pub use cache::write_to_pages;

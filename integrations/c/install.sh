@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Usage: install.sh PREFIX [PROFILE]
+#
+# Builds libwarptile, and installs it with warptile.h and a file for pkg-config under PREFIX. PROFILE is cargo's: `release`, unless it is given.
+set -euo pipefail
+(($# == 1 || $# == 2)) || {
+    sed -n 's/^# \{0,1\}//; 2,4p' "$0" >&2
+    exit 2
+}
+mkdir -p "$1"
+prefix=$(cd "$1" && pwd) profile=${2:-release}
+cd "$(dirname "$0")"
+cargo build --locked --quiet --package warptile-c --profile "$profile"
+metadata=$(cargo metadata --locked --no-deps --format-version 1)
+target=$(grep -o '"target_directory":"[^"]*"' <<<"$metadata" | cut -d '"' -f 4)
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+built=$target/${profile/#dev/debug}
+mkdir -p "$prefix/include" "$prefix/lib/pkgconfig"
+install -m 644 warptile.h "$prefix/include"
+install -m 644 "$built/libwarptile.a" "$prefix/lib"
+install -m 755 "$built/libwarptile.so" "$prefix/lib/libwarptile.so.$version"
+ln -sf "libwarptile.so.$version" "$prefix/lib/libwarptile.so.${version%.*}"
+ln -sf "libwarptile.so.${version%.*}" "$prefix/lib/libwarptile.so"
+sed "s|@PREFIX@|$prefix|; s|@VERSION@|$version|" warptile.pc.in >"$prefix/lib/pkgconfig/warptile.pc"

@@ -1,0 +1,85 @@
+//! Why which kernel.
+
+use std::ffi::c_char;
+
+use attention::{DeviceProfile, Plan};
+
+use crate::error::{Result, guarded};
+use crate::forward::{AttentionDesc, Description, check_choice};
+use crate::machine::Machine;
+use crate::structs::{WARPTILE_H200, check_pointer};
+
+/// Says which kernel would compute a description on a device, and why no other: some lines of text. Computes and loads nothing. `device`
+/// is as for warptile_attention_prepare, or WARPTILE_H200.
+///
+/// Writes at most `capacity` bytes, of which the last is a NUL, and to `needed` the bytes that the whole text takes with its NUL.
+/// `text` may be null if `capacity` is 0, and `needed` may be null.
+///
+/// # Safety
+/// `desc` as for warptile_attention_prepare; `text` is valid for writing `capacity` bytes, `needed` for writing, unless they are null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn warptile_explain(
+    device: i32,
+    desc: *const AttentionDesc,
+    text: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> i32 {
+    guarded(|| {
+        if capacity != 0 {
+            check_pointer("text", text, 1)?;
+        }
+        if !needed.is_null() {
+            check_pointer("needed", needed, align_of::<usize>())?;
+        }
+        // SAFETY: the caller's promise.
+        let description = unsafe { Description::read(desc) }?;
+        let words = plan(device, &description)?.explain().replace('\0', "");
+        // SAFETY: not null where something is written, aligned, and valid by the caller's promise; `written` is below `capacity`.
+        unsafe {
+            if let Some(room) = capacity.checked_sub(1) {
+                let written = fitting(&words, room);
+                std::ptr::copy_nonoverlapping(words.as_ptr(), text.cast::<u8>(), written);
+                text.add(written).write(0);
+            }
+            if !needed.is_null() {
+                needed.write(words.len() + 1);
+            }
+        }
+        Ok(())
+    })
+}
+
+fn plan(device: i32, description: &Description) -> Result<Plan> {
+    let problem = description.call()?.problem();
+    let choice = &description.choice;
+    if device == WARPTILE_H200 {
+        return Ok(Plan::gpu(problem, &DeviceProfile::h200(), choice)?);
+    }
+    match Machine::of(device)? {
+        Machine::Cpu => {
+            check_choice(choice)?;
+            Ok(Plan::cpu(problem))
+        }
+        Machine::Gpu(gpu) => Ok(gpu.plan(problem, choice)?),
+    }
+}
+
+/// The most bytes of a text, up to `room`, that do not end within a character.
+fn fitting(text: &str, room: usize) -> usize {
+    (0..=room.min(text.len()))
+        .rev()
+        .find(|&len| text.is_char_boundary(len))
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn no_character_is_cut() {
+        assert_eq!(
+            [0, 1, 2, 3, 9].map(|room| super::fitting("aµb", room)),
+            [0, 1, 1, 3, 4]
+        );
+    }
+}

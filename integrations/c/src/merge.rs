@@ -1,0 +1,248 @@
+//! Results over disjoint keys, merged.
+
+use std::ffi::c_void;
+
+use attention::gpu::{MergeAddresses, PreparedMerge};
+use attention::{
+    Element, ElementType, Layout as Checked, LseBase, Merge as Description, merge_cpu,
+};
+use half::{bf16, f16};
+
+use crate::error::{Failure, Result, guarded};
+use crate::host::{Part, check_apart};
+use crate::machine::{OnGpu, no_stream};
+use crate::structs::{Layout, Versioned, address, check_pointer, element, flag, read};
+
+/// The most parts of a merge. For more, merge the results of merges.
+pub const WARPTILE_MERGE_PARTS: usize = 32;
+
+/// Attention over disjoint sets of keys, merged into attention over all of them: `parts` outputs and lse of the same queries. Fill the
+/// struct with zeros, then set `size`, `element`, `parts` and `part_layouts`.
+///
+/// A part whose lse is -infinity (or +infinity) saw no key in that row and contributes nothing.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct MergeDesc {
+    /// `sizeof(warptile_merge_desc)`.
+    pub size: usize,
+    /// Element type of all outputs.
+    pub element: u32,
+    /// How many parts, at most WARPTILE_MERGE_PARTS.
+    pub parts: u32,
+    /// Layouts of the parts' outputs, all of one shape: `parts` of them.
+    pub part_layouts: *const Layout,
+    /// Merged output. Not given: dense, in the order in which the first part is stored.
+    pub out: Layout,
+    /// 1: the merged lse is written, too.
+    pub want_lse: u32,
+    /// 1: every lse is a logarithm to base 2, as FlashInfer's are. 0: natural.
+    pub base_two: u32,
+    /// As in warptile_attention_desc.
+    pub unchecked: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+// SAFETY: numbers and raw pointers, the size first, without padding.
+unsafe impl Versioned for MergeDesc {
+    const LEAST: usize = std::mem::offset_of!(MergeDesc, out);
+}
+
+/// A part's memory.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct MergePart {
+    /// Its output.
+    pub out: *const c_void,
+    /// Its lse: [batch, heads, length] without gaps.
+    pub lse: *const f32,
+}
+
+/// The memory of one merge: on a GPU addresses of device memory, on the CPU pointers.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct MergeMemory {
+    /// `sizeof(warptile_merge_memory)`.
+    pub size: usize,
+    /// As many as the description has parts. The array itself is in host memory, and not needed after the call.
+    pub parts: *const MergePart,
+    /// Receives the output.
+    pub out: *mut c_void,
+    /// Receives the lse, [batch, heads, length] without gaps; null unless it is wanted.
+    pub lse: *mut f32,
+}
+
+// SAFETY: as above.
+unsafe impl Versioned for MergeMemory {
+    const LEAST: usize = std::mem::offset_of!(MergeMemory, lse);
+}
+
+/// A merge that was checked and prepared for a device. It never changes: any number of threads may use it at the same time.
+#[derive(Debug)]
+pub struct Merge {
+    description: Description,
+    /// `None` on the CPU.
+    on: Option<OnGpu<PreparedMerge>>,
+}
+
+/// Checks a merge and prepares it for a device, as warptile_attention_prepare does. The handle is freed with warptile_merge_free.
+///
+/// # Safety
+/// `desc` is null, which is an error, or valid for reading `desc->size` bytes, and `part_layouts` for reading `parts` layouts. `merge` is
+/// null, which is an error, or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn warptile_merge_prepare(
+    device: i32,
+    desc: *const MergeDesc,
+    merge: *mut *mut Merge,
+) -> i32 {
+    guarded(|| {
+        check_pointer("merge", merge, align_of::<*mut Merge>())?;
+        // SAFETY: the caller's promise.
+        let desc = unsafe { read("desc", desc) }?;
+        if desc.reserved != 0 {
+            return Err(Failure::of("reserved", "must be 0"));
+        }
+        let unchecked = flag("unchecked", desc.unchecked)?;
+        // SAFETY: the caller's promise.
+        let description = unsafe { describe(&desc) }?;
+        let on = OnGpu::load(device, unchecked, |gpu| {
+            gpu.prepare_merge(description.element())
+        })?;
+        let made = Box::into_raw(Box::new(Merge { description, on }));
+        // SAFETY: not null, aligned, and valid by the caller's promise.
+        unsafe { merge.write(made) };
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `desc.part_layouts` is valid for reading `desc.parts` layouts.
+unsafe fn describe(desc: &MergeDesc) -> Result<Description> {
+    let element = element(desc.element)?;
+    let parts = desc.parts as usize;
+    if !(1..=WARPTILE_MERGE_PARTS).contains(&parts) {
+        return Err(Failure::of(
+            "parts",
+            format!("is {parts}, but must be 1 to {WARPTILE_MERGE_PARTS}"),
+        ));
+    }
+    // SAFETY: the caller's promise.
+    let given = unsafe { Part::of("part_layouts", desc.part_layouts, parts)?.slice() };
+    let mut layouts: Vec<Checked> = Vec::with_capacity(parts);
+    for (index, layout) in given.iter().enumerate() {
+        layouts.push(layout.required(&format!("part_layouts[{index}]"))?);
+    }
+    let mut builder = Description::builder(element, &layouts)
+        .want_lse(flag("want_lse", desc.want_lse)?)
+        .base(match flag("base_two", desc.base_two)? {
+            true => LseBase::Two,
+            false => LseBase::Natural,
+        });
+    if let Some(out) = desc.out.given("out")? {
+        builder = builder.out(out);
+    }
+    Ok(builder.build()?)
+}
+
+/// Merges: streams, captures and the CPU as with warptile_attention_run.
+///
+/// # Safety
+/// As warptile_attention_run; `memory->parts` is valid for reading as many parts as the description has.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn warptile_merge_run(
+    merge: *const Merge,
+    memory: *const MergeMemory,
+    stream: *mut c_void,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let merge = unsafe { merge.as_ref() }.ok_or_else(|| Failure::of("merge", "is null"))?;
+        // SAFETY: the caller's promise.
+        let memory = unsafe { read("memory", memory) }?;
+        let description = &merge.description;
+        // SAFETY: the caller's promise.
+        let parts: &[MergePart] =
+            unsafe { Part::of("parts", memory.parts, description.part_count())?.slice() };
+        if description.lse().is_none() && !memory.lse.is_null() {
+            return Err(Failure::of("lse", "is given, but want_lse is 0"));
+        }
+        let Some(on) = &merge.on else {
+            no_stream(stream)?;
+            let run = match description.element() {
+                ElementType::F16 => run_on_cpu::<f16>,
+                ElementType::Bf16 => run_on_cpu::<bf16>,
+                _ => run_on_cpu::<f32>,
+            };
+            // SAFETY: the caller's promise.
+            return unsafe { run(description, &memory, parts) };
+        };
+        let mut addresses = [[0; 2]; WARPTILE_MERGE_PARTS];
+        for (part, to) in parts.iter().zip(&mut addresses) {
+            *to = [address(part.out), address(part.lse)];
+        }
+        let addresses = MergeAddresses {
+            parts: &addresses[..parts.len()],
+            out: address(memory.out),
+            lse: address(memory.lse),
+        };
+        let of_parts = addresses.parts.iter().flatten();
+        let named: Vec<(&str, u64)> = [("out", addresses.out), ("lse", addresses.lse)]
+            .into_iter()
+            .chain(of_parts.map(|&address| ("parts", address)))
+            .collect();
+        on.launch(stream, &named, |stream| {
+            // SAFETY: as in `warptile_attention_run`.
+            unsafe { on.prepared.launch_raw(stream, description, &addresses) }
+        })
+    })
+}
+
+/// Frees a handle, as warptile_attention_free does.
+///
+/// # Safety
+/// `merge` is null, or a handle that was not freed and that no other thread uses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn warptile_merge_free(merge: *mut Merge) {
+    if merge.is_null() {
+        return;
+    }
+    guarded(|| {
+        // SAFETY: made by `warptile_merge_prepare`, and freed once by the caller's promise.
+        drop(unsafe { Box::from_raw(merge) });
+        Ok(())
+    });
+}
+
+/// # Safety
+/// As [`warptile_merge_run`] on the CPU.
+unsafe fn run_on_cpu<T: Element>(
+    merge: &Description,
+    memory: &MergeMemory,
+    parts: &[MergePart],
+) -> Result<()> {
+    let out = Part::<T>::tensor("out", memory.out.cast_const().cast(), merge.out())?;
+    let lse = match merge.lse() {
+        Some(layout) => Part::tensor("lse", memory.lse.cast_const(), layout)?,
+        None => Part::of("lse", memory.lse.cast_const(), 0)?,
+    };
+    let mut inputs = Vec::with_capacity(2 * parts.len());
+    let mut slices: Vec<(&[T], &[f32])> = Vec::with_capacity(parts.len());
+    for (index, part) in parts.iter().enumerate() {
+        let Some((out_layout, lse_layout)) = merge.part(index) else {
+            continue;
+        };
+        let part_out = Part::<T>::tensor("parts.out", part.out.cast(), out_layout)?;
+        let part_lse = Part::tensor("parts.lse", part.lse, lse_layout)?;
+        inputs.extend([part_out.place(), part_lse.place()]);
+        // SAFETY: the caller's promise; any bits are a value of `T`.
+        slices.push(unsafe { (part_out.slice(), part_lse.slice()) });
+    }
+    check_apart(&[out.place(), lse.place()], &inputs)?;
+    // SAFETY: the caller's promise, and outputs overlap nothing.
+    unsafe {
+        let lse = merge.lse().is_some().then(|| lse.slice_mut());
+        merge_cpu(merge, &slices, out.slice_mut(), lse)?;
+    }
+    Ok(())
+}

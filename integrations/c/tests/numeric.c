@@ -1,0 +1,305 @@
+// Random problems with every option, against a loop in double precision. `numeric [--device NUMBER] [PROBLEMS [FIRST]]`
+#include <math.h>
+#include <stdarg.h>
+
+#include "../examples/memory.h"
+
+enum { MOST_SEQUENCES = 3 };
+
+static uint64_t state;
+
+static unsigned draw(unsigned below) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (unsigned)((state >> 33) % below);
+}
+
+static float draw_float(void) { return (float)draw(1 << 16) / (1 << 15) - 1; }
+
+static uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static float float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// To the nearest, ties to even. No number here is too large for half precision.
+static uint16_t to_f16(float value) {
+    uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000;
+    bits &= 0x7fffffff;
+    if (bits < 0x38800000) return (uint16_t)(sign | (bits_of(float_of(bits) + 0.5f) - 0x3f000000));
+    return (uint16_t)(sign | (bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13);
+}
+
+static float from_f16(uint16_t value) {
+    uint32_t sign = (uint32_t)(value & 0x8000) << 16, magnitude = value & 0x7fff;
+    float wide = magnitude < 0x400 ? (float)magnitude / (1 << 24) : float_of((magnitude << 13) + 0x38000000);
+    return float_of(bits_of(wide) | sign);
+}
+
+static uint16_t to_bf16(float value) {
+    uint32_t bits = bits_of(value);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static size_t size_of(uint32_t element) { return element == WARPTILE_F32 ? 4 : 2; }
+
+static void put(void *to, uint32_t element, int64_t at, float value) {
+    if (element == WARPTILE_F32) ((float *)to)[at] = value;
+    else ((uint16_t *)to)[at] = element == WARPTILE_F16 ? to_f16(value) : to_bf16(value);
+}
+
+static float get(const void *from, uint32_t element, int64_t at) {
+    if (element == WARPTILE_F32) return ((const float *)from)[at];
+    uint16_t value = ((const uint16_t *)from)[at];
+    return element == WARPTILE_F16 ? from_f16(value) : float_of((uint32_t)value << 16);
+}
+
+// A tensor on the host with a copy where the calls are computed.
+typedef struct {
+    warptile_layout layout;
+    uint32_t element;
+    int64_t reach;
+    void *host, *memory;
+} tensor;
+
+static int64_t offset(const tensor *tensor, int64_t b, int64_t i, int64_t h, int64_t d) {
+    const int64_t *s = tensor->layout.strides;
+    return b * s[0] + i * s[1] + h * s[2] + d * s[3];
+}
+
+static float at(const tensor *tensor, int64_t b, int64_t i, int64_t h, int64_t d) {
+    return get(tensor->host, tensor->element, offset(tensor, b, i, h, d));
+}
+
+// Random values, in one of two orders, with or without gaps. Strides are multiples of 16 bytes unless the problem is unaligned.
+static tensor make(uint32_t element, int64_t batch, int64_t rows, int64_t heads, int64_t size, int step) {
+    tensor made = {{{batch, rows, heads, size}, {0, 0, 0, 1}}, element, 0, NULL, NULL};
+    int64_t *s = made.layout.strides, gap = draw(2) ? step : 0;
+    if (draw(2)) {
+        s[2] = size + gap;
+        s[1] = heads * s[2] + gap;
+        s[0] = rows * s[1];
+    } else {
+        s[1] = size + gap;
+        s[2] = rows * s[1] + gap;
+        s[0] = heads * s[2];
+    }
+    made.reach = batch * s[0] + 1;
+    made.host = malloc((size_t)made.reach * size_of(element));
+    if (!made.host) fail("malloc", "out of memory");
+    for (int64_t i = 0; i < made.reach; i++) put(made.host, element, i, draw_float());
+    made.memory = uploaded(made.host, (size_t)made.reach * size_of(element));
+    return made;
+}
+
+static void drop(tensor *tensor) {
+    free(tensor->host);
+    if (tensor->memory) release(tensor->memory);
+}
+
+static void wrong(uint64_t seed, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "problem %llu: ", (unsigned long long)seed);
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, "\n");
+    exit(1);
+}
+
+// Returns 0 if the device has no kernel for the problem.
+static int run(uint64_t seed) {
+    static const uint32_t elements[] = {WARPTILE_F16, WARPTILE_BF16, WARPTILE_F32};
+    static const int64_t sizes[] = {8, 24, 64, 72, 128};
+    state = seed * 0x9e3779b97f4a7c15u + 1;
+    for (int i = 0; i < 4; i++) draw(2);
+    uint32_t element = elements[draw(3)];
+    int sequences = 1 + (int)draw(MOST_SEQUENCES), unaligned = draw(8) == 0;
+    int64_t size = sizes[draw(5)], kv_heads = 1 + draw(2), heads = kv_heads * (1 + draw(3));
+    // 0: dense, 1: packed, 2: dense with lengths, 3: pages.
+    unsigned kind = draw(4);
+    int64_t page_rows = 1 + draw(20), columns = 1 + draw(5), pages = 1 + draw(12);
+    int64_t most_q = 1 + draw(draw(2) ? 40 : 3), most_k = kind == 3 ? columns * page_rows : 1 + draw(90);
+    int32_t q_at[MOST_SEQUENCES + 1] = {0}, k_at[MOST_SEQUENCES + 1] = {0}, q_len[MOST_SEQUENCES], k_len[MOST_SEQUENCES];
+    int32_t table[MOST_SEQUENCES * 5];
+    for (int b = 0; b < sequences; b++) {
+        q_len[b] = kind == 1 ? (int32_t)draw((unsigned)most_q + 1) : (int32_t)most_q;
+        k_len[b] = kind == 0 ? (int32_t)most_k : (int32_t)draw((unsigned)most_k + 1);
+        q_at[b + 1] = q_at[b] + q_len[b];
+        k_at[b + 1] = k_at[b] + k_len[b];
+        for (int c = 0; c < columns; c++) table[b * columns + c] = (int32_t)draw((unsigned)pages);
+    }
+    // Packed tensors have padding at their ends.
+    int64_t entries = kind == 1 ? 1 : sequences, q_rows = kind == 1 ? q_at[sequences] + 2 : most_q;
+    int64_t k_rows = kind == 1 ? k_at[sequences] + 1 : most_k;
+    int step = unaligned ? 1 : 8;
+    tensor q = make(element, entries, q_rows, heads, size, step);
+    tensor k = kind == 3 ? make(element, pages, page_rows, kv_heads, size, step) : make(element, entries, k_rows, kv_heads, size, step);
+    tensor v = kind == 3 ? make(element, pages, page_rows, kv_heads, size, step) : make(element, entries, k_rows, kv_heads, size, step);
+    tensor out = make(element, entries, q_rows, heads, size, step);
+
+    warptile_attention_desc desc = {0};
+    desc.size = sizeof desc;
+    desc.element = element;
+    desc.q = q.layout;
+    desc.k = k.layout;
+    desc.v = v.layout;
+    desc.out = out.layout;
+    desc.mask = draw(4);
+    desc.window_left = (int64_t)draw(50) - 1;
+    desc.window_right = (int64_t)draw(20) - 1;
+    desc.scale_given = draw(2);
+    desc.scale = 0.3f * draw_float();
+    desc.softcap = draw(4) ? 0 : 2;
+    desc.alibi = draw(2) ? 0 : draw(3);
+    desc.sinks = draw(4) == 0;
+    desc.want_lse = draw(2);
+    desc.unaligned_addresses = (uint32_t)unaligned;
+    desc.packed_queries = desc.packed_keys = kind == 1;
+    desc.sequences = kind == 1 ? sequences : 0;
+    desc.key_lengths = kind >= 2;
+    desc.table_columns = kind == 3 ? columns : 0;
+    tensor bias = {0}, key_mask = {0};
+    if (kind != 1 && kind != 3 && draw(4) == 0) {
+        bias = make(element, draw(2) ? 1 : sequences, most_q, draw(2) ? 1 : heads, most_k, 1);
+        desc.bias = bias.layout;
+    }
+    if (kind != 1 && kind != 3 && draw(4) == 0) {
+        key_mask = make(WARPTILE_F16, sequences, 1, 1, most_k, 1);
+        uint8_t *bytes = (uint8_t *)key_mask.host;
+        for (int64_t i = 0; i < key_mask.reach; i++) bytes[i] = draw(4) != 0;
+        upload(key_mask.memory, bytes, (size_t)key_mask.reach);
+        desc.key_mask = key_mask.layout;
+    }
+    float slopes[MOST_SEQUENCES * 6], sinks[6];
+    for (int i = 0; i < MOST_SEQUENCES * 6; i++) slopes[i] = 0.1f * (draw_float() + 1);
+    for (int i = 0; i < 6; i++) sinks[i] = draw_float();
+
+    warptile_attention *attention = NULL;
+    int status = warptile_attention_prepare(memory_device, &desc, &attention), computed = 0;
+    if (status == WARPTILE_NO_KERNEL) goto done;
+    if (status != WARPTILE_OK) wrong(seed, "%s", warptile_last_error());
+
+    size_t lse_count = (size_t)(entries * heads * q_rows);
+    float *lse = malloc(4 * lse_count);
+    void *before = malloc((size_t)out.reach * size_of(element));
+    if (!lse || !before) fail("malloc", "out of memory");
+    memcpy(before, out.host, (size_t)out.reach * size_of(element));
+    warptile_attention_memory memory = {0};
+    memory.size = sizeof memory;
+    memory.q = q.memory;
+    memory.k = k.memory;
+    memory.v = v.memory;
+    memory.out = out.memory;
+    memory.lse = desc.want_lse ? (float *)allocate(4 * lse_count) : NULL;
+    memory.query_offsets = kind == 1 ? (int32_t *)uploaded(q_at, sizeof q_at) : NULL;
+    memory.key_offsets = kind == 1 ? (int32_t *)uploaded(k_at, sizeof k_at) : NULL;
+    memory.key_lengths = kind >= 2 ? (int32_t *)uploaded(k_len, sizeof k_len) : NULL;
+    memory.block_table = kind == 3 ? (int32_t *)uploaded(table, sizeof table) : NULL;
+    memory.alibi_slopes = desc.alibi ? (float *)uploaded(slopes, sizeof slopes) : NULL;
+    memory.sinks = desc.sinks ? (float *)uploaded(sinks, sizeof sinks) : NULL;
+    memory.bias = bias.memory;
+    memory.key_mask = (uint8_t *)key_mask.memory;
+    memory.workspace_bytes = warptile_attention_workspace(attention);
+    memory.workspace = allocate(memory.workspace_bytes);
+    if (warptile_attention_run(attention, &memory, NULL) != WARPTILE_OK) wrong(seed, "%s", warptile_last_error());
+    download(out.host, out.memory, (size_t)out.reach * size_of(element));
+    if (memory.lse) download(lse, memory.lse, 4 * lse_count);
+    computed = 1;
+
+    // A GPU's exponentials and hyperbolic tangents are approximate.
+    double single = memory_device == WARPTILE_CPU ? 2e-5 : 1e-4;
+    double tolerance = element == WARPTILE_F32 ? single : element == WARPTILE_F16 ? 2e-3 : 1.6e-2;
+    double *weights = malloc(sizeof(double) * (size_t)(most_k + 1));
+    uint8_t *written = calloc((size_t)out.reach, 1);
+    if (!weights || !written) fail("malloc", "out of memory");
+    for (int b = 0; b < sequences; b++) {
+        for (int64_t h = 0; h < heads; h++) {
+            for (int64_t i = 0; i < q_len[b]; i++) {
+                int64_t group = h / (heads / kv_heads), entry = kind == 1 ? 0 : b, row = kind == 1 ? q_at[b] + i : i;
+                int64_t length = k_len[b], diagonal = desc.mask == WARPTILE_MASK_CAUSAL_TOP_LEFT ? i : i + length - q_len[b];
+                double scale = desc.scale_given ? desc.scale : 1 / sqrt((double)size), most = -INFINITY, sum = 0;
+                for (int64_t j = 0; j < length; j++) {
+                    int64_t page = kind == 3 ? table[b * columns + j / page_rows] : entry;
+                    int64_t key = kind == 3 ? j % page_rows : kind == 1 ? k_at[b] + j : j;
+                    double score = 0;
+                    for (int64_t d = 0; d < size; d++) score += (double)at(&q, entry, row, h, d) * at(&k, page, key, group, d);
+                    score *= scale;
+                    if (desc.softcap != 0) score = desc.softcap * tanh(score / desc.softcap);
+                    if (desc.alibi) {
+                        float slope = slopes[desc.alibi == WARPTILE_ALIBI_PER_HEAD ? h : b * heads + h];
+                        score -= slope * fabs((double)(i + length - q_len[b] - j));
+                    }
+                    if (bias.host) {
+                        const int64_t *shape = bias.layout.shape;
+                        score += at(&bias, shape[0] == 1 ? 0 : b, i, shape[2] == 1 ? 0 : h, j);
+                    }
+                    int causal = desc.mask == WARPTILE_MASK_CAUSAL || desc.mask == WARPTILE_MASK_CAUSAL_TOP_LEFT;
+                    int seen = !(causal && j > diagonal);
+                    if (desc.mask == WARPTILE_MASK_WINDOW) {
+                        seen = (desc.window_left < 0 || j >= diagonal - desc.window_left) &&
+                               (desc.window_right < 0 || j <= diagonal + desc.window_right);
+                    }
+                    if (key_mask.host) seen = seen && ((uint8_t *)key_mask.host)[offset(&key_mask, b, 0, 0, j)];
+                    weights[j] = seen ? score : -INFINITY;
+                    most = fmax(most, weights[j]);
+                }
+                if (desc.sinks) most = fmax(most, sinks[h]);
+                for (int64_t j = 0; j < length; j++) sum += weights[j] = most > -INFINITY ? exp(weights[j] - most) : 0;
+                if (desc.sinks) sum += exp(sinks[h] - most);
+                for (int64_t d = 0; d < size; d++) {
+                    double expected = 0, found = at(&out, entry, row, h, d);
+                    for (int64_t j = 0; j < length && sum > 0; j++) {
+                        int64_t page = kind == 3 ? table[b * columns + j / page_rows] : entry;
+                        int64_t key = kind == 3 ? j % page_rows : kind == 1 ? k_at[b] + j : j;
+                        expected += weights[j] / sum * at(&v, page, key, group, d);
+                    }
+                    written[offset(&out, entry, row, h, d)] = 1;
+                    if (!(fabs(found - expected) <= tolerance)) {
+                        wrong(seed, "out[%d][%d][%d][%d] is %g, not %g", b, (int)i, (int)h, (int)d, found, expected);
+                    }
+                }
+                if (memory.lse) {
+                    double expected = sum > 0 ? most + log(sum) : -INFINITY, found = lse[(entry * heads + h) * q_rows + row];
+                    if (found != expected && !(fabs(found - expected) <= 2e-3)) wrong(seed, "lse is %g, not %g", found, expected);
+                }
+            }
+        }
+    }
+    for (int64_t i = 0; i < out.reach; i++) {
+        size_t bytes = size_of(element);
+        if (!written[i] && memcmp((char *)out.host + (size_t)i * bytes, (char *)before + (size_t)i * bytes, bytes) != 0) {
+            wrong(seed, "element %d of out belongs to no row, but was written", (int)i);
+        }
+    }
+    const void *lists[] = {memory.lse,         memory.query_offsets, memory.key_offsets, memory.key_lengths,
+                           memory.block_table, memory.alibi_slopes,  memory.sinks,       memory.workspace};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        if (lists[i]) release((void *)(uintptr_t)lists[i]);
+    }
+    free(lse);
+    free(before);
+    free(weights);
+    free(written);
+done:
+    warptile_attention_free(attention);
+    tensor *tensors[] = {&q, &k, &v, &out, &bias, &key_mask};
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) drop(tensors[i]);
+    return computed;
+}
+
+int main(int argc, char **argv) {
+    int first = 1, computed = 0;
+    if (argc > 2 && strcmp(argv[1], "--device") == 0) {
+        open_device(atoi(argv[2]));
+        first = 3;
+    }
+    int problems = argc > first ? atoi(argv[first]) : 200, from = argc > first + 1 ? atoi(argv[first + 1]) : 0;
+    for (int seed = from; seed < from + problems; seed++) computed += run((uint64_t)seed);
+    printf("numeric: %d problems, %d without a kernel\n", computed, problems - computed);
+    return computed * 2 < problems;
+}

@@ -1,0 +1,335 @@
+// The GPU's path against the stand-in for the driver (crates/fake-cuda), which runs no kernel, but checks what it is asked, counts it, and
+// fails on demand. WARPTILE_LIBCUDA names its library.
+#include "../examples/memory.h"
+
+enum { ERROR_OUT_OF_MEMORY = 2, ERROR_ILLEGAL_ADDRESS = 700, ERROR_LAUNCH_FAILED = 719, RELAXED = 2 };
+
+// Exports of the stand-in.
+static void (*fake_set_device_count)(int count);
+static void (*fake_fail)(const char *symbol, uint64_t nth, uint32_t code);
+static void (*fake_fail_always)(const char *symbols, uint32_t code);
+static uint64_t (*fake_calls)(const char *symbol);
+static size_t (*fake_launch_count)(void);
+static size_t (*fake_violation_count)(void);
+static void (*fake_violation)(size_t index, char *text, size_t len);
+
+static void expect(int line, int status, int code, const char *text) {
+    const char *last = code == WARPTILE_OK ? "" : warptile_last_error();
+    if (status == code && strncmp(last, text, strlen(text)) == 0) return;
+    fprintf(stderr, "line %d: status %d, not %d; text \"%s\", not \"%s...\"\n", line, status, code, warptile_last_error(), text);
+    exit(1);
+}
+
+#define EXPECT(status, code, text) expect(__LINE__, status, code, text)
+#define INVALID(status, text) expect(__LINE__, status, WARPTILE_INVALID, text)
+#define WORKS(status) expect(__LINE__, status, WARPTILE_OK, "")
+
+static void equal(int line, uint64_t found, uint64_t expected, const char *what) {
+    if (found == expected) return;
+    fprintf(stderr, "line %d: %s: %llu, not %llu\n", line, what, (unsigned long long)found, (unsigned long long)expected);
+    exit(1);
+}
+
+#define EQUAL(found, expected, what) equal(__LINE__, found, expected, what)
+
+static void *new_stream(void) {
+    void *stream;
+    check_cuda(cuda.cuStreamCreateWithPriority(&stream, 1, 0), "cuStreamCreateWithPriority");
+    return stream;
+}
+
+static void wait_for(void *stream) { check_cuda(cuda.cuStreamSynchronize(stream), "cuStreamSynchronize"); }
+
+// Kernels that have run since the last time, after the stream is done.
+static size_t launched(void *stream) {
+    static size_t before;
+    wait_for(stream);
+    size_t all = fake_launch_count(), since = all - before;
+    before = all;
+    return since;
+}
+
+typedef struct {
+    warptile_attention_desc desc;
+    warptile_attention *attention;
+    warptile_attention_memory memory;
+} problem;
+
+// A step of decoding whose CTAs share keys, so it needs a workspace.
+static problem make(uint32_t unchecked) {
+    problem made = {0};
+    made.desc.size = sizeof made.desc;
+    made.desc.element = WARPTILE_BF16;
+    made.desc.q = (warptile_layout){{2, 1, 8, 128}, {0, 0, 0, 0}};
+    made.desc.k = made.desc.v = (warptile_layout){{2, 4096, 2, 128}, {0, 0, 0, 0}};
+    made.desc.key_lengths = 1;
+    made.desc.unchecked = unchecked;
+    WORKS(warptile_attention_prepare(0, &made.desc, &made.attention));
+    made.memory.size = sizeof made.memory;
+    made.memory.q = allocate(2 * 2048);
+    made.memory.k = allocate(2 * 2 * 4096 * 256);
+    made.memory.v = allocate(2 * 2 * 4096 * 256);
+    made.memory.out = allocate(2 * 2048);
+    made.memory.key_lengths = (int32_t *)allocate(8);
+    made.memory.workspace_bytes = warptile_attention_workspace(made.attention);
+    if (made.memory.workspace_bytes == 0) fail("workspace", "this problem is to need one");
+    made.memory.workspace = allocate(made.memory.workspace_bytes);
+    return made;
+}
+
+static void drop(problem *problem) {
+    warptile_attention_free(problem->attention);
+    release((void *)(uintptr_t)problem->memory.q);
+    release((void *)(uintptr_t)problem->memory.k);
+    release((void *)(uintptr_t)problem->memory.v);
+    release(problem->memory.out);
+    release((void *)(uintptr_t)problem->memory.key_lengths);
+    release(problem->memory.workspace);
+}
+
+static int run(const problem *problem, void *stream) {
+    return warptile_attention_run(problem->attention, &problem->memory, stream);
+}
+
+static void one_call_of_the_driver(void) {
+    problem checked = make(0), unchecked = make(1);
+    void *stream = new_stream();
+    uint64_t before = fake_calls(NULL);
+    WORKS(run(&unchecked, stream));
+    EQUAL(fake_calls(NULL) - before, 1, "calls of the driver for an unchecked run");
+    EQUAL(launched(stream), 1, "kernels");
+    before = fake_calls("cuPointerGetAttribute");
+    WORKS(run(&checked, stream));
+    EQUAL(fake_calls("cuPointerGetAttribute") - before, 6, "addresses looked at");
+    EQUAL(launched(stream), 1, "kernels");
+    // The legacy stream, that of each thread, and no current context, which is then none again.
+    WORKS(run(&checked, NULL));
+    WORKS(run(&checked, (void *)1));
+    EQUAL(launched(NULL), 2, "kernels on the default stream");
+    void *context, *after;
+    check_cuda(cuda.cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+    check_cuda(cuda.cuCtxSetCurrent(NULL), "cuCtxSetCurrent");
+    WORKS(run(&checked, stream));
+    check_cuda(cuda.cuCtxGetCurrent(&after), "cuCtxGetCurrent");
+    if (after) fail("cuCtxGetCurrent", "a context was left current");
+    check_cuda(cuda.cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    EQUAL(launched(stream), 1, "kernels");
+    // Work goes on after its handle is freed.
+    WORKS(run(&checked, stream));
+    WORKS(run(&unchecked, stream));
+    warptile_attention_free(unchecked.attention);
+    unchecked.attention = NULL;
+    EQUAL(launched(stream), 2, "kernels");
+    drop(&checked);
+    drop(&unchecked);
+    check_cuda(cuda.cuStreamDestroy_v2(stream), "cuStreamDestroy");
+}
+
+static void wrong_memory(void) {
+    problem good = make(0), bad;
+    void *stream = new_stream();
+    static char on_host[1 << 12];
+    void *other_stream, *other_memory, *context;
+    // Another device's stream and memory.
+    check_cuda(cuda.cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+    open_device(1);
+    other_stream = new_stream();
+    other_memory = allocate(4096);
+    check_cuda(cuda.cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    memory_device = 0;
+    INVALID(run(&good, other_stream), "stream belongs to another CUDA context than the primary one of");
+#define RUN(...) (bad = good, __VA_ARGS__, run(&bad, stream))
+    INVALID(RUN(bad.memory.q = other_memory), "q is 0x");
+    if (!strstr(warptile_last_error(), "which is on device 1, but the description was prepared for device 0")) fail("text", warptile_last_error());
+    INVALID(RUN(bad.memory.k = on_host), "k is 0x");
+    if (!strstr(warptile_last_error(), "which is no memory that the CUDA driver knows")) fail("text", warptile_last_error());
+    INVALID(RUN(bad.memory.workspace = on_host), "workspace is 0x");
+    INVALID(RUN(bad.memory.q = NULL), "q is missing");
+    INVALID(RUN(bad.memory.key_lengths = NULL), "key_lengths is missing");
+    INVALID(RUN(bad.memory.lse = (float *)good.memory.q), "lse is given");
+    INVALID(RUN(bad.memory.v = (const char *)good.memory.v + 2), "v starts at 0x");
+    INVALID(RUN(bad.memory.out = (char *)good.memory.v + 256), "out overlaps v");
+    INVALID(RUN(bad.memory.workspace = NULL), "workspace is 0x0");
+    INVALID(RUN(bad.memory.workspace = (char *)good.memory.workspace + 8), "workspace is 0x");
+    INVALID(RUN(bad.memory.workspace_bytes = 255), "workspace_bytes is 255, but ");
+    INVALID(RUN(bad.memory.workspace = NULL, bad.memory.workspace_bytes = 0), "workspace_bytes is 0, but ");
+    EQUAL(launched(stream), 0, "kernels after errors");
+    WORKS(run(&good, stream));
+    EQUAL(launched(stream), 1, "kernels");
+    warptile_attention *none = NULL;
+    EXPECT(warptile_attention_prepare(2, &good.desc, &none), WARPTILE_NO_DEVICE, "there is no CUDA device 2: this machine has 2");
+    bad = good;
+    bad.desc.kernel = "wgmma";
+    bad.desc.element = WARPTILE_F32;
+    EXPECT(warptile_attention_prepare(0, &bad.desc, &none), WARPTILE_NO_KERNEL, "no kernel for ");
+    release(other_memory);
+    check_cuda(cuda.cuStreamDestroy_v2(other_stream), "cuStreamDestroy");
+    drop(&good);
+    check_cuda(cuda.cuStreamDestroy_v2(stream), "cuStreamDestroy");
+}
+
+// Captured by the caller, replayed after the handle is gone.
+static void captures(void) {
+    for (uint32_t unchecked = 0; unchecked < 2; unchecked++) {
+        problem problem = make(unchecked);
+        void *stream = new_stream(), *graph, *executable;
+        check_cuda(cuda.cuStreamBeginCapture_v2(stream, unchecked ? RELAXED : 0), "cuStreamBeginCapture");
+        WORKS(run(&problem, stream));
+        WORKS(run(&problem, stream));
+        check_cuda(cuda.cuStreamEndCapture(stream, &graph), "cuStreamEndCapture");
+        EQUAL(launched(stream), 0, "kernels of a capture");
+        check_cuda(cuda.cuGraphInstantiateWithFlags(&executable, graph, 0), "cuGraphInstantiateWithFlags");
+        warptile_attention_free(problem.attention);
+        problem.attention = NULL;
+        for (int i = 0; i < 3; i++) check_cuda(cuda.cuGraphLaunch(executable, stream), "cuGraphLaunch");
+        EQUAL(launched(stream), 6, "kernels of three replays");
+        check_cuda(cuda.cuGraphExecDestroy(executable), "cuGraphExecDestroy");
+        check_cuda(cuda.cuGraphDestroy(graph), "cuGraphDestroy");
+        drop(&problem);
+        check_cuda(cuda.cuStreamDestroy_v2(stream), "cuStreamDestroy");
+    }
+}
+
+static void operations_beside(void) {
+    void *stream = new_stream();
+    warptile_append_desc writing = {0};
+    writing.size = sizeof writing;
+    writing.element = WARPTILE_F16;
+    writing.k = writing.v = (warptile_layout){{2, 1, 2, 64}, {0, 0, 0, 0}};
+    // Keys and values of each page in one tensor.
+    writing.k_pages = writing.v_pages = (warptile_layout){{4, 16, 2, 64}, {4096, 128, 64, 1}};
+    writing.table_columns = 2;
+    writing.rotary = WARPTILE_ROTARY_HALF_SPLIT;
+    writing.rotary_size = 64;
+    writing.q = (warptile_layout){{2, 1, 8, 64}, {0, 0, 0, 0}};
+    warptile_append *append;
+    WORKS(warptile_append_prepare(0, &writing, &append));
+    char *cache = allocate(4 * 4096 * 2);
+    warptile_append_memory rows = {0};
+    rows.size = sizeof rows;
+    rows.k = allocate(512);
+    rows.v = allocate(512);
+    rows.q = allocate(2048);
+    rows.k_pages = cache;
+    rows.v_pages = cache + 4096;
+    rows.block_table = (int32_t *)allocate(16);
+    rows.key_lengths = (int32_t *)allocate(8);
+    WORKS(warptile_append_run(append, &rows, stream));
+    EQUAL(launched(stream), 1, "kernels of a write");
+    rows.v_pages = cache + 2048;
+    INVALID(warptile_append_run(append, &rows, stream), "k_pages overlaps v_pages");
+    rows.v_pages = NULL;
+    INVALID(warptile_append_run(append, &rows, stream), "v_pages is missing");
+    warptile_append_free(append);
+
+    const warptile_layout layouts[3] = {{{2, 1, 8, 64}, {0}}, {{2, 1, 8, 64}, {0}}, {{2, 1, 8, 64}, {0}}};
+    warptile_merge_desc merging = {0};
+    merging.size = sizeof merging;
+    merging.element = WARPTILE_F16;
+    merging.parts = 3;
+    merging.part_layouts = layouts;
+    warptile_merge *merge;
+    WORKS(warptile_merge_prepare(0, &merging, &merge));
+    float *lse = (float *)allocate(64);
+    warptile_merge_part parts[3] = {{rows.q, lse}, {rows.q, lse}, {rows.q, lse}};
+    warptile_merge_memory memory = {0};
+    memory.size = sizeof memory;
+    memory.parts = parts;
+    memory.out = allocate(2048);
+    WORKS(warptile_merge_run(merge, &memory, stream));
+    EQUAL(launched(stream), 1, "kernels of a merge");
+    parts[2].lse = NULL;
+    INVALID(warptile_merge_run(merge, &memory, stream), "parts[2].lse is missing");
+    parts[2].out = memory.out;
+    parts[2].lse = lse;
+    INVALID(warptile_merge_run(merge, &memory, stream), "out overlaps parts[2].out");
+    parts[2].out = &memory;
+    INVALID(warptile_merge_run(merge, &memory, stream), "parts is 0x");
+    warptile_merge_free(merge);
+    void *all[] = {(void *)(uintptr_t)rows.k, (void *)(uintptr_t)rows.v, rows.q,    cache, (void *)(uintptr_t)rows.block_table,
+                   (void *)(uintptr_t)rows.key_lengths, lse, memory.out};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) release(all[i]);
+    check_cuda(cuda.cuStreamDestroy_v2(stream), "cuStreamDestroy");
+}
+
+// Every call of the driver fails in turn: a code and a text, and the next try works.
+static void faults(void) {
+    problem good = make(0);
+    void *stream = new_stream();
+    warptile_attention *attention = NULL;
+    int hits = 0;
+    for (uint64_t nth = 1;; nth++) {
+        // Another problem each time, which must be prepared and whose kernel may have to be loaded.
+        good.desc.k.shape[1] = good.desc.v.shape[1] = 4096;
+        good.desc.q.shape[3] = good.desc.k.shape[3] = good.desc.v.shape[3] = nth % 2 ? 64 : 80;
+        good.desc.sinks = (uint32_t)(nth / 2 % 2);
+        fake_fail(NULL, nth, ERROR_LAUNCH_FAILED);
+        int status = warptile_attention_prepare(0, &good.desc, &attention);
+        fake_fail(NULL, 0, 0);
+        if (status == WARPTILE_OK) {
+            warptile_attention_free(attention);
+            if (nth > 8) break;
+            continue;
+        }
+        hits++;
+        EXPECT(status, WARPTILE_DRIVER, "");
+        if (!strstr(warptile_last_error(), "CUDA_ERROR_LAUNCH_FAILED")) fail("text", warptile_last_error());
+        WORKS(warptile_attention_prepare(0, &good.desc, &attention));
+        warptile_attention_free(attention);
+    }
+    if (hits == 0) fail("faults", "no call of the driver was hit while preparing");
+    EQUAL(launched(stream), 0, "kernels");
+    fake_fail("cuLaunchKernelEx", 1, ERROR_LAUNCH_FAILED);
+    int status = run(&good, stream);
+    fake_fail(NULL, 0, 0);
+    if (status == WARPTILE_OK) {
+        fake_fail("cuLaunchKernel", 1, ERROR_LAUNCH_FAILED);
+        status = run(&good, stream);
+        fake_fail(NULL, 0, 0);
+        launched(stream);
+    }
+    EXPECT(status, WARPTILE_DRIVER, "");
+    WORKS(run(&good, stream));
+    EQUAL(launched(stream), 1, "kernels");
+    // The device of another description, and no memory for its kernels.
+    fake_fail_always("cuModuleLoadDataEx", ERROR_OUT_OF_MEMORY);
+    good.desc.q.shape[3] = good.desc.k.shape[3] = good.desc.v.shape[3] = 256;
+    EXPECT(warptile_attention_prepare(0, &good.desc, &attention), WARPTILE_OUT_OF_MEMORY, "");
+    fake_fail_always("", 0);
+    drop(&good);
+    check_cuda(cuda.cuStreamDestroy_v2(stream), "cuStreamDestroy");
+}
+
+int main(void) {
+    // The stand-in has two devices before anything asks for one.
+    void *library = dlopen(getenv("WARPTILE_LIBCUDA"), RTLD_NOW);
+    if (!library) fail("WARPTILE_LIBCUDA", dlerror());
+    cuda.library = library;
+#define FAKE(name) *(void **)&name = driver_function(#name)
+    FAKE(fake_set_device_count);
+    FAKE(fake_fail);
+    FAKE(fake_fail_always);
+    FAKE(fake_calls);
+    FAKE(fake_launch_count);
+    FAKE(fake_violation_count);
+    FAKE(fake_violation);
+    fake_set_device_count(2);
+    int32_t count = 0;
+    WORKS(warptile_device_count(&count));
+    EQUAL((uint64_t)count, 2, "devices");
+    open_device(0);
+
+    one_call_of_the_driver();
+    wrong_memory();
+    captures();
+    operations_beside();
+    faults();
+    for (size_t i = 0; i < fake_violation_count(); i++) {
+        char text[1000];
+        fake_violation(i, text, sizeof text);
+        fprintf(stderr, "violation: %s\n", text);
+    }
+    EQUAL(fake_violation_count(), 0, "violations");
+    printf("stand_in: ok\n");
+    return 0;
+}

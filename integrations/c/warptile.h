@@ -1,0 +1,808 @@
+/* Warptile: fused attention on NVIDIA GPUs, with nothing but their driver, and on the CPU.
+ *
+ * Made by cbindgen from the sources in integrations/c/src: do not edit. The README there has examples and how to install.
+ */
+
+#ifndef WARPTILE_H
+#define WARPTILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/**
+ * Done.
+ */
+#define WARPTILE_OK 0
+
+/**
+ * An argument breaks a rule. Nothing was computed or launched.
+ */
+#define WARPTILE_INVALID 1
+
+/**
+ * No kernel can compute this on the device. The text lists every kernel and the reason. Nothing was launched.
+ */
+#define WARPTILE_NO_KERNEL 2
+
+/**
+ * There is no usable driver, or no such device.
+ */
+#define WARPTILE_NO_DEVICE 3
+
+/**
+ * The driver reports an error; it may be that of earlier work on the device.
+ */
+#define WARPTILE_DRIVER 4
+
+/**
+ * Memory of the host or of the device does not suffice.
+ */
+#define WARPTILE_OUT_OF_MEMORY 5
+
+/**
+ * A fault of this library. What was being written is undefined.
+ */
+#define WARPTILE_FAULT 6
+
+/**
+ * Elements are IEEE half precision, 2 bytes.
+ */
+#define WARPTILE_F16 1
+
+/**
+ * Elements are bfloat16, 2 bytes.
+ */
+#define WARPTILE_BF16 2
+
+/**
+ * Elements are IEEE single precision, 4 bytes.
+ */
+#define WARPTILE_F32 3
+
+/**
+ * The CPU, where a device's number is asked for.
+ */
+#define WARPTILE_CPU -1
+
+/**
+ * An NVIDIA H200 that need not be there; for warptile_explain alone.
+ */
+#define WARPTILE_H200 -2
+
+/**
+ * A query sees every key.
+ */
+#define WARPTILE_MASK_NONE 0
+
+/**
+ * A query sees no key after itself; the last query is aligned with the last key.
+ */
+#define WARPTILE_MASK_CAUSAL 1
+
+/**
+ * A query sees no key after itself; the first query is aligned with the first key.
+ */
+#define WARPTILE_MASK_CAUSAL_TOP_LEFT 2
+
+/**
+ * A query sees window_left keys before and window_right keys after the key aligned with it; the last query is aligned with the
+ * last key. A negative number is no limit.
+ */
+#define WARPTILE_MASK_WINDOW 3
+
+/**
+ * No slopes.
+ */
+#define WARPTILE_ALIBI_NONE 0
+
+/**
+ * One slope for each query head.
+ */
+#define WARPTILE_ALIBI_PER_HEAD 1
+
+/**
+ * One slope for each batch entry and query head, heads contiguous.
+ */
+#define WARPTILE_ALIBI_PER_BATCH_HEAD 2
+
+/**
+ * Keys are copied as they are.
+ */
+#define WARPTILE_ROTARY_NONE 0
+
+/**
+ * Elements 2i and 2i + 1 of a head are turned together: GPT-J and the original paper.
+ */
+#define WARPTILE_ROTARY_INTERLEAVED 1
+
+/**
+ * Elements i and i + rotary_size / 2 are turned together: GPT-NeoX, Llama and Qwen as Hugging Face stores them.
+ */
+#define WARPTILE_ROTARY_HALF_SPLIT 2
+
+/**
+ * A row's place in its sequence is its position.
+ */
+#define WARPTILE_POSITIONS_NONE 0
+
+/**
+ * Positions are given as int32_t.
+ */
+#define WARPTILE_POSITIONS_I32 1
+
+/**
+ * Positions are given as int64_t.
+ */
+#define WARPTILE_POSITIONS_I64 2
+
+/**
+ * The most parts of a merge. For more, merge the results of merges.
+ */
+#define WARPTILE_MERGE_PARTS 32
+
+/**
+ * A write that was checked and prepared for a device. It never changes: any number of threads may use it at the same time.
+ */
+typedef struct warptile_append warptile_append;
+
+/**
+ * A description that was checked and prepared for a device. It never changes: any number of threads may use it at the same time.
+ */
+typedef struct warptile_attention warptile_attention;
+
+/**
+ * A merge that was checked and prepared for a device. It never changes: any number of threads may use it at the same time.
+ */
+typedef struct warptile_merge warptile_merge;
+
+/**
+ * Where the elements of a tensor lie.
+ *
+ * The dimensions are always in the order batch, length, heads, head size, however the tensor is stored. Strides are distances
+ * in elements between neighbours along each dimension; the last one is 1, but for bias and key_mask. A stride of 0 repeats an input.
+ * Four zeros for strides mean a tensor that is stored in the order of its dimensions without gaps.
+ */
+typedef struct warptile_layout {
+  /**
+   * Extents. Four zeros, where a layout is optional, mean that it is not given.
+   */
+  int64_t shape[4];
+  /**
+   * Distances in elements.
+   */
+  int64_t strides[4];
+} warptile_layout;
+
+/**
+ * What is computed: `softmax(scale * q kT) v`, with the options. Fill the struct with zeros, then set `size`, `element`, `q`, `k` and
+ * `v`: zero is the default of all other fields.
+ *
+ * For each batch entry and head, with the key/value head `h / (heads / kv_heads)`: `score = scale * q.k`, then
+ * `softcap * tanh(score / softcap)`, then `- slope * distance` from the aligned key, then `+ bias`, then the masks. A query that sees no
+ * key gives 0, and -infinity for its lse.
+ */
+typedef struct warptile_attention_desc {
+  /**
+   * `sizeof(warptile_attention_desc)`.
+   */
+  size_t size;
+  /**
+   * Element type of q, k, v, out and bias: WARPTILE_F16, WARPTILE_BF16 or WARPTILE_F32.
+   */
+  uint32_t element;
+  /**
+   * WARPTILE_MASK_NONE, and so on.
+   */
+  uint32_t mask;
+  /**
+   * Queries.
+   */
+  struct warptile_layout q;
+  /**
+   * Keys. Their heads must divide those of q. With a block table: pages, rows of a page, heads, head size.
+   */
+  struct warptile_layout k;
+  /**
+   * Values, of the shape of k.
+   */
+  struct warptile_layout v;
+  /**
+   * Output, of the shape of q. Not given: dense, in the order in which q is stored.
+   */
+  struct warptile_layout out;
+  /**
+   * Added to the scores: batch, queries, heads, keys, each 1 for all. Not given: none.
+   */
+  struct warptile_layout bias;
+  /**
+   * Hides keys where its byte is 0; shape as that of bias. Not given: none.
+   */
+  struct warptile_layout key_mask;
+  /**
+   * Keys before the diagonal that a query sees, for WARPTILE_MASK_WINDOW.
+   */
+  int64_t window_left;
+  /**
+   * Keys after the diagonal that a query sees, for WARPTILE_MASK_WINDOW.
+   */
+  int64_t window_right;
+  /**
+   * Factor of the scores, if `scale_given` is 1; else it is 1 / sqrt(head size).
+   */
+  float scale;
+  /**
+   * 0 or 1.
+   */
+  uint32_t scale_given;
+  /**
+   * Bounds the scores: `softcap * tanh(score / softcap)`. 0: no bound.
+   */
+  float softcap;
+  /**
+   * WARPTILE_ALIBI_NONE, and so on.
+   */
+  uint32_t alibi;
+  /**
+   * 1: every query head has a sink, a logit that joins the denominator of its rows.
+   */
+  uint32_t sinks;
+  /**
+   * 1: the log-sum-exp of every row is written, too.
+   */
+  uint32_t want_lse;
+  /**
+   * 1: the queries of the sequences lie one after the other in a q whose batch extent is 1, and query_offsets says where.
+   */
+  uint32_t packed_queries;
+  /**
+   * 1: likewise of keys and values, and key_offsets.
+   */
+  uint32_t packed_keys;
+  /**
+   * 1: query_lengths says how many queries of each sequence exist.
+   */
+  uint32_t query_lengths;
+  /**
+   * 1: key_lengths says how many keys of each sequence exist.
+   */
+  uint32_t key_lengths;
+  /**
+   * Sequences of packed queries. Else 0, or the batch extent of q.
+   */
+  int64_t sequences;
+  /**
+   * No sequence has more queries. 0: as many as q has rows. Only with packed_queries. A bound near to the truth lets a GPU do less;
+   * it cuts off what is longer.
+   */
+  int64_t longest_query;
+  /**
+   * No sequence has more keys. 0: as many as there can be. Only with packed_keys or key_lengths.
+   */
+  int64_t longest_key;
+  /**
+   * Columns of the block table: the most pages of a sequence. 0: k and v are not in pages.
+   */
+  int64_t table_columns;
+  /**
+   * Entries from one row of the block table to the next. 0: as many as there are columns.
+   */
+  int64_t table_stride;
+  /**
+   * Cuts keys at every multiple of this number, a power of two from 256 on, so that a sequence's bits are the same in every batch.
+   * 0: where it is fastest.
+   */
+  uint32_t split_keys;
+  /**
+   * 1: on a GPU q, k, v and out may start at any address that is a multiple of their elements' size. 0: they start at multiples of
+   * 16 bytes, which more kernels take. The CPU takes both.
+   */
+  uint32_t unaligned_addresses;
+  /**
+   * Name of the kernel or kernel family to be used on a GPU. Null: the fastest.
+   */
+  const char *kernel;
+  /**
+   * 1: warptile_attention_run makes the launch and nothing else: one call of the driver, and one more for each tensor that the kernel
+   * reads through a tensor map. The caller sees to it that the device's primary context is current on the thread, that the stream is of
+   * it, and that all addresses are of memory that the device can use. 0: it looks, and makes the context current for the time of the call.
+   */
+  uint32_t unchecked;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+} warptile_attention_desc;
+
+/**
+ * The memory of one call: on a GPU addresses of device memory, on the CPU pointers. Null is "not given": exactly what the description
+ * asks for must be given.
+ */
+typedef struct warptile_attention_memory {
+  /**
+   * `sizeof(warptile_attention_memory)`.
+   */
+  size_t size;
+  /**
+   * Queries.
+   */
+  const void *q;
+  /**
+   * Keys.
+   */
+  const void *k;
+  /**
+   * Values.
+   */
+  const void *v;
+  /**
+   * Receives the output. Gaps between its rows, and rows that no sequence has, are left alone.
+   */
+  void *out;
+  /**
+   * Receives the log-sum-exp, natural: [batch, heads, length] without gaps, or [heads, rows] for packed queries.
+   */
+  float *lse;
+  /**
+   * Where each sequence begins among the rows of q, and where the last one ends: sequences + 1 numbers.
+   */
+  const int32_t *query_offsets;
+  /**
+   * The same of k and v.
+   */
+  const int32_t *key_offsets;
+  /**
+   * Queries of each sequence.
+   */
+  const int32_t *query_lengths;
+  /**
+   * Keys of each sequence.
+   */
+  const int32_t *key_lengths;
+  /**
+   * For each sequence the numbers of its pages, in order.
+   */
+  const int32_t *block_table;
+  /**
+   * ALiBi slopes.
+   */
+  const float *alibi_slopes;
+  /**
+   * Sinks, one for each query head.
+   */
+  const float *sinks;
+  /**
+   * The bias, of the tensors' element type.
+   */
+  const void *bias;
+  /**
+   * The key mask; 0 hides.
+   */
+  const uint8_t *key_mask;
+  /**
+   * Device memory of warptile_attention_workspace bytes, at a multiple of 256. Fill it with zeros once, before its first use: every
+   * launch leaves zeros where they count. No two launches that may run at the same time share one; a captured graph has one of its
+   * own. Null if no bytes are needed.
+   */
+  void *workspace;
+  /**
+   * Bytes there.
+   */
+  size_t workspace_bytes;
+} warptile_attention_memory;
+
+/**
+ * New keys and values that are written into a cache, rotated on the way. Fill the struct with zeros, then set `size`, `element`, `k`,
+ * `v`, `k_pages` and `v_pages`: zero is the default of all other fields.
+ *
+ * A cache is pages: [pages, rows of a page, heads, head size] with any strides, so heads may come before rows, and keys and values may be
+ * interleaved. A dense cache is one page for each sequence. Rows go after the key_lengths[b] rows that sequence b has, into the pages that
+ * row b of the block table names (without a table: page b), or with `slots` row i goes to row slots[i] of all pages. What has no place goes
+ * nowhere: slots such as -1, numbers of pages that do not exist, and rows beyond the last column.
+ */
+typedef struct warptile_append_desc {
+  /**
+   * `sizeof(warptile_append_desc)`.
+   */
+  size_t size;
+  /**
+   * Element type of all tensors.
+   */
+  uint32_t element;
+  /**
+   * WARPTILE_ROTARY_NONE, and so on.
+   */
+  uint32_t rotary;
+  /**
+   * New keys: batch, rows, heads, head size.
+   */
+  struct warptile_layout k;
+  /**
+   * New values.
+   */
+  struct warptile_layout v;
+  /**
+   * The cache's keys: pages, rows of a page, heads, head size.
+   */
+  struct warptile_layout k_pages;
+  /**
+   * The cache's values.
+   */
+  struct warptile_layout v_pages;
+  /**
+   * Queries to be rotated, too: of the batch and rows of k. Not given: none.
+   */
+  struct warptile_layout q;
+  /**
+   * Where rotated queries go. Not given: where they are.
+   */
+  struct warptile_layout q_out;
+  /**
+   * 1: rows go to slots. 0: after key_lengths.
+   */
+  uint32_t slots;
+  /**
+   * 1: the rows of the sequences lie one after the other in k, v and q, whose batch extent is 1, and row_offsets says where.
+   */
+  uint32_t packed;
+  /**
+   * 1: row_lengths says how many new rows of each sequence exist.
+   */
+  uint32_t row_lengths;
+  /**
+   * WARPTILE_POSITIONS_NONE, and so on: by what rows are rotated.
+   */
+  uint32_t positions;
+  /**
+   * Sequences of packed rows. Else 0, or the batch extent of k.
+   */
+  int64_t sequences;
+  /**
+   * No sequence has more new rows. 0: as many as k has. Only with packed.
+   */
+  int64_t longest;
+  /**
+   * Columns of the block table, whose rows lie one after the other. 0: there is no table.
+   */
+  int64_t table_columns;
+  /**
+   * Elements of a head that are turned: even, at most 256 and the head size.
+   */
+  uint32_t rotary_size;
+  /**
+   * Element type of tables of cosines and sines: WARPTILE_F32, or that of the tensors. 0: angles are computed.
+   */
+  uint32_t tables;
+  /**
+   * Positions that the tables have.
+   */
+  int64_t table_positions;
+  /**
+   * Elements from one position of the tables to the next. 0: rotary_size / 2.
+   */
+  int64_t table_stride;
+  /**
+   * Computed angles: pair i is turned by position * base^(-2i / rotary_size). 0: 10000.
+   */
+  double rotary_base;
+  /**
+   * Computed angles: pair i is turned by position * frequencies[i], in radians. rotary_size / 2 numbers in host memory, read by
+   * warptile_append_prepare. Null: by rotary_base.
+   */
+  const double *rotary_frequencies;
+  /**
+   * As in warptile_attention_desc.
+   */
+  uint32_t unchecked;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+} warptile_append_desc;
+
+/**
+ * The memory of one write: on a GPU addresses of device memory, on the CPU pointers. Null is "not given": exactly what the description
+ * asks for must be given.
+ */
+typedef struct warptile_append_memory {
+  /**
+   * `sizeof(warptile_append_memory)`.
+   */
+  size_t size;
+  /**
+   * New keys.
+   */
+  const void *k;
+  /**
+   * New values.
+   */
+  const void *v;
+  /**
+   * The cache's keys.
+   */
+  void *k_pages;
+  /**
+   * The cache's values.
+   */
+  void *v_pages;
+  /**
+   * Queries. Written unless the description has q_out.
+   */
+  void *q;
+  /**
+   * Receives rotated queries.
+   */
+  void *q_out;
+  /**
+   * Of each row of k, counted through the batch, its row among all rows of all pages.
+   */
+  const int64_t *slots;
+  /**
+   * For each sequence the numbers of its pages, in order.
+   */
+  const int32_t *block_table;
+  /**
+   * Where each sequence begins among the rows of k, and where the last one ends: sequences + 1 numbers.
+   */
+  const int32_t *row_offsets;
+  /**
+   * New rows of each sequence.
+   */
+  const int32_t *row_lengths;
+  /**
+   * Rows that the cache has of each sequence before the write, which leaves these numbers alone.
+   */
+  const int32_t *key_lengths;
+  /**
+   * Position of each row of k, of the size that the description says.
+   */
+  const void *positions;
+  /**
+   * Cosines, [positions, rotary_size / 2].
+   */
+  const void *cos;
+  /**
+   * Sines.
+   */
+  const void *sin;
+} warptile_append_memory;
+
+/**
+ * Attention over disjoint sets of keys, merged into attention over all of them: `parts` outputs and lse of the same queries. Fill the
+ * struct with zeros, then set `size`, `element`, `parts` and `part_layouts`.
+ *
+ * A part whose lse is -infinity (or +infinity) saw no key in that row and contributes nothing.
+ */
+typedef struct warptile_merge_desc {
+  /**
+   * `sizeof(warptile_merge_desc)`.
+   */
+  size_t size;
+  /**
+   * Element type of all outputs.
+   */
+  uint32_t element;
+  /**
+   * How many parts, at most WARPTILE_MERGE_PARTS.
+   */
+  uint32_t parts;
+  /**
+   * Layouts of the parts' outputs, all of one shape: `parts` of them.
+   */
+  const struct warptile_layout *part_layouts;
+  /**
+   * Merged output. Not given: dense, in the order in which the first part is stored.
+   */
+  struct warptile_layout out;
+  /**
+   * 1: the merged lse is written, too.
+   */
+  uint32_t want_lse;
+  /**
+   * 1: every lse is a logarithm to base 2, as FlashInfer's are. 0: natural.
+   */
+  uint32_t base_two;
+  /**
+   * As in warptile_attention_desc.
+   */
+  uint32_t unchecked;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+} warptile_merge_desc;
+
+/**
+ * A part's memory.
+ */
+typedef struct warptile_merge_part {
+  /**
+   * Its output.
+   */
+  const void *out;
+  /**
+   * Its lse: [batch, heads, length] without gaps.
+   */
+  const float *lse;
+} warptile_merge_part;
+
+/**
+ * The memory of one merge: on a GPU addresses of device memory, on the CPU pointers.
+ */
+typedef struct warptile_merge_memory {
+  /**
+   * `sizeof(warptile_merge_memory)`.
+   */
+  size_t size;
+  /**
+   * As many as the description has parts. The array itself is in host memory, and not needed after the call.
+   */
+  const struct warptile_merge_part *parts;
+  /**
+   * Receives the output.
+   */
+  void *out;
+  /**
+   * Receives the lse, [batch, heads, length] without gaps; null unless it is wanted.
+   */
+  float *lse;
+} warptile_merge_memory;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * The text of the last error on this thread: the argument's name and the rule that it breaks, or what the driver said. Empty if
+ * there was none. Valid until the next error on this thread; a success leaves it alone.
+ */
+const char *warptile_last_error(void);
+
+/**
+ * The version of this library, such as "0.1.0".
+ */
+const char *warptile_version(void);
+
+/**
+ * Counts the GPUs that this process can see. They are numbered from 0, in the driver's order.
+ *
+ * Returns WARPTILE_NO_DEVICE if there is no usable driver; the text says why.
+ *
+ * # Safety
+ * `count` is null, which is an error, or valid for writing.
+ */
+int32_t warptile_device_count(int32_t *count);
+
+/**
+ * Checks a description and prepares it for a device: plans, and loads the kernel if nobody has yet, which may take long. Gives a handle,
+ * to be freed with warptile_attention_free.
+ *
+ * `device` is the number of a GPU, or WARPTILE_CPU. A GPU is opened the first time, in its primary context, and stays open. A
+ * description like one of the last 64 is found again without planning.
+ *
+ * Returns WARPTILE_INVALID if the description breaks a rule, WARPTILE_NO_KERNEL if no kernel of the device can do it.
+ *
+ * # Safety
+ * `desc` is null, which is an error, or valid for reading `desc->size` bytes; `desc->kernel` is null or ends with a NUL. `attention`
+ * is null, which is an error, or valid for writing.
+ */
+int32_t warptile_attention_prepare(int32_t device,
+                                   const struct warptile_attention_desc *desc,
+                                   struct warptile_attention **attention);
+
+/**
+ * Bytes of device memory that every launch of the handle needs beside its tensors; 0 on the CPU and for many kernels.
+ *
+ * # Safety
+ * `attention` is null, which gives 0, or a handle that was not freed.
+ */
+size_t warptile_attention_workspace(const struct warptile_attention *attention);
+
+/**
+ * Computes.
+ *
+ * On a GPU: submits the kernel to `stream`, a CUstream or cudaStream_t of the device's primary context, and returns. Null is the legacy
+ * default stream. It allocates, copies, waits for and loads nothing, so it may be part of anybody's capture; a replay reads lengths,
+ * offsets and tables anew. On the CPU: `stream` is null, and the result is there on return, computed by as many threads as there are
+ * cores.
+ *
+ * Lists that a GPU reads are not checked: the kernels clamp what they find. On the CPU they are.
+ *
+ * # Safety
+ * - `attention` is null, which is an error, or a handle that was not freed. `memory` is null, which is an error, or valid for reading
+ *   `memory->size` bytes.
+ * - Each address reaches as far as the description says. It stays valid until the work, and every replay of a graph that captured
+ *   it, has ended. Meanwhile nobody writes what is read, or touches what is written; on the CPU, gaps between the rows of `out` count
+ *   as written.
+ * - On a GPU, `stream` is a live stream. The kernels of a handle stay after it is freed.
+ */
+int32_t warptile_attention_run(const struct warptile_attention *attention,
+                               const struct warptile_attention_memory *memory,
+                               void *stream);
+
+/**
+ * Frees a handle. Work that it has submitted goes on, and graphs that captured it may be replayed.
+ *
+ * # Safety
+ * `attention` is null, or a handle that was not freed and that no other thread uses.
+ */
+void warptile_attention_free(struct warptile_attention *attention);
+
+/**
+ * Says which kernel would compute a description on a device, and why no other: some lines of text. Computes and loads nothing. `device`
+ * is as for warptile_attention_prepare, or WARPTILE_H200.
+ *
+ * Writes at most `capacity` bytes, of which the last is a NUL, and to `needed` the bytes that the whole text takes with its NUL.
+ * `text` may be null if `capacity` is 0, and `needed` may be null.
+ *
+ * # Safety
+ * `desc` as for warptile_attention_prepare; `text` is valid for writing `capacity` bytes, `needed` for writing, unless they are null.
+ */
+int32_t warptile_explain(int32_t device,
+                         const struct warptile_attention_desc *desc,
+                         char *text,
+                         size_t capacity,
+                         size_t *needed);
+
+/**
+ * Checks a write and prepares it for a device, as warptile_attention_prepare does. The handle is freed with warptile_append_free.
+ *
+ * # Safety
+ * `desc` is null, which is an error, or valid for reading `desc->size` bytes; frequencies are as many as it says. `append` is null, which
+ * is an error, or valid for writing.
+ */
+int32_t warptile_append_prepare(int32_t device,
+                                const struct warptile_append_desc *desc,
+                                struct warptile_append **append);
+
+/**
+ * Writes: streams, captures and the CPU as with warptile_attention_run. Nothing outside of the cache is ever written, whatever the
+ * numbers on a device are.
+ *
+ * # Safety
+ * As warptile_attention_run.
+ */
+int32_t warptile_append_run(const struct warptile_append *append,
+                            const struct warptile_append_memory *memory,
+                            void *stream);
+
+/**
+ * Frees a handle, as warptile_attention_free does.
+ *
+ * # Safety
+ * `append` is null, or a handle that was not freed and that no other thread uses.
+ */
+void warptile_append_free(struct warptile_append *append);
+
+/**
+ * Checks a merge and prepares it for a device, as warptile_attention_prepare does. The handle is freed with warptile_merge_free.
+ *
+ * # Safety
+ * `desc` is null, which is an error, or valid for reading `desc->size` bytes, and `part_layouts` for reading `parts` layouts. `merge` is
+ * null, which is an error, or valid for writing.
+ */
+int32_t warptile_merge_prepare(int32_t device,
+                               const struct warptile_merge_desc *desc,
+                               struct warptile_merge **merge);
+
+/**
+ * Merges: streams, captures and the CPU as with warptile_attention_run.
+ *
+ * # Safety
+ * As warptile_attention_run; `memory->parts` is valid for reading as many parts as the description has.
+ */
+int32_t warptile_merge_run(const struct warptile_merge *merge, const struct warptile_merge_memory *memory, void *stream);
+
+/**
+ * Frees a handle, as warptile_attention_free does.
+ *
+ * # Safety
+ * `merge` is null, or a handle that was not freed and that no other thread uses.
+ */
+void warptile_merge_free(struct warptile_merge *merge);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* WARPTILE_H */
+/* Seal of header.sh: 481dfd5bf6154623d2c1c5474dcb65e6d935ae1891ecf8585161f7391a558b49 */

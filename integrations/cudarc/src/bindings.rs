@@ -1,0 +1,437 @@
+//! Views of cudarc's memory for one launch.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use cudarc::driver::{
+    CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice,
+    SyncOnDrop,
+};
+use warptile::gpu::PositionElement;
+use warptile::{Element, ElementType, LengthElement};
+
+use crate::error::{Error, Result};
+
+/// Memory that a launch reads or writes.
+trait Memory {
+    fn context(&self) -> &Arc<CudaContext>;
+    fn bytes(&self) -> u64;
+    /// Bytes of an element.
+    fn element(&self) -> u64;
+    /// The address, for which `stream` waits as far as it must. The guard is dropped after the launch.
+    fn lock<'b>(&'b mut self, stream: &'b CudaStream) -> (u64, SyncOnDrop<'b>);
+}
+
+impl<T> Memory for CudaView<'_, T> {
+    fn context(&self) -> &Arc<CudaContext> {
+        self.stream().context()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.num_bytes() as u64
+    }
+
+    fn element(&self) -> u64 {
+        size_of::<T>() as u64
+    }
+
+    fn lock<'b>(&'b mut self, stream: &'b CudaStream) -> (u64, SyncOnDrop<'b>) {
+        self.device_ptr(stream)
+    }
+}
+
+impl<T> Memory for CudaViewMut<'_, T> {
+    fn context(&self) -> &Arc<CudaContext> {
+        self.stream().context()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.num_bytes() as u64
+    }
+
+    fn element(&self) -> u64 {
+        size_of::<T>() as u64
+    }
+
+    fn lock<'b>(&'b mut self, stream: &'b CudaStream) -> (u64, SyncOnDrop<'b>) {
+        self.device_ptr_mut(stream)
+    }
+}
+
+/// What is given for one argument.
+enum Slot<'a> {
+    Empty,
+    /// From so many bytes on.
+    Memory(Box<dyn Memory + 'a>, u64),
+    /// In the memory of the argument before, from so many bytes on.
+    Same(u64),
+}
+
+/// What is given for all arguments of a launch, in the order in which its description names them.
+pub(crate) struct Slots<'a>(Vec<Slot<'a>>);
+
+/// Addresses in the order of the slots, with what must be dropped after the launch.
+pub(crate) struct Locked<'b> {
+    pub(crate) addresses: Vec<u64>,
+    /// Bytes from each address to the end of the memory, and those of an element; `None` where nothing is given.
+    bytes: Vec<Option<(u64, u64)>>,
+    _guards: Vec<SyncOnDrop<'b>>,
+}
+
+impl<'a> Slots<'a> {
+    fn empty(count: usize) -> Self {
+        Slots((0..count).map(|_| Slot::Empty).collect())
+    }
+
+    fn set(&mut self, at: usize, memory: impl Memory + 'a) {
+        self.0[at] = Slot::Memory(Box::new(memory), 0);
+    }
+
+    /// Takes the addresses for work on `stream`.
+    pub(crate) fn lock<'b>(
+        &'b mut self,
+        stream: &'b CudaStream,
+        names: impl Fn(usize) -> &'static str,
+    ) -> Result<Locked<'b>> {
+        let count = self.0.len();
+        let mut locked = Locked {
+            addresses: vec![0; count],
+            bytes: vec![None; count],
+            _guards: Vec::with_capacity(count),
+        };
+        // Address, bytes and bytes of an element of the memory looked at last.
+        let mut last = (0, 0, 1);
+        for (at, slot) in self.0.iter_mut().enumerate() {
+            let offset = match slot {
+                Slot::Empty => continue,
+                Slot::Memory(memory, offset) => {
+                    let (ours, theirs) = (stream.context(), memory.context());
+                    if ours.cu_ctx() != theirs.cu_ctx() {
+                        return Err(Error::OtherContext {
+                            argument: names(at),
+                            expected: ours.ordinal(),
+                            found: theirs.ordinal(),
+                        });
+                    }
+                    let (bytes, element) = (memory.bytes(), memory.element());
+                    let (address, guard) = memory.lock(stream);
+                    locked._guards.push(guard);
+                    last = (address, bytes, element);
+                    *offset
+                }
+                Slot::Same(offset) => *offset,
+            };
+            let (address, bytes, element) = last;
+            locked.addresses[at] = address.saturating_add(offset);
+            locked.bytes[at] = Some((bytes.saturating_sub(offset), element));
+        }
+        Ok(locked)
+    }
+}
+
+impl Locked<'_> {
+    /// Checks that each argument that is needed is given, and large enough, and that no other is given.
+    pub(crate) fn check(
+        &self,
+        needed: impl Iterator<Item = (&'static str, Option<u64>)>,
+    ) -> Result<()> {
+        for ((argument, needed), available) in needed.zip(&self.bytes) {
+            let presence = |rule| Err(warptile::Error::Presence { argument, rule }.into());
+            match (needed, *available) {
+                (None, None) => {}
+                (None, Some(_)) => {
+                    return presence("is given, but the call was built without it");
+                }
+                // That it is there counts, if it has no elements, too.
+                (Some(_), None) => return presence("is missing, but the call needs it"),
+                (Some(needed), Some((available, element))) if available < needed => {
+                    return Err(warptile::Error::BufferTooSmall {
+                        argument,
+                        needed: (needed / element) as usize,
+                        available: (available / element) as usize,
+                    }
+                    .into());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where each argument of a [`Call`](warptile::Call) stands.
+pub(crate) mod at {
+    pub(crate) const Q: usize = 0;
+    pub(crate) const K: usize = 1;
+    pub(crate) const V: usize = 2;
+    pub(crate) const OUT: usize = 3;
+    pub(crate) const LSE: usize = 4;
+    pub(crate) const QUERY_OFFSETS: usize = 5;
+    pub(crate) const KEY_OFFSETS: usize = 6;
+    pub(crate) const QUERY_LENGTHS: usize = 7;
+    pub(crate) const KEY_LENGTHS: usize = 8;
+    pub(crate) const SLOPES: usize = 9;
+    pub(crate) const SINKS: usize = 10;
+    pub(crate) const BIAS: usize = 11;
+    pub(crate) const KEY_MASK: usize = 12;
+    pub(crate) const BLOCK_TABLE: usize = 13;
+    pub(crate) const COUNT: usize = 14;
+}
+
+/// Where each argument of an [`Append`](warptile::Append) stands.
+pub(crate) mod of_append {
+    pub(crate) const Q: usize = 0;
+    pub(crate) const Q_OUT: usize = 1;
+    pub(crate) const K: usize = 2;
+    pub(crate) const V: usize = 3;
+    pub(crate) const K_PAGES: usize = 4;
+    pub(crate) const V_PAGES: usize = 5;
+    pub(crate) const SLOTS: usize = 6;
+    pub(crate) const BLOCK_TABLE: usize = 7;
+    pub(crate) const ROW_OFFSETS: usize = 8;
+    pub(crate) const ROW_LENGTHS: usize = 9;
+    pub(crate) const KEY_LENGTHS: usize = 10;
+    pub(crate) const POSITIONS: usize = 11;
+    pub(crate) const COS: usize = 12;
+    pub(crate) const SIN: usize = 13;
+    pub(crate) const COUNT: usize = 14;
+}
+
+/// The memory of one attention: a view for every argument that the [`Call`](warptile::Call) needs, and for no other. Lists lie on the
+/// device: the call is built with `device_key_lengths`, `device_query_offsets` and so on.
+#[must_use = "bindings do nothing until they are launched with"]
+pub struct Bindings<'a, T> {
+    pub(crate) slots: Slots<'a>,
+    element: PhantomData<T>,
+}
+
+macro_rules! argument {
+    ($(#[$doc:meta])* $name:ident$(<$element:ident: $bound:path>)?, $view:ty, $at:expr) => {
+        $(#[$doc])*
+        pub fn $name$(<$element: $bound>)?(mut self, view: $view) -> Self {
+            self.slots.set($at, view);
+            self
+        }
+    };
+}
+
+impl<'a, T: Element> Bindings<'a, T> {
+    /// Queries, keys, values, and where the output goes; gaps between its strided rows are left alone.
+    pub fn new(
+        q: CudaView<'a, T>,
+        k: CudaView<'a, T>,
+        v: CudaView<'a, T>,
+        out: CudaViewMut<'a, T>,
+    ) -> Self {
+        let mut slots = Slots::empty(at::COUNT);
+        slots.set(at::Q, q);
+        slots.set(at::K, k);
+        slots.set(at::V, v);
+        slots.set(at::OUT, out);
+        Bindings {
+            slots,
+            element: PhantomData,
+        }
+    }
+
+    argument! {
+        /// Where the lse goes, `[batch, heads, length]`; for packed queries `[heads, rows]`.
+        lse, CudaViewMut<'a, f32>, at::LSE
+    }
+    argument! {
+        /// Row offsets of packed queries, `sequences + 1` of them.
+        query_offsets<L: LengthElement>, CudaView<'a, L>, at::QUERY_OFFSETS
+    }
+    argument! {
+        /// Row offsets of packed keys and values.
+        key_offsets<L: LengthElement>, CudaView<'a, L>, at::KEY_OFFSETS
+    }
+    argument! {
+        /// Used rows of each sequence's queries.
+        query_lengths<L: LengthElement>, CudaView<'a, L>, at::QUERY_LENGTHS
+    }
+    argument! {
+        /// Used rows of each sequence's keys and values.
+        key_lengths<L: LengthElement>, CudaView<'a, L>, at::KEY_LENGTHS
+    }
+    argument! {
+        /// Numbers of the pages of keys and values.
+        block_table<L: LengthElement>, CudaView<'a, L>, at::BLOCK_TABLE
+    }
+    argument! {
+        /// ALiBi slopes.
+        slopes, CudaView<'a, f32>, at::SLOPES
+    }
+    argument! {
+        /// Sinks, one per query head.
+        sinks, CudaView<'a, f32>, at::SINKS
+    }
+    argument! {
+        /// The additive bias.
+        bias, CudaView<'a, T>, at::BIAS
+    }
+    argument! {
+        /// The key mask; 0 hides a key.
+        key_mask, CudaView<'a, u8>, at::KEY_MASK
+    }
+}
+
+/// The memory of one cache write: a view for every argument that the [`Append`](warptile::Append) needs, and for no other.
+#[must_use = "bindings do nothing until they are launched with"]
+pub struct AppendBindings<'a, T> {
+    pub(crate) slots: Slots<'a>,
+    /// Element type of the tables.
+    pub(crate) tables: Option<ElementType>,
+    pub(crate) wide_positions: Option<bool>,
+    element: PhantomData<T>,
+}
+
+impl<'a, T: Element> AppendBindings<'a, T> {
+    /// New keys and values, and the cache's.
+    pub fn new(
+        k: CudaView<'a, T>,
+        v: CudaView<'a, T>,
+        k_pages: CudaViewMut<'a, T>,
+        v_pages: CudaViewMut<'a, T>,
+    ) -> Self {
+        let mut bindings = Self::of(k, v);
+        bindings.slots.set(of_append::K_PAGES, k_pages);
+        bindings.slots.set(of_append::V_PAGES, v_pages);
+        bindings
+    }
+
+    /// New keys and values, and a cache that has its keys and values in one piece of memory: interleaved, say. They begin `k_at` and
+    /// `v_at` elements after the view.
+    pub fn in_one(
+        k: CudaView<'a, T>,
+        v: CudaView<'a, T>,
+        cache: CudaViewMut<'a, T>,
+        [k_at, v_at]: [usize; 2],
+    ) -> Self {
+        let mut bindings = Self::of(k, v);
+        let bytes = |at: usize| (at as u64).saturating_mul(size_of::<T>() as u64);
+        bindings.slots.0[of_append::K_PAGES] = Slot::Memory(Box::new(cache), bytes(k_at));
+        bindings.slots.0[of_append::V_PAGES] = Slot::Same(bytes(v_at));
+        bindings
+    }
+
+    fn of(k: CudaView<'a, T>, v: CudaView<'a, T>) -> Self {
+        let mut slots = Slots::empty(of_append::COUNT);
+        slots.set(of_append::K, k);
+        slots.set(of_append::V, v);
+        AppendBindings {
+            slots,
+            tables: None,
+            wide_positions: None,
+            element: PhantomData,
+        }
+    }
+
+    /// Queries, rotated in place.
+    pub fn queries(mut self, q: CudaViewMut<'a, T>) -> Self {
+        self.slots.set(of_append::Q, q);
+        self
+    }
+
+    /// Queries, and where the rotated ones go.
+    pub fn queries_into(mut self, q: CudaView<'a, T>, out: CudaViewMut<'a, T>) -> Self {
+        self.slots.set(of_append::Q, q);
+        self.slots.set(of_append::Q_OUT, out);
+        self
+    }
+
+    argument! {
+        /// Slots of the new rows.
+        slots, CudaView<'a, i64>, of_append::SLOTS
+    }
+    argument! {
+        /// The block table.
+        block_table<L: LengthElement>, CudaView<'a, L>, of_append::BLOCK_TABLE
+    }
+    argument! {
+        /// Row offsets of packed k, v and q.
+        row_offsets<L: LengthElement>, CudaView<'a, L>, of_append::ROW_OFFSETS
+    }
+    argument! {
+        /// New rows of each sequence.
+        row_lengths<L: LengthElement>, CudaView<'a, L>, of_append::ROW_LENGTHS
+    }
+    argument! {
+        /// Rows that the cache has of each sequence.
+        key_lengths<L: LengthElement>, CudaView<'a, L>, of_append::KEY_LENGTHS
+    }
+
+    /// Positions of the new rows.
+    pub fn positions<P: PositionElement>(mut self, view: CudaView<'a, P>) -> Self {
+        self.slots.set(of_append::POSITIONS, view);
+        self.wide_positions = Some(P::WIDE);
+        self
+    }
+
+    /// Tables of cosines and sines.
+    pub fn tables<U: Element>(mut self, cos: CudaView<'a, U>, sin: CudaView<'a, U>) -> Self {
+        self.slots.set(of_append::COS, cos);
+        self.slots.set(of_append::SIN, sin);
+        self.tables = Some(U::TYPE);
+        self
+    }
+}
+
+/// The memory of one merge, in the order of the description's parts.
+#[must_use = "bindings do nothing until they are launched with"]
+pub struct MergeBindings<'a, T> {
+    pub(crate) slots: Slots<'a>,
+    element: PhantomData<T>,
+}
+
+impl<'a, T: Element> MergeBindings<'a, T> {
+    /// Where the output goes; gaps between its strided rows are left alone.
+    pub fn new(out: CudaViewMut<'a, T>) -> Self {
+        let mut slots = Slots::empty(2);
+        slots.set(0, out);
+        MergeBindings {
+            slots,
+            element: PhantomData,
+        }
+    }
+
+    argument! {
+        /// Where the lse goes.
+        lse, CudaViewMut<'a, f32>, 1
+    }
+
+    /// The next part's output and lse.
+    pub fn part(mut self, out: CudaView<'a, T>, lse: CudaView<'a, f32>) -> Self {
+        let memory: [Box<dyn Memory + 'a>; 2] = [Box::new(out), Box::new(lse)];
+        let whole = |memory| Slot::Memory(memory, 0);
+        self.slots.0.extend(memory.map(whole));
+        self
+    }
+
+    pub(crate) fn parts(&self) -> usize {
+        (self.slots.0.len() - 2) / 2
+    }
+}
+
+impl fmt::Debug for Slots<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0.iter().map(|slot| match slot {
+            Slot::Memory(memory, _) => Some(memory.bytes()),
+            _ => None,
+        });
+        f.debug_list().entries(bytes).finish()
+    }
+}
+
+macro_rules! debug {
+    ($($name:ident)*) => {$(
+        impl<T> fmt::Debug for $name<'_, T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($name)).field(&self.slots).finish()
+            }
+        }
+    )*};
+}
+
+debug!(Bindings AppendBindings MergeBindings);

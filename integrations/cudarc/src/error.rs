@@ -1,0 +1,39 @@
+//! What can go wrong.
+
+use cudarc::driver::DriverError;
+
+/// Shorthand for a result with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Everything this crate reports.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument breaks a rule, no kernel can do it, or the driver reports an error to Warptile.
+    #[error(transparent)]
+    Warptile(#[from] warptile::Error),
+
+    /// The driver reports an error to cudarc.
+    #[error(transparent)]
+    Cuda(#[from] DriverError),
+
+    /// Warptile's kernels are loaded in the device's primary context.
+    #[error("the stream's context is not the primary one of cuda:{ordinal}; use CudaContext::new")]
+    NotPrimary {
+        /// The device.
+        ordinal: usize,
+    },
+
+    /// A view is of memory of another context than the session's stream.
+    #[error(
+        "{argument} is in a context of cuda:{found}, but the session's stream is in one of cuda:{expected}"
+    )]
+    OtherContext {
+        /// The argument.
+        argument: &'static str,
+        /// Device of the session.
+        expected: usize,
+        /// Device of the view.
+        found: usize,
+    },
+}

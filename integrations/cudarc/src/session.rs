@@ -1,0 +1,342 @@
+//! Warptile's side of a stream.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys::CUstreamCaptureStatus;
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut};
+use warptile::driver::Driver;
+use warptile::driver::sys::CUstream;
+use warptile::gpu::{Addresses, AppendAddresses, Gpu, MergeAddresses, Prepared};
+use warptile::{Append, Call, Choice, Element, Layout, Merge, Scoring};
+
+use crate::bindings::{AppendBindings, Bindings, Locked, MergeBindings, at, of_append};
+use crate::error::{Error, Result};
+
+/// Launches on one stream of cudarc's. Cheap to make; one that is kept also keeps the device memory that some kernels need beside their
+/// tensors, up to 53 MB on an H200, instead of allocating it for each launch.
+pub struct Session {
+    stream: Arc<CudaStream>,
+    gpu: &'static Gpu,
+    /// Zeroed once, and left at zero by every launch. Launches of the stream take turns with it; those of a capture have their own.
+    workspace: Mutex<Option<CudaSlice<u8>>>,
+    /// Whether the launches of a capture use it, too, and no others.
+    for_graph: bool,
+}
+
+impl Session {
+    /// For a stream of a device's primary context, which [`CudaContext::new`] gives. Opens the device the first time.
+    ///
+    /// # Errors
+    /// [`Error::NotPrimary`]; when Warptile cannot use the driver.
+    pub fn new(stream: &Arc<CudaStream>) -> Result<Self> {
+        Ok(Session {
+            stream: stream.clone(),
+            gpu: gpu(stream.context())?,
+            workspace: Mutex::default(),
+            for_graph: false,
+        })
+    }
+
+    /// For the launches of one capture, with a workspace of so many bytes: the most that a plan of them needs
+    /// ([`Plan::scratch`](warptile::Plan::scratch)). A captured launch of any other session allocates its workspace, fills it with zeros
+    /// and frees it at each replay, which takes microseconds where the workspace is of megabytes.
+    ///
+    /// Waits until the workspace is ready.
+    ///
+    /// # Errors
+    /// As [`Session::new`]; when the device is out of memory.
+    ///
+    /// # Safety
+    /// - Everything that this session launches is captured into one graph, which is instantiated once. Its replays run one after the other.
+    /// - The session is dropped after the last replay has ended.
+    pub unsafe fn for_graph(stream: &Arc<CudaStream>, bytes: usize) -> Result<Self> {
+        let mut session = Session::new(stream)?;
+        session.for_graph = true;
+        if bytes != 0 {
+            let workspace = stream.alloc_zeros::<u8>(bytes)?;
+            stream.synchronize()?;
+            session.workspace = Mutex::new(Some(workspace));
+        }
+        Ok(session)
+    }
+
+    /// The stream.
+    #[must_use]
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// The device with its kernels, to plan and to prepare by hand.
+    #[must_use]
+    pub fn gpu(&self) -> &'static Gpu {
+        self.gpu
+    }
+
+    /// Attention over dense tensors: q, k, v and the output with their layouts, and where the log-sum-exp goes if it is wanted,
+    /// `[batch, heads, length]`. For more than that, [`Session::launch`].
+    ///
+    /// # Errors
+    /// As [`Session::launch`], and those of [`CallBuilder::build`](warptile::CallBuilder::build).
+    pub fn forward<T: Element>(
+        &self,
+        scoring: Scoring,
+        [(q, q_layout), (k, k_layout), (v, v_layout)]: [(CudaView<'_, T>, Layout); 3],
+        (out, out_layout): (CudaViewMut<'_, T>, Layout),
+        lse: Option<CudaViewMut<'_, f32>>,
+    ) -> Result<()> {
+        let builder = Call::builder(&q_layout, &k_layout, &v_layout, T::TYPE)
+            .scoring(scoring)
+            .out(out_layout)
+            .want_lse(lse.is_some());
+        let mut bindings = Bindings::new(q, k, v, out);
+        if let Some(lse) = lse {
+            bindings = bindings.lse(lse);
+        }
+        self.launch_with(bindings, &Choice::Best, |aligned| match aligned {
+            true => builder.build(),
+            false => builder.unaligned_addresses().build(),
+        })
+    }
+
+    /// Submits a call by the fastest kernel; doesn't wait.
+    ///
+    /// # Errors
+    /// Before anything is submitted: a view that is missing, superfluous, too short, unaligned, or of another type or context; an output
+    /// that shares memory with anything; lists that the call has on the host; when no kernel can do it. Then what the driver reports.
+    pub fn launch<T: Element>(&self, call: &Call, bindings: Bindings<'_, T>) -> Result<()> {
+        self.launch_with(bindings, &Choice::Best, |_| Ok(call.clone()))
+    }
+
+    /// As [`Session::launch`], of a call that is described when it is known whether q, k, v and the output start at multiples of 16 bytes
+    /// ([`CallBuilder::unaligned_addresses`](warptile::CallBuilder::unaligned_addresses)), and by a chosen kernel.
+    ///
+    /// # Errors
+    /// As [`Session::launch`], and those of `describe`.
+    pub fn launch_with<T: Element>(
+        &self,
+        mut bindings: Bindings<'_, T>,
+        choice: &Choice,
+        describe: impl FnOnce(bool) -> warptile::Result<Call>,
+    ) -> Result<()> {
+        const NAMES: [&str; 5] = ["q", "k", "v", "out", "lse"];
+        let name = |slot: usize| NAMES.get(slot).copied().unwrap_or("an argument");
+        let locked = bindings.slots.lock(&self.stream, name)?;
+        let aligned = locked.addresses[at::Q..=at::OUT]
+            .iter()
+            .all(|address| address.is_multiple_of(16));
+        let call = describe(aligned)?;
+        same_type("q", call.element(), T::TYPE)?;
+        locked.check(call.memory())?;
+        let prepared = self.gpu.prepare(call.problem(), choice)?;
+        let addresses = addresses(&locked);
+        self.with_workspace(&prepared, &call, |workspace| {
+            let stream = self.enter()?;
+            // SAFETY: the stream is live, and of the context that the kernels are loaded in, as `gpu` has checked; it is current now. Every
+            // address is that of a view, which is of that context and as long as the call needs, as was checked. cudarc keeps the memory
+            // while the launch is queued: it frees it in the order of the stream that it belongs to, which waits for the launch by the
+            // guards' events or, without event tracking, by the promise of who has turned that off; the same orders others' reads and
+            // writes. Lists are clamped by the kernels. The workspace is zeroed, large enough, and no other launch has it at the same
+            // time. The GPU with its kernels is never dropped.
+            unsafe { prepared.launch_raw(stream, &call, &addresses, workspace) }?;
+            Ok(())
+        })
+    }
+
+    /// Submits a write of new keys and values into a cache; doesn't wait.
+    ///
+    /// # Errors
+    /// As [`Session::launch`].
+    pub fn append<T: Element>(
+        &self,
+        append: &Append,
+        mut bindings: AppendBindings<'_, T>,
+    ) -> Result<()> {
+        same_type("k", append.element(), T::TYPE)?;
+        append.check_types(bindings.tables, bindings.wide_positions)?;
+        let names: Vec<&str> = append.memory().map(|(name, _)| name).collect();
+        let locked = bindings.slots.lock(&self.stream, |slot| names[slot])?;
+        locked.check(append.memory())?;
+        let prepared = self.gpu.prepare_append(append.element())?;
+        let mut addresses = AppendAddresses::default();
+        let from = |slot: usize| locked.addresses[slot];
+        addresses.q = from(of_append::Q);
+        addresses.q_out = from(of_append::Q_OUT);
+        addresses.k = from(of_append::K);
+        addresses.v = from(of_append::V);
+        addresses.k_pages = from(of_append::K_PAGES);
+        addresses.v_pages = from(of_append::V_PAGES);
+        addresses.slots = from(of_append::SLOTS);
+        addresses.block_table = from(of_append::BLOCK_TABLE);
+        addresses.row_offsets = from(of_append::ROW_OFFSETS);
+        addresses.row_lengths = from(of_append::ROW_LENGTHS);
+        addresses.key_lengths = from(of_append::KEY_LENGTHS);
+        addresses.positions = from(of_append::POSITIONS);
+        addresses.cos = from(of_append::COS);
+        addresses.sin = from(of_append::SIN);
+        let stream = self.enter()?;
+        // SAFETY: as in `launch_with`, but that there is no workspace.
+        unsafe { prepared.launch_raw(stream, append, &addresses) }?;
+        Ok(())
+    }
+
+    /// Submits a merge of results; doesn't wait.
+    ///
+    /// # Errors
+    /// As [`Session::launch`].
+    pub fn merge<T: Element>(
+        &self,
+        merge: &Merge,
+        mut bindings: MergeBindings<'_, T>,
+    ) -> Result<()> {
+        same_type("out", merge.element(), T::TYPE)?;
+        let (found, needed) = (bindings.parts(), merge.part_count());
+        if found != needed {
+            return Err(warptile::Error::Count {
+                argument: "parts",
+                found,
+                needed,
+            }
+            .into());
+        }
+        let names: Vec<&str> = merge.memory().map(|(name, _)| name).collect();
+        let locked = bindings.slots.lock(&self.stream, |slot| names[slot])?;
+        locked.check(merge.memory())?;
+        let prepared = self.gpu.prepare_merge(merge.element())?;
+        let parts: Vec<[u64; 2]> = locked.addresses[2..]
+            .chunks_exact(2)
+            .map(|part| [part[0], part[1]])
+            .collect();
+        let addresses = MergeAddresses {
+            parts: &parts,
+            out: locked.addresses[0],
+            lse: locked.addresses[1],
+        };
+        let stream = self.enter()?;
+        // SAFETY: as in `launch_with`, but that there is no workspace.
+        unsafe { prepared.launch_raw(stream, merge, &addresses) }?;
+        Ok(())
+    }
+
+    /// Makes the context current on this thread, as all of cudarc's functions do. Fails if an event could not be awaited.
+    fn enter(&self) -> Result<CUstream> {
+        self.stream.context().bind_to_thread()?;
+        Ok(CUstream(self.stream.cu_stream().cast()))
+    }
+
+    /// Has `launch` use a workspace for the call, if its kernels need one.
+    fn with_workspace(
+        &self,
+        prepared: &Prepared,
+        call: &Call,
+        launch: impl FnOnce(u64) -> Result<()>,
+    ) -> Result<()> {
+        let mut bytes = 0;
+        for step in prepared.plan().steps() {
+            bytes = bytes.max(step.shape(call)?.workspace_bytes);
+        }
+        if bytes == 0 {
+            return launch(0);
+        }
+        if self.for_graph {
+            let mut kept = lock(&self.workspace);
+            return match &mut *kept {
+                Some(kept) if kept.len() >= bytes => launch(kept.device_ptr_mut(&self.stream).0),
+                kept => Err(warptile::Error::SessionTooSmall {
+                    needed: bytes,
+                    available: kept.as_ref().map_or(0, CudaSlice::len),
+                }
+                .into()),
+            };
+        }
+        // The stream by this handle is another one on each thread, and a graph may run beside the stream that it was captured on.
+        let per_thread = CUstream(self.stream.cu_stream().cast()) == CUstream::PER_THREAD;
+        let free = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        if per_thread || self.stream.capture_status()? != free {
+            let mut own = self.stream.alloc_zeros::<u8>(bytes)?;
+            let (pointer, _guard) = own.device_ptr_mut(&self.stream);
+            return launch(pointer);
+        }
+        let mut kept = lock(&self.workspace);
+        if kept.as_ref().is_none_or(|kept| kept.len() < bytes) {
+            // The smaller one is freed in the order of the stream.
+            let grown = bytes.checked_next_power_of_two().unwrap_or(bytes);
+            *kept = Some(self.stream.alloc_zeros::<u8>(grown)?);
+        }
+        match &mut *kept {
+            Some(kept) => launch(kept.device_ptr_mut(&self.stream).0),
+            None => launch(0),
+        }
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("stream", &self.stream)
+            .field("device", &self.gpu.profile().name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is behind these locks is whole after a panic, too.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn same_type(
+    argument: &'static str,
+    expected: warptile::ElementType,
+    found: warptile::ElementType,
+) -> Result<()> {
+    match expected == found {
+        true => Ok(()),
+        false => Err(warptile::Error::ElementMismatch {
+            argument,
+            expected,
+            found,
+        }
+        .into()),
+    }
+}
+
+fn addresses(locked: &Locked<'_>) -> Addresses {
+    let from = |slot: usize| locked.addresses[slot];
+    let mut addresses = Addresses::default();
+    addresses.q = from(at::Q);
+    addresses.k = from(at::K);
+    addresses.v = from(at::V);
+    addresses.out = from(at::OUT);
+    addresses.lse = from(at::LSE);
+    addresses.query_offsets = from(at::QUERY_OFFSETS);
+    addresses.key_offsets = from(at::KEY_OFFSETS);
+    addresses.query_lengths = from(at::QUERY_LENGTHS);
+    addresses.key_lengths = from(at::KEY_LENGTHS);
+    addresses.slopes = from(at::SLOPES);
+    addresses.sinks = from(at::SINKS);
+    addresses.bias = from(at::BIAS);
+    addresses.key_mask = from(at::KEY_MASK);
+    addresses.block_table = from(at::BLOCK_TABLE);
+    addresses
+}
+
+/// A device with its kernels: opened once, and never dropped, as captured graphs may refer to the kernels.
+fn gpu(context: &CudaContext) -> Result<&'static Gpu> {
+    static GPUS: Mutex<Vec<(usize, &'static Gpu)>> = Mutex::new(Vec::new());
+    let ordinal = context.ordinal();
+    let mut gpus = lock(&GPUS);
+    let gpu = match gpus.iter().find(|(known, _)| *known == ordinal) {
+        Some(&(_, gpu)) => gpu,
+        None => {
+            let driver = Driver::load().map_err(warptile::Error::from)?;
+            let opened = Gpu::new(&driver, u32::try_from(ordinal).unwrap_or(u32::MAX))?;
+            let gpu: &'static Gpu = Box::leak(Box::new(opened));
+            gpus.push((ordinal, gpu));
+            gpu
+        }
+    };
+    match gpu.context().raw().0.addr() == context.cu_ctx().addr() {
+        true => Ok(gpu),
+        false => Err(Error::NotPrimary { ordinal }),
+    }
+}

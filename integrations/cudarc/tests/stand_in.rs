@@ -1,0 +1,391 @@
+//! Launches where the driver is a stand-in, which records kernels instead of running them, and checks that what their parameters point to is
+//! alive, and in order with work on other streams. `stand-in.sh` runs this.
+
+use std::error::Error;
+use std::ffi::{c_char, c_int};
+use std::sync::Arc;
+use std::thread;
+
+use half::{bf16, f16};
+use libloading::Library;
+use warptile_cudarc::cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
+use warptile_cudarc::warptile::{
+    Append, Call, Choice, ElementType, Layout, Mask, Merge, Pairing, Rotary, Scoring, TableLayout,
+};
+use warptile_cudarc::{AppendBindings, Bindings, MergeBindings, Session};
+
+type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
+
+/// What the stand-in has seen.
+struct StandIn(Library);
+
+impl StandIn {
+    fn open() -> Result<Self> {
+        // SAFETY: the stand-in has no initialisers.
+        Ok(StandIn(unsafe { Library::new("libcuda.so.1") }?))
+    }
+
+    fn set_device_count(&self, count: c_int) {
+        // SAFETY: an export of warptile-fake-cuda, as it declares it.
+        unsafe {
+            let set = self
+                .0
+                .get::<unsafe extern "C" fn(c_int)>("fake_set_device_count");
+            set.unwrap()(count);
+        }
+    }
+
+    fn count(&self, name: &str) -> usize {
+        // SAFETY: as above; those that are called take nothing and return a number.
+        unsafe { self.0.get::<unsafe extern "C" fn() -> usize>(name).unwrap()() }
+    }
+
+    /// Device allocations that were not given back.
+    fn allocations(&self) -> usize {
+        const DEVICE_MEMORY: c_int = 3;
+        // SAFETY: as above.
+        unsafe {
+            self.0
+                .get::<unsafe extern "C" fn(c_int) -> usize>("fake_live")
+                .unwrap()(DEVICE_MEMORY)
+        }
+    }
+
+    fn launches(&self) -> usize {
+        self.count("fake_launch_count")
+    }
+
+    fn violations(&self) -> Vec<String> {
+        type Get = unsafe extern "C" fn(usize, *mut c_char, usize);
+        let text = |index| {
+            let mut text = vec![0_u8; 1000];
+            // SAFETY: as above; the text has so many bytes, and ends with a NUL then.
+            unsafe {
+                let get = self.0.get::<Get>("fake_violation").unwrap();
+                get(index, text.as_mut_ptr().cast(), text.len());
+            }
+            text.retain(|&byte| byte != 0);
+            String::from_utf8_lossy(&text).into_owned()
+        };
+        (0..self.count("fake_violation_count")).map(text).collect()
+    }
+
+    /// Panics if something was wrong, or another number of kernels ran.
+    fn check(&self, what: &str, launches: usize) {
+        assert_eq!(self.violations(), [""; 0], "{what}");
+        assert_eq!(self.launches(), launches, "{what}");
+    }
+}
+
+const Q: [usize; 4] = [2, 512, 8, 64];
+const KV: [usize; 4] = [2, 512, 2, 64];
+
+fn len(shape: [usize; 4]) -> usize {
+    shape.iter().product()
+}
+
+/// One kernel that draws its tiles from a workspace, on memory that belongs to `home`, and is dropped while the kernel is queued.
+fn dense(session: &Session, home: &Arc<CudaStream>) -> Result {
+    let q = home.clone_htod(&vec![f16::ONE; len(Q)])?;
+    let kv = home.clone_htod(&vec![f16::ONE; len(KV)])?;
+    let mut out = home.alloc_zeros::<f16>(len(Q))?;
+    let mut lse = home.alloc_zeros::<f32>(len(Q) / 64)?;
+    let (q_layout, kv_layout) = (Layout::bshd(Q), Layout::bshd(KV));
+    session.forward(
+        Scoring::new().mask(Mask::causal()),
+        [
+            (q.as_view(), q_layout),
+            (kv.as_view(), kv_layout),
+            (kv.as_view(), kv_layout),
+        ],
+        (out.as_view_mut(), q_layout),
+        Some(lse.as_view_mut()),
+    )?;
+    drop(q);
+    home.clone_dtoh(&out)?;
+    Ok(())
+}
+
+/// A step of decoding with pages: a write, attention whose CTAs share keys, and a merge; three kernels.
+fn step(session: &Session, home: &Arc<CudaStream>) -> Result {
+    let (new, queries) = (Layout::bshd([2, 1, 2, 128]), Layout::bshd([2, 1, 8, 128]));
+    // Keys and values of a page in one tensor.
+    let pages = Layout::new([64, 16, 2, 128], [2 * 16 * 256, 256, 128, 1]);
+    let mut cache = home.alloc_zeros::<bf16>(64 * 2 * 16 * 256)?;
+    let (k, mut q) = (
+        home.alloc_zeros::<bf16>(512)?,
+        home.alloc_zeros::<bf16>(2048)?,
+    );
+    let table = home.clone_htod(&(0..64).collect::<Vec<u32>>())?;
+    let lengths = home.clone_htod(&[3_i32, 500])?;
+    let append = Append::builder(ElementType::Bf16, [&new, &new], [&pages, &pages])
+        .device_key_lengths(2)
+        .device_block_table(32)
+        .rotary(Rotary::computed(128, 1e4, Pairing::HalfSplit)?)
+        .queries(queries, None)
+        .build()?;
+    let bindings =
+        AppendBindings::in_one(k.as_view(), k.as_view(), cache.as_view_mut(), [0, 16 * 256])
+            .queries(q.as_view_mut())
+            .key_lengths(lengths.as_view())
+            .block_table(table.as_view());
+    session.append(&append, bindings)?;
+
+    let call = Call::builder(&queries, &pages, &pages, ElementType::Bf16)
+        .device_block_table(TableLayout::from([2, 32]))
+        .device_key_lengths(2)
+        .build()?;
+    let mut out = home.alloc_zeros::<bf16>(2048)?;
+    let mut lse = home.alloc_zeros::<f32>(16)?;
+    let (keys, values) = (cache.as_view(), cache.slice(16 * 256..));
+    let bindings = Bindings::new(q.as_view(), keys, values, out.as_view_mut())
+        .lse(lse.as_view_mut())
+        .key_lengths(lengths.as_view())
+        .block_table(table.as_view());
+    session.launch(&call, bindings)?;
+
+    let merge = Merge::builder(ElementType::Bf16, &[queries, queries])
+        .want_lse(false)
+        .build()?;
+    let mut merged = home.alloc_zeros::<bf16>(2048)?;
+    let bindings = MergeBindings::new(merged.as_view_mut())
+        .part(out.as_view(), lse.as_view())
+        .part(out.as_view(), lse.as_view());
+    session.merge(&merge, bindings)?;
+    drop((cache, out, lse));
+    home.clone_dtoh(&merged)?;
+    Ok(())
+}
+
+/// One test, as the stand-in's state is the process's.
+#[test]
+#[ignore = "needs the stand-in for the driver: run stand-in.sh"]
+fn launches_are_in_order_and_within_their_memory() -> Result {
+    let stand_in = StandIn::open()?;
+    stand_in.set_device_count(2);
+    let context = CudaContext::new(0)?;
+    let mut launches = 0;
+
+    let stream = context.default_stream();
+    let session = Session::new(&stream)?;
+    for _ in 0..3 {
+        dense(&session, &stream)?;
+        step(&session, &stream)?;
+        launches += 4;
+    }
+    stream.synchronize()?;
+    stand_in.check("the default stream", launches);
+
+    // The workspace is kept by the session, and nothing else is.
+    assert_eq!(stand_in.allocations(), 1);
+    drop(session);
+    stream.synchronize()?;
+    assert_eq!(stand_in.allocations(), 0);
+
+    // From here on there are several streams, so cudarc orders them by events.
+    let (a, b) = (context.new_stream()?, context.new_stream()?);
+    for home in [&a, &b, &stream] {
+        let session = Session::new(&b)?;
+        dense(&session, home)?;
+        step(&session, home)?;
+        launches += 4;
+    }
+    context.synchronize()?;
+    stand_in.check("memory of other streams", launches);
+
+    let session = &Session::new(&a)?;
+    let threads: Vec<std::result::Result<(), String>> = thread::scope(|scope| {
+        let spawn = |number: usize| {
+            let home = [&a, &b][number % 2];
+            scope.spawn(move || {
+                let calls =
+                    || (0..5).try_for_each(|_| step(session, home).and(dense(session, home)));
+                calls().map_err(|error| error.to_string())
+            })
+        };
+        let threads: Vec<_> = (0..4).map(spawn).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .collect()
+    });
+    threads
+        .into_iter()
+        .collect::<std::result::Result<Vec<()>, String>>()?;
+    launches += 4 * 5 * 4;
+    let per_thread = context.per_thread_stream();
+    dense(&Session::new(&per_thread)?, &per_thread)?;
+    launches += 1;
+    context.synchronize()?;
+    stand_in.check("threads", launches);
+
+    errors(session)?;
+    launches += 1;
+    context.synchronize()?;
+    stand_in.check("errors", launches);
+
+    // SAFETY: what follows is on one stream, but where it is to be out of order.
+    unsafe { context.disable_event_tracking() };
+    captures(&stand_in, &context)?;
+
+    // Without events nobody orders two streams: memory is freed under the kernel, and the stand-in sees it.
+    let session = Session::new(&b)?;
+    let lost = dense(&session, &a).and_then(|()| Ok(context.synchronize()?));
+    assert!(lost.is_err());
+    assert!(
+        !stand_in.violations().is_empty(),
+        "a missing order was not seen"
+    );
+    Ok(())
+}
+
+/// Captured launches, of a kernel that needs no workspace, and of one that does.
+fn captures(stand_in: &StandIn, context: &Arc<CudaContext>) -> Result {
+    let stream = context.new_stream()?;
+    for keys in [64, 8192] {
+        let (layout, kv) = (
+            Layout::bshd([1, 1, 8, 128]),
+            Layout::bshd([1, keys, 2, 128]),
+        );
+        let call = Call::builder(&layout, &kv, &kv, ElementType::F16)
+            .want_lse(false)
+            .build()?;
+        let eager = Session::new(&stream)?;
+        let prepared = eager.gpu().prepare(call.problem(), &Choice::Best)?;
+        let bytes = prepared.plan().scratch().bytes;
+        assert!(bytes != 0 || keys == 64);
+        // SAFETY: one capture, whose graph is replayed in the order of the stream, and dropped before the session.
+        let captured = unsafe { Session::for_graph(&stream, bytes) }?;
+        let (q, k) = (
+            stream.alloc_zeros::<f16>(1024)?,
+            stream.alloc_zeros::<f16>(keys * 256)?,
+        );
+        let mut out = stream.alloc_zeros::<f16>(1024)?;
+        let mut launch = |session: &Session| {
+            let bindings = Bindings::new(q.as_view(), k.as_view(), k.as_view(), out.as_view_mut());
+            session.launch(&call, bindings)
+        };
+        launch(&eager)?;
+        stream.synchronize()?;
+        let (before, allocations) = (stand_in.launches(), stand_in.allocations());
+        stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
+        launch(&captured)?;
+        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = stream.end_capture(flags)?.ok_or("the graph is empty")?;
+        assert_eq!(stand_in.launches(), before);
+        for _ in 0..3 {
+            graph.launch()?;
+        }
+        launch(&eager)?;
+        stream.synchronize()?;
+        stand_in.check("captures", before + 4);
+        assert_eq!(stand_in.allocations(), allocations);
+        // SAFETY: nothing is launched.
+        let small = unsafe { Session::for_graph(&stream, 0) }?;
+        let refused = launch(&small).err().map(|error| error.to_string());
+        assert_eq!(refused.is_some(), bytes != 0, "{refused:?}");
+        drop(graph);
+        stream.synchronize()?;
+    }
+    Ok(())
+}
+
+fn errors(session: &Session) -> Result {
+    let stream = session.stream();
+    let layout = Layout::bshd([2, 16, 4, 64]);
+    let elements = 2 * 16 * 4 * 64;
+    let q = stream.alloc_zeros::<f16>(elements + 8)?;
+    let mut out = stream.alloc_zeros::<f16>(elements)?;
+    let lengths = stream.alloc_zeros::<i32>(2)?;
+    let call = |want_lse| {
+        Call::builder(&layout, &layout, &layout, ElementType::F16)
+            .want_lse(want_lse)
+            .device_key_lengths(2)
+            .build()
+    };
+    let expect = |result: warptile_cudarc::Result<()>, text: &str| {
+        let error = result.expect_err(text).to_string();
+        assert!(error.starts_with(text), "{error}");
+    };
+    let mut refused =
+        |text: &str, launch: &dyn Fn(Bindings<'_, f16>) -> warptile_cudarc::Result<()>| {
+            let of = |_| q.as_view();
+            let [q, k, v] = [0, 1, 2].map(of);
+            expect(launch(Bindings::new(q, k, v, out.as_view_mut())), text);
+        };
+    let plain = call(false)?;
+    refused("key_lengths is missing", &|bindings| {
+        session.launch(&plain, bindings)
+    });
+    let with_lse = call(true)?;
+    refused("lse is missing", &|bindings| {
+        session.launch(&with_lse, bindings.key_lengths(lengths.as_view()))
+    });
+    refused(
+        "key_lengths needs a buffer of 2 elements for its shape and strides, but has 1",
+        &|bindings| {
+            let short = lengths.slice(..1);
+            session.launch(&plain, bindings.key_lengths(short))
+        },
+    );
+    let slopes = stream.alloc_zeros::<f32>(4)?;
+    refused("alibi_slopes is given", &|bindings| {
+        session.launch(
+            &plain,
+            bindings
+                .key_lengths(lengths.as_view())
+                .slopes(slopes.as_view()),
+        )
+    });
+    let on_host = Call::builder(&layout, &layout, &layout, ElementType::F16)
+        .want_lse(false)
+        .key_lengths(&[1, 2])
+        .build()?;
+    refused("key_lengths is on the host", &|bindings| {
+        session.launch(&on_host, bindings)
+    });
+    let single = Call::builder(&layout, &layout, &layout, ElementType::F32)
+        .want_lse(false)
+        .build()?;
+    refused("q has elements of type f16, but q has f32", &|bindings| {
+        session.launch(&single, bindings)
+    });
+    let named = "wgmma_d64".parse::<Choice>()?;
+    refused("unknown kernel", &|bindings| {
+        session.launch_with(bindings.key_lengths(lengths.as_view()), &named, |_| {
+            Ok(plain.clone())
+        })
+    });
+    // Views that begin where 16 bytes cannot be moved at once, and too late.
+    let shifted = |start: usize| q.slice(start..);
+    let views = |start| {
+        [
+            (shifted(start), layout),
+            (q.as_view(), layout),
+            (q.as_view(), layout),
+        ]
+    };
+    session.forward(Scoring::new(), views(1), (out.as_view_mut(), layout), None)?;
+    stream.synchronize()?;
+    expect(
+        session.forward(Scoring::new(), views(9), (out.as_view_mut(), layout), None),
+        "q needs a buffer of 8192 elements",
+    );
+    // Memory of another device, as far as cudarc knows.
+    let other = CudaContext::new(1)?.default_stream();
+    let (address, _guard) = q.device_ptr(stream);
+    // SAFETY: used by nothing, and leaked below.
+    let elsewhere = unsafe { other.upgrade_device_ptr::<f16>(address, elements) };
+    let [_, k, v] = views(0);
+    expect(
+        session.forward(
+            Scoring::new(),
+            [(elsewhere.as_view(), layout), k, v],
+            (out.as_view_mut(), layout),
+            None,
+        ),
+        "q is in a context of cuda:1, but the session's stream is in one of cuda:0",
+    );
+    elsewhere.leak();
+    Ok(())
+}
