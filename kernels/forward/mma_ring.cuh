@@ -28,7 +28,7 @@ template <class Traits> class Ring {
                 load_group();
             } else {
                 const bool pages_are_there = loading == NOTHING_BUT_PAGES;
-                loading = max(loading + 1, number);
+                loading = max(pages_are_there ? 0 : loading + 1, number);
                 start_loading(loading, pages_are_there);
             }
         }
