@@ -695,7 +695,12 @@ mod tests {
             // Where a quotient that is too large or too small by the least shows.
             let last = largest / rows * rows;
             for first in [0, rows, last / rows / 2 * rows, last - rows, last] {
-                for key in [first.saturating_sub(1), first, first + 1, first.saturating_add(rows - 1)] {
+                for key in [
+                    first.saturating_sub(1),
+                    first,
+                    first + 1,
+                    first.saturating_add(rows - 1),
+                ] {
                     let key = key.min(largest);
                     assert_eq!(number(&pages, key), key / rows, "key {key}, {rows} rows");
                 }

@@ -4,9 +4,7 @@ use half::f16;
 use warptile::gpu::{Bindings, Prepared};
 use warptile::{Call, Choice, ElementType, Error, Family, Features, Layout};
 use warptile_check::Case;
-use warptile_driver::{
-    DeviceBuffer, Graph, Kernel, KernelOptions, LaunchConfig, Module, Stream,
-};
+use warptile_driver::{DeviceBuffer, Graph, Kernel, KernelOptions, LaunchConfig, Module, Stream};
 use warptile_kernels::{Image, catalog};
 
 use crate::harness::{Images, case, families, gpu, passes, ran};
@@ -215,7 +213,10 @@ fn a_captured_launch_follows_its_table_and_lengths() {
 fn writes_late() -> Kernel<[u64; 4]> {
     let profile = gpu().profile();
     let (target, begins) = match profile.major {
-        9.. => ("sm_90", "griddepcontrol.launch_dependents; griddepcontrol.wait;"),
+        9.. => (
+            "sm_90",
+            "griddepcontrol.launch_dependents; griddepcontrol.wait;",
+        ),
         _ => ("sm_80", ""),
     };
     let ptx = format!(
@@ -270,9 +271,8 @@ fn lengths_and_pages_may_be_written_by_the_launch_before() {
         let stream = step.stream.clone();
         let mut random = Random(3);
         for round in 0..300 {
-            let mut table = || -> Vec<i32> {
-                (0..BATCH * COLUMNS).map(|_| random.below(PAGES)).collect()
-            };
+            let mut table =
+                || -> Vec<i32> { (0..BATCH * COLUMNS).map(|_| random.below(PAGES)).collect() };
             let (before, after) = (table(), table());
             let mut some = |longest: i32| -> [i32; BATCH] {
                 std::array::from_fn(|_| random.below(longest as usize + 1))
