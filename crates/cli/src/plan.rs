@@ -304,7 +304,7 @@ fn table(
     for (profile, plan) in plans {
         let image = match plan {
             Ok(plan) => plan.image().map_or("cpu", |image| image.name),
-            Err(Error::NoKernel { .. }) => "none",
+            Err(Error::NoKernel { .. } | Error::NoImages { .. }) => "none",
             Err(error) => return Err(refused(profile, error)),
         };
         writeln!(

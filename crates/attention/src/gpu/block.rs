@@ -76,7 +76,6 @@ pub(crate) fn forward(
                 true => call.splits().keys().map_or(0, |keys| keys as i32),
                 false => 0,
             },
-            ..Default::default()
         },
         heads: count(call.heads()),
         kv_heads: count(call.kv_heads()),
