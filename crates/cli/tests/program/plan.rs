@@ -79,7 +79,8 @@ fn all_gpus_are_a_table_and_json() {
     assert_eq!(plans[0]["measured"], false);
     assert!(plans[0]["image"].as_str().unwrap().ends_with("_sm_80"));
     assert_eq!(plans[1]["kernel"], serde_json::Value::Null);
-    assert!(!plans[1]["considered"].as_array().unwrap().is_empty());
+    // Nothing that the program has was compiled for it, so nothing was considered.
+    assert!(plans[1]["considered"].as_array().unwrap().is_empty());
 }
 
 #[test]
