@@ -778,7 +778,7 @@ mod tests {
             "    void* address; // Of batch entry 0, row 0, head 0.",
             "struct alignas(64) ForwardTma {",
             "    unsigned long long opaque[16]; // Its 128 bytes.",
-            "static_assert(sizeof(Forward) == 424);",
+            "static_assert(sizeof(Forward) == 432);",
             "constexpr unsigned FEATURE_SINKS = 1u << 2;",
             "    Tensor outs[32]; // Results.",
         ] {
