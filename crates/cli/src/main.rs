@@ -24,6 +24,7 @@ mod records;
 mod report;
 mod run;
 mod text;
+mod tune;
 mod verify;
 mod version;
 
@@ -64,9 +65,12 @@ enum Command {
     Verify(verify::VerifyArgs),
     Bench(bench::BenchArgs),
     Plan(plan::PlanArgs),
+    Tune(tune::TuneArgs),
     Compare(compare::CompareArgs),
     Gen(generate::GenArgs),
     Report(report::ReportArgs),
+    #[command(hide = true)]
+    TuneTrials(tune::TrialsArgs),
     Completions(completions::CompletionsArgs),
     Man(completions::ManArgs),
 }
@@ -80,9 +84,11 @@ impl Command {
             Command::Bench(args) => &args.json,
             Command::Compare(args) => &args.json,
             Command::Plan(args) => &args.json,
+            Command::Tune(args) => &args.json,
             Command::Run(_)
             | Command::Gen(_)
             | Command::Report(_)
+            | Command::TuneTrials(_)
             | Command::Completions(_)
             | Command::Man(_) => &None,
         };
@@ -96,6 +102,8 @@ impl Command {
             Command::Verify(args) => verify::run(args, console),
             Command::Bench(args) => bench::run(args, console),
             Command::Plan(args) => plan::run(args, console),
+            Command::Tune(args) => tune::run(args, console),
+            Command::TuneTrials(args) => tune::run_trials(args, console),
             Command::Compare(args) => compare::run(args, console),
             Command::Gen(args) => generate::run(args, console),
             Command::Report(args) => report::run(args, console),

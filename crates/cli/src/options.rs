@@ -3,9 +3,11 @@
 use std::fmt;
 use std::io::Write;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use clap::ValueEnum;
-use warptile::{Align, Backend, Layout, Mask, Scoring};
+use warptile::gpu::Gpu;
+use warptile::{Align, Backend, Layout, Mask, Rates, Scoring};
 use warptile_driver::sys::LoadError;
 use warptile_driver::{Driver, DriverError};
 
@@ -23,7 +25,8 @@ pub(crate) enum Device {
 }
 
 impl Device {
-    /// Opens the device, and says on standard error which GPUs [`Device::Auto`] did not take.
+    /// Opens the device, with the rates that `warptile tune` wrote for it, and says on standard error which GPUs [`Device::Auto`] did not
+    /// take and which rates are not in force.
     ///
     /// # Errors
     /// [`Failure::Device`] if a GPU was asked for and can't be had.
@@ -38,7 +41,26 @@ impl Device {
             // If standard error is gone there is nobody to tell.
             let _ = std::io::stderr().write_all(passed_over(&backend).as_bytes());
         }
-        Ok(backend)
+        self.with_user_rates(backend)
+    }
+
+    fn with_user_rates(self, backend: Backend) -> Result<Backend, Failure> {
+        let Some(gpu) = backend.gpu() else {
+            return Ok(backend);
+        };
+        match Rates::of_user(gpu.profile(), &gpu.driver_name()) {
+            Ok(None) => Ok(backend),
+            Ok(Some(rates)) => {
+                let gpu = Gpu::on_stream(gpu.stream())
+                    .map_err(|error| Failure::Device(format!("{self}: {error}")))?;
+                Ok(Backend::from_gpu(Arc::new(gpu.with_rates(rates))))
+            }
+            Err(error) => {
+                let note = format!("note: {}\n", text::message(&error.to_string()));
+                let _ = std::io::stderr().write_all(note.as_bytes());
+                Ok(backend)
+            }
+        }
     }
 }
 

@@ -11,3 +11,4 @@ mod plan;
 mod records;
 mod run;
 mod standin;
+mod tune;
