@@ -303,4 +303,79 @@ mod tests {
             );
         }
     }
+
+    fn problem(len: usize, splits: crate::Splits) -> Problem {
+        let layout = crate::Layout::bshd([2, len, 8, 128]);
+        let call = crate::Call::builder(&layout, &layout, &layout, crate::ElementType::F16);
+        call.splits(splits).build().unwrap().problem()
+    }
+
+    #[test]
+    fn a_choice_holds_for_its_problem_on_its_gpu() {
+        use crate::{Choice, Planner, Reason, Splits};
+        let h200 = DeviceProfile::h200();
+        let (kernel, other) = ("wmma_d128_64x64_w4_s1", "wgmma_d128_128x128_w12_s2");
+        let mut settings = Settings::default();
+        settings.ctas = Some(1);
+        let usual = problem(512, Splits::Even);
+        let mut rates = Rates::embedded(&h200).clone();
+        rates.choose(&usual, Some((kernel, settings)));
+        let plan = |rates: &Rates, device: &DeviceProfile, problem: Problem| {
+            let plan = Planner::new(device)
+                .rates(rates)
+                .plan(problem, &Choice::Best);
+            plan.unwrap()
+        };
+        let tuned = plan(&rates, &h200, usual);
+        assert_eq!(tuned.kernel_name(), kernel);
+        assert!(tuned.basis().unwrap().tuned);
+        assert_eq!(tuned.steps()[0].settings, settings);
+        assert_eq!(tuned.steps()[0].ctas_per_multiprocessor, 1);
+        assert!(
+            { tuned.considered().iter() }
+                .any(|one| one.kernel == other && one.reason == Reason::Tuned)
+        );
+        // Another problem, another size of the GPU, and one whose kernel must not depend on lengths.
+        for (device, problem) in [
+            (h200.clone(), problem(1024, Splits::Even)),
+            (h200.clone().with_multiprocessors(66), usual),
+            (h200.clone(), problem(512, Splits::EveryKeys(256))),
+        ] {
+            let plan = plan(&rates, &device, problem);
+            assert!(!plan.basis().unwrap().tuned, "{plan}");
+            assert!(plan.steps()[0].settings.is_default());
+        }
+        rates.choose(
+            &problem(512, Splits::EveryKeys(256)),
+            Some((kernel, settings)),
+        );
+        assert_eq!(rates.chosen_problems(), 1);
+        // A kernel that can't compute the problem is passed over.
+        rates.choose(&usual, Some(("wmma_d64_64x64_w4_s2", settings)));
+        assert_ne!(
+            plan(&rates, &h200, usual).kernel_name(),
+            "wmma_d64_64x64_w4_s2"
+        );
+        rates.choose(&usual, None);
+        assert_eq!(rates, *Rates::embedded(&h200));
+    }
+
+    /// Of a GPU that was not measured every choice is by modelled rates, and no kernel without rates is chosen.
+    #[test]
+    fn choices_for_other_gpus_are_marked_as_modelled() {
+        use crate::{Choice, Planner, Splits};
+        let h200 = DeviceProfile::h200();
+        let mut a100 = h200.clone();
+        "NVIDIA A100".clone_into(&mut a100.name);
+        (a100.major, a100.multiprocessors) = (8, 108);
+        for len in [64, 512, 4096] {
+            let standing = |device: &DeviceProfile| {
+                let problem = problem(len, Splits::Even);
+                let plan = Planner::new(device).plan(problem, &Choice::Best).unwrap();
+                plan.basis().unwrap().standing
+            };
+            assert_eq!(standing(&a100), Standing::Modelled);
+            assert_eq!(standing(&h200), Standing::Measured);
+        }
+    }
 }

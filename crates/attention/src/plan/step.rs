@@ -603,4 +603,48 @@ mod tests {
         );
         assert!(step("wmma_d64_64x64_w4_s2", 132).shape(&call).is_ok());
     }
+
+    #[test]
+    fn settings_change_the_launch_within_its_limits() {
+        let call = dense(4, [16, 16], [4096, 4096], Mask::causal());
+        let with = |kernel: &str, words: &str| {
+            let mut step = step(kernel, 132);
+            for word in words.split_whitespace() {
+                step.settings.parse_word(word).unwrap();
+            }
+            step.shape(&call).unwrap()
+        };
+        let persistent = "wgmma_d128_192x80_w16_s3";
+        let usual = with(persistent, "");
+        assert_eq!(with(persistent, "at-once=5").heads_at_once, 5);
+        assert_eq!(with(persistent, "at-once=9999").heads_at_once, 64);
+        assert_eq!(with(persistent, "at-once=1 ranges=3").tiles, usual.tiles);
+        // `wmma` takes head after head whatever is asked for.
+        assert_eq!(with("wmma_d128_64x64_w4_s1", "at-once=5").heads_at_once, 1);
+        // Ranges stay within what the workspace holds.
+        let image = warptile_kernels::catalog()
+            .iter()
+            .find(|image| splits_tiles(image) && image.tiling.head_dim == 128)
+            .unwrap();
+        let call = dense(1, [10, 10], [512, 65_536], Mask::None);
+        let split = |ranges: Option<u32>| {
+            let mut step = Step {
+                image,
+                ..step(persistent, 132)
+            };
+            step.settings.ranges = ranges;
+            step.shape(&call).unwrap()
+        };
+        let (usual, one) = (split(None), split(Some(1)));
+        assert!(usual.splits > 1, "{usual:?}");
+        assert_eq!((one.splits, one.shares_keys), (1, false));
+        let two = split(Some(2));
+        assert_eq!(two.splits, 2);
+        let most = split(Some(u32::MAX));
+        let bound = Scratch::with_split_tiles(PARTS_A_CTA * 132, image);
+        assert!(
+            most.splits >= usual.splits && most.workspace_bytes <= bound.bytes,
+            "{most:?}"
+        );
+    }
 }

@@ -237,6 +237,13 @@ impl<'a, T: Element> Rotation<'a, T> {
         })
     }
 
+    /// Microseconds of GPU time of a first launch of a plan.
+    pub(crate) fn once(&mut self, plan: &Plan) -> warptile_check::Result<f64> {
+        let launch = Launch::new(self.case, self.call, plan, self.gpu, self.lists)?;
+        let work = || launch.submit(&self.stream, &mut self.sets[0]);
+        Ok(self.stopwatch.time(&self.stream, work)?)
+    }
+
     /// Captures the launches of a plan for the call, or for its problem with lengths on the device.
     pub(crate) fn capture(&mut self, plan: &Plan) -> warptile_check::Result<Replay> {
         let launch = Launch::new(self.case, self.call, plan, self.gpu, self.lists)?;

@@ -21,6 +21,11 @@ const CLOSE: f64 = 1.15;
 /// How much slower than the fastest so far a first replay may be for a second one to be worth its time.
 const HOPELESS: f64 = 2.0;
 
+/// The same of a first launch, for a replay to be worth its time, and from how many microseconds on that counts: a short one is slow for other
+/// reasons.
+const FAR_TOO_SLOW: f64 = 4.0;
+const LONG_LAUNCH: f64 = 5000.0;
+
 /// The plan of a candidate. `rates` matter only to what it says of itself.
 pub(super) fn plan_of(
     gpu: &Gpu,
@@ -131,6 +136,11 @@ impl<T: Element> Bench for Rotation<'_, T> {
         for (index, plan) in plans.iter().enumerate() {
             if interrupt::requested() {
                 break;
+            }
+            let once = self.once(plan)?;
+            if once > LONG_LAUNCH && once > FAR_TOO_SLOW * fastest {
+                times.push(vec![once]);
+                continue;
             }
             let replay = self.capture(plan)?;
             for _ in 0..WARM_UP {

@@ -422,7 +422,9 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
             let passed = match passed.get(&new.kernel) {
                 Some(&passed) => passed,
                 None => {
-                    let found = passes_verification(self.gpu, &new.kernel)?;
+                    let Some(found) = passes_verification(self.gpu, &new.kernel)? else {
+                        break;
+                    };
                     passed.insert(new.kernel.clone(), found);
                     found
                 }
@@ -618,13 +620,20 @@ pub(crate) fn run_trials(args: &TrialsArgs, console: &mut dyn Write) -> Result<(
     Ok(())
 }
 
-/// Whether a kernel computes random problems as it should on this GPU.
-fn passes_verification(gpu: &Gpu, kernel: &str) -> Result<bool, Failure> {
+/// Whether a kernel computes random problems as it should on this GPU; `None` after Ctrl-C.
+fn passes_verification(gpu: &Gpu, kernel: &str) -> Result<Option<bool>, Failure> {
     let status = again(gpu, "verify")?
         .args(["--kernel", kernel, "--count", VERIFIED, "--max-len", "512"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status()
         .map_err(|error| Failure::Device(format!("cannot verify {kernel}: {error}")))?;
-    Ok(status.success())
+    match status.code() {
+        _ if interrupt::requested() => Ok(None),
+        Some(0) => Ok(Some(true)),
+        Some(1) => Ok(Some(false)),
+        _ => Err(Failure::Device(format!(
+            "cannot verify {kernel}: `warptile verify` ended with {status}"
+        ))),
+    }
 }
