@@ -2,6 +2,7 @@
 
 use warptile::{Call, Element, ElementType, Layout, Operands, ScoreTerms, Sequence, View};
 
+use crate::compiled::{Compiled, cast_operands, cast_views, with_type};
 use crate::error::{Error, Result, limited};
 use crate::parallel;
 use crate::rounding::{round, ulp};
@@ -49,18 +50,9 @@ pub fn reference<T: Element>(
     v: View<'_, T>,
     operands: &Operands<'_, T>,
 ) -> Result<ReferenceOutput> {
-    Ok(compute(call, q, k, v, operands, false)?.exact)
-}
-
-/// Computes everything that a result is judged by.
-pub(crate) fn references<T: Element>(
-    call: &Call,
-    q: View<'_, T>,
-    k: View<'_, T>,
-    v: View<'_, T>,
-    operands: &Operands<'_, T>,
-) -> Result<References> {
-    compute(call, q, k, v, operands, true)
+    with_type!(U = T, {
+        U::reference(call, cast_views([q, k, v]), &cast_operands(operands))
+    })
 }
 
 /// Keys or values of a call that a reference reads: as they are, or copied from their pages to batch entries of their own,
@@ -195,11 +187,10 @@ struct RowRest {
     lse_floor: f32,
 }
 
-fn compute<T: Element>(
+/// What a result is judged by; without `rounded` the exact part of it alone.
+pub(crate) fn compute<T: Element>(
     call: &Call,
-    q: View<'_, T>,
-    k: View<'_, T>,
-    v: View<'_, T>,
+    [q, k, v]: [View<'_, T>; 3],
     operands: &Operands<'_, T>,
     rounded: bool,
 ) -> Result<References> {
