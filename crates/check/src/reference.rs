@@ -674,14 +674,13 @@ mod tests {
         let queries = [more_than_one; 8];
         let keys = [[more_than_one; 8], [f16::ONE; 8]];
         let values = [[f16::ZERO; 8], [f16::ONE; 8]];
-        let References { exact, rounded, .. } = references(
-            &call,
+        let views = [
             View::new(&queries, q),
             View::new(keys.as_flattened(), k),
             View::new(values.as_flattened(), k),
-            &Operands::none(),
-        )
-        .unwrap();
+        ];
+        let References { exact, rounded, .. } =
+            compute(&call, views, &Operands::none(), true).unwrap();
         // Scores are 8015.6 and 8007.8, between numbers of f16 that are 4 apart.
         let product = |key: f64| 8.0 * (1.0 + 1.0 / 1024.0) * key * 1000.0;
         let difference = product(1.0 + 1.0 / 1024.0) - product(1.0);
