@@ -199,8 +199,8 @@ impl Problem {
     /// The problem on one line, in the words of the `warptile` program ("b2 q512 k576 h8/2 d64 f16 mask=causal"): what [`Rates`] and the
     /// log of problems (`WARPTILE_LOG`) know it by. Reading it back gives a problem of the same line.
     ///
-    /// Of packed sequences the longest is taken to have the bound's length, and the others to share the rest evenly. Whether the
-    /// logarithm of the sums is wanted is not part of it.
+    /// Of packed sequences the longest is taken to have the bound's length, and the others to share the rest evenly. What takes no time is
+    /// not part of it: the scale, unless it is negative, and whether the logarithm of the sums is wanted.
     ///
     /// [`Rates`]: crate::Rates
     #[must_use]
@@ -231,7 +231,11 @@ impl Problem {
             let _ = write!(line, "/{}", self.kv_heads);
         }
         let _ = write!(line, " d{} {}", self.head_dim, self.element);
-        let scoring = self.scoring.to_string();
+        let scoring = Scoring {
+            scale: self.scoring.scale.filter(|scale| *scale < 0.0),
+            ..self.scoring
+        };
+        let scoring = scoring.to_string();
         if !scoring.is_empty() {
             let _ = write!(line, " {scoring}");
         }
@@ -244,10 +248,9 @@ impl Problem {
         if let Some(rows) = self.page_rows() {
             let _ = write!(line, " pages={rows}");
         }
-        if self.device_lengths {
-            // Which lengths only the call knows.
-            line.push_str(if packed { "" } else { " lengths=ragged" });
-            line.push_str(" device-lengths");
+        if self.device_lengths && !packed {
+            // Which lengths only the call knows; those of packed sequences are above.
+            line.push_str(" lengths=ragged device-lengths");
         }
         line
     }

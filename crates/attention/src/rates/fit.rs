@@ -32,8 +32,8 @@ impl Timed {
 /// Of fewer problems than this the end of a tile can't be told from the speed.
 const LEAST_PROBLEMS: usize = 3;
 
-/// What ends of tiles are looked for, in blocks of keys: half a block each.
-const TILE_ENDS: u32 = 16;
+/// Up to which end of a tile is looked for, in blocks of keys.
+const LONGEST_TILE_END: u32 = 8;
 
 /// The end of a tile of a kernel that nobody measured, in blocks of keys: what most have.
 const USUAL_TILE_END: f64 = 2.0;
@@ -103,6 +103,7 @@ impl Rates {
         for rate in &mut rates.kernels {
             // As many digits as mean something, for whoever reads the file.
             rate.speed.tflops = rounded(rate.speed.tflops);
+            rate.speed.tile_end = rounded(rate.speed.tile_end);
         }
         rates.bandwidth = rounded(rates.bandwidth);
         rates
@@ -110,13 +111,23 @@ impl Rates {
 
     fn speed_of(&self, times: &[&Timed], before: Option<Speed>, device: &DeviceProfile) -> Speed {
         let usual = before.map_or(USUAL_TILE_END, |before| before.tile_end);
-        let tile_ends: Vec<f64> = match times.len() {
-            ..LEAST_PROBLEMS => vec![usual],
-            _ => (0..=TILE_ENDS)
-                .map(|halves| f64::from(halves) / 2.0)
-                .chain([usual])
-                .collect(),
-        };
+        if times.len() < LEAST_PROBLEMS {
+            return self.best_speed(times, [usual], device);
+        }
+        let halves = (0..=2 * LONGEST_TILE_END).map(|halves| f64::from(halves) / 2.0);
+        let best = self.best_speed(times, halves, device);
+        // To a tenth of a block.
+        let tenths = (-5..=5).map(|tenths| (best.tile_end + f64::from(tenths) / 10.0).max(0.0));
+        self.best_speed(times, tenths, device)
+    }
+
+    /// The best with one of these ends of tiles.
+    fn best_speed(
+        &self,
+        times: &[&Timed],
+        tile_ends: impl IntoIterator<Item = f64>,
+        device: &DeviceProfile,
+    ) -> Speed {
         let best = tile_ends.into_iter().map(|tile_end| {
             let error = |ln_tflops: f64| {
                 let speed = Speed {
@@ -148,7 +159,7 @@ impl Rates {
         best.map_or(
             Speed {
                 tflops: 1.0,
-                tile_end: usual,
+                tile_end: USUAL_TILE_END,
             },
             |(_, speed)| speed,
         )
@@ -160,7 +171,7 @@ fn least(of: impl Fn(f64) -> f64) -> f64 {
     const RATIO: f64 = 0.618_033_988_749_895;
     // From a megaflop to an exaflop per second; each step keeps 0.618 of it.
     let (mut low, mut high) = (1e-6_f64.ln(), 1e6_f64.ln());
-    for _ in 0..60 {
+    for _ in 0..45 {
         let (a, b) = (high - RATIO * (high - low), low + RATIO * (high - low));
         match of(a) < of(b) {
             true => high = b,

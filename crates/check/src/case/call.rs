@@ -251,9 +251,17 @@ mod tests {
             let read: Case = line.parse().unwrap();
             assert_eq!(read.problem_of_programs().unwrap().line(), line, "{text}");
         }
-        let case: Case = "b2 q500 k500 h8 d64 f16".parse().unwrap();
-        let line = case.problem_of_programs().unwrap().line();
-        assert_eq!(line, "b2 q512 k512 h8 d64 f16");
+        let line = |text: &str| {
+            let case: Case = text.parse().unwrap();
+            case.problem_of_programs().unwrap().line()
+        };
+        let whole = "b2 q512 k512 h8 d64 f16";
+        assert_eq!(line("b2 q500 k500 h8 d64 f16"), whole);
+        assert_eq!(line("b2 q500 k500 h8 d64 f16 scale=0.3"), whole);
+        assert_eq!(
+            line("b2 q500 k500 h8 d64 f16 scale=-0.3"),
+            whole.to_owned() + " scale=-0.3"
+        );
     }
 
     #[test]

@@ -90,8 +90,12 @@ pub(super) fn variations(
 
 /// What can be timed, whatever the element type.
 pub(super) trait Bench {
-    /// Median microseconds of each plan, in their order; after Ctrl-C of fewer.
-    fn screen(&mut self, plans: &[Plan]) -> warptile_check::Result<Vec<f64>>;
+    /// Median microseconds of each plan, in their order; after Ctrl-C of fewer. Tells of each that is the fastest so far.
+    fn screen(
+        &mut self,
+        plans: &[Plan],
+        fastest_so_far: &mut dyn FnMut(&Plan, f64),
+    ) -> warptile_check::Result<Vec<f64>>;
 
     /// The ratios of so many blocks A B B A; after Ctrl-C fewer.
     fn compare(
@@ -129,7 +133,11 @@ fn typed<T: Element, R>(
 }
 
 impl<T: Element> Bench for Rotation<'_, T> {
-    fn screen(&mut self, plans: &[Plan]) -> warptile_check::Result<Vec<f64>> {
+    fn screen(
+        &mut self,
+        plans: &[Plan],
+        fastest_so_far: &mut dyn FnMut(&Plan, f64),
+    ) -> warptile_check::Result<Vec<f64>> {
         let mut fastest = f64::INFINITY;
         let mut times: Vec<Vec<f64>> = Vec::new();
         let mut close: Vec<(usize, Replay)> = Vec::new();
@@ -150,7 +158,10 @@ impl<T: Element> Bench for Rotation<'_, T> {
             while of_plan.len() < FIRST_LOOK && of_plan[0] < HOPELESS * fastest {
                 of_plan.push(self.time(&replay)?);
             }
-            fastest = fastest.min(median(&of_plan));
+            if median(&of_plan) < fastest {
+                fastest = median(&of_plan);
+                fastest_so_far(plan, fastest);
+            }
             times.push(of_plan);
             close.push((index, replay));
             close.retain(|(index, _)| median(&times[*index]) < CLOSE * fastest);

@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
+use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
 use warptile::gpu::Gpu;
 use warptile::{Choice, Error, Plan, Planner, Problem, Rates, Timed};
@@ -268,7 +269,7 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
             }
             if self.state.entries[index].screened.is_empty() {
                 let old = self.state.entries[index].old.clone();
-                let screened = self.candidates(case, *problem, &old)?;
+                let screened = self.candidates(case, *problem, &old, &bar)?;
                 if interrupt::requested() {
                     break;
                 }
@@ -288,6 +289,7 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
         case: &Case,
         problem: Problem,
         old: &Candidate,
+        bar: &ProgressBar,
     ) -> Result<Vec<Screened>, Failure> {
         let (gpu, rates) = (self.gpu, self.gpu.rates());
         let mut candidates = vec![old.clone()];
@@ -313,13 +315,20 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
         };
         let (mut candidates, plans) = applicable(candidates)?;
         let times = with_bench(case, gpu, |bench| {
-            let mut times = bench.screen(&plans)?;
+            let mut fastest = f64::INFINITY;
+            let mut show = |plan: &Plan, microseconds: f64| {
+                if microseconds < fastest {
+                    fastest = microseconds;
+                    bar.set_message(format!("{} {microseconds:.1} us,", plan.kernel_name()));
+                }
+            };
+            let mut times = bench.screen(&plans, &mut show)?;
             // The fastest, and with other settings of its launch.
             let best = (0..times.len()).min_by(|&a, &b| times[a].total_cmp(&times[b]));
             if let Some(best) = best.filter(|_| !interrupt::requested()) {
                 let others = variations(case, &plans[best], &candidates[best])?;
                 let (others, plans) = applicable(others)?;
-                times.extend(bench.screen(&plans)?);
+                times.extend(bench.screen(&plans, &mut show)?);
                 candidates.extend(others);
             }
             Ok(times)

@@ -202,11 +202,12 @@ fn an_interrupted_search_leaves_the_rates_alone_and_goes_on() {
     machine.plant("CUDA 12.8", lines);
     let planted = fs::read(machine.rates_file()).unwrap();
     let file = machine.home.path().join("problems.txt");
-    let problems: Vec<String> = (1..=16)
+    let problems: Vec<String> = (1..=8)
         .map(|heads| format!("q64 k64 h{heads} d64 f16\n"))
         .collect();
     fs::write(&file, problems.concat()).unwrap();
-    let arguments = ["tune", "--no-verify", "--file", file.to_str().unwrap()];
+    let file = file.to_str().unwrap();
+    let arguments = ["tune", "--no-verify", "--budget", "3600", "--file", file];
     let mut command = machine.command("", &arguments);
     let (code, stderr, stdout) = crate::interrupt::interrupted(&mut command, "b1 q64 k64 h1 ");
     assert_eq!(code, Some(130), "{stdout}{stderr}");
@@ -222,7 +223,7 @@ fn an_interrupted_search_leaves_the_rates_alone_and_goes_on() {
                 .unwrap(),
         ),
     );
-    assert_eq!(state["entries"].as_array().unwrap().len(), 16);
+    assert_eq!(state["entries"].as_array().unwrap().len(), 8);
     let stdout = machine.run("", &arguments);
     assert!(stdout.contains("\nresumed  "), "{stdout}");
     assert_eq!(machine.files().len(), 1);
