@@ -315,8 +315,10 @@ mod tests {
         use crate::{Choice, Planner, Reason, Splits};
         let h200 = DeviceProfile::h200();
         let (kernel, other) = ("wmma_d128_64x64_w4_s1", "wgmma_d128_128x128_w12_s2");
-        let mut settings = Settings::default();
-        settings.ctas = Some(1);
+        let settings = Settings {
+            ctas: Some(1),
+            ..Settings::default()
+        };
         let usual = problem(512, Splits::Even);
         let mut rates = Rates::embedded(&h200).clone();
         rates.choose(&usual, Some((kernel, settings)));
