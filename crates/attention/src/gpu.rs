@@ -54,6 +54,7 @@ pub use slots::Addresses;
 pub struct Gpu {
     profile: DeviceProfile,
     rates: Option<Rates>,
+    named: Vec<&'static Image>,
     stream: Stream,
     staging: Arc<Staging>,
     kernels: Mutex<HashMap<&'static str, Arc<LoadedKernel>>>,
@@ -79,6 +80,7 @@ impl Gpu {
         Ok(Gpu {
             profile: DeviceProfile::of(stream.context().device())?,
             rates: None,
+            named: Vec::new(),
             stream: stream.clone(),
             staging: Arc::new(Staging::new(stream.context())),
             kernels: Mutex::default(),
@@ -100,6 +102,16 @@ impl Gpu {
     #[must_use]
     pub fn with_profile(self, profile: DeviceProfile) -> Self {
         Gpu { profile, ..self }
+    }
+
+    /// With images besides the embedded ones, which run only if a [`Choice`] names them: see
+    /// [`External`](warptile_kernels::External).
+    #[must_use]
+    pub fn with_named_images(self, images: impl IntoIterator<Item = &'static Image>) -> Self {
+        Gpu {
+            named: images.into_iter().collect(),
+            ..self
+        }
     }
 
     /// The device's position in the driver's order.
@@ -131,7 +143,7 @@ impl Gpu {
     /// # Errors
     /// As [`Plan::gpu`].
     pub fn plan(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
-        let planner = Planner::new(&self.profile);
+        let planner = Planner::new(&self.profile).named(&self.named);
         match &self.rates {
             Some(rates) => planner.rates(rates).plan(problem, choice),
             None => planner.plan(problem, choice),

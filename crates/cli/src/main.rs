@@ -10,6 +10,7 @@ mod failure;
 mod files;
 mod generate;
 mod gpus;
+mod images;
 mod info;
 mod inputs;
 mod interrupt;

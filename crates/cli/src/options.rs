@@ -10,6 +10,7 @@ use warptile_driver::sys::LoadError;
 use warptile_driver::{Driver, DriverError};
 
 use crate::failure::Failure;
+use crate::images;
 use crate::text;
 
 /// Where to compute.
@@ -26,7 +27,7 @@ impl Device {
     /// Opens the device, and says on standard error which GPUs [`Device::Auto`] did not take.
     ///
     /// # Errors
-    /// [`Failure::Device`] if a GPU was asked for and can't be had.
+    /// [`Failure::Device`] if a GPU was asked for and can't be had; those of a folder of images.
     pub(crate) fn open(self) -> Result<Backend, Failure> {
         let backend = match self {
             Device::Auto => Backend::auto(),
@@ -38,7 +39,7 @@ impl Device {
             // If standard error is gone there is nobody to tell.
             let _ = std::io::stderr().write_all(passed_over(&backend).as_bytes());
         }
-        Ok(backend)
+        images::known_to(backend)
     }
 }
 

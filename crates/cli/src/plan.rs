@@ -5,13 +5,14 @@ use std::io::Write;
 
 use clap::Args;
 use serde::Serialize;
-use warptile::{Call, Choice, DeviceProfile, Error, Plan, Rates, Reason};
+use warptile::{Call, Choice, DeviceProfile, Error, Plan, Planner, Rates, Reason};
 use warptile_check::Case;
 use warptile_kernels::Target;
 
 use crate::cases;
 use crate::failure::Failure;
 use crate::gpus;
+use crate::images;
 use crate::json;
 use crate::options::Device;
 use crate::text;
@@ -96,9 +97,14 @@ pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failur
             )
         )?;
     }
+    let named = images::named()?;
+    let plan = |profile| {
+        let planner = Planner::new(profile).named(named);
+        planner.plan(call.problem(), &args.kernel)
+    };
     let plans: Vec<_> = profiles
         .iter()
-        .map(|profile| (profile, Plan::gpu(call.problem(), profile, &args.kernel)))
+        .map(|profile| (profile, plan(profile)))
         .collect();
     if let Some(json) = &args.json {
         let planned = plans

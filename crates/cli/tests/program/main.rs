@@ -4,6 +4,7 @@ mod commands;
 mod common;
 mod errors;
 mod files;
+mod folder;
 mod gpu;
 #[cfg(unix)]
 mod interrupt;
