@@ -9,6 +9,9 @@
 //!
 //! For streams, memory and captures of other libraries: [`Prepared::launch_raw`] and [`Session`].
 //!
+//! With `WARPTILE_SYNC=1` in the environment every launch outside captures is waited for, and its error names the kernel that failed:
+//! for finding faults, as it costs the time of the wait.
+//!
 //! The operations beside forward have one kernel each and need no plan: [`Gpu::prepare_merge`] and
 //! [`Gpu::prepare_append`].
 
@@ -23,6 +26,7 @@ mod prepared;
 mod recent;
 mod session;
 mod slots;
+mod sync;
 mod workspace;
 
 use std::collections::HashMap;
