@@ -10,6 +10,7 @@
 //! - [`Case::check`] compares a result with an [`Expectation`]: the float64 reference, with the acceptance rule.
 //! - [`ReferenceOnGpu`] computes the same expectation on a GPU, for large problems.
 //! - [`Case::shrink`] makes a failing case smaller.
+//! - [`trial`] says when a measurement may change a choice.
 //!
 //! ```
 //! use warptile::{ViewMut, forward_cpu};
@@ -37,6 +38,7 @@ mod parallel;
 mod reference;
 mod rounding;
 mod text;
+pub mod trial;
 
 pub use accept::{Expectation, LSE_TOLERANCE, Verdict, Worst};
 pub use case::{BlockTable, Case, LayoutKind, Lengths, Lists, Used};
