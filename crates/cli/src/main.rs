@@ -25,6 +25,7 @@ mod records;
 mod report;
 mod run;
 mod text;
+mod trial;
 mod verify;
 mod version;
 
@@ -70,6 +71,8 @@ enum Command {
     Report(report::ReportArgs),
     Completions(completions::CompletionsArgs),
     Man(completions::ManArgs),
+    #[command(hide = true)]
+    Trial(trial::TrialArgs),
 }
 
 impl Command {
@@ -85,7 +88,8 @@ impl Command {
             | Command::Gen(_)
             | Command::Report(_)
             | Command::Completions(_)
-            | Command::Man(_) => &None,
+            | Command::Man(_)
+            | Command::Trial(_) => &None,
         };
         matches!(json, Some(Target::Stdout))
     }
@@ -102,6 +106,7 @@ impl Command {
             Command::Report(args) => report::run(args, console),
             Command::Completions(args) => completions::run::<Cli>(args, console),
             Command::Man(args) => completions::man::<Cli>(args, console),
+            Command::Trial(args) => trial::run(args, console),
         }?;
         Ok(console.flush()?)
     }

@@ -1,5 +1,6 @@
 //! `warptile bench`: how long attention takes.
 
+pub(crate) mod blocks;
 mod cpu;
 mod data;
 mod gpu;

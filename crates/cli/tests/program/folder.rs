@@ -10,15 +10,15 @@ use warptile_fake_cuda::FakeDriver;
 use warptile_kernels::Image;
 
 /// The embedded image that the folder's is a copy of.
-fn original() -> &'static Image {
+pub(crate) fn original() -> &'static Image {
     warptile_kernels::image("wmma_d64_64x64_w4_s2_f16_sm_90").unwrap()
 }
 
-const KERNEL: &str = "wmma_d64_64x64_w4_s2_debug";
-const IMAGE: &str = "wmma_d64_64x64_w4_s2_debug_f16_sm_90";
+pub(crate) const KERNEL: &str = "wmma_d64_64x64_w4_s2_debug";
+pub(crate) const IMAGE: &str = "wmma_d64_64x64_w4_s2_debug_f16_sm_90";
 const PROBLEM: &str = "q64 k64 h2 d64 f16";
 
-fn entry(bytes: &[u8]) -> Value {
+pub(crate) fn entry(bytes: &[u8]) -> Value {
     let image = original();
     let hash: String = { Sha256::digest(bytes).into_iter() }
         .map(|byte| format!("{byte:02x}"))
@@ -32,7 +32,7 @@ fn entry(bytes: &[u8]) -> Value {
     })
 }
 
-fn write(folder: &Path, bytes: &[u8], images: &[Value]) {
+pub(crate) fn write(folder: &Path, bytes: &[u8], images: &[Value]) {
     fs::write(folder.join("image.cubin"), bytes).unwrap();
     let manifest = serde_json::to_vec(&json!({ "images": images })).unwrap();
     fs::write(folder.join("manifest.json"), manifest).unwrap();

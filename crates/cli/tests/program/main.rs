@@ -12,3 +12,4 @@ mod plan;
 mod records;
 mod run;
 mod standin;
+mod trial;
