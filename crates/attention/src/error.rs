@@ -372,6 +372,15 @@ pub enum Error {
         rule: String,
     },
 
+    /// A user's rates file that is not in force.
+    #[error("{} is not in force: {reason}", path.display())]
+    RatesFile {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why it is not.
+        reason: String,
+    },
+
     /// An argument is missing, or given although nothing asks for it.
     #[error("{argument} {rule}")]
     Presence {

@@ -38,6 +38,7 @@ use warptile_kernels::{ElementType, Image};
 use crate::choice::Choice;
 use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
+use crate::log;
 use crate::plan::{Plan, Planner};
 use crate::problem::Problem;
 use crate::rates::Rates;
@@ -102,6 +103,32 @@ impl Gpu {
         }
     }
 
+    /// Plans with the rates that `warptile tune` measured on this GPU, if the user has a file of them ([`Rates::of_user`]). The library
+    /// reads no file unless it is asked to.
+    ///
+    /// # Errors
+    /// [`Error::RatesFile`] if there is a file that can't be used.
+    pub fn with_user_rates(self) -> Result<Self> {
+        match Rates::of_user(&self.profile, &self.driver_name())? {
+            Some(rates) => Ok(self.with_rates(rates)),
+            None => Ok(self),
+        }
+    }
+
+    /// The rates that the planner goes by.
+    #[must_use]
+    pub fn rates(&self) -> &Rates {
+        self.rates
+            .as_ref()
+            .unwrap_or_else(|| Rates::embedded(&self.profile))
+    }
+
+    /// The driver, as files of rates name it: `CUDA 13.0`.
+    #[must_use]
+    pub fn driver_name(&self) -> String {
+        format!("CUDA {}", self.context().driver().version())
+    }
+
     /// Plans as if the device were `profile`: of fewer multiprocessors, so that small problems take the paths of large ones.
     #[must_use]
     pub fn with_profile(self, profile: DeviceProfile) -> Self {
@@ -147,11 +174,10 @@ impl Gpu {
     /// # Errors
     /// As [`Plan::gpu`].
     pub fn plan(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
-        let planner = Planner::new(&self.profile).named(&self.named);
-        match &self.rates {
-            Some(rates) => planner.rates(rates).plan(problem, choice),
-            None => planner.plan(problem, choice),
-        }
+        let planner = Planner::new(&self.profile)
+            .rates(self.rates())
+            .named(&self.named);
+        planner.plan(problem, choice)
     }
 
     /// A problem planned and its kernels loaded: from the last time, if it is among the last 64.
@@ -166,6 +192,7 @@ impl Gpu {
         }
         // Not under the lock: this may take long. Two threads may both come here with the same problem, at no harm.
         let prepared = self.load(self.plan(problem, choice)?)?;
+        log::note(&problem);
         // What makes place is dropped after the lock is released: unloading may wait for the device.
         let _oldest = lock(&self.prepared).keep(key, prepared.clone());
         Ok(prepared)

@@ -126,6 +126,12 @@
 //! let attention = Attention::new().mask(Mask::causal()).splits(Splits::EveryKeys(512));
 //! ```
 //!
+//! # Rates of your own GPU
+//!
+//! The planner goes by rates that are embedded. `warptile tune` measures those of your own GPU for your own problems;
+//! [`gpu::Gpu::with_user_rates`] plans with them. With `WARPTILE_LOG=FILE` in the environment the library adds a line to the file for
+//! each new problem that it prepares on a GPU, for `warptile tune --from-log`; without it, no file is read or written.
+//!
 //! # Cargo features
 //!
 //! `sm_80`, `sm_90`, `sm_100`, `sm_120` and `ptx`, all on by default, embed the kernels for GPUs of that architecture; `ptx` is for
@@ -149,6 +155,7 @@ mod error;
 pub mod gpu;
 mod layout;
 mod lengths;
+mod log;
 mod lse;
 mod mask;
 mod operands;
@@ -180,9 +187,9 @@ pub use ops::{
     MergeBuilder, Pairing, QueriesMut, Rotary, Tables, append_cpu, merge, merge_cpu, merge_into,
 };
 pub use pages::{Pages, TableLayout};
-pub use plan::{Considered, LaunchShape, Plan, Planner, Reason, Scratch, Step};
+pub use plan::{Basis, Considered, LaunchShape, Plan, Planner, Reason, Scratch, Settings, Step};
 pub use problem::Problem;
-pub use rates::Rates;
+pub use rates::{Rates, Standing, Timed};
 pub use scoring::{AlibiShape, ParseScoringError, ScoreTerms, Scoring};
 pub use splits::{ParseSplitsError, Splits};
 pub use tensor::Tensor;

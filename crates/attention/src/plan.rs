@@ -3,6 +3,7 @@
 //! Planning is a pure function of the problem, the device's limits, the rates and the catalog; it needs no GPU.
 
 mod planner;
+mod settings;
 mod shared_keys;
 mod split_tiles;
 mod step;
@@ -14,10 +15,12 @@ use warptile_kernels::{ElementType, Features, Image, Target};
 
 use crate::choice::Choice;
 use crate::device::DeviceProfile;
+use crate::rates::Standing;
 use crate::{Problem, Result};
 
 pub use planner::Planner;
 pub(crate) use planner::{check_images, preference};
+pub use settings::Settings;
 pub(crate) use split_tiles::{TileKeys, rest_keys, splits_of, splits_tiles};
 pub use step::{LaunchShape, Scratch, Step};
 
@@ -34,6 +37,43 @@ struct Inner {
     /// In the order in which they run; none on the CPU.
     steps: Vec<Step>,
     considered: Vec<Considered>,
+    basis: Option<Basis>,
+}
+
+/// What the choice of a kernel rests on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Basis {
+    /// What the rates of the chosen kernel are worth on the device.
+    pub standing: Standing,
+    /// The GPU that the rates are of.
+    pub rates_of: String,
+    /// Whether that is the device's own kind.
+    pub of_this_gpu: bool,
+    /// Whether trials chose the kernel for this very problem.
+    pub tuned: bool,
+}
+
+impl fmt::Display for Basis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.tuned, self.standing) {
+            (true, _) => write!(f, "measured for this problem on {}", self.rates_of),
+            (_, Standing::Measured) => write!(f, "measured on {}", self.rates_of),
+            (_, Standing::Modelled) => {
+                let of = match self.of_this_gpu {
+                    true => "another, scaled",
+                    false => &self.rates_of,
+                };
+                write!(
+                    f,
+                    "modelled: nobody has measured this kernel on this GPU; the rates are those of {of}"
+                )
+            }
+            (_, Standing::Unknown) => {
+                f.write_str("guessed: no kernel with rates applies, and this one has none")
+            }
+        }
+    }
 }
 
 /// A kernel that was considered and will not run, and why.
@@ -90,8 +130,10 @@ pub enum Reason {
         /// Its estimated time over that of the chosen kernel.
         times: f64,
     },
-    /// It applies, but nobody has measured it on this kind of GPU, and a measured one applies too.
+    /// It applies, but it has no rates, and one that has applies too.
     Unmeasured,
+    /// It applies, but trials chose another for this problem.
+    Tuned,
     /// It applies, but another was asked for.
     NotRequested,
 }
@@ -123,9 +165,8 @@ impl fmt::Display for Reason {
                 "takes pages of a multiple of {least} rows; {rows} is the largest power of two in these"
             ),
             Reason::Grid { ctas } => write!(f, "needs {ctas} tiles; a launch can have {MAX_TILES}"),
-            Reason::Unmeasured => f.write_str(
-                "applies, but was not measured on this kind of GPU: it runs only by name",
-            ),
+            Reason::Unmeasured => f.write_str("applies, but has no rates: it runs only by name"),
+            Reason::Tuned => f.write_str("applies, but trials chose another for this problem"),
             Reason::Slower { times } => {
                 write!(f, "applies, expected to take {times:.2} times as long")
             }
@@ -142,7 +183,7 @@ impl Plan {
     /// A plan for the CPU path.
     #[must_use]
     pub fn cpu(problem: Problem) -> Self {
-        Self::new(problem, None, Vec::new(), Vec::new())
+        Self::new(problem, None, Vec::new(), Vec::new(), None)
     }
 
     /// Chooses kernels for `problem` on `device` from the embedded catalog and the embedded rates; [`Planner`] takes others.
@@ -160,6 +201,7 @@ impl Plan {
         device: Option<DeviceProfile>,
         steps: Vec<Step>,
         considered: Vec<Considered>,
+        basis: Option<Basis>,
     ) -> Self {
         Plan {
             inner: Arc::new(Inner {
@@ -167,6 +209,7 @@ impl Plan {
                 device,
                 steps,
                 considered,
+                basis,
             }),
         }
     }
@@ -222,6 +265,12 @@ impl Plan {
         &self.inner.considered
     }
 
+    /// What the choice rests on; `None` on the CPU, which has no choice.
+    #[must_use]
+    pub fn basis(&self) -> Option<&Basis> {
+        self.inner.basis.as_ref()
+    }
+
     /// A readable account of the choice: problem, device, kernels, and the reason for each kernel left out.
     #[must_use]
     pub fn explain(&self) -> String {
@@ -268,6 +317,12 @@ impl fmt::Display for Plan {
                 step.ctas_per_multiprocessor,
                 step.image.schedule
             )?;
+            if !step.settings.is_default() {
+                writeln!(f, "         {}", step.settings)?;
+            }
+        }
+        if let Some(basis) = self.basis() {
+            writeln!(f, "rates    {basis}")?;
         }
         for one in self.considered() {
             writeln!(f, "not      {}: {}", one.kernel, one.reason)?;

@@ -196,6 +196,65 @@ impl Problem {
             .fold(self.scoring.needs(), |all, (_, feature)| all | feature)
     }
 
+    /// The problem on one line, in the words of the `warptile` program ("b2 q512 k576 h8/2 d64 f16 mask=causal"): what [`Rates`] and the
+    /// log of problems (`WARPTILE_LOG`) know it by. Reading it back gives a problem of the same line.
+    ///
+    /// Of packed sequences the longest is taken to have the bound's length, and the others to share the rest evenly. What takes no time is
+    /// not part of it: the scale, unless it is negative, and whether the logarithm of the sums is wanted.
+    ///
+    /// [`Rates`]: crate::Rates
+    #[must_use]
+    pub fn line(&self) -> String {
+        use fmt::Write as _;
+        let mut line = String::new();
+        let packed = self.packed_queries || self.packed_keys;
+        // Writing to a string does not fail.
+        let _ = match packed {
+            true => {
+                let queries = spread(self.query_rows, self.query_len, self.batch);
+                let keys = match self.packed_keys {
+                    true => spread(self.key_rows, self.key_len, self.batch),
+                    false => vec![self.key_len; self.batch],
+                };
+                let pairs = queries.iter().zip(&keys);
+                let pairs: Vec<String> = pairs.map(|(q, k)| format!("{q}x{k}")).collect();
+                write!(line, "packed={}", pairs.join(","))
+            }
+            false => write!(
+                line,
+                "b{} q{} k{}",
+                self.batch, self.query_len, self.key_len
+            ),
+        };
+        let _ = write!(line, " h{}", self.heads);
+        if self.kv_heads != self.heads {
+            let _ = write!(line, "/{}", self.kv_heads);
+        }
+        let _ = write!(line, " d{} {}", self.head_dim, self.element);
+        let scoring = Scoring {
+            scale: self.scoring.scale.filter(|scale| *scale < 0.0),
+            ..self.scoring
+        };
+        let scoring = scoring.to_string();
+        if !scoring.is_empty() {
+            let _ = write!(line, " {scoring}");
+        }
+        if let Some(keys) = self.splits.keys() {
+            let _ = write!(line, " splits={keys}");
+        }
+        if !self.aligned {
+            line.push_str(" unaligned");
+        }
+        if let Some(rows) = self.page_rows() {
+            let _ = write!(line, " pages={rows}");
+        }
+        if self.device_lengths && !packed {
+            // Which lengths only the call knows; those of packed sequences are above.
+            line.push_str(" lengths=ragged device-lengths");
+        }
+        line
+    }
+
     /// Lengths of the sequence that a typical row belongs to. Dense sequences all have the bound's. In a packed batch the longest
     /// is taken to have the bound's and the others to share the rest evenly, so that one long sequence among short ones counts by
     /// its rows. A bound as large as all rows says nothing of the longest; then it is the average.
@@ -290,6 +349,20 @@ impl fmt::Display for Problem {
         }
         Ok(())
     }
+}
+
+/// Lengths of `batch` sequences that have `rows` together: that of the first is `longest`, and the others share the rest.
+fn spread(rows: usize, longest: usize, batch: usize) -> Vec<usize> {
+    let first = longest.min(rows);
+    let (rest, others) = (rows - first, batch.saturating_sub(1));
+    (0..batch)
+        .map(|sequence| match (sequence, others) {
+            (0, _) => first,
+            (_, 0) => 0,
+            // The first ones of the others have one more, if it does not come out even.
+            (_, others) => rest / others + usize::from(sequence <= rest % others),
+        })
+        .collect()
 }
 
 /// The next multiple of an eighth of the power of two at or below `n`.

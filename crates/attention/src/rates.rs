@@ -1,18 +1,32 @@
 //! How fast each kernel is, for choosing among those that apply: data, one table for each kind of GPU.
 
+mod fit;
+mod text;
+mod user;
+
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use warptile_kernels::{Image, Schedule};
 
 use crate::device::DeviceProfile;
-use crate::error::{Error, Result};
-use crate::plan::{TileKeys, rest_keys, splits_of, splits_tiles};
+use crate::plan::{Settings, TileKeys, rest_keys, splits_of, splits_tiles};
 use crate::problem::Problem;
+
+pub use fit::Timed;
 
 /// What was measured of the kernels on one kind of GPU.
 ///
-/// As text, a line each: `device NAME`, `multiprocessors COUNT`, `bandwidth TB/s`, `launch MICROSECONDS`, and
-/// `kernel NAME TFLOP/s TILE_END` for each kernel; `#` starts a comment.
+/// As text, a line each; `#` starts a comment:
+///
+/// - `device NAME`, `multiprocessors COUNT`, `bandwidth TB/s`, `launch MICROSECONDS`, and `driver NAME` where a measurement holds for
+///   one driver only,
+/// - `kernel NAME TFLOP/s TILE_END` for each kernel that was measured on this GPU,
+/// - `modelled NAME TFLOP/s TILE_END` for each whose rates are those of another GPU, scaled,
+/// - `choice NAME [SETTING...] PROBLEM` for each problem whose kernel, and settings of its launch, were chosen by trials
+///   ([`Problem::line`], [`Settings`]).
+///
+/// It prints and parses.
 ///
 /// ```
 /// use warptile::Rates;
@@ -25,20 +39,50 @@ use crate::problem::Problem;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rates {
     device: String,
+    driver: Option<String>,
     multiprocessors: u32,
     bandwidth: f64,
     launch_us: f64,
     kernels: Vec<Rate>,
+    /// By the problem's line.
+    choices: BTreeMap<String, Chosen>,
 }
 
 /// One kernel's line.
 #[derive(Debug, Clone, PartialEq)]
 struct Rate {
     kernel: String,
+    speed: Speed,
+    /// Whether these are scaled rates of another GPU.
+    modelled: bool,
+}
+
+/// What the time of a kernel follows from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Speed {
     /// TFLOP/s of the whole device on long unmasked sequences.
     tflops: f64,
     /// What the beginning and end of a tile cost, in blocks of keys.
     tile_end: f64,
+}
+
+/// What trials chose for a problem.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    pub(crate) kernel: String,
+    pub(crate) settings: Settings,
+}
+
+/// What a kernel's rates are worth on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Standing {
+    /// They were measured on this kind of GPU.
+    Measured,
+    /// They are those of another GPU: the order of kernels is expected to be the same.
+    Modelled,
+    /// There are none. The kernel runs only if it is asked for, or if no kernel with rates applies.
+    Unknown,
 }
 
 /// The tables of the GPUs that were measured.
@@ -68,16 +112,69 @@ impl Rates {
         &self.device
     }
 
+    /// The driver that the measurement holds for, such as `CUDA 13.0`; `None` for the embedded tables.
+    #[must_use]
+    pub fn driver(&self) -> Option<&str> {
+        self.driver.as_deref()
+    }
+
     /// What a plain kernel reads from the GPU's memory, in TB/s.
     #[must_use]
     pub fn bandwidth(&self) -> f64 {
         self.bandwidth
     }
 
-    /// Whether the kernel was measured. One that was not runs only if it is asked for, or if no measured one applies.
+    /// What the kernel's rates are worth on a GPU.
     #[must_use]
-    pub fn knows(&self, kernel: &str) -> bool {
-        self.rate(kernel).is_some()
+    pub fn standing(&self, device: &DeviceProfile, kernel: &str) -> Standing {
+        match self.rate(kernel) {
+            None => Standing::Unknown,
+            Some(rate) if rate.modelled || self.device != device.name => Standing::Modelled,
+            Some(_) => Standing::Measured,
+        }
+    }
+
+    /// How many kernels were measured, on the GPU that these are the rates of.
+    #[must_use]
+    pub fn measured_kernels(&self) -> usize {
+        self.kernels.iter().filter(|rate| !rate.modelled).count()
+    }
+
+    /// How many problems have a kernel of their own.
+    #[must_use]
+    pub fn chosen_problems(&self) -> usize {
+        self.choices.len()
+    }
+
+    /// Gives a problem a kernel and settings of its own, or with `None` takes them away. A problem that cuts keys at fixed places never has
+    /// one: its kernel must not depend on lengths.
+    pub fn choose(&mut self, problem: &Problem, chosen: Option<(&str, Settings)>) {
+        let line = problem.line();
+        match chosen {
+            Some((kernel, settings)) if problem.splits().keys().is_none() => {
+                let kernel = kernel.to_owned();
+                self.choices.insert(line, Chosen { kernel, settings });
+            }
+            _ => {
+                self.choices.remove(&line);
+            }
+        }
+    }
+
+    /// Takes over the choices for problems that other rates of the same GPU and driver have.
+    pub fn keep_choices(&mut self, of: &Rates) {
+        if (&self.device, &self.driver) == (&of.device, &of.driver) {
+            self.choices.clone_from(&of.choices);
+        }
+    }
+
+    /// What was chosen for a problem on the whole GPU that was measured.
+    pub(crate) fn chosen(&self, problem: &Problem, device: &DeviceProfile) -> Option<&Chosen> {
+        let applies = !self.choices.is_empty()
+            && self.multiprocessors == device.multiprocessors
+            && self.device == device.name
+            && problem.splits().keys().is_none();
+        applies.then(|| self.choices.get(&problem.line())).flatten()
     }
 
     fn rate(&self, kernel: &str) -> Option<&Rate> {
@@ -100,9 +197,25 @@ impl Rates {
         ctas_per_multiprocessor: u32,
     ) -> f64 {
         // Of kernels that were not measured the fewest tiles are as good a guess as any.
-        let (tflops, tile_end) = self
-            .rate(image.kernel)
-            .map_or((1.0, 1.0), |rate| (rate.tflops, rate.tile_end));
+        let speed = self.rate(image.kernel).map_or(
+            Speed {
+                tflops: 1.0,
+                tile_end: 1.0,
+            },
+            |rate| rate.speed,
+        );
+        self.estimate_at(speed, problem, image, device, ctas_per_multiprocessor)
+    }
+
+    /// The same for a kernel of another speed.
+    fn estimate_at(
+        &self,
+        Speed { tflops, tile_end }: Speed,
+        problem: &Problem,
+        image: &Image,
+        device: &DeviceProfile,
+        ctas_per_multiprocessor: u32,
+    ) -> f64 {
         let (block_m, block_n) = (
             f64::from(image.tiling.block_m),
             f64::from(image.tiling.block_n),
@@ -135,7 +248,7 @@ impl Rates {
         let multiprocessors = u64::from(device.multiprocessors.max(1));
         let resident = multiprocessors * u64::from(ctas_per_multiprocessor);
         let splits = match splits_tiles(image) {
-            true => splits_of(tiles.ceil() as u64, resident, &keys, image),
+            true => splits_of(tiles.ceil() as u64, resident, &keys, image, None),
             false => 1,
         };
         if splits > 1 {
@@ -171,82 +284,6 @@ impl Rates {
     }
 }
 
-impl std::str::FromStr for Rates {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let mut rates = Rates {
-            device: String::new(),
-            multiprocessors: 0,
-            bandwidth: 0.0,
-            launch_us: 0.0,
-            kernels: Vec::new(),
-        };
-        for (index, line) in text.lines().enumerate() {
-            let line_number = index + 1;
-            let broken = |rule: &str| Error::Rates {
-                line: line_number,
-                rule: rule.to_owned(),
-            };
-            let line = line.split('#').next().unwrap_or_default().trim();
-            let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
-            let rest = rest.trim();
-            let positive = |text: &str| {
-                text.parse::<f64>()
-                    .ok()
-                    .filter(|number| number.is_finite() && *number > 0.0)
-                    .ok_or_else(|| broken("a number greater than 0 is expected"))
-            };
-            match word {
-                "" => {}
-                "device" if !rest.is_empty() => rest.clone_into(&mut rates.device),
-                "multiprocessors" => {
-                    rates.multiprocessors = rest
-                        .parse()
-                        .ok()
-                        .filter(|count| *count > 0)
-                        .ok_or_else(|| broken("a count of at least 1 is expected"))?;
-                }
-                "bandwidth" => rates.bandwidth = positive(rest)?,
-                "launch" => rates.launch_us = positive(rest)?,
-                "kernel" => {
-                    let words: Vec<&str> = rest.split_whitespace().collect();
-                    let &[kernel, tflops, tile_end] = words.as_slice() else {
-                        return Err(broken("`kernel NAME TFLOPS TILE_END` is expected"));
-                    };
-                    rates.kernels.push(Rate {
-                        kernel: kernel.to_owned(),
-                        tflops: positive(tflops)?,
-                        tile_end: tile_end
-                            .parse()
-                            .ok()
-                            .filter(|end: &f64| end.is_finite() && *end >= 0.0)
-                            .ok_or_else(|| broken("the end of a tile must be 0 or more blocks"))?,
-                    });
-                }
-                _ => {
-                    return Err(broken(
-                        "`device`, `multiprocessors`, `bandwidth`, `launch` or `kernel` is expected",
-                    ));
-                }
-            }
-        }
-        let given = [
-            ("device", !rates.device.is_empty()),
-            ("multiprocessors", rates.multiprocessors > 0),
-            ("bandwidth", rates.bandwidth > 0.0),
-            ("launch", rates.launch_us > 0.0),
-        ];
-        match given.iter().find(|(_, given)| !given) {
-            Some((missing, _)) => Err(Error::Rates {
-                line: text.lines().count(),
-                rule: format!("the table has no `{missing}`"),
-            }),
-            None => Ok(rates),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,6 +294,7 @@ mod tests {
         let rates: Rates = text.parse().unwrap();
         assert_eq!(rates.device(), "NVIDIA H200");
         assert!(EMBEDDED.contains(&rates));
+        assert_eq!(rates.measured_kernels(), rates.kernels.len());
         for rate in &rates.kernels {
             assert!(
                 warptile_kernels::kernels().any(|kernel| kernel.name == rate.kernel),
@@ -266,19 +304,78 @@ mod tests {
         }
     }
 
+    fn problem(len: usize, splits: crate::Splits) -> Problem {
+        let layout = crate::Layout::bshd([2, len, 8, 128]);
+        let call = crate::Call::builder(&layout, &layout, &layout, crate::ElementType::F16);
+        call.splits(splits).build().unwrap().problem()
+    }
+
     #[test]
-    fn a_broken_line_is_named() {
-        for (text, start) in [
-            ("device X\nkernel a 1", "rates, line 2: `kernel NAME"),
-            ("kernel a -1 0", "rates, line 1: a number greater"),
-            ("# nothing\nspeed 3", "rates, line 2: `device`"),
-            (
-                "device X",
-                "rates, line 1: the table has no `multiprocessors`",
-            ),
+    fn a_choice_holds_for_its_problem_on_its_gpu() {
+        use crate::{Choice, Planner, Reason, Splits};
+        let h200 = DeviceProfile::h200();
+        let (kernel, other) = ("wmma_d128_64x64_w4_s1", "wgmma_d128_128x128_w12_s2");
+        let mut settings = Settings::default();
+        settings.ctas = Some(1);
+        let usual = problem(512, Splits::Even);
+        let mut rates = Rates::embedded(&h200).clone();
+        rates.choose(&usual, Some((kernel, settings)));
+        let plan = |rates: &Rates, device: &DeviceProfile, problem: Problem| {
+            let plan = Planner::new(device)
+                .rates(rates)
+                .plan(problem, &Choice::Best);
+            plan.unwrap()
+        };
+        let tuned = plan(&rates, &h200, usual);
+        assert_eq!(tuned.kernel_name(), kernel);
+        assert!(tuned.basis().unwrap().tuned);
+        assert_eq!(tuned.steps()[0].settings, settings);
+        assert_eq!(tuned.steps()[0].ctas_per_multiprocessor, 1);
+        assert!(
+            { tuned.considered().iter() }
+                .any(|one| one.kernel == other && one.reason == Reason::Tuned)
+        );
+        // Another problem, another size of the GPU, and one whose kernel must not depend on lengths.
+        for (device, problem) in [
+            (h200.clone(), problem(1024, Splits::Even)),
+            (h200.clone().with_multiprocessors(66), usual),
+            (h200.clone(), problem(512, Splits::EveryKeys(256))),
         ] {
-            let error = text.parse::<Rates>().unwrap_err().to_string();
-            assert!(error.starts_with(start), "{error}");
+            let plan = plan(&rates, &device, problem);
+            assert!(!plan.basis().unwrap().tuned, "{plan}");
+            assert!(plan.steps()[0].settings.is_default());
+        }
+        rates.choose(
+            &problem(512, Splits::EveryKeys(256)),
+            Some((kernel, settings)),
+        );
+        assert_eq!(rates.chosen_problems(), 1);
+        // A kernel that can't compute the problem is passed over.
+        rates.choose(&usual, Some(("wmma_d64_64x64_w4_s2", settings)));
+        assert_ne!(
+            plan(&rates, &h200, usual).kernel_name(),
+            "wmma_d64_64x64_w4_s2"
+        );
+        rates.choose(&usual, None);
+        assert_eq!(rates, *Rates::embedded(&h200));
+    }
+
+    /// Of a GPU that was not measured every choice is by modelled rates, and no kernel without rates is chosen.
+    #[test]
+    fn choices_for_other_gpus_are_marked_as_modelled() {
+        use crate::{Choice, Planner, Splits};
+        let h200 = DeviceProfile::h200();
+        let mut a100 = h200.clone();
+        "NVIDIA A100".clone_into(&mut a100.name);
+        (a100.major, a100.multiprocessors) = (8, 108);
+        for len in [64, 512, 4096] {
+            let standing = |device: &DeviceProfile| {
+                let problem = problem(len, Splits::Even);
+                let plan = Planner::new(device).plan(problem, &Choice::Best).unwrap();
+                plan.basis().unwrap().standing
+            };
+            assert_eq!(standing(&a100), Standing::Modelled);
+            assert_eq!(standing(&h200), Standing::Measured);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Bars for a terminal.
+//! Bars, for a terminal and as a picture.
 
 use crate::text;
 
@@ -35,9 +35,66 @@ pub(crate) fn bars(bars: &[Bar], width: usize) -> String {
     lines
 }
 
+/// The same as an SVG picture: a title, and for each bar a line of text above it. The bars begin at 0.
+pub(crate) fn svg(title: &str, bars: &[Bar]) -> String {
+    /// In pixels: the picture, its margin, a bar with its text, and the longest bar.
+    const WIDTH: usize = 900;
+    const MARGIN: usize = 16;
+    const ROW: usize = 44;
+    const LONGEST: f64 = 480.0;
+    let escaped = |text: &str| {
+        text.replace('&', "&amp;")
+            .replace('<', "&lt;")
+            .replace('>', "&gt;")
+    };
+    let largest = bars.iter().map(|bar| bar.value).fold(0.0, f64::max);
+    let height = 2 * MARGIN + 28 + ROW * bars.len();
+    let mut picture = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+         <text x=\"{MARGIN}\" y=\"{}\" font-size=\"16\">{}</text>\n",
+        MARGIN + 12,
+        escaped(title)
+    );
+    for (row, bar) in bars.iter().enumerate() {
+        let y = MARGIN + 28 + ROW * row;
+        let length = match largest > 0.0 {
+            true => LONGEST * bar.value / largest,
+            false => 0.0,
+        };
+        picture.push_str(&format!(
+            "<text x=\"{MARGIN}\" y=\"{}\">{}</text>\n\
+             <rect x=\"{MARGIN}\" y=\"{}\" width=\"{length:.1}\" height=\"14\" fill=\"#2a6fb0\"/>\n\
+             <text x=\"{:.1}\" y=\"{}\" font-size=\"12\">{}</text>\n",
+            y + 14,
+            escaped(&bar.title),
+            y + 20,
+            MARGIN as f64 + length + 8.0,
+            y + 32,
+            escaped(&bar.shown)
+        ));
+    }
+    picture + "</svg>\n"
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_picture_escapes_its_text() {
+        let bar = |value: f64| Bar {
+            title: "a < b & c".to_owned(),
+            value,
+            shown: format!("{value} TFLOP/s"),
+        };
+        let picture = svg("title", &[bar(2.0), bar(1.0), bar(0.0)]);
+        assert_eq!(picture.matches("a &lt; b &amp; c").count(), 3);
+        for width in ["480.0", "240.0", "0.0"] {
+            assert!(picture.contains(&format!("width=\"{width}\"")), "{picture}");
+        }
+        assert!(svg("", &[]).ends_with("</svg>\n"));
+    }
 
     #[test]
     fn bars_are_as_long_as_their_values() {

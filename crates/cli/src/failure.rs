@@ -36,7 +36,7 @@ pub(crate) enum Failure {
     #[error("{}: cannot {action}: {source}", path.display())]
     File {
         path: PathBuf,
-        /// "read" or "write".
+        /// "read", "write" or "remove".
         action: &'static str,
         source: std::io::Error,
     },

@@ -3,12 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use warptile::gpu::Gpu;
-use warptile::{Backend, Choice};
+use warptile::Choice;
 use warptile_kernels::{ElementType, External, Family, Image, Target};
 
 use crate::failure::Failure;
@@ -74,18 +73,6 @@ pub(crate) fn chosen(choice: &Choice) -> Result<Vec<&'static Image>, Failure> {
     };
     let is = |image: &&Image| image.kernel == name || image.name == name;
     Ok(named()?.iter().copied().filter(is).collect())
-}
-
-/// The same backend, whose GPU knows the images of the folder.
-pub(crate) fn known_to(backend: Backend) -> Result<Backend, Failure> {
-    let named = named()?;
-    match backend.gpu() {
-        Some(gpu) if !named.is_empty() => {
-            let gpu = Gpu::on_stream(gpu.stream())?.with_named_images(named.iter().copied());
-            Ok(Backend::from_gpu(Arc::new(gpu)))
-        }
-        _ => Ok(backend),
-    }
 }
 
 /// Reads a folder.

@@ -6,7 +6,9 @@ use std::io::Write;
 use clap::Args;
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
 use serde::Serialize;
-use warptile::{Call, Choice, DeviceProfile, ElementType, Error, Layout, Mask, Plan, Scoring};
+use warptile::{
+    Call, Choice, DeviceProfile, ElementType, Error, Layout, Mask, Plan, Planner, Rates, Scoring,
+};
 use warptile_driver::{Device as CudaDevice, Driver};
 use warptile_kernels::{Family, Image, catalog, packs};
 
@@ -74,8 +76,12 @@ struct DeviceInfo {
     shared_bytes_per_cta: u32,
     memory_bytes: usize,
     pci_bus_id: String,
+    /// Which rates are in force, and why the user's own are not.
+    rates: String,
     #[serde(skip)]
     profile: DeviceProfile,
+    #[serde(skip)]
+    in_force: Rates,
 }
 
 #[derive(Debug, Serialize)]
@@ -137,8 +143,39 @@ fn print_machine(info: &Info, console: &mut dyn Write) -> Result<(), Failure> {
             device.memory_bytes as f64 / f64::from(1 << 30)
         );
         writeln!(console, "{}", text::wrapped(&line, text::columns(), 9))?;
+        let rates = format!("rates    {}", device.rates);
+        writeln!(console, "{}", text::wrapped(&rates, text::columns(), 9))?;
     }
     Ok(())
+}
+
+/// The rates of a device that are in force, and where they are from.
+fn rates_in_force(profile: &DeviceProfile, driver: &str) -> (Rates, String) {
+    let embedded = Rates::embedded(profile);
+    let built_in = match embedded.device() == profile.name {
+        true => format!("measured on {}, built in", embedded.device()),
+        false => format!(
+            "modelled: those of {}, built in; `warptile tune` measures this GPU",
+            embedded.device()
+        ),
+    };
+    match Rates::of_user(profile, driver) {
+        Ok(None) => (embedded.clone(), built_in),
+        Err(error) => {
+            let error = text::message(&error.to_string());
+            (embedded.clone(), format!("{built_in}; {error}"))
+        }
+        Ok(Some(rates)) => {
+            let path = Rates::user_file(&profile.name).unwrap_or_default();
+            let from = format!(
+                "{}: {} kernels measured, {} problems tuned",
+                path.display(),
+                rates.measured_kernels(),
+                rates.chosen_problems()
+            );
+            (rates, from)
+        }
+    }
 }
 
 fn gather(driver: &warptile_driver::Result<Driver>) -> Result<Info, Failure> {
@@ -180,6 +217,8 @@ fn gather(driver: &warptile_driver::Result<Driver>) -> Result<Info, Failure> {
 
 fn describe(device: &CudaDevice) -> warptile::Result<DeviceInfo> {
     let profile = DeviceProfile::of(device)?;
+    let driver = format!("CUDA {}", device.driver().version());
+    let (in_force, rates) = rates_in_force(&profile, &driver);
     Ok(DeviceInfo {
         ordinal: device.ordinal(),
         name: profile.name.clone(),
@@ -188,7 +227,9 @@ fn describe(device: &CudaDevice) -> warptile::Result<DeviceInfo> {
         shared_bytes_per_cta: profile.shared_bytes_per_cta,
         memory_bytes: device.total_memory()?,
         pci_bus_id: device.pci_bus_id()?,
+        rates,
         profile,
+        in_force,
     })
 }
 
@@ -308,7 +349,8 @@ fn print_choices(info: &Info, explain: bool, console: &mut dyn Write) -> Result<
             let call = Call::builder(&layout, &layout, &layout, element)
                 .scoring(Scoring::new().mask(mask))
                 .build()?;
-            let plan = Plan::gpu(call.problem(), &device.profile, &Choice::Best);
+            let planner = Planner::new(&device.profile).rates(&device.in_force);
+            let plan = planner.plan(call.problem(), &Choice::Best);
             let (kernel, why) = match plan {
                 Ok(plan) => {
                     if explain {

@@ -26,6 +26,7 @@ mod report;
 mod run;
 mod text;
 mod trial;
+mod tune;
 mod verify;
 mod version;
 
@@ -66,9 +67,12 @@ enum Command {
     Verify(verify::VerifyArgs),
     Bench(bench::BenchArgs),
     Plan(plan::PlanArgs),
+    Tune(tune::TuneArgs),
     Compare(compare::CompareArgs),
     Gen(generate::GenArgs),
     Report(report::ReportArgs),
+    #[command(hide = true)]
+    TuneTrials(tune::TrialsArgs),
     Completions(completions::CompletionsArgs),
     Man(completions::ManArgs),
     #[command(hide = true)]
@@ -84,9 +88,11 @@ impl Command {
             Command::Bench(args) => &args.json,
             Command::Compare(args) => &args.json,
             Command::Plan(args) => &args.json,
+            Command::Tune(args) => &args.json,
             Command::Run(_)
             | Command::Gen(_)
             | Command::Report(_)
+            | Command::TuneTrials(_)
             | Command::Completions(_)
             | Command::Man(_)
             | Command::Trial(_) => &None,
@@ -101,6 +107,8 @@ impl Command {
             Command::Verify(args) => verify::run(args, console),
             Command::Bench(args) => bench::run(args, console),
             Command::Plan(args) => plan::run(args, console),
+            Command::Tune(args) => tune::run(args, console),
+            Command::TuneTrials(args) => tune::run_trials(args, console),
             Command::Compare(args) => compare::run(args, console),
             Command::Gen(args) => generate::run(args, console),
             Command::Report(args) => report::run(args, console),

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::io::Write;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use clap::ValueEnum;
-use warptile::{Align, Backend, Layout, Mask, Scoring};
+use warptile::gpu::Gpu;
+use warptile::{Align, Backend, Layout, Mask, Rates, Scoring};
 use warptile_driver::sys::LoadError;
 use warptile_driver::{Driver, DriverError};
 
@@ -24,7 +26,8 @@ pub(crate) enum Device {
 }
 
 impl Device {
-    /// Opens the device, and says on standard error which GPUs [`Device::Auto`] did not take.
+    /// Opens the device, with the rates that `warptile tune` wrote for it, and says on standard error which GPUs [`Device::Auto`] did not
+    /// take and which rates are not in force.
     ///
     /// # Errors
     /// [`Failure::Device`] if a GPU was asked for and can't be had; those of a folder of images.
@@ -39,7 +42,34 @@ impl Device {
             // If standard error is gone there is nobody to tell.
             let _ = std::io::stderr().write_all(passed_over(&backend).as_bytes());
         }
-        images::known_to(backend)
+        self.set_up(backend)
+    }
+
+    /// With the user's rates, and the images of the user's folder.
+    fn set_up(self, backend: Backend) -> Result<Backend, Failure> {
+        let Some(gpu) = backend.gpu() else {
+            return Ok(backend);
+        };
+        let named = images::named()?;
+        let rates = match Rates::of_user(gpu.profile(), &gpu.driver_name()) {
+            Ok(rates) => rates,
+            Err(error) => {
+                let note = format!("note: {}\n", text::message(&error.to_string()));
+                let _ = std::io::stderr().write_all(note.as_bytes());
+                None
+            }
+        };
+        if named.is_empty() && rates.is_none() {
+            return Ok(backend);
+        }
+        let gpu = Gpu::on_stream(gpu.stream())
+            .map_err(|error| Failure::Device(format!("{self}: {error}")))?
+            .with_named_images(named.iter().copied());
+        let gpu = match rates {
+            Some(rates) => gpu.with_rates(rates),
+            None => gpu,
+        };
+        Ok(Backend::from_gpu(Arc::new(gpu)))
     }
 }
 

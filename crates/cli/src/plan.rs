@@ -5,7 +5,7 @@ use std::io::Write;
 
 use clap::Args;
 use serde::Serialize;
-use warptile::{Call, Choice, DeviceProfile, Error, Plan, Planner, Rates, Reason};
+use warptile::{Call, Choice, DeviceProfile, Error, Plan, Planner, Rates, Reason, Standing};
 use warptile_check::Case;
 use warptile_kernels::Target;
 
@@ -19,8 +19,8 @@ use crate::text;
 
 /// Show which kernel would compute a problem on a GPU, and why no other would.
 ///
-/// The GPU need not be in this machine. Only the H200's rates were measured; other GPUs are planned for by these, within their own
-/// limits.
+/// The GPU need not be in this machine. Without --gpu the plan is for this machine's, with the rates that `warptile tune` wrote for it.
+/// For a GPU that nobody measured, the H200's rates are a model: within the GPU's own limits, and said to be one.
 #[derive(Debug, Args)]
 #[command(after_help = cases::help(&[
     "plan \"b4 q4096 k4096 h32/8 d128 bf16 mask=causal\" --gpu a100",
@@ -66,6 +66,8 @@ struct Planned {
     image: Option<&'static str>,
     /// Whether the choice is by rates that were measured on this GPU.
     measured: bool,
+    /// What the choice rests on; `null` if no kernel takes the problem there.
+    rates: Option<String>,
     considered: Vec<NotChosen>,
 }
 
@@ -82,6 +84,15 @@ pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failur
     }
     let call = args.case.call_on_gpu()?;
     let profiles = profiles(args)?;
+    let named = images::named()?;
+    let planned_for = |(profile, rates): &(DeviceProfile, Option<Rates>)| {
+        let planner = Planner::new(profile).named(named);
+        let planner = match rates {
+            Some(rates) => planner.rates(rates),
+            None => planner,
+        };
+        planner.plan(call.problem(), &args.kernel)
+    };
     writeln!(
         console,
         "{}",
@@ -97,14 +108,9 @@ pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failur
             )
         )?;
     }
-    let named = images::named()?;
-    let plan = |profile| {
-        let planner = Planner::new(profile).named(named);
-        planner.plan(call.problem(), &args.kernel)
-    };
     let plans: Vec<_> = profiles
         .iter()
-        .map(|profile| (profile, plan(profile)))
+        .map(|one| (&one.0, planned_for(one)))
         .collect();
     if let Some(json) = &args.json {
         let planned = plans
@@ -144,33 +150,33 @@ fn refused(profile: &DeviceProfile, error: &Error) -> Failure {
     }
 }
 
-/// What to plan for; nothing on a machine without a GPU.
-fn profiles(args: &PlanArgs) -> Result<Vec<DeviceProfile>, Failure> {
+/// What to plan for, with the rates that this machine has for it; nothing on a machine without a GPU.
+fn profiles(args: &PlanArgs) -> Result<Vec<(DeviceProfile, Option<Rates>)>, Failure> {
     let mut profiles = Vec::new();
     for name in &args.gpu {
         match name.as_str() {
-            "all" => profiles.extend(gpus::all()),
-            name => profiles.push(gpus::find(name).map_err(|error| {
-                let name = text::name(name);
-                Failure::Input(format!("--gpu {name}: {error}"))
-            })?),
+            "all" => profiles.extend(gpus::all().into_iter().map(|gpu| (gpu, None))),
+            name => {
+                let gpu = gpus::find(name).map_err(|error| {
+                    let name = text::name(name);
+                    Failure::Input(format!("--gpu {name}: {error}"))
+                })?;
+                profiles.push((gpu, None));
+            }
         }
     }
     if args.gpu.is_empty() {
         let backend = Device::Auto.open()?;
-        profiles.extend(backend.gpu().map(|gpu| gpu.profile().clone()));
+        let here = backend.gpu();
+        profiles.extend(here.map(|gpu| (gpu.profile().clone(), Some(gpu.rates().clone()))));
     }
     let given = args.multiprocessors.or(args.case.multiprocessors);
     if let Some(multiprocessors) = given {
-        for profile in &mut profiles {
+        for (profile, _) in &mut profiles {
             profile.multiprocessors = multiprocessors;
         }
     }
     Ok(profiles)
-}
-
-fn is_measured(profile: &DeviceProfile) -> bool {
-    Rates::embedded(profile).device() == profile.name
 }
 
 fn planned(args: &PlanArgs, profile: &DeviceProfile, plan: &warptile::Result<Plan>) -> Planned {
@@ -180,6 +186,7 @@ fn planned(args: &PlanArgs, profile: &DeviceProfile, plan: &warptile::Result<Pla
         Err(_) => &[],
     };
     let image = plan.as_ref().ok().and_then(Plan::image);
+    let basis = plan.as_ref().ok().and_then(Plan::basis);
     Planned {
         problem: cases::without_seed(&args.case),
         gpu: profile.name.clone(),
@@ -187,7 +194,8 @@ fn planned(args: &PlanArgs, profile: &DeviceProfile, plan: &warptile::Result<Pla
         multiprocessors: profile.multiprocessors,
         kernel: image.map(|image| image.kernel),
         image: image.map(|image| image.name),
-        measured: is_measured(profile),
+        measured: basis.is_some_and(|basis| basis.standing == Standing::Measured),
+        rates: basis.map(ToString::to_string),
         considered: considered
             .iter()
             .map(|one| NotChosen {
@@ -225,12 +233,8 @@ fn one(
         );
         writeln!(console, "{}", line("", &launch))?;
     }
-    if !is_measured(profile) {
-        let rates = Rates::embedded(profile).device();
-        let note = format!(
-            "nobody has measured this GPU: the choice among the kernels that apply follows the {rates}'s rates"
-        );
-        writeln!(console, "{}", line("note", &note))?;
+    if let Some(basis) = plan.basis() {
+        writeln!(console, "{}", line("rates", &basis.to_string()))?;
     }
     let considered = plan.considered();
     if args.explain {
@@ -321,5 +325,15 @@ fn table(
             profile.multiprocessors
         )?;
     }
+    let bases = plans.iter().filter_map(|(profile, plan)| {
+        let basis = plan.as_ref().ok()?.basis()?;
+        (basis.standing == Standing::Measured).then_some(profile.name.as_str())
+    });
+    let measured = match bases.collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => "none of these".to_owned(),
+        some => some,
+    };
+    let note = format!("measured on {measured}; modelled for all others");
+    writeln!(console, "{}", line("rates", &note))?;
     Ok(())
 }

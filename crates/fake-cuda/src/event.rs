@@ -17,8 +17,8 @@ pub(crate) struct Event {
     pub(crate) sequence: u64,
     /// The last record that has run.
     pub(crate) done: u64,
-    /// When it ran.
-    pub(crate) time: u64,
+    /// When it ran, in microseconds.
+    pub(crate) time: f64,
     /// Where it was last recorded.
     pub(crate) stream: Key,
     /// The capture it was last recorded in, and the point in it.
@@ -34,7 +34,7 @@ impl Event {
             timed,
             sequence: 0,
             done: 0,
-            time: 0,
+            time: 0.0,
             stream: 0,
             capture: None,
             destroyed: false,
@@ -147,7 +147,7 @@ pub(crate) fn event_elapsed_time(
     start: CUevent,
     end: CUevent,
 ) -> CUresult {
-    let mut times = [0.0_f32; 2];
+    let mut times = [0.0; 2];
     for (time, event) in times.iter_mut().zip([start, end]) {
         let Some(event) = live(state, event) else {
             return state.bad_handle("an event");
@@ -158,9 +158,8 @@ pub(crate) fn event_elapsed_time(
         if event.done < event.sequence {
             return CUresult::ERROR_NOT_READY;
         }
-        // One operation takes a millisecond here.
-        *time = event.time as f32;
+        *time = event.time;
     }
-    milliseconds.set(times[1] - times[0]);
+    milliseconds.set(((times[1] - times[0]) / 1e3) as f32);
     CUresult::SUCCESS
 }

@@ -18,6 +18,8 @@
 //! fake.assert_clean();
 //! ```
 //!
+//! A program under test, in a process of its own, is told by the environment how long kernels take: [`KERNEL_TIMES`].
+//!
 //! # What it is not
 //! Kernels are recorded, not run, except `increment` (a `u64` address and a `u64` count: adds 1 to
 //! each `u32`). Of a kernel's memory it knows the allocations that the words of its parameters point
@@ -41,6 +43,11 @@ mod module;
 mod queue;
 mod state;
 mod stream;
+
+/// The environment variable with the times of kernels, for a program in a process of its own: `NAME=MICROSECONDS`, separated by
+/// commas. A name stands for all kernels whose names begin with it, and the first that fits counts. All other operations take a
+/// millisecond each.
+pub const KERNEL_TIMES: &str = "WARPTILE_FAKE_KERNEL_TIMES";
 
 pub use control::*;
 pub use exports::*;

@@ -135,7 +135,7 @@ impl State {
     }
 
     fn run_one(&mut self, stream: Key, place: u64, op: Op) {
-        self.clock += 1;
+        self.clock += self.duration(&op);
         if self.lost.is_none()
             && let Some(what) = self.race(stream, place, &op)
         {
@@ -171,6 +171,20 @@ impl State {
                 module,
                 touches,
             } => self.run_kernel(stream, launch, module, &touches),
+        }
+    }
+
+    /// Microseconds that an operation takes.
+    fn duration(&self, op: &Op) -> f64 {
+        const USUAL: f64 = 1000.0;
+        match op {
+            Op::Launch { launch, .. } => {
+                let name = launch.name();
+                let mut times = self.kernel_times.iter();
+                let given = times.find(|(start, _)| name.starts_with(start.as_str()));
+                given.map_or(USUAL, |(_, microseconds)| *microseconds)
+            }
+            _ => USUAL,
         }
     }
 

@@ -51,8 +51,10 @@ pub(crate) struct State {
     pub(crate) lost: Option<CUresult>,
     pub(crate) violations: Vec<String>,
     pub(crate) next_id: usize,
-    /// Advances with every operation that runs.
-    pub(crate) clock: u64,
+    /// Microseconds that the operations have taken which have run: a millisecond each, but for kernels whose time was given.
+    pub(crate) clock: f64,
+    /// Microseconds of kernels whose names begin so; the first that fits counts.
+    pub(crate) kernel_times: Vec<(String, f64)>,
     /// Advances with every operation that is queued.
     pub(crate) queued: u64,
     pub(crate) retained: HashMap<CUdevice, usize>,
@@ -121,7 +123,25 @@ impl State {
     }
 }
 
-static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
+    Mutex::new(State {
+        kernel_times: std::env::var(crate::KERNEL_TIMES)
+            .map(|times| kernel_times(&times))
+            .unwrap_or_default(),
+        ..State::default()
+    })
+});
+
+/// `NAME=MICROSECONDS,...`; a test that writes it otherwise is to fail.
+fn kernel_times(text: &str) -> Vec<(String, f64)> {
+    let time = |one: &str| {
+        let (name, microseconds) = one.split_once('=')?;
+        Some((name.to_owned(), microseconds.parse().ok()?))
+    };
+    text.split(',')
+        .map(|one| time(one).unwrap_or_else(|| panic!("{one}: not NAME=MICROSECONDS")))
+        .collect()
+}
 
 pub(crate) fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -9,11 +9,12 @@ use warptile_kernels::{Features, Image, Role, Schedule, Target};
 use crate::choice::Choice;
 use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
+use crate::plan::settings::Settings;
 use crate::plan::split_tiles::splits_tiles;
 use crate::plan::step::tiles_of;
-use crate::plan::{Considered, MAX_TILES, Plan, Reason, Step};
+use crate::plan::{Basis, Considered, MAX_TILES, Plan, Reason, Step};
 use crate::problem::Problem;
-use crate::rates::Rates;
+use crate::rates::{Rates, Standing};
 use crate::splits::Splits;
 
 /// Images for forward, by kernel name.
@@ -50,6 +51,8 @@ pub struct Planner<'a> {
     images: Option<Kernels>,
     /// Besides, for who names them.
     named: &'a [&'static Image],
+    /// In place of what the rates have chosen for a problem.
+    settings: Option<Settings>,
 }
 
 impl<'a> Planner<'a> {
@@ -60,6 +63,7 @@ impl<'a> Planner<'a> {
             rates: Rates::embedded(device),
             images: None,
             named: &[],
+            settings: None,
         }
     }
 
@@ -79,6 +83,14 @@ impl<'a> Planner<'a> {
     /// With these images besides, which run only if the choice has their kernel's name or their own.
     pub fn named(self, named: &'a [&'static Image]) -> Self {
         Planner { named, ..self }
+    }
+
+    /// With these settings for whichever kernel is chosen.
+    pub fn settings(self, settings: Settings) -> Self {
+        Planner {
+            settings: Some(settings),
+            ..self
+        }
     }
 
     /// Chooses a kernel for the problem.
@@ -116,11 +128,14 @@ impl<'a> Planner<'a> {
             }
         }
 
-        // Measured kernels first: the estimate of another is no more than a guess.
+        // What trials chose first, then kernels with rates: the estimate of another is no more than a guess.
+        let standing = |step: &Step| self.rates.standing(self.device, step.image.kernel);
+        let tuned = self.rates.chosen(&problem, self.device);
+        let is_tuned = |step: &Step| tuned.is_some_and(|one| one.kernel == step.image.kernel);
         candidates.sort_by(|a, b| {
-            let unmeasured = |step: &Step| !self.rates.knows(step.image.kernel);
-            unmeasured(a)
-                .cmp(&unmeasured(b))
+            let last = |step: &Step| (!is_tuned(step), standing(step) == Standing::Unknown);
+            last(a)
+                .cmp(&last(b))
                 .then(a.estimate_us.total_cmp(&b.estimate_us))
         });
         let requested = |step: &Step| match choice {
@@ -150,12 +165,20 @@ impl<'a> Planner<'a> {
                 considered,
             });
         };
-        let step = candidates.remove(chosen);
+        let mut step = candidates.remove(chosen);
+        let is_chosen = is_tuned(&step);
+        let of_trials = tuned.filter(|_| is_chosen).map(|tuned| tuned.settings);
+        step.settings = self.settings.or(of_trials).unwrap_or_default();
+        if let Some(ctas) = step.settings.ctas {
+            step.ctas_per_multiprocessor = ctas.min(step.ctas_per_multiprocessor);
+        }
         considered.extend(candidates.iter().map(|other| Considered {
             kernel: other.image.kernel,
             reason: if !requested(other) {
                 Reason::NotRequested
-            } else if !self.rates.knows(other.image.kernel) {
+            } else if is_chosen {
+                Reason::Tuned
+            } else if standing(other) == Standing::Unknown {
                 Reason::Unmeasured
             } else {
                 Reason::Slower {
@@ -163,11 +186,18 @@ impl<'a> Planner<'a> {
                 }
             },
         }));
+        let basis = Basis {
+            standing: standing(&step),
+            rates_of: self.rates.device().to_owned(),
+            of_this_gpu: self.rates.device() == self.device.name,
+            tuned: is_chosen,
+        };
         Ok(Plan::new(
             problem,
             Some(self.device.clone()),
             vec![step],
             considered,
+            Some(basis),
         ))
     }
 
@@ -276,6 +306,7 @@ impl<'a> Planner<'a> {
             multiprocessors: device.multiprocessors.max(1),
             ctas_per_multiprocessor: occupancy(image, device),
             estimate_us: estimate(image),
+            settings: Settings::default(),
         })
     }
 }

@@ -75,21 +75,30 @@ pub(crate) fn rest_keys(rest: u64, resident: u64, splits: u64, keys: f64) -> f64
 }
 
 /// Into how many ranges the keys of the tiles are best split that do not fill all CTAs; 1 for none. The number follows from shapes alone:
-/// ranges are cut by the lengths that the kernel finds.
-pub(crate) fn splits_of(tiles: u64, resident: u64, keys: &TileKeys, image: &Image) -> u64 {
+/// ranges are cut by the lengths that the kernel finds. `wanted` takes its place as far as the workspace reaches and the keys suffice.
+pub(crate) fn splits_of(
+    tiles: u64,
+    resident: u64,
+    keys: &TileKeys,
+    image: &Image,
+    wanted: Option<u32>,
+) -> u64 {
     let rest = tiles % resident;
     let warpgroups = u64::from(image.tiling.block_m.div_ceil(64));
     if rest == 0 || rest * warpgroups > Scratch::SEMAPHORES as u64 {
         return 1;
     }
     // Drawn tiles that differ in length even out: the last ones are the shortest.
-    if tiles > resident && keys.longest > 1.25 * keys.average {
+    if wanted.is_none() && tiles > resident && keys.longest > 1.25 * keys.average {
         return 1;
     }
     let blocks = (keys.longest / f64::from(image.tiling.block_n)) as u64;
     let most = (PARTS_A_CTA as u64 * resident / rest)
         .min(blocks / 2)
         .clamp(1, 64);
+    if let Some(wanted) = wanted {
+        return u64::from(wanted).clamp(1, most);
+    }
     let cost = |splits: u64| rest_keys(rest, resident, splits, keys.longest);
     let best = (1..=most).min_by(|&a, &b| cost(a).total_cmp(&cost(b)));
     best.unwrap_or(1)

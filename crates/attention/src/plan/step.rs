@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::mask::Mask;
 use crate::plan::MAX_TILES;
 use crate::plan::planner::occupancy;
+use crate::plan::settings::Settings;
 use crate::plan::shared_keys::{Sides, if_countable};
 use crate::plan::split_tiles::{PARTS_A_CTA, TileKeys, splits_of, splits_tiles};
 use crate::problem::Problem;
@@ -27,6 +28,8 @@ pub struct Step {
     pub ctas_per_multiprocessor: u32,
     /// The planner's estimate of the GPU time, in microseconds; only its order among kernels means anything.
     pub estimate_us: f64,
+    /// What of its launches is not as the planner has it.
+    pub settings: Settings,
 }
 
 /// How a step is launched for one call.
@@ -241,7 +244,8 @@ impl Step {
                     call.group_size(),
                     self.image,
                 );
-                splits_of(tiles, u64::from(self.resident()), &keys, self.image)
+                let (resident, ranges) = (u64::from(self.resident()), self.settings.ranges);
+                splits_of(tiles, resident, &keys, self.image, ranges)
             }
             false => 1,
         };
@@ -264,7 +268,10 @@ impl Step {
             // `scalar` and `wmma` take head after head, the order of the grid.
             heads_at_once: match self.image.schedule {
                 Schedule::OneTile => 1,
-                _ => heads_at_once(call, heads) as u32,
+                _ => match self.settings.at_once {
+                    Some(given) => given.min(interleaved(call, heads) as u32).max(1),
+                    None => heads_at_once(call, heads) as u32,
+                },
             },
             side_by_side: 1,
             draws_tiles,
@@ -335,9 +342,17 @@ fn heads_at_once(call: &Call, heads: usize) -> usize {
     let row_bytes = 2 * call.head_dim() * call.element().size();
     let key_value_heads = (L2_SHARE_BYTES / call.key_len().saturating_mul(row_bytes).max(1)).max(1);
     let sharing = heads / call.kv_heads().max(1);
-    let heads = heads * if packed { 1 } else { call.batch().max(1) };
+    let heads = interleaved(call, heads);
     let most = key_value_heads.saturating_mul(sharing).min(heads);
     heads.div_ceil(heads.div_ceil(most))
+}
+
+/// Heads whose tiles can be interleaved: those of all batch entries, or of the packed queries.
+fn interleaved(call: &Call, heads: usize) -> usize {
+    match call.queries().is_packed() {
+        true => heads,
+        false => heads.saturating_mul(call.batch().max(1)),
+    }
 }
 
 #[cfg(test)]
@@ -382,6 +397,7 @@ mod tests {
             multiprocessors,
             ctas_per_multiprocessor: 1,
             estimate_us: 0.0,
+            settings: Settings::default(),
         }
     }
 
@@ -586,5 +602,49 @@ mod tests {
             "{error}"
         );
         assert!(step("wmma_d64_64x64_w4_s2", 132).shape(&call).is_ok());
+    }
+
+    #[test]
+    fn settings_change_the_launch_within_its_limits() {
+        let call = dense(4, [16, 16], [4096, 4096], Mask::causal());
+        let with = |kernel: &str, words: &str| {
+            let mut step = step(kernel, 132);
+            for word in words.split_whitespace() {
+                step.settings.parse_word(word).unwrap();
+            }
+            step.shape(&call).unwrap()
+        };
+        let persistent = "wgmma_d128_192x80_w16_s3";
+        let usual = with(persistent, "");
+        assert_eq!(with(persistent, "at-once=5").heads_at_once, 5);
+        assert_eq!(with(persistent, "at-once=9999").heads_at_once, 64);
+        assert_eq!(with(persistent, "at-once=1 ranges=3").tiles, usual.tiles);
+        // `wmma` takes head after head whatever is asked for.
+        assert_eq!(with("wmma_d128_64x64_w4_s1", "at-once=5").heads_at_once, 1);
+        // Ranges stay within what the workspace holds.
+        let image = warptile_kernels::catalog()
+            .iter()
+            .find(|image| splits_tiles(image) && image.tiling.head_dim == 128)
+            .unwrap();
+        let call = dense(1, [10, 10], [512, 65_536], Mask::None);
+        let split = |ranges: Option<u32>| {
+            let mut step = Step {
+                image,
+                ..step(persistent, 132)
+            };
+            step.settings.ranges = ranges;
+            step.shape(&call).unwrap()
+        };
+        let (usual, one) = (split(None), split(Some(1)));
+        assert!(usual.splits > 1, "{usual:?}");
+        assert_eq!((one.splits, one.shares_keys), (1, false));
+        let two = split(Some(2));
+        assert_eq!(two.splits, 2);
+        let most = split(Some(u32::MAX));
+        let bound = Scratch::with_split_tiles(PARTS_A_CTA * 132, image);
+        assert!(
+            most.splits >= usual.splits && most.workspace_bytes <= bound.bytes,
+            "{most:?}"
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! What a case computes: its layouts and its call.
 
-use warptile::{Call, Layout};
+use warptile::{Call, Layout, Problem};
 
 use super::{BlockTable, Case, LayoutKind, Lengths, Used};
 use crate::data::Random;
@@ -24,13 +24,13 @@ pub(crate) enum ScoreTensor {
 
 impl Case {
     /// Layouts of q and of k and v. The output's is that of q.
-    fn layouts(&self, table: Option<&BlockTable>) -> (Layout, Layout) {
+    fn layouts(&self, table: Option<&BlockTable>, padding: usize) -> (Layout, Layout) {
         let (batch, query, key) = match &self.lengths {
             Lengths::Dense { batch, query, key } => (*batch, *query, *key),
             Lengths::Packed(lengths) => {
                 let rows = |length: fn(&(usize, usize)) -> usize| {
                     let lengths = lengths.iter().map(length);
-                    lengths.fold(PACKED_PADDING, usize::saturating_add)
+                    lengths.fold(padding, usize::saturating_add)
                 };
                 (1, rows(|lengths| lengths.0), rows(|lengths| lengths.1))
             }
@@ -114,7 +114,7 @@ impl Case {
     /// # Errors
     /// When no [`Call`] is like this, or its data would not fit into the memory of an ordinary machine.
     pub fn try_call(&self) -> Result<Call> {
-        self.build(false)
+        self.build(false, PACKED_PADDING)
     }
 
     /// What this case computes on a GPU: with its lengths on the device if [`device_lengths`](Self::device_lengths) says so.
@@ -122,15 +122,23 @@ impl Case {
     /// # Errors
     /// As [`try_call`](Self::try_call).
     pub fn call_on_gpu(&self) -> Result<Call> {
-        self.build(self.device_lengths)
+        self.build(self.device_lengths, PACKED_PADDING)
     }
 
-    fn build(&self, on_device: bool) -> Result<Call> {
+    /// The problem of a program that computes this case on a GPU: packed tensors have no unused rows behind the last sequence.
+    ///
+    /// # Errors
+    /// As [`try_call`](Self::try_call).
+    pub fn problem_of_programs(&self) -> Result<Problem> {
+        Ok(self.build(self.device_lengths, 0)?.problem())
+    }
+
+    fn build(&self, on_device: bool, padding: usize) -> Result<Call> {
         let fits = |layout: &Layout| {
             let elements = layout.required_len().unwrap_or(usize::MAX);
             limited("elements in a tensor", elements as u128, MAX_ELEMENTS)
         };
-        let (q, kv) = self.layouts(None);
+        let (q, kv) = self.layouts(None, padding);
         fits(&q)?;
         if self.pages.is_none() {
             fits(&kv)?;
@@ -166,7 +174,7 @@ impl Case {
             }
         }
         let lists = self.lists();
-        let (q, kv) = self.layouts(lists.block_table.as_ref());
+        let (q, kv) = self.layouts(lists.block_table.as_ref(), padding);
         fits(&kv)?;
         let mut builder = Call::builder(&q, &kv, &kv, self.element)
             .scoring(self.scoring)
@@ -221,6 +229,40 @@ impl Case {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What a problem is known by stays what it is when it is read back.
+    #[test]
+    fn the_line_of_a_problem_reads_back() {
+        for text in [
+            "b2 q512 k512 h8 d64 f16 mask=causal",
+            "b1 q113 k203 h8/2 d64 bf16 softcap=30 alibi=head sinks unaligned",
+            "b17 q1 k8191 h32/8 d128 bf16",
+            "b4 q1 k8192 h32/8 d128 bf16 pages=16 lengths=100,8192,3,77",
+            "b16 q1 h64/8 d64 f16 pages=24 lengths=ragged k4096 device-lengths",
+            "b5 q1 k4000 h8 d64 f16 lengths=4000,1,7,9,30",
+            "b1 q64 k64 h8 d64 f32 bias keymask splits=512",
+            "packed=4096x4096 h8 d64 f16 mask=causal",
+            "packed=512x512,512x512,512x512,512x512 h8 d64 f16",
+            "packed=1000x1000,20x20,3x3,70x80,1x900 h16/4 d128 bf16 mask=window,127,0",
+            "packed=33x500,1x7,8x900 h16/4 d128 bf16 pages=32",
+        ] {
+            let case: Case = text.parse().unwrap();
+            let line = case.problem_of_programs().unwrap().line();
+            let read: Case = line.parse().unwrap();
+            assert_eq!(read.problem_of_programs().unwrap().line(), line, "{text}");
+        }
+        let line = |text: &str| {
+            let case: Case = text.parse().unwrap();
+            case.problem_of_programs().unwrap().line()
+        };
+        let whole = "b2 q512 k512 h8 d64 f16";
+        assert_eq!(line("b2 q500 k500 h8 d64 f16"), whole);
+        assert_eq!(line("b2 q500 k500 h8 d64 f16 scale=0.3"), whole);
+        assert_eq!(
+            line("b2 q500 k500 h8 d64 f16 scale=-0.3"),
+            whole.to_owned() + " scale=-0.3"
+        );
+    }
 
     #[test]
     fn lengths_and_heads_of_any_size_are_an_error_or_a_call() {

@@ -4,7 +4,7 @@ use warptile::{Call, Element, Layout};
 use warptile_check::Case;
 
 /// Inputs of one call in host memory.
-pub(super) struct Data<T> {
+pub(crate) struct Data<T> {
     pub(super) q: Vec<T>,
     pub(super) k: Vec<T>,
     pub(super) v: Vec<T>,
@@ -25,7 +25,7 @@ const LEFT_OUT: usize = 7;
 const QUARTILE: f64 = -0.6745;
 
 impl<T: Element> Data<T> {
-    pub(super) fn new(call: &Call, seed: u64) -> Self {
+    pub(crate) fn new(call: &Call, seed: u64) -> Self {
         let rows = Case {
             element: T::TYPE,
             seed,

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use warptile::gpu::{Bindings, Gpu, Prepared};
-use warptile::{Call, Choice, Element, Features, Plan};
+use warptile::{Call, Choice, Element, Features, Plan, Planner};
 use warptile_check::{Case, DeviceLists, Lists};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
@@ -117,7 +117,11 @@ impl Launch {
         let plan = match (plan.image(), call.problem() == *plan.problem()) {
             (Some(image), false) => {
                 let choice = Choice::Image(image.name.to_owned());
-                gpu.plan(call.problem(), &choice)?
+                let settings = plan.steps().first().map(|step| step.settings);
+                Planner::new(gpu.profile())
+                    .rates(gpu.rates())
+                    .settings(settings.unwrap_or_default())
+                    .plan(call.problem(), &choice)?
             }
             _ => plan.clone(),
         };
@@ -188,8 +192,85 @@ pub(super) fn launches(case: &Case, call: &Call, bytes: usize, memory: usize) ->
     }
 }
 
-/// Microseconds of GPU time of one launch, for each replay of a graph of launches. Each launch of the graph has
-/// inputs and outputs of its own, so that none finds in the cache what the one before it left there.
+/// The inputs and outputs of a problem on a GPU, as often as a graph has launches: each launch has its own, so that none finds in the
+/// cache what the one before it left there.
+pub(crate) struct Rotation<'a, T: Element> {
+    case: &'a Case,
+    call: &'a Call,
+    gpu: &'a Gpu,
+    lists: &'a Lists,
+    stream: Stream,
+    stopwatch: Stopwatch,
+    sets: Vec<Buffers<T>>,
+}
+
+/// A plan's launches on all these, to be replayed.
+pub(crate) struct Replay {
+    graph: Graph,
+    /// What the captured launches read lives as long as they do.
+    _launch: Launch,
+}
+
+impl<'a, T: Element> Rotation<'a, T> {
+    pub(crate) fn new(
+        case: &'a Case,
+        call: &'a Call,
+        gpu: &'a Gpu,
+        data: &Data<T>,
+        lists: &'a Lists,
+    ) -> warptile::Result<Self> {
+        let stream = Stream::new(gpu.context())?;
+        let mut sets = vec![Buffers::new(call, &stream, data)?];
+        let memory = gpu.context().device().total_memory()?;
+        let wanted = launches(case, call, sets[0].bytes(), memory / PART_OF_MEMORY);
+        while sets.len() < wanted {
+            sets.push(Buffers::new(call, &stream, data)?);
+        }
+        Ok(Rotation {
+            case,
+            call,
+            gpu,
+            lists,
+            stopwatch: Stopwatch::new(&stream)?,
+            stream,
+            sets,
+        })
+    }
+
+    /// Microseconds of GPU time of a first launch of a plan.
+    pub(crate) fn once(&mut self, plan: &Plan) -> warptile_check::Result<f64> {
+        let launch = Launch::new(self.case, self.call, plan, self.gpu, self.lists)?;
+        let work = || launch.submit(&self.stream, &mut self.sets[0]);
+        Ok(self.stopwatch.time(&self.stream, work)?)
+    }
+
+    /// Captures the launches of a plan for the call, or for its problem with lengths on the device.
+    pub(crate) fn capture(&mut self, plan: &Plan) -> warptile_check::Result<Replay> {
+        let launch = Launch::new(self.case, self.call, plan, self.gpu, self.lists)?;
+        let (stream, sets) = (&self.stream, &mut self.sets);
+        let mut capture = || {
+            launch.submit(stream, &mut sets[0])?;
+            stream.synchronize()?;
+            Graph::capture(stream, |stream| {
+                sets.iter_mut()
+                    .try_for_each(|set| launch.submit(stream, set))
+            })
+        };
+        Ok(Replay {
+            graph: capture()?,
+            _launch: launch,
+        })
+    }
+
+    /// Microseconds of GPU time of one launch, in one replay.
+    pub(crate) fn time(&self, replay: &Replay) -> warptile::Result<f64> {
+        let work = || Ok(replay.graph.launch(&self.stream)?);
+        let microseconds = self.stopwatch.time(&self.stream, work)?;
+        Ok(microseconds / self.sets.len() as f64)
+    }
+}
+
+/// Microseconds of GPU time of one launch, for each replay of a graph of launches.
 pub(super) fn graph<T: Element>(
     case: &Case,
     call: &Call,
@@ -199,30 +280,13 @@ pub(super) fn graph<T: Element>(
     lists: &Lists,
     effort: Effort,
 ) -> warptile_check::Result<Vec<f64>> {
-    let stream = Stream::new(gpu.context()).map_err(warptile::Error::from)?;
-    let launch = Launch::new(case, call, plan, gpu, lists)?;
-    let mut sets = vec![Buffers::new(call, &stream, data)?];
-    let memory = gpu.context().device().total_memory();
-    let memory = memory.map_err(warptile::Error::from)?;
-    let wanted = launches(case, call, sets[0].bytes(), memory / PART_OF_MEMORY);
-    while sets.len() < wanted {
-        sets.push(Buffers::new(call, &stream, data)?);
-    }
-    launch.submit(&stream, &mut sets[0])?;
-    let mut measure = || {
-        stream.synchronize()?;
-        let graph = Graph::capture(&stream, |stream| {
-            sets.iter_mut()
-                .try_for_each(|set| launch.submit(stream, set))
-        })?;
-        let stopwatch = Stopwatch::new(&stream)?;
+    let mut rotation = Rotation::new(case, call, gpu, data, lists)?;
+    let replay = rotation.capture(plan)?;
+    let measure = || {
         for _ in 0..WARM_UP {
-            graph.launch(&stream)?;
+            rotation.time(&replay)?;
         }
-        effort.spend(|| {
-            let replay = stopwatch.time(&stream, || Ok(graph.launch(&stream)?))?;
-            Ok(replay / wanted as f64)
-        })
+        effort.spend(|| rotation.time(&replay))
     };
     Ok(measure()?)
 }

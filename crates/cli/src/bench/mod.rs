@@ -2,8 +2,8 @@
 
 pub(crate) mod blocks;
 mod cpu;
-mod data;
-mod gpu;
+pub(crate) mod data;
+pub(crate) mod gpu;
 pub(crate) mod row;
 pub(crate) mod table;
 
@@ -334,7 +334,7 @@ fn cases_of(args: &BenchArgs) -> Result<Vec<Case>, Failure> {
     Ok(cases)
 }
 
-fn cases_of_file(path: &Path) -> Result<Vec<Case>, Failure> {
+pub(crate) fn cases_of_file(path: &Path) -> Result<Vec<Case>, Failure> {
     let text = std::fs::read_to_string(path).map_err(|source| Failure::read(path, source))?;
     let mut cases = Vec::new();
     for (index, line) in text.lines().enumerate() {

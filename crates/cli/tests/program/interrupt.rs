@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Sends SIGINT once a line of standard output begins with `sign`; exit code, standard error, and all of standard output.
-fn interrupted(command: &mut Command, sign: &str) -> (Option<i32>, String, String) {
+pub(crate) fn interrupted(command: &mut Command, sign: &str) -> (Option<i32>, String, String) {
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -13,3 +13,4 @@ mod records;
 mod run;
 mod standin;
 mod trial;
+mod tune;

@@ -118,6 +118,7 @@ fn every_table_fits_eighty_columns() {
         &["plan", help],
         &["compare", help],
         &["gen", help],
+        &["tune", help],
     ] {
         let mut command = warptile();
         command

@@ -1,0 +1,166 @@
+//! Rates as text.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::{Chosen, Rate, Rates, Speed};
+use crate::error::{Error, Result};
+use crate::plan::Settings;
+
+impl fmt::Display for Rates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "device {}", self.device)?;
+        if let Some(driver) = &self.driver {
+            writeln!(f, "driver {driver}")?;
+        }
+        writeln!(f, "multiprocessors {}", self.multiprocessors)?;
+        writeln!(f, "bandwidth {}", self.bandwidth)?;
+        writeln!(f, "launch {}", self.launch_us)?;
+        for rate in &self.kernels {
+            let Speed { tflops, tile_end } = rate.speed;
+            let word = if rate.modelled { "modelled" } else { "kernel" };
+            writeln!(f, "{word} {} {tflops} {tile_end}", rate.kernel)?;
+        }
+        for (problem, Chosen { kernel, settings }) in &self.choices {
+            let space = if settings.is_default() { "" } else { " " };
+            writeln!(f, "choice {kernel}{space}{settings} {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+/// `NAME [SETTING...] PROBLEM`. The words of the problem are not understood here: it is found again by its line.
+fn choice(text: &str) -> Option<(String, Chosen)> {
+    let mut words = text.split_whitespace();
+    let kernel = words.next()?.to_owned();
+    let mut settings = Settings::default();
+    let words: Vec<&str> = words
+        .skip_while(|word| settings.parse_word(word).is_some())
+        .collect();
+    (!words.is_empty()).then(|| (words.join(" "), Chosen { kernel, settings }))
+}
+
+impl std::str::FromStr for Rates {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut rates = Rates {
+            device: String::new(),
+            driver: None,
+            multiprocessors: 0,
+            bandwidth: 0.0,
+            launch_us: 0.0,
+            kernels: Vec::new(),
+            choices: BTreeMap::new(),
+        };
+        for (index, line) in text.lines().enumerate() {
+            let line_number = index + 1;
+            let broken = |rule: &str| Error::Rates {
+                line: line_number,
+                rule: rule.to_owned(),
+            };
+            let line = line.split('#').next().unwrap_or_default().trim();
+            let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+            let rest = rest.trim();
+            let positive = |text: &str| {
+                text.parse::<f64>()
+                    .ok()
+                    .filter(|number| number.is_finite() && *number > 0.0)
+                    .ok_or_else(|| broken("a number greater than 0 is expected"))
+            };
+            match word {
+                "" => {}
+                "device" if !rest.is_empty() => rest.clone_into(&mut rates.device),
+                "driver" if !rest.is_empty() => rates.driver = Some(rest.to_owned()),
+                "multiprocessors" => {
+                    rates.multiprocessors = rest
+                        .parse()
+                        .ok()
+                        .filter(|count| *count > 0)
+                        .ok_or_else(|| broken("a count of at least 1 is expected"))?;
+                }
+                "bandwidth" => rates.bandwidth = positive(rest)?,
+                "launch" => rates.launch_us = positive(rest)?,
+                "kernel" | "modelled" => {
+                    let words: Vec<&str> = rest.split_whitespace().collect();
+                    let &[kernel, tflops, tile_end] = words.as_slice() else {
+                        return Err(broken(&format!(
+                            "`{word} NAME TFLOPS TILE_END` is expected"
+                        )));
+                    };
+                    let tile_end = tile_end
+                        .parse()
+                        .ok()
+                        .filter(|end: &f64| end.is_finite() && *end >= 0.0)
+                        .ok_or_else(|| broken("the end of a tile must be 0 or more blocks"))?;
+                    rates.kernels.push(Rate {
+                        kernel: kernel.to_owned(),
+                        speed: Speed {
+                            tflops: positive(tflops)?,
+                            tile_end,
+                        },
+                        modelled: word == "modelled",
+                    });
+                }
+                "choice" => {
+                    let (problem, chosen) = choice(rest)
+                        .ok_or_else(|| broken("`choice NAME [SETTING...] PROBLEM` is expected"))?;
+                    rates.choices.insert(problem, chosen);
+                }
+                _ => {
+                    return Err(broken(
+                        "`device`, `driver`, `multiprocessors`, `bandwidth`, `launch`, `kernel`, `modelled` or `choice` is expected",
+                    ));
+                }
+            }
+        }
+        let given = [
+            ("device", !rates.device.is_empty()),
+            ("multiprocessors", rates.multiprocessors > 0),
+            ("bandwidth", rates.bandwidth > 0.0),
+            ("launch", rates.launch_us > 0.0),
+        ];
+        match given.iter().find(|(_, given)| !given) {
+            Some((missing, _)) => Err(Error::Rates {
+                line: text.lines().count(),
+                rule: format!("the table has no `{missing}`"),
+            }),
+            None => Ok(rates),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_line_is_named() {
+        for (text, start) in [
+            ("device X\nkernel a 1", "rates, line 2: `kernel NAME"),
+            ("kernel a -1 0", "rates, line 1: a number greater"),
+            ("# nothing\nspeed 3", "rates, line 2: `device`"),
+            (
+                "device X",
+                "rates, line 1: the table has no `multiprocessors`",
+            ),
+            ("choice a", "rates, line 1: `choice NAME"),
+            ("modelled a", "rates, line 1: `modelled NAME"),
+        ] {
+            let error = text.parse::<Rates>().unwrap_err().to_string();
+            assert!(error.starts_with(start), "{error}");
+        }
+    }
+
+    #[test]
+    fn text_round_trips() {
+        let text = "device My GPU\ndriver CUDA 13.0\nmultiprocessors 80\nbandwidth 0.9\nlaunch 3\n\
+                    kernel wmma_d64_64x64_w4_s2 80.25 2.5\nmodelled wmma_d64_64x64_w4_s3 81 2.5\n\
+                    choice wmma_d64_64x64_w4_s2 b1 q8 k64 h1 d64 f16\n\
+                    choice wgmma_d64_64x128_w8_s2 at-once=4 ranges=2 ctas=1 b2 q8 k64 h1 d64 f16 mask=causal\n";
+        let rates: Rates = text.parse().unwrap();
+        assert_eq!(rates.to_string(), text);
+        assert_eq!((rates.measured_kernels(), rates.chosen_problems()), (1, 2));
+        assert_eq!(rates.to_string().parse::<Rates>().unwrap(), rates);
+    }
+}

@@ -1,0 +1,205 @@
+//! Times of candidates: one problem at a time, cold, with the random data of `bench`.
+
+use half::{bf16, f16};
+use warptile::gpu::Gpu;
+use warptile::{Choice, Element, ElementType, Plan, Planner, Problem, Rates, Settings};
+use warptile_check::{Case, trial};
+
+use super::state::Candidate;
+use crate::bench::data::Data;
+use crate::bench::gpu::{Replay, Rotation};
+use crate::interrupt;
+
+/// Replays before the first that counts, and those that count, of each candidate.
+const WARM_UP: usize = 1;
+const FIRST_LOOK: usize = 3;
+
+/// Replays of those that came close to the fastest: so many rounds of all of them in turn.
+const ROUNDS: usize = 7;
+const CLOSE: f64 = 1.15;
+
+/// How much slower than the fastest so far a first replay may be for a second one to be worth its time.
+const HOPELESS: f64 = 2.0;
+
+/// The same of a first launch, for a replay to be worth its time, and from how many microseconds on that counts: a short one is slow for other
+/// reasons.
+const FAR_TOO_SLOW: f64 = 4.0;
+const LONG_LAUNCH: f64 = 5000.0;
+
+/// The plan of a candidate. `rates` matter only to what it says of itself.
+pub(super) fn plan_of(
+    gpu: &Gpu,
+    rates: &Rates,
+    problem: Problem,
+    candidate: &Candidate,
+) -> warptile::Result<Plan> {
+    Planner::new(gpu.profile())
+        .rates(rates)
+        .settings(candidate.settings())
+        .plan(problem, &Choice::Kernel(candidate.kernel.clone()))
+}
+
+/// Other settings of a candidate's launch than those that it has, as far as they would change it.
+pub(super) fn variations(
+    case: &Case,
+    plan: &Plan,
+    candidate: &Candidate,
+) -> warptile_check::Result<Vec<Candidate>> {
+    let call = case.call_on_gpu()?;
+    let Some(step) = plan.steps().first() else {
+        return Ok(Vec::new());
+    };
+    let before = step.shape(&call)?;
+    let mut wanted: Vec<Settings> = Vec::new();
+    let mut add = |set: &dyn Fn(&mut Settings)| {
+        let mut settings = candidate.settings();
+        set(&mut settings);
+        wanted.push(settings);
+    };
+    for at_once in [
+        1,
+        before.heads_at_once / 2,
+        before.heads_at_once * 2,
+        u32::MAX,
+    ] {
+        add(&|settings| settings.at_once = Some(at_once.max(1)));
+    }
+    for ranges in [1, 2, 3, 4, before.splits + 1] {
+        add(&|settings| settings.ranges = Some(ranges));
+    }
+    for ctas in 1..step.ctas_per_multiprocessor {
+        add(&|settings| settings.ctas = Some(ctas));
+    }
+    // Only what makes another launch than all before.
+    let mut shapes = vec![before];
+    let mut candidates = Vec::new();
+    for settings in wanted {
+        let mut step = step.clone();
+        step.settings = settings;
+        if let Some(ctas) = settings.ctas {
+            step.ctas_per_multiprocessor = ctas.min(step.ctas_per_multiprocessor);
+        }
+        let shape = step.shape(&call)?;
+        if !shapes.contains(&shape) {
+            shapes.push(shape);
+            candidates.push(Candidate::new(&candidate.kernel, settings));
+        }
+    }
+    Ok(candidates)
+}
+
+/// What can be timed, whatever the element type.
+pub(super) trait Bench {
+    /// Median microseconds of each plan, in their order; after Ctrl-C of fewer. Tells of each that is the fastest so far.
+    fn screen(
+        &mut self,
+        plans: &[Plan],
+        fastest_so_far: &mut dyn FnMut(&Plan, f64),
+    ) -> warptile_check::Result<Vec<f64>>;
+
+    /// The ratios of so many blocks A B B A; after Ctrl-C fewer.
+    fn compare(
+        &mut self,
+        old: &Plan,
+        new: &Plan,
+        blocks: usize,
+    ) -> warptile_check::Result<Vec<f64>>;
+}
+
+/// Calls `work` with the inputs of a case on the GPU.
+pub(super) fn with_bench<R>(
+    case: &Case,
+    gpu: &Gpu,
+    work: impl FnOnce(&mut dyn Bench) -> warptile_check::Result<R>,
+) -> warptile_check::Result<R> {
+    match case.element {
+        ElementType::F16 => typed::<f16, R>(case, gpu, work),
+        ElementType::Bf16 => typed::<bf16, R>(case, gpu, work),
+        _ => typed::<f32, R>(case, gpu, work),
+    }
+}
+
+fn typed<T: Element, R>(
+    case: &Case,
+    gpu: &Gpu,
+    work: impl FnOnce(&mut dyn Bench) -> warptile_check::Result<R>,
+) -> warptile_check::Result<R> {
+    let call = case.try_call()?;
+    let lists = case.lists();
+    let data = Data::<T>::new(&call, case.seed);
+    let mut rotation = Rotation::new(case, &call, gpu, &data, &lists)?;
+    drop(data);
+    work(&mut rotation)
+}
+
+impl<T: Element> Bench for Rotation<'_, T> {
+    fn screen(
+        &mut self,
+        plans: &[Plan],
+        fastest_so_far: &mut dyn FnMut(&Plan, f64),
+    ) -> warptile_check::Result<Vec<f64>> {
+        let mut fastest = f64::INFINITY;
+        let mut times: Vec<Vec<f64>> = Vec::new();
+        let mut close: Vec<(usize, Replay)> = Vec::new();
+        for (index, plan) in plans.iter().enumerate() {
+            if interrupt::requested() {
+                break;
+            }
+            let once = self.once(plan)?;
+            if once > LONG_LAUNCH && once > FAR_TOO_SLOW * fastest {
+                times.push(vec![once]);
+                continue;
+            }
+            let replay = self.capture(plan)?;
+            for _ in 0..WARM_UP {
+                self.time(&replay)?;
+            }
+            let mut of_plan = vec![self.time(&replay)?];
+            while of_plan.len() < FIRST_LOOK && of_plan[0] < HOPELESS * fastest {
+                of_plan.push(self.time(&replay)?);
+            }
+            if median(&of_plan) < fastest {
+                fastest = median(&of_plan);
+                fastest_so_far(plan, fastest);
+            }
+            times.push(of_plan);
+            close.push((index, replay));
+            close.retain(|(index, _)| median(&times[*index]) < CLOSE * fastest);
+        }
+        for _ in 0..ROUNDS {
+            for (index, replay) in &close {
+                if !interrupt::requested() {
+                    times[*index].push(self.time(replay)?);
+                }
+            }
+        }
+        Ok(times.iter().map(|times| median(times)).collect())
+    }
+
+    fn compare(
+        &mut self,
+        old: &Plan,
+        new: &Plan,
+        blocks: usize,
+    ) -> warptile_check::Result<Vec<f64>> {
+        let (old, new) = (self.capture(old)?, self.capture(new)?);
+        for replay in [&old, &new] {
+            self.time(replay)?;
+        }
+        let mut ratios = Vec::new();
+        while ratios.len() < blocks && !interrupt::requested() {
+            let mut times = [0.0; 4];
+            for (time, replay) in times.iter_mut().zip([&old, &new, &new, &old]) {
+                *time = self.time(replay)?;
+            }
+            ratios.push(trial::ratio(times));
+        }
+        Ok(ratios)
+    }
+}
+
+fn median(times: &[f64]) -> f64 {
+    let mut times = times.to_vec();
+    times.sort_unstable_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(f64::INFINITY)
+}

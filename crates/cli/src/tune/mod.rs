@@ -1,0 +1,648 @@
+//! `warptile tune`: which kernels are the fastest on the user's own GPU, for the user's own problems.
+
+mod measure;
+mod report;
+mod state;
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use clap::Args;
+use indicatif::ProgressBar;
+use serde::{Deserialize, Serialize};
+use warptile::gpu::Gpu;
+use warptile::{Choice, Error, Plan, Planner, Problem, Rates, Timed};
+use warptile_check::Case;
+use warptile_check::trial::{LEAST_GAIN, Rules};
+use warptile_kernels::{Role, images_for};
+
+use self::measure::{plan_of, variations, with_bench};
+use self::report::Outcome;
+use self::state::{Candidate, Entry, Screened, State};
+use crate::failure::Failure;
+use crate::machine::{self, Machine};
+use crate::options::Device;
+use crate::output::Replacement;
+use crate::{bench, cases, interrupt, json, progress, text};
+
+/// Find the fastest kernels for your problems on this GPU, and let the planner choose them from now on.
+///
+/// For each problem every kernel that applies is timed, and the fastest one also with other settings of its launch: heads at once, ranges of
+/// keys, CTAs. Inputs are random and not in the cache. Where another is faster than the planner's choice, the two are measured in turn, in the
+/// order A B B A. It wins if the 99% confidence bound of the gain, corrected for the number of candidates, is above 0.5%, once more in a
+/// fresh process, and if it passes `warptile verify` on this GPU. Nothing else changes a choice.
+///
+/// The result is a file of rates in your configuration folder, for this GPU and this driver. The program always uses it; the library does
+/// when asked (`Gpu::with_user_rates`). `warptile info` shows which rates are in force.
+///
+/// Ctrl-C, or the end of the budget, leaves the rates file as it was or whole. The same command then goes on where it stopped.
+#[derive(Debug, Args)]
+#[command(after_help = cases::help(&[
+    "tune --shape \"b4 q4096 k4096 h32/8 d128 bf16 mask=causal\"",
+    "tune --file problems.txt --budget 600 --svg gains.svg",
+    "tune --from-log problems.log   # written by a program under",
+    "                               # WARPTILE_LOG=problems.log",
+    "tune --reset",
+]))]
+pub(crate) struct TuneArgs {
+    /// Tune for this problem; may be given several times
+    #[arg(long, value_name = "PROBLEM", value_parser = cases::parse)]
+    shape: Vec<Case>,
+
+    /// Tune for the problems of this file: one a line, # begins a comment
+    #[arg(long, value_name = "FILE")]
+    file: Vec<PathBuf>,
+
+    /// Tune for the problems that a program logged here under WARPTILE_LOG=FILE; lines that are not problems are passed over
+    #[arg(long, value_name = "FILE")]
+    from_log: Option<PathBuf>,
+
+    /// Seconds that all this may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 180)]
+    budget: u32,
+
+    /// Which GPU: auto or cuda:N
+    #[arg(long, default_value_t = Device::Auto)]
+    device: Device,
+
+    /// Measure and report, but leave the rates as they are
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Remove the rates of this GPU: the built-in ones are in force again
+    #[arg(long, conflicts_with_all = ["shape", "file", "from_log", "dry_run", "svg", "json"])]
+    reset: bool,
+
+    /// Take winners without verifying their results on this GPU first
+    #[arg(long)]
+    no_verify: bool,
+
+    /// Draw the gains to this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
+    /// Write all that was measured to this file, as JSON; - for standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<json::Target>,
+}
+
+/// The repeats of trials in a process of their own: requests as JSON on standard input, a line of ratios for each on standard output.
+#[derive(Debug, Args)]
+pub(crate) struct TrialsArgs {
+    #[arg(long)]
+    device: Device,
+}
+
+/// A trial that is to be repeated.
+#[derive(Debug, Serialize, Deserialize)]
+struct Request {
+    case: String,
+    old: Candidate,
+    new: Candidate,
+    blocks: usize,
+}
+
+/// Shares of the budget after which no further problem is screened, and no further trial begins: what is left is for their repeats.
+const SCREENING: f64 = 0.55;
+const TRIALS: f64 = 0.75;
+
+/// Blocks of a trial, over the fewest that can win: with twice as many, one in six may be lost.
+const BLOCKS: usize = 2;
+
+/// Problems that a winner is verified on.
+const VERIFIED: &str = "24";
+
+/// Runs the command.
+pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failure> {
+    let start = Instant::now();
+    if args.reset {
+        return reset(args, console);
+    }
+    let problems = problems_of(args)?;
+    if let Some(json) = &args.json {
+        json.check()?;
+    }
+    if let Some(svg) = &args.svg {
+        Replacement::begin(svg).map(drop)?;
+    }
+    let backend = args.device.open()?;
+    let gpu = backend.gpu().ok_or_else(|| no_gpu(args.device))?;
+    let machine = machine::describe(&backend);
+    let path = rates_file(gpu)?;
+    if let (false, Some(folder)) = (args.dry_run, path.parent()) {
+        fs::create_dir_all(folder).map_err(|source| Failure::write(folder, source))?;
+        Replacement::begin(&path).map(drop)?;
+    }
+    interrupt::watch();
+    let mut entries = Vec::new();
+    for (case, problem) in &problems {
+        let plan = gpu.plan(*problem, &Choice::Best)?;
+        entries.push(Entry {
+            problem: problem.line(),
+            case: case.to_string(),
+            old: chosen(&plan)?,
+            screened: Vec::new(),
+            first: None,
+            repeat: None,
+            verified: None,
+        });
+    }
+    let mut search = Search {
+        gpu,
+        problems: &problems,
+        state: State::new(&machine, entries),
+        file: State::path(&machine.device).filter(|_| !args.dry_run),
+        deadline: |share: f64| Duration::from_secs_f64(f64::from(args.budget) * share),
+        start,
+        verify: !args.no_verify,
+    };
+    writeln!(console, "{backend}")?;
+    if let Some(file) = &search.file {
+        let found = search.state.resume(file);
+        if found > 0 {
+            writeln!(console, "resumed  {found} problems were measured before")?;
+        }
+    }
+    search.screen(console)?;
+    search.try_first()?;
+    search.repeat()?;
+    search.verify()?;
+    search.keep()?;
+    if interrupt::requested() {
+        let screened = search
+            .state
+            .entries
+            .iter()
+            .filter(|one| !one.screened.is_empty());
+        return Err(Failure::Interrupted(format!(
+            "cut short: {} of {} problems were measured before Ctrl-C{}",
+            screened.count(),
+            problems.len(),
+            if search.file.is_some() {
+                "; the same command goes on from there"
+            } else {
+                ""
+            }
+        )));
+    }
+    let rules = search.rules();
+    let outcomes: Vec<Outcome<'_>> = { search.state.entries.iter() }
+        .map(|entry| Outcome::of(entry, rules, search.verify))
+        .collect();
+    let rates = search.rates(&machine, &outcomes)?;
+    report::print(&outcomes, rules, console)?;
+    if let Some(json) = &args.json {
+        json.write(&report::Written::new(
+            &machine,
+            &search.state.entries,
+            &outcomes,
+        ))?;
+    }
+    if let Some(svg) = &args.svg {
+        Replacement::begin(svg)?.finish(report::svg(&outcomes, &machine).as_bytes())?;
+    }
+    let missing = outcomes.iter().filter(|one| one.is_open()).count();
+    if args.dry_run {
+        writeln!(console, "rates    unchanged (--dry-run)")?;
+    } else {
+        let text = header(&machine) + &rates.to_string();
+        Replacement::begin(&path)?.finish(text.as_bytes())?;
+        writeln!(console, "rates    {}", path.display())?;
+        if let (0, Some(file)) = (missing, &search.file) {
+            remove(file)?;
+        }
+    }
+    if missing > 0 {
+        let note = format!(
+            "budget   spent before {missing} problems were done; the same command goes on from there"
+        );
+        writeln!(console, "{}", text::wrapped(&note, text::columns(), 9))?;
+    }
+    Ok(())
+}
+
+/// A search under way.
+struct Search<'a, D: Fn(f64) -> Duration> {
+    gpu: &'a Gpu,
+    problems: &'a [(Case, Problem)],
+    state: State,
+    /// Where the state is kept; nowhere in a dry run.
+    file: Option<PathBuf>,
+    /// How long after the start a share of the budget is spent.
+    deadline: D,
+    start: Instant,
+    verify: bool,
+}
+
+impl<D: Fn(f64) -> Duration> Search<'_, D> {
+    fn is_over(&self, share: f64) -> bool {
+        interrupt::requested() || self.start.elapsed() >= (self.deadline)(share)
+    }
+
+    fn keep(&self) -> Result<(), Failure> {
+        match &self.file {
+            Some(file) => self.state.save(file),
+            None => Ok(()),
+        }
+    }
+
+    /// All candidates of all problems count, but the planner's own choices.
+    fn rules(&self) -> Rules {
+        let entries = self.state.entries.iter();
+        Rules::of_tried(
+            entries
+                .map(|one| one.screened.len().saturating_sub(1))
+                .sum(),
+        )
+    }
+
+    /// Times every candidate of every problem.
+    fn screen(&mut self, console: &mut dyn Write) -> Result<(), Failure> {
+        let bar = progress::problems(self.problems.len() as u64);
+        for (index, (case, problem)) in self.problems.iter().enumerate() {
+            if self.is_over(SCREENING) {
+                break;
+            }
+            if self.state.entries[index].screened.is_empty() {
+                let old = self.state.entries[index].old.clone();
+                let screened = self.candidates(case, *problem, &old, &bar)?;
+                if interrupt::requested() {
+                    break;
+                }
+                self.state.entries[index].screened = screened;
+                self.keep()?;
+            }
+            let line = report::screened(&self.state.entries[index]);
+            bar.suspend(|| writeln!(console, "{line}").and_then(|()| console.flush()))?;
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    fn candidates(
+        &self,
+        case: &Case,
+        problem: Problem,
+        old: &Candidate,
+        bar: &ProgressBar,
+    ) -> Result<Vec<Screened>, Failure> {
+        let (gpu, rates) = (self.gpu, self.gpu.rates());
+        let mut candidates = vec![old.clone()];
+        let mut kernels: Vec<&str> = images_for(Role::Forward)
+            .map(|image| image.kernel)
+            .collect();
+        kernels.sort_unstable();
+        kernels.dedup();
+        let others = kernels
+            .into_iter()
+            .map(|kernel| Candidate::new(kernel, Default::default()));
+        candidates.extend(others.filter(|other| other != old));
+        let applicable = |candidates: Vec<Candidate>| {
+            let mut plans = Vec::new();
+            for candidate in candidates {
+                match plan_of(gpu, rates, problem, &candidate) {
+                    Ok(plan) => plans.push((candidate, plan)),
+                    Err(Error::NoKernel { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok::<_, Error>(plans.into_iter().unzip::<_, _, Vec<_>, Vec<_>>())
+        };
+        let (mut candidates, plans) = applicable(candidates)?;
+        let times = with_bench(case, gpu, |bench| {
+            let mut fastest = f64::INFINITY;
+            let mut show = |plan: &Plan, microseconds: f64| {
+                if microseconds < fastest {
+                    fastest = microseconds;
+                    bar.set_message(format!("{} {microseconds:.1} us,", plan.kernel_name()));
+                }
+            };
+            let mut times = bench.screen(&plans, &mut show)?;
+            // The fastest, and with other settings of its launch.
+            let best = (0..times.len()).min_by(|&a, &b| times[a].total_cmp(&times[b]));
+            if let Some(best) = best.filter(|_| !interrupt::requested()) {
+                let others = variations(case, &plans[best], &candidates[best])?;
+                let (others, plans) = applicable(others)?;
+                times.extend(bench.screen(&plans, &mut show)?);
+                candidates.extend(others);
+            }
+            Ok(times)
+        })?;
+        let screened = candidates.into_iter().zip(times);
+        Ok(screened
+            .map(|(candidate, microseconds)| Screened {
+                candidate,
+                microseconds,
+            })
+            .collect())
+    }
+
+    /// The problems whose fastest candidate may be worth a trial, by their place.
+    fn promising(&self) -> Vec<(usize, Candidate)> {
+        let entries = self.state.entries.iter().enumerate();
+        let promising = entries.filter_map(|(index, entry)| {
+            let (old, fastest) = (entry.old_us()?, entry.fastest()?);
+            (old > LEAST_GAIN * fastest.microseconds).then(|| (index, fastest.candidate.clone()))
+        });
+        promising.collect()
+    }
+
+    /// The first trials. Those that an earlier search made count, if they had as many blocks as are needed now.
+    fn try_first(&mut self) -> Result<(), Failure> {
+        let blocks = BLOCKS * self.rules().fewest_blocks();
+        for (index, new) in self.promising() {
+            let entry = &self.state.entries[index];
+            let done = entry
+                .first
+                .as_ref()
+                .is_some_and(|ratios| ratios.len() >= blocks);
+            if done || self.is_over(TRIALS) {
+                continue;
+            }
+            let (case, problem) = &self.problems[index];
+            let plan = |one: &Candidate| plan_of(self.gpu, self.gpu.rates(), *problem, one);
+            let (old, new) = (plan(&entry.old)?, plan(&new)?);
+            let ratios = with_bench(case, self.gpu, |bench| bench.compare(&old, &new, blocks))?;
+            if ratios.len() == blocks {
+                let entry = &mut self.state.entries[index];
+                (entry.first, entry.repeat) = (Some(ratios), None);
+                self.keep()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Repeats the trials that were won, in a fresh process.
+    fn repeat(&mut self) -> Result<(), Failure> {
+        let rules = self.rules();
+        let blocks = BLOCKS * rules.fewest_blocks();
+        let mut requests = Vec::new();
+        let mut places = Vec::new();
+        for (index, new) in self.promising() {
+            let entry = &self.state.entries[index];
+            let won = { entry.first.as_ref() }.is_some_and(|ratios| rules.judge(ratios).wins());
+            let done = entry
+                .repeat
+                .as_ref()
+                .is_some_and(|ratios| ratios.len() >= blocks);
+            if won && !done && !self.is_over(1.0) {
+                places.push(index);
+                requests.push(Request {
+                    case: entry.case.clone(),
+                    old: entry.old.clone(),
+                    new,
+                    blocks,
+                });
+            }
+        }
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let ratios = in_fresh_process(self.gpu, &requests)?;
+        for (index, ratios) in places.into_iter().zip(ratios) {
+            if ratios.len() == blocks {
+                self.state.entries[index].repeat = Some(ratios);
+            }
+        }
+        self.keep()
+    }
+
+    /// Verifies the kernels that have won, each in a process of its own.
+    fn verify(&mut self) -> Result<(), Failure> {
+        if !self.verify {
+            return Ok(());
+        }
+        let rules = self.rules();
+        let mut passed: BTreeMap<String, bool> = BTreeMap::new();
+        for (index, new) in self.promising() {
+            let entry = &self.state.entries[index];
+            let won = [&entry.first, &entry.repeat].iter().all(|ratios| {
+                let ratios = ratios.as_ref();
+                ratios.is_some_and(|ratios| rules.judge(ratios).wins())
+            });
+            if !won || entry.verified.is_some() || interrupt::requested() {
+                continue;
+            }
+            let passed = match passed.get(&new.kernel) {
+                Some(&passed) => passed,
+                None => {
+                    let Some(found) = passes_verification(self.gpu, &new.kernel)? else {
+                        break;
+                    };
+                    passed.insert(new.kernel.clone(), found);
+                    found
+                }
+            };
+            self.state.entries[index].verified = Some(passed);
+        }
+        Ok(())
+    }
+
+    /// The rates that follow: under them the planner chooses for each of the problems what was decided.
+    fn rates(&self, machine: &Machine, outcomes: &[Outcome<'_>]) -> Result<Rates, Failure> {
+        let gpu = self.gpu;
+        let profile = gpu.profile();
+        let embedded = Rates::embedded(profile);
+        let mut rates = if embedded.device() == profile.name {
+            // They follow from far more problems than a search has.
+            let mut rates = embedded.fitted(profile, &machine.driver, &[]);
+            rates.keep_choices(gpu.rates());
+            rates
+        } else {
+            let mut times = Vec::new();
+            for (entry, (_, problem)) in self.state.entries.iter().zip(self.problems) {
+                for one in &entry.screened {
+                    let plan = plan_of(gpu, gpu.rates(), *problem, &one.candidate)?;
+                    let plain = one.candidate.settings().is_default();
+                    times.extend(
+                        { plan.steps().iter().filter(|_| plain) }
+                            .map(|step| Timed::new(*problem, step, one.microseconds)),
+                    );
+                }
+            }
+            gpu.rates().fitted(profile, &machine.driver, &times)
+        };
+        for (outcome, (_, problem)) in outcomes.iter().zip(self.problems) {
+            let decided = outcome.decided();
+            rates.choose(problem, None);
+            let planner = Planner::new(profile).rates(&rates);
+            if chosen(&planner.plan(*problem, &Choice::Best)?)? != *decided {
+                rates.choose(problem, Some((&decided.kernel, decided.settings())));
+            }
+        }
+        Ok(rates)
+    }
+}
+
+/// What a plan runs.
+fn chosen(plan: &Plan) -> Result<Candidate, Failure> {
+    let step = plan.steps().first();
+    step.map(|step| Candidate::new(step.image.kernel, step.settings))
+        .ok_or_else(|| Failure::Input("the plan has no kernel".to_owned()))
+}
+
+fn no_gpu(device: Device) -> Failure {
+    Failure::Device(format!("{device}: tune is for a GPU, and there is none"))
+}
+
+fn rates_file(gpu: &Gpu) -> Result<PathBuf, Failure> {
+    Rates::user_file(&gpu.profile().name).ok_or_else(|| {
+        Failure::Input(
+            "there is no folder for rates: neither XDG_CONFIG_HOME nor HOME is an absolute path"
+                .to_owned(),
+        )
+    })
+}
+
+fn header(machine: &Machine) -> String {
+    let day = machine::utc(SystemTime::now());
+    format!(
+        "# Measured by `warptile tune` ({}) on {day}; docs/tuning.md says how. `warptile tune --reset` removes it.\n",
+        machine.program
+    )
+}
+
+fn reset(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failure> {
+    let backend = args.device.open()?;
+    let gpu = backend.gpu().ok_or_else(|| no_gpu(args.device))?;
+    let path = rates_file(gpu)?;
+    let removed = remove(&path)?;
+    if let Some(state) = State::path(&gpu.profile().name) {
+        remove(&state)?;
+    }
+    match removed {
+        true => writeln!(console, "removed  {}", path.display())?,
+        false => writeln!(console, "nothing to remove: there is no {}", path.display())?,
+    }
+    Ok(())
+}
+
+/// Removes a file; whether there was one.
+fn remove(path: &Path) -> Result<bool, Failure> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(Failure::File {
+            path: path.to_owned(),
+            action: "remove",
+            source,
+        }),
+    }
+}
+
+/// The problems that were asked for, each once: as they are measured, and as programs have them.
+fn problems_of(args: &TuneArgs) -> Result<Vec<(Case, Problem)>, Failure> {
+    let mut cases = args.shape.clone();
+    for path in &args.file {
+        cases.extend(bench::cases_of_file(path)?);
+    }
+    if let Some(path) = &args.from_log {
+        let text = fs::read_to_string(path).map_err(|source| Failure::read(path, source))?;
+        // Another version's words, or a line that a full disk cut off, are no reason to do nothing.
+        cases.extend(text.lines().filter_map(|line| cases::parse(line).ok()));
+    }
+    let mut problems = Vec::new();
+    let mut seen = HashSet::new();
+    for case in cases {
+        if case.multiprocessors.is_some() {
+            return Err(Failure::Input(
+                "sms=N is for `warptile verify`: tune measures the whole GPU".into(),
+            ));
+        }
+        if let Some(keys) = case.splits.keys() {
+            return Err(Failure::Input(format!(
+                "splits={keys} asks for the same bits in every batch: its kernel is not chosen by lengths, and can't be tuned for them"
+            )));
+        }
+        let problem = case.problem_of_programs()?;
+        if seen.insert(problem.line()) {
+            problems.push((case, problem));
+        }
+    }
+    match problems.is_empty() {
+        true => Err(Failure::Input(
+            "there is no problem to tune for: give --shape, --file or --from-log".into(),
+        )),
+        false => Ok(problems),
+    }
+}
+
+/// This program, on the same GPU, in another process.
+fn again(gpu: &Gpu, command: &str) -> Result<Command, Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::Device(format!("cannot start another process: {error}")))?;
+    let mut again = Command::new(program);
+    again
+        .arg(command)
+        .args(["--device", &format!("cuda:{}", gpu.ordinal())]);
+    Ok(again)
+}
+
+/// Runs trials in a fresh process; the ratios of each that was finished.
+fn in_fresh_process(gpu: &Gpu, requests: &[Request]) -> Result<Vec<Vec<f64>>, Failure> {
+    let failed =
+        |what: &str| Failure::Device(format!("the repeats in a process of their own: {what}"));
+    let mut child = again(gpu, "tune-trials")?
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| failed(&error.to_string()))?;
+    let text = serde_json::to_vec(requests).map_err(std::io::Error::from)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A child that ends early says why itself.
+        let _ = stdin.write_all(&text);
+    }
+    let output = { child.wait_with_output() }.map_err(|error| failed(&error.to_string()))?;
+    let ratios = { output.stdout.split(|&byte| byte == b'\n') }
+        .map_while(|line| serde_json::from_slice(line).ok())
+        .collect();
+    match output.status.success() || interrupt::requested() {
+        true => Ok(ratios),
+        false => Err(failed(&output.status.to_string())),
+    }
+}
+
+/// Runs the trials that standard input asks for.
+pub(crate) fn run_trials(args: &TrialsArgs, console: &mut dyn Write) -> Result<(), Failure> {
+    interrupt::watch();
+    let requests: Vec<Request> = serde_json::from_reader(std::io::stdin().lock())
+        .map_err(|error| Failure::Input(format!("standard input: {error}")))?;
+    let backend = args.device.open()?;
+    let gpu = backend.gpu().ok_or_else(|| no_gpu(args.device))?;
+    for request in requests {
+        let case = cases::parse(&request.case).map_err(Failure::Input)?;
+        let problem = case.problem_of_programs()?;
+        let plan = |one: &Candidate| plan_of(gpu, gpu.rates(), problem, one);
+        let (old, new) = (plan(&request.old)?, plan(&request.new)?);
+        let ratios = with_bench(&case, gpu, |bench| {
+            bench.compare(&old, &new, request.blocks)
+        })?;
+        let line = serde_json::to_string(&ratios).map_err(std::io::Error::from)?;
+        writeln!(console, "{line}")?;
+        console.flush()?;
+    }
+    Ok(())
+}
+
+/// Whether a kernel computes random problems as it should on this GPU; `None` after Ctrl-C.
+fn passes_verification(gpu: &Gpu, kernel: &str) -> Result<Option<bool>, Failure> {
+    let status = again(gpu, "verify")?
+        .args(["--kernel", kernel, "--count", VERIFIED, "--max-len", "512"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .map_err(|error| Failure::Device(format!("cannot verify {kernel}: {error}")))?;
+    match status.code() {
+        _ if interrupt::requested() => Ok(None),
+        Some(0) => Ok(Some(true)),
+        Some(1) => Ok(Some(false)),
+        _ => Err(Failure::Device(format!(
+            "cannot verify {kernel}: `warptile verify` ended with {status}"
+        ))),
+    }
+}

@@ -1,0 +1,246 @@
+//! What a search found: before and after.
+
+use std::io::Write;
+
+use serde::Serialize;
+use warptile_check::trial::{Judged, Rules};
+
+use super::state::{Candidate, Entry};
+use crate::chart::{self, Bar};
+use crate::failure::Failure;
+use crate::machine::Machine;
+use crate::text;
+
+/// What became of a problem.
+#[derive(Debug)]
+pub(super) struct Outcome<'a> {
+    entry: &'a Entry,
+    verdict: Verdict,
+    first: Option<Judged>,
+    repeat: Option<Judged>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Verdict {
+    /// The budget ended before it was measured, or before a trial was made.
+    NotReached,
+    /// Nothing looked faster.
+    Kept,
+    /// Something looked faster, but did not win both trials.
+    NotProven,
+    /// Something is faster, but its results are wrong.
+    Wrong,
+    /// Something else is chosen from now on.
+    Won,
+}
+
+impl<'a> Outcome<'a> {
+    /// `verified`: winners have to be.
+    pub(super) fn of(entry: &'a Entry, rules: Rules, verified: bool) -> Self {
+        let judge = |ratios: &Option<Vec<f64>>| ratios.as_ref().map(|ratios| rules.judge(ratios));
+        let (first, repeat) = (judge(&entry.first), judge(&entry.repeat));
+        let looks_faster = match (entry.old_us(), entry.fastest()) {
+            (Some(old), Some(fastest)) => {
+                old > warptile_check::trial::LEAST_GAIN * fastest.microseconds
+            }
+            _ => false,
+        };
+        let verdict = match (first, repeat) {
+            _ if entry.screened.is_empty() => Verdict::NotReached,
+            _ if !looks_faster => Verdict::Kept,
+            (Some(first), _) if !first.wins() => Verdict::NotProven,
+            (Some(_), Some(repeat)) if !repeat.wins() => Verdict::NotProven,
+            (Some(_), Some(_)) => match entry.verified {
+                _ if !verified => Verdict::Won,
+                Some(true) => Verdict::Won,
+                Some(false) => Verdict::Wrong,
+                None => Verdict::NotReached,
+            },
+            _ => Verdict::NotReached,
+        };
+        Outcome {
+            entry,
+            verdict,
+            first,
+            repeat,
+        }
+    }
+
+    /// Whether the same command would go on with it.
+    pub(super) fn is_open(&self) -> bool {
+        self.verdict == Verdict::NotReached
+    }
+
+    /// What the planner is to choose from now on.
+    pub(super) fn decided(&self) -> &'a Candidate {
+        match (self.verdict, self.entry.fastest()) {
+            (Verdict::Won, Some(fastest)) => &fastest.candidate,
+            _ => &self.entry.old,
+        }
+    }
+
+    /// Old over new time: what both trials show, the lesser one. 1 where nothing changes.
+    fn gain(&self) -> f64 {
+        match (self.verdict, self.first, self.repeat) {
+            (Verdict::Won, Some(first), Some(repeat)) => first.median.min(repeat.median),
+            _ => 1.0,
+        }
+    }
+
+    /// Why the choice stays, or what shows that another is better.
+    fn reason(&self) -> String {
+        let fastest = self.entry.fastest().map(|one| one.candidate.to_string());
+        let fastest = fastest.unwrap_or_default();
+        let trial = |judged: Option<Judged>| match judged {
+            Some(Judged {
+                median,
+                bound: Some(bound),
+                ..
+            }) => format!("{median:.3}, surely above {bound:.3}"),
+            _ => "not made".to_owned(),
+        };
+        let (first, repeat) = (trial(self.first), trial(self.repeat));
+        match self.verdict {
+            Verdict::NotReached => "not done within the budget".to_owned(),
+            Verdict::Kept => format!("kept: the fastest of {}", self.entry.screened.len()),
+            Verdict::NotProven => {
+                format!("kept: {fastest} is not proven faster: trial {first}; repeat {repeat}")
+            }
+            Verdict::Wrong => format!(
+                "kept: {fastest} is faster, but its results are wrong on this GPU; `warptile verify --kernel {}` shows it",
+                self.entry.fastest().map_or("", |one| &one.candidate.kernel)
+            ),
+            Verdict::Won => format!("won: trial {first}; repeat {repeat}"),
+        }
+    }
+}
+
+/// A problem that was just screened.
+pub(super) fn screened(entry: &Entry) -> String {
+    let width = text::columns();
+    let mut lines = text::wrapped(&entry.problem, width, 4);
+    if let (Some(old), Some(fastest)) = (entry.old_us(), entry.fastest()) {
+        let (best, microseconds) = match fastest.microseconds < old {
+            true => (&fastest.candidate, fastest.microseconds),
+            false => (&entry.old, old),
+        };
+        let line = format!(
+            "  {:>10.1} us  {:.3} x  {best}, the best of {}",
+            microseconds,
+            old / microseconds,
+            entry.screened.len()
+        );
+        lines.push('\n');
+        lines.push_str(&text::wrapped(&line, width, 4));
+    }
+    lines
+}
+
+/// The table of before and after.
+pub(super) fn print(
+    outcomes: &[Outcome<'_>],
+    rules: Rules,
+    console: &mut dyn Write,
+) -> Result<(), Failure> {
+    let width = text::columns();
+    writeln!(console, "\nbefore and after")?;
+    for outcome in outcomes {
+        let entry = outcome.entry;
+        writeln!(console, "{}", text::wrapped(&entry.problem, width, 4))?;
+        let mut row = |word: &str, microseconds: f64, candidate: &Candidate| {
+            let line = format!("  {word:<7}{microseconds:>10.1} us  {candidate}");
+            writeln!(console, "{}", text::wrapped(&line, width, 4))
+        };
+        if let Some(old) = entry.old_us() {
+            row("before", old, &entry.old)?;
+            if outcome.verdict == Verdict::Won {
+                row("after", old / outcome.gain(), outcome.decided())?;
+            }
+        }
+        let reason = format!("  {}", outcome.reason());
+        writeln!(console, "{}", text::wrapped(&reason, width, 4))?;
+    }
+    let won: Vec<f64> = outcomes
+        .iter()
+        .filter(|one| one.verdict == Verdict::Won)
+        .map(Outcome::gain)
+        .collect();
+    let logs: f64 = won.iter().map(|gain| gain.ln()).sum();
+    let mean = match won.len() {
+        0 => String::new(),
+        count => format!(
+            ", {:.3} times as fast on average",
+            (logs / count as f64).exp()
+        ),
+    };
+    let level = 100.0 * (1.0 - rules.level());
+    let result = format!(
+        "result   {} of {} problems have another kernel or other settings{mean}; each bound holds with {level:.4}% confidence",
+        won.len(),
+        outcomes.len()
+    );
+    Ok(writeln!(console, "{}", text::wrapped(&result, width, 9))?)
+}
+
+/// The JSON that `--json` writes.
+#[derive(Debug, Serialize)]
+pub(super) struct Written<'a> {
+    #[serde(flatten)]
+    machine: &'a Machine,
+    problems: Vec<Row<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row<'a> {
+    verdict: Verdict,
+    chosen: &'a Candidate,
+    /// Old over new time; 1 where the choice stays.
+    gain: f64,
+    /// Bounds of the two trials.
+    first_bound: Option<f64>,
+    repeat_bound: Option<f64>,
+    #[serde(flatten)]
+    entry: &'a Entry,
+}
+
+impl<'a> Written<'a> {
+    pub(super) fn new(
+        machine: &'a Machine,
+        entries: &'a [Entry],
+        outcomes: &'a [Outcome<'a>],
+    ) -> Self {
+        let rows = entries.iter().zip(outcomes).map(|(entry, outcome)| Row {
+            verdict: outcome.verdict,
+            chosen: outcome.decided(),
+            gain: outcome.gain(),
+            first_bound: outcome.first.and_then(|judged| judged.bound),
+            repeat_bound: outcome.repeat.and_then(|judged| judged.bound),
+            entry,
+        });
+        Written {
+            machine,
+            problems: rows.collect(),
+        }
+    }
+}
+
+/// The gains as a picture.
+pub(super) fn svg(outcomes: &[Outcome<'_>], machine: &Machine) -> String {
+    let bars: Vec<Bar> = outcomes
+        .iter()
+        .map(|outcome| Bar {
+            title: outcome.entry.problem.clone(),
+            value: outcome.gain(),
+            shown: match outcome.verdict {
+                Verdict::Won => format!("{:.3}  {}", outcome.gain(), outcome.decided()),
+                _ => format!("1      {}", outcome.decided()),
+            },
+        })
+        .collect();
+    let title = format!(
+        "Speed after tuning, relative to before: {}, {}",
+        machine.device, machine.driver
+    );
+    chart::svg(&title, &bars)
+}

@@ -1,0 +1,145 @@
+//! What a search has measured so far, in a file, so that it can go on after an interruption.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use warptile::{Rates, Settings};
+
+use crate::failure::Failure;
+use crate::machine::Machine;
+use crate::output::Replacement;
+
+/// A kernel with the settings of its launch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Candidate {
+    pub(crate) kernel: String,
+    /// As words; empty where all is as the planner has it.
+    settings: String,
+}
+
+impl Candidate {
+    pub(crate) fn new(kernel: &str, settings: Settings) -> Self {
+        Candidate {
+            kernel: kernel.to_owned(),
+            settings: settings.to_string(),
+        }
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        let mut settings = Settings::default();
+        for word in self.settings.split_whitespace() {
+            // A file of another making may have other words: they mean nothing.
+            let _ = settings.parse_word(word);
+        }
+        settings
+    }
+}
+
+impl std::fmt::Display for Candidate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let space = if self.settings.is_empty() { "" } else { " " };
+        write!(f, "{}{space}{}", self.kernel, self.settings)
+    }
+}
+
+/// A candidate's median time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Screened {
+    #[serde(flatten)]
+    pub(crate) candidate: Candidate,
+    pub(crate) microseconds: f64,
+}
+
+/// One problem of a search.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Entry {
+    /// The line that rates know the problem by.
+    pub(crate) problem: String,
+    /// As it is measured.
+    pub(crate) case: String,
+    /// What the planner chose before.
+    pub(crate) old: Candidate,
+    /// All that were timed, the planner's choice first; none as long as it was not.
+    pub(crate) screened: Vec<Screened>,
+    /// Ratios of the blocks of the first trial and of its repeat: of the fastest against the planner's choice.
+    pub(crate) first: Option<Vec<f64>>,
+    pub(crate) repeat: Option<Vec<f64>>,
+    /// Whether the fastest passed `warptile verify`.
+    pub(crate) verified: Option<bool>,
+}
+
+impl Entry {
+    pub(crate) fn old_us(&self) -> Option<f64> {
+        self.screened.first().map(|one| one.microseconds)
+    }
+
+    /// The fastest of those that are not the planner's choice.
+    pub(crate) fn fastest(&self) -> Option<&Screened> {
+        let others = self.screened.iter().skip(1);
+        others.min_by(|a, b| a.microseconds.total_cmp(&b.microseconds))
+    }
+}
+
+/// A search.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct State {
+    device: String,
+    driver: String,
+    program: String,
+    pub(crate) entries: Vec<Entry>,
+}
+
+impl State {
+    pub(crate) fn new(machine: &Machine, entries: Vec<Entry>) -> Self {
+        State {
+            device: machine.device.clone(),
+            driver: machine.driver.clone(),
+            program: machine.program.to_owned(),
+            entries,
+        }
+    }
+
+    /// Beside the rates of the GPU.
+    pub(crate) fn path(device: &str) -> Option<PathBuf> {
+        Rates::user_file(device).map(|rates| rates.with_extension("state.json"))
+    }
+
+    /// Takes over what an earlier search measured of the same problems, if it was on the same device with the same driver and program, and
+    /// started from the same choices. Anything else in the file counts as nothing.
+    pub(crate) fn resume(&mut self, path: &Path) -> usize {
+        let Some(earlier) = fs::read(path)
+            .ok()
+            .and_then(|text| serde_json::from_slice::<State>(&text).ok())
+        else {
+            return 0;
+        };
+        let origin = |state: &State| {
+            (
+                state.device.clone(),
+                state.driver.clone(),
+                state.program.clone(),
+            )
+        };
+        if origin(&earlier) != origin(self) {
+            return 0;
+        }
+        let mut found = 0;
+        for entry in &mut self.entries {
+            let same = |one: &&Entry| one.problem == entry.problem && one.old == entry.old;
+            if let Some(earlier) = earlier.entries.iter().find(same)
+                && !earlier.screened.is_empty()
+            {
+                *entry = earlier.clone();
+                found += 1;
+            }
+        }
+        found
+    }
+
+    /// Replaces the file by one with all that is known now.
+    pub(crate) fn save(&self, path: &Path) -> Result<(), Failure> {
+        let text = serde_json::to_vec_pretty(self).map_err(std::io::Error::from)?;
+        Replacement::begin(path)?.finish(&text)
+    }
+}

@@ -1,0 +1,325 @@
+//! `tune` on the stand-in for the driver, whose kernels take as long as the test says and compute nothing.
+
+use crate::common::{expect_code, warptile};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use warptile_fake_cuda::{FakeDriver, KERNEL_TIMES};
+
+/// A GPU, and a folder for configuration.
+struct Machine {
+    fake: FakeDriver,
+    home: tempfile::TempDir,
+}
+
+const PROBLEM: &str = "b1 q64 k64 h2 d64 f16";
+
+/// The one that is to win, where one is.
+const FAST: &str = "wmma_d64_64x64_w4_s2";
+
+impl Machine {
+    fn new() -> Self {
+        Machine {
+            fake: FakeDriver::open(),
+            home: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// The program on a terminal of 80 columns; `times` as [`KERNEL_TIMES`] has them.
+    fn command(&self, times: &str, arguments: &[&str]) -> Command {
+        let mut command = warptile();
+        command
+            .args(arguments)
+            .env("WARPTILE_LIBCUDA", self.fake.path())
+            .env("XDG_CONFIG_HOME", self.home.path())
+            .env("COLUMNS", "80");
+        if !times.is_empty() {
+            command.env(KERNEL_TIMES, times);
+        }
+        command
+    }
+
+    #[track_caller]
+    fn run(&self, times: &str, arguments: &[&str]) -> String {
+        let (stdout, _) = expect_code(0, &mut self.command(times, arguments));
+        for line in stdout.lines().filter(|line| !line.contains('/')) {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+        stdout
+    }
+
+    /// The kernel that the planner chooses.
+    #[track_caller]
+    fn chosen(&self, problem: &str) -> String {
+        let (json, _) = expect_code(0, &mut self.command("", &["plan", problem, "--json", "-"]));
+        let plans: serde_json::Value = serde_json::from_str(&json).unwrap();
+        plans[0]["kernel"].as_str().unwrap().to_owned()
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.home.path().join("warptile/rates")
+    }
+
+    /// Files in the folder of rates.
+    fn files(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder());
+        let mut files: Vec<String> = entries
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        files.sort();
+        files
+    }
+
+    /// The name of the GPU's file, from what `info --json` says of the GPU.
+    fn rates_file(&self) -> PathBuf {
+        let (json, _) = expect_code(0, &mut self.command("", &["info", "--json", "-"]));
+        let info: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let name = info["devices"][0]["name"].as_str().unwrap();
+        let words: Vec<String> = name
+            .split(|c: char| !c.is_ascii_alphanumeric())
+            .filter(|word| !word.is_empty())
+            .map(str::to_ascii_lowercase)
+            .collect();
+        self.folder().join(words.join("-") + ".txt")
+    }
+
+    /// Writes rates for the GPU.
+    fn plant(&self, driver: &str, lines: &str) {
+        let (json, _) = expect_code(0, &mut self.command("", &["info", "--json", "-"]));
+        let info: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let device = &info["devices"][0];
+        let text = format!(
+            "device {}\ndriver {driver}\nmultiprocessors {}\nbandwidth 4\nlaunch 3\n{lines}",
+            device["name"].as_str().unwrap(),
+            device["multiprocessors"]
+        );
+        fs::create_dir_all(self.folder()).unwrap();
+        fs::write(self.rates_file(), text).unwrap();
+    }
+}
+
+fn read(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn a_planted_wrong_rates_file_is_put_right() {
+    let machine = Machine::new();
+    machine.plant(
+        "CUDA 12.8",
+        "kernel scalar_d64_32x32_w4_s2 9999 0\nkernel wmma_d64_64x64_w4_s2 0.001 9\n",
+    );
+    assert_eq!(machine.chosen(PROBLEM), "scalar_d64_32x32_w4_s2");
+    let json = machine.home.path().join("tuned.json");
+    let svg = machine.home.path().join("tuned.svg");
+    let times = format!("warptile_{FAST}_=800,warptile_scalar=3000");
+    let arguments = [
+        "tune",
+        "--no-verify",
+        "--shape",
+        PROBLEM,
+        "--json",
+        json.to_str().unwrap(),
+        "--svg",
+        svg.to_str().unwrap(),
+    ];
+    let stdout = machine.run(&times, &arguments);
+    assert!(stdout.contains("  won: trial "), "{stdout}");
+    assert!(stdout.contains("before"), "{stdout}");
+    assert_eq!(machine.chosen(PROBLEM), FAST);
+    let tuned = read(&json);
+    let row = &tuned["problems"][0];
+    assert_eq!(row["verdict"], "won", "{row}");
+    assert_eq!(row["old"]["kernel"], "scalar_d64_32x32_w4_s2");
+    assert_eq!(row["chosen"]["kernel"], FAST);
+    // A launch took 3000 and then 800 microseconds, beside the operations around a graph.
+    let gain = row["gain"].as_f64().unwrap();
+    assert!((3.0..3.8).contains(&gain), "{gain}");
+    assert!(row["screened"].as_array().unwrap().len() > 10, "{row}");
+    assert!(row["repeat"].as_array().unwrap().len() > 10, "{row}");
+    assert!(fs::read_to_string(&svg).unwrap().contains(FAST));
+    // What is in force, and that nothing else is left behind.
+    assert_eq!(machine.files().len(), 1, "{:?}", machine.files());
+    let info = machine.run("", &["info"]);
+    assert!(info.contains("kernels measured"), "{info}");
+    let (plan, _) = expect_code(0, &mut machine.command("", &["plan", PROBLEM]));
+    assert!(plan.contains("\nrates    measured "), "{plan}");
+    // Once more: nothing is left to win.
+    let stdout = machine.run(&times, &["tune", "--no-verify", "--shape", PROBLEM]);
+    assert!(stdout.contains("  kept: "), "{stdout}");
+    assert_eq!(machine.chosen(PROBLEM), FAST);
+    machine.run("", &["tune", "--reset"]);
+    assert_eq!(machine.files(), [""; 0]);
+}
+
+#[test]
+fn equal_speeds_change_no_choice() {
+    let machine = Machine::new();
+    let problems = [
+        PROBLEM,
+        "b1 q64 k64 h2 d64 bf16 mask=causal",
+        "q1 k512 h8/2 d128 f16",
+    ];
+    let before: Vec<String> = problems
+        .iter()
+        .map(|problem| machine.chosen(problem))
+        .collect();
+    let mut arguments = vec!["tune"];
+    arguments.extend(problems.iter().flat_map(|problem| ["--shape", problem]));
+    let stdout = machine.run("", &[&arguments[..], &["--dry-run"]].concat());
+    assert_eq!(
+        stdout.matches("  kept: the fastest of ").count(),
+        3,
+        "{stdout}"
+    );
+    assert_eq!(machine.files(), [""; 0], "a dry run writes nothing");
+    // The rates that are fitted would choose otherwise: all kernels took as long.
+    machine.run("", &arguments);
+    let after: Vec<String> = problems
+        .iter()
+        .map(|problem| machine.chosen(problem))
+        .collect();
+    assert_eq!(before, after);
+}
+
+#[test]
+fn a_kernel_that_computes_wrong_results_never_wins() {
+    let machine = Machine::new();
+    let before = machine.chosen(PROBLEM);
+    let times = format!("warptile_{FAST}_=100");
+    let stdout = machine.run(&times, &["tune", "--shape", PROBLEM]);
+    assert!(stdout.contains("its results are wrong"), "{stdout}");
+    assert_eq!(machine.chosen(PROBLEM), before);
+}
+
+#[test]
+#[cfg(unix)]
+fn an_interrupted_search_leaves_the_rates_alone_and_goes_on() {
+    let machine = Machine::new();
+    let lines = "kernel wmma_d64_64x64_w4_s3 9999 0\n";
+    machine.plant("CUDA 12.8", lines);
+    let planted = fs::read(machine.rates_file()).unwrap();
+    let file = machine.home.path().join("problems.txt");
+    let problems: Vec<String> = (1..=8)
+        .map(|heads| format!("q64 k64 h{heads} d64 f16\n"))
+        .collect();
+    fs::write(&file, problems.concat()).unwrap();
+    let file = file.to_str().unwrap();
+    let arguments = ["tune", "--no-verify", "--budget", "3600", "--file", file];
+    let mut command = machine.command("", &arguments);
+    let (code, stderr, stdout) = crate::interrupt::interrupted(&mut command, "b1 q64 k64 h1 ");
+    assert_eq!(code, Some(130), "{stdout}{stderr}");
+    assert!(stderr.contains("cut short: "), "{stderr}");
+    assert_eq!(fs::read(machine.rates_file()).unwrap(), planted);
+    let files = machine.files();
+    assert_eq!(files.len(), 2, "{files:?}");
+    let state = read(
+        &machine.folder().join(
+            files
+                .iter()
+                .find(|one| one.ends_with(".state.json"))
+                .unwrap(),
+        ),
+    );
+    assert_eq!(state["entries"].as_array().unwrap().len(), 8);
+    let stdout = machine.run("", &arguments);
+    assert!(stdout.contains("\nresumed  "), "{stdout}");
+    assert_eq!(machine.files().len(), 1);
+    // A budget of nothing measures nothing, and says so.
+    let stdout = machine.run(
+        "",
+        &["tune", "--budget", "0", "--shape", "q64 k64 h17 d64 f16"],
+    );
+    assert!(
+        stdout.contains("the same command goes on from there"),
+        "{stdout}"
+    );
+}
+
+#[test]
+fn rates_of_another_driver_or_of_nobody_are_not_in_force() {
+    let machine = Machine::new();
+    let usual = machine.chosen(PROBLEM);
+    for (driver, lines, reason) in [
+        (
+            "CUDA 11.0",
+            "kernel scalar_d64_32x32_w4_s2 9999 0\n",
+            "driver CUDA 11.0, and this is CUDA 12.8",
+        ),
+        (
+            "CUDA 12.8",
+            "kernel scalar_d64_32x32_w4_s2 fast 0\n",
+            "line 6: a number greater than 0",
+        ),
+    ] {
+        machine.plant(driver, lines);
+        assert_eq!(machine.chosen(PROBLEM), usual);
+        let (_, stderr) = expect_code(0, &mut machine.command("", &["plan", PROBLEM]));
+        assert!(
+            stderr.contains("is not in force") && stderr.contains(reason),
+            "{stderr}"
+        );
+        let info = machine.run("", &["info"]);
+        let words: Vec<&str> = info.split_whitespace().collect();
+        assert!(words.join(" ").contains(reason), "{info}");
+    }
+}
+
+#[test]
+fn problems_that_a_program_logged_are_tuned_for() {
+    let machine = Machine::new();
+    let log = machine.home.path().join("problems.log");
+    for _ in 0..2 {
+        let mut command = machine.command(
+            "",
+            &[
+                "bench",
+                "--samples",
+                "1",
+                "--shape",
+                "b2 q60 k100 h4/2 d64 f16 mask=causal",
+                "--shape",
+                PROBLEM,
+            ],
+        );
+        expect_code(0, command.env("WARPTILE_LOG", &log));
+    }
+    let lines = fs::read_to_string(&log).unwrap();
+    assert_eq!(
+        lines,
+        format!("b2 q60 k128 h4/2 d64 f16 mask=causal\n{PROBLEM}\n")
+    );
+    fs::write(&log, lines + "b2 q60 h4/").unwrap();
+    let stdout = machine.run(
+        "",
+        &["tune", "--dry-run", "--from-log", log.to_str().unwrap()],
+    );
+    assert!(stdout.contains("0 of 2 problems"), "{stdout}");
+    // A log that can't be written fails no call.
+    let mut command = machine.command("", &["bench", "--samples", "1", "--shape", PROBLEM]);
+    expect_code(0, command.env("WARPTILE_LOG", "/nowhere/at/all"));
+}
+
+#[test]
+fn what_cannot_be_tuned_is_refused() {
+    let machine = Machine::new();
+    for (code, arguments, words) in [
+        (2, &["tune"][..], "give --shape, --file or --from-log"),
+        (2, &["tune", "--shape", "q8 k8 d64 f16 sms=3"], "sms=N"),
+        (
+            2,
+            &["tune", "--shape", "q8 k512 d64 f16 splits=256"],
+            "same bits in every batch",
+        ),
+        (
+            3,
+            &["tune", "--device", "cpu", "--shape", "q8 k8 d64 f16"],
+            "tune is for a GPU",
+        ),
+    ] {
+        let (_, stderr) = expect_code(code, &mut machine.command("", arguments));
+        assert!(stderr.contains(words), "{stderr}");
+    }
+}
