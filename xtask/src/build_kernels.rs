@@ -73,6 +73,8 @@ pub struct Selection {
     pub family: Option<String>,
     /// Only this target.
     pub target: Option<Target>,
+    /// Only this kernel.
+    pub kernel: Option<String>,
     /// For `check`: compile only one image of each family and target and about a twentieth of the others. Which ones
     /// follows from this text, such as a commit's hash.
     pub sample: Option<String>,
@@ -119,8 +121,11 @@ pub enum BuildError {
     /// The manifest holds something that the catalog has no value for.
     #[error("manifest.json: {0}; delete it to rebuild every image")]
     Catalog(String),
+    /// A source has no place for the asserts of debug images.
+    #[error("{0}: no line, or several, that calls a kernel as `..._attention<Instance>(params);`")]
+    NoEntry(String),
     /// Nothing is listed for the selection.
-    #[error("instances.toml lists no image for this family and target; it has {available}")]
+    #[error("instances.toml lists no image for this family, target and kernel; it has {available}")]
     NothingSelected {
         /// Families and targets that exist.
         available: String,
@@ -268,6 +273,106 @@ pub fn build(
         failures,
         packed_bytes,
     })
+}
+
+/// What a debug image's kernel is called at its end.
+const DEBUG_SUFFIX: &str = "debug";
+
+/// Flags of debug images: the lines of the source beside the machine code, and the asserts ahead of the family's own source.
+const DEBUG_FLAGS: [&str; 2] = ["--generate-line-info", "--pre-include=debug/checked.cuh"];
+
+/// What debug images call first.
+const DEBUG_CALL: &str = "warptile::check_launch<Instance>(params);";
+
+/// A family's source with the call of the asserts on the line that computes, so that lines keep their numbers. `None` if it has
+/// no such line, or several.
+fn with_asserts(text: &str) -> Option<String> {
+    let (before, rest) = text.split_once("_attention<Instance>(params);")?;
+    if rest.contains("_attention<Instance>(params);") {
+        return None;
+    }
+    let start = before.rfind('\n')? + 1;
+    let (lines, call) = before.split_at(start);
+    Some(format!(
+        "{lines}    {DEBUG_CALL} {}_attention<Instance>(params);{rest}",
+        call.trim_start()
+    ))
+}
+
+/// Compiles debug images of what is selected into a folder for `WARPTILE_KERNELS_DIR`, under names of their own.
+///
+/// # Errors
+/// As [`build_folder`].
+pub fn build_debug(
+    layout: &Layout,
+    compiler: &Compiler,
+    selection: &Selection,
+    folder: &Path,
+    progress: &dyn Progress,
+) -> Result<(Manifest, Vec<Failure>), BuildError> {
+    let listed = instances::load(&layout.kernels.join("instances.toml"))?;
+    let debug: Vec<Instance> = select(&listed, selection)?
+        .into_iter()
+        // Only what can be named: the operations beside forward have one kernel each.
+        .filter(|instance| instance.tiling.head_dim > 0)
+        .map(|instance| Instance {
+            suffix: Some(DEBUG_SUFFIX.to_owned()),
+            extra_flags: [
+                &instance.extra_flags[..],
+                &DEBUG_FLAGS.map(str::to_owned)[..],
+            ]
+            .concat(),
+            ..instance
+        })
+        .collect();
+    let mut sources = read_sources(layout, &debug)?;
+    for (name, source) in &mut sources {
+        source.text =
+            with_asserts(&source.text).ok_or_else(|| BuildError::NoEntry(name.clone()))?;
+    }
+    to_folder(layout, compiler, &sources, &debug, folder, progress)
+}
+
+/// Compiles images into a folder, each in a file of its own, beside the manifest that `WARPTILE_KERNELS_DIR` asks for. The manifest
+/// is written last, so that a folder with one is whole.
+///
+/// # Errors
+/// [`BuildError`] if the sources cannot be read or the results not be written. What failed is returned beside the manifest.
+pub fn build_folder(
+    layout: &Layout,
+    compiler: &Compiler,
+    instances: &[Instance],
+    folder: &Path,
+    progress: &dyn Progress,
+) -> Result<(Manifest, Vec<Failure>), BuildError> {
+    let sources = read_sources(layout, instances)?;
+    to_folder(layout, compiler, &sources, instances, folder, progress)
+}
+
+fn to_folder(
+    layout: &Layout,
+    compiler: &Compiler,
+    sources: &BTreeMap<String, Sources>,
+    instances: &[Instance],
+    folder: &Path,
+    progress: &dyn Progress,
+) -> Result<(Manifest, Vec<Failure>), BuildError> {
+    let (built, failures) = compile_all(layout, compiler, sources, instances, progress)?;
+    let mut manifest = Manifest::default();
+    for Built { mut entry, image } in built {
+        let kind = if entry.target.starts_with("compute_") {
+            "ptx"
+        } else {
+            "cubin"
+        };
+        entry.pack = format!("{}.{kind}", entry.name);
+        files::write(&folder.join(&entry.pack), &image)?;
+        manifest.images.push(entry);
+    }
+    manifest.images.sort_by(|a, b| a.name.cmp(&b.name));
+    let text = manifest_text(&manifest);
+    files::write(&folder.join("manifest.json"), text.as_bytes())?;
+    Ok((manifest, failures))
 }
 
 /// Writes the packs whose contents changed and deletes those that are gone.
@@ -434,9 +539,14 @@ fn generated(
 }
 
 fn select(listed: &[Instance], selection: &Selection) -> Result<Vec<Instance>, BuildError> {
+    let is_of_kernel = |instance: &&Instance| {
+        let wanted = selection.kernel.as_ref();
+        wanted.is_none_or(|kernel| *kernel == instance.kernel())
+    };
     let selected: Vec<Instance> = listed
         .iter()
         .filter(|instance| selection.includes(&instance.family, &instance.target.to_string()))
+        .filter(is_of_kernel)
         .cloned()
         .collect();
     if selected.is_empty() && !listed.is_empty() {
@@ -756,6 +866,22 @@ fn finish(
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_images_assert_on_the_line_that_computes() {
+        let kernels = files::repository_root().join("kernels/entry");
+        for family in ["scalar", "wmma", "mma", "wgmma", "decode"] {
+            let text = files::read_text(&kernels.join(format!("{family}.cu"))).unwrap();
+            let checked = with_asserts(&text).unwrap();
+            assert_eq!(checked.replacen(&format!("{DEBUG_CALL} "), "", 1), text);
+            let call = |line: &&str| line.contains(DEBUG_CALL);
+            let line = checked.lines().find(call).unwrap();
+            assert!(line.ends_with("_attention<Instance>(params);"), "{line}");
+        }
+        assert_eq!(with_asserts("void f() {}"), None);
+    }
+
     #[test]
     fn the_committed_headers_are_what_the_declarations_generate() {
         assert_eq!(

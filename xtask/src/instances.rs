@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
+use crate::evolve::rules::Rule;
 use crate::files::{self, FileError};
 
 /// Families the catalog's `Family` enum knows.
@@ -190,6 +191,26 @@ pub struct Expectations {
     pub setmaxnreg: bool,
 }
 
+/// What `cargo xtask evolve` may vary of a family's tilings, within `rules`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Knobs {
+    /// Query rows, in ascending order.
+    pub block_m: Vec<u32>,
+    /// Keys, likewise.
+    pub block_n: Vec<u32>,
+    /// Warps of the CTA, likewise.
+    pub warps: Vec<u32>,
+    /// K/V tiles in flight, likewise.
+    pub stages: Vec<u32>,
+    /// Compiler flags that a candidate has or has not.
+    #[serde(default)]
+    pub switches: Vec<String>,
+    /// What must hold of the numbers; the kernel's source asserts it, too.
+    #[serde(default)]
+    pub rules: Vec<Rule>,
+}
+
 /// One row of `tilings`. A kernel without tiles has only `warps`; the other numbers are 0.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -221,6 +242,22 @@ pub struct TilingRow {
 }
 
 impl TilingRow {
+    /// The row of a tile.
+    #[must_use]
+    pub fn of(head_dim: u32, block_m: u32, block_n: u32, warps: u32, stages: u32) -> Self {
+        Self {
+            head_dim,
+            block_m,
+            block_n,
+            warps,
+            stages,
+            elements: None,
+            targets: None,
+            flags: Vec::new(),
+            variants: Vec::new(),
+        }
+    }
+
     fn of_tile(&self) -> [u32; 4] {
         [self.head_dim, self.block_m, self.block_n, self.stages]
     }
@@ -271,6 +308,44 @@ struct FamilyTable {
     #[serde(default)]
     flags: Vec<String>,
     tilings: Vec<TilingRow>,
+    knobs: Option<Knobs>,
+}
+
+/// A family's declaration, for tools that make instances which no row lists.
+#[derive(Debug, Clone)]
+pub struct FamilyDeclaration {
+    /// Name of the family.
+    pub name: String,
+    /// What may vary of it; `None` if nothing.
+    pub knobs: Option<Knobs>,
+    source: String,
+    flags: Vec<String>,
+    expectations: Expectations,
+}
+
+impl FamilyDeclaration {
+    /// An instance that no row lists. Its kernel's name ends in `suffix`, if there is one.
+    #[must_use]
+    pub fn instance(
+        &self,
+        tiling: TilingRow,
+        element: Element,
+        target: Target,
+        suffix: Option<String>,
+        switches: &[String],
+    ) -> Instance {
+        Instance {
+            family: self.name.clone(),
+            source: self.source.clone(),
+            tiling,
+            element,
+            variant: None,
+            target,
+            suffix,
+            extra_flags: [&self.flags[..], switches].concat(),
+            expectations: self.expectations,
+        }
+    }
 }
 
 /// One image to compile.
@@ -288,6 +363,8 @@ pub struct Instance {
     pub variant: Option<Variant>,
     /// What to compile for.
     pub target: Target,
+    /// End of the kernel's name, of an instance that is not for the catalog.
+    pub suffix: Option<String>,
     /// Flags of the family, then of the row.
     pub extra_flags: Vec<String>,
     /// What its machine code must show.
@@ -306,13 +383,17 @@ impl Instance {
             stages,
             ..
         } = self.tiling;
-        if !self.tiling.has_tiles() {
-            return format!("{}_w{warps}", self.family);
+        let mut name = match self.tiling.has_tiles() {
+            false => format!("{}_w{warps}", self.family),
+            true => format!(
+                "{}_d{head_dim}_{block_m}x{block_n}_w{warps}_s{stages}",
+                self.family
+            ),
+        };
+        if let Some(suffix) = &self.suffix {
+            name += &format!("_{suffix}");
         }
-        format!(
-            "{}_d{head_dim}_{block_m}x{block_n}_w{warps}_s{stages}",
-            self.family
-        )
+        name
     }
 
     /// `{kernel}_{element}_{target}`, of a variant `{kernel}_{element}_{variant}_{target}`.
@@ -379,7 +460,32 @@ pub fn load(path: &Path) -> Result<Vec<Instance>, InstancesError> {
     parse(&files::read_text(path)?)
 }
 
-fn parse(text: &str) -> Result<Vec<Instance>, InstancesError> {
+/// Reads the declaration of one family from `instances.toml`.
+///
+/// # Errors
+/// [`InstancesError`] if the file is missing or malformed, or has no such family.
+pub fn declaration(path: &Path, family: &str) -> Result<FamilyDeclaration, InstancesError> {
+    let file: InstancesFile = toml::from_str(&files::read_text(path)?)?;
+    let mut families = file.family.into_iter();
+    let found = families.find(|one| one.name == family);
+    let table = found.ok_or_else(|| InstancesError::Family(family.to_owned()))?;
+    Ok(FamilyDeclaration {
+        name: table.name,
+        knobs: table.knobs,
+        source: table.source,
+        flags: table.flags,
+        expectations: Expectations {
+            tensor_instruction: table.tensor_instruction,
+            setmaxnreg: table.setmaxnreg,
+        },
+    })
+}
+
+/// Reads the text of `instances.toml`.
+///
+/// # Errors
+/// [`InstancesError`] if it is malformed, or describes an image twice.
+pub fn parse(text: &str) -> Result<Vec<Instance>, InstancesError> {
     let file: InstancesFile = toml::from_str(text)?;
     let mut instances = Vec::new();
     for family in file.family {
@@ -400,6 +506,7 @@ fn parse(text: &str) -> Result<Vec<Instance>, InstancesError> {
                         element,
                         variant,
                         target,
+                        suffix: None,
                         extra_flags: [&family.flags[..], &tiling.flags[..]].concat(),
                         expectations: Expectations {
                             tensor_instruction: family.tensor_instruction,

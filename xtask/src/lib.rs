@@ -8,6 +8,7 @@ pub mod build_kernels;
 pub mod bundle;
 pub mod catalog;
 pub mod compile;
+pub mod evolve;
 pub mod files;
 pub mod gates;
 pub mod inspect;
@@ -21,6 +22,12 @@ pub mod resources;
 mod sample;
 pub mod sources;
 pub mod toolchain;
+
+#[cfg(test)]
+#[path = "../../crates/check/src/normal.rs"]
+mod normal;
+#[path = "../../crates/check/src/trial.rs"]
+pub mod trial;
 
 #[path = "../../crates/kernels/src/abi.rs"]
 pub mod abi;

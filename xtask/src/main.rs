@@ -12,7 +12,7 @@ use xtask::build_kernels::{self, Compiler, EMBEDDED_LIMIT, Layout, Outcome, Prog
 use xtask::instances::Target;
 use xtask::nvrtc::Nvrtc;
 use xtask::toolchain::{self, Toolchain};
-use xtask::{bundle, compile, files, reference, report, resources};
+use xtask::{bundle, compile, evolve, files, reference, report, resources};
 
 /// Maintainer tasks of Warptile. Users of the crates never need them.
 ///
@@ -65,6 +65,16 @@ enum Task {
             default_missing_value = "HEAD"
         )]
         sample: Option<String>,
+        /// Compile debug images into the folder of --out instead: with line information, and with the asserts that the sources have in
+        /// such images. Each kernel's name ends in _debug there, and WARPTILE_KERNELS_DIR=FOLDER makes the program know it
+        #[arg(long, requires = "out", conflicts_with = "check")]
+        debug: bool,
+        /// Where debug images go
+        #[arg(long, value_name = "FOLDER", requires = "debug")]
+        out: Option<PathBuf>,
+        /// With --debug: only this kernel, such as wmma_d64_64x64_w4_s2
+        #[arg(long, requires = "debug")]
+        kernel: Option<String>,
         /// Compiler processes to run at once [default: one per CPU]
         #[arg(long)]
         jobs: Option<usize>,
@@ -112,11 +122,87 @@ enum Task {
         store_baseline: bool,
     },
 
+    /// Search for faster kernels: propose, compile, measure on a GPU host, select by rules, promote (docs/evolve.md)
+    Evolve {
+        #[command(subcommand)]
+        task: EvolveTask,
+    },
+
     /// Compile programs named on standard input; build-kernels starts these
     #[command(hide = true)]
     CompileWorker {
         /// NVRTC's shared library
         library: PathBuf,
+    },
+}
+
+#[derive(Subcommand)]
+enum EvolveTask {
+    /// Begin a search of a family: its shipped tilings are generation 0
+    Start {
+        /// The family, such as `wmma`; instances.toml says what may vary
+        family: String,
+        /// What to compile for
+        #[arg(long, default_value = "sm_90")]
+        target: Target,
+        /// A problem that counts, such as "b4 q4096 k4096 h32 d64 bf16"; all of one element type
+        #[arg(long = "problem", value_name = "PROBLEM", required = true)]
+        problems: Vec<String>,
+        /// A problem that the search does not see: a winner must gain there as well
+        #[arg(long = "held-out", value_name = "PROBLEM", required = true)]
+        held_out: Vec<String>,
+        /// Multiprocessors of the GPU
+        #[arg(long, default_value_t = 132)]
+        multiprocessors: u32,
+        /// Seed of what is drawn
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Propose a generation: hints, mutations and crossovers of the three best
+    Propose {
+        /// The family
+        family: String,
+        /// How many candidates
+        #[arg(long, default_value_t = 8)]
+        count: usize,
+    },
+    /// Compile what was proposed, through the gates of build-kernels
+    Compile {
+        /// The family
+        family: String,
+        /// Compiler processes to run at once
+        #[arg(long, default_value_t = 1)]
+        jobs: usize,
+    },
+    /// Pack what was compiled and not measured for a GPU host, which needs neither Rust nor a compiler
+    Pack {
+        /// The family
+        family: String,
+        /// The folder to make
+        #[arg(long, value_name = "FOLDER")]
+        out: PathBuf,
+        /// The program, built for the host [default: target/release/warptile]
+        #[arg(long, value_name = "FILE")]
+        program: Option<PathBuf>,
+    },
+    /// Take the results of a GPU host, and select by the rules
+    Take {
+        /// The family
+        family: String,
+        /// What `warptile trial` wrote
+        results: PathBuf,
+    },
+    /// Show the search as a table, and draw it
+    Show {
+        /// The family
+        family: String,
+    },
+    /// Add a winner to instances.toml, and print the line for the rates file
+    Promote {
+        /// The family
+        family: String,
+        /// The candidate
+        kernel: String,
     },
 }
 
@@ -129,6 +215,9 @@ fn main() -> ExitCode {
             arch,
             check,
             sample,
+            debug: _,
+            out,
+            kernel,
             jobs,
             toolkit,
         } => sample
@@ -138,10 +227,17 @@ fn main() -> ExitCode {
                 let selection = Selection {
                     family,
                     target: arch,
+                    kernel,
                     sample,
                 };
-                build_kernels(&root, &selection, check, jobs, toolkit.as_deref())
+                match out {
+                    Some(folder) => {
+                        debug_images(&root, &selection, &folder, jobs, toolkit.as_deref())
+                    }
+                    None => build_kernels(&root, &selection, check, jobs, toolkit.as_deref()),
+                }
             }),
+        Task::Evolve { task } => evolve(&root, task),
         Task::BuildReference { check } => build_reference(&root, check),
         Task::Bundle { out } => bundle(&root, &out),
         Task::Report {
@@ -226,6 +322,99 @@ fn build_kernels(
     };
     bar.0.finish_and_clear();
     show(&outcome, &differences, check)
+}
+
+fn compiler(root: &Path, jobs: usize) -> Result<Compiler, Box<dyn Error>> {
+    Ok(Compiler {
+        toolchain: pinned_toolchain(root)?,
+        worker: std::env::current_exe()?,
+        jobs,
+    })
+}
+
+fn debug_images(
+    root: &Path,
+    selection: &Selection,
+    folder: &Path,
+    jobs: Option<usize>,
+    toolkit: Option<&Path>,
+) -> Result<(), Box<dyn Error>> {
+    let layout = Layout::of_repository(root);
+    let jobs = jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let compiler = match toolkit {
+        Some(directory) => Compiler {
+            toolchain: toolchain::toolkit(directory)?,
+            worker: std::env::current_exe()?,
+            jobs,
+        },
+        None => compiler(root, jobs)?,
+    };
+    let bar = Bar(ProgressBar::no_length());
+    let built = build_kernels::build_debug(&layout, &compiler, selection, folder, &bar);
+    bar.0.finish_and_clear();
+    let (manifest, failures) = built?;
+    for entry in &manifest.images {
+        println!("{}", folder.join(&entry.pack).display());
+    }
+    show_failures(&failures)
+}
+
+fn show_failures(failures: &[build_kernels::Failure]) -> Result<(), Box<dyn Error>> {
+    for failure in failures {
+        eprintln!("\n{}", failure.image);
+        for reason in &failure.reasons {
+            eprintln!("  {}", reason.trim_end().replace('\n', "\n  "));
+        }
+    }
+    match failures.len() {
+        0 => Ok(()),
+        count => Err(format!("{count} compilations failed").into()),
+    }
+}
+
+fn evolve(root: &Path, task: EvolveTask) -> Result<(), Box<dyn Error>> {
+    let search = |family: &str| evolve::Search::open(root, family);
+    let text = match task {
+        EvolveTask::Start {
+            family,
+            target,
+            problems,
+            held_out,
+            multiprocessors,
+            seed,
+        } => evolve::Search::start(
+            root,
+            evolve::Plan {
+                family,
+                target: target.to_string(),
+                problems,
+                held_out,
+                multiprocessors,
+                seed,
+            },
+        )?
+        .table(),
+        EvolveTask::Propose { family, count } => search(&family)?.propose(count)?,
+        EvolveTask::Compile { family, jobs } => {
+            let bar = Bar(ProgressBar::no_length());
+            let done = search(&family)?.compile(&compiler(root, jobs)?, &bar);
+            bar.0.finish_and_clear();
+            done?
+        }
+        EvolveTask::Pack {
+            family,
+            out,
+            program,
+        } => {
+            let program = program.unwrap_or_else(|| root.join("target/release/warptile"));
+            search(&family)?.pack(&out, &program)?
+        }
+        EvolveTask::Take { family, results } => search(&family)?.take(&results)?,
+        EvolveTask::Show { family } => search(&family)?.show()?,
+        EvolveTask::Promote { family, kernel } => search(&family)?.promote(&kernel)?,
+    };
+    print!("{text}");
+    Ok(())
 }
 
 fn show(outcome: &Outcome, differences: &[String], check: bool) -> Result<(), Box<dyn Error>> {

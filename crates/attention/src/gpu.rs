@@ -9,6 +9,9 @@
 //!
 //! For streams, memory and captures of other libraries: [`Prepared::launch_raw`] and [`Session`].
 //!
+//! With `WARPTILE_SYNC=1` in the environment every launch outside captures is waited for, and its error names the kernel that failed:
+//! for finding faults, as it costs the time of the wait.
+//!
 //! The operations beside forward have one kernel each and need no plan: [`Gpu::prepare_merge`] and
 //! [`Gpu::prepare_append`].
 
@@ -23,6 +26,7 @@ mod prepared;
 mod recent;
 mod session;
 mod slots;
+mod sync;
 mod workspace;
 
 use std::collections::HashMap;
@@ -55,6 +59,7 @@ pub use slots::Addresses;
 pub struct Gpu {
     profile: DeviceProfile,
     rates: Option<Rates>,
+    named: Vec<&'static Image>,
     stream: Stream,
     staging: Arc<Staging>,
     kernels: Mutex<HashMap<&'static str, Arc<LoadedKernel>>>,
@@ -80,6 +85,7 @@ impl Gpu {
         Ok(Gpu {
             profile: DeviceProfile::of(stream.context().device())?,
             rates: None,
+            named: Vec::new(),
             stream: stream.clone(),
             staging: Arc::new(Staging::new(stream.context())),
             kernels: Mutex::default(),
@@ -129,6 +135,16 @@ impl Gpu {
         Gpu { profile, ..self }
     }
 
+    /// With images besides the embedded ones, which run only if a [`Choice`] names them: see
+    /// [`External`](warptile_kernels::External).
+    #[must_use]
+    pub fn with_named_images(self, images: impl IntoIterator<Item = &'static Image>) -> Self {
+        Gpu {
+            named: images.into_iter().collect(),
+            ..self
+        }
+    }
+
     /// The device's position in the driver's order.
     #[must_use]
     pub fn ordinal(&self) -> u32 {
@@ -158,7 +174,9 @@ impl Gpu {
     /// # Errors
     /// As [`Plan::gpu`].
     pub fn plan(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
-        let planner = Planner::new(&self.profile).rates(self.rates());
+        let planner = Planner::new(&self.profile)
+            .rates(self.rates())
+            .named(&self.named);
         planner.plan(problem, choice)
     }
 

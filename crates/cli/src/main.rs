@@ -10,6 +10,7 @@ mod failure;
 mod files;
 mod generate;
 mod gpus;
+mod images;
 mod info;
 mod inputs;
 mod interrupt;
@@ -24,6 +25,7 @@ mod records;
 mod report;
 mod run;
 mod text;
+mod trial;
 mod tune;
 mod verify;
 mod version;
@@ -73,6 +75,8 @@ enum Command {
     TuneTrials(tune::TrialsArgs),
     Completions(completions::CompletionsArgs),
     Man(completions::ManArgs),
+    #[command(hide = true)]
+    Trial(trial::TrialArgs),
 }
 
 impl Command {
@@ -90,7 +94,8 @@ impl Command {
             | Command::Report(_)
             | Command::TuneTrials(_)
             | Command::Completions(_)
-            | Command::Man(_) => &None,
+            | Command::Man(_)
+            | Command::Trial(_) => &None,
         };
         matches!(json, Some(Target::Stdout))
     }
@@ -109,6 +114,7 @@ impl Command {
             Command::Report(args) => report::run(args, console),
             Command::Completions(args) => completions::run::<Cli>(args, console),
             Command::Man(args) => completions::man::<Cli>(args, console),
+            Command::Trial(args) => trial::run(args, console),
         }?;
         Ok(console.flush()?)
     }

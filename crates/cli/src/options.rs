@@ -12,6 +12,7 @@ use warptile_driver::sys::LoadError;
 use warptile_driver::{Driver, DriverError};
 
 use crate::failure::Failure;
+use crate::images;
 use crate::text;
 
 /// Where to compute.
@@ -29,7 +30,7 @@ impl Device {
     /// take and which rates are not in force.
     ///
     /// # Errors
-    /// [`Failure::Device`] if a GPU was asked for and can't be had.
+    /// [`Failure::Device`] if a GPU was asked for and can't be had; those of a folder of images.
     pub(crate) fn open(self) -> Result<Backend, Failure> {
         let backend = match self {
             Device::Auto => Backend::auto(),
@@ -41,26 +42,34 @@ impl Device {
             // If standard error is gone there is nobody to tell.
             let _ = std::io::stderr().write_all(passed_over(&backend).as_bytes());
         }
-        self.with_user_rates(backend)
+        self.set_up(backend)
     }
 
-    fn with_user_rates(self, backend: Backend) -> Result<Backend, Failure> {
+    /// With the user's rates, and the images of the user's folder.
+    fn set_up(self, backend: Backend) -> Result<Backend, Failure> {
         let Some(gpu) = backend.gpu() else {
             return Ok(backend);
         };
-        match Rates::of_user(gpu.profile(), &gpu.driver_name()) {
-            Ok(None) => Ok(backend),
-            Ok(Some(rates)) => {
-                let gpu = Gpu::on_stream(gpu.stream())
-                    .map_err(|error| Failure::Device(format!("{self}: {error}")))?;
-                Ok(Backend::from_gpu(Arc::new(gpu.with_rates(rates))))
-            }
+        let named = images::named()?;
+        let rates = match Rates::of_user(gpu.profile(), &gpu.driver_name()) {
+            Ok(rates) => rates,
             Err(error) => {
                 let note = format!("note: {}\n", text::message(&error.to_string()));
                 let _ = std::io::stderr().write_all(note.as_bytes());
-                Ok(backend)
+                None
             }
+        };
+        if named.is_empty() && rates.is_none() {
+            return Ok(backend);
         }
+        let gpu = Gpu::on_stream(gpu.stream())
+            .map_err(|error| Failure::Device(format!("{self}: {error}")))?
+            .with_named_images(named.iter().copied());
+        let gpu = match rates {
+            Some(rates) => gpu.with_rates(rates),
+            None => gpu,
+        };
+        Ok(Backend::from_gpu(Arc::new(gpu)))
     }
 }
 

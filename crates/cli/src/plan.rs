@@ -12,6 +12,7 @@ use warptile_kernels::Target;
 use crate::cases;
 use crate::failure::Failure;
 use crate::gpus;
+use crate::images;
 use crate::json;
 use crate::options::Device;
 use crate::text;
@@ -83,8 +84,9 @@ pub(crate) fn run(args: &PlanArgs, console: &mut dyn Write) -> Result<(), Failur
     }
     let call = args.case.call_on_gpu()?;
     let profiles = profiles(args)?;
+    let named = images::named()?;
     let planned_for = |(profile, rates): &(DeviceProfile, Option<Rates>)| {
-        let planner = Planner::new(profile);
+        let planner = Planner::new(profile).named(named);
         let planner = match rates {
             Some(rates) => planner.rates(rates),
             None => planner,

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use warptile_cuda_sys::{
     CUfunction, CUfunctionAttribute, CUlaunchAttribute, CUlaunchAttributeId,
-    CUlaunchAttributeValue, CUlaunchConfig, CUresult, CUstream, SYMBOLS, Version,
+    CUlaunchAttributeValue, CUlaunchConfig, CUresult, CUstream, CUstreamCaptureStatus, SYMBOLS,
+    Version,
 };
 
 use crate::driver::call;
@@ -326,6 +327,34 @@ impl<P: Pod> Kernel<P> {
         }
         let driver = self.module.context().driver();
         Err(driver.failed(symbol, code, self.launching().into()))
+    }
+
+    /// Waits for the stream of somebody else, on which this kernel was launched last, unless it is being captured: for finding
+    /// the kernel that fails.
+    ///
+    /// # Errors
+    /// What went wrong on the stream since it was last waited for, with this kernel's name.
+    ///
+    /// # Safety
+    /// The kernel's context is current on this thread, and `stream` is a live stream of it.
+    pub unsafe fn wait_raw(&self, stream: CUstream) -> Result<()> {
+        let driver = self.module.context().driver();
+        let api = self.module.context().api();
+        let mut status = CUstreamCaptureStatus::NONE;
+        // SAFETY: `status` outlives the call; the rest is the caller's promise.
+        let asked = unsafe { (api.stream_is_capturing)(stream, &mut status) };
+        if asked != CUresult::SUCCESS || status != CUstreamCaptureStatus::NONE {
+            return Ok(()); // or in a capture that is broken: its owner will hear of it
+        }
+        // SAFETY: the caller's promise.
+        match unsafe { (api.stream_synchronize)(stream) } {
+            CUresult::SUCCESS => Ok(()),
+            code => Err(driver.failed(
+                SYMBOLS.stream_synchronize,
+                code,
+                format!("waiting for kernel {}", self.name).into(),
+            )),
+        }
     }
 
     fn check(&self, config: &LaunchConfig) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Read};
+use std::str::FromStr;
 
 use crate::capability::{Features, Role, Schedule};
 use crate::shape::TileShape;
@@ -19,6 +20,9 @@ pub enum ElementType {
 }
 
 impl ElementType {
+    /// All of them.
+    pub const ALL: [ElementType; 3] = [ElementType::F16, ElementType::Bf16, ElementType::F32];
+
     /// Size of one element in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
@@ -59,6 +63,19 @@ pub enum Family {
     Append,
 }
 
+impl Family {
+    /// All of them.
+    pub const ALL: [Family; 7] = [
+        Family::Scalar,
+        Family::Wmma,
+        Family::Mma,
+        Family::Wgmma,
+        Family::Decode,
+        Family::Merge,
+        Family::Append,
+    ];
+}
+
 impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -97,6 +114,29 @@ impl Target {
         }
     }
 }
+
+/// From the name that [`Display`](fmt::Display) writes.
+impl FromStr for Target {
+    type Err = UnknownTarget;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let unknown = || UnknownTarget(text.to_owned());
+        let number = |digits: &str| digits.parse().map_err(|_| unknown());
+        match (text.strip_prefix("sm_"), text.strip_prefix("compute_")) {
+            (Some(version), _) => match version.strip_suffix('a') {
+                Some(digits) => number(digits).map(Target::CubinExact),
+                None => number(version).map(Target::Cubin),
+            },
+            (None, Some(digits)) => number(digits).map(Target::Ptx),
+            (None, None) => Err(unknown()),
+        }
+    }
+}
+
+/// A text that names no target.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a target such as sm_90, sm_90a or compute_80")]
+pub struct UnknownTarget(String);
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -163,13 +203,16 @@ pub struct Image {
     /// SHA-256 of the image.
     pub sha256: &'static str,
     /// The pack it lies in, as embedded, zstd-compressed: the images of the kernel for one cargo feature, one after the
-    /// other.
+    /// other. Of an image that is not embedded, the image itself.
     pub pack: &'static [u8],
     /// Where the image begins in the unpacked pack, in bytes.
     pub offset: usize,
     /// Size of the image in bytes.
     pub len: usize,
 }
+
+/// What every zstd frame begins with (RFC 8878, 3.1.1). Neither an ELF nor PTX does.
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 
 impl Image {
     /// Unpacks the image: an ELF for cubins, NUL-terminated text for PTX. The whole pack is decompressed for it, which takes
@@ -179,6 +222,11 @@ impl Image {
     /// [`UnpackError`] if the embedded bytes are damaged.
     pub fn bytes(&self) -> Result<Vec<u8>, UnpackError> {
         let damaged = || UnpackError { image: self.name };
+        if !self.pack.starts_with(&ZSTD_MAGIC) {
+            let end = self.offset.saturating_add(self.len);
+            let image = self.pack.get(self.offset..end).ok_or_else(damaged)?;
+            return Ok(image.to_vec());
+        }
         let mut decoder =
             ruzstd::decoding::StreamingDecoder::new(self.pack).map_err(|_| damaged())?;
         let mut before = decoder.by_ref().take(self.offset as u64);

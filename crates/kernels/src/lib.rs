@@ -19,6 +19,7 @@
 pub mod abi;
 mod capability;
 pub mod elf;
+mod external;
 #[rustfmt::skip]
 #[path = "generated/catalog.rs"]
 mod generated;
@@ -28,7 +29,8 @@ mod shape;
 pub mod tiling;
 
 pub use capability::{Features, Role, Schedule};
-pub use image::{ElementType, Family, Image, Resources, Target, UnpackError};
+pub use external::{External, ExternalError};
+pub use image::{ElementType, Family, Image, Resources, Target, UnknownTarget, UnpackError};
 pub use shape::TileShape;
 
 use generated::{CATALOG, PACKS};

@@ -8,6 +8,7 @@ use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::gpu::block;
 use crate::gpu::slots::Addresses;
+use crate::gpu::sync;
 use crate::plan::{LaunchShape, Step};
 
 /// A kernel in a context.
@@ -126,7 +127,13 @@ impl LoadedKernel {
     ) -> Result<()> {
         // SAFETY: as in `launch`.
         unsafe {
-            matching!(self, block, image; kernel, block => kernel.launch_raw(stream, config, block))
+            matching!(self, block, image; kernel, block => {
+                let launched = kernel.launch_raw(stream, config, block);
+                launched.and_then(|()| match sync::wanted() {
+                    true => kernel.wait_raw(stream),
+                    false => Ok(()),
+                })
+            })
         }
         .map_err(Error::from)
     }

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::gpu::kernel::{Block, LoadedKernel};
 use crate::gpu::memory::{Expected, Views, check, check_stream, check_views, submit_in_order};
+use crate::gpu::sync;
 use crate::plan::{MAX_TILES, check_images, preference};
 
 /// The most slots an operation has: those of a merge.
@@ -107,7 +108,8 @@ impl Operation {
         }
         check(expected, addresses)?;
         let block = description.block(row_ctas, addresses);
-        submit_in_order(stream, at.capture(), views, || {
+        let capture = at.capture();
+        let submitted = submit_in_order(stream, capture, views, || {
             // Until the launch is queued.
             let _staged = staged;
             // SAFETY: the block is of this kernel's kind and was filled for these addresses; each is that of a view that was
@@ -115,7 +117,9 @@ impl Operation {
             // ignored by the kernels. The memory outlives the kernel: it is freed in the order of its own stream, which is
             // made to come after this launch, or kept by the graph.
             unsafe { self.kernel.launch(&at, self.image, &config, &block) }
-        })
+        });
+        drop(at);
+        submitted.and_then(|()| sync::after_launch(stream, capture))
     }
 
     /// Checks the addresses and submits the kernel to anybody's stream, by one driver call.

@@ -11,6 +11,7 @@ use crate::gpu::bindings::Bindings;
 use crate::gpu::kernel::{LoadedKernel, config};
 use crate::gpu::memory::{check_stream, submit_in_order};
 use crate::gpu::slots::{Addresses, expected};
+use crate::gpu::sync;
 use crate::gpu::workspace::workspace_of;
 use crate::lengths::Numbers;
 use crate::pages::Pages;
@@ -102,7 +103,7 @@ impl Prepared {
             let block = kernel.block(step, shape, call, &addresses, workspace)?;
             launches.push((step, kernel, shape, block));
         }
-        submit_in_order(stream, capture, bindings.views(), || {
+        let submitted = submit_in_order(stream, capture, bindings.views(), || {
             // Until the last launch is queued.
             let _staged = staged;
             for (step, kernel, shape, block) in &launches {
@@ -113,7 +114,9 @@ impl Prepared {
                 unsafe { kernel.launch(&at, step.image, &config(step, shape), block) }?;
             }
             Ok(())
-        })
+        });
+        drop(at);
+        submitted.and_then(|()| sync::after_launch(stream, capture))
     }
 
     /// Submits a call to anybody's stream: the raw layer, for streams, memory and captures of other libraries.

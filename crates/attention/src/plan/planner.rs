@@ -49,6 +49,8 @@ pub struct Planner<'a> {
     rates: &'a Rates,
     /// In place of the embedded catalog.
     images: Option<Kernels>,
+    /// Besides, for who names them.
+    named: &'a [&'static Image],
     /// In place of what the rates have chosen for a problem.
     settings: Option<Settings>,
 }
@@ -60,6 +62,7 @@ impl<'a> Planner<'a> {
             device,
             rates: Rates::embedded(device),
             images: None,
+            named: &[],
             settings: None,
         }
     }
@@ -75,6 +78,11 @@ impl<'a> Planner<'a> {
             images: Some(by_kernel(images)),
             ..self
         }
+    }
+
+    /// With these images besides, which run only if the choice has their kernel's name or their own.
+    pub fn named(self, named: &'a [&'static Image]) -> Self {
+        Planner { named, ..self }
     }
 
     /// With these settings for whichever kernel is chosen.
@@ -94,7 +102,12 @@ impl<'a> Planner<'a> {
     /// As [`Plan::gpu`].
     pub fn plan(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
         let kernels = self.images.as_ref().unwrap_or(&CATALOG);
-        if self.images.is_none() {
+        let (asked_for, choice) = self.asked_for(choice);
+        let (kernels, choice) = match &asked_for {
+            Some(asked_for) => (asked_for, &choice),
+            None => (kernels, &choice),
+        };
+        if self.images.is_none() && asked_for.is_none() {
             check_images(self.device, kernels.values().flatten().copied())?;
         }
         check_name(choice, kernels)?;
@@ -143,9 +156,9 @@ impl<'a> Planner<'a> {
                 Choice::Best => true,
                 Choice::Family(family) => one.kernel.starts_with(&format!("{family}_")),
                 Choice::Kernel(name) => one.kernel == name,
-                Choice::Image(name) => {
-                    warptile_kernels::image(name).is_some_and(|image| image.kernel == one.kernel)
-                }
+                Choice::Image(name) => kernels
+                    .get(one.kernel)
+                    .is_some_and(|images| images.iter().any(|image| image.name == name)),
             });
             return Err(Error::NoKernel {
                 problem: format!("{problem} on {}", self.device.name),
@@ -186,6 +199,22 @@ impl<'a> Planner<'a> {
             considered,
             Some(basis),
         ))
+    }
+
+    /// The images that run only by name, if the choice is one of them, and the choice: a name that the catalog does not have was
+    /// parsed as that of a kernel.
+    fn asked_for(&self, choice: &Choice) -> (Option<Kernels>, Choice) {
+        let (Choice::Kernel(name) | Choice::Image(name)) = choice else {
+            return (None, choice.clone());
+        };
+        let of = |is: &dyn Fn(&Image) -> bool| {
+            let kernels = by_kernel(self.named.iter().copied().filter(|image| is(image)));
+            (!kernels.is_empty()).then_some(kernels)
+        };
+        if let Some(kernels) = of(&|image| image.name == name) {
+            return (Some(kernels), Choice::Image(name.clone()));
+        }
+        (of(&|image| image.kernel == name), choice.clone())
     }
 
     /// The launch of one kernel, given its images, or why it can't run.

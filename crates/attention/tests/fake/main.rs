@@ -14,6 +14,7 @@ mod operations;
 mod pages;
 mod raw;
 mod splits;
+mod sync;
 
 use half::f16;
 use warptile::gpu::Gpu;

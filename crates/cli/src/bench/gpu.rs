@@ -21,10 +21,10 @@ const LAUNCHES: RangeInclusive<usize> = 2..=64;
 /// launches as that takes of short sequences. Of memory they may have this part.
 const READ_BYTES: usize = 512 << 20;
 const READING_LAUNCHES: RangeInclusive<usize> = 2..=256;
-const PART_OF_MEMORY: usize = 4;
+pub(super) const PART_OF_MEMORY: usize = 4;
 
 /// Device memory of one launch.
-struct Buffers<T: Element> {
+pub(super) struct Buffers<T: Element> {
     q: DeviceBuffer<T>,
     k: DeviceBuffer<T>,
     v: DeviceBuffer<T>,
@@ -46,7 +46,7 @@ fn uploaded<T: bytemuck::Pod>(
 }
 
 impl<T: Element> Buffers<T> {
-    fn new(call: &Call, stream: &Stream, data: &Data<T>) -> warptile::Result<Self> {
+    pub(super) fn new(call: &Call, stream: &Stream, data: &Data<T>) -> warptile::Result<Self> {
         Ok(Buffers {
             q: DeviceBuffer::from_slice(stream, &data.q)?,
             k: DeviceBuffer::from_slice(stream, &data.k)?,
@@ -60,7 +60,7 @@ impl<T: Element> Buffers<T> {
         })
     }
 
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.q.byte_len() + self.k.byte_len() + self.v.byte_len() + self.out.byte_len()
     }
 
@@ -89,7 +89,7 @@ impl<T: Element> Buffers<T> {
 }
 
 /// What every launch of a graph shares: the call, the kernel, and the lengths and pages that lie on the device.
-struct Launch {
+pub(super) struct Launch {
     call: Call,
     prepared: Prepared,
     lists: DeviceLists,
@@ -97,7 +97,7 @@ struct Launch {
 
 impl Launch {
     /// With lengths on the device if the kernel takes them there, so that their copies are no part of what is measured.
-    fn new(
+    pub(super) fn new(
         case: &Case,
         call: &Call,
         plan: &Plan,
@@ -132,7 +132,7 @@ impl Launch {
         })
     }
 
-    fn submit<T: Element>(
+    pub(super) fn submit<T: Element>(
         &self,
         stream: &Stream,
         buffers: &mut Buffers<T>,
@@ -178,7 +178,7 @@ fn with_device_lengths(case: &Case, call: &Call, lists: &Lists) -> warptile::Res
 }
 
 /// Launches of a graph: `bytes` is what one has in memory, `memory` what all may have.
-fn launches(case: &Case, call: &Call, bytes: usize, memory: usize) -> usize {
+pub(super) fn launches(case: &Case, call: &Call, bytes: usize, memory: usize) -> usize {
     let bytes = bytes.max(1);
     let clamp =
         |wanted: usize, limits: RangeInclusive<usize>| wanted.clamp(*limits.start(), *limits.end());
@@ -305,13 +305,13 @@ pub(super) fn call<T: Element>(
 }
 
 /// Two events around work on a stream.
-struct Stopwatch {
+pub(super) struct Stopwatch {
     start: Event,
     end: Event,
 }
 
 impl Stopwatch {
-    fn new(stream: &Stream) -> warptile::Result<Self> {
+    pub(super) fn new(stream: &Stream) -> warptile::Result<Self> {
         Ok(Stopwatch {
             start: Event::timed(stream.context())?,
             end: Event::timed(stream.context())?,
@@ -319,7 +319,7 @@ impl Stopwatch {
     }
 
     /// Microseconds of what `work` queues on an idle `stream`.
-    fn time(
+    pub(super) fn time(
         &self,
         stream: &Stream,
         work: impl FnOnce() -> warptile::Result<()>,

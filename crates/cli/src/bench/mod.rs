@@ -1,5 +1,6 @@
 //! `warptile bench`: how long attention takes.
 
+pub(crate) mod blocks;
 mod cpu;
 pub(crate) mod data;
 pub(crate) mod gpu;

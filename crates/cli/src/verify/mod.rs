@@ -23,6 +23,7 @@ use self::side_by_side::in_order;
 use self::totals::Totals;
 use crate::cases;
 use crate::failure::Failure;
+use crate::images;
 use crate::interrupt;
 use crate::json;
 use crate::machine;
@@ -217,7 +218,9 @@ fn limited(args: &VerifyArgs, backend: Backend) -> Result<Backend, Failure> {
     };
     let mut profile = gpu.profile().clone();
     profile.shared_bytes_per_cta = (kib << 10).min(profile.shared_bytes_per_cta);
-    let gpu = Gpu::on_stream(gpu.stream())?.with_profile(profile);
+    let gpu = Gpu::on_stream(gpu.stream())?
+        .with_profile(profile)
+        .with_named_images(images::named()?.iter().copied());
     Ok(Backend::from_gpu(Arc::new(gpu)))
 }
 
@@ -245,13 +248,20 @@ fn images(args: &VerifyArgs, backend: &Backend) -> Result<Option<Vec<&'static Im
     }
     let is_chosen = |image: &Image| match kernel {
         Some(Choice::Family(family)) => image.family == *family,
-        Some(Choice::Kernel(name)) => image.kernel == name,
-        Some(Choice::Image(name)) => image.name == name,
+        // The name of an image from a folder was parsed as that of a kernel.
+        Some(Choice::Kernel(name) | Choice::Image(name)) => {
+            image.kernel == name || image.name == name
+        }
         _ => true,
     };
     let target = args.target.as_deref();
     let is_of_target = |image: &Image| target.is_none_or(|name| image.target.to_string() == name);
     let mut images = runnable(backend);
+    if let (Some(choice), Some(gpu)) = (kernel, backend.gpu()) {
+        let (major, minor) = (gpu.profile().major, gpu.profile().minor);
+        let named = images::chosen(choice)?.into_iter();
+        images.extend(named.filter(|image| image.target.runs_on(major, minor)));
+    }
     images.retain(|image| is_chosen(image) && is_of_target(image));
     if images.is_empty() {
         let mut asked: Vec<String> = kernel

@@ -4,6 +4,7 @@ mod commands;
 mod common;
 mod errors;
 mod files;
+mod folder;
 mod gpu;
 #[cfg(unix)]
 mod interrupt;
@@ -11,4 +12,5 @@ mod plan;
 mod records;
 mod run;
 mod standin;
+mod trial;
 mod tune;

@@ -1,0 +1,166 @@
+//! Images from a folder that `WARPTILE_KERNELS_DIR` names, beside the embedded ones: debug images, and candidates of the
+//! maintainers' search. They run only if `--kernel` names them.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use warptile::Choice;
+use warptile_kernels::{ElementType, External, Family, Image, Target};
+
+use crate::failure::Failure;
+
+/// The environment variable that names the folder.
+pub(crate) const VARIABLE: &str = "WARPTILE_KERNELS_DIR";
+
+/// What describes the images of a folder.
+const MANIFEST: &str = "manifest.json";
+
+/// The `manifest.json` of a folder, which `cargo xtask` writes.
+#[derive(Debug, Deserialize)]
+struct Manifest {
+    images: Vec<Entry>,
+}
+
+/// What the manifest says of an image; other fields are for other tools.
+#[derive(Debug, Deserialize)]
+struct Entry {
+    name: String,
+    kernel: String,
+    entry: String,
+    family: String,
+    features: u32,
+    target: String,
+    element: String,
+    block_m: u32,
+    block_n: u32,
+    head_dim: u32,
+    stages: u32,
+    warps: u32,
+    registers: u32,
+    static_shared_bytes: u32,
+    abi_hash: String,
+    toolchain: String,
+    source_hash: String,
+    sha256: String,
+    /// The file, beside the manifest.
+    pack: String,
+}
+
+/// The images of the folder that the environment names, ordered by name; none if it names none. They are read once.
+///
+/// # Errors
+/// [`Failure::File`] and [`Failure::Json`] of the manifest; [`Failure::Input`] if the folder is not what the manifest says or
+/// was built for another program.
+pub(crate) fn named() -> Result<&'static [&'static Image], Failure> {
+    static NAMED: OnceLock<Vec<&'static Image>> = OnceLock::new();
+    let Some(folder) = std::env::var_os(VARIABLE).filter(|folder| !folder.is_empty()) else {
+        return Ok(&[]);
+    };
+    if let Some(named) = NAMED.get() {
+        return Ok(named);
+    }
+    let read = read(&PathBuf::from(folder))?;
+    Ok(NAMED.get_or_init(|| read))
+}
+
+/// The images that `choice` has the name of.
+pub(crate) fn chosen(choice: &Choice) -> Result<Vec<&'static Image>, Failure> {
+    let (Choice::Kernel(name) | Choice::Image(name)) = choice else {
+        return Ok(Vec::new());
+    };
+    let is = |image: &&Image| image.kernel == name || image.name == name;
+    Ok(named()?.iter().copied().filter(is).collect())
+}
+
+/// Reads a folder.
+fn read(folder: &Path) -> Result<Vec<&'static Image>, Failure> {
+    let path = folder.join(MANIFEST);
+    let text = std::fs::read(&path).map_err(|source| Failure::read(&path, source))?;
+    let manifest: Manifest =
+        serde_json::from_slice(&text).map_err(|source| Failure::json(&path, source))?;
+    let refuse =
+        |reason: String| Failure::Input(format!("{VARIABLE}: {}: {reason}", path.display()));
+    let mut names = BTreeSet::new();
+    let mut images = Vec::with_capacity(manifest.images.len());
+    for entry in manifest.images {
+        if !names.insert(entry.name.clone()) {
+            return Err(refuse(format!("two images are called {}", entry.name)));
+        }
+        images.push(image(folder, entry).map_err(refuse)?);
+    }
+    images.sort_unstable_by_key(|image| image.name);
+    Ok(images)
+}
+
+/// Reads an image; else says why not.
+fn image(folder: &Path, entry: Entry) -> Result<&'static Image, String> {
+    let name = &entry.name;
+    if Path::new(&entry.pack).file_name() != Some(entry.pack.as_ref()) {
+        return Err(format!(
+            "{name}: {:?} is not the name of a file",
+            entry.pack
+        ));
+    }
+    let bytes = std::fs::read(folder.join(&entry.pack))
+        .map_err(|error| format!("{name}: cannot read {}: {error}", entry.pack))?;
+    let digest = Sha256::digest(&bytes);
+    let hash: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    if hash != entry.sha256 {
+        return Err(format!(
+            "{name}: {} has the SHA-256 {hash}, not {}: the file was changed after it was built",
+            entry.pack, entry.sha256
+        ));
+    }
+    let unknown = |what: &str, found: &str| format!("{name}: this program knows no {what} {found}");
+    let family = { Family::ALL.into_iter() }
+        .find(|family| family.to_string() == entry.family)
+        .ok_or_else(|| unknown("family", &entry.family))?;
+    let element = { ElementType::ALL.into_iter() }
+        .find(|element| element.to_string() == entry.element)
+        .ok_or_else(|| unknown("element type", &entry.element))?;
+    let target: Target = { entry.target.parse() }.map_err(|_| unknown("target", &entry.target))?;
+    let external = External {
+        name: entry.name,
+        kernel: entry.kernel,
+        entry: entry.entry,
+        family,
+        target,
+        element,
+        registers: entry.registers,
+        static_shared_bytes: entry.static_shared_bytes,
+        toolchain: entry.toolchain,
+        source_hash: entry.source_hash,
+        sha256: entry.sha256,
+        bytes,
+    };
+    // SAFETY: whoever set the variable answers for the folder, as for the program itself. That it was built by this project is
+    // what its manifest, the hashes and the record of each image say; that it was built for this program, the ABI hash.
+    let image = unsafe { external.into_image() }.map_err(|error| error.to_string())?;
+    let tiling = image.tiling;
+    for (what, said, found) in [
+        ("block_m", entry.block_m, tiling.block_m),
+        ("block_n", entry.block_n, tiling.block_n),
+        ("head_dim", entry.head_dim, tiling.head_dim),
+        ("stages", entry.stages, tiling.stages),
+        ("warps", entry.warps, tiling.warps),
+        ("features", entry.features, image.features.bits()),
+    ] {
+        if said != found {
+            return Err(format!(
+                "{}: the manifest says {what} = {said}, its record {found}",
+                image.name
+            ));
+        }
+    }
+    let recorded = format!("{:016x}", image.abi_hash);
+    match recorded == entry.abi_hash {
+        true => Ok(image),
+        false => Err(format!(
+            "{}: the manifest says the ABI hash {}, its record {recorded}",
+            image.name, entry.abi_hash
+        )),
+    }
+}

@@ -1,0 +1,293 @@
+//! `warptile trial`: what `cargo xtask evolve pack` asks a GPU host for. For maintainers; `--help` does not list it.
+
+mod format;
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use warptile::Choice;
+use warptile_check::trial::{Rules, ratio};
+
+use self::format::{CONTROL, Check, Results, Run, TASK, Task, ratios};
+use crate::bench::blocks::{self, Pair};
+use crate::cases;
+use crate::failure::Failure;
+use crate::images;
+use crate::json;
+use crate::machine;
+use crate::options::Device;
+
+/// Check and time the candidates of a folder, each against the kernel in use.
+///
+/// Every candidate computes random problems first, in a process of its own; one that is wrong is not timed. Times are taken in blocks, twice,
+/// in two processes. What is measured is written after each problem: run the command again to go on.
+#[derive(Debug, Args)]
+pub(crate) struct TrialArgs {
+    /// The folder that `cargo xtask evolve pack` made
+    folder: PathBuf,
+
+    /// Where the results go
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+
+    /// Where to compute: auto or cuda:N
+    #[arg(long, default_value_t = Device::Auto)]
+    device: Device,
+
+    /// Times of this pass only; the command starts itself for each
+    #[arg(long, hide = true)]
+    pass: Option<u32>,
+}
+
+/// Launches of each candidate whose results must equal the first.
+const REPEATED: &str = "25";
+
+/// Longest sequence of a random problem.
+const MAX_LEN: &str = "512";
+
+/// Runs the command.
+pub(crate) fn run(args: &TrialArgs, console: &mut dyn Write) -> Result<(), Failure> {
+    let path = args.folder.join(TASK);
+    let text = std::fs::read(&path).map_err(|source| Failure::read(&path, source))?;
+    let task: Task =
+        serde_json::from_slice(&text).map_err(|source| Failure::json(&path, source))?;
+    let mut trial = Trial::new(args, task)?;
+    match args.pass {
+        Some(pass) => trial.time(pass, console),
+        None => trial.all(console),
+    }
+}
+
+struct Trial<'a> {
+    args: &'a TrialArgs,
+    backend: warptile::Backend,
+    results: Results,
+}
+
+impl<'a> Trial<'a> {
+    /// With what an earlier run left, if it was of this task on this device.
+    fn new(args: &'a TrialArgs, task: Task) -> Result<Self, Failure> {
+        let backend = args.device.open()?;
+        if !backend.is_gpu() {
+            return Err(Failure::Device(
+                "candidates are timed on a GPU, and none was found".into(),
+            ));
+        }
+        let machine = machine::describe(&backend);
+        let begun = Results {
+            device: machine.device,
+            driver: machine.driver,
+            program: machine.program.to_owned(),
+            date: machine.date,
+            cut_short: true,
+            checks: BTreeMap::new(),
+            runs: Vec::new(),
+            task,
+        };
+        let earlier = match std::fs::read(&args.out) {
+            Ok(text) => serde_json::from_slice::<Results>(&text)
+                .map(Some)
+                .map_err(|source| Failure::json(&args.out, source))?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(source) => return Err(Failure::read(&args.out, source)),
+        };
+        let results = match earlier {
+            None => begun,
+            Some(earlier) => {
+                let is_same = earlier.task == begun.task
+                    && earlier.device == begun.device
+                    && earlier.driver == begun.driver
+                    && earlier.program == begun.program;
+                if !is_same {
+                    return Err(Failure::Input(format!(
+                        "{} is of another task, GPU, driver or program; move it away",
+                        args.out.display()
+                    )));
+                }
+                Results {
+                    date: begun.date,
+                    ..earlier
+                }
+            }
+        };
+        Ok(Trial {
+            args,
+            backend,
+            results,
+        })
+    }
+
+    fn write(&self) -> Result<(), Failure> {
+        json::Target::File(self.args.out.clone()).write(&self.results)
+    }
+
+    fn all(&mut self, console: &mut dyn Write) -> Result<(), Failure> {
+        self.write()?;
+        for asked in self.results.task.candidates.clone() {
+            if self.results.checks.contains_key(&asked.kernel) {
+                continue;
+            }
+            let check = self.check(&asked.image)?;
+            let said = check.wrong.as_deref().unwrap_or("right");
+            writeln!(console, "{}: {said}", asked.kernel)?;
+            self.results.checks.insert(asked.kernel, check);
+            self.write()?;
+        }
+        for pass in [1, 2] {
+            let mut command = self.subcommand("trial")?;
+            command.arg(&self.args.folder).arg("--out");
+            command.arg(&self.args.out);
+            let status = command.args(["--pass", &pass.to_string()]).status()?;
+            if !status.success() {
+                return Err(Failure::Device(format!(
+                    "pass {pass} ended with {status}; run the command again to go on"
+                )));
+            }
+        }
+        let text = std::fs::read(&self.args.out)
+            .map_err(|source| Failure::read(&self.args.out, source))?;
+        self.results = serde_json::from_slice(&text)
+            .map_err(|source| Failure::json(&self.args.out, source))?;
+        self.results.cut_short = false;
+        self.write()?;
+        Ok(writeln!(console, "written: {}", self.args.out.display())?)
+    }
+
+    /// A subcommand of this program, which knows the images of the folder.
+    fn subcommand(&self, name: &str) -> Result<Command, Failure> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.env(images::VARIABLE, &self.args.folder).args([
+            name,
+            "--device",
+            &self.args.device.to_string(),
+        ]);
+        Ok(command)
+    }
+
+    /// Computes random problems with an image: ragged and full tiles, drawn from the counter by kernels that do, among NaN and canaries,
+    /// twice and then often. In a process of its own, which an image that breaks its context takes along.
+    fn check(&self, image: &str) -> Result<Check, Failure> {
+        let task = &self.results.task;
+        let mut command = self.subcommand("verify")?;
+        command.args(["--kernel", image, "--each-kernel", "--max-len", MAX_LEN]);
+        command.args(["--count", &task.checks.to_string()]);
+        command.args(["--seed", &task.seed.to_string()]);
+        command.args(["--repeat", REPEATED, "--sync", "end"]);
+        let output = command.output()?;
+        Ok(Check {
+            problems: task.checks,
+            wrong: (!output.status.success()).then(|| {
+                let said = String::from_utf8_lossy(&output.stderr);
+                let said = said.trim();
+                match said.is_empty() {
+                    true => format!("ended with {}", output.status),
+                    false => said.to_owned(),
+                }
+            }),
+        })
+    }
+
+    /// Times the control and everything that computed right.
+    fn time(&mut self, pass: u32, console: &mut dyn Write) -> Result<(), Failure> {
+        let process = SystemTime::now().duration_since(UNIX_EPOCH);
+        let process = process.map_or(0, |since| since.as_nanos() as u64);
+        let task = self.results.task.clone();
+        self.of_problems(CONTROL, None, pass, process, &task.problems, false)?;
+        for asked in &task.candidates {
+            let check = self.results.checks.get(&asked.kernel);
+            if check.is_none_or(|check| check.wrong.is_some()) {
+                continue;
+            }
+            // What lost once is not repeated.
+            if pass > 1 && !self.wins(&asked.kernel, 1) {
+                continue;
+            }
+            let image = Some(asked.image.as_str());
+            self.of_problems(&asked.kernel, image, pass, process, &task.problems, false)?;
+            let wins = self.wins(&asked.kernel, pass);
+            if wins {
+                self.of_problems(&asked.kernel, image, pass, process, &task.held_out, true)?;
+            }
+            let said = if wins { "a gain" } else { "no certain gain" };
+            writeln!(console, "{}, pass {pass}: {said}", asked.kernel)?;
+        }
+        Ok(())
+    }
+
+    fn wins(&self, kernel: &str, pass: u32) -> bool {
+        let task = &self.results.task;
+        let ratios = ratios(
+            &self.results.runs,
+            kernel,
+            pass,
+            &task.problems,
+            task.blocks,
+            ratio,
+        );
+        let rules = Rules::of_tried(task.tried.max(task.candidates.len()));
+        ratios.is_some_and(|ratios| rules.judge(&ratios).wins())
+    }
+
+    /// Times one kernel on problems that it was not timed on in this pass; `image`: `None` for the control.
+    fn of_problems(
+        &mut self,
+        kernel: &str,
+        image: Option<&str>,
+        pass: u32,
+        process: u64,
+        problems: &[String],
+        held_out: bool,
+    ) -> Result<(), Failure> {
+        let Some(gpu) = self.backend.gpu().cloned() else {
+            return Ok(());
+        };
+        for problem in problems {
+            let is_this =
+                |run: &Run| run.kernel == kernel && run.pass == pass && run.problem == *problem;
+            if self.results.runs.iter().any(is_this) {
+                continue;
+            }
+            let case = cases::parse(problem).map_err(Failure::Input)?;
+            let problem_of_call = || -> Result<_, Failure> { Ok(case.try_call()?.problem()) };
+            let in_use = match self.results.task.family.parse() {
+                Ok(choice @ Choice::Family(_)) => choice,
+                _ => {
+                    return Err(Failure::Input(format!(
+                        "{}: there is no such family",
+                        self.results.task.family
+                    )));
+                }
+            };
+            let in_use = gpu.plan(problem_of_call()?, &in_use)?;
+            let new = match image {
+                Some(image) => gpu.plan(problem_of_call()?, &Choice::Image(image.to_owned()))?,
+                None => in_use.clone(),
+            };
+            let pair = Pair {
+                case: &case,
+                plans: [&in_use, &new],
+                blocks: self.results.task.blocks,
+                launches_of_b: match image {
+                    Some(_) => blocks::LAUNCHES,
+                    None => self.results.task.control_launches,
+                },
+            };
+            let blocks = blocks::measure(&pair, &gpu)?;
+            self.results.runs.push(Run {
+                kernel: kernel.to_owned(),
+                pass,
+                process,
+                problem: problem.clone(),
+                held_out,
+                baseline: in_use.kernel_name().to_owned(),
+                blocks,
+            });
+            self.write()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,122 @@
+//! `warptile trial` on the stand-in, which computes nothing and takes a millisecond for each operation.
+
+use crate::common::{expect_code, warptile};
+use crate::folder::{IMAGE, KERNEL, entry, original, write};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use warptile_fake_cuda::FakeDriver;
+
+const SEEN: &str = "b1 q64 k64 h2 d64 f16";
+const UNSEEN: &str = "b1 q128 k128 h2 d64 f16";
+
+fn pack(folder: &Path) {
+    let bytes = original().bytes().unwrap();
+    let entry = entry(&bytes);
+    let task = json!({
+        "family": "wmma", "blocks": 9, "control_launches": 51, "tried": 1, "checks": 2, "seed": 1,
+        "problems": [SEEN], "held_out": [UNSEEN],
+        "candidates": [{ "kernel": KERNEL, "image": IMAGE, "sha256": entry["sha256"] }],
+    });
+    write(folder, &bytes, &[entry]);
+    fs::write(folder.join("trial.json"), task.to_string()).unwrap();
+}
+
+fn read(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn runs<'a>(results: &'a Value, kernel: &str, pass: u64) -> Vec<&'a Value> {
+    let all = results["runs"].as_array().unwrap().iter();
+    all.filter(|run| run["kernel"] == kernel && run["pass"] == pass)
+        .collect()
+}
+
+#[test]
+fn what_computes_wrong_is_never_timed_and_a_control_is() {
+    let fake = FakeDriver::open();
+    let folder = tempfile::tempdir().unwrap();
+    pack(folder.path());
+    let out = folder.path().join("results.json");
+    let trial = |code| {
+        let mut command = warptile();
+        command.env("WARPTILE_LIBCUDA", fake.path());
+        command.arg("trial").arg(folder.path()).arg("--out");
+        expect_code(code, command.arg(&out))
+    };
+    // The stand-in skips all the work.
+    trial(0);
+    let mut results = read(&out);
+    let wrong = results["checks"][KERNEL]["wrong"].as_str().unwrap();
+    assert!(
+        wrong.contains("problems failed") && wrong.contains(IMAGE),
+        "{wrong}"
+    );
+    for pass in [1, 2] {
+        assert!(runs(&results, KERNEL, pass).is_empty());
+        let [control] = runs(&results, "control", pass)[..] else {
+            panic!("{results}")
+        };
+        assert_eq!(control["problem"], SEEN);
+        let blocks = control["blocks"].as_array().unwrap();
+        assert_eq!(blocks.len(), 9);
+        for block in blocks {
+            let time = |at: usize| block[at].as_f64().unwrap();
+            let ratio = (time(0) + time(3)) / (time(1) + time(2));
+            assert!((0.975..0.99).contains(&ratio), "{block}");
+        }
+    }
+    assert_ne!(
+        runs(&results, "control", 1)[0]["process"],
+        runs(&results, "control", 2)[0]["process"]
+    );
+    assert_eq!(results["cut_short"], false);
+
+    // Were it right, it would be timed: equal speeds are no gain, so that nothing is repeated or measured on what is held out. What
+    // there is already is not measured again.
+    let control = results["runs"].clone();
+    results["checks"][KERNEL]["wrong"] = Value::Null;
+    fs::write(&out, results.to_string()).unwrap();
+    let (said, _) = trial(0);
+    assert!(said.contains("no certain gain"), "{said}");
+    let after = read(&out);
+    let [timed] = runs(&after, KERNEL, 1)[..] else {
+        panic!("{after}")
+    };
+    assert_eq!(
+        (&timed["problem"], &timed["held_out"]),
+        (&json!(SEEN), &json!(false))
+    );
+    assert!(timed["baseline"].as_str().unwrap().starts_with("wmma_d64_"));
+    assert!(runs(&after, KERNEL, 2).is_empty());
+    let before = control.as_array().unwrap();
+    assert_eq!(&after["runs"].as_array().unwrap()[..before.len()], before);
+
+    // Results of another task are not added to.
+    let mut other = after;
+    other["task"]["blocks"] = json!(8);
+    fs::write(&out, other.to_string()).unwrap();
+    let (_, stderr) = trial(2);
+    assert!(stderr.contains("is of another task"), "{stderr}");
+    fs::write(&out, "{").unwrap();
+    trial(4);
+}
+
+#[test]
+fn a_trial_needs_a_gpu_and_a_task() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("results.json");
+    let trial = |code| {
+        let mut command = warptile();
+        command
+            .args(["trial", "--device", "cpu"])
+            .arg(folder.path());
+        expect_code(code, command.arg("--out").arg(&out))
+    };
+    let (_, stderr) = trial(4);
+    assert!(stderr.contains("trial.json"), "{stderr}");
+    pack(folder.path());
+    let (_, stderr) = trial(3);
+    assert!(stderr.contains("timed on a GPU"), "{stderr}");
+    assert!(!out.exists());
+}

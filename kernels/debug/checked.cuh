@@ -1,0 +1,66 @@
+// What debug images assert before they compute. `build-kernels --debug` includes this file ahead of a family's own and calls
+// `check_launch` at the start of its entry; no other image sees it, and no image's source hash covers it.
+#pragma once
+
+#include "base/abi.cuh"
+
+extern "C" __device__ void __assertfail(const char* message, const char* file, unsigned line, const char* function,
+                                        size_t character_bytes);
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// A call anywhere in the kernel would serialize its wgmma (ptxas, C7510). The launch ends with an error all the same; the line is in a
+// core dump, or in a debugger.
+#define WARPTILE_ASSERT(condition) ((condition) ? (void)0 : __trap())
+#else
+// Ends the launch with CUDA_ERROR_ASSERT, and has the driver print what did not hold and where.
+#define WARPTILE_ASSERT(condition)                                                                                     \
+    ((condition) ? (void)0 : __assertfail(#condition, __FILE__, __LINE__, __func__, sizeof(char)))
+#endif
+
+namespace warptile {
+
+template <class Traits> __device__ void check_tensor(const Tensor& tensor)
+{
+    constexpr bool UNALIGNED = (Traits::FEATURES & FEATURE_UNALIGNED) != 0;
+    constexpr unsigned long long BYTES = UNALIGNED ? sizeof(typename Traits::Element) : 16;
+    constexpr long long ELEMENTS = BYTES / sizeof(typename Traits::Element);
+    WARPTILE_ASSERT((unsigned long long)tensor.address % BYTES == 0);
+    WARPTILE_ASSERT(tensor.batch % ELEMENTS == 0 && tensor.row % ELEMENTS == 0 && tensor.head % ELEMENTS == 0);
+}
+
+// What the host promises of every launch of the kernel.
+template <class Traits> __device__ void check_launch(const Forward& params)
+{
+    if (threadIdx.x != 0) {
+        return;
+    }
+    unsigned shared_bytes;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(shared_bytes));
+    WARPTILE_ASSERT(blockDim.x == Traits::THREADS && blockDim.y == 1 && blockDim.z == 1);
+    WARPTILE_ASSERT(gridDim.y == 1 && gridDim.z == 1);
+    WARPTILE_ASSERT(shared_bytes >= (unsigned)Traits::SHARED_BYTES);
+    WARPTILE_ASSERT(params.heads > 0 && params.kv_heads > 0 && params.heads % params.kv_heads == 0);
+    WARPTILE_ASSERT(params.head_dim > 0 && params.head_dim <= Traits::HEAD_DIM && params.head_dim % 8 == 0);
+    WARPTILE_ASSERT(params.value_dim == params.head_dim);
+    WARPTILE_ASSERT(params.work.tiles > 0 && params.work.query_tiles > 0 && params.work.heads_at_once > 0);
+    WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_SHARED_KEYS ||
+                    (params.work.side_by_side > 0 && gridDim.x % params.work.side_by_side == 0));
+    WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_SHARED_KEYS || (params.work.semaphores && params.work.partials));
+    WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PERSISTENT || params.work.counter || gridDim.x >= (unsigned)params.work.tiles);
+    const Sequences& sequences = params.sequences;
+    WARPTILE_ASSERT(sequences.batch > 0 && sequences.query_len >= 0 && sequences.key_len >= 0);
+    WARPTILE_ASSERT(params.scoring.scale == params.scoring.scale && params.scoring.softcap >= 0);
+    const Pages& pages = params.pages;
+    WARPTILE_ASSERT(!pages.table || (pages.rows > 0 && pages.rows <= 256 && pages.count >= 0 && pages.table_row >= 0));
+    check_tensor<Traits>(params.q);
+    check_tensor<Traits>(params.k);
+    check_tensor<Traits>(params.v);
+    check_tensor<Traits>(params.out);
+}
+
+template <class Traits> __device__ void check_launch(const ForwardTma& params)
+{
+    check_launch<Traits>(params.forward);
+}
+
+} // namespace warptile

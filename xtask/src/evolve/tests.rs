@@ -1,0 +1,348 @@
+//! A search from its beginning to a promotion, on a host that is a formula.
+
+use super::format::{Check, Results};
+use super::*;
+
+const INSTANCES: &str = r#"
+[[family]]
+name = "wmma"
+source = "entry/wmma.cu"
+elements = ["f16", "bf16"]
+targets = ["sm_90"]
+tensor_instruction = "HMMA"
+tilings = [
+    { head_dim = 64, block_m = 64, block_n = 64, warps = 4, stages = 2 },
+    { head_dim = 64, block_m = 32, block_n = 64, warps = 4, stages = 2 },
+    { head_dim = 128, block_m = 64, block_n = 64, warps = 4, stages = 1 },
+]
+
+[family.knobs]
+block_m = [16, 32, 64, 128]
+block_n = [32, 64, 128]
+warps = [2, 4, 8]
+stages = [1, 2, 3]
+switches = ["-DX"]
+rules = ["block_m % 16 == 0"]
+"#;
+
+const RATES: &str = "# Rates.\ndevice a formula\nkernel wmma_d64_64x64_w4_s2 230.0 2.5\nkernel wmma_d64_32x64_w4_s2 179.0 2.5\n";
+
+fn plan() -> Plan {
+    let text = |texts: [&str; 2]| texts.map(str::to_owned).to_vec();
+    Plan {
+        family: "wmma".to_owned(),
+        target: "sm_90".to_owned(),
+        problems: text(["b4 q4096 k4096 h8 d64 f16", "b1 q512 k512 h2 d64 f16"]),
+        held_out: text([
+            "b2 q2048 k2048 h8 d64 f16",
+            "b1 q1000 k1000 h8 d64 f16 mask=causal",
+        ]),
+        multiprocessors: 132,
+        seed: 1,
+    }
+}
+
+/// What the compiler would say of an instance.
+fn entry(instance: &Instance) -> crate::manifest::ManifestEntry {
+    let json = serde_json::json!({
+        "name": instance.image(), "kernel": instance.kernel(), "entry": instance.entry(),
+        "family": "wmma", "role": 1, "schedule": 1, "features": 0, "target": "sm_90", "element": "f16",
+        "block_m": 0, "block_n": 0, "head_dim": 0, "stages": 0, "warps": 0, "k_stride": 0, "v_stride": 0,
+        "registers": 100, "stack_bytes": 0, "spill_bytes": 0, "static_shared_bytes": 16,
+        "dynamic_shared_bytes": 1024, "tensor_instructions": 8, "abi_hash": "0", "param_bytes": 432,
+        "toolchain": "NVRTC", "flags": "", "source_hash": "s",
+        "sha256": files::sha256(instance.image().as_bytes()),
+        "pack": format!("{}.cubin", instance.image()), "offset": 0, "len": 4,
+    });
+    serde_json::from_value(json).unwrap()
+}
+
+fn repository() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| files::write(&root.path().join(path), text.as_bytes());
+    write("kernels/instances.toml", INSTANCES).unwrap();
+    write("crates/attention/rates/a-formula.txt", RATES).unwrap();
+    write("program", "ELF").unwrap();
+    let listed = instances::load(&root.path().join("kernels/instances.toml")).unwrap();
+    let manifest = Manifest {
+        images: listed.iter().map(entry).collect(),
+    };
+    write_json(
+        &root.path().join("crates/kernels/images/manifest.json"),
+        &manifest,
+    )
+    .unwrap();
+    root
+}
+
+/// In place of the compiler: every second candidate spills.
+fn compiled(search: &mut Search) {
+    let proposed: Vec<Candidate> = { search.candidates.values() }
+        .filter(|one| one.verdict == Verdict::Proposed)
+        .cloned()
+        .collect();
+    for (index, candidate) in proposed.into_iter().enumerate() {
+        if index % 2 == 1 {
+            let reasons = vec!["8 bytes of spill stores".to_owned()];
+            let verdict = Verdict::Refused { reasons };
+            search
+                .add(Candidate {
+                    verdict,
+                    ..candidate
+                })
+                .unwrap();
+            continue;
+        }
+        let instance = search.instance(&candidate.genes).unwrap();
+        let entry = entry(&instance);
+        let folder = search.images().join(&candidate.kernel);
+        files::write(&folder.join(&entry.pack), b"ELF.").unwrap();
+        let manifest = Manifest {
+            images: vec![entry.clone()],
+        };
+        write_json(&folder.join("manifest.json"), &manifest).unwrap();
+        let report = Some(Report::from(&entry));
+        search
+            .add(Candidate {
+                report,
+                verdict: Verdict::Compiled,
+                ..candidate
+            })
+            .unwrap();
+    }
+}
+
+/// What a host finds whose times are exact: `gain` for the candidate that is `best`, and 3% less than what is in use for others.
+fn measured(task: &Task, best: &str, gain: f64) -> Results {
+    let kernels: Vec<&str> = { task.candidates.iter() }
+        .map(|asked| asked.kernel.as_str())
+        .chain([format::CONTROL])
+        .collect();
+    let mut runs = Vec::new();
+    for pass in [1, 2] {
+        for &kernel in &kernels {
+            let new = match kernel {
+                format::CONTROL => 102.0,
+                kernel if kernel == best => 100.0 / gain,
+                _ => 103.0,
+            };
+            for (problems, held_out) in [(&task.problems, false), (&task.held_out, true)] {
+                for problem in problems {
+                    runs.push(format::Run {
+                        kernel: kernel.to_owned(),
+                        pass,
+                        process: u64::from(pass),
+                        problem: problem.clone(),
+                        held_out,
+                        baseline: "wmma_d64_64x64_w4_s2".to_owned(),
+                        blocks: vec![[100.0, new, new, 100.0]; task.blocks],
+                    });
+                }
+            }
+        }
+    }
+    let right = Check {
+        problems: task.checks,
+        wrong: None,
+    };
+    Results {
+        checks: { task.candidates.iter() }
+            .map(|asked| (asked.kernel.clone(), right.clone()))
+            .collect(),
+        task: task.clone(),
+        device: "a formula".to_owned(),
+        driver: "none".to_owned(),
+        program: "none".to_owned(),
+        date: "now".to_owned(),
+        cut_short: false,
+        runs,
+    }
+}
+
+fn error<T: std::fmt::Debug>(result: Result<T, EvolveError>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn a_search_goes_from_what_is_shipped_to_a_promotion() {
+    let root = repository();
+    let root = root.path();
+    let start = || Search::start(root, plan());
+    let seeds: Vec<String> = start().unwrap().candidates.into_keys().collect();
+    // Of the head sizes of the problems only.
+    assert_eq!(seeds, ["wmma_d64_32x64_w4_s2", "wmma_d64_64x64_w4_s2"]);
+    assert!(error(start()).contains("has a search"));
+
+    // Each step opens what the one before it left, as after an interruption.
+    let open = || Search::open(root, "wmma").unwrap();
+    assert!(
+        error(open().pack(&root.join("pack"), &root.join("program")))
+            .contains("nothing is compiled")
+    );
+    open().propose(6).unwrap();
+    compiled(&mut open());
+    let states = |word: &str| {
+        let candidates = open().candidates;
+        candidates
+            .values()
+            .filter(|one| one.verdict.word() == word)
+            .count()
+    };
+    assert_eq!(
+        (states("compiled, not measured"), states("refused")),
+        (3, 3)
+    );
+    // Only the small grid gives a hint: few rows a CTA.
+    let hinted = open().candidates;
+    let hint = hinted
+        .values()
+        .find(|one| one.lineage.how == How::Hint)
+        .unwrap();
+    assert!(
+        hint.lineage.why.contains("fewer rows"),
+        "{}",
+        hint.lineage.why
+    );
+
+    let pack = root.join("pack");
+    open().pack(&pack, &root.join("program")).unwrap();
+    for file in ["run.sh", "warptile", "manifest.json", "trial.json"] {
+        assert!(pack.join(file).is_file(), "{file}");
+    }
+    let task: Task = read_json(&pack.join(TASK)).unwrap();
+    assert_eq!(
+        (task.candidates.len(), task.tried, task.blocks),
+        (3, 3, LEAST_BLOCKS)
+    );
+    // One whose kernel would be shipped under a name of its own.
+    let best = { task.candidates.iter() }
+        .map(|asked| asked.kernel.clone())
+        .find(|kernel| !kernel.contains("_x"))
+        .unwrap();
+    let results = root.join("results.json");
+    let take = |results_of: &Results| {
+        write_json(&results, results_of).unwrap();
+        open().take(&results)
+    };
+
+    // Results of another image, of other problems or of a task for fewer candidates are not taken.
+    let good = measured(&task, &best, 1.05);
+    let mut other = good.clone();
+    other.task.candidates[0].sha256 = "0".to_owned();
+    assert!(error(take(&other)).contains("is not the archived image"));
+    let mut other = good.clone();
+    other.task.held_out.pop();
+    assert!(error(take(&other)).contains("another search"));
+    let mut other = good.clone();
+    other.task.tried = 1;
+    assert!(error(take(&other)).contains("pack again"));
+    assert_eq!(states("won"), 0);
+
+    let said = take(&good).unwrap();
+    assert!(said.contains(&format!("{best}: won")), "{said}");
+    assert_eq!((states("won"), states("lost")), (1, 2));
+    // Taken twice they change nothing.
+    assert_eq!(take(&good).unwrap(), "");
+
+    // The winner is a parent now, and the next trials are corrected for all that were tried.
+    open().propose(4).unwrap();
+    let bred = open().candidates;
+    assert!(
+        bred.values()
+            .any(|one| one.generation == 2 && one.lineage.parents.contains(&best))
+    );
+    compiled(&mut open());
+    open().pack(&pack, &root.join("program")).unwrap();
+    let task: Task = read_json(&pack.join(TASK)).unwrap();
+    assert_eq!(task.tried, 3 + task.candidates.len());
+
+    let table = open().show().unwrap();
+    assert!(table.contains("1.050"), "{table}");
+    let picture = files::read_text(&root.join("evidence/evolution/wmma/search.svg")).unwrap();
+    assert_eq!(picture.matches("<title>").count(), bred.len());
+
+    let lost = bred
+        .values()
+        .find(|one| one.verdict.word() == "lost")
+        .unwrap();
+    for kernel in [seeds[0].as_str(), lost.kernel.as_str()] {
+        assert!(
+            error(open().promote(kernel)).contains("only what won"),
+            "{kernel}"
+        );
+    }
+    open().promote(&best).unwrap();
+    assert_eq!(states("promoted"), 1);
+    let genes = &bred[&best].genes;
+    let listed = instances::load(&root.join("kernels/instances.toml")).unwrap();
+    let row = listed.iter().find(|one| {
+        let tiling = &one.tiling;
+        [tiling.block_m, tiling.block_n, tiling.warps, tiling.stages]
+            == [genes.block_m, genes.block_n, genes.warps, genes.stages]
+    });
+    assert_eq!(row.map(|one| one.element), Some(Element::F16));
+    assert!(error(open().promote(&best)).contains("only what won"));
+    let rates = files::read_text(&root.join("crates/attention/rates/a-formula.txt")).unwrap();
+    // 4 * 4 * 8 * 4096 * 4096 * 64 FLOP in 100 / 1.05 microseconds, with the tile end of what it beat.
+    let line = rates.lines().last().unwrap();
+    assert!(
+        line.starts_with("kernel wmma_d64_") && line.ends_with("1443.1 2.5"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_search_needs_problems_that_fit_each_other() {
+    let root = repository();
+    let with = |change: &dyn Fn(&mut Plan)| {
+        let mut plan = plan();
+        change(&mut plan);
+        error(Search::start(root.path(), plan))
+    };
+    assert!(with(&|plan| plan.held_out = plan.problems.clone()).contains("held out and counted"));
+    assert!(with(&|plan| plan.problems[0] = "q1 k1 d64 bf16".to_owned()).contains("of their own"));
+    assert!(with(&|plan| plan.held_out[0] = "q1 k1 d128 f16".to_owned()).contains("head sizes"));
+    assert!(with(&|plan| plan.family = "scalar".to_owned()).contains("scalar"));
+    assert!(with(&|plan| plan.target = "sm_80".to_owned()).contains("ships nothing"));
+    assert!(!root.path().join("evidence").exists());
+    assert!(Search::open(root.path(), "wmma").is_err());
+}
+
+#[test]
+fn knobs_of_the_repository_allow_what_is_shipped() {
+    let path = files::repository_root().join("kernels/instances.toml");
+    let mut families = 0;
+    for instance in instances::load(&path).unwrap() {
+        let declaration = instances::declaration(&path, &instance.family).unwrap();
+        let Some(knobs) = declaration.knobs else {
+            continue;
+        };
+        families += 1;
+        let tiling = &instance.tiling;
+        let genes = Genes {
+            head_dim: tiling.head_dim,
+            block_m: tiling.block_m,
+            block_n: tiling.block_n,
+            warps: tiling.warps,
+            stages: tiling.stages,
+            switches: Vec::new(),
+        };
+        for rule in &knobs.rules {
+            let holds = rule.holds(&|name| genes.value(name));
+            assert!(holds, "{}: {}", instance.kernel(), rule.text());
+        }
+        for (values, value) in [
+            (&knobs.block_m, tiling.block_m),
+            (&knobs.block_n, tiling.block_n),
+            (&knobs.warps, tiling.warps),
+            (&knobs.stages, tiling.stages),
+        ] {
+            assert!(
+                values.is_sorted() && values.contains(&value),
+                "{}",
+                instance.kernel()
+            );
+        }
+    }
+    assert!(families > 0);
+}
