@@ -10,6 +10,7 @@
 //! - [`Case::check`] compares a result with an [`Expectation`]: the float64 reference, with the acceptance rule.
 //! - [`ReferenceOnGpu`] computes the same expectation on a GPU, for large problems.
 //! - [`Case::shrink`] makes a failing case smaller.
+//! - [`Tile`] reads the scores and weights of one tile of a kernel one by one, and says which is wrong.
 //!
 //! ```
 //! use warptile::{ViewMut, forward_cpu};
@@ -37,6 +38,7 @@ mod parallel;
 mod reference;
 mod rounding;
 mod text;
+mod tile;
 
 pub use accept::{Expectation, LSE_TOLERANCE, Verdict, Worst};
 pub use case::{BlockTable, Case, LayoutKind, Lengths, Lists, Used};
@@ -46,6 +48,7 @@ pub use gpu::{DeviceLists, OnGpu};
 pub use on_gpu::ReferenceOnGpu;
 pub use reference::{ReferenceOutput, reference};
 pub use text::ParseCaseError;
+pub use tile::{Reading, Tile, TileFault, TileQuantity, TileReport, TileValue};
 
 /// A file of the repository, for tests: below `WARPTILE_ROOT` if that is set (a bundle run away from the sources), else
 /// below the sources this crate was built from.
