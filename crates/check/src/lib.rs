@@ -29,6 +29,7 @@
 
 mod accept;
 mod case;
+mod compiled;
 mod data;
 mod error;
 mod gpu;
