@@ -46,8 +46,8 @@ PAGED = "paged keys"
 LOST, CEILING = 0.99, 1.02
 
 # The most seconds one command may take. They are for what hangs: no part takes as long as its commands might.
-LIMITS = {"tests": 400, "verify": 300, "launches": 400, "acceptance": 300, "sanitizer": 450, "ncu": 60, "bench": 240}
-LIMITS |= {"peers": 400, "errors": 450, "decode": 530, "examples": 120}
+LIMITS = {"tests": 400, "verify": 300, "launches": 400, "tile": 400, "acceptance": 400, "sanitizer": 450, "ncu": 60, "bench": 240}
+LIMITS |= {"peers": 400, "default": 60, "errors": 450, "decode": 530, "examples": 120}
 
 # Processes that share one GPU and its host well: most of what they do is on the host.
 SIDE_BY_SIDE = 4
@@ -413,6 +413,17 @@ def launches(evidence):
     evidence.write("launches.json", matrix=rows)
 
 
+def tile(evidence):
+    """Each score and weight of one tile of every image."""
+    _, output, result = warptile(evidence, "tile", ["verify", *on(evidence), "--tile"], LIMITS["tile"])
+    print(last_lines(output, 1), flush=True)
+    rows = result["tiles"] if result else []
+    computed = {row["image"] for row in rows if row["passed"] or row["fault"]}
+    for name in sorted(evidence.images.keys() - computed):
+        evidence.fail(f"tile: {name} computed no tile")
+    evidence.write("tile.json", rows=rows)
+
+
 def unvisited(evidence, what, images, result):
     """Fails for every image that computed nothing."""
     reasons = {row["image"]: row["reason"] for row in result["problems"]}
@@ -421,29 +432,28 @@ def unvisited(evidence, what, images, result):
 
 
 def acceptance(evidence):
-    """The acceptance problems, in f16 and bf16, on the best kernel of every family, and of compute_89 in 99 KiB."""
-    jobs = [(family, []) for family in families(evidence)]
+    """The acceptance problems, in f16 and bf16, on every image that takes them: those compiled for this GPU, and those of compute_89
+    within the shared memory of such a GPU. An image whose tiles do not hold a problem has no row of it."""
+    jobs = [(family, target, []) for family, target in cubins(evidence)]
     for family in sorted({image["family"] for image in evidence.images.values() if image["target"] == "compute_89"}):
-        jobs.append((family, ["--target", "compute_89", "--shared-kib", SHARED_KIB_89]))
+        jobs.append((family, "compute_89", ["--shared-kib", SHARED_KIB_89]))
+    jobs = [(*job, element) for job in jobs for element in ("f16", "bf16")]
 
     def one(evidence, job):
-        family, within = job
-        arguments = ["verify", *on(evidence), "--kernel", family, "--best", *within]
-        for element in ("f16", "bf16"):
-            for problem in ACCEPTANCE:
-                arguments += ["--case", f"{problem} {element} seed=7"]
-        what = f"acceptance {family}" + (" compute_89" if within else "")
+        family, target, within, element = job
+        arguments = ["verify", *on(evidence), "--kernel", family, "--target", target, *within]
+        for problem in ACCEPTANCE:
+            arguments += ["--case", f"{problem} {element} seed=7"]
+        what = f"acceptance {family} {target} {element}"
         _, output, result = warptile(evidence, what, arguments, LIMITS["acceptance"])
         print(last_lines(output, 1), flush=True)
-        if result and result["passed"] != 2 * len(ACCEPTANCE):
-            evidence.fail(f"{what}: {result['passed']} of {2 * len(ACCEPTANCE)} problems passed")
-        return result["problems"] if result else []
+        return [row for row in result["problems"] if row["applicable"]] if result else []
 
     rows = []
-    for (family, within), problems in zip(jobs, pool(evidence, one, jobs)):
+    for (family, target, within, _), problems in zip(jobs, pool(evidence, one, jobs)):
         for problem in problems:
-            rows.append({"family": family, "shared_kib": SHARED_KIB_89 if within else None, **problem})
-    evidence.write("acceptance.json", rows=rows)
+            rows.append({"family": family, "target": target, "shared_kib": SHARED_KIB_89 if within else None, **problem})
+    evidence.write("acceptance.json", every_image=True, rows=rows)
 
 
 def examples(evidence):
@@ -533,16 +543,21 @@ def sanitizer(evidence):
 
 
 def peers(evidence):
-    """Every shape on PyTorch's kernels, FlashAttention-3 and the planner's choice, in turn; or on the latter alone."""
+    """Every shape on PyTorch's kernels, FlashAttention-3 and the planner's choice, in turn, and a few on what PyTorch chooses by itself; or
+    all on the planner's choice alone."""
     options = evidence.options
     if options.without_peers:
         arguments = ["bench", *on(evidence), "--file", SHAPES, "--samples", 30, "--seconds", 0.3]
         _, _, rows = warptile(evidence, "bench", arguments, LIMITS["bench"])
         evidence.write("bench-warptile.json", rows=rows or [])
         return
-    rows, absent = of_peers(evidence, "peers", SHAPES, ["--samples", options.samples])
+    rows, absent = of_peers(evidence, "peers", ["--file", SHAPES, "--samples", options.samples])
     evidence.write("bench-warptile.json", rows=[row for row in rows if row["backend"] == "warptile"])
     evidence.write("bench-peers.json", rows=[row for row in rows if row["backend"] != "warptile"], absent=absent)
+    # On the shapes that every kernel is measured on, and apart from the peers: it is one of them.
+    profiled = [word for shape, _ in PROFILED for word in ("--shape", shape)]
+    rows, absent = of_peers(evidence, "default", ["--peer", "default", "--samples", options.samples, *profiled])
+    evidence.write("default.json", rows=rows, absent=absent)
 
 
 def errors(evidence):
@@ -550,7 +565,7 @@ def errors(evidence):
     if evidence.options.without_peers:
         print("errors are computed with PyTorch: left out without peers")
         return
-    rows, absent = of_peers(evidence, "errors", SHAPES, ["--errors"])
+    rows, absent = of_peers(evidence, "errors", ["--file", SHAPES, "--errors"])
     evidence.write("errors.json", rows=rows, absent=absent)
 
 
@@ -562,10 +577,10 @@ def decode(evidence):
         arguments = ["bench", *on(evidence), "--file", DECODE, "--samples", 30, "--seconds", 0.3]
         _, _, rows = warptile(evidence, "decode", arguments, LIMITS["decode"])
     else:
-        arguments = ["--method", "graph", "--samples", options.samples, "--splits", SPLITS]
+        arguments = ["--file", DECODE, "--method", "graph", "--samples", options.samples, "--splits", SPLITS]
         if options.flashinfer:
             arguments += ["--flashinfer", options.flashinfer]
-        rows, absent = of_peers(evidence, "decode", DECODE, arguments)
+        rows, absent = of_peers(evidence, "decode", arguments)
     rows = rows or []
     evidence.write("decode.json", rows=rows, absent=absent)
     compared = side_by_side(rows)
@@ -625,12 +640,12 @@ def decode_lines(compared):
     return lines
 
 
-def of_peers(evidence, what, shapes, arguments):
+def of_peers(evidence, what, arguments):
     """Rows of all contestants, and which of them have none of a problem, or none in one of several ways, and why not. What was measured
     before a failure is kept."""
     with tempfile.TemporaryDirectory() as folder:
         target = pathlib.Path(folder) / "rows.json"
-        command = [sys.executable, PEERS, "--file", shapes, "--with", WARPTILE, "--json", target, *arguments]
+        command = [sys.executable, PEERS, "--with", WARPTILE, "--json", target, *arguments]
         if evidence.options.fa3:
             command += ["--fa3", evidence.options.fa3]
         code, output = run(command, LIMITS[what])
@@ -720,6 +735,7 @@ PARTS = {
     "ncu": ncu,
     "verify": verify,
     "launches": launches,
+    "tile": tile,
     "acceptance": acceptance,
     "examples": examples,
     "sanitizer": sanitizer,
@@ -728,13 +744,14 @@ PARTS = {
 
 # What a part writes; device.json, info.json and summary.json are every part's.
 WRITTEN = {
-    "peers": ("bench-warptile", "bench-peers"),
+    "peers": ("bench-warptile", "bench-peers", "default"),
     "errors": ("errors",),
     "decode": ("decode",),
     "bench": ("noise", "kernels", "families", "uneven"),
     "ncu": ("ncu",),
     "verify": ("verify", "verify-*", "images"),
     "launches": ("launches",),
+    "tile": ("tile",),
     "acceptance": ("acceptance",),
     "examples": ("examples",),
     "sanitizer": ("sanitizer",),
@@ -804,6 +821,9 @@ def table(evidence, parts):
         lines.append(("images that ran", f"{len(images)}; {drew} of {len(persistent)} persistent ones drew tiles"))
     for row in rows("launches.json", "matrix"):
         lines.append((f"{row['launches']} launches, waiting: {row['sync']}", f"{row['passed']} of {row['problems']} on {len(row['images'])} images"))
+    tiles = rows("tile.json")
+    if tiles:
+        lines.append(("tiles, each score and weight", f"{sum(row['passed'] for row in tiles)} of {len(tiles)} passed"))
     accepted = rows("acceptance.json")
     if accepted:
         lines.append(("acceptance problems", f"{sum(row['passed'] for row in accepted)} of {len(accepted)}"))

@@ -13,7 +13,8 @@ the whole output, on the same inputs for all.
 Peers: FlashAttention-2, cuDNN and the memory-efficient kernel through PyTorch's scaled_dot_product_attention, and
 FlashAttention-3. The last is looked for in the file that --fa3 names (its extension library, such as
 xformers/flash_attn_3/_C.so of the xformers wheel; a libcudart.so.12 beside it is loaded first), then in the packages
-flash_attn_interface (built from its source) and fa3_fwd_interface (fa3-fwd, which takes no f16).
+flash_attn_interface (built from its source) and fa3_fwd_interface (fa3-fwd, which takes no f16). `default` is what PyTorch
+chooses among its kernels by itself; it is measured only with --peer default.
 
 Where queries meet the keys of a cache (fewer queries than keys, pages, lengths, windows, sinks), FlashInfer takes part too if it
 is installed or --flashinfer names the folder of its package, and `read`, a kernel that only reads the keys and values that some
@@ -58,7 +59,10 @@ WARM_UP_ROUNDS = 3
 TRIAL_REPLAYS = 5
 
 METHODS = ("graph", "call")
-PEERS = ("fa2", "cudnn", "efficient", "fa3", "flashinfer", "read")
+PEERS = ("fa2", "cudnn", "efficient", "default", "fa3", "flashinfer", "read")
+
+# Measured only if asked for by name: it is one of the others.
+BY_NAME_ONLY = ("default",)
 
 # Scores that the float64 reference holds at once: 1 GiB of them.
 REFERENCE_SCORES = 1 << 27
@@ -83,15 +87,15 @@ def inputs_of(problem):
     )
 
 
-def sdpa(backend):
-    """A peer through PyTorch's dispatcher, held to one backend."""
+def sdpa(backend=None):
+    """A peer through PyTorch's dispatcher, held to one backend if one is given."""
 
     def prepare(problem, q, k, v):
         # PyTorch wants [batch, heads, length, head size]; as strides, without a copy.
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def call(problem, q, k, v):
-        with sdpa_kernel([backend]):
+        with sdpa_kernel([backend]) if backend is not None else contextlib.nullcontext():
             return scaled_dot_product_attention(
                 q, k, v, is_causal=problem.mask == "causal", enable_gqa=problem.heads != problem.kv_heads
             )
@@ -176,6 +180,7 @@ def peers(wanted, library):
         "fa2": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
         "cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION),
         "efficient": lambda: sdpa(SDPBackend.EFFICIENT_ATTENTION),
+        "default": sdpa,
         "fa3": lambda: fa3(library),
     }
     return found_of(makers, wanted, {"fa3": library})
@@ -185,7 +190,7 @@ def found_of(makers, wanted, places):
     """The contestants that are there. `places`: where the command line says that some are."""
     found = {}
     for name, make in makers.items():
-        if wanted and name not in wanted:
+        if name not in wanted if wanted else name in BY_NAME_ONLY:
             continue
         try:
             found[name] = make()

@@ -8,9 +8,9 @@
 #include <climits>
 #include <csignal>
 #include <functional>
-#include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -30,6 +30,7 @@ class Random {
     explicit Random(unsigned seed) : engine(seed) {}
     int between(int least, int most) { return least + (int)(engine() % (unsigned)(most - least + 1)); }
     bool one_in(int n) { return between(1, n) == 1; }
+    int any() { return (int)engine(); }
     float normal() { return distribution(engine); }
     std::vector<__half> normals(size_t count)
     {
@@ -112,7 +113,8 @@ template <class Traits> struct Problem {
     Forward block = {};
     bool writes_late = false; // see `write_late`
 
-    explicit Problem(Random& random)
+    // `reads_ahead`: with what is read while the launch before ends, where a schedule does that.
+    Problem(Random& random, bool reads_ahead)
     {
         batch = random.between(1, 5);
         kv_heads = random.between(1, 4);
@@ -144,7 +146,7 @@ template <class Traits> struct Problem {
         block.lse = lse->data();
         block.lse_batch = heads * query_len;
         block.lse_head = query_len;
-        set_lengths(random);
+        set_lengths(random, reads_ahead && Traits::Schedule::SHARES_KEYS);
         set_scoring(random);
         if (random.one_in(3)) {
             set_pages(random);
@@ -166,17 +168,17 @@ template <class Traits> struct Problem {
 
     long long key_row() const { return (long long)kv_heads * head_dim; }
 
-    void set_lengths(Random& random)
+    void set_lengths(Random& random, bool reads_ahead)
     {
         keys.assign(batch, key_len);
         queries.assign(batch, query_len);
-        if (random.one_in(2)) {
+        if (reads_ahead || random.one_in(2)) {
             for (int& length : keys) length = random.one_in(4) ? random.between(-5, key_len + 50) : random.between(0, key_len);
             key_lengths = guarded(keys);
             block.sequences.key_lengths = key_lengths->data();
             block.sequences.ragged |= RAGGED | RAGGED_KEYS;
         }
-        if (random.one_in(3)) {
+        if (!reads_ahead && random.one_in(3)) {
             for (int& length : queries) length = random.between(-1, query_len + 1);
             query_lengths = guarded(queries);
             block.sequences.query_lengths = query_lengths->data();
@@ -277,7 +279,7 @@ template <class Traits> struct Problem {
         return (size_t)std::max(of_tile, 1ll) * row_tiles() * batch * kv_heads;
     }
 
-    // A CTA after the other, in random order; the threads of each at the same time.
+    // A CTA after the other, in random order; the threads of each in turns.
     void launch(Random& random)
     {
         out->fill(NOT_A_NUMBER);
@@ -287,50 +289,54 @@ template <class Traits> struct Problem {
         random.shuffle(order);
         for (int cta : order) {
             blockIdx.x = cta;
-            // What nobody has written looks like something.
-            memset(warptile::shared, random.between(0, 4), sizeof warptile::shared);
-            if (writes_late) write_late(random);
-            std::barrier<AtBarrier> all(Traits::THREADS);
+            fill_shared(random);
+            if (writes_late) write_late(random, (Late)(random.between(LENGTHS, BOTH)));
+            Barrier all(Traits::THREADS, true);
             cta_bar = &all;
-            std::vector<std::unique_ptr<std::barrier<>>> of_warps;
-            for (int warp = 0; warp < Traits::WARPS; warp++) {
-                of_warps.emplace_back(new std::barrier<>(32));
-                warp_bar[warp] = of_warps[warp].get();
-            }
-            std::vector<std::thread> threads;
-            for (int thread = 0; thread < Traits::THREADS; thread++)
-                threads.emplace_back([this, thread] {
-                    threadIdx.x = thread;
-                    mma_attention<Traits>(block);
-                });
-            for (std::thread& thread : threads) thread.join();
+            std::vector<Barrier> of_warps(Traits::WARPS, Barrier(32, false));
+            for (int warp = 0; warp < Traits::WARPS; warp++) warp_bar[warp] = &of_warps[warp];
+            std::fill(std::begin(copies), std::end(copies), Copies());
+            Threads::run(Traits::THREADS, random.any(), [this] { mma_attention<Traits>(block); });
             at_predecessors_end = nullptr;
         }
     }
 
+    // What nobody has written looks like something: numbers as lengths and indices have them, ends of lists, anything.
+    static void fill_shared(Random& random)
+    {
+        static_assert(Traits::SHARED_BYTES <= sizeof warptile::shared);
+        const int kind = random.between(0, 3);
+        for (int at = 0; at < Traits::SHARED_BYTES; at += sizeof(int)) {
+            const int word = kind == 0 ? random.between(0, 4) : kind == 1 ? random.between(-1, 700) : random.any();
+            memcpy(warptile::shared + at, &word, sizeof word);
+        }
+    }
+
+    enum Late { LENGTHS, TABLE, BOTH };
     // The launch before writes lengths and numbers of pages, until a thread has waited for it; before, some are others.
-    void write_late(Random& random)
+    void write_late(Random& random, Late late)
     {
         struct Write {
             int *to, value;
         };
         std::vector<Write> writes;
         const auto spoil = [&](const Memory<int>& numbers, int bound) {
-            if (!numbers || random.one_in(2)) return;
+            if (!numbers || numbers->size() == 0) return;
             const int some = random.between(1, 9);
+            const size_t always = random.between(0, numbers->size() - 1);
             for (size_t i = 0; i < numbers->size(); i++)
-                if (random.one_in(some)) {
+                if (i == always || random.one_in(some)) {
                     writes.push_back({&(*numbers)[i], (*numbers)[i]});
                     (*numbers)[i] = random.one_in(3) ? 0 : random.between(-3, bound);
                 }
         };
-        spoil(key_lengths, key_len + 9);
-        spoil(query_lengths, query_len + 3);
-        spoil(table, block.pages.count + 3);
-        at_predecessors_end = [writes, once = std::make_shared<std::once_flag>()] {
-            std::call_once(*once, [&] {
-                for (const Write& write : writes) *write.to = write.value;
-            });
+        if (late != TABLE || !table) spoil(key_lengths, key_len + 9);
+        if (late != TABLE || !table) spoil(query_lengths, query_len + 3);
+        if (late != LENGTHS) spoil(table, block.pages.count + 3);
+        at_predecessors_end = [writes, done = false]() mutable {
+            if (done) return;
+            done = true;
+            for (const Write& write : writes) *write.to = write.value;
         };
     }
 
@@ -509,6 +515,9 @@ template <class Traits> class Changes {
     std::thread changing;
 };
 
+// After the first one. CTAs with a tile each leave nothing for the next launch, and have more to compute.
+template <class Traits> constexpr int MORE_LAUNCHES = Traits::Schedule::SHARES_KEYS ? 2 : 1;
+
 // Prints what went wrong with what runs; whether nothing has.
 bool reported(const std::string& wrong)
 {
@@ -521,13 +530,13 @@ bool reported(const std::string& wrong)
 template <class Traits> bool passes(unsigned seed)
 {
     Random random(seed);
-    Problem<Traits> problem(random);
+    Problem<Traits> problem(random, seed % 2 == 1);
     problem.launch(random);
     std::string wrong = problem.wrong();
     const std::vector<__half> first(problem.out->data(), problem.out->data() + problem.out->size());
     if (wrong.empty()) {
         problem.writes_late = true;
-        for (int i = 0; i < 3 && wrong.empty(); i++) {
+        for (int i = 0; i < MORE_LAUNCHES<Traits> && wrong.empty(); i++) {
             problem.launch(random);
             if (memcmp(first.data(), problem.out->data(), first.size() * sizeof(__half)) != 0) wrong = "other bits the second time";
         }
@@ -539,7 +548,7 @@ template <class Traits> bool passes(unsigned seed)
 template <class Traits> bool survives_changes(unsigned seed)
 {
     Random random(seed);
-    Problem<Traits> problem(random);
+    Problem<Traits> problem(random, seed % 2 == 1);
     std::string wrong;
     {
         Changes<Traits> changes(problem, random);
@@ -578,11 +587,11 @@ int main(int count, char** arguments)
     for (int seed = 1; seed <= seeds; seed++) {
         check(MmaTraits<__half, 64, 16, 64, 4, 3, Share>(), seed);
         check(MmaTraits<__half, 64, 64, 64, 4, 2, OneTile>(), seed);
-        if (seed % 2 == 0) check(MmaTraits<__half, 64, 32, 128, 4, 3, Share>(), seed);
+        if (seed % 4 == 0) check(MmaTraits<__half, 64, 32, 128, 4, 3, Share>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 128, 16, 128, 8, 2, Share>(), seed);
         if (seed % 4 == 1) check(MmaTraits<__half, 128, 64, 128, 8, 2, Share>(), seed);
         if (seed % 5 == 0) check(MmaTraits<__half, 128, 32, 128, 8, 2, Share>(), seed);
-        if (seed % 4 == 3) check(MmaTraits<__half, 128, 128, 64, 8, 2, OneTile>(), seed);
+        if (seed % 4 == 0) check(MmaTraits<__half, 128, 128, 64, 8, 2, OneTile>(), seed);
         if (seed % 6 == 0) check(MmaTraits<__half, 256, 16, 64, 4, 2, Share>(), seed);
     }
     printf("%d of %d problems passed\n", computed - failed, computed);

@@ -1,27 +1,22 @@
 #pragma once
+#undef _FORTIFY_SOURCE // its longjmp goes to no other stack
 #include <cmath>
 #include <cstring>
 #include <cstdio>
 #include <cstdlib>
-#include <thread>
 #include <atomic>
 #include <vector>
-#include <barrier>
 #include <functional>
 #include <memory>
 #include <cstdint>
 #include <algorithm>
+#include "threads.h"
 #define __device__
 #define __builtin_assume(condition) ((void)(condition))
 #define __global__
 #define __shared__
 #define __align__(n) __attribute__((aligned(n)))
-struct Dim { unsigned x; };
-inline thread_local Dim threadIdx; inline Dim blockIdx, gridDim;
-// Called whenever all threads of a CTA have met, before they go on.
-inline std::function<void()> at_barrier;
-struct AtBarrier { void operator()() noexcept { if (at_barrier) at_barrier(); } };
-inline std::barrier<AtBarrier>* cta_bar; inline std::barrier<>* warp_bar[8];
+inline Barrier* cta_bar; inline Barrier* warp_bar[8];
 struct Exchange { unsigned w[32][6]; };
 inline Exchange ex[8];
 #define WB() warp_bar[threadIdx.x/32]->arrive_and_wait()
@@ -38,7 +33,6 @@ inline unsigned long long __shfl_sync(unsigned,unsigned long long x,int l){EX.w[
 inline float __shfl_sync(unsigned,float x,int l){EX.w[LANE][0]=tobits(x);WB();float r=bitsf(EX.w[l%32][0]);WB();return r;}
 inline int __clz(int x){return x?__builtin_clz((unsigned)x):32;}
 template<class T> T __shfl_up_sync(unsigned,T x,int d){EX.w[LANE][0]=tobits(x);WB();T r=frombits<T>(EX.w[(int)LANE>=d?LANE-d:LANE][0]);WB();return r;}
-inline bool __syncthreads_or(bool p){static std::atomic<bool> any[2]; static thread_local int turn; auto&now=any[turn];turn^=1; if(p)now=true; __syncthreads(); bool r=now; __syncthreads(); now=false; return r;}
 inline unsigned __umulhi(unsigned x,unsigned y){return (unsigned)((unsigned long long)x*y>>32);}
 inline bool __any_sync(unsigned,bool p){EX.w[LANE][0]=p;WB();bool r=false;for(int i=0;i<32;i++)r|=EX.w[i][0];WB();return r;}
 struct float2{float x,y;}; struct float4{float x,y,z,w;}; struct alignas(16) uint4{unsigned x,y,z,w;}; struct uint2{unsigned x,y;};

@@ -11,6 +11,7 @@ mod baseline;
 mod bench;
 mod checks;
 mod decode;
+mod named;
 mod plot;
 mod speed;
 mod support;
@@ -33,7 +34,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 15] = [
+const BLOCKS: [(&str, Maker); 16] = [
     ("support", |data| support::table(&data.images, &data.checks)),
     ("unproven", |data| {
         checks::unproven(&data.images, &data.checks)
@@ -50,6 +51,9 @@ const BLOCKS: [(&str, Maker); 15] = [
     ("decode-short", |data| decode::in_short(&data.decode)),
     ("families", |data| {
         speed::families(&data.families, &data.rows)
+    }),
+    ("named", |data| {
+        named::table(&data.kernels, &data.default, &data.rows)
     }),
     ("uneven", |data| speed::uneven(&data.uneven)),
     ("behind", |data| speed::behind(&data.rows, &data.decode)),
@@ -107,6 +111,10 @@ struct Data {
     rows: Vec<BenchRow>,
     /// The best kernel of each family.
     families: Vec<BenchRow>,
+    /// Every kernel on a few shapes.
+    kernels: Vec<BenchRow>,
+    /// What PyTorch chooses by itself, on these.
+    default: Vec<BenchRow>,
     /// Packed sequences of very different lengths, together and in parts.
     uneven: Vec<BenchRow>,
     /// Few queries on the keys of a cache.
@@ -193,6 +201,8 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
         checks: Checks::read(&evidence)?,
         rows: read_rows(&evidence)?,
         families: read_optional::<Rows<_>>(&evidence.join("families.json"))?.into_rows(),
+        kernels: read_optional::<Rows<_>>(&evidence.join("kernels.json"))?.into_rows(),
+        default: read_optional::<Rows<_>>(&evidence.join("default.json"))?.into_rows(),
         uneven: read_optional::<Rows<_>>(&evidence.join("uneven.json"))?.into_rows(),
         decode: read_optional::<Rows<_>>(&evidence.join("decode.json"))?.into_rows(),
         errors: read_optional::<Rows<_>>(&evidence.join("errors.json"))?.into_rows(),
@@ -343,6 +353,8 @@ mod tests {
             checks: Checks::default(),
             rows: Vec::new(),
             families: Vec::new(),
+            kernels: Vec::new(),
+            default: Vec::new(),
             uneven: Vec::new(),
             decode: Vec::new(),
             errors: Vec::new(),

@@ -25,11 +25,13 @@ elif words[0] == "verify":
     chosen = [i for i in chosen if fault != "missing" or i[1] != "scalar"]
     count = words.count("--case") or 10
     runs = lambda family: {"sha256": "ab", "persistent": family == "wgmma", "passed": 2, "failed": 0, "drew_tiles": int(family == "wgmma" and fault != "idle")}
-    rows = [{"problem": "p", "image": i[0], "passed": True, "reason": None} for i in chosen]
+    rows = [{"problem": "p", "image": i[0], "applicable": True, "passed": True, "reason": None} for i in chosen]
+    tiles = [{"image": i[0], "passed": True, "fault": None} for i in chosen]
     result = {"device": "", "driver": "", "date": "", "seed": 1, "count": count, "passed": count, "failed": 0, "not_applicable": 0}
     result |= {"few_multiprocessors": count // 2 if fault != "wide" else 3, "drew_tiles": 1, "host_references": 4, "gpu_references": 6}
     result |= {"seconds": 1.0, "problems_per_second": 10.0, "threads": 16, "phases": {"planning": 0.1}}
     result |= {"worst_out": {"ratio": 0.5}, "worst_lse": None, "images": {i[0]: runs(i[1]) for i in chosen}, "problems": (rows * count)[:count]}
+    result = {"tiles": tiles} if "--tile" in words else result
 else:
     problem = "b1 q1 k8192 h8 d64 f16" if "decode.txt" in option("--file", "") else "b2 q512 k512 h8 d64 f16"
     row = {"backend": "warptile", "problem": problem, "query_len": 512, "head_dim": 64, "method": "graph", "median_us": 3.0, "tb_s": 1.0}
@@ -46,7 +48,9 @@ const PEERS: &str = r#"import json, os, sys
 words, fault = sys.argv, os.environ.get("FAULT")
 row = {"problem": "b2 q512 k512 h8 d64 f16", "method": "graph", "error_rms": 1e-4, "error_max": 1e-3}
 times = {"fa3": 4.0, "warptile": 2.0}
-if "decode.txt" in words[words.index("--file") + 1]:
+if "default" in words:
+    times = {"default": 3.0, "warptile": 2.0}
+elif "decode.txt" in words[words.index("--file") + 1]:
     assert words[words.index("--method") + 1] == "graph"
     row |= {"problem": "b1 q1 k8192 h8 d64 f16", "query_len": 1, "tb_s": 4.0, "kernel": "k"}
     assert words[words.index("--splits") + 1] == "512"
@@ -100,7 +104,7 @@ echo 'CPU                         168       900  the same'
 const CAPTURED_STEP: &str = "#!/bin/sh\necho '1000 replays with 12 sequences, 0 of them differ'\n";
 
 const PARTS: &str =
-    "peers,errors,decode,bench,ncu,verify,launches,acceptance,examples,sanitizer,tests";
+    "peers,errors,decode,bench,ncu,verify,launches,tile,acceptance,examples,sanitizer,tests";
 
 struct Host {
     directory: tempfile::TempDir,
@@ -173,7 +177,7 @@ fn parts_of_one_commit_are_put_together() {
     assert_eq!(code, Some(0), "{text}");
     let summary = host.json("summary.json");
     assert_eq!(summary["passed"], false, "parts are missing");
-    assert_eq!(summary["missing"].as_array().unwrap().len(), 7);
+    assert_eq!(summary["missing"].as_array().unwrap().len(), 8);
     let line = "2.0 us  4.000 TB/s; fa3             4.0 us, ratio 2.000; 1.250 of reading's 1.6 us; 1.100 with splits=512; k";
     assert!(text.contains(line), "{text}");
 
@@ -185,7 +189,7 @@ fn parts_of_one_commit_are_put_together() {
 
     let (code, text) = host.run(
         "one",
-        "ncu,verify,launches,acceptance,examples,sanitizer,tests",
+        "ncu,verify,launches,tile,acceptance,examples,sanitizer,tests",
         "",
     );
     assert_eq!(code, Some(0), "{text}");
@@ -204,6 +208,7 @@ fn parts_of_one_commit_are_put_together() {
         "5 on few multiprocessors, 1 drew tiles; 10 a second on 16 threads",
         "1 of 1 persistent ones drew tiles",
         "500 launches, waiting: none ",
+        "tiles, each score and weight ",
         "example decoder ",
         "NVIDIA H200; CPU\n",
         "1000 replays with 12 sequences, 0 of them differ\n",
@@ -241,8 +246,10 @@ fn parts_of_one_commit_are_put_together() {
             .as_array()
             .unwrap()
             .len(),
-        4 * 10
+        // Two families compiled for this GPU and one as PTX, in two element types.
+        3 * 2 * 5
     );
+    assert_eq!(host.json("default.json")["rows"][0]["backend"], "default");
 }
 
 #[test]
@@ -277,7 +284,7 @@ fn nothing_of_another_commit_stays() {
             .as_array()
             .unwrap()
             .len(),
-        10
+        11
     );
 }
 
@@ -301,6 +308,7 @@ fn what_proves_nothing_is_a_failure() {
             "launches",
             "launches each: scalar_sm_90 computed no problem",
         ),
+        ("missing", "tile", "tile: scalar_sm_90 computed no tile"),
         ("pages", "verify", "no image takes keys and values in pages"),
         (
             "silent",

@@ -11,6 +11,7 @@
 //! - [`ReferenceOnGpu`] computes the same expectation on a GPU, for large problems.
 //! - [`Case::shrink`] makes a failing case smaller.
 //! - [`trial`] says when a measurement may change a choice.
+//! - [`Tile`] reads the scores and weights of one tile of a kernel one by one, and says which is wrong.
 //!
 //! ```
 //! use warptile::{ViewMut, forward_cpu};
@@ -39,6 +40,7 @@ mod parallel;
 mod reference;
 mod rounding;
 mod text;
+mod tile;
 pub mod trial;
 
 pub use accept::{Expectation, LSE_TOLERANCE, Verdict, Worst};
@@ -49,6 +51,7 @@ pub use gpu::{DeviceLists, OnGpu};
 pub use on_gpu::ReferenceOnGpu;
 pub use reference::{ReferenceOutput, reference};
 pub use text::ParseCaseError;
+pub use tile::{Reading, Tile, TileFault, TileQuantity, TileReport, TileValue};
 
 /// A file of the repository, for tests: below `WARPTILE_ROOT` if that is set (a bundle run away from the sources), else
 /// below the sources this crate was built from.

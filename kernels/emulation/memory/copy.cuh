@@ -1,6 +1,8 @@
 #pragma once
 #include "base/element.cuh"
+#include "memory/copy_number.cuh"
 namespace warptile {
-inline void cp_async_16(void*s,const void*g,bool v){ if(v) memcpy(s,g,16); else memset(s,0,16); }
-inline void cp_async_commit(){} template<int N> void cp_async_wait(){}
+inline void cp_async_16(void* shared, const void* source, bool valid) { copies[threadIdx.x].ask(shared, source, 16, valid); }
+inline void cp_async_commit() { copies[threadIdx.x].commit(); }
+template <int PENDING> void cp_async_wait() { copies[threadIdx.x].wait(PENDING); }
 }

@@ -205,7 +205,7 @@ impl From<Report> for Errors {
 }
 
 impl Place<'_> {
-    fn plan(self, case: &Case) -> warptile_check::Result<Plan> {
+    pub(super) fn plan(self, case: &Case) -> warptile_check::Result<Plan> {
         match self {
             Place::Cpu => Ok(Plan::cpu(case.try_call()?.problem())),
             Place::Gpu {
@@ -248,7 +248,7 @@ impl Place<'_> {
     }
 
     /// Has the kernels of a plan loaded, for all launches to come.
-    fn load(self, plan: &Plan) -> warptile_check::Result<()> {
+    pub(super) fn load(self, plan: &Plan) -> warptile_check::Result<()> {
         if let Place::Gpu { lane, .. } = self {
             lane.gpu.load(plan.clone())?;
         }
@@ -256,7 +256,7 @@ impl Place<'_> {
     }
 
     /// Poisoned buffers with the case's inputs.
-    fn prepare<'a, T: Element>(
+    pub(super) fn prepare<'a, T: Element>(
         self,
         case: &'a Case,
         inputs: &'a Inputs<T>,
@@ -277,7 +277,7 @@ impl Place<'_> {
 }
 
 /// Something that computes a case into the same buffers as often as it is asked.
-trait Runner<T> {
+pub(super) trait Runner<T> {
     fn launch(&mut self) -> warptile::Result<()>;
     fn wait(&self) -> warptile::Result<()>;
     fn result(&self) -> warptile::Result<ResultBuffers<T>>;

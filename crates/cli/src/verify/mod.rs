@@ -3,6 +3,7 @@
 mod check;
 mod coverage;
 mod side_by_side;
+mod tile;
 mod totals;
 
 use std::io::Write;
@@ -45,6 +46,7 @@ use crate::progress;
     "verify --count 2000 --seed 1 --json verify.json",
     "verify --device cuda:0 --each-kernel --kernel wgmma --repeat 100",
     "verify --case \"b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30\"",
+    "verify --device cuda:0 --kernel wmma --tile",
 ]))]
 pub(crate) struct VerifyArgs {
     /// How many random problems to compute [default: 200; with --each-kernel: none]
@@ -75,6 +77,11 @@ pub(crate) struct VerifyArgs {
     /// First compute two problems on every image: several tiles, full and ragged, drawn from the counter by persistent kernels
     #[arg(long, conflicts_with_all = ["case", "best", "multiprocessors"])]
     each_kernel: bool,
+
+    /// Instead of problems compute one tile on every image, and compare each of its scores and weights with float64: names the first
+    /// that is wrong by row and column, and where its value belongs
+    #[arg(long, conflicts_with_all = ["count", "max_len", "paged", "case", "best", "each_kernel", "multiprocessors", "repeat"])]
+    tile: bool,
 
     /// Let the planner choose among the images, instead of computing with each of them
     #[arg(long)]
@@ -159,6 +166,9 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
         lost: Mutex::default(),
     };
     interrupt::watch();
+    if args.tile {
+        return tile::run(&verify, console);
+    }
     let seed = args.case.first().map_or(args.seed, |case| case.seed);
     let lanes = verify.lanes()?;
     let mut totals = Totals::new(

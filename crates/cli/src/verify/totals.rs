@@ -90,6 +90,8 @@ struct Row {
     /// Planned for so many multiprocessors, if not for the device's.
     multiprocessors: Option<u32>,
     drew_tiles: bool,
+    /// Whether the kernel, or any, takes the problem. If not it was not computed.
+    applicable: bool,
     passed: bool,
     #[serde(flatten)]
     errors: Option<Errors>,
@@ -218,6 +220,7 @@ impl Totals {
             sha256: image.map(|image| image.sha256),
             multiprocessors: case.multiprocessors,
             drew_tiles,
+            applicable: matches!(checked, Checked::Ran(_)),
             passed: errors.is_some(),
             errors,
             reason,

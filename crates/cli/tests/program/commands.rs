@@ -242,6 +242,34 @@ fn verify_says_how_near_errors_came_to_their_bounds() {
 }
 
 #[test]
+fn verify_reads_a_tile() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tile.json");
+    let (stdout, _) = expect_code(
+        0,
+        warptile()
+            .args(["verify", "--device", "cpu", "--tile", "--json"])
+            .arg(&file),
+    );
+    assert!(
+        stdout.contains("read 3 tiles on cpu: 3 passed, 0 failed"),
+        "{stdout}"
+    );
+    let record = json(&file);
+    for tile in record["tiles"].as_array().unwrap() {
+        // More keys than a head has elements: two slices of the identity.
+        assert_eq!(tile["calls"], 76 + 2, "{tile}");
+        for value in ["score", "weight"] {
+            let ratio = tile[value]["ratio"].as_f64().unwrap();
+            assert!(ratio > 0.0 && ratio <= 1.0, "{tile}");
+        }
+    }
+    for other in [["--count", "3"], ["--case", "q1 k1 h1 d8 f32"]] {
+        expect_code(2, warptile().args(["verify", "--tile"]).args(other));
+    }
+}
+
+#[test]
 fn verify_repeats_a_case() {
     let (stdout, _) = expect_code(
         0,

@@ -79,6 +79,16 @@ fn verify_covers_every_image_of_a_family_that_runs_here() {
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
+fn every_image_that_runs_here_computes_its_tile() {
+    let (stdout, _) = expect_code(
+        0,
+        warptile().args(["verify", "--tile", "--device", "cuda:0"]),
+    );
+    assert!(stdout.contains(" 0 failed"), "{stdout}");
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
 fn verify_draws_tiles_on_every_persistent_image_and_repeats_its_launches() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.json");

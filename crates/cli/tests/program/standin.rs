@@ -49,6 +49,34 @@ fn the_machine_is_described() {
     assert!(plan.contains("\nforward  "), "{plan}");
 }
 
+/// Nothing is launched, so outputs stay NaN.
+#[test]
+fn a_tile_that_is_not_computed_fails_and_is_named() {
+    let fake = FakeDriver::open();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tile.json");
+    for (kernel, keys) in [
+        ("wmma_d64_32x64_w4_s2_f16_sm_90", 64),
+        ("wgmma_d64_256x64_w20_s6_bf16_sm_90a", 64),
+    ] {
+        let mut command = on(&fake);
+        command.args(["verify", "--tile", "--kernel", kernel, "--json"]);
+        let (stdout, stderr) = expect_code(1, command.arg(&file));
+        fits(&stdout);
+        assert!(stdout.contains("row 0, column 0: score NaN"), "{stdout}");
+        let again = format!("warptile verify --tile --kernel {kernel} --seed 0");
+        assert!(stderr.contains(&again), "{stderr}");
+        let record: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        let tile = &record["tiles"][0];
+        assert_eq!(tile["keys"], keys);
+        assert_eq!(tile["fault"]["quantity"], "score");
+        assert_eq!(
+            (&record["passed"], &record["failed"]),
+            (&0.into(), &1.into())
+        );
+    }
+}
+
 #[test]
 fn rows_of_a_gpu_fit_and_are_compared() {
     let fake = FakeDriver::open();
