@@ -285,7 +285,7 @@ impl<'a, T: Element> Block<'a, T> {
             let rows = start..count.min(lanes.end);
             let mut panel = Panel {
                 lanes,
-                seen: usize::MAX..0,
+                seen: 0..0,
                 seen_by_all: 0..usize::MAX,
                 rows: rows.clone(),
             };
@@ -293,7 +293,9 @@ impl<'a, T: Element> Block<'a, T> {
                 let seen = self.visible(row);
                 panel.seen_by_all.start = panel.seen_by_all.start.max(seen.start);
                 panel.seen_by_all.end = panel.seen_by_all.end.min(seen.end);
-                if !seen.is_empty() {
+                if panel.seen.is_empty() {
+                    panel.seen = seen;
+                } else if !seen.is_empty() {
                     panel.seen.start = panel.seen.start.min(seen.start);
                     panel.seen.end = panel.seen.end.max(seen.end);
                 }

@@ -70,7 +70,8 @@ pub(super) trait Lanes: Copy {
             9.671_513e-3,
             5.550_733_6e-2,
             0.240_222_42,
-            0.693_147,
+            // Three steps below ln 2.
+            f32::from_bits(0x3f31_7215),
         ];
         // SAFETY: the caller vouches for the instructions.
         unsafe {
