@@ -73,7 +73,7 @@ pub struct Selection {
     pub family: Option<String>,
     /// Only this target.
     pub target: Option<Target>,
-    /// For `check`: compile only one image of each family, element and target and about a tenth of the others. Which ones
+    /// For `check`: compile only one image of each family and target and about a twentieth of the others. Which ones
     /// follows from this text, such as a commit's hash.
     pub sample: Option<String>,
 }

@@ -8,7 +8,7 @@ use crate::manifest::ManifestEntry;
 use crate::packs::Packs;
 use crate::sources::Sources;
 
-/// The smallest image of each family, element and target, and a tenth of the others, chosen by `seed`.
+/// The smallest image of each family and target, and a twentieth of the others, chosen by `seed`.
 ///
 /// A PTX image and the machine code of the same number come from one compilation, so they are chosen together where that is
 /// possible: both go by the machine code's size and name.
@@ -26,7 +26,7 @@ pub(crate) fn sample(
     for instance in selected {
         let len = len(&compiled_as(instance)).or_else(|| len(instance));
         let len = len.unwrap_or(usize::MAX);
-        let group = (instance.family.clone(), instance.element, instance.target);
+        let group = (instance.family.clone(), instance.target);
         let best = smallest.entry(group).or_insert((len, instance));
         if len < best.0 {
             *best = (len, instance);
@@ -46,8 +46,13 @@ pub(crate) fn sample(
         .collect();
     // Stable: of the images of one compilation, neither is preferred.
     shuffled.sort_by(|a, b| a.0.cmp(&b.0));
-    let tenth = shuffled.len().div_ceil(10);
-    sampled.extend(shuffled.iter().take(tenth).map(|(_, instance)| instance));
+    let twentieth = shuffled.len().div_ceil(20);
+    sampled.extend(
+        shuffled
+            .iter()
+            .take(twentieth)
+            .map(|(_, instance)| instance),
+    );
     sampled.into_iter().cloned().collect()
 }
 

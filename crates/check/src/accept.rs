@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use bytemuck::cast_slice;
 use warptile::{Call, Element, ElementType, Operands, View};
 
+use crate::compiled::{Compiled, cast_operands, cast_views, with_type};
 use crate::error::Result;
-use crate::reference::{ReferenceOutput, References, references};
+use crate::reference::{ReferenceOutput, References};
 use crate::rounding::{round, ulp};
 
 /// Absolute and relative tolerance of the lse on top of the natural error: it is computed in `f32` whatever the element
@@ -154,8 +156,9 @@ impl Expectation {
         v: View<'_, T>,
         operands: &Operands<'_, T>,
     ) -> Result<Self> {
-        let references = references(call, q, k, v, operands)?;
-        Ok(Self::from_references::<T>(call, references))
+        with_type!(U = T, {
+            U::expectation(call, cast_views([q, k, v]), &cast_operands(operands))
+        })
     }
 
     pub(crate) fn from_references<T: Element>(call: &Call, references: References) -> Self {
@@ -230,6 +233,10 @@ impl Expectation {
     /// Judges an output given in the order of [`Expectation::out`].
     #[must_use]
     pub fn judge_out<T: Element>(&self, out: &[T]) -> Verdict {
+        with_type!(U = T, U::judge(self, cast_slice(out)))
+    }
+
+    pub(crate) fn judge<T: Element>(&self, out: &[T]) -> Verdict {
         judge(out.iter().map(|x| x.to_f64()), &self.exact.out, &self.out)
     }
 

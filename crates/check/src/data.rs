@@ -1,9 +1,11 @@
 //! Data for cases, poison around it, and the check of what a kernel made of it.
 
+use bytemuck::cast_slice;
 use warptile::{Call, Element, Layout, Operands, Sequence, View};
 
 use crate::accept::{Expectation, Verdict};
 use crate::case::{BlockTable, Case, ScoreTensor};
+use crate::compiled::{Compiled, cast_inputs, with_type};
 use crate::error::{Error, Result};
 use crate::normal;
 use crate::rounding::round;
@@ -174,6 +176,10 @@ impl Case {
     /// The data that follows from the seed: standard normal, NaN wherever no row of a sequence lies.
     #[must_use]
     pub fn inputs<T: Element>(&self) -> Inputs<T> {
+        with_type!(U = T, cast_inputs(U::inputs(self)))
+    }
+
+    pub(crate) fn draw<T: Element>(&self) -> Inputs<T> {
         let call = self.call();
         // Not the stream that the case itself was drawn from.
         let mut random = Random::new(self.seed ^ 0x5eed_da7a);
@@ -300,9 +306,22 @@ impl Case {
         expected: &Expectation,
         result: &ResultBuffers<T>,
     ) -> Result<Report, Failure> {
+        with_type!(U = T, {
+            let out = cast_slice::<T, U>(&result.out);
+            U::compare(self, expected, (out, result.offset), &result.lse)
+        })
+    }
+
+    pub(crate) fn compare<T: Element>(
+        &self,
+        expected: &Expectation,
+        buffer: &[T],
+        offset: usize,
+        written: &[f32],
+    ) -> Result<Report, Failure> {
         let call = self.call();
         let needed = call.out().required_len().unwrap_or(usize::MAX);
-        let available = result.out.len().saturating_sub(result.offset);
+        let available = buffer.len().saturating_sub(offset);
         if available < needed {
             return Err(Failure::Invalid(Error::Call(
                 warptile::Error::BufferTooSmall {
@@ -315,7 +334,7 @@ impl Case {
 
         // Take the rows out of copies; whatever is left must still be the poison.
         let head_dim = call.head_dim();
-        let (mut left_out, mut left_lse) = (result.out.clone(), result.lse.clone());
+        let (mut left_out, mut left_lse) = (buffer.to_vec(), written.to_vec());
         let mut out = vec![T::from_f64(0.0); expected.out().len()];
         let mut lse = vec![0.0; expected.lse().len()];
         let dense = Layout::bshd(call.out().shape);
@@ -323,13 +342,13 @@ impl Case {
         for sequence in call.sequences() {
             for head in 0..call.heads() {
                 for row in sequence.q_start..sequence.q_start + sequence.q_len {
-                    let from = result.offset + call.out().offset(sequence.q_entry, row, head);
+                    let from = offset + call.out().offset(sequence.q_entry, row, head);
                     let to = dense.offset(sequence.q_entry, row, head);
-                    out[to..to + head_dim].copy_from_slice(&result.out[from..from + head_dim]);
+                    out[to..to + head_dim].copy_from_slice(&buffer[from..from + head_dim]);
                     left_out[from..from + head_dim].fill(poison);
                 }
                 let rows = lse_rows(&call, &sequence, head);
-                if let Some(written) = result.lse.get(rows.clone()) {
+                if let Some(written) = written.get(rows.clone()) {
                     lse[rows.clone()].copy_from_slice(written);
                     left_lse[rows].fill(f32::NAN);
                 } else {

@@ -28,6 +28,7 @@
 
 mod accept;
 mod case;
+mod compiled;
 mod data;
 mod error;
 mod gpu;

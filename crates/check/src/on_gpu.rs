@@ -9,6 +9,7 @@ use warptile_driver::{DeviceBuffer, Kernel, KernelOptions, LaunchConfig, Module,
 
 use crate::accept::{Expectation, factor};
 use crate::case::Case;
+use crate::compiled::{Compiled, cast_operands, cast_views, with_type};
 use crate::data::Inputs;
 use crate::error::Result;
 use crate::reference::{ReferenceOutput, References, by_head, check_size, from_pages};
@@ -183,14 +184,25 @@ impl ReferenceOnGpu {
         v: View<'_, T>,
         operands: &Operands<'_, T>,
     ) -> Result<Expectation> {
+        with_type!(U = T, {
+            U::expectation_on_gpu(self, call, cast_views([q, k, v]), &cast_operands(operands))
+        })
+    }
+
+    pub(crate) fn compute<T: Element>(
+        &self,
+        call: &Call,
+        [q, k, v]: [View<'_, T>; 3],
+        operands: &Operands<'_, T>,
+    ) -> Result<Expectation> {
         call.check_inputs(&q, &k, &v, operands)?;
         check_size(call, MAX_WORK)?;
         let (k, v) = (from_pages(call, k), from_pages(call, v));
-        let references = self.compute(call, [q, k.view(), v.view()], operands)?;
+        let references = self.launch(call, [q, k.view(), v.view()], operands)?;
         Ok(Expectation::from_references::<T>(call, references))
     }
 
-    fn compute<T: Element>(
+    fn launch<T: Element>(
         &self,
         call: &Call,
         [q, k, v]: [View<'_, T>; 3],

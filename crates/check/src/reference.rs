@@ -2,6 +2,7 @@
 
 use warptile::{Call, Element, ElementType, Layout, Operands, ScoreTerms, Sequence, View};
 
+use crate::compiled::{Compiled, cast_operands, cast_views, with_type};
 use crate::error::{Error, Result, limited};
 use crate::parallel;
 use crate::rounding::{round, ulp};
@@ -49,18 +50,9 @@ pub fn reference<T: Element>(
     v: View<'_, T>,
     operands: &Operands<'_, T>,
 ) -> Result<ReferenceOutput> {
-    Ok(compute(call, q, k, v, operands, false)?.exact)
-}
-
-/// Computes everything that a result is judged by.
-pub(crate) fn references<T: Element>(
-    call: &Call,
-    q: View<'_, T>,
-    k: View<'_, T>,
-    v: View<'_, T>,
-    operands: &Operands<'_, T>,
-) -> Result<References> {
-    compute(call, q, k, v, operands, true)
+    with_type!(U = T, {
+        U::reference(call, cast_views([q, k, v]), &cast_operands(operands))
+    })
 }
 
 /// Keys or values of a call that a reference reads: as they are, or copied from their pages to batch entries of their own,
@@ -195,11 +187,10 @@ struct RowRest {
     lse_floor: f32,
 }
 
-fn compute<T: Element>(
+/// What a result is judged by; without `rounded` the exact part of it alone.
+pub(crate) fn compute<T: Element>(
     call: &Call,
-    q: View<'_, T>,
-    k: View<'_, T>,
-    v: View<'_, T>,
+    [q, k, v]: [View<'_, T>; 3],
     operands: &Operands<'_, T>,
     rounded: bool,
 ) -> Result<References> {
@@ -683,14 +674,13 @@ mod tests {
         let queries = [more_than_one; 8];
         let keys = [[more_than_one; 8], [f16::ONE; 8]];
         let values = [[f16::ZERO; 8], [f16::ONE; 8]];
-        let References { exact, rounded, .. } = references(
-            &call,
+        let views = [
             View::new(&queries, q),
             View::new(keys.as_flattened(), k),
             View::new(values.as_flattened(), k),
-            &Operands::none(),
-        )
-        .unwrap();
+        ];
+        let References { exact, rounded, .. } =
+            compute(&call, views, &Operands::none(), true).unwrap();
         // Scores are 8015.6 and 8007.8, between numbers of f16 that are 4 apart.
         let product = |key: f64| 8.0 * (1.0 + 1.0 / 1024.0) * key * 1000.0;
         let difference = product(1.0 + 1.0 / 1024.0) - product(1.0);

@@ -5,7 +5,8 @@
 # wherever a launch uses it. For machines without a GPU and without CUDA; needs cc.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
-cargo build --locked --release --quiet --package warptile-fake-cuda
+# Without the lints that the caller may have asked for: it has been compiled already.
+RUSTC_WORKSPACE_WRAPPER= cargo build --locked --release --quiet --package warptile-fake-cuda
 target=$(cargo metadata --locked --no-deps --format-version 1 | grep -o '"target_directory":"[^"]*"' | cut -d '"' -f 4)
 cd integrations/candle
 libraries=$target/candle-stand-in
@@ -18,6 +19,9 @@ ln -s libcuda.so.1 "$libraries/libcuda.so"
 for name in nvrtc curand cublas cublasLt; do
     cc -shared -o "$libraries/lib$name.so" -x c /dev/null
 done
-cargo rustc --locked --quiet --target-dir "$target" --package warptile-candle-stand-in --features stand-in -- -L "native=$libraries"
+export LIBRARY_PATH=$libraries
+cargo build --locked --quiet --target-dir "$target" --workspace --features warptile-candle-stand-in/stand-in --lib --bins
+# Those for a GPU are compiled only.
+cargo test --locked --quiet --target-dir "$target" --workspace --features warptile-candle-stand-in/stand-in --test gpu --no-run
 # Both cudarc and warptile find the driver by its name.
 LD_LIBRARY_PATH=$libraries "$target/debug/warptile-candle-stand-in"

@@ -177,6 +177,23 @@ pub(crate) mod at {
     pub(crate) const KEY_MASK: usize = 12;
     pub(crate) const BLOCK_TABLE: usize = 13;
     pub(crate) const COUNT: usize = 14;
+    /// What errors call them before there is a description, which has names of its own.
+    pub(crate) const NAMES: [&str; COUNT] = [
+        "q",
+        "k",
+        "v",
+        "out",
+        "lse",
+        "query_offsets",
+        "key_offsets",
+        "query_lengths",
+        "key_lengths",
+        "slopes",
+        "sinks",
+        "bias",
+        "key_mask",
+        "block_table",
+    ];
 }
 
 /// Where each argument of an [`Append`](warptile::Append) stands.

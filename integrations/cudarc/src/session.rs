@@ -119,9 +119,7 @@ impl Session {
         choice: &Choice,
         describe: impl FnOnce(bool) -> warptile::Result<Call>,
     ) -> Result<()> {
-        const NAMES: [&str; 5] = ["q", "k", "v", "out", "lse"];
-        let name = |slot: usize| NAMES.get(slot).copied().unwrap_or("an argument");
-        let locked = bindings.slots.lock(&self.stream, name)?;
+        let locked = bindings.slots.lock(&self.stream, |slot| at::NAMES[slot])?;
         let aligned = locked.addresses[at::Q..=at::OUT]
             .iter()
             .all(|address| address.is_multiple_of(16));

@@ -177,7 +177,23 @@ impl Described {
                     usize::try_from(stride).map_err(|_| bad("stride", stride))?;
             }
         }
+        if address == 0 && !described.shape().contains(&0) {
+            return Err(Failure::Invalid(format!(
+                "{name} has no memory: its library has freed it, or never gave it any"
+            )));
+        }
         Ok(described)
+    }
+
+    /// Elements from the first to the last, both counted; saturating.
+    pub(crate) fn reach(&self) -> usize {
+        if self.shape().contains(&0) {
+            return 0;
+        }
+        let steps = self.shape().iter().zip(self.strides());
+        steps.fold(1, |reach, (&extent, &stride)| {
+            stride.saturating_mul(extent - 1).saturating_add(reach)
+        })
     }
 
     pub(crate) fn shape(&self) -> &[usize] {

@@ -171,11 +171,6 @@ fn place<T>(array: &Described, layout: &Layout) -> Result<(*mut T, usize)> {
         return Ok((std::ptr::NonNull::dangling().as_ptr(), 0));
     }
     let alignment = align_of::<T>() as u64;
-    if array.address == 0 {
-        return Err(Failure::Invalid(format!(
-            "{name} has no memory: its library has freed it, or never gave it any"
-        )));
-    }
     if !array.address.is_multiple_of(alignment) {
         return Err(Failure::Invalid(format!(
             "{name} starts at {:#x}, which is not a multiple of {alignment} bytes",

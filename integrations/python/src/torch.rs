@@ -115,7 +115,21 @@ impl Torch {
             )));
         }
         let (shape, strides) = (&shape[..rank], &strides[..rank]);
-        Described::new(name, device, address, dtype, shape, Some(strides), true)
+        let described = Described::new(name, device, address, dtype, shape, Some(strides), true)?;
+        // A storage may have been made smaller than a tensor that lies in it. On a GPU the question would take longer than the launch.
+        if device == Device::Cpu {
+            let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
+            let bytes: u64 = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
+            let start: u64 = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
+            let needed = (described.reach() as u64).saturating_mul(described.dtype.size());
+            let available = start.saturating_add(bytes).saturating_sub(address);
+            if needed > available {
+                return Err(Failure::Invalid(format!(
+                    "{name} reaches over {needed} bytes, but its storage has {available} from there on"
+                )));
+            }
+        }
+        Ok(described)
     }
 
     /// The raw handle of the current stream of a GPU.

@@ -46,6 +46,9 @@ class Tensor:
     def data_ptr(self):
         return self.address
 
+    def untyped_storage(self):
+        return Storage(self)
+
     def is_neg(self):
         return self.negative
 
@@ -58,6 +61,21 @@ class Tensor:
         raise AssertionError("torch's tensors are read by their attributes")
 
     __dlpack_device__ = __dlpack__
+
+
+class Storage:
+    """The memory of a tensor, and of no other; as large as it needs, if nobody has resized it."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def nbytes(self):
+        reach = 1 + sum((extent - 1) * step for extent, step in zip(self.tensor.shape, self.tensor.stride()))
+        whole = reach * self.tensor.array.itemsize if 0 not in self.tensor.shape else 0
+        return getattr(self.tensor, "shrunk", whole)
+
+    def data_ptr(self):
+        return self.tensor.address
 
 
 class Parameter(Tensor):
@@ -125,6 +143,12 @@ def on_the_cpu():
     assert type(warptile.attention(learned, k, v)) is Tensor
     torch.grad = True
     fails(ValueError, "k is a lazily negated view", lambda: warptile.attention(q, Tensor(arrays[1], negative=True), v))
+    shrunk = Tensor(arrays[1].copy())
+    shrunk.shrunk = shrunk.array.nbytes - 1
+    fails(ValueError, "k reaches over 3072 bytes, but its storage has 3071 from there on", lambda: warptile.attention(q, shrunk, v))
+    freed = Tensor(arrays[2])
+    freed.address = 0
+    fails(ValueError, "v has no memory", lambda: warptile.attention(q, k, freed))
     fails(ValueError, "q is on meta", lambda: warptile.attention(Tensor(arrays[0], "meta"), k, v))
     fails(TypeError, "torch.int16", lambda: warptile.attention(Tensor(np.zeros((2, 9, 4, 16), np.int16)), k, v))
     fails(ValueError, "5 dimensions", lambda: warptile.attention(Tensor(arrays[0][None]), k, v))

@@ -1,0 +1,154 @@
+//! Generic work that is compiled in this crate, once for each element type, and not again in every program and test that calls
+//! it, with the level of optimisation that those have.
+
+use bytemuck::{allocation::cast_vec, cast_slice};
+use half::{bf16, f16};
+use warptile::{Call, Element, Operands, View};
+
+use crate::accept::{Expectation, Verdict};
+use crate::case::Case;
+use crate::data::{Buffer, Failure, Inputs, Report};
+use crate::error::Result;
+use crate::on_gpu::ReferenceOnGpu;
+use crate::reference::ReferenceOutput;
+
+/// The work. Functions of three types, not of any: so they are compiled here.
+pub(crate) trait Compiled: Element {
+    fn inputs(case: &Case) -> Inputs<Self>;
+
+    fn compare(
+        case: &Case,
+        expected: &Expectation,
+        out: (&[Self], usize),
+        lse: &[f32],
+    ) -> Result<Report, Failure>;
+
+    fn judge(expected: &Expectation, out: &[Self]) -> Verdict;
+
+    fn reference(
+        call: &Call,
+        qkv: [View<'_, Self>; 3],
+        operands: &Operands<'_, Self>,
+    ) -> Result<ReferenceOutput>;
+
+    fn expectation(
+        call: &Call,
+        qkv: [View<'_, Self>; 3],
+        operands: &Operands<'_, Self>,
+    ) -> Result<Expectation>;
+
+    fn expectation_on_gpu(
+        reference: &ReferenceOnGpu,
+        call: &Call,
+        qkv: [View<'_, Self>; 3],
+        operands: &Operands<'_, Self>,
+    ) -> Result<Expectation>;
+}
+
+macro_rules! compiled {
+    ($($type:ty)*) => {$(
+        impl Compiled for $type {
+            fn inputs(case: &Case) -> Inputs<Self> {
+                case.draw()
+            }
+
+            fn compare(
+                case: &Case,
+                expected: &Expectation,
+                (out, offset): (&[Self], usize),
+                lse: &[f32],
+            ) -> Result<Report, Failure> {
+                case.compare(expected, out, offset, lse)
+            }
+
+            fn judge(expected: &Expectation, out: &[Self]) -> Verdict {
+                expected.judge(out)
+            }
+
+            fn reference(
+                call: &Call,
+                qkv: [View<'_, Self>; 3],
+                operands: &Operands<'_, Self>,
+            ) -> Result<ReferenceOutput> {
+                Ok(crate::reference::compute(call, qkv, operands, false)?.exact)
+            }
+
+            fn expectation(
+                call: &Call,
+                qkv: [View<'_, Self>; 3],
+                operands: &Operands<'_, Self>,
+            ) -> Result<Expectation> {
+                let references = crate::reference::compute(call, qkv, operands, true)?;
+                Ok(Expectation::from_references::<Self>(call, references))
+            }
+
+            fn expectation_on_gpu(
+                reference: &ReferenceOnGpu,
+                call: &Call,
+                qkv: [View<'_, Self>; 3],
+                operands: &Operands<'_, Self>,
+            ) -> Result<Expectation> {
+                reference.compute(call, qkv, operands)
+            }
+        }
+    )*};
+}
+compiled!(f32 f16 bf16);
+
+/// Evaluates an expression in which `$U` names the type that `$T`, an [`Element`], is.
+///
+/// To the compiler it is another type: what crosses is cast, and only the arm in which the two are the same runs.
+macro_rules! with_type {
+    ($U:ident = $T:ty, $work:expr) => {
+        match <$T as warptile::Element>::TYPE {
+            warptile::ElementType::F16 => {
+                type $U = half::f16;
+                $work
+            }
+            warptile::ElementType::Bf16 => {
+                type $U = half::bf16;
+                $work
+            }
+            _ => {
+                type $U = f32;
+                $work
+            }
+        }
+    };
+}
+pub(crate) use with_type;
+
+pub(crate) fn cast_views<'a, T: Element, U: Element>(views: [View<'a, T>; 3]) -> [View<'a, U>; 3] {
+    views.map(|view| View::new(cast_slice(view.data), view.layout))
+}
+
+pub(crate) fn cast_operands<'a, T: Element, U: Element>(
+    operands: &Operands<'a, T>,
+) -> Operands<'a, U> {
+    let mut cast = Operands::none();
+    cast.slopes = operands.slopes;
+    cast.sinks = operands.sinks;
+    cast.bias = operands.bias.map(cast_slice);
+    cast.key_mask = operands.key_mask;
+    cast
+}
+
+fn cast_buffer<T: Element, U: Element>(buffer: Buffer<T>) -> Buffer<U> {
+    Buffer {
+        data: cast_vec(buffer.data),
+        offset: buffer.offset,
+        layout: buffer.layout,
+    }
+}
+
+pub(crate) fn cast_inputs<T: Element, U: Element>(inputs: Inputs<T>) -> Inputs<U> {
+    Inputs {
+        q: cast_buffer(inputs.q),
+        k: cast_buffer(inputs.k),
+        v: cast_buffer(inputs.v),
+        slopes: inputs.slopes,
+        sinks: inputs.sinks,
+        bias: inputs.bias.map(cast_buffer),
+        key_mask: inputs.key_mask,
+    }
+}
