@@ -7,7 +7,7 @@ use warptile::{Element, ElementType, ViewMut, forward_cpu};
 use warptile_benches::case;
 use warptile_check::Case;
 
-const CASES: [&str; 9] = [
+const CASES: [&str; 11] = [
     "b2 q512 k512 h8 d64 f32 layout=bhsd",
     "b1 q2048 k2048 h8 d64 f32 layout=bhsd",
     "b1 q2048 k2048 h8 d128 f32 mask=causal layout=bhsd",
@@ -17,6 +17,8 @@ const CASES: [&str; 9] = [
     "b2 q512 k512 h8 d64 f32 softcap=30",
     "b2 q512 k512 h8 d64 f32 alibi=head",
     "b1 q1 k4096 h32/8 d128 f32",
+    "b1 q1 k4096 h32/8 d128 f16",
+    "b1 q1 k4096 h32/8 d128 bf16",
 ];
 
 fn measure<T: Element>(criterion: &mut Criterion, case: &Case) {

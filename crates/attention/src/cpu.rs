@@ -2,12 +2,21 @@
 //!
 //! A task is a block of query rows of one head, or of a few that share keys and values. It walks over the keys its rows can
 //! see in tiles: scores by a matrix product, online softmax in place, and a second product into the accumulator. Everything
-//! is computed in `f32`; other element types are converted a tile at a time.
+//! is computed in `f32`; other element types are converted a tile at a time. Only where the processor has tile registers for
+//! `bf16` (AMX) are the weights of that type rounded to it, as on a GPU, and products left to them.
 
+#[cfg(warptile_amx)]
+mod amx;
+#[cfg(not(warptile_amx))]
+#[path = "cpu/no_amx.rs"]
+mod amx;
 mod block;
+mod isa;
 mod lanes;
-mod matmul;
-mod simd;
+mod products;
+mod terms;
+mod turn;
+mod weights;
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -23,6 +32,7 @@ use crate::error::{Error, Result};
 use crate::layout::{View, ViewMut};
 
 use block::{Block, Blocks, Scratch, Task};
+use isa::Isa;
 
 /// Computes a call on the CPU.
 ///
@@ -32,7 +42,9 @@ use block::{Block, Blocks, Scratch, Task};
 ///
 /// The work is done by the threads of the rayon pool that the caller runs in, if it does, else by as many threads as there are
 /// cores, or by the calling thread where the system starts no more. The result does not depend on the number of threads, and that of a query
-/// neither on the other queries and sequences, nor on where its keys lie: [`Splits`](crate::Splits) make no difference.
+/// neither on the other queries and sequences, nor on where its keys lie: [`Splits`](crate::Splits) make no difference. It does
+/// depend on the processor's vector instructions, and on whether it has AMX: in its last bits, for `bf16` by about the rounding of a
+/// weight to `bf16`.
 ///
 /// # Errors
 /// A view whose layout is not the call's, a buffer shorter than its layout, lengths that are on a device, or operands that
@@ -51,6 +63,17 @@ pub fn forward_cpu<T: Element>(
 
 /// [`forward_cpu`], generic: see [`Element`]'s supertrait.
 pub(crate) fn compute<T: Element>(
+    call: &Call,
+    qkv: [View<'_, T>; 3],
+    operands: &Operands<'_, T>,
+    out: ViewMut<'_, T>,
+    lse: Option<&mut [f32]>,
+) -> Result<()> {
+    compute_with(Isa::best(), call, qkv, operands, out, lse)
+}
+
+fn compute_with<T: Element>(
+    isa: Isa,
     call: &Call,
     [q, k, v]: [View<'_, T>; 3],
     operands: &Operands<'_, T>,
@@ -85,6 +108,7 @@ pub(crate) fn compute<T: Element>(
             k,
             v,
             operands,
+            isa,
             task: task.clone(),
         };
         let results = block.attend(scratch);
@@ -152,16 +176,25 @@ thread_local! {
 /// All tasks, the largest first, so that none of them is left to run alone at the end.
 fn tasks(call: &Call, threads: usize) -> Vec<Task> {
     let group = call.group_size();
+    let all_rows: usize = { call.sequences() }
+        .map(|sequence| sequence.q_len * call.heads())
+        .sum();
+    // Keys and values are prepared once for each block: larger ones save time as long as there are enough for all threads. No result
+    // depends on it.
+    let block = match all_rows / (2 * Blocks::BLOCK_M) >= 8 * threads {
+        true => 2 * Blocks::BLOCK_M,
+        false => Blocks::BLOCK_M,
+    };
     let mut tasks = Vec::new();
     for sequence in call.sequences() {
         let heads = heads_per_task(call, sequence.q_len, threads);
         for kv_head in 0..call.kv_heads() {
             for first in (0..group).step_by(heads) {
-                for position in (0..sequence.q_len).step_by(Blocks::BLOCK_M) {
+                for position in (0..sequence.q_len).step_by(block) {
                     tasks.push(Task {
                         sequence,
                         heads: kv_head * group + first..kv_head * group + group.min(first + heads),
-                        positions: position..sequence.q_len.min(position + Blocks::BLOCK_M),
+                        positions: position..sequence.q_len.min(position + block),
                     });
                 }
             }
@@ -208,5 +241,116 @@ impl<T> SharedMut<T> {
         assert!(start <= self.len && len <= self.len - start);
         // SAFETY: in bounds by the assertion; unaliased by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Layout;
+    use crate::scoring::Scoring;
+
+    /// Output and lse with some instructions, of inputs that are the same each time.
+    fn attend<T: Element>(
+        isa: Isa,
+        lengths: [usize; 2],
+        depth: usize,
+        scoring: &str,
+    ) -> [Vec<f32>; 2] {
+        let [queries, keys] = lengths;
+        let scoring: Scoring = scoring.parse().unwrap();
+        let (q, k) = (
+            Layout::bshd([1, queries, 4, depth]),
+            Layout::bshd([1, keys, 2, depth]),
+        );
+        let call = Call::builder(&q, &k, &k, T::TYPE)
+            .scoring(scoring)
+            .build()
+            .unwrap();
+        let tensor = |layout: &Layout, seed: usize| -> Vec<T> {
+            let number = |i: usize| ((i + seed) * 7919 % 1009) as f32 / 252.0 - 2.0;
+            (0..layout.reach())
+                .map(|i| T::from_f32(number(i)))
+                .collect()
+        };
+        let (q_data, k_data, v_data) = (tensor(&q, 1), tensor(&k, 2), tensor(&k, 3));
+        let mut out = vec![T::from_f32(f32::NAN); q.reach()];
+        let mut lse = vec![f32::NAN; call.lse_len()];
+        let operands = Operands::none().slopes(&[0.5, 0.25, 0.125, 0.0]);
+        let operands = if scoring.alibi.is_some() {
+            operands
+        } else {
+            Operands::none()
+        };
+        let views = [
+            View::new(&q_data[..], q),
+            View::new(&k_data[..], k),
+            View::new(&v_data[..], k),
+        ];
+        let view = ViewMut::new(&mut out, *call.out());
+        compute_with(isa, &call, views, &operands, view, Some(&mut lse)).unwrap();
+        [out.into_iter().map(T::to_f32).collect(), lse]
+    }
+
+    /// Values are below 2, so rounding them to `bf16` costs up to 1/256, and that of the weights about as much.
+    fn all_instructions_agree<T: Element>(tolerance: f32) {
+        let portable = Isa::all().last().unwrap();
+        for (lengths, depth) in [
+            ([1, 700], 64),
+            ([3, 130], 40),
+            ([70, 333], 32),
+            ([200, 201], 80),
+        ] {
+            for scoring in [
+                "",
+                "mask=causal scale=-0.2",
+                "mask=window,50,3",
+                "softcap=5 alibi=head",
+            ] {
+                let expected = attend::<T>(portable, lengths, depth, scoring);
+                for isa in Isa::all() {
+                    let found = attend::<T>(isa, lengths, depth, scoring);
+                    for (found, expected) in found.iter().zip(&expected) {
+                        for (a, b) in found.iter().zip(expected) {
+                            let close = a == b || (a - b).abs() <= tolerance * (1.0 + b.abs());
+                            assert!(
+                                close,
+                                "{isa:?}: {a} instead of {b}; {lengths:?} {depth} {scoring}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn all_instructions_agree_on_f32() {
+        all_instructions_agree::<f32>(1e-5);
+    }
+
+    #[test]
+    fn all_instructions_agree_on_16_bits() {
+        all_instructions_agree::<half::f16>(2e-3);
+        all_instructions_agree::<half::bf16>(1.6e-2);
+    }
+
+    /// The bits of a query are the same alone and among others.
+    #[test]
+    fn a_handful_of_queries_is_computed_like_many() {
+        fn check<T: Element>() {
+            for isa in Isa::all() {
+                let row = 4 * 64;
+                let [many, many_lse] = attend::<T>(isa, [40, 300], 64, "");
+                for few in [1, 2, 5] {
+                    let [out, lse] = attend::<T>(isa, [few, 300], 64, "");
+                    assert_eq!(out, many[..few * row], "{isa:?}");
+                    assert_eq!(lse[..few], many_lse[..few], "{isa:?}");
+                }
+            }
+        }
+        check::<f32>();
+        check::<half::f16>();
+        check::<half::bf16>();
     }
 }

@@ -311,26 +311,41 @@ pub(super) fn behind(rows: &[BenchRow], decode: &[decode::DecodeRow]) -> String 
     }
 }
 
-/// The CPU path beside PyTorch, on the same cores in turn.
+/// The CPU path beside its peer: a table for each kind of processor, the latest first, in each what is lost first.
 pub(super) fn on_cpu(rows: &[BenchRow]) -> String {
-    let Some(first) = rows.first() else {
-        return "Nothing is measured yet.\n".to_owned();
-    };
+    let mut of_device: BTreeMap<(&str, &str), Vec<&BenchRow>> = BTreeMap::new();
+    for row in rows {
+        let device = (row.date.as_str(), row.device.as_str());
+        of_device.entry(device).or_default().push(row);
+    }
+    let tables = of_device.into_values().rev().map(|rows| on_one_cpu(&rows));
+    match rows.is_empty() {
+        true => "Nothing is measured yet.\n".to_owned(),
+        false => tables.collect::<Vec<_>>().join("\n"),
+    }
+}
+
+fn on_one_cpu(rows: &[&BenchRow]) -> String {
     let milliseconds = |row: &BenchRow| format!("{:.2}", row.median_us / 1e3);
-    let peer_of = |ours: &BenchRow| {
-        let same = |row: &&BenchRow| row.backend != OURS && row.problem() == ours.problem();
-        rows.iter().find(same)
-    };
-    let ours: Vec<&BenchRow> = rows.iter().filter(|row| row.backend == OURS).collect();
-    let lines = ours.iter().map(|ours| {
-        let peer = peer_of(ours);
+    let number = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+    let mut ours: Vec<(&BenchRow, Option<&BenchRow>, Option<f64>)> = { rows.iter() }
+        .filter(|row| row.backend == OURS)
+        .map(|&ours| {
+            let same = |row: &&&BenchRow| row.backend != OURS && row.problem() == ours.problem();
+            let peer = rows.iter().find(same).copied();
+            (ours, peer, peer.map(|peer| peer.median_us / ours.median_us))
+        })
+        .collect();
+    // Stable: the rest stays in the order of the measurement.
+    ours.sort_by_key(|(.., ratio)| ratio.is_none_or(|ratio| ratio >= 1.0));
+    let ratios: Vec<f64> = ours.iter().filter_map(|(.., ratio)| *ratio).collect();
+    let lines = ours.iter().map(|(ours, peer, ratio)| {
         vec![
             format!("{}, {}, {}", ours.shape(), ours.element, ours.mask),
             milliseconds(ours),
             peer.map_or("-".to_owned(), milliseconds),
-            peer.map_or("-".to_owned(), |peer| {
-                format!("{:.2}", peer.median_us / ours.median_us)
-            }),
+            number(*ratio),
+            number(ours.read_us.map(|read| read / ours.median_us)),
         ]
     });
     let peers: BTreeSet<&str> = { rows.iter() }
@@ -338,16 +353,19 @@ pub(super) fn on_cpu(rows: &[BenchRow]) -> String {
         .map(|row| row.kernel.as_str())
         .collect();
     format!(
-        "Milliseconds of one call by the clock, median, on {}, {}; in turn with {}. *Ratio*: our speed over PyTorch's.\n\n{}",
-        first.device,
-        checks::day(&first.date),
+        "Milliseconds of one call by the clock, median, on {}, {}; in turn with {}. *Ratio*: our speed over PyTorch's, \
+         geometric mean {}. *Reading*: our speed over that of only reading keys and values.\n\n{}",
+        rows[0].device,
+        checks::day(&rows[0].date),
         Vec::from_iter(peers).join(", "),
+        number(geometric_mean(&ratios)),
         markdown_table(
             &[
                 "(batch, heads, length, head size), element, mask",
                 "Warptile",
                 "PyTorch",
-                "ratio"
+                "ratio",
+                "reading"
             ],
             lines
         )
@@ -500,9 +518,10 @@ mod tests {
             of("warptile", 1024, 8_000.0),
         ];
         let text = on_cpu(&rows);
-        assert!(text.contains("none | 2.00 | 3.00 | 1.50 |"), "{text}");
-        assert!(text.contains("none | 8.00 | - | - |"), "{text}");
+        assert!(text.contains("none | 2.00 | 3.00 | 1.50 | - |"), "{text}");
+        assert!(text.contains("none | 8.00 | - | - | - |"), "{text}");
         assert!(text.contains("in turn with pytorch."), "{text}");
+        assert!(text.contains("geometric mean 1.50."), "{text}");
         assert_eq!(on_cpu(&[]), "Nothing is measured yet.\n");
     }
 

@@ -1,13 +1,18 @@
 //! Attention of a block of query rows.
 
+use std::f64::consts::{LN_2, LOG2_E};
 use std::ops::Range;
 
 use warptile_kernels::tiling::Tiling;
 
 use crate::call::{Call, Operands, Sequence};
-use crate::cpu::matmul::{self, Left, Panels};
-use crate::cpu::simd::{self, Bias};
-use crate::element::Element;
+use crate::cpu::amx::{self, Pairs, Tiles};
+use crate::cpu::isa::{Isa, MAX_PANEL};
+use crate::cpu::products::{FewScores, FewValues, Rows, Scores, Values};
+use crate::cpu::terms::{Hide, Terms};
+use crate::cpu::turn::{LargestSquare, Pack, Prefetch, Scale, Unpack, Widen};
+use crate::cpu::weights::{CLASSES, Weights};
+use crate::element::{Element, ElementType};
 use crate::layout::{Layout, View};
 use crate::mask::Mask;
 use crate::scoring::ScoreTerms;
@@ -17,12 +22,21 @@ pub(super) enum Blocks {}
 
 impl Tiling for Blocks {
     /// The keys and values of a tile are converted once per block, so more rows cost less; fewer leave more blocks to share
-    /// among cores.
+    /// among cores. A multiple of every panel.
     const BLOCK_M: usize = 192;
 
-    /// The scores of a block and a tile, 192 KiB, stay in the second-level cache; a panel of values, 32 KiB, in the first.
-    const BLOCK_N: usize = 256;
+    /// The scores of a panel of 48 queries and a tile, 24 KiB, stay in the first-level cache. A multiple of the classes of keys.
+    const BLOCK_N: usize = 128;
 }
+
+/// The most rows of a block that are a handful: its keys are turned instead of its queries.
+const FEW: usize = 8;
+
+/// Scores are computed for groups of so many keys, at multiples of it: a multiple of the classes of keys, and what tile registers take.
+const GROUP: usize = 2 * CLASSES;
+
+/// Every number of a product that is below this in magnitude, and so are its partial sums, is far from the range of `f32`.
+const SAFE: f64 = 1e37;
 
 /// What a task computes, and from what.
 pub(super) struct Block<'a, T> {
@@ -31,6 +45,7 @@ pub(super) struct Block<'a, T> {
     pub(super) k: View<'a, T>,
     pub(super) v: View<'a, T>,
     pub(super) operands: &'a Operands<'a, T>,
+    pub(super) isa: Isa,
     pub(super) task: Task,
 }
 
@@ -70,249 +85,621 @@ impl Task {
 #[derive(Default)]
 pub(super) struct Scratch {
     queries: Vec<f32>,
-    /// Where the keys of the tile lie in k and v: indices along the first dimension, and rows.
-    places: Vec<(usize, usize)>,
-    keys: Panels,
-    values: Panels,
-    /// Scores, then probabilities: a row per query, a column per key of the tile.
-    scores: Vec<f32>,
-    rows: RowState,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    pairs: Pairs,
+    buffers: Buffers,
+    /// The output: a row for each query.
+    rows: Vec<f32>,
 }
 
-/// What online softmax carries from tile to tile.
+#[derive(Default)]
+struct Buffers {
+    /// Scores, then weights, of a panel: a row for each key of the tile.
+    scores: Vec<f32>,
+    /// Some keys, turned.
+    group: Vec<f32>,
+    state: RowState,
+}
+
+/// What online softmax carries from tile to tile, for each lane of each panel.
 #[derive(Default)]
 struct RowState {
-    /// Weighted sum of the values so far: a row per query, as wide as the panels of the values.
+    /// Weighted sums of the values so far, as the queries are stored.
     out: Vec<f32>,
-    width: usize,
-    /// Largest score of each row so far.
+    /// Largest score so far, in units of ln 2.
     max: Vec<f32>,
-    /// Sum of `exp(score - max)` of each row so far.
+    /// Largest score so far of those that were computed with care, not in these units.
+    careful: Vec<f64>,
+    /// Sum of `2^(score - max)` so far.
     sum: Vec<f32>,
+    /// What the last tile multiplied the sums by.
+    factors: Vec<f32>,
 }
 
 impl RowState {
-    fn reset(&mut self, rows: usize, head_dim: usize) {
-        self.width = head_dim.next_multiple_of(matmul::PANEL);
+    fn reset(&mut self, lanes: usize, depth: usize) {
         for (vector, len, value) in [
-            (&mut self.out, rows * self.width, 0.0),
-            (&mut self.max, rows, f32::NEG_INFINITY),
-            (&mut self.sum, rows, 0.0),
+            (&mut self.out, lanes * depth, 0.0),
+            (&mut self.max, lanes, f32::NEG_INFINITY),
+            (&mut self.sum, lanes, 0.0),
+            (&mut self.factors, lanes, 0.0),
         ] {
             vector.clear();
             vector.resize(len, value);
         }
+        self.careful.clear();
+        self.careful.resize(lanes, f64::NEG_INFINITY);
     }
 
-    /// Raises the maximum of a row to at least `max` and rescales to it what was summed so far.
-    fn raise(&mut self, row: usize, max: f32) {
-        if max > self.max[row] {
-            // 0 for the first tile: exp(-inf).
-            let rescale = (self.max[row] - max).exp();
-            self.max[row] = max;
-            self.sum[row] *= rescale;
-            for x in &mut self.out[row * self.width..][..self.width] {
-                *x *= rescale;
-            }
-        }
+    /// The natural logarithm of a row's sum of exponentials.
+    fn lse(&self, row: usize) -> f64 {
+        let max = match self.max[row].abs() {
+            f32::MAX => self.careful[row].clamp(f64::from(f32::MIN), f64::from(f32::MAX)),
+            _ => f64::from(self.max[row]) * LN_2,
+        };
+        max + f64::from(self.sum[row].ln())
     }
+}
 
-    /// Adds a key with this score and the value 0 to a row.
-    fn add_sink(&mut self, row: usize, sink: f32) {
-        self.raise(row, sink);
-        self.sum[row] += (sink - self.max[row]).exp();
-    }
-
-    /// Divides by the sums, and turns them into the lse.
-    fn finish(&mut self) {
-        for (row, out) in self.out.chunks_exact_mut(self.width).enumerate() {
-            let sum = self.sum[row];
-            // A row that sees no key has neither output nor weight.
-            if sum != 0.0 {
-                let inverse = 1.0 / sum;
-                for x in out {
-                    *x *= inverse;
-                }
-            }
-            self.sum[row] = self.max[row] + sum.ln();
-        }
-    }
+/// Some rows of a block whose scores are computed together, a lane each.
+struct Panel {
+    /// Lanes, counted from the block's first row; only the last panel has some without a row.
+    lanes: Range<usize>,
+    rows: Range<usize>,
+    /// The keys that any row sees.
+    seen: Range<usize>,
+    /// The keys that all rows see.
+    seen_by_all: Range<usize>,
 }
 
 /// What a block has computed.
 pub(super) struct Results<'a> {
-    rows: &'a RowState,
+    scratch: &'a Scratch,
+    /// Of each row.
+    sinks: Option<Vec<f32>>,
     head_dim: usize,
 }
 
 impl Results<'_> {
     /// The output of a row of the block.
     pub(super) fn out(&self, row: usize) -> &[f32] {
-        &self.rows.out[row * self.rows.width..][..self.head_dim]
+        &self.scratch.rows[row * self.head_dim..][..self.head_dim]
     }
 
     /// The lse of a row of the block.
     pub(super) fn lse(&self, row: usize) -> f32 {
-        self.rows.sum[row]
+        let lse = self.scratch.buffers.state.lse(row);
+        match &self.sinks {
+            Some(sinks) => with_sink(lse, sinks[row]).0 as f32,
+            None => lse as f32,
+        }
     }
 }
 
-impl<T: Element> Block<'_, T> {
+/// The lse of a row with a sink, and the part of all weight that is not the sink's.
+fn with_sink(lse: f64, sink: f32) -> (f64, f64) {
+    let sink = f64::from(sink);
+    let max = lse.max(sink);
+    let with_sink = max + ((lse - max).exp() + (sink - max).exp()).ln();
+    (with_sink, (lse - with_sink).exp())
+}
+
+/// The keys and values that the tasks of a head see at once.
+struct Tile<'a, T> {
+    keys: Range<usize>,
+    /// A row for each key.
+    k: Vec<&'a [T]>,
+    v: Vec<&'a [T]>,
+}
+
+/// Where products take keys and values from.
+enum Source<'a, T> {
+    /// Rows of numbers, where every register has many queries.
+    Numbers(Rows<'a>, Rows<'a>),
+    /// As they are, where there are only a few queries; meanwhile those of the next tile are brought nearer.
+    Memory(Option<&'a Tile<'a, T>>),
+    /// From the pairs that were made of them, by tile registers.
+    Pairs(&'a Tiles),
+}
+
+impl<'a, T: Element> Block<'a, T> {
     pub(super) fn attend<'s>(&self, scratch: &'s mut Scratch) -> Results<'s> {
-        let (rows, head_dim) = (self.task.rows(), self.call.head_dim());
+        let depth = self.call.head_dim();
+        let rows = self.task.rows();
+        let width = self.isa.width();
+        let registers = self.tiles();
+        let few = registers.is_none() && rows <= FEW && depth.is_multiple_of(width);
+        let panels = match registers {
+            Some(_) => self.panels(amx::BLOCK, amx::BLOCK),
+            None if few => self.panels(FEW.next_multiple_of(width), width),
+            None => self.panels(self.isa.panel(), width),
+        };
         let Scratch {
             queries,
-            places,
             keys,
             values,
-            scores,
-            rows: state,
-        } = scratch;
-        state.reset(rows, head_dim);
-        queries.resize(rows * head_dim, 0.0);
-        let Sequence {
-            q_entry: entry,
-            q_start,
-            ..
-        } = self.task.sequence;
-        for (index, to) in queries.chunks_exact_mut(head_dim).enumerate() {
-            let (head, position) = self.task.row(index);
-            simd::widen(self.q.row(entry, q_start + position, head), to);
+            pairs,
+            buffers,
+            rows: results,
+        } = &mut *scratch;
+        buffers
+            .state
+            .reset(panels.last().map_or(0, |panel| panel.lanes.end), depth);
+        let query_rows = self.query_rows();
+        match registers {
+            Some(_) => pairs.load_queries(self.isa, &halves(&query_rows), depth),
+            None => self.load_queries(&query_rows, few, &panels, queries),
         }
-        let queries = Left {
-            data: queries,
-            stride: head_dim,
-        };
+        let largest_query = self.isa.run(LargestSquare(&query_rows));
         let visible = self.task.keys(self.call.mask());
         // Tiles begin at multiples of their size whatever the block's first row sees, so that a row's bits do not depend on the others
         // of its block.
         let first = visible.start / Blocks::BLOCK_N * Blocks::BLOCK_N;
-        for start in (first..visible.end).step_by(Blocks::BLOCK_N) {
-            let tile = start.max(visible.start)..visible.end.min(start + Blocks::BLOCK_N);
-            places.clear();
-            let sequence = &self.task.sequence;
-            for (entry, rows) in self.call.key_rows(sequence, tile.clone()) {
-                places.extend(rows.map(|row| (entry, row)));
+        let mut tiles = (first..visible.end).step_by(Blocks::BLOCK_N).map(|start| {
+            let keys = start.max(visible.start)..visible.end.min(start + Blocks::BLOCK_N);
+            Tile {
+                k: self.kv_rows(&self.k, keys.clone()),
+                v: self.kv_rows(&self.v, keys.clone()),
+                keys,
             }
-            keys.fill_transposed(head_dim, self.kv_rows(&self.k, places));
-            values.fill(head_dim, self.kv_rows(&self.v, places));
-            let width = keys.width();
-            if scores.len() < rows * width {
-                scores.resize(rows * width, 0.0);
-            }
-            let scores = &mut scores[..rows * width];
-            matmul::product(self.call.scale(), queries, keys, scores);
-            for (row, scores) in scores.chunks_exact_mut(width).enumerate() {
-                let query = &queries.data[row * head_dim..][..head_dim];
-                self.softmax(row, &tile, scores, (query, keys), state);
-            }
-            let probabilities = Left {
-                data: scores,
-                stride: width,
+        });
+        let mut next = tiles.next();
+        while let Some(tile) = next {
+            next = tiles.next();
+            let largest_key = self.isa.run(LargestSquare(&tile.k));
+            let bound = depth as f64 * (f64::from(largest_query) * f64::from(largest_key)).sqrt();
+            let bound = bound * f64::from(self.factor().abs().max(1.0));
+            let source = match &registers {
+                Some(tiles) => {
+                    if let (Some(next), [_]) = (&next, &panels[..]) {
+                        self.isa.run(Prefetch(&next.k));
+                        self.isa.run(Prefetch(&next.v));
+                    }
+                    let before = tile.keys.start % Blocks::BLOCK_N;
+                    pairs.load_tile(self.isa, &halves(&tile.k), &halves(&tile.v), before);
+                    Source::Pairs(tiles)
+                }
+                None if few => Source::Memory(next.as_ref()),
+                None => Source::Numbers(self.numbers(&tile.k, keys), self.numbers(&tile.v, values)),
             };
-            matmul::add_product(probabilities, values, &mut state.out);
-        }
-        if let Some(sinks) = self.operands.sinks {
-            for row in 0..rows {
-                state.add_sink(row, sinks[self.task.row(row).0]);
+            for panel in &panels {
+                let inputs = (&queries[..], &mut *pairs);
+                self.step(&tile, &source, panel, bound < SAFE, inputs, buffers);
             }
         }
-        state.finish();
+        self.finish(few, &panels, &mut buffers.state, results);
         Results {
-            rows: state,
-            head_dim,
+            scratch,
+            sinks: self.sinks().map(Iterator::collect),
+            head_dim: depth,
         }
     }
 
-    /// One step of online softmax for one row: scaled products become probabilities relative to the largest score so far.
-    fn softmax(
+    /// The panels of the block, of at most so many lanes, and multiples of `width`.
+    fn panels(&self, panel: usize, width: usize) -> Vec<Panel> {
+        let count = self.task.rows();
+        let lanes = count.next_multiple_of(width);
+        let panels = (0..lanes).step_by(panel).map(|start| {
+            let lanes = start..lanes.min(start + panel);
+            let rows = start..count.min(lanes.end);
+            let mut panel = Panel {
+                lanes,
+                seen: 0..0,
+                seen_by_all: 0..usize::MAX,
+                rows: rows.clone(),
+            };
+            for row in rows {
+                let seen = self.visible(row);
+                panel.seen_by_all.start = panel.seen_by_all.start.max(seen.start);
+                panel.seen_by_all.end = panel.seen_by_all.end.min(seen.end);
+                if panel.seen.is_empty() {
+                    panel.seen = seen;
+                } else if !seen.is_empty() {
+                    panel.seen.start = panel.seen.start.min(seen.start);
+                    panel.seen.end = panel.seen.end.max(seen.end);
+                }
+            }
+            panel
+        });
+        panels.collect()
+    }
+
+    /// The keys that a row of the block sees.
+    fn visible(&self, row: usize) -> Range<usize> {
+        let Sequence { q_len, k_len, .. } = self.task.sequence;
+        match self.call.mask() {
+            Mask::None => 0..k_len,
+            mask => mask.visible(self.task.row(row).1, q_len, k_len),
+        }
+    }
+
+    /// Whether products only have to be multiplied to be scores in units of ln 2.
+    fn plain(&self) -> bool {
+        let scoring = self.call.scoring();
+        let tensors = self.call.bias().is_some() || self.call.key_mask().is_some();
+        scoring.softcap.is_none() && scoring.alibi.is_none() && !tensors
+    }
+
+    /// What products are multiplied by.
+    fn factor(&self) -> f32 {
+        let scale = f64::from(self.call.scale());
+        (if self.plain() { scale * LOG2_E } else { scale }) as f32
+    }
+
+    /// The tile registers, if products are left to them: where the numbers are of their type and fill them.
+    fn tiles(&self) -> Option<Tiles> {
+        let fit = T::TYPE == ElementType::Bf16 && self.call.head_dim().is_multiple_of(amx::BLOCK);
+        (fit && self.isa.has_tiles()).then(Tiles::new)
+    }
+
+    fn query_rows(&self) -> Vec<&'a [T]> {
+        let Sequence {
+            q_entry, q_start, ..
+        } = self.task.sequence;
+        let rows = (0..self.task.rows()).map(|row| {
+            let (head, position) = self.task.row(row);
+            self.q.row(q_entry, q_start + position, head)
+        });
+        rows.collect()
+    }
+
+    /// Loads the queries, scaled: in panels, or a row each if there are only a few.
+    fn load_queries(&self, rows: &[&[T]], few: bool, panels: &[Panel], to: &mut Vec<f32>) {
+        let depth = self.call.head_dim();
+        let factor = self.factor();
+        if few {
+            to.resize(rows.len() * depth, 0.0);
+            let factor = Some(factor);
+            return self.isa.run(Widen { rows, factor, to });
+        }
+        to.resize(
+            panels.last().map_or(0, |panel| panel.lanes.end) * depth,
+            0.0,
+        );
+        for panel in panels {
+            self.isa.run(Pack {
+                rows: &rows[panel.rows.clone()],
+                factor,
+                lanes: panel.lanes.len(),
+                to: &mut to[panel.lanes.start * depth..panel.lanes.end * depth],
+            });
+        }
+    }
+
+    /// Rows of keys or values, of the head that the task reads.
+    fn kv_rows(&self, view: &View<'a, T>, keys: Range<usize>) -> Vec<&'a [T]> {
+        let head = self.task.heads.start / self.call.group_size();
+        let mut all = Vec::with_capacity(keys.len());
+        for (entry, rows) in self.call.key_rows(&self.task.sequence, keys) {
+            all.extend(rows.map(|row| view.row(entry, row, head)));
+        }
+        all
+    }
+
+    /// Rows of keys or values as numbers: where they are, if they are numbers close together, else in `memory`.
+    fn numbers<'r>(&self, rows: &[&'r [T]], memory: &'r mut Vec<f32>) -> Rows<'r> {
+        let stride = self.call.head_dim();
+        memory.resize(rows.len() * stride, 0.0);
+        let (factor, to) = (None, &mut memory[..]);
+        self.isa.run(Widen { rows, factor, to });
+        Rows {
+            data: memory,
+            stride,
+        }
+    }
+
+    /// One step of online softmax: adds the keys of a tile to the rows of a panel. `safe`: no product of finite numbers overflows.
+    fn step(
         &self,
-        row: usize,
-        tile: &Range<usize>,
-        scores: &mut [f32],
-        (query, keys): (&[f32], &Panels),
-        state: &mut RowState,
+        tile: &Tile<'_, T>,
+        source: &Source<'_, T>,
+        panel: &Panel,
+        safe: bool,
+        (queries, pairs): (&[f32], &mut Pairs),
+        buffers: &mut Buffers,
     ) {
+        let keys = panel.seen.start.max(tile.keys.start)..panel.seen.end.min(tile.keys.end);
+        if keys.is_empty() {
+            return;
+        }
+        let depth = self.call.head_dim();
+        let lanes = panel.lanes.len();
+        // From one multiple of a group to another; keys that do not count are hidden.
+        let first = keys.start / GROUP * GROUP;
+        let (before, after) = ((keys.start - first) * lanes, (keys.end - first) * lanes);
+        let len = (keys.end - first).next_multiple_of(GROUP) * lanes;
+        if buffers.scores.len() < len {
+            buffers.scores.resize(len, 0.0);
+        }
+        let Buffers {
+            scores,
+            group,
+            state,
+        } = buffers;
+        let scores = &mut scores[..len];
+        let first = first % Blocks::BLOCK_N;
+        let part = keys.start - tile.keys.start..keys.end - tile.keys.start;
+        let (state_from, state_to) = (panel.lanes.start, panel.lanes.end);
+        // Queries of pairs are not scaled: the products are, later if they are nothing else before.
+        let unit = match source {
+            Source::Pairs(_) if safe && self.plain() && self.factor() > 0.0 => self.factor(),
+            _ => 1.0,
+        };
+        let out = &mut scores[before..after];
+        match source {
+            Source::Pairs(tiles) => {
+                pairs.scores(tiles, state_from / lanes, first, scores);
+                if unit == 1.0 {
+                    let factors = &[self.factor(); amx::BLOCK];
+                    self.isa.run(Scale {
+                        rows: scores,
+                        factors,
+                    });
+                }
+            }
+            Source::Numbers(k, _) => self.isa.run(Scores {
+                keys: k.from(part.start),
+                key_count: part.len(),
+                queries: &queries[state_from * depth..state_to * depth],
+                depth,
+                lanes,
+                out,
+            }),
+            Source::Memory(next) => self.isa.run(FewScores {
+                keys: &tile.k[part.clone()],
+                ahead: next.map_or(&[], |next| &next.k),
+                queries: Rows {
+                    data: queries,
+                    stride: depth,
+                },
+                count: panel.rows.len(),
+                out,
+                lanes,
+                group,
+            }),
+        }
+        scores[..before].fill(f32::NEG_INFINITY);
+        scores[after..].fill(f32::NEG_INFINITY);
+        let careful = &mut state.careful[state_from..state_to];
+        let part_scores = &mut scores[before..after];
+        self.finish_scores(tile, panel, &keys, safe, part_scores, careful);
+        self.isa.run(Weights {
+            scores,
+            lanes,
+            unit,
+            max: &mut state.max[state_from..state_to],
+            sum: &mut state.sum[state_from..state_to],
+            factors: &mut state.factors[state_from..state_to],
+        });
+        let weights = &scores[before..after];
+        let factors = &state.factors[state_from..state_to];
+        let out = &mut state.out[state_from * depth..state_to * depth];
+        match source {
+            Source::Pairs(tiles) => {
+                if factors.iter().any(|&factor| factor != 1.0) {
+                    self.isa.run(Scale { rows: out, factors });
+                }
+                pairs.add_values(tiles, scores, first, out);
+            }
+            Source::Numbers(_, v) => self.isa.run(Values {
+                values: v.from(part.start),
+                key_count: part.len(),
+                weights,
+                lanes,
+                depth,
+                out,
+                factors,
+            }),
+            Source::Memory(next) => self.isa.run(FewValues {
+                values: &tile.v[part],
+                ahead: next.map_or(&[], |next| &next.v),
+                weights,
+                lanes,
+                count: panel.rows.len(),
+                out,
+                depth,
+                factors,
+            }),
+        }
+    }
+
+    /// Turns the scaled products of a panel and some keys into scores in units of ln 2.
+    fn finish_scores(
+        &self,
+        tile: &Tile<'_, T>,
+        panel: &Panel,
+        keys: &Range<usize>,
+        safe: bool,
+        scores: &mut [f32],
+        careful: &mut [f64],
+    ) {
+        let lanes = panel.lanes.len();
+        if !self.plain() {
+            self.add_terms(panel, keys, scores);
+        }
+        let masked = keys.start < panel.seen_by_all.start || panel.seen_by_all.end < keys.end;
+        let shown = self.call.bias().is_some() || self.call.key_mask().is_some();
+        // A bias may be anything.
+        let safe = safe && (self.plain() || self.call.scoring().softcap.is_some()) && !shown;
+        if safe && !masked {
+            return;
+        }
+        let mut starts = [0; MAX_PANEL];
+        let mut ends = [0; MAX_PANEL];
+        for (lane, row) in panel.rows.clone().enumerate() {
+            let seen = self.visible(row);
+            let seen = seen.start.clamp(keys.start, keys.end)..seen.end.clamp(keys.start, keys.end);
+            // At most the keys of a tile.
+            starts[lane] = (seen.start - keys.start) as i32;
+            ends[lane] = (seen.end - keys.start) as i32;
+            if shown || !safe {
+                let scores = &mut scores[lane..];
+                let largest = self.check_scores(tile, row, seen, (keys.start, lanes), scores);
+                careful[lane] = careful[lane].max(largest);
+            }
+        }
+        if masked {
+            self.isa.run(Hide {
+                scores,
+                lanes,
+                starts: &starts[..lanes],
+                ends: &ends[..lanes],
+            });
+        }
+    }
+
+    /// Softcap, ALiBi and bias.
+    fn add_terms(&self, panel: &Panel, keys: &Range<usize>, scores: &mut [f32]) {
         let Sequence {
             batch,
             q_len,
             k_len,
             ..
         } = self.task.sequence;
-        let (head, position) = self.task.row(row);
-        let visible = self.call.mask().visible(position, q_len, k_len);
-        let start = visible.start.clamp(tile.start, tile.end) - tile.start;
-        let end = visible.end.clamp(tile.start, tile.end) - tile.start;
-        if start >= end {
-            scores.fill(0.0);
-            return;
+        let lanes = panel.lanes.len();
+        let start = keys.start / Blocks::BLOCK_N * Blocks::BLOCK_N;
+        let mut slopes = [0.0; MAX_PANEL];
+        let mut diagonals = [0.0; MAX_PANEL];
+        for (lane, row) in panel.rows.clone().enumerate() {
+            let (head, position) = self.task.row(row);
+            slopes[lane] = self.slope(head);
+            // Lengths are at most 2^30. Counted from a place that does not depend on the other rows.
+            diagonals[lane] = ((position + k_len) as i64 - (q_len + start) as i64) as f32;
         }
-        let slope = self
-            .call
-            .scoring()
-            .slope(self.operands.slopes, batch, head, self.call.heads());
-        let bias = Bias {
+        self.isa.run(Terms {
+            scores,
+            lanes,
             softcap: self.call.scoring().softcap,
-            slope,
-        };
-        let shown = ShownKeys::new(self, (batch, position, head), tile.start + start);
-        // Lengths are at most 2^30.
-        let diagonal = (position + k_len) as i64 - (q_len + tile.start + start) as i64;
-        let row_scores = &mut scores[start..end];
-        let (mut max, mut finite) = simd::score(row_scores, bias, diagonal as f32);
-        if !shown.all() {
-            let Some(largest) = shown.apply(row_scores) else {
-                scores.fill(0.0);
-                return;
-            };
-            (max, finite) = (largest.0, largest.1 && finite);
-        }
-        if !finite {
-            max = f32::NEG_INFINITY;
-            for (index, score) in row_scores.iter_mut().enumerate() {
-                let Some(added) = shown.bias(index) else {
-                    *score = f32::NEG_INFINITY;
-                    continue;
-                };
-                let terms = ScoreTerms {
-                    scale: self.call.scale(),
-                    slope: f64::from(slope),
-                    distance: (diagonal - index as i64).abs() as f64,
-                    bias: f64::from(added),
-                };
-                *score = self.careful_score(query, keys.column(start + index), &terms);
-                max = max.max(*score);
+            slopes: &slopes[..lanes],
+            diagonals: &diagonals[..lanes],
+            first_key: keys.start - start,
+        });
+        for (lane, row) in panel.rows.clone().enumerate() {
+            let (head, position) = self.task.row(row);
+            if self.call.bias().is_some() {
+                let shown = ShownKeys::new(self, (batch, position, head), keys.start);
+                for key in 0..keys.len() {
+                    // Of hidden keys later.
+                    scores[key * lanes + lane] += shown.bias(key).unwrap_or(0.0);
+                }
             }
         }
-        state.raise(row, max);
-        state.sum[row] += simd::exponentiate(scores, start..end, state.max[row]);
+        for score in scores {
+            *score *= LOG2_E as f32;
+        }
     }
 
-    /// A score in `f64`, cut off at the range of `f32`: for rows in which `f32` overflowed, where `inf - inf` would make a
-    /// NaN of finite inputs.
-    fn careful_score(
+    fn slope(&self, head: usize) -> f32 {
+        let (scoring, batch) = (self.call.scoring(), self.task.sequence.batch);
+        scoring.slope(self.operands.slopes, batch, head, self.call.heads())
+    }
+
+    /// Hides the keys of a row that bias or mask hide, and computes its scores again in `f64`, cut off at the range of `f32`, if any of the
+    /// others is not finite. Returns the largest of these.
+    /// Scores begin with key `first` and are `lanes` apart.
+    fn check_scores(
         &self,
-        query: &[f32],
-        key: impl Iterator<Item = f32>,
-        terms: &ScoreTerms,
-    ) -> f32 {
+        tile: &Tile<'_, T>,
+        row: usize,
+        seen: Range<usize>,
+        (first, lanes): (usize, usize),
+        scores: &mut [f32],
+    ) -> f64 {
+        let Sequence {
+            batch,
+            q_entry,
+            q_start,
+            q_len,
+            k_len,
+            ..
+        } = self.task.sequence;
+        let (head, position) = self.task.row(row);
+        let shown = ShownKeys::new(self, (batch, position, head), seen.start);
+        let mut finite = true;
+        for (index, key) in seen.clone().enumerate() {
+            let score = &mut scores[(key - first) * lanes];
+            match shown.bias(index) {
+                Some(_) => finite &= score.is_finite(),
+                None => *score = f32::NEG_INFINITY,
+            }
+        }
+        let mut largest = f64::NEG_INFINITY;
+        if finite {
+            return largest;
+        }
+        let query = self.q.row(q_entry, q_start + position, head);
+        for (index, key) in seen.enumerate() {
+            let Some(bias) = shown.bias(index) else {
+                continue;
+            };
+            let distance = (position + k_len) as i64 - (q_len + key) as i64;
+            let terms = ScoreTerms {
+                scale: self.call.scale(),
+                slope: f64::from(self.slope(head)),
+                distance: distance.abs() as f64,
+                bias: f64::from(bias),
+            };
+            let row = tile.k[key - tile.keys.start];
+            let score = self.careful_score(query, row, &terms);
+            largest = largest.max(score);
+            let in_range = (score * LOG2_E).clamp(f64::from(f32::MIN), f64::from(f32::MAX));
+            scores[(key - first) * lanes] = in_range as f32;
+        }
+        largest
+    }
+
+    /// A score in `f64`: for rows in which `f32` overflowed, where `inf - inf` would make a NaN of finite inputs.
+    fn careful_score(&self, query: &[T], key: &[T], terms: &ScoreTerms) -> f64 {
         let products = query.iter().zip(key);
-        let product: f64 = products.map(|(&q, k)| f64::from(q) * f64::from(k)).sum();
-        let score = self.call.scoring().score(product, terms, |x| x);
-        score.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
+        let product: f64 = products.map(|(q, k)| q.to_f64() * k.to_f64()).sum();
+        self.call.scoring().score(product, terms, |x| x)
     }
 
-    /// Rows of keys or values, of the head that the task reads.
-    fn kv_rows<'v>(
-        &self,
-        view: &View<'v, T>,
-        places: &[(usize, usize)],
-    ) -> impl ExactSizeIterator<Item = &'v [T]> {
-        let view = *view;
-        let head = self.task.heads.start / self.call.group_size();
-        let rows = places.iter();
-        rows.map(move |&(entry, row)| view.row(entry, row, head))
+    /// The sink of each row, if there are sinks.
+    fn sinks(&self) -> Option<impl Iterator<Item = f32>> {
+        let sinks = self.operands.sinks?;
+        Some((0..self.task.rows()).map(|row| sinks[self.task.row(row).0]))
     }
+
+    /// Divides by the sums, and puts the results of each row together.
+    fn finish(&self, few: bool, panels: &[Panel], state: &mut RowState, to: &mut Vec<f32>) {
+        let depth = self.call.head_dim();
+        for (factor, sum) in state.factors.iter_mut().zip(&state.sum) {
+            // A row that sees no key has neither output nor weight.
+            *factor = if *sum == 0.0 { 0.0 } else { 1.0 / sum };
+        }
+        if let Some(sinks) = self.sinks() {
+            for (row, sink) in sinks.enumerate() {
+                state.factors[row] *= with_sink(state.lse(row), sink).1 as f32;
+            }
+        }
+        to.resize(self.task.rows() * depth, 0.0);
+        if few {
+            let rows = to
+                .chunks_exact_mut(depth)
+                .zip(state.out.chunks_exact(depth));
+            for ((to, from), factor) in rows.zip(&state.factors) {
+                for (to, x) in to.iter_mut().zip(from) {
+                    *to = x * factor;
+                }
+            }
+            return;
+        }
+        for panel in panels {
+            self.isa.run(Unpack {
+                from: &state.out[panel.lanes.start * depth..panel.lanes.end * depth],
+                lanes: panel.lanes.len(),
+                factors: &state.factors[panel.lanes.clone()],
+                to: &mut to[panel.rows.start * depth..panel.rows.end * depth],
+            });
+        }
+    }
+}
+
+/// The bits of 16-bit numbers.
+fn halves<'a, T: Element>(rows: &[&'a [T]]) -> Vec<&'a [u16]> {
+    rows.iter().map(|row| bytemuck::cast_slice(row)).collect()
 }
 
 /// What the bias and the key mask say of the keys of a row, from some key on.
@@ -337,11 +724,6 @@ impl<'a, T: Element> ShownKeys<'a, T> {
         }
     }
 
-    /// Whether there is neither.
-    fn all(&self) -> bool {
-        self.bias.is_none() && self.mask.is_none()
-    }
-
     /// What is added to the score of a key; `None` if the key is hidden.
     fn bias(&self, index: usize) -> Option<f32> {
         if let Some((mask, step)) = self.mask
@@ -353,23 +735,5 @@ impl<'a, T: Element> ShownKeys<'a, T> {
             .bias
             .map_or(0.0, |(bias, step)| bias[index * step].to_f32());
         (bias != f32::NEG_INFINITY).then_some(bias)
-    }
-
-    /// Adds the bias, and makes the scores of hidden keys minus infinity. Returns the largest score, and whether all that are
-    /// shown are finite; `None` if none is.
-    fn apply(&self, scores: &mut [f32]) -> Option<(f32, bool)> {
-        let (mut max, mut finite, mut any) = (f32::NEG_INFINITY, true, false);
-        for (index, score) in scores.iter_mut().enumerate() {
-            match self.bias(index) {
-                None => *score = f32::NEG_INFINITY,
-                Some(bias) => {
-                    *score += bias;
-                    max = max.max(*score);
-                    finite &= score.is_finite();
-                    any = true;
-                }
-            }
-        }
-        any.then_some((max, finite))
     }
 }

@@ -1,0 +1,34 @@
+//! Stands in for the tile registers where there are none.
+
+use crate::cpu::isa::Isa;
+
+/// Lanes of a panel.
+pub(super) const BLOCK: usize = 32;
+
+/// There are none.
+pub(super) enum Tiles {}
+
+impl Tiles {
+    /// # Panics
+    /// Always: no [`Isa`] has tiles.
+    pub(super) fn new() -> Self {
+        unreachable!("no instruction set here has tiles")
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Pairs {}
+
+impl Pairs {
+    pub(super) fn load_queries(&mut self, _isa: Isa, _rows: &[&[u16]], _depth: usize) {}
+
+    pub(super) fn load_tile(&mut self, _isa: Isa, _k: &[&[u16]], _v: &[&[u16]], _before: usize) {}
+
+    pub(super) fn scores(&self, tiles: &Tiles, _: usize, _: usize, _: &mut [f32]) {
+        match *tiles {}
+    }
+
+    pub(super) fn add_values(&mut self, tiles: &Tiles, _: &[f32], _: usize, _: &mut [f32]) {
+        match *tiles {}
+    }
+}

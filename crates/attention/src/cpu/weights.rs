@@ -1,0 +1,161 @@
+//! One step of online softmax for a panel of queries.
+
+use crate::cpu::isa::Work;
+use crate::cpu::lanes::*;
+
+/// Keys whose weights are added up apart: key `j` of a sequence belongs to class `j % CLASSES`, whatever the tile begins with.
+pub(super) const CLASSES: usize = MAX_WIDTH;
+
+/// Turns scores, in units of ln 2 after multiplication by `unit`, into weights relative to the largest score so far.
+pub(super) struct Weights<'a> {
+    /// A row of `lanes` scores for each key, then weights. Hidden keys have the score minus infinity. Starts with a key of class 0, and
+    /// the number of keys is a multiple of [`CLASSES`].
+    pub(super) scores: &'a mut [f32],
+    pub(super) lanes: usize,
+    /// Positive.
+    pub(super) unit: f32,
+    /// Of each lane, the largest score so far.
+    pub(super) max: &'a mut [f32],
+    /// Of each lane, the sum of all weights so far.
+    pub(super) sum: &'a mut [f32],
+    /// Of each lane, what its sums so far are to be multiplied by.
+    pub(super) factors: &'a mut [f32],
+}
+
+impl Work for Weights<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(self) {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            match self.unit == 1.0 {
+                true => weigh::<L>(self, |scores| scores),
+                false => {
+                    let unit = L::splat(self.unit);
+                    weigh::<L>(self, |scores| scores.mul(unit));
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The machine has the instructions of `L`.
+#[inline(always)]
+unsafe fn weigh<L: Lanes>(work: Weights<'_>, in_unit: impl Fn(L) -> L) {
+    let Weights {
+        scores,
+        lanes,
+        unit: _,
+        max,
+        sum,
+        factors,
+    } = work;
+    let keys = scores.len() / lanes;
+    assert!(lanes.is_multiple_of(L::WIDTH) && scores.len() == keys * lanes);
+    assert!(keys.is_multiple_of(CLASSES));
+    for state in [&max[..], sum, factors] {
+        assert!(lanes <= state.len());
+    }
+    for lane in (0..lanes).step_by(L::WIDTH) {
+        // SAFETY: the caller vouches for the instructions; the rows are `lanes` long, a multiple of a register's width.
+        unsafe {
+            let column = scores.as_mut_ptr().add(lane);
+            let place = |key: usize| column.add(key * lanes);
+            let (max, sum, factors) = (
+                max.as_mut_ptr().add(lane),
+                sum.as_mut_ptr().add(lane),
+                factors.as_mut_ptr().add(lane),
+            );
+            let old = L::load(max);
+            let mut largest = [L::splat(f32::NEG_INFINITY); 4];
+            for key in (0..keys).step_by(4) {
+                for (i, largest) in largest.iter_mut().enumerate() {
+                    // Ignores a NaN.
+                    *largest = L::load(place(key + i)).max(*largest);
+                }
+            }
+            let largest = (largest[0].max(largest[1])).max(largest[2].max(largest[3]));
+            let largest = in_unit(largest).max(old);
+            largest.store(max);
+            // Where no key was seen yet, 0: every weight is 0 then, where inf - inf would be a NaN.
+            let largest = largest.max(L::splat(f32::MIN));
+            let mut sums = [L::splat(0.0); CLASSES];
+            for key in (0..keys).step_by(CLASSES) {
+                for (class, sum) in sums.iter_mut().enumerate() {
+                    let place = place(key + class);
+                    let weight = in_unit(L::load(place)).sub(largest).exp2();
+                    *sum = sum.add(weight);
+                    weight.store(place);
+                }
+            }
+            for half in [8, 4, 2, 1] {
+                for class in 0..half {
+                    sums[class] = sums[class].add(sums[class + half]);
+                }
+            }
+            let factor = old.sub(largest).exp2();
+            factor.store(factors);
+            L::load(sum).mul(factor).add(sums[0]).store(sum);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::isa::Isa;
+
+    #[test]
+    fn two_tiles_give_the_weights_of_both() {
+        for isa in Isa::all() {
+            let (lanes, keys) = (isa.panel(), 32);
+            let score = |key: usize, lane: usize| match (key + lane) % 7 {
+                0 => f32::NEG_INFINITY,
+                x => (key * lane % 23) as f32 - x as f32,
+            };
+            let (mut max, mut sum) = (vec![f32::NEG_INFINITY; lanes], vec![0.0; lanes]);
+            let (mut factors, mut all) = (vec![f32::NAN; lanes], vec![0.0; 3 * keys * lanes]);
+            // Nothing is seen of the first of three tiles.
+            for tile in 0..3 {
+                let scores = &mut all[tile * keys * lanes..][..keys * lanes];
+                for (i, to) in scores.iter_mut().enumerate() {
+                    *to = match tile {
+                        0 => f32::NEG_INFINITY,
+                        _ => score(tile * keys + i / lanes, i % lanes),
+                    };
+                }
+                let (max, sum, factors) = (&mut max[..], &mut sum[..], &mut factors[..]);
+                // A unit whose multiplication is exact changes no bit.
+                let unit = if isa.has_tiles() { 0.5 } else { 1.0 };
+                scores.iter_mut().for_each(|score| *score /= unit);
+                isa.run(Weights {
+                    scores,
+                    lanes,
+                    unit,
+                    max,
+                    sum,
+                    factors,
+                });
+            }
+            for lane in 0..lanes {
+                let scores = (keys..3 * keys).map(|key| score(key, lane));
+                let largest = scores.clone().fold(f32::NEG_INFINITY, f32::max);
+                assert_eq!(max[lane], largest, "{isa:?}");
+                let weights = scores.map(|score| f64::from(score - largest).exp2());
+                let expected: f64 = weights.clone().sum();
+                assert!(
+                    (f64::from(sum[lane]) - expected).abs() <= 1e-6 * expected,
+                    "{isa:?}"
+                );
+                // Those of the first tile are relative to its own largest score.
+                for (key, expected) in weights.enumerate() {
+                    let factor = if key < keys { factors[lane] } else { 1.0 };
+                    let found = f64::from(all[(keys + key) * lanes + lane] * factor);
+                    assert!((found - expected).abs() <= 1e-6, "{isa:?} {key}");
+                }
+            }
+        }
+    }
+}
