@@ -527,7 +527,7 @@ mod tests {
         );
         assert!(text.contains("none | 8.00 | - | - | - | - |"), "{text}");
         assert!(text.contains("in turn with pytorch."), "{text}");
-        assert!(text.contains("geometric mean 1.50."), "{text}");
+        assert!(text.contains("geometric mean 1.50;"), "{text}");
         assert_eq!(on_cpu(&[]), "Nothing is measured yet.\n");
     }
 
