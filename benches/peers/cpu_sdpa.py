@@ -2,7 +2,7 @@
 """The CPU path against PyTorch's scaled_dot_product_attention, on the same cores, in turn.
 
 For each problem PyTorch and `warptile bench --device cpu --paced` take turns of a few calls each, so that whatever else the
-machine does meets both alike. A row's time is the median of all its calls. Rows are written as `warptile bench` and
+machine does meets both alike. A row's time is the median of all its calls, beside the shortest. Rows are written as `warptile bench` and
 attention_peers.py write them; rows of other machines stay in the file. Times include what a call allocates, on both sides.
 
 A problem with one query also has the time that PyTorch takes to read as many bytes as its keys and values have, measured in the
@@ -131,6 +131,7 @@ def row_of(problem, backend, times, options):
         "method": "wall",
         "samples": len(times),
         "median_us": median,
+        "min_us": min(times),
         "p90_us": sorted(times)[max(0, -(-len(times) * 9 // 10) - 1)],
         "tflops": problem.flops / median * 1e-6,
         "device": options.device,

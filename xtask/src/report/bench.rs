@@ -28,6 +28,9 @@ pub(super) struct BenchRow {
     pub(super) method: String,
     pub(super) median_us: f64,
     pub(super) p90_us: f64,
+    /// The shortest call, where others may have disturbed.
+    #[serde(default)]
+    pub(super) min_us: Option<f64>,
     /// What only reading keys and values takes, where that was measured.
     #[serde(default)]
     pub(super) read_us: Option<f64>,
