@@ -259,10 +259,10 @@ fn verify_reads_a_tile() {
     for tile in record["tiles"].as_array().unwrap() {
         // More keys than a head has elements: two slices of the identity.
         assert_eq!(tile["calls"], 76 + 2, "{tile}");
-        for value in ["score", "weight"] {
-            let ratio = tile[value]["ratio"].as_f64().unwrap();
-            assert!(ratio > 0.0 && ratio <= 1.0, "{tile}");
-        }
+        let ratio = |value: &str| tile[value]["ratio"].as_f64().unwrap();
+        // The scale is a power of two, so scores may be exact.
+        assert!(ratio("score") <= 1.0, "{tile}");
+        assert!(ratio("weight") > 0.0 && ratio("weight") <= 1.0, "{tile}");
     }
     for other in [["--count", "3"], ["--case", "q1 k1 h1 d8 f32"]] {
         expect_code(2, warptile().args(["verify", "--tile"]).args(other));
