@@ -21,7 +21,5 @@ for name in nvrtc curand cublas cublasLt; do
 done
 export LIBRARY_PATH=$libraries
 cargo build --locked --quiet --target-dir "$target" --workspace --features warptile-candle-stand-in/stand-in --lib --bins
-# Those for a GPU are compiled only.
-cargo test --locked --quiet --target-dir "$target" --workspace --features warptile-candle-stand-in/stand-in --test gpu --no-run
 # Both cudarc and warptile find the driver by its name.
 LD_LIBRARY_PATH=$libraries "$target/debug/warptile-candle-stand-in"
