@@ -7,6 +7,7 @@
 //! <!-- end generated -->
 //! ```
 
+mod acceptance;
 mod baseline;
 mod bench;
 mod checks;
@@ -40,7 +41,7 @@ const BLOCKS: [(&str, Maker); 16] = [
         checks::unproven(&data.images, &data.checks)
     }),
     ("checks", |data| checks::summary(&data.checks)),
-    ("acceptance", |data| checks::acceptance(&data.checks)),
+    ("acceptance", |data| data.checks.acceptance.text()),
     ("counters", |data| checks::counters(&data.checks)),
     ("bench", |data| bench::tables(&data.rows)),
     ("speed", |data| speed::in_short(&data.rows)),

@@ -44,7 +44,7 @@ use isa::Isa;
 /// cores, or by the calling thread where the system starts no more. The result does not depend on the number of threads, and that of a query
 /// neither on the other queries and sequences, nor on where its keys lie: [`Splits`](crate::Splits) make no difference. It does
 /// depend on the processor's vector instructions, and on whether it has AMX: in its last bits, for `bf16` by about the rounding of a
-/// weight to `bf16`.
+/// weight to `bf16`; and AMX takes numbers of `bf16` below the normal ones (2^-126) for 0.
 ///
 /// # Errors
 /// A view whose layout is not the call's, a buffer shorter than its layout, lengths that are on a device, or operands that

@@ -116,7 +116,8 @@ impl Torch {
         }
         let (shape, strides) = (&shape[..rank], &strides[..rank]);
         let described = Described::new(name, device, address, dtype, shape, Some(strides), true)?;
-        // A storage may have been made smaller than a tensor that lies in it. On a GPU the question would take longer than the launch.
+        // A storage may have been made smaller than a tensor that lies in it. On a GPU nobody asks: torch does not
+        // either, and host time is what a call there costs.
         if device == Device::Cpu {
             let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
             let bytes: u64 = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
