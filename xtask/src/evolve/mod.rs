@@ -359,11 +359,11 @@ impl Search {
         Ok(text)
     }
 
-    /// Packs what was compiled and not measured.
+    /// Packs what was compiled and not measured, with a program if there is one to go along: several packs may share theirs.
     ///
     /// # Errors
     /// [`EvolveError`]; also if there is nothing to pack, or an image is not the one that was archived.
-    pub fn pack(&self, out: &Path, program: &Path) -> Result<String, EvolveError> {
+    pub fn pack(&self, out: &Path, program: Option<&Path>) -> Result<String, EvolveError> {
         let mut manifest = Manifest::default();
         let mut candidates = Vec::new();
         for candidate in self.candidates.values() {
@@ -405,9 +405,11 @@ impl Search {
             held_out: self.plan.held_out.clone(),
             candidates,
         };
-        let bytes = files::read(program)?;
-        files::write(&out.join("warptile"), &bytes)?;
-        files::make_executable(&out.join("warptile"))?;
+        if let Some(program) = program {
+            let bytes = files::read(program)?;
+            files::write(&out.join("warptile"), &bytes)?;
+            files::make_executable(&out.join("warptile"))?;
+        }
         files::write(&out.join("run.sh"), RUN.as_bytes())?;
         files::make_executable(&out.join("run.sh"))?;
         write_json(&out.join("manifest.json"), &manifest)?;
@@ -563,9 +565,10 @@ fn gain(candidate: &Candidate) -> Option<f64> {
 
 /// What a pack runs.
 const RUN: &str = "#!/bin/sh
-# Checks and times the candidates of this folder; needs an NVIDIA driver only. Run it again if it was interrupted.
+# Checks and times the candidates of this folder; needs an NVIDIA driver and a program only: the one in this folder, or $WARPTILE. Run it again if
+# it was interrupted.
 here=$(cd \"$(dirname \"$0\")\" && pwd) || exit 1
-exec \"$here/warptile\" trial \"$here\" --out \"${1:-$here/results.json}\"
+exec \"${WARPTILE:-$here/warptile}\" trial \"$here\" --out \"${1:-$here/results.json}\"
 ";
 
 /// What a compiler says, without the paths of this machine.

@@ -176,7 +176,7 @@ fn a_search_goes_from_what_is_shipped_to_a_promotion() {
     // Each step opens what the one before it left, as after an interruption.
     let open = || Search::open(root, "wmma").unwrap();
     assert!(
-        error(open().pack(&root.join("pack"), &root.join("program")))
+        error(open().pack(&root.join("pack"), None))
             .contains("nothing is compiled")
     );
     open().propose(6).unwrap();
@@ -205,7 +205,11 @@ fn a_search_goes_from_what_is_shipped_to_a_promotion() {
     );
 
     let pack = root.join("pack");
-    open().pack(&pack, &root.join("program")).unwrap();
+    let program = root.join("program");
+    // A program that several packs share does not go along.
+    open().pack(&pack, None).unwrap();
+    assert!(!pack.join("warptile").exists());
+    open().pack(&pack, Some(&program)).unwrap();
     for file in ["run.sh", "warptile", "manifest.json", "trial.json"] {
         assert!(pack.join(file).is_file(), "{file}");
     }
@@ -252,7 +256,7 @@ fn a_search_goes_from_what_is_shipped_to_a_promotion() {
             .any(|one| one.generation == 2 && one.lineage.parents.contains(&best))
     );
     compiled(&mut open());
-    open().pack(&pack, &root.join("program")).unwrap();
+    open().pack(&pack, None).unwrap();
     let task: Task = read_json(&pack.join(TASK)).unwrap();
     assert_eq!(task.tried, 3 + task.candidates.len());
 

@@ -13,7 +13,8 @@ use warptile::Choice;
 use warptile_check::trial::{Rules, ratio};
 
 use self::format::{CONTROL, Check, Results, Run, TASK, Task, ratios};
-use crate::bench::blocks::{self, Pair};
+use crate::bench::blocks::{self, LAUNCHES, Pair};
+use crate::bench::gpu::with_bench;
 use crate::cases;
 use crate::failure::Failure;
 use crate::images;
@@ -195,25 +196,39 @@ impl<'a> Trial<'a> {
     fn time(&mut self, pass: u32, console: &mut dyn Write) -> Result<(), Failure> {
         let process = SystemTime::now().duration_since(UNIX_EPOCH);
         let process = process.map_or(0, |since| since.as_nanos() as u64);
+        let pass = Pass {
+            number: pass,
+            process,
+        };
         let task = self.results.task.clone();
-        self.of_problems(CONTROL, None, pass, process, &task.problems, false)?;
-        for asked in &task.candidates {
+        let control = Timed {
+            kernel: CONTROL,
+            image: None,
+        };
+        let right = { task.candidates.iter() }.filter(|asked| {
             let check = self.results.checks.get(&asked.kernel);
-            if check.is_none_or(|check| check.wrong.is_some()) {
-                continue;
-            }
-            // What lost once is not repeated.
-            if pass > 1 && !self.wins(&asked.kernel, 1) {
-                continue;
-            }
-            let image = Some(asked.image.as_str());
-            self.of_problems(&asked.kernel, image, pass, process, &task.problems, false)?;
-            let wins = self.wins(&asked.kernel, pass);
-            if wins {
-                self.of_problems(&asked.kernel, image, pass, process, &task.held_out, true)?;
-            }
-            let said = if wins { "a gain" } else { "no certain gain" };
-            writeln!(console, "{}, pass {pass}: {said}", asked.kernel)?;
+            check.is_some_and(|check| check.wrong.is_none())
+        });
+        // What lost once is not repeated.
+        let again = right.filter(|asked| pass.number == 1 || self.wins(&asked.kernel, 1));
+        let timed: Vec<Timed<'_>> = again
+            .map(|asked| Timed {
+                kernel: &asked.kernel,
+                image: Some(&asked.image),
+            })
+            .collect();
+        let all: Vec<Timed<'_>> = [&[control], &timed[..]].concat();
+        self.of_problems(&all, pass, &task.problems, false)?;
+        let winners: Vec<Timed<'_>> = { timed.iter().copied() }
+            .filter(|one| self.wins(one.kernel, pass.number))
+            .collect();
+        self.of_problems(&winners, pass, &task.held_out, true)?;
+        for one in timed {
+            let said = match self.wins(one.kernel, pass.number) {
+                true => "a gain",
+                false => "no certain gain",
+            };
+            writeln!(console, "{}, pass {}: {said}", one.kernel, pass.number)?;
         }
         Ok(())
     }
@@ -232,62 +247,82 @@ impl<'a> Trial<'a> {
         ratios.is_some_and(|ratios| rules.judge(&ratios).wins())
     }
 
-    /// Times one kernel on problems that it was not timed on in this pass; `image`: `None` for the control.
+    /// Times kernels on the problems that they were not timed on in this pass, one problem after the other.
     fn of_problems(
         &mut self,
-        kernel: &str,
-        image: Option<&str>,
-        pass: u32,
-        process: u64,
+        all: &[Timed<'_>],
+        pass: Pass,
         problems: &[String],
         held_out: bool,
     ) -> Result<(), Failure> {
         let Some(gpu) = self.backend.gpu().cloned() else {
             return Ok(());
         };
+        let family = &self.results.task.family;
+        let family = match family.parse() {
+            Ok(choice @ Choice::Family(_)) => choice,
+            _ => return Err(Failure::Input(format!("{family}: there is no such family"))),
+        };
         for problem in problems {
-            let is_this =
-                |run: &Run| run.kernel == kernel && run.pass == pass && run.problem == *problem;
-            if self.results.runs.iter().any(is_this) {
+            let is_done = |one: &&Timed<'_>| {
+                self.results.runs.iter().any(|run| {
+                    run.kernel == one.kernel && run.pass == pass.number && run.problem == *problem
+                })
+            };
+            let missing: Vec<&Timed<'_>> = all.iter().filter(|one| !is_done(one)).collect();
+            if missing.is_empty() {
                 continue;
             }
             let case = cases::parse(problem).map_err(Failure::Input)?;
-            let problem_of_call = || -> Result<_, Failure> { Ok(case.try_call()?.problem()) };
-            let in_use = match self.results.task.family.parse() {
-                Ok(choice @ Choice::Family(_)) => choice,
-                _ => {
-                    return Err(Failure::Input(format!(
-                        "{}: there is no such family",
-                        self.results.task.family
-                    )));
-                }
-            };
-            let in_use = gpu.plan(problem_of_call()?, &in_use)?;
-            let new = match image {
-                Some(image) => gpu.plan(problem_of_call()?, &Choice::Image(image.to_owned()))?,
-                None => in_use.clone(),
-            };
-            let pair = Pair {
-                case: &case,
-                plans: [&in_use, &new],
-                blocks: self.results.task.blocks,
-                launches_of_b: match image {
-                    Some(_) => blocks::LAUNCHES,
-                    None => self.results.task.control_launches,
-                },
-            };
-            let blocks = blocks::measure(&pair, &gpu)?;
-            self.results.runs.push(Run {
-                kernel: kernel.to_owned(),
-                pass,
-                process,
-                problem: problem.clone(),
-                held_out,
-                baseline: in_use.kernel_name().to_owned(),
-                blocks,
-            });
-            self.write()?;
+            let of_call = case.try_call()?.problem();
+            let in_use = gpu.plan(of_call, &family)?;
+            with_bench(&case, &gpu, |bench| {
+                let launches = bench.sets().next_multiple_of(LAUNCHES);
+                Ok(missing.into_iter().try_for_each(|one| {
+                    let (new, launches_of_b) = match one.image {
+                        Some(image) => {
+                            let choice = Choice::Image(image.to_owned());
+                            (gpu.plan(of_call, &choice)?, launches)
+                        }
+                        None => (
+                            in_use.clone(),
+                            launches / LAUNCHES * self.results.task.control_launches,
+                        ),
+                    };
+                    let pair = Pair {
+                        plans: [&in_use, &new],
+                        launches: [launches, launches_of_b],
+                        blocks: self.results.task.blocks,
+                    };
+                    let blocks = blocks::measure(bench, &pair)?;
+                    self.results.runs.push(Run {
+                        kernel: one.kernel.to_owned(),
+                        pass: pass.number,
+                        process: pass.process,
+                        problem: problem.clone(),
+                        held_out,
+                        baseline: in_use.kernel_name().to_owned(),
+                        blocks,
+                    });
+                    self.write()
+                }))
+            })??;
         }
         Ok(())
     }
+}
+
+/// What is timed against the kernel in use.
+#[derive(Debug, Clone, Copy)]
+struct Timed<'a> {
+    kernel: &'a str,
+    /// `None` for the control.
+    image: Option<&'a str>,
+}
+
+/// One of the two passes, each in a process of its own.
+#[derive(Debug, Clone, Copy)]
+struct Pass {
+    number: u32,
+    process: u64,
 }
