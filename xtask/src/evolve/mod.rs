@@ -22,6 +22,7 @@ use crate::build_kernels::{self, BuildError, Compiler, Layout, Progress};
 use crate::files::{self, FileError};
 use crate::instances::{self, Element, FamilyDeclaration, Instance, InstancesError, Target};
 use crate::manifest::Manifest;
+use crate::report::ReportError;
 use crate::trial::Rules;
 use archive::{Candidate, Genes, How, Lineage, Report, Verdict};
 use format::{Asked, Results, TASK, Task};
@@ -52,6 +53,9 @@ pub enum EvolveError {
     /// Nothing could be compiled.
     #[error(transparent)]
     Build(#[from] BuildError),
+    /// The stored baseline cannot be read.
+    #[error(transparent)]
+    Report(#[from] ReportError),
     /// A file of the search is not what this program writes.
     #[error("{}: {source}", path.display())]
     Json {
@@ -432,6 +436,17 @@ impl Search {
         self.check_task(&results.task)?;
         let verdicts = select::verdicts(&results).map_err(EvolveError::Refused)?;
         let mut text = String::new();
+        for (kernel, counters) in &results.counters {
+            if let Some(candidate) = self.candidates.get(kernel)
+                && candidate.counters != *counters
+            {
+                let _ = writeln!(text, "{kernel}: {} counters", counters.len());
+                self.add(Candidate {
+                    counters: counters.clone(),
+                    ..candidate.clone()
+                })?;
+            }
+        }
         for asked in &results.task.candidates {
             let Some(candidate) = self.candidates.get(&asked.kernel) else {
                 continue;
@@ -527,10 +542,10 @@ impl Search {
         Ok(format!("{}{}\n", self.table(), path.display()))
     }
 
-    /// Adds a winner to `instances.toml` and its rate to the rates of the GPU.
+    /// Adds a winner to `instances.toml` and its rate to the rates of the GPU, if it takes nothing from the stored baseline.
     ///
     /// # Errors
-    /// [`EvolveError`]; also if the candidate did not win, or none of the problems can give a rate.
+    /// [`EvolveError`]; also if the candidate did not win, none of the problems can give a rate, or one of the baseline would lose.
     pub fn promote(&mut self, kernel: &str) -> Result<String, EvolveError> {
         let Some(candidate) = self.candidates.get(kernel).cloned() else {
             return refused(format!("the search has no candidate {kernel}"));

@@ -1,5 +1,6 @@
 //! `warptile trial`: what `cargo xtask evolve pack` asks a GPU host for. For maintainers; `--help` does not list it.
 
+mod counters;
 mod format;
 
 use std::collections::BTreeMap;
@@ -47,6 +48,9 @@ pub(crate) struct TrialArgs {
 /// Launches of each candidate whose results must equal the first.
 const REPEATED: &str = "25";
 
+/// Candidates whose counters are taken: as many as a generation is bred from.
+const COUNTED: usize = 3;
+
 /// Longest sequence of a random problem.
 const MAX_LEN: &str = "512";
 
@@ -87,6 +91,7 @@ impl<'a> Trial<'a> {
             cut_short: true,
             checks: BTreeMap::new(),
             runs: Vec::new(),
+            counters: BTreeMap::new(),
             task,
         };
         let earlier = match std::fs::read(&args.out) {
@@ -153,6 +158,7 @@ impl<'a> Trial<'a> {
             .map_err(|source| Failure::read(&self.args.out, source))?;
         self.results = serde_json::from_slice(&text)
             .map_err(|source| Failure::json(&self.args.out, source))?;
+        self.count(console)?;
         self.results.cut_short = false;
         self.write()?;
         Ok(writeln!(console, "written: {}", self.args.out.display())?)
@@ -190,6 +196,65 @@ impl<'a> Trial<'a> {
                 }
             }),
         })
+    }
+
+    /// Takes the counters of the fastest candidates and of what is in use, on the problem with the most work. A host may be unable to: what is
+    /// bred next goes by times alone then.
+    fn count(&mut self, console: &mut dyn Write) -> Result<(), Failure> {
+        let mut largest: Option<(u128, &String)> = None;
+        for problem in &self.results.task.problems {
+            let case = cases::parse(problem).map_err(Failure::Input)?;
+            let flops = case.try_call()?.flops();
+            if largest.is_none_or(|(most, _)| flops > most) {
+                largest = Some((flops, problem));
+            }
+        }
+        let Some(problem) = largest.map(|(_, problem)| problem.clone()) else {
+            return Ok(());
+        };
+        for kernel in self.counted(&problem) {
+            if self.results.counters.contains_key(&kernel) {
+                continue;
+            }
+            let asked = { self.results.task.candidates.iter() }.find(|one| one.kernel == kernel);
+            let name = asked.map_or(&kernel, |asked| &asked.image);
+            let mut command = self.subcommand("bench")?;
+            command.args(["--samples", "1", "--shape", &problem, "--kernel", name]);
+            match counters::of_launch(&command) {
+                Ok(counters) => {
+                    self.results.counters.insert(kernel, counters);
+                    self.write()?;
+                }
+                Err(why) => return Ok(writeln!(console, "no counters of {kernel}: {why}")?),
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel in use at a problem, and the candidates that may be bred from.
+    fn counted(&self, problem: &str) -> Vec<String> {
+        let task = &self.results.task;
+        let first = |kernel: &str| {
+            let runs = &self.results.runs;
+            let ratios = ratios(runs, kernel, 1, &task.problems, task.blocks, ratio)?;
+            Some(Rules::of_tried(1).judge(&ratios).median)
+        };
+        let mut ranked: Vec<(f64, &String)> = { task.candidates.iter() }
+            .filter_map(|asked| Some((first(&asked.kernel)?, &asked.kernel)))
+            .collect();
+        ranked.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        let control = |run: &&Run| run.kernel == CONTROL && run.problem == problem;
+        let in_use = self.results.runs.iter().find(control);
+        in_use
+            .map(|run| run.baseline.clone())
+            .into_iter()
+            .chain(
+                ranked
+                    .into_iter()
+                    .take(COUNTED)
+                    .map(|(_, kernel)| kernel.clone()),
+            )
+            .collect()
     }
 
     /// Times the control and everything that computed right.
