@@ -7,7 +7,7 @@ mod user;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use warptile_kernels::{Image, Schedule};
+use warptile_kernels::{Family, Features, Image, Schedule};
 
 use crate::device::DeviceProfile;
 use crate::plan::{Settings, TileKeys, rest_keys, splits_of, splits_tiles};
@@ -44,6 +44,7 @@ pub struct Rates {
     bandwidth: f64,
     launch_us: f64,
     kernels: Vec<Rate>,
+    features: Vec<FeatureCost>,
     /// By the problem's line.
     choices: BTreeMap<String, Chosen>,
 }
@@ -67,6 +68,20 @@ struct Speed {
     /// Microseconds that a launch takes longer than those of other kernels, however much there is to do.
     start_us: f64,
 }
+
+/// How much longer a family's tiles take with a feature that its kernels' rates were measured without.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct FeatureCost {
+    family: Family,
+    /// One of [`PRICED_FEATURES`].
+    word: &'static str,
+    feature: Features,
+    times: f64,
+}
+
+/// Features that a table of rates may have a cost of, in the words of problems.
+const PRICED_FEATURES: [(&str, Features); 2] =
+    [("softcap", Features::SOFTCAP), ("alibi", Features::ALIBI)];
 
 /// What trials chose for a problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -230,7 +245,12 @@ impl Rates {
         let block_flops = 4.0 * block_m * block_n * f64::from(image.tiling.head_dim);
         // FLOP per microsecond.
         let rate_per_multiprocessor = tflops * 1e6 / f64::from(self.multiprocessors);
-        let block_us = block_flops / rate_per_multiprocessor;
+        let needs = problem.needs();
+        let times: f64 = { self.features.iter() }
+            .filter(|cost| cost.family == image.family && needs.contains(cost.feature))
+            .map(|cost| cost.times)
+            .product();
+        let block_us = times * block_flops / rate_per_multiprocessor;
         let (query_len, key_len) = problem.typical_lengths();
         let mask = problem.mask();
         if image.schedule == Schedule::SharedKeys {

@@ -348,7 +348,7 @@ fn heads_at_once(step: &Step, call: &Call, heads: usize, tiles: u64) -> usize {
     let key_value_heads = if call.mask() != Mask::None || call.queries().is_packed() {
         (MASKED_SHARE_BYTES / head_bytes).max(1)
     } else {
-        let complete = call.query_len() % step.image.tiling.block_m as usize == 0;
+        let complete = { call.query_len() }.is_multiple_of(step.image.tiling.block_m as usize);
         match FULL_SHARE_BYTES / head_bytes {
             many if many >= FEWEST_FULL_HEADS && persistent && !complete => many,
             _ => return 1,

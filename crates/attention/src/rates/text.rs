@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{Chosen, Rate, Rates, Speed};
+use warptile_kernels::Family;
+
+use super::{Chosen, FeatureCost, PRICED_FEATURES, Rate, Rates, Speed};
 use crate::error::{Error, Result};
 use crate::plan::Settings;
 
@@ -28,6 +30,15 @@ impl fmt::Display for Rates {
                 0.0 => writeln!(f)?,
                 start_us => writeln!(f, " {start_us}")?,
             }
+        }
+        for FeatureCost {
+            family,
+            word,
+            times,
+            ..
+        } in &self.features
+        {
+            writeln!(f, "feature {family} {word} {times}")?;
         }
         for (problem, Chosen { kernel, settings }) in &self.choices {
             let space = if settings.is_default() { "" } else { " " };
@@ -59,6 +70,7 @@ impl std::str::FromStr for Rates {
             bandwidth: 0.0,
             launch_us: 0.0,
             kernels: Vec::new(),
+            features: Vec::new(),
             choices: BTreeMap::new(),
         };
         for (index, line) in text.lines().enumerate() {
@@ -123,6 +135,27 @@ impl std::str::FromStr for Rates {
                         modelled: word == "modelled",
                     });
                 }
+                "feature" => {
+                    let words: Vec<&str> = rest.split_whitespace().collect();
+                    let found = match *words.as_slice() {
+                        [family, word, times] => {
+                            let family =
+                                { Family::ALL.into_iter() }.find(|one| one.to_string() == family);
+                            let priced = PRICED_FEATURES.into_iter().find(|one| one.0 == word);
+                            family.zip(priced).zip(Some(times))
+                        }
+                        _ => None,
+                    };
+                    let ((family, (word, feature)), times) = found.ok_or_else(|| {
+                        broken("`feature FAMILY softcap|alibi TIMES` is expected")
+                    })?;
+                    rates.features.push(FeatureCost {
+                        family,
+                        word,
+                        feature,
+                        times: positive(times)?,
+                    });
+                }
                 "choice" => {
                     let (problem, chosen) = choice(rest)
                         .ok_or_else(|| broken("`choice NAME [SETTING...] PROBLEM` is expected"))?;
@@ -130,7 +163,7 @@ impl std::str::FromStr for Rates {
                 }
                 _ => {
                     return Err(broken(
-                        "`device`, `driver`, `multiprocessors`, `bandwidth`, `launch`, `kernel`, `modelled` or `choice` is expected",
+                        "`device`, `driver`, `multiprocessors`, `bandwidth`, `launch`, `kernel`, `modelled`, `feature` or `choice` is expected",
                     ));
                 }
             }
@@ -167,6 +200,8 @@ mod tests {
             ),
             ("choice a", "rates, line 1: `choice NAME"),
             ("modelled a", "rates, line 1: `modelled NAME"),
+            ("feature wmma sinks 2", "rates, line 1: `feature FAMILY"),
+            ("feature wmma alibi 0", "rates, line 1: a number greater"),
             ("kernel a 1 0 -1", "rates, line 1: the start of a kernel"),
         ] {
             let error = text.parse::<Rates>().unwrap_err().to_string();
