@@ -785,8 +785,8 @@ PARTS = {
     "tests": tests,
 }
 
-# Parts that stay on the first GPU with --second-gpu; the others go to the second one.
-ON_FIRST_GPU = ("peers", "errors", "decode", "bench", "ncu")
+# Parts that stay on the first GPU with --second-gpu: those that take times beside peers. The others go to the second one.
+ON_FIRST_GPU = ("peers", "decode", "bench", "ncu")
 
 # What a part writes; device.json, info.json and summary.json are every part's.
 WRITTEN = {
@@ -817,7 +817,10 @@ class OtherGpu:
         self.folder.mkdir()
         options = evidence.options
         command = [sys.executable, __file__, "--out", self.folder, "--only", ",".join(self.names), "--seed", options.seed]
-        command += ["--count", options.count, "--long-count", options.long_count]
+        command += ["--count", options.count, "--long-count", options.long_count, "--samples", options.samples]
+        command += ["--fa3", options.fa3] if options.fa3 else []
+        command += ["--flashinfer", options.flashinfer] if options.flashinfer else []
+        command += ["--without-peers"] if options.without_peers else []
         variables = {"CUDA_VISIBLE_DEVICES": str(options.second_gpu)}
         cores = sorted(os.sched_getaffinity(0))
         half = len(cores) // 2
