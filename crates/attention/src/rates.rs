@@ -64,6 +64,8 @@ struct Speed {
     tflops: f64,
     /// What the beginning and end of a tile cost, in blocks of keys.
     tile_end: f64,
+    /// Microseconds that a launch takes longer than those of other kernels, however much there is to do.
+    start_us: f64,
 }
 
 /// What trials chose for a problem.
@@ -201,6 +203,7 @@ impl Rates {
             Speed {
                 tflops: 1.0,
                 tile_end: 1.0,
+                start_us: 0.0,
             },
             |rate| rate.speed,
         );
@@ -210,12 +213,16 @@ impl Rates {
     /// The same for a kernel of another speed.
     fn estimate_at(
         &self,
-        Speed { tflops, tile_end }: Speed,
+        speed: Speed,
         problem: &Problem,
         image: &Image,
         device: &DeviceProfile,
         ctas_per_multiprocessor: u32,
     ) -> f64 {
+        let Speed {
+            tflops, tile_end, ..
+        } = speed;
+        let launch_us = self.launch_us + speed.start_us;
         let (block_m, block_n) = (
             f64::from(image.tiling.block_m),
             f64::from(image.tiling.block_n),
@@ -232,7 +239,7 @@ impl Rates {
             let tiles = problem.typical_group_tiles(image.tiling.block_m)
                 / f64::from(device.multiprocessors.max(1));
             let blocks = tiles * (seen as f64 / block_n).ceil().max(1.0) + (tiles + 1.0) * tile_end;
-            return self.launch_us + blocks * block_us;
+            return launch_us + blocks * block_us;
         }
         let keys = TileKeys::of(mask, [query_len, key_len], problem.group_size(), image);
         let uneven = mask != crate::Mask::None || problem.is_uneven();
@@ -258,7 +265,7 @@ impl Rates {
             let rest = rest_keys(rest, resident, splits, keys.longest) / block_n
                 * f64::from(ctas_per_multiprocessor);
             let reading = self.reading_us(problem, query_len, key_len);
-            return self.launch_us + ((whole + rest) * block_us).max(reading);
+            return launch_us + ((whole + rest) * block_us).max(reading);
         }
         let per_multiprocessor = tiles / f64::from(device.multiprocessors.max(1));
         let turns = per_multiprocessor.ceil().max(1.0);
@@ -269,7 +276,7 @@ impl Rates {
         };
         let held = turns.min(f64::from(ctas_per_multiprocessor));
         let unhidden = (f64::from(ctas_per_multiprocessor) / held).sqrt();
-        self.launch_us + blocks * block_us * unhidden
+        launch_us + blocks * block_us * unhidden
     }
 }
 

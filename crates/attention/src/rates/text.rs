@@ -17,9 +17,17 @@ impl fmt::Display for Rates {
         writeln!(f, "bandwidth {}", self.bandwidth)?;
         writeln!(f, "launch {}", self.launch_us)?;
         for rate in &self.kernels {
-            let Speed { tflops, tile_end } = rate.speed;
+            let Speed {
+                tflops,
+                tile_end,
+                start_us,
+            } = rate.speed;
             let word = if rate.modelled { "modelled" } else { "kernel" };
-            writeln!(f, "{word} {} {tflops} {tile_end}", rate.kernel)?;
+            write!(f, "{word} {} {tflops} {tile_end}", rate.kernel)?;
+            match start_us {
+                0.0 => writeln!(f)?,
+                start_us => writeln!(f, " {start_us}")?,
+            }
         }
         for (problem, Chosen { kernel, settings }) in &self.choices {
             let space = if settings.is_default() { "" } else { " " };
@@ -83,21 +91,34 @@ impl std::str::FromStr for Rates {
                 "launch" => rates.launch_us = positive(rest)?,
                 "kernel" | "modelled" => {
                     let words: Vec<&str> = rest.split_whitespace().collect();
-                    let &[kernel, tflops, tile_end] = words.as_slice() else {
-                        return Err(broken(&format!(
-                            "`{word} NAME TFLOPS TILE_END` is expected"
-                        )));
+                    let (kernel, tflops, tile_end, start_us) = match *words.as_slice() {
+                        [kernel, tflops, tile_end] => (kernel, tflops, tile_end, "0"),
+                        [kernel, tflops, tile_end, start_us] => {
+                            (kernel, tflops, tile_end, start_us)
+                        }
+                        _ => {
+                            return Err(broken(&format!(
+                                "`{word} NAME TFLOPS TILE_END [START]` is expected"
+                            )));
+                        }
                     };
-                    let tile_end = tile_end
-                        .parse()
-                        .ok()
-                        .filter(|end: &f64| end.is_finite() && *end >= 0.0)
-                        .ok_or_else(|| broken("the end of a tile must be 0 or more blocks"))?;
+                    let not_negative = |text: &str, rule: &str| {
+                        { text.parse().ok() }
+                            .filter(|number: &f64| number.is_finite() && *number >= 0.0)
+                            .ok_or_else(|| broken(rule))
+                    };
                     rates.kernels.push(Rate {
                         kernel: kernel.to_owned(),
                         speed: Speed {
                             tflops: positive(tflops)?,
-                            tile_end,
+                            tile_end: not_negative(
+                                tile_end,
+                                "the end of a tile must be 0 or more blocks",
+                            )?,
+                            start_us: not_negative(
+                                start_us,
+                                "the start of a kernel must be 0 or more microseconds",
+                            )?,
                         },
                         modelled: word == "modelled",
                     });
@@ -146,6 +167,7 @@ mod tests {
             ),
             ("choice a", "rates, line 1: `choice NAME"),
             ("modelled a", "rates, line 1: `modelled NAME"),
+            ("kernel a 1 0 -1", "rates, line 1: the start of a kernel"),
         ] {
             let error = text.parse::<Rates>().unwrap_err().to_string();
             assert!(error.starts_with(start), "{error}");
