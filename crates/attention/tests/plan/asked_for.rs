@@ -95,7 +95,7 @@ fn a_family_and_an_image_can_be_asked_for() {
 #[test]
 fn kernels_without_a_rate_run_only_by_name() {
     let chosen = choice("b4 h16 q4096 k4096 d128 f16 seed=1").kernel_name();
-    let without: String = include_str!("../rates/nvidia-h200.txt")
+    let without: String = include_str!("../../rates/nvidia-h200.txt")
         .lines()
         .filter(|line| !line.contains(chosen))
         .map(|line| format!("{line}\n"))
