@@ -13,6 +13,7 @@ mod amx;
 mod block;
 mod isa;
 mod lanes;
+mod memory;
 mod products;
 mod terms;
 mod turn;
