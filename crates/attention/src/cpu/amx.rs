@@ -12,7 +12,7 @@ use warptile_kernels::tiling::Tiling;
 use crate::cpu::block::Blocks;
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::Memory;
-use crate::cpu::turn::Turn;
+use crate::cpu::turn::{Prefetch, Turn};
 use crate::element::Element;
 use crate::layout::MAX_HEAD_DIM;
 
@@ -178,6 +178,9 @@ pub(super) struct Pairs {
 /// Keys of a tile.
 const KEYS: usize = Blocks::BLOCK_N;
 
+/// Rows that are fetched ahead together.
+const AHEAD: usize = 4;
+
 /// Words of a tile register: 16 rows of 16.
 const TILE: usize = 256;
 
@@ -205,13 +208,15 @@ impl Pairs {
         }
     }
 
-    /// Loads the keys and values of a tile, the first of which is its key `before`.
+    /// Loads the keys and values of a tile, the first of which is its key `before`. Meanwhile those that come next, if they do, are
+    /// brought nearer.
     pub(super) fn load_tile<'a, T: Element>(
         &mut self,
         isa: Isa,
         k: &[&'a [T]],
         v: &[&'a [T]],
         before: usize,
+        [next_k, next_v]: [&[&[T]]; 2],
     ) {
         let pairs = self.depth / 2;
         for memory in [&mut self.keys, &mut self.values, &mut self.words] {
@@ -221,7 +226,15 @@ impl Pairs {
             let row = key.checked_sub(before).and_then(|key| rows.get(key));
             row.map_or(&ZEROS[..], |row| halves(row))
         };
+        // A few rows at a time: a core waits when it has asked for too many.
+        let fetch = |rows: &[&[T]], first: usize| {
+            let rows = rows.get(first..).unwrap_or(&[]);
+            isa.run(Prefetch(&rows[..rows.len().min(AHEAD)]));
+        };
         for key in 0..KEYS {
+            if key % AHEAD == 0 {
+                fetch(next_k, key);
+            }
             for (index, piece) in row(k, key)[..self.depth].chunks_exact(32).enumerate() {
                 let to = tile_at(key, 16 * index, pairs) + key % 16 * 16;
                 bytemuck::cast_slice_mut(&mut self.keys[to..to + 16]).copy_from_slice(piece);
@@ -229,6 +242,9 @@ impl Pairs {
         }
         // Row j of the words is values 2 j and 2 j + 1, a pair for each component.
         for (index, to) in self.words.chunks_exact_mut(self.depth).enumerate() {
+            if 2 * index % AHEAD == 0 {
+                fetch(next_v, 2 * index);
+            }
             pair_rows(row(v, 2 * index), row(v, 2 * index + 1), to);
         }
         for pair in (0..KEYS / 2).step_by(16) {

@@ -11,7 +11,7 @@ use crate::cpu::isa::{Isa, MAX_PANEL};
 use crate::cpu::memory::Memory;
 use crate::cpu::products::{FewScores, FewValues, Rows, Scores, Values};
 use crate::cpu::terms::{Hide, Terms};
-use crate::cpu::turn::{LargestSquare, Pack, Prefetch, Scale, Unpack, Widen};
+use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
 use crate::element::{Element, ElementType};
 use crate::layout::{Layout, View};
@@ -253,12 +253,11 @@ impl<'a, T: Element> Block<'a, T> {
             let bound = bound * f64::from(self.factor().abs().max(1.0));
             let source = match &registers {
                 Some(tiles) => {
-                    if let (Some(next), [_]) = (&next, &panels[..]) {
-                        self.isa.run(Prefetch(&next.k));
-                        self.isa.run(Prefetch(&next.v));
-                    }
                     let before = tile.keys.start % Blocks::BLOCK_N;
-                    pairs.load_tile(self.isa, &tile.k, &tile.v, before);
+                    let ahead = next
+                        .as_ref()
+                        .map_or([&[][..]; 2], |next| [&next.k, &next.v]);
+                    pairs.load_tile(self.isa, &tile.k, &tile.v, before, ahead);
                     Source::Pairs(tiles)
                 }
                 None if few => Source::Memory(next.as_ref()),

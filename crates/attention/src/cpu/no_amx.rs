@@ -22,7 +22,15 @@ pub(super) struct Pairs {}
 impl Pairs {
     pub(super) fn load_queries<T>(&mut self, _isa: Isa, _rows: &[&[T]], _depth: usize) {}
 
-    pub(super) fn load_tile<T>(&mut self, _isa: Isa, _k: &[&[T]], _v: &[&[T]], _before: usize) {}
+    pub(super) fn load_tile<T>(
+        &mut self,
+        _isa: Isa,
+        _k: &[&[T]],
+        _v: &[&[T]],
+        _before: usize,
+        _next: [&[&[T]]; 2],
+    ) {
+    }
 
     pub(super) fn scores(&self, tiles: &Tiles, _: usize, _: usize, _: &mut [f32]) {
         match *tiles {}
