@@ -4,7 +4,7 @@ use warptile::{Choice, DeviceProfile, Error, Plan, Problem, Reason, Splits};
 use warptile_check::Case;
 use warptile_kernels::{Schedule, catalog};
 
-use crate::{CONSUMER_SHARED_BYTES, case, device, named, shape};
+use crate::{CONSUMER_SHARED_BYTES, case, device, named};
 
 /// The problem of a line of words that cuts keys every 512.
 fn every_512(text: &str) -> Problem {
