@@ -8,9 +8,10 @@ use warptile_kernels::tiling::Tiling;
 use crate::call::{Call, Operands, Sequence};
 use crate::cpu::amx::{self, Pairs, Tiles};
 use crate::cpu::isa::{Isa, MAX_PANEL};
+use crate::cpu::memory::Memory;
 use crate::cpu::products::{FewScores, FewValues, Rows, Scores, Values};
 use crate::cpu::terms::{Hide, Terms};
-use crate::cpu::turn::{LargestSquare, Pack, Prefetch, Scale, Unpack, Widen};
+use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
 use crate::element::{Element, ElementType};
 use crate::layout::{Layout, View};
@@ -84,21 +85,21 @@ impl Task {
 /// Memory that a thread keeps from task to task.
 #[derive(Default)]
 pub(super) struct Scratch {
-    queries: Vec<f32>,
-    keys: Vec<f32>,
-    values: Vec<f32>,
+    queries: Memory<f32>,
+    keys: Memory<f32>,
+    values: Memory<f32>,
     pairs: Pairs,
     buffers: Buffers,
     /// The output: a row for each query.
-    rows: Vec<f32>,
+    rows: Memory<f32>,
 }
 
 #[derive(Default)]
 struct Buffers {
     /// Scores, then weights, of a panel: a row for each key of the tile.
-    scores: Vec<f32>,
+    scores: Memory<f32>,
     /// Some keys, turned.
-    group: Vec<f32>,
+    group: Memory<f32>,
     state: RowState,
 }
 
@@ -106,27 +107,27 @@ struct Buffers {
 #[derive(Default)]
 struct RowState {
     /// Weighted sums of the values so far, as the queries are stored.
-    out: Vec<f32>,
+    out: Memory<f32>,
     /// Largest score so far, in units of ln 2.
-    max: Vec<f32>,
+    max: Memory<f32>,
     /// Largest score so far of those that were computed with care, not in these units.
     careful: Vec<f64>,
     /// Sum of `2^(score - max)` so far.
-    sum: Vec<f32>,
+    sum: Memory<f32>,
     /// What the last tile multiplied the sums by.
-    factors: Vec<f32>,
+    factors: Memory<f32>,
 }
 
 impl RowState {
     fn reset(&mut self, lanes: usize, depth: usize) {
-        for (vector, len, value) in [
+        for (memory, len, value) in [
             (&mut self.out, lanes * depth, 0.0),
             (&mut self.max, lanes, f32::NEG_INFINITY),
             (&mut self.sum, lanes, 0.0),
             (&mut self.factors, lanes, 0.0),
         ] {
-            vector.clear();
-            vector.resize(len, value);
+            memory.resize(len);
+            memory.fill(value);
         }
         self.careful.clear();
         self.careful.resize(lanes, f64::NEG_INFINITY);
@@ -228,7 +229,7 @@ impl<'a, T: Element> Block<'a, T> {
             .reset(panels.last().map_or(0, |panel| panel.lanes.end), depth);
         let query_rows = self.query_rows();
         match registers {
-            Some(_) => pairs.load_queries(self.isa, &halves(&query_rows), depth),
+            Some(_) => pairs.load_queries(self.isa, &query_rows, depth),
             None => self.load_queries(&query_rows, few, &panels, queries),
         }
         let largest_query = self.isa.run(LargestSquare(&query_rows));
@@ -252,12 +253,11 @@ impl<'a, T: Element> Block<'a, T> {
             let bound = bound * f64::from(self.factor().abs().max(1.0));
             let source = match &registers {
                 Some(tiles) => {
-                    if let (Some(next), [_]) = (&next, &panels[..]) {
-                        self.isa.run(Prefetch(&next.k));
-                        self.isa.run(Prefetch(&next.v));
-                    }
                     let before = tile.keys.start % Blocks::BLOCK_N;
-                    pairs.load_tile(self.isa, &halves(&tile.k), &halves(&tile.v), before);
+                    let ahead = next
+                        .as_ref()
+                        .map_or([&[][..]; 2], |next| [&next.k, &next.v]);
+                    pairs.load_tile(self.isa, &tile.k, &tile.v, before, ahead);
                     Source::Pairs(tiles)
                 }
                 None if few => Source::Memory(next.as_ref()),
@@ -345,18 +345,15 @@ impl<'a, T: Element> Block<'a, T> {
     }
 
     /// Loads the queries, scaled: in panels, or a row each if there are only a few.
-    fn load_queries(&self, rows: &[&[T]], few: bool, panels: &[Panel], to: &mut Vec<f32>) {
+    fn load_queries(&self, rows: &[&[T]], few: bool, panels: &[Panel], to: &mut Memory<f32>) {
         let depth = self.call.head_dim();
         let factor = self.factor();
         if few {
-            to.resize(rows.len() * depth, 0.0);
+            to.resize(rows.len() * depth);
             let factor = Some(factor);
             return self.isa.run(Widen { rows, factor, to });
         }
-        to.resize(
-            panels.last().map_or(0, |panel| panel.lanes.end) * depth,
-            0.0,
-        );
+        to.resize(panels.last().map_or(0, |panel| panel.lanes.end) * depth);
         for panel in panels {
             self.isa.run(Pack {
                 rows: &rows[panel.rows.clone()],
@@ -378,9 +375,9 @@ impl<'a, T: Element> Block<'a, T> {
     }
 
     /// Rows of keys or values as numbers: where they are, if they are numbers close together, else in `memory`.
-    fn numbers<'r>(&self, rows: &[&'r [T]], memory: &'r mut Vec<f32>) -> Rows<'r> {
+    fn numbers<'r>(&self, rows: &[&'r [T]], memory: &'r mut Memory<f32>) -> Rows<'r> {
         let stride = self.call.head_dim();
-        memory.resize(rows.len() * stride, 0.0);
+        memory.resize(rows.len() * stride);
         let (factor, to) = (None, &mut memory[..]);
         self.isa.run(Widen { rows, factor, to });
         Rows {
@@ -410,7 +407,7 @@ impl<'a, T: Element> Block<'a, T> {
         let (before, after) = ((keys.start - first) * lanes, (keys.end - first) * lanes);
         let len = (keys.end - first).next_multiple_of(GROUP) * lanes;
         if buffers.scores.len() < len {
-            buffers.scores.resize(len, 0.0);
+            buffers.scores.resize(len);
         }
         let Buffers {
             scores,
@@ -464,9 +461,14 @@ impl<'a, T: Element> Block<'a, T> {
         let careful = &mut state.careful[state_from..state_to];
         let part_scores = &mut scores[before..after];
         self.finish_scores(tile, panel, &keys, safe, part_scores, careful);
+        let pairs_of_weights = match source {
+            Source::Pairs(_) => Some(pairs.weights(scores.len() / lanes)),
+            _ => None,
+        };
         self.isa.run(Weights {
             scores,
             lanes,
+            pairs: pairs_of_weights,
             unit,
             max: &mut state.max[state_from..state_to],
             sum: &mut state.sum[state_from..state_to],
@@ -480,7 +482,7 @@ impl<'a, T: Element> Block<'a, T> {
                 if factors.iter().any(|&factor| factor != 1.0) {
                     self.isa.run(Scale { rows: out, factors });
                 }
-                pairs.add_values(tiles, scores, first, out);
+                pairs.add_values(tiles, first, out);
             }
             Source::Numbers(_, v) => self.isa.run(Values {
                 values: v.from(part.start),
@@ -663,9 +665,9 @@ impl<'a, T: Element> Block<'a, T> {
     }
 
     /// Divides by the sums, and puts the results of each row together.
-    fn finish(&self, few: bool, panels: &[Panel], state: &mut RowState, to: &mut Vec<f32>) {
+    fn finish(&self, few: bool, panels: &[Panel], state: &mut RowState, to: &mut Memory<f32>) {
         let depth = self.call.head_dim();
-        for (factor, sum) in state.factors.iter_mut().zip(&state.sum) {
+        for (factor, sum) in state.factors.iter_mut().zip(&*state.sum) {
             // A row that sees no key has neither output nor weight.
             *factor = if *sum == 0.0 { 0.0 } else { 1.0 / sum };
         }
@@ -674,12 +676,12 @@ impl<'a, T: Element> Block<'a, T> {
                 state.factors[row] *= with_sink(state.lse(row), sink).1 as f32;
             }
         }
-        to.resize(self.task.rows() * depth, 0.0);
+        to.resize(self.task.rows() * depth);
         if few {
             let rows = to
                 .chunks_exact_mut(depth)
                 .zip(state.out.chunks_exact(depth));
-            for ((to, from), factor) in rows.zip(&state.factors) {
+            for ((to, from), factor) in rows.zip(&*state.factors) {
                 for (to, x) in to.iter_mut().zip(from) {
                     *to = x * factor;
                 }
@@ -695,11 +697,6 @@ impl<'a, T: Element> Block<'a, T> {
             });
         }
     }
-}
-
-/// The bits of 16-bit numbers.
-fn halves<'a, T: Element>(rows: &[&'a [T]]) -> Vec<&'a [u16]> {
-    rows.iter().map(|row| bytemuck::cast_slice(row)).collect()
 }
 
 /// What the bias and the key mask say of the keys of a row, from some key on.

@@ -12,6 +12,9 @@ pub(super) struct Weights<'a> {
     /// the number of keys is a multiple of [`CLASSES`].
     pub(super) scores: &'a mut [f32],
     pub(super) lanes: usize,
+    /// Where the weights go if not in the place of the scores: a row of `lanes` words for each two keys, each the weights of both,
+    /// rounded to `bf16`, the first in the lower half. Their sums are of what they were before.
+    pub(super) pairs: Option<&'a mut [u32]>,
     /// Positive.
     pub(super) unit: f32,
     /// Of each lane, the largest score so far.
@@ -26,43 +29,59 @@ impl Work for Weights<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(self) {
-        // SAFETY: the caller vouches for the instructions.
+    unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(mut self) {
+        let lanes = self.lanes;
+        assert!(lanes.is_multiple_of(L::WIDTH) && self.scores.len().is_multiple_of(lanes));
+        assert!((self.scores.len() / lanes).is_multiple_of(CLASSES));
+        for state in [&self.max[..], self.sum, self.factors] {
+            assert!(lanes <= state.len());
+        }
+        let scores = self.scores.as_mut_ptr();
+        // SAFETY: the caller vouches for the instructions. A lane's keys are rows of `lanes` numbers, all of them in `scores`; there
+        // is a row of `pairs` for each two of them.
         unsafe {
-            match self.unit == 1.0 {
-                true => weigh::<L>(self, |scores| scores),
-                false => {
-                    let unit = L::splat(self.unit);
-                    weigh::<L>(self, |scores| scores.mul(unit));
+            match self.pairs.take() {
+                Some(pairs) => {
+                    assert!(2 * pairs.len() == self.scores.len());
+                    let pairs = pairs.as_mut_ptr().cast::<f32>();
+                    weigh::<L>(self, |key, lane, [first, second]| {
+                        let place = pairs.add(key / 2 * lanes + lane);
+                        first.pair_bf16(second).store(place);
+                    });
                 }
+                None => weigh::<L>(self, |key, lane, [first, second]| {
+                    let place = scores.add(key * lanes + lane);
+                    first.store(place);
+                    second.store(place.add(lanes));
+                }),
             }
         }
     }
 }
 
+/// `store` gets the weights of two keys that follow each other, the first of which is even, and the first lane.
+///
 /// # Safety
-/// The machine has the instructions of `L`.
+/// The machine has the instructions of `L`; what [`Weights::run`] checks.
 #[inline(always)]
-unsafe fn weigh<L: Lanes>(work: Weights<'_>, in_unit: impl Fn(L) -> L) {
+unsafe fn weigh<L: Lanes>(work: Weights<'_>, store: impl Fn(usize, usize, [L; 2])) {
     let Weights {
         scores,
         lanes,
-        unit: _,
+        pairs: _,
+        unit,
         max,
         sum,
         factors,
     } = work;
     let keys = scores.len() / lanes;
-    assert!(lanes.is_multiple_of(L::WIDTH) && scores.len() == keys * lanes);
-    assert!(keys.is_multiple_of(CLASSES));
-    for state in [&max[..], sum, factors] {
-        assert!(lanes <= state.len());
-    }
+    let scores = scores.as_ptr();
     for lane in (0..lanes).step_by(L::WIDTH) {
         // SAFETY: the caller vouches for the instructions; the rows are `lanes` long, a multiple of a register's width.
         unsafe {
-            let column = scores.as_mut_ptr().add(lane);
-            let place = |key: usize| column.add(key * lanes);
+            let unit = L::splat(unit);
+            let column = scores.add(lane);
+            let load = |key: usize| L::load(column.add(key * lanes));
             let (max, sum, factors) = (
                 max.as_mut_ptr().add(lane),
                 sum.as_mut_ptr().add(lane),
@@ -73,21 +92,23 @@ unsafe fn weigh<L: Lanes>(work: Weights<'_>, in_unit: impl Fn(L) -> L) {
             for key in (0..keys).step_by(4) {
                 for (i, largest) in largest.iter_mut().enumerate() {
                     // Ignores a NaN.
-                    *largest = L::load(place(key + i)).max(*largest);
+                    *largest = load(key + i).max(*largest);
                 }
             }
             let largest = (largest[0].max(largest[1])).max(largest[2].max(largest[3]));
-            let largest = in_unit(largest).max(old);
+            let largest = largest.mul(unit).max(old);
             largest.store(max);
             // Where no key was seen yet, 0: every weight is 0 then, where inf - inf would be a NaN.
             let largest = largest.max(L::splat(f32::MIN));
+            let below = L::splat(0.0).sub(largest);
             let mut sums = [L::splat(0.0); CLASSES];
             for key in (0..keys).step_by(CLASSES) {
-                for (class, sum) in sums.iter_mut().enumerate() {
-                    let place = place(key + class);
-                    let weight = in_unit(L::load(place)).sub(largest).exp2();
-                    *sum = sum.add(weight);
-                    weight.store(place);
+                for class in (0..CLASSES).step_by(2) {
+                    let first = load(key + class).mul_add(unit, below).exp2();
+                    let second = load(key + class + 1).mul_add(unit, below).exp2();
+                    sums[class] = sums[class].add(first);
+                    sums[class + 1] = sums[class + 1].add(second);
+                    store(key + class, lane, [first, second]);
                 }
             }
             for half in [8, 4, 2, 1] {
@@ -133,6 +154,7 @@ mod tests {
                 isa.run(Weights {
                     scores,
                     lanes,
+                    pairs: None,
                     unit,
                     max,
                     sum,
