@@ -181,7 +181,7 @@ enum EvolveTask {
         /// The folder to make
         #[arg(long, value_name = "FOLDER")]
         out: PathBuf,
-        /// The program, built for the host [default: target/release/warptile]
+        /// A program for the host to copy along; without one the host needs WARPTILE=PATH
         #[arg(long, value_name = "FILE")]
         program: Option<PathBuf>,
     },
@@ -405,10 +405,7 @@ fn evolve(root: &Path, task: EvolveTask) -> Result<(), Box<dyn Error>> {
             family,
             out,
             program,
-        } => {
-            let program = program.unwrap_or_else(|| root.join("target/release/warptile"));
-            search(&family)?.pack(&out, &program)?
-        }
+        } => search(&family)?.pack(&out, program.as_deref())?,
         EvolveTask::Take { family, results } => search(&family)?.take(&results)?,
         EvolveTask::Show { family } => search(&family)?.show()?,
         EvolveTask::Promote { family, kernel } => search(&family)?.promote(&kernel)?,

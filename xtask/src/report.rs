@@ -23,6 +23,7 @@ use crate::files::{self, FileError};
 use crate::manifest::{Manifest, ManifestEntry};
 
 pub use baseline::Loss;
+pub(crate) use baseline::expected;
 use bench::{BenchRow, ErrorRow};
 use checks::Checks;
 use decode::DecodeRow;

@@ -271,7 +271,7 @@ pub struct Candidate {
     pub report: Option<Report>,
     /// CTAs of each problem that counts, where that follows from the tile.
     pub ctas: BTreeMap<String, u64>,
-    /// Hardware counters, if somebody took them, by name.
+    /// Hardware counters by name, of what was among the fastest where the host could take them.
     #[serde(default)]
     pub counters: BTreeMap<String, f64>,
     /// What became of it.

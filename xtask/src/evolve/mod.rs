@@ -22,6 +22,7 @@ use crate::build_kernels::{self, BuildError, Compiler, Layout, Progress};
 use crate::files::{self, FileError};
 use crate::instances::{self, Element, FamilyDeclaration, Instance, InstancesError, Target};
 use crate::manifest::Manifest;
+use crate::report::ReportError;
 use crate::trial::Rules;
 use archive::{Candidate, Genes, How, Lineage, Report, Verdict};
 use format::{Asked, Results, TASK, Task};
@@ -52,6 +53,9 @@ pub enum EvolveError {
     /// Nothing could be compiled.
     #[error(transparent)]
     Build(#[from] BuildError),
+    /// The stored baseline cannot be read.
+    #[error(transparent)]
+    Report(#[from] ReportError),
     /// A file of the search is not what this program writes.
     #[error("{}: {source}", path.display())]
     Json {
@@ -359,11 +363,11 @@ impl Search {
         Ok(text)
     }
 
-    /// Packs what was compiled and not measured.
+    /// Packs what was compiled and not measured, with a program if there is one to go along: several packs may share theirs.
     ///
     /// # Errors
     /// [`EvolveError`]; also if there is nothing to pack, or an image is not the one that was archived.
-    pub fn pack(&self, out: &Path, program: &Path) -> Result<String, EvolveError> {
+    pub fn pack(&self, out: &Path, program: Option<&Path>) -> Result<String, EvolveError> {
         let mut manifest = Manifest::default();
         let mut candidates = Vec::new();
         for candidate in self.candidates.values() {
@@ -405,9 +409,11 @@ impl Search {
             held_out: self.plan.held_out.clone(),
             candidates,
         };
-        let bytes = files::read(program)?;
-        files::write(&out.join("warptile"), &bytes)?;
-        files::make_executable(&out.join("warptile"))?;
+        if let Some(program) = program {
+            let bytes = files::read(program)?;
+            files::write(&out.join("warptile"), &bytes)?;
+            files::make_executable(&out.join("warptile"))?;
+        }
         files::write(&out.join("run.sh"), RUN.as_bytes())?;
         files::make_executable(&out.join("run.sh"))?;
         write_json(&out.join("manifest.json"), &manifest)?;
@@ -430,6 +436,17 @@ impl Search {
         self.check_task(&results.task)?;
         let verdicts = select::verdicts(&results).map_err(EvolveError::Refused)?;
         let mut text = String::new();
+        for (kernel, counters) in &results.counters {
+            if let Some(candidate) = self.candidates.get(kernel)
+                && candidate.counters != *counters
+            {
+                let _ = writeln!(text, "{kernel}: {} counters", counters.len());
+                self.add(Candidate {
+                    counters: counters.clone(),
+                    ..candidate.clone()
+                })?;
+            }
+        }
         for asked in &results.task.candidates {
             let Some(candidate) = self.candidates.get(&asked.kernel) else {
                 continue;
@@ -525,10 +542,10 @@ impl Search {
         Ok(format!("{}{}\n", self.table(), path.display()))
     }
 
-    /// Adds a winner to `instances.toml` and its rate to the rates of the GPU.
+    /// Adds a winner to `instances.toml` and its rate to the rates of the GPU, if it takes nothing from the stored baseline.
     ///
     /// # Errors
-    /// [`EvolveError`]; also if the candidate did not win, or none of the problems can give a rate.
+    /// [`EvolveError`]; also if the candidate did not win, none of the problems can give a rate, or one of the baseline would lose.
     pub fn promote(&mut self, kernel: &str) -> Result<String, EvolveError> {
         let Some(candidate) = self.candidates.get(kernel).cloned() else {
             return refused(format!("the search has no candidate {kernel}"));
@@ -563,9 +580,10 @@ fn gain(candidate: &Candidate) -> Option<f64> {
 
 /// What a pack runs.
 const RUN: &str = "#!/bin/sh
-# Checks and times the candidates of this folder; needs an NVIDIA driver only. Run it again if it was interrupted.
+# Checks and times the candidates of this folder; needs an NVIDIA driver and a program only: the one in this folder, or $WARPTILE. Run it again if
+# it was interrupted.
 here=$(cd \"$(dirname \"$0\")\" && pwd) || exit 1
-exec \"$here/warptile\" trial \"$here\" --out \"${1:-$here/results.json}\"
+exec \"${WARPTILE:-$here/warptile}\" trial \"$here\" --out \"${1:-$here/results.json}\"
 ";
 
 /// What a compiler says, without the paths of this machine.

@@ -1,6 +1,7 @@
 //! A winner among the shipped kernels.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::archive::{Candidate, Measured, Plan};
@@ -8,6 +9,7 @@ use super::problem::Shape;
 use super::{EvolveError, refused};
 use crate::files;
 use crate::instances;
+use crate::report;
 
 /// What is measured of kernels, by kernel: TFLOP/s of the rates files that the library embeds.
 pub(super) fn rates(root: &Path) -> Result<BTreeMap<String, f64>, EvolveError> {
@@ -87,6 +89,36 @@ fn rate(
     }
 }
 
+/// What the gains of a candidate make of the stored speeds of the GPU relative to the best peer, in lines.
+///
+/// # Errors
+/// [`EvolveError::Refused`] if one of them falls by more than sessions differ by: a gain over all problems may hide a loss on one.
+fn against_baseline(root: &Path, kernel: &str, measured: &Measured) -> Result<String, EvolveError> {
+    let gains =
+        { measured.problems.iter() }.map(|(problem, found)| (problem.as_str(), found.ratio));
+    let Some(expected) = report::expected(root, &measured.device, gains)? else {
+        return Ok(format!("{}: no stored baseline\n", measured.device));
+    };
+    if let Some(loss) = expected.iter().find(|one| one.is_loss()) {
+        return refused(format!(
+            "{kernel}: `{}` would fall from {:.3} of the best peer's speed, which is stored, to {:.3}",
+            loss.problem, loss.before, loss.after
+        ));
+    }
+    let mut text = String::new();
+    for (problem, found) in &measured.problems {
+        let _ = match expected.iter().find(|one| one.problem == *problem) {
+            Some(one) => writeln!(
+                text,
+                "{problem}: {:.3} of the best peer's speed, {:.3} with {kernel} in place of {}",
+                one.before, one.after, found.baseline
+            ),
+            None => writeln!(text, "{problem}: not in the stored baseline"),
+        };
+    }
+    Ok(text)
+}
+
 /// Writes the row and the rate; says what is to be done next.
 pub(super) fn promote(
     root: &Path,
@@ -112,6 +144,7 @@ pub(super) fn promote(
             rates.display()
         ));
     }
+    let compared = against_baseline(root, &kernel, measured)?;
     let path = root.join("kernels/instances.toml");
     let declared = files::read_text(&path)?;
     let promoted = with_row(&declared, plan, element, candidate)?;
@@ -121,7 +154,7 @@ pub(super) fn promote(
     let text = format!("{}\n{line}\n", text.trim_end());
     files::write(&rates, text.as_bytes())?;
     Ok(format!(
-        "{}: a row for {kernel}\n{}: {line}\nnext: cargo xtask build-kernels --family {}; then measure it among the others, and let `cargo xtask report` \
+        "{compared}{}: a row for {kernel}\n{}: {line}\nnext: cargo xtask build-kernels --family {}; then measure it among the others, and let `cargo xtask report` \
          hold the speeds against the stored baseline\n",
         path.display(),
         rates.display(),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::archive::{Candidate, Genes, How, Lineage, Verdict};
+use super::format::SHARED_MEMORY;
 use crate::instances::Knobs;
 
 /// Parents of a generation.
@@ -11,8 +12,7 @@ const PARENTS: usize = 3;
 /// Draws for each candidate before the neighbourhood counts as searched.
 const DRAWS: usize = 200;
 
-/// The counter, in percent of its peak, and from where on shared memory is what a kernel waits for.
-pub(crate) const SHARED_MEMORY: &str = "shared_memory_percent";
+/// From where on shared memory is what a kernel waits for.
 const SHARED_MEMORY_BOUND: f64 = 80.0;
 
 /// Numbers that look random and follow from a seed (SplitMix64).

@@ -269,6 +269,7 @@ pub(super) mod tests {
                 date: String::new(),
                 cut_short: false,
                 runs,
+                counters: BTreeMap::new(),
             }
         }
     }

@@ -156,6 +156,7 @@ fn measured(task: &Task, best: &str, gain: f64) -> Results {
         date: "now".to_owned(),
         cut_short: false,
         runs,
+        counters: BTreeMap::new(),
     }
 }
 
@@ -175,10 +176,7 @@ fn a_search_goes_from_what_is_shipped_to_a_promotion() {
 
     // Each step opens what the one before it left, as after an interruption.
     let open = || Search::open(root, "wmma").unwrap();
-    assert!(
-        error(open().pack(&root.join("pack"), &root.join("program")))
-            .contains("nothing is compiled")
-    );
+    assert!(error(open().pack(&root.join("pack"), None)).contains("nothing is compiled"));
     open().propose(6).unwrap();
     compiled(&mut open());
     let states = |word: &str| {
@@ -205,7 +203,11 @@ fn a_search_goes_from_what_is_shipped_to_a_promotion() {
     );
 
     let pack = root.join("pack");
-    open().pack(&pack, &root.join("program")).unwrap();
+    let program = root.join("program");
+    // A program that several packs share does not go along.
+    open().pack(&pack, None).unwrap();
+    assert!(!pack.join("warptile").exists());
+    open().pack(&pack, Some(&program)).unwrap();
     for file in ["run.sh", "warptile", "manifest.json", "trial.json"] {
         assert!(pack.join(file).is_file(), "{file}");
     }
@@ -243,16 +245,31 @@ fn a_search_goes_from_what_is_shipped_to_a_promotion() {
     assert_eq!((states("won"), states("lost")), (1, 2));
     // Taken twice they change nothing.
     assert_eq!(take(&good).unwrap(), "");
+    // Counters that the host took, also of what was shipped, become hints.
+    let mut counted = good.clone();
+    let busy = BTreeMap::from([(format::SHARED_MEMORY.to_owned(), 93.0)]);
+    counted.counters = [
+        (best.clone(), busy.clone()),
+        (seeds[1].clone(), busy.clone()),
+    ]
+    .into();
+    let said = take(&counted).unwrap();
+    assert_eq!(said.matches(": 1 counters").count(), 2, "{said}");
+    assert_eq!(take(&counted).unwrap(), "");
+    for kernel in [&best, &seeds[1]] {
+        assert_eq!(open().candidates[kernel].counters, busy);
+    }
 
     // The winner is a parent now, and the next trials are corrected for all that were tried.
-    open().propose(4).unwrap();
+    let said = open().propose(4).unwrap();
+    assert!(said.contains("shared memory at 93% of its peak"), "{said}");
     let bred = open().candidates;
     assert!(
         bred.values()
             .any(|one| one.generation == 2 && one.lineage.parents.contains(&best))
     );
     compiled(&mut open());
-    open().pack(&pack, &root.join("program")).unwrap();
+    open().pack(&pack, None).unwrap();
     let task: Task = read_json(&pack.join(TASK)).unwrap();
     assert_eq!(task.tried, 3 + task.candidates.len());
 
@@ -271,7 +288,41 @@ fn a_search_goes_from_what_is_shipped_to_a_promotion() {
             "{kernel}"
         );
     }
-    open().promote(&best).unwrap();
+    // What the stored baseline would lose is not promoted: this one gains over all problems and loses on one.
+    let baseline = root.join("evidence/baseline-a-formula.json");
+    let store = |problem: &str| {
+        let ratios = serde_json::json!({ problem: { "fa2": 2.0, "fa3": 1.25 } });
+        write_json(
+            &baseline,
+            &serde_json::json!({ "device": "a formula", "driver": "", "date": "", "commit": null, "ratios": ratios }),
+        )
+        .unwrap();
+    };
+    let problems = plan().problems;
+    let mut won = open();
+    let mut candidate = won.candidates[&best].clone();
+    let Verdict::Won(measured) = &mut candidate.verdict else {
+        panic!("{}", candidate.verdict.word())
+    };
+    measured.problems.get_mut(&problems[1]).unwrap().ratio = 0.96;
+    won.add(candidate).unwrap();
+    store(&problems[1]);
+    let why = error(open().promote(&best));
+    assert!(
+        why.contains("from 1.250") && why.ends_with("to 1.200"),
+        "{why}"
+    );
+    assert_eq!(states("promoted"), 0);
+    store(&problems[0]);
+    let said = open().promote(&best).unwrap();
+    assert!(
+        said.contains("1.250 of the best peer's speed, 1.31"),
+        "{said}"
+    );
+    assert!(
+        said.contains(&format!("{}: not in the stored baseline", problems[1])),
+        "{said}"
+    );
     assert_eq!(states("promoted"), 1);
     let genes = &bred[&best].genes;
     let listed = instances::load(&root.join("kernels/instances.toml")).unwrap();

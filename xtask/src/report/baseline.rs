@@ -56,6 +56,47 @@ impl std::fmt::Display for Loss {
     }
 }
 
+/// What a gain makes of a ratio.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Expected {
+    /// The problem.
+    pub(crate) problem: String,
+    /// Our speed over that of the best peer, as it is stored.
+    pub(crate) before: f64,
+    /// The same times the gain.
+    pub(crate) after: f64,
+}
+
+impl Expected {
+    /// Whether more is lost than two sessions differ by.
+    pub(crate) fn is_loss(&self) -> bool {
+        self.after < self.before * (1.0 - TOLERANCE)
+    }
+}
+
+/// What gains, by problem, would make of the baseline of a GPU; `None` if it has none. Problems that are not in it are left out.
+pub(crate) fn expected<'a>(
+    root: &Path,
+    device: &str,
+    gains: impl Iterator<Item = (&'a str, f64)>,
+) -> Result<Option<Vec<Expected>>, ReportError> {
+    let path = path(root, device);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let stored = read_json::<Baseline>(&path)?.ratios;
+    let of_stored = |(problem, gain): (&str, f64)| {
+        let ratios = stored.get(problem)?;
+        let before = to_the_best(ratios, ratios)?;
+        Some(Expected {
+            problem: problem.to_owned(),
+            before,
+            after: before * gain,
+        })
+    };
+    Ok(Some(gains.filter_map(of_stored).collect()))
+}
+
 fn path(root: &Path, device: &str) -> PathBuf {
     let words: Vec<String> = device
         .split(|c: char| !c.is_ascii_alphanumeric())

@@ -33,15 +33,18 @@ impl<T: Element> Data<T> {
         };
         let inputs = rows.inputs::<T>();
         let random = &inputs.q.elements()[..ROWS * 64 - LEFT_OUT];
+        // Copied in long pieces: a tensor may have a billion elements.
         let tensor = |layout: &Layout, skip: usize| {
-            let len = layout.required_len().unwrap_or(0);
-            random
-                .iter()
-                .copied()
-                .cycle()
-                .skip(skip)
-                .take(len)
-                .collect()
+            let mut len = layout.required_len().unwrap_or(0);
+            let mut elements = Vec::with_capacity(len);
+            let mut rest = &random[skip..];
+            while len > 0 {
+                let piece = &rest[..len.min(rest.len())];
+                elements.extend_from_slice(piece);
+                len -= piece.len();
+                rest = random;
+            }
+            elements
         };
         let scoring = call.scoring();
         Data {

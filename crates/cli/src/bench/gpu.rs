@@ -2,8 +2,9 @@
 
 use std::ops::RangeInclusive;
 
+use half::{bf16, f16};
 use warptile::gpu::{Bindings, Gpu, Prepared};
-use warptile::{Call, Choice, Element, Features, Plan, Planner};
+use warptile::{Call, Choice, Element, ElementType, Features, Plan, Planner};
 use warptile_check::{Case, DeviceLists, Lists};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
@@ -21,7 +22,7 @@ const LAUNCHES: RangeInclusive<usize> = 2..=64;
 /// launches as that takes of short sequences. Of memory they may have this part.
 const READ_BYTES: usize = 512 << 20;
 const READING_LAUNCHES: RangeInclusive<usize> = 2..=256;
-pub(super) const PART_OF_MEMORY: usize = 4;
+const PART_OF_MEMORY: usize = 4;
 
 /// Device memory of one launch.
 pub(super) struct Buffers<T: Element> {
@@ -178,7 +179,7 @@ fn with_device_lengths(case: &Case, call: &Call, lists: &Lists) -> warptile::Res
 }
 
 /// Launches of a graph: `bytes` is what one has in memory, `memory` what all may have.
-pub(super) fn launches(case: &Case, call: &Call, bytes: usize, memory: usize) -> usize {
+fn launches(case: &Case, call: &Call, bytes: usize, memory: usize) -> usize {
     let bytes = bytes.max(1);
     let clamp =
         |wanted: usize, limits: RangeInclusive<usize>| wanted.clamp(*limits.start(), *limits.end());
@@ -194,7 +195,7 @@ pub(super) fn launches(case: &Case, call: &Call, bytes: usize, memory: usize) ->
 
 /// The inputs and outputs of a problem on a GPU, as often as a graph has launches: each launch has its own, so that none finds in the
 /// cache what the one before it left there.
-pub(crate) struct Rotation<'a, T: Element> {
+struct Rotation<'a, T: Element> {
     case: &'a Case,
     call: &'a Call,
     gpu: &'a Gpu,
@@ -204,15 +205,56 @@ pub(crate) struct Rotation<'a, T: Element> {
     sets: Vec<Buffers<T>>,
 }
 
-/// A plan's launches on all these, to be replayed.
+/// A plan's launches on these, to be replayed.
 pub(crate) struct Replay {
     graph: Graph,
     /// What the captured launches read lives as long as they do.
     _launch: Launch,
 }
 
+/// What can be timed, whatever the element type.
+pub(crate) trait Bench {
+    /// Launches that have inputs and outputs of their own.
+    fn sets(&self) -> usize;
+
+    /// Microseconds of GPU time of a first launch of a plan.
+    fn once(&mut self, plan: &Plan) -> warptile_check::Result<f64>;
+
+    /// Captures so many launches of a plan for the call, or for its problem with lengths on the device.
+    fn capture(&mut self, plan: &Plan, launches: usize) -> warptile_check::Result<Replay>;
+
+    /// Microseconds of GPU time of one replay.
+    fn time(&self, replay: &Replay) -> warptile::Result<f64>;
+}
+
+/// Calls `work` with the inputs of a case on the GPU.
+pub(crate) fn with_bench<R>(
+    case: &Case,
+    gpu: &Gpu,
+    work: impl FnOnce(&mut dyn Bench) -> warptile_check::Result<R>,
+) -> warptile_check::Result<R> {
+    match case.element {
+        ElementType::F16 => typed::<f16, R>(case, gpu, work),
+        ElementType::Bf16 => typed::<bf16, R>(case, gpu, work),
+        _ => typed::<f32, R>(case, gpu, work),
+    }
+}
+
+fn typed<T: Element, R>(
+    case: &Case,
+    gpu: &Gpu,
+    work: impl FnOnce(&mut dyn Bench) -> warptile_check::Result<R>,
+) -> warptile_check::Result<R> {
+    let call = case.try_call()?;
+    let lists = case.lists();
+    let data = Data::<T>::new(&call, case.seed);
+    let mut rotation = Rotation::new(case, &call, gpu, &data, &lists)?;
+    drop(data);
+    work(&mut rotation)
+}
+
 impl<'a, T: Element> Rotation<'a, T> {
-    pub(crate) fn new(
+    fn new(
         case: &'a Case,
         call: &'a Call,
         gpu: &'a Gpu,
@@ -236,24 +278,31 @@ impl<'a, T: Element> Rotation<'a, T> {
             sets,
         })
     }
+}
 
-    /// Microseconds of GPU time of a first launch of a plan.
-    pub(crate) fn once(&mut self, plan: &Plan) -> warptile_check::Result<f64> {
+impl<T: Element> Bench for Rotation<'_, T> {
+    fn sets(&self) -> usize {
+        self.sets.len()
+    }
+
+    fn once(&mut self, plan: &Plan) -> warptile_check::Result<f64> {
         let launch = Launch::new(self.case, self.call, plan, self.gpu, self.lists)?;
         let work = || launch.submit(&self.stream, &mut self.sets[0]);
         Ok(self.stopwatch.time(&self.stream, work)?)
     }
 
-    /// Captures the launches of a plan for the call, or for its problem with lengths on the device.
-    pub(crate) fn capture(&mut self, plan: &Plan) -> warptile_check::Result<Replay> {
+    fn capture(&mut self, plan: &Plan, launches: usize) -> warptile_check::Result<Replay> {
         let launch = Launch::new(self.case, self.call, plan, self.gpu, self.lists)?;
         let (stream, sets) = (&self.stream, &mut self.sets);
         let mut capture = || {
+            // A first launch outside of the capture, where it may load and allocate.
             launch.submit(stream, &mut sets[0])?;
             stream.synchronize()?;
             Graph::capture(stream, |stream| {
-                sets.iter_mut()
-                    .try_for_each(|set| launch.submit(stream, set))
+                (0..launches).try_for_each(|turn| {
+                    let set = turn % sets.len();
+                    launch.submit(stream, &mut sets[set])
+                })
             })
         };
         Ok(Replay {
@@ -262,11 +311,9 @@ impl<'a, T: Element> Rotation<'a, T> {
         })
     }
 
-    /// Microseconds of GPU time of one launch, in one replay.
-    pub(crate) fn time(&self, replay: &Replay) -> warptile::Result<f64> {
+    fn time(&self, replay: &Replay) -> warptile::Result<f64> {
         let work = || Ok(replay.graph.launch(&self.stream)?);
-        let microseconds = self.stopwatch.time(&self.stream, work)?;
-        Ok(microseconds / self.sets.len() as f64)
+        self.stopwatch.time(&self.stream, work)
     }
 }
 
@@ -281,12 +328,13 @@ pub(super) fn graph<T: Element>(
     effort: Effort,
 ) -> warptile_check::Result<Vec<f64>> {
     let mut rotation = Rotation::new(case, call, gpu, data, lists)?;
-    let replay = rotation.capture(plan)?;
+    let launches = rotation.sets();
+    let replay = rotation.capture(plan, launches)?;
     let measure = || {
         for _ in 0..WARM_UP {
             rotation.time(&replay)?;
         }
-        effort.spend(|| rotation.time(&replay))
+        effort.spend(|| Ok(rotation.time(&replay)? / launches as f64))
     };
     Ok(measure()?)
 }

@@ -10,6 +10,9 @@ pub(crate) const TASK: &str = "trial.json";
 /// What the control is called among the runs: the kernel in use, slowed by launches that are not counted.
 pub(crate) const CONTROL: &str = "control";
 
+/// The counter that says how busy shared memory is, in percent of its peak.
+pub(crate) const SHARED_MEMORY: &str = "shared_memory_percent";
+
 /// What is to be measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -66,7 +69,13 @@ pub(crate) struct Results {
     pub(crate) checks: BTreeMap<String, Check>,
     /// Times, in the order in which they were measured.
     pub(crate) runs: Vec<Run>,
+    /// Hardware counters of the fastest candidates and of the kernel in use, by kernel and name; none from a host without `ncu`.
+    #[serde(default)]
+    pub(crate) counters: BTreeMap<String, Counters>,
 }
+
+/// Hardware counters by name.
+pub(crate) type Counters = BTreeMap<String, f64>;
 
 /// How a candidate computed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,5 +1,6 @@
 //! `warptile trial`: what `cargo xtask evolve pack` asks a GPU host for. For maintainers; `--help` does not list it.
 
+mod counters;
 mod format;
 
 use std::collections::BTreeMap;
@@ -13,7 +14,8 @@ use warptile::Choice;
 use warptile_check::trial::{Rules, ratio};
 
 use self::format::{CONTROL, Check, Results, Run, TASK, Task, ratios};
-use crate::bench::blocks::{self, Pair};
+use crate::bench::blocks::{self, LAUNCHES, Pair};
+use crate::bench::gpu::with_bench;
 use crate::cases;
 use crate::failure::Failure;
 use crate::images;
@@ -45,6 +47,9 @@ pub(crate) struct TrialArgs {
 
 /// Launches of each candidate whose results must equal the first.
 const REPEATED: &str = "25";
+
+/// Candidates whose counters are taken: as many as a generation is bred from.
+const COUNTED: usize = 3;
 
 /// Longest sequence of a random problem.
 const MAX_LEN: &str = "512";
@@ -86,6 +91,7 @@ impl<'a> Trial<'a> {
             cut_short: true,
             checks: BTreeMap::new(),
             runs: Vec::new(),
+            counters: BTreeMap::new(),
             task,
         };
         let earlier = match std::fs::read(&args.out) {
@@ -152,6 +158,7 @@ impl<'a> Trial<'a> {
             .map_err(|source| Failure::read(&self.args.out, source))?;
         self.results = serde_json::from_slice(&text)
             .map_err(|source| Failure::json(&self.args.out, source))?;
+        self.count(console)?;
         self.results.cut_short = false;
         self.write()?;
         Ok(writeln!(console, "written: {}", self.args.out.display())?)
@@ -191,29 +198,102 @@ impl<'a> Trial<'a> {
         })
     }
 
+    /// Takes the counters of the fastest candidates and of what is in use, on the problem with the most work. A host may be unable to: what is
+    /// bred next goes by times alone then.
+    fn count(&mut self, console: &mut dyn Write) -> Result<(), Failure> {
+        let mut largest: Option<(u128, &String)> = None;
+        for problem in &self.results.task.problems {
+            let case = cases::parse(problem).map_err(Failure::Input)?;
+            let flops = case.try_call()?.flops();
+            if largest.is_none_or(|(most, _)| flops > most) {
+                largest = Some((flops, problem));
+            }
+        }
+        let Some(problem) = largest.map(|(_, problem)| problem.clone()) else {
+            return Ok(());
+        };
+        for kernel in self.counted(&problem) {
+            if self.results.counters.contains_key(&kernel) {
+                continue;
+            }
+            let asked = { self.results.task.candidates.iter() }.find(|one| one.kernel == kernel);
+            let name = asked.map_or(&kernel, |asked| &asked.image);
+            let mut command = self.subcommand("bench")?;
+            command.args(["--samples", "1", "--shape", &problem, "--kernel", name]);
+            match counters::of_launch(&command) {
+                Ok(counters) => {
+                    self.results.counters.insert(kernel, counters);
+                    self.write()?;
+                }
+                Err(why) => return Ok(writeln!(console, "no counters of {kernel}: {why}")?),
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel in use at a problem, and the candidates that may be bred from.
+    fn counted(&self, problem: &str) -> Vec<String> {
+        let task = &self.results.task;
+        let first = |kernel: &str| {
+            let runs = &self.results.runs;
+            let ratios = ratios(runs, kernel, 1, &task.problems, task.blocks, ratio)?;
+            Some(Rules::of_tried(1).judge(&ratios).median)
+        };
+        let mut ranked: Vec<(f64, &String)> = { task.candidates.iter() }
+            .filter_map(|asked| Some((first(&asked.kernel)?, &asked.kernel)))
+            .collect();
+        ranked.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        let control = |run: &&Run| run.kernel == CONTROL && run.problem == problem;
+        let in_use = self.results.runs.iter().find(control);
+        in_use
+            .map(|run| run.baseline.clone())
+            .into_iter()
+            .chain(
+                ranked
+                    .into_iter()
+                    .take(COUNTED)
+                    .map(|(_, kernel)| kernel.clone()),
+            )
+            .collect()
+    }
+
     /// Times the control and everything that computed right.
     fn time(&mut self, pass: u32, console: &mut dyn Write) -> Result<(), Failure> {
         let process = SystemTime::now().duration_since(UNIX_EPOCH);
         let process = process.map_or(0, |since| since.as_nanos() as u64);
+        let pass = Pass {
+            number: pass,
+            process,
+        };
         let task = self.results.task.clone();
-        self.of_problems(CONTROL, None, pass, process, &task.problems, false)?;
-        for asked in &task.candidates {
+        let control = Timed {
+            kernel: CONTROL,
+            image: None,
+        };
+        let right = { task.candidates.iter() }.filter(|asked| {
             let check = self.results.checks.get(&asked.kernel);
-            if check.is_none_or(|check| check.wrong.is_some()) {
-                continue;
-            }
-            // What lost once is not repeated.
-            if pass > 1 && !self.wins(&asked.kernel, 1) {
-                continue;
-            }
-            let image = Some(asked.image.as_str());
-            self.of_problems(&asked.kernel, image, pass, process, &task.problems, false)?;
-            let wins = self.wins(&asked.kernel, pass);
-            if wins {
-                self.of_problems(&asked.kernel, image, pass, process, &task.held_out, true)?;
-            }
-            let said = if wins { "a gain" } else { "no certain gain" };
-            writeln!(console, "{}, pass {pass}: {said}", asked.kernel)?;
+            check.is_some_and(|check| check.wrong.is_none())
+        });
+        // What lost once is not repeated.
+        let again = right.filter(|asked| pass.number == 1 || self.wins(&asked.kernel, 1));
+        let timed: Vec<Timed<'_>> = again
+            .map(|asked| Timed {
+                kernel: &asked.kernel,
+                image: Some(&asked.image),
+            })
+            .collect();
+        let all: Vec<Timed<'_>> = [&[control], &timed[..]].concat();
+        self.of_problems(&all, pass, &task.problems, false)?;
+        let winners: Vec<Timed<'_>> = { timed.iter().copied() }
+            .filter(|one| self.wins(one.kernel, pass.number))
+            .collect();
+        self.of_problems(&winners, pass, &task.held_out, true)?;
+        for one in timed {
+            let said = match self.wins(one.kernel, pass.number) {
+                true => "a gain",
+                false => "no certain gain",
+            };
+            writeln!(console, "{}, pass {}: {said}", one.kernel, pass.number)?;
         }
         Ok(())
     }
@@ -232,62 +312,82 @@ impl<'a> Trial<'a> {
         ratios.is_some_and(|ratios| rules.judge(&ratios).wins())
     }
 
-    /// Times one kernel on problems that it was not timed on in this pass; `image`: `None` for the control.
+    /// Times kernels on the problems that they were not timed on in this pass, one problem after the other.
     fn of_problems(
         &mut self,
-        kernel: &str,
-        image: Option<&str>,
-        pass: u32,
-        process: u64,
+        all: &[Timed<'_>],
+        pass: Pass,
         problems: &[String],
         held_out: bool,
     ) -> Result<(), Failure> {
         let Some(gpu) = self.backend.gpu().cloned() else {
             return Ok(());
         };
+        let family = &self.results.task.family;
+        let family = match family.parse() {
+            Ok(choice @ Choice::Family(_)) => choice,
+            _ => return Err(Failure::Input(format!("{family}: there is no such family"))),
+        };
         for problem in problems {
-            let is_this =
-                |run: &Run| run.kernel == kernel && run.pass == pass && run.problem == *problem;
-            if self.results.runs.iter().any(is_this) {
+            let is_done = |one: &&Timed<'_>| {
+                self.results.runs.iter().any(|run| {
+                    run.kernel == one.kernel && run.pass == pass.number && run.problem == *problem
+                })
+            };
+            let missing: Vec<&Timed<'_>> = all.iter().filter(|one| !is_done(one)).collect();
+            if missing.is_empty() {
                 continue;
             }
             let case = cases::parse(problem).map_err(Failure::Input)?;
-            let problem_of_call = || -> Result<_, Failure> { Ok(case.try_call()?.problem()) };
-            let in_use = match self.results.task.family.parse() {
-                Ok(choice @ Choice::Family(_)) => choice,
-                _ => {
-                    return Err(Failure::Input(format!(
-                        "{}: there is no such family",
-                        self.results.task.family
-                    )));
-                }
-            };
-            let in_use = gpu.plan(problem_of_call()?, &in_use)?;
-            let new = match image {
-                Some(image) => gpu.plan(problem_of_call()?, &Choice::Image(image.to_owned()))?,
-                None => in_use.clone(),
-            };
-            let pair = Pair {
-                case: &case,
-                plans: [&in_use, &new],
-                blocks: self.results.task.blocks,
-                launches_of_b: match image {
-                    Some(_) => blocks::LAUNCHES,
-                    None => self.results.task.control_launches,
-                },
-            };
-            let blocks = blocks::measure(&pair, &gpu)?;
-            self.results.runs.push(Run {
-                kernel: kernel.to_owned(),
-                pass,
-                process,
-                problem: problem.clone(),
-                held_out,
-                baseline: in_use.kernel_name().to_owned(),
-                blocks,
-            });
-            self.write()?;
+            let of_call = case.try_call()?.problem();
+            let in_use = gpu.plan(of_call, &family)?;
+            with_bench(&case, &gpu, |bench| {
+                let launches = bench.sets().next_multiple_of(LAUNCHES);
+                Ok(missing.into_iter().try_for_each(|one| {
+                    let (new, launches_of_b) = match one.image {
+                        Some(image) => {
+                            let choice = Choice::Image(image.to_owned());
+                            (gpu.plan(of_call, &choice)?, launches)
+                        }
+                        None => (
+                            in_use.clone(),
+                            launches / LAUNCHES * self.results.task.control_launches,
+                        ),
+                    };
+                    let pair = Pair {
+                        plans: [&in_use, &new],
+                        launches: [launches, launches_of_b],
+                        blocks: self.results.task.blocks,
+                    };
+                    let blocks = blocks::measure(bench, &pair)?;
+                    self.results.runs.push(Run {
+                        kernel: one.kernel.to_owned(),
+                        pass: pass.number,
+                        process: pass.process,
+                        problem: problem.clone(),
+                        held_out,
+                        baseline: in_use.kernel_name().to_owned(),
+                        blocks,
+                    });
+                    self.write()
+                }))
+            })??;
         }
         Ok(())
     }
+}
+
+/// What is timed against the kernel in use.
+#[derive(Debug, Clone, Copy)]
+struct Timed<'a> {
+    kernel: &'a str,
+    /// `None` for the control.
+    image: Option<&'a str>,
+}
+
+/// One of the two passes, each in a process of its own.
+#[derive(Debug, Clone, Copy)]
+struct Pass {
+    number: u32,
+    process: u64,
 }

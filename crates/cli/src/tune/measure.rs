@@ -1,13 +1,12 @@
 //! Times of candidates: one problem at a time, cold, with the random data of `bench`.
 
-use half::{bf16, f16};
 use warptile::gpu::Gpu;
-use warptile::{Choice, Element, ElementType, Plan, Planner, Problem, Rates, Settings};
+use warptile::{Choice, Plan, Planner, Problem, Rates, Settings};
 use warptile_check::{Case, trial};
 
 use super::state::Candidate;
-use crate::bench::data::Data;
-use crate::bench::gpu::{Replay, Rotation};
+use crate::bench::blocks::{self, Pair};
+use crate::bench::gpu::{Bench, Replay};
 use crate::interrupt;
 
 /// Replays before the first that counts, and those that count, of each candidate.
@@ -18,13 +17,13 @@ const FIRST_LOOK: usize = 3;
 const ROUNDS: usize = 7;
 const CLOSE: f64 = 1.15;
 
-/// How much slower than the fastest so far a first replay may be for a second one to be worth its time.
+/// How much slower than the fastest so far a first replay may be for a second one to be worth its time. The same of launches outside of a
+/// graph, besides the microseconds that such a launch may take longer: most kernels are far slower, and a graph has many launches of each.
 const HOPELESS: f64 = 2.0;
+const LAUNCH: f64 = 60.0;
 
-/// The same of a first launch, for a replay to be worth its time, and from how many microseconds on that counts: a short one is slow for other
-/// reasons.
-const FAR_TOO_SLOW: f64 = 4.0;
-const LONG_LAUNCH: f64 = 5000.0;
+/// Microseconds that a kernel's very first launch may take longer still.
+const LOADING: f64 = 10e3;
 
 /// The plan of a candidate. `rates` matter only to what it says of itself.
 pub(super) fn plan_of(
@@ -88,114 +87,71 @@ pub(super) fn variations(
     Ok(candidates)
 }
 
-/// What can be timed, whatever the element type.
-pub(super) trait Bench {
-    /// Median microseconds of each plan, in their order; after Ctrl-C of fewer. Tells of each that is the fastest so far.
-    fn screen(
-        &mut self,
-        plans: &[Plan],
-        fastest_so_far: &mut dyn FnMut(&Plan, f64),
-    ) -> warptile_check::Result<Vec<f64>>;
-
-    /// The ratios of so many blocks A B B A; after Ctrl-C fewer.
-    fn compare(
-        &mut self,
-        old: &Plan,
-        new: &Plan,
-        blocks: usize,
-    ) -> warptile_check::Result<Vec<f64>>;
+/// Median microseconds of each plan, in their order; after Ctrl-C of fewer. Tells of each that is the fastest so far.
+pub(super) fn screen(
+    bench: &mut dyn Bench,
+    plans: &[Plan],
+    fastest_so_far: &mut dyn FnMut(&Plan, f64),
+) -> warptile_check::Result<Vec<f64>> {
+    let launches = bench.sets();
+    let of_launch = |microseconds: f64| microseconds / launches as f64;
+    let mut fastest = f64::INFINITY;
+    let mut times: Vec<Vec<f64>> = Vec::new();
+    let mut close: Vec<(usize, Replay)> = Vec::new();
+    for (index, plan) in plans.iter().enumerate() {
+        if interrupt::requested() {
+            break;
+        }
+        // The first launch of a kernel may also load it.
+        let limit = HOPELESS * fastest + LAUNCH;
+        let mut once = bench.once(plan)?;
+        if once > limit && once < limit + LOADING {
+            once = once.min(bench.once(plan)?);
+        }
+        if once > limit {
+            times.push(vec![once]);
+            continue;
+        }
+        let replay = bench.capture(plan, launches)?;
+        for _ in 0..WARM_UP {
+            bench.time(&replay)?;
+        }
+        let mut of_plan = vec![of_launch(bench.time(&replay)?)];
+        while of_plan.len() < FIRST_LOOK && of_plan[0] < HOPELESS * fastest {
+            of_plan.push(of_launch(bench.time(&replay)?));
+        }
+        if median(&of_plan) < fastest {
+            fastest = median(&of_plan);
+            fastest_so_far(plan, fastest);
+        }
+        times.push(of_plan);
+        close.push((index, replay));
+        close.retain(|(index, _)| median(&times[*index]) < CLOSE * fastest);
+    }
+    for _ in 0..ROUNDS {
+        for (index, replay) in &close {
+            if !interrupt::requested() {
+                times[*index].push(of_launch(bench.time(replay)?));
+            }
+        }
+    }
+    Ok(times.iter().map(|times| median(times)).collect())
 }
 
-/// Calls `work` with the inputs of a case on the GPU.
-pub(super) fn with_bench<R>(
-    case: &Case,
-    gpu: &Gpu,
-    work: impl FnOnce(&mut dyn Bench) -> warptile_check::Result<R>,
-) -> warptile_check::Result<R> {
-    match case.element {
-        ElementType::F16 => typed::<f16, R>(case, gpu, work),
-        ElementType::Bf16 => typed::<bf16, R>(case, gpu, work),
-        _ => typed::<f32, R>(case, gpu, work),
-    }
-}
-
-fn typed<T: Element, R>(
-    case: &Case,
-    gpu: &Gpu,
-    work: impl FnOnce(&mut dyn Bench) -> warptile_check::Result<R>,
-) -> warptile_check::Result<R> {
-    let call = case.try_call()?;
-    let lists = case.lists();
-    let data = Data::<T>::new(&call, case.seed);
-    let mut rotation = Rotation::new(case, &call, gpu, &data, &lists)?;
-    drop(data);
-    work(&mut rotation)
-}
-
-impl<T: Element> Bench for Rotation<'_, T> {
-    fn screen(
-        &mut self,
-        plans: &[Plan],
-        fastest_so_far: &mut dyn FnMut(&Plan, f64),
-    ) -> warptile_check::Result<Vec<f64>> {
-        let mut fastest = f64::INFINITY;
-        let mut times: Vec<Vec<f64>> = Vec::new();
-        let mut close: Vec<(usize, Replay)> = Vec::new();
-        for (index, plan) in plans.iter().enumerate() {
-            if interrupt::requested() {
-                break;
-            }
-            let once = self.once(plan)?;
-            if once > LONG_LAUNCH && once > FAR_TOO_SLOW * fastest {
-                times.push(vec![once]);
-                continue;
-            }
-            let replay = self.capture(plan)?;
-            for _ in 0..WARM_UP {
-                self.time(&replay)?;
-            }
-            let mut of_plan = vec![self.time(&replay)?];
-            while of_plan.len() < FIRST_LOOK && of_plan[0] < HOPELESS * fastest {
-                of_plan.push(self.time(&replay)?);
-            }
-            if median(&of_plan) < fastest {
-                fastest = median(&of_plan);
-                fastest_so_far(plan, fastest);
-            }
-            times.push(of_plan);
-            close.push((index, replay));
-            close.retain(|(index, _)| median(&times[*index]) < CLOSE * fastest);
-        }
-        for _ in 0..ROUNDS {
-            for (index, replay) in &close {
-                if !interrupt::requested() {
-                    times[*index].push(self.time(replay)?);
-                }
-            }
-        }
-        Ok(times.iter().map(|times| median(times)).collect())
-    }
-
-    fn compare(
-        &mut self,
-        old: &Plan,
-        new: &Plan,
-        blocks: usize,
-    ) -> warptile_check::Result<Vec<f64>> {
-        let (old, new) = (self.capture(old)?, self.capture(new)?);
-        for replay in [&old, &new] {
-            self.time(replay)?;
-        }
-        let mut ratios = Vec::new();
-        while ratios.len() < blocks && !interrupt::requested() {
-            let mut times = [0.0; 4];
-            for (time, replay) in times.iter_mut().zip([&old, &new, &new, &old]) {
-                *time = self.time(replay)?;
-            }
-            ratios.push(trial::ratio(times));
-        }
-        Ok(ratios)
-    }
+/// The ratios of so many blocks A B B A; after Ctrl-C fewer.
+pub(super) fn compare(
+    bench: &mut dyn Bench,
+    old: &Plan,
+    new: &Plan,
+    blocks: usize,
+) -> warptile_check::Result<Vec<f64>> {
+    let pair = Pair {
+        plans: [old, new],
+        launches: [bench.sets(); 2],
+        blocks,
+    };
+    let blocks = blocks::measure(bench, &pair)?;
+    Ok(blocks.into_iter().map(trial::ratio).collect())
 }
 
 fn median(times: &[f64]) -> f64 {

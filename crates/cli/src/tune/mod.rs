@@ -20,9 +20,10 @@ use warptile_check::Case;
 use warptile_check::trial::{LEAST_GAIN, Rules};
 use warptile_kernels::{Role, images_for};
 
-use self::measure::{plan_of, variations, with_bench};
+use self::measure::{compare, plan_of, screen, variations};
 use self::report::Outcome;
 use self::state::{Candidate, Entry, Screened, State};
+use crate::bench::gpu::with_bench;
 use crate::failure::Failure;
 use crate::machine::{self, Machine};
 use crate::options::Device;
@@ -322,13 +323,16 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
                     bar.set_message(format!("{} {microseconds:.1} us,", plan.kernel_name()));
                 }
             };
-            let mut times = bench.screen(&plans, &mut show)?;
-            // The fastest, and with other settings of its launch.
+            let mut times = screen(bench, &plans, &mut show)?;
+            // The fastest once more beside the same with other settings of its launch: by now the GPU is warmer and slower.
             let best = (0..times.len()).min_by(|&a, &b| times[a].total_cmp(&times[b]));
             if let Some(best) = best.filter(|_| !interrupt::requested()) {
                 let others = variations(case, &plans[best], &candidates[best])?;
-                let (others, plans) = applicable(others)?;
-                times.extend(bench.screen(&plans, &mut show)?);
+                let (others, mut plans_of_others) = applicable(others)?;
+                plans_of_others.insert(0, plans[best].clone());
+                let of_others = screen(bench, &plans_of_others, &mut show)?;
+                let slower = of_others.first().map_or(1.0, |again| again / times[best]);
+                times.extend(of_others.iter().skip(1).map(|other| other / slower));
                 candidates.extend(others);
             }
             Ok(times)
@@ -367,7 +371,7 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
             let (case, problem) = &self.problems[index];
             let plan = |one: &Candidate| plan_of(self.gpu, self.gpu.rates(), *problem, one);
             let (old, new) = (plan(&entry.old)?, plan(&new)?);
-            let ratios = with_bench(case, self.gpu, |bench| bench.compare(&old, &new, blocks))?;
+            let ratios = with_bench(case, self.gpu, |bench| compare(bench, &old, &new, blocks))?;
             if ratios.len() == blocks {
                 let entry = &mut self.state.entries[index];
                 (entry.first, entry.repeat) = (Some(ratios), None);
@@ -620,7 +624,7 @@ pub(crate) fn run_trials(args: &TrialsArgs, console: &mut dyn Write) -> Result<(
         let plan = |one: &Candidate| plan_of(gpu, gpu.rates(), problem, one);
         let (old, new) = (plan(&request.old)?, plan(&request.new)?);
         let ratios = with_bench(&case, gpu, |bench| {
-            bench.compare(&old, &new, request.blocks)
+            compare(bench, &old, &new, request.blocks)
         })?;
         let line = serde_json::to_string(&ratios).map_err(std::io::Error::from)?;
         writeln!(console, "{line}")?;

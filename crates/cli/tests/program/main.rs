@@ -12,5 +12,6 @@ mod plan;
 mod records;
 mod run;
 mod standin;
+#[cfg(unix)]
 mod trial;
 mod tune;

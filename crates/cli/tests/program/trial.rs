@@ -32,15 +32,36 @@ fn runs<'a>(results: &'a Value, kernel: &str, pass: u64) -> Vec<&'a Value> {
         .collect()
 }
 
+/// A profiler: a script.
+fn profiler(folder: &Path, script: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    let path = folder.join("ncu");
+    let asked = folder.join("asked");
+    fs::write(
+        &path,
+        format!("#!/bin/sh\necho \"$*\" >>{}\n{script}\n", asked.display()),
+    )
+    .unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// What ncu prints in CSV, after what the program printed.
+const COUNTERS: &str = r#"echo 'warptile: "ID" is no table'
+echo '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+echo '"0","warptile_a","dram__throughput.avg.pct_of_peak_sustained_elapsed","%","81.5"'"#;
+
 #[test]
 fn what_computes_wrong_is_never_timed_and_a_control_is() {
     let fake = FakeDriver::open();
     let folder = tempfile::tempdir().unwrap();
     pack(folder.path());
     let out = folder.path().join("results.json");
+    // Where programs are looked for: there is no ncu at first.
+    let tools = tempfile::tempdir().unwrap();
     let trial = |code| {
         let mut command = warptile();
         command.env("WARPTILE_LIBCUDA", fake.path());
+        command.env("PATH", tools.path());
         command.arg("trial").arg(folder.path()).arg("--out");
         expect_code(code, command.arg(&out))
     };
@@ -91,6 +112,46 @@ fn what_computes_wrong_is_never_timed_and_a_control_is() {
     assert!(runs(&after, KERNEL, 2).is_empty());
     let before = control.as_array().unwrap();
     assert_eq!(&after["runs"].as_array().unwrap()[..before.len()], before);
+
+    assert!(
+        said.contains("no counters of wmma_d64_") && said.contains("there is no ncu"),
+        "{said}"
+    );
+    assert_eq!(after["counters"], json!({}));
+
+    // With ncu, the counters of the kernel in use and of what was timed.
+    profiler(tools.path(), "exit 1");
+    let (said, _) = trial(0);
+    assert!(said.contains("no counters of wmma_d64_"), "{said}");
+    profiler(tools.path(), COUNTERS);
+    trial(0);
+    let counted = read(&out);
+    let counters = counted["counters"].as_object().unwrap();
+    let in_use = timed["baseline"].as_str().unwrap();
+    let mut kernels: Vec<_> = counters.keys().map(String::as_str).collect();
+    kernels.sort_by_key(|&kernel| kernel != in_use);
+    assert_eq!(kernels, [in_use, KERNEL]);
+    assert_eq!(counters[KERNEL], json!({ "dram_percent": 81.5 }));
+    let asked = fs::read_to_string(tools.path().join("asked")).unwrap();
+    let asked: Vec<&str> = asked.lines().collect();
+    assert!(
+        asked
+            .iter()
+            .all(|line| line.starts_with("--clock-control none ")),
+        "{asked:?}"
+    );
+    assert!(asked.iter().all(|line| line.contains(SEEN)), "{asked:?}");
+    assert!(
+        asked
+            .last()
+            .unwrap()
+            .ends_with(&format!("--kernel {IMAGE}")),
+        "{asked:?}"
+    );
+    // What was counted is not counted again.
+    profiler(tools.path(), "exit 1");
+    let (said, _) = trial(0);
+    assert!(!said.contains("no counters"), "{said}");
 
     // Results of another task are not added to.
     let mut other = after;
