@@ -11,10 +11,13 @@ mod amx;
 #[path = "cpu/no_amx.rs"]
 mod amx;
 mod block;
+mod finish;
 mod isa;
 mod lanes;
 mod memory;
 mod products;
+mod state;
+mod task;
 mod terms;
 mod turn;
 mod weights;
@@ -32,8 +35,9 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::layout::{View, ViewMut};
 
-use block::{Block, Blocks, Scratch, Task};
+use block::{Block, Blocks, Scratch};
 use isa::Isa;
+use task::Task;
 
 /// Computes a call on the CPU.
 ///
