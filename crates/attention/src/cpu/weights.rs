@@ -36,21 +36,18 @@ impl Work for Weights<'_> {
         for state in [&self.max[..], self.sum, self.factors] {
             assert!(lanes <= state.len());
         }
-        let scores = self.scores.as_mut_ptr();
-        // SAFETY: the caller vouches for the instructions. A lane's keys are rows of `lanes` numbers, all of them in `scores`; there
-        // is a row of `pairs` for each two of them.
+        // SAFETY: the caller vouches for the instructions. There is a row of `pairs` for each two keys; behind the place of a score
+        // is that of the next key, `lanes` further.
         unsafe {
             match self.pairs.take() {
                 Some(pairs) => {
                     assert!(2 * pairs.len() == self.scores.len());
                     let pairs = pairs.as_mut_ptr().cast::<f32>();
-                    weigh::<L>(self, |key, lane, [first, second]| {
-                        let place = pairs.add(key / 2 * lanes + lane);
-                        first.pair_bf16(second).store(place);
+                    weigh::<L>(self, |_, index, [first, second]| {
+                        first.pair_bf16(second).store(pairs.add(index));
                     });
                 }
-                None => weigh::<L>(self, |key, lane, [first, second]| {
-                    let place = scores.add(key * lanes + lane);
+                None => weigh::<L>(self, |place, _, [first, second]| {
                     first.store(place);
                     second.store(place.add(lanes));
                 }),
@@ -59,12 +56,13 @@ impl Work for Weights<'_> {
     }
 }
 
-/// `store` gets the weights of two keys that follow each other, the first of which is even, and the first lane.
+/// `store` gets the weights of two keys that follow each other, the first of which is even, with the place of the first score and the
+/// index that the pair has among pairs.
 ///
 /// # Safety
 /// The machine has the instructions of `L`; what [`Weights::run`] checks.
 #[inline(always)]
-unsafe fn weigh<L: Lanes>(work: Weights<'_>, store: impl Fn(usize, usize, [L; 2])) {
+unsafe fn weigh<L: Lanes>(work: Weights<'_>, store: impl Fn(*mut f32, usize, [L; 2])) {
     let Weights {
         scores,
         lanes,
@@ -75,13 +73,13 @@ unsafe fn weigh<L: Lanes>(work: Weights<'_>, store: impl Fn(usize, usize, [L; 2]
         factors,
     } = work;
     let keys = scores.len() / lanes;
-    let scores = scores.as_ptr();
+    let scores = scores.as_mut_ptr();
     for lane in (0..lanes).step_by(L::WIDTH) {
         // SAFETY: the caller vouches for the instructions; the rows are `lanes` long, a multiple of a register's width.
         unsafe {
             let unit = L::splat(unit);
             let column = scores.add(lane);
-            let load = |key: usize| L::load(column.add(key * lanes));
+            let place = |key: usize| column.add(key * lanes);
             let (max, sum, factors) = (
                 max.as_mut_ptr().add(lane),
                 sum.as_mut_ptr().add(lane),
@@ -92,7 +90,7 @@ unsafe fn weigh<L: Lanes>(work: Weights<'_>, store: impl Fn(usize, usize, [L; 2]
             for key in (0..keys).step_by(4) {
                 for (i, largest) in largest.iter_mut().enumerate() {
                     // Ignores a NaN.
-                    *largest = load(key + i).max(*largest);
+                    *largest = L::load(place(key + i)).max(*largest);
                 }
             }
             let largest = (largest[0].max(largest[1])).max(largest[2].max(largest[3]));
@@ -104,11 +102,12 @@ unsafe fn weigh<L: Lanes>(work: Weights<'_>, store: impl Fn(usize, usize, [L; 2]
             let mut sums = [L::splat(0.0); CLASSES];
             for key in (0..keys).step_by(CLASSES) {
                 for class in (0..CLASSES).step_by(2) {
-                    let first = load(key + class).mul_add(unit, below).exp2();
-                    let second = load(key + class + 1).mul_add(unit, below).exp2();
+                    let place = place(key + class);
+                    let first = L::load(place).mul_add(unit, below).exp2();
+                    let second = L::load(place.add(lanes)).mul_add(unit, below).exp2();
                     sums[class] = sums[class].add(first);
                     sums[class + 1] = sums[class + 1].add(second);
-                    store(key + class, lane, [first, second]);
+                    store(place, (key + class) / 2 * lanes + lane, [first, second]);
                 }
             }
             for half in [8, 4, 2, 1] {
@@ -176,6 +175,40 @@ mod tests {
                     let factor = if key < keys { factors[lane] } else { 1.0 };
                     let found = f64::from(all[(keys + key) * lanes + lane] * factor);
                     assert!((found - expected).abs() <= 1e-6, "{isa:?} {key}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pairs_are_the_weights_rounded() {
+        for isa in Isa::all() {
+            let (lanes, keys) = (isa.panel(), 32);
+            let score = |i: usize| (i * 31 % 47) as f32 / 5.0 - 4.0;
+            let scores: Vec<f32> = (0..keys * lanes).map(score).collect();
+            let weigh = |scores: &mut [f32], pairs: Option<&mut [u32]>| {
+                let (mut max, mut sum) = (vec![f32::NEG_INFINITY; lanes], vec![0.0; lanes]);
+                let mut factors = vec![f32::NAN; lanes];
+                isa.run(Weights {
+                    scores,
+                    lanes,
+                    pairs,
+                    unit: 1.0,
+                    max: &mut max,
+                    sum: &mut sum,
+                    factors: &mut factors,
+                });
+                [max, sum, factors]
+            };
+            let (mut weights, mut pairs) = (scores.clone(), vec![0; keys / 2 * lanes]);
+            let state = weigh(&mut weights, None);
+            assert_eq!(weigh(&mut scores.clone(), Some(&mut pairs)), state);
+            for (i, pair) in pairs.into_iter().enumerate() {
+                let first = i / lanes * 2 * lanes + i % lanes;
+                let halves = [(first, pair << 16), (first + lanes, pair & 0xffff_0000)];
+                for (place, half) in halves {
+                    let error = (f32::from_bits(half) - weights[place]).abs();
+                    assert!(error <= weights[place] / 256.0, "{isa:?} {place}");
                 }
             }
         }
