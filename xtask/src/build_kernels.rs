@@ -5,18 +5,16 @@ use std::path::{Path, PathBuf};
 
 use crate::abi;
 use crate::catalog;
-use crate::compile::{self, Request, Worker};
+use crate::compile;
 use crate::files::{self, FileError};
-use crate::gates::{self, Facts};
-use crate::inspect::{self, LogReport, SassCounts};
-use crate::instances::{self, Expectations, Instance, InstancesError, Target};
+use crate::instances::{self, Instance, InstancesError, Target};
 use crate::manifest::{Manifest, ManifestEntry};
 use crate::packs::{self, Packs};
-use crate::record::ImageRecord;
 use crate::resources;
 use crate::sample::{sample, unsampled_differences};
 use crate::sources::Sources;
 use crate::toolchain::Toolchain;
+use crate::units::compile_all;
 
 /// What all packs together may add to a user's download and binary, in bytes: less than 7 MB.
 pub const EMBEDDED_LIMIT: u64 = 8_000_000;
@@ -121,9 +119,19 @@ pub enum BuildError {
     /// The manifest holds something that the catalog has no value for.
     #[error("manifest.json: {0}; delete it to rebuild every image")]
     Catalog(String),
-    /// A source has no place for the asserts of debug images.
-    #[error("{0}: no line, or several, that calls a kernel as `..._attention<Instance>(params);`")]
-    NoEntry(String),
+    /// A source has no place for the asserts of debug images, or several.
+    #[error("{}: {found} lines are or end in `{wanted}`: one is needed for the asserts of debug images", file.display())]
+    Place {
+        /// The source, relative to `kernels/`.
+        file: PathBuf,
+        /// The line.
+        wanted: String,
+        /// How often it occurs.
+        found: usize,
+    },
+    /// The list of asserts of debug images is refused.
+    #[error("debug/asserts.toml: {0}")]
+    Asserts(String),
     /// Nothing is listed for the selection.
     #[error("instances.toml lists no image for this family, target and kernel; it has {available}")]
     NothingSelected {
@@ -177,22 +185,6 @@ impl Outcome {
         let total = self.packed_bytes.values().sum();
         (total >= EMBEDDED_LIMIT).then_some(total)
     }
-}
-
-/// One run of the compiler: the machine code of a kernel for one element type and architecture, the PTX that the compiler
-/// makes on the way there, or both. NVRTC's PTX is the same whether it goes on to machine code or not.
-#[derive(Debug, Clone)]
-struct Unit {
-    /// The instance as compiled, with the real architecture as target.
-    real: Instance,
-    /// Images wanted from it.
-    wanted: Vec<Instance>,
-}
-
-/// A finished image, not yet in a pack.
-struct Built {
-    entry: ManifestEntry,
-    image: Vec<u8>,
 }
 
 /// Told of progress: how many units in all, then the name of each finished one.
@@ -273,106 +265,6 @@ pub fn build(
         failures,
         packed_bytes,
     })
-}
-
-/// What a debug image's kernel is called at its end.
-const DEBUG_SUFFIX: &str = "debug";
-
-/// Flags of debug images: the lines of the source beside the machine code, and the asserts ahead of the family's own source.
-const DEBUG_FLAGS: [&str; 2] = ["--generate-line-info", "--pre-include=debug/checked.cuh"];
-
-/// What debug images call first.
-const DEBUG_CALL: &str = "warptile::check_launch<Instance>(params);";
-
-/// A family's source with the call of the asserts on the line that computes, so that lines keep their numbers. `None` if it has
-/// no such line, or several.
-fn with_asserts(text: &str) -> Option<String> {
-    let (before, rest) = text.split_once("_attention<Instance>(params);")?;
-    if rest.contains("_attention<Instance>(params);") {
-        return None;
-    }
-    let start = before.rfind('\n')? + 1;
-    let (lines, call) = before.split_at(start);
-    Some(format!(
-        "{lines}    {DEBUG_CALL} {}_attention<Instance>(params);{rest}",
-        call.trim_start()
-    ))
-}
-
-/// Compiles debug images of what is selected into a folder for `WARPTILE_KERNELS_DIR`, under names of their own.
-///
-/// # Errors
-/// As [`build_folder`].
-pub fn build_debug(
-    layout: &Layout,
-    compiler: &Compiler,
-    selection: &Selection,
-    folder: &Path,
-    progress: &dyn Progress,
-) -> Result<(Manifest, Vec<Failure>), BuildError> {
-    let listed = instances::load(&layout.kernels.join("instances.toml"))?;
-    let debug: Vec<Instance> = select(&listed, selection)?
-        .into_iter()
-        // Only what can be named: the operations beside forward have one kernel each.
-        .filter(|instance| instance.tiling.head_dim > 0)
-        .map(|instance| Instance {
-            suffix: Some(DEBUG_SUFFIX.to_owned()),
-            extra_flags: [
-                &instance.extra_flags[..],
-                &DEBUG_FLAGS.map(str::to_owned)[..],
-            ]
-            .concat(),
-            ..instance
-        })
-        .collect();
-    let mut sources = read_sources(layout, &debug)?;
-    for (name, source) in &mut sources {
-        source.text =
-            with_asserts(&source.text).ok_or_else(|| BuildError::NoEntry(name.clone()))?;
-    }
-    to_folder(layout, compiler, &sources, &debug, folder, progress)
-}
-
-/// Compiles images into a folder, each in a file of its own, beside the manifest that `WARPTILE_KERNELS_DIR` asks for. The manifest
-/// is written last, so that a folder with one is whole.
-///
-/// # Errors
-/// [`BuildError`] if the sources cannot be read or the results not be written. What failed is returned beside the manifest.
-pub fn build_folder(
-    layout: &Layout,
-    compiler: &Compiler,
-    instances: &[Instance],
-    folder: &Path,
-    progress: &dyn Progress,
-) -> Result<(Manifest, Vec<Failure>), BuildError> {
-    let sources = read_sources(layout, instances)?;
-    to_folder(layout, compiler, &sources, instances, folder, progress)
-}
-
-fn to_folder(
-    layout: &Layout,
-    compiler: &Compiler,
-    sources: &BTreeMap<String, Sources>,
-    instances: &[Instance],
-    folder: &Path,
-    progress: &dyn Progress,
-) -> Result<(Manifest, Vec<Failure>), BuildError> {
-    let (built, failures) = compile_all(layout, compiler, sources, instances, progress)?;
-    let mut manifest = Manifest::default();
-    for Built { mut entry, image } in built {
-        let kind = if entry.target.starts_with("compute_") {
-            "ptx"
-        } else {
-            "cubin"
-        };
-        entry.pack = format!("{}.{kind}", entry.name);
-        files::write(&folder.join(&entry.pack), &image)?;
-        manifest.images.push(entry);
-    }
-    manifest.images.sort_by(|a, b| a.name.cmp(&b.name));
-    let text = manifest_text(&manifest);
-    files::write(&folder.join("manifest.json"), text.as_bytes())?;
-    Ok((manifest, failures))
 }
 
 /// Writes the packs whose contents changed and deletes those that are gone.
@@ -538,7 +430,10 @@ fn generated(
     ])
 }
 
-fn select(listed: &[Instance], selection: &Selection) -> Result<Vec<Instance>, BuildError> {
+pub(crate) fn select(
+    listed: &[Instance],
+    selection: &Selection,
+) -> Result<Vec<Instance>, BuildError> {
     let is_of_kernel = |instance: &&Instance| {
         let wanted = selection.kernel.as_ref();
         wanted.is_none_or(|kernel| *kernel == instance.kernel())
@@ -561,7 +456,7 @@ fn select(listed: &[Instance], selection: &Selection) -> Result<Vec<Instance>, B
     Ok(selected)
 }
 
-fn read_sources(
+pub(crate) fn read_sources(
     layout: &Layout,
     selected: &[Instance],
 ) -> Result<BTreeMap<String, Sources>, FileError> {
@@ -590,7 +485,7 @@ fn by_name(manifest: Manifest) -> BTreeMap<String, ManifestEntry> {
 }
 
 /// One line per image, so that a change of one kernel is a change of its lines.
-fn manifest_text(manifest: &Manifest) -> String {
+pub(crate) fn manifest_text(manifest: &Manifest) -> String {
     let lines: Vec<String> = manifest
         .images
         .iter()
@@ -654,234 +549,8 @@ fn differing_fields(committed: &ManifestEntry, rebuilt: &ManifestEntry) -> Strin
     differences.join("; ")
 }
 
-fn units(stale: &[Instance]) -> Vec<Unit> {
-    let mut units: BTreeMap<(String, Target), Unit> = BTreeMap::new();
-    for instance in stale {
-        let real = Instance {
-            target: instance.target.real(),
-            ..instance.clone()
-        };
-        units
-            .entry((real.image(), real.target))
-            .or_insert_with(|| Unit {
-                real,
-                wanted: Vec::new(),
-            })
-            .wanted
-            .push(instance.clone());
-    }
-    units.into_values().collect()
-}
-
-fn compile_all(
-    layout: &Layout,
-    compiler: &Compiler,
-    sources: &BTreeMap<String, Sources>,
-    stale: &[Instance],
-    progress: &dyn Progress,
-) -> Result<(Vec<Built>, Vec<Failure>), BuildError> {
-    let scratch = tempfile::tempdir().map_err(FileError::new(
-        "create a directory in",
-        &std::env::temp_dir(),
-    ))?;
-    let units = units(stale);
-    progress.begin(units.len());
-    let results = compile::in_parallel(
-        &units,
-        compiler.jobs,
-        || None,
-        |worker, unit| {
-            let source = sources.get(&unit.real.source);
-            let result = source.map_or_else(
-                || Err(vec![format!("{} was not read", unit.real.source)]),
-                |source| build_unit(layout, compiler, source, unit, scratch.path(), worker),
-            );
-            progress.finished(&unit.real.image());
-            result.map_err(|reasons| Failure {
-                image: unit
-                    .wanted
-                    .iter()
-                    .map(Instance::image)
-                    .collect::<Vec<_>>()
-                    .join(", "),
-                reasons,
-            })
-        },
-    );
-    let mut built = Vec::new();
-    let mut failures = Vec::new();
-    for result in results {
-        match result {
-            Ok(images) => built.extend(images),
-            Err(failure) => failures.push(failure),
-        }
-    }
-    Ok((built, failures))
-}
-
-fn build_unit(
-    layout: &Layout,
-    compiler: &Compiler,
-    source: &Sources,
-    unit: &Unit,
-    scratch: &Path,
-    worker: &mut Option<Worker>,
-) -> Result<Vec<Built>, Vec<String>> {
-    let instance = &unit.real;
-    let request = request(layout, &compiler.toolchain, source, instance, scratch);
-    let mut running = match worker.take() {
-        Some(running) => running,
-        None => Worker::start(&compiler.worker, &compiler.toolchain.nvrtc).map_err(|error| {
-            vec![format!(
-                "cannot start {}: {error}",
-                compiler.worker.display()
-            )]
-        })?,
-    };
-    // A worker that failed is dropped here; the next unit starts another.
-    let answer = running
-        .compile(&request)
-        .map_err(|error| vec![error.to_string()])?;
-    *worker = Some(running);
-    let log = answer.log.map_err(|log| vec![log])?;
-
-    let facts = facts(compiler, instance, &request, &log).map_err(|reason| vec![reason])?;
-    let violations = gates::violations(instance, &facts);
-    if !violations.is_empty() {
-        return Err(violations.iter().map(ToString::to_string).collect());
-    }
-    let record = facts
-        .record
-        .as_ref()
-        .map_err(|error| vec![error.to_string()])?;
-    unit.wanted
-        .iter()
-        .map(|wanted| {
-            finish(compiler, source, wanted, &request, &facts, record)
-                .map_err(|reason| vec![reason])
-        })
-        .collect()
-}
-
-/// The compiler is asked with a relative name and sees absolute paths only as include directories, so an image does not
-/// depend on where the repository lies.
-#[must_use]
-pub fn request(
-    layout: &Layout,
-    toolchain: &Toolchain,
-    source: &Sources,
-    instance: &Instance,
-    scratch: &Path,
-) -> Request {
-    let include = |path: &Path| format!("--include-path={}", path.display());
-    let mut options = instance.flags();
-    options.push(include(&layout.kernels));
-    options.extend(toolchain.includes.iter().map(|path| include(path)));
-    Request {
-        source: source.text.clone(),
-        name: instance.source.clone(),
-        options,
-        output: scratch.join(instance.image()),
-    }
-}
-
-fn facts(
-    compiler: &Compiler,
-    instance: &Instance,
-    request: &Request,
-    log: &str,
-) -> Result<Facts, String> {
-    let cubin = files::read(&request.cubin()).map_err(|error| error.to_string())?;
-    let entry = instance.entry();
-    let sass = if instance.expectations == Expectations::default() {
-        SassCounts::default()
-    } else {
-        SassCounts::of_file(&compiler.toolchain.nvdisasm, &request.cubin())?
-    };
-    Ok(Facts {
-        log: LogReport::parse(log),
-        record: ImageRecord::read(&cubin),
-        has_entry: inspect::has_entry(&cubin, &entry).map_err(|error| error.to_string())?,
-        parameter_sizes: inspect::parameter_sizes(&cubin, &entry)
-            .map_err(|error| error.to_string())?,
-        sass,
-    })
-}
-
-fn finish(
-    compiler: &Compiler,
-    source: &Sources,
-    instance: &Instance,
-    request: &Request,
-    facts: &Facts,
-    record: &ImageRecord,
-) -> Result<Built, String> {
-    let path = if instance.target.ptx {
-        request.ptx()
-    } else {
-        request.cubin()
-    };
-    let image = files::read(&path).map_err(|error| error.to_string())?;
-    // What the driver makes of a PTX image is not known here.
-    let machine = |value: u32| if instance.target.ptx { 0 } else { value };
-    let tiling = &record.tiling;
-    Ok(Built {
-        entry: ManifestEntry {
-            name: instance.image(),
-            kernel: instance.kernel(),
-            entry: instance.entry(),
-            family: instance.family.clone(),
-            role: record.role.number(),
-            schedule: record.schedule.number(),
-            features: record.features.bits(),
-            target: instance.target.to_string(),
-            element: instance.element.to_string(),
-            block_m: tiling.block_m,
-            block_n: tiling.block_n,
-            head_dim: tiling.head_dim,
-            stages: tiling.stages,
-            warps: tiling.warps,
-            k_stride: tiling.k_stride,
-            v_stride: tiling.v_stride,
-            registers: machine(facts.log.registers),
-            stack_bytes: machine(facts.log.stack_bytes),
-            spill_bytes: machine(facts.log.spill_store_bytes + facts.log.spill_load_bytes),
-            static_shared_bytes: facts.log.static_shared_bytes,
-            dynamic_shared_bytes: record.shared_bytes,
-            tensor_instructions: machine(facts.sass.hmma + facts.sass.hgmma),
-            abi_hash: format!("{:016x}", record.abi_hash),
-            param_bytes: record.param_bytes,
-            toolchain: compiler.toolchain.version.clone(),
-            flags: instance.flags().join(" "),
-            source_hash: source.hash(instance, &compiler.toolchain.version),
-            sha256: files::sha256(&image),
-            // Known once the packs are put together.
-            pack: String::new(),
-            offset: 0,
-            len: image.len(),
-        },
-        image,
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
-    fn debug_images_assert_on_the_line_that_computes() {
-        let kernels = files::repository_root().join("kernels/entry");
-        for family in ["scalar", "wmma", "mma", "wgmma", "decode"] {
-            let text = files::read_text(&kernels.join(format!("{family}.cu"))).unwrap();
-            let checked = with_asserts(&text).unwrap();
-            assert_eq!(checked.replacen(&format!("{DEBUG_CALL} "), "", 1), text);
-            let call = |line: &&str| line.contains(DEBUG_CALL);
-            let line = checked.lines().find(call).unwrap();
-            assert!(line.ends_with("_attention<Instance>(params);"), "{line}");
-        }
-        assert_eq!(with_asserts("void f() {}"), None);
-    }
-
     #[test]
     fn the_committed_headers_are_what_the_declarations_generate() {
         assert_eq!(

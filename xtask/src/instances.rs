@@ -6,7 +6,7 @@ use std::iter;
 use std::path::Path;
 use std::str::FromStr;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::evolve::rules::Rule;
 use crate::files::{self, FileError};
@@ -269,7 +269,7 @@ impl TilingRow {
 }
 
 /// What an image of a tiling can do that would cost the plain one something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Variant {
     /// A softcap.
@@ -284,6 +284,16 @@ impl fmt::Display for Variant {
             Variant::Softcap => "softcap",
             Variant::Serving => "serving",
         })
+    }
+}
+
+impl FromStr for Variant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let all = [Variant::Softcap, Variant::Serving];
+        let found = all.into_iter().find(|variant| variant.to_string() == text);
+        found.ok_or_else(|| format!("`{text}` is no variant: {} or {}", all[0], all[1]))
     }
 }
 
@@ -330,6 +340,7 @@ impl FamilyDeclaration {
         &self,
         tiling: TilingRow,
         element: Element,
+        variant: Option<Variant>,
         target: Target,
         suffix: Option<String>,
         switches: &[String],
@@ -339,7 +350,7 @@ impl FamilyDeclaration {
             source: self.source.clone(),
             tiling,
             element,
-            variant: None,
+            variant,
             target,
             suffix,
             extra_flags: [&self.flags[..], switches].concat(),

@@ -8,8 +8,10 @@ pub mod build_kernels;
 pub mod bundle;
 pub mod catalog;
 pub mod compile;
+pub mod debug;
 pub mod evolve;
 pub mod files;
+pub mod folder;
 pub mod gates;
 pub mod inspect;
 pub mod instances;
@@ -22,6 +24,7 @@ pub mod resources;
 mod sample;
 pub mod sources;
 pub mod toolchain;
+mod units;
 
 #[cfg(test)]
 #[path = "../../crates/check/src/normal.rs"]

@@ -9,10 +9,10 @@ use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use xtask::build_kernels::{self, Compiler, EMBEDDED_LIMIT, Layout, Outcome, Progress, Selection};
-use xtask::instances::Target;
+use xtask::instances::{Target, Variant};
 use xtask::nvrtc::Nvrtc;
 use xtask::toolchain::{self, Toolchain};
-use xtask::{bundle, compile, evolve, files, reference, report, resources};
+use xtask::{bundle, compile, debug, evolve, files, reference, report, resources};
 
 /// Maintainer tasks of Warptile. Users of the crates never need them.
 ///
@@ -145,6 +145,9 @@ enum EvolveTask {
         /// What to compile for
         #[arg(long, default_value = "sm_90")]
         target: Target,
+        /// Search among images of this variant, such as `serving`, in place of plain ones
+        #[arg(long)]
+        variant: Option<Variant>,
         /// A problem that counts, such as "b4 q4096 k4096 h32 d64 bf16"; all of one element type
         #[arg(long = "problem", value_name = "PROBLEM", required = true)]
         problems: Vec<String>,
@@ -350,7 +353,7 @@ fn debug_images(
         None => compiler(root, jobs)?,
     };
     let bar = Bar(ProgressBar::no_length());
-    let built = build_kernels::build_debug(&layout, &compiler, selection, folder, &bar);
+    let built = debug::build(&layout, &compiler, selection, folder, &bar);
     bar.0.finish_and_clear();
     let (manifest, failures) = built?;
     for entry in &manifest.images {
@@ -378,6 +381,7 @@ fn evolve(root: &Path, task: EvolveTask) -> Result<(), Box<dyn Error>> {
         EvolveTask::Start {
             family,
             target,
+            variant,
             problems,
             held_out,
             multiprocessors,
@@ -387,6 +391,7 @@ fn evolve(root: &Path, task: EvolveTask) -> Result<(), Box<dyn Error>> {
             evolve::Plan {
                 family,
                 target: target.to_string(),
+                variant,
                 problems,
                 held_out,
                 multiprocessors,

@@ -14,11 +14,14 @@ mod checks;
 mod decode;
 mod named;
 mod plot;
+mod searches;
 mod speed;
 mod support;
 
 use std::path::{Path, PathBuf};
 
+use crate::evolve::archive::Candidate;
+use crate::evolve::picture;
 use crate::files::{self, FileError};
 use crate::manifest::{Manifest, ManifestEntry};
 
@@ -27,6 +30,7 @@ pub(crate) use baseline::expected;
 use bench::{BenchRow, ErrorRow};
 use checks::Checks;
 use decode::DecodeRow;
+use searches::Archived;
 
 const BEGIN: &str = "<!-- generated: ";
 const BEGIN_END: &str = " -->";
@@ -36,7 +40,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 16] = [
+const BLOCKS: [(&str, Maker); 17] = [
     ("support", |data| support::table(&data.images, &data.checks)),
     ("unproven", |data| {
         checks::unproven(&data.images, &data.checks)
@@ -60,6 +64,7 @@ const BLOCKS: [(&str, Maker); 16] = [
     ("uneven", |data| speed::uneven(&data.uneven)),
     ("behind", |data| speed::behind(&data.rows, &data.decode)),
     ("cpu", |data| speed::on_cpu(&data.cpu)),
+    ("searches", |data| searches::table(&data.searches)),
     ("plots", |data| plot::links(&data.plotted())),
 ];
 
@@ -124,6 +129,7 @@ struct Data {
     errors: Vec<ErrorRow>,
     /// The CPU path and PyTorch's.
     cpu: Vec<BenchRow>,
+    searches: Vec<Archived>,
 }
 
 /// Rows of a file as the evidence script writes it, beside what they are about; files of other programs are the rows alone.
@@ -209,6 +215,7 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
         decode: read_optional::<Rows<_>>(&evidence.join("decode.json"))?.into_rows(),
         errors: read_optional::<Rows<_>>(&evidence.join("errors.json"))?.into_rows(),
         cpu: read_optional::<Rows<_>>(&evidence.join("cpu.json"))?.into_rows(),
+        searches: searches::read(&evidence)?,
     };
     let mut generated = Vec::new();
     let documents = files::list(&root.join("docs"))?;
@@ -229,6 +236,13 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
         generated.push(Generated {
             path: root.join("docs/plots").join(name),
             text: svg,
+        });
+    }
+    for search in &data.searches {
+        let candidates: Vec<&Candidate> = search.candidates.iter().collect();
+        generated.push(Generated {
+            path: search.picture.clone(),
+            text: picture::svg(&search.plan, &candidates),
         });
     }
     Ok(generated)
@@ -361,6 +375,7 @@ mod tests {
             decode: Vec::new(),
             errors: Vec::new(),
             cpu: Vec::new(),
+            searches: Vec::new(),
         };
         fill(Path::new("README.md"), text, &data)
     }

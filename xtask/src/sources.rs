@@ -47,6 +47,11 @@ impl Sources {
         Ok(sources)
     }
 
+    /// The files, relative to `kernels/`.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.keys().map(PathBuf::as_path)
+    }
+
     /// SHA-256 over the files, the instance's flags, what its gates expect, and the toolchain.
     #[must_use]
     pub fn hash(&self, instance: &Instance, toolchain: &str) -> String {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::instances::TilingRow;
+use crate::instances::{TilingRow, Variant};
 use crate::manifest::ManifestEntry;
 
 /// What is searched, decided when the search begins.
@@ -15,6 +15,9 @@ pub struct Plan {
     pub family: String,
     /// What candidates are compiled for.
     pub target: String,
+    /// The variant that all candidates are; plain images without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variant: Option<Variant>,
     /// Problems that count.
     pub problems: Vec<String>,
     /// Problems that the search does not see.

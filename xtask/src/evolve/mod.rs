@@ -4,7 +4,7 @@
 //! whole or not at all, so a search that was interrupted goes on from there.
 
 pub mod archive;
-mod picture;
+pub(crate) mod picture;
 mod problem;
 mod promote;
 mod propose;
@@ -18,8 +18,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use crate::build_kernels::{self, BuildError, Compiler, Layout, Progress};
+use crate::build_kernels::{BuildError, Compiler, Layout, Progress};
 use crate::files::{self, FileError};
+use crate::folder;
 use crate::instances::{self, Element, FamilyDeclaration, Instance, InstancesError, Target};
 use crate::manifest::Manifest;
 use crate::report::ReportError;
@@ -116,13 +117,12 @@ impl Search {
             plan,
             candidates: BTreeMap::new(),
         };
-        let declaration = search.declaration()?;
-        if declaration.knobs.is_none() {
+        let Some(knobs) = search.declaration()?.knobs else {
             return refused(format!(
                 "instances.toml gives {} no knobs",
                 search.plan.family
             ));
-        }
+        };
         let manifest = Layout::of_repository(root).images.join("manifest.json");
         let manifest: Manifest = read_json(&manifest)?;
         let entries: BTreeMap<&str, _> = { manifest.images.iter() }
@@ -132,7 +132,7 @@ impl Search {
             let is_searched = instance.family == search.plan.family
                 && instance.target.to_string() == search.plan.target
                 && instance.element.to_string() == search.element()?
-                && instance.variant.is_none();
+                && instance.variant == search.plan.variant;
             let head_dim = instance.tiling.head_dim;
             if !is_searched || u64::from(head_dim) != searched {
                 continue;
@@ -149,7 +149,10 @@ impl Search {
                     block_n: instance.tiling.block_n,
                     warps: instance.tiling.warps,
                     stages: instance.tiling.stages,
-                    switches: Vec::new(),
+                    switches: { knobs.switches.iter() }
+                        .filter(|switch| instance.extra_flags.contains(switch))
+                        .cloned()
+                        .collect(),
                 },
                 lineage: Lineage {
                     how: How::Seed,
@@ -243,6 +246,7 @@ impl Search {
         Ok(self.declaration()?.instance(
             genes.row(),
             element,
+            self.plan.variant,
             target,
             genes.suffix(),
             &genes.switches,
@@ -284,14 +288,32 @@ impl Search {
         if parents.is_empty() {
             return refused("no shipped kernel has a rate, and nothing was measured");
         }
+        // What is shipped has no suffix: its flags are in its row. So the name of the same without them is taken.
+        let plain = |candidate: &Candidate| Genes {
+            switches: Vec::new(),
+            ..candidate.genes.clone()
+        };
+        let shipped = { self.candidates.values() }.filter(|one| one.verdict == Verdict::Shipped);
         let known: BTreeSet<Genes> = { self.candidates.values() }
             .map(|candidate| candidate.genes.clone())
+            .chain(shipped.map(plain))
             .collect();
-        let generation = { self.candidates.values() }
+        let latest = { self.candidates.values() }
             .map(|candidate| candidate.generation)
             .max()
-            .unwrap_or(0)
-            + 1;
+            .unwrap_or(0);
+        let of_latest: Vec<&Candidate> = { self.candidates.values() }
+            .filter(|candidate| candidate.generation == latest)
+            .collect();
+        // One of which nothing is compiled may be what an interrupted proposal left: its draws begin anew and find what is missing.
+        let is_open = of_latest.iter().all(|one| one.verdict == Verdict::Proposed);
+        let (generation, count) = match is_open {
+            true => (latest, count.saturating_sub(of_latest.len())),
+            false => (latest + 1, count),
+        };
+        if count == 0 {
+            return refused(format!("generation {generation} is proposed: compile it"));
+        }
         let mut draw = Draw(self.plan.seed.wrapping_add(u64::from(generation) << 32));
         let made = propose::generation(
             &parents,
@@ -339,9 +361,9 @@ impl Search {
         let mut text = String::new();
         for candidate in proposed {
             let instance = self.instance(&candidate.genes)?;
-            let folder = self.images().join(&candidate.kernel);
+            let images = self.images().join(&candidate.kernel);
             let (manifest, failures) =
-                build_kernels::build_folder(&layout, compiler, &[instance], &folder, progress)?;
+                folder::build(&layout, compiler, &[instance], &images, progress)?;
             let report = manifest.images.first().map(Report::from);
             let verdict = match &report {
                 Some(_) => Verdict::Compiled,

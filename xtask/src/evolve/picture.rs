@@ -31,7 +31,7 @@ fn escaped(text: &str) -> String {
 
 /// The picture as SVG. What was shipped is drawn at a gain of 1: it is what gains are over.
 #[must_use]
-pub(super) fn svg(plan: &Plan, candidates: &[&Candidate]) -> String {
+pub(crate) fn svg(plan: &Plan, candidates: &[&Candidate]) -> String {
     let of = |one: &Candidate| match one.verdict {
         Verdict::Shipped => Some(1.0),
         _ => gain(one),

@@ -135,12 +135,12 @@ pub(super) fn promote(
         "{}_d{}_{}x{}_w{}_s{}",
         plan.family, genes.head_dim, genes.block_m, genes.block_n, genes.warps, genes.stages
     );
-    if text
-        .lines()
-        .any(|line| line.split_whitespace().nth(1) == Some(&kernel))
-    {
+    let line = format!("kernel {kernel:<28} {tflops:>5.1} {end}");
+    let known = { text.lines() }.find(|line| line.split_whitespace().nth(1) == Some(&kernel));
+    // The same line is what an interrupted promotion left.
+    if known.is_some_and(|known| known != line) {
         return refused(format!(
-            "{kernel} is shipped with other flags; change its row by hand, and its rate in {}",
+            "{kernel} is shipped with other flags or variants; change its row by hand, and its rate in {}",
             rates.display()
         ));
     }
@@ -149,10 +149,11 @@ pub(super) fn promote(
     let declared = files::read_text(&path)?;
     let promoted = with_row(&declared, plan, element, candidate)?;
     instances::parse(&promoted)?;
-    let line = format!("kernel {kernel:<28} {tflops:>5.1} {end}");
     files::write(&path, promoted.as_bytes())?;
-    let text = format!("{}\n{line}\n", text.trim_end());
-    files::write(&rates, text.as_bytes())?;
+    if known.is_none() {
+        let text = format!("{}\n{line}\n", text.trim_end());
+        files::write(&rates, text.as_bytes())?;
+    }
     Ok(format!(
         "{compared}{}: a row for {kernel}\n{}: {line}\nnext: cargo xtask build-kernels --family {}; then measure it among the others, and let `cargo xtask report` \
          hold the speeds against the stored baseline\n",
@@ -162,7 +163,7 @@ pub(super) fn promote(
     ))
 }
 
-/// `instances.toml` with one row more in the family.
+/// `instances.toml` with one row more in the family, if it does not have it.
 fn with_row(
     declared: &str,
     plan: &Plan,
@@ -174,17 +175,22 @@ fn with_row(
         true => String::new(),
         false => format!(", flags = {:?}", genes.switches),
     };
+    let variants = match plan.variant {
+        None => String::new(),
+        Some(variant) => format!(", variants = [\"{variant}\"]"),
+    };
     let row = format!(
-        "    {{ head_dim = {}, block_m = {}, block_n = {}, warps = {}, stages = {}, elements = [{element:?}], targets = [{:?}]{flags} }},\n",
+        "    {{ head_dim = {}, block_m = {}, block_n = {}, warps = {}, stages = {}, elements = [{element:?}], targets = [{:?}]{flags}{variants} }},\n",
         genes.head_dim, genes.block_m, genes.block_n, genes.warps, genes.stages, plan.target
     );
     let family = format!("name = {:?}", plan.family);
     let place = declared.find(&family).and_then(|at| {
         let list = at + declared[at..].find("tilings = [\n")?;
-        Some(list + declared[list..].find("\n]\n")? + 1)
+        Some((list, list + declared[list..].find("\n]\n")? + 1))
     });
     match place {
-        Some(at) => Ok(format!("{}{row}{}", &declared[..at], &declared[at..])),
+        Some((list, end)) if declared[list..end].contains(&row) => Ok(declared.to_owned()),
+        Some((_, end)) => Ok(format!("{}{row}{}", &declared[..end], &declared[end..])),
         None => refused(format!(
             "instances.toml has no list of tilings of {}",
             plan.family

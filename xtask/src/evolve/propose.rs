@@ -9,8 +9,8 @@ use crate::instances::Knobs;
 /// Parents of a generation.
 const PARENTS: usize = 3;
 
-/// Draws for each candidate before the neighbourhood counts as searched.
-const DRAWS: usize = 200;
+/// Draws before the neighbourhood counts as searched. As many for a generation of which some candidates are there already.
+const DRAWS: usize = 2000;
 
 /// From where on shared memory is what a kernel waits for.
 const SHARED_MEMORY_BOUND: f64 = 80.0;
@@ -207,8 +207,28 @@ fn crossed(parents: &[&Candidate], knobs: &Knobs, draw: &mut Draw) -> Option<(Ge
     })
 }
 
+/// So many mutations, one after the other.
+fn walked(
+    parent: &Candidate,
+    steps: usize,
+    knobs: &Knobs,
+    draw: &mut Draw,
+) -> Option<(Genes, Lineage)> {
+    let (mut genes, mut lineage) = mutated(parent, knobs, draw)?;
+    for _ in 1..steps {
+        let between = Candidate {
+            genes,
+            ..parent.clone()
+        };
+        let (further, by) = mutated(&between, knobs, draw)?;
+        genes = further;
+        lineage.why = format!("{}, then {}", lineage.why, by.why);
+    }
+    Some((genes, lineage))
+}
+
 /// Up to `count` candidates that are not known yet: what the parents' counters and grids suggest, then mutations and crossovers in
-/// turn. Fewer if the neighbourhood of the parents has no more.
+/// turn, then pairs of mutations. Fewer if the neighbourhood of the parents has no more.
 #[must_use]
 pub(crate) fn generation(
     parents: &[&Candidate],
@@ -237,18 +257,21 @@ pub(crate) fn generation(
             }
         }
     }
-    for turn in 0..count * DRAWS {
-        if made.len() == count {
-            break;
-        }
-        let child = match turn % 3 {
-            2 => crossed(parents, knobs, draw),
-            _ => draw
-                .of(parents)
-                .and_then(|parent| mutated(parent, knobs, draw)),
-        };
-        if let Some(child) = child {
-            add(child, &mut made);
+    // One step first. Where that finds nothing new any more, two.
+    for steps in [1, 2] {
+        for turn in 0..DRAWS {
+            if made.len() == count {
+                return made;
+            }
+            let child = match turn % 3 {
+                2 if steps == 1 => crossed(parents, knobs, draw),
+                _ => draw
+                    .of(parents)
+                    .and_then(|parent| walked(parent, steps, knobs, draw)),
+            };
+            if let Some(child) = child {
+                add(child, &mut made);
+            }
         }
     }
     made
@@ -379,9 +402,34 @@ pub(super) mod tests {
         // The same seed draws the same.
         assert_eq!(first, made(7));
         assert_ne!(first, made(8));
-        // A neighbourhood has an end.
-        let all = generation(&parents[2..], &known, &knobs(), 132, 50, &mut Draw(1));
-        assert!(all.len() < 20, "{}", all.len());
+        // A neighbourhood has an end: what one change reaches comes first, then what two reach, and no more.
+        let all = generation(&parents[2..], &known, &knobs(), 132, 200, &mut Draw(1));
+        let changes = |genes: &Genes| {
+            let of = |genes: &Genes| {
+                [
+                    genes.block_m,
+                    genes.block_n,
+                    genes.stages,
+                    genes.switches.len() as u32,
+                ]
+            };
+            of(genes)
+                .iter()
+                .zip(of(&seeds[2].genes))
+                .filter(|(a, b)| **a != *b)
+                .count()
+        };
+        let single = all
+            .iter()
+            .take_while(|(genes, _)| changes(genes) == 1)
+            .count();
+        assert!((4..8).contains(&single), "{single}");
+        assert!(all.len() < 30 && all.len() > single, "{}", all.len());
+        assert!(
+            all[single..]
+                .iter()
+                .all(|(_, by)| by.why.contains(", then "))
+        );
     }
 
     #[test]

@@ -13,7 +13,8 @@ tensor_instruction = "HMMA"
 tilings = [
     { head_dim = 64, block_m = 64, block_n = 64, warps = 4, stages = 2 },
     { head_dim = 64, block_m = 32, block_n = 64, warps = 4, stages = 2 },
-    { head_dim = 128, block_m = 64, block_n = 64, warps = 4, stages = 1 },
+    { head_dim = 128, block_m = 64, block_n = 64, warps = 4, stages = 1, flags = ["-DX", "-DY"] },
+    { head_dim = 128, block_m = 32, block_n = 64, warps = 4, stages = 1, variants = ["serving"] },
 ]
 
 [family.knobs]
@@ -32,6 +33,7 @@ fn plan() -> Plan {
     Plan {
         family: "wmma".to_owned(),
         target: "sm_90".to_owned(),
+        variant: None,
         problems: text(["b4 q4096 k4096 h8 d64 f16", "b1 q512 k512 h2 d64 f16"]),
         held_out: text([
             "b2 q2048 k2048 h8 d64 f16",
@@ -178,6 +180,15 @@ fn a_search_goes_from_what_is_shipped_to_a_promotion() {
     let open = || Search::open(root, "wmma").unwrap();
     assert!(error(open().pack(&root.join("pack"), None)).contains("nothing is compiled"));
     open().propose(6).unwrap();
+    // A proposal that was cut short is completed to what it would have been.
+    let proposed = open().candidates;
+    assert!(error(open().propose(6)).contains("generation 1 is proposed"));
+    for lost in proposed.keys().filter(|kernel| !seeds.contains(kernel)) {
+        let file = format!("evidence/evolution/wmma/candidates/{lost}.json");
+        std::fs::remove_file(root.join(file)).unwrap();
+        open().propose(6).unwrap();
+        assert_eq!(open().candidates, proposed);
+    }
     compiled(&mut open());
     let states = |word: &str| {
         let candidates = open().candidates;
@@ -243,8 +254,16 @@ fn a_search_goes_from_what_is_shipped_to_a_promotion() {
     let said = take(&good).unwrap();
     assert!(said.contains(&format!("{best}: won")), "{said}");
     assert_eq!((states("won"), states("lost")), (1, 2));
-    // Taken twice they change nothing.
+    // Taken twice they change nothing; taken half, the other half follows.
     assert_eq!(take(&good).unwrap(), "");
+    let mut half = open();
+    let candidate = half.candidates[&best].clone();
+    half.add(Candidate {
+        verdict: Verdict::Compiled,
+        ..candidate
+    })
+    .unwrap();
+    assert_eq!(take(&good).unwrap(), format!("{best}: won\n"));
     // Counters that the host took, also of what was shipped, become hints.
     let mut counted = good.clone();
     let busy = BTreeMap::from([(format::SHARED_MEMORY.to_owned(), 93.0)]);
@@ -333,6 +352,20 @@ fn a_search_goes_from_what_is_shipped_to_a_promotion() {
     });
     assert_eq!(row.map(|one| one.element), Some(Element::F16));
     assert!(error(open().promote(&best)).contains("only what won"));
+    // A promotion that was cut short before its last step adds nothing twice.
+    let files = [
+        "kernels/instances.toml",
+        "crates/attention/rates/a-formula.txt",
+    ];
+    let texts = || files.map(|file| files::read_text(&root.join(file)).unwrap());
+    let promoted = texts();
+    let mut cut = open();
+    let mut candidate = cut.candidates[&best].clone();
+    candidate.verdict = Verdict::Won(candidate.verdict.measured().unwrap().clone());
+    cut.add(candidate).unwrap();
+    open().promote(&best).unwrap();
+    assert_eq!(texts(), promoted);
+    assert_eq!(states("promoted"), 1);
     let rates = files::read_text(&root.join("crates/attention/rates/a-formula.txt")).unwrap();
     // 4 * 4 * 8 * 4096 * 4096 * 64 FLOP in 100 / 1.05 microseconds, with the tile end of what it beat.
     let line = rates.lines().last().unwrap();
@@ -340,6 +373,76 @@ fn a_search_goes_from_what_is_shipped_to_a_promotion() {
         line.starts_with("kernel wmma_d64_") && line.ends_with("1443.1 2.5"),
         "{line}"
     );
+}
+
+#[test]
+fn a_search_of_a_variant_makes_nothing_else() {
+    let root = repository();
+    let root = root.path();
+    let paged = |problem: &str| format!("{problem} d128 f16 pages=16");
+    let plan = Plan {
+        variant: Some("serving".parse().unwrap()),
+        problems: vec![paged("b4 q1 k4096 h8")],
+        held_out: vec![paged("b1 q1 k8192 h8")],
+        ..plan()
+    };
+    files::write(
+        &root.join("crates/attention/rates/a-formula.txt"),
+        b"device a formula\nkernel wmma_d128_32x64_w4_s1 230.0 2.5\n",
+    )
+    .unwrap();
+    let mut search = Search::start(root, plan.clone()).unwrap();
+    let seeds: Vec<&String> = search.candidates.keys().collect();
+    assert_eq!(seeds, ["wmma_d128_32x64_w4_s1"]);
+    let report = search.candidates[seeds[0]].report.clone().unwrap();
+    assert_eq!(report.image, "wmma_d128_32x64_w4_s1_f16_serving_sm_90");
+    search.propose(3).unwrap();
+    let again = Search::open(root, "wmma").unwrap();
+    assert_eq!(again.plan, plan);
+    for candidate in again.candidates.values() {
+        let instance = again.instance(&candidate.genes).unwrap();
+        assert!(
+            instance.image().contains("_serving_"),
+            "{}",
+            instance.image()
+        );
+        let flags = instance.flags();
+        assert!(
+            flags
+                .iter()
+                .any(|flag| flag == "-DWARPTILE_VARIANT_SERVING"),
+            "{flags:?}"
+        );
+    }
+    assert!("plain".parse::<instances::Variant>().is_err());
+}
+
+#[test]
+fn seeds_have_the_flags_of_their_rows_that_may_come_and_go() {
+    let root = repository();
+    let root = root.path();
+    let of = |problem: &str| vec![format!("{problem} d128 f16")];
+    let plan = Plan {
+        problems: of("b1 q512 k512 h2"),
+        held_out: of("b1 q1000 k1000 h8"),
+        ..plan()
+    };
+    files::write(
+        &root.join("crates/attention/rates/a-formula.txt"),
+        b"device a formula\nkernel wmma_d128_64x64_w4_s1 230.0 2.5\n",
+    )
+    .unwrap();
+    let mut search = Search::start(root, plan).unwrap();
+    let seeds: Vec<String> = search.candidates.keys().cloned().collect();
+    let switches = |kernel: &String| search.candidates[kernel].genes.switches.clone();
+    assert_eq!(seeds, ["wmma_d128_32x64_w4_s1", "wmma_d128_64x64_w4_s1"]);
+    assert_eq!(switches(&seeds[0]), [""; 0]);
+    assert_eq!(switches(&seeds[1]), ["-DX"]);
+    // Nothing takes the name of what is shipped, not even the same without the flags of its row.
+    search.propose(40).unwrap();
+    for seed in &seeds {
+        assert_eq!(search.candidates[seed].verdict, Verdict::Shipped);
+    }
 }
 
 #[test]

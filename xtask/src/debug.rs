@@ -1,0 +1,279 @@
+//! Debug images: asserts of what the host promises of a launch, and of what the kernels promise themselves.
+//!
+//! They are compiled from a copy of the sources, into which the asserts are written without adding a line. The sources of all other images
+//! know nothing of them.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::build_kernels::{BuildError, Compiler, Failure, Layout, Progress, Selection, select};
+use crate::files::{self, FileError};
+use crate::folder;
+use crate::instances::{self, Instance};
+use crate::manifest::Manifest;
+
+/// What a debug image's kernel is called at its end.
+const SUFFIX: &str = "debug";
+
+/// Flags of debug images: the lines of the source beside the machine code, and the asserts ahead of the family's own source.
+const FLAGS: [&str; 2] = ["--generate-line-info", "--pre-include=debug/checked.cuh"];
+
+/// What debug images call first.
+const CALL: &str = "warptile::check_launch<Instance>(params);";
+
+/// The line of a family's source that computes ends in this.
+const COMPUTES: &str = "_attention<Instance>(params);";
+
+/// Folders of `kernels/` with what images are compiled from.
+const FOLDERS: [&str; 8] = [
+    "base", "debug", "entry", "forward", "memory", "ptx", "rule", "work",
+];
+
+/// The file of [`Assert`]s, in `kernels/`.
+const ASSERTS: &str = "debug/asserts.toml";
+
+/// `kernels/debug/asserts.toml`, which says what its fields mean.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asserts {
+    assert: Vec<Assert>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Assert {
+    file: PathBuf,
+    after: String,
+    holds: Vec<String>,
+    /// For readers of the file.
+    #[serde(rename = "why")]
+    _why: String,
+}
+
+/// A text with what `change` makes of the one line for which it makes something. `Err`: how many there were.
+fn with_line(text: &str, change: impl Fn(&str) -> Option<String>) -> Result<String, usize> {
+    let mut changed = 0;
+    let lines = text.split_inclusive('\n').map(|line| {
+        let bare = line.trim_end_matches('\n');
+        change(bare).map_or_else(
+            || line.to_owned(),
+            |new| {
+                changed += 1;
+                new + &line[bare.len()..]
+            },
+        )
+    });
+    let text = lines.collect();
+    match changed {
+        1 => Ok(text),
+        _ => Err(changed),
+    }
+}
+
+/// A family's source with the call of the asserts on the line that computes.
+fn with_call(text: &str) -> Result<String, usize> {
+    with_line(text, |line| {
+        let code = line.trim_start();
+        let indent = &line[..line.len() - code.len()];
+        code.ends_with(COMPUTES)
+            .then(|| format!("{indent}{CALL} {code}"))
+    })
+}
+
+/// A header with the asserts of one entry.
+fn with_assert(text: &str, assert: &Assert) -> Result<String, usize> {
+    let asserts: Vec<String> = { assert.holds.iter() }
+        .map(|condition| format!(" WARPTILE_ASSERT({condition});"))
+        .collect();
+    with_line(text, |line| {
+        // A comment at the line's end would hide what follows it.
+        let (code, comment) = line.split_once("//").map_or((line, ""), |(code, _)| {
+            (code.trim_end(), &line[code.len()..])
+        });
+        let added = || {
+            format!("{code}{} {comment}", asserts.concat())
+                .trim_end()
+                .to_owned()
+        };
+        (line.trim() == assert.after).then(added)
+    })
+}
+
+/// Copies the sources, with asserts.
+fn copy_sources(kernels: &Path, copy: &Path) -> Result<(), BuildError> {
+    let toml = files::read_text(&kernels.join(ASSERTS))?;
+    let asserts: Asserts =
+        toml::from_str(&toml).map_err(|source| BuildError::Asserts(source.to_string()))?;
+    let mut used = 0;
+    for folder in FOLDERS {
+        for path in files::list(&kernels.join(folder))? {
+            let Ok(relative) = path.strip_prefix(kernels) else {
+                continue;
+            };
+            let mut text = files::read_text(&path)?;
+            let place = |wanted: &str, found| BuildError::Place {
+                file: relative.to_owned(),
+                wanted: wanted.to_owned(),
+                found,
+            };
+            // The operations beside forward have no asserts.
+            if folder == "entry" && text.contains(COMPUTES) {
+                text = with_call(&text).map_err(|found| place(COMPUTES, found))?;
+            }
+            for assert in asserts
+                .assert
+                .iter()
+                .filter(|assert| assert.file == relative)
+            {
+                text = with_assert(&text, assert).map_err(|found| place(&assert.after, found))?;
+                used += 1;
+            }
+            files::write(&copy.join(relative), text.as_bytes())?;
+        }
+    }
+    match asserts.assert.len() - used {
+        0 => Ok(()),
+        lost => Err(BuildError::Asserts(format!(
+            "{lost} asserts name a file that is not there"
+        ))),
+    }
+}
+
+/// Compiles debug images of what is selected into a folder for `WARPTILE_KERNELS_DIR`, under names of their own. The sources, as they were
+/// compiled, are beside them in `kernels`: what line numbers refer to.
+///
+/// # Errors
+/// As [`folder::build`]; also if a source has no place for an assert.
+pub fn build(
+    layout: &Layout,
+    compiler: &Compiler,
+    selection: &Selection,
+    folder: &Path,
+    progress: &dyn Progress,
+) -> Result<(Manifest, Vec<Failure>), BuildError> {
+    let listed = instances::load(&layout.kernels.join("instances.toml"))?;
+    let debug: Vec<Instance> = select(&listed, selection)?
+        .into_iter()
+        // Only what can be named: the operations beside forward have one kernel each.
+        .filter(|instance| instance.tiling.head_dim > 0)
+        .map(|instance| Instance {
+            suffix: Some(SUFFIX.to_owned()),
+            extra_flags: [&instance.extra_flags[..], &FLAGS.map(str::to_owned)[..]].concat(),
+            ..instance
+        })
+        .collect();
+    let copy = folder.join("kernels");
+    copy_sources(&layout.kernels, &copy)?;
+    // The compiler resolves names from its own directory, not from that of the caller.
+    let copy = std::fs::canonicalize(&copy).map_err(FileError::new("find", &copy))?;
+    let layout = Layout {
+        kernels: copy,
+        ..layout.clone()
+    };
+    folder::build(&layout, compiler, &debug, folder, progress)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sources::Sources;
+
+    fn kernels() -> PathBuf {
+        files::repository_root().join("kernels")
+    }
+
+    #[test]
+    fn every_assert_has_a_place_and_lines_keep_their_numbers() {
+        let copy = tempfile::tempdir().unwrap();
+        copy_sources(&kernels(), copy.path()).unwrap();
+        let mut asserts = 0;
+        for folder in FOLDERS {
+            for path in files::list(&kernels().join(folder)).unwrap() {
+                let relative = path.strip_prefix(kernels()).unwrap();
+                let (before, after) = (
+                    files::read_text(&path).unwrap(),
+                    files::read_text(&copy.path().join(relative)).unwrap(),
+                );
+                assert_eq!(
+                    before.lines().count(),
+                    after.lines().count(),
+                    "{relative:?}"
+                );
+                for (old, new) in before
+                    .lines()
+                    .zip(after.lines())
+                    .filter(|(old, new)| old != new)
+                {
+                    // Only added to: the line's own code is the beginning or, of a call, the end.
+                    let code = old.split("//").next().unwrap().trim();
+                    let new = new.trim();
+                    assert!(
+                        new.starts_with(code) || new == format!("{CALL} {code}"),
+                        "{relative:?}: {new}"
+                    );
+                    let comment = new.find("//").unwrap_or(new.len());
+                    asserts += new[..comment].matches("WARPTILE_ASSERT(").count()
+                        + usize::from(new.starts_with(CALL));
+                }
+            }
+        }
+        // One call for each of five families, and all conditions of the file.
+        let text = files::read_text(&kernels().join(ASSERTS)).unwrap();
+        let all: Asserts = toml::from_str(&text).unwrap();
+        let conditions: usize = all.assert.iter().map(|one| one.holds.len()).sum();
+        assert_eq!(asserts, 5 + conditions);
+    }
+
+    #[test]
+    fn no_other_image_is_compiled_from_what_only_debug_images_have() {
+        for instance in instances::load(&kernels().join("instances.toml")).unwrap() {
+            assert!(
+                instance.flags().iter().all(|flag| !flag.contains("debug")),
+                "{}",
+                instance.image()
+            );
+            let sources = Sources::read(&kernels(), &instance.source).unwrap();
+            let of_debug: Vec<_> = sources
+                .paths()
+                .filter(|path| path.starts_with("debug"))
+                .collect();
+            assert!(of_debug.is_empty(), "{}: {of_debug:?}", instance.source);
+            assert!(
+                !sources.text.contains("WARPTILE_ASSERT"),
+                "{}",
+                instance.source
+            );
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_not_there_once_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let (kernels, copy) = (root.path().join("kernels"), root.path().join("copy"));
+        for folder in FOLDERS {
+            std::fs::create_dir_all(kernels.join(folder)).unwrap();
+        }
+        let header = kernels.join("work/a.cuh");
+        let build = |text: &str, file: &str| {
+            files::write(&header, text.as_bytes()).unwrap();
+            let toml = format!(
+                "[[assert]]\nfile = {file:?}\nafter = \"int a = 1;\"\nholds = [\"a\"]\nwhy = \"\"\n"
+            );
+            files::write(&kernels.join(ASSERTS), toml.as_bytes()).unwrap();
+            copy_sources(&kernels, &copy).map_err(|error| error.to_string())
+        };
+        build("int b;\n  int a = 1;\n", "work/a.cuh").unwrap();
+        let text = files::read_text(&copy.join("work/a.cuh")).unwrap();
+        assert_eq!(text, "int b;\n  int a = 1; WARPTILE_ASSERT(a);\n");
+        for (text, file, words) in [
+            ("int a = 2;\n", "work/a.cuh", "0 lines"),
+            ("int a = 1;\n int a = 1;\n", "work/a.cuh", "2 lines"),
+            ("int a = 1;\n", "work/b.cuh", "1 asserts name a file"),
+        ] {
+            let error = build(text, file).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        assert_eq!(with_call("void f() {}\n"), Err(0));
+    }
+}
