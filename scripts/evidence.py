@@ -29,6 +29,7 @@ WARPTILE = BUNDLE / "bin" / "warptile"
 SHAPES = BUNDLE / "benches/peers/shapes.txt"
 UNEVEN = BUNDLE / "benches/peers/uneven.txt"
 DECODE = BUNDLE / "benches/peers/decode.txt"
+ODD = BUNDLE / "benches/peers/odd.txt"
 PEERS = BUNDLE / "benches/peers/attention_peers.py"
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
@@ -45,9 +46,13 @@ PAGED = "paged keys"
 # kernel that only reads.
 LOST, CEILING = 0.99, 1.02
 
+# Seconds that tuning for all problems may take, blocks of the trial in which each new choice is held against the old one once more, and
+# the slowest that it may then be.
+TUNING, TUNED_BLOCKS, TUNED_LOSS = 180, 25, 0.99
+
 # The most seconds one command may take. They are for what hangs: no part takes as long as its commands might.
 LIMITS = {"tests": 400, "verify": 300, "launches": 400, "tile": 400, "acceptance": 400, "sanitizer": 450, "ncu": 60, "bench": 240}
-LIMITS |= {"peers": 400, "default": 60, "errors": 450, "decode": 530, "examples": 120}
+LIMITS |= {"peers": 400, "default": 60, "errors": 450, "decode": 530, "examples": 120, "tune": 300}
 
 # Processes that share one GPU and its host well: most of what they do is on the host.
 SIDE_BY_SIDE = 4
@@ -185,12 +190,12 @@ def run(command, limit, variables=(), **options):
         return 127, str(missing)
 
 
-def warptile(evidence, what, arguments, limit, before=()):
+def warptile(evidence, what, arguments, limit, before=(), variables=()):
     """Output and JSON of one command of the program; a failure is recorded. `before` is a tool that runs it."""
     with tempfile.TemporaryDirectory() as folder:
         target = pathlib.Path(folder) / "out.json"
         # A file, not standard output: a tool around the program writes there, too.
-        code, output = run([*before, WARPTILE, *arguments, "--json", target], limit)
+        code, output = run([*before, WARPTILE, *arguments, "--json", target], limit, variables)
         evidence.log(what.replace(" ", "-"), output)
         if code != 0:
             evidence.fail(f"{what}: exit code {code}: {last_lines(output)}")
@@ -727,12 +732,50 @@ def ncu_values(output):
     return values
 
 
+def tune(evidence):
+    """`warptile tune` without a rates file, for the problems that are published and some that no kernel was chosen for. Each choice that
+    it changes is held against the old one once more, in a new process: it may lose nowhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        configuration = {"XDG_CONFIG_HOME": folder}
+        start = time.monotonic()
+        files = [word for file in (SHAPES, DECODE, ODD) for word in ("--file", file)]
+        arguments = ["tune", "--device", f"cuda:{evidence.options.gpu}", "--budget", TUNING, *files]
+        _, output, result = warptile(evidence, "tune", arguments, LIMITS["tune"], variables=configuration)
+        seconds = time.monotonic() - start
+    print(last_lines(output, 3), flush=True)
+    problems = (result or {}).get("problems", [])
+    changed = [problem for problem in problems if problem["verdict"] == "won"]
+    requests = [{"case": one["case"], "old": one["old"], "new": one["chosen"], "blocks": TUNED_BLOCKS} for one in changed]
+    command = [WARPTILE, "tune-trials", "--device", f"cuda:{evidence.options.gpu}"]
+    code, output = run(command, LIMITS["tune"], input=json.dumps(requests))
+    ratios = [json.loads(line) for line in output.splitlines() if line.startswith("[")]
+    if code != 0 or len(ratios) != len(changed):
+        evidence.fail(f"tune, once more: exit code {code}: {last_lines(output)}")
+    for problem, of_problem in zip(changed, ratios):
+        problem["again"] = sorted(of_problem)[len(of_problem) // 2]
+        if problem["again"] < TUNED_LOSS:
+            evidence.fail(f"tune: {problem['problem']} has {problem['again']:.3f} of its speed before")
+    open_problems = [problem["problem"] for problem in problems if not problem["screened"]]
+    if open_problems:
+        evidence.fail(f"tune: {len(open_problems)} problems were not reached in {TUNING} s, {open_problems[0]} the first")
+    evidence.write("tune.json", budget=TUNING, seconds=round(seconds, 1), problems=[slim(problem) for problem in problems])
+
+
+def slim(problem):
+    """What tuning found for a problem, without the times of candidates that are far from the fastest."""
+    fastest = min((one["microseconds"] for one in problem["screened"]), default=0)
+    near = [one for one in problem["screened"] if one["microseconds"] <= 1.1 * fastest]
+    kept = ("problem", "verdict", "old", "chosen", "gain", "first_bound", "repeat_bound", "again")
+    return {**{key: problem.get(key) for key in kept}, "candidates": len(problem["screened"]), "near": near}
+
+
 PARTS = {
     "peers": peers,
     "errors": errors,
     "decode": decode,
     "bench": bench,
     "ncu": ncu,
+    "tune": tune,
     "verify": verify,
     "launches": launches,
     "tile": tile,
@@ -742,6 +785,9 @@ PARTS = {
     "tests": tests,
 }
 
+# Parts that stay on the first GPU with --second-gpu: those that take times beside peers. The others go to the second one.
+ON_FIRST_GPU = ("peers", "decode", "bench", "ncu")
+
 # What a part writes; device.json, info.json and summary.json are every part's.
 WRITTEN = {
     "peers": ("bench-warptile", "bench-peers", "default"),
@@ -749,6 +795,7 @@ WRITTEN = {
     "decode": ("decode",),
     "bench": ("noise", "kernels", "families", "uneven"),
     "ncu": ("ncu",),
+    "tune": ("tune",),
     "verify": ("verify", "verify-*", "images"),
     "launches": ("launches",),
     "tile": ("tile",),
@@ -757,6 +804,57 @@ WRITTEN = {
     "sanitizer": ("sanitizer",),
     "tests": ("tests",),
 }
+
+
+class OtherGpu:
+    """The parts that run on the second GPU, by this script in a process and a folder of its own. Each process has half of the host's
+    cores, so that what one computes does not slow the other's calls."""
+
+    def __init__(self, evidence, names):
+        self.names = [name for name in names if name not in ON_FIRST_GPU]
+        self.folder = evidence.folder / "second-gpu"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        options = evidence.options
+        command = [sys.executable, __file__, "--out", self.folder, "--only", ",".join(self.names), "--seed", options.seed]
+        command += ["--count", options.count, "--long-count", options.long_count, "--samples", options.samples]
+        command += ["--fa3", options.fa3] if options.fa3 else []
+        command += ["--flashinfer", options.flashinfer] if options.flashinfer else []
+        command += ["--without-peers"] if options.without_peers else []
+        variables = {"CUDA_VISIBLE_DEVICES": str(options.second_gpu)}
+        cores = sorted(os.sched_getaffinity(0))
+        half = len(cores) // 2
+        if half:
+            os.sched_setaffinity(0, cores[half:])
+        self.output = (self.folder / "output").open("w+")
+        self.process = None
+        if self.names:
+            words = [str(word) for word in command]
+            self.process = subprocess.Popen(words, stdout=self.output, stderr=subprocess.STDOUT, env=os.environ | variables)
+        if half:
+            os.sched_setaffinity(0, cores[:half])
+
+    def finish(self, evidence):
+        """Waits, and takes its files; what its parts came to."""
+        if self.process:
+            self.process.wait()
+        self.output.seek(0)
+        print(self.output.read().split("\n\n")[0], flush=True)
+        self.output.close()
+        parts = {name: {"passed": False, "seconds": 0, "date": now(), "failures": ["did not run"]} for name in self.names}
+        summary = self.folder / "summary.json"
+        if summary.exists():
+            parts |= json.loads(summary.read_text())["parts"]
+        for name in self.names:
+            for pattern in WRITTEN[name]:
+                for file in self.folder.glob(f"{pattern}.json"):
+                    file.replace(evidence.folder / file.name)
+        for log in (self.folder / "logs").glob("*.log"):
+            log.replace(evidence.folder / "logs" / log.name)
+        shutil.rmtree(self.folder)
+        for name in self.names:
+            evidence.failures += parts[name]["failures"]
+        return parts
 
 
 def clear(evidence, parts):
@@ -821,6 +919,11 @@ def table(evidence, parts):
         lines.append(("images that ran", f"{len(images)}; {drew} of {len(persistent)} persistent ones drew tiles"))
     for row in rows("launches.json", "matrix"):
         lines.append((f"{row['launches']} launches, waiting: {row['sync']}", f"{row['passed']} of {row['problems']} on {len(row['images'])} images"))
+    tuned = rows("tune.json", "problems")
+    if tuned:
+        won = [row for row in tuned if row["verdict"] == "won"]
+        again = f", {min(row['again'] or 0 for row in won):.3f} and more once more" if won else ""
+        lines.append(("tuned", f"{len(tuned)} problems in {evidence.read('tune.json')['seconds']:.0f} s, {len(won)} choices changed{again}"))
     tiles = rows("tile.json")
     if tiles:
         lines.append(("tiles, each score and weight", f"{sum(row['passed'] for row in tiles)} of {len(tiles)} passed"))
@@ -852,6 +955,7 @@ def main():
     arguments.add_argument("--out", default=default, help="folder for the JSON files (default: evidence/ of the bundle)")
     arguments.add_argument("--only", metavar="PART,...", help=f"run these parts only: {', '.join(PARTS)}")
     arguments.add_argument("--gpu", type=int, default=0, help="which GPU, as the driver counts (default 0)")
+    arguments.add_argument("--second-gpu", type=int, metavar="N", help=f"run all parts but {', '.join(ON_FIRST_GPU)} on this GPU, meanwhile")
     arguments.add_argument("--count", type=int, default=20000, help="random problems up to length 1,024 for each family, and as many in pages (default 20000)")
     arguments.add_argument("--long-count", type=int, default=200, help="random problems up to length 4,096 for each family (default 200)")
     arguments.add_argument("--seed", type=int, default=1, help="seed of the random problems (default 1)")
@@ -871,6 +975,9 @@ def main():
     evidence.needs("nvidia-smi")
     parts = clear(evidence, names)
     device(evidence)
+    elsewhere = OtherGpu(evidence, names) if options.second_gpu is not None else None
+    if elsewhere:
+        names = [name for name in names if name in ON_FIRST_GPU]
     seen = 0
     # In the order of PARTS: times first, while nothing else uses the GPU, and tests, one of which takes all of its memory, last.
     for name in [name for name in PARTS if name in names]:
@@ -886,6 +993,11 @@ def main():
         passed = not missing and all(done["passed"] for done in parts.values())
         evidence.write("summary.json", passed=passed, missing=missing, parts=parts)
 
+    if elsewhere:
+        parts |= elsewhere.finish(evidence)
+        missing = [part for part in PARTS if part not in parts]
+        passed = not missing and all(done["passed"] for done in parts.values())
+        evidence.write("summary.json", passed=passed, missing=missing, parts=parts)
     print(f"\n{table(evidence, parts)}")
     for failure in evidence.failures:
         print(f"FAILED  {failure}")

@@ -3,7 +3,8 @@
 
 For each problem PyTorch and `warptile bench --device cpu --paced` take turns of a few calls each, so that whatever else the
 machine does meets both alike. A row's time is the median of all its calls, beside the shortest. Rows are written as `warptile bench` and
-attention_peers.py write them; rows of other machines stay in the file. Times include what a call allocates, on both sides.
+attention_peers.py write them; rows of other machines, and of problems that were not asked for, stay in the file. Times include what a
+call allocates, on both sides.
 
 A problem with one query also has the time that PyTorch takes to read as many bytes as its keys and values have, measured in the
 same turns (`read_us`): nothing that reads them can be faster for long.
@@ -141,14 +142,21 @@ def row_of(problem, backend, times, options):
     }
 
 
+def identity(row):
+    """What a later measurement of the same has in common with it."""
+    names = ["device", "backend", "batch", "heads", "kv_heads", "query_len", "key_len", "head_dim", "element", "mask"]
+    return tuple(row[name] for name in names)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", default="target/release/warptile", help="the warptile program")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of either side")
     parser.add_argument("--seconds", type=float, default=10, help="for each problem")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only the problems with this in their line, such as bf16 or q1")
     parser.add_argument("--calls", type=int, default=4, help="calls in each turn")
     parser.add_argument("--name", help="the processor's name, where the system does not tell")
-    parser.add_argument("--json", help="write the rows to this file, in place of those of the same machine")
+    parser.add_argument("--json", help="write the rows to this file, in place of those of the same machine and problems")
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
@@ -157,9 +165,10 @@ def main():
     # Above 0, something else computed on the same cores: the ratio of the two still counts, the times don't.
     options.load = round(os.getloadavg()[0], 2)
     rows, ratios = [], []
-    for line in PROBLEMS.split("\n"):
-        if not line:
-            continue
+    lines = [line for line in PROBLEMS.split("\n") if line and options.only in line]
+    if not lines:
+        parser.error(f"--only {options.only}: no problem has this in its line")
+    for line in lines:
         problem = Problem(line)
         times = measure(problem, options)
         ours, theirs = (row_of(problem, name, times[name], options) for name in ("warptile", "pytorch"))
@@ -178,9 +187,10 @@ def main():
     print(f"geometric mean of the ratios: {statistics.geometric_mean(ratios):.2f}")
     if options.json:
         others = []
+        measured = {identity(row) for row in rows}
         if os.path.exists(options.json):
             with open(options.json) as file:
-                others = [row for row in json.load(file) if row["device"] != options.device]
+                others = [row for row in json.load(file) if identity(row) not in measured]
         with open(options.json, "w") as file:
             json.dump(others + rows, file, indent=2)
             file.write("\n")

@@ -57,7 +57,5 @@ if grep -qiE 'cuda|nvidia|cublas' <<<"$needed"; then
 fi
 readelf --dynamic --wide "$prefix/attention" | grep -q "NEEDED.*libwarptile\.so\.[0-9]*\.[0-9]*\]"
 
-# Without what CI lints this workspace with: the stand-in is one that other tests have built.
-(cd ../.. && env -u RUSTC_WORKSPACE_WRAPPER cargo build --locked --release --quiet --package warptile-fake-cuda)
-main=$(cd ../.. && cargo metadata --locked --no-deps --format-version 1 | grep -o '"target_directory":"[^"]*"' | cut -d '"' -f 4)
-WARPTILE_LIBCUDA=$main/release/libwarptile_fake_cuda.so "$prefix/stand_in"
+fake=$(../../crates/fake-cuda/library.sh)
+WARPTILE_LIBCUDA=$fake "$prefix/stand_in"

@@ -805,4 +805,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 481dfd5bf6154623d2c1c5474dcb65e6d935ae1891ecf8585161f7391a558b49 */
+/* Seal of header.sh: a5f29052fcbf25c4e1ff99a7518a84af8285c851dcc0cf5141aa9b7eb968afe4 */

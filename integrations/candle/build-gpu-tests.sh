@@ -12,13 +12,14 @@ set -euo pipefail
 workspace=$1 executable=$2 cuda=${3:-13}
 cd "$workspace"
 metadata=$(cargo metadata --format-version 1)
-manifest=$(grep -o '"manifest_path":"[^"]*/cudarc-[^"]*"' <<<"$metadata" | cut -d '"' -f 4)
+# There may be several: what candle depends on has versions of its own.
+mapfile -t manifests < <(grep -o '"manifest_path":"[^"]*/cudarc-[^"]*"' <<<"$metadata" | cut -d '"' -f 4)
 target=$(grep -o '"target_directory":"[^"]*"' <<<"$metadata" | cut -d '"' -f 4)
 libraries=$target/cuda-names
 mkdir -p "$libraries"
 for library in driver:cuda:1 nvrtc:nvrtc:"$cuda" curand:curand:10 cublas:cublas:"$cuda" cublaslt:cublasLt:"$cuda"; do
     IFS=: read -r module name number <<<"$library"
-    grep -rhoE 'fn (cu|nvrtc)[A-Za-z0-9_]+' "$(dirname "$manifest")/src/$module/sys" | cut -d ' ' -f 2 | sort -u |
+    grep -rhoE 'fn (cu|nvrtc)[A-Za-z0-9_]+' "${manifests[@]/%Cargo.toml/src/$module/sys}" | cut -d ' ' -f 2 | sort -u |
         sed 's/.*/void &(void) { __builtin_trap(); }/' >"$libraries/$name.c"
     cc -shared -fPIC -w -Wl,-soname,"lib$name.so.$number" -o "$libraries/lib$name.so" "$libraries/$name.c"
     ln -sf "lib$name.so" "$libraries/lib$name.so.$number"

@@ -130,6 +130,7 @@ pub fn bundle(root: &Path, out: &Path) -> Result<Bundle, BundleError> {
             "bench",
             "--no-run",
             "--package=warptile-benches",
+            "--features=criterion",
             "--benches",
         ],
     ] {

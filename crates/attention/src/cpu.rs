@@ -11,9 +11,13 @@ mod amx;
 #[path = "cpu/no_amx.rs"]
 mod amx;
 mod block;
+mod finish;
 mod isa;
 mod lanes;
+mod memory;
 mod products;
+mod state;
+mod task;
 mod terms;
 mod turn;
 mod weights;
@@ -31,8 +35,9 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::layout::{View, ViewMut};
 
-use block::{Block, Blocks, Scratch, Task};
+use block::{Block, Blocks, Scratch};
 use isa::Isa;
+use task::Task;
 
 /// Computes a call on the CPU.
 ///
@@ -173,21 +178,28 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
+/// The most bytes that queries and outputs of a task take, in `f32`: half of a small second-level cache.
+const BLOCK_BYTES: usize = 512 << 10;
+
 /// All tasks, the largest first, so that none of them is left to run alone at the end.
 fn tasks(call: &Call, threads: usize) -> Vec<Task> {
     let group = call.group_size();
     let all_rows: usize = { call.sequences() }
         .map(|sequence| sequence.q_len * call.heads())
         .sum();
-    // Keys and values are prepared once for each block: larger ones save time as long as there are enough for all threads. No result
-    // depends on it.
-    let block = match all_rows / (2 * Blocks::BLOCK_M) >= 8 * threads {
-        true => 2 * Blocks::BLOCK_M,
-        false => Blocks::BLOCK_M,
-    };
+    // Keys and values are prepared once for each block: larger ones save time as long as there are enough for all threads, and queries
+    // and outputs stay in the second-level cache. No result depends on it.
+    let row_bytes = call.head_dim() * (2 * size_of::<f32>());
+    let most = (BLOCK_BYTES / (Blocks::BLOCK_M * row_bytes)).max(1);
+    let blocks = (all_rows / (8 * threads * Blocks::BLOCK_M)).clamp(1, most);
     let mut tasks = Vec::new();
     for sequence in call.sequences() {
         let heads = heads_per_task(call, sequence.q_len, threads);
+        // As even as whole blocks allow.
+        let parts = sequence.q_len.div_ceil(blocks * Blocks::BLOCK_M).max(1);
+        let block = { sequence.q_len.div_ceil(parts) }
+            .next_multiple_of(Blocks::BLOCK_M)
+            .max(Blocks::BLOCK_M);
         for kv_head in 0..call.kv_heads() {
             for first in (0..group).step_by(heads) {
                 for position in (0..sequence.q_len).step_by(block) {

@@ -16,6 +16,7 @@
 //! [`Gpu::prepare_append`].
 
 mod append;
+mod arguments;
 mod bindings;
 mod block;
 mod kernel;
@@ -47,12 +48,12 @@ use recent::Recent;
 
 pub(crate) use memory::{Access, Expected};
 
-pub use append::{AppendAddresses, AppendBindings, PositionElement, PreparedAppend};
+pub use append::{AppendBindings, PositionElement, PreparedAppend};
+pub use arguments::{Addresses, AppendAddresses, AppendArgument, Argument};
 pub use bindings::Bindings;
 pub use merge::{MergeAddresses, MergeBindings, PreparedMerge};
 pub use prepared::Prepared;
 pub use session::Session;
-pub use slots::Addresses;
 
 /// A GPU with the kernels that were loaded on it so far, and what was prepared last.
 #[derive(Debug)]

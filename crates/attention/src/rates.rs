@@ -7,7 +7,7 @@ mod user;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use warptile_kernels::{Image, Schedule};
+use warptile_kernels::{Family, Features, Image, Schedule};
 
 use crate::device::DeviceProfile;
 use crate::plan::{Settings, TileKeys, rest_keys, splits_of, splits_tiles};
@@ -44,6 +44,7 @@ pub struct Rates {
     bandwidth: f64,
     launch_us: f64,
     kernels: Vec<Rate>,
+    features: Vec<FeatureCost>,
     /// By the problem's line.
     choices: BTreeMap<String, Chosen>,
 }
@@ -64,7 +65,23 @@ struct Speed {
     tflops: f64,
     /// What the beginning and end of a tile cost, in blocks of keys.
     tile_end: f64,
+    /// Microseconds that a launch takes longer than those of other kernels, however much there is to do.
+    start_us: f64,
 }
+
+/// How much longer a family's tiles take with a feature that its kernels' rates were measured without.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct FeatureCost {
+    family: Family,
+    /// One of [`PRICED_FEATURES`].
+    word: &'static str,
+    feature: Features,
+    times: f64,
+}
+
+/// Features that a table of rates may have a cost of, in the words of problems.
+const PRICED_FEATURES: [(&str, Features); 2] =
+    [("softcap", Features::SOFTCAP), ("alibi", Features::ALIBI)];
 
 /// What trials chose for a problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -201,6 +218,7 @@ impl Rates {
             Speed {
                 tflops: 1.0,
                 tile_end: 1.0,
+                start_us: 0.0,
             },
             |rate| rate.speed,
         );
@@ -210,12 +228,16 @@ impl Rates {
     /// The same for a kernel of another speed.
     fn estimate_at(
         &self,
-        Speed { tflops, tile_end }: Speed,
+        speed: Speed,
         problem: &Problem,
         image: &Image,
         device: &DeviceProfile,
         ctas_per_multiprocessor: u32,
     ) -> f64 {
+        let Speed {
+            tflops, tile_end, ..
+        } = speed;
+        let launch_us = self.launch_us + speed.start_us;
         let (block_m, block_n) = (
             f64::from(image.tiling.block_m),
             f64::from(image.tiling.block_n),
@@ -223,7 +245,12 @@ impl Rates {
         let block_flops = 4.0 * block_m * block_n * f64::from(image.tiling.head_dim);
         // FLOP per microsecond.
         let rate_per_multiprocessor = tflops * 1e6 / f64::from(self.multiprocessors);
-        let block_us = block_flops / rate_per_multiprocessor;
+        let needs = problem.needs();
+        let times: f64 = { self.features.iter() }
+            .filter(|cost| cost.family == image.family && needs.contains(cost.feature))
+            .map(|cost| cost.times)
+            .product();
+        let block_us = times * block_flops / rate_per_multiprocessor;
         let (query_len, key_len) = problem.typical_lengths();
         let mask = problem.mask();
         if image.schedule == Schedule::SharedKeys {
@@ -232,7 +259,7 @@ impl Rates {
             let tiles = problem.typical_group_tiles(image.tiling.block_m)
                 / f64::from(device.multiprocessors.max(1));
             let blocks = tiles * (seen as f64 / block_n).ceil().max(1.0) + (tiles + 1.0) * tile_end;
-            return self.launch_us + blocks * block_us;
+            return launch_us + blocks * block_us;
         }
         let keys = TileKeys::of(mask, [query_len, key_len], problem.group_size(), image);
         let uneven = mask != crate::Mask::None || problem.is_uneven();
@@ -258,7 +285,7 @@ impl Rates {
             let rest = rest_keys(rest, resident, splits, keys.longest) / block_n
                 * f64::from(ctas_per_multiprocessor);
             let reading = self.reading_us(problem, query_len, key_len);
-            return self.launch_us + ((whole + rest) * block_us).max(reading);
+            return launch_us + ((whole + rest) * block_us).max(reading);
         }
         let per_multiprocessor = tiles / f64::from(device.multiprocessors.max(1));
         let turns = per_multiprocessor.ceil().max(1.0);
@@ -269,7 +296,7 @@ impl Rates {
         };
         let held = turns.min(f64::from(ctas_per_multiprocessor));
         let unhidden = (f64::from(ctas_per_multiprocessor) / held).sqrt();
-        self.launch_us + blocks * block_us * unhidden
+        launch_us + blocks * block_us * unhidden
     }
 }
 

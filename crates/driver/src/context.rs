@@ -1,17 +1,18 @@
 //! A device's primary context, retained.
 
+mod current;
+mod launch_log;
+mod memory;
+
 use std::any::Any;
 use std::borrow::Cow;
-use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use warptile_cuda_sys::{
-    CUcontext, CUdevice, CUdeviceAttribute, CUdeviceptr, CUmemAllocationType, CUmemLocation,
-    CUmemLocationType, CUmemPoolAttribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUresult,
+    CUcontext, CUdevice, CUdeviceAttribute, CUdeviceptr, CUmemoryPool, CUmodule, CUresult,
     CUstream, DriverApi,
 };
 
@@ -20,10 +21,9 @@ use crate::device::Device;
 use crate::driver::{Driver, call};
 use crate::error::{DriverError, Result, is_sticky};
 use crate::gate::{Gate, Pass};
+use launch_log::LaunchLog;
 
-/// Unused memory, in bytes, that a context's pool holds on to over a synchronization: many times what a call needs whose
-/// time depends on it, and little of what others on the device may want.
-const KEPT_BYTES: u64 = 1 << 30;
+pub use current::Current;
 
 /// A device's primary context: the one that CUDA's runtime, cudarc and PyTorch use too.
 ///
@@ -157,41 +157,6 @@ impl Context {
         Ok(context)
     }
 
-    /// Makes the pool, which keeps up to `KEPT_BYTES` of unused memory: by default one would give
-    /// everything unused back at each synchronization. One of our own, for that is no choice to make
-    /// for the others who use the device's default pool.
-    fn make_pool(&self) -> Result<()> {
-        let _current = self.enter()?;
-        let _relaxed = self.relaxed()?;
-        let operation = "making a memory pool";
-        let props = CUmemPoolProps {
-            alloc_type: CUmemAllocationType::PINNED,
-            handle_types: 0,
-            location: CUmemLocation {
-                kind: CUmemLocationType::DEVICE,
-                id: self.device().raw(),
-            },
-            win32_security_attributes: std::ptr::null_mut(),
-            max_size: 0,
-            usage: 0,
-            reserved: [0; 54],
-        };
-        let mut pool = CUmemoryPool::NULL;
-        // SAFETY: both outlive the call and the context is current. `Inner::drop` destroys the pool.
-        unsafe { call!(self, operation, mem_pool_create(&mut pool, &props)) }?;
-        let pool = *self.inner.pool.get_or_init(|| pool);
-        let mut threshold = KEPT_BYTES;
-        let value = (&raw mut threshold).cast();
-        // SAFETY: the pool is live, and the attribute's value is the 64 bits at `value`.
-        unsafe {
-            call!(
-                self,
-                operation,
-                mem_pool_set_attribute(pool, CUmemPoolAttribute::RELEASE_THRESHOLD, value)
-            )
-        }
-    }
-
     /// The device.
     #[must_use]
     pub fn device(&self) -> &Device {
@@ -247,71 +212,6 @@ impl Context {
         }
     }
 
-    /// Free and total device memory in bytes. What this context keeps for its next buffers, up to
-    /// 1 GiB, is not free: see [`Context::trim_memory`].
-    ///
-    /// # Errors
-    /// What the driver reports.
-    pub fn memory_info(&self) -> Result<(usize, usize)> {
-        let _current = self.enter()?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: both outlive the call, and the context is current.
-        unsafe {
-            call!(
-                self,
-                "reading the free memory",
-                mem_get_info(&mut free, &mut total)
-            )
-        }?;
-        Ok((free, total))
-    }
-
-    /// Gives memory that dropped buffers have left behind back to the device, so that others can
-    /// have it. The context keeps at least `keep` bytes, those of live buffers included, if it has
-    /// as many. What a stream has yet to free stays, too. Does nothing on a device without memory
-    /// pools.
-    ///
-    /// # Errors
-    /// What the driver reports.
-    pub fn trim_memory(&self, keep: usize) -> Result<()> {
-        let Some(pool) = self.pool() else {
-            return Ok(());
-        };
-        let _current = self.enter()?;
-        let _relaxed = self.relaxed()?;
-        // SAFETY: the pool is live, and memory in use stays in it.
-        unsafe {
-            call!(
-                self,
-                "giving unused memory back",
-                mem_pool_trim_to(pool, keep)
-            )
-        }
-    }
-
-    /// Lets kernels of this context read and write memory of `peer`'s that was allocated outside of memory pools. On
-    /// devices with pools this crate's own buffers come from one, which this does not open to others.
-    ///
-    /// # Errors
-    /// What the driver reports; access that is already enabled is not an error.
-    pub fn enable_peer_access(&self, peer: &Context) -> Result<()> {
-        let _current = self.enter()?;
-        // SAFETY: the context is current and `peer` is a live context.
-        let enabled = unsafe {
-            call!(
-                self,
-                "enabling peer access",
-                ctx_enable_peer_access(peer.raw(), 0)
-            )
-        };
-        match enabled {
-            Err(error) if error.code() == Some(CUresult::ERROR_PEER_ACCESS_ALREADY_ENABLED) => {
-                Ok(())
-            }
-            other => other,
-        }
-    }
-
     /// Most and least urgent stream priority: smaller numbers are more urgent.
     ///
     /// # Errors
@@ -344,11 +244,6 @@ impl Context {
 
     pub(crate) fn limits(&self) -> &Limits {
         &self.inner.limits
-    }
-
-    /// Where buffers are allocated, if the device has pools.
-    pub(crate) fn pool(&self) -> Option<CUmemoryPool> {
-        self.inner.pool.get().copied()
     }
 
     pub(crate) fn captures(&self) -> &Captures {
@@ -391,92 +286,6 @@ impl Context {
             self.inner.order_lost.store(false, Ordering::Release);
         }
         Ok(())
-    }
-
-    /// Makes the context current on this thread until the guard is dropped. Every call does so by
-    /// itself; a guard around several of them saves the driver the going to and fro.
-    ///
-    /// # Errors
-    /// What the driver reports.
-    pub fn enter(&self) -> Result<Current<'_>> {
-        if KNOWN.get() == self.raw() {
-            return Ok(self.current(false));
-        }
-        let mut current = CUcontext::NULL;
-        // SAFETY: `current` outlives the call.
-        unsafe {
-            call!(
-                self,
-                "asking for the current context",
-                ctx_get_current(&mut current)
-            )
-        }?;
-        let pushed = current != self.raw();
-        if pushed {
-            // SAFETY: the context is alive: `self` retains it.
-            unsafe {
-                call!(
-                    self,
-                    "making the context current",
-                    ctx_push_current(self.raw())
-                )
-            }?;
-        }
-        Ok(self.current(pushed))
-    }
-
-    fn current(&self, pushed: bool) -> Current<'_> {
-        if pushed {
-            KNOWN.set(CUcontext::NULL);
-        }
-        Current {
-            context: self,
-            pushed,
-            on_this_thread: PhantomData,
-        }
-    }
-
-    /// [`Context::enter`] around `work`, in which calls of this crate do not ask again whether the
-    /// context is current. If something else in `work` makes another one current and leaves it so,
-    /// calls fail for being in the wrong context.
-    ///
-    /// # Errors
-    /// Those of [`Context::enter`] and of `work`.
-    pub fn within<T, E: From<DriverError>>(
-        &self,
-        work: impl FnOnce() -> std::result::Result<T, E>,
-    ) -> std::result::Result<T, E> {
-        /// Also when `work` panics.
-        struct Forget;
-        impl Drop for Forget {
-            fn drop(&mut self) {
-                KNOWN.set(CUcontext::NULL);
-            }
-        }
-        let _current = self.enter()?;
-        KNOWN.set(self.raw());
-        let _forget = Forget;
-        work()
-    }
-
-    /// [`Context::enter`] for destructors, which must go on: a failure is kept for the next
-    /// synchronization, and as it may be that of earlier work, the context is pushed regardless.
-    pub(crate) fn enter_to_release(&self) -> Option<Current<'_>> {
-        match self.enter() {
-            Ok(current) => Some(current),
-            Err(error) => {
-                self.defer(Err(error));
-                // SAFETY: the context is alive: `self` retains it.
-                let pushed = unsafe {
-                    call!(
-                        self,
-                        "making the context current",
-                        ctx_push_current(self.raw())
-                    )
-                };
-                pushed.ok().map(|()| self.current(true))
-            }
-        }
     }
 
     /// Describes a failed call; for an error that an earlier launch may have caused, with suspects.
@@ -619,86 +428,5 @@ impl Drop for Inner {
                 device_primary_ctx_release(self.device.raw())
             )
         };
-    }
-}
-
-thread_local! {
-    /// The context that is current as far as this crate has to do with it; null where the driver must be asked.
-    static KNOWN: Cell<CUcontext> = const { Cell::new(CUcontext::NULL) };
-}
-
-/// While it lives, the context is current on this thread; see [`Context::enter`].
-#[must_use = "the context stays current only as long as this lives"]
-pub struct Current<'a> {
-    context: &'a Context,
-    pushed: bool,
-    /// The current context is a property of the thread, so the guard must not leave it.
-    on_this_thread: PhantomData<*const ()>,
-}
-
-impl fmt::Debug for Current<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Current({:?})", self.context)
-    }
-}
-
-impl Drop for Current<'_> {
-    fn drop(&mut self) {
-        if self.pushed {
-            KNOWN.set(CUcontext::NULL);
-            let mut popped = CUcontext::NULL;
-            // SAFETY: pops what `enter` pushed on this thread.
-            let result = unsafe {
-                call!(
-                    self.context.driver(),
-                    "restoring the current context",
-                    ctx_pop_current(&mut popped)
-                )
-            };
-            self.context.defer(result);
-        }
-    }
-}
-
-/// The last kernels launched, for naming suspects.
-#[derive(Debug, Default)]
-pub(crate) struct LaunchLog {
-    entries: VecDeque<(CUstream, Arc<str>)>,
-}
-
-impl LaunchLog {
-    /// Enough to name what a stream was doing; older launches are dropped from the log.
-    const CAPACITY: usize = 16;
-
-    pub(crate) fn note(&mut self, stream: CUstream, kernel: &Arc<str>) {
-        let known = |(on, name): &(CUstream, Arc<str>)| *on == stream && Arc::ptr_eq(name, kernel);
-        if self.entries.iter().any(known) {
-            return;
-        }
-        if self.entries.len() == Self::CAPACITY {
-            self.entries.pop_front();
-        }
-        self.entries.push_back((stream, kernel.clone()));
-    }
-
-    /// Kernels launched on the stream; if none is known, on any stream: an error shows wherever
-    /// the next call happens to be.
-    fn suspects(&self, stream: Option<CUstream>) -> Vec<Arc<str>> {
-        let on = |stream: Option<CUstream>| -> Vec<Arc<str>> {
-            let mut names: Vec<Arc<str>> = Vec::new();
-            for (at, name) in &self.entries {
-                if stream.is_none_or(|stream| stream == *at) && !names.contains(name) {
-                    names.push(name.clone());
-                }
-            }
-            names
-        };
-        let names = on(stream);
-        if names.is_empty() { on(None) } else { names }
-    }
-
-    fn forget(&mut self, stream: Option<CUstream>) {
-        self.entries
-            .retain(|(at, _)| stream.is_some_and(|stream| stream != *at));
     }
 }

@@ -1,5 +1,8 @@
 //! Streams: queues of work, owned or borrowed.
 
+mod capturing;
+mod release;
+
 use std::any::{Any, TypeId};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -8,16 +11,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use warptile_cuda_sys::{
-    CU_STREAM_NON_BLOCKING, CUcontext, CUdeviceptr, CUresult, CUstream, CUstreamCaptureStatus,
-    DriverApi, SYMBOLS,
+    CU_STREAM_NON_BLOCKING, CUcontext, CUresult, CUstream, DriverApi, SYMBOLS,
 };
 
-use crate::capture::{CaptureId, Owner};
-use crate::context::{Context, Current, Retired, lock};
+use crate::capture::Owner;
+use crate::context::{Context, lock};
 use crate::driver::call;
 use crate::error::{DriverError, Result};
 use crate::event::Event;
-use crate::gate::Pass;
+
+pub(crate) use capturing::Status;
+pub use capturing::{Held, Launching};
+pub(crate) use release::Freed;
 
 /// A queue of work on a device. A cheap handle: clones are the same stream, which is destroyed
 /// when the last of them and the last buffer that belongs to it are gone.
@@ -49,38 +54,6 @@ enum Holder {
         /// Held only to be dropped.
         _owner: Owner,
     },
-}
-
-/// Memory of a stream on its way back.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Freed {
-    pub(crate) pointer: CUdeviceptr,
-    /// From the context's pool, so freed in stream order; else after waiting.
-    pub(crate) pooled: bool,
-}
-
-/// Whether a stream is in a capture.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Status {
-    /// In none.
-    Free,
-    /// In this one.
-    In(CaptureId),
-    /// In one that something has broken.
-    Broken,
-}
-
-/// While it lives, nothing of this crate takes a stream of the context into a capture: see
-/// [`Stream::hold`].
-#[must_use = "streams are held only as long as this lives"]
-pub struct Held<'a> {
-    _pass: Pass<'a>,
-}
-
-impl fmt::Debug for Held<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Held")
-    }
 }
 
 impl Stream {
@@ -331,161 +304,6 @@ impl Stream {
         }
     }
 
-    /// Whether the stream is being captured into a graph, by [`Graph`](crate::Graph) or by others.
-    ///
-    /// # Errors
-    /// What the driver reports.
-    pub fn is_capturing(&self) -> Result<bool> {
-        let _current = self.context().enter()?;
-        let mut status = CUstreamCaptureStatus::NONE;
-        // SAFETY: `status` outlives the call; the stream is live and its context current.
-        unsafe {
-            call!(
-                self,
-                "asking whether the stream is being captured",
-                stream_is_capturing(self.raw(), &mut status)
-            )
-        }?;
-        Ok(status != CUstreamCaptureStatus::NONE)
-    }
-
-    /// The capture that the stream is in, whoever began it, for
-    /// [`keep_in`](Stream::keep_in) and [`attached_in`](Stream::attached_in). Under a
-    /// [`hold`](Stream::hold) the answer stays true as far as this crate can tell.
-    ///
-    /// Costs a call of the driver for a borrowed stream. For an owned one it costs nothing unless a
-    /// capture of ours is under way: others do not capture it.
-    ///
-    /// # Errors
-    /// What the driver reports, such as a capture that something has broken.
-    pub fn capture(&self) -> Result<Option<CaptureId>> {
-        match self.status()? {
-            Status::Free => Ok(None),
-            Status::In(id) => Ok(Some(id)),
-            Status::Broken => Err(self.broken()),
-        }
-    }
-
-    fn broken(&self) -> DriverError {
-        let code = CUresult::ERROR_STREAM_CAPTURE_INVALIDATED;
-        self.failed(SYMBOLS.stream_get_capture_info, code, ASKING.into())
-    }
-
-    /// Prepares for launches on the stream: its context is entered, the gate of captures is held, and
-    /// whether the stream is in a capture is known, each once for all launches by
-    /// [`Kernel::launch_at`](crate::Kernel::launch_at). To be held briefly, as [`Stream::hold`] is.
-    ///
-    /// # Errors
-    /// As [`Stream::capture`].
-    pub fn launching(&self) -> Result<Launching<'_>> {
-        let current = self.context().enter()?;
-        let held = self.hold();
-        let capture = match self.inner.is_surely_free() {
-            true => None,
-            false => match self.settled(self.ask_entered()?) {
-                Status::Free => None,
-                Status::In(id) => Some(id),
-                Status::Broken => return Err(self.broken()),
-            },
-        };
-        Ok(Launching {
-            stream: self,
-            capture,
-            _held: held,
-            _current: current,
-        })
-    }
-
-    /// [`Stream::capture`], told apart from a broken capture.
-    pub(crate) fn status(&self) -> Result<Status> {
-        if self.inner.is_surely_free() {
-            return Ok(Status::Free);
-        }
-        // So that the stream does not enter a capture between the question and the note of its
-        // answer.
-        let _pass = self.context().pass();
-        Ok(self.settled(self.ask()?))
-    }
-
-    /// Notes an answer that was given while the gate was held.
-    fn settled(&self, status: Status) -> Status {
-        if status == Status::Free {
-            self.inner.maybe_captured.store(false, Ordering::Release);
-        }
-        status
-    }
-
-    /// Asks the driver for the stream's capture.
-    fn ask(&self) -> Result<Status> {
-        let _current = self.context().enter()?;
-        self.ask_entered()
-    }
-
-    /// [`Stream::ask`] where the stream's context is current already.
-    fn ask_entered(&self) -> Result<Status> {
-        let (mut status, mut id) = (CUstreamCaptureStatus::NONE, 0);
-        // SAFETY: both results outlive the call, which leaves out the others for null pointers; the
-        // stream is live and its context current.
-        unsafe {
-            call!(
-                self,
-                ASKING,
-                stream_get_capture_info(
-                    self.raw(),
-                    &mut status,
-                    &mut id,
-                    std::ptr::null_mut(),
-                    std::ptr::null_mut(),
-                    std::ptr::null_mut()
-                )
-            )
-        }?;
-        Ok(match status {
-            CUstreamCaptureStatus::NONE => Status::Free,
-            CUstreamCaptureStatus::ACTIVE => Status::In(CaptureId::new(id)),
-            _ => Status::Broken,
-        })
-    }
-
-    /// Keeps this crate from taking streams of the context into captures while the result lives:
-    /// [`Graph::capture`](crate::Graph::capture) on another thread waits for that, and on this one
-    /// it is an error. For who asks for the [`capture`](Stream::capture) and then launches by the
-    /// answer; to be held briefly, and not over a wait for the device.
-    pub fn hold(&self) -> Held<'_> {
-        Held {
-            _pass: self.context().pass(),
-        }
-    }
-
-    /// If this stream is in a capture, has its graph keep `what` alive; otherwise does nothing. See
-    /// [`Stream::keep_in`].
-    ///
-    /// # Errors
-    /// What the driver reports when asked for the capture.
-    pub fn keep_for_graph(&self, what: Arc<dyn Any + Send + Sync>) -> Result<()> {
-        let _held = self.hold();
-        if let Some(capture) = self.capture()? {
-            self.keep_in(capture, what);
-        }
-        Ok(())
-    }
-
-    /// Has the graph of a capture keep `what` alive as long as it can be launched. Say this of
-    /// everything a kernel uses that is launched on a caller's stream; buffers copied or filled here
-    /// and the modules of launched kernels are kept without asking.
-    ///
-    /// Launches of a [`Graph`](crate::Graph) are ordered with the stream of a buffer whose
-    /// [`owner`](crate::DeviceBuffer::owner) it keeps. Of anything else it is not known how it frees
-    /// what it has: a graph that keeps such a thing waits for its last launch when it is dropped,
-    /// and what belongs to a stream in there is not ordered.
-    ///
-    /// If somebody else began the capture, the end of its graph is not seen: `what` is kept for good.
-    pub fn keep_in(&self, capture: CaptureId, what: Arc<dyn Any + Send + Sync>) {
-        self.context()
-            .captures()
-            .with(capture, |kept| kept.keep(what));
-    }
-
     /// The stream's value of type `T`, made by `make` if it has none: one for each `Stream` and type,
     /// such as the workspace of the kernels that are launched on it, of which two never overlap.
     ///
@@ -512,97 +330,12 @@ impl Stream {
         Ok(value.downcast().unwrap_or(made))
     }
 
-    /// The capture's value of type `T` on this stream, made by `make` if it has none. A capture may
-    /// fork onto several streams, which run side by side, so each has its own.
-    ///
-    /// For a capture of [`Graph`](crate::Graph) the value lives as long as the graph. If somebody
-    /// else began the capture, it lives as long as the context, or for good if it holds a handle of
-    /// it. A value is best made of [`Scratch`](crate::Scratch) or of
-    /// [`permanent_zeroed`](Context::permanent_zeroed) memory, which captures do not notice.
-    ///
-    /// # Errors
-    /// Those of `make`.
-    pub fn attached_in<T: Any + Send + Sync, E>(
-        &self,
-        capture: CaptureId,
-        make: impl FnOnce() -> Result<T, E>,
-    ) -> Result<Arc<T>, E> {
-        let handle = self.raw().0.addr();
-        self.context().captures().attached(capture, handle, make)
-    }
-
-    /// Refuses what would break a capture, before the driver breaks it.
-    pub(crate) fn refuse_capture(&self, operation: &'static str) -> Result<()> {
-        match self.status()? {
-            Status::Free => Ok(()),
-            _ => Err(DriverError::Capturing { operation }),
-        }
-    }
-
-    /// [`Stream::refuse_capture`] for what is queued while the result lives.
-    pub(crate) fn outside_captures(&self, operation: &'static str) -> Result<Held<'_>> {
-        let held = self.hold();
-        self.refuse_capture(operation)?;
-        Ok(held)
-    }
-
-    /// The capture that has just begun here; asked while the gate is closed.
-    pub(crate) fn fresh_capture(&self) -> Result<CaptureId> {
-        match self.ask()? {
-            Status::In(id) => Ok(id),
-            _ => Err(self.broken()),
-        }
-    }
-
-    /// Frees what was dropped during a capture, if that is over.
-    pub(crate) fn flush(&self) {
-        if lock(&self.inner.orphans).is_empty() {
-            return;
-        }
-        let _current = self.context().enter_to_release();
-        let _held = self.hold();
-        if let Ok(Status::Free) = self.status() {
-            self.free_orphans();
-        }
-    }
-
     /// Waits until everything queued so far is done, without the bookkeeping of
     /// [`Stream::synchronize`] and whatever captures others have under way.
     pub(crate) fn wait_for_end(&self) -> Result<()> {
         let _current = self.context().enter_to_release();
         self.refuse_capture("waiting for the stream")?;
         self.inner.wait()
-    }
-
-    /// Notes that a capture is about to begin here.
-    pub(crate) fn expect_capture(&self) {
-        self.inner.maybe_captured.store(true, Ordering::Release);
-    }
-
-    /// Frees memory in the stream's order; what is dropped while the stream is in a capture, by any
-    /// thread, is freed when that is over.
-    pub(crate) fn give_back(&self, memory: Freed) {
-        let context = self.context();
-        let _current = context.enter_to_release();
-        let _held = self.hold();
-        match self.status() {
-            Ok(Status::Free) => {
-                self.free_orphans();
-                self.inner.free(memory);
-            }
-            other => {
-                context.defer(other.map(drop));
-                lock(&self.inner.orphans).push(memory);
-            }
-        }
-    }
-
-    /// Frees what was dropped during a capture that is over. The context is current.
-    pub(crate) fn free_orphans(&self) {
-        let orphans = std::mem::take(&mut *lock(&self.inner.orphans));
-        for memory in orphans {
-            self.inner.free(memory);
-        }
     }
 
     pub(crate) fn api(&self) -> &DriverApi {
@@ -620,35 +353,6 @@ impl Stream {
     }
 }
 
-/// What launches on a stream need, once for several of them; see [`Stream::launching`].
-pub struct Launching<'a> {
-    stream: &'a Stream,
-    capture: Option<CaptureId>,
-    // Fields are dropped in this order: the context is left last.
-    _held: Held<'a>,
-    _current: Current<'a>,
-}
-
-impl Launching<'_> {
-    /// The stream.
-    #[must_use]
-    pub fn stream(&self) -> &Stream {
-        self.stream
-    }
-
-    /// The capture that the stream is in, while this lives.
-    #[must_use]
-    pub fn capture(&self) -> Option<CaptureId> {
-        self.capture
-    }
-}
-
-impl fmt::Debug for Launching<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Launching({:?}, {:?})", self.stream, self.capture)
-    }
-}
-
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Stream({:?} of {:?})", self.raw().0, self.context())
@@ -663,45 +367,7 @@ impl PartialEq for Stream {
 
 impl Eq for Stream {}
 
-/// What [`Stream::status`] does, in words.
-const ASKING: &str = "asking which capture the stream is in";
-
 impl Inner {
-    /// Frees memory of a stream that is in no capture; its context is current.
-    fn free(&self, memory: Freed) {
-        let context = &self.context;
-        // Where work is out of order, memory that cannot be waited for is left alone.
-        let freed = context.is_in_order().and_then(|()| match memory.pooled {
-            true => self.free_in_order(memory.pointer),
-            false => self.free_after_wait(memory.pointer),
-        });
-        context.defer(freed);
-    }
-
-    fn free_in_order(&self, pointer: CUdeviceptr) -> Result<()> {
-        // Without a guard it would break a capture that somebody has under way in global mode.
-        let relaxed = self.context.relaxed();
-        // SAFETY: memory of the context's pool, freed once, here. Work that this crate queued
-        // elsewhere was ordered before this stream by events.
-        let freed = unsafe {
-            call!(
-                &self.context,
-                "freeing device memory",
-                mem_free_async(pointer, self.raw)
-            )
-        };
-        self.context.defer(relaxed.map(drop));
-        freed
-    }
-
-    fn free_after_wait(&self, pointer: CUdeviceptr) -> Result<()> {
-        // A kernel may still use the memory, and cuMemFree does not promise to wait. If neither
-        // stream nor context can be waited for, the memory is left alone.
-        self.wait()?;
-        self.context.free_now(pointer);
-        Ok(())
-    }
-
     /// Waits for the stream, whatever captures others have under way, and if that fails in some
     /// other way. The context is current.
     fn wait(&self) -> Result<()> {
@@ -721,80 +387,5 @@ impl Inner {
         let done = wait().or_else(|_| wait()).or_else(|_| self.context.drain());
         self.context.defer(relaxed.map(drop));
         done
-    }
-
-    /// Whether the driver need not be asked: an owned stream that nothing has taken into a capture.
-    fn is_surely_free(&self) -> bool {
-        matches!(self.holder, Holder::Us)
-            && !self.maybe_captured.load(Ordering::Acquire)
-            && !self.context.captures().active()
-    }
-
-    /// Whether the stream is in a capture, or nobody can tell. The context is current.
-    fn is_captured(&self) -> bool {
-        let ask = || {
-            let mut status = CUstreamCaptureStatus::NONE;
-            // SAFETY: `status` outlives the call; the stream is live and its context current.
-            let asked = unsafe {
-                call!(
-                    &self.context,
-                    ASKING,
-                    stream_is_capturing(self.raw, &mut status)
-                )
-            };
-            asked.map(|()| status != CUstreamCaptureStatus::NONE)
-        };
-        // What fails the first time may be an error of earlier work.
-        !self.is_surely_free() && ask().or_else(|_| ask()).unwrap_or(true)
-    }
-
-    /// Gives back what the stream still has. The context is current.
-    fn give_up_contents(&mut self) {
-        let orphans = std::mem::take(&mut *lock(&self.orphans));
-        let attached = std::mem::take(&mut *lock(&self.attached));
-        if orphans.is_empty() && attached.is_empty() {
-            return;
-        }
-        if self.is_captured() {
-            // Somebody else's capture outlasts us. What is left waits for the context.
-            for memory in orphans {
-                self.context.retire(Retired::Memory(memory.pointer));
-            }
-            self.retire(attached);
-            return;
-        }
-        for memory in orphans {
-            self.free(memory);
-        }
-        if !attached.is_empty() && self.wait().is_err() {
-            self.retire(attached);
-        }
-    }
-
-    fn retire(&self, attached: HashMap<TypeId, Owner>) {
-        if !attached.is_empty() {
-            let _value: Box<dyn Any + Send + Sync> = Box::new(attached);
-            self.context.retire(Retired::Value { _value });
-        }
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        let empty = lock(&self.orphans).is_empty() && lock(&self.attached).is_empty();
-        let owned = matches!(self.holder, Holder::Us);
-        if empty && !owned {
-            return;
-        }
-        let context = self.context.clone();
-        let _current = context.enter_to_release();
-        self.give_up_contents();
-        if owned {
-            // SAFETY: this was the last user of a stream created here. Work still queued on it is
-            // finished by the driver before the stream's resources go.
-            let result =
-                unsafe { call!(&context, "destroying a stream", stream_destroy(self.raw)) };
-            context.defer(result);
-        }
     }
 }

@@ -53,10 +53,13 @@ impl Out<c_char> {
 
 impl<T: Copy> In<T> {
     pub(crate) fn read(&self, len: usize) -> Vec<T> {
-        // SAFETY: an `In` is made only of a pointer to as many values as the function documents.
-        (0..len)
-            .map(|index| unsafe { self.0.add(index).read() })
-            .collect()
+        let mut values: Vec<T> = Vec::with_capacity(len);
+        // SAFETY: an `In` is made only of a pointer to as many values as the function documents, and a new vector has room for them.
+        unsafe {
+            values.as_mut_ptr().copy_from_nonoverlapping(self.0, len);
+            values.set_len(len);
+        }
+        values
     }
 
     pub(crate) fn first(&self) -> T {

@@ -168,11 +168,19 @@ fn fill(state: &mut State, to: u64, pattern: &[u8], bytes: usize, on: Key) -> CU
     )
 }
 
+/// `bytes` bytes of `pattern`, over and over. Not byte by byte: benchmarks fill more than a GPU's cache before each launch, and nothing
+/// here is optimised.
+pub(crate) fn repeated(pattern: &[u8], bytes: usize) -> Vec<u8> {
+    let mut all = pattern.repeat(bytes.div_ceil(pattern.len()));
+    all.truncate(bytes);
+    all
+}
+
 fn fill_now(state: &mut State, to: u64, pattern: &[u8], bytes: usize) -> CUresult {
     if let Err(code) = state.on_device(to, bytes) {
         return code;
     }
-    let staged: Vec<u8> = pattern.iter().copied().cycle().take(bytes).collect();
+    let staged = repeated(pattern, bytes);
     copy_now(state, to, staged.as_ptr().expose_provenance() as u64, bytes)
 }
 

@@ -3,6 +3,7 @@
 use warptile_cuda_sys::CUresult;
 
 use crate::control::FakeLaunch;
+use crate::copy::repeated;
 use crate::memory::Identity;
 use crate::state::State;
 use crate::stream::Key;
@@ -163,7 +164,7 @@ impl State {
             _ if self.lost.is_some() => {}
             Op::Copy { to, from, bytes } => self.copy(&to, &from, bytes),
             Op::Fill { to, pattern, bytes } => {
-                let staged = Place::Staged(pattern.iter().copied().cycle().take(bytes).collect());
+                let staged = Place::Staged(repeated(&pattern, bytes));
                 self.copy(&to, &staged, bytes);
             }
             Op::Launch {

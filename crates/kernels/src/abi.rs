@@ -8,9 +8,19 @@
 //! Device addresses are plain integers here and typed pointers in C++; 0 is the null pointer. Strides count elements, and a
 //! dimension that is never stepped along has a stride of 0.
 
+// By path, as xtask compiles this file too, by path.
+#[path = "abi/cpp.rs"]
+mod cpp;
+#[path = "abi/declared.rs"]
+mod declared;
+
 use bytemuck::{Pod, Zeroable};
 
-use crate::capability;
+use cpp::cpp_struct;
+use declared::InCpp;
+
+pub use cpp::{cpp_header, cpp_header_of_operations};
+pub use declared::{Block, Declared, Leaf, Member};
 
 /// `window_left` or `window_right` of an unlimited side. Lengths are at most this, so any larger window reaches over
 /// everything too, and `row + window` fits 32 bits.
@@ -35,88 +45,6 @@ pub const ROTARY_PAIRS: usize = 128;
 
 /// First word of an image's record: "WTR2".
 pub const RECORD_MAGIC: u32 = 0x5754_5232;
-
-/// A member of a part or block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Member {
-    /// Its name, the same on both sides.
-    pub name: &'static str,
-    /// Bytes from the start of the struct that declares it.
-    pub offset: usize,
-    /// Its type in C++.
-    pub cpp_type: &'static str,
-    /// Members of a member that is a part itself, or of the first element of an array of parts; empty for others.
-    pub parts: &'static [Member],
-    /// Its documentation, by lines.
-    pub docs: &'static [&'static str],
-}
-
-/// A member with the path to it, such as `scoring.scale`, and its offset in the block.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Leaf {
-    /// Names from the block down, joined by dots.
-    pub path: String,
-    /// Bytes from the start of the block.
-    pub offset: usize,
-    /// Its type in C++.
-    pub cpp_type: &'static str,
-}
-
-/// A struct that both Rust and C++ know.
-pub trait Declared: Pod {
-    /// Its name in both languages.
-    const NAME: &'static str;
-    /// Its members, in order.
-    const MEMBERS: &'static [Member];
-    /// 64-bit FNV-1a over path, C++ type and offset of every leaf: two declarations with one hash are the same to a kernel.
-    const HASH: u64 = hash_members(FNV_OFFSET, Self::MEMBERS, None, 0);
-
-    /// The members that are no parts, with those of parts in their place. An array of parts stands before the members of its
-    /// first element.
-    #[must_use]
-    fn leaves() -> Vec<Leaf> {
-        let mut leaves = Vec::new();
-        collect_leaves(Self::MEMBERS, "", 0, &mut leaves);
-        leaves
-    }
-}
-
-/// A struct that is the only argument of a kernel.
-pub trait Block: Declared {}
-
-/// The type a member has in C++, unless its declaration gives one.
-trait InCpp {
-    const TYPE: &'static str;
-    const PARTS: &'static [Member] = &[];
-}
-
-impl InCpp for i32 {
-    const TYPE: &'static str = "int";
-}
-
-impl InCpp for u32 {
-    const TYPE: &'static str = "unsigned";
-}
-
-impl InCpp for i64 {
-    const TYPE: &'static str = "long long";
-}
-
-impl InCpp for u64 {
-    const TYPE: &'static str = "unsigned long long";
-}
-
-impl InCpp for f32 {
-    const TYPE: &'static str = "float";
-}
-
-/// An array's declaration gives its C++ type, such as `int[6]`.
-impl<T: InCpp, const N: usize> InCpp for [T; N] {
-    const TYPE: &'static str = "";
-    const PARTS: &'static [Member] = T::PARTS;
-}
 
 macro_rules! declare {
     (fn $cpp_structs:ident; $($(#[doc = $doc:literal])* struct $name:ident $(align $align:literal)? {
@@ -519,152 +447,6 @@ impl Block for ForwardTma {}
 impl Block for Merge {}
 impl Block for Append {}
 
-const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
-const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
-
-const fn hash_bytes(mut hash: u64, bytes: &[u8]) -> u64 {
-    let mut index = 0;
-    while index < bytes.len() {
-        hash = (hash ^ bytes[index] as u64).wrapping_mul(FNV_PRIME);
-        index += 1;
-    }
-    hash
-}
-
-/// The names down to a member, as a list on the stack: constant functions have no `String`.
-struct Path<'a> {
-    parent: Option<&'a Path<'a>>,
-    name: &'static str,
-}
-
-const fn hash_path(hash: u64, path: &Path<'_>) -> u64 {
-    match path.parent {
-        Some(parent) => hash_bytes(
-            hash_bytes(hash_path(hash, parent), b"."),
-            path.name.as_bytes(),
-        ),
-        None => hash_bytes(hash, path.name.as_bytes()),
-    }
-}
-
-/// Whether a type in C++ is an array of others.
-const fn is_array(cpp_type: &str) -> bool {
-    matches!(cpp_type.as_bytes(), [.., b']'])
-}
-
-/// The hashed text of a leaf is `path:type@offset;`, the offset as 8 little-endian bytes.
-const fn hash_members(
-    mut hash: u64,
-    members: &[Member],
-    parent: Option<&Path<'_>>,
-    base: usize,
-) -> u64 {
-    let mut index = 0;
-    while index < members.len() {
-        let member = members[index];
-        let path = Path {
-            parent,
-            name: member.name,
-        };
-        let offset = base + member.offset;
-        if member.parts.is_empty() || is_array(member.cpp_type) {
-            hash = hash_bytes(hash_path(hash, &path), b":");
-            hash = hash_bytes(hash_bytes(hash, member.cpp_type.as_bytes()), b"@");
-            hash = hash_bytes(hash_bytes(hash, &(offset as u64).to_le_bytes()), b";");
-        }
-        hash = hash_members(hash, member.parts, Some(&path), offset);
-        index += 1;
-    }
-    hash
-}
-
-fn collect_leaves(members: &[Member], prefix: &str, base: usize, leaves: &mut Vec<Leaf>) {
-    for member in members {
-        let path = format!("{prefix}{}", member.name);
-        let offset = base + member.offset;
-        let inner = format!("{path}.");
-        if member.parts.is_empty() || is_array(member.cpp_type) {
-            leaves.push(Leaf {
-                path,
-                offset,
-                cpp_type: member.cpp_type,
-            });
-        }
-        collect_leaves(member.parts, &inner, offset, leaves);
-    }
-}
-
-fn cpp_struct<T: Declared>(docs: &[&str], align: Option<usize>) -> String {
-    let mut text = String::new();
-    for line in docs {
-        text += &format!("//{line}\n");
-    }
-    let align = align.map_or(String::new(), |align| format!("alignas({align}) "));
-    text += &format!("struct {align}{} {{\n", T::NAME);
-    for member in T::MEMBERS {
-        let declaration = match member.cpp_type.split_once('[') {
-            Some((element, rest)) => format!("{element} {}[{rest}", member.name),
-            None => format!("{} {}", member.cpp_type, member.name),
-        };
-        // Rust's documentation must quote what C++ need not.
-        let docs = member.docs.join("").replace("`[", "[").replace("]`", "]");
-        text += &format!("    {declaration}; //{docs}\n");
-    }
-    text += &format!(
-        "}};\nstatic_assert(sizeof({}) == {});\n",
-        T::NAME,
-        size_of::<T>()
-    );
-    text
-}
-
-fn cpp_hash<T: Block>() -> String {
-    format!(
-        "template <> constexpr unsigned long long BLOCK_HASH<{}> = {:#018x};\n",
-        T::NAME,
-        T::HASH
-    )
-}
-
-/// The text of `kernels/base/abi.cuh`.
-///
-/// It asserts the size of every struct. Members have no gaps between them (`Pod` allows none), so that a struct of the right
-/// size has every member where Rust has it.
-#[must_use]
-pub fn cpp_header() -> String {
-    [
-        "// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs and capability.rs, where to change it.\n\
-         #pragma once\n\nnamespace warptile {\n\n",
-        &format!("constexpr int WINDOW_UNLIMITED = {WINDOW_UNLIMITED};\n"),
-        &format!("constexpr int RAGGED = {RAGGED}, RAGGED_KEYS = {RAGGED_KEYS}, READ_AHEAD = {READ_AHEAD};\n"),
-        &format!("constexpr unsigned RECORD_MAGIC = {RECORD_MAGIC:#x};\n\n"),
-        &capability::cpp_constants(),
-        "\n",
-        &cpp_structs(),
-        "\n// Which declaration of a block an image was compiled for; only blocks have one.\n\
-         template <class Block> constexpr unsigned long long BLOCK_HASH = 0;\n",
-        &cpp_hash::<Forward>(),
-        &cpp_hash::<ForwardTma>(),
-        "\n} // namespace warptile\n",
-    ]
-    .concat()
-}
-
-/// The text of `kernels/base/abi_ops.cuh`, apart from the other so that forward's images do not depend on it.
-#[must_use]
-pub fn cpp_header_of_operations() -> String {
-    [
-        "// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs, where to change it.\n\
-         #pragma once\n\n#include \"base/abi.cuh\"\n\nnamespace warptile {\n\n",
-        &cpp_operations(),
-        "\n",
-        &cpp_hash::<Merge>(),
-        &cpp_hash::<Append>(),
-        "\n} // namespace warptile\n",
-    ]
-    .concat()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -707,85 +489,5 @@ mod tests {
             }
         }
         assert_eq!(Pages::of(0, 0, 0, 0).rows_log, 0);
-    }
-
-    #[test]
-    fn leaves_follow_each_other_without_gaps() {
-        fn check<T: Declared>() {
-            let leaves = T::leaves();
-            for pair in leaves.windows(2) {
-                let bytes = match pair[0].cpp_type {
-                    "int" | "unsigned" | "float" => 4,
-                    "unsigned long long[16]" => 128,
-                    _ => 8,
-                };
-                assert_eq!(pair[0].offset + bytes, pair[1].offset, "{}", pair[1].path);
-            }
-        }
-        check::<Forward>();
-        check::<ForwardTma>();
-        check::<RecordWords>();
-    }
-
-    /// The constant hash is FNV-1a of the text that its documentation promises.
-    #[test]
-    fn a_hash_is_that_of_the_flattened_declaration() {
-        fn check<T: Declared>() {
-            let mut text = Vec::new();
-            for leaf in T::leaves() {
-                text.extend_from_slice(format!("{}:{}@", leaf.path, leaf.cpp_type).as_bytes());
-                text.extend_from_slice(&(leaf.offset as u64).to_le_bytes());
-                text.push(b';');
-            }
-            assert_eq!(T::HASH, hash_bytes(FNV_OFFSET, &text), "{}", T::NAME);
-        }
-        check::<Forward>();
-        check::<ForwardTma>();
-        check::<Merge>();
-        check::<Append>();
-        // FNV-1a's published test vector for "a".
-        assert_eq!(hash_bytes(FNV_OFFSET, b"a"), 0xaf63_dc4c_8601_ec8c);
-        assert_ne!(Forward::HASH, ForwardTma::HASH);
-    }
-
-    #[test]
-    fn a_name_a_type_and_an_offset_each_change_the_hash() {
-        let member = Forward::MEMBERS[4];
-        let hash = |member| hash_members(FNV_OFFSET, &[member], None, 0);
-        for other in [
-            Member {
-                name: "les",
-                ..member
-            },
-            Member {
-                offset: 136,
-                ..member
-            },
-            Member {
-                cpp_type: "double*",
-                ..member
-            },
-        ] {
-            assert_ne!(hash(other), hash(member));
-        }
-    }
-
-    #[test]
-    fn the_header_declares_every_struct_with_its_members() {
-        let header = cpp_header() + &cpp_header_of_operations();
-        for line in [
-            "struct Tensor {",
-            "    void* address; // Of batch entry 0, row 0, head 0.",
-            "struct alignas(64) ForwardTma {",
-            "    unsigned long long opaque[16]; // Its 128 bytes.",
-            "static_assert(sizeof(Forward) == 432);",
-            "constexpr unsigned FEATURE_SINKS = 1u << 2;",
-            "    Tensor outs[32]; // Results.",
-        ] {
-            assert!(
-                header.lines().any(|found| found == line),
-                "{line}\n{header}"
-            );
-        }
     }
 }

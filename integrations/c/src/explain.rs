@@ -2,12 +2,14 @@
 
 use std::ffi::c_char;
 
-use attention::{DeviceProfile, Plan};
+use attention::{Choice, DeviceProfile, Plan, Problem};
 
+use crate::attention_call::{call, choice};
+use crate::attention_desc::AttentionDesc;
 use crate::error::{Result, guarded};
-use crate::forward::{AttentionDesc, Description, check_choice};
+use crate::forward::check_choice;
 use crate::machine::Machine;
-use crate::structs::{WARPTILE_H200, check_pointer};
+use crate::structs::{WARPTILE_H200, check_pointer, read};
 
 /// Says which kernel would compute a description on a device, and why no other: some lines of text. Computes and loads nothing. `device`
 /// is as for warptile_attention_prepare, or WARPTILE_H200.
@@ -33,8 +35,12 @@ pub unsafe extern "C" fn warptile_explain(
             check_pointer("needed", needed, align_of::<usize>())?;
         }
         // SAFETY: the caller's promise.
-        let description = unsafe { Description::read(desc) }?;
-        let words = plan(device, &description)?.explain().replace('\0', "");
+        let desc = unsafe { read("desc", desc) }?;
+        // SAFETY: the caller's promise; there are no lists.
+        let (call, choice) = unsafe { (call(&desc, None)?, choice(&desc)?) };
+        let words = plan(device, call.problem(), &choice)?
+            .explain()
+            .replace('\0', "");
         // SAFETY: not null where something is written, aligned, and valid by the caller's promise; `written` is below `capacity`.
         unsafe {
             if let Some(room) = capacity.checked_sub(1) {
@@ -50,9 +56,7 @@ pub unsafe extern "C" fn warptile_explain(
     })
 }
 
-fn plan(device: i32, description: &Description) -> Result<Plan> {
-    let problem = description.call()?.problem();
-    let choice = &description.choice;
+fn plan(device: i32, problem: Problem, choice: &Choice) -> Result<Plan> {
     if device == WARPTILE_H200 {
         return Ok(Plan::gpu(problem, &DeviceProfile::h200(), choice)?);
     }

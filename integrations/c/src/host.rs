@@ -103,6 +103,55 @@ impl<T> Part<T> {
     }
 }
 
+/// Numbers that a description has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum List<'a, T> {
+    OnHost(&'a [T]),
+    /// Or not known yet.
+    OnDevice,
+}
+
+/// A list if it is wanted: on the CPU at `pointer`, which is null exactly if it is not; on a device there is no pointer to read.
+///
+/// # Safety
+/// The pointer is null or points to `len` values, which nobody writes for as long as `'a`.
+pub(crate) unsafe fn list<'a, T>(
+    name: &'static str,
+    wanted: bool,
+    pointer: Option<*const T>,
+    len: usize,
+) -> Result<Option<List<'a, T>>> {
+    match pointer {
+        None => Ok(wanted.then_some(List::OnDevice)),
+        Some(pointer) => {
+            // SAFETY: the caller's promise.
+            let list = unsafe { list_on_host(name, wanted, pointer, len) }?;
+            Ok(list.map(List::OnHost))
+        }
+    }
+}
+
+/// A list that is given exactly if it is wanted.
+///
+/// # Safety
+/// The pointer is null or points to `len` values, which nobody writes for as long as `'a`.
+pub(crate) unsafe fn list_on_host<'a, T>(
+    name: &'static str,
+    wanted: bool,
+    pointer: *const T,
+    len: usize,
+) -> Result<Option<&'a [T]>> {
+    match (wanted, pointer.is_null()) {
+        (false, true) => Ok(None),
+        (false, false) => Err(Failure::of(
+            name,
+            "is given, but the call was built without it",
+        )),
+        // SAFETY: the caller's promise.
+        (true, _) => Ok(Some(unsafe { Part::of(name, pointer, len)?.slice() })),
+    }
+}
+
 impl Place {
     /// Whether both have some byte.
     pub(crate) fn meets(&self, other: &Place) -> bool {

@@ -116,7 +116,7 @@ impl<P> OnGpu<P> {
     pub(crate) fn launch(
         &self,
         stream: *mut c_void,
-        addresses: &[(&str, u64)],
+        addresses: impl IntoIterator<Item = (&'static str, u64)>,
         launch: impl FnOnce(CUstream) -> attention::Result<()>,
     ) -> Result<()> {
         let stream = CUstream(stream);
@@ -126,7 +126,7 @@ impl<P> OnGpu<P> {
         let context = self.gpu.context();
         context.within(|| {
             check_stream(context, stream)?;
-            for &(argument, address) in addresses {
+            for (argument, address) in addresses {
                 check_address(self.gpu, argument, address)?;
             }
             Ok(launch(stream)?)

@@ -187,11 +187,10 @@ pub unsafe extern "C" fn warptile_merge_run(
             lse: address(memory.lse),
         };
         let of_parts = addresses.parts.iter().flatten();
-        let named: Vec<(&str, u64)> = [("out", addresses.out), ("lse", addresses.lse)]
+        let all = [("out", addresses.out), ("lse", addresses.lse)]
             .into_iter()
-            .chain(of_parts.map(|&address| ("parts", address)))
-            .collect();
-        on.launch(stream, &named, |stream| {
+            .chain(of_parts.map(|&address| ("parts", address)));
+        on.launch(stream, all, |stream| {
             // SAFETY: as in `warptile_attention_run`.
             unsafe { on.prepared.launch_raw(stream, description, &addresses) }
         })

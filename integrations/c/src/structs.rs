@@ -62,6 +62,36 @@ pub(crate) fn count(argument: &str, value: i64) -> Result<usize> {
         .map_err(|_| Failure::of(argument, format!("is {value}, but must be 0 or more")))
 }
 
+/// The sequences of a description: if they are packed, as many as it says, else those of the tensor.
+pub(crate) fn sequences(
+    value: i64,
+    (packed, is_packed): (&str, bool),
+    (tensor, batch): (&str, usize),
+) -> Result<usize> {
+    match count("sequences", value)? {
+        given if is_packed => Ok(given),
+        given if given == 0 || given == batch => Ok(batch),
+        given => Err(Failure::of(
+            "sequences",
+            format!("is {given}, but {tensor} has batch {batch} and {packed} is 0"),
+        )),
+    }
+}
+
+/// A bound of lengths, where one is allowed; 0 is none.
+pub(crate) fn bound(
+    argument: &str,
+    value: i64,
+    allowed: bool,
+    needs: &str,
+) -> Result<Option<usize>> {
+    match count(argument, value)? {
+        0 => Ok(None),
+        bound if allowed => Ok(Some(bound)),
+        _ => Err(Failure::of(argument, format!("is given, but {needs}"))),
+    }
+}
+
 /// 0 or 1.
 pub(crate) fn flag(argument: &str, value: u32) -> Result<bool> {
     match value {

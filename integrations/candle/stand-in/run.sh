@@ -4,15 +4,13 @@
 # Calls warptile-candle on CUDA devices of candle's where the driver is warptile-fake-cuda, which checks that memory is alive and in order
 # wherever a launch uses it. For machines without a GPU and without CUDA; needs cc.
 set -euo pipefail
-cd "$(dirname "$0")/../../.."
-# Without the lints that the caller may have asked for: it has been compiled already.
-RUSTC_WORKSPACE_WRAPPER= cargo build --locked --release --quiet --package warptile-fake-cuda
+cd "$(dirname "$0")/.."
+fake=$(../../crates/fake-cuda/library.sh)
 target=$(cargo metadata --locked --no-deps --format-version 1 | grep -o '"target_directory":"[^"]*"' | cut -d '"' -f 4)
-cd integrations/candle
 libraries=$target/candle-stand-in
 rm -rf "$libraries"
 mkdir -p "$libraries"
-cp "$target/release/libwarptile_fake_cuda.so" "$libraries"
+cp "$fake" "$libraries"
 cc -shared -fPIC -O1 -o "$libraries/libcuda.so.1" -Wl,-soname,libcuda.so.1 stand-in/libraries.c \
     -L "$libraries" -lwarptile_fake_cuda -Wl,-rpath,"$libraries"
 ln -s libcuda.so.1 "$libraries/libcuda.so"
@@ -20,6 +18,6 @@ for name in nvrtc curand cublas cublasLt; do
     cc -shared -o "$libraries/lib$name.so" -x c /dev/null
 done
 export LIBRARY_PATH=$libraries
-cargo build --locked --quiet --target-dir "$target" --workspace --features warptile-candle-stand-in/stand-in --lib --bins
+cargo build --locked --quiet --workspace --features warptile-candle-stand-in/stand-in --lib --bins
 # Both cudarc and warptile find the driver by its name.
 LD_LIBRARY_PATH=$libraries "$target/debug/warptile-candle-stand-in"

@@ -8,7 +8,7 @@ use cudarc::driver::{
     CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice,
     SyncOnDrop,
 };
-use warptile::gpu::PositionElement;
+use warptile::gpu::{AppendArgument, Argument, PositionElement};
 use warptile::{Element, ElementType, LengthElement};
 
 use crate::error::{Error, Result};
@@ -160,61 +160,6 @@ impl Locked<'_> {
     }
 }
 
-/// Where each argument of a [`Call`](warptile::Call) stands.
-pub(crate) mod at {
-    pub(crate) const Q: usize = 0;
-    pub(crate) const K: usize = 1;
-    pub(crate) const V: usize = 2;
-    pub(crate) const OUT: usize = 3;
-    pub(crate) const LSE: usize = 4;
-    pub(crate) const QUERY_OFFSETS: usize = 5;
-    pub(crate) const KEY_OFFSETS: usize = 6;
-    pub(crate) const QUERY_LENGTHS: usize = 7;
-    pub(crate) const KEY_LENGTHS: usize = 8;
-    pub(crate) const SLOPES: usize = 9;
-    pub(crate) const SINKS: usize = 10;
-    pub(crate) const BIAS: usize = 11;
-    pub(crate) const KEY_MASK: usize = 12;
-    pub(crate) const BLOCK_TABLE: usize = 13;
-    pub(crate) const COUNT: usize = 14;
-    /// What errors call them before there is a description, which has names of its own.
-    pub(crate) const NAMES: [&str; COUNT] = [
-        "q",
-        "k",
-        "v",
-        "out",
-        "lse",
-        "query_offsets",
-        "key_offsets",
-        "query_lengths",
-        "key_lengths",
-        "slopes",
-        "sinks",
-        "bias",
-        "key_mask",
-        "block_table",
-    ];
-}
-
-/// Where each argument of an [`Append`](warptile::Append) stands.
-pub(crate) mod of_append {
-    pub(crate) const Q: usize = 0;
-    pub(crate) const Q_OUT: usize = 1;
-    pub(crate) const K: usize = 2;
-    pub(crate) const V: usize = 3;
-    pub(crate) const K_PAGES: usize = 4;
-    pub(crate) const V_PAGES: usize = 5;
-    pub(crate) const SLOTS: usize = 6;
-    pub(crate) const BLOCK_TABLE: usize = 7;
-    pub(crate) const ROW_OFFSETS: usize = 8;
-    pub(crate) const ROW_LENGTHS: usize = 9;
-    pub(crate) const KEY_LENGTHS: usize = 10;
-    pub(crate) const POSITIONS: usize = 11;
-    pub(crate) const COS: usize = 12;
-    pub(crate) const SIN: usize = 13;
-    pub(crate) const COUNT: usize = 14;
-}
-
 /// The memory of one attention: a view for every argument that the [`Call`](warptile::Call) needs, and for no other. Lists lie on the
 /// device: the call is built with `device_key_lengths`, `device_query_offsets` and so on.
 #[must_use = "bindings do nothing until they are launched with"]
@@ -241,11 +186,11 @@ impl<'a, T: Element> Bindings<'a, T> {
         v: CudaView<'a, T>,
         out: CudaViewMut<'a, T>,
     ) -> Self {
-        let mut slots = Slots::empty(at::COUNT);
-        slots.set(at::Q, q);
-        slots.set(at::K, k);
-        slots.set(at::V, v);
-        slots.set(at::OUT, out);
+        let mut slots = Slots::empty(Argument::COUNT);
+        slots.set(Argument::Q as usize, q);
+        slots.set(Argument::K as usize, k);
+        slots.set(Argument::V as usize, v);
+        slots.set(Argument::Out as usize, out);
         Bindings {
             slots,
             element: PhantomData,
@@ -254,43 +199,43 @@ impl<'a, T: Element> Bindings<'a, T> {
 
     argument! {
         /// Where the lse goes, `[batch, heads, length]`; for packed queries `[heads, rows]`.
-        lse, CudaViewMut<'a, f32>, at::LSE
+        lse, CudaViewMut<'a, f32>, Argument::Lse as usize
     }
     argument! {
         /// Row offsets of packed queries, `sequences + 1` of them.
-        query_offsets<L: LengthElement>, CudaView<'a, L>, at::QUERY_OFFSETS
+        query_offsets<L: LengthElement>, CudaView<'a, L>, Argument::QueryOffsets as usize
     }
     argument! {
         /// Row offsets of packed keys and values.
-        key_offsets<L: LengthElement>, CudaView<'a, L>, at::KEY_OFFSETS
+        key_offsets<L: LengthElement>, CudaView<'a, L>, Argument::KeyOffsets as usize
     }
     argument! {
         /// Used rows of each sequence's queries.
-        query_lengths<L: LengthElement>, CudaView<'a, L>, at::QUERY_LENGTHS
+        query_lengths<L: LengthElement>, CudaView<'a, L>, Argument::QueryLengths as usize
     }
     argument! {
         /// Used rows of each sequence's keys and values.
-        key_lengths<L: LengthElement>, CudaView<'a, L>, at::KEY_LENGTHS
+        key_lengths<L: LengthElement>, CudaView<'a, L>, Argument::KeyLengths as usize
     }
     argument! {
         /// Numbers of the pages of keys and values.
-        block_table<L: LengthElement>, CudaView<'a, L>, at::BLOCK_TABLE
+        block_table<L: LengthElement>, CudaView<'a, L>, Argument::BlockTable as usize
     }
     argument! {
         /// ALiBi slopes.
-        slopes, CudaView<'a, f32>, at::SLOPES
+        slopes, CudaView<'a, f32>, Argument::Slopes as usize
     }
     argument! {
         /// Sinks, one per query head.
-        sinks, CudaView<'a, f32>, at::SINKS
+        sinks, CudaView<'a, f32>, Argument::Sinks as usize
     }
     argument! {
         /// The additive bias.
-        bias, CudaView<'a, T>, at::BIAS
+        bias, CudaView<'a, T>, Argument::Bias as usize
     }
     argument! {
         /// The key mask; 0 hides a key.
-        key_mask, CudaView<'a, u8>, at::KEY_MASK
+        key_mask, CudaView<'a, u8>, Argument::KeyMask as usize
     }
 }
 
@@ -313,8 +258,8 @@ impl<'a, T: Element> AppendBindings<'a, T> {
         v_pages: CudaViewMut<'a, T>,
     ) -> Self {
         let mut bindings = Self::of(k, v);
-        bindings.slots.set(of_append::K_PAGES, k_pages);
-        bindings.slots.set(of_append::V_PAGES, v_pages);
+        bindings.slots.set(AppendArgument::KPages as usize, k_pages);
+        bindings.slots.set(AppendArgument::VPages as usize, v_pages);
         bindings
     }
 
@@ -328,15 +273,16 @@ impl<'a, T: Element> AppendBindings<'a, T> {
     ) -> Self {
         let mut bindings = Self::of(k, v);
         let bytes = |at: usize| (at as u64).saturating_mul(size_of::<T>() as u64);
-        bindings.slots.0[of_append::K_PAGES] = Slot::Memory(Box::new(cache), bytes(k_at));
-        bindings.slots.0[of_append::V_PAGES] = Slot::Same(bytes(v_at));
+        bindings.slots.0[AppendArgument::KPages as usize] =
+            Slot::Memory(Box::new(cache), bytes(k_at));
+        bindings.slots.0[AppendArgument::VPages as usize] = Slot::Same(bytes(v_at));
         bindings
     }
 
     fn of(k: CudaView<'a, T>, v: CudaView<'a, T>) -> Self {
-        let mut slots = Slots::empty(of_append::COUNT);
-        slots.set(of_append::K, k);
-        slots.set(of_append::V, v);
+        let mut slots = Slots::empty(AppendArgument::COUNT);
+        slots.set(AppendArgument::K as usize, k);
+        slots.set(AppendArgument::V as usize, v);
         AppendBindings {
             slots,
             tables: None,
@@ -347,49 +293,49 @@ impl<'a, T: Element> AppendBindings<'a, T> {
 
     /// Queries, rotated in place.
     pub fn queries(mut self, q: CudaViewMut<'a, T>) -> Self {
-        self.slots.set(of_append::Q, q);
+        self.slots.set(AppendArgument::Q as usize, q);
         self
     }
 
     /// Queries, and where the rotated ones go.
     pub fn queries_into(mut self, q: CudaView<'a, T>, out: CudaViewMut<'a, T>) -> Self {
-        self.slots.set(of_append::Q, q);
-        self.slots.set(of_append::Q_OUT, out);
+        self.slots.set(AppendArgument::Q as usize, q);
+        self.slots.set(AppendArgument::QOut as usize, out);
         self
     }
 
     argument! {
         /// Slots of the new rows.
-        slots, CudaView<'a, i64>, of_append::SLOTS
+        slots, CudaView<'a, i64>, AppendArgument::Slots as usize
     }
     argument! {
         /// The block table.
-        block_table<L: LengthElement>, CudaView<'a, L>, of_append::BLOCK_TABLE
+        block_table<L: LengthElement>, CudaView<'a, L>, AppendArgument::BlockTable as usize
     }
     argument! {
         /// Row offsets of packed k, v and q.
-        row_offsets<L: LengthElement>, CudaView<'a, L>, of_append::ROW_OFFSETS
+        row_offsets<L: LengthElement>, CudaView<'a, L>, AppendArgument::RowOffsets as usize
     }
     argument! {
         /// New rows of each sequence.
-        row_lengths<L: LengthElement>, CudaView<'a, L>, of_append::ROW_LENGTHS
+        row_lengths<L: LengthElement>, CudaView<'a, L>, AppendArgument::RowLengths as usize
     }
     argument! {
         /// Rows that the cache has of each sequence.
-        key_lengths<L: LengthElement>, CudaView<'a, L>, of_append::KEY_LENGTHS
+        key_lengths<L: LengthElement>, CudaView<'a, L>, AppendArgument::KeyLengths as usize
     }
 
     /// Positions of the new rows.
     pub fn positions<P: PositionElement>(mut self, view: CudaView<'a, P>) -> Self {
-        self.slots.set(of_append::POSITIONS, view);
+        self.slots.set(AppendArgument::Positions as usize, view);
         self.wide_positions = Some(P::WIDE);
         self
     }
 
     /// Tables of cosines and sines.
     pub fn tables<U: Element>(mut self, cos: CudaView<'a, U>, sin: CudaView<'a, U>) -> Self {
-        self.slots.set(of_append::COS, cos);
-        self.slots.set(of_append::SIN, sin);
+        self.slots.set(AppendArgument::Cos as usize, cos);
+        self.slots.set(AppendArgument::Sin as usize, sin);
         self.tables = Some(U::TYPE);
         self
     }

@@ -7,10 +7,12 @@ use cudarc::driver::sys::CUstreamCaptureStatus;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtrMut};
 use warptile::driver::Driver;
 use warptile::driver::sys::CUstream;
-use warptile::gpu::{Addresses, AppendAddresses, Gpu, MergeAddresses, Prepared};
+use warptile::gpu::{
+    Addresses, AppendAddresses, AppendArgument, Argument, Gpu, MergeAddresses, Prepared,
+};
 use warptile::{Append, Call, Choice, Element, Layout, Merge, Scoring};
 
-use crate::bindings::{AppendBindings, Bindings, Locked, MergeBindings, at, of_append};
+use crate::bindings::{AppendBindings, Bindings, MergeBindings};
 use crate::error::{Error, Result};
 
 /// Launches on one stream of cudarc's. Cheap to make; one that is kept also keeps the device memory that some kernels need beside their
@@ -119,15 +121,17 @@ impl Session {
         choice: &Choice,
         describe: impl FnOnce(bool) -> warptile::Result<Call>,
     ) -> Result<()> {
-        let locked = bindings.slots.lock(&self.stream, |slot| at::NAMES[slot])?;
-        let aligned = locked.addresses[at::Q..=at::OUT]
+        let locked = bindings
+            .slots
+            .lock(&self.stream, |slot| Argument::ALL[slot].name())?;
+        let aligned = [Argument::Q, Argument::K, Argument::V, Argument::Out]
             .iter()
-            .all(|address| address.is_multiple_of(16));
+            .all(|&argument| locked.addresses[argument as usize].is_multiple_of(16));
         let call = describe(aligned)?;
         same_type("q", call.element(), T::TYPE)?;
         locked.check(call.memory())?;
         let prepared = self.gpu.prepare(call.problem(), choice)?;
-        let addresses = addresses(&locked);
+        let addresses = Addresses::from_fn(|argument| locked.addresses[argument as usize]);
         self.with_workspace(&prepared, &call, |workspace| {
             let stream = self.enter()?;
             // SAFETY: the stream is live, and of the context that the kernels are loaded in, as `gpu` has checked; it is current now. Every
@@ -152,26 +156,12 @@ impl Session {
     ) -> Result<()> {
         same_type("k", append.element(), T::TYPE)?;
         append.check_types(bindings.tables, bindings.wide_positions)?;
-        let names: Vec<&str> = append.memory().map(|(name, _)| name).collect();
-        let locked = bindings.slots.lock(&self.stream, |slot| names[slot])?;
+        let locked = bindings
+            .slots
+            .lock(&self.stream, |slot| AppendArgument::ALL[slot].name())?;
         locked.check(append.memory())?;
         let prepared = self.gpu.prepare_append(append.element())?;
-        let mut addresses = AppendAddresses::default();
-        let from = |slot: usize| locked.addresses[slot];
-        addresses.q = from(of_append::Q);
-        addresses.q_out = from(of_append::Q_OUT);
-        addresses.k = from(of_append::K);
-        addresses.v = from(of_append::V);
-        addresses.k_pages = from(of_append::K_PAGES);
-        addresses.v_pages = from(of_append::V_PAGES);
-        addresses.slots = from(of_append::SLOTS);
-        addresses.block_table = from(of_append::BLOCK_TABLE);
-        addresses.row_offsets = from(of_append::ROW_OFFSETS);
-        addresses.row_lengths = from(of_append::ROW_LENGTHS);
-        addresses.key_lengths = from(of_append::KEY_LENGTHS);
-        addresses.positions = from(of_append::POSITIONS);
-        addresses.cos = from(of_append::COS);
-        addresses.sin = from(of_append::SIN);
+        let addresses = AppendAddresses::from_fn(|argument| locked.addresses[argument as usize]);
         let stream = self.enter()?;
         // SAFETY: as in `launch_with`, but that there is no workspace.
         unsafe { prepared.launch_raw(stream, append, &addresses) }?;
@@ -296,26 +286,6 @@ fn same_type(
         }
         .into()),
     }
-}
-
-fn addresses(locked: &Locked<'_>) -> Addresses {
-    let from = |slot: usize| locked.addresses[slot];
-    let mut addresses = Addresses::default();
-    addresses.q = from(at::Q);
-    addresses.k = from(at::K);
-    addresses.v = from(at::V);
-    addresses.out = from(at::OUT);
-    addresses.lse = from(at::LSE);
-    addresses.query_offsets = from(at::QUERY_OFFSETS);
-    addresses.key_offsets = from(at::KEY_OFFSETS);
-    addresses.query_lengths = from(at::QUERY_LENGTHS);
-    addresses.key_lengths = from(at::KEY_LENGTHS);
-    addresses.slopes = from(at::SLOPES);
-    addresses.sinks = from(at::SINKS);
-    addresses.bias = from(at::BIAS);
-    addresses.key_mask = from(at::KEY_MASK);
-    addresses.block_table = from(at::BLOCK_TABLE);
-    addresses
 }
 
 /// A device with its kernels: opened once, and never dropped, as captured graphs may refer to the kernels.

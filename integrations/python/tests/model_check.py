@@ -135,6 +135,21 @@ def decoders():
     return ", ".join(f"{name} {ratio:.2f}" for name, ratio in worst.items()) + " of eager's error at most"
 
 
+def check_tokens(reference, model, whole, mask, what):
+    """Each token after the prompt is the reference's best, or as good within the noise of the model's type."""
+    use(reference, "eager")
+    use(model, "eager")
+    length = mask.shape[1]
+    long = torch.cat([mask, mask.new_ones(len(mask), whole.shape[1] - length)], 1)
+    positions = (long.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        exact, rough = (each(whole, attention_mask=long, position_ids=positions).logits[:, length - 1 : -1].float() for each in (reference, model))
+    noise = (exact - rough).abs().max()
+    chosen = exact.gather(2, whole[:, length:, None])[..., 0]
+    behind = (exact.amax(2) - chosen).max()
+    assert behind <= 4 * noise + 1e-4, f"{what}: {behind} behind, noise {noise}"
+
+
 @check
 def generation():
     """Greedy tokens, with caches that grow and that do not: each is the reference's best, or as good within the noise of the type."""
@@ -151,18 +166,7 @@ def generation():
             for implementation in ("eager", "warptile"):
                 use(model, implementation)
                 made[implementation] = model.generate(prompt, **options)
-            use(reference, "eager")
-            with torch.no_grad():
-                whole = made["warptile"]
-                long = torch.cat([mask, mask.new_ones(len(mask), whole.shape[1] - mask.shape[1])], 1)
-                positions = (long.cumsum(1) - 1).clamp(min=0)
-                exact = reference(whole, attention_mask=long, position_ids=positions).logits[:, 29:-1]
-                use(model, "eager")
-                rough = model(whole, attention_mask=long, position_ids=positions).logits[:, 29:-1].float()
-            noise = (exact - rough).abs().max()
-            chosen = exact.gather(2, whole[:, 30:, None])[..., 0]
-            behind = (exact.amax(2) - chosen).max()
-            assert behind <= 4 * noise + 1e-4, f"{name} {dtype} {cache}: {behind} behind, noise {noise}"
+            check_tokens(reference, model, made["warptile"], mask, f"{name} {dtype} {cache}")
             same = (made["eager"] == whole)[:, 30:].float().mean().item()
             assert same == 1.0 or dtype != torch.float32, f"{name} {cache}: other tokens than eager's in float32"
             counts.append(same)
@@ -197,16 +201,18 @@ def compiled():
             worst = max(worst, (2 * error / allowed).item())
         done.append(f"{name} {worst:.2f} of eager's error")
     if DEVICE == "cuda":
-        model = decoder("llama").to(torch.bfloat16)
+        reference = decoder("llama")
+        model = copy.deepcopy(reference).to(torch.bfloat16)
         use(model, "warptile")
         prompt = tokens(length=30)
         options = {"max_new_tokens": 16, "do_sample": False, "cache_implementation": "static"}
         plain = model.generate(prompt, **options, disable_compile=True)
         torch._dynamo.reset()
         steps = model.generate(prompt, **options)
+        check_tokens(reference, model, steps, torch.ones_like(prompt), "compiled steps")
+        # Another order of additions may make another of two equally good tokens, and all that follow differ.
         same = (plain == steps)[:, 30:].float().mean().item()
-        assert same > 0.8, f"{same:.0%} of the tokens are the same"
-        done.append(f"generate with a static cache ({same:.0%} of the tokens the same)")
+        done.append(f"generate with a static cache ({same:.0%} of the tokens those without compiling)")
     return ", ".join(done)
 
 

@@ -45,10 +45,12 @@ class FlashAttn(unittest.TestCase):
             "softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False)",
         }
         for function, signature in expected.items():
-            self.assertEqual(str(inspect.signature(function)), signature)
+            parameters = inspect.signature(function).parameters
+            untyped = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters.values()]
+            self.assertEqual(str(inspect.Signature(untyped)), signature)
             if "packed" in function.__name__:
                 continue
-            for name in inspect.signature(function).parameters:
+            for name in parameters:
                 self.assertRegex(function.__doc__, rf"(?m)^ +{name}: ", function.__name__)
 
     def test_dense(self):

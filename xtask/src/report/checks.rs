@@ -1,14 +1,21 @@
 //! What was checked on a GPU: tests, random problems, repeated launches, sanitizer tools, hardware counters.
 //! docs/evidence.md describes the files.
 
+mod counters;
+mod summary;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::Deserialize;
 
 use super::acceptance::Acceptance;
-use super::{ReportError, Rows, markdown_table, read_optional};
+use super::{ReportError, Rows, read_optional};
 use crate::manifest::ManifestEntry;
+use counters::Profiles;
+
+pub(super) use counters::counters;
+pub(super) use summary::summary;
 
 /// The evidence but for benchmarks. A file that is not there has nothing in it.
 #[derive(Debug, Default)]
@@ -164,26 +171,6 @@ impl Default for ImageFile {
     }
 }
 
-#[derive(Debug, Default, Deserialize)]
-struct Profiles {
-    meaning: BTreeMap<String, String>,
-    profiles: Vec<Profile>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Profile {
-    shape: String,
-    family: String,
-    kernel: String,
-    metrics: BTreeMap<String, Metric>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Metric {
-    value: f64,
-    unit: String,
-}
-
 impl Checks {
     /// Reads what is there of it under `evidence`.
     pub(super) fn read(evidence: &Path) -> Result<Self, ReportError> {
@@ -223,140 +210,6 @@ impl Checks {
     fn gpu(&self) -> &str {
         self.device.gpu.get("name").map_or("a GPU", String::as_str)
     }
-}
-
-/// One line per kind of check.
-pub(super) fn summary(checks: &Checks) -> String {
-    if checks.tests.is_empty() && checks.verify.is_empty() {
-        return "Nothing has run on a GPU yet.\n".to_owned();
-    }
-    let mut rows = Vec::new();
-    let mut row =
-        |check: &str, of: String, result: String| rows.push(vec![check.to_owned(), of, result]);
-    let mut tests = |what: &str, tests: &[Test]| {
-        let passed = tests.iter().filter(|test| test.gpu && test.passed).count();
-        let total = tests.iter().filter(|test| test.gpu).count();
-        row(
-            what,
-            "all families".to_owned(),
-            format!("{passed} of {total} passed"),
-        );
-    };
-    tests("GPU tests", &checks.tests);
-    match &checks.launches {
-        Launches::Tests(repeated) => tests("Repeated launches", repeated),
-        Launches::Matrix { matrix } => {
-            for launched in matrix {
-                let waiting = match launched.sync.as_str() {
-                    "each" => "after each",
-                    "tenth" => "after every tenth",
-                    "end" => "once at the end",
-                    _ => "never",
-                };
-                row(
-                    &format!("{} launches in a row, waiting {waiting}", launched.launches),
-                    format!("{} images", launched.images.len()),
-                    format!(
-                        "{} of {} problems passed",
-                        launched.passed, launched.problems
-                    ),
-                );
-            }
-        }
-    }
-    if !checks.tiles.is_empty() {
-        let passed = checks.tiles.iter().filter(|tile| tile.passed).count();
-        let worst = |value: fn(&ReadTile) -> &Option<Ratio>| {
-            let values = checks.tiles.iter().filter_map(|tile| value(tile).as_ref());
-            values.map(|value| value.ratio).fold(0.0, f64::max)
-        };
-        row(
-            "Each score and weight of one tile against float64",
-            format!("{} images", checks.tiles.len()),
-            format!(
-                "{passed} of {} passed; the worst score {:.2}, weight {:.2} of its bound",
-                checks.tiles.len(),
-                worst(|tile| &tile.score),
-                worst(|tile| &tile.weight)
-            ),
-        );
-    }
-    for Verified {
-        family,
-        max_len,
-        paged,
-        count,
-        failed,
-    } in &checks.verify
-    {
-        let pages = if *paged { ", in pages" } else { "" };
-        let lengths = max_len.map_or(String::new(), |length| format!(", lengths to {length}"));
-        row(
-            &format!("Random problems against float64{pages}{lengths}"),
-            family.clone(),
-            format!("{} of {count} passed", count - failed),
-        );
-    }
-    for Example { example, passed } in &checks.examples {
-        row(
-            "Example, its results compared on the spot",
-            format!("`{example}`"),
-            if *passed { "the same" } else { "FAILED" }.to_owned(),
-        );
-    }
-    let families: BTreeSet<&str> = checks
-        .sanitizer
-        .iter()
-        .map(|row| row.family.as_str())
-        .collect();
-    for family in families {
-        let results: Vec<String> = checks
-            .sanitizer
-            .iter()
-            .filter(|row| row.family == family)
-            .map(|row| match row.errors {
-                Some(errors) => format!("{} {errors}", row.tool),
-                None => format!("{} no answer", row.tool),
-            })
-            .collect();
-        let images: BTreeSet<&String> = checks
-            .sanitizer
-            .iter()
-            .filter(|row| row.family == family)
-            .flat_map(|row| row.images.keys())
-            .collect();
-        let of = match images.len() {
-            0 => family.to_owned(),
-            count => format!("{family}, {count} images"),
-        };
-        row("compute-sanitizer errors", of, results.join(", "));
-    }
-    if !checks.controls.is_empty() {
-        let caught = |caught| {
-            let tools = checks.controls.iter().filter(|row| row.caught == caught);
-            let tools: Vec<&str> = tools.map(|row| row.tool.as_str()).collect();
-            tools.join(", ")
-        };
-        let mut result = format!("caught by {}", caught(true));
-        if checks.controls.iter().any(|row| !row.caught) {
-            result.push_str(&format!("; NOT by {}", caught(false)));
-        }
-        row(
-            "Broken kernels under compute-sanitizer",
-            "one for each tool".to_owned(),
-            result,
-        );
-    }
-    let table = markdown_table(&["Check", "Of", "Result"], rows);
-    let commit = match &checks.device.commit {
-        Some(commit) => format!(", commit {}", commit.get(..12).unwrap_or(commit)),
-        None => String::new(),
-    };
-    format!(
-        "On {}, {}{commit}:\n\n{table}",
-        checks.gpu(),
-        day(&checks.device.date)
-    )
 }
 
 /// The images that no GPU has proven, shortly where a whole target has never run.
@@ -407,57 +260,6 @@ pub(super) fn proven_share(images: &[&ManifestEntry], checks: &Checks) -> String
     {
         0 => "compiled, never run".to_owned(),
         proven => format!("{proven} of {} on {}", images.len(), checks.gpu()),
-    }
-}
-
-/// Hardware counters, metrics down, kernels across.
-pub(super) fn counters(checks: &Checks) -> String {
-    let Profiles { meaning, profiles } = &checks.ncu;
-    if profiles.is_empty() {
-        return "Nothing has been profiled yet.\n".to_owned();
-    }
-    let header: Vec<String> = std::iter::once("Metric".to_owned())
-        .chain(
-            profiles
-                .iter()
-                .map(|profile| format!("{}, `{}`", profile.shape, profile.kernel)),
-        )
-        .collect();
-    let header: Vec<&str> = header.iter().map(String::as_str).collect();
-    let rows = meaning.iter().map(|(metric, meaning)| {
-        let cell = |profile: &Profile| match profile
-            .metrics
-            .get(metric)
-            .filter(|_| counts(metric, &profile.family))
-        {
-            Some(Metric { value, unit }) if unit.is_empty() || unit == "%" => number(*value),
-            Some(Metric { value, unit }) => format!("{} {unit}", number(*value)),
-            None => "-".to_owned(),
-        };
-        std::iter::once(format!("{meaning} (`{metric}`)"))
-            .chain(profiles.iter().map(cell))
-            .collect()
-    });
-    markdown_table(&header, rows)
-}
-
-/// Whether a metric counts something that the family does: where it has no instructions of a kind, a counter of theirs shows
-/// the traffic of another pipe.
-fn counts(metric: &str, family: &str) -> bool {
-    if metric.contains("_op_hmma") {
-        ["wmma", "mma", "decode"].contains(&family)
-    } else if metric.contains("_op_gmma") {
-        family == "wgmma"
-    } else {
-        family != "scalar" || !metric.contains("pipe_tensor")
-    }
-}
-
-fn number(value: f64) -> String {
-    if value.fract() == 0.0 {
-        format!("{value:.0}")
-    } else {
-        format!("{value:.1}")
     }
 }
 
@@ -624,46 +426,6 @@ pub(super) mod tests {
             text.contains("| b1 q512 k512 h8 d64 f16 | wmma, within 99 KiB | `wmma_d64_f16_compute_89` | 1.0e-4 of 2.0e-4 |"),
             "{text}"
         );
-    }
-
-    #[test]
-    fn a_line_says_how_near_tiles_came() {
-        let tile = |passed, ratio: f64| serde_json::json!({ "image": "i", "passed": passed, "score": { "ratio": ratio }, "weight": null });
-        let tiles = serde_json::json!([tile(true, 0.25), tile(true, 0.5)]);
-        let checks = Checks {
-            tiles: serde_json::from_value(tiles).unwrap(),
-            tests: vec![Test {
-                gpu: true,
-                passed: true,
-            }],
-            ..Checks::default()
-        };
-        let line = "| 2 images | 2 of 2 passed; the worst score 0.50, weight 0.00 of its bound |";
-        assert!(summary(&checks).contains(line), "{}", summary(&checks));
-    }
-
-    #[test]
-    fn tensor_instructions_are_shown_where_a_family_has_them() {
-        for (metric, families) in [
-            (
-                "sm__inst_executed_pipe_tensor_op_hmma.sum",
-                &["wmma", "mma"][..],
-            ),
-            ("sm__inst_executed_pipe_tensor_op_gmma.sum", &["wgmma"]),
-            (
-                "sm__inst_executed_pipe_tensor.sum",
-                &["wmma", "mma", "wgmma"],
-            ),
-            ("dram__bytes.sum", &["scalar", "wmma", "mma", "wgmma"]),
-        ] {
-            for family in ["scalar", "wmma", "mma", "wgmma"] {
-                assert_eq!(
-                    counts(metric, family),
-                    families.contains(&family),
-                    "{metric}, {family}"
-                );
-            }
-        }
     }
 
     #[test]

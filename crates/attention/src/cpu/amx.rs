@@ -11,7 +11,9 @@ use warptile_kernels::tiling::Tiling;
 
 use crate::cpu::block::Blocks;
 use crate::cpu::isa::Isa;
-use crate::cpu::turn::Turn;
+use crate::cpu::memory::Memory;
+use crate::cpu::turn::{Prefetch, Turn};
+use crate::element::Element;
 use crate::layout::MAX_HEAD_DIM;
 
 /// Rows and lanes of a product: two tile registers each.
@@ -96,18 +98,13 @@ impl Tiles {
         }
     }
 
-    /// `c = a b`, or `c += a b`, for 32 rows and 32 lanes: `a` has rows of pairs, `b` a row of lanes for each pair, `c` a row of lanes
-    /// of numbers for each row of `a`. The number of pairs is a multiple of 16; `stride` counts pairs.
-    pub(super) fn product(
-        &self,
-        (a, stride): (&[u32], usize),
-        b: &[u32],
-        c: &mut [f32],
-        add: bool,
-    ) {
+    /// `c = a b`, or `c += a b`, for 32 rows and 32 lanes: `a` has rows of pairs in tiles, one after the other as a step needs them: the
+    /// first 16 pairs of the first 16 rows, the same of the other rows, the next 16 pairs. `b` has a row of lanes for each pair, `c` a row
+    /// of lanes of numbers for each row of `a`. The number of pairs is a multiple of 16.
+    pub(super) fn product(&self, a: &[u32], b: &[u32], c: &mut [f32], add: bool) {
         let steps = b.len() / (16 * BLOCK);
         assert!(steps > 0 && b.len() == steps * 16 * BLOCK && c.len() == BLOCK * BLOCK);
-        assert!((BLOCK - 1) * stride + 16 * steps <= a.len());
+        assert!(a.len() >= b.len());
         // SAFETY: `new` was called, so the machine has the instructions. Tiles of `a` are 16 rows of 16 pairs, those of `b` 16 pairs of 16
         // lanes, those of `c` 16 rows of 16 lanes: all within the slices, as was checked.
         unsafe {
@@ -125,16 +122,15 @@ impl Tiles {
                 "tilezero tmm2",
                 "tilezero tmm3",
                 "3:",
-                "tileloadd tmm4, [{a} + {stride}*1]",
+                "tileloadd tmm4, [{a} + {line}*1]",
                 "tileloadd tmm6, [{b} + {row}*1]",
                 "tileloadd tmm7, [{b} + {row}*1 + 64]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{a2} + {stride}*1]",
+                "tileloadd tmm5, [{a} + {line}*1 + 1024]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {a}, 64",
-                "add {a2}, 64",
+                "add {a}, 2048",
                 "add {b}, 2048",
                 "dec {steps}",
                 "jnz 3b",
@@ -144,11 +140,10 @@ impl Tiles {
                 "tilestored [{c2} + {row}*1 + 64], tmm3",
                 add = in(reg) u32::from(add),
                 a = inout(reg) a.as_ptr() => _,
-                a2 = inout(reg) a.as_ptr().add(16 * stride) => _,
                 b = inout(reg) b.as_ptr() => _,
                 c = in(reg) c.as_mut_ptr(),
                 c2 = in(reg) c.as_mut_ptr().add(16 * BLOCK),
-                stride = in(reg) 4 * stride,
+                line = in(reg) 64_usize,
                 row = in(reg) 4 * BLOCK,
                 steps = inout(reg) steps => _,
                 options(nostack),
@@ -169,125 +164,158 @@ impl Drop for Tiles {
 pub(super) struct Pairs {
     depth: usize,
     /// For each panel of queries a row of lanes for each pair of components.
-    queries: Vec<u32>,
-    /// A row of pairs of components for each key of a tile; 0 where there is none.
-    keys: Vec<u32>,
-    /// A row of pairs of keys for each component; 0 where there is no key.
-    values: Vec<u32>,
+    queries: Memory<u32>,
+    /// The keys of a tile in blocks of [`BLOCK`], each as [`Tiles::product`] takes rows of pairs of components; 0 where there is no key.
+    keys: Memory<u32>,
+    /// The components of values in blocks of [`BLOCK`], likewise, of pairs of keys.
+    values: Memory<u32>,
     /// Numbers on their way.
-    words: Vec<u32>,
+    words: Memory<u32>,
     /// Weights: a row of lanes for each pair of keys.
-    weights: Vec<u32>,
+    weights: Memory<u32>,
 }
 
 /// Keys of a tile.
 const KEYS: usize = Blocks::BLOCK_N;
 
+/// Rows that are fetched ahead together.
+const AHEAD: usize = 4;
+
+/// Words of a tile register: 16 rows of 16.
+const TILE: usize = 256;
+
+/// Where the tile of a row and a pair is in blocks of rows of so many pairs, both multiples of 16.
+fn tile_at(row: usize, pair: usize, pairs: usize) -> usize {
+    row / BLOCK * BLOCK * pairs + (pair / 16 * 2 + row % BLOCK / 16) * TILE
+}
+
 impl Pairs {
     /// Loads queries into panels of [`BLOCK`] lanes.
-    pub(super) fn load_queries(&mut self, isa: Isa, rows: &[&[u16]], depth: usize) {
+    pub(super) fn load_queries<T: Element>(&mut self, isa: Isa, rows: &[&[T]], depth: usize) {
         let pairs = depth / 2;
         self.depth = depth;
-        self.words.resize(BLOCK * pairs, 0);
+        self.words.resize(BLOCK * pairs);
         self.queries
-            .resize(rows.len().next_multiple_of(BLOCK) * pairs, 0);
+            .resize(rows.len().next_multiple_of(BLOCK) * pairs);
         let panels = self.queries.chunks_exact_mut(BLOCK * pairs);
         for (rows, to) in rows.chunks(BLOCK).zip(panels) {
-            fill_rows(&mut self.words, rows, 0, pairs);
-            turn(isa, &self.words, pairs, to);
+            let (words, rest) = self.words.split_at_mut(rows.len() * pairs);
+            for (row, to) in rows.iter().zip(words.chunks_exact_mut(pairs)) {
+                bytemuck::cast_slice_mut(to).copy_from_slice(halves(row));
+            }
+            rest.fill(0);
+            turn(isa, [BLOCK, pairs], (&self.words, pairs), (to, BLOCK));
         }
     }
 
-    /// Loads the keys and values of a tile, the first of which is its key `before`.
-    pub(super) fn load_tile(&mut self, isa: Isa, k: &[&[u16]], v: &[&[u16]], before: usize) {
+    /// Loads the keys and values of a tile, the first of which is its key `before`. Meanwhile those that come next, if they do, are
+    /// brought nearer.
+    pub(super) fn load_tile<'a, T: Element>(
+        &mut self,
+        isa: Isa,
+        k: &[&'a [T]],
+        v: &[&'a [T]],
+        before: usize,
+        [next_k, next_v]: [&[&[T]]; 2],
+    ) {
         let pairs = self.depth / 2;
         for memory in [&mut self.keys, &mut self.values, &mut self.words] {
-            memory.resize(KEYS * pairs, 0);
+            memory.resize(KEYS * pairs);
         }
-        fill_rows(&mut self.keys, k, before, pairs);
+        let row = |rows: &[&'a [T]], key: usize| {
+            let row = key.checked_sub(before).and_then(|key| rows.get(key));
+            row.map_or(&ZEROS[..], |row| halves(row))
+        };
+        // A few rows at a time: a core waits when it has asked for too many.
+        let fetch = |rows: &[&[T]], first: usize| {
+            let rows = rows.get(first..).unwrap_or(&[]);
+            isa.run(Prefetch(&rows[..rows.len().min(AHEAD)]));
+        };
+        for key in 0..KEYS {
+            if key % AHEAD == 0 {
+                fetch(next_k, key);
+            }
+            for (index, piece) in row(k, key)[..self.depth].chunks_exact(32).enumerate() {
+                let to = tile_at(key, 16 * index, pairs) + key % 16 * 16;
+                bytemuck::cast_slice_mut(&mut self.keys[to..to + 16]).copy_from_slice(piece);
+            }
+        }
         // Row j of the words is values 2 j and 2 j + 1, a pair for each component.
-        let row = |key: usize| key.checked_sub(before).and_then(|key| v.get(key));
         for (index, to) in self.words.chunks_exact_mut(self.depth).enumerate() {
-            pair_rows(row(2 * index).copied(), row(2 * index + 1).copied(), to);
+            if 2 * index % AHEAD == 0 {
+                fetch(next_v, 2 * index);
+            }
+            pair_rows(row(v, 2 * index), row(v, 2 * index + 1), to);
         }
-        turn(isa, &self.words, self.depth, &mut self.values);
+        for pair in (0..KEYS / 2).step_by(16) {
+            for component in (0..self.depth).step_by(16) {
+                let from = &self.words[pair * self.depth + component..];
+                let to = &mut self.values[tile_at(component, pair, KEYS / 2)..][..TILE];
+                turn(isa, [16, 16], (from, self.depth), (to, 16));
+            }
+        }
     }
 
     /// Products of the queries of a panel with keys: a row of lanes for each key from `first_key` on. Both are whole blocks.
     pub(super) fn scores(&self, tiles: &Tiles, panel: usize, first_key: usize, out: &mut [f32]) {
         let pairs = self.depth / 2;
         let queries = &self.queries[panel * BLOCK * pairs..][..BLOCK * pairs];
-        for (block, out) in out.chunks_exact_mut(BLOCK * BLOCK).enumerate() {
-            let keys = &self.keys[(first_key + block * BLOCK) * pairs..];
-            tiles.product((keys, pairs), queries, out, false);
+        let keys = self.keys[first_key * pairs..].chunks_exact(BLOCK * pairs);
+        for (keys, out) in keys.zip(out.chunks_exact_mut(BLOCK * BLOCK)) {
+            tiles.product(keys, queries, out, false);
         }
     }
 
-    /// Adds the values of keys from `first_key` on to the output of a panel, a row of lanes for each component. Keys are whole blocks.
-    pub(super) fn add_values(
-        &mut self,
-        tiles: &Tiles,
-        weights: &[f32],
-        first_key: usize,
-        out: &mut [f32],
-    ) {
-        self.weights.resize(weights.len() / 2, 0);
-        assert!(usable());
-        // SAFETY: where tile registers are usable, AVX-512 is.
-        unsafe { round_weights(weights, &mut self.weights) };
-        for (block, out) in out.chunks_exact_mut(BLOCK * BLOCK).enumerate() {
-            let values = &self.values[block * BLOCK * KEYS / 2 + first_key / 2..];
-            tiles.product((values, KEYS / 2), &self.weights, out, true);
+    /// Room for the weights of so many keys and a panel.
+    pub(super) fn weights(&mut self, keys: usize) -> &mut [u32] {
+        self.weights.resize(keys / 2 * BLOCK);
+        &mut self.weights
+    }
+
+    /// Adds the values of keys from `first_key` on, of which there are weights, to the output of a panel, a row of lanes for each
+    /// component. Keys are whole blocks.
+    pub(super) fn add_values(&self, tiles: &Tiles, first_key: usize, out: &mut [f32]) {
+        let values = self.values.chunks_exact(BLOCK * KEYS / 2);
+        for (values, out) in values.zip(out.chunks_exact_mut(BLOCK * BLOCK)) {
+            let values = &values[first_key / 2 * BLOCK..];
+            tiles.product(values, &self.weights, out, true);
         }
     }
 }
 
-/// Copies rows of numbers, the first to row `before`, and makes all others 0.
-fn fill_rows(to: &mut [u32], rows: &[&[u16]], before: usize, pairs: usize) {
-    let (start, end) = (before * pairs, (before + rows.len()) * pairs);
-    to[..start].fill(0);
-    to[end..].fill(0);
-    for (row, to) in rows.iter().zip(to[start..end].chunks_exact_mut(pairs)) {
-        bytemuck::cast_slice_mut(to).copy_from_slice(row);
-    }
+/// A row that is not there.
+const ZEROS: [u16; MAX_HEAD_DIM] = [0; MAX_HEAD_DIM];
+
+/// The bits of 16-bit numbers.
+fn halves<T: Element>(row: &[T]) -> &[u16] {
+    bytemuck::cast_slice(row)
 }
 
-/// Word `i` is number `i` of both rows; 0 for a row that is not there.
-fn pair_rows(first: Option<&[u16]>, second: Option<&[u16]>, to: &mut [u32]) {
+/// Word `i` is number `i` of both rows.
+fn pair_rows(first: &[u16], second: &[u16], to: &mut [u32]) {
     #[target_feature(enable = "avx512f")]
     fn pair(first: &[u16], second: &[u16], to: &mut [u32]) {
         for (to, (first, second)) in to.iter_mut().zip(first.iter().zip(second)) {
             *to = u32::from(*first) | u32::from(*second) << 16;
         }
     }
-    const ZEROS: [u16; MAX_HEAD_DIM] = [0; MAX_HEAD_DIM];
-    let [first, second] = [first, second].map(|row| row.unwrap_or(&ZEROS));
     assert!(usable());
     // SAFETY: where tile registers are usable, AVX-512 is.
     unsafe { pair(first, second, to) };
 }
 
-fn turn(isa: Isa, from: &[u32], columns: usize, to: &mut [u32]) {
+/// Turns a matrix of words with so many rows and columns, from rows so far apart.
+fn turn(
+    isa: Isa,
+    size: [usize; 2],
+    (from, from_stride): (&[u32], usize),
+    (to, to_stride): (&mut [u32], usize),
+) {
     isa.run(Turn {
+        size,
         from: bytemuck::cast_slice(from),
-        columns,
+        from_stride,
         to: bytemuck::cast_slice_mut(to),
+        to_stride,
     });
-}
-
-/// Rounds weights to pairs of `bf16`: word `i` of row `j` is number `i` of rows `2 j` and `2 j + 1`. To nearest, ties to even; a NaN stays
-/// one, since those of `bf16` inputs and of arithmetic have low bits of 0.
-#[target_feature(enable = "avx512f")]
-fn round_weights(weights: &[f32], to: &mut [u32]) {
-    let round = |x: f32| {
-        let bits = x.to_bits();
-        bits.wrapping_add(0x7fff).wrapping_add(bits >> 16 & 1)
-    };
-    let (weights, _) = weights.as_chunks::<BLOCK>();
-    let (to, _) = to.as_chunks_mut::<BLOCK>();
-    for (to, rows) in to.iter_mut().zip(weights.chunks_exact(2)) {
-        for (lane, to) in to.iter_mut().enumerate() {
-            *to = round(rows[0][lane]) >> 16 | round(rows[1][lane]) & 0xffff_0000;
-        }
-    }
 }

@@ -1,21 +1,22 @@
 //! Attention of a block of query rows.
 
-use std::f64::consts::{LN_2, LOG2_E};
+use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
 use warptile_kernels::tiling::Tiling;
 
 use crate::call::{Call, Operands, Sequence};
 use crate::cpu::amx::{self, Pairs, Tiles};
-use crate::cpu::isa::{Isa, MAX_PANEL};
+use crate::cpu::isa::Isa;
+use crate::cpu::memory::Memory;
 use crate::cpu::products::{FewScores, FewValues, Rows, Scores, Values};
-use crate::cpu::terms::{Hide, Terms};
-use crate::cpu::turn::{LargestSquare, Pack, Prefetch, Scale, Unpack, Widen};
+use crate::cpu::state::{RowState, with_sink};
+use crate::cpu::task::Task;
+use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
 use crate::element::{Element, ElementType};
-use crate::layout::{Layout, View};
+use crate::layout::View;
 use crate::mask::Mask;
-use crate::scoring::ScoreTerms;
 
 /// The blocks of the CPU path.
 pub(super) enum Blocks {}
@@ -49,108 +50,36 @@ pub(super) struct Block<'a, T> {
     pub(super) task: Task,
 }
 
-/// The same rows of one or more query heads that share a key/value head. Rows of a block are counted head by head.
-#[derive(Clone)]
-pub(super) struct Task {
-    pub(super) sequence: Sequence,
-    pub(super) heads: Range<usize>,
-    /// Positions in the sequence, at least one.
-    pub(super) positions: Range<usize>,
-}
-
-impl Task {
-    /// Rows of the block.
-    pub(super) fn rows(&self) -> usize {
-        self.heads.len() * self.positions.len()
-    }
-
-    /// Head and position of a row of the block.
-    pub(super) fn row(&self, index: usize) -> (usize, usize) {
-        let count = self.positions.len();
-        (
-            self.heads.start + index / count,
-            self.positions.start + index % count,
-        )
-    }
-
-    /// The keys that any row sees. What a row sees only moves forward from position to position.
-    pub(super) fn keys(&self, mask: Mask) -> Range<usize> {
-        let Sequence { q_len, k_len, .. } = self.sequence;
-        let visible = |position| mask.visible(position, q_len, k_len);
-        visible(self.positions.start).start..visible(self.positions.end - 1).end
-    }
-}
-
 /// Memory that a thread keeps from task to task.
 #[derive(Default)]
 pub(super) struct Scratch {
-    queries: Vec<f32>,
-    keys: Vec<f32>,
-    values: Vec<f32>,
+    queries: Memory<f32>,
+    keys: Memory<f32>,
+    values: Memory<f32>,
     pairs: Pairs,
     buffers: Buffers,
     /// The output: a row for each query.
-    rows: Vec<f32>,
+    rows: Memory<f32>,
 }
 
 #[derive(Default)]
 struct Buffers {
     /// Scores, then weights, of a panel: a row for each key of the tile.
-    scores: Vec<f32>,
+    scores: Memory<f32>,
     /// Some keys, turned.
-    group: Vec<f32>,
+    group: Memory<f32>,
     state: RowState,
 }
 
-/// What online softmax carries from tile to tile, for each lane of each panel.
-#[derive(Default)]
-struct RowState {
-    /// Weighted sums of the values so far, as the queries are stored.
-    out: Vec<f32>,
-    /// Largest score so far, in units of ln 2.
-    max: Vec<f32>,
-    /// Largest score so far of those that were computed with care, not in these units.
-    careful: Vec<f64>,
-    /// Sum of `2^(score - max)` so far.
-    sum: Vec<f32>,
-    /// What the last tile multiplied the sums by.
-    factors: Vec<f32>,
-}
-
-impl RowState {
-    fn reset(&mut self, lanes: usize, depth: usize) {
-        for (vector, len, value) in [
-            (&mut self.out, lanes * depth, 0.0),
-            (&mut self.max, lanes, f32::NEG_INFINITY),
-            (&mut self.sum, lanes, 0.0),
-            (&mut self.factors, lanes, 0.0),
-        ] {
-            vector.clear();
-            vector.resize(len, value);
-        }
-        self.careful.clear();
-        self.careful.resize(lanes, f64::NEG_INFINITY);
-    }
-
-    /// The natural logarithm of a row's sum of exponentials.
-    fn lse(&self, row: usize) -> f64 {
-        let max = match self.max[row].abs() {
-            f32::MAX => self.careful[row].clamp(f64::from(f32::MIN), f64::from(f32::MAX)),
-            _ => f64::from(self.max[row]) * LN_2,
-        };
-        max + f64::from(self.sum[row].ln())
-    }
-}
-
 /// Some rows of a block whose scores are computed together, a lane each.
-struct Panel {
+pub(super) struct Panel {
     /// Lanes, counted from the block's first row; only the last panel has some without a row.
-    lanes: Range<usize>,
-    rows: Range<usize>,
+    pub(super) lanes: Range<usize>,
+    pub(super) rows: Range<usize>,
     /// The keys that any row sees.
-    seen: Range<usize>,
+    pub(super) seen: Range<usize>,
     /// The keys that all rows see.
-    seen_by_all: Range<usize>,
+    pub(super) seen_by_all: Range<usize>,
 }
 
 /// What a block has computed.
@@ -177,20 +106,12 @@ impl Results<'_> {
     }
 }
 
-/// The lse of a row with a sink, and the part of all weight that is not the sink's.
-fn with_sink(lse: f64, sink: f32) -> (f64, f64) {
-    let sink = f64::from(sink);
-    let max = lse.max(sink);
-    let with_sink = max + ((lse - max).exp() + (sink - max).exp()).ln();
-    (with_sink, (lse - with_sink).exp())
-}
-
 /// The keys and values that the tasks of a head see at once.
-struct Tile<'a, T> {
-    keys: Range<usize>,
+pub(super) struct Tile<'a, T> {
+    pub(super) keys: Range<usize>,
     /// A row for each key.
-    k: Vec<&'a [T]>,
-    v: Vec<&'a [T]>,
+    pub(super) k: Vec<&'a [T]>,
+    pub(super) v: Vec<&'a [T]>,
 }
 
 /// Where products take keys and values from.
@@ -228,7 +149,7 @@ impl<'a, T: Element> Block<'a, T> {
             .reset(panels.last().map_or(0, |panel| panel.lanes.end), depth);
         let query_rows = self.query_rows();
         match registers {
-            Some(_) => pairs.load_queries(self.isa, &halves(&query_rows), depth),
+            Some(_) => pairs.load_queries(self.isa, &query_rows, depth),
             None => self.load_queries(&query_rows, few, &panels, queries),
         }
         let largest_query = self.isa.run(LargestSquare(&query_rows));
@@ -252,12 +173,11 @@ impl<'a, T: Element> Block<'a, T> {
             let bound = bound * f64::from(self.factor().abs().max(1.0));
             let source = match &registers {
                 Some(tiles) => {
-                    if let (Some(next), [_]) = (&next, &panels[..]) {
-                        self.isa.run(Prefetch(&next.k));
-                        self.isa.run(Prefetch(&next.v));
-                    }
                     let before = tile.keys.start % Blocks::BLOCK_N;
-                    pairs.load_tile(self.isa, &halves(&tile.k), &halves(&tile.v), before);
+                    let ahead = next
+                        .as_ref()
+                        .map_or([&[][..]; 2], |next| [&next.k, &next.v]);
+                    pairs.load_tile(self.isa, &tile.k, &tile.v, before, ahead);
                     Source::Pairs(tiles)
                 }
                 None if few => Source::Memory(next.as_ref()),
@@ -306,7 +226,7 @@ impl<'a, T: Element> Block<'a, T> {
     }
 
     /// The keys that a row of the block sees.
-    fn visible(&self, row: usize) -> Range<usize> {
+    pub(super) fn visible(&self, row: usize) -> Range<usize> {
         let Sequence { q_len, k_len, .. } = self.task.sequence;
         match self.call.mask() {
             Mask::None => 0..k_len,
@@ -315,7 +235,7 @@ impl<'a, T: Element> Block<'a, T> {
     }
 
     /// Whether products only have to be multiplied to be scores in units of ln 2.
-    fn plain(&self) -> bool {
+    pub(super) fn plain(&self) -> bool {
         let scoring = self.call.scoring();
         let tensors = self.call.bias().is_some() || self.call.key_mask().is_some();
         scoring.softcap.is_none() && scoring.alibi.is_none() && !tensors
@@ -345,18 +265,15 @@ impl<'a, T: Element> Block<'a, T> {
     }
 
     /// Loads the queries, scaled: in panels, or a row each if there are only a few.
-    fn load_queries(&self, rows: &[&[T]], few: bool, panels: &[Panel], to: &mut Vec<f32>) {
+    fn load_queries(&self, rows: &[&[T]], few: bool, panels: &[Panel], to: &mut Memory<f32>) {
         let depth = self.call.head_dim();
         let factor = self.factor();
         if few {
-            to.resize(rows.len() * depth, 0.0);
+            to.resize(rows.len() * depth);
             let factor = Some(factor);
             return self.isa.run(Widen { rows, factor, to });
         }
-        to.resize(
-            panels.last().map_or(0, |panel| panel.lanes.end) * depth,
-            0.0,
-        );
+        to.resize(panels.last().map_or(0, |panel| panel.lanes.end) * depth);
         for panel in panels {
             self.isa.run(Pack {
                 rows: &rows[panel.rows.clone()],
@@ -378,9 +295,9 @@ impl<'a, T: Element> Block<'a, T> {
     }
 
     /// Rows of keys or values as numbers: where they are, if they are numbers close together, else in `memory`.
-    fn numbers<'r>(&self, rows: &[&'r [T]], memory: &'r mut Vec<f32>) -> Rows<'r> {
+    fn numbers<'r>(&self, rows: &[&'r [T]], memory: &'r mut Memory<f32>) -> Rows<'r> {
         let stride = self.call.head_dim();
-        memory.resize(rows.len() * stride, 0.0);
+        memory.resize(rows.len() * stride);
         let (factor, to) = (None, &mut memory[..]);
         self.isa.run(Widen { rows, factor, to });
         Rows {
@@ -410,7 +327,7 @@ impl<'a, T: Element> Block<'a, T> {
         let (before, after) = ((keys.start - first) * lanes, (keys.end - first) * lanes);
         let len = (keys.end - first).next_multiple_of(GROUP) * lanes;
         if buffers.scores.len() < len {
-            buffers.scores.resize(len, 0.0);
+            buffers.scores.resize(len);
         }
         let Buffers {
             scores,
@@ -464,9 +381,14 @@ impl<'a, T: Element> Block<'a, T> {
         let careful = &mut state.careful[state_from..state_to];
         let part_scores = &mut scores[before..after];
         self.finish_scores(tile, panel, &keys, safe, part_scores, careful);
+        let pairs_of_weights = match source {
+            Source::Pairs(_) => Some(pairs.weights(scores.len() / lanes)),
+            _ => None,
+        };
         self.isa.run(Weights {
             scores,
             lanes,
+            pairs: pairs_of_weights,
             unit,
             max: &mut state.max[state_from..state_to],
             sum: &mut state.sum[state_from..state_to],
@@ -480,7 +402,7 @@ impl<'a, T: Element> Block<'a, T> {
                 if factors.iter().any(|&factor| factor != 1.0) {
                     self.isa.run(Scale { rows: out, factors });
                 }
-                pairs.add_values(tiles, scores, first, out);
+                pairs.add_values(tiles, first, out);
             }
             Source::Numbers(_, v) => self.isa.run(Values {
                 values: v.from(part.start),
@@ -504,158 +426,6 @@ impl<'a, T: Element> Block<'a, T> {
         }
     }
 
-    /// Turns the scaled products of a panel and some keys into scores in units of ln 2.
-    fn finish_scores(
-        &self,
-        tile: &Tile<'_, T>,
-        panel: &Panel,
-        keys: &Range<usize>,
-        safe: bool,
-        scores: &mut [f32],
-        careful: &mut [f64],
-    ) {
-        let lanes = panel.lanes.len();
-        if !self.plain() {
-            self.add_terms(panel, keys, scores);
-        }
-        let masked = keys.start < panel.seen_by_all.start || panel.seen_by_all.end < keys.end;
-        let shown = self.call.bias().is_some() || self.call.key_mask().is_some();
-        // A bias may be anything.
-        let safe = safe && (self.plain() || self.call.scoring().softcap.is_some()) && !shown;
-        if safe && !masked {
-            return;
-        }
-        let mut starts = [0; MAX_PANEL];
-        let mut ends = [0; MAX_PANEL];
-        for (lane, row) in panel.rows.clone().enumerate() {
-            let seen = self.visible(row);
-            let seen = seen.start.clamp(keys.start, keys.end)..seen.end.clamp(keys.start, keys.end);
-            // At most the keys of a tile.
-            starts[lane] = (seen.start - keys.start) as i32;
-            ends[lane] = (seen.end - keys.start) as i32;
-            if shown || !safe {
-                let scores = &mut scores[lane..];
-                let largest = self.check_scores(tile, row, seen, (keys.start, lanes), scores);
-                careful[lane] = careful[lane].max(largest);
-            }
-        }
-        if masked {
-            self.isa.run(Hide {
-                scores,
-                lanes,
-                starts: &starts[..lanes],
-                ends: &ends[..lanes],
-            });
-        }
-    }
-
-    /// Softcap, ALiBi and bias.
-    fn add_terms(&self, panel: &Panel, keys: &Range<usize>, scores: &mut [f32]) {
-        let Sequence {
-            batch,
-            q_len,
-            k_len,
-            ..
-        } = self.task.sequence;
-        let lanes = panel.lanes.len();
-        let start = keys.start / Blocks::BLOCK_N * Blocks::BLOCK_N;
-        let mut slopes = [0.0; MAX_PANEL];
-        let mut diagonals = [0.0; MAX_PANEL];
-        for (lane, row) in panel.rows.clone().enumerate() {
-            let (head, position) = self.task.row(row);
-            slopes[lane] = self.slope(head);
-            // Lengths are at most 2^30. Counted from a place that does not depend on the other rows.
-            diagonals[lane] = ((position + k_len) as i64 - (q_len + start) as i64) as f32;
-        }
-        self.isa.run(Terms {
-            scores,
-            lanes,
-            softcap: self.call.scoring().softcap,
-            slopes: &slopes[..lanes],
-            diagonals: &diagonals[..lanes],
-            first_key: keys.start - start,
-        });
-        for (lane, row) in panel.rows.clone().enumerate() {
-            let (head, position) = self.task.row(row);
-            if self.call.bias().is_some() {
-                let shown = ShownKeys::new(self, (batch, position, head), keys.start);
-                for key in 0..keys.len() {
-                    // Of hidden keys later.
-                    scores[key * lanes + lane] += shown.bias(key).unwrap_or(0.0);
-                }
-            }
-        }
-        for score in scores {
-            *score *= LOG2_E as f32;
-        }
-    }
-
-    fn slope(&self, head: usize) -> f32 {
-        let (scoring, batch) = (self.call.scoring(), self.task.sequence.batch);
-        scoring.slope(self.operands.slopes, batch, head, self.call.heads())
-    }
-
-    /// Hides the keys of a row that bias or mask hide, and computes its scores again in `f64`, cut off at the range of `f32`, if any of the
-    /// others is not finite. Returns the largest of these.
-    /// Scores begin with key `first` and are `lanes` apart.
-    fn check_scores(
-        &self,
-        tile: &Tile<'_, T>,
-        row: usize,
-        seen: Range<usize>,
-        (first, lanes): (usize, usize),
-        scores: &mut [f32],
-    ) -> f64 {
-        let Sequence {
-            batch,
-            q_entry,
-            q_start,
-            q_len,
-            k_len,
-            ..
-        } = self.task.sequence;
-        let (head, position) = self.task.row(row);
-        let shown = ShownKeys::new(self, (batch, position, head), seen.start);
-        let mut finite = true;
-        for (index, key) in seen.clone().enumerate() {
-            let score = &mut scores[(key - first) * lanes];
-            match shown.bias(index) {
-                Some(_) => finite &= score.is_finite(),
-                None => *score = f32::NEG_INFINITY,
-            }
-        }
-        let mut largest = f64::NEG_INFINITY;
-        if finite {
-            return largest;
-        }
-        let query = self.q.row(q_entry, q_start + position, head);
-        for (index, key) in seen.enumerate() {
-            let Some(bias) = shown.bias(index) else {
-                continue;
-            };
-            let distance = (position + k_len) as i64 - (q_len + key) as i64;
-            let terms = ScoreTerms {
-                scale: self.call.scale(),
-                slope: f64::from(self.slope(head)),
-                distance: distance.abs() as f64,
-                bias: f64::from(bias),
-            };
-            let row = tile.k[key - tile.keys.start];
-            let score = self.careful_score(query, row, &terms);
-            largest = largest.max(score);
-            let in_range = (score * LOG2_E).clamp(f64::from(f32::MIN), f64::from(f32::MAX));
-            scores[(key - first) * lanes] = in_range as f32;
-        }
-        largest
-    }
-
-    /// A score in `f64`: for rows in which `f32` overflowed, where `inf - inf` would make a NaN of finite inputs.
-    fn careful_score(&self, query: &[T], key: &[T], terms: &ScoreTerms) -> f64 {
-        let products = query.iter().zip(key);
-        let product: f64 = products.map(|(q, k)| q.to_f64() * k.to_f64()).sum();
-        self.call.scoring().score(product, terms, |x| x)
-    }
-
     /// The sink of each row, if there are sinks.
     fn sinks(&self) -> Option<impl Iterator<Item = f32>> {
         let sinks = self.operands.sinks?;
@@ -663,9 +433,9 @@ impl<'a, T: Element> Block<'a, T> {
     }
 
     /// Divides by the sums, and puts the results of each row together.
-    fn finish(&self, few: bool, panels: &[Panel], state: &mut RowState, to: &mut Vec<f32>) {
+    fn finish(&self, few: bool, panels: &[Panel], state: &mut RowState, to: &mut Memory<f32>) {
         let depth = self.call.head_dim();
-        for (factor, sum) in state.factors.iter_mut().zip(&state.sum) {
+        for (factor, sum) in state.factors.iter_mut().zip(&*state.sum) {
             // A row that sees no key has neither output nor weight.
             *factor = if *sum == 0.0 { 0.0 } else { 1.0 / sum };
         }
@@ -674,12 +444,12 @@ impl<'a, T: Element> Block<'a, T> {
                 state.factors[row] *= with_sink(state.lse(row), sink).1 as f32;
             }
         }
-        to.resize(self.task.rows() * depth, 0.0);
+        to.resize(self.task.rows() * depth);
         if few {
             let rows = to
                 .chunks_exact_mut(depth)
                 .zip(state.out.chunks_exact(depth));
-            for ((to, from), factor) in rows.zip(&state.factors) {
+            for ((to, from), factor) in rows.zip(&*state.factors) {
                 for (to, x) in to.iter_mut().zip(from) {
                     *to = x * factor;
                 }
@@ -694,46 +464,5 @@ impl<'a, T: Element> Block<'a, T> {
                 to: &mut to[panel.rows.start * depth..panel.rows.end * depth],
             });
         }
-    }
-}
-
-/// The bits of 16-bit numbers.
-fn halves<'a, T: Element>(rows: &[&'a [T]]) -> Vec<&'a [u16]> {
-    rows.iter().map(|row| bytemuck::cast_slice(row)).collect()
-}
-
-/// What the bias and the key mask say of the keys of a row, from some key on.
-struct ShownKeys<'a, T> {
-    bias: Option<(&'a [T], usize)>,
-    mask: Option<(&'a [u8], usize)>,
-}
-
-impl<'a, T: Element> ShownKeys<'a, T> {
-    /// `row`: sequence, position and head.
-    fn new(block: &Block<'a, T>, row: (usize, usize, usize), first_key: usize) -> Self {
-        let (call, operands) = (block.call, block.operands);
-        let place = |layout: &Layout| {
-            let step = layout.strides[3];
-            (layout.offset(row.0, row.1, row.2) + first_key * step, step)
-        };
-        let bias = call.bias().map(place).zip(operands.bias);
-        let mask = call.key_mask().map(place).zip(operands.key_mask);
-        ShownKeys {
-            bias: bias.map(|((start, step), data)| (&data[start..], step)),
-            mask: mask.map(|((start, step), data)| (&data[start..], step)),
-        }
-    }
-
-    /// What is added to the score of a key; `None` if the key is hidden.
-    fn bias(&self, index: usize) -> Option<f32> {
-        if let Some((mask, step)) = self.mask
-            && mask[index * step] == 0
-        {
-            return None;
-        }
-        let bias = self
-            .bias
-            .map_or(0.0, |(bias, step)| bias[index * step].to_f32());
-        (bias != f32::NEG_INFINITY).then_some(bias)
     }
 }

@@ -8,6 +8,12 @@ use crate::element::{Element, ElementType};
 /// The most numbers that a register of any implementation has.
 pub(super) const MAX_WIDTH: usize = 16;
 
+/// Half of the last place of `bf16`, in the bits of a number.
+const HALF_BF16: u32 = 0x8000;
+
+/// The bits of a number that `bf16` has.
+const UPPER_HALF: u32 = 0xffff_0000;
+
 /// A vector register.
 ///
 /// Every operation rounds as the same operation on `f32` does, so a lane's result does not depend on the lane.
@@ -41,6 +47,9 @@ pub(super) trait Lanes: Copy {
     unsafe fn round(self) -> (Self, Self);
     /// Adds the bits of both as integers.
     unsafe fn add_bits(self, bits: Self) -> Self;
+    /// Of each lane a pair of `bf16`: this number in the lower half, the other in the upper one. Rounded to the nearest, ties away from
+    /// 0. A NaN whose low 16 bits are 0, as of `bf16` inputs and of arithmetic, stays one.
+    unsafe fn pair_bf16(self, other: Self) -> Self;
     /// Transposes the square of the first [`Lanes::WIDTH`] registers.
     unsafe fn transpose(square: &mut [Self; MAX_WIDTH]);
     /// Brings the cache line of this address nearer. Any address will do.
@@ -199,6 +208,14 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    unsafe fn pair_bf16(self, other: Self) -> Self {
+        self.zip(other, |a, b| {
+            let [a, b] = [a, b].map(|x| x.to_bits().wrapping_add(HALF_BF16));
+            f32::from_bits(a >> 16 | b & UPPER_HALF)
+        })
+    }
+
+    #[inline(always)]
     unsafe fn transpose(square: &mut [Self; MAX_WIDTH]) {
         let rows: [[f32; 4]; 4] = std::array::from_fn(|row| square[row].0);
         for (column, to) in square[..4].iter_mut().enumerate() {
@@ -232,14 +249,15 @@ pub(super) use x86_64::*;
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
-    use super::{Lanes, MAX_WIDTH};
+    use super::{HALF_BF16, Lanes, MAX_WIDTH, UPPER_HALF};
     use std::arch::x86_64::*;
 
     macro_rules! lanes {
         ($(#[$attribute:meta])* $name:ident($register:ty), $width:literal, {
             splat: $splat:ident, load: $load:ident, store: $store:ident, add: $add:ident, sub: $sub:ident, mul: $mul:ident,
             fma: $fma:ident, max: $max:ident, to_integers: $to_integers:ident, to_numbers: $to_numbers:ident,
-            shift: $shift:ident, add_integers: $add_integers:ident, as_integers: $as_integers:ident,
+            shift: $shift:ident, shift_right: $shift_right:ident, integers: $integers:ident, and: $and:ident, or: $or:ident,
+            add_integers: $add_integers:ident, as_integers: $as_integers:ident,
             as_numbers: $as_numbers:ident, half_of: $half_of:ident, widen_f16: $widen_f16:ident,
             widen_u16: $widen_u16:ident, half: $half:ty
         } $($method:item)*) => {
@@ -319,6 +337,17 @@ mod x86_64 {
                 }
 
                 #[inline(always)]
+                unsafe fn pair_bf16(self, other: Self) -> Self {
+                    unsafe {
+                        let half = $integers(HALF_BF16.cast_signed());
+                        let lower = $add_integers($as_integers(self.0), half);
+                        let upper = $add_integers($as_integers(other.0), half);
+                        let upper = $and(upper, $integers(UPPER_HALF.cast_signed()));
+                        $name($as_numbers($or($shift_right::<16>(lower), upper)))
+                    }
+                }
+
+                #[inline(always)]
                 unsafe fn prefetch<T>(address: *const T) {
                     unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
                 }
@@ -333,6 +362,7 @@ mod x86_64 {
             splat: _mm256_set1_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps, add: _mm256_add_ps,
             sub: _mm256_sub_ps, mul: _mm256_mul_ps, fma: _mm256_fmadd_ps, max: _mm256_max_ps,
             to_integers: _mm256_cvtps_epi32, to_numbers: _mm256_cvtepi32_ps, shift: _mm256_slli_epi32,
+            shift_right: _mm256_srli_epi32, integers: _mm256_set1_epi32, and: _mm256_and_si256, or: _mm256_or_si256,
             add_integers: _mm256_add_epi32, as_integers: _mm256_castps_si256, as_numbers: _mm256_castsi256_ps,
             half_of: _mm_loadu_si128, widen_f16: _mm256_cvtph_ps, widen_u16: _mm256_cvtepu16_epi32, half: __m128i
         }
@@ -374,6 +404,7 @@ mod x86_64 {
             splat: _mm512_set1_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps, add: _mm512_add_ps,
             sub: _mm512_sub_ps, mul: _mm512_mul_ps, fma: _mm512_fmadd_ps, max: _mm512_max_ps,
             to_integers: _mm512_cvtps_epi32, to_numbers: _mm512_cvtepi32_ps, shift: _mm512_slli_epi32,
+            shift_right: _mm512_srli_epi32, integers: _mm512_set1_epi32, and: _mm512_and_si512, or: _mm512_or_si512,
             add_integers: _mm512_add_epi32, as_integers: _mm512_castps_si512, as_numbers: _mm512_castsi512_ps,
             half_of: _mm256_loadu_si256, widen_f16: _mm512_cvtph_ps, widen_u16: _mm512_cvtepu16_epi32, half: __m256i
         }
@@ -434,6 +465,51 @@ mod tests {
             for piece in self.0.chunks_exact_mut(L::WIDTH) {
                 // SAFETY: the caller vouches for the instructions; a piece is as long as a register.
                 unsafe { L::load(piece.as_ptr()).exp2().store(piece.as_mut_ptr()) };
+            }
+        }
+    }
+
+    struct PairBf16<'a>(&'a [f32], &'a [f32], &'a mut [f32]);
+
+    impl Work for PairBf16<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(self) {
+            let pieces = { self.0.chunks_exact(L::WIDTH) }.zip(self.1.chunks_exact(L::WIDTH));
+            for ((a, b), to) in pieces.zip(self.2.chunks_exact_mut(L::WIDTH)) {
+                // SAFETY: the caller vouches for the instructions; pieces are as long as a register.
+                unsafe {
+                    let (a, b) = (L::load(a.as_ptr()), L::load(b.as_ptr()));
+                    a.pair_bf16(b).store(to.as_mut_ptr());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pairs_are_rounded_to_bf16() {
+        let numbers: Vec<f32> = (0..1 << 12).map(|i| (i as f32 - 2e3) * 1.37e-3).collect();
+        let others: Vec<f32> = numbers.iter().map(|x| 1.0 / (x + 0.111)).collect();
+        for isa in Isa::all() {
+            let mut pairs = vec![0.0; numbers.len()];
+            isa.run(PairBf16(&numbers, &others, &mut pairs));
+            for (i, pair) in pairs.iter().enumerate() {
+                let halves = [pair.to_bits() << 16, pair.to_bits() & UPPER_HALF];
+                for (half, number) in halves.into_iter().zip([numbers[i], others[i]]) {
+                    // None of them is between two of bf16.
+                    let expected = half::bf16::from_f32(number).to_f32();
+                    assert_eq!(f32::from_bits(half), expected, "{isa:?} {number}");
+                }
+            }
+            let mut special = [f32::NAN; 16];
+            isa.run(PairBf16(&[f32::NAN; 16], &[-f32::NAN; 16], &mut special));
+            for pair in special.map(f32::to_bits) {
+                let halves = [
+                    f32::from_bits(pair << 16),
+                    f32::from_bits(pair & UPPER_HALF),
+                ];
+                assert!(halves.into_iter().all(f32::is_nan), "{isa:?}");
             }
         }
     }

@@ -20,15 +20,27 @@ impl Tiles {
 pub(super) struct Pairs {}
 
 impl Pairs {
-    pub(super) fn load_queries(&mut self, _isa: Isa, _rows: &[&[u16]], _depth: usize) {}
+    pub(super) fn load_queries<T>(&mut self, _isa: Isa, _rows: &[&[T]], _depth: usize) {}
 
-    pub(super) fn load_tile(&mut self, _isa: Isa, _k: &[&[u16]], _v: &[&[u16]], _before: usize) {}
+    pub(super) fn load_tile<T>(
+        &mut self,
+        _isa: Isa,
+        _k: &[&[T]],
+        _v: &[&[T]],
+        _before: usize,
+        _next: [&[&[T]]; 2],
+    ) {
+    }
 
     pub(super) fn scores(&self, tiles: &Tiles, _: usize, _: usize, _: &mut [f32]) {
         match *tiles {}
     }
 
-    pub(super) fn add_values(&mut self, tiles: &Tiles, _: &[f32], _: usize, _: &mut [f32]) {
+    pub(super) fn weights(&mut self, _keys: usize) -> &mut [u32] {
+        &mut []
+    }
+
+    pub(super) fn add_values(&self, tiles: &Tiles, _: usize, _: &mut [f32]) {
         match *tiles {}
     }
 }

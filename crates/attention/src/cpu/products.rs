@@ -9,6 +9,7 @@
 
 use crate::cpu::isa::Work;
 use crate::cpu::lanes::*;
+use crate::cpu::memory::Memory;
 use crate::cpu::turn::{Prefetch, turn};
 use crate::element::Element;
 
@@ -259,7 +260,7 @@ pub(super) struct FewScores<'a, T> {
     pub(super) out: &'a mut [f32],
     pub(super) lanes: usize,
     /// Memory for a group of keys.
-    pub(super) group: &'a mut Vec<f32>,
+    pub(super) group: &'a mut Memory<f32>,
 }
 
 impl<T: Element> Work for FewScores<'_, T> {
@@ -272,7 +273,7 @@ impl<T: Element> Work for FewScores<'_, T> {
         self.queries.check(self.count, depth);
         assert!(depth.is_multiple_of(L::WIDTH));
         assert!(self.count <= self.lanes && self.keys.len() * self.lanes <= self.out.len());
-        self.group.resize(depth * group_len, 0.0);
+        self.group.resize(depth * group_len);
         for (index, keys) in self.keys.chunks(group_len).enumerate() {
             for (half, keys) in keys.chunks(L::WIDTH).enumerate() {
                 for component in (0..depth).step_by(L::WIDTH) {
@@ -484,7 +485,7 @@ mod tests {
                 let mut out = vec![0.0; keys * lanes];
                 isa.run(FewScores {
                     keys: &rows, ahead: &rows, queries: Rows { data: &queries, stride: depth }, count,
-                    out: &mut out, lanes, group: &mut vec![],
+                    out: &mut out, lanes, group: &mut Memory::default(),
                 });
                 let scores_agree = out.iter().enumerate().all(|(i, x)| {
                     let (key, query) = (i / lanes, i % lanes);

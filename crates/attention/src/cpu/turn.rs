@@ -76,10 +76,13 @@ impl<T: Element> Work for Pack<'_, T> {
 /// Turns a matrix whose rows and columns are multiples of [`MAX_WIDTH`]; what its numbers are does not matter.
 #[cfg(any(test, warptile_amx))]
 pub(super) struct Turn<'a> {
+    /// Rows and columns.
+    pub(super) size: [usize; 2],
     pub(super) from: &'a [f32],
-    pub(super) columns: usize,
-    /// As long as `from`.
+    /// Numbers from one row to the next.
+    pub(super) from_stride: usize,
     pub(super) to: &'a mut [f32],
+    pub(super) to_stride: usize,
 }
 
 #[cfg(any(test, warptile_amx))]
@@ -88,21 +91,26 @@ impl Work for Turn<'_> {
 
     #[inline(always)]
     unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(self) {
-        let rows = self.from.len() / self.columns;
-        assert!(self.columns.is_multiple_of(L::WIDTH) && rows.is_multiple_of(L::WIDTH));
-        assert!(self.from.len() == rows * self.columns && self.to.len() == self.from.len());
+        let [rows, columns] = self.size;
+        assert!(columns.is_multiple_of(L::WIDTH) && rows.is_multiple_of(L::WIDTH));
+        if rows == 0 || columns == 0 {
+            return;
+        }
+        assert!((rows - 1) * self.from_stride + columns <= self.from.len());
+        assert!((columns - 1) * self.to_stride + rows <= self.to.len());
         for row in (0..rows).step_by(L::WIDTH) {
-            for column in (0..self.columns).step_by(L::WIDTH) {
+            for column in (0..columns).step_by(L::WIDTH) {
                 // SAFETY: the caller vouches for the instructions; both matrices have this square, as was checked.
                 unsafe {
+                    let from = self.from.as_ptr().add(row * self.from_stride + column);
+                    let to = self.to.as_mut_ptr().add(column * self.to_stride + row);
                     let mut square = [L::splat(0.0); MAX_WIDTH];
                     for (i, register) in square[..L::WIDTH].iter_mut().enumerate() {
-                        *register =
-                            L::load(self.from.as_ptr().add((row + i) * self.columns + column));
+                        *register = L::load(from.add(i * self.from_stride));
                     }
                     L::transpose(&mut square);
                     for (i, register) in square[..L::WIDTH].iter().enumerate() {
-                        register.store(self.to.as_mut_ptr().add((column + i) * rows + row));
+                        register.store(to.add(i * self.to_stride));
                     }
                 }
             }
@@ -275,12 +283,13 @@ mod tests {
             let (rows, columns) = (32, 48);
             let from: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
             let mut to = vec![0.0; from.len()];
-            let work = Turn {
+            isa.run(Turn {
+                size: [rows, columns],
                 from: &from,
-                columns,
+                from_stride: columns,
                 to: &mut to,
-            };
-            isa.run(work);
+                to_stride: rows,
+            });
             for (i, x) in to.iter().enumerate() {
                 assert_eq!(*x, from[i % rows * columns + i / rows], "{isa:?}");
             }

@@ -12,6 +12,9 @@ pub(super) struct Weights<'a> {
     /// the number of keys is a multiple of [`CLASSES`].
     pub(super) scores: &'a mut [f32],
     pub(super) lanes: usize,
+    /// Where the weights go if not in the place of the scores: a row of `lanes` words for each two keys, each the weights of both,
+    /// rounded to `bf16`, the first in the lower half. Their sums are of what they were before.
+    pub(super) pairs: Option<&'a mut [u32]>,
     /// Positive.
     pub(super) unit: f32,
     /// Of each lane, the largest score so far.
@@ -26,42 +29,56 @@ impl Work for Weights<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(self) {
-        // SAFETY: the caller vouches for the instructions.
+    unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(mut self) {
+        let lanes = self.lanes;
+        assert!(lanes.is_multiple_of(L::WIDTH) && self.scores.len().is_multiple_of(lanes));
+        assert!((self.scores.len() / lanes).is_multiple_of(CLASSES));
+        for state in [&self.max[..], self.sum, self.factors] {
+            assert!(lanes <= state.len());
+        }
+        // SAFETY: the caller vouches for the instructions. There is a row of `pairs` for each two keys; behind the place of a score
+        // is that of the next key, `lanes` further.
         unsafe {
-            match self.unit == 1.0 {
-                true => weigh::<L>(self, |scores| scores),
-                false => {
-                    let unit = L::splat(self.unit);
-                    weigh::<L>(self, |scores| scores.mul(unit));
+            match self.pairs.take() {
+                Some(pairs) => {
+                    assert!(2 * pairs.len() == self.scores.len());
+                    let pairs = pairs.as_mut_ptr().cast::<f32>();
+                    weigh::<L>(self, |_, index, [first, second]| {
+                        first.pair_bf16(second).store(pairs.add(index));
+                    });
                 }
+                None => weigh::<L>(self, |place, _, [first, second]| {
+                    first.store(place);
+                    second.store(place.add(lanes));
+                }),
             }
         }
     }
 }
 
+/// `store` gets the weights of two keys that follow each other, the first of which is even, with the place of the first score and the
+/// index that the pair has among pairs.
+///
 /// # Safety
-/// The machine has the instructions of `L`.
+/// The machine has the instructions of `L`; what [`Weights::run`] checks.
 #[inline(always)]
-unsafe fn weigh<L: Lanes>(work: Weights<'_>, in_unit: impl Fn(L) -> L) {
+unsafe fn weigh<L: Lanes>(work: Weights<'_>, store: impl Fn(*mut f32, usize, [L; 2])) {
     let Weights {
         scores,
         lanes,
-        unit: _,
+        pairs: _,
+        unit,
         max,
         sum,
         factors,
     } = work;
     let keys = scores.len() / lanes;
-    assert!(lanes.is_multiple_of(L::WIDTH) && scores.len() == keys * lanes);
-    assert!(keys.is_multiple_of(CLASSES));
-    for state in [&max[..], sum, factors] {
-        assert!(lanes <= state.len());
-    }
+    let scores = scores.as_mut_ptr();
     for lane in (0..lanes).step_by(L::WIDTH) {
         // SAFETY: the caller vouches for the instructions; the rows are `lanes` long, a multiple of a register's width.
         unsafe {
-            let column = scores.as_mut_ptr().add(lane);
+            let unit = L::splat(unit);
+            let column = scores.add(lane);
             let place = |key: usize| column.add(key * lanes);
             let (max, sum, factors) = (
                 max.as_mut_ptr().add(lane),
@@ -77,17 +94,20 @@ unsafe fn weigh<L: Lanes>(work: Weights<'_>, in_unit: impl Fn(L) -> L) {
                 }
             }
             let largest = (largest[0].max(largest[1])).max(largest[2].max(largest[3]));
-            let largest = in_unit(largest).max(old);
+            let largest = largest.mul(unit).max(old);
             largest.store(max);
             // Where no key was seen yet, 0: every weight is 0 then, where inf - inf would be a NaN.
             let largest = largest.max(L::splat(f32::MIN));
+            let below = L::splat(0.0).sub(largest);
             let mut sums = [L::splat(0.0); CLASSES];
             for key in (0..keys).step_by(CLASSES) {
-                for (class, sum) in sums.iter_mut().enumerate() {
+                for class in (0..CLASSES).step_by(2) {
                     let place = place(key + class);
-                    let weight = in_unit(L::load(place)).sub(largest).exp2();
-                    *sum = sum.add(weight);
-                    weight.store(place);
+                    let first = L::load(place).mul_add(unit, below).exp2();
+                    let second = L::load(place.add(lanes)).mul_add(unit, below).exp2();
+                    sums[class] = sums[class].add(first);
+                    sums[class + 1] = sums[class + 1].add(second);
+                    store(place, (key + class) / 2 * lanes + lane, [first, second]);
                 }
             }
             for half in [8, 4, 2, 1] {
@@ -133,6 +153,7 @@ mod tests {
                 isa.run(Weights {
                     scores,
                     lanes,
+                    pairs: None,
                     unit,
                     max,
                     sum,
@@ -154,6 +175,40 @@ mod tests {
                     let factor = if key < keys { factors[lane] } else { 1.0 };
                     let found = f64::from(all[(keys + key) * lanes + lane] * factor);
                     assert!((found - expected).abs() <= 1e-6, "{isa:?} {key}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pairs_are_the_weights_rounded() {
+        for isa in Isa::all() {
+            let (lanes, keys) = (isa.panel(), 32);
+            let score = |i: usize| (i * 31 % 47) as f32 / 5.0 - 4.0;
+            let scores: Vec<f32> = (0..keys * lanes).map(score).collect();
+            let weigh = |scores: &mut [f32], pairs: Option<&mut [u32]>| {
+                let (mut max, mut sum) = (vec![f32::NEG_INFINITY; lanes], vec![0.0; lanes]);
+                let mut factors = vec![f32::NAN; lanes];
+                isa.run(Weights {
+                    scores,
+                    lanes,
+                    pairs,
+                    unit: 1.0,
+                    max: &mut max,
+                    sum: &mut sum,
+                    factors: &mut factors,
+                });
+                [max, sum, factors]
+            };
+            let (mut weights, mut pairs) = (scores.clone(), vec![0; keys / 2 * lanes]);
+            let state = weigh(&mut weights, None);
+            assert_eq!(weigh(&mut scores.clone(), Some(&mut pairs)), state);
+            for (i, pair) in pairs.into_iter().enumerate() {
+                let first = i / lanes * 2 * lanes + i % lanes;
+                let halves = [(first, pair << 16), (first + lanes, pair & 0xffff_0000)];
+                for (place, half) in halves {
+                    let error = (f32::from_bits(half) - weights[place]).abs();
+                    assert!(error <= weights[place] / 256.0, "{isa:?} {place}");
                 }
             }
         }

@@ -10,13 +10,13 @@ use warptile_kernels::{ElementType, Image, Role, abi};
 use crate::element::Element;
 use crate::error::Result;
 use crate::gpu::Gpu;
+use crate::gpu::arguments::{AppendAddresses, AppendArgument};
 use crate::gpu::block::tensor;
 use crate::gpu::kernel::Block;
 use crate::gpu::memory::Expected;
 use crate::gpu::operation::{Description, HostList, Operation};
 use crate::layout::Layout;
 use crate::operands::LengthElement;
-use crate::ops::append::at;
 use crate::ops::rotary::{Angles, Pairing};
 use crate::ops::{Append, Rotary};
 
@@ -56,75 +56,19 @@ impl PositionElement for i64 {
 #[derive(Debug)]
 #[must_use = "bindings do nothing until they are launched with"]
 pub struct AppendBindings<'a, T> {
-    /// In the order of [`at`].
-    views: [Option<DeviceSlice<'a, u8>>; at::COUNT],
+    /// In the order of [`AppendArgument`].
+    views: [Option<DeviceSlice<'a, u8>>; AppendArgument::COUNT],
     tables: Option<ElementType>,
     wide_positions: Option<bool>,
     element: PhantomData<T>,
 }
 
-/// Device addresses of one cache write; 0 is "not given".
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct AppendAddresses {
-    /// Queries; rotated in place unless the description has a layout for `q_out`.
-    pub q: u64,
-    /// Receives the rotated queries.
-    pub q_out: u64,
-    /// New keys.
-    pub k: u64,
-    /// New values.
-    pub v: u64,
-    /// The cache's keys.
-    pub k_pages: u64,
-    /// The cache's values.
-    pub v_pages: u64,
-    /// Slots of the new rows, as `i64`.
-    pub slots: u64,
-    /// Numbers of pages, `[sequences, columns]`, as `i32` or `u32`.
-    pub block_table: u64,
-    /// `sequences + 1` row offsets of packed k, v and q.
-    pub row_offsets: u64,
-    /// New rows of each sequence.
-    pub row_lengths: u64,
-    /// Rows that the cache has of each sequence already.
-    pub key_lengths: u64,
-    /// Positions of the new rows, as `i64` if the description says so, else as `i32` or `u32`.
-    pub positions: u64,
-    /// Table of cosines.
-    pub cos: u64,
-    /// Table of sines.
-    pub sin: u64,
-}
-
-impl AppendAddresses {
-    /// In the order of [`at`].
-    fn list(&self) -> [u64; at::COUNT] {
-        let mut list = [0; at::COUNT];
-        list[at::Q] = self.q;
-        list[at::Q_OUT] = self.q_out;
-        list[at::K] = self.k;
-        list[at::V] = self.v;
-        list[at::K_PAGES] = self.k_pages;
-        list[at::V_PAGES] = self.v_pages;
-        list[at::SLOTS] = self.slots;
-        list[at::BLOCK_TABLE] = self.block_table;
-        list[at::ROW_OFFSETS] = self.row_offsets;
-        list[at::ROW_LENGTHS] = self.row_lengths;
-        list[at::KEY_LENGTHS] = self.key_lengths;
-        list[at::POSITIONS] = self.positions;
-        list[at::COS] = self.cos;
-        list[at::SIN] = self.sin;
-        list
-    }
-}
-
 macro_rules! numbers {
-    ($($(#[$doc:meta])* $name:ident: $element:ident $(= $bound:ident)?, $slot:ident;)*) => {
+    ($($(#[$doc:meta])* $name:ident: $element:ident $(= $bound:ident)?, $argument:ident;)*) => {
         $(
             $(#[$doc])*
             pub fn $name$(<$element: $bound>)?(mut self, view: DeviceSlice<'a, $element>) -> Self {
-                self.views[at::$slot] = Some(view.into_bytes());
+                self.views[AppendArgument::$argument as usize] = Some(view.into_bytes());
                 self
             }
         )*
@@ -164,11 +108,11 @@ impl<'a, T: Element> AppendBindings<'a, T> {
         k_pages: DeviceSlice<'a, u8>,
         v_pages: DeviceSlice<'a, u8>,
     ) -> Self {
-        let mut views = [const { None }; at::COUNT];
-        views[at::K] = Some(k.into_bytes());
-        views[at::V] = Some(v.into_bytes());
-        views[at::K_PAGES] = Some(k_pages);
-        views[at::V_PAGES] = Some(v_pages);
+        let mut views = [const { None }; AppendArgument::COUNT];
+        views[AppendArgument::K as usize] = Some(k.into_bytes());
+        views[AppendArgument::V as usize] = Some(v.into_bytes());
+        views[AppendArgument::KPages as usize] = Some(k_pages);
+        views[AppendArgument::VPages as usize] = Some(v_pages);
         AppendBindings {
             views,
             tables: None,
@@ -179,49 +123,49 @@ impl<'a, T: Element> AppendBindings<'a, T> {
 
     /// Queries, rotated in place.
     pub fn queries(mut self, q: DeviceSliceMut<'a, T>) -> Self {
-        self.views[at::Q] = Some(q.into_bytes());
+        self.views[AppendArgument::Q as usize] = Some(q.into_bytes());
         self
     }
 
     /// Queries, and where the rotated ones go.
     pub fn queries_into(mut self, q: DeviceSlice<'a, T>, out: DeviceSliceMut<'a, T>) -> Self {
-        self.views[at::Q] = Some(q.into_bytes());
-        self.views[at::Q_OUT] = Some(out.into_bytes());
+        self.views[AppendArgument::Q as usize] = Some(q.into_bytes());
+        self.views[AppendArgument::QOut as usize] = Some(out.into_bytes());
         self
     }
 
     numbers! {
         /// Slots of the new rows, if the description says that they are on the device.
-        slots: i64, SLOTS;
+        slots: i64, Slots;
         /// The block table, likewise.
-        block_table: L = LengthElement, BLOCK_TABLE;
+        block_table: L = LengthElement, BlockTable;
         /// Row offsets of packed k, v and q, likewise.
-        row_offsets: L = LengthElement, ROW_OFFSETS;
+        row_offsets: L = LengthElement, RowOffsets;
         /// New rows of each sequence, likewise.
-        row_lengths: L = LengthElement, ROW_LENGTHS;
+        row_lengths: L = LengthElement, RowLengths;
         /// Rows that the cache has of each sequence, likewise.
-        key_lengths: L = LengthElement, KEY_LENGTHS;
+        key_lengths: L = LengthElement, KeyLengths;
     }
 
     /// Positions of the new rows, likewise.
     pub fn positions<P: PositionElement>(mut self, view: DeviceSlice<'a, P>) -> Self {
-        self.views[at::POSITIONS] = Some(view.into_bytes());
+        self.views[AppendArgument::Positions as usize] = Some(view.into_bytes());
         self.wide_positions = Some(P::WIDE);
         self
     }
 
     /// Tables of cosines and sines.
     pub fn tables<U: Element>(mut self, cos: DeviceSlice<'a, U>, sin: DeviceSlice<'a, U>) -> Self {
-        self.views[at::COS] = Some(cos.into_bytes());
-        self.views[at::SIN] = Some(sin.into_bytes());
+        self.views[AppendArgument::Cos as usize] = Some(cos.into_bytes());
+        self.views[AppendArgument::Sin as usize] = Some(sin.into_bytes());
         self.tables = Some(U::TYPE);
         self
     }
 
-    /// Lists that a write at the user's level has on the device, with their slots.
-    pub(crate) fn lists(mut self, lists: Vec<(usize, DeviceSlice<'a, u8>)>) -> Self {
-        for (slot, list) in lists {
-            self.views[slot] = Some(list);
+    /// Lists that a write at the user's level has on the device, with their arguments.
+    pub(crate) fn lists(mut self, lists: Vec<(AppendArgument, DeviceSlice<'a, u8>)>) -> Self {
+        for (argument, list) in lists {
+            self.views[argument as usize] = Some(list);
         }
         self
     }
@@ -296,15 +240,24 @@ impl PreparedAppend {
 fn host_lists(append: &Append) -> Vec<HostList<'_>> {
     let (rows, before) = (append.rows(), append.before());
     let numbers = [
-        (at::BLOCK_TABLE, append.table().on_host()),
-        (at::ROW_OFFSETS, rows.offsets().on_host()),
-        (at::ROW_LENGTHS, rows.used().on_host()),
-        (at::KEY_LENGTHS, before.used().on_host()),
-        (at::POSITIONS, append.positions().on_host()),
+        (
+            AppendArgument::BlockTable as usize,
+            append.table().on_host(),
+        ),
+        (
+            AppendArgument::RowOffsets as usize,
+            rows.offsets().on_host(),
+        ),
+        (AppendArgument::RowLengths as usize, rows.used().on_host()),
+        (AppendArgument::KeyLengths as usize, before.used().on_host()),
+        (
+            AppendArgument::Positions as usize,
+            append.positions().on_host(),
+        ),
     ];
     let numbers = numbers.map(|(slot, list)| list.map(|list| (slot, bytemuck::cast_slice(list))));
     let slots = append.slots().on_host();
-    let slots = slots.map(|list| (at::SLOTS, bytemuck::cast_slice(list)));
+    let slots = slots.map(|list| (AppendArgument::Slots as usize, bytemuck::cast_slice(list)));
     numbers.into_iter().chain([slots]).flatten().collect()
 }
 
@@ -332,14 +285,14 @@ impl Description for Append {
     }
 
     fn block(&self, row_ctas: i32, at: &[u64]) -> Block {
+        let at = AppendAddresses::from_fn(|argument| at[argument as usize]);
         let count = |n: usize| n as i32;
-        let optional = |slot: usize, layout: Option<&Layout>| {
-            layout.map_or_else(abi::Tensor::default, |layout| tensor(at[slot], layout))
-        };
         let [pages, page_rows, ..] = self.k_pages().shape;
-        let q = optional(at::Q, self.q());
+        let q = self
+            .q()
+            .map_or_else(abi::Tensor::default, |layout| tensor(at.q, layout));
         let pages = abi::Pages::of(
-            at[at::BLOCK_TABLE],
+            at.block_table,
             self.columns() as i64,
             count(page_rows),
             count(pages),
@@ -351,14 +304,14 @@ impl Description for Append {
                 key_len: count(self.capacity()),
                 query_rows: count(self.rows().rows()),
                 key_rows: count(self.capacity()),
-                query_offsets: at[at::ROW_OFFSETS],
-                query_lengths: at[at::ROW_LENGTHS],
-                key_lengths: at[at::KEY_LENGTHS],
+                query_offsets: at.row_offsets,
+                query_lengths: at.row_lengths,
+                key_lengths: at.key_lengths,
                 ..Default::default()
             }
             .with_ragged(&pages),
             pages,
-            slots: at[at::SLOTS],
+            slots: at.slots,
             heads: count(self.q().map_or(0, Layout::heads)),
             kv_heads: count(self.k().heads()),
             head_dim: count(self.k().head_dim()),
@@ -367,29 +320,29 @@ impl Description for Append {
             row_ctas,
             q,
             q_out: match self.q_out() {
-                Some(out) => tensor(at[at::Q_OUT], out),
+                Some(out) => tensor(at.q_out, out),
                 None => q,
             },
-            k: tensor(at[at::K], self.k()),
-            v: tensor(at[at::V], self.v()),
-            k_pages: tensor(at[at::K_PAGES], self.k_pages()),
-            v_pages: tensor(at[at::V_PAGES], self.v_pages()),
+            k: tensor(at.k, self.k()),
+            v: tensor(at.v, self.v()),
+            k_pages: tensor(at.k_pages, self.k_pages()),
+            v_pages: tensor(at.v_pages, self.v_pages()),
             rotary: self
                 .rotary()
-                .map_or_else(abi::Rotary::default, |rotary| rotation(self, rotary, at)),
+                .map_or_else(abi::Rotary::default, |rotary| rotation(self, rotary, &at)),
         })
     }
 }
 
-fn rotation(append: &Append, rotary: &Rotary, at: &[u64]) -> abi::Rotary {
+fn rotation(append: &Append, rotary: &Rotary, at: &AppendAddresses) -> abi::Rotary {
     let mut block = abi::Rotary {
         size: rotary.size() as i32,
         interleaved: i32::from(rotary.pairing() == Pairing::Interleaved),
         wide_positions: i32::from(append.wide_positions()),
-        positions: at[at::POSITIONS],
+        positions: at.positions,
         positions_end: rotary.positions_end() as i64,
-        cos: at[at::COS],
-        sin: at[at::SIN],
+        cos: at.cos,
+        sin: at.sin,
         ..Default::default()
     };
     match rotary.angles() {

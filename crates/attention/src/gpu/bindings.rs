@@ -6,8 +6,8 @@ use warptile_kernels::ElementType;
 use crate::call::Call;
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::gpu::arguments::{Addresses, Argument};
 use crate::gpu::memory::{Expected, Views, check_views};
-use crate::gpu::slots::{Addresses, SLOTS};
 use crate::operands::{LengthElement, Side, Table};
 
 /// The memory of one launch: a view for every slot that the call needs, and for no other.
@@ -24,25 +24,25 @@ use crate::operands::{LengthElement, Side, Table};
 #[must_use = "bindings do nothing until they are launched with"]
 pub struct Bindings<'a> {
     element: ElementType,
-    slots: [Option<DeviceSlice<'a, u8>>; SLOTS],
+    slots: [Option<DeviceSlice<'a, u8>>; Argument::COUNT],
     bias_element: Option<ElementType>,
 }
 
 macro_rules! slot {
-    ($(#[$doc:meta])* $name:ident: $view:ty, $index:expr) => {
+    ($(#[$doc:meta])* $name:ident: $view:ty, $argument:ident) => {
         $(#[$doc])*
         pub fn $name(mut self, view: $view) -> Self {
-            self.slots[$index] = Some(view.into_bytes());
+            self.slots[Argument::$argument as usize] = Some(view.into_bytes());
             self
         }
     };
 }
 
 macro_rules! lengths {
-    ($(#[$doc:meta])* $name:ident, $index:expr) => {
+    ($(#[$doc:meta])* $name:ident, $argument:ident) => {
         $(#[$doc])*
         pub fn $name<L: LengthElement>(mut self, view: DeviceSlice<'a, L>) -> Self {
-            self.slots[$index] = Some(view.into_bytes());
+            self.slots[Argument::$argument as usize] = Some(view.into_bytes());
             self
         }
     };
@@ -56,11 +56,11 @@ impl<'a> Bindings<'a> {
         v: DeviceSlice<'a, T>,
         out: DeviceSliceMut<'a, T>,
     ) -> Self {
-        let mut slots = [const { None }; SLOTS];
-        slots[0] = Some(q.into_bytes());
-        slots[1] = Some(k.into_bytes());
-        slots[2] = Some(v.into_bytes());
-        slots[3] = Some(out.into_bytes());
+        let mut slots = [const { None }; Argument::COUNT];
+        slots[Argument::Q as usize] = Some(q.into_bytes());
+        slots[Argument::K as usize] = Some(k.into_bytes());
+        slots[Argument::V as usize] = Some(v.into_bytes());
+        slots[Argument::Out as usize] = Some(out.into_bytes());
         Bindings {
             element: T::TYPE,
             slots,
@@ -70,28 +70,28 @@ impl<'a> Bindings<'a> {
 
     slot! {
         /// Where the lse goes, `[batch, heads, length]`.
-        lse: DeviceSliceMut<'a, f32>, 4
+        lse: DeviceSliceMut<'a, f32>, Lse
     }
     lengths! {
         /// Row offsets of packed queries, if the call says that they are on the device.
-        query_offsets, 5
+        query_offsets, QueryOffsets
     }
     lengths! {
         /// Row offsets of packed keys and values, likewise.
-        key_offsets, 6
+        key_offsets, KeyOffsets
     }
     lengths! {
         /// Used rows of each sequence's queries, likewise.
-        query_lengths, 7
+        query_lengths, QueryLengths
     }
     lengths! {
         /// Used rows of each sequence's keys and values, likewise.
-        key_lengths, 8
+        key_lengths, KeyLengths
     }
 
     lengths! {
         /// Numbers of the pages of keys and values, likewise.
-        block_table, 13
+        block_table, BlockTable
     }
 
     /// The lengths and the table that a call at the user's level has on the device.
@@ -101,30 +101,30 @@ impl<'a> Bindings<'a> {
         keys: &Side<'a>,
         table: Option<&Table<'a>>,
     ) -> Self {
-        self.slots[5] = queries.device_offsets();
-        self.slots[6] = keys.device_offsets();
-        self.slots[7] = queries.device_used();
-        self.slots[8] = keys.device_used();
-        self.slots[13] = table.and_then(Table::on_device);
+        self.slots[Argument::QueryOffsets as usize] = queries.device_offsets();
+        self.slots[Argument::KeyOffsets as usize] = keys.device_offsets();
+        self.slots[Argument::QueryLengths as usize] = queries.device_used();
+        self.slots[Argument::KeyLengths as usize] = keys.device_used();
+        self.slots[Argument::BlockTable as usize] = table.and_then(Table::on_device);
         self
     }
 
     slot! {
         /// ALiBi slopes.
-        slopes: DeviceSlice<'a, f32>, 9
+        slopes: DeviceSlice<'a, f32>, Slopes
     }
     slot! {
         /// Sinks, one per query head.
-        sinks: DeviceSlice<'a, f32>, 10
+        sinks: DeviceSlice<'a, f32>, Sinks
     }
     slot! {
         /// The key mask; 0 hides a key.
-        key_mask: DeviceSlice<'a, u8>, 12
+        key_mask: DeviceSlice<'a, u8>, KeyMask
     }
 
     /// The additive bias.
     pub fn bias<T: Element>(mut self, view: DeviceSlice<'a, T>) -> Self {
-        self.slots[11] = Some(view.into_bytes());
+        self.slots[Argument::Bias as usize] = Some(view.into_bytes());
         self.bias_element = Some(T::TYPE);
         self
     }
@@ -134,7 +134,7 @@ impl<'a> Bindings<'a> {
         &self,
         call: &Call,
         context: &Context,
-        expected: &[Expected; SLOTS],
+        expected: &[Expected; Argument::COUNT],
     ) -> Result<Addresses> {
         let elements = [("q", Some(self.element)), ("bias", self.bias_element)];
         for (argument, found) in elements {
@@ -149,9 +149,9 @@ impl<'a> Bindings<'a> {
                 _ => {}
             }
         }
-        let mut addresses = [0; SLOTS];
+        let mut addresses = [0; Argument::COUNT];
         check_views(expected, &self.slots, context, &mut addresses)?;
-        Ok(Addresses::from_list(addresses))
+        Ok(Addresses::from_fn(|argument| addresses[argument as usize]))
     }
 
     /// The views, for the order of their streams.

@@ -6,7 +6,7 @@ use warptile_kernels::abi;
 use crate::ElementType;
 use crate::call::Call;
 use crate::error::Result;
-use crate::gpu::slots::Addresses;
+use crate::gpu::arguments::Addresses;
 use crate::layout::Layout;
 use crate::mask::Align;
 use crate::plan::{LaunchShape, Scratch};

@@ -6,8 +6,8 @@ use warptile_kernels::{Image, Schedule, Target, abi};
 
 use crate::call::Call;
 use crate::error::{Error, Result};
+use crate::gpu::arguments::Addresses;
 use crate::gpu::block;
-use crate::gpu::slots::Addresses;
 use crate::gpu::sync;
 use crate::plan::{LaunchShape, Step};
 

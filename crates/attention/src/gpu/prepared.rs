@@ -7,10 +7,11 @@ use warptile_driver::{Context, DevicePointer, Staged, Staging, Stream};
 
 use crate::call::Call;
 use crate::error::{Error, Result};
+use crate::gpu::arguments::Addresses;
 use crate::gpu::bindings::Bindings;
 use crate::gpu::kernel::{LoadedKernel, config};
 use crate::gpu::memory::{check_stream, submit_in_order};
-use crate::gpu::slots::{Addresses, expected};
+use crate::gpu::slots::expected;
 use crate::gpu::sync;
 use crate::gpu::workspace::workspace_of;
 use crate::lengths::Numbers;

@@ -7,7 +7,7 @@ use warptile_driver::sys::CUstream;
 
 use crate::call::Call;
 use crate::error::{Error, Result};
-use crate::gpu::slots::Addresses;
+use crate::gpu::arguments::Addresses;
 use crate::gpu::{Gpu, Prepared};
 use crate::plan::Scratch;
 

@@ -4,20 +4,20 @@ mod cpu;
 
 use std::sync::Arc;
 
-use crate::gpu::{Access, Expected};
+use crate::gpu::{Access, AppendArgument, Expected};
 use crate::layout::MAX_LEN;
 use crate::lengths::{KEYS, LengthsRequest, Names, Request, SideLengths};
 use crate::ops::rotary::{Angles, Rotary};
 use crate::ops::slot;
-use crate::{ElementType, Error, Layout, Result};
+use crate::{ElementType, Error, Layout, Numbers, Result};
 
 pub use cpu::{AppendOperands, CacheMut, QueriesMut, append_cpu};
 
 /// What errors call the lengths of the new rows.
 const NEW_ROWS: Names = Names {
     tensor: "k",
-    offsets: "row_offsets",
-    used: "row_lengths",
+    offsets: AppendArgument::RowOffsets.name(),
+    used: AppendArgument::RowLengths.name(),
 };
 
 /// Numbers that a write brings along.
@@ -41,25 +41,6 @@ impl<T> List<T> {
     pub(crate) const fn is_given(&self) -> bool {
         !matches!(self, List::None)
     }
-}
-
-/// Where each slot of a write stands in [`Append::expected`].
-pub(crate) mod at {
-    pub(crate) const Q: usize = 0;
-    pub(crate) const Q_OUT: usize = 1;
-    pub(crate) const K: usize = 2;
-    pub(crate) const V: usize = 3;
-    pub(crate) const K_PAGES: usize = 4;
-    pub(crate) const V_PAGES: usize = 5;
-    pub(crate) const SLOTS: usize = 6;
-    pub(crate) const BLOCK_TABLE: usize = 7;
-    pub(crate) const ROW_OFFSETS: usize = 8;
-    pub(crate) const ROW_LENGTHS: usize = 9;
-    pub(crate) const KEY_LENGTHS: usize = 10;
-    pub(crate) const POSITIONS: usize = 11;
-    pub(crate) const COS: usize = 12;
-    pub(crate) const SIN: usize = 13;
-    pub(crate) const COUNT: usize = 14;
 }
 
 /// The description of a cache write, checked: layouts, where rows go, and rotation. What [`append_cpu`] and
@@ -134,11 +115,11 @@ impl<T: Copy> Wanted<'_, T> {
     }
 
     /// Checks the number of values on the host, and keeps them.
-    fn keep(self, argument: &'static str, needed: usize) -> Result<List<T>> {
+    fn keep(self, argument: AppendArgument, needed: usize) -> Result<List<T>> {
         match self {
             Wanted::None => Ok(List::None),
             Wanted::Host(list) if list.len() != needed => Err(Error::Count {
-                argument,
+                argument: argument.name(),
                 found: list.len(),
                 needed,
             }),
@@ -291,13 +272,13 @@ impl Append {
         }
     }
 
-    /// The arguments of a raw launch, in the order of [`AppendAddresses`](crate::gpu::AppendAddresses): as
+    /// The arguments of a raw launch, in the order of [`AppendArgument`]: as
     /// [`Call::memory`](crate::Call::memory).
     pub fn memory(&self) -> impl Iterator<Item = (&'static str, Option<u64>)> + '_ {
         self.expected.iter().map(Expected::needed)
     }
 
-    /// In the order of [`at`].
+    /// In the order of [`AppendArgument`].
     pub(crate) fn expected(&self) -> &[Expected] {
         &self.expected
     }
@@ -473,118 +454,81 @@ impl<'a> AppendBuilder<'a> {
         }
 
         let element = self.element;
-        let tensor = |argument, layout: &Layout, shape, access| {
-            slot(argument, layout, ("k", shape), element, access)
-        };
-        let unwanted = |argument, access| Expected::list(argument, false, 0, 4, access);
         let query_heads = self.q.map_or(0, |q| q.heads());
         let query_shape = [entries, row_count, query_heads, head_dim];
-        let (q_access, q_out) = match self.q_out {
-            Some(_) => (Access::Read, self.q_out),
-            None => (Access::Write, None),
-        };
         let token_count = entries.saturating_mul(row_count);
-        let list = |argument, wanted: bool, count: usize, size: u64, on_host: bool| {
-            Expected::list(argument, wanted, count, size, Access::Read).on_host(on_host)
-        };
-        let of_rows = |argument, list_of: &crate::Numbers, count: usize| {
-            list(
-                argument,
-                list_of.is_given(),
-                count,
-                4,
-                list_of.on_host().is_some(),
-            )
-        };
-        let slots = self.slots.keep("slots", token_count)?;
-        let table = self
-            .table
-            .keep("block_table", batch.saturating_mul(self.columns))?;
-        let positions = self.positions.keep("positions", token_count)?;
-        let position_size = if self.wide_positions { 8 } else { 4 };
-        let angle_table = |argument| match self.rotary.as_ref().map(Rotary::angles) {
-            Some(&Angles::Tables {
-                element: of_table,
-                layout,
-            }) => {
-                if ![ElementType::F32, element].contains(&of_table) {
-                    return Err(Error::ElementMismatch {
-                        argument,
-                        expected: element,
-                        found: of_table,
-                    });
+        let entry_count = batch.saturating_mul(self.columns);
+        let slots = self.slots.keep(AppendArgument::Slots, token_count)?;
+        let table = self.table.keep(AppendArgument::BlockTable, entry_count)?;
+        let positions = self
+            .positions
+            .keep(AppendArgument::Positions, token_count)?;
+        let mut expected = Vec::with_capacity(AppendArgument::COUNT);
+        for argument in AppendArgument::ALL {
+            let name = argument.name();
+            let tensor =
+                |layout: &Layout, shape, access| slot(name, layout, ("k", shape), element, access);
+            let unwanted = |access| Expected::list(name, false, 0, 4, access);
+            let list = |wanted: bool, count: usize, size: u64, on_host: bool| {
+                Expected::list(name, wanted, count, size, Access::Read).on_host(on_host)
+            };
+            let of_rows = |numbers: &Numbers, count: usize| {
+                list(numbers.is_given(), count, 4, numbers.on_host().is_some())
+            };
+            expected.push(match argument {
+                AppendArgument::Q => match &self.q {
+                    Some(q) if self.q_out.is_some() => tensor(q, query_shape, Access::Read)?,
+                    Some(q) => tensor(q, query_shape, Access::Write)?,
+                    None => unwanted(Access::Read),
+                },
+                AppendArgument::QOut => match &self.q_out {
+                    Some(out) => tensor(out, query_shape, Access::Write)?,
+                    None => unwanted(Access::Write),
+                },
+                AppendArgument::K => tensor(&self.k, self.k.shape, Access::Read)?,
+                AppendArgument::V => {
+                    let shape = [entries, row_count, heads, value_dim];
+                    tensor(&self.v, shape, Access::Read)?
                 }
-                let size = of_table.size() as u64;
-                Ok(Expected::tensor(
-                    argument,
-                    &layout,
-                    of_table,
-                    Access::Read,
-                    size,
-                ))
-            }
-            _ => Ok(unwanted(argument, Access::Read)),
-        };
-        // In the order of `at`.
-        let expected = vec![
-            match &self.q {
-                Some(q) => tensor("q", q, query_shape, q_access)?,
-                None => unwanted("q", Access::Read),
-            },
-            match &q_out {
-                Some(out) => tensor("q_out", out, query_shape, Access::Write)?,
-                None => unwanted("q_out", Access::Write),
-            },
-            tensor("k", &self.k, self.k.shape, Access::Read)?,
-            tensor(
-                "v",
-                &self.v,
-                [entries, row_count, heads, value_dim],
-                Access::Read,
-            )?,
-            tensor(
-                "k_pages",
-                &self.k_pages,
-                [pages, page_rows, heads, head_dim],
-                Access::Write,
-            )?,
-            tensor(
-                "v_pages",
-                &self.v_pages,
-                [pages, page_rows, heads, value_dim],
-                Access::Write,
-            )?,
-            list(
-                "slots",
-                slots.is_given(),
-                token_count,
-                8,
-                slots.on_host().is_some(),
-            ),
-            list(
-                "block_table",
-                table.is_given(),
-                batch.saturating_mul(self.columns),
-                4,
-                table.on_host().is_some(),
-            ),
-            of_rows(NEW_ROWS.offsets, rows.offsets(), batch + 1),
-            of_rows(NEW_ROWS.used, rows.used(), batch),
-            of_rows(KEYS.used, before.used(), batch),
-            list(
-                "positions",
-                positions.is_given(),
-                token_count,
-                position_size,
-                positions.on_host().is_some(),
-            ),
-            angle_table("cos")?,
-            angle_table("sin")?,
-        ];
+                AppendArgument::KPages => {
+                    let shape = [pages, page_rows, heads, head_dim];
+                    tensor(&self.k_pages, shape, Access::Write)?
+                }
+                AppendArgument::VPages => {
+                    let shape = [pages, page_rows, heads, value_dim];
+                    tensor(&self.v_pages, shape, Access::Write)?
+                }
+                AppendArgument::Slots => {
+                    let on_host = slots.on_host().is_some();
+                    list(slots.is_given(), token_count, 8, on_host)
+                }
+                AppendArgument::BlockTable => {
+                    let on_host = table.on_host().is_some();
+                    list(table.is_given(), entry_count, 4, on_host)
+                }
+                AppendArgument::RowOffsets => of_rows(rows.offsets(), batch + 1),
+                AppendArgument::RowLengths => of_rows(rows.used(), batch),
+                AppendArgument::KeyLengths => of_rows(before.used(), batch),
+                AppendArgument::Positions => {
+                    let size = if self.wide_positions { 8 } else { 4 };
+                    let on_host = positions.on_host().is_some();
+                    list(positions.is_given(), token_count, size, on_host)
+                }
+                AppendArgument::Cos | AppendArgument::Sin => {
+                    match self.rotary.as_ref().map(Rotary::angles) {
+                        Some(Angles::Tables {
+                            element: of_table,
+                            layout,
+                        }) => angle_table(name, *of_table, layout, element)?,
+                        _ => unwanted(Access::Read),
+                    }
+                }
+            });
+        }
         Ok(Append {
             element,
             q: self.q,
-            q_out,
+            q_out: self.q_out,
             k: self.k,
             v: self.v,
             k_pages: self.k_pages,
@@ -601,6 +545,30 @@ impl<'a> AppendBuilder<'a> {
             expected,
         })
     }
+}
+
+/// A table of angles, in `f32` or of the tensors' elements.
+fn angle_table(
+    argument: &'static str,
+    found: ElementType,
+    layout: &Layout,
+    expected: ElementType,
+) -> Result<Expected> {
+    if ![ElementType::F32, expected].contains(&found) {
+        return Err(Error::ElementMismatch {
+            argument,
+            expected,
+            found,
+        });
+    }
+    let size = found.size() as u64;
+    Ok(Expected::tensor(
+        argument,
+        layout,
+        found,
+        Access::Read,
+        size,
+    ))
 }
 
 /// Checks that new rows fit after those that a sequence has, as far as the host knows both.

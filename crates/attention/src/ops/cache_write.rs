@@ -3,11 +3,9 @@
 use warptile_driver::DeviceSlice;
 
 use crate::backend::{Place, same_device};
-use crate::gpu::{AppendBindings, PositionElement};
+use crate::gpu::{AppendArgument, AppendBindings, PositionElement};
 use crate::operands::LengthElement;
-use crate::ops::append::{
-    Append, AppendBuilder, AppendOperands, CacheMut, QueriesMut, append_cpu, at,
-};
+use crate::ops::append::{Append, AppendBuilder, AppendOperands, CacheMut, QueriesMut, append_cpu};
 use crate::ops::rotary::{Pairing, Rotary, Tables};
 use crate::{Element, Error, Layout, Result, Tensor};
 
@@ -50,8 +48,8 @@ pub struct CacheWrite<'a, T: Element> {
     queries: Option<QueryTensors<'a, T>>,
     tables: Option<AngleTensors<'a, T>>,
     builder: AppendBuilder<'a>,
-    /// Lists on the device, with their slots.
-    lists: Vec<(usize, DeviceSlice<'a, u8>)>,
+    /// Lists on the device, with their arguments.
+    lists: Vec<(AppendArgument, DeviceSlice<'a, u8>)>,
 }
 
 /// The keys and values of a cache: two tensors, or one that has both. `(&mut k_pages, &mut v_pages)` are two.
@@ -117,13 +115,13 @@ enum AngleTensors<'a, T: Element> {
 }
 
 macro_rules! on_device {
-    ($($(#[$doc:meta])* $name:ident, $slot:ident, |$builder:ident, $count:ident $(, $more:ident: $type:ty)?| $set:expr;)*) => {
+    ($($(#[$doc:meta])* $name:ident, $argument:ident, |$builder:ident, $count:ident $(, $more:ident: $type:ty)?| $set:expr;)*) => {
         $(
             $(#[$doc])*
             pub fn $name<L: LengthElement>(mut self, list: DeviceSlice<'a, L> $(, $more: $type)?) -> Self {
                 let ($builder, $count) = (self.builder, list.len());
                 self.builder = $set;
-                self.lists.push((at::$slot, list.into_bytes()));
+                self.lists.push((AppendArgument::$argument, list.into_bytes()));
                 self
             }
         )*
@@ -161,7 +159,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
 
     /// As [`slots`](Self::slots), in device memory.
     pub fn slots_on_device(mut self, slots: DeviceSlice<'a, i64>) -> Self {
-        self.lists.push((at::SLOTS, slots.into_bytes()));
+        self.lists.push((AppendArgument::Slots, slots.into_bytes()));
         self.with(AppendBuilder::device_slots)
     }
 
@@ -187,15 +185,15 @@ impl<'a, T: Element> CacheWrite<'a, T> {
 
     on_device! {
         /// As [`after`](Self::after), in device memory: whatever does not fit is not written.
-        after_on_device, KEY_LENGTHS, |builder, count| builder.device_key_lengths(count);
+        after_on_device, KeyLengths, |builder, count| builder.device_key_lengths(count);
         /// As [`block_table`](Self::block_table), in device memory.
-        block_table_on_device, BLOCK_TABLE, |builder, _count, columns: usize| builder.device_block_table(columns);
+        block_table_on_device, BlockTable, |builder, _count, columns: usize| builder.device_block_table(columns);
         /// As [`packed`](Self::packed), in device memory; no sequence is taken to have more than `longest` new rows.
-        packed_on_device, ROW_OFFSETS, |builder, count, longest: usize| {
+        packed_on_device, RowOffsets, |builder, count, longest: usize| {
             builder.device_packed(count.saturating_sub(1), longest)
         };
         /// As [`row_lengths`](Self::row_lengths), in device memory.
-        row_lengths_on_device, ROW_LENGTHS, |builder, count| builder.device_row_lengths(count);
+        row_lengths_on_device, RowLengths, |builder, count| builder.device_row_lengths(count);
     }
 
     /// Rotates the keys on their way into the cache, and the queries if there are any. By tables:
@@ -244,7 +242,8 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         mut self,
         positions: DeviceSlice<'a, P>,
     ) -> Self {
-        self.lists.push((at::POSITIONS, positions.into_bytes()));
+        self.lists
+            .push((AppendArgument::Positions, positions.into_bytes()));
         self.with(|builder| builder.device_positions(P::WIDE))
     }
 

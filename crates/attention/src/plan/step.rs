@@ -270,7 +270,7 @@ impl Step {
                 Schedule::OneTile => 1,
                 _ => match self.settings.at_once {
                     Some(given) => given.min(interleaved(call, heads) as u32).max(1),
-                    None => heads_at_once(call, heads) as u32,
+                    None => heads_at_once(self, call, heads, tiles) as u32,
                 },
             },
             side_by_side: 1,
@@ -326,21 +326,34 @@ fn tiles_of_queries(
     }
 }
 
-/// Heads (of all batch entries, or of the packed queries) whose tiles are interleaved.
+/// Heads (of all batch entries, or of the packed queries) whose tiles are interleaved, in groups as even as they can be: a short last
+/// group leaves CTAs without work. Within a group the tiles that take longest go first.
 ///
-/// Under a mask the tiles of a head differ in length; the longest go first across as many heads as keep their keys and
-/// values within half of the L2, in groups as even as they can be: a short last group leaves CTAs without work. Without
-/// a mask, head after head is best.
+/// Under a mask the tiles of a head differ in length, so a group has as many heads as keep their keys and values within half of the L2.
+/// Without one only a sequence's incomplete tile is shorter. Up to 1,024 keys it pays to have many of those last (128 at 512 and 1,024
+/// keys 1 and 2%; docs/notebook-wgmma.md); of longer heads so few fit the cache that head after head is as good. So it is where each tile
+/// has a multiprocessor of its own, under a mask too.
 ///
 /// `heads`: query heads, or key/value heads where the rows of a tile are those of all heads that share keys.
-fn heads_at_once(call: &Call, heads: usize) -> usize {
-    const L2_SHARE_BYTES: usize = 32 << 20;
-    let packed = call.queries().is_packed();
-    if call.mask() == Mask::None && !packed {
+fn heads_at_once(step: &Step, call: &Call, heads: usize, tiles: u64) -> usize {
+    const MASKED_SHARE_BYTES: usize = 32 << 20;
+    const FULL_SHARE_BYTES: usize = 14 << 20;
+    const FEWEST_FULL_HEADS: usize = 16;
+    let persistent = step.image.schedule == Schedule::Persistent;
+    if persistent && tiles <= u64::from(step.multiprocessors) {
         return 1;
     }
     let row_bytes = 2 * call.head_dim() * call.element().size();
-    let key_value_heads = (L2_SHARE_BYTES / call.key_len().saturating_mul(row_bytes).max(1)).max(1);
+    let head_bytes = call.key_len().saturating_mul(row_bytes).max(1);
+    let key_value_heads = if call.mask() != Mask::None || call.queries().is_packed() {
+        (MASKED_SHARE_BYTES / head_bytes).max(1)
+    } else {
+        let complete = { call.query_len() }.is_multiple_of(step.image.tiling.block_m as usize);
+        match FULL_SHARE_BYTES / head_bytes {
+            many if many >= FEWEST_FULL_HEADS && persistent && !complete => many,
+            _ => return 1,
+        }
+    };
     let sharing = heads / call.kv_heads().max(1);
     let heads = interleaved(call, heads);
     let most = key_value_heads.saturating_mul(sharing).min(heads);
@@ -370,19 +383,31 @@ mod tests {
     }
 
     #[test]
-    fn masked_heads_are_interleaved_while_their_keys_fit_the_cache() {
+    fn heads_are_interleaved_while_their_keys_fit_the_cache() {
         let causal = Mask::causal();
+        let at_once = |multiprocessors, call: &Call| {
+            let step = step("wgmma_d128_192x80_w16_s3", multiprocessors);
+            step.shape(call).unwrap().heads_at_once
+        };
         for (call, expected) in [
             (dense(4, [16, 16], [4096, 4096], Mask::None), 1),
             // 2 MiB of keys and values a head.
             (dense(4, [16, 16], [4096, 4096], causal), 16),
             (dense(1, [32, 8], [4096, 4096], causal), 32),
-            (dense(1, [2, 2], [64, 0], causal), 2),
+            (dense(1, [2, 2], [64, 1], causal), 2),
             // 18 heads of 2 MiB: two groups of 9, not 16 and 2.
             (dense(1, [18, 18], [4096, 4096], causal), 9),
+            // Half of a MiB a head: ten groups of up to 26 heads, not nine of 28 and one of 4.
+            (dense(16, [16, 16], [1024, 1024], Mask::None), 26),
+            // No tile is incomplete.
+            (dense(16, [16, 16], [960, 1024], Mask::None), 1),
+            (dense(8, [16, 16], [2048, 2048], Mask::None), 1),
         ] {
-            assert_eq!(heads_at_once(&call, call.heads()), expected, "{call}");
+            assert_eq!(at_once(1, &call), expected, "{call}");
         }
+        // 88 tiles.
+        let few = dense(1, [4, 4], [4096, 4096], causal);
+        assert_eq!((at_once(88, &few), at_once(87, &few)), (1, 4));
     }
 
     fn step(kernel: &str, multiprocessors: u32) -> Step {

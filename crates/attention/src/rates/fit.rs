@@ -111,14 +111,15 @@ impl Rates {
 
     fn speed_of(&self, times: &[&Timed], before: Option<Speed>, device: &DeviceProfile) -> Speed {
         let usual = before.map_or(USUAL_TILE_END, |before| before.tile_end);
+        let start_us = before.map_or(0.0, |before| before.start_us);
         if times.len() < LEAST_PROBLEMS {
-            return self.best_speed(times, [usual], device);
+            return self.best_speed(times, [usual], start_us, device);
         }
         let halves = (0..=2 * LONGEST_TILE_END).map(|halves| f64::from(halves) / 2.0);
-        let best = self.best_speed(times, halves, device);
+        let best = self.best_speed(times, halves, start_us, device);
         // To a tenth of a block.
         let tenths = (-5..=5).map(|tenths| (best.tile_end + f64::from(tenths) / 10.0).max(0.0));
-        self.best_speed(times, tenths, device)
+        self.best_speed(times, tenths, start_us, device)
     }
 
     /// The best with one of these ends of tiles.
@@ -126,6 +127,7 @@ impl Rates {
         &self,
         times: &[&Timed],
         tile_ends: impl IntoIterator<Item = f64>,
+        start_us: f64,
         device: &DeviceProfile,
     ) -> Speed {
         let best = tile_ends.into_iter().map(|tile_end| {
@@ -133,6 +135,7 @@ impl Rates {
                 let speed = Speed {
                     tflops: ln_tflops.exp(),
                     tile_end,
+                    start_us,
                 };
                 let square = |timed: &&Timed| {
                     let estimate = self.estimate_at(
@@ -152,6 +155,7 @@ impl Rates {
                 Speed {
                     tflops: ln_tflops.exp(),
                     tile_end,
+                    start_us,
                 },
             )
         });
@@ -160,6 +164,7 @@ impl Rates {
             Speed {
                 tflops: 1.0,
                 tile_end: USUAL_TILE_END,
+                start_us,
             },
             |(_, speed)| speed,
         )

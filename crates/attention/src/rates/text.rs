@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{Chosen, Rate, Rates, Speed};
+use warptile_kernels::Family;
+
+use super::{Chosen, FeatureCost, PRICED_FEATURES, Rate, Rates, Speed};
 use crate::error::{Error, Result};
 use crate::plan::Settings;
 
@@ -17,9 +19,26 @@ impl fmt::Display for Rates {
         writeln!(f, "bandwidth {}", self.bandwidth)?;
         writeln!(f, "launch {}", self.launch_us)?;
         for rate in &self.kernels {
-            let Speed { tflops, tile_end } = rate.speed;
+            let Speed {
+                tflops,
+                tile_end,
+                start_us,
+            } = rate.speed;
             let word = if rate.modelled { "modelled" } else { "kernel" };
-            writeln!(f, "{word} {} {tflops} {tile_end}", rate.kernel)?;
+            write!(f, "{word} {} {tflops} {tile_end}", rate.kernel)?;
+            match start_us {
+                0.0 => writeln!(f)?,
+                start_us => writeln!(f, " {start_us}")?,
+            }
+        }
+        for FeatureCost {
+            family,
+            word,
+            times,
+            ..
+        } in &self.features
+        {
+            writeln!(f, "feature {family} {word} {times}")?;
         }
         for (problem, Chosen { kernel, settings }) in &self.choices {
             let space = if settings.is_default() { "" } else { " " };
@@ -51,6 +70,7 @@ impl std::str::FromStr for Rates {
             bandwidth: 0.0,
             launch_us: 0.0,
             kernels: Vec::new(),
+            features: Vec::new(),
             choices: BTreeMap::new(),
         };
         for (index, line) in text.lines().enumerate() {
@@ -83,23 +103,57 @@ impl std::str::FromStr for Rates {
                 "launch" => rates.launch_us = positive(rest)?,
                 "kernel" | "modelled" => {
                     let words: Vec<&str> = rest.split_whitespace().collect();
-                    let &[kernel, tflops, tile_end] = words.as_slice() else {
-                        return Err(broken(&format!(
-                            "`{word} NAME TFLOPS TILE_END` is expected"
-                        )));
+                    let (kernel, tflops, tile_end, start_us) = match *words.as_slice() {
+                        [kernel, tflops, tile_end] => (kernel, tflops, tile_end, "0"),
+                        [kernel, tflops, tile_end, start_us] => {
+                            (kernel, tflops, tile_end, start_us)
+                        }
+                        _ => {
+                            return Err(broken(&format!(
+                                "`{word} NAME TFLOPS TILE_END [START]` is expected"
+                            )));
+                        }
                     };
-                    let tile_end = tile_end
-                        .parse()
-                        .ok()
-                        .filter(|end: &f64| end.is_finite() && *end >= 0.0)
-                        .ok_or_else(|| broken("the end of a tile must be 0 or more blocks"))?;
+                    let not_negative = |text: &str, rule: &str| {
+                        { text.parse().ok() }
+                            .filter(|number: &f64| number.is_finite() && *number >= 0.0)
+                            .ok_or_else(|| broken(rule))
+                    };
                     rates.kernels.push(Rate {
                         kernel: kernel.to_owned(),
                         speed: Speed {
                             tflops: positive(tflops)?,
-                            tile_end,
+                            tile_end: not_negative(
+                                tile_end,
+                                "the end of a tile must be 0 or more blocks",
+                            )?,
+                            start_us: not_negative(
+                                start_us,
+                                "the start of a kernel must be 0 or more microseconds",
+                            )?,
                         },
                         modelled: word == "modelled",
+                    });
+                }
+                "feature" => {
+                    let words: Vec<&str> = rest.split_whitespace().collect();
+                    let found = match *words.as_slice() {
+                        [family, word, times] => {
+                            let family =
+                                { Family::ALL.into_iter() }.find(|one| one.to_string() == family);
+                            let priced = PRICED_FEATURES.into_iter().find(|one| one.0 == word);
+                            family.zip(priced).zip(Some(times))
+                        }
+                        _ => None,
+                    };
+                    let ((family, (word, feature)), times) = found.ok_or_else(|| {
+                        broken("`feature FAMILY softcap|alibi TIMES` is expected")
+                    })?;
+                    rates.features.push(FeatureCost {
+                        family,
+                        word,
+                        feature,
+                        times: positive(times)?,
                     });
                 }
                 "choice" => {
@@ -109,7 +163,7 @@ impl std::str::FromStr for Rates {
                 }
                 _ => {
                     return Err(broken(
-                        "`device`, `driver`, `multiprocessors`, `bandwidth`, `launch`, `kernel`, `modelled` or `choice` is expected",
+                        "`device`, `driver`, `multiprocessors`, `bandwidth`, `launch`, `kernel`, `modelled`, `feature` or `choice` is expected",
                     ));
                 }
             }
@@ -146,6 +200,9 @@ mod tests {
             ),
             ("choice a", "rates, line 1: `choice NAME"),
             ("modelled a", "rates, line 1: `modelled NAME"),
+            ("feature wmma sinks 2", "rates, line 1: `feature FAMILY"),
+            ("feature wmma alibi 0", "rates, line 1: a number greater"),
+            ("kernel a 1 0 -1", "rates, line 1: the start of a kernel"),
         ] {
             let error = text.parse::<Rates>().unwrap_err().to_string();
             assert!(error.starts_with(start), "{error}");

@@ -6,10 +6,14 @@ package they take `float32` and tensors on the CPU. What warptile cannot do rais
 Gradients are computed for `float16` and `bfloat16` tensors of torch on a GPU, by torch's own backward kernels.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from ._arrays import empty, filled, parts, widened
 from ._errors import InvalidInput, Unsupported
 from ._kvcache import Cache
 from ._native import attention, write_cache
+from ._types import Array
 
 __all__ = [
     "flash_attn_func",
@@ -23,18 +27,18 @@ __all__ = [
 
 
 def flash_attn_func(
-    q,
-    k,
-    v,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    q: Array,
+    k: Array,
+    v: Array,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Array | Sequence[float] | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
     """Attention of dense sequences.
 
     Args:
@@ -67,19 +71,22 @@ def flash_attn_func(
 
 
 def flash_attn_qkvpacked_func(
-    qkv,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    qkv: Array,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Array | Sequence[float] | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
     """`flash_attn_func` of queries, keys and values in one tensor, `[batch, length, 3, heads, head size]`."""
+    q, k, v = parts(qkv, 2)
     return flash_attn_func(
-        *parts(qkv, 2),
+        q,
+        k,
+        v,
         dropout_p,
         softmax_scale,
         causal,
@@ -92,21 +99,23 @@ def flash_attn_qkvpacked_func(
 
 
 def flash_attn_kvpacked_func(
-    q,
-    kv,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    q: Array,
+    kv: Array,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Array | Sequence[float] | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
     """`flash_attn_func` of keys and values in one tensor, `[batch, length, 2, heads, head size]`."""
+    k, v = parts(kv, 2)
     return flash_attn_func(
         q,
-        *parts(kv, 2),
+        k,
+        v,
         dropout_p,
         softmax_scale,
         causal,
@@ -119,23 +128,23 @@ def flash_attn_kvpacked_func(
 
 
 def flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-    block_table=None,
-):
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array | Sequence[int],
+    cu_seqlens_k: Array | Sequence[int],
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Array | Sequence[float] | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Array | None = None,
+) -> Any:
     """Attention of sequences that lie one after the other, without padding.
 
     Args:
@@ -178,21 +187,24 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_varlen_qkvpacked_func(
-    qkv,
-    cu_seqlens,
-    max_seqlen,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    qkv: Array,
+    cu_seqlens: Array | Sequence[int],
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Array | Sequence[float] | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
     """`flash_attn_varlen_func` of queries, keys and values in one tensor, `[rows, 3, heads, head size]`."""
+    q, k, v = parts(qkv, 1)
     return flash_attn_varlen_func(
-        *parts(qkv, 1),
+        q,
+        k,
+        v,
         cu_seqlens,
         cu_seqlens,
         max_seqlen,
@@ -209,25 +221,27 @@ def flash_attn_varlen_qkvpacked_func(
 
 
 def flash_attn_varlen_kvpacked_func(
-    q,
-    kv,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-):
+    q: Array,
+    kv: Array,
+    cu_seqlens_q: Array | Sequence[int],
+    cu_seqlens_k: Array | Sequence[int],
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Array | Sequence[float] | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
     """`flash_attn_varlen_func` of keys and values in one tensor, `[rows, 2, heads, head size]`."""
+    k, v = parts(kv, 1)
     return flash_attn_varlen_func(
         q,
-        *parts(kv, 1),
+        k,
+        v,
         cu_seqlens_q,
         cu_seqlens_k,
         max_seqlen_q,
@@ -244,26 +258,26 @@ def flash_attn_varlen_kvpacked_func(
 
 
 def flash_attn_with_kvcache(
-    q,
-    k_cache,
-    v_cache,
-    k=None,
-    v=None,
-    rotary_cos=None,
-    rotary_sin=None,
-    cache_seqlens=None,
-    cache_batch_idx=None,
-    cache_leftpad=None,
-    block_table=None,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    rotary_interleaved=True,
-    alibi_slopes=None,
-    num_splits=0,
-    return_softmax_lse=False,
-):
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    k: Array | None = None,
+    v: Array | None = None,
+    rotary_cos: Array | None = None,
+    rotary_sin: Array | None = None,
+    cache_seqlens: int | Array | Sequence[int] | None = None,
+    cache_batch_idx: Array | None = None,
+    cache_leftpad: Array | None = None,
+    block_table: Array | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Array | Sequence[float] | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
     """Attention to a cache of keys and values, after new ones were written into it. Computes no gradient.
 
     Args:
@@ -304,30 +318,10 @@ def flash_attn_with_kvcache(
             raise InvalidInput("k and v are given together or not at all")
         if cache_seqlens is None:
             raise InvalidInput("cache_seqlens is missing, but k is given")
-        # Queries are at the positions of the new rows, or without a diagonal all at that of the first.
         rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "interleaved": rotary_interleaved}
-        new, queries = k.shape[1], q.shape[1]
-        rotates = rotary_cos is not None and (causal or window != (None, None) or queries == 1)
-        together = rotates and queries == new
-        rotated = write_cache(
-            k, v, cache.k, cache.v, cache_seqlens, q=q if together else None, block_table=cache.block_table, **rotary
-        )
-        if together:
-            q = rotated
-        elif rotates:
-            q = _rotated(q, cache_seqlens, rotary)
-        elif rotary_cos is not None:
-            batch, _, heads, size = q.shape
-            q = _rotated(q.reshape(batch, 1, queries * heads, size), cache_seqlens, rotary).reshape(q.shape)
-        cache_seqlens = [length + new for length in cache_seqlens] if isinstance(cache_seqlens, list) else cache_seqlens + new
+        q, cache_seqlens = _written(q, k, v, cache, cache_seqlens, rotary, causal or window != (None, None))
     if cache_leftpad is not None:
-        if cache_seqlens is None:
-            cache_seqlens = _for_all(cache.rows, q)
-        if isinstance(cache_seqlens, list):
-            cache_seqlens = [length - int(padding) for length, padding in zip(cache_seqlens, cache_leftpad)]
-        else:
-            cache_seqlens = cache_seqlens - cache_leftpad
-        cache = cache.without(cache_leftpad)
+        cache, cache_seqlens = _without_padding(q, cache, cache_seqlens, cache_leftpad)
     cache = cache.readable()
     options = {
         "causal": causal,
@@ -351,6 +345,36 @@ def _refuse(name, value, only):
 def _sides(window_size):
     """The window with None for no limit; some callers pass a tensor."""
     return tuple(None if side is None or side < 0 else int(side) for side in window_size)
+
+
+def _written(q, k, v, cache, cache_seqlens, rotary, has_diagonal):
+    """Queries, rotated if there is a rotation, and lengths after k and v were written into the cache."""
+    new, queries = k.shape[1], q.shape[1]
+    # Queries are at the positions of the new rows, or without a diagonal all at that of the first.
+    rotates = rotary["rotary_cos"] is not None and (has_diagonal or queries == 1)
+    together = rotates and queries == new
+    rotated = write_cache(
+        k, v, cache.k, cache.v, cache_seqlens, q=q if together else None, block_table=cache.block_table, **rotary
+    )
+    if together:
+        q = rotated
+    elif rotates:
+        q = _rotated(q, cache_seqlens, rotary)
+    elif rotary["rotary_cos"] is not None:
+        batch, _, heads, size = q.shape
+        q = _rotated(q.reshape(batch, 1, queries * heads, size), cache_seqlens, rotary).reshape(q.shape)
+    return q, [length + new for length in cache_seqlens] if isinstance(cache_seqlens, list) else cache_seqlens + new
+
+
+def _without_padding(q, cache, cache_seqlens, leftpad):
+    """The cache and its lengths without the rows at the beginning of each sequence that are no keys."""
+    if cache_seqlens is None:
+        cache_seqlens = _for_all(cache.rows, q)
+    if isinstance(cache_seqlens, list):
+        cache_seqlens = [length - int(padding) for length, padding in zip(cache_seqlens, leftpad)]
+    else:
+        cache_seqlens = cache_seqlens - leftpad
+    return cache.without(leftpad), cache_seqlens
 
 
 def _rotated(q, cache_seqlens, rotary):

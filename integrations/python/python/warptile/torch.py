@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,8 +27,15 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def scaled_dot_product_attention(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` by warptile where it can, else by torch.
 
     Args:
@@ -319,7 +327,7 @@ def _flash_of_rows(original):
     return flash
 
 
-def activate():
+def activate() -> None:
     """Makes warptile's kernels those of torch's flash attention, for all of the process.
 
     `torch.nn.functional.scaled_dot_product_attention` uses them wherever it chooses flash attention, and so do modules and compiled models.
@@ -338,7 +346,7 @@ def activate():
     registry.activate_flash_attention_impl(NAME)
 
 
-def deactivate():
+def deactivate() -> None:
     """Gives torch's flash attention its own kernels back, if `activate` has changed them."""
     global _handle
     if _handle is None or _handle.library is None:
@@ -439,7 +447,7 @@ def _repeatable():
 # Transformers.
 
 
-def register_with_transformers(name=NAME):
+def register_with_transformers(name: str = NAME) -> None:
     """Adds warptile to the attention implementations of transformers: `model.set_attn_implementation("warptile")`.
 
     Masks are those that transformers makes for ``"sdpa"``. Logit softcapping and attention sinks (`s_aux`) are computed where no gradient is
@@ -458,19 +466,19 @@ def register_with_transformers(name=NAME):
 
 
 def transformers_attention(
-    module,
-    query,
-    key,
-    value,
-    attention_mask,
-    dropout=0.0,
-    scaling=None,
-    is_causal=None,
-    softcap=None,
-    s_aux=None,
-    position_bias=None,
-    **_,
-):
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
     """As transformers calls it: `[batch, heads, length, head size]` in, `[batch, length, heads, head size]` and None out."""
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)

@@ -1,7 +1,8 @@
 //! Cache writes on the CPU.
 
-use super::{Append, at};
+use super::Append;
 use crate::cpu::{SharedMut, in_parallel};
+use crate::gpu::AppendArgument;
 use crate::ops::rotary::{Angles, Rotary, Tables};
 use crate::{Element, ElementType, Error, Layout, Result};
 
@@ -190,15 +191,15 @@ fn check_operands<T: Element>(append: &Append, operands: &AppendOperands<'_, T>)
             found: T::TYPE,
         });
     }
-    for slot in [
-        at::SLOTS,
-        at::BLOCK_TABLE,
-        at::ROW_OFFSETS,
-        at::ROW_LENGTHS,
-        at::KEY_LENGTHS,
-        at::POSITIONS,
+    for argument in [
+        AppendArgument::Slots,
+        AppendArgument::BlockTable,
+        AppendArgument::RowOffsets,
+        AppendArgument::RowLengths,
+        AppendArgument::KeyLengths,
+        AppendArgument::Positions,
     ] {
-        let expected = &append.expected()[slot];
+        let expected = &append.expected()[argument as usize];
         if expected.wanted && !expected.on_host {
             return Err(Error::Presence {
                 argument: expected.name,
@@ -265,8 +266,8 @@ fn check_operands<T: Element>(append: &Append, operands: &AppendOperands<'_, T>)
 /// Checks that keys and values of a cache in one tensor have memory of their own.
 fn check_apart(append: &Append, values_at: usize) -> Result<()> {
     let size = append.element().size() as u64;
-    let keys = &append.expected()[at::K_PAGES].bytes;
-    let values = &append.expected()[at::V_PAGES].bytes;
+    let keys = &append.expected()[AppendArgument::KPages as usize].bytes;
+    let values = &append.expected()[AppendArgument::VPages as usize].bytes;
     match keys.may_meet(0, values, (values_at as u64).saturating_mul(size)) {
         true => Err(Error::OutputOverlaps {
             argument: "k_pages",

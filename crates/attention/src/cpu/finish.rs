@@ -1,0 +1,204 @@
+//! From scaled products to scores: softcap, ALiBi, bias, what is hidden, and what `f32` cannot hold.
+
+use std::f64::consts::LOG2_E;
+use std::ops::Range;
+
+use warptile_kernels::tiling::Tiling;
+
+use crate::call::Sequence;
+use crate::cpu::block::{Block, Blocks, Panel, Tile};
+use crate::cpu::isa::MAX_PANEL;
+use crate::cpu::terms::{Hide, Terms};
+use crate::element::Element;
+use crate::layout::Layout;
+use crate::scoring::ScoreTerms;
+
+impl<T: Element> Block<'_, T> {
+    /// Turns the scaled products of a panel and some keys into scores in units of ln 2.
+    pub(super) fn finish_scores(
+        &self,
+        tile: &Tile<'_, T>,
+        panel: &Panel,
+        keys: &Range<usize>,
+        safe: bool,
+        scores: &mut [f32],
+        careful: &mut [f64],
+    ) {
+        let lanes = panel.lanes.len();
+        if !self.plain() {
+            self.add_terms(panel, keys, scores);
+        }
+        let masked = keys.start < panel.seen_by_all.start || panel.seen_by_all.end < keys.end;
+        let shown = self.call.bias().is_some() || self.call.key_mask().is_some();
+        // A bias may be anything.
+        let safe = safe && (self.plain() || self.call.scoring().softcap.is_some()) && !shown;
+        if safe && !masked {
+            return;
+        }
+        let mut starts = [0; MAX_PANEL];
+        let mut ends = [0; MAX_PANEL];
+        for (lane, row) in panel.rows.clone().enumerate() {
+            let seen = self.visible(row);
+            let seen = seen.start.clamp(keys.start, keys.end)..seen.end.clamp(keys.start, keys.end);
+            // At most the keys of a tile.
+            starts[lane] = (seen.start - keys.start) as i32;
+            ends[lane] = (seen.end - keys.start) as i32;
+            if shown || !safe {
+                let scores = &mut scores[lane..];
+                let largest = self.check_scores(tile, row, seen, (keys.start, lanes), scores);
+                careful[lane] = careful[lane].max(largest);
+            }
+        }
+        if masked {
+            self.isa.run(Hide {
+                scores,
+                lanes,
+                starts: &starts[..lanes],
+                ends: &ends[..lanes],
+            });
+        }
+    }
+
+    /// Softcap, ALiBi and bias.
+    fn add_terms(&self, panel: &Panel, keys: &Range<usize>, scores: &mut [f32]) {
+        let Sequence {
+            batch,
+            q_len,
+            k_len,
+            ..
+        } = self.task.sequence;
+        let lanes = panel.lanes.len();
+        let start = keys.start / Blocks::BLOCK_N * Blocks::BLOCK_N;
+        let mut slopes = [0.0; MAX_PANEL];
+        let mut diagonals = [0.0; MAX_PANEL];
+        for (lane, row) in panel.rows.clone().enumerate() {
+            let (head, position) = self.task.row(row);
+            slopes[lane] = self.slope(head);
+            // Lengths are at most 2^30. Counted from a place that does not depend on the other rows.
+            diagonals[lane] = ((position + k_len) as i64 - (q_len + start) as i64) as f32;
+        }
+        self.isa.run(Terms {
+            scores,
+            lanes,
+            softcap: self.call.scoring().softcap,
+            slopes: &slopes[..lanes],
+            diagonals: &diagonals[..lanes],
+            first_key: keys.start - start,
+        });
+        for (lane, row) in panel.rows.clone().enumerate() {
+            let (head, position) = self.task.row(row);
+            if self.call.bias().is_some() {
+                let shown = ShownKeys::new(self, (batch, position, head), keys.start);
+                for key in 0..keys.len() {
+                    // Of hidden keys later.
+                    scores[key * lanes + lane] += shown.bias(key).unwrap_or(0.0);
+                }
+            }
+        }
+        for score in scores {
+            *score *= LOG2_E as f32;
+        }
+    }
+
+    fn slope(&self, head: usize) -> f32 {
+        let (scoring, batch) = (self.call.scoring(), self.task.sequence.batch);
+        scoring.slope(self.operands.slopes, batch, head, self.call.heads())
+    }
+
+    /// Hides the keys of a row that bias or mask hide, and computes its scores again in `f64`, cut off at the range of `f32`, if any of the
+    /// others is not finite. Returns the largest of these.
+    /// Scores begin with key `first` and are `lanes` apart.
+    fn check_scores(
+        &self,
+        tile: &Tile<'_, T>,
+        row: usize,
+        seen: Range<usize>,
+        (first, lanes): (usize, usize),
+        scores: &mut [f32],
+    ) -> f64 {
+        let Sequence {
+            batch,
+            q_entry,
+            q_start,
+            q_len,
+            k_len,
+            ..
+        } = self.task.sequence;
+        let (head, position) = self.task.row(row);
+        let shown = ShownKeys::new(self, (batch, position, head), seen.start);
+        let mut finite = true;
+        for (index, key) in seen.clone().enumerate() {
+            let score = &mut scores[(key - first) * lanes];
+            match shown.bias(index) {
+                Some(_) => finite &= score.is_finite(),
+                None => *score = f32::NEG_INFINITY,
+            }
+        }
+        let mut largest = f64::NEG_INFINITY;
+        if finite {
+            return largest;
+        }
+        let query = self.q.row(q_entry, q_start + position, head);
+        for (index, key) in seen.enumerate() {
+            let Some(bias) = shown.bias(index) else {
+                continue;
+            };
+            let distance = (position + k_len) as i64 - (q_len + key) as i64;
+            let terms = ScoreTerms {
+                scale: self.call.scale(),
+                slope: f64::from(self.slope(head)),
+                distance: distance.abs() as f64,
+                bias: f64::from(bias),
+            };
+            let row = tile.k[key - tile.keys.start];
+            let score = self.careful_score(query, row, &terms);
+            largest = largest.max(score);
+            let in_range = (score * LOG2_E).clamp(f64::from(f32::MIN), f64::from(f32::MAX));
+            scores[(key - first) * lanes] = in_range as f32;
+        }
+        largest
+    }
+
+    /// A score in `f64`: for rows in which `f32` overflowed, where `inf - inf` would make a NaN of finite inputs.
+    fn careful_score(&self, query: &[T], key: &[T], terms: &ScoreTerms) -> f64 {
+        let products = query.iter().zip(key);
+        let product: f64 = products.map(|(q, k)| q.to_f64() * k.to_f64()).sum();
+        self.call.scoring().score(product, terms, |x| x)
+    }
+}
+
+/// What the bias and the key mask say of the keys of a row, from some key on.
+struct ShownKeys<'a, T> {
+    bias: Option<(&'a [T], usize)>,
+    mask: Option<(&'a [u8], usize)>,
+}
+
+impl<'a, T: Element> ShownKeys<'a, T> {
+    /// `row`: sequence, position and head.
+    fn new(block: &Block<'a, T>, row: (usize, usize, usize), first_key: usize) -> Self {
+        let (call, operands) = (block.call, block.operands);
+        let place = |layout: &Layout| {
+            let step = layout.strides[3];
+            (layout.offset(row.0, row.1, row.2) + first_key * step, step)
+        };
+        let bias = call.bias().map(place).zip(operands.bias);
+        let mask = call.key_mask().map(place).zip(operands.key_mask);
+        ShownKeys {
+            bias: bias.map(|((start, step), data)| (&data[start..], step)),
+            mask: mask.map(|((start, step), data)| (&data[start..], step)),
+        }
+    }
+
+    /// What is added to the score of a key; `None` if the key is hidden.
+    fn bias(&self, index: usize) -> Option<f32> {
+        if let Some((mask, step)) = self.mask
+            && mask[index * step] == 0
+        {
+            return None;
+        }
+        let bias = self
+            .bias
+            .map_or(0.0, |(bias, step)| bias[index * step].to_f32());
+        (bias != f32::NEG_INFINITY).then_some(bias)
+    }
+}

@@ -1,0 +1,134 @@
+//! Which image runs on which GPU.
+
+use warptile::{Choice, DeviceProfile, Error, Plan, Planner};
+use warptile_kernels::{Target, catalog};
+
+use crate::{CONSUMER_SHARED_BYTES, PLAIN, case, device, named};
+
+fn target_on(device: &DeviceProfile) -> Target {
+    let plan = Plan::gpu(case(PLAIN).call().problem(), device, &Choice::Best).unwrap();
+    plan.image().unwrap().target
+}
+
+#[test]
+fn every_architecture_gets_an_image_that_runs_on_it() {
+    assert!(matches!(
+        target_on(&DeviceProfile::h200()),
+        Target::Cubin(90) | Target::CubinExact(90)
+    ));
+    assert_eq!(target_on(&device(8, 0, 166_912)), Target::Cubin(80));
+    assert_eq!(
+        target_on(&device(8, 6, CONSUMER_SHARED_BYTES)),
+        Target::Cubin(80)
+    );
+    assert_eq!(
+        target_on(&device(8, 9, CONSUMER_SHARED_BYTES)),
+        Target::Cubin(80)
+    );
+    assert_eq!(target_on(&device(10, 0, 232_448)), Target::Cubin(100));
+    assert_eq!(target_on(&device(10, 3, 232_448)), Target::Cubin(100));
+    assert_eq!(
+        target_on(&device(12, 0, CONSUMER_SHARED_BYTES)),
+        Target::Cubin(120)
+    );
+    // Newer than anything compiled: the driver compiles the newest PTX there is.
+    assert_eq!(target_on(&device(13, 0, 232_448)), Target::Ptx(89));
+}
+
+#[test]
+fn without_machine_code_the_newest_ptx_that_runs_is_chosen() {
+    let ptx = catalog()
+        .iter()
+        .filter(|image| matches!(image.target, Target::Ptx(_)));
+    let kernel = "wmma_d64_64x64_w4_s2";
+    for (device, target) in [
+        (device(8, 0, 166_912), 80),
+        (device(8, 6, CONSUMER_SHARED_BYTES), 80),
+        (device(8, 9, CONSUMER_SHARED_BYTES), 89),
+        (DeviceProfile::h200(), 89),
+    ] {
+        let plan = Planner::new(&device)
+            .images(ptx.clone())
+            .plan(case(PLAIN).call().problem(), &named(kernel))
+            .unwrap();
+        let chosen = plan.image().unwrap().target;
+        assert_eq!(chosen, Target::Ptx(target), "{}", device.name);
+    }
+}
+
+#[test]
+fn compute_89_images_fit_the_shared_memory_of_8_9() {
+    let images = catalog()
+        .iter()
+        .filter(|image| image.target == Target::Ptx(89));
+    let mut fit = 0;
+    for image in images {
+        let needed = image.resources.static_shared_bytes + image.resources.dynamic_shared_bytes;
+        assert!(needed <= CONSUMER_SHARED_BYTES, "{}: {needed}", image.name);
+        fit += 1;
+    }
+    assert!(fit > 0);
+}
+
+#[test]
+fn a_device_older_than_every_image_is_an_error_that_says_so() {
+    let error = Plan::gpu(
+        case(PLAIN).call().problem(),
+        &device(7, 5, 65_536),
+        &Choice::Best,
+    )
+    .unwrap_err();
+    assert!(matches!(error, Error::NoImages { .. }), "{error}");
+    assert!(error.to_string().contains("a 7.5 device"), "{error}");
+}
+
+#[test]
+fn an_image_for_exactly_one_device_is_not_given_to_its_successors() {
+    for image in catalog()
+        .iter()
+        .filter(|image| matches!(image.target, Target::CubinExact(_)))
+    {
+        let head_dim = image.tiling.head_dim;
+        let case = case(&format!(
+            "b2 h8 q512 k512 d{head_dim} {} seed=1",
+            image.element
+        ));
+        let error = Plan::gpu(
+            case.call().problem(),
+            &device(10, 0, 232_448),
+            &named(image.kernel),
+        )
+        .unwrap_err();
+        assert!(
+            error.to_string().contains("no image for this device"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn every_head_size_and_element_type_has_a_kernel_on_every_architecture() {
+    let devices = [
+        device(8, 0, 166_912),
+        device(8, 9, CONSUMER_SHARED_BYTES),
+        DeviceProfile::h200(),
+        device(10, 0, 232_448),
+        device(12, 0, CONSUMER_SHARED_BYTES),
+        device(13, 0, CONSUMER_SHARED_BYTES),
+    ];
+    for head_dim in (8..=256).step_by(8) {
+        for element in ["f16", "bf16", "f32"] {
+            let problem = case(&format!("b1 h2 q100 k100 d{head_dim} {element} seed=1"))
+                .call()
+                .problem();
+            for device in &devices {
+                let image = Plan::gpu(problem, device, &Choice::Best)
+                    .unwrap()
+                    .image()
+                    .unwrap();
+                assert!(image.resources.dynamic_shared_bytes <= device.shared_bytes_per_cta);
+                assert!(image.tiling.head_dim as usize >= head_dim);
+            }
+        }
+    }
+}

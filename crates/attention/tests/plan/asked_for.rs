@@ -1,0 +1,148 @@
+//! Kernels, families and images that are asked for by name, and what a plan says of itself.
+
+use warptile::{
+    Attention, Backend, Choice, DeviceProfile, Error, Family, Plan, Planner, Rates, Reason,
+};
+use warptile_kernels::catalog;
+
+use crate::{PLAIN, case, choice, named, shape};
+
+#[test]
+fn a_kernel_is_forced_by_name_and_the_others_are_listed() {
+    let forced = "scalar_d64_16x64_w4_s2";
+    let plan = Plan::gpu(
+        case(PLAIN).call().problem(),
+        &DeviceProfile::h200(),
+        &named(forced),
+    )
+    .unwrap();
+    assert_eq!(plan.kernel_name(), forced);
+    assert_eq!(shape(&plan, PLAIN).grid, 2 * 8 * 32);
+    assert!(
+        plan.considered()
+            .iter()
+            .any(|one| one.reason == Reason::NotRequested)
+    );
+    assert!(
+        plan.explain()
+            .contains("its tiles hold head sizes up to 32")
+    );
+}
+
+#[test]
+fn a_forced_kernel_that_cannot_run_is_an_error_about_that_kernel() {
+    let problem = case("b1 h1 q10 k10 d128 f16 seed=1").call().problem();
+    let error = Plan::gpu(
+        problem,
+        &DeviceProfile::h200(),
+        &named("scalar_d64_16x64_w4_s2"),
+    )
+    .unwrap_err();
+    let Error::NoKernel { considered, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(considered.len(), 1);
+    assert_eq!(considered[0].reason, Reason::HeadDim { laid_out_for: 64 });
+}
+
+#[test]
+fn an_unknown_kernel_is_an_error_with_suggestions() {
+    let error = Plan::gpu(
+        case(PLAIN).call().problem(),
+        &DeviceProfile::h200(),
+        &named("scaler_d64_16x64_w4_s2"),
+    )
+    .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("did you mean scalar_d64_16x64_w4_s2"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_family_and_an_image_can_be_asked_for() {
+    let problem = case(PLAIN).call().problem();
+    let h200 = DeviceProfile::h200();
+    for family in [Family::Scalar, Family::Wmma, Family::Wgmma] {
+        let plan = Plan::gpu(problem, &h200, &Choice::Family(family)).unwrap();
+        assert_eq!(plan.image().unwrap().family, family);
+    }
+    let image = "wmma_d64_64x64_w4_s2_f16_compute_80";
+    let plan = Plan::gpu(problem, &h200, &image.parse().unwrap()).unwrap();
+    assert_eq!(plan.image().unwrap().name, image);
+    let unknown = Choice::Image("wmma_d64_64x64_w4_s2_f16_compute_81".to_owned());
+    let error = Plan::gpu(problem, &h200, &unknown).unwrap_err().to_string();
+    assert!(
+        error.contains("did you mean wmma_d64_64x64_w4_s2_f16_compute_8"),
+        "{error}"
+    );
+    let wrong_family = Plan::gpu(
+        case("b1 q5 k5 h1 d64 f32").call().problem(),
+        &h200,
+        &Choice::Family(Family::Wgmma),
+    );
+    assert!(
+        wrong_family
+            .unwrap_err()
+            .to_string()
+            .contains("not compiled for f32")
+    );
+}
+
+/// A kernel that nobody has measured runs by name, and not because its estimate is a good guess.
+#[test]
+fn kernels_without_a_rate_run_only_by_name() {
+    let chosen = choice("b4 h16 q4096 k4096 d128 f16 seed=1").kernel_name();
+    let without: String = include_str!("../../rates/nvidia-h200.txt")
+        .lines()
+        .filter(|line| !line.contains(chosen))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let rates: Rates = without.parse().unwrap();
+    let h200 = DeviceProfile::h200();
+    let planner = Planner::new(&h200).rates(&rates);
+    let problem = case("b4 h16 q4096 k4096 d128 f16 seed=1").call().problem();
+    let plan = planner.plan(problem, &Choice::Best).unwrap();
+    assert_ne!(plan.kernel_name(), chosen);
+    assert!(
+        plan.considered()
+            .iter()
+            .any(|one| one.kernel == chosen && one.reason == Reason::Unmeasured)
+    );
+    assert_eq!(
+        planner.plan(problem, &named(chosen)).unwrap().kernel_name(),
+        chosen
+    );
+    // Where nothing else applies, it runs all the same.
+    let only = catalog().iter().filter(|image| image.kernel == chosen);
+    let plan = Planner::new(&h200)
+        .rates(&rates)
+        .images(only)
+        .plan(problem, &Choice::Best);
+    assert_eq!(plan.unwrap().kernel_name(), chosen);
+}
+
+#[test]
+fn debug_output_fits_a_line() {
+    let plan = Plan::gpu(
+        case(PLAIN).call().problem(),
+        &DeviceProfile::h200(),
+        &Choice::Best,
+    )
+    .unwrap();
+    let text = format!("{plan:?}");
+    assert!(text.len() < 200 && !text.contains('\n'), "{text}");
+    assert!(text.contains(plan.kernel_name()), "{text}");
+
+    let backend = Backend::cpu();
+    let shape = [1, 100, 4, 64];
+    let tensor = backend.tensor(&vec![0.5_f32; 25_600], shape).unwrap();
+    let output = Attention::new()
+        .forward(&tensor, (&tensor, &tensor))
+        .unwrap();
+    let text = format!("{output:?}");
+    assert!(text.len() < 300, "{text}");
+    assert!(text.contains("[1, 100, 4, 64]"), "{text}");
+}

@@ -1,0 +1,95 @@
+//! Choices against what was timed on an H200.
+
+use std::collections::BTreeMap;
+
+use warptile::{Choice, DeviceProfile, Family, Plan};
+use warptile_check::repository_file;
+
+use crate::{case, choice};
+
+/// What was timed on an H200: problem, family, kernel, microseconds.
+fn measured(file: &str) -> BTreeMap<String, Vec<(String, String, f64)>> {
+    let path = repository_file(&format!("evidence/{file}"));
+    let rows: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let mut problems: BTreeMap<String, Vec<(String, String, f64)>> = BTreeMap::new();
+    for row in rows["rows"].as_array().unwrap() {
+        if row["method"] == "graph" {
+            let text = |key: &str| row[key].as_str().unwrap().to_owned();
+            let problem = format!(
+                "b{} q{} k{} h{}/{} d{} {} mask={} seed=1",
+                row["batch"],
+                row["query_len"],
+                row["key_len"],
+                row["heads"],
+                row["kv_heads"],
+                row["head_dim"],
+                text("element"),
+                text("mask"),
+            );
+            let us = row["median_us"].as_f64().unwrap();
+            problems
+                .entry(problem)
+                .or_default()
+                .push((text("family"), text("kernel"), us));
+        }
+    }
+    problems
+}
+
+/// Of all kernels, on the problems on which all were timed: a choice this far off is a mistake and not noise.
+#[test]
+fn the_choice_is_within_a_tenth_of_the_fastest_kernel_measured() {
+    let problems = measured("kernels.json");
+    assert!(problems.len() >= 3, "{} problems", problems.len());
+    for (problem, times) in problems {
+        let plan = choice(&problem);
+        let fastest = times.iter().map(|row| row.2).fold(f64::INFINITY, f64::min);
+        let chosen = times.iter().find(|row| row.1 == plan.kernel_name());
+        let (_, kernel, us) = chosen.expect("every kernel was timed");
+        assert!(
+            *us <= 1.1 * fastest,
+            "{problem}: {kernel} takes {us} us, the fastest {fastest}"
+        );
+    }
+}
+
+/// Of all families, on every problem of benches/peers/shapes.txt.
+#[test]
+fn the_choice_is_of_a_family_within_a_tenth_of_the_fastest_measured() {
+    let problems = measured("families.json");
+    assert!(problems.len() > 40, "{} problems", problems.len());
+    for (problem, times) in problems {
+        let family = choice(&problem).image().unwrap().family.to_string();
+        let fastest = times.iter().map(|row| row.2).fold(f64::INFINITY, f64::min);
+        let (_, _, us) = times
+            .iter()
+            .find(|row| row.0 == family)
+            .expect("every family was timed");
+        assert!(
+            *us <= 1.1 * fastest,
+            "{problem}: {family} takes {us} us, the fastest {fastest}"
+        );
+    }
+}
+
+/// Of decode: tiles of many rows are for many rows. Where they have few, those of 16 rows were measured to be faster.
+#[test]
+fn few_rows_get_small_tiles() {
+    for (problem, rows) in [
+        ("b1 q1 k1024 h32/4 d128 bf16", 16),
+        ("b16 q1 k8192 h32/8 d128 bf16", 16),
+        ("b16 q1 k8192 h64/8 d64 bf16", 16),
+        ("b8 q8 k16384 h32/8 d128 bf16 mask=causal", 32),
+        ("b8 q16 k16384 h32/8 d128 bf16 mask=causal", 64),
+    ] {
+        let plan = Plan::gpu(
+            case(problem).call().problem(),
+            &DeviceProfile::h200(),
+            &Choice::Family(Family::Decode),
+        );
+        let plan = plan.unwrap();
+        let chosen = plan.image().unwrap();
+        assert_eq!(chosen.tiling.block_m, rows, "{problem}: {}", chosen.name);
+    }
+}

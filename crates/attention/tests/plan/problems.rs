@@ -1,0 +1,176 @@
+//! What a problem needs: its features and lengths decide on kernel, image and grid.
+
+use warptile::{Choice, DeviceProfile, Family, Features, Plan, Reason};
+
+use crate::{case, choice, named, shape};
+
+#[test]
+fn one_long_sequence_among_short_ones_decides() {
+    let kernel = |packed: &str| {
+        let problem = case(&format!("packed={packed} h32 d128 bf16 seed=1"))
+            .call()
+            .problem();
+        Plan::gpu(problem, &DeviceProfile::h200(), &Choice::Best)
+            .unwrap()
+            .kernel_name()
+            .to_owned()
+    };
+    let short = ["128x128"; 63].join(",");
+    let long = kernel("16384x16384");
+    assert_eq!(kernel(&format!("16384x16384,{short}")), long);
+    assert_ne!(kernel(&short), long);
+}
+
+#[test]
+fn a_kernel_runs_the_image_that_does_no_more_than_it_must() {
+    let kernel = Choice::Kernel("wgmma_d128_128x128_w12_s2".to_owned());
+    let h200 = DeviceProfile::h200();
+    for (words, name) in [
+        ("", "wgmma_d128_128x128_w12_s2_f16_sm_90a"),
+        ("softcap=30", "wgmma_d128_128x128_w12_s2_f16_softcap_sm_90a"),
+    ] {
+        let problem = case(&format!("b1 h2 q300 k300 d128 f16 {words} seed=1"))
+            .call()
+            .problem();
+        let plan = Plan::gpu(problem, &h200, &kernel).unwrap();
+        assert_eq!(plan.image().map(|image| image.name), Some(name), "{plan}");
+    }
+    let capped = case("b1 h2 q300 k300 d128 f16 softcap=30 seed=1")
+        .call()
+        .problem();
+    let plain = Choice::Image("wgmma_d128_128x128_w12_s2_f16_sm_90a".to_owned());
+    let error = Plan::gpu(capped, &h200, &plain).unwrap_err();
+    assert!(error.to_string().contains("a softcap"), "{error}");
+}
+
+#[test]
+fn what_the_hopper_kernels_lack_goes_to_another_family_and_is_said() {
+    for (words, feature) in [
+        ("alibi=head", Features::ALIBI),
+        ("scale=-0.5", Features::NEGATIVE_SCALE),
+        ("unaligned", Features::UNALIGNED),
+        ("softcap=30", Features::SOFTCAP),
+    ] {
+        let problem = case(&format!("b4 h16 q4096 k4096 d128 f16 {words} seed=1"))
+            .call()
+            .problem();
+        let plan = Plan::gpu(problem, &DeviceProfile::h200(), &Choice::Best).unwrap();
+        let tallest = "wgmma_d128_192x80_w16_s3";
+        assert_ne!(plan.kernel_name(), tallest);
+        assert!(
+            plan.considered()
+                .iter()
+                .any(|one| one.kernel == tallest && one.reason == Reason::Lacks(feature)),
+            "{words}: {plan}"
+        );
+        // A softcap costs only the tiling with no registers left for it.
+        assert_eq!(
+            plan.kernel_name().starts_with("wgmma"),
+            words == "softcap=30",
+            "{words}: {plan}"
+        );
+    }
+}
+
+#[test]
+fn keys_that_no_row_sees_are_no_reason_against_the_hopper_kernels() {
+    for text in [
+        "b1 h8 q2048 k65536 d128 f16 mask=causal-top-left seed=1",
+        "b1 h8 q2048 k65536 d128 f16 mask=window,-1,0 seed=1",
+        "h8 packed=64x64,8192x8192,64x64 d128 bf16 seed=1",
+        "b1 h8 q4096 k4096 d64 f16 mask=window,128,0 seed=1",
+        "b1 h2 q16384 k16384 d128 bf16 mask=window,256,256 seed=1",
+    ] {
+        let plan = choice(text);
+        assert!(plan.kernel_name().starts_with("wgmma"), "{text}: {plan}");
+    }
+}
+
+#[test]
+fn pieces_of_prompts_go_to_the_hopper_images_that_serve() {
+    let image = |text: &str| choice(text).image().unwrap().name;
+    for text in [
+        "b1 q512 k8192 h32/8 d128 bf16 mask=causal pages=16 seed=1",
+        "b1 q512 k32768 h32/8 d128 f16 mask=causal pages=256 seed=1",
+        "b4 q300 k2000 h8 d64 f16 mask=causal pages=48 seed=1",
+        // Not in pages, but with fewer tiles than CTAs.
+        "b1 q64 k8192 h32/8 d128 bf16 mask=causal seed=1",
+        "b1 q256 k8192 h32/8 d128 bf16 mask=causal seed=1",
+    ] {
+        let name = image(text);
+        assert!(
+            name.starts_with("wgmma") && name.contains("_serving_"),
+            "{text}: {name}"
+        );
+    }
+    for text in [
+        "b1 q512 k8192 h32/8 d128 bf16 mask=causal seed=1",
+        "b4 q4096 k4096 h16 d128 bf16 mask=causal seed=1",
+    ] {
+        let name = image(text);
+        assert!(!name.contains("_serving_"), "{text}: {name}");
+    }
+    for text in [
+        "b1 q1 k8192 h32/8 d128 bf16 pages=16 seed=1",
+        "b1 q1 k8192 h32/8 d128 bf16 seed=1",
+        "b64 q1 k4096 h32/8 d128 bf16 pages=16 seed=1",
+        "b1 q512 k8192 h32/8 d128 bf16 mask=causal splits=1024 seed=1",
+    ] {
+        let name = image(text);
+        assert!(name.starts_with("decode"), "{text}: {name}");
+    }
+    // Boxes of 8 rows are not worth it.
+    let text = "b1 q512 k8192 h32/8 d128 bf16 mask=causal pages=24 seed=1";
+    let plan = choice(text);
+    let reason = Reason::PageRows { rows: 8, least: 16 };
+    assert!(
+        plan.considered().iter().any(|one| one.reason == reason),
+        "{plan}"
+    );
+    assert!(!plan.kernel_name().starts_with("wgmma"), "{plan}");
+}
+
+#[test]
+fn tiles_are_drawn_where_there_are_more_of_them_than_ctas() {
+    for (text, draws) in [
+        ("b2 h8 q512 k512 d64 f16 seed=1", false),
+        ("b2 h8 q4096 k4096 d64 f16 seed=1", true),
+    ] {
+        let problem = case(text).call().problem();
+        let plan = Plan::gpu(
+            problem,
+            &DeviceProfile::h200(),
+            &named("wgmma_d64_64x128_w8_s2"),
+        );
+        let launch = shape(&plan.unwrap(), text);
+        assert_eq!(launch.draws_tiles, draws, "{text}");
+        assert_eq!(launch.grid, launch.tiles.min(2 * 132), "{text}");
+    }
+}
+
+#[test]
+fn nothing_to_compute_is_an_empty_grid() {
+    for text in [
+        "b0 h2 q10 k10 d64 f16 seed=1",
+        "b2 h2 q0 k10 d64 f16 seed=1",
+    ] {
+        assert_eq!(shape(&choice(text), text).grid, 0, "{text}");
+    }
+}
+
+#[test]
+fn sinks_run_on_every_family_and_a_bias_on_the_scalar_one() {
+    let problem = |words: &str| {
+        case(&format!("b2 h8 q512 k512 d64 f16 {words}"))
+            .call()
+            .problem()
+    };
+    let h200 = DeviceProfile::h200();
+    for family in [Family::Scalar, Family::Wmma, Family::Wgmma] {
+        Plan::gpu(problem("sinks"), &h200, &Choice::Family(family)).unwrap();
+    }
+    for words in ["bias", "keymask"] {
+        let plan = Plan::gpu(problem(words), &h200, &Choice::Best).unwrap();
+        assert_eq!(plan.image().unwrap().family, Family::Scalar, "{plan}");
+    }
+}

@@ -1,0 +1,43 @@
+//! Keys and values of a call, put together where they lie in pages.
+
+use warptile::{Call, Element, Layout, View};
+
+/// Keys or values of a call that a reference reads: as they are, or copied from their pages to batch entries of their own,
+/// [batch, keys, heads, head size], with zeros behind a sequence's last.
+pub(crate) enum InOrder<'a, T> {
+    Dense(View<'a, T>),
+    Copied(Vec<T>, Layout),
+}
+
+impl<T: Element> InOrder<'_, T> {
+    pub(crate) fn view(&self) -> View<'_, T> {
+        match self {
+            InOrder::Dense(view) => *view,
+            InOrder::Copied(data, layout) => View::new(data, *layout),
+        }
+    }
+}
+
+/// Puts together what lies in pages, key by key as their definition says.
+pub(crate) fn from_pages<'a, T: Element>(call: &Call, view: View<'a, T>) -> InOrder<'a, T> {
+    let Some(pages) = call.pages() else {
+        return InOrder::Dense(view);
+    };
+    let (heads, head_dim) = (call.kv_heads(), call.head_dim());
+    let layout = Layout::bshd([call.batch(), call.key_len(), heads, head_dim]);
+    let mut data = vec![T::from_f64(0.0); layout.required_len().unwrap_or(0)];
+    for sequence in call.sequences() {
+        for key in 0..sequence.k_len {
+            // The call has checked every entry that a key needs.
+            let Some(page) = pages.page(sequence.batch, key / pages.rows()) else {
+                continue;
+            };
+            for head in 0..heads {
+                let from = view.layout.offset(page, key % pages.rows(), head);
+                let to = layout.offset(sequence.batch, key, head);
+                data[to..to + head_dim].copy_from_slice(&view.data[from..from + head_dim]);
+            }
+        }
+    }
+    InOrder::Copied(data, layout)
+}

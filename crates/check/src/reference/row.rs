@@ -1,0 +1,185 @@
+//! One row of one head: scores, their softmax and the weighted sum of the values, exactly and rounded.
+
+use warptile::{Call, Element, ElementType, Layout, Operands, ScoreTerms, Sequence};
+
+use super::matrix::{Dense, KeysAt, weighted_sum};
+use crate::rounding::round;
+
+/// What all rows of a computation share.
+pub(super) struct Computation<'a, T> {
+    pub(super) call: &'a Call,
+    pub(super) queries: Dense,
+    /// Transposed.
+    pub(super) keys: Dense,
+    /// Euclidean norms of the keys, `[entry, head, row]`; empty unless `rounded`.
+    pub(super) key_norms: Vec<f64>,
+    pub(super) values: Dense,
+    pub(super) operands: &'a Operands<'a, T>,
+    /// Whether the rounded result and the floors are wanted.
+    pub(super) rounded: bool,
+}
+
+/// Where the results of a row of a head go.
+pub(super) struct Row<'a> {
+    pub(super) index: usize,
+    pub(super) out: &'a mut [f64],
+    pub(super) rounded_out: &'a mut [f64],
+    pub(super) out_floor: &'a mut [f32],
+    pub(super) rest: &'a mut RowRest,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct RowRest {
+    pub(super) lse: f64,
+    pub(super) rounded_lse: f64,
+    pub(super) lse_floor: f32,
+}
+
+/// What is subtracted from or added to the dot product of a row with a key.
+pub(super) struct KeyTerms {
+    pub(super) terms: ScoreTerms,
+    pub(super) hidden: bool,
+}
+
+impl<T: Element> Computation<'_, T> {
+    /// One row of one head.
+    pub(super) fn attend(&self, sequence: &Sequence, position: usize, head: usize, row: Row<'_>) {
+        let call = self.call;
+        let kv_head = head / call.group_size();
+        let visible = call
+            .mask()
+            .visible(position, sequence.q_len, sequence.k_len);
+        let sink = self.operands.sinks.map(|sinks| f64::from(sinks[head]));
+        let terms: Vec<KeyTerms> = visible
+            .clone()
+            .map(|key| self.terms(sequence, position, head, key))
+            .collect();
+        if terms.iter().all(|key| key.hidden) {
+            row.rest.lse = sink.unwrap_or(f64::NEG_INFINITY);
+            row.rest.rounded_lse = row.rest.lse;
+            return;
+        }
+        let start = self.queries.start(sequence.q_entry, head)
+            + (sequence.q_start + position) * call.head_dim();
+        let query = start..start + call.head_dim();
+        let first_key = sequence.k_start + visible.start;
+        let keys = KeysAt {
+            start: self.keys.start(sequence.k_entry, kv_head) + first_key,
+            step: self.keys.rows,
+            count: visible.len(),
+        };
+        let first_value =
+            self.values.start(sequence.k_entry, kv_head) + first_key * call.head_dim();
+        let values = first_value..first_value + visible.len() * call.head_dim();
+
+        let query_f64 = &self.queries.exact[query.clone()];
+        let products = keys.products(query_f64, &self.keys.exact);
+        let scores = self.scores(products.iter().copied(), &terms, |x| x);
+        let (probabilities, lse) = softmax(&scores, sink);
+        let values_f64 = &self.values.exact[values.clone()];
+        weighted_sum(&probabilities, values_f64, row.out);
+        row.rest.lse = lse;
+        if !self.rounded {
+            return;
+        }
+
+        let first_norm =
+            (sequence.k_entry * call.kv_heads() + kv_head) * self.keys.rows + first_key;
+        let norms = &self.key_norms[first_norm..first_norm + visible.len()];
+        let reach = self.reach(query_f64, norms, &probabilities, &terms);
+        self.floors(&probabilities, values_f64, reach, row.out, row.out_floor);
+        row.rest.lse_floor = (self.units() * (1.0 + reach)) as f32;
+
+        let products = keys.products(&self.queries.single[query], &self.keys.single);
+        let products = || products.iter().map(|&product| f64::from(product));
+        let single = self.scores(products(), &terms, round::<f32>);
+        let (max, sum) = sum_of_exponentials(&single, sink);
+        row.rest.rounded_lse = max + f64::from(sum).ln();
+        let (scores, (max, sum)) = match T::TYPE {
+            ElementType::F32 => (single, (max, sum)),
+            _ => {
+                let scores = self.scores(products(), &terms, round::<T>);
+                let sum = sum_of_exponentials(&scores, sink);
+                (scores, sum)
+            }
+        };
+        let probabilities: Vec<f32> = scores
+            .iter()
+            .map(|score| round::<T>((score - max).exp() / f64::from(sum)) as f32)
+            .collect();
+        let mut out = vec![0.0; call.head_dim()];
+        weighted_sum(&probabilities, &self.values.single[values], &mut out);
+        for (to, x) in row.rounded_out.iter_mut().zip(out) {
+            *to = round::<T>(f64::from(x));
+        }
+    }
+
+    fn terms(&self, sequence: &Sequence, position: usize, head: usize, key: usize) -> KeyTerms {
+        let call = self.call;
+        let scoring = call.scoring();
+        let slope = scoring.slope(self.operands.slopes, sequence.batch, head, call.heads());
+        // Bias and mask go with dense tensors only, so that rows are positions.
+        let at = |layout: &Layout| {
+            layout.offset(sequence.batch, position, head) + key * layout.strides[3]
+        };
+        let bias = match (call.bias(), self.operands.bias) {
+            (Some(layout), Some(bias)) => bias[at(layout)].to_f64(),
+            _ => 0.0,
+        };
+        let shown = match (call.key_mask(), self.operands.key_mask) {
+            (Some(layout), Some(mask)) => mask[at(layout)] != 0,
+            _ => true,
+        };
+        let diagonal = (position + sequence.k_len) as f64 - sequence.q_len as f64;
+        KeyTerms {
+            terms: ScoreTerms {
+                scale: call.scale(),
+                slope: f64::from(slope),
+                distance: (diagonal - key as f64).abs(),
+                bias,
+            },
+            hidden: !shown || bias == f64::NEG_INFINITY,
+        }
+    }
+
+    /// Scores with `round` after each operation; minus infinity for hidden keys.
+    fn scores(
+        &self,
+        products: impl Iterator<Item = f64>,
+        terms: &[KeyTerms],
+        round: impl Fn(f64) -> f64,
+    ) -> Vec<f64> {
+        let scoring = self.call.scoring();
+        products
+            .zip(terms)
+            .map(|(product, key)| match key.hidden {
+                true => f64::NEG_INFINITY,
+                false => scoring
+                    .score(product, &key.terms, &round)
+                    .clamp(f64::from(f32::MIN), f64::from(f32::MAX)),
+            })
+            .collect()
+    }
+}
+
+/// Probabilities and lse. A sink is one more term of the denominator.
+fn softmax(scores: &[f64], sink: Option<f64>) -> (Vec<f64>, f64) {
+    let max = scores
+        .iter()
+        .copied()
+        .chain(sink)
+        .fold(f64::NEG_INFINITY, f64::max);
+    let mut weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+    let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
+    for weight in &mut weights {
+        *weight /= sum;
+    }
+    (weights, max + sum.ln())
+}
+
+/// The largest score, and the sum of exponentials relative to it in `f32`.
+fn sum_of_exponentials(scores: &[f64], sink: Option<f64>) -> (f64, f32) {
+    let all = || scores.iter().copied().chain(sink);
+    let max = all().fold(f64::NEG_INFINITY, f64::max);
+    (max, all().map(|score| (score - max).exp() as f32).sum())
+}

@@ -1,0 +1,103 @@
+//! The declared structs in C++: the generated headers of the kernels.
+
+use super::declared::{Block, Declared};
+use super::{
+    Append, Forward, ForwardTma, Merge, RAGGED, RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC,
+    WINDOW_UNLIMITED, cpp_operations, cpp_structs,
+};
+use crate::capability;
+
+pub(super) fn cpp_struct<T: Declared>(docs: &[&str], align: Option<usize>) -> String {
+    let mut text = String::new();
+    for line in docs {
+        text += &format!("//{line}\n");
+    }
+    let align = align.map_or(String::new(), |align| format!("alignas({align}) "));
+    text += &format!("struct {align}{} {{\n", T::NAME);
+    for member in T::MEMBERS {
+        let declaration = match member.cpp_type.split_once('[') {
+            Some((element, rest)) => format!("{element} {}[{rest}", member.name),
+            None => format!("{} {}", member.cpp_type, member.name),
+        };
+        // Rust's documentation must quote what C++ need not.
+        let docs = member.docs.join("").replace("`[", "[").replace("]`", "]");
+        text += &format!("    {declaration}; //{docs}\n");
+    }
+    text += &format!(
+        "}};\nstatic_assert(sizeof({}) == {});\n",
+        T::NAME,
+        size_of::<T>()
+    );
+    text
+}
+
+fn cpp_hash<T: Block>() -> String {
+    format!(
+        "template <> constexpr unsigned long long BLOCK_HASH<{}> = {:#018x};\n",
+        T::NAME,
+        T::HASH
+    )
+}
+
+/// The text of `kernels/base/abi.cuh`.
+///
+/// It asserts the size of every struct. Members have no gaps between them (`Pod` allows none), so that a struct of the right
+/// size has every member where Rust has it.
+#[must_use]
+pub fn cpp_header() -> String {
+    [
+        "// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs and capability.rs, where to change it.\n\
+         #pragma once\n\nnamespace warptile {\n\n",
+        &format!("constexpr int WINDOW_UNLIMITED = {WINDOW_UNLIMITED};\n"),
+        &format!("constexpr int RAGGED = {RAGGED}, RAGGED_KEYS = {RAGGED_KEYS}, READ_AHEAD = {READ_AHEAD};\n"),
+        &format!("constexpr unsigned RECORD_MAGIC = {RECORD_MAGIC:#x};\n\n"),
+        &capability::cpp_constants(),
+        "\n",
+        &cpp_structs(),
+        "\n// Which declaration of a block an image was compiled for; only blocks have one.\n\
+         template <class Block> constexpr unsigned long long BLOCK_HASH = 0;\n",
+        &cpp_hash::<Forward>(),
+        &cpp_hash::<ForwardTma>(),
+        "\n} // namespace warptile\n",
+    ]
+    .concat()
+}
+
+/// The text of `kernels/base/abi_ops.cuh`, apart from the other so that forward's images do not depend on it.
+#[must_use]
+pub fn cpp_header_of_operations() -> String {
+    [
+        "// Written by `cargo xtask build-kernels` from crates/kernels/src/abi.rs, where to change it.\n\
+         #pragma once\n\n#include \"base/abi.cuh\"\n\nnamespace warptile {\n\n",
+        &cpp_operations(),
+        "\n",
+        &cpp_hash::<Merge>(),
+        &cpp_hash::<Append>(),
+        "\n} // namespace warptile\n",
+    ]
+    .concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_declares_every_struct_with_its_members() {
+        let header = cpp_header() + &cpp_header_of_operations();
+        for line in [
+            "struct Tensor {",
+            "    void* address; // Of batch entry 0, row 0, head 0.",
+            "struct alignas(64) ForwardTma {",
+            "    unsigned long long opaque[16]; // Its 128 bytes.",
+            "static_assert(sizeof(Forward) == 432);",
+            "constexpr unsigned FEATURE_SINKS = 1u << 2;",
+            "    Tensor outs[32]; // Results.",
+        ] {
+            assert!(
+                header.lines().any(|found| found == line),
+                "{line}\n{header}"
+            );
+        }
+    }
+}

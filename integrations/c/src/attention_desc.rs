@@ -1,0 +1,176 @@
+//! Attention as C describes it, and its memory.
+
+use std::ffi::{c_char, c_void};
+
+use attention::gpu::Addresses;
+
+use crate::structs::{Layout, Versioned, address};
+
+/// A query sees every key.
+pub const WARPTILE_MASK_NONE: u32 = 0;
+/// A query sees no key after itself; the last query is aligned with the last key.
+pub const WARPTILE_MASK_CAUSAL: u32 = 1;
+/// A query sees no key after itself; the first query is aligned with the first key.
+pub const WARPTILE_MASK_CAUSAL_TOP_LEFT: u32 = 2;
+/// A query sees window_left keys before and window_right keys after the key aligned with it; the last query is aligned with the
+/// last key. A negative number is no limit.
+pub const WARPTILE_MASK_WINDOW: u32 = 3;
+
+/// No slopes.
+pub const WARPTILE_ALIBI_NONE: u32 = 0;
+/// One slope for each query head.
+pub const WARPTILE_ALIBI_PER_HEAD: u32 = 1;
+/// One slope for each batch entry and query head, heads contiguous.
+pub const WARPTILE_ALIBI_PER_BATCH_HEAD: u32 = 2;
+
+/// What is computed: `softmax(scale * q kT) v`, with the options. Fill the struct with zeros, then set `size`, `element`, `q`, `k` and
+/// `v`: zero is the default of all other fields.
+///
+/// For each batch entry and head, with the key/value head `h / (heads / kv_heads)`: `score = scale * q.k`, then
+/// `softcap * tanh(score / softcap)`, then `- slope * distance` from the aligned key, then `+ bias`, then the masks. A query that sees no
+/// key gives 0, and -infinity for its lse.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionDesc {
+    /// `sizeof(warptile_attention_desc)`.
+    pub size: usize,
+    /// Element type of q, k, v, out and bias: WARPTILE_F16, WARPTILE_BF16 or WARPTILE_F32.
+    pub element: u32,
+    /// WARPTILE_MASK_NONE, and so on.
+    pub mask: u32,
+    /// Queries.
+    pub q: Layout,
+    /// Keys. Their heads must divide those of q. With a block table: pages, rows of a page, heads, head size.
+    pub k: Layout,
+    /// Values, of the shape of k.
+    pub v: Layout,
+    /// Output, of the shape of q. Not given: dense, in the order in which q is stored.
+    pub out: Layout,
+    /// Added to the scores: batch, queries, heads, keys, each 1 for all. Not given: none.
+    pub bias: Layout,
+    /// Hides keys where its byte is 0; shape as that of bias. Not given: none.
+    pub key_mask: Layout,
+    /// Keys before the diagonal that a query sees, for WARPTILE_MASK_WINDOW.
+    pub window_left: i64,
+    /// Keys after the diagonal that a query sees, for WARPTILE_MASK_WINDOW.
+    pub window_right: i64,
+    /// Factor of the scores, if `scale_given` is 1; else it is 1 / sqrt(head size).
+    pub scale: f32,
+    /// 0 or 1.
+    pub scale_given: u32,
+    /// Bounds the scores: `softcap * tanh(score / softcap)`. 0: no bound.
+    pub softcap: f32,
+    /// WARPTILE_ALIBI_NONE, and so on.
+    pub alibi: u32,
+    /// 1: every query head has a sink, a logit that joins the denominator of its rows.
+    pub sinks: u32,
+    /// 1: the log-sum-exp of every row is written, too.
+    pub want_lse: u32,
+    /// 1: the queries of the sequences lie one after the other in a q whose batch extent is 1, and query_offsets says where.
+    pub packed_queries: u32,
+    /// 1: likewise of keys and values, and key_offsets.
+    pub packed_keys: u32,
+    /// 1: query_lengths says how many queries of each sequence exist.
+    pub query_lengths: u32,
+    /// 1: key_lengths says how many keys of each sequence exist.
+    pub key_lengths: u32,
+    /// Sequences of packed queries. Else 0, or the batch extent of q.
+    pub sequences: i64,
+    /// No sequence has more queries. 0: as many as q has rows. Only with packed_queries. A bound near to the truth lets a GPU do less;
+    /// it cuts off what is longer.
+    pub longest_query: i64,
+    /// No sequence has more keys. 0: as many as there can be. Only with packed_keys or key_lengths.
+    pub longest_key: i64,
+    /// Columns of the block table: the most pages of a sequence. 0: k and v are not in pages.
+    pub table_columns: i64,
+    /// Entries from one row of the block table to the next. 0: as many as there are columns.
+    pub table_stride: i64,
+    /// Cuts keys at every multiple of this number, a power of two from 256 on, so that a sequence's bits are the same in every batch.
+    /// 0: where it is fastest.
+    pub split_keys: u32,
+    /// 1: on a GPU q, k, v and out may start at any address that is a multiple of their elements' size. 0: they start at multiples of
+    /// 16 bytes, which more kernels take. The CPU takes both.
+    pub unaligned_addresses: u32,
+    /// Name of the kernel or kernel family to be used on a GPU. Null: the fastest.
+    pub kernel: *const c_char,
+    /// 1: warptile_attention_run makes the launch and nothing else: one call of the driver, and one more for each tensor that the kernel
+    /// reads through a tensor map. The caller sees to it that the device's primary context is current on the thread, that the stream is of
+    /// it, and that all addresses are of memory that the device can use. 0: it looks, and makes the context current for the time of the call.
+    pub unchecked: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+// SAFETY: numbers and raw pointers, the size first, without padding.
+unsafe impl Versioned for AttentionDesc {
+    const LEAST: usize = std::mem::offset_of!(AttentionDesc, out);
+}
+
+/// The memory of one call: on a GPU addresses of device memory, on the CPU pointers. Null is "not given": exactly what the description
+/// asks for must be given.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionMemory {
+    /// `sizeof(warptile_attention_memory)`.
+    pub size: usize,
+    /// Queries.
+    pub q: *const c_void,
+    /// Keys.
+    pub k: *const c_void,
+    /// Values.
+    pub v: *const c_void,
+    /// Receives the output. Gaps between its rows, and rows that no sequence has, are left alone.
+    pub out: *mut c_void,
+    /// Receives the log-sum-exp, natural: [batch, heads, length] without gaps, or [heads, rows] for packed queries.
+    pub lse: *mut f32,
+    /// Where each sequence begins among the rows of q, and where the last one ends: sequences + 1 numbers.
+    pub query_offsets: *const i32,
+    /// The same of k and v.
+    pub key_offsets: *const i32,
+    /// Queries of each sequence.
+    pub query_lengths: *const i32,
+    /// Keys of each sequence.
+    pub key_lengths: *const i32,
+    /// For each sequence the numbers of its pages, in order.
+    pub block_table: *const i32,
+    /// ALiBi slopes.
+    pub alibi_slopes: *const f32,
+    /// Sinks, one for each query head.
+    pub sinks: *const f32,
+    /// The bias, of the tensors' element type.
+    pub bias: *const c_void,
+    /// The key mask; 0 hides.
+    pub key_mask: *const u8,
+    /// Device memory of warptile_attention_workspace bytes, at a multiple of 256. Fill it with zeros once, before its first use: every
+    /// launch leaves zeros where they count. No two launches that may run at the same time share one; a captured graph has one of its
+    /// own. Null if no bytes are needed.
+    pub workspace: *mut c_void,
+    /// Bytes there.
+    pub workspace_bytes: usize,
+}
+
+// SAFETY: as above.
+unsafe impl Versioned for AttentionMemory {
+    const LEAST: usize = std::mem::offset_of!(AttentionMemory, lse);
+}
+
+impl AttentionMemory {
+    pub(crate) fn addresses(&self) -> Addresses {
+        let mut to = Addresses::default();
+        to.q = address(self.q);
+        to.k = address(self.k);
+        to.v = address(self.v);
+        to.out = address(self.out);
+        to.lse = address(self.lse);
+        to.query_offsets = address(self.query_offsets);
+        to.key_offsets = address(self.key_offsets);
+        to.query_lengths = address(self.query_lengths);
+        to.key_lengths = address(self.key_lengths);
+        to.slopes = address(self.alibi_slopes);
+        to.sinks = address(self.sinks);
+        to.bias = address(self.bias);
+        to.key_mask = address(self.key_mask);
+        to.block_table = address(self.block_table);
+        to
+    }
+}

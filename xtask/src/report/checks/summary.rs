@@ -1,0 +1,161 @@
+//! One line of the report for each kind of check.
+
+use std::collections::BTreeSet;
+
+use super::{Checks, Example, Launches, Ratio, ReadTile, Test, Verified, day};
+use crate::report::markdown_table;
+
+/// One line per kind of check.
+pub(in crate::report) fn summary(checks: &Checks) -> String {
+    if checks.tests.is_empty() && checks.verify.is_empty() {
+        return "Nothing has run on a GPU yet.\n".to_owned();
+    }
+    let mut rows = Vec::new();
+    let mut row =
+        |check: &str, of: String, result: String| rows.push(vec![check.to_owned(), of, result]);
+    let mut tests = |what: &str, tests: &[Test]| {
+        let passed = tests.iter().filter(|test| test.gpu && test.passed).count();
+        let total = tests.iter().filter(|test| test.gpu).count();
+        row(
+            what,
+            "all families".to_owned(),
+            format!("{passed} of {total} passed"),
+        );
+    };
+    tests("GPU tests", &checks.tests);
+    match &checks.launches {
+        Launches::Tests(repeated) => tests("Repeated launches", repeated),
+        Launches::Matrix { matrix } => {
+            for launched in matrix {
+                let waiting = match launched.sync.as_str() {
+                    "each" => "after each",
+                    "tenth" => "after every tenth",
+                    "end" => "once at the end",
+                    _ => "never",
+                };
+                row(
+                    &format!("{} launches in a row, waiting {waiting}", launched.launches),
+                    format!("{} images", launched.images.len()),
+                    format!(
+                        "{} of {} problems passed",
+                        launched.passed, launched.problems
+                    ),
+                );
+            }
+        }
+    }
+    if !checks.tiles.is_empty() {
+        let passed = checks.tiles.iter().filter(|tile| tile.passed).count();
+        let worst = |value: fn(&ReadTile) -> &Option<Ratio>| {
+            let values = checks.tiles.iter().filter_map(|tile| value(tile).as_ref());
+            values.map(|value| value.ratio).fold(0.0, f64::max)
+        };
+        row(
+            "Each score and weight of one tile against float64",
+            format!("{} images", checks.tiles.len()),
+            format!(
+                "{passed} of {} passed; the worst score {:.2}, weight {:.2} of its bound",
+                checks.tiles.len(),
+                worst(|tile| &tile.score),
+                worst(|tile| &tile.weight)
+            ),
+        );
+    }
+    for Verified {
+        family,
+        max_len,
+        paged,
+        count,
+        failed,
+    } in &checks.verify
+    {
+        let pages = if *paged { ", in pages" } else { "" };
+        let lengths = max_len.map_or(String::new(), |length| format!(", lengths to {length}"));
+        row(
+            &format!("Random problems against float64{pages}{lengths}"),
+            family.clone(),
+            format!("{} of {count} passed", count - failed),
+        );
+    }
+    for Example { example, passed } in &checks.examples {
+        row(
+            "Example, its results compared on the spot",
+            format!("`{example}`"),
+            if *passed { "the same" } else { "FAILED" }.to_owned(),
+        );
+    }
+    let families: BTreeSet<&str> = checks
+        .sanitizer
+        .iter()
+        .map(|row| row.family.as_str())
+        .collect();
+    for family in families {
+        let results: Vec<String> = checks
+            .sanitizer
+            .iter()
+            .filter(|row| row.family == family)
+            .map(|row| match row.errors {
+                Some(errors) => format!("{} {errors}", row.tool),
+                None => format!("{} no answer", row.tool),
+            })
+            .collect();
+        let images: BTreeSet<&String> = checks
+            .sanitizer
+            .iter()
+            .filter(|row| row.family == family)
+            .flat_map(|row| row.images.keys())
+            .collect();
+        let of = match images.len() {
+            0 => family.to_owned(),
+            count => format!("{family}, {count} images"),
+        };
+        row("compute-sanitizer errors", of, results.join(", "));
+    }
+    if !checks.controls.is_empty() {
+        let caught = |caught| {
+            let tools = checks.controls.iter().filter(|row| row.caught == caught);
+            let tools: Vec<&str> = tools.map(|row| row.tool.as_str()).collect();
+            tools.join(", ")
+        };
+        let mut result = format!("caught by {}", caught(true));
+        if checks.controls.iter().any(|row| !row.caught) {
+            result.push_str(&format!("; NOT by {}", caught(false)));
+        }
+        row(
+            "Broken kernels under compute-sanitizer",
+            "one for each tool".to_owned(),
+            result,
+        );
+    }
+    let table = markdown_table(&["Check", "Of", "Result"], rows);
+    let commit = match &checks.device.commit {
+        Some(commit) => format!(", commit {}", commit.get(..12).unwrap_or(commit)),
+        None => String::new(),
+    };
+    format!(
+        "On {}, {}{commit}:\n\n{table}",
+        checks.gpu(),
+        day(&checks.device.date)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_how_near_tiles_came() {
+        let tile = |passed, ratio: f64| serde_json::json!({ "image": "i", "passed": passed, "score": { "ratio": ratio }, "weight": null });
+        let tiles = serde_json::json!([tile(true, 0.25), tile(true, 0.5)]);
+        let checks = Checks {
+            tiles: serde_json::from_value(tiles).unwrap(),
+            tests: vec![Test {
+                gpu: true,
+                passed: true,
+            }],
+            ..Checks::default()
+        };
+        let line = "| 2 images | 2 of 2 passed; the worst score 0.50, weight 0.00 of its bound |";
+        assert!(summary(&checks).contains(line), "{}", summary(&checks));
+    }
+}
