@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use warptile::gpu::Gpu;
-use warptile::{Align, Backend, Layout, Mask, Rates, Scoring};
+use warptile::{Align, Backend, Layout, Mask, Rates, Scoring, Settings};
 use warptile_driver::sys::LoadError;
 use warptile_driver::{Driver, DriverError};
 
@@ -116,6 +116,19 @@ impl fmt::Display for Device {
             Device::Cpu => f.write_str("cpu"),
             Device::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
         }
+    }
+}
+
+/// Settings of launches, as rates files have them.
+pub(crate) fn settings(text: &str) -> Result<Settings, String> {
+    let mut settings = Settings::default();
+    for word in text.split_whitespace() {
+        let known = settings.parse_word(word);
+        known.ok_or_else(|| format!("`{word}` is not at-once=N, ranges=N or ctas=N"))?;
+    }
+    match settings.is_default() {
+        true => Err("settings are such as \"at-once=4 ranges=2 ctas=1\"".to_owned()),
+        false => Ok(settings),
     }
 }
 

@@ -4,7 +4,7 @@ mod measure;
 mod report;
 mod state;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -115,7 +115,12 @@ const TRIALS: f64 = 0.75;
 const BLOCKS: usize = 2;
 
 /// Problems that a winner is verified on.
-const VERIFIED: &str = "24";
+const RANDOM: [&str; 4] = ["--count", "24", "--max-len", "512"];
+
+/// A winner with settings of its own is also verified on the problem that it won, if that has no more operations, and no more elements of a
+/// tensor.
+const VERIFIED_FLOPS: u128 = 1 << 37;
+const VERIFIED_ELEMENTS: usize = 1 << 26;
 
 /// Runs the command.
 pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failure> {
@@ -416,13 +421,13 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
         self.keep()
     }
 
-    /// Verifies the kernels that have won, each in a process of its own.
+    /// Verifies what has won, a kernel or a kernel with settings of its own, each in a process of its own.
     fn verify(&mut self) -> Result<(), Failure> {
         if !self.verify {
             return Ok(());
         }
         let rules = self.rules();
-        let mut passed: BTreeMap<String, bool> = BTreeMap::new();
+        let mut passed: Vec<(Candidate, bool)> = Vec::new();
         for (index, new) in self.promising() {
             let entry = &self.state.entries[index];
             let won = [&entry.first, &entry.repeat].iter().all(|ratios| {
@@ -432,17 +437,28 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
             if !won || entry.verified.is_some() || interrupt::requested() {
                 continue;
             }
-            let passed = match passed.get(&new.kernel) {
-                Some(&passed) => passed,
-                None => {
-                    let Some(found) = passes_verification(self.gpu, &new.kernel)? else {
-                        break;
-                    };
-                    passed.insert(new.kernel.clone(), found);
-                    found
-                }
+            let known = passed.iter().find(|(candidate, _)| *candidate == new);
+            let random = match known {
+                Some(&(_, found)) => Some(found),
+                None => passes_verification(self.gpu, &new, &RANDOM)?,
             };
-            self.state.entries[index].verified = Some(passed);
+            let Some(random) = random else {
+                break;
+            };
+            if known.is_none() {
+                passed.push((new.clone(), random));
+            }
+            // The settings are for this problem: they may make its launch another one than those of the random problems.
+            let case = &self.problems[index].0;
+            let own = !new.settings().is_default() && is_small(case)?;
+            let found = match random && own {
+                true => passes_verification(self.gpu, &new, &["--case", &case.to_string()])?,
+                false => Some(random),
+            };
+            let Some(found) = found else {
+                break;
+            };
+            self.state.entries[index].verified = Some(found);
         }
         Ok(())
     }
@@ -633,20 +649,33 @@ pub(crate) fn run_trials(args: &TrialsArgs, console: &mut dyn Write) -> Result<(
     Ok(())
 }
 
-/// Whether a kernel computes random problems as it should on this GPU; `None` after Ctrl-C.
-fn passes_verification(gpu: &Gpu, kernel: &str) -> Result<Option<bool>, Failure> {
+/// Whether a reference of a problem is computed within seconds.
+fn is_small(case: &Case) -> Result<bool, Failure> {
+    let call = case.try_call()?;
+    let elements = call.q().required_len().zip(call.k().required_len());
+    let few = elements.is_some_and(|(q, k)| q.max(k) <= VERIFIED_ELEMENTS);
+    Ok(few && call.flops() <= VERIFIED_FLOPS)
+}
+
+/// Whether a candidate computes problems as it should on this GPU; `None` after Ctrl-C.
+fn passes_verification(
+    gpu: &Gpu,
+    candidate: &Candidate,
+    problems: &[&str],
+) -> Result<Option<bool>, Failure> {
     let status = again(gpu, "verify")?
-        .args(["--kernel", kernel, "--count", VERIFIED, "--max-len", "512"])
+        .args(candidate.options())
+        .args(problems)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status()
-        .map_err(|error| Failure::Device(format!("cannot verify {kernel}: {error}")))?;
+        .map_err(|error| Failure::Device(format!("cannot verify {candidate}: {error}")))?;
     match status.code() {
         _ if interrupt::requested() => Ok(None),
         Some(0) => Ok(Some(true)),
         Some(1) => Ok(Some(false)),
         _ => Err(Failure::Device(format!(
-            "cannot verify {kernel}: `warptile verify` ended with {status}"
+            "cannot verify {candidate}: `warptile verify` ended with {status}"
         ))),
     }
 }

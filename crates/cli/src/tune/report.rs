@@ -107,10 +107,22 @@ impl<'a> Outcome<'a> {
             Verdict::NotProven => {
                 format!("kept: {fastest} is not proven faster: trial {first}; repeat {repeat}")
             }
-            Verdict::Wrong => format!(
-                "kept: {fastest} is faster, but its results are wrong on this GPU; `warptile verify --kernel {}` shows it",
-                self.entry.fastest().map_or("", |one| &one.candidate.kernel)
-            ),
+            Verdict::Wrong => {
+                let options = self.entry.fastest().map(|one| one.candidate.options());
+                let options: Vec<String> = { options.into_iter().flatten() }
+                    .map(|word| {
+                        if word.contains('=') {
+                            format!("\"{word}\"")
+                        } else {
+                            word.to_owned()
+                        }
+                    })
+                    .collect();
+                format!(
+                    "kept: {fastest} is faster, but its results are wrong on this GPU; `warptile verify {}` shows it",
+                    options.join(" ")
+                )
+            }
             Verdict::Won => format!("won: trial {first}; repeat {repeat}"),
         }
     }

@@ -34,6 +34,15 @@ impl Candidate {
         }
         settings
     }
+
+    /// Options of `warptile verify` that have it compute with this kernel in such launches.
+    pub(crate) fn options(&self) -> Vec<&str> {
+        let mut options = vec!["--kernel", &self.kernel];
+        if !self.settings.is_empty() {
+            options.extend(["--settings", &self.settings]);
+        }
+        options
+    }
 }
 
 impl std::fmt::Display for Candidate {

@@ -8,7 +8,9 @@ use clap::ValueEnum;
 use half::{bf16, f16};
 use serde::Serialize;
 use warptile::gpu::Gpu;
-use warptile::{Call, Choice, Element, ElementType, Error, Plan, Planner, ViewMut, forward_cpu};
+use warptile::{
+    Call, Choice, Element, ElementType, Error, Plan, Planner, Settings, ViewMut, forward_cpu,
+};
 use warptile_check::{
     Case, Expectation, Failure, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers, Verdict,
 };
@@ -24,6 +26,8 @@ pub(crate) enum Place<'a> {
         /// What to choose among; `None`: the whole catalog.
         images: Option<&'a [&'static Image]>,
         choice: &'a Choice,
+        /// Of each launch; `None`: the planner's own.
+        settings: Option<Settings>,
         host_work: u128,
     },
 }
@@ -212,12 +216,17 @@ impl Place<'_> {
                 lane,
                 images,
                 choice,
+                settings,
                 ..
             } => {
                 let profile = case.profile(lane.gpu.profile());
                 let planner = Planner::new(&profile);
                 let planner = match images {
                     Some(images) => planner.images(images.iter().copied()),
+                    None => planner,
+                };
+                let planner = match settings {
+                    Some(settings) => planner.settings(settings),
                     None => planner,
                 };
                 Ok(planner.plan(case.call_on_gpu()?.problem(), choice)?)

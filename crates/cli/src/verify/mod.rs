@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use warptile::gpu::Gpu;
-use warptile::{Backend, Choice, MAX_HEAD_DIM, Mask, Scoring};
+use warptile::{Backend, Choice, MAX_HEAD_DIM, Mask, Scoring, Settings};
 use warptile_check::Case;
 use warptile_kernels::{Features, Image, Role, Schedule, images_for};
 
@@ -28,7 +28,7 @@ use crate::images;
 use crate::interrupt;
 use crate::json;
 use crate::machine;
-use crate::options::Device;
+use crate::options::{self, Device};
 use crate::progress;
 
 /// Compute random problems and compare them with a float64 reference.
@@ -80,7 +80,7 @@ pub(crate) struct VerifyArgs {
 
     /// Instead of problems compute one tile on every image, and compare each of its scores and weights with float64: names the first
     /// that is wrong by row and column, and where its value belongs
-    #[arg(long, conflicts_with_all = ["count", "max_len", "paged", "case", "best", "each_kernel", "multiprocessors", "repeat"])]
+    #[arg(long, conflicts_with_all = ["count", "max_len", "paged", "case", "best", "each_kernel", "multiprocessors", "repeat", "settings"])]
     tile: bool,
 
     /// Let the planner choose among the images, instead of computing with each of them
@@ -98,6 +98,10 @@ pub(crate) struct VerifyArgs {
     /// Plan every problem as if a CTA could have only N KiB of shared memory
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     shared_kib: Option<u32>,
+
+    /// Launch with these settings where a kernel can have them: at-once=N, ranges=N and ctas=N, as `warptile tune` finds them
+    #[arg(long, value_name = "WORDS", value_parser = options::settings, requires = "kernel")]
+    settings: Option<Settings>,
 
     /// Then launch each problem N times in the same buffers; every result looked at must equal the first
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -344,6 +348,7 @@ impl Verify<'_> {
                 lane,
                 images: self.images.as_deref(),
                 choice: &choice,
+                settings: self.args.settings,
                 host_work: trial.host_work,
             },
         };
@@ -598,6 +603,8 @@ impl Verify<'_> {
         }
         let number = |number: Option<u32>| number.map(|number| number.to_string());
         option("shared-kib", number(self.args.shared_kib));
+        let settings = self.args.settings.map(|settings| format!("\"{settings}\""));
+        option("settings", settings);
         if let Some(repeat) = self.repeat {
             option("repeat", number(Some(repeat.launches)));
             option("sync", Some(repeat.sync.to_string()));

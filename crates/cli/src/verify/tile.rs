@@ -220,6 +220,7 @@ fn read(verify: &Verify<'_>, lane: &MaybeLane<'_>, job: Job) -> Result<Row, Fail
             lane,
             images: verify.images.as_deref(),
             choice: &choice,
+            settings: None,
             host_work: 0,
         },
     };

@@ -164,6 +164,57 @@ fn what_computes_wrong_is_never_timed_and_a_control_is() {
 }
 
 #[test]
+fn a_trial_that_is_killed_at_any_moment_goes_on() {
+    let fake = FakeDriver::open();
+    let folder = tempfile::tempdir().unwrap();
+    pack(folder.path());
+    // Four problems of the control: each is written once it is measured.
+    let problems: Vec<String> = (1..=4)
+        .map(|heads| format!("b1 q64 k64 h{heads} d64 f16"))
+        .collect();
+    let task = folder.path().join("trial.json");
+    let mut changed = read(&task);
+    changed["problems"] = json!(problems);
+    fs::write(&task, changed.to_string()).unwrap();
+    let out = folder.path().join("results.json");
+    let pass = || {
+        let mut command = warptile();
+        command.env("WARPTILE_LIBCUDA", fake.path());
+        command
+            .arg("trial")
+            .arg(folder.path())
+            .args(["--pass", "1", "--out"]);
+        command.arg(&out);
+        command
+    };
+    let mut before = Vec::new();
+    let mut kills = 0;
+    while before.len() < problems.len() {
+        let mut child = pass().stdout(std::process::Stdio::null()).spawn().unwrap();
+        // Until it has written something more, or is done.
+        let (mut ended, mut now) = (false, before.clone());
+        while !ended && now.len() == before.len() {
+            ended = child.try_wait().unwrap().is_some();
+            if out.exists() {
+                // Whole at any moment.
+                now = read(&out)["runs"].as_array().unwrap().clone();
+            }
+        }
+        if !ended {
+            child.kill().unwrap();
+            kills += 1;
+        }
+        child.wait().unwrap();
+        now = read(&out)["runs"].as_array().unwrap().clone();
+        assert!(now.starts_with(&before), "what was measured is kept");
+        before = now;
+    }
+    assert!(kills > 1, "{kills}");
+    expect_code(0, &mut pass());
+    assert_eq!(read(&out)["runs"].as_array().unwrap(), &before);
+}
+
+#[test]
 fn a_trial_needs_a_gpu_and_a_task() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("results.json");

@@ -203,6 +203,79 @@ fn a_kernel_that_computes_wrong_results_never_wins() {
 }
 
 #[test]
+fn settings_that_won_are_verified_with_their_kernel() {
+    let machine = Machine::new();
+    let arguments = ["tune", "--shape", PROBLEM];
+    // What a search leaves whose budget ended before the verification of what won: settings of the planner's own kernel.
+    machine.run("", &[&arguments[..], &["--budget", "0"]].concat());
+    let file = { machine.files().into_iter() }
+        .find(|file| file.ends_with(".state.json"))
+        .unwrap();
+    let file = machine.folder().join(file);
+    let mut state = read(&file);
+    let entry = &mut state["entries"][0];
+    let kernel = entry["old"]["kernel"].clone();
+    entry["screened"] = serde_json::json!([
+        { "kernel": kernel, "settings": "", "microseconds": 100.0 },
+        { "kernel": kernel, "settings": "ctas=1", "microseconds": 50.0 },
+    ]);
+    entry["first"] = serde_json::json!(vec![2.0; 40]);
+    entry["repeat"] = entry["first"].clone();
+    let state = state.to_string();
+    fs::write(&file, &state).unwrap();
+    // The stand-in computes nothing: nothing is right.
+    let stdout = machine.run("", &arguments);
+    assert!(stdout.contains("resumed  1"), "{stdout}");
+    let words = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("its results are wrong"), "{stdout}");
+    let command = format!(
+        "verify --kernel {} --settings \"ctas=1\"",
+        kernel.as_str().unwrap()
+    );
+    assert!(words.contains(&command), "{stdout}");
+    let choice = format!("choice {} ctas=1 {PROBLEM}\n", kernel.as_str().unwrap());
+    let rates = || fs::read_to_string(machine.rates_file()).unwrap();
+    assert!(!rates().contains(&choice), "{}", rates());
+    // Without a verification they are taken.
+    machine.run("", &["tune", "--reset"]);
+    fs::write(&file, &state).unwrap();
+    machine.run("", &[&arguments[..], &["--no-verify"]].concat());
+    assert!(rates().contains(&choice), "{}", rates());
+}
+
+#[test]
+fn what_is_verified_is_launched_with_the_settings_that_were_asked_for() {
+    let machine = Machine::new();
+    let case = "b1 q1 k512 h2 d64 f16";
+    let verify = |settings: &[&str]| {
+        let arguments = [
+            "verify",
+            "--kernel",
+            "decode_d64_16x128_w4_s2",
+            "--case",
+            case,
+        ];
+        let mut command = machine.command("", &[&arguments[..], settings].concat());
+        let (_, stderr) = expect_code(1, &mut command);
+        stderr
+    };
+    assert!(!verify(&[]).contains("--settings"));
+    let stderr = verify(&["--settings", "ranges=3 ctas=1"]);
+    assert!(
+        stderr.contains("--settings \"ranges=3 ctas=1\" --case"),
+        "{stderr}"
+    );
+    for (settings, words) in [
+        ("ranges=0", "`ranges=0` is not"),
+        (" ", "settings are such as"),
+    ] {
+        let arguments = ["verify", "--kernel", "decode", "--settings", settings];
+        let (_, stderr) = expect_code(2, &mut machine.command("", &arguments));
+        assert!(stderr.contains(words), "{stderr}");
+    }
+}
+
+#[test]
 #[cfg(unix)]
 fn an_interrupted_search_leaves_the_rates_alone_and_goes_on() {
     let machine = Machine::new();
