@@ -232,7 +232,7 @@ impl Stream {
     /// For a capture of [`Graph`](crate::Graph) the value lives as long as the graph. If somebody
     /// else began the capture, it lives as long as the context, or for good if it holds a handle of
     /// it. A value is best made of [`Scratch`](crate::Scratch) or of
-    /// [`permanent_zeroed`](Context::permanent_zeroed) memory, which captures do not notice.
+    /// [`permanent_zeroed`](crate::Context::permanent_zeroed) memory, which captures do not notice.
     ///
     /// # Errors
     /// Those of `make`.
