@@ -8,7 +8,8 @@ use serde_json::Value;
 use xtask::files;
 
 /// `warptile`: one image per family, and one of an operation. FAULT=idle makes the persistent one draw no tile, FAULT=missing leaves one out, FAULT=wide
-/// plans nearly everything for the whole GPU, FAULT=pages has nothing in pages, FAULT=cut fails after the first rows of a measurement.
+/// plans nearly everything for the whole GPU, FAULT=pages has nothing in pages, FAULT=cut fails after the first rows of a measurement, FAULT=worse
+/// tunes for what is slower in the next process, FAULT=late leaves a problem out.
 const PROGRAM: &str = r#"#!/usr/bin/env python3
 import json, os, sys
 words, fault = sys.argv[1:], os.environ.get("FAULT")
@@ -32,6 +33,15 @@ elif words[0] == "verify":
     result |= {"seconds": 1.0, "problems_per_second": 10.0, "threads": 16, "phases": {"planning": 0.1}}
     result |= {"worst_out": {"ratio": 0.5}, "worst_lse": None, "images": {i[0]: runs(i[1]) for i in chosen}, "problems": (rows * count)[:count]}
     result = {"tiles": tiles} if "--tile" in words else result
+elif words[0] == "tune":
+    kernel = lambda name: {"kernel": name, "settings": ""}
+    found = {"problem": "p", "case": "p seed=0", "verdict": "won", "old": kernel("a"), "chosen": kernel("b"), "gain": 1.1}
+    found |= {"first_bound": 1.05, "repeat_bound": 1.04, "screened": [{**kernel("b"), "microseconds": 1.0}]}
+    result = {"problems": [found] + [{**found, "verdict": "open", "screened": []}] * (fault == "late")}
+elif words[0] == "tune-trials":
+    for request in json.load(sys.stdin):
+        assert request["old"]["kernel"] == "a" and request["new"]["kernel"] == "b"
+        print([0.97 if fault == "worse" else 1.09] * request["blocks"])
 else:
     problem = "b1 q1 k8192 h8 d64 f16" if "decode.txt" in option("--file", "") else "b2 q512 k512 h8 d64 f16"
     row = {"backend": "warptile", "problem": problem, "query_len": 512, "head_dim": 64, "method": "graph", "median_us": 3.0, "tb_s": 1.0}
@@ -104,7 +114,7 @@ echo 'CPU                         168       900  the same'
 const CAPTURED_STEP: &str = "#!/bin/sh\necho '1000 replays with 12 sequences, 0 of them differ'\n";
 
 const PARTS: &str =
-    "peers,errors,decode,bench,ncu,verify,launches,tile,acceptance,examples,sanitizer,tests";
+    "peers,errors,decode,bench,ncu,tune,verify,launches,tile,acceptance,examples,sanitizer,tests";
 
 struct Host {
     directory: tempfile::TempDir,
@@ -148,6 +158,16 @@ impl Host {
 
     /// Exit code and output of some parts of the work on what `commit` built.
     fn run(&self, commit: &str, parts: &str, fault: &str) -> (Option<i32>, String) {
+        self.run_with(commit, parts, fault, &[])
+    }
+
+    fn run_with(
+        &self,
+        commit: &str,
+        parts: &str,
+        fault: &str,
+        options: &[&str],
+    ) -> (Option<i32>, String) {
         let bundle = self.directory.path().join("bundle");
         files::write(&bundle.join("commit.txt"), commit.as_bytes()).unwrap();
         let path = std::env::var("PATH").unwrap();
@@ -155,6 +175,7 @@ impl Host {
             .arg(bundle.join("scripts/evidence.sh"))
             .args(["--only", parts, "--out"])
             .arg(self.out())
+            .args(options)
             .env("PATH", format!("{}:{path}", bundle.join("tools").display()))
             .env("FAULT", fault)
             .env_remove("WARPTILE_COMMIT")
@@ -177,7 +198,7 @@ fn parts_of_one_commit_are_put_together() {
     assert_eq!(code, Some(0), "{text}");
     let summary = host.json("summary.json");
     assert_eq!(summary["passed"], false, "parts are missing");
-    assert_eq!(summary["missing"].as_array().unwrap().len(), 8);
+    assert_eq!(summary["missing"].as_array().unwrap().len(), 9);
     let line = "2.0 us  4.000 TB/s; fa3             4.0 us, ratio 2.000; 1.250 of reading's 1.6 us; 1.100 with splits=512; k";
     assert!(text.contains(line), "{text}");
 
@@ -189,7 +210,7 @@ fn parts_of_one_commit_are_put_together() {
 
     let (code, text) = host.run(
         "one",
-        "ncu,verify,launches,tile,acceptance,examples,sanitizer,tests",
+        "ncu,tune,verify,launches,tile,acceptance,examples,sanitizer,tests",
         "",
     );
     assert_eq!(code, Some(0), "{text}");
@@ -208,6 +229,7 @@ fn parts_of_one_commit_are_put_together() {
         "5 on few multiprocessors, 1 drew tiles; 10 a second on 16 threads",
         "1 of 1 persistent ones drew tiles",
         "500 launches, waiting: none ",
+        "1 problems in 0 s, 1 choices changed, 1.090 and more once more\n",
         "tiles, each score and weight ",
         "example decoder ",
         "NVIDIA H200; CPU\n",
@@ -284,8 +306,32 @@ fn nothing_of_another_commit_stays() {
             .as_array()
             .unwrap()
             .len(),
-        11
+        12
     );
+}
+
+#[test]
+fn a_second_gpu_does_the_rest_meanwhile() {
+    let host = Host::new();
+    let second = ["--second-gpu", "1"];
+    let (code, text) = host.run_with("one", PARTS, "", &second);
+    assert_eq!(code, Some(0), "{text}");
+    let summary = host.json("summary.json");
+    assert_eq!(summary["passed"], true, "{summary}");
+    for name in ["bench-peers.json", "tune.json", "tile.json", "tests.json"] {
+        assert_eq!(host.json(name)["commit"], "one", "{name}");
+    }
+    assert!(!host.out().join("second-gpu").exists());
+    // Its failures are failures, and of another commit nothing stays.
+    let (code, text) = host.run_with("two", "decode,tile", "missing", &second);
+    assert_eq!(code, Some(1), "{text}");
+    let words = "FAILED  tile: scalar_sm_90 computed no tile";
+    assert!(text.contains(words), "{text}");
+    let parts = host.json("summary.json")["parts"].clone();
+    assert_eq!(parts.as_object().unwrap().len(), 2, "{parts}");
+    assert_eq!(parts["decode"]["passed"], true);
+    assert_eq!(parts["tile"]["passed"], false);
+    assert!(!host.out().join("tune.json").exists());
 }
 
 #[test]
@@ -327,6 +373,8 @@ fn what_proves_nothing_is_a_failure() {
         ),
         ("ends", "decode", "decode: exit code 1"),
         ("cut", "bench", "bench noise: exit code 3"),
+        ("worse", "tune", "tune: p has 0.970 of its speed before"),
+        ("late", "tune", "tune: 1 problems were not reached in 180 s"),
         ("lonely", "examples", "example decoder: exit code 3"),
         ("dispute", "examples", "example decoder: exit code 0"),
     ] {
