@@ -949,6 +949,12 @@ def table(evidence, parts):
     return "\n".join(f"{name:{width}}  {value}" for name, value in lines)
 
 
+def summarize(evidence, parts):
+    missing = [part for part in PARTS if part not in parts]
+    passed = not missing and all(done["passed"] for done in parts.values())
+    evidence.write("summary.json", passed=passed, missing=missing, parts=parts)
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = os.environ.get("EVIDENCE_DIR", str(BUNDLE / "evidence"))
@@ -989,15 +995,11 @@ def main():
             evidence.fail(f"{name}: {type(error).__name__}: {error}")
         failures, seen = evidence.failures[seen:], len(evidence.failures)
         parts[name] = {"date": now(), "seconds": round(time.monotonic() - start, 1), "passed": not failures, "failures": failures}
-        missing = [part for part in PARTS if part not in parts]
-        passed = not missing and all(done["passed"] for done in parts.values())
-        evidence.write("summary.json", passed=passed, missing=missing, parts=parts)
+        summarize(evidence, parts)
 
     if elsewhere:
         parts |= elsewhere.finish(evidence)
-        missing = [part for part in PARTS if part not in parts]
-        passed = not missing and all(done["passed"] for done in parts.values())
-        evidence.write("summary.json", passed=passed, missing=missing, parts=parts)
+        summarize(evidence, parts)
     print(f"\n{table(evidence, parts)}")
     for failure in evidence.failures:
         print(f"FAILED  {failure}")

@@ -338,6 +338,34 @@ mod tests {
     }
 
     #[test]
+    fn features_and_starts_cost_what_the_table_says() {
+        let device = DeviceProfile::h200();
+        let layout = crate::Layout::bshd([1, 4096, 8, 64]);
+        let call = crate::Call::builder(&layout, &layout, &layout, crate::ElementType::F16);
+        let plain = call.clone().build().unwrap().problem();
+        let mut alibi = crate::Scoring::new();
+        alibi.alibi = Some(crate::AlibiShape::PerHead);
+        let alibi = call.scoring(alibi).build().unwrap().problem();
+        let kernel = "wmma_d64_64x64_w4_s2";
+        let image = { warptile_kernels::catalog().iter() }
+            .find(|image| image.kernel == kernel)
+            .unwrap();
+        let estimate = |line: &str, problem: &Problem| {
+            let head = "device X\nmultiprocessors 132\nbandwidth 4\nlaunch 3\n";
+            let rates: Rates = format!("{head}{line}").parse().unwrap();
+            assert_eq!(rates.to_string().parse::<Rates>().unwrap(), rates);
+            rates.estimate_us(problem, image, &device, 2) - 3.0
+        };
+        let close = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a} {b}");
+        let rate = format!("kernel {kernel} 200 2");
+        let tiles = estimate(&rate, &plain);
+        close(estimate(&format!("{rate} 7"), &plain), tiles + 7.0);
+        let with_feature = format!("{rate}\nfeature wmma alibi 1.5\nfeature mma alibi 9");
+        close(estimate(&with_feature, &alibi), 1.5 * tiles);
+        close(estimate(&with_feature, &plain), tiles);
+    }
+
+    #[test]
     fn a_choice_holds_for_its_problem_on_its_gpu() {
         use crate::{Choice, Planner, Reason, Splits};
         let h200 = DeviceProfile::h200();

@@ -330,9 +330,9 @@ fn tiles_of_queries(
 /// group leaves CTAs without work. Within a group the tiles that take longest go first.
 ///
 /// Under a mask the tiles of a head differ in length, so a group has as many heads as keep their keys and values within half of the L2.
-/// Without one only a sequence's incomplete tile is shorter. Up to 1,024 keys it pays to have many of those last (128 at 512 and 1,024
-/// keys 1 and 2%; docs/notebook-wgmma.md); of longer heads so few fit the cache that head after head is as good. So it is where each tile
-/// has a multiprocessor of its own, under a mask too.
+/// Without one only a sequence's incomplete tile is shorter. It pays to have many of those last where the keys and values of 16 heads take no
+/// more than 14 MiB: 1 to 2% at head size 128 and 512 to 1,024 keys (docs/notebook-wgmma.md). Otherwise head after head is as good. It is
+/// better where each tile has a multiprocessor of its own, under a mask too.
 ///
 /// `heads`: query heads, or key/value heads where the rows of a tile are those of all heads that share keys.
 fn heads_at_once(step: &Step, call: &Call, heads: usize, tiles: u64) -> usize {
