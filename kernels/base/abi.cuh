@@ -130,17 +130,18 @@ struct alignas(64) TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128);
 
-// Block of the kernels that read through tensor maps. Maps have 4 dimensions (head_dim, row, head, batch), read zeros
-// outside of an extent, and have a 128-byte swizzle and boxes of 64 columns x 64 rows (q) or BLOCK_N rows (k, v). A
-// packed tensor has batch extent 1 and all its rows in one sequence.
+// Block of the kernels that read and write through tensor maps. Maps have 4 dimensions (head_dim, row, head, batch), read zeros
+// and write nothing outside of an extent, and have a 128-byte swizzle and boxes of 64 columns x 64 rows (q), BLOCK_N rows (k, v) or
+// 16 rows (out: those of a warp). A packed tensor has batch extent 1 and all its rows in one sequence.
 struct alignas(64) ForwardTma {
     TensorMap q_map; // Queries.
     TensorMap k_map; // Keys.
     TensorMap v_map; // Values.
+    TensorMap out_map; // What is computed.
     Forward forward; // Everything else.
     int padding[4]; // Unused.
 };
-static_assert(sizeof(ForwardTma) == 832);
+static_assert(sizeof(ForwardTma) == 960);
 
 // What an image says about itself, in the constant `warptile_record`.
 struct RecordWords {
@@ -167,6 +168,6 @@ static_assert(sizeof(RecordWords) == 72);
 // Which declaration of a block an image was compiled for; only blocks have one.
 template <class Block> constexpr unsigned long long BLOCK_HASH = 0;
 template <> constexpr unsigned long long BLOCK_HASH<Forward> = 0xb413b39e9245d354;
-template <> constexpr unsigned long long BLOCK_HASH<ForwardTma> = 0x6a23f1bf573a8ec6;
+template <> constexpr unsigned long long BLOCK_HASH<ForwardTma> = 0x905de5fcff9463e1;
 
 } // namespace warptile

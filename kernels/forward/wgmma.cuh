@@ -18,6 +18,7 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
         prefetch_map(params.q_map);
         prefetch_map(params.k_map);
         prefetch_map(params.v_map);
+        prefetch_map(params.out_map);
         layout.init_barriers();
     }
     __syncthreads();
@@ -32,7 +33,7 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
         take_registers<Traits::CONSUMER_REGISTERS>();
         // Worked out anew: kept since the entry, ptxas would spill it.
         const int warpgroup = uniform(thread_index() / WARPGROUP_THREADS) - 1;
-        Consumer<Traits>(params.forward, shared, layout, warpgroup).run();
+        Consumer<Traits>(params, shared, layout, warpgroup).run();
     }
 }
 

@@ -20,9 +20,9 @@ template <class Traits> class Consumer {
   public:
     using Element = typename Traits::Element;
 
-    __device__ Consumer(const Forward& params, unsigned char* shared, SharedLayout<Traits> layout, int warpgroup)
-        : params(params), shared(shared), layout(layout),
-          warpgroup(Traits::CONSUMERS == 1 ? 0 : warpgroup), scale(params)
+    __device__ Consumer(const ForwardTma& params, unsigned char* shared, SharedLayout<Traits> layout, int warpgroup)
+        : params(params.forward), out_map(params.out_map), shared(shared), layout(layout),
+          warpgroup(Traits::CONSUMERS == 1 ? 0 : warpgroup), scale(params.forward)
     {
     }
 
@@ -51,6 +51,9 @@ template <class Traits> class Consumer {
             release_queries();
             receive_tile();
         }
+        // Shared memory is others' once the CTA has ended.
+        if constexpr (Traits::OUTPUT_BUFFER)
+            if (threadIdx.x % 32 == 0) wait_for_store_reads<0>();
     }
 
   private:
@@ -99,10 +102,12 @@ template <class Traits> class Consumer {
                 write_output(rows, inverse);
                 if (!more) {
                     wgmma_wait<0>();
+                    release_output();
                     pass_blocks(hidden);
                     return false;
                 }
                 take_first_scores();
+                release_output();
             }
             // Without this the compiler is not sure that the warp is together again, and computes ring stages and
             // descriptors in ordinary registers: twice the instructions around each product.
@@ -199,18 +204,31 @@ template <class Traits> class Consumer {
         pin(output);
         pin(weights);
         release_values();
-        if constexpr (Traits::OUTPUT_THROUGH_QUERIES) {
-            const int stage = queries_at.stage ^ 1; // the finished tile's
-            warpgroup_sync();                       // no warp multiplies its queries any more
-            rows.write_through(shared + (layout.queries(warpgroup, stage) - layout.base), output, inverse);
-            fence_shared_for_async();
-            __syncwarp(); // every lane has read what it stores
-            release(layout.queries_empty(warpgroup, stage));
-        } else if constexpr (Traits::OUTPUT_BUFFER)
-            rows.write_through(shared + SharedLayout<Traits>::OUTPUT_AT + warpgroup * Traits::STAGED_BYTES, output, inverse);
-        else
+        if constexpr (Traits::OUTPUT_THROUGH_QUERIES || Traits::OUTPUT_BUFFER) {
+            if constexpr (Traits::OUTPUT_THROUGH_QUERIES) warpgroup_sync(); // no warp multiplies its queries any more
+            rows.write_through(output_buffer(), out_map, layout.tile(shared, tiles - 2), output, inverse);
+        } else
             rows.write(output, inverse);
         clear_output();
+    }
+
+    // Which of two buffers the finished tile's queries have, one tile before the one in hand.
+    __device__ int finished_stage() const { return tiles % 2; }
+
+    __device__ unsigned char* output_buffer() const
+    {
+        if constexpr (Traits::OUTPUT_BUFFER) return shared + SharedLayout<Traits>::OUTPUT_AT + warpgroup * Traits::STAGED_BYTES;
+        return shared + (layout.queries(warpgroup, finished_stage()) - layout.base);
+    }
+
+    // The finished tile's queries' buffer, once the copy engine has read the output out of it.
+    __device__ void release_output() const
+    {
+        if constexpr (Traits::OUTPUT_THROUGH_QUERIES)
+            if (threadIdx.x % 32 == 0) {
+                wait_for_store_reads<0>();
+                barrier_arrive(layout.queries_empty(warpgroup, finished_stage()));
+            }
     }
 
     // Where the tile in hand begins and ends; false if there is nothing to compute in it.
@@ -433,6 +451,7 @@ template <class Traits> class Consumer {
     }
 
     const Forward& params;
+    const TensorMap& out_map;
     unsigned char* shared;
     SharedLayout<Traits> layout;
     int warpgroup;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "forward/wgmma_softmax.cuh"
+#include "work/lengths.cuh"
 
 namespace warptile {
 
@@ -33,46 +34,48 @@ template <class Traits> class OutputRows {
                 lse[quad_row(i)] = values[i];
     }
 
-    // Through `buffer`, the warpgroup's in shared memory: every warp lays its rows out for itself, 128 columns at a time,
-    // and stores them in whole lines. Rows of 128 bytes with their 16-byte chunks swizzled: no bank conflicts either way.
-    __device__ void write_through(unsigned char* buffer, const float (&output)[Traits::HEAD_DIM / 2],
-                                  const float (&inverse)[ROWS_PER_THREAD]) const
+    // Through `buffer`, the warpgroup's in shared memory: every warp lays its rows out for itself, with swizzled chunks as a box has them, and
+    // the copy engine takes them from there. Once `wait_for_store_reads<0>` returns in the first lane, it has read them.
+    __device__ void write_through(unsigned char* buffer, const TensorMap& map, const Tile& tile,
+                                  const float (&output)[Traits::HEAD_DIM / 2], const float (&inverse)[ROWS_PER_THREAD]) const
     {
-        constexpr int SLAB_CHUNKS = SLAB_COLUMNS / CHUNK;
         constexpr int CHUNKS = Traits::HEAD_DIM / CHUNK;
-        constexpr int ROW_LANES = Traits::STAGED_SLABS * SLAB_CHUNKS; // the lanes that store a row; some may be idle
-        constexpr int CHUNKS_AT_ONCE = CHUNKS < ROW_LANES ? CHUNKS : ROW_LANES;
-        constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
+        // Where there is no room for all columns, a slab is laid out while the one before it is read.
+        constexpr int CHUNKS_AT_ONCE = Traits::OUTPUT_BUFFER ? SLAB_CHUNKS : CHUNKS;
 
         const int lane = thread_index() % 32;
-        unsigned char* const staged = buffer + tile_row % MMA_ROWS * SWIZZLE_BYTES;
-        const unsigned matrix_row = shared_address(staged + lane % 16 * SWIZZLE_BYTES);
+        unsigned char* const all_staged = buffer + tile_row % MMA_ROWS * SWIZZLE_BYTES;
         const int matrix_swizzle = lane % 8 ^ lane / 16;
-        const int first_row = lane / ROW_LANES;
-        const int chunk = lane % ROW_LANES;
-        Element* const to = out + first_row * params.out.row + chunk * CHUNK;
+        const int row = uniform(tile.query_offset + tile.first_query + tile_row), head = uniform(tile.head);
+        const int batch = params.sequences.query_offsets ? 0 : uniform(tile.batch);
 #pragma unroll
         for (int part = 0; part < CHUNKS; part += CHUNKS_AT_ONCE) {
-            __syncwarp(); // the part before this one has been read
+            if constexpr (Traits::OUTPUT_BUFFER) {
+                if (lane == 0) part == 0 ? wait_for_store_reads<0>() : wait_for_store_reads<1>();
+                __syncwarp();
+            }
+            unsigned char* const staged = all_staged + part / CHUNKS_AT_ONCE % 2 * Traits::QUERY_SLAB_BYTES;
+            const unsigned matrix_row = shared_address(staged + lane % 16 * SWIZZLE_BYTES);
+            const int chunks = CHUNKS - part < CHUNKS_AT_ONCE ? CHUNKS - part : CHUNKS_AT_ONCE;
 #pragma unroll
-            for (int i = 0; i < min(CHUNKS_AT_ONCE, CHUNKS - part); i += 2)
+            for (int i = 0; i < chunks; i += 2)
                 store_matrices(matrix_row + i / SLAB_CHUNKS * Traits::QUERY_SLAB_BYTES +
                                    (i % SLAB_CHUNKS ^ matrix_swizzle) * 16,
                                word(output, inverse, 0, part + i), word(output, inverse, 1, part + i),
                                word(output, inverse, 0, part + i + 1), word(output, inverse, 1, part + i + 1));
+            const unsigned source = uniform(shared_address(staged));
+            fence_shared_for_async();
             __syncwarp();
-            uint4 words[WARP_ROWS / ROWS_AT_ONCE];
+            if (__builtin_expect(ends_with_map(), true)) {
+                if (lane == 0) {
 #pragma unroll
-            for (int i = 0; i < WARP_ROWS / ROWS_AT_ONCE; i++) {
-                const int row = first_row + i * ROWS_AT_ONCE;
-                words[i] = *reinterpret_cast<const uint4*>(staged + chunk / SLAB_CHUNKS * Traits::QUERY_SLAB_BYTES +
-                                                           row * SWIZZLE_BYTES + (chunk % SLAB_CHUNKS ^ row % 8) * 16);
+                    for (int i = 0; i < chunks; i += SLAB_CHUNKS)
+                        store_box(map, source + i / SLAB_CHUNKS * Traits::QUERY_SLAB_BYTES, (part + i) * CHUNK, row, head, batch);
+                    commit_stores();
+                }
+            } else {
+                write_rows(staged, part, chunks);
             }
-            const int rows_left = (part + chunk) * CHUNK < params.head_dim ? rows - first_row : 0;
-#pragma unroll
-            for (int i = 0; i < WARP_ROWS / ROWS_AT_ONCE; i++)
-                if (i * ROWS_AT_ONCE < rows_left)
-                    store_global(to + i * ROWS_AT_ONCE * params.out.row + part * CHUNK, words[i]);
         }
     }
 
@@ -108,6 +111,25 @@ template <class Traits> class OutputRows {
   private:
     static constexpr int WARP_ROWS = 16;
     static constexpr int CHUNK = 8; // columns in 16 bytes, and of an accumulator block
+    static constexpr int SLAB_CHUNKS = SLAB_COLUMNS / CHUNK;
+
+    // Whether what the map has of the warp's rows are rows of the sequence. Otherwise others' rows may follow.
+    __device__ bool ends_with_map() const { return !reads_lengths(params.sequences) || rows >= WARP_ROWS; }
+
+    // The rows that there are, by the lanes: `chunks` of each from the chunk `first` on.
+    __device__ void write_rows(const unsigned char* staged, int first, int chunks) const
+    {
+#pragma unroll 1
+        for (int i = thread_index() % 32; i < rows * chunks; i += 32) {
+            const int row = i / chunks, chunk = i % chunks;
+            if ((first + chunk) * CHUNK >= params.head_dim) continue;
+            store_global(out + row * params.out.row + (first + chunk) * CHUNK,
+                         *reinterpret_cast<const uint4*>(staged + chunk / SLAB_CHUNKS * Traits::QUERY_SLAB_BYTES +
+                                                         row * SWIZZLE_BYTES + (chunk % SLAB_CHUNKS ^ row % 8) * 16));
+        }
+        fence_shared_for_async();
+        __syncwarp(); // every lane has read what it stores
+    }
 
     __device__ static int quad_row(int i) { return thread_index() % 32 / 4 + 8 * i; }
 

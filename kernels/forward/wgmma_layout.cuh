@@ -85,11 +85,10 @@ struct WgmmaTraits {
     static constexpr int QUERY_STAGES = FIXED_BYTES + 2 * CONSUMERS * QUERY_BYTES <= SHARED_LIMIT_PER_CTA ? 2 : 1;
     static constexpr int QUERY_RING_BYTES = QUERY_STAGES * CONSUMERS * QUERY_BYTES;
 
-    // A finished tile leaves through shared memory, which makes whole lines of its rows: through its queries' buffer if that
+    // A finished tile leaves through shared memory, from where the copy engine takes it: through its queries' buffer if that
     // is one of two, else through one of its own where it fits, else straight from registers.
     static constexpr bool OUTPUT_THROUGH_QUERIES = QUERY_STAGES == 2;
-    static constexpr int STAGED_SLABS = SLABS < 2 ? SLABS : 2; // at a time
-    static constexpr int STAGED_BYTES = STAGED_SLABS * QUERY_SLAB_BYTES; // one warpgroup's
+    static constexpr int STAGED_BYTES = (SLABS < 2 ? SLABS : 2) * QUERY_SLAB_BYTES; // one warpgroup's: in parts of a slab
     static constexpr bool OUTPUT_BUFFER =
         !OUTPUT_THROUGH_QUERIES && FIXED_BYTES + QUERY_RING_BYTES + CONSUMERS * STAGED_BYTES <= SHARED_LIMIT_PER_CTA;
     static constexpr int OUTPUT_BYTES = OUTPUT_BUFFER ? CONSUMERS * STAGED_BYTES : 0;

@@ -56,6 +56,24 @@ __device__ inline void copy_box(unsigned destination, const TensorMap& map, unsi
                  : "memory");
 }
 
+// The way back: the box at `source` to (column, row, head, batch); elements outside of the tensor are left out. Part of the thread's group
+// of copies.
+__device__ inline void store_box(const TensorMap& map, unsigned source, int column, int row, int head, int batch)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+                 "r"(source), "r"(column), "r"(row), "r"(head), "r"(batch)
+                 : "memory");
+}
+
+// "cp.async.bulk.commit_group": what the thread has asked for since the last one is a group.
+__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// "cp.async.bulk.wait_group.read": all but the last `PENDING` of the thread's groups have read their sources.
+template <int PENDING> __device__ inline void wait_for_store_reads()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
 // "Warp-Level Matrix Instructions: stmatrix". Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8
 // of matrix l / 8.
 __device__ inline void store_matrices(unsigned row_address, unsigned m0, unsigned m1, unsigned m2, unsigned m3)

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::build_kernels::{BuildError, Compiler, Failure, Layout, Progress, Selection, select};
 use crate::files::{self, FileError};
 use crate::folder;
-use crate::instances::{self, Instance};
+use crate::instances::{self, Expectations, Instance};
 use crate::manifest::Manifest;
 
 /// What a debug image's kernel is called at its end.
@@ -140,6 +140,19 @@ fn copy_sources(kernels: &Path, copy: &Path) -> Result<(), BuildError> {
     }
 }
 
+/// The same image with asserts, for which registers may be spilled.
+fn debug_image(instance: Instance) -> Instance {
+    Instance {
+        suffix: Some(SUFFIX.to_owned()),
+        extra_flags: [&instance.extra_flags[..], &FLAGS.map(str::to_owned)[..]].concat(),
+        expectations: Expectations {
+            may_spill: true,
+            ..instance.expectations
+        },
+        ..instance
+    }
+}
+
 /// Compiles debug images of what is selected into a folder for `WARPTILE_KERNELS_DIR`, under names of their own. The sources, as they were
 /// compiled, are beside them in `kernels`: what line numbers refer to.
 ///
@@ -157,11 +170,7 @@ pub fn build(
         .into_iter()
         // Only what can be named: the operations beside forward have one kernel each.
         .filter(|instance| instance.tiling.head_dim > 0)
-        .map(|instance| Instance {
-            suffix: Some(SUFFIX.to_owned()),
-            extra_flags: [&instance.extra_flags[..], &FLAGS.map(str::to_owned)[..]].concat(),
-            ..instance
-        })
+        .map(debug_image)
         .collect();
     let copy = folder.join("kernels");
     copy_sources(&layout.kernels, &copy)?;
@@ -244,6 +253,8 @@ mod tests {
                 "{}",
                 instance.source
             );
+            assert!(!instance.expectations.may_spill, "{}", instance.image());
+            assert!(debug_image(instance).expectations.may_spill);
         }
     }
 

@@ -255,9 +255,9 @@ declare! {
         opaque: [u64; 16] = "unsigned long long[16]",
     }
 
-    /// Block of the kernels that read through tensor maps. Maps have 4 dimensions (head_dim, row, head, batch), read zeros
-    /// outside of an extent, and have a 128-byte swizzle and boxes of 64 columns x 64 rows (q) or BLOCK_N rows (k, v). A
-    /// packed tensor has batch extent 1 and all its rows in one sequence.
+    /// Block of the kernels that read and write through tensor maps. Maps have 4 dimensions (head_dim, row, head, batch), read zeros
+    /// and write nothing outside of an extent, and have a 128-byte swizzle and boxes of 64 columns x 64 rows (q), BLOCK_N rows (k, v) or
+    /// 16 rows (out: those of a warp). A packed tensor has batch extent 1 and all its rows in one sequence.
     struct ForwardTma align 64 {
         /// Queries.
         q_map: TensorMap,
@@ -265,6 +265,8 @@ declare! {
         k_map: TensorMap,
         /// Values.
         v_map: TensorMap,
+        /// What is computed.
+        out_map: TensorMap,
         /// Everything else.
         forward: Forward,
         /// Unused.

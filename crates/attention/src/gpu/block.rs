@@ -142,13 +142,15 @@ fn scoring(call: &Call, at: &Addresses) -> abi::Scoring {
 const BOX_COLUMNS: u32 = 64;
 /// Query rows of a box: those of one warpgroup.
 const QUERY_BOX_ROWS: u32 = 64;
+/// Rows of the output's boxes: those of one warp.
+const OUTPUT_BOX_ROWS: u32 = 16;
 
 /// The largest power of two that divides `n`.
 const fn power_of_two_in(n: u32) -> u32 {
     n & n.wrapping_neg()
 }
 
-/// The block of kernels that read through tensor maps, which take f16 and bf16 only. The context must be current.
+/// The block of kernels that read and write through tensor maps, which take f16 and bf16 only. The context must be current.
 pub(crate) fn forward_tma(
     driver: &Driver,
     call: &Call,
@@ -198,6 +200,7 @@ pub(crate) fn forward_tma(
         q_map,
         k_map,
         v_map,
+        out_map: map(forward.out.address, call.out(), OUTPUT_BOX_ROWS)?,
         forward,
         ..Default::default()
     })

@@ -75,9 +75,12 @@ fn a_launch_through_tensor_maps_brings_its_maps_and_its_tile_counter() {
     backend.synchronize().unwrap();
     let launches = fake.launches();
     assert_eq!(launches.len(), 1);
-    let maps: Vec<&[u8]> = launches[0].params()[..384].chunks_exact(128).collect();
+    // Of q, k, v and out.
+    let maps: Vec<&[u8]> = launches[0].params()[..512].chunks_exact(128).collect();
     assert!(maps.iter().all(|map| map.iter().any(|&byte| byte != 0)));
-    assert!(maps[0] != maps[1] && maps[1] != maps[2]);
+    for (i, map) in maps.iter().enumerate() {
+        assert!(!maps[..i].contains(map), "map {i}");
+    }
     let work = block(&launches[0]).work;
     assert_eq!(
         (work.query_tiles, work.tiles, work.heads_at_once),
@@ -159,7 +162,7 @@ fn the_fastest_gpu_is_chosen_and_the_others_say_why_not() {
 #[test]
 fn a_call_like_one_before_allocates_once_launches_once_and_waits_for_nothing() {
     type Call = fn(&Tensor<f16>) -> Result<Output<f16>>;
-    // The last reads through tensor maps: three more calls to encode them.
+    // The last reads and writes through tensor maps: four more calls to encode them.
     let calls: [(Call, u64, u64); 4] = [
         (
             |x| Attention::new().choice(kernel(PLAIN)).forward(x, (x, x)),
@@ -188,7 +191,7 @@ fn a_call_like_one_before_allocates_once_launches_once_and_waits_for_nothing() {
         (
             |x| Attention::new().choice(kernel(MAPPED)).forward(x, (x, x)),
             1,
-            10,
+            11,
         ),
     ];
     let fake = FakeDriver::open();
