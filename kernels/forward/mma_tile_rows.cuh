@@ -1,0 +1,320 @@
+// A warp's rows of a tile of the family `mma`: their scores against blocks of keys, and the weighted values, in registers.
+//
+// A plain block, in which nothing is hidden and scores are scaled dot products, takes no maximum: its weights count against the rows'
+// maxima of before, and their sums tell whether one has become too large. Then the block begins again as one that is not plain.
+// So the first weights follow the products at once, and those of the next 16 keys run beside the products with the values of these.
+#pragma once
+
+#include "forward/mma_tile_layout.cuh"
+#include "rule/partial.cuh"
+
+namespace warptile {
+
+template <class Traits> class TileRows {
+  public:
+    using Element = typename Traits::Element;
+    static constexpr int ROW_TILES = Traits::ROW_TILES, COLUMN_TILES = Traits::COLUMN_TILES, KEY_TILES = Traits::KEY_TILES;
+
+    __device__ TileRows(const Forward& params, unsigned shared, const Segment& tile, int group)
+        : params(params), shared(shared), tile(tile), group(group)
+    {
+        scale = ScoreRule(params.scoring, 0, 0, 0, LOG2_E).scale;
+        const Mask mask(params.scoring, tile.q.len, tile.k.len);
+        const int first_query = Row(tile, group, first_row()).query;
+        const int last_query = min(Row(tile, group, first_row() + Traits::WARP_ROWS - 1).query, tile.q.len - 1);
+        // Keys that some row of the warp sees, and those that all see.
+        const int from = first_query + mask.shift - mask.left, all_from = last_query + mask.shift - mask.left;
+        const int to = first_query < tile.q.len ? min(last_query + mask.shift + mask.right, tile.k.len - 1) : -1;
+        const int all_to = min(first_query + mask.shift + mask.right, tile.k.len - 1);
+        // As blocks.
+        see_from = uniform_of(max(from - tile.first_key, 0) / Traits::BLOCK_N);
+        see_to = uniform_of(to < tile.first_key ? -1 : (to - tile.first_key) / Traits::BLOCK_N);
+        plain_from = uniform_of((max(all_from - tile.first_key, 0) + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
+        plain_to = uniform_of(all_to < tile.first_key ? -1 : (all_to - tile.first_key + 1) / Traits::BLOCK_N - 1);
+        // The first one sets the maxima.
+        plain_to = params.scoring.softcap > 0 || params.scoring.slopes ? -1 : min(plain_to, see_to - 1);
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            max_[row] = negative_infinity();
+            sum_[row] = 0;
+        }
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+            for (int i = 0; i < COLUMN_TILES; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) output[tile][i][j] = 0;
+    }
+
+    // When they have arrived.
+    __device__ void take_queries()
+    {
+        if constexpr (Traits::HOLDS_QUERIES)
+#pragma unroll
+            for (int step = 0; step < Traits::DEPTH_STEPS; step++) load_queries(step, queries[step]);
+    }
+
+    // Adds a block of keys, which lie at `keys` in shared memory, their values behind them.
+    __device__ void add(int block, unsigned keys)
+    {
+        if (block < see_from || block > see_to) return;
+        bool plain = block >= plain_from && block <= plain_to;
+        int done = 0; // keys of the block
+#pragma unroll 1
+        while (true) {
+            Scores scores;
+            multiply_keys(keys, scores);
+            if (plain) {
+                done = add_plain(scores, keys + Traits::KEY_BYTES);
+                if (__builtin_expect(done == Traits::BLOCK_N, true)) return;
+                plain = false;
+            } else {
+                soften(tile.first_key + block * Traits::BLOCK_N, done, scores);
+                add_values(scores, keys + Traits::KEY_BYTES);
+                return;
+            }
+        }
+    }
+
+    static constexpr int ROWS = 2 * ROW_TILES; // of a lane
+    // Which row of the tile is a lane's `row`: 8 rows apart.
+    __device__ int row_of_tile(int row, int lane) const { return first_row() + row * 8 + lane / 4; }
+    __device__ int first_row() const { return threadIdx.x / 32 * Traits::WARP_ROWS; }
+    // The maximum and the whole sum of a lane's row.
+    __device__ RowSum sum(int row) const
+    {
+        float sum = sum_[row];
+        sum += __shfl_xor_sync(0xffffffff, sum, 1);
+        sum += __shfl_xor_sync(0xffffffff, sum, 2);
+        return {max_[row], sum};
+    }
+    // Two neighbouring columns of a lane's row: of each 8 from 8 * tile on, those from 2 * (lane % 4) on.
+    __device__ float2 columns(int row, int tile) const
+    {
+        return {output[row / 2][tile][row % 2 * 2], output[row / 2][tile][row % 2 * 2 + 1]};
+    }
+
+  private:
+    using Scores = float[ROW_TILES][KEY_TILES][4];
+    using Weights = unsigned[ROW_TILES][4];
+
+    // A value that all lanes hold, which the compiler then knows to be uniform.
+    __device__ static int uniform_of(int x) { return (int)__shfl_sync(0xffffffff, (unsigned)x, 0); }
+
+    __device__ void load_queries(int step, unsigned (&words)[ROW_TILES][4]) const
+    {
+        const int lane = threadIdx.x % 32;
+        const unsigned at = shared + Traits::QUERIES_AT + first_row() * Traits::ROW_BYTES + Traits::place(lane % 16, lane / 16);
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; tile++)
+            load_matrices(words[tile], Traits::further(at, 2 * step) + tile * FRAGMENT_ROWS * Traits::ROW_BYTES);
+    }
+
+    __device__ void multiply_keys(unsigned keys, Scores& scores)
+    {
+        const int lane = threadIdx.x % 32;
+        const unsigned at = keys + Traits::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+        constexpr int TURNS = Traits::DEPTH_STEPS * Traits::KEY_STEPS;
+        const auto load = [&](int turn, unsigned(&words)[4]) {
+            load_matrices(words, Traits::further(at, turn / Traits::KEY_STEPS * 2) +
+                                     turn % Traits::KEY_STEPS * FRAGMENT_DEPTH * Traits::ROW_BYTES);
+        };
+        unsigned query[2][ROW_TILES][4], words[2][4];
+        if constexpr (!Traits::HOLDS_QUERIES) load_queries(0, query[0]);
+        load(0, words[0]);
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) scores[tile][i][j] = 0;
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) {
+            const int step = turn / Traits::KEY_STEPS, i = turn % Traits::KEY_STEPS;
+            if (turn + 1 < TURNS) load(turn + 1, words[(turn + 1) % 2]);
+            if (!Traits::HOLDS_QUERIES && i == Traits::KEY_STEPS / 2 && step + 1 < Traits::DEPTH_STEPS)
+                load_queries(step + 1, query[(step + 1) % 2]);
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int tile = 0; tile < ROW_TILES; tile++)
+                    mma<Element>(scores[tile][2 * i + half], Traits::HOLDS_QUERIES ? queries[step][tile] : query[step % 2][tile],
+                                 words[turn % 2][2 * half], words[turn % 2][2 * half + 1]);
+        }
+    }
+
+    // The words of 16 keys' values in the columns of tiles 2 * i and 2 * i + 1.
+    __device__ static void load_values(unsigned at, int step, int i, unsigned (&words)[4])
+    {
+        load_matrices_transposed(words, Traits::further(at, 2 * i) + step * FRAGMENT_DEPTH * Traits::ROW_BYTES);
+    }
+    __device__ static unsigned first_value(unsigned values)
+    {
+        const int lane = threadIdx.x % 32;
+        return values + Traits::place(lane % 16, lane / 16);
+    }
+
+    // output += weights of 16 keys times their values; `between(i)` runs after each 16 columns.
+    template <class Between> __device__ void multiply_values(const Weights& weights, unsigned at, int step, Between between)
+    {
+        unsigned words[2][4];
+        load_values(at, step, 0, words[0]);
+#pragma unroll
+        for (int i = 0; i < COLUMN_TILES / 2; i++) {
+            if (i + 1 < COLUMN_TILES / 2) load_values(at, step, i + 1, words[(i + 1) % 2]);
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int tile = 0; tile < ROW_TILES; tile++)
+                    mma<Element>(output[tile][2 * i + half], weights[tile], words[i % 2][2 * half], words[i % 2][2 * half + 1]);
+            between(i);
+        }
+    }
+
+    // A plain block's weights and values. Returns the keys that have been added: all, unless a weight of the next 16 is too large, or not
+    // a number.
+    __device__ int add_plain(Scores& scores, unsigned values)
+    {
+        constexpr int PAIRS = ROW_TILES * 4; // of a lane's weights of 16 keys
+        const unsigned at = first_value(values);
+        Weights weights[2];
+        float sums[ROWS] = {};
+        const auto weigh = [&](int step, int pair, Weights& to) {
+            const int tile = pair / 4, i = 2 * step + pair % 4 / 2, half = pair % 2, row = 2 * tile + half;
+            float two[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) two[j] = exp2_approximate(scores[tile][i][2 * half + j] * scale - max_[row]);
+            sums[row] = pair % 4 < 2 ? two[0] + two[1] : sums[row] + (two[0] + two[1]);
+            to[tile][pair % 4] = narrow2<Element>(two[0], two[1]);
+        };
+        // NaN fails too. Whatever is below is exact enough, and fits f16.
+        const auto fits = [&] {
+            float all = sums[0] + sums[1];
+#pragma unroll
+            for (int row = 2; row < ROWS; row++) all += sums[row];
+            return !__any_sync(0xffffffff, !(all <= MAX_WEIGHTS));
+        };
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; pair++) weigh(0, pair, weights[0]);
+#pragma unroll
+        for (int step = 0; step < Traits::KEY_STEPS; step++) {
+            if (__builtin_expect(!fits(), false)) return step * FRAGMENT_DEPTH;
+#pragma unroll
+            for (int row = 0; row < ROWS; row++) sum_[row] += sums[row];
+            multiply_values(weights[step % 2], at, step, [&](int i) {
+                if (step + 1 == Traits::KEY_STEPS) return;
+                constexpr int TURNS = COLUMN_TILES / 2;
+#pragma unroll
+                for (int pair = i * PAIRS / TURNS; pair < (i + 1) * PAIRS / TURNS; pair++)
+                    weigh(step + 1, pair, weights[(step + 1) % 2]);
+            });
+        }
+        return Traits::BLOCK_N;
+    }
+    static constexpr float MAX_WEIGHTS = 1024;
+
+    // The values of weights that are known.
+    __device__ void add_values(const Scores& scores, unsigned values)
+    {
+        const unsigned at = first_value(values);
+#pragma unroll
+        for (int step = 0; step < Traits::KEY_STEPS; step++) {
+            Weights weights;
+#pragma unroll
+            for (int pair = 0; pair < ROW_TILES * 4; pair++) {
+                const float(&two)[4] = scores[pair / 4][2 * step + pair % 4 / 2];
+                weights[pair / 4][pair % 4] = narrow2<Element>(two[pair % 2 * 2], two[pair % 2 * 2 + 1]);
+            }
+            multiply_values(weights, at, step, [](int) {});
+        }
+    }
+
+    // Calls `change` with every score, its row of the lane, and the key.
+    template <class Change> __device__ void each(Scores& scores, int first_key, Change change) const
+    {
+        const int lane_key = first_key + anew(threadIdx.x) % 4 * 2;
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    change(scores[tile][i][j], 2 * tile + j / 2, lane_key + i * FRAGMENT_COLUMNS + j % 2);
+    }
+
+    // Dot products -> weights, and rows with what they were multiplied by. The first `done` keys of the block are hidden.
+    __device__ void soften(int first_key, int done, Scores& scores)
+    {
+        const Scoring& scoring = params.scoring;
+        const int lane = anew(threadIdx.x) % 32;
+        const ScoreRule rule(scoring, 0, 0, 0, LOG2_E);
+        const float limit = rule.dot_limit();
+        each(scores, first_key, [&](float& score, int, int) { score = clamp_keeping_nan(score, limit) * rule.scale; });
+        if (scoring.softcap > 0) each(scores, first_key, [&](float& score, int, int) { score = rule.with_softcap(score); });
+        const int shift = scoring.align_top_left ? 0 : tile.k.len - tile.q.len;
+        if (scoring.slopes) {
+#pragma unroll
+            for (int one = 0; one < ROWS; one++) {
+                const Row row(tile, group, row_of_tile(one, lane));
+                float slope = 0;
+                if (row.query < tile.q.len)
+                    slope = scoring.slopes[tile.batch * scoring.slopes_batch + row.head] * LOG2_E;
+                // Distances are counted bottom-right, wherever the mask's diagonal is.
+                const int diagonal = row.query + tile.k.len - tile.q.len;
+                each(scores, first_key, [&](float& score, int row, int key) {
+                    if (row == one) score -= slope * fabsf((float)(diagonal - key));
+                });
+            }
+        }
+#pragma unroll
+        for (int one = 0; one < ROWS; one++) {
+            const int diagonal = Row(tile, group, row_of_tile(one, lane)).query + shift;
+            const int from = max(diagonal - scoring.window_left, first_key + done);
+            const int to = min(diagonal + scoring.window_right, tile.k.len - 1);
+            each(scores, first_key, [&](float& score, int row, int key) {
+                if (row == one && (key < from || key > to)) score = negative_infinity();
+            });
+        }
+        float largest[ROWS];
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) largest[row] = max_[row];
+        each(scores, first_key, [&](float& score, int row, int) { largest[row] = fmaxf(largest[row], score); });
+        bool coarse = false;
+#pragma unroll
+        for (int one = 0; one < ROWS; one++) {
+            float& row = largest[one];
+            row = fmaxf(row, __shfl_xor_sync(0xffffffff, row, 1));
+            row = fmaxf(row, __shfl_xor_sync(0xffffffff, row, 2));
+            const float factor = rescale(max_[one], row);
+            max_[one] = row;
+            sum_[one] *= factor;
+            coarse = coarse || fabsf(row) > COARSE_MAX;
+#pragma unroll
+            for (int i = 0; i < COLUMN_TILES; i++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) output[one / 2][i][one % 2 * 2 + j] *= factor;
+        }
+        each(scores, first_key, [&](float& score, int row, int) {
+            score = rescale(score, max_[row]);
+            sum_[row] += score;
+        });
+        // The fused product and difference of a plain block round once, the maximum's product has been rounded before: where that is
+        // coarse, the largest weight might come out as anything. Then no block is plain.
+        if (__any_sync(0xffffffff, coarse)) plain_to = -1;
+    }
+    static constexpr float COARSE_MAX = 0x1p24f;
+
+    const Forward& params;
+    const unsigned shared;
+    const Segment& tile;
+    const int group; // query heads a key/value head
+    float scale;
+    int see_from, see_to;     // blocks with keys that some row of the warp sees
+    int plain_from, plain_to; // plain ones
+    unsigned queries[Traits::HOLDS_QUERIES ? Traits::DEPTH_STEPS : 1][ROW_TILES][4];
+    float output[ROW_TILES][COLUMN_TILES][4];
+    // Of this lane's rows: what weights count against, in exponents of 2, and the sum of this lane's weights.
+    float max_[ROWS], sum_[ROWS];
+};
+
+} // namespace warptile
