@@ -30,13 +30,13 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static_assert(BLOCK_M % (WARPS * FRAGMENT_ROWS) == 0, "a product has 16 rows");
     static_assert(BLOCK_N % FRAGMENT_DEPTH == 0, "the products with the values take 16 keys at a time");
     static_assert(HEAD_DIM % 32 == 0, "the swizzle, and columns are taken two products at a time");
-    // Registers hold the queries where they leave room.
-    static constexpr bool HOLDS_QUERIES = ROW_TILES * HEAD_DIM <= 128 && ROW_TILES * (HEAD_DIM + BLOCK_N) <= 256;
 #ifdef WARPTILE_MIN_CTAS
     static constexpr int MIN_CTAS = WARPTILE_MIN_CTAS;
 #else
     static constexpr int MIN_CTAS = WARPS <= 4 ? 2 : 1;
 #endif
+    // Registers hold the queries where they leave room.
+    static constexpr bool HOLDS_QUERIES = MIN_CTAS * WARPS <= 8 && ROW_TILES * HEAD_DIM <= 128 && ROW_TILES * (HEAD_DIM + BLOCK_N) <= 256;
 
     // Shared memory.
     static constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element);

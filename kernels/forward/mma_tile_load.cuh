@@ -75,6 +75,13 @@ template <class Traits> class TileLoader {
     template <bool ALL> __device__ void load_rows(int stage, int rows)
     {
         const long long key_step = DOWN * params.k.row, value_step = DOWN * params.v.row;
+#ifdef V_POINTERS_ANEW
+        const KeyRows<Element> place(params, tile.batch, tile.kv_head, tile.k);
+        const int row = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS;
+        const int key = tile.first_key + next * Traits::BLOCK_N + (PASSES - 1) * DOWN + row;
+        const Element* keys = static_cast<const Element*>(params.k.address) + place.offset(params, params.k, key, 0) + column * CHUNK<Element>;
+        const Element* values = static_cast<const Element*>(params.v.address) + place.offset(params, params.v, key, 0) + column * CHUNK<Element>;
+#endif
 #pragma unroll
         for (int pass = PASSES - 1; pass >= 0; pass--) {
             copy_row(stage, pass, keys, values, ALL || pass * DOWN + (int)threadIdx.x / ACROSS < rows);

@@ -51,7 +51,7 @@ template <class Traits> class TileRows {
     {
         if constexpr (Traits::HOLDS_QUERIES)
 #pragma unroll
-            for (int step = 0; step < Traits::DEPTH_STEPS; step++) load_queries(step, queries[step]);
+            for (int step = 0; step < Traits::DEPTH_STEPS; step++) load_queries(first_query(threadIdx.x), step, queries[step]);
     }
 
     // Adds a block of keys, which lie at `keys` in shared memory, their values behind them.
@@ -95,16 +95,23 @@ template <class Traits> class TileRows {
     }
 
   private:
+#ifndef WARPTILE_PREFETCH
+#define WARPTILE_PREFETCH 1
+#endif
+    static constexpr bool PREFETCH = WARPTILE_PREFETCH;
     using Scores = float[ROW_TILES][KEY_TILES][4];
     using Weights = unsigned[ROW_TILES][4];
 
     // A value that all lanes hold, which the compiler then knows to be uniform.
     __device__ static int uniform_of(int x) { return (int)__shfl_sync(0xffffffff, (unsigned)x, 0); }
 
-    __device__ void load_queries(int step, unsigned (&words)[ROW_TILES][4]) const
+    __device__ unsigned first_query(int thread) const
     {
-        const int lane = threadIdx.x % 32;
-        const unsigned at = shared + Traits::QUERIES_AT + first_row() * Traits::ROW_BYTES + Traits::place(lane % 16, lane / 16);
+        return shared + Traits::QUERIES_AT + thread / 32 * Traits::WARP_ROWS * Traits::ROW_BYTES +
+               Traits::place(thread % 16, thread % 32 / 16);
+    }
+    __device__ static void load_queries(unsigned at, int step, unsigned (&words)[ROW_TILES][4])
+    {
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; tile++)
             load_matrices(words[tile], Traits::further(at, 2 * step) + tile * FRAGMENT_ROWS * Traits::ROW_BYTES);
@@ -112,15 +119,25 @@ template <class Traits> class TileRows {
 
     __device__ void multiply_keys(unsigned keys, Scores& scores)
     {
+        // Places are worked out anew, so that registers hold none of them while values are multiplied.
+#ifdef V_KEYS_ANEW
+        const int lane = anew(threadIdx.x) % 32;
+#else
         const int lane = threadIdx.x % 32;
+#endif
         const unsigned at = keys + Traits::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#ifdef V_QUERY_ANEW
+        const unsigned query_at = first_query(anew(threadIdx.x));
+#else
+        const unsigned query_at = first_query(threadIdx.x);
+#endif
         constexpr int TURNS = Traits::DEPTH_STEPS * Traits::KEY_STEPS;
         const auto load = [&](int turn, unsigned(&words)[4]) {
             load_matrices(words, Traits::further(at, turn / Traits::KEY_STEPS * 2) +
                                      turn % Traits::KEY_STEPS * FRAGMENT_DEPTH * Traits::ROW_BYTES);
         };
         unsigned query[2][ROW_TILES][4], words[2][4];
-        if constexpr (!Traits::HOLDS_QUERIES) load_queries(0, query[0]);
+        if constexpr (!Traits::HOLDS_QUERIES) load_queries(query_at, 0, query[0]);
         load(0, words[0]);
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; tile++)
@@ -133,7 +150,7 @@ template <class Traits> class TileRows {
             const int step = turn / Traits::KEY_STEPS, i = turn % Traits::KEY_STEPS;
             if (turn + 1 < TURNS) load(turn + 1, words[(turn + 1) % 2]);
             if (!Traits::HOLDS_QUERIES && i == Traits::KEY_STEPS / 2 && step + 1 < Traits::DEPTH_STEPS)
-                load_queries(step + 1, query[(step + 1) % 2]);
+                load_queries(query_at, step + 1, query[(step + 1) % 2]);
 #pragma unroll
             for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -150,18 +167,26 @@ template <class Traits> class TileRows {
     }
     __device__ static unsigned first_value(unsigned values)
     {
+#ifdef V_VALUE_ANEW
+        const int lane = anew(threadIdx.x) % 32;
+#else
         const int lane = threadIdx.x % 32;
+#endif
         return values + Traits::place(lane % 16, lane / 16);
     }
 
-    // output += weights of 16 keys times their values; `between(i)` runs after each 16 columns.
-    template <class Between> __device__ void multiply_values(const Weights& weights, unsigned at, int step, Between between)
+    // output += weights of 16 keys times their values; `between(i)` runs after each 16 columns. `words`: the first of them, and then those of
+    // the step that follows.
+    template <class Between>
+    __device__ void multiply_values(const Weights& weights, unsigned at, int step, unsigned (&words)[2][4], Between between)
     {
-        unsigned words[2][4];
-        load_values(at, step, 0, words[0]);
+        if (!PREFETCH) load_values(at, step, 0, words[0]);
 #pragma unroll
         for (int i = 0; i < COLUMN_TILES / 2; i++) {
-            if (i + 1 < COLUMN_TILES / 2) load_values(at, step, i + 1, words[(i + 1) % 2]);
+            if (i + 1 < COLUMN_TILES / 2)
+                load_values(at, step, i + 1, words[(i + 1) % 2]);
+            else if (PREFETCH && step + 1 < Traits::KEY_STEPS)
+                load_values(at, step + 1, 0, words[(i + 1) % 2]);
 #pragma unroll
             for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -194,6 +219,8 @@ template <class Traits> class TileRows {
             for (int row = 2; row < ROWS; row++) all += sums[row];
             return !__any_sync(0xffffffff, !(all <= MAX_WEIGHTS));
         };
+        unsigned words[2][4];
+        if (PREFETCH) load_values(at, 0, 0, words[0]);
 #pragma unroll
         for (int pair = 0; pair < PAIRS; pair++) weigh(0, pair, weights[0]);
 #pragma unroll
@@ -201,7 +228,7 @@ template <class Traits> class TileRows {
             if (__builtin_expect(!fits(), false)) return step * FRAGMENT_DEPTH;
 #pragma unroll
             for (int row = 0; row < ROWS; row++) sum_[row] += sums[row];
-            multiply_values(weights[step % 2], at, step, [&](int i) {
+            multiply_values(weights[step % 2], at, step, words, [&](int i) {
                 if (step + 1 == Traits::KEY_STEPS) return;
                 constexpr int TURNS = COLUMN_TILES / 2;
 #pragma unroll
@@ -217,6 +244,8 @@ template <class Traits> class TileRows {
     __device__ void add_values(const Scores& scores, unsigned values)
     {
         const unsigned at = first_value(values);
+        unsigned words[2][4];
+        if (PREFETCH) load_values(at, 0, 0, words[0]);
 #pragma unroll
         for (int step = 0; step < Traits::KEY_STEPS; step++) {
             Weights weights;
@@ -225,7 +254,7 @@ template <class Traits> class TileRows {
                 const float(&two)[4] = scores[pair / 4][2 * step + pair % 4 / 2];
                 weights[pair / 4][pair % 4] = narrow2<Element>(two[pair % 2 * 2], two[pair % 2 * 2 + 1]);
             }
-            multiply_values(weights, at, step, [](int) {});
+            multiply_values(weights, at, step, words, [](int) {});
         }
     }
 
