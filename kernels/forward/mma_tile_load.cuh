@@ -19,7 +19,7 @@ template <class Traits> class TileLoader {
         const KeyRows<Element> rows(params, tile.batch, tile.kv_head, tile.k);
         is_paged = rows.is_paged();
         if (is_paged) {
-            find_pages();
+            if (next >= 0) find_pages();
         } else {
             // The last rows first.
             const int key = tile.first_key + next * Traits::BLOCK_N + (PASSES - 1) * DOWN + row;

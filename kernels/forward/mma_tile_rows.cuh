@@ -63,9 +63,16 @@ template <class Traits> class TileRows {
 #pragma unroll 1
         while (true) {
             Scores scores;
-            multiply_keys(keys, scores);
+            Weights weights[AHEAD + 1];
+            float sums[AHEAD + 1][ROWS];
+            multiply_keys(keys, scores, [&](int turn, int turns) {
+                constexpr int STEPS = SPLITS_KEYS ? AHEAD : 0;
+#pragma unroll
+                for (int pair = turn * PAIRS * STEPS / turns; pair < (turn + 1) * PAIRS * STEPS / turns; pair++)
+                    weigh(scores, pair / PAIRS, pair % PAIRS, weights[pair / PAIRS], sums[pair / PAIRS]);
+            });
             if (plain) {
-                done = add_plain(scores, keys + Traits::KEY_BYTES);
+                done = add_plain(scores, weights, sums, keys + Traits::KEY_BYTES);
                 if (__builtin_expect(done == Traits::BLOCK_N, true)) return;
                 plain = false;
             } else {
@@ -99,6 +106,15 @@ template <class Traits> class TileRows {
 #define WARPTILE_PREFETCH 1
 #endif
     static constexpr bool PREFETCH = WARPTILE_PREFETCH;
+#ifndef V_SPLIT
+#define V_SPLIT 0
+#endif
+#ifndef V_AHEAD
+#define V_AHEAD 1
+#endif
+    static constexpr bool SPLITS_KEYS = V_SPLIT;
+    static constexpr int AHEAD = V_AHEAD; // steps by which weights are computed before their values are multiplied
+    static constexpr int PAIRS = ROW_TILES * 4; // of a lane's weights of 16 keys
     using Scores = float[ROW_TILES][KEY_TILES][4];
     using Weights = unsigned[ROW_TILES][4];
 
@@ -117,7 +133,8 @@ template <class Traits> class TileRows {
             load_matrices(words[tile], Traits::further(at, 2 * step) + tile * FRAGMENT_ROWS * Traits::ROW_BYTES);
     }
 
-    __device__ void multiply_keys(unsigned keys, Scores& scores)
+    // `between(turn, turns)` runs while the last keys are multiplied.
+    template <class Between> __device__ void multiply_keys(unsigned keys, Scores& scores, Between between)
     {
         // Places are worked out anew, so that registers hold none of them while values are multiplied.
 #ifdef V_KEYS_ANEW
@@ -131,10 +148,13 @@ template <class Traits> class TileRows {
 #else
         const unsigned query_at = first_query(threadIdx.x);
 #endif
-        constexpr int TURNS = Traits::DEPTH_STEPS * Traits::KEY_STEPS;
+        // Keys are taken in parts, so that the weights of the first ones are computed beside the products with the last.
+        constexpr int PARTS = SPLITS_KEYS ? 2 : 1, PART_STEPS = Traits::KEY_STEPS / PARTS;
+        constexpr int PART_TURNS = Traits::DEPTH_STEPS * PART_STEPS, TURNS = PARTS * PART_TURNS;
+        const auto key_step = [&](int turn) { return turn / PART_TURNS * PART_STEPS + turn % PART_STEPS; };
         const auto load = [&](int turn, unsigned(&words)[4]) {
-            load_matrices(words, Traits::further(at, turn / Traits::KEY_STEPS * 2) +
-                                     turn % Traits::KEY_STEPS * FRAGMENT_DEPTH * Traits::ROW_BYTES);
+            load_matrices(words, Traits::further(at, turn % PART_TURNS / PART_STEPS * 2) +
+                                     key_step(turn) * FRAGMENT_DEPTH * Traits::ROW_BYTES);
         };
         unsigned query[2][ROW_TILES][4], words[2][4];
         if constexpr (!Traits::HOLDS_QUERIES) load_queries(query_at, 0, query[0]);
@@ -147,16 +167,17 @@ template <class Traits> class TileRows {
                 for (int j = 0; j < 4; j++) scores[tile][i][j] = 0;
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) {
-            const int step = turn / Traits::KEY_STEPS, i = turn % Traits::KEY_STEPS;
+            const int step = turn / PART_STEPS % Traits::DEPTH_STEPS, all_steps = turn / PART_STEPS, i = key_step(turn);
             if (turn + 1 < TURNS) load(turn + 1, words[(turn + 1) % 2]);
-            if (!Traits::HOLDS_QUERIES && i == Traits::KEY_STEPS / 2 && step + 1 < Traits::DEPTH_STEPS)
-                load_queries(query_at, step + 1, query[(step + 1) % 2]);
+            if (!Traits::HOLDS_QUERIES && turn % PART_STEPS == PART_STEPS / 2 && turn + PART_STEPS < TURNS)
+                load_queries(query_at, (step + 1) % Traits::DEPTH_STEPS, query[(all_steps + 1) % 2]);
 #pragma unroll
             for (int half = 0; half < 2; half++)
 #pragma unroll
                 for (int tile = 0; tile < ROW_TILES; tile++)
-                    mma<Element>(scores[tile][2 * i + half], Traits::HOLDS_QUERIES ? queries[step][tile] : query[step % 2][tile],
+                    mma<Element>(scores[tile][2 * i + half], Traits::HOLDS_QUERIES ? queries[step][tile] : query[all_steps % 2][tile],
                                  words[turn % 2][2 * half], words[turn % 2][2 * half + 1]);
+            if (turn >= TURNS - PART_TURNS) between(turn - (TURNS - PART_TURNS), PART_TURNS);
         }
     }
 
@@ -196,24 +217,24 @@ template <class Traits> class TileRows {
         }
     }
 
-    // A plain block's weights and values. Returns the keys that have been added: all, unless a weight of the next 16 is too large, or not
-    // a number.
-    __device__ int add_plain(Scores& scores, unsigned values)
+    // A pair of weights of 16 keys, and with them the sums of this lane's.
+    __device__ void weigh(const Scores& scores, int step, int pair, Weights& weights, float (&sums)[ROWS]) const
     {
-        constexpr int PAIRS = ROW_TILES * 4; // of a lane's weights of 16 keys
-        const unsigned at = first_value(values);
-        Weights weights[2];
-        float sums[ROWS] = {};
-        const auto weigh = [&](int step, int pair, Weights& to) {
-            const int tile = pair / 4, i = 2 * step + pair % 4 / 2, half = pair % 2, row = 2 * tile + half;
-            float two[2];
+        const int tile = pair / 4, i = 2 * step + pair % 4 / 2, half = pair % 2, row = 2 * tile + half;
+        float two[2];
 #pragma unroll
-            for (int j = 0; j < 2; j++) two[j] = exp2_approximate(scores[tile][i][2 * half + j] * scale - max_[row]);
-            sums[row] = pair % 4 < 2 ? two[0] + two[1] : sums[row] + (two[0] + two[1]);
-            to[tile][pair % 4] = narrow2<Element>(two[0], two[1]);
-        };
+        for (int j = 0; j < 2; j++) two[j] = exp2_approximate(scores[tile][i][2 * half + j] * scale - max_[row]);
+        sums[row] = pair % 4 < 2 ? two[0] + two[1] : sums[row] + (two[0] + two[1]);
+        weights[tile][pair % 4] = narrow2<Element>(two[0], two[1]);
+    }
+
+    // A plain block's weights and values; those of the first steps are there. Returns the keys that have been added: all, unless a weight of
+    // the next 16 is too large, or not a number.
+    __device__ int add_plain(const Scores& scores, Weights (&weights)[AHEAD + 1], float (&sums)[AHEAD + 1][ROWS], unsigned values)
+    {
+        const unsigned at = first_value(values);
         // NaN fails too. Whatever is below is exact enough, and fits f16.
-        const auto fits = [&] {
+        const auto fits = [&](const float(&sums)[ROWS]) {
             float all = sums[0] + sums[1];
 #pragma unroll
             for (int row = 2; row < ROWS; row++) all += sums[row];
@@ -221,19 +242,23 @@ template <class Traits> class TileRows {
         };
         unsigned words[2][4];
         if (PREFETCH) load_values(at, 0, 0, words[0]);
+        if constexpr (!SPLITS_KEYS)
 #pragma unroll
-        for (int pair = 0; pair < PAIRS; pair++) weigh(0, pair, weights[0]);
+            for (int pair = 0; pair < AHEAD * PAIRS; pair++)
+                weigh(scores, pair / PAIRS, pair % PAIRS, weights[pair / PAIRS], sums[pair / PAIRS]);
 #pragma unroll
         for (int step = 0; step < Traits::KEY_STEPS; step++) {
-            if (__builtin_expect(!fits(), false)) return step * FRAGMENT_DEPTH;
+            constexpr int RING = AHEAD + 1;
+            if (__builtin_expect(!fits(sums[step % RING]), false)) return step * FRAGMENT_DEPTH;
 #pragma unroll
-            for (int row = 0; row < ROWS; row++) sum_[row] += sums[row];
-            multiply_values(weights[step % 2], at, step, words, [&](int i) {
-                if (step + 1 == Traits::KEY_STEPS) return;
+            for (int row = 0; row < ROWS; row++) sum_[row] += sums[step % RING][row];
+            multiply_values(weights[step % RING], at, step, words, [&](int i) {
+                const int next = step + AHEAD;
+                if (next >= Traits::KEY_STEPS) return;
                 constexpr int TURNS = COLUMN_TILES / 2;
 #pragma unroll
                 for (int pair = i * PAIRS / TURNS; pair < (i + 1) * PAIRS / TURNS; pair++)
-                    weigh(step + 1, pair, weights[(step + 1) % 2]);
+                    weigh(scores, next, pair, weights[next % RING], sums[next % RING]);
             });
         }
         return Traits::BLOCK_N;
