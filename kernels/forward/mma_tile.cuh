@@ -51,7 +51,7 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
 template <class Traits> __device__ void tile_attention(const Forward& params)
 {
     extern __shared__ __align__(128) unsigned char shared[];
-    const unsigned address = (unsigned)__cvta_generic_to_shared(shared);
+    const unsigned address = kept((unsigned)__cvta_generic_to_shared(shared));
     const int group = params.heads / params.kv_heads;
     let_successor_begin();
     Segment& tile = *reinterpret_cast<Segment*>(shared + Traits::TILE_AT);
@@ -60,21 +60,28 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
     if (tile.is_end()) return;
     wait_for_predecessor();
     const int blocks = tile.first_key < tile.end_key ? (tile.end_key - tile.first_key + Traits::BLOCK_N - 1) / Traits::BLOCK_N : 0;
-    TileLoader<Traits> loader(params, address, tile, blocks);
+    TileLoader<Traits> loader(params, address, tile, blocks - 1);
     loader.load_queries(group);
+    constexpr int AHEAD = Traits::STAGES - 1; // blocks
 #pragma unroll
-    for (int stage = 0; stage < Traits::STAGES - 1; stage++) loader.load_block(stage * Traits::STAGE_BYTES);
+    for (int stage = 0; stage < AHEAD; stage++) {
+        if (stage == 0)
+            loader.template load_block<true>(0, blocks - 1);
+        else
+            loader.template load_block<false>(stage * Traits::STAGE_BYTES, blocks - 1 - stage);
+    }
     TileRows<Traits> rows(params, address, tile, group);
-    int at = 0, load_at = (Traits::STAGES - 1) * Traits::STAGE_BYTES;
+    const auto next = [](int stage) { return stage == AHEAD * Traits::STAGE_BYTES ? 0 : stage + Traits::STAGE_BYTES; };
+    int stage = 0, load_stage = AHEAD * Traits::STAGE_BYTES;
 #pragma unroll 1
     for (int block = blocks - 1; block >= 0; block--) {
-        cp_async_wait<Traits::STAGES - 2>();
+        cp_async_wait<AHEAD - 1>();
         __syncthreads(); // the block is there, and all have computed the one before
         if (block == blocks - 1) rows.take_queries();
-        loader.load_block(load_at);
-        rows.add(block, address + at);
-        at = at == (Traits::STAGES - 1) * Traits::STAGE_BYTES ? 0 : at + Traits::STAGE_BYTES;
-        load_at = load_at == (Traits::STAGES - 1) * Traits::STAGE_BYTES ? 0 : load_at + Traits::STAGE_BYTES;
+        loader.template load_block<false>(load_stage, block - AHEAD);
+        rows.add(block, address + stage);
+        stage = next(stage);
+        load_stage = next(load_stage);
     }
     // Rows that see no key come straight here, with queries still on their way to where results are about to be written.
     cp_async_wait<0>();

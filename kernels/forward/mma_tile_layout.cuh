@@ -6,6 +6,13 @@
 
 namespace warptile {
 
+// A number of this thread that is kept in a register, and not worked out again from special ones, which take long to read.
+__device__ inline unsigned kept(unsigned x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct TileTraits {
     using Element = Element_;
     using Schedule = OneTile<TileTraits>;

@@ -1,14 +1,23 @@
 // A warp's rows of a tile of the family `mma`: their scores against blocks of keys, and the weighted values, in registers.
 //
-// A plain block, in which nothing is hidden and scores are scaled dot products, takes no maximum: its weights count against the rows'
-// maxima of before, and their sums tell whether one has become too large. Then the block begins again as one that is not plain.
-// So the first weights follow the products at once, and those of the next 16 keys run beside the products with the values of these.
+// A plain block takes no maximum: its weights count against the rows' maxima of the first block, and their sums tell whether one has
+// become too large. Then the block begins again, with care, and raises them. So weights follow the products at once, and those of the
+// next 16 keys run beside the products with the values of these.
 #pragma once
 
 #include "forward/mma_tile_layout.cuh"
+#include "rule/mask.cuh"
 #include "rule/partial.cuh"
 
 namespace warptile {
+
+// A lane's scores of a row in 128 keys, as bits, the first key's lowest: set for keys from `key` on. `key` counts from the
+// lane's first column; its columns are 0, 1, 8, 9, 16, 17, ...
+__device__ inline unsigned columns_from(int key)
+{
+    const int below = 2 * (key >> 3) + min(key & 7, 2);
+    return below >= 32 ? 0 : ~0u << max(below, 0);
+}
 
 template <class Traits> class TileRows {
   public:
@@ -16,10 +25,16 @@ template <class Traits> class TileRows {
     static constexpr int ROW_TILES = Traits::ROW_TILES, COLUMN_TILES = Traits::COLUMN_TILES, KEY_TILES = Traits::KEY_TILES;
 
     __device__ TileRows(const Forward& params, unsigned shared, const Segment& tile, int group)
-        : params(params), shared(shared), tile(tile), group(group)
+        : params(params), tile(tile), group(group), queries_at(uniform_of(shared + Traits::QUERIES_AT + first_row() * Traits::ROW_BYTES))
     {
-        scale = ScoreRule(params.scoring, 0, 0, 0, LOG2_E).scale;
-        const Mask mask(params.scoring, tile.q.len, tile.k.len);
+        const int lane = threadIdx.x % 32;
+        key_place = kept(Traits::place(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+        place = kept(Traits::place(lane % 16, lane / 16));
+        const Scoring& scoring = params.scoring;
+        scale = ScoreRule(scoring, 0, 0, 0, LOG2_E).scale;
+        // Hidden scores are -inf, also when they are scaled.
+        takes_care = scoring.softcap > 0 || scoring.slopes || !(scale > 0);
+        const Mask mask(scoring, tile.q.len, tile.k.len);
         const int first_query = Row(tile, group, first_row()).query;
         const int last_query = min(Row(tile, group, first_row() + Traits::WARP_ROWS - 1).query, tile.q.len - 1);
         // Keys that some row of the warp sees, and those that all see.
@@ -29,13 +44,11 @@ template <class Traits> class TileRows {
         // As blocks.
         see_from = uniform_of(max(from - tile.first_key, 0) / Traits::BLOCK_N);
         see_to = uniform_of(to < tile.first_key ? -1 : (to - tile.first_key) / Traits::BLOCK_N);
-        plain_from = uniform_of((max(all_from - tile.first_key, 0) + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
-        plain_to = uniform_of(all_to < tile.first_key ? -1 : (all_to - tile.first_key + 1) / Traits::BLOCK_N - 1);
-        // The first one sets the maxima.
-        plain_to = params.scoring.softcap > 0 || params.scoring.slopes ? -1 : min(plain_to, see_to - 1);
+        all_see_from = uniform_of((max(all_from - tile.first_key, 0) + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
+        all_see_to = uniform_of(all_to < tile.first_key ? -1 : (all_to - tile.first_key + 1) / Traits::BLOCK_N - 1);
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
-            max_[row] = negative_infinity();
+            max_[row] = NOTHING_SEEN;
             sum_[row] = 0;
         }
 #pragma unroll
@@ -51,14 +64,14 @@ template <class Traits> class TileRows {
     {
         if constexpr (Traits::HOLDS_QUERIES)
 #pragma unroll
-            for (int step = 0; step < Traits::DEPTH_STEPS; step++) load_queries(first_query(threadIdx.x), step, queries[step]);
+            for (int step = 0; step < Traits::DEPTH_STEPS; step++) load_queries(step, queries[step]);
     }
 
     // Adds a block of keys, which lie at `keys` in shared memory, their values behind them.
     __device__ void add(int block, unsigned keys)
     {
         if (block < see_from || block > see_to) return;
-        bool plain = block >= plain_from && block <= plain_to;
+        bool careful = takes_care;
         int done = 0; // keys of the block
 #pragma unroll 1
         while (true) {
@@ -66,20 +79,27 @@ template <class Traits> class TileRows {
             Weights weights[AHEAD + 1];
             float sums[AHEAD + 1][ROWS];
             multiply_keys(keys, scores, [&](int turn, int turns) {
-                constexpr int STEPS = SPLITS_KEYS ? AHEAD : 0;
+                constexpr int COUNT = SPLITS_KEYS ? AHEAD * PAIRS : 0;
 #pragma unroll
-                for (int pair = turn * PAIRS * STEPS / turns; pair < (turn + 1) * PAIRS * STEPS / turns; pair++)
+                for (int pair = turn * COUNT / turns; pair < (turn + 1) * COUNT / turns; pair++)
                     weigh(scores, pair / PAIRS, pair % PAIRS, weights[pair / PAIRS], sums[pair / PAIRS]);
             });
-            if (plain) {
-                done = add_plain(scores, weights, sums, keys + Traits::KEY_BYTES);
-                if (__builtin_expect(done == Traits::BLOCK_N, true)) return;
-                plain = false;
-            } else {
-                soften(tile.first_key + block * Traits::BLOCK_N, done, scores);
-                add_values(scores, keys + Traits::KEY_BYTES);
+            if (careful) {
+                add_carefully(block, done, scores, keys + Traits::KEY_BYTES);
                 return;
             }
+            const bool first = block == see_to, hides = block < all_see_from || block > all_see_to;
+            if (first || hides) {
+                if (hides) hide(block, 0, scores);
+                if (first) set_maxima(scores);
+            }
+            if (!SPLITS_KEYS || first || hides)
+#pragma unroll
+                for (int pair = 0; pair < AHEAD * PAIRS; pair++)
+                    weigh(scores, pair / PAIRS, pair % PAIRS, weights[pair / PAIRS], sums[pair / PAIRS]);
+            done = add_values(scores, weights, sums, keys + Traits::KEY_BYTES);
+            if (__builtin_expect(done == Traits::BLOCK_N, true)) return;
+            careful = true;
         }
     }
 
@@ -113,51 +133,35 @@ template <class Traits> class TileRows {
 #define V_AHEAD 1
 #endif
     static constexpr bool SPLITS_KEYS = V_SPLIT;
+    static_assert(!SPLITS_KEYS || V_AHEAD <= Traits::KEY_STEPS / 2, "their keys are multiplied");
     static constexpr int AHEAD = V_AHEAD; // steps by which weights are computed before their values are multiplied
     static constexpr int PAIRS = ROW_TILES * 4; // of a lane's weights of 16 keys
     using Scores = float[ROW_TILES][KEY_TILES][4];
     using Weights = unsigned[ROW_TILES][4];
 
     // A value that all lanes hold, which the compiler then knows to be uniform.
-    __device__ static int uniform_of(int x) { return (int)__shfl_sync(0xffffffff, (unsigned)x, 0); }
+    template <class T> __device__ static T uniform_of(T x) { return (T)__shfl_sync(0xffffffff, (unsigned)x, 0); }
 
-    __device__ unsigned first_query(int thread) const
-    {
-        return shared + Traits::QUERIES_AT + thread / 32 * Traits::WARP_ROWS * Traits::ROW_BYTES +
-               Traits::place(thread % 16, thread % 32 / 16);
-    }
-    __device__ static void load_queries(unsigned at, int step, unsigned (&words)[ROW_TILES][4])
+    __device__ void load_queries(int step, unsigned (&words)[ROW_TILES][4]) const
     {
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; tile++)
-            load_matrices(words[tile], Traits::further(at, 2 * step) + tile * FRAGMENT_ROWS * Traits::ROW_BYTES);
+            load_matrices(words[tile], queries_at + Traits::further(place, 2 * step) + tile * FRAGMENT_ROWS * Traits::ROW_BYTES);
     }
 
     // `between(turn, turns)` runs while the last keys are multiplied.
     template <class Between> __device__ void multiply_keys(unsigned keys, Scores& scores, Between between)
     {
-        // Places are worked out anew, so that registers hold none of them while values are multiplied.
-#ifdef V_KEYS_ANEW
-        const int lane = anew(threadIdx.x) % 32;
-#else
-        const int lane = threadIdx.x % 32;
-#endif
-        const unsigned at = keys + Traits::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-#ifdef V_QUERY_ANEW
-        const unsigned query_at = first_query(anew(threadIdx.x));
-#else
-        const unsigned query_at = first_query(threadIdx.x);
-#endif
         // Keys are taken in parts, so that the weights of the first ones are computed beside the products with the last.
         constexpr int PARTS = SPLITS_KEYS ? 2 : 1, PART_STEPS = Traits::KEY_STEPS / PARTS;
         constexpr int PART_TURNS = Traits::DEPTH_STEPS * PART_STEPS, TURNS = PARTS * PART_TURNS;
         const auto key_step = [&](int turn) { return turn / PART_TURNS * PART_STEPS + turn % PART_STEPS; };
         const auto load = [&](int turn, unsigned(&words)[4]) {
-            load_matrices(words, Traits::further(at, turn % PART_TURNS / PART_STEPS * 2) +
+            load_matrices(words, keys + Traits::further(key_place, turn % PART_TURNS / PART_STEPS * 2) +
                                      key_step(turn) * FRAGMENT_DEPTH * Traits::ROW_BYTES);
         };
         unsigned query[2][ROW_TILES][4], words[2][4];
-        if constexpr (!Traits::HOLDS_QUERIES) load_queries(query_at, 0, query[0]);
+        if constexpr (!Traits::HOLDS_QUERIES) load_queries(0, query[0]);
         load(0, words[0]);
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; tile++)
@@ -170,7 +174,7 @@ template <class Traits> class TileRows {
             const int step = turn / PART_STEPS % Traits::DEPTH_STEPS, all_steps = turn / PART_STEPS, i = key_step(turn);
             if (turn + 1 < TURNS) load(turn + 1, words[(turn + 1) % 2]);
             if (!Traits::HOLDS_QUERIES && turn % PART_STEPS == PART_STEPS / 2 && turn + PART_STEPS < TURNS)
-                load_queries(query_at, (step + 1) % Traits::DEPTH_STEPS, query[(all_steps + 1) % 2]);
+                load_queries((step + 1) % Traits::DEPTH_STEPS, query[(all_steps + 1) % 2]);
 #pragma unroll
             for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -182,32 +186,23 @@ template <class Traits> class TileRows {
     }
 
     // The words of 16 keys' values in the columns of tiles 2 * i and 2 * i + 1.
-    __device__ static void load_values(unsigned at, int step, int i, unsigned (&words)[4])
+    __device__ void load_values(unsigned values, int step, int i, unsigned (&words)[4]) const
     {
-        load_matrices_transposed(words, Traits::further(at, 2 * i) + step * FRAGMENT_DEPTH * Traits::ROW_BYTES);
-    }
-    __device__ static unsigned first_value(unsigned values)
-    {
-#ifdef V_VALUE_ANEW
-        const int lane = anew(threadIdx.x) % 32;
-#else
-        const int lane = threadIdx.x % 32;
-#endif
-        return values + Traits::place(lane % 16, lane / 16);
+        load_matrices_transposed(words, values + Traits::further(place, 2 * i) + step * FRAGMENT_DEPTH * Traits::ROW_BYTES);
     }
 
     // output += weights of 16 keys times their values; `between(i)` runs after each 16 columns. `words`: the first of them, and then those of
     // the step that follows.
     template <class Between>
-    __device__ void multiply_values(const Weights& weights, unsigned at, int step, unsigned (&words)[2][4], Between between)
+    __device__ void multiply_values(const Weights& weights, unsigned values, int step, unsigned (&words)[2][4], Between between)
     {
-        if (!PREFETCH) load_values(at, step, 0, words[0]);
+        if (!PREFETCH) load_values(values, step, 0, words[0]);
 #pragma unroll
         for (int i = 0; i < COLUMN_TILES / 2; i++) {
             if (i + 1 < COLUMN_TILES / 2)
-                load_values(at, step, i + 1, words[(i + 1) % 2]);
+                load_values(values, step, i + 1, words[(i + 1) % 2]);
             else if (PREFETCH && step + 1 < Traits::KEY_STEPS)
-                load_values(at, step + 1, 0, words[(i + 1) % 2]);
+                load_values(values, step + 1, 0, words[(i + 1) % 2]);
 #pragma unroll
             for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -228,11 +223,10 @@ template <class Traits> class TileRows {
         weights[tile][pair % 4] = narrow2<Element>(two[0], two[1]);
     }
 
-    // A plain block's weights and values; those of the first steps are there. Returns the keys that have been added: all, unless a weight of
-    // the next 16 is too large, or not a number.
-    __device__ int add_plain(const Scores& scores, Weights (&weights)[AHEAD + 1], float (&sums)[AHEAD + 1][ROWS], unsigned values)
+    // A block's values; the weights of the first keys are there. Returns the keys that have been added: all, unless a weight of the next 16
+    // is too large, or not a number.
+    __device__ int add_values(const Scores& scores, Weights (&weights)[AHEAD + 1], float (&sums)[AHEAD + 1][ROWS], unsigned values)
     {
-        const unsigned at = first_value(values);
         // NaN fails too. Whatever is below is exact enough, and fits f16.
         const auto fits = [&](const float(&sums)[ROWS]) {
             float all = sums[0] + sums[1];
@@ -241,18 +235,14 @@ template <class Traits> class TileRows {
             return !__any_sync(0xffffffff, !(all <= MAX_WEIGHTS));
         };
         unsigned words[2][4];
-        if (PREFETCH) load_values(at, 0, 0, words[0]);
-        if constexpr (!SPLITS_KEYS)
-#pragma unroll
-            for (int pair = 0; pair < AHEAD * PAIRS; pair++)
-                weigh(scores, pair / PAIRS, pair % PAIRS, weights[pair / PAIRS], sums[pair / PAIRS]);
+        if (PREFETCH) load_values(values, 0, 0, words[0]);
 #pragma unroll
         for (int step = 0; step < Traits::KEY_STEPS; step++) {
             constexpr int RING = AHEAD + 1;
             if (__builtin_expect(!fits(sums[step % RING]), false)) return step * FRAGMENT_DEPTH;
 #pragma unroll
             for (int row = 0; row < ROWS; row++) sum_[row] += sums[step % RING][row];
-            multiply_values(weights[step % RING], at, step, words, [&](int i) {
+            multiply_values(weights[step % RING], values, step, words, [&](int i) {
                 const int next = step + AHEAD;
                 if (next >= Traits::KEY_STEPS) return;
                 constexpr int TURNS = COLUMN_TILES / 2;
@@ -264,24 +254,6 @@ template <class Traits> class TileRows {
         return Traits::BLOCK_N;
     }
     static constexpr float MAX_WEIGHTS = 1024;
-
-    // The values of weights that are known.
-    __device__ void add_values(const Scores& scores, unsigned values)
-    {
-        const unsigned at = first_value(values);
-        unsigned words[2][4];
-        if (PREFETCH) load_values(at, 0, 0, words[0]);
-#pragma unroll
-        for (int step = 0; step < Traits::KEY_STEPS; step++) {
-            Weights weights;
-#pragma unroll
-            for (int pair = 0; pair < ROW_TILES * 4; pair++) {
-                const float(&two)[4] = scores[pair / 4][2 * step + pair % 4 / 2];
-                weights[pair / 4][pair % 4] = narrow2<Element>(two[pair % 2 * 2], two[pair % 2 * 2 + 1]);
-            }
-            multiply_values(weights, at, step, words, [](int) {});
-        }
-    }
 
     // Calls `change` with every score, its row of the lane, and the key.
     template <class Change> __device__ void each(Scores& scores, int first_key, Change change) const
@@ -296,16 +268,66 @@ template <class Traits> class TileRows {
                     change(scores[tile][i][j], 2 * tile + j / 2, lane_key + i * FRAGMENT_COLUMNS + j % 2);
     }
 
-    // Dot products -> weights, and rows with what they were multiplied by. The first `done` keys of the block are hidden.
-    __device__ void soften(int first_key, int done, Scores& scores)
+    // Hides what the mask does, and the first `done` keys.
+    __device__ void hide(int block, int done, Scores& scores) const
     {
+        const int first_key = tile.first_key + block * Traits::BLOCK_N;
+        const Scoring& scoring = params.scoring;
+        const int lane = anew(threadIdx.x) % 32, lane_key = first_key + lane % 4 * 2;
+        const int shift = scoring.align_top_left ? 0 : tile.k.len - tile.q.len;
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            const int diagonal = Row(tile, group, row_of_tile(row, lane)).query + shift;
+            const int from = max(diagonal - scoring.window_left, first_key + done);
+            const int end = min(diagonal + scoring.window_right, tile.k.len - 1) + 1;
+            static_assert(Traits::BLOCK_N <= 128, "a word has a bit for each of the lane's columns");
+            const unsigned hidden = ~columns_from(from - lane_key) | columns_from(end - lane_key);
+#pragma unroll
+            for (int i = 0; i < 2 * KEY_TILES; i++)
+                if (hidden & 1u << i) scores[row / 2][i / 2][row % 2 * 2 + i % 2] = negative_infinity();
+        }
+    }
+
+    // The largest score of each row, or `largest` if that is larger.
+    __device__ static void find_largest(const Scores& scores, float (&largest)[ROWS])
+    {
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            float both[2] = {largest[row], largest[row]}; // two chains
+#pragma unroll
+            for (int i = 0; i < 2 * KEY_TILES; i++)
+                both[i % 2] = fmaxf(both[i % 2], scores[row / 2][i / 2][row % 2 * 2 + i % 2]);
+            largest[row] = fmaxf(both[0], both[1]);
+            largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xffffffff, largest[row], 1));
+            largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xffffffff, largest[row], 2));
+        }
+    }
+
+    // The maxima of the first block. Of a row that sees nothing there, and where they are coarse, they stay as they are, and the first weight
+    // that is not 0 is too large.
+    __device__ void set_maxima(const Scores& scores)
+    {
+        float largest[ROWS];
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) largest[row] = negative_infinity();
+        find_largest(scores, largest);
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            const float max = largest[row] * scale;
+            if (fabsf(max) <= COARSE_MAX) max_[row] = max;
+        }
+    }
+
+    // Whatever the scores are.
+    __device__ void add_carefully(int block, int done, Scores& scores, unsigned values)
+    {
+        const int first_key = tile.first_key + block * Traits::BLOCK_N;
         const Scoring& scoring = params.scoring;
         const int lane = anew(threadIdx.x) % 32;
         const ScoreRule rule(scoring, 0, 0, 0, LOG2_E);
         const float limit = rule.dot_limit();
         each(scores, first_key, [&](float& score, int, int) { score = clamp_keeping_nan(score, limit) * rule.scale; });
         if (scoring.softcap > 0) each(scores, first_key, [&](float& score, int, int) { score = rule.with_softcap(score); });
-        const int shift = scoring.align_top_left ? 0 : tile.k.len - tile.q.len;
         if (scoring.slopes) {
 #pragma unroll
             for (int one = 0; one < ROWS; one++) {
@@ -320,51 +342,57 @@ template <class Traits> class TileRows {
                 });
             }
         }
-#pragma unroll
-        for (int one = 0; one < ROWS; one++) {
-            const int diagonal = Row(tile, group, row_of_tile(one, lane)).query + shift;
-            const int from = max(diagonal - scoring.window_left, first_key + done);
-            const int to = min(diagonal + scoring.window_right, tile.k.len - 1);
-            each(scores, first_key, [&](float& score, int row, int key) {
-                if (row == one && (key < from || key > to)) score = negative_infinity();
-            });
-        }
+        hide(block, done, scores);
         float largest[ROWS];
 #pragma unroll
         for (int row = 0; row < ROWS; row++) largest[row] = max_[row];
-        each(scores, first_key, [&](float& score, int row, int) { largest[row] = fmaxf(largest[row], score); });
+        find_largest(scores, largest);
         bool coarse = false;
 #pragma unroll
-        for (int one = 0; one < ROWS; one++) {
-            float& row = largest[one];
-            row = fmaxf(row, __shfl_xor_sync(0xffffffff, row, 1));
-            row = fmaxf(row, __shfl_xor_sync(0xffffffff, row, 2));
-            const float factor = rescale(max_[one], row);
-            max_[one] = row;
-            sum_[one] *= factor;
-            coarse = coarse || fabsf(row) > COARSE_MAX;
+        for (int row = 0; row < ROWS; row++) {
+            const float factor = rescale(max_[row], largest[row]);
+            max_[row] = largest[row];
+            sum_[row] *= factor;
+            coarse = coarse || (fabsf(max_[row]) > COARSE_MAX && max_[row] != NOTHING_SEEN);
 #pragma unroll
             for (int i = 0; i < COLUMN_TILES; i++)
 #pragma unroll
-                for (int j = 0; j < 2; j++) output[one / 2][i][one % 2 * 2 + j] *= factor;
+                for (int j = 0; j < 2; j++) output[row / 2][i][row % 2 * 2 + j] *= factor;
         }
+        takes_care = takes_care || __any_sync(0xffffffff, coarse);
         each(scores, first_key, [&](float& score, int row, int) {
             score = rescale(score, max_[row]);
             sum_[row] += score;
         });
-        // The fused product and difference of a plain block round once, the maximum's product has been rounded before: where that is
-        // coarse, the largest weight might come out as anything. Then no block is plain.
-        if (__any_sync(0xffffffff, coarse)) plain_to = -1;
+        unsigned words[2][4];
+        if (PREFETCH) load_values(values, 0, 0, words[0]);
+#pragma unroll
+        for (int step = 0; step < Traits::KEY_STEPS; step++) {
+            Weights weights;
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; pair++) {
+                const float(&two)[4] = scores[pair / 4][2 * step + pair % 4 / 2];
+                weights[pair / 4][pair % 4] = narrow2<Element>(two[pair % 2 * 2], two[pair % 2 * 2 + 1]);
+            }
+            multiply_values(weights, values, step, words, [](int) {});
+        }
     }
+
+    // The maximum of a row that has seen no key: whatever it sees weighs too much against that, and -inf weighs nothing.
+    static constexpr float NOTHING_SEEN = -MAX_FLOAT;
+    // A maximum is rounded; the fused product and difference of a weight's exponent is not. Where a unit of the maximum is more than one of
+    // the exponent, the largest weight might come out as anything.
     static constexpr float COARSE_MAX = 0x1p24f;
 
     const Forward& params;
-    const unsigned shared;
     const Segment& tile;
-    const int group; // query heads a key/value head
+    const int group;           // query heads a key/value head
+    const unsigned queries_at; // this warp's
+    unsigned key_place, place; // of what this lane names in blocks of 16 keys, and in those of queries and values
     float scale;
-    int see_from, see_to;     // blocks with keys that some row of the warp sees
-    int plain_from, plain_to; // plain ones
+    bool takes_care;              // no block is a plain one
+    int see_from, see_to;         // blocks with keys that some row of the warp sees
+    int all_see_from, all_see_to; // and of which all see all
     unsigned queries[Traits::HOLDS_QUERIES ? Traits::DEPTH_STEPS : 1][ROW_TILES][4];
     float output[ROW_TILES][COLUMN_TILES][4];
     // Of this lane's rows: what weights count against, in exponents of 2, and the sum of this lane's weights.

@@ -16,6 +16,14 @@ __device__ inline void cp_async_16(void* shared, const void* source, bool valid)
                  : "r"(destination), "l"(source), "r"(valid ? CHUNK_BYTES : 0)
                  : "memory");
 }
+// The same to an address in shared memory: that of a generic one has to be read from special registers.
+__device__ inline void cp_async_16(unsigned destination, const void* source, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(destination), "l"(source), "r"(valid ? CHUNK_BYTES : 0)
+                 : "memory");
+}
 
 // Closes the group of cp.async this thread has issued since the last call; an empty group counts as one.
 // PTX ISA, "cp.async.commit_group".
