@@ -17,17 +17,22 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
     using Element = typename Traits::Element;
     const int lane = anew(threadIdx.x) % 32, first_row = rows.first_row();
     unsigned char* const own = shared + Traits::QUERIES_AT + first_row * Traits::ROW_BYTES;
+    const int existing = existing_rows<Traits>(tile, group);
     __syncwarp(); // all have read the queries
 #pragma unroll
     for (int one = 0; one < TileRows<Traits>::ROWS; one++) {
-        const Row row(tile, group, rows.row_of_tile(one, lane));
         RowSum sum = rows.sum(one);
         float keep = 1;
-        if (params.scoring.sinks) keep = join_sink(sum.max, sum.sum, sink_of(params.scoring, min(row.head, params.heads - 1)));
-        const float inverse = sum.sum == 0 ? 0 : keep * reciprocal_approximate(sum.sum);
-        if (params.lse && lane % 4 == 0 && row.query < tile.q.len)
+        if (params.scoring.sinks) {
+            const Row row(tile, group, rows.row_of_tile(one, lane));
+            keep = join_sink(sum.max, sum.sum, sink_of(params.scoring, min(row.head, params.heads - 1)));
+        }
+        if (params.lse && lane % 4 == 0 && rows.row_of_tile(one, lane) < existing) {
+            const Row row(tile, group, rows.row_of_tile(one, lane));
             params.lse[tile.batch * params.lse_batch + row.head * params.lse_head + tile.q.first + row.query] =
                 sum.sum == 0 ? negative_infinity() : (sum.max + __log2f(sum.sum)) * LN_2;
+        }
+        const float inverse = sum.sum == 0 ? 0 : keep * reciprocal_approximate(sum.sum);
         const int row_of_warp = one * 8 + lane / 4;
 #pragma unroll
         for (int i = 0; i < Traits::COLUMN_TILES; i++) {
@@ -37,14 +42,14 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
         }
     }
     __syncwarp();
+    // A lane finds one row's place.
+    const long long offset = row_offset(params.out, tile, group, first_row + lane % Traits::WARP_ROWS);
 #pragma unroll 4
     for (int i = lane; i < Traits::WARP_ROWS * Traits::ROW_CHUNKS; i += 32) {
         const int row_of_warp = i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
-        const Row row(tile, group, first_row + row_of_warp);
-        if (row.query >= tile.q.len || chunk * CHUNK<Element> >= params.head_dim) continue;
-        Element* const to = static_cast<Element*>(params.out.address) + tile.batch * params.out.batch + row.head * params.out.head +
-                            (long long)(tile.q.first + row.query) * params.out.row + chunk * CHUNK<Element>;
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(own + Traits::place(row_of_warp, chunk));
+        Element* const to = static_cast<Element*>(params.out.address) + row_offset_of(offset, row_of_warp) + chunk * CHUNK<Element>;
+        if (first_row + row_of_warp < existing && chunk * CHUNK<Element> < params.head_dim)
+            *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(own + Traits::place(row_of_warp, chunk));
     }
 }
 

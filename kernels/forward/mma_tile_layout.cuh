@@ -67,4 +67,22 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     }
 };
 
+// Rows of the tile that exist.
+template <class Traits> __device__ inline int existing_rows(const Segment& tile, int group)
+{
+    return min(Traits::BLOCK_M, (tile.q.len - tile.first_query) * group - tile.first_head);
+}
+
+// Where a row of the tile begins in a tensor, in elements.
+__device__ inline long long row_offset(const Tensor& tensor, const Segment& tile, int group, int row_of_tile)
+{
+    const Row row(tile, group, row_of_tile);
+    return tile.batch * tensor.batch + row.head * tensor.head + (long long)(tile.q.first + row.query) * tensor.row;
+}
+// The same that another lane has found.
+__device__ inline long long row_offset_of(long long own, int lane)
+{
+    return (long long)__shfl_sync(0xffffffff, (unsigned long long)own, lane);
+}
+
 } // namespace warptile

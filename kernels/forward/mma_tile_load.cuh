@@ -27,15 +27,18 @@ template <class Traits> class TileLoader {
         }
     }
 
-    // Rows that do not exist become zeros.
+    // Rows that do not exist become zeros. A lane finds one row's place.
     __device__ void load_queries(int group) const
     {
-        const unsigned at = to + Traits::QUERIES_AT;
+        static_assert(Traits::WARP_ROWS <= 32 && Traits::BLOCK_M / DOWN * WARP_ROWS == Traits::WARP_ROWS, "as many rows a warp");
+        const int lane = threadIdx.x % 32, existing = existing_rows<Traits>(tile, group);
+        const long long offset = row_offset(params.q, tile, group, row_of_lane(lane % Traits::WARP_ROWS));
 #pragma unroll
         for (int pass = 0; pass < Traits::BLOCK_M / DOWN; pass++) {
-            const Row row(tile, group, pass * DOWN + threadIdx.x / ACROSS);
-            const Element* const from = row_of(static_cast<const Element*>(params.q.address), params.q, row) + first_column();
-            copy_row(at + pass * DOWN * Traits::ROW_BYTES, from, row.query < tile.q.len);
+            const Element* const from = static_cast<const Element*>(params.q.address) +
+                                        row_offset_of(offset, pass * WARP_ROWS + lane / ACROSS) + first_column();
+            copy_row(to + Traits::QUERIES_AT + pass * DOWN * Traits::ROW_BYTES, from,
+                     pass * DOWN + (int)threadIdx.x / ACROSS < existing);
         }
     }
 
@@ -68,10 +71,10 @@ template <class Traits> class TileLoader {
     __device__ bool is_paged() const { return params.pages.table; }
     __device__ static int first_column() { return threadIdx.x % ACROSS * CHUNK<Element>; }
 
-    // Of a row of the tile's queries.
-    __device__ const Element* row_of(const Element* base, const Tensor& tensor, Row row) const
+    // Of the rows that this warp copies, WARP_ROWS in a pass, which one is a lane's.
+    __device__ static int row_of_lane(int lane)
     {
-        return base + tile.batch * tensor.batch + row.head * tensor.head + (long long)(tile.q.first + row.query) * tensor.row;
+        return lane / WARP_ROWS * DOWN + threadIdx.x / 32 * WARP_ROWS + lane % WARP_ROWS;
     }
 
     // The first `rows` of the block exist.
@@ -111,9 +114,7 @@ template <class Traits> class TileLoader {
     {
         if (block < 0) return;
         const KeyRows<Element> place(params, tile.batch, tile.kv_head, tile.k);
-        const int lane = threadIdx.x % 32;
-        const int row = lane / WARP_ROWS * DOWN + threadIdx.x / 32 * WARP_ROWS + lane % WARP_ROWS;
-        const int key = tile.first_key + block * Traits::BLOCK_N + row;
+        const int lane = threadIdx.x % 32, key = tile.first_key + block * Traits::BLOCK_N + row_of_lane(lane);
         pages = lane < PASSES * WARP_ROWS && key < tile.end_key ? *place.page_of(params, key) : 0;
     }
 
