@@ -13,6 +13,14 @@ __device__ inline unsigned kept(unsigned x)
     return x;
 }
 
+// A value that all lanes hold, which the compiler then knows to be uniform.
+__device__ inline unsigned uniform_of(unsigned x) { return (unsigned)__shfl_sync(0xffffffff, x, 0); }
+__device__ inline int uniform_of(int x) { return (int)uniform_of((unsigned)x); }
+template <class Element> __device__ inline const Element* uniform_of(const Element* pointer)
+{
+    return reinterpret_cast<const Element*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(pointer), 0));
+}
+
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct TileTraits {
     using Element = Element_;
     using Schedule = OneTile<TileTraits>;
@@ -42,8 +50,12 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
 #else
     static constexpr int MIN_CTAS = WARPS <= 4 ? 2 : 1;
 #endif
-    // Registers hold the queries where they leave room.
-    static constexpr bool HOLDS_QUERIES = MIN_CTAS * WARPS <= 8 && ROW_TILES * HEAD_DIM <= 128 && ROW_TILES * (HEAD_DIM + BLOCK_N) <= 256;
+    // Of the queries registers hold what they have room for.
+#ifdef V_HELD
+    static constexpr int HELD_STEPS = V_HELD;
+#else
+    static constexpr int HELD_STEPS = MIN_CTAS * WARPS <= 8 && ROW_TILES * HEAD_DIM <= 128 && ROW_TILES * (HEAD_DIM + BLOCK_N) <= 256 ? DEPTH_STEPS : 0;
+#endif
 
     // Shared memory.
     static constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element);

@@ -20,10 +20,8 @@ template <class Traits> class TileLoader {
             find_pages(block);
         } else {
             const KeyRows<Element> rows(params, tile.batch, tile.kv_head, tile.k);
-            // The last rows first.
-            const int key = tile.first_key + block * Traits::BLOCK_N + (PASSES - 1) * DOWN + row;
-            keys = static_cast<const Element*>(params.k.address) + rows.offset(params, params.k, key, 0) + column * CHUNK<Element>;
-            values = static_cast<const Element*>(params.v.address) + rows.offset(params, params.v, key, 0) + column * CHUNK<Element>;
+            keys = uniform_of(static_cast<const Element*>(params.k.address) + rows.offset(params, params.k, tile.first_key, 0));
+            values = uniform_of(static_cast<const Element*>(params.v.address) + rows.offset(params, params.v, tile.first_key, 0));
         }
     }
 
@@ -52,7 +50,7 @@ template <class Traits> class TileLoader {
                 load_pages(stage, block, rows);
                 find_pages(block - 1);
             } else {
-                load_rows(stage, rows);
+                load_rows(stage, block, rows);
             }
         }
         cp_async_commit();
@@ -78,17 +76,20 @@ template <class Traits> class TileLoader {
     }
 
     // The first `rows` of the block exist.
-    __device__ void load_rows(int stage, int rows)
+    __device__ void load_rows(int stage, int block, int rows) const
     {
+        const unsigned first_row = threadIdx.x / ACROSS, row = block * Traits::BLOCK_N + first_row;
+        const Element* key = keys + row * (unsigned long long)params.k.row + first_column();
+        const Element* value = values + row * (unsigned long long)params.v.row + first_column();
         const long long key_step = DOWN * params.k.row, value_step = DOWN * params.v.row;
 #pragma unroll
-        for (int pass = PASSES - 1; pass >= 0; pass--) {
+        for (int pass = 0; pass < PASSES; pass++) {
             const unsigned at = to + stage + pass * DOWN * Traits::ROW_BYTES;
-            const bool exists = rows == Traits::BLOCK_N || pass * DOWN + (int)threadIdx.x / ACROSS < rows;
-            copy_row(at, keys, exists);
-            copy_row(at + Traits::KEY_BYTES, values, exists);
-            keys -= key_step;
-            values -= value_step;
+            const bool exists = rows == Traits::BLOCK_N || pass * DOWN + (int)first_row < rows;
+            copy_row(at, key, exists);
+            copy_row(at + Traits::KEY_BYTES, value, exists);
+            key += key_step;
+            value += value_step;
         }
     }
 
@@ -131,7 +132,7 @@ template <class Traits> class TileLoader {
     const Segment& tile;
     unsigned to;
     int pages;
-    const Element *keys, *values; // of this thread's last row of the next block, unless they are in pages
+    const Element *keys, *values; // of the tile's first key, unless they are in pages
 };
 
 } // namespace warptile

@@ -62,9 +62,8 @@ template <class Traits> class TileRows {
     // When they have arrived.
     __device__ void take_queries()
     {
-        if constexpr (Traits::HOLDS_QUERIES)
 #pragma unroll
-            for (int step = 0; step < Traits::DEPTH_STEPS; step++) load_queries(step, queries[step]);
+        for (int step = 0; step < Traits::HELD_STEPS; step++) load_queries(step, queries[step]);
     }
 
     // Adds a block of keys, which lie at `keys` in shared memory, their values behind them.
@@ -122,25 +121,21 @@ template <class Traits> class TileRows {
     }
 
   private:
-#ifndef WARPTILE_PREFETCH
-#define WARPTILE_PREFETCH 1
-#endif
-    static constexpr bool PREFETCH = WARPTILE_PREFETCH;
 #ifndef V_SPLIT
-#define V_SPLIT 0
+#define V_SPLIT (Traits::HEAD_DIM <= 64)
 #endif
-#ifndef V_AHEAD
-#define V_AHEAD 1
+#ifndef V_LOADS
+#define V_LOADS (ROW_TILES == 1 ? 3 : 1)
 #endif
+    // Whether the first half of the keys is multiplied ahead of the second, so that the first weights are computed beside that.
     static constexpr bool SPLITS_KEYS = V_SPLIT;
-    static_assert(!SPLITS_KEYS || V_AHEAD <= Traits::KEY_STEPS / 2, "their keys are multiplied");
-    static constexpr int AHEAD = V_AHEAD; // steps by which weights are computed before their values are multiplied
+    static constexpr int AHEAD = 1; // steps by which weights are computed before their values are multiplied
+    // Of keys and values shared memory is asked for some words ahead of the products with them; a turn has fewer for one tile of rows.
+    static constexpr int LOADS_AHEAD = V_LOADS, WORDS = LOADS_AHEAD + 1;
+    using Words = unsigned[WORDS][4];
     static constexpr int PAIRS = ROW_TILES * 4; // of a lane's weights of 16 keys
     using Scores = float[ROW_TILES][KEY_TILES][4];
     using Weights = unsigned[ROW_TILES][4];
-
-    // A value that all lanes hold, which the compiler then knows to be uniform.
-    template <class T> __device__ static T uniform_of(T x) { return (T)__shfl_sync(0xffffffff, (unsigned)x, 0); }
 
     __device__ void load_queries(int step, unsigned (&words)[ROW_TILES][4]) const
     {
@@ -160,9 +155,11 @@ template <class Traits> class TileRows {
             load_matrices(words, keys + Traits::further(key_place, turn % PART_TURNS / PART_STEPS * 2) +
                                      key_step(turn) * FRAGMENT_DEPTH * Traits::ROW_BYTES);
         };
-        unsigned query[2][ROW_TILES][4], words[2][4];
-        if constexpr (!Traits::HOLDS_QUERIES) load_queries(0, query[0]);
-        load(0, words[0]);
+        unsigned query[2][ROW_TILES][4];
+        Words words;
+        if constexpr (Traits::HELD_STEPS == 0) load_queries(0, query[0]);
+#pragma unroll
+        for (int turn = 0; turn < LOADS_AHEAD; turn++) load(turn, words[turn]);
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; tile++)
 #pragma unroll
@@ -172,42 +169,50 @@ template <class Traits> class TileRows {
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) {
             const int step = turn / PART_STEPS % Traits::DEPTH_STEPS, all_steps = turn / PART_STEPS, i = key_step(turn);
-            if (turn + 1 < TURNS) load(turn + 1, words[(turn + 1) % 2]);
-            if (!Traits::HOLDS_QUERIES && turn % PART_STEPS == PART_STEPS / 2 && turn + PART_STEPS < TURNS)
-                load_queries((step + 1) % Traits::DEPTH_STEPS, query[(all_steps + 1) % 2]);
+            if (turn + LOADS_AHEAD < TURNS) load(turn + LOADS_AHEAD, words[(turn + LOADS_AHEAD) % WORDS]);
+            const int next_step = (step + 1) % Traits::DEPTH_STEPS;
+            if (turn % PART_STEPS == PART_STEPS / 2 && turn + PART_STEPS < TURNS && next_step >= Traits::HELD_STEPS)
+                load_queries(next_step, query[(all_steps + 1) % 2]);
 #pragma unroll
             for (int half = 0; half < 2; half++)
 #pragma unroll
                 for (int tile = 0; tile < ROW_TILES; tile++)
-                    mma<Element>(scores[tile][2 * i + half], Traits::HOLDS_QUERIES ? queries[step][tile] : query[all_steps % 2][tile],
-                                 words[turn % 2][2 * half], words[turn % 2][2 * half + 1]);
+                    mma<Element>(scores[tile][2 * i + half], step < Traits::HELD_STEPS ? queries[step][tile] : query[all_steps % 2][tile],
+                                 words[turn % WORDS][2 * half], words[turn % WORDS][2 * half + 1]);
             if (turn >= TURNS - PART_TURNS) between(turn - (TURNS - PART_TURNS), PART_TURNS);
         }
     }
 
-    // The words of 16 keys' values in the columns of tiles 2 * i and 2 * i + 1.
-    __device__ void load_values(unsigned values, int step, int i, unsigned (&words)[4]) const
+    // Words of values: those of 16 keys in 16 columns, `turn` by turn, first all columns of the first keys.
+    static constexpr int VALUE_TURNS = Traits::KEY_STEPS * COLUMN_TILES / 2; // of a block
+    __device__ void load_values(unsigned values, int turn, Words& words) const
     {
-        load_matrices_transposed(words, values + Traits::further(place, 2 * i) + step * FRAGMENT_DEPTH * Traits::ROW_BYTES);
+        if (turn >= VALUE_TURNS) return;
+        const int step = turn / (COLUMN_TILES / 2), i = turn % (COLUMN_TILES / 2);
+        load_matrices_transposed(words[turn % WORDS],
+                                 values + Traits::further(place, 2 * i) + step * FRAGMENT_DEPTH * Traits::ROW_BYTES);
+    }
+    __device__ void load_first_values(unsigned values, Words& words) const
+    {
+#pragma unroll
+        for (int turn = 0; turn < LOADS_AHEAD; turn++) load_values(values, turn, words);
     }
 
     // output += weights of 16 keys times their values; `between(i)` runs after each 16 columns. `words`: the first of them, and then those of
     // the step that follows.
     template <class Between>
-    __device__ void multiply_values(const Weights& weights, unsigned values, int step, unsigned (&words)[2][4], Between between)
+    __device__ void multiply_values(const Weights& weights, unsigned values, int step, Words& words, Between between)
     {
-        if (!PREFETCH) load_values(values, step, 0, words[0]);
 #pragma unroll
         for (int i = 0; i < COLUMN_TILES / 2; i++) {
-            if (i + 1 < COLUMN_TILES / 2)
-                load_values(values, step, i + 1, words[(i + 1) % 2]);
-            else if (PREFETCH && step + 1 < Traits::KEY_STEPS)
-                load_values(values, step + 1, 0, words[(i + 1) % 2]);
+            const int turn = step * (COLUMN_TILES / 2) + i;
+            load_values(values, turn + LOADS_AHEAD, words);
+            const unsigned(&four)[4] = words[turn % WORDS];
 #pragma unroll
             for (int half = 0; half < 2; half++)
 #pragma unroll
                 for (int tile = 0; tile < ROW_TILES; tile++)
-                    mma<Element>(output[tile][2 * i + half], weights[tile], words[i % 2][2 * half], words[i % 2][2 * half + 1]);
+                    mma<Element>(output[tile][2 * i + half], weights[tile], four[2 * half], four[2 * half + 1]);
             between(i);
         }
     }
@@ -234,8 +239,8 @@ template <class Traits> class TileRows {
             for (int row = 2; row < ROWS; row++) all += sums[row];
             return !__any_sync(0xffffffff, !(all <= MAX_WEIGHTS));
         };
-        unsigned words[2][4];
-        if (PREFETCH) load_values(values, 0, 0, words[0]);
+        Words words;
+        load_first_values(values, words);
 #pragma unroll
         for (int step = 0; step < Traits::KEY_STEPS; step++) {
             constexpr int RING = AHEAD + 1;
@@ -364,8 +369,8 @@ template <class Traits> class TileRows {
             score = rescale(score, max_[row]);
             sum_[row] += score;
         });
-        unsigned words[2][4];
-        if (PREFETCH) load_values(values, 0, 0, words[0]);
+        Words words;
+        load_first_values(values, words);
 #pragma unroll
         for (int step = 0; step < Traits::KEY_STEPS; step++) {
             Weights weights;
@@ -393,7 +398,7 @@ template <class Traits> class TileRows {
     bool takes_care;              // no block is a plain one
     int see_from, see_to;         // blocks with keys that some row of the warp sees
     int all_see_from, all_see_to; // and of which all see all
-    unsigned queries[Traits::HOLDS_QUERIES ? Traits::DEPTH_STEPS : 1][ROW_TILES][4];
+    unsigned queries[Traits::HELD_STEPS ? Traits::HELD_STEPS : 1][ROW_TILES][4];
     float output[ROW_TILES][COLUMN_TILES][4];
     // Of this lane's rows: what weights count against, in exponents of 2, and the sum of this lane's weights.
     float max_[ROWS], sum_[ROWS];
