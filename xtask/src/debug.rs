@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::build_kernels::{BuildError, Compiler, Failure, Layout, Progress, Selection, select};
 use crate::files::{self, FileError};
 use crate::folder;
-use crate::instances::{self, Instance};
+use crate::instances::{self, Expectations, Instance};
 use crate::manifest::Manifest;
 
 /// What a debug image's kernel is called at its end.
@@ -159,6 +159,10 @@ pub fn build(
         .filter(|instance| instance.tiling.head_dim > 0)
         .map(|instance| Instance {
             suffix: Some(SUFFIX.to_owned()),
+            expectations: Expectations {
+                may_spill: true,
+                ..instance.expectations
+            },
             extra_flags: [&instance.extra_flags[..], &FLAGS.map(str::to_owned)[..]].concat(),
             ..instance
         })

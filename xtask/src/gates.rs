@@ -115,7 +115,9 @@ pub fn violations(instance: &Instance, facts: &Facts) -> Vec<Violation> {
     let log = &facts.log;
     found.extend(log.warnings.iter().cloned().map(Violation::Warning));
     found.extend(log.advisories.iter().cloned().map(Violation::Advisory));
-    if log.spill_store_bytes > 0 || log.spill_load_bytes > 0 {
+    if instance.expectations.may_spill {
+        // Asserts need registers, and nobody times them.
+    } else if log.spill_store_bytes > 0 || log.spill_load_bytes > 0 {
         found.push(Violation::Spill {
             stores: log.spill_store_bytes,
             loads: log.spill_load_bytes,

@@ -189,6 +189,8 @@ pub struct Expectations {
     pub tensor_instruction: TensorInstruction,
     /// Whether `USETMAXREG` must occur.
     pub setmaxnreg: bool,
+    /// Whether registers may be spilled: in debug images, whose asserts need some.
+    pub may_spill: bool,
 }
 
 /// What `cargo xtask evolve` may vary of a family's tilings, within `rules`.
@@ -488,6 +490,7 @@ pub fn declaration(path: &Path, family: &str) -> Result<FamilyDeclaration, Insta
         expectations: Expectations {
             tensor_instruction: table.tensor_instruction,
             setmaxnreg: table.setmaxnreg,
+            may_spill: false,
         },
     })
 }
@@ -522,6 +525,7 @@ pub fn parse(text: &str) -> Result<Vec<Instance>, InstancesError> {
                         expectations: Expectations {
                             tensor_instruction: family.tensor_instruction,
                             setmaxnreg: family.setmaxnreg,
+                            may_spill: false,
                         },
                     }));
                 }
