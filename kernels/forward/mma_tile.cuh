@@ -68,23 +68,29 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
     TileLoader<Traits> loader(params, address, tile, blocks - 1);
     loader.load_queries(group);
     constexpr int AHEAD = Traits::STAGES - 1; // blocks
+    loader.load_last_block(0, blocks - 1);
 #pragma unroll
-    for (int stage = 0; stage < AHEAD; stage++) {
-        if (stage == 0)
-            loader.template load_block<true>(0, blocks - 1);
-        else
-            loader.template load_block<false>(stage * Traits::STAGE_BYTES, blocks - 1 - stage);
-    }
+    for (int stage = 1; stage < AHEAD; stage++) loader.load_block(stage * Traits::STAGE_BYTES, blocks - 1 - stage);
     TileRows<Traits> rows(params, address, tile, group);
     const auto next = [](int stage) { return stage == AHEAD * Traits::STAGE_BYTES ? 0 : stage + Traits::STAGE_BYTES; };
     int stage = 0, load_stage = AHEAD * Traits::STAGE_BYTES;
+    if (blocks > 0) {
+        cp_async_wait<AHEAD>();
+        __syncthreads(); // queries and the last block's keys are there
+        rows.take_queries();
+    }
 #pragma unroll 1
     for (int block = blocks - 1; block >= 0; block--) {
-        cp_async_wait<AHEAD - 1>();
-        __syncthreads(); // the block is there, and all have computed the one before
-        if (block == blocks - 1) rows.take_queries();
-        loader.template load_block<false>(load_stage, block - AHEAD);
-        rows.add(block, address + stage);
+        if (block < blocks - 1) {
+            cp_async_wait<AHEAD - 1>();
+            __syncthreads(); // the block is there, and all have computed the one before
+        }
+        loader.load_block(load_stage, block - AHEAD);
+        rows.add(block, address + stage, [&] {
+            if (block < blocks - 1) return;
+            cp_async_wait<AHEAD>();
+            __syncthreads(); // the last block's values are there
+        });
         stage = next(stage);
         load_stage = next(load_stage);
     }

@@ -40,18 +40,25 @@ template <class Traits> class TileLoader {
         }
     }
 
-    // Asks for a block, as a group of cp.async; blocks are asked for one after the other. The `LAST` one may lack rows. `stage`: bytes into
-    // shared memory.
-    template <bool LAST> __device__ void load_block(int stage, int block)
+    // Asks for the last block, which may lack rows: for the keys as a group of cp.async, with what has been asked for before, and for the
+    // values as another. `stage`: bytes into shared memory.
+    __device__ void load_last_block(int stage, int block)
+    {
+        const int rows = tile.end_key - tile.first_key - block * Traits::BLOCK_N;
+        if (block >= 0) load<true, false>(stage, block, rows);
+        cp_async_commit();
+        if (block >= 0) {
+            load<false, true>(stage, block, rows);
+            if (is_paged()) find_pages(block - 1);
+        }
+        cp_async_commit();
+    }
+    // The same for the one before, as one group.
+    __device__ void load_block(int stage, int block)
     {
         if (block >= 0) {
-            const int rows = LAST ? tile.end_key - tile.first_key - block * Traits::BLOCK_N : Traits::BLOCK_N;
-            if (is_paged()) {
-                load_pages(stage, block, rows);
-                find_pages(block - 1);
-            } else {
-                load_rows(stage, block, rows);
-            }
+            load<true, true>(stage, block, Traits::BLOCK_N);
+            if (is_paged()) find_pages(block - 1);
         }
         cp_async_commit();
     }
@@ -76,8 +83,12 @@ template <class Traits> class TileLoader {
     }
 
     // The first `rows` of the block exist.
-    __device__ void load_rows(int stage, int block, int rows) const
+    template <bool KEYS, bool VALUES> __device__ void load(int stage, int block, int rows) const
     {
+        if (is_paged()) {
+            load_pages<KEYS, VALUES>(stage, block, rows);
+            return;
+        }
         const unsigned first_row = threadIdx.x / ACROSS, row = block * Traits::BLOCK_N + first_row;
         const Element* key = keys + row * (unsigned long long)params.k.row + first_column();
         const Element* value = values + row * (unsigned long long)params.v.row + first_column();
@@ -86,28 +97,27 @@ template <class Traits> class TileLoader {
         for (int pass = 0; pass < PASSES; pass++) {
             const unsigned at = to + stage + pass * DOWN * Traits::ROW_BYTES;
             const bool exists = rows == Traits::BLOCK_N || pass * DOWN + (int)first_row < rows;
-            copy_row(at, key, exists);
-            copy_row(at + Traits::KEY_BYTES, value, exists);
+            if (KEYS) copy_row(at, key, exists);
+            if (VALUES) copy_row(at + Traits::KEY_BYTES, value, exists);
             key += key_step;
             value += value_step;
         }
     }
 
-    __device__ void load_pages(int stage, int block, int rows) const
+    template <bool KEYS, bool VALUES> __device__ void load_pages(int stage, int block, int rows) const
     {
         const KeyRows<Element> place(params, tile.batch, tile.kv_head, tile.k);
         const int lane = threadIdx.x % 32;
 #pragma unroll 1
         for (int pass = 0; pass < PASSES; pass++) {
-            const int row = pass * DOWN + threadIdx.x / ACROSS;
-            const int key = tile.first_key + block * Traits::BLOCK_N + row;
+            const int row = pass * DOWN + threadIdx.x / ACROSS, key = tile.first_key + block * Traits::BLOCK_N + row;
             const int page = __shfl_sync(0xffffffff, pages, pass * WARP_ROWS + lane / ACROSS);
             const unsigned at = to + stage + pass * DOWN * Traits::ROW_BYTES;
-            copy_row(at, static_cast<const Element*>(params.k.address) + place.offset(params, params.k, key, page) + first_column(),
-                     row < rows);
-            copy_row(at + Traits::KEY_BYTES,
-                     static_cast<const Element*>(params.v.address) + place.offset(params, params.v, key, page) + first_column(),
-                     row < rows);
+            const auto from = [&](const Tensor& tensor) {
+                return static_cast<const Element*>(tensor.address) + place.offset(params, tensor, key, page) + first_column();
+            };
+            if (KEYS) copy_row(at, from(params.k), row < rows);
+            if (VALUES) copy_row(at + Traits::KEY_BYTES, from(params.v), row < rows);
         }
     }
     // The pages of the keys that this warp copies of a block, a lane one: asked for a block ahead.

@@ -66,14 +66,15 @@ template <class Traits> class TileRows {
         for (int step = 0; step < Traits::HELD_STEPS; step++) load_queries(step, queries[step]);
     }
 
-    // Adds a block of keys, which lie at `keys` in shared memory, their values behind them.
-    __device__ void add(int block, unsigned keys)
+    // Adds a block of keys, which lie at `keys` in shared memory, their values behind them. `wait_for_values` runs once, before values are
+    // read.
+    template <class Wait> __device__ void add(int block, unsigned keys, Wait wait_for_values)
     {
-        if (block < see_from || block > see_to) return;
+        if (block < see_from || block > see_to) return wait_for_values();
         bool careful = takes_care;
         int done = 0; // keys of the block
 #pragma unroll 1
-        while (true) {
+        for (bool again = false;; again = true) {
             Scores scores;
             Weights weights[AHEAD + 1];
             float sums[AHEAD + 1][ROWS];
@@ -83,6 +84,7 @@ template <class Traits> class TileRows {
                 for (int pair = turn * COUNT / turns; pair < (turn + 1) * COUNT / turns; pair++)
                     weigh(scores, pair / PAIRS, pair % PAIRS, weights[pair / PAIRS], sums[pair / PAIRS]);
             });
+            if (!again) wait_for_values();
             if (careful) {
                 add_carefully(block, done, scores, keys + Traits::KEY_BYTES);
                 return;
