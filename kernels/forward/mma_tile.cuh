@@ -68,9 +68,14 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
     TileLoader<Traits> loader(params, address, tile, blocks - 1);
     loader.load_queries(group);
     constexpr int AHEAD = Traits::STAGES - 1; // blocks
-    loader.load_last_block(0, blocks - 1);
+    if (blocks > 0) {
+        loader.load_last_block(0, blocks - 1);
 #pragma unroll
-    for (int stage = 1; stage < AHEAD; stage++) loader.load_block(stage * Traits::STAGE_BYTES, blocks - 1 - stage);
+        for (int stage = 1; stage < AHEAD; stage++) {
+            loader.begin(stage * Traits::STAGE_BYTES, blocks - 1 - stage);
+            loader.load_rest(0);
+        }
+    }
     TileRows<Traits> rows(params, address, tile, group);
     const auto next = [](int stage) { return stage == AHEAD * Traits::STAGE_BYTES ? 0 : stage + Traits::STAGE_BYTES; };
     int stage = 0, load_stage = AHEAD * Traits::STAGE_BYTES;
@@ -85,8 +90,8 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
             cp_async_wait<AHEAD - 1>();
             __syncthreads(); // the block is there, and all have computed the one before
         }
-        loader.load_block(load_stage, block - AHEAD);
-        rows.add(block, address + stage, [&] {
+        loader.begin(load_stage, block - AHEAD);
+        rows.add(block, address + stage, loader, [&] {
             if (block < blocks - 1) return;
             cp_async_wait<AHEAD>();
             __syncthreads(); // the last block's values are there

@@ -5,7 +5,7 @@
 // next 16 keys run beside the products with the values of these.
 #pragma once
 
-#include "forward/mma_tile_layout.cuh"
+#include "forward/mma_tile_load.cuh"
 #include "rule/mask.cuh"
 #include "rule/partial.cuh"
 
@@ -66,11 +66,15 @@ template <class Traits> class TileRows {
         for (int step = 0; step < Traits::HELD_STEPS; step++) load_queries(step, queries[step]);
     }
 
-    // Adds a block of keys, which lie at `keys` in shared memory, their values behind them. `wait_for_values` runs once, before values are
-    // read.
-    template <class Wait> __device__ void add(int block, unsigned keys, Wait wait_for_values)
+    // Adds a block of keys, which lie at `keys` in shared memory, their values behind them. Meanwhile the block that is open in the loader
+    // is asked for; `wait_for_values` runs once, before values are read.
+    template <class Wait> __device__ void add(int block, unsigned keys, TileLoader<Traits>& loader, Wait wait_for_values)
     {
-        if (block < see_from || block > see_to) return wait_for_values();
+        if (block < see_from || block > see_to) {
+            loader.load_rest(0);
+            wait_for_values();
+            return;
+        }
         bool careful = takes_care;
         int done = 0; // keys of the block
 #pragma unroll 1
@@ -78,13 +82,16 @@ template <class Traits> class TileRows {
             Scores scores;
             Weights weights[AHEAD + 1];
             float sums[AHEAD + 1][ROWS];
-            multiply_keys(keys, scores, [&](int turn, int turns) {
+            multiply_keys(keys, scores, loader, [&](int turn, int turns) {
                 constexpr int COUNT = SPLITS_KEYS ? AHEAD * PAIRS : 0;
 #pragma unroll
                 for (int pair = turn * COUNT / turns; pair < (turn + 1) * COUNT / turns; pair++)
                     weigh(scores, pair / PAIRS, pair % PAIRS, weights[pair / PAIRS], sums[pair / PAIRS]);
             });
-            if (!again) wait_for_values();
+            if (!again) {
+                loader.end();
+                wait_for_values();
+            }
             if (careful) {
                 add_carefully(block, done, scores, keys + Traits::KEY_BYTES);
                 return;
@@ -147,7 +154,8 @@ template <class Traits> class TileRows {
     }
 
     // `between(turn, turns)` runs while the last keys are multiplied.
-    template <class Between> __device__ void multiply_keys(unsigned keys, Scores& scores, Between between)
+    template <class Between>
+    __device__ void multiply_keys(unsigned keys, Scores& scores, const TileLoader<Traits>& loader, Between between)
     {
         // Keys are taken in parts, so that the weights of the first ones are computed beside the products with the last.
         constexpr int PARTS = SPLITS_KEYS ? 2 : 1, PART_STEPS = Traits::KEY_STEPS / PARTS;
@@ -181,6 +189,9 @@ template <class Traits> class TileRows {
                 for (int tile = 0; tile < ROW_TILES; tile++)
                     mma<Element>(scores[tile][2 * i + half], step < Traits::HELD_STEPS ? queries[step][tile] : query[all_steps % 2][tile],
                                  words[turn % WORDS][2 * half], words[turn % WORDS][2 * half + 1]);
+            constexpr int LOAD_PARTS = TileLoader<Traits>::PARTS;
+#pragma unroll
+            for (int part = turn * LOAD_PARTS / TURNS; part < (turn + 1) * LOAD_PARTS / TURNS; part++) loader.load(part);
             if (turn >= TURNS - PART_TURNS) between(turn - (TURNS - PART_TURNS), PART_TURNS);
         }
     }
