@@ -60,7 +60,7 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
     const int group = params.heads / params.kv_heads;
     let_successor_begin();
     Segment& tile = *reinterpret_cast<Segment*>(shared + Traits::TILE_AT);
-    if (threadIdx.x == 0) tile = typename Traits::Schedule(params, group, shared, false).next();
+    if (threadIdx.x == 0) tile = typename Traits::Schedule(params, group).segment();
     __syncthreads();
     if (tile.is_end()) return;
     wait_for_predecessor();
