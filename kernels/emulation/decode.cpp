@@ -2,6 +2,7 @@
 #include "shim.h"
 
 #include "forward/mma.cuh"
+#include "forward/mma_tile.cuh"
 
 #include <atomic>
 #include <chrono>
@@ -100,6 +101,14 @@ template <class T> Memory<T> guarded(const std::vector<T>& from) { return std::m
 constexpr unsigned SECONDS = 300;
 
 // One problem with all the memory that its block points to, which is as large as the library makes it.
+template <class Traits> void attention(const Forward& block)
+{
+    if constexpr (Traits::Schedule::SHARES_KEYS)
+        mma_attention<Traits>(block);
+    else
+        tile_attention<Traits>(block);
+}
+
 template <class Traits> struct Problem {
     int batch, kv_heads, group, heads, head_dim, query_len, key_len, grid;
     std::vector<__half> q, k, v;
@@ -296,7 +305,7 @@ template <class Traits> struct Problem {
             std::vector<Barrier> of_warps(Traits::WARPS, Barrier(32, false));
             for (int warp = 0; warp < Traits::WARPS; warp++) warp_bar[warp] = &of_warps[warp];
             std::fill(std::begin(copies), std::end(copies), Copies());
-            Threads::run(Traits::THREADS, random.any(), [this] { mma_attention<Traits>(block); });
+            Threads::run(Traits::THREADS, random.any(), [this] { attention<Traits>(block); });
             at_predecessors_end = nullptr;
         }
     }
@@ -586,12 +595,14 @@ int main(int count, char** arguments)
     };
     for (int seed = 1; seed <= seeds; seed++) {
         check(MmaTraits<__half, 64, 16, 64, 4, 3, Share>(), seed);
-        check(MmaTraits<__half, 64, 64, 64, 4, 2, OneTile>(), seed);
+        check(TileTraits<__half, 64, 128, 64, 4, 2>(), seed);
+        check(TileTraits<__half, 96, 64, 32, 4, 3>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 64, 32, 128, 4, 3, Share>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 128, 16, 128, 8, 2, Share>(), seed);
         if (seed % 4 == 1) check(MmaTraits<__half, 128, 64, 128, 8, 2, Share>(), seed);
         if (seed % 5 == 0) check(MmaTraits<__half, 128, 32, 128, 8, 2, Share>(), seed);
-        if (seed % 4 == 0) check(MmaTraits<__half, 128, 128, 64, 8, 2, OneTile>(), seed);
+        if (seed % 4 == 0) check(TileTraits<__half, 128, 128, 64, 4, 2>(), seed);
+        if (seed % 4 == 2) check(TileTraits<__half, 256, 64, 32, 4, 2>(), seed);
         if (seed % 6 == 0) check(MmaTraits<__half, 256, 16, 64, 4, 2, Share>(), seed);
     }
     printf("%d of %d problems passed\n", computed - failed, computed);

@@ -30,6 +30,8 @@ inline unsigned tobits(float f){return fbits(f);} inline unsigned tobits(unsigne
 template<class T> T frombits(unsigned u); template<> inline float frombits<float>(unsigned u){return bitsf(u);} template<> inline int frombits<int>(unsigned u){return (int)u;} template<> inline unsigned frombits<unsigned>(unsigned u){return u;}
 template<class T> T __shfl_xor_sync(unsigned,T x,int m){EX.w[LANE][0]=tobits(x);WB();T r=frombits<T>(EX.w[LANE^m][0]);WB();return r;}
 inline unsigned long long __shfl_sync(unsigned,unsigned long long x,int l){EX.w[LANE][0]=(unsigned)x;EX.w[LANE][1]=(unsigned)(x>>32);WB();unsigned long long r=EX.w[l%32][0]|(unsigned long long)EX.w[l%32][1]<<32;WB();return r;}
+template<class T> T shfl32(T x,int l){EX.w[LANE][0]=tobits(x);WB();T r=frombits<T>(EX.w[l%32][0]);WB();return r;}
+inline unsigned __shfl_sync(unsigned,unsigned x,int l){return shfl32(x,l);} inline int __shfl_sync(unsigned,int x,int l){return (int)shfl32((unsigned)x,l);}
 inline float __shfl_sync(unsigned,float x,int l){EX.w[LANE][0]=tobits(x);WB();float r=bitsf(EX.w[l%32][0]);WB();return r;}
 inline int __clz(int x){return x?__builtin_clz((unsigned)x):32;}
 template<class T> T __shfl_up_sync(unsigned,T x,int d){EX.w[LANE][0]=tobits(x);WB();T r=frombits<T>(EX.w[(int)LANE>=d?LANE-d:LANE][0]);WB();return r;}

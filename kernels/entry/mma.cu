@@ -1,14 +1,14 @@
 // One image of the mma family; the build names the element type, the tiling and the entry.
-#include "forward/mma.cuh"
+#include "forward/mma_tile.cuh"
 
 using Params = warptile::Forward;
-using Instance = warptile::MmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS,
-                                     WARPTILE_STAGES, warptile::OneTile>;
+using Instance =
+    warptile::TileTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS, WARPTILE_STAGES>;
 
 extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 
 extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
     WARPTILE_ENTRY(const __grid_constant__ Params params)
 {
-    warptile::mma_attention<Instance>(params);
+    warptile::tile_attention<Instance>(params);
 }

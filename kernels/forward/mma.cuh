@@ -1,14 +1,10 @@
-// Attention by mma.sync, for every GPU from sm_80 on. The query heads that share a key/value head are rows of one tile, so keys are read
-// once for all of them. A team of warps has the rows of the tile, 16 each; teams take turns with groups of keys, and share nothing
-// while they read. Two families:
-//
-// `decode`: CTAs share the keys of all sequences evenly (work/share.cuh), for few queries against many keys at the speed of memory.
-// `mma`: a tile a CTA (work/one_tile.cuh), for many queries.
+// The family `decode`: few queries against many keys at the speed of memory, by mma.sync, on every GPU from sm_80 on. The query heads that
+// share a key/value head are rows of one tile, so keys are read once for all of them. A team of warps has the rows of the tile, 16 each;
+// teams take turns with groups of keys, and share nothing while they read. CTAs share the keys of all sequences evenly (work/share.cuh).
 #pragma once
 
 #include "forward/mma_result.cuh"
 #include "forward/mma_ring.cuh"
-#include "work/one_tile.cuh"
 #include "work/share.cuh"
 
 namespace warptile {

@@ -10,28 +10,18 @@ template <class Traits> class OneTile {
   public:
     static constexpr bool SHARES_KEYS = false;
     static constexpr unsigned SCHEDULE = SCHEDULE_ONE_GROUP_TILE;
-    static constexpr int SHARED_BYTES = 0;
 
-    // What `Share` can.
-    __device__ static constexpr bool can_read_ahead(const Forward&) { return false; }
-    __device__ static constexpr bool reads_ahead() { return false; }
-    __device__ static void ask_again() {}
-    __device__ static constexpr bool was_right() { return true; }
-    __device__ static void note_wrong() {}
-    __device__ static constexpr bool was_wrong() { return false; }
-
-    __device__ OneTile(const Forward& params, int group, unsigned char*, bool) : params(params), group(group)
+    __device__ OneTile(const Forward& params, int group) : params(params), group(group)
     {
         if (reads_lengths(params.sequences)) wait_for_predecessor();
     }
 
-    // The only segment, then the end. One thread calls it for all, so they agree whatever becomes of lengths on the device meanwhile.
-    __device__ Segment next()
+    // All of the tile's keys in one segment, or the end if there is no such tile. One thread calls it for all, so they agree whatever
+    // becomes of lengths on the device meanwhile.
+    __device__ Segment segment() const
     {
         Segment segment;
         segment.batch = Segment::END;
-        if (taken) return segment;
-        taken = true;
         const TilePlace place = tile_place<Traits::BLOCK_M>(params, blockIdx.x, params.kv_heads, group);
         if (!place.template exists<Traits::BLOCK_M>(group)) return segment;
         const int first_row = place.tile * Traits::BLOCK_M;
@@ -51,7 +41,6 @@ template <class Traits> class OneTile {
   private:
     const Forward& params;
     const int group; // query heads a key/value head
-    bool taken = false;
 };
 
 } // namespace warptile

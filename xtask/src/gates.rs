@@ -116,7 +116,7 @@ pub fn violations(instance: &Instance, facts: &Facts) -> Vec<Violation> {
     found.extend(log.warnings.iter().cloned().map(Violation::Warning));
     found.extend(log.advisories.iter().cloned().map(Violation::Advisory));
     if instance.expectations.may_spill {
-        // Then there is a stack, too.
+        // Asserts need registers, and nobody times them.
     } else if log.spill_store_bytes > 0 || log.spill_load_bytes > 0 {
         found.push(Violation::Spill {
             stores: log.spill_store_bytes,

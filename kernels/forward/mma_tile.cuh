@@ -1,0 +1,108 @@
+// The family `mma`: many queries, by mma.sync, on every GPU from sm_80 on. A CTA computes a tile: rows are queries with each of the heads
+// that share a key/value head, so keys are read once for all of them. Its warps have 16 or 32 rows each and take the tile's keys
+// together, block by block from the last to the first: a causal mask's diagonal and what is left over of a block come first, where the
+// maxima are found anyway.
+#pragma once
+
+#include "forward/mma_tile_load.cuh"
+#include "forward/mma_tile_rows.cuh"
+
+namespace warptile {
+
+// Writes the results of a warp's rows, by way of its queries' place.
+template <class Traits>
+__device__ inline void write_rows(const Forward& params, unsigned char* shared, const Segment& tile, int group,
+                                  const TileRows<Traits>& rows)
+{
+    using Element = typename Traits::Element;
+    const int lane = anew(threadIdx.x) % 32, first_row = rows.first_row();
+    unsigned char* const own = shared + Traits::QUERIES_AT + first_row * Traits::ROW_BYTES;
+    const int existing = existing_rows<Traits>(tile, group);
+    __syncwarp(); // all have read the queries
+#pragma unroll
+    for (int one = 0; one < TileRows<Traits>::ROWS; one++) {
+        RowSum sum = rows.sum(one);
+        float keep = 1;
+        if (params.scoring.sinks) {
+            const Row row(tile, group, rows.row_of_tile(one, lane));
+            keep = join_sink(sum.max, sum.sum, sink_of(params.scoring, min(row.head, params.heads - 1)));
+        }
+        if (params.lse && lane % 4 == 0 && rows.row_of_tile(one, lane) < existing) {
+            const Row row(tile, group, rows.row_of_tile(one, lane));
+            params.lse[tile.batch * params.lse_batch + row.head * params.lse_head + tile.q.first + row.query] =
+                sum.sum == 0 ? negative_infinity() : (sum.max + __log2f(sum.sum)) * LN_2;
+        }
+        const float inverse = sum.sum == 0 ? 0 : keep * reciprocal_approximate(sum.sum);
+        const int row_of_warp = one * 8 + lane / 4;
+#pragma unroll
+        for (int i = 0; i < Traits::COLUMN_TILES; i++) {
+            const float2 two = rows.columns(one, i);
+            *reinterpret_cast<unsigned*>(own + Traits::place(row_of_warp, i) + lane % 4 * (int)sizeof(unsigned)) =
+                narrow2<Element>(two.x * inverse, two.y * inverse);
+        }
+    }
+    __syncwarp();
+    // A lane finds one row's place.
+    const long long offset = row_offset(params.out, tile, group, first_row + lane % Traits::WARP_ROWS);
+#pragma unroll 4
+    for (int i = lane; i < Traits::WARP_ROWS * Traits::ROW_CHUNKS; i += 32) {
+        const int row_of_warp = i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
+        Element* const to = static_cast<Element*>(params.out.address) + row_offset_of(offset, row_of_warp) + chunk * CHUNK<Element>;
+        if (first_row + row_of_warp < existing && chunk * CHUNK<Element> < params.head_dim)
+            *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(own + Traits::place(row_of_warp, chunk));
+    }
+}
+
+template <class Traits> __device__ void tile_attention(const Forward& params)
+{
+    extern __shared__ __align__(128) unsigned char shared[];
+    const unsigned address = kept((unsigned)__cvta_generic_to_shared(shared));
+    const int group = params.heads / params.kv_heads;
+    let_successor_begin();
+    Segment& tile = *reinterpret_cast<Segment*>(shared + Traits::TILE_AT);
+    if (threadIdx.x == 0) tile = typename Traits::Schedule(params, group).segment();
+    __syncthreads();
+    if (tile.is_end()) return;
+    wait_for_predecessor();
+    const int blocks = tile.first_key < tile.end_key ? (tile.end_key - tile.first_key + Traits::BLOCK_N - 1) / Traits::BLOCK_N : 0;
+    TileLoader<Traits> loader(params, address, tile, blocks - 1);
+    loader.load_queries(group);
+    constexpr int AHEAD = Traits::STAGES - 1; // blocks
+    if (blocks > 0) {
+        loader.load_last_block(0, blocks - 1);
+#pragma unroll
+        for (int stage = 1; stage < AHEAD; stage++) {
+            loader.begin(stage * Traits::STAGE_BYTES, blocks - 1 - stage);
+            loader.load_rest(0);
+        }
+    }
+    TileRows<Traits> rows(params, address, tile, group);
+    const auto next = [](int stage) { return stage == AHEAD * Traits::STAGE_BYTES ? 0 : stage + Traits::STAGE_BYTES; };
+    int stage = 0, load_stage = AHEAD * Traits::STAGE_BYTES;
+    if (blocks > 0) {
+        cp_async_wait<AHEAD>();
+        __syncthreads(); // queries and the last block's keys are there
+        rows.take_queries();
+    }
+#pragma unroll 1
+    for (int block = blocks - 1; block >= 0; block--) {
+        if (block < blocks - 1) {
+            cp_async_wait<AHEAD - 1>();
+            __syncthreads(); // the block is there, and all have computed the one before
+        }
+        loader.begin(load_stage, block - AHEAD);
+        rows.add(block, address + stage, loader, [&] {
+            if (block < blocks - 1) return;
+            cp_async_wait<AHEAD>();
+            __syncthreads(); // the last block's values are there
+        });
+        stage = next(stage);
+        load_stage = next(load_stage);
+    }
+    // Rows that see no key come straight here, with queries still on their way to where results are about to be written.
+    cp_async_wait<0>();
+    if (blocks == 0) __syncthreads();
+    write_rows(params, shared, tile, group, rows);
+}
+
+} // namespace warptile

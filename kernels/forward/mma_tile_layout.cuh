@@ -1,0 +1,100 @@
+// Sizes and the shared memory layout of the family `mma`: a tile of rows a CTA, of which each warp has 16 or 32.
+#pragma once
+
+#include "forward/mma_layout.cuh"
+#include "work/one_tile.cuh"
+
+namespace warptile {
+
+// A number of this thread that is kept in a register, and not worked out again from special ones, which take long to read.
+__device__ inline unsigned kept(unsigned x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// A value that all lanes hold, which the compiler then knows to be uniform.
+__device__ inline unsigned uniform_of(unsigned x) { return (unsigned)__shfl_sync(0xffffffff, x, 0); }
+__device__ inline int uniform_of(int x) { return (int)uniform_of((unsigned)x); }
+template <class Element> __device__ inline const Element* uniform_of(const Element* pointer)
+{
+    return reinterpret_cast<const Element*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(pointer), 0));
+}
+
+template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct TileTraits {
+    using Element = Element_;
+    using Schedule = OneTile<TileTraits>;
+    static constexpr int HEAD_DIM = HEAD_DIM_;
+    static constexpr int BLOCK_M = BLOCK_M_; // rows: queries and heads that share a key/value head
+    static constexpr int BLOCK_N = BLOCK_N_; // keys of a block
+    static constexpr int WARPS = WARPS_;
+    static constexpr int STAGES = STAGES_; // blocks of keys and values in shared memory
+    static constexpr int K_STRIDE = 0, V_STRIDE = 0; // rows are swizzled, not padded
+    static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = Schedule::SCHEDULE;
+    static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED | FEATURE_PAGED |
+                                         FEATURE_DEVICE_LENGTHS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE;
+
+    static constexpr int THREADS = 32 * WARPS;
+    static constexpr int WARP_ROWS = BLOCK_M / WARPS;
+    static constexpr int ROW_TILES = WARP_ROWS / FRAGMENT_ROWS; // of a warp
+    static constexpr int COLUMN_TILES = HEAD_DIM / FRAGMENT_COLUMNS;
+    static constexpr int KEY_TILES = BLOCK_N / FRAGMENT_COLUMNS;
+    static constexpr int DEPTH_STEPS = HEAD_DIM / FRAGMENT_DEPTH; // of the products with keys
+    static constexpr int KEY_STEPS = BLOCK_N / FRAGMENT_DEPTH;    // of those with values
+    static_assert(sizeof(Element) == 2, "mma.sync takes f16 and bf16");
+    static_assert(BLOCK_M % (WARPS * FRAGMENT_ROWS) == 0, "a product has 16 rows");
+    static_assert(BLOCK_N % FRAGMENT_DEPTH == 0, "the products with the values take 16 keys at a time");
+    static_assert(HEAD_DIM % 32 == 0, "the swizzle, and columns are taken two products at a time");
+#ifdef WARPTILE_MIN_CTAS
+    static constexpr int MIN_CTAS = WARPTILE_MIN_CTAS;
+#else
+    static constexpr int MIN_CTAS = WARPS <= 4 ? 2 : 1;
+#endif
+    // Of the queries registers hold what they have room for.
+#ifdef V_HELD
+    static constexpr int HELD_STEPS = V_HELD;
+#else
+    static constexpr int HELD_STEPS = MIN_CTAS * WARPS <= 8 && ROW_TILES * HEAD_DIM <= 128 && ROW_TILES * (HEAD_DIM + BLOCK_N) <= 256 ? DEPTH_STEPS : 0;
+#endif
+
+    // Shared memory.
+    static constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element);
+    static constexpr int ROW_CHUNKS = ROW_BYTES / CHUNK_BYTES;
+    static constexpr int KEY_BYTES = BLOCK_N * ROW_BYTES; // of a block, and as many of values
+    static constexpr int STAGE_BYTES = 2 * KEY_BYTES;
+    static constexpr int QUERIES_AT = STAGES * STAGE_BYTES; // later the results
+    static constexpr int TILE_AT = QUERIES_AT + BLOCK_M * ROW_BYTES;
+    static constexpr int SHARED_BYTES = TILE_AT + (int)sizeof(Segment);
+    static_assert(STAGES >= 2, "the next block arrives while one is computed");
+
+    // A row's 16-byte chunks are swapped with others of SPAN, so that 8 rows' same chunk lies in different banks.
+    static constexpr int SPAN = ROW_CHUNKS % 8 == 0 ? 8 : 4;
+    __device__ static constexpr int swap(int row) { return SPAN == 8 ? row % 8 : row / 2 % 4; }
+    // Bytes of a chunk into a block of rows.
+    __device__ static int place(int row, int chunk) { return row * ROW_BYTES + (chunk ^ swap(row)) * CHUNK_BYTES; }
+    // From the place of a row's chunk `c` below SPAN to that of chunk c + `chunks`, where `chunks` has no bit of c.
+    __device__ static unsigned further(unsigned place, int chunks)
+    {
+        return (place ^ (unsigned)(chunks % SPAN * CHUNK_BYTES)) + chunks / SPAN * SPAN * CHUNK_BYTES;
+    }
+};
+
+// Rows of the tile that exist.
+template <class Traits> __device__ inline int existing_rows(const Segment& tile, int group)
+{
+    return min(Traits::BLOCK_M, (tile.q.len - tile.first_query) * group - tile.first_head);
+}
+
+// Where a row of the tile begins in a tensor, in elements.
+__device__ inline long long row_offset(const Tensor& tensor, const Segment& tile, int group, int row_of_tile)
+{
+    const Row row(tile, group, row_of_tile);
+    return tile.batch * tensor.batch + row.head * tensor.head + (long long)(tile.q.first + row.query) * tensor.row;
+}
+// The same that another lane has found.
+__device__ inline long long row_offset_of(long long own, int lane)
+{
+    return (long long)__shfl_sync(0xffffffff, (unsigned long long)own, lane);
+}
+
+} // namespace warptile

@@ -1,0 +1,420 @@
+// A warp's rows of a tile of the family `mma`: their scores against blocks of keys, and the weighted values, in registers.
+//
+// A plain block takes no maximum: its weights count against the rows' maxima of the first block, and their sums tell whether one has
+// become too large. Then the block begins again, with care, and raises them. So weights follow the products at once, and those of the
+// next 16 keys run beside the products with the values of these.
+#pragma once
+
+#include "forward/mma_tile_load.cuh"
+#include "rule/mask.cuh"
+#include "rule/partial.cuh"
+
+namespace warptile {
+
+// A lane's scores of a row in 128 keys, as bits, the first key's lowest: set for keys from `key` on. `key` counts from the
+// lane's first column; its columns are 0, 1, 8, 9, 16, 17, ...
+__device__ inline unsigned columns_from(int key)
+{
+    const int below = 2 * (key >> 3) + min(key & 7, 2);
+    return below >= 32 ? 0 : ~0u << max(below, 0);
+}
+
+template <class Traits> class TileRows {
+  public:
+    using Element = typename Traits::Element;
+    static constexpr int ROW_TILES = Traits::ROW_TILES, COLUMN_TILES = Traits::COLUMN_TILES, KEY_TILES = Traits::KEY_TILES;
+
+    __device__ TileRows(const Forward& params, unsigned shared, const Segment& tile, int group)
+        : params(params), tile(tile), group(group), queries_at(uniform_of(shared + Traits::QUERIES_AT + first_row() * Traits::ROW_BYTES))
+    {
+        const int lane = threadIdx.x % 32;
+        key_place = kept(Traits::place(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+        place = kept(Traits::place(lane % 16, lane / 16));
+        const Scoring& scoring = params.scoring;
+        scale = ScoreRule(scoring, 0, 0, 0, LOG2_E).scale;
+        // Hidden scores are -inf, also when they are scaled.
+        takes_care = scoring.softcap > 0 || scoring.slopes || !(scale > 0);
+        const Mask mask(scoring, tile.q.len, tile.k.len);
+        const int first_query = Row(tile, group, first_row()).query;
+        const int last_query = min(Row(tile, group, first_row() + Traits::WARP_ROWS - 1).query, tile.q.len - 1);
+        // Keys that some row of the warp sees, and those that all see.
+        const int from = first_query + mask.shift - mask.left, all_from = last_query + mask.shift - mask.left;
+        const int to = first_query < tile.q.len ? min(last_query + mask.shift + mask.right, tile.k.len - 1) : -1;
+        const int all_to = min(first_query + mask.shift + mask.right, tile.k.len - 1);
+        // As blocks.
+        see_from = uniform_of(max(from - tile.first_key, 0) / Traits::BLOCK_N);
+        see_to = uniform_of(to < tile.first_key ? -1 : (to - tile.first_key) / Traits::BLOCK_N);
+        all_see_from = uniform_of((max(all_from - tile.first_key, 0) + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
+        all_see_to = uniform_of(all_to < tile.first_key ? -1 : (all_to - tile.first_key + 1) / Traits::BLOCK_N - 1);
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            max_[row] = NOTHING_SEEN;
+            sum_[row] = 0;
+        }
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+            for (int i = 0; i < COLUMN_TILES; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) output[tile][i][j] = 0;
+    }
+
+    // When they have arrived.
+    __device__ void take_queries()
+    {
+#pragma unroll
+        for (int step = 0; step < Traits::HELD_STEPS; step++) load_queries(step, queries[step]);
+    }
+
+    // Adds a block of keys, which lie at `keys` in shared memory, their values behind them. Meanwhile the block that is open in the loader
+    // is asked for; `wait_for_values` runs once, before values are read.
+    template <class Wait> __device__ void add(int block, unsigned keys, TileLoader<Traits>& loader, Wait wait_for_values)
+    {
+        if (block < see_from || block > see_to) {
+            loader.load_rest(0);
+            wait_for_values();
+            return;
+        }
+        bool careful = takes_care;
+        int done = 0; // keys of the block
+#pragma unroll 1
+        for (bool again = false;; again = true) {
+            Scores scores;
+            Weights weights[AHEAD + 1];
+            float sums[AHEAD + 1][ROWS];
+            multiply_keys(keys, scores, loader, [&](int turn, int turns) {
+                constexpr int COUNT = SPLITS_KEYS ? AHEAD * PAIRS : 0;
+#pragma unroll
+                for (int pair = turn * COUNT / turns; pair < (turn + 1) * COUNT / turns; pair++)
+                    weigh(scores, pair / PAIRS, pair % PAIRS, weights[pair / PAIRS], sums[pair / PAIRS]);
+            });
+            if (!again) {
+                loader.end();
+                wait_for_values();
+            }
+            if (careful) {
+                add_carefully(block, done, scores, keys + Traits::KEY_BYTES);
+                return;
+            }
+            const bool first = block == see_to, hides = block < all_see_from || block > all_see_to;
+            if (first || hides) {
+                if (hides) hide(block, 0, scores);
+                if (first) set_maxima(scores);
+            }
+            if (!SPLITS_KEYS || first || hides)
+#pragma unroll
+                for (int pair = 0; pair < AHEAD * PAIRS; pair++)
+                    weigh(scores, pair / PAIRS, pair % PAIRS, weights[pair / PAIRS], sums[pair / PAIRS]);
+            done = add_values(scores, weights, sums, keys + Traits::KEY_BYTES);
+            if (__builtin_expect(done == Traits::BLOCK_N, true)) return;
+            careful = true;
+        }
+    }
+
+    static constexpr int ROWS = 2 * ROW_TILES; // of a lane
+    // Which row of the tile is a lane's `row`: 8 rows apart.
+    __device__ int row_of_tile(int row, int lane) const { return first_row() + row * 8 + lane / 4; }
+    __device__ int first_row() const { return threadIdx.x / 32 * Traits::WARP_ROWS; }
+    // The maximum and the whole sum of a lane's row.
+    __device__ RowSum sum(int row) const
+    {
+        float sum = sum_[row];
+        sum += __shfl_xor_sync(0xffffffff, sum, 1);
+        sum += __shfl_xor_sync(0xffffffff, sum, 2);
+        return {max_[row], sum};
+    }
+    // Two neighbouring columns of a lane's row: of each 8 from 8 * tile on, those from 2 * (lane % 4) on.
+    __device__ float2 columns(int row, int tile) const
+    {
+        return {output[row / 2][tile][row % 2 * 2], output[row / 2][tile][row % 2 * 2 + 1]};
+    }
+
+  private:
+#ifndef V_SPLIT
+#define V_SPLIT (Traits::HEAD_DIM <= 64)
+#endif
+#ifndef V_LOADS
+#define V_LOADS (ROW_TILES == 1 ? 3 : 1)
+#endif
+    // Whether the first half of the keys is multiplied ahead of the second, so that the first weights are computed beside that.
+    static constexpr bool SPLITS_KEYS = V_SPLIT;
+    static constexpr int AHEAD = 1; // steps by which weights are computed before their values are multiplied
+    // Of keys and values shared memory is asked for some words ahead of the products with them; a turn has fewer for one tile of rows.
+    static constexpr int LOADS_AHEAD = V_LOADS, WORDS = LOADS_AHEAD + 1;
+    using Words = unsigned[WORDS][4];
+    static constexpr int PAIRS = ROW_TILES * 4; // of a lane's weights of 16 keys
+    using Scores = float[ROW_TILES][KEY_TILES][4];
+    using Weights = unsigned[ROW_TILES][4];
+
+    __device__ void load_queries(int step, unsigned (&words)[ROW_TILES][4]) const
+    {
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; tile++)
+            load_matrices(words[tile], queries_at + Traits::further(place, 2 * step) + tile * FRAGMENT_ROWS * Traits::ROW_BYTES);
+    }
+
+    // `between(turn, turns)` runs while the last keys are multiplied.
+    template <class Between>
+    __device__ void multiply_keys(unsigned keys, Scores& scores, const TileLoader<Traits>& loader, Between between)
+    {
+        // Keys are taken in parts, so that the weights of the first ones are computed beside the products with the last.
+        constexpr int PARTS = SPLITS_KEYS ? 2 : 1, PART_STEPS = Traits::KEY_STEPS / PARTS;
+        constexpr int PART_TURNS = Traits::DEPTH_STEPS * PART_STEPS, TURNS = PARTS * PART_TURNS;
+        const auto key_step = [&](int turn) { return turn / PART_TURNS * PART_STEPS + turn % PART_STEPS; };
+        const auto load = [&](int turn, unsigned(&words)[4]) {
+            load_matrices(words, keys + Traits::further(key_place, turn % PART_TURNS / PART_STEPS * 2) +
+                                     key_step(turn) * FRAGMENT_DEPTH * Traits::ROW_BYTES);
+        };
+        unsigned query[2][ROW_TILES][4];
+        Words words;
+        if constexpr (Traits::HELD_STEPS == 0) load_queries(0, query[0]);
+#pragma unroll
+        for (int turn = 0; turn < LOADS_AHEAD; turn++) load(turn, words[turn]);
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) scores[tile][i][j] = 0;
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) {
+            const int step = turn / PART_STEPS % Traits::DEPTH_STEPS, all_steps = turn / PART_STEPS, i = key_step(turn);
+            if (turn + LOADS_AHEAD < TURNS) load(turn + LOADS_AHEAD, words[(turn + LOADS_AHEAD) % WORDS]);
+            const int next_step = (step + 1) % Traits::DEPTH_STEPS;
+            if (turn % PART_STEPS == PART_STEPS / 2 && turn + PART_STEPS < TURNS && next_step >= Traits::HELD_STEPS)
+                load_queries(next_step, query[(all_steps + 1) % 2]);
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int tile = 0; tile < ROW_TILES; tile++)
+                    mma<Element>(scores[tile][2 * i + half], step < Traits::HELD_STEPS ? queries[step][tile] : query[all_steps % 2][tile],
+                                 words[turn % WORDS][2 * half], words[turn % WORDS][2 * half + 1]);
+            constexpr int LOAD_PARTS = TileLoader<Traits>::PARTS;
+#pragma unroll
+            for (int part = turn * LOAD_PARTS / TURNS; part < (turn + 1) * LOAD_PARTS / TURNS; part++) loader.load(part);
+            if (turn >= TURNS - PART_TURNS) between(turn - (TURNS - PART_TURNS), PART_TURNS);
+        }
+    }
+
+    // Words of values: those of 16 keys in 16 columns, `turn` by turn, first all columns of the first keys.
+    static constexpr int VALUE_TURNS = Traits::KEY_STEPS * COLUMN_TILES / 2; // of a block
+    __device__ void load_values(unsigned values, int turn, Words& words) const
+    {
+        if (turn >= VALUE_TURNS) return;
+        const int step = turn / (COLUMN_TILES / 2), i = turn % (COLUMN_TILES / 2);
+        load_matrices_transposed(words[turn % WORDS],
+                                 values + Traits::further(place, 2 * i) + step * FRAGMENT_DEPTH * Traits::ROW_BYTES);
+    }
+    __device__ void load_first_values(unsigned values, Words& words) const
+    {
+#pragma unroll
+        for (int turn = 0; turn < LOADS_AHEAD; turn++) load_values(values, turn, words);
+    }
+
+    // output += weights of 16 keys times their values; `between(i)` runs after each 16 columns. `words`: the first of them, and then those of
+    // the step that follows.
+    template <class Between>
+    __device__ void multiply_values(const Weights& weights, unsigned values, int step, Words& words, Between between)
+    {
+#pragma unroll
+        for (int i = 0; i < COLUMN_TILES / 2; i++) {
+            const int turn = step * (COLUMN_TILES / 2) + i;
+            load_values(values, turn + LOADS_AHEAD, words);
+            const unsigned(&four)[4] = words[turn % WORDS];
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int tile = 0; tile < ROW_TILES; tile++)
+                    mma<Element>(output[tile][2 * i + half], weights[tile], four[2 * half], four[2 * half + 1]);
+            between(i);
+        }
+    }
+
+    // A pair of weights of 16 keys, and with them the sums of this lane's.
+    __device__ void weigh(const Scores& scores, int step, int pair, Weights& weights, float (&sums)[ROWS]) const
+    {
+        const int tile = pair / 4, i = 2 * step + pair % 4 / 2, half = pair % 2, row = 2 * tile + half;
+        float two[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) two[j] = exp2_approximate(scores[tile][i][2 * half + j] * scale - max_[row]);
+        sums[row] = pair % 4 < 2 ? two[0] + two[1] : sums[row] + (two[0] + two[1]);
+        weights[tile][pair % 4] = narrow2<Element>(two[0], two[1]);
+    }
+
+    // A block's values; the weights of the first keys are there. Returns the keys that have been added: all, unless a weight of the next 16
+    // is too large, or not a number.
+    __device__ int add_values(const Scores& scores, Weights (&weights)[AHEAD + 1], float (&sums)[AHEAD + 1][ROWS], unsigned values)
+    {
+        // NaN fails too. Whatever is below is exact enough, and fits f16.
+        const auto fits = [&](const float(&sums)[ROWS]) {
+            float all = sums[0] + sums[1];
+#pragma unroll
+            for (int row = 2; row < ROWS; row++) all += sums[row];
+            return !__any_sync(0xffffffff, !(all <= MAX_WEIGHTS));
+        };
+        Words words;
+        load_first_values(values, words);
+#pragma unroll
+        for (int step = 0; step < Traits::KEY_STEPS; step++) {
+            constexpr int RING = AHEAD + 1;
+            if (__builtin_expect(!fits(sums[step % RING]), false)) return step * FRAGMENT_DEPTH;
+#pragma unroll
+            for (int row = 0; row < ROWS; row++) sum_[row] += sums[step % RING][row];
+            multiply_values(weights[step % RING], values, step, words, [&](int i) {
+                const int next = step + AHEAD;
+                if (next >= Traits::KEY_STEPS) return;
+                constexpr int TURNS = COLUMN_TILES / 2;
+#pragma unroll
+                for (int pair = i * PAIRS / TURNS; pair < (i + 1) * PAIRS / TURNS; pair++)
+                    weigh(scores, next, pair, weights[next % RING], sums[next % RING]);
+            });
+        }
+        return Traits::BLOCK_N;
+    }
+    static constexpr float MAX_WEIGHTS = 1024;
+
+    // Calls `change` with every score, its row of the lane, and the key.
+    template <class Change> __device__ void each(Scores& scores, int first_key, Change change) const
+    {
+        const int lane_key = first_key + anew(threadIdx.x) % 4 * 2;
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; tile++)
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    change(scores[tile][i][j], 2 * tile + j / 2, lane_key + i * FRAGMENT_COLUMNS + j % 2);
+    }
+
+    // Hides what the mask does, and the first `done` keys.
+    __device__ void hide(int block, int done, Scores& scores) const
+    {
+        const int first_key = tile.first_key + block * Traits::BLOCK_N;
+        const Scoring& scoring = params.scoring;
+        const int lane = anew(threadIdx.x) % 32, lane_key = first_key + lane % 4 * 2;
+        const int shift = scoring.align_top_left ? 0 : tile.k.len - tile.q.len;
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            const int diagonal = Row(tile, group, row_of_tile(row, lane)).query + shift;
+            const int from = max(diagonal - scoring.window_left, first_key + done);
+            const int end = min(diagonal + scoring.window_right, tile.k.len - 1) + 1;
+            static_assert(Traits::BLOCK_N <= 128, "a word has a bit for each of the lane's columns");
+            const unsigned hidden = ~columns_from(from - lane_key) | columns_from(end - lane_key);
+#pragma unroll
+            for (int i = 0; i < 2 * KEY_TILES; i++)
+                if (hidden & 1u << i) scores[row / 2][i / 2][row % 2 * 2 + i % 2] = negative_infinity();
+        }
+    }
+
+    // The largest score of each row, or `largest` if that is larger.
+    __device__ static void find_largest(const Scores& scores, float (&largest)[ROWS])
+    {
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            float both[2] = {largest[row], largest[row]}; // two chains
+#pragma unroll
+            for (int i = 0; i < 2 * KEY_TILES; i++)
+                both[i % 2] = fmaxf(both[i % 2], scores[row / 2][i / 2][row % 2 * 2 + i % 2]);
+            largest[row] = fmaxf(both[0], both[1]);
+            largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xffffffff, largest[row], 1));
+            largest[row] = fmaxf(largest[row], __shfl_xor_sync(0xffffffff, largest[row], 2));
+        }
+    }
+
+    // The maxima of the first block. Of a row that sees nothing there, and where they are coarse, they stay as they are, and the first weight
+    // that is not 0 is too large.
+    __device__ void set_maxima(const Scores& scores)
+    {
+        float largest[ROWS];
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) largest[row] = negative_infinity();
+        find_largest(scores, largest);
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            const float max = largest[row] * scale;
+            if (fabsf(max) <= COARSE_MAX) max_[row] = max;
+        }
+    }
+
+    // Whatever the scores are.
+    __device__ void add_carefully(int block, int done, Scores& scores, unsigned values)
+    {
+        const int first_key = tile.first_key + block * Traits::BLOCK_N;
+        const Scoring& scoring = params.scoring;
+        const int lane = anew(threadIdx.x) % 32;
+        const ScoreRule rule(scoring, 0, 0, 0, LOG2_E);
+        const float limit = rule.dot_limit();
+        each(scores, first_key, [&](float& score, int, int) { score = clamp_keeping_nan(score, limit) * rule.scale; });
+        if (scoring.softcap > 0) each(scores, first_key, [&](float& score, int, int) { score = rule.with_softcap(score); });
+        if (scoring.slopes) {
+#pragma unroll
+            for (int one = 0; one < ROWS; one++) {
+                const Row row(tile, group, row_of_tile(one, lane));
+                float slope = 0;
+                if (row.query < tile.q.len)
+                    slope = scoring.slopes[tile.batch * scoring.slopes_batch + row.head] * LOG2_E;
+                // Distances are counted bottom-right, wherever the mask's diagonal is.
+                const int diagonal = row.query + tile.k.len - tile.q.len;
+                each(scores, first_key, [&](float& score, int row, int key) {
+                    if (row == one) score -= slope * fabsf((float)(diagonal - key));
+                });
+            }
+        }
+        hide(block, done, scores);
+        float largest[ROWS];
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) largest[row] = max_[row];
+        find_largest(scores, largest);
+        bool coarse = false;
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) {
+            const float factor = rescale(max_[row], largest[row]);
+            max_[row] = largest[row];
+            sum_[row] *= factor;
+            coarse = coarse || (fabsf(max_[row]) > COARSE_MAX && max_[row] != NOTHING_SEEN);
+#pragma unroll
+            for (int i = 0; i < COLUMN_TILES; i++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) output[row / 2][i][row % 2 * 2 + j] *= factor;
+        }
+        takes_care = takes_care || __any_sync(0xffffffff, coarse);
+        each(scores, first_key, [&](float& score, int row, int) {
+            score = rescale(score, max_[row]);
+            sum_[row] += score;
+        });
+        Words words;
+        load_first_values(values, words);
+#pragma unroll
+        for (int step = 0; step < Traits::KEY_STEPS; step++) {
+            Weights weights;
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; pair++) {
+                const float(&two)[4] = scores[pair / 4][2 * step + pair % 4 / 2];
+                weights[pair / 4][pair % 4] = narrow2<Element>(two[pair % 2 * 2], two[pair % 2 * 2 + 1]);
+            }
+            multiply_values(weights, values, step, words, [](int) {});
+        }
+    }
+
+    // The maximum of a row that has seen no key: whatever it sees weighs too much against that, and -inf weighs nothing.
+    static constexpr float NOTHING_SEEN = -MAX_FLOAT;
+    // A maximum is rounded; the fused product and difference of a weight's exponent is not. Where a unit of the maximum is more than one of
+    // the exponent, the largest weight might come out as anything.
+    static constexpr float COARSE_MAX = 0x1p24f;
+
+    const Forward& params;
+    const Segment& tile;
+    const int group;           // query heads a key/value head
+    const unsigned queries_at; // this warp's
+    unsigned key_place, place; // of what this lane names in blocks of 16 keys, and in those of queries and values
+    float scale;
+    bool takes_care;              // no block is a plain one
+    int see_from, see_to;         // blocks with keys that some row of the warp sees
+    int all_see_from, all_see_to; // and of which all see all
+    unsigned queries[Traits::HELD_STEPS ? Traits::HELD_STEPS : 1][ROW_TILES][4];
+    float output[ROW_TILES][COLUMN_TILES][4];
+    // Of this lane's rows: what weights count against, in exponents of 2, and the sum of this lane's weights.
+    float max_[ROWS], sum_[ROWS];
+};
+
+} // namespace warptile
