@@ -45,7 +45,7 @@ fn keys_in_pages() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU, and candle's own kernels instead of the stand-in"]
+#[ignore = "needs an NVIDIA GPU"]
 fn keys_in_pages_by_offsets() -> Result<()> {
     run(|problem, device| match problem.dtype {
         DType::F32 => Ok(()),
