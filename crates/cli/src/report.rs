@@ -132,9 +132,8 @@ rect.peer { fill: #9a9a9a }
 .bad { color: #a40000; font-weight: 600 }
 footer { margin: 3rem 0; color: #555 }
 @media (max-width: 40rem) { body { font-size: 14px; margin: 1rem auto } tr { display: flex; flex-wrap: wrap; border-bottom: 1px solid #ddd }
-  th, td { flex: 1 1 3rem; min-width: 0; padding: 0.2rem 0.4rem 0.2rem 0; border: 0; overflow-wrap: anywhere } th.number { white-space: normal }
-  th:nth-child(2), td:nth-child(2) { flex-basis: 4rem } th:nth-last-child(2), td:nth-last-child(2) { flex-basis: 5.6rem }
-  th.problem, td.problem { flex-basis: 100% } td.same { display: none } svg { width: 100% } }
+  th, td { flex: 1 1 3.6rem; min-width: 0; padding: 0.2rem 0.4rem 0.2rem 0; border: 0 } td { overflow-wrap: anywhere } th.number { white-space: normal }
+  th:nth-last-child(2), td:nth-last-child(2) { flex-basis: 5.6rem } .problem, .name { flex-basis: 100% } td.same { display: none } svg { width: 100% } }
 @media (prefers-color-scheme: dark) { body { color: #e8e8e8; background: #161616 } th, td, tr { border-color: #444 } rect { fill: #58b58c }
   rect.peer { fill: #777 } .bad { color: #ff8080 } footer { color: #aaa } }
 ";
@@ -167,13 +166,14 @@ fn escaped(text: &str) -> String {
     safe
 }
 
-/// A table. Columns whose head begins with `#` hold numbers; cells are HTML. The cell of a problem is empty where it is the one above;
-/// on a narrow screen it has a line of its own.
+/// A table. Columns whose head begins with `#` hold numbers; cells are HTML. The cell of a problem is empty where it is the one above.
+/// On a narrow screen problems and long names have lines of their own.
 fn html_table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let class = |column: usize, cell: &str| match (head[column], cell) {
         (title, _) if title.starts_with('#') => " class=\"number\"",
         ("problem", "") => " class=\"problem same\"",
-        ("problem" | "image", _) => " class=\"problem\"",
+        ("problem", _) => " class=\"problem\"",
+        ("kernel" | "image", _) => " class=\"name\"",
         _ => "",
     };
     let mut html = "<div class=\"scroll\"><table>\n<tr>".to_owned();
@@ -381,6 +381,20 @@ mod tests {
             escaped("<script>'a' & \"b\"\u{1b}"),
             "&lt;script&gt;&#39;a&#39; &amp; &quot;b&quot; "
         );
+    }
+
+    #[test]
+    fn the_problem_above_is_not_said_again() {
+        let rows = [["b1 q1", "mma", "1.0"], ["", "wmma", "2.0"]];
+        let rows = rows.map(|row| row.map(str::to_owned).to_vec());
+        let html = html_table(&["problem", "kernel", "#median us"], rows.into_iter());
+        for cell in [
+            "<th class=\"problem\">problem</th><th class=\"name\">kernel</th><th class=\"number\">median us</th>",
+            "<td class=\"problem\">b1 q1</td><td class=\"name\">mma</td><td class=\"number\">1.0</td>",
+            "<td class=\"problem same\"></td><td class=\"name\">wmma</td><td class=\"number\">2.0</td>",
+        ] {
+            assert!(html.contains(cell), "{cell}: {html}");
+        }
     }
 
     #[test]
