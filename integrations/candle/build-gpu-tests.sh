@@ -2,7 +2,7 @@
 # Usage: build-gpu-tests.sh WORKSPACE EXECUTABLE [CUDA]
 #
 # Builds the GPU tests of a workspace (this one, or one that for-candle.sh wrote) on a machine without CUDA, for a run on another one:
-# `EXECUTABLE --include-ignored --skip by_offsets`. candle links to CUDA's libraries; here to libraries with the same names and
+# `EXECUTABLE --include-ignored`. candle links to CUDA's libraries; here to libraries with the same names and
 # functions, that do nothing. CUDA is the major version of those where the tests will run; 13 unless it is given.
 set -euo pipefail
 (($# == 2 || $# == 3)) || {

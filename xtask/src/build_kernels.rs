@@ -73,7 +73,7 @@ pub struct Selection {
     pub target: Option<Target>,
     /// Only this kernel.
     pub kernel: Option<String>,
-    /// For `check`: compile only one image of each family and target and about a twentieth of the others. Which ones
+    /// For `check`: compile only one image of each family and target and about a fortieth of the others. Which ones
     /// follows from this text, such as a commit's hash.
     pub sample: Option<String>,
 }

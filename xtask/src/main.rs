@@ -55,7 +55,7 @@ enum Task {
         /// Rebuild from scratch, write nothing, and fail if what is committed differs
         #[arg(long)]
         check: bool,
-        /// With --check: compile only the smallest image of each family and target, and a twentieth of the others, which
+        /// With --check: compile only the smallest image of each family and target, and a fortieth of the others, which
         /// the hash of the commit chooses; of the rest compare sources and bytes
         #[arg(
             long,

@@ -8,7 +8,7 @@ use crate::manifest::ManifestEntry;
 use crate::packs::Packs;
 use crate::sources::Sources;
 
-/// The smallest image of each family and target, and a twentieth of the others, chosen by `seed`.
+/// The smallest image of each family and target, and a fortieth of the others, chosen by `seed`.
 ///
 /// A PTX image and the machine code of the same number come from one compilation, so they are chosen together where that is
 /// possible: both go by the machine code's size and name.
@@ -46,13 +46,8 @@ pub(crate) fn sample(
         .collect();
     // Stable: of the images of one compilation, neither is preferred.
     shuffled.sort_by(|a, b| a.0.cmp(&b.0));
-    let twentieth = shuffled.len().div_ceil(20);
-    sampled.extend(
-        shuffled
-            .iter()
-            .take(twentieth)
-            .map(|(_, instance)| instance),
-    );
+    let fortieth = shuffled.len().div_ceil(40);
+    sampled.extend(shuffled.iter().take(fortieth).map(|(_, instance)| instance));
     sampled.into_iter().cloned().collect()
 }
 

@@ -119,7 +119,8 @@ pub(crate) fn run(args: &ReportArgs, console: &mut dyn Write) -> Result<(), Fail
 
 const STYLE: &str = "\
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #1a1a1a; background: #fff }
-h2 { margin-top: 3rem; overflow-wrap: anywhere }
+h2 { margin-top: 3rem }
+h2, p { overflow-wrap: anywhere }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: 0.3rem 0.8rem 0.3rem 0; border-bottom: 1px solid #ddd; vertical-align: top }
@@ -130,7 +131,10 @@ rect { fill: #1f6f50 }
 rect.peer { fill: #9a9a9a }
 .bad { color: #a40000; font-weight: 600 }
 footer { margin: 3rem 0; color: #555 }
-@media (prefers-color-scheme: dark) { body { color: #e8e8e8; background: #161616 } th, td { border-color: #444 } rect { fill: #58b58c }
+@media (max-width: 40rem) { body { font-size: 14px; margin: 1rem auto } tr { display: flex; flex-wrap: wrap; border-bottom: 1px solid #ddd }
+  th, td { flex: 1 1 3.6rem; min-width: 0; padding: 0.2rem 0.4rem 0.2rem 0; border: 0 } td { overflow-wrap: anywhere } th.number { white-space: normal }
+  th:nth-last-child(2), td:nth-last-child(2) { flex-basis: 5.6rem } .problem, .name { flex-basis: 100% } td.same { display: none } svg { width: 100% } }
+@media (prefers-color-scheme: dark) { body { color: #e8e8e8; background: #161616 } th, td, tr { border-color: #444 } rect { fill: #58b58c }
   rect.peer { fill: #777 } .bad { color: #ff8080 } footer { color: #aaa } }
 ";
 
@@ -162,12 +166,15 @@ fn escaped(text: &str) -> String {
     safe
 }
 
-/// A table. Columns whose head begins with `#` hold numbers; cells are HTML.
+/// A table. Columns whose head begins with `#` hold numbers; cells are HTML. The cell of a problem is empty where it is the one above.
+/// On a narrow screen problems and long names have lines of their own.
 fn html_table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let class = |column: usize| match (head[column].starts_with('#'), column) {
-        (true, _) => " class=\"number\"",
-        (false, 0) => " class=\"problem\"",
-        (false, _) => "",
+    let class = |column: usize, cell: &str| match (head[column], cell) {
+        (title, _) if title.starts_with('#') => " class=\"number\"",
+        ("problem", "") => " class=\"problem same\"",
+        ("problem", _) => " class=\"problem\"",
+        ("kernel" | "image", _) => " class=\"name\"",
+        _ => "",
     };
     let mut html = "<div class=\"scroll\"><table>\n<tr>".to_owned();
     // Writing to a string can't fail, here and below.
@@ -175,7 +182,7 @@ fn html_table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String 
         let _ = write!(
             html,
             "<th{}>{}</th>",
-            class(column),
+            class(column, title),
             title.trim_start_matches('#')
         );
     }
@@ -183,7 +190,7 @@ fn html_table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String 
     for row in rows {
         html.push_str("<tr>");
         for (column, cell) in row.iter().enumerate() {
-            let _ = write!(html, "<td{}>{cell}</td>", class(column));
+            let _ = write!(html, "<td{}>{cell}</td>", class(column, cell));
         }
         html.push_str("</tr>\n");
     }
@@ -250,12 +257,13 @@ fn measured(path: &Path, record: &Record) -> String {
             other => other,
         };
         let _ = writeln!(html, "<h3>{}</h3>", escaped(what));
-        let lines = rows.iter().map(|row| {
+        let lines = rows.iter().enumerate().map(|(index, row)| {
+            let is_above = index > 0 && rows[index - 1].problem == row.problem;
             let same = rows.iter().filter(|other| other.problem == row.problem);
             let largest = same.map(|row| speed(row)).fold(0.0, f64::max);
             let ours = row.backend == "warptile";
             vec![
-                escaped(&row.problem),
+                escaped(if is_above { "" } else { &row.problem }),
                 escaped(if ours { &row.kernel } else { &row.backend }),
                 format!("{:.1}", row.median_us),
                 format!("{:.1}", row.p90_us),
@@ -269,7 +277,7 @@ fn measured(path: &Path, record: &Record) -> String {
             "#median us",
             "#p90 us",
             "#speed",
-            "of the problem's fastest",
+            "of the fastest",
         ];
         html.push_str(&html_table(&head, lines));
     }
@@ -301,8 +309,8 @@ fn verified(path: &Path, of: &Verification) -> String {
         let worst = worst.as_ref()?;
         Some(vec![
             escaped(&worst.problem),
-            what.to_owned(),
             escaped(worst.image.as_deref().unwrap_or("cpu")),
+            what.to_owned(),
             format!("{:.1e}", worst.error),
             format!("{:.1e}", worst.bound),
             format!("{:.2}", worst.ratio),
@@ -312,8 +320,8 @@ fn verified(path: &Path, of: &Verification) -> String {
     html.push_str("<h3>Results nearest to their bounds</h3>\n");
     let head = [
         "problem",
-        "result",
         "image",
+        "result",
         "#error",
         "#bound",
         "#ratio",
@@ -373,6 +381,20 @@ mod tests {
             escaped("<script>'a' & \"b\"\u{1b}"),
             "&lt;script&gt;&#39;a&#39; &amp; &quot;b&quot; "
         );
+    }
+
+    #[test]
+    fn the_problem_above_is_not_said_again() {
+        let rows = [["b1 q1", "mma", "1.0"], ["", "wmma", "2.0"]];
+        let rows = rows.map(|row| row.map(str::to_owned).to_vec());
+        let html = html_table(&["problem", "kernel", "#median us"], rows.into_iter());
+        for cell in [
+            "<th class=\"problem\">problem</th><th class=\"name\">kernel</th><th class=\"number\">median us</th>",
+            "<td class=\"problem\">b1 q1</td><td class=\"name\">mma</td><td class=\"number\">1.0</td>",
+            "<td class=\"problem same\"></td><td class=\"name\">wmma</td><td class=\"number\">2.0</td>",
+        ] {
+            assert!(html.contains(cell), "{cell}: {html}");
+        }
     }
 
     #[test]

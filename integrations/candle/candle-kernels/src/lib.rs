@@ -1,8 +1,8 @@
 //! Stands in for candle's CUDA kernels: the names that candle-core asks for, and nothing behind them.
 //!
-//! With it candle-core's `cuda` feature builds without nvcc. On a GPU such a candle allocates, copies and frees; an operation
-//! that needs one of these kernels fails when the driver is given its empty PTX, or ends the process if the kernel is one of
-//! [`ffi`].
+//! With it candle-core's `cuda` feature builds without nvcc. On a GPU such a candle allocates, copies and frees, and subtracts u32;
+//! an operation that needs another kernel fails when the driver is given its empty PTX or finds no such name, or ends the process if
+//! the kernel is one of [`ffi`].
 
 pub mod ffi;
 
@@ -41,6 +41,9 @@ impl Module {
     }
 
     pub fn ptx(&self) -> &'static str {
-        ""
+        match self.0 {
+            Id::Binary => include_str!("binary.ptx"),
+            _ => "",
+        }
     }
 }

@@ -6,7 +6,8 @@ use std::thread;
 
 use candle_core::{DType, Device, Result, Tensor};
 use warptile_candle::{
-    Attention, flash_attn, flash_attn_varlen_alibi, flash_attn_windowed, write_to_pages,
+    Attention, flash_attn, flash_attn_varlen_alibi, flash_attn_varlen_paged_windowed,
+    flash_attn_windowed, write_to_pages,
 };
 
 // SAFETY: exports of warptile-fake-cuda, as it declares them.
@@ -143,6 +144,7 @@ fn calls(device: &Device) -> Result<usize> {
         }
     }
     refuses_lists_without_memory(device)?;
+    refuses_signed_offsets_of_pages(device)?;
     Ok(launches)
 }
 
@@ -158,6 +160,26 @@ fn refuses_lists_without_memory(device: &Device) -> Result<()> {
     let error = result.map(drop).expect_err("no such list").to_string();
     assert!(
         error.starts_with("attention: key_lengths has stride 0"),
+        "{error}"
+    );
+    Ok(())
+}
+
+/// candle has no kernel for the differences of i32.
+fn refuses_signed_offsets_of_pages(device: &Device) -> Result<()> {
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F16, &Device::Cpu)?.to_device(device);
+    let (q, pages) = (zeros(&[5, 8, 64])?, zeros(&[9, 16, 2, 64])?);
+    let table = Tensor::new(&[[0_u32]], device)?;
+    let (sq, sk) = (
+        Tensor::new(&[0_u32, 5], device)?,
+        Tensor::new(&[0_i32, 5], device)?,
+    );
+    let result = flash_attn_varlen_paged_windowed(
+        &q, &pages, &pages, &sq, &sk, &table, None, 5, 5, 0.125, None, None, 16, None,
+    );
+    let error = result.map(drop).expect_err("i32 offsets").to_string();
+    assert!(
+        error.starts_with("flash-attn-varlen: seqlens_k is i32 on a GPU"),
         "{error}"
     );
     Ok(())

@@ -340,8 +340,8 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
 /// - `k`, `v`: `(pages, page_block_size, key/value heads, head size)`, with any strides whose last is 1. A page has 1 to 256 rows.
 /// - `block_table`: u32 or i32 `(sequences, pages of the longest)`. Key `j` of sequence `b` is row `j % page_block_size` of page
 ///   `block_table[b][j / page_block_size]`.
-/// - `seqlens_k`: as in [`flash_attn_varlen`]: sequence `b` has `seqlens_k[b + 1] - seqlens_k[b]` keys. On a GPU the differences
-///   are computed by candle's kernels; a decode step that has the lengths saves that by [`Attention::paged`].
+/// - `seqlens_k`: as in [`flash_attn_varlen`]: sequence `b` has `seqlens_k[b + 1] - seqlens_k[b]` keys. On a GPU they must be u32, and
+///   the differences are computed by a kernel of candle's; a decode step that has the lengths saves that by [`Attention::paged`].
 /// - `softcap`: `None` or 0 for none.
 ///
 /// Keys and values in pages on a GPU: f16 and bf16.

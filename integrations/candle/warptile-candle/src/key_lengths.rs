@@ -17,6 +17,11 @@ pub(crate) fn key_lengths(attention: &Attention, seqlens_k: &Tensor) -> Result<T
         }
     };
     if !seqlens_k.device().is_cpu() {
+        if seqlens_k.dtype() == DType::I32 {
+            return Err(attention.caller.broken(
+                "seqlens_k is i32 on a GPU, where candle cannot subtract it; it must be u32 there for keys in pages",
+            ));
+        }
         // Not read here, as that would wait for the device.
         return seqlens_k.narrow(0, 1, sequences)? - seqlens_k.narrow(0, 0, sequences)?;
     }

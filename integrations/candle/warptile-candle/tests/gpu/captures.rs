@@ -82,6 +82,7 @@ fn on_cpu(stream: &Arc<CudaStream>, copy: &CudaSlice<f16>, shape: &[usize]) -> R
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_replay_sees_new_values() -> Result<()> {
+    let _turn = crate::alone();
     let (device, cuda) = device()?;
     let stream = cuda.cuda_stream();
     let first = random(SHAPE)?;
@@ -108,6 +109,7 @@ fn a_replay_sees_new_values() -> Result<()> {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_replay_sees_new_lengths() -> Result<()> {
+    let _turn = crate::alone();
     let (device, cuda) = device()?;
     let stream = cuda.cuda_stream();
     let (sequences, columns, rows) = (3, 40, 16);
@@ -145,6 +147,7 @@ fn a_replay_sees_new_lengths() -> Result<()> {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn two_graphs_and_a_call_at_once() -> Result<()> {
+    let _turn = crate::alone();
     let shape = (1, 8, 8, 64);
     let keys = (1, 5000, 2, 64); // so many keys for so few queries that CTAs share them
     let mut graphs = Vec::new();

@@ -26,18 +26,21 @@ fn run(check: impl Fn(&Problem, &Device) -> Result<()>) -> Result<()> {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn dense_tensors() -> Result<()> {
+    let _turn = crate::beside_others();
     run(dense)
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn packed_sequences() -> Result<()> {
+    let _turn = crate::beside_others();
     run(packed)
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn keys_in_pages() -> Result<()> {
+    let _turn = crate::beside_others();
     run(|problem, device| match problem.dtype {
         DType::F32 => Ok(()), // pages of f32 have no kernel on a GPU
         _ => paged(problem, device, false),
@@ -45,8 +48,9 @@ fn keys_in_pages() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs an NVIDIA GPU, and candle's own kernels instead of the stand-in"]
+#[ignore = "needs an NVIDIA GPU"]
 fn keys_in_pages_by_offsets() -> Result<()> {
+    let _turn = crate::beside_others();
     run(|problem, device| match problem.dtype {
         DType::F32 => Ok(()),
         _ => paged(problem, device, true),
@@ -57,6 +61,7 @@ fn keys_in_pages_by_offsets() -> Result<()> {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn launches_that_need_a_workspace() -> Result<()> {
+    let _turn = crate::beside_others();
     for device in &devices()? {
         for (sequences, lengths) in [(4, (1, 4096)), (2, (300, 700)), (60, (65, 65))] {
             let mut problem = Problem {
@@ -80,6 +85,7 @@ fn launches_that_need_a_workspace() -> Result<()> {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn repeated_heads() -> Result<()> {
+    let _turn = crate::beside_others();
     crate::common::calls::repeated_heads(&Device::new_cuda(0)?)
 }
 
@@ -87,6 +93,7 @@ fn repeated_heads() -> Result<()> {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn unaligned_tensors() -> Result<()> {
+    let _turn = crate::beside_others();
     let device = Device::new_cuda(0)?;
     let whole =
         Tensor::randn(0_f32, 1.0, (2 * 65 * 4 * 64 + 1,), &Device::Cpu)?.to_dtype(DType::F16)?;
@@ -101,6 +108,7 @@ fn unaligned_tensors() -> Result<()> {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn tensors_beside_q_must_be_on_its_device() -> Result<()> {
+    let _turn = crate::beside_others();
     let device = Device::new_cuda(0)?;
     let q = Tensor::zeros((5, 2, 64), DType::F16, &Device::Cpu)?.to_device(&device)?;
     let offsets = Tensor::new(&[0_u32, 5], &Device::Cpu)?;

@@ -9,6 +9,7 @@ use crate::common::draw::Problem;
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn threads_with_the_default_stream() -> Result<()> {
+    let _turn = crate::beside_others();
     let shared = Device::new_cuda(0)?;
     in_threads(|seed| dense(&Problem::drawn(seed), &shared))?;
     in_threads(|seed| packed(&Problem::drawn(seed), &shared))
@@ -17,6 +18,7 @@ fn threads_with_the_default_stream() -> Result<()> {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn threads_with_streams_of_their_own() -> Result<()> {
+    let _turn = crate::beside_others();
     in_threads(|seed| {
         let device = Device::new_cuda_with_stream(0)?;
         dense(&Problem::drawn(seed), &device)?;

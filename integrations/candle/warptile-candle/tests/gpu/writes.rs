@@ -7,6 +7,7 @@ use crate::common::writes::{CACHES, check};
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn rows_go_to_their_slots() -> Result<()> {
+    let _turn = crate::beside_others();
     for device in [Device::new_cuda(0)?, Device::new_cuda_with_stream(0)?] {
         for cache in CACHES {
             for dtype in [DType::F32, DType::F16, DType::BF16] {
