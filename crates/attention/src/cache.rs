@@ -77,6 +77,10 @@ pub struct KvCache<T: Element> {
 }
 
 /// Keys and values of a layer.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one for each layer, in a list that is made once"
+)]
 enum Layer<T: Element> {
     Same([Tensor<T>; 2]),
     E4m3 {

@@ -141,12 +141,12 @@ impl Quantized {
             {
                 let scale = scales[if scales.len() == 1 { 0 } else { head }];
                 let start = buffer.offset + buffer.layout.offset(entry, row, head);
-                for index in start..start + head_dim {
-                    let x = E4m3::quantize(buffer.data[index].to_f32(), scale);
-                    data[index] = x;
-                    buffer.data[index] = match x.is_nan() {
+                let row = start..start + head_dim;
+                for (number, to) in buffer.data[row.clone()].iter_mut().zip(&mut data[row]) {
+                    *to = E4m3::quantize(number.to_f32(), scale);
+                    *number = match to.is_nan() {
                         true => T::from_f64(f64::NAN),
-                        false => T::from_f32(x.to_f32()),
+                        false => T::from_f32(to.to_f32()),
                     };
                 }
             }
