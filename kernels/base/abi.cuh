@@ -19,6 +19,7 @@ constexpr unsigned FEATURE_PAGED = 1u << 7;
 constexpr unsigned FEATURE_UNALIGNED = 1u << 8;
 constexpr unsigned FEATURE_NEGATIVE_SCALE = 1u << 9;
 constexpr unsigned FEATURE_LSE = 1u << 10;
+constexpr unsigned FEATURE_E4M3 = 1u << 11;
 constexpr unsigned ROLE_FORWARD = 1;
 constexpr unsigned ROLE_SPLIT = 2;
 constexpr unsigned ROLE_COMBINE = 3;
@@ -124,6 +125,22 @@ struct Forward {
 };
 static_assert(sizeof(Forward) == 432);
 
+// What keys and values in e4m3 are multiplied by: one number for all key/value heads, or one for each. Kernels read them at run time.
+struct KeyScales {
+    const float* k; // Of the keys.
+    const float* v; // Of the values.
+    int k_step; // Numbers between those of neighbouring key/value heads: 0 or 1.
+    int v_step; // Likewise.
+};
+static_assert(sizeof(KeyScales) == 24);
+
+// Block of the kernels that read keys and values in e4m3 through addresses.
+struct ForwardE4m3 {
+    Forward forward; // Everything else. Strides of k and v count their elements, which are bytes.
+    KeyScales scales; // Scales.
+};
+static_assert(sizeof(ForwardE4m3) == 456);
+
 // A tensor map as cuTensorMapEncodeTiled fills it in; only the copy engine reads it.
 struct alignas(64) TensorMap {
     unsigned long long opaque[16]; // Its 128 bytes.
@@ -168,6 +185,7 @@ static_assert(sizeof(RecordWords) == 72);
 // Which declaration of a block an image was compiled for; only blocks have one.
 template <class Block> constexpr unsigned long long BLOCK_HASH = 0;
 template <> constexpr unsigned long long BLOCK_HASH<Forward> = 0xb413b39e9245d354;
-template <> constexpr unsigned long long BLOCK_HASH<ForwardTma> = 0x905de5fcff9463e1;
+template <> constexpr unsigned long long BLOCK_HASH<ForwardTma> = 0x6a23f1bf573a8ec6;
+template <> constexpr unsigned long long BLOCK_HASH<ForwardE4m3> = 0x019391fd927579f7;
 
 } // namespace warptile

@@ -57,7 +57,15 @@ struct Append {
 };
 static_assert(sizeof(Append) == 1392);
 
+// Block of the kernels that write into a cache in e4m3: each number is divided by its scale, and rounded.
+struct AppendE4m3 {
+    Append append; // Everything else. Strides of the cache count its elements, which are bytes.
+    KeyScales scales; // Scales.
+};
+static_assert(sizeof(AppendE4m3) == 1416);
+
 template <> constexpr unsigned long long BLOCK_HASH<Merge> = 0x46c21d77b96c621a;
 template <> constexpr unsigned long long BLOCK_HASH<Append> = 0x586ec4ad4f079217;
+template <> constexpr unsigned long long BLOCK_HASH<AppendE4m3> = 0xa6cc8d066227c3f1;
 
 } // namespace warptile

@@ -58,6 +58,7 @@ template <class Traits> __device__ void check_launch(const Forward& params)
     check_tensor<Traits>(params.out);
 }
 
+template <class Traits> __device__ void check_launch(const ForwardE4m3& params) { check_launch<Traits>(params.forward); }
 template <class Traits> __device__ void check_launch(const ForwardTma& params)
 {
     check_launch<Traits>(params.forward);

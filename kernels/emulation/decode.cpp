@@ -26,6 +26,9 @@ void wait_for_predecessor()
 
 namespace {
 
+template <class T> T rounded(float x) { return narrow<T>(x); }
+template <> E4m3 rounded<E4m3>(float x) { return to_e4m3(x); }
+
 class Random {
   public:
     explicit Random(unsigned seed) : engine(seed) {}
@@ -33,10 +36,11 @@ class Random {
     bool one_in(int n) { return between(1, n) == 1; }
     int any() { return (int)engine(); }
     float normal() { return distribution(engine); }
-    std::vector<__half> normals(size_t count)
+    // Divided by `scale`, as values of T.
+    template <class T> std::vector<T> normals(size_t count, float scale = 1)
     {
-        std::vector<__half> values(count);
-        for (__half& value : values) value = (__half)normal();
+        std::vector<T> values(count);
+        for (T& value : values) value = rounded<T>(normal() / scale);
         return values;
     }
     template <class T> void shuffle(std::vector<T>& list) { std::shuffle(list.begin(), list.end(), engine); }
@@ -46,7 +50,7 @@ class Random {
     std::normal_distribution<float> distribution;
 };
 
-const __half NOT_A_NUMBER = (__half)NAN;
+template <class T> const T NOT_A_NUMBER = rounded<T>(NAN);
 
 // What runs, for those that end it.
 char running[200] = "";
@@ -101,7 +105,7 @@ template <class T> Memory<T> guarded(const std::vector<T>& from) { return std::m
 constexpr unsigned SECONDS = 300;
 
 // One problem with all the memory that its block points to, which is as large as the library makes it.
-template <class Traits> void attention(const Forward& block)
+template <class Traits> void attention(const typename Traits::Keys::Block& block)
 {
     if constexpr (Traits::Schedule::SHARES_KEYS)
         mma_attention<Traits>(block);
@@ -110,16 +114,28 @@ template <class Traits> void attention(const Forward& block)
 }
 
 template <class Traits> struct Problem {
+    using Element = typename Traits::Element;
+    using Keys = typename Traits::Keys;
+    using Key = typename Keys::Element;
+    static constexpr bool HAS_SCALES = !std::is_same_v<Key, Element>;
+    // Rounding weights and the output moves sums of numbers around 1 by less.
+    static constexpr double TOLERANCE = std::is_same_v<Element, __half> ? 6e-3 : 4e-2;
+
     int batch, kv_heads, group, heads, head_dim, query_len, key_len, grid;
-    std::vector<__half> q, k, v;
+    std::vector<Element> q;
+    std::vector<Key> k, v;
+    float scales[2][4] = {{1, 1, 1, 1}, {1, 1, 1, 1}}; // of keys and of values, for each key/value head
     std::vector<float> sinks, slopes;
     std::vector<int> keys, queries; // as they are to be understood
-    Memory<__half> device_q, device_k, device_v, out;
+    Memory<Element> device_q, out;
+    Memory<Key> device_k, device_v;
+    Memory<float> device_scales[2];
     Memory<float> lse, parts;
     Memory<int> key_lengths, query_lengths; // as the device has them, also out of range
     Memory<int> table;
     Memory<unsigned> semaphores, counter;
-    Forward block = {};
+    typename Keys::Block whole_block = {};
+    Forward& block = const_cast<Forward&>(Keys::forward(whole_block));
     bool writes_late = false; // see `write_late`
 
     // `reads_ahead`: with what is read while the launch before ends, where a schedule does that.
@@ -129,17 +145,18 @@ template <class Traits> struct Problem {
         kv_heads = random.between(1, 4);
         group = random.between(1, 6);
         heads = kv_heads * group;
-        head_dim = 8 * random.between(1, Traits::HEAD_DIM / 8);
+        head_dim = CHUNK<Key> * random.between(1, Traits::HEAD_DIM / CHUNK<Key>);
         query_len = random.between(1, std::max(5, Traits::BLOCK_M / 3));
         key_len = random.between(0, 700);
         grid = random.between(1, 7);
         const size_t query_values = (size_t)batch * query_len * heads * head_dim;
-        q = random.normals(query_values);
-        if (random.one_in(3)) q[(size_t)random.between(0, batch * query_len * heads - 1) * head_dim] = NOT_A_NUMBER;
-        k = random.normals((size_t)batch * key_len * key_row());
-        v = random.normals((size_t)batch * key_len * key_row());
+        q = random.normals<Element>(query_values);
+        if (random.one_in(3)) q[(size_t)random.between(0, batch * query_len * heads - 1) * head_dim] = NOT_A_NUMBER<Element>;
+        if constexpr (HAS_SCALES) set_scales(random);
+        k = quantized(random, scales[0]);
+        v = quantized(random, scales[1]);
         device_q = guarded(q);
-        out = guarded(std::vector<__half>(query_values));
+        out = guarded(std::vector<Element>(query_values));
         lse = guarded(std::vector<float>((size_t)batch * heads * query_len));
 
         block.heads = heads;
@@ -167,6 +184,29 @@ template <class Traits> struct Problem {
         }
         if (may_be_read_ahead(sequences, block.pages)) sequences.ragged |= READ_AHEAD;
         set_work(random);
+    }
+
+    void set_scales(Random& random)
+    {
+        KeyScales& block = whole_block.scales;
+        const float* lists[2];
+        int steps[2];
+        for (int i = 0; i < 2; i++) {
+            steps[i] = random.between(0, 1);
+            std::vector<float> list(steps[i] ? kv_heads : 1);
+            for (float& scale : list) scale = 0.01f * random.between(1, 99);
+            for (int head = 0; head < kv_heads; head++) scales[i][head] = list[head * steps[i]];
+            device_scales[i] = guarded(list);
+            lists[i] = device_scales[i]->data();
+        }
+        block = {lists[0], lists[1], steps[0], steps[1]};
+    }
+    // Normal numbers, each divided by its head's scale.
+    std::vector<Key> quantized(Random& random, const float (&scales)[4]) const
+    {
+        std::vector<Key> all((size_t)batch * key_len * key_row());
+        for (size_t i = 0; i < all.size(); i++) all[i] = rounded<Key>(random.normal() / scales[i / head_dim % kv_heads]);
+        return all;
     }
 
     // As `with_ragged` in crates/kernels/src/abi.rs.
@@ -198,8 +238,8 @@ template <class Traits> struct Problem {
             queries[b] = std::min(query_len, std::max(queries[b], 0));
             // What no sequence owns must never be seen.
             const size_t from = ((size_t)b * key_len + keys[b]) * key_row(), to = (size_t)(b + 1) * key_len * key_row();
-            std::fill(k.begin() + from, k.begin() + to, NOT_A_NUMBER);
-            std::fill(v.begin() + from, v.begin() + to, NOT_A_NUMBER);
+            std::fill(k.begin() + from, k.begin() + to, NOT_A_NUMBER<Key>);
+            std::fill(v.begin() + from, v.begin() + to, NOT_A_NUMBER<Key>);
         }
     }
 
@@ -230,8 +270,8 @@ template <class Traits> struct Problem {
         std::vector<int> numbers(count);
         for (int i = 0; i < count; i++) numbers[i] = i;
         random.shuffle(numbers);
-        device_k = guarded(std::vector<__half>((size_t)count * rows * key_row(), NOT_A_NUMBER));
-        device_v = guarded(std::vector<__half>((size_t)count * rows * key_row(), NOT_A_NUMBER));
+        device_k = guarded(std::vector<Key>((size_t)count * rows * key_row(), NOT_A_NUMBER<Key>));
+        device_v = guarded(std::vector<Key>((size_t)count * rows * key_row(), NOT_A_NUMBER<Key>));
         table = guarded(std::vector<int>((size_t)batch * (columns + 1) - 1, 0x7fffffff)); // the last row's last entry is missing
         for (int b = 0; b < batch; b++)
             for (int key = 0; key < keys[b]; key++) {
@@ -291,7 +331,7 @@ template <class Traits> struct Problem {
     // A CTA after the other, in random order; the threads of each in turns.
     void launch(Random& random)
     {
-        out->fill(NOT_A_NUMBER);
+        out->fill(NOT_A_NUMBER<Element>);
         gridDim.x = grid;
         std::vector<int> order(grid);
         for (int i = 0; i < grid; i++) order[i] = i;
@@ -305,7 +345,7 @@ template <class Traits> struct Problem {
             std::vector<Barrier> of_warps(Traits::WARPS, Barrier(32, false));
             for (int warp = 0; warp < Traits::WARPS; warp++) warp_bar[warp] = &of_warps[warp];
             std::fill(std::begin(copies), std::end(copies), Copies());
-            Threads::run(Traits::THREADS, random.any(), [this] { attention<Traits>(block); });
+            Threads::run(Traits::THREADS, random.any(), [this] { attention<Traits>(whole_block); });
             at_predecessors_end = nullptr;
         }
     }
@@ -377,33 +417,35 @@ template <class Traits> struct Problem {
         return "";
     }
 
+    static bool is_number(Element x) { return widen(x) == widen(x); }
+
     std::string wrong_row(int b, int head, int query) const
     {
-        const __half* const found = &(*out)[(((size_t)b * query_len + query) * heads + head) * head_dim];
+        const Element* const found = &(*out)[(((size_t)b * query_len + query) * heads + head) * head_dim];
         if (query >= queries[b]) {
             for (int d = 0; d < head_dim; d++)
-                if (found[d] == found[d]) return "a row of nobody was written";
+                if (is_number(found[d])) return "a row of nobody was written";
             return "";
         }
         const Scoring& scoring = block.scoring;
         const Mask mask(scoring, queries[b], keys[b]);
-        const __half* const of_query = &q[(((size_t)b * query_len + query) * heads + head) * head_dim];
+        const Element* const of_query = &q[(((size_t)b * query_len + query) * heads + head) * head_dim];
         std::vector<double> scores;
         std::vector<size_t> rows;
         for (int key = 0; key < keys[b]; key++) {
             if (!mask.sees(query, key)) continue;
             const size_t row = (((size_t)b * key_len + key) * kv_heads + head / group) * head_dim;
             double score = 0;
-            for (int d = 0; d < head_dim; d++) score += (double)of_query[d] * (double)k[row + d];
-            score *= scoring.scale;
+            for (int d = 0; d < head_dim; d++) score += (double)widen(of_query[d]) * widen(k[row + d]);
+            score *= (double)scoring.scale * scales[0][head / group];
             if (scoring.softcap > 0) score = scoring.softcap * tanh(score / scoring.softcap);
             if (scoring.slopes) score -= slopes[head] * fabs((double)(query + keys[b] - queries[b] - key));
             scores.push_back(score);
             rows.push_back(row);
         }
         const float found_lse = (*lse)[((size_t)b * heads + head) * query_len + query];
-        if (of_query[0] != of_query[0] && !scores.empty()) {
-            const bool all = std::all_of(found, found + head_dim, [](__half value) { return value != value; });
+        if (!is_number(of_query[0]) && !scores.empty()) {
+            const bool all = std::none_of(found, found + head_dim, is_number);
             return all && found_lse != found_lse ? "" : "a query that is no number has a result that is one";
         }
         double largest = scoring.sinks ? sinks[head] : -INFINITY;
@@ -415,10 +457,10 @@ template <class Traits> struct Problem {
             return "lse " + std::to_string(found_lse) + ", not " + std::to_string(expected_lse);
         for (int d = 0; d < head_dim; d++) {
             double expected = 0;
-            for (size_t i = 0; i < scores.size(); i++) expected += exp(scores[i] - largest) * (double)v[rows[i] + d];
+            for (size_t i = 0; i < scores.size(); i++) expected += exp(scores[i] - largest) * widen(v[rows[i] + d]) * scales[1][head / group];
             expected = sum > 0 ? expected / sum : 0;
-            if (!(fabs(expected - (double)found[d]) < 6e-3))
-                return "out " + std::to_string((double)found[d]) + ", not " + std::to_string(expected) + ", column " +
+            if (!(fabs(expected - widen(found[d])) < TOLERANCE))
+                return "out " + std::to_string(widen(found[d])) + ", not " + std::to_string(expected) + ", column " +
                        std::to_string(d);
         }
         return "";
@@ -542,12 +584,12 @@ template <class Traits> bool passes(unsigned seed)
     Problem<Traits> problem(random, seed % 2 == 1);
     problem.launch(random);
     std::string wrong = problem.wrong();
-    const std::vector<__half> first(problem.out->data(), problem.out->data() + problem.out->size());
+    const std::vector<typename Traits::Element> first(problem.out->data(), problem.out->data() + problem.out->size());
     if (wrong.empty()) {
         problem.writes_late = true;
         for (int i = 0; i < MORE_LAUNCHES<Traits> && wrong.empty(); i++) {
             problem.launch(random);
-            if (memcmp(first.data(), problem.out->data(), first.size() * sizeof(__half)) != 0) wrong = "other bits the second time";
+            if (memcmp(first.data(), problem.out->data(), first.size() * sizeof first[0]) != 0) wrong = "other bits the second time";
         }
     }
     return reported(wrong);
@@ -586,8 +628,9 @@ int main(int count, char** arguments)
     signal(SIGALRM, [](int) { end("it hangs\n"); });
     int computed = 0, failed = 0;
     const auto check = [&]<class Traits>(Traits, int seed) {
-        snprintf(running, sizeof running, "head size %d, %dx%d, %d warps, %s, seed %d: ", Traits::HEAD_DIM,
-                 Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS, Traits::Schedule::SHARES_KEYS ? "shared keys" : "a tile a CTA", seed);
+        snprintf(running, sizeof running, "head size %d, %dx%d, %d warps, %s%s, seed %d: ", Traits::HEAD_DIM,
+                 Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS, Traits::Schedule::SHARES_KEYS ? "shared keys" : "a tile a CTA",
+                 Problem<Traits>::HAS_SCALES ? ", e4m3" : "", seed);
         fflush(stdout); // before a signal may end it
         alarm(SECONDS);
         computed++;
@@ -604,6 +647,11 @@ int main(int count, char** arguments)
         if (seed % 4 == 0) check(TileTraits<__half, 128, 128, 64, 4, 2>(), seed);
         if (seed % 4 == 2) check(TileTraits<__half, 256, 64, 32, 4, 2>(), seed);
         if (seed % 6 == 0) check(MmaTraits<__half, 256, 16, 64, 4, 2, Share>(), seed);
+        check(MmaTraits<__half, 64, 16, 128, 4, 4, Share, E4m3Keys<__half>>(), seed);
+        if (seed % 2 == 0) check(MmaTraits<__nv_bfloat16, 64, 16, 128, 4, 4, Share, E4m3Keys<__nv_bfloat16>>(), seed);
+        if (seed % 4 == 2) check(MmaTraits<__half, 128, 16, 128, 4, 2, Share, E4m3Keys<__half>>(), seed);
+        if (seed % 4 == 3) check(MmaTraits<__nv_bfloat16, 128, 16, 256, 8, 2, Share, E4m3Keys<__nv_bfloat16>>(), seed);
+        if (seed % 6 == 3) check(MmaTraits<__half, 256, 16, 64, 2, 2, Share, E4m3Keys<__half>>(), seed);
     }
     printf("%d of %d problems passed\n", computed - failed, computed);
     return failed != 0;

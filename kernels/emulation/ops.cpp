@@ -18,7 +18,8 @@ template <class Block> static void run(void (*kernel)(const Block&), const void*
 template <class Element> static bool run(const std::string& kernel, const void* params, unsigned grid, unsigned threads)
 {
     if (kernel == "merge_w4") run(merge_results<RowTraits<Element, 4, ROLE_COMBINE>>, params, grid, threads);
-    else if (kernel == "append_w4") run(append_rows<RowTraits<Element, 4, ROLE_APPEND>>, params, grid, threads);
+    else if (kernel == "append_w4") run(append_rows<AppendTraits<Element, 4, SameCache<Element>>>, params, grid, threads);
+    else if (kernel == "append_w4_e4m3") run(append_rows<AppendTraits<Element, 4, E4m3Cache<Element>>>, params, grid, threads);
     else return false;
     return true;
 }

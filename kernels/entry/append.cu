@@ -1,8 +1,14 @@
-// One image of the cache writes; the build names the element type, the warps and the entry.
+// One image of the cache writes; the build names the element types, the warps and the entry.
 #include "ops/append.cuh"
 
-using Params = warptile::Append;
-using Instance = warptile::RowTraits<WARPTILE_ELEMENT, WARPTILE_WARPS, warptile::ROLE_APPEND>;
+#ifdef WARPTILE_CACHE_E4M3
+using Cache = warptile::E4m3Cache<WARPTILE_ELEMENT>;
+#else
+using Cache = warptile::SameCache<WARPTILE_ELEMENT>;
+#endif
+
+using Params = Cache::Block;
+using Instance = warptile::AppendTraits<WARPTILE_ELEMENT, WARPTILE_WARPS, Cache>;
 
 extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 

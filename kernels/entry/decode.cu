@@ -1,9 +1,15 @@
-// One image of the decode family; the build names the element type, the tiling and the entry.
+// One image of the decode family; the build names the element types, the tiling and the entry.
 #include "forward/mma.cuh"
 
-using Params = warptile::Forward;
+#ifdef WARPTILE_CACHE_E4M3
+using Keys = warptile::E4m3Keys<WARPTILE_ELEMENT>;
+#else
+using Keys = warptile::SameKeys<WARPTILE_ELEMENT>;
+#endif
+
+using Params = Keys::Block;
 using Instance = warptile::MmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS,
-                                     WARPTILE_STAGES, warptile::Share>;
+                                     WARPTILE_STAGES, warptile::Share, Keys>;
 
 extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 

@@ -11,10 +11,12 @@ namespace warptile {
 
 template <class Traits> class MmaAttention {
   public:
-    // `reads_ahead`: see work/share.cuh.
-    __device__ MmaAttention(const Forward& params, unsigned char* shared, bool reads_ahead)
+    using Block = typename Traits::Keys::Block;
+
+    // `params`: those in `block`. `reads_ahead`: see work/share.cuh.
+    __device__ MmaAttention(const Block& block, const Forward& params, unsigned char* shared, bool reads_ahead)
         : params(params), group(params.heads / params.kv_heads), thread(shared),
-          schedule(params, group, shared + Traits::SCHEDULE_AT, reads_ahead), ring(params, thread), rows(params, thread, group),
+          schedule(params, group, shared + Traits::SCHEDULE_AT, reads_ahead), ring(params, thread), rows(block, thread, group),
           result(params, thread, group)
     {
     }
@@ -101,13 +103,14 @@ template <class Traits> class MmaAttention {
     int described = -1; // the last segment that is known
 };
 
-template <class Traits> __device__ void mma_attention(const Forward& params)
+template <class Traits> __device__ void mma_attention(const typename Traits::Keys::Block& block)
 {
     extern __shared__ __align__(128) unsigned char shared[];
     let_successor_begin();
+    const Forward& params = Traits::Keys::forward(block);
     bool reads_ahead = Traits::Schedule::can_read_ahead(params);
 #pragma unroll 1
-    while (!MmaAttention<Traits>(params, shared, reads_ahead).run()) {
+    while (!MmaAttention<Traits>(block, params, shared, reads_ahead).run()) {
         reads_ahead = false;
         cp_async_wait<0>();
         __syncthreads();

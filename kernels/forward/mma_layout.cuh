@@ -5,6 +5,7 @@
 #include "base/element.cuh"
 #include "base/math.cuh"
 #include "base/record.cuh"
+#include "forward/mma_keys.cuh"
 #include "memory/copy_number.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
@@ -12,10 +13,12 @@
 
 namespace warptile {
 
-// `Schedule`: which keys of which tiles a CTA reads (work/share.cuh, work/one_tile.cuh).
-template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, template <class> class Schedule_>
+// `Schedule`: which keys of which tiles a CTA reads (work/share.cuh, work/one_tile.cuh). `Keys`: of which type they are.
+template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, template <class> class Schedule_,
+          class Keys_ = SameKeys<Element_>>
 struct MmaTraits {
     using Element = Element_;
+    using Keys = Keys_;
     using Schedule = Schedule_<MmaTraits>;
     static constexpr int HEAD_DIM = HEAD_DIM_;
     static constexpr int BLOCK_M = BLOCK_M_; // rows: queries and heads that share a key/value head
@@ -26,7 +29,7 @@ struct MmaTraits {
     static constexpr int K_STRIDE = 0, V_STRIDE = 0; // rows are swizzled, not padded
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = Schedule::SCHEDULE;
     static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED | FEATURE_PAGED |
-                                         FEATURE_DEVICE_LENGTHS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE;
+                                         FEATURE_DEVICE_LENGTHS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE | Keys::FEATURES;
 
     // A team is as many warps as the tile's rows need, of 16 rows each. The teams take turns with groups of keys.
     static constexpr int THREADS = 32 * WARPS;
@@ -38,7 +41,9 @@ struct MmaTraits {
     static constexpr int WARP_KEYS = KEYS / TEAM_WARPS; // that a warp loads
     static constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element);
     static constexpr int ROW_CHUNKS = ROW_BYTES / CHUNK_BYTES;
-    static constexpr int GROUP_BYTES = KEYS * ROW_BYTES; // of keys, and as many of values
+    static constexpr int KEY_ROW_BYTES = HEAD_DIM * (int)sizeof(typename Keys::Element);
+    static constexpr int KEY_ROW_CHUNKS = KEY_ROW_BYTES / CHUNK_BYTES;
+    static constexpr int GROUP_BYTES = KEYS * KEY_ROW_BYTES; // of keys, and as many of values
     static constexpr int STAGE_BYTES = 2 * GROUP_BYTES;
     static constexpr int RING_BYTES = STAGES * STAGE_BYTES; // a team's
 
@@ -47,13 +52,16 @@ struct MmaTraits {
     static_assert(WARPS % TEAM_WARPS == 0, "whole teams");
     static_assert(BLOCK_N % (TEAMS * FRAGMENT_DEPTH) == 0, "the products with the values take 16 keys at a time");
     static_assert(KEYS % TEAM_WARPS == 0 && WARP_KEYS <= 32, "a lane finds the place of one key");
-    static_assert(HEAD_DIM % 32 == 0, "keys are loaded 32 columns at a time");
-    static_assert(ROW_CHUNKS % 8 == 0 && (32 % ROW_CHUNKS == 0 || ROW_CHUNKS % 32 == 0), "the swizzle, and whole rows a copy");
+    static_assert(HEAD_DIM % (Keys::STEPS * FRAGMENT_DEPTH) == 0, "four chunks of a key are loaded at a time");
+    static_assert(HEAD_DIM % (Keys::TILES * FRAGMENT_COLUMNS) == 0, "and two of 16 values");
+    static_assert(ROW_CHUNKS % 8 == 0 && (KEY_ROW_CHUNKS % 8 == 0 || KEY_ROW_CHUNKS == 4), "the swizzle");
+    static_assert(32 % KEY_ROW_CHUNKS == 0 || KEY_ROW_CHUNKS % 32 == 0, "whole rows a copy");
     // Registers hold the queries where there are enough.
     static constexpr bool HOLDS_QUERIES = HEAD_DIM <= 128;
     // Teams' results and parts are added up.
     static constexpr bool ADDS_UP = Schedule::SHARES_KEYS;
     static_assert(ADDS_UP || TEAMS == 1, "otherwise a warp's rows are its own");
+    static_assert(ADDS_UP || Keys::TILES == 2, "straight from registers columns are written in the order of one type");
     static constexpr int RESULT_BYTES = BLOCK_M * HEAD_DIM * (int)sizeof(float);
     // Described and not yet computed: two; the others are still being read.
     static constexpr int SEGMENTS = Schedule::SHARES_KEYS ? 4 : 2;
@@ -118,6 +126,11 @@ template <class Traits> struct MmaThread {
     __device__ unsigned address_of(int at) const { return (unsigned)__cvta_generic_to_shared(shared) + at; }
     // Bytes into a row: its 16-byte chunks are swapped so that 8 rows' same chunk lies in different banks.
     __device__ static int swizzled(int row, int chunk) { return (chunk ^ (unsigned)row % 8) * CHUNK_BYTES; }
+    // The same of a row of keys or values, of which two may share 128 bytes.
+    __device__ static int swizzled_key(int row, int chunk)
+    {
+        return Traits::KEY_ROW_CHUNKS == 4 ? (chunk ^ (unsigned)row / 2 % 4) * CHUNK_BYTES : swizzled(row, chunk);
+    }
 };
 
 // A row of a tile: a query and one of all query heads.

@@ -98,7 +98,8 @@ template <class Traits> class Result {
             if (sum.saw_no_key()) continue;
 #pragma unroll
             for (int i = 0; i < HEAD_DIM / FRAGMENT_COLUMNS; i++)
-                store_two(thread.address_of(result) + result_offset(row, 2 * i + lane % 4 / 2) + lane % 2 * (int)sizeof(float2),
+                store_two(thread.address_of(result) + result_offset(row, Traits::Keys::column4(i, lane)) +
+                              Traits::Keys::second_two(i, lane) * (int)sizeof(float2),
                           rows.columns(half, i));
         }
     }

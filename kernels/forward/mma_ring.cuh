@@ -10,6 +10,7 @@ namespace warptile {
 template <class Traits> class Ring {
   public:
     using Element = typename Traits::Element;
+    using KeyElement = typename Traits::Keys::Element;
 
     // The CTA meets before the first group is waited for.
     __device__ Ring(const Forward& params, const MmaThread<Traits>& thread) : params(params), thread(thread)
@@ -153,7 +154,7 @@ template <class Traits> class Ring {
     template <class Visit> __device__ void each_first_page(const Segment& of, Visit visit) const
     {
         if (!params.pages.table || of.is_end()) return;
-        const KeyRows<Element> rows(params, of.batch, of.kv_head, of.k);
+        const KeyRows<KeyElement> rows(params, of.batch, of.kv_head, of.k);
 #pragma unroll 1
         for (int i = thread.lane; i < FIRST_PAGES; i += 32) {
             const int key = first_key(thread.first_block(of) + i / Traits::WARP_KEYS) + i % Traits::WARP_KEYS;
@@ -181,13 +182,13 @@ template <class Traits> class Ring {
     // Rows that the segment does not have become zeros, and are not read.
     __device__ void load_group()
     {
-        constexpr int LANES = Traits::ROW_CHUNKS < 32 ? Traits::ROW_CHUNKS : 32; // that copy a row
-        constexpr int AT_ONCE = 32 / LANES;                                     // rows
+        constexpr int LANES = Traits::KEY_ROW_CHUNKS < 32 ? Traits::KEY_ROW_CHUNKS : 32; // that copy a row
+        constexpr int AT_ONCE = 32 / LANES;                                             // rows
         static_assert(Traits::WARP_KEYS % AT_ONCE == 0, "a warp loads no row of another");
-        const int lane = thread.lane, chunk = lane % LANES, first_row = lane / LANES, column = chunk * CHUNK<Element>;
+        const int lane = thread.lane, chunk = lane % LANES, first_row = lane / LANES, column = chunk * CHUNK<KeyElement>;
         const int first_key = this->first_key(load_block);
         const Segment& of = thread.segment(loading); // read anew: there are few registers
-        const KeyRows<Element> rows(params, of.batch, of.kv_head, of.k);
+        const KeyRows<KeyElement> rows(params, of.batch, of.kv_head, of.k);
         const int low = of.first_key - first_key, high = column < params.head_dim ? of.end_key - first_key : 0;
         // A lane finds one key.
         const int my_key = first_key + lane % Traits::WARP_KEYS;
@@ -196,15 +197,15 @@ template <class Traits> class Ring {
             loaded = load_block - thread.first_block(of);
             page = pages_of(loaded < Traits::STAGES ? 1 + (loading & 1) : 0, (unsigned)loaded % Traits::STAGES)[lane % Traits::WARP_KEYS];
         }
-        const Element* const my_keys = static_cast<const Element*>(params.k.address) + rows.offset(params, params.k, my_key, page);
-        const Element* const my_values = static_cast<const Element*>(params.v.address) + rows.offset(params, params.v, my_key, page);
+        const KeyElement* const my_keys = static_cast<const KeyElement*>(params.k.address) + rows.offset(params, params.k, my_key, page);
+        const KeyElement* const my_values = static_cast<const KeyElement*>(params.v.address) + rows.offset(params, params.v, my_key, page);
         const int first_of_group = thread.row_warp() * Traits::WARP_KEYS;
-        const unsigned to = thread.address_of(thread.stage_at(load_stage)) + first_of_group * Traits::ROW_BYTES;
+        const unsigned to = thread.address_of(thread.stage_at(load_stage)) + first_of_group * Traits::KEY_ROW_BYTES;
 #pragma unroll 4
         for (int i = 0; i < Traits::WARP_KEYS; i += AT_ONCE) {
             const int row = i + first_row;
             const bool valid = row >= low && row < high;
-            const unsigned at = to + row * Traits::ROW_BYTES + thread.swizzled(first_of_group + row, chunk);
+            const unsigned at = to + row * Traits::KEY_ROW_BYTES + thread.swizzled_key(first_of_group + row, chunk);
             copy(at, shuffled(my_keys, row) + column, valid);
             copy(at + Traits::GROUP_BYTES, shuffled(my_values, row) + column, valid);
         }
@@ -221,9 +222,9 @@ template <class Traits> class Ring {
         load_stage = load_stage + 1 == Traits::STAGES ? 0 : load_stage + 1;
     }
 
-    __device__ static const Element* shuffled(const Element* pointer, int lane)
+    __device__ static const KeyElement* shuffled(const KeyElement* pointer, int lane)
     {
-        return reinterpret_cast<const Element*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(pointer), lane));
+        return reinterpret_cast<const KeyElement*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(pointer), lane));
     }
 
     __device__ static void copy(unsigned shared, const void* source, bool valid)

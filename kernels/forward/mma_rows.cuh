@@ -6,14 +6,16 @@
 
 namespace warptile {
 
-template <class Traits> class Rows16 {
+template <class Traits> class Rows16 : Traits::Keys::Scales {
   public:
     using Element = typename Traits::Element;
+    using Keys = typename Traits::Keys;
+    using Scales = typename Keys::Scales;
     static constexpr int HEAD_DIM = Traits::HEAD_DIM, KEYS = Traits::KEYS;
     static constexpr int COLUMN_TILES = HEAD_DIM / FRAGMENT_COLUMNS, KEY_TILES = KEYS / FRAGMENT_COLUMNS;
 
-    __device__ Rows16(const Forward& params, const MmaThread<Traits>& thread, int group)
-        : params(params), thread(thread), group(group)
+    __device__ Rows16(const typename Keys::Block& block, const MmaThread<Traits>& thread, int group)
+        : Scales(block), params(Keys::forward(block)), thread(thread), group(group)
     {
     }
 
@@ -30,7 +32,9 @@ template <class Traits> class Rows16 {
 #pragma unroll
             for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step++) load_query(step, queries[step]);
         const int lane = anew(thread.lane);
-        const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
+        ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
+        Scales::read(of.kv_head);
+        Scales::multiply(rule);
         scale = rule.scale;
         dot_limit = rule.dot_limit();
         const Mask mask(params.scoring, of.q.len, of.k.len);
@@ -76,13 +80,15 @@ template <class Traits> class Rows16 {
 #pragma unroll
             for (int j = 0; j < 4; j++) scores[i][j] = odd[j] = 0;
 #pragma unroll
-            for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step += 2) {
-                unsigned words[4], query[4];
-                load_matrices(words, keys + row * Traits::ROW_BYTES + thread.swizzled(row, 2 * step + lane / 8));
-                query_words(step, query);
-                mma<Element>(scores[i], query, words[0], words[1]);
-                query_words(step + 1, query);
-                mma<Element>(TWO_SUMS ? odd : scores[i], query, words[2], words[3]);
+            for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step += Keys::STEPS) {
+                unsigned words[4], operands[2 * Keys::STEPS], query[4];
+                load_matrices(words, keys + row * Traits::KEY_ROW_BYTES + thread.swizzled_key(row, 4 / Keys::STEPS * step + lane / 8));
+                Keys::key_operands(words, operands);
+#pragma unroll
+                for (int j = 0; j < Keys::STEPS; j++) {
+                    query_words(step + j, query);
+                    mma<Element>(TWO_SUMS && j % 2 ? odd : scores[i], query, operands[2 * j], operands[2 * j + 1]);
+                }
             }
 #pragma unroll
             for (int j = 0; j < 4; j++) scores[i][j] += odd[j];
@@ -96,15 +102,17 @@ template <class Traits> class Rows16 {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const float(&two)[4] = scores[2 * step + j / 2];
-                weights[j] = narrow2<Element>(two[j % 2 * 2], two[j % 2 * 2 + 1]);
+                weights[j] = narrow2<typename Keys::Weight>(two[j % 2 * 2], two[j % 2 * 2 + 1]);
             }
             const int row = step * FRAGMENT_DEPTH + lane % 16;
 #pragma unroll
-            for (int i = 0; i < COLUMN_TILES; i += 2) {
-                unsigned words[4];
-                load_matrices_transposed(words, values + row * Traits::ROW_BYTES + thread.swizzled(row, i + lane / 16));
-                mma<Element>(output[i], weights, words[0], words[1]);
-                mma<Element>(output[i + 1], weights, words[2], words[3]);
+            for (int i = 0; i < COLUMN_TILES; i += Keys::TILES) {
+                unsigned words[4], operands[2 * Keys::TILES];
+                load_matrices_transposed(words, values + row * Traits::KEY_ROW_BYTES + thread.swizzled_key(row, Keys::chunk_of(i) + lane / 16));
+                Keys::value_operands(words, operands);
+#pragma unroll
+                for (int j = 0; j < Keys::TILES; j++)
+                    mma<typename Keys::Weight>(output[i + j], weights, operands[2 * j], operands[2 * j + 1]);
             }
         }
     }
@@ -117,8 +125,8 @@ template <class Traits> class Rows16 {
         sum.sum += __shfl_xor_sync(0xffffffff, sum.sum, 2);
         return sum;
     }
-    // Two neighbouring columns of a lane's row: of each 8 from 8 * tile on, those from 2 * (lane % 4) on.
-    __device__ float2 columns(int half, int tile) const { return {output[tile][2 * half], output[tile][2 * half + 1]}; }
+    // Two neighbouring columns of a lane's row, of which `Keys` says where they are.
+    __device__ float2 columns(int half, int tile) const { return Scales::times_values(Keys::columns(output, half, tile)); }
     // Of row first_row() + lane % 16: asked for early, and kept.
     __device__ float sink() const { return sink_; }
 
@@ -129,9 +137,10 @@ template <class Traits> class Rows16 {
 
     __device__ void load_query(int step, unsigned (&words)[4]) const
     {
-        const int row = first_row() + thread.lane % 16;
-        load_matrices(words, thread.address_of(thread.queries_at(segment) + row * Traits::ROW_BYTES +
-                                               thread.swizzled(row, 2 * step + thread.lane / 16)));
+        Keys::load_query(step, thread.lane, words, [&](int of_warp, int chunk) {
+            const int row = first_row() + of_warp;
+            return thread.address_of(thread.queries_at(segment) + row * Traits::ROW_BYTES + thread.swizzled(row, chunk));
+        });
     }
     __device__ void query_words(int step, unsigned (&words)[4]) const
     {

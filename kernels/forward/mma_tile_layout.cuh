@@ -23,6 +23,7 @@ template <class Element> __device__ inline const Element* uniform_of(const Eleme
 
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct TileTraits {
     using Element = Element_;
+    using Keys = SameKeys<Element>;
     using Schedule = OneTile<TileTraits>;
     static constexpr int HEAD_DIM = HEAD_DIM_;
     static constexpr int BLOCK_M = BLOCK_M_; // rows: queries and heads that share a key/value head

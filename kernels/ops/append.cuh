@@ -4,11 +4,43 @@
 // cache goes nowhere; a position outside of the tables counts as the nearest inside. Queries are rotated all the same.
 #pragma once
 
+#include "base/e4m3.cuh"
 #include "memory/chunk.cuh"
 #include "ops/traits.cuh"
 #include "work/lengths.cuh"
 
 namespace warptile {
+
+// A cache of the elements of the new rows.
+template <class Element_> struct SameCache {
+    using Element = Element_;
+    using Block = Append;
+    using Scale = void*; // of no meaning
+    static constexpr unsigned FEATURES = 0;
+
+    __device__ static const Append& append(const Block& block) { return block; }
+    __device__ static Scale key_scale(const Block&, int) { return nullptr; }
+    __device__ static Scale value_scale(const Block&, int) { return nullptr; }
+    __device__ static Element stored(Element_ x, Scale) { return x; }
+};
+
+// A cache in e4m3: of each number the nearest to it divided by its head's scale.
+template <class Element_> struct E4m3Cache {
+    using Element = E4m3;
+    using Block = AppendE4m3;
+    using Scale = float;
+    static constexpr unsigned FEATURES = FEATURE_E4M3;
+
+    __device__ static const Append& append(const Block& block) { return block.append; }
+    __device__ static Scale key_scale(const Block& block, int head) { return block.scales.k[head * block.scales.k_step]; }
+    __device__ static Scale value_scale(const Block& block, int head) { return block.scales.v[head * block.scales.v_step]; }
+    __device__ static Element stored(Element_ x, Scale scale) { return to_e4m3(__fdiv_rn(widen(x), scale)); }
+};
+
+template <class Element_, int WARPS_, class Cache_> struct AppendTraits : RowTraits<Element_, WARPS_, ROLE_APPEND> {
+    using Cache = Cache_;
+    static constexpr unsigned FEATURES = FEATURE_UNALIGNED | Cache::FEATURES;
+};
 
 struct Angle {
     float cos, sin;
@@ -76,11 +108,56 @@ __device__ inline void store_half(Element* destination, const HalfChunk<Element>
     }
 }
 
+// Elements of a row as `Cache` holds them, `count` of them at `to`. `whole`: at once.
+template <class Cache, class Element>
+__device__ inline void store_each(typename Cache::Element* to, const Element* elements, int most, int count, typename Cache::Scale scale)
+{
+#pragma unroll
+    for (int i = 0; i < most; ++i)
+        if (i < count) to[i] = Cache::stored(elements[i], scale);
+}
+template <class Cache, class Element> __device__ inline unsigned four_stored(const Element* elements, typename Cache::Scale scale)
+{
+    unsigned word = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word |= (unsigned)Cache::stored(elements[i], scale).bits << 8 * i;
+    return word;
+}
+template <class Cache, class Element>
+__device__ inline void store_as(typename Cache::Element* to, const Chunk<Element>& chunk, bool whole, int count, typename Cache::Scale scale)
+{
+    if constexpr (Cache::FEATURES == 0)
+        store_chunk(to, chunk, whole, count);
+    else if (whole)
+        *reinterpret_cast<uint2*>(to) = {four_stored<Cache>(chunk.elements, scale), four_stored<Cache>(chunk.elements + 4, scale)};
+    else
+        store_each<Cache>(to, chunk.elements, CHUNK<Element>, count, scale);
+}
+template <class Cache, class Element>
+__device__ inline void store_as(typename Cache::Element* to, const HalfChunk<Element>& half, bool whole, int count, typename Cache::Scale scale)
+{
+    if constexpr (Cache::FEATURES == 0)
+        store_half(to, half, whole, count);
+    else if (whole)
+        *reinterpret_cast<unsigned*>(to) = four_stored<Cache>(half.elements, scale);
+    else
+        store_each<Cache>(to, half.elements, CHUNK<Element> / 2, count, scale);
+}
+
+// Whether every row of a cache starts where a lane's share of it is stored at once.
+template <class Cache, class Element> __device__ inline bool stores_chunks(const Tensor& tensor)
+{
+    using Stored = typename Cache::Element;
+    constexpr int BYTES = CHUNK<Element> * (int)sizeof(Stored);
+    const long long steps = tensor.batch | tensor.row | tensor.head;
+    return ((unsigned long long)tensor.address | (unsigned long long)steps * sizeof(Stored)) % BYTES == 0;
+}
+
 // Copies the lane's share of a row, and rotates what is to be rotated: as many elements as a chunk has, neighbours, or those of the
 // same pairs where the two of a pair lie apart. `from` and `to` may be one row: each element is read and written by one thread.
-template <class Element>
-__device__ inline void copy_rotated(const Rotary& rotary, long long position, const Element* from, Element* to, bool aligned,
-                                    int head_dim, int lane)
+template <class Cache, class Element>
+__device__ inline void copy_rotated(const Rotary& rotary, long long position, const Element* from, typename Cache::Element* to,
+                                    bool aligned, int head_dim, int lane, typename Cache::Scale scale)
 {
     constexpr int SPAN = CHUNK<Element>, PAIRS = SPAN / 2;
     const int first = lane * SPAN, pair = first / 2;
@@ -88,7 +165,7 @@ __device__ inline void copy_rotated(const Rotary& rotary, long long position, co
     if (count <= 0) return;
     if (first >= rotary.size) {
         const bool whole = aligned && count == SPAN;
-        store_chunk(to + first, load_chunk(from + first, whole, count), whole, count);
+        store_as<Cache>(to + first, load_chunk(from + first, whole, count), whole, count, scale);
         return;
     }
 
@@ -110,13 +187,13 @@ __device__ inline void copy_rotated(const Rotary& rotary, long long position, co
     if (rotary.interleaved) {
 #pragma unroll
         for (int i = 0; i < PAIRS; ++i) chunk.elements[2 * i] = low.elements[i], chunk.elements[2 * i + 1] = high.elements[i];
-        store_chunk(to + first, chunk, whole, count);
+        store_as<Cache>(to + first, chunk, whole, count, scale);
     } else {
-        store_half(to + pair, low, whole, pairs_there);
-        store_half(to + rotary.size / 2 + pair, high, whole, pairs_there);
+        store_as<Cache>(to + pair, low, whole, pairs_there, scale);
+        store_as<Cache>(to + rotary.size / 2 + pair, high, whole, pairs_there, scale);
         // What follows the rotated elements within a chunk.
 #pragma unroll 1
-        for (int column = rotary.size; column < first + count; ++column) to[column] = from[column];
+        for (int column = rotary.size; column < first + count; ++column) to[column] = Cache::stored(from[column], scale);
     }
 }
 
@@ -144,9 +221,12 @@ __device__ inline CacheRow row_of_sequence(const Append& params, int batch, long
     return {page, (int)position % pages.rows};
 }
 
-template <class Traits> __device__ inline void append_rows(const Append& params)
+template <class Traits> __device__ inline void append_rows(const typename Traits::Cache::Block& block)
 {
     using Element = typename Traits::Element;
+    using Cache = typename Traits::Cache;
+    using Stored = typename Cache::Element;
+    const Append& params = Cache::append(block);
     const Sequences& sequences = params.sequences;
     const Rotary& rotary = params.rotary;
     const unsigned row_of_all = blockIdx.x / params.row_ctas;
@@ -171,10 +251,10 @@ template <class Traits> __device__ inline void append_rows(const Append& params)
         const int first = lane * CHUNK<Element>, count = min(CHUNK<Element>, params.value_dim - first);
         if (place.page < 0 || count <= 0) return;
         const bool whole =
-            count == CHUNK<Element> && in_chunks<Element>(params.v) && in_chunks<Element>(params.v_pages);
+            count == CHUNK<Element> && in_chunks<Element>(params.v) && stores_chunks<Cache, Element>(params.v_pages);
         const Element* from = row_of<const Element>(params.v, entry, row, value_head) + first;
-        Element* to = row_of<Element>(params.v_pages, place.page, place.row, value_head) + first;
-        store_chunk(to, load_chunk(from, whole, count), whole, count);
+        Stored* to = row_of<Stored>(params.v_pages, place.page, place.row, value_head) + first;
+        store_as<Cache>(to, load_chunk(from, whole, count), whole, count, Cache::value_scale(block, value_head));
         return;
     }
 
@@ -188,10 +268,20 @@ template <class Traits> __device__ inline void append_rows(const Append& params)
     const Tensor& from_tensor = is_query ? params.q : params.k;
     const Tensor& to_tensor = is_query ? params.q_out : params.k_pages;
     const Element* from = row_of<const Element>(from_tensor, entry, row, is_query ? head : key_head);
-    Element* to = is_query ? row_of<Element>(to_tensor, entry, row, head)
-                           : row_of<Element>(to_tensor, place.page, place.row, key_head);
-    const bool aligned = in_chunks<Element>(from_tensor) && in_chunks<Element>(to_tensor);
-    copy_rotated(rotary, position, from, to, aligned, params.head_dim, lane);
+    if constexpr (Cache::FEATURES == 0) {
+        Element* to = is_query ? row_of<Element>(to_tensor, entry, row, head)
+                               : row_of<Element>(to_tensor, place.page, place.row, key_head);
+        const bool aligned = in_chunks<Element>(from_tensor) && in_chunks<Element>(to_tensor);
+        copy_rotated<Cache>(rotary, position, from, to, aligned, params.head_dim, lane, {});
+    } else if (is_query) {
+        Element* to = row_of<Element>(to_tensor, entry, row, head);
+        const bool aligned = in_chunks<Element>(from_tensor) && in_chunks<Element>(to_tensor);
+        copy_rotated<SameCache<Element>>(rotary, position, from, to, aligned, params.head_dim, lane, {});
+    } else {
+        Stored* to = row_of<Stored>(to_tensor, place.page, place.row, key_head);
+        const bool aligned = in_chunks<Element>(from_tensor) && stores_chunks<Cache, Element>(to_tensor);
+        copy_rotated<Cache>(rotary, position, from, to, aligned, params.head_dim, lane, Cache::key_scale(block, key_head));
+    }
 }
 
 } // namespace warptile

@@ -53,6 +53,14 @@ __device__ inline void load_matrices_transposed(unsigned (&words)[4], unsigned a
                  : "memory");
 }
 
+// Two neighbouring words of shared memory.
+__device__ inline uint2 load_two_words(unsigned address)
+{
+    uint2 words;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(address) : "memory");
+    return words;
+}
+
 // Two values of an accumulator to shared memory. Its addresses have half as many bits as generic ones, and there are many.
 __device__ inline void store_two(unsigned address, float2 two)
 {

@@ -21,6 +21,8 @@ struct ScoreRule {
     {
     }
 
+    // Of dot products that are to be multiplied by `factor` first.
+    __device__ void multiply(float factor) { scale = fminf(fmaxf(scale * factor, -MAX_FLOAT), MAX_FLOAT); }
     // Bounds the dot product so that no score becomes infinite: a quarter of the range, so that the ALiBi term may be added
     // to the largest.
     __device__ float dot_limit() const { return MAX_FLOAT / 4 / fmaxf(1.0f, fabsf(scale)); }

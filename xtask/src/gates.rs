@@ -1,6 +1,6 @@
 //! What fails the build: an image that is correct C++ but not the kernel that was meant.
 
-use crate::abi::{Append, Forward, ForwardTma, Merge};
+use crate::abi::{Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge};
 use crate::inspect::{LogReport, SassCounts};
 use crate::instances::{Instance, TensorInstruction};
 use crate::record::{ImageRecord, RecordError};
@@ -189,9 +189,11 @@ fn check_record(
         }
     }
     let known = record.takes::<Forward>()
+        || record.takes::<ForwardE4m3>()
         || record.takes::<ForwardTma>()
         || record.takes::<Merge>()
-        || record.takes::<Append>();
+        || record.takes::<Append>()
+        || record.takes::<AppendE4m3>();
     if !known {
         found.push(Violation::UnknownBlock {
             hash: record.abi_hash,

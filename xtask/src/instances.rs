@@ -241,6 +241,8 @@ pub struct TilingRow {
     /// Besides the plain image, one for each of these.
     #[serde(default)]
     variants: Vec<Variant>,
+    /// Element type of keys and values, if it is not that of the other tensors.
+    cache: Option<Cache>,
 }
 
 impl TilingRow {
@@ -257,6 +259,7 @@ impl TilingRow {
             targets: None,
             flags: Vec::new(),
             variants: Vec::new(),
+            cache: None,
         }
     }
 
@@ -267,6 +270,22 @@ impl TilingRow {
     /// Whether the kernel computes in tiles.
     fn has_tiles(&self) -> bool {
         self.of_tile().iter().any(|&number| number > 0)
+    }
+}
+
+/// An element type that keys and values may have in a cache beside queries of another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cache {
+    /// 8 bits, with scales.
+    E4m3,
+}
+
+impl fmt::Display for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Cache::E4m3 => "e4m3",
+        })
     }
 }
 
@@ -385,7 +404,7 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// `{family}_{tiling}`, without tiles `{family}_w{warps}`.
+    /// `{family}_{tiling}`, without tiles `{family}_w{warps}`; with `_e4m3` behind it for keys and values of that type.
     #[must_use]
     pub fn kernel(&self) -> String {
         let TilingRow {
@@ -403,6 +422,9 @@ impl Instance {
                 self.family
             ),
         };
+        if let Some(cache) = self.tiling.cache {
+            name += &format!("_{cache}");
+        }
         if let Some(suffix) = &self.suffix {
             name += &format!("_{suffix}");
         }
@@ -459,6 +481,10 @@ impl Instance {
         if let Some(variant) = self.variant {
             let name = variant.to_string().to_uppercase();
             flags.push(format!("-DWARPTILE_VARIANT_{name}"));
+        }
+        if let Some(cache) = self.tiling.cache {
+            let name = cache.to_string().to_uppercase();
+            flags.push(format!("-DWARPTILE_CACHE_{name}"));
         }
         flags.extend(self.extra_flags.iter().cloned());
         flags

@@ -7,11 +7,11 @@ use warptile_driver::{DeviceBuffer, DeviceSliceMut};
 use crate::backend::{Place, same_device};
 use crate::gpu::{Bindings, Gpu};
 use crate::lse::Lse;
-use crate::operands::Table;
+use crate::operands::{KeyTensors, Table};
 use crate::tensor::{Storage, zeros};
 use crate::{
     AlibiShape, Call, Choice, Element, Error, Keys, Layout, Mask, Operands, Plan, Queries, Result,
-    Scoring, Splits, Tensor, ViewMut, forward_cpu,
+    Scales, Scoring, Splits, Tensor, ViewMut, forward_cpu,
 };
 
 /// Attention and its options: `softmax(scale * q k^T) v`, masked.
@@ -231,9 +231,10 @@ impl Attention {
         out: Option<Layout>,
     ) -> Result<(Call, Tensors<'b, T>)> {
         let q = queries.q;
+        let [k, v] = keys.tensors.backends();
         let others = [
-            ("k", Some(keys.k.backend())),
-            ("v", Some(keys.v.backend())),
+            ("k", Some(k)),
+            ("v", Some(v)),
             ("bias", keys.bias.map(Tensor::backend)),
             ("key_mask", keys.key_mask.map(Tensor::backend)),
         ];
@@ -249,7 +250,8 @@ impl Attention {
                 false => AlibiShape::PerBatchHead,
             });
         }
-        let mut builder = Call::builder(q.layout(), keys.k.layout(), keys.v.layout(), T::TYPE)
+        let [k, v] = keys.tensors.layouts();
+        let mut builder = Call::builder(q.layout(), k, v, T::TYPE)
             .scoring(scoring)
             .splits(self.splits)
             .lengths(
@@ -261,13 +263,16 @@ impl Attention {
         if let Some(out) = out {
             builder = builder.out(out);
         }
+        if let Some(scales) = keys.tensors.scales() {
+            builder = builder.e4m3(scales.counts()?);
+        }
         if let Some(bias) = keys.bias {
             builder = builder.bias(*bias.layout());
         }
         if let Some(key_mask) = keys.key_mask {
             builder = builder.key_mask(*key_mask.layout());
         }
-        if !starts_aligned(q) || !starts_aligned(keys.k) || !starts_aligned(keys.v) {
+        if !q.starts_aligned() || !keys.tensors.start_aligned() {
             builder = builder.unaligned_addresses();
         }
         let call = builder.build()?;
@@ -315,7 +320,10 @@ impl Attention {
     ) -> Result<Plan> {
         let plan = self.plan_on_cpu(call)?;
         let Tensors { queries, keys } = tensors;
+        let scales = keys.tensors.scales().map(Scales::host).transpose()?;
         let operands = Operands {
+            k_scale: scales.map(|[k, _]| k),
+            v_scale: scales.map(|[_, v]| v),
             slopes: self.slopes.as_deref(),
             sinks: self.sinks.as_deref(),
             bias: keys.bias.map(|bias| bias.on_host("bias")).transpose()?,
@@ -324,7 +332,7 @@ impl Attention {
                 .map(|mask| mask.on_host("key_mask"))
                 .transpose()?,
         };
-        let (q, k, v) = (queries.q.view("q")?, keys.k.view("k")?, keys.v.view("v")?);
+        let (q, [k, v]) = (queries.q.view("q")?, keys.tensors.views()?);
         forward_cpu(call, q, k, v, &operands, out, lse)?;
         Ok(plan)
     }
@@ -378,12 +386,18 @@ impl Attention {
         };
         let (slopes, sinks) = (constant(&self.slopes)?, constant(&self.sinks)?);
         let Tensors { queries, keys } = tensors;
-        let mut bindings = Bindings::new(
-            queries.q.on_device("q")?,
-            keys.k.on_device("k")?,
-            keys.v.on_device("v")?,
-            out,
-        );
+        let q = queries.q.on_device("q")?;
+        let scales;
+        let mut bindings = match &keys.tensors {
+            KeyTensors::Same(k, v) => Bindings::new(q, k.on_device("k")?, v.on_device("v")?, out),
+            KeyTensors::E4m3(k, v, of_both) => {
+                scales = of_both.upload(gpu)?;
+                let [k_scale, v_scale] = &scales;
+                let k = (k.on_device("k")?, k_scale.slice());
+                let v = (v.on_device("v")?, v_scale.slice());
+                Bindings::e4m3(q, k, v, out)
+            }
+        };
         if let Some(lse) = lse {
             bindings = bindings.lse(lse);
         }
@@ -412,13 +426,6 @@ type Computed<T> = (Plan, Storage<T>, Option<Storage<f32>>);
 struct Tensors<'a, T: Element> {
     queries: &'a Queries<'a, T>,
     keys: &'a Keys<'a, T>,
-}
-
-/// Whether a tensor starts at a multiple of 16 bytes. On the CPU it does not matter.
-fn starts_aligned<T: Element>(tensor: &Tensor<T>) -> bool {
-    tensor
-        .device_slice()
-        .is_none_or(|slice| slice.pointer().is_multiple_of(16))
 }
 
 /// Whether some row of the output belongs to no sequence, or could: then nothing writes it.

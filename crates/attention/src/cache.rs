@@ -7,9 +7,12 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use crate::backend::Backend;
+use crate::e4m3::{E4m3, K_SCALE, ScaleCounts, V_SCALE, check_values, scale_of};
 use crate::layout::MAX_LEN;
 use crate::tensor::Tensor;
-use crate::{CacheWrite, Call, Element, Error, Keys, Layout, Queries, Result};
+use crate::{
+    CacheTensors, CacheWrite, Call, Element, Error, Keys, Layout, Queries, Result, Scales,
+};
 
 use pool::Pool;
 pub use pool::SequenceId;
@@ -66,12 +69,33 @@ use step::{Form, Step};
 /// [`Attention::forward_into`](crate::Attention::forward_into). `examples/captured_step.rs` does all this.
 pub struct KvCache<T: Element> {
     backend: Backend,
-    /// Keys and values.
-    layers: Vec<[Tensor<T>; 2]>,
+    layers: Vec<Layer<T>>,
     page_rows: usize,
     pages: usize,
     pool: Pool,
     step: Step,
+}
+
+/// Keys and values of a layer.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one for each layer, in a list that is made once"
+)]
+enum Layer<T: Element> {
+    Same([Tensor<T>; 2]),
+    E4m3 {
+        tensors: [Tensor<E4m3>; 2],
+        /// One for each key/value head, of the keys and of the values. They stay where they are.
+        scales: [Tensor<f32>; 2],
+    },
+}
+
+/// The scales of a layer in e4m3.
+fn scales_of([k, v]: &[Tensor<f32>; 2]) -> Result<Scales<'_>> {
+    Ok(match (k.as_slice(), v.as_slice()) {
+        (Some(k), Some(v)) => Scales::new(k, v),
+        _ => Scales::on_device(k.on_device("k_scale")?, v.on_device("v_scale")?),
+    })
 }
 
 /// Describes a [`KvCache`]; made by [`KvCache::builder`].
@@ -86,9 +110,34 @@ pub struct KvCacheBuilder<T> {
     page_rows: usize,
     sequences: usize,
     longest: Option<usize>,
+    e4m3: bool,
 }
 
 impl<T: Element> KvCacheBuilder<T> {
+    /// Holds keys and values in [`E4m3`]: half the memory of 16 bits, and half the bytes to read in a step of decoding. What is appended
+    /// is divided by scales, which are 1 until [`KvCache::set_scales`] sets others.
+    ///
+    /// ```
+    /// use warptile::{Attention, Backend, KvCache};
+    ///
+    /// # fn main() -> warptile::Result<()> {
+    /// let backend = Backend::cpu();
+    /// let mut cache = KvCache::<f32>::builder(2, 16).e4m3().build(&backend)?;
+    /// cache.set_scales(0, &[0.02], &[0.01])?; // of keys and of values, as a calibration has found them
+    /// let sequence = cache.allocate();
+    /// cache.step(&[(sequence, 5)])?;
+    /// let q = backend.tensor(&[0.5_f32; 5 * 4 * 16], [1, 5, 4, 16])?;
+    /// let kv = backend.tensor(&[0.25_f32; 5 * 2 * 16], [1, 5, 2, 16])?;
+    /// cache.append(0, &kv, &kv)?.run()?;
+    /// let output = Attention::new().forward(&q, cache.keys(0)?)?;
+    /// # assert_eq!(output.out.shape(), [1, 5, 4, 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn e4m3(self) -> Self {
+        KvCacheBuilder { e4m3: true, ..self }
+    }
+
     /// Layers, each with keys and values of its own. Default: 1.
     pub fn layers(self, layers: usize) -> Self {
         KvCacheBuilder { layers, ..self }
@@ -155,12 +204,28 @@ impl<T: Element> KvCacheBuilder<T> {
             .device_block_table([self.sequences, columns])
             .device_key_lengths(self.sequences)
             .build()?;
-        let side = |argument| Tensor::uninit(backend, argument, layout);
+        let ones = vec![1.0; self.kv_heads];
+        let layer = || -> Result<Layer<T>> {
+            Ok(match self.e4m3 {
+                false => Layer::Same([
+                    Tensor::uninit(backend, "k_pages", layout)?,
+                    Tensor::uninit(backend, "v_pages", layout)?,
+                ]),
+                true => Layer::E4m3 {
+                    tensors: [
+                        Tensor::uninit(backend, "k_pages", layout)?,
+                        Tensor::uninit(backend, "v_pages", layout)?,
+                    ],
+                    scales: [
+                        backend.tensor(&ones, [1, 1, 1, self.kv_heads])?,
+                        backend.tensor(&ones, [1, 1, 1, self.kv_heads])?,
+                    ],
+                },
+            })
+        };
         Ok(KvCache {
             backend: backend.clone(),
-            layers: (0..self.layers)
-                .map(|_| Ok([side("k_pages")?, side("v_pages")?]))
-                .collect::<Result<_>>()?,
+            layers: (0..self.layers).map(|_| layer()).collect::<Result<_>>()?,
             page_rows: self.page_rows,
             pages: self.pages,
             pool: Pool::new(self.pages as i32, self.page_rows, longest),
@@ -181,7 +246,34 @@ impl<T: Element> KvCache<T> {
             page_rows: 16,
             sequences: 1,
             longest: None,
+            e4m3: false,
         }
+    }
+
+    /// Sets what keys and values of a layer of a cache in e4m3 are divided by, and multiplied by when they are read: one number for all
+    /// key/value heads, or one for each. Rows that the cache has already count with the new scales, too.
+    ///
+    /// On a GPU the numbers go where the old ones were, in the order of the backend's stream, so a captured step reads them.
+    ///
+    /// # Errors
+    /// If there is no such layer, or the cache is not in e4m3; a number of scales that is neither 1 nor that of the heads; a scale that is not
+    /// finite and above 0; if the device fails.
+    pub fn set_scales(&mut self, layer: usize, k: &[f32], v: &[f32]) -> Result<()> {
+        self.check_layer(layer)?;
+        let Layer::E4m3 { scales, .. } = &mut self.layers[layer] else {
+            return Err(Error::Presence {
+                argument: "k_scale",
+                rule: "is given, but the cache is not in e4m3",
+            });
+        };
+        let kv_heads = scales[0].layout().head_dim();
+        ScaleCounts::of(k, v).check(kv_heads)?;
+        for ((argument, scales), to) in [(K_SCALE, k), (V_SCALE, v)].into_iter().zip(scales) {
+            check_values(argument, scales)?;
+            let each: Vec<f32> = (0..kv_heads).map(|head| scale_of(scales, head)).collect();
+            to.copy_from_slice(&each)?;
+        }
+        Ok(())
     }
 
     /// A new sequence without rows. It takes pages as it grows.
@@ -282,9 +374,14 @@ impl<T: Element> KvCache<T> {
     ) -> Result<CacheWrite<'a, T>> {
         let form = self.step.form("k", k.layout())?;
         self.check_layer(layer)?;
-        let [keys, values] = &mut self.layers[layer];
         let step = &self.step;
-        let mut write = CacheWrite::new(k, v, (keys, values));
+        let mut write = match &mut self.layers[layer] {
+            Layer::Same([keys, values]) => CacheWrite::new(k, v, (keys, values)),
+            Layer::E4m3 {
+                tensors: [keys, values],
+                scales,
+            } => CacheWrite::new(k, v, CacheTensors::e4m3(keys, values, scales_of(scales)?)),
+        };
         if form == Form::Packed {
             write = write.packed(step.offsets());
         }
@@ -304,15 +401,22 @@ impl<T: Element> KvCache<T> {
     /// # Errors
     /// If there is no such layer.
     pub fn keys(&self, layer: usize) -> Result<Keys<'_, T>> {
-        let [k, v] = self.tensors(layer)?;
+        self.check_layer(layer)?;
+        let keys = match &self.layers[layer] {
+            Layer::Same([k, v]) => Keys::new(k, v),
+            Layer::E4m3 {
+                tensors: [k, v],
+                scales,
+            } => Keys::e4m3(k, v, scales_of(scales)?),
+        };
         let layout = [self.step.batch(), self.step.columns()];
         Ok(match self.step.on_device()? {
-            Some([_, after, table]) => Keys::paged_on_device(k, v, table, layout)
+            Some([_, after, table]) => { keys.in_pages_on_device(table, layout) }
                 .lengths_on_device(after)
                 .longest(self.longest()),
             None => {
                 let [_, after, table] = self.step.on_host();
-                Keys::paged(k, v, table, layout).lengths(after)
+                keys.in_pages(table, layout).lengths(after)
             }
         })
     }
@@ -333,10 +437,31 @@ impl<T: Element> KvCache<T> {
     /// appended.
     ///
     /// # Errors
-    /// If there is no such layer.
+    /// If there is no such layer, or the cache is in e4m3: see [`e4m3_tensors`](Self::e4m3_tensors).
     pub fn tensors(&self, layer: usize) -> Result<[&Tensor<T>; 2]> {
         self.check_layer(layer)?;
-        Ok(self.layers[layer].each_ref())
+        match &self.layers[layer] {
+            Layer::Same(tensors) => Ok(tensors.each_ref()),
+            Layer::E4m3 { .. } => Err(Error::Presence {
+                argument: "k_pages",
+                rule: "is in e4m3",
+            }),
+        }
+    }
+
+    /// As [`tensors`](Self::tensors), of a cache in e4m3.
+    ///
+    /// # Errors
+    /// If there is no such layer, or the cache is not in e4m3.
+    pub fn e4m3_tensors(&self, layer: usize) -> Result<[&Tensor<E4m3>; 2]> {
+        self.check_layer(layer)?;
+        match &self.layers[layer] {
+            Layer::E4m3 { tensors, .. } => Ok(tensors.each_ref()),
+            Layer::Same(_) => Err(Error::Presence {
+                argument: "k_pages",
+                rule: "is not in e4m3",
+            }),
+        }
     }
 
     fn check_layer(&self, layer: usize) -> Result<()> {

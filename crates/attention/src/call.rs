@@ -5,6 +5,7 @@ mod builder;
 use std::fmt;
 use std::ops::Range;
 
+use crate::e4m3::{KeyView, ScaleCounts, check_scales};
 use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, View};
@@ -53,6 +54,8 @@ pub struct Call {
     pages: Option<Pages>,
     scoring: Scoring,
     splits: Splits,
+    /// Of keys and values in e4m3.
+    scales: Option<ScaleCounts>,
     want_lse: bool,
     aligned: bool,
 }
@@ -69,6 +72,10 @@ pub struct Operands<'a, T> {
     pub bias: Option<&'a [T]>,
     /// The key mask, reaching as far as [`Call::key_mask`]; 0 hides a key.
     pub key_mask: Option<&'a [u8]>,
+    /// What keys in e4m3 are multiplied by: one number, or one for each key/value head.
+    pub k_scale: Option<&'a [f32]>,
+    /// The same of values.
+    pub v_scale: Option<&'a [f32]>,
 }
 
 impl<T> Default for Operands<'_, T> {
@@ -78,6 +85,8 @@ impl<T> Default for Operands<'_, T> {
             sinks: None,
             bias: None,
             key_mask: None,
+            k_scale: None,
+            v_scale: None,
         }
     }
 }
@@ -124,6 +133,16 @@ impl<'a, T> Operands<'a, T> {
             ..self
         }
     }
+
+    /// With scales of keys and values in e4m3.
+    #[must_use]
+    pub fn scales(self, k_scale: &'a [f32], v_scale: &'a [f32]) -> Self {
+        Operands {
+            k_scale: Some(k_scale),
+            v_scale: Some(v_scale),
+            ..self
+        }
+    }
 }
 
 /// Where one sequence of the batch lies in the tensors.
@@ -157,10 +176,25 @@ impl Call {
         CallBuilder::new(q, k, v, element)
     }
 
-    /// Element type of q, k, v and out.
+    /// Element type of q and out, and of k and v unless they are in e4m3.
     #[must_use]
     pub const fn element(&self) -> ElementType {
         self.element
+    }
+
+    /// How many scales there are if keys and values are in e4m3; `None` if they are of the queries' type.
+    #[must_use]
+    pub const fn scales(&self) -> Option<ScaleCounts> {
+        self.scales
+    }
+
+    /// Size in bytes of an element of k and v.
+    #[must_use]
+    pub const fn key_size(&self) -> usize {
+        match self.scales {
+            Some(_) => 1,
+            None => self.element.size(),
+        }
     }
 
     /// Sequences.
@@ -275,10 +309,16 @@ impl Call {
     /// is taken to be one unless the call was built with [`CallBuilder::unaligned_addresses`].
     #[must_use]
     pub fn is_aligned(&self) -> bool {
-        self.aligned
-            && [&self.q, &self.k, &self.v, &self.out]
-                .into_iter()
-                .all(|layout| layout.steps_aligned(self.element.size()))
+        let tensors = [
+            (&self.q, self.element.size()),
+            (&self.k, self.key_size()),
+            (&self.v, self.key_size()),
+            (&self.out, self.element.size()),
+        ];
+        // A row's last 16 bytes are its own.
+        let whole = (self.head_dim() * self.key_size()).is_multiple_of(16);
+        self.aligned && whole && { tensors.into_iter() }
+            .all(|(layout, size)| layout.steps_aligned(size))
     }
 
     /// What is fixed of the call, bounds rounded up: what a plan is made for and found again by.
@@ -373,21 +413,29 @@ impl Call {
     pub fn check_inputs<T: Element>(
         &self,
         q: &View<'_, T>,
-        k: &View<'_, T>,
-        v: &View<'_, T>,
+        k: &KeyView<'_, T>,
+        v: &KeyView<'_, T>,
         operands: &Operands<'_, T>,
     ) -> Result<()> {
-        for (argument, view, layout) in [("q", q, &self.q), ("k", k, &self.k), ("v", v, &self.v)] {
-            if T::TYPE != self.element {
-                return Err(Error::ElementMismatch {
-                    argument,
-                    expected: self.element,
-                    found: T::TYPE,
-                });
-            }
-            check_layout(argument, &view.layout, layout)?;
-            view.layout.check_buffer(argument, view.data.len())?;
+        if T::TYPE != self.element {
+            return Err(Error::ElementMismatch {
+                argument: "q",
+                expected: self.element,
+                found: T::TYPE,
+            });
         }
+        for (argument, view) in [("k", k), ("v", v)] {
+            check_key_type(argument, self.scales.is_some(), view.is_e4m3())?;
+        }
+        for (argument, layout, len, expected) in [
+            ("q", &q.layout, q.data.len(), &self.q),
+            ("k", k.layout(), k.len(), &self.k),
+            ("v", v.layout(), v.len(), &self.v),
+        ] {
+            check_layout(argument, layout, expected)?;
+            layout.check_buffer(argument, len)?;
+        }
+        check_scales(self.scales, operands.k_scale, operands.v_scale)?;
         for (argument, side) in [
             ("query lengths", &self.queries),
             ("key lengths", &self.keys),
@@ -502,6 +550,21 @@ fn check_values(
 }
 
 /// Whether an argument is there exactly if the options ask for it.
+/// Refuses keys or values of another type than the call was built for.
+pub(crate) fn check_key_type(argument: &'static str, wanted: bool, found: bool) -> Result<()> {
+    match (wanted, found) {
+        (true, false) => Err(Error::Presence {
+            argument,
+            rule: "is not in e4m3, but the call was built for that",
+        }),
+        (false, true) => Err(Error::Presence {
+            argument,
+            rule: "is in e4m3, but the call was built for the elements of q",
+        }),
+        _ => Ok(()),
+    }
+}
+
 pub(crate) fn expect_presence(argument: &'static str, wanted: bool, given: bool) -> Result<()> {
     match (wanted, given) {
         (true, false) => Err(Error::Presence {

@@ -31,6 +31,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use warptile_kernels::tiling::Tiling;
 
 use crate::call::{Call, Operands, check_layout};
+use crate::e4m3::KeyView;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::layout::{View, ViewMut};
@@ -54,33 +55,35 @@ use task::Task;
 /// # Errors
 /// A view whose layout is not the call's, a buffer shorter than its layout, lengths that are on a device, or operands that
 /// don't fit the call.
-pub fn forward_cpu<T: Element>(
+pub fn forward_cpu<'a, T: Element>(
     call: &Call,
     q: View<'_, T>,
-    k: View<'_, T>,
-    v: View<'_, T>,
+    k: impl Into<KeyView<'a, T>>,
+    v: impl Into<KeyView<'a, T>>,
     operands: &Operands<'_, T>,
     out: ViewMut<'_, T>,
     lse: Option<&mut [f32]>,
 ) -> Result<()> {
-    T::forward_cpu(call, [q, k, v], operands, out, lse)
+    T::forward_cpu(call, q, [k.into(), v.into()], operands, out, lse)
 }
 
 /// [`forward_cpu`], generic: see [`Element`]'s supertrait.
 pub(crate) fn compute<T: Element>(
     call: &Call,
-    qkv: [View<'_, T>; 3],
+    q: View<'_, T>,
+    kv: [KeyView<'_, T>; 2],
     operands: &Operands<'_, T>,
     out: ViewMut<'_, T>,
     lse: Option<&mut [f32]>,
 ) -> Result<()> {
-    compute_with(Isa::best(), call, qkv, operands, out, lse)
+    compute_with(Isa::best(), call, q, kv, operands, out, lse)
 }
 
 fn compute_with<T: Element>(
     isa: Isa,
     call: &Call,
-    [q, k, v]: [View<'_, T>; 3],
+    q: View<'_, T>,
+    [k, v]: [KeyView<'_, T>; 2],
     operands: &Operands<'_, T>,
     out: ViewMut<'_, T>,
     lse: Option<&mut [f32]>,
@@ -294,13 +297,10 @@ mod tests {
         } else {
             Operands::none()
         };
-        let views = [
-            View::new(&q_data[..], q),
-            View::new(&k_data[..], k),
-            View::new(&v_data[..], k),
-        ];
+        let q = View::new(&q_data[..], q);
+        let kv = [&k_data, &v_data].map(|data| View::new(&data[..], k).into());
         let view = ViewMut::new(&mut out, *call.out());
-        compute_with(isa, &call, views, &operands, view, Some(&mut lse)).unwrap();
+        compute_with(isa, &call, q, kv, &operands, view, Some(&mut lse)).unwrap();
         [out.into_iter().map(T::to_f32).collect(), lse]
     }
 

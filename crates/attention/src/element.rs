@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 pub use warptile_kernels::ElementType;
 
-/// A type that Q, K, V and the output can be made of: `f32`, [`half::f16`] or [`half::bf16`].
+/// A type that Q, K, V and the output can be made of (K and V may be [`E4m3`](crate::E4m3) instead): `f32`, [`half::f16`] or [`half::bf16`].
 ///
 /// Sealed: the kernels exist for these three types only. All of them convert to `f32` and `f64` exactly, and from them
 /// by rounding to nearest, ties to even.
@@ -29,6 +29,7 @@ pub trait Element:
 
 mod sealed {
     use crate::call::{Call, Operands};
+    use crate::e4m3::KeyView;
     use crate::error::Result;
     use crate::layout::{View, ViewMut};
 
@@ -37,7 +38,8 @@ mod sealed {
     pub trait Sealed: Sized {
         fn forward_cpu(
             call: &Call,
-            qkv: [View<'_, Self>; 3],
+            q: View<'_, Self>,
+            kv: [KeyView<'_, Self>; 2],
             operands: &Operands<'_, Self>,
             out: ViewMut<'_, Self>,
             lse: Option<&mut [f32]>,
@@ -51,12 +53,13 @@ mod sealed {
             impl Sealed for $type {
                 fn forward_cpu(
                     call: &Call,
-                    qkv: [View<'_, Self>; 3],
+                    q: View<'_, Self>,
+                    kv: [KeyView<'_, Self>; 2],
                     operands: &Operands<'_, Self>,
                     out: ViewMut<'_, Self>,
                     lse: Option<&mut [f32]>,
                 ) -> Result<()> {
-                    crate::cpu::compute(call, qkv, operands, out, lse)
+                    crate::cpu::compute(call, q, kv, operands, out, lse)
                 }
             }
         )*};

@@ -122,6 +122,30 @@ pub enum Error {
         other: String,
     },
 
+    /// Keys or values in e4m3 have a number of scales that is neither 1 nor that of the key/value heads.
+    #[error(
+        "{argument} has {found} numbers; it needs 1, or one for each of the {kv_heads} key/value heads"
+    )]
+    ScaleCount {
+        /// `k_scale` or `v_scale`.
+        argument: &'static str,
+        /// Scales there are.
+        found: usize,
+        /// Key/value heads.
+        kv_heads: usize,
+    },
+
+    /// A scale of keys or values in e4m3 is 0, negative, infinite or NaN.
+    #[error("{argument}[{index}] is {value}; a scale is a finite number above 0")]
+    Scale {
+        /// `k_scale` or `v_scale`.
+        argument: &'static str,
+        /// Its index in the list.
+        index: usize,
+        /// The scale.
+        value: f32,
+    },
+
     /// Pages of keys and values break a rule.
     #[error("{argument} {rule}")]
     Pages {

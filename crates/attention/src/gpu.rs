@@ -236,7 +236,15 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::prepare_merge`].
     pub fn prepare_append(&self, element: ElementType) -> Result<PreparedAppend> {
-        PreparedAppend::new(self, element)
+        PreparedAppend::new(self, element, false)
+    }
+
+    /// As [`prepare_append`](Self::prepare_append), for new keys and values of this type and a cache in [`E4m3`](crate::E4m3).
+    ///
+    /// # Errors
+    /// As [`prepare_append`](Self::prepare_append).
+    pub fn prepare_append_e4m3(&self, element: ElementType) -> Result<PreparedAppend> {
+        PreparedAppend::new(self, element, true)
     }
 
     /// The kernel of `image`, loaded once per device.

@@ -252,7 +252,7 @@ pub struct View<'a, T> {
     pub layout: Layout,
 }
 
-impl<'a, T: Element> View<'a, T> {
+impl<'a, T: Copy> View<'a, T> {
     /// A view of `data`. Whether the two fit is checked where the view is used, by the argument's name there.
     #[must_use]
     pub const fn new(data: &'a [T], layout: Layout) -> Self {

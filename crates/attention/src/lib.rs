@@ -150,6 +150,7 @@ mod call;
 mod choice;
 mod cpu;
 mod device;
+mod e4m3;
 mod element;
 mod error;
 pub mod gpu;
@@ -175,16 +176,18 @@ pub use call::{Call, CallBuilder, Operands, Sequence, common_element};
 pub use choice::Choice;
 pub use cpu::forward_cpu;
 pub use device::DeviceProfile;
+pub use e4m3::{E4m3, KeyView, ScaleCounts};
 pub use element::{Element, ElementType};
 pub use error::{Error, Result};
 pub use layout::{Layout, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, View, ViewMut};
 pub use lengths::{Numbers, SideLengths};
 pub use lse::Lse;
 pub use mask::{Align, Mask};
-pub use operands::{Keys, LengthElement, Queries};
+pub use operands::{Keys, LengthElement, Queries, Scales};
 pub use ops::{
-    Append, AppendBuilder, AppendOperands, CacheMut, CacheTensors, CacheWrite, LseBase, Merge,
-    MergeBuilder, Pairing, QueriesMut, Rotary, Tables, append_cpu, merge, merge_cpu, merge_into,
+    Append, AppendBuilder, AppendOperands, CacheMut, CacheTensors, CacheWrite, E4m3CacheMut,
+    LseBase, Merge, MergeBuilder, Pairing, QueriesMut, Rotary, Tables, append_cpu, merge,
+    merge_cpu, merge_into,
 };
 pub use pages::{Pages, TableLayout};
 pub use plan::{Basis, Considered, LaunchShape, Plan, Planner, Reason, Scratch, Settings, Step};

@@ -1,11 +1,17 @@
 //! What a call at the user's level is made of: queries, and keys with their values, each with the lengths of its sequences.
 
-use bytemuck::Pod;
-use warptile_driver::DeviceSlice;
+use std::sync::Arc;
 
+use bytemuck::Pod;
+use warptile_driver::{DeviceBuffer, DeviceSlice};
+
+use crate::backend::Backend;
+use crate::e4m3::{E4m3, K_SCALE, KeyView, ScaleCounts, V_SCALE, check_values};
+use crate::error::{Error, Result};
+use crate::gpu::Gpu;
 use crate::lengths::{LengthsRequest, Request};
 use crate::pages::{TableLayout, TableRequest};
-use crate::{Element, Tensor};
+use crate::{Element, Layout, Tensor};
 
 /// A 32-bit number that counts rows or pages: `i32` or `u32`. A `u32` beyond `i32::MAX` counts as negative, which kernels clamp.
 pub trait LengthElement: Pod + sealed::Sealed {}
@@ -152,6 +158,152 @@ impl<'a, T: Element> From<&'a Tensor<T>> for Queries<'a, T> {
     }
 }
 
+/// What keys and values in e4m3 are multiplied by: one number for all key/value heads, or one for each. They are finite and above 0.
+/// Numbers on a device are not checked; kernels read them when they run, so a captured launch reads them anew at each replay.
+#[derive(Debug, Clone)]
+pub struct Scales<'a> {
+    k: ScaleList<'a>,
+    v: ScaleList<'a>,
+}
+
+#[derive(Debug, Clone)]
+enum ScaleList<'a> {
+    Host(&'a [f32]),
+    Device(DeviceSlice<'a, f32>),
+}
+
+impl<'a> ScaleList<'a> {
+    fn count(&self) -> usize {
+        match self {
+            ScaleList::Host(scales) => scales.len(),
+            ScaleList::Device(scales) => scales.len(),
+        }
+    }
+
+    fn on_host(&self, argument: &'static str) -> Result<&'a [f32]> {
+        match self {
+            ScaleList::Host(scales) => Ok(scales),
+            ScaleList::Device(_) => Err(Error::Presence {
+                argument,
+                rule: "is on a GPU, but the tensors are in host memory",
+            }),
+        }
+    }
+}
+
+impl<'a> Scales<'a> {
+    /// Of the keys, and of the values.
+    #[must_use]
+    pub fn new(k: &'a [f32], v: &'a [f32]) -> Self {
+        Scales {
+            k: ScaleList::Host(k),
+            v: ScaleList::Host(v),
+        }
+    }
+
+    /// As [`new`](Self::new), in device memory.
+    #[must_use]
+    pub fn on_device(k: DeviceSlice<'a, f32>, v: DeviceSlice<'a, f32>) -> Self {
+        Scales {
+            k: ScaleList::Device(k),
+            v: ScaleList::Device(v),
+        }
+    }
+
+    /// How many there are, after those on the host were checked.
+    pub(crate) fn counts(&self) -> Result<ScaleCounts> {
+        for (argument, list) in [(K_SCALE, &self.k), (V_SCALE, &self.v)] {
+            if let ScaleList::Host(scales) = list {
+                check_values(argument, scales)?;
+            }
+        }
+        Ok(ScaleCounts {
+            k: self.k.count(),
+            v: self.v.count(),
+        })
+    }
+
+    /// Of the keys, and of the values.
+    pub(crate) fn host(&self) -> Result<[&'a [f32]; 2]> {
+        Ok([self.k.on_host(K_SCALE)?, self.v.on_host(V_SCALE)?])
+    }
+
+    /// The memory of both on a GPU. Numbers on the host that were not used before are uploaded.
+    pub(crate) fn upload(&self, gpu: &Gpu) -> Result<[DeviceScales<'a>; 2]> {
+        let upload = |list: &ScaleList<'a>| -> Result<DeviceScales<'a>> {
+            Ok(match list {
+                ScaleList::Host(scales) => DeviceScales::Constant(gpu.constant(scales)?),
+                ScaleList::Device(scales) => DeviceScales::Given(scales.clone()),
+            })
+        };
+        Ok([upload(&self.k)?, upload(&self.v)?])
+    }
+}
+
+/// Scales in device memory.
+pub(crate) enum DeviceScales<'a> {
+    Constant(Arc<DeviceBuffer<f32>>),
+    Given(DeviceSlice<'a, f32>),
+}
+
+impl<'a> DeviceScales<'a> {
+    pub(crate) fn slice<'b>(&'b self) -> DeviceSlice<'b, f32>
+    where
+        'a: 'b,
+    {
+        match self {
+            DeviceScales::Constant(buffer) => buffer.as_slice(),
+            DeviceScales::Given(slice) => slice.clone(),
+        }
+    }
+}
+
+/// Keys and values, of the queries' elements or in e4m3.
+#[derive(Debug, Clone)]
+pub(crate) enum KeyTensors<'a, T: Element> {
+    Same(&'a Tensor<T>, &'a Tensor<T>),
+    E4m3(&'a Tensor<E4m3>, &'a Tensor<E4m3>, Scales<'a>),
+}
+
+impl<'a, T: Element> KeyTensors<'a, T> {
+    pub(crate) fn backends(&self) -> [&'a Backend; 2] {
+        match self {
+            KeyTensors::Same(k, v) => [k.backend(), v.backend()],
+            KeyTensors::E4m3(k, v, _) => [k.backend(), v.backend()],
+        }
+    }
+
+    pub(crate) fn layouts(&self) -> [&'a Layout; 2] {
+        match self {
+            KeyTensors::Same(k, v) => [k.layout(), v.layout()],
+            KeyTensors::E4m3(k, v, _) => [k.layout(), v.layout()],
+        }
+    }
+
+    /// Of keys and values in e4m3.
+    pub(crate) fn scales(&self) -> Option<&Scales<'a>> {
+        match self {
+            KeyTensors::Same(..) => None,
+            KeyTensors::E4m3(_, _, scales) => Some(scales),
+        }
+    }
+
+    pub(crate) fn views(&self) -> Result<[KeyView<'a, T>; 2]> {
+        Ok(match self {
+            KeyTensors::Same(k, v) => [k.view("k")?.into(), v.view("v")?.into()],
+            KeyTensors::E4m3(k, v, _) => [k.view("k")?.into(), v.view("v")?.into()],
+        })
+    }
+
+    /// Whether both start at multiples of 16 bytes. On the CPU it does not matter.
+    pub(crate) fn start_aligned(&self) -> bool {
+        match self {
+            KeyTensors::Same(k, v) => k.starts_aligned() && v.starts_aligned(),
+            KeyTensors::E4m3(k, v, _) => k.starts_aligned() && v.starts_aligned(),
+        }
+    }
+}
+
 /// The keys and values of a call, and what is said of their scores. `(&k, &v)` is dense keys and values.
 ///
 /// ```
@@ -172,8 +324,7 @@ impl<'a, T: Element> From<&'a Tensor<T>> for Queries<'a, T> {
 #[derive(Debug, Clone)]
 #[must_use = "keys do nothing until `forward` is called"]
 pub struct Keys<'a, T: Element> {
-    pub(crate) k: &'a Tensor<T>,
-    pub(crate) v: &'a Tensor<T>,
+    pub(crate) tensors: KeyTensors<'a, T>,
     pub(crate) side: Side<'a>,
     pub(crate) table: Option<Table<'a>>,
     pub(crate) bias: Option<&'a Tensor<T>>,
@@ -183,14 +334,57 @@ pub struct Keys<'a, T: Element> {
 impl<'a, T: Element> Keys<'a, T> {
     /// Dense keys and values.
     pub fn new(k: &'a Tensor<T>, v: &'a Tensor<T>) -> Self {
+        Self::of(KeyTensors::Same(k, v))
+    }
+
+    /// Dense keys and values in e4m3, beside queries in 16 bits or `f32`: half the memory of 16 bits, and half the bytes to read in a step
+    /// of decoding. [`CacheWrite`](crate::CacheWrite) writes them; `scales` are those that it divides by. In pages:
+    /// [`in_pages`](Self::in_pages).
+    ///
+    /// ```
+    /// use warptile::{Attention, Backend, E4m3, Keys, Scales};
+    ///
+    /// # fn main() -> warptile::Result<()> {
+    /// let backend = Backend::cpu();
+    /// let q = backend.tensor(&[0.5_f32; 8], [1, 1, 1, 8])?;
+    /// // 0.25 at a scale of 0.01 is 25, and the nearest to that is 24.
+    /// let kv = backend.tensor(&[E4m3::quantize(0.25, 0.01); 24], [1, 3, 1, 8])?;
+    /// let keys = Keys::e4m3(&kv, &kv, Scales::new(&[0.01], &[0.01]));
+    /// let output = Attention::new().forward(&q, keys)?;
+    /// # assert!(output.out.to_vec()?.iter().all(|x| (x - 0.24).abs() < 1e-6));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn e4m3(k: &'a Tensor<E4m3>, v: &'a Tensor<E4m3>, scales: Scales<'a>) -> Self {
+        Self::of(KeyTensors::E4m3(k, v, scales))
+    }
+
+    fn of(tensors: KeyTensors<'a, T>) -> Self {
         Keys {
-            k,
-            v,
+            tensors,
             side: Side::default(),
             table: None,
             bias: None,
             key_mask: None,
         }
+    }
+
+    /// The tensors are of pages: see [`paged`](Self::paged).
+    pub fn in_pages<L: LengthElement>(
+        self,
+        table: &'a [L],
+        layout: impl Into<TableLayout>,
+    ) -> Self {
+        self.with_table(List::Host(bytemuck::cast_slice(table)), layout.into())
+    }
+
+    /// The tensors are of pages: see [`paged_on_device`](Self::paged_on_device).
+    pub fn in_pages_on_device<L: LengthElement>(
+        self,
+        table: DeviceSlice<'a, L>,
+        layout: impl Into<TableLayout>,
+    ) -> Self {
+        self.with_table(List::Device(table.into_bytes()), layout.into())
     }
 
     /// Keys and values in pages, as a cache holds them: tensors of pages, rows of a page (1 to 256), heads, head size, with any
@@ -217,7 +411,7 @@ impl<'a, T: Element> Keys<'a, T> {
         table: &'a [L],
         layout: impl Into<TableLayout>,
     ) -> Self {
-        Keys::new(k, v).with_table(List::Host(bytemuck::cast_slice(table)), layout.into())
+        Keys::new(k, v).in_pages(table, layout)
     }
 
     /// As [`paged`](Self::paged) with a table on the device, whose numbers the kernel clamps to the pages there are.
@@ -227,7 +421,7 @@ impl<'a, T: Element> Keys<'a, T> {
         table: DeviceSlice<'a, L>,
         layout: impl Into<TableLayout>,
     ) -> Self {
-        Keys::new(k, v).with_table(List::Device(table.into_bytes()), layout.into())
+        Keys::new(k, v).in_pages_on_device(table, layout)
     }
 
     fn with_table(mut self, entries: List<'a>, layout: TableLayout) -> Self {

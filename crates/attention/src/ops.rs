@@ -7,9 +7,11 @@ pub(crate) mod rotary;
 
 use crate::gpu::{Access, Expected};
 use crate::layout::{DIMENSIONS, MAX_LEN};
-use crate::{ElementType, Error, Layout, Result};
+use crate::{Error, Layout, Result};
 
-pub use append::{Append, AppendBuilder, AppendOperands, CacheMut, QueriesMut, append_cpu};
+pub use append::{
+    Append, AppendBuilder, AppendOperands, CacheMut, E4m3CacheMut, QueriesMut, append_cpu,
+};
 pub use cache_write::{CacheTensors, CacheWrite};
 pub use merge::{LseBase, Merge, MergeBuilder, merge, merge_cpu, merge_into};
 pub use rotary::{Pairing, Rotary, Tables};
@@ -19,7 +21,7 @@ fn slot(
     argument: &'static str,
     layout: &Layout,
     (other, shape): (&'static str, [usize; 4]),
-    element: ElementType,
+    element_bytes: usize,
     access: Access,
 ) -> Result<Expected> {
     same_shape(argument, layout.shape, (other, shape))?;
@@ -40,9 +42,13 @@ fn slot(
             other: "itself: its strides place two elements at one address".to_owned(),
         });
     }
-    let alignment = element.size() as u64;
+    let alignment = element_bytes as u64;
     Ok(Expected::tensor(
-        argument, layout, element, access, alignment,
+        argument,
+        layout,
+        element_bytes,
+        access,
+        alignment,
     ))
 }
 

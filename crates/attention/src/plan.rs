@@ -111,6 +111,8 @@ pub enum Reason {
     },
     /// It cannot do something that the problem needs.
     Lacks(Features),
+    /// It reads keys and values in e4m3 only.
+    OnlyE4m3,
     /// It cannot cut keys at fixed places, which [`Splits::EveryKeys`](crate::Splits::EveryKeys) asks for.
     Splits,
     /// It loads keys out of pages in boxes of whole rows, and pages of this size leave none that is large enough.
@@ -159,6 +161,7 @@ impl fmt::Display for Reason {
                 )
             }
             Reason::Lacks(features) => write!(f, "does not support {features}"),
+            Reason::OnlyE4m3 => f.write_str("reads keys and values in e4m3 only"),
             Reason::Splits => f.write_str("cannot cut keys at fixed places"),
             Reason::PageRows { rows, least } => write!(
                 f,

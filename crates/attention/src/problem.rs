@@ -41,6 +41,7 @@ pub struct Problem {
     page_rows: usize,
     scoring: Scoring,
     splits: Splits,
+    e4m3: bool,
     want_lse: bool,
     aligned: bool,
 }
@@ -75,15 +76,30 @@ impl Problem {
                 .map_or(0, |pages| 1 << pages.rows().trailing_zeros()),
             scoring: *call.scoring(),
             splits: call.splits(),
+            e4m3: call.scales().is_some(),
             want_lse: call.wants_lse(),
             aligned: call.is_aligned(),
         }
     }
 
-    /// Element type of q, k, v and out.
+    /// Element type of q and out, and of k and v unless they are in e4m3.
     #[must_use]
     pub const fn element(&self) -> ElementType {
         self.element
+    }
+
+    /// Whether keys and values are in e4m3.
+    #[must_use]
+    pub const fn reads_e4m3(&self) -> bool {
+        self.e4m3
+    }
+
+    /// Size in bytes of an element of k and v.
+    pub(crate) const fn key_size(&self) -> usize {
+        match self.e4m3 {
+            true => 1,
+            false => self.element.size(),
+        }
     }
 
     /// Sequences, rounded up.
@@ -189,6 +205,7 @@ impl Problem {
             (self.page_rows != 0, Features::PAGED),
             (!self.aligned, Features::UNALIGNED),
             (self.want_lse, Features::LSE),
+            (self.e4m3, Features::E4M3),
         ];
         wanted
             .into_iter()
@@ -231,6 +248,9 @@ impl Problem {
             let _ = write!(line, "/{}", self.kv_heads);
         }
         let _ = write!(line, " d{} {}", self.head_dim, self.element);
+        if self.e4m3 {
+            line.push_str(" cache=e4m3");
+        }
         let scoring = Scoring {
             scale: self.scoring.scale.filter(|scale| *scale < 0.0),
             ..self.scoring
@@ -334,6 +354,9 @@ impl fmt::Display for Problem {
             write!(f, "/{}", self.kv_heads)?;
         }
         write!(f, " d{}", self.head_dim)?;
+        if self.e4m3 {
+            f.write_str(" cache=e4m3")?;
+        }
         if let Some(rows) = self.page_rows() {
             write!(f, " pages{rows}")?;
         }

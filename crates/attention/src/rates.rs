@@ -305,7 +305,7 @@ impl Rates {
     fn reading_us(&self, problem: &Problem, query_len: usize, key_len: usize) -> f64 {
         const OF_BANDWIDTH: f64 = 0.7;
         let seen = key_len.min(problem.mask().widest(query_len, key_len) + query_len);
-        let row_bytes = 2 * problem.head_dim() * problem.element().size();
+        let row_bytes = 2 * problem.head_dim() * problem.key_size();
         let rows = problem.typical_sequences() * (problem.kv_heads() * seen) as f64;
         rows * row_bytes as f64 / (OF_BANDWIDTH * self.bandwidth * 1e6)
     }

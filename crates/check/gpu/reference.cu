@@ -49,6 +49,9 @@ struct Parameters {
     int row_count, q_rows, heads, group, head_dim, key_bound;
     float scale;
     float softcap;        // 0: none
+    // Of keys and values that are multiplied by it: null: none. Numbers between those of neighbouring key/value heads.
+    const float *k_scale, *v_scale;
+    int k_scale_step, v_scale_step;
 };
 
 constexpr int THREADS = 256;
@@ -172,6 +175,8 @@ __device__ void attend(const Parameters& p, const Row& row, int head, double* sc
     double* const narrows = singles + p.key_bound;    // scores, then probabilities, rounded to T
     double* const sizes = narrows + p.key_bound;      // what the scores are summed from
     const int kv_head = head / p.group;
+    const double k_scale = p.k_scale ? static_cast<double>(p.k_scale[kv_head * p.k_scale_step]) : 1.0;
+    const double v_scale = p.v_scale ? static_cast<double>(p.v_scale[kv_head * p.v_scale_step]) : 1.0;
     const T* const q = static_cast<const T*>(p.q.data) + row.q_entry * p.q.batch + row.q_row * p.q.row + head * p.q.head;
     const T* const keys = static_cast<const T*>(p.k.data) + row.k_entry * p.k.batch + kv_head * p.k.head;
     const T* const values = static_cast<const T*>(p.v.data) + row.k_entry * p.v.batch + kv_head * p.v.head;
@@ -190,7 +195,7 @@ __device__ void attend(const Parameters& p, const Row& row, int head, double* sc
         double dot = 0.0, square = 0.0;
         float dot_single = 0.0f;
         for (int d = 0; d < p.head_dim; d++) {
-            double a = Element<T>::wide(q[d]), b = Element<T>::wide(k[d]);
+            double a = Element<T>::wide(q[d]), b = Element<T>::wide(k[d]) * k_scale;
             dot += a * b;
             square += b * b;
             // Rounded after each product and each sum, which is what the host does.
@@ -261,7 +266,7 @@ __device__ void attend(const Parameters& p, const Row& row, int head, double* sc
     float narrow = 0.0f;
     if (group < groups && d < p.head_dim) {
         for (int i = group; i < count; i += groups) {
-            const double v = Element<T>::wide(values[(first_row + i) * p.v.row + d]);
+            const double v = Element<T>::wide(values[(first_row + i) * p.v.row + d]) * v_scale;
             out += weights[i] * v;
             square += weights[i] * (v * v);
             narrow = __fadd_rn(narrow, __fmul_rn(static_cast<float>(narrows[i]), static_cast<float>(v)));

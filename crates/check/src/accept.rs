@@ -3,9 +3,9 @@
 use std::fmt;
 
 use bytemuck::cast_slice;
-use warptile::{Call, Element, ElementType, Operands, View};
+use warptile::{Call, Element, ElementType, KeyView, Operands, View};
 
-use crate::compiled::{Compiled, cast_operands, cast_views, with_type};
+use crate::compiled::{Compiled, cast_keys, cast_operands, cast_view, with_type};
 use crate::error::Result;
 use crate::reference::{ReferenceOutput, References};
 use crate::rounding::{round, ulp};
@@ -149,15 +149,16 @@ impl Expectation {
     ///
     /// # Errors
     /// As [`reference()`](crate::reference()).
-    pub fn new<T: Element>(
+    pub fn new<'a, T: Element>(
         call: &Call,
         q: View<'_, T>,
-        k: View<'_, T>,
-        v: View<'_, T>,
+        k: impl Into<KeyView<'a, T>>,
+        v: impl Into<KeyView<'a, T>>,
         operands: &Operands<'_, T>,
     ) -> Result<Self> {
+        let kv = [k.into(), v.into()];
         with_type!(U = T, {
-            U::expectation(call, cast_views([q, k, v]), &cast_operands(operands))
+            U::expectation(call, cast_view(q), cast_keys(kv), &cast_operands(operands))
         })
     }
 

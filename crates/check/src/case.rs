@@ -5,7 +5,7 @@ mod draw;
 mod lists;
 mod shrink;
 
-use warptile::{DeviceProfile, ElementType, Scoring, Splits};
+use warptile::{DeviceProfile, ElementType, ScaleCounts, Scoring, Splits};
 
 use crate::data::Random;
 
@@ -85,6 +85,8 @@ pub struct Case {
     pub head_dim: usize,
     /// Element type.
     pub element: ElementType,
+    /// Whether keys and values are in e4m3, with scales as the seed has them.
+    pub e4m3: bool,
     /// The options.
     pub scoring: Scoring,
     /// Where keys are cut.
@@ -118,6 +120,7 @@ impl Case {
             kv_heads: 1,
             head_dim,
             element: ElementType::F32,
+            e4m3: false,
             scoring: Scoring::new(),
             splits: Splits::Even,
             layout: LayoutKind::Bshd,
@@ -150,6 +153,16 @@ impl Case {
                 };
                 self.lengths.each().into_iter().map(part).collect()
             }
+        }
+    }
+
+    /// How many scales the keys and values in e4m3 have.
+    pub(crate) fn scale_counts(&self) -> ScaleCounts {
+        let mut random = Random::new(self.seed ^ 0x5ca1e);
+        let mut count = || random.pick(&[1, self.kv_heads]);
+        ScaleCounts {
+            k: count(),
+            v: count(),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use bytemuck::{allocation::cast_vec, cast_slice};
 use half::{bf16, f16};
-use warptile::{Call, Element, Operands, View};
+use warptile::{Call, Element, KeyView, Operands, View};
 
 use crate::accept::{Expectation, Verdict};
 use crate::case::Case;
@@ -27,20 +27,23 @@ pub(crate) trait Compiled: Element {
 
     fn reference(
         call: &Call,
-        qkv: [View<'_, Self>; 3],
+        q: View<'_, Self>,
+        kv: [KeyView<'_, Self>; 2],
         operands: &Operands<'_, Self>,
     ) -> Result<ReferenceOutput>;
 
     fn expectation(
         call: &Call,
-        qkv: [View<'_, Self>; 3],
+        q: View<'_, Self>,
+        kv: [KeyView<'_, Self>; 2],
         operands: &Operands<'_, Self>,
     ) -> Result<Expectation>;
 
     fn expectation_on_gpu(
         reference: &ReferenceOnGpu,
         call: &Call,
-        qkv: [View<'_, Self>; 3],
+        q: View<'_, Self>,
+        kv: [KeyView<'_, Self>; 2],
         operands: &Operands<'_, Self>,
     ) -> Result<Expectation>;
 }
@@ -67,28 +70,31 @@ macro_rules! compiled {
 
             fn reference(
                 call: &Call,
-                qkv: [View<'_, Self>; 3],
+                q: View<'_, Self>,
+                kv: [KeyView<'_, Self>; 2],
                 operands: &Operands<'_, Self>,
             ) -> Result<ReferenceOutput> {
-                Ok(crate::reference::compute(call, qkv, operands, false)?.exact)
+                Ok(crate::reference::compute(call, q, kv, operands, false)?.exact)
             }
 
             fn expectation(
                 call: &Call,
-                qkv: [View<'_, Self>; 3],
+                q: View<'_, Self>,
+                kv: [KeyView<'_, Self>; 2],
                 operands: &Operands<'_, Self>,
             ) -> Result<Expectation> {
-                let references = crate::reference::compute(call, qkv, operands, true)?;
+                let references = crate::reference::compute(call, q, kv, operands, true)?;
                 Ok(Expectation::from_references::<Self>(call, references))
             }
 
             fn expectation_on_gpu(
                 reference: &ReferenceOnGpu,
                 call: &Call,
-                qkv: [View<'_, Self>; 3],
+                q: View<'_, Self>,
+                kv: [KeyView<'_, Self>; 2],
                 operands: &Operands<'_, Self>,
             ) -> Result<Expectation> {
-                reference.compute(call, qkv, operands)
+                reference.compute(call, q, kv, operands)
             }
         }
     )*};
@@ -118,8 +124,17 @@ macro_rules! with_type {
 }
 pub(crate) use with_type;
 
-pub(crate) fn cast_views<'a, T: Element, U: Element>(views: [View<'a, T>; 3]) -> [View<'a, U>; 3] {
-    views.map(|view| View::new(cast_slice(view.data), view.layout))
+pub(crate) fn cast_view<'a, T: Element, U: Element>(view: View<'a, T>) -> View<'a, U> {
+    View::new(cast_slice(view.data), view.layout)
+}
+
+pub(crate) fn cast_keys<'a, T: Element, U: Element>(
+    views: [KeyView<'a, T>; 2],
+) -> [KeyView<'a, U>; 2] {
+    views.map(|view| match view {
+        KeyView::Same(view) => KeyView::Same(cast_view(view)),
+        KeyView::E4m3(view) => KeyView::E4m3(view),
+    })
 }
 
 pub(crate) fn cast_operands<'a, T: Element, U: Element>(
@@ -130,6 +145,8 @@ pub(crate) fn cast_operands<'a, T: Element, U: Element>(
     cast.sinks = operands.sinks;
     cast.bias = operands.bias.map(cast_slice);
     cast.key_mask = operands.key_mask;
+    cast.k_scale = operands.k_scale;
+    cast.v_scale = operands.v_scale;
     cast
 }
 
@@ -146,6 +163,7 @@ pub(crate) fn cast_inputs<T: Element, U: Element>(inputs: Inputs<T>) -> Inputs<U
         q: cast_buffer(inputs.q),
         k: cast_buffer(inputs.k),
         v: cast_buffer(inputs.v),
+        quantized: inputs.quantized,
         slopes: inputs.slopes,
         sinks: inputs.sinks,
         bias: inputs.bias.map(cast_buffer),

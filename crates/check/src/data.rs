@@ -1,7 +1,7 @@
 //! Data for cases, poison around it, and the check of what a kernel made of it.
 
 use bytemuck::cast_slice;
-use warptile::{Call, Element, Layout, Operands, Sequence, View};
+use warptile::{Call, E4m3, Element, KeyView, Layout, Operands, Sequence, View};
 
 use crate::accept::{Expectation, Verdict};
 use crate::case::{BlockTable, Case, ScoreTensor};
@@ -86,7 +86,7 @@ impl<T> Buffer<T> {
     }
 }
 
-impl<T: Element> Buffer<T> {
+impl<T: Copy> Buffer<T> {
     /// The tensor.
     #[must_use]
     pub fn view(&self) -> View<'_, T> {
@@ -99,10 +99,12 @@ impl<T: Element> Buffer<T> {
 pub struct Inputs<T> {
     /// Queries.
     pub q: Buffer<T>,
-    /// Keys.
+    /// Keys. Where a call's are in e4m3, these are the same numbers, without the scale.
     pub k: Buffer<T>,
-    /// Values.
+    /// Values, likewise.
     pub v: Buffer<T>,
+    /// Keys and values in e4m3, if the call's are.
+    pub quantized: Option<Quantized>,
     /// ALiBi slopes.
     pub slopes: Option<Vec<f32>>,
     /// Sinks.
@@ -111,6 +113,76 @@ pub struct Inputs<T> {
     pub bias: Option<Buffer<T>>,
     /// Key mask.
     pub key_mask: Option<Buffer<u8>>,
+}
+
+/// Keys and values of a case in e4m3.
+#[derive(Debug, Clone)]
+pub struct Quantized {
+    /// Keys.
+    pub k: Buffer<E4m3>,
+    /// Values.
+    pub v: Buffer<E4m3>,
+    /// What keys are multiplied by: one number, or one for each key/value head.
+    pub k_scale: Vec<f32>,
+    /// The same of values.
+    pub v_scale: Vec<f32>,
+}
+
+impl Quantized {
+    /// Quantizes keys and values, which become the numbers that are left of them, without the scale.
+    fn new<T: Element>(k: &mut Buffer<T>, v: &mut Buffer<T>, scales: [Vec<f32>; 2]) -> Self {
+        let [k_scale, v_scale] = scales;
+        let quantize = |buffer: &mut Buffer<T>, scales: &[f32]| {
+            let mut data = vec![E4m3::NAN; buffer.data.len()];
+            let [entries, rows, heads, head_dim] = buffer.layout.shape;
+            for (entry, row, head) in (0..entries)
+                .flat_map(|entry| (0..rows).map(move |row| (entry, row)))
+                .flat_map(|(entry, row)| (0..heads).map(move |head| (entry, row, head)))
+            {
+                let scale = scales[if scales.len() == 1 { 0 } else { head }];
+                let start = buffer.offset + buffer.layout.offset(entry, row, head);
+                let row = start..start + head_dim;
+                for (number, to) in buffer.data[row.clone()].iter_mut().zip(&mut data[row]) {
+                    *to = E4m3::quantize(number.to_f32(), scale);
+                    *number = match to.is_nan() {
+                        true => T::from_f64(f64::NAN),
+                        false => T::from_f32(to.to_f32()),
+                    };
+                }
+            }
+            Buffer {
+                data,
+                offset: buffer.offset,
+                layout: buffer.layout,
+            }
+        };
+        Quantized {
+            k: quantize(k, &k_scale),
+            v: quantize(v, &v_scale),
+            k_scale,
+            v_scale,
+        }
+    }
+}
+
+impl<T: Element> Inputs<T> {
+    /// The keys as the call has them.
+    #[must_use]
+    pub fn keys(&self) -> KeyView<'_, T> {
+        match &self.quantized {
+            Some(quantized) => quantized.k.view().into(),
+            None => self.k.view().into(),
+        }
+    }
+
+    /// The values as the call has them.
+    #[must_use]
+    pub fn values(&self) -> KeyView<'_, T> {
+        match &self.quantized {
+            Some(quantized) => quantized.v.view().into(),
+            None => self.v.view().into(),
+        }
+    }
 }
 
 impl<T> Inputs<T> {
@@ -122,6 +194,9 @@ impl<T> Inputs<T> {
         operands.sinks = self.sinks.as_deref();
         operands.bias = self.bias.as_ref().map(Buffer::elements);
         operands.key_mask = self.key_mask.as_ref().map(Buffer::elements);
+        if let Some(quantized) = &self.quantized {
+            operands = operands.scales(&quantized.k_scale, &quantized.v_scale);
+        }
         operands
     }
 }
@@ -202,14 +277,24 @@ impl Case {
             }
         };
         let q = tensor(call.q(), Rows::Queries);
-        let k = tensor(call.k(), Rows::Keys(table.as_ref()));
-        let v = tensor(call.v(), Rows::Keys(table.as_ref()));
+        let mut k = tensor(call.k(), Rows::Keys(table.as_ref()));
+        let mut v = tensor(call.v(), Rows::Keys(table.as_ref()));
+        let quantized = call.scales().map(|counts| {
+            // From where some numbers are beyond 448 times the scale to where many are below the least step.
+            let mut scale = |_| 0.004 * 1000.0_f64.powf(random.uniform()) as f32;
+            let scales = [
+                (0..counts.k).map(&mut scale).collect(),
+                (0..counts.v).map(&mut scale).collect(),
+            ];
+            Quantized::new(&mut k, &mut v, scales)
+        });
         let scoring = call.scoring();
         let slope_count = scoring.slope_count(call.batch(), call.heads());
         Inputs {
             q,
             k,
             v,
+            quantized,
             slopes: scoring
                 .alibi
                 .map(|_| (0..slope_count).map(|_| random.uniform() as f32).collect()),
@@ -279,8 +364,8 @@ impl Case {
         Expectation::new(
             &self.call(),
             inputs.q.view(),
-            inputs.k.view(),
-            inputs.v.view(),
+            inputs.keys(),
+            inputs.values(),
             &inputs.operands(),
         )
     }

@@ -1,10 +1,10 @@
 //! Running a case on a GPU.
 
 use warptile::gpu::{Bindings, Gpu, Prepared};
-use warptile::{Call, Choice, Element, Plan, Planner};
-use warptile_driver::{DeviceBuffer, Stream};
+use warptile::{Call, Choice, E4m3, Element, Plan, Planner};
+use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Stream};
 
-use crate::{Case, Inputs, Lists, Result, ResultBuffers};
+use crate::{Case, Inputs, Lists, Quantized, Result, ResultBuffers};
 
 /// A case's data on a GPU, prepared to launch.
 ///
@@ -16,8 +16,7 @@ pub struct OnGpu<T: Element> {
     call: Call,
     offset: usize,
     q: DeviceBuffer<T>,
-    k: DeviceBuffer<T>,
-    v: DeviceBuffer<T>,
+    keys: KeyBuffers<T>,
     slopes: Option<DeviceBuffer<f32>>,
     sinks: Option<DeviceBuffer<f32>>,
     bias: Option<DeviceBuffer<T>>,
@@ -27,6 +26,88 @@ pub struct OnGpu<T: Element> {
     poison: ResultBuffers<T>,
     out: DeviceBuffer<T>,
     lse: DeviceBuffer<f32>,
+}
+
+/// Keys and values in device memory.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum KeyBuffers<T: Element> {
+    /// Of the queries' type.
+    Same(DeviceBuffer<T>, DeviceBuffer<T>),
+    /// In e4m3, each with its scales.
+    E4m3 {
+        /// Keys.
+        k: DeviceBuffer<E4m3>,
+        /// Values.
+        v: DeviceBuffer<E4m3>,
+        /// Of the keys.
+        k_scale: DeviceBuffer<f32>,
+        /// Of the values.
+        v_scale: DeviceBuffer<f32>,
+    },
+}
+
+impl<T: Element> KeyBuffers<T> {
+    /// Copies keys and values of the queries' type.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn same(stream: &Stream, k: &[T], v: &[T]) -> warptile::Result<Self> {
+        let upload = |data| DeviceBuffer::from_slice(stream, data);
+        Ok(KeyBuffers::Same(upload(k)?, upload(v)?))
+    }
+
+    /// Copies keys and values in e4m3, each with its scales.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn e4m3(
+        stream: &Stream,
+        (k, k_scale): (&[E4m3], &[f32]),
+        (v, v_scale): (&[E4m3], &[f32]),
+    ) -> warptile::Result<Self> {
+        Ok(KeyBuffers::E4m3 {
+            k: DeviceBuffer::from_slice(stream, k)?,
+            v: DeviceBuffer::from_slice(stream, v)?,
+            k_scale: DeviceBuffer::from_slice(stream, k_scale)?,
+            v_scale: DeviceBuffer::from_slice(stream, v_scale)?,
+        })
+    }
+
+    /// The memory of a launch with them, from element `offset` on.
+    ///
+    /// # Errors
+    /// When they are shorter than `offset`.
+    pub fn bind<'a>(
+        &'a self,
+        q: DeviceSlice<'a, T>,
+        out: DeviceSliceMut<'a, T>,
+        offset: usize,
+    ) -> warptile::Result<Bindings<'a>> {
+        Ok(match self {
+            KeyBuffers::Same(k, v) => Bindings::new(q, k.slice(offset..)?, v.slice(offset..)?, out),
+            KeyBuffers::E4m3 {
+                k,
+                v,
+                k_scale,
+                v_scale,
+            } => Bindings::e4m3(
+                q,
+                (k.slice(offset..)?, k_scale.as_slice()),
+                (v.slice(offset..)?, v_scale.as_slice()),
+                out,
+            ),
+        })
+    }
+
+    /// Bytes of keys and values.
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        match self {
+            KeyBuffers::Same(k, v) => k.byte_len() + v.byte_len(),
+            KeyBuffers::E4m3 { k, v, .. } => k.byte_len() + v.byte_len(),
+        }
+    }
 }
 
 /// The [`Lists`] of a case in device memory.
@@ -129,8 +210,15 @@ impl Case {
                 prepared: gpu.load(plan.clone())?,
                 offset: inputs.q.offset,
                 q: DeviceBuffer::from_slice(stream, &inputs.q.data)?,
-                k: DeviceBuffer::from_slice(stream, &inputs.k.data)?,
-                v: DeviceBuffer::from_slice(stream, &inputs.v.data)?,
+                keys: match &inputs.quantized {
+                    None => KeyBuffers::same(stream, &inputs.k.data, &inputs.v.data)?,
+                    Some(Quantized {
+                        k,
+                        v,
+                        k_scale,
+                        v_scale,
+                    }) => KeyBuffers::e4m3(stream, (&k.data, k_scale), (&v.data, v_scale))?,
+                },
                 slopes: floats(inputs.slopes.as_ref())?,
                 sinks: floats(inputs.sinks.as_ref())?,
                 bias: bias
@@ -175,12 +263,9 @@ impl<T: Element> OnGpu<T> {
     /// # Errors
     /// As [`Prepared::launch`].
     pub fn launch(&mut self) -> warptile::Result<()> {
-        let mut bindings = Bindings::new(
-            self.q.slice(self.offset..)?,
-            self.k.slice(self.offset..)?,
-            self.v.slice(self.offset..)?,
-            self.out.slice_mut(self.poison.offset..)?,
-        );
+        let q = self.q.slice(self.offset..)?;
+        let out = self.out.slice_mut(self.poison.offset..)?;
+        let mut bindings = self.keys.bind(q, out, self.offset)?;
         if self.call.wants_lse() {
             bindings = bindings.lse(self.lse.as_slice_mut());
         }

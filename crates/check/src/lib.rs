@@ -45,9 +45,9 @@ pub mod trial;
 
 pub use accept::{Expectation, LSE_TOLERANCE, Verdict, Worst};
 pub use case::{BlockTable, Case, LayoutKind, Lengths, Lists, Used};
-pub use data::{Buffer, Failure, Inputs, Report, ResultBuffers};
+pub use data::{Buffer, Failure, Inputs, Quantized, Report, ResultBuffers};
 pub use error::{Error, Result};
-pub use gpu::{DeviceLists, OnGpu};
+pub use gpu::{DeviceLists, KeyBuffers, OnGpu};
 pub use on_gpu::ReferenceOnGpu;
 pub use reference::{ReferenceOutput, reference};
 pub use text::ParseCaseError;

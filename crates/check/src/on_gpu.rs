@@ -4,12 +4,12 @@ use std::io::Read as _;
 
 use bytemuck::{Pod, Zeroable};
 use warptile::gpu::Gpu;
-use warptile::{AlibiShape, Call, Element, ElementType, Layout, Operands, View};
+use warptile::{AlibiShape, Call, Element, ElementType, KeyView, Layout, Operands, View};
 use warptile_driver::{DeviceBuffer, Kernel, KernelOptions, LaunchConfig, Module, Stream};
 
 use crate::accept::{Expectation, factor};
 use crate::case::Case;
-use crate::compiled::{Compiled, cast_operands, cast_views, with_type};
+use crate::compiled::{Compiled, cast_keys, cast_operands, cast_view, with_type};
 use crate::data::Inputs;
 use crate::error::Result;
 use crate::reference::{ReferenceOutput, References, by_head, check_size, from_pages};
@@ -113,6 +113,10 @@ struct Parameters {
     key_bound: i32,
     scale: f32,
     softcap: f32,
+    k_scale: u64,
+    v_scale: u64,
+    k_scale_step: i32,
+    v_scale_step: i32,
 }
 
 impl Tensor {
@@ -176,23 +180,26 @@ impl ReferenceOnGpu {
     ///
     /// # Errors
     /// As [`Expectation::new`] with a limit of more work, and what the driver reports.
-    pub fn expectation<T: Element>(
+    pub fn expectation<'a, T: Element>(
         &self,
         call: &Call,
         q: View<'_, T>,
-        k: View<'_, T>,
-        v: View<'_, T>,
+        k: impl Into<KeyView<'a, T>>,
+        v: impl Into<KeyView<'a, T>>,
         operands: &Operands<'_, T>,
     ) -> Result<Expectation> {
+        let kv = [k.into(), v.into()];
         with_type!(U = T, {
-            U::expectation_on_gpu(self, call, cast_views([q, k, v]), &cast_operands(operands))
+            let (kv, operands) = (cast_keys(kv), cast_operands(operands));
+            U::expectation_on_gpu(self, call, cast_view(q), kv, &operands)
         })
     }
 
     pub(crate) fn compute<T: Element>(
         &self,
         call: &Call,
-        [q, k, v]: [View<'_, T>; 3],
+        q: View<'_, T>,
+        [k, v]: [KeyView<'_, T>; 2],
         operands: &Operands<'_, T>,
     ) -> Result<Expectation> {
         call.check_inputs(&q, &k, &v, operands)?;
@@ -224,6 +231,8 @@ impl ReferenceOnGpu {
             values.map(upload).transpose()
         };
         let (slopes, sinks) = (floats(operands.slopes)?, floats(operands.sinks)?);
+        let (k_scale, v_scale) = (floats(operands.k_scale)?, floats(operands.v_scale)?);
+        let step = |scales: Option<&[f32]>| i32::from(scales.is_some_and(|list| list.len() > 1));
         let bias = operands
             .bias
             .map(|bias| DeviceBuffer::from_slice(stream, bias));
@@ -272,6 +281,10 @@ impl ReferenceOnGpu {
             key_bound: key_bound as i32,
             scale: call.scale(),
             softcap: call.scoring().softcap.unwrap_or(0.0),
+            k_scale: pointer(&k_scale),
+            v_scale: pointer(&v_scale),
+            k_scale_step: step(operands.k_scale),
+            v_scale_step: step(operands.v_scale),
         };
         if blocks > 0 {
             let kernel = match T::TYPE {
@@ -316,8 +329,8 @@ impl Case {
         reference.expectation(
             &self.call(),
             inputs.q.view(),
-            inputs.k.view(),
-            inputs.v.view(),
+            inputs.keys(),
+            inputs.values(),
             &inputs.operands(),
         )
     }

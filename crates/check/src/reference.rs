@@ -7,9 +7,9 @@ mod row;
 #[cfg(test)]
 mod tests;
 
-use warptile::{Call, Element, Layout, Operands, View};
+use warptile::{Call, Element, KeyView, Layout, Operands, View};
 
-use crate::compiled::{Compiled, cast_operands, cast_views, with_type};
+use crate::compiled::{Compiled, cast_keys, cast_operands, cast_view, with_type};
 use crate::error::{Error, Result, limited};
 use crate::parallel;
 use matrix::Dense;
@@ -48,27 +48,29 @@ pub(crate) struct References {
 
 /// Computes a call from its definition in `f64`, parallel over rows but otherwise naive. Scores beyond the range of `f32`
 /// count as its largest finite number, which is what the fast paths can represent. A key whose bias is minus infinity is
-/// hidden, as if by the key mask.
+/// hidden, as if by the key mask. Keys and values in e4m3 are multiplied by their scales in `f64`, which is exact.
 ///
 /// # Errors
 /// [`Error::Call`] if a tensor does not fit the call, [`Error::TooLarge`] or [`Error::TooMuchWork`] if it would
 /// take too much memory or time.
-pub fn reference<T: Element>(
+pub fn reference<'a, T: Element>(
     call: &Call,
     q: View<'_, T>,
-    k: View<'_, T>,
-    v: View<'_, T>,
+    k: impl Into<KeyView<'a, T>>,
+    v: impl Into<KeyView<'a, T>>,
     operands: &Operands<'_, T>,
 ) -> Result<ReferenceOutput> {
+    let kv = [k.into(), v.into()];
     with_type!(U = T, {
-        U::reference(call, cast_views([q, k, v]), &cast_operands(operands))
+        U::reference(call, cast_view(q), cast_keys(kv), &cast_operands(operands))
     })
 }
 
 /// What a result is judged by; without `rounded` the exact part of it alone.
 pub(crate) fn compute<T: Element>(
     call: &Call,
-    [q, k, v]: [View<'_, T>; 3],
+    q: View<'_, T>,
+    [k, v]: [KeyView<'_, T>; 2],
     operands: &Operands<'_, T>,
     rounded: bool,
 ) -> Result<References> {
@@ -78,16 +80,16 @@ pub(crate) fn compute<T: Element>(
     let [k, v] = &put_together;
     let (k, v) = (k.view(), v.view());
     let (heads, head_dim, rows) = (call.heads(), call.head_dim(), call.q().rows());
-    let keys = Dense::copy(k, true);
+    let keys = Dense::copy(k, operands.k_scale, true);
     let computation = Computation {
         call,
-        queries: Dense::copy(q, false),
+        queries: Dense::copy(q, None, false),
         key_norms: match rounded {
             true => keys.norms(),
             false => Vec::new(),
         },
         keys,
-        values: Dense::copy(v, false),
+        values: Dense::copy(v, operands.v_scale, false),
         operands,
         rounded,
     };

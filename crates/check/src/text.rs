@@ -32,6 +32,9 @@ impl fmt::Display for Case {
             write!(f, "/{}", self.kv_heads)?;
         }
         write!(f, " d{} {}", self.head_dim, self.element)?;
+        if self.e4m3 {
+            f.write_str(" cache=e4m3")?;
+        }
         let scoring = self.scoring.to_string();
         if !scoring.is_empty() {
             write!(f, " {scoring}")?;
@@ -180,6 +183,7 @@ impl Parser {
                     self.key_lengths = Some(lengths?);
                 }
                 "splits" => case.splits = value.parse().ok()?,
+                "cache" if value == "e4m3" => case.e4m3 = true,
                 "pages" => case.pages = Some(value.parse().ok()?),
                 "layout" => {
                     case.layout = match value {
@@ -253,7 +257,8 @@ mod tests {
     quickcheck! {
         fn text_round_trips(seed: u64) -> bool {
             let case = Case::random(seed, 600);
-            case.to_string().parse() == Ok(case)
+            let quantized = case.clone().with_e4m3();
+            case.to_string().parse() == Ok(case) && quantized.to_string().parse() == Ok(quantized)
         }
 
         fn any_text_is_an_error_or_a_case(text: String) -> bool {
@@ -275,6 +280,8 @@ mod tests {
         let text = "packed=3x5,1x7 h2 d64 f16 pages=16 lengths=ragged device-lengths seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q3 k5 h2 d64 f16 mask=causal splits=512 layout=bhsd seed=1";
+        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "b2 q3 k5 h2 d64 bf16 cache=e4m3 mask=causal pages=16 seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "packed= h2 d64 f16 pages=16 lengths= seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
@@ -304,6 +311,7 @@ mod tests {
         assert!(error("pages=0").contains("k has pages of 0 rows; a page has 1 to 256"));
         assert!(error("splits=300").contains("splits are every 300 keys, but the number must"));
         assert!(error("splits=x").starts_with("`splits=x` is not part"));
+        assert!(error("cache=x").starts_with("`cache=x` is not part"));
         assert!(error("pages=x").starts_with("`pages=x` is not part"));
         assert!(error("lengths=1,").starts_with("`lengths=1,` is not part"));
         assert!(error("b3 k9 lengths=1,2").contains("2 used lengths are given for 3 sequences"));

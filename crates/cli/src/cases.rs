@@ -31,6 +31,7 @@ A problem is a line of words, such as
   pages=N         keys and values are in pages of N rows [not in pages]
   device-lengths  on a GPU, offsets, used lengths and the block table are in
                   its memory
+  cache=e4m3      keys and values are in 8 bits, with random scales [as q]
   layout=L        bshd, bhsd, gaps: with unused elements after each head and
                   row, or interleaved: k and v are of one tensor, entry by
                   entry or page by page [bshd]

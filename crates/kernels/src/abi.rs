@@ -1,7 +1,8 @@
 //! What a launch hands to a kernel: every parameter block, declared once.
 //!
 //! [`Forward`], [`ForwardTma`], [`Merge`] and [`Append`] are *blocks*, the only argument of a kernel; they are made of *parts*,
-//! so that a feature adds a part and not another block. `cargo xtask build-kernels` writes the C++ of the same structs to
+//! so that a feature adds a part and not another block. Kernels for keys in e4m3 are others, and take blocks of their own
+//! ([`ForwardE4m3`], [`AppendE4m3`]): those around the others', with the scales behind. `cargo xtask build-kernels` writes the C++ of the same structs to
 //! `kernels/base/abi.cuh` ([`cpp_header`]) and, of the operations beside forward, to `kernels/base/abi_ops.cuh`
 //! ([`cpp_header_of_operations`]); each image's record carries [`Declared::HASH`] of the block it was compiled for.
 //!
@@ -249,6 +250,26 @@ declare! {
         lse_head: i64,
     }
 
+    /// What keys and values in e4m3 are multiplied by: one number for all key/value heads, or one for each. Kernels read them at run time.
+    struct KeyScales {
+        /// Of the keys.
+        k: u64 = "const float*",
+        /// Of the values.
+        v: u64 = "const float*",
+        /// Numbers between those of neighbouring key/value heads: 0 or 1.
+        k_step: i32,
+        /// Likewise.
+        v_step: i32,
+    }
+
+    /// Block of the kernels that read keys and values in e4m3 through addresses.
+    struct ForwardE4m3 {
+        /// Everything else. Strides of k and v count their elements, which are bytes.
+        forward: Forward,
+        /// Scales.
+        scales: KeyScales,
+    }
+
     /// A tensor map as cuTensorMapEncodeTiled fills it in; only the copy engine reads it.
     struct TensorMap align 64 {
         /// Its 128 bytes.
@@ -401,6 +422,14 @@ declare! {
         /// Rotation of q and k.
         rotary: Rotary,
     }
+
+    /// Block of the kernels that write into a cache in e4m3: each number is divided by its scale, and rounded.
+    struct AppendE4m3 {
+        /// Everything else. Strides of the cache count its elements, which are bytes.
+        append: Append,
+        /// Scales.
+        scales: KeyScales,
+    }
 }
 
 impl Pages {
@@ -445,9 +474,11 @@ impl Sequences {
 }
 
 impl Block for Forward {}
+impl Block for ForwardE4m3 {}
 impl Block for ForwardTma {}
 impl Block for Merge {}
 impl Block for Append {}
+impl Block for AppendE4m3 {}
 
 #[cfg(test)]
 mod tests {

@@ -51,6 +51,8 @@ features! {
     NEGATIVE_SCALE = 9, "a negative scale";
     /// The log-sum-exp of each row.
     LSE = 10, "lse";
+    /// Keys and values in e4m3 with scales. Unlike the others it is no option: an image that has it takes no other keys.
+    E4M3 = 11, "keys and values in e4m3";
 }
 
 impl Features {

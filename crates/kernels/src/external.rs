@@ -1,6 +1,6 @@
 //! Images that the program does not embed: debug images, and candidates of the maintainers' search.
 
-use crate::abi::{Declared, Forward, ForwardTma};
+use crate::abi::{Declared, Forward, ForwardE4m3, ForwardTma};
 use crate::capability::Role;
 use crate::image::{ElementType, Family, Image, Resources, Target};
 use crate::record::{ImageRecord, RecordError};
@@ -55,7 +55,10 @@ impl External {
                 role: record.role,
             });
         }
-        if !(record.takes::<Forward>() || record.takes::<ForwardTma>()) {
+        if !(record.takes::<Forward>()
+            || record.takes::<ForwardE4m3>()
+            || record.takes::<ForwardTma>())
+        {
             return Err(ExternalError::OtherAbi {
                 image: self.name,
                 found: record.abi_hash,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
-use warptile_kernels::abi::{Append, Forward, ForwardTma, Merge};
+use warptile_kernels::abi::{Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge};
 use warptile_kernels::elf::{EM_CUDA, Elf};
 use warptile_kernels::record::ImageRecord;
 use warptile_kernels::{Image, Role, Target, catalog, image, kernels, packs};
@@ -217,9 +217,11 @@ fn the_record_in_an_image_is_what_the_catalog_says() {
             (image.abi_hash, image.param_bytes),
             "{name}"
         );
-        let takes_its_block = match image.role {
-            Role::Combine => record.takes::<Merge>(),
-            Role::Append => record.takes::<Append>(),
+        let takes_its_block = match (image.role, image.reads_e4m3()) {
+            (Role::Combine, _) => record.takes::<Merge>(),
+            (Role::Append, false) => record.takes::<Append>(),
+            (Role::Append, true) => record.takes::<AppendE4m3>(),
+            (_, true) => record.takes::<ForwardE4m3>(),
             _ => record.takes::<Forward>() || record.takes::<ForwardTma>(),
         };
         assert!(takes_its_block, "{name}");

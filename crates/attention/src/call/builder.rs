@@ -1,6 +1,7 @@
 //! How a call is described and checked.
 
 use crate::call::Call;
+use crate::e4m3::ScaleCounts;
 use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::layout::{DIMENSIONS, Layout, MAX_HEAD_DIM, MAX_LEN, PAGE_DIMENSIONS};
@@ -26,6 +27,7 @@ pub struct CallBuilder<'a> {
     table: Option<TableRequest<'a>>,
     scoring: Scoring,
     splits: Splits,
+    scales: Option<ScaleCounts>,
     want_lse: bool,
     aligned: bool,
 }
@@ -45,6 +47,7 @@ impl<'a> CallBuilder<'a> {
             table: None,
             scoring: Scoring::default(),
             splits: Splits::default(),
+            scales: None,
             want_lse: true,
             aligned: true,
         }
@@ -59,6 +62,13 @@ impl<'a> CallBuilder<'a> {
     /// Where keys are cut into ranges that are computed apart. Default: evenly.
     pub fn splits(mut self, splits: Splits) -> Self {
         self.splits = splits;
+        self
+    }
+
+    /// Keys and values are in [`E4m3`](crate::E4m3), each number of which counts times its scale: one for all key/value heads, or one for
+    /// each.
+    pub fn e4m3(mut self, scales: ScaleCounts) -> Self {
+        self.scales = Some(scales);
         self
     }
 
@@ -245,6 +255,9 @@ impl<'a> CallBuilder<'a> {
                 other: "itself: its strides place two elements at one address".to_owned(),
             });
         }
+        if let Some(scales) = self.scales {
+            scales.check(kv_heads)?;
+        }
         self.scoring.validate()?;
         self.splits.validate()?;
         let (queries, batch) = self.queries.check(QUERIES, entries, query_rows)?;
@@ -312,6 +325,7 @@ impl<'a> CallBuilder<'a> {
             pages,
             scoring: self.scoring,
             splits: self.splits,
+            scales: self.scales,
             want_lse: self.want_lse,
             aligned: self.aligned,
         })

@@ -14,6 +14,7 @@ use crate::cpu::state::{RowState, with_sink};
 use crate::cpu::task::Task;
 use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
+use crate::e4m3::{E4m3, KeyView, scale_of};
 use crate::element::{Element, ElementType};
 use crate::layout::View;
 use crate::mask::Mask;
@@ -43,8 +44,8 @@ const SAFE: f64 = 1e37;
 pub(super) struct Block<'a, T> {
     pub(super) call: &'a Call,
     pub(super) q: View<'a, T>,
-    pub(super) k: View<'a, T>,
-    pub(super) v: View<'a, T>,
+    pub(super) k: KeyView<'a, T>,
+    pub(super) v: KeyView<'a, T>,
     pub(super) operands: &'a Operands<'a, T>,
     pub(super) isa: Isa,
     pub(super) task: Task,
@@ -157,35 +158,57 @@ impl<'a, T: Element> Block<'a, T> {
         // Tiles begin at multiples of their size whatever the block's first row sees, so that a row's bits do not depend on the others
         // of its block.
         let first = visible.start / Blocks::BLOCK_N * Blocks::BLOCK_N;
-        let mut tiles = (first..visible.end).step_by(Blocks::BLOCK_N).map(|start| {
-            let keys = start.max(visible.start)..visible.end.min(start + Blocks::BLOCK_N);
-            Tile {
-                k: self.kv_rows(&self.k, keys.clone()),
-                v: self.kv_rows(&self.v, keys.clone()),
-                keys,
-            }
-        });
-        let mut next = tiles.next();
-        while let Some(tile) = next {
-            next = tiles.next();
+        let tiles = (first..visible.end)
+            .step_by(Blocks::BLOCK_N)
+            .map(|start| start.max(visible.start)..visible.end.min(start + Blocks::BLOCK_N));
+        // Where keys are elements of `T`, the rows of the next tile are brought nearer.
+        let mut add = |tile: &Tile<'_, T>, next: Option<&Tile<'_, T>>| {
             let largest_key = self.isa.run(LargestSquare(&tile.k));
             let bound = depth as f64 * (f64::from(largest_query) * f64::from(largest_key)).sqrt();
             let bound = bound * f64::from(self.factor().abs().max(1.0));
             let source = match &registers {
                 Some(tiles) => {
                     let before = tile.keys.start % Blocks::BLOCK_N;
-                    let ahead = next
-                        .as_ref()
-                        .map_or([&[][..]; 2], |next| [&next.k, &next.v]);
+                    let ahead = next.map_or([&[][..]; 2], |next| [&next.k, &next.v]);
                     pairs.load_tile(self.isa, &tile.k, &tile.v, before, ahead);
                     Source::Pairs(tiles)
                 }
-                None if few => Source::Memory(next.as_ref()),
+                None if few => Source::Memory(next),
                 None => Source::Numbers(self.numbers(&tile.k, keys), self.numbers(&tile.v, values)),
             };
             for panel in &panels {
                 let inputs = (&queries[..], &mut *pairs);
-                self.step(&tile, &source, panel, bound < SAFE, inputs, buffers);
+                self.step(tile, &source, panel, bound < SAFE, inputs, buffers);
+            }
+        };
+        match (self.k, self.v) {
+            (KeyView::Same(k), KeyView::Same(v)) => {
+                let mut tiles = tiles.map(|keys| Tile {
+                    k: self.kv_rows(&k, keys.clone()),
+                    v: self.kv_rows(&v, keys.clone()),
+                    keys,
+                });
+                let mut next = tiles.next();
+                while let Some(tile) = next {
+                    next = tiles.next();
+                    add(&tile, next.as_ref());
+                }
+            }
+            _ => {
+                let table: [T; 256] =
+                    std::array::from_fn(|bits| T::from_f32(E4m3::from_bits(bits as u8).to_f32()));
+                let [mut k, mut v] = [const { Vec::new() }; 2];
+                tiles.for_each(|keys| {
+                    self.widened(&self.k, keys.clone(), &table, &mut k);
+                    self.widened(&self.v, keys.clone(), &table, &mut v);
+                    let (k, v) = (k.chunks_exact(depth), v.chunks_exact(depth));
+                    let tile = Tile {
+                        k: k.collect(),
+                        v: v.collect(),
+                        keys,
+                    };
+                    add(&tile, None);
+                });
             }
         }
         self.finish(few, &panels, &mut buffers.state, results);
@@ -243,8 +266,24 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// What products are multiplied by.
     fn factor(&self) -> f32 {
-        let scale = f64::from(self.call.scale());
+        let scale = f64::from(self.call.scale()) * f64::from(self.key_scale());
         (if self.plain() { scale * LOG2_E } else { scale }) as f32
+    }
+
+    /// What products with keys in e4m3 count times.
+    pub(super) fn key_scale(&self) -> f32 {
+        let scales = self.operands.k_scale;
+        scales.map_or(1.0, |scales| scale_of(scales, self.kv_head()))
+    }
+
+    fn value_scale(&self) -> f32 {
+        let scales = self.operands.v_scale;
+        scales.map_or(1.0, |scales| scale_of(scales, self.kv_head()))
+    }
+
+    /// The key/value head that the task reads.
+    fn kv_head(&self) -> usize {
+        self.task.heads.start / self.call.group_size()
     }
 
     /// The tile registers, if products are left to them: where the numbers are of their type and fill them.
@@ -284,9 +323,25 @@ impl<'a, T: Element> Block<'a, T> {
         }
     }
 
+    /// Keys or values in e4m3, of the head that the task reads, one after the other as elements of `T`, which has all their numbers.
+    fn widened(
+        &self,
+        view: &KeyView<'a, T>,
+        keys: Range<usize>,
+        table: &[T; 256],
+        to: &mut Vec<T>,
+    ) {
+        to.clear();
+        if let KeyView::E4m3(view) = view {
+            for row in self.kv_rows(view, keys) {
+                to.extend(row.iter().map(|x| table[usize::from(x.to_bits())]));
+            }
+        }
+    }
+
     /// Rows of keys or values, of the head that the task reads.
-    fn kv_rows(&self, view: &View<'a, T>, keys: Range<usize>) -> Vec<&'a [T]> {
-        let head = self.task.heads.start / self.call.group_size();
+    fn kv_rows<U: Copy>(&self, view: &View<'a, U>, keys: Range<usize>) -> Vec<&'a [U]> {
+        let head = self.kv_head();
         let mut all = Vec::with_capacity(keys.len());
         for (entry, rows) in self.call.key_rows(&self.task.sequence, keys) {
             all.extend(rows.map(|row| view.row(entry, row, head)));
@@ -437,7 +492,11 @@ impl<'a, T: Element> Block<'a, T> {
         let depth = self.call.head_dim();
         for (factor, sum) in state.factors.iter_mut().zip(&*state.sum) {
             // A row that sees no key has neither output nor weight.
-            *factor = if *sum == 0.0 { 0.0 } else { 1.0 / sum };
+            *factor = if *sum == 0.0 {
+                0.0
+            } else {
+                self.value_scale() / sum
+            };
         }
         if let Some(sinks) = self.sinks() {
             for (row, sink) in sinks.enumerate() {

@@ -163,6 +163,7 @@ impl<T: Element> Block<'_, T> {
     fn careful_score(&self, query: &[T], key: &[T], terms: &ScoreTerms) -> f64 {
         let products = query.iter().zip(key);
         let product: f64 = products.map(|(q, k)| q.to_f64() * k.to_f64()).sum();
+        let product = product * f64::from(self.key_scale());
         self.call.scoring().score(product, terms, |x| x)
     }
 }

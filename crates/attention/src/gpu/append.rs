@@ -7,11 +7,13 @@ use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, DeviceSlice, DeviceSliceMut, Stream};
 use warptile_kernels::{ElementType, Image, Role, abi};
 
+use crate::call::check_key_type;
+use crate::e4m3::E4m3;
 use crate::element::Element;
 use crate::error::Result;
 use crate::gpu::Gpu;
 use crate::gpu::arguments::{AppendAddresses, AppendArgument};
-use crate::gpu::block::tensor;
+use crate::gpu::block::{scales, tensor};
 use crate::gpu::kernel::Block;
 use crate::gpu::memory::Expected;
 use crate::gpu::operation::{Description, HostList, Operation};
@@ -60,6 +62,7 @@ pub struct AppendBindings<'a, T> {
     views: [Option<DeviceSlice<'a, u8>>; AppendArgument::COUNT],
     tables: Option<ElementType>,
     wide_positions: Option<bool>,
+    e4m3: bool,
     element: PhantomData<T>,
 }
 
@@ -102,6 +105,40 @@ impl<'a, T: Element> AppendBindings<'a, T> {
         Ok(Self::of(k, v, cache, v_pages))
     }
 
+    /// New keys and values, and those of a cache in e4m3, each with its scales: one number, or one for each key/value head.
+    pub fn e4m3(
+        k: DeviceSlice<'a, T>,
+        v: DeviceSlice<'a, T>,
+        (k_pages, k_scale): (DeviceSliceMut<'a, E4m3>, DeviceSlice<'a, f32>),
+        (v_pages, v_scale): (DeviceSliceMut<'a, E4m3>, DeviceSlice<'a, f32>),
+    ) -> Self {
+        let bindings = Self::of(k, v, k_pages.into_bytes(), v_pages.into_bytes());
+        bindings.scales(k_scale, v_scale)
+    }
+
+    /// As [`in_one`](Self::in_one), of a cache in e4m3.
+    ///
+    /// # Errors
+    /// When `v_at` is beyond the memory.
+    pub fn e4m3_in_one(
+        k: DeviceSlice<'a, T>,
+        v: DeviceSlice<'a, T>,
+        cache: DeviceSliceMut<'a, E4m3>,
+        v_at: usize,
+        [k_scale, v_scale]: [DeviceSlice<'a, f32>; 2],
+    ) -> Result<Self> {
+        let cache = cache.into_bytes();
+        let v_pages = cache.slice(v_at..)?;
+        Ok(Self::of(k, v, cache, v_pages).scales(k_scale, v_scale))
+    }
+
+    fn scales(mut self, k_scale: DeviceSlice<'a, f32>, v_scale: DeviceSlice<'a, f32>) -> Self {
+        self.views[AppendArgument::KScale as usize] = Some(k_scale.into_bytes());
+        self.views[AppendArgument::VScale as usize] = Some(v_scale.into_bytes());
+        self.e4m3 = true;
+        self
+    }
+
     fn of(
         k: DeviceSlice<'a, T>,
         v: DeviceSlice<'a, T>,
@@ -117,6 +154,7 @@ impl<'a, T: Element> AppendBindings<'a, T> {
             views,
             tables: None,
             wide_positions: None,
+            e4m3: false,
             element: PhantomData,
         }
     }
@@ -172,9 +210,9 @@ impl<'a, T: Element> AppendBindings<'a, T> {
 }
 
 impl PreparedAppend {
-    pub(super) fn new(gpu: &Gpu, element: ElementType) -> Result<Self> {
+    pub(super) fn new(gpu: &Gpu, element: ElementType, e4m3: bool) -> Result<Self> {
         Ok(PreparedAppend {
-            operation: Operation::load(gpu, Role::Append, element)?,
+            operation: Operation::load(gpu, Role::Append, element, e4m3)?,
         })
     }
 
@@ -203,6 +241,7 @@ impl PreparedAppend {
         bindings: &AppendBindings<'_, T>,
     ) -> Result<()> {
         append.check_types(bindings.tables, bindings.wide_positions)?;
+        check_key_type("k_pages", append.scales().is_some(), bindings.e4m3)?;
         let lists = host_lists(append);
         self.operation
             .launch::<T, _>(stream, append, &bindings.views, &lists)
@@ -275,6 +314,10 @@ impl Description for Append {
         self.element()
     }
 
+    fn writes_e4m3(&self) -> bool {
+        self.scales().is_some()
+    }
+
     fn expected(&self) -> &[Expected] {
         self.expected()
     }
@@ -297,7 +340,7 @@ impl Description for Append {
             count(page_rows),
             count(pages),
         );
-        Block::Append(abi::Append {
+        let append = abi::Append {
             sequences: abi::Sequences {
                 batch: count(self.batch()),
                 query_len: count(self.rows().bound()),
@@ -330,7 +373,14 @@ impl Description for Append {
             rotary: self
                 .rotary()
                 .map_or_else(abi::Rotary::default, |rotary| rotation(self, rotary, &at)),
-        })
+        };
+        match self.scales() {
+            None => Block::Append(append),
+            Some(counts) => Block::AppendE4m3(abi::AppendE4m3 {
+                append,
+                scales: scales(counts, at.k_scale, at.v_scale),
+            }),
+        }
     }
 }
 

@@ -91,6 +91,10 @@ arguments! {
     key_mask: KeyMask = "key_mask";
     /// Numbers of the pages of keys and values, as `i32` or `u32`.
     block_table: BlockTable = "block_table";
+    /// What keys in e4m3 are multiplied by, as `f32`: one number, or one for each key/value head.
+    k_scale: KScale = "k_scale";
+    /// The same of values.
+    v_scale: VScale = "v_scale";
 }
 
 arguments! {
@@ -126,4 +130,8 @@ arguments! {
     cos: Cos = "cos";
     /// Table of sines.
     sin: Sin = "sin";
+    /// What keys are divided by on their way into a cache in e4m3, as `f32`: one number, or one for each key/value head.
+    k_scale: KScale = "k_scale";
+    /// The same of values.
+    v_scale: VScale = "v_scale";
 }

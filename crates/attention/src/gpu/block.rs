@@ -5,6 +5,7 @@ use warptile_kernels::abi;
 
 use crate::ElementType;
 use crate::call::Call;
+use crate::e4m3::ScaleCounts;
 use crate::error::Result;
 use crate::gpu::arguments::Addresses;
 use crate::layout::Layout;
@@ -81,6 +82,17 @@ pub(crate) fn forward(
         kv_heads: count(call.kv_heads()),
         head_dim: count(call.head_dim()),
         value_dim: count(call.head_dim()),
+    }
+}
+
+/// The scales of keys and values in e4m3.
+pub(super) fn scales(counts: ScaleCounts, k: u64, v: u64) -> abi::KeyScales {
+    let step = |count: usize| i32::from(count > 1);
+    abi::KeyScales {
+        k,
+        v,
+        k_step: step(counts.k),
+        v_step: step(counts.v),
     }
 }
 

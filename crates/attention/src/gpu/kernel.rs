@@ -16,12 +16,16 @@ use crate::plan::{LaunchShape, Step};
 pub(crate) enum LoadedKernel {
     /// It reads through addresses.
     Plain(Kernel<abi::Forward>),
+    /// It reads keys in e4m3 through addresses.
+    E4m3(Kernel<abi::ForwardE4m3>),
     /// It reads through tensor maps.
     Mapped(Kernel<abi::ForwardTma>),
     /// It merges results.
     Merge(Kernel<abi::Merge>),
     /// It writes into a cache.
     Append(Kernel<abi::Append>),
+    /// It writes into a cache in e4m3.
+    AppendE4m3(Kernel<abi::AppendE4m3>),
 }
 
 /// A block as its kernel takes it.
@@ -31,9 +35,11 @@ pub(crate) enum LoadedKernel {
 )]
 pub(crate) enum Block {
     Plain(abi::Forward),
+    E4m3(abi::ForwardE4m3),
     Mapped(abi::ForwardTma),
     Merge(abi::Merge),
     Append(abi::Append),
+    AppendE4m3(abi::AppendE4m3),
 }
 
 /// What a kernel does with a block of its own kind.
@@ -41,9 +47,11 @@ macro_rules! matching {
     ($loaded:expr, $block:expr, $image:expr; $kernel:ident, $params:ident => $launch:expr) => {
         match ($loaded, $block) {
             (LoadedKernel::Plain($kernel), Block::Plain($params)) => $launch,
+            (LoadedKernel::E4m3($kernel), Block::E4m3($params)) => $launch,
             (LoadedKernel::Mapped($kernel), Block::Mapped($params)) => $launch,
             (LoadedKernel::Merge($kernel), Block::Merge($params)) => $launch,
             (LoadedKernel::Append($kernel), Block::Append($params)) => $launch,
+            (LoadedKernel::AppendE4m3($kernel), Block::AppendE4m3($params)) => $launch,
             _ => return Err(other_block($image)),
         }
     };
@@ -60,12 +68,16 @@ impl LoadedKernel {
             .dynamic_shared_bytes(image.resources.dynamic_shared_bytes);
         if image.abi_hash == abi::Forward::HASH {
             Kernel::load(&module, image.entry, &options).map(LoadedKernel::Plain)
+        } else if image.abi_hash == abi::ForwardE4m3::HASH {
+            Kernel::load(&module, image.entry, &options).map(LoadedKernel::E4m3)
         } else if image.abi_hash == abi::ForwardTma::HASH {
             Kernel::load(&module, image.entry, &options).map(LoadedKernel::Mapped)
         } else if image.abi_hash == abi::Merge::HASH {
             Kernel::load(&module, image.entry, &options).map(LoadedKernel::Merge)
         } else if image.abi_hash == abi::Append::HASH {
             Kernel::load(&module, image.entry, &options).map(LoadedKernel::Append)
+        } else if image.abi_hash == abi::AppendE4m3::HASH {
+            Kernel::load(&module, image.entry, &options).map(LoadedKernel::AppendE4m3)
         } else {
             return Err(Error::OtherAbi { image: image.name });
         }
@@ -84,12 +96,16 @@ impl LoadedKernel {
         let forward = block::forward(call, shape, at, workspace);
         Ok(match self {
             LoadedKernel::Plain(_) => Block::Plain(forward),
+            LoadedKernel::E4m3(_) => Block::E4m3(abi::ForwardE4m3 {
+                forward,
+                scales: block::scales(call.scales().unwrap_or_default(), at.k_scale, at.v_scale),
+            }),
             LoadedKernel::Mapped(kernel) => {
                 let driver = kernel.module().context().driver();
                 let block_n = step.image.tiling.block_n;
                 Block::Mapped(block::forward_tma(driver, call, block_n, forward)?)
             }
-            LoadedKernel::Merge(_) | LoadedKernel::Append(_) => {
+            LoadedKernel::Merge(_) | LoadedKernel::Append(_) | LoadedKernel::AppendE4m3(_) => {
                 return Err(other_block(step.image));
             }
         })

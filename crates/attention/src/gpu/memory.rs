@@ -4,7 +4,6 @@ use std::any::Any;
 use std::sync::Arc;
 
 use warptile_driver::{CaptureId, Context, DeviceSlice, Stream};
-use warptile_kernels::ElementType;
 
 use crate::error::{Error, Result};
 use crate::layout::Layout;
@@ -37,7 +36,7 @@ impl Expected {
     pub(crate) fn tensor(
         name: &'static str,
         layout: &Layout,
-        element: ElementType,
+        element_bytes: usize,
         access: Access,
         alignment: u64,
     ) -> Self {
@@ -45,9 +44,9 @@ impl Expected {
             name,
             wanted: true,
             access,
-            bytes: Strided::rows(layout, element),
+            bytes: Strided::rows(layout, element_bytes as u64),
             alignment,
-            element: element.size() as u64,
+            element: element_bytes as u64,
             on_host: false,
         }
     }
@@ -231,8 +230,7 @@ pub(crate) struct Strided {
 
 impl Strided {
     /// The rows of a tensor.
-    pub(crate) fn rows(layout: &Layout, element: ElementType) -> Self {
-        let size = element.size() as u64;
+    pub(crate) fn rows(layout: &Layout, size: u64) -> Self {
         let step = |d: usize| (layout.strides[d] as u64 * size, layout.shape[d] as u64);
         Strided {
             steps: [step(0), step(1), step(2), (0, 1)],
@@ -376,7 +374,7 @@ mod tests {
     #[test]
     fn interleaved_tensors_do_not_meet() {
         let layout = Layout::new([2, 10, 4, 64], [10 * 512, 512, 64, 1]);
-        let rows = Strided::rows(&layout, ElementType::F16);
+        let rows = Strided::rows(&layout, 2);
         assert!(!rows.may_meet(4096, &rows, 4096 + 512));
         assert!(!rows.may_meet(4096 + 512, &rows, 4096));
         assert!(rows.may_meet(4096, &rows, 4096 + 510));

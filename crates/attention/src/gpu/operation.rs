@@ -8,6 +8,7 @@ use warptile_driver::{Context, LaunchConfig, Staged, Staging, Stream};
 use warptile_kernels::abi::MERGE_PARTS;
 use warptile_kernels::{ElementType, Image, Role, images_for};
 
+use crate::call::check_key_type;
 use crate::device::DeviceProfile;
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -36,6 +37,11 @@ pub(super) trait Description {
 
     fn element(&self) -> ElementType;
 
+    /// Whether the cache that it writes is in e4m3.
+    fn writes_e4m3(&self) -> bool {
+        false
+    }
+
     /// Slots, in the order of their addresses.
     fn expected(&self) -> &[Expected];
 
@@ -51,8 +57,9 @@ pub(super) trait Description {
 pub(super) type HostList<'a> = (usize, &'a [u8]);
 
 impl Operation {
-    pub(super) fn load(gpu: &Gpu, role: Role, element: ElementType) -> Result<Self> {
-        let image = image(gpu.profile(), role, element)?;
+    /// `e4m3`: the one for a cache in e4m3.
+    pub(super) fn load(gpu: &Gpu, role: Role, element: ElementType, e4m3: bool) -> Result<Self> {
+        let image = image(gpu.profile(), role, element, e4m3)?;
         Ok(Operation {
             image,
             kernel: gpu.kernel(image)?,
@@ -81,6 +88,15 @@ impl Operation {
         }
     }
 
+    fn check_description<D: Description>(&self, description: &D) -> Result<()> {
+        self.check_element::<D>(description.element())?;
+        check_key_type(
+            "k_pages",
+            self.image.reads_e4m3(),
+            description.writes_e4m3(),
+        )
+    }
+
     /// Checks the views, which are of elements `T`, and submits the kernel to a stream of ours.
     pub(super) fn launch<T: Element, D: Description>(
         &self,
@@ -90,7 +106,7 @@ impl Operation {
         host: &[HostList<'_>],
     ) -> Result<()> {
         self.check_element::<D>(T::TYPE)?;
-        self.check_element::<D>(description.element())?;
+        self.check_description(description)?;
         check_stream(stream, &self.context)?;
         let mut addresses = [0; MOST_SLOTS];
         let expected = description.expected();
@@ -132,7 +148,7 @@ impl Operation {
         description: &D,
         addresses: &[u64],
     ) -> Result<()> {
-        self.check_element::<D>(description.element())?;
+        self.check_description(description)?;
         for slot in description.expected() {
             if slot.on_host {
                 return Err(Error::Presence {
@@ -172,14 +188,22 @@ impl Operation {
 }
 
 /// The image for a device: machine code made for it before PTX, as the planner has it.
-fn image(device: &DeviceProfile, role: Role, element: ElementType) -> Result<&'static Image> {
+fn image(
+    device: &DeviceProfile,
+    role: Role,
+    element: ElementType,
+    e4m3: bool,
+) -> Result<&'static Image> {
     check_images(device, images_for(role))?;
     images_for(role)
-        .filter(|image| image.element == element)
+        .filter(|image| image.element == element && image.reads_e4m3() == e4m3)
         .filter(|image| image.target.runs_on(device.major, device.minor))
         .min_by_key(|image| Reverse(preference(image.target)))
         .ok_or_else(|| Error::NoKernel {
-            problem: format!("{role} in {element} on {}", device.name),
+            problem: match e4m3 {
+                true => format!("{role} of {element} in e4m3 on {}", device.name),
+                false => format!("{role} in {element} on {}", device.name),
+            },
             considered: Vec::new(),
         })
 }

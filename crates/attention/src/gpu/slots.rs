@@ -25,18 +25,23 @@ impl Call {
 /// What a call expects of each argument. `needs_alignment`: the kernels move 16 bytes at a time.
 pub(crate) fn expected(call: &Call, needs_alignment: bool) -> [Expected; Argument::COUNT] {
     use Access::{Read, Write};
-    let element = call.element();
-    let size = element.size() as u64;
-    let row_alignment = if needs_alignment { 16 } else { size };
+    let size = call.element().size() as u64;
     let (queries, keys, scoring) = (call.queries(), call.keys(), call.scoring());
     let batch = call.batch();
     Argument::ALL.map(|argument| {
         let name = argument.name();
         let tensor = |layout: &Layout, access| {
-            Expected::tensor(name, layout, element, access, row_alignment)
+            let alignment = if needs_alignment { 16 } else { size };
+            Expected::tensor(name, layout, size as usize, access, alignment)
         };
         let list =
             |wanted: bool, count: usize, access| Expected::list(name, wanted, count, 4, access);
+        let key_size = call.key_size();
+        let keys_of = |layout: &Layout| {
+            let alignment = if needs_alignment { 16 } else { key_size as u64 };
+            Expected::tensor(name, layout, key_size, Read, alignment)
+        };
+        let scales = |count: Option<usize>| list(count.is_some(), count.unwrap_or(0), Read);
         let lengths = |numbers: &Numbers, count: usize| {
             list(numbers.is_given(), count, Read).on_host(numbers.on_host().is_some())
         };
@@ -46,8 +51,8 @@ pub(crate) fn expected(call: &Call, needs_alignment: bool) -> [Expected; Argumen
         };
         match argument {
             Argument::Q => tensor(call.q(), Read),
-            Argument::K => tensor(call.k(), Read),
-            Argument::V => tensor(call.v(), Read),
+            Argument::K => keys_of(call.k()),
+            Argument::V => keys_of(call.v()),
             Argument::Out => tensor(call.out(), Write),
             Argument::Lse => list(call.wants_lse(), call.lse_len(), Write),
             Argument::QueryOffsets => lengths(queries.offsets(), batch + 1),
@@ -62,6 +67,8 @@ pub(crate) fn expected(call: &Call, needs_alignment: bool) -> [Expected; Argumen
             Argument::Sinks => list(scoring.sinks, call.heads(), Read),
             Argument::Bias => score(call.bias(), size),
             Argument::KeyMask => score(call.key_mask(), 1),
+            Argument::KScale => scales(call.scales().map(|counts| counts.k)),
+            Argument::VScale => scales(call.scales().map(|counts| counts.v)),
             Argument::BlockTable => {
                 let table = call.pages();
                 let bytes = table.map_or(Strided::list(0), |pages| {

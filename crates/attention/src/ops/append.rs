@@ -4,6 +4,7 @@ mod cpu;
 
 use std::sync::Arc;
 
+use crate::e4m3::ScaleCounts;
 use crate::gpu::{Access, AppendArgument, Expected};
 use crate::layout::MAX_LEN;
 use crate::lengths::{KEYS, LengthsRequest, Names, Request, SideLengths};
@@ -11,7 +12,7 @@ use crate::ops::rotary::{Angles, Rotary};
 use crate::ops::slot;
 use crate::{ElementType, Error, Layout, Numbers, Result};
 
-pub use cpu::{AppendOperands, CacheMut, QueriesMut, append_cpu};
+pub use cpu::{AppendOperands, CacheMut, E4m3CacheMut, QueriesMut, append_cpu};
 
 /// What errors call the lengths of the new rows.
 const NEW_ROWS: Names = Names {
@@ -77,6 +78,7 @@ pub struct Append {
     positions: List<i32>,
     wide_positions: bool,
     rotary: Option<Rotary>,
+    scales: Option<ScaleCounts>,
     expected: Vec<Expected>,
 }
 
@@ -99,6 +101,7 @@ pub struct AppendBuilder<'a> {
     positions: Wanted<'a, i32>,
     wide_positions: bool,
     rotary: Option<Rotary>,
+    scales: Option<ScaleCounts>,
 }
 
 /// A list as the caller describes it.
@@ -152,13 +155,28 @@ impl Append {
             positions: Wanted::None,
             wide_positions: false,
             rotary: None,
+            scales: None,
         }
     }
 
-    /// Element type of all tensors.
+    /// Element type of all tensors, but for those of a cache in e4m3.
     #[must_use]
     pub const fn element(&self) -> ElementType {
         self.element
+    }
+
+    /// How many scales there are if the cache is in e4m3; `None` if it has the elements of k and v.
+    #[must_use]
+    pub const fn scales(&self) -> Option<ScaleCounts> {
+        self.scales
+    }
+
+    /// Size in bytes of an element of the cache.
+    pub(crate) const fn cache_size(&self) -> usize {
+        match self.scales {
+            Some(_) => 1,
+            None => self.element.size(),
+        }
     }
 
     /// Layout of the queries, if there are any.
@@ -371,6 +389,13 @@ impl<'a> AppendBuilder<'a> {
         self
     }
 
+    /// The cache is in [`E4m3`](crate::E4m3): what it holds is the nearest to each number divided by its scale, after the rotation. There
+    /// is one scale for all key/value heads, or one for each.
+    pub fn e4m3(mut self, scales: ScaleCounts) -> Self {
+        self.scales = Some(scales);
+        self
+    }
+
     /// Rotates queries too: of k's batch and rows, any number of heads. In place, or into `out`.
     pub fn queries(mut self, q: Layout, out: Option<Layout>) -> Self {
         self.q = Some(q);
@@ -453,7 +478,14 @@ impl<'a> AppendBuilder<'a> {
             );
         }
 
+        if let Some(scales) = self.scales {
+            scales.check(heads)?;
+        }
         let element = self.element;
+        let (size, cache_size) = match self.scales {
+            Some(_) => (element.size(), 1),
+            None => (element.size(), element.size()),
+        };
         let query_heads = self.q.map_or(0, |q| q.heads());
         let query_shape = [entries, row_count, query_heads, head_dim];
         let token_count = entries.saturating_mul(row_count);
@@ -467,7 +499,10 @@ impl<'a> AppendBuilder<'a> {
         for argument in AppendArgument::ALL {
             let name = argument.name();
             let tensor =
-                |layout: &Layout, shape, access| slot(name, layout, ("k", shape), element, access);
+                |layout: &Layout, shape, access| slot(name, layout, ("k", shape), size, access);
+            let of_cache = |layout: &Layout, shape| {
+                slot(name, layout, ("k", shape), cache_size, Access::Write)
+            };
             let unwanted = |access| Expected::list(name, false, 0, 4, access);
             let list = |wanted: bool, count: usize, size: u64, on_host: bool| {
                 Expected::list(name, wanted, count, size, Access::Read).on_host(on_host)
@@ -492,11 +527,11 @@ impl<'a> AppendBuilder<'a> {
                 }
                 AppendArgument::KPages => {
                     let shape = [pages, page_rows, heads, head_dim];
-                    tensor(&self.k_pages, shape, Access::Write)?
+                    of_cache(&self.k_pages, shape)?
                 }
                 AppendArgument::VPages => {
                     let shape = [pages, page_rows, heads, value_dim];
-                    tensor(&self.v_pages, shape, Access::Write)?
+                    of_cache(&self.v_pages, shape)?
                 }
                 AppendArgument::Slots => {
                     let on_host = slots.on_host().is_some();
@@ -513,6 +548,13 @@ impl<'a> AppendBuilder<'a> {
                     let size = if self.wide_positions { 8 } else { 4 };
                     let on_host = positions.on_host().is_some();
                     list(positions.is_given(), token_count, size, on_host)
+                }
+                AppendArgument::KScale | AppendArgument::VScale => {
+                    let count = self.scales.map_or(0, |counts| match argument {
+                        AppendArgument::KScale => counts.k,
+                        _ => counts.v,
+                    });
+                    list(count > 0, count, 4, false)
                 }
                 AppendArgument::Cos | AppendArgument::Sin => {
                     match self.rotary.as_ref().map(Rotary::angles) {
@@ -542,6 +584,7 @@ impl<'a> AppendBuilder<'a> {
             positions,
             wide_positions: self.wide_positions,
             rotary: self.rotary,
+            scales: self.scales,
             expected,
         })
     }
@@ -561,13 +604,13 @@ fn angle_table(
             found,
         });
     }
-    let size = found.size() as u64;
+    let size = found.size();
     Ok(Expected::tensor(
         argument,
         layout,
-        found,
-        Access::Read,
         size,
+        Access::Read,
+        size as u64,
     ))
 }
 

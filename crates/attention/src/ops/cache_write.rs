@@ -1,11 +1,15 @@
 //! Cache writes with tensors of the user's level.
 
+use bytemuck::Pod;
 use warptile_driver::DeviceSlice;
 
-use crate::backend::{Place, same_device};
+use crate::backend::{Backend, Place, same_device};
+use crate::e4m3::E4m3;
 use crate::gpu::{AppendArgument, AppendBindings, PositionElement};
-use crate::operands::LengthElement;
-use crate::ops::append::{Append, AppendBuilder, AppendOperands, CacheMut, QueriesMut, append_cpu};
+use crate::operands::{LengthElement, Scales};
+use crate::ops::append::{
+    Append, AppendBuilder, AppendOperands, CacheMut, E4m3CacheMut, QueriesMut, append_cpu,
+};
 use crate::ops::rotary::{Pairing, Rotary, Tables};
 use crate::{Element, Error, Layout, Result, Tensor};
 
@@ -60,12 +64,39 @@ pub struct CacheTensors<'a, T: Element> {
 
 #[derive(Debug)]
 enum Inner<'a, T: Element> {
-    Apart(&'a mut Tensor<T>, &'a mut Tensor<T>),
+    Same(Memory<'a, T>),
+    E4m3(Memory<'a, E4m3>, Scales<'a>),
+}
+
+#[derive(Debug)]
+enum Memory<'a, C: Pod> {
+    Apart(&'a mut Tensor<C>, &'a mut Tensor<C>),
     Together {
-        memory: &'a mut Tensor<T>,
+        memory: &'a mut Tensor<C>,
         layouts: [Layout; 2],
         values_at: usize,
     },
+}
+
+impl<C: Pod> Memory<'_, C> {
+    fn layouts(&self) -> [Layout; 2] {
+        match self {
+            Memory::Apart(keys, values) => [*keys.layout(), *values.layout()],
+            Memory::Together { layouts, .. } => *layouts,
+        }
+    }
+
+    fn check_device(&self, backend: &Backend) -> Result<()> {
+        match self {
+            Memory::Apart(keys, values) => {
+                same_device("k_pages", Some(keys.backend()), backend)?;
+                same_device("v_pages", Some(values.backend()), backend)
+            }
+            Memory::Together { memory, .. } => {
+                same_device("k_pages", Some(memory.backend()), backend)
+            }
+        }
+    }
 }
 
 impl<'a, T: Element> CacheTensors<'a, T> {
@@ -78,18 +109,62 @@ impl<'a, T: Element> CacheTensors<'a, T> {
         values_at: usize,
     ) -> Self {
         CacheTensors {
-            inner: Inner::Together {
+            inner: Inner::Same(Memory::Together {
                 memory,
                 layouts: [keys, values],
                 values_at,
-            },
+            }),
+        }
+    }
+
+    /// A cache in e4m3: what it holds is the nearest to each number divided by its scale, after the rotation.
+    ///
+    /// ```
+    /// use warptile::{Backend, CacheTensors, CacheWrite, E4m3, Scales};
+    ///
+    /// # fn main() -> warptile::Result<()> {
+    /// let backend = Backend::cpu();
+    /// let empty = [E4m3::default(); 2 * 16 * 8];
+    /// let (mut k_pages, mut v_pages) = (backend.tensor(&empty, [2, 16, 1, 8])?, backend.tensor(&empty, [2, 16, 1, 8])?);
+    /// let new = backend.tensor(&[0.75_f32; 8], [1, 1, 1, 8])?;
+    /// let cache = CacheTensors::e4m3(&mut k_pages, &mut v_pages, Scales::new(&[0.5], &[0.25]));
+    /// CacheWrite::new(&new, &new, cache).slots(&[17]).run()?;
+    /// assert_eq!(v_pages.entries(1..2)?.rows(1..2)?.to_vec()?, [E4m3::from_f32(3.0); 8]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn e4m3(
+        keys: &'a mut Tensor<E4m3>,
+        values: &'a mut Tensor<E4m3>,
+        scales: Scales<'a>,
+    ) -> Self {
+        CacheTensors {
+            inner: Inner::E4m3(Memory::Apart(keys, values), scales),
+        }
+    }
+
+    /// As [`together`](Self::together), in e4m3.
+    pub fn e4m3_together(
+        memory: &'a mut Tensor<E4m3>,
+        keys: Layout,
+        values: Layout,
+        values_at: usize,
+        scales: Scales<'a>,
+    ) -> Self {
+        let memory = Memory::Together {
+            memory,
+            layouts: [keys, values],
+            values_at,
+        };
+        CacheTensors {
+            inner: Inner::E4m3(memory, scales),
         }
     }
 
     fn layouts(&self) -> [Layout; 2] {
         match &self.inner {
-            Inner::Apart(keys, values) => [*keys.layout(), *values.layout()],
-            Inner::Together { layouts, .. } => *layouts,
+            Inner::Same(memory) => memory.layouts(),
+            Inner::E4m3(memory, _) => memory.layouts(),
         }
     }
 }
@@ -97,7 +172,7 @@ impl<'a, T: Element> CacheTensors<'a, T> {
 impl<'a, T: Element> From<(&'a mut Tensor<T>, &'a mut Tensor<T>)> for CacheTensors<'a, T> {
     fn from((keys, values): (&'a mut Tensor<T>, &'a mut Tensor<T>)) -> Self {
         CacheTensors {
-            inner: Inner::Apart(keys, values),
+            inner: Inner::Same(Memory::Apart(keys, values)),
         }
     }
 }
@@ -268,17 +343,16 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     /// Before anything is written: a tensor that does not fit, tensors on different devices, numbers on the host that break a rule;
     /// [`Error::Shared`] if somebody else holds the cache or the queries. If the launch fails.
     pub fn run(self) -> Result<()> {
-        let append = self.builder.clone().build()?;
+        let mut builder = self.builder.clone();
+        if let Inner::E4m3(_, scales) = &self.cache.inner {
+            builder = builder.e4m3(scales.counts()?);
+        }
+        let append = builder.build()?;
         let backend = self.k.backend().clone();
         same_device("v", Some(self.v.backend()), &backend)?;
         match &self.cache.inner {
-            Inner::Apart(keys, values) => {
-                same_device("k_pages", Some(keys.backend()), &backend)?;
-                same_device("v_pages", Some(values.backend()), &backend)?;
-            }
-            Inner::Together { memory, .. } => {
-                same_device("k_pages", Some(memory.backend()), &backend)?;
-            }
+            Inner::Same(memory) => memory.check_device(&backend)?,
+            Inner::E4m3(memory, _) => memory.check_device(&backend)?,
         }
         match &self.queries {
             Some(QueryTensors::InPlace(q)) => same_device("q", Some(q.backend()), &backend)?,
@@ -291,8 +365,14 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         match backend.place() {
             Place::Cpu => self.run_on_cpu(&append),
             Place::Gpu(gpu) => {
-                let prepared = gpu.prepare_append(T::TYPE)?;
-                let bindings = self.bindings()?;
+                let (prepared, scales) = match &self.cache.inner {
+                    Inner::Same(_) => (gpu.prepare_append(T::TYPE)?, None),
+                    Inner::E4m3(_, scales) => {
+                        (gpu.prepare_append_e4m3(T::TYPE)?, Some(scales.upload(gpu)?))
+                    }
+                };
+                let scales = scales.as_ref().map(|[k, v]| [k.slice(), v.slice()]);
+                let bindings = self.bindings(scales)?;
                 prepared.launch(gpu.stream(), &append, &bindings)
             }
         }
@@ -316,12 +396,29 @@ impl<'a, T: Element> CacheWrite<'a, T> {
             None => None,
         };
         let cache = match self.cache.inner {
-            Inner::Apart(keys, values) => {
+            Inner::Same(Memory::Apart(keys, values)) => {
                 CacheMut::Apart(keys.host_mut("k_pages")?, values.host_mut("v_pages")?)
             }
-            Inner::Together {
+            Inner::Same(Memory::Together {
                 memory, values_at, ..
-            } => CacheMut::Together(memory.host_mut("k_pages")?, values_at),
+            }) => CacheMut::Together(memory.host_mut("k_pages")?, values_at),
+            Inner::E4m3(Memory::Apart(keys, values), scales) => CacheMut::E4m3(E4m3CacheMut {
+                scales: scales.host()?,
+                keys: keys.host_mut("k_pages")?,
+                values: Some(values.host_mut("v_pages")?),
+                values_at: 0,
+            }),
+            Inner::E4m3(
+                Memory::Together {
+                    memory, values_at, ..
+                },
+                scales,
+            ) => CacheMut::E4m3(E4m3CacheMut {
+                scales: scales.host()?,
+                keys: memory.host_mut("k_pages")?,
+                values: None,
+                values_at,
+            }),
         };
         let operands = AppendOperands {
             k: self.k.on_host("k")?,
@@ -333,18 +430,53 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         append_cpu(append, operands)
     }
 
-    fn bindings(self) -> Result<AppendBindings<'a, T>> {
+    /// `scales`: those of a cache in e4m3.
+    fn bindings<'b>(
+        self,
+        scales: Option<[DeviceSlice<'b, f32>; 2]>,
+    ) -> Result<AppendBindings<'b, T>>
+    where
+        'a: 'b,
+    {
         let (k, v) = (self.k.on_device("k")?, self.v.on_device("v")?);
-        let mut bindings = match self.cache.inner {
-            Inner::Apart(keys, values) => AppendBindings::new(
+        let mut bindings = match (self.cache.inner, scales) {
+            (Inner::Same(Memory::Apart(keys, values)), _) => AppendBindings::new(
                 k,
                 v,
                 keys.device_mut("k_pages")?,
                 values.device_mut("v_pages")?,
             ),
-            Inner::Together {
-                memory, values_at, ..
-            } => AppendBindings::in_one(k, v, memory.device_mut("k_pages")?, values_at)?,
+            (
+                Inner::Same(Memory::Together {
+                    memory, values_at, ..
+                }),
+                _,
+            ) => AppendBindings::in_one(k, v, memory.device_mut("k_pages")?, values_at)?,
+            (Inner::E4m3(_, _), None) => {
+                return Err(Error::Presence {
+                    argument: "k_scale",
+                    rule: "is missing, but keys and values are in e4m3",
+                });
+            }
+            (Inner::E4m3(Memory::Apart(keys, values), _), Some([k_scale, v_scale])) => {
+                AppendBindings::e4m3(
+                    k,
+                    v,
+                    (keys.device_mut("k_pages")?, k_scale),
+                    (values.device_mut("v_pages")?, v_scale),
+                )
+            }
+            (
+                Inner::E4m3(
+                    Memory::Together {
+                        memory, values_at, ..
+                    },
+                    _,
+                ),
+                Some(scales),
+            ) => {
+                AppendBindings::e4m3_in_one(k, v, memory.device_mut("k_pages")?, values_at, scales)?
+            }
         };
         bindings = match self.queries {
             Some(QueryTensors::InPlace(q)) => bindings.queries(q.device_mut("q")?),

@@ -338,11 +338,11 @@ impl MergeBuilder<'_> {
         let lse_shape = [batch, rows, heads, 1];
         let result = |argument, layout: &Layout, access| {
             let shape = (PART_OUT[0], first.shape);
-            slot(argument, layout, shape, self.element, access)
+            slot(argument, layout, shape, self.element.size(), access)
         };
         let of_result = |argument, layout: &Layout, access| {
             let shape = (PART_OUT[0], lse_shape);
-            slot(argument, layout, shape, ElementType::F32, access)
+            slot(argument, layout, shape, size_of::<f32>(), access)
         };
         let mut expected = Vec::with_capacity(2 * count + 2);
         expected.push(result("out", &out, Access::Write)?);

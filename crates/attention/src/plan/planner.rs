@@ -128,12 +128,17 @@ impl<'a> Planner<'a> {
             }
         }
 
-        // What trials chose first, then kernels with rates: the estimate of another is no more than a guess.
+        // What trials chose first, then kernels with rates: the estimate of another is no more than a guess, and of those machine code
+        // comes before what the driver must compile.
         let standing = |step: &Step| self.rates.standing(self.device, step.image.kernel);
         let tuned = self.rates.chosen(&problem, self.device);
         let is_tuned = |step: &Step| tuned.is_some_and(|one| one.kernel == step.image.kernel);
         candidates.sort_by(|a, b| {
-            let last = |step: &Step| (!is_tuned(step), standing(step) == Standing::Unknown);
+            let last = |step: &Step| {
+                let is_guess = standing(step) == Standing::Unknown;
+                let is_text = matches!(step.image.target, Target::Ptx(_));
+                (!is_tuned(step), is_guess, is_guess && is_text)
+            };
             last(a)
                 .cmp(&last(b))
                 .then(a.estimate_us.total_cmp(&b.estimate_us))
@@ -229,6 +234,9 @@ impl<'a> Planner<'a> {
             .copied()
             .filter(|image| image.element == element && image.role == Role::Forward);
         let any = of_element.clone().next().ok_or(Reason::Element(element))?;
+        if any.reads_e4m3() && !problem.reads_e4m3() {
+            return Err(Reason::OnlyE4m3);
+        }
         if (any.tiling.head_dim as usize) < problem.head_dim() {
             return Err(Reason::HeadDim {
                 laid_out_for: any.tiling.head_dim,

@@ -343,7 +343,7 @@ fn heads_at_once(step: &Step, call: &Call, heads: usize, tiles: u64) -> usize {
     if persistent && tiles <= u64::from(step.multiprocessors) {
         return 1;
     }
-    let row_bytes = 2 * call.head_dim() * call.element().size();
+    let row_bytes = 2 * call.head_dim() * call.key_size();
     let head_bytes = call.key_len().saturating_mul(row_bytes).max(1);
     let key_value_heads = if call.mask() != Mask::None || call.queries().is_packed() {
         (MASKED_SHARE_BYTES / head_bytes).max(1)

@@ -33,8 +33,8 @@ pub(crate) fn run<T: Element>(case: &Case) -> (Inputs<T>, ResultBuffers<T>) {
     forward_cpu(
         &call,
         inputs.q.view(),
-        inputs.k.view(),
-        inputs.v.view(),
+        inputs.keys(),
+        inputs.values(),
         &inputs.operands(),
         ViewMut::new(&mut result.out[result.offset..], *call.out()),
         Some(&mut result.lse),

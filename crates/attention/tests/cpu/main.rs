@@ -10,12 +10,15 @@ mod common;
 mod compositions;
 #[path = "../common/draw.rs"]
 mod draw;
+mod e4m3;
 mod features;
 mod invariance;
 mod merge;
 #[path = "../common/merge.rs"]
 mod merge_cases;
 mod pages;
+#[path = "../common/quantized.rs"]
+mod quantized;
 mod random;
 mod real;
 mod shapes;

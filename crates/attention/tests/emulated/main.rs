@@ -9,9 +9,12 @@ mod append_cases;
 mod append_on_gpu;
 #[path = "../common/draw.rs"]
 mod draw;
+mod e4m3;
 mod merge;
 #[path = "../common/merge.rs"]
 mod merge_cases;
 #[path = "../common/merge_on_gpu.rs"]
 mod merge_on_gpu;
 mod place;
+#[path = "../common/quantized.rs"]
+mod quantized;

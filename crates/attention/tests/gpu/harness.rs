@@ -83,6 +83,7 @@ impl Images {
             Images::Within99Kb(image) => Case {
                 head_dim: case.head_dim.min(image.tiling.head_dim as usize),
                 element: image.element,
+                e4m3: image.reads_e4m3(),
                 ..case
             },
             _ => case,

@@ -13,6 +13,7 @@ mod compositions;
 mod decode_step;
 #[path = "../common/draw.rs"]
 mod draw;
+mod e4m3;
 mod errors;
 mod harness;
 mod invariance;
@@ -23,6 +24,8 @@ mod merge_cases;
 mod merge_on_gpu;
 mod named_bugs;
 mod pages;
+#[path = "../common/quantized.rs"]
+mod quantized;
 mod random;
 mod repetition;
 mod tilings;

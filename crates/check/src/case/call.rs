@@ -41,21 +41,21 @@ impl Case {
         };
         let q = [batch, query, self.heads, self.head_dim];
         let kv = [entries, rows, self.kv_heads, self.head_dim];
-        let mut kv = self.tensor_layout(kv);
+        // Elements that keep 16-byte alignment in every type that a tensor can have.
+        let mut kv = self.tensor_layout(kv, if self.e4m3 { 16 } else { 8 });
         if self.layout == LayoutKind::Interleaved {
             kv.strides[0] = kv.strides[0].saturating_mul(2);
         }
-        (self.tensor_layout(q), kv)
+        (self.tensor_layout(q, 8), kv)
     }
 
-    fn tensor_layout(&self, shape: [usize; 4]) -> Layout {
+    fn tensor_layout(&self, shape: [usize; 4], aligned_gap: usize) -> Layout {
         let [batch, rows, heads, head_dim] = shape;
         match self.layout {
             LayoutKind::Bshd | LayoutKind::Interleaved => Layout::bshd(shape),
             LayoutKind::Bhsd => Layout::bhsd([batch, heads, rows, head_dim]),
             LayoutKind::Gaps => {
-                // 8 elements keep 16-byte alignment in every type, 3 break it.
-                let gap = if self.unaligned { 3 } else { 8 };
+                let gap = if self.unaligned { 3 } else { aligned_gap };
                 let step =
                     |extent: usize, inner: usize| extent.saturating_mul(inner).saturating_add(gap);
                 let head = step(head_dim, 1);
@@ -180,6 +180,9 @@ impl Case {
             .scoring(self.scoring)
             .splits(self.splits)
             .out(q);
+        if self.e4m3 {
+            builder = builder.e4m3(self.scale_counts());
+        }
         // Where the device has the lengths, a caller knows a bound at best: here that of the rows.
         let batch = self.batch();
         builder = match &lists.query_offsets {
@@ -237,6 +240,7 @@ mod tests {
             "b2 q512 k512 h8 d64 f16 mask=causal",
             "b1 q113 k203 h8/2 d64 bf16 softcap=30 alibi=head sinks unaligned",
             "b17 q1 k8191 h32/8 d128 bf16",
+            "b17 q1 k8191 h32/8 d128 bf16 cache=e4m3",
             "b4 q1 k8192 h32/8 d128 bf16 pages=16 lengths=100,8192,3,77",
             "b16 q1 h64/8 d64 f16 pages=24 lengths=ragged k4096 device-lengths",
             "b5 q1 k4000 h8 d64 f16 lengths=4000,1,7,9,30",

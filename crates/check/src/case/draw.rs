@@ -107,6 +107,7 @@ impl Case {
             kv_heads,
             head_dim,
             element,
+            e4m3: false,
             scoring,
             splits: Splits::Even,
             layout,
@@ -137,6 +138,12 @@ impl Case {
             }
         }
         self
+    }
+
+    /// The case with its keys and values in e4m3.
+    #[must_use]
+    pub fn with_e4m3(self) -> Self {
+        Case { e4m3: true, ..self }
     }
 
     /// The case with its keys cut at fixed places, as the seed has them.

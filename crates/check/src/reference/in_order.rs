@@ -1,6 +1,6 @@
 //! Keys and values of a call, put together where they lie in pages.
 
-use warptile::{Call, Element, Layout, View};
+use warptile::{Call, Element, KeyView, Layout, View};
 
 /// Keys or values of a call that a reference reads: as they are, or copied from their pages to batch entries of their own,
 /// [batch, keys, heads, head size], with zeros behind a sequence's last.
@@ -18,18 +18,36 @@ impl<T: Element> InOrder<'_, T> {
     }
 }
 
-/// Puts together what lies in pages, key by key as their definition says.
-pub(crate) fn from_pages<'a, T: Element>(call: &Call, view: View<'a, T>) -> InOrder<'a, T> {
-    let Some(pages) = call.pages() else {
-        return InOrder::Dense(view);
-    };
+/// Puts together what lies in pages, key by key as their definition says. Numbers in e4m3 become the same numbers as elements of `T`.
+pub(crate) fn from_pages<'a, T: Element>(call: &Call, view: KeyView<'a, T>) -> InOrder<'a, T> {
+    match view {
+        KeyView::Same(view) => match call.pages() {
+            None => InOrder::Dense(view),
+            Some(_) => put_together(call, view),
+        },
+        KeyView::E4m3(view) => {
+            let data: Vec<T> = { view.data.iter() }
+                .map(|x| T::from_f32(x.to_f32()))
+                .collect();
+            match call.pages() {
+                None => InOrder::Copied(data, view.layout),
+                Some(_) => put_together(call, View::new(&data, view.layout)),
+            }
+        }
+    }
+}
+
+fn put_together<'a, T: Element>(call: &Call, view: View<'_, T>) -> InOrder<'a, T> {
+    let pages = call.pages();
     let (heads, head_dim) = (call.kv_heads(), call.head_dim());
     let layout = Layout::bshd([call.batch(), call.key_len(), heads, head_dim]);
     let mut data = vec![T::from_f64(0.0); layout.required_len().unwrap_or(0)];
     for sequence in call.sequences() {
         for key in 0..sequence.k_len {
             // The call has checked every entry that a key needs.
-            let Some(page) = pages.page(sequence.batch, key / pages.rows()) else {
+            let Some((pages, page)) = pages
+                .and_then(|pages| Some((pages, pages.page(sequence.batch, key / pages.rows())?)))
+            else {
                 continue;
             };
             for head in 0..heads {

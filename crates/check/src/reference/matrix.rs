@@ -12,13 +12,23 @@ pub(super) struct Dense {
 }
 
 impl Dense {
-    pub(super) fn copy<T: Element>(view: View<'_, T>, transposed: bool) -> Self {
+    /// `scales`: what the elements are multiplied by, one number or one for each head.
+    pub(super) fn copy<T: Element>(
+        view: View<'_, T>,
+        scales: Option<&[f32]>,
+        transposed: bool,
+    ) -> Self {
         let [entries, rows, heads, head_dim] = view.layout.shape;
         let mut exact = vec![0.0; entries * rows * heads * head_dim];
         let mut single = vec![0.0; exact.len()];
         for entry in 0..entries {
             for head in 0..heads {
                 let start = (entry * heads + head) * rows * head_dim;
+                let scale = match scales {
+                    None => 1.0,
+                    Some([one]) => f64::from(*one),
+                    Some(each) => f64::from(each[head]),
+                };
                 for row in 0..rows {
                     let from = view.layout.offset(entry, row, head);
                     for (d, x) in view.data[from..from + head_dim].iter().enumerate() {
@@ -26,8 +36,8 @@ impl Dense {
                             true => d * rows + row,
                             false => row * head_dim + d,
                         };
-                        exact[start + place] = x.to_f64();
-                        single[start + place] = x.to_f32();
+                        exact[start + place] = x.to_f64() * scale;
+                        single[start + place] = (x.to_f64() * scale) as f32;
                     }
                 }
             }

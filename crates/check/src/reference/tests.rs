@@ -134,12 +134,9 @@ fn rounding_to_f16_loses_what_f16_cannot_hold() {
     let queries = [more_than_one; 8];
     let keys = [[more_than_one; 8], [f16::ONE; 8]];
     let values = [[f16::ZERO; 8], [f16::ONE; 8]];
-    let views = [
-        View::new(&queries, q),
-        View::new(keys.as_flattened(), k),
-        View::new(values.as_flattened(), k),
-    ];
-    let References { exact, rounded, .. } = compute(&call, views, &Operands::none(), true).unwrap();
+    let kv = [&keys, &values].map(|rows| View::new(rows.as_flattened(), k).into());
+    let q = View::new(&queries, q);
+    let References { exact, rounded, .. } = compute(&call, q, kv, &Operands::none(), true).unwrap();
     // Scores are 8015.6 and 8007.8, between numbers of f16 that are 4 apart.
     let product = |key: f64| 8.0 * (1.0 + 1.0 / 1024.0) * key * 1000.0;
     let difference = product(1.0 + 1.0 / 1024.0) - product(1.0);

@@ -1,6 +1,6 @@
 //! Normally distributed inputs of any size, made quickly.
 
-use warptile::{Call, Element, Layout};
+use warptile::{Call, E4m3, Element, Layout};
 use warptile_check::Case;
 
 /// Inputs of one call in host memory.
@@ -8,11 +8,24 @@ pub(crate) struct Data<T> {
     pub(super) q: Vec<T>,
     pub(super) k: Vec<T>,
     pub(super) v: Vec<T>,
+    /// Keys and values in e4m3, if the call's are; then `k` and `v` are empty.
+    pub(super) quantized: Option<Quantized>,
     pub(super) slopes: Option<Vec<f32>>,
     pub(super) sinks: Option<Vec<f32>>,
     pub(super) bias: Option<Vec<T>>,
     pub(super) key_mask: Option<Vec<u8>>,
 }
+
+/// Keys and values in e4m3, with their scales.
+pub(super) struct Quantized {
+    pub(super) k: Vec<E4m3>,
+    pub(super) v: Vec<E4m3>,
+    pub(super) k_scale: Vec<f32>,
+    pub(super) v_scale: Vec<f32>,
+}
+
+/// What brings normally distributed numbers to where e4m3 has many.
+const SCALE: f32 = 0.02;
 
 /// Random rows of 64 that all tensors are made of.
 const ROWS: usize = 1 << 14;
@@ -47,10 +60,33 @@ impl<T: Element> Data<T> {
             elements
         };
         let scoring = call.scoring();
+        let kv = || {
+            let k = tensor(call.k(), random.len() / 3);
+            (k, tensor(call.v(), random.len() / 2))
+        };
+        let quantize = |data: Vec<T>| {
+            { data.into_iter() }
+                .map(|x| E4m3::quantize(x.to_f32(), SCALE))
+                .collect()
+        };
+        let ((k, v), quantized) = match call.scales() {
+            None => (kv(), None),
+            Some(counts) => {
+                let (k, v) = kv();
+                let quantized = Quantized {
+                    k: quantize(k),
+                    v: quantize(v),
+                    k_scale: vec![SCALE; counts.k],
+                    v_scale: vec![SCALE; counts.v],
+                };
+                (Default::default(), Some(quantized))
+            }
+        };
         Data {
             q: tensor(call.q(), 0),
-            k: tensor(call.k(), random.len() / 3),
-            v: tensor(call.v(), random.len() / 2),
+            k,
+            v,
+            quantized,
             slopes: scoring.alibi.map(|_| {
                 let count = scoring.slope_count(call.batch(), call.heads());
                 (0..count).map(|head| 0.5 / (1 + head) as f32).collect()

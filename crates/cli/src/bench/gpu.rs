@@ -5,10 +5,10 @@ use std::ops::RangeInclusive;
 use half::{bf16, f16};
 use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::{Call, Choice, Element, ElementType, Features, Plan, Planner};
-use warptile_check::{Case, DeviceLists, Lists};
+use warptile_check::{Case, DeviceLists, KeyBuffers, Lists};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
-use super::data::Data;
+use super::data::{Data, Quantized};
 use super::row::{is_reading, kv_bytes};
 use super::{Effort, Forward, WARM_UP};
 
@@ -27,8 +27,7 @@ const PART_OF_MEMORY: usize = 4;
 /// Device memory of one launch.
 pub(super) struct Buffers<T: Element> {
     q: DeviceBuffer<T>,
-    k: DeviceBuffer<T>,
-    v: DeviceBuffer<T>,
+    keys: KeyBuffers<T>,
     slopes: Option<DeviceBuffer<f32>>,
     sinks: Option<DeviceBuffer<f32>>,
     bias: Option<DeviceBuffer<T>>,
@@ -50,8 +49,15 @@ impl<T: Element> Buffers<T> {
     pub(super) fn new(call: &Call, stream: &Stream, data: &Data<T>) -> warptile::Result<Self> {
         Ok(Buffers {
             q: DeviceBuffer::from_slice(stream, &data.q)?,
-            k: DeviceBuffer::from_slice(stream, &data.k)?,
-            v: DeviceBuffer::from_slice(stream, &data.v)?,
+            keys: match &data.quantized {
+                None => KeyBuffers::same(stream, &data.k, &data.v)?,
+                Some(Quantized {
+                    k,
+                    v,
+                    k_scale,
+                    v_scale,
+                }) => KeyBuffers::e4m3(stream, (k, k_scale), (v, v_scale))?,
+            },
             slopes: uploaded(stream, data.slopes.as_ref())?,
             sinks: uploaded(stream, data.sinks.as_ref())?,
             bias: uploaded(stream, data.bias.as_ref())?,
@@ -62,17 +68,12 @@ impl<T: Element> Buffers<T> {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.q.byte_len() + self.k.byte_len() + self.v.byte_len() + self.out.byte_len()
+        self.q.byte_len() + self.keys.byte_len() + self.out.byte_len()
     }
 
-    fn bindings(&mut self) -> Bindings<'_> {
-        let mut bindings = Bindings::new(
-            self.q.as_slice(),
-            self.k.as_slice(),
-            self.v.as_slice(),
-            self.out.as_slice_mut(),
-        )
-        .lse(self.lse.as_slice_mut());
+    fn bindings(&mut self) -> warptile::Result<Bindings<'_>> {
+        let (q, out) = (self.q.as_slice(), self.out.as_slice_mut());
+        let mut bindings = self.keys.bind(q, out, 0)?.lse(self.lse.as_slice_mut());
         if let Some(slopes) = &self.slopes {
             bindings = bindings.slopes(slopes.as_slice());
         }
@@ -85,7 +86,7 @@ impl<T: Element> Buffers<T> {
         if let Some(key_mask) = &self.key_mask {
             bindings = bindings.key_mask(key_mask.as_slice());
         }
-        bindings
+        Ok(bindings)
     }
 }
 
@@ -138,7 +139,7 @@ impl Launch {
         stream: &Stream,
         buffers: &mut Buffers<T>,
     ) -> warptile::Result<()> {
-        let bindings = self.lists.bind(buffers.bindings());
+        let bindings = self.lists.bind(buffers.bindings()?);
         self.prepared.launch(stream, &self.call, &bindings)
     }
 }
@@ -149,6 +150,9 @@ fn with_device_lengths(case: &Case, call: &Call, lists: &Lists) -> warptile::Res
         .scoring(*call.scoring())
         .splits(call.splits())
         .out(*call.out());
+    if let Some(scales) = call.scales() {
+        builder = builder.e4m3(scales);
+    }
     if lists.query_offsets.is_some() {
         builder = builder.device_query_offsets(call.batch(), call.query_len());
     }

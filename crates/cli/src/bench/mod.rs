@@ -15,8 +15,8 @@ use clap::Args;
 use half::{bf16, f16};
 use serde::Serialize;
 use warptile::{
-    Attention, Backend, Call, Choice, Element, ElementType, Error, Family, Keys, Plan, Queries,
-    Tensor,
+    Attention, Backend, Call, Choice, E4m3, Element, ElementType, Error, Family, Keys, Plan,
+    Queries, Scales, Tensor,
 };
 use warptile_check::{Case, Lists};
 use warptile_kernels::{Role, images_for};
@@ -444,11 +444,16 @@ fn time_typed<T: Element>(
     }
 }
 
+/// Keys and values on the device of a call.
+enum KeyTensors<T: Element> {
+    Same(Tensor<T>, Tensor<T>),
+    E4m3(Tensor<E4m3>, Tensor<E4m3>),
+}
+
 /// The tensors of a call on its device.
 struct Tensors<T: Element> {
     q: Tensor<T>,
-    k: Tensor<T>,
-    v: Tensor<T>,
+    keys: KeyTensors<T>,
     bias: Option<Tensor<T>>,
     key_mask: Option<Tensor<u8>>,
 }
@@ -457,8 +462,16 @@ impl<T: Element> Tensors<T> {
     fn new(call: &Call, backend: &Backend, data: &Data<T>) -> warptile::Result<Self> {
         Ok(Tensors {
             q: backend.tensor_with_layout(&data.q, *call.q())?,
-            k: backend.tensor_with_layout(&data.k, *call.k())?,
-            v: backend.tensor_with_layout(&data.v, *call.v())?,
+            keys: match &data.quantized {
+                None => KeyTensors::Same(
+                    backend.tensor_with_layout(&data.k, *call.k())?,
+                    backend.tensor_with_layout(&data.v, *call.v())?,
+                ),
+                Some(quantized) => KeyTensors::E4m3(
+                    backend.tensor_with_layout(&quantized.k, *call.k())?,
+                    backend.tensor_with_layout(&quantized.v, *call.v())?,
+                ),
+            },
             bias: match (&data.bias, call.bias()) {
                 (Some(bias), Some(layout)) => Some(backend.tensor_with_layout(bias, *layout)?),
                 _ => None,
@@ -474,7 +487,7 @@ impl<T: Element> Tensors<T> {
         &'a self,
         call: &Call,
         plan: &Plan,
-        data: &Data<T>,
+        data: &'a Data<T>,
         lists: &'a Lists,
     ) -> Forward<'a, T> {
         let mut attention = Attention::new().mask(call.mask()).scale(call.scale());
@@ -491,10 +504,18 @@ impl<T: Element> Tensors<T> {
             attention = attention.choice(Choice::Image(image.name.to_owned()));
         }
         let mut queries = Queries::new(&self.q);
-        let mut keys = match &lists.block_table {
-            Some(table) => Keys::paged(&self.k, &self.v, &table.entries, table.layout),
-            None => Keys::new(&self.k, &self.v),
+        let mut keys = match (&self.keys, &data.quantized) {
+            (KeyTensors::Same(k, v), _) => Keys::new(k, v),
+            (KeyTensors::E4m3(k, v), quantized) => {
+                let lists = quantized.as_ref().map(|all| [&all.k_scale, &all.v_scale]);
+                let [k_scale, v_scale] =
+                    lists.map_or([&[][..]; 2], |lists| lists.map(|list| &list[..]));
+                Keys::e4m3(k, v, Scales::new(k_scale, v_scale))
+            }
         };
+        if let Some(table) = &lists.block_table {
+            keys = keys.in_pages(&table.entries, table.layout);
+        }
         if let Some(offsets) = &lists.query_offsets {
             queries = queries.packed(offsets);
         }

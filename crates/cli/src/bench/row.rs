@@ -22,7 +22,7 @@ pub(crate) fn kv_bytes(case: &Case, call: &Call) -> u64 {
         }
     };
     let keys: u64 = case.used_lengths().into_iter().map(seen).sum();
-    let entry = call.kv_heads() * call.head_dim() * call.element().size();
+    let entry = call.kv_heads() * call.head_dim() * call.key_size();
     2 * keys * entry as u64
 }
 

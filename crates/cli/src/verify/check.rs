@@ -306,8 +306,8 @@ impl<T: Element> Runner<T> for OnCpu<'_, T> {
         forward_cpu(
             &self.call,
             self.inputs.q.view(),
-            self.inputs.k.view(),
-            self.inputs.v.view(),
+            self.inputs.keys(),
+            self.inputs.values(),
             &self.inputs.operands(),
             ViewMut::new(&mut result.out[result.offset..], *self.call.out()),
             Some(&mut result.lse),

@@ -2,8 +2,8 @@
 
 use super::declared::{Block, Declared};
 use super::{
-    Append, Forward, ForwardTma, Merge, RAGGED, RAGGED_KEYS, READ_AHEAD, RECORD_MAGIC,
-    WINDOW_UNLIMITED, cpp_operations, cpp_structs,
+    Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge, RAGGED, RAGGED_KEYS, READ_AHEAD,
+    RECORD_MAGIC, WINDOW_UNLIMITED, cpp_operations, cpp_structs,
 };
 use crate::capability;
 
@@ -58,6 +58,7 @@ pub fn cpp_header() -> String {
          template <class Block> constexpr unsigned long long BLOCK_HASH = 0;\n",
         &cpp_hash::<Forward>(),
         &cpp_hash::<ForwardTma>(),
+        &cpp_hash::<ForwardE4m3>(),
         "\n} // namespace warptile\n",
     ]
     .concat()
@@ -73,6 +74,7 @@ pub fn cpp_header_of_operations() -> String {
         "\n",
         &cpp_hash::<Merge>(),
         &cpp_hash::<Append>(),
+        &cpp_hash::<AppendE4m3>(),
         "\n} // namespace warptile\n",
     ]
     .concat()

@@ -308,7 +308,7 @@ fn biases_broadcast_and_are_checked() {
     let view = |layout| crate::View::new(&data[..], layout);
     let operands = Operands::none().bias(&data[..39]);
     let error = call
-        .check_inputs(&view(q), &view(k), &view(k), &operands)
+        .check_inputs(&view(q), &view(k).into(), &view(k).into(), &operands)
         .unwrap_err();
     assert!(
         error
@@ -384,7 +384,12 @@ fn lengths_on_the_device_are_bounds_on_the_host() {
     let data = vec![0.0_f32; 600];
     let view = |layout| crate::View::new(&data[..], layout);
     let error = call
-        .check_inputs(&view(q), &view(k), &view(k), &Operands::none())
+        .check_inputs(
+            &view(q),
+            &view(k).into(),
+            &view(k).into(),
+            &Operands::none(),
+        )
         .unwrap_err();
     assert!(
         error.to_string().starts_with("query lengths are on a GPU"),
@@ -596,7 +601,7 @@ fn a_table_on_the_device_is_no_use_to_the_cpu() {
     let call = paged(2, &k).device_block_table([2, 2]).build().unwrap();
     let data = vec![half::f16::ZERO; 9 * 16 * 2 * 8];
     let (q, k) = (View::new(&data[..], *call.q()), View::new(&data[..], k));
-    let checked = call.check_inputs(&q, &k, &k, &Operands::none());
+    let checked = call.check_inputs(&q, &k.into(), &k.into(), &Operands::none());
     assert_eq!(
         checked.unwrap_err().to_string(),
         "block_table is on a GPU, but the tensors are in host memory"

@@ -1,7 +1,9 @@
 //! Cache writes on the CPU.
 
 use super::Append;
+use crate::call::check_key_type;
 use crate::cpu::{SharedMut, in_parallel};
+use crate::e4m3::{E4m3, check_scales, scale_of};
 use crate::gpu::AppendArgument;
 use crate::ops::rotary::{Angles, Rotary, Tables};
 use crate::{Element, ElementType, Error, Layout, Result};
@@ -13,6 +15,21 @@ pub enum CacheMut<'a, T> {
     Apart(&'a mut [T], &'a mut [T]),
     /// In one tensor, the values so many elements after the keys.
     Together(&'a mut [T], usize),
+    /// In e4m3.
+    E4m3(E4m3CacheMut<'a>),
+}
+
+/// Keys and values of a cache in e4m3, in host memory.
+#[derive(Debug)]
+pub struct E4m3CacheMut<'a> {
+    /// Of the keys, then of the values: each one number, or one for each key/value head.
+    pub scales: [&'a [f32]; 2],
+    /// The keys, or both.
+    pub keys: &'a mut [E4m3],
+    /// The values, unless they are in `keys`.
+    pub values: Option<&'a mut [E4m3]>,
+    /// Elements from the first key to the first value where they are in one tensor.
+    pub values_at: usize,
 }
 
 /// Queries in host memory.
@@ -52,11 +69,86 @@ pub fn append_cpu<T: Element>(append: &Append, operands: AppendOperands<'_, T>) 
         queries,
         tables,
     } = operands;
+    match cache {
+        CacheMut::Apart(keys, values) => write(
+            append,
+            [k, v],
+            queries,
+            tables,
+            Memory {
+                keys,
+                values: Some(values),
+                values_at: 0,
+            },
+            &|x, _| x,
+        ),
+        CacheMut::Together(keys, values_at) => write(
+            append,
+            [k, v],
+            queries,
+            tables,
+            Memory {
+                keys,
+                values: None,
+                values_at,
+            },
+            &|x, _| x,
+        ),
+        CacheMut::E4m3(E4m3CacheMut {
+            scales,
+            keys,
+            values,
+            values_at,
+        }) => {
+            let memory = Memory {
+                keys,
+                values,
+                values_at,
+            };
+            write(
+                append,
+                [k, v],
+                queries,
+                tables,
+                memory,
+                &|x: T, place: Place| {
+                    E4m3::quantize(
+                        x.to_f32(),
+                        scale_of(scales[usize::from(!place.is_key)], place.head),
+                    )
+                },
+            )
+        }
+    }
+    Ok(())
+}
+
+/// A cache's memory.
+struct Memory<'a, C> {
+    keys: &'a mut [C],
+    values: Option<&'a mut [C]>,
+    values_at: usize,
+}
+
+/// Whose element is stored.
+#[derive(Clone, Copy)]
+struct Place {
+    is_key: bool,
+    head: usize,
+}
+
+/// `stored`: what the cache holds of a number.
+fn write<T: Element, C: Copy + Send>(
+    append: &Append,
+    [k, v]: [&[T]; 2],
+    queries: Option<QueriesMut<'_, T>>,
+    tables: Option<Tables<'_, T>>,
+    cache: Memory<'_, C>,
+    stored: &(impl Fn(T, Place) -> C + Sync),
+) {
     // Slices that start where their tensors do; those of a cache in one tensor are one memory.
-    let (keys, values, values_at) = match cache {
-        CacheMut::Apart(keys, values) => (SharedMut::new(keys), Some(SharedMut::new(values)), 0),
-        CacheMut::Together(memory, values_at) => (SharedMut::new(memory), None, values_at),
-    };
+    let values_at = cache.values_at;
+    let (keys, values) = (SharedMut::new(cache.keys), cache.values.map(SharedMut::new));
     let values = values.as_ref().unwrap_or(&keys);
     let (q_in, q_out) = match queries {
         Some(QueriesMut::InPlace(q)) => (None, Some(SharedMut::new(q))),
@@ -85,6 +177,7 @@ pub fn append_cpu<T: Element>(append: &Append, operands: AppendOperands<'_, T>) 
     let query_heads = append.q().map_or(0, Layout::heads);
     let kv_heads = append.k().heads();
     in_parallel(query_heads + 2 * kv_heads, |head| {
+        let mut rotated = Vec::new();
         for (index, token) in tokens.iter().enumerate() {
             if head < query_heads {
                 let (Some(layout), Some(out)) = (append.q(), &q_out) else {
@@ -119,13 +212,16 @@ pub fn append_cpu<T: Element>(append: &Append, operands: AppendOperands<'_, T>) 
             let to = unsafe {
                 cache.slice(start + pages.offset(page, row, head), new_layout.head_dim())
             };
-            to.copy_from_slice(&new[from..from + new_layout.head_dim()]);
+            rotated.clear();
+            rotated.extend_from_slice(&new[from..from + new_layout.head_dim()]);
             if is_key {
-                rotate(index, to);
+                rotate(index, &mut rotated);
+            }
+            for (to, &x) in to.iter_mut().zip(&rotated) {
+                *to = stored(x, Place { is_key, head });
             }
         }
     });
-    Ok(())
 }
 
 /// One new row.
@@ -207,6 +303,13 @@ fn check_operands<T: Element>(append: &Append, operands: &AppendOperands<'_, T>)
             });
         }
     }
+    let scales = match &operands.cache {
+        CacheMut::E4m3(cache) => Some(cache.scales),
+        _ => None,
+    };
+    check_key_type("k_pages", append.scales().is_some(), scales.is_some())?;
+    let (k_scale, v_scale) = (scales.map(|each| each[0]), scales.map(|each| each[1]));
+    check_scales(append.scales(), k_scale, v_scale)?;
     append.k().check_buffer("k", operands.k.len())?;
     append.v().check_buffer("v", operands.v.len())?;
     match &operands.cache {
@@ -219,6 +322,17 @@ fn check_operands<T: Element>(append: &Append, operands: &AppendOperands<'_, T>)
             let values = memory.len().saturating_sub(*values_at);
             append.v_pages().check_buffer("v_pages", values)?;
             check_apart(append, *values_at)?;
+        }
+        CacheMut::E4m3(cache) => {
+            append.k_pages().check_buffer("k_pages", cache.keys.len())?;
+            let values = match &cache.values {
+                Some(values) => values.len(),
+                None => {
+                    check_apart(append, cache.values_at)?;
+                    cache.keys.len().saturating_sub(cache.values_at)
+                }
+            };
+            append.v_pages().check_buffer("v_pages", values)?;
         }
     }
     let in_place = append.q_out().is_none();
@@ -265,7 +379,7 @@ fn check_operands<T: Element>(append: &Append, operands: &AppendOperands<'_, T>)
 
 /// Checks that keys and values of a cache in one tensor have memory of their own.
 fn check_apart(append: &Append, values_at: usize) -> Result<()> {
-    let size = append.element().size() as u64;
+    let size = append.cache_size() as u64;
     let keys = &append.expected()[AppendArgument::KPages as usize].bytes;
     let values = &append.expected()[AppendArgument::VPages as usize].bytes;
     match keys.may_meet(0, values, (values_at as u64).saturating_mul(size)) {

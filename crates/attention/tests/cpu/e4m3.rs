@@ -1,0 +1,135 @@
+//! Keys and values in e4m3 on the CPU.
+
+use quickcheck::quickcheck;
+use warptile::{
+    Attention, Backend, CacheTensors, CacheWrite, E4m3, Error, Keys, KvCache, Mask, Scales,
+};
+
+use crate::common::{Any, verify};
+use crate::quantized::{right, right_in_16_bits};
+
+quickcheck! {
+    fn random_problems_equal_float64(any: Any) -> bool {
+        let case = any.0.with_e4m3();
+        match verify(&case) {
+            Ok(_) => true,
+            Err(failure) => panic!("{case}: {failure}"),
+        }
+    }
+
+    /// A write rotates as one into a cache of the elements does, and rounds what that would hold.
+    fn writes_quantize_what_they_would_write(seed: u64) -> bool {
+        let backend = Backend::cpu();
+        let all = right_in_16_bits(&backend, seed, || ()).and(right::<f32>(&backend, seed, || ()));
+        match all {
+            Ok(()) => true,
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+}
+
+/// A cache that quantizes gives what attention to the numbers that are left gives.
+#[test]
+fn a_cache_in_e4m3_is_attention_to_what_is_left() {
+    const HEADS: usize = 2;
+    const SIZE: usize = 16;
+    let backend = Backend::cpu();
+    let scales = [[0.01, 0.03], [0.02, 0.05]];
+    let mut cache = { KvCache::<f32>::builder(HEADS, SIZE) }
+        .layers(2)
+        .page_rows(3)
+        .e4m3()
+        .build(&backend)
+        .unwrap();
+    cache.set_scales(1, &scales[0], &scales[1]).unwrap();
+    let sequence = cache.allocate();
+    let attention = Attention::new().mask(Mask::causal());
+    let number = |i: usize| ((i * 7919 % 1009) as f32 / 252.0) - 2.0;
+    let (mut all_k, mut all_v): (Vec<f32>, Vec<f32>) = (Vec::new(), Vec::new());
+    for (step, tokens) in [7, 1, 1, 4].into_iter().enumerate() {
+        cache.step(&[(sequence, tokens)]).unwrap();
+        let new = |seed: usize, heads: usize| -> Vec<f32> {
+            (0..tokens * heads * SIZE)
+                .map(|i| number(i + seed * 1000 + step * 77))
+                .collect()
+        };
+        let (q, k, v) = (new(1, 2 * HEADS), new(2, HEADS), new(3, HEADS));
+        for (all, new, scales) in [(&mut all_k, &k, scales[0]), (&mut all_v, &v, scales[1])] {
+            all.extend(new.iter().enumerate().map(|(i, &x)| {
+                let scale = scales[i / SIZE % HEADS];
+                E4m3::quantize(x, scale).to_f32() * scale
+            }));
+        }
+        let tensor = |data: &[f32], heads| backend.tensor(data, [1, tokens, heads, SIZE]).unwrap();
+        let (q, k, v) = (tensor(&q, 2 * HEADS), tensor(&k, HEADS), tensor(&v, HEADS));
+        cache.append(1, &k, &v).unwrap().run().unwrap();
+        let found = attention.forward(&q, cache.keys(1).unwrap()).unwrap();
+        let keys = all_k.len() / (HEADS * SIZE);
+        let whole = |data: &[f32]| backend.tensor(data, [1, keys, HEADS, SIZE]).unwrap();
+        let (k, v) = (whole(&all_k), whole(&all_v));
+        let expected = attention.forward(&q, (&k, &v)).unwrap();
+        let pairs = found
+            .out
+            .to_vec()
+            .unwrap()
+            .into_iter()
+            .zip(expected.out.to_vec().unwrap());
+        for (found, expected) in pairs {
+            assert!(
+                (found - expected).abs() < 1e-5,
+                "{found} instead of {expected}"
+            );
+        }
+    }
+    assert!(cache.tensors(1).is_err());
+    assert_eq!(cache.e4m3_tensors(1).unwrap()[0].layout().head_dim(), SIZE);
+}
+
+#[test]
+fn scales_that_do_not_fit_are_errors_that_say_so() {
+    let backend = Backend::cpu();
+    let q = backend.tensor(&[0.5_f32; 64], [1, 1, 4, 16]).unwrap();
+    let kv = backend.tensor(&[E4m3::MAX; 96], [1, 3, 2, 16]).unwrap();
+    let error = |scales: Scales<'_>| {
+        let keys = Keys::e4m3(&kv, &kv, scales);
+        Attention::new().forward(&q, keys).unwrap_err()
+    };
+    let three = error(Scales::new(&[1.0], &[1.0; 3]));
+    assert_eq!(
+        three.to_string(),
+        "v_scale has 3 numbers; it needs 1, or one for each of the 2 key/value heads"
+    );
+    let zero = error(Scales::new(&[1.0, 0.0], &[1.0]));
+    assert_eq!(
+        zero.to_string(),
+        "k_scale[1] is 0; a scale is a finite number above 0"
+    );
+    assert!(matches!(
+        error(Scales::new(&[], &[1.0])),
+        Error::ScaleCount { found: 0, .. }
+    ));
+
+    let mut pages = backend
+        .tensor(&[E4m3::default(); 32], [1, 1, 2, 16])
+        .unwrap();
+    let mut others = pages.clone();
+    let new = backend.tensor(&[0.5_f32; 32], [1, 1, 2, 16]).unwrap();
+    let scales = Scales::new(&[1.0], &[f32::INFINITY]);
+    let cache = CacheTensors::e4m3(&mut pages, &mut others, scales);
+    let error = CacheWrite::new(&new, &new, cache)
+        .slots(&[0])
+        .run()
+        .unwrap_err();
+    assert!(
+        error.to_string().starts_with("v_scale[0] is inf"),
+        "{error}"
+    );
+
+    let mut cache = KvCache::<f32>::builder(2, 16).build(&backend).unwrap();
+    let error = cache.set_scales(0, &[1.0], &[1.0]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "k_scale is given, but the cache is not in e4m3"
+    );
+    assert!(cache.e4m3_tensors(0).is_err());
+}
