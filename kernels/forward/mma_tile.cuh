@@ -76,7 +76,7 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
             loader.load_rest(0);
         }
     }
-    TileRows<Traits> rows(params, address, tile, group);
+    TileRows<Traits> rows(params, shared, address, tile, group);
     const auto next = [](int stage) { return stage == AHEAD * Traits::STAGE_BYTES ? 0 : stage + Traits::STAGE_BYTES; };
     int stage = 0, load_stage = AHEAD * Traits::STAGE_BYTES;
     if (blocks > 0) {
@@ -86,12 +86,13 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
     }
 #pragma unroll 1
     for (int block = blocks - 1; block >= 0; block--) {
+        const auto kind = rows.kind(block);
         if (block < blocks - 1) {
             cp_async_wait<AHEAD - 1>();
             __syncthreads(); // the block is there, and all have computed the one before
         }
         loader.begin(load_stage, block - AHEAD);
-        rows.add(block, address + stage, loader, [&] {
+        rows.add(block, kind, address + stage, loader, [&] {
             if (block < blocks - 1) return;
             cp_async_wait<AHEAD>();
             __syncthreads(); // the last block's values are there

@@ -21,6 +21,14 @@ template <class Element> __device__ inline const Element* uniform_of(const Eleme
     return reinterpret_cast<const Element*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(pointer), 0));
 }
 
+// Blocks with keys that some row of a warp sees, and those of which all rows see all keys. In shared memory: registers are scarce.
+struct BlockRange {
+    int see_from, see_to;
+    int all_see_from, all_see_to;
+};
+
+__device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
+
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct TileTraits {
     using Element = Element_;
     using Keys = SameKeys<Element>;
@@ -44,19 +52,10 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int KEY_STEPS = BLOCK_N / FRAGMENT_DEPTH;    // of those with values
     static_assert(sizeof(Element) == 2, "mma.sync takes f16 and bf16");
     static_assert(BLOCK_M % (WARPS * FRAGMENT_ROWS) == 0, "a product has 16 rows");
-    static_assert(BLOCK_N % FRAGMENT_DEPTH == 0, "the products with the values take 16 keys at a time");
+    static_assert(BLOCK_N % (2 * FRAGMENT_DEPTH) == 0, "the products with the values take 16 keys at a time, and keys have two halves");
     static_assert(HEAD_DIM % 32 == 0, "the swizzle, and columns are taken two products at a time");
-#ifdef WARPTILE_MIN_CTAS
-    static constexpr int MIN_CTAS = WARPTILE_MIN_CTAS;
-#else
-    static constexpr int MIN_CTAS = WARPS <= 4 ? 2 : 1;
-#endif
-    // Of the queries registers hold what they have room for.
-#ifdef V_HELD
-    static constexpr int HELD_STEPS = V_HELD;
-#else
-    static constexpr int HELD_STEPS = MIN_CTAS * WARPS <= 8 && ROW_TILES * HEAD_DIM <= 128 && ROW_TILES * (HEAD_DIM + BLOCK_N) <= 256 ? DEPTH_STEPS : 0;
-#endif
+    // Registers of a lane for outputs and scores.
+    static constexpr int ACCUMULATORS = ROW_TILES * (HEAD_DIM + BLOCK_N) / 2;
 
     // Shared memory.
     static constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element);
@@ -65,8 +64,20 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int STAGE_BYTES = 2 * KEY_BYTES;
     static constexpr int QUERIES_AT = STAGES * STAGE_BYTES; // later the results
     static constexpr int TILE_AT = QUERIES_AT + BLOCK_M * ROW_BYTES;
-    static constexpr int SHARED_BYTES = TILE_AT + (int)sizeof(Segment);
+    static constexpr int RANGES_AT = TILE_AT + (int)sizeof(Segment); // a warp's blocks
+    static constexpr int SHARED_BYTES = RANGES_AT + WARPS * (int)sizeof(BlockRange);
     static_assert(STAGES >= 2, "the next block arrives while one is computed");
+
+    // CTAs of an SM: 12 warps with 168 registers each where these are enough, else 8 with 255.
+    static constexpr int MIN_CTAS = WARPS > 4 ? 8 / WARPS : ACCUMULATORS <= 96 && 3 * SHARED_BYTES <= 227 * 1024 ? 3 : 8 / WARPS;
+    // Of the queries registers hold what they have room for, in steps of 16 columns.
+    static constexpr int ROOM = (ROW_TILES == 1 ? 192 : 176) - ACCUMULATORS;
+    static constexpr int HELD_STEPS = MIN_CTAS * WARPS > 8 || ROOM < 0 ? 0 : min_of(DEPTH_STEPS, ROOM / (4 * ROW_TILES));
+    // Shared memory is asked for words of keys and values some turns ahead of the products with them: a turn has fewer products for one tile of
+    // rows, and for two at large head sizes there is more to wait for.
+    static constexpr int LOADS_AHEAD = ROW_TILES == 1 ? 3 : HEAD_DIM >= 128 ? 2 : 1;
+    // Whether the first half of a block's keys is multiplied ahead of the second, so that the first weights are computed beside that.
+    static constexpr bool SPLITS_KEYS = HEAD_DIM <= 64;
 
     // A row's 16-byte chunks are swapped with others of SPAN, so that 8 rows' same chunk lies in different banks.
     static constexpr int SPAN = ROW_CHUNKS % 8 == 0 ? 8 : 4;

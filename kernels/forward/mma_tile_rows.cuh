@@ -24,8 +24,9 @@ template <class Traits> class TileRows {
     using Element = typename Traits::Element;
     static constexpr int ROW_TILES = Traits::ROW_TILES, COLUMN_TILES = Traits::COLUMN_TILES, KEY_TILES = Traits::KEY_TILES;
 
-    __device__ TileRows(const Forward& params, unsigned shared, const Segment& tile, int group)
-        : params(params), tile(tile), group(group), queries_at(uniform_of(shared + Traits::QUERIES_AT + first_row() * Traits::ROW_BYTES))
+    __device__ TileRows(const Forward& params, unsigned char* memory, unsigned shared, const Segment& tile, int group)
+        : params(params), tile(tile), group(group), range(reinterpret_cast<BlockRange*>(memory + Traits::RANGES_AT)[threadIdx.x / 32]),
+          queries_at(uniform_of(shared + Traits::QUERIES_AT + first_row() * Traits::ROW_BYTES))
     {
         const int lane = threadIdx.x % 32;
         key_place = kept(Traits::place(lane / 16 * 8 + lane % 8, lane / 8 % 2));
@@ -41,11 +42,11 @@ template <class Traits> class TileRows {
         const int from = first_query + mask.shift - mask.left, all_from = last_query + mask.shift - mask.left;
         const int to = first_query < tile.q.len ? min(last_query + mask.shift + mask.right, tile.k.len - 1) : -1;
         const int all_to = min(first_query + mask.shift + mask.right, tile.k.len - 1);
-        // As blocks.
-        see_from = uniform_of(max(from - tile.first_key, 0) / Traits::BLOCK_N);
-        see_to = uniform_of(to < tile.first_key ? -1 : (to - tile.first_key) / Traits::BLOCK_N);
-        all_see_from = uniform_of((max(all_from - tile.first_key, 0) + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
-        all_see_to = uniform_of(all_to < tile.first_key ? -1 : (all_to - tile.first_key + 1) / Traits::BLOCK_N - 1);
+        if (threadIdx.x % 32 == 0)
+            range = {max(from - tile.first_key, 0) / Traits::BLOCK_N, to < tile.first_key ? -1 : (to - tile.first_key) / Traits::BLOCK_N,
+                     (max(all_from - tile.first_key, 0) + Traits::BLOCK_N - 1) / Traits::BLOCK_N,
+                     all_to < tile.first_key ? -1 : (all_to - tile.first_key + 1) / Traits::BLOCK_N - 1};
+        __syncwarp();
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
             max_[row] = NOTHING_SEEN;
@@ -66,11 +67,20 @@ template <class Traits> class TileRows {
         for (int step = 0; step < Traits::HELD_STEPS; step++) load_queries(step, queries[step]);
     }
 
+    // What a block is to this warp: asked before a barrier, behind which it is known.
+    enum Kind { UNSEEN = 0, SEEN = 1, FIRST = 2, HIDES = 4 };
+    __device__ int kind(int block) const
+    {
+        const BlockRange in = range;
+        return uniform_of((block >= in.see_from && block <= in.see_to ? SEEN : 0) | (block == in.see_to ? FIRST : 0) |
+                          (block < in.all_see_from || block > in.all_see_to ? HIDES : 0));
+    }
+
     // Adds a block of keys, which lie at `keys` in shared memory, their values behind them. Meanwhile the block that is open in the loader
     // is asked for; `wait_for_values` runs once, before values are read.
-    template <class Wait> __device__ void add(int block, unsigned keys, TileLoader<Traits>& loader, Wait wait_for_values)
+    template <class Wait> __device__ void add(int block, int kind, unsigned keys, TileLoader<Traits>& loader, Wait wait_for_values)
     {
-        if (block < see_from || block > see_to) {
+        if (!(kind & SEEN)) {
             loader.load_rest(0);
             wait_for_values();
             return;
@@ -80,13 +90,13 @@ template <class Traits> class TileRows {
 #pragma unroll 1
         for (bool again = false;; again = true) {
             Scores scores;
-            Weights weights[AHEAD + 1];
-            float sums[AHEAD + 1][ROWS];
+            Weights weights[2]; // of 16 keys, and of those after them
+            float sums[2][ROWS];
             multiply_keys(keys, scores, loader, [&](int turn, int turns) {
-                constexpr int COUNT = SPLITS_KEYS ? AHEAD * PAIRS : 0;
+                constexpr int COUNT = SPLITS_KEYS ? PAIRS : 0;
 #pragma unroll
                 for (int pair = turn * COUNT / turns; pair < (turn + 1) * COUNT / turns; pair++)
-                    weigh(scores, pair / PAIRS, pair % PAIRS, weights[pair / PAIRS], sums[pair / PAIRS]);
+                    weigh(scores, 0, pair, weights[0], sums[0]);
             });
             if (!again) {
                 loader.end();
@@ -96,15 +106,11 @@ template <class Traits> class TileRows {
                 add_carefully(block, done, scores, keys + Traits::KEY_BYTES);
                 return;
             }
-            const bool first = block == see_to, hides = block < all_see_from || block > all_see_to;
-            if (first || hides) {
-                if (hides) hide(block, 0, scores);
-                if (first) set_maxima(scores);
-            }
-            if (!SPLITS_KEYS || first || hides)
+            if (kind & HIDES) hide(block, 0, scores);
+            if (kind & FIRST) set_maxima(scores);
+            if (!SPLITS_KEYS || kind & (FIRST | HIDES))
 #pragma unroll
-                for (int pair = 0; pair < AHEAD * PAIRS; pair++)
-                    weigh(scores, pair / PAIRS, pair % PAIRS, weights[pair / PAIRS], sums[pair / PAIRS]);
+                for (int pair = 0; pair < PAIRS; pair++) weigh(scores, 0, pair, weights[0], sums[0]);
             done = add_values(scores, weights, sums, keys + Traits::KEY_BYTES);
             if (__builtin_expect(done == Traits::BLOCK_N, true)) return;
             careful = true;
@@ -130,17 +136,8 @@ template <class Traits> class TileRows {
     }
 
   private:
-#ifndef V_SPLIT
-#define V_SPLIT (Traits::HEAD_DIM <= 64)
-#endif
-#ifndef V_LOADS
-#define V_LOADS (ROW_TILES == 1 ? 3 : 1)
-#endif
-    // Whether the first half of the keys is multiplied ahead of the second, so that the first weights are computed beside that.
-    static constexpr bool SPLITS_KEYS = V_SPLIT;
-    static constexpr int AHEAD = 1; // steps by which weights are computed before their values are multiplied
-    // Of keys and values shared memory is asked for some words ahead of the products with them; a turn has fewer for one tile of rows.
-    static constexpr int LOADS_AHEAD = V_LOADS, WORDS = LOADS_AHEAD + 1;
+    static constexpr bool SPLITS_KEYS = Traits::SPLITS_KEYS;
+    static constexpr int LOADS_AHEAD = Traits::LOADS_AHEAD, WORDS = LOADS_AHEAD + 1;
     using Words = unsigned[WORDS][4];
     static constexpr int PAIRS = ROW_TILES * 4; // of a lane's weights of 16 keys
     using Scores = float[ROW_TILES][KEY_TILES][4];
@@ -243,7 +240,7 @@ template <class Traits> class TileRows {
 
     // A block's values; the weights of the first keys are there. Returns the keys that have been added: all, unless a weight of the next 16
     // is too large, or not a number.
-    __device__ int add_values(const Scores& scores, Weights (&weights)[AHEAD + 1], float (&sums)[AHEAD + 1][ROWS], unsigned values)
+    __device__ int add_values(const Scores& scores, Weights (&weights)[2], float (&sums)[2][ROWS], unsigned values)
     {
         // NaN fails too. Whatever is below is exact enough, and fits f16.
         const auto fits = [&](const float(&sums)[ROWS]) {
@@ -256,17 +253,16 @@ template <class Traits> class TileRows {
         load_first_values(values, words);
 #pragma unroll
         for (int step = 0; step < Traits::KEY_STEPS; step++) {
-            constexpr int RING = AHEAD + 1;
-            if (__builtin_expect(!fits(sums[step % RING]), false)) return step * FRAGMENT_DEPTH;
+            if (__builtin_expect(!fits(sums[step % 2]), false)) return step * FRAGMENT_DEPTH;
 #pragma unroll
-            for (int row = 0; row < ROWS; row++) sum_[row] += sums[step % RING][row];
-            multiply_values(weights[step % RING], values, step, words, [&](int i) {
-                const int next = step + AHEAD;
+            for (int row = 0; row < ROWS; row++) sum_[row] += sums[step % 2][row];
+            multiply_values(weights[step % 2], values, step, words, [&](int i) {
+                const int next = step + 1;
                 if (next >= Traits::KEY_STEPS) return;
                 constexpr int TURNS = COLUMN_TILES / 2;
 #pragma unroll
                 for (int pair = i * PAIRS / TURNS; pair < (i + 1) * PAIRS / TURNS; pair++)
-                    weigh(scores, next, pair, weights[next % RING], sums[next % RING]);
+                    weigh(scores, next, pair, weights[next % 2], sums[next % 2]);
             });
         }
         return Traits::BLOCK_N;
@@ -405,12 +401,11 @@ template <class Traits> class TileRows {
     const Forward& params;
     const Segment& tile;
     const int group;           // query heads a key/value head
-    const unsigned queries_at; // this warp's
+    BlockRange& range;         // this warp's
+    const unsigned queries_at; // likewise
     unsigned key_place, place; // of what this lane names in blocks of 16 keys, and in those of queries and values
     float scale;
-    bool takes_care;              // no block is a plain one
-    int see_from, see_to;         // blocks with keys that some row of the warp sees
-    int all_see_from, all_see_to; // and of which all see all
+    bool takes_care; // no block is a plain one
     unsigned queries[Traits::HELD_STEPS ? Traits::HELD_STEPS : 1][ROW_TILES][4];
     float output[ROW_TILES][COLUMN_TILES][4];
     // Of this lane's rows: what weights count against, in exponents of 2, and the sum of this lane's weights.
