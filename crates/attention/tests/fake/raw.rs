@@ -1,7 +1,7 @@
 //! The raw layer: one driver call, on anybody's stream, and every wrong field an error.
 
 use warptile::gpu::{Addresses, Gpu, Prepared, Session};
-use warptile::{Append, Call, ElementType, Error, Layout, Merge};
+use warptile::{Append, Call, ElementType, Error, Layout, Merge, ScaleCounts};
 use warptile_driver::{DeviceBuffer, Stream};
 use warptile_fake_cuda::FakeDriver;
 
@@ -167,9 +167,19 @@ fn calls_tell_what_memory_they_need() {
         ("bias", None),
         ("key_mask", None),
         ("block_table", None),
+        ("k_scale", None),
+        ("v_scale", None),
     ];
     assert!(call.memory().eq(expected));
     let q = *call.q();
+    let in_e4m3 = Call::builder(&q, &q, &q, ElementType::F16)
+        .e4m3(ScaleCounts { k: 1, v: q.heads() })
+        .build()
+        .unwrap();
+    let needed = |name| in_e4m3.memory().find(|one| one.0 == name).unwrap().1;
+    assert_eq!(needed("k"), Some(TENSOR_BYTES / 2));
+    assert_eq!(needed("k_scale"), Some(4));
+    assert_eq!(needed("v_scale"), Some(4 * q.heads() as u64));
     let on_host = Call::builder(&q, &q, &q, ElementType::F16)
         .key_lengths(&[300; 8])
         .build()
