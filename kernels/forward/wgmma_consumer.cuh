@@ -426,14 +426,23 @@ template <class Traits> class Consumer {
         if (threadIdx.x % 32 == 0)
             barrier_arrive(barrier);
     }
+    // A block of keys or values: in pairs both CTAs wait for the readers of both.
+    __device__ static void release_block(unsigned barrier)
+    {
+        if constexpr (Traits::PAIRS) {
+            if (threadIdx.x % 32 < Traits::CLUSTER)
+                barrier_arrive_in_cluster(address_in(barrier, threadIdx.x % 32));
+        } else
+            release(barrier);
+    }
     __device__ void release_keys()
     {
-        release(layout.keys_empty(keys_at.stage));
+        release_block(layout.keys_empty(keys_at.stage));
         keys_at.advance();
     }
     __device__ void release_values()
     {
-        release(layout.values_empty(values_at.stage));
+        release_block(layout.values_empty(values_at.stage));
         values_at.advance();
     }
     // The tile has its last scores; the buffer is released once its output has left through it.

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "forward/wgmma_blocks.cuh"
-#include "forward/wgmma_scheduler.cuh"
+#include "forward/wgmma_pair.cuh"
 
 namespace warptile {
 
@@ -29,7 +29,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
     // it, across tiles; the queries of a tile after the last values of the tile before it.
     __device__ void run()
     {
-        for (TileOrder<Traits> order(params.forward); !order.done(); order.advance()) {
+        for (auto order = order_of<Traits>(params.forward, shared, layout); !order.done(); order.advance()) {
             Tile& tile = next_slot();
             bool exists = order.describe(tile);
             if constexpr (Traits::SERVING) {
@@ -60,7 +60,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
 
     // The next tile is drawn shortly before this one's last block is loaded: who draws early hoards work, who draws late
     // waits for the answer.
-    __device__ void load_tile(const Tile& tile, TileOrder<Traits>& order)
+    template <class Order> __device__ void load_tile(const Tile& tile, Order& order)
     {
         if constexpr (Traits::SERVING)
             if (this->blocks.exist()) {
@@ -88,7 +88,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
     }
 
     // The same out of pages. What is known of a block lies in a list, where the warps that help find it; `row` is its number there.
-    __device__ void load_paged_tile(const Tile& tile, TileOrder<Traits>& order)
+    template <class Order> __device__ void load_paged_tile(const Tile& tile, Order& order)
     {
         const auto& blocks = this->blocks;
         const Part& part = layout.part(shared, tiles);
@@ -155,10 +155,19 @@ template <class Traits> class Producer : PagedLoading<Traits> {
                 return;
             }
         barrier_arrive_expect_bytes(barrier, Traits::KEY_BYTES);
+        if constexpr (Traits::PAIRS) {
+            constexpr int SHARE = Traits::SLABS / Traits::CLUSTER;
+            const int first = cluster_rank() * SHARE;
 #pragma unroll
-        for (int slab = 0; slab < Traits::SLABS; slab++)
-            copy_box(destination + slab * Traits::KEY_SLAB_BYTES, map, barrier, slab * SLAB_COLUMNS, row.row, row.head,
-                     row.batch);
+            for (int slab = first; slab < first + SHARE; slab++)
+                copy_box_to_pair(destination + slab * Traits::KEY_SLAB_BYTES, map, barrier, slab * SLAB_COLUMNS, row.row,
+                                 row.head, row.batch);
+        } else {
+#pragma unroll
+            for (int slab = 0; slab < Traits::SLABS; slab++)
+                copy_box(destination + slab * Traits::KEY_SLAB_BYTES, map, barrier, slab * SLAB_COLUMNS, row.row, row.head,
+                         row.batch);
+        }
     }
 
     // Hands the tile to every warpgroup, with its queries if it has any work.

@@ -278,6 +278,8 @@ pub enum Variant {
     Softcap,
     /// Keys in pages, and tiles whose keys several CTAs share.
     Serving,
+    /// CTAs in clusters of two, which load each block of keys once.
+    Pairs,
 }
 
 impl fmt::Display for Variant {
@@ -285,6 +287,7 @@ impl fmt::Display for Variant {
         f.write_str(match self {
             Variant::Softcap => "softcap",
             Variant::Serving => "serving",
+            Variant::Pairs => "pairs",
         })
     }
 }
@@ -293,9 +296,14 @@ impl FromStr for Variant {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let all = [Variant::Softcap, Variant::Serving];
+        let all = [Variant::Softcap, Variant::Serving, Variant::Pairs];
         let found = all.into_iter().find(|variant| variant.to_string() == text);
-        found.ok_or_else(|| format!("`{text}` is no variant: {} or {}", all[0], all[1]))
+        found.ok_or_else(|| {
+            format!(
+                "`{text}` is no variant: {}, {} or {}",
+                all[0], all[1], all[2]
+            )
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Planning is a pure function of the problem, the device's limits, the rates and the catalog; it needs no GPU.
 
+mod pairs;
 mod planner;
 mod settings;
 mod shared_keys;
@@ -18,6 +19,7 @@ use crate::device::DeviceProfile;
 use crate::rates::Standing;
 use crate::{Problem, Result};
 
+pub(crate) use pairs::Numbered;
 pub use planner::Planner;
 pub(crate) use planner::{check_images, preference};
 pub use settings::Settings;
@@ -113,6 +115,9 @@ pub enum Reason {
     Lacks(Features),
     /// It cannot cut keys at fixed places, which [`Splits::EveryKeys`](crate::Splits::EveryKeys) asks for.
     Splits,
+    /// Its CTAs compute two tiles at a time that see the same keys, and this problem has none: neither is the number of query heads even
+    /// that share a key/value head, nor does every query see all keys.
+    Pairs,
     /// It loads keys out of pages in boxes of whole rows, and pages of this size leave none that is large enough.
     PageRows {
         /// The largest power of two that divides the rows of a page.
@@ -160,6 +165,9 @@ impl fmt::Display for Reason {
             }
             Reason::Lacks(features) => write!(f, "does not support {features}"),
             Reason::Splits => f.write_str("cannot cut keys at fixed places"),
+            Reason::Pairs => f.write_str(
+                "computes pairs of tiles that see the same keys: an even number of query heads that share a key/value head, or no mask",
+            ),
             Reason::PageRows { rows, least } => write!(
                 f,
                 "takes pages of a multiple of {least} rows; {rows} is the largest power of two in these"

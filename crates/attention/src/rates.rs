@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use warptile_kernels::{Family, Features, Image, Schedule};
 
 use crate::device::DeviceProfile;
-use crate::plan::{Settings, TileKeys, rest_keys, splits_of, splits_tiles};
+use crate::plan::{Numbered, Settings, TileKeys, rest_keys, splits_of, splits_tiles};
 use crate::problem::Problem;
 
 pub use fit::Timed;
@@ -22,6 +22,7 @@ pub use fit::Timed;
 /// - `device NAME`, `multiprocessors COUNT`, `bandwidth TB/s`, `launch MICROSECONDS`, and `driver NAME` where a measurement holds for
 ///   one driver only,
 /// - `kernel NAME TFLOP/s TILE_END` for each kernel that was measured on this GPU,
+/// - `pairs NAME TIMES` for each of these that also has images whose CTAs work in pairs: how many times as fast their tiles are,
 /// - `modelled NAME TFLOP/s TILE_END` for each whose rates are those of another GPU, scaled,
 /// - `choice NAME [SETTING...] PROBLEM` for each problem whose kernel, and settings of its launch, were chosen by trials
 ///   ([`Problem::line`], [`Settings`]).
@@ -44,6 +45,7 @@ pub struct Rates {
     bandwidth: f64,
     launch_us: f64,
     kernels: Vec<Rate>,
+    pairs: Vec<PairsSpeed>,
     features: Vec<FeatureCost>,
     /// By the problem's line.
     choices: BTreeMap<String, Chosen>,
@@ -56,6 +58,13 @@ struct Rate {
     speed: Speed,
     /// Whether these are scaled rates of another GPU.
     modelled: bool,
+}
+
+/// How much faster the tiles of a kernel's images are whose CTAs work in pairs.
+#[derive(Debug, Clone, PartialEq)]
+struct PairsSpeed {
+    kernel: String,
+    times: f64,
 }
 
 /// What the time of a kernel follows from.
@@ -198,6 +207,17 @@ impl Rates {
         self.kernels.iter().find(|rate| rate.kernel == kernel)
     }
 
+    /// What the tiles of an image are faster than those of the kernel's plain one, if its CTAs work in pairs; `None` if nobody measured it.
+    fn pairs_speed(&self, kernel: &str) -> Option<f64> {
+        let of_kernel = self.pairs.iter().find(|pairs| pairs.kernel == kernel);
+        of_kernel.map(|pairs| pairs.times)
+    }
+
+    /// Whether it is known what the kernel gains where its CTAs work in pairs.
+    pub(crate) fn has_pairs(&self, kernel: &str) -> bool {
+        self.pairs_speed(kernel).is_some()
+    }
+
     /// Expected GPU time of a forward image on `problem`, in microseconds.
     ///
     /// The slowest multiprocessor decides. It works through its tiles of query rows, each against the blocks of keys it can
@@ -250,6 +270,10 @@ impl Rates {
             .filter(|cost| cost.family == image.family && needs.contains(cost.feature))
             .map(|cost| cost.times)
             .product();
+        let times = match image.schedule {
+            Schedule::Pairs => times / self.pairs_speed(image.kernel).unwrap_or(1.0),
+            _ => times,
+        };
         let block_us = times * block_flops / rate_per_multiprocessor;
         let (query_len, key_len) = problem.typical_lengths();
         let mask = problem.mask();
@@ -268,8 +292,11 @@ impl Rates {
         let tile = blocks + tile_end;
         let longest = keys.longest / block_n;
 
+        let numbered = Numbered::of(image, [problem.heads(), problem.kv_heads()]);
+        let ctas = numbered.ctas as f64;
         let tiles = match image.schedule {
             Schedule::OneGroupTile => problem.typical_group_tiles(image.tiling.block_m),
+            Schedule::Pairs => problem.typical_pairs(&numbered),
             _ => problem.typical_tiles(image.tiling.block_m),
         };
         let multiprocessors = u64::from(device.multiprocessors.max(1));
@@ -287,9 +314,9 @@ impl Rates {
             let reading = self.reading_us(problem, query_len, key_len);
             return launch_us + ((whole + rest) * block_us).max(reading);
         }
-        let per_multiprocessor = tiles / f64::from(device.multiprocessors.max(1));
+        let per_multiprocessor = tiles * ctas / f64::from(device.multiprocessors.max(1));
         let turns = per_multiprocessor.ceil().max(1.0);
-        let blocks = if image.schedule == Schedule::Persistent && uneven {
+        let blocks = if image.schedule.is_persistent() && uneven {
             (per_multiprocessor * tile).max(longest + tile_end)
         } else {
             turns * tile

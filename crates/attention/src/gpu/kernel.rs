@@ -148,6 +148,9 @@ fn other_block(image: &Image) -> Error {
 pub(super) fn config(step: &Step, shape: &LaunchShape) -> LaunchConfig {
     let config = LaunchConfig::new([shape.grid, 1, 1], [step.threads(), 1, 1])
         .dynamic_shared_bytes(step.image.resources.dynamic_shared_bytes);
+    if step.image.schedule == Schedule::Pairs {
+        return config.cluster([2, 1, 1]);
+    }
     match begins_early(step.image) {
         true => config.programmatic(),
         false => config,

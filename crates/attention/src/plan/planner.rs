@@ -9,6 +9,7 @@ use warptile_kernels::{Features, Image, Role, Schedule, Target};
 use crate::choice::Choice;
 use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
+use crate::plan::pairs::pairs_share_keys;
 use crate::plan::settings::Settings;
 use crate::plan::split_tiles::splits_tiles;
 use crate::plan::step::tiles_of;
@@ -240,6 +241,7 @@ impl<'a> Planner<'a> {
             Splits::EveryKeys(_) => problem.needs() | OF_ANY_BATCH,
         };
         let lacks = |image: &Image| -> Features { needs - image.features };
+        let has_pairs = pairs_share_keys(problem.group_size(), problem.mask());
         let splits = problem.splits().keys().is_some();
         let typical = problem.typical_of_splits();
         let estimate = |image: &Image| {
@@ -259,9 +261,12 @@ impl<'a> Planner<'a> {
             .filter(|image| image.target.runs_on(device.major, device.minor))
             .min_by(|a, b| {
                 let key = |image: &Image| {
+                    let paired = image.schedule == Schedule::Pairs;
                     (
+                        paired && !has_pairs,
                         lacks(image).iter().count(),
                         Reverse(preference(image.target)),
+                        paired && !self.rates.has_pairs(image.kernel),
                     )
                 };
                 let features = |image: &Image| image.features.iter().count();
@@ -273,6 +278,9 @@ impl<'a> Planner<'a> {
             .ok_or_else(|| Reason::NoImage {
                 targets: of_element.map(|image| image.target).collect(),
             })?;
+        if image.schedule == Schedule::Pairs && !has_pairs {
+            return Err(Reason::Pairs);
+        }
         if splits && image.schedule != Schedule::SharedKeys {
             return Err(Reason::Splits);
         }

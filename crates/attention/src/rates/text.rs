@@ -5,7 +5,7 @@ use std::fmt;
 
 use warptile_kernels::Family;
 
-use super::{Chosen, FeatureCost, PRICED_FEATURES, Rate, Rates, Speed};
+use super::{Chosen, FeatureCost, PRICED_FEATURES, PairsSpeed, Rate, Rates, Speed};
 use crate::error::{Error, Result};
 use crate::plan::Settings;
 
@@ -30,6 +30,9 @@ impl fmt::Display for Rates {
                 0.0 => writeln!(f)?,
                 start_us => writeln!(f, " {start_us}")?,
             }
+        }
+        for PairsSpeed { kernel, times } in &self.pairs {
+            writeln!(f, "pairs {kernel} {times}")?;
         }
         for FeatureCost {
             family,
@@ -70,6 +73,7 @@ impl std::str::FromStr for Rates {
             bandwidth: 0.0,
             launch_us: 0.0,
             kernels: Vec::new(),
+            pairs: Vec::new(),
             features: Vec::new(),
             choices: BTreeMap::new(),
         };
@@ -135,6 +139,14 @@ impl std::str::FromStr for Rates {
                         modelled: word == "modelled",
                     });
                 }
+                "pairs" => {
+                    let (kernel, times) = { rest.split_once(char::is_whitespace) }
+                        .ok_or_else(|| broken("`pairs NAME TIMES` is expected"))?;
+                    rates.pairs.push(PairsSpeed {
+                        kernel: kernel.to_owned(),
+                        times: positive(times.trim())?,
+                    });
+                }
                 "feature" => {
                     let words: Vec<&str> = rest.split_whitespace().collect();
                     let found = match *words.as_slice() {
@@ -163,7 +175,7 @@ impl std::str::FromStr for Rates {
                 }
                 _ => {
                     return Err(broken(
-                        "`device`, `driver`, `multiprocessors`, `bandwidth`, `launch`, `kernel`, `modelled`, `feature` or `choice` is expected",
+                        "`device`, `driver`, `multiprocessors`, `bandwidth`, `launch`, `kernel`, `modelled`, `pairs`, `feature` or `choice` is expected",
                     ));
                 }
             }
@@ -200,6 +212,8 @@ mod tests {
             ),
             ("choice a", "rates, line 1: `choice NAME"),
             ("modelled a", "rates, line 1: `modelled NAME"),
+            ("pairs a", "rates, line 1: `pairs NAME"),
+            ("pairs a -1", "rates, line 1: a number greater"),
             ("feature wmma sinks 2", "rates, line 1: `feature FAMILY"),
             ("feature wmma alibi 0", "rates, line 1: a number greater"),
             ("kernel a 1 0 -1", "rates, line 1: the start of a kernel"),
@@ -213,6 +227,7 @@ mod tests {
     fn text_round_trips() {
         let text = "device My GPU\ndriver CUDA 13.0\nmultiprocessors 80\nbandwidth 0.9\nlaunch 3\n\
                     kernel wmma_d64_64x64_w4_s2 80.25 2.5\nmodelled wmma_d64_64x64_w4_s3 81 2.5\n\
+                    pairs wgmma_d128_128x128_w12_s2 1.03\n\
                     choice wmma_d64_64x64_w4_s2 b1 q8 k64 h1 d64 f16\n\
                     choice wgmma_d64_64x128_w8_s2 at-once=4 ranges=2 ctas=1 b2 q8 k64 h1 d64 f16 mask=causal\n";
         let rates: Rates = text.parse().unwrap();
