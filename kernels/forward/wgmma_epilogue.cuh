@@ -6,6 +6,13 @@
 
 namespace warptile {
 
+// Which of a tile's heads the calling warp's rows are of.
+template <class Traits> __device__ int head_of_warp(const Forward& params, const Tile& tile)
+{
+    if constexpr (Traits::GROUPS) return tile.head + (thread_index() % WARPGROUP_THREADS / 32 * 16 << group_log(params)) / MMA_ROWS;
+    return tile.head;
+}
+
 // The 16 rows of a tile that one warp writes.
 template <class Traits> class OutputRows {
   public:
@@ -15,13 +22,14 @@ template <class Traits> class OutputRows {
     __device__ OutputRows(const Forward& params, const Tile& tile, int warpgroup) : params(params)
     {
         tile_row = warpgroup * MMA_ROWS + thread_index() % WARPGROUP_THREADS / 32 * WARP_ROWS;
-        const int first_row = tile.first_query + tile_row;
+        const int first_row = tile.first_query + first_in_tile();
+        const int head = head_of_warp<Traits>(params, tile);
         rows = tile.query_len - first_row;
         out = static_cast<Element*>(params.out.address) + tile.batch * params.out.batch +
-              tile.head * params.out.head + (long long)(tile.query_offset + first_row) * params.out.row;
+              head * params.out.head + (long long)(tile.query_offset + first_row) * params.out.row;
         lse = nullptr;
         if (params.lse)
-            lse = params.lse + tile.batch * params.lse_batch + tile.head * params.lse_head +
+            lse = params.lse + tile.batch * params.lse_batch + head * params.lse_head +
                   tile.query_offset + first_row;
     }
 
@@ -46,7 +54,8 @@ template <class Traits> class OutputRows {
         const int lane = thread_index() % 32;
         unsigned char* const all_staged = buffer + tile_row % MMA_ROWS * SWIZZLE_BYTES;
         const int matrix_swizzle = lane % 8 ^ lane / 16;
-        const int row = uniform(tile.query_offset + tile.first_query + tile_row), head = uniform(tile.head);
+        const int row = uniform(tile.query_offset + tile.first_query + first_in_tile());
+        const int head = uniform(head_of_warp<Traits>(params, tile));
         const int batch = params.sequences.query_offsets ? 0 : uniform(tile.batch);
 #pragma unroll
         for (int part = 0; part < CHUNKS; part += CHUNKS_AT_ONCE) {
@@ -112,6 +121,16 @@ template <class Traits> class OutputRows {
     static constexpr int WARP_ROWS = 16;
     static constexpr int CHUNK = 8; // columns in 16 bytes, and of an accumulator block
     static constexpr int SLAB_CHUNKS = SLAB_COLUMNS / CHUNK;
+
+    // The warp's first query, counted from the tile's.
+    __device__ int first_in_tile() const
+    {
+        if constexpr (Traits::GROUPS) {
+            const int queries = warpgroup_queries<Traits>(params);
+            return tile_row / MMA_ROWS * queries + (tile_row & (queries - 1));
+        }
+        return tile_row;
+    }
 
     // Whether what the map has of the warp's rows are rows of the sequence. Otherwise others' rows may follow.
     __device__ bool ends_with_map() const { return !reads_lengths(params.sequences) || rows >= WARP_ROWS; }

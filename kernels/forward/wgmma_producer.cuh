@@ -177,12 +177,12 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         for (int warpgroup = 0; warpgroup < Traits::CONSUMERS; warpgroup++) {
             const unsigned full = layout.queries_full(warpgroup, queries_at.stage);
             barrier_wait(layout.queries_empty(warpgroup, queries_at.stage), queries_at.parity ^ 1);
-            if (tile.is_empty() || !tile.has_rows(warpgroup)) {
+            if (tile.is_empty() || !tile.has_rows(warpgroup, warpgroup_queries<Traits>(params.forward))) {
                 barrier_arrive(full);
                 continue;
             }
             barrier_arrive_expect_bytes(full, Traits::QUERY_BYTES);
-            const int row = tile.query_offset + tile.first_query + warpgroup * MMA_ROWS;
+            const int row = tile.query_offset + tile.first_query + warpgroup * warpgroup_queries<Traits>(params.forward);
             const unsigned destination = layout.queries(warpgroup, queries_at.stage);
 #pragma unroll
             for (int slab = 0; slab < Traits::SLABS; slab++)

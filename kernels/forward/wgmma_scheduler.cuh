@@ -98,31 +98,36 @@ template <class Traits> class TileOrder {
         if constexpr (Traits::PAIRS)
             if (pairs_heads(params))
                 return params.heads / 2;
+        if constexpr (Traits::GROUPS) return params.kv_heads;
         return params.heads;
     }
 
     // With lengths read from memory. A number stands for ROWS rows of a head.
     template <int ROWS> __device__ bool describe_place(Tile& tile) const
     {
-        const TilePlace place = tile_place<ROWS>(params, tile_number(), numbered_heads());
-        const int tiles = (place.q.len + ROWS - 1) / ROWS;
+        int rows_of_query = 1;
+        if constexpr (Traits::GROUPS) rows_of_query = 1 << group_log(params);
+        const TilePlace place = tile_place<ROWS>(params, tile_number(), numbered_heads(), rows_of_query);
+        const int tiles = (place.q.len * rows_of_query + ROWS - 1) / ROWS;
         write(tile, place.batch, place.head, tiles - 1 - place.tile, place.q, place.k);
-        return place.template exists<ROWS>();
+        return place.template exists<ROWS>(rows_of_query);
     }
 
     // `tile_row` counts from the end: a sequence's incomplete tile is its first one, which under a causal mask sees the fewest
     // keys.
     __device__ void write(Tile& tile, int batch, int head, int tile_row, const Extent& q, const Extent& k) const
     {
-        int rows = Traits::BLOCK_M;
+        const int queries = warpgroup_queries<Traits>(params), tile_queries = Traits::CONSUMERS * queries;
+        int step = tile_queries;
         if constexpr (Traits::PAIRS) {
             if (pairs_heads(params))
                 head *= 2;
             else
-                rows *= 2;
+                step *= 2;
         }
-        const int end_query = (q.len + MMA_ROWS - 1) / MMA_ROWS * MMA_ROWS - tile_row * rows;
-        const int first_query = end_query - Traits::BLOCK_M;
+        if constexpr (Traits::GROUPS) head <<= group_log(params);
+        const int end_query = (q.len + queries - 1 & -queries) - tile_row * step;
+        const int first_query = end_query - tile_queries;
         tile.batch = batch;
         tile.head = head;
         tile.first_query = first_query;
@@ -133,7 +138,7 @@ template <class Traits> class TileOrder {
 
         const Mask mask(params.scoring, q.len, k.len);
         tile.first_block = mask.first_key(max(first_query, 0)) / Traits::BLOCK_N;
-        tile.end_block = (mask.end_key(first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
+        tile.end_block = (mask.end_key(first_query, tile_queries) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
     }
 
     const Forward& params;

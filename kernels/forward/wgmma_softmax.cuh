@@ -286,17 +286,19 @@ __device__ inline unsigned columns_from(int key)
 // Hides from a warpgroup's 64 rows the keys of `block` that they don't see. Which keys a row sees is an interval, so most
 // blocks need no test of single elements.
 template <class Traits>
-__device__ void apply_mask(float (&scores)[Traits::BLOCK_N / 2], const Scoring& scoring, const Tile& tile, int warpgroup,
+__device__ void apply_mask(float (&scores)[Traits::BLOCK_N / 2], const Forward& params, const Tile& tile, int warpgroup,
                            int block)
 {
-    const Mask mask(scoring, tile.query_len, tile.key_len);
-    const int first_row = tile.first_query + warpgroup * MMA_ROWS;
-    if (!mask.hides_part_of(first_row, MMA_ROWS, block * Traits::BLOCK_N, Traits::BLOCK_N))
+    const Mask mask(params.scoring, tile.query_len, tile.key_len);
+    const int queries = warpgroup_queries<Traits>(params), first_row = tile.first_query + warpgroup * queries;
+    if (!mask.hides_part_of(first_row, queries, block * Traits::BLOCK_N, Traits::BLOCK_N))
         return;
     const int first_key = block * Traits::BLOCK_N + lane_column();
 #pragma unroll
     for (int row = 0; row < ROWS_PER_THREAD; row++) {
-        const int diagonal = first_row + lane_row() + 8 * row + mask.shift;
+        int query = lane_row() + 8 * row;
+        if constexpr (Traits::GROUPS) query &= queries - 1;
+        const int diagonal = first_row + query + mask.shift;
         const int first_seen = diagonal - mask.left - first_key;
         const int end_seen = min(diagonal + mask.right, tile.key_len - 1) + 1 - first_key;
         constexpr int KEYS_PER_WORD = 128;

@@ -118,6 +118,9 @@ pub enum Reason {
     /// Its CTAs compute two tiles at a time that see the same keys, and this problem has none: neither is the number of query heads even
     /// that share a key/value head, nor does every query see all keys.
     Pairs,
+    /// The rows of its tiles are those of all query heads that share a key/value head, and this problem has another number of them than those it
+    /// was made for.
+    Groups,
     /// It loads keys out of pages in boxes of whole rows, and pages of this size leave none that is large enough.
     PageRows {
         /// The largest power of two that divides the rows of a page.
@@ -168,6 +171,7 @@ impl fmt::Display for Reason {
             Reason::Pairs => f.write_str(
                 "computes pairs of tiles that see the same keys: an even number of query heads that share a key/value head, or no mask",
             ),
+            Reason::Groups => f.write_str("takes 2 or 4 query heads that share a key/value head"),
             Reason::PageRows { rows, least } => write!(
                 f,
                 "takes pages of a multiple of {least} rows; {rows} is the largest power of two in these"

@@ -22,7 +22,8 @@ pub use fit::Timed;
 /// - `device NAME`, `multiprocessors COUNT`, `bandwidth TB/s`, `launch MICROSECONDS`, and `driver NAME` where a measurement holds for
 ///   one driver only,
 /// - `kernel NAME TFLOP/s TILE_END` for each kernel that was measured on this GPU,
-/// - `pairs NAME TIMES` for each of these that also has images whose CTAs work in pairs: how many times as fast their tiles are,
+/// - `pairs NAME TIMES` and `groups NAME TIMES` for each of these that also has images of these variants: how many times as fast their tiles
+///   are,
 /// - `modelled NAME TFLOP/s TILE_END` for each whose rates are those of another GPU, scaled,
 /// - `choice NAME [SETTING...] PROBLEM` for each problem whose kernel, and settings of its launch, were chosen by trials
 ///   ([`Problem::line`], [`Settings`]).
@@ -45,7 +46,7 @@ pub struct Rates {
     bandwidth: f64,
     launch_us: f64,
     kernels: Vec<Rate>,
-    pairs: Vec<PairsSpeed>,
+    variants: Vec<VariantSpeed>,
     features: Vec<FeatureCost>,
     /// By the problem's line.
     choices: BTreeMap<String, Chosen>,
@@ -60,12 +61,19 @@ struct Rate {
     modelled: bool,
 }
 
-/// How much faster the tiles of a kernel's images are whose CTAs work in pairs.
+/// How much faster the tiles of a kernel's images of a variant are than those of its plain ones.
 #[derive(Debug, Clone, PartialEq)]
-struct PairsSpeed {
+struct VariantSpeed {
+    schedule: Schedule,
     kernel: String,
     times: f64,
 }
+
+/// Variants that differ in their schedule, by the words of tables.
+const PRICED_VARIANTS: [(&str, Schedule); 2] = [
+    ("pairs", Schedule::Pairs),
+    ("groups", Schedule::PersistentGroups),
+];
 
 /// What the time of a kernel follows from.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -207,15 +215,19 @@ impl Rates {
         self.kernels.iter().find(|rate| rate.kernel == kernel)
     }
 
-    /// What the tiles of an image are faster than those of the kernel's plain one, if its CTAs work in pairs; `None` if nobody measured it.
-    fn pairs_speed(&self, kernel: &str) -> Option<f64> {
-        let of_kernel = self.pairs.iter().find(|pairs| pairs.kernel == kernel);
-        of_kernel.map(|pairs| pairs.times)
+    /// How many times as fast an image's tiles are as those of the kernel's plain one; `None` of a variant that nobody measured.
+    fn variant_speed(&self, image: &Image) -> Option<f64> {
+        if PRICED_VARIANTS.iter().all(|one| one.1 != image.schedule) {
+            return Some(1.0);
+        }
+        let found = { self.variants.iter() }
+            .find(|one| one.schedule == image.schedule && one.kernel == image.kernel);
+        found.map(|one| one.times)
     }
 
-    /// Whether it is known what the kernel gains where its CTAs work in pairs.
-    pub(crate) fn has_pairs(&self, kernel: &str) -> bool {
-        self.pairs_speed(kernel).is_some()
+    /// Whether it is known how fast the image is, if it is one of a variant.
+    pub(crate) fn has_variant(&self, image: &Image) -> bool {
+        self.variant_speed(image).is_some()
     }
 
     /// Expected GPU time of a forward image on `problem`, in microseconds.
@@ -270,10 +282,7 @@ impl Rates {
             .filter(|cost| cost.family == image.family && needs.contains(cost.feature))
             .map(|cost| cost.times)
             .product();
-        let times = match image.schedule {
-            Schedule::Pairs => times / self.pairs_speed(image.kernel).unwrap_or(1.0),
-            _ => times,
-        };
+        let times = times / self.variant_speed(image).unwrap_or(1.0);
         let block_us = times * block_flops / rate_per_multiprocessor;
         let (query_len, key_len) = problem.typical_lengths();
         let mask = problem.mask();
@@ -295,7 +304,9 @@ impl Rates {
         let numbered = Numbered::of(image, [problem.heads(), problem.kv_heads()]);
         let ctas = numbered.ctas as f64;
         let tiles = match image.schedule {
-            Schedule::OneGroupTile => problem.typical_group_tiles(image.tiling.block_m),
+            Schedule::OneGroupTile | Schedule::PersistentGroups => {
+                problem.typical_group_tiles(image.tiling.block_m)
+            }
             Schedule::Pairs => problem.typical_pairs(&numbered),
             _ => problem.typical_tiles(image.tiling.block_m),
         };

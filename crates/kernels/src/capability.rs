@@ -215,6 +215,8 @@ numbered! {
         OneGroupTile = 4, "one tile a CTA, of all heads that share keys", "ONE_GROUP_TILE";
         /// As persistent, in clusters of two CTAs: a number is two tiles that see the same keys, and each CTA loads half of these.
         Pairs = 5, "persistent pairs", "PAIRS";
+        /// As persistent; the rows of a tile are queries with each of the heads that share a key/value head.
+        PersistentGroups = 6, "persistent, tiles of all heads that share keys", "PERSISTENT_GROUPS";
     }
 }
 
@@ -222,7 +224,10 @@ impl Schedule {
     /// Whether CTAs stay and take one tile, or pair of tiles, after the other.
     #[must_use]
     pub const fn is_persistent(self) -> bool {
-        matches!(self, Schedule::Persistent | Schedule::Pairs)
+        matches!(
+            self,
+            Schedule::Persistent | Schedule::Pairs | Schedule::PersistentGroups
+        )
     }
 }
 
@@ -274,6 +279,6 @@ mod tests {
             Schedule::from_number(Schedule::Persistent.number()),
             Some(Schedule::Persistent)
         );
-        assert_eq!(Schedule::from_number(6), None);
+        assert_eq!(Schedule::from_number(7), None);
     }
 }

@@ -86,8 +86,7 @@ impl LoadedKernel {
             LoadedKernel::Plain(_) => Block::Plain(forward),
             LoadedKernel::Mapped(kernel) => {
                 let driver = kernel.module().context().driver();
-                let block_n = step.image.tiling.block_n;
-                Block::Mapped(block::forward_tma(driver, call, block_n, forward)?)
+                Block::Mapped(block::forward_tma(driver, call, step.image, forward)?)
             }
             LoadedKernel::Merge(_) | LoadedKernel::Append(_) => {
                 return Err(other_block(step.image));

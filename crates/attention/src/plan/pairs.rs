@@ -1,4 +1,5 @@
-//! What the numbers of tiles stand for: of kernels whose CTAs work in pairs, two tiles that see the same keys.
+//! What the numbers of tiles stand for: of kernels whose CTAs work in pairs, two tiles that see the same keys; of others rows of one head, or
+//! of all heads that share a key/value head.
 
 use warptile_kernels::{Image, Schedule};
 
@@ -28,7 +29,7 @@ impl Numbered {
             ctas: 1,
         };
         match image.schedule {
-            Schedule::OneGroupTile => Numbered {
+            Schedule::OneGroupTile | Schedule::PersistentGroups => Numbered {
                 heads: kv_heads,
                 rows_of_query: group as u64,
                 ..single
@@ -56,4 +57,9 @@ const fn has_pairs_of_heads(group_size: usize) -> bool {
 /// Whether both tiles of a pair see the same keys.
 pub(super) fn pairs_share_keys(group_size: usize, mask: Mask) -> bool {
     has_pairs_of_heads(group_size) || mask == Mask::None
+}
+
+/// Whether a box of queries can have those of all heads of a group, and a warp's rows one head (kernels/forward/wgmma_layout.cuh).
+pub(super) const fn groups_fit_boxes(group_size: usize) -> bool {
+    matches!(group_size, 2 | 4)
 }

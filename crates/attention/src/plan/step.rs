@@ -103,7 +103,7 @@ impl Scratch {
             Schedule::Persistent if splits_tiles(step.image) => {
                 Self::with_split_tiles(PARTS_A_CTA * step.resident() as usize, step.image)
             }
-            Schedule::Persistent | Schedule::Pairs => Self::counter(),
+            schedule if schedule.is_persistent() => Self::counter(),
             Schedule::SharedKeys => step.parts_of(&Sides::from(problem)),
             _ => Self::default(),
         };
@@ -328,7 +328,9 @@ fn tiles_of_queries(
     };
     let tiles = of_a_head.saturating_mul(heads).saturating_mul(batch);
     match image.schedule {
-        Schedule::OneGroupTile => (of_a_head, if_countable(rows, rows_of_query, tiles)),
+        Schedule::OneGroupTile | Schedule::PersistentGroups => {
+            (of_a_head, if_countable(rows, rows_of_query, tiles))
+        }
         _ => (of_a_head, tiles),
     }
 }
