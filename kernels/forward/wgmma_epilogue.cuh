@@ -23,13 +23,12 @@ template <class Traits> class OutputRows {
     {
         tile_row = warpgroup * MMA_ROWS + thread_index() % WARPGROUP_THREADS / 32 * WARP_ROWS;
         const int first_row = tile.first_query + first_in_tile();
-        const int head = head_of_warp<Traits>(params, tile);
         rows = tile.query_len - first_row;
         out = static_cast<Element*>(params.out.address) + tile.batch * params.out.batch +
-              head * params.out.head + (long long)(tile.query_offset + first_row) * params.out.row;
+              head_of_warp<Traits>(params, tile) * params.out.head + (long long)(tile.query_offset + first_row) * params.out.row;
         lse = nullptr;
         if (params.lse)
-            lse = params.lse + tile.batch * params.lse_batch + head * params.lse_head +
+            lse = params.lse + tile.batch * params.lse_batch + head_of_warp<Traits>(params, tile) * params.lse_head +
                   tile.query_offset + first_row;
     }
 

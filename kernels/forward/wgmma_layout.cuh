@@ -65,11 +65,12 @@ struct WgmmaTraits {
 
     // Registers a thread after the split; their sum over the CTA is what the launch allocated. One computing warpgroup
     // leaves room for a second CTA on the SM.
+    static constexpr bool LOADS_MORE = SERVING || PAIRS || GROUPS; // needs registers for the loading thread
     static constexpr int MIN_CTAS = CONSUMERS == 1 ? 2 : 1;
-    static constexpr int PRODUCER_REGISTERS = SERVING || GROUPS ? 56 : CONSUMERS >= 3 ? 32 : 40;
+    static constexpr int PRODUCER_REGISTERS = LOADS_MORE ? 56 : CONSUMERS >= 3 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = (CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216) -
-                                              (SERVING || GROUPS ? CONSUMERS == 1 ? 16 : 8 : 0);
-    static_assert(!SERVING || CONSUMERS <= 3, "registers for pages");
+                                              (LOADS_MORE ? CONSUMERS == 1 ? 16 : 8 : 0);
+    static_assert(!LOADS_MORE || CONSUMERS <= 3, "registers for the loading thread");
 
     // Likewise: tanh makes the code half as large again, and short rows wait for instructions. Three or four computing
     // warpgroups have no registers to spare for it.

@@ -13,7 +13,8 @@
 
 namespace warptile {
 
-// Which tiles a CTA of a pair computes: `TileOrder` for the first one, what it is told for the second one.
+// Which tiles a CTA of a pair computes. The first one takes them from `TileOrder` and tells the other, as soon as it knows: it would wait
+// for the keys that the other loads.
 template <class Traits> class PairOrder {
   public:
     using Layout = SharedLayout<Traits>;
@@ -23,45 +24,63 @@ template <class Traits> class PairOrder {
     {
     }
 
-    __device__ bool done() const { return is_first ? order.done() : ended; }
+    // Each writes a tile to `slot`; after the last one the end.
+    __device__ void first(Tile& slot)
+    {
+        if (is_first)
+            find(slot);
+        else
+            listen(slot);
+    }
+    __device__ void next(Tile& slot)
+    {
+        if (!is_first)
+            listen(slot);
+        else if (!known) {
+            order.advance();
+            find(slot);
+        }
+        known = false;
+    }
 
+    // Asks for the next number.
     __device__ void draw()
     {
         if (is_first)
             order.draw();
     }
 
-    __device__ void advance()
+    // Once it has been asked for: what `next` would do, ahead of time. The other CTA waits for it when it has loaded all of the present tile.
+    __device__ void look_ahead(Tile& slot)
     {
         if (!is_first)
             return;
         order.advance();
-        if (order.done())
-            tell(Tile::end());
-    }
-
-    // Writes the present tile to `tile`; false if the sequence does not have it, or if none is left.
-    __device__ bool describe(Tile& tile)
-    {
-        if (!is_first) {
-            listen(tile);
-            ended = tile.is_end();
-            return !ended;
-        }
-        const bool exists = order.describe(tile);
-        if (exists) {
-            Tile other = tile;
-            if (pairs_heads(params))
-                other.head++;
-            else
-                other.first_query -= Traits::BLOCK_M;
-            tell(other);
-        }
-        return exists;
+        find(slot);
+        known = true;
     }
 
   private:
     static constexpr int WORDS = sizeof(Tile) / sizeof(int);
+
+    // The tile of the present number, or of the next one that has a tile.
+    __device__ void find(Tile& slot)
+    {
+        for (; !order.done(); order.advance()) {
+            if (order.describe(slot)) {
+                Tile other = slot;
+                if (pairs_heads(params))
+                    other.head++;
+                else
+                    other.first_query -= Traits::BLOCK_M;
+                tell(other);
+                return;
+            }
+            order.draw();
+        }
+        slot = Tile::end();
+        tell(slot);
+    }
 
     __device__ void tell(const Tile& tile)
     {
@@ -88,16 +107,8 @@ template <class Traits> class PairOrder {
     const Layout layout;
     TileOrder<Traits> order;
     const bool is_first;
-    bool ended = false;  // of the second one
+    bool known = false;  // the next tile already
     unsigned parity = 0; // of the next tile's phase
 };
-
-template <class Traits> __device__ auto order_of(const Forward& params, unsigned char* shared, SharedLayout<Traits> layout)
-{
-    if constexpr (Traits::PAIRS)
-        return PairOrder<Traits>(params, shared, layout);
-    else
-        return TileOrder<Traits>(params);
-}
 
 } // namespace warptile

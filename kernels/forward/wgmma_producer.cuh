@@ -29,7 +29,16 @@ template <class Traits> class Producer : PagedLoading<Traits> {
     // it, across tiles; the queries of a tile after the last values of the tile before it.
     __device__ void run()
     {
-        for (auto order = order_of<Traits>(params.forward, shared, layout); !order.done(); order.advance()) {
+        if constexpr (Traits::PAIRS)
+            run_in_pair();
+        else
+            run_alone();
+    }
+
+  private:
+    __device__ void run_alone()
+    {
+        for (TileOrder<Traits> order(params.forward); !order.done(); order.advance()) {
             Tile& tile = next_slot();
             bool exists = order.describe(tile);
             if constexpr (Traits::SERVING) {
@@ -55,7 +64,25 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         announce(end);
     }
 
-  private:
+    // The same with tiles that one of two CTAs tells the other.
+    __device__ void run_in_pair()
+    {
+        PairOrder<Traits> order(params.forward, shared, layout);
+        order.first(next_slot());
+        while (!next_slot().is_end()) {
+            const Tile& tile = next_slot();
+            if (tile.is_empty()) {
+                order.draw();
+                load_pending_values();
+                announce(tile);
+            } else
+                load_tile(tile, order);
+            order.next(next_slot());
+        }
+        load_pending_values();
+        announce(next_slot());
+    }
+
     __device__ Tile& next_slot() { return layout.tile(shared, tiles); }
 
     // The next tile is drawn shortly before this one's last block is loaded: who draws early hoards work, who draws late
@@ -76,6 +103,9 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         for (int block = tile.end_block - 1; block >= first_block; block--) {
             if (block == draw_at)
                 order.draw();
+            if constexpr (Traits::PAIRS)
+                if (block == first_block && block < draw_at)
+                    order.look_ahead(next_slot());
             load_keys({row, kv_head, batch});
             load_pending_values();
             if (first)

@@ -126,7 +126,9 @@ template <class Traits> class TileOrder {
                 step *= 2;
         }
         if constexpr (Traits::GROUPS) head <<= group_log(params);
-        const int end_query = (q.len + queries - 1 & -queries) - tile_row * step;
+        // ptxas divides by what it does not know to be a power of 2.
+        const int all_queries = Traits::GROUPS ? q.len + queries - 1 & -queries : (q.len + queries - 1) / queries * queries;
+        const int end_query = all_queries - tile_row * step;
         const int first_query = end_query - tile_queries;
         tile.batch = batch;
         tile.head = head;
