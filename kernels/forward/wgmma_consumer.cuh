@@ -66,12 +66,12 @@ template <class Traits> class Consumer {
         issue_scores();
         take_first_scores();
         for (;;) {
-            if (block <= plain_top)
+            if (warp_agrees(block <= plain_top))
                 while (block > plain_floor) {
                     block--;
                     step<true>();
                 }
-            if (block > last_block) {
+            if (warp_agrees(block > last_block)) {
                 block--;
                 step<false>();
             } else if (is_part()) {
@@ -113,6 +113,13 @@ template <class Traits> class Consumer {
             // descriptors in ordinary registers: twice the instructions around each product.
             __syncwarp();
         }
+    }
+
+    // What all lanes agree on anyway. Of the variants of groups the compiler does not see it, with the same consequence as below.
+    __device__ static bool warp_agrees(bool condition)
+    {
+        if constexpr (Traits::GROUPS) return uniform(condition);
+        return condition;
     }
 
     __device__ int queries() const { return warpgroup_queries<Traits>(params); }
