@@ -226,6 +226,24 @@ impl Plan {
         }
     }
 
+    /// The same with as many CTAs in clusters as the device can hold, a number for each step.
+    pub(crate) fn with_clustered_ctas(self, ctas: &[Option<u32>]) -> Self {
+        if ctas.iter().all(Option::is_none) {
+            return self;
+        }
+        let mut steps = self.inner.steps.clone();
+        for (step, &ctas) in steps.iter_mut().zip(ctas) {
+            step.clustered_ctas = ctas;
+        }
+        Self::new(
+            self.inner.problem,
+            self.inner.device.clone(),
+            steps,
+            self.inner.considered.clone(),
+            self.inner.basis.clone(),
+        )
+    }
+
     /// The problem this plan solves.
     #[must_use]
     pub fn problem(&self) -> &Problem {

@@ -75,18 +75,14 @@ mod tests {
 
     /// A plain image, as if it were one of another schedule: what is planned follows from that alone.
     fn image(kernel: &str, schedule: Schedule) -> &'static Image {
-        let plain = warptile_kernels::catalog().iter().find(|image| {
-            image.kernel == kernel
-                && image.element == ElementType::Bf16
-                && image.schedule == Schedule::Persistent
-                && image.features.iter().count() == 5
-        });
-        let name = format!("{kernel}_{schedule:?}");
-        Box::leak(Box::new(Image {
-            name: name.leak(),
-            schedule,
-            ..plain.unwrap().clone()
-        }))
+        let plain = { warptile_kernels::catalog().iter() }
+            .filter(|image| image.kernel == kernel && image.element == ElementType::Bf16)
+            .filter(|image| image.schedule == Schedule::Persistent)
+            .min_by_key(|image| image.features.iter().count());
+        let mut image = plain.unwrap().clone();
+        image.name = format!("{kernel}_{schedule:?}").leak();
+        image.schedule = schedule;
+        Box::leak(Box::new(image))
     }
 
     fn call(batch: usize, [heads, kv_heads]: [usize; 2], [q, k]: [usize; 2], mask: Mask) -> Call {
@@ -106,6 +102,7 @@ mod tests {
             ctas_per_multiprocessor: 1,
             estimate_us: 0.0,
             settings: Settings::default(),
+            clustered_ctas: None,
         }
     }
 
@@ -136,6 +133,13 @@ mod tests {
         assert_eq!(shape(7, &single), (12, 2, 6, true));
         assert_eq!(shape(0, &single).2, 2);
         assert_eq!(shape(132, &call(1, [4, 4], [0, 16], Mask::None)).2, 0);
+        // A device that holds fewer clusters than its multiprocessors could.
+        let few = Step {
+            clustered_ctas: Some(120),
+            ..step(image, 132)
+        };
+        let shape = few.shape(&grouped).unwrap();
+        assert_eq!((shape.grid, shape.draws_tiles), (120, true));
     }
 
     #[test]

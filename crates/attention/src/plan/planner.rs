@@ -324,6 +324,7 @@ impl<'a> Planner<'a> {
             ctas_per_multiprocessor: occupancy(image, device),
             estimate_us: estimate(image),
             settings: Settings::default(),
+            clustered_ctas: None,
         })
     }
 }

@@ -31,6 +31,9 @@ pub struct Step {
     pub estimate_us: f64,
     /// What of its launches is not as the planner has it.
     pub settings: Settings,
+    /// CTAs that the device can hold at once where they come in clusters, once the driver was asked: some multiprocessors may be left without
+    /// a pair. `None`: as many as on their own.
+    pub clustered_ctas: Option<u32>,
 }
 
 /// How a step is launched for one call.
@@ -161,6 +164,9 @@ impl Step {
     /// CTAs that stay for a whole launch.
     fn resident(&self) -> u32 {
         let resident = self.multiprocessors.max(1) * self.ctas_per_multiprocessor.max(1);
+        let resident = self
+            .clustered_ctas
+            .map_or(resident, |most| most.min(resident));
         match self.image.schedule {
             Schedule::SharedKeys => resident.min(Scratch::SHARING_CTAS as u32),
             _ => resident,
@@ -433,6 +439,7 @@ mod tests {
             ctas_per_multiprocessor: 1,
             estimate_us: 0.0,
             settings: Settings::default(),
+            clustered_ctas: None,
         }
     }
 
