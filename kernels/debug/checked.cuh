@@ -52,7 +52,7 @@ template <class Traits> __device__ void check_launch(const Forward& params)
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PAIRS || params.heads / params.kv_heads % 2 == 0 ||
                     (params.scoring.window_left == WINDOW_UNLIMITED && params.scoring.window_right == WINDOW_UNLIMITED));
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PERSISTENT_GROUPS || params.heads == 2 * params.kv_heads ||
-                    params.heads == 4 * params.kv_heads);
+                    params.heads == 4 * params.kv_heads || params.heads == 8 * params.kv_heads);
     const Sequences& sequences = params.sequences;
     WARPTILE_ASSERT(sequences.batch > 0 && sequences.query_len >= 0 && sequences.key_len >= 0);
     WARPTILE_ASSERT(params.scoring.scale == params.scoring.scale && params.scoring.softcap >= 0);

@@ -91,7 +91,7 @@ template <class Traits> class Consumer {
                 receive_tile();
                 const OutputRows<Traits> rows(params, layout.tile(shared, tiles - 2), warpgroup);
                 float inverse[ROWS_PER_THREAD], lse[ROWS_PER_THREAD];
-                state.finish(inverse, lse, params.scoring, head_of_warp<Traits>(params, layout.tile(shared, tiles - 2)));
+                state.finish(inverse, lse, params, layout.tile(shared, tiles - 2));
                 rows.write_lse(lse);
                 const bool more = start_tile();
                 if (more)
@@ -137,8 +137,9 @@ template <class Traits> class Consumer {
     {
         const OutputRows<Traits> rows(params, tile(), warpgroup);
         rows.write_zeros();
-        const float sink = sink_of(params.scoring, head_of_warp<Traits>(params, tile()));
-        rows.write_lse({sink, sink});
+        float sinks[ROWS_PER_THREAD];
+        sinks_of_rows<Traits>(sinks, params, tile());
+        rows.write_lse(sinks);
     }
 
     __device__ bool is_part() const
@@ -168,7 +169,7 @@ template <class Traits> class Consumer {
                 parts.add_up(output, state);
                 const OutputRows<Traits> rows(params, tile(), warpgroup);
                 float inverse[ROWS_PER_THREAD], lse[ROWS_PER_THREAD];
-                state.finish(inverse, lse, params.scoring, head_of_warp<Traits>(params, tile()));
+                state.finish(inverse, lse, params, tile());
                 rows.write_lse(lse);
                 rows.write(output, inverse);
             }

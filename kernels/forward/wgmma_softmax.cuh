@@ -14,6 +14,19 @@ constexpr int ROWS_PER_THREAD = 2; // the second is 8 below the first
 __device__ inline int lane_row() { return thread_index() % WARPGROUP_THREADS / 32 * 16 + thread_index() % 32 / 4; }
 __device__ inline int lane_column() { return thread_index() % 4 * 2; }
 
+// The sinks of the heads that the thread's rows are of. Where a warpgroup has those of several, the first `warpgroup_queries` are the tile's
+// head's.
+template <class Traits>
+__device__ void sinks_of_rows(float (&sinks)[ROWS_PER_THREAD], const Forward& params, const Tile& tile)
+{
+    if constexpr (Traits::GROUPS) {
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            sinks[row] = sink_of(params.scoring, tile.head + ((lane_row() + 8 * row) << group_log(params)) / MMA_ROWS);
+    } else {
+        sinks[0] = sinks[1] = sink_of(params.scoring, tile.head);
+    }
+}
+
 __device__ inline float quad_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
@@ -104,8 +117,8 @@ template <class Traits> struct RowState {
     static_assert(COUNT % CHUNK == 0, "rounds cover a thread's scores");
 
     // Of a row whose keys have all been seen: what its output is multiplied by, and its log-sum-exp.
-    __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD], const Scoring& scoring,
-                           int head) const
+    __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD], const Forward& params,
+                           const Tile& tile) const
     {
         float total[ROWS_PER_THREAD], max[ROWS_PER_THREAD], keep[ROWS_PER_THREAD];
 #pragma unroll
@@ -114,12 +127,13 @@ template <class Traits> struct RowState {
             max[row] = -offset[row];
             keep[row] = 1;
         }
-        if (__builtin_expect(scoring.sinks != nullptr, false)) {
-            const float sink = sink_of(scoring, head);
+        if (__builtin_expect(params.scoring.sinks != nullptr, false)) {
+            float sinks[ROWS_PER_THREAD];
+            sinks_of_rows<Traits>(sinks, params, tile);
 #pragma unroll
             for (int row = 0; row < ROWS_PER_THREAD; row++)
-                if (sink != negative_infinity())
-                    keep[row] = join_sink(max[row], total[row], sink);
+                if (sinks[row] != negative_infinity())
+                    keep[row] = join_sink(max[row], total[row], sinks[row]);
         }
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++) {

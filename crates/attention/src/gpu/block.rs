@@ -189,6 +189,9 @@ pub(crate) fn forward_tma(
         _ => 1,
     };
     let query_box = [QUERY_BOX_ROWS / query_heads, query_heads];
+    // A warp's rows are those of one head, or of two with fewer rows each.
+    let output_rows = OUTPUT_BOX_ROWS.min(query_box[0]);
+    let output_box = [output_rows, OUTPUT_BOX_ROWS / output_rows];
     let q_map = boxes(forward.q.address, call.q(), query_box)?;
     // A tensor map cannot have an extent of 0. Without keys the kernel reads neither, so q's stands in.
     let (k_map, v_map) = match call.key_len() {
@@ -209,7 +212,7 @@ pub(crate) fn forward_tma(
         q_map,
         k_map,
         v_map,
-        out_map: map(forward.out.address, call.out(), OUTPUT_BOX_ROWS)?,
+        out_map: boxes(forward.out.address, call.out(), output_box)?,
         forward,
         ..Default::default()
     })

@@ -59,9 +59,9 @@ pub(super) fn pairs_share_keys(group_size: usize, mask: Mask) -> bool {
     has_pairs_of_heads(group_size) || mask == Mask::None
 }
 
-/// Whether a box of queries can have those of all heads of a group, and a warp's rows one head (kernels/forward/wgmma_layout.cuh).
+/// Whether a box of queries can have those of all heads of a group, and a warp's rows at most two heads (kernels/forward/wgmma_epilogue.cuh).
 pub(super) const fn groups_fit_boxes(group_size: usize) -> bool {
-    matches!(group_size, 2 | 4)
+    matches!(group_size, 2 | 4 | 8)
 }
 
 #[cfg(test)]
@@ -204,7 +204,8 @@ mod tests {
             ([6, 2], none, true, false),
             ([2, 2], causal, false, false),
             ([2, 2], none, true, false),
-            ([16, 2], causal, true, false),
+            ([16, 2], causal, true, true),
+            ([32, 2], causal, true, false),
             ([12, 2], causal, true, false),
         ] {
             let call = call(2, heads, [300, 500], mask);
