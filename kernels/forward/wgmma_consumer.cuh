@@ -137,9 +137,8 @@ template <class Traits> class Consumer {
     {
         const OutputRows<Traits> rows(params, tile(), warpgroup);
         rows.write_zeros();
-        float sinks[ROWS_PER_THREAD];
-        sinks_of_rows<Traits>(sinks, params, tile());
-        rows.write_lse(sinks);
+        const float sink = sink_of_row<Traits>(params, tile(), 0);
+        rows.write_lse({sink, Traits::GROUPS ? sink_of_row<Traits>(params, tile(), 1) : sink});
     }
 
     __device__ bool is_part() const

@@ -14,17 +14,12 @@ constexpr int ROWS_PER_THREAD = 2; // the second is 8 below the first
 __device__ inline int lane_row() { return thread_index() % WARPGROUP_THREADS / 32 * 16 + thread_index() % 32 / 4; }
 __device__ inline int lane_column() { return thread_index() % 4 * 2; }
 
-// The sinks of the heads that the thread's rows are of. Where a warpgroup has those of several, the first `warpgroup_queries` are the tile's
-// head's.
-template <class Traits>
-__device__ void sinks_of_rows(float (&sinks)[ROWS_PER_THREAD], const Forward& params, const Tile& tile)
+// The sink of one of the thread's rows, by its head. Where a warpgroup has rows of several, the first `warpgroup_queries` are the tile's head's.
+template <class Traits> __device__ float sink_of_row(const Forward& params, const Tile& tile, int row)
 {
-    if constexpr (Traits::GROUPS) {
-        for (int row = 0; row < ROWS_PER_THREAD; row++)
-            sinks[row] = sink_of(params.scoring, tile.head + ((lane_row() + 8 * row) << group_log(params)) / MMA_ROWS);
-    } else {
-        sinks[0] = sinks[1] = sink_of(params.scoring, tile.head);
-    }
+    int head = tile.head;
+    if constexpr (Traits::GROUPS) head += ((lane_row() + 8 * row) << group_log(params)) / MMA_ROWS;
+    return sink_of(params.scoring, head);
 }
 
 __device__ inline float quad_max(float x)
@@ -128,12 +123,13 @@ template <class Traits> struct RowState {
             keep[row] = 1;
         }
         if (__builtin_expect(params.scoring.sinks != nullptr, false)) {
-            float sinks[ROWS_PER_THREAD];
-            sinks_of_rows<Traits>(sinks, params, tile);
+            float sink = sink_of_row<Traits>(params, tile, 0);
 #pragma unroll
-            for (int row = 0; row < ROWS_PER_THREAD; row++)
-                if (sinks[row] != negative_infinity())
-                    keep[row] = join_sink(max[row], total[row], sinks[row]);
+            for (int row = 0; row < ROWS_PER_THREAD; row++) {
+                if (Traits::GROUPS && row > 0) sink = sink_of_row<Traits>(params, tile, row);
+                if (sink != negative_infinity())
+                    keep[row] = join_sink(max[row], total[row], sink);
+            }
         }
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++) {
