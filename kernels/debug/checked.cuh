@@ -47,6 +47,12 @@ template <class Traits> __device__ void check_launch(const Forward& params)
                     (params.work.side_by_side > 0 && gridDim.x % params.work.side_by_side == 0));
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_SHARED_KEYS || (params.work.semaphores && params.work.partials));
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PERSISTENT || params.work.counter || gridDim.x >= (unsigned)params.work.tiles);
+    WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PAIRS ||
+                    (gridDim.x % 2 == 0 && (params.work.counter || gridDim.x / 2 >= (unsigned)params.work.tiles)));
+    WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PAIRS || params.heads / params.kv_heads % 2 == 0 ||
+                    (params.scoring.window_left == WINDOW_UNLIMITED && params.scoring.window_right == WINDOW_UNLIMITED));
+    WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PERSISTENT_GROUPS || params.heads == 2 * params.kv_heads ||
+                    params.heads == 4 * params.kv_heads || params.heads == 8 * params.kv_heads);
     const Sequences& sequences = params.sequences;
     WARPTILE_ASSERT(sequences.batch > 0 && sequences.query_len >= 0 && sequences.key_len >= 0);
     WARPTILE_ASSERT(params.scoring.scale == params.scoring.scale && params.scoring.softcap >= 0);

@@ -21,7 +21,10 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
         prefetch_map(params.out_map);
         layout.init_barriers();
     }
-    __syncthreads();
+    if constexpr (Traits::PAIRS)
+        cluster_sync();
+    else
+        __syncthreads();
 
     if (warp < WARPGROUP_WARPS) {
         give_registers_back<Traits::PRODUCER_REGISTERS>();
@@ -34,6 +37,11 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
         // Worked out anew: kept since the entry, ptxas would spill it.
         const int warpgroup = uniform(thread_index() / WARPGROUP_THREADS) - 1;
         Consumer<Traits>(params, shared, layout, warpgroup).run();
+    }
+    if constexpr (Traits::PAIRS) {
+        // The other CTA of the pair still arrives at barriers of this one.
+        __syncwarp();
+        cluster_sync();
     }
 }
 

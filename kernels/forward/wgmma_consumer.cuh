@@ -31,7 +31,7 @@ template <class Traits> class Consumer {
         clear_output();
         receive_tile();
         while (!uniform(tile().is_end())) {
-            const bool has_rows = uniform(tile().has_rows(warpgroup));
+            const bool has_rows = uniform(this->has_rows());
             const bool computes = has_rows && !uniform(tile().is_empty());
             if (computes && !compute_tiles())
                 continue;
@@ -40,7 +40,7 @@ template <class Traits> class Consumer {
                     pass_blocks(uniform(tile().end_block - tile().first_block));
                     release_queries();
                 }
-                finish_part(uniform(tile().has_rows(warpgroup)), computes);
+                finish_part(uniform(this->has_rows()), computes);
                 receive_tile();
                 continue;
             }
@@ -66,12 +66,12 @@ template <class Traits> class Consumer {
         issue_scores();
         take_first_scores();
         for (;;) {
-            if (block <= plain_top)
+            if (warp_agrees(block <= plain_top))
                 while (block > plain_floor) {
                     block--;
                     step<true>();
                 }
-            if (block > last_block) {
+            if (warp_agrees(block > last_block)) {
                 block--;
                 step<false>();
             } else if (is_part()) {
@@ -91,7 +91,7 @@ template <class Traits> class Consumer {
                 receive_tile();
                 const OutputRows<Traits> rows(params, layout.tile(shared, tiles - 2), warpgroup);
                 float inverse[ROWS_PER_THREAD], lse[ROWS_PER_THREAD];
-                state.finish(inverse, lse, params.scoring, layout.tile(shared, tiles - 2).head);
+                state.finish(inverse, lse, params, layout.tile(shared, tiles - 2));
                 rows.write_lse(lse);
                 const bool more = start_tile();
                 if (more)
@@ -115,6 +115,16 @@ template <class Traits> class Consumer {
         }
     }
 
+    // What all lanes agree on anyway. Of the variants of groups the compiler does not see it, with the same consequence as below.
+    __device__ static bool warp_agrees(bool condition)
+    {
+        if constexpr (Traits::GROUPS) return uniform(condition);
+        return condition;
+    }
+
+    __device__ int queries() const { return warpgroup_queries<Traits>(params); }
+    __device__ bool has_rows() const { return tile().has_rows(warpgroup, queries()); }
+
     __device__ const Tile& tile() const { return layout.tile(shared, tiles - 1); }
 
     __device__ void receive_tile()
@@ -127,8 +137,8 @@ template <class Traits> class Consumer {
     {
         const OutputRows<Traits> rows(params, tile(), warpgroup);
         rows.write_zeros();
-        const float sink = sink_of(params.scoring, tile().head);
-        rows.write_lse({sink, sink});
+        const float sink = sink_of_row<Traits>(params, tile(), 0);
+        rows.write_lse({sink, Traits::GROUPS ? sink_of_row<Traits>(params, tile(), 1) : sink});
     }
 
     __device__ bool is_part() const
@@ -158,7 +168,7 @@ template <class Traits> class Consumer {
                 parts.add_up(output, state);
                 const OutputRows<Traits> rows(params, tile(), warpgroup);
                 float inverse[ROWS_PER_THREAD], lse[ROWS_PER_THREAD];
-                state.finish(inverse, lse, params.scoring, tile().head);
+                state.finish(inverse, lse, params, tile());
                 rows.write_lse(lse);
                 rows.write(output, inverse);
             }
@@ -238,8 +248,8 @@ template <class Traits> class Consumer {
         const int end_block = uniform(tile().end_block);
 
         const Mask mask(params.scoring, tile().query_len, tile().key_len);
-        const int first_row = tile().first_query + warpgroup * MMA_ROWS;
-        const int seen_blocks = (mask.end_key(first_row, MMA_ROWS) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
+        const int first_row = tile().first_query + warpgroup * queries();
+        const int seen_blocks = (mask.end_key(first_row, queries()) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
         block = uniform(min(end_block, max(seen_blocks, first_block + 1))) - 1;
         last_block = uniform(min(block, max(first_block, mask.first_key(first_row) / Traits::BLOCK_N)));
 
@@ -248,12 +258,12 @@ template <class Traits> class Consumer {
         plain_top = common_end / Traits::BLOCK_N;
         if (keys_are_followed() && (block + 1) * Traits::BLOCK_N > tile().key_len)
             plain_top = min(plain_top, block - 1);
-        const int common_begin = first_row + MMA_ROWS - 1 + mask.shift - mask.left;
+        const int common_begin = first_row + queries() - 1 + mask.shift - mask.left;
         plain_floor = max(last_block, (common_begin + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
         plain_top = uniform(plain_top);
         plain_floor = uniform(plain_floor);
 
-        const bool more = first_block < end_block && uniform(tile().has_rows(warpgroup));
+        const bool more = first_block < end_block && uniform(has_rows());
         hidden = left_behind + (more ? end_block - 1 - block : 0);
         left_behind = more ? last_block - first_block : 0;
         return more;
@@ -374,7 +384,7 @@ template <class Traits> class Consumer {
         if (scale.has_softcap())
             scale.cap(scores);
         if constexpr (!PLAIN)
-            apply_mask<Traits>(scores, params.scoring, tile(), warpgroup, block);
+            apply_mask<Traits>(scores, params, tile(), warpgroup, block);
         state.template update<PLAIN>(scores, scale);
     }
 
@@ -426,14 +436,23 @@ template <class Traits> class Consumer {
         if (threadIdx.x % 32 == 0)
             barrier_arrive(barrier);
     }
+    // A block of keys or values: in pairs both CTAs wait for the readers of both.
+    __device__ static void release_block(unsigned barrier)
+    {
+        if constexpr (Traits::PAIRS) {
+            if (threadIdx.x % 32 < Traits::CLUSTER)
+                barrier_arrive_in_cluster(address_in(barrier, threadIdx.x % 32));
+        } else
+            release(barrier);
+    }
     __device__ void release_keys()
     {
-        release(layout.keys_empty(keys_at.stage));
+        release_block(layout.keys_empty(keys_at.stage));
         keys_at.advance();
     }
     __device__ void release_values()
     {
-        release(layout.values_empty(values_at.stage));
+        release_block(layout.values_empty(values_at.stage));
         values_at.advance();
     }
     // The tile has its last scores; the buffer is released once its output has left through it.

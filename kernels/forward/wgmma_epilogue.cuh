@@ -6,7 +6,7 @@
 
 namespace warptile {
 
-// The 16 rows of a tile that one warp writes.
+// The 16 rows of a tile that one warp writes: of one head, or 8 of each of two.
 template <class Traits> class OutputRows {
   public:
     using Element = typename Traits::Element;
@@ -15,13 +15,13 @@ template <class Traits> class OutputRows {
     __device__ OutputRows(const Forward& params, const Tile& tile, int warpgroup) : params(params)
     {
         tile_row = warpgroup * MMA_ROWS + thread_index() % WARPGROUP_THREADS / 32 * WARP_ROWS;
-        const int first_row = tile.first_query + tile_row;
+        const int first_row = tile.first_query + first_in_tile();
         rows = tile.query_len - first_row;
         out = static_cast<Element*>(params.out.address) + tile.batch * params.out.batch +
-              tile.head * params.out.head + (long long)(tile.query_offset + first_row) * params.out.row;
+              first_head(tile) * params.out.head + (long long)(tile.query_offset + first_row) * params.out.row;
         lse = nullptr;
         if (params.lse)
-            lse = params.lse + tile.batch * params.lse_batch + tile.head * params.lse_head +
+            lse = params.lse + tile.batch * params.lse_batch + first_head(tile) * params.lse_head +
                   tile.query_offset + first_row;
     }
 
@@ -30,8 +30,8 @@ template <class Traits> class OutputRows {
     {
 #pragma unroll
         for (int i = 0; i < ROWS_PER_THREAD; i++)
-            if (lse && thread_index() % 4 == 0 && quad_row(i) < rows)
-                lse[quad_row(i)] = values[i];
+            if (lse && thread_index() % 4 == 0 && query_of(quad_row(i)) < rows)
+                lse[query_of(quad_row(i)) + head_of(quad_row(i)) * params.lse_head] = values[i];
     }
 
     // Through `buffer`, the warpgroup's in shared memory: every warp lays its rows out for itself, with swizzled chunks as a box has them, and
@@ -46,7 +46,8 @@ template <class Traits> class OutputRows {
         const int lane = thread_index() % 32;
         unsigned char* const all_staged = buffer + tile_row % MMA_ROWS * SWIZZLE_BYTES;
         const int matrix_swizzle = lane % 8 ^ lane / 16;
-        const int row = uniform(tile.query_offset + tile.first_query + tile_row), head = uniform(tile.head);
+        const int row = uniform(tile.query_offset + tile.first_query + first_in_tile());
+        const int head = uniform(first_head(tile));
         const int batch = params.sequences.query_offsets ? 0 : uniform(tile.batch);
 #pragma unroll
         for (int part = 0; part < CHUNKS; part += CHUNKS_AT_ONCE) {
@@ -84,6 +85,7 @@ template <class Traits> class OutputRows {
     // whole sectors.
     __device__ void write(const float (&output)[Traits::HEAD_DIM / 2], const float (&inverse)[ROWS_PER_THREAD]) const
     {
+        static_assert(!Traits::GROUPS, "rows of one head");
         const bool odd = thread_index() & 1;
         Element* to = out + quad_row(0) * params.out.row + (odd ? CHUNK : 0) + thread_index() % 4 / 2 * 4;
 #pragma unroll
@@ -104,8 +106,14 @@ template <class Traits> class OutputRows {
     __device__ void write_zeros() const
     {
         const int column = thread_index() % 32 * 8;
-        for (int row = 0; row < min(rows, WARP_ROWS) && column < params.head_dim; row++)
-            *reinterpret_cast<uint4*>(out + row * params.out.row + column) = {0, 0, 0, 0};
+        if constexpr (Traits::GROUPS) {
+            for (int row = 0; row < WARP_ROWS && column < params.head_dim; row++)
+                if (query_of(row) < rows)
+                    *reinterpret_cast<uint4*>(out + query_of(row) * params.out.row + head_of(row) * params.out.head + column) = {0, 0, 0, 0};
+        } else {
+            for (int row = 0; row < min(rows, WARP_ROWS) && column < params.head_dim; row++)
+                *reinterpret_cast<uint4*>(out + row * params.out.row + column) = {0, 0, 0, 0};
+        }
     }
 
   private:
@@ -113,17 +121,49 @@ template <class Traits> class OutputRows {
     static constexpr int CHUNK = 8; // columns in 16 bytes, and of an accumulator block
     static constexpr int SLAB_CHUNKS = SLAB_COLUMNS / CHUNK;
 
+    // The head of the warp's first row.
+    __device__ int first_head(const Tile& tile) const
+    {
+        if constexpr (Traits::GROUPS) return tile.head + (tile_row % MMA_ROWS << group_log(params)) / MMA_ROWS;
+        return tile.head;
+    }
+
+    // Of the warp's rows: which query, and which head, both counted from the first row's.
+    __device__ int query_of(int row) const
+    {
+        if constexpr (Traits::GROUPS) return row & (warpgroup_queries<Traits>(params) - 1);
+        return row;
+    }
+    __device__ int head_of(int row) const
+    {
+        if constexpr (Traits::GROUPS) return row >= warpgroup_queries<Traits>(params);
+        return 0;
+    }
+
+    // The warp's first query, counted from the tile's.
+    __device__ int first_in_tile() const
+    {
+        if constexpr (Traits::GROUPS) {
+            const int queries = warpgroup_queries<Traits>(params);
+            return tile_row / MMA_ROWS * queries + (tile_row & (queries - 1));
+        }
+        return tile_row;
+    }
+
     // Whether what the map has of the warp's rows are rows of the sequence. Otherwise others' rows may follow.
-    __device__ bool ends_with_map() const { return !reads_lengths(params.sequences) || rows >= WARP_ROWS; }
+    __device__ bool ends_with_map() const
+    {
+        return !reads_lengths(params.sequences) || rows >= min(WARP_ROWS, warpgroup_queries<Traits>(params));
+    }
 
     // The rows that there are, by the lanes: `chunks` of each from the chunk `first` on.
     __device__ void write_rows(const unsigned char* staged, int first, int chunks) const
     {
 #pragma unroll 1
-        for (int i = thread_index() % 32; i < rows * chunks; i += 32) {
+        for (int i = thread_index() % 32; i < (Traits::GROUPS ? WARP_ROWS : rows) * chunks; i += 32) {
             const int row = i / chunks, chunk = i % chunks;
-            if ((first + chunk) * CHUNK >= params.head_dim) continue;
-            store_global(out + row * params.out.row + (first + chunk) * CHUNK,
+            if ((first + chunk) * CHUNK >= params.head_dim || (Traits::GROUPS && query_of(row) >= rows)) continue;
+            store_global(out + query_of(row) * params.out.row + head_of(row) * params.out.head + (first + chunk) * CHUNK,
                          *reinterpret_cast<const uint4*>(staged + chunk / SLAB_CHUNKS * Traits::QUERY_SLAB_BYTES +
                                                          row * SWIZZLE_BYTES + (chunk % SLAB_CHUNKS ^ row % 8) * 16));
         }

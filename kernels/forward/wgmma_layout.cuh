@@ -11,7 +11,7 @@ constexpr int WARPGROUP_WARPS = 4;
 constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2; // f16 and bf16 columns in a swizzled row
 
 // What an image has that the plain one does without.
-enum class Variant { PLAIN, SOFTCAP, SERVING };
+enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS };
 
 // Keys are loaded from pages in boxes of at least so many rows: pages of a multiple of them.
 constexpr int MIN_BOX_ROWS = 16;
@@ -54,19 +54,31 @@ struct WgmmaTraits {
     // An image of its own: keys in pages, and tiles whose keys several CTAs share.
     static constexpr bool SERVING = VARIANT_ == Variant::SERVING;
 
+    // Another: CTAs in clusters of two (forward/wgmma_pair.cuh). Each loads every second slab of a block of keys, for both.
+    static constexpr bool PAIRS = VARIANT_ == Variant::PAIRS;
+    static constexpr int CLUSTER = PAIRS ? 2 : 1; // CTAs
+    static_assert(!PAIRS || SLABS % 2 == 0, "a half of the slabs for each CTA of a pair");
+
+    // Another: a warpgroup's rows are those of all heads that share a key/value head, 64 / heads queries of one head after the other. Under
+    // a mask these rows see more nearly the same keys.
+    static constexpr bool GROUPS = VARIANT_ == Variant::GROUPS;
+
     // Registers a thread after the split; their sum over the CTA is what the launch allocated. One computing warpgroup
     // leaves room for a second CTA on the SM.
+    static constexpr bool LOADS_MORE = SERVING || PAIRS || GROUPS; // needs registers for the loading thread
     static constexpr int MIN_CTAS = CONSUMERS == 1 ? 2 : 1;
-    static constexpr int PRODUCER_REGISTERS = SERVING ? 56 : CONSUMERS >= 3 ? 32 : 40;
+    static constexpr int PRODUCER_REGISTERS = LOADS_MORE ? 56 : CONSUMERS >= 3 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = (CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216) -
-                                              (SERVING ? CONSUMERS == 1 ? 16 : 8 : 0);
-    static_assert(!SERVING || CONSUMERS <= 3, "registers for pages");
+                                              (LOADS_MORE ? CONSUMERS == 1 ? 16 : 8 : 0);
+    static_assert(!LOADS_MORE || CONSUMERS <= 3, "registers for the loading thread");
 
     // Likewise: tanh makes the code half as large again, and short rows wait for instructions. Three or four computing
     // warpgroups have no registers to spare for it.
     static constexpr bool SOFTCAP = VARIANT_ == Variant::SOFTCAP;
     static_assert(!SOFTCAP || CONSUMERS < 3, "registers for tanh");
-    static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = SCHEDULE_PERSISTENT;
+    static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = PAIRS    ? SCHEDULE_PAIRS
+                                                            : GROUPS ? SCHEDULE_PERSISTENT_GROUPS
+                                                                     : SCHEDULE_PERSISTENT;
     static constexpr unsigned FEATURES =
         (SOFTCAP ? FEATURE_SOFTCAP : 0) | (SERVING ? FEATURE_PAGED : 0) | FEATURE_SINKS | FEATURE_PACKED |
         FEATURE_DEVICE_LENGTHS | FEATURE_LSE;
@@ -96,11 +108,21 @@ struct WgmmaTraits {
     static_assert(SHARED_BYTES <= SHARED_LIMIT, "shared memory of a CTA");
 };
 
+// Of the query heads that share a key/value head, the logarithm of their number, which is a power of 2.
+__device__ inline int group_log(const Forward& params) { return __clz(params.kv_heads) - __clz(params.heads); }
+
+// Queries of a warpgroup's rows.
+template <class Traits> __device__ int warpgroup_queries(const Forward& params)
+{
+    if constexpr (Traits::GROUPS) return MMA_ROWS >> group_log(params);
+    return MMA_ROWS;
+}
+
 // BLOCK_M query rows of one head of one sequence, and the blocks of keys they need.
 struct Tile {
     int batch; // END after the last tile
-    int head;
-    int first_query; // in the sequence; negative multiple of 64 where it has fewer than BLOCK_M rows left
+    int head;        // the first of those that share keys, if the rows are those of all of them
+    int first_query; // in the sequence; a negative multiple of a warpgroup's queries where fewer than the tile's are left
     int query_len;
     int key_len;
     int query_offset; // first row of the sequence in a packed tensor; 0 for dense ones
@@ -121,7 +143,7 @@ struct Tile {
     __device__ bool is_empty() const { return first_block >= end_block; }
 
     // In a sequence's first tile the first warpgroups may have nothing to do.
-    __device__ bool has_rows(int warpgroup) const { return first_query + warpgroup * MMA_ROWS >= 0; }
+    __device__ bool has_rows(int warpgroup, int queries) const { return first_query + warpgroup * queries >= 0; }
 };
 
 // Which range of its tile's keys a CTA computes.
@@ -192,7 +214,10 @@ template <class Traits> struct SharedLayout {
     static constexpr int REQUEST_SLOTS = 4;
     static constexpr int REQUEST_BARRIERS_AT = REQUESTS_AT + (Traits::SERVING ? REQUEST_SLOTS * (int)sizeof(Request) : 0);
     static constexpr int HELPERS = WARPGROUP_WARPS - 1;
-    static constexpr int END = REQUEST_BARRIERS_AT + (Traits::SERVING ? REQUEST_SLOTS * 16 : 0);
+    // Of pairs: the tile that the other CTA is told, and two barriers.
+    static constexpr int MAIL_AT = REQUEST_BARRIERS_AT + (Traits::SERVING ? REQUEST_SLOTS * 16 : 0);
+    static constexpr int MAIL_BARRIERS_AT = (MAIL_AT + (Traits::PAIRS ? (int)sizeof(Tile) : 0) + 7) / 8 * 8;
+    static constexpr int END = MAIL_BARRIERS_AT + (Traits::PAIRS ? 16 : 0);
     static_assert(END <= Traits::SHARED_BYTES, "bookkeeping fits");
 
     __device__ unsigned queries(int warpgroup, int stage) const
@@ -208,12 +233,16 @@ template <class Traits> struct SharedLayout {
     __device__ unsigned values_empty(int stage) const { return values_full(stage) + 8; }
     __device__ unsigned requests_full(int slot) const { return base + REQUEST_BARRIERS_AT + slot * 16; }
     __device__ unsigned requests_empty(int slot) const { return requests_full(slot) + 8; }
+    __device__ unsigned mail_full() const { return base + MAIL_BARRIERS_AT; }
+    __device__ unsigned mail_empty() const { return mail_full() + 8; }
     __device__ unsigned queries_full(int warpgroup, int stage) const
     {
         return base + QUERY_BARRIERS_AT + query_buffer(warpgroup, stage) * 16;
     }
     __device__ unsigned queries_empty(int warpgroup, int stage) const { return queries_full(warpgroup, stage) + 8; }
 
+    // Where the first CTA of a pair leaves the second one's tile.
+    __device__ static Tile& mail(unsigned char* shared) { return *reinterpret_cast<Tile*>(shared + MAIL_AT); }
     // The `number`-th tile of this CTA.
     __device__ static Tile& tile(unsigned char* shared, unsigned number)
     {
@@ -240,9 +269,9 @@ template <class Traits> struct SharedLayout {
     {
         for (int stage = 0; stage < Traits::STAGES; stage++) {
             barrier_init(keys_full(stage), 1);
-            barrier_init(keys_empty(stage), Traits::CONSUMERS * WARPGROUP_WARPS);
+            barrier_init(keys_empty(stage), Traits::CLUSTER * Traits::CONSUMERS * WARPGROUP_WARPS);
             barrier_init(values_full(stage), 1);
-            barrier_init(values_empty(stage), Traits::CONSUMERS * WARPGROUP_WARPS);
+            barrier_init(values_empty(stage), Traits::CLUSTER * Traits::CONSUMERS * WARPGROUP_WARPS);
         }
         for (int warpgroup = 0; warpgroup < Traits::CONSUMERS; warpgroup++)
             for (int stage = 0; stage < Traits::QUERY_STAGES; stage++) {
@@ -254,6 +283,10 @@ template <class Traits> struct SharedLayout {
                 barrier_init(requests_full(slot), 1);
                 barrier_init(requests_empty(slot), HELPERS);
             }
+        if constexpr (Traits::PAIRS) {
+            barrier_init(mail_full(), 1);
+            barrier_init(mail_empty(), 1);
+        }
         fence_barrier_init();
     }
 

@@ -48,28 +48,34 @@ template <class Traits> class Parts {
             state.offset[row] = -max[row];
             state.sum[row] = 0;
         }
-#pragma unroll 1
-        for (int split = 0; split < work.splits; split++) {
-            const float4* const from = words_of(split);
-            const float4 rows = __ldcg(from + CHUNKS * WARPGROUP_THREADS);
-            // Neither row has seen a key. A NaN is one.
-            if (fmaxf(rows.x, rows.z) == negative_infinity() && rows.y + rows.w == 0) continue;
-            const float take[ROWS_PER_THREAD] = {rescale(rows.x, max[0]), rescale(rows.z, max[1])};
-            state.sum[0] += rows.y * take[0];
-            state.sum[1] += rows.w * take[1];
 #pragma unroll
-            for (int i = 0; i < CHUNKS; i++) {
-                const float4 words = __ldcg(from + i * WARPGROUP_THREADS);
-                output[4 * i] += words.x * take[0];
-                output[4 * i + 1] += words.y * take[0];
-                output[4 * i + 2] += words.z * take[1];
-                output[4 * i + 3] += words.w * take[1];
+        for (int begin = 0; begin < CHUNKS; begin += CHUNKS_AT_ONCE)
+#pragma unroll 1
+            for (int split = 0; split < work.splits; split++) {
+                const float4* const from = words_of(split);
+                const float4 rows = __ldcg(from + CHUNKS * WARPGROUP_THREADS);
+                // Neither row has seen a key. A NaN is one.
+                if (fmaxf(rows.x, rows.z) == negative_infinity() && rows.y + rows.w == 0) continue;
+                const float take[ROWS_PER_THREAD] = {rescale(rows.x, max[0]), rescale(rows.z, max[1])};
+                if (begin == 0) {
+                    state.sum[0] += rows.y * take[0];
+                    state.sum[1] += rows.w * take[1];
+                }
+#pragma unroll
+                for (int i = begin; i < begin + CHUNKS_AT_ONCE; i++) {
+                    const float4 words = __ldcg(from + i * WARPGROUP_THREADS);
+                    output[4 * i] += words.x * take[0];
+                    output[4 * i + 1] += words.y * take[0];
+                    output[4 * i + 2] += words.z * take[1];
+                    output[4 * i + 3] += words.w * take[1];
+                }
             }
-        }
     }
 
   private:
     static constexpr int CHUNKS = Traits::HEAD_DIM / 8; // of 16 bytes a thread
+    // Added up at a time: ptxas has all their loads in flight, and at head size 256 there are few registers beside the output.
+    static constexpr int CHUNKS_AT_ONCE = Traits::HEAD_DIM == 256 ? 8 : CHUNKS;
     static constexpr int WORDS = (CHUNKS + 1) * WARPGROUP_THREADS; // a part's, of 16 bytes
 
     __device__ float4* words_of(int split) const

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "forward/wgmma_blocks.cuh"
-#include "forward/wgmma_scheduler.cuh"
+#include "forward/wgmma_pair.cuh"
 
 namespace warptile {
 
@@ -28,6 +28,15 @@ template <class Traits> class Producer : PagedLoading<Traits> {
     // The order is that in which the consumers need the data: the keys of a block, then the values of the block before
     // it, across tiles; the queries of a tile after the last values of the tile before it.
     __device__ void run()
+    {
+        if constexpr (Traits::PAIRS)
+            run_in_pair();
+        else
+            run_alone();
+    }
+
+  private:
+    __device__ void run_alone()
     {
         for (TileOrder<Traits> order(params.forward); !order.done(); order.advance()) {
             Tile& tile = next_slot();
@@ -55,12 +64,30 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         announce(end);
     }
 
-  private:
+    // The same with tiles that one of two CTAs tells the other.
+    __device__ void run_in_pair()
+    {
+        PairOrder<Traits> order(params.forward, shared, layout);
+        order.first(next_slot());
+        while (!next_slot().is_end()) {
+            const Tile& tile = next_slot();
+            if (tile.is_empty()) {
+                order.draw();
+                load_pending_values();
+                announce(tile);
+            } else
+                load_tile(tile, order);
+            order.next(next_slot());
+        }
+        load_pending_values();
+        announce(next_slot());
+    }
+
     __device__ Tile& next_slot() { return layout.tile(shared, tiles); }
 
     // The next tile is drawn shortly before this one's last block is loaded: who draws early hoards work, who draws late
     // waits for the answer.
-    __device__ void load_tile(const Tile& tile, TileOrder<Traits>& order)
+    template <class Order> __device__ void load_tile(const Tile& tile, Order& order)
     {
         if constexpr (Traits::SERVING)
             if (this->blocks.exist()) {
@@ -76,6 +103,9 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         for (int block = tile.end_block - 1; block >= first_block; block--) {
             if (block == draw_at)
                 order.draw();
+            if constexpr (Traits::PAIRS)
+                if (block == first_block && block < draw_at)
+                    order.look_ahead(next_slot());
             load_keys({row, kv_head, batch});
             load_pending_values();
             if (first)
@@ -88,7 +118,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
     }
 
     // The same out of pages. What is known of a block lies in a list, where the warps that help find it; `row` is its number there.
-    __device__ void load_paged_tile(const Tile& tile, TileOrder<Traits>& order)
+    template <class Order> __device__ void load_paged_tile(const Tile& tile, Order& order)
     {
         const auto& blocks = this->blocks;
         const Part& part = layout.part(shared, tiles);
@@ -155,10 +185,19 @@ template <class Traits> class Producer : PagedLoading<Traits> {
                 return;
             }
         barrier_arrive_expect_bytes(barrier, Traits::KEY_BYTES);
+        if constexpr (Traits::PAIRS) {
+            constexpr int SHARE = Traits::SLABS / Traits::CLUSTER;
+            const int first = cluster_rank() * SHARE;
 #pragma unroll
-        for (int slab = 0; slab < Traits::SLABS; slab++)
-            copy_box(destination + slab * Traits::KEY_SLAB_BYTES, map, barrier, slab * SLAB_COLUMNS, row.row, row.head,
-                     row.batch);
+            for (int slab = first; slab < first + SHARE; slab++)
+                copy_box_to_pair(destination + slab * Traits::KEY_SLAB_BYTES, map, barrier, slab * SLAB_COLUMNS, row.row,
+                                 row.head, row.batch);
+        } else {
+#pragma unroll
+            for (int slab = 0; slab < Traits::SLABS; slab++)
+                copy_box(destination + slab * Traits::KEY_SLAB_BYTES, map, barrier, slab * SLAB_COLUMNS, row.row, row.head,
+                         row.batch);
+        }
     }
 
     // Hands the tile to every warpgroup, with its queries if it has any work.
@@ -168,12 +207,12 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         for (int warpgroup = 0; warpgroup < Traits::CONSUMERS; warpgroup++) {
             const unsigned full = layout.queries_full(warpgroup, queries_at.stage);
             barrier_wait(layout.queries_empty(warpgroup, queries_at.stage), queries_at.parity ^ 1);
-            if (tile.is_empty() || !tile.has_rows(warpgroup)) {
+            if (tile.is_empty() || !tile.has_rows(warpgroup, warpgroup_queries<Traits>(params.forward))) {
                 barrier_arrive(full);
                 continue;
             }
             barrier_arrive_expect_bytes(full, Traits::QUERY_BYTES);
-            const int row = tile.query_offset + tile.first_query + warpgroup * MMA_ROWS;
+            const int row = tile.query_offset + tile.first_query + warpgroup * warpgroup_queries<Traits>(params.forward);
             const unsigned destination = layout.queries(warpgroup, queries_at.stage);
 #pragma unroll
             for (int slab = 0; slab < Traits::SLABS; slab++)

@@ -8,10 +8,13 @@
 
 namespace warptile {
 
+// Whether the CTAs of a pair have two heads, else two tiles of one (forward/wgmma_pair.cuh).
+__device__ inline bool pairs_heads(const Forward& params) { return params.heads / params.kv_heads % 2 == 0; }
+
 template <class Traits> class TileOrder {
   public:
     __device__ explicit TileOrder(const Forward& params)
-        : params(params), reads_lengths(warptile::reads_lengths(params.sequences)), number(blockIdx.x)
+        : params(params), reads_lengths(warptile::reads_lengths(params.sequences)), number(blockIdx.x / Traits::CLUSTER)
     {
         if constexpr (Traits::SERVING) whole_tiles = params.work.tiles - (params.work.splits > 1 ? params.work.tiles % gridDim.x : 0);
     }
@@ -25,7 +28,7 @@ template <class Traits> class TileOrder {
         // Each number's CTA draws once, whether the tile exists or not, so a launch makes exactly as many draws as there are
         // numbers; atomicInc
         // wraps to 0 after the last of them and leaves the counter ready for the next launch.
-        next = gridDim.x + (counter ? atomicInc(counter, numbers() - 1) : number);
+        next = gridDim.x / Traits::CLUSTER + (counter ? atomicInc(counter, numbers() - 1) : number);
     }
     __device__ void advance() { number = next; }
 
@@ -51,10 +54,10 @@ template <class Traits> class TileOrder {
     __device__ bool describe(Tile& tile) const
     {
         if (__builtin_expect(reads_lengths, false)) {
-            const TilePlace place = tile_place<Traits::BLOCK_M>(params, tile_number(), params.heads);
-            const int tiles = (place.q.len + Traits::BLOCK_M - 1) / Traits::BLOCK_M;
-            write(tile, place.batch, place.head, tiles - 1 - place.tile, place.q, place.k);
-            return place.template exists<Traits::BLOCK_M>();
+            if constexpr (Traits::PAIRS)
+                if (!pairs_heads(params))
+                    return describe_place<2 * Traits::BLOCK_M>(tile);
+            return describe_place<Traits::BLOCK_M>(tile);
         }
         // The same numbers for dense problems of one length. The loading thread works this out before it can ask for the next
         // tile's keys, which short rows feel: by the general way they lose 2%.
@@ -63,12 +66,13 @@ template <class Traits> class TileOrder {
         const int tiles_at_once = work.heads_at_once * work.query_tiles;
         const int group = signed_number / tiles_at_once;
         const int first_head = group * work.heads_at_once;
-        const int group_heads = min(work.heads_at_once, params.heads * params.sequences.batch - first_head);
+        const int heads = numbered_heads();
+        const int group_heads = min(work.heads_at_once, heads * params.sequences.batch - first_head);
         const int rest = signed_number - group * tiles_at_once;
         const int tile_row = rest / group_heads;
         const int batch_head = first_head + rest - tile_row * group_heads;
-        const int batch = batch_head / params.heads;
-        write(tile, batch, batch_head - batch * params.heads, tile_row, {0, params.sequences.query_len},
+        const int batch = batch_head / heads;
+        write(tile, batch, batch_head - batch * heads, tile_row, {0, params.sequences.query_len},
               {0, params.sequences.key_len});
         return true;
     }
@@ -88,12 +92,44 @@ template <class Traits> class TileOrder {
         return number;
     }
 
+    // Those that numbers tell apart.
+    __device__ int numbered_heads() const
+    {
+        if constexpr (Traits::PAIRS)
+            if (pairs_heads(params))
+                return params.heads / 2;
+        if constexpr (Traits::GROUPS) return params.kv_heads;
+        return params.heads;
+    }
+
+    // With lengths read from memory. A number stands for ROWS rows of a head.
+    template <int ROWS> __device__ bool describe_place(Tile& tile) const
+    {
+        int rows_of_query = 1;
+        if constexpr (Traits::GROUPS) rows_of_query = 1 << group_log(params);
+        const TilePlace place = tile_place<ROWS>(params, tile_number(), numbered_heads(), rows_of_query);
+        const int tiles = (place.q.len * rows_of_query + ROWS - 1) / ROWS;
+        write(tile, place.batch, place.head, tiles - 1 - place.tile, place.q, place.k);
+        return place.template exists<ROWS>(rows_of_query);
+    }
+
     // `tile_row` counts from the end: a sequence's incomplete tile is its first one, which under a causal mask sees the fewest
     // keys.
     __device__ void write(Tile& tile, int batch, int head, int tile_row, const Extent& q, const Extent& k) const
     {
-        const int end_query = (q.len + MMA_ROWS - 1) / MMA_ROWS * MMA_ROWS - tile_row * Traits::BLOCK_M;
-        const int first_query = end_query - Traits::BLOCK_M;
+        const int queries = warpgroup_queries<Traits>(params), tile_queries = Traits::CONSUMERS * queries;
+        int step = tile_queries;
+        if constexpr (Traits::PAIRS) {
+            if (pairs_heads(params))
+                head *= 2;
+            else
+                step *= 2;
+        }
+        if constexpr (Traits::GROUPS) head <<= group_log(params);
+        // ptxas divides by what it does not know to be a power of 2.
+        const int all_queries = Traits::GROUPS ? q.len + queries - 1 & -queries : (q.len + queries - 1) / queries * queries;
+        const int end_query = all_queries - tile_row * step;
+        const int first_query = end_query - tile_queries;
         tile.batch = batch;
         tile.head = head;
         tile.first_query = first_query;
@@ -104,7 +140,7 @@ template <class Traits> class TileOrder {
 
         const Mask mask(params.scoring, q.len, k.len);
         tile.first_block = mask.first_key(max(first_query, 0)) / Traits::BLOCK_N;
-        tile.end_block = (mask.end_key(first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
+        tile.end_block = (mask.end_key(first_query, tile_queries) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
     }
 
     const Forward& params;

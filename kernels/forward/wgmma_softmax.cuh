@@ -14,6 +14,14 @@ constexpr int ROWS_PER_THREAD = 2; // the second is 8 below the first
 __device__ inline int lane_row() { return thread_index() % WARPGROUP_THREADS / 32 * 16 + thread_index() % 32 / 4; }
 __device__ inline int lane_column() { return thread_index() % 4 * 2; }
 
+// The sink of one of the thread's rows, by its head. Where a warpgroup has rows of several, the first `warpgroup_queries` are the tile's head's.
+template <class Traits> __device__ float sink_of_row(const Forward& params, const Tile& tile, int row)
+{
+    int head = tile.head;
+    if constexpr (Traits::GROUPS) head += ((lane_row() + 8 * row) << group_log(params)) / MMA_ROWS;
+    return sink_of(params.scoring, head);
+}
+
 __device__ inline float quad_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
@@ -104,8 +112,8 @@ template <class Traits> struct RowState {
     static_assert(COUNT % CHUNK == 0, "rounds cover a thread's scores");
 
     // Of a row whose keys have all been seen: what its output is multiplied by, and its log-sum-exp.
-    __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD], const Scoring& scoring,
-                           int head) const
+    __device__ void finish(float (&inverse)[ROWS_PER_THREAD], float (&lse)[ROWS_PER_THREAD], const Forward& params,
+                           const Tile& tile) const
     {
         float total[ROWS_PER_THREAD], max[ROWS_PER_THREAD], keep[ROWS_PER_THREAD];
 #pragma unroll
@@ -114,12 +122,14 @@ template <class Traits> struct RowState {
             max[row] = -offset[row];
             keep[row] = 1;
         }
-        if (__builtin_expect(scoring.sinks != nullptr, false)) {
-            const float sink = sink_of(scoring, head);
+        if (__builtin_expect(params.scoring.sinks != nullptr, false)) {
+            float sink = sink_of_row<Traits>(params, tile, 0);
 #pragma unroll
-            for (int row = 0; row < ROWS_PER_THREAD; row++)
+            for (int row = 0; row < ROWS_PER_THREAD; row++) {
+                if (Traits::GROUPS && row > 0) sink = sink_of_row<Traits>(params, tile, row);
                 if (sink != negative_infinity())
                     keep[row] = join_sink(max[row], total[row], sink);
+            }
         }
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++) {
@@ -286,17 +296,19 @@ __device__ inline unsigned columns_from(int key)
 // Hides from a warpgroup's 64 rows the keys of `block` that they don't see. Which keys a row sees is an interval, so most
 // blocks need no test of single elements.
 template <class Traits>
-__device__ void apply_mask(float (&scores)[Traits::BLOCK_N / 2], const Scoring& scoring, const Tile& tile, int warpgroup,
+__device__ void apply_mask(float (&scores)[Traits::BLOCK_N / 2], const Forward& params, const Tile& tile, int warpgroup,
                            int block)
 {
-    const Mask mask(scoring, tile.query_len, tile.key_len);
-    const int first_row = tile.first_query + warpgroup * MMA_ROWS;
-    if (!mask.hides_part_of(first_row, MMA_ROWS, block * Traits::BLOCK_N, Traits::BLOCK_N))
+    const Mask mask(params.scoring, tile.query_len, tile.key_len);
+    const int queries = warpgroup_queries<Traits>(params), first_row = tile.first_query + warpgroup * queries;
+    if (!mask.hides_part_of(first_row, queries, block * Traits::BLOCK_N, Traits::BLOCK_N))
         return;
     const int first_key = block * Traits::BLOCK_N + lane_column();
 #pragma unroll
     for (int row = 0; row < ROWS_PER_THREAD; row++) {
-        const int diagonal = first_row + lane_row() + 8 * row + mask.shift;
+        int query = lane_row() + 8 * row;
+        if constexpr (Traits::GROUPS) query &= queries - 1;
+        const int diagonal = first_row + query + mask.shift;
         const int first_seen = diagonal - mask.left - first_key;
         const int end_seen = min(diagonal + mask.right, tile.key_len - 1) + 1 - first_key;
         constexpr int KEYS_PER_WORD = 128;

@@ -56,6 +56,59 @@ __device__ inline void copy_box(unsigned destination, const TensorMap& map, unsi
                  : "memory");
 }
 
+// The same box into both CTAs of a cluster of two, at the same place of their shared memory; its bytes count at the same barrier of
+// each. PTX ISA, "cp.async.bulk.tensor", .multicast::cluster.
+__device__ inline void copy_box_to_pair(unsigned destination, const TensorMap& map, unsigned barrier, int column, int row,
+                                        int head, int batch)
+{
+    constexpr unsigned short BOTH = 0b11;
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(destination),
+                 "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch), "h"(BOTH)
+                 : "memory");
+}
+
+// Which CTA of its cluster this is. "Special Registers: %cluster_ctarank".
+__device__ inline unsigned cluster_rank()
+{
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Waits for all threads of the cluster that have not exited. Whole warps call it. It orders barriers that were initialized before
+// `fence_barrier_init`, and nothing else: a release would wait for all of the thread's accesses to memory.
+// "Parallel Synchronization and Communication Instructions: barrier.cluster".
+__device__ inline void cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+// Where CTA `rank` of the cluster has what this one has at `address`; both in shared memory. "mapa".
+__device__ inline unsigned address_in(unsigned address, unsigned rank)
+{
+    unsigned there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+// Arrives at a barrier of any CTA of the cluster, by its address of `address_in`. Says that this thread has read, not what it has written:
+// a release to the cluster waits for all of the thread's accesses to memory.
+__device__ inline void barrier_arrive_in_cluster(unsigned barrier)
+{
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Stores a word in the shared memory of any CTA of the cluster; its 4 bytes count at `barrier`, which lies there, too. "st.async".
+__device__ inline void send_in_cluster(unsigned address, int word, unsigned barrier)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address), "r"(word),
+                 "r"(barrier)
+                 : "memory");
+}
+
 // The way back: the box at `source` to (column, row, head, batch); elements outside of the tensor are left out. Part of the thread's group
 // of copies.
 __device__ inline void store_box(const TensorMap& map, unsigned source, int column, int row, int head, int batch)

@@ -297,6 +297,10 @@ pub enum Variant {
     Softcap,
     /// Keys in pages, and tiles whose keys several CTAs share.
     Serving,
+    /// CTAs in clusters of two, which load each block of keys once.
+    Pairs,
+    /// Tiles whose rows are those of all query heads that share a key/value head.
+    Groups,
 }
 
 impl fmt::Display for Variant {
@@ -304,6 +308,8 @@ impl fmt::Display for Variant {
         f.write_str(match self {
             Variant::Softcap => "softcap",
             Variant::Serving => "serving",
+            Variant::Pairs => "pairs",
+            Variant::Groups => "groups",
         })
     }
 }
@@ -312,9 +318,15 @@ impl FromStr for Variant {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let all = [Variant::Softcap, Variant::Serving];
+        let all = [
+            Variant::Softcap,
+            Variant::Serving,
+            Variant::Pairs,
+            Variant::Groups,
+        ];
         let found = all.into_iter().find(|variant| variant.to_string() == text);
-        found.ok_or_else(|| format!("`{text}` is no variant: {} or {}", all[0], all[1]))
+        let names = || all.map(|variant| variant.to_string()).join(", ");
+        found.ok_or_else(|| format!("`{text}` is no variant: {}", names()))
     }
 }
 

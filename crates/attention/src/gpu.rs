@@ -212,11 +212,14 @@ impl Gpu {
             });
         }
         let mut kernels = Vec::with_capacity(plan.steps().len());
+        let mut clustered_ctas = Vec::with_capacity(plan.steps().len());
         for step in plan.steps() {
-            kernels.push(self.kernel(step.image)?);
+            let kernel = self.kernel(step.image)?;
+            clustered_ctas.push(kernel.clustered_ctas(&self.stream, step)?);
+            kernels.push(kernel);
         }
         Ok(Prepared::new(
-            plan,
+            plan.with_clustered_ctas(&clustered_ctas),
             self.context(),
             kernels,
             self.staging.clone(),

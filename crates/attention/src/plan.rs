@@ -2,6 +2,7 @@
 //!
 //! Planning is a pure function of the problem, the device's limits, the rates and the catalog; it needs no GPU.
 
+mod pairs;
 mod planner;
 mod settings;
 mod shared_keys;
@@ -18,6 +19,7 @@ use crate::device::DeviceProfile;
 use crate::rates::Standing;
 use crate::{Problem, Result};
 
+pub(crate) use pairs::Numbered;
 pub use planner::Planner;
 pub(crate) use planner::{check_images, preference};
 pub use settings::Settings;
@@ -115,6 +117,12 @@ pub enum Reason {
     OnlyE4m3,
     /// It cannot cut keys at fixed places, which [`Splits::EveryKeys`](crate::Splits::EveryKeys) asks for.
     Splits,
+    /// Its CTAs compute two tiles at a time that see the same keys, and this problem has none: neither is the number of query heads even
+    /// that share a key/value head, nor does every query see all keys.
+    Pairs,
+    /// The rows of its tiles are those of all query heads that share a key/value head, and this problem has another number of them than those it
+    /// was made for.
+    Groups,
     /// It loads keys out of pages in boxes of whole rows, and pages of this size leave none that is large enough.
     PageRows {
         /// The largest power of two that divides the rows of a page.
@@ -163,6 +171,10 @@ impl fmt::Display for Reason {
             Reason::Lacks(features) => write!(f, "does not support {features}"),
             Reason::OnlyE4m3 => f.write_str("reads keys and values in e4m3 only"),
             Reason::Splits => f.write_str("cannot cut keys at fixed places"),
+            Reason::Pairs => f.write_str(
+                "computes pairs of tiles that see the same keys: an even number of query heads that share a key/value head, or no mask",
+            ),
+            Reason::Groups => f.write_str("takes 2, 4 or 8 query heads that share a key/value head"),
             Reason::PageRows { rows, least } => write!(
                 f,
                 "takes pages of a multiple of {least} rows; {rows} is the largest power of two in these"
@@ -215,6 +227,24 @@ impl Plan {
                 basis,
             }),
         }
+    }
+
+    /// The same with as many CTAs in clusters as the device can hold, a number for each step.
+    pub(crate) fn with_clustered_ctas(self, ctas: &[Option<u32>]) -> Self {
+        if ctas.iter().all(Option::is_none) {
+            return self;
+        }
+        let mut steps = self.inner.steps.clone();
+        for (step, &ctas) in steps.iter_mut().zip(ctas) {
+            step.clustered_ctas = ctas;
+        }
+        Self::new(
+            self.inner.problem,
+            self.inner.device.clone(),
+            steps,
+            self.inner.considered.clone(),
+            self.inner.basis.clone(),
+        )
     }
 
     /// The problem this plan solves.

@@ -6,6 +6,7 @@ use warptile_kernels::{ElementType, Features};
 
 use crate::call::Call;
 use crate::mask::Mask;
+use crate::plan::Numbered;
 use crate::scoring::Scoring;
 use crate::splits::Splits;
 
@@ -297,6 +298,12 @@ impl Problem {
             each(self.packed_queries, self.query_rows, self.query_len),
             each(self.packed_keys, self.key_rows, self.key_len),
         )
+    }
+
+    /// Pairs of tiles in all, if every sequence were a typical one.
+    pub(crate) fn typical_pairs(&self, numbered: &Numbered) -> f64 {
+        let of_a_head = (self.typical_lengths().0 as u64).div_ceil(numbered.rows);
+        self.typical_sequences() * (of_a_head * numbered.heads as u64) as f64
     }
 
     /// Tiles of `block_m` rows in all, if every sequence were a typical one.

@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use warptile_kernels::{Family, Features, Image, Schedule};
 
 use crate::device::DeviceProfile;
-use crate::plan::{Settings, TileKeys, rest_keys, splits_of, splits_tiles};
+use crate::plan::{Numbered, Settings, TileKeys, rest_keys, splits_of, splits_tiles};
 use crate::problem::Problem;
 
 pub use fit::Timed;
@@ -22,6 +22,8 @@ pub use fit::Timed;
 /// - `device NAME`, `multiprocessors COUNT`, `bandwidth TB/s`, `launch MICROSECONDS`, and `driver NAME` where a measurement holds for
 ///   one driver only,
 /// - `kernel NAME TFLOP/s TILE_END` for each kernel that was measured on this GPU,
+/// - `pairs NAME TIMES` and `groups NAME TIMES` for each of these that also has images of these variants: how many times as fast their tiles
+///   are,
 /// - `modelled NAME TFLOP/s TILE_END` for each whose rates are those of another GPU, scaled,
 /// - `choice NAME [SETTING...] PROBLEM` for each problem whose kernel, and settings of its launch, were chosen by trials
 ///   ([`Problem::line`], [`Settings`]).
@@ -44,6 +46,7 @@ pub struct Rates {
     bandwidth: f64,
     launch_us: f64,
     kernels: Vec<Rate>,
+    variants: Vec<VariantSpeed>,
     features: Vec<FeatureCost>,
     /// By the problem's line.
     choices: BTreeMap<String, Chosen>,
@@ -57,6 +60,20 @@ struct Rate {
     /// Whether these are scaled rates of another GPU.
     modelled: bool,
 }
+
+/// How much faster the tiles of a kernel's images of a variant are than those of its plain ones.
+#[derive(Debug, Clone, PartialEq)]
+struct VariantSpeed {
+    schedule: Schedule,
+    kernel: String,
+    times: f64,
+}
+
+/// Variants that differ in their schedule, by the words of tables.
+const PRICED_VARIANTS: [(&str, Schedule); 2] = [
+    ("pairs", Schedule::Pairs),
+    ("groups", Schedule::PersistentGroups),
+];
 
 /// What the time of a kernel follows from.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -198,6 +215,21 @@ impl Rates {
         self.kernels.iter().find(|rate| rate.kernel == kernel)
     }
 
+    /// How many times as fast an image's tiles are as those of the kernel's plain one; `None` of a variant that nobody measured.
+    fn variant_speed(&self, image: &Image) -> Option<f64> {
+        if PRICED_VARIANTS.iter().all(|one| one.1 != image.schedule) {
+            return Some(1.0);
+        }
+        let found = { self.variants.iter() }
+            .find(|one| one.schedule == image.schedule && one.kernel == image.kernel);
+        found.map(|one| one.times)
+    }
+
+    /// Whether it is known how fast the image is, if it is one of a variant.
+    pub(crate) fn has_variant(&self, image: &Image) -> bool {
+        self.variant_speed(image).is_some()
+    }
+
     /// Expected GPU time of a forward image on `problem`, in microseconds.
     ///
     /// The slowest multiprocessor decides. It works through its tiles of query rows, each against the blocks of keys it can
@@ -250,6 +282,7 @@ impl Rates {
             .filter(|cost| cost.family == image.family && needs.contains(cost.feature))
             .map(|cost| cost.times)
             .product();
+        let times = times / self.variant_speed(image).unwrap_or(1.0);
         let block_us = times * block_flops / rate_per_multiprocessor;
         let (query_len, key_len) = problem.typical_lengths();
         let mask = problem.mask();
@@ -268,8 +301,13 @@ impl Rates {
         let tile = blocks + tile_end;
         let longest = keys.longest / block_n;
 
+        let numbered = Numbered::of(image, [problem.heads(), problem.kv_heads()]);
+        let ctas = numbered.ctas as f64;
         let tiles = match image.schedule {
-            Schedule::OneGroupTile => problem.typical_group_tiles(image.tiling.block_m),
+            Schedule::OneGroupTile | Schedule::PersistentGroups => {
+                problem.typical_group_tiles(image.tiling.block_m)
+            }
+            Schedule::Pairs => problem.typical_pairs(&numbered),
             _ => problem.typical_tiles(image.tiling.block_m),
         };
         let multiprocessors = u64::from(device.multiprocessors.max(1));
@@ -287,9 +325,9 @@ impl Rates {
             let reading = self.reading_us(problem, query_len, key_len);
             return launch_us + ((whole + rest) * block_us).max(reading);
         }
-        let per_multiprocessor = tiles / f64::from(device.multiprocessors.max(1));
+        let per_multiprocessor = tiles * ctas / f64::from(device.multiprocessors.max(1));
         let turns = per_multiprocessor.ceil().max(1.0);
-        let blocks = if image.schedule == Schedule::Persistent && uneven {
+        let blocks = if image.schedule.is_persistent() && uneven {
             (per_multiprocessor * tile).max(longest + tile_end)
         } else {
             turns * tile

@@ -215,6 +215,21 @@ numbered! {
         SharedKeys = 3, "shared keys", "SHARED_KEYS";
         /// As one tile a CTA; the rows of a tile are queries with each of the heads that share a key/value head.
         OneGroupTile = 4, "one tile a CTA, of all heads that share keys", "ONE_GROUP_TILE";
+        /// As persistent, in clusters of two CTAs: a number is two tiles that see the same keys, and each CTA loads half of these.
+        Pairs = 5, "persistent pairs", "PAIRS";
+        /// As persistent; the rows of a tile are queries with each of the heads that share a key/value head.
+        PersistentGroups = 6, "persistent, tiles of all heads that share keys", "PERSISTENT_GROUPS";
+    }
+}
+
+impl Schedule {
+    /// Whether CTAs stay and take one tile, or pair of tiles, after the other.
+    #[must_use]
+    pub const fn is_persistent(self) -> bool {
+        matches!(
+            self,
+            Schedule::Persistent | Schedule::Pairs | Schedule::PersistentGroups
+        )
     }
 }
 
@@ -266,6 +281,6 @@ mod tests {
             Schedule::from_number(Schedule::Persistent.number()),
             Some(Schedule::Persistent)
         );
-        assert_eq!(Schedule::from_number(5), None);
+        assert_eq!(Schedule::from_number(7), None);
     }
 }

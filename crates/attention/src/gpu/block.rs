@@ -1,7 +1,7 @@
 //! From a call to the parameter block of its kernel.
 
 use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
-use warptile_kernels::abi;
+use warptile_kernels::{Image, Schedule, abi};
 
 use crate::ElementType;
 use crate::call::Call;
@@ -166,7 +166,7 @@ const fn power_of_two_in(n: u32) -> u32 {
 pub(crate) fn forward_tma(
     driver: &Driver,
     call: &Call,
-    block_n: u32,
+    image: &Image,
     forward: abi::Forward,
 ) -> Result<abi::ForwardTma> {
     let element = match call.element() {
@@ -174,7 +174,9 @@ pub(crate) fn forward_tma(
         _ => TensorMapElement::F16,
     };
     let bytes = call.element().size() as u64;
-    let map = |address: u64, layout: &Layout, box_rows: u32| -> Result<abi::TensorMap> {
+    let block_n = image.tiling.block_n;
+    let boxes = |address: u64, layout: &Layout, rows_heads: [u32; 2]| -> Result<abi::TensorMap> {
+        let [box_rows, box_heads] = rows_heads;
         let [batch, rows, heads, head_dim] = layout.shape.map(|extent| extent as u64);
         // A stride that is never stepped along only has to satisfy the encoder.
         let stride = |dimension: usize| match layout.shape[dimension] {
@@ -186,13 +188,23 @@ pub(crate) fn forward_tma(
             address,
             &[head_dim, rows, heads, batch],
             &[stride(1), stride(2), stride(0)],
-            &[BOX_COLUMNS, box_rows, 1, 1],
+            &[BOX_COLUMNS, box_rows, box_heads, 1],
         )
         .swizzle(Swizzle::Bytes128)
         .encode(driver)?;
         Ok(bytemuck::cast(map))
     };
-    let q_map = map(forward.q.address, call.q(), QUERY_BOX_ROWS)?;
+    let map = |address, layout, box_rows| boxes(address, layout, [box_rows, 1]);
+    // Of all heads that share keys where a tile has these: 64 rows all the same.
+    let query_heads = match image.schedule {
+        Schedule::PersistentGroups => call.group_size() as u32,
+        _ => 1,
+    };
+    let query_box = [QUERY_BOX_ROWS / query_heads, query_heads];
+    // A warp's rows are those of one head, or of two with fewer rows each.
+    let output_rows = OUTPUT_BOX_ROWS.min(query_box[0]);
+    let output_box = [output_rows, OUTPUT_BOX_ROWS / output_rows];
+    let q_map = boxes(forward.q.address, call.q(), query_box)?;
     // A tensor map cannot have an extent of 0. Without keys the kernel reads neither, so q's stands in.
     let (k_map, v_map) = match call.key_len() {
         0 => (q_map, q_map),
@@ -212,7 +224,7 @@ pub(crate) fn forward_tma(
         q_map,
         k_map,
         v_map,
-        out_map: map(forward.out.address, call.out(), OUTPUT_BOX_ROWS)?,
+        out_map: boxes(forward.out.address, call.out(), output_box)?,
         forward,
         ..Default::default()
     })

@@ -1,7 +1,7 @@
 //! Loaded kernels, by the parameter block they take.
 
 use warptile_driver::sys::CUstream;
-use warptile_driver::{Context, Kernel, KernelOptions, LaunchConfig, Launching, Module};
+use warptile_driver::{Context, Kernel, KernelOptions, LaunchConfig, Launching, Module, Stream};
 use warptile_kernels::{Image, Schedule, Target, abi};
 
 use crate::call::Call;
@@ -84,6 +84,16 @@ impl LoadedKernel {
         .map_err(Error::from)
     }
 
+    /// How many CTAs the device can hold at once, of a kernel whose CTAs come in clusters.
+    pub(crate) fn clustered_ctas(&self, stream: &Stream, step: &Step) -> Result<Option<u32>> {
+        let (LoadedKernel::Mapped(kernel), Schedule::Pairs) = (self, step.image.schedule) else {
+            return Ok(None);
+        };
+        let config = of_grid(step, PAIR);
+        let clusters = kernel.clusters_on_device(stream, &config)?;
+        Ok(Some(clusters.saturating_mul(PAIR)))
+    }
+
     /// Fills the block for a call. The context must be current: encoding a tensor map asks for it.
     pub(crate) fn block(
         &self,
@@ -102,8 +112,7 @@ impl LoadedKernel {
             }),
             LoadedKernel::Mapped(kernel) => {
                 let driver = kernel.module().context().driver();
-                let block_n = step.image.tiling.block_n;
-                Block::Mapped(block::forward_tma(driver, call, block_n, forward)?)
+                Block::Mapped(block::forward_tma(driver, call, step.image, forward)?)
             }
             LoadedKernel::Merge(_) | LoadedKernel::Append(_) | LoadedKernel::AppendE4m3(_) => {
                 return Err(other_block(step.image));
@@ -162,8 +171,19 @@ fn other_block(image: &Image) -> Error {
 
 /// The launch of a step.
 pub(super) fn config(step: &Step, shape: &LaunchShape) -> LaunchConfig {
-    let config = LaunchConfig::new([shape.grid, 1, 1], [step.threads(), 1, 1])
+    of_grid(step, shape.grid)
+}
+
+/// CTAs of a cluster, where a kernel has them.
+const PAIR: u32 = 2;
+
+/// The launch of a step with so many CTAs.
+fn of_grid(step: &Step, grid: u32) -> LaunchConfig {
+    let config = LaunchConfig::new([grid, 1, 1], [step.threads(), 1, 1])
         .dynamic_shared_bytes(step.image.resources.dynamic_shared_bytes);
+    if step.image.schedule == Schedule::Pairs {
+        return config.cluster([PAIR, 1, 1]);
+    }
     match begins_early(step.image) {
         true => config.programmatic(),
         false => config,

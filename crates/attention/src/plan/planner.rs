@@ -9,6 +9,7 @@ use warptile_kernels::{Features, Image, Role, Schedule, Target};
 use crate::choice::Choice;
 use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
+use crate::plan::pairs::{groups_fit_boxes, pairs_share_keys};
 use crate::plan::settings::Settings;
 use crate::plan::split_tiles::splits_tiles;
 use crate::plan::step::tiles_of;
@@ -248,6 +249,15 @@ impl<'a> Planner<'a> {
             Splits::EveryKeys(_) => problem.needs() | OF_ANY_BATCH,
         };
         let lacks = |image: &Image| -> Features { needs - image.features };
+        let unfit = |image: &Image| match image.schedule {
+            Schedule::Pairs if !pairs_share_keys(problem.group_size(), problem.mask()) => {
+                Some(Reason::Pairs)
+            }
+            Schedule::PersistentGroups if !groups_fit_boxes(problem.group_size()) => {
+                Some(Reason::Groups)
+            }
+            _ => None,
+        };
         let splits = problem.splits().keys().is_some();
         let typical = problem.typical_of_splits();
         let estimate = |image: &Image| {
@@ -267,9 +277,13 @@ impl<'a> Planner<'a> {
             .filter(|image| image.target.runs_on(device.major, device.minor))
             .min_by(|a, b| {
                 let key = |image: &Image| {
+                    let special =
+                        matches!(image.schedule, Schedule::Pairs | Schedule::PersistentGroups);
                     (
+                        unfit(image).is_some(),
                         lacks(image).iter().count(),
                         Reverse(preference(image.target)),
+                        special && !self.rates.has_variant(image),
                     )
                 };
                 let features = |image: &Image| image.features.iter().count();
@@ -281,6 +295,9 @@ impl<'a> Planner<'a> {
             .ok_or_else(|| Reason::NoImage {
                 targets: of_element.map(|image| image.target).collect(),
             })?;
+        if let Some(reason) = unfit(image) {
+            return Err(reason);
+        }
         if splits && image.schedule != Schedule::SharedKeys {
             return Err(Reason::Splits);
         }
@@ -315,6 +332,7 @@ impl<'a> Planner<'a> {
             ctas_per_multiprocessor: occupancy(image, device),
             estimate_us: estimate(image),
             settings: Settings::default(),
+            clustered_ctas: None,
         })
     }
 }

@@ -34,7 +34,9 @@ impl TileKeys {
         let rows = f64::from(image.tiling.block_m);
         // Queries of a tile.
         let height = match image.schedule {
-            Schedule::OneGroupTile => (rows / group_size as f64).max(1.0),
+            Schedule::OneGroupTile | Schedule::PersistentGroups => {
+                (rows / group_size as f64).max(1.0)
+            }
             _ => rows,
         };
         let widest = mask.widest(query_len, key_len);

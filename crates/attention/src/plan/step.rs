@@ -7,6 +7,7 @@ use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
 use crate::mask::Mask;
 use crate::plan::MAX_TILES;
+use crate::plan::pairs::Numbered;
 use crate::plan::planner::occupancy;
 use crate::plan::settings::Settings;
 use crate::plan::shared_keys::{Sides, if_countable};
@@ -30,6 +31,9 @@ pub struct Step {
     pub estimate_us: f64,
     /// What of its launches is not as the planner has it.
     pub settings: Settings,
+    /// CTAs that the device can hold at once where they come in clusters, once the driver was asked: some multiprocessors may be left without
+    /// a pair. `None`: as many as on their own.
+    pub clustered_ctas: Option<u32>,
 }
 
 /// How a step is launched for one call.
@@ -38,11 +42,11 @@ pub struct Step {
 pub struct LaunchShape {
     /// CTAs. 0 if there is nothing to compute.
     pub grid: u32,
-    /// Tiles of query rows in all.
+    /// Tiles of query rows in all; of kernels whose CTAs work in pairs, pairs of tiles.
     pub tiles: u32,
-    /// Tiles of a head: of one batch entry, or of all packed queries.
+    /// Of these, those of a head (or of a pair of heads): of one batch entry, or of all packed queries.
     pub query_tiles: u32,
-    /// Heads whose tiles are interleaved, so that CTAs working at the same time share keys and values in L2.
+    /// Heads (or pairs of heads) whose tiles are interleaved, so that CTAs working at the same time share keys and values in L2.
     pub heads_at_once: u32,
     /// Where CTAs share keys, key/value heads that are read side by side, each by as many CTAs; 1 elsewhere.
     pub side_by_side: u32,
@@ -102,7 +106,7 @@ impl Scratch {
             Schedule::Persistent if splits_tiles(step.image) => {
                 Self::with_split_tiles(PARTS_A_CTA * step.resident() as usize, step.image)
             }
-            Schedule::Persistent => Self::counter(),
+            schedule if schedule.is_persistent() => Self::counter(),
             Schedule::SharedKeys => step.parts_of(&Sides::from(problem)),
             _ => Self::default(),
         };
@@ -160,6 +164,9 @@ impl Step {
     /// CTAs that stay for a whole launch.
     fn resident(&self) -> u32 {
         let resident = self.multiprocessors.max(1) * self.ctas_per_multiprocessor.max(1);
+        let resident = self
+            .clustered_ctas
+            .map_or(resident, |most| most.min(resident));
         match self.image.schedule {
             Schedule::SharedKeys => resident.min(Scratch::SHARING_CTAS as u32),
             _ => resident,
@@ -215,15 +222,12 @@ impl Step {
     fn shape_of_tiles(&self, call: &Call) -> Result<LaunchShape> {
         let batch = call.batch();
         let queries = call.queries();
-        let heads = match self.image.schedule {
-            Schedule::OneGroupTile => call.kv_heads(),
-            _ => call.heads(),
-        };
+        let numbered = Numbered::of(self.image, [call.heads(), call.kv_heads()]);
         let (query_tiles, tiles) = match call.query_len() {
             0 => (0, 0),
             len => tiles_of_queries(
                 self.image,
-                [call.heads(), call.kv_heads()],
+                &numbered,
                 batch,
                 len,
                 queries.is_packed().then(|| queries.rows()),
@@ -235,7 +239,9 @@ impl Step {
                 limit: MAX_TILES,
             });
         }
-        let persistent = self.image.schedule == Schedule::Persistent;
+        let persistent = self.image.schedule.is_persistent();
+        // Of numbers.
+        let resident = (u64::from(self.resident()) / numbered.ctas).max(1);
         let splits = match splits_tiles(self.image) {
             true => {
                 let keys = TileKeys::of(
@@ -244,33 +250,32 @@ impl Step {
                     call.group_size(),
                     self.image,
                 );
-                let (resident, ranges) = (u64::from(self.resident()), self.settings.ranges);
-                splits_of(tiles, resident, &keys, self.image, ranges)
+                splits_of(tiles, resident, &keys, self.image, self.settings.ranges)
             }
             false => 1,
         };
         let split_tiles = match splits {
             1 => 0,
-            _ => tiles % u64::from(self.resident()),
+            _ => tiles % resident,
         };
         // What CTAs take one after the other.
         let numbers = tiles + split_tiles * (splits - 1);
-        let grid = if persistent {
-            numbers.min(u64::from(self.resident()))
+        let at_once = if persistent {
+            numbers.min(resident)
         } else {
             numbers
         };
-        let draws_tiles = persistent && numbers > grid;
+        let draws_tiles = persistent && numbers > at_once;
         Ok(LaunchShape {
-            grid: grid as u32,
+            grid: (at_once * numbered.ctas) as u32,
             tiles: tiles as u32,
             query_tiles: query_tiles as u32,
             // `scalar` and `wmma` take head after head, the order of the grid.
             heads_at_once: match self.image.schedule {
                 Schedule::OneTile => 1,
                 _ => match self.settings.at_once {
-                    Some(given) => given.min(interleaved(call, heads) as u32).max(1),
-                    None => heads_at_once(self, call, heads, tiles) as u32,
+                    Some(given) => given.min(interleaved(call, numbered.heads) as u32).max(1),
+                    None => heads_at_once(self, call, &numbered, tiles) as u32,
                 },
             },
             side_by_side: 1,
@@ -292,8 +297,15 @@ pub(super) fn tiles_of(problem: &Problem, image: &Image) -> u64 {
         return Sides::from(problem).units(image);
     }
     let packed = problem.packed_queries().then(|| problem.query_rows());
-    let heads = [problem.heads(), problem.kv_heads()];
-    tiles_of_queries(image, heads, problem.batch(), problem.query_len(), packed).1
+    let numbered = Numbered::of(image, [problem.heads(), problem.kv_heads()]);
+    tiles_of_queries(
+        image,
+        &numbered,
+        problem.batch(),
+        problem.query_len(),
+        packed,
+    )
+    .1
 }
 
 /// Tiles of a head (of one batch entry, or of all packed rows), and in all.
@@ -302,17 +314,18 @@ pub(super) fn tiles_of(problem: &Problem, image: &Image) -> u64 {
 /// that a kernel finds the sequence of a tile without a list of its own; at most one number a sequence is left unused.
 fn tiles_of_queries(
     image: &Image,
-    [heads, kv_heads]: [usize; 2],
+    numbered: &Numbered,
     batch: usize,
     query_len: usize,
     packed_rows: Option<usize>,
 ) -> (u64, u64) {
-    let group = (heads / kv_heads.max(1)) as u64;
-    let (heads, rows_of_query) = match image.schedule {
-        Schedule::OneGroupTile => (kv_heads as u64, group),
-        _ => (heads as u64, 1),
-    };
-    let (block_m, batch) = (u64::from(image.tiling.block_m), batch as u64);
+    let Numbered {
+        heads,
+        rows: block_m,
+        rows_of_query,
+        ..
+    } = *numbered;
+    let (heads, batch) = (heads as u64, batch as u64);
     let rows = (packed_rows.unwrap_or(query_len) as u64).saturating_mul(rows_of_query);
     let (of_a_head, batch) = match packed_rows {
         Some(_) if batch == 0 => (0, 0),
@@ -321,7 +334,9 @@ fn tiles_of_queries(
     };
     let tiles = of_a_head.saturating_mul(heads).saturating_mul(batch);
     match image.schedule {
-        Schedule::OneGroupTile => (of_a_head, if_countable(rows, group, tiles)),
+        Schedule::OneGroupTile | Schedule::PersistentGroups => {
+            (of_a_head, if_countable(rows, rows_of_query, tiles))
+        }
         _ => (of_a_head, tiles),
     }
 }
@@ -334,13 +349,14 @@ fn tiles_of_queries(
 /// more than 14 MiB: 1 to 2% at head size 128 and 512 to 1,024 keys (docs/notebook-wgmma.md). Otherwise head after head is as good. It is
 /// better where each tile has a multiprocessor of its own, under a mask too.
 ///
-/// `heads`: query heads, or key/value heads where the rows of a tile are those of all heads that share keys.
-fn heads_at_once(step: &Step, call: &Call, heads: usize, tiles: u64) -> usize {
+/// Heads are those that `numbered` has: query heads, pairs of them, or key/value heads where the rows of a tile are those of all heads that
+/// share keys.
+fn heads_at_once(step: &Step, call: &Call, numbered: &Numbered, tiles: u64) -> usize {
     const MASKED_SHARE_BYTES: usize = 32 << 20;
     const FULL_SHARE_BYTES: usize = 14 << 20;
     const FEWEST_FULL_HEADS: usize = 16;
-    let persistent = step.image.schedule == Schedule::Persistent;
-    if persistent && tiles <= u64::from(step.multiprocessors) {
+    let persistent = step.image.schedule.is_persistent();
+    if persistent && tiles * numbered.ctas <= u64::from(step.multiprocessors) {
         return 1;
     }
     let row_bytes = 2 * call.head_dim() * call.key_size();
@@ -348,14 +364,14 @@ fn heads_at_once(step: &Step, call: &Call, heads: usize, tiles: u64) -> usize {
     let key_value_heads = if call.mask() != Mask::None || call.queries().is_packed() {
         (MASKED_SHARE_BYTES / head_bytes).max(1)
     } else {
-        let complete = { call.query_len() }.is_multiple_of(step.image.tiling.block_m as usize);
+        let complete = { call.query_len() }.is_multiple_of(numbered.rows as usize);
         match FULL_SHARE_BYTES / head_bytes {
             many if many >= FEWEST_FULL_HEADS && persistent && !complete => many,
             _ => return 1,
         }
     };
-    let sharing = heads / call.kv_heads().max(1);
-    let heads = interleaved(call, heads);
+    let sharing = numbered.heads / call.kv_heads().max(1);
+    let heads = interleaved(call, numbered.heads);
     let most = key_value_heads.saturating_mul(sharing).min(heads);
     heads.div_ceil(heads.div_ceil(most))
 }
@@ -423,6 +439,7 @@ mod tests {
             ctas_per_multiprocessor: 1,
             estimate_us: 0.0,
             settings: Settings::default(),
+            clustered_ctas: None,
         }
     }
 

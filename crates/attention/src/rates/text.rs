@@ -5,7 +5,9 @@ use std::fmt;
 
 use warptile_kernels::Family;
 
-use super::{Chosen, FeatureCost, PRICED_FEATURES, Rate, Rates, Speed};
+use super::{
+    Chosen, FeatureCost, PRICED_FEATURES, PRICED_VARIANTS, Rate, Rates, Speed, VariantSpeed,
+};
 use crate::error::{Error, Result};
 use crate::plan::Settings;
 
@@ -29,6 +31,12 @@ impl fmt::Display for Rates {
             match start_us {
                 0.0 => writeln!(f)?,
                 start_us => writeln!(f, " {start_us}")?,
+            }
+        }
+        for one in &self.variants {
+            let word = { PRICED_VARIANTS.iter() }.find(|priced| priced.1 == one.schedule);
+            if let Some((word, _)) = word {
+                writeln!(f, "{word} {} {}", one.kernel, one.times)?;
             }
         }
         for FeatureCost {
@@ -70,6 +78,7 @@ impl std::str::FromStr for Rates {
             bandwidth: 0.0,
             launch_us: 0.0,
             kernels: Vec::new(),
+            variants: Vec::new(),
             features: Vec::new(),
             choices: BTreeMap::new(),
         };
@@ -135,6 +144,17 @@ impl std::str::FromStr for Rates {
                         modelled: word == "modelled",
                     });
                 }
+                word if PRICED_VARIANTS.iter().any(|one| one.0 == word) => {
+                    let (kernel, times) = { rest.split_once(char::is_whitespace) }
+                        .ok_or_else(|| broken(&format!("`{word} NAME TIMES` is expected")))?;
+                    let times = positive(times.trim())?;
+                    let of_word = PRICED_VARIANTS.iter().filter(|one| one.0 == word);
+                    rates.variants.extend(of_word.map(|one| VariantSpeed {
+                        schedule: one.1,
+                        kernel: kernel.to_owned(),
+                        times,
+                    }));
+                }
                 "feature" => {
                     let words: Vec<&str> = rest.split_whitespace().collect();
                     let found = match *words.as_slice() {
@@ -163,7 +183,7 @@ impl std::str::FromStr for Rates {
                 }
                 _ => {
                     return Err(broken(
-                        "`device`, `driver`, `multiprocessors`, `bandwidth`, `launch`, `kernel`, `modelled`, `feature` or `choice` is expected",
+                        "`device`, `driver`, `multiprocessors`, `bandwidth`, `launch`, `kernel`, `modelled`, `pairs`, `groups`, `feature` or `choice` is expected",
                     ));
                 }
             }
@@ -200,6 +220,8 @@ mod tests {
             ),
             ("choice a", "rates, line 1: `choice NAME"),
             ("modelled a", "rates, line 1: `modelled NAME"),
+            ("pairs a", "rates, line 1: `pairs NAME"),
+            ("pairs a -1", "rates, line 1: a number greater"),
             ("feature wmma sinks 2", "rates, line 1: `feature FAMILY"),
             ("feature wmma alibi 0", "rates, line 1: a number greater"),
             ("kernel a 1 0 -1", "rates, line 1: the start of a kernel"),
@@ -213,6 +235,7 @@ mod tests {
     fn text_round_trips() {
         let text = "device My GPU\ndriver CUDA 13.0\nmultiprocessors 80\nbandwidth 0.9\nlaunch 3\n\
                     kernel wmma_d64_64x64_w4_s2 80.25 2.5\nmodelled wmma_d64_64x64_w4_s3 81 2.5\n\
+                    pairs wgmma_d256_128x64_w12_s2 1.03\ngroups wgmma_d128_192x64_w16_s4 1.01\n\
                     choice wmma_d64_64x64_w4_s2 b1 q8 k64 h1 d64 f16\n\
                     choice wgmma_d64_64x128_w8_s2 at-once=4 ranges=2 ctas=1 b2 q8 k64 h1 d64 f16 mask=causal\n";
         let rates: Rates = text.parse().unwrap();

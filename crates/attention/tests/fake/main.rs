@@ -12,6 +12,7 @@ mod lengths;
 mod merge;
 mod operations;
 mod pages;
+mod pairs;
 mod raw;
 mod splits;
 mod sync;

@@ -637,7 +637,7 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
     let (rows, keys) = (tiling.block_m as usize, tiling.block_n as usize);
     let head_dim = (tiling.head_dim as usize).min(MAX_HEAD_DIM);
     // One multiprocessor, so that CTAs draw tiles; or four, with one CTA each or two, and enough keys that two of ten tiles are split.
-    let persistent = image.schedule == Schedule::Persistent;
+    let persistent = image.schedule.is_persistent();
     let serving = persistent && image.features.contains(Features::PAGED);
     let (multiprocessors, tiles, keys) = match serving {
         true => (4, 5, 8 * keys),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use warptile_check::Case;
-use warptile_kernels::{Image, Schedule};
+use warptile_kernels::Image;
 
 use super::check::{Checked, Error64, Errors, Phases, Ran, Repeat};
 use super::coverage::Coverage;
@@ -170,7 +170,7 @@ impl Totals {
         if let Some(image) = image {
             let totals = self.images.entry(image.name).or_insert(ImageTotals {
                 sha256: image.sha256,
-                persistent: image.schedule == Schedule::Persistent,
+                persistent: image.schedule.is_persistent(),
                 passed: 0,
                 failed: 0,
                 drew_tiles: 0,
