@@ -16,10 +16,10 @@ namespace warptile {
 template <class Traits> class MmaAttention {
   public:
     // `reads_ahead`: see work/share.cuh.
-    __device__ MmaAttention(const Forward& params, unsigned char* shared, bool reads_ahead)
-        : params(params), group(params.heads / params.kv_heads), thread(shared),
-          schedule(params, group, shared + Traits::SCHEDULE_AT, reads_ahead), ring(params, thread), rows(params, thread, group),
-          result(params, thread, group)
+    __device__ MmaAttention(const typename Traits::Params& params, unsigned char* shared, bool reads_ahead)
+        : params(forward_of(params)), group(forward_of(params).heads / forward_of(params).kv_heads), thread(shared),
+          schedule(forward_of(params), group, shared + Traits::SCHEDULE_AT, reads_ahead), ring(params, thread),
+          rows(forward_of(params), thread, group), result(forward_of(params), thread, group)
     {
     }
 
@@ -29,7 +29,10 @@ template <class Traits> class MmaAttention {
         // Each turn describes a segment and computes the one that the turn before has described.
 #pragma unroll 1
         for (int number = -1;; number++) {
-            if (!compute(number)) return false;
+            if (!compute(number)) {
+                ring.drop_groups();
+                return false;
+            }
             const Segment& next = thread.segment(number + 1);
             if (number >= 0) {
                 result.finish(schedule, thread.segment(number), rows, ring.free_stage(), next);
@@ -37,7 +40,10 @@ template <class Traits> class MmaAttention {
                 if (schedule.reads_ahead()) {
                     check();
                     __syncthreads();
-                    if (schedule.was_wrong()) return false;
+                    if (schedule.was_wrong()) {
+                        ring.drop_groups();
+                        return false;
+                    }
                 }
                 if constexpr (Traits::ADDS_UP) result.leave_semaphores(schedule);
             }
@@ -59,7 +65,7 @@ template <class Traits> class MmaAttention {
             ring.fill(number, described); // also with keys of the next segment
             if (described == number) continue;
             if (block >= end) return true;
-            rows.add(block * Traits::BLOCK_N + thread.first_key(), ring.wait_for_group());
+            rows.add(block * Traits::BLOCK_N + thread.first_key(), ring.wait_for_group(of, block));
             ring.release_group();
             block++;
         }
@@ -105,11 +111,16 @@ template <class Traits> class MmaAttention {
     int described = -1; // the last segment that is known
 };
 
-template <class Traits> __device__ void mma_attention(const Forward& params)
+template <class Traits> __device__ void mma_attention(const typename Traits::Params& params)
 {
-    extern __shared__ __align__(128) unsigned char shared[];
+    extern __shared__ __align__(Traits::RING_ALIGNMENT) unsigned char shared[];
+    if constexpr (Traits::BOXES)
+        if (threadIdx.x == 0) {
+            prefetch_map(params.k_map);
+            prefetch_map(params.v_map);
+        }
     let_successor_begin();
-    bool reads_ahead = Traits::Schedule::can_read_ahead(params);
+    bool reads_ahead = Traits::Schedule::can_read_ahead(forward_of(params));
 #pragma unroll 1
     while (!MmaAttention<Traits>(params, shared, reads_ahead).run()) {
         reads_ahead = false;

@@ -276,6 +276,8 @@ pub enum Variant {
     Softcap,
     /// Keys in pages, and tiles whose keys several CTAs share.
     Serving,
+    /// Keys and values by the copy engine, where that can.
+    Boxes,
 }
 
 impl fmt::Display for Variant {
@@ -283,6 +285,7 @@ impl fmt::Display for Variant {
         f.write_str(match self {
             Variant::Softcap => "softcap",
             Variant::Serving => "serving",
+            Variant::Boxes => "boxes",
         })
     }
 }
@@ -291,9 +294,9 @@ impl FromStr for Variant {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let all = [Variant::Softcap, Variant::Serving];
+        let all = [Variant::Softcap, Variant::Serving, Variant::Boxes];
         let found = all.into_iter().find(|variant| variant.to_string() == text);
-        found.ok_or_else(|| format!("`{text}` is no variant: {} or {}", all[0], all[1]))
+        found.ok_or_else(|| format!("`{text}` is no variant: {}, {} or {}", all[0], all[1], all[2]))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::gpu::arguments::Addresses;
 use crate::gpu::block;
 use crate::gpu::sync;
-use crate::plan::{LaunchShape, Step};
+use crate::plan::{LaunchShape, Step, reads_boxes};
 
 /// A kernel in a context.
 #[derive(Debug)]
@@ -86,8 +86,13 @@ impl LoadedKernel {
             LoadedKernel::Plain(_) => Block::Plain(forward),
             LoadedKernel::Mapped(kernel) => {
                 let driver = kernel.module().context().driver();
-                let block_n = step.image.tiling.block_n;
-                Block::Mapped(block::forward_tma(driver, call, block_n, forward)?)
+                Block::Mapped(match reads_boxes(step.image) {
+                    true => block::forward_boxes(driver, call, forward)?,
+                    false => {
+                        let block_n = step.image.tiling.block_n;
+                        block::forward_tma(driver, call, block_n, forward)?
+                    }
+                })
             }
             LoadedKernel::Merge(_) | LoadedKernel::Append(_) => {
                 return Err(other_block(step.image));

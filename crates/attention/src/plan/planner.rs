@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use warptile_kernels::abi::{Declared, ForwardTma};
 use warptile_kernels::{Features, Image, Role, Schedule, Target};
 
 use crate::choice::Choice;
@@ -260,6 +261,7 @@ impl<'a> Planner<'a> {
             .min_by(|a, b| {
                 let key = |image: &Image| {
                     (
+                        unfit_for_boxes(problem, image).is_some(),
                         lacks(image).iter().count(),
                         Reverse(preference(image.target)),
                     )
@@ -269,6 +271,7 @@ impl<'a> Planner<'a> {
                     .cmp(&key(b))
                     .then(estimate(a).total_cmp(&estimate(b)))
                     .then(features(a).cmp(&features(b)))
+                    .then(reads_boxes(b).cmp(&reads_boxes(a)))
             })
             .ok_or_else(|| Reason::NoImage {
                 targets: of_element.map(|image| image.target).collect(),
@@ -279,6 +282,9 @@ impl<'a> Planner<'a> {
         let lacks = lacks(image);
         if !lacks.is_empty() {
             return Err(Reason::Lacks(lacks));
+        }
+        if let Some(reason) = unfit_for_boxes(problem, image) {
+            return Err(reason);
         }
         if let Some(rows) = problem.page_rows()
             && splits_tiles(image)
@@ -311,8 +317,32 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Rows of a page that `wgmma` loads at once, at least: `MIN_BOX_ROWS` in kernels/forward/wgmma_layout.cuh.
+/// Rows of a page that `wgmma` loads at once, at least: `MIN_BOX_ROWS` in kernels/forward/wgmma_layout.cuh. Images of `decode` that read
+/// boxes always load as many.
 const LEAST_BOX_ROWS: usize = 16;
+
+/// Whether an image of `decode` loads keys and values in boxes of whole rows, through tensor maps.
+pub(crate) fn reads_boxes(image: &Image) -> bool {
+    image.schedule == Schedule::SharedKeys && image.abi_hash == ForwardTma::HASH
+}
+
+/// Why an image that loads boxes can't compute the problem: rows are as long as those of the tile, pages have whole boxes. Where keys
+/// are cut at fixed places, the image must not depend on the size of pages.
+fn unfit_for_boxes(problem: &Problem, image: &Image) -> Option<Reason> {
+    if !reads_boxes(image) {
+        return None;
+    }
+    let laid_out_for = image.tiling.head_dim;
+    match problem.page_rows() {
+        _ if problem.splits().keys().is_some() => Some(Reason::Splits),
+        _ if problem.head_dim() != laid_out_for as usize => Some(Reason::HeadDim { laid_out_for }),
+        Some(rows) if rows < LEAST_BOX_ROWS => Some(Reason::PageRows {
+            rows,
+            least: LEAST_BOX_ROWS,
+        }),
+        _ => None,
+    }
+}
 
 /// What batches may have, whatever the options.
 const OF_ANY_BATCH: Features = Features::PACKED
