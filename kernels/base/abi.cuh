@@ -27,6 +27,7 @@ constexpr unsigned SCHEDULE_ONE_TILE = 1;
 constexpr unsigned SCHEDULE_PERSISTENT = 2;
 constexpr unsigned SCHEDULE_SHARED_KEYS = 3;
 constexpr unsigned SCHEDULE_ONE_GROUP_TILE = 4;
+constexpr unsigned SCHEDULE_CLUSTER_TILE = 7;
 
 // A tensor of rows of one head each; the elements of a row are contiguous.
 struct Tensor {

@@ -120,7 +120,7 @@ template <class Traits> struct Problem {
         kv_heads = random.between(1, 4);
         group = random.between(1, 6);
         heads = kv_heads * group;
-        head_dim = Traits::BOXES ? Traits::HEAD_DIM : 8 * random.between(1, Traits::HEAD_DIM / 8);
+        head_dim = 8 * random.between(1, Traits::HEAD_DIM / 8);
         query_len = random.between(1, std::max(5, Traits::BLOCK_M / 3));
         key_len = random.between(0, 700);
         grid = random.between(1, 7);
@@ -216,9 +216,7 @@ template <class Traits> struct Problem {
     // The same keys and values in pages of random numbers. Rows of nobody are NaN, entries of no key are out of range.
     void set_pages(Random& random)
     {
-        const int rows = random.one_in(2) ? 16 << random.between(0, 2)
-                         : Traits::BOXES  ? 16 * random.between(1, 5)
-                                          : random.between(1, 40);
+        const int rows = random.one_in(2) ? 16 << random.between(0, 2) : random.between(1, 40);
         const int columns = (key_len + rows - 1) / rows, count = batch * columns + random.between(0, 3) + 1;
         std::vector<int> numbers(count);
         for (int i = 0; i < count; i++) numbers[i] = i;
@@ -281,45 +279,11 @@ template <class Traits> struct Problem {
         return (size_t)std::max(of_tile, 1ll) * row_tiles() * batch * kv_heads;
     }
 
-    // What the kernel takes: the block, or the block with maps of the keys and values.
-    typename Traits::Params params() const
-    {
-        if constexpr (!Traits::BOXES) {
-            return block;
-        } else {
-            ForwardTma params = {};
-            params.forward = block;
-            params.k_map = map_of(block.k);
-            params.v_map = map_of(block.v);
-            return params;
-        }
-    }
-    // As `forward_tma` in crates/attention/src/gpu/block.rs.
-    TensorMap map_of(const Tensor& tensor) const
-    {
-        const long long bytes = sizeof(__half);
-        RowsMap map = {};
-        map.address = static_cast<const unsigned char*>(tensor.address);
-        map.row = tensor.row * bytes;
-        map.head = tensor.head * bytes;
-        map.batch = tensor.batch * bytes;
-        map.rows = block.pages.table ? block.pages.rows : block.sequences.key_rows;
-        map.heads = kv_heads;
-        map.batches = block.pages.table ? block.pages.count : block.sequences.key_offsets ? 1 : batch;
-        map.columns = 64;
-        map.slabs = Traits::HEAD_DIM / 64;
-        map.box_rows = Traits::BOX_ROWS;
-        TensorMap encoded = {};
-        memcpy(&encoded, &map, sizeof map);
-        return encoded;
-    }
-
     // A CTA after the other, in random order; the threads of each in turns.
     void launch(Random& random)
     {
         out->fill(NOT_A_NUMBER);
         gridDim.x = grid;
-        const typename Traits::Params params = this->params();
         std::vector<int> order(grid);
         for (int i = 0; i < grid; i++) order[i] = i;
         random.shuffle(order);
@@ -332,8 +296,7 @@ template <class Traits> struct Problem {
             std::vector<Barrier> of_warps(Traits::WARPS, Barrier(32, false));
             for (int warp = 0; warp < Traits::WARPS; warp++) warp_bar[warp] = &of_warps[warp];
             std::fill(std::begin(copies), std::end(copies), Copies());
-            deliveries.clear();
-            Threads::run(Traits::THREADS, random.any(), [&] { mma_attention<Traits>(params); });
+            Threads::run(Traits::THREADS, random.any(), [this] { mma_attention<Traits>(block); });
             at_predecessors_end = nullptr;
         }
     }
@@ -624,9 +587,6 @@ int main(int count, char** arguments)
     for (int seed = 1; seed <= seeds; seed++) {
         check(MmaTraits<__half, 64, 16, 64, 4, 3, Share>(), seed);
         check(MmaTraits<__half, 64, 64, 64, 4, 2, OneTile>(), seed);
-        if (seed % 4 == 2) check(MmaTraits<__half, 64, 16, 128, 4, 3, Share, Loading::BOXES>(), seed);
-        if (seed % 4 == 3) check(MmaTraits<__half, 128, 16, 128, 8, 2, Share, Loading::BOXES>(), seed);
-        if (seed % 4 == 1) check(MmaTraits<__half, 128, 32, 128, 8, 2, Share, Loading::BOXES>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 64, 32, 128, 4, 3, Share>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 128, 16, 128, 8, 2, Share>(), seed);
         if (seed % 4 == 1) check(MmaTraits<__half, 128, 64, 128, 8, 2, Share>(), seed);

@@ -31,7 +31,6 @@ template<class T> T frombits(unsigned u); template<> inline float frombits<float
 template<class T> T __shfl_xor_sync(unsigned,T x,int m){EX.w[LANE][0]=tobits(x);WB();T r=frombits<T>(EX.w[LANE^m][0]);WB();return r;}
 inline unsigned long long __shfl_sync(unsigned,unsigned long long x,int l){EX.w[LANE][0]=(unsigned)x;EX.w[LANE][1]=(unsigned)(x>>32);WB();unsigned long long r=EX.w[l%32][0]|(unsigned long long)EX.w[l%32][1]<<32;WB();return r;}
 inline float __shfl_sync(unsigned,float x,int l){EX.w[LANE][0]=tobits(x);WB();float r=bitsf(EX.w[l%32][0]);WB();return r;}
-inline int __shfl_sync(unsigned,int x,int l){EX.w[LANE][0]=(unsigned)x;WB();int r=(int)EX.w[l%32][0];WB();return r;}
 inline int __clz(int x){return x?__builtin_clz((unsigned)x):32;}
 template<class T> T __shfl_up_sync(unsigned,T x,int d){EX.w[LANE][0]=tobits(x);WB();T r=frombits<T>(EX.w[(int)LANE>=d?LANE-d:LANE][0]);WB();return r;}
 inline unsigned __umulhi(unsigned x,unsigned y){return (unsigned)((unsigned long long)x*y>>32);}

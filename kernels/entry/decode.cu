@@ -1,15 +1,15 @@
 // One image of the decode family; the build names the element type, the tiling and the entry.
 #include "forward/mma.cuh"
 
-#if defined(WARPTILE_VARIANT_BOXES)
-constexpr warptile::Loading LOADING = warptile::Loading::BOXES;
+#if defined(WARPTILE_VARIANT_CLUSTER)
+#define SCHEDULE warptile::ClusterTile
 #else
-constexpr warptile::Loading LOADING = warptile::Loading::ROWS;
+#define SCHEDULE warptile::Share
 #endif
 
+using Params = warptile::Forward;
 using Instance = warptile::MmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS,
-                                     WARPTILE_STAGES, warptile::Share, LOADING>;
-using Params = Instance::Params;
+                                     WARPTILE_STAGES, SCHEDULE>;
 
 extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 

@@ -3,11 +3,13 @@
 // while they read. Two families:
 //
 // `decode`: CTAs share the keys of all sequences evenly (work/share.cuh), for few queries against many keys at the speed of memory.
+//    Where there are few tiles, a cluster of CTAs has one (work/cluster_tile.cuh).
 // `mma`: a tile a CTA (work/one_tile.cuh), for many queries.
 #pragma once
 
 #include "forward/mma_result.cuh"
 #include "forward/mma_ring.cuh"
+#include "work/cluster_tile.cuh"
 #include "work/one_tile.cuh"
 #include "work/share.cuh"
 
@@ -16,10 +18,10 @@ namespace warptile {
 template <class Traits> class MmaAttention {
   public:
     // `reads_ahead`: see work/share.cuh.
-    __device__ MmaAttention(const typename Traits::Params& params, unsigned char* shared, bool reads_ahead)
-        : params(forward_of(params)), group(forward_of(params).heads / forward_of(params).kv_heads), thread(shared),
-          schedule(forward_of(params), group, shared + Traits::SCHEDULE_AT, reads_ahead), ring(params, thread),
-          rows(forward_of(params), thread, group), result(forward_of(params), thread, group)
+    __device__ MmaAttention(const Forward& params, unsigned char* shared, bool reads_ahead)
+        : params(params), group(params.heads / params.kv_heads), thread(shared),
+          schedule(params, group, shared + Traits::SCHEDULE_AT, reads_ahead), ring(params, thread), rows(params, thread, group),
+          result(params, thread, group)
     {
     }
 
@@ -29,10 +31,7 @@ template <class Traits> class MmaAttention {
         // Each turn describes a segment and computes the one that the turn before has described.
 #pragma unroll 1
         for (int number = -1;; number++) {
-            if (!compute(number)) {
-                ring.drop_groups();
-                return false;
-            }
+            if (!compute(number)) return false;
             const Segment& next = thread.segment(number + 1);
             if (number >= 0) {
                 result.finish(schedule, thread.segment(number), rows, ring.free_stage(), next);
@@ -40,16 +39,14 @@ template <class Traits> class MmaAttention {
                 if (schedule.reads_ahead()) {
                     check();
                     __syncthreads();
-                    if (schedule.was_wrong()) {
-                        ring.drop_groups();
-                        return false;
-                    }
+                    if (schedule.was_wrong()) return false;
                 }
-                if constexpr (Traits::ADDS_UP) result.leave_semaphores(schedule);
+                if constexpr (Traits::Schedule::SHARES_KEYS) result.leave_semaphores(schedule);
             }
             if (next.is_end()) break;
         }
-        if constexpr (Traits::ADDS_UP) result.reset_semaphores(schedule);
+        if constexpr (Traits::Schedule::SHARES_KEYS) result.reset_semaphores(schedule);
+        if constexpr (Traits::CLUSTER > 1) result.leave_cluster();
         return true;
     }
 
@@ -65,7 +62,7 @@ template <class Traits> class MmaAttention {
             ring.fill(number, described); // also with keys of the next segment
             if (described == number) continue;
             if (block >= end) return true;
-            rows.add(block * Traits::BLOCK_N + thread.first_key(), ring.wait_for_group(of, block));
+            rows.add(block * Traits::BLOCK_N + thread.first_key(), ring.wait_for_group());
             ring.release_group();
             block++;
         }
@@ -83,7 +80,7 @@ template <class Traits> class MmaAttention {
         described = number + 1;
         if (number >= 0) {
             rows.start(number);
-            if constexpr (Traits::ADDS_UP)
+            if constexpr (Traits::Schedule::SHARES_KEYS)
                 if (thread.segment(number + 1).is_end()) result.leave_semaphores_early(schedule, thread.segment(number));
         } else {
             if (schedule.reads_ahead()) ring.read_first_pages();
@@ -111,16 +108,11 @@ template <class Traits> class MmaAttention {
     int described = -1; // the last segment that is known
 };
 
-template <class Traits> __device__ void mma_attention(const typename Traits::Params& params)
+template <class Traits> __device__ void mma_attention(const Forward& params)
 {
-    extern __shared__ __align__(Traits::RING_ALIGNMENT) unsigned char shared[];
-    if constexpr (Traits::BOXES)
-        if (threadIdx.x == 0) {
-            prefetch_map(params.k_map);
-            prefetch_map(params.v_map);
-        }
+    extern __shared__ __align__(128) unsigned char shared[];
     let_successor_begin();
-    bool reads_ahead = Traits::Schedule::can_read_ahead(forward_of(params));
+    bool reads_ahead = Traits::Schedule::can_read_ahead(params);
 #pragma unroll 1
     while (!MmaAttention<Traits>(params, shared, reads_ahead).run()) {
         reads_ahead = false;

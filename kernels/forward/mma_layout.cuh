@@ -12,22 +12,8 @@
 
 namespace warptile {
 
-// How keys and values come to shared memory: each lane asks for 16 bytes of a row at a time, wherever rows are and on every GPU; or one lane
-// asks the copy engine for boxes of whole rows, from sm_90 on (mma_boxes.cuh).
-enum class Loading { ROWS, BOXES };
-
-template <Loading> struct ParamsOf {
-    using Type = Forward;
-};
-template <> struct ParamsOf<Loading::BOXES> {
-    using Type = ForwardTma;
-};
-__device__ inline const Forward& forward_of(const Forward& params) { return params; }
-__device__ inline const Forward& forward_of(const ForwardTma& params) { return params.forward; }
-
 // `Schedule`: which keys of which tiles a CTA reads (work/share.cuh, work/one_tile.cuh).
-template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, template <class> class Schedule_,
-          Loading LOADING = Loading::ROWS>
+template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, template <class> class Schedule_>
 struct MmaTraits {
     using Element = Element_;
     using Schedule = Schedule_<MmaTraits>;
@@ -63,20 +49,11 @@ struct MmaTraits {
     static_assert(KEYS % TEAM_WARPS == 0 && WARP_KEYS <= 32, "a lane finds the place of one key");
     static_assert(HEAD_DIM % 32 == 0, "keys are loaded 32 columns at a time");
     static_assert(ROW_CHUNKS % 8 == 0 && (32 % ROW_CHUNKS == 0 || ROW_CHUNKS % 32 == 0), "the swizzle, and whole rows a copy");
-
-    // A box has as many rows, and all columns as slabs of 64, one behind the other: [slab][row][64], swizzled by the copy engine.
-    static constexpr bool BOXES = LOADING == Loading::BOXES;
-    using Params = typename ParamsOf<LOADING>::Type;
-    static constexpr int BOX_ROWS = 16;
-    static constexpr int BOX_BYTES = BOX_ROWS * ROW_BYTES;
-    static constexpr int SLAB_ROW_BYTES = 128;
-    static constexpr int RING_ALIGNMENT = BOXES ? 1024 : 128; // the swizzle of boxes follows from the address
-    static_assert(!BOXES || (WARP_KEYS % BOX_ROWS == 0 && ROW_BYTES % SLAB_ROW_BYTES == 0), "a warp loads whole boxes");
-
     // Registers hold the queries where there are enough.
     static constexpr bool HOLDS_QUERIES = HEAD_DIM <= 128;
     // Teams' results and parts are added up.
-    static constexpr bool ADDS_UP = Schedule::SHARES_KEYS;
+    static constexpr int CLUSTER = Schedule::CLUSTER; // CTAs that share a tile in their shared memory
+    static constexpr bool ADDS_UP = Schedule::SHARES_KEYS || CLUSTER > 1;
     static_assert(ADDS_UP || TEAMS == 1, "otherwise a warp's rows are its own");
     static constexpr int RESULT_BYTES = BLOCK_M * HEAD_DIM * (int)sizeof(float);
     // Described and not yet computed: two; the others are still being read.
@@ -90,8 +67,7 @@ struct MmaTraits {
     static constexpr int SINKS_AT = SUMS_AT + (ADDS_UP ? TEAMS * BLOCK_M * (int)sizeof(float2) : 0);
     static constexpr int SEGMENTS_AT = SINKS_AT + BLOCK_M * (int)sizeof(float);
     static constexpr int BARRIERS_AT = SEGMENTS_AT + SEGMENTS * (int)sizeof(Segment);
-    static constexpr int FULL_AT = BARRIERS_AT + (TEAM_BARRIERS ? TEAMS * BARRIER_BYTES : 0);
-    static constexpr int PLACES_AT = FULL_AT + (BOXES ? TEAMS * STAGES * BARRIER_BYTES : 0);
+    static constexpr int PLACES_AT = BARRIERS_AT + (TEAM_BARRIERS ? TEAMS * BARRIER_BYTES : 0);
     // Numbers of pages: a warp's for as many groups as it has stages, and for the first ones of two segments.
     static constexpr int PAGES_AT = PLACES_AT + TEAMS * (int)sizeof(int);
     static constexpr int PAGES_BYTES = STAGES * WARP_KEYS * (int)sizeof(int);
@@ -101,10 +77,10 @@ struct MmaTraits {
     // under way when a segment ends. Otherwise it lies in a stage of the team's ring, if that is large enough.
     static constexpr int SMALL_GPU_BYTES = 99 * 1024, LARGE_GPU_BYTES = 227 * 1024; // that a CTA may have
     static constexpr int BYTES_APART = RESULTS_AT + TEAMS * RESULT_BYTES;
-    static constexpr bool HAS_ROOM = (BOXES || RESULTS_AT > SMALL_GPU_BYTES) && BYTES_APART <= LARGE_GPU_BYTES;
+    static constexpr bool HAS_ROOM = (CLUSTER > 1 || RESULTS_AT > SMALL_GPU_BYTES) && BYTES_APART <= LARGE_GPU_BYTES;
     static constexpr bool RESULT_IN_RING = ADDS_UP && RESULT_BYTES <= STAGE_BYTES && !HAS_ROOM;
     static constexpr int SHARED_BYTES = ADDS_UP && !RESULT_IN_RING ? BYTES_APART : SCHEDULE_AT + Schedule::SHARED_BYTES;
-    static_assert(!BOXES || !RESULT_IN_RING, "the copy engine alone writes into the ring while keys are under way");
+    static_assert(CLUSTER == 1 || !RESULT_IN_RING, "the parts of a cluster's CTAs lie in their rings");
     static_assert(SEGMENTS_AT % 8 == 0 && BARRIERS_AT % 8 == 0 && PLACES_AT % 4 == 0);
 };
 
@@ -144,18 +120,6 @@ template <class Traits> struct MmaThread {
     __device__ unsigned address_of(int at) const { return (unsigned)__cvta_generic_to_shared(shared) + at; }
     // Bytes into a row: its 16-byte chunks are swapped so that 8 rows' same chunk lies in different banks.
     __device__ static int swizzled(int row, int chunk) { return (chunk ^ (unsigned)row % 8) * CHUNK_BYTES; }
-    // Bytes into a group of keys or values of a row's chunk.
-    __device__ static int key_chunk(int row, int chunk)
-    {
-        if constexpr (Traits::BOXES) {
-            constexpr int ACROSS = Traits::SLAB_ROW_BYTES / CHUNK_BYTES;
-            const unsigned box = (unsigned)row / Traits::BOX_ROWS, slab = (unsigned)chunk / ACROSS;
-            return box * Traits::BOX_BYTES + (slab * Traits::BOX_ROWS + (unsigned)row % Traits::BOX_ROWS) * Traits::SLAB_ROW_BYTES +
-                   swizzled(row, (unsigned)chunk % ACROSS);
-        } else {
-            return row * Traits::ROW_BYTES + swizzled(row, chunk);
-        }
-    }
 };
 
 // A row of a tile: a query and one of all query heads.

@@ -1,7 +1,7 @@
 // What the kernels on mma.sync load: queries a segment ahead, and of each team's keys and values as many groups as its ring has stages.
 #pragma once
 
-#include "forward/mma_boxes.cuh"
+#include "forward/mma_layout.cuh"
 #include "memory/copy.cuh"
 #include "memory/keys.cuh"
 
@@ -12,8 +12,7 @@ template <class Traits> class Ring {
     using Element = typename Traits::Element;
 
     // The CTA meets before the first group is waited for.
-    __device__ Ring(const typename Traits::Params& params, const MmaThread<Traits>& thread)
-        : params(forward_of(params)), thread(thread), boxes(params, thread)
+    __device__ Ring(const Forward& params, const MmaThread<Traits>& thread) : params(params), thread(thread)
     {
         if constexpr (Traits::TEAM_BARRIERS)
             if (threadIdx.x % Traits::TEAM_THREADS == 0) barrier_init(team_barrier(), Traits::TEAM_THREADS);
@@ -40,35 +39,18 @@ template <class Traits> class Ring {
                (load_block < load_end || loading < described);
     }
 
-    // Waits for the oldest group, which is that of a segment's block and lies at the stage that this returns. The team's.
-    __device__ int wait_for_group(const Segment& of, int block)
+    // Waits for the oldest group, which lies at the stage that this returns. The team's.
+    __device__ int wait_for_group()
     {
         wait_for_all_but(under_way - 1 + (since_segment < under_way));
-        if constexpr (Traits::BOXES) {
-            if (boxes.wait(of, block * Traits::BLOCK_N + thread.first_key(), stage, turn)) sync_team();
-            __syncwarp(); // for numbers of pages, which came by cp.async
-        } else {
-            sync_team();
-        }
+        sync_team();
         return thread.stage_at(stage);
     }
     __device__ void release_group()
     {
         sync_team(); // all have read it
         under_way--;
-        next_stage();
-    }
-    // Waits for groups that are of no use. Nothing can be loaded any more.
-    __device__ void drop_groups()
-    {
-        if constexpr (Traits::BOXES) {
-            for (; under_way > 0; under_way--) {
-                boxes.wait(stage, turn);
-                next_stage();
-            }
-            __syncthreads();
-            boxes.end();
-        }
+        stage = stage + 1 == Traits::STAGES ? 0 : stage + 1;
     }
     // The stage that would be loaded next, which is free when a segment ends.
     __device__ int free_stage() const { return thread.stage_at(load_stage); }
@@ -103,12 +85,6 @@ template <class Traits> class Ring {
     }
 
   private:
-    __device__ void next_stage()
-    {
-        stage = stage + 1 == Traits::STAGES ? 0 : stage + 1;
-        if (Traits::BOXES && stage == 0) turn ^= 1;
-    }
-
     // Waits until at most as many of the last groups of cp.async are under way; for some numbers, until none is.
     __device__ static void wait_for_all_but(int last)
     {
@@ -224,9 +200,6 @@ template <class Traits> class Ring {
         const Element* const my_values = static_cast<const Element*>(params.v.address) + rows.offset(params, params.v, my_key, page);
         const int first_of_group = thread.row_warp() * Traits::WARP_KEYS;
         const unsigned to = thread.address_of(thread.stage_at(load_stage)) + first_of_group * Traits::ROW_BYTES;
-        if constexpr (Traits::BOXES)
-            boxes.load(of, rows, first_key, page, load_stage);
-        else
 #pragma unroll 4
         for (int i = 0; i < Traits::WARP_KEYS; i += AT_ONCE) {
             const int row = i + first_row;
@@ -260,7 +233,6 @@ template <class Traits> class Ring {
 
     const Forward& params;
     const MmaThread<Traits> thread;
-    const Boxes<Traits> boxes;
     static constexpr int NOTHING = -1, NOTHING_BUT_PAGES = -2; // of segment 0, read ahead
     int loading = NOTHING; // segment
     int load_block = 0, load_end = 0;
@@ -269,7 +241,6 @@ template <class Traits> class Ring {
     unsigned parity = 0; // of the team's barrier
     int under_way = 0; // groups
     int stage = 0;     // that is computed next
-    unsigned turn = 0; // of the stages, its lowest bit
 };
 
 } // namespace warptile

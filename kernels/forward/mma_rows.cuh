@@ -78,7 +78,7 @@ template <class Traits> class Rows16 {
 #pragma unroll
             for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step += 2) {
                 unsigned words[4], query[4];
-                load_matrices(words, keys + thread.key_chunk(row, 2 * step + lane / 8));
+                load_matrices(words, keys + row * Traits::ROW_BYTES + thread.swizzled(row, 2 * step + lane / 8));
                 query_words(step, query);
                 mma<Element>(scores[i], query, words[0], words[1]);
                 query_words(step + 1, query);
@@ -102,7 +102,7 @@ template <class Traits> class Rows16 {
 #pragma unroll
             for (int i = 0; i < COLUMN_TILES; i += 2) {
                 unsigned words[4];
-                load_matrices_transposed(words, values + thread.key_chunk(row, i + lane / 16));
+                load_matrices_transposed(words, values + row * Traits::ROW_BYTES + thread.swizzled(row, i + lane / 16));
                 mma<Element>(output[i], weights, words[0], words[1]);
                 mma<Element>(output[i + 1], weights, words[2], words[3]);
             }

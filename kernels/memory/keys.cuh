@@ -28,11 +28,8 @@ template <class Element> class KeyRows {
     // Where the table has the page of a key.
     __device__ const int* page_of(const Forward& params, int key) const { return table + page_number(params.pages, key); }
 
-    // Where a key lies, whose page the table says to be `page`: in which page, and in which of its rows. A dense batch entry is one page.
-    struct Place {
-        int page, row;
-    };
-    __device__ Place place(const Forward& params, int key, int page) const
+    // Of a key, whose page the table says to be `page`. A dense batch entry is one page.
+    __device__ long long offset(const Forward& params, const Tensor& tensor, int key, int page) const
     {
         int row = first + key;
         if (table) {
@@ -41,12 +38,7 @@ template <class Element> class KeyRows {
         } else {
             page = entry;
         }
-        return {page, row};
-    }
-    __device__ long long offset(const Forward& params, const Tensor& tensor, int key, int page) const
-    {
-        const Place at = place(params, key, page);
-        return times(at.page, tensor.batch) + times(at.row, tensor.row) + times(head, tensor.head);
+        return times(page, tensor.batch) + times(row, tensor.row) + times(head, tensor.head);
     }
 
   private:

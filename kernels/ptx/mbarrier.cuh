@@ -12,12 +12,6 @@ __device__ inline void barrier_init(unsigned barrier, unsigned arrivals)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes plain memory of a barrier that nobody waits at, before it is initialized again.
-__device__ inline void barrier_end(unsigned barrier)
-{
-    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 // Releases what this thread has written and seen.
 __device__ inline void barrier_arrive(unsigned barrier)
 {

@@ -56,15 +56,6 @@ __device__ inline void copy_box(unsigned destination, const TensorMap& map, unsi
                  : "memory");
 }
 
-// The same of a map with 5 dimensions, (64 columns, row, slab of 64 columns, head, batch): from column 0 on.
-__device__ inline void copy_rows_box(unsigned destination, const TensorMap& map, unsigned barrier, int row, int head, int batch)
-{
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, {%3, %4, %3, %5, %6}], [%2];" ::"r"(destination),
-                 "l"(&map), "r"(barrier), "r"(0), "r"(row), "r"(head), "r"(batch)
-                 : "memory");
-}
-
 // "Warp-Level Matrix Instructions: stmatrix". Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8
 // of matrix l / 8.
 __device__ inline void store_matrices(unsigned row_address, unsigned m0, unsigned m1, unsigned m2, unsigned m3)

@@ -11,6 +11,7 @@ template <class Traits> class OneTile {
     static constexpr bool SHARES_KEYS = false;
     static constexpr unsigned SCHEDULE = SCHEDULE_ONE_GROUP_TILE;
     static constexpr int SHARED_BYTES = 0;
+    static constexpr int CLUSTER = 1;
 
     // What `Share` can.
     __device__ static constexpr bool can_read_ahead(const Forward&) { return false; }
@@ -20,9 +21,14 @@ template <class Traits> class OneTile {
     __device__ static void note_wrong() {}
     __device__ static constexpr bool was_wrong() { return false; }
 
-    __device__ OneTile(const Forward& params, int group, unsigned char*, bool) : params(params), group(group)
+    __device__ OneTile(const Forward& params, int group, unsigned char*, bool reads_ahead)
+        : OneTile(params, group, blockIdx.x, reads_ahead)
     {
-        if (reads_lengths(params.sequences)) wait_for_predecessor();
+    }
+    __device__ OneTile(const Forward& params, int group, unsigned number, bool reads_ahead)
+        : params(params), group(group), number(number)
+    {
+        if (reads_lengths(params.sequences) && !reads_ahead) wait_for_predecessor();
     }
 
     // The only segment, then the end. One thread calls it for all, so they agree whatever becomes of lengths on the device meanwhile.
@@ -32,7 +38,7 @@ template <class Traits> class OneTile {
         segment.batch = Segment::END;
         if (taken) return segment;
         taken = true;
-        const TilePlace place = tile_place<Traits::BLOCK_M>(params, blockIdx.x, params.kv_heads, group);
+        const TilePlace place = tile_place<Traits::BLOCK_M, (Traits::CLUSTER > 1)>(params, number, params.kv_heads, group);
         if (!place.template exists<Traits::BLOCK_M>(group)) return segment;
         const int first_row = place.tile * Traits::BLOCK_M;
         segment.batch = place.batch;
@@ -51,6 +57,7 @@ template <class Traits> class OneTile {
   private:
     const Forward& params;
     const int group; // query heads a key/value head
+    const unsigned number; // of the tile
     bool taken = false;
 };
 

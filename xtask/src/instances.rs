@@ -276,8 +276,8 @@ pub enum Variant {
     Softcap,
     /// Keys in pages, and tiles whose keys several CTAs share.
     Serving,
-    /// Keys and values by the copy engine, where that can.
-    Boxes,
+    /// A cluster of CTAs a tile.
+    Cluster,
 }
 
 impl fmt::Display for Variant {
@@ -285,7 +285,7 @@ impl fmt::Display for Variant {
         f.write_str(match self {
             Variant::Softcap => "softcap",
             Variant::Serving => "serving",
-            Variant::Boxes => "boxes",
+            Variant::Cluster => "cluster",
         })
     }
 }
@@ -294,9 +294,14 @@ impl FromStr for Variant {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let all = [Variant::Softcap, Variant::Serving, Variant::Boxes];
+        let all = [Variant::Softcap, Variant::Serving, Variant::Cluster];
         let found = all.into_iter().find(|variant| variant.to_string() == text);
-        found.ok_or_else(|| format!("`{text}` is no variant: {}, {} or {}", all[0], all[1], all[2]))
+        found.ok_or_else(|| {
+            format!(
+                "`{text}` is no variant: {}, {} or {}",
+                all[0], all[1], all[2]
+            )
+        })
     }
 }
 

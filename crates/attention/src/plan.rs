@@ -19,7 +19,7 @@ use crate::rates::Standing;
 use crate::{Problem, Result};
 
 pub use planner::Planner;
-pub(crate) use planner::{check_images, preference, reads_boxes};
+pub(crate) use planner::{check_images, preference};
 pub use settings::Settings;
 pub(crate) use split_tiles::{TileKeys, rest_keys, splits_of, splits_tiles};
 pub use step::{LaunchShape, Scratch, Step};

@@ -253,7 +253,8 @@ impl Rates {
         let block_us = times * block_flops / rate_per_multiprocessor;
         let (query_len, key_len) = problem.typical_lengths();
         let mask = problem.mask();
-        if image.schedule == Schedule::SharedKeys {
+        // What a kernel is chosen by is the same whichever of its schedules it then has.
+        if matches!(image.schedule, Schedule::SharedKeys | Schedule::ClusterTile) {
             let widest = mask.widest(query_len, key_len);
             let seen = key_len.min(widest + query_len.saturating_sub(1));
             let tiles = problem.typical_group_tiles(image.tiling.block_m)
@@ -269,7 +270,9 @@ impl Rates {
         let longest = keys.longest / block_n;
 
         let tiles = match image.schedule {
-            Schedule::OneGroupTile => problem.typical_group_tiles(image.tiling.block_m),
+            schedule if schedule.has_group_tiles() => {
+                problem.typical_group_tiles(image.tiling.block_m)
+            }
             _ => problem.typical_tiles(image.tiling.block_m),
         };
         let multiprocessors = u64::from(device.multiprocessors.max(1));

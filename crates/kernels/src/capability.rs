@@ -213,6 +213,29 @@ numbered! {
         SharedKeys = 3, "shared keys", "SHARED_KEYS";
         /// As one tile a CTA; the rows of a tile are queries with each of the heads that share a key/value head.
         OneGroupTile = 4, "one tile a CTA, of all heads that share keys", "ONE_GROUP_TILE";
+        /// A cluster of [`Schedule::CLUSTER`] CTAs computes one tile, of all heads that share keys: the grid is as many times the number of
+        /// tiles. They share the tile's keys evenly, and merge their results in their shared memory.
+        ClusterTile = 7, "one tile a cluster, of all heads that share keys", "CLUSTER_TILE";
+    }
+}
+
+impl Schedule {
+    /// CTAs of a cluster that computes a tile: `CLUSTER` in kernels/work/cluster_tile.cuh.
+    pub const CLUSTER: u32 = 8;
+
+    /// CTAs that compute a tile of kernels whose grid follows from the number of tiles.
+    #[must_use]
+    pub const fn ctas_of_tile(self) -> u32 {
+        match self {
+            Schedule::ClusterTile => Self::CLUSTER,
+            _ => 1,
+        }
+    }
+
+    /// Whether the grid follows from the number of tiles, whose rows are queries with each of the heads that share a key/value head.
+    #[must_use]
+    pub const fn has_group_tiles(self) -> bool {
+        matches!(self, Schedule::OneGroupTile | Schedule::ClusterTile)
     }
 }
 
@@ -264,6 +287,6 @@ mod tests {
             Schedule::from_number(Schedule::Persistent.number()),
             Some(Schedule::Persistent)
         );
-        assert_eq!(Schedule::from_number(5), None);
+        assert_eq!(Schedule::from_number(8), None);
     }
 }

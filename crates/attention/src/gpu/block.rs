@@ -143,79 +143,32 @@ const BOX_COLUMNS: u32 = 64;
 /// Query rows of a box: those of one warpgroup.
 const QUERY_BOX_ROWS: u32 = 64;
 
-/// Rows of a box of keys or values in `decode`: `BOX_ROWS` in kernels/forward/mma_layout.cuh.
-const BOX_ROWS: u32 = 16;
-
 /// The largest power of two that divides `n`.
 const fn power_of_two_in(n: u32) -> u32 {
     n & n.wrapping_neg()
 }
 
-/// The type of elements in a tensor map: kernels that read through maps take f16 and bf16 only.
-fn map_element(call: &Call) -> TensorMapElement {
-    match call.element() {
-        ElementType::Bf16 => TensorMapElement::Bf16,
-        _ => TensorMapElement::F16,
-    }
-}
-
-/// Bytes between neighbours along a dimension. One that is never stepped along only has to satisfy the encoder.
-fn map_stride(call: &Call, layout: &Layout, dimension: usize) -> u64 {
-    match layout.shape[dimension] {
-        0 | 1 => 16,
-        _ => layout.strides[dimension] as u64 * call.element().size() as u64,
-    }
-}
-
-/// The block of `decode`'s kernels that read through tensor maps: boxes of [`BOX_ROWS`] rows with all their columns, as slabs of 64 one
-/// behind the other. The context must be current.
-///
-/// Head sizes are multiples of 64, and pages of [`BOX_ROWS`] rows.
-pub(crate) fn forward_boxes(
-    driver: &Driver,
-    call: &Call,
-    forward: abi::Forward,
-) -> Result<abi::ForwardTma> {
-    let map = |address: u64, layout: &Layout| -> Result<abi::TensorMap> {
-        let [batch, rows, heads, head_dim] = layout.shape.map(|extent| extent as u64);
-        let stride = |dimension| map_stride(call, layout, dimension);
-        let slabs = head_dim / u64::from(BOX_COLUMNS);
-        let slab_bytes = u64::from(BOX_COLUMNS) * call.element().size() as u64;
-        let map = TensorMap::tiled(
-            map_element(call),
-            address,
-            &[u64::from(BOX_COLUMNS), rows, slabs, heads, batch],
-            &[stride(1), slab_bytes, stride(2), stride(0)],
-            &[BOX_COLUMNS, BOX_ROWS, slabs as u32, 1, 1],
-        )
-        .swizzle(Swizzle::Bytes128)
-        .encode(driver)?;
-        Ok(bytemuck::cast(map))
-    };
-    let mut block = abi::ForwardTma {
-        forward,
-        ..Default::default()
-    };
-    // A tensor map cannot have an extent of 0, and without keys the kernel reads neither.
-    if call.key_len() > 0 {
-        block.k_map = map(forward.k.address, call.k())?;
-        block.v_map = map(forward.v.address, call.v())?;
-    }
-    Ok(block)
-}
-
-/// The block of kernels that read through tensor maps. The context must be current.
+/// The block of kernels that read through tensor maps, which take f16 and bf16 only. The context must be current.
 pub(crate) fn forward_tma(
     driver: &Driver,
     call: &Call,
     block_n: u32,
     forward: abi::Forward,
 ) -> Result<abi::ForwardTma> {
+    let element = match call.element() {
+        ElementType::Bf16 => TensorMapElement::Bf16,
+        _ => TensorMapElement::F16,
+    };
+    let bytes = call.element().size() as u64;
     let map = |address: u64, layout: &Layout, box_rows: u32| -> Result<abi::TensorMap> {
         let [batch, rows, heads, head_dim] = layout.shape.map(|extent| extent as u64);
-        let stride = |dimension| map_stride(call, layout, dimension);
+        // A stride that is never stepped along only has to satisfy the encoder.
+        let stride = |dimension: usize| match layout.shape[dimension] {
+            0 | 1 => 16,
+            _ => layout.strides[dimension] as u64 * bytes,
+        };
         let map = TensorMap::tiled(
-            map_element(call),
+            element,
             address,
             &[head_dim, rows, heads, batch],
             &[stride(1), stride(2), stride(0)],

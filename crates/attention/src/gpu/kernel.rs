@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::gpu::arguments::Addresses;
 use crate::gpu::block;
 use crate::gpu::sync;
-use crate::plan::{LaunchShape, Step, reads_boxes};
+use crate::plan::{LaunchShape, Step};
 
 /// A kernel in a context.
 #[derive(Debug)]
@@ -86,13 +86,8 @@ impl LoadedKernel {
             LoadedKernel::Plain(_) => Block::Plain(forward),
             LoadedKernel::Mapped(kernel) => {
                 let driver = kernel.module().context().driver();
-                Block::Mapped(match reads_boxes(step.image) {
-                    true => block::forward_boxes(driver, call, forward)?,
-                    false => {
-                        let block_n = step.image.tiling.block_n;
-                        block::forward_tma(driver, call, block_n, forward)?
-                    }
-                })
+                let block_n = step.image.tiling.block_n;
+                Block::Mapped(block::forward_tma(driver, call, block_n, forward)?)
             }
             LoadedKernel::Merge(_) | LoadedKernel::Append(_) => {
                 return Err(other_block(step.image));
@@ -153,6 +148,10 @@ fn other_block(image: &Image) -> Error {
 pub(super) fn config(step: &Step, shape: &LaunchShape) -> LaunchConfig {
     let config = LaunchConfig::new([shape.grid, 1, 1], [step.threads(), 1, 1])
         .dynamic_shared_bytes(step.image.resources.dynamic_shared_bytes);
+    let config = match step.image.schedule.ctas_of_tile() {
+        1 => config,
+        ctas => config.cluster([ctas, 1, 1]),
+    };
     match begins_early(step.image) {
         true => config.programmatic(),
         false => config,
@@ -168,6 +167,6 @@ fn begins_early(image: &Image) -> bool {
     waits
         && matches!(
             image.schedule,
-            Schedule::SharedKeys | Schedule::OneGroupTile
+            Schedule::SharedKeys | Schedule::OneGroupTile | Schedule::ClusterTile
         )
 }

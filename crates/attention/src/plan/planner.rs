@@ -4,13 +4,13 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use warptile_kernels::abi::{Declared, ForwardTma};
 use warptile_kernels::{Features, Image, Role, Schedule, Target};
 
 use crate::choice::Choice;
 use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
 use crate::plan::settings::Settings;
+use crate::plan::shared_keys::Sides;
 use crate::plan::split_tiles::splits_tiles;
 use crate::plan::step::tiles_of;
 use crate::plan::{Basis, Considered, MAX_TILES, Plan, Reason, Step};
@@ -261,7 +261,7 @@ impl<'a> Planner<'a> {
             .min_by(|a, b| {
                 let key = |image: &Image| {
                     (
-                        unfit_for_boxes(problem, image).is_some(),
+                        !has_its_schedule(problem, image, device),
                         lacks(image).iter().count(),
                         Reverse(preference(image.target)),
                     )
@@ -271,7 +271,6 @@ impl<'a> Planner<'a> {
                     .cmp(&key(b))
                     .then(estimate(a).total_cmp(&estimate(b)))
                     .then(features(a).cmp(&features(b)))
-                    .then(reads_boxes(b).cmp(&reads_boxes(a)))
             })
             .ok_or_else(|| Reason::NoImage {
                 targets: of_element.map(|image| image.target).collect(),
@@ -282,9 +281,6 @@ impl<'a> Planner<'a> {
         let lacks = lacks(image);
         if !lacks.is_empty() {
             return Err(Reason::Lacks(lacks));
-        }
-        if let Some(reason) = unfit_for_boxes(problem, image) {
-            return Err(reason);
         }
         if let Some(rows) = problem.page_rows()
             && splits_tiles(image)
@@ -317,32 +313,31 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Rows of a page that `wgmma` loads at once, at least: `MIN_BOX_ROWS` in kernels/forward/wgmma_layout.cuh. Images of `decode` that read
-/// boxes always load as many.
+/// Whether the image's schedule is that of the problem, where a kernel has images of two: a cluster of CTAs computes each tile where there are
+/// few tiles and not many keys.
+///
+/// At most half of the multiprocessors: of an H200, which has 132, 16 clusters of 8 do not fit at once. Keys: with up to four blocks a CTA
+/// clusters are faster, with eight slower; a tile of one block has nothing to share (docs/notebook-decode.md).
+fn has_its_schedule(problem: &Problem, image: &Image, device: &DeviceProfile) -> bool {
+    const MOST_BLOCKS: usize = 4 * Schedule::CLUSTER as usize;
+    let widest = problem
+        .mask()
+        .widest(problem.query_len(), problem.key_len());
+    let seen = { problem.key_len() }.min(widest + problem.query_len().saturating_sub(1));
+    let blocks = seen.div_ceil(image.tiling.block_n.max(1) as usize);
+    let tiles = Sides::from(problem).tiles(image.tiling.block_m);
+    let in_clusters = problem.splits().keys().is_none()
+        && tiles.saturating_mul(2 * u64::from(Schedule::CLUSTER)) <= device.multiprocessors.into()
+        && (2..=MOST_BLOCKS).contains(&blocks);
+    match image.schedule {
+        Schedule::SharedKeys => !in_clusters,
+        Schedule::ClusterTile => in_clusters,
+        _ => true,
+    }
+}
+
+/// Rows of a page that `wgmma` loads at once, at least: `MIN_BOX_ROWS` in kernels/forward/wgmma_layout.cuh.
 const LEAST_BOX_ROWS: usize = 16;
-
-/// Whether an image of `decode` loads keys and values in boxes of whole rows, through tensor maps.
-pub(crate) fn reads_boxes(image: &Image) -> bool {
-    image.schedule == Schedule::SharedKeys && image.abi_hash == ForwardTma::HASH
-}
-
-/// Why an image that loads boxes can't compute the problem: rows are as long as those of the tile, pages have whole boxes. Where keys
-/// are cut at fixed places, the image must not depend on the size of pages.
-fn unfit_for_boxes(problem: &Problem, image: &Image) -> Option<Reason> {
-    if !reads_boxes(image) {
-        return None;
-    }
-    let laid_out_for = image.tiling.head_dim;
-    match problem.page_rows() {
-        _ if problem.splits().keys().is_some() => Some(Reason::Splits),
-        _ if problem.head_dim() != laid_out_for as usize => Some(Reason::HeadDim { laid_out_for }),
-        Some(rows) if rows < LEAST_BOX_ROWS => Some(Reason::PageRows {
-            rows,
-            least: LEAST_BOX_ROWS,
-        }),
-        _ => None,
-    }
-}
 
 /// What batches may have, whatever the options.
 const OF_ANY_BATCH: Features = Features::PACKED

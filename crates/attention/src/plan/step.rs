@@ -216,7 +216,7 @@ impl Step {
         let batch = call.batch();
         let queries = call.queries();
         let heads = match self.image.schedule {
-            Schedule::OneGroupTile => call.kv_heads(),
+            schedule if schedule.has_group_tiles() => call.kv_heads(),
             _ => call.heads(),
         };
         let (query_tiles, tiles) = match call.query_len() {
@@ -229,9 +229,10 @@ impl Step {
                 queries.is_packed().then(|| queries.rows()),
             ),
         };
-        if tiles > MAX_TILES {
+        let ctas = tiles.saturating_mul(u64::from(self.image.schedule.ctas_of_tile()));
+        if ctas > MAX_TILES {
             return Err(Error::Grid {
-                ctas: tiles,
+                ctas,
                 limit: MAX_TILES,
             });
         }
@@ -258,7 +259,7 @@ impl Step {
         let grid = if persistent {
             numbers.min(u64::from(self.resident()))
         } else {
-            numbers
+            numbers * u64::from(self.image.schedule.ctas_of_tile())
         };
         let draws_tiles = persistent && numbers > grid;
         Ok(LaunchShape {
@@ -309,7 +310,7 @@ fn tiles_of_queries(
 ) -> (u64, u64) {
     let group = (heads / kv_heads.max(1)) as u64;
     let (heads, rows_of_query) = match image.schedule {
-        Schedule::OneGroupTile => (kv_heads as u64, group),
+        schedule if schedule.has_group_tiles() => (kv_heads as u64, group),
         _ => (heads as u64, 1),
     };
     let (block_m, batch) = (u64::from(image.tiling.block_m), batch as u64);
@@ -321,7 +322,7 @@ fn tiles_of_queries(
     };
     let tiles = of_a_head.saturating_mul(heads).saturating_mul(batch);
     match image.schedule {
-        Schedule::OneGroupTile => (of_a_head, if_countable(rows, group, tiles)),
+        schedule if schedule.has_group_tiles() => (of_a_head, if_countable(rows, group, tiles)),
         _ => (of_a_head, tiles),
     }
 }
