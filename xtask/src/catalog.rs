@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use crate::capability::Schedule;
 use crate::instances::{Element, Target};
 use crate::manifest::{Manifest, ManifestEntry};
 
@@ -51,7 +52,10 @@ pub fn catalog(manifest: &Manifest) -> Result<String, String> {
 pub fn tilings(manifest: &Manifest) -> Result<String, String> {
     let mut tilings: BTreeMap<String, String> = BTreeMap::new();
     let mut kernels: BTreeMap<(String, String), (String, BTreeSet<String>)> = BTreeMap::new();
-    let of_tiles = |entry: &&ManifestEntry| entry.block_m > 0;
+    // Of a kernel's images of two schedules the plain ones.
+    let of_tiles = |entry: &&ManifestEntry| {
+        entry.block_m > 0 && entry.schedule != Schedule::ClusterTile.number()
+    };
     for entry in manifest.images.iter().filter(of_tiles) {
         let ManifestEntry {
             head_dim,
