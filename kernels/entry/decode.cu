@@ -7,9 +7,15 @@ using Keys = warptile::E4m3Keys<WARPTILE_ELEMENT>;
 using Keys = warptile::SameKeys<WARPTILE_ELEMENT>;
 #endif
 
+#if defined(WARPTILE_VARIANT_CLUSTER)
+#define SCHEDULE warptile::ClusterTile
+#else
+#define SCHEDULE warptile::Share
+#endif
+
 using Params = Keys::Block;
 using Instance = warptile::MmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS,
-                                     WARPTILE_STAGES, warptile::Share, Keys>;
+                                     WARPTILE_STAGES, SCHEDULE, Keys>;
 
 extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 

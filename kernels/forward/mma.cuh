@@ -1,10 +1,12 @@
 // The family `decode`: few queries against many keys at the speed of memory, by mma.sync, on every GPU from sm_80 on. The query heads that
 // share a key/value head are rows of one tile, so keys are read once for all of them. A team of warps has the rows of the tile, 16 each;
-// teams take turns with groups of keys, and share nothing while they read. CTAs share the keys of all sequences evenly (work/share.cuh).
+// teams take turns with groups of keys, and share nothing while they read. CTAs share the keys of all sequences evenly (work/share.cuh);
+// where there are few tiles, a cluster of CTAs has one (work/cluster_tile.cuh).
 #pragma once
 
 #include "forward/mma_result.cuh"
 #include "forward/mma_ring.cuh"
+#include "work/cluster_tile.cuh"
 #include "work/share.cuh"
 
 namespace warptile {
@@ -37,11 +39,12 @@ template <class Traits> class MmaAttention {
                     __syncthreads();
                     if (schedule.was_wrong()) return false;
                 }
-                if constexpr (Traits::ADDS_UP) result.leave_semaphores(schedule);
+                if constexpr (Traits::Schedule::SHARES_KEYS) result.leave_semaphores(schedule);
             }
             if (next.is_end()) break;
         }
-        if constexpr (Traits::ADDS_UP) result.reset_semaphores(schedule);
+        if constexpr (Traits::Schedule::SHARES_KEYS) result.reset_semaphores(schedule);
+        if constexpr (Traits::CLUSTER > 1) result.leave_cluster();
         return true;
     }
 
@@ -75,7 +78,7 @@ template <class Traits> class MmaAttention {
         described = number + 1;
         if (number >= 0) {
             rows.start(number);
-            if constexpr (Traits::ADDS_UP)
+            if constexpr (Traits::Schedule::SHARES_KEYS)
                 if (thread.segment(number + 1).is_end()) result.leave_semaphores_early(schedule, thread.segment(number));
         } else {
             if (schedule.reads_ahead()) ring.read_first_pages();

@@ -59,7 +59,8 @@ struct MmaTraits {
     // Registers hold the queries where there are enough.
     static constexpr bool HOLDS_QUERIES = HEAD_DIM <= 128;
     // Teams' results and parts are added up.
-    static constexpr bool ADDS_UP = Schedule::SHARES_KEYS;
+    static constexpr int CLUSTER = Schedule::CLUSTER; // CTAs that share a tile in their shared memory
+    static constexpr bool ADDS_UP = Schedule::SHARES_KEYS || CLUSTER > 1;
     static_assert(ADDS_UP || TEAMS == 1, "otherwise a warp's rows are its own");
     static_assert(ADDS_UP || Keys::TILES == 2, "straight from registers columns are written in the order of one type");
     static constexpr int RESULT_BYTES = BLOCK_M * HEAD_DIM * (int)sizeof(float);
@@ -84,9 +85,10 @@ struct MmaTraits {
     // under way when a segment ends. Otherwise it lies in a stage of the team's ring, if that is large enough.
     static constexpr int SMALL_GPU_BYTES = 99 * 1024, LARGE_GPU_BYTES = 227 * 1024; // that a CTA may have
     static constexpr int BYTES_APART = RESULTS_AT + TEAMS * RESULT_BYTES;
-    static constexpr bool HAS_ROOM = RESULTS_AT > SMALL_GPU_BYTES && BYTES_APART <= LARGE_GPU_BYTES;
+    static constexpr bool HAS_ROOM = (CLUSTER > 1 || RESULTS_AT > SMALL_GPU_BYTES) && BYTES_APART <= LARGE_GPU_BYTES;
     static constexpr bool RESULT_IN_RING = ADDS_UP && RESULT_BYTES <= STAGE_BYTES && !HAS_ROOM;
     static constexpr int SHARED_BYTES = ADDS_UP && !RESULT_IN_RING ? BYTES_APART : SCHEDULE_AT + Schedule::SHARED_BYTES;
+    static_assert(CLUSTER == 1 || !RESULT_IN_RING, "the parts of a cluster's CTAs lie in their rings");
     static_assert(SEGMENTS_AT % 8 == 0 && BARRIERS_AT % 8 == 0 && PLACES_AT % 4 == 0);
 };
 

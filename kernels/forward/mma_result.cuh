@@ -6,6 +6,7 @@
 #pragma once
 
 #include "forward/mma_rows.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/load.cuh"
 
 namespace warptile {
@@ -29,7 +30,10 @@ template <class Traits> class Result {
             write(of, rows);
         } else {
             leave(of, rows, Traits::RESULT_IN_RING ? free : Traits::RESULTS_AT + thread.team() * Traits::RESULT_BYTES);
-            add_up(schedule, of, next.is_end());
+            if constexpr (Traits::CLUSTER > 1)
+                add_up_cluster(of);
+            else
+                add_up(schedule, of, next.is_end());
         }
     }
 
@@ -53,6 +57,17 @@ template <class Traits> class Result {
         if (schedule.left_before() != gridDim.x - 1) return;
 #pragma unroll 1
         for (unsigned cta = thread.lane; cta < gridDim.x; cta += 32) params.work.semaphores[cta] = 0;
+    }
+
+    // At a CTA's end, so that none ends while others read its shared memory.
+    __device__ void leave_cluster() const
+    {
+        if (!has_read) {
+            cluster_arrive();
+            cluster_wait();
+            cluster_arrive();
+        }
+        cluster_wait();
     }
 
   private:
@@ -122,7 +137,58 @@ template <class Traits> class Result {
 
     static constexpr int ACROSS = HEAD_DIM / 4; // threads
 
-    // A row and four of its columns for each thread: the sum of the teams' results.
+    // Four columns of a row: the sum of the teams' results.
+    __device__ Partial of_teams(int row, int column4) const
+    {
+        RowSum sums[Traits::TEAMS];
+        float4 columns[Traits::TEAMS];
+#pragma unroll
+        for (int team = 0; team < Traits::TEAMS; team++) {
+            sums[team] = sum_of(team, row);
+            columns[team] = *reinterpret_cast<const float4*>(thread.shared + result_of(team) + result_offset(row, column4));
+        }
+        Partial all;
+        all.add(sums, columns);
+        return all;
+    }
+
+    // The parts of the cluster's CTAs, each of which writes some rows.
+    __device__ void add_up_cluster(const Segment& of)
+    {
+        __syncthreads(); // the teams' results
+        const int count = existing_rows(of) * ACROSS, to_sums = Traits::BLOCK_M * HEAD_DIM * (int)sizeof(float);
+#pragma unroll 1
+        for (int i = anew(threadIdx.x); i < count; i += Traits::THREADS) {
+            const int row = i / ACROSS, column4 = i % ACROSS;
+            const Partial all = of_teams(row, column4);
+            reinterpret_cast<float4*>(thread.shared)[i] = {all.values[0], all.values[1], all.values[2], all.values[3]};
+            if (column4 == 0) reinterpret_cast<RowSum*>(thread.shared + to_sums)[row] = all.row;
+        }
+        cluster_arrive();
+        cluster_wait();
+        const unsigned parts = thread.address_of(0);
+#pragma unroll 1
+        for (int i = (thread.warp * Traits::CLUSTER + blockIdx.x % Traits::CLUSTER) * 32 + anew(thread.lane); i < count;
+             i += Traits::THREADS * Traits::CLUSTER) {
+            const int row = i / ACROSS, column4 = i % ACROSS;
+            RowSum sums[Traits::CLUSTER];
+            float4 columns[Traits::CLUSTER];
+#pragma unroll
+            for (int cta = 0; cta < Traits::CLUSTER; cta++) {
+                const unsigned part = address_in_cta(parts, cta);
+                columns[cta] = load_four_of_cluster(part + i * (int)sizeof(float4));
+                const float2 sum = load_two_of_cluster(part + to_sums + row * (int)sizeof(RowSum));
+                sums[cta] = {sum.x, sum.y};
+            }
+            Partial all;
+            all.add(sums, columns);
+            write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
+        }
+        cluster_arrive();
+        has_read = true;
+    }
+
+    // A row and four of its columns for each thread.
     __device__ void add_up_teams(const Schedule& schedule, const Segment& of, bool whole) const
     {
         float* const part = part_at(schedule.own_place(of));
@@ -130,15 +196,7 @@ template <class Traits> class Result {
 #pragma unroll 1
         for (int i = anew(threadIdx.x); i < count; i += Traits::THREADS) {
             const int row = i / ACROSS, column4 = i % ACROSS;
-            RowSum sums[Traits::TEAMS];
-            float4 columns[Traits::TEAMS];
-#pragma unroll
-            for (int team = 0; team < Traits::TEAMS; team++) {
-                sums[team] = sum_of(team, row);
-                columns[team] = *reinterpret_cast<const float4*>(thread.shared + result_of(team) + result_offset(row, column4));
-            }
-            Partial all;
-            all.add(sums, columns);
+            const Partial all = of_teams(row, column4);
             if (whole) {
                 write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
             } else {
@@ -254,6 +312,7 @@ template <class Traits> class Result {
     const Forward& params;
     const MmaThread<Traits> thread;
     const int group; // query heads a key/value head
+    bool has_read = false; // the parts of its cluster
 };
 
 } // namespace warptile

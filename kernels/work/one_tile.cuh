@@ -6,14 +6,17 @@
 
 namespace warptile {
 
-template <class Traits> class OneTile {
+// `AHEAD`: lengths may be read before the launch before has ended.
+template <class Traits, bool AHEAD = false> class OneTile {
   public:
     static constexpr bool SHARES_KEYS = false;
     static constexpr unsigned SCHEDULE = SCHEDULE_ONE_GROUP_TILE;
 
-    __device__ OneTile(const Forward& params, int group) : params(params), group(group)
+    __device__ OneTile(const Forward& params, int group) : OneTile(params, group, blockIdx.x, false) {}
+    __device__ OneTile(const Forward& params, int group, unsigned number, bool reads_ahead)
+        : params(params), group(group), number(number)
     {
-        if (reads_lengths(params.sequences)) wait_for_predecessor();
+        if (reads_lengths(params.sequences) && !reads_ahead) wait_for_predecessor();
     }
 
     // All of the tile's keys in one segment, or the end if there is no such tile. One thread calls it for all, so they agree whatever
@@ -22,7 +25,7 @@ template <class Traits> class OneTile {
     {
         Segment segment;
         segment.batch = Segment::END;
-        const TilePlace place = tile_place<Traits::BLOCK_M>(params, blockIdx.x, params.kv_heads, group);
+        const TilePlace place = tile_place<Traits::BLOCK_M, AHEAD>(params, number, params.kv_heads, group);
         if (!place.template exists<Traits::BLOCK_M>(group)) return segment;
         const int first_row = place.tile * Traits::BLOCK_M;
         segment.batch = place.batch;
@@ -41,6 +44,7 @@ template <class Traits> class OneTile {
   private:
     const Forward& params;
     const int group; // query heads a key/value head
+    const unsigned number; // of the tile
 };
 
 } // namespace warptile

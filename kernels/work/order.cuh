@@ -48,7 +48,8 @@ __device__ inline int sequence_of(const Sequences& sequences, int slot, int rows
     return low;
 }
 
-template <int BLOCK_M>
+// `AHEAD`: the length of keys may be written until the launch before has ended (work/share.cuh), and is read past L1.
+template <int BLOCK_M, bool AHEAD = false>
 __device__ inline TilePlace tile_place(const Forward& params, unsigned number, int heads, int rows_of_query = 1)
 {
     const Work& work = params.work;
@@ -75,7 +76,8 @@ __device__ inline TilePlace tile_place(const Forward& params, unsigned number, i
         place.tile = slot;
     }
     place.q = queries_of(params.sequences, place.batch);
-    place.k = keys_of(params.sequences, place.batch);
+    const bool ahead = AHEAD && params.sequences.key_lengths && !params.sequences.key_offsets;
+    place.k = ahead ? Extent{0, key_length_ahead(params.sequences, place.batch)} : keys_of(params.sequences, place.batch);
     return place;
 }
 

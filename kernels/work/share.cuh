@@ -34,6 +34,7 @@ __device__ constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(pow
 template <class Traits> class Share {
   public:
     static constexpr bool SHARES_KEYS = true;
+    static constexpr int CLUSTER = 1;
     static constexpr unsigned SCHEDULE = SCHEDULE_SHARED_KEYS;
 
     // Whether there is something to be read ahead, and room for each length.

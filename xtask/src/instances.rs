@@ -301,6 +301,8 @@ pub enum Variant {
     Pairs,
     /// Tiles whose rows are those of all query heads that share a key/value head.
     Groups,
+    /// A cluster of CTAs a tile.
+    Cluster,
 }
 
 impl fmt::Display for Variant {
@@ -310,6 +312,7 @@ impl fmt::Display for Variant {
             Variant::Serving => "serving",
             Variant::Pairs => "pairs",
             Variant::Groups => "groups",
+            Variant::Cluster => "cluster",
         })
     }
 }
@@ -323,6 +326,7 @@ impl FromStr for Variant {
             Variant::Serving,
             Variant::Pairs,
             Variant::Groups,
+            Variant::Cluster,
         ];
         let found = all.into_iter().find(|variant| variant.to_string() == text);
         let names = || all.map(|variant| variant.to_string()).join(", ");

@@ -286,7 +286,8 @@ impl Rates {
         let block_us = times * block_flops / rate_per_multiprocessor;
         let (query_len, key_len) = problem.typical_lengths();
         let mask = problem.mask();
-        if image.schedule == Schedule::SharedKeys {
+        // What a kernel is chosen by is the same whichever of its schedules it then has.
+        if matches!(image.schedule, Schedule::SharedKeys | Schedule::ClusterTile) {
             let widest = mask.widest(query_len, key_len);
             let seen = key_len.min(widest + query_len.saturating_sub(1));
             let tiles = problem.typical_group_tiles(image.tiling.block_m)
@@ -304,7 +305,7 @@ impl Rates {
         let numbered = Numbered::of(image, [problem.heads(), problem.kv_heads()]);
         let ctas = numbered.ctas as f64;
         let tiles = match image.schedule {
-            Schedule::OneGroupTile | Schedule::PersistentGroups => {
+            schedule if schedule.has_group_tiles() => {
                 problem.typical_group_tiles(image.tiling.block_m)
             }
             Schedule::Pairs => problem.typical_pairs(&numbered),

@@ -219,10 +219,35 @@ numbered! {
         Pairs = 5, "persistent pairs", "PAIRS";
         /// As persistent; the rows of a tile are queries with each of the heads that share a key/value head.
         PersistentGroups = 6, "persistent, tiles of all heads that share keys", "PERSISTENT_GROUPS";
+        /// A cluster of [`Schedule::CLUSTER`] CTAs computes one tile, of all heads that share keys: the grid is as many times the number of
+        /// tiles. They share the tile's keys evenly, and merge their results in their shared memory.
+        ClusterTile = 7, "one tile a cluster, of all heads that share keys", "CLUSTER_TILE";
     }
 }
 
 impl Schedule {
+    /// CTAs of a cluster that computes a tile: `CLUSTER` in kernels/work/cluster_tile.cuh.
+    pub const CLUSTER: u32 = 8;
+
+    /// CTAs of a cluster; 1 where there are none.
+    #[must_use]
+    pub const fn ctas_of_cluster(self) -> u32 {
+        match self {
+            Schedule::Pairs => 2,
+            Schedule::ClusterTile => Self::CLUSTER,
+            _ => 1,
+        }
+    }
+
+    /// Whether the rows of a tile are queries with each of the heads that share a key/value head, where CTAs do not share keys evenly.
+    #[must_use]
+    pub const fn has_group_tiles(self) -> bool {
+        matches!(
+            self,
+            Schedule::OneGroupTile | Schedule::PersistentGroups | Schedule::ClusterTile
+        )
+    }
+
     /// Whether CTAs stay and take one tile, or pair of tiles, after the other.
     #[must_use]
     pub const fn is_persistent(self) -> bool {
@@ -281,6 +306,6 @@ mod tests {
             Schedule::from_number(Schedule::Persistent.number()),
             Some(Schedule::Persistent)
         );
-        assert_eq!(Schedule::from_number(7), None);
+        assert_eq!(Schedule::from_number(8), None);
     }
 }

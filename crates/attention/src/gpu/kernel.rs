@@ -89,9 +89,9 @@ impl LoadedKernel {
         let (LoadedKernel::Mapped(kernel), Schedule::Pairs) = (self, step.image.schedule) else {
             return Ok(None);
         };
-        let config = of_grid(step, PAIR);
-        let clusters = kernel.clusters_on_device(stream, &config)?;
-        Ok(Some(clusters.saturating_mul(PAIR)))
+        let ctas = step.image.schedule.ctas_of_cluster();
+        let clusters = kernel.clusters_on_device(stream, &of_grid(step, ctas))?;
+        Ok(Some(clusters.saturating_mul(ctas)))
     }
 
     /// Fills the block for a call. The context must be current: encoding a tensor map asks for it.
@@ -174,16 +174,14 @@ pub(super) fn config(step: &Step, shape: &LaunchShape) -> LaunchConfig {
     of_grid(step, shape.grid)
 }
 
-/// CTAs of a cluster, where a kernel has them.
-const PAIR: u32 = 2;
-
 /// The launch of a step with so many CTAs.
 fn of_grid(step: &Step, grid: u32) -> LaunchConfig {
     let config = LaunchConfig::new([grid, 1, 1], [step.threads(), 1, 1])
         .dynamic_shared_bytes(step.image.resources.dynamic_shared_bytes);
-    if step.image.schedule == Schedule::Pairs {
-        return config.cluster([PAIR, 1, 1]);
-    }
+    let config = match step.image.schedule.ctas_of_cluster() {
+        1 => config,
+        ctas => config.cluster([ctas, 1, 1]),
+    };
     match begins_early(step.image) {
         true => config.programmatic(),
         false => config,
@@ -199,6 +197,6 @@ fn begins_early(image: &Image) -> bool {
     waits
         && matches!(
             image.schedule,
-            Schedule::SharedKeys | Schedule::OneGroupTile
+            Schedule::SharedKeys | Schedule::OneGroupTile | Schedule::ClusterTile
         )
 }

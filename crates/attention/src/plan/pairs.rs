@@ -26,22 +26,20 @@ impl Numbered {
             heads,
             rows: u64::from(image.tiling.block_m),
             rows_of_query: 1,
-            ctas: 1,
+            ctas: u64::from(image.schedule.ctas_of_cluster()),
         };
         match image.schedule {
-            Schedule::OneGroupTile | Schedule::PersistentGroups => Numbered {
+            schedule if schedule.has_group_tiles() => Numbered {
                 heads: kv_heads,
                 rows_of_query: group as u64,
                 ..single
             },
             Schedule::Pairs if has_pairs_of_heads(group) => Numbered {
                 heads: heads / 2,
-                ctas: 2,
                 ..single
             },
             Schedule::Pairs => Numbered {
                 rows: 2 * single.rows,
-                ctas: 2,
                 ..single
             },
             _ => single,

@@ -11,6 +11,7 @@ use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
 use crate::plan::pairs::{groups_fit_boxes, pairs_share_keys};
 use crate::plan::settings::Settings;
+use crate::plan::shared_keys::Sides;
 use crate::plan::split_tiles::splits_tiles;
 use crate::plan::step::tiles_of;
 use crate::plan::{Basis, Considered, MAX_TILES, Plan, Reason, Step};
@@ -280,7 +281,7 @@ impl<'a> Planner<'a> {
                     let special =
                         matches!(image.schedule, Schedule::Pairs | Schedule::PersistentGroups);
                     (
-                        unfit(image).is_some(),
+                        unfit(image).is_some() || !has_its_schedule(problem, image, device),
                         lacks(image).iter().count(),
                         Reverse(preference(image.target)),
                         special && !self.rates.has_variant(image),
@@ -334,6 +335,29 @@ impl<'a> Planner<'a> {
             settings: Settings::default(),
             clustered_ctas: None,
         })
+    }
+}
+
+/// Whether the image's schedule is that of the problem, where a kernel has images of two: a cluster of CTAs computes each tile where there are
+/// few tiles and not many keys.
+///
+/// At most half of the multiprocessors: of an H200, which has 132, 16 clusters of 8 do not fit at once. Keys: with up to four blocks a CTA
+/// clusters are faster, with eight slower; a tile of one block has nothing to share (docs/notebook-decode.md).
+fn has_its_schedule(problem: &Problem, image: &Image, device: &DeviceProfile) -> bool {
+    const MOST_BLOCKS: usize = 4 * Schedule::CLUSTER as usize;
+    let widest = problem
+        .mask()
+        .widest(problem.query_len(), problem.key_len());
+    let seen = { problem.key_len() }.min(widest + problem.query_len().saturating_sub(1));
+    let blocks = seen.div_ceil(image.tiling.block_n.max(1) as usize);
+    let tiles = Sides::from(problem).tiles(image.tiling.block_m);
+    let in_clusters = problem.splits().keys().is_none()
+        && tiles.saturating_mul(2 * u64::from(Schedule::CLUSTER)) <= device.multiprocessors.into()
+        && (2..=MOST_BLOCKS).contains(&blocks);
+    match image.schedule {
+        Schedule::SharedKeys => !in_clusters,
+        Schedule::ClusterTile => in_clusters,
+        _ => true,
     }
 }
 

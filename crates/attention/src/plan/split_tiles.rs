@@ -34,9 +34,7 @@ impl TileKeys {
         let rows = f64::from(image.tiling.block_m);
         // Queries of a tile.
         let height = match image.schedule {
-            Schedule::OneGroupTile | Schedule::PersistentGroups => {
-                (rows / group_size as f64).max(1.0)
-            }
+            schedule if schedule.has_group_tiles() => (rows / group_size as f64).max(1.0),
             _ => rows,
         };
         let widest = mask.widest(query_len, key_len);

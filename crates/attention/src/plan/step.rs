@@ -233,9 +233,10 @@ impl Step {
                 queries.is_packed().then(|| queries.rows()),
             ),
         };
-        if tiles > MAX_TILES {
+        let ctas = tiles.saturating_mul(numbered.ctas);
+        if ctas > MAX_TILES {
             return Err(Error::Grid {
-                ctas: tiles,
+                ctas,
                 limit: MAX_TILES,
             });
         }
@@ -334,7 +335,7 @@ fn tiles_of_queries(
     };
     let tiles = of_a_head.saturating_mul(heads).saturating_mul(batch);
     match image.schedule {
-        Schedule::OneGroupTile | Schedule::PersistentGroups => {
+        schedule if schedule.has_group_tiles() => {
             (of_a_head, if_countable(rows, rows_of_query, tiles))
         }
         _ => (of_a_head, tiles),

@@ -1,0 +1,37 @@
+// What the CTAs of a cluster tell each other, from sm_90 on. PTX ISA 8.7, "Parallel Synchronization and Communication Instructions:
+// barrier.cluster", "Data Movement and Conversion Instructions: mapa, ld".
+#pragma once
+
+namespace warptile {
+
+// Says that this thread has come to the cluster's next barrier: who waits for it sees what this thread has written. Every thread of the cluster
+// does, and waits before it does so again.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+// Where CTA `rank` of the cluster has what this one has at `address`; both in shared memory.
+__device__ inline unsigned address_in_cta(unsigned address, unsigned rank)
+{
+    unsigned there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+// Loads from the shared memory of any CTA of the cluster, asked for in the order in which they are written.
+__device__ inline float2 load_two_of_cluster(unsigned from)
+{
+    float2 value;
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(from) : "memory");
+    return value;
+}
+__device__ inline float4 load_four_of_cluster(unsigned from)
+{
+    float4 value;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                 : "r"(from)
+                 : "memory");
+    return value;
+}
+
+} // namespace warptile

@@ -1,0 +1,82 @@
+// Which keys a CTA reads, for kernels whose clusters have a tile each: of the keys that its tile sees, an equal share of blocks. Its part of
+// the result stays in its shared memory, where the other CTAs of its cluster read it. That takes no workspace, and less time than parts in
+// memory. It is for few tiles: not all multiprocessors can be in clusters of this size at the same time.
+//
+// What lies on the device is read ahead as in work/share.cuh: here it is the length of one sequence.
+#pragma once
+
+#include "memory/copy_number.cuh"
+#include "work/one_tile.cuh"
+
+namespace warptile {
+
+template <class Traits> class ClusterTile {
+  public:
+    static constexpr bool SHARES_KEYS = false;
+    static constexpr unsigned SCHEDULE = SCHEDULE_CLUSTER_TILE;
+    static constexpr int CLUSTER = 8; // CTAs: the most that every GPU with clusters can have
+
+    // What `Share` can.
+    __device__ static bool can_read_ahead(const Forward& params) { return BEGINS_EARLY && params.sequences.ragged & READ_AHEAD; }
+    __device__ bool reads_ahead() const { return BEGINS_EARLY && state.reads_ahead; }
+    // The first thread has described the tile by then.
+    __device__ void ask_again() const
+    {
+        if (has_length_to_check()) cp_async_4(&state.length_again, params.sequences.key_lengths + state.batch, true);
+    }
+    __device__ bool was_right() const
+    {
+        return !has_length_to_check() || clamped_length(state.length_again, params.sequences.key_len) == state.length;
+    }
+    __device__ void note_wrong() const { state.was_wrong = true; }
+    __device__ bool was_wrong() const { return state.was_wrong; }
+
+    __device__ ClusterTile(const Forward& params, int group, unsigned char* shared, bool reads_ahead)
+        : params(params), tile(params, group, blockIdx.x / CLUSTER, reads_ahead), state(*reinterpret_cast<State*>(shared))
+    {
+        if (threadIdx.x == 0) {
+            state.reads_ahead = reads_ahead;
+            state.was_wrong = false;
+            // What no length is, if there is no tile.
+            state.batch = 0;
+            state.length = -1;
+        }
+    }
+
+    // This CTA's part of the tile, perhaps without keys; then the end.
+    __device__ Segment next()
+    {
+        Segment segment;
+        segment.batch = Segment::END;
+        if (taken) return segment;
+        taken = true;
+        segment = tile.segment();
+        if (segment.is_end()) return segment;
+        state.batch = segment.batch;
+        state.length = segment.k.len;
+        const int first = segment.first_key / Traits::BLOCK_N, end = (segment.end_key + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
+        const int each = max(end - first + CLUSTER - 1, 0) / CLUSTER, own = first + each * (blockIdx.x % CLUSTER);
+        segment.first_key = max(segment.first_key, own * Traits::BLOCK_N);
+        segment.end_key = min(segment.end_key, (own + each) * Traits::BLOCK_N);
+        return segment;
+    }
+
+  private:
+    struct State {
+        int batch;
+        int length, length_again; // of keys, as it has been read, and as it was when the launch before had ended
+        bool reads_ahead, was_wrong;
+    };
+
+    __device__ bool has_length_to_check() const { return params.sequences.key_lengths && threadIdx.x == 0; }
+
+    const Forward& params;
+    const OneTile<Traits, true> tile;
+    bool taken = false;
+    State& state;
+
+  public:
+    static constexpr int SHARED_BYTES = sizeof(State);
+};
+
+} // namespace warptile
