@@ -1,6 +1,7 @@
 //! What a problem needs: its features and lengths decide on kernel, image and grid.
 
 use warptile::{Choice, DeviceProfile, Family, Features, Plan, Reason};
+use warptile_kernels::Schedule;
 
 use crate::{case, choice, named, shape};
 
@@ -83,6 +84,41 @@ fn keys_that_no_row_sees_are_no_reason_against_the_hopper_kernels() {
     ] {
         let plan = choice(text);
         assert!(plan.kernel_name().starts_with("wgmma"), "{text}: {plan}");
+    }
+}
+
+#[test]
+fn few_tiles_of_few_keys_are_computed_by_clusters() {
+    for text in [
+        "b1 q1 k1024 h32/4 d128 bf16 seed=1",
+        "b1 q1 k4096 h32/8 d128 f16 seed=1",
+        "b1 q1 k1024 h32/8 d128 bf16 pages=16 device-lengths seed=1",
+        "b1 q8 k4096 h32/8 d128 bf16 mask=causal seed=1",
+        "b1 q1 k2048 h64/8 d64 bf16 seed=1",
+    ] {
+        let plan = choice(text);
+        let image = plan.image().unwrap();
+        assert_eq!(image.schedule, Schedule::ClusterTile, "{text}: {plan}");
+        let shape = shape(&plan, text);
+        assert_eq!(shape.grid, 8 * shape.tiles, "{text}");
+        assert!(!shape.needs_workspace(), "{text}");
+        assert_eq!(plan.scratch().bytes, 0, "{text}");
+        // Another number of multiprocessors, of which clusters would take more than half.
+        let small = DeviceProfile::h200().with_multiprocessors(15 * shape.tiles);
+        let plan = Plan::gpu(case(text).call().problem(), &small, &named(image.kernel)).unwrap();
+        assert_eq!(plan.image().unwrap().schedule, Schedule::SharedKeys);
+    }
+    for text in [
+        // Clusters would read slower than all multiprocessors; they would not all fit; there is nothing to share.
+        "b1 q1 k8192 h32/8 d128 bf16 seed=1",
+        "b2 q1 k1024 h32/8 d128 bf16 seed=1",
+        "b1 q1 k8192 h64/8 d64 bf16 mask=window,127,0 sinks seed=1",
+        // Keys are cut at fixed places.
+        "b1 q1 k1024 h32/4 d128 bf16 splits=512 seed=1",
+    ] {
+        let plan = choice(text);
+        let schedule = plan.image().unwrap().schedule;
+        assert_eq!(schedule, Schedule::SharedKeys, "{text}: {plan}");
     }
 }
 
