@@ -188,7 +188,7 @@ static_assert(sizeof(RecordWords) == 72);
 // Which declaration of a block an image was compiled for; only blocks have one.
 template <class Block> constexpr unsigned long long BLOCK_HASH = 0;
 template <> constexpr unsigned long long BLOCK_HASH<Forward> = 0xb413b39e9245d354;
-template <> constexpr unsigned long long BLOCK_HASH<ForwardTma> = 0x6a23f1bf573a8ec6;
+template <> constexpr unsigned long long BLOCK_HASH<ForwardTma> = 0x905de5fcff9463e1;
 template <> constexpr unsigned long long BLOCK_HASH<ForwardE4m3> = 0x019391fd927579f7;
 
 } // namespace warptile

@@ -1,6 +1,6 @@
 //! Every kernel of the catalog, one by one.
 
-use warptile_kernels::{Image, Role, Target};
+use warptile_kernels::{Image, Role, Schedule, Target};
 
 use crate::harness::{Images, case, gpu, images_for, passes};
 
@@ -66,6 +66,48 @@ fn every_kernel_is_right_on_full_tiles_and_ragged_ones() {
 #[ignore = "needs an NVIDIA GPU"]
 fn every_kernel_is_right_under_masks() {
     every_kernel_passes(&MASKED);
+}
+
+/// Images whose tiles belong together, by heads that share keys: where tiles end, lengths, and options that differ from head to head.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn images_of_pairs_and_groups_are_right() {
+    let grouped = [
+        "b3 q700 k900 h8/2 mask=causal sinks",
+        "b1 q1500 k1500 h6/3 mask=window,200,50 sms=4",
+        "b2 q1000 k3000 h8/2 mask=causal-top-left layout=gaps",
+        "packed=100x200,1x300,257x129,0x5,640x640 h4/2 mask=causal device-lengths sms=5",
+        "b4 k700 q300 h16/2 used=300x700,0x5,17x0,299x1 device-lengths mask=causal",
+        "b1 q4000 k4000 h4/2 sms=3 mask=causal",
+        "b1 q64 k0 h8/1 sinks",
+    ];
+    // Pairs of tiles of one head, of which the last may have only one.
+    let single = [
+        "b2 q300 k1000 h3",
+        "b1 q129 k77 h1 sinks",
+        "b4 q300 k700 h3 used=300x700,0x5,17x0,299x1 device-lengths",
+        "packed=100x200,1x300,257x129,0x5,640x640 h3 device-lengths sms=5",
+    ];
+    let (major, minor) = (gpu().profile().major, gpu().profile().minor);
+    let images = warptile_kernels::images_for(Role::Forward)
+        .filter(|image| image.target.runs_on(major, minor));
+    for image in images {
+        let single = match image.schedule {
+            Schedule::Pairs => &single[..],
+            Schedule::PersistentGroups => &[],
+            _ => continue,
+        };
+        for (seed, problem) in grouped.iter().chain(single).enumerate() {
+            let (head_dim, element) = (image.tiling.head_dim, image.element);
+            let case = case(&format!("{problem} d{head_dim} {element} seed={seed}"));
+            assert_eq!(
+                passes(&case, Images::One(image)),
+                Ok(true),
+                "{}",
+                image.name
+            );
+        }
+    }
 }
 
 #[test]
