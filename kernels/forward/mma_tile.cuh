@@ -68,15 +68,10 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
     TileLoader<Traits> loader(params, address, tile, blocks - 1);
     loader.load_queries(group);
     constexpr int AHEAD = Traits::STAGES - 1; // blocks
-    if (blocks > 0) {
-        loader.load_last_block(0, blocks - 1);
+    loader.load_last_block(0, blocks - 1);
 #pragma unroll
-        for (int stage = 1; stage < AHEAD; stage++) {
-            loader.begin(stage * Traits::STAGE_BYTES, blocks - 1 - stage);
-            loader.load_rest(0);
-        }
-    }
-    TileRows<Traits> rows(params, shared, address, tile, group);
+    for (int stage = 1; stage < AHEAD; stage++) loader.load_block(stage * Traits::STAGE_BYTES, blocks - 1 - stage);
+    TileRows<Traits> rows(params, address, tile, group);
     const auto next = [](int stage) { return stage == AHEAD * Traits::STAGE_BYTES ? 0 : stage + Traits::STAGE_BYTES; };
     int stage = 0, load_stage = AHEAD * Traits::STAGE_BYTES;
     if (blocks > 0) {
@@ -86,13 +81,12 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
     }
 #pragma unroll 1
     for (int block = blocks - 1; block >= 0; block--) {
-        const auto kind = rows.kind(block);
         if (block < blocks - 1) {
             cp_async_wait<AHEAD - 1>();
             __syncthreads(); // the block is there, and all have computed the one before
         }
-        loader.begin(load_stage, block - AHEAD);
-        rows.add(block, kind, address + stage, loader, [&] {
+        loader.load_block(load_stage, block - AHEAD);
+        rows.add(block, address + stage, [&] {
             if (block < blocks - 1) return;
             cp_async_wait<AHEAD>();
             __syncthreads(); // the last block's values are there

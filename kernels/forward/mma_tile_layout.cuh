@@ -21,12 +21,6 @@ template <class Element> __device__ inline const Element* uniform_of(const Eleme
     return reinterpret_cast<const Element*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(pointer), 0));
 }
 
-// Blocks with keys that some row of a warp sees, and those of which all rows see all keys. In shared memory: registers are scarce.
-struct BlockRange {
-    int see_from, see_to;
-    int all_see_from, all_see_to;
-};
-
 __device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
 
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct TileTraits {
@@ -64,12 +58,12 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int STAGE_BYTES = 2 * KEY_BYTES;
     static constexpr int QUERIES_AT = STAGES * STAGE_BYTES; // later the results
     static constexpr int TILE_AT = QUERIES_AT + BLOCK_M * ROW_BYTES;
-    static constexpr int RANGES_AT = TILE_AT + (int)sizeof(Segment); // a warp's blocks
-    static constexpr int SHARED_BYTES = RANGES_AT + WARPS * (int)sizeof(BlockRange);
+    static constexpr int SHARED_BYTES = TILE_AT + (int)sizeof(Segment);
     static_assert(STAGES >= 2, "the next block arrives while one is computed");
 
     // CTAs of an SM: 12 warps with 168 registers each where these are enough, else 8 with 255.
-    static constexpr int MIN_CTAS = WARPS > 4 ? 8 / WARPS : ACCUMULATORS <= 96 && 3 * SHARED_BYTES <= 227 * 1024 ? 3 : 8 / WARPS;
+    static constexpr bool IS_SMALL = ACCUMULATORS <= 96 && ROW_TILES * BLOCK_N <= 64 && 3 * SHARED_BYTES <= 227 * 1024;
+    static constexpr int MIN_CTAS = WARPS == 4 && IS_SMALL ? 3 : 8 / WARPS;
     // Of the queries registers hold what they have room for, in steps of 16 columns.
     static constexpr int ROOM = (ROW_TILES == 1 ? 192 : 176) - ACCUMULATORS;
     static constexpr int HELD_STEPS = MIN_CTAS * WARPS > 8 || ROOM < 0 ? 0 : min_of(DEPTH_STEPS, ROOM / (4 * ROW_TILES));

@@ -20,9 +20,8 @@ template <class Traits> class TileLoader {
             find_pages(block);
         } else {
             const KeyRows<Element> rows(params, tile.batch, tile.kv_head, tile.k);
-            const int key = tile.first_key + block * Traits::BLOCK_N + threadIdx.x / ACROSS;
-            keys = static_cast<const Element*>(params.k.address) + rows.offset(params, params.k, key, 0) + first_column();
-            values = static_cast<const Element*>(params.v.address) + rows.offset(params, params.v, key, 0) + first_column();
+            keys = uniform_of(static_cast<const Element*>(params.k.address) + rows.offset(params, params.k, tile.first_key, 0));
+            values = uniform_of(static_cast<const Element*>(params.v.address) + rows.offset(params, params.v, tile.first_key, 0));
         }
     }
 
@@ -46,46 +45,21 @@ template <class Traits> class TileLoader {
     __device__ void load_last_block(int stage, int block)
     {
         const int rows = tile.end_key - tile.first_key - block * Traits::BLOCK_N;
-        if (is_paged()) {
-            load_pages<true, false>(stage, block, rows);
-            cp_async_commit();
-            load_pages<false, true>(stage, block, rows);
-            find_pages(block - 1);
-        } else {
-#pragma unroll
-            for (int part = 0; part < PARTS; part++) {
-                if (part == PARTS / 2) cp_async_commit();
-                load_part(true, stage, part, pass_of(part) * DOWN + (int)threadIdx.x / ACROSS < rows);
-            }
-            step_back();
+        if (block >= 0) load<true, false>(stage, block, rows);
+        cp_async_commit();
+        if (block >= 0) {
+            load<false, true>(stage, block, rows);
+            if (is_paged()) find_pages(block - 1);
         }
         cp_async_commit();
     }
-
-    // The blocks before are asked for part by part, while others are computed: `begin`, all parts, `end`, which closes their group.
-    static constexpr int PARTS = 2 * Traits::BLOCK_N * Traits::ROW_CHUNKS / Traits::THREADS;
-    __device__ void begin(int stage, int block)
+    // The same for the one before, as one group.
+    __device__ void load_block(int stage, int block)
     {
-        load_stage = stage;
-        is_open = block >= 0;
-        if (is_paged() && is_open) {
-            load_pages<true, true>(stage, block, Traits::BLOCK_N);
-            find_pages(block - 1);
-            is_open = false;
+        if (block >= 0) {
+            load<true, true>(stage, block, Traits::BLOCK_N);
+            if (is_paged()) find_pages(block - 1);
         }
-    }
-    __device__ void load(int part) const { load_part(is_open, load_stage, part, true); }
-    __device__ void load_rest(int part)
-    {
-#pragma unroll
-        for (int i = 0; i < PARTS; i++)
-            if (i >= part) load(i);
-        end();
-    }
-    __device__ void end()
-    {
-        is_open = false;
-        step_back();
         cp_async_commit();
     }
 
@@ -108,23 +82,28 @@ template <class Traits> class TileLoader {
         return lane / WARP_ROWS * DOWN + threadIdx.x / 32 * WARP_ROWS + lane % WARP_ROWS;
     }
 
-    // A part is a chunk of a row of this thread's: first those of keys, then of values.
-    static constexpr int ROW_PARTS = Traits::ROW_CHUNKS / ACROSS;
-    __device__ static constexpr int pass_of(int part) { return part % (PARTS / 2) / ROW_PARTS; }
-    __device__ void load_part(bool active, int stage, int part, bool exists) const
+    // The first `rows` of the block exist.
+    template <bool KEYS, bool VALUES> __device__ void load(int stage, int block, int rows) const
     {
-        const bool is_value = part >= PARTS / 2;
-        const int pass = pass_of(part), chunk = part % ROW_PARTS * ACROSS;
-        const Element* const from = (is_value ? values : keys) + pass * DOWN * (is_value ? params.v : params.k).row;
-        copy_chunk(active, to + stage + (is_value ? Traits::KEY_BYTES : 0) + pass * DOWN * Traits::ROW_BYTES, from, chunk, exists);
-    }
-    __device__ void step_back()
-    {
-        keys -= Traits::BLOCK_N * params.k.row;
-        values -= Traits::BLOCK_N * params.v.row;
+        if (is_paged()) {
+            load_pages<KEYS, VALUES>(stage, block, rows);
+            return;
+        }
+        const unsigned first_row = threadIdx.x / ACROSS, row = block * Traits::BLOCK_N + first_row;
+        const Element* key = keys + row * (unsigned long long)params.k.row + first_column();
+        const Element* value = values + row * (unsigned long long)params.v.row + first_column();
+        const long long key_step = DOWN * params.k.row, value_step = DOWN * params.v.row;
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) {
+            const unsigned at = to + stage + pass * DOWN * Traits::ROW_BYTES;
+            const bool exists = rows == Traits::BLOCK_N || pass * DOWN + (int)first_row < rows;
+            if (KEYS) copy_row(at, key, exists);
+            if (VALUES) copy_row(at + Traits::KEY_BYTES, value, exists);
+            key += key_step;
+            value += value_step;
+        }
     }
 
-    // The first `rows` of the block exist.
     template <bool KEYS, bool VALUES> __device__ void load_pages(int stage, int block, int rows) const
     {
         const KeyRows<Element> place(params, tile.batch, tile.kv_head, tile.k);
@@ -154,21 +133,16 @@ template <class Traits> class TileLoader {
     __device__ void copy_row(unsigned at, const Element* from, bool exists) const
     {
 #pragma unroll
-        for (int chunk = 0; chunk < Traits::ROW_CHUNKS; chunk += ACROSS) copy_chunk(true, at, from, chunk, exists);
-    }
-    __device__ void copy_chunk(bool active, unsigned at, const Element* from, int chunk, bool exists) const
-    {
-        cp_async_16_if(active, at + chunk * CHUNK_BYTES, from + chunk * CHUNK<Element>,
-                    exists && first_column() + chunk * CHUNK<Element> < params.head_dim);
+        for (int chunk = 0; chunk < Traits::ROW_CHUNKS; chunk += ACROSS)
+            cp_async_16(at + chunk * CHUNK_BYTES, from + chunk * CHUNK<Element>,
+                        exists && first_column() + chunk * CHUNK<Element> < params.head_dim);
     }
 
     const Forward& params;
     const Segment& tile;
     unsigned to;
     int pages;
-    int load_stage = 0;
-    bool is_open = false;
-    const Element *keys, *values; // this thread's first chunk of the next block, unless they are in pages
+    const Element *keys, *values; // of the tile's first key, unless they are in pages
 };
 
 } // namespace warptile

@@ -5,7 +5,7 @@
 // next 16 keys run beside the products with the values of these.
 #pragma once
 
-#include "forward/mma_tile_load.cuh"
+#include "forward/mma_tile_layout.cuh"
 #include "rule/mask.cuh"
 #include "rule/partial.cuh"
 
@@ -24,9 +24,8 @@ template <class Traits> class TileRows {
     using Element = typename Traits::Element;
     static constexpr int ROW_TILES = Traits::ROW_TILES, COLUMN_TILES = Traits::COLUMN_TILES, KEY_TILES = Traits::KEY_TILES;
 
-    __device__ TileRows(const Forward& params, unsigned char* memory, unsigned shared, const Segment& tile, int group)
-        : params(params), tile(tile), group(group), range(reinterpret_cast<BlockRange*>(memory + Traits::RANGES_AT)[threadIdx.x / 32]),
-          queries_at(uniform_of(shared + Traits::QUERIES_AT + first_row() * Traits::ROW_BYTES))
+    __device__ TileRows(const Forward& params, unsigned shared, const Segment& tile, int group)
+        : params(params), tile(tile), group(group), queries_at(uniform_of(shared + Traits::QUERIES_AT + first_row() * Traits::ROW_BYTES))
     {
         const int lane = threadIdx.x % 32;
         key_place = kept(Traits::place(lane / 16 * 8 + lane % 8, lane / 8 % 2));
@@ -42,11 +41,11 @@ template <class Traits> class TileRows {
         const int from = first_query + mask.shift - mask.left, all_from = last_query + mask.shift - mask.left;
         const int to = first_query < tile.q.len ? min(last_query + mask.shift + mask.right, tile.k.len - 1) : -1;
         const int all_to = min(first_query + mask.shift + mask.right, tile.k.len - 1);
-        if (threadIdx.x % 32 == 0)
-            range = {max(from - tile.first_key, 0) / Traits::BLOCK_N, to < tile.first_key ? -1 : (to - tile.first_key) / Traits::BLOCK_N,
-                     (max(all_from - tile.first_key, 0) + Traits::BLOCK_N - 1) / Traits::BLOCK_N,
-                     all_to < tile.first_key ? -1 : (all_to - tile.first_key + 1) / Traits::BLOCK_N - 1};
-        __syncwarp();
+        // As blocks.
+        see_from = uniform_of(max(from - tile.first_key, 0) / Traits::BLOCK_N);
+        see_to = uniform_of(to < tile.first_key ? -1 : (to - tile.first_key) / Traits::BLOCK_N);
+        all_see_from = uniform_of((max(all_from - tile.first_key, 0) + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
+        all_see_to = uniform_of(all_to < tile.first_key ? -1 : (all_to - tile.first_key + 1) / Traits::BLOCK_N - 1);
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
             max_[row] = NOTHING_SEEN;
@@ -67,24 +66,11 @@ template <class Traits> class TileRows {
         for (int step = 0; step < Traits::HELD_STEPS; step++) load_queries(step, queries[step]);
     }
 
-    // What a block is to this warp: asked before a barrier, behind which it is known.
-    enum Kind { UNSEEN = 0, SEEN = 1, FIRST = 2, HIDES = 4 };
-    __device__ int kind(int block) const
+    // Adds a block of keys, which lie at `keys` in shared memory, their values behind them. `wait_for_values` runs once, before values are
+    // read.
+    template <class Wait> __device__ void add(int block, unsigned keys, Wait wait_for_values)
     {
-        const BlockRange in = range;
-        return uniform_of((block >= in.see_from && block <= in.see_to ? SEEN : 0) | (block == in.see_to ? FIRST : 0) |
-                          (block < in.all_see_from || block > in.all_see_to ? HIDES : 0));
-    }
-
-    // Adds a block of keys, which lie at `keys` in shared memory, their values behind them. Meanwhile the block that is open in the loader
-    // is asked for; `wait_for_values` runs once, before values are read.
-    template <class Wait> __device__ void add(int block, int kind, unsigned keys, TileLoader<Traits>& loader, Wait wait_for_values)
-    {
-        if (!(kind & SEEN)) {
-            loader.load_rest(0);
-            wait_for_values();
-            return;
-        }
+        if (block < see_from || block > see_to) return wait_for_values();
         bool careful = takes_care;
         int done = 0; // keys of the block
 #pragma unroll 1
@@ -92,23 +78,23 @@ template <class Traits> class TileRows {
             Scores scores;
             Weights weights[2]; // of 16 keys, and of those after them
             float sums[2][ROWS];
-            multiply_keys(keys, scores, loader, [&](int turn, int turns) {
+            multiply_keys(keys, scores, [&](int turn, int turns) {
                 constexpr int COUNT = SPLITS_KEYS ? PAIRS : 0;
 #pragma unroll
                 for (int pair = turn * COUNT / turns; pair < (turn + 1) * COUNT / turns; pair++)
                     weigh(scores, 0, pair, weights[0], sums[0]);
             });
-            if (!again) {
-                loader.end();
-                wait_for_values();
-            }
+            if (!again) wait_for_values();
             if (careful) {
                 add_carefully(block, done, scores, keys + Traits::KEY_BYTES);
                 return;
             }
-            if (kind & HIDES) hide(block, 0, scores);
-            if (kind & FIRST) set_maxima(scores);
-            if (!SPLITS_KEYS || kind & (FIRST | HIDES))
+            const bool first = block == see_to, hides = block < all_see_from || block > all_see_to;
+            if (first || hides) {
+                if (hides) hide(block, 0, scores);
+                if (first) set_maxima(scores);
+            }
+            if (!SPLITS_KEYS || first || hides)
 #pragma unroll
                 for (int pair = 0; pair < PAIRS; pair++) weigh(scores, 0, pair, weights[0], sums[0]);
             done = add_values(scores, weights, sums, keys + Traits::KEY_BYTES);
@@ -151,8 +137,7 @@ template <class Traits> class TileRows {
     }
 
     // `between(turn, turns)` runs while the last keys are multiplied.
-    template <class Between>
-    __device__ void multiply_keys(unsigned keys, Scores& scores, const TileLoader<Traits>& loader, Between between)
+    template <class Between> __device__ void multiply_keys(unsigned keys, Scores& scores, Between between)
     {
         // Keys are taken in parts, so that the weights of the first ones are computed beside the products with the last.
         constexpr int PARTS = SPLITS_KEYS ? 2 : 1, PART_STEPS = Traits::KEY_STEPS / PARTS;
@@ -186,9 +171,6 @@ template <class Traits> class TileRows {
                 for (int tile = 0; tile < ROW_TILES; tile++)
                     mma<Element>(scores[tile][2 * i + half], step < Traits::HELD_STEPS ? queries[step][tile] : query[all_steps % 2][tile],
                                  words[turn % WORDS][2 * half], words[turn % WORDS][2 * half + 1]);
-            constexpr int LOAD_PARTS = TileLoader<Traits>::PARTS;
-#pragma unroll
-            for (int part = turn * LOAD_PARTS / TURNS; part < (turn + 1) * LOAD_PARTS / TURNS; part++) loader.load(part);
             if (turn >= TURNS - PART_TURNS) between(turn - (TURNS - PART_TURNS), PART_TURNS);
         }
     }
@@ -378,6 +360,7 @@ template <class Traits> class TileRows {
             score = rescale(score, max_[row]);
             sum_[row] += score;
         });
+        __syncwarp(); // ptxas asks for words no earlier, which would take registers
         Words words;
         load_first_values(values, words);
 #pragma unroll
@@ -401,11 +384,12 @@ template <class Traits> class TileRows {
     const Forward& params;
     const Segment& tile;
     const int group;           // query heads a key/value head
-    BlockRange& range;         // this warp's
-    const unsigned queries_at; // likewise
+    const unsigned queries_at; // this warp's
     unsigned key_place, place; // of what this lane names in blocks of 16 keys, and in those of queries and values
     float scale;
-    bool takes_care; // no block is a plain one
+    bool takes_care;              // no block is a plain one
+    int see_from, see_to;         // blocks with keys that some row of the warp sees
+    int all_see_from, all_see_to; // and of which all see all
     unsigned queries[Traits::HELD_STEPS ? Traits::HELD_STEPS : 1][ROW_TILES][4];
     float output[ROW_TILES][COLUMN_TILES][4];
     // Of this lane's rows: what weights count against, in exponents of 2, and the sum of this lane's weights.

@@ -24,17 +24,6 @@ __device__ inline void cp_async_16(unsigned destination, const void* source, boo
                  : "r"(destination), "l"(source), "r"(valid ? CHUNK_BYTES : 0)
                  : "memory");
 }
-// The same only if `active`, without a branch.
-__device__ inline void cp_async_16_if(bool active, unsigned destination, const void* source, bool valid)
-{
-    asm volatile("{\n"
-                 ".reg .pred active;\n"
-                 "setp.ne.u32 active, %3, 0;\n"
-                 "@active cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
-                 "}" ::"r"(destination),
-                 "l"(source), "r"(valid ? CHUNK_BYTES : 0), "r"((unsigned)active)
-                 : "memory");
-}
 
 // Closes the group of cp.async this thread has issued since the last call; an empty group counts as one.
 // PTX ISA, "cp.async.commit_group".
