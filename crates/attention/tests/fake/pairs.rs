@@ -73,6 +73,7 @@ fn a_launch_has_clusters_of_two_and_no_more_than_the_device_holds() {
         prepared
             .launch(gpu.stream(), &call, &buffers.bindings())
             .unwrap();
+        gpu.stream().synchronize().unwrap();
         let launch = &fake.launches()[launches];
         assert_eq!(
             (launch.cluster, launch.grid),

@@ -67,7 +67,7 @@ impl Setup {
 
 #[test]
 fn a_raw_launch_is_one_driver_call_beside_the_maps() {
-    for (name, calls) in [(PLAIN, 1), (MAPPED, 1 + 3)] {
+    for (name, calls) in [(PLAIN, 1), (MAPPED, 1 + 4)] {
         let fake = FakeDriver::open();
         let setup = Setup::new(&fake);
         let call = call();
