@@ -1,4 +1,4 @@
-// Sizes and the shared memory layout of the family `decode`, and what `mma` shares with it.
+// Sizes and the shared memory layout of the kernels on mma.sync: the families `decode` and `mma`.
 #pragma once
 
 #include "base/anew.cuh"
