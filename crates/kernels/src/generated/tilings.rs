@@ -3,6 +3,7 @@
 tilings! {
     D128M128N128W12S2: head_dim 128, tile 128 x 128, warps 12, stages 2;
     D128M128N32W4S2: head_dim 128, tile 128 x 32, warps 4, stages 2;
+    D128M128N64W4S2: head_dim 128, tile 128 x 64, warps 4, stages 2;
     D128M128N64W8S2: head_dim 128, tile 128 x 64, warps 8, stages 2;
     D128M16N128W8S2: head_dim 128, tile 16 x 128, warps 8, stages 2;
     D128M16N64W4S2: head_dim 128, tile 16 x 64, warps 4, stages 2;
@@ -18,22 +19,26 @@ tilings! {
     D160M64N64W4S1: head_dim 160, tile 64 x 64, warps 4, stages 1;
     D192M128N112W12S2: head_dim 192, tile 128 x 112, warps 12, stages 2;
     D192M128N64W12S3: head_dim 192, tile 128 x 64, warps 12, stages 3;
+    D192M128N64W8S2: head_dim 192, tile 128 x 64, warps 8, stages 2;
     D192M32N32W4S1: head_dim 192, tile 32 x 32, warps 4, stages 1;
     D192M64N112W8S2: head_dim 192, tile 64 x 112, warps 8, stages 2;
+    D192M64N32W4S2: head_dim 192, tile 64 x 32, warps 4, stages 2;
     D192M64N64W4S1: head_dim 192, tile 64 x 64, warps 4, stages 1;
     D256M128N64W12S2: head_dim 256, tile 128 x 64, warps 12, stages 2;
+    D256M128N64W8S2: head_dim 256, tile 128 x 64, warps 8, stages 2;
     D256M16N32W2S2: head_dim 256, tile 16 x 32, warps 2, stages 2;
     D256M16N32W4S1: head_dim 256, tile 16 x 32, warps 4, stages 1;
     D256M16N64W4S2: head_dim 256, tile 16 x 64, warps 4, stages 2;
     D256M32N32W4S1: head_dim 256, tile 32 x 32, warps 4, stages 1;
     D256M64N32W4S1: head_dim 256, tile 64 x 32, warps 4, stages 1;
+    D256M64N32W4S2: head_dim 256, tile 64 x 32, warps 4, stages 2;
     D256M64N64W4S1: head_dim 256, tile 64 x 64, warps 4, stages 1;
     D32M128N64W4S2: head_dim 32, tile 128 x 64, warps 4, stages 2;
     D32M32N64W4S2: head_dim 32, tile 32 x 64, warps 4, stages 2;
     D32M64N64W4S2: head_dim 32, tile 64 x 64, warps 4, stages 2;
     D64M128N128W12S2: head_dim 64, tile 128 x 128, warps 12, stages 2;
+    D64M128N32W4S3: head_dim 64, tile 128 x 32, warps 4, stages 3;
     D64M128N64W4S2: head_dim 64, tile 128 x 64, warps 4, stages 2;
-    D64M128N64W8S2: head_dim 64, tile 128 x 64, warps 8, stages 2;
     D64M16N128W4S2: head_dim 64, tile 16 x 128, warps 4, stages 2;
     D64M16N256W8S2: head_dim 64, tile 16 x 256, warps 8, stages 2;
     D64M16N64W4S2: head_dim 64, tile 16 x 64, warps 4, stages 2;
@@ -52,6 +57,7 @@ tilings! {
     D64M64N64W8S2: head_dim 64, tile 64 x 64, warps 8, stages 2;
     D96M128N128W12S2: head_dim 96, tile 128 x 128, warps 12, stages 2;
     D96M128N32W4S2: head_dim 96, tile 128 x 32, warps 4, stages 2;
+    D96M128N64W4S2: head_dim 96, tile 128 x 64, warps 4, stages 2;
     D96M192N96W16S3: head_dim 96, tile 192 x 96, warps 16, stages 3;
     D96M64N128W8S2: head_dim 96, tile 64 x 128, warps 8, stages 2;
     D96M64N32W4S2: head_dim 96, tile 64 x 32, warps 4, stages 2;
@@ -98,17 +104,41 @@ kernels! {
     Decode D64M64N64W4S4 "decode_d64_64x64_w4_s4" {
         2: shared 86348;
     }
+    Mma D128M128N64W4S2 "mma_d128_128x64_w4_s2" {
+        2: shared 98364;
+    }
     Mma D128M128N64W8S2 "mma_d128_128x64_w8_s2" {
-        2: shared 100476;
+        2: shared 98364;
     }
     Mma D128M64N64W4S2 "mma_d128_64x64_w4_s2" {
-        2: shared 83836;
+        2: shared 81980;
     }
-    Mma D64M128N64W8S2 "mma_d64_128x64_w8_s2" {
-        2: shared 51324;
+    Mma D192M128N64W8S2 "mma_d192_128x64_w8_s2" {
+        2: shared 147516;
+    }
+    Mma D192M64N32W4S2 "mma_d192_64x32_w4_s2" {
+        2: shared 73788;
+    }
+    Mma D256M128N64W8S2 "mma_d256_128x64_w8_s2" {
+        2: shared 196668;
+    }
+    Mma D256M64N32W4S2 "mma_d256_64x32_w4_s2" {
+        2: shared 98364;
+    }
+    Mma D32M128N64W4S2 "mma_d32_128x64_w4_s2" {
+        2: shared 24636;
+    }
+    Mma D64M128N32W4S3 "mma_d64_128x32_w4_s3" {
+        2: shared 41020;
+    }
+    Mma D64M128N64W4S2 "mma_d64_128x64_w4_s2" {
+        2: shared 49212;
     }
     Mma D64M64N64W4S2 "mma_d64_64x64_w4_s2" {
-        2: shared 42876;
+        2: shared 41020;
+    }
+    Mma D96M128N64W4S2 "mma_d96_128x64_w4_s2" {
+        2: shared 73788;
     }
     Scalar D128M32N64W4S1 "scalar_d128_32x64_w4_s1" {
         2: shared 61952, k_stride 136, v_stride 136;
