@@ -174,7 +174,7 @@ impl fmt::Display for Reason {
             Reason::Pairs => f.write_str(
                 "computes pairs of tiles that see the same keys: an even number of query heads that share a key/value head, or no mask",
             ),
-            Reason::Groups => f.write_str("takes 2, 4 or 8 query heads that share a key/value head"),
+            Reason::Groups => f.write_str("takes 2 or 4 query heads that share a key/value head"),
             Reason::PageRows { rows, least } => write!(
                 f,
                 "takes pages of a multiple of {least} rows; {rows} is the largest power of two in these"
