@@ -104,6 +104,12 @@ template <class T> Memory<T> guarded(const std::vector<T>& from) { return std::m
 // The longest that a problem may take.
 constexpr unsigned SECONDS = 300;
 
+// CTAs of a cluster.
+template <class Traits> constexpr int CLUSTER_OF = 1;
+template <class Traits>
+    requires(Traits::Schedule::SCHEDULE == SCHEDULE_CLUSTER_TILE)
+constexpr int CLUSTER_OF<Traits> = Traits::CLUSTER;
+
 // One problem with all the memory that its block points to, which is as large as the library makes it.
 template <class Traits> void attention(const typename Traits::Keys::Block& block)
 {
@@ -172,7 +178,7 @@ template <class Traits> struct Problem {
         block.lse = lse->data();
         block.lse_batch = heads * query_len;
         block.lse_head = query_len;
-        set_lengths(random, reads_ahead && Traits::Schedule::SHARES_KEYS);
+        set_lengths(random, reads_ahead && (Traits::Schedule::SHARES_KEYS || CLUSTER_OF<Traits> > 1));
         set_scoring(random);
         if (random.one_in(3)) {
             set_pages(random);
@@ -300,7 +306,8 @@ template <class Traits> struct Problem {
             grid = std::min<size_t>((grid + side_by_side - 1) / side_by_side, units() / side_by_side) * side_by_side;
         } else {
             block.work.query_tiles = row_tiles();
-            grid = block.work.tiles = row_tiles() * kv_heads * batch;
+            block.work.tiles = row_tiles() * kv_heads * batch;
+            grid = block.work.tiles * CLUSTER_OF<Traits>;
             block.work.heads_at_once = random.between(1, kv_heads * batch);
         }
         const size_t places = !Traits::Schedule::SHARES_KEYS ? 0 : block.work.keys_per_split ? units() : 2 * grid;
@@ -336,8 +343,19 @@ template <class Traits> struct Problem {
         std::vector<int> order(grid);
         for (int i = 0; i < grid; i++) order[i] = i;
         random.shuffle(order);
+        constexpr int CLUSTER = CLUSTER_OF<Traits>;
+        if (CLUSTER > 1) {
+            for (int i = 0; i < grid; i++) order[i] = i;
+            std::vector<int> twice;
+            for (int c = 0; c < grid; c += CLUSTER)
+                for (int pass = 0; pass < 2; pass++)
+                    for (int i = 0; i < CLUSTER; i++) twice.push_back(c + i);
+            order = twice;
+        }
+        int turn = 0;
         for (int cta : order) {
             blockIdx.x = cta;
+            const bool leaves = CLUSTER > 1 && turn++ / CLUSTER % 2 == 0;
             fill_shared(random);
             if (writes_late) write_late(random, (Late)(random.between(LENGTHS, BOTH)));
             Barrier all(Traits::THREADS, true);
@@ -347,6 +365,7 @@ template <class Traits> struct Problem {
             std::fill(std::begin(copies), std::end(copies), Copies());
             Threads::run(Traits::THREADS, random.any(), [this] { attention<Traits>(whole_block); });
             at_predecessors_end = nullptr;
+            if (leaves) parts_of_cta[cta % CLUSTER].assign(warptile::shared, warptile::shared + Traits::BLOCK_M * (Traits::HEAD_DIM + 2) * 4);
         }
     }
 
@@ -492,7 +511,8 @@ template <class Traits> class Changes {
                 // Tiles are numbered across the sequences.
                 Work& work = problem.block.work;
                 work.query_tiles = sequences.query_rows * problem.group / Traits::BLOCK_M + problem.batch;
-                problem.grid = work.tiles = work.query_tiles * problem.kv_heads;
+                work.tiles = work.query_tiles * problem.kv_heads;
+                problem.grid = work.tiles * CLUSTER_OF<Traits>;
             }
         }
         sequences.ragged &= ~READ_AHEAD;
@@ -629,7 +649,8 @@ int main(int count, char** arguments)
     int computed = 0, failed = 0;
     const auto check = [&]<class Traits>(Traits, int seed) {
         snprintf(running, sizeof running, "head size %d, %dx%d, %d warps, %s%s, seed %d: ", Traits::HEAD_DIM,
-                 Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS, Traits::Schedule::SHARES_KEYS ? "shared keys" : "a tile a CTA",
+                 Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
+                 Traits::Schedule::SHARES_KEYS ? "shared keys" : CLUSTER_OF<Traits> > 1 ? "a tile a cluster" : "a tile a CTA",
                  Problem<Traits>::HAS_SCALES ? ", e4m3" : "", seed);
         fflush(stdout); // before a signal may end it
         alarm(SECONDS);
@@ -640,6 +661,8 @@ int main(int count, char** arguments)
         check(MmaTraits<__half, 64, 16, 64, 4, 3, Share>(), seed);
         check(TileTraits<__half, 64, 128, 64, 4, 2>(), seed);
         check(TileTraits<__half, 96, 64, 32, 4, 3>(), seed);
+        if (seed % 2 == 1) check(MmaTraits<__half, 64, 16, 64, 4, 3, ClusterTile>(), seed);
+        if (seed % 6 == 2) check(MmaTraits<__half, 64, 32, 64, 4, 3, ClusterTile>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 64, 32, 128, 4, 3, Share>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 128, 16, 128, 8, 2, Share>(), seed);
         if (seed % 4 == 1) check(MmaTraits<__half, 128, 64, 128, 8, 2, Share>(), seed);
