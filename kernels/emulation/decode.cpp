@@ -113,7 +113,7 @@ constexpr int CLUSTER_OF<Traits> = Traits::CLUSTER;
 // One problem with all the memory that its block points to, which is as large as the library makes it.
 template <class Traits> void attention(const typename Traits::Keys::Block& block)
 {
-    if constexpr (Traits::Schedule::SHARES_KEYS)
+    if constexpr (Traits::Schedule::SCHEDULE != SCHEDULE_ONE_GROUP_TILE)
         mma_attention<Traits>(block);
     else
         tile_attention<Traits>(block);
