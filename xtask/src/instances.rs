@@ -431,16 +431,16 @@ impl Instance {
             stages,
             ..
         } = self.tiling;
+        // So that the images of a kernel follow each other in the order of their names.
+        let cache = self.tiling.cache.map(|cache| format!("_{cache}"));
+        let cache = cache.unwrap_or_default();
         let mut name = match self.tiling.has_tiles() {
-            false => format!("{}_w{warps}", self.family),
+            false => format!("{}{cache}_w{warps}", self.family),
             true => format!(
-                "{}_d{head_dim}_{block_m}x{block_n}_w{warps}_s{stages}",
+                "{}_d{head_dim}_{block_m}x{block_n}_w{warps}_s{stages}{cache}",
                 self.family
             ),
         };
-        if let Some(cache) = self.tiling.cache {
-            name += &format!("_{cache}");
-        }
         if let Some(suffix) = &self.suffix {
             name += &format!("_{suffix}");
         }

@@ -306,11 +306,7 @@ fn table(
     plans: &[(&DeviceProfile, warptile::Result<Plan>)],
     console: &mut dyn Write,
 ) -> Result<(), Failure> {
-    writeln!(
-        console,
-        "{:<24}{:>10}{:>5}  image",
-        "gpu", "capability", "SMs"
-    )?;
+    writeln!(console, "{:<24}{:>5}{:>5}  image", "gpu", "cc", "SMs")?;
     for (profile, plan) in plans {
         let image = match plan {
             Ok(plan) => plan.image().map_or("cpu", |image| image.name),
@@ -319,7 +315,7 @@ fn table(
         };
         writeln!(
             console,
-            "{:<24}{:>10}{:>5}  {image}",
+            "{:<24}{:>5}{:>5}  {image}",
             profile.name,
             format!("{}.{}", profile.major, profile.minor),
             profile.multiprocessors

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use warptile_kernels::abi::{Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge};
 use warptile_kernels::elf::{EM_CUDA, Elf};
 use warptile_kernels::record::ImageRecord;
-use warptile_kernels::{Image, Role, Target, catalog, image, kernels, packs};
+use warptile_kernels::{Features, Image, Role, Target, catalog, image, kernels, packs};
 
 /// Embedded bytes a user pays for, less than this: 7 MB.
 const EMBEDDED_LIMIT: usize = 8_000_000;
@@ -48,6 +48,12 @@ fn names_are_sorted_unique_and_follow_the_contents() {
             true => tiles,
             false => format!("{}_w{}", image.family, tiling.warps),
         };
+        let e4m3 = image.features.contains(Features::E4M3);
+        let expected = match (e4m3, tiling.has_tiles()) {
+            (false, _) => expected,
+            (true, true) => format!("{expected}_e4m3"),
+            (true, false) => format!("{}_e4m3_w{}", image.family, tiling.warps),
+        };
         assert_eq!(image.kernel, expected);
         let variant = variant(image);
         assert!(
@@ -80,7 +86,11 @@ fn a_variant_can_do_what_the_plain_image_can_and_more() {
     for image_of_variant in variants.clone() {
         let name = image_of_variant.name;
         let plain = image(&name.replace(variant(image_of_variant), "")).expect(name);
-        assert_ne!(image_of_variant.features, plain.features, "{name}");
+        assert_ne!(
+            (image_of_variant.features, image_of_variant.schedule),
+            (plain.features, plain.schedule),
+            "{name}"
+        );
         assert!(image_of_variant.features.contains(plain.features), "{name}");
         assert_eq!(image_of_variant.tiling, plain.tiling, "{name}");
     }
@@ -235,7 +245,7 @@ fn ptx_and_cubins_of_a_kernel_agree() {
             for other in kernel
                 .images
                 .iter()
-                .filter(|other| other.element == image.element)
+                .filter(|other| (other.element, other.schedule) == (image.element, image.schedule))
             {
                 assert_eq!(
                     image.tiling, other.tiling,

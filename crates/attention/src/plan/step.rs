@@ -431,7 +431,8 @@ mod tests {
         let image = warptile_kernels::catalog()
             .iter()
             .filter(|image| image.kernel == kernel && image.element == ElementType::F16)
-            .filter(|image| image.schedule != Schedule::ClusterTile)
+            .filter(|image| image.schedule.ctas_of_cluster() == 1)
+            .filter(|image| image.schedule != Schedule::PersistentGroups)
             .min_by_key(|image| image.features.iter().count())
             .unwrap();
         Step {

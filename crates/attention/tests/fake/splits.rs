@@ -77,7 +77,7 @@ fn a_streams_workspace_grows_and_is_used_again() {
             // 64 * 2 * 64 parts are 34 MB, ...
             every_256(64, 16384),
             every_256(1, 1000),
-            call(4, 3000, Splits::Even),
+            call(16, 3000, Splits::Even),
             // ... as many as are in this, ...
             every_256(32, 32768),
             // ... and twice as many.

@@ -29,7 +29,7 @@ fn a_gpu_that_is_not_here_is_planned_for() {
         assert!(stdout.contains(part), "{part}: {stdout}");
     }
     let (stdout, _) = plan(0, &[PROBLEM, "--gpu", "H200"]);
-    assert!(stdout.contains("_bf16_sm_90a\n"), "{stdout}");
+    assert!(stdout.contains("_sm_90a\n"), "{stdout}");
     assert!(
         stdout.contains("\nrates    measured on NVIDIA H200\n"),
         "{stdout}"
