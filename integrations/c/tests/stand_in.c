@@ -61,14 +61,14 @@ static problem make(uint32_t unchecked) {
     made.desc.size = sizeof made.desc;
     made.desc.element = WARPTILE_BF16;
     made.desc.q = (warptile_layout){{2, 1, 8, 128}, {0, 0, 0, 0}};
-    made.desc.k = made.desc.v = (warptile_layout){{2, 4096, 2, 128}, {0, 0, 0, 0}};
+    made.desc.k = made.desc.v = (warptile_layout){{2, 8192, 2, 128}, {0, 0, 0, 0}};
     made.desc.key_lengths = 1;
     made.desc.unchecked = unchecked;
     WORKS(warptile_attention_prepare(0, &made.desc, &made.attention));
     made.memory.size = sizeof made.memory;
     made.memory.q = allocate(2 * 2048);
-    made.memory.k = allocate(2 * 2 * 4096 * 256);
-    made.memory.v = allocate(2 * 2 * 4096 * 256);
+    made.memory.k = allocate(2 * 2 * 8192 * 256);
+    made.memory.v = allocate(2 * 2 * 8192 * 256);
     made.memory.out = allocate(2 * 2048);
     made.memory.key_lengths = (int32_t *)allocate(8);
     made.memory.workspace_bytes = warptile_attention_workspace(made.attention);

@@ -116,11 +116,12 @@ fn step(session: &Session, home: &Arc<CudaStream>) -> Result {
         home.alloc_zeros::<bf16>(512)?,
         home.alloc_zeros::<bf16>(2048)?,
     );
-    let table = home.clone_htod(&(0..64).collect::<Vec<u32>>())?;
+    // Room for so many keys that CTAs share them, through a workspace.
+    let table = home.clone_htod(&(0..1024).map(|page| page % 64).collect::<Vec<u32>>())?;
     let lengths = home.clone_htod(&[3_i32, 500])?;
     let append = Append::builder(ElementType::Bf16, [&new, &new], [&pages, &pages])
         .device_key_lengths(2)
-        .device_block_table(32)
+        .device_block_table(512)
         .rotary(Rotary::computed(128, 1e4, Pairing::HalfSplit)?)
         .queries(queries, None)
         .build()?;
@@ -132,7 +133,7 @@ fn step(session: &Session, home: &Arc<CudaStream>) -> Result {
     session.append(&append, bindings)?;
 
     let call = Call::builder(&queries, &pages, &pages, ElementType::Bf16)
-        .device_block_table(TableLayout::from([2, 32]))
+        .device_block_table(TableLayout::from([2, 512]))
         .device_key_lengths(2)
         .build()?;
     let mut out = home.alloc_zeros::<bf16>(2048)?;
