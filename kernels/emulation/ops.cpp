@@ -19,7 +19,7 @@ template <class Element> static bool run(const std::string& kernel, const void* 
 {
     if (kernel == "merge_w4") run(merge_results<RowTraits<Element, 4, ROLE_COMBINE>>, params, grid, threads);
     else if (kernel == "append_w4") run(append_rows<AppendTraits<Element, 4, SameCache<Element>>>, params, grid, threads);
-    else if (kernel == "append_w4_e4m3") run(append_rows<AppendTraits<Element, 4, E4m3Cache<Element>>>, params, grid, threads);
+    else if (kernel == "append_e4m3_w4") run(append_rows<AppendTraits<Element, 4, E4m3Cache<Element>>>, params, grid, threads);
     else return false;
     return true;
 }
