@@ -64,6 +64,15 @@ impl Images {
         }
     }
 
+    /// Those that run here.
+    pub(crate) fn that_run(self) -> Vec<&'static Image> {
+        let profile = gpu().profile();
+        let (major, minor) = (profile.major, profile.minor);
+        warptile_kernels::images_for(Role::Forward)
+            .filter(|image| self.admit(image) && image.target.runs_on(major, minor))
+            .collect()
+    }
+
     /// A plan for the case, or why there is none.
     pub(crate) fn plan(self, case: &Case) -> Result<Plan, Error> {
         let problem = case.call_on_gpu().map_err(only_call_errors)?.problem();
@@ -75,19 +84,6 @@ impl Images {
         Planner::new(&profile)
             .images(images)
             .plan(problem, &Choice::Best)
-    }
-
-    /// The case as the tile of a single image can take it.
-    pub(crate) fn fit(self, case: Case) -> Case {
-        match self {
-            Images::Within99Kb(image) => Case {
-                head_dim: case.head_dim.min(image.tiling.head_dim as usize),
-                element: image.element,
-                e4m3: image.reads_e4m3(),
-                ..case
-            },
-            _ => case,
-        }
     }
 }
 

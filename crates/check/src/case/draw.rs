@@ -1,6 +1,9 @@
 //! Random cases.
 
-use warptile::{AlibiShape, Align, ElementType, MAX_LEN, MAX_PAGE_ROWS, Mask, Scoring, Splits};
+use warptile::kernels::Image;
+use warptile::{
+    AlibiShape, Align, ElementType, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Scoring, Splits,
+};
 
 use super::{Case, LayoutKind, Lengths, Used};
 use crate::data::Random;
@@ -144,6 +147,21 @@ impl Case {
     #[must_use]
     pub fn with_e4m3(self) -> Self {
         Case { e4m3: true, ..self }
+    }
+
+    /// The case with the image's types, and heads that its tiles can hold. What else the image asks for is left to the draw, such
+    /// as aligned rows or keys in pages.
+    #[must_use]
+    pub fn for_image(mut self, image: &Image) -> Self {
+        let widest = (image.tiling.head_dim as usize).min(MAX_HEAD_DIM);
+        self.head_dim = self.head_dim.min(widest);
+        self.element = image.element;
+        self.e4m3 = image.reads_e4m3();
+        if self.e4m3 {
+            // Others are not aligned, whatever their strides.
+            self.head_dim = self.head_dim.next_multiple_of(16).min(widest);
+        }
+        self
     }
 
     /// The case with its keys cut at fixed places, as the seed has them.

@@ -543,14 +543,7 @@ impl Verify<'_> {
         let (turn, position) = (index / count, index % count);
         let image = images.get(position as usize).copied();
         if let Some(image) = image {
-            let widest = (image.tiling.head_dim as usize).min(MAX_HEAD_DIM);
-            case.head_dim = case.head_dim.min(widest);
-            case.element = image.element;
-            case.e4m3 = image.reads_e4m3();
-            if case.e4m3 {
-                // Others are not aligned, whatever their strides.
-                case.head_dim = case.head_dim.next_multiple_of(16).min(widest);
-            }
+            case = case.for_image(image);
             if image.schedule == Schedule::SharedKeys && turn % TURNS_TO_SPLITS == 0 {
                 case = case.with_splits();
             }
