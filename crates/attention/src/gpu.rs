@@ -55,6 +55,9 @@ pub use merge::{MergeAddresses, MergeBindings, PreparedMerge};
 pub use prepared::Prepared;
 pub use session::Session;
 
+/// A kernel once it is loaded; until then locked by the thread that loads it.
+type Loading = Mutex<Option<Arc<LoadedKernel>>>;
+
 /// A GPU with the kernels that were loaded on it so far, and what was prepared last.
 #[derive(Debug)]
 pub struct Gpu {
@@ -63,7 +66,7 @@ pub struct Gpu {
     named: Vec<&'static Image>,
     stream: Stream,
     staging: Arc<Staging>,
-    kernels: Mutex<HashMap<&'static str, Arc<LoadedKernel>>>,
+    kernels: Mutex<HashMap<&'static str, Arc<Loading>>>,
     prepared: Mutex<Recent<(Problem, Choice), Prepared>>,
     constants: Mutex<Recent<Vec<u32>, Arc<DeviceBuffer<f32>>>>,
 }
@@ -250,15 +253,16 @@ impl Gpu {
         PreparedAppend::new(self, element, true)
     }
 
-    /// The kernel of `image`, loaded once per device.
+    /// The kernel of `image`, loaded once per device. Threads that want another one do not wait for it: the driver may take a second
+    /// to compile PTX.
     fn kernel(&self, image: &'static Image) -> Result<Arc<LoadedKernel>> {
-        let mut kernels = lock(&self.kernels);
-        if let Some(kernel) = kernels.get(image.name) {
+        let loading = lock(&self.kernels).entry(image.name).or_default().clone();
+        let mut kernel = lock(&loading);
+        if let Some(kernel) = &*kernel {
             return Ok(kernel.clone());
         }
-        let kernel = Arc::new(LoadedKernel::load(self.context(), image)?);
-        kernels.insert(image.name, kernel.clone());
-        Ok(kernel)
+        let loaded = Arc::new(LoadedKernel::load(self.context(), image)?);
+        Ok(kernel.insert(loaded).clone())
     }
 
     /// Brings small arrays to the device.

@@ -1,12 +1,16 @@
 //! What the GPU tests share: the device, and running a case on one kernel family.
 
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::OnceLock;
 
 use quickcheck::QuickCheck;
 use warptile::gpu::Gpu;
 use warptile::{Choice, Element, ElementType, Error, Family, Plan, Planner};
-use warptile_check::{Case, ResultBuffers};
-use warptile_driver::Driver;
+use warptile_check::{Case, Expectation, Inputs, ReferenceOnGpu, ResultBuffers};
+use warptile_driver::{Driver, Stream};
 use warptile_kernels::{Image, Role, Target, catalog};
 
 /// Device 0, opened once.
@@ -135,15 +139,15 @@ fn passes_as<T: Element>(case: &Case, images: Images) -> Result<bool, String> {
         Err(Error::NoKernel { .. }) => return Ok(false),
         Err(error) => return Err(error.to_string()),
     };
-    let inputs = case.inputs::<T>();
     let describe =
         |what: &dyn std::fmt::Display| format!("{case} on {}: {what}", plan.kernel_name());
+    let known = known::<T>(case).map_err(|error| describe(&error))?;
     let mut on_gpu = case
-        .upload(&inputs, gpu(), &plan)
+        .upload(&known.inputs, gpu(), &plan)
         .map_err(|error| describe(&error))?;
     on_gpu.launch().map_err(|error| describe(&error))?;
     let result = on_gpu.result().map_err(|error| describe(&error))?;
-    case.check(&inputs, &result)
+    case.check_against(&known.expected, &result)
         .map_err(|failure| describe(&failure))?;
 
     on_gpu
@@ -156,6 +160,75 @@ fn passes_as<T: Element>(case: &Case, images: Images) -> Result<bool, String> {
     } else {
         Err(describe(&"a second launch gave other bits"))
     }
+}
+
+/// A case's inputs, and what a right result is.
+struct Known<T> {
+    inputs: Inputs<T>,
+    expected: Expectation,
+}
+
+/// Multiply-adds up to which the host computes the reference: tens of milliseconds.
+const HOST_WORK: u128 = 1 << 24;
+
+/// Cases of which each thread keeps what it knows: a test computes the same ones on one kernel after the other.
+const KNOWN_CASES: usize = 100;
+
+thread_local! {
+    static KNOWN: RefCell<VecDeque<(Case, Rc<dyn Any>)>> = const { RefCell::new(VecDeque::new()) };
+}
+
+fn known<T: Element>(case: &Case) -> warptile_check::Result<Rc<Known<T>>> {
+    let of_case = |known: &VecDeque<(Case, Rc<dyn Any>)>| {
+        let (_, known) = known.iter().find(|(other, _)| other == case)?;
+        known.clone().downcast::<Known<T>>().ok()
+    };
+    if let Some(known) = KNOWN.with_borrow(of_case) {
+        return Ok(known);
+    }
+    let inputs = case.inputs::<T>();
+    let expected = match case.call().flops() / 2 > HOST_WORK {
+        true => case.expectation_on_gpu(&inputs, &reference()?)?,
+        false => case.expectation(&inputs)?,
+    };
+    let made = Rc::new(Known { inputs, expected });
+    KNOWN.with_borrow_mut(|known| {
+        known.truncate(KNOWN_CASES - 1);
+        known.push_front((case.clone(), made.clone()));
+    });
+    Ok(made)
+}
+
+/// The float64 reference on the device, on a stream of its own. The tests of warptile-check compare it with the host's.
+fn reference() -> warptile_check::Result<ReferenceOnGpu> {
+    static LOADED: OnceLock<ReferenceOnGpu> = OnceLock::new();
+    let loaded = match LOADED.get() {
+        Some(loaded) => loaded,
+        None => {
+            let loaded = ReferenceOnGpu::new(gpu())?;
+            LOADED.get_or_init(|| loaded)
+        }
+    };
+    Ok(loaded.on_stream(&Stream::new(gpu().context())?))
+}
+
+/// Has kernels loaded by several threads: the driver compiles those in PTX, one after the other where one thread asks.
+pub(crate) fn load(images: impl IntoIterator<Item = &'static Image>) {
+    const THREADS: usize = 8;
+    let images: Vec<_> = images.into_iter().collect();
+    std::thread::scope(|scope| {
+        for part in images.chunks(images.len().div_ceil(THREADS).max(1)) {
+            scope.spawn(move || {
+                for image in part {
+                    let plain = Case::new(64, 64, 16).for_image(image);
+                    // One that takes no such problem is loaded by the first that it does take.
+                    if let Ok(plan) = Images::One(image).plan(&plain) {
+                        gpu().load(plan).unwrap();
+                    }
+                }
+            });
+        }
+    });
 }
 
 /// Bitwise equality, poison included.
