@@ -559,6 +559,7 @@ def main():
     arguments.add_argument("--splits", type=int, metavar="N", help="with --with: measure keys cut at multiples of N, too")
     arguments.add_argument("--fa3", metavar="FILE", help="FlashAttention-3's extension library")
     arguments.add_argument("--flashinfer", metavar="FOLDER", help="the folder that has FlashInfer's package")
+    arguments.add_argument("--compile", action="store_true", help="only compile what FlashInfer needs for the problems")
     arguments.add_argument("--errors", action="store_true", help="measure errors against float64 instead of times")
     arguments.add_argument("--seeds", type=int, default=1, help="with --errors: how many inputs (default 1)")
     arguments.add_argument("--query-scale", type=float, default=1.0, help="with --errors: factor of the queries (default 1)")
@@ -595,6 +596,8 @@ def main():
     found = peers(options.peer, options.fa3) if square else {}
     others = [problem for problem in problems if problem.on_cache]
     on_cache = on_caches(options.peer, options.fa3, options.flashinfer, others) if others else {}
+    if options.compile:
+        return
     if options.errors:
         for of_problem in errors(problems, found, options, machine):
             for row in of_problem:
