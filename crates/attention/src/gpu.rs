@@ -69,6 +69,8 @@ pub struct Gpu {
     kernels: Mutex<HashMap<&'static str, Arc<Loading>>>,
     prepared: Mutex<Recent<(Problem, Choice), Prepared>>,
     constants: Mutex<Recent<Vec<u32>, Arc<DeviceBuffer<f32>>>>,
+    /// Names of images whose clusters the device cannot hold.
+    without: Mutex<Vec<&'static str>>,
 }
 
 impl Gpu {
@@ -95,6 +97,7 @@ impl Gpu {
             kernels: Mutex::default(),
             prepared: Mutex::default(),
             constants: Mutex::default(),
+            without: Mutex::default(),
         })
     }
 
@@ -178,9 +181,11 @@ impl Gpu {
     /// # Errors
     /// As [`Plan::gpu`].
     pub fn plan(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
+        let without = lock(&self.without).clone();
         let planner = Planner::new(&self.profile)
             .rates(self.rates())
-            .named(&self.named);
+            .named(&self.named)
+            .without(&without);
         planner.plan(problem, choice)
     }
 
@@ -195,7 +200,14 @@ impl Gpu {
             return Ok(prepared);
         }
         // Not under the lock: this may take long. Two threads may both come here with the same problem, at no harm.
-        let prepared = self.load(self.plan(problem, choice)?)?;
+        let prepared = loop {
+            match (self.load(self.plan(problem, choice)?), choice) {
+                (loaded, Choice::Image(_)) => break loaded?,
+                // Another image may do.
+                (Err(Error::Clusters { image, .. }), _) => lock(&self.without).push(image),
+                (loaded, _) => break loaded?,
+            }
+        };
         log::note(&problem);
         // What makes place is dropped after the lock is released: unloading may wait for the device.
         let _oldest = lock(&self.prepared).keep(key, prepared.clone());
@@ -205,7 +217,7 @@ impl Gpu {
     /// Loads the kernels of a plan made for this device.
     ///
     /// # Errors
-    /// When the plan is for the CPU, the driver refuses an image, or the device is out of memory.
+    /// When the plan is for the CPU, the driver refuses an image, or the device is out of memory; [`Error::Clusters`].
     pub fn load(&self, plan: Plan) -> Result<Prepared> {
         if plan.steps().is_empty() {
             return Err(Error::DeviceMismatch {

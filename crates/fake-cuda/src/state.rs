@@ -22,6 +22,8 @@ pub(crate) struct Config {
     pub(crate) compute_capability: (i32, i32),
     pub(crate) memory: usize,
     pub(crate) memory_pools: bool,
+    /// Clusters that a device can hold at once.
+    pub(crate) clusters: i32,
 }
 
 /// A failure that is to happen.
@@ -88,6 +90,7 @@ impl Default for Config {
             compute_capability: (9, 0),
             memory: 1 << 30,
             memory_pools: true,
+            clusters: 16,
         }
     }
 }
