@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use warptile_driver::{Context, DeviceBuffer, DriverError, Graph, PinnedBuffer, Stream};
+use warptile_driver::{
+    Context, DeviceBuffer, DriverError, FunctionAttribute, Graph, PinnedBuffer, Stream,
+};
 
 use crate::kernel::{increment, launch};
 
@@ -85,6 +87,7 @@ pub(crate) fn pinned_copies_round_trip(context: &Context, len: usize) {
 pub(crate) fn a_kernel_runs_and_its_buffers_may_be_dropped_at_once(context: &Context, len: usize) {
     let stream = Stream::new(context).unwrap();
     let kernel = increment(context);
+    assert!(kernel.attribute(FunctionAttribute::NUM_REGS).unwrap() > 0);
     let buffer = DeviceBuffer::<u32>::zeroed(&stream, len).unwrap();
     for _ in 0..100 {
         launch(&kernel, &stream, &buffer);

@@ -12,8 +12,8 @@ use std::time::Duration;
 use bytemuck::{Pod, Zeroable};
 use warptile_driver::sys::CUresult;
 use warptile_driver::{
-    Context, DeviceAttribute, DeviceBuffer, Driver, DriverError, Event, FunctionAttribute, Kernel,
-    KernelOptions, LaunchConfig, Module, Stream, TensorMap, TensorMapElement,
+    Context, DeviceAttribute, DeviceBuffer, Driver, DriverError, Event, Kernel, KernelOptions,
+    LaunchConfig, Module, Stream, TensorMap, TensorMapElement,
 };
 
 use device::first_context;
