@@ -262,7 +262,7 @@ controls! {
         |state| match state.launches.get(index) {
             Some(found) => {
                 // SAFETY: valid by the contract.
-                unsafe { launch.write(*found) };
+                unsafe { launch.write(**found) };
                 1
             }
             None => 0,

@@ -1,6 +1,7 @@
 //! Modules, kernels and launches.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
 
 use warptile_cuda_sys::*;
 
@@ -222,7 +223,7 @@ fn launch(
     launch.stream = on;
     let touches = state.addresses_in(&block);
     let op = Op::Launch {
-        launch: Box::new(launch),
+        launch: Arc::new(launch),
         module,
         touches,
     };

@@ -1,7 +1,7 @@
 //! Everything the stand-in driver knows, behind one lock, and the way into it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use warptile_cuda_sys::{CUcontext, CUdevice, CUresult};
 
@@ -78,7 +78,7 @@ pub(crate) struct State {
     pub(crate) captures: HashMap<usize, Capture>,
     pub(crate) graphs: HashMap<usize, Vec<Op>>,
     pub(crate) execs: HashMap<usize, Exec>,
-    pub(crate) launches: Vec<FakeLaunch>,
+    pub(crate) launches: Vec<Arc<FakeLaunch>>,
 }
 
 impl Default for Config {
