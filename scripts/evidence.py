@@ -40,8 +40,9 @@ SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Tests of the operations beside forward: random cases of an operation are in the module of its family's name.
 OPERATION_TESTS = BUNDLE / "tests/attention-gpu"
 
-# Random cases of each operation, and under a tool of the sanitizer, where each takes long.
-OPERATION_CASES, SANITIZED_CASES = 2000, 40
+# Random cases of each operation in the part `verify`; in the part `tests`, which would compute the same once more; and under a tool of the
+# sanitizer, where each takes long.
+OPERATION_CASES, TESTED_CASES, SANITIZED_CASES = 2000, 100, 40
 
 # What images that take keys and values in pages say of themselves.
 PAGED = "paged keys"
@@ -371,7 +372,8 @@ def tests(evidence):
         start = time.monotonic()
         _, listed = run([executable, "--list", "--ignored", "--format=terse"], 60)
         gpu_tests = set(re.findall(r"^(.+): test$", listed, re.MULTILINE))
-        code, output = run([executable, "--include-ignored"], max(1, deadline - time.monotonic()))
+        cases = {"QUICKCHECK_TESTS": str(TESTED_CASES)}
+        code, output = run([executable, "--include-ignored"], max(1, deadline - time.monotonic()), cases)
         evidence.log(executable.name, output)
         found = re.findall(r"^test (.+?)(?: - should panic)? \.\.\. (ok|FAILED)", output, re.MULTILINE)
         rows = [

@@ -212,25 +212,6 @@ fn reference() -> warptile_check::Result<ReferenceOnGpu> {
     Ok(loaded.on_stream(&Stream::new(gpu().context())?))
 }
 
-/// Has kernels loaded by several threads: the driver compiles those in PTX, one after the other where one thread asks.
-pub(crate) fn load(images: impl IntoIterator<Item = &'static Image>) {
-    const THREADS: usize = 8;
-    let images: Vec<_> = images.into_iter().collect();
-    std::thread::scope(|scope| {
-        for part in images.chunks(images.len().div_ceil(THREADS).max(1)) {
-            scope.spawn(move || {
-                for image in part {
-                    let plain = Case::new(64, 64, 16).for_image(image);
-                    // One that takes no such problem is loaded by the first that it does take.
-                    if let Ok(plan) = Images::One(image).plan(&plain) {
-                        gpu().load(plan).unwrap();
-                    }
-                }
-            });
-        }
-    });
-}
-
 /// Bitwise equality, poison included.
 pub(crate) fn same_bits<T: Element>(a: &ResultBuffers<T>, b: &ResultBuffers<T>) -> bool {
     bytemuck::cast_slice::<T, u8>(&a.out) == bytemuck::cast_slice::<T, u8>(&b.out)

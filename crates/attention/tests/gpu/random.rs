@@ -7,7 +7,7 @@ use warptile::{Error, Family};
 use warptile_check::Case;
 use warptile_kernels::{Role, Target};
 
-use crate::harness::{Images, case, families, gpu, images_for, load, passes};
+use crate::harness::{Images, case, families, gpu, images_for, passes};
 
 /// Longest sequence of a random problem: several tiles of every tiling.
 const MAX_LEN: usize = 600;
@@ -74,7 +74,6 @@ fn random_problems_pass_on_ptx_compiled_by_the_driver() {
         .collect();
     assert!(!ptx.is_empty());
     for (family, target) in ptx {
-        load(Images::Target(family, target).that_run());
         random_problems(100, Images::Target(family, target));
     }
 }
@@ -83,9 +82,7 @@ fn random_problems_pass_on_ptx_compiled_by_the_driver() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn random_problems_pass_on_every_compute_89_image_within_99_kb() {
-    let images = images_for(Target::Ptx(89));
-    load(images.iter().copied());
-    for image in images {
+    for image in images_for(Target::Ptx(89)) {
         random_problems(20, Images::Within99Kb(image));
     }
 }

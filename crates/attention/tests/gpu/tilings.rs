@@ -2,7 +2,7 @@
 
 use warptile_kernels::{Image, Role, Schedule, Target};
 
-use crate::harness::{Images, case, gpu, images_for, load, passes};
+use crate::harness::{Images, case, gpu, images_for, passes};
 
 const FULL_AND_RAGGED: [&str; 3] = ["b1 h2 q512 k512", "b2 h2 q113 k203", "b1 h1 q1 k1"];
 const MASKED: [&str; 2] = [
@@ -113,9 +113,7 @@ fn images_of_pairs_and_groups_are_right() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn every_compute_89_image_is_right_within_99_kb() {
-    let images = images_for(Target::Ptx(89));
-    load(images.iter().copied());
-    for image in images {
+    for image in images_for(Target::Ptx(89)) {
         for problem in FULL_AND_RAGGED.iter().chain(&MASKED) {
             let head_dim = image.tiling.head_dim;
             let case = case(&format!(
