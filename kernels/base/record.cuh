@@ -20,6 +20,7 @@ template <class Traits, class Block> __device__ constexpr RecordWords image_reco
     record.block_m = Traits::BLOCK_M;
     record.block_n = Traits::BLOCK_N;
     record.head_dim = Traits::HEAD_DIM;
+    record.value_dim = Traits::VALUE_DIM;
     record.stages = Traits::STAGES;
     record.warps = Traits::WARPS;
     record.min_ctas = Traits::MIN_CTAS;

@@ -81,7 +81,7 @@ pub(crate) fn forward(
         heads: count(call.heads()),
         kv_heads: count(call.kv_heads()),
         head_dim: count(call.head_dim()),
-        value_dim: count(call.head_dim()),
+        value_dim: count(call.value_dim()),
     }
 }
 

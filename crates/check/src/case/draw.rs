@@ -1,6 +1,8 @@
 //! Random cases.
 
-use warptile::{AlibiShape, Align, ElementType, MAX_LEN, MAX_PAGE_ROWS, Mask, Scoring, Splits};
+use warptile::{
+    AlibiShape, Align, ElementType, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Scoring, Splits,
+};
 
 use super::{Case, LayoutKind, Lengths, Used};
 use crate::data::Random;
@@ -106,6 +108,7 @@ impl Case {
             heads,
             kv_heads,
             head_dim,
+            value_dim: head_dim,
             element,
             e4m3: false,
             scoring,
@@ -115,10 +118,31 @@ impl Case {
             multiprocessors,
             seed,
         };
-        match paged {
+        let case = match paged {
             true => case.with_pages(),
             false => case,
+        };
+        // A sixth of them; the others are what they were before values could have a head size of their own.
+        let mut random = Random::new(seed ^ 0x7a1de);
+        match random.below(6) {
+            0 => case.with_value_dim(),
+            _ => case,
         }
+    }
+
+    /// The case with another head size of values, as the seed has it: mostly a smaller one, as that of DeepSeek's prompts (192 and 128).
+    #[must_use]
+    pub fn with_value_dim(self) -> Self {
+        let mut random = Random::new(self.seed ^ 0xd1f5);
+        let most = match random.below(4) {
+            0 => MAX_HEAD_DIM,
+            _ => self.head_dim,
+        };
+        let value_dim = match random.below(3) {
+            0 if self.head_dim > 128 => 128,
+            _ => 8 * (1 + random.below(most / 8)),
+        };
+        Case { value_dim, ..self }
     }
 
     /// The case with its keys and values in pages, as the seed has them. Many a batch becomes one of a few queries for each
@@ -210,6 +234,8 @@ mod tests {
         some(|case| case.multiprocessors == Some(1));
         some(|case| case.layout == LayoutKind::Gaps && case.unaligned);
         some(|case| case.head_dim > 128 && case.heads > case.kv_heads);
+        some(|case| case.value_dim < case.head_dim);
+        some(|case| case.value_dim > case.head_dim && case.pages.is_some());
         some(|case| case.call().key_len() == 0);
         some(|case| case.call().query_len() == 0);
         let bias_shapes: std::collections::HashSet<[bool; 3]> = cases

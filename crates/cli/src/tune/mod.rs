@@ -652,8 +652,11 @@ pub(crate) fn run_trials(args: &TrialsArgs, console: &mut dyn Write) -> Result<(
 /// Whether a reference of a problem is computed within seconds.
 fn is_small(case: &Case) -> Result<bool, Failure> {
     let call = case.try_call()?;
-    let elements = call.q().required_len().zip(call.k().required_len());
-    let few = elements.is_some_and(|(q, k)| q.max(k) <= VERIFIED_ELEMENTS);
+    let few = { [call.q(), call.k(), call.v(), call.out()].iter() }.all(|layout| {
+        layout
+            .required_len()
+            .is_some_and(|elements| elements <= VERIFIED_ELEMENTS)
+    });
     Ok(few && call.flops() <= VERIFIED_FLOPS)
 }
 

@@ -545,11 +545,14 @@ impl Verify<'_> {
         if let Some(image) = image {
             let widest = (image.tiling.head_dim as usize).min(MAX_HEAD_DIM);
             case.head_dim = case.head_dim.min(widest);
+            let widest_values = (image.tiling.value_dim as usize).min(MAX_HEAD_DIM);
+            case.value_dim = case.value_dim.min(widest_values);
             case.element = image.element;
             case.e4m3 = image.reads_e4m3();
             if case.e4m3 {
                 // Others are not aligned, whatever their strides.
                 case.head_dim = case.head_dim.next_multiple_of(16).min(widest);
+                case.value_dim = case.value_dim.next_multiple_of(16).min(widest_values);
             }
             if image.schedule == Schedule::SharedKeys && turn % TURNS_TO_SPLITS == 0 {
                 case = case.with_splits();
@@ -635,7 +638,8 @@ fn note(trial: &Trial, checked: &Checked, failing: &mut Option<Trial>) {
 fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
     let tiling = &image.tiling;
     let (rows, keys) = (tiling.block_m as usize, tiling.block_n as usize);
-    let head_dim = (tiling.head_dim as usize).min(MAX_HEAD_DIM);
+    let [head_dim, value_dim] =
+        [tiling.head_dim, tiling.value_dim].map(|size| (size as usize).min(MAX_HEAD_DIM));
     // One multiprocessor, so that CTAs draw tiles; or four, with one CTA each or two, and enough keys that two of ten tiles are split.
     let persistent = image.schedule.is_persistent();
     let serving = persistent && image.features.contains(Features::PAGED);
@@ -645,7 +649,9 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
     };
     // Of keys in e4m3, so many are aligned, too.
     let narrower = if image.reads_e4m3() { 16 } else { 8 };
-    let case = |query, key, head_dim, mask| Case {
+    let less = |size: usize, by: usize| size.saturating_sub(by).max(narrower);
+    let case = |query, key, head_dim, value_dim, mask| Case {
+        value_dim,
         heads: 2,
         kv_heads: 1,
         element: image.element,
@@ -657,11 +663,12 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
         ..Case::new(query, key, head_dim)
     };
     [
-        case(tiles * rows, 3 * keys, head_dim, Mask::none()),
+        case(tiles * rows, 3 * keys, head_dim, value_dim, Mask::none()),
         case(
             (tiles - 1) * rows + 5,
             2 * keys + 9,
-            head_dim.saturating_sub(narrower).max(narrower),
+            less(head_dim, narrower),
+            less(value_dim, 2 * narrower),
             Mask::causal(),
         ),
     ]
