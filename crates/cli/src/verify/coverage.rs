@@ -18,7 +18,7 @@ pub(super) struct Coverage {
 }
 
 /// The words of the grammar of problems, and what shapes can have.
-const FEATURES: usize = 19;
+const FEATURES: usize = 20;
 
 fn features(case: &Case) -> [(&'static str, bool); FEATURES] {
     let scoring = &case.scoring;
