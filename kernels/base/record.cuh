@@ -13,7 +13,7 @@ template <class Traits, class Block> __device__ constexpr RecordWords image_reco
     record.magic = RECORD_MAGIC;
     record.role = Traits::ROLE;
     record.schedule = Traits::SCHEDULE;
-    record.features = Traits::FEATURES;
+    record.features = Traits::FEATURES | (Traits::ROLE == ROLE_FORWARD ? FEATURE_VALUE_DIM : 0);
     record.abi_hash = BLOCK_HASH<Block>;
     record.param_bytes = sizeof(Block);
     record.element_bytes = sizeof(typename Traits::Element);

@@ -228,6 +228,7 @@ impl Problem {
             (!self.aligned, Features::UNALIGNED),
             (self.want_lse, Features::LSE),
             (self.e4m3, Features::E4M3),
+            (self.value_dim != self.head_dim, Features::VALUE_DIM),
         ];
         wanted
             .into_iter()

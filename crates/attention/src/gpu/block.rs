@@ -307,6 +307,21 @@ mod tests {
     }
 
     #[test]
+    fn values_and_the_output_have_a_size_of_their_own() {
+        let q = Layout::bshd([2, 100, 8, 192]);
+        let v = Layout::bhsd([2, 8, 300, 128]);
+        let k = Layout::bhsd([2, 8, 300, 192]);
+        let call = Call::builder(&q, &k, &v, ElementType::Bf16)
+            .build()
+            .unwrap();
+        let block = block(&call);
+        assert_eq!((block.head_dim, block.value_dim), (192, 128));
+        assert_eq!((block.k.row, block.v.row), (192, 128));
+        assert_eq!((block.q.head, block.out.head), (192, 128));
+        assert_eq!(block.scoring.scale, 1.0 / 192_f32.sqrt());
+    }
+
+    #[test]
     fn packed_tensors_have_no_batch_stride() {
         let q = Layout::packed(10, 2, 8);
         let call = Call::builder(&q, &q, &q, ElementType::F16)
