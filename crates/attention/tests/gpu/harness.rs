@@ -82,6 +82,7 @@ impl Images {
         match self {
             Images::Within99Kb(image) => Case {
                 head_dim: case.head_dim.min(image.tiling.head_dim as usize),
+                value_dim: case.value_dim.min(image.tiling.value_dim as usize),
                 element: image.element,
                 e4m3: image.reads_e4m3(),
                 ..case
