@@ -20,6 +20,7 @@ constexpr unsigned FEATURE_UNALIGNED = 1u << 8;
 constexpr unsigned FEATURE_NEGATIVE_SCALE = 1u << 9;
 constexpr unsigned FEATURE_LSE = 1u << 10;
 constexpr unsigned FEATURE_E4M3 = 1u << 11;
+constexpr unsigned FEATURE_VALUE_DIM = 1u << 12;
 constexpr unsigned ROLE_FORWARD = 1;
 constexpr unsigned ROLE_SPLIT = 2;
 constexpr unsigned ROLE_COMBINE = 3;
@@ -113,8 +114,8 @@ struct Forward {
     Work work; // Tiles.
     int heads; // Query heads.
     int kv_heads; // Key/value heads; divides `heads`.
-    int head_dim; // Elements of a row of q and k: at most the tiling's, a multiple of 8.
-    int value_dim; // Elements of a row of v and out. The kernels of today take it as equal to `head_dim`.
+    int head_dim; // Elements of a row of q and k: at most the tiling's head size, a multiple of 8.
+    int value_dim; // Elements of a row of v and out: at most the tiling's head size of values, a multiple of 8.
     Sequences sequences; // Lengths.
     Scoring scoring; // Scores.
     Pages pages; // Where keys and values lie if they are paged.
@@ -174,14 +175,14 @@ struct RecordWords {
     unsigned element_bytes; // Size of an element in bytes.
     unsigned block_m; // Query rows of a tile.
     unsigned block_n; // Keys of a tile.
-    unsigned head_dim; // Head size of the tile.
+    unsigned head_dim; // Head size of the tile, for queries and keys.
     unsigned stages; // K/V tiles in flight.
     unsigned warps; // Warps of a CTA, producers included.
     unsigned min_ctas; // CTAs an SM that it was compiled for.
     unsigned k_stride; // Elements between rows of K in shared memory; 0 where rows are swizzled instead of padded.
     unsigned v_stride; // Elements between rows of V in shared memory; 0 where rows are swizzled instead of padded.
     unsigned shared_bytes; // Dynamic shared memory in bytes that a launch must ask for.
-    unsigned padding; // Unused.
+    unsigned value_dim; // Head size of the tile, for values. 0 in images that were compiled before it could be another: then it is the same.
 };
 static_assert(sizeof(RecordWords) == 72);
 

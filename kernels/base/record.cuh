@@ -13,13 +13,14 @@ template <class Traits, class Block> __device__ constexpr RecordWords image_reco
     record.magic = RECORD_MAGIC;
     record.role = Traits::ROLE;
     record.schedule = Traits::SCHEDULE;
-    record.features = Traits::FEATURES;
+    record.features = Traits::FEATURES | (Traits::ROLE == ROLE_FORWARD ? FEATURE_VALUE_DIM : 0);
     record.abi_hash = BLOCK_HASH<Block>;
     record.param_bytes = sizeof(Block);
     record.element_bytes = sizeof(typename Traits::Element);
     record.block_m = Traits::BLOCK_M;
     record.block_n = Traits::BLOCK_N;
     record.head_dim = Traits::HEAD_DIM;
+    record.value_dim = Traits::VALUE_DIM;
     record.stages = Traits::STAGES;
     record.warps = Traits::WARPS;
     record.min_ctas = Traits::MIN_CTAS;

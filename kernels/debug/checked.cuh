@@ -41,7 +41,7 @@ template <class Traits> __device__ void check_launch(const Forward& params)
     WARPTILE_ASSERT(shared_bytes >= (unsigned)Traits::SHARED_BYTES);
     WARPTILE_ASSERT(params.heads > 0 && params.kv_heads > 0 && params.heads % params.kv_heads == 0);
     WARPTILE_ASSERT(params.head_dim > 0 && params.head_dim <= Traits::HEAD_DIM && params.head_dim % 8 == 0);
-    WARPTILE_ASSERT(params.value_dim == params.head_dim);
+    WARPTILE_ASSERT(params.value_dim > 0 && params.value_dim <= Traits::VALUE_DIM && params.value_dim % 8 == 0);
     WARPTILE_ASSERT(params.work.tiles > 0 && params.work.query_tiles > 0 && params.work.heads_at_once > 0);
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_SHARED_KEYS ||
                     (params.work.side_by_side > 0 && gridDim.x % params.work.side_by_side == 0));

@@ -14,8 +14,13 @@ constexpr warptile::Variant VARIANT = warptile::Variant::GROUPS;
 constexpr warptile::Variant VARIANT = warptile::Variant::PLAIN;
 #endif
 
+// Values have the head size of keys unless the row names another one.
+#ifndef WARPTILE_VALUE_DIM
+#define WARPTILE_VALUE_DIM WARPTILE_HEAD_DIM
+#endif
+
 using Params = warptile::ForwardTma;
-using Instance = warptile::WgmmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N,
+using Instance = warptile::WgmmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_VALUE_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N,
                                        WARPTILE_WARPS, WARPTILE_STAGES, VARIANT>;
 
 extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();

@@ -277,7 +277,7 @@ template <class Traits> class Result {
     {
         const Row row(of, group, row_of_tile);
         const long long to_row = of.q.first + row.query;
-        if (4 * column4 < params.head_dim) {
+        if (4 * column4 < params.value_dim) {
             Element* const to = static_cast<Element*>(params.out.address) + of.batch * params.out.batch +
                                 row.head * params.out.head + to_row * params.out.row;
             reinterpret_cast<uint2*>(to)[column4] = {narrow2<Element>(values[0] * end.inverse, values[1] * end.inverse),

@@ -189,7 +189,8 @@ template <class Traits> class Ring {
         const int first_key = this->first_key(load_block);
         const Segment& of = thread.segment(loading); // read anew: there are few registers
         const KeyRows<KeyElement> rows(params, of.batch, of.kv_head, of.k);
-        const int low = of.first_key - first_key, high = column < params.head_dim ? of.end_key - first_key : 0;
+        const int low = of.first_key - first_key, high = of.end_key - first_key;
+        const int high_of_keys = column < params.head_dim ? high : 0, high_of_values = column < params.value_dim ? high : 0;
         // A lane finds one key.
         const int my_key = first_key + lane % Traits::WARP_KEYS;
         int page = 0, loaded = 0;
@@ -204,10 +205,9 @@ template <class Traits> class Ring {
 #pragma unroll 4
         for (int i = 0; i < Traits::WARP_KEYS; i += AT_ONCE) {
             const int row = i + first_row;
-            const bool valid = row >= low && row < high;
             const unsigned at = to + row * Traits::KEY_ROW_BYTES + thread.swizzled_key(first_of_group + row, chunk);
-            copy(at, shuffled(my_keys, row) + column, valid);
-            copy(at + Traits::GROUP_BYTES, shuffled(my_values, row) + column, valid);
+            copy(at, shuffled(my_keys, row) + column, row >= low && row < high_of_keys);
+            copy(at + Traits::GROUP_BYTES, shuffled(my_values, row) + column, row >= low && row < high_of_values);
         }
         if (rows.is_paged()) {
             const int later = my_key + Traits::STAGES * Traits::BLOCK_N;

@@ -48,7 +48,7 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
     for (int i = lane; i < Traits::WARP_ROWS * Traits::ROW_CHUNKS; i += 32) {
         const int row_of_warp = i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
         Element* const to = static_cast<Element*>(params.out.address) + row_offset_of(offset, row_of_warp) + chunk * CHUNK<Element>;
-        if (first_row + row_of_warp < existing && chunk * CHUNK<Element> < params.head_dim)
+        if (first_row + row_of_warp < existing && chunk * CHUNK<Element> < params.value_dim)
             *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(own + Traits::place(row_of_warp, chunk));
     }
 }

@@ -36,7 +36,7 @@ template <class Traits> class TileLoader {
             const Element* const from = static_cast<const Element*>(params.q.address) +
                                         row_offset_of(offset, pass * WARP_ROWS + lane / ACROSS) + first_column();
             copy_row(to + Traits::QUERIES_AT + pass * DOWN * Traits::ROW_BYTES, from,
-                     pass * DOWN + (int)threadIdx.x / ACROSS < existing);
+                     pass * DOWN + (int)threadIdx.x / ACROSS < existing, params.head_dim);
         }
     }
 
@@ -97,8 +97,8 @@ template <class Traits> class TileLoader {
         for (int pass = 0; pass < PASSES; pass++) {
             const unsigned at = to + stage + pass * DOWN * Traits::ROW_BYTES;
             const bool exists = rows == Traits::BLOCK_N || pass * DOWN + (int)first_row < rows;
-            if (KEYS) copy_row(at, key, exists);
-            if (VALUES) copy_row(at + Traits::KEY_BYTES, value, exists);
+            if (KEYS) copy_row(at, key, exists, params.head_dim);
+            if (VALUES) copy_row(at + Traits::KEY_BYTES, value, exists, params.value_dim);
             key += key_step;
             value += value_step;
         }
@@ -116,8 +116,8 @@ template <class Traits> class TileLoader {
             const auto from = [&](const Tensor& tensor) {
                 return static_cast<const Element*>(tensor.address) + place.offset(params, tensor, key, page) + first_column();
             };
-            if (KEYS) copy_row(at, from(params.k), row < rows);
-            if (VALUES) copy_row(at + Traits::KEY_BYTES, from(params.v), row < rows);
+            if (KEYS) copy_row(at, from(params.k), row < rows, params.head_dim);
+            if (VALUES) copy_row(at + Traits::KEY_BYTES, from(params.v), row < rows, params.value_dim);
         }
     }
     // The pages of the keys that this warp copies of a block, a lane one: asked for a block ahead.
@@ -129,13 +129,13 @@ template <class Traits> class TileLoader {
         pages = lane < PASSES * WARP_ROWS && key < tile.end_key ? *place.page_of(params, key) : 0;
     }
 
-    // This thread's chunks of a row.
-    __device__ void copy_row(unsigned at, const Element* from, bool exists) const
+    // This thread's chunks of a row of `columns`.
+    __device__ void copy_row(unsigned at, const Element* from, bool exists, int columns) const
     {
 #pragma unroll
         for (int chunk = 0; chunk < Traits::ROW_CHUNKS; chunk += ACROSS)
             cp_async_16(at + chunk * CHUNK_BYTES, from + chunk * CHUNK<Element>,
-                        exists && first_column() + chunk * CHUNK<Element> < params.head_dim);
+                        exists && first_column() + chunk * CHUNK<Element> < columns);
     }
 
     const Forward& params;

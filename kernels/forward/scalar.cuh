@@ -68,7 +68,7 @@ template <int HEAD_DIM, int BLOCK_M, int BLOCK_N, int WARPS> __device__ constexp
 
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct ScalarTraits {
     using Element = Element_;
-    static constexpr int HEAD_DIM = HEAD_DIM_;
+    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM;
     static constexpr int BLOCK_M = BLOCK_M_;
     static constexpr int BLOCK_N = BLOCK_N_;
     static constexpr int WARPS = WARPS_;
@@ -197,6 +197,7 @@ template <class Traits> struct KeyPipeline {
     const WorkItem<typename Traits::Element>& work;
     const SharedTiles<Traits>& shared;
     int head_dim;
+    int value_dim;
     int end_tile;
 
     // Always closes a group, so that the number of groups in flight is known whether or not there is a tile.
@@ -207,7 +208,7 @@ template <class Traits> struct KeyPipeline {
             copy_tile_async<Traits::THREADS, Traits::BLOCK_N, Traits::HEAD_DIM, Traits::K_STRIDE>(
                 shared.k(tile), work.k, first_key, work.key_len, head_dim);
             copy_tile_async<Traits::THREADS, Traits::BLOCK_N, Traits::HEAD_DIM, Traits::V_STRIDE>(
-                shared.v(tile), work.v, first_key, work.key_len, head_dim);
+                shared.v(tile), work.v, first_key, work.key_len, value_dim);
         }
         cp_async_commit();
     }
@@ -399,7 +400,7 @@ __device__ void apply_score_rules(float (&scores)[Traits::ROWS][Traits::KEYS], c
 // value; normalizes, and writes out and lse.
 template <class Traits>
 __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Traits>& shared, const Place<Traits>& place,
-                                const WorkItem<typename Traits::Element>& work, int head_dim, float sink)
+                                const WorkItem<typename Traits::Element>& work, int value_dim, float sink)
 {
     float* const maxima = shared.p; // [WARPS_N][BLOCK_M]
     float* const sums = shared.p + Traits::WARPS_N * Traits::BLOCK_M;
@@ -444,7 +445,7 @@ __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Trait
         __syncthreads();
     }
     store_tile<Traits::THREADS, Traits::BLOCK_M, Traits::HEAD_DIM, Traits::Q_STRIDE>(
-        shared.q, work.out, work.first_query, work.query_len, head_dim);
+        shared.q, work.out, work.first_query, work.query_len, value_dim);
 }
 
 // FlashAttention with online softmax over the tiles of keys that the CTA's queries can see.
@@ -465,7 +466,7 @@ template <class Traits> __device__ void scalar_attention(const Forward& params)
     const int first_tile = mask.first_key(work.first_query) / Traits::BLOCK_N;
     const int end_tile = (mask.end_key(work.first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
 
-    const KeyPipeline<Traits> pipeline{work, shared, params.head_dim, end_tile};
+    const KeyPipeline<Traits> pipeline{work, shared, params.head_dim, params.value_dim, end_tile};
     pipeline.start(first_tile);
     load_query<Traits>(shared.q, work, params.head_dim);
 
@@ -495,7 +496,7 @@ template <class Traits> __device__ void scalar_attention(const Forward& params)
         multiply_pv<Traits>(state.out, p + warp_row * Traits::P_STRIDE,
                             shared.v(tile) + place.warp_key * Traits::WARP_N * Traits::V_STRIDE + place.column * 4);
     }
-    merge_and_store(state, shared, place, work, params.head_dim, sink_of(params.scoring, work.head));
+    merge_and_store(state, shared, place, work, params.value_dim, sink_of(params.scoring, work.head));
 }
 
 } // namespace warptile

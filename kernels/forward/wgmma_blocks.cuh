@@ -62,12 +62,13 @@ template <class Traits> class BlockList {
     }
 
     // What all boxes of a block together bring; a helper that loads some may be ahead.
-    __device__ void expect(int number, unsigned barrier) const
+    __device__ void expect(int number, int slabs, unsigned barrier) const
     {
-        barrier_arrive_expect_bytes(barrier, Layout::block(shared, number).boxes * box_rows() * Traits::SLABS * SWIZZLE_BYTES);
+        barrier_arrive_expect_bytes(barrier, Layout::block(shared, number).boxes * box_rows() * slabs * SWIZZLE_BYTES);
     }
 
-    // A helper's share of the keys or the values of a block, by the map of either.
+    // A helper's share of the keys or the values of a block, by the map of either, in so many slabs.
+    template <int SLABS>
     __device__ void load_share(int number, const TensorMap& map, unsigned destination, unsigned barrier, int helper) const
     {
         const Entry& entry = Layout::block(shared, number);
@@ -82,7 +83,7 @@ template <class Traits> class BlockList {
             }
             const unsigned to = destination + box * rows * SWIZZLE_BYTES;
 #pragma unroll
-            for (int slab = 0; slab < Traits::SLABS; slab++)
+            for (int slab = 0; slab < SLABS; slab++)
                 copy_box(to + slab * Traits::KEY_SLAB_BYTES, map, barrier, slab * SLAB_COLUMNS, row, head, page);
         }
     }
@@ -124,19 +125,21 @@ template <class Traits> class LoadingHelper {
             const Request request = Layout::request(shared, at.stage);
             if (request.is_end()) return;
             if (request.values)
-                load(request.block, params.v_map, layout.values(values_at.stage), layout.values_full(values_at.stage), values_at);
+                load<Traits::VALUE_SLABS>(request.block, params.v_map, layout.values(values_at.stage),
+                                          layout.values_full(values_at.stage), values_at);
             else
-                load(request.block, params.k_map, layout.keys(keys_at.stage), layout.keys_full(keys_at.stage), keys_at);
+                load<Traits::SLABS>(request.block, params.k_map, layout.keys(keys_at.stage), layout.keys_full(keys_at.stage), keys_at);
             barrier_arrive(layout.requests_empty(at.stage));
             at.advance();
         }
     }
 
   private:
+    template <int SLABS>
     __device__ void load(int block, const TensorMap& map, unsigned destination, unsigned full, RingPosition<Traits::STAGES>& at)
     {
         barrier_wait(full + 8, at.parity ^ 1); // the stage is empty
-        blocks.load_share(block, map, destination, full, number);
+        blocks.template load_share<SLABS>(block, map, destination, full, number);
         at.advance();
     }
 

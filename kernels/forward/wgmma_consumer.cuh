@@ -373,7 +373,7 @@ template <class Traits> class Consumer {
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < Traits::BLOCK_N / MMA_K; step++)
-            Wgmma<Traits::HEAD_DIM>::template from_registers<Element>(
+            Wgmma<Traits::VALUE_DIM>::template from_registers<Element>(
                 output, weights + 4 * step, advance_descriptor(values, step * MMA_K * SWIZZLE_BYTES), true);
         wgmma_commit();
     }
@@ -398,14 +398,14 @@ template <class Traits> class Consumer {
     __device__ void clear_output()
     {
 #pragma unroll
-        for (int i = 0; i < Traits::HEAD_DIM / 2; i++)
+        for (int i = 0; i < Traits::VALUE_DIM / 2; i++)
             output[i] = 0;
     }
 
     __device__ void rescale()
     {
 #pragma unroll
-        for (int i = 0; i < Traits::HEAD_DIM / 2; i++)
+        for (int i = 0; i < Traits::VALUE_DIM / 2; i++)
             output[i] *= state.rescale[i % 4 / 2];
     }
 
@@ -420,7 +420,7 @@ template <class Traits> class Consumer {
             return;
         constexpr int CHUNKS_PER_ROW = SWIZZLE_BYTES / 16;
         unsigned char* values = shared + (layout.values(values_at.stage) - layout.base);
-        for (int slab = 0; slab < Traits::SLABS; slab++)
+        for (int slab = 0; slab < Traits::VALUE_SLABS; slab++)
             for (int i = rows * CHUNKS_PER_ROW + thread_index() % WARPGROUP_THREADS; i < Traits::BLOCK_N * CHUNKS_PER_ROW;
                  i += WARPGROUP_THREADS)
                 reinterpret_cast<uint4*>(values + slab * Traits::KEY_SLAB_BYTES)[i] = {0, 0, 0, 0};
@@ -478,7 +478,7 @@ template <class Traits> class Consumer {
 
     float scores[Traits::BLOCK_N / 2];     // of `block`, then its weights in fp32
     unsigned weights[Traits::BLOCK_N / 4]; // packed, waiting for their product
-    float output[Traits::HEAD_DIM / 2];
+    float output[Traits::VALUE_DIM / 2];
     RowState<Traits> state;
     bool keys_ready;   // the next block is known to be in shared memory
     bool values_ready;

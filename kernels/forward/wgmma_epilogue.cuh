@@ -37,9 +37,9 @@ template <class Traits> class OutputRows {
     // Through `buffer`, the warpgroup's in shared memory: every warp lays its rows out for itself, with swizzled chunks as a box has them, and
     // the copy engine takes them from there. Once `wait_for_store_reads<0>` returns in the first lane, it has read them.
     __device__ void write_through(unsigned char* buffer, const TensorMap& map, const Tile& tile,
-                                  const float (&output)[Traits::HEAD_DIM / 2], const float (&inverse)[ROWS_PER_THREAD]) const
+                                  const float (&output)[Traits::VALUE_DIM / 2], const float (&inverse)[ROWS_PER_THREAD]) const
     {
-        constexpr int CHUNKS = Traits::HEAD_DIM / CHUNK;
+        constexpr int CHUNKS = Traits::VALUE_DIM / CHUNK;
         // Where there is no room for all columns, a slab is laid out while the one before it is read.
         constexpr int CHUNKS_AT_ONCE = Traits::OUTPUT_BUFFER ? SLAB_CHUNKS : CHUNKS;
 
@@ -83,16 +83,16 @@ template <class Traits> class OutputRows {
     // Straight from registers. A lane holds two neighbouring columns of every 8. It swaps with its neighbour, so that of two
     // blocks of 8 columns the even lane has four columns of the first and the odd lane four of the second: a quad stores
     // whole sectors.
-    __device__ void write(const float (&output)[Traits::HEAD_DIM / 2], const float (&inverse)[ROWS_PER_THREAD]) const
+    __device__ void write(const float (&output)[Traits::VALUE_DIM / 2], const float (&inverse)[ROWS_PER_THREAD]) const
     {
         static_assert(!Traits::GROUPS, "rows of one head");
         const bool odd = thread_index() & 1;
         Element* to = out + quad_row(0) * params.out.row + (odd ? CHUNK : 0) + thread_index() % 4 / 2 * 4;
 #pragma unroll
         for (int i = 0; i < ROWS_PER_THREAD; i++) {
-            const int columns = quad_row(i) < rows ? params.head_dim - (odd ? CHUNK : 0) : 0;
+            const int columns = quad_row(i) < rows ? params.value_dim - (odd ? CHUNK : 0) : 0;
 #pragma unroll
-            for (int block = 0; block < Traits::HEAD_DIM / CHUNK; block += 2) {
+            for (int block = 0; block < Traits::VALUE_DIM / CHUNK; block += 2) {
                 const unsigned first = word(output, inverse, i, block);
                 const unsigned second = word(output, inverse, i, block + 1);
                 const unsigned received = __shfl_xor_sync(0xffffffff, odd ? first : second, 1);
@@ -107,11 +107,11 @@ template <class Traits> class OutputRows {
     {
         const int column = thread_index() % 32 * 8;
         if constexpr (Traits::GROUPS) {
-            for (int row = 0; row < WARP_ROWS && column < params.head_dim; row++)
+            for (int row = 0; row < WARP_ROWS && column < params.value_dim; row++)
                 if (query_of(row) < rows)
                     *reinterpret_cast<uint4*>(out + query_of(row) * params.out.row + head_of(row) * params.out.head + column) = {0, 0, 0, 0};
         } else {
-            for (int row = 0; row < min(rows, WARP_ROWS) && column < params.head_dim; row++)
+            for (int row = 0; row < min(rows, WARP_ROWS) && column < params.value_dim; row++)
                 *reinterpret_cast<uint4*>(out + row * params.out.row + column) = {0, 0, 0, 0};
         }
     }
@@ -162,7 +162,7 @@ template <class Traits> class OutputRows {
 #pragma unroll 1
         for (int i = thread_index() % 32; i < (Traits::GROUPS ? WARP_ROWS : rows) * chunks; i += 32) {
             const int row = i / chunks, chunk = i % chunks;
-            if ((first + chunk) * CHUNK >= params.head_dim || (Traits::GROUPS && query_of(row) >= rows)) continue;
+            if ((first + chunk) * CHUNK >= params.value_dim || (Traits::GROUPS && query_of(row) >= rows)) continue;
             store_global(out + query_of(row) * params.out.row + head_of(row) * params.out.head + (first + chunk) * CHUNK,
                          *reinterpret_cast<const uint4*>(staged + chunk / SLAB_CHUNKS * Traits::QUERY_SLAB_BYTES +
                                                          row * SWIZZLE_BYTES + (chunk % SLAB_CHUNKS ^ row % 8) * 16));
@@ -173,7 +173,7 @@ template <class Traits> class OutputRows {
 
     __device__ static int quad_row(int i) { return thread_index() % 32 / 4 + 8 * i; }
 
-    __device__ static unsigned word(const float (&output)[Traits::HEAD_DIM / 2], const float (&inverse)[ROWS_PER_THREAD],
+    __device__ static unsigned word(const float (&output)[Traits::VALUE_DIM / 2], const float (&inverse)[ROWS_PER_THREAD],
                                     int row, int block)
     {
         const int at = 4 * block + 2 * row;

@@ -33,10 +33,11 @@ __device__ constexpr bool stages_suffice(int warpgroups, int block_n, int stages
 
 // Tiles in shared memory are stored as slabs of 64 columns: [slab][row][64], 128-byte swizzled, as one tensor-map box
 // delivers them. A head size that is no multiple of 64 leaves the end of its last slab zero.
-template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, Variant VARIANT_>
+template <class Element_, int HEAD_DIM_, int VALUE_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, Variant VARIANT_>
 struct WgmmaTraits {
     using Element = Element_;
     static constexpr int HEAD_DIM = HEAD_DIM_;
+    static constexpr int VALUE_DIM = VALUE_DIM_; // of values and the output
     static constexpr int BLOCK_M = BLOCK_M_; // query rows a CTA
     static constexpr int BLOCK_N = BLOCK_N_; // keys a step
     static constexpr int WARPS = WARPS_;     // one warpgroup loads, the others compute 64 rows each
@@ -45,11 +46,13 @@ struct WgmmaTraits {
 
     static constexpr int CONSUMERS = BLOCK_M / MMA_ROWS; // computing warpgroups
     static constexpr int THREADS = WARPS * 32;
-    static constexpr int SLABS = (HEAD_DIM + SLAB_COLUMNS - 1) / SLAB_COLUMNS;
+    static constexpr int SLABS = (HEAD_DIM + SLAB_COLUMNS - 1) / SLAB_COLUMNS; // of queries and keys
+    static constexpr int VALUE_SLABS = (VALUE_DIM + SLAB_COLUMNS - 1) / SLAB_COLUMNS;
     static constexpr int QUERY_SLAB_BYTES = MMA_ROWS * SWIZZLE_BYTES;
     static constexpr int KEY_SLAB_BYTES = BLOCK_N * SWIZZLE_BYTES;
     static constexpr int QUERY_BYTES = SLABS * QUERY_SLAB_BYTES; // one warpgroup's rows
-    static constexpr int KEY_BYTES = SLABS * KEY_SLAB_BYTES;     // one block of K or V
+    static constexpr int KEY_BYTES = SLABS * KEY_SLAB_BYTES;     // one block of K
+    static constexpr int VALUE_BYTES = VALUE_SLABS * KEY_SLAB_BYTES; // and of V
 
     // An image of its own: keys in pages, and tiles whose keys several CTAs share.
     static constexpr bool SERVING = VARIANT_ == Variant::SERVING;
@@ -57,7 +60,7 @@ struct WgmmaTraits {
     // Another: CTAs in clusters of two (forward/wgmma_pair.cuh). Each loads every second slab of a block of keys, for both.
     static constexpr bool PAIRS = VARIANT_ == Variant::PAIRS;
     static constexpr int CLUSTER = PAIRS ? 2 : 1; // CTAs
-    static_assert(!PAIRS || SLABS % 2 == 0, "a half of the slabs for each CTA of a pair");
+    static_assert(!PAIRS || (SLABS % 2 == 0 && VALUE_SLABS % 2 == 0), "a half of the slabs for each CTA of a pair");
 
     // Another: a warpgroup's rows are those of all heads that share a key/value head, 64 / heads queries of one head after the other. Under
     // a mask these rows see more nearly the same keys.
@@ -85,7 +88,9 @@ struct WgmmaTraits {
 
     static_assert(WARPS == WARPGROUP_WARPS * (CONSUMERS + 1), "one warpgroup per 64 query rows, and the producer's");
     static_assert(BLOCK_M % MMA_ROWS == 0 && BLOCK_N % MMA_K == 0 && BLOCK_N <= 256, "wgmma shapes");
-    static_assert(HEAD_DIM % 16 == 0, "the epilogue stores 16 columns at a time");
+    static_assert(HEAD_DIM % MMA_K == 0, "products take 16 columns at a time");
+    static_assert(VALUE_DIM % 16 == 0, "the epilogue stores 16 columns at a time");
+    static_assert(VALUE_DIM <= HEAD_DIM, "the output fits where the queries were");
     static_assert(stages_suffice(CONSUMERS, BLOCK_N, STAGES), "the stages hold the blocks that one warpgroup passes over");
 
     // Two buffers for Q where they fit: the next tile's rows then arrive while this one is being computed.
@@ -93,14 +98,15 @@ struct WgmmaTraits {
     static constexpr int SHARED_LIMIT_PER_CTA = SHARED_LIMIT / MIN_CTAS - (MIN_CTAS - 1) * 1024;
     static constexpr int BOOKKEEPING_BYTES = 1024; // barriers and tile announcements
     static constexpr int KEY_RING_BYTES = STAGES * KEY_BYTES;
-    static constexpr int FIXED_BYTES = 2 * KEY_RING_BYTES + BOOKKEEPING_BYTES;
+    static constexpr int VALUE_RING_BYTES = STAGES * VALUE_BYTES;
+    static constexpr int FIXED_BYTES = KEY_RING_BYTES + VALUE_RING_BYTES + BOOKKEEPING_BYTES;
     static constexpr int QUERY_STAGES = FIXED_BYTES + 2 * CONSUMERS * QUERY_BYTES <= SHARED_LIMIT_PER_CTA ? 2 : 1;
     static constexpr int QUERY_RING_BYTES = QUERY_STAGES * CONSUMERS * QUERY_BYTES;
 
     // A finished tile leaves through shared memory, from where the copy engine takes it: through its queries' buffer if that
     // is one of two, else through one of its own where it fits, else straight from registers.
     static constexpr bool OUTPUT_THROUGH_QUERIES = QUERY_STAGES == 2;
-    static constexpr int STAGED_BYTES = (SLABS < 2 ? SLABS : 2) * QUERY_SLAB_BYTES; // one warpgroup's: in parts of a slab
+    static constexpr int STAGED_BYTES = (VALUE_SLABS < 2 ? VALUE_SLABS : 2) * QUERY_SLAB_BYTES; // one warpgroup's: in parts of a slab
     static constexpr bool OUTPUT_BUFFER =
         !OUTPUT_THROUGH_QUERIES && FIXED_BYTES + QUERY_RING_BYTES + CONSUMERS * STAGED_BYTES <= SHARED_LIMIT_PER_CTA;
     static constexpr int OUTPUT_BYTES = OUTPUT_BUFFER ? CONSUMERS * STAGED_BYTES : 0;
@@ -187,7 +193,7 @@ template <class Traits> struct SharedLayout {
 
     static constexpr int KEYS_AT = Traits::QUERY_RING_BYTES;
     static constexpr int VALUES_AT = KEYS_AT + Traits::KEY_RING_BYTES;
-    static constexpr int OUTPUT_AT = VALUES_AT + Traits::KEY_RING_BYTES;
+    static constexpr int OUTPUT_AT = VALUES_AT + Traits::VALUE_RING_BYTES;
     static constexpr int BARRIERS_AT = OUTPUT_AT + Traits::OUTPUT_BYTES;
     static constexpr int KEY_BARRIERS_AT = BARRIERS_AT;
     static constexpr int VALUE_BARRIERS_AT = KEY_BARRIERS_AT + Traits::STAGES * 16;
@@ -225,7 +231,7 @@ template <class Traits> struct SharedLayout {
         return base + query_buffer(warpgroup, stage) * Traits::QUERY_BYTES;
     }
     __device__ unsigned keys(int stage) const { return base + KEYS_AT + stage * Traits::KEY_BYTES; }
-    __device__ unsigned values(int stage) const { return base + VALUES_AT + stage * Traits::KEY_BYTES; }
+    __device__ unsigned values(int stage) const { return base + VALUES_AT + stage * Traits::VALUE_BYTES; }
 
     __device__ unsigned keys_full(int stage) const { return base + KEY_BARRIERS_AT + stage * 16; }
     __device__ unsigned keys_empty(int stage) const { return keys_full(stage) + 8; }

@@ -19,7 +19,7 @@ template <class Traits> class Parts {
     }
 
     // The output of one that has computed nothing is not written, and nobody reads it: no row has seen a key.
-    __device__ void leave(const float (&output)[Traits::HEAD_DIM / 2], const RowState<Traits>& state, bool has_output) const
+    __device__ void leave(const float (&output)[Traits::VALUE_DIM / 2], const RowState<Traits>& state, bool has_output) const
     {
         float4* const to = words_of(own);
         __stcg(to + CHUNKS * WARPGROUP_THREADS, {-state.offset[0], state.sum[0], -state.offset[1], state.sum[1]});
@@ -33,7 +33,7 @@ template <class Traits> class Parts {
     __device__ unsigned arrive() const { return increment_and_wrap(work.semaphores + semaphore, work.splits - 1); }
     __device__ bool is_last(unsigned arrived) const { return arrived == work.splits - 1; }
 
-    __device__ void add_up(float (&output)[Traits::HEAD_DIM / 2], RowState<Traits>& state) const
+    __device__ void add_up(float (&output)[Traits::VALUE_DIM / 2], RowState<Traits>& state) const
     {
         float max[ROWS_PER_THREAD] = {negative_infinity(), negative_infinity()};
 #pragma unroll 1
@@ -43,7 +43,7 @@ template <class Traits> class Parts {
             max[1] = fmaxf(max[1], rows.z);
         }
 #pragma unroll
-        for (int i = 0; i < Traits::HEAD_DIM / 2; i++) output[i] = 0;
+        for (int i = 0; i < Traits::VALUE_DIM / 2; i++) output[i] = 0;
         for (int row = 0; row < ROWS_PER_THREAD; row++) {
             state.offset[row] = -max[row];
             state.sum[row] = 0;
@@ -73,9 +73,9 @@ template <class Traits> class Parts {
     }
 
   private:
-    static constexpr int CHUNKS = Traits::HEAD_DIM / 8; // of 16 bytes a thread
+    static constexpr int CHUNKS = Traits::VALUE_DIM / 8; // of 16 bytes a thread
     // Added up at a time: ptxas has all their loads in flight, and at head size 256 there are few registers beside the output.
-    static constexpr int CHUNKS_AT_ONCE = Traits::HEAD_DIM == 256 ? 8 : CHUNKS;
+    static constexpr int CHUNKS_AT_ONCE = Traits::VALUE_DIM == 256 ? 8 : CHUNKS;
     static constexpr int WORDS = (CHUNKS + 1) * WARPGROUP_THREADS; // a part's, of 16 bytes
 
     __device__ float4* words_of(int split) const

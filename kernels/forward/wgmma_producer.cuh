@@ -161,7 +161,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         if constexpr (Traits::SERVING)
             request({row.row, false});
         barrier_wait(layout.keys_empty(keys_at.stage), keys_at.parity ^ 1);
-        load_block(params.k_map, layout.keys(keys_at.stage), layout.keys_full(keys_at.stage), row);
+        load_block<Traits::SLABS>(params.k_map, layout.keys(keys_at.stage), layout.keys_full(keys_at.stage), row);
         keys_at.advance();
     }
 
@@ -173,20 +173,21 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         if constexpr (Traits::SERVING)
             request({pending_values.row, true});
         barrier_wait(layout.values_empty(values_at.stage), values_at.parity ^ 1);
-        load_block(params.v_map, layout.values(values_at.stage), layout.values_full(values_at.stage), pending_values);
+        load_block<Traits::VALUE_SLABS>(params.v_map, layout.values(values_at.stage), layout.values_full(values_at.stage), pending_values);
         values_at.advance();
     }
 
+    template <int SLABS>
     __device__ void load_block(const TensorMap& map, unsigned destination, unsigned barrier, const BoxRow& row)
     {
         if constexpr (Traits::SERVING)
             if (this->blocks.exist()) {
-                this->blocks.expect(row.row, barrier);
+                this->blocks.expect(row.row, SLABS, barrier);
                 return;
             }
-        barrier_arrive_expect_bytes(barrier, Traits::KEY_BYTES);
+        barrier_arrive_expect_bytes(barrier, SLABS * Traits::KEY_SLAB_BYTES);
         if constexpr (Traits::PAIRS) {
-            constexpr int SHARE = Traits::SLABS / Traits::CLUSTER;
+            constexpr int SHARE = SLABS / Traits::CLUSTER;
             const int first = cluster_rank() * SHARE;
 #pragma unroll
             for (int slab = first; slab < first + SHARE; slab++)
@@ -194,7 +195,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
                                  row.head, row.batch);
         } else {
 #pragma unroll
-            for (int slab = 0; slab < Traits::SLABS; slab++)
+            for (int slab = 0; slab < SLABS; slab++)
                 copy_box(destination + slab * Traits::KEY_SLAB_BYTES, map, barrier, slab * SLAB_COLUMNS, row.row, row.head,
                          row.batch);
         }

@@ -31,7 +31,7 @@ __device__ constexpr int floor_power_of_two(int x) { return x < 2 ? 1 : 2 * floo
 
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct WmmaTraits {
     using Element = Element_;
-    static constexpr int HEAD_DIM = HEAD_DIM_, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARPS = WARPS_, STAGES = STAGES_;
+    static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARPS = WARPS_, STAGES = STAGES_;
     static constexpr int THREADS = WARPS * WARP_SIZE;
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = SCHEDULE_ONE_TILE;
     static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED |
@@ -99,6 +99,7 @@ template <class Traits> struct KeyValuePipeline {
     int tiles;
     int key_len;
     int head_dim;
+    int value_dim;
 
     __device__ Element* k(int tile) const { return k_stages + tile % Traits::STAGES * STAGE_ELEMENTS; }
     __device__ Element* v(int tile) const { return v_stages + tile % Traits::STAGES * STAGE_ELEMENTS; }
@@ -107,13 +108,13 @@ template <class Traits> struct KeyValuePipeline {
     __device__ void start() const
     {
         if constexpr (Traits::STAGES == 1) {
-            copy(k(0), k_rows, 0);
+            copy(k(0), k_rows, 0, head_dim);
             cp_async_commit();
         }
 #pragma unroll
         for (int tile = 0; tile < Traits::STAGES - 1; ++tile) {
-            copy(k(tile), k_rows, tile);
-            copy(v(tile), v_rows, tile);
+            copy(k(tile), k_rows, tile, head_dim);
+            copy(v(tile), v_rows, tile, value_dim);
             cp_async_commit();
         }
     }
@@ -125,11 +126,11 @@ template <class Traits> struct KeyValuePipeline {
         cp_async_wait<PENDING>();
         __syncthreads();
         if constexpr (Traits::STAGES == 1) {
-            copy(v(tile), v_rows, tile); // arrives during Q K^T and the softmax
+            copy(v(tile), v_rows, tile, value_dim); // arrives during Q K^T and the softmax
         } else {
             const int next = tile + Traits::STAGES - 1;
-            copy(k(next), k_rows, next);
-            copy(v(next), v_rows, next);
+            copy(k(next), k_rows, next, head_dim);
+            copy(v(next), v_rows, next, value_dim);
         }
         cp_async_commit();
     }
@@ -141,17 +142,17 @@ template <class Traits> struct KeyValuePipeline {
         if constexpr (Traits::STAGES == 1) {
             cp_async_wait<0>();
             __syncthreads();
-            copy(k(tile + 1), k_rows, tile + 1);
+            copy(k(tile + 1), k_rows, tile + 1, head_dim);
             cp_async_commit();
         }
     }
 
   private:
-    __device__ void copy(Element* stage, const Rows<const Element>& rows, int tile) const
+    __device__ void copy(Element* stage, const Rows<const Element>& rows, int tile, int columns) const
     {
         if (tile < tiles)
             copy_tile_async<Traits::THREADS, Traits::BLOCK_N, Traits::HEAD_DIM, Traits::K_STRIDE>(
-                stage, rows, first_key + tile * Traits::BLOCK_N, key_len, head_dim);
+                stage, rows, first_key + tile * Traits::BLOCK_N, key_len, columns);
     }
 };
 
@@ -244,6 +245,7 @@ template <class Traits> __device__ inline void wmma_attention(const Forward& par
         max(0, ceil_div(end_key - first_key, Traits::BLOCK_N)),
         work.key_len,
         params.head_dim,
+        params.value_dim,
     };
     copy_tile_async<Traits::THREADS, Traits::SHARED_ROWS, Traits::HEAD_DIM, Q_STRIDE>(q_tile, work.q, work.first_query,
                                                                                       work.query_len, params.head_dim);
@@ -445,7 +447,7 @@ template <class Traits> __device__ inline void wmma_attention(const Forward& par
     }
     group.sync();
     store_rows<WARPS_N * WARP_SIZE, ROWS * TILE, Traits::HEAD_DIM, Q_STRIDE>(
-        q, result.out, first_query, end_query, params.head_dim, group.rank * WARP_SIZE + lane);
+        q, result.out, first_query, end_query, params.value_dim, group.rank * WARP_SIZE + lane);
 }
 
 } // namespace warptile

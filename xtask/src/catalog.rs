@@ -70,11 +70,15 @@ pub fn tilings(manifest: &Manifest) -> Result<String, String> {
             dynamic_shared_bytes,
             ..
         } = entry;
-        let name = format!("D{head_dim}M{block_m}N{block_n}W{warps}S{stages}");
+        let (in_name, in_line) = match value_dim(entry) {
+            same if same == *head_dim => (String::new(), String::new()),
+            other => (format!("V{other}"), format!(" value_dim {other}")),
+        };
+        let name = format!("D{head_dim}{in_name}M{block_m}N{block_n}W{warps}S{stages}");
         tilings.insert(
             name.clone(),
             format!(
-                "    {name}: head_dim {head_dim}, tile {block_m} x {block_n}, warps {warps}, stages {stages};\n"
+                "    {name}: head_dim {head_dim}{in_line}, tile {block_m} x {block_n}, warps {warps}, stages {stages};\n"
             ),
         );
         let strides = match (k_stride, v_stride) {
@@ -100,6 +104,14 @@ pub fn tilings(manifest: &Manifest) -> Result<String, String> {
     }
     text += "}\n";
     Ok(text)
+}
+
+/// Head size of the tile's values.
+fn value_dim(entry: &ManifestEntry) -> u32 {
+    match entry.value_dim {
+        0 => entry.head_dim,
+        size => size,
+    }
 }
 
 fn image(entry: &ManifestEntry) -> Result<String, String> {
@@ -134,6 +146,7 @@ fn image(entry: &ManifestEntry) -> Result<String, String> {
         len,
         ..
     } = entry;
+    let value_dim = value_dim(entry);
     let target = target(entry)?;
     let kind = match (target.ptx, target.exact) {
         (true, _) => "Ptx",
@@ -145,7 +158,7 @@ fn image(entry: &ManifestEntry) -> Result<String, String> {
          Image {{ name: {name:?}, kernel: {kernel:?}, entry: {function:?}, family: Family::{}, \
          role: Role::from_number({role}).unwrap(), schedule: Schedule::from_number({schedule}).unwrap(), \
          features: Features::from_bits({features:#x}).unwrap(), target: Target::{kind}({}), element: ElementType::{}, \
-         tiling: TileShape {{ block_m: {block_m}, block_n: {block_n}, head_dim: {head_dim}, stages: {stages}, \
+         tiling: TileShape {{ block_m: {block_m}, block_n: {block_n}, head_dim: {head_dim}, value_dim: {value_dim}, stages: {stages}, \
          warps: {warps}, k_stride: {k_stride}, v_stride: {v_stride} }}, \
          resources: Resources {{ registers: {registers}, stack_bytes: {stack_bytes}, spill_bytes: {spill_bytes}, \
          static_shared_bytes: {static_shared_bytes}, dynamic_shared_bytes: {dynamic_shared_bytes}, \

@@ -170,6 +170,7 @@ fn check_record(
     let tiling = &record.tiling;
     for (field, in_record, in_instance) in [
         ("head_dim", tiling.head_dim, row.head_dim),
+        ("value_dim", tiling.value_dim, row.value_dim()),
         ("block_m", tiling.block_m, row.block_m),
         ("block_n", tiling.block_n, row.block_n),
         ("stages", tiling.stages, row.stages),

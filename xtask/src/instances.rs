@@ -137,6 +137,9 @@ pub struct TilingRow {
     /// Head size of the tile.
     #[serde(default)]
     pub head_dim: u32,
+    /// That of values, if it is another.
+    #[serde(default)]
+    value_dim: Option<u32>,
     /// Query rows.
     #[serde(default)]
     pub block_m: u32,
@@ -168,6 +171,7 @@ impl TilingRow {
     pub fn of(head_dim: u32, block_m: u32, block_n: u32, warps: u32, stages: u32) -> Self {
         Self {
             head_dim,
+            value_dim: None,
             block_m,
             block_n,
             warps,
@@ -178,6 +182,12 @@ impl TilingRow {
             variants: Vec::new(),
             cache: None,
         }
+    }
+
+    /// Head size of values.
+    #[must_use]
+    pub fn value_dim(&self) -> u32 {
+        self.value_dim.unwrap_or(self.head_dim)
     }
 
     fn of_tile(&self) -> [u32; 4] {
@@ -337,7 +347,8 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// `{family}_{tiling}`, without tiles `{family}_w{warps}`; with `_e4m3` behind it for keys and values of that type.
+    /// `{family}_{tiling}`, without tiles `{family}_w{warps}`; with `_e4m3` behind it for keys and values of that type, and `v{size}` behind
+    /// the head size for values of another one.
     #[must_use]
     pub fn kernel(&self) -> String {
         let TilingRow {
@@ -351,10 +362,12 @@ impl Instance {
         // So that the images of a kernel follow each other in the order of their names.
         let cache = self.tiling.cache.map(|cache| format!("_{cache}"));
         let cache = cache.unwrap_or_default();
+        let values = self.tiling.value_dim.map(|size| format!("v{size}"));
+        let values = values.unwrap_or_default();
         let mut name = match self.tiling.has_tiles() {
             false => format!("{}{cache}_w{warps}", self.family),
             true => format!(
-                "{}_d{head_dim}_{block_m}x{block_n}_w{warps}_s{stages}{cache}",
+                "{}_d{head_dim}{values}_{block_m}x{block_n}_w{warps}_s{stages}{cache}",
                 self.family
             ),
         };
@@ -403,6 +416,7 @@ impl Instance {
         ];
         let tile = [
             ("HEAD_DIM", head_dim),
+            ("VALUE_DIM", self.tiling.value_dim.unwrap_or_default()),
             ("BLOCK_M", block_m),
             ("BLOCK_N", block_n),
             ("WARPS", warps),
@@ -617,6 +631,25 @@ mod tests {
         assert!(!listed.is_empty());
         assert!(missing.is_empty(), "not committed: {missing:?}");
         assert!(superfluous.is_empty(), "not listed: {superfluous:?}");
+    }
+
+    #[test]
+    fn values_of_another_head_size_are_in_the_name() {
+        let row = "head_dim = 64, value_dim = 32,";
+        let instances = parse(&FAMILY.replace("head_dim = 64,", row)).unwrap();
+        let one = instances.iter().find(|one| one.tiling.head_dim == 64);
+        let one = one.unwrap();
+        assert_eq!(one.kernel(), "wmma_d64v32_32x64_w4_s2");
+        assert_eq!(one.tiling.value_dim(), 32);
+        assert!(one.flags().contains(&"-DWARPTILE_VALUE_DIM=32".to_owned()));
+        let other = parse(FAMILY).unwrap();
+        assert!(
+            other
+                .iter()
+                .all(|one| one.tiling.value_dim() == one.tiling.head_dim)
+        );
+        let flags = other.iter().flat_map(Instance::flags);
+        assert!(!flags.into_iter().any(|flag| flag.contains("VALUE_DIM")));
     }
 
     #[test]

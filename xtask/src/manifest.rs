@@ -33,8 +33,11 @@ pub struct ManifestEntry {
     pub block_m: u32,
     /// Keys of a tile.
     pub block_n: u32,
-    /// Head size of the tile.
+    /// Head size of the tile, for queries and keys.
     pub head_dim: u32,
+    /// Likewise for values; 0 in entries from before it could be another.
+    #[serde(default)]
+    pub value_dim: u32,
     /// K/V tiles in flight.
     pub stages: u32,
     /// Warps of a CTA.

@@ -215,6 +215,7 @@ fn finish(
             block_m: tiling.block_m,
             block_n: tiling.block_n,
             head_dim: tiling.head_dim,
+            value_dim: tiling.value_dim,
             stages: tiling.stages,
             warps: tiling.warps,
             k_stride: tiling.k_stride,

@@ -46,7 +46,7 @@ pub struct Attention {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Output<T: Element> {
-    /// The attention output, of q's shape, element type and dimension order.
+    /// The attention output, of q's shape, element type and dimension order, but with the head size of v.
     pub out: Tensor<T>,
     /// Natural logarithm of each row's sum of exponentials, unless turned off.
     pub lse: Option<Lse>,
@@ -160,7 +160,7 @@ impl Attention {
     /// of a capture once the problem was computed before.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); when `out` is not of q's shape, or `lse` of its lse's.
+    /// As [`forward`](Self::forward); when `out` is not of q's shape with v's head size, or `lse` of its lse's.
     pub fn forward_into<'a, T: Element>(
         &self,
         queries: impl Into<Queries<'a, T>>,

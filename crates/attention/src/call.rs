@@ -257,10 +257,16 @@ impl Call {
         self.heads() / self.kv_heads()
     }
 
-    /// Head size.
+    /// Head size of queries and keys.
     #[must_use]
     pub const fn head_dim(&self) -> usize {
         self.q.head_dim()
+    }
+
+    /// Head size of values and of the output.
+    #[must_use]
+    pub const fn value_dim(&self) -> usize {
+        self.v.head_dim()
     }
 
     /// The options.
@@ -316,7 +322,9 @@ impl Call {
             (&self.out, self.element.size()),
         ];
         // A row's last 16 bytes are its own.
-        let whole = (self.head_dim() * self.key_size()).is_multiple_of(16);
+        let whole = [self.head_dim(), self.value_dim()]
+            .iter()
+            .all(|size| (size * self.key_size()).is_multiple_of(16));
         self.aligned && whole && { tensors.into_iter() }
             .all(|(layout, size)| layout.steps_aligned(size))
     }
@@ -339,7 +347,7 @@ impl Call {
         &self.k
     }
 
-    /// Layout of v, as that of k.
+    /// Layout of v, as that of k; its head size may be another one.
     #[must_use]
     pub const fn v(&self) -> &Layout {
         &self.v
@@ -520,10 +528,12 @@ impl Call {
         }
     }
 
-    /// Arithmetic of the forward pass by the usual count: four operations per visible pair, head and head dimension.
+    /// Arithmetic of the forward pass by the usual count: for each visible pair and head two operations for each element of a key, and
+    /// two for each of a value.
     #[must_use]
     pub fn flops(&self) -> u128 {
-        4 * self.visible_pairs() * self.heads() as u128 * self.head_dim() as u128
+        let elements = (self.head_dim() + self.value_dim()) as u128;
+        2 * self.visible_pairs() * self.heads() as u128 * elements
     }
 }
 
@@ -594,6 +604,9 @@ impl fmt::Display for Call {
             write!(f, " in pages of {}", pages.rows())?;
         }
         write!(f, ", head size {}", self.head_dim())?;
+        if self.value_dim() != self.head_dim() {
+            write!(f, " ({} of values)", self.value_dim())?;
+        }
         let scoring = self.scoring.to_string();
         if !scoring.is_empty() {
             write!(f, ", {scoring}")?;

@@ -126,7 +126,7 @@ fn compute_with<T: Element>(
             let start = out_layout.offset(sequence.q_entry, sequence.q_start + position, head);
             // SAFETY: the buffer holds the layout, no two rows of an output layout overlap (the call has checked both),
             // and each row belongs to exactly one task.
-            let to = unsafe { out.slice(start, call.head_dim()) };
+            let to = unsafe { out.slice(start, call.value_dim()) };
             for (to, &value) in to.iter_mut().zip(results.out(index)) {
                 *to = T::from_f32(value);
             }
@@ -192,7 +192,7 @@ fn tasks(call: &Call, threads: usize) -> Vec<Task> {
         .sum();
     // Keys and values are prepared once for each block: larger ones save time as long as there are enough for all threads, and queries
     // and outputs stay in the second-level cache. No result depends on it.
-    let row_bytes = call.head_dim() * (2 * size_of::<f32>());
+    let row_bytes = (call.head_dim() + call.value_dim()) * size_of::<f32>();
     let most = (BLOCK_BYTES / (Blocks::BLOCK_M * row_bytes)).max(1);
     let blocks = (all_rows / (8 * threads * Blocks::BLOCK_M)).clamp(1, most);
     let mut tasks = Vec::new();

@@ -15,9 +15,11 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// The head size has no kernel, and never will have one by this rule.
-    #[error("q has head size {head_dim}; {}", head_size_advice(*.head_dim))]
+    #[error("{argument} has head size {head_dim}; {}", head_size_advice(argument, *.head_dim))]
     HeadDimUnsupported {
-        /// The head size of `q`.
+        /// `q`, or `v` if its head size is another one.
+        argument: &'static str,
+        /// Its head size.
         head_dim: usize,
     },
 
@@ -466,9 +468,12 @@ fn suggest(close: &[String]) -> String {
 }
 
 /// What to do about a head size that has no kernel: padding helps only up to the largest.
-fn head_size_advice(head_dim: usize) -> &'static str {
+fn head_size_advice(argument: &str, head_dim: usize) -> &'static str {
     match head_dim {
         0 => "a head size must be at least 8",
+        1..256 if argument == "v" => {
+            "a head size must be a multiple of 8: pad v with zeros to the next one"
+        }
         1..256 => {
             "a head size must be a multiple of 8: pad q, k and v with zeros to the next one and pass the scale 1/sqrt of the original head size"
         }
@@ -531,10 +536,14 @@ mod tests {
 
     #[test]
     fn the_advice_on_head_sizes_helps() {
-        let text = |head_dim| Error::HeadDimUnsupported { head_dim }.to_string();
+        let of = |argument, head_dim| Error::HeadDimUnsupported { argument, head_dim }.to_string();
+        let text = |head_dim| of("q", head_dim);
         assert!(text(59).contains("pad q, k and v"));
         assert!(text(512).ends_with("the largest head size is 256"));
         assert!(text(0).ends_with("at least 8"));
+        let error = of("v", 59);
+        assert!(error.starts_with("v has head size 59;"), "{error}");
+        assert!(error.ends_with("pad v with zeros to the next one"));
     }
 
     #[test]

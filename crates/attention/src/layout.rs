@@ -70,10 +70,18 @@ impl Layout {
     /// Dense, in the same storage order as `self`.
     #[must_use]
     pub fn dense_like(&self) -> Self {
+        self.dense_with(self.head_dim())
+    }
+
+    /// Dense, in the same storage order as `self`, with another head size.
+    #[must_use]
+    pub fn dense_with(&self, head_dim: usize) -> Self {
+        let [batch, rows, heads, _] = self.shape;
         let mut order = [0, 1, 2];
         // Stable, so equal strides (of extents of 1, say) keep the order batch, length, heads.
         order.sort_by_key(|&dimension| std::cmp::Reverse(self.strides[dimension]));
-        Layout::dense(self.shape, [order[0], order[1], order[2], 3])
+        let shape = [batch, rows, heads, head_dim];
+        Layout::dense(shape, [order[0], order[1], order[2], 3])
     }
 
     /// `order` lists the dimensions from the outermost to the innermost.
@@ -383,6 +391,7 @@ mod tests {
         assert_eq!(Layout::bshd(shape).dense_like(), Layout::bshd(shape));
         let strided = Layout::new(shape, [1000, 16, 160, 1]);
         assert_eq!(strided.dense_like(), bhsd);
+        assert_eq!(strided.dense_with(16), Layout::bhsd([2, 3, 5, 16]));
     }
 
     #[test]

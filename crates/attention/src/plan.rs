@@ -99,6 +99,11 @@ pub enum Reason {
         /// Head size its tiles are laid out for.
         laid_out_for: u32,
     },
+    /// They are too narrow for the head size of the values.
+    ValueDim {
+        /// Head size of values its tiles are laid out for.
+        laid_out_for: u32,
+    },
     /// No image of it runs on the device.
     NoImage {
         /// What it was compiled for.
@@ -156,6 +161,9 @@ impl fmt::Display for Reason {
             Reason::Element(element) => write!(f, "not compiled for {element}"),
             Reason::HeadDim { laid_out_for } => {
                 write!(f, "its tiles hold head sizes up to {laid_out_for}")
+            }
+            Reason::ValueDim { laid_out_for } => {
+                write!(f, "its tiles hold values of head sizes up to {laid_out_for}")
             }
             Reason::NoImage { targets } => {
                 f.write_str("no image for this device (compiled for")?;

@@ -31,6 +31,7 @@ pub struct Problem {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+    value_dim: usize,
     query_len: usize,
     key_len: usize,
     query_rows: usize,
@@ -63,6 +64,7 @@ impl Problem {
             heads: call.heads(),
             kv_heads: call.kv_heads(),
             head_dim: call.head_dim(),
+            value_dim: call.value_dim(),
             query_len,
             key_len,
             query_rows: total(queries.is_packed(), queries.rows(), query_len),
@@ -121,10 +123,29 @@ impl Problem {
         self.kv_heads
     }
 
-    /// Head size.
+    /// Head size of queries and keys.
     #[must_use]
     pub const fn head_dim(&self) -> usize {
         self.head_dim
+    }
+
+    /// Head size of values and of the output.
+    #[must_use]
+    pub const fn value_dim(&self) -> usize {
+        self.value_dim
+    }
+
+    /// The head sizes in the words of the `warptile` program: `64`, or `192/128` if values have another one.
+    fn head_sizes(&self) -> String {
+        match self.value_dim == self.head_dim {
+            true => self.head_dim.to_string(),
+            false => format!("{}/{}", self.head_dim, self.value_dim),
+        }
+    }
+
+    /// Bytes of a row of k and one of v.
+    pub(crate) const fn key_value_bytes(&self) -> usize {
+        (self.head_dim + self.value_dim) * self.key_size()
     }
 
     /// Queries of the longest sequence, rounded up.
@@ -207,6 +228,7 @@ impl Problem {
             (!self.aligned, Features::UNALIGNED),
             (self.want_lse, Features::LSE),
             (self.e4m3, Features::E4M3),
+            (self.value_dim != self.head_dim, Features::VALUE_DIM),
         ];
         wanted
             .into_iter()
@@ -248,7 +270,7 @@ impl Problem {
         if self.kv_heads != self.heads {
             let _ = write!(line, "/{}", self.kv_heads);
         }
-        let _ = write!(line, " d{} {}", self.head_dim, self.element);
+        let _ = write!(line, " d{} {}", self.head_sizes(), self.element);
         if self.e4m3 {
             line.push_str(" cache=e4m3");
         }
@@ -323,7 +345,7 @@ impl Problem {
         self.typical_sequences() * rows.div_ceil(block_m as usize) as f64 * self.kv_heads as f64
     }
 
-    /// A problem that stands for all of the same element type, head size and options: a step of decoding.
+    /// A problem that stands for all of the same element type, head sizes and options: a step of decoding.
     pub(crate) fn typical_of_splits(&self) -> Self {
         Problem {
             batch: 32,
@@ -360,7 +382,7 @@ impl fmt::Display for Problem {
         if self.kv_heads != self.heads {
             write!(f, "/{}", self.kv_heads)?;
         }
-        write!(f, " d{}", self.head_dim)?;
+        write!(f, " d{}", self.head_sizes())?;
         if self.e4m3 {
             f.write_str(" cache=e4m3")?;
         }

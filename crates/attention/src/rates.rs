@@ -274,7 +274,8 @@ impl Rates {
             f64::from(image.tiling.block_m),
             f64::from(image.tiling.block_n),
         );
-        let block_flops = 4.0 * block_m * block_n * f64::from(image.tiling.head_dim);
+        let columns = image.tiling.head_dim + image.tiling.value_dim;
+        let block_flops = 2.0 * block_m * block_n * f64::from(columns);
         // FLOP per microsecond.
         let rate_per_multiprocessor = tflops * 1e6 / f64::from(self.multiprocessors);
         let needs = problem.needs();
@@ -344,9 +345,8 @@ impl Rates {
     fn reading_us(&self, problem: &Problem, query_len: usize, key_len: usize) -> f64 {
         const OF_BANDWIDTH: f64 = 0.7;
         let seen = key_len.min(problem.mask().widest(query_len, key_len) + query_len);
-        let row_bytes = 2 * problem.head_dim() * problem.key_size();
         let rows = problem.typical_sequences() * (problem.kv_heads() * seen) as f64;
-        rows * row_bytes as f64 / (OF_BANDWIDTH * self.bandwidth * 1e6)
+        rows * problem.key_value_bytes() as f64 / (OF_BANDWIDTH * self.bandwidth * 1e6)
     }
 }
 

@@ -46,9 +46,10 @@ struct Parameters {
     float* lse_floor;
     double units;         // the relative error of arithmetic in f32
     long long slopes_batch;
-    int row_count, q_rows, heads, group, head_dim, key_bound;
+    int row_count, q_rows, heads, group, head_dim, value_dim, key_bound;
     float scale;
     float softcap;        // 0: none
+    int padding;
     // Of keys and values that are multiplied by it: null: none. Numbers between those of neighbouring key/value heads.
     const float *k_scale, *v_scale;
     int k_scale_step, v_scale_step;
@@ -259,12 +260,12 @@ __device__ void attend(const Parameters& p, const Row& row, int head, double* sc
     }
 
     // Outputs: a group of threads has one key at a time, a thread one element of it.
-    const int width = (p.head_dim + 31) / 32 * 32;
+    const int width = (p.value_dim + 31) / 32 * 32;
     const int groups = THREADS / width;
     const int group = threadIdx.x / width, d = threadIdx.x % width;
     double out = 0.0, square = 0.0;
     float narrow = 0.0f;
-    if (group < groups && d < p.head_dim) {
+    if (group < groups && d < p.value_dim) {
         for (int i = group; i < count; i += groups) {
             const double v = Element<T>::wide(values[(first_row + i) * p.v.row + d]) * v_scale;
             out += weights[i] * v;
@@ -278,7 +279,7 @@ __device__ void attend(const Parameters& p, const Row& row, int head, double* sc
     squares[threadIdx.x] = square;
     narrow_sums[threadIdx.x] = narrow;
     __syncthreads();
-    if (group == 0 && d < p.head_dim) {
+    if (group == 0 && d < p.value_dim) {
         for (int other = 1; other < groups; other++) {
             out += outs[other * width + d];
             square += squares[other * width + d];
@@ -288,7 +289,7 @@ __device__ void attend(const Parameters& p, const Row& row, int head, double* sc
         const double variance = square - out * out;
         const double deviation = variance > 0.0 ? sqrt(variance) : 0.0;
         const double score_error = fmin(p.units * (1.0 + reach), 1.0);
-        const long long at = place * p.head_dim + d;
+        const long long at = place * p.value_dim + d;
         p.out[at] = out;
         p.rounded_out[at] = Element<T>::round(static_cast<double>(narrow));
         p.out_floor[at] = static_cast<float>(ulp<T>(size) + score_error * deviation + p.units * size);

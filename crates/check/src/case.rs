@@ -81,8 +81,10 @@ pub struct Case {
     pub heads: usize,
     /// Key/value heads.
     pub kv_heads: usize,
-    /// Head size.
+    /// Head size of queries and keys.
     pub head_dim: usize,
+    /// Head size of values and of the output.
+    pub value_dim: usize,
     /// Element type.
     pub element: ElementType,
     /// Whether keys and values are in e4m3, with scales as the seed has them.
@@ -119,6 +121,7 @@ impl Case {
             heads: 1,
             kv_heads: 1,
             head_dim,
+            value_dim: head_dim,
             element: ElementType::F32,
             e4m3: false,
             scoring: Scoring::new(),

@@ -418,7 +418,7 @@ impl Case {
         }
 
         // Take the rows out of copies; whatever is left must still be the poison.
-        let head_dim = call.head_dim();
+        let value_dim = call.value_dim();
         let (mut left_out, mut left_lse) = (buffer.to_vec(), written.to_vec());
         let mut out = vec![T::from_f64(0.0); expected.out().len()];
         let mut lse = vec![0.0; expected.lse().len()];
@@ -429,8 +429,8 @@ impl Case {
                 for row in sequence.q_start..sequence.q_start + sequence.q_len {
                     let from = offset + call.out().offset(sequence.q_entry, row, head);
                     let to = dense.offset(sequence.q_entry, row, head);
-                    out[to..to + head_dim].copy_from_slice(&buffer[from..from + head_dim]);
-                    left_out[from..from + head_dim].fill(poison);
+                    out[to..to + value_dim].copy_from_slice(&buffer[from..from + value_dim]);
+                    left_out[from..from + value_dim].fill(poison);
                 }
                 let rows = lse_rows(&call, &sequence, head);
                 if let Some(written) = written.get(rows.clone()) {
@@ -539,7 +539,7 @@ mod tests {
                 for row in sequence.q_start..sequence.q_start + sequence.q_len {
                     let from = dense.offset(sequence.q_entry, row, head);
                     let to = result.offset + call.out().offset(sequence.q_entry, row, head);
-                    for d in 0..call.head_dim() {
+                    for d in 0..call.value_dim() {
                         result.out[to + d] = exact.out()[from + d] as f32;
                     }
                 }

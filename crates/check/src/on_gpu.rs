@@ -110,9 +110,11 @@ struct Parameters {
     heads: i32,
     group: i32,
     head_dim: i32,
+    value_dim: i32,
     key_bound: i32,
     scale: f32,
     softcap: f32,
+    padding: i32,
     k_scale: u64,
     v_scale: u64,
     k_scale_step: i32,
@@ -218,7 +220,7 @@ impl ReferenceOnGpu {
         let stream = &self.stream;
         let rows = rows_of(call);
         let places = call.lse_len();
-        let elements = places * call.head_dim();
+        let elements = places * call.value_dim();
         let key_bound = rows.iter().map(|row| row.end_key - row.first_key).max();
         let key_bound = key_bound.unwrap_or(0).max(1) as usize;
         let most_blocks = (SCRATCH_BYTES / (4 * size_of::<f64>() * key_bound)).max(1);
@@ -278,9 +280,11 @@ impl ReferenceOnGpu {
             heads: call.heads() as i32,
             group: call.group_size() as i32,
             head_dim: call.head_dim() as i32,
+            value_dim: call.value_dim() as i32,
             key_bound: key_bound as i32,
             scale: call.scale(),
             softcap: call.scoring().softcap.unwrap_or(0.0),
+            padding: 0,
             k_scale: pointer(&k_scale),
             v_scale: pointer(&v_scale),
             k_scale_step: step(operands.k_scale),

@@ -26,7 +26,8 @@ const MAX_WORK: f64 = (1_u64 << 38) as f64;
 /// Output and lse of a problem, in `f64`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReferenceOutput {
-    /// Dense `[batch, length, heads, head size]`, whatever the problem's output layout; packed: `[rows, heads, head size]`.
+    /// Dense `[batch, length, heads, head size]`, whatever the problem's output layout; packed: `[rows, heads, head size]`. The head
+    /// size is that of v.
     /// Rows that belong to no sequence are 0.
     pub out: Vec<f64>,
     /// `[batch, heads, length]`; packed: `[heads, rows]`. Rows that belong to no sequence are 0.
@@ -79,7 +80,7 @@ pub(crate) fn compute<T: Element>(
     let put_together = [k, v].map(|view| from_pages(call, view));
     let [k, v] = &put_together;
     let (k, v) = (k.view(), v.view());
-    let (heads, head_dim, rows) = (call.heads(), call.head_dim(), call.q().rows());
+    let (heads, value_dim, rows) = (call.heads(), call.value_dim(), call.q().rows());
     let keys = Dense::copy(k, operands.k_scale, true);
     let computation = Computation {
         call,
@@ -100,14 +101,14 @@ pub(crate) fn compute<T: Element>(
     }
 
     let places = sequence_of.len() * heads;
-    let mut exact = vec![0.0; places * head_dim];
+    let mut exact = vec![0.0; places * value_dim];
     let mut rounded_out = exact.clone();
     let mut out_floor = vec![0.0; exact.len()];
     let mut rest = vec![RowRest::default(); places];
     let all = exact
-        .chunks_mut(head_dim)
-        .zip(rounded_out.chunks_mut(head_dim))
-        .zip(out_floor.chunks_mut(head_dim))
+        .chunks_mut(value_dim)
+        .zip(rounded_out.chunks_mut(value_dim))
+        .zip(out_floor.chunks_mut(value_dim))
         .zip(&mut rest)
         .enumerate()
         .map(|(index, (((out, rounded_out), out_floor), rest))| Row {
@@ -155,7 +156,7 @@ pub(crate) fn check_size(call: &Call, max_work: f64) -> Result<()> {
     }
     limited("sequences", call.batch() as u128, MAX_ELEMENTS)?;
     if call.pages().is_some() {
-        let row = call.kv_heads() as u128 * call.head_dim() as u128;
+        let row = (call.kv_heads() * call.head_dim().max(call.value_dim())) as u128;
         let keys = call.batch() as u128 * call.key_len() as u128;
         limited("elements of keys in all pages", keys * row, MAX_ELEMENTS)?;
     }

@@ -31,7 +31,11 @@ impl fmt::Display for Case {
         if self.kv_heads != self.heads {
             write!(f, "/{}", self.kv_heads)?;
         }
-        write!(f, " d{} {}", self.head_dim, self.element)?;
+        write!(f, " d{}", self.head_dim)?;
+        if self.value_dim != self.head_dim {
+            write!(f, "/{}", self.value_dim)?;
+        }
+        write!(f, " {}", self.element)?;
         if self.e4m3 {
             f.write_str(" cache=e4m3")?;
         }
@@ -216,9 +220,14 @@ impl Parser {
                     self.kv_heads = Some(kv.parse().ok()?);
                     return Some(());
                 }
+                if name == "d" {
+                    let (of_keys, of_values) = value.split_once('/').unwrap_or((value, value));
+                    case.head_dim = of_keys.parse().ok()?;
+                    case.value_dim = of_values.parse().ok()?;
+                    return Some(());
+                }
                 let number = value.parse().ok()?;
                 match (name, &mut case.lengths) {
-                    ("d", _) => case.head_dim = number,
                     ("b", Lengths::Dense { batch, .. }) => {
                         *batch = number;
                         self.batch_given = true;
@@ -285,6 +294,8 @@ mod tests {
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "packed= h2 d64 f16 pages=16 lengths= seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "b2 q3 k5 h2 d192/128 bf16 mask=causal seed=1";
+        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q3 k5 h2 d64 f16 layout=interleaved pages=3 lengths=5,2 seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
     }
@@ -312,6 +323,10 @@ mod tests {
         assert!(error("splits=300").contains("splits are every 300 keys, but the number must"));
         assert!(error("splits=x").starts_with("`splits=x` is not part"));
         assert!(error("cache=x").starts_with("`cache=x` is not part"));
+        assert!(error("d64/x").starts_with("`d64/x` is not part"));
+        assert!(
+            error("d64/12").contains("v has head size 12; a head size must be a multiple of 8")
+        );
         assert!(error("pages=x").starts_with("`pages=x` is not part"));
         assert!(error("lengths=1,").starts_with("`lengths=1,` is not part"));
         assert!(error("b3 k9 lengths=1,2").contains("2 used lengths are given for 3 sequences"));

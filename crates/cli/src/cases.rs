@@ -9,7 +9,8 @@ A problem is a line of words, such as
   bN qN kN        sequences, query length, key length [1 each]
   packed=QxK,...  in place of these: lengths of packed sequences
   hH or hH/K      query heads, and key/value heads if they are fewer [1]
-  dN              head size [64]
+  dN or dN/M      head size, and that of values and the output if it is another
+                  [64]
   f16, bf16, f32  element type [f32]
   mask=M          none, causal, causal-top-left or window,LEFT,RIGHT
                   (-1: no limit) [none]

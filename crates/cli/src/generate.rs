@@ -228,15 +228,15 @@ fn write<T: Element>(args: &GenArgs, file: Option<Replacement>) -> Result<Vec<Pa
     };
     let (q_shape, q) = dense(case, &inputs.q, rows(&lists.query_offsets));
     let (k_shape, k) = dense(case, &inputs.k, rows(&lists.key_offsets));
-    let (_, v) = dense(case, &inputs.v, rows(&lists.key_offsets));
+    let (v_shape, v) = dense(case, &inputs.v, rows(&lists.key_offsets));
     let (k_name, v_name) = match case.pages {
         Some(_) => ("k_pages", "v_pages"),
         None => ("k", "v"),
     };
     let mut tensors = vec![
         OutTensor::new("q", q_shape, &q),
-        OutTensor::new(k_name, k_shape.clone(), &k),
-        OutTensor::new(v_name, k_shape, &v),
+        OutTensor::new(k_name, k_shape, &k),
+        OutTensor::new(v_name, v_shape, &v),
     ];
     for (name, list) in [
         ("cu_seqlens_q", &lists.query_offsets),

@@ -37,6 +37,9 @@ struct Entry {
     block_m: u32,
     block_n: u32,
     head_dim: u32,
+    /// 0 of images from before it could be another.
+    #[serde(default)]
+    value_dim: u32,
     stages: u32,
     warps: u32,
     registers: u32,
@@ -140,10 +143,15 @@ fn image(folder: &Path, entry: Entry) -> Result<&'static Image, String> {
     // what its manifest, the hashes and the record of each image say; that it was built for this program, the ABI hash.
     let image = unsafe { external.into_image() }.map_err(|error| error.to_string())?;
     let tiling = image.tiling;
+    let value_dim = match entry.value_dim {
+        0 => entry.head_dim,
+        size => size,
+    };
     for (what, said, found) in [
         ("block_m", entry.block_m, tiling.block_m),
         ("block_n", entry.block_n, tiling.block_n),
         ("head_dim", entry.head_dim, tiling.head_dim),
+        ("value_dim", value_dim, tiling.value_dim),
         ("stages", entry.stages, tiling.stages),
         ("warps", entry.warps, tiling.warps),
         ("features", entry.features, image.features.bits()),

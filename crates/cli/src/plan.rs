@@ -267,6 +267,9 @@ fn reasons<'a>(considered: impl Iterator<Item = (&'static str, &'a Reason)>) -> 
             Reason::Slower { .. } => "applies, expected to take".to_owned(),
             Reason::NoImage { .. } => "compiled for other GPUs only:".to_owned(),
             Reason::HeadDim { .. } => "its tiles are too narrow for the head size".to_owned(),
+            Reason::ValueDim { .. } => {
+                "its tiles are too narrow for the head size of values".to_owned()
+            }
             Reason::SharedMemory { available, .. } => {
                 format!("needs more shared memory than the {available} bytes that a CTA can have")
             }

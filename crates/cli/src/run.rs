@@ -23,7 +23,8 @@ use crate::text;
 /// An .npy file holds the tensor it is called after: q.npy, k.npy, v.npy. Its bf16 is two bytes without a meaning (V2), as
 /// ml_dtypes' arrays are saved.
 ///
-/// Reads q, k and v, all F16, BF16 or F32, of shape [batch, length, heads, head size]; k and v may have fewer heads than q.
+/// Reads q, k and v, all F16, BF16 or F32, of shape [batch, length, heads, head size]; k and v may have fewer heads than q, and v and
+/// with it the output another head size.
 /// With cu_seqlens_q and cu_seqlens_k in the file the sequences are packed without padding, and shapes are
 /// [total, heads, head size].
 ///

@@ -224,9 +224,9 @@ declare! {
         heads: i32,
         /// Key/value heads; divides `heads`.
         kv_heads: i32,
-        /// Elements of a row of q and k: at most the tiling's, a multiple of 8.
+        /// Elements of a row of q and k: at most the tiling's head size, a multiple of 8.
         head_dim: i32,
-        /// Elements of a row of v and out. The kernels of today take it as equal to `head_dim`.
+        /// Elements of a row of v and out: at most the tiling's head size of values, a multiple of 8.
         value_dim: i32,
         /// Lengths.
         sequences: Sequences,
@@ -314,7 +314,7 @@ declare! {
         block_m: u32,
         /// Keys of a tile.
         block_n: u32,
-        /// Head size of the tile.
+        /// Head size of the tile, for queries and keys.
         head_dim: u32,
         /// K/V tiles in flight.
         stages: u32,
@@ -328,8 +328,8 @@ declare! {
         v_stride: u32,
         /// Dynamic shared memory in bytes that a launch must ask for.
         shared_bytes: u32,
-        /// Unused.
-        padding: u32,
+        /// Head size of the tile, for values. 0 in images that were compiled before it could be another: then it is the same.
+        value_dim: u32,
     }
 }
 

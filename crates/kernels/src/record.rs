@@ -69,6 +69,10 @@ impl ImageRecord {
                 block_m: words.block_m,
                 block_n: words.block_n,
                 head_dim: words.head_dim,
+                value_dim: match words.value_dim {
+                    0 => words.head_dim,
+                    size => size,
+                },
                 stages: words.stages,
                 warps: words.warps,
                 k_stride: words.k_stride,

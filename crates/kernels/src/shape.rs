@@ -8,8 +8,10 @@ pub struct TileShape {
     pub block_m: u32,
     /// Keys of a tile.
     pub block_n: u32,
-    /// Head size the tile is laid out for; smaller heads are padded with zeros on chip.
+    /// Head size of queries and keys the tile is laid out for; smaller heads are padded with zeros on chip.
     pub head_dim: u32,
+    /// Likewise that of values and the output.
+    pub value_dim: u32,
     /// K/V tiles in flight.
     pub stages: u32,
     /// Warps of a CTA, producers included.

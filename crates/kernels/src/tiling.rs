@@ -22,15 +22,18 @@ pub trait Tiling {
 
 /// A tiling that kernels are compiled for.
 pub trait KernelTiling: Tiling {
-    /// Head size the tile is laid out for; smaller heads are padded with zeros on chip.
+    /// Head size of queries and keys the tile is laid out for; smaller heads are padded with zeros on chip.
     const HEAD_DIM: usize;
+    /// Likewise that of values and the output.
+    const VALUE_DIM: usize;
     /// K/V tiles in flight.
     const STAGES: usize;
     /// Warps of a CTA, producers included.
     const WARPS: usize;
     /// Threads of a CTA.
     const THREADS: usize = 32 * Self::WARPS;
-    /// Its part of a kernel's name: `d{HEAD_DIM}_{BLOCK_M}x{BLOCK_N}_w{WARPS}_s{STAGES}`.
+    /// Its part of a kernel's name: `d{HEAD_DIM}_{BLOCK_M}x{BLOCK_N}_w{WARPS}_s{STAGES}`, with `v{VALUE_DIM}` behind the head size
+    /// if values have another one.
     const NAME: &'static str;
 }
 
@@ -96,10 +99,10 @@ pub const fn kernel_name<F: FamilyType, T: ShippedIn<F>>() -> &'static str {
 }
 
 macro_rules! tilings {
-    ($($type:ident: head_dim $d:literal, tile $m:literal x $n:literal, warps $w:literal, stages $s:literal;)*) => {
+    ($($type:ident: head_dim $d:literal $(value_dim $v:literal)?, tile $m:literal x $n:literal, warps $w:literal, stages $s:literal;)*) => {
         $(
             #[doc = concat!(
-                stringify!($m), " queries and ", stringify!($n), " keys a tile, head size ", stringify!($d), ", ",
+                stringify!($m), " queries and ", stringify!($n), " keys a tile, head size ", stringify!($d), ", ", $(stringify!($v), " of values, ",)?
                 stringify!($w), " warps, ", stringify!($s), " stages."
             )]
             #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,12 +115,15 @@ macro_rules! tilings {
 
             impl KernelTiling for $type {
                 const HEAD_DIM: usize = $d;
+                const VALUE_DIM: usize = tilings!(@value_dim $d $($v)?);
                 const STAGES: usize = $s;
                 const WARPS: usize = $w;
-                const NAME: &'static str = concat!("d", $d, "_", $m, "x", $n, "_w", $w, "_s", $s);
+                const NAME: &'static str = concat!("d", $d, $("v", $v,)? "_", $m, "x", $n, "_w", $w, "_s", $s);
             }
         )*
     };
+    (@value_dim $d:literal) => { $d };
+    (@value_dim $d:literal $v:literal) => { $v };
 }
 
 macro_rules! kernels {
@@ -145,7 +151,7 @@ macro_rules! kernels {
 
         /// What the types say, as values that a test holds against the catalog.
         #[cfg(test)]
-        const KERNELS: &[(Family, &str, &str, [usize; 6])] = &[$((
+        const KERNELS: &[(Family, &str, &str, [usize; 7])] = &[$((
             <$family as FamilyType>::FAMILY,
             kernel_name::<$family, $type>(),
             <$type as KernelTiling>::NAME,
@@ -153,6 +159,7 @@ macro_rules! kernels {
                 <$type as Tiling>::BLOCK_M,
                 <$type as Tiling>::BLOCK_N,
                 <$type as KernelTiling>::HEAD_DIM,
+                <$type as KernelTiling>::VALUE_DIM,
                 <$type as KernelTiling>::STAGES,
                 <$type as KernelTiling>::WARPS,
                 <$type as KernelTiling>::THREADS,
@@ -201,13 +208,22 @@ mod tests {
                 .unwrap_or_else(|| panic!("{} has no type", kernel.name));
             assert_eq!(kernel.name, format!("{family}_{name}"));
             assert_eq!(*family, kernel.images[0].family);
-            let [block_m, block_n, head_dim, stages, warps, threads] = *constants;
+            let [
+                block_m,
+                block_n,
+                head_dim,
+                value_dim,
+                stages,
+                warps,
+                threads,
+            ] = *constants;
             assert_eq!(
-                [block_m, block_n, head_dim, stages, warps].map(|value| value as u32),
+                [block_m, block_n, head_dim, value_dim, stages, warps].map(|value| value as u32),
                 [
                     shape.block_m,
                     shape.block_n,
                     shape.head_dim,
+                    shape.value_dim,
                     shape.stages,
                     shape.warps
                 ],

@@ -134,6 +134,8 @@ impl Search {
                 && instance.element.to_string() == search.element()?
                 && instance.variant == search.plan.variant;
             let head_dim = instance.tiling.head_dim;
+            // Genes have one head size.
+            let is_searched = is_searched && instance.tiling.value_dim() == head_dim;
             if !is_searched || u64::from(head_dim) != searched {
                 continue;
             }

@@ -102,6 +102,12 @@ pub(crate) fn element(problems: &[String]) -> Result<&'static str, String> {
 pub(crate) fn head_dim(problems: &[String]) -> Result<u64, String> {
     let mut sizes = Vec::new();
     for problem in problems {
+        let is_pair = |word: &str| word.starts_with('d') && word.contains('/');
+        if problem.split_whitespace().any(is_pair) {
+            return Err(format!(
+                "problem `{problem}`: a search has one head size for keys and values"
+            ));
+        }
         sizes.push(Shape::parse(problem)?.head_dim);
     }
     sizes.dedup();

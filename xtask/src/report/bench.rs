@@ -22,6 +22,9 @@ pub(super) struct BenchRow {
     pub(super) query_len: u64,
     pub(super) key_len: u64,
     pub(super) head_dim: u64,
+    /// Head size of values, where it is not left to be that of keys.
+    #[serde(default)]
+    pub(super) value_dim: Option<u64>,
     pub(super) element: String,
     pub(super) mask: String,
     /// `graph` (GPU time of one launch), `call` (one call between events) or `wall`.
@@ -70,7 +73,15 @@ impl BenchRow {
         } else {
             format!("{}x{}", self.query_len, self.key_len)
         };
-        format!("({}, {heads}, {len}, {})", self.batch, self.head_dim)
+        format!("({}, {heads}, {len}, {})", self.batch, self.head_sizes())
+    }
+
+    /// `192/128` if values have a head size of their own.
+    fn head_sizes(&self) -> String {
+        match self.value_dim.filter(|size| *size != self.head_dim) {
+            None => self.head_dim.to_string(),
+            Some(of_values) => format!("{}/{of_values}", self.head_dim),
+        }
     }
 
     /// The problem as `warptile bench` takes it.
@@ -79,16 +90,16 @@ impl BenchRow {
             batch,
             query_len,
             key_len,
-            head_dim,
             element,
             ..
         } = self;
         let heads = self.heads_text();
+        let head_sizes = self.head_sizes();
         let mask = match self.mask.as_str() {
             "none" => String::new(),
             mask => format!(" mask={mask}"),
         };
-        format!("b{batch} q{query_len} k{key_len} h{heads} d{head_dim} {element}{mask}")
+        format!("b{batch} q{query_len} k{key_len} h{heads} d{head_sizes} {element}{mask}")
     }
 
     pub(super) fn heads_text(&self) -> String {

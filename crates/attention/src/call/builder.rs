@@ -208,16 +208,18 @@ impl<'a> CallBuilder<'a> {
     /// # Errors
     /// An [`Error`] that names the argument and the rule it breaks.
     pub fn build(self) -> Result<Call> {
-        let out = self.out.unwrap_or_else(|| self.q.dense_like());
+        let (head_dim, value_dim) = (self.q.head_dim(), self.v.head_dim());
+        let out = self.out.unwrap_or_else(|| self.q.dense_with(value_dim));
         let tensors = [
             ("q", &self.q),
             ("k", &self.k),
             ("v", &self.v),
             ("out", &out),
         ];
-        let head_dim = self.q.head_dim();
-        if !head_dim.is_multiple_of(8) || !(8..=MAX_HEAD_DIM).contains(&head_dim) {
-            return Err(Error::HeadDimUnsupported { head_dim });
+        for (argument, head_dim) in [("q", head_dim), ("v", value_dim)] {
+            if !head_dim.is_multiple_of(8) || !(8..=MAX_HEAD_DIM).contains(&head_dim) {
+                return Err(Error::HeadDimUnsupported { argument, head_dim });
+            }
         }
         let (heads, kv_heads) = (self.q.heads(), self.k.heads());
         if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
@@ -225,15 +227,17 @@ impl<'a> CallBuilder<'a> {
         }
         let [entries, query_rows, ..] = self.q.shape;
         let [key_entries, key_rows, ..] = self.k.shape;
-        let like_q = [key_entries, key_rows, kv_heads, head_dim];
+        let like_keys = |size| [key_entries, key_rows, kv_heads, size];
         let key_names = match self.table {
             Some(_) => PAGE_DIMENSIONS,
             None => DIMENSIONS,
         };
-        expect_shape("k", &self.k, like_q, "q", key_names)?;
-        expect_shape("v", &self.v, like_q, "k", key_names)?;
-        let like_out = [entries, query_rows, heads, head_dim];
-        expect_shape("out", &out, like_out, "q", DIMENSIONS)?;
+        expect_shape("k", &self.k, like_keys(head_dim), "q", key_names)?;
+        expect_shape("v", &self.v, like_keys(value_dim), "k", key_names)?;
+        let like_q = [entries, query_rows, heads, out.head_dim()];
+        expect_shape("out", &out, like_q, "q", DIMENSIONS)?;
+        let like_v = [entries, query_rows, heads, value_dim];
+        expect_shape("out", &out, like_v, "v", DIMENSIONS)?;
         for (argument, layout) in tensors {
             for (&found, dimension) in layout.shape.iter().zip(DIMENSIONS) {
                 if found > MAX_LEN {

@@ -162,7 +162,10 @@ impl Drop for Tiles {
 /// Queries, keys and values as tile registers want them, and room for weights.
 #[derive(Default)]
 pub(super) struct Pairs {
+    /// Components of a query or key.
     depth: usize,
+    /// Components of a value.
+    value_depth: usize,
     /// For each panel of queries a row of lanes for each pair of components.
     queries: Memory<u32>,
     /// The keys of a tile in blocks of [`BLOCK`], each as [`Tiles::product`] takes rows of pairs of components; 0 where there is no key.
@@ -190,10 +193,10 @@ fn tile_at(row: usize, pair: usize, pairs: usize) -> usize {
 }
 
 impl Pairs {
-    /// Loads queries into panels of [`BLOCK`] lanes.
-    pub(super) fn load_queries<T: Element>(&mut self, isa: Isa, rows: &[&[T]], depth: usize) {
-        let pairs = depth / 2;
-        self.depth = depth;
+    /// Loads queries into panels of [`BLOCK`] lanes. `depths`: components of a query, and of a value.
+    pub(super) fn load_queries<T: Element>(&mut self, isa: Isa, rows: &[&[T]], depths: [usize; 2]) {
+        [self.depth, self.value_depth] = depths;
+        let pairs = self.depth / 2;
         self.words.resize(BLOCK * pairs);
         self.queries
             .resize(rows.len().next_multiple_of(BLOCK) * pairs);
@@ -219,8 +222,9 @@ impl Pairs {
         [next_k, next_v]: [&[&[T]]; 2],
     ) {
         let pairs = self.depth / 2;
-        for memory in [&mut self.keys, &mut self.values, &mut self.words] {
-            memory.resize(KEYS * pairs);
+        self.keys.resize(KEYS * pairs);
+        for memory in [&mut self.values, &mut self.words] {
+            memory.resize(KEYS * self.value_depth / 2);
         }
         let row = |rows: &[&'a [T]], key: usize| {
             let row = key.checked_sub(before).and_then(|key| rows.get(key));
@@ -241,17 +245,17 @@ impl Pairs {
             }
         }
         // Row j of the words is values 2 j and 2 j + 1, a pair for each component.
-        for (index, to) in self.words.chunks_exact_mut(self.depth).enumerate() {
+        for (index, to) in self.words.chunks_exact_mut(self.value_depth).enumerate() {
             if 2 * index % AHEAD == 0 {
                 fetch(next_v, 2 * index);
             }
             pair_rows(row(v, 2 * index), row(v, 2 * index + 1), to);
         }
         for pair in (0..KEYS / 2).step_by(16) {
-            for component in (0..self.depth).step_by(16) {
-                let from = &self.words[pair * self.depth + component..];
+            for component in (0..self.value_depth).step_by(16) {
+                let from = &self.words[pair * self.value_depth + component..];
                 let to = &mut self.values[tile_at(component, pair, KEYS / 2)..][..TILE];
-                turn(isa, [16, 16], (from, self.depth), (to, 16));
+                turn(isa, [16, 16], (from, self.value_depth), (to, 16));
             }
         }
     }

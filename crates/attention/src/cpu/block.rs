@@ -88,13 +88,13 @@ pub(super) struct Results<'a> {
     scratch: &'a Scratch,
     /// Of each row.
     sinks: Option<Vec<f32>>,
-    head_dim: usize,
+    value_dim: usize,
 }
 
 impl Results<'_> {
     /// The output of a row of the block.
     pub(super) fn out(&self, row: usize) -> &[f32] {
-        &self.scratch.rows[row * self.head_dim..][..self.head_dim]
+        &self.scratch.rows[row * self.value_dim..][..self.value_dim]
     }
 
     /// The lse of a row of the block.
@@ -127,11 +127,12 @@ enum Source<'a, T> {
 
 impl<'a, T: Element> Block<'a, T> {
     pub(super) fn attend<'s>(&self, scratch: &'s mut Scratch) -> Results<'s> {
-        let depth = self.call.head_dim();
+        let (depth, value_depth) = (self.call.head_dim(), self.call.value_dim());
         let rows = self.task.rows();
         let width = self.isa.width();
         let registers = self.tiles();
-        let few = registers.is_none() && rows <= FEW && depth.is_multiple_of(width);
+        let whole = depth.is_multiple_of(width) && value_depth.is_multiple_of(width);
+        let few = registers.is_none() && rows <= FEW && whole;
         let panels = match registers {
             Some(_) => self.panels(amx::BLOCK, amx::BLOCK),
             None if few => self.panels(FEW.next_multiple_of(width), width),
@@ -145,12 +146,13 @@ impl<'a, T: Element> Block<'a, T> {
             buffers,
             rows: results,
         } = &mut *scratch;
-        buffers
-            .state
-            .reset(panels.last().map_or(0, |panel| panel.lanes.end), depth);
+        buffers.state.reset(
+            panels.last().map_or(0, |panel| panel.lanes.end),
+            value_depth,
+        );
         let query_rows = self.query_rows();
         match registers {
-            Some(_) => pairs.load_queries(self.isa, &query_rows, depth),
+            Some(_) => pairs.load_queries(self.isa, &query_rows, [depth, value_depth]),
             None => self.load_queries(&query_rows, few, &panels, queries),
         }
         let largest_query = self.isa.run(LargestSquare(&query_rows));
@@ -201,7 +203,7 @@ impl<'a, T: Element> Block<'a, T> {
                 tiles.for_each(|keys| {
                     self.widened(&self.k, keys.clone(), &table, &mut k);
                     self.widened(&self.v, keys.clone(), &table, &mut v);
-                    let (k, v) = (k.chunks_exact(depth), v.chunks_exact(depth));
+                    let (k, v) = (k.chunks_exact(depth), v.chunks_exact(value_depth));
                     let tile = Tile {
                         k: k.collect(),
                         v: v.collect(),
@@ -215,7 +217,7 @@ impl<'a, T: Element> Block<'a, T> {
         Results {
             scratch,
             sinks: self.sinks().map(Iterator::collect),
-            head_dim: depth,
+            value_dim: value_depth,
         }
     }
 
@@ -288,8 +290,9 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// The tile registers, if products are left to them: where the numbers are of their type and fill them.
     fn tiles(&self) -> Option<Tiles> {
-        let fit = T::TYPE == ElementType::Bf16 && self.call.head_dim().is_multiple_of(amx::BLOCK);
-        (fit && self.isa.has_tiles()).then(Tiles::new)
+        let sizes = [self.call.head_dim(), self.call.value_dim()];
+        let whole = sizes.iter().all(|size| size.is_multiple_of(amx::BLOCK));
+        (whole && T::TYPE == ElementType::Bf16 && self.isa.has_tiles()).then(Tiles::new)
     }
 
     fn query_rows(&self) -> Vec<&'a [T]> {
@@ -351,7 +354,7 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// Rows of keys or values as numbers: where they are, if they are numbers close together, else in `memory`.
     fn numbers<'r>(&self, rows: &[&'r [T]], memory: &'r mut Memory<f32>) -> Rows<'r> {
-        let stride = self.call.head_dim();
+        let stride = rows.first().map_or(0, |row| row.len());
         memory.resize(rows.len() * stride);
         let (factor, to) = (None, &mut memory[..]);
         self.isa.run(Widen { rows, factor, to });
@@ -375,7 +378,7 @@ impl<'a, T: Element> Block<'a, T> {
         if keys.is_empty() {
             return;
         }
-        let depth = self.call.head_dim();
+        let (depth, value_depth) = (self.call.head_dim(), self.call.value_dim());
         let lanes = panel.lanes.len();
         // From one multiple of a group to another; keys that do not count are hidden.
         let first = keys.start / GROUP * GROUP;
@@ -451,7 +454,7 @@ impl<'a, T: Element> Block<'a, T> {
         });
         let weights = &scores[before..after];
         let factors = &state.factors[state_from..state_to];
-        let out = &mut state.out[state_from * depth..state_to * depth];
+        let out = &mut state.out[state_from * value_depth..state_to * value_depth];
         match source {
             Source::Pairs(tiles) => {
                 if factors.iter().any(|&factor| factor != 1.0) {
@@ -464,7 +467,7 @@ impl<'a, T: Element> Block<'a, T> {
                 key_count: part.len(),
                 weights,
                 lanes,
-                depth,
+                depth: value_depth,
                 out,
                 factors,
             }),
@@ -475,7 +478,7 @@ impl<'a, T: Element> Block<'a, T> {
                 lanes,
                 count: panel.rows.len(),
                 out,
-                depth,
+                depth: value_depth,
                 factors,
             }),
         }
@@ -489,7 +492,7 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// Divides by the sums, and puts the results of each row together.
     fn finish(&self, few: bool, panels: &[Panel], state: &mut RowState, to: &mut Memory<f32>) {
-        let depth = self.call.head_dim();
+        let depth = self.call.value_dim();
         for (factor, sum) in state.factors.iter_mut().zip(&*state.sum) {
             // A row that sees no key has neither output nor weight.
             *factor = if *sum == 0.0 {

@@ -20,7 +20,7 @@ impl Tiles {
 pub(super) struct Pairs {}
 
 impl Pairs {
-    pub(super) fn load_queries<T>(&mut self, _isa: Isa, _rows: &[&[T]], _depth: usize) {}
+    pub(super) fn load_queries<T>(&mut self, _isa: Isa, _rows: &[&[T]], _depths: [usize; 2]) {}
 
     pub(super) fn load_tile<T>(
         &mut self,

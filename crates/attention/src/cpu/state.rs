@@ -20,6 +20,7 @@ pub(super) struct RowState {
 }
 
 impl RowState {
+    /// `depth`: of a row of the output.
     pub(super) fn reset(&mut self, lanes: usize, depth: usize) {
         for (memory, len, value) in [
             (&mut self.out, lanes * depth, 0.0),

@@ -81,7 +81,7 @@ pub(crate) fn forward(
         heads: count(call.heads()),
         kv_heads: count(call.kv_heads()),
         head_dim: count(call.head_dim()),
-        value_dim: count(call.head_dim()),
+        value_dim: count(call.value_dim()),
     }
 }
 
@@ -304,6 +304,21 @@ mod tests {
             (8, 0.0)
         );
         assert_eq!(block.work.counter, 77);
+    }
+
+    #[test]
+    fn values_and_the_output_have_a_size_of_their_own() {
+        let q = Layout::bshd([2, 100, 8, 192]);
+        let v = Layout::bhsd([2, 8, 300, 128]);
+        let k = Layout::bhsd([2, 8, 300, 192]);
+        let call = Call::builder(&q, &k, &v, ElementType::Bf16)
+            .build()
+            .unwrap();
+        let block = block(&call);
+        assert_eq!((block.head_dim, block.value_dim), (192, 128));
+        assert_eq!((block.k.row, block.v.row), (192, 128));
+        assert_eq!((block.q.head, block.out.head), (192, 128));
+        assert_eq!(block.scoring.scale, 1.0 / 192_f32.sqrt());
     }
 
     #[test]

@@ -250,9 +250,15 @@ impl<'a> Planner<'a> {
         if any.reads_e4m3() && !problem.reads_e4m3() {
             return Err(Reason::OnlyE4m3);
         }
-        if (any.tiling.head_dim as usize) < problem.head_dim() {
+        let (head_dim, value_dim) = (any.tiling.head_dim, any.tiling.value_dim);
+        if (head_dim as usize) < problem.head_dim() {
             return Err(Reason::HeadDim {
-                laid_out_for: any.tiling.head_dim,
+                laid_out_for: head_dim,
+            });
+        }
+        if (value_dim as usize) < problem.value_dim() {
+            return Err(Reason::ValueDim {
+                laid_out_for: value_dim,
             });
         }
         let needs = match problem.splits() {

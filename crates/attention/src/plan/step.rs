@@ -90,11 +90,11 @@ impl Scratch {
     pub(crate) const SEMAPHORES_AT: usize = Self::COUNTER_BYTES;
 
     /// Where the parts of shared tiles begin: two a CTA, or one a unit if keys are cut at fixed places. Each has BLOCK_M rows of the
-    /// tiling's head size and two numbers a row, in fp32.
+    /// tiling's head size of values and two numbers a row, in fp32.
     pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * Self::SEMAPHORES;
 
-    const fn with_parts(parts: usize, rows: usize, head_dim: usize) -> Self {
-        let part = rows * (head_dim + 2) * size_of::<f32>();
+    const fn with_parts(parts: usize, rows: usize, value_dim: usize) -> Self {
+        let part = rows * (value_dim + 2) * size_of::<f32>();
         Scratch {
             bytes: Self::PARTS_AT.saturating_add(parts.saturating_mul(part)),
         }
@@ -126,11 +126,11 @@ impl Scratch {
         }
     }
 
-    /// For so many parts of split tiles. Each has BLOCK_M rows of the tiling's head size, and two numbers a row from each of the
+    /// For so many parts of split tiles. Each has BLOCK_M rows of the tiling's head size of values, and two numbers a row from each of the
     /// four threads that share it (kernels/forward/wgmma_parts.cuh).
     fn with_split_tiles(parts: usize, image: &Image) -> Self {
-        let (rows, head_dim) = (image.tiling.block_m, image.tiling.head_dim);
-        let part = rows as usize * (head_dim as usize + 8) * size_of::<f32>();
+        let (rows, value_dim) = (image.tiling.block_m, image.tiling.value_dim);
+        let part = rows as usize * (value_dim as usize + 8) * size_of::<f32>();
         Scratch {
             bytes: Self::PARTS_AT + parts * part,
         }
@@ -216,7 +216,7 @@ impl Step {
             Splits::EveryKeys(_) => sides.units(self.image) as usize,
         };
         let tiling = self.image.tiling;
-        Scratch::with_parts(parts, tiling.block_m as usize, tiling.head_dim as usize)
+        Scratch::with_parts(parts, tiling.block_m as usize, tiling.value_dim as usize)
     }
 
     fn shape_of_tiles(&self, call: &Call) -> Result<LaunchShape> {
@@ -360,7 +360,7 @@ fn heads_at_once(step: &Step, call: &Call, numbered: &Numbered, tiles: u64) -> u
     if persistent && tiles * numbered.ctas <= u64::from(step.multiprocessors) {
         return 1;
     }
-    let row_bytes = 2 * call.head_dim() * call.key_size();
+    let row_bytes = (call.head_dim() + call.value_dim()) * call.key_size();
     let head_bytes = call.key_len().saturating_mul(row_bytes).max(1);
     let key_value_heads = if call.mask() != Mask::None || call.queries().is_packed() {
         (MASKED_SHARE_BYTES / head_bytes).max(1)
@@ -616,7 +616,8 @@ mod tests {
                     ] {
                         let q = Layout::bshd([1, query_len, heads, head_dim]);
                         let k = Layout::bshd([1, key_len, heads, head_dim]);
-                        let call = Call::builder(&q, &k, &k, image.element)
+                        let v = k.dense_with(image.tiling.value_dim as usize);
+                        let call = Call::builder(&q, &k, &v, image.element)
                             .scoring(Scoring::new().mask(mask))
                             .build()
                             .unwrap();

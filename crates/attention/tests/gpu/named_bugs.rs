@@ -38,6 +38,25 @@ fn awkward_head_sizes() {
     }
 }
 
+/// Smaller, larger, and those of DeepSeek's prompts; a row of v ends elsewhere than one of k, and so does a row of out.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn values_of_another_head_size() {
+    for sizes in ["192/128", "192/8", "128/40", "64/192", "8/256", "256/136"] {
+        for element in ["f16", "bf16", "f32"] {
+            for problem in [
+                "b1 h2 q130 k203",
+                "b2 h8/2 q300 k500 mask=causal layout=gaps",
+                "packed=100x200,7x350,64x64 h4/2 mask=causal",
+                "b3 h8/2 q3 k700 pages=16",
+                "b1 h16 q64 k4000",
+            ] {
+                assert_passes(&case(&format!("{problem} d{sizes} {element} seed=2")));
+            }
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn grouped_heads_are_deterministic() {

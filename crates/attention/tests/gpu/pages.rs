@@ -45,7 +45,8 @@ fn random_problems_in_pages_pass() {
 #[ignore = "needs an NVIDIA GPU"]
 fn split_tiles_pass_whatever_the_lengths() {
     for image in serving_images() {
-        let (element, head_dim) = (image.element, image.tiling.head_dim);
+        let (element, tiling) = (image.element, image.tiling);
+        let sizes = format!("d{}/{}", tiling.head_dim, tiling.value_dim);
         let texts = [
             "b1 h8/2 q200 k5000 pages=64 mask=causal",
             "b3 h4/1 q130 k3000 pages=16 used=130x3000,1x17,77x2049 device-lengths mask=causal sinks",
@@ -55,7 +56,7 @@ fn split_tiles_pass_whatever_the_lengths() {
         ];
         let mut split = 0;
         for (seed, text) in texts.into_iter().enumerate() {
-            let case = case(&format!("{text} d{head_dim} {element} seed={seed}"));
+            let case = case(&format!("{text} {sizes} {element} seed={seed}"));
             let images = Images::One(image);
             let plan = images.plan(&case).unwrap();
             let call = case.call_on_gpu().unwrap();

@@ -1,6 +1,6 @@
 //! Every kernel of the catalog, one by one.
 
-use warptile_kernels::{Image, Role, Schedule, Target};
+use warptile_kernels::{Image, Role, Schedule, Target, TileShape};
 
 use crate::harness::{Images, case, gpu, images_for, passes};
 
@@ -18,10 +18,15 @@ fn elements_of(image: &Image) -> String {
     }
 }
 
-/// Kernels with an image for this device, each once, with its element types.
-fn kernels() -> Vec<(&'static str, Vec<String>, u32)> {
+/// The head sizes that a tile is laid out for, as a word of a case.
+fn sizes_of(tiling: &TileShape) -> String {
+    format!("d{}/{}", tiling.head_dim, tiling.value_dim)
+}
+
+/// Kernels with an image for this device, each once, with its element types and its tile.
+fn kernels() -> Vec<(&'static str, Vec<String>, TileShape)> {
     let (major, minor) = (gpu().profile().major, gpu().profile().minor);
-    let mut kernels: Vec<(&'static str, Vec<String>, u32)> = Vec::new();
+    let mut kernels: Vec<(&'static str, Vec<String>, TileShape)> = Vec::new();
     let runnable = |image: &&Image| {
         image.target.runs_on(major, minor)
             && image.resources.dynamic_shared_bytes <= gpu().profile().shared_bytes_per_cta
@@ -31,7 +36,7 @@ fn kernels() -> Vec<(&'static str, Vec<String>, u32)> {
         match kernels.iter_mut().find(|(name, ..)| *name == image.kernel) {
             Some((_, elements, _)) if elements.contains(&words) => {}
             Some((_, elements, _)) => elements.push(words),
-            None => kernels.push((image.kernel, vec![words], image.tiling.head_dim)),
+            None => kernels.push((image.kernel, vec![words], image.tiling)),
         }
     }
     kernels
@@ -43,10 +48,11 @@ fn every_kernel_passes(problems: &[&str]) {
         !kernels.is_empty(),
         "the catalog has no kernel for this device"
     );
-    for (kernel, elements, head_dim) in kernels {
+    for (kernel, elements, tiling) in kernels {
+        let sizes = sizes_of(&tiling);
         for element in elements {
             for problem in problems {
-                let case = case(&format!("{problem} d{head_dim} {element} seed=1"));
+                let case = case(&format!("{problem} {sizes} {element} seed=1"));
                 match passes(&case, Images::Kernel(kernel)) {
                     Ok(taken) => assert!(taken, "{kernel} did not take {case}"),
                     Err(failure) => panic!("{failure}"),
@@ -98,8 +104,8 @@ fn images_of_pairs_and_groups_are_right() {
             _ => continue,
         };
         for (seed, problem) in grouped.iter().chain(single).enumerate() {
-            let (head_dim, element) = (image.tiling.head_dim, image.element);
-            let case = case(&format!("{problem} d{head_dim} {element} seed={seed}"));
+            let (sizes, element) = (sizes_of(&image.tiling), image.element);
+            let case = case(&format!("{problem} {sizes} {element} seed={seed}"));
             assert_eq!(
                 passes(&case, Images::One(image)),
                 Ok(true),
@@ -141,8 +147,8 @@ fn the_predecessors_acceptance_tests_pass_on_all_tilings_that_fit() {
         ("b2 h8 q2048 k2048 d64 mask=causal", 64),
         ("b2 h8 q2048 k2048 d128", 128),
     ] {
-        for (kernel, elements, head_dim) in kernels() {
-            if head_dim == fits && elements.iter().any(|words| words == "f16") {
+        for (kernel, elements, tiling) in kernels() {
+            if tiling.head_dim == fits && elements.iter().any(|words| words == "f16") {
                 let case = case(&format!("{problem} f16 seed=7"));
                 assert_eq!(passes(&case, Images::Kernel(kernel)), Ok(true), "{kernel}");
             }

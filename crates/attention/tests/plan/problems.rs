@@ -2,7 +2,7 @@
 
 use warptile::{Choice, DeviceProfile, Family, Features, Plan, Planner, Reason};
 use warptile_check::Case;
-use warptile_kernels::{Role, Schedule, Target, images_for};
+use warptile_kernels::{Role, Schedule, Target, catalog, images_for};
 
 use crate::{case, choice, device, named, shape};
 
@@ -64,6 +64,53 @@ fn a_kernel_runs_the_image_that_does_no_more_than_it_must() {
     let plain = Choice::Image("wgmma_d128_128x128_w12_s2_f16_sm_90a".to_owned());
     let error = Plan::gpu(capped, &h200, &plain).unwrap_err();
     assert!(error.to_string().contains("a softcap"), "{error}");
+}
+
+#[test]
+fn tiles_made_for_smaller_values_take_no_larger_ones() {
+    let h200 = DeviceProfile::h200();
+    let narrow = catalog()
+        .iter()
+        .filter(|image| image.tiling.value_dim < image.tiling.head_dim);
+    let mut count = 0;
+    for image in narrow.filter(|image| image.role == Role::Forward) {
+        let (head_dim, value_dim) = (image.tiling.head_dim, image.tiling.value_dim);
+        let plan = |values: u32| {
+            let text = format!(
+                "q4096 k4096 h16 d{head_dim}/{values} {} seed=1",
+                image.element
+            );
+            Plan::gpu(case(&text).call().problem(), &h200, &named(image.kernel))
+        };
+        assert_eq!(plan(value_dim).unwrap().kernel_name(), image.kernel);
+        let error = plan(value_dim + 8).unwrap_err().to_string();
+        let reason = format!("its tiles hold values of head sizes up to {value_dim}");
+        assert!(error.contains(&reason), "{error}");
+        count += 1;
+    }
+    assert!(count > 0);
+}
+
+#[test]
+fn values_of_192_and_128_go_to_tiles_made_for_them() {
+    for mask in ["none", "causal"] {
+        for size in [512, 4096, 16_384] {
+            let text = format!("b2 q{size} k{size} h16 d192/128 bf16 mask={mask} seed=1");
+            let plan = choice(&text);
+            assert!(plan.kernel_name().starts_with("wgmma_d192v128_"), "{plan}");
+        }
+    }
+    // What they lack, others have; and so do GPUs without them.
+    for (words, device) in [
+        ("softcap=30", DeviceProfile::h200()),
+        ("alibi=head", DeviceProfile::h200()),
+        ("", device(8, 0, 166_912)),
+    ] {
+        let text = format!("b2 q512 k512 h16 d192/128 bf16 {words} seed=1");
+        let plan = Plan::gpu(case(&text).call().problem(), &device, &Choice::Best).unwrap();
+        let tiling = plan.image().unwrap().tiling;
+        assert!(tiling.value_dim >= 192, "{plan}");
+    }
 }
 
 #[test]

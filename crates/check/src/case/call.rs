@@ -23,8 +23,8 @@ pub(crate) enum ScoreTensor {
 }
 
 impl Case {
-    /// Layouts of q and of k and v. The output's is that of q.
-    fn layouts(&self, table: Option<&BlockTable>, padding: usize) -> (Layout, Layout) {
+    /// Layouts of q, k, v and out.
+    fn layouts(&self, table: Option<&BlockTable>, padding: usize) -> [Layout; 4] {
         let (batch, query, key) = match &self.lengths {
             Lengths::Dense { batch, query, key } => (*batch, *query, *key),
             Lengths::Packed(lengths) => {
@@ -39,14 +39,22 @@ impl Case {
             (Some(table), Some(page_rows)) => [table.pages, page_rows],
             _ => [batch, key],
         };
-        let q = [batch, query, self.heads, self.head_dim];
-        let kv = [entries, rows, self.kv_heads, self.head_dim];
-        // Elements that keep 16-byte alignment in every type that a tensor can have.
-        let mut kv = self.tensor_layout(kv, if self.e4m3 { 16 } else { 8 });
-        if self.layout == LayoutKind::Interleaved {
-            kv.strides[0] = kv.strides[0].saturating_mul(2);
-        }
-        (self.tensor_layout(q, 8), kv)
+        let of_queries = |size| self.tensor_layout([batch, query, self.heads, size], 8);
+        let of_keys = |size| {
+            // Elements that keep 16-byte alignment in every type that a tensor can have.
+            let gap = if self.e4m3 { 16 } else { 8 };
+            let mut layout = self.tensor_layout([entries, rows, self.kv_heads, size], gap);
+            if self.layout == LayoutKind::Interleaved {
+                layout.strides[0] = layout.strides[0].saturating_mul(2);
+            }
+            layout
+        };
+        [
+            of_queries(self.head_dim),
+            of_keys(self.head_dim),
+            of_keys(self.value_dim),
+            of_queries(self.value_dim),
+        ]
     }
 
     fn tensor_layout(&self, shape: [usize; 4], aligned_gap: usize) -> Layout {
@@ -138,10 +146,12 @@ impl Case {
             let elements = layout.required_len().unwrap_or(usize::MAX);
             limited("elements in a tensor", elements as u128, MAX_ELEMENTS)
         };
-        let (q, kv) = self.layouts(None, padding);
+        let [q, k, v, out] = self.layouts(None, padding);
         fits(&q)?;
+        fits(&out)?;
         if self.pages.is_none() {
-            fits(&kv)?;
+            fits(&k)?;
+            fits(&v)?;
         }
         // Slopes, rows of an empty tensor: whatever a problem without elements still has.
         let rows = self.batch() as u128 * self.heads.max(1) as u128;
@@ -174,12 +184,13 @@ impl Case {
             }
         }
         let lists = self.lists();
-        let (q, kv) = self.layouts(lists.block_table.as_ref(), padding);
-        fits(&kv)?;
-        let mut builder = Call::builder(&q, &kv, &kv, self.element)
+        let [q, k, v, out] = self.layouts(lists.block_table.as_ref(), padding);
+        fits(&k)?;
+        fits(&v)?;
+        let mut builder = Call::builder(&q, &k, &v, self.element)
             .scoring(self.scoring)
             .splits(self.splits)
-            .out(q);
+            .out(out);
         if self.e4m3 {
             builder = builder.e4m3(self.scale_counts());
         }
@@ -191,7 +202,7 @@ impl Case {
             None => builder,
         };
         builder = match &lists.key_offsets {
-            Some(_) if on_device => builder.device_key_offsets(batch, kv.rows()),
+            Some(_) if on_device => builder.device_key_offsets(batch, k.rows()),
             Some(offsets) => builder.packed_keys(offsets),
             None => builder,
         };
@@ -238,6 +249,7 @@ mod tests {
     fn the_line_of_a_problem_reads_back() {
         for text in [
             "b2 q512 k512 h8 d64 f16 mask=causal",
+            "b2 q512 k512 h8 d192/128 bf16 mask=causal",
             "b1 q113 k203 h8/2 d64 bf16 softcap=30 alibi=head sinks unaligned",
             "b17 q1 k8191 h32/8 d128 bf16",
             "b17 q1 k8191 h32/8 d128 bf16 cache=e4m3",

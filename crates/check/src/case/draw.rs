@@ -109,6 +109,7 @@ impl Case {
             heads,
             kv_heads,
             head_dim,
+            value_dim: head_dim,
             element,
             e4m3: false,
             scoring,
@@ -118,10 +119,31 @@ impl Case {
             multiprocessors,
             seed,
         };
-        match paged {
+        let case = match paged {
             true => case.with_pages(),
             false => case,
+        };
+        // A sixth of them; the others are what they were before values could have a head size of their own.
+        let mut random = Random::new(seed ^ 0x7a1de);
+        match random.below(6) {
+            0 => case.with_value_dim(),
+            _ => case,
         }
+    }
+
+    /// The case with another head size of values, as the seed has it: mostly a smaller one, as that of DeepSeek's prompts (192 and 128).
+    #[must_use]
+    pub fn with_value_dim(self) -> Self {
+        let mut random = Random::new(self.seed ^ 0xd1f5);
+        let most = match random.below(4) {
+            0 => MAX_HEAD_DIM,
+            _ => self.head_dim,
+        };
+        let value_dim = match random.below(3) {
+            0 if self.head_dim > 128 => 128,
+            _ => 8 * (1 + random.below(most / 8)),
+        };
+        Case { value_dim, ..self }
     }
 
     /// The case with its keys and values in pages, as the seed has them. Many a batch becomes one of a few queries for each
@@ -153,14 +175,18 @@ impl Case {
     /// as aligned rows or keys in pages.
     #[must_use]
     pub fn for_image(mut self, image: &Image) -> Self {
-        let widest = (image.tiling.head_dim as usize).min(MAX_HEAD_DIM);
-        self.head_dim = self.head_dim.min(widest);
         self.element = image.element;
         self.e4m3 = image.reads_e4m3();
-        if self.e4m3 {
-            // Others are not aligned, whatever their strides.
-            self.head_dim = self.head_dim.next_multiple_of(16).min(widest);
-        }
+        let fitted = |size: usize, widest: u32| {
+            let widest = (widest as usize).min(MAX_HEAD_DIM);
+            match self.e4m3 {
+                // Others are not aligned, whatever their strides.
+                true => size.next_multiple_of(16).min(widest),
+                false => size.min(widest),
+            }
+        };
+        self.head_dim = fitted(self.head_dim, image.tiling.head_dim);
+        self.value_dim = fitted(self.value_dim, image.tiling.value_dim);
         self
     }
 
@@ -228,6 +254,8 @@ mod tests {
         some(|case| case.multiprocessors == Some(1));
         some(|case| case.layout == LayoutKind::Gaps && case.unaligned);
         some(|case| case.head_dim > 128 && case.heads > case.kv_heads);
+        some(|case| case.value_dim < case.head_dim);
+        some(|case| case.value_dim > case.head_dim && case.pages.is_some());
         some(|case| case.call().key_len() == 0);
         some(|case| case.call().query_len() == 0);
         let bias_shapes: std::collections::HashSet<[bool; 3]> = cases

@@ -40,8 +40,19 @@ impl Case {
         push(&|case| case.layout = LayoutKind::Bshd);
         push(&|case| (case.heads, case.kv_heads) = (1, 1));
         push(&|case| case.kv_heads = case.heads);
-        push(&|case| case.head_dim = 8.max(case.head_dim / 2 / 8 * 8));
-        push(&|case| case.head_dim = 8.max(case.head_dim - 8));
+        push(&|case| case.value_dim = case.head_dim);
+        for smaller in [self.head_dim / 2 / 8 * 8, self.head_dim - 8] {
+            push(&|case| {
+                case.head_dim = 8.max(smaller);
+                if self.value_dim == self.head_dim {
+                    case.value_dim = case.head_dim;
+                }
+            });
+        }
+        if self.value_dim != self.head_dim {
+            push(&|case| case.value_dim = 8.max(case.value_dim / 2 / 8 * 8));
+            push(&|case| case.value_dim = 8.max(case.value_dim - 8));
+        }
         for lengths in self.lengths.shrink() {
             push(&|case| case.set_lengths(lengths.clone()));
         }

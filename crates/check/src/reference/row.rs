@@ -69,8 +69,8 @@ impl<T: Element> Computation<'_, T> {
             count: visible.len(),
         };
         let first_value =
-            self.values.start(sequence.k_entry, kv_head) + first_key * call.head_dim();
-        let values = first_value..first_value + visible.len() * call.head_dim();
+            self.values.start(sequence.k_entry, kv_head) + first_key * call.value_dim();
+        let values = first_value..first_value + visible.len() * call.value_dim();
 
         let query_f64 = &self.queries.exact[query.clone()];
         let products = keys.products(query_f64, &self.keys.exact);
@@ -107,7 +107,7 @@ impl<T: Element> Computation<'_, T> {
             .iter()
             .map(|score| round::<T>((score - max).exp() / f64::from(sum)) as f32)
             .collect();
-        let mut out = vec![0.0; call.head_dim()];
+        let mut out = vec![0.0; call.value_dim()];
         weighted_sum(&probabilities, &self.values.single[values], &mut out);
         for (to, x) in row.rounded_out.iter_mut().zip(out) {
             *to = round::<T>(f64::from(x));

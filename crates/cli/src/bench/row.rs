@@ -22,8 +22,8 @@ pub(crate) fn kv_bytes(case: &Case, call: &Call) -> u64 {
         }
     };
     let keys: u64 = case.used_lengths().into_iter().map(seen).sum();
-    let entry = call.kv_heads() * call.head_dim() * call.key_size();
-    2 * keys * entry as u64
+    let entry = call.kv_heads() * (call.head_dim() + call.value_dim()) * call.key_size();
+    keys * entry as u64
 }
 
 /// Whether there are so few queries for the keys that the problem takes what reading the keys and values takes.
@@ -107,13 +107,14 @@ pub(crate) struct Row {
     pub(crate) query_len: usize,
     pub(crate) key_len: usize,
     pub(crate) head_dim: usize,
+    pub(crate) value_dim: usize,
     pub(crate) element: String,
     pub(crate) mask: String,
     pub(crate) method: Method,
     pub(crate) samples: usize,
     pub(crate) median_us: f64,
     pub(crate) p90_us: f64,
-    /// 10^12 floating-point operations per second at the median: 4 * heads * visible pairs * head size.
+    /// 10^12 floating-point operations per second at the median: 2 * heads * visible pairs * (head size + that of values).
     pub(crate) tflops: f64,
     /// Bytes of the keys and values that some query sees.
     pub(crate) kv_bytes: u64,
@@ -151,6 +152,7 @@ impl Row {
             query_len: call.query_len(),
             key_len: call.key_len(),
             head_dim: call.head_dim(),
+            value_dim: call.value_dim(),
             element: call.element().to_string(),
             mask: mask_text(call),
             method,

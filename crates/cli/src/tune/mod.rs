@@ -653,8 +653,9 @@ pub(crate) fn run_trials(args: &TrialsArgs, console: &mut dyn Write) -> Result<(
 /// Whether a reference of a problem is computed within seconds.
 fn is_small(case: &Case) -> Result<bool, Failure> {
     let call = case.try_call()?;
-    let elements = call.q().required_len().zip(call.k().required_len());
-    let few = elements.is_some_and(|(q, k)| q.max(k) <= VERIFIED_ELEMENTS);
+    let layouts = [call.q(), call.k(), call.v(), call.out()];
+    let elements = layouts.map(|layout| layout.required_len().unwrap_or(usize::MAX));
+    let few = elements.into_iter().all(|count| count <= VERIFIED_ELEMENTS);
     Ok(few && call.flops() <= VERIFIED_FLOPS)
 }
 

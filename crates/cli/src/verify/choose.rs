@@ -211,7 +211,8 @@ pub(super) fn images(
 fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
     let tiling = &image.tiling;
     let (rows, keys) = (tiling.block_m as usize, tiling.block_n as usize);
-    let head_dim = (tiling.head_dim as usize).min(MAX_HEAD_DIM);
+    let [head_dim, value_dim] =
+        [tiling.head_dim, tiling.value_dim].map(|size| (size as usize).min(MAX_HEAD_DIM));
     // One multiprocessor, so that CTAs draw tiles; or four, with one CTA each or two, and enough keys that two of ten tiles are split.
     let persistent = image.schedule.is_persistent();
     let serving = persistent && image.features.contains(Features::PAGED);
@@ -221,7 +222,9 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
     };
     // Of keys in e4m3, so many are aligned, too.
     let narrower = if image.reads_e4m3() { 16 } else { 8 };
-    let case = |query, key, head_dim, mask| Case {
+    let less = |size: usize, by: usize| size.saturating_sub(by).max(narrower);
+    let case = |query, key, head_dim, value_dim, mask| Case {
+        value_dim,
         heads: 2,
         kv_heads: 1,
         element: image.element,
@@ -233,11 +236,12 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
         ..Case::new(query, key, head_dim)
     };
     [
-        case(tiles * rows, 3 * keys, head_dim, Mask::none()),
+        case(tiles * rows, 3 * keys, head_dim, value_dim, Mask::none()),
         case(
             (tiles - 1) * rows + 5,
             2 * keys + 9,
-            head_dim.saturating_sub(narrower).max(narrower),
+            less(head_dim, narrower),
+            less(value_dim, 2 * narrower),
             Mask::causal(),
         ),
     ]

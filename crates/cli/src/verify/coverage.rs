@@ -18,7 +18,7 @@ pub(super) struct Coverage {
 }
 
 /// The words of the grammar of problems, and what shapes can have.
-const FEATURES: usize = 19;
+const FEATURES: usize = 20;
 
 fn features(case: &Case) -> [(&'static str, bool); FEATURES] {
     let scoring = &case.scoring;
@@ -40,6 +40,7 @@ fn features(case: &Case) -> [(&'static str, bool); FEATURES] {
         ("bias", scoring.bias),
         ("keymask", scoring.key_mask),
         ("fewer key heads", case.kv_heads < case.heads),
+        ("other value sizes", case.value_dim != case.head_dim),
         ("packed", matches!(case.lengths, Lengths::Packed(_))),
         ("used", case.used != Used::All),
         ("pages", case.pages.is_some()),
@@ -139,7 +140,7 @@ mod tests {
             "d8 f32 mask=causal-top-left layout=gaps unaligned",
             "d64 bf16 mask=window,1,1 sinks bias keymask layout=interleaved scale=2",
             "packed=3x3 d16 f16 alibi=head device-lengths layout=bhsd splits=512",
-            "q1 d8 f16 pages=16 lengths=9,4",
+            "q1 d8/16 f16 pages=16 lengths=9,4",
         ];
         for problem in &each[..2] {
             coverage.add(&problem.parse().unwrap(), None);

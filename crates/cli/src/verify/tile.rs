@@ -123,7 +123,8 @@ impl Job {
             None => CPU_TILE,
             Some(image) => {
                 let shape = &image.tiling;
-                let head_dim = (shape.head_dim as usize).min(MAX_HEAD_DIM);
+                let both = shape.head_dim.min(shape.value_dim);
+                let head_dim = (both as usize).min(MAX_HEAD_DIM);
                 (shape.block_m as usize, shape.block_n as usize, head_dim)
             }
         };

@@ -26,6 +26,7 @@ fn a_generated_file_can_be_run() {
             "--causal=top-left --scale 0.5 --layout bhsd",
         ),
         ("packed=6x4,1x1 h2 d8 f32 layout=bhsd", "--layout bhsd"),
+        ("b2 q5 k9 h4/2 d24/16 bf16 layout=bhsd", "--layout bhsd"),
         (
             "b2 q5 k9 h4/2 d16 f16 mask=causal sinks bias keymask seed=4",
             "--causal",
@@ -243,6 +244,12 @@ fn generated_results_are_what_run_expects() {
         ),
         (
             "packed=6x4,1x1 h2 d8 f32 layout=bhsd sinks",
+            "--layout bhsd",
+            "normal",
+        ),
+        ("b2 q5 k9 h4/2 d16/32 f32 mask=causal", "--causal", "normal"),
+        (
+            "b3 q2 k50 h4/2 d24/8 f16 layout=bhsd pages=16 lengths=50,0,33",
             "--layout bhsd",
             "normal",
         ),

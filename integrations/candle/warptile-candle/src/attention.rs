@@ -205,7 +205,7 @@ impl Attention {
         let tensor =
             |storage, shape| Tensor::from_storage(storage, shape, BackpropOp::none(), false);
         let lse = lse.ok_or_else(|| self.caller.broken("the lse was not computed"))?;
-        Ok((tensor(out, q_l.shape().clone()), tensor(lse, lse_shape)))
+        Ok((tensor(out, output_shape(q_l, v_l)), tensor(lse, lse_shape)))
     }
 
     /// Under this name in messages.
@@ -213,6 +213,15 @@ impl Attention {
         self.caller = Caller(name);
         self
     }
+}
+
+/// That of q, with the head size of v.
+fn output_shape(q: &Layout, v: &Layout) -> Shape {
+    let mut dims = q.dims().to_vec();
+    if let (Some(size), Some(&of_values)) = (dims.last_mut(), v.dims().last()) {
+        *size = of_values;
+    }
+    Shape::from(dims)
 }
 
 impl CustomOp3 for Attention {
@@ -230,7 +239,7 @@ impl CustomOp3 for Attention {
         v_l: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let (out, _) = cpu::forward(self, [q, k, v], [q_l, k_l, v_l], false)?;
-        Ok((out, q_l.shape().clone()))
+        Ok((out, output_shape(q_l, v_l)))
     }
 
     fn cuda_fwd(
@@ -243,6 +252,6 @@ impl CustomOp3 for Attention {
         v_l: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
         let (out, _) = cuda::forward(self, [q, k, v], [q_l, k_l, v_l], false)?;
-        Ok((out, q_l.shape().clone()))
+        Ok((out, output_shape(q_l, v_l)))
     }
 }

@@ -74,7 +74,7 @@ impl Attention {
             q,
             k,
             v,
-            out: warptile::Layout::bshd(q.shape),
+            out: warptile::Layout::bshd(q.shape).dense_with(v.head_dim()),
             scoring: self.scoring(key_bound)?,
             batch,
         })

@@ -25,7 +25,7 @@
 //!
 //! # What it computes
 //!
-//! - f16, bf16 and f32; head sizes 8 to 256 in steps of 8. On NVIDIA GPUs from compute capability 8.0 on, and on the CPU.
+//! - f16, bf16 and f32; head sizes 8 to 256 in steps of 8, of v also another one than of q and k. On NVIDIA GPUs from compute capability 8.0 on, and on the CPU.
 //! - The results of candle-flash-attn but for rounding: causal masks and windows aligned bottom-right, softcap, ALiBi, grouped heads,
 //!   packed sequences, and keys and values in pages of 1 to 256 rows. A query that sees no key gives 0.
 //! - [`Attention`] has options that candle-flash-attn lacks: the log-sum-exp of each row, attention sinks, and pages whose key

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use quickcheck::quickcheck;
-use warptile_candle::flash_attn_windowed;
+use warptile_candle::{flash_attn, flash_attn_windowed};
 
 use crate::common::calls::{dense, packed, paged, repeated_heads};
 use crate::common::draw::Problem;
@@ -36,5 +36,26 @@ fn windows_wider_than_the_keys() -> Result<()> {
         out.flatten_all()?.get(0)?.to_scalar::<f32>()
     };
     assert_eq!((first(3)?, first(4)?), (0.0, 1.0));
+    Ok(())
+}
+
+/// A column of the output follows from the same column of v, however many there are.
+#[test]
+fn values_of_another_head_size() -> Result<()> {
+    let normal =
+        |shape: (usize, usize, usize, usize)| Tensor::randn(0_f32, 1.0, shape, &Device::Cpu);
+    let (q, k, v) = (
+        normal((2, 9, 4, 24))?,
+        normal((2, 13, 2, 24))?,
+        normal((2, 13, 2, 40))?,
+    );
+    let wide = flash_attn(&q, &k, &v, 0.2, true)?;
+    assert_eq!(wide.dims(), [2, 9, 4, 40]);
+    for size in [8, 24] {
+        let narrow = flash_attn(&q, &k, &v.narrow(3, 0, size)?, 0.2, true)?;
+        assert_eq!(narrow.dims(), [2, 9, 4, size]);
+        let difference = (wide.narrow(3, 0, size)? - narrow)?.abs()?;
+        assert!(difference.max_all()?.to_scalar::<f32>()? < 1e-6);
+    }
     Ok(())
 }
