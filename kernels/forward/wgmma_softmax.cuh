@@ -380,8 +380,8 @@ __device__ void apply_mask(float (&scores)[Traits::BLOCK_N / 2], const Forward& 
         for (int word = 0; word < Traits::BLOCK_N; word += KEYS_PER_WORD) {
             const unsigned hidden = ~columns_from(first_seen - word) | columns_from(end_seen - word);
 #pragma unroll
-            for (int i = 0; i < min(Traits::BLOCK_N - word, KEYS_PER_WORD) / 4; i++)
-                if (hidden & 1u << i) {
+            for (int i = 0; i < KEYS_PER_WORD / 4; i++)
+                if (word + i * 4 < Traits::BLOCK_N && hidden & 1u << i) {
                     float& score = scores[word / 2 + i / 2 * 4 + 2 * row + i % 2];
                     score = negative_infinity();
                 }
