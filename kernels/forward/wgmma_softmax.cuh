@@ -104,6 +104,7 @@ template <class Traits> struct RowState {
     float sum[ROWS_PER_THREAD]; // this lane's columns only
     // Factors for the output accumulated before this block; the first is negative, in all lanes of a warp, if none of the warp's rows has one.
     float rescale[ROWS_PER_THREAD];
+    bool any_coarse; // some row of the warp has a coarse offset; same in all lanes of a warp
 
     static constexpr int COUNT = Traits::BLOCK_N / 2; // scores a thread
     static constexpr int CHUNK = 8;                   // scores of one round of `exponentiate`
@@ -143,6 +144,7 @@ template <class Traits> struct RowState {
             offset[row] = positive_infinity();
             sum[row] = 0;
         }
+        any_coarse = false;
     }
 
     __device__ bool must_rescale() const { return !(rescale[0] < 0); }
@@ -169,10 +171,10 @@ template <class Traits> struct RowState {
     {
         float added[ROWS_PER_THREAD] = {offset[0], offset[1]}, sums[ROWS_PER_THREAD] = {0, 0};
         exponentiate(scores, scale, added, sums);
-        bool fits = true;
+        bool fits = !any_coarse;
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
-            fits &= (sums[row] <= MAX_WEIGHTS && !is_coarse(row)) || is_given_up(row);
+            fits &= sums[row] <= MAX_WEIGHTS || is_given_up(row);
         if (__builtin_expect(!__all_sync(0xffffffff, fits), false))
             return false;
 #pragma unroll
@@ -244,29 +246,30 @@ template <class Traits> struct RowState {
                     chain[j] = fmaxf(chain[j], scores[i + 2 * row + j / 2 * 4 + j % 2]);
             block_max[row] = fmaxf(fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3]));
         }
-        if (__builtin_expect(raise_to<false>(block_max, scale), false))
+        raise_to<false>(block_max, scale);
+        if (__builtin_expect(any_coarse, false))
 #pragma unroll
             for (int row = 0; row < ROWS_PER_THREAD; row++)
                 round_coarse_exponents(scores, row, scale);
     }
 
-    // `block_max` are this lane's. True, in all lanes of the warp, if one of the warp's rows has a coarse offset now.
+    // `block_max` are this lane's.
     template <bool PLAIN>
-    __device__ bool raise_to(float (&block_max)[ROWS_PER_THREAD], const ScoreScale<Traits>& scale)
+    __device__ void raise_to(float (&block_max)[ROWS_PER_THREAD], const ScoreScale<Traits>& scale)
     {
         bool special = false;
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++) {
             block_max[row] = quad_max(block_max[row]);
-            special |= is_coarse(row) || grows_much<PLAIN>(row, block_max[row], scale);
+            special |= grows_much<PLAIN>(row, block_max[row], scale);
         }
         forget_rescale();
         if (!__any_sync(0xffffffff, special))
-            return false;
+            return;
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
             raise_max<PLAIN>(row, block_max[row], scale);
-        return __any_sync(0xffffffff, is_coarse(0) || is_coarse(1));
+        any_coarse = __any_sync(0xffffffff, is_coarse(0) || is_coarse(1));
     }
 
     // False for a row that has seen no key yet and sees none in this block. A row that sees its first ones is raised even if
