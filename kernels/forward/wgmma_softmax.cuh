@@ -108,7 +108,6 @@ template <class Traits> struct RowState {
 
     static constexpr int COUNT = Traits::BLOCK_N / 2; // scores a thread
     static constexpr int CHUNK = 8;                   // scores of one round of `exponentiate`
-    static constexpr bool PACED = Traits::CONSUMERS < 3;
     static_assert(COUNT % CHUNK == 0, "rounds cover a thread's scores");
 
     // Of a row whose keys have all been seen: what its output is multiplied by, and its log-sum-exp.
@@ -316,14 +315,14 @@ template <class Traits> struct RowState {
 
     // The exponential unit takes one warp instruction in 8 cycles; what else there is to do fits between them if it is
     // spread evenly. ptxas would do all scaling first, so a round's scaling is made to depend on the sums of the round
-    // before the last. Three warpgroups fill each other's gaps, and need the registers.
+    // before the last.
     __device__ static void exponentiate(float (&scores)[COUNT], const ScoreScale<Traits>& scale, float (&added)[ROWS_PER_THREAD],
                                         float (&sums)[ROWS_PER_THREAD])
     {
-        const int zero = PACED ? scale.opaque_zero() : 0;
+        const int zero = scale.opaque_zero();
 #pragma unroll
         for (int begin = 0; begin < COUNT; begin += CHUNK) {
-            if (PACED && begin >= 2 * CHUNK)
+            if (begin >= 2 * CHUNK)
 #pragma unroll
                 for (int row = 0; row < ROWS_PER_THREAD; row++)
                     added[row] = after(added[row], sums[row], zero);
