@@ -302,14 +302,14 @@ template <class Traits> class Consumer {
         values_ready = barrier_test(layout.values_full(values_at.stage), values_at.parity);
     }
 
-    // Rows behind the sequence's last one, which may be others'.
+    // Rows behind the sequence's last one may be others', whose scores must not make the warp compute blocks again.
     __device__ void give_up_rows()
     {
         const int rows = tile().query_len - tile().first_query - warpgroup * queries();
         if (rows < queries())
 #pragma unroll
             for (int row = 0; row < ROWS_PER_THREAD; row++)
-                if ((lane_row() + 8 * row & queries() - 1) >= rows)
+                if (((lane_row() + 8 * row) & (queries() - 1)) >= rows)
                     state.give_up(row);
     }
 

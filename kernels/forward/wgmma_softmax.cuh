@@ -1,5 +1,8 @@
 // Online softmax over accumulator registers, in base 2. A thread holds two rows; a row is shared by the four lanes of a
 // quad, each with its own columns.
+//
+// A plain block takes no maximum: nothing is hidden in it, and its weights count against the rows' maxima of before. Their sums tell whether one has
+// become too large; then the block's scores are computed again, and maxima are raised.
 #pragma once
 
 #include "forward/wgmma_layout.cuh"
@@ -149,7 +152,7 @@ template <class Traits> struct RowState {
     __device__ bool must_rescale() const { return !(rescale[0] < 0); }
     __device__ void forget_rescale() { rescale[0] = -1; }
 
-    // Its row does not exist, or is nothing but NaN: whatever is computed of it is right.
+    // Of a row that does not exist: no block is computed again for its sake. A row whose sum is NaN, as its output will be, is like that.
     __device__ void give_up(int row) { sum[row] = not_a_number(); }
 
     // Scores -> weights, in place; updates max, sum and rescale.
