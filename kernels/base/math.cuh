@@ -9,6 +9,7 @@ constexpr float MAX_FLOAT = 3.4028234663852886e38f;
 
 __device__ inline float positive_infinity() { return __int_as_float(0x7f800000); }
 __device__ inline float negative_infinity() { return __int_as_float(0xff800000); }
+__device__ inline float not_a_number() { return __int_as_float(0x7fffffff); }
 
 // 2^x; 0 for -inf. Relative error 2^-22.
 // PTX ISA, "Floating Point Instructions: ex2"; .ftz flushes results below 2^-126, which no sum notices.

@@ -10,6 +10,7 @@
 // with each other: while one waits for its products or computes its softmax, the others keep the tensor cores busy.
 #pragma once
 
+#include "forward/wgmma_again.cuh"
 #include "forward/wgmma_epilogue.cuh"
 #include "forward/wgmma_parts.cuh"
 #include "work/lengths.cuh"
@@ -288,8 +289,9 @@ template <class Traits> class Consumer {
         if (block == last_block)
             leave_queries();
         state.reset();
-        soften<false>();
-        state.must_rescale = false; // the output is 0
+        give_up_rows();
+        soften();
+        state.forget_rescale(); // the output is 0
         convert();
 
         for (int blocks = hidden; blocks > 0; blocks--) {
@@ -298,6 +300,17 @@ template <class Traits> class Consumer {
         }
         keys_ready = barrier_test(layout.keys_full(keys_at.stage), keys_at.parity);
         values_ready = barrier_test(layout.values_full(values_at.stage), values_at.parity);
+    }
+
+    // Rows behind the sequence's last one may be others', whose scores must not make the warp compute blocks again.
+    __device__ void give_up_rows()
+    {
+        const int rows = tile().query_len - tile().first_query - warpgroup * queries();
+        if (rows < queries())
+#pragma unroll
+            for (int row = 0; row < ROWS_PER_THREAD; row++)
+                if (((lane_row() + 8 * row) & (queries() - 1)) >= rows)
+                    state.give_up(row);
     }
 
     // The scores of `block`, and the output of the one before it. A PLAIN step needs nothing special: no key is masked, and there
@@ -312,11 +325,18 @@ template <class Traits> class Consumer {
 
         wgmma_wait<1>();
         pin(scores);
-        release_keys();
-        if (block == last_block)
-            leave_queries();
-        soften<PLAIN>();
-        state.keep_before_here();
+        if constexpr (PLAIN) {
+            soften_plain();
+            release_keys();
+            if (block == last_block)
+                leave_queries();
+        } else {
+            release_keys();
+            if (block == last_block)
+                leave_queries();
+            soften();
+            state.keep_before_here();
+        }
 
         // Asked early, so that the answers are there when the next step begins.
         keys_ready = barrier_test(layout.keys_full(keys_at.stage), keys_at.parity);
@@ -337,7 +357,7 @@ template <class Traits> class Consumer {
     // Before the product of the waiting weights with the values of `values_block`.
     template <bool PLAIN> __device__ void prepare_output(int values_block)
     {
-        if (state.must_rescale)
+        if (state.must_rescale())
             rescale();
         if (!values_ready)
             wait_for_values();
@@ -379,13 +399,28 @@ template <class Traits> class Consumer {
     }
 
     // Scores -> weights in fp32: softcap, mask, online softmax.
-    template <bool PLAIN> __device__ void soften()
+    __device__ void soften()
     {
         if (scale.has_softcap())
             scale.cap(scores);
-        if constexpr (!PLAIN)
-            apply_mask<Traits>(scores, params, tile(), warpgroup, block);
-        state.template update<PLAIN>(scores, scale);
+        apply_mask<Traits>(scores, params, tile(), warpgroup, block);
+        state.update(scores, scale);
+    }
+
+    // The same of a block in which nothing is hidden. It may need the queries and keys once more.
+    __device__ void soften_plain()
+    {
+        if (scale.has_softcap())
+            scale.cap(scores);
+        if (__builtin_expect(state.update_plain(scores, scale), true))
+            return;
+        using Again = ScoresAgain<Traits>;
+        const Again again(layout.queries(warpgroup, queries_at.stage), layout.keys(keys_at.stage));
+        state.template update_again<Again::COUNT>(scores, scale, [&](int first_key, float(&part)[Again::COUNT]) {
+            again.multiply(first_key, part);
+            if (scale.has_softcap())
+                scale.cap(part);
+        });
     }
 
     __device__ void convert()

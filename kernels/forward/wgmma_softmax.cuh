@@ -1,5 +1,8 @@
 // Online softmax over accumulator registers, in base 2. A thread holds two rows; a row is shared by the four lanes of a
 // quad, each with its own columns.
+//
+// A plain block takes no maximum: nothing is hidden in it, and its weights count against the rows' maxima of before. Their sums tell whether one has
+// become too large; then the block's scores are computed again, and maxima are raised.
 #pragma once
 
 #include "forward/wgmma_layout.cuh"
@@ -102,13 +105,12 @@ template <class Traits> struct RowState {
     // that depends on it cancels exactly. Infinity until a key was seen.
     float offset[ROWS_PER_THREAD];
     float sum[ROWS_PER_THREAD]; // this lane's columns only
-    float rescale[ROWS_PER_THREAD]; // factor for the output accumulated before this block
-    bool must_rescale;          // same in all lanes of a warp
-    bool any_coarse;            // some row of the warp has a coarse offset; same in all lanes of a warp
+    // Factors for the output accumulated before this block; the first is negative, in all lanes of a warp, if none of the warp's rows has one.
+    float rescale[ROWS_PER_THREAD];
+    bool any_coarse; // some row of the warp has a coarse offset; same in all lanes of a warp
 
     static constexpr int COUNT = Traits::BLOCK_N / 2; // scores a thread
     static constexpr int CHUNK = 8;                   // scores of one round of `exponentiate`
-    static constexpr bool PACED = Traits::CONSUMERS < 3;
     static_assert(COUNT % CHUNK == 0, "rounds cover a thread's scores");
 
     // Of a row whose keys have all been seen: what its output is multiplied by, and its log-sum-exp.
@@ -147,12 +149,68 @@ template <class Traits> struct RowState {
         any_coarse = false;
     }
 
-    // Scores -> weights, in place; updates max, sum and rescale. In a PLAIN block nothing is hidden.
-    template <bool PLAIN>
+    __device__ bool must_rescale() const { return !(rescale[0] < 0); }
+    __device__ void forget_rescale() { rescale[0] = -1; }
+
+    // Of a row that does not exist: no block is computed again for its sake. A row whose sum is NaN, as its output will be, is like that.
+    __device__ void give_up(int row) { sum[row] = not_a_number(); }
+
+    // Scores -> weights, in place; updates max, sum and rescale.
     __device__ void update(float (&scores)[COUNT], const ScoreScale<Traits>& scale)
     {
-        raise<PLAIN>(scores, scale);
-        exponentiate(scores, scale);
+        raise(scores, scale);
+        float added[ROWS_PER_THREAD];
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            added[row] = fabsf(offset[row]) > COARSE_OFFSET ? 0 : offset[row]; // coarse, or infinite
+        exponentiate(scores, scale, added, sum);
+    }
+
+    // The same for a plain block, in which nothing is hidden, without a look at the scores: weights count against the maxima of before, and their
+    // sums tell whether one is too large, or not a number. Then this returns false, in all lanes of the warp: nothing has changed but
+    // `scores`, and the block needs `update_again`.
+    __device__ bool update_plain(float (&scores)[COUNT], const ScoreScale<Traits>& scale)
+    {
+        float added[ROWS_PER_THREAD] = {offset[0], offset[1]}, sums[ROWS_PER_THREAD] = {0, 0};
+        exponentiate(scores, scale, added, sums);
+        bool fits = !any_coarse;
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            fits &= sums[row] <= MAX_WEIGHTS || is_given_up(row);
+        if (__builtin_expect(!__all_sync(0xffffffff, fits), false))
+            return false;
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            sum[row] += sums[row];
+        forget_rescale();
+        return true;
+    }
+
+    // The weights of a plain block whose scores `multiply(first key, scores)` computes again, a few at a time: once for the maxima, and once for
+    // the weights. So they need no registers beside these.
+    template <int PART, class Multiply>
+    __device__ void update_again(float (&weights)[COUNT], const ScoreScale<Traits>& scale, Multiply multiply)
+    {
+        float part[PART], block_max[ROWS_PER_THREAD] = {negative_infinity(), negative_infinity()};
+#pragma unroll 1
+        for (int begin = 0; begin < COUNT; begin += PART) {
+            multiply(begin * 2, part);
+#pragma unroll
+            for (int i = 0; i < PART; i++)
+                block_max[i % 4 / 2] = fmaxf(block_max[i % 4 / 2], part[i]);
+        }
+        raise_to<true>(block_max, scale);
+#pragma unroll
+        for (int begin = 0; begin < COUNT; begin += PART) {
+            multiply(begin * 2, part);
+#pragma unroll
+            for (int i = 0; i < PART; i++) {
+                const int row = i % 4 / 2;
+                const float exponent = part[i] * scale.scale_log2 + offset[row];
+                weights[begin + i] = exp2_approximate(is_coarse(row) ? coarse_exponent(part[i], row, scale) : exponent);
+                sum[row] += weights[begin + i];
+            }
+        }
     }
 
     // A branch that is never taken, on a value that needs every exponential of `update`. Without it ptxas moves the
@@ -164,14 +222,18 @@ template <class Traits> struct RowState {
     }
 
   private:
-    __device__ void add(const float (&scores)[COUNT], int begin)
+    // A lane's of a row in a block. Each of them fits f16 then, and is as exact as it would be against the maximum.
+    static constexpr float MAX_WEIGHTS = 4096;
+
+    __device__ bool is_given_up(int row) const { return sum[row] != sum[row]; }
+
+    __device__ static void add(const float (&scores)[COUNT], int begin, float (&sums)[ROWS_PER_THREAD])
     {
 #pragma unroll
         for (int i = begin; i < begin + CHUNK; i++)
-            sum[i % 4 / 2] += scores[i];
+            sums[i % 4 / 2] += scores[i];
     }
 
-    template <bool PLAIN>
     __device__ void raise(float (&scores)[COUNT], const ScoreScale<Traits>& scale)
     {
         float block_max[ROWS_PER_THREAD];
@@ -186,25 +248,30 @@ template <class Traits> struct RowState {
                     chain[j] = fmaxf(chain[j], scores[i + 2 * row + j / 2 * 4 + j % 2]);
             block_max[row] = fmaxf(fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3]));
         }
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++)
-            block_max[row] = quad_max(block_max[row]);
-
-        bool special = any_coarse;
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++)
-            special |= grows_much<PLAIN>(row, block_max[row], scale);
-        must_rescale = __any_sync(0xffffffff, special);
-        if (must_rescale) {
+        raise_to<false>(block_max, scale);
+        if (__builtin_expect(any_coarse, false))
 #pragma unroll
             for (int row = 0; row < ROWS_PER_THREAD; row++)
-                raise_max<PLAIN>(row, block_max[row], scale);
-            any_coarse = __any_sync(0xffffffff, is_coarse(0) || is_coarse(1));
-            if (__builtin_expect(any_coarse, false))
+                round_coarse_exponents(scores, row, scale);
+    }
+
+    // `block_max` are this lane's.
+    template <bool PLAIN>
+    __device__ void raise_to(float (&block_max)[ROWS_PER_THREAD], const ScoreScale<Traits>& scale)
+    {
+        bool special = false;
 #pragma unroll
-                for (int row = 0; row < ROWS_PER_THREAD; row++)
-                    round_coarse_exponents<PLAIN>(scores, row, scale);
+        for (int row = 0; row < ROWS_PER_THREAD; row++) {
+            block_max[row] = quad_max(block_max[row]);
+            special |= grows_much<PLAIN>(row, block_max[row], scale);
         }
+        forget_rescale();
+        if (!__any_sync(0xffffffff, special))
+            return;
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            raise_max<PLAIN>(row, block_max[row], scale);
+        any_coarse = __any_sync(0xffffffff, is_coarse(0) || is_coarse(1));
     }
 
     // False for a row that has seen no key yet and sees none in this block. A row that sees its first ones is raised even if
@@ -220,15 +287,22 @@ template <class Traits> struct RowState {
     }
 
     __device__ bool is_seen(int row) const { return offset[row] != positive_infinity(); }
-    __device__ bool is_coarse(int row) const { return fabsf(offset[row]) > COARSE_OFFSET && is_seen(row); }
+    __device__ bool is_coarse(int row) const
+    {
+        return fabsf(offset[row]) > COARSE_OFFSET && is_seen(row) && !is_given_up(row);
+    }
 
     // Scores of finite inputs may be infinite once they are scaled, and infinity - infinity is NaN. So they are taken as no larger
     // than this: a quarter of the range, so that the difference of two of them is finite too.
     static constexpr float MAX_SCALED = MAX_FLOAT / 4;
 
+    __device__ float coarse_exponent(float score, int row, const ScoreScale<Traits>& scale) const
+    {
+        return __fadd_rn(clamp_keeping_nan(__fmul_rn(score, scale.scale_log2), MAX_SCALED), offset[row]);
+    }
+
     // Replaces the scores of a row with a coarse offset by what `exponentiate`, without the offset, makes the same
     // exponents of, the largest one's exactly 0. Hidden ones stay so.
-    template <bool PLAIN>
     __device__ void round_coarse_exponents(float (&scores)[COUNT], int row, const ScoreScale<Traits>& scale)
     {
         const float inverse_scale = reciprocal_of_any(scale.scale_log2);
@@ -237,39 +311,34 @@ template <class Traits> struct RowState {
         for (int i = 2 * row; i < COUNT; i += 4)
 #pragma unroll
             for (int j = i; j < i + 2; j++) {
-                const float exponent =
-                    __fadd_rn(clamp_keeping_nan(__fmul_rn(scores[j], scale.scale_log2), MAX_SCALED), offset[row]);
-                const bool replace = coarse && (PLAIN || scores[j] != negative_infinity());
-                scores[j] = replace ? exponent * inverse_scale : scores[j];
+                const bool replace = coarse && scores[j] != negative_infinity();
+                scores[j] = replace ? coarse_exponent(scores[j], row, scale) * inverse_scale : scores[j];
             }
     }
 
     // The exponential unit takes one warp instruction in 8 cycles; what else there is to do fits between them if it is
     // spread evenly. ptxas would do all scaling first, so a round's scaling is made to depend on the sums of the round
-    // before the last. Three warpgroups fill each other's gaps, and need the registers.
-    __device__ void exponentiate(float (&scores)[COUNT], const ScoreScale<Traits>& scale)
+    // before the last.
+    __device__ static void exponentiate(float (&scores)[COUNT], const ScoreScale<Traits>& scale, float (&added)[ROWS_PER_THREAD],
+                                        float (&sums)[ROWS_PER_THREAD])
     {
-        const int zero = PACED ? scale.opaque_zero() : 0;
-        float added[ROWS_PER_THREAD];
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; row++)
-            added[row] = fabsf(offset[row]) > COARSE_OFFSET ? 0 : offset[row]; // coarse, or infinite
+        const int zero = scale.opaque_zero();
 #pragma unroll
         for (int begin = 0; begin < COUNT; begin += CHUNK) {
-            if (PACED && begin >= 2 * CHUNK)
+            if (begin >= 2 * CHUNK)
 #pragma unroll
                 for (int row = 0; row < ROWS_PER_THREAD; row++)
-                    added[row] = after(added[row], sum[row], zero);
+                    added[row] = after(added[row], sums[row], zero);
 #pragma unroll
             for (int i = begin; i < begin + CHUNK; i++)
                 scores[i] = scores[i] * scale.scale_log2 + added[i % 4 / 2];
             if (begin >= CHUNK)
-                add(scores, begin - CHUNK);
+                add(scores, begin - CHUNK, sums);
 #pragma unroll
             for (int i = begin; i < begin + CHUNK; i++)
                 scores[i] = exp2_approximate(scores[i]);
         }
-        add(scores, COUNT - CHUNK);
+        add(scores, COUNT - CHUNK, sums);
     }
 
     template <bool PLAIN>
@@ -316,8 +385,8 @@ __device__ void apply_mask(float (&scores)[Traits::BLOCK_N / 2], const Forward& 
         for (int word = 0; word < Traits::BLOCK_N; word += KEYS_PER_WORD) {
             const unsigned hidden = ~columns_from(first_seen - word) | columns_from(end_seen - word);
 #pragma unroll
-            for (int i = 0; i < min(Traits::BLOCK_N - word, KEYS_PER_WORD) / 4; i++)
-                if (hidden & 1u << i) {
+            for (int i = 0; i < KEYS_PER_WORD / 4; i++)
+                if (word + i * 4 < Traits::BLOCK_N && hidden & 1u << i) {
                     float& score = scores[word / 2 + i / 2 * 4 + 2 * row + i % 2];
                     score = negative_infinity();
                 }

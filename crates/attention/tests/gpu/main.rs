@@ -15,6 +15,7 @@ mod decode_step;
 mod draw;
 mod e4m3;
 mod errors;
+mod growing;
 mod harness;
 mod invariance;
 mod merge;
