@@ -79,7 +79,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
             float odd[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) scores[i][j] = odd[j] = 0;
-#pragma unroll
+#pragma unroll STEPS_AT_ONCE / Keys::STEPS
             for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step += Keys::STEPS) {
                 unsigned words[4], operands[2 * Keys::STEPS], query[4];
                 load_matrices(words, keys + row * Traits::KEY_ROW_BYTES + thread.swizzled_key(row, 4 / Keys::STEPS * step + lane / 8));
@@ -134,6 +134,10 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     using Scores = float[KEY_TILES][4];
     // Of a product, each half as long a chain, where there are few products at once and registers for it.
     static constexpr bool TWO_SUMS = Traits::HOLDS_QUERIES && KEY_TILES <= 4;
+
+    // Steps of 16 columns in one turn of the loop over a dot product. Where queries are read again for each product and keys are converted,
+    // the registers do not suffice for the addresses of all of them.
+    static constexpr int STEPS_AT_ONCE = Traits::HOLDS_QUERIES || Keys::STEPS == 2 ? HEAD_DIM / FRAGMENT_DEPTH : Keys::STEPS;
 
     __device__ void load_query(int step, unsigned (&words)[4]) const
     {
