@@ -47,6 +47,9 @@ OPERATION_CASES, TESTED_CASES, SANITIZED_CASES = 2000, 100, 40
 # What images that take keys and values in pages say of themselves.
 PAGED = "paged keys"
 
+# The feature of images that read keys and values in 8 bits, and no others.
+E4M3 = "keys and values in e4m3"
+
 # A row of decode loses if the best peer is faster by more than this, and is at the ceiling if it takes so much of the time of a
 # kernel that only reads.
 LOST, CEILING = 0.99, 1.02
@@ -501,8 +504,9 @@ def unvisited(evidence, what, images, result):
 def acceptance(evidence):
     """The acceptance problems, in f16 and bf16, on every image that takes them: those compiled for this GPU, and those of compute_89
     within the shared memory of such a GPU. An image whose tiles do not hold a problem has no row of it."""
-    jobs = [(family, target, []) for family, target in cubins(evidence)]
-    for family in sorted({image["family"] for image in evidence.images.values() if image["target"] == "compute_89"}):
+    takers = {(image["family"], image["target"]) for image in evidence.images.values() if E4M3 not in image["features"]}
+    jobs = [(family, target, []) for family, target in cubins(evidence) if (family, target) in takers]
+    for family in sorted(family for family, target in takers if target == "compute_89"):
         jobs.append((family, "compute_89", ["--shared-kib", SHARED_KIB_89]))
     jobs = [(*job, element) for job in jobs for element in ("f16", "bf16")]
 

@@ -60,6 +60,11 @@
 #define WARPTILE_F32 3
 
 /**
+ * Elements are e4m3 (float8_e4m3fn), 1 byte: of keys, values and caches alone.
+ */
+#define WARPTILE_E4M3 4
+
+/**
  * The CPU, where a device's number is asked for.
  */
 #define WARPTILE_CPU -1
@@ -308,9 +313,17 @@ typedef struct warptile_attention_desc {
    */
   uint32_t unchecked;
   /**
-   * 0.
+   * Element type of k and v: 0, for `element`, or WARPTILE_E4M3, beside any of the others.
    */
-  uint32_t reserved;
+  uint32_t cache_element;
+  /**
+   * With WARPTILE_E4M3: how many numbers k_scale has, 1 or one for each key/value head. 0: 1.
+   */
+  uint32_t k_scales;
+  /**
+   * The same of v_scale.
+   */
+  uint32_t v_scales;
 } warptile_attention_desc;
 
 /**
@@ -388,6 +401,14 @@ typedef struct warptile_attention_memory {
    * Bytes there.
    */
   size_t workspace_bytes;
+  /**
+   * What keys in e4m3 are multiplied by: finite, above 0. A GPU reads them when the work runs, and does not check them.
+   */
+  const float *k_scale;
+  /**
+   * The same of values.
+   */
+  const float *v_scale;
 } warptile_attention_memory;
 
 /**
@@ -405,7 +426,7 @@ typedef struct warptile_append_desc {
    */
   size_t size;
   /**
-   * Element type of all tensors.
+   * Element type of all tensors; `cache_element` may be another.
    */
   uint32_t element;
   /**
@@ -494,9 +515,17 @@ typedef struct warptile_append_desc {
    */
   uint32_t unchecked;
   /**
-   * 0.
+   * Element type of the cache: 0, for `element`, or WARPTILE_E4M3, beside any of the others.
    */
-  uint32_t reserved;
+  uint32_t cache_element;
+  /**
+   * With WARPTILE_E4M3: how many numbers k_scale has, 1 or one for each key/value head. 0: 1.
+   */
+  uint32_t k_scales;
+  /**
+   * The same of v_scale.
+   */
+  uint32_t v_scales;
 } warptile_append_desc;
 
 /**
@@ -564,6 +593,15 @@ typedef struct warptile_append_memory {
    * Sines.
    */
   const void *sin;
+  /**
+   * What keys are divided by before they go into a cache in e4m3, as the nearest numbers, at most 448: finite, above 0. A GPU reads them
+   * when the work runs, and does not check them.
+   */
+  const float *k_scale;
+  /**
+   * The same of values.
+   */
+  const float *v_scale;
 } warptile_append_memory;
 
 /**
@@ -805,4 +843,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: a5f29052fcbf25c4e1ff99a7518a84af8285c851dcc0cf5141aa9b7eb968afe4 */
+/* Seal of header.sh: 15df864ad0ca6e9741c3e1bdcf40417523286ba6fbdf3e5f46018f5fe24bd610 */

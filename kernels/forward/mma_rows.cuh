@@ -73,26 +73,10 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
         Scores scores;
         const int lane = anew(thread.lane);
         const unsigned keys = thread.address_of(at);
-#pragma unroll
-        for (int i = 0; i < KEY_TILES; i++) {
-            const int row = i * FRAGMENT_COLUMNS + lane % 8;
-            float odd[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) scores[i][j] = odd[j] = 0;
-#pragma unroll
-            for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step += Keys::STEPS) {
-                unsigned words[4], operands[2 * Keys::STEPS], query[4];
-                load_matrices(words, keys + row * Traits::KEY_ROW_BYTES + thread.swizzled_key(row, 4 / Keys::STEPS * step + lane / 8));
-                Keys::key_operands(words, operands);
-#pragma unroll
-                for (int j = 0; j < Keys::STEPS; j++) {
-                    query_words(step + j, query);
-                    mma<Element>(TWO_SUMS && j % 2 ? odd : scores[i], query, operands[2 * j], operands[2 * j + 1]);
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < 4; j++) scores[i][j] += odd[j];
-        }
+        if constexpr (BY_STEPS)
+            multiply_by_steps(scores, keys, lane);
+        else
+            multiply_by_keys(scores, keys, lane);
         soften(first_key, scores);
 
         const unsigned values = keys + Traits::GROUP_BYTES;
@@ -134,6 +118,62 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     using Scores = float[KEY_TILES][4];
     // Of a product, each half as long a chain, where there are few products at once and registers for it.
     static constexpr bool TWO_SUMS = Traits::HOLDS_QUERIES && KEY_TILES <= 4;
+
+    // Where keys are converted and registers do not hold the queries, these are loaded once for all keys of the group. A loop, because the
+    // addresses of all steps would take more registers than there are.
+    static constexpr bool BY_STEPS = !Traits::HOLDS_QUERIES && Keys::STEPS > 2;
+
+    // The operands of `Keys::STEPS` steps of 8 keys.
+    __device__ void load_keys(unsigned keys, int lane, int tile, int step, unsigned (&operands)[2 * Keys::STEPS]) const
+    {
+        unsigned words[4];
+        const int row = tile * FRAGMENT_COLUMNS + lane % 8;
+        load_matrices(words, keys + row * Traits::KEY_ROW_BYTES + thread.swizzled_key(row, 4 / Keys::STEPS * step + lane / 8));
+        Keys::key_operands(words, operands);
+    }
+
+    __device__ void multiply_by_keys(Scores& scores, unsigned keys, int lane) const
+    {
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; i++) {
+            float odd[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) scores[i][j] = odd[j] = 0;
+#pragma unroll
+            for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step += Keys::STEPS) {
+                unsigned operands[2 * Keys::STEPS], query[4];
+                load_keys(keys, lane, i, step, operands);
+#pragma unroll
+                for (int j = 0; j < Keys::STEPS; j++) {
+                    query_words(step + j, query);
+                    mma<Element>(TWO_SUMS && j % 2 ? odd : scores[i], query, operands[2 * j], operands[2 * j + 1]);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) scores[i][j] += odd[j];
+        }
+    }
+
+    __device__ void multiply_by_steps(Scores& scores, unsigned keys, int lane) const
+    {
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) scores[i][j] = 0;
+#pragma unroll 1
+        for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step += Keys::STEPS) {
+            unsigned query[Keys::STEPS][4];
+#pragma unroll
+            for (int j = 0; j < Keys::STEPS; j++) load_query(step + j, query[j]);
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; i++) {
+                unsigned operands[2 * Keys::STEPS];
+                load_keys(keys, lane, i, step, operands);
+#pragma unroll
+                for (int j = 0; j < Keys::STEPS; j++) mma<Element>(scores[i], query[j], operands[2 * j], operands[2 * j + 1]);
+            }
+        }
+    }
 
     __device__ void load_query(int step, unsigned (&words)[4]) const
     {

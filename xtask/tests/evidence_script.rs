@@ -15,11 +15,11 @@ const PROGRAM: &str = r#"#!/usr/bin/env python3
 import json, os, sys, time
 words, fault = sys.argv[1:], os.environ.get("FAULT")
 option = lambda name, other: words[words.index(name) + 1] if name in words else other
-images = [("scalar_sm_90", "scalar", "sm_90"), ("wgmma_sm_90a", "wgmma", "sm_90a"), ("wmma_89", "wmma", "compute_89"), ("wmma_sm_80", "wmma", "sm_80")]
+images = [("scalar_sm_90", "scalar", "sm_90"), ("wgmma_sm_90a", "wgmma", "sm_90a"), ("wmma_89", "wmma", "compute_89"), ("wmma_sm_80", "wmma", "sm_80"), ("decode_e4m3_89", "decode", "compute_89")]
 if words[0] == "info":
     device = {"ordinal": 0, "compute_capability": "9.0", "shared_bytes_per_cta": 232448}
     paged = ["lse", "paged keys"] if fault != "pages" else ["lse"]
-    fields = lambda name, family, target: {"image": name, "family": family, "target": target, "sha256": "ab", "shared_bytes": 1, "role": "forward", "features": paged if family == "wmma" else []}
+    fields = lambda name, family, target: {"image": name, "family": family, "target": target, "sha256": "ab", "shared_bytes": 1, "role": "forward", "features": paged if family == "wmma" else ["keys and values in e4m3"] if family == "decode" else []}
     result = {"driver": "CUDA 13.0", "date": "", "devices": [device], "images": [fields(*image) for image in images]}
     result["images"].append({**fields("merge_w4_sm_90", "merge", "sm_90"), "role": "combine"})
 elif words[0] == "verify":

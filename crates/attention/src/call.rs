@@ -443,7 +443,7 @@ impl Call {
             check_layout(argument, layout, expected)?;
             layout.check_buffer(argument, len)?;
         }
-        check_scales(self.scales, operands.k_scale, operands.v_scale)?;
+        self.check_scales(operands.k_scale, operands.v_scale)?;
         for (argument, side) in [
             ("query lengths", &self.queries),
             ("key lengths", &self.keys),
@@ -509,6 +509,14 @@ impl Call {
         check_values("sinks", self.scoring.sinks, sinks, self.heads(), |x| {
             x.is_finite()
         })
+    }
+
+    /// Checks scales of keys and values in e4m3: given exactly if these are, as many as the call has, each finite and above 0.
+    ///
+    /// # Errors
+    /// [`Error::Presence`], [`Error::Count`] or [`Error::Scale`].
+    pub fn check_scales(&self, k_scale: Option<&[f32]>, v_scale: Option<&[f32]>) -> Result<()> {
+        check_scales(self.scales, k_scale, v_scale)
     }
 
     /// Visible (query, key) pairs of one head, summed over the batch; a key mask is not counted.

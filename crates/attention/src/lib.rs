@@ -185,7 +185,7 @@ pub use lse::Lse;
 pub use mask::{Align, Mask};
 pub use operands::{Keys, LengthElement, Queries, Scales};
 pub use ops::{
-    Append, AppendBuilder, AppendOperands, CacheMut, CacheTensors, CacheWrite, E4m3CacheMut,
+    Append, AppendBuilder, AppendOperands, CacheMut, CacheOperand, CacheTensors, CacheWrite,
     LseBase, Merge, MergeBuilder, Pairing, QueriesMut, Rotary, Tables, append_cpu, merge,
     merge_cpu, merge_into,
 };

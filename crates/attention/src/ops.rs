@@ -10,7 +10,7 @@ use crate::layout::{DIMENSIONS, MAX_LEN};
 use crate::{Error, Layout, Result};
 
 pub use append::{
-    Append, AppendBuilder, AppendOperands, CacheMut, E4m3CacheMut, QueriesMut, append_cpu,
+    Append, AppendBuilder, AppendOperands, CacheMut, CacheOperand, QueriesMut, append_cpu,
 };
 pub use cache_write::{CacheTensors, CacheWrite};
 pub use merge::{LseBase, Merge, MergeBuilder, merge, merge_cpu, merge_into};

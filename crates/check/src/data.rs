@@ -129,8 +129,9 @@ pub struct Quantized {
 }
 
 impl Quantized {
-    /// Quantizes keys and values, which become the numbers that are left of them, without the scale.
-    fn new<T: Element>(k: &mut Buffer<T>, v: &mut Buffer<T>, scales: [Vec<f32>; 2]) -> Self {
+    /// Quantizes keys and values, which become the numbers that are left of them, without the scale. Scales are of keys and of values: one
+    /// number, or one for each key/value head.
+    pub fn new<T: Element>(k: &mut Buffer<T>, v: &mut Buffer<T>, scales: [Vec<f32>; 2]) -> Self {
         let [k_scale, v_scale] = scales;
         let quantize = |buffer: &mut Buffer<T>, scales: &[f32]| {
             let mut data = vec![E4m3::NAN; buffer.data.len()];

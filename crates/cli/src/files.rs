@@ -1,6 +1,7 @@
 //! Tensors in files: reading with every claim of the file checked, and writing.
 
-use std::borrow::Cow;
+mod write;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
@@ -9,14 +10,15 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use safetensors::tensor::{SafeTensors, TensorView};
 use safetensors::{Dtype, SafeTensorError};
-use warptile::{Element, Layout, TableLayout};
+use warptile::{E4m3, Element, Layout, TableLayout};
 
 use crate::failure::Failure;
-use crate::inputs::{AnyInputs, Inputs};
+use crate::inputs::{AnyInputs, Inputs, KeyData};
 use crate::npy;
 use crate::options::LayoutKind;
-use crate::output::Replacement;
 use crate::text;
+
+pub(crate) use write::{OutTensor, write};
 
 /// What a file is, by the end of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -214,12 +216,14 @@ fn describe(error: &SafeTensorError, len: usize) -> String {
 }
 
 /// What an input file may hold.
-const INPUTS: [&str; 13] = [
+const INPUTS: [&str; 15] = [
     "q",
     "k",
     "v",
     "k_pages",
     "v_pages",
+    "k_scale",
+    "v_scale",
     "block_table",
     "key_lengths",
     "cu_seqlens_q",
@@ -306,18 +310,6 @@ fn typed_inputs<T: Element>(
         true => Some(block_table(file, &file.required("block_table")?)?),
         false => None,
     };
-    let tensor = |name: &'static str, dimensions: Dimensions| {
-        let view = file.required(name)?;
-        if view.dtype() != dtype {
-            return Err(wrong(&format!(
-                "{name} has elements of type {}, but q has {dtype}; all of q, k and v must share one type",
-                view.dtype()
-            )));
-        }
-        let stored = dimensions.stored_shape(file, name, view.shape())?;
-        let layout = layout.layout(stored);
-        Ok((bytemuck::pod_collect_to_vec::<u8, T>(view.data()), layout))
-    };
     let of_rows = |packed: bool| match packed {
         true => Dimensions::Packed,
         false => Dimensions::Dense,
@@ -326,9 +318,13 @@ fn typed_inputs<T: Element>(
         true => Dimensions::Pages,
         false => of_rows(cu_seqlens_k.is_some()),
     };
-    let (q, q_layout) = tensor("q", of_rows(cu_seqlens_q.is_some()))?;
-    let (k, k_layout) = tensor(k, of_keys)?;
-    let (v, v_layout) = tensor(v, of_keys)?;
+    let tensors = TensorReader {
+        file,
+        layout,
+        q: dtype,
+    };
+    let (q, q_layout) = tensors.read("q", dtype, of_rows(cu_seqlens_q.is_some()))?;
+    let (kv, [k_layout, v_layout]) = tensors.keys([k, v], of_keys)?;
     let values = |name: &'static str, shapes: &[usize], needed: &str| {
         file.optional(name)
             .map(|view| f32_values(file, name, &view, shapes, needed))
@@ -336,8 +332,7 @@ fn typed_inputs<T: Element>(
     };
     Ok(Inputs {
         q,
-        k,
-        v,
+        kv,
         q_layout,
         k_layout,
         v_layout,
@@ -350,6 +345,78 @@ fn typed_inputs<T: Element>(
         bias: score_tensor(file, "bias", &[dtype])?,
         key_mask: score_tensor(file, "mask", &[Dtype::BOOL, Dtype::U8])?,
     })
+}
+
+/// Reads q, and keys and values.
+struct TensorReader<'a> {
+    file: &'a Tensors,
+    layout: LayoutKind,
+    /// The type of q.
+    q: Dtype,
+}
+
+impl TensorReader<'_> {
+    /// A tensor of elements of type `T`, which is called `dtype` in files.
+    fn read<T: bytemuck::Pod>(
+        &self,
+        name: &'static str,
+        dtype: Dtype,
+        dimensions: Dimensions,
+    ) -> Result<(Vec<T>, Layout), Failure> {
+        let view = self.file.required(name)?;
+        if view.dtype() != dtype {
+            return Err(self.file.wrong(&format!(
+                "{name} has elements of type {}, but q has {}; keys and values both have q's type, or both F8_E4M3",
+                view.dtype(),
+                self.q
+            )));
+        }
+        let stored = dimensions.stored_shape(self.file, name, view.shape())?;
+        let elements = bytemuck::pod_collect_to_vec::<u8, T>(view.data());
+        Ok((elements, self.layout.layout(stored)))
+    }
+
+    /// Keys and values of q's type, or in e4m3 with their scales.
+    fn keys<T: Element>(
+        &self,
+        [k, v]: [&'static str; 2],
+        dimensions: Dimensions,
+    ) -> Result<(KeyData<T>, [Layout; 2]), Failure> {
+        const SCALES: [&str; 2] = ["k_scale", "v_scale"];
+        let e4m3 = self.file.required(k)?.dtype() == Dtype::F8_E4M3;
+        if !e4m3 {
+            if let Some(scale) = SCALES
+                .iter()
+                .find(|name| self.file.optional(name).is_some())
+            {
+                return Err(self.file.wrong(&format!(
+                    "{scale} is there, but {k} has elements of type {}; scales belong to keys and values of type F8_E4M3",
+                    self.file.required(k)?.dtype()
+                )));
+            }
+            let (k, k_layout) = self.read(k, self.q, dimensions)?;
+            let (v, v_layout) = self.read(v, self.q, dimensions)?;
+            return Ok((KeyData::Same([k, v]), [k_layout, v_layout]));
+        }
+        let scale = |name| {
+            let view = self.file.optional(name).ok_or_else(|| {
+                self.file.wrong(&format!(
+                    "{name} is missing; {k} and {v} of type F8_E4M3 are multiplied by k_scale and v_scale"
+                ))
+            })?;
+            f32_values(
+                self.file,
+                name,
+                &view,
+                &[0, 1],
+                "[], [1] or [key/value heads]",
+            )
+        };
+        let scales = [scale(SCALES[0])?, scale(SCALES[1])?];
+        let (k, k_layout) = self.read::<E4m3>(k, Dtype::F8_E4M3, dimensions)?;
+        let (v, v_layout) = self.read::<E4m3>(v, Dtype::F8_E4M3, dimensions)?;
+        Ok((KeyData::E4m3([k, v], scales), [k_layout, v_layout]))
+    }
 }
 
 /// A tensor of an element for each score, `[batch, heads, queries, keys]`, if the file has it.
@@ -547,108 +614,4 @@ pub(crate) fn numbers(
         Dtype::I64 => Ok(widen::<i64>(view.data(), |value| value as f64)),
         _ => floats(file, name, view),
     }
-}
-
-/// A tensor to be written.
-pub(crate) struct OutTensor<'a> {
-    name: &'static str,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    data: &'a [u8],
-}
-
-impl<'a> OutTensor<'a> {
-    pub(crate) fn new<T: Element>(name: &'static str, shape: Vec<usize>, data: &'a [T]) -> Self {
-        OutTensor {
-            name,
-            dtype: dtype::<T>(),
-            shape,
-            data: bytemuck::cast_slice(data),
-        }
-    }
-
-    pub(crate) fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// Which keys are seen: any number but 0 for one that is.
-    pub(crate) fn mask(shape: Vec<usize>, data: &'a [u8]) -> Self {
-        OutTensor {
-            name: "mask",
-            dtype: Dtype::U8,
-            shape,
-            data,
-        }
-    }
-
-    /// Numbers of a reference.
-    pub(crate) fn f64(name: &'static str, shape: Vec<usize>, data: &'a [f64]) -> Self {
-        OutTensor {
-            name,
-            dtype: Dtype::F64,
-            shape,
-            data: bytemuck::cast_slice(data),
-        }
-    }
-
-    /// Row offsets, lengths, or numbers of pages.
-    pub(crate) fn integers(name: &'static str, shape: Vec<usize>, data: &'a [i32]) -> Self {
-        OutTensor {
-            name,
-            dtype: Dtype::I32,
-            shape,
-            data: bytemuck::cast_slice(data),
-        }
-    }
-}
-
-impl safetensors::View for &OutTensor<'_> {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(self.data)
-    }
-
-    fn data_len(&self) -> usize {
-        self.data.len()
-    }
-}
-
-fn dtype<T: Element>() -> Dtype {
-    match T::TYPE {
-        warptile::ElementType::F16 => Dtype::F16,
-        warptile::ElementType::Bf16 => Dtype::BF16,
-        _ => Dtype::F32,
-    }
-}
-
-/// Writes `tensors` as a whole file of the format that its name asks for. An `.npy` file gets the first one.
-///
-/// # Errors
-/// [`Failure::File`].
-pub(crate) fn write(file: Replacement, tensors: &[OutTensor<'_>]) -> Result<(), Failure> {
-    let array = |tensor: &OutTensor<'_>| {
-        npy::file(tensor.dtype, &tensor.shape, tensor.data).map_err(std::io::Error::other)
-    };
-    let bytes = match Format::of(file.path()) {
-        Format::Safetensors => {
-            let named = tensors.iter().map(|tensor| (tensor.name, tensor));
-            safetensors::serialize(named, None).map_err(std::io::Error::other)?
-        }
-        Format::Npy => tensors.first().map(array).transpose()?.unwrap_or_default(),
-        Format::Npz => {
-            let members = tensors
-                .iter()
-                .map(|tensor| Ok((tensor.name, array(tensor)?)));
-            let members: Vec<_> = members.collect::<std::io::Result<_>>()?;
-            npy::pack(&members).map_err(std::io::Error::other)?
-        }
-    };
-    file.finish(&bytes)
 }

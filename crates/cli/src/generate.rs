@@ -8,7 +8,7 @@ use std::str::FromStr;
 use clap::Args;
 use half::{bf16, f16};
 use warptile::{AlibiShape, Choice, Element, ElementType, Layout, Splits};
-use warptile_check::{Buffer, Case, LayoutKind};
+use warptile_check::{Buffer, Case, LayoutKind, Quantized};
 
 use crate::cases;
 use crate::failure::Failure;
@@ -27,6 +27,7 @@ use crate::run;
     "gen \"b2 q512 k512 h8 d64 f16 mask=causal\" -o qkv.safetensors",
     "gen \"q100 k100 h4 d64 f32\" -o qkv.npz --expected expected.npz",
     "gen \"q1 k4096 h8 d128 bf16\" -o qkv.safetensors --values outliers:50",
+    "gen \"b4 q1 k4096 h32/8 d128 bf16 pages=16 cache=e4m3\" -o step.safetensors",
 ]))]
 pub(crate) struct GenArgs {
     /// The problem, such as "b2 q512 k512 h8 d64 f16 mask=causal"
@@ -217,27 +218,54 @@ fn write_expected(args: &GenArgs, inputs: &[PathBuf], file: Replacement) -> Resu
 fn write<T: Element>(args: &GenArgs, file: Option<Replacement>) -> Result<Vec<PathBuf>, Failure> {
     let (case, values) = (&args.case, args.values);
     let mut inputs = case.inputs::<T>();
+    // Keys and values in e4m3 have the distribution before they are divided by their scales.
+    let scales = inputs.quantized.take();
+    let scales = scales.map(|of| [of.k_scale, of.v_scale]);
+    if scales.is_some() {
+        let wide = Case {
+            e4m3: false,
+            ..case.clone()
+        };
+        let wide = wide.inputs::<T>();
+        (inputs.k, inputs.v) = (wide.k, wide.v);
+    }
     let tensors = [&mut inputs.q, &mut inputs.k, &mut inputs.v];
     for (number, tensor) in (0..).zip(tensors) {
         values.apply(tensor, mixed(case.seed) ^ number);
     }
+    let quantized = scales.map(|scales| Quantized::new(&mut inputs.k, &mut inputs.v, scales));
     let lists = case.lists();
     let rows = |offsets: &Option<Vec<i32>>| {
         let end = offsets.as_ref()?.last();
         end.and_then(|&end| usize::try_from(end).ok())
     };
     let (q_shape, q) = dense(case, &inputs.q, rows(&lists.query_offsets));
-    let (k_shape, k) = dense(case, &inputs.k, rows(&lists.key_offsets));
-    let (v_shape, v) = dense(case, &inputs.v, rows(&lists.key_offsets));
+    let key_rows = rows(&lists.key_offsets);
+    let (k_shape, k) = dense(case, &inputs.k, key_rows);
+    let (v_shape, v) = dense(case, &inputs.v, key_rows);
+    let in_e4m3 = quantized
+        .as_ref()
+        .map(|of| [&of.k, &of.v].map(|tensor| dense(case, tensor, key_rows).1));
     let (k_name, v_name) = match case.pages {
         Some(_) => ("k_pages", "v_pages"),
         None => ("k", "v"),
     };
-    let mut tensors = vec![
-        OutTensor::new("q", q_shape, &q),
-        OutTensor::new(k_name, k_shape, &k),
-        OutTensor::new(v_name, v_shape, &v),
-    ];
+    let mut tensors = vec![OutTensor::new("q", q_shape, &q)];
+    match &in_e4m3 {
+        Some([k, v]) => tensors.extend([
+            OutTensor::e4m3(k_name, k_shape, k),
+            OutTensor::e4m3(v_name, v_shape, v),
+        ]),
+        None => tensors.extend([
+            OutTensor::new(k_name, k_shape, &k),
+            OutTensor::new(v_name, v_shape, &v),
+        ]),
+    }
+    if let Some(of) = &quantized {
+        for (name, scales) in [("k_scale", &of.k_scale), ("v_scale", &of.v_scale)] {
+            tensors.push(OutTensor::new(name, vec![scales.len()], scales));
+        }
+    }
     for (name, list) in [
         ("cu_seqlens_q", &lists.query_offsets),
         ("cu_seqlens_k", &lists.key_offsets),
@@ -283,7 +311,7 @@ fn write<T: Element>(args: &GenArgs, file: Option<Replacement>) -> Result<Vec<Pa
 
 /// A tensor as the file stores it: without what surrounds it, packed ones without the unused rows behind the last sequence
 /// and without the batch of 1.
-fn dense<T: Element>(
+fn dense<T: Copy>(
     case: &Case,
     buffer: &Buffer<T>,
     packed_rows: Option<usize>,

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use bytemuck::Pod;
 use half::{bf16, f16};
 use warptile::{
-    AlibiShape, Attention, Backend, Call, Choice, Element, Error, Keys, Layout, Operands, Plan,
-    Queries, Scoring, Splits, TableLayout, Tensor, View,
+    AlibiShape, Attention, Backend, Call, Choice, E4m3, Element, Error, KeyView, Keys, Layout,
+    Operands, Plan, Queries, ScaleCounts, Scales, Scoring, Splits, TableLayout, Tensor, View,
 };
 use warptile_check::Expectation;
 
@@ -22,8 +22,7 @@ pub(crate) struct Settings {
 #[derive(Debug, Clone)]
 pub(crate) struct Inputs<T> {
     pub(crate) q: Vec<T>,
-    pub(crate) k: Vec<T>,
-    pub(crate) v: Vec<T>,
+    pub(crate) kv: KeyData<T>,
     pub(crate) q_layout: Layout,
     pub(crate) k_layout: Layout,
     pub(crate) v_layout: Layout,
@@ -41,6 +40,21 @@ pub(crate) struct Inputs<T> {
     pub(crate) bias: Option<(Vec<T>, Layout)>,
     /// Hides keys where it is 0, stored likewise.
     pub(crate) key_mask: Option<(Vec<u8>, Layout)>,
+}
+
+/// Keys and values.
+#[derive(Debug, Clone)]
+pub(crate) enum KeyData<T> {
+    /// Of the queries' type.
+    Same([Vec<T>; 2]),
+    /// In e4m3, with the scales of both.
+    E4m3([Vec<E4m3>; 2], [Vec<f32>; 2]),
+}
+
+/// The same on a device.
+enum KeyTensors<T: Pod> {
+    Same([Tensor<T>; 2]),
+    E4m3([Tensor<E4m3>; 2]),
 }
 
 /// [`Inputs`] of any element type.
@@ -117,6 +131,9 @@ impl<T: Element> Inputs<T> {
         let mut builder = Call::builder(&self.q_layout, &self.k_layout, &self.v_layout, T::TYPE)
             .scoring(scoring)
             .splits(settings.splits);
+        if let Some([k, v]) = self.scales() {
+            builder = builder.e4m3(ScaleCounts::of(k, v));
+        }
         if let Some(offsets) = &self.cu_seqlens_q {
             builder = builder.packed_queries(offsets);
         }
@@ -138,7 +155,17 @@ impl<T: Element> Inputs<T> {
         let call = builder.build().map_err(in_terms_of_the_file)?;
         call.check_slopes(self.alibi_slopes.as_deref())?;
         call.check_sinks(self.sinks.as_deref())?;
+        let [k_scale, v_scale] = [0, 1].map(|side| self.scales().map(|scales| scales[side]));
+        call.check_scales(k_scale, v_scale)?;
         Ok(call)
+    }
+
+    /// Of keys and of values in e4m3.
+    fn scales(&self) -> Option<[&[f32]; 2]> {
+        match &self.kv {
+            KeyData::Same(_) => None,
+            KeyData::E4m3(_, scales) => Some(scales.each_ref().map(Vec::as_slice)),
+        }
     }
 
     /// The options of the high-level call.
@@ -173,17 +200,31 @@ impl<T: Element> Inputs<T> {
         const REPEATS: usize = 20;
         const REPEAT_TIME: Duration = Duration::from_secs(1);
         let q = backend.tensor_with_layout(&self.q, self.q_layout)?;
-        let k = backend.tensor_with_layout(&self.k, self.k_layout)?;
-        let v = backend.tensor_with_layout(&self.v, self.v_layout)?;
+        let kv = match &self.kv {
+            KeyData::Same([k, v]) => KeyTensors::Same([
+                backend.tensor_with_layout(k, self.k_layout)?,
+                backend.tensor_with_layout(v, self.v_layout)?,
+            ]),
+            KeyData::E4m3([k, v], _) => KeyTensors::E4m3([
+                backend.tensor_with_layout(k, self.k_layout)?,
+                backend.tensor_with_layout(v, self.v_layout)?,
+            ]),
+        };
         let bias = uploaded(backend, self.bias.as_ref())?;
         let key_mask = uploaded(backend, self.key_mask.as_ref())?;
         backend.synchronize()?;
         let attention = self.attention(settings);
         let mut queries = Queries::new(&q);
-        let mut keys = match &self.block_table {
-            Some((table, layout)) => Keys::paged(&k, &v, table, *layout),
-            None => Keys::new(&k, &v),
+        let mut keys = match &kv {
+            KeyTensors::Same([k, v]) => Keys::new(k, v),
+            KeyTensors::E4m3([k, v]) => {
+                let [k_scale, v_scale] = self.scales().unwrap_or_default();
+                Keys::e4m3(k, v, Scales::new(k_scale, v_scale))
+            }
         };
+        if let Some((table, layout)) = &self.block_table {
+            keys = keys.in_pages(table, *layout);
+        }
         if let Some(offsets) = &self.cu_seqlens_q {
             queries = queries.packed(offsets);
         }
@@ -236,13 +277,20 @@ impl<T: Element> Inputs<T> {
         operands.sinks = self.sinks.as_deref();
         operands.bias = self.bias.as_ref().map(|(data, _)| &data[..]);
         operands.key_mask = self.key_mask.as_ref().map(|(data, _)| &data[..]);
-        Expectation::new(
-            call,
-            View::new(&self.q, self.q_layout),
-            View::new(&self.k, self.k_layout),
-            View::new(&self.v, self.v_layout),
-            &operands,
-        )
+        if let Some([k_scale, v_scale]) = self.scales() {
+            operands = operands.scales(k_scale, v_scale);
+        }
+        let [k, v]: [KeyView<'_, T>; 2] = match &self.kv {
+            KeyData::Same([k, v]) => [
+                View::new(k, self.k_layout).into(),
+                View::new(v, self.v_layout).into(),
+            ],
+            KeyData::E4m3([k, v], _) => [
+                View::new(k, self.k_layout).into(),
+                View::new(v, self.v_layout).into(),
+            ],
+        };
+        Expectation::new(call, View::new(&self.q, self.q_layout), k, v, &operands)
     }
 }
 

@@ -35,13 +35,15 @@ struct Header {
     shape: Vec<usize>,
 }
 
-/// NumPy's name of an element type. NumPy has no bf16: ml_dtypes' arrays of it are saved as two bytes without a meaning.
+/// NumPy's name of an element type. NumPy has no bf16 and no e4m3: ml_dtypes' arrays of them are saved as two bytes or one without a
+/// meaning.
 fn name(dtype: Dtype) -> Option<&'static str> {
     Some(match dtype {
         Dtype::BOOL => "|b1",
         Dtype::U8 => "|u1",
         Dtype::F16 => "<f2",
         Dtype::BF16 => "<V2",
+        Dtype::F8_E4M3 => "|V1",
         Dtype::F32 => "<f4",
         Dtype::F64 => "<f8",
         Dtype::I32 => "<i4",
@@ -52,19 +54,24 @@ fn name(dtype: Dtype) -> Option<&'static str> {
 }
 
 fn dtype(descr: &str) -> Option<Dtype> {
-    const KNOWN: [Dtype; 9] = [
+    const KNOWN: [Dtype; 10] = [
         Dtype::BOOL,
         Dtype::U8,
         Dtype::F16,
         Dtype::BF16,
+        Dtype::F8_E4M3,
         Dtype::F32,
         Dtype::F64,
         Dtype::I32,
         Dtype::U32,
         Dtype::I64,
     ];
-    // Older versions of NumPy give the two bytes no order.
-    let descr = if descr == "|V2" { "<V2" } else { descr };
+    // Whether bytes without a meaning have an order depends on NumPy's version.
+    let descr = match descr {
+        "|V2" => "<V2",
+        "<V1" => "|V1",
+        known => known,
+    };
     KNOWN.into_iter().find(|&one| name(one) == Some(descr))
 }
 
@@ -94,7 +101,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Array, String> {
         .map_err(|error| format!("its header is not that of a plain array: {error}"))?;
     let dtype = dtype(&header.descr).ok_or_else(|| {
         format!(
-            "elements of type {} are not read; f2, f4, f8, i4, u4, i8, u1, b1 and V2 (bf16) are, in little-endian order",
+            "elements of type {} are not read; f2, f4, f8, i4, u4, i8, u1, b1, V2 (bf16) and V1 (e4m3) are, in little-endian order",
             text::name(&header.descr)
         )
     })?;
@@ -254,6 +261,8 @@ mod tests {
         assert_eq!(parse(&scalar).unwrap().shape, Vec::<usize>::new());
         let brain = file(Dtype::BF16, &[2, 1], &[0; 4]).unwrap();
         assert_eq!(parse(&brain).unwrap().dtype, Dtype::BF16);
+        let small = file(Dtype::F8_E4M3, &[2, 1], &[0; 2]).unwrap();
+        assert_eq!(parse(&small).unwrap().dtype, Dtype::F8_E4M3);
     }
 
     #[test]

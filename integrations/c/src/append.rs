@@ -4,15 +4,15 @@ use std::ffi::c_void;
 
 use attention::gpu::PreparedAppend;
 use attention::{
-    Append as Checked, AppendOperands, CacheMut, Element, ElementType, Layout as Strided,
-    QueriesMut, Tables, append_cpu,
+    Append as Checked, AppendOperands, CacheMut, CacheOperand, E4m3, Element, ElementType,
+    Layout as Strided, QueriesMut, Tables, append_cpu,
 };
 use half::{bf16, f16};
 
 use crate::append_call::{rotation, tables, write};
 use crate::append_desc::{AppendDesc, AppendMemory};
 use crate::error::{Failure, Result, guarded};
-use crate::host::{Part, Place, check_apart};
+use crate::host::{Part, Place, check_apart, scales_on_host};
 use crate::machine::{OnGpu, no_stream};
 use crate::structs::{check_pointer, flag, read};
 
@@ -48,8 +48,9 @@ pub unsafe extern "C" fn warptile_append_prepare(
         // SAFETY: there are no lists.
         let checked = unsafe { write(&desc, rotary.as_ref(), None) }?;
         let unchecked = flag("unchecked", desc.unchecked)?;
-        let on = OnGpu::load(device, unchecked, |gpu| {
-            gpu.prepare_append(checked.element())
+        let on = OnGpu::load(device, unchecked, |gpu| match checked.scales() {
+            None => gpu.prepare_append(checked.element()),
+            Some(_) => gpu.prepare_append_e4m3(checked.element()),
         })?;
         let made = Box::into_raw(Box::new(Append {
             desc,
@@ -133,15 +134,35 @@ fn optional<T>(
 unsafe fn run_on_cpu<T: Element>(append: &Append, memory: &AppendMemory) -> Result<()> {
     let Append { desc, append, .. } = append;
     // SAFETY: the caller's promise.
-    let append = unsafe { write(desc, append.rotary(), Some(memory)) }?;
+    unsafe {
+        let append = write(desc, append.rotary(), Some(memory))?;
+        match scales_on_host(append.scales(), [memory.k_scale, memory.v_scale])? {
+            None => write_on_cpu::<T, T>(desc, &append, memory, CacheOperand::Same),
+            Some(scales) => write_on_cpu::<T, E4m3>(desc, &append, memory, |cache| {
+                CacheOperand::E4m3(cache, scales)
+            }),
+        }
+    }
+}
+
+/// Writes into a cache of elements of type `C`.
+///
+/// # Safety
+/// As [`warptile_append_run`] on the CPU.
+unsafe fn write_on_cpu<'a, T: Element, C: 'a>(
+    desc: &AppendDesc,
+    append: &Checked,
+    memory: &AppendMemory,
+    operand: impl FnOnce(CacheMut<'a, C>) -> CacheOperand<'a, T>,
+) -> Result<()> {
     let k = Part::<T>::tensor("k", memory.k.cast(), append.k())?;
     let v = Part::<T>::tensor("v", memory.v.cast(), append.v())?;
-    let keys = Part::<T>::tensor(
+    let keys = Part::<C>::tensor(
         "k_pages",
         memory.k_pages.cast_const().cast(),
         append.k_pages(),
     )?;
-    let values = Part::<T>::tensor(
+    let values = Part::<C>::tensor(
         "v_pages",
         memory.v_pages.cast_const().cast(),
         append.v_pages(),
@@ -168,7 +189,7 @@ unsafe fn run_on_cpu<T: Element>(append: &Append, memory: &AppendMemory) -> Resu
         _ => {}
     }
     check_apart(&outputs, &inputs)?;
-    // SAFETY: the caller's promise; any bits are a value of `T`, and outputs overlap nothing but, of keys and values interleaved, each
+    // SAFETY: the caller's promise; any bits are a value of `T` and of `C`, and outputs overlap nothing but, of keys and values interleaved, each
     // other, and these become one slice.
     unsafe {
         let cache = match together {
@@ -186,11 +207,11 @@ unsafe fn run_on_cpu<T: Element>(append: &Append, memory: &AppendMemory) -> Resu
         let operands = AppendOperands {
             k: k.slice(),
             v: v.slice(),
-            cache,
+            cache: operand(cache),
             queries,
             tables,
         };
-        append_cpu(&append, operands)?;
+        append_cpu(append, operands)?;
     }
     Ok(())
 }

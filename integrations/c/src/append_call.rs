@@ -9,7 +9,7 @@ use crate::append_desc::{
 };
 use crate::error::{Failure, Result};
 use crate::host::{List, Part, list};
-use crate::structs::{bound, count, element, flag, sequences};
+use crate::structs::{bound, count, element, flag, scales, sequences};
 
 /// The write that a description says, with the rotation that [`rotation`] has read. On the CPU its lists are those of `memory`; without
 /// `memory` they are on a device, or not known yet.
@@ -21,9 +21,6 @@ pub(crate) unsafe fn write(
     rotary: Option<&Rotary>,
     memory: Option<&AppendMemory>,
 ) -> Result<Append> {
-    if desc.reserved != 0 {
-        return Err(Failure::of("reserved", "must be 0"));
-    }
     let element = element(desc.element)?;
     let k = desc.k.required("k")?;
     let v = desc.v.required("v")?;
@@ -33,6 +30,9 @@ pub(crate) unsafe fn write(
     let k_pages = desc.k_pages.required("k_pages")?;
     let v_pages = desc.v_pages.required("v_pages")?;
     let mut builder = Append::builder(element, [&k, &v], [&k_pages, &v_pages]);
+    if let Some(counts) = scales(desc.cache_element, [desc.k_scales, desc.v_scales])? {
+        builder = builder.e4m3(counts);
+    }
     if let Some(rotary) = rotary {
         builder = builder.rotary(rotary.clone());
     }

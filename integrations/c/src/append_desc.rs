@@ -32,7 +32,7 @@ pub const WARPTILE_POSITIONS_I64: u32 = 2;
 pub struct AppendDesc {
     /// `sizeof(warptile_append_desc)`.
     pub size: usize,
-    /// Element type of all tensors.
+    /// Element type of all tensors; `cache_element` may be another.
     pub element: u32,
     /// WARPTILE_ROTARY_NONE, and so on.
     pub rotary: u32,
@@ -77,8 +77,12 @@ pub struct AppendDesc {
     pub rotary_frequencies: *const f64,
     /// As in warptile_attention_desc.
     pub unchecked: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Element type of the cache: 0, for `element`, or WARPTILE_E4M3, beside any of the others.
+    pub cache_element: u32,
+    /// With WARPTILE_E4M3: how many numbers k_scale has, 1 or one for each key/value head. 0: 1.
+    pub k_scales: u32,
+    /// The same of v_scale.
+    pub v_scales: u32,
 }
 
 // SAFETY: numbers and raw pointers, the size first, without padding.
@@ -121,6 +125,11 @@ pub struct AppendMemory {
     pub cos: *const c_void,
     /// Sines.
     pub sin: *const c_void,
+    /// What keys are divided by before they go into a cache in e4m3, as the nearest numbers, at most 448: finite, above 0. A GPU reads them
+    /// when the work runs, and does not check them.
+    pub k_scale: *const f32,
+    /// The same of values.
+    pub v_scale: *const f32,
 }
 
 // SAFETY: as above.
@@ -145,6 +154,8 @@ impl AppendMemory {
         to.positions = address(self.positions);
         to.cos = address(self.cos);
         to.sin = address(self.sin);
+        to.k_scale = address(self.k_scale);
+        to.v_scale = address(self.v_scale);
         to
     }
 }

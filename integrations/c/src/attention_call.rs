@@ -9,16 +9,13 @@ use crate::attention_desc::{
 };
 use crate::error::{Failure, Result};
 use crate::host::{List, list};
-use crate::structs::{bound, count, element, flag, name, sequences};
+use crate::structs::{bound, count, element, flag, name, scales, sequences};
 
 /// The call that a description says. On the CPU its lists are those of `memory`; without `memory` they are on a device, or not known yet.
 ///
 /// # Safety
 /// Each list of `memory` is null or points to as many numbers as the description says, which nobody writes meanwhile.
 pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>) -> Result<Call> {
-    if desc.reserved != 0 {
-        return Err(Failure::of("reserved", "must be 0"));
-    }
     let q = desc.q.required("q")?;
     let k = desc.k.required("k")?;
     let v = desc.v.required("v")?;
@@ -48,6 +45,9 @@ pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>
             keys => Splits::EveryKeys(keys),
         })
         .want_lse(flag("want_lse", desc.want_lse)?);
+    if let Some(counts) = scales(desc.cache_element, [desc.k_scales, desc.v_scales])? {
+        builder = builder.e4m3(counts);
+    }
     if let Some(out) = desc.out.given("out")? {
         builder = builder.out(out);
     }

@@ -97,8 +97,12 @@ pub struct AttentionDesc {
     /// reads through a tensor map. The caller sees to it that the device's primary context is current on the thread, that the stream is of
     /// it, and that all addresses are of memory that the device can use. 0: it looks, and makes the context current for the time of the call.
     pub unchecked: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Element type of k and v: 0, for `element`, or WARPTILE_E4M3, beside any of the others.
+    pub cache_element: u32,
+    /// With WARPTILE_E4M3: how many numbers k_scale has, 1 or one for each key/value head. 0: 1.
+    pub k_scales: u32,
+    /// The same of v_scale.
+    pub v_scales: u32,
 }
 
 // SAFETY: numbers and raw pointers, the size first, without padding.
@@ -147,6 +151,10 @@ pub struct AttentionMemory {
     pub workspace: *mut c_void,
     /// Bytes there.
     pub workspace_bytes: usize,
+    /// What keys in e4m3 are multiplied by: finite, above 0. A GPU reads them when the work runs, and does not check them.
+    pub k_scale: *const f32,
+    /// The same of values.
+    pub v_scale: *const f32,
 }
 
 // SAFETY: as above.
@@ -171,6 +179,8 @@ impl AttentionMemory {
         to.bias = address(self.bias);
         to.key_mask = address(self.key_mask);
         to.block_table = address(self.block_table);
+        to.k_scale = address(self.k_scale);
+        to.v_scale = address(self.v_scale);
         to
     }
 }

@@ -4,14 +4,15 @@ use std::ffi::c_void;
 
 use attention::gpu::Prepared;
 use attention::{
-    Call, Choice, Element, ElementType, Layout as Checked, Operands, View, ViewMut, forward_cpu,
+    Call, Choice, E4m3, Element, ElementType, KeyView, Layout as Checked, Operands, View, ViewMut,
+    forward_cpu,
 };
 use half::{bf16, f16};
 
 use crate::attention_call::{call, choice};
 use crate::attention_desc::{AttentionDesc, AttentionMemory};
 use crate::error::{Failure, Result, guarded};
-use crate::host::{Part, check_apart, list_on_host};
+use crate::host::{Part, Place, check_apart, list_on_host, scales_on_host};
 use crate::machine::{OnGpu, no_stream};
 use crate::structs::{address, check_pointer, flag, read};
 
@@ -176,8 +177,11 @@ unsafe fn run_on_cpu<T: Element>(desc: &AttentionDesc, memory: &AttentionMemory)
     // SAFETY: the caller's promise.
     let call = unsafe { call(desc, Some(memory)) }?;
     let q = Part::<T>::tensor("q", memory.q.cast(), call.q())?;
-    let k = Part::<T>::tensor("k", memory.k.cast(), call.k())?;
-    let v = Part::<T>::tensor("v", memory.v.cast(), call.v())?;
+    // SAFETY: the caller's promise.
+    let scales = unsafe { scales_on_host(call.scales(), [memory.k_scale, memory.v_scale]) }?;
+    let e4m3 = scales.is_some();
+    let k = KeyPart::<T>::tensor("k", memory.k, call.k(), e4m3)?;
+    let v = KeyPart::<T>::tensor("v", memory.v, call.v(), e4m3)?;
     let out = Part::<T>::tensor("out", memory.out.cast_const().cast(), call.out())?;
     let scoring = call.scoring();
     let slopes = scoring.slope_count(call.batch(), call.heads());
@@ -185,7 +189,10 @@ unsafe fn run_on_cpu<T: Element>(desc: &AttentionDesc, memory: &AttentionMemory)
     let too_large = |name| Failure::of(name, "is larger than memory");
     let bias_len = score_tensor(call.bias()).ok_or_else(|| too_large("bias"))?;
     let mask_len = score_tensor(call.key_mask()).ok_or_else(|| too_large("key_mask"))?;
-    let mut operands = Operands::none();
+    let mut operands = match scales {
+        None => Operands::none(),
+        Some([k_scale, v_scale]) => Operands::none().scales(k_scale, v_scale),
+    };
     // SAFETY: the caller's promise.
     unsafe {
         operands.slopes = list_on_host(
@@ -222,17 +229,56 @@ unsafe fn run_on_cpu<T: Element>(desc: &AttentionDesc, memory: &AttentionMemory)
     // SAFETY: the caller's promise; any bits are a value of `T`, and outputs overlap nothing. The call has its own copies of the
     // lists.
     unsafe {
-        let (q, k, v) = (q.slice(), k.slice(), v.slice());
+        let (q, k, v) = (q.slice(), k.view(call.k()), v.view(call.v()));
         let lse = call.wants_lse().then(|| lse.slice_mut());
         forward_cpu(
             &call,
             View::new(q, *call.q()),
-            View::new(k, *call.k()),
-            View::new(v, *call.v()),
+            k,
+            v,
             &operands,
             ViewMut::new(out.slice_mut(), *call.out()),
             lse,
         )?;
     }
     Ok(())
+}
+
+/// Keys or values on the CPU.
+enum KeyPart<T> {
+    Same(Part<T>),
+    E4m3(Part<E4m3>),
+}
+
+impl<T: Element> KeyPart<T> {
+    fn tensor(
+        name: &'static str,
+        start: *const c_void,
+        layout: &Checked,
+        e4m3: bool,
+    ) -> Result<Self> {
+        Ok(match e4m3 {
+            false => KeyPart::Same(Part::tensor(name, start.cast(), layout)?),
+            true => KeyPart::E4m3(Part::tensor(name, start.cast(), layout)?),
+        })
+    }
+
+    fn place(&self) -> Place {
+        match self {
+            KeyPart::Same(part) => part.place(),
+            KeyPart::E4m3(part) => part.place(),
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::slice`].
+    unsafe fn view<'a>(&self, layout: &Checked) -> KeyView<'a, T> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                KeyPart::Same(part) => View::new(part.slice(), *layout).into(),
+                KeyPart::E4m3(part) => View::new(part.slice(), *layout).into(),
+            }
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use attention::Layout;
+use attention::{Layout, ScaleCounts};
 
 use crate::error::{Failure, Result};
 use crate::structs::check_pointer;
@@ -165,6 +165,24 @@ impl Place {
             bytes: self.bytes.start.min(other.bytes.start)..self.bytes.end.max(other.bytes.end),
             ..self
         }
+    }
+}
+
+/// The scales of keys and values, given exactly if there are some.
+///
+/// # Safety
+/// As [`list_on_host`].
+pub(crate) unsafe fn scales_on_host<'a>(
+    counts: Option<ScaleCounts>,
+    [k, v]: [*const f32; 2],
+) -> Result<Option<[&'a [f32]; 2]>> {
+    let wanted = counts.is_some();
+    let counts = counts.unwrap_or_default();
+    // SAFETY: the caller's promise.
+    unsafe {
+        let k = list_on_host("k_scale", wanted, k, counts.k)?;
+        let v = list_on_host("v_scale", wanted, v, counts.v)?;
+        Ok(k.zip(v).map(|(k, v)| [k, v]))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use attention::{ElementType, Layout as Checked};
+use attention::{ElementType, Layout as Checked, ScaleCounts};
 
 use crate::error::{Failure, Result};
 
@@ -12,6 +12,8 @@ pub const WARPTILE_F16: u32 = 1;
 pub const WARPTILE_BF16: u32 = 2;
 /// Elements are IEEE single precision, 4 bytes.
 pub const WARPTILE_F32: u32 = 3;
+/// Elements are e4m3 (float8_e4m3fn), 1 byte: of keys, values and caches alone.
+pub const WARPTILE_E4M3: u32 = 4;
 
 /// The CPU, where a device's number is asked for.
 pub const WARPTILE_CPU: i32 = -1;
@@ -113,6 +115,26 @@ pub(crate) fn element(value: u32) -> Result<ElementType> {
         _ => Err(Failure::of(
             "element",
             format!("is {value}, but must be WARPTILE_F16, WARPTILE_BF16 or WARPTILE_F32"),
+        )),
+    }
+}
+
+/// How many scales keys and values have, if they are in e4m3: by `cache_element`, 0 for the type of the other tensors.
+pub(crate) fn scales(cache_element: u32, [k, v]: [u32; 2]) -> Result<Option<ScaleCounts>> {
+    let or_one = |count: u32| count.max(1) as usize;
+    match cache_element {
+        WARPTILE_E4M3 => Ok(Some(ScaleCounts {
+            k: or_one(k),
+            v: or_one(v),
+        })),
+        0 if k == 0 && v == 0 => Ok(None),
+        0 => Err(Failure::of(
+            if k == 0 { "v_scales" } else { "k_scales" },
+            "is given, but cache_element is not WARPTILE_E4M3",
+        )),
+        other => Err(Failure::of(
+            "cache_element",
+            format!("is {other}, but must be 0, for that of the other tensors, or WARPTILE_E4M3"),
         )),
     }
 }

@@ -46,15 +46,33 @@ static uint16_t to_bf16(float value) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-static size_t size_of(uint32_t element) { return element == WARPTILE_F32 ? 4 : 2; }
+// 4 bits of exponent and 3 of fraction.
+static float from_e4m3(uint8_t value) {
+    int exponent = value >> 3 & 15, fraction = value & 7;
+    float size = exponent ? ldexpf(8 + (float)fraction, exponent - 10) : ldexpf((float)fraction, -9);
+    return value & 0x80 ? -size : size;
+}
+
+// One of the nearest numbers.
+static uint8_t to_e4m3(float value) {
+    uint8_t best = 0;
+    for (int i = 0; i < 0x7f; i++) {
+        if (fabsf(from_e4m3((uint8_t)i) - fabsf(value)) < fabsf(from_e4m3(best) - fabsf(value))) best = (uint8_t)i;
+    }
+    return value < 0 ? best | 0x80 : best;
+}
+
+static size_t size_of(uint32_t element) { return element == WARPTILE_F32 ? 4 : element == WARPTILE_E4M3 ? 1 : 2; }
 
 static void put(void *to, uint32_t element, int64_t at, float value) {
     if (element == WARPTILE_F32) ((float *)to)[at] = value;
+    else if (element == WARPTILE_E4M3) ((uint8_t *)to)[at] = to_e4m3(value);
     else ((uint16_t *)to)[at] = element == WARPTILE_F16 ? to_f16(value) : to_bf16(value);
 }
 
 static float get(const void *from, uint32_t element, int64_t at) {
     if (element == WARPTILE_F32) return ((const float *)from)[at];
+    if (element == WARPTILE_E4M3) return from_e4m3(((const uint8_t *)from)[at]);
     uint16_t value = ((const uint16_t *)from)[at];
     return element == WARPTILE_F16 ? from_f16(value) : float_of((uint32_t)value << 16);
 }
@@ -138,8 +156,12 @@ static int run(uint64_t seed) {
     int64_t k_rows = kind == 1 ? k_at[sequences] + 1 : most_k;
     int step = unaligned ? 1 : 8;
     tensor q = make(element, entries, q_rows, heads, size, step);
-    tensor k = kind == 3 ? make(element, pages, page_rows, kv_heads, size, step) : make(element, entries, k_rows, kv_heads, size, step);
-    tensor v = kind == 3 ? make(element, pages, page_rows, kv_heads, size, step) : make(element, entries, k_rows, kv_heads, size, step);
+    uint32_t of_keys = draw(5) == 0 ? WARPTILE_E4M3 : element;
+    int key_step = of_keys == WARPTILE_E4M3 ? 2 * step : step;
+    int64_t k_entries = kind == 3 ? pages : entries, entry_rows = kind == 3 ? page_rows : k_rows;
+    tensor k = make(of_keys, k_entries, entry_rows, kv_heads, size, key_step);
+    tensor v = make(of_keys, k_entries, entry_rows, kv_heads, size, key_step);
+    float scales[2][2] = {{1, 1}, {1, 1}};
     tensor out = make(element, entries, q_rows, heads, size, step);
 
     warptile_attention_desc desc = {0};
@@ -163,6 +185,12 @@ static int run(uint64_t seed) {
     desc.sequences = kind == 1 ? sequences : 0;
     desc.key_lengths = kind >= 2;
     desc.table_columns = kind == 3 ? columns : 0;
+    if (of_keys == WARPTILE_E4M3) {
+        desc.cache_element = WARPTILE_E4M3;
+        desc.k_scales = draw(2) ? (uint32_t)kv_heads : draw(2);
+        desc.v_scales = draw(2) ? (uint32_t)kv_heads : draw(2);
+        for (int i = 0; i < 4; i++) scales[i / 2][i % 2] = 0.75f + 0.25f * draw_float();
+    }
     tensor bias = {0}, key_mask = {0};
     if (kind != 1 && kind != 3 && draw(4) == 0) {
         bias = make(element, draw(2) ? 1 : sequences, most_q, draw(2) ? 1 : heads, most_k, 1);
@@ -204,6 +232,8 @@ static int run(uint64_t seed) {
     memory.sinks = desc.sinks ? (float *)uploaded(sinks, sizeof sinks) : NULL;
     memory.bias = bias.memory;
     memory.key_mask = (uint8_t *)key_mask.memory;
+    memory.k_scale = of_keys == WARPTILE_E4M3 ? (float *)uploaded(scales[0], sizeof scales[0]) : NULL;
+    memory.v_scale = of_keys == WARPTILE_E4M3 ? (float *)uploaded(scales[1], sizeof scales[1]) : NULL;
     memory.workspace_bytes = warptile_attention_workspace(attention);
     memory.workspace = allocate(memory.workspace_bytes);
     if (warptile_attention_run(attention, &memory, NULL) != WARPTILE_OK) wrong(seed, "%s", warptile_last_error());
@@ -222,13 +252,14 @@ static int run(uint64_t seed) {
             for (int64_t i = 0; i < q_len[b]; i++) {
                 int64_t group = h / (heads / kv_heads), entry = kind == 1 ? 0 : b, row = kind == 1 ? q_at[b] + i : i;
                 int64_t length = k_len[b], diagonal = desc.mask == WARPTILE_MASK_CAUSAL_TOP_LEFT ? i : i + length - q_len[b];
+                double k_scale = scales[0][desc.k_scales > 1 ? group : 0], v_scale = scales[1][desc.v_scales > 1 ? group : 0];
                 double scale = desc.scale_given ? desc.scale : 1 / sqrt((double)size), most = -INFINITY, sum = 0;
                 for (int64_t j = 0; j < length; j++) {
                     int64_t page = kind == 3 ? table[b * columns + j / page_rows] : entry;
                     int64_t key = kind == 3 ? j % page_rows : kind == 1 ? k_at[b] + j : j;
                     double score = 0;
                     for (int64_t d = 0; d < size; d++) score += (double)at(&q, entry, row, h, d) * at(&k, page, key, group, d);
-                    score *= scale;
+                    score *= scale * k_scale;
                     if (desc.softcap != 0) score = desc.softcap * tanh(score / desc.softcap);
                     if (desc.alibi) {
                         float slope = slopes[desc.alibi == WARPTILE_ALIBI_PER_HEAD ? h : b * heads + h];
@@ -256,7 +287,7 @@ static int run(uint64_t seed) {
                     for (int64_t j = 0; j < length && sum > 0; j++) {
                         int64_t page = kind == 3 ? table[b * columns + j / page_rows] : entry;
                         int64_t key = kind == 3 ? j % page_rows : kind == 1 ? k_at[b] + j : j;
-                        expected += weights[j] / sum * at(&v, page, key, group, d);
+                        expected += weights[j] / sum * v_scale * at(&v, page, key, group, d);
                     }
                     written[offset(&out, entry, row, h, d)] = 1;
                     if (!(fabs(found - expected) <= tolerance)) {
@@ -277,7 +308,8 @@ static int run(uint64_t seed) {
         }
     }
     const void *lists[] = {memory.lse,         memory.query_offsets, memory.key_offsets, memory.key_lengths,
-                           memory.block_table, memory.alibi_slopes,  memory.sinks,       memory.workspace};
+                           memory.block_table, memory.alibi_slopes,  memory.sinks,       memory.workspace,
+                           memory.k_scale,     memory.v_scale};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         if (lists[i]) release((void *)(uintptr_t)lists[i]);
     }

@@ -82,7 +82,11 @@ static void descriptions(void) {
     INVALID(DESC(d.mask = 4), "mask is 4");
     INVALID(DESC(d.alibi = 3), "alibi is 3");
     INVALID(DESC(d.sinks = 2), "sinks is 2, but must be 0 or 1");
-    INVALID(DESC(d.reserved = 1), "reserved must be 0");
+    INVALID(DESC(d.cache_element = 1), "cache_element is 1, but must be 0");
+    INVALID(DESC(d.v_scales = 1), "v_scales is given, but cache_element is not WARPTILE_E4M3");
+    INVALID(DESC(d.cache_element = WARPTILE_E4M3; d.k_scales = 3), "k_scale has 3 numbers; it needs 1, or one for each of the 2");
+    INVALID(DESC(d.element = WARPTILE_E4M3), "element is 4, but must be WARPTILE_F16, WARPTILE_BF16 or WARPTILE_F32");
+    WORKS(DESC(d.cache_element = WARPTILE_E4M3; d.v_scales = 2));
     INVALID(DESC(d.q.shape[1] = -3), "q.shape[1] is -3, but must be 0 or more");
     INVALID(DESC(d.k.strides[0] = -80; d.k.strides[3] = 1), "k.strides[0] is -80, but must be 0 or more");
     INVALID(DESC(d.q.strides[0] = 96; d.q.strides[1] = 32; d.q.strides[2] = 16; d.q.strides[3] = 2), "q has stride 2 in its last dimension");
@@ -126,8 +130,8 @@ static void versions(void) {
     } newer = {good(), {0, 0}};
     WORKS(warptile_attention_prepare(WARPTILE_CPU, &newer.desc, &(warptile_attention *){NULL}) == WARPTILE_OK ? 0 : 1);
     warptile_attention_desc older = good();
-    older.size = offsetof(warptile_attention_desc, reserved);
-    older.reserved = 7;
+    older.size = offsetof(warptile_attention_desc, cache_element);
+    older.cache_element = 7;
     WORKS(prepare(older));
     older.size = offsetof(warptile_attention_desc, out);
     older.mask = WARPTILE_MASK_CAUSAL;
@@ -256,6 +260,19 @@ static void appends(void) {
     INVALID(APPEND(m.k_pages = pages + 8; m.v_pages = pages), "v_pages shares memory with k_pages, but does not come after it");
     INVALID(APPEND(m.k = pages + 100), "k_pages shares memory with k");
     INVALID(APPEND(m.k_pages = NULL), "k_pages is null");
+    // A cache in e4m3: what it holds is the nearest to 3 / 2, and to 3 / 0.001 at most 448.
+    static uint8_t small[256];
+    static const float k_scale[] = {2}, v_scale[] = {2, 0.001f};
+    for (int i = 0; i < 32; i++) new_rows[i] = 3;
+#define E4M3 d.cache_element = WARPTILE_E4M3, d.v_scales = 2, m.k_pages = small, m.v_pages = small + 128, m.k_scale = k_scale, m.v_scale = v_scale
+    WORKS(APPEND(E4M3));
+    if (small[0] != 0x3c || small[31] != 0x3c || small[32] != 0 || small[128] != 0x3c || small[136] != 0x7e || small[127] != 0) {
+        fail("append", "wrong numbers in a cache in e4m3");
+    }
+    INVALID(APPEND(E4M3; m.v_scale = NULL), "v_scale is null");
+    INVALID(APPEND(E4M3; m.k_scale = (float[]){0}), "k_scale[0] is 0; a scale is a finite number above 0");
+    INVALID(APPEND(m.k_scale = k_scale), "k_scale is given, but");
+    INVALID(APPEND(d.k_scales = 1), "k_scales is given, but cache_element is not WARPTILE_E4M3");
     // Keys and values of each head side by side.
     warptile_layout pairs = {{1, 8, 2, 8}, {256, 32, 16, 1}};
     WORKS(APPEND(d.k_pages = d.v_pages = pairs; m.v_pages = pages + 8));

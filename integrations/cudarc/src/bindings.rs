@@ -186,6 +186,28 @@ impl<'a, T: Element> Bindings<'a, T> {
         v: CudaView<'a, T>,
         out: CudaViewMut<'a, T>,
     ) -> Self {
+        Self::of(q, [k, v], out)
+    }
+
+    /// As [`new`](Self::new), of keys and values in e4m3, whose bytes are given: a [`Call`](warptile::Call) that was built with
+    /// [`e4m3`](warptile::CallBuilder::e4m3). Each has its scales, as many as the call says, which the kernel reads when it runs.
+    pub fn e4m3(
+        q: CudaView<'a, T>,
+        (k, k_scale): (CudaView<'a, u8>, CudaView<'a, f32>),
+        (v, v_scale): (CudaView<'a, u8>, CudaView<'a, f32>),
+        out: CudaViewMut<'a, T>,
+    ) -> Self {
+        let mut bindings = Self::of(q, [k, v], out);
+        bindings.slots.set(Argument::KScale as usize, k_scale);
+        bindings.slots.set(Argument::VScale as usize, v_scale);
+        bindings
+    }
+
+    fn of<C: 'a>(
+        q: CudaView<'a, T>,
+        [k, v]: [CudaView<'a, C>; 2],
+        out: CudaViewMut<'a, T>,
+    ) -> Self {
         let mut slots = Slots::empty(Argument::COUNT);
         slots.set(Argument::Q as usize, q);
         slots.set(Argument::K as usize, k);
@@ -271,12 +293,45 @@ impl<'a, T: Element> AppendBindings<'a, T> {
         cache: CudaViewMut<'a, T>,
         [k_at, v_at]: [usize; 2],
     ) -> Self {
+        Self::of(k, v).cache_in_one(cache, [k_at, v_at])
+    }
+
+    /// As [`new`](Self::new), with a cache in e4m3, whose bytes are given: an [`Append`](warptile::Append) that was built with
+    /// [`e4m3`](warptile::AppendBuilder::e4m3). Keys and values have their scales, as many as it says.
+    pub fn e4m3(
+        k: CudaView<'a, T>,
+        v: CudaView<'a, T>,
+        (k_pages, k_scale): (CudaViewMut<'a, u8>, CudaView<'a, f32>),
+        (v_pages, v_scale): (CudaViewMut<'a, u8>, CudaView<'a, f32>),
+    ) -> Self {
         let mut bindings = Self::of(k, v);
-        let bytes = |at: usize| (at as u64).saturating_mul(size_of::<T>() as u64);
-        bindings.slots.0[AppendArgument::KPages as usize] =
-            Slot::Memory(Box::new(cache), bytes(k_at));
-        bindings.slots.0[AppendArgument::VPages as usize] = Slot::Same(bytes(v_at));
-        bindings
+        bindings.slots.set(AppendArgument::KPages as usize, k_pages);
+        bindings.slots.set(AppendArgument::VPages as usize, v_pages);
+        bindings.scales([k_scale, v_scale])
+    }
+
+    /// As [`e4m3`](Self::e4m3), with the keys and values in one piece of memory, `k_at` and `v_at` bytes after its beginning.
+    pub fn e4m3_in_one(
+        k: CudaView<'a, T>,
+        v: CudaView<'a, T>,
+        cache: CudaViewMut<'a, u8>,
+        at: [usize; 2],
+        scales: [CudaView<'a, f32>; 2],
+    ) -> Self {
+        Self::of(k, v).cache_in_one(cache, at).scales(scales)
+    }
+
+    fn cache_in_one<C: 'a>(mut self, cache: CudaViewMut<'a, C>, [k_at, v_at]: [usize; 2]) -> Self {
+        let bytes = |at: usize| (at as u64).saturating_mul(size_of::<C>() as u64);
+        self.slots.0[AppendArgument::KPages as usize] = Slot::Memory(Box::new(cache), bytes(k_at));
+        self.slots.0[AppendArgument::VPages as usize] = Slot::Same(bytes(v_at));
+        self
+    }
+
+    fn scales(mut self, [k, v]: [CudaView<'a, f32>; 2]) -> Self {
+        self.slots.set(AppendArgument::KScale as usize, k);
+        self.slots.set(AppendArgument::VScale as usize, v);
+        self
     }
 
     fn of(k: CudaView<'a, T>, v: CudaView<'a, T>) -> Self {

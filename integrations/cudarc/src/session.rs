@@ -160,7 +160,10 @@ impl Session {
             .slots
             .lock(&self.stream, |slot| AppendArgument::ALL[slot].name())?;
         locked.check(append.memory())?;
-        let prepared = self.gpu.prepare_append(append.element())?;
+        let prepared = match append.scales() {
+            None => self.gpu.prepare_append(append.element())?,
+            Some(_) => self.gpu.prepare_append_e4m3(append.element())?,
+        };
         let addresses = AppendAddresses::from_fn(|argument| locked.addresses[argument as usize]);
         let stream = self.enter()?;
         // SAFETY: as in `launch_with`, but that there is no workspace.

@@ -313,7 +313,7 @@ fn written_keys_are_seen() -> Result {
     let operands = AppendOperands {
         k: &k,
         v: &v,
-        cache: CacheMut::Together(&mut cache.host, Cache::V_AT),
+        cache: CacheMut::Together(&mut cache.host, Cache::V_AT).into(),
         queries: Some(QueriesMut::InPlace(&mut queries)),
         tables: None,
     };

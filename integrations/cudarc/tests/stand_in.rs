@@ -10,7 +10,8 @@ use half::{bf16, f16};
 use libloading::Library;
 use warptile_cudarc::cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
 use warptile_cudarc::warptile::{
-    Append, Call, Choice, ElementType, Layout, Mask, Merge, Pairing, Rotary, Scoring, TableLayout,
+    Append, Call, Choice, ElementType, Layout, Mask, Merge, Pairing, Rotary, ScaleCounts, Scoring,
+    TableLayout,
 };
 use warptile_cudarc::{AppendBindings, Bindings, MergeBindings, Session};
 
@@ -220,6 +221,11 @@ fn launches_are_in_order_and_within_their_memory() -> Result {
     context.synchronize()?;
     stand_in.check("threads", launches);
 
+    e4m3(session)?;
+    launches += 2;
+    context.synchronize()?;
+    stand_in.check("e4m3", launches);
+
     errors(session)?;
     launches += 1;
     context.synchronize()?;
@@ -237,6 +243,74 @@ fn launches_are_in_order_and_within_their_memory() -> Result {
         !stand_in.violations().is_empty(),
         "a missing order was not seen"
     );
+    Ok(())
+}
+
+/// A row into a cache in e4m3, and a step of decoding over it.
+fn e4m3(session: &Session) -> Result {
+    let stream = session.stream();
+    let (row, queries, pages) = (
+        Layout::bshd([1, 1, 2, 64]),
+        Layout::bshd([1, 1, 8, 64]),
+        Layout::bshd([4, 16, 2, 64]),
+    );
+    let scales = ScaleCounts { k: 1, v: 2 };
+    let append = Append::builder(ElementType::F16, [&row, &row], [&pages, &pages])
+        .e4m3(scales)
+        .device_key_lengths(1)
+        .device_block_table(4)
+        .build()?;
+    let call = Call::builder(&queries, &pages, &pages, ElementType::F16)
+        .want_lse(false)
+        .e4m3(scales)
+        .device_key_lengths(1)
+        .device_block_table([1, 4])
+        .build()?;
+    let (new, q) = (
+        stream.alloc_zeros::<f16>(128)?,
+        stream.alloc_zeros::<f16>(512)?,
+    );
+    let mut out = stream.alloc_zeros::<f16>(512)?;
+    let mut k_pages = stream.alloc_zeros::<u8>(4 * 16 * 2 * 64)?;
+    let mut v_pages = stream.alloc_zeros::<u8>(4 * 16 * 2 * 64)?;
+    let (k_scale, v_scale) = (
+        stream.clone_htod(&[0.5_f32])?,
+        stream.clone_htod(&[0.5_f32, 0.25])?,
+    );
+    let (lengths, table) = (stream.alloc_zeros::<i32>(1)?, stream.alloc_zeros::<i32>(4)?);
+    let bindings = AppendBindings::e4m3(
+        new.as_view(),
+        new.as_view(),
+        (k_pages.as_view_mut(), k_scale.as_view()),
+        (v_pages.as_view_mut(), v_scale.as_view()),
+    );
+    let write = bindings
+        .key_lengths(lengths.as_view())
+        .block_table(table.as_view());
+    session.append(&append, write)?;
+    let read = Bindings::e4m3(
+        q.as_view(),
+        (k_pages.as_view(), k_scale.as_view()),
+        (v_pages.as_view(), v_scale.as_view()),
+        out.as_view_mut(),
+    )
+    .key_lengths(lengths.as_view())
+    .block_table(table.as_view());
+    session.launch(&call, read)?;
+    let short = Bindings::e4m3(
+        q.as_view(),
+        (k_pages.as_view(), k_scale.as_view()),
+        (v_pages.as_view(), k_scale.as_view()),
+        out.as_view_mut(),
+    );
+    let short = short
+        .key_lengths(lengths.as_view())
+        .block_table(table.as_view());
+    let error = session
+        .launch(&call, short)
+        .expect_err("a scale is missing");
+    let expected = "v_scale needs a buffer of 2 elements";
+    assert!(error.to_string().starts_with(expected), "{error}");
     Ok(())
 }
 

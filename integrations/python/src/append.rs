@@ -4,11 +4,11 @@ use half::{bf16, f16};
 use pyo3::prelude::*;
 use warptile::gpu::AppendAddresses;
 use warptile::{
-    Append, AppendOperands, CacheMut, Element, ElementType, Layout, Pairing, QueriesMut, Rotary,
-    TableLayout, Tables, append_cpu,
+    Append, AppendOperands, CacheMut, CacheOperand, Element, ElementType, Layout, Pairing,
+    QueriesMut, Rotary, TableLayout, Tables, append_cpu,
 };
 
-use crate::arguments::{Lengths, Reader};
+use crate::arguments::{Lengths, Reader, Scales};
 use crate::array::{Array, Described, Device, Gradients, Order};
 use crate::cpu;
 use crate::errors::{CACHE_NAMES, Failure, Result, renamed};
@@ -24,6 +24,7 @@ pub(crate) struct Request<'py> {
     v: Array<'py>,
     k_cache: Array<'py>,
     v_cache: Array<'py>,
+    scales: Option<Scales<'py>>,
     lengths: Lengths<'py>,
     table: Option<Lengths<'py>>,
     cos: Option<Array<'py>>,
@@ -37,6 +38,8 @@ pub(crate) struct Options<'py> {
     pub(crate) rotary_cos: Option<Bound<'py, PyAny>>,
     pub(crate) rotary_sin: Option<Bound<'py, PyAny>>,
     pub(crate) interleaved: bool,
+    pub(crate) k_descale: Option<Bound<'py, PyAny>>,
+    pub(crate) v_descale: Option<Bound<'py, PyAny>>,
 }
 
 impl<'py> Request<'py> {
@@ -52,10 +55,14 @@ impl<'py> Request<'py> {
         let v_cache = reader.written("v_cache", v_cache)?;
         let q = reader.optional("q", options.q.as_ref())?;
         let element = k.is.element()?;
-        for other in [Some(&v), Some(&k_cache), Some(&v_cache), q.as_ref()]
+        let scales = reader.scales(
+            [&k_cache, &v_cache],
+            [options.k_descale.as_ref(), options.v_descale.as_ref()],
+        )?;
+        let same = [&k_cache, &v_cache]
             .into_iter()
-            .flatten()
-        {
+            .filter(|_| scales.is_none());
+        for other in same.chain([&v]).chain(&q) {
             if other.is.element()? != element {
                 return Err(other.is.wrong_dtype(&format!("{}, as k has", k.is.dtype)));
             }
@@ -70,6 +77,9 @@ impl<'py> Request<'py> {
         let sin = reader.optional("rotary_sin", options.rotary_sin.as_ref())?;
 
         let mut builder = Append::builder(element, new.each_ref(), cache.each_ref());
+        if let Some(scales) = &scales {
+            builder = builder.e4m3(scales.counts());
+        }
         builder = match lengths.on_host() {
             Some(before) => builder.key_lengths(before),
             None => builder.device_key_lengths(lengths.count()),
@@ -127,6 +137,7 @@ impl<'py> Request<'py> {
             v,
             k_cache,
             v_cache,
+            scales,
             lengths,
             table,
             cos,
@@ -167,6 +178,7 @@ impl<'py> Request<'py> {
             v: &self.v.is,
             k_cache: &self.k_cache.is,
             v_cache: &self.v_cache.is,
+            scales: self.scales.as_ref().map(Scales::values),
             tables: cos.as_ref().zip(sin.as_ref()),
         };
         let append = &self.append;
@@ -195,6 +207,9 @@ impl<'py> Request<'py> {
         addresses.key_lengths = self.lengths.address();
         addresses.block_table = self.table.as_ref().map_or(0, Lengths::address);
         (addresses.cos, addresses.sin) = (of(&self.cos), of(&self.sin));
+        if let Some(scales) = &self.scales {
+            [addresses.k_scale, addresses.v_scale] = scales.addresses();
+        }
         let (append, stream) = (&self.append, self.reader.stream());
         // SAFETY: as for `attention`'s launch.
         py.detach(|| unsafe { gpu::append(ordinal, stream, append, &addresses) })
@@ -216,6 +231,8 @@ struct Places<'a> {
     v: &'a Described,
     k_cache: &'a Described,
     v_cache: &'a Described,
+    /// Of a cache in e4m3: those of keys and of values.
+    scales: Option<[&'a [f32]; 2]>,
     /// Cosines and sines.
     tables: Option<(&'a Described, &'a Described)>,
 }
@@ -248,12 +265,9 @@ impl Places<'_> {
         // SAFETY: the layouts are those of the arrays; outputs overlap no input, and `q_out` is new. A cache with keys and values in one
         // tensor becomes one slice.
         unsafe {
-            let cache = match together {
-                false => CacheMut::Apart(
-                    cpu::slice_mut::<T>(self.k_cache, k_layout)?,
-                    cpu::slice_mut::<T>(self.v_cache, v_layout)?,
-                ),
-                true => self.in_one::<T>(append)?,
+            let cache = match self.scales {
+                None => self.cache_memory::<T>(append, together)?.into(),
+                Some(scales) => CacheOperand::E4m3(self.cache_memory(append, together)?, scales),
             };
             let queries = match (self.q, self.q_out, append.q(), append.q_out()) {
                 (Some(q), Some(out), Some(q_layout), Some(out_layout)) => Some(QueriesMut::Into(
@@ -285,13 +299,30 @@ impl Places<'_> {
         }
     }
 
+    /// The cache, whose elements are of type `C`. `together`: whether keys and values share memory.
+    ///
+    /// # Safety
+    /// As [`Places::write`].
+    unsafe fn cache_memory<C>(&self, append: &Append, together: bool) -> Result<CacheMut<'_, C>> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match together {
+                false => Ok(CacheMut::Apart(
+                    cpu::slice_mut(self.k_cache, append.k_pages())?,
+                    cpu::slice_mut(self.v_cache, append.v_pages())?,
+                )),
+                true => self.in_one(append),
+            }
+        }
+    }
+
     /// Keys and values whose memory is interleaved, the keys first.
     ///
     /// # Safety
     /// As [`Places::write`].
-    unsafe fn in_one<T: Element>(&self, append: &Append) -> Result<CacheMut<'_, T>> {
+    unsafe fn in_one<C>(&self, append: &Append) -> Result<CacheMut<'_, C>> {
         let (from, to) = (self.k_cache.address, self.v_cache.address);
-        let size = size_of::<T>() as u64;
+        let size = size_of::<C>() as u64;
         let apart = to.checked_sub(from).filter(|apart| apart % size == 0);
         let Some(apart) = apart.and_then(|bytes| usize::try_from(bytes / size).ok()) else {
             return Err(Failure::Invalid(
@@ -302,7 +333,7 @@ impl Places<'_> {
         let reach = |layout: &Layout| layout.required_len().unwrap_or(usize::MAX);
         let len = reach(append.k_pages()).max(reach(append.v_pages()).saturating_add(apart));
         // SAFETY: both arrays lie in this memory, which begins with the keys' first element.
-        let memory = unsafe { cpu::slice_mut::<T>(self.k_cache, &Layout::packed(1, 1, len))? };
+        let memory = unsafe { cpu::slice_mut(self.k_cache, &Layout::packed(1, 1, len))? };
         Ok(CacheMut::Together(memory, apart))
     }
 }

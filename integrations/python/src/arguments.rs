@@ -1,8 +1,8 @@
 //! The arguments that Python's functions take, read: options, and arrays that must be on one device.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString, PyTuple};
-use warptile::{Align, Layout, Mask, TableLayout};
+use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use warptile::{Align, Layout, Mask, ScaleCounts, TableLayout};
 
 use crate::array::{Array, Described, Device, Dtype, Gradients, Library, Use, device_of};
 use crate::cpu;
@@ -31,6 +31,8 @@ pub(crate) struct Options<'py> {
     pub(crate) max_seqlen_q: Option<usize>,
     pub(crate) max_seqlen_k: Option<usize>,
     pub(crate) block_table: Option<Bound<'py, PyAny>>,
+    pub(crate) k_descale: Option<Bound<'py, PyAny>>,
+    pub(crate) v_descale: Option<Bound<'py, PyAny>>,
     pub(crate) kernel: Option<String>,
     pub(crate) stream: Option<u64>,
 }
@@ -64,6 +66,8 @@ impl<'py> Options<'py> {
                 "max_seqlen_q" => options.max_seqlen_q = Some(value.extract()?),
                 "max_seqlen_k" => options.max_seqlen_k = Some(value.extract()?),
                 "block_table" => options.block_table = Some(value),
+                "k_descale" => options.k_descale = Some(value),
+                "v_descale" => options.v_descale = Some(value),
                 "kernel" => options.kernel = Some(value.extract()?),
                 "stream" => options.stream = Some(value.extract()?),
                 _ => {
@@ -159,6 +163,39 @@ impl Lengths<'_> {
             Numbers::OnHost(_) => 0,
             Numbers::OnDevice(described) => described.address,
         }
+    }
+}
+
+/// What keys or values in e4m3 are multiplied by.
+pub(crate) struct Scale<'py> {
+    count: usize,
+    /// On the CPU.
+    values: Vec<f32>,
+    /// On a GPU.
+    array: Option<Array<'py>>,
+}
+
+/// The scales of keys and of values, if these are in e4m3.
+pub(crate) struct Scales<'py>([Scale<'py>; 2]);
+
+impl Scales<'_> {
+    pub(crate) const fn counts(&self) -> ScaleCounts {
+        let Scales([k, v]) = self;
+        ScaleCounts {
+            k: k.count,
+            v: v.count,
+        }
+    }
+
+    /// Of keys and of values on the CPU.
+    pub(crate) fn values(&self) -> [&[f32]; 2] {
+        self.0.each_ref().map(|scale| &scale.values[..])
+    }
+
+    /// The same on a GPU.
+    pub(crate) fn addresses(&self) -> [u64; 2] {
+        let address = |scale: &Scale<'_>| scale.array.as_ref().map_or(0, |array| array.is.address);
+        self.0.each_ref().map(address)
     }
 }
 
@@ -302,6 +339,79 @@ impl Reader {
         // SAFETY: the library says that the elements are there, and it is asked to change none during a call.
         let values = unsafe { cpu::copied::<f32>(&array.is, &layout) }?;
         Ok((None, Some(values), shape))
+    }
+
+    /// The scales of keys and values, which are there if these are in e4m3.
+    pub(crate) fn scales<'py>(
+        &self,
+        [k, v]: [&Array<'_>; 2],
+        [k_scale, v_scale]: [Option<&Bound<'py, PyAny>>; 2],
+    ) -> Result<Option<Scales<'py>>> {
+        let (k, v) = (&k.is, &v.is);
+        let given = k_scale.is_some() || v_scale.is_some();
+        let e4m3 = k.is_e4m3(given);
+        if v.is_e4m3(given) != e4m3 {
+            return Err(v.wrong_dtype(&format!("{}, as {} has", k.dtype, k.name)));
+        }
+        match (k_scale, v_scale) {
+            (None, None) if !e4m3 => Ok(None),
+            (Some(k), Some(v)) if e4m3 => Ok(Some(Scales([
+                self.scale("k_descale", k)?,
+                self.scale("v_descale", v)?,
+            ]))),
+            _ if e4m3 => Err(Failure::Invalid(format!(
+                "{} is missing, but {} and {} are in float8_e4m3fn",
+                if k_scale.is_none() {
+                    "k_descale"
+                } else {
+                    "v_descale"
+                },
+                k.name,
+                v.name
+            ))),
+            _ => Err(Failure::Invalid(format!(
+                "{} is given, but {} has elements of type {}; only those of float8_e4m3fn, or their bits as uint8, have scales",
+                if k_scale.is_some() {
+                    "k_descale"
+                } else {
+                    "v_descale"
+                },
+                k.name,
+                k.dtype
+            ))),
+        }
+    }
+
+    fn scale<'py>(&self, name: &'static str, object: &Bound<'py, PyAny>) -> Result<Scale<'py>> {
+        let of_values = |values: Vec<f32>| Scale {
+            count: values.len(),
+            values,
+            array: None,
+        };
+        let number = object.is_instance_of::<PyFloat>() || object.is_instance_of::<PyInt>();
+        if number || is_list(object) {
+            self.expect_device(name, Device::Cpu)?;
+            return Ok(of_values(match number {
+                true => vec![object.extract()?],
+                false => object.extract()?,
+            }));
+        }
+        let array = self.array(name, object)?;
+        array.is.expect_dtype(&[Dtype::F32], "float32")?;
+        let count = array.is.scales()?;
+        match self.device {
+            Device::Cpu => {
+                let layout = Layout::packed(1, 1, count);
+                // SAFETY: as in `floats`.
+                let values = unsafe { cpu::copied::<f32>(&array.is, &layout) }?;
+                Ok(of_values(values))
+            }
+            Device::Cuda(_) => Ok(Scale {
+                count,
+                values: Vec::new(),
+                array: Some(array),
+            }),
+        }
     }
 
     /// A list of lengths, or a table of pages.

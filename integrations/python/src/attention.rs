@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use warptile::gpu::Addresses;
 use warptile::{AlibiShape, Call, Choice, DeviceProfile, Plan, Scoring};
 
-use crate::arguments::{Lengths, Options, Reader};
+use crate::arguments::{Lengths, Options, Reader, Scales};
 use crate::array::{Array, Described, Device, Dtype, Gradients, Library, Order};
 use crate::cpu::{self, Tensors};
 use crate::errors::{Failure, Result};
@@ -20,6 +20,7 @@ pub(crate) struct Request<'py> {
     q: Array<'py>,
     k: Array<'py>,
     v: Array<'py>,
+    scales: Option<Scales<'py>>,
     out: Option<Array<'py>>,
     lse: Option<Array<'py>>,
     slopes: Option<Array<'py>>,
@@ -57,7 +58,12 @@ impl<'py> Request<'py> {
         let out = read.output("out", options.out.as_ref())?;
         let lse = read.output("lse", options.lse.as_ref())?;
         let element = q.is.element()?;
-        for other in [Some(&k), Some(&v), out.as_ref()].into_iter().flatten() {
+        let scales = read.scales(
+            [&k, &v],
+            [options.k_descale.as_ref(), options.v_descale.as_ref()],
+        )?;
+        let same = [&k, &v].into_iter().filter(|_| scales.is_none());
+        for other in same.chain(&out) {
             if other.is.element()? != element {
                 return Err(other.is.wrong_dtype(&format!("{}, as q has", q.is.dtype)));
             }
@@ -113,6 +119,9 @@ impl<'py> Request<'py> {
         let mut builder = Call::builder(&q_layout, &k_layout, &v_layout, element)
             .scoring(scoring)
             .want_lse(want_lse);
+        if let Some(scales) = &scales {
+            builder = builder.e4m3(scales.counts());
+        }
         if let Some(out) = &out {
             builder = builder.out(out.is.tensor(order, packed_q)?);
         }
@@ -178,6 +187,8 @@ impl<'py> Request<'py> {
         if read.device() == Device::Cpu {
             call.check_slopes(host_slopes.as_deref())?;
             call.check_sinks(host_sinks.as_deref())?;
+            let [k, v] = [0, 1].map(|side| scales.as_ref().map(|scales| scales.values()[side]));
+            call.check_scales(k, v)?;
         } else {
             let count = |array: &Option<Array<'_>>| {
                 array
@@ -217,6 +228,7 @@ impl<'py> Request<'py> {
             q,
             k,
             v,
+            scales,
             out,
             lse,
             slopes,
@@ -350,6 +362,7 @@ impl<'py> Request<'py> {
             lse: lse.map(|lse| &lse.is),
             slopes: self.host_slopes.as_deref(),
             sinks: self.host_sinks.as_deref(),
+            scales: self.scales.as_ref().map(Scales::values),
             bias: bias.as_ref(),
             key_mask: key_mask.as_ref(),
         };
@@ -383,6 +396,9 @@ impl<'py> Request<'py> {
         addresses.bias = of(self.bias.as_ref());
         addresses.key_mask = of(self.key_mask.as_ref());
         addresses.block_table = at(&self.block_table);
+        if let Some(scales) = &self.scales {
+            [addresses.k_scale, addresses.v_scale] = scales.addresses();
+        }
         let (call, choice, stream) = (&self.call, &self.choice, self.reader.stream());
         // SAFETY: the library says that the elements are there, and keeps them for work that was queued on its stream before it gives
         // them to others; the stream is the library's or one that the caller vouches for.

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use half::{bf16, f16};
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use warptile::{Call, Element, ElementType, Layout, Operands, View, ViewMut, forward_cpu};
+use warptile::{
+    Call, E4m3, Element, ElementType, KeyView, Layout, Operands, View, ViewMut, forward_cpu,
+};
 
 use crate::array::Described;
 use crate::errors::{Failure, Result};
@@ -63,6 +65,8 @@ pub(crate) struct Tensors<'a> {
     pub(crate) lse: Option<&'a Described>,
     pub(crate) slopes: Option<&'a [f32]>,
     pub(crate) sinks: Option<&'a [f32]>,
+    /// Of keys and values in e4m3.
+    pub(crate) scales: Option<[&'a [f32]; 2]>,
     pub(crate) bias: Option<&'a Described>,
     pub(crate) key_mask: Option<&'a Described>,
 }
@@ -104,8 +108,19 @@ unsafe fn typed<T: Element>(call: &Call, tensors: &Tensors<'_>) -> Result<()> {
             None => None,
         };
         let q = View::new(slice::<T>(q, call.q())?, *call.q());
-        let k = View::new(slice::<T>(k, call.k())?, *call.k());
-        let v = View::new(slice::<T>(v, call.v())?, *call.v());
+        let [k, v]: [KeyView<'_, T>; 2] = match tensors.scales {
+            None => [
+                View::new(slice::<T>(k, call.k())?, *call.k()).into(),
+                View::new(slice::<T>(v, call.v())?, *call.v()).into(),
+            ],
+            Some([k_scale, v_scale]) => {
+                operands = operands.scales(k_scale, v_scale);
+                [
+                    View::new(slice::<E4m3>(k, call.k())?, *call.k()).into(),
+                    View::new(slice::<E4m3>(v, call.v())?, *call.v()).into(),
+                ]
+            }
+        };
         forward_cpu(call, q, k, v, &operands, out, lse)?;
     }
     Ok(())

@@ -158,6 +158,8 @@ fn describe(name: &'static str, tensor: &DlTensor, writable: bool) -> Result<Des
         (2, 32, 1) => Dtype::F32,
         (4, 16, 1) => Dtype::Bf16,
         (6, 8, 1) => Dtype::Bool,
+        // kDLFloat8_e4m3fn
+        (10, 8, 1) => Dtype::E4m3,
         _ => Dtype::Other(format!("DLPack ({code}, {bits}, {lanes})")),
     };
     Described::new(

@@ -86,6 +86,8 @@ const NAMES: Names = &[
     ("key_offsets", "cu_seqlens_k"),
     ("query_lengths", "seqused_q"),
     ("key_lengths", "seqused_k"),
+    ("k_scale", "k_descale"),
+    ("v_scale", "v_descale"),
 ];
 
 /// Those of `flash_attn_with_kvcache`.
@@ -95,6 +97,8 @@ pub(crate) const CACHE_NAMES: Names = &[
     ("key_lengths", "cache_seqlens"),
     ("cos", "rotary_cos"),
     ("sin", "rotary_sin"),
+    ("k_scale", "k_descale"),
+    ("v_scale", "v_descale"),
 ];
 
 /// The error with the names that its arguments have in Python.
@@ -111,6 +115,8 @@ pub(crate) fn renamed(mut error: Error, names: Names) -> Error {
     if let Error::Lengths { argument, .. }
     | Error::Presence { argument, .. }
     | Error::Misaligned { argument, .. }
+    | Error::Scale { argument, .. }
+    | Error::ScaleCount { argument, .. }
     | Error::OutputOverlaps { argument, .. }
     | Error::Mismatch { argument, .. } = &mut error
         && let Some(name) = in_python(argument)

@@ -64,6 +64,10 @@ mod native {
     ///     max_seqlen_k: The same of keys.
     ///     block_table: `[sequences, pages]`: k and v are `[pages, rows of a page, heads, head size]`, and this has the numbers
     ///         of the pages of each sequence.
+    ///     k_descale: Keys and values in 8 bits: `float8_e4m3fn` (of torch or ml_dtypes, or DLPack's), or with scales the same bits as
+    ///         `uint8`. Each key counts times this: `float32`, a number, `[key/value heads]`, or one of these expanded to `[sequences,
+    ///         key/value heads]`. On a GPU it lies there, and the kernel reads it when it runs.
+    ///     v_descale: The same of values. Both are given, or neither.
     ///     kernel: Name of the kernel or family to run instead of the planner's choice.
     ///     stream: Raw handle of the CUDA stream, instead of the current one of torch or cupy. For arrays of other libraries the
     ///         legacy default stream.
@@ -79,7 +83,8 @@ mod native {
     #[pyfunction]
     #[pyo3(signature = (q, k, v, *, out=None, lse=None, return_lse=false, causal=None, window=None, scale=None, softcap=None,
         alibi_slopes=None, sinks=None, bias=None, key_mask=None, layout=None, cu_seqlens_q=None, cu_seqlens_k=None,
-        seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None, block_table=None, kernel=None, stream=None))]
+        seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None, block_table=None, k_descale=None, v_descale=None,
+        kernel=None, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
     fn attention<'py>(
         py: Python<'py>,
@@ -105,6 +110,8 @@ mod native {
         max_seqlen_q: Option<usize>,
         max_seqlen_k: Option<usize>,
         block_table: Option<Bound<'py, PyAny>>,
+        k_descale: Option<Bound<'py, PyAny>>,
+        v_descale: Option<Bound<'py, PyAny>>,
         kernel: Option<String>,
         stream: Option<u64>,
     ) -> PyResult<Bound<'py, PyAny>> {
@@ -128,6 +135,8 @@ mod native {
             max_seqlen_q,
             max_seqlen_k,
             block_table,
+            k_descale,
+            v_descale,
             kernel,
             stream,
         };
@@ -238,12 +247,14 @@ mod native {
     ///     rotary_cos: `[positions, half of the rotary size]`.
     ///     rotary_sin: Likewise.
     ///     interleaved: Whether elements 2i and 2i + 1 are turned together, or i and i + half of the rotary size.
+    ///     k_descale: As in `attention`, of a cache in 8 bits: it gets the numbers nearest to the keys divided by this.
+    ///     v_descale: The same of values.
     ///
     /// Returns:
     ///     The rotated queries; None without a rotation or queries.
     #[pyfunction]
     #[pyo3(signature = (k, v, k_cache, v_cache, cache_seqlens, *, q=None, block_table=None, rotary_cos=None, rotary_sin=None,
-        interleaved=true))]
+        interleaved=true, k_descale=None, v_descale=None))]
     #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
     fn write_cache<'py>(
         py: Python<'py>,
@@ -257,6 +268,8 @@ mod native {
         rotary_cos: Option<Bound<'py, PyAny>>,
         rotary_sin: Option<Bound<'py, PyAny>>,
         interleaved: bool,
+        k_descale: Option<Bound<'py, PyAny>>,
+        v_descale: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let options = append::Options {
             q,
@@ -264,6 +277,8 @@ mod native {
             rotary_cos,
             rotary_sin,
             interleaved,
+            k_descale,
+            v_descale,
         };
         let caches = [&k_cache, &v_cache];
         Ok(append::Request::new([&k, &v], caches, &cache_seqlens, &options)?.run(py)?)

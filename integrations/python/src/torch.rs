@@ -13,7 +13,7 @@ use crate::errors::{Failure, Result};
 pub(crate) struct Torch {
     tensor: Py<PyType>,
     parameter: Py<PyType>,
-    dtypes: [(Py<PyAny>, Dtype); 8],
+    dtypes: Vec<(Py<PyAny>, Dtype)>,
     is_grad_enabled: Py<PyAny>,
     empty_strided: Py<PyAny>,
     /// Gives the raw handle of a device's current stream; older versions of torch do not have it.
@@ -37,19 +37,24 @@ impl Torch {
         let raw_stream = torch
             .getattr("_C")
             .and_then(|internals| internals.getattr("_cuda_getCurrentRawStream"));
+        let mut dtypes = vec![
+            (of("float16")?, Dtype::F16),
+            (of("bfloat16")?, Dtype::Bf16),
+            (of("float32")?, Dtype::F32),
+            (of("int32")?, Dtype::I32),
+            (of("int64")?, Dtype::I64),
+            (of("bool")?, Dtype::Bool),
+            (of("uint8")?, Dtype::U8),
+            (of("float64")?, Dtype::Other("float64".to_owned())),
+        ];
+        // Since torch 2.1.
+        if let Ok(e4m3) = of("float8_e4m3fn") {
+            dtypes.push((e4m3, Dtype::E4m3));
+        }
         Ok(Torch {
             tensor: class(torch.getattr("Tensor")?)?,
             parameter: class(torch.getattr("nn")?.getattr("Parameter")?)?,
-            dtypes: [
-                (of("float16")?, Dtype::F16),
-                (of("bfloat16")?, Dtype::Bf16),
-                (of("float32")?, Dtype::F32),
-                (of("int32")?, Dtype::I32),
-                (of("int64")?, Dtype::I64),
-                (of("bool")?, Dtype::Bool),
-                (of("uint8")?, Dtype::U8),
-                (of("float64")?, Dtype::Other("float64".to_owned())),
-            ],
+            dtypes,
             is_grad_enabled: of("is_grad_enabled")?,
             empty_strided: of("empty_strided")?,
             raw_stream: raw_stream.ok().map(Bound::unbind),

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 
 CPU, CUDA, CUDA_HOST, METAL, MANAGED = 1, 2, 3, 8, 13
-CODES = {"float16": (2, 16), "float32": (2, 32), "float64": (2, 64), "int32": (0, 32), "int64": (0, 64), "bool": (6, 8)}
+CODES = {"float16": (2, 16), "float32": (2, 32), "float64": (2, 64), "int32": (0, 32), "int64": (0, 64), "uint8": (1, 8), "bool": (6, 8)}
 
 
 class _Tensor(ctypes.Structure):
@@ -46,10 +46,12 @@ _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 class DLPack:
     """Exports an array, or what is said of it instead: an address, a device, a shape."""
 
-    def __init__(self, array, *, device=(CPU, 0), version=(1, 0), flags=0, address=None, bf16=False, **changes):
+    def __init__(self, array, *, device=(CPU, 0), version=(1, 0), flags=0, address=None, bf16=False, e4m3=False, **changes):
         self.array, self.device, self.version, self.flags = array, device, version, flags
         self.address = array.ctypes.data if address is None else address
-        self.bf16, self.changes = bf16, changes
+        # Types that numpy does not have: the bits are those of another one.
+        self.kind = (4, 16) if bf16 else (10, 8) if e4m3 else CODES[array.dtype.name]
+        self.changes = changes
         self.streams = []
 
     def __dlpack_device__(self):
@@ -63,8 +65,7 @@ class DLPack:
         numbers = ctypes.c_int64 * max(array.ndim, 1)
         self.shape = numbers(*self.changes.get("shape", array.shape))
         self.strides = numbers(*(step // array.itemsize for step in array.strides))
-        code, bits = (4, 16) if self.bf16 else CODES[array.dtype.name]
-        tensor = _Tensor(self.address, *self.device, array.ndim, code, bits, self.changes.get("lanes", 1), self.shape)
+        tensor = _Tensor(self.address, *self.device, array.ndim, *self.kind, self.changes.get("lanes", 1), self.shape)
         if not array.flags.c_contiguous or self.changes.get("give_strides"):
             tensor.strides = self.strides
         if self.version is None:

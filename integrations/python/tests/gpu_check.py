@@ -284,6 +284,69 @@ def cache_writes():
 
 
 @check
+def caches_in_e4m3():
+    """Keys and values in float8_e4m3fn: as torch has them, as their bits, in pages, written, through DLPack, and in a graph."""
+    worst = 0.0
+    f8 = torch.float8_e4m3fn
+    scales = {
+        "k_descale": torch.tensor([0.02, 0.01, 0.015, 0.03], device="cuda"),
+        # One number, as vLLM gives it.
+        "v_descale": torch.tensor([0.025], device="cuda").expand(2, 4),
+    }
+    by_head = [scale.reshape(-1, 4)[0].view(4, 1) for scale in scales.values()]
+    options = {**scales, "causal": True}
+    for dtype, size in ((torch.float16, 128), (torch.bfloat16, 128), (torch.bfloat16, 64), (torch.bfloat16, 256), (torch.float16, 96)):
+        q, past_k, past_v, k, v = draw((2, 1, 16, size), *[(2, 160, 4, size)] * 2, *[(2, 1, 4, size)] * 2, dtype=dtype)
+        lengths = [100, 31]
+        used = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+        k_cache, v_cache = ((x.float() / scale).to(f8) for x, scale in zip((past_k, past_v), by_head))
+        table = torch.arange(20, device="cuda").flip(0).int().view(2, 10)
+        pages = torch.zeros(2, 20, 16, 4, size, dtype=torch.uint8, device="cuda")
+        for paged, cache in zip(pages, (k_cache, v_cache)):
+            paged[table.long()] = cache.view(torch.uint8).view(2, 10, 16, 4, size)
+        pages = pages.view(f8)
+        written = flash_attn_with_kvcache(q, *pages, k, v, cache_seqlens=used, block_table=table, **options)
+        out = flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=used, **options)
+        as_bits = [cache.view(torch.uint8) for cache in (k_cache, v_cache)]
+        assert torch.equal(warptile.attention(q, *as_bits, seqused_k=used + 1, **options), out)
+        stream = torch.cuda.current_stream().cuda_stream
+        by_protocol = [Exported(cache) for cache in (k_cache, v_cache)] if has_dlpack_of(f8) else as_bits
+        assert torch.equal(warptile.attention(q, *by_protocol, seqused_k=used + 1, stream=stream, **options), out)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed = warptile.attention(q, k_cache, v_cache, seqused_k=used + 1, **options)
+        graph.replay()
+        assert torch.equal(replayed, out)
+        for b, length in enumerate(lengths):
+            for cache, new, scale in zip((k_cache, v_cache), (k, v), by_head):
+                assert torch.equal(cache[b, length].view(torch.uint8), (new[b, 0].float() / scale).to(f8).view(torch.uint8))
+            parts = [cache[b : b + 1, : length + 1].double() * scale.double() for cache, scale in zip((k_cache, v_cache), by_head)]
+            expected, _ = naive(q[b : b + 1], *parts, causal=True)
+            worst = max(worst, error(out[b : b + 1], expected, dtype), error(written[b : b + 1], expected, dtype))
+    each = torch.ones(2, 4, device="cuda")
+    raises(warptile.InvalidInput, "same scales for all sequences", lambda: warptile.attention(q, k_cache, v_cache, k_descale=each, v_descale=each))
+    raises(warptile.InvalidInput, "k_descale is missing", lambda: warptile.attention(q, k_cache, v_cache))
+    return f"largest error {worst:.2f}; float8 through DLPack: {'yes' if has_dlpack_of(f8) else 'torch does not export it'}"
+
+
+class Exported:
+    """A tensor that is no tensor of torch: read through DLPack."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        self.__dlpack_device__ = tensor.__dlpack_device__
+        self.__dlpack__ = tensor.__dlpack__
+
+
+def has_dlpack_of(dtype):
+    try:
+        torch.zeros(1, dtype=dtype, device="cuda").__dlpack__()
+    except (BufferError, RuntimeError):
+        return False
+    return True
+
+
+@check
 def streams():
     q, k, v = draw((1, 512, 8, 64), (1, 512, 8, 64), (1, 512, 8, 64))
     expected, _ = naive(q, k, v)

@@ -28,13 +28,15 @@ class Size(tuple):
 class Tensor:
     addresses = itertools.count(1)
 
-    def __init__(self, array, device="cpu", requires_grad=False, negative=False):
+    # `name`: of a type that numpy does not have.
+    def __init__(self, array, device="cpu", requires_grad=False, negative=False, name=None):
+        self.name = name or array.dtype.name
         self.array, self.device, self.requires_grad, self.negative = array, device, requires_grad, negative
         self.address = array.ctypes.data if device == "cpu" else next(Tensor.addresses) << 40
 
     is_cuda = property(lambda self: self.device.startswith("cuda"))
     is_cpu = property(lambda self: self.device == "cpu")
-    dtype = property(lambda self: getattr(torch, self.array.dtype.name))
+    dtype = property(lambda self: getattr(torch, self.name))
     shape = property(lambda self: Size(self.array.shape))
 
     def get_device(self):
@@ -95,7 +97,7 @@ def current_raw_stream(ordinal):
 
 
 torch = types.ModuleType("torch")
-for name in ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool", "uint8", "int16"):
+for name in ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool", "uint8", "int16", "float8_e4m3fn"):
     setattr(torch, name, dtype(name))
 torch.grad = True
 torch.is_grad_enabled = lambda: torch.grad
@@ -154,6 +156,15 @@ def on_the_cpu():
     fails(ValueError, "5 dimensions", lambda: warptile.attention(Tensor(arrays[0][None]), k, v))
 
 
+def keys_in_e4m3():
+    # Twos.
+    keys = Tensor(np.full((1, 4, 2, 16), 0x40, np.uint8), name="float8_e4m3fn")
+    q = Tensor(np.ones((1, 1, 2, 16), np.float16))
+    out = warptile.attention(q, keys, keys, k_descale=1.0, v_descale=0.25)
+    assert out.dtype is torch.float16 and (out.array == 0.5).all(), out.array
+    fails(ValueError, "k_descale is missing, but k and v are in float8_e4m3fn", lambda: warptile.attention(q, keys, keys))
+
+
 def on_a_gpu():
     half = np.zeros((2, 512, 8, 64), np.float16)
     q, k, v = (Tensor(half, "cuda:0") for _ in range(3))
@@ -171,6 +182,7 @@ def on_a_gpu():
 
 
 on_the_cpu()
+keys_in_e4m3()
 if os.environ.get("WARPTILE_LIBCUDA"):
     on_a_gpu()
 print("done")

@@ -121,6 +121,27 @@ class FakeGpu(unittest.TestCase):
         GpuTensors(device=(MANAGED, 0)).attention()
         self.assertEqual(self.launches(), 1)
 
+    def test_keys_in_e4m3(self):
+        tensors = GpuTensors((2, 1, 8, 64), kv_shape=(2, 128, 2, 64))
+        k, v = (
+            DLPack(np.broadcast_to(np.uint8(0), (2, 128, 2, 64)), device=(CUDA, 0), address=(i + 9) << 40, e4m3=True) for i in range(2)
+        )
+        for cache in (k, v):
+            cache.array = np.lib.stride_tricks.as_strided(cache.array, strides=GpuTensors.dense(cache.array))
+        scales = {"k_descale": self.numbers(2, dtype=np.float32), "v_descale": self.numbers(1, dtype=np.float32)}
+        warptile.attention(tensors.q, k, v, out=tensors.out, **scales)
+        self.assertEqual(self.launches(), 1)
+        text = warptile.explain(tensors.q, k, v, **scales)
+        self.assertIn("_e4m3", text.splitlines()[2])
+        new = GpuTensors((2, 1, 2, 64))
+        lengths = self.numbers(2)
+        warptile._native.write_cache(new.q, new.k, k, v, lengths, **scales)
+        self.assertEqual(self.launches(), 2)
+        with self.assertRaisesRegex(ValueError, "k_descale is on the CPU, but q is on cuda:0"):
+            warptile.attention(tensors.q, k, v, out=tensors.out, **{**scales, "k_descale": 1.0})
+        with self.assertRaisesRegex(ValueError, "v_descale has 3 numbers"):
+            warptile.attention(tensors.q, k, v, out=tensors.out, **{**scales, "v_descale": self.numbers(3, dtype=np.float32)})
+
     def test_devices_must_agree(self):
         tensors, other = GpuTensors(), GpuTensors(device=(CUDA, 1))
         with self.assertRaisesRegex(warptile.InvalidInput, "k is on cuda:1, but q is on cuda:0"):

@@ -42,7 +42,8 @@ class FlashAttn(unittest.TestCase):
             flash_attn_varlen_func: f"(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, {common}, {rest}, block_table=None)",
             flash_attn_with_kvcache: "(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
             "cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), "
-            "softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False)",
+            "softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False, "
+            "k_descale=None, v_descale=None)",
         }
         for function, signature in expected.items():
             parameters = inspect.signature(function).parameters

@@ -12,7 +12,7 @@ use crate::ops::rotary::{Angles, Rotary};
 use crate::ops::slot;
 use crate::{ElementType, Error, Layout, Numbers, Result};
 
-pub use cpu::{AppendOperands, CacheMut, E4m3CacheMut, QueriesMut, append_cpu};
+pub use cpu::{AppendOperands, CacheMut, CacheOperand, QueriesMut, append_cpu};
 
 /// What errors call the lengths of the new rows.
 const NEW_ROWS: Names = Names {

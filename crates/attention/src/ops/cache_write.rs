@@ -8,7 +8,7 @@ use crate::e4m3::E4m3;
 use crate::gpu::{AppendArgument, AppendBindings, PositionElement};
 use crate::operands::{LengthElement, Scales};
 use crate::ops::append::{
-    Append, AppendBuilder, AppendOperands, CacheMut, E4m3CacheMut, QueriesMut, append_cpu,
+    Append, AppendBuilder, AppendOperands, CacheMut, CacheOperand, QueriesMut, append_cpu,
 };
 use crate::ops::rotary::{Pairing, Rotary, Tables};
 use crate::{Element, Error, Layout, Result, Tensor};
@@ -78,7 +78,19 @@ enum Memory<'a, C: Pod> {
     },
 }
 
-impl<C: Pod> Memory<'_, C> {
+impl<'a, C: Pod> Memory<'a, C> {
+    /// In host memory.
+    fn on_host(self) -> Result<CacheMut<'a, C>> {
+        Ok(match self {
+            Memory::Apart(keys, values) => {
+                CacheMut::Apart(keys.host_mut("k_pages")?, values.host_mut("v_pages")?)
+            }
+            Memory::Together {
+                memory, values_at, ..
+            } => CacheMut::Together(memory.host_mut("k_pages")?, values_at),
+        })
+    }
+
     fn layouts(&self) -> [Layout; 2] {
         match self {
             Memory::Apart(keys, values) => [*keys.layout(), *values.layout()],
@@ -396,29 +408,8 @@ impl<'a, T: Element> CacheWrite<'a, T> {
             None => None,
         };
         let cache = match self.cache.inner {
-            Inner::Same(Memory::Apart(keys, values)) => {
-                CacheMut::Apart(keys.host_mut("k_pages")?, values.host_mut("v_pages")?)
-            }
-            Inner::Same(Memory::Together {
-                memory, values_at, ..
-            }) => CacheMut::Together(memory.host_mut("k_pages")?, values_at),
-            Inner::E4m3(Memory::Apart(keys, values), scales) => CacheMut::E4m3(E4m3CacheMut {
-                scales: scales.host()?,
-                keys: keys.host_mut("k_pages")?,
-                values: Some(values.host_mut("v_pages")?),
-                values_at: 0,
-            }),
-            Inner::E4m3(
-                Memory::Together {
-                    memory, values_at, ..
-                },
-                scales,
-            ) => CacheMut::E4m3(E4m3CacheMut {
-                scales: scales.host()?,
-                keys: memory.host_mut("k_pages")?,
-                values: None,
-                values_at,
-            }),
+            Inner::Same(memory) => memory.on_host()?.into(),
+            Inner::E4m3(memory, scales) => CacheOperand::E4m3(memory.on_host()?, scales.host()?),
         };
         let operands = AppendOperands {
             k: self.k.on_host("k")?,

@@ -14,8 +14,8 @@ impl<T: Element> Appends<T> for OnCpu {
         let (keys, values) = &mut case.caches;
         let keys = &mut keys.data[keys.offset..];
         let cache = match case.together {
-            Some(at) => CacheMut::Together(keys, at),
-            None => CacheMut::Apart(keys, &mut values.data[values.offset..]),
+            Some(at) => CacheMut::Together(keys, at).into(),
+            None => CacheMut::Apart(keys, &mut values.data[values.offset..]).into(),
         };
         let queries = case.q.as_mut().map(|(q, out)| match out {
             Some(out) => QueriesMut::Into(&q.data[q.offset..], &mut out.data[out.offset..]),

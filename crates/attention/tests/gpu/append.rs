@@ -1,5 +1,7 @@
 //! Cache writes on a GPU, against float64.
 
+use std::sync::Arc;
+
 use half::{bf16, f16};
 use quickcheck::TestResult;
 use warptile::driver::{DeviceBuffer, Graph, Stream};
@@ -9,6 +11,7 @@ use warptile::{Append, Backend, CacheWrite, Element, ElementType, Layout, Pairin
 use crate::append_cases::{AppendCase, Appends};
 use crate::append_on_gpu::append_on;
 use crate::harness::{gpu, gpu_of_ptx, quickcheck, ran};
+use crate::quantized::right_in_16_bits;
 
 struct OnGpu {
     gpu: &'static Gpu,
@@ -46,6 +49,30 @@ fn random_writes_equal_float64() {
     for gpu in [gpu(), gpu_of_ptx()] {
         for element in [ElementType::F16, ElementType::Bf16, ElementType::F32] {
             ran(gpu.prepare_append(element).unwrap().image());
+        }
+    }
+}
+
+fn right_in_e4m3(seed: u64) -> TestResult {
+    let all = [gpu(), gpu_of_ptx()].into_iter().try_for_each(|gpu| {
+        let own = Gpu::on_stream(gpu.stream()).map_err(|error| error.to_string())?;
+        let own = own.with_profile(gpu.profile().clone());
+        right_in_16_bits(&Backend::from_gpu(Arc::new(own)), seed, || ())
+    });
+    match all {
+        Ok(()) => TestResult::passed(),
+        Err(failure) => TestResult::error(failure),
+    }
+}
+
+/// Called so that the evidence script runs it with the writes of the other types.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn random_writes_in_e4m3_are_right() {
+    quickcheck(500).quickcheck(right_in_e4m3 as fn(u64) -> TestResult);
+    for gpu in [gpu(), gpu_of_ptx()] {
+        for element in [ElementType::F16, ElementType::Bf16] {
+            ran(gpu.prepare_append_e4m3(element).unwrap().image());
         }
     }
 }

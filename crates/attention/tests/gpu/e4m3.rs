@@ -1,35 +1,11 @@
-//! Writes into a cache in e4m3 on a GPU.
+//! A cache in e4m3 on a GPU. Random writes into one are in `append.rs`.
 
 use std::sync::Arc;
 
-use quickcheck::TestResult;
 use warptile::gpu::Gpu;
-use warptile::{Attention, Backend, E4m3, ElementType, KvCache, Mask};
+use warptile::{Attention, Backend, E4m3, KvCache, Mask};
 
-use crate::harness::{gpu, gpu_of_ptx, quickcheck, ran};
-use crate::quantized::right_in_16_bits;
-
-fn right(seed: u64) -> TestResult {
-    let all = [gpu(), gpu_of_ptx()].into_iter().try_for_each(|gpu| {
-        let own = Gpu::on_stream(gpu.stream()).map_err(|error| error.to_string())?;
-        right_in_16_bits(&Backend::from_gpu(Arc::new(own)), seed, || ())
-    });
-    match all {
-        Ok(()) => TestResult::passed(),
-        Err(failure) => TestResult::error(failure),
-    }
-}
-
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
-fn writes_are_right() {
-    quickcheck(500).quickcheck(right as fn(u64) -> TestResult);
-    for gpu in [gpu(), gpu_of_ptx()] {
-        for element in [ElementType::F16, ElementType::Bf16] {
-            ran(gpu.prepare_append_e4m3(element).unwrap().image());
-        }
-    }
-}
+use crate::harness::gpu;
 
 /// A prompt, then token after token, through a cache in e4m3: as on the CPU, with the same numbers in the cache.
 #[test]

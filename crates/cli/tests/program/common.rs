@@ -55,6 +55,7 @@ pub(crate) fn expect_code(code: i32, command: &mut Command) -> (String, String) 
 }
 
 /// A tensor of a safetensors file: name, type, shape, bytes.
+#[derive(Clone)]
 pub(crate) struct Tensor(
     pub(crate) &'static str,
     pub(crate) &'static str,

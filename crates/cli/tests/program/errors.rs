@@ -231,6 +231,70 @@ fn a_wrong_type() {
     );
 }
 
+/// A tensor of e4m3 in the shape of the others.
+fn e4m3(name: &'static str) -> Tensor {
+    Tensor(name, "F8_E4M3", SHAPE.to_vec(), vec![0x38; 64])
+}
+
+fn scale(name: &'static str, values: &[f32]) -> Tensor {
+    let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    Tensor(name, "F32", vec![values.len()], bytes)
+}
+
+#[test]
+fn keys_in_e4m3_and_their_scales() {
+    let q = || f32_tensor("q", &SHAPE);
+    let wrong = |tensors: Vec<Tensor>, expected: &str| {
+        let stderr = fails(2, &file(&[vec![q()], tensors].concat()), &[]);
+        assert!(stderr.contains(expected), "{stderr}");
+    };
+    let kv = || vec![e4m3("k"), e4m3("v")];
+    let with =
+        |k: &[f32], v: &[f32]| [kv(), vec![scale("k_scale", k), scale("v_scale", v)]].concat();
+    wrong(kv(), "k_scale is missing; k and v of type F8_E4M3");
+    wrong(
+        vec![
+            e4m3("k"),
+            f32_tensor("v", &SHAPE),
+            scale("k_scale", &[1.0]),
+            scale("v_scale", &[1.0]),
+        ],
+        "v has elements of type F32, but q has F32; keys and values both have q's type, or both F8_E4M3",
+    );
+    wrong(
+        vec![f32_tensor("k", &SHAPE), e4m3("v")],
+        "v has elements of type F8_E4M3, but q has F32",
+    );
+    wrong(
+        vec![
+            f32_tensor("k", &SHAPE),
+            f32_tensor("v", &SHAPE),
+            scale("v_scale", &[1.0]),
+        ],
+        "v_scale is there, but k has elements of type F32",
+    );
+    wrong(
+        with(&[1.0], &[1.0, 2.0, 3.0]),
+        "v_scale has 3 numbers; it needs 1, or one for each of the 2 key/value heads",
+    );
+    wrong(
+        with(&[1.0, 0.0], &[1.0]),
+        "k_scale[1] is 0; a scale is a finite number above 0",
+    );
+    let mut of_rank_2 = with(&[1.0], &[1.0]);
+    of_rank_2[2].2 = vec![1, 1];
+    wrong(
+        of_rank_2,
+        "k_scale has shape [1, 1]; it must be [], [1] or [key/value heads]",
+    );
+    let mut scalar = with(&[1.0], &[1.0, 2.0]);
+    scalar[2].2 = Vec::new();
+    let dir = tempfile::tempdir().unwrap();
+    let input = dir.path().join("input.safetensors");
+    fs::write(&input, file(&[vec![q()], scalar].concat())).unwrap();
+    expect_code(0, &mut cpu_run(&input));
+}
+
 #[test]
 fn shapes_that_do_not_match() {
     for (shape, expected) in [

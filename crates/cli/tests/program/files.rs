@@ -44,6 +44,10 @@ fn a_generated_file_can_be_run() {
             "--window 9,0 --layout bhsd",
         ),
         ("q2 h2 d8 f32 lengths=9,4 scale=0.3", "--scale 0.3"),
+        (
+            "b2 q2 k9 h4/2 d16 f16 mask=causal cache=e4m3 seed=7",
+            "--causal",
+        ),
     ]
     .into_iter()
     .enumerate()
@@ -257,6 +261,16 @@ fn generated_results_are_what_run_expects() {
             "b3 q2 k50 h4/2 d16 f32 pages=16 lengths=50,0,33 seed=6",
             "",
             "normal",
+        ),
+        (
+            "b3 q2 k50 h4/2 d16 bf16 pages=16 lengths=50,0,33 cache=e4m3 seed=7",
+            "",
+            "normal:3",
+        ),
+        (
+            "packed=3x5,0x2,4x4 h4/2 d16 f32 layout=bhsd cache=e4m3 seed=8",
+            "--layout bhsd",
+            "outliers",
         ),
     ] {
         for end in ["npz", "safetensors"] {

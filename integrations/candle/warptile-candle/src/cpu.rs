@@ -159,7 +159,7 @@ fn write_typed<T: Stored>(write: &Write<'_>, pages: Pages<'_, CpuStorage>) -> Re
     let operands = AppendOperands {
         k: slice(&k.0, k.1)?,
         v: slice(&v.0, v.1)?,
-        cache,
+        cache: cache.into(),
         queries: None,
         tables: None,
     };

@@ -32,6 +32,8 @@ def attention(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     block_table: Array | None = None,
+    k_descale: Array | Sequence[float] | float | None = None,
+    v_descale: Array | Sequence[float] | float | None = None,
     kernel: str | None = None,
     stream: int | None = None,
 ) -> ArrayT: ...
@@ -60,6 +62,8 @@ def attention(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     block_table: Array | None = None,
+    k_descale: Array | Sequence[float] | float | None = None,
+    v_descale: Array | Sequence[float] | float | None = None,
     kernel: str | None = None,
     stream: int | None = None,
 ) -> tuple[ArrayT, ArrayT]: ...
@@ -93,4 +97,6 @@ def write_cache(
     rotary_cos: Array | None = None,
     rotary_sin: Array | None = None,
     interleaved: bool = True,
+    k_descale: Array | Sequence[float] | float | None = None,
+    v_descale: Array | Sequence[float] | float | None = None,
 ) -> Any: ...

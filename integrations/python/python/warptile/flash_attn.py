@@ -277,6 +277,8 @@ def flash_attn_with_kvcache(
     alibi_slopes: Array | Sequence[float] | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    k_descale: Array | Sequence[float] | float | None = None,
+    v_descale: Array | Sequence[float] | float | None = None,
 ) -> Any:
     """Attention to a cache of keys and values, after new ones were written into it. Computes no gradient.
 
@@ -302,6 +304,10 @@ def flash_attn_with_kvcache(
         alibi_slopes: As in `flash_attn_func`.
         num_splits: Ignored: the planner decides.
         return_softmax_lse: Whether to return `(out, lse)`.
+        k_descale: Of a cache in 8 bits (`float8_e4m3fn`, or its bits as `uint8`), as flash_attn_3 calls it: each key counts times
+            this, and k is divided by it when it is written. `float32`, a number, `[key/value heads]`, or one of these expanded to
+            `[batch, key/value heads]`. q, k and v are not in 8 bits.
+        v_descale: The same of values.
 
     Returns:
         The output, of q's shape; with `return_softmax_lse` also the log-sum-exp, `[batch, heads, length]`.
@@ -310,6 +316,7 @@ def flash_attn_with_kvcache(
     if isinstance(cache_seqlens, int):
         cache_seqlens = _for_all(cache_seqlens, q)
     cache = Cache(k_cache, v_cache, block_table).chosen(cache_batch_idx)
+    descales = {"k_descale": k_descale, "v_descale": v_descale}
     if k is None and v is None:
         if rotary_cos is not None or rotary_sin is not None:
             raise InvalidInput("rotary_cos is given, but no new k and v are")
@@ -319,7 +326,8 @@ def flash_attn_with_kvcache(
         if cache_seqlens is None:
             raise InvalidInput("cache_seqlens is missing, but k is given")
         rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "interleaved": rotary_interleaved}
-        q, cache_seqlens = _written(q, k, v, cache, cache_seqlens, rotary, causal or window != (None, None))
+        has_diagonal = causal or window != (None, None)
+        q, cache_seqlens = _written(q, k, v, cache, cache_seqlens, rotary, has_diagonal, descales)
     if cache_leftpad is not None:
         cache, cache_seqlens = _without_padding(q, cache, cache_seqlens, cache_leftpad)
     cache = cache.readable()
@@ -331,6 +339,7 @@ def flash_attn_with_kvcache(
         "alibi_slopes": alibi_slopes,
         "seqused_k": cache_seqlens,
         "block_table": cache.block_table,
+        **descales,
     }
     out, lse = _any_head_size(q, cache.k, cache.v, options, _with_lse if return_softmax_lse else _without_lse)
     return (out, lse) if return_softmax_lse else out
@@ -347,14 +356,15 @@ def _sides(window_size):
     return tuple(None if side is None or side < 0 else int(side) for side in window_size)
 
 
-def _written(q, k, v, cache, cache_seqlens, rotary, has_diagonal):
+def _written(q, k, v, cache, cache_seqlens, rotary, has_diagonal, descales):
     """Queries, rotated if there is a rotation, and lengths after k and v were written into the cache."""
     new, queries = k.shape[1], q.shape[1]
     # Queries are at the positions of the new rows, or without a diagonal all at that of the first.
     rotates = rotary["rotary_cos"] is not None and (has_diagonal or queries == 1)
     together = rotates and queries == new
+    queries_too = q if together else None
     rotated = write_cache(
-        k, v, cache.k, cache.v, cache_seqlens, q=q if together else None, block_table=cache.block_table, **rotary
+        k, v, cache.k, cache.v, cache_seqlens, q=queries_too, block_table=cache.block_table, **rotary, **descales
     )
     if together:
         q = rotated

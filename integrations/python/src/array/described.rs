@@ -35,6 +35,8 @@ pub(crate) enum Dtype {
     I64,
     U8,
     Bool,
+    /// Of keys and values alone.
+    E4m3,
     /// None that is of use here, by its library's name for it.
     Other(String),
 }
@@ -43,7 +45,7 @@ impl Dtype {
     /// Bytes of an element; of others nobody needs to know.
     pub(crate) const fn size(&self) -> u64 {
         match self {
-            Dtype::U8 | Dtype::Bool => 1,
+            Dtype::U8 | Dtype::Bool | Dtype::E4m3 => 1,
             Dtype::F16 | Dtype::Bf16 => 2,
             Dtype::F32 | Dtype::I32 | Dtype::U32 => 4,
             Dtype::I64 => 8,
@@ -77,6 +79,7 @@ impl fmt::Display for Dtype {
             Dtype::I64 => "int64",
             Dtype::U8 => "uint8",
             Dtype::Bool => "bool",
+            Dtype::E4m3 => "float8_e4m3fn",
             Dtype::Other(name) => name,
         })
     }
@@ -267,6 +270,38 @@ impl Described {
             )));
         }
         Ok(([self.shape[0], self.shape[1]], self.strides[0]))
+    }
+
+    /// How many scales there are: of a number, a list of one for each key/value head, or a table that says the same for each sequence.
+    pub(crate) fn scales(&self) -> Result<usize> {
+        let (sequences, heads) = match self.rank {
+            0 => return Ok(1),
+            1 => (None, 0),
+            2 => (Some(0), 1),
+            _ => {
+                return Err(self.wrong_rank(
+                    "it must be a number, or have the dimensions [key/value heads] or [sequences, key/value heads]",
+                ));
+            }
+        };
+        if sequences.is_some_and(|dimension| self.strides[dimension] != 0) {
+            return Err(self.wrong_rank(
+                "warptile takes the same scales for all sequences: a number, [key/value heads], or one of these expanded to [sequences, key/value heads]",
+            ));
+        }
+        match (self.shape[heads], self.strides[heads]) {
+            (count, 1) | (count @ (0 | 1), _) => Ok(count),
+            (_, 0) => Ok(1),
+            (_, stride) => Err(Failure::Invalid(format!(
+                "{} has stride {stride} from one key/value head to the next; it must be 1, or 0 for one scale",
+                self.name
+            ))),
+        }
+    }
+
+    /// Whether keys and values are in e4m3: said by their type, or of bytes by the scales that are given with them.
+    pub(crate) fn is_e4m3(&self, has_scales: bool) -> bool {
+        self.dtype == Dtype::E4m3 || (has_scales && self.dtype == Dtype::U8)
     }
 
     /// The element type of a tensor of attention.

@@ -72,12 +72,13 @@ fn of_interface(
         .ok_or_else(|| missing("typestr"))?
         .extract()?;
     let mut dtype = dtype_of_typestr(&typestr);
-    // Numpy has no bfloat16 of its own; that of ml_dtypes is two bytes of nothing in particular.
+    // Numpy has no bfloat16 and no float8 of its own; those of ml_dtypes are bytes of nothing in particular.
     if let Dtype::Other(_) = dtype {
         let own = object.getattr("dtype").and_then(|own| own.getattr("name"));
         if let Ok(own) = own.and_then(|own| own.extract::<String>()) {
             dtype = match own.as_str() {
                 "bfloat16" => Dtype::Bf16,
+                "float8_e4m3fn" => Dtype::E4m3,
                 _ => Dtype::Other(if typestr.starts_with('>') {
                     typestr
                 } else {

@@ -8,28 +8,28 @@ use crate::gpu::AppendArgument;
 use crate::ops::rotary::{Angles, Rotary, Tables};
 use crate::{Element, ElementType, Error, Layout, Result};
 
-/// The cache's keys and values in host memory.
+/// Keys and values of a cache in host memory.
 #[derive(Debug)]
-pub enum CacheMut<'a, T> {
+pub enum CacheMut<'a, C> {
     /// Keys, values.
-    Apart(&'a mut [T], &'a mut [T]),
+    Apart(&'a mut [C], &'a mut [C]),
     /// In one tensor, the values so many elements after the keys.
-    Together(&'a mut [T], usize),
-    /// In e4m3.
-    E4m3(E4m3CacheMut<'a>),
+    Together(&'a mut [C], usize),
 }
 
-/// Keys and values of a cache in e4m3, in host memory.
+/// What is written: a cache of the elements of the new rows, or one in e4m3.
 #[derive(Debug)]
-pub struct E4m3CacheMut<'a> {
-    /// Of the keys, then of the values: each one number, or one for each key/value head.
-    pub scales: [&'a [f32]; 2],
-    /// The keys, or both.
-    pub keys: &'a mut [E4m3],
-    /// The values, unless they are in `keys`.
-    pub values: Option<&'a mut [E4m3]>,
-    /// Elements from the first key to the first value where they are in one tensor.
-    pub values_at: usize,
+pub enum CacheOperand<'a, T> {
+    /// Of the same elements. A [`CacheMut`] is one.
+    Same(CacheMut<'a, T>),
+    /// In e4m3, with the scales of keys and of values: each one number, or one for each key/value head.
+    E4m3(CacheMut<'a, E4m3>, [&'a [f32]; 2]),
+}
+
+impl<'a, T> From<CacheMut<'a, T>> for CacheOperand<'a, T> {
+    fn from(cache: CacheMut<'a, T>) -> Self {
+        CacheOperand::Same(cache)
+    }
 }
 
 /// Queries in host memory.
@@ -49,7 +49,7 @@ pub struct AppendOperands<'a, T> {
     /// New values.
     pub v: &'a [T],
     /// The cache.
-    pub cache: CacheMut<'a, T>,
+    pub cache: CacheOperand<'a, T>,
     /// Queries, if the description has them.
     pub queries: Option<QueriesMut<'a, T>>,
     /// Tables of the rotation, if it has some.
@@ -70,64 +70,16 @@ pub fn append_cpu<T: Element>(append: &Append, operands: AppendOperands<'_, T>) 
         tables,
     } = operands;
     match cache {
-        CacheMut::Apart(keys, values) => write(
-            append,
-            [k, v],
-            queries,
-            tables,
-            Memory {
-                keys,
-                values: Some(values),
-                values_at: 0,
-            },
-            &|x, _| x,
-        ),
-        CacheMut::Together(keys, values_at) => write(
-            append,
-            [k, v],
-            queries,
-            tables,
-            Memory {
-                keys,
-                values: None,
-                values_at,
-            },
-            &|x, _| x,
-        ),
-        CacheMut::E4m3(E4m3CacheMut {
-            scales,
-            keys,
-            values,
-            values_at,
-        }) => {
-            let memory = Memory {
-                keys,
-                values,
-                values_at,
+        CacheOperand::Same(memory) => write(append, [k, v], queries, tables, memory, &|x, _| x),
+        CacheOperand::E4m3(memory, scales) => {
+            let stored = |x: T, place: Place| {
+                let scales = scales[usize::from(!place.is_key)];
+                E4m3::quantize(x.to_f32(), scale_of(scales, place.head))
             };
-            write(
-                append,
-                [k, v],
-                queries,
-                tables,
-                memory,
-                &|x: T, place: Place| {
-                    E4m3::quantize(
-                        x.to_f32(),
-                        scale_of(scales[usize::from(!place.is_key)], place.head),
-                    )
-                },
-            )
+            write(append, [k, v], queries, tables, memory, &stored);
         }
     }
     Ok(())
-}
-
-/// A cache's memory.
-struct Memory<'a, C> {
-    keys: &'a mut [C],
-    values: Option<&'a mut [C]>,
-    values_at: usize,
 }
 
 /// Whose element is stored.
@@ -143,12 +95,14 @@ fn write<T: Element, C: Copy + Send>(
     [k, v]: [&[T]; 2],
     queries: Option<QueriesMut<'_, T>>,
     tables: Option<Tables<'_, T>>,
-    cache: Memory<'_, C>,
+    cache: CacheMut<'_, C>,
     stored: &(impl Fn(T, Place) -> C + Sync),
 ) {
     // Slices that start where their tensors do; those of a cache in one tensor are one memory.
-    let values_at = cache.values_at;
-    let (keys, values) = (SharedMut::new(cache.keys), cache.values.map(SharedMut::new));
+    let (keys, values, values_at) = match cache {
+        CacheMut::Apart(keys, values) => (SharedMut::new(keys), Some(SharedMut::new(values)), 0),
+        CacheMut::Together(memory, values_at) => (SharedMut::new(memory), None, values_at),
+    };
     let values = values.as_ref().unwrap_or(&keys);
     let (q_in, q_out) = match queries {
         Some(QueriesMut::InPlace(q)) => (None, Some(SharedMut::new(q))),
@@ -304,8 +258,8 @@ fn check_operands<T: Element>(append: &Append, operands: &AppendOperands<'_, T>)
         }
     }
     let scales = match &operands.cache {
-        CacheMut::E4m3(cache) => Some(cache.scales),
-        _ => None,
+        CacheOperand::E4m3(_, scales) => Some(*scales),
+        CacheOperand::Same(_) => None,
     };
     check_key_type("k_pages", append.scales().is_some(), scales.is_some())?;
     let (k_scale, v_scale) = (scales.map(|each| each[0]), scales.map(|each| each[1]));
@@ -313,27 +267,8 @@ fn check_operands<T: Element>(append: &Append, operands: &AppendOperands<'_, T>)
     append.k().check_buffer("k", operands.k.len())?;
     append.v().check_buffer("v", operands.v.len())?;
     match &operands.cache {
-        CacheMut::Apart(keys, values) => {
-            append.k_pages().check_buffer("k_pages", keys.len())?;
-            append.v_pages().check_buffer("v_pages", values.len())?;
-        }
-        CacheMut::Together(memory, values_at) => {
-            append.k_pages().check_buffer("k_pages", memory.len())?;
-            let values = memory.len().saturating_sub(*values_at);
-            append.v_pages().check_buffer("v_pages", values)?;
-            check_apart(append, *values_at)?;
-        }
-        CacheMut::E4m3(cache) => {
-            append.k_pages().check_buffer("k_pages", cache.keys.len())?;
-            let values = match &cache.values {
-                Some(values) => values.len(),
-                None => {
-                    check_apart(append, cache.values_at)?;
-                    cache.keys.len().saturating_sub(cache.values_at)
-                }
-            };
-            append.v_pages().check_buffer("v_pages", values)?;
-        }
+        CacheOperand::Same(memory) => check_memory(append, memory)?,
+        CacheOperand::E4m3(memory, _) => check_memory(append, memory)?,
     }
     let in_place = append.q_out().is_none();
     let wanted = append.q().is_some();
@@ -375,6 +310,19 @@ fn check_operands<T: Element>(append: &Append, operands: &AppendOperands<'_, T>)
         layout.check_buffer("sin", lens[1])?;
     }
     Ok(())
+}
+
+/// Checks that a cache's memory has the pages of the description.
+fn check_memory<C>(append: &Append, memory: &CacheMut<'_, C>) -> Result<()> {
+    let (keys, values) = match memory {
+        CacheMut::Apart(keys, values) => (keys.len(), values.len()),
+        CacheMut::Together(memory, values_at) => {
+            check_apart(append, *values_at)?;
+            (memory.len(), memory.len().saturating_sub(*values_at))
+        }
+    };
+    append.k_pages().check_buffer("k_pages", keys)?;
+    append.v_pages().check_buffer("v_pages", values)
 }
 
 /// Checks that keys and values of a cache in one tensor have memory of their own.
