@@ -46,12 +46,7 @@ template <class Traits> class TileRows {
             max_[row] = negative_infinity();
             sum_[row] = 0;
         }
-#pragma unroll
-        for (int tile = 0; tile < ROW_TILES; tile++)
-#pragma unroll
-            for (int i = 0; i < COLUMN_TILES; i++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) output[tile][i][j] = 0;
+        clear(output);
     }
 
     // When they have arrived.
@@ -73,6 +68,7 @@ template <class Traits> class TileRows {
             Scores scores;
             Weights weights[2]; // of 16 keys, and of those after them
             float sums[2][ROWS];
+            // Also where the warp sees nothing: from what would be left unset there, registers would be kept all the time.
             clear(scores);
             if (SPLITS_KEYS) {
                 clear(weights[0]);
@@ -80,12 +76,12 @@ template <class Traits> class TileRows {
             }
             if (sees)
                 multiply_keys(keys, scores, [&](int turn, int turns) {
-                constexpr int COUNT = SPLITS_KEYS ? PAIRS : 0;
+                    constexpr int COUNT = SPLITS_KEYS ? PAIRS : 0;
 #pragma unroll
-                for (int pair = turn * COUNT / turns; pair < (turn + 1) * COUNT / turns; pair++)
-                    weigh(scores, 0, pair, weights[0], sums[0]);
-            });
-            if (!again) wait_for_values();
+                    for (int pair = turn * COUNT / turns; pair < (turn + 1) * COUNT / turns; pair++)
+                        weigh(scores, 0, pair, weights[0], sums[0]);
+                });
+            if (!again) wait_for_values(); // one place for all warps: it has a barrier
             if (!sees) return;
             if (careful) {
                 add_carefully(block, done, scores, keys + Traits::KEY_BYTES);
@@ -131,15 +127,11 @@ template <class Traits> class TileRows {
     using Scores = float[ROW_TILES][KEY_TILES][4];
     using Weights = unsigned[ROW_TILES][4];
 
+    template <class Number> __device__ static void clear(Number& number) { number = 0; }
     template <class T, int COUNT> __device__ static void clear(T (&list)[COUNT])
     {
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            if constexpr (sizeof(T) > 4)
-                clear(list[i]);
-            else
-                list[i] = 0;
-        }
+        for (int i = 0; i < COUNT; i++) clear(list[i]);
     }
 
     __device__ void load_queries(int step, unsigned (&words)[ROW_TILES][4]) const
