@@ -1,4 +1,4 @@
-// Sizes and the shared memory layout of the kernels on mma.sync: the families `decode` and `mma`.
+// Sizes and the shared memory layout of the family `decode`, and what `mma` shares with it.
 #pragma once
 
 #include "base/anew.cuh"
@@ -60,9 +60,7 @@ struct MmaTraits {
     static constexpr bool HOLDS_QUERIES = HEAD_DIM <= 128;
     // Teams' results and parts are added up.
     static constexpr int CLUSTER = Schedule::CLUSTER; // CTAs that share a tile in their shared memory
-    static constexpr bool ADDS_UP = Schedule::SHARES_KEYS || CLUSTER > 1;
-    static_assert(ADDS_UP || TEAMS == 1, "otherwise a warp's rows are its own");
-    static_assert(ADDS_UP || Keys::TILES == 2, "straight from registers columns are written in the order of one type");
+    static_assert(Schedule::SHARES_KEYS || CLUSTER > 1, "others take a tile's keys with all warps: mma_tile.cuh");
     static constexpr int RESULT_BYTES = BLOCK_M * HEAD_DIM * (int)sizeof(float);
     // Described and not yet computed: two; the others are still being read.
     static constexpr int SEGMENTS = Schedule::SHARES_KEYS ? 4 : 2;
@@ -72,7 +70,7 @@ struct MmaTraits {
     static constexpr int QUERIES_AT = TEAMS * RING_BYTES;
     static constexpr int QUERY_BYTES = BLOCK_M * ROW_BYTES;
     static constexpr int SUMS_AT = QUERIES_AT + QUERY_BUFFERS * QUERY_BYTES;
-    static constexpr int SINKS_AT = SUMS_AT + (ADDS_UP ? TEAMS * BLOCK_M * (int)sizeof(float2) : 0);
+    static constexpr int SINKS_AT = SUMS_AT + TEAMS * BLOCK_M * (int)sizeof(float2);
     static constexpr int SEGMENTS_AT = SINKS_AT + BLOCK_M * (int)sizeof(float);
     static constexpr int BARRIERS_AT = SEGMENTS_AT + SEGMENTS * (int)sizeof(Segment);
     static constexpr int PLACES_AT = BARRIERS_AT + (TEAM_BARRIERS ? TEAMS * BARRIER_BYTES : 0);
@@ -86,8 +84,8 @@ struct MmaTraits {
     static constexpr int SMALL_GPU_BYTES = 99 * 1024, LARGE_GPU_BYTES = 227 * 1024; // that a CTA may have
     static constexpr int BYTES_APART = RESULTS_AT + TEAMS * RESULT_BYTES;
     static constexpr bool HAS_ROOM = (CLUSTER > 1 || RESULTS_AT > SMALL_GPU_BYTES) && BYTES_APART <= LARGE_GPU_BYTES;
-    static constexpr bool RESULT_IN_RING = ADDS_UP && RESULT_BYTES <= STAGE_BYTES && !HAS_ROOM;
-    static constexpr int SHARED_BYTES = ADDS_UP && !RESULT_IN_RING ? BYTES_APART : SCHEDULE_AT + Schedule::SHARED_BYTES;
+    static constexpr bool RESULT_IN_RING = RESULT_BYTES <= STAGE_BYTES && !HAS_ROOM;
+    static constexpr int SHARED_BYTES = RESULT_IN_RING ? SCHEDULE_AT + Schedule::SHARED_BYTES : BYTES_APART;
     static_assert(CLUSTER == 1 || !RESULT_IN_RING, "the parts of a cluster's CTAs lie in their rings");
     static_assert(SEGMENTS_AT % 8 == 0 && BARRIERS_AT % 8 == 0 && PLACES_AT % 4 == 0);
 };

@@ -26,15 +26,11 @@ template <class Traits> class Result {
     // shared memory there is room for the team's result. `next`: the CTA's next segment, or the end.
     __device__ void finish(Schedule& schedule, const Segment& of, const Rows16<Traits>& rows, int free, const Segment& next)
     {
-        if constexpr (!Traits::ADDS_UP) {
-            write(of, rows);
-        } else {
-            leave(of, rows, Traits::RESULT_IN_RING ? free : Traits::RESULTS_AT + thread.team() * Traits::RESULT_BYTES);
-            if constexpr (Traits::CLUSTER > 1)
-                add_up_cluster(of);
-            else
-                add_up(schedule, of, next.is_end());
-        }
+        leave(of, rows, Traits::RESULT_IN_RING ? free : Traits::RESULTS_AT + thread.team() * Traits::RESULT_BYTES);
+        if constexpr (Traits::CLUSTER > 1)
+            add_up_cluster(of);
+        else
+            add_up(schedule, of, next.is_end());
     }
 
     // Lengths that changed during the launch may leave semaphores that nobody brings back to 0, so the last CTA to have no more use for
@@ -285,28 +281,6 @@ template <class Traits> class Result {
         }
         if (column4 == 0 && params.lse)
             params.lse[of.batch * params.lse_batch + row.head * params.lse_head + to_row] = end.lse;
-    }
-
-    // All rows, straight from registers. Of two blocks of 8 columns a lane swaps two with its neighbour, so that the even one has four
-    // columns of the first and the odd one four of the second.
-    __device__ void write(const Segment& of, const Rows16<Traits>& rows) const
-    {
-        const int existing = existing_rows(of), lane = anew(thread.lane);
-        const bool odd = lane % 2;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = rows.row(half, lane);
-            const End end = end_of(rows.sum(half), __shfl_sync(0xffffffff, rows.sink(), half * 8 + lane / 4));
-#pragma unroll
-            for (int i = 0; i < HEAD_DIM / FRAGMENT_COLUMNS; i += 2) {
-                const float2 even_two = rows.columns(half, i), odd_two = rows.columns(half, i + 1);
-                const float2 other = {__shfl_xor_sync(0xffffffff, odd ? even_two.x : odd_two.x, 1),
-                                      __shfl_xor_sync(0xffffffff, odd ? even_two.y : odd_two.y, 1)};
-                const float values[4] = {odd ? other.x : even_two.x, odd ? other.y : even_two.y, odd ? odd_two.x : other.x,
-                                         odd ? odd_two.y : other.y};
-                if (row < existing) write(of, row, 2 * (i + odd) + lane % 4 / 2, values, end);
-            }
-        }
     }
 
     const Forward& params;

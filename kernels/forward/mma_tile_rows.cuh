@@ -11,14 +11,6 @@
 
 namespace warptile {
 
-// A lane's scores of a row in 128 keys, as bits, the first key's lowest: set for keys from `key` on. `key` counts from the
-// lane's first column; its columns are 0, 1, 8, 9, 16, 17, ...
-__device__ inline unsigned columns_from(int key)
-{
-    const int below = 2 * (key >> 3) + min(key & 7, 2);
-    return below >= 32 ? 0 : ~0u << max(below, 0);
-}
-
 template <class Traits> class TileRows {
   public:
     using Element = typename Traits::Element;
@@ -33,7 +25,7 @@ template <class Traits> class TileRows {
         const Scoring& scoring = params.scoring;
         scale = ScoreRule(scoring, 0, 0, 0, LOG2_E).scale;
         // Hidden scores are -inf, also when they are scaled.
-        takes_care = scoring.softcap > 0 || scoring.slopes || !(scale > 0);
+        const bool takes_care = scoring.softcap > 0 || scoring.slopes || !(scale > 0);
         const Mask mask(scoring, tile.q.len, tile.k.len);
         const int first_query = Row(tile, group, first_row()).query;
         const int last_query = min(Row(tile, group, first_row() + Traits::WARP_ROWS - 1).query, tile.q.len - 1);
@@ -46,17 +38,15 @@ template <class Traits> class TileRows {
         see_to = uniform_of(to < tile.first_key ? -1 : (to - tile.first_key) / Traits::BLOCK_N);
         all_see_from = uniform_of((max(all_from - tile.first_key, 0) + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
         all_see_to = uniform_of(all_to < tile.first_key ? -1 : (all_to - tile.first_key + 1) / Traits::BLOCK_N - 1);
+        // Blocks go from the last one to the first: where the rows' first blocks are different ones, a row has no maximum in those before its own.
+        const int begun_at = all_to < tile.first_key ? 0 : (all_to - tile.first_key) / Traits::BLOCK_N;
+        careful_from = uniform_of(takes_care ? 0 : begun_at < see_to ? begun_at : NO_BLOCK);
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
-            max_[row] = NOTHING_SEEN;
+            max_[row] = negative_infinity();
             sum_[row] = 0;
         }
-#pragma unroll
-        for (int tile = 0; tile < ROW_TILES; tile++)
-#pragma unroll
-            for (int i = 0; i < COLUMN_TILES; i++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) output[tile][i][j] = 0;
+        clear(output);
     }
 
     // When they have arrived.
@@ -70,21 +60,29 @@ template <class Traits> class TileRows {
     // read.
     template <class Wait> __device__ void add(int block, unsigned keys, Wait wait_for_values)
     {
-        if (block < see_from || block > see_to) return wait_for_values();
-        bool careful = takes_care;
+        const bool sees = block >= see_from && block <= see_to;
+        bool careful = block >= careful_from;
         int done = 0; // keys of the block
 #pragma unroll 1
         for (bool again = false;; again = true) {
             Scores scores;
             Weights weights[2]; // of 16 keys, and of those after them
             float sums[2][ROWS];
-            multiply_keys(keys, scores, [&](int turn, int turns) {
-                constexpr int COUNT = SPLITS_KEYS ? PAIRS : 0;
+            // Also where the warp sees nothing: from what would be left unset there, registers would be kept all the time.
+            clear(scores);
+            if (SPLITS_KEYS) {
+                clear(weights[0]);
+                clear(sums[0]);
+            }
+            if (sees)
+                multiply_keys(keys, scores, [&](int turn, int turns) {
+                    constexpr int COUNT = SPLITS_KEYS ? PAIRS : 0;
 #pragma unroll
-                for (int pair = turn * COUNT / turns; pair < (turn + 1) * COUNT / turns; pair++)
-                    weigh(scores, 0, pair, weights[0], sums[0]);
-            });
-            if (!again) wait_for_values();
+                    for (int pair = turn * COUNT / turns; pair < (turn + 1) * COUNT / turns; pair++)
+                        weigh(scores, 0, pair, weights[0], sums[0]);
+                });
+            if (!again) wait_for_values(); // one place for all warps: it has a barrier
+            if (!sees) return;
             if (careful) {
                 add_carefully(block, done, scores, keys + Traits::KEY_BYTES);
                 return;
@@ -129,6 +127,13 @@ template <class Traits> class TileRows {
     using Scores = float[ROW_TILES][KEY_TILES][4];
     using Weights = unsigned[ROW_TILES][4];
 
+    template <class Number> __device__ static void clear(Number& number) { number = 0; }
+    template <class T, int COUNT> __device__ static void clear(T (&list)[COUNT])
+    {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) clear(list[i]);
+    }
+
     __device__ void load_queries(int step, unsigned (&words)[ROW_TILES][4]) const
     {
 #pragma unroll
@@ -152,12 +157,6 @@ template <class Traits> class TileRows {
         if constexpr (Traits::HELD_STEPS == 0) load_queries(0, query[0]);
 #pragma unroll
         for (int turn = 0; turn < LOADS_AHEAD; turn++) load(turn, words[turn]);
-#pragma unroll
-        for (int tile = 0; tile < ROW_TILES; tile++)
-#pragma unroll
-            for (int i = 0; i < KEY_TILES; i++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) scores[tile][i][j] = 0;
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) {
             const int step = turn / PART_STEPS % Traits::DEPTH_STEPS, all_steps = turn / PART_STEPS, i = key_step(turn);
@@ -273,7 +272,7 @@ template <class Traits> class TileRows {
         const int shift = scoring.align_top_left ? 0 : tile.k.len - tile.q.len;
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
-            const int diagonal = Row(tile, group, row_of_tile(row, lane)).query + shift;
+            const int diagonal = min(Row(tile, group, row_of_tile(row, lane)).query, tile.q.len - 1) + shift;
             const int from = max(diagonal - scoring.window_left, first_key + done);
             const int end = min(diagonal + scoring.window_right, tile.k.len - 1) + 1;
             static_assert(Traits::BLOCK_N <= 128, "a word has a bit for each of the lane's columns");
@@ -299,8 +298,7 @@ template <class Traits> class TileRows {
         }
     }
 
-    // The maxima of the first block. Of a row that sees nothing there, and where they are coarse, they stay as they are, and the first weight
-    // that is not 0 is too large.
+    // The maxima of the first block. Where one would be infinite or coarse it stays at -inf.
     __device__ void set_maxima(const Scores& scores)
     {
         float largest[ROWS];
@@ -349,13 +347,13 @@ template <class Traits> class TileRows {
             const float factor = rescale(max_[row], largest[row]);
             max_[row] = largest[row];
             sum_[row] *= factor;
-            coarse = coarse || (fabsf(max_[row]) > COARSE_MAX && max_[row] != NOTHING_SEEN);
+            coarse = coarse || (fabsf(max_[row]) > COARSE_MAX && max_[row] != negative_infinity());
 #pragma unroll
             for (int i = 0; i < COLUMN_TILES; i++)
 #pragma unroll
                 for (int j = 0; j < 2; j++) output[row / 2][i][row % 2 * 2 + j] *= factor;
         }
-        takes_care = takes_care || __any_sync(0xffffffff, coarse);
+        if (__any_sync(0xffffffff, coarse)) careful_from = 0;
         each(scores, first_key, [&](float& score, int row, int) {
             score = rescale(score, max_[row]);
             sum_[row] += score;
@@ -375,11 +373,10 @@ template <class Traits> class TileRows {
         }
     }
 
-    // The maximum of a row that has seen no key: whatever it sees weighs too much against that, and -inf weighs nothing.
-    static constexpr float NOTHING_SEEN = -MAX_FLOAT;
     // A maximum is rounded; the fused product and difference of a weight's exponent is not. Where a unit of the maximum is more than one of
     // the exponent, the largest weight might come out as anything.
     static constexpr float COARSE_MAX = 0x1p24f;
+    static constexpr int NO_BLOCK = 0x7fffffff;
 
     const Forward& params;
     const Segment& tile;
@@ -387,12 +384,13 @@ template <class Traits> class TileRows {
     const unsigned queries_at; // this warp's
     unsigned key_place, place; // of what this lane names in blocks of 16 keys, and in those of queries and values
     float scale;
-    bool takes_care;              // no block is a plain one
+    int careful_from;             // blocks from here on are not plain ones
     int see_from, see_to;         // blocks with keys that some row of the warp sees
     int all_see_from, all_see_to; // and of which all see all
     unsigned queries[Traits::HELD_STEPS ? Traits::HELD_STEPS : 1][ROW_TILES][4];
     float output[ROW_TILES][COLUMN_TILES][4];
-    // Of this lane's rows: what weights count against, in exponents of 2, and the sum of this lane's weights.
+    // Of this lane's rows: what weights count against, in exponents of 2, and the sum of this lane's weights. A row without a maximum has
+    // -inf, against which a plain block's weights are infinite or NaN, whatever the scores are.
     float max_[ROWS], sum_[ROWS];
 };
 

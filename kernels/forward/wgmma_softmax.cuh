@@ -354,14 +354,6 @@ template <class Traits> struct RowState {
     }
 };
 
-// A lane's scores of a row in 128 keys, as bits, the first key's lowest: set for keys from `key` on. `key` counts from the
-// lane's first column; its columns are 0, 1, 8, 9, 16, 17, ...
-__device__ inline unsigned columns_from(int key)
-{
-    const int below = 2 * (key >> 3) + min(key & 7, 2);
-    return below >= 32 ? 0 : ~0u << max(below, 0);
-}
-
 // Hides from a warpgroup's 64 rows the keys of `block` that they don't see. Which keys a row sees is an interval, so most
 // blocks need no test of single elements.
 template <class Traits>

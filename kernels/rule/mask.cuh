@@ -46,4 +46,12 @@ struct Mask {
     __device__ int last_query(int first_query, int rows) const { return min(first_query + rows, query_len) - 1; }
 };
 
+// A lane's scores of a row in 128 keys, as bits, the first key's lowest: set for keys from `key` on. `key` counts from the
+// lane's first column; its columns are 0, 1, 8, 9, 16, 17, ...
+__device__ inline unsigned columns_from(int key)
+{
+    const int below = 2 * (key >> 3) + min(key & 7, 2);
+    return below >= 32 ? 0 : ~0u << max(below, 0);
+}
+
 } // namespace warptile

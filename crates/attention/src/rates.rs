@@ -234,8 +234,9 @@ impl Rates {
     ///
     /// The slowest multiprocessor decides. It works through its tiles of query rows, each against the blocks of keys it can
     /// see, and pays for the end of each. Where every tile is a CTA of its own, or all are equally long, some
-    /// multiprocessors have one tile more than others; drawn tiles of different lengths even out, but take no less than the
-    /// longest. While a multiprocessor holds fewer CTAs than it could, it runs slower by the share of latency left unhidden.
+    /// multiprocessors have one tile more than others; drawn tiles of different lengths even out. All take no less than the
+    /// longest. While a multiprocessor holds fewer CTAs than it could, it runs slower by the share of latency left unhidden. So it does
+    /// while warps of CTAs have no rows: that is why few queries are not for tiles of many rows.
     ///
     /// Where CTAs share the keys evenly, all have as many blocks, and each pays for the ends of its tiles and of one more.
     pub(crate) fn estimate_us(
@@ -329,15 +330,26 @@ impl Rates {
         }
         let per_multiprocessor = tiles * ctas / f64::from(device.multiprocessors.max(1));
         let turns = per_multiprocessor.ceil().max(1.0);
-        let blocks = if image.schedule.is_persistent() && uneven {
-            (per_multiprocessor * tile).max(longest + tile_end)
-        } else {
-            turns * tile
+        let whole = match image.schedule.is_persistent() && uneven {
+            true => per_multiprocessor * tile,
+            false => turns * tile,
         };
-        let held = turns.min(f64::from(ctas_per_multiprocessor));
+        let blocks = whole.max(longest + tile_end);
+        let held = turns.min(f64::from(ctas_per_multiprocessor)) * busy_warps(problem, image);
         let unhidden = (f64::from(ctas_per_multiprocessor) / held).sqrt();
         launch_us + blocks * block_us * unhidden
     }
+}
+
+/// The share of a tile's warps that have rows where each has rows of its own, those of all heads that share a key/value head; 1 elsewhere.
+fn busy_warps(problem: &Problem, image: &Image) -> f64 {
+    if image.schedule != Schedule::OneGroupTile {
+        return 1.0;
+    }
+    let warps = image.tiling.warps.max(1) as usize;
+    let warp_rows = (image.tiling.block_m as usize / warps).max(1);
+    let rows = problem.typical_lengths().0 * problem.group_size();
+    rows.div_ceil(warp_rows).clamp(1, warps) as f64 / warps as f64
 }
 
 impl Rates {

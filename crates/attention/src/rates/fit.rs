@@ -268,7 +268,7 @@ mod tests {
             &[Timed::new(problem(2048), step, slow)],
         );
         assert_eq!(fitted.standing(&device, kernel), Standing::Measured);
-        let other = "wmma_d64_64x64_w4_s3";
+        let other = "wmma_d96_64x64_w4_s2";
         assert_eq!(fitted.standing(&device, other), Standing::Modelled);
         assert_eq!(fitted.standing(&device, "wmma_d64_new"), Standing::Unknown);
         assert_eq!(fitted.measured_kernels(), 1);

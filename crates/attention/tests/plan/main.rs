@@ -2,6 +2,7 @@
 
 mod architectures;
 mod asked_for;
+mod families;
 mod measured;
 mod problems;
 mod splits;

@@ -305,7 +305,7 @@ fn what_is_verified_is_launched_with_the_settings_that_were_asked_for() {
 #[cfg(unix)]
 fn an_interrupted_search_leaves_the_rates_alone_and_goes_on() {
     let machine = Machine::new();
-    let lines = "kernel wmma_d64_64x64_w4_s3 9999 0\n";
+    let lines = "kernel wmma_d64_64x64_w4_s2 9999 0\n";
     machine.plant("CUDA 12.8", lines);
     let planted = fs::read(machine.rates_file()).unwrap();
     let file = machine.home.path().join("problems.txt");

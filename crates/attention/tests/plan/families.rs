@@ -1,0 +1,90 @@
+//! Which family computes what, on GPUs of every kind.
+
+use warptile::{Choice, DeviceProfile, Family, Plan};
+use warptile_check::{Case, repository_file};
+
+use crate::{CONSUMER_SHARED_BYTES, case, device};
+
+/// The problems of a list in benches/peers/.
+fn problems(file: &str) -> Vec<Case> {
+    let path = repository_file(&format!("benches/peers/{file}"));
+    let text = std::fs::read_to_string(path).unwrap();
+    let lines = { text.lines() }.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let cases: Vec<Case> = lines.map(case).collect();
+    assert!(cases.len() > 30, "{file}");
+    cases
+}
+
+fn plan(case: &Case, device: &DeviceProfile) -> Plan {
+    Plan::gpu(case.call().problem(), device, &Choice::Best).unwrap()
+}
+
+fn family(plan: &Plan) -> Family {
+    plan.image().unwrap().family
+}
+
+/// GPUs without `wgmma`.
+fn others() -> [DeviceProfile; 5] {
+    let mut a100 = device(8, 0, 166_912);
+    a100.multiprocessors = 108;
+    [
+        a100,
+        device(8, 6, CONSUMER_SHARED_BYTES),
+        device(8, 9, CONSUMER_SHARED_BYTES),
+        device(10, 0, 232_448),
+        device(12, 0, CONSUMER_SHARED_BYTES),
+    ]
+}
+
+/// `docs/speed.md`, "Few queries on many keys": a tile of many rows reads keys slower than CTAs that share them.
+#[test]
+fn few_queries_on_many_keys_are_for_decode() {
+    for case in problems("decode.txt") {
+        let few = case.call().query_len() <= 8;
+        let hopper = plan(&case, &DeviceProfile::h200());
+        let expected = if few { Family::Decode } else { Family::Wgmma };
+        assert_eq!(family(&hopper), expected, "{case}: {hopper}");
+        for device in others() {
+            let plan = plan(&case, &device);
+            let expected = if few { Family::Decode } else { Family::Mma };
+            assert_eq!(family(&plan), expected, "{case} on {}: {plan}", device.name);
+        }
+    }
+}
+
+#[test]
+fn many_queries_are_for_wgmma_on_hopper_and_for_mma_elsewhere() {
+    for case in problems("shapes.txt") {
+        let hopper = plan(&case, &DeviceProfile::h200());
+        assert_eq!(family(&hopper), Family::Wgmma, "{case}: {hopper}");
+        for device in others() {
+            let plan = plan(&case, &device);
+            assert_eq!(
+                family(&plan),
+                Family::Mma,
+                "{case} on {}: {plan}",
+                device.name
+            );
+        }
+    }
+}
+
+#[test]
+fn what_wgmma_lacks_an_option_for_goes_to_mma() {
+    for (words, expected) in [
+        ("alibi=head", Family::Mma),
+        ("scale=-0.5", Family::Mma),
+        ("alibi=head pages=16", Family::Mma),
+        // Which `mma` lacks itself.
+        ("unaligned", Family::Wmma),
+        ("bias", Family::Scalar),
+    ] {
+        for head_dim in [32, 64, 96, 128, 160, 192, 256] {
+            let case = case(&format!(
+                "b4 h8 q2048 k2048 d{head_dim} bf16 {words} seed=1"
+            ));
+            let plan = plan(&case, &DeviceProfile::h200());
+            assert_eq!(family(&plan), expected, "{case}: {plan}");
+        }
+    }
+}
