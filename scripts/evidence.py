@@ -4,11 +4,13 @@
 Runs inside a bundle (`cargo xtask bundle`), which holds the program, the test executables and this script; needs no
 Rust. docs/evidence.md says what each file means. The work has parts, each of which takes less than 9 minutes; `--only`
 runs some of them, and what other parts of the same commit wrote before stays. A step that fails is recorded as failed; a tool
-that is missing makes its part fail. Exit code: 0 everything passed, 1 something failed, 2 wrong usage.
+that is missing makes its part fail. Each part writes what it has as it goes; told to stop (Ctrl-C, SIGTERM), the script has what
+runs write what it has, too, and ends. Exit code: 0 everything passed, 1 something failed, 2 wrong usage.
 """
 
 import argparse
 import concurrent.futures
+import contextlib
 import csv
 import datetime
 import hashlib
@@ -19,9 +21,11 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 BUNDLE = pathlib.Path(__file__).resolve().parent.parent
@@ -36,8 +40,9 @@ SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 # Tests of the operations beside forward: random cases of an operation are in the module of its family's name.
 OPERATION_TESTS = BUNDLE / "tests/attention-gpu"
 
-# Random cases of each operation, and under a tool of the sanitizer, where each takes long.
-OPERATION_CASES, SANITIZED_CASES = 2000, 40
+# Random cases of each operation in the part `verify`; in the part `tests`, which would compute the same once more; and under a tool of the
+# sanitizer, where each takes long.
+OPERATION_CASES, TESTED_CASES, SANITIZED_CASES = 2000, 100, 40
 
 # What images that take keys and values in pages say of themselves.
 PAGED = "paged keys"
@@ -52,7 +57,13 @@ TUNING, TUNED_BLOCKS, TUNED_LOSS = 180, 25, 0.99
 
 # The most seconds one command may take. They are for what hangs: no part takes as long as its commands might.
 LIMITS = {"tests": 400, "verify": 300, "launches": 400, "tile": 400, "acceptance": 400, "sanitizer": 450, "ncu": 60, "bench": 240}
-LIMITS |= {"peers": 400, "default": 60, "errors": 450, "decode": 530, "examples": 120, "tune": 300}
+LIMITS |= {"peers": 400, "default": 60, "errors": 450, "decode": 530, "examples": 120, "tune": 300, "compile": 300}
+
+# Seconds that a command has to write what it measured when its time is over or the script is told to stop.
+LAST_SECONDS = 10
+
+# Test executables that take the GPU's memory or measure on it: nothing may run beside them.
+ALONE = ("_alone", "_memory")
 
 # Processes that share one GPU and its host well: most of what they do is on the host.
 SIDE_BY_SIDE = 4
@@ -125,6 +136,7 @@ class Evidence:
     def __init__(self, folder, options):
         self.folder = folder
         self.options = options
+        self.parts = []
         self.failures = []
         self.stamp = {"commit": commit(), "date": now()}
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,25 +181,59 @@ def commit():
     return "unknown; bin/warptile has SHA-256 " + hashlib.sha256(WARPTILE.read_bytes()).hexdigest()
 
 
-def run(command, limit, variables=(), **options):
-    """Exit code (124 after the limit, 127 if there is no such program) and output of a command. `variables`: of its environment."""
+# Whether the script was told to stop; the processes that it has started and not seen end; and itself on a second GPU.
+STOP, RUNNING, ELSEWHERE = threading.Event(), set(), set()
+
+
+def stop(*_):
+    """Has what runs write what it has. Nothing more is begun."""
+    STOP.set()
+    for process in [*RUNNING, *ELSEWHERE]:
+        tell(process, signal.SIGINT)
+    late = threading.Timer(LAST_SECONDS, lambda: [tell(process, signal.SIGKILL) for process in list(RUNNING)])
+    late.daemon = True
+    late.start()
+
+
+def tell(process, what):
+    """Sends a signal to a process and those it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, what)
+
+
+def run(command, limit, variables=(), text=None):
+    """Exit code (124 after the limit, 127 if there is no such program, 130 if the script was told to stop) and output of a command.
+    `variables`: of its environment; `text`: its standard input."""
+    if STOP.is_set():
+        return 130, "not begun: the script was told to stop"
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [str(word) for word in command],
+            stdin=None if text is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=limit,
             env=environment() | dict(variables),
-            **options,
+            start_new_session=True,
         )
-        return done.returncode, done.stdout
-    except subprocess.TimeoutExpired as late:
-        output = late.stdout or b""
-        return 124, output if isinstance(output, str) else output.decode(errors="replace")
     except FileNotFoundError as missing:
         return 127, str(missing)
+    RUNNING.add(process)
+    if STOP.is_set():
+        tell(process, signal.SIGINT)
+    late = False
+    try:
+        for seconds, what in ((limit, signal.SIGINT), (LAST_SECONDS, signal.SIGKILL), (None, None)):
+            try:
+                output, _ = process.communicate(text, timeout=seconds)
+                break
+            except subprocess.TimeoutExpired:
+                late = True
+                tell(process, what)
+    finally:
+        RUNNING.discard(process)
+    return 124 if late else process.returncode, output
 
 
 def warptile(evidence, what, arguments, limit, before=(), variables=()):
@@ -223,9 +269,9 @@ def last_lines(output, count=5):
 
 
 def pool(evidence, work, jobs, workers=SIDE_BY_SIDE):
-    """The results of `work` on each job, several at once, in the order of the jobs."""
+    """Yields the results of `work` on each job, several at once, in the order of the jobs."""
     with concurrent.futures.ThreadPoolExecutor(workers) as executor:
-        return list(executor.map(lambda job: work(evidence, job), jobs))
+        yield from executor.map(lambda job: work(evidence, job), jobs)
 
 
 # --- what is there --------------------------------------------------------------------------------------------------
@@ -317,41 +363,57 @@ def on(evidence):
 
 
 def tests(evidence):
-    """Every test by name, those that need a GPU included."""
+    """Every test by name, those that need a GPU included. Executables run side by side, but for those that must be alone."""
     executables = [path for path in sorted((BUNDLE / "tests").iterdir()) if path.suffix != ".so"]
-    rows = []
+    alone = [path for path in executables if path.name.endswith(ALONE)]
     deadline = time.monotonic() + LIMITS["tests"]
-    for executable in executables:
+
+    def one(evidence, executable):
+        start = time.monotonic()
         _, listed = run([executable, "--list", "--ignored", "--format=terse"], 60)
         gpu_tests = set(re.findall(r"^(.+): test$", listed, re.MULTILINE))
-        code, output = run([executable, "--include-ignored"], max(1, deadline - time.monotonic()))
+        cases = {"QUICKCHECK_TESTS": str(TESTED_CASES)}
+        code, output = run([executable, "--include-ignored"], max(1, deadline - time.monotonic()), cases)
         evidence.log(executable.name, output)
         found = re.findall(r"^test (.+?)(?: - should panic)? \.\.\. (ok|FAILED)", output, re.MULTILINE)
-        for name, result in found:
-            rows.append(
-                {
-                    "executable": executable.name,
-                    "test": name,
-                    "gpu": name in gpu_tests,
-                    "passed": result == "ok",
-                }
-            )
+        rows = [
+            {"executable": executable.name, "test": name, "gpu": name in gpu_tests, "passed": result == "ok"} for name, result in found
+        ]
         # A test that prints while it runs, or one that took the process with it, has no line of its own.
         for name in sorted(gpu_tests - {name for name, _ in found}):
             rows.append({"executable": executable.name, "test": name, "gpu": True, "passed": code == 0})
         if code != 0:
             evidence.fail(f"{executable.name}: exit code {code}: {last_lines(output)}")
+        seconds = round(time.monotonic() - start, 1)
+        print(f"{executable.name}: {sum(row['passed'] for row in rows)} of {len(rows)} passed in {seconds} s", flush=True)
+        return executable.name, seconds, rows
+
+    rows, times = [], {}
+    for jobs, workers in (([path for path in executables if path not in alone], SIDE_BY_SIDE), (alone, 1)):
+        for name, seconds, of_executable in pool(evidence, one, jobs, workers):
+            rows += of_executable
+            times[name] = seconds
+            evidence.write("tests.json", seconds=times, rows=rows)
     if not any(row["gpu"] for row in rows):
         evidence.fail("no GPU test ran")
-    evidence.write("tests.json", rows=rows)
 
 
 def verify(evidence):
     """Random problems for every family, and in pages for those that take them; random cases of every operation; the images that
     ran, by name, with their hashes. One family after the other: each uses all cores, and streams of one process share the GPU
-    better than processes do."""
+    better than processes do. The operations' cases, computed by one thread each, run beside them."""
     options = evidence.options
     totals, images = [], {}
+
+    def cases(evidence, family):
+        return operation(evidence, f"verify {family}", family, OPERATION_CASES, LIMITS["verify"])
+
+    def write():
+        evidence.write("verify.json", rows=totals)
+        evidence.write("images.json", images=images)
+
+    beside = concurrent.futures.ThreadPoolExecutor(SIDE_BY_SIDE)
+    of_operations = [(family, beside.submit(cases, evidence, family)) for family in operations(evidence)]
     jobs = [(family, *of_length, []) for family in families(evidence) for of_length in RANDOM_PROBLEMS]
     jobs += [(family, *RANDOM_PROBLEMS[0], ["--paged"]) for family in paged_families(evidence)]
     if not paged_families(evidence):
@@ -376,20 +438,20 @@ def verify(evidence):
             known = images.setdefault(name, {**image, "passed": 0, "failed": 0, "drew_tiles": 0})
             for key in ("passed", "failed", "drew_tiles"):
                 known[key] += image[key]
+        write()
     for name in sorted(evidence.images.keys() - images.keys()):
         evidence.fail(f"verify: {name} ran no problem")
     for name, image in images.items():
         if image["persistent"] and not image["drew_tiles"]:
             evidence.fail(f"verify: {name} drew no tile")
-    for family in operations(evidence):
-        code, _, ran = operation(evidence, f"verify {family}", family, OPERATION_CASES, LIMITS["verify"])
+    for family, computed in of_operations:
+        code, _, ran = computed.result()
         failed = OPERATION_CASES if code else 0
         passed = OPERATION_CASES - failed
         totals.append({"family": family, "max_len": None, "count": OPERATION_CASES, "passed": passed, "failed": failed})
         for name, sha256 in ran.items():
             images[name] = {"sha256": sha256, "persistent": False, "passed": passed, "failed": failed, "drew_tiles": 0}
-    evidence.write("verify.json", rows=totals)
-    evidence.write("images.json", images=images)
+        write()
 
 
 def launches(evidence):
@@ -415,7 +477,7 @@ def launches(evidence):
                 }
             )
             unvisited(evidence, f"launches {sync}", evidence.images, result)
-    evidence.write("launches.json", matrix=rows)
+            evidence.write("launches.json", matrix=rows)
 
 
 def tile(evidence):
@@ -458,7 +520,7 @@ def acceptance(evidence):
     for (family, target, within, _), problems in zip(jobs, pool(evidence, one, jobs)):
         for problem in problems:
             rows.append({"family": family, "target": target, "shared_kib": SHARED_KIB_89 if within else None, **problem})
-    evidence.write("acceptance.json", every_image=True, rows=rows)
+        evidence.write("acceptance.json", every_image=True, rows=rows)
 
 
 def examples(evidence):
@@ -480,7 +542,7 @@ def examples(evidence):
             evidence.fail(f"example {name}: exit code {code}: {last_lines(output)}")
         rows.append({"example": name, "arguments": [str(word) for word in arguments], "exit_code": code, "passed": passed, "same": found})
         print(f"example {name}: {'; '.join(found) or 'nothing the same'}", flush=True)
-    evidence.write("examples.json", rows=rows)
+        evidence.write("examples.json", rows=rows)
 
 
 def sanitizer(evidence):
@@ -540,11 +602,13 @@ def sanitizer(evidence):
     def any_job(evidence, job):
         return one(evidence, job) if len(job) == 3 else one_operation(evidence, *job)
 
-    controls = pool(evidence, control, SANITIZER_TOOLS)
+    controls = list(pool(evidence, control, SANITIZER_TOOLS))
     jobs = [(tool, family) for family in operations(evidence) for tool in SANITIZER_TOOLS]
     jobs += [(tool, family, target) for family, target in cubins(evidence) for tool in SANITIZER_TOOLS]
-    rows = pool(evidence, any_job, jobs, workers=2 * SIDE_BY_SIDE)
-    evidence.write("sanitizer.json", controls=controls, rows=rows)
+    rows = []
+    for row in pool(evidence, any_job, jobs, workers=2 * SIDE_BY_SIDE):
+        rows.append(row)
+        evidence.write("sanitizer.json", controls=controls, rows=rows)
 
 
 def peers(evidence):
@@ -566,12 +630,19 @@ def peers(evidence):
 
 
 def errors(evidence):
-    """The errors of all contestants against float64, on the same inputs."""
-    if evidence.options.without_peers:
+    """The errors of all contestants against float64, on the same inputs. Nothing is timed, so what FlashInfer compiles for the part
+    `decode` is compiled meanwhile."""
+    options = evidence.options
+    if options.without_peers:
         print("errors are computed with PyTorch: left out without peers")
         return
-    rows, absent = of_peers(evidence, "errors", ["--file", SHAPES, "--errors"])
-    evidence.write("errors.json", rows=rows, absent=absent)
+    with concurrent.futures.ThreadPoolExecutor(1) as beside:
+        if options.flashinfer and "decode" in evidence.parts:
+            command = [sys.executable, PEERS, "--file", DECODE, "--flashinfer", options.flashinfer, "--peer", "flashinfer", "--compile"]
+            # What fails fails again in `decode`, and is said there.
+            beside.submit(run, command, LIMITS["compile"])
+        rows, absent = of_peers(evidence, "errors", ["--file", SHAPES, "--errors"])
+        evidence.write("errors.json", rows=rows, absent=absent)
 
 
 def decode(evidence):
@@ -706,7 +777,7 @@ def ncu(evidence):
                 continue
             same = {key: fastest[key] for key in ("kernel", "sha256")}
             profiles.append({"shape": shape, "family": family, **same, "metrics": values})
-    evidence.write("ncu.json", meaning={metric: METRICS[metric] for metric in metrics}, profiles=profiles)
+            evidence.write("ncu.json", meaning={metric: METRICS[metric] for metric in metrics}, profiles=profiles)
 
 
 def counts(metric, family):
@@ -747,7 +818,7 @@ def tune(evidence):
     changed = [problem for problem in problems if problem["verdict"] == "won"]
     requests = [{"case": one["case"], "old": one["old"], "new": one["chosen"], "blocks": TUNED_BLOCKS} for one in changed]
     command = [WARPTILE, "tune-trials", "--device", f"cuda:{evidence.options.gpu}"]
-    code, output = run(command, LIMITS["tune"], input=json.dumps(requests))
+    code, output = run(command, LIMITS["tune"], text=json.dumps(requests))
     ratios = [json.loads(line) for line in output.splitlines() if line.startswith("[")]
     if code != 0 or len(ratios) != len(changed):
         evidence.fail(f"tune, once more: exit code {code}: {last_lines(output)}")
@@ -770,8 +841,8 @@ def slim(problem):
 
 
 PARTS = {
-    "peers": peers,
     "errors": errors,
+    "peers": peers,
     "decode": decode,
     "bench": bench,
     "ncu": ncu,
@@ -785,8 +856,8 @@ PARTS = {
     "tests": tests,
 }
 
-# Parts that stay on the first GPU with --second-gpu: those that take times beside peers. The others go to the second one.
-ON_FIRST_GPU = ("peers", "decode", "bench", "ncu")
+# Parts that stay on the first GPU with --second-gpu: those with peers, and those that take times. The others go to the second one.
+ON_FIRST_GPU = ("errors", "peers", "decode", "bench", "ncu")
 
 # What a part writes; device.json, info.json and summary.json are every part's.
 WRITTEN = {
@@ -830,7 +901,10 @@ class OtherGpu:
         self.process = None
         if self.names:
             words = [str(word) for word in command]
-            self.process = subprocess.Popen(words, stdout=self.output, stderr=subprocess.STDOUT, env=os.environ | variables)
+            self.process = subprocess.Popen(
+                words, stdout=self.output, stderr=subprocess.STDOUT, env=os.environ | variables, start_new_session=True
+            )
+            ELSEWHERE.add(self.process)
         if half:
             os.sched_setaffinity(0, cores[:half])
 
@@ -838,6 +912,7 @@ class OtherGpu:
         """Waits, and takes its files; what its parts came to."""
         if self.process:
             self.process.wait()
+            ELSEWHERE.discard(self.process)
         self.output.seek(0)
         print(self.output.read().split("\n\n")[0], flush=True)
         self.output.close()
@@ -978,6 +1053,9 @@ def main():
         print(f"{WARPTILE} is missing: run this from an unpacked bundle (`cargo xtask bundle` makes one)", file=sys.stderr)
         return 2
     evidence = Evidence(pathlib.Path(options.out).resolve(), options)
+    for what in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(what, stop)
+    evidence.parts = names
     evidence.needs("nvidia-smi")
     parts = clear(evidence, names)
     device(evidence)
@@ -985,14 +1063,18 @@ def main():
     if elsewhere:
         names = [name for name in names if name in ON_FIRST_GPU]
     seen = 0
-    # In the order of PARTS: times first, while nothing else uses the GPU, and tests, one of which takes all of its memory, last.
+    # In the order of PARTS: times early, while nothing else uses the GPU, and tests, one of which takes all of its memory, last.
     for name in [name for name in PARTS if name in names]:
+        if STOP.is_set():
+            break
         start = time.monotonic()
         print(f"=== {name}", flush=True)
         try:
             PARTS[name](evidence)
         except Exception as error:  # what other parts found is kept, whatever this one met
             evidence.fail(f"{name}: {type(error).__name__}: {error}")
+        if STOP.is_set():
+            evidence.failures[seen:] = [f"{name} was cut short: the script was told to stop"]
         failures, seen = evidence.failures[seen:], len(evidence.failures)
         parts[name] = {"date": now(), "seconds": round(time.monotonic() - start, 1), "passed": not failures, "failures": failures}
         summarize(evidence, parts)

@@ -32,6 +32,8 @@ Needs: an NVIDIA GPU, PyTorch 2.5 or newer. Examples:
 """
 
 import argparse
+import collections
+import concurrent.futures
 import contextlib
 import ctypes
 import datetime
@@ -66,6 +68,9 @@ BY_NAME_ONLY = ("default",)
 
 # Scores that the float64 reference holds at once: 1 GiB of them.
 REFERENCE_SCORES = 1 << 27
+
+# Problems whose errors are computed at a time. Most of what one takes is the program's start and files.
+PROBLEMS_UNDER_WAY = 4
 
 ELEMENTS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
@@ -476,48 +481,71 @@ def computed_by_warptile(program, problem, q, k, v):
         return tensor_of(output, "out", q), kernel[1] if kernel else ""
 
 
-def errors(problem, found, options, machine):
-    """One row for each contestant: how far its output is from float64, over all seeds."""
-    squares, largest, kernels, values = {}, {}, {}, 0
-    for seed in range(options.seeds):
-        torch.manual_seed(seed)
-        q, k, v = inputs_of(problem)
-        q = q * options.query_scale
-        exact = reference(problem, q, k, v)
-        values += exact.numel()
+class Errors:
+    """How far each contestant's output of a problem is from float64, over all seeds. The program `warptile` computes meanwhile, in
+    processes of its own: nothing is timed here."""
 
-        def judge(name, output, kernel):
-            difference = output.double() - exact
-            squares[name] = squares.get(name, 0.0) + float((difference * difference).sum())
-            # `max` would drop NaN in favour of a number or the other way round, by the order of its arguments.
-            most = float(difference.abs().max())
-            largest[name] = math.nan if math.isnan(most) else max(largest.get(name, 0.0), most)
-            kernels[name] = kernel
+    def __init__(self, problem, found, options, processes):
+        self.problem, self.query_scale, self.seeds = problem, options.query_scale, options.seeds
+        self.squares, self.largest, self.kernels, self.values = {}, {}, {}, 0
+        self.ours = []
+        for seed in range(options.seeds):
+            torch.manual_seed(seed)
+            q, k, v = inputs_of(problem)
+            q = q * options.query_scale
+            if options.program:
+                computed = processes.submit(computed_by_warptile, options.program, problem, q, k, v)
+            exact = reference(problem, q, k, v)
+            self.values += exact.numel()
+            if options.program:
+                self.ours.append((computed, exact))
+            for name, (prepare, call) in found.items():
+                try:
+                    output = call(problem, *prepare(problem, q, k, v))
+                except (RuntimeError, TypeError, ValueError) as error:
+                    torch.cuda.synchronize()
+                    not_for(name, problem, error)
+                    continue
+                # Through PyTorch's dispatcher the heads come before the rows.
+                self.judge(name, output if name == "fa3" else output.transpose(1, 2), name, exact)
 
-        for name, (prepare, call) in found.items():
-            try:
-                output = call(problem, *prepare(problem, q, k, v))
-            except (RuntimeError, TypeError, ValueError) as error:
-                torch.cuda.synchronize()
-                not_for(name, problem, error)
-                continue
-            # Through PyTorch's dispatcher the heads come before the rows.
-            judge(name, output if name == "fa3" else output.transpose(1, 2), name)
-        if options.program:
-            judge("warptile", *computed_by_warptile(options.program, problem, q, k, v))
-    return [
-        {
-            "backend": name,
-            "kernel": kernels[name],
-            **problem.row(),
-            "query_scale": options.query_scale,
-            "seeds": options.seeds,
-            "error_rms": math.sqrt(squares[name] / values),
-            "error_max": largest[name],
-            **machine,
-        }
-        for name in squares
-    ]
+    def judge(self, name, output, kernel, exact):
+        difference = output.double() - exact
+        self.squares[name] = self.squares.get(name, 0.0) + float((difference * difference).sum())
+        # `max` would drop NaN in favour of a number or the other way round, by the order of its arguments.
+        most = float(difference.abs().max())
+        self.largest[name] = math.nan if math.isnan(most) else max(self.largest.get(name, 0.0), most)
+        self.kernels[name] = kernel
+
+    def rows(self, machine):
+        """One row for each contestant. Waits for the program."""
+        for computed, exact in self.ours:
+            self.judge("warptile", *computed.result(), exact)
+        return [
+            {
+                "backend": name,
+                "kernel": self.kernels[name],
+                **self.problem.row(),
+                "query_scale": self.query_scale,
+                "seeds": self.seeds,
+                "error_rms": math.sqrt(self.squares[name] / self.values),
+                "error_max": self.largest[name],
+                **machine,
+            }
+            for name in self.squares
+        ]
+
+
+def errors(problems, found, options, machine):
+    """The rows of each problem, in order, while the next ones are under way."""
+    under_way = collections.deque()
+    with concurrent.futures.ThreadPoolExecutor(PROBLEMS_UNDER_WAY) as processes:
+        for problem in problems:
+            under_way.append(Errors(problem, found, options, processes))
+            if len(under_way) == PROBLEMS_UNDER_WAY:
+                yield under_way.popleft().rows(machine)
+        while under_way:
+            yield under_way.popleft().rows(machine)
 
 
 def main():
@@ -531,6 +559,7 @@ def main():
     arguments.add_argument("--splits", type=int, metavar="N", help="with --with: measure keys cut at multiples of N, too")
     arguments.add_argument("--fa3", metavar="FILE", help="FlashAttention-3's extension library")
     arguments.add_argument("--flashinfer", metavar="FOLDER", help="the folder that has FlashInfer's package")
+    arguments.add_argument("--compile", action="store_true", help="only compile what FlashInfer needs for the problems")
     arguments.add_argument("--errors", action="store_true", help="measure errors against float64 instead of times")
     arguments.add_argument("--seeds", type=int, default=1, help="with --errors: how many inputs (default 1)")
     arguments.add_argument("--query-scale", type=float, default=1.0, help="with --errors: factor of the queries (default 1)")
@@ -567,14 +596,18 @@ def main():
     found = peers(options.peer, options.fa3) if square else {}
     others = [problem for problem in problems if problem.on_cache]
     on_cache = on_caches(options.peer, options.fa3, options.flashinfer, others) if others else {}
+    if options.compile:
+        return
+    if options.errors:
+        for of_problem in errors(problems, found, options, machine):
+            for row in of_problem:
+                print(f"{row['problem']:62} {row['backend']:10} rms {row['error_rms']:.3e} max {row['error_max']:.3e}", flush=True)
+            rows += of_problem
+            write()
+            torch.cuda.empty_cache()
+        return
     failed = False
     for problem in problems:
-        if options.errors:
-            for row in errors(problem, found, options, machine):
-                rows.append(row)
-                print(f"{problem.line:62} {row['backend']:10} rms {row['error_rms']:.3e} max {row['error_max']:.3e}", flush=True)
-            torch.cuda.empty_cache()
-            continue
         try:
             runs = cache_runs(problem, on_cache) if problem.on_cache else square_runs(problem, found)
         except torch.cuda.OutOfMemoryError as error:

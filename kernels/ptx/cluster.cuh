@@ -2,6 +2,8 @@
 // barrier.cluster", "Data Movement and Conversion Instructions: mapa, ld".
 #pragma once
 
+#include "ptx/load.cuh"
+
 namespace warptile {
 
 // Says that this thread has come to the cluster's next barrier: who waits for it sees what this thread has written. Every thread of the cluster
@@ -17,21 +19,7 @@ __device__ inline unsigned address_in_cta(unsigned address, unsigned rank)
     return there;
 }
 
-// Loads from the shared memory of any CTA of the cluster, asked for in the order in which they are written.
-__device__ inline float2 load_two_of_cluster(unsigned from)
-{
-    float2 value;
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(from) : "memory");
-    return value;
-}
-__device__ inline float4 load_four_of_cluster(unsigned from)
-{
-    float4 value;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-                 : "r"(from)
-                 : "memory");
-    return value;
-}
+// From the shared memory of any CTA of the cluster.
+WARPTILE_LOADS_OF_FLOATS("shared::cluster", "r", load_two_of_cluster, unsigned, load_four_of_cluster, unsigned)
 
 } // namespace warptile

@@ -23,6 +23,7 @@ pub mod report;
 pub mod resources;
 mod sample;
 pub mod sources;
+pub mod target;
 pub mod toolchain;
 mod units;
 

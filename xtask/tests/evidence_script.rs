@@ -2,16 +2,17 @@
 #![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 use xtask::files;
 
 /// `warptile`: one image per family, and one of an operation. FAULT=idle makes the persistent one draw no tile, FAULT=missing leaves one out, FAULT=wide
 /// plans nearly everything for the whole GPU, FAULT=pages has nothing in pages, FAULT=cut fails after the first rows of a measurement, FAULT=worse
-/// tunes for what is slower in the next process, FAULT=late leaves a problem out.
+/// tunes for what is slower in the next process, FAULT=late leaves a problem out, FAULT=long lets a family take until Ctrl-C.
 const PROGRAM: &str = r#"#!/usr/bin/env python3
-import json, os, sys
+import json, os, sys, time
 words, fault = sys.argv[1:], os.environ.get("FAULT")
 option = lambda name, other: words[words.index(name) + 1] if name in words else other
 images = [("scalar_sm_90", "scalar", "sm_90"), ("wgmma_sm_90a", "wgmma", "sm_90a"), ("wmma_89", "wmma", "compute_89"), ("wmma_sm_80", "wmma", "sm_80")]
@@ -48,6 +49,11 @@ else:
     result = [{**row, "family": family, "kernel": family, "sha256": "ab"} for family in ("scalar", "wgmma")]
     result = {"cut_short": True, "rows": result} if fault == "cut" else result
     print('"ID","Metric Name","Metric Unit","Metric Value"\n"0","gpu__time_duration.sum","ns","1,000"')
+if fault == "long" and "wmma" in words:
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        result["cut_short"] = True
 if "--json" in words:
     json.dump(result, open(option("--json", None), "w"))
 sys.exit(3 * (fault == "cut" and words[0] == "bench"))
@@ -168,27 +174,65 @@ impl Host {
         fault: &str,
         options: &[&str],
     ) -> (Option<i32>, String) {
+        let mut command = self.command(commit, parts, fault);
+        said(command.args(options).output().unwrap())
+    }
+
+    fn command(&self, commit: &str, parts: &str, fault: &str) -> Command {
         let bundle = self.directory.path().join("bundle");
         files::write(&bundle.join("commit.txt"), commit.as_bytes()).unwrap();
         let path = std::env::var("PATH").unwrap();
-        let output = Command::new("sh")
+        let mut command = Command::new("sh");
+        command
             .arg(bundle.join("scripts/evidence.sh"))
             .args(["--only", parts, "--out"])
             .arg(self.out())
-            .args(options)
             .env("PATH", format!("{}:{path}", bundle.join("tools").display()))
             .env("FAULT", fault)
-            .env_remove("WARPTILE_COMMIT")
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let errors = String::from_utf8_lossy(&output.stderr);
-        (output.status.code(), text + &errors)
+            .env_remove("WARPTILE_COMMIT");
+        command
     }
 
     fn json(&self, name: &str) -> Value {
         serde_json::from_slice(&files::read(&self.out().join(name)).unwrap()).unwrap()
     }
+}
+
+/// Exit code, and all that was printed.
+fn said(output: Output) -> (Option<i32>, String) {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    (output.status.code(), text + &errors)
+}
+
+/// A host may be taken away before everything is done.
+#[test]
+fn what_was_computed_before_the_script_is_told_to_stop_is_kept() {
+    let host = Host::new();
+    let mut command = host.command("one", "verify,tile", "long");
+    let mut script = command.stdout(Stdio::piped()).spawn().unwrap();
+    // The family that takes long is the last one.
+    let known = || {
+        let text = std::fs::read(host.out().join("images.json")).ok()?;
+        let images: Value = serde_json::from_slice(&text).ok()?;
+        images["images"].get("wgmma_sm_90a").map(drop)
+    };
+    while known().is_none() {
+        assert!(script.try_wait().unwrap().is_none(), "ended early");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let told = Command::new("kill").arg(script.id().to_string()).status();
+    assert!(told.unwrap().success());
+    let (code, text) = said(script.wait_with_output().unwrap());
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("FAILED  verify was cut short"), "{text}");
+    let images = host.json("images.json")["images"].clone();
+    assert_eq!(images["scalar_sm_90"]["passed"], 4, "{images}");
+    let rows = host.json("verify.json")["rows"].clone();
+    assert_eq!(rows[0]["family"], "scalar", "{rows}");
+    let parts = host.json("summary.json")["parts"].clone();
+    assert_eq!(parts["verify"]["passed"], false);
+    assert!(parts["tile"].is_null(), "{parts}");
 }
 
 #[test]

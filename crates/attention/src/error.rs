@@ -268,6 +268,18 @@ pub enum Error {
         considered: Vec<Considered>,
     },
 
+    /// The CTAs of a kernel come in clusters, and the device can hold none of them: a part of a GPU may have too few
+    /// multiprocessors next to each other. Without such an image by name, another kernel is chosen.
+    #[error(
+        "{image} needs clusters of {ctas} CTAs, and this device can hold none; choose another kernel, or let the planner choose"
+    )]
+    Clusters {
+        /// The image's name.
+        image: &'static str,
+        /// CTAs of a cluster.
+        ctas: u32,
+    },
+
     /// The program has no kernel at all for the device.
     #[error(
         "this program has no kernels for {device} (compute capability {major}.{minor}): {}",

@@ -55,6 +55,9 @@ pub use merge::{MergeAddresses, MergeBindings, PreparedMerge};
 pub use prepared::Prepared;
 pub use session::Session;
 
+/// A kernel once it is loaded; until then locked by the thread that loads it.
+type Loading = Mutex<Option<Arc<LoadedKernel>>>;
+
 /// A GPU with the kernels that were loaded on it so far, and what was prepared last.
 #[derive(Debug)]
 pub struct Gpu {
@@ -63,9 +66,11 @@ pub struct Gpu {
     named: Vec<&'static Image>,
     stream: Stream,
     staging: Arc<Staging>,
-    kernels: Mutex<HashMap<&'static str, Arc<LoadedKernel>>>,
+    kernels: Mutex<HashMap<&'static str, Arc<Loading>>>,
     prepared: Mutex<Recent<(Problem, Choice), Prepared>>,
     constants: Mutex<Recent<Vec<u32>, Arc<DeviceBuffer<f32>>>>,
+    /// Names of images whose clusters the device cannot hold.
+    without: Mutex<Vec<&'static str>>,
 }
 
 impl Gpu {
@@ -92,6 +97,7 @@ impl Gpu {
             kernels: Mutex::default(),
             prepared: Mutex::default(),
             constants: Mutex::default(),
+            without: Mutex::default(),
         })
     }
 
@@ -175,9 +181,11 @@ impl Gpu {
     /// # Errors
     /// As [`Plan::gpu`].
     pub fn plan(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
+        let without = lock(&self.without).clone();
         let planner = Planner::new(&self.profile)
             .rates(self.rates())
-            .named(&self.named);
+            .named(&self.named)
+            .without(&without);
         planner.plan(problem, choice)
     }
 
@@ -192,7 +200,14 @@ impl Gpu {
             return Ok(prepared);
         }
         // Not under the lock: this may take long. Two threads may both come here with the same problem, at no harm.
-        let prepared = self.load(self.plan(problem, choice)?)?;
+        let prepared = loop {
+            match (self.load(self.plan(problem, choice)?), choice) {
+                (loaded, Choice::Image(_)) => break loaded?,
+                // Another image may do.
+                (Err(Error::Clusters { image, .. }), _) => lock(&self.without).push(image),
+                (loaded, _) => break loaded?,
+            }
+        };
         log::note(&problem);
         // What makes place is dropped after the lock is released: unloading may wait for the device.
         let _oldest = lock(&self.prepared).keep(key, prepared.clone());
@@ -202,7 +217,7 @@ impl Gpu {
     /// Loads the kernels of a plan made for this device.
     ///
     /// # Errors
-    /// When the plan is for the CPU, the driver refuses an image, or the device is out of memory.
+    /// When the plan is for the CPU, the driver refuses an image, or the device is out of memory; [`Error::Clusters`].
     pub fn load(&self, plan: Plan) -> Result<Prepared> {
         if plan.steps().is_empty() {
             return Err(Error::DeviceMismatch {
@@ -250,15 +265,16 @@ impl Gpu {
         PreparedAppend::new(self, element, true)
     }
 
-    /// The kernel of `image`, loaded once per device.
+    /// The kernel of `image`, loaded once per device. Threads that want another one do not wait for it: the driver may take a second
+    /// to compile PTX.
     fn kernel(&self, image: &'static Image) -> Result<Arc<LoadedKernel>> {
-        let mut kernels = lock(&self.kernels);
-        if let Some(kernel) = kernels.get(image.name) {
+        let loading = lock(&self.kernels).entry(image.name).or_default().clone();
+        let mut kernel = lock(&loading);
+        if let Some(kernel) = &*kernel {
             return Ok(kernel.clone());
         }
-        let kernel = Arc::new(LoadedKernel::load(self.context(), image)?);
-        kernels.insert(image.name, kernel.clone());
-        Ok(kernel)
+        let loaded = Arc::new(LoadedKernel::load(self.context(), image)?);
+        Ok(kernel.insert(loaded).clone())
     }
 
     /// Brings small arrays to the device.

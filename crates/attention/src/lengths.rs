@@ -118,6 +118,14 @@ pub(crate) struct LengthsRequest<'a> {
     pub(crate) longest: Option<usize>,
 }
 
+impl LengthsRequest<'_> {
+    /// Packed, with the offsets on the device, where no sequence is taken to be longer than `longest`.
+    pub(crate) fn packed_on_device(&mut self, sequences: usize, longest: usize) {
+        self.offsets = Request::Device(sequences.saturating_add(1));
+        self.longest = Some(longest);
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) enum Request<'a> {
     #[default]

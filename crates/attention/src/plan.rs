@@ -128,6 +128,8 @@ pub enum Reason {
     /// The rows of its tiles are those of all query heads that share a key/value head, and this problem has another number of them than those it
     /// was made for.
     Groups,
+    /// Its CTAs come in clusters, of which the device can hold none.
+    Clusters,
     /// It loads keys out of pages in boxes of whole rows, and pages of this size leave none that is large enough.
     PageRows {
         /// The largest power of two that divides the rows of a page.
@@ -179,6 +181,7 @@ impl fmt::Display for Reason {
             Reason::Lacks(features) => write!(f, "does not support {features}"),
             Reason::OnlyE4m3 => f.write_str("reads keys and values in e4m3 only"),
             Reason::Splits => f.write_str("cannot cut keys at fixed places"),
+            Reason::Clusters => f.write_str("the device can hold none of its clusters of CTAs"),
             Reason::Pairs => f.write_str(
                 "computes pairs of tiles that see the same keys: an even number of query heads that share a key/value head, or no mask",
             ),

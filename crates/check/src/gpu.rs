@@ -47,6 +47,19 @@ pub enum KeyBuffers<T: Element> {
     },
 }
 
+/// A copy of a buffer in device memory: from the host it takes many times as long.
+///
+/// # Errors
+/// What the driver reports.
+pub fn once_more<T: bytemuck::Pod>(
+    stream: &Stream,
+    from: &DeviceBuffer<T>,
+) -> warptile::Result<DeviceBuffer<T>> {
+    let mut copy = DeviceBuffer::uninit(stream, from.len())?;
+    copy.copy_from(from)?;
+    Ok(copy)
+}
+
 impl<T: Element> KeyBuffers<T> {
     /// Copies keys and values of the queries' type.
     ///
@@ -71,6 +84,29 @@ impl<T: Element> KeyBuffers<T> {
             v: DeviceBuffer::from_slice(stream, v)?,
             k_scale: DeviceBuffer::from_slice(stream, k_scale)?,
             v_scale: DeviceBuffer::from_slice(stream, v_scale)?,
+        })
+    }
+
+    /// The same keys and values once more, copied on the device.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn once_more(&self, stream: &Stream) -> warptile::Result<Self> {
+        Ok(match self {
+            KeyBuffers::Same(k, v) => {
+                KeyBuffers::Same(once_more(stream, k)?, once_more(stream, v)?)
+            }
+            KeyBuffers::E4m3 {
+                k,
+                v,
+                k_scale,
+                v_scale,
+            } => KeyBuffers::E4m3 {
+                k: once_more(stream, k)?,
+                v: once_more(stream, v)?,
+                k_scale: once_more(stream, k_scale)?,
+                v_scale: once_more(stream, v_scale)?,
+            },
         })
     }
 

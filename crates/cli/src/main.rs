@@ -1,5 +1,6 @@
 //! The `warptile` program: attention over files, what this machine can do, checks and measurements.
 
+mod again;
 mod bench;
 mod cases;
 mod chart;

@@ -1,8 +1,10 @@
 //! Captures of others, and what goes on beside them, on a real driver. In an executable of their own, and one at a time: a capture
 //! in global mode forbids every other thread of the process to allocate.
 
-#[path = "gpu/harness.rs"]
-mod harness;
+#[path = "common/device.rs"]
+mod device;
+#[path = "common/kernel.rs"]
+mod kernel;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +15,8 @@ use warptile_driver::{
     Context, DeviceBuffer, DriverError, Graph, LaunchConfig, Scratch, Staging, Stream,
 };
 
-use harness::{Increment, first_context, increment, launch};
+use device::first_context;
+use kernel::{Increment, increment, launch};
 
 /// Held by the one test that runs.
 fn alone() -> MutexGuard<'static, ()> {

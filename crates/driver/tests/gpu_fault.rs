@@ -1,14 +1,17 @@
 //! What a kernel that faults does, on a real GPU. It loses the process's context for good, so this
 //! is one test in an executable of its own.
 
-use warptile_driver::{
-    Context, DeviceBuffer, Driver, Kernel, KernelOptions, LaunchConfig, Module, Stream,
-};
+#[path = "common/device.rs"]
+mod device;
+
+use warptile_driver::{DeviceBuffer, Kernel, KernelOptions, LaunchConfig, Module, Stream};
+
+use device::first_context;
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn an_illegal_address_is_reported_with_the_kernels_name_and_drops_are_safe() {
-    let context = Context::new(&Driver::load().unwrap().device(0).unwrap()).unwrap();
+    let context = first_context();
     let stream = Stream::new(&context).unwrap();
     let module = Module::load(&context, include_bytes!("kernels.ptx")).unwrap();
     let options = KernelOptions::new().name("culprit");

@@ -1,19 +1,19 @@
 //! Tests that take the device's memory or count what is free. In an executable of their own, and one at a time: no other test
 //! could allocate meanwhile.
 
+#[path = "common/device.rs"]
+mod device;
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use warptile_driver::{Context, DeviceBuffer, Driver, Stream};
+use warptile_driver::{DeviceBuffer, Stream};
+
+use device::first_context;
 
 /// Held by the one test that runs.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn first_context() -> Context {
-    let driver = Driver::load().unwrap();
-    Context::new(&driver.device(0).unwrap()).unwrap()
 }
 
 #[test]

@@ -207,6 +207,10 @@ controls! {
     fn raw_set_memory_pools = fake_set_memory_pools(pools: c_int) -> () {
         |state| state.config.memory_pools = pools != 0
     }
+    /// Sets how many clusters a device can hold at once.
+    fn raw_set_clusters = fake_set_clusters(clusters: c_int) -> () {
+        |state| state.config.clusters = clusters
+    }
     /// Makes the n-th call from now of the function, or of any if null, return the code.
     fn raw_fail = fake_fail(symbol: *const c_char, nth: u64, code: u32) -> () {
         |state| {
@@ -258,7 +262,7 @@ controls! {
         |state| match state.launches.get(index) {
             Some(found) => {
                 // SAFETY: valid by the contract.
-                unsafe { launch.write(*found) };
+                unsafe { launch.write(**found) };
                 1
             }
             None => 0,

@@ -100,6 +100,11 @@ impl FakeDriver {
         self.raw_set_memory_pools(i32::from(pools));
     }
 
+    /// Sets how many clusters a device can hold at once, of whatever size; 16 at first.
+    pub fn set_clusters(&self, clusters: u32) {
+        self.raw_set_clusters(i32::try_from(clusters).unwrap_or(i32::MAX));
+    }
+
     /// Makes the `nth` call from now, counted from 1, of a function (or, with `None`, of any that
     /// is not about errors) return `code`. Replaces what was set before; `nth` 0 sets nothing.
     pub fn fail(&self, symbol: Option<&str>, nth: u64, code: u32) {

@@ -1,6 +1,7 @@
 //! Modules, kernels and launches.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
 
 use warptile_cuda_sys::*;
 
@@ -20,6 +21,8 @@ pub(crate) struct Function {
     name: String,
     params: Option<Vec<usize>>,
     shared_limit: c_int,
+    /// Whether its clusters may have more than 8 blocks.
+    large_clusters: bool,
 }
 
 /// Dynamic shared memory that a kernel may use without asking.
@@ -106,6 +109,7 @@ pub(crate) fn module_get_function(
         name,
         params: entry.params.clone(),
         shared_limit: DEFAULT_SHARED,
+        large_clusters: false,
     };
     let id = state.new_id();
     state.functions.insert(id, found);
@@ -159,6 +163,9 @@ pub(crate) fn func_set_attribute(
             return CUresult::ERROR_INVALID_VALUE;
         }
         function.shared_limit = value;
+    }
+    if attribute == CUfunctionAttribute::NON_PORTABLE_CLUSTER_SIZE_ALLOWED {
+        function.large_clusters = value != 0;
     }
     CUresult::SUCCESS
 }
@@ -216,7 +223,7 @@ fn launch(
     launch.stream = on;
     let touches = state.addresses_in(&block);
     let op = Op::Launch {
-        launch: Box::new(launch),
+        launch: Arc::new(launch),
         module,
         touches,
     };
@@ -297,8 +304,31 @@ pub(crate) fn launch_kernel_ex(
             _ => {}
         }
     }
+    if let Err(code) = check_cluster(state, function, &with_attributes) {
+        return code;
+    }
     let on = stream::key_of(state, config.stream);
     launch(state, function, with_attributes, on, &params)
+}
+
+/// What a device says of a launch whose blocks come in clusters.
+fn check_cluster(state: &State, function: CUfunction, launch: &FakeLaunch) -> Result<(), CUresult> {
+    if launch.cluster == [0; 3] {
+        return Ok(());
+    }
+    let sizes = launch.grid.iter().zip(&launch.cluster);
+    if { sizes }.any(|(grid, cluster)| *cluster == 0 || grid % cluster != 0) {
+        return Err(CUresult::ERROR_INVALID_VALUE);
+    }
+    let large = state
+        .functions
+        .get(&function.0.addr())
+        .is_some_and(|function| function.large_clusters);
+    let most = if large { 16 } else { 8 };
+    if launch.cluster.iter().product::<u32>() > most || state.config.clusters == 0 {
+        return Err(CUresult::ERROR_INVALID_CLUSTER_SIZE);
+    }
+    Ok(())
 }
 
 pub(crate) fn occupancy_max_active_blocks_per_multiprocessor(
@@ -315,12 +345,12 @@ pub(crate) fn occupancy_max_active_blocks_per_multiprocessor(
 }
 
 pub(crate) fn occupancy_max_active_clusters(
-    _state: &mut State,
+    state: &mut State,
     clusters: Out<c_int>,
     _function: CUfunction,
     _config: In<CUlaunchConfig>,
 ) -> CUresult {
-    clusters.set(16);
+    clusters.set(state.config.clusters);
     CUresult::SUCCESS
 }
 

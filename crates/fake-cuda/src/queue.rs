@@ -1,5 +1,7 @@
 //! Work in streams: queued at the call, run when something waits for it.
 
+use std::sync::Arc;
+
 use warptile_cuda_sys::CUresult;
 
 use crate::control::FakeLaunch;
@@ -47,7 +49,7 @@ pub(crate) enum Op {
         on: Key,
     },
     Launch {
-        launch: Box<FakeLaunch>,
+        launch: Arc<FakeLaunch>,
         module: usize,
         touches: Vec<(u64, Identity)>,
     },
@@ -219,7 +221,7 @@ impl State {
     fn run_kernel(
         &mut self,
         stream: Key,
-        launch: Box<FakeLaunch>,
+        launch: Arc<FakeLaunch>,
         module: usize,
         touches: &[(u64, Identity)],
     ) {
@@ -247,7 +249,7 @@ impl State {
         if name == "increment" {
             self.increment(&launch);
         }
-        self.launches.push(*launch);
+        self.launches.push(launch);
     }
 
     /// What a real device would do, if the caller is lucky: fault and lose the context.

@@ -1,7 +1,7 @@
 //! Everything the stand-in driver knows, behind one lock, and the way into it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use warptile_cuda_sys::{CUcontext, CUdevice, CUresult};
 
@@ -22,6 +22,8 @@ pub(crate) struct Config {
     pub(crate) compute_capability: (i32, i32),
     pub(crate) memory: usize,
     pub(crate) memory_pools: bool,
+    /// Clusters that a device can hold at once.
+    pub(crate) clusters: i32,
 }
 
 /// A failure that is to happen.
@@ -76,7 +78,7 @@ pub(crate) struct State {
     pub(crate) captures: HashMap<usize, Capture>,
     pub(crate) graphs: HashMap<usize, Vec<Op>>,
     pub(crate) execs: HashMap<usize, Exec>,
-    pub(crate) launches: Vec<FakeLaunch>,
+    pub(crate) launches: Vec<Arc<FakeLaunch>>,
 }
 
 impl Default for Config {
@@ -88,6 +90,7 @@ impl Default for Config {
             compute_capability: (9, 0),
             memory: 1 << 30,
             memory_pools: true,
+            clusters: 16,
         }
     }
 }

@@ -106,15 +106,13 @@ impl<'a> CallBuilder<'a> {
     /// The queries are packed, and their `sequences + 1` offsets are on the device; no sequence is taken to be longer than
     /// `longest`. The kernels clamp what they read there.
     pub fn device_query_offsets(mut self, sequences: usize, longest: usize) -> Self {
-        self.queries.offsets = Request::Device(sequences.saturating_add(1));
-        self.queries.longest = Some(longest);
+        self.queries.packed_on_device(sequences, longest);
         self
     }
 
     /// As [`device_query_offsets`](Self::device_query_offsets), of k and v.
     pub fn device_key_offsets(mut self, sequences: usize, longest: usize) -> Self {
-        self.keys.offsets = Request::Device(sequences.saturating_add(1));
-        self.keys.longest = Some(longest);
+        self.keys.packed_on_device(sequences, longest);
         self
     }
 

@@ -84,14 +84,32 @@ impl LoadedKernel {
         .map_err(Error::from)
     }
 
-    /// How many CTAs the device can hold at once, of a kernel whose CTAs come in clusters.
+    /// How many CTAs the device can hold at once, of a kernel that takes its tiles from a counter and whose CTAs come in clusters.
+    ///
+    /// # Errors
+    /// [`Error::Clusters`] if it can hold none of its clusters, or what the driver reports.
     pub(crate) fn clustered_ctas(&self, stream: &Stream, step: &Step) -> Result<Option<u32>> {
-        let (LoadedKernel::Mapped(kernel), Schedule::Pairs) = (self, step.image.schedule) else {
-            return Ok(None);
-        };
         let ctas = step.image.schedule.ctas_of_cluster();
-        let clusters = kernel.clusters_on_device(stream, &of_grid(step, ctas))?;
-        Ok(Some(clusters.saturating_mul(ctas)))
+        if ctas == 1 {
+            return Ok(None);
+        }
+        let mut config = of_grid(step, ctas);
+        // When the launch may begin does not matter here.
+        config.programmatic = false;
+        let clusters = match self {
+            LoadedKernel::Plain(kernel) => kernel.clusters_on_device(stream, &config),
+            LoadedKernel::E4m3(kernel) => kernel.clusters_on_device(stream, &config),
+            LoadedKernel::Mapped(kernel) => kernel.clusters_on_device(stream, &config),
+            LoadedKernel::Merge(_) | LoadedKernel::Append(_) | LoadedKernel::AppendE4m3(_) => {
+                return Ok(None);
+            }
+        }?;
+        if clusters == 0 {
+            let image = step.image.name;
+            return Err(Error::Clusters { image, ctas });
+        }
+        let persistent = step.image.schedule.is_persistent();
+        Ok(persistent.then(|| clusters.saturating_mul(ctas)))
     }
 
     /// Fills the block for a call. The context must be current: encoding a tensor map asks for it.

@@ -351,8 +351,7 @@ impl<'a> AppendBuilder<'a> {
     /// As [`packed`](Self::packed), with the `sequences + 1` offsets in device memory; no sequence is taken to have more than
     /// `longest` new rows.
     pub fn device_packed(mut self, sequences: usize, longest: usize) -> Self {
-        self.rows.offsets = Request::Device(sequences.saturating_add(1));
-        self.rows.longest = Some(longest);
+        self.rows.packed_on_device(sequences, longest);
         self
     }
 

@@ -66,11 +66,10 @@ pub(super) const fn groups_fit_boxes(group_size: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Settings, Step};
+    use crate::plan::Step;
     use crate::{
         Call, Choice, DeviceProfile, ElementType, Layout, Planner, Rates, Reason, Scoring,
     };
-    use warptile_kernels::Role;
 
     /// A plain image, as if it were one of another schedule: what is planned follows from that alone.
     fn image(kernel: &str, schedule: Schedule) -> &'static Image {
@@ -93,25 +92,13 @@ mod tests {
             .unwrap()
     }
 
-    fn step(image: &'static Image, multiprocessors: u32) -> Step {
-        Step {
-            role: Role::Forward,
-            image,
-            multiprocessors,
-            ctas_per_multiprocessor: 1,
-            estimate_us: 0.0,
-            settings: Settings::default(),
-            clustered_ctas: None,
-        }
-    }
-
     const KERNEL: &str = "wgmma_d128_128x128_w12_s2";
 
     #[test]
     fn a_number_of_a_pair_is_two_heads_or_two_tiles() {
         let image = image(KERNEL, Schedule::Pairs);
         let shape = |multiprocessors, call: &Call| {
-            let shape = step(image, multiprocessors).shape(call).unwrap();
+            let shape = Step::of(image, multiprocessors).shape(call).unwrap();
             (
                 shape.tiles,
                 shape.query_tiles,
@@ -135,7 +122,7 @@ mod tests {
         // A device that holds fewer clusters than its multiprocessors could.
         let few = Step {
             clustered_ctas: Some(120),
-            ..step(image, 132)
+            ..Step::of(image, 132)
         };
         let shape = few.shape(&grouped).unwrap();
         assert_eq!((shape.grid, shape.draws_tiles), (120, true));
@@ -151,7 +138,7 @@ mod tests {
                 .packed(&[0, 1, 2, 1000], &[0, 1, 2, 1000])
                 .build()
                 .unwrap();
-            step(image, 132).shape(&call).unwrap().tiles
+            Step::of(image, 132).shape(&call).unwrap().tiles
         };
         // 1000 / 256 + 3 numbers for each of 2 heads, 1000 / 128 + 3 for each of 2 pairs of heads.
         assert_eq!((tiles(2), tiles(4)), (2 * 6, 2 * 10));
@@ -160,7 +147,7 @@ mod tests {
     #[test]
     fn interleaved_pairs_are_those_of_all_heads() {
         let image = image(KERNEL, Schedule::Pairs);
-        let at_once = |call: &Call| step(image, 8).shape(call).unwrap().heads_at_once;
+        let at_once = |call: &Call| Step::of(image, 8).shape(call).unwrap().heads_at_once;
         // 2 MiB of keys and values a key/value head: 16 of them, each with two pairs; in even groups.
         assert_eq!(
             at_once(&call(1, [128, 32], [4096, 4096], Mask::causal())),
@@ -175,7 +162,7 @@ mod tests {
         let image = image("wgmma_d128_192x64_w16_s4", Schedule::PersistentGroups);
         // 4 * 2048 / 192 tiles of each of 8 heads.
         let grouped = call(1, [32, 8], [2048, 2048], Mask::causal());
-        let shape = step(image, 132).shape(&grouped).unwrap();
+        let shape = Step::of(image, 132).shape(&grouped).unwrap();
         assert_eq!((shape.tiles, shape.query_tiles, shape.grid), (344, 43, 132));
         assert!(shape.draws_tiles && shape.heads_at_once == 8, "{shape:?}");
     }

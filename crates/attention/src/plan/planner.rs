@@ -53,6 +53,8 @@ pub struct Planner<'a> {
     images: Option<Kernels>,
     /// Besides, for who names them.
     named: &'a [&'static Image],
+    /// Images that the device turned out not to run.
+    without: &'a [&'static str],
     /// In place of what the rates have chosen for a problem.
     settings: Option<Settings>,
 }
@@ -65,6 +67,7 @@ impl<'a> Planner<'a> {
             rates: Rates::embedded(device),
             images: None,
             named: &[],
+            without: &[],
             settings: None,
         }
     }
@@ -85,6 +88,11 @@ impl<'a> Planner<'a> {
     /// With these images besides, which run only if the choice has their kernel's name or their own.
     pub fn named(self, named: &'a [&'static Image]) -> Self {
         Planner { named, ..self }
+    }
+
+    /// Without these images: of their clusters the device can hold none, as its driver says once it has loaded them.
+    pub(crate) fn without(self, without: &'a [&'static str]) -> Self {
+        Planner { without, ..self }
     }
 
     /// With these settings for whichever kernel is chosen.
@@ -116,11 +124,14 @@ impl<'a> Planner<'a> {
         let mut candidates = Vec::new();
         let mut considered = Vec::new();
         for (&kernel, images) in kernels {
-            let images: Vec<&'static Image> = match choice {
+            let mut images: Vec<&'static Image> = match choice {
                 Choice::Image(name) => images.iter().copied().filter(|i| i.name == name).collect(),
                 _ => images.clone(),
             };
+            let requested = !images.is_empty();
+            images.retain(|image| !self.without.contains(&image.name));
             let step = match images.is_empty() {
+                true if requested => Err(Reason::Clusters),
                 true => Err(Reason::NotRequested),
                 false => self.consider(&problem, &images),
             };

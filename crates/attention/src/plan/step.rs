@@ -386,6 +386,22 @@ fn interleaved(call: &Call, heads: usize) -> usize {
 }
 
 #[cfg(test)]
+impl Step {
+    /// Of an image on so many multiprocessors, each with one CTA, as the planner does without measurements.
+    pub(super) fn of(image: &'static Image, multiprocessors: u32) -> Step {
+        Step {
+            role: image.role,
+            image,
+            multiprocessors,
+            ctas_per_multiprocessor: 1,
+            estimate_us: 0.0,
+            settings: Settings::default(),
+            clustered_ctas: None,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::{ElementType, Layout, Scoring};
@@ -435,15 +451,7 @@ mod tests {
             .filter(|image| image.schedule != Schedule::PersistentGroups)
             .min_by_key(|image| image.features.iter().count())
             .unwrap();
-        Step {
-            role: Role::Forward,
-            image,
-            multiprocessors,
-            ctas_per_multiprocessor: 1,
-            estimate_us: 0.0,
-            settings: Settings::default(),
-            clustered_ctas: None,
-        }
+        Step::of(image, multiprocessors)
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod arguments;
 mod cache;
 mod calls;
 mod captures;
+mod clusters;
 mod faults;
 #[path = "../../../driver/tests/fake/foreign.rs"]
 mod foreign;

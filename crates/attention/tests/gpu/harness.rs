@@ -1,12 +1,16 @@
 //! What the GPU tests share: the device, and running a case on one kernel family.
 
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::OnceLock;
 
 use quickcheck::QuickCheck;
 use warptile::gpu::Gpu;
 use warptile::{Choice, Element, ElementType, Error, Family, Plan, Planner};
-use warptile_check::{Case, ResultBuffers};
-use warptile_driver::Driver;
+use warptile_check::{Case, Expectation, Inputs, ReferenceOnGpu, ResultBuffers};
+use warptile_driver::{Driver, Stream};
 use warptile_kernels::{Image, Role, Target, catalog};
 
 /// Device 0, opened once.
@@ -64,6 +68,15 @@ impl Images {
         }
     }
 
+    /// Those that run here.
+    pub(crate) fn that_run(self) -> Vec<&'static Image> {
+        let profile = gpu().profile();
+        let (major, minor) = (profile.major, profile.minor);
+        warptile_kernels::images_for(Role::Forward)
+            .filter(|image| self.admit(image) && image.target.runs_on(major, minor))
+            .collect()
+    }
+
     /// A plan for the case, or why there is none.
     pub(crate) fn plan(self, case: &Case) -> Result<Plan, Error> {
         let problem = case.call_on_gpu().map_err(only_call_errors)?.problem();
@@ -75,20 +88,6 @@ impl Images {
         Planner::new(&profile)
             .images(images)
             .plan(problem, &Choice::Best)
-    }
-
-    /// The case as the tile of a single image can take it.
-    pub(crate) fn fit(self, case: Case) -> Case {
-        match self {
-            Images::Within99Kb(image) => Case {
-                head_dim: case.head_dim.min(image.tiling.head_dim as usize),
-                value_dim: case.value_dim.min(image.tiling.value_dim as usize),
-                element: image.element,
-                e4m3: image.reads_e4m3(),
-                ..case
-            },
-            _ => case,
-        }
     }
 }
 
@@ -140,15 +139,15 @@ fn passes_as<T: Element>(case: &Case, images: Images) -> Result<bool, String> {
         Err(Error::NoKernel { .. }) => return Ok(false),
         Err(error) => return Err(error.to_string()),
     };
-    let inputs = case.inputs::<T>();
     let describe =
         |what: &dyn std::fmt::Display| format!("{case} on {}: {what}", plan.kernel_name());
+    let known = known::<T>(case).map_err(|error| describe(&error))?;
     let mut on_gpu = case
-        .upload(&inputs, gpu(), &plan)
+        .upload(&known.inputs, gpu(), &plan)
         .map_err(|error| describe(&error))?;
     on_gpu.launch().map_err(|error| describe(&error))?;
     let result = on_gpu.result().map_err(|error| describe(&error))?;
-    case.check(&inputs, &result)
+    case.check_against(&known.expected, &result)
         .map_err(|failure| describe(&failure))?;
 
     on_gpu
@@ -161,6 +160,56 @@ fn passes_as<T: Element>(case: &Case, images: Images) -> Result<bool, String> {
     } else {
         Err(describe(&"a second launch gave other bits"))
     }
+}
+
+/// A case's inputs, and what a right result is.
+struct Known<T> {
+    inputs: Inputs<T>,
+    expected: Expectation,
+}
+
+/// Multiply-adds up to which the host computes the reference: tens of milliseconds.
+const HOST_WORK: u128 = 1 << 24;
+
+/// Cases of which each thread keeps what it knows: a test computes the same ones on one kernel after the other.
+const KNOWN_CASES: usize = 100;
+
+thread_local! {
+    static KNOWN: RefCell<VecDeque<(Case, Rc<dyn Any>)>> = const { RefCell::new(VecDeque::new()) };
+}
+
+fn known<T: Element>(case: &Case) -> warptile_check::Result<Rc<Known<T>>> {
+    let of_case = |known: &VecDeque<(Case, Rc<dyn Any>)>| {
+        let (_, known) = known.iter().find(|(other, _)| other == case)?;
+        known.clone().downcast::<Known<T>>().ok()
+    };
+    if let Some(known) = KNOWN.with_borrow(of_case) {
+        return Ok(known);
+    }
+    let inputs = case.inputs::<T>();
+    let expected = match case.call().flops() / 2 > HOST_WORK {
+        true => case.expectation_on_gpu(&inputs, &reference()?)?,
+        false => case.expectation(&inputs)?,
+    };
+    let made = Rc::new(Known { inputs, expected });
+    KNOWN.with_borrow_mut(|known| {
+        known.truncate(KNOWN_CASES - 1);
+        known.push_front((case.clone(), made.clone()));
+    });
+    Ok(made)
+}
+
+/// The float64 reference on the device, on a stream of its own. The tests of warptile-check compare it with the host's.
+fn reference() -> warptile_check::Result<ReferenceOnGpu> {
+    static LOADED: OnceLock<ReferenceOnGpu> = OnceLock::new();
+    let loaded = match LOADED.get() {
+        Some(loaded) => loaded,
+        None => {
+            let loaded = ReferenceOnGpu::new(gpu())?;
+            LOADED.get_or_init(|| loaded)
+        }
+    };
+    Ok(loaded.on_stream(&Stream::new(gpu().context())?))
 }
 
 /// Bitwise equality, poison included.

@@ -1,9 +1,31 @@
 //! What a problem needs: its features and lengths decide on kernel, image and grid.
 
-use warptile::{Choice, DeviceProfile, Family, Features, Plan, Reason};
-use warptile_kernels::{Role, Schedule, catalog};
+use warptile::{Choice, DeviceProfile, Family, Features, Plan, Planner, Reason};
+use warptile_check::Case;
+use warptile_kernels::{Role, Schedule, Target, catalog, images_for};
 
 use crate::{case, choice, device, named, shape};
+
+/// So that tests need not draw for long until an image has a problem, whatever it lacks.
+#[test]
+fn every_image_takes_some_of_the_problems_drawn_for_it() {
+    const DRAWS: u64 = 100;
+    for image in images_for(Role::Forward) {
+        let version = match image.target {
+            Target::Cubin(version) | Target::CubinExact(version) | Target::Ptx(version) => version,
+            other => panic!("which device runs {other}?"),
+        };
+        let device = device(version / 10, version % 10, 232_448);
+        let planner = Planner::new(&device).images(std::iter::once(image));
+        let takes = |seed: &u64| {
+            let drawn = Case::random(*seed, 600).for_image(image);
+            let problem = drawn.call_on_gpu().unwrap().problem();
+            planner.plan(problem, &Choice::Best).is_ok()
+        };
+        let taken = (0..DRAWS).filter(takes).count();
+        assert!(taken >= 5, "{} takes {taken} of {DRAWS}", image.name);
+    }
+}
 
 #[test]
 fn one_long_sequence_among_short_ones_decides() {

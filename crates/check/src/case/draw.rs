@@ -1,5 +1,6 @@
 //! Random cases.
 
+use warptile::kernels::Image;
 use warptile::{
     AlibiShape, Align, ElementType, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Scoring, Splits,
 };
@@ -168,6 +169,25 @@ impl Case {
     #[must_use]
     pub fn with_e4m3(self) -> Self {
         Case { e4m3: true, ..self }
+    }
+
+    /// The case with the image's types, and heads that its tiles can hold. What else the image asks for is left to the draw, such
+    /// as aligned rows or keys in pages.
+    #[must_use]
+    pub fn for_image(mut self, image: &Image) -> Self {
+        self.element = image.element;
+        self.e4m3 = image.reads_e4m3();
+        let fitted = |size: usize, widest: u32| {
+            let widest = (widest as usize).min(MAX_HEAD_DIM);
+            match self.e4m3 {
+                // Others are not aligned, whatever their strides.
+                true => size.next_multiple_of(16).min(widest),
+                false => size.min(widest),
+            }
+        };
+        self.head_dim = fitted(self.head_dim, image.tiling.head_dim);
+        self.value_dim = fitted(self.value_dim, image.tiling.value_dim);
+        self
     }
 
     /// The case with its keys cut at fixed places, as the seed has them.

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use half::{bf16, f16};
 use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::{Call, Choice, Element, ElementType, Features, Plan, Planner};
-use warptile_check::{Case, DeviceLists, KeyBuffers, Lists};
+use warptile_check::{Case, DeviceLists, KeyBuffers, Lists, once_more};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
 use super::data::{Data, Quantized};
@@ -45,6 +45,14 @@ fn uploaded<T: bytemuck::Pod>(
     Ok(buffer.transpose()?)
 }
 
+/// A copy of an operand that a call may lack.
+fn maybe_copied<T: bytemuck::Pod>(
+    stream: &Stream,
+    from: Option<&DeviceBuffer<T>>,
+) -> warptile::Result<Option<DeviceBuffer<T>>> {
+    from.map(|from| once_more(stream, from)).transpose()
+}
+
 impl<T: Element> Buffers<T> {
     pub(super) fn new(call: &Call, stream: &Stream, data: &Data<T>) -> warptile::Result<Self> {
         Ok(Buffers {
@@ -62,6 +70,20 @@ impl<T: Element> Buffers<T> {
             sinks: uploaded(stream, data.sinks.as_ref())?,
             bias: uploaded(stream, data.bias.as_ref())?,
             key_mask: uploaded(stream, data.key_mask.as_ref())?,
+            out: DeviceBuffer::zeroed(stream, call.out().required_len().unwrap_or(0))?,
+            lse: DeviceBuffer::zeroed(stream, call.lse_len())?,
+        })
+    }
+
+    /// The same inputs once more, copied on the device: from the host it takes many times as long.
+    fn once_more(&self, call: &Call, stream: &Stream) -> warptile::Result<Self> {
+        Ok(Buffers {
+            q: once_more(stream, &self.q)?,
+            keys: self.keys.once_more(stream)?,
+            slopes: maybe_copied(stream, self.slopes.as_ref())?,
+            sinks: maybe_copied(stream, self.sinks.as_ref())?,
+            bias: maybe_copied(stream, self.bias.as_ref())?,
+            key_mask: maybe_copied(stream, self.key_mask.as_ref())?,
             out: DeviceBuffer::zeroed(stream, call.out().required_len().unwrap_or(0))?,
             lse: DeviceBuffer::zeroed(stream, call.lse_len())?,
         })
@@ -199,7 +221,7 @@ fn launches(case: &Case, call: &Call, bytes: usize, memory: usize) -> usize {
 
 /// The inputs and outputs of a problem on a GPU, as often as a graph has launches: each launch has its own, so that none finds in the
 /// cache what the one before it left there.
-struct Rotation<'a, T: Element> {
+pub(super) struct Rotation<'a, T: Element> {
     case: &'a Case,
     call: &'a Call,
     gpu: &'a Gpu,
@@ -258,7 +280,7 @@ fn typed<T: Element, R>(
 }
 
 impl<'a, T: Element> Rotation<'a, T> {
-    fn new(
+    pub(super) fn new(
         case: &'a Case,
         call: &'a Call,
         gpu: &'a Gpu,
@@ -270,7 +292,7 @@ impl<'a, T: Element> Rotation<'a, T> {
         let memory = gpu.context().device().total_memory()?;
         let wanted = launches(case, call, sets[0].bytes(), memory / PART_OF_MEMORY);
         while sets.len() < wanted {
-            sets.push(Buffers::new(call, &stream, data)?);
+            sets.push(sets[0].once_more(call, &stream)?);
         }
         Ok(Rotation {
             case,
@@ -323,15 +345,10 @@ impl<T: Element> Bench for Rotation<'_, T> {
 
 /// Microseconds of GPU time of one launch, for each replay of a graph of launches.
 pub(super) fn graph<T: Element>(
-    case: &Case,
-    call: &Call,
+    rotation: &mut Rotation<'_, T>,
     plan: &Plan,
-    gpu: &Gpu,
-    data: &Data<T>,
-    lists: &Lists,
     effort: Effort,
 ) -> warptile_check::Result<Vec<f64>> {
-    let mut rotation = Rotation::new(case, call, gpu, data, lists)?;
     let launches = rotation.sets();
     let replay = rotation.capture(plan, launches)?;
     let measure = || {

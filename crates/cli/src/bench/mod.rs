@@ -22,6 +22,7 @@ use warptile_check::{Case, Lists};
 use warptile_kernels::{Role, images_for};
 
 use self::data::Data;
+use self::gpu::Rotation;
 use self::row::{Method, Row, Samples};
 use self::table::Table;
 use crate::cases;
@@ -153,9 +154,6 @@ fn wait_for_line() -> bool {
         .is_ok_and(|bytes| bytes > 0)
 }
 
-/// Times in microseconds, by how they were taken.
-type Times = Vec<(Method, Vec<f64>)>;
-
 /// The JSON that `--json` writes.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
@@ -210,23 +208,20 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     }
     for (case, problem) in cases.iter().zip(&problems) {
         let call = case.try_call()?;
-        for plan in plans(&call, &args.kernel, &backend)? {
-            if interrupt::requested() {
-                break;
+        let plans = plans(&call, &args.kernel, &backend)?;
+        let keep = |plan: &Plan, method, microseconds| -> Result<(), Failure> {
+            let Some(samples) = Samples::new(microseconds) else {
+                return Ok(());
+            };
+            let row = Row::new(problem, case, &call, plan, method, &samples, &machine);
+            if !args.paced {
+                let line = table.row(&row);
+                bar.suspend(|| writeln!(console, "{line}").and_then(|()| console.flush()))?;
             }
-            let measured = time(case, &call, &plan, &backend, effort)?;
-            for (method, microseconds) in measured {
-                let Some(samples) = Samples::new(microseconds) else {
-                    continue;
-                };
-                let row = Row::new(problem, case, &call, &plan, method, &samples, &machine);
-                if !args.paced {
-                    let line = table.row(&row);
-                    bar.suspend(|| writeln!(console, "{line}").and_then(|()| console.flush()))?;
-                }
-                rows.push(row);
-            }
-        }
+            rows.push(row);
+            Ok(())
+        };
+        time(case, &call, &plans, &backend, effort, keep)?;
         // After each problem, so that little is lost if the rest never comes.
         part(&rows)?;
         if interrupt::requested() {
@@ -407,41 +402,51 @@ fn sorted<T: Ord>(items: impl Iterator<Item = T>) -> Vec<T> {
     items
 }
 
+/// Times the plans of a problem, one after the other in the same memory, and has those of each method kept.
 fn time(
     case: &Case,
     call: &Call,
-    plan: &Plan,
+    plans: &[Plan],
     backend: &Backend,
     effort: Effort,
-) -> warptile_check::Result<Times> {
+    keep: impl FnMut(&Plan, Method, Vec<f64>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     match case.element {
-        ElementType::F16 => time_typed::<f16>(case, call, plan, backend, effort),
-        ElementType::Bf16 => time_typed::<bf16>(case, call, plan, backend, effort),
-        _ => time_typed::<f32>(case, call, plan, backend, effort),
+        ElementType::F16 => time_typed::<f16>(case, call, plans, backend, effort, keep),
+        ElementType::Bf16 => time_typed::<bf16>(case, call, plans, backend, effort, keep),
+        _ => time_typed::<f32>(case, call, plans, backend, effort, keep),
     }
 }
 
 fn time_typed<T: Element>(
     case: &Case,
     call: &Call,
-    plan: &Plan,
+    plans: &[Plan],
     backend: &Backend,
     effort: Effort,
-) -> warptile_check::Result<Times> {
+    mut keep: impl FnMut(&Plan, Method, Vec<f64>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let data = Data::<T>::new(call, case.seed);
     let lists = case.lists();
     let tensors = Tensors::new(call, backend, &data)?;
-    let forward = tensors.forward(call, plan, &data, &lists);
-    match backend.gpu() {
-        None => Ok(vec![(Method::Wall, cpu::wall(&forward, effort)?)]),
-        Some(gpu) => Ok(vec![
-            (
-                Method::Graph,
-                gpu::graph(case, call, plan, gpu, &data, &lists, effort)?,
-            ),
-            (Method::Call, gpu::call(&forward, gpu, effort)?),
-        ]),
+    let mut on_gpu = match backend.gpu() {
+        Some(gpu) => Some((gpu, Rotation::new(case, call, gpu, &data, &lists)?)),
+        None => None,
+    };
+    for plan in plans {
+        if interrupt::requested() {
+            break;
+        }
+        let forward = tensors.forward(call, plan, &data, &lists);
+        match &mut on_gpu {
+            None => keep(plan, Method::Wall, cpu::wall(&forward, effort)?)?,
+            Some((gpu, rotation)) => {
+                keep(plan, Method::Graph, gpu::graph(rotation, plan, effort)?)?;
+                keep(plan, Method::Call, gpu::call(&forward, gpu, effort)?)?;
+            }
+        }
     }
+    Ok(())
 }
 
 /// Keys and values on the device of a call.

@@ -14,6 +14,7 @@ use warptile::Choice;
 use warptile_check::trial::{Rules, ratio};
 
 use self::format::{CONTROL, Check, Results, Run, TASK, Task, ratios};
+use crate::again::this_program;
 use crate::bench::blocks::{self, LAUNCHES, Pair};
 use crate::bench::gpu::with_bench;
 use crate::cases;
@@ -166,7 +167,7 @@ impl<'a> Trial<'a> {
 
     /// A subcommand of this program, which knows the images of the folder.
     fn subcommand(&self, name: &str) -> Result<Command, Failure> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(this_program()?);
         command.env(images::VARIABLE, &self.args.folder).args([
             name,
             "--device",

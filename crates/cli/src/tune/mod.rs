@@ -23,6 +23,7 @@ use warptile_kernels::{Role, images_for};
 use self::measure::{compare, plan_of, screen, variations};
 use self::report::Outcome;
 use self::state::{Candidate, Entry, Screened, State};
+use crate::again::this_program;
 use crate::bench::gpu::with_bench;
 use crate::failure::Failure;
 use crate::machine::{self, Machine};
@@ -594,7 +595,7 @@ fn problems_of(args: &TuneArgs) -> Result<Vec<(Case, Problem)>, Failure> {
 
 /// This program, on the same GPU, in another process.
 fn again(gpu: &Gpu, command: &str) -> Result<Command, Failure> {
-    let program = std::env::current_exe()
+    let program = this_program()
         .map_err(|error| Failure::Device(format!("cannot start another process: {error}")))?;
     let mut again = Command::new(program);
     again

@@ -3,7 +3,7 @@
 use crate::common::{expect_code, warptile};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use warptile_fake_cuda::{FakeDriver, KERNEL_TIMES};
 
 /// A GPU, and a folder for configuration.
@@ -110,6 +110,32 @@ impl Machine {
 
 fn read(path: &Path) -> serde_json::Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// As a build does it meanwhile.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_repeats_run_though_the_program_was_deleted() {
+    let machine = Machine::new();
+    let program = machine.home.path().join("program");
+    let times = format!("warptile_{FAST}_=800,warptile_scalar=3000");
+    let arguments = ["tune", "--no-verify", "--shape", PROBLEM];
+    let built = machine.command(&times, &arguments);
+    fs::copy(built.get_program(), &program).unwrap();
+    machine.plant("CUDA 12.8", "kernel scalar_d64_32x32_w4_s2 9999 0\n");
+    let mut copied = Command::new(&program);
+    copied.args(built.get_args()).stdout(Stdio::piped());
+    for (name, value) in built.get_envs() {
+        match value {
+            Some(value) => copied.env(name, value),
+            None => copied.env_remove(name),
+        };
+    }
+    let child = copied.spawn().unwrap();
+    fs::remove_file(&program).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_ne!(machine.chosen(PROBLEM), "scalar_d64_32x32_w4_s2");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The driver crate against the stand-in driver: everything that can be shown without a GPU.
 
+mod both;
 mod captures;
 mod errors;
 mod faults;
@@ -14,21 +15,17 @@ mod raw;
 mod staging;
 mod standin;
 
-use bytemuck::{Pod, Zeroable};
+#[path = "../common/kernel.rs"]
+mod kernel;
+#[path = "../common/work.rs"]
+mod work;
+
 use warptile_driver::{
     Context, DeviceBuffer, Driver, Kernel, KernelOptions, LaunchConfig, Module, Result, Stream,
 };
 use warptile_fake_cuda::FakeDriver;
 
-const PTX: &[u8] = include_bytes!("../kernels.ptx");
-
-/// What `increment` takes.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Increment {
-    address: u64,
-    count: u64,
-}
+use kernel::{Increment, PTX};
 
 impl Increment {
     fn of(buffer: &DeviceBuffer<u32>) -> Increment {

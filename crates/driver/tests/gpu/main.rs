@@ -1,17 +1,41 @@
 //! The driver crate on a real GPU.
 
-mod harness;
+#[path = "../common/device.rs"]
+mod device;
+#[path = "../common/kernel.rs"]
+mod kernel;
+#[path = "../common/work.rs"]
+mod work;
 
 use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable};
 use warptile_driver::sys::CUresult;
 use warptile_driver::{
-    Context, DeviceAttribute, DeviceBuffer, Driver, DriverError, Event, FunctionAttribute, Graph,
-    Kernel, KernelOptions, LaunchConfig, Module, PinnedBuffer, Stream, TensorMap, TensorMapElement,
+    Context, DeviceAttribute, DeviceBuffer, Driver, DriverError, Event, Kernel, KernelOptions,
+    LaunchConfig, Module, Stream, TensorMap, TensorMapElement,
 };
 
-use harness::{Increment, PTX, first_context, increment, launch};
+use device::first_context;
+use kernel::{Increment, PTX, increment, launch};
+
+macro_rules! on_a_gpu {
+    ($($name:ident,)*) => {$(
+        #[test]
+        #[ignore = "needs an NVIDIA GPU"]
+        fn $name() {
+            work::$name(&first_context(), 1 << 20);
+        }
+    )*};
+}
+work::all_work!(on_a_gpu);
+
+/// What goes wrong once in many times, as a write to memory that is somebody else's by then.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn everything_works_at_once_and_many_times() {
+    work::everything_at_once(&first_context(), 1 << 16, 40);
+}
 
 /// What `through_shared` takes.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -36,58 +60,6 @@ fn every_device_can_be_described() {
         assert_ne!(device.uuid().unwrap(), [0; 16]);
         assert!(device.pci_bus_id().unwrap().contains(':'));
     }
-}
-
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
-fn what_goes_in_comes_out() {
-    let stream = Stream::new(&first_context()).unwrap();
-    let values: Vec<u32> = (0..1_000_003).collect();
-    let mut buffer = DeviceBuffer::from_slice(&stream, &values).unwrap();
-    assert_eq!(buffer.to_vec().unwrap(), values);
-    let mut copy = DeviceBuffer::<u32>::filled(&stream, values.len(), 0xFF).unwrap();
-    assert!(
-        copy.to_vec()
-            .unwrap()
-            .iter()
-            .all(|&value| value == u32::MAX)
-    );
-    copy.copy_from(&buffer).unwrap();
-    buffer.slice_mut(10..20).unwrap().fill_bytes(0).unwrap();
-    assert_eq!(copy.to_vec().unwrap(), values);
-    assert_eq!(buffer.slice(9..21).unwrap().to_vec().unwrap()[..2], [9, 0]);
-}
-
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
-fn pinned_copies_round_trip() {
-    let context = first_context();
-    let stream = Stream::new(&context).unwrap();
-    let values: Vec<u64> = (0..1 << 20).collect();
-    let mut buffer = DeviceBuffer::<u64>::zeroed(&stream, values.len()).unwrap();
-    let up = PinnedBuffer::from_slice(&context, &values).unwrap();
-    let up = buffer.as_slice_mut().copy_from_pinned(up).unwrap();
-    let down = PinnedBuffer::zeroed(&context, values.len()).unwrap();
-    let down = buffer.as_slice().copy_to_pinned(down).unwrap();
-    assert_eq!(down.wait().unwrap()[..], values);
-    assert!(up.is_done().unwrap());
-}
-
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
-fn a_kernel_runs_and_its_buffers_may_be_dropped_at_once() {
-    let context = first_context();
-    let stream = Stream::new(&context).unwrap();
-    let kernel = increment(&context);
-    assert!(kernel.attribute(FunctionAttribute::NUM_REGS).unwrap() > 0);
-    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 1 << 20).unwrap();
-    for _ in 0..100 {
-        launch(&kernel, &stream, &buffer);
-        let scratch = DeviceBuffer::<u32>::zeroed(&stream, 1 << 20).unwrap();
-        launch(&kernel, &stream, &scratch);
-    }
-    drop(kernel);
-    assert!(buffer.to_vec().unwrap().iter().all(|&value| value == 100));
 }
 
 #[test]
@@ -189,92 +161,6 @@ fn events_measure_device_time() {
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
-fn streams_wait_for_each_other() {
-    let context = first_context();
-    let (first, second) = (
-        Stream::new(&context).unwrap(),
-        Stream::new(&context).unwrap(),
-    );
-    let kernel = increment(&context);
-    let buffer = DeviceBuffer::<u32>::zeroed(&first, 1 << 20).unwrap();
-    for _ in 0..50 {
-        launch(&kernel, &first, &buffer);
-        buffer.available_to(&second).unwrap();
-        launch(&kernel, &second, &buffer);
-        buffer.used_by(&second).unwrap();
-    }
-    assert!(buffer.to_vec().unwrap().iter().all(|&value| value == 100));
-    let mut copy = DeviceBuffer::<u32>::uninit(&second, 1 << 20).unwrap();
-    copy.copy_from(&buffer).unwrap();
-    drop(buffer);
-    assert!(copy.to_vec().unwrap().iter().all(|&value| value == 100));
-}
-
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
-fn a_graph_replays_and_owns_what_it_needs() {
-    let context = first_context();
-    let (stream, other) = (
-        Stream::new(&context).unwrap(),
-        Stream::new(&context).unwrap(),
-    );
-    let result = DeviceBuffer::<u32>::zeroed(&stream, 4096).unwrap();
-    let graph = {
-        let kernel = increment(&context);
-        let scratch = DeviceBuffer::<u32>::zeroed(&stream, 4096).unwrap();
-        stream.synchronize().unwrap();
-        let mut scratch = Some(scratch);
-        Graph::capture::<DriverError>(&stream, |stream| {
-            assert!(matches!(
-                stream.synchronize(),
-                Err(DriverError::Capturing { .. })
-            ));
-            launch(&kernel, stream, &result);
-            if let Some(scratch) = scratch.take() {
-                launch(&kernel, stream, &scratch);
-            }
-            Ok(())
-        })
-        .unwrap()
-    };
-    assert!(!stream.is_capturing().unwrap());
-    assert_eq!(result.to_vec().unwrap()[0], 0);
-    for _ in 0..30 {
-        graph.launch(&stream).unwrap();
-        graph.launch(&other).unwrap();
-    }
-    drop(graph);
-    other.synchronize().unwrap();
-    assert!(result.to_vec().unwrap().iter().all(|&value| value == 60));
-}
-
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
-fn a_broken_capture_leaves_the_stream_usable() {
-    let context = first_context();
-    let stream = Stream::new(&context).unwrap();
-    let failed: Result<Graph, DriverError> =
-        Graph::capture(&stream, |_| Err(DriverError::NoDevice));
-    assert!(matches!(failed, Err(DriverError::NoDevice)));
-    let buffer = DeviceBuffer::from_slice(&stream, &[1_u32; 100]).unwrap();
-    assert_eq!(buffer.to_vec().unwrap(), [1; 100]);
-}
-
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
-fn a_pair_of_buffers_shares_no_element() {
-    let stream = Stream::new(&first_context()).unwrap();
-    let (mut first, mut second) =
-        DeviceBuffer::<u8>::uninit_pair::<f32>(&stream, 1001, 333).unwrap();
-    first.copy_from_slice(&[7; 1001]).unwrap();
-    second.copy_from_slice(&[0.5; 333]).unwrap();
-    assert_eq!(first.to_vec().unwrap(), [7; 1001]);
-    drop(first);
-    assert_eq!(second.to_vec().unwrap(), [0.5; 333]);
-}
-
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
 fn a_ptx_that_does_not_compile_brings_the_compilers_words() {
     let context = first_context();
     let ptx = b".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k() { nonsense; }\n";
@@ -306,32 +192,6 @@ fn a_tensor_map_is_accepted_by_the_driver() {
     .encode_in(&context)
     .unwrap();
     assert_ne!(bytemuck::bytes_of(&map), [0; 128]);
-}
-
-#[test]
-#[ignore = "needs an NVIDIA GPU"]
-fn threads_work_side_by_side() {
-    let context = first_context();
-    let kernel = increment(&context);
-    std::thread::scope(|scope| {
-        for index in 0..8_u32 {
-            let (context, kernel) = (&context, &kernel);
-            scope.spawn(move || {
-                let stream = Stream::new(context).unwrap();
-                let buffer = DeviceBuffer::from_slice(&stream, &[index; 10_000]).unwrap();
-                for _ in 0..50 {
-                    launch(kernel, &stream, &buffer);
-                }
-                assert!(
-                    buffer
-                        .to_vec()
-                        .unwrap()
-                        .iter()
-                        .all(|&value| value == index + 50)
-                );
-            });
-        }
-    });
 }
 
 /// On a machine with one GPU the two contexts are one.

@@ -1,9 +1,7 @@
-//! What the GPU tests share: a device, and a kernel that adds 1.
+//! The kernel that adds 1, which the stand-in runs, too.
 
 use bytemuck::{Pod, Zeroable};
-use warptile_driver::{
-    Context, DeviceBuffer, Driver, Kernel, KernelOptions, LaunchConfig, Module, Stream,
-};
+use warptile_driver::{Context, DeviceBuffer, Kernel, KernelOptions, LaunchConfig, Module, Stream};
 
 pub(crate) const PTX: &[u8] = include_bytes!("../kernels.ptx");
 
@@ -15,16 +13,12 @@ pub(crate) struct Increment {
     pub(crate) count: u64,
 }
 
-pub(crate) fn first_context() -> Context {
-    let driver = Driver::load().unwrap();
-    Context::new(&driver.device(0).unwrap()).unwrap()
-}
-
 pub(crate) fn increment(context: &Context) -> Kernel<Increment> {
     let module = Module::load(context, PTX).unwrap();
     Kernel::load(&module, "increment", &KernelOptions::new().param_bytes(16)).unwrap()
 }
 
+/// Queues one `increment` of the whole buffer. As any launch, it doesn't keep the buffer for a graph.
 pub(crate) fn launch(kernel: &Kernel<Increment>, stream: &Stream, buffer: &DeviceBuffer<u32>) {
     let params = Increment {
         address: buffer.pointer(),

@@ -1,0 +1,248 @@
+//! The problems: those that were given, some for each image, and random ones.
+
+use std::sync::Arc;
+
+use warptile::gpu::Gpu;
+use warptile::{Backend, Choice, MAX_HEAD_DIM, Mask, Scoring};
+use warptile_check::Case;
+use warptile_kernels::{Features, Image, Role, Schedule, images_for};
+
+use super::check::{HOST_CAN, HOST_SHOULD};
+use super::{Verify, VerifyArgs};
+use crate::failure::Failure;
+use crate::images;
+
+/// The largest number of multiprocessors that every other random problem is planned for.
+const FEW_MULTIPROCESSORS: u64 = 5;
+
+/// At one of so many turns of an image the host computes the reference if it can. A prime, so that this goes with each number
+/// of multiprocessors.
+const TURNS_TO_HOST: u64 = 17;
+
+/// At one of so many turns an image that shares keys cuts them at fixed places. Odd, as above.
+const TURNS_TO_SPLITS: u64 = 3;
+
+/// A problem and where to compute it.
+#[derive(Debug, Clone)]
+pub(super) struct Trial {
+    pub(super) case: Case,
+    /// Forced; `None`: the planner's choice.
+    pub(super) image: Option<&'static Image>,
+    /// Multiply-adds up to which the host computes the reference.
+    pub(super) host_work: u128,
+}
+
+/// Longest sequences of the problems whose reference the host can compute.
+const HOST_LEN: usize = 1024;
+
+/// Multiply-adds of each product of a longer random problem, whose reference is computed on the GPU: 4096 x 4096 scores of
+/// 64 heads of size 128.
+const GPU_WORK: usize = 1 << 37;
+
+impl Verify<'_> {
+    /// The problems of the command line, each on every image if there are some.
+    pub(super) fn given(&self) -> Vec<Trial> {
+        let trials = self.args.case.iter().flat_map(|case| {
+            let trial = |image| Trial {
+                case: Case {
+                    multiprocessors: self.args.multiprocessors.or(case.multiprocessors),
+                    ..case.clone()
+                },
+                image,
+                host_work: HOST_CAN,
+            };
+            match &self.images {
+                Some(images) if !self.args.best => {
+                    images.iter().map(|&image| trial(Some(image))).collect()
+                }
+                _ => vec![trial(None)],
+            }
+        });
+        trials.collect()
+    }
+
+    /// For each image a problem of three tiles of rows for each of two heads, and one whose rows, keys and columns end in the
+    /// middle of their tiles. One multiprocessor holds fewer CTAs than there are tiles, so a persistent kernel draws.
+    pub(super) fn two_for_each_image(&self) -> Vec<Trial> {
+        let images = self.images.iter().flatten();
+        images
+            .flat_map(|&image| {
+                two_cases(image, self.args.seed).map(|case| Trial {
+                    case,
+                    image: Some(image),
+                    host_work: HOST_CAN,
+                })
+            })
+            .collect()
+    }
+
+    /// The `index`th random problem. Images take turns, each with problems that its tiles can hold; every other turn is
+    /// planned for a few multiprocessors, and some cut keys at fixed places.
+    pub(super) fn draw(&self, index: u64) -> Trial {
+        // Far apart, so that two runs with neighbouring seeds share no problem.
+        let seed = self.args.seed.wrapping_mul(1 << 32).wrapping_add(index);
+        let max_len = usize::from(self.args.max_len);
+        let mut case = match self.backend.gpu() {
+            Some(_) if max_len > HOST_LEN => Case::random_with_work(seed, max_len, GPU_WORK),
+            _ => Case::random(seed, max_len),
+        };
+        if self.args.paged && case.pages.is_none() {
+            case = case.with_pages();
+        }
+        let images = match &self.images {
+            Some(images) if !self.args.best => &images[..],
+            _ => &[],
+        };
+        let count = images.len().max(1) as u64;
+        let (turn, position) = (index / count, index % count);
+        let image = images.get(position as usize).copied();
+        if let Some(image) = image {
+            case = case.for_image(image);
+            if image.schedule == Schedule::SharedKeys && turn % TURNS_TO_SPLITS == 0 {
+                case = case.with_splits();
+            }
+        }
+        case.multiprocessors = match self.args.multiprocessors {
+            None if self.backend.is_gpu() && turn % 2 == 1 => {
+                Some((1 + turn / 2 % FEW_MULTIPROCESSORS) as u32)
+            }
+            given => given,
+        };
+        // Not the same turn of all images, so that few problems have their share of it, too.
+        let host_work = match (turn + position) % TURNS_TO_HOST {
+            0 => HOST_CAN,
+            _ => HOST_SHOULD,
+        };
+        Trial {
+            case,
+            image,
+            host_work,
+        }
+    }
+}
+
+/// The images that run on the device.
+pub(super) fn runnable(backend: &Backend) -> Vec<&'static Image> {
+    let Some(gpu) = backend.gpu() else {
+        return Vec::new();
+    };
+    let profile = gpu.profile();
+    let runs = |image: &&Image| image.target.runs_on(profile.major, profile.minor);
+    images_for(Role::Forward).filter(runs).collect()
+}
+
+/// The same GPU, planned for as if a CTA could have only so much shared memory.
+pub(super) fn limited(args: &VerifyArgs, backend: Backend) -> Result<Backend, Failure> {
+    let (Some(gpu), Some(kib)) = (backend.gpu(), args.shared_kib) else {
+        return Ok(backend);
+    };
+    let mut profile = gpu.profile().clone();
+    profile.shared_bytes_per_cta = (kib << 10).min(profile.shared_bytes_per_cta);
+    let gpu = Gpu::on_stream(gpu.stream())?
+        .with_profile(profile)
+        .with_named_images(images::named()?.iter().copied());
+    Ok(Backend::from_gpu(Arc::new(gpu)))
+}
+
+/// The images to spread problems over: those asked for that run on the device. `None` if none were asked for.
+pub(super) fn images(
+    args: &VerifyArgs,
+    backend: &Backend,
+) -> Result<Option<Vec<&'static Image>>, Failure> {
+    let kernel = match &args.kernel {
+        Some(Choice::Best) | None => None,
+        Some(choice) => Some(choice),
+    };
+    let option = match (kernel, &args.target) {
+        (Some(choice), _) => format!("--kernel {choice}"),
+        (None, Some(target)) => format!("--target {target}"),
+        _ if args.each_kernel => "--each-kernel".to_owned(),
+        _ if args.multiprocessors.is_some() => "--multiprocessors".to_owned(),
+        _ if args.shared_kib.is_some() => "--shared-kib".to_owned(),
+        _ => return Ok(None),
+    };
+    if !backend.is_gpu() {
+        return Err(Failure::Input(format!(
+            "{option} needs a GPU; the problems would run on {backend}"
+        )));
+    }
+    if kernel.is_none() && args.target.is_none() && !args.each_kernel {
+        return Ok(None);
+    }
+    let is_chosen = |image: &Image| match kernel {
+        Some(Choice::Family(family)) => image.family == *family,
+        // The name of an image from a folder was parsed as that of a kernel.
+        Some(Choice::Kernel(name) | Choice::Image(name)) => {
+            image.kernel == name || image.name == name
+        }
+        _ => true,
+    };
+    let target = args.target.as_deref();
+    let is_of_target = |image: &Image| target.is_none_or(|name| image.target.to_string() == name);
+    let mut images = runnable(backend);
+    if let (Some(choice), Some(gpu)) = (kernel, backend.gpu()) {
+        let (major, minor) = (gpu.profile().major, gpu.profile().minor);
+        let named = images::chosen(choice)?.into_iter();
+        images.extend(named.filter(|image| image.target.runs_on(major, minor)));
+    }
+    // The others would only be asked in vain.
+    let takes_all = |image: &Image| !args.paged || image.features.contains(Features::PAGED);
+    images.retain(|image| is_chosen(image) && is_of_target(image) && takes_all(image));
+    if images.is_empty() {
+        let mut asked: Vec<String> = kernel
+            .iter()
+            .map(|choice| format!("kernel {choice}"))
+            .collect();
+        asked.extend(target.map(|target| format!("target {target}")));
+        let pages = if args.paged {
+            " with keys in pages"
+        } else {
+            ""
+        };
+        return Err(Failure::Input(format!(
+            "no image of {}{pages} runs on {backend}; `warptile info --kernels` lists what there is",
+            asked.join(" and ")
+        )));
+    }
+    Ok(Some(images))
+}
+
+/// See [`Verify::two_for_each_image`].
+fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
+    let tiling = &image.tiling;
+    let (rows, keys) = (tiling.block_m as usize, tiling.block_n as usize);
+    let [head_dim, value_dim] =
+        [tiling.head_dim, tiling.value_dim].map(|size| (size as usize).min(MAX_HEAD_DIM));
+    // One multiprocessor, so that CTAs draw tiles; or four, with one CTA each or two, and enough keys that two of ten tiles are split.
+    let persistent = image.schedule.is_persistent();
+    let serving = persistent && image.features.contains(Features::PAGED);
+    let (multiprocessors, tiles, keys) = match serving {
+        true => (4, 5, 8 * keys),
+        false => (1, 3, keys),
+    };
+    // Of keys in e4m3, so many are aligned, too.
+    let narrower = if image.reads_e4m3() { 16 } else { 8 };
+    let less = |size: usize, by: usize| size.saturating_sub(by).max(narrower);
+    let case = |query, key, head_dim, value_dim, mask| Case {
+        value_dim,
+        heads: 2,
+        kv_heads: 1,
+        element: image.element,
+        e4m3: image.reads_e4m3(),
+        scoring: Scoring::new().mask(mask),
+        pages: serving.then_some(32),
+        multiprocessors: persistent.then_some(multiprocessors),
+        seed,
+        ..Case::new(query, key, head_dim)
+    };
+    [
+        case(tiles * rows, 3 * keys, head_dim, value_dim, Mask::none()),
+        case(
+            (tiles - 1) * rows + 5,
+            2 * keys + 9,
+            less(head_dim, narrower),
+            less(value_dim, 2 * narrower),
+            Mask::causal(),
+        ),
+    ]
+}

@@ -1,0 +1,133 @@
+//! What is said of a problem that failed: the smallest that still does, as a command.
+
+use std::sync::PoisonError;
+
+use warptile::Choice;
+use warptile_check::Case;
+
+use super::check::Checked;
+use super::choose::Trial;
+use super::{MaybeLane, Verify};
+use crate::failure::Failure;
+use crate::interrupt;
+
+/// Simpler cases tried before the smallest failing one is printed.
+const SHRINK_TRIES: usize = 500;
+
+impl Verify<'_> {
+    /// A device's failure with what was being computed. It takes the problems of all threads along, whoever caused it.
+    pub(super) fn with_commands(&self, failure: Failure) -> Failure {
+        let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        match (failure, &lost[..]) {
+            (Failure::Device(message), [command]) => {
+                Failure::Device(format!("{message}\nwhile computing: {command}"))
+            }
+            (Failure::Device(message), [_, ..]) => Failure::Device(format!(
+                "{message}\nwhile computing all of these; one of them may be the cause:\n{}",
+                lost.join("\n")
+            )),
+            (failure, _) => failure,
+        }
+    }
+
+    /// The last of ever simpler problems that still fails.
+    pub(super) fn smallest(&self, lane: &MaybeLane<'_>, trial: Trial) -> Result<Trial, Failure> {
+        let case = shrink(trial.case.clone(), SHRINK_TRIES, |case| {
+            // What there is must do.
+            if interrupt::requested() {
+                return Ok(false);
+            }
+            let simpler = Trial {
+                case: case.clone(),
+                ..trial.clone()
+            };
+            Ok::<_, Failure>(match self.check(lane, &simpler)?.0 {
+                Checked::Ran(ran) => ran.outcome.is_err(),
+                Checked::NotApplicable(_) => false,
+            })
+        })?;
+        Ok(Trial { case, ..trial })
+    }
+
+    pub(super) fn repeat_command(&self, trial: &Trial) -> String {
+        let mut command = format!("warptile verify --device {}", self.args.device);
+        let mut option = |name: &str, value: Option<String>| {
+            if let Some(value) = value {
+                command.push_str(&format!(" --{name} {value}"));
+            }
+        };
+        match trial.image {
+            Some(image) => option("kernel", Some(image.name.to_owned())),
+            None => {
+                option("kernel", self.args.kernel.as_ref().map(Choice::to_string));
+                option("target", self.args.target.clone());
+            }
+        }
+        let number = |number: Option<u32>| number.map(|number| number.to_string());
+        option("shared-kib", number(self.args.shared_kib));
+        let settings = self.args.settings.map(|settings| format!("\"{settings}\""));
+        option("settings", settings);
+        if let Some(repeat) = self.repeat {
+            option("repeat", number(Some(repeat.launches)));
+            option("sync", Some(repeat.sync.to_string()));
+        }
+        if trial.image.is_none() && self.args.best {
+            command.push_str(" --best");
+        }
+        format!("{command} --case \"{}\"", trial.case)
+    }
+}
+
+/// Takes the first simpler case that `fails`, again and again, until none does or `tries` cases were tried.
+fn shrink<E>(
+    mut case: Case,
+    mut tries: usize,
+    mut fails: impl FnMut(&Case) -> Result<bool, E>,
+) -> Result<Case, E> {
+    'simpler: loop {
+        for candidate in case.shrink() {
+            if tries == 0 {
+                return Ok(case);
+            }
+            tries -= 1;
+            if fails(&candidate)? {
+                case = candidate;
+                continue 'simpler;
+            }
+        }
+        return Ok(case);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+    use warptile::Mask;
+
+    fn shrunk(tries: usize, fails: impl Fn(&Case) -> bool) -> String {
+        let case: Case =
+            "b3 q400 k300 h6/2 d128 f16 mask=window,3,9 softcap=15 alibi=head layout=gaps seed=5"
+                .parse()
+                .unwrap();
+        let Ok(smallest) = shrink(case, tries, |case| Ok::<_, Infallible>(fails(case)));
+        smallest.to_string()
+    }
+
+    #[test]
+    fn only_what_matters_is_left() {
+        let fails = |case: &Case| case.call().key_len() >= 65 && case.scoring.mask != Mask::none();
+        assert_eq!(
+            shrunk(10_000, fails),
+            "b1 q0 k65 h1 d8 f16 mask=window,3,9 seed=5"
+        );
+    }
+
+    #[test]
+    fn shrinking_ends_when_the_tries_do() {
+        assert_eq!(
+            shrunk(1, |_| true),
+            "b3 q400 k300 h6/2 d128 f16 softcap=15 alibi=head layout=gaps seed=5"
+        );
+    }
+}
