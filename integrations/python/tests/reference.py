@@ -53,7 +53,7 @@ def attention(q, k, v, *, causal=False, window=None, slopes=None, sinks=None, bi
     """Dense tensors `[batch, length, heads, head size]`. Gives the output, and the log-sum-exp as `[batch, heads, length]`."""
     batch, queries, heads, _ = q.shape
     group = heads // k.shape[2]
-    out = np.zeros(q.shape)
+    out = np.zeros((*q.shape[:3], v.shape[3]))
     lse = np.zeros((batch, heads, queries))
     seen = visible(causal, window, queries, k.shape[1])
     everything = (batch, heads, queries, k.shape[1])

@@ -73,6 +73,15 @@ class FlashAttn(unittest.TestCase):
                 check(self, lse, expected_lse, q.dtype)
                 self.assertIsNone(probabilities)
 
+    def test_values_of_another_head_size(self):
+        for size in (8, 40):
+            q, k, v = draw(1, (2, 9, 4, 24), (2, 17, 2, 24), (2, 17, 2, size))
+            expected, expected_lse = reference.attention(q, k, v, causal=True)
+            out, lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+            self.assertEqual(out.shape, (2, 9, 4, size))
+            check(self, out, expected, q.dtype)
+            check(self, lse, expected_lse, q.dtype)
+
     def test_packed(self):
         q, k, v = draw(3, (11, 4, 16), (19, 2, 16), (19, 2, 16))
         ends_q, ends_k = np.array([0, 5, 11], np.int32), np.array([0, 7, 19], np.int32)

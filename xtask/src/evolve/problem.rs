@@ -138,6 +138,21 @@ mod tests {
     }
 
     #[test]
+    fn problems_have_one_head_size() {
+        let of = |texts: &[&str]| {
+            let texts: Vec<String> = texts.iter().map(|&text| text.to_owned()).collect();
+            head_dim(&texts)
+        };
+        assert_eq!(of(&["q1 k1 d8 bf16", "q2 k2 d8 bf16"]), Ok(8));
+        assert!(of(&["q1 k1 d8 bf16", "q2 k2 d16 bf16"]).is_err());
+        let error = of(&["q1 k1 d192/128 bf16"]).unwrap_err();
+        assert!(
+            error.contains("one head size for keys and values"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn problems_have_one_element_type() {
         let of = |texts: &[&str]| {
             let texts: Vec<String> = texts.iter().map(|&text| text.to_owned()).collect();

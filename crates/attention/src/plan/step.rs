@@ -626,13 +626,10 @@ mod tests {
                         assert!(shape.workspace_bytes <= scratch.bytes, "{call}");
                         assert!(scratch.bytes <= Scratch::of_any_plan(&device).bytes);
                         assert!(shape.splits == 1 || shape.splits > 1 && shape.shares_keys);
-                        let resident = step.resident();
+                        let left_over = shape.tiles % step.resident();
                         // As the kernel counts: `numbers` of kernels/forward/wgmma_scheduler.cuh.
                         let rest = shape.tiles % shape.grid.max(1);
-                        assert!(
-                            shape.splits == 1 || rest == shape.tiles % resident,
-                            "{call}"
-                        );
+                        assert!(shape.splits == 1 || rest == left_over, "{call}");
                         let semaphores = rest * image.tiling.block_m.div_ceil(64);
                         assert!(shape.splits == 1 || semaphores as usize <= Scratch::SEMAPHORES);
                     }
@@ -692,13 +689,10 @@ mod tests {
         let (usual, one) = (split(None), split(Some(1)));
         assert!(usual.splits > 1, "{usual:?}");
         assert_eq!((one.splits, one.shares_keys), (1, false));
-        let two = split(Some(2));
-        assert_eq!(two.splits, 2);
+        assert_eq!(split(Some(2)).splits, 2);
         let most = split(Some(u32::MAX));
         let bound = Scratch::with_split_tiles(PARTS_A_CTA * 132, image);
-        assert!(
-            most.splits >= usual.splits && most.workspace_bytes <= bound.bytes,
-            "{most:?}"
-        );
+        assert!(most.splits >= usual.splits, "{most:?}");
+        assert!(most.workspace_bytes <= bound.bytes, "{most:?}");
     }
 }
