@@ -330,7 +330,7 @@ fn nothing_of_another_commit_stays() {
     );
     assert_eq!(
         host.json("verify.json")["rows"].as_array().unwrap().len(),
-        3 * 2 + 1 + 1
+        4 * 2 + 1 + 1
     );
     assert_eq!(
         host.json("images.json")["images"]["merge_w4_sm_90"]["passed"],
