@@ -132,10 +132,10 @@ template <class Traits> class TileLoader {
     // This thread's chunks of a row of `columns`.
     __device__ void copy_row(unsigned at, const Element* from, bool exists, int columns) const
     {
+        const int left = exists ? columns - first_column() : 0;
 #pragma unroll
         for (int chunk = 0; chunk < Traits::ROW_CHUNKS; chunk += ACROSS)
-            cp_async_16(at + chunk * CHUNK_BYTES, from + chunk * CHUNK<Element>,
-                        exists && first_column() + chunk * CHUNK<Element> < columns);
+            cp_async_16(at + chunk * CHUNK_BYTES, from + chunk * CHUNK<Element>, chunk * CHUNK<Element> < left);
     }
 
     const Forward& params;

@@ -319,13 +319,13 @@ impl Rates {
             true => splits_of(tiles.ceil() as u64, resident, &keys, image, None),
             false => 1,
         };
+        let reading = self.reading_us(problem, query_len, key_len);
         if splits > 1 {
             // A multiprocessor that holds several CTAs works through the tiles of all.
             let rest = tiles.ceil() as u64 % resident;
             let whole = (tiles - rest as f64).max(0.0) / multiprocessors as f64 * tile;
             let rest = rest_keys(rest, resident, splits, keys.longest) / block_n
                 * f64::from(ctas_per_multiprocessor);
-            let reading = self.reading_us(problem, query_len, key_len);
             return launch_us + ((whole + rest) * block_us).max(reading);
         }
         let per_multiprocessor = tiles * ctas / f64::from(device.multiprocessors.max(1));
@@ -337,7 +337,7 @@ impl Rates {
         let blocks = whole.max(longest + tile_end);
         let held = turns.min(f64::from(ctas_per_multiprocessor)) * busy_warps(problem, image);
         let unhidden = (f64::from(ctas_per_multiprocessor) / held).sqrt();
-        launch_us + blocks * block_us * unhidden
+        launch_us + (blocks * block_us * unhidden).max(reading)
     }
 }
 
@@ -353,7 +353,8 @@ fn busy_warps(problem: &Problem, image: &Image) -> f64 {
 }
 
 impl Rates {
-    /// What `wgmma` takes to read all keys and values once: it was made to compute, and gets about 0.7 of the memory's speed (an estimate).
+    /// What kernels whose CTAs have tiles of their own take to read all keys and values once: they were made to compute, and get about 0.7 of the
+    /// memory's speed (an estimate).
     fn reading_us(&self, problem: &Problem, query_len: usize, key_len: usize) -> f64 {
         const OF_BANDWIDTH: f64 = 0.7;
         let seen = key_len.min(problem.mask().widest(query_len, key_len) + query_len);

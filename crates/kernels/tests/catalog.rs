@@ -35,14 +35,13 @@ fn names_are_sorted_unique_and_follow_the_contents() {
     let mut contents = BTreeSet::new();
     for image in catalog() {
         let tiling = image.tiling;
+        let sizes = match tiling.value_dim == tiling.head_dim {
+            true => format!("d{}", tiling.head_dim),
+            false => format!("d{}v{}", tiling.head_dim, tiling.value_dim),
+        };
         let tiles = format!(
-            "{}_d{}_{}x{}_w{}_s{}",
-            image.family,
-            tiling.head_dim,
-            tiling.block_m,
-            tiling.block_n,
-            tiling.warps,
-            tiling.stages
+            "{}_{sizes}_{}x{}_w{}_s{}",
+            image.family, tiling.block_m, tiling.block_n, tiling.warps, tiling.stages
         );
         let expected = match tiling.has_tiles() {
             true => tiles,

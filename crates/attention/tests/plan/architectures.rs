@@ -88,10 +88,10 @@ fn an_image_for_exactly_one_device_is_not_given_to_its_successors() {
         .iter()
         .filter(|image| matches!(image.target, Target::CubinExact(_)))
     {
-        let head_dim = image.tiling.head_dim;
+        let tiling = image.tiling;
         let case = case(&format!(
-            "b2 h8 q512 k512 d{head_dim} {} seed=1",
-            image.element
+            "b2 h8 q512 k512 d{}/{} {} seed=1",
+            tiling.head_dim, tiling.value_dim, image.element
         ));
         let error = Plan::gpu(
             case.call().problem(),

@@ -2,7 +2,6 @@
 
 tilings! {
     D128M128N128W12S2: head_dim 128, tile 128 x 128, warps 12, stages 2;
-    D128M128N32W4S2: head_dim 128, tile 128 x 32, warps 4, stages 2;
     D128M128N64W4S2: head_dim 128, tile 128 x 64, warps 4, stages 2;
     D128M128N64W8S2: head_dim 128, tile 128 x 64, warps 8, stages 2;
     D128M16N128W8S2: head_dim 128, tile 16 x 128, warps 8, stages 2;
@@ -16,7 +15,6 @@ tilings! {
     D128M64N128W8S2: head_dim 128, tile 64 x 128, warps 8, stages 2;
     D128M64N64W4S1: head_dim 128, tile 64 x 64, warps 4, stages 1;
     D128M64N64W4S2: head_dim 128, tile 64 x 64, warps 4, stages 2;
-    D160M64N64W4S1: head_dim 160, tile 64 x 64, warps 4, stages 1;
     D192M128N112W12S2: head_dim 192, tile 128 x 112, warps 12, stages 2;
     D192M128N64W12S3: head_dim 192, tile 128 x 64, warps 12, stages 3;
     D192M128N64W8S2: head_dim 192, tile 128 x 64, warps 8, stages 2;
@@ -24,6 +22,8 @@ tilings! {
     D192M64N112W8S2: head_dim 192, tile 64 x 112, warps 8, stages 2;
     D192M64N32W4S2: head_dim 192, tile 64 x 32, warps 4, stages 2;
     D192M64N64W4S1: head_dim 192, tile 64 x 64, warps 4, stages 1;
+    D192V128M128N128W12S2: head_dim 192 value_dim 128, tile 128 x 128, warps 12, stages 2;
+    D192V128M192N80W16S3: head_dim 192 value_dim 128, tile 192 x 80, warps 16, stages 3;
     D256M128N64W12S2: head_dim 256, tile 128 x 64, warps 12, stages 2;
     D256M128N64W8S2: head_dim 256, tile 128 x 64, warps 8, stages 2;
     D256M16N32W2S2: head_dim 256, tile 16 x 32, warps 2, stages 2;
@@ -32,7 +32,6 @@ tilings! {
     D256M32N32W4S1: head_dim 256, tile 32 x 32, warps 4, stages 1;
     D256M64N32W4S1: head_dim 256, tile 64 x 32, warps 4, stages 1;
     D256M64N32W4S2: head_dim 256, tile 64 x 32, warps 4, stages 2;
-    D256M64N64W4S1: head_dim 256, tile 64 x 64, warps 4, stages 1;
     D32M128N64W4S2: head_dim 32, tile 128 x 64, warps 4, stages 2;
     D32M32N64W4S2: head_dim 32, tile 32 x 64, warps 4, stages 2;
     D32M64N64W4S2: head_dim 32, tile 64 x 64, warps 4, stages 2;
@@ -52,11 +51,9 @@ tilings! {
     D64M64N128W8S2: head_dim 64, tile 64 x 128, warps 8, stages 2;
     D64M64N128W8S4: head_dim 64, tile 64 x 128, warps 8, stages 4;
     D64M64N64W4S2: head_dim 64, tile 64 x 64, warps 4, stages 2;
-    D64M64N64W4S3: head_dim 64, tile 64 x 64, warps 4, stages 3;
     D64M64N64W4S4: head_dim 64, tile 64 x 64, warps 4, stages 4;
     D64M64N64W8S2: head_dim 64, tile 64 x 64, warps 8, stages 2;
     D96M128N128W12S2: head_dim 96, tile 128 x 128, warps 12, stages 2;
-    D96M128N32W4S2: head_dim 96, tile 128 x 32, warps 4, stages 2;
     D96M128N64W4S2: head_dim 96, tile 128 x 64, warps 4, stages 2;
     D96M192N96W16S3: head_dim 96, tile 192 x 96, warps 16, stages 3;
     D96M64N128W8S2: head_dim 96, tile 64 x 128, warps 8, stages 2;
@@ -219,6 +216,12 @@ kernels! {
     Wgmma D192M64N112W8S2 "wgmma_d192_64x112_w8_s2" {
         2: shared 197632;
     }
+    Wgmma D192V128M128N128W12S2 "wgmma_d192v128_128x128_w12_s2" {
+        2: shared 214016;
+    }
+    Wgmma D192V128M192N80W16S3 "wgmma_d192v128_192x80_w16_s3" {
+        2: shared 228352;
+    }
     Wgmma D256M128N64W12S2 "wgmma_d256_128x64_w12_s2" {
         2: shared 230400;
     }
@@ -243,17 +246,11 @@ kernels! {
     Wgmma D96M64N128W8S2 "wgmma_d96_64x128_w8_s2" {
         2: shared 148480;
     }
-    Wmma D128M128N32W4S2 "wmma_d128_128x32_w4_s2" {
-        2: shared 83968, k_stride 136, v_stride 136;
-    }
     Wmma D128M48N32W8S2 "wmma_d128_48x32_w8_s2" {
         2: shared 71680, k_stride 136, v_stride 136;
     }
     Wmma D128M64N64W4S1 "wmma_d128_64x64_w4_s1" {
         2: shared 61440, k_stride 136, v_stride 136;
-    }
-    Wmma D160M64N64W4S1 "wmma_d160_64x64_w4_s1" {
-        2: shared 73728, k_stride 168, v_stride 168;
     }
     Wmma D192M64N64W4S1 "wmma_d192_64x64_w4_s1" {
         2: shared 86016, k_stride 200, v_stride 200;
@@ -261,17 +258,8 @@ kernels! {
     Wmma D256M64N32W4S1 "wmma_d256_64x32_w4_s1" {
         2: shared 74752, k_stride 264, v_stride 264;
     }
-    Wmma D256M64N64W4S1 "wmma_d256_64x64_w4_s1" {
-        2: shared 110592, k_stride 264, v_stride 264;
-    }
-    Wmma D32M128N64W4S2 "wmma_d32_128x64_w4_s2" {
-        2: shared 49152, k_stride 40, v_stride 40;
-    }
     Wmma D32M64N64W4S2 "wmma_d32_64x64_w4_s2" {
         2: shared 29696, k_stride 40, v_stride 40;
-    }
-    Wmma D64M128N64W4S2 "wmma_d64_128x64_w4_s2" {
-        2: shared 73728, k_stride 72, v_stride 72;
     }
     Wmma D64M16N64W4S2 "wmma_d64_16x64_w4_s2" {
         2: shared 45312, k_stride 72, v_stride 72;
@@ -291,14 +279,8 @@ kernels! {
     Wmma D64M64N64W4S2 "wmma_d64_64x64_w4_s2" {
         2: shared 46080, k_stride 72, v_stride 72;
     }
-    Wmma D64M64N64W4S3 "wmma_d64_64x64_w4_s3" {
-        2: shared 64512, k_stride 72, v_stride 72;
-    }
     Wmma D64M64N64W8S2 "wmma_d64_64x64_w8_s2" {
         2: shared 58368, k_stride 72, v_stride 72;
-    }
-    Wmma D96M128N32W4S2 "wmma_d96_128x32_w4_s2" {
-        2: shared 67584, k_stride 104, v_stride 104;
     }
     Wmma D96M64N64W4S2 "wmma_d96_64x64_w4_s2" {
         2: shared 75776, k_stride 104, v_stride 104;
