@@ -484,12 +484,14 @@ def launches(evidence):
 
 
 def tile(evidence):
-    """Each score and weight of one tile of every image."""
+    """Each score and weight of one tile of every image that takes one."""
     _, output, result = warptile(evidence, "tile", ["verify", *on(evidence), "--tile"], LIMITS["tile"])
     print(last_lines(output, 1), flush=True)
     rows = result["tiles"] if result else []
     computed = {row["image"] for row in rows if row["passed"] or row["fault"]}
-    for name in sorted(evidence.images.keys() - computed):
+    # A tile has rows of one head, and keys in the rows' type.
+    takers = {name for name, image in evidence.images.items() if E4M3 not in image["features"] and "_groups_" not in name}
+    for name in sorted(takers - computed):
         evidence.fail(f"tile: {name} computed no tile")
     evidence.write("tile.json", rows=rows)
 

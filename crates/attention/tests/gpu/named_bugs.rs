@@ -51,6 +51,9 @@ fn values_of_another_head_size() {
                 "b3 h8/2 q3 k700 pages=16",
                 "b1 h16 q64 k4000",
             ] {
+                if problem.contains("pages") && element == "f32" {
+                    continue; // no kernel reads pages of f32
+                }
                 assert_passes(&case(&format!("{problem} d{sizes} {element} seed=2")));
             }
         }
