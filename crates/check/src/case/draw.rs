@@ -34,9 +34,9 @@ impl Case {
             1 => random.pick(&[8, 40, 96, 104, 160, 192, 224, 256]),
             _ => 8 * (1 + random.below(32)),
         };
-        // A sixteenth of them, by numbers of their own, so that the others are what they were before there were such sizes.
+        // A few of them, by numbers of their own, so that the others are what they were before there were such sizes.
         let mut large = Random::new(seed ^ 0x512d);
-        let is_large = large.below(16) == 0;
+        let is_large = large.below(24) == 0;
         let head_dim = match (is_large, large.below(3)) {
             (false, _) => head_dim,
             (true, 0) => MAX_HEAD_DIM,
