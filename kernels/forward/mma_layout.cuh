@@ -13,6 +13,10 @@
 
 namespace warptile {
 
+// Warps that share the columns of their rows' results: registers hold 256 of 16 rows. Each computes all their scores, which is simpler, and
+// sooner done, than to hand over weights.
+__device__ constexpr int column_parts_of(int head_dim) { return head_dim > 256 ? 2 : 1; }
+
 // `Schedule`: which keys of which tiles a CTA reads (work/share.cuh, work/one_tile.cuh). `Keys`: of which type they are.
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, template <class> class Schedule_,
           class Keys_ = SameKeys<Element_>>
@@ -31,9 +35,12 @@ struct MmaTraits {
     static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED | FEATURE_PAGED |
                                          FEATURE_DEVICE_LENGTHS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE | Keys::FEATURES;
 
-    // A team is as many warps as the tile's rows need, of 16 rows each. The teams take turns with groups of keys.
+    // A team is as many warps as the tile's rows need, of 16 rows and all or half of their columns each. The teams take turns with groups of
+    // keys.
     static constexpr int THREADS = 32 * WARPS;
-    static constexpr int TEAM_WARPS = BLOCK_M / FRAGMENT_ROWS;
+    __device__ static constexpr int column_parts() { return column_parts_of(HEAD_DIM); }
+    __device__ static constexpr int row_warps() { return BLOCK_M / FRAGMENT_ROWS; } // of the first columns; the others follow them
+    static constexpr int TEAM_WARPS = BLOCK_M / FRAGMENT_ROWS * column_parts_of(HEAD_DIM);
     static constexpr int TEAM_THREADS = 32 * TEAM_WARPS;
     static constexpr int TEAMS = WARPS / TEAM_WARPS;
     static constexpr bool TEAM_BARRIERS = TEAM_WARPS > 1 && TEAMS > 1; // otherwise a team is a warp or the CTA
@@ -99,7 +106,13 @@ template <class Traits> struct MmaThread {
     __device__ explicit MmaThread(unsigned char* shared) : shared(shared) {}
 
     __device__ int team() const { return warp / Traits::TEAM_WARPS; }
-    __device__ int row_warp() const { return warp % Traits::TEAM_WARPS; } // which of the team's
+    __device__ int team_warp() const { return warp % Traits::TEAM_WARPS; } // which of the team's
+    __device__ int row_warp() const { return warp % Traits::row_warps(); }   // which 16 rows of the tile
+    __device__ int column_part() const                                     // and which columns of the results
+    {
+        if constexpr (Traits::column_parts() == 1) return 0;
+        return team_warp() / Traits::row_warps();
+    }
 
     __device__ Segment& segment(int number) const
     {

@@ -87,6 +87,8 @@ template <class Traits> class Result {
     __device__ float& sink_at(int row) const { return reinterpret_cast<float*>(thread.shared + Traits::SINKS_AT)[row]; }
     // Bytes into shared memory at which a team leaves its result.
     __device__ int& result_of(int team) const { return reinterpret_cast<int*>(thread.shared + Traits::PLACES_AT)[team]; }
+    // Of a row of a result, for a warp that has some of the columns.
+    __device__ static constexpr int part_bytes() { return HEAD_DIM / Traits::column_parts() * (int)sizeof(float); }
     // Bytes into a result of four columns of a row, swapped like the chunks of a row of keys.
     __device__ static int result_offset(int row, int column4)
     {
@@ -98,18 +100,19 @@ template <class Traits> class Result {
     {
         const int existing = existing_rows(of);
         const int lane = anew(thread.lane);
-        if (lane == 0) result_of(thread.team()) = result;
-        if (thread.team() == 0 && lane < FRAGMENT_ROWS) sink_at(rows.first_row() + lane) = rows.sink();
+        if (lane == 0) result_of(thread.team()) = result; // the same of all its warps
+        const bool leaves_sums = thread.column_part() == 0;
+        if (leaves_sums && thread.team() == 0 && lane < FRAGMENT_ROWS) sink_at(rows.first_row() + lane) = rows.sink();
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const RowSum sum = rows.sum(half);
             const int row = rows.row(half, lane);
             if (row >= existing) continue;
-            if (lane % 4 == 0) sum_of(thread.team(), row) = sum;
+            if (leaves_sums && lane % 4 == 0) sum_of(thread.team(), row) = sum;
             if (sum.saw_no_key()) continue;
 #pragma unroll
-            for (int i = 0; i < HEAD_DIM / FRAGMENT_COLUMNS; i++)
-                store_two(thread.address_of(result) + result_offset(row, Traits::Keys::column4(i, lane)) +
+            for (int i = 0; i < Rows16<Traits>::COLUMN_TILES; i++)
+                store_two(thread.address_of(result) + thread.column_part() * part_bytes() + result_offset(row, Traits::Keys::column4(i, lane)) +
                               Traits::Keys::second_two(i, lane) * (int)sizeof(float2),
                           rows.columns(half, i));
         }

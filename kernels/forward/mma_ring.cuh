@@ -103,9 +103,10 @@ template <class Traits> class Ring {
         const Segment& of = thread.segment(number);
         if (thread.team() != Traits::TEAMS - 1 || of.is_end()) return;
         const unsigned to = thread.address_of(thread.queries_at(number));
-        const int first_row = thread.row_warp() * FRAGMENT_ROWS;
+        constexpr int WARP_ROWS = Traits::BLOCK_M / Traits::TEAM_WARPS;
+        const int first_row = thread.team_warp() * WARP_ROWS;
 #pragma unroll 1
-        for (int i = anew(thread.lane); i < FRAGMENT_ROWS * Traits::ROW_CHUNKS; i += 32) {
+        for (int i = anew(thread.lane); i < WARP_ROWS * Traits::ROW_CHUNKS; i += 32) {
             const int at = first_row + i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
             const Row row(of, group, at);
             const Element* const from = static_cast<const Element*>(params.q.address) + of.batch * params.q.batch +
@@ -147,7 +148,7 @@ template <class Traits> class Ring {
     // The first key of a block that this warp loads.
     __device__ int first_key(int block) const
     {
-        return block * Traits::BLOCK_N + thread.first_key() + thread.row_warp() * Traits::WARP_KEYS;
+        return block * Traits::BLOCK_N + thread.first_key() + thread.team_warp() * Traits::WARP_KEYS;
     }
 
     static constexpr int FIRST_PAGES = Traits::STAGES * Traits::WARP_KEYS;
@@ -200,7 +201,7 @@ template <class Traits> class Ring {
         }
         const KeyElement* const my_keys = static_cast<const KeyElement*>(params.k.address) + rows.offset(params, params.k, my_key, page);
         const KeyElement* const my_values = static_cast<const KeyElement*>(params.v.address) + rows.offset(params, params.v, my_key, page);
-        const int first_of_group = thread.row_warp() * Traits::WARP_KEYS;
+        const int first_of_group = thread.team_warp() * Traits::WARP_KEYS;
         const unsigned to = thread.address_of(thread.stage_at(load_stage)) + first_of_group * Traits::KEY_ROW_BYTES;
 #pragma unroll 4
         for (int i = 0; i < Traits::WARP_KEYS; i += AT_ONCE) {
@@ -208,6 +209,13 @@ template <class Traits> class Ring {
             const unsigned at = to + row * Traits::KEY_ROW_BYTES + thread.swizzled_key(first_of_group + row, chunk);
             copy(at, shuffled(my_keys, row) + column, row >= low && row < high_of_keys);
             copy(at + Traits::GROUP_BYTES, shuffled(my_values, row) + column, row >= low && row < high_of_values);
+            if constexpr (Traits::KEY_ROW_CHUNKS > LANES) {
+                static_assert(Traits::KEY_ROW_CHUNKS == 2 * LANES, "two chunks of a row for each lane");
+                constexpr int BYTES = LANES * CHUNK_BYTES, COLUMNS = LANES * CHUNK<KeyElement>;
+                const bool exists = row >= low && row < high;
+                copy(at + BYTES, shuffled(my_keys, row) + column + COLUMNS, exists && column + COLUMNS < params.head_dim);
+                copy(at + Traits::GROUP_BYTES + BYTES, shuffled(my_values, row) + column + COLUMNS, exists && column + COLUMNS < params.value_dim);
+            }
         }
         if (rows.is_paged()) {
             const int later = my_key + Traits::STAGES * Traits::BLOCK_N;

@@ -1,4 +1,4 @@
-// A warp's 16 rows of a tile: their scores against a group of keys, and the weighted values, in registers.
+// A warp's 16 rows of a tile: their scores against a group of keys, and the weighted values, or half of their columns, in registers.
 #pragma once
 
 #include "forward/mma_layout.cuh"
@@ -12,7 +12,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     using Keys = typename Traits::Keys;
     using Scales = typename Keys::Scales;
     static constexpr int HEAD_DIM = Traits::HEAD_DIM, KEYS = Traits::KEYS;
-    static constexpr int COLUMN_TILES = HEAD_DIM / FRAGMENT_COLUMNS, KEY_TILES = KEYS / FRAGMENT_COLUMNS;
+    static constexpr int COLUMN_TILES = HEAD_DIM / Traits::column_parts() / FRAGMENT_COLUMNS, KEY_TILES = KEYS / FRAGMENT_COLUMNS;
 
     __device__ Rows16(const typename Keys::Block& block, const MmaThread<Traits>& thread, int group)
         : Scales(block), params(Keys::forward(block)), thread(thread), group(group)
@@ -38,11 +38,11 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
         scale = rule.scale;
         dot_limit = rule.dot_limit();
         const Mask mask(params.scoring, of.q.len, of.k.len);
-        const int first_query = Traits::TEAM_WARPS == 1 ? of.first_query : Row(of, group, first_row()).query;
+        const int first_query = Traits::row_warps() == 1 ? of.first_query : Row(of, group, first_row()).query;
         const int last_query = min(Row(of, group, first_row() + FRAGMENT_ROWS - 1).query, of.q.len - 1);
         all_see_from = last_query + mask.shift - mask.left;
         all_see_to = min(first_query + mask.shift + mask.right, of.k.len - 1);
-        if constexpr (Traits::TEAM_WARPS > 1) {
+        if constexpr (Traits::row_warps() > 1) {
             see_from = first_query + mask.shift - mask.left;
             see_to = first_query < of.q.len ? min(last_query + mask.shift + mask.right, of.k.len - 1) : -1;
         }
@@ -69,7 +69,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     // Adds the keys from `first_key` on, which lie `at` bytes into shared memory, their values behind them.
     __device__ void add(int first_key, int at)
     {
-        if (Traits::TEAM_WARPS > 1 && (first_key > see_to || first_key + KEYS <= see_from)) return;
+        if (Traits::row_warps() > 1 && (first_key > see_to || first_key + KEYS <= see_from)) return;
         Scores scores;
         const int lane = anew(thread.lane);
         const unsigned keys = thread.address_of(at);
@@ -79,7 +79,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
             multiply_by_keys(scores, keys, lane);
         soften(first_key, scores);
 
-        const unsigned values = keys + Traits::GROUP_BYTES;
+        const unsigned values = keys + Traits::GROUP_BYTES + thread.column_part() * part_bytes();
 #pragma unroll
         for (int step = 0; step < KEYS / FRAGMENT_DEPTH; step++) {
             unsigned weights[4];
@@ -116,12 +116,16 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
 
   private:
     using Scores = float[KEY_TILES][4];
+    // Of a row of values. Chunks are swapped within 128 bytes.
+    __device__ static constexpr int part_bytes() { return Traits::KEY_ROW_BYTES / Traits::column_parts(); }
     // Of a product, each half as long a chain, where there are few products at once and registers for it.
     static constexpr bool TWO_SUMS = Traits::HOLDS_QUERIES && KEY_TILES <= 4;
 
     // Where keys are converted and registers do not hold the queries, these are loaded once for all keys of the group. A loop, because the
-    // addresses of all steps would take more registers than there are.
-    static constexpr bool BY_STEPS = !Traits::HOLDS_QUERIES && Keys::STEPS > 2;
+    // addresses of all steps would take more registers than there are. Likewise at head sizes so large that a warp has half of the columns:
+    // there each step waits for products of the one before, so there are several in a turn of the loop.
+    static constexpr bool BY_STEPS = !Traits::HOLDS_QUERIES && (Keys::STEPS > 2 || Traits::column_parts() > 1);
+    __device__ static constexpr int steps_at_once() { return Traits::column_parts() > 1 ? 4 : 1; }
 
     // The operands of `Keys::STEPS` steps of 8 keys.
     __device__ void load_keys(unsigned keys, int lane, int tile, int step, unsigned (&operands)[2 * Keys::STEPS]) const
@@ -160,7 +164,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
         for (int i = 0; i < KEY_TILES; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++) scores[i][j] = 0;
-#pragma unroll 1
+#pragma unroll(steps_at_once())
         for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step += Keys::STEPS) {
             unsigned query[Keys::STEPS][4];
 #pragma unroll

@@ -16,9 +16,13 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
 {
     using Element = typename Traits::Element;
     const int lane = anew(threadIdx.x) % 32, first_row = rows.first_row();
-    unsigned char* const own = shared + Traits::QUERIES_AT + first_row * Traits::ROW_BYTES;
+    const int first_chunk = rows.column_part() * Traits::COLUMN_TILES; // of 8 columns
+    unsigned char* const own = shared + Traits::QUERIES_AT + first_row * Traits::ROW_BYTES + first_chunk * CHUNK_BYTES;
     const int existing = existing_rows<Traits>(tile, group);
-    __syncwarp(); // all have read the queries
+    if constexpr (Traits::column_parts() == 1)
+        __syncwarp(); // all have read the queries
+    else
+        __syncthreads(); // and the warps that share the rows
 #pragma unroll
     for (int one = 0; one < TileRows<Traits>::ROWS; one++) {
         RowSum sum = rows.sum(one);
@@ -27,7 +31,7 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
             const Row row(tile, group, rows.row_of_tile(one, lane));
             keep = join_sink(sum.max, sum.sum, sink_of(params.scoring, min(row.head, params.heads - 1)));
         }
-        if (params.lse && lane % 4 == 0 && rows.row_of_tile(one, lane) < existing) {
+        if (params.lse && lane % 4 == 0 && rows.column_part() == 0 && rows.row_of_tile(one, lane) < existing) {
             const Row row(tile, group, rows.row_of_tile(one, lane));
             params.lse[tile.batch * params.lse_batch + row.head * params.lse_head + tile.q.first + row.query] =
                 sum.sum == 0 ? negative_infinity() : (sum.max + __log2f(sum.sum)) * LN_2;
@@ -45,10 +49,10 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
     // A lane finds one row's place.
     const long long offset = row_offset(params.out, tile, group, first_row + lane % Traits::WARP_ROWS);
 #pragma unroll 4
-    for (int i = lane; i < Traits::WARP_ROWS * Traits::ROW_CHUNKS; i += 32) {
-        const int row_of_warp = i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
-        Element* const to = static_cast<Element*>(params.out.address) + row_offset_of(offset, row_of_warp) + chunk * CHUNK<Element>;
-        if (first_row + row_of_warp < existing && chunk * CHUNK<Element> < params.value_dim)
+    for (int i = lane; i < Traits::WARP_ROWS * Traits::COLUMN_TILES; i += 32) {
+        const int row_of_warp = i / Traits::COLUMN_TILES, chunk = i % Traits::COLUMN_TILES;
+        Element* const to = static_cast<Element*>(params.out.address) + row_offset_of(offset, row_of_warp) + (first_chunk + chunk) * CHUNK<Element>;
+        if (first_row + row_of_warp < existing && (first_chunk + chunk) * CHUNK<Element> < params.value_dim)
             *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(own + Traits::place(row_of_warp, chunk));
     }
 }

@@ -1,4 +1,5 @@
-// Sizes and the shared memory layout of the family `mma`: a tile of rows a CTA, of which each warp has 16 or 32.
+// Sizes and the shared memory layout of the family `mma`: a tile of rows a CTA, of which each warp has 16 or 32. From head size 256 on their
+// results are too many for a warp: two have the same rows, each with all scores and half of the values' columns.
 #pragma once
 
 #include "forward/mma_layout.cuh"
@@ -38,18 +39,20 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
                                          FEATURE_DEVICE_LENGTHS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE;
 
     static constexpr int THREADS = 32 * WARPS;
-    static constexpr int WARP_ROWS = BLOCK_M / WARPS;
+    __device__ static constexpr int column_parts() { return column_parts_of(HEAD_DIM); }
+    __device__ static constexpr int row_warps() { return WARPS / column_parts(); } // of the first columns; the others follow them
+    static constexpr int WARP_ROWS = BLOCK_M / (WARPS / column_parts_of(HEAD_DIM));
     static constexpr int ROW_TILES = WARP_ROWS / FRAGMENT_ROWS; // of a warp
-    static constexpr int COLUMN_TILES = HEAD_DIM / FRAGMENT_COLUMNS;
+    static constexpr int COLUMN_TILES = HEAD_DIM / column_parts_of(HEAD_DIM) / FRAGMENT_COLUMNS; // of a warp
     static constexpr int KEY_TILES = BLOCK_N / FRAGMENT_COLUMNS;
     static constexpr int DEPTH_STEPS = HEAD_DIM / FRAGMENT_DEPTH; // of the products with keys
     static constexpr int KEY_STEPS = BLOCK_N / FRAGMENT_DEPTH;    // of those with values
     static_assert(sizeof(Element) == 2, "mma.sync takes f16 and bf16");
-    static_assert(BLOCK_M % (WARPS * FRAGMENT_ROWS) == 0, "a product has 16 rows");
-    static_assert(BLOCK_N % (2 * FRAGMENT_DEPTH) == 0, "the products with the values take 16 keys at a time, and keys have two halves");
+    static_assert(WARPS % column_parts_of(HEAD_DIM) == 0, "warps of all columns");
+    static_assert(WARP_ROWS % FRAGMENT_ROWS == 0 && BLOCK_M % WARP_ROWS == 0, "a product has 16 rows");
     static_assert(HEAD_DIM % 32 == 0, "the swizzle, and columns are taken two products at a time");
     // Registers of a lane for outputs and scores.
-    static constexpr int ACCUMULATORS = ROW_TILES * (HEAD_DIM + BLOCK_N) / 2;
+    static constexpr int ACCUMULATORS = ROW_TILES * (HEAD_DIM / column_parts_of(HEAD_DIM) + BLOCK_N) / 2;
 
     // Shared memory.
     static constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element);
@@ -72,6 +75,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int LOADS_AHEAD = ROW_TILES == 1 ? 3 : HEAD_DIM >= 128 ? 2 : 1;
     // Whether the first half of a block's keys is multiplied ahead of the second, so that the first weights are computed beside that.
     static constexpr bool SPLITS_KEYS = HEAD_DIM <= 64;
+    static_assert(BLOCK_N % ((SPLITS_KEYS ? 2 : 1) * FRAGMENT_DEPTH) == 0, "the products with the values take 16 keys at a time");
 
     // A row's 16-byte chunks are swapped with others of SPAN, so that 8 rows' same chunk lies in different banks.
     static constexpr int SPAN = ROW_CHUNKS % 8 == 0 ? 8 : 4;

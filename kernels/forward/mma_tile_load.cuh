@@ -28,9 +28,10 @@ template <class Traits> class TileLoader {
     // Rows that do not exist become zeros. A lane finds one row's place.
     __device__ void load_queries(int group) const
     {
-        static_assert(Traits::WARP_ROWS <= 32 && Traits::BLOCK_M / DOWN * WARP_ROWS == Traits::WARP_ROWS, "as many rows a warp");
+        constexpr int ROWS = Traits::BLOCK_M / Traits::WARPS; // that a warp copies
+        static_assert(ROWS <= 32 && Traits::BLOCK_M / DOWN * WARP_ROWS == ROWS, "as many rows a warp");
         const int lane = threadIdx.x % 32, existing = existing_rows<Traits>(tile, group);
-        const long long offset = row_offset(params.q, tile, group, row_of_lane(lane % Traits::WARP_ROWS));
+        const long long offset = row_offset(params.q, tile, group, row_of_lane(lane % ROWS));
 #pragma unroll
         for (int pass = 0; pass < Traits::BLOCK_M / DOWN; pass++) {
             const Element* const from = static_cast<const Element*>(params.q.address) +

@@ -84,7 +84,7 @@ template <class Traits> class TileRows {
             if (!again) wait_for_values(); // one place for all warps: it has a barrier
             if (!sees) return;
             if (careful) {
-                add_carefully(block, done, scores, keys + Traits::KEY_BYTES);
+                add_carefully(block, done, scores, keys + Traits::KEY_BYTES + column_part() * part_bytes());
                 return;
             }
             const bool first = block == see_to, hides = block < all_see_from || block > all_see_to;
@@ -95,7 +95,7 @@ template <class Traits> class TileRows {
             if (!SPLITS_KEYS || first || hides)
 #pragma unroll
                 for (int pair = 0; pair < PAIRS; pair++) weigh(scores, 0, pair, weights[0], sums[0]);
-            done = add_values(scores, weights, sums, keys + Traits::KEY_BYTES);
+            done = add_values(scores, weights, sums, keys + Traits::KEY_BYTES + column_part() * part_bytes());
             if (__builtin_expect(done == Traits::BLOCK_N, true)) return;
             careful = true;
         }
@@ -104,7 +104,17 @@ template <class Traits> class TileRows {
     static constexpr int ROWS = 2 * ROW_TILES; // of a lane
     // Which row of the tile is a lane's `row`: 8 rows apart.
     __device__ int row_of_tile(int row, int lane) const { return first_row() + row * 8 + lane / 4; }
-    __device__ int first_row() const { return threadIdx.x / 32 * Traits::WARP_ROWS; }
+    __device__ int first_row() const
+    {
+        if constexpr (Traits::column_parts() == 1) return threadIdx.x / 32 * Traits::WARP_ROWS;
+        return threadIdx.x / 32 % Traits::row_warps() * Traits::WARP_ROWS;
+    }
+    // Which columns of the results are this warp's.
+    __device__ int column_part() const
+    {
+        if constexpr (Traits::column_parts() == 1) return 0;
+        return threadIdx.x / 32 / Traits::row_warps();
+    }
     // The maximum and the whole sum of a lane's row.
     __device__ RowSum sum(int row) const
     {
@@ -113,7 +123,7 @@ template <class Traits> class TileRows {
         sum += __shfl_xor_sync(0xffffffff, sum, 2);
         return {max_[row], sum};
     }
-    // Two neighbouring columns of a lane's row: of each 8 from 8 * tile on, those from 2 * (lane % 4) on.
+    // Two neighbouring columns of a lane's row: of each 8 from 8 * tile on of this warp's, those from 2 * (lane % 4) on.
     __device__ float2 columns(int row, int tile) const
     {
         return {output[row / 2][tile][row % 2 * 2], output[row / 2][tile][row % 2 * 2 + 1]};
@@ -121,6 +131,8 @@ template <class Traits> class TileRows {
 
   private:
     static constexpr bool SPLITS_KEYS = Traits::SPLITS_KEYS;
+    // Of a row of values. Chunks are swapped within SPAN.
+    __device__ static constexpr int part_bytes() { return Traits::ROW_BYTES / Traits::column_parts(); }
     static constexpr int LOADS_AHEAD = Traits::LOADS_AHEAD, WORDS = LOADS_AHEAD + 1;
     using Words = unsigned[WORDS][4];
     static constexpr int PAIRS = ROW_TILES * 4; // of a lane's weights of 16 keys

@@ -3,6 +3,7 @@
 use warptile_driver::DriverError;
 use warptile_kernels::{ElementType, UnpackError};
 
+use crate::layout::MAX_HEAD_DIM;
 use crate::plan::Considered;
 
 /// Shorthand for a result with this crate's [`Error`].
@@ -471,13 +472,13 @@ fn suggest(close: &[String]) -> String {
 fn head_size_advice(argument: &str, head_dim: usize) -> &'static str {
     match head_dim {
         0 => "a head size must be at least 8",
-        1..256 if argument == "v" => {
+        1..MAX_HEAD_DIM if argument == "v" => {
             "a head size must be a multiple of 8: pad v with zeros to the next one"
         }
-        1..256 => {
+        1..MAX_HEAD_DIM => {
             "a head size must be a multiple of 8: pad q, k and v with zeros to the next one and pass the scale 1/sqrt of the original head size"
         }
-        _ => "the largest head size is 256",
+        _ => "the largest head size is 512",
     }
 }
 
@@ -539,7 +540,8 @@ mod tests {
         let of = |argument, head_dim| Error::HeadDimUnsupported { argument, head_dim }.to_string();
         let text = |head_dim| of("q", head_dim);
         assert!(text(59).contains("pad q, k and v"));
-        assert!(text(512).ends_with("the largest head size is 256"));
+        assert!(text(516).ends_with("the largest head size is 512"));
+        assert!(text(300).contains("pad q, k and v"));
         assert!(text(0).ends_with("at least 8"));
         let error = of("v", 59);
         assert!(error.starts_with("v has head size 59;"), "{error}");

@@ -7,8 +7,9 @@ use crate::error::{Error, Result};
 /// bits, with room for a mask's window on top.
 pub const MAX_LEN: usize = 1 << 30;
 
-/// Largest head size with a kernel.
-pub const MAX_HEAD_DIM: usize = 256;
+/// Largest head size. Above 256 the GPU has kernels for f16 and bf16 only, and none with a bias, a key mask or rows that are not aligned to 16
+/// bytes.
+pub const MAX_HEAD_DIM: usize = 512;
 
 /// The most rows of a page of keys and values.
 pub const MAX_PAGE_ROWS: usize = 256;

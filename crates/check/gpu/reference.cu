@@ -259,42 +259,45 @@ __device__ void attend(const Parameters& p, const Row& row, int head, double* sc
         p.lse_floor[place] = static_cast<float>(p.units * (1.0 + reach));
     }
 
-    // Outputs: a group of threads has one key at a time, a thread one element of it.
-    const int width = (p.value_dim + 31) / 32 * 32;
-    const int groups = THREADS / width;
-    const int group = threadIdx.x / width, d = threadIdx.x % width;
-    double out = 0.0, square = 0.0;
-    float narrow = 0.0f;
-    if (group < groups && d < p.value_dim) {
-        for (int i = group; i < count; i += groups) {
-            const double v = Element<T>::wide(values[(first_row + i) * p.v.row + d]) * v_scale;
-            out += weights[i] * v;
-            square += weights[i] * (v * v);
-            narrow = __fadd_rn(narrow, __fmul_rn(static_cast<float>(narrows[i]), static_cast<float>(v)));
-        }
-    }
+    // Outputs, as many columns at once as there are threads: a group of threads has one key at a time, a thread one element of it.
     __shared__ double outs[THREADS], squares[THREADS];
     __shared__ float narrow_sums[THREADS];
-    outs[threadIdx.x] = out;
-    squares[threadIdx.x] = square;
-    narrow_sums[threadIdx.x] = narrow;
-    __syncthreads();
-    if (group == 0 && d < p.value_dim) {
-        for (int other = 1; other < groups; other++) {
-            out += outs[other * width + d];
-            square += squares[other * width + d];
-            narrow = __fadd_rn(narrow, narrow_sums[other * width + d]);
+    for (int first = 0; first < p.value_dim; first += THREADS) {
+        const int columns = min(p.value_dim - first, THREADS);
+        const int width = (columns + 31) / 32 * 32;
+        const int groups = THREADS / width;
+        const int group = threadIdx.x / width, column = threadIdx.x % width, d = first + column;
+        double out = 0.0, square = 0.0;
+        float narrow = 0.0f;
+        if (group < groups && column < columns) {
+            for (int i = group; i < count; i += groups) {
+                const double v = Element<T>::wide(values[(first_row + i) * p.v.row + d]) * v_scale;
+                out += weights[i] * v;
+                square += weights[i] * (v * v);
+                narrow = __fadd_rn(narrow, __fmul_rn(static_cast<float>(narrows[i]), static_cast<float>(v)));
+            }
         }
-        const double size = sqrt(square);
-        const double variance = square - out * out;
-        const double deviation = variance > 0.0 ? sqrt(variance) : 0.0;
-        const double score_error = fmin(p.units * (1.0 + reach), 1.0);
-        const long long at = place * p.value_dim + d;
-        p.out[at] = out;
-        p.rounded_out[at] = Element<T>::round(static_cast<double>(narrow));
-        p.out_floor[at] = static_cast<float>(ulp<T>(size) + score_error * deviation + p.units * size);
+        outs[threadIdx.x] = out;
+        squares[threadIdx.x] = square;
+        narrow_sums[threadIdx.x] = narrow;
+        __syncthreads();
+        if (group == 0 && column < columns) {
+            for (int other = 1; other < groups; other++) {
+                out += outs[other * width + column];
+                square += squares[other * width + column];
+                narrow = __fadd_rn(narrow, narrow_sums[other * width + column]);
+            }
+            const double size = sqrt(square);
+            const double variance = square - out * out;
+            const double deviation = variance > 0.0 ? sqrt(variance) : 0.0;
+            const double score_error = fmin(p.units * (1.0 + reach), 1.0);
+            const long long at = place * p.value_dim + d;
+            p.out[at] = out;
+            p.rounded_out[at] = Element<T>::round(static_cast<double>(narrow));
+            p.out_floor[at] = static_cast<float>(ulp<T>(size) + score_error * deviation + p.units * size);
+        }
+        __syncthreads();  // the next columns, or the next row, write what these read
     }
-    __syncthreads();  // the next row writes what this one read
 }
 
 template <typename T>

@@ -164,7 +164,7 @@ impl Tile {
     /// A tile of `rows` queries and `keys` keys; `seed` draws its numbers.
     ///
     /// # Panics
-    /// If `head_dim` is not a multiple of 8 from 8 to 256.
+    /// If `head_dim` is not a multiple of 8 from 8 to 512.
     #[must_use]
     pub fn new(rows: usize, keys: usize, head_dim: usize, element: ElementType, seed: u64) -> Self {
         let case = Case {

@@ -91,7 +91,7 @@ static void descriptions(void) {
     INVALID(DESC(d.k.strides[0] = -80; d.k.strides[3] = 1), "k.strides[0] is -80, but must be 0 or more");
     INVALID(DESC(d.q.strides[0] = 96; d.q.strides[1] = 32; d.q.strides[2] = 16; d.q.strides[3] = 2), "q has stride 2 in its last dimension");
     INVALID(DESC(d.q.shape[3] = d.k.shape[3] = d.v.shape[3] = 59), "q has head size 59");
-    INVALID(DESC(d.q.shape[3] = d.k.shape[3] = d.v.shape[3] = 264), "q has head size 264");
+    INVALID(DESC(d.q.shape[3] = d.k.shape[3] = d.v.shape[3] = 520), "q has head size 520");
     INVALID(DESC(d.q.shape[2] = 3), "q has 3 heads and k has 2");
     INVALID(DESC(d.k.shape[2] = 0), "q has 2 heads and k has 0");
     INVALID(DESC(d.v.shape[1] = 4), "v has length 4, but k has 5");

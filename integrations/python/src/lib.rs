@@ -35,7 +35,7 @@ mod native {
     ///
     /// Tensors are those of torch, numpy, cupy or jax, or of any library with DLPack, the CUDA array interface, numpy's array
     /// interface or the buffer protocol. They have `float16`, `bfloat16` or `float32` elements, any strides whose last is 1, and a head
-    /// size that is a multiple of 8, at most 256. No gradient is computed here: see `warptile.torch`.
+    /// size that is a multiple of 8, at most 512. No gradient is computed here: see `warptile.torch`.
     ///
     /// Args:
     ///     q: Queries, `[batch, length, heads, head size]`; see `layout` and `cu_seqlens_q`.

@@ -53,7 +53,7 @@ class Errors(unittest.TestCase):
         self.fails(ValueError, "k has head size 8, but q has 16", q, tensor(2, 5, 4, 8), q)
         self.fails(ValueError, "query heads a multiple", q, tensor(2, 5, 3, 16), tensor(2, 5, 3, 16))
         self.fails(ValueError, "head size 12; a head size must be a multiple of 8", *[tensor(1, 1, 1, 12)] * 3)
-        self.fails(ValueError, "the largest head size is 256", *[tensor(1, 1, 1, 264)] * 3)
+        self.fails(ValueError, "the largest head size is 512", *[tensor(1, 1, 1, 520)] * 3)
         self.fails(ValueError, "out has length 4, but q has 5", q, q, q, out=tensor(2, 4, 4, 16))
         self.fails(ValueError, r"lse has shape \[2, 5, 4\], but must have \[2, 4, 5\]", q, q, q, lse=tensor(2, 5, 4))
         self.fails(ValueError, "lse is not contiguous", q, q, q, lse=tensor(2, 4, 10)[:, :, ::2])

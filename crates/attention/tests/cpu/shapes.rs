@@ -44,7 +44,7 @@ fn head_sizes_and_heads() {
 
 #[test]
 fn every_multiple_of_8_is_a_head_size() {
-    for head_dim in (8..=256).step_by(8) {
+    for head_dim in (8..=512).step_by(8) {
         verify(&Case::new(20, 33, head_dim)).unwrap();
     }
 }

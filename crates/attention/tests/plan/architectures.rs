@@ -1,7 +1,7 @@
 //! Which image runs on which GPU.
 
-use warptile::{Choice, DeviceProfile, Error, Plan, Planner};
-use warptile_kernels::{Target, catalog};
+use warptile::{Choice, DeviceProfile, Error, MAX_HEAD_DIM, Plan, Planner};
+use warptile_kernels::{Family, Target, catalog};
 
 use crate::{CONSUMER_SHARED_BYTES, PLAIN, case, device, named};
 
@@ -116,8 +116,10 @@ fn every_head_size_and_element_type_has_a_kernel_on_every_architecture() {
         device(12, 0, CONSUMER_SHARED_BYTES),
         device(13, 0, CONSUMER_SHARED_BYTES),
     ];
-    for head_dim in (8..=256).step_by(8) {
-        for element in ["f16", "bf16", "f32"] {
+    // Above 256 there is none for f32.
+    let of = |element| (8..=if element == "f32" { 256 } else { MAX_HEAD_DIM }).step_by(8);
+    for element in ["f16", "bf16", "f32"] {
+        for head_dim in of(element) {
             let problem = case(&format!("b1 h2 q100 k100 d{head_dim} {element} seed=1"))
                 .call()
                 .problem();
@@ -129,6 +131,45 @@ fn every_head_size_and_element_type_has_a_kernel_on_every_architecture() {
                 assert!(image.resources.dynamic_shared_bytes <= device.shared_bytes_per_cta);
                 assert!(image.tiling.head_dim as usize >= head_dim);
             }
+        }
+    }
+}
+
+#[test]
+fn head_sizes_above_256_have_kernels_for_few_queries_and_for_many() {
+    let best = |words: &str, device: &DeviceProfile| {
+        let problem = case(words).call().problem();
+        Plan::gpu(problem, device, &Choice::Best)
+    };
+    for device in [
+        device(8, 0, 166_912),
+        device(8, 6, CONSUMER_SHARED_BYTES),
+        device(8, 9, CONSUMER_SHARED_BYTES),
+        DeviceProfile::h200(),
+        device(10, 0, 232_448),
+        device(12, 0, CONSUMER_SHARED_BYTES),
+    ] {
+        for head_dim in (264..=MAX_HEAD_DIM).step_by(8) {
+            for element in ["f16", "bf16"] {
+                for (words, family) in [
+                    ("b16 h16/8 q1 k8192 pages=16", Family::Decode),
+                    ("b1 h8/4 q4096 k4096 mask=causal softcap=50", Family::Mma),
+                ] {
+                    let plan =
+                        best(&format!("{words} d{head_dim} {element} seed=1"), &device).unwrap();
+                    assert_eq!(
+                        plan.image().unwrap().family,
+                        family,
+                        "{plan} on {}",
+                        device.name
+                    );
+                }
+            }
+        }
+        for lacked in ["f32", "bf16 bias", "bf16 keymask", "bf16 unaligned"] {
+            let error =
+                best(&format!("b1 h2 q100 k100 d512 {lacked} seed=1"), &device).unwrap_err();
+            assert!(matches!(error, Error::NoKernel { .. }), "{error}");
         }
     }
 }

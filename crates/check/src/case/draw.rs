@@ -11,6 +11,9 @@ use crate::data::Random;
 /// Multiply-adds of each product that a random case may ask of the reference: a fraction of a second on one core.
 const WORK: usize = 40_000_000;
 
+/// The largest head size that kernels have with every option.
+const WIDELY_KNOWN: usize = 256;
+
 impl Case {
     /// The case that follows from `seed`; no length exceeds `max_len` (at least 1), and the host computes its reference in a
     /// fraction of a second.
@@ -30,6 +33,16 @@ impl Case {
             0 => random.pick(&[32, 64, 128]),
             1 => random.pick(&[8, 40, 96, 104, 160, 192, 224, 256]),
             _ => 8 * (1 + random.below(32)),
+        };
+        // A few of them, by numbers of their own, so that the others are what they were before there were such sizes.
+        let mut large = Random::new(seed ^ 0x512d);
+        let is_large = large.below(24) == 0;
+        let head_dim = match (is_large, large.below(3)) {
+            (false, _) => head_dim,
+            (true, 0) => MAX_HEAD_DIM,
+            (true, _) => {
+                8 * (WIDELY_KNOWN / 8 + 1 + large.below((MAX_HEAD_DIM - WIDELY_KNOWN) / 8))
+            }
         };
         // Sequences share the work that a case may cost.
         let batch = 1 + random.below(4);
@@ -123,6 +136,10 @@ impl Case {
             true => case.with_pages(),
             false => case,
         };
+        let case = match is_large {
+            true => case.without_what_large_heads_lack(),
+            false => case,
+        };
         // A sixth of them; the others are what they were before values could have a head size of their own.
         let mut random = Random::new(seed ^ 0x7a1de);
         match random.below(6) {
@@ -131,12 +148,23 @@ impl Case {
         }
     }
 
+    /// On a GPU.
+    fn without_what_large_heads_lack(mut self) -> Self {
+        if self.element == ElementType::F32 {
+            self.element = ElementType::F16;
+        }
+        self.unaligned = false;
+        self.scoring.bias = false;
+        self.scoring.key_mask = false;
+        self
+    }
+
     /// The case with another head size of values, as the seed has it: mostly a smaller one, as that of DeepSeek's prompts (192 and 128).
     #[must_use]
     pub fn with_value_dim(self) -> Self {
         let mut random = Random::new(self.seed ^ 0xd1f5);
         let most = match random.below(4) {
-            0 => MAX_HEAD_DIM,
+            0 => WIDELY_KNOWN.max(self.head_dim),
             _ => self.head_dim,
         };
         let value_dim = match random.below(3) {

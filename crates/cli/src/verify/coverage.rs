@@ -155,7 +155,7 @@ mod tests {
             features.contains("; never alibi, bhsd, bias, "),
             "{features}"
         );
-        assert_eq!(heads, "heads    1 of 32 head sizes: 8");
+        assert_eq!(heads, "heads    1 of 64 head sizes: 8");
         for problem in &each[2..] {
             coverage.add(&problem.parse().unwrap(), None);
         }

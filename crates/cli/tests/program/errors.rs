@@ -314,7 +314,7 @@ fn head_sizes_without_a_kernel() {
         (0, "at least 8"),
         (4, "a multiple of 8"),
         (59, "a multiple of 8"),
-        (264, "the largest head size is 256"),
+        (520, "the largest head size is 512"),
     ] {
         let tensors = ["q", "k", "v"].map(|name| f32_tensor(name, &[1, 2, 1, head_dim]));
         let stderr = fails(2, &file(&tensors), &[]);

@@ -277,5 +277,5 @@ fn verify_says_what_was_drawn() {
         .count();
     assert!(drawn > features.len() / 2, "{coverage}");
     let sizes = coverage["head_dims"].as_object().unwrap();
-    assert_eq!(sizes.len(), 32);
+    assert_eq!(sizes.len(), 64);
 }

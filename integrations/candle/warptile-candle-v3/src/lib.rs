@@ -8,7 +8,7 @@
 //! ```
 //!
 //! They are the functions of [`warptile_candle`] with one more parameter. That crate says what is computed, where, and with which
-//! versions of candle. `use_gqa_packing` has no effect: Warptile chooses the kernel. Head sizes are 8 to 256 in steps of 8, where
+//! versions of candle. `use_gqa_packing` has no effect: Warptile chooses the kernel. Head sizes are 8 to 512 in steps of 8, where
 //! candle-flash-attn-v3 has 64, 128, 256 and 512.
 //!
 //! ```

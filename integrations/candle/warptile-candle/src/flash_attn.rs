@@ -70,7 +70,7 @@ fn causal_window(causal: bool) -> (Option<usize>, Option<usize>) {
 
 /// Attention between dense tensors: `softmax(softmax_scale * q kᵀ) v`.
 ///
-/// - `q`: `(batch, length, heads, head size)`, f16, bf16 or f32; the head size is a multiple of 8 up to 256.
+/// - `q`: `(batch, length, heads, head size)`, f16, bf16 or f32; the head size is a multiple of 8 up to 512.
 /// - `k`, `v`: `(batch, key length, key/value heads, head size)`; the query heads are a multiple of theirs.
 /// - `causal`: no query sees a key after its own position, counted from the ends of q and k.
 ///

@@ -25,13 +25,13 @@
 //!
 //! # What it computes
 //!
-//! - f16, bf16 and f32; head sizes 8 to 256 in steps of 8, of v also another one than of q and k. On NVIDIA GPUs from compute capability 8.0 on, and on the CPU.
+//! - f16, bf16 and f32; head sizes 8 to 512 in steps of 8, of v also another one than of q and k. On NVIDIA GPUs from compute capability 8.0 on, and on the CPU.
 //! - The results of candle-flash-attn but for rounding: causal masks and windows aligned bottom-right, softcap, ALiBi, grouped heads,
 //!   packed sequences, and keys and values in pages of 1 to 256 rows. A query that sees no key gives 0.
 //! - [`Attention`] has options that candle-flash-attn lacks: the log-sum-exp of each row, attention sinks, and pages whose key
 //!   lengths a captured graph reads anew at each replay. [`write_to_pages`] writes new keys and values into such pages.
 //!
-//! Not supported: head sizes above 256, and the `mm_prefix_ranges` of [`flash_attn_varlen_paged_windowed`]. Both are errors. There is
+//! Not supported: f32 on a GPU at head sizes above 256, and the `mm_prefix_ranges` of [`flash_attn_varlen_paged_windowed`]. Both are errors. There is
 //! no backward pass, as in candle-flash-attn.
 //!
 //! # On a GPU

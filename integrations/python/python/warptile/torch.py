@@ -23,6 +23,8 @@ __all__ = ["activate", "deactivate", "register_with_transformers", "scaled_dot_p
 
 NAME = "warptile"
 _HALVES = (torch.float16, torch.bfloat16)
+# The largest head size of torch's own kernels, and so of gradients. Above it, what torch calls stays with torch.
+_LARGEST = 256
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -85,7 +87,7 @@ def _takes(query, key, value, grouped):
         and key.shape == value.shape
         and query.shape[0] == key.shape[0]
         and key.shape[3] == size
-        and 8 <= size <= 256
+        and 8 <= size <= _LARGEST
         and size % 8 == 0
         and kv_heads > 0
         and (heads == kv_heads or (grouped and heads % kv_heads == 0))
@@ -175,10 +177,12 @@ def _save(ctx, inputs, output):
 
 def _backward(ctx, grad_out, _grad_lse):
     query, key, value, out, lse = ctx.saved_tensors
-    if ctx.other_scores or query.dtype not in _HALVES or not query.is_cuda or not _square(query, key, ctx.is_causal):
+    halves = query.dtype in _HALVES and query.is_cuda and query.shape[-1] <= _LARGEST
+    if ctx.other_scores or not halves or not _square(query, key, ctx.is_causal):
         raise Unsupported(
-            "there is no gradient of warptile::scaled_dot_product_attention with attn_mask, softcap or sinks, in float32, on the CPU, or "
-            "of a causal mask of other than square shape; warptile.torch.scaled_dot_product_attention leaves to torch what torch has"
+            "there is no gradient of warptile::scaled_dot_product_attention with attn_mask, softcap or sinks, in float32, on the CPU, "
+            f"above head size {_LARGEST}, or of a causal mask of other than square shape; "
+            "warptile.torch.scaled_dot_product_attention leaves to torch what torch has"
         )
     seed, offset = _no_random_state(query)
     gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -290,7 +294,7 @@ def _flash_of_rows(original):
             and query.dtype in _HALVES
             and key.shape == value.shape
             and size % 8 == 0
-            and 8 <= size <= 256
+            and 8 <= size <= _LARGEST
         ):
             options = {"cu_seqlens_q": cum_seq_q, "cu_seqlens_k": cum_seq_k} if packed else {}
             if packed:
@@ -385,6 +389,8 @@ def _why_no_gradient(q, options):
             return f"there is no gradient with {name}"
     if q.dtype not in _HALVES or not q.is_cuda:
         return f"there is no gradient for {q.dtype} on {q.device.type}; it needs float16 or bfloat16 tensors on a GPU"
+    if q.shape[-1] > _LARGEST:
+        return f"there is no gradient for head size {q.shape[-1]}; the largest with one is {_LARGEST}"
     return None
 
 

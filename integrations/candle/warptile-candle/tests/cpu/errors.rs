@@ -80,10 +80,10 @@ fn dense_tensors() {
             "flash-attn: v has dtype f32, but q has f16; both must be the same",
         ),
         (
-            tensor(&[2, 5, 4, 512], f16),
-            tensor(&[2, 9, 2, 512], f16),
-            tensor(&[2, 9, 2, 512], f16),
-            "flash-attn: q has head size 512",
+            tensor(&[2, 5, 4, 520], f16),
+            tensor(&[2, 9, 2, 520], f16),
+            tensor(&[2, 9, 2, 520], f16),
+            "flash-attn: q has head size 520",
         ),
         (
             q.clone(),
