@@ -35,6 +35,10 @@ tilings! {
     D32M128N64W4S2: head_dim 32, tile 128 x 64, warps 4, stages 2;
     D32M32N64W4S2: head_dim 32, tile 32 x 64, warps 4, stages 2;
     D32M64N64W4S2: head_dim 32, tile 64 x 64, warps 4, stages 2;
+    D512M16N16W2S2: head_dim 512, tile 16 x 16, warps 2, stages 2;
+    D512M16N32W4S3: head_dim 512, tile 16 x 32, warps 4, stages 3;
+    D512M32N16W4S2: head_dim 512, tile 32 x 16, warps 4, stages 2;
+    D512M64N32W8S2: head_dim 512, tile 64 x 32, warps 8, stages 2;
     D64M128N128W12S2: head_dim 64, tile 128 x 128, warps 12, stages 2;
     D64M128N32W4S3: head_dim 64, tile 128 x 32, warps 4, stages 3;
     D64M128N64W4S2: head_dim 64, tile 128 x 64, warps 4, stages 2;
@@ -86,6 +90,12 @@ kernels! {
     Decode D256M16N64W4S2 "decode_d256_16x64_w4_s2" {
         2: shared 216576;
     }
+    Decode D512M16N16W2S2 "decode_d512_16x16_w2_s2" {
+        2: shared 99716;
+    }
+    Decode D512M16N32W4S3 "decode_d512_16x32_w4_s3" {
+        2: shared 232224;
+    }
     Decode D64M16N128W4S2 "decode_d64_16x128_w4_s2" {
         2: shared 74648;
     }
@@ -124,6 +134,12 @@ kernels! {
     }
     Mma D32M128N64W4S2 "mma_d32_128x64_w4_s2" {
         2: shared 24636;
+    }
+    Mma D512M32N16W4S2 "mma_d512_32x16_w4_s2" {
+        2: shared 98364;
+    }
+    Mma D512M64N32W8S2 "mma_d512_64x32_w8_s2" {
+        2: shared 196668;
     }
     Mma D64M128N32W4S3 "mma_d64_128x32_w4_s3" {
         2: shared 41020;
