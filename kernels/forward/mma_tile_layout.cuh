@@ -1,4 +1,4 @@
-// Sizes and the shared memory layout of the family `mma`: a tile of rows a CTA, of which each warp has 16 or 32. From head size 256 on their
+// Sizes and the shared memory layout of the family `mma`: a tile of rows a CTA, of which each warp has 16 or 32. Above head size 256 their
 // results are too many for a warp: two have the same rows, each with all scores and half of the values' columns.
 #pragma once
 
