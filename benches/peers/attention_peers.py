@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long the attention kernels that PyTorch, FlashAttention-3 and FlashInfer bring along take.
+"""How long the attention kernels that PyTorch, FlashAttention-3 and 4, and FlashInfer bring along take.
 
 Measures the problems of a shape file (see shapes.txt and decode.txt) the way `warptile bench` does and writes the same JSON rows:
 
@@ -11,10 +11,11 @@ With --errors it measures instead how far each result is from float64: root mean
 the whole output, on the same inputs for all.
 
 Peers: FlashAttention-2, cuDNN and the memory-efficient kernel through PyTorch's scaled_dot_product_attention, and
-FlashAttention-3. The last is looked for in the file that --fa3 names (its extension library, such as
-xformers/flash_attn_3/_C.so of the xformers wheel; a libcudart.so.12 beside it is loaded first), then in the packages
-flash_attn_interface (built from its source) and fa3_fwd_interface (fa3-fwd, which takes no f16). `default` is what PyTorch
-chooses among its kernels by itself; it is measured only with --peer default.
+FlashAttention-3 and 4. cuDNN is PyTorch's own, or that of the folder that --cudnn names. FlashAttention-3 is looked for in the
+file that --fa3 names (its extension library, such as xformers/flash_attn_3/_C.so of the xformers wheel; a libcudart.so.12
+beside it is loaded first), then in the packages flash_attn_interface (built from its source) and fa3_fwd_interface (fa3-fwd,
+which takes no f16); FlashAttention-4 in the folder of packages that --fa4 names, then in the package flash_attn.cute. `default`
+is what PyTorch chooses among its kernels by itself; it is measured only with --peer default.
 
 Where queries meet the keys of a cache (fewer queries than keys, pages, lengths, windows, sinks), FlashInfer takes part too if it
 is installed or --flashinfer names the folder of its package, and `read`, a kernel that only reads the keys and values that some
@@ -226,7 +227,7 @@ def not_slow(runs, method):
         return statistics.median(run.times[method])
 
     fastest = min((median(run) for run in runs if not run.name.startswith("read")), default=0)
-    return [run for run in runs if median(run) <= SLOW * fastest]
+    return [run for run in runs if run.name.startswith("read") or median(run) <= SLOW * fastest]
 
 
 def measure(problem, runs, options, machine):

@@ -202,7 +202,9 @@ impl Host {
         let mut command = Command::new("sh");
         command
             .arg(bundle.join("scripts/evidence.sh"))
-            .args(["--cudnn", "jit", "--fa3", "fa3.so", "--only", parts, "--out"])
+            .args([
+                "--cudnn", "jit", "--fa3", "fa3.so", "--only", parts, "--out",
+            ])
             .arg(self.out())
             .env("PATH", format!("{}:{path}", bundle.join("tools").display()))
             .env("FAULT", fault)
