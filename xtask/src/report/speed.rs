@@ -140,11 +140,11 @@ pub(super) fn ratios(rows: Vec<BenchRow>) -> BTreeMap<String, BTreeMap<String, f
 
 /// Speeds, and what they mean.
 fn table(rows: &[BenchRow], ours: &BenchRow, lines: &[&Line<'_>], peers: &[&str]) -> String {
-    let mut header = vec!["(batch, heads, length, head size)"];
+    let mut header = vec!["problem"];
     header.extend(peers.iter().map(|peer| decode::name(peer)));
     header.extend(["Warptile", "ratio"]);
     format!(
-        "TFLOP/s on {}, GPU time of one launch in a replayed graph; driver {}, {}. *Ratio* is to the fastest peer of the row.{}\n\n{}",
+        "TFLOP/s on {}, GPU time of one launch in a replayed graph; driver {}, {}. A problem is (batch, heads, length, head size), element type, mask. *Ratio* is to the fastest peer of the row.{}\n\n{}",
         ours.device,
         ours.driver,
         checks::day(&ours.date),
@@ -155,12 +155,7 @@ fn table(rows: &[BenchRow], ours: &BenchRow, lines: &[&Line<'_>], peers: &[&str]
 
 /// Errors and kernels, folded.
 fn more(lines: &[Line<'_>], errors: &[ErrorRow]) -> String {
-    let header = [
-        "(batch, heads, length, head size)",
-        "rms error",
-        "largest error",
-        "kernel",
-    ];
+    let header = ["problem", "rms error", "largest error", "kernel"];
     format!(
         "\n<details><summary>Errors and kernels</summary>\n\nErrors are against float64 on normally distributed inputs, \
          with the smallest of the peers' in parentheses.\n\n{}\n</details>\n",
