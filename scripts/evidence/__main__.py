@@ -8,6 +8,8 @@ runs write what it has, too, and ends. Exit code: 0 everything passed, 1 somethi
 """
 
 import argparse
+import concurrent.futures
+import copy
 import json
 import os
 import pathlib
@@ -40,6 +42,9 @@ PARTS = {
 
 # Parts that stay on the first GPU with --second-gpu: those with peers, and those that take times. The others go to the second one.
 ON_FIRST_GPU = ("errors", "peers", "decode", "bench", "ncu", "tune")
+
+# Parts that run at the same time: most of what they do is on the host, and none takes times.
+TOGETHER = ("launches", "tile", "acceptance", "examples", "sanitizer")
 
 # What a part writes; device.json, info.json and summary.json are every part's.
 WRITTEN = {
@@ -133,6 +138,32 @@ def summarize(evidence, parts):
     evidence.write("summary.json", passed=passed, missing=missing, parts=parts)
 
 
+def groups(names):
+    """The parts in order, those together that run at the same time."""
+    together = [name for name in names if name in TOGETHER]
+    listed = []
+    for name in names:
+        if name not in TOGETHER:
+            listed.append([name])
+        elif name == together[0]:
+            listed.append(together)
+    return listed
+
+
+def run_part(evidence, name):
+    """What the summary says of a part that has run."""
+    start, own = time.monotonic(), copy.copy(evidence)
+    own.failures = []
+    try:
+        PARTS[name](own)
+    except Exception as error:  # what other parts found is kept, whatever this one met
+        own.fail(f"{name}: {type(error).__name__}: {error}")
+    if STOP.is_set():
+        own.failures = [f"{name} was cut short: the script was told to stop"]
+    seconds = round(time.monotonic() - start, 1)
+    return {"date": now(), "seconds": seconds, "passed": not own.failures, "failures": own.failures}
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = os.environ.get("EVIDENCE_DIR", str(BUNDLE / "evidence"))
@@ -167,21 +198,20 @@ def main():
     elsewhere = OtherGpu(evidence, names) if options.second_gpu is not None else None
     if elsewhere:
         names = [name for name in names if name in ON_FIRST_GPU]
-    seen = 0
     # In the order of PARTS: times early, while nothing else uses the GPU, and tests, one of which takes all of its memory, last.
-    for name in [name for name in PARTS if name in names]:
+    for group in groups([name for name in PARTS if name in names]):
         if STOP.is_set():
             break
-        start = time.monotonic()
-        print(f"=== {name}", flush=True)
-        try:
-            PARTS[name](evidence)
-        except Exception as error:  # what other parts found is kept, whatever this one met
-            evidence.fail(f"{name}: {type(error).__name__}: {error}")
-        if STOP.is_set():
-            evidence.failures[seen:] = [f"{name} was cut short: the script was told to stop"]
-        failures, seen = evidence.failures[seen:], len(evidence.failures)
-        parts[name] = {"date": now(), "seconds": round(time.monotonic() - start, 1), "passed": not failures, "failures": failures}
+        print(f"=== {', '.join(group)}", flush=True)
+        with concurrent.futures.ThreadPoolExecutor(len(group)) as executor:
+            done = dict(zip(group, executor.map(lambda name: run_part(evidence, name), group)))
+        # What failed before the first part is a failure of that.
+        if evidence.failures and not parts.keys() & set(names):
+            done[group[0]]["failures"][:0] = evidence.failures
+            done[group[0]]["passed"] = False
+            evidence.failures = []
+        parts |= done
+        evidence.failures += [failure for one in done.values() for failure in one["failures"]]
         summarize(evidence, parts)
 
     if elsewhere:
