@@ -146,7 +146,8 @@ def of_peers(evidence, what, arguments):
     with tempfile.TemporaryDirectory() as folder:
         target = pathlib.Path(folder) / "rows.json"
         command = [*PROGRAM, "--with", WARPTILE, "--json", target, *arguments]
-        for name in PEERS_BY_PLACE:
+        # What PyTorch chooses by itself is measured with what it brings along.
+        for name in PEERS_BY_PLACE if what != "default" else ():
             place = getattr(evidence.options, name)
             command += [f"--{name}", place] if place else []
         code, output = run(command, LIMITS[what])
