@@ -90,7 +90,7 @@ def peers(evidence):
     write("bench-warptile.json", lambda row: row["problem"] not in others and row["backend"] == "warptile")
     if options.without_peers:
         return
-    asked_for(evidence, "peers", rows)
+    asked_for(evidence, "peers", rows, ("fa3", "fa4"))
     write("bench-peers.json", lambda row: row["problem"] not in others and row["backend"] != "warptile")
     # On the shapes that every kernel is measured on, and apart from the peers: it is one of them.
     profiled = [word for shape, _ in PROFILED for word in ("--shape", shape)]
@@ -136,7 +136,8 @@ def decode(evidence):
         # Without peers the lengths are drawn by the program, which names the problem alike.
         if problem not in compared:
             evidence.fail(f"decode: no time for {problem}")
-    asked_for(evidence, "decode", rows)
+    if not options.without_peers:
+        asked_for(evidence, "decode", rows, ("fa3", "flashinfer"))
     print("\n".join(decode_lines(compared)), flush=True)
 
 
@@ -159,11 +160,10 @@ def of_peers(evidence, what, arguments):
         return json.loads(target.read_text()) if target.exists() else [], absent
 
 
-def asked_for(evidence, part, rows):
-    """Fails for a peer that was named and has no time. cuDNN is always there, and FlashInfer only for caches."""
-    for name in ("fa3", "fa4", "flashinfer"):
-        wanted = getattr(evidence.options, name) and (part == "decode" or name != "flashinfer")
-        if wanted and not any(row["backend"] == name for row in rows):
+def asked_for(evidence, part, rows, names):
+    """Fails for a peer whose place was named and which has no time."""
+    for name in names:
+        if getattr(evidence.options, name) and not any(row["backend"] == name for row in rows):
             evidence.fail(f"{part}: {name} was asked for and has no row")
 
 
