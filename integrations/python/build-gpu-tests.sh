@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Usage: build-gpu-tests.sh DIRECTORY
+#
+# Builds the package and what checks it on a GPU, on a machine without CUDA, for a run on another one, which needs Python 3.11 or newer with numpy
+# and torch 2.11 or newer: DIRECTORY/run.sh. Its arguments are those of gpu_check.py.
+set -euo pipefail
+(($# == 1)) || {
+    sed -n 's/^# \{0,1\}//; 2,5p' "$0" >&2
+    exit 2
+}
+mkdir -p "$1"
+directory=$(cd "$1" && pwd)
+cd "$(dirname "$0")"
+library=$(cargo build --locked --release --message-format=json | grep -o '"[^"]*/lib_native\.so"' | head -1 | tr -d '"')
+rm -rf "$directory/warptile"
+mkdir "$directory/warptile"
+cp python/warptile/*.py python/warptile/*.pyi python/warptile/py.typed "$directory/warptile"
+strip -o "$directory/warptile/_native.abi3.so" "$library"
+cp tests/gpu_check.py "$directory"
+cat >"$directory/run.sh" <<'RUN'
+#!/usr/bin/env bash
+set -euo pipefail
+cd "$(dirname "$0")"
+PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} python3 gpu_check.py "$@"
+RUN
+chmod +x "$directory/run.sh"
