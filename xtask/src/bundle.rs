@@ -197,7 +197,10 @@ pub fn bundle(root: &Path, out: &Path, integrations: bool) -> Result<Bundle, Bun
 
 /// Builds the GPU tests of an integration into `out`.
 fn integration(root: &Path, name: &str, out: &Path) -> Result<(), BundleError> {
-    let script = root.join("integrations").join(name).join("build-gpu-tests.sh");
+    let script = root
+        .join("integrations")
+        .join(name)
+        .join("build-gpu-tests.sh");
     let status = Command::new("bash")
         .arg(&script)
         .arg(out)
