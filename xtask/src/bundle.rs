@@ -543,6 +543,30 @@ mod tests {
     }
 
     #[test]
+    #[cfg(unix)]
+    fn an_integration_builds_its_tests_itself() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        for name in INTEGRATIONS {
+            let script = format!("integrations/{name}/build-gpu-tests.sh");
+            let text = std::fs::read_to_string(root.join(&script)).unwrap();
+            assert!(text.contains("\"$directory/run.sh\""), "{script}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let script = directory.path().join("integrations/one/build-gpu-tests.sh");
+        let out = directory.path().join("bundle/integrations/one");
+        files::write(&script, b"mkdir -p \"$1\" && echo built >\"$1/run.sh\"").unwrap();
+        integration(directory.path(), "one", &out).unwrap();
+        assert_eq!(std::fs::read(out.join("run.sh")).unwrap(), b"built\n");
+        files::write(&script, b"exit 3").unwrap();
+        let failed = integration(directory.path(), "one", &out).unwrap_err();
+        assert!(
+            failed
+                .to_string()
+                .ends_with("one/build-gpu-tests.sh failed")
+        );
+    }
+
+    #[test]
     fn only_an_old_bundle_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path().join("bundle");
