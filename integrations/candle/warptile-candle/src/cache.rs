@@ -61,7 +61,7 @@ pub fn write_to_pages(
 /// most ±448. `k_scale` and `v_scale` are f32, one for all heads or one for each, on the device of the pages.
 ///
 /// The result is what [`Attention::e4m3`](crate::Attention::e4m3) reads with the same scales. On the CPU scales must be finite and above 0. On
-/// a GPU they are not checked, and a graph that captured the write reads them anew at each replay.
+/// a GPU they are not checked, and a graph that captured the write reads them anew at each replay; `k` and `v` are f16 or bf16 there.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
