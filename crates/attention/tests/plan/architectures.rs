@@ -35,6 +35,22 @@ fn every_architecture_gets_an_image_that_runs_on_it() {
     assert_eq!(target_on(&device(13, 0, 232_448)), Target::Ptx(80));
 }
 
+/// At head size 128 this tile of mma has 4 warps, and where these spill machine code with 8: not the text of the one with 4.
+#[test]
+fn machine_code_of_a_tile_comes_before_its_text() {
+    let case = case("b4 q4096 k4096 h16 d128 bf16");
+    for (major, shared) in [(10, 232_448), (12, CONSUMER_SHARED_BYTES)] {
+        let plan = Plan::gpu(
+            case.call().problem(),
+            &device(major, 0, shared),
+            &Choice::Best,
+        )
+        .unwrap();
+        let image = plan.image().unwrap();
+        assert_eq!(image.target, Target::Cubin(major * 10), "{}", image.name);
+    }
+}
+
 #[test]
 fn without_machine_code_the_newest_ptx_that_runs_is_chosen() {
     let ptx = catalog()
