@@ -9,7 +9,7 @@
 
 namespace warptile {
 
-// Writes the results of a warp's rows, by way of its queries' place.
+// Writes the results of a warp's rows, by way of their place in `shared`.
 template <class Traits>
 __device__ inline void write_rows(const Forward& params, unsigned char* shared, const Segment& tile, int group,
                                   const TileRows<Traits>& rows)
@@ -17,12 +17,8 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
     using Element = typename Traits::Element;
     const int lane = anew(threadIdx.x) % 32, first_row = rows.first_row();
     const int first_chunk = rows.column_part() * Traits::COLUMN_TILES; // of 8 columns
-    unsigned char* const own = shared + Traits::QUERIES_AT + first_row * Traits::ROW_BYTES + first_chunk * CHUNK_BYTES;
+    unsigned char* const own = shared + first_row * Traits::ROW_BYTES + first_chunk * CHUNK_BYTES;
     const int existing = existing_rows<Traits>(tile, group);
-    if constexpr (Traits::column_parts() == 1)
-        __syncwarp(); // all have read the queries
-    else
-        __syncthreads(); // and the warps that share the rows
 #pragma unroll
     for (int one = 0; one < TileRows<Traits>::ROWS; one++) {
         RowSum sum = rows.sum(one);
@@ -59,49 +55,61 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
 
 template <class Traits> __device__ void tile_attention(const Forward& params)
 {
+    using Turns = typename Traits::Schedule;
     extern __shared__ __align__(128) unsigned char shared[];
     const unsigned address = kept((unsigned)__cvta_generic_to_shared(shared));
-    const int group = params.heads / params.kv_heads;
     let_successor_begin();
-    Segment& tile = *reinterpret_cast<Segment*>(shared + Traits::TILE_AT);
-    if (threadIdx.x == 0) tile = typename Traits::Schedule(params, group).segment();
+    Turns& turns = *reinterpret_cast<Turns*>(shared + Traits::TILES_AT);
+    const typename Turns::Tile &tile = turns.tile, &next = turns.next;
+    if (threadIdx.x == 0) turns.begin(params);
     __syncthreads();
     if (tile.is_end()) return;
     wait_for_predecessor();
-    const int blocks = tile.first_key < tile.end_key ? (tile.end_key - tile.first_key + Traits::BLOCK_N - 1) / Traits::BLOCK_N : 0;
-    TileLoader<Traits> loader(params, address, tile, blocks - 1);
-    loader.load_queries(group);
-    constexpr int AHEAD = Traits::STAGES - 1; // blocks
-    loader.load_last_block(0, blocks - 1);
-#pragma unroll
-    for (int stage = 1; stage < AHEAD; stage++) loader.load_block(stage * Traits::STAGE_BYTES, blocks - 1 - stage);
-    TileRows<Traits> rows(params, address, tile, group);
-    const auto next = [](int stage) { return stage == AHEAD * Traits::STAGE_BYTES ? 0 : stage + Traits::STAGE_BYTES; };
-    int stage = 0, load_stage = AHEAD * Traits::STAGE_BYTES;
-    if (blocks > 0) {
-        cp_async_wait<AHEAD>();
-        __syncthreads(); // queries and the last block's keys are there
-        rows.take_queries();
+    const auto blocks_of = [](const Segment& tile) {
+        return tile.first_key < tile.end_key ? (tile.end_key - tile.first_key + Traits::BLOCK_N - 1) / Traits::BLOCK_N : 0;
+    };
+    // Bytes into shared memory: of the block that is computed, and of the other one, which is loaded meanwhile.
+    int stage = 0;
+    const auto other = [&] { return Traits::STAGE_BYTES - stage; };
+    TileLoader<Traits> loader(params, address);
+    loader.load_queries(tile, turns.group);
+    loader.load_last_block(tile, stage, blocks_of(tile) - 1);
+    if (threadIdx.x == 0) {
+        turns.number = turns.draw(params);
+        turns.describe(params, turns.next);
     }
 #pragma unroll 1
-    for (int block = blocks - 1; block >= 0; block--) {
-        if (block < blocks - 1) {
-            cp_async_wait<AHEAD - 1>();
-            __syncthreads(); // the block is there, and all have computed the one before
+    for (;;) {
+        TileRows<Traits> rows(params, address, tile, turns.group, turns.rule, turns.dot_limit, reinterpret_cast<WarpBlocks*>(shared + Traits::BLOCKS_AT));
+        cp_async_wait<0>();
+        __syncthreads(); // queries and the last block are there, and so is what the next tile is
+        rows.take_queries();
+#pragma unroll 1
+        for (int block = blocks_of(tile) - 1; block >= 0; block--) {
+            loader.load_block(block > 0 ? tile : next, other(), block > 0 ? block - 1 : next.is_end() ? -1 : blocks_of(next) - 1, block > 0);
+            rows.add(block, address + stage, [] {});
+            stage = other();
+            cp_async_wait<0>();
+            __syncthreads(); // the block before is there, and all have computed this one
         }
-        loader.load_block(load_stage, block - AHEAD);
-        rows.add(block, address + stage, [&] {
-            if (block < blocks - 1) return;
-            cp_async_wait<AHEAD>();
-            __syncthreads(); // the last block's values are there
-        });
-        stage = next(stage);
-        load_stage = next(load_stage);
+        unsigned number = 0;
+        if (!next.is_end()) {
+            if (blocks_of(tile) == 0) loader.load_last_block(next, stage, blocks_of(next) - 1);
+            loader.load_queries(next, turns.group);
+            cp_async_commit();
+            if (threadIdx.x == 0) number = turns.draw(params);
+        }
+        write_rows(params, shared + other(), tile, turns.group, rows);
+        if (next.is_end()) break;
+        if (threadIdx.x == 0) {
+            turns.number = number;
+            turns.describe(params, turns.after);
+        }
+        __syncthreads(); // all have written the tile
+        if (threadIdx.x < 32) turns.advance();
+        __syncthreads();
     }
-    // Rows that see no key come straight here, with queries still on their way to where results are about to be written.
     cp_async_wait<0>();
-    if (blocks == 0) __syncthreads();
-    write_rows(params, shared, tile, group, rows);
 }
 
 } // namespace warptile

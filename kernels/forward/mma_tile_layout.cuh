@@ -3,7 +3,7 @@
 #pragma once
 
 #include "forward/mma_layout.cuh"
-#include "work/one_tile.cuh"
+#include "work/tile_turns.cuh"
 
 namespace warptile {
 
@@ -24,10 +24,17 @@ template <class Element> __device__ inline const Element* uniform_of(const Eleme
 
 __device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
 
+// Which blocks a warp treats how. In shared memory, as registers are short.
+struct WarpBlocks {
+    int see_from, see_to;         // with keys that some row of the warp sees
+    int all_see_from, all_see_to; // of which all see all
+    int careful_from;             // from here on they are not plain ones
+};
+
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct TileTraits {
     using Element = Element_;
     using Keys = SameKeys<Element>;
-    using Schedule = OneTile<TileTraits>;
+    using Schedule = TileTurns<TileTraits>;
     static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM;
     static constexpr int BLOCK_M = BLOCK_M_; // rows: queries and heads that share a key/value head
     static constexpr int BLOCK_N = BLOCK_N_; // keys of a block
@@ -59,10 +66,12 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int ROW_CHUNKS = ROW_BYTES / CHUNK_BYTES;
     static constexpr int KEY_BYTES = BLOCK_N * ROW_BYTES; // of a block, and as many of values
     static constexpr int STAGE_BYTES = 2 * KEY_BYTES;
-    static constexpr int QUERIES_AT = STAGES * STAGE_BYTES; // later the results
-    static constexpr int TILE_AT = QUERIES_AT + BLOCK_M * ROW_BYTES;
-    static constexpr int SHARED_BYTES = TILE_AT + (int)sizeof(Segment);
-    static_assert(STAGES >= 2, "the next block arrives while one is computed");
+    static constexpr int QUERIES_AT = STAGES * STAGE_BYTES;
+    static constexpr int TILES_AT = QUERIES_AT + BLOCK_M * ROW_BYTES;
+    static constexpr int BLOCKS_AT = TILES_AT + (int)sizeof(Schedule);
+    static constexpr int SHARED_BYTES = BLOCKS_AT + WARPS * (int)sizeof(WarpBlocks);
+    static_assert(STAGES == 2, "the next block arrives while one is computed, also that of the next tile");
+    static_assert(STAGE_BYTES >= BLOCK_M * ROW_BYTES, "results are written by way of the place of the last block");
 
     // CTAs of an SM: 12 warps with 168 registers each where these are enough, else 8 with 255.
     static constexpr bool IS_SMALL = ACCUMULATORS <= 96 && ROW_TILES * BLOCK_N <= 64 && 3 * SHARED_BYTES <= 227 * 1024;
@@ -72,7 +81,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int HELD_STEPS = MIN_CTAS * WARPS > 8 || ROOM < 0 ? 0 : min_of(DEPTH_STEPS, ROOM / (4 * ROW_TILES));
     // Shared memory is asked for words of keys and values some turns ahead of the products with them: a turn has fewer products for one tile of
     // rows, and for two at large head sizes there is more to wait for.
-    static constexpr int LOADS_AHEAD = ROW_TILES == 1 ? 3 : HEAD_DIM >= 128 ? 2 : 1;
+    static constexpr int LOADS_AHEAD = ROW_TILES == 1 ? 3 : HEAD_DIM > 128 ? 2 : 1;
     // Whether the first half of a block's keys is multiplied ahead of the second, so that the first weights are computed beside that.
     static constexpr bool SPLITS_KEYS = HEAD_DIM <= 64;
     static_assert(BLOCK_N % ((SPLITS_KEYS ? 2 : 1) * FRAGMENT_DEPTH) == 0, "the products with the values take 16 keys at a time");

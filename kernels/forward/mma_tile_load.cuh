@@ -10,58 +10,45 @@ namespace warptile {
 template <class Traits> class TileLoader {
   public:
     using Element = typename Traits::Element;
+    using Tile = typename Traits::Schedule::Tile;
 
-    // `block` is the last one.
-    __device__ TileLoader(const Forward& params, unsigned shared, const Segment& tile, int block) : params(params), tile(tile)
+    __device__ TileLoader(const Forward& params, unsigned shared) : params(params)
     {
         const int row = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS;
         to = kept(shared + Traits::place(row, column));
-        if (is_paged()) {
-            find_pages(block);
-        } else {
-            const KeyRows<Element> rows(params, tile.batch, tile.kv_head, tile.k);
-            keys = uniform_of(static_cast<const Element*>(params.k.address) + rows.offset(params, params.k, tile.first_key, 0));
-            values = uniform_of(static_cast<const Element*>(params.v.address) + rows.offset(params, params.v, tile.first_key, 0));
-        }
     }
 
     // Rows that do not exist become zeros. A lane finds one row's place.
-    __device__ void load_queries(int group) const
+    __device__ void load_queries(const Tile& tile, int group) const
     {
         constexpr int ROWS = Traits::BLOCK_M / Traits::WARPS; // that a warp copies
         static_assert(ROWS <= 32 && Traits::BLOCK_M / DOWN * WARP_ROWS == ROWS, "as many rows a warp");
-        const int lane = threadIdx.x % 32, existing = existing_rows<Traits>(tile, group);
+        const int lane = anew(threadIdx.x) % 32, thread = anew(threadIdx.x), existing = existing_rows<Traits>(tile, group);
         const long long offset = row_offset(params.q, tile, group, row_of_lane(lane % ROWS));
 #pragma unroll
         for (int pass = 0; pass < Traits::BLOCK_M / DOWN; pass++) {
             const Element* const from = static_cast<const Element*>(params.q.address) +
                                         row_offset_of(offset, pass * WARP_ROWS + lane / ACROSS) + first_column();
             copy_row(to + Traits::QUERIES_AT + pass * DOWN * Traits::ROW_BYTES, from,
-                     pass * DOWN + (int)threadIdx.x / ACROSS < existing, params.head_dim);
+                     pass * DOWN + thread / ACROSS < existing, params.head_dim);
         }
     }
 
-    // Asks for the last block, which may lack rows: for the keys as a group of cp.async, with what has been asked for before, and for the
-    // values as another. `stage`: bytes into shared memory.
-    __device__ void load_last_block(int stage, int block)
+    // Asks for a block, as a group of cp.async with what has been asked for before. `stage`: bytes into
+    // shared memory.
+    __device__ void load_block(const Tile& tile, int stage, int block, bool found)
     {
-        const int rows = tile.end_key - tile.first_key - block * Traits::BLOCK_N;
-        if (block >= 0) load<true, false>(stage, block, rows);
-        cp_async_commit();
         if (block >= 0) {
-            load<false, true>(stage, block, rows);
-            if (is_paged()) find_pages(block - 1);
+            if (is_paged() && !found) find_pages(tile, block);
+            load(tile, stage, block, min(Traits::BLOCK_N, tile.end_key - tile.first_key - block * Traits::BLOCK_N));
+            if (is_paged()) find_pages(tile, block - 1);
         }
         cp_async_commit();
     }
-    // The same for the one before, as one group.
-    __device__ void load_block(int stage, int block)
+    // The last one, which may lack rows.
+    __device__ void load_last_block(const Tile& tile, int stage, int block)
     {
-        if (block >= 0) {
-            load<true, true>(stage, block, Traits::BLOCK_N);
-            if (is_paged()) find_pages(block - 1);
-        }
-        cp_async_commit();
+        load_block(tile, stage, block, false);
     }
 
   private:
@@ -80,32 +67,32 @@ template <class Traits> class TileLoader {
     // Of the rows that this warp copies, WARP_ROWS in a pass, which one is a lane's.
     __device__ static int row_of_lane(int lane)
     {
-        return lane / WARP_ROWS * DOWN + threadIdx.x / 32 * WARP_ROWS + lane % WARP_ROWS;
+        return lane / WARP_ROWS * DOWN + anew(threadIdx.x) / 32 * WARP_ROWS + lane % WARP_ROWS;
     }
 
     // The first `rows` of the block exist.
-    template <bool KEYS, bool VALUES> __device__ void load(int stage, int block, int rows) const
+    __device__ void load(const Tile& tile, int stage, int block, int rows) const
     {
         if (is_paged()) {
-            load_pages<KEYS, VALUES>(stage, block, rows);
+            load_pages(tile, stage, block, rows);
             return;
         }
         const unsigned first_row = threadIdx.x / ACROSS, row = block * Traits::BLOCK_N + first_row;
-        const Element* key = keys + row * (unsigned long long)params.k.row + first_column();
-        const Element* value = values + row * (unsigned long long)params.v.row + first_column();
+        const Element* key = tile.keys + row * (unsigned long long)params.k.row + first_column();
+        const Element* value = tile.values + row * (unsigned long long)params.v.row + first_column();
         const long long key_step = DOWN * params.k.row, value_step = DOWN * params.v.row;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
             const unsigned at = to + stage + pass * DOWN * Traits::ROW_BYTES;
             const bool exists = rows == Traits::BLOCK_N || pass * DOWN + (int)first_row < rows;
-            if (KEYS) copy_row(at, key, exists, params.head_dim);
-            if (VALUES) copy_row(at + Traits::KEY_BYTES, value, exists, params.value_dim);
+            copy_row(at, key, exists, params.head_dim);
+            copy_row(at + Traits::KEY_BYTES, value, exists, params.value_dim);
             key += key_step;
             value += value_step;
         }
     }
 
-    template <bool KEYS, bool VALUES> __device__ void load_pages(int stage, int block, int rows) const
+    __device__ void load_pages(const Tile& tile, int stage, int block, int rows) const
     {
         const KeyRows<Element> place(params, tile.batch, tile.kv_head, tile.k);
         const int lane = threadIdx.x % 32;
@@ -117,16 +104,16 @@ template <class Traits> class TileLoader {
             const auto from = [&](const Tensor& tensor) {
                 return static_cast<const Element*>(tensor.address) + place.offset(params, tensor, key, page) + first_column();
             };
-            if (KEYS) copy_row(at, from(params.k), row < rows, params.head_dim);
-            if (VALUES) copy_row(at + Traits::KEY_BYTES, from(params.v), row < rows, params.value_dim);
+            copy_row(at, from(params.k), row < rows, params.head_dim);
+            copy_row(at + Traits::KEY_BYTES, from(params.v), row < rows, params.value_dim);
         }
     }
     // The pages of the keys that this warp copies of a block, a lane one: asked for a block ahead.
-    __device__ void find_pages(int block)
+    __device__ void find_pages(const Tile& tile, int block)
     {
         if (block < 0) return;
         const KeyRows<Element> place(params, tile.batch, tile.kv_head, tile.k);
-        const int lane = threadIdx.x % 32, key = tile.first_key + block * Traits::BLOCK_N + row_of_lane(lane);
+        const int lane = anew(threadIdx.x) % 32, key = tile.first_key + block * Traits::BLOCK_N + row_of_lane(lane);
         pages = lane < PASSES * WARP_ROWS && key < tile.end_key ? *place.page_of(params, key) : 0;
     }
 
@@ -140,10 +127,8 @@ template <class Traits> class TileLoader {
     }
 
     const Forward& params;
-    const Segment& tile;
     unsigned to;
     int pages;
-    const Element *keys, *values; // of the tile's first key, unless they are in pages
 };
 
 } // namespace warptile

@@ -16,14 +16,16 @@ template <class Traits> class TileRows {
     using Element = typename Traits::Element;
     static constexpr int ROW_TILES = Traits::ROW_TILES, COLUMN_TILES = Traits::COLUMN_TILES, KEY_TILES = Traits::KEY_TILES;
 
-    __device__ TileRows(const Forward& params, unsigned shared, const Segment& tile, int group)
-        : params(params), tile(tile), group(group), queries_at(uniform_of(shared + Traits::QUERIES_AT + first_row() * Traits::ROW_BYTES))
+    // `rule` and `all_blocks`, which are for each warp, lie in shared memory.
+    __device__ TileRows(const Forward& params, unsigned shared, const Segment& tile, int group, const ScoreRule& rule, const float& dot_limit,
+                        WarpBlocks* all_blocks)
+        : params(params), tile(tile), group(group), rule(rule), dot_limit(dot_limit), all_blocks(all_blocks), queries_at(uniform_of(shared + Traits::QUERIES_AT + first_row() * Traits::ROW_BYTES))
     {
         const int lane = threadIdx.x % 32;
         key_place = kept(Traits::place(lane / 16 * 8 + lane % 8, lane / 8 % 2));
         place = kept(Traits::place(lane % 16, lane / 16));
         const Scoring& scoring = params.scoring;
-        scale = ScoreRule(scoring, 0, 0, 0, LOG2_E).scale;
+        scale = rule.scale;
         // Hidden scores are -inf, also when they are scaled.
         const bool takes_care = scoring.softcap > 0 || scoring.slopes || !(scale > 0);
         const Mask mask(scoring, tile.q.len, tile.k.len);
@@ -34,13 +36,16 @@ template <class Traits> class TileRows {
         const int to = first_query < tile.q.len ? min(last_query + mask.shift + mask.right, tile.k.len - 1) : -1;
         const int all_to = min(first_query + mask.shift + mask.right, tile.k.len - 1);
         // As blocks.
-        see_from = uniform_of(max(from - tile.first_key, 0) / Traits::BLOCK_N);
-        see_to = uniform_of(to < tile.first_key ? -1 : (to - tile.first_key) / Traits::BLOCK_N);
-        all_see_from = uniform_of((max(all_from - tile.first_key, 0) + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
-        all_see_to = uniform_of(all_to < tile.first_key ? -1 : (all_to - tile.first_key + 1) / Traits::BLOCK_N - 1);
+        WarpBlocks own;
+        own.see_from = max(from - tile.first_key, 0) / Traits::BLOCK_N;
+        own.see_to = to < tile.first_key ? -1 : (to - tile.first_key) / Traits::BLOCK_N;
+        own.all_see_from = (max(all_from - tile.first_key, 0) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
+        own.all_see_to = all_to < tile.first_key ? -1 : (all_to - tile.first_key + 1) / Traits::BLOCK_N - 1;
         // Blocks go from the last one to the first: where the rows' first blocks are different ones, a row has no maximum in those before its own.
         const int begun_at = all_to < tile.first_key ? 0 : (all_to - tile.first_key) / Traits::BLOCK_N;
-        careful_from = uniform_of(takes_care ? 0 : begun_at < see_to ? begun_at : NO_BLOCK);
+        own.careful_from = takes_care ? 0 : begun_at < own.see_to ? begun_at : NO_BLOCK;
+        blocks() = own; // each lane the same
+        __syncwarp();
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
             max_[row] = negative_infinity();
@@ -60,8 +65,9 @@ template <class Traits> class TileRows {
     // read.
     template <class Wait> __device__ void add(int block, unsigned keys, Wait wait_for_values)
     {
-        const bool sees = block >= see_from && block <= see_to;
-        bool careful = block >= careful_from;
+        const WarpBlocks& own = blocks();
+        const bool sees = block >= own.see_from && block <= own.see_to;
+        bool careful = block >= own.careful_from;
         int done = 0; // keys of the block
 #pragma unroll 1
         for (bool again = false;; again = true) {
@@ -87,7 +93,7 @@ template <class Traits> class TileRows {
                 add_carefully(block, done, scores, keys + Traits::KEY_BYTES + column_part() * part_bytes());
                 return;
             }
-            const bool first = block == see_to, hides = block < all_see_from || block > all_see_to;
+            const bool first = block == own.see_to, hides = block < own.all_see_from || block > own.all_see_to;
             if (first || hides) {
                 if (hides) hide(block, 0, scores);
                 if (first) set_maxima(scores);
@@ -138,6 +144,8 @@ template <class Traits> class TileRows {
     static constexpr int PAIRS = ROW_TILES * 4; // of a lane's weights of 16 keys
     using Scores = float[ROW_TILES][KEY_TILES][4];
     using Weights = unsigned[ROW_TILES][4];
+
+    __device__ WarpBlocks& blocks() const { return all_blocks[threadIdx.x / 32]; }
 
     template <class Number> __device__ static void clear(Number& number) { number = 0; }
     template <class T, int COUNT> __device__ static void clear(T (&list)[COUNT])
@@ -330,8 +338,7 @@ template <class Traits> class TileRows {
         const int first_key = tile.first_key + block * Traits::BLOCK_N;
         const Scoring& scoring = params.scoring;
         const int lane = anew(threadIdx.x) % 32;
-        const ScoreRule rule(scoring, 0, 0, 0, LOG2_E);
-        const float limit = rule.dot_limit();
+        const float limit = dot_limit;
         each(scores, first_key, [&](float& score, int, int) { score = clamp_keeping_nan(score, limit) * rule.scale; });
         if (scoring.softcap > 0) each(scores, first_key, [&](float& score, int, int) { score = rule.with_softcap(score); });
         if (scoring.slopes) {
@@ -365,7 +372,7 @@ template <class Traits> class TileRows {
 #pragma unroll
                 for (int j = 0; j < 2; j++) output[row / 2][i][row % 2 * 2 + j] *= factor;
         }
-        if (__any_sync(0xffffffff, coarse)) careful_from = 0;
+        if (__any_sync(0xffffffff, coarse)) blocks().careful_from = 0;
         each(scores, first_key, [&](float& score, int row, int) {
             score = rescale(score, max_[row]);
             sum_[row] += score;
@@ -393,12 +400,12 @@ template <class Traits> class TileRows {
     const Forward& params;
     const Segment& tile;
     const int group;           // query heads a key/value head
+    const ScoreRule& rule;     // in exponents of 2, without slopes
+    const float& dot_limit;
+    WarpBlocks* const all_blocks;
     const unsigned queries_at; // this warp's
     unsigned key_place, place; // of what this lane names in blocks of 16 keys, and in those of queries and values
     float scale;
-    int careful_from;             // blocks from here on are not plain ones
-    int see_from, see_to;         // blocks with keys that some row of the warp sees
-    int all_see_from, all_see_to; // and of which all see all
     unsigned queries[Traits::HELD_STEPS ? Traits::HELD_STEPS : 1][ROW_TILES][4];
     float output[ROW_TILES][COLUMN_TILES][4];
     // Of this lane's rows: what weights count against, in exponents of 2, and the sum of this lane's weights. A row without a maximum has

@@ -215,6 +215,9 @@ fn begins_early(image: &Image) -> bool {
     waits
         && matches!(
             image.schedule,
-            Schedule::SharedKeys | Schedule::OneGroupTile | Schedule::ClusterTile
+            Schedule::SharedKeys
+                | Schedule::OneGroupTile
+                | Schedule::ClusterTile
+                | Schedule::GroupTiles
         )
 }
