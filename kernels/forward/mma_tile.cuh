@@ -55,61 +55,61 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
 
 template <class Traits> __device__ void tile_attention(const Forward& params)
 {
-    using Turns = typename Traits::Schedule;
     extern __shared__ __align__(128) unsigned char shared[];
-    const unsigned address = kept((unsigned)__cvta_generic_to_shared(shared));
+    const auto address = [&] { return (unsigned)__cvta_generic_to_shared(shared); };
+    TileState<Traits>& state = *reinterpret_cast<TileState<Traits>*>(shared + Traits::STATE_AT);
+    const auto &tile = state.tile, &next = state.next;
+    // -1 if there is none.
+    const auto last_block = [](const Segment& tile) {
+        return tile.is_end() || tile.first_key >= tile.end_key ? -1 : (tile.end_key - tile.first_key - 1) / Traits::BLOCK_N;
+    };
     let_successor_begin();
-    Turns& turns = *reinterpret_cast<Turns*>(shared + Traits::TILES_AT);
-    const typename Turns::Tile &tile = turns.tile, &next = turns.next;
-    if (threadIdx.x == 0) turns.begin(params);
+    if (threadIdx.x == 0) state.begin(params);
     __syncthreads();
     if (tile.is_end()) return;
     wait_for_predecessor();
-    const auto blocks_of = [](const Segment& tile) {
-        return tile.first_key < tile.end_key ? (tile.end_key - tile.first_key + Traits::BLOCK_N - 1) / Traits::BLOCK_N : 0;
-    };
-    // Bytes into shared memory: of the block that is computed, and of the other one, which is loaded meanwhile.
-    int stage = 0;
-    const auto other = [&] { return Traits::STAGE_BYTES - stage; };
-    TileLoader<Traits> loader(params, address);
-    loader.load_queries(tile, turns.group);
-    loader.load_last_block(tile, stage, blocks_of(tile) - 1);
+    // Where the block that is computed lies; in the other place the one after it arrives meanwhile.
+    unsigned keys = kept(address());
+    const auto other = [&] { return 2 * address() + Traits::STAGE_BYTES - keys; };
+    TileLoader<Traits> loader(params);
+    loader.load_queries(tile, state.group, address() + Traits::QUERIES_AT);
+    loader.load_block(tile, last_block(tile), true, keys);
     if (threadIdx.x == 0) {
-        turns.number = turns.draw(params);
-        turns.describe(params, turns.next);
+        state.number = state.draw(params);
+        state.describe(params, state.next);
     }
 #pragma unroll 1
     for (;;) {
-        TileRows<Traits> rows(params, address, tile, turns.group, turns.rule, turns.dot_limit, reinterpret_cast<WarpBlocks*>(shared + Traits::BLOCKS_AT));
+        TileRows<Traits> rows(params, state, address());
         cp_async_wait<0>();
         __syncthreads(); // queries and the last block are there, and so is what the next tile is
         rows.take_queries();
 #pragma unroll 1
-        for (int block = blocks_of(tile) - 1; block >= 0; block--) {
-            loader.load_block(block > 0 ? tile : next, other(), block > 0 ? block - 1 : next.is_end() ? -1 : blocks_of(next) - 1, block > 0);
-            rows.add(block, address + stage, [] {});
-            stage = other();
+        for (int block = last_block(tile); block >= 0; block--) {
+            const bool ends = block == 0;
+            loader.load_block(ends ? next : tile, ends ? last_block(next) : block - 1, ends, other());
+            rows.add(block, keys);
+            keys = other();
             cp_async_wait<0>();
-            __syncthreads(); // the block before is there, and all have computed this one
+            __syncthreads(); // the next block is there, and all have computed this one
         }
         unsigned number = 0;
         if (!next.is_end()) {
-            if (blocks_of(tile) == 0) loader.load_last_block(next, stage, blocks_of(next) - 1);
-            loader.load_queries(next, turns.group);
+            if (last_block(tile) < 0) loader.load_block(next, last_block(next), true, keys);
+            loader.load_queries(next, state.group, address() + Traits::QUERIES_AT);
             cp_async_commit();
-            if (threadIdx.x == 0) number = turns.draw(params);
+            if (threadIdx.x == 0) number = state.draw(params);
         }
-        write_rows(params, shared + other(), tile, turns.group, rows);
+        write_rows(params, shared + (other() - address()), tile, state.group, rows);
         if (next.is_end()) break;
         if (threadIdx.x == 0) {
-            turns.number = number;
-            turns.describe(params, turns.after);
+            state.number = number;
+            state.describe(params, state.after);
         }
         __syncthreads(); // all have written the tile
-        if (threadIdx.x < 32) turns.advance();
+        if (threadIdx.x < 32) state.advance();
         __syncthreads();
     }
-    cp_async_wait<0>();
 }
 
 } // namespace warptile

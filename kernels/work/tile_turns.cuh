@@ -7,7 +7,6 @@
 #pragma once
 
 #include "memory/keys.cuh"
-#include "rule/score.cuh"
 #include "work/one_tile.cuh"
 
 namespace warptile {
@@ -22,15 +21,11 @@ template <class Traits> struct TileTurns {
     };
     Tile tile, next, after; // no more follow the first end
     int group;              // query heads a key/value head
-    ScoreRule rule;         // in exponents of 2, without slopes
-    float dot_limit;        // of `rule`
     unsigned number;        // that was drawn last
 
     __device__ void begin(const Forward& params)
     {
         group = params.heads / params.kv_heads;
-        rule = ScoreRule(params.scoring, 0, 0, 0, LOG2_E);
-        dot_limit = rule.dot_limit();
         number = blockIdx.x;
         describe(params, tile);
     }
