@@ -32,7 +32,6 @@ constexpr unsigned SCHEDULE_ONE_GROUP_TILE = 4;
 constexpr unsigned SCHEDULE_PAIRS = 5;
 constexpr unsigned SCHEDULE_PERSISTENT_GROUPS = 6;
 constexpr unsigned SCHEDULE_CLUSTER_TILE = 7;
-constexpr unsigned SCHEDULE_GROUP_TILES = 8;
 
 // A tensor of rows of one head each; the elements of a row are contiguous.
 struct Tensor {

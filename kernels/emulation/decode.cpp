@@ -113,7 +113,7 @@ constexpr int CLUSTER_OF<Traits> = Traits::CLUSTER;
 // One problem with all the memory that its block points to, which is as large as the library makes it.
 template <class Traits> void attention(const typename Traits::Keys::Block& block)
 {
-    if constexpr (Traits::Schedule::SCHEDULE != SCHEDULE_GROUP_TILES)
+    if constexpr (Traits::Schedule::SCHEDULE != SCHEDULE_ONE_GROUP_TILE)
         mma_attention<Traits>(block);
     else
         tile_attention<Traits>(block);
@@ -123,7 +123,6 @@ template <class Traits> struct Problem {
     using Element = typename Traits::Element;
     using Keys = typename Traits::Keys;
     using Key = typename Keys::Element;
-    static constexpr bool STAYS = Traits::Schedule::SCHEDULE == SCHEDULE_GROUP_TILES; // CTAs take one tile after the other
     static constexpr bool HAS_SCALES = !std::is_same_v<Key, Element>;
     // Rounding weights and the output moves sums of numbers around 1 by less.
     static constexpr double TOLERANCE = std::is_same_v<Element, __half> ? 6e-3 : 4e-2;
@@ -327,14 +326,14 @@ template <class Traits> struct Problem {
         } else {
             block.work.query_tiles = row_tiles();
             block.work.tiles = row_tiles() * kv_heads * batch;
-            grid = STAYS ? std::min(grid, block.work.tiles) : block.work.tiles * CLUSTER_OF<Traits>;
+            grid = block.work.tiles * CLUSTER_OF<Traits>;
             block.work.heads_at_once = random.between(1, kv_heads * batch);
         }
         const size_t places = !Traits::Schedule::SHARES_KEYS ? 0 : block.work.keys_per_split ? units() : 2 * grid;
         parts = guarded(std::vector<float>(places * Traits::BLOCK_M * (Traits::HEAD_DIM + 2), NAN));
         semaphores = guarded(std::vector<unsigned>(Traits::Schedule::SHARES_KEYS ? grid : 0));
-        counter = guarded(std::vector<unsigned>(Traits::Schedule::SHARES_KEYS || (STAYS && random.one_in(2))));
-        block.work.counter = counter->size() ? counter->data() : nullptr;
+        counter = guarded(std::vector<unsigned>(Traits::Schedule::SHARES_KEYS));
+        block.work.counter = counter->data();
         block.work.semaphores = semaphores->data();
         block.work.partials = parts->data();
     }
@@ -673,7 +672,7 @@ int main(int count, char** arguments)
     const auto check = [&]<class Traits>(Traits, int seed) {
         snprintf(running, sizeof running, "head size %d, %dx%d, %d warps, %s%s, seed %d: ", Traits::HEAD_DIM,
                  Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
-                 Traits::Schedule::SHARES_KEYS ? "shared keys" : CLUSTER_OF<Traits> > 1 ? "a tile a cluster" : "tiles in turn",
+                 Traits::Schedule::SHARES_KEYS ? "shared keys" : CLUSTER_OF<Traits> > 1 ? "a tile a cluster" : "a tile a CTA",
                  Problem<Traits>::HAS_SCALES ? ", e4m3" : "", seed);
         fflush(stdout); // before a signal may end it
         alarm(SECONDS);
@@ -683,7 +682,7 @@ int main(int count, char** arguments)
     for (int seed = 1; seed <= seeds; seed++) {
         check(MmaTraits<__half, 64, 16, 64, 4, 3, Share>(), seed);
         check(TileTraits<__half, 64, 128, 64, 4, 2>(), seed);
-        check(TileTraits<__half, 96, 64, 32, 4, 2>(), seed);
+        check(TileTraits<__half, 96, 64, 32, 4, 3>(), seed);
         if (seed % 2 == 1) check(MmaTraits<__half, 64, 16, 64, 4, 3, ClusterTile>(), seed);
         if (seed % 6 == 2) check(MmaTraits<__half, 64, 32, 64, 4, 3, ClusterTile>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 64, 32, 128, 4, 3, Share>(), seed);

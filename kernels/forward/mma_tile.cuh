@@ -9,7 +9,7 @@
 
 namespace warptile {
 
-// Writes the results of a warp's rows, by way of their place in `shared`.
+// Writes the results of a warp's rows, by way of its queries' place.
 template <class Traits>
 __device__ inline void write_rows(const Forward& params, unsigned char* shared, const Segment& tile, int group,
                                   const TileRows<Traits>& rows)
@@ -17,8 +17,12 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
     using Element = typename Traits::Element;
     const int lane = anew(threadIdx.x) % 32, first_row = rows.first_row();
     const int first_chunk = rows.column_part() * Traits::COLUMN_TILES; // of 8 columns
-    unsigned char* const own = shared + first_row * Traits::ROW_BYTES + first_chunk * CHUNK_BYTES;
+    unsigned char* const own = shared + Traits::QUERIES_AT + first_row * Traits::ROW_BYTES + first_chunk * CHUNK_BYTES;
     const int existing = existing_rows<Traits>(tile, group);
+    if constexpr (Traits::column_parts() == 1)
+        __syncwarp(); // all have read the queries
+    else
+        __syncthreads(); // and the warps that share the rows
 #pragma unroll
     for (int one = 0; one < TileRows<Traits>::ROWS; one++) {
         RowSum sum = rows.sum(one);
@@ -56,60 +60,48 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
 template <class Traits> __device__ void tile_attention(const Forward& params)
 {
     extern __shared__ __align__(128) unsigned char shared[];
-    const auto address = [&] { return (unsigned)__cvta_generic_to_shared(shared); };
-    TileState<Traits>& state = *reinterpret_cast<TileState<Traits>*>(shared + Traits::STATE_AT);
-    const auto &tile = state.tile, &next = state.next;
-    // -1 if there is none.
-    const auto last_block = [](const Segment& tile) {
-        return tile.is_end() || tile.first_key >= tile.end_key ? -1 : (tile.end_key - tile.first_key - 1) / Traits::BLOCK_N;
-    };
+    const unsigned address = kept((unsigned)__cvta_generic_to_shared(shared));
+    const int group = params.heads / params.kv_heads;
     let_successor_begin();
-    if (threadIdx.x == 0) state.begin(params);
+    Segment& tile = *reinterpret_cast<Segment*>(shared + Traits::TILE_AT);
+    if (threadIdx.x == 0) tile = typename Traits::Schedule(params, group).segment();
     __syncthreads();
     if (tile.is_end()) return;
     wait_for_predecessor();
-    // Where the block that is computed lies; in the other place the one after it arrives meanwhile.
-    unsigned keys = kept(address());
-    const auto other = [&] { return 2 * address() + Traits::STAGE_BYTES - keys; };
-    TileLoader<Traits> loader(params);
-    loader.load_queries(tile, state.group, address() + Traits::QUERIES_AT);
-    loader.load_block(tile, last_block(tile), true, keys);
-    if (threadIdx.x == 0) {
-        state.number = state.draw(params);
-        state.describe(params, state.next);
-    }
-#pragma unroll 1
-    for (;;) {
-        TileRows<Traits> rows(params, state, address());
-        cp_async_wait<0>();
-        __syncthreads(); // queries and the last block are there, and so is what the next tile is
+    const int blocks = tile.first_key < tile.end_key ? (tile.end_key - tile.first_key + Traits::BLOCK_N - 1) / Traits::BLOCK_N : 0;
+    TileLoader<Traits> loader(params, address, tile, blocks - 1);
+    loader.load_queries(group);
+    constexpr int AHEAD = Traits::STAGES - 1; // blocks
+    loader.load_last_block(0, blocks - 1);
+#pragma unroll
+    for (int stage = 1; stage < AHEAD; stage++) loader.load_block(stage * Traits::STAGE_BYTES, blocks - 1 - stage);
+    TileRows<Traits> rows(params, address, tile, group);
+    const auto next = [](int stage) { return stage == AHEAD * Traits::STAGE_BYTES ? 0 : stage + Traits::STAGE_BYTES; };
+    int stage = 0, load_stage = AHEAD * Traits::STAGE_BYTES;
+    if (blocks > 0) {
+        cp_async_wait<AHEAD>();
+        __syncthreads(); // queries and the last block's keys are there
         rows.take_queries();
-#pragma unroll 1
-        for (int block = last_block(tile); block >= 0; block--) {
-            const bool ends = block == 0;
-            loader.load_block(ends ? next : tile, ends ? last_block(next) : block - 1, ends, other());
-            rows.add(block, keys);
-            keys = other();
-            cp_async_wait<0>();
-            __syncthreads(); // the next block is there, and all have computed this one
-        }
-        unsigned number = 0;
-        if (!next.is_end()) {
-            if (last_block(tile) < 0) loader.load_block(next, last_block(next), true, keys);
-            loader.load_queries(next, state.group, address() + Traits::QUERIES_AT);
-            cp_async_commit();
-            if (threadIdx.x == 0) number = state.draw(params);
-        }
-        write_rows(params, shared + (other() - address()), tile, state.group, rows);
-        if (next.is_end()) break;
-        if (threadIdx.x == 0) {
-            state.number = number;
-            state.describe(params, state.after);
-        }
-        __syncthreads(); // all have written the tile
-        if (threadIdx.x < 32) state.advance();
-        __syncthreads();
     }
+#pragma unroll 1
+    for (int block = blocks - 1; block >= 0; block--) {
+        if (block < blocks - 1) {
+            cp_async_wait<AHEAD - 1>();
+            __syncthreads(); // the block is there, and all have computed the one before
+        }
+        loader.load_block(load_stage, block - AHEAD);
+        rows.add(block, address + stage, [&] {
+            if (block < blocks - 1) return;
+            cp_async_wait<AHEAD>();
+            __syncthreads(); // the last block's values are there
+        });
+        stage = next(stage);
+        load_stage = next(load_stage);
+    }
+    // Rows that see no key come straight here, with queries still on their way to where results are about to be written.
+    cp_async_wait<0>();
+    if (blocks == 0) __syncthreads();
+    write_rows(params, shared, tile, group, rows);
 }
 
 } // namespace warptile

@@ -3,8 +3,7 @@
 #pragma once
 
 #include "forward/mma_layout.cuh"
-#include "rule/score.cuh"
-#include "work/tile_turns.cuh"
+#include "work/one_tile.cuh"
 
 namespace warptile {
 
@@ -23,40 +22,12 @@ template <class Element> __device__ inline const Element* uniform_of(const Eleme
     return reinterpret_cast<const Element*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(pointer), 0));
 }
 
-// That ptxas takes for the same from 10.0 on.
-#if __CUDA_ARCH__ >= 1000
-constexpr int MORE_REGISTERS = 24;
-#else
-constexpr int MORE_REGISTERS = 0;
-#endif
-
 __device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
-
-// Which blocks a warp treats how.
-struct WarpBlocks {
-    int see_from, see_to;         // with keys that some row of the warp sees
-    int all_see_from, all_see_to; // of which all see all
-    int careful_from;             // from here on they are not plain ones
-};
-
-// What threads know of their tile beside its numbers, in shared memory: the loop over the keys has no register to spare.
-template <class Traits> struct TileState : TileTurns<Traits> {
-    ScoreRule rule; // in exponents of 2, without slopes
-    float dot_limit;
-    WarpBlocks blocks[Traits::WARPS];
-
-    __device__ void begin(const Forward& params)
-    {
-        TileTurns<Traits>::begin(params);
-        rule = ScoreRule(params.scoring, 0, 0, 0, LOG2_E);
-        dot_limit = rule.dot_limit();
-    }
-};
 
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_> struct TileTraits {
     using Element = Element_;
     using Keys = SameKeys<Element>;
-    using Schedule = TileTurns<TileTraits>;
+    using Schedule = OneTile<TileTraits>;
     static constexpr int HEAD_DIM = HEAD_DIM_, VALUE_DIM = HEAD_DIM;
     static constexpr int BLOCK_M = BLOCK_M_; // rows: queries and heads that share a key/value head
     static constexpr int BLOCK_N = BLOCK_N_; // keys of a block
@@ -88,17 +59,16 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int ROW_CHUNKS = ROW_BYTES / CHUNK_BYTES;
     static constexpr int KEY_BYTES = BLOCK_N * ROW_BYTES; // of a block, and as many of values
     static constexpr int STAGE_BYTES = 2 * KEY_BYTES;
-    static constexpr int QUERIES_AT = STAGES * STAGE_BYTES;
-    static constexpr int STATE_AT = QUERIES_AT + BLOCK_M * ROW_BYTES;
-    static constexpr int SHARED_BYTES = STATE_AT + (int)sizeof(TileState<TileTraits>);
-    static_assert(STAGES == 2, "the next block arrives while one is computed, also that of the next tile");
-    static_assert(STAGE_BYTES >= BLOCK_M * ROW_BYTES, "results are written by way of the place of the last block");
+    static constexpr int QUERIES_AT = STAGES * STAGE_BYTES; // later the results
+    static constexpr int TILE_AT = QUERIES_AT + BLOCK_M * ROW_BYTES;
+    static constexpr int SHARED_BYTES = TILE_AT + (int)sizeof(Segment);
+    static_assert(STAGES >= 2, "the next block arrives while one is computed");
 
     // CTAs of an SM: 12 warps with 168 registers each where these are enough, else 8 with 255.
     static constexpr bool IS_SMALL = ACCUMULATORS <= 96 && ROW_TILES * BLOCK_N <= 64 && 3 * SHARED_BYTES <= 227 * 1024;
     static constexpr int MIN_CTAS = WARPS == 4 && IS_SMALL ? 3 : 8 / WARPS;
     // Of the queries registers hold what they have room for, in steps of 16 columns.
-    static constexpr int ROOM = (ROW_TILES == 1 ? 192 : 176 - MORE_REGISTERS) - ACCUMULATORS;
+    static constexpr int ROOM = (ROW_TILES == 1 ? 192 : 176) - ACCUMULATORS;
     static constexpr int HELD_STEPS = MIN_CTAS * WARPS > 8 || ROOM < 0 ? 0 : min_of(DEPTH_STEPS, ROOM / (4 * ROW_TILES));
     // Shared memory is asked for words of keys and values some turns ahead of the products with them: a turn has fewer products for one tile of
     // rows, and for two at large head sizes there is more to wait for.

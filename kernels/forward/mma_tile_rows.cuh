@@ -16,17 +16,14 @@ template <class Traits> class TileRows {
     using Element = typename Traits::Element;
     static constexpr int ROW_TILES = Traits::ROW_TILES, COLUMN_TILES = Traits::COLUMN_TILES, KEY_TILES = Traits::KEY_TILES;
 
-    // `shared`: the address of shared memory.
-    __device__ TileRows(const Forward& params, TileState<Traits>& state, unsigned shared) : params(params), state(state)
+    __device__ TileRows(const Forward& params, unsigned shared, const Segment& tile, int group)
+        : params(params), tile(tile), group(group), queries_at(uniform_of(shared + Traits::QUERIES_AT + first_row() * Traits::ROW_BYTES))
     {
         const int lane = threadIdx.x % 32;
         key_place = kept(Traits::place(lane / 16 * 8 + lane % 8, lane / 8 % 2));
         place = kept(Traits::place(lane % 16, lane / 16));
-        queries_place = kept(shared + Traits::QUERIES_AT + first_row() * Traits::ROW_BYTES + place);
-        const Segment& tile = state.tile;
-        const int group = state.group;
         const Scoring& scoring = params.scoring;
-        scale = state.rule.scale;
+        scale = ScoreRule(scoring, 0, 0, 0, LOG2_E).scale;
         // Hidden scores are -inf, also when they are scaled.
         const bool takes_care = scoring.softcap > 0 || scoring.slopes || !(scale > 0);
         const Mask mask(scoring, tile.q.len, tile.k.len);
@@ -37,16 +34,13 @@ template <class Traits> class TileRows {
         const int to = first_query < tile.q.len ? min(last_query + mask.shift + mask.right, tile.k.len - 1) : -1;
         const int all_to = min(first_query + mask.shift + mask.right, tile.k.len - 1);
         // As blocks.
-        WarpBlocks own;
-        own.see_from = max(from - tile.first_key, 0) / Traits::BLOCK_N;
-        own.see_to = to < tile.first_key ? -1 : (to - tile.first_key) / Traits::BLOCK_N;
-        own.all_see_from = (max(all_from - tile.first_key, 0) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
-        own.all_see_to = all_to < tile.first_key ? -1 : (all_to - tile.first_key + 1) / Traits::BLOCK_N - 1;
+        see_from = uniform_of(max(from - tile.first_key, 0) / Traits::BLOCK_N);
+        see_to = uniform_of(to < tile.first_key ? -1 : (to - tile.first_key) / Traits::BLOCK_N);
+        all_see_from = uniform_of((max(all_from - tile.first_key, 0) + Traits::BLOCK_N - 1) / Traits::BLOCK_N);
+        all_see_to = uniform_of(all_to < tile.first_key ? -1 : (all_to - tile.first_key + 1) / Traits::BLOCK_N - 1);
         // Blocks go from the last one to the first: where the rows' first blocks are different ones, a row has no maximum in those before its own.
         const int begun_at = all_to < tile.first_key ? 0 : (all_to - tile.first_key) / Traits::BLOCK_N;
-        own.careful_from = takes_care ? 0 : begun_at < own.see_to ? begun_at : NO_BLOCK;
-        blocks() = own; // each lane the same
-        __syncwarp();
+        careful_from = uniform_of(takes_care ? 0 : begun_at < see_to ? begun_at : NO_BLOCK);
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
             max_[row] = negative_infinity();
@@ -62,15 +56,15 @@ template <class Traits> class TileRows {
         for (int step = 0; step < Traits::HELD_STEPS; step++) load_queries(step, queries[step]);
     }
 
-    // Adds a block of keys, which lie at `keys` in shared memory, their values behind them.
-    __device__ void add(int block, unsigned keys)
+    // Adds a block of keys, which lie at `keys` in shared memory, their values behind them. `wait_for_values` runs once, before values are
+    // read.
+    template <class Wait> __device__ void add(int block, unsigned keys, Wait wait_for_values)
     {
-        const WarpBlocks& own = blocks();
-        const bool sees = block >= own.see_from && block <= own.see_to;
-        bool careful = block >= own.careful_from;
+        const bool sees = block >= see_from && block <= see_to;
+        bool careful = block >= careful_from;
         int done = 0; // keys of the block
 #pragma unroll 1
-        for (;;) {
+        for (bool again = false;; again = true) {
             Scores scores;
             Weights weights[2]; // of 16 keys, and of those after them
             float sums[2][ROWS];
@@ -87,12 +81,13 @@ template <class Traits> class TileRows {
                     for (int pair = turn * COUNT / turns; pair < (turn + 1) * COUNT / turns; pair++)
                         weigh(scores, 0, pair, weights[0], sums[0]);
                 });
+            if (!again) wait_for_values(); // one place for all warps: it has a barrier
             if (!sees) return;
             if (careful) {
                 add_carefully(block, done, scores, keys + Traits::KEY_BYTES + column_part() * part_bytes());
                 return;
             }
-            const bool first = block == own.see_to, hides = block < own.all_see_from || block > own.all_see_to;
+            const bool first = block == see_to, hides = block < all_see_from || block > all_see_to;
             if (first || hides) {
                 if (hides) hide(block, 0, scores);
                 if (first) set_maxima(scores);
@@ -144,8 +139,6 @@ template <class Traits> class TileRows {
     using Scores = float[ROW_TILES][KEY_TILES][4];
     using Weights = unsigned[ROW_TILES][4];
 
-    __device__ WarpBlocks& blocks() const { return state.blocks[threadIdx.x / 32]; }
-
     template <class Number> __device__ static void clear(Number& number) { number = 0; }
     template <class T, int COUNT> __device__ static void clear(T (&list)[COUNT])
     {
@@ -157,7 +150,7 @@ template <class Traits> class TileRows {
     {
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; tile++)
-            load_matrices(words[tile], Traits::further(queries_place, 2 * step) + tile * FRAGMENT_ROWS * Traits::ROW_BYTES);
+            load_matrices(words[tile], queries_at + Traits::further(place, 2 * step) + tile * FRAGMENT_ROWS * Traits::ROW_BYTES);
     }
 
     // `between(turn, turns)` runs while the last keys are multiplied.
@@ -285,8 +278,7 @@ template <class Traits> class TileRows {
     // Hides what the mask does, and the first `done` keys.
     __device__ void hide(int block, int done, Scores& scores) const
     {
-        const Segment& tile = state.tile;
-        const int group = state.group, first_key = tile.first_key + block * Traits::BLOCK_N;
+        const int first_key = tile.first_key + block * Traits::BLOCK_N;
         const Scoring& scoring = params.scoring;
         const int lane = anew(threadIdx.x) % 32, lane_key = first_key + lane % 4 * 2;
         const int shift = scoring.align_top_left ? 0 : tile.k.len - tile.q.len;
@@ -335,29 +327,13 @@ template <class Traits> class TileRows {
     // Whatever the scores are.
     __device__ void add_carefully(int block, int done, Scores& scores, unsigned values)
     {
-        const Segment& tile = state.tile;
-        const int group = state.group, first_key = tile.first_key + block * Traits::BLOCK_N;
+        const int first_key = tile.first_key + block * Traits::BLOCK_N;
         const Scoring& scoring = params.scoring;
         const int lane = anew(threadIdx.x) % 32;
-        const ScoreRule& rule = state.rule;
-        const float limit = state.dot_limit;
+        const ScoreRule rule(scoring, 0, 0, 0, LOG2_E);
+        const float limit = rule.dot_limit();
         each(scores, first_key, [&](float& score, int, int) { score = clamp_keeping_nan(score, limit) * rule.scale; });
-        // Asked for each 8 keys: for all at once ptxas takes too many registers, but for 9.0, where it takes more for this.
-#if __CUDA_ARCH__ == 900
-        const bool caps = scoring.softcap > 0;
-        const auto asked = [](bool caps) { return caps; };
-#else
-        const unsigned caps = scoring.softcap > 0;
-        const auto asked = [](unsigned caps) { return kept(caps) != 0; };
-#endif
-#pragma unroll
-        for (int i = 0; i < KEY_TILES; i++)
-            if (asked(caps)) {
-#pragma unroll
-                for (int tile = 0; tile < ROW_TILES; tile++)
-#pragma unroll
-                    for (int j = 0; j < 4; j++) scores[tile][i][j] = rule.with_softcap(scores[tile][i][j]);
-            }
+        if (scoring.softcap > 0) each(scores, first_key, [&](float& score, int, int) { score = rule.with_softcap(score); });
         if (scoring.slopes) {
 #pragma unroll
             for (int one = 0; one < ROWS; one++) {
@@ -389,7 +365,11 @@ template <class Traits> class TileRows {
 #pragma unroll
                 for (int j = 0; j < 2; j++) output[row / 2][i][row % 2 * 2 + j] *= factor;
         }
-        if (__any_sync(0xffffffff, coarse)) blocks().careful_from = 0;
+        if (__any_sync(0xffffffff, coarse)) careful_from = 0;
+        each(scores, first_key, [&](float& score, int row, int) {
+            score = rescale(score, max_[row]);
+            sum_[row] += score;
+        });
         __syncwarp(); // ptxas asks for words no earlier, which would take registers
         Words words;
         load_first_values(values, words);
@@ -398,11 +378,8 @@ template <class Traits> class TileRows {
             Weights weights;
 #pragma unroll
             for (int pair = 0; pair < PAIRS; pair++) {
-                const int tile = pair / 4, half = pair % 2, row = 2 * tile + half;
-                const float(&score)[4] = scores[tile][2 * step + pair % 4 / 2];
-                const float two[2] = {rescale(score[2 * half], max_[row]), rescale(score[2 * half + 1], max_[row])};
-                sum_[row] += two[0] + two[1];
-                weights[tile][pair % 4] = narrow2<Element>(two[0], two[1]);
+                const float(&two)[4] = scores[pair / 4][2 * step + pair % 4 / 2];
+                weights[pair / 4][pair % 4] = narrow2<Element>(two[pair % 2 * 2], two[pair % 2 * 2 + 1]);
             }
             multiply_values(weights, values, step, words, [](int) {});
         }
@@ -414,10 +391,14 @@ template <class Traits> class TileRows {
     static constexpr int NO_BLOCK = 0x7fffffff;
 
     const Forward& params;
-    TileState<Traits>& state;
-    unsigned queries_place;    // of what this lane names in the warp's queries
-    unsigned key_place, place; // the same in blocks of 16 keys, and of 16 values
+    const Segment& tile;
+    const int group;           // query heads a key/value head
+    const unsigned queries_at; // this warp's
+    unsigned key_place, place; // of what this lane names in blocks of 16 keys, and in those of queries and values
     float scale;
+    int careful_from;             // blocks from here on are not plain ones
+    int see_from, see_to;         // blocks with keys that some row of the warp sees
+    int all_see_from, all_see_to; // and of which all see all
     unsigned queries[Traits::HELD_STEPS ? Traits::HELD_STEPS : 1][ROW_TILES][4];
     float output[ROW_TILES][COLUMN_TILES][4];
     // Of this lane's rows: what weights count against, in exponents of 2, and the sum of this lane's weights. A row without a maximum has

@@ -24,14 +24,9 @@ template <class Traits, bool AHEAD = false> class OneTile {
     __device__ Segment segment() const
     {
         Segment segment;
-        write(segment);
-        return segment;
-    }
-    __device__ void write(Segment& segment) const
-    {
         segment.batch = Segment::END;
         const TilePlace place = tile_place<Traits::BLOCK_M, AHEAD>(params, number, params.kv_heads, group);
-        if (!place.template exists<Traits::BLOCK_M>(group)) return;
+        if (!place.template exists<Traits::BLOCK_M>(group)) return segment;
         const int first_row = place.tile * Traits::BLOCK_M;
         segment.batch = place.batch;
         segment.kv_head = place.head;
@@ -43,6 +38,7 @@ template <class Traits, bool AHEAD = false> class OneTile {
         const int queries = (segment.first_head + Traits::BLOCK_M - 1) / group + 1;
         segment.first_key = mask.first_key(segment.first_query);
         segment.end_key = mask.end_key(segment.first_query, queries);
+        return segment;
     }
 
   private:

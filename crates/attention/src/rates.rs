@@ -352,10 +352,7 @@ impl Rates {
 
 /// The share of a tile's warps that have rows where each has rows of its own, those of all heads that share a key/value head; 1 elsewhere.
 fn busy_warps(problem: &Problem, image: &Image) -> f64 {
-    if !matches!(
-        image.schedule,
-        Schedule::OneGroupTile | Schedule::GroupTiles
-    ) {
+    if image.schedule != Schedule::OneGroupTile {
         return 1.0;
     }
     let warps = image.tiling.warps.max(1) as usize;

@@ -224,8 +224,6 @@ numbered! {
         /// A cluster of [`Schedule::CLUSTER`] CTAs computes one tile, of all heads that share keys: the grid is as many times the number of
         /// tiles. They share the tile's keys evenly, and merge their results in their shared memory.
         ClusterTile = 7, "one tile a cluster, of all heads that share keys", "CLUSTER_TILE";
-        /// As persistent groups, of any number of heads: what the next tile needs is on its way before a tile's results are written.
-        GroupTiles = 8, "persistent, tiles of all heads that share keys, asked for ahead", "GROUP_TILES";
     }
 }
 
@@ -248,10 +246,7 @@ impl Schedule {
     pub const fn has_group_tiles(self) -> bool {
         matches!(
             self,
-            Schedule::OneGroupTile
-                | Schedule::PersistentGroups
-                | Schedule::ClusterTile
-                | Schedule::GroupTiles
+            Schedule::OneGroupTile | Schedule::PersistentGroups | Schedule::ClusterTile
         )
     }
 
@@ -260,10 +255,7 @@ impl Schedule {
     pub const fn is_persistent(self) -> bool {
         matches!(
             self,
-            Schedule::Persistent
-                | Schedule::Pairs
-                | Schedule::PersistentGroups
-                | Schedule::GroupTiles
+            Schedule::Persistent | Schedule::Pairs | Schedule::PersistentGroups
         )
     }
 }

@@ -215,9 +215,6 @@ fn begins_early(image: &Image) -> bool {
     waits
         && matches!(
             image.schedule,
-            Schedule::SharedKeys
-                | Schedule::OneGroupTile
-                | Schedule::ClusterTile
-                | Schedule::GroupTiles
+            Schedule::SharedKeys | Schedule::OneGroupTile | Schedule::ClusterTile
         )
 }

@@ -481,11 +481,9 @@ mod tests {
         // 3 query heads share a key/value head: 2 * 303 / 64 tiles of each of 4.
         let causal = dense(2, [12, 4], [101, 200], Mask::causal());
         let shape = step.shape(&causal).unwrap();
-        assert_eq!((shape.query_tiles, shape.tiles), (5, 40));
-        // CTAs stay, and draw tiles.
-        assert_eq!((shape.grid, shape.draws_tiles), (1, true));
+        assert_eq!((shape.query_tiles, shape.tiles, shape.grid), (5, 40, 40));
         assert_eq!(shape.heads_at_once, 8);
-        let unmasked = dense(2, [12, 4], [128, 200], Mask::None);
+        let unmasked = dense(2, [12, 4], [101, 200], Mask::None);
         assert_eq!(step.shape(&unmasked).unwrap().heads_at_once, 1);
         let q = Layout::packed(101, 12, 128);
         let k = Layout::packed(200, 4, 128);
