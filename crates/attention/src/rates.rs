@@ -234,8 +234,8 @@ impl Rates {
     ///
     /// The slowest multiprocessor decides. It works through its tiles of query rows, each against the blocks of keys it can
     /// see, and pays for the end of each. Where every tile is a CTA of its own, or all are equally long, some
-    /// multiprocessors have one tile more than others; drawn tiles of different lengths even out. All take no less than the
-    /// longest. While a multiprocessor holds fewer CTAs than it could, it runs slower by the share of latency left unhidden. So it does
+    /// multiprocessors have one tile more than others; drawn tiles of different lengths even out, but not where all begin at once. All take
+    /// no less than the longest. While a multiprocessor holds fewer CTAs than it could, it runs slower by the share of latency left unhidden. So it does
     /// while warps of CTAs have no rows: that is why few queries are not for tiles of many rows.
     ///
     /// Where CTAs share the keys evenly, all have as many blocks, and each pays for the ends of its tiles and of one more.
@@ -330,9 +330,18 @@ impl Rates {
         }
         let per_multiprocessor = tiles * ctas / f64::from(device.multiprocessors.max(1));
         let turns = per_multiprocessor.ceil().max(1.0);
-        let whole = match image.schedule.is_persistent() && uneven {
-            true => per_multiprocessor * tile,
-            false => turns * tile,
+        let at_once = turns <= f64::from(ctas_per_multiprocessor);
+        let whole = match image.schedule {
+            // Longest first, and nothing is left to be drawn: the multiprocessor with the longest tile has the longest of each round.
+            schedule if schedule != Schedule::OneTile && uneven && at_once => {
+                let shortest = (2.0 * blocks - longest).max(0.0);
+                let rounds = (0..turns as u64).map(|round| round as f64 / per_multiprocessor);
+                rounds
+                    .map(|passed| longest + (shortest - longest) * passed + tile_end)
+                    .sum()
+            }
+            schedule if schedule.is_persistent() && uneven => per_multiprocessor * tile,
+            _ => turns * tile,
         };
         let blocks = whole.max(longest + tile_end);
         let held = turns.min(f64::from(ctas_per_multiprocessor)) * busy_warps(problem, image);
@@ -415,6 +424,36 @@ mod tests {
         let with_feature = format!("{rate}\nfeature wmma alibi 1.5\nfeature mma alibi 9");
         close(estimate(&with_feature, &alibi), 1.5 * tiles);
         close(estimate(&with_feature, &plain), tiles);
+    }
+
+    #[test]
+    fn tiles_that_begin_at_once_do_not_even_out() {
+        let device = DeviceProfile::h200();
+        let image = { warptile_kernels::catalog().iter() }
+            .find(|image| {
+                image.kernel == "mma_d64_128x64_w4_s2" && image.schedule.has_group_tiles()
+            })
+            .unwrap();
+        let head = "device X\nmultiprocessors 132\nbandwidth 4\nlaunch 3\n";
+        let rates: Rates = format!("{head}kernel {} 200 2", image.kernel)
+            .parse()
+            .unwrap();
+        let layout = crate::Layout::bshd([2, 960, 16, 64]);
+        let call = crate::Call::builder(&layout, &layout, &layout, crate::ElementType::F16);
+        let mut scoring = crate::Scoring::new();
+        scoring.mask = crate::Mask::causal();
+        let causal = call.scoring(scoring).build().unwrap().problem();
+        // 8 tiles of a head, 256 in all, two at once on each multiprocessor. They load 544.5 keys on average and 15 blocks at most: that
+        // with the longest one has it and the one 132 later, and pays for two ends.
+        let shortest = 2.0 * 544.5 / 64.0 - 15.0;
+        let later = 15.0 - (15.0 - shortest) * 132.0 / 256.0;
+        let block_us = 4.0 * 128.0 * 64.0 * 64.0 / (200e6 / 132.0);
+        let expected = (15.0 + later + 4.0) * block_us;
+        let estimate = rates.estimate_us(&causal, image, &device, 2) - 3.0;
+        assert!(
+            (estimate / expected - 1.0).abs() < 1e-9,
+            "{estimate} {expected}"
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ use half::{bf16, f16};
 use serde::Serialize;
 use warptile::{
     Attention, Backend, Call, Choice, E4m3, Element, ElementType, Error, Family, Keys, Plan,
-    Queries, Scales, Tensor,
+    Planner, Queries, Scales, Tensor,
 };
 use warptile_check::{Case, Lists};
 use warptile_kernels::{Role, images_for};
@@ -64,6 +64,12 @@ pub(crate) struct BenchArgs {
     /// `all` means each kernel that applies, and `families` the best kernel of each family. The default is best.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     kernel: Vec<String>,
+
+    /// Only images compiled for this target, such as sm_90 or compute_80
+    ///
+    /// So `--kernel mma --target compute_89` measures what the best kernel of `mma` gives on a GPU whose driver compiles it.
+    #[arg(long)]
+    target: Option<String>,
 
     /// Where to compute: auto (the best GPU, else the CPU), cpu or cuda:N
     #[arg(long, default_value_t = Device::Auto)]
@@ -208,7 +214,7 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     }
     for (case, problem) in cases.iter().zip(&problems) {
         let call = case.try_call()?;
-        let plans = plans(&call, &args.kernel, &backend)?;
+        let plans = plans(&call, &args.kernel, args.target.as_deref(), &backend)?;
         let keep = |plan: &Plan, method, microseconds| -> Result<(), Failure> {
             let Some(samples) = Samples::new(microseconds) else {
                 return Ok(());
@@ -345,9 +351,19 @@ pub(crate) fn cases_of_file(path: &Path) -> Result<Vec<Case>, Failure> {
     Ok(cases)
 }
 
-/// A plan for each kernel to be measured.
-fn plans(call: &Call, kernels: &[String], backend: &Backend) -> Result<Vec<Plan>, Failure> {
+/// A plan for each kernel to be measured, by images of the target if there is one.
+fn plans(
+    call: &Call,
+    kernels: &[String],
+    target: Option<&str>,
+    backend: &Backend,
+) -> Result<Vec<Plan>, Failure> {
     let Some(gpu) = backend.gpu() else {
+        if let Some(target) = target {
+            return Err(Failure::Input(format!(
+                "--target {target} needs a GPU; the measurement would run on {backend}"
+            )));
+        }
         return match kernels
             .iter()
             .find(|name| !["all", "families", "best", "cpu"].contains(&name.as_str()))
@@ -358,7 +374,29 @@ fn plans(call: &Call, kernels: &[String], backend: &Backend) -> Result<Vec<Plan>
             ))),
         };
     };
-    let plan = |choice: Choice| gpu.plan(call.problem(), &choice);
+    let profile = gpu.profile();
+    let images = || {
+        images_for(Role::Forward).filter(move |image| {
+            target.is_none_or(|name| {
+                image.target.to_string() == name
+                    && image.target.runs_on(profile.major, profile.minor)
+            })
+        })
+    };
+    if let Some(target) = target
+        && images().next().is_none()
+    {
+        return Err(Failure::Input(format!(
+            "no image of target {target} runs on {backend}; `warptile info --kernels` lists what there is"
+        )));
+    }
+    let plan = |choice: Choice| match target {
+        None => gpu.plan(call.problem(), &choice),
+        Some(_) => Planner::new(profile)
+            .rates(gpu.rates())
+            .images(images())
+            .plan(call.problem(), &choice),
+    };
     if kernels.is_empty() {
         return Ok(vec![plan(Choice::Best)?]);
     }
@@ -366,15 +404,14 @@ fn plans(call: &Call, kernels: &[String], backend: &Backend) -> Result<Vec<Plan>
     for name in kernels {
         match name.as_str() {
             "all" => {
-                let kernels = sorted(images_for(Role::Forward).map(|image| image.kernel));
+                let kernels = sorted(images().map(|image| image.kernel));
                 let choices = kernels
                     .into_iter()
                     .map(|name| Choice::Kernel(name.to_owned()));
                 plans.extend(applicable(choices.map(plan))?);
             }
             "families" => {
-                let families =
-                    sorted::<Family>(images_for(Role::Forward).map(|image| image.family));
+                let families = sorted::<Family>(images().map(|image| image.family));
                 plans.extend(applicable(
                     families.into_iter().map(Choice::Family).map(plan),
                 )?);

@@ -153,6 +153,50 @@ fn rows_of_a_gpu_fit_and_are_compared() {
     }
 }
 
+/// `--target` chooses among the images of one target, and names one that has none for the GPU.
+#[test]
+fn a_bench_of_one_target_takes_its_images() {
+    let fake = FakeDriver::open();
+    let dir = tempfile::tempdir().unwrap();
+    let rows = dir.path().join("rows.json");
+    let bench = |target: &str| {
+        let mut command = on(&fake);
+        let shape = "b1 q300 k300 h2 d64 f16";
+        command.args([
+            "bench",
+            "--samples",
+            "1",
+            "--kernel",
+            "wmma",
+            "--shape",
+            shape,
+        ]);
+        command.args(["--target", target, "--json", rows.to_str().unwrap()]);
+        command
+    };
+    for target in ["sm_90", "compute_80", "compute_89"] {
+        expect_code(0, &mut bench(target));
+        let written: serde_json::Value =
+            serde_json::from_str(&fs::read_to_string(&rows).unwrap()).unwrap();
+        let of_target = |row: &serde_json::Value| {
+            let name = row["kernel"].as_str().unwrap();
+            let image = { warptile_kernels::catalog().iter() }
+                .find(|image| image.name == format!("{name}_f16_{target}"))
+                .unwrap();
+            row["sha256"].as_str() == Some(image.sha256)
+        };
+        assert!(
+            written.as_array().unwrap().iter().all(of_target),
+            "{written}"
+        );
+    }
+    let (_, error) = expect_code(2, &mut bench("sm_80"));
+    assert!(
+        error.contains("no image of target sm_80 runs on"),
+        "{error}"
+    );
+}
+
 #[test]
 fn what_a_gpu_gets_wrong_is_told_as_a_command() {
     let fake = FakeDriver::open();
