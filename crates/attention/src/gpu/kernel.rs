@@ -206,15 +206,11 @@ fn of_grid(step: &Step, grid: u32) -> LaunchConfig {
     }
 }
 
-/// Whether the kernel itself waits for what precedes it: those of `decode` and `mma` do, in machine code for 9.0 and newer.
+/// Whether the kernel itself waits for what precedes it: those of `decode`, `mma` and `wgmma` do, in machine code for 9.0 and newer.
 fn begins_early(image: &Image) -> bool {
     let waits = match image.target {
         Target::Cubin(sm) | Target::CubinExact(sm) => sm >= 90,
         _ => false,
     };
-    waits
-        && matches!(
-            image.schedule,
-            Schedule::SharedKeys | Schedule::OneGroupTile | Schedule::ClusterTile
-        )
+    waits && image.schedule != Schedule::OneTile
 }
