@@ -356,7 +356,7 @@ fn a_stream_that_keeps_spares_reuses_them_in_its_own_order() {
     for bytes in 100..120 {
         drop(of(&stream, bytes));
     }
-    assert!(frees() - freed >= 1 + 16, "{}", frees() - freed);
+    assert!(frees() - freed > 16, "{}", frees() - freed);
     drop((other, stream, context));
     fake.assert_clean();
 }
