@@ -6,4 +6,4 @@ command -v python3 >/dev/null || {
     echo "evidence.sh needs python3 (its standard library is enough)" >&2
     exit 2
 }
-exec python3 "$here/evidence.py" "$@"
+exec python3 "$here/evidence" "$@"

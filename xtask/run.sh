@@ -15,6 +15,9 @@ runs if any of them matches.
   --benches     run the benchmarks instead of the tests; FILTERs are criterion's
   --help        this text
 
+If the bundle has integrations/, their tests run after the others, unless there are FILTERs, --cpu or --benches; --only takes their
+names, too: candle, cudarc, c and python.
+
 One line per test executable goes to standard output, its whole output to logs/. An executable that runs longer than
 WARPTILE_TEST_TIMEOUT seconds (default 600) is ended and counts as failed. Failed tests are named last.
 
@@ -77,29 +80,22 @@ run_one() {
     esac
 }
 
-directory=tests
-[ "$mode" = bench ] && directory=benches
 number=0
 failed_executables=0
 passed=0
 failed=0
 failures=""
-for executable in "$directory"/*; do
-    name=$(basename "$executable")
-    case "$name" in *.so) continue ;; esac
-    [ -x "$executable" ] || continue
-    wanted "$name" || continue
-    number=$((number + 1))
-    if [ "$mode" = list ]; then
-        run_one "$executable" | sed -n "s/: test\$//p" | sed "s/^/$name /"
-        continue
-    fi
+
+# Runs a command as the suite named $1. Tests are in the words of Rust's tests, or of gpu_check.py.
+suite() {
+    name=$1
+    shift
     log="logs/$name.log"
-    run_one "$executable" >"$log" 2>&1
+    "$@" >"$log" 2>&1
     code=$?
     summary=$(grep '^test result:' "$log" | sed 's/^test result: [A-Za-z]*\. //; s/; finished.*//' | tail -n 1)
-    passed=$((passed + $(grep -c '^test .* \.\.\. ok$' "$log")))
-    broken=$(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$log")
+    passed=$((passed + $(grep -cE '^test .* \.\.\. ok$|^ok  +[a-z_0-9]+ +[0-9.]+ s' "$log")))
+    broken=$(sed -nE 's/^test (.*) \.\.\. FAILED$/\1/p; s/^FAILED +([a-z_0-9]+) +[0-9.]+ s.*/\1/p' "$log")
     for test in $broken; do
         case "$test" in -) continue ;; esac
         failed=$((failed + 1))
@@ -114,7 +110,32 @@ for executable in "$directory"/*; do
   $name ended with exit code $code without naming a test; its last line: $(tail -n 1 "$log")"
         echo "not ok $number - $name (${summary:-exit code $code})"
     fi
+}
+
+directory=tests
+[ "$mode" = bench ] && directory=benches
+for executable in "$directory"/*; do
+    name=$(basename "$executable")
+    case "$name" in *.so) continue ;; esac
+    [ -x "$executable" ] || continue
+    wanted "$name" || continue
+    number=$((number + 1))
+    if [ "$mode" = list ]; then
+        run_one "$executable" | sed -n "s/: test\$//p" | sed "s/^/$name /"
+    else
+        suite "$name" run_one "$executable"
+    fi
 done
+
+if [ "$mode" = test ] && [ -n "$ignored" ] && [ -z "$filters" ]; then
+    for script in integrations/*/run.sh; do
+        name="integrations-$(basename "$(dirname "$script")")"
+        [ -x "$script" ] && wanted "$name" || continue
+        number=$((number + 1))
+        # shellcheck disable=SC2086
+        suite "$name" $limit "$script"
+    done
+fi
 
 [ "$mode" = list ] && exit 0
 echo "1..$number"

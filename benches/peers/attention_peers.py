@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long the attention kernels that PyTorch, FlashAttention-3 and FlashInfer bring along take.
+"""How long the attention kernels that PyTorch, FlashAttention-3 and 4, and FlashInfer bring along take.
 
 Measures the problems of a shape file (see shapes.txt and decode.txt) the way `warptile bench` does and writes the same JSON rows:
 
@@ -11,10 +11,11 @@ With --errors it measures instead how far each result is from float64: root mean
 the whole output, on the same inputs for all.
 
 Peers: FlashAttention-2, cuDNN and the memory-efficient kernel through PyTorch's scaled_dot_product_attention, and
-FlashAttention-3. The last is looked for in the file that --fa3 names (its extension library, such as
-xformers/flash_attn_3/_C.so of the xformers wheel; a libcudart.so.12 beside it is loaded first), then in the packages
-flash_attn_interface (built from its source) and fa3_fwd_interface (fa3-fwd, which takes no f16). `default` is what PyTorch
-chooses among its kernels by itself; it is measured only with --peer default.
+FlashAttention-3 and 4. cuDNN is PyTorch's own, or that of the folder that --cudnn names. FlashAttention-3 is looked for in the
+file that --fa3 names (its extension library, such as xformers/flash_attn_3/_C.so of the xformers wheel; a libcudart.so.12
+beside it is loaded first), then in the packages flash_attn_interface (built from its source) and fa3_fwd_interface (fa3-fwd,
+which takes no f16); FlashAttention-4 in the folder of packages that --fa4 names, then in the package flash_attn.cute. `default`
+is what PyTorch chooses among its kernels by itself; it is measured only with --peer default.
 
 Where queries meet the keys of a cache (fewer queries than keys, pages, lengths, windows, sinks), FlashInfer takes part too if it
 is installed or --flashinfer names the folder of its package, and `read`, a kernel that only reads the keys and values that some
@@ -32,179 +33,39 @@ Needs: an NVIDIA GPU, PyTorch 2.5 or newer. Examples:
 """
 
 import argparse
-import collections
 import concurrent.futures
 import contextlib
 import ctypes
 import datetime
 import json
-import math
-import os
-import pathlib
-import re
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 
+import other_cudnn
+
+if __name__ == "__main__":
+    # PyTorch loads its own.
+    other_cudnn.restart_if_asked()
+
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
 import cache_peers
+import contestants
+import errors
+from contestants import ELEMENTS, PEERS, inputs_of, not_for
 from problem import Problem
 
 WARM_UP_ROUNDS = 3
+
+# Rounds after which a peer is left out of the rest whose median is so many times that of the fastest peer.
+FEW_ROUNDS, SLOW = 5, 1.25
 
 # Replays by which the fastest variant of a peer is found.
 TRIAL_REPLAYS = 5
 
 METHODS = ("graph", "call")
-PEERS = ("fa2", "cudnn", "efficient", "default", "fa3", "flashinfer", "read")
-
-# Measured only if asked for by name: it is one of the others.
-BY_NAME_ONLY = ("default",)
-
-# Scores that the float64 reference holds at once: 1 GiB of them.
-REFERENCE_SCORES = 1 << 27
-
-# Problems whose errors are computed at a time. Most of what one takes is the program's start and files.
-PROBLEMS_UNDER_WAY = 4
-
-ELEMENTS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
-
-
-def inputs_of(problem):
-    """q, k, v as [batch, length, heads, head size], normally distributed."""
-
-    def tensor(length, heads):
-        shape = (problem.batch, length, heads, problem.head_dim)
-        return torch.randn(shape, device="cuda", dtype=ELEMENTS[problem.element])
-
-    return tuple(
-        tensor(length, heads)
-        for length, heads in (
-            (problem.query_len, problem.heads),
-            (problem.key_len, problem.kv_heads),
-            (problem.key_len, problem.kv_heads),
-        )
-    )
-
-
-def sdpa(backend=None):
-    """A peer through PyTorch's dispatcher, held to one backend if one is given."""
-
-    def prepare(problem, q, k, v):
-        # PyTorch wants [batch, heads, length, head size]; as strides, without a copy.
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-    def call(problem, q, k, v):
-        with sdpa_kernel([backend]) if backend is not None else contextlib.nullcontext():
-            return scaled_dot_product_attention(
-                q, k, v, is_causal=problem.mask == "causal", enable_gqa=problem.heads != problem.kv_heads
-            )
-
-    return prepare, call
-
-
-def fa3_operators(library):
-    """FlashAttention-3's operators: those of a library, or of the package that is installed."""
-    if library:
-        runtime = pathlib.Path(library).with_name("libcudart.so.12")
-        if runtime.exists():
-            ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
-        torch.ops.load_library(library)
-    else:
-        import flash_attn_interface  # noqa: F401 (it registers them)
-    return torch.ops.flash_attn_3
-
-
-def flash_attention_3(library):
-    """FlashAttention-3's own interface: q, k, v, causal to the output."""
-    if library:
-        operator = fa3_operators(library).fwd
-        return lambda q, k, v, causal: operator(q, k, v, is_causal=causal, num_splits=1)[0]
-    try:
-        from flash_attn_interface import flash_attn_func
-    except ImportError:
-        from fa3_fwd_interface import flash_attn_func
-
-    def attention(q, k, v, causal):
-        output = flash_attn_func(q, k, v, causal=causal)
-        # Some releases return the lse, too.
-        return output[0] if isinstance(output, tuple) else output
-
-    return attention
-
-
-def fa3(library):
-    """FlashAttention-3 as a peer."""
-    attention = flash_attention_3(library)
-
-    def prepare(problem, q, k, v):
-        if problem.element == "f32":
-            raise RuntimeError("FlashAttention-3 takes no f32")
-        return q, k, v
-
-    def call(problem, q, k, v):
-        return attention(q, k, v, problem.mask == "causal")
-
-    return prepare, call
-
-
-def on_caches(wanted, library, flashinfer_folder, problems):
-    """Contestants for queries on a cache: from a cache to the variants."""
-
-    def flashinfer():
-        if flashinfer_folder:
-            sys.path.insert(0, flashinfer_folder)
-            major, minor = torch.cuda.get_device_capability()
-            os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", f"{major}.{minor}" + ("a" if major >= 9 else ""))
-        import flashinfer
-
-        cache_peers.compile_flashinfer(problems, lambda problem: ELEMENTS[problem.element], flashinfer)
-        return lambda cache: cache_peers.flashinfer(cache, flashinfer)
-
-    def fa3():
-        operators = fa3_operators(library)
-        return lambda cache: cache_peers.fa3(cache, operators)
-
-    makers = {
-        "fa2": lambda: cache_peers.fa2,
-        "cudnn": lambda: cache_peers.cudnn,
-        "fa3": fa3,
-        "flashinfer": flashinfer,
-        "read": lambda: cache_peers.read,
-    }
-    return found_of(makers, wanted, {"fa3": library, "flashinfer": flashinfer_folder})
-
-
-def peers(wanted, library):
-    makers = {
-        "fa2": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
-        "cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION),
-        "efficient": lambda: sdpa(SDPBackend.EFFICIENT_ATTENTION),
-        "default": sdpa,
-        "fa3": lambda: fa3(library),
-    }
-    return found_of(makers, wanted, {"fa3": library})
-
-
-def found_of(makers, wanted, places):
-    """The contestants that are there. `places`: where the command line says that some are."""
-    found = {}
-    for name, make in makers.items():
-        if name not in wanted if wanted else name in BY_NAME_ONLY:
-            continue
-        try:
-            found[name] = make()
-        except Exception as error:  # a broken package raises what it likes
-            print(f"{name}: not installed ({error})", file=sys.stderr)
-            # What was asked for by name must be there.
-            if wanted or places.get(name):
-                sys.exit(1)
-    return found
 
 
 class Run:
@@ -310,24 +171,15 @@ def memory():
     return torch.cuda.get_device_properties(0).total_memory
 
 
-def first_line(error):
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def not_for(name, problem, error):
-    """Says why a contestant has no row."""
-    print(f"{name}: not for {problem.line}: {first_line(error)}", file=sys.stderr, flush=True)
-
-
-def square_runs(problem, found):
+def sequence_runs(problem, found):
     """A run of each peer that can do the problem."""
     inputs = [inputs_of(problem) for _ in range(problem.copies(memory()))]
     runs = {}
-    for name, (prepare, call) in found.items():
+    for name, peer in found.items():
         try:
-            prepared = [prepare(problem, *qkv) for qkv in inputs]
-            runs[name] = Run(name, lambda i, call=call, prepared=prepared: call(problem, *prepared[i]), len(inputs))
-        except (RuntimeError, TypeError, ValueError) as error:
+            prepared = [peer.prepare(problem, *qkv) for qkv in inputs]
+            runs[name] = Run(name, lambda i, call=peer.call, prepared=prepared: call(problem, *prepared[i]), len(inputs))
+        except Exception as error:  # whatever a package raises, the others go on
             torch.cuda.synchronize()
             not_for(name, problem, error)
     return runs
@@ -368,6 +220,16 @@ def cache_runs(problem, found):
     return runs
 
 
+def not_slow(runs, method):
+    """Those that may be the fastest peer. Of the others a few times are enough."""
+
+    def median(run):
+        return statistics.median(run.times[method])
+
+    fastest = min((median(run) for run in runs if not run.name.startswith("read")), default=0)
+    return [run for run in runs if run.name.startswith("read") or median(run) <= SLOW * fastest]
+
+
 def measure(problem, runs, options, machine):
     """Rows of all contestants, which take turns, round by round, and whether `warptile` failed, if it was to take part."""
     rows, ours = [], []
@@ -380,11 +242,14 @@ def measure(problem, runs, options, machine):
             for splits in several:
                 ours.append(stack.enter_context(Warptile(options.program, problem, options.samples, splits)))
         for method in options.method or METHODS:
+            taking_part = list(runs.values())
             for round in range(WARM_UP_ROUNDS + options.samples):
                 if round == WARM_UP_ROUNDS:
-                    for run in runs.values():
+                    for run in taking_part:
                         run.times[method] = []
-                for run in runs.values():
+                if round == WARM_UP_ROUNDS + FEW_ROUNDS:
+                    taking_part = not_slow(taking_part, method)
+                for run in taking_part:
                     run.round(method)
                 if round >= WARM_UP_ROUNDS:  # it warms up by itself
                     for warptile in ours:
@@ -414,143 +279,20 @@ def measure(problem, runs, options, machine):
     return rows, any(warptile.failed for warptile in ours)
 
 
-def reference(problem, q, k, v):
-    """The output in float64, [batch, length, heads, head size], computed in pieces on the GPU."""
-    group = problem.heads // problem.kv_heads
-
-    def heads_first(tensor):
-        """[batch * heads, length, head size]"""
-        return tensor.transpose(1, 2).reshape(-1, tensor.shape[1], tensor.shape[3])
-
-    q = heads_first(q)
-    k, v = (heads_first(tensor.repeat_interleave(group, dim=2)) for tensor in (k, v))
-    output = torch.empty(q.shape, dtype=torch.float64, device=q.device)
-    rows = min(problem.query_len, 2048)
-    heads = max(1, REFERENCE_SCORES // max(1, rows * problem.key_len))
-    keys = torch.arange(problem.key_len, device=q.device)
-    for head in range(0, q.shape[0], heads):
-        of_heads = slice(head, head + heads)
-        k_piece, v_piece = k[of_heads].double(), v[of_heads].double()
-        for row in range(0, problem.query_len, rows):
-            of_rows = slice(row, row + rows)
-            scores = torch.bmm(q[of_heads, of_rows].double(), k_piece.transpose(1, 2)) / math.sqrt(problem.head_dim)
-            if problem.mask == "causal":
-                last = torch.arange(problem.query_len, device=q.device)[of_rows, None]
-                scores.masked_fill_(keys > last, -math.inf)
-            output[of_heads, of_rows] = torch.bmm(torch.softmax(scores, dim=-1), v_piece)
-    output = output.view(problem.batch, problem.heads, problem.query_len, problem.head_dim)
-    return output.transpose(1, 2)
-
-
-def safetensors(path, tensors):
-    """Writes tensors to a safetensors file; by hand, so that no package is needed."""
-    names = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
-    header, end, parts = {}, 0, []
-    for name, tensor in tensors.items():
-        on_host = tensor.contiguous().cpu()
-        data = ctypes.string_at(on_host.data_ptr(), on_host.numel() * on_host.element_size())
-        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end, end + len(data)]}
-        end += len(data)
-        parts.append(data)
-    text = json.dumps(header).encode()
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.writelines(parts)
-
-
-def tensor_of(path, name, like):
-    """A tensor of a safetensors file, of the type and shape of another."""
-    with open(path, "rb") as file:
-        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-        start = file.tell()
-        begin, end = header[name]["data_offsets"]
-        file.seek(start + begin)
-        data = bytearray(file.read(end - begin))
-    return torch.frombuffer(data, dtype=like.dtype).view(like.shape).to(like.device)
-
-
-def computed_by_warptile(program, problem, q, k, v):
-    """The output of `warptile run`, and the kernel that it names."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
-        inputs, output = os.path.join(folder, "qkv"), os.path.join(folder, "out")
-        safetensors(inputs, {"q": q, "k": k, "v": v})
-        command = [program, "run", inputs, "-o", output, "--device", "cuda:0"]
-        command += ["--causal"] if problem.mask == "causal" else []
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        kernel = re.search(r"^ran +(\S+) on cuda:", done.stdout, re.MULTILINE)
-        return tensor_of(output, "out", q), kernel[1] if kernel else ""
-
-
-class Errors:
-    """How far each contestant's output of a problem is from float64, over all seeds. The program `warptile` computes meanwhile, in
-    processes of its own: nothing is timed here."""
-
-    def __init__(self, problem, found, options, processes):
-        self.problem, self.query_scale, self.seeds = problem, options.query_scale, options.seeds
-        self.squares, self.largest, self.kernels, self.values = {}, {}, {}, 0
-        self.ours = []
-        for seed in range(options.seeds):
-            torch.manual_seed(seed)
-            q, k, v = inputs_of(problem)
-            q = q * options.query_scale
-            if options.program:
-                computed = processes.submit(computed_by_warptile, options.program, problem, q, k, v)
-            exact = reference(problem, q, k, v)
-            self.values += exact.numel()
-            if options.program:
-                self.ours.append((computed, exact))
-            for name, (prepare, call) in found.items():
-                try:
-                    output = call(problem, *prepare(problem, q, k, v))
-                except (RuntimeError, TypeError, ValueError) as error:
-                    torch.cuda.synchronize()
-                    not_for(name, problem, error)
-                    continue
-                # Through PyTorch's dispatcher the heads come before the rows.
-                self.judge(name, output if name == "fa3" else output.transpose(1, 2), name, exact)
-
-    def judge(self, name, output, kernel, exact):
-        difference = output.double() - exact
-        self.squares[name] = self.squares.get(name, 0.0) + float((difference * difference).sum())
-        # `max` would drop NaN in favour of a number or the other way round, by the order of its arguments.
-        most = float(difference.abs().max())
-        self.largest[name] = math.nan if math.isnan(most) else max(self.largest.get(name, 0.0), most)
-        self.kernels[name] = kernel
-
-    def rows(self, machine):
-        """One row for each contestant. Waits for the program."""
-        for computed, exact in self.ours:
-            self.judge("warptile", *computed.result(), exact)
-        return [
-            {
-                "backend": name,
-                "kernel": self.kernels[name],
-                **self.problem.row(),
-                "query_scale": self.query_scale,
-                "seeds": self.seeds,
-                "error_rms": math.sqrt(self.squares[name] / self.values),
-                "error_max": self.largest[name],
-                **machine,
-            }
-            for name in self.squares
-        ]
-
-
-def errors(problems, found, options, machine):
-    """The rows of each problem, in order, while the next ones are under way."""
-    under_way = collections.deque()
-    with concurrent.futures.ThreadPoolExecutor(PROBLEMS_UNDER_WAY) as processes:
-        for problem in problems:
-            under_way.append(Errors(problem, found, options, processes))
-            if len(under_way) == PROBLEMS_UNDER_WAY:
-                yield under_way.popleft().rows(machine)
-        while under_way:
-            yield under_way.popleft().rows(machine)
+def compile_ahead(options, problems):
+    """What is compiled when it is first used, FlashInfer's kernels and FlashAttention-4's side by side."""
+    with concurrent.futures.ThreadPoolExecutor() as executor:
+        under_way = [executor.submit(contestants.compile_fa4, options.fa4, problems)] if options.fa4 else []
+        on_cache = [problem for problem in problems if problem.on_cache]
+        if options.flashinfer and on_cache:
+            under_way.append(executor.submit(contestants.compile_flashinfer, options.flashinfer, on_cache))
+        for done in under_way:
+            done.result()
 
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--file", help="problems, one a line")
+    arguments.add_argument("--file", action="append", default=[], help="problems, one a line; may be given several times")
     arguments.add_argument("--shape", action="append", default=[], help="one problem; may be given several times")
     arguments.add_argument("--peer", action="append", choices=PEERS, help="measure this peer only; may be given several times")
     arguments.add_argument("--method", action="append", choices=METHODS, help="measure this only (default: both)")
@@ -558,8 +300,10 @@ def main():
     arguments.add_argument("--with", dest="program", metavar="PROGRAM", help="the program `warptile`, to be measured in turn")
     arguments.add_argument("--splits", type=int, metavar="N", help="with --with: measure keys cut at multiples of N, too")
     arguments.add_argument("--fa3", metavar="FILE", help="FlashAttention-3's extension library")
+    arguments.add_argument("--fa4", metavar="FOLDER", help="the folder that has FlashAttention-4's package, and those it needs")
     arguments.add_argument("--flashinfer", metavar="FOLDER", help="the folder that has FlashInfer's package")
-    arguments.add_argument("--compile", action="store_true", help="only compile what FlashInfer needs for the problems")
+    arguments.add_argument("--cudnn", metavar="FOLDER", help="the folder of another cuDNN than PyTorch's own")
+    arguments.add_argument("--compile", action="store_true", help="only compile what FlashInfer and FlashAttention-4 need for the problems")
     arguments.add_argument("--errors", action="store_true", help="measure errors against float64 instead of times")
     arguments.add_argument("--seeds", type=int, default=1, help="with --errors: how many inputs (default 1)")
     arguments.add_argument("--query-scale", type=float, default=1.0, help="with --errors: factor of the queries (default 1)")
@@ -567,8 +311,8 @@ def main():
     options = arguments.parse_args()
 
     lines = list(options.shape)
-    if options.file:
-        with open(options.file) as file:
+    for name in options.file:
+        with open(name) as file:
             lines += [line.split("#")[0].strip() for line in file]
     problems = [Problem(line) for line in lines if line]
     if not problems:
@@ -576,11 +320,20 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("PyTorch sees no GPU")
 
+    if options.compile:
+        compile_ahead(options, problems)
+        return
+    if options.errors and not all(problem.is_plain for problem in problems):
+        arguments.error("--errors is for whole sequences without windows or sinks, with a causal mask as many queries as keys")
+    of_sequences = [problem for problem in problems if options.errors or not problem.on_cache]
+    found = contestants.of_sequences(options) if of_sequences else {}
+    others = [problem for problem in problems if problem not in of_sequences]
+    on_cache = contestants.on_caches(options, others) if others else {}
     machine = {
         "device": torch.cuda.get_device_name(),
         "driver": driver(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "versions": {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())},
+        "versions": contestants.versions(found | on_cache, options),
     }
     rows = []
 
@@ -590,16 +343,8 @@ def main():
                 json.dump(rows, file, indent=2)
                 file.write("\n")
 
-    square = [problem for problem in problems if not problem.on_cache]
-    if options.errors and len(square) < len(problems):
-        arguments.error("--errors is for as many queries as keys, without pages, lengths, windows or sinks")
-    found = peers(options.peer, options.fa3) if square else {}
-    others = [problem for problem in problems if problem.on_cache]
-    on_cache = on_caches(options.peer, options.fa3, options.flashinfer, others) if others else {}
-    if options.compile:
-        return
     if options.errors:
-        for of_problem in errors(problems, found, options, machine):
+        for of_problem in errors.of_problems(problems, found, options, machine):
             for row in of_problem:
                 print(f"{row['problem']:62} {row['backend']:10} rms {row['error_rms']:.3e} max {row['error_max']:.3e}", flush=True)
             rows += of_problem
@@ -609,7 +354,7 @@ def main():
     failed = False
     for problem in problems:
         try:
-            runs = cache_runs(problem, on_cache) if problem.on_cache else square_runs(problem, found)
+            runs = cache_runs(problem, on_cache) if problem.on_cache else sequence_runs(problem, found)
         except torch.cuda.OutOfMemoryError as error:
             not_for("all", problem, error)
             failed = True

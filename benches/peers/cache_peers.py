@@ -45,10 +45,10 @@ class Cache:
         self.q = normal(p.batch, p.query_len, p.heads, p.head_dim)
         self.lengths = torch.tensor(p.key_lengths(), device="cuda", dtype=torch.int32)
         if p.page_rows is None:
-            self.k, self.v = (normal(p.batch, p.key_len, p.kv_heads, p.head_dim) for _ in range(2))
+            self.k, self.v = (normal(p.batch, p.key_len, p.kv_heads, size) for size in (p.head_dim, p.value_dim))
             self.table = None
             return
-        self.k, self.v = (normal(p.pages(), p.page_rows, p.kv_heads, p.head_dim) for _ in range(2))
+        self.k, self.v = (normal(p.pages(), p.page_rows, p.kv_heads, size) for size in (p.head_dim, p.value_dim))
         order = torch.randperm(p.pages(), device="cuda", dtype=torch.int32)
         self.table = torch.zeros((p.batch, -(-p.key_len // p.page_rows)), device="cuda", dtype=torch.int32)
         begin = 0
@@ -114,6 +114,10 @@ def cudnn(cache):
     return [("dispatched", dispatched(cache, SDPBackend.CUDNN_ATTENTION))]
 
 
+def efficient(cache):
+    return [("dispatched", dispatched(cache, SDPBackend.EFFICIENT_ATTENTION))]
+
+
 def dispatched(cache, backend):
     def prepare():
         plain_only(cache)
@@ -143,7 +147,7 @@ def fa3(cache, operators):
             plan = None
             if planned:
                 plan = operators.get_scheduler_metadata(
-                    p.batch, p.query_len, p.key_len, p.heads, p.kv_heads, p.head_dim, p.head_dim, cache.q[0].dtype,
+                    p.batch, p.query_len, p.key_len, p.heads, p.kv_heads, p.head_dim, p.value_dim, cache.q[0].dtype,
                     cache.lengths, page_size=p.page_rows, **given,
                 )  # fmt: skip
             if lengths:
@@ -156,6 +160,16 @@ def fa3(cache, operators):
     if p.page_rows is None and p.lengths is None:
         variants += [("split", variant(0, False, False)), ("whole", variant(1, False, False))]
     return variants
+
+
+def fa4(cache, attention):
+    """FlashAttention-4 on dense caches; on Hopper it splits no keys."""
+
+    def prepare():
+        plain_only(cache)
+        return lambda i: attention(cache.q[i], cache.k[i], cache.v[i], cache.problem.is_causal)
+
+    return [("dense", prepare)]
 
 
 class InPages:
@@ -174,7 +188,7 @@ class InPages:
         counts = [-(-keys // self.rows) for keys in p.key_lengths()]
         if p.page_rows is None:
             indices = [torch.arange(count, dtype=torch.int32) + b * of_each for b, count in enumerate(counts)]
-            self.caches = [tuple(t.view(-1, self.rows, p.kv_heads, p.head_dim) for t in pair) for pair in zip(cache.k, cache.v)]
+            self.caches = [tuple(t.view(-1, self.rows, p.kv_heads, t.shape[-1]) for t in pair) for pair in zip(cache.k, cache.v)]
         else:
             indices = [cache.table[b, :count] for b, count in enumerate(counts)]
             self.caches = list(zip(cache.k, cache.v))
@@ -197,7 +211,7 @@ def flashinfer(cache, library):
             pages = InPages(cache)
             wrapper = make_and_plan(workspace, pages)
             q = [tensor.flatten(0, 1) for tensor in cache.q]
-            shape = cache.q[0].shape
+            shape = (*cache.q[0].shape[:3], p.value_dim)
             return lambda i: wrapper.run(q[i], pages.caches[i]).view(shape)
 
         return prepare
@@ -236,7 +250,7 @@ def compile_flashinfer(problems, element_of, library):
     kinds = {}
     for problem in problems:
         group = min(problem.heads // problem.kv_heads, LARGEST_GROUP_ON_CUDA_CORES + 1)
-        kind = (problem.element, problem.head_dim, problem.window_left >= 0, problem.query_len > 1, group)
+        kind = (problem.element, problem.head_dim, problem.value_dim, problem.window_left >= 0, problem.query_len > 1, group)
         if kind not in kinds or problem.bytes() < kinds[kind].bytes():
             kinds[kind] = problem
 
@@ -284,6 +298,8 @@ if triton:
 def read(cache):
     """A kernel that only reads the keys and values that some query sees: the least time there is."""
     p = cache.problem
+    if p.head_dim != p.value_dim:
+        raise RuntimeError("keys and values of different head sizes have no places in common")
     k, v = ([tensor.view(-1).view(torch.int64) for tensor in tensors] for tensors in (cache.k, cache.v))
     # A dense cache that is read from end to end needs no list of places.
     whole = p.page_rows is None and all(span == (0, p.key_len) for span in p.read_ranges())

@@ -23,10 +23,10 @@ class Problem:
     """One line of a shape file; only what the peers can do."""
 
     def __init__(self, line):
-        pattern = r"b(?P<b>\d+) q(?P<q>\d+) k(?P<k>\d+) h(?P<h>\d+)(/(?P<hk>\d+))? d(?P<d>\d+) (?P<t>f16|bf16|f32)(?P<rest>( \S+)*)"
+        pattern = r"b(?P<b>\d+) q(?P<q>\d+) k(?P<k>\d+) h(?P<h>\d+)(/(?P<hk>\d+))? d(?P<d>\d+)(/(?P<dv>\d+))? (?P<t>f16|bf16|f32)(?P<rest>( \S+)*)"
         words = re.fullmatch(pattern, line)
         if not words:
-            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN TYPE, in this order, then mask=, sinks, pages=, lengths=")
+            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN[/N] TYPE, in this order, then mask=, sinks, pages=, lengths=")
         self.line = line
         self.batch = int(words["b"])
         self.heads = int(words["h"])
@@ -34,6 +34,7 @@ class Problem:
         self.query_len = int(words["q"])
         self.key_len = int(words["k"])
         self.head_dim = int(words["d"])
+        self.value_dim = int(words["dv"] or words["d"])
         self.element = words["t"]
         self.mask = "none"
         self.sinks = False
@@ -69,10 +70,15 @@ class Problem:
         return self.line
 
     @property
+    def is_plain(self):
+        """Whether every peer means the same by it: whole sequences, all of which each query sees, or those up to its own of as many keys."""
+        dense = self.page_rows is None and self.lengths is None and not self.sinks
+        return dense and (self.mask == "none" or (self.mask == "causal" and self.query_len == self.key_len))
+
+    @property
     def on_cache(self):
-        """Whether queries meet the keys of a cache, which only a part of the peers can do."""
-        plain = self.mask in ("none", "causal") and not self.sinks
-        return not (plain and self.query_len == self.key_len and self.page_rows is None and self.lengths is None)
+        """Whether few queries meet the keys of a cache, which only a part of the peers can do."""
+        return not self.is_plain or self.query_len < self.key_len
 
     @property
     def is_causal(self):
@@ -108,7 +114,7 @@ class Problem:
 
     @property
     def flops(self):
-        return 4 * self.heads * self.visible_pairs * self.head_dim
+        return 2 * self.heads * self.visible_pairs * (self.head_dim + self.value_dim)
 
     def read_ranges(self):
         """Of each sequence, the first key that any query sees, and the one after the last."""
@@ -136,9 +142,14 @@ class Problem:
         return self.kv_heads * self.head_dim * ELEMENT_BYTES[self.element]
 
     @property
+    def pair_bytes(self):
+        """A key and its value, of all heads."""
+        return self.kv_heads * (self.head_dim + self.value_dim) * ELEMENT_BYTES[self.element]
+
+    @property
     def kv_bytes(self):
         """Keys and values that some query sees: every kernel has to read them."""
-        return 2 * self.row_bytes * sum(end - start for start, end in self.read_ranges())
+        return self.pair_bytes * sum(end - start for start, end in self.read_ranges())
 
     @property
     def is_reading(self):
@@ -146,9 +157,9 @@ class Problem:
 
     def bytes(self):
         """Queries, keys, values and output in memory."""
-        queries = 2 * self.batch * self.query_len * self.heads * self.head_dim * ELEMENT_BYTES[self.element]
+        queries = self.batch * self.query_len * self.heads * (self.head_dim + self.value_dim) * ELEMENT_BYTES[self.element]
         keys = self.batch * self.key_len if self.page_rows is None else self.pages() * self.page_rows
-        return queries + 2 * keys * self.row_bytes
+        return queries + keys * self.pair_bytes
 
     def pages(self):
         """Pages that the sequences take."""
@@ -174,6 +185,7 @@ class Problem:
             "query_len": self.query_len,
             "key_len": self.key_len,
             "head_dim": self.head_dim,
+            "value_dim": self.value_dim,
             "element": self.element,
             "mask": self.mask,
         }

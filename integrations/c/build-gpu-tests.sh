@@ -15,7 +15,7 @@ prefix=$(mktemp -d)
 trap 'rm -rf "$prefix"' EXIT
 ./install.sh "$prefix" release
 for source in examples/attention tests/numeric tests/gpu; do
-    cc -std=c11 -O1 -Wall -Wextra -Werror -I "$prefix/include" -o "$directory/$(basename $source)" $source.c \
+    cc -std=c11 -O1 -s -Wall -Wextra -Werror -I "$prefix/include" -o "$directory/$(basename $source)" $source.c \
         "$prefix/lib/libwarptile.a" -lpthread -ldl -lm
 done
 cat >"$directory/run.sh" <<'RUN'

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Usage: build-gpu-tests.sh WORKSPACE EXECUTABLE [CUDA]
+# Usage: build-gpu-tests.sh DIRECTORY [WORKSPACE [CUDA]]
 #
 # Builds the GPU tests of a workspace (this one, or one that for-candle.sh wrote) on a machine without CUDA, for a run on another one:
-# `EXECUTABLE --include-ignored`. candle links to CUDA's libraries; here to libraries with the same names and
-# functions, that do nothing. CUDA is the major version of those where the tests will run; 13 unless it is given.
+# DIRECTORY/run.sh. candle links to CUDA's libraries; here to libraries with the same names and functions, that do nothing. CUDA is the
+# major version of those where the tests will run, from a toolkit or PyTorch; 13 unless it is given.
 set -euo pipefail
-(($# == 2 || $# == 3)) || {
+(($# >= 1 && $# <= 3)) || {
     sed -n 's/^# \{0,1\}//; 2,6p' "$0" >&2
     exit 2
 }
-workspace=$1 executable=$2 cuda=${3:-13}
+workspace=$(cd "${2:-$(dirname "$0")}" && pwd) cuda=${3:-13}
+mkdir -p "$1"
+directory=$(cd "$1" && pwd)
 cd "$workspace"
 metadata=$(cargo metadata --format-version 1)
 # There may be several: what candle depends on has versions of its own.
@@ -24,8 +26,22 @@ for library in driver:cuda:1 nvrtc:nvrtc:"$cuda" curand:curand:10 cublas:cublas:
     cc -shared -fPIC -w -Wl,-soname,"lib$name.so.$number" -o "$libraries/lib$name.so" "$libraries/$name.c"
     ln -sf "lib$name.so" "$libraries/lib$name.so.$number"
 done
-built=$(cargo rustc --package warptile-candle --test gpu --message-format=json -- -L "native=$libraries" |
+built=$(cargo rustc --release --package warptile-candle --test gpu --message-format=json -- -L "native=$libraries" |
     grep -o '"executable":"[^"]*"' | cut -d '"' -f 4)
-cp "$built" "$executable"
+strip -o "$directory/gpu" "$built"
 # That it starts says that every name is there.
-LD_LIBRARY_PATH=$libraries "$executable" --list
+LD_LIBRARY_PATH=$libraries "$directory/gpu" --list
+cat >"$directory/run.sh" <<'RUN'
+#!/usr/bin/env bash
+set -euo pipefail
+cd "$(dirname "$0")"
+# cuBLAS, cuRAND and NVRTC: those that the loader finds, a toolkit's, or PyTorch's.
+pytorch=$(python3 -c '
+import glob, importlib.util
+spec = importlib.util.find_spec("nvidia")
+print(*(path for folder in (spec.submodule_search_locations if spec else ()) for path in glob.glob(folder + "/*/lib")), sep=":")
+' 2>/dev/null || true)
+export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/cuda/lib64:$pytorch
+./gpu --include-ignored "$@"
+RUN
+chmod +x "$directory/run.sh"

@@ -13,8 +13,8 @@ cd "$(dirname "$0")"
 built() {
     cargo build --locked --release --message-format=json "$@" | grep -o '"executable":"[^"]*"' | cut -d '"' -f 4
 }
-cp "$(built --test gpu)" "$directory/gpu"
-cp "$(built --example attention)" "$directory/attention"
+strip -o "$directory/gpu" "$(built --test gpu)"
+strip -o "$directory/attention" "$(built --example attention)"
 cat >"$directory/run.sh" <<'RUN'
 #!/usr/bin/env bash
 set -euo pipefail

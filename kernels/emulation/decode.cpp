@@ -148,14 +148,16 @@ template <class Traits> struct Problem {
     // `reads_ahead`: with what is read while the launch before ends, where a schedule does that.
     Problem(Random& random, bool reads_ahead)
     {
-        batch = random.between(1, 5);
-        kv_heads = random.between(1, 4);
+        // Of one head's keys there may be so many parts that they are added up in groups.
+        const bool has_many_parts = Traits::Schedule::SHARES_KEYS && Traits::BLOCK_N <= 64 && random.one_in(4);
+        batch = has_many_parts ? 1 : random.between(1, 5);
+        kv_heads = has_many_parts ? 1 : random.between(1, 4);
         group = random.between(1, 6);
         heads = kv_heads * group;
         head_dim = CHUNK<Key> * random.between(1, Traits::HEAD_DIM / CHUNK<Key>);
         query_len = random.between(1, std::max(5, Traits::BLOCK_M / 3));
-        key_len = random.between(0, 700);
-        grid = random.between(1, 7);
+        key_len = has_many_parts ? Traits::BLOCK_N * random.between(36, 50) : random.between(0, 700);
+        grid = has_many_parts ? random.between(50, 150) : random.between(1, 7);
         const size_t query_values = (size_t)batch * query_len * heads * head_dim;
         q = random.normals<Element>(query_values);
         if (random.one_in(3)) q[(size_t)random.between(0, batch * query_len * heads - 1) * head_dim] = NOT_A_NUMBER<Element>;

@@ -129,9 +129,17 @@ template <class Traits> class Result {
         if (Traits::RESULT_IN_RING || asks) __syncthreads();
         if (!asks) return;
         const auto owners = schedule.owners(of);
-        const bool comes_last = this->comes_last(schedule, schedule.semaphore(owners), owners.last - owners.first);
-        if (is_last) leave_semaphores(schedule);
-        if (comes_last) add_up_parts(schedule, of, owners);
+        auto turn = schedule.first_turn(owners);
+#pragma unroll 1
+        while (true) {
+            const bool comes_last = this->comes_last(schedule, schedule.semaphore(turn), turn.others);
+            const bool continues = comes_last && turn.leaves_sum;
+            if (is_last && !continues) leave_semaphores(schedule);
+            if (comes_last) add_up_parts(schedule, of, turn);
+            if (!continues) return;
+            __syncthreads(); // the sum
+            turn = schedule.turn_of_sums(owners);
+        }
     }
 
     static constexpr int ACROSS = HEAD_DIM / 4; // threads
@@ -199,20 +207,24 @@ template <class Traits> class Result {
             if (whole) {
                 write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
             } else {
-                __stcg(reinterpret_cast<float4*>(part + row * HEAD_DIM) + column4,
-                       {all.values[0], all.values[1], all.values[2], all.values[3]});
-                if (column4 == 0) __stcg(reinterpret_cast<float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row, {all.row.max, all.row.sum});
+                leave_part(part, row, column4, all);
             }
         }
     }
 
-    // The same of a tile's parts, and writes it. With splits they are counted from key 0, so that it does not matter at which of them a
-    // tile begins.
-    template <class Owners> __device__ void add_up_parts(const Schedule& schedule, const Segment& of, Owners owners) const
+    __device__ static void leave_part(float* part, int row, int column4, const Partial& all)
+    {
+        __stcg(reinterpret_cast<float4*>(part + row * HEAD_DIM) + column4, {all.values[0], all.values[1], all.values[2], all.values[3]});
+        if (column4 == 0) __stcg(reinterpret_cast<float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row, {all.row.max, all.row.sum});
+    }
+
+    // The same of the parts of a turn, and writes the tile or leaves the sum. With splits parts are counted from key 0, so that it does not
+    // matter at which of them a tile begins.
+    template <class Turn> __device__ void add_up_parts(const Schedule& schedule, const Segment& of, const Turn& turn) const
     {
         // What a thread asks for at once: more is more code, which runs once and has to be fetched, and takes registers.
         constexpr int TOGETHER = Traits::HOLDS_QUERIES ? 8 : 4;
-        const int parts = schedule.parts(of, owners), before = schedule.has_splits() ? of.first_split % TOGETHER : 0;
+        const int parts = schedule.parts(of, turn), before = schedule.has_splits() ? of.first_split % TOGETHER : 0;
         const int count = existing_rows(of) * ACROSS;
 #pragma unroll 1
         for (int i = anew(threadIdx.x); i < count; i += Traits::THREADS) {
@@ -226,14 +238,17 @@ template <class Traits> class Result {
                 for (int j = 0; j < TOGETHER; j++) {
                     const int one = index + j;
                     const bool exists = one >= 0 && one < parts;
-                    const float* const part = part_at(schedule.place(of, owners, exists ? one : 0));
+                    const float* const part = part_at(schedule.place(of, turn, exists ? one : 0));
                     columns[j] = load_l2(reinterpret_cast<const float4*>(part) + i);
                     const float2 sum = load_l2(reinterpret_cast<const float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row);
                     sums[j] = {exists ? sum.x : negative_infinity(), exists ? sum.y : 0};
                 }
                 all.add(sums, columns);
             }
-            write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
+            if (turn.leaves_sum)
+                leave_part(part_at(schedule.place_of_sum(turn.semaphore)), row, column4, all);
+            else
+                write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
         }
     }
 

@@ -237,7 +237,7 @@ template <class Traits> class Ring {
 
     __device__ static void copy(unsigned shared, const void* source, bool valid)
     {
-        cp_async_16(__cvta_shared_to_generic(shared), source, valid);
+        cp_async_16_once(shared, source, valid);
     }
 
     const Forward& params;

@@ -25,6 +25,18 @@ __device__ inline void cp_async_16(unsigned destination, const void* source, boo
                  : "memory");
 }
 
+// The same of what nobody reads again soon: it is the first to leave L2, and does not drive out what is on its way there. PTX ISA,
+// "createpolicy" and "Cache Eviction Priority Hints"; from sm_80 on.
+__device__ inline void cp_async_16_once(unsigned destination, const void* source, bool valid)
+{
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+                 :
+                 : "r"(destination), "l"(source), "r"(valid ? CHUNK_BYTES : 0), "l"(policy)
+                 : "memory");
+}
+
 // Closes the group of cp.async this thread has issued since the last call; an empty group counts as one.
 // PTX ISA, "cp.async.commit_group".
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -154,14 +154,32 @@ template <class Traits> class Share {
     {
         return {of.tile_unit / each, min((of.tile_unit + of.tile_units - 1) / each, ctas() - 1)};
     }
-    // They count here who has come.
-    __device__ unsigned semaphore(Owners by) const { return by.first * lanes() + lane(); }
-    __device__ int parts(const Segment& of, Owners by) const { return has_splits() ? of.tile_units : by.last - by.first + 1; }
-    // Where part `index` of the tile lies. Without splits a CTA has two places: for its last tile and for its first.
-    __device__ unsigned place(const Segment& of, Owners by, int index) const
+    // Parts that one CTA adds up, the last to come of those that leave them: all of a tile. Where these are many, one after the other would
+    // take longer than reading the keys, so each group of neighbouring CTAs has a sum first, and the last of all groups adds up these.
+    struct Turn {
+        unsigned first, others; // CTAs that have a part, or a sum: so many after the first
+        unsigned semaphore;     // of this CTA: they count here who has come
+        bool adds_sums;         // of groups
+        bool leaves_sum;        // with the CTA `semaphore`; otherwise the sum is the tile's
+    };
+    __device__ Turn first_turn(Owners by) const
     {
-        return has_splits() ? place_of_unit(min(of.tile_unit + index, state.units - 1)) : place_of_cta(of, by.first + index);
+        const unsigned others = by.last - by.first;
+        if (!adds_groups() || has_splits() || others < 2 * group_ctas()) return {by.first, others, by.first, false, false};
+        // CTAs other than a tile's first and last have parts of no other tile, so that a semaphore and a place of theirs are free.
+        const unsigned group = (cta() - by.first) / group_ctas(), first = by.first + group * group_ctas();
+        return {first, min(group_ctas() - 1, by.last - first), by.first + 1 + group, false, true};
     }
+    __device__ Turn turn_of_sums(Owners by) const { return {by.first + 1, (by.last - by.first) / group_ctas(), by.first, true, false}; }
+    __device__ unsigned semaphore(const Turn& turn) const { return turn.semaphore * lanes() + lane(); }
+    __device__ int parts(const Segment& of, const Turn& turn) const { return has_splits() ? of.tile_units : turn.others + 1; }
+    // Where part `index` of a turn lies. Without splits a CTA has two places: for its last tile and for its first, or for a group's sum.
+    __device__ unsigned place(const Segment& of, const Turn& turn, int index) const
+    {
+        if (has_splits()) return place_of_unit(min(of.tile_unit + index, state.units - 1));
+        return turn.adds_sums ? place_of_sum(turn.first + index) : place_of_cta(of, turn.first + index);
+    }
+    __device__ unsigned place_of_sum(unsigned cta) const { return 2 * (cta * lanes() + lane()) + 1; }
     __device__ unsigned own_place(const Segment& of) const { return has_splits() ? place_of_unit(of.unit) : place_of_cta(of, cta()); }
     // Whether this CTA has no more segments of the tile.
     __device__ bool is_last_here(const Segment& of) const
@@ -172,6 +190,9 @@ template <class Traits> class Share {
   private:
     static constexpr int LOG_BLOCK_N = log2_of(Traits::BLOCK_N);
     static_assert(1 << LOG_BLOCK_N == Traits::BLOCK_N, "units are powers of two");
+    // Of parts. Only where they are largest: others keep their code.
+    __device__ static constexpr bool adds_groups() { return Traits::HEAD_DIM > 256; }
+    __device__ static constexpr unsigned group_ctas() { return 16; }
 
     // What one sequence asks for.
     struct Sequence {

@@ -31,6 +31,9 @@ const DATA: [&str; 5] = [
     "scripts",
 ];
 
+/// Workspaces with a script `build-gpu-tests.sh DIRECTORY`, which builds what runs on a GPU host by `DIRECTORY/run.sh`.
+const INTEGRATIONS: [&str; 4] = ["candle", "cudarc", "c", "python"];
+
 /// The file that names the commit the bundle was made from.
 const COMMIT: &str = "commit.txt";
 
@@ -47,6 +50,9 @@ pub enum BundleError {
     /// Cargo failed; its words are on standard error.
     #[error("`cargo {0}` failed")]
     Build(String),
+    /// The tests of an integration were not built; the reason is on standard error.
+    #[error("{} failed", .0.display())]
+    Integration(PathBuf),
     /// Cargo printed something else than messages.
     #[error("cannot read cargo's messages: {0}")]
     Message(#[from] serde_json::Error),
@@ -105,11 +111,11 @@ pub struct Bundle {
 }
 
 /// Builds the release program, tests and benchmarks, stripped, and packs them with their data and `run.sh` into the
-/// directory `out` and the archive `{out}.tar.xz`.
+/// directory `out` and the archive `{out}.tar.xz`. With `integrations` also their tests.
 ///
 /// # Errors
 /// [`BundleError`] if anything does not build or the bundle would be too large.
-pub fn bundle(root: &Path, out: &Path) -> Result<Bundle, BundleError> {
+pub fn bundle(root: &Path, out: &Path, integrations: bool) -> Result<Bundle, BundleError> {
     let mut artifacts = Vec::new();
     for arguments in [
         &[
@@ -160,6 +166,11 @@ pub fn bundle(root: &Path, out: &Path) -> Result<Bundle, BundleError> {
             copy(from, &out.join(to))?;
         }
     }
+    if integrations {
+        for name in INTEGRATIONS {
+            integration(root, name, &out.join("integrations").join(name))?;
+        }
+    }
     for data in DATA {
         copy_tree(&root.join(data), &out.join(data))?;
     }
@@ -182,6 +193,23 @@ pub fn bundle(root: &Path, out: &Path) -> Result<Bundle, BundleError> {
         archive,
         archive_bytes,
     })
+}
+
+/// Builds the GPU tests of an integration into `out`.
+fn integration(root: &Path, name: &str, out: &Path) -> Result<(), BundleError> {
+    let script = root
+        .join("integrations")
+        .join(name)
+        .join("build-gpu-tests.sh");
+    let status = Command::new("bash")
+        .arg(&script)
+        .arg(out)
+        .stdout(Stdio::null())
+        .status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        _ => Err(BundleError::Integration(script)),
+    }
 }
 
 /// What the bundle is made from: the commit, with `-dirty` if files differ from it. `None` outside a git repository.
@@ -511,6 +539,30 @@ mod tests {
         assert_eq!(
             std::fs::read(unpacked.path().join("bundle/tests/two")).unwrap(),
             images
+        );
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn an_integration_builds_its_tests_itself() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        for name in INTEGRATIONS {
+            let script = format!("integrations/{name}/build-gpu-tests.sh");
+            let text = std::fs::read_to_string(root.join(&script)).unwrap();
+            assert!(text.contains("\"$directory/run.sh\""), "{script}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let script = directory.path().join("integrations/one/build-gpu-tests.sh");
+        let out = directory.path().join("bundle/integrations/one");
+        files::write(&script, b"mkdir -p \"$1\" && echo built >\"$1/run.sh\"").unwrap();
+        integration(directory.path(), "one", &out).unwrap();
+        assert_eq!(std::fs::read(out.join("run.sh")).unwrap(), b"built\n");
+        files::write(&script, b"exit 3").unwrap();
+        let failed = integration(directory.path(), "one", &out).unwrap_err();
+        assert!(
+            failed
+                .to_string()
+                .ends_with("one/build-gpu-tests.sh failed")
         );
     }
 

@@ -101,6 +101,9 @@ enum Task {
         /// Where to put it; an older bundle there is replaced
         #[arg(long, value_name = "DIR", default_value = "bundle")]
         out: PathBuf,
+        /// Also the GPU tests of candle, cudarc, C and Python, which take some minutes more to build
+        #[arg(long)]
+        integrations: bool,
     },
 
     /// Regenerate the tables and plots of README.md and docs/
@@ -242,7 +245,7 @@ fn main() -> ExitCode {
             }),
         Task::Evolve { task } => evolve(&root, task),
         Task::BuildReference { check } => build_reference(&root, check),
-        Task::Bundle { out } => bundle(&root, &out),
+        Task::Bundle { out, integrations } => bundle(&root, &out, integrations),
         Task::Report {
             check,
             store_baseline,
@@ -460,8 +463,8 @@ fn build_reference(root: &Path, check: bool) -> Result<(), Box<dyn Error>> {
     Ok(reference::build(root, &toolchain, check)?)
 }
 
-fn bundle(root: &Path, out: &Path) -> Result<(), Box<dyn Error>> {
-    let bundle = bundle::bundle(root, out)?;
+fn bundle(root: &Path, out: &Path, integrations: bool) -> Result<(), Box<dyn Error>> {
+    let bundle = bundle::bundle(root, out, integrations)?;
     for file in &bundle.files {
         println!("{:>10}  {}", file.bytes, file.path);
     }

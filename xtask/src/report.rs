@@ -40,7 +40,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 17] = [
+const BLOCKS: [(&str, Maker); 18] = [
     ("support", |data| support::table(&data.images, &data.checks)),
     ("unproven", |data| {
         checks::unproven(&data.images, &data.checks)
@@ -53,6 +53,7 @@ const BLOCKS: [(&str, Maker); 17] = [
     ("ratios", |data| {
         speed::against_peers(&data.rows, &data.errors)
     }),
+    ("other", |data| speed::others(&data.other, &data.errors)),
     ("decode", |data| decode::table(&data.decode)),
     ("decode-short", |data| decode::in_short(&data.decode)),
     ("families", |data| {
@@ -62,7 +63,10 @@ const BLOCKS: [(&str, Maker); 17] = [
         named::table(&data.kernels, &data.default, &data.rows)
     }),
     ("uneven", |data| speed::uneven(&data.uneven)),
-    ("behind", |data| speed::behind(&data.rows, &data.decode)),
+    ("behind", |data| {
+        let rows = [data.rows.as_slice(), &data.other].concat();
+        speed::behind(&rows, &data.decode)
+    }),
     ("cpu", |data| speed::on_cpu(&data.cpu)),
     ("searches", |data| searches::table(&data.searches)),
     ("plots", |data| plot::links(&data.plotted())),
@@ -116,6 +120,8 @@ struct Data {
     images: Vec<ManifestEntry>,
     checks: Checks,
     rows: Vec<BenchRow>,
+    /// Small problems, odd sizes, head sizes that few peers take.
+    other: Vec<BenchRow>,
     /// The best kernel of each family.
     families: Vec<BenchRow>,
     /// Every kernel on a few shapes.
@@ -159,16 +165,21 @@ impl<T> Rows<T> {
 }
 
 impl Data {
-    /// The planner's choices, the peers, and the families that were not chosen.
+    /// The planner's choices, the family that every GPU runs, and the peers; not the one that is never near the fastest.
     fn plotted(&self) -> Vec<BenchRow> {
         let mut rows: Vec<BenchRow> = self
             .families
             .iter()
-            .filter(|row| row.method == "graph")
+            .filter(|row| row.method == "graph" && row.family == "mma")
             .cloned()
             .collect();
-        // Where one of those was chosen its row here is the later, and the one that stays.
-        rows.extend(self.rows.iter().cloned());
+        // Where it was chosen its row here is the later, and the one that stays.
+        rows.extend(
+            self.rows
+                .iter()
+                .filter(|row| row.backend != "efficient")
+                .cloned(),
+        );
         rows
     }
 }
@@ -208,6 +219,7 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
         images: read_json::<Manifest>(&root.join("crates/kernels/images/manifest.json"))?.images,
         checks: Checks::read(&evidence)?,
         rows: read_rows(&evidence)?,
+        other: read_optional::<Rows<_>>(&evidence.join("other.json"))?.into_rows(),
         families: read_optional::<Rows<_>>(&evidence.join("families.json"))?.into_rows(),
         kernels: read_optional::<Rows<_>>(&evidence.join("kernels.json"))?.into_rows(),
         default: read_optional::<Rows<_>>(&evidence.join("default.json"))?.into_rows(),
@@ -368,6 +380,7 @@ mod tests {
             images: Vec::new(),
             checks: Checks::default(),
             rows: Vec::new(),
+            other: Vec::new(),
             families: Vec::new(),
             kernels: Vec::new(),
             default: Vec::new(),

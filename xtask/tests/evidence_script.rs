@@ -1,4 +1,4 @@
-//! `scripts/evidence.py`, on a bundle whose programs are scripts that answer as the real ones do.
+//! `scripts/evidence`, on a bundle whose programs are scripts that answer as the real ones do.
 #![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ images = [("scalar_sm_90", "scalar", "sm_90"), ("wgmma_sm_90a", "wgmma", "sm_90a
 if words[0] == "info":
     device = {"ordinal": 0, "compute_capability": "9.0", "shared_bytes_per_cta": 232448}
     paged = ["lse", "paged keys"] if fault != "pages" else ["lse"]
-    fields = lambda name, family, target: {"image": name, "family": family, "target": target, "sha256": "ab", "shared_bytes": 1, "role": "forward", "features": paged if family == "wmma" else ["keys and values in e4m3"] if family == "decode" else []}
+    fields = lambda name, family, target: {"image": name, "family": family, "target": target, "sha256": "ab", "shared_bytes": 1, "role": "forward", "schedule": "persistent", "features": paged if family == "wmma" else ["keys and values in e4m3"] if family == "decode" else []}
     result = {"driver": "CUDA 13.0", "date": "", "devices": [device], "images": [fields(*image) for image in images]}
     result["images"].append({**fields("merge_w4_sm_90", "merge", "sm_90"), "role": "combine"})
 elif words[0] == "verify":
@@ -59,14 +59,18 @@ if "--json" in words:
 sys.exit(3 * (fault == "cut" and words[0] == "bench"))
 "#;
 
-/// FAULT=slow makes the peer of decode the faster one, FAULT=alone leaves our own row out, FAULT=ends ends with an error after all.
+/// FAULT=without leaves FlashAttention-4 out, FAULT=slow makes the peer of decode the faster one, FAULT=alone leaves our own row out, FAULT=ends ends with an error after all.
 const PEERS: &str = r#"import json, os, sys
 words, fault = sys.argv, os.environ.get("FAULT")
+assert ("--cudnn" in words) == ("--with" in words and "default" not in words)
+files = [words[at + 1].rpartition("/")[2] for at, word in enumerate(words) if word == "--file"]
+if "--compile" in words:
+    sys.exit()
 row = {"problem": "b2 q512 k512 h8 d64 f16", "method": "graph", "error_rms": 1e-4, "error_max": 1e-3}
 times = {"fa3": 4.0, "warptile": 2.0}
 if "default" in words:
     times = {"default": 3.0, "warptile": 2.0}
-elif "decode.txt" in words[words.index("--file") + 1]:
+elif files == ["decode.txt"]:
     assert words[words.index("--method") + 1] == "graph"
     row |= {"problem": "b1 q1 k8192 h8 d64 f16", "query_len": 1, "tb_s": 4.0, "kernel": "k"}
     assert words[words.index("--splits") + 1] == "512"
@@ -74,7 +78,12 @@ elif "decode.txt" in words[words.index("--file") + 1]:
     print("cudnn (dispatched): not for b1 q1 k8192 h8 d64 f16: no pages: none", file=sys.stderr)
     if fault == "alone":
         del times["warptile"]
+else:
+    assert files == ["shapes.txt", "f16.txt", "other.txt"], files
+    times |= {"fa4": 5.0} if fault != "without" else {}
 rows = [{**row, "backend": name, "median_us": time} for name, time in times.items()]
+if "other.txt" in files:
+    rows += [{**row, "problem": "b2 q9 k9 h8 d64 f16"} for row in rows]
 json.dump(rows, open(words[words.index("--json") + 1], "w"))
 sys.exit(fault == "ends")
 "#;
@@ -98,10 +107,11 @@ exec "$@"
 const SMI: &str =
     "#!/bin/sh\necho 'NVIDIA H200, 580.1, 9.0, v, P0, 1, 2, 3, 4, 5 W, 6 W, 7, Enabled, 8 MiB'\n";
 
-/// FAULT=silent makes it compute nothing.
+/// FAULT=silent makes it compute nothing, FAULT=few only some compositions.
 const OPERATIONS: &str = r#"#!/bin/sh
 [ "$1" = --list ] && echo 'merge::random: test' && exit
 [ "$FAULT" = silent ] || echo 'test merge::random ... ran merge_w4_sm_90'
+[ "$FAULT" = few ] && echo '100 compositions, no bit differs' || echo '10002 compositions, no bit differs'
 echo ok
 "#;
 
@@ -137,6 +147,8 @@ impl Host {
             ("bin/examples/captured_step", CAPTURED_STEP),
             ("benches/peers/attention_peers.py", PEERS),
             ("benches/peers/shapes.txt", ""),
+            ("benches/peers/f16.txt", ""),
+            ("benches/peers/other.txt", "b2 q9 k9 h8 d64 f16\n"),
             (
                 "benches/peers/decode.txt",
                 "# one\nb1 q1 k8192 h8 d64 f16\n",
@@ -151,9 +163,14 @@ impl Host {
             files::write(&path, text.as_bytes()).unwrap();
             files::make_executable(&path).unwrap();
         }
-        for script in ["evidence.py", "evidence.sh", "controls.py", "controls.ptx"] {
-            let text = files::read(&root.join("scripts").join(script)).unwrap();
-            files::write(&bundle.join("scripts").join(script), &text).unwrap();
+        let scripts = root.join("scripts");
+        for folder in [scripts.clone(), scripts.join("evidence")] {
+            for path in files::list(&folder).unwrap() {
+                if path.is_file() {
+                    let to = bundle.join(path.strip_prefix(&root).unwrap());
+                    files::write(&to, &files::read(&path).unwrap()).unwrap();
+                }
+            }
         }
         Host { directory }
     }
@@ -185,7 +202,9 @@ impl Host {
         let mut command = Command::new("sh");
         command
             .arg(bundle.join("scripts/evidence.sh"))
-            .args(["--only", parts, "--out"])
+            .args([
+                "--cudnn", "jit", "--fa3", "fa3.so", "--only", parts, "--out",
+            ])
             .arg(self.out())
             .env("PATH", format!("{}:{path}", bundle.join("tools").display()))
             .env("FAULT", fault)
@@ -252,6 +271,12 @@ fn parts_of_one_commit_are_put_together() {
     let line = "2.0 us  4.000 TB/s; fa3             4.0 us, ratio 2.000; 1.250 of reading's 1.6 us; 1.100 with splits=512; k";
     assert!(text.contains(line), "{text}");
 
+    let line = "ratio to the best peer, other problems  2.000 (mean of 1), 0 under 1.00, lowest 2.00: b2 q9 k9 h8 d64 f16";
+    assert!(text.contains(line), "{text}");
+    assert_eq!(host.json("other.json")["rows"].as_array().unwrap().len(), 3);
+    let peers = host.json("bench-peers.json")["rows"].clone();
+    assert_eq!(peers.as_array().unwrap().len(), 2, "{peers}");
+
     let absent = host.json("decode.json")["absent"].clone();
     assert_eq!(absent.as_array().unwrap().len(), 1);
     assert_eq!(absent[0]["backend"], "cudnn (dispatched)");
@@ -267,6 +292,7 @@ fn parts_of_one_commit_are_put_together() {
     for line in [
         "ratio to the best peer, f16 ",
         "2.000 (mean of 1)",
+        "0 differing bits over 10002 compositions",
         "random problems to 1024, wgmma ",
         "random problems to 4096, wgmma ",
         "random problems to 1024 in pages, wmma ",
@@ -373,6 +399,13 @@ fn a_second_gpu_does_the_rest_meanwhile() {
         assert_eq!(host.json(name)["commit"], "one", "{name}");
     }
     assert!(!host.out().join("second-gpu").exists());
+    // A peer that was named must be there.
+    for (fault, expected) in [("", Some(0)), ("without", Some(1))] {
+        let (code, text) = host.run_with("one", "errors,peers", fault, &["--fa4", "site"]);
+        assert_eq!(code, expected, "{text}");
+        let named = text.contains("FAILED  peers: fa4 was asked for and has no row");
+        assert_eq!(named, fault == "without", "{text}");
+    }
     // Its failures are failures, and of another commit nothing stays.
     let (code, text) = host.run_with("two", "decode,tile", "missing", &second);
     assert_eq!(code, Some(1), "{text}");
@@ -421,6 +454,11 @@ fn what_proves_nothing_is_a_failure() {
             "alone",
             "decode",
             "decode: no time for b1 q1 k8192 h8 d64 f16",
+        ),
+        (
+            "few",
+            "tests",
+            "batch invariance: 100 compositions, no bit differs",
         ),
         ("ends", "decode", "decode: exit code 1"),
         ("cut", "bench", "bench noise: exit code 3"),

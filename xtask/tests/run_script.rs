@@ -111,6 +111,44 @@ fn a_selection_of_executables_and_tests() {
 }
 
 #[test]
+fn integrations_run_by_scripts_of_their_own() {
+    let bundle = bundle(&[("driver", PASSING)]);
+    let script = |name: &str, text: &str| {
+        let path = bundle.path().join("integrations").join(name).join("run.sh");
+        files::write(&path, format!("#!/bin/sh\n{text}\n").as_bytes()).unwrap();
+        files::make_executable(&path).unwrap();
+    };
+    script("candle", PASSING);
+    // As gpu_check.py prints.
+    script(
+        "python",
+        "echo 'ok      dense_problems                  1.2 s  worst 0.2'; \
+         echo 'skipped forked_process                  0.0 s  no fork'; \
+         echo 'FAILED  caches_in_e4m3                  0.1 s  AssertionError'; exit 1",
+    );
+    let output = run(bundle.path(), &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        lines(&output)[2..],
+        [
+            "ok 2 - integrations-candle (1 passed; 0 failed)",
+            "not ok 3 - integrations-python (exit code 1)",
+            "1..3",
+            "# 3 tests passed, 1 failed",
+            "# failed:",
+            "  integrations-python caches_in_e4m3"
+        ]
+    );
+    let only = run(bundle.path(), &["--only", "candle"]);
+    assert!(only.status.success());
+    assert!(lines(&only).contains(&"1..1".to_owned()));
+    for arguments in [&["--cpu"][..], &["good"]] {
+        let output = run(bundle.path(), arguments);
+        assert!(lines(&output).contains(&"1..1".to_owned()));
+    }
+}
+
+#[test]
 fn a_hanging_executable_is_ended() {
     let bundle = bundle(&[("driver", "sleep 60")]);
     let output = Command::new("sh")

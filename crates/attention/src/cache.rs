@@ -105,6 +105,8 @@ pub struct KvCacheBuilder<T> {
     element: PhantomData<T>,
     kv_heads: usize,
     head_dim: usize,
+    /// That of the keys, unless another one was given.
+    value_dim: Option<usize>,
     layers: usize,
     pages: usize,
     page_rows: usize,
@@ -138,6 +140,32 @@ impl<T: Element> KvCacheBuilder<T> {
         KvCacheBuilder { e4m3: true, ..self }
     }
 
+    /// Head size of the values, where it is another one than that of the keys: 128 beside 192, for example.
+    ///
+    /// ```
+    /// use warptile::{Attention, Backend, KvCache};
+    ///
+    /// # fn main() -> warptile::Result<()> {
+    /// let backend = Backend::cpu();
+    /// let mut cache = KvCache::<f32>::builder(2, 24).value_dim(16).build(&backend)?;
+    /// let sequence = cache.allocate();
+    /// cache.step(&[(sequence, 5)])?;
+    /// let q = backend.tensor(&[0.5_f32; 5 * 4 * 24], [1, 5, 4, 24])?;
+    /// let k = backend.tensor(&[0.25_f32; 5 * 2 * 24], [1, 5, 2, 24])?;
+    /// let v = backend.tensor(&[0.25_f32; 5 * 2 * 16], [1, 5, 2, 16])?;
+    /// cache.append(0, &k, &v)?.run()?;
+    /// let output = Attention::new().forward(&q, cache.keys(0)?)?;
+    /// assert_eq!(output.out.shape(), [1, 5, 4, 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn value_dim(self, value_dim: usize) -> Self {
+        KvCacheBuilder {
+            value_dim: Some(value_dim),
+            ..self
+        }
+    }
+
     /// Layers, each with keys and values of its own. Default: 1.
     pub fn layers(self, layers: usize) -> Self {
         KvCacheBuilder { layers, ..self }
@@ -169,10 +197,11 @@ impl<T: Element> KvCacheBuilder<T> {
     /// Allocates the pages of all layers.
     ///
     /// # Errors
-    /// A number that is beyond what attention can have: heads and head size, rows of a page, pages, keys of a sequence; if there
+    /// A number that is beyond what attention can have: heads and head sizes, rows of a page, pages, keys of a sequence; if there
     /// is not enough memory.
     pub fn build(self, backend: &Backend) -> Result<KvCache<T>> {
-        let layout = Layout::bshd([self.pages, self.page_rows, self.kv_heads, self.head_dim]);
+        let [k, v] = [self.head_dim, self.value_dim.unwrap_or(self.head_dim)]
+            .map(|size| Layout::bshd([self.pages, self.page_rows, self.kv_heads, size]));
         let all = self.pages.saturating_mul(self.page_rows);
         let longest = self.longest.unwrap_or(all).min(all);
         let counts = [
@@ -200,7 +229,7 @@ impl<T: Element> KvCacheBuilder<T> {
         let columns = longest.div_ceil(self.page_rows.max(1));
         // What a step of this cache can be at most.
         let q = Layout::bshd([self.sequences, 1, self.kv_heads, self.head_dim]);
-        Call::builder(&q, &layout, &layout, T::TYPE)
+        Call::builder(&q, &k, &v, T::TYPE)
             .device_block_table([self.sequences, columns])
             .device_key_lengths(self.sequences)
             .build()?;
@@ -208,13 +237,13 @@ impl<T: Element> KvCacheBuilder<T> {
         let layer = || -> Result<Layer<T>> {
             Ok(match self.e4m3 {
                 false => Layer::Same([
-                    Tensor::uninit(backend, "k_pages", layout)?,
-                    Tensor::uninit(backend, "v_pages", layout)?,
+                    Tensor::uninit(backend, "k_pages", k)?,
+                    Tensor::uninit(backend, "v_pages", v)?,
                 ]),
                 true => Layer::E4m3 {
                     tensors: [
-                        Tensor::uninit(backend, "k_pages", layout)?,
-                        Tensor::uninit(backend, "v_pages", layout)?,
+                        Tensor::uninit(backend, "k_pages", k)?,
+                        Tensor::uninit(backend, "v_pages", v)?,
                     ],
                     scales: [
                         backend.tensor(&ones, [1, 1, 1, self.kv_heads])?,
@@ -235,12 +264,14 @@ impl<T: Element> KvCacheBuilder<T> {
 }
 
 impl<T: Element> KvCache<T> {
-    /// A cache of `kv_heads` heads of keys and values of `head_dim` elements.
+    /// A cache of `kv_heads` heads of keys and values of `head_dim` elements; see [`KvCacheBuilder::value_dim`] for values of
+    /// another head size.
     pub fn builder(kv_heads: usize, head_dim: usize) -> KvCacheBuilder<T> {
         KvCacheBuilder {
             element: PhantomData,
             kv_heads,
             head_dim,
+            value_dim: None,
             layers: 1,
             pages: 256,
             page_rows: 16,

@@ -91,6 +91,8 @@ struct ImageInfo {
     family: String,
     /// What it is for: `forward`, or an operation beside attention.
     role: String,
+    /// How tiles come to CTAs.
+    schedule: String,
     features: Vec<String>,
     element: String,
     target: String,
@@ -193,6 +195,7 @@ fn gather(driver: &warptile_driver::Result<Driver>) -> Result<Info, Failure> {
                 kernel: image.kernel,
                 family: image.family.to_string(),
                 role: image.role.to_string(),
+                schedule: image.schedule.to_string(),
                 features: image.features.iter().map(|one| one.to_string()).collect(),
                 element: image.element.to_string(),
                 target: image.target.to_string(),

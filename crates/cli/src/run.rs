@@ -102,6 +102,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     expect: Option<PathBuf>,
 
+    /// Compute only once: no median of further calls
+    #[arg(long)]
+    once: bool,
+
     /// Print the plan: the kernel chosen, its launch, and why every other kernel was not
     #[arg(long)]
     explain: bool,
@@ -155,7 +159,7 @@ fn run_typed<T: Element>(
         None => None,
     };
     let backend = args.device.open()?;
-    let answer = inputs.forward(settings, &backend)?;
+    let answer = inputs.forward(settings, &backend, args.once)?;
     let wrapped = |line: &str| text::wrapped(line, text::columns(), 9);
     writeln!(console, "{}", wrapped(&format!("call     {call}")))?;
     if args.explain {

@@ -137,7 +137,8 @@ static int run(uint64_t seed) {
     for (int i = 0; i < 4; i++) draw(2);
     uint32_t element = elements[draw(3)];
     int sequences = 1 + (int)draw(MOST_SEQUENCES), unaligned = draw(8) == 0;
-    int64_t size = sizes[draw(5)], kv_heads = 1 + draw(2), heads = kv_heads * (1 + draw(3));
+    int64_t size = sizes[draw(5)], value_size = draw(3) ? size : sizes[draw(5)];
+    int64_t kv_heads = 1 + draw(2), heads = kv_heads * (1 + draw(3));
     // 0: dense, 1: packed, 2: dense with lengths, 3: pages.
     unsigned kind = draw(4);
     int64_t page_rows = 1 + draw(20), columns = 1 + draw(5), pages = 1 + draw(12);
@@ -160,9 +161,9 @@ static int run(uint64_t seed) {
     int key_step = of_keys == WARPTILE_E4M3 ? 2 * step : step;
     int64_t k_entries = kind == 3 ? pages : entries, entry_rows = kind == 3 ? page_rows : k_rows;
     tensor k = make(of_keys, k_entries, entry_rows, kv_heads, size, key_step);
-    tensor v = make(of_keys, k_entries, entry_rows, kv_heads, size, key_step);
+    tensor v = make(of_keys, k_entries, entry_rows, kv_heads, value_size, key_step);
     float scales[2][2] = {{1, 1}, {1, 1}};
-    tensor out = make(element, entries, q_rows, heads, size, step);
+    tensor out = make(element, entries, q_rows, heads, value_size, step);
 
     warptile_attention_desc desc = {0};
     desc.size = sizeof desc;
@@ -282,7 +283,7 @@ static int run(uint64_t seed) {
                 if (desc.sinks) most = fmax(most, sinks[h]);
                 for (int64_t j = 0; j < length; j++) sum += weights[j] = most > -INFINITY ? exp(weights[j] - most) : 0;
                 if (desc.sinks) sum += exp(sinks[h] - most);
-                for (int64_t d = 0; d < size; d++) {
+                for (int64_t d = 0; d < value_size; d++) {
                     double expected = 0, found = at(&out, entry, row, h, d);
                     for (int64_t j = 0; j < length && sum > 0; j++) {
                         int64_t page = kind == 3 ? table[b * columns + j / page_rows] : entry;

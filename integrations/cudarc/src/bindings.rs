@@ -189,14 +189,15 @@ impl<'a, T: Element> Bindings<'a, T> {
         Self::of(q, [k, v], out)
     }
 
-    /// As [`new`](Self::new), of keys and values in e4m3, whose bytes are given: a [`Call`](warptile::Call) that was built with
-    /// [`e4m3`](warptile::CallBuilder::e4m3). Each has its scales, as many as the call says, which the kernel reads when it runs.
-    pub fn e4m3(
+    /// As [`new`](Self::new), of keys and values in e4m3, as `u8` or any other type of one byte: a [`Call`](warptile::Call) that was built
+    /// with [`e4m3`](warptile::CallBuilder::e4m3). Each has its scales, as many as the call says, which the kernel reads when it runs.
+    pub fn e4m3<B: 'a>(
         q: CudaView<'a, T>,
-        (k, k_scale): (CudaView<'a, u8>, CudaView<'a, f32>),
-        (v, v_scale): (CudaView<'a, u8>, CudaView<'a, f32>),
+        (k, k_scale): (CudaView<'a, B>, CudaView<'a, f32>),
+        (v, v_scale): (CudaView<'a, B>, CudaView<'a, f32>),
         out: CudaViewMut<'a, T>,
     ) -> Self {
+        const { assert!(size_of::<B>() == 1, "e4m3 has one byte") };
         let mut bindings = Self::of(q, [k, v], out);
         bindings.slots.set(Argument::KScale as usize, k_scale);
         bindings.slots.set(Argument::VScale as usize, v_scale);
@@ -296,14 +297,15 @@ impl<'a, T: Element> AppendBindings<'a, T> {
         Self::of(k, v).cache_in_one(cache, [k_at, v_at])
     }
 
-    /// As [`new`](Self::new), with a cache in e4m3, whose bytes are given: an [`Append`](warptile::Append) that was built with
-    /// [`e4m3`](warptile::AppendBuilder::e4m3). Keys and values have their scales, as many as it says.
-    pub fn e4m3(
+    /// As [`new`](Self::new), with a cache in e4m3, as `u8` or any other type of one byte: an [`Append`](warptile::Append) that was built
+    /// with [`e4m3`](warptile::AppendBuilder::e4m3). Keys and values have their scales, as many as it says.
+    pub fn e4m3<B: 'a>(
         k: CudaView<'a, T>,
         v: CudaView<'a, T>,
-        (k_pages, k_scale): (CudaViewMut<'a, u8>, CudaView<'a, f32>),
-        (v_pages, v_scale): (CudaViewMut<'a, u8>, CudaView<'a, f32>),
+        (k_pages, k_scale): (CudaViewMut<'a, B>, CudaView<'a, f32>),
+        (v_pages, v_scale): (CudaViewMut<'a, B>, CudaView<'a, f32>),
     ) -> Self {
+        const { assert!(size_of::<B>() == 1, "e4m3 has one byte") };
         let mut bindings = Self::of(k, v);
         bindings.slots.set(AppendArgument::KPages as usize, k_pages);
         bindings.slots.set(AppendArgument::VPages as usize, v_pages);
@@ -311,13 +313,14 @@ impl<'a, T: Element> AppendBindings<'a, T> {
     }
 
     /// As [`e4m3`](Self::e4m3), with the keys and values in one piece of memory, `k_at` and `v_at` bytes after its beginning.
-    pub fn e4m3_in_one(
+    pub fn e4m3_in_one<B: 'a>(
         k: CudaView<'a, T>,
         v: CudaView<'a, T>,
-        cache: CudaViewMut<'a, u8>,
+        cache: CudaViewMut<'a, B>,
         at: [usize; 2],
         scales: [CudaView<'a, f32>; 2],
     ) -> Self {
+        const { assert!(size_of::<B>() == 1, "e4m3 has one byte") };
         Self::of(k, v).cache_in_one(cache, at).scales(scales)
     }
 

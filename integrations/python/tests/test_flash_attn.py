@@ -140,6 +140,19 @@ class FlashAttn(unittest.TestCase):
         np.testing.assert_array_equal(pages[6, 3, 0], past_k[0, 3])
         np.testing.assert_array_equal(pages[1, 3, 1], v[0, 0])
 
+    def test_new_values_of_another_head_size(self):
+        q, k, v = draw(16, (2, 2, 4, 24), (2, 2, 2, 24), (2, 2, 2, 16))
+        k_cache, v_cache = draw(17, (2, 9, 2, 24), (2, 9, 2, 16))
+        lengths = np.array([7, 3], np.int32)
+        out = flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths, causal=True)
+        self.assertEqual(out.shape, (2, 2, 4, 16))
+        for b, length in enumerate(lengths):
+            np.testing.assert_array_equal(k_cache[b, length : length + 2], k[b])
+            np.testing.assert_array_equal(v_cache[b, length : length + 2], v[b])
+            past = (cache[b : b + 1, : length + 2] for cache in (k_cache, v_cache))
+            expected, _ = reference.attention(q[b : b + 1], *past, causal=True)
+            check(self, out[b : b + 1], expected, q.dtype)
+
     def test_rotation(self):
         angles = np.outer(np.arange(20), 0.5 ** np.arange(4))
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

@@ -4,7 +4,47 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use super::{checks, markdown_table};
+use super::{checks, decode, markdown_table};
+
+/// Versions by what they are of: `torch`, or a peer.
+pub(super) type Versions = BTreeMap<String, String>;
+
+/// What the peers of a table are, as a sentence after others; empty if no row says it.
+pub(super) fn peers_text<'a>(rows: impl Iterator<Item = &'a Versions>) -> String {
+    let mut all: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for (what, version) in rows.flatten() {
+        let version = match version.parse() {
+            // As its library counts.
+            Ok(number) if what == "cudnn" => cudnn_version(number),
+            _ => version.clone(),
+        };
+        all.entry(what).or_default().insert(version);
+    }
+    let texts: Vec<String> = all
+        .into_iter()
+        .map(|(what, versions)| {
+            let name = if what == "torch" {
+                "PyTorch"
+            } else {
+                decode::name(what)
+            };
+            format!("{name} {}", Vec::from_iter(versions).join(" and "))
+        })
+        .collect();
+    match texts.is_empty() {
+        true => String::new(),
+        false => format!(" Peers: {}; FA2 is PyTorch's.", texts.join(", ")),
+    }
+}
+
+fn cudnn_version(number: u32) -> String {
+    format!(
+        "{}.{}.{}",
+        number / 10_000,
+        number / 100 % 100,
+        number % 100
+    )
+}
 
 /// One measurement, as `warptile bench --json` and `benches/peers` write it; what the tables do not show is not read.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -42,6 +82,9 @@ pub(super) struct BenchRow {
     pub(super) driver: String,
     /// ISO 8601.
     pub(super) date: String,
+    /// Versions of the peers of the session, in their rows.
+    #[serde(default)]
+    pub(super) versions: Versions,
     /// What was measured; `None` in rows that stand alone.
     #[serde(default)]
     pub(super) commit: Option<String>,
@@ -224,6 +267,25 @@ pub(super) mod tests {
             "device": "NVIDIA H200", "driver": "CUDA 13.0", "date": "2026-11-21T06:29:07Z",
         });
         serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn versions_of_all_peers_are_named_once() {
+        let versions = |of: &[(&str, &str)]| -> Versions {
+            of.iter()
+                .map(|(what, version)| ((*what).to_owned(), (*version).to_owned()))
+                .collect()
+        };
+        let all = [
+            versions(&[("torch", "2.11.0"), ("cudnn", "92800")]),
+            versions(&[]),
+            versions(&[("cudnn", "92800"), ("fa4", "4.0.0b36")]),
+        ];
+        assert_eq!(
+            peers_text(all.iter()),
+            " Peers: cuDNN 9.28.0, FA4 4.0.0b36, PyTorch 2.11.0; FA2 is PyTorch's."
+        );
+        assert_eq!(peers_text(all[1..2].iter()), "");
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub(super) struct Checks {
     device: Device,
     tests: Vec<Test>,
     launches: Launches,
+    invariance: Option<Invariance>,
     verify: Vec<Verified>,
     tiles: Vec<ReadTile>,
     pub(super) acceptance: Acceptance,
@@ -47,6 +48,14 @@ struct Device {
 struct Test {
     gpu: bool,
     passed: bool,
+}
+
+/// Batches whose sequences were compared, bit for bit, with what each gives alone.
+#[derive(Debug, Deserialize)]
+struct Invariance {
+    compositions: u64,
+    /// `None`: the test did not come to its end.
+    differing_bits: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -183,6 +192,7 @@ impl Checks {
             device: read_optional(&file("device.json"))?,
             tests: read_optional::<Rows<_>>(&file("tests.json"))?.into_rows(),
             launches: read_optional(&file("launches.json"))?,
+            invariance: read_optional(&file("invariance.json"))?,
             verify: read_optional::<Rows<_>>(&file("verify.json"))?.into_rows(),
             tiles: read_optional::<Rows<_>>(&file("tile.json"))?.into_rows(),
             acceptance: read_optional(&file("acceptance.json"))?,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use super::bench::{Versions, peers_text};
 use super::{checks, markdown_table};
 
 /// A row of `evidence/decode.json`; what the tables do not show is not read.
@@ -26,6 +27,8 @@ pub(super) struct DecodeRow {
     driver: String,
     /// ISO 8601.
     date: String,
+    #[serde(default)]
+    versions: Versions,
 }
 
 const OURS: &str = "warptile";
@@ -135,6 +138,8 @@ pub(super) fn name(backend: &str) -> &str {
     match backend {
         "fa2" => "FA2",
         "fa3" => "FA3",
+        "fa4" => "FA4",
+        "efficient" => "memory-efficient",
         "cudnn" => "cuDNN",
         "flashinfer" => "FlashInfer",
         other => other,
@@ -244,10 +249,11 @@ fn text(rows: &[DecodeRow], columns: usize, shown: impl Fn(&&Line<'_>) -> bool) 
         cells
     };
     let mut text = format!(
-        "GPU time of one launch in a replayed graph on {}; driver {}, {}. TB/s are of the keys and values that some query sees. *Ratio*: our speed over the fastest peer's.{meaning}\n\n{}",
+        "GPU time of one launch in a replayed graph on {}; driver {}, {}. TB/s are of the keys and values that some query sees. *Ratio*: our speed over the fastest peer's.{meaning}{}\n\n{}",
         first.ours.device,
         first.ours.driver,
         checks::day(&first.ours.date),
+        peers_text(rows.iter().map(|row| &row.versions)),
         markdown_table(header, lines.iter().filter(shown).map(cells)),
     );
     let ratios: Vec<f64> = lines.iter().filter_map(Line::ratio).collect();
@@ -286,6 +292,7 @@ mod tests {
             device: "NVIDIA H200".to_owned(),
             driver: "CUDA 13.0".to_owned(),
             date: "2026-11-21T06:29:07Z".to_owned(),
+            versions: Versions::new(),
         }
     }
 

@@ -15,15 +15,18 @@ const PANEL: (u32, u32) = (300, 220);
 const STRIP: u32 = 64;
 
 /// A contestant's name in rows and in the legend, and its colour, which is the same in every plot. Distinguishable on white,
-/// also with the common colour-vision deficiencies (Okabe and Ito's palette, without its yellow).
-const CONTESTANTS: [(&str, &str, RGBColor); 7] = [
+/// also with the common colour-vision deficiencies (Okabe and Ito's palette, without its yellow, and
+/// an indigo darker than its blues).
+const CONTESTANTS: [(&str, &str, RGBColor); 9] = [
     ("warptile wgmma", "Warptile wgmma", RGBColor(213, 94, 0)),
-    ("warptile wmma", "Warptile wmma", RGBColor(230, 159, 0)),
+    ("warptile mma", "Warptile mma", RGBColor(230, 159, 0)),
+    ("warptile wmma", "Warptile wmma", RGBColor(204, 121, 167)),
     (
         "warptile scalar",
         "Warptile scalar",
-        RGBColor(204, 121, 167),
+        RGBColor(170, 170, 170),
     ),
+    ("fa4", "FlashAttention-4", RGBColor(51, 34, 136)),
     ("fa3", "FlashAttention-3", RGBColor(0, 114, 178)),
     ("cudnn", "cuDNN", RGBColor(0, 158, 115)),
     ("fa2", "FlashAttention-2", RGBColor(86, 180, 233)),

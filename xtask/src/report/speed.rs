@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::bench::{BenchRow, ErrorRow};
+use super::bench::{BenchRow, ErrorRow, peers_text};
 use super::{checks, decode, markdown_table};
 
 /// What the rows of one problem have in common, in the order of the tables.
@@ -36,13 +36,16 @@ fn by_problem(
 const OURS: &str = "warptile";
 
 /// Peers of the table, in its order; the memory-efficient kernel is never the fastest.
-const PEERS: [&str; 3] = ["fa2", "cudnn", "fa3"];
+const PEERS: [&str; 4] = ["fa2", "cudnn", "fa3", "fa4"];
+
+/// Peers of problems that not all of those take.
+const OTHER_PEERS: [&str; 5] = ["fa2", "cudnn", "fa3", "fa4", "efficient"];
 
 /// What one problem's row says.
 struct Line<'a> {
     problem: &'a Problem,
     ours: &'a BenchRow,
-    peers: [Option<&'a BenchRow>; PEERS.len()],
+    peers: Vec<Option<&'a BenchRow>>,
 }
 
 impl Line<'_> {
@@ -59,19 +62,23 @@ impl Line<'_> {
         let problem = self.ours.problem();
         let of_problem = || errors.iter().filter(|row| row.problem == problem);
         let ours = of_problem().find(|row| row.backend == OURS).map(measure)?;
-        let peers = of_problem().filter(|row| PEERS.contains(&row.backend.as_str()));
+        let peers = of_problem().filter(|row| OTHER_PEERS.contains(&row.backend.as_str()));
         Some(match peers.map(measure).min_by(f64::total_cmp) {
             Some(best) => format!("{ours:.2e} ({best:.2e})"),
             None => format!("{ours:.2e}"),
         })
     }
 
-    /// With the errors and the kernel, or what fits a narrow table.
-    fn cells(&self, errors: &[ErrorRow], kernel: bool) -> Vec<String> {
+    fn name(&self) -> String {
         let (element, mask, _, _, shape) = self.problem;
+        format!("{shape}, {element}, {mask}")
+    }
+
+    /// Speeds and the ratio.
+    fn cells(&self) -> Vec<String> {
         let speed =
             |row: Option<&BenchRow>| row.map_or("-".to_owned(), |row| format!("{:.0}", row.tflops));
-        let mut cells = vec![format!("{shape}, {element}, {mask}")];
+        let mut cells = vec![self.name()];
         cells.extend(self.peers.iter().map(|row| speed(*row)));
         cells.push(speed(Some(self.ours)));
         cells.push(
@@ -81,31 +88,38 @@ impl Line<'_> {
                     false => format!("**{ratio:.2}**"),
                 }),
         );
-        if !errors.is_empty() {
-            for measure in [
-                |row: &ErrorRow| row.error_rms,
-                |row: &ErrorRow| row.error_max,
-            ] {
-                cells.push(
-                    self.error(errors, measure)
-                        .unwrap_or_else(|| "-".to_owned()),
-                );
-            }
-        }
-        if kernel {
-            cells.push(format!("`{}`", self.ours.kernel));
-        }
+        cells
+    }
+
+    /// Errors, each with the smallest of the peers', and the kernel.
+    fn more_cells(&self, errors: &[ErrorRow]) -> Vec<String> {
+        let measures = [
+            |row: &ErrorRow| row.error_rms,
+            |row: &ErrorRow| row.error_max,
+        ];
+        let of = |measure| {
+            self.error(errors, measure)
+                .unwrap_or_else(|| "-".to_owned())
+        };
+        let mut cells = vec![self.name()];
+        cells.extend(measures.map(of));
+        cells.push(format!("`{}`", self.ours.kernel));
         cells
     }
 }
 
 /// The problems that this project was measured on.
-fn lines<'a>(problems: &'a BTreeMap<Problem, BTreeMap<String, &'a BenchRow>>) -> Vec<Line<'a>> {
+fn lines<'a>(
+    problems: &'a BTreeMap<Problem, BTreeMap<String, &'a BenchRow>>,
+    peers: &[&str],
+) -> Vec<Line<'a>> {
     let line = |(problem, cells): (&'a Problem, &'a BTreeMap<String, &'a BenchRow>)| {
         Some(Line {
             problem,
             ours: cells.get(OURS)?,
-            peers: PEERS.map(|peer| cells.get(peer).copied()),
+            peers: { peers.iter() }
+                .map(|peer| cells.get(*peer).copied())
+                .collect(),
         })
     };
     problems.iter().filter_map(line).collect()
@@ -121,33 +135,31 @@ pub(super) fn ratios(rows: Vec<BenchRow>) -> BTreeMap<String, BTreeMap<String, f
         });
         (line.ours.problem(), peers.collect())
     };
-    lines(&problems).iter().map(of_line).collect()
+    lines(&problems, &PEERS).iter().map(of_line).collect()
 }
 
-/// Speeds, and what they mean; with `kernel` also which kernel each row ran on.
-fn table(ours: &BenchRow, lines: &[&Line<'_>], errors: &[ErrorRow], kernel: bool) -> String {
-    let mut header = vec![
-        "(batch, heads, length, head size), element, mask",
-        "FA2",
-        "cuDNN",
-        "FA3",
-        "Warptile",
-        "ratio",
-    ];
-    let mut meaning = String::new();
-    if !errors.is_empty() {
-        header.extend(["rms error", "largest error"]);
-        meaning.push_str(" Errors are against float64 on normally distributed inputs, with the smallest of the peers' in parentheses.");
-    }
-    if kernel {
-        header.push("kernel");
-    }
+/// Speeds, and what they mean.
+fn table(rows: &[BenchRow], ours: &BenchRow, lines: &[&Line<'_>], peers: &[&str]) -> String {
+    let mut header = vec!["problem"];
+    header.extend(peers.iter().map(|peer| decode::name(peer)));
+    header.extend(["Warptile", "ratio"]);
     format!(
-        "TFLOP/s on {}, GPU time of one launch in a replayed graph; driver {}, {}. *Ratio* is to the fastest peer of the row.{meaning}\n\n{}",
+        "TFLOP/s on {}, GPU time of one launch in a replayed graph; driver {}, {}. A problem is (batch, heads, length, head size), element type, mask. *Ratio* is to the fastest peer of the row.{}\n\n{}",
         ours.device,
         ours.driver,
         checks::day(&ours.date),
-        markdown_table(&header, lines.iter().map(|line| line.cells(errors, kernel))),
+        peers_text(rows.iter().map(|row| &row.versions)),
+        markdown_table(&header, lines.iter().map(|line| line.cells())),
+    )
+}
+
+/// Errors and kernels, folded.
+fn more(lines: &[Line<'_>], errors: &[ErrorRow]) -> String {
+    let header = ["problem", "rms error", "largest error", "kernel"];
+    format!(
+        "\n<details><summary>Errors and kernels</summary>\n\nErrors are against float64 on normally distributed inputs, \
+         with the smallest of the peers' in parentheses.\n\n{}\n</details>\n",
+        markdown_table(&header, lines.iter().map(|line| line.more_cells(errors)))
     )
 }
 
@@ -161,28 +173,33 @@ pub(super) fn in_short(rows: &[BenchRow]) -> String {
             && row.heads == row.kv_heads
             && [64, 128, 256].contains(&row.head_dim)
     };
-    summary(rows, &[], false, in_short)
+    summary(rows, None, &PEERS, in_short)
 }
 
 /// TFLOP/s of this project and its peers on every problem, the ratio to the fastest peer, and the geometric mean of the
 /// ratios.
 pub(super) fn against_peers(rows: &[BenchRow], errors: &[ErrorRow]) -> String {
-    summary(rows, errors, true, |_| true)
+    summary(rows, Some(errors), &PEERS, |_| true)
+}
+
+/// The same of problems beside the sweep, which not every peer takes.
+pub(super) fn others(rows: &[BenchRow], errors: &[ErrorRow]) -> String {
+    summary(rows, Some(errors), &OTHER_PEERS, |_| true)
 }
 
 fn summary(
     rows: &[BenchRow],
-    errors: &[ErrorRow],
-    kernel: bool,
+    errors: Option<&[ErrorRow]>,
+    peers: &[&str],
     shown: impl Fn(&&Line<'_>) -> bool,
 ) -> String {
     let problems = by_problem(rows, |row| row.backend.clone());
-    let lines = lines(&problems);
+    let lines = lines(&problems, peers);
     let Some(last) = rows.iter().rfind(|row| row.backend == OURS) else {
         return "Nothing is measured yet.\n".to_owned();
     };
     let shown: Vec<&Line<'_>> = lines.iter().filter(shown).collect();
-    let mut text = table(last, &shown, errors, kernel);
+    let mut text = table(rows, last, &shown, peers);
     let mut ratios: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for line in &lines {
         ratios
@@ -201,6 +218,9 @@ fn summary(
         }
     }
     text.push_str(&halves(&problems));
+    if let Some(errors) = errors {
+        text.push_str(&more(&lines, errors));
+    }
     text
 }
 
@@ -240,7 +260,7 @@ fn geometric_mean(values: &[f64]) -> Option<f64> {
 /// Microseconds of each family's best kernel on every problem beside FlashAttention-2's, and whether the planner took the
 /// fastest family. `chosen` has the planner's choices and the peers.
 pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
-    const FAMILIES: [&str; 3] = ["scalar", "wmma", "wgmma"];
+    const FAMILIES: [&str; 4] = ["scalar", "wmma", "mma", "wgmma"];
     let chosen = by_problem(chosen, |row| row.backend.clone());
     let mut lines = Vec::new();
     let mut right = 0;
@@ -276,6 +296,7 @@ pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
         "(batch, heads, length, head size), element, mask",
         "scalar",
         "wmma",
+        "mma",
         "wgmma",
         "FA2",
         "the planner's choice",
@@ -289,7 +310,7 @@ pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
 /// Problems, square and not, in which the best peer is more than 1% faster.
 pub(super) fn behind(rows: &[BenchRow], decode: &[decode::DecodeRow]) -> String {
     let problems = by_problem(rows, |row| row.backend.clone());
-    let mut behind: Vec<Vec<String>> = lines(&problems)
+    let mut behind: Vec<Vec<String>> = lines(&problems, &OTHER_PEERS)
         .iter()
         .filter_map(|line| {
             let ratio = line.ratio().filter(|&ratio| ratio < decode::LOST)?;
@@ -300,7 +321,7 @@ pub(super) fn behind(rows: &[BenchRow], decode: &[decode::DecodeRow]) -> String 
         })
         .collect();
     behind.extend(decode::behind(decode));
-    let measured = lines(&problems).len();
+    let measured = lines(&problems, &OTHER_PEERS).len();
     match rows.iter().rfind(|row| row.backend == OURS) {
         None => "Nothing is measured yet.\n".to_owned(),
         Some(last) => format!(
@@ -429,11 +450,11 @@ mod tests {
             &[],
         );
         assert!(
-            text.contains("| (2, 8, 512, 64), f16, none | - | 100 | - | 50 | 0.50 |"),
+            text.contains("| (2, 8, 512, 64), f16, none | - | 100 | - | - | 50 | 0.50 |"),
             "{text}"
         );
         assert!(
-            text.contains("| (1, 8, 1024, 64), f16, none | 50 | 100 | - | 200 | **2.00** |"),
+            text.contains("| (1, 8, 1024, 64), f16, none | 50 | 100 | - | - | 200 | **2.00** |"),
             "{text}"
         );
         assert!(
@@ -464,10 +485,10 @@ mod tests {
             ],
         );
         assert!(
-            text.contains("| 50 | - | 2.00e-4 (1.50e-4) | 2.00e-3 (1.50e-3) |"),
+            text.contains("f16, none | 2.00e-4 (1.50e-4) | 2.00e-3 (1.50e-3) | `scalar"),
             "{text}"
         );
-        assert!(text.contains("| 50 | - | - | - |"), "{text}");
+        assert!(text.contains("f16, none | - | - | `scalar"), "{text}");
     }
 
     #[test]
@@ -580,7 +601,7 @@ mod tests {
             &measured,
             &[family("wmma", 512, 5.0), family("wgmma", 1024, 7.0)],
         );
-        assert!(text.contains("| 9.0 | **5.0** | - | - |"), "{text}");
+        assert!(text.contains("| 9.0 | **5.0** | - | - | - |"), "{text}");
         assert!(text.contains("in 1 of 2 rows"), "{text}");
     }
 }

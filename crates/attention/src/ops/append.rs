@@ -529,6 +529,15 @@ impl<'a> AppendBuilder<'a> {
                     of_cache(&self.k_pages, shape)?
                 }
                 AppendArgument::VPages => {
+                    if self.v_pages.head_dim() != value_dim {
+                        return Err(Error::Mismatch {
+                            argument: name,
+                            dimension: "head size",
+                            found: self.v_pages.head_dim(),
+                            other: "v",
+                            expected: value_dim,
+                        });
+                    }
                     let shape = [pages, page_rows, heads, value_dim];
                     of_cache(&self.v_pages, shape)?
                 }

@@ -22,6 +22,7 @@ struct Shape {
     kv_heads: usize,
     group: usize,
     head_dim: usize,
+    value_dim: usize,
     pages: usize,
     page_rows: usize,
     sequences: usize,
@@ -38,8 +39,9 @@ struct Rows {
 }
 
 impl Shape {
-    fn row(&self) -> usize {
-        self.kv_heads * self.head_dim
+    /// Elements of a row of keys, and of values.
+    fn rows(&self) -> [usize; 2] {
+        [self.head_dim, self.value_dim].map(|size| self.kv_heads * size)
     }
 }
 
@@ -53,6 +55,7 @@ impl Pair {
             kv_heads: random.within(1, 2),
             group: random.within(1, 3),
             head_dim: random.pick(&[8, 16]),
+            value_dim: random.pick(&[8, 16, 24]),
             pages,
             page_rows,
             sequences: random.within(1, 4),
@@ -65,6 +68,7 @@ impl Pair {
         };
         let backend = Backend::cpu();
         let cache = KvCache::builder(shape.kv_heads, shape.head_dim)
+            .value_dim(shape.value_dim)
             .layers(shape.layers)
             .pages(pages)
             .page_rows(page_rows)
@@ -129,9 +133,10 @@ impl Pair {
             let len = self.random.within(0, rows.len + 2);
             self.cache.truncate(rows.id, len).unwrap();
             rows.len = rows.len.min(len);
-            let elements = rows.len * self.shape.row();
             for sides in &mut rows.layers {
-                sides.iter_mut().for_each(|side| side.truncate(elements));
+                for (side, row) in sides.iter_mut().zip(self.shape.rows()) {
+                    side.truncate(rows.len * row);
+                }
             }
         }
     }
@@ -141,11 +146,13 @@ impl Pair {
         let rows = (self.free_pages() * self.shape.page_rows).min(self.shape.longest);
         let id = self.cache.allocate();
         self.cache.step(&[(id, rows)]).unwrap();
-        let shape = [1, rows, self.shape.kv_heads, self.shape.head_dim];
-        let nan = vec![f32::NAN; rows * self.shape.row()];
-        let nan = self.backend.tensor(&nan, shape).unwrap();
+        let heads = self.shape.kv_heads;
+        let [k, v] = [self.shape.head_dim, self.shape.value_dim].map(|size| {
+            let nan = vec![f32::NAN; rows * heads * size];
+            self.backend.tensor(&nan, [1, rows, heads, size]).unwrap()
+        });
         for layer in 0..self.shape.layers {
-            self.cache.append(layer, &nan, &nan).unwrap().run().unwrap();
+            self.cache.append(layer, &k, &v).unwrap().run().unwrap();
         }
         self.cache.free(id).unwrap();
     }
@@ -209,20 +216,25 @@ impl Pair {
         dense: Option<[usize; 2]>,
     ) -> Result<(), String> {
         let Shape {
-            kv_heads, group, ..
+            kv_heads,
+            group,
+            head_dim,
+            value_dim,
+            ..
         } = self.shape;
         let all: usize = lens.iter().sum();
         let extents = dense.unwrap_or([1, all]);
-        let mut tensor = |heads: usize| -> (Tensor<f32>, Vec<f64>) {
-            let shape = [extents[0], extents[1], heads, self.shape.head_dim];
+        let mut tensor = |heads: usize, size: usize| -> (Tensor<f32>, Vec<f64>) {
+            let shape = [extents[0], extents[1], heads, size];
             let data: Vec<f32> = (0..shape.iter().product())
                 .map(|_| self.random.unit())
                 .collect();
             let wide = data.iter().copied().map(f64::from).collect();
             (self.backend.tensor(&data, shape).unwrap(), wide)
         };
-        let (mut q, mut wide_q) = tensor(kv_heads * group);
-        let ((k, mut wide_k), (v, wide_v)) = (tensor(kv_heads), tensor(kv_heads));
+        let (mut q, mut wide_q) = tensor(kv_heads * group, head_dim);
+        let (k, mut wide_k) = tensor(kv_heads, head_dim);
+        let (v, wide_v) = tensor(kv_heads, value_dim);
         let mut write = self.cache.append(layer, &k, &v).unwrap();
         if self.shape.rotary {
             let rotary = Rotary::computed(8, 100.0, Pairing::HalfSplit).unwrap();
@@ -235,28 +247,29 @@ impl Pair {
         let out = attention.forward(queries, keys).unwrap().out;
         let out = out.to_vec().unwrap();
 
-        let (row, q_row) = (self.shape.row(), self.shape.row() * group);
+        let [row, value_row] = self.shape.rows();
+        let (q_row, out_row) = (row * group, value_row * group);
         let mut start = 0;
         for (rows, &new) in self.alive.iter_mut().zip(lens) {
-            let part = start * row..(start + new) * row;
-            let q_part = start * q_row..(start + new) * q_row;
-            start += new;
+            let part = |row: usize| start * row..(start + new) * row;
+            let q_part = part(q_row);
             if self.shape.rotary {
-                rotate(&mut wide_k[part.clone()], rows.len, row, self.shape);
+                rotate(&mut wide_k[part(row)], rows.len, row, self.shape);
                 rotate(&mut wide_q[q_part.clone()], rows.len, q_row, self.shape);
             }
             let [keys, values] = &mut rows.layers[layer];
-            keys.extend_from_slice(&wide_k[part.clone()]);
-            values.extend_from_slice(&wide_v[part]);
-            let expected = attend(&wide_q[q_part.clone()], keys, values, new, self.shape);
-            for (found, expected) in out[q_part].iter().zip(expected) {
+            keys.extend_from_slice(&wide_k[part(row)]);
+            values.extend_from_slice(&wide_v[part(value_row)]);
+            let expected = attend(&wide_q[q_part], keys, values, new, self.shape);
+            for (found, expected) in out[part(out_row)].iter().zip(expected) {
                 if (f64::from(*found) - expected).abs() > 1e-5 || found.is_nan() {
                     return Err(format!("{found} instead of {expected}"));
                 }
             }
+            start += new;
         }
         // Whoever asks in an empty place sees nothing.
-        match out[start * q_row..].iter().all(|&value| value == 0.0) {
+        match out[start * out_row..].iter().all(|&value| value == 0.0) {
             true => Ok(()),
             false => Err("an empty place has an output".to_owned()),
         }
@@ -278,25 +291,30 @@ fn rotate(data: &mut [f64], first: usize, row: usize, shape: Shape) {
 }
 
 fn attend(q: &[f64], keys: &[f64], values: &[f64], rows: usize, shape: Shape) -> Vec<f64> {
-    let (dim, heads) = (shape.head_dim, shape.kv_heads * shape.group);
-    let len = keys.len() / shape.row();
-    let mut out = vec![0.0; q.len()];
+    let (dim, value_dim) = (shape.head_dim, shape.value_dim);
+    let heads = shape.kv_heads * shape.group;
+    let [k_row, v_row] = shape.rows();
+    let len = keys.len() / k_row;
+    let mut out = vec![0.0; rows * heads * value_dim];
     for row in 0..rows {
         for head in 0..heads {
-            let at = (row * heads + head) * dim;
+            let at = row * heads + head;
+            let q = &q[at * dim..][..dim];
+            let out = &mut out[at * value_dim..][..value_dim];
             let seen = shape.mask.visible(row, rows, len);
-            let start = |key: usize| key * shape.row() + head / shape.group * dim;
+            let shared = head / shape.group;
             let weights: Vec<f64> = seen
                 .clone()
                 .map(|key| {
-                    let key = &keys[start(key)..][..dim];
-                    let dot: f64 = q[at..][..dim].iter().zip(key).map(|(a, b)| a * b).sum();
+                    let key = &keys[key * k_row + shared * dim..][..dim];
+                    let dot: f64 = q.iter().zip(key).map(|(a, b)| a * b).sum();
                     (dot / (dim as f64).sqrt()).exp()
                 })
                 .collect();
             let sum: f64 = weights.iter().sum();
             for (weight, key) in weights.iter().zip(seen) {
-                for (out, value) in out[at..][..dim].iter_mut().zip(&values[start(key)..]) {
+                let values = &values[key * v_row + shared * value_dim..];
+                for (out, value) in out.iter_mut().zip(values) {
                     *out += weight / sum * value;
                 }
             }
@@ -452,6 +470,8 @@ fn a_cache_has_what_attention_can_have() {
         (builder().pages(1 << 40), "pages has length"),
         (KvCache::builder(2, 12), "q has head size 12"),
         (KvCache::builder(0, 8), "q has 0 heads"),
+        (builder().value_dim(12), "v has head size 12"),
+        (builder().value_dim(0), "v has head size 0"),
     ];
     for (builder, expected) in cases {
         let error = text(builder.build(&backend));

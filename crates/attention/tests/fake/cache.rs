@@ -116,6 +116,41 @@ fn writes_find_the_numbers_of_their_step_at_one_address() {
     fake.assert_clean();
 }
 
+#[test]
+fn values_may_have_another_head_size() {
+    let fake = FakeDriver::open();
+    {
+        let backend = Backend::cuda_with(&driver(&fake), 0).unwrap();
+        let mut cache = KvCache::<f16>::builder(2, 192)
+            .value_dim(128)
+            .pages(10)
+            .build(&backend)
+            .unwrap();
+        let sequence = cache.allocate();
+        cache.step(&[(sequence, 20)]).unwrap();
+        let k = tensor(&backend, [1, 20, 2, 192]).unwrap();
+        let v = tensor(&backend, [1, 20, 2, 128]).unwrap();
+        let wrong = cache.append(0, &k, &k).unwrap().run().unwrap_err();
+        assert_eq!(
+            wrong.to_string(),
+            "v_pages has head size 128, but v has 192"
+        );
+        cache.append(0, &k, &v).unwrap().run().unwrap();
+        let q = tensor(&backend, [1, 20, 4, 192]).unwrap();
+        let keys = cache.keys(0).unwrap();
+        let done = Attention::new().mask(Mask::causal()).forward(&q, keys);
+        assert_eq!(done.unwrap().out.shape(), [1, 20, 4, 128]);
+        backend.synchronize().unwrap();
+        let block = written(&fake.launches()[0]);
+        let strides = |size: i64| [16 * 2 * size, 2 * size, size];
+        for (pages, size) in [(block.k_pages, 192), (block.v_pages, 128)] {
+            let [page, row, head] = strides(size);
+            assert_eq!((pages.batch, pages.row, pages.head), (page, row, head));
+        }
+    }
+    fake.assert_clean();
+}
+
 /// Tables so long that not all of them is sent: whatever happened before, the device has the pages of the step.
 #[test]
 fn what_is_sent_is_what_has_changed() {

@@ -134,3 +134,34 @@ fn a_captured_step_follows_the_cache() {
         assert!(near(&replayed, &cpu.outputs()), "replay {replay}");
     }
 }
+
+/// Keys of 192 elements and values of 128: a prompt, and then single tokens.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn values_may_have_another_head_size() {
+    let gpu = Backend::cuda(0).unwrap();
+    let mut random = Random(2);
+    let mut places = [gpu, Backend::cpu()].map(|backend| {
+        let cache = KvCache::<f16>::builder(KV_HEADS, 192).value_dim(128);
+        let mut cache = cache.pages(40).build(&backend).unwrap();
+        let sequence = cache.allocate();
+        (backend, cache, sequence)
+    });
+    for rows in [150, 1, 1, 33, 1] {
+        let data = [(HEADS, 192), (KV_HEADS, 192), (KV_HEADS, 128)].map(|(heads, size)| {
+            let values = (0..rows * heads * size).map(|_| f16::from_f32(random.unit()));
+            ([1, rows, heads, size], values.collect::<Vec<_>>())
+        });
+        let [found, expected] = places.each_mut().map(|(backend, cache, sequence)| {
+            cache.step(&[(*sequence, rows)]).unwrap();
+            let [q, k, v] =
+                { data.each_ref() }.map(|(shape, values)| backend.tensor(values, *shape).unwrap());
+            cache.append(0, &k, &v).unwrap().run().unwrap();
+            let attention = Attention::new().mask(Mask::causal());
+            let output = attention.forward(&q, cache.keys(0).unwrap()).unwrap();
+            output.out.to_vec().unwrap()
+        });
+        assert_eq!(found.len(), rows * HEADS * 128);
+        assert!(near(&found, &expected), "{rows} rows");
+    }
+}

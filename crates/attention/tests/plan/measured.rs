@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use warptile::{Choice, DeviceProfile, Family, Plan};
+use warptile::{Choice, DeviceProfile, Family, Plan, Rates};
 use warptile_check::repository_file;
 
 use crate::{case, choice};
@@ -70,6 +70,47 @@ fn the_choice_is_of_a_family_within_a_tenth_of_the_fastest_measured() {
             *us <= 1.1 * fastest,
             "{problem}: {family} takes {us} us, the fastest {fastest}"
         );
+    }
+}
+
+/// The lines `choice` of the built-in rates: each is found by its problem, and nowhere else.
+#[test]
+fn what_trials_chose_is_chosen() {
+    let h200 = DeviceProfile::h200();
+    let mut fewer = h200.clone();
+    fewer.multiprocessors -= 1;
+    let rates = Rates::embedded(&h200);
+    let chosen = [
+        (
+            "b8 q2048 k2048 h32 d64 bf16 mask=causal",
+            "wgmma_d64_256x64_w20_s6",
+            "",
+        ),
+        (
+            "b1 q16384 k16384 h16 d128 bf16 mask=causal",
+            "wgmma_d128_192x64_w16_s4",
+            "at-once=4294967295",
+        ),
+        (
+            "b1 q5120 k5120 h16 d96 bf16 mask=window,512,0",
+            "wgmma_d128_192x64_w16_s4",
+            "at-once=8",
+        ),
+        (
+            "b3 q104 k128 h12 d64 f16",
+            "mma_d64_64x64_w4_s2",
+            "at-once=4294967295",
+        ),
+    ];
+    assert_eq!(rates.chosen_problems(), chosen.len());
+    for (problem, kernel, settings) in chosen {
+        let problem = case(problem).call().problem();
+        let plan = |device| Plan::gpu(problem, device, &Choice::Best).unwrap();
+        let step = plan(&h200).steps()[0].clone();
+        assert_eq!(step.image.kernel, kernel, "{problem:?}");
+        assert_eq!(step.settings.to_string(), settings, "{problem:?}");
+        assert!(plan(&h200).basis().unwrap().tuned);
+        assert!(!plan(&fewer).basis().unwrap().tuned);
     }
 }
 

@@ -33,6 +33,15 @@ fn the_example_is_as_expected() {
 }
 
 #[test]
+fn once_is_once() {
+    let input = example("minilm_qkv.safetensors");
+    for (flags, others) in [(&[][..], 1), (&["--once"], 0)] {
+        let (stdout, _) = expect_code(0, cpu_run(&input).args(flags));
+        assert_eq!(stdout.matches("(median of ").count(), others, "{stdout}");
+    }
+}
+
+#[test]
 fn another_result_than_expected_is_code_1() {
     // Another mask, and another scale: both are attention, neither is what the file says.
     for flags in [&["--window", "5,5"][..], &["--scale", "0.2"]] {

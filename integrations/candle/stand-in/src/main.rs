@@ -7,7 +7,7 @@ use std::thread;
 use candle_core::{DType, Device, Result, Tensor};
 use warptile_candle::{
     Attention, flash_attn, flash_attn_varlen_alibi, flash_attn_varlen_paged_windowed,
-    flash_attn_windowed, write_to_pages,
+    flash_attn_windowed, write_to_pages, write_to_pages_e4m3,
 };
 
 // SAFETY: exports of warptile-fake-cuda, as it declares them.
@@ -141,6 +141,20 @@ fn calls(device: &Device) -> Result<usize> {
             };
             wait(out)?;
             launches += 1;
+            let out = {
+                let both = zeros(&[2, 9, 16, 2, 64], DType::F8E4M3)?;
+                let (k_pages, v_pages) = (both.get(0)?, both.get(1)?);
+                let (q, k) = (zeros(&[1, 1, 8, 64], dtype)?, zeros(&[3, 2, 64], dtype)?);
+                let scales = Tensor::new(&[0.5_f32, 0.25], device)?;
+                let slots = Tensor::new(&[32_i64, -1, 33], device)?;
+                write_to_pages_e4m3(&k, &k, &k_pages, &v_pages, &slots, &scales, &scales)?;
+                Attention::new(0.125)
+                    .paged(&list(&[2])?.reshape((1, 1))?, &list(&[2])?, 16)
+                    .e4m3(&scales, &scales)
+                    .forward(&q, &k_pages, &v_pages)?
+            };
+            wait(out)?;
+            launches += 2;
         }
     }
     refuses_lists_without_memory(device)?;

@@ -4,6 +4,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor};
 
 use crate::caller::Caller;
+use crate::e4m3::Scales;
 use crate::{cpu, cuda};
 
 /// Attention with its options: what the functions of candle-flash-attn can do, and what they cannot.
@@ -34,6 +35,8 @@ pub struct Attention {
     pub(crate) softcap: Option<f32>,
     pub(crate) alibi_slopes: Option<Tensor>,
     pub(crate) sinks: Option<Tensor>,
+    /// Of keys and values in e4m3.
+    pub(crate) scales: Option<Scales>,
     pub(crate) queries: Queries,
     pub(crate) keys: Keys,
 }
@@ -79,6 +82,7 @@ impl Attention {
             softcap: None,
             alibi_slopes: None,
             sinks: None,
+            scales: None,
             queries: Queries::Dense,
             keys: Keys::Dense,
         }
@@ -111,6 +115,31 @@ impl Attention {
     /// One more logit per query head joins the softmax's denominator: f32, one per query head.
     pub fn sinks(mut self, sinks: &Tensor) -> Self {
         self.sinks = Some(sinks.clone());
+        self
+    }
+
+    /// k and v are f8e4m3, and each of their numbers counts times its scale: f32, one for all key/value heads or one for each, on the
+    /// device of q. They are what vLLM calls `k_scale` and `v_scale`; [`write_to_pages_e4m3`](crate::write_to_pages_e4m3) divides by them.
+    ///
+    /// On the CPU scales must be finite and above 0. On a GPU they are not checked, and a graph that captured the call reads them anew at
+    /// each replay; the head size must be a multiple of 16 up to 256 there, and q f16 or bf16.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use warptile_candle::Attention;
+    ///
+    /// # fn main() -> candle_core::Result<()> {
+    /// let device = Device::Cpu; // or Device::new_cuda(0)?
+    /// let q = Tensor::randn(0f32, 1., (2, 1, 8, 64), &device)?.to_dtype(DType::F16)?;
+    /// let k = Tensor::randn(0f32, 1., (2, 9, 2, 64), &Device::Cpu)?.to_dtype(DType::F8E4M3)?.to_device(&device)?;
+    /// let scales = Tensor::new(&[0.02f32, 0.03], &device)?; // of the two key/value heads
+    /// let out = Attention::new(0.125).e4m3(&scales, &scales).forward(&q, &k, &k)?;
+    /// assert_eq!((out.dims(), out.dtype()), (q.dims(), DType::F16));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn e4m3(mut self, k_scale: &Tensor, v_scale: &Tensor) -> Self {
+        self.scales = Some(Scales::new(k_scale, v_scale));
         self
     }
 

@@ -4,13 +4,14 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, DeviceLocation, Layout, Result, Storage, Tensor, WithDType};
 use half::{bf16, f16};
 use warptile::{
-    AppendOperands, CacheMut, Call, Element, Operands, TableLayout, View, ViewMut, append_cpu,
-    forward_cpu,
+    AppendOperands, CacheMut, CacheOperand, Call, Element, KeyView, Operands, TableLayout, View,
+    ViewMut, append_cpu, forward_cpu,
 };
 
 use crate::attention::{Attention, Keys, Packed, Queries};
 use crate::cache::{CALLER, Pages, Write};
 use crate::describe::Described;
+use crate::e4m3;
 
 /// The output, and the lse if it is wanted.
 pub(crate) fn forward(
@@ -80,15 +81,26 @@ fn compute<T: Element + WithDType>(
     tensors: [&CpuStorage; 3],
     layouts: [&Layout; 3],
 ) -> Result<(CpuStorage, Option<CpuStorage>)> {
-    let view = |index: usize, layout: &warptile::Layout| {
-        let data = T::cpu_storage_as_slice(tensors[index])?;
-        let start = layouts[index].start_offset().min(data.len());
-        Ok::<_, candle_core::Error>(View::new(&data[start..], *layout))
+    let q = view(T::cpu_storage_as_slice(tensors[0])?, layouts[0], call.q());
+    let keys = |index: usize, layout: &warptile::Layout| -> Result<KeyView<'_, T>> {
+        Ok(match e4m3::numbers(tensors[index]) {
+            Some(data) => view(data, layouts[index], layout).into(),
+            None => {
+                let data = T::cpu_storage_as_slice(tensors[index])?;
+                view(data, layouts[index], layout).into()
+            }
+        })
     };
-    let (q, k, v) = (view(0, call.q())?, view(1, call.k())?, view(2, call.v())?);
+    let (k, v) = (keys(1, call.k())?, keys(2, call.v())?);
     let slopes = floats(attention.alibi_slopes.as_ref())?;
     let sinks = floats(attention.sinks.as_ref())?;
+    let scales = { attention.scales.as_ref() }
+        .map(|scales| scales.read())
+        .transpose()?;
     let mut operands = Operands::none();
+    if let Some([k_scale, v_scale]) = &scales {
+        operands = operands.scales(k_scale, v_scale);
+    }
     operands.slopes = slopes.as_deref();
     operands.sinks = sinks.as_deref();
     let mut out = vec![T::zero(); call.out().element_count().unwrap_or(0)];
@@ -104,6 +116,12 @@ fn compute<T: Element + WithDType>(
     )
     .map_err(|error| attention.caller.failed(error))?;
     Ok((T::to_cpu_storage_owned(out), lse.map(CpuStorage::F32)))
+}
+
+/// The elements from a tensor's first on, in this layout.
+fn view<'a, T: Copy>(data: &'a [T], layout: &Layout, described: &warptile::Layout) -> View<'a, T> {
+    let start = layout.start_offset().min(data.len());
+    View::new(&data[start..], *described)
 }
 
 /// Reads lengths or page numbers, row by row.
@@ -133,7 +151,7 @@ fn floats(tensor: Option<&Tensor>) -> Result<Option<Vec<f32>>> {
 
 /// Writes new keys and values into pages.
 pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CpuStorage>) -> Result<()> {
-    let write_typed = match write.pages[0].dtype() {
+    let write_typed = match write.new[0].dtype() {
         DType::F16 => write_typed::<f16>,
         DType::BF16 => write_typed::<bf16>,
         _ => write_typed::<f32>,
@@ -147,19 +165,21 @@ fn write_typed<T: Stored>(write: &Write<'_>, pages: Pages<'_, CpuStorage>) -> Re
     let append = append.map_err(|error| CALLER.failed(error))?;
     let [k, v] = write.new.map(Tensor::storage_and_layout);
     let [k_start, v_start] = write.pages.map(|pages| pages.layout().start_offset());
-    let cache = match pages {
-        Pages::Apart(keys, values) => CacheMut::Apart(
-            slice_mut::<T>(keys, k_start)?,
-            slice_mut::<T>(values, v_start)?,
-        ),
-        Pages::Together(both) => {
-            CacheMut::Together(slice_mut::<T>(both, k_start)?, write.values_at()?)
+    let starts = [k_start, v_start];
+    let scales = { write.scales.as_ref() }
+        .map(|scales| scales.read())
+        .transpose()?;
+    let cache: CacheOperand<'_, T> = match &scales {
+        None => memory(write, pages, starts, T::of)?.into(),
+        Some([k, v]) => {
+            let memory = memory(write, pages, starts, e4m3::numbers_mut)?;
+            CacheOperand::E4m3(memory, [k, v])
         }
     };
     let operands = AppendOperands {
         k: slice(&k.0, k.1)?,
         v: slice(&v.0, v.1)?,
-        cache: cache.into(),
+        cache,
         queries: None,
         tables: None,
     };
@@ -175,24 +195,35 @@ fn slice<'a, T: WithDType>(storage: &'a Storage, layout: &Layout) -> Result<&'a 
     Ok(&data[layout.start_offset().min(data.len())..])
 }
 
-/// As [`slice`], for writing.
-fn slice_mut<T: Stored>(storage: &mut CpuStorage, start: usize) -> Result<&mut [T]> {
-    let data = T::of(storage).ok_or_else(|| CALLER.broken("the pages are of two types"))?;
-    let start = start.min(data.len());
-    Ok(&mut data[start..])
+/// The memory of the pages, whose elements are at hand by `of`.
+fn memory<'a, C: Copy + 'a>(
+    write: &Write<'_>,
+    pages: Pages<'a, CpuStorage>,
+    [k_start, v_start]: [usize; 2],
+    of: impl Fn(&'a mut CpuStorage) -> Option<&'a mut [C]>,
+) -> Result<CacheMut<'a, C>> {
+    let from = |storage: &'a mut CpuStorage, start: usize| {
+        let data = of(storage).ok_or_else(|| CALLER.broken("the pages are of two types"))?;
+        let start = start.min(data.len());
+        Ok::<_, candle_core::Error>(&mut data[start..])
+    };
+    Ok(match pages {
+        Pages::Apart(keys, values) => CacheMut::Apart(from(keys, k_start)?, from(values, v_start)?),
+        Pages::Together(both) => CacheMut::Together(from(both, k_start)?, write.values_at()?),
+    })
 }
 
 /// An element type that candle's storage is known to hold.
 trait Stored: Element + WithDType {
     /// The elements, if they are of this type.
-    fn of(storage: &mut CpuStorage) -> Option<&mut Vec<Self>>;
+    fn of(storage: &mut CpuStorage) -> Option<&mut [Self]>;
 }
 
 macro_rules! stored {
     ($($type:ty: $variant:ident),*) => {
         $(
             impl Stored for $type {
-                fn of(storage: &mut CpuStorage) -> Option<&mut Vec<Self>> {
+                fn of(storage: &mut CpuStorage) -> Option<&mut [Self]> {
                     match storage {
                         CpuStorage::$variant(data) => Some(data),
                         _ => None,

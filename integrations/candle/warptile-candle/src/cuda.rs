@@ -4,13 +4,14 @@
 //! So nothing is kept for a stream or a thread. What a launch needs beside its tensors is allocated on that stream and freed in its
 //! order, as its output is, and both may be part of a capture.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use candle_core::backend::{BackendDevice, BackendStorage};
-use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, ValidAsZeroBits,
 };
+use candle_core::cuda_backend::{CudaDType, CudaStorageSlice};
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, Tensor};
 use half::{bf16, f16};
 use warptile::{Call, Choice, Element, TableLayout};
@@ -20,6 +21,7 @@ use crate::attention::{Attention, Keys, Packed, Queries};
 use crate::cache::{self, Pages, Write};
 use crate::caller::Caller;
 use crate::describe::Described;
+use crate::e4m3::Scales;
 
 /// The output, and the lse if it is wanted.
 pub(crate) fn forward(
@@ -51,16 +53,14 @@ fn launch<T: CudaDType + DeviceRepr + ValidAsZeroBits + Element>(
     let device = tensors[0].device();
     let session = session(caller, &device.cuda_stream())?;
 
+    let beyond = |index: usize| beyond(caller, ["q", "k", "v"][index]);
     let whole = |index: usize, layout: &warptile::Layout| {
         let slice = tensors[index].as_cuda_slice::<T>()?;
         let view = part(slice, layouts[index].start_offset(), layout.required_len());
-        view.ok_or_else(|| caller.broken(format!("{} reaches beyond its memory", NAMES[index])))
+        view.ok_or_else(|| beyond(index))
     };
-    let (q, k, v) = (
-        whole(0, &described.q)?,
-        whole(1, &described.k)?,
-        whole(2, &described.v)?,
-    );
+    let q = whole(0, &described.q)?;
+    let scales = attention.scales.as_ref().map(locked_scales);
     let mut out = output::<T>(attention, device, described)?;
     let mut lse = match want_lse {
         true => {
@@ -75,7 +75,17 @@ fn launch<T: CudaDType + DeviceRepr + ValidAsZeroBits + Element>(
         .map(|(_, _, tensor)| tensor.storage_and_layout())
         .collect();
     {
-        let mut bindings = Bindings::new(q, k, v, out.as_view_mut());
+        let out = out.as_view_mut();
+        let mut bindings = match (&scales, &tensors[1].slice, &tensors[2].slice) {
+            (Some(scales), CudaStorageSlice::F8E4M3(k), CudaStorageSlice::F8E4M3(v)) => {
+                let [k_scale, v_scale] = scale_views(caller, scales)?;
+                let [k_start, v_start] = [1, 2].map(|index| layouts[index].start_offset());
+                let k = part(k, k_start, described.k.required_len()).ok_or_else(|| beyond(1))?;
+                let v = part(v, v_start, described.v.required_len()).ok_or_else(|| beyond(2))?;
+                Bindings::e4m3(q, (k, k_scale), (v, v_scale), out)
+            }
+            _ => Bindings::new(q, whole(1, &described.k)?, whole(2, &described.v)?, out),
+        };
         if let Some(lse) = &mut lse {
             bindings = bindings.lse(lse.as_view_mut());
         }
@@ -97,8 +107,6 @@ fn launch<T: CudaDType + DeviceRepr + ValidAsZeroBits + Element>(
     let lse = lse.map(|lse| CudaStorage::wrap_cuda_slice(lse, device.clone()));
     Ok((storage, lse))
 }
-
-const NAMES: [&str; 3] = ["q", "k", "v"];
 
 /// The call with its lengths, which the kernels read from the device and clamp.
 fn call(
@@ -204,7 +212,7 @@ fn numbers<'a>(
         DType::I32 => part(storage.as_cuda_slice()?, start, reach).map(Numbers::I32),
         _ => part(storage.as_cuda_slice()?, start, reach).map(Numbers::F32),
     }
-    .ok_or_else(|| caller.broken(format!("{name} reaches beyond its memory")))
+    .ok_or_else(|| beyond(caller, name))
 }
 
 fn on_gpu<'a>(caller: Caller, name: &str, storage: &'a Storage) -> Result<&'a CudaStorage> {
@@ -233,6 +241,35 @@ fn reach(caller: Caller, name: &str, layout: &Layout) -> Result<Option<usize>> {
 /// So many elements from `start` on; `None` if there are not so many.
 fn part<T>(slice: &CudaSlice<T>, start: usize, reach: Option<usize>) -> Option<CudaView<'_, T>> {
     slice.try_slice(start..start.checked_add(reach?)?)
+}
+
+/// A tensor's name, its memory by a guard of candle's, and where it lies in it.
+type Locked<'a, G> = (&'static str, G, &'a Layout);
+
+/// Scales of keys and values.
+fn locked_scales(scales: &Scales) -> [Locked<'_, impl Deref<Target = Storage>>; 2] {
+    scales.named().map(|(name, tensor)| {
+        let (storage, layout) = tensor.storage_and_layout();
+        (name, storage, layout)
+    })
+}
+
+/// Scales of keys and values on the device.
+fn scale_views<'a, G: Deref<Target = Storage>>(
+    caller: Caller,
+    [k, v]: &'a [Locked<'_, G>; 2],
+) -> Result<[CudaView<'a, f32>; 2]> {
+    let view = |(name, storage, layout): &'a Locked<'_, G>| match numbers(
+        caller, name, storage, layout,
+    )? {
+        Numbers::F32(view) => Ok(view),
+        _ => Err(caller.broken(format_args!("{name} is not f32"))),
+    };
+    Ok([view(k)?, view(v)?])
+}
+
+fn beyond(caller: Caller, name: &str) -> candle_core::Error {
+    caller.broken(format_args!("{name} reaches beyond its memory"))
 }
 
 /// Memory for the output. Of packed queries it is zeroed: only the device knows whether there are rows that no sequence owns.
@@ -274,7 +311,7 @@ fn failed(caller: Caller, error: warptile_cudarc::Error) -> candle_core::Error {
 
 /// Writes new keys and values into pages.
 pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CudaStorage>) -> Result<()> {
-    let launch = match write.pages[0].dtype() {
+    let launch = match write.new[0].dtype() {
         DType::F16 => launch_write::<f16>,
         DType::BF16 => launch_write::<bf16>,
         _ => launch_write::<f32>,
@@ -284,7 +321,7 @@ pub(crate) fn write(write: &Write<'_>, pages: Pages<'_, CudaStorage>) -> Result<
 
 fn launch_write<T: CudaDType + DeviceRepr + Element>(
     write: &Write<'_>,
-    mut pages: Pages<'_, CudaStorage>,
+    pages: Pages<'_, CudaStorage>,
 ) -> Result<()> {
     let caller = cache::CALLER;
     let described = write.describe()?;
@@ -295,7 +332,7 @@ fn launch_write<T: CudaDType + DeviceRepr + Element>(
     };
     let session = session(caller, &stream)?;
 
-    let beyond = |name: &str| caller.broken(format_args!("{name} reaches beyond its memory"));
+    let beyond = |name: &str| beyond(caller, name);
     let [(k, k_l), (v, v_l)] = write.new.map(Tensor::storage_and_layout);
     let (k, v) = (on_gpu(caller, "k", &k)?, on_gpu(caller, "v", &v)?);
     let (k_len, v_len) = (append.k().required_len(), append.v().required_len());
@@ -311,16 +348,36 @@ fn launch_write<T: CudaDType + DeviceRepr + Element>(
     let slots = slots.ok_or_else(|| beyond("slots"))?;
 
     let starts = write.pages.map(|pages| pages.layout().start_offset());
-    let bindings = match &mut pages {
-        Pages::Apart(keys, values) => {
+    let scales = write.scales.as_ref().map(locked_scales);
+    let scales = { scales.as_ref() }
+        .map(|scales| scale_views(caller, scales))
+        .transpose()?;
+    let bindings = match (pages, scales) {
+        (Pages::Apart(keys, values), None) => {
             let keys = from(keys.as_cuda_slice_mut::<T>()?, starts[0]);
             let values = from(values.as_cuda_slice_mut::<T>()?, starts[1]);
             let keys = keys.ok_or_else(|| beyond("k_pages"))?;
             AppendBindings::new(k, v, keys, values.ok_or_else(|| beyond("v_pages"))?)
         }
-        Pages::Together(both) => {
+        (Pages::Together(both), None) => {
             let both = both.as_cuda_slice_mut::<T>()?.as_view_mut();
             AppendBindings::in_one(k, v, both, starts)
+        }
+        (Pages::Apart(keys, values), Some([k_scale, v_scale])) => {
+            let (CudaStorageSlice::F8E4M3(keys), CudaStorageSlice::F8E4M3(values)) =
+                (&mut keys.slice, &mut values.slice)
+            else {
+                return Err(caller.broken("the pages are not f8e4m3"));
+            };
+            let keys = from(keys, starts[0]).ok_or_else(|| beyond("k_pages"))?;
+            let values = from(values, starts[1]).ok_or_else(|| beyond("v_pages"))?;
+            AppendBindings::e4m3(k, v, (keys, k_scale), (values, v_scale))
+        }
+        (Pages::Together(both), Some(scales)) => {
+            let CudaStorageSlice::F8E4M3(both) = &mut both.slice else {
+                return Err(caller.broken("the pages are not f8e4m3"));
+            };
+            AppendBindings::e4m3_in_one(k, v, both.as_view_mut(), starts, scales)
         }
     };
     session

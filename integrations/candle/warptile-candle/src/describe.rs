@@ -1,7 +1,7 @@
 //! From candle's tensors to a call of warptile: what is the same on every device.
 
 use candle_core::{DType, DeviceLocation, Layout, Result, Tensor};
-use warptile::{AlibiShape, Call, CallBuilder, ElementType, Mask, Scoring};
+use warptile::{AlibiShape, Call, CallBuilder, ElementType, Mask, ScaleCounts, Scoring};
 
 use crate::attention::{Attention, Keys, Packed, Queries};
 
@@ -13,16 +13,21 @@ pub(crate) struct Described {
     pub(crate) v: warptile::Layout,
     pub(crate) out: warptile::Layout,
     scoring: Scoring,
+    scales: Option<ScaleCounts>,
     pub(crate) batch: usize,
 }
 
 impl Described {
     /// The call but for its lengths.
     pub(crate) fn builder<'a>(&self, want_lse: bool) -> CallBuilder<'a> {
-        Call::builder(&self.q, &self.k, &self.v, self.element)
+        let builder = Call::builder(&self.q, &self.k, &self.v, self.element)
             .scoring(self.scoring)
             .out(self.out)
-            .want_lse(want_lse)
+            .want_lse(want_lse);
+        match self.scales {
+            Some(counts) => builder.e4m3(counts),
+            None => builder,
+        }
     }
 }
 
@@ -34,9 +39,7 @@ impl Attention {
         layouts: [&Layout; 3],
         place: &DeviceLocation,
     ) -> Result<Described> {
-        let element = self
-            .caller
-            .element([("q", types[0]), ("k", types[1]), ("v", types[2])])?;
+        let (element, scales) = self.check_types(types, place)?;
         let packed = |name, layout| self.caller.packed(name, layout);
         let dense = |name, layout| {
             self.caller
@@ -76,8 +79,38 @@ impl Attention {
             v,
             out: warptile::Layout::bshd(q.shape).dense_with(v.head_dim()),
             scoring: self.scoring(key_bound)?,
+            scales,
             batch,
         })
+    }
+
+    /// The element type of the queries, and how many scales keys and values in e4m3 have.
+    fn check_types(
+        &self,
+        [q, k, v]: [DType; 3],
+        place: &DeviceLocation,
+    ) -> Result<(ElementType, Option<ScaleCounts>)> {
+        let Some(scales) = &self.scales else {
+            for (name, dtype) in [("k", k), ("v", v)] {
+                if dtype == DType::F8E4M3 {
+                    return Err(self.caller.broken(format_args!(
+                        "{name} has dtype f8e4m3, which needs scales; use Attention::e4m3"
+                    )));
+                }
+            }
+            let element = self.caller.element([("q", q), ("k", k), ("v", v)])?;
+            return Ok((element, None));
+        };
+        let element = self.caller.element([("q", q); 3])?;
+        for (name, dtype) in [("k", k), ("v", v)] {
+            if dtype != DType::F8E4M3 {
+                return Err(self.caller.broken(format_args!(
+                    "{name} has dtype {}, but must be f8e4m3, because scales are given",
+                    dtype.as_str()
+                )));
+            }
+        }
+        Ok((element, Some(scales.counts(self.caller, "q", place)?)))
     }
 
     /// The mask and the other numbers, for keys of at most this length.

@@ -44,6 +44,16 @@ pub(in crate::report) fn summary(checks: &Checks) -> String {
             }
         }
     }
+    if let Some(invariance) = &checks.invariance {
+        row(
+            "A sequence's bits in a batch against those alone, `Splits::EveryKeys`",
+            format!("{} random batches", invariance.compositions),
+            match invariance.differing_bits {
+                Some(bits) => format!("{bits} differing bits"),
+                None => "FAILED".to_owned(),
+            },
+        );
+    }
     if !checks.tiles.is_empty() {
         let passed = checks.tiles.iter().filter(|tile| tile.passed).count();
         let worst = |value: fn(&ReadTile) -> &Option<Ratio>| {
@@ -147,14 +157,22 @@ mod tests {
     fn a_line_says_how_near_tiles_came() {
         let tile = |passed, ratio: f64| serde_json::json!({ "image": "i", "passed": passed, "score": { "ratio": ratio }, "weight": null });
         let tiles = serde_json::json!([tile(true, 0.25), tile(true, 0.5)]);
+        let invariance = serde_json::json!({ "compositions": 10_002, "differing_bits": 0 });
         let checks = Checks {
             tiles: serde_json::from_value(tiles).unwrap(),
             tests: vec![Test {
                 gpu: true,
                 passed: true,
             }],
+            invariance: serde_json::from_value(invariance).unwrap(),
             ..Checks::default()
         };
+        let of_batches = "| 10002 random batches | 0 differing bits |";
+        assert!(
+            summary(&checks).contains(of_batches),
+            "{}",
+            summary(&checks)
+        );
         let line = "| 2 images | 2 of 2 passed; the worst score 0.50, weight 0.00 of its bound |";
         assert!(summary(&checks).contains(line), "{}", summary(&checks));
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod calls;
 pub(crate) mod draw;
+pub(crate) mod e4m3;
 pub(crate) mod reference;
 pub(crate) mod writes;
 

@@ -1,7 +1,7 @@
 //! New keys and values written into pages.
 
 use candle_core::{DType, Device, Result, Tensor};
-use warptile_candle::write_to_pages;
+use warptile_candle::{write_to_pages, write_to_pages_e4m3};
 
 /// How the pages of keys and values lie in memory.
 #[derive(Debug, Clone, Copy)]
@@ -63,41 +63,87 @@ impl Cache {
 /// Writes rows to slots, some of which do not exist, and compares every page.
 pub(crate) fn check(cache: Cache, dtype: DType, device: &Device) -> Result<()> {
     let slots = [7_i64, -1, 29, 0, 30, 12, i64::MIN];
-    let [k_pages, v_pages] = cache.pages(dtype, device)?;
-    let new = |first: f32| {
+    let pages = cache.pages(dtype, device)?;
+    let new = [1.0, 100.0].map(|first| -> Result<Tensor> {
         let values: Vec<f32> = (0..slots.len() * HEADS * SIZE)
             .map(|i| first + i as f32 / 64.0)
             .collect();
-        // Rows with a gap between them, and not from the first of the tensor on.
-        let tensor =
-            Tensor::from_vec(values, (slots.len(), HEADS, SIZE), &Device::Cpu)?.to_dtype(dtype)?;
-        tensor
-            .pad_with_zeros(2, 8, 0)?
-            .to_device(device)?
-            .narrow(2, 8, SIZE)
-    };
-    let (k, v) = (new(1.0)?, new(100.0)?);
-    write_to_pages(&k, &v, &k_pages, &v_pages, &Tensor::new(&slots, device)?)?;
-    for (name, new, pages) in [("keys", k, k_pages), ("values", v, v_pages)] {
-        let rows = |tensor: Tensor| {
-            tensor
-                .to_device(&Device::Cpu)?
-                .to_dtype(DType::F32)?
-                .flatten_from(1)?
-                .to_vec2::<f32>()
-        };
-        let new = rows(new)?;
-        let mut expected = vec![vec![0.5; HEADS * SIZE]; PAGES * ROWS];
-        for (row, slot) in new.into_iter().zip(slots) {
-            if let Some(place) = usize::try_from(slot)
-                .ok()
-                .and_then(|slot| expected.get_mut(slot))
-            {
-                *place = row;
-            }
-        }
-        let found = pages.to_device(&Device::Cpu)?.flatten(0, 1)?;
-        assert_eq!(rows(found)?, expected, "{name} of {cache:?} in {dtype:?}");
+        rows(values, dtype, device)
+    });
+    let [k, v] = new;
+    let (k, v) = (k?, v?);
+    write_to_pages(&k, &v, &pages[0], &pages[1], &Tensor::new(&slots, device)?)?;
+    for (new, pages) in [k, v].into_iter().zip(pages) {
+        let new = wide(new)?;
+        assert_eq!(wide(pages)?, placed(new, slots), "{cache:?} in {dtype:?}");
     }
     Ok(())
+}
+
+/// The same into pages in e4m3, with a scale of each head for keys and one for all values.
+pub(crate) fn check_e4m3(cache: Cache, dtype: DType, device: &Device) -> Result<()> {
+    let slots = [7_i64, -1, 29, 0, 30, 12, i64::MIN];
+    let pages = cache.pages(DType::F8E4M3, device)?;
+    // Numbers that e4m3 has, times scales that change no bit of them.
+    let stored: Vec<f32> = (0..slots.len() * HEADS * SIZE)
+        .map(|i| (i % 31) as f32 - 15.0)
+        .collect();
+    let scales = [[0.5, 0.25], [4.0, 4.0]];
+    let new = scales.map(|scales: [f32; HEADS]| {
+        let scale = |i: usize| scales[i / SIZE % HEADS];
+        let values = { stored.iter().enumerate() }.map(|(i, x)| x * scale(i));
+        rows(values.collect(), dtype, device)
+    });
+    let [k, v] = new;
+    let (k, v) = (k?, v?);
+    let slots_here = Tensor::new(&slots, device)?;
+    let (k_scale, v_scale) = (
+        Tensor::new(&scales[0], device)?,
+        Tensor::new(4_f32, device)?,
+    );
+    write_to_pages_e4m3(
+        &k,
+        &v,
+        &pages[0],
+        &pages[1],
+        &slots_here,
+        &k_scale,
+        &v_scale,
+    )?;
+    let stored: Vec<Vec<f32>> = stored.chunks(HEADS * SIZE).map(<[f32]>::to_vec).collect();
+    for pages in pages {
+        let expected = placed(stored.clone(), slots);
+        assert_eq!(wide(pages)?, expected, "{cache:?} of {dtype:?}");
+    }
+    Ok(())
+}
+
+/// Rows with a gap between them, and not from the first of the tensor on.
+fn rows(values: Vec<f32>, dtype: DType, device: &Device) -> Result<Tensor> {
+    let count = values.len() / (HEADS * SIZE);
+    Tensor::from_vec(values, (count, HEADS, SIZE), &Device::Cpu)?
+        .to_dtype(dtype)?
+        .pad_with_zeros(2, 8, 0)?
+        .to_device(device)?
+        .narrow(2, 8, SIZE)
+}
+
+/// The rows of a tensor of them, or of pages.
+fn wide(tensor: Tensor) -> Result<Vec<Vec<f32>>> {
+    let tensor = tensor.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
+    tensor.reshape(((), HEADS * SIZE))?.to_vec2()
+}
+
+/// What pages have after rows went to their slots.
+fn placed<const N: usize>(new: Vec<Vec<f32>>, slots: [i64; N]) -> Vec<Vec<f32>> {
+    let mut expected = vec![vec![0.5; HEADS * SIZE]; PAGES * ROWS];
+    for (row, slot) in new.into_iter().zip(slots) {
+        let place = usize::try_from(slot)
+            .ok()
+            .and_then(|slot| expected.get_mut(slot));
+        if let Some(place) = place {
+            *place = row;
+        }
+    }
+    expected
 }

@@ -1,17 +1,81 @@
 //! Cache writes.
 
 use candle_core::{DType, Device, Result, Tensor};
-use warptile_candle::write_to_pages;
+use warptile_candle::{Attention, write_to_pages, write_to_pages_e4m3};
 
-use crate::common::writes::{CACHES, check};
+use crate::common::e4m3;
+use crate::common::writes::{CACHES, check, check_e4m3};
 
 #[test]
 fn rows_go_to_their_slots() -> Result<()> {
     for cache in CACHES {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             check(cache, dtype, &Device::Cpu)?;
+            check_e4m3(cache, dtype, &Device::Cpu)?;
         }
     }
+    Ok(())
+}
+
+#[test]
+fn a_cache_in_e4m3_is_read() -> Result<()> {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        e4m3::check(1, dtype, &Device::Cpu)?;
+        e4m3::check(20, dtype, &Device::Cpu)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn bad_scales_are_named() -> Result<()> {
+    let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &Device::Cpu);
+    let q = zeros(&[1, 3, 4, 16], DType::F16)?;
+    let (k, wide) = (
+        zeros(&[1, 5, 2, 16], DType::F8E4M3)?,
+        zeros(&[1, 5, 2, 16], DType::F16)?,
+    );
+    let new = |scales: &[f32]| Tensor::new(scales, &Device::Cpu);
+    let one = new(&[1.0])?;
+    let forward = |keys: &Tensor, k_scale: &Tensor, v_scale: &Tensor| {
+        let attention = Attention::new(1.0).e4m3(k_scale, v_scale);
+        attention.forward(&q, keys, keys).unwrap_err().to_string()
+    };
+    let cases = [
+        (
+            Attention::new(1.0)
+                .forward(&q, &k, &k)
+                .unwrap_err()
+                .to_string(),
+            "k has dtype f8e4m3, which needs scales; use Attention::e4m3",
+        ),
+        (
+            forward(&wide, &one, &one),
+            "k has dtype f16, but must be f8e4m3, because scales are given",
+        ),
+        (
+            forward(&k, &one.to_dtype(DType::F16)?, &one),
+            "k_scale has dtype f16, but must be f32",
+        ),
+        (
+            forward(&k, &one, &one.reshape((1, 1))?),
+            "v_scale has shape [1, 1], but must be one number, or one entry per key/value head",
+        ),
+        (forward(&k, &one, &new(&[1.0; 3])?), "v_scale has 3"),
+        (forward(&k, &new(&[0.0])?, &one), "k_scale[0] is 0"),
+    ];
+    for (found, expected) in cases {
+        assert!(
+            found.starts_with(&format!("attention: {expected}")),
+            "{found}"
+        );
+    }
+    let rows = zeros(&[3, 2, 16], DType::F16)?;
+    let pages = zeros(&[5, 6, 2, 16], DType::F16)?;
+    let slots = Tensor::new(&[0_i64, 1, 2], &Device::Cpu)?;
+    let error = write_to_pages_e4m3(&rows, &rows, &pages, &pages, &slots, &one, &one);
+    let error = error.unwrap_err().to_string();
+    let expected = "write-to-pages: k_pages has dtype f16, but must be f8e4m3";
+    assert!(error.starts_with(expected), "{error}");
     Ok(())
 }
 

@@ -1,0 +1,228 @@
+"""Runs everything that is to be shown of Warptile on a GPU host, and writes what came of it as JSON.
+
+Runs inside a bundle (`cargo xtask bundle`), which holds the program, the test executables and this script; needs no
+Rust. docs/evidence.md says what each file means. The work has parts, each of which takes less than 9 minutes; `--only`
+runs some of them, and what other parts of the same commit wrote before stays. A step that fails is recorded as failed; a tool
+that is missing makes its part fail. Each part writes what it has as it goes; told to stop (Ctrl-C, SIGTERM), the script has what
+runs write what it has, too, and ends. Exit code: 0 everything passed, 1 something failed, 2 wrong usage.
+"""
+
+import argparse
+import concurrent.futures
+import copy
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+from checks import acceptance, examples, launches, sanitizer, tests, tile, verify
+from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, device, now, stop
+from summary import table
+from times import PEERS_BY_PLACE, bench, decode, errors, ncu, peers, tune
+
+PARTS = {
+    "errors": errors,
+    "peers": peers,
+    "decode": decode,
+    "bench": bench,
+    "ncu": ncu,
+    "tune": tune,
+    "verify": verify,
+    "launches": launches,
+    "tile": tile,
+    "acceptance": acceptance,
+    "examples": examples,
+    "sanitizer": sanitizer,
+    "tests": tests,
+}
+
+# Parts that stay on the first GPU with --second-gpu: those with peers, and those that take times. The others go to the second one.
+ON_FIRST_GPU = ("errors", "peers", "decode", "bench", "ncu", "tune")
+
+# Parts that run at the same time: most of what they do is on the host, and none takes times.
+TOGETHER = ("launches", "tile", "acceptance", "examples", "sanitizer")
+
+# What a part writes; device.json, info.json and summary.json are every part's.
+WRITTEN = {
+    "peers": ("bench-warptile", "bench-peers", "other", "default"),
+    "errors": ("errors",),
+    "decode": ("decode",),
+    "bench": ("noise", "kernels", "families", "uneven"),
+    "ncu": ("ncu",),
+    "tune": ("tune",),
+    "verify": ("verify", "verify-*", "images"),
+    "launches": ("launches",),
+    "tile": ("tile",),
+    "acceptance": ("acceptance",),
+    "examples": ("examples",),
+    "sanitizer": ("sanitizer",),
+    "tests": ("tests", "invariance"),
+}
+
+
+class OtherGpu:
+    """The parts that run on the second GPU, by this script in a process and a folder of its own. Each process has half of the host's
+    cores, so that what one computes does not slow the other's calls."""
+
+    def __init__(self, evidence, names):
+        self.names = [name for name in names if name not in ON_FIRST_GPU]
+        self.folder = evidence.folder / "second-gpu"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        options = evidence.options
+        command = [sys.executable, pathlib.Path(__file__).parent, "--out", self.folder, "--only", ",".join(self.names), "--seed", options.seed]
+        command += ["--count", options.count, "--long-count", options.long_count, "--samples", options.samples]
+        for name in PEERS_BY_PLACE:
+            command += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
+        command += ["--without-peers"] if options.without_peers else []
+        variables = {"CUDA_VISIBLE_DEVICES": str(options.second_gpu)}
+        cores = sorted(os.sched_getaffinity(0))
+        half = len(cores) // 2
+        if half:
+            os.sched_setaffinity(0, cores[half:])
+        self.output = (self.folder / "output").open("w+")
+        self.process = None
+        if self.names:
+            words = [str(word) for word in command]
+            self.process = subprocess.Popen(
+                words, stdout=self.output, stderr=subprocess.STDOUT, env=os.environ | variables, start_new_session=True
+            )
+            ELSEWHERE.add(self.process)
+        if half:
+            os.sched_setaffinity(0, cores[:half])
+
+    def finish(self, evidence):
+        """Waits, and takes its files; what its parts came to."""
+        if self.process:
+            self.process.wait()
+            ELSEWHERE.discard(self.process)
+        self.output.seek(0)
+        print(self.output.read().split("\n\n")[0], flush=True)
+        self.output.close()
+        parts = {name: {"passed": False, "seconds": 0, "date": now(), "failures": ["did not run"]} for name in self.names}
+        summary = self.folder / "summary.json"
+        if summary.exists():
+            parts |= json.loads(summary.read_text())["parts"]
+        for name in self.names:
+            for pattern in WRITTEN[name]:
+                for file in self.folder.glob(f"{pattern}.json"):
+                    file.replace(evidence.folder / file.name)
+        for log in (self.folder / "logs").glob("*.log"):
+            log.replace(evidence.folder / "logs" / log.name)
+        shutil.rmtree(self.folder)
+        for name in self.names:
+            evidence.failures += parts[name]["failures"]
+        return parts
+
+
+def clear(evidence, parts):
+    """Deletes what is about to be written again, and everything of another commit: nothing may seem to be of this run that is
+    not. Files of nobody here, such as cpu.json and the baselines, stay."""
+    summary = evidence.read("summary.json")
+    if summary.get("commit") != evidence.stamp["commit"] or "parts" not in summary:
+        parts, summary = PARTS, {}
+    for part in parts:
+        for pattern in WRITTEN[part]:
+            for old in evidence.folder.glob(f"{pattern}.json"):
+                old.unlink()
+    return {name: done for name, done in summary.get("parts", {}).items() if name not in parts}
+
+
+def summarize(evidence, parts):
+    missing = [part for part in PARTS if part not in parts]
+    passed = not missing and all(done["passed"] for done in parts.values())
+    evidence.write("summary.json", passed=passed, missing=missing, parts=parts)
+
+
+def groups(names):
+    """The parts in order, those together that run at the same time."""
+    together = [name for name in names if name in TOGETHER]
+    listed = []
+    for name in names:
+        if name not in TOGETHER:
+            listed.append([name])
+        elif name == together[0]:
+            listed.append(together)
+    return listed
+
+
+def run_part(evidence, name):
+    """What the summary says of a part that has run."""
+    start, own = time.monotonic(), copy.copy(evidence)
+    own.failures = []
+    try:
+        PARTS[name](own)
+    except Exception as error:  # what other parts found is kept, whatever this one met
+        own.fail(f"{name}: {type(error).__name__}: {error}")
+    if STOP.is_set():
+        own.failures = [f"{name} was cut short: the script was told to stop"]
+    seconds = round(time.monotonic() - start, 1)
+    return {"date": now(), "seconds": seconds, "passed": not own.failures, "failures": own.failures}
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = os.environ.get("EVIDENCE_DIR", str(BUNDLE / "evidence"))
+    arguments.add_argument("--out", default=default, help="folder for the JSON files (default: evidence/ of the bundle)")
+    arguments.add_argument("--only", metavar="PART,...", help=f"run these parts only: {', '.join(PARTS)}")
+    arguments.add_argument("--gpu", type=int, default=0, help="which GPU, as the driver counts (default 0)")
+    arguments.add_argument("--second-gpu", type=int, metavar="N", help=f"run all parts but {', '.join(ON_FIRST_GPU)} on this GPU, meanwhile")
+    arguments.add_argument("--count", type=int, default=20000, help="random problems up to length 1,024 for each family, and as many in pages (default 20000)")
+    arguments.add_argument("--long-count", type=int, default=200, help="random problems up to length 4,096 for each family (default 200)")
+    arguments.add_argument("--seed", type=int, default=1, help="seed of the random problems (default 1)")
+    arguments.add_argument("--samples", type=int, default=15, help="rounds of the measurement against peers (default 15)")
+    arguments.add_argument("--fa3", help="FlashAttention-3's extension library, as attention_peers.py takes it")
+    arguments.add_argument("--fa4", help="the folder that has FlashAttention-4's package, as attention_peers.py takes it")
+    arguments.add_argument("--flashinfer", help="the folder that has FlashInfer's package, as attention_peers.py takes it")
+    arguments.add_argument("--cudnn", help="the folder of another cuDNN than PyTorch's own, as attention_peers.py takes it")
+    arguments.add_argument("--without-peers", action="store_true", help="leave out PyTorch and all other peers")
+    options = arguments.parse_args()
+    names = options.only.split(",") if options.only else list(PARTS)
+    for name in names:
+        if name not in PARTS:
+            arguments.error(f"there is no part called {name}; there are {', '.join(PARTS)}")
+    if not WARPTILE.exists():
+        print(f"{WARPTILE} is missing: run this from an unpacked bundle (`cargo xtask bundle` makes one)", file=sys.stderr)
+        return 2
+    evidence = Evidence(pathlib.Path(options.out).resolve(), options)
+    for what in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(what, stop)
+    evidence.parts = names
+    evidence.needs("nvidia-smi")
+    parts = clear(evidence, names)
+    device(evidence)
+    elsewhere = OtherGpu(evidence, names) if options.second_gpu is not None else None
+    if elsewhere:
+        names = [name for name in names if name in ON_FIRST_GPU]
+    # In the order of PARTS: times early, while nothing else uses the GPU, and tests, one of which takes all of its memory, last.
+    for group in groups([name for name in PARTS if name in names]):
+        if STOP.is_set():
+            break
+        print(f"=== {', '.join(group)}", flush=True)
+        with concurrent.futures.ThreadPoolExecutor(len(group)) as executor:
+            done = dict(zip(group, executor.map(lambda name: run_part(evidence, name), group)))
+        # What failed before the first part is a failure of that.
+        if evidence.failures and not parts.keys() & set(names):
+            done[group[0]]["failures"][:0] = evidence.failures
+            done[group[0]]["passed"] = False
+            evidence.failures = []
+        parts |= done
+        evidence.failures += [failure for one in done.values() for failure in one["failures"]]
+        summarize(evidence, parts)
+
+    if elsewhere:
+        parts |= elsewhere.finish(evidence)
+        summarize(evidence, parts)
+    print(f"\n{table(evidence, parts)}")
+    for failure in evidence.failures:
+        print(f"FAILED  {failure}")
+    print(f"{'FAILED' if evidence.failures else 'passed'}; see {evidence.folder}")
+    return 1 if evidence.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,326 @@
+"""The parts that compute: whether results are right."""
+
+import concurrent.futures
+import re
+import sys
+import time
+
+from host import (
+    BUNDLE,
+    E4M3,
+    LIMITS,
+    OF_GROUPS,
+    OPERATION_TESTS,
+    SIDE_BY_SIDE,
+    cubins,
+    families,
+    last_lines,
+    on,
+    operation,
+    operations,
+    paged_families,
+    pool,
+    run,
+    warptile,
+)
+
+SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+
+# Random cases of each operation in the part `verify`; in the part `tests`, which would compute the same once more; and under a tool of the
+# sanitizer, where each takes long.
+OPERATION_CASES, TESTED_CASES, SANITIZED_CASES = 2000, 100, 40
+
+# Random compositions of batches of which no bit may differ.
+COMPOSITIONS = 10000
+
+# Test executables that take the GPU's memory or measure on it: nothing may run beside them.
+ALONE = ("_alone", "_memory")
+
+# Random problems that each family must pass: the longest sequence, and the option that says how many.
+RANDOM_PROBLEMS = ((1024, "count"), (4096, "long_count"))
+
+# The least part of a persistent family's random problems that must be planned for 1 to 5 multiprocessors.
+FEW_MULTIPROCESSORS = 1 / 3
+
+# Launches of every kernel in a row, and when they are waited for.
+LAUNCHES = 500
+
+SYNCS = ("each", "tenth", "end", "none")
+
+# The acceptance tests of the project's predecessor, in f16 and bf16.
+ACCEPTANCE = (
+    "b1 q512 k512 h8 d64",
+    "b1 q512 k512 h8 d64 mask=causal",
+    "b2 q2048 k2048 h8 d64",
+    "b2 q2048 k2048 h8 d64 mask=causal",
+    "b2 q2048 k2048 h8 d128",
+)
+
+# Shared memory that a CTA of a GPU of compute capability 8.9 can have: compute_89 images are planned within it.
+SHARED_KIB_89 = 99
+
+# Tokens that the decoder generates in each sequence, and launches of a captured step.
+EXAMPLE_TOKENS, EXAMPLE_REPLAYS = 48, 1000
+
+
+def tests(evidence):
+    """Every test by name, those that need a GPU included. Executables run side by side, but for those that must be alone."""
+    executables = [path for path in sorted((BUNDLE / "tests").iterdir()) if path.suffix != ".so"]
+    alone = [path for path in executables if path.name.endswith(ALONE)]
+    deadline = time.monotonic() + LIMITS["tests"]
+
+    def one(evidence, executable):
+        start = time.monotonic()
+        _, listed = run([executable, "--list", "--ignored", "--format=terse"], 60)
+        gpu_tests = set(re.findall(r"^(.+): test$", listed, re.MULTILINE))
+        cases = {"QUICKCHECK_TESTS": str(TESTED_CASES)}
+        code, output = run([executable, "--include-ignored", "--show-output"], max(1, deadline - time.monotonic()), cases)
+        evidence.log(executable.name, output)
+        found = re.findall(r"^test (.+?)(?: - should panic)? \.\.\. (ok|FAILED)", output, re.MULTILINE)
+        rows = [
+            {"executable": executable.name, "test": name, "gpu": name in gpu_tests, "passed": result == "ok"} for name, result in found
+        ]
+        # A test that prints while it runs, or one that took the process with it, has no line of its own.
+        for name in sorted(gpu_tests - {name for name, _ in found}):
+            rows.append({"executable": executable.name, "test": name, "gpu": True, "passed": code == 0})
+        if code != 0:
+            evidence.fail(f"{executable.name}: exit code {code}: {last_lines(output)}")
+        if executable == OPERATION_TESTS:
+            invariance(evidence, output)
+        seconds = round(time.monotonic() - start, 1)
+        print(f"{executable.name}: {sum(row['passed'] for row in rows)} of {len(rows)} passed in {seconds} s", flush=True)
+        return executable.name, seconds, rows
+
+    rows, times = [], {}
+    for jobs, workers in (([path for path in executables if path not in alone], SIDE_BY_SIDE), (alone, 1)):
+        for name, seconds, of_executable in pool(evidence, one, jobs, workers):
+            rows += of_executable
+            times[name] = seconds
+            evidence.write("tests.json", seconds=times, rows=rows)
+    if not any(row["gpu"] for row in rows):
+        evidence.fail("no GPU test ran")
+
+
+def invariance(evidence, output):
+    """How many random compositions of batches were computed beside each of their sequences alone, with keys cut at fixed places. The test
+    ends at the first bit that differs."""
+    found = re.search(r"^(\d+) compositions, no bit differs$", output, re.MULTILINE)
+    if not found or int(found[1]) < COMPOSITIONS:
+        evidence.fail(f"batch invariance: {found[0] if found else 'the test did not say that no bit differs'}")
+    evidence.write("invariance.json", compositions=int(found[1]) if found else 0, differing_bits=0 if found else None)
+
+
+def verify(evidence):
+    """Random problems for every family, and in pages for those that take them; random cases of every operation; the images that
+    ran, by name, with their hashes. One family after the other: each uses all cores, and streams of one process share the GPU
+    better than processes do. The operations' cases, computed by one thread each, run beside them."""
+    options = evidence.options
+    totals, images = [], {}
+
+    def cases(evidence, family):
+        return operation(evidence, f"verify {family}", family, OPERATION_CASES, LIMITS["verify"])
+
+    def write():
+        evidence.write("verify.json", rows=totals)
+        evidence.write("images.json", images=images)
+
+    beside = concurrent.futures.ThreadPoolExecutor(SIDE_BY_SIDE)
+    of_operations = [(family, beside.submit(cases, evidence, family)) for family in operations(evidence)]
+    jobs = [(family, *of_length, []) for family in families(evidence) for of_length in RANDOM_PROBLEMS]
+    jobs += [(family, *RANDOM_PROBLEMS[0], ["--paged"]) for family in paged_families(evidence)]
+    if not paged_families(evidence):
+        evidence.fail("verify: no image takes keys and values in pages")
+    for family, max_len, how_many, paged in jobs:
+        name = f"{family}-paged-{max_len}" if paged else f"{family}-{max_len}"
+        what = f"verify {name}".replace("-", " ")
+        arguments = ["verify", *on(evidence), "--kernel", family, "--max-len", max_len, *paged]
+        arguments += ["--count", getattr(options, how_many), "--seed", options.seed]
+        _, output, result = warptile(evidence, what, arguments, LIMITS["verify"])
+        print(last_lines(output, 1), flush=True)
+        if not result:
+            continue
+        of_all = {key: result[key] for key in result if key not in ("date", "driver", "device")}
+        evidence.write(f"verify-{name}.json", max_len=max_len, paged=bool(paged), **of_all)
+        shown = [key for key in of_all if key not in ("images", "problems", "failures", "launches", "runnable", "repeat")]
+        totals.append({"family": family, "max_len": max_len, "paged": bool(paged), **{key: of_all[key] for key in shown}})
+        few = result["few_multiprocessors"]
+        if any(image["persistent"] for image in result["images"].values()) and few < FEW_MULTIPROCESSORS * result["count"]:
+            evidence.fail(f"{what}: only {few} of {result['count']} problems were planned for few multiprocessors")
+        for name, image in result["images"].items():
+            known = images.setdefault(name, {**image, "passed": 0, "failed": 0, "drew_tiles": 0})
+            for key in ("passed", "failed", "drew_tiles"):
+                known[key] += image[key]
+        write()
+    for name in sorted(evidence.images.keys() - images.keys()):
+        evidence.fail(f"verify: {name} ran no problem")
+    for name, image in images.items():
+        if image["persistent"] and not image["drew_tiles"]:
+            evidence.fail(f"verify: {name} drew no tile")
+    for family, computed in of_operations:
+        code, _, ran = computed.result()
+        failed = OPERATION_CASES if code else 0
+        passed = OPERATION_CASES - failed
+        totals.append({"family": family, "max_len": None, "count": OPERATION_CASES, "passed": passed, "failed": failed})
+        for name, sha256 in ran.items():
+            images[name] = {"sha256": sha256, "persistent": False, "passed": passed, "failed": failed, "drew_tiles": 0}
+        write()
+
+
+def launches(evidence):
+    """Every kernel launched hundreds of times in the same buffers, waited for in four ways."""
+
+    def one(evidence, sync):
+        arguments = ["verify", *on(evidence), "--each-kernel", "--repeat", LAUNCHES, "--sync", sync]
+        _, output, result = warptile(evidence, f"launches {sync}", arguments, LIMITS["launches"])
+        print(last_lines(output, 1), flush=True)
+        return result
+
+    rows = []
+    for sync, result in zip(SYNCS, pool(evidence, one, SYNCS)):
+        if result:
+            rows.append(
+                {
+                    "sync": sync,
+                    "launches": LAUNCHES,
+                    "problems": result["count"],
+                    "passed": result["passed"],
+                    "failed": result["failed"],
+                    "images": {name: image["sha256"] for name, image in result["images"].items()},
+                }
+            )
+            unvisited(evidence, f"launches {sync}", evidence.images, result)
+            evidence.write("launches.json", matrix=rows)
+
+
+def tile(evidence):
+    """Each score and weight of one tile of every image that takes one."""
+    _, output, result = warptile(evidence, "tile", ["verify", *on(evidence), "--tile"], LIMITS["tile"])
+    print(last_lines(output, 1), flush=True)
+    rows = result["tiles"] if result else []
+    computed = {row["image"] for row in rows if row["passed"] or row["fault"]}
+    # A tile has rows of one head, and keys in the rows' type.
+    takers = {name for name, image in evidence.images.items() if E4M3 not in image["features"] and image["schedule"] != OF_GROUPS}
+    for name in sorted(takers - computed):
+        evidence.fail(f"tile: {name} computed no tile")
+    evidence.write("tile.json", rows=rows)
+
+
+def unvisited(evidence, what, images, result):
+    """Fails for every image that computed nothing."""
+    reasons = {row["image"]: row["reason"] for row in result["problems"]}
+    for name in sorted(set(images) - set(result["images"])):
+        evidence.fail(f"{what}: {name} computed no problem: {reasons.get(name)}")
+
+
+def acceptance(evidence):
+    """The acceptance problems, in f16 and bf16, on every image that takes them: those compiled for this GPU, and those of compute_89
+    within the shared memory of such a GPU. An image whose tiles do not hold a problem has no row of it."""
+    takers = {(image["family"], image["target"]) for image in evidence.images.values() if E4M3 not in image["features"]}
+    jobs = [(family, target, []) for family, target in cubins(evidence) if (family, target) in takers]
+    for family in sorted(family for family, target in takers if target == "compute_89"):
+        jobs.append((family, "compute_89", ["--shared-kib", SHARED_KIB_89]))
+    jobs = [(*job, element) for job in jobs for element in ("f16", "bf16")]
+
+    def one(evidence, job):
+        family, target, within, element = job
+        arguments = ["verify", *on(evidence), "--kernel", family, "--target", target, *within]
+        for problem in ACCEPTANCE:
+            arguments += ["--case", f"{problem} {element} seed=7"]
+        what = f"acceptance {family} {target} {element}"
+        _, output, result = warptile(evidence, what, arguments, LIMITS["acceptance"])
+        print(last_lines(output, 1), flush=True)
+        return [row for row in result["problems"] if row["applicable"]] if result else []
+
+    rows = []
+    for (family, target, within, _), problems in zip(jobs, pool(evidence, one, jobs)):
+        for problem in problems:
+            rows.append({"family": family, "target": target, "shared_kib": SHARED_KIB_89 if within else None, **problem})
+        evidence.write("acceptance.json", every_image=True, rows=rows)
+
+
+def examples(evidence):
+    """The examples, which compare a GPU's results themselves: tokens of a small decoder with those of the CPU and of a plain float64
+    loop, and a captured step with ordinary calls."""
+    gpu = evidence.options.gpu
+    jobs = (
+        # The GPU is asked for by number: without it the decoder would be content with the CPU.
+        ("decoder", ["--tokens", EXAMPLE_TOKENS, "--device", f"cuda:{gpu}"], r"^(\S.*?) +\d+ +\d+  the same$", 2),
+        ("captured_step", ["--replays", EXAMPLE_REPLAYS, "--device", gpu], rf"^({EXAMPLE_REPLAYS} replays with \d+ sequences, 0 of them differ)$", 1),
+    )
+    rows = []
+    for name, arguments, pattern, wanted in jobs:
+        code, output = run([BUNDLE / "bin/examples" / name, *arguments], LIMITS["examples"])
+        evidence.log(f"example-{name}", output)
+        found = re.findall(pattern, output, re.MULTILINE)
+        passed = code == 0 and len(found) == wanted
+        if not passed:
+            evidence.fail(f"example {name}: exit code {code}: {last_lines(output)}")
+        rows.append({"example": name, "arguments": [str(word) for word in arguments], "exit_code": code, "passed": passed, "same": found})
+        print(f"example {name}: {'; '.join(found) or 'nothing the same'}", flush=True)
+        evidence.write("examples.json", rows=rows)
+
+
+def sanitizer(evidence):
+    """The four tools of compute-sanitizer over two problems of every image that was compiled for this GPU, over random cases of the
+    operations, and over a broken kernel each, which they must report."""
+    if not evidence.needs("compute-sanitizer"):
+        return
+
+    def tool_command(tool):
+        return ["compute-sanitizer", "--tool", tool, "--error-exitcode", "86"]
+
+    def errors_of(output):
+        # No summary is no evidence: the count stays empty, and the part fails.
+        summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)", output)
+        return int(summary[1]) if summary else None
+
+    def control(evidence, tool):
+        code, output = run([*tool_command(tool), sys.executable, BUNDLE / "scripts/controls.py", tool], LIMITS["sanitizer"])
+        evidence.log(f"control-{tool}", output)
+        errors = errors_of(output)
+        caught = bool(errors) and f"{tool}: launched" in output
+        if not caught:
+            evidence.fail(f"{tool} did not catch its broken kernel: exit code {code}: {last_lines(output)}")
+        return {"tool": tool, "errors": errors, "caught": caught}
+
+    def one(evidence, job):
+        tool, family, target = job
+        # One thread: the tools slow down whatever runs side by side.
+        arguments = ["verify", *on(evidence), "--each-kernel", "--kernel", family, "--target", target, "--threads", 1]
+        what = f"{tool} {family} {target}"
+        code, output, result = warptile(evidence, what, arguments, LIMITS["sanitizer"], before=tool_command(tool))
+        row = {"tool": tool, "family": family, "target": target, "errors": errors_of(output), "exit_code": code}
+        if row["errors"] != 0 and code == 0:
+            evidence.fail(f"{what}: {last_lines(output, 1)}")
+        if result:
+            images = [name for name, image in evidence.images.items() if (image["family"], image["target"]) == (family, target)]
+            unvisited(evidence, what, images, result)
+        visited = result["images"] if result else {}
+        print(f"{what}: {row['errors']} errors over {len(visited)} images", flush=True)
+        return {
+            **row,
+            "problems": result["count"] if result else 0,
+            "images": {name: image["sha256"] for name, image in visited.items()},
+            "drew_tiles": sorted(name for name, image in visited.items() if image["drew_tiles"]),
+            "last_line": last_lines(output, 1),
+        }
+
+    def one_operation(evidence, tool, family):
+        what = f"{tool} {family}"
+        code, output, ran = operation(evidence, what, family, SANITIZED_CASES, LIMITS["sanitizer"], before=tool_command(tool))
+        row = {"tool": tool, "family": family, "target": None, "errors": errors_of(output), "exit_code": code}
+        if row["errors"] != 0 and code == 0:
+            evidence.fail(f"{what}: {last_lines(output, 1)}")
+        print(f"{what}: {row['errors']} errors over {len(ran)} images", flush=True)
+        return {**row, "problems": SANITIZED_CASES, "images": ran, "drew_tiles": [], "last_line": last_lines(output, 1)}
+
+    def any_job(evidence, job):
+        return one(evidence, job) if len(job) == 3 else one_operation(evidence, *job)
+
+    controls = list(pool(evidence, control, SANITIZER_TOOLS))
+    jobs = [(tool, family) for family in operations(evidence) for tool in SANITIZER_TOOLS]
+    jobs += [(tool, family, target) for family, target in cubins(evidence) for tool in SANITIZER_TOOLS]
+    rows = []
+    for row in pool(evidence, any_job, jobs, workers=2 * SIDE_BY_SIDE):
+        rows.append(row)
+        evidence.write("sanitizer.json", controls=controls, rows=rows)

@@ -1,0 +1,271 @@
+"""What every part works with: the folder that is filled, commands that are run, and what the GPU and the program are."""
+
+import concurrent.futures
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+
+
+BUNDLE = pathlib.Path(__file__).resolve().parent.parent.parent
+
+WARPTILE = BUNDLE / "bin" / "warptile"
+
+# Tests of the operations beside forward: random cases of an operation are in the module of its family's name.
+OPERATION_TESTS = BUNDLE / "tests/attention-gpu"
+
+# What images that take keys and values in pages say of themselves.
+PAGED = "paged keys"
+
+# The feature of images that read keys and values in 8 bits, and no others.
+E4M3 = "keys and values in e4m3"
+
+# The schedule of images that take only tiles of several heads.
+OF_GROUPS = "persistent, tiles of all heads that share keys"
+
+# The most seconds one command may take. They are for what hangs: no part takes as long as its commands might.
+LIMITS = {"tests": 400, "verify": 300, "launches": 400, "tile": 400, "acceptance": 400, "sanitizer": 450, "ncu": 60, "bench": 240}
+LIMITS |= {"peers": 400, "default": 60, "errors": 450, "decode": 530, "examples": 120, "tune": 300, "compile": 300}
+
+# Seconds that a command has to write what it measured when its time is over or the script is told to stop.
+LAST_SECONDS = 10
+
+# Processes that share one GPU and its host well: most of what they do is on the host.
+SIDE_BY_SIDE = 4
+
+# A log is kept as it is up to this size; beyond it its beginning and its end are.
+LOG_BYTES = 32 << 10
+
+
+class Evidence:
+    """The folder that is filled, and what went wrong so far."""
+
+    def __init__(self, folder, options):
+        self.folder = folder
+        self.options = options
+        self.parts = []
+        self.failures = []
+        self.stamp = {"commit": commit(), "date": now()}
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "logs").mkdir(exist_ok=True)
+
+    def write(self, name, **content):
+        """A JSON file that says what it is about: commit, date, GPU and driver, then `content`."""
+        (self.folder / name).write_text(json.dumps({**self.stamp, **content}, indent=2) + "\n")
+
+    def read(self, name):
+        """A file of this or an earlier part; empty if there is none."""
+        path = self.folder / name
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def log(self, name, output):
+        data = output.encode(errors="replace")
+        if len(data) > LOG_BYTES:
+            half = LOG_BYTES // 2
+            cut = f"\n[... {len(data) - 2 * half} bytes ...]\n".encode()
+            data = data[:half] + cut + data[-half:]
+        (self.folder / "logs" / f"{name}.log").write_bytes(data)
+
+    def fail(self, what):
+        print(f"FAILED  {what}", flush=True)
+        self.failures.append(what)
+
+    def needs(self, tool):
+        """Whether a tool is there; a part that needs it fails without it."""
+        if shutil.which(tool):
+            return True
+        self.fail(f"{tool} is not on the PATH")
+        return False
+
+
+def commit():
+    """What the bundle was made from; the digest of the program if that is not known."""
+    if os.environ.get("WARPTILE_COMMIT"):
+        return os.environ["WARPTILE_COMMIT"]
+    recorded = BUNDLE / "commit.txt"
+    if recorded.exists():
+        return recorded.read_text().strip()
+    return "unknown; bin/warptile has SHA-256 " + hashlib.sha256(WARPTILE.read_bytes()).hexdigest()
+
+
+# Whether the script was told to stop; the processes that it has started and not seen end; and itself on a second GPU.
+STOP, RUNNING, ELSEWHERE = threading.Event(), set(), set()
+
+
+def stop(*_):
+    """Has what runs write what it has. Nothing more is begun."""
+    STOP.set()
+    for process in [*RUNNING, *ELSEWHERE]:
+        tell(process, signal.SIGINT)
+    late = threading.Timer(LAST_SECONDS, lambda: [tell(process, signal.SIGKILL) for process in list(RUNNING)])
+    late.daemon = True
+    late.start()
+
+
+def tell(process, what):
+    """Sends a signal to a process and those it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, what)
+
+
+def run(command, limit, variables=(), text=None):
+    """Exit code (124 after the limit, 127 if there is no such program, 130 if the script was told to stop) and output of a command.
+    `variables`: of its environment; `text`: its standard input."""
+    if STOP.is_set():
+        return 130, "not begun: the script was told to stop"
+    try:
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            stdin=None if text is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment() | dict(variables),
+            start_new_session=True,
+        )
+    except FileNotFoundError as missing:
+        return 127, str(missing)
+    RUNNING.add(process)
+    if STOP.is_set():
+        tell(process, signal.SIGINT)
+    late = False
+    try:
+        for seconds, what in ((limit, signal.SIGINT), (LAST_SECONDS, signal.SIGKILL), (None, None)):
+            try:
+                output, _ = process.communicate(text, timeout=seconds)
+                break
+            except subprocess.TimeoutExpired:
+                late = True
+                tell(process, what)
+    finally:
+        RUNNING.discard(process)
+    return 124 if late else process.returncode, output
+
+
+def warptile(evidence, what, arguments, limit, before=(), variables=()):
+    """Output and JSON of one command of the program; a failure is recorded. `before` is a tool that runs it."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = pathlib.Path(folder) / "out.json"
+        # A file, not standard output: a tool around the program writes there, too.
+        code, output = run([*before, WARPTILE, *arguments, "--json", target], limit, variables)
+        evidence.log(what.replace(" ", "-"), output)
+        if code != 0:
+            evidence.fail(f"{what}: exit code {code}: {last_lines(output)}")
+        content = json.loads(target.read_text()) if target.exists() else None
+        # A measurement that failed leaves the rows that it had, and says so; the failure is recorded above.
+        if isinstance(content, dict) and content.get("cut_short") and "rows" in content:
+            content = content["rows"]
+        return code, output, content
+
+
+def environment():
+    return {
+        **os.environ,
+        "WARPTILE_ROOT": str(BUNDLE),
+        "WARPTILE_BIN": str(WARPTILE),
+    }
+
+
+def now():
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def last_lines(output, count=5):
+    return "\n".join(output.strip().splitlines()[-count:])
+
+
+def pool(evidence, work, jobs, workers=SIDE_BY_SIDE):
+    """Yields the results of `work` on each job, several at once, in the order of the jobs."""
+    with concurrent.futures.ThreadPoolExecutor(workers) as executor:
+        yield from executor.map(lambda job: work(evidence, job), jobs)
+
+
+def device(evidence):
+    """Device, driver and clocks, and the catalog with the hash of every image. Every part begins with it."""
+    _, _, info = warptile(evidence, "info", ["info"], 60)
+    fields = (
+        "name,driver_version,compute_cap,vbios_version,pstate,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,"
+        "power.limit,power.draw,temperature.gpu,ecc.mode.current,memory.total"
+    )
+    code, output = run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", "-i", evidence.options.gpu], 60)
+    values = dict(zip(fields.split(","), [value.strip() for value in output.strip().split(",")]))
+    if code != 0:
+        evidence.fail(f"nvidia-smi: {last_lines(output)}")
+        values = {"error": last_lines(output)}
+    tools = {}
+    for tool in ("compute-sanitizer", "ncu"):
+        code, output = run([tool, "--version"], 60)
+        tools[tool] = last_lines(output, 1) if code == 0 else None
+    evidence.stamp |= {"device": values.get("name", "unknown"), "driver": values.get("driver_version", "unknown")}
+    evidence.write("device.json", gpu=values, tools=tools)
+    info = info or {"images": []}
+    evidence.write("info.json", **{key: info[key] for key in info if key not in ("date", "driver")}, cuda=info.get("driver"))
+    here = [image for image in info["images"] if fits(image, info, evidence.options.gpu)]
+    evidence.images = {image["image"]: image for image in here if image["role"] == "forward"}
+    evidence.operations = {image["image"]: image for image in here if image["role"] != "forward"}
+
+
+def fits(image, info, gpu):
+    """Whether a GPU runs an image: it was compiled for it, and a CTA can have the shared memory that it needs."""
+    found = [device for device in info.get("devices", []) if device["ordinal"] == gpu]
+    return any(
+        runs(image["target"], device["compute_capability"]) and image["shared_bytes"] <= device["shared_bytes_per_cta"]
+        for device in found
+    )
+
+
+def runs(target, capability):
+    """Whether a device of this compute capability, such as 9.0, runs an image for this target."""
+    device, number = capability.replace(".", ""), re.fullmatch(r"(sm|compute)_(\d+)(a?)", target)
+    if not number or not device.isdigit():
+        return False
+    kind, built_for, exact = number[1], int(number[2]), number[3]
+    if kind == "compute":
+        return built_for <= int(device)
+    return built_for == int(device) if exact else built_for // 10 == int(device) // 10 and built_for <= int(device)
+
+
+def families(evidence):
+    return sorted({image["family"] for image in evidence.images.values()})
+
+
+def paged_families(evidence):
+    return sorted({image["family"] for image in evidence.images.values() if PAGED in image["features"]})
+
+
+def operations(evidence):
+    """Families of the operations beside forward."""
+    return sorted({image["family"] for image in evidence.operations.values()})
+
+
+def operation(evidence, what, family, cases, limit, before=()):
+    """Random cases of an operation, by its tests: exit code, output, and the hashes of the images that computed all of them rightly.
+    A failure is recorded."""
+    command = [*before, OPERATION_TESTS, f"{family}::random", "--include-ignored", "--nocapture", "--test-threads=1"]
+    code, output = run(command, limit, {"QUICKCHECK_TESTS": str(cases)})
+    evidence.log(what.replace(" ", "-"), output)
+    if code != 0:
+        evidence.fail(f"{what}: exit code {code}: {last_lines(output)}")
+    names = set(re.findall(r"^(?:test .* )?ran (\S+)$", output, re.MULTILINE)) & evidence.operations.keys()
+    for name in sorted(name for name, image in evidence.operations.items() if image["family"] == family and name not in names):
+        evidence.fail(f"{what}: {name} computed nothing")
+    return code, output, {name: evidence.operations[name]["sha256"] for name in sorted(names)}
+
+
+def cubins(evidence):
+    """(family, target) of the images that were compiled for this GPU."""
+    images = evidence.images.values()
+    return sorted({(image["family"], image["target"]) for image in images if image["target"].startswith("sm_")})
+
+
+def on(evidence):
+    return ["--device", f"cuda:{evidence.options.gpu}"]

@@ -1,0 +1,273 @@
+"""The parts that measure: times of the program, of its kernels and of its peers, and errors beside theirs."""
+
+import concurrent.futures
+import csv
+import io
+import json
+import pathlib
+import re
+import sys
+import tempfile
+import time
+
+from host import BUNDLE, LIMITS, WARPTILE, last_lines, on, run, warptile
+from summary import SPLITS, decode_lines, side_by_side
+
+# Problems, by what is measured of them; each file says what it has.
+SHAPES, F16, OTHER, DECODE, UNEVEN, ODD = (
+    BUNDLE / f"benches/peers/{name}.txt" for name in ("shapes", "f16", "other", "decode", "uneven", "odd")
+)
+
+# The program that measures them beside their peers.
+PROGRAM = (sys.executable, BUNDLE / "benches/peers/attention_peers.py")
+
+# Peers of which an option says where they are.
+PEERS_BY_PLACE = ("fa3", "fa4", "flashinfer", "cudnn")
+
+# Seconds that tuning for all problems may take, blocks of the trial in which each new choice is held against the old one once more, and
+# the slowest that it may then be.
+TUNING, TUNED_BLOCKS, TUNED_LOSS = 180, 25, 0.99
+
+# Shapes that are profiled: the original one and its two long relatives.
+PROFILED = (
+    ("b2 q512 k512 h8 d64 f16", {"query_len": 512, "head_dim": 64}),
+    ("b2 q4096 k4096 h8 d64 f16", {"query_len": 4096, "head_dim": 64}),
+    ("b2 q4096 k4096 h8 d128 f16", {"query_len": 4096, "head_dim": 128}),
+)
+
+# The machine instruction of a family's matrix products. Its counter is recorded; that of another would count the wrong pipe.
+TENSOR_COUNTERS = {"hmma": ("wmma", "mma", "decode"), "gmma": ("wgmma",)}
+
+# What ncu is asked for, by what it means. A GPU has only some of these; those it has are recorded.
+METRICS = {
+    "gpu__time_duration.sum": "time",
+    "sm__inst_executed_pipe_tensor.sum": "tensor instructions",
+    "sm__inst_executed_pipe_tensor_op_hmma.sum": "tensor instructions, HMMA",
+    "sm__inst_executed_pipe_tensor_op_gmma.sum": "tensor instructions, HGMMA",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": "tensor pipe, % of its peak",
+    "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active": "tensor pipe (HMMA), % of its peak",
+    "sm__inst_executed_pipe_xu.sum": "exp and other special-function instructions",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM throughput, % of its peak",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": "shared-memory bank conflicts",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum": "shared-memory bank conflicts, loads",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum": "shared-memory bank conflicts, stores",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": "shared-memory wavefronts",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "DRAM throughput, % of its peak",
+    "dram__bytes.sum": "DRAM bytes",
+    "lts__t_sector_hit_rate.pct": "L2 hit rate, %",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "warps resident, % of the most",
+}
+
+
+def problems_of(file):
+    """The lines of a shape file."""
+    lines = [line.split("#")[0].strip() for line in file.read_text().splitlines()]
+    return [line for line in lines if line]
+
+
+def files(*several):
+    return [word for file in several for word in ("--file", file)]
+
+
+def peers(evidence):
+    """Every shape on PyTorch's kernels, FlashAttention-3 and 4, and the planner's choice, in turn, and a few on what PyTorch chooses by
+    itself; or all on the planner's choice alone."""
+    options = evidence.options
+    if options.without_peers:
+        rows = []
+        for name in (SHAPES, F16, OTHER):
+            arguments = ["bench", *on(evidence), "--file", name, "--samples", 30, "--seconds", 0.3]
+            rows += warptile(evidence, f"bench {name.stem}", arguments, LIMITS["bench"])[2] or []
+        absent = []
+    else:
+        rows, absent = of_peers(evidence, "peers", [*files(SHAPES, F16, OTHER), "--samples", options.samples])
+    others = set(problems_of(OTHER))
+
+    def write(name, wanted):
+        evidence.write(name, rows=[row for row in rows if wanted(row)], absent=[one for one in absent if wanted({"backend": "", **one})])
+
+    write("other.json", lambda row: row["problem"] in others)
+    write("bench-warptile.json", lambda row: row["problem"] not in others and row["backend"] == "warptile")
+    if options.without_peers:
+        return
+    asked_for(evidence, "peers", rows, ("fa3", "fa4"))
+    write("bench-peers.json", lambda row: row["problem"] not in others and row["backend"] != "warptile")
+    # On the shapes that every kernel is measured on, and apart from the peers: it is one of them.
+    profiled = [word for shape, _ in PROFILED for word in ("--shape", shape)]
+    rows, absent = of_peers(evidence, "default", ["--peer", "default", "--samples", options.samples, *profiled])
+    evidence.write("default.json", rows=rows, absent=absent)
+
+
+def errors(evidence):
+    """The errors of all contestants against float64, on the same inputs. Nothing is timed, so what peers compile when they are first used
+    is compiled here: FlashAttention-4's kernels before, FlashInfer's for the part `decode` meanwhile."""
+    options = evidence.options
+    if options.without_peers:
+        print("errors are computed with PyTorch: left out without peers")
+        return
+    decoded = [word for problem in problems_of(DECODE) if " d512 " in problem for word in ("--shape", problem)]
+    with concurrent.futures.ThreadPoolExecutor(1) as beside:
+        if options.flashinfer and "decode" in evidence.parts:
+            # What fails fails again in `decode`, and is said there.
+            beside.submit(run, [*PROGRAM, *files(DECODE), "--flashinfer", options.flashinfer, "--compile"], LIMITS["compile"])
+        if options.fa4:
+            code, output = run([*PROGRAM, *files(SHAPES, F16, OTHER, DECODE), "--fa4", options.fa4, "--compile"], LIMITS["compile"])
+            evidence.log("compile-fa4", output)
+            if code != 0:
+                evidence.fail(f"compiling FlashAttention-4: exit code {code}: {last_lines(output)}")
+        rows, absent = of_peers(evidence, "errors", [*files(SHAPES, F16, OTHER), *decoded, "--errors"])
+        evidence.write("errors.json", rows=rows, absent=absent)
+
+
+def decode(evidence):
+    """Few queries on the keys of a cache: peers, a kernel that only reads, and the planner's choice, in turn; where reading takes the
+    time the latter once more, with fixed splits."""
+    options, absent = evidence.options, []
+    if options.without_peers:
+        arguments = ["bench", *on(evidence), "--file", DECODE, "--samples", 30, "--seconds", 0.3]
+        _, _, rows = warptile(evidence, "decode", arguments, LIMITS["decode"])
+    else:
+        arguments = ["--file", DECODE, "--method", "graph", "--samples", options.samples, "--splits", SPLITS]
+        rows, absent = of_peers(evidence, "decode", arguments)
+    rows = rows or []
+    evidence.write("decode.json", rows=rows, absent=absent)
+    compared = side_by_side(rows)
+    for problem in problems_of(DECODE):
+        # Without peers the lengths are drawn by the program, which names the problem alike.
+        if problem not in compared:
+            evidence.fail(f"decode: no time for {problem}")
+    if not options.without_peers:
+        asked_for(evidence, "decode", rows, ("fa3", "flashinfer"))
+    print("\n".join(decode_lines(compared)), flush=True)
+
+
+def of_peers(evidence, what, arguments):
+    """Rows of all contestants, and which of them have none of a problem, or none in one of several ways, and why not. What was measured
+    before a failure is kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = pathlib.Path(folder) / "rows.json"
+        command = [*PROGRAM, "--with", WARPTILE, "--json", target, *arguments]
+        # What PyTorch chooses by itself is measured with what it brings along.
+        for name in PEERS_BY_PLACE if what != "default" else ():
+            place = getattr(evidence.options, name)
+            command += [f"--{name}", place] if place else []
+        code, output = run(command, LIMITS[what])
+        evidence.log(what, output)
+        if code != 0 or not target.exists():
+            evidence.fail(f"{what}: exit code {code}: {last_lines(output)}")
+        found = re.findall(r"^(\w[\w ()=-]*): not for (b\d.*?): (.*)$", output, re.MULTILINE)
+        absent = [dict(zip(("backend", "problem", "reason"), row)) for row in found]
+        return json.loads(target.read_text()) if target.exists() else [], absent
+
+
+def asked_for(evidence, part, rows, names):
+    """Fails for a peer whose place was named and which has no time."""
+    for name in names:
+        if getattr(evidence.options, name) and not any(row["backend"] == name for row in rows):
+            evidence.fail(f"{part}: {name} was asked for and has no row")
+
+
+def bench(evidence):
+    """The planner's choice once more and alone, which shows the noise; every kernel on the shapes that are profiled; the best of
+    each family on all shapes; sequences of very different lengths, packed together and in parts."""
+    profiled = [word for shape, _ in PROFILED for word in ("--shape", shape)]
+    for name, arguments in (
+        ("noise", ["--file", SHAPES, "--samples", 15, "--seconds", 0.15]),
+        ("kernels", ["--kernel", "all", "--samples", 10, "--seconds", 0.1, *profiled]),
+        ("families", ["--kernel", "families", "--samples", 10, "--seconds", 0.1, "--file", SHAPES]),
+        ("uneven", ["--samples", 15, "--seconds", 0.3, "--file", UNEVEN]),
+    ):
+        _, _, rows = warptile(evidence, f"bench {name}", ["bench", *on(evidence), *arguments], LIMITS["bench"])
+        evidence.write(f"{name}.json", rows=rows or [])
+
+
+def ncu(evidence):
+    """Hardware counters of the fastest kernel of each family on the main shapes, as the part `bench` found them."""
+    if not evidence.needs("ncu"):
+        return
+    rows = evidence.read("kernels.json").get("rows", [])
+    if not rows:
+        evidence.fail("ncu: kernels.json is missing; the part `bench` writes it")
+        return
+    code, listed = run(["ncu", "--query-metrics"], 60)
+    known = set(re.findall(r"^(\w+__\w+)", listed, re.MULTILINE))
+    metrics = [metric for metric in METRICS if metric.split(".")[0] in known]
+    if code != 0 or not metrics:
+        evidence.fail(f"ncu --query-metrics: {last_lines(listed)}")
+        return
+    profiles = []
+    for shape, wanted in PROFILED:
+        of_shape = [row for row in rows if row["method"] == "graph" and wanted.items() <= row.items()]
+        for family in sorted({row["family"] for row in of_shape}):
+            fastest = min((row for row in of_shape if row["family"] == family), key=lambda row: row["median_us"])
+            asked = [metric for metric in metrics if counts(metric, family)]
+            command = ["ncu", "--clock-control", "none", "--csv", "--metrics", ",".join(asked), "--kernel-name", "regex:warptile_"]
+            command += ["--launch-skip", "2", "--launch-count", "1", "--target-processes", "all"]
+            command += [WARPTILE, "bench", *on(evidence), "--samples", "1", "--shape", shape, "--kernel", fastest["kernel"]]
+            code, output = run(command, LIMITS["ncu"])
+            values = ncu_values(output)
+            if code != 0 or not values:
+                evidence.fail(f"ncu on {fastest['kernel']}: exit code {code}: {last_lines(output)}")
+                continue
+            same = {key: fastest[key] for key in ("kernel", "sha256")}
+            profiles.append({"shape": shape, "family": family, **same, "metrics": values})
+            evidence.write("ncu.json", meaning={metric: METRICS[metric] for metric in metrics}, profiles=profiles)
+
+
+def counts(metric, family):
+    """Whether a metric counts something that the family does."""
+    owners = [families for word, families in TENSOR_COUNTERS.items() if f"_op_{word}" in metric]
+    if owners:
+        return family in owners[0]
+    return family != "scalar" or "pipe_tensor" not in metric
+
+
+def ncu_values(output):
+    """Metric to value and unit, from ncu's CSV, which begins after the program's own output."""
+    start = output.find('"ID"')
+    if start < 0:
+        return {}
+    values = {}
+    for row in csv.DictReader(io.StringIO(output[start:])):
+        try:
+            value = float(row["Metric Value"].replace(",", ""))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            continue
+        values[row["Metric Name"]] = {"value": value, "unit": row.get("Metric Unit", "")}
+    return values
+
+
+def tune(evidence):
+    """`warptile tune` without a rates file, for the problems that are published and some that no kernel was chosen for. Each choice that
+    it changes is held against the old one once more, in a new process: it may lose nowhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        configuration = {"XDG_CONFIG_HOME": folder}
+        start = time.monotonic()
+        arguments = ["tune", "--device", f"cuda:{evidence.options.gpu}", "--budget", TUNING, *files(SHAPES, DECODE, ODD)]
+        _, output, result = warptile(evidence, "tune", arguments, LIMITS["tune"], variables=configuration)
+        seconds = time.monotonic() - start
+    print(last_lines(output, 3), flush=True)
+    problems = (result or {}).get("problems", [])
+    changed = [problem for problem in problems if problem["verdict"] == "won"]
+    requests = [{"case": one["case"], "old": one["old"], "new": one["chosen"], "blocks": TUNED_BLOCKS} for one in changed]
+    command = [WARPTILE, "tune-trials", "--device", f"cuda:{evidence.options.gpu}"]
+    code, output = run(command, LIMITS["tune"], text=json.dumps(requests))
+    ratios = [json.loads(line) for line in output.splitlines() if line.startswith("[")]
+    if code != 0 or len(ratios) != len(changed):
+        evidence.fail(f"tune, once more: exit code {code}: {last_lines(output)}")
+    for problem, of_problem in zip(changed, ratios):
+        problem["again"] = sorted(of_problem)[len(of_problem) // 2]
+        if problem["again"] < TUNED_LOSS:
+            evidence.fail(f"tune: {problem['problem']} has {problem['again']:.3f} of its speed before")
+    open_problems = [problem["problem"] for problem in problems if not problem["screened"]]
+    if open_problems:
+        evidence.fail(f"tune: {len(open_problems)} problems were not reached in {TUNING} s, {open_problems[0]} the first")
+    evidence.write("tune.json", budget=TUNING, seconds=round(seconds, 1), problems=[slim(problem) for problem in problems])
+
+
+def slim(problem):
+    """What tuning found for a problem, without the times of candidates that are far from the fastest."""
+    fastest = min((one["microseconds"] for one in problem["screened"]), default=0)
+    near = [one for one in problem["screened"] if one["microseconds"] <= 1.1 * fastest]
+    kept = ("problem", "verdict", "old", "chosen", "gain", "first_bound", "repeat_bound", "again")
+    return {**{key: problem.get(key) for key in kept}, "candidates": len(problem["screened"]), "near": near}
