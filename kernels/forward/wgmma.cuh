@@ -14,6 +14,7 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
     const SharedLayout<Traits> layout = {shared_address(shared)};
     const int warp = uniform(threadIdx.x / 32);
 
+    let_successor_begin();
     if (warp == 0 && threadIdx.x == 0) {
         prefetch_map(params.q_map);
         prefetch_map(params.k_map);
@@ -25,6 +26,9 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
         cluster_sync();
     else
         __syncthreads();
+    // Up to here nothing but parameters has been read. Every thread waits, so whatever a CTA does comes after the launch before, and
+    // this launch does not end before that one.
+    wait_for_predecessor();
 
     if (warp < WARPGROUP_WARPS) {
         give_registers_back<Traits::PRODUCER_REGISTERS>();

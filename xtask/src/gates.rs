@@ -61,6 +61,11 @@ pub enum Violation {
     /// Register reallocation did not survive.
     #[error("no USETMAXREG in the machine code: setmaxnreg was ignored")]
     SetmaxnregIgnored,
+    /// Launches begin early, and the kernel does not wait.
+    #[error(
+        "no ACQBULK in the machine code: the launch begins before the one ahead has ended, and does not wait for it"
+    )]
+    NoWait,
     /// Missing, cut short, or not a record.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -206,6 +211,11 @@ fn check_record(
             record: record.param_bytes,
             entry: facts.parameter_sizes.clone(),
         });
+    }
+    // PTX is launched in order.
+    let can_begin_early = !instance.target.ptx && instance.target.number >= 90;
+    if can_begin_early && record.schedule.begins_early() && facts.sass.acqbulk == 0 {
+        found.push(Violation::NoWait);
     }
     let needed = record
         .shared_bytes

@@ -127,6 +127,8 @@ pub struct SassCounts {
     pub hgmma: u32,
     /// `USETMAXREG`: setmaxnreg.
     pub usetmaxreg: u32,
+    /// `ACQBULK`: griddepcontrol.wait.
+    pub acqbulk: u32,
 }
 
 impl SassCounts {
@@ -162,6 +164,7 @@ impl SassCounts {
                 Some("HMMA") => counts.hmma += 1,
                 Some("HGMMA") => counts.hgmma += 1,
                 Some("USETMAXREG") => counts.usetmaxreg += 1,
+                Some("ACQBULK") => counts.acqbulk += 1,
                 _ => {}
             }
         }
@@ -214,6 +217,7 @@ mod tests {
                      /*0080*/              @!P0 HMMA.16816.F32.BF16 R4, R8, R12, R4 ;\n\
                      /*0090*/                   HGMMA.64x128x16.F32 R24, gdesc[UR4], R24 ;\n\
                      /*00a0*/                   USETMAXREG.DEALLOC.CTAPOOL 0x18 ;\n\
+                     /*00b0*/                   ACQBULK ;\n\
              .text.HMMA_kernel:\n",
         );
         assert_eq!(
@@ -221,7 +225,8 @@ mod tests {
             SassCounts {
                 hmma: 2,
                 hgmma: 1,
-                usetmaxreg: 1
+                usetmaxreg: 1,
+                acqbulk: 1
             }
         );
     }

@@ -79,8 +79,9 @@ impl Gpu {
     /// # Errors
     /// When the driver has no such device or refuses its context.
     pub fn new(driver: &Driver, ordinal: u32) -> Result<Self> {
-        let device = driver.device(ordinal)?;
-        Self::on_stream(&Stream::new(&Context::new(&device)?)?)
+        let stream = Stream::new(&Context::new(&driver.device(ordinal)?)?)?;
+        stream.keep_spares();
+        Self::on_stream(&stream)
     }
 
     /// Uses the device and context of `stream`, which becomes the stream of the [`Backend`](crate::Backend) level.

@@ -158,7 +158,8 @@ impl ReferenceOnGpu {
         let load = || -> warptile::Result<Self> {
             let stream = Stream::new(gpu.context())?;
             let module = Module::load(gpu.context(), &image())?;
-            let kernel = |entry| Kernel::load(&module, entry, &KernelOptions::new());
+            let options = KernelOptions::new().param_bytes(size_of::<Parameters>());
+            let kernel = |entry| Kernel::load(&module, entry, &options);
             Ok(ReferenceOnGpu {
                 f16: kernel("reference_f16")?,
                 bf16: kernel("reference_bf16")?,

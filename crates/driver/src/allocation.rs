@@ -19,9 +19,9 @@ pub(crate) struct Allocation {
 /// Where the memory came from, so how it goes back.
 enum Origin {
     /// The context's memory pool: freed in stream order, without waiting.
-    Pool,
+    Pool { bytes: usize },
     /// A device without pools: freed after waiting for the stream.
-    Plain,
+    Plain { bytes: usize },
     /// Someone else, not before this is dropped.
     Owner {
         /// Held only to be dropped.
@@ -40,6 +40,11 @@ impl Allocation {
         };
         // The driver refuses to allocate nothing.
         if bytes == 0 {
+            return Ok(allocation);
+        }
+        if let Some(pointer) = stream.spare(bytes) {
+            allocation.pointer = pointer;
+            allocation.origin = Origin::Pool { bytes };
             return Ok(allocation);
         }
         let _current = stream.context().enter()?;
@@ -63,11 +68,11 @@ impl Allocation {
                 stream.context().defer(stream.context().trim_memory(0));
             }
             allocated?;
-            allocation.origin = Origin::Pool;
+            allocation.origin = Origin::Pool { bytes };
         } else {
             // SAFETY: `pointer` outlives the call, and the context is current.
             unsafe { call!(stream, operation(), mem_alloc(pointer, bytes)) }?;
-            allocation.origin = Origin::Plain;
+            allocation.origin = Origin::Plain { bytes };
         }
         Ok(allocation)
     }
@@ -96,14 +101,15 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let pooled = match self.origin {
-            Origin::Pool => true,
-            Origin::Plain => false,
+        let (bytes, pooled) = match self.origin {
+            Origin::Pool { bytes } => (bytes, true),
+            Origin::Plain { bytes } => (bytes, false),
             Origin::Owner { .. } | Origin::Nothing => return,
         };
         // Allocated by `new` and given back once, here.
         self.stream.give_back(Freed {
             pointer: self.pointer,
+            bytes,
             pooled,
         });
     }

@@ -279,9 +279,14 @@ impl Context {
         self.inner.order_lost.store(true, Ordering::Release);
     }
 
+    /// Whether memory may be in use by work that nothing orders with its stream.
+    pub(crate) fn has_lost_order(&self) -> bool {
+        self.inner.order_lost.load(Ordering::Acquire)
+    }
+
     /// Whether memory may be freed in the order of its stream; if need be, waits for the device.
     pub(crate) fn is_in_order(&self) -> Result<()> {
-        if self.inner.order_lost.load(Ordering::Acquire) {
+        if self.has_lost_order() {
             self.drain()?;
             self.inner.order_lost.store(false, Ordering::Release);
         }

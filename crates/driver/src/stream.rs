@@ -44,6 +44,10 @@ struct Inner {
     attached: Mutex<HashMap<TypeId, Owner>>,
     /// Memory that was dropped while the stream was in a capture.
     orphans: Mutex<Vec<Freed>>,
+    /// See [`Stream::keep_spares`].
+    keeps_spares: AtomicBool,
+    /// Memory that was dropped and waits for an allocation of its size; the oldest first.
+    spares: Mutex<Vec<Freed>>,
 }
 
 /// Who destroys the stream.
@@ -93,6 +97,8 @@ impl Stream {
                 maybe_captured: AtomicBool::new(false),
                 attached: Mutex::default(),
                 orphans: Mutex::default(),
+                keeps_spares: AtomicBool::new(false),
+                spares: Mutex::default(),
             }),
         }
     }

@@ -250,6 +250,13 @@ impl Schedule {
         )
     }
 
+    /// Whether a kernel waits itself for the launch before it, in machine code for compute capability 9.0 and newer, so that its launches may
+    /// begin before that one has ended.
+    #[must_use]
+    pub const fn begins_early(self) -> bool {
+        !matches!(self, Schedule::OneTile)
+    }
+
     /// Whether CTAs stay and take one tile, or pair of tiles, after the other.
     #[must_use]
     pub const fn is_persistent(self) -> bool {

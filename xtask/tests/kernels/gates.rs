@@ -148,6 +148,13 @@ fn record_with_a_wrong_magic_number() {
 }
 
 #[test]
+fn no_wait_for_the_launch_before() {
+    refused("no_wait.cu", "sm_90", "", "no ACQBULK in the machine code");
+    // Launched in order.
+    passes("no_wait.cu", "sm_80", "");
+}
+
+#[test]
 fn record_of_another_tiling() {
     refused(
         "record_tiling.cu",

@@ -2,7 +2,7 @@
 
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, Kernel, KernelOptions, LaunchConfig, Launching, Module, Stream};
-use warptile_kernels::{Image, Schedule, Target, abi};
+use warptile_kernels::{Image, Target, abi};
 
 use crate::call::Call;
 use crate::error::{Error, Result};
@@ -200,21 +200,22 @@ fn of_grid(step: &Step, grid: u32) -> LaunchConfig {
         1 => config,
         ctas => config.cluster([ctas, 1, 1]),
     };
-    match begins_early(step.image) {
+    match begins_early(step) {
         true => config.programmatic(),
         false => config,
     }
 }
 
-/// Whether the kernel itself waits for what precedes it: those of `decode` and `mma` do, in machine code for 9.0 and newer.
-fn begins_early(image: &Image) -> bool {
+/// Whether the kernel itself waits for what precedes it, so that its launch may begin before.
+///
+/// CTAs that stay, and of which a multiprocessor holds two, are left to begin in order: those that come early crowd the multiprocessors that
+/// happen to be free, and some stay two to one while others have none.
+fn begins_early(step: &Step) -> bool {
+    let image = step.image;
     let waits = match image.target {
         Target::Cubin(sm) | Target::CubinExact(sm) => sm >= 90,
         _ => false,
     };
-    waits
-        && matches!(
-            image.schedule,
-            Schedule::SharedKeys | Schedule::OneGroupTile | Schedule::ClusterTile
-        )
+    let crowds = image.schedule.is_persistent() && step.ctas_per_multiprocessor > 1;
+    waits && image.schedule.begins_early() && !crowds
 }

@@ -14,6 +14,7 @@ mod decode_step;
 #[path = "../common/draw.rs"]
 mod draw;
 mod e4m3;
+mod early;
 mod errors;
 mod growing;
 mod harness;

@@ -220,7 +220,7 @@ fn a_captured_launch_follows_its_table_and_lengths() {
 
 /// A kernel that copies words when some time has passed, and long before that lets the launch after it begin. Its block: where to, where
 /// from, how many, and nanoseconds.
-fn writes_late() -> Kernel<[u64; 4]> {
+pub(crate) fn writes_late() -> Kernel<[u64; 4]> {
     let profile = gpu().profile();
     let (target, begins) = match profile.major {
         9.. => (

@@ -101,6 +101,11 @@ fn what_trials_chose_is_chosen() {
             "mma_d64_64x64_w4_s2",
             "at-once=4294967295",
         ),
+        (
+            "b1 q2048 k2048 h32/8 d128 bf16 mask=causal",
+            "wgmma_d128_192x64_w16_s4",
+            "",
+        ),
     ];
     assert_eq!(rates.chosen_problems(), chosen.len());
     for (problem, kernel, settings) in chosen {

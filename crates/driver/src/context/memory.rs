@@ -70,7 +70,8 @@ impl Context {
 
     /// Gives memory that dropped buffers have left behind back to the device, so that others can
     /// have it. The context keeps at least `keep` bytes, those of live buffers included, if it has
-    /// as many. What a stream has yet to free stays, too. Does nothing on a device without memory
+    /// as many. What a stream has yet to free stays, too, and what it
+    /// [keeps](crate::Stream::keep_spares). Does nothing on a device without memory
     /// pools.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 
 use warptile_cuda_sys::CUdeviceptr;
 
@@ -11,10 +12,15 @@ use crate::context::{Retired, lock};
 use crate::driver::call;
 use crate::error::Result;
 
+/// Pieces of memory that a stream keeps for its next allocations, and the most bytes of one.
+const SPARES: usize = 4;
+const SPARE_BYTES: usize = 4 << 20;
+
 /// Memory of a stream on its way back.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Freed {
     pub(crate) pointer: CUdeviceptr,
+    pub(crate) bytes: usize,
     /// From the context's pool, so freed in stream order; else after waiting.
     pub(crate) pooled: bool,
 }
@@ -32,12 +38,39 @@ impl Stream {
         }
     }
 
-    /// Frees memory in the stream's order; what is dropped while the stream is in a capture, by any
+    /// Has the stream keep memory of buffers that are dropped for the next ones of just as many bytes: four pieces of up to 4 MiB each. To
+    /// free and to allocate in the order of the stream costs a call of the driver each, which small calls feel. A borrowed stream keeps
+    /// none.
+    ///
+    /// The stream gives them back to the context's pool when it ends.
+    pub fn keep_spares(&self) {
+        self.inner.keeps_spares.store(true, Ordering::Relaxed);
+    }
+
+    /// Memory of the pool of just so many bytes that was dropped before: whatever used it comes before what is queued from now on, as
+    /// if it had been freed and allocated in the stream's order. None for a stream that may be in a capture.
+    pub(crate) fn spare(&self, bytes: usize) -> Option<CUdeviceptr> {
+        if !self.inner.keeps_spares.load(Ordering::Relaxed) {
+            return None;
+        }
+        let _held = self.hold();
+        if !self.inner.is_surely_free() {
+            return None;
+        }
+        let mut spares = lock(&self.inner.spares);
+        let at = spares.iter().rposition(|spare| spare.bytes == bytes)?;
+        Some(spares.remove(at).pointer)
+    }
+
+    /// Frees memory in the stream's order, or keeps it spare; what is dropped while the stream is in a capture, by any
     /// thread, is freed when that is over.
     pub(crate) fn give_back(&self, memory: Freed) {
         let context = self.context();
-        let _current = context.enter_to_release();
         let _held = self.hold();
+        let Some(memory) = self.inner.keep_spare(memory) else {
+            return;
+        };
+        let _current = context.enter_to_release();
         match self.status() {
             Ok(Status::Free) => {
                 self.free_orphans();
@@ -60,6 +93,19 @@ impl Stream {
 }
 
 impl Inner {
+    /// Keeps memory for the next allocation of its size; gives back what is to be freed in its place, if anything.
+    fn keep_spare(&self, memory: Freed) -> Option<Freed> {
+        let keeps = self.keeps_spares.load(Ordering::Relaxed);
+        let fits = memory.pooled && memory.bytes <= SPARE_BYTES;
+        if !keeps || !fits || !self.is_surely_free() || self.context.has_lost_order() {
+            return Some(memory);
+        }
+        let mut spares = lock(&self.spares);
+        let oldest = (spares.len() == SPARES).then(|| spares.remove(0));
+        spares.push(memory);
+        oldest
+    }
+
     /// Frees memory of a stream that is in no capture; its context is current.
     fn free(&self, memory: Freed) {
         let context = &self.context;
@@ -97,7 +143,8 @@ impl Inner {
 
     /// Gives back what the stream still has. The context is current.
     fn give_up_contents(&mut self) {
-        let orphans = std::mem::take(&mut *lock(&self.orphans));
+        let mut orphans = std::mem::take(&mut *lock(&self.orphans));
+        orphans.append(&mut lock(&self.spares));
         let attached = std::mem::take(&mut *lock(&self.attached));
         if orphans.is_empty() && attached.is_empty() {
             return;
@@ -128,7 +175,9 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let empty = lock(&self.orphans).is_empty() && lock(&self.attached).is_empty();
+        let empty = lock(&self.orphans).is_empty()
+            && lock(&self.spares).is_empty()
+            && lock(&self.attached).is_empty();
         let owned = matches!(self.holder, Holder::Us);
         if empty && !owned {
             return;

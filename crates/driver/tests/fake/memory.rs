@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use warptile_driver::sys::CUresult;
-use warptile_driver::{Context, DeviceBuffer, DriverError, Event, PinnedBuffer, Stream};
+use warptile_driver::{Context, DeviceBuffer, DriverError, Event, Graph, PinnedBuffer, Stream};
 use warptile_fake_cuda::{FakeDriver, Kind};
 
 use crate::{context, driver};
@@ -321,6 +321,43 @@ fn the_context_keeps_memory_for_its_next_buffers_until_it_is_trimmed() {
     context.trim_memory(0).unwrap();
     assert_eq!(free(), TOTAL - 2000);
     drop((again, stream, context));
+    fake.assert_clean();
+}
+
+/// A buffer of as many bytes has the memory of the one before, without a call of the driver; on the same stream, and in no capture.
+#[test]
+fn a_stream_that_keeps_spares_reuses_them_in_its_own_order() {
+    let (fake, context, stream) = open();
+    let other = Stream::new(&context).unwrap();
+    let of = |stream: &Stream, bytes: usize| DeviceBuffer::<u8>::uninit(stream, bytes).unwrap();
+    stream.keep_spares();
+    let first = of(&stream, 5000);
+    let pointer = first.pointer();
+    let before = fake.calls();
+    drop(first);
+    let again = of(&stream, 5000);
+    assert_eq!(fake.calls(), before);
+    assert_eq!(again.pointer(), pointer);
+    drop(again);
+    // Of another size, on another stream, or while a capture is under way: not that memory.
+    assert_ne!(of(&stream, 4999).pointer(), pointer);
+    assert_ne!(of(&other, 5000).pointer(), pointer);
+    let captured = Graph::capture(&other, |_| {
+        let elsewhere = of(&stream, 5000);
+        assert_ne!(elsewhere.pointer(), pointer);
+        Ok::<_, DriverError>(())
+    });
+    drop(captured.unwrap());
+    // Too large to be kept; and of those that are kept no more than four.
+    let frees = || fake.calls_of("cuMemFreeAsync");
+    let freed = frees();
+    drop(of(&stream, (4 << 20) + 1));
+    assert_eq!(frees() - freed, 1);
+    for bytes in 100..120 {
+        drop(of(&stream, bytes));
+    }
+    assert!(frees() - freed > 16, "{}", frees() - freed);
+    drop((other, stream, context));
     fake.assert_clean();
 }
 
