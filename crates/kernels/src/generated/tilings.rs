@@ -15,7 +15,6 @@ tilings! {
     D128M64N128W8S2: head_dim 128, tile 64 x 128, warps 8, stages 2;
     D128M64N64W4S1: head_dim 128, tile 64 x 64, warps 4, stages 1;
     D128M64N64W4S2: head_dim 128, tile 64 x 64, warps 4, stages 2;
-    D192M128N112W12S2: head_dim 192, tile 128 x 112, warps 12, stages 2;
     D192M128N64W12S3: head_dim 192, tile 128 x 64, warps 12, stages 3;
     D192M128N64W8S2: head_dim 192, tile 128 x 64, warps 8, stages 2;
     D192M32N32W4S1: head_dim 192, tile 32 x 32, warps 4, stages 1;
@@ -222,9 +221,6 @@ kernels! {
     }
     Wgmma D128M64N128W8S2 "wgmma_d128_64x128_w8_s2" {
         2: shared 148480;
-    }
-    Wgmma D192M128N112W12S2 "wgmma_d192_128x112_w12_s2" {
-        2: shared 222208;
     }
     Wgmma D192M128N64W12S3 "wgmma_d192_128x64_w12_s3" {
         2: shared 230400;
