@@ -35,6 +35,9 @@ PROFILED = (
     ("b2 q4096 k4096 h8 d128 f16", {"query_len": 4096, "head_dim": 128}),
 )
 
+# The target whose images are laid out for 99 KB of shared memory a CTA. An older GPU than it runs none of them.
+SMALL_GPU = "compute_89"
+
 # The machine instruction of a family's matrix products. Its counter is recorded; that of another would count the wrong pipe.
 TENSOR_COUNTERS = {"hmma": ("wmma", "mma", "decode"), "gmma": ("wgmma",)}
 
@@ -169,14 +172,20 @@ def asked_for(evidence, part, rows, names):
 
 def bench(evidence):
     """The planner's choice once more and alone, which shows the noise; every kernel on the shapes that are profiled; the best of
-    each family on all shapes; sequences of very different lengths, packed together and in parts."""
+    each family on all shapes, and of those of PTX for GPUs with 99 KB of shared memory; sequences of very different lengths, packed
+    together and in parts."""
     profiled = [word for shape, _ in PROFILED for word in ("--shape", shape)]
-    for name, arguments in (
+    all_shapes = ["--samples", 10, "--seconds", 0.1, "--file", SHAPES]
+    measured = (
         ("noise", ["--file", SHAPES, "--samples", 15, "--seconds", 0.15]),
         ("kernels", ["--kernel", "all", "--samples", 10, "--seconds", 0.1, *profiled]),
-        ("families", ["--kernel", "families", "--samples", 10, "--seconds", 0.1, "--file", SHAPES]),
+        ("families", ["--kernel", "families", *all_shapes]),
+        ("small-gpu", ["--kernel", "mma", "--target", SMALL_GPU, *all_shapes]),
         ("uneven", ["--samples", 15, "--seconds", 0.3, "--file", UNEVEN]),
-    ):
+    )
+    for name, arguments in measured:
+        if name == "small-gpu" and not any(image["target"] == SMALL_GPU for image in evidence.images.values()):
+            continue
         _, _, rows = warptile(evidence, f"bench {name}", ["bench", *on(evidence), *arguments], LIMITS["bench"])
         evidence.write(f"{name}.json", rows=rows or [])
 
