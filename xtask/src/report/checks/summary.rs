@@ -55,17 +55,21 @@ pub(in crate::report) fn summary(checks: &Checks) -> String {
         );
     }
     if !checks.tiles.is_empty() {
-        let passed = checks.tiles.iter().filter(|tile| tile.passed).count();
+        let taken: Vec<_> = (checks.tiles.iter().filter(|tile| tile.reason.is_none())).collect();
+        let passed = taken.iter().filter(|tile| tile.passed).count();
         let worst = |value: fn(&ReadTile) -> &Option<Ratio>| {
-            let values = checks.tiles.iter().filter_map(|tile| value(tile).as_ref());
+            let values = taken.iter().filter_map(|tile| value(tile).as_ref());
             values.map(|value| value.ratio).fold(0.0, f64::max)
         };
         row(
             "Each score and weight of one tile against float64",
-            format!("{} images", checks.tiles.len()),
+            match checks.tiles.len() - taken.len() {
+                0 => format!("{} images", taken.len()),
+                none => format!("{} images; {none} take none", taken.len()),
+            },
             format!(
                 "{passed} of {} passed; the worst score {:.2}, weight {:.2} of its bound",
-                checks.tiles.len(),
+                taken.len(),
                 worst(|tile| &tile.score),
                 worst(|tile| &tile.weight)
             ),
@@ -156,7 +160,8 @@ mod tests {
     #[test]
     fn a_line_says_how_near_tiles_came() {
         let tile = |passed, ratio: f64| serde_json::json!({ "image": "i", "passed": passed, "score": { "ratio": ratio }, "weight": null });
-        let tiles = serde_json::json!([tile(true, 0.25), tile(true, 0.5)]);
+        let refused = serde_json::json!({ "image": "e4m3", "passed": false, "reason": "reads keys in e4m3 only" });
+        let tiles = serde_json::json!([tile(true, 0.25), tile(false, 0.5), refused]);
         let invariance = serde_json::json!({ "compositions": 10_002, "differing_bits": 0 });
         let checks = Checks {
             tiles: serde_json::from_value(tiles).unwrap(),
@@ -173,7 +178,7 @@ mod tests {
             "{}",
             summary(&checks)
         );
-        let line = "| 2 images | 2 of 2 passed; the worst score 0.50, weight 0.00 of its bound |";
+        let line = "| 2 images; 1 take none | 1 of 2 passed; the worst score 0.50, weight 0.00 of its bound |";
         assert!(summary(&checks).contains(line), "{}", summary(&checks));
     }
 }
