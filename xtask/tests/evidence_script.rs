@@ -478,6 +478,13 @@ fn what_peers_compile_is_compiled_in_advance() {
         lines.sort_unstable();
         assert_eq!(lines, expected, "{parts} {options:?}");
     }
+    let without = ["--without-peers"];
+    let (code, text) = host.run_with("one", "bench,ncu,tune,errors,peers,decode", "", &without);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(
+        text.contains(" s by the clock, on 1 GPU\npassed; see "),
+        "{text}"
+    );
     let (code, text) = host.run_with("one", "errors", "uncompiled", &places[..2]);
     assert_eq!(code, Some(1), "{text}");
     let words = "FAILED  compiling fa4: exit code 3";
