@@ -411,6 +411,7 @@ fn a_second_gpu_does_the_rest_meanwhile() {
     assert_eq!(run["gpus"], 2);
     assert_eq!(run["parts"].as_array().unwrap().len(), 13);
     let seconds = |of: &Value| of["seconds"].as_f64().unwrap();
+    assert!(summary["in_turn"].as_f64().unwrap() > 0.0);
     let parts = summary["parts"].as_object().unwrap();
     assert!(parts.values().all(|part| seconds(part) <= seconds(&run)));
     // A peer that was named must be there.

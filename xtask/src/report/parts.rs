@@ -15,6 +15,8 @@ pub(super) struct Summary {
     missing: Vec<String>,
     /// Calls of the script; none in older files.
     runs: Vec<Run>,
+    /// Seconds of the parts one after the other, but for those that always run at the same time.
+    in_turn: Option<f64>,
     parts: BTreeMap<String, Part>,
 }
 
@@ -48,6 +50,9 @@ pub(super) fn table(summary: &Summary) -> String {
             if run.gpus == 1 { "one GPU" } else { "two GPUs" },
             run.seconds
         );
+    }
+    if let Some(seconds) = summary.in_turn {
+        text += &format!("- one part after the other, as on one GPU: {seconds:.0} s in all\n");
     }
     if !summary.missing.is_empty() {
         text += &format!("- missing: {}\n", summary.missing.join(", "));
@@ -90,8 +95,8 @@ mod tests {
             | Part | Ended | Seconds | Result |\n| --- | --- | --- | --- |\n\
             | `b` | 2026-11-23T00:19:14Z | 2 | FAILED |\n| `a` | 2026-11-23T00:20:16Z | 2 | passed |\n";
         assert_eq!(of(""), format!("Commit 01234567, NVIDIA H200.\n\n{rows}"));
-        let run = r#""runs": [{"date": "2026-11-23T00:10:00Z", "parts": ["a", "b"], "gpus": 2, "seconds": 480.4}],"#;
-        let line = "- 2026-11-23T00:10:00Z: 2 of the parts on two GPUs, 480 s by the clock\n";
+        let run = r#""runs": [{"date": "2026-11-23T00:10:00Z", "parts": ["a", "b"], "gpus": 2, "seconds": 480.4}], "in_turn": 900.0,"#;
+        let line = "- 2026-11-23T00:10:00Z: 2 of the parts on two GPUs, 480 s by the clock\n- one part after the other, as on one GPU: 900 s in all\n";
         assert_eq!(
             of(run),
             format!("Commit 01234567, NVIDIA H200.\n\n{line}{rows}")
