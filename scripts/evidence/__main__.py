@@ -72,12 +72,13 @@ WRITTEN = {
 
 def shared_cores(two_gpus):
     """The cores of the parts on the first GPU, those that compile meanwhile, and those of the parts on the second GPU, so that what one
-    computes does not slow the other's calls. On one GPU, or of too few cores, all have all."""
+    computes does not slow the other's calls. On one GPU all have all."""
     cores = sorted(os.sched_getaffinity(0))
-    half = len(cores) // 2
-    if not two_gpus or half <= QUIET_CORES:
+    if not two_gpus:
         return cores, cores, cores
-    return cores[:half], cores[QUIET_CORES:half], cores[half:]
+    half = len(cores) // 2
+    first = cores[:half] or cores
+    return first, first[QUIET_CORES:] or first, cores[half:]
 
 
 class OtherGpu:
