@@ -37,6 +37,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import datetime
+import functools
 import json
 import statistics
 import subprocess
@@ -230,17 +231,24 @@ def not_slow(runs, method):
     return [run for run in runs if run.name.startswith("read") or median(run) <= SLOW * fastest]
 
 
-def measure(problem, runs, options, machine):
-    """Rows of all contestants, which take turns, round by round, and whether `warptile` failed, if it was to take part."""
-    rows, ours = [], []
+def of_program(options, problem):
+    """The program on a problem; where reading takes the time with fixed splits, too, if that is asked."""
+    several = [None] if options.program else []
+    # Of a window so little is read that the copies of its cache would not fit twice.
+    if several and options.splits and problem.on_cache and problem.is_reading and problem.window_left < 0:
+        several.append(options.splits)
+    return [Warptile(options.program, problem, options.samples, splits) for splits in several]
+
+
+def measure(problem, prepare, options, machine):
+    """Rows of all contestants, which take turns, round by round, and whether `warptile` failed, if it was to take part. `prepare` gives
+    the runs of the peers."""
+    rows = []
     with contextlib.ExitStack() as stack:
-        if options.program:
-            several = [None]
-            # Of a window so little is read that the copies of its cache would not fit twice.
-            if options.splits and problem.on_cache and problem.is_reading and problem.window_left < 0:
-                several.append(options.splits)
-            for splits in several:
-                ours.append(stack.enter_context(Warptile(options.program, problem, options.samples, splits)))
+        # The program starts while the peers are prepared, unless their variants are tried: that takes times.
+        runs = prepare() if problem.on_cache else None
+        ours = [stack.enter_context(warptile) for warptile in of_program(options, problem)]
+        runs = prepare() if runs is None else runs
         for method in options.method or METHODS:
             taking_part = list(runs.values())
             for round in range(WARM_UP_ROUNDS + options.samples):
@@ -280,13 +288,14 @@ def measure(problem, runs, options, machine):
 
 
 def compile_ahead(options, problems):
-    """What is compiled when it is first used, FlashInfer's kernels and FlashAttention-4's side by side."""
+    """What is compiled when it is first used: FlashAttention-4's kernels, FlashInfer's, or both side by side."""
+    makers = {
+        "fa4": lambda: contestants.compile_fa4(options.fa4, problems),
+        "flashinfer": lambda: contestants.compiled_flashinfer(options, [problem for problem in problems if problem.on_cache]),
+    }
     with concurrent.futures.ThreadPoolExecutor() as executor:
-        under_way = [executor.submit(contestants.compile_fa4, options.fa4, problems)] if options.fa4 else []
-        on_cache = [problem for problem in problems if problem.on_cache]
-        if options.flashinfer and on_cache:
-            under_way.append(executor.submit(contestants.compile_flashinfer, options.flashinfer, on_cache))
-        for done in under_way:
+        wanted = [name for name in makers if getattr(options, name) and name in (options.peer or makers)]
+        for done in [executor.submit(makers[name]) for name in wanted]:
             done.result()
 
 
@@ -353,19 +362,18 @@ def main():
         return
     failed = False
     for problem in problems:
+        prepare, peers = (cache_runs, on_cache) if problem.on_cache else (sequence_runs, found)
         try:
-            runs = cache_runs(problem, on_cache) if problem.on_cache else sequence_runs(problem, found)
+            of_problem, without_ours = measure(problem, functools.partial(prepare, problem, peers), options, machine)
         except torch.cuda.OutOfMemoryError as error:
             not_for("all", problem, error)
             failed = True
             continue
-        of_problem, without_ours = measure(problem, runs, options, machine)
         failed |= without_ours
         rows += of_problem
         for row in of_problem:
             speed = f"{row['tb_s']:8.3f} TB/s" if problem.is_reading else f"{row['tflops']:8.1f} TFLOP/s"
             print(f"{problem.line:62} {row['backend']:10} {row['method']:6} {row['median_us']:10.1f} us {speed}", flush=True)
-        del runs
         torch.cuda.empty_cache()
         # After each problem, so that little is lost if the rest never comes.
         write()

@@ -8,6 +8,7 @@ there, outside of what is measured.
 
 import concurrent.futures
 import contextlib
+import functools
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -315,11 +316,16 @@ def read(cache):
     table = cache.table.tolist() if cache.table is not None else None
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
 
+    # A cache of short pages has 100,000 blocks and more.
+    @functools.cache
+    def starts_of(words):
+        return torch.tensor(p.read_starts(table, words), dtype=torch.int64, device="cuda")
+
     def variant(words, warps, per_multiprocessor):
         def prepare():
             starts = None
             if not whole:
-                starts = torch.tensor(p.read_starts(table, words), dtype=torch.int64, device="cuda")
+                starts = starts_of(words)
             elif k[0].numel() % words:
                 raise RuntimeError(f"the cache is no multiple of {words} words")
             blocks = k[0].numel() // words if whole else len(starts)

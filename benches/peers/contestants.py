@@ -160,8 +160,11 @@ def call_fa4(folder, line):
     return line, None
 
 
-def find_flashinfer(folder):
-    """FlashInfer's package."""
+def find_flashinfer(folder, fa4_folder):
+    """FlashInfer's package, after FlashAttention-4's if that is there. Both bring `tvm_ffi`, of which a process has the first, and
+    FlashInfer compiles everything anew against another one: whoever compiles and whoever measures must have the same."""
+    with contextlib.suppress(Exception):
+        flash_attention_4(fa4_folder)
     if folder:
         sys.path.insert(0, folder)
         major, minor = torch.cuda.get_device_capability()
@@ -171,8 +174,11 @@ def find_flashinfer(folder):
     return flashinfer
 
 
-def compile_flashinfer(folder, problems):
-    cache_peers.compile_flashinfer(problems, lambda problem: ELEMENTS[problem.element], find_flashinfer(folder))
+def compiled_flashinfer(options, problems):
+    """FlashInfer's package, with what it needs for the problems compiled."""
+    library = find_flashinfer(options.flashinfer, options.fa4)
+    cache_peers.compile_flashinfer(problems, lambda problem: ELEMENTS[problem.element], library)
+    return library
 
 
 def of_sequences(options):
@@ -192,8 +198,7 @@ def on_caches(options, problems):
     """Contestants for queries on a cache, by name: from a cache to the variants."""
 
     def flashinfer():
-        library = find_flashinfer(options.flashinfer)
-        compile_flashinfer(options.flashinfer, problems)
+        library = compiled_flashinfer(options, problems)
         return lambda cache: cache_peers.flashinfer(cache, library)
 
     def fa3():

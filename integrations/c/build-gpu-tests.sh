@@ -4,13 +4,8 @@
 # Builds the example and the tests that run on a GPU, each one executable that needs nothing but the C library and, when it runs, the driver.
 # DIRECTORY/run.sh runs them on the machine that has a GPU: `run.sh [DEVICE]`.
 set -euo pipefail
-(($# == 1)) || {
-    sed -n 's/^# \{0,1\}//; 2,5p' "$0" >&2
-    exit 2
-}
-mkdir -p "$1"
-directory=$(cd "$1" && pwd)
-cd "$(dirname "$0")"
+. "$(dirname "$0")/../gpu-tests.sh"
+begin 1 "$@"
 prefix=$(mktemp -d)
 trap 'rm -rf "$prefix"' EXIT
 ./install.sh "$prefix" release

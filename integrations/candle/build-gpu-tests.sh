@@ -5,13 +5,9 @@
 # DIRECTORY/run.sh. candle links to CUDA's libraries; here to libraries with the same names and functions, that do nothing. CUDA is the
 # major version of those where the tests will run, from a toolkit or PyTorch; 13 unless it is given.
 set -euo pipefail
-(($# >= 1 && $# <= 3)) || {
-    sed -n 's/^# \{0,1\}//; 2,6p' "$0" >&2
-    exit 2
-}
+. "$(dirname "$0")/../gpu-tests.sh"
 workspace=$(cd "${2:-$(dirname "$0")}" && pwd) cuda=${3:-13}
-mkdir -p "$1"
-directory=$(cd "$1" && pwd)
+begin 3 "$@"
 cd "$workspace"
 metadata=$(cargo metadata --format-version 1)
 # There may be several: what candle depends on has versions of its own.

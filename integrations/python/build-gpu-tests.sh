@@ -4,13 +4,8 @@
 # Builds the package and what checks it on a GPU, on a machine without CUDA, for a run on another one, which needs Python 3.11 or newer with numpy
 # and torch 2.11 or newer: DIRECTORY/run.sh. Its arguments are those of gpu_check.py.
 set -euo pipefail
-(($# == 1)) || {
-    sed -n 's/^# \{0,1\}//; 2,5p' "$0" >&2
-    exit 2
-}
-mkdir -p "$1"
-directory=$(cd "$1" && pwd)
-cd "$(dirname "$0")"
+. "$(dirname "$0")/../gpu-tests.sh"
+begin 1 "$@"
 # As maturin does: Python's functions are those of the interpreter that loads the module.
 export PYO3_BUILD_EXTENSION_MODULE=1
 library=$(cargo build --locked --release --message-format=json | grep -o '"[^"]*/lib_native\.so"' | head -1 | tr -d '"')

@@ -3,16 +3,16 @@
 
 #include "forward/mma.cuh"
 #include "forward/mma_tile.cuh"
+#include "guarded.h"
+#include "random.h"
 
 #include <atomic>
 #include <chrono>
 #include <climits>
 #include <csignal>
 #include <functional>
-#include <random>
 #include <string>
 #include <thread>
-#include <sys/mman.h>
 #include <unistd.h>
 
 using namespace warptile;
@@ -25,81 +25,6 @@ void wait_for_predecessor()
 } // namespace warptile
 
 namespace {
-
-template <class T> T rounded(float x) { return narrow<T>(x); }
-template <> E4m3 rounded<E4m3>(float x) { return to_e4m3(x); }
-
-class Random {
-  public:
-    explicit Random(unsigned seed) : engine(seed) {}
-    int between(int least, int most) { return least + (int)(engine() % (unsigned)(most - least + 1)); }
-    bool one_in(int n) { return between(1, n) == 1; }
-    int any() { return (int)engine(); }
-    float normal() { return distribution(engine); }
-    // Divided by `scale`, as values of T.
-    template <class T> std::vector<T> normals(size_t count, float scale = 1)
-    {
-        std::vector<T> values(count);
-        for (T& value : values) value = rounded<T>(normal() / scale);
-        return values;
-    }
-    template <class T> void shuffle(std::vector<T>& list) { std::shuffle(list.begin(), list.end(), engine); }
-
-  private:
-    std::mt19937 engine;
-    std::normal_distribution<float> distribution;
-};
-
-template <class T> const T NOT_A_NUMBER = rounded<T>(NAN);
-
-// What runs, for those that end it.
-char running[200] = "";
-
-void end(const char* why)
-{
-    // Nothing else may be called by what handles a signal.
-    const auto say = [](const char* text) { (void)!write(STDOUT_FILENO, text, strlen(text)); };
-    say(running);
-    say(why);
-    _exit(1);
-}
-
-// Memory between two pages that nobody may touch, and which end the process: it ends where the second begins. What lies before it is
-// marked.
-template <class T> class Guarded {
-  public:
-    explicit Guarded(const std::vector<T>& from) : count(from.size())
-    {
-        const size_t page = sysconf(_SC_PAGESIZE), bytes = count * sizeof(T), inner = (bytes + page - 1) / page * page;
-        all = inner + 2 * page;
-        base = static_cast<unsigned char*>(mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-        if (base == MAP_FAILED || (inner && mprotect(base + page, inner, PROT_READ | PROT_WRITE))) end("no memory\n");
-        marks = base + page;
-        values = reinterpret_cast<T*>(base + page + inner - bytes);
-        memset(marks, MARK, inner - bytes);
-        std::copy(from.begin(), from.end(), values);
-    }
-    Guarded(const Guarded&) = delete;
-    ~Guarded() { munmap(base, all); }
-
-    T* data() const { return values; }
-    size_t size() const { return count; }
-    T& operator[](size_t i) const { return values[i]; }
-    void fill(T value) { std::fill_n(values, count, value); }
-    bool is_unharmed() const
-    {
-        return std::all_of(marks, reinterpret_cast<unsigned char*>(values), [](unsigned char mark) { return mark == MARK; });
-    }
-
-  private:
-    static constexpr unsigned char MARK = 0xa5;
-    size_t count, all;
-    unsigned char *base, *marks;
-    T* values;
-};
-
-template <class T> using Memory = std::unique_ptr<Guarded<T>>;
-template <class T> Memory<T> guarded(const std::vector<T>& from) { return std::make_unique<Guarded<T>>(from); }
 
 // The longest that a problem may take.
 constexpr unsigned SECONDS = 300;

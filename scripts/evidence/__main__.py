@@ -20,18 +20,21 @@ import sys
 import time
 
 from checks import acceptance, examples, launches, sanitizer, tests, tile, verify
+from compiled import COMPILED, USES, Compiled
 from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, device, now, stop
 from summary import table
 from times import PEERS_BY_PLACE, bench, decode, errors, ncu, peers, tune
 
+# In the order in which they run: while `verify` does, what peers need is compiled; `ncu` takes what `bench` found; and tests, one of which
+# takes all of the GPU's memory, come last.
 PARTS = {
-    "errors": errors,
-    "peers": peers,
-    "decode": decode,
+    "verify": verify,
     "bench": bench,
     "ncu": ncu,
     "tune": tune,
-    "verify": verify,
+    "errors": errors,
+    "peers": peers,
+    "decode": decode,
     "launches": launches,
     "tile": tile,
     "acceptance": acceptance,
@@ -41,7 +44,10 @@ PARTS = {
 }
 
 # Parts that stay on the first GPU with --second-gpu: those with peers, and those that take times. The others go to the second one.
-ON_FIRST_GPU = ("errors", "peers", "decode", "bench", "ncu", "tune")
+ON_FIRST_GPU = ("bench", "ncu", "tune", "errors", "peers", "decode")
+
+# Of the half of the host's cores that they have then, those on which nothing is compiled: what takes times uses no more.
+QUIET_CORES = 4
 
 # Parts that run at the same time: most of what they do is on the host, and none takes times.
 TOGETHER = ("launches", "tile", "acceptance", "examples", "sanitizer")
@@ -64,11 +70,21 @@ WRITTEN = {
 }
 
 
-class OtherGpu:
-    """The parts that run on the second GPU, by this script in a process and a folder of its own. Each process has half of the host's
-    cores, so that what one computes does not slow the other's calls."""
+def shared_cores(two_gpus):
+    """The cores of the parts on the first GPU, those that compile meanwhile, and those of the parts on the second GPU, so that what one
+    computes does not slow the other's calls. On one GPU all have all."""
+    cores = sorted(os.sched_getaffinity(0))
+    if not two_gpus:
+        return cores, cores, cores
+    half = len(cores) // 2
+    first = cores[:half] or cores
+    return first, first[QUIET_CORES:] or first, cores[half:]
 
-    def __init__(self, evidence, names):
+
+class OtherGpu:
+    """The parts that run on the second GPU, by this script in a process and a folder of its own."""
+
+    def __init__(self, evidence, names, cores):
         self.names = [name for name in names if name not in ON_FIRST_GPU]
         self.folder = evidence.folder / "second-gpu"
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -80,20 +96,17 @@ class OtherGpu:
             command += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
         command += ["--without-peers"] if options.without_peers else []
         variables = {"CUDA_VISIBLE_DEVICES": str(options.second_gpu)}
-        cores = sorted(os.sched_getaffinity(0))
-        half = len(cores) // 2
-        if half:
-            os.sched_setaffinity(0, cores[half:])
+        before = os.sched_getaffinity(0)
         self.output = (self.folder / "output").open("w+")
         self.process = None
         if self.names:
             words = [str(word) for word in command]
+            os.sched_setaffinity(0, cores)
             self.process = subprocess.Popen(
                 words, stdout=self.output, stderr=subprocess.STDOUT, env=os.environ | variables, start_new_session=True
             )
+            os.sched_setaffinity(0, before)
             ELSEWHERE.add(self.process)
-        if half:
-            os.sched_setaffinity(0, cores[:half])
 
     def finish(self, evidence):
         """Waits, and takes its files; what its parts came to."""
@@ -121,7 +134,7 @@ class OtherGpu:
 
 def clear(evidence, parts):
     """Deletes what is about to be written again, and everything of another commit: nothing may seem to be of this run that is
-    not. Files of nobody here, such as cpu.json and the baselines, stay."""
+    not. Files of nobody here, such as cpu.json and the baselines, stay. Returns what the summary keeps of parts and of runs."""
     summary = evidence.read("summary.json")
     if summary.get("commit") != evidence.stamp["commit"] or "parts" not in summary:
         parts, summary = PARTS, {}
@@ -129,13 +142,15 @@ def clear(evidence, parts):
         for pattern in WRITTEN[part]:
             for old in evidence.folder.glob(f"{pattern}.json"):
                 old.unlink()
-    return {name: done for name, done in summary.get("parts", {}).items() if name not in parts}
+    return {name: done for name, done in summary.get("parts", {}).items() if name not in parts}, summary.get("runs", [])
 
 
-def summarize(evidence, parts):
+def summarize(evidence, parts, runs):
     missing = [part for part in PARTS if part not in parts]
     passed = not missing and all(done["passed"] for done in parts.values())
-    evidence.write("summary.json", passed=passed, missing=missing, parts=parts)
+    # What one GPU takes for these parts, at least.
+    in_turn = sum(max(parts[name]["seconds"] for name in group) for group in groups([name for name in PARTS if name in parts]))
+    evidence.write("summary.json", passed=passed, missing=missing, runs=runs, in_turn=round(in_turn, 1), parts=parts)
 
 
 def groups(names):
@@ -155,6 +170,9 @@ def run_part(evidence, name):
     start, own = time.monotonic(), copy.copy(evidence)
     own.failures = []
     try:
+        # On one GPU, whatever takes times waits, too.
+        alone = name in ON_FIRST_GPU and own.options.second_gpu is None
+        own.compiled.wait(own, COMPILED if alone else USES.get(name, ()))
         PARTS[name](own)
     except Exception as error:  # what other parts found is kept, whatever this one met
         own.fail(f"{name}: {type(error).__name__}: {error}")
@@ -165,6 +183,7 @@ def run_part(evidence, name):
 
 
 def main():
+    start = time.monotonic()
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = os.environ.get("EVIDENCE_DIR", str(BUNDLE / "evidence"))
     arguments.add_argument("--out", default=default, help="folder for the JSON files (default: evidence/ of the bundle)")
@@ -191,14 +210,22 @@ def main():
     evidence = Evidence(pathlib.Path(options.out).resolve(), options)
     for what in (signal.SIGINT, signal.SIGTERM):
         signal.signal(what, stop)
-    evidence.parts = names
     evidence.needs("nvidia-smi")
-    parts = clear(evidence, names)
+    parts, runs = clear(evidence, names)
+    run = {"date": now(), "parts": [name for name in PARTS if name in names], "gpus": 1 if options.second_gpu is None else 2, "seconds": 0.0}
+    runs.append(run)
+
+    def write():
+        run["seconds"] = round(time.monotonic() - start, 1)
+        summarize(evidence, parts, runs)
+
     device(evidence)
-    elsewhere = OtherGpu(evidence, names) if options.second_gpu is not None else None
-    if elsewhere:
+    own_cores, compiling_cores, other_cores = shared_cores(options.second_gpu is not None)
+    evidence.compiled, elsewhere = Compiled(evidence, names, compiling_cores), None
+    if options.second_gpu is not None:
+        elsewhere = OtherGpu(evidence, names, other_cores)
+        os.sched_setaffinity(0, own_cores)
         names = [name for name in names if name in ON_FIRST_GPU]
-    # In the order of PARTS: times early, while nothing else uses the GPU, and tests, one of which takes all of its memory, last.
     for group in groups([name for name in PARTS if name in names]):
         if STOP.is_set():
             break
@@ -212,12 +239,13 @@ def main():
             evidence.failures = []
         parts |= done
         evidence.failures += [failure for one in done.values() for failure in one["failures"]]
-        summarize(evidence, parts)
+        write()
 
     if elsewhere:
         parts |= elsewhere.finish(evidence)
-        summarize(evidence, parts)
+    write()
     print(f"\n{table(evidence, parts)}")
+    print(f"{run['seconds']:.0f} s by the clock, on {run['gpus']} GPU{'s' if run['gpus'] > 1 else ''}")
     for failure in evidence.failures:
         print(f"FAILED  {failure}")
     print(f"{'FAILED' if evidence.failures else 'passed'}; see {evidence.folder}")

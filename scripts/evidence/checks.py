@@ -20,6 +20,7 @@ from host import (
     operations,
     paged_families,
     pool,
+    ptx,
     run,
     warptile,
 )
@@ -113,7 +114,8 @@ def invariance(evidence, output):
 def verify(evidence):
     """Random problems for every family, and in pages for those that take them; random cases of every operation; the images that
     ran, by name, with their hashes. One family after the other: each uses all cores, and streams of one process share the GPU
-    better than processes do. The operations' cases, computed by one thread each, run beside them."""
+    better than processes do. The operations' cases, computed by one thread each, run beside them, and so does what has the driver
+    compile every image of PTX, one after the other: it keeps them for the processes to come, and families that have none are first."""
     options = evidence.options
     totals, images = [], {}
 
@@ -124,10 +126,18 @@ def verify(evidence):
         evidence.write("verify.json", rows=totals)
         evidence.write("images.json", images=images)
 
-    beside = concurrent.futures.ThreadPoolExecutor(SIDE_BY_SIDE)
+    def compiled(evidence, family, target):
+        arguments = ["verify", *on(evidence), "--each-kernel", "--kernel", family, "--target", target, "--threads", 1]
+        warptile(evidence, f"verify {family} {target}", arguments, LIMITS["verify"])
+
+    of_ptx = ptx(evidence)
+    beside = concurrent.futures.ThreadPoolExecutor(len(of_ptx) + SIDE_BY_SIDE)
+    compiling = [beside.submit(compiled, evidence, family, target) for family, target in of_ptx]
     of_operations = [(family, beside.submit(cases, evidence, family)) for family in operations(evidence)]
     jobs = [(family, *of_length, []) for family in families(evidence) for of_length in RANDOM_PROBLEMS]
     jobs += [(family, *RANDOM_PROBLEMS[0], ["--paged"]) for family in paged_families(evidence)]
+    late = {family for family, _ in of_ptx}
+    jobs.sort(key=lambda job: job[0] in late)
     if not paged_families(evidence):
         evidence.fail("verify: no image takes keys and values in pages")
     for family, max_len, how_many, paged in jobs:
@@ -151,6 +161,8 @@ def verify(evidence):
             for key in ("passed", "failed", "drew_tiles"):
                 known[key] += image[key]
         write()
+    for done in compiling:
+        done.result()
     for name in sorted(evidence.images.keys() - images.keys()):
         evidence.fail(f"verify: {name} ran no problem")
     for name, image in images.items():

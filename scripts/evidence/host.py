@@ -33,7 +33,7 @@ OF_GROUPS = "persistent, tiles of all heads that share keys"
 
 # The most seconds one command may take. They are for what hangs: no part takes as long as its commands might.
 LIMITS = {"tests": 400, "verify": 300, "launches": 400, "tile": 400, "acceptance": 400, "sanitizer": 450, "ncu": 60, "bench": 240}
-LIMITS |= {"peers": 400, "default": 60, "errors": 450, "decode": 530, "examples": 120, "tune": 300, "compile": 300}
+LIMITS |= {"peers": 400, "default": 60, "errors": 450, "decode": 530, "examples": 120, "tune": 300, "compile": 400}
 
 # Seconds that a command has to write what it measured when its time is over or the script is told to stop.
 LAST_SECONDS = 10
@@ -51,7 +51,6 @@ class Evidence:
     def __init__(self, folder, options):
         self.folder = folder
         self.options = options
-        self.parts = []
         self.failures = []
         self.stamp = {"commit": commit(), "date": now()}
         folder.mkdir(parents=True, exist_ok=True)
@@ -265,6 +264,12 @@ def cubins(evidence):
     """(family, target) of the images that were compiled for this GPU."""
     images = evidence.images.values()
     return sorted({(image["family"], image["target"]) for image in images if image["target"].startswith("sm_")})
+
+
+def ptx(evidence):
+    """(family, target) of the images that the driver compiles."""
+    images = evidence.images.values()
+    return sorted({(image["family"], image["target"]) for image in images if image["target"].startswith("compute_")})
 
 
 def on(evidence):

@@ -1,25 +1,16 @@
 """The parts that measure: times of the program, of its kernels and of its peers, and errors beside theirs."""
 
-import concurrent.futures
 import csv
 import io
 import json
 import pathlib
 import re
-import sys
 import tempfile
 import time
 
-from host import BUNDLE, LIMITS, WARPTILE, last_lines, on, run, warptile
+from host import LIMITS, WARPTILE, last_lines, on, run, warptile
+from problems import DECODE, ODD, OTHER, PROGRAM, SHAPES, UNEVEN, files, of_sequences, problems_of, shapes, sweep
 from summary import SPLITS, decode_lines, side_by_side
-
-# Problems, by what is measured of them; each file says what it has.
-SHAPES, F16, OTHER, DECODE, UNEVEN, ODD = (
-    BUNDLE / f"benches/peers/{name}.txt" for name in ("shapes", "f16", "other", "decode", "uneven", "odd")
-)
-
-# The program that measures them beside their peers.
-PROGRAM = (sys.executable, BUNDLE / "benches/peers/attention_peers.py")
 
 # Peers of which an option says where they are.
 PEERS_BY_PLACE = ("fa3", "fa4", "flashinfer", "cudnn")
@@ -62,28 +53,18 @@ METRICS = {
 }
 
 
-def problems_of(file):
-    """The lines of a shape file."""
-    lines = [line.split("#")[0].strip() for line in file.read_text().splitlines()]
-    return [line for line in lines if line]
-
-
-def files(*several):
-    return [word for file in several for word in ("--file", file)]
-
-
 def peers(evidence):
     """Every shape on PyTorch's kernels, FlashAttention-3 and 4, and the planner's choice, in turn, and a few on what PyTorch chooses by
     itself; or all on the planner's choice alone."""
     options = evidence.options
     if options.without_peers:
         rows = []
-        for name in (SHAPES, F16, OTHER):
-            arguments = ["bench", *on(evidence), "--file", name, "--samples", 30, "--seconds", 0.3]
-            rows += warptile(evidence, f"bench {name.stem}", arguments, LIMITS["bench"])[2] or []
+        for name, problems in (("shapes", sweep()), ("other", problems_of(OTHER))):
+            arguments = ["bench", *on(evidence), *shapes(problems), "--samples", 30, "--seconds", 0.3]
+            rows += warptile(evidence, f"bench {name}", arguments, LIMITS["bench"])[2] or []
         absent = []
     else:
-        rows, absent = of_peers(evidence, "peers", [*files(SHAPES, F16, OTHER), "--samples", options.samples])
+        rows, absent = of_peers(evidence, "peers", [*shapes(of_sequences()), "--samples", options.samples])
     others = set(problems_of(OTHER))
 
     def write(name, wanted):
@@ -96,30 +77,19 @@ def peers(evidence):
     asked_for(evidence, "peers", rows, ("fa3", "fa4"))
     write("bench-peers.json", lambda row: row["problem"] not in others and row["backend"] != "warptile")
     # On the shapes that every kernel is measured on, and apart from the peers: it is one of them.
-    profiled = [word for shape, _ in PROFILED for word in ("--shape", shape)]
+    profiled = shapes(shape for shape, _ in PROFILED)
     rows, absent = of_peers(evidence, "default", ["--peer", "default", "--samples", options.samples, *profiled])
     evidence.write("default.json", rows=rows, absent=absent)
 
 
 def errors(evidence):
-    """The errors of all contestants against float64, on the same inputs. Nothing is timed, so what peers compile when they are first used
-    is compiled here: FlashAttention-4's kernels before, FlashInfer's for the part `decode` meanwhile."""
-    options = evidence.options
-    if options.without_peers:
+    """The errors of all contestants against float64, on the same inputs."""
+    if evidence.options.without_peers:
         print("errors are computed with PyTorch: left out without peers")
         return
-    decoded = [word for problem in problems_of(DECODE) if " d512 " in problem for word in ("--shape", problem)]
-    with concurrent.futures.ThreadPoolExecutor(1) as beside:
-        if options.flashinfer and "decode" in evidence.parts:
-            # What fails fails again in `decode`, and is said there.
-            beside.submit(run, [*PROGRAM, *files(DECODE), "--flashinfer", options.flashinfer, "--compile"], LIMITS["compile"])
-        if options.fa4:
-            code, output = run([*PROGRAM, *files(SHAPES, F16, OTHER, DECODE), "--fa4", options.fa4, "--compile"], LIMITS["compile"])
-            evidence.log("compile-fa4", output)
-            if code != 0:
-                evidence.fail(f"compiling FlashAttention-4: exit code {code}: {last_lines(output)}")
-        rows, absent = of_peers(evidence, "errors", [*files(SHAPES, F16, OTHER), *decoded, "--errors"])
-        evidence.write("errors.json", rows=rows, absent=absent)
+    decoded = [problem for problem in problems_of(DECODE) if " d512 " in problem]
+    rows, absent = of_peers(evidence, "errors", [*shapes(of_sequences() + decoded), "--errors"])
+    evidence.write("errors.json", rows=rows, absent=absent)
 
 
 def decode(evidence):
@@ -174,7 +144,7 @@ def bench(evidence):
     """The planner's choice once more and alone, which shows the noise; every kernel on the shapes that are profiled; the best of
     each family on all shapes, and of those of PTX for GPUs with 99 KB of shared memory; sequences of very different lengths, packed
     together and in parts."""
-    profiled = [word for shape, _ in PROFILED for word in ("--shape", shape)]
+    profiled = shapes(shape for shape, _ in PROFILED)
     all_shapes = ["--samples", 10, "--seconds", 0.1, "--file", SHAPES]
     measured = (
         ("noise", ["--file", SHAPES, "--samples", 15, "--seconds", 0.15]),

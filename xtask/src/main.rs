@@ -109,7 +109,7 @@ enum Task {
     /// Regenerate the tables and plots of README.md and docs/
     ///
     /// Fills what stands between `<!-- generated: NAME -->` and `<!-- end generated -->`: `support` (which kernels for which
-    /// GPU), `unproven` (images that no GPU has proven), `checks` (tests, random problems, repeated launches, sanitizer),
+    /// GPU), `unproven` (images that no GPU has proven), `parts` (what each part of the evidence took), `checks` (tests, random problems, repeated launches, sanitizer),
     /// `acceptance` (the predecessor's acceptance problems), `counters` (hardware counters), `speed` and `ratios` (speed
     /// against the peers, in six rows and in all), `behind` (where a peer is faster), `decode` and `decode-short` (few queries on
     /// many keys), `cpu`, `uneven`, `families`, `bench` (every row of evidence/bench-*.json) and `plots` (links to docs/plots,

@@ -13,6 +13,7 @@ mod bench;
 mod checks;
 mod decode;
 mod named;
+mod parts;
 mod plot;
 mod searches;
 mod speed;
@@ -30,6 +31,7 @@ pub(crate) use baseline::expected;
 use bench::{BenchRow, ErrorRow};
 use checks::Checks;
 use decode::DecodeRow;
+use parts::Summary;
 use searches::Archived;
 
 const BEGIN: &str = "<!-- generated: ";
@@ -40,11 +42,12 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 18] = [
+const BLOCKS: [(&str, Maker); 19] = [
     ("support", |data| support::table(&data.images, &data.checks)),
     ("unproven", |data| {
         checks::unproven(&data.images, &data.checks)
     }),
+    ("parts", |data| parts::table(&data.summary)),
     ("checks", |data| checks::summary(&data.checks)),
     ("acceptance", |data| data.checks.acceptance.text()),
     ("counters", |data| checks::counters(&data.checks)),
@@ -118,6 +121,7 @@ pub enum ReportError {
 /// What the blocks are made from.
 struct Data {
     images: Vec<ManifestEntry>,
+    summary: Summary,
     checks: Checks,
     rows: Vec<BenchRow>,
     /// Small problems, odd sizes, head sizes that few peers take.
@@ -217,6 +221,7 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
     let evidence = root.join("evidence");
     let data = Data {
         images: read_json::<Manifest>(&root.join("crates/kernels/images/manifest.json"))?.images,
+        summary: read_optional(&evidence.join("summary.json"))?,
         checks: Checks::read(&evidence)?,
         rows: read_rows(&evidence)?,
         other: read_optional::<Rows<_>>(&evidence.join("other.json"))?.into_rows(),
@@ -378,6 +383,7 @@ mod tests {
     fn filled(text: &str) -> Result<String, ReportError> {
         let data = Data {
             images: Vec::new(),
+            summary: Summary::default(),
             checks: Checks::default(),
             rows: Vec::new(),
             other: Vec::new(),

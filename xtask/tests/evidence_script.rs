@@ -59,13 +59,20 @@ if "--json" in words:
 sys.exit(3 * (fault == "cut" and words[0] == "bench"))
 "#;
 
-/// FAULT=without leaves FlashAttention-4 out, FAULT=slow makes the peer of decode the faster one, FAULT=alone leaves our own row out, FAULT=ends ends with an error after all.
+/// FAULT=without leaves FlashAttention-4 out, FAULT=slow makes the peer of decode the faster one, FAULT=alone leaves our own row out, FAULT=ends ends with an error after all,
+/// FAULT=uncompiled compiles nothing.
 const PEERS: &str = r#"import json, os, sys
 words, fault = sys.argv, os.environ.get("FAULT")
 assert ("--cudnn" in words) == ("--with" in words and "default" not in words)
-files = [words[at + 1].rpartition("/")[2] for at, word in enumerate(words) if word == "--file"]
+of = lambda option: [words[at + 1] for at, word in enumerate(words) if word == option]
+files, shapes = [name.rpartition("/")[2] for name in of("--file")], of("--shape")
+swept = ["b2 q512 k512 h8 d64 bf16", "b2 q512 k512 h8 d64 f16", "b2 q9 k9 h8 d64 f16"]
 if "--compile" in words:
-    sys.exit()
+    assert files == ["decode.txt"] and shapes == (swept if of("--peer") == ["fa4"] else [])
+    places = " ".join(f"{name}={of(name)[0]}" for name in ("--fa4", "--flashinfer") if name in words)
+    with open("compiled", "a") as log:
+        print(of("--peer")[0], places, "on", os.environ.get("CUDA_VISIBLE_DEVICES"), file=log)
+    sys.exit(3 * (fault == "uncompiled"))
 row = {"problem": "b2 q512 k512 h8 d64 f16", "method": "graph", "error_rms": 1e-4, "error_max": 1e-3}
 times = {"fa3": 4.0, "warptile": 2.0}
 if "default" in words:
@@ -79,10 +86,10 @@ elif files == ["decode.txt"]:
     if fault == "alone":
         del times["warptile"]
 else:
-    assert files == ["shapes.txt", "f16.txt", "other.txt"], files
+    assert not files and shapes == swept, shapes
     times |= {"fa4": 5.0} if fault != "without" else {}
 rows = [{**row, "backend": name, "median_us": time} for name, time in times.items()]
-if "other.txt" in files:
+if swept[-1] in shapes:
     rows += [{**row, "problem": "b2 q9 k9 h8 d64 f16"} for row in rows]
 json.dump(rows, open(words[words.index("--json") + 1], "w"))
 sys.exit(fault == "ends")
@@ -146,8 +153,7 @@ impl Host {
             ("bin/examples/decoder", DECODER),
             ("bin/examples/captured_step", CAPTURED_STEP),
             ("benches/peers/attention_peers.py", PEERS),
-            ("benches/peers/shapes.txt", ""),
-            ("benches/peers/f16.txt", ""),
+            ("benches/peers/shapes.txt", "b2 q512 k512 h8 d64 bf16\n"),
             ("benches/peers/other.txt", "b2 q9 k9 h8 d64 f16\n"),
             (
                 "benches/peers/decode.txt",
@@ -208,7 +214,9 @@ impl Host {
             .arg(self.out())
             .env("PATH", format!("{}:{path}", bundle.join("tools").display()))
             .env("FAULT", fault)
-            .env_remove("WARPTILE_COMMIT");
+            .env_remove("WARPTILE_COMMIT")
+            .env_remove("CUDA_VISIBLE_DEVICES")
+            .current_dir(self.directory.path());
         command
     }
 
@@ -230,11 +238,11 @@ fn what_was_computed_before_the_script_is_told_to_stop_is_kept() {
     let host = Host::new();
     let mut command = host.command("one", "verify,tile", "long");
     let mut script = command.stdout(Stdio::piped()).spawn().unwrap();
-    // The family that takes long is the last one.
+    // The family that takes long is the last one: what has no PTX comes first.
     let known = || {
         let text = std::fs::read(host.out().join("images.json")).ok()?;
         let images: Value = serde_json::from_slice(&text).ok()?;
-        images["images"].get("wgmma_sm_90a").map(drop)
+        images["images"].get("decode_e4m3_89").map(drop)
     };
     while known().is_none() {
         assert!(script.try_wait().unwrap().is_none(), "ended early");
@@ -399,6 +407,13 @@ fn a_second_gpu_does_the_rest_meanwhile() {
         assert_eq!(host.json(name)["commit"], "one", "{name}");
     }
     assert!(!host.out().join("second-gpu").exists());
+    let run = summary["runs"][0].clone();
+    assert_eq!(run["gpus"], 2);
+    assert_eq!(run["parts"].as_array().unwrap().len(), 13);
+    let seconds = |of: &Value| of["seconds"].as_f64().unwrap();
+    assert!(summary["in_turn"].as_f64().unwrap() > 0.0);
+    let parts = summary["parts"].as_object().unwrap();
+    assert!(parts.values().all(|part| seconds(part) <= seconds(&run)));
     // A peer that was named must be there.
     for (fault, expected) in [("", Some(0)), ("without", Some(1))] {
         let (code, text) = host.run_with("one", "errors,peers", fault, &["--fa4", "site"]);
@@ -416,6 +431,69 @@ fn a_second_gpu_does_the_rest_meanwhile() {
     assert_eq!(parts["decode"]["passed"], true);
     assert_eq!(parts["tile"]["passed"], false);
     assert!(!host.out().join("tune.json").exists());
+}
+
+/// Once for each peer, whatever needs it, and on the second GPU if there is one.
+#[test]
+fn what_peers_compile_is_compiled_in_advance() {
+    let host = Host::new();
+    let places = ["--fa4", "site", "--flashinfer", "folder"];
+    let all = "--fa4=site --flashinfer=folder on";
+    for (parts, options, expected) in [
+        (
+            "errors",
+            &places[..2],
+            vec!["fa4 --fa4=site on None".into()],
+        ),
+        (
+            "decode",
+            &places[2..],
+            vec!["flashinfer --flashinfer=folder on None".into()],
+        ),
+        (
+            "peers,decode",
+            &places[..],
+            vec![format!("fa4 {all} None"), format!("flashinfer {all} None")],
+        ),
+        ("verify,bench", &places[..], vec![]),
+        (
+            "peers",
+            &[&places[..2], &["--second-gpu", "1"]].concat()[..],
+            vec!["fa4 --fa4=site on 1".into()],
+        ),
+        (
+            "peers",
+            &[&places[..2], &["--without-peers"]].concat()[..],
+            vec![],
+        ),
+    ] {
+        let log = host.directory.path().join("compiled");
+        let _ = std::fs::remove_file(&log);
+        // The peers that the scripts know have no rows of decode: what was asked for is missing there.
+        host.run_with("one", parts, "", options);
+        let mut lines: Vec<String> = std::fs::read_to_string(&log)
+            .unwrap_or_default()
+            .lines()
+            .map(str::to_owned)
+            .collect();
+        lines.sort_unstable();
+        assert_eq!(lines, expected, "{parts} {options:?}");
+    }
+    let without = ["--without-peers"];
+    let (code, text) = host.run_with("one", "bench,ncu,tune,errors,peers,decode", "", &without);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(
+        text.contains(" s by the clock, on 1 GPU\npassed; see "),
+        "{text}"
+    );
+    let (code, text) = host.run_with("one", "errors", "uncompiled", &places[..2]);
+    assert_eq!(code, Some(1), "{text}");
+    let words = "FAILED  compiling fa4: exit code 3";
+    assert!(text.contains(words), "{text}");
+    assert_eq!(
+        host.json("summary.json")["parts"]["errors"]["passed"],
+        false
+    );
 }
 
 #[test]

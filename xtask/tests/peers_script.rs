@@ -1,4 +1,4 @@
-//! `benches/peers/problem.py`, which needs no GPU: problems as the peers read them.
+//! `benches/peers`, as far as it needs no GPU: problems as the peers read them, and in which order what is measured is started.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
@@ -66,11 +66,83 @@ for file in ("shapes.txt", "decode.txt"):
     assert problems and (file == "decode.txt") == any(problem.on_cache for problem in problems)
 "##;
 
+/// On a stand-in for PyTorch.
+const ORDER: &str = r##"
+import pathlib, sys, tempfile, types
+from unittest.mock import MagicMock
+
+for name in ("torch", "torch.nn", "torch.nn.attention", "torch.nn.functional"):
+    sys.modules[name] = MagicMock()
+sys.modules["triton"] = None
+import attention_peers, contestants
+from problem import Problem
+
+begun = []
+
+class Program:
+    def __init__(self, program, problem, samples, splits):
+        begun.append(f"program {splits}" if splits else "program")
+        self.backend, self.rounds, self.failed = "warptile", 0, False
+    def __enter__(self):
+        return self
+    def __exit__(self, *_):
+        begun.append("ended")
+    def attempt(self, work):
+        return work()
+    def round(self):
+        self.rounds += 1
+    def finish(self):
+        return [{"backend": self.backend, "samples": self.rounds}]
+
+class Run:
+    def __init__(self, name, microseconds):
+        self.name, self.microseconds, self.times = name, microseconds, {method: [] for method in attention_peers.METHODS}
+    def round(self, method):
+        self.times[method].append(self.microseconds)
+
+def prepare():
+    begun.append("peers")
+    return {"fast": Run("fast", 2.0), "slow": Run("slow", 3.0)}
+
+attention_peers.Warptile = Program
+options = types.SimpleNamespace(program="warptile", splits=512, samples=15, method=["graph"])
+for line, order in {
+    "b2 q512 k512 h8 d64 f16": ["program", "peers", "ended"],
+    "b1 q1 k8192 h8 d64 f16": ["peers", "program", "program 512", "ended", "ended"],
+}.items():
+    begun.clear()
+    rows, failed = attention_peers.measure(Problem(line), prepare, options, {})
+    assert begun == order and not failed, begun
+    samples = {row["backend"]: row["samples"] for row in rows}
+    assert samples == {"warptile": 15, "fast": 15, "slow": 5}, samples
+
+# Whoever compiles FlashInfer has the packages that whoever measures has.
+with tempfile.TemporaryDirectory() as folder:
+    for package in ("flash_attn/cute", "flashinfer"):
+        path = pathlib.Path(folder, package, "__init__.py")
+        path.parent.mkdir(parents=True)
+        path.write_text(f"import sys\nsys.imported.append({package!r})\nflash_attn_func = None\n")
+    sys.path.insert(0, folder)
+    sys.imported = []
+    contestants.find_flashinfer(None, None)
+    assert sys.imported == ["flash_attn/cute", "flashinfer"], sys.imported
+"##;
+
 #[test]
 fn problems_mean_what_the_program_makes_of_them() {
+    run(CHECKS);
+}
+
+#[test]
+fn the_program_starts_beside_peers_that_are_not_tried() {
+    run(ORDER);
+}
+
+/// Runs a script beside those of the peers.
+fn run(script: &str) {
     let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/peers");
     let output = Command::new("python3")
-        .args(["-B", "-c", CHECKS])
+        .args(["-B", "-c", script])
         .current_dir(peers)
         .output()
         .unwrap();

@@ -1,0 +1,36 @@
+// Random numbers that follow from a seed, and tensors of them.
+#pragma once
+#include "base/element.cuh"
+
+#include <random>
+#include <vector>
+
+namespace warptile {
+
+template <class T> T rounded(float x) { return narrow<T>(x); }
+template <> inline E4m3 rounded<E4m3>(float x) { return to_e4m3(x); }
+
+class Random {
+  public:
+    explicit Random(unsigned seed) : engine(seed) {}
+    int between(int least, int most) { return least + (int)(engine() % (unsigned)(most - least + 1)); }
+    bool one_in(int n) { return between(1, n) == 1; }
+    int any() { return (int)engine(); }
+    float normal() { return distribution(engine); }
+    // Divided by `scale`, as values of T.
+    template <class T> std::vector<T> normals(size_t count, float scale = 1)
+    {
+        std::vector<T> values(count);
+        for (T& value : values) value = rounded<T>(normal() / scale);
+        return values;
+    }
+    template <class T> void shuffle(std::vector<T>& list) { std::shuffle(list.begin(), list.end(), engine); }
+
+  private:
+    std::mt19937 engine;
+    std::normal_distribution<float> distribution;
+};
+
+template <class T> const T NOT_A_NUMBER = rounded<T>(NAN);
+
+} // namespace warptile

@@ -1,0 +1,43 @@
+"""What is compiled when it is first used, minutes of it: compiled in advance, while parts run that need none of it."""
+
+import concurrent.futures
+import os
+
+from host import LIMITS, last_lines, run
+from problems import DECODE, PROGRAM, files, of_sequences, shapes
+
+# Peers that compile, and which of them a part uses.
+COMPILED = ("fa4", "flashinfer")
+USES = {"errors": ("fa4",), "peers": ("fa4",), "decode": COMPILED}
+
+
+class Compiled:
+    """FlashAttention-4's kernels and FlashInfer's, each compiled by a command of its own in the background. Both keep them on disk for
+    the processes to come."""
+
+    def __init__(self, evidence, names, cores):
+        """`names`: the parts that will run; `cores`: those that compile."""
+        options = evidence.options
+        needed = {peer for name in names for peer in USES.get(name, ()) if getattr(options, peer) and not options.without_peers}
+        problems = {"fa4": [*shapes(of_sequences()), *files(DECODE)], "flashinfer": files(DECODE)}
+        # FlashInfer compiles for what it finds beside itself: it needs to know where FlashAttention-4 is.
+        places = [word for peer in COMPILED if getattr(options, peer) for word in (f"--{peer}", getattr(options, peer))]
+        # A second GPU, if there is one: nothing runs beside what is timed.
+        variables = {} if options.second_gpu is None else {"CUDA_VISIBLE_DEVICES": str(options.second_gpu)}
+
+        def compile_all(peer):
+            # Of this thread, and so of the processes that it starts.
+            os.sched_setaffinity(0, cores)
+            return run([*PROGRAM, *problems[peer], *places, "--peer", peer, "--compile"], LIMITS["compile"], variables)
+
+        executor = concurrent.futures.ThreadPoolExecutor(len(COMPILED))
+        self.under_way = {peer: executor.submit(compile_all, peer) for peer in COMPILED if peer in needed}
+
+    def wait(self, evidence, peers):
+        """Waits for what these need, and fails for what could not be compiled: once, in the part that waits first."""
+        for peer in peers:
+            if peer in self.under_way:
+                code, output = self.under_way.pop(peer).result()
+                evidence.log(f"compile-{peer}", output)
+                if code != 0:
+                    evidence.fail(f"compiling {peer}: exit code {code}: {last_lines(output)}")

@@ -1,0 +1,105 @@
+//! What each part of the evidence took, and when.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::markdown_table;
+
+/// `evidence/summary.json`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Summary {
+    commit: String,
+    device: String,
+    missing: Vec<String>,
+    /// Calls of the script; none in older files.
+    runs: Vec<Run>,
+    /// Seconds of the parts one after the other, but for those that always run at the same time.
+    in_turn: Option<f64>,
+    parts: BTreeMap<String, Part>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Run {
+    date: String,
+    parts: Vec<String>,
+    gpus: usize,
+    seconds: f64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Part {
+    date: String,
+    seconds: f64,
+    passed: bool,
+}
+
+/// A line about each call of the script, and a row for each part, in the order in which they ended.
+pub(super) fn table(summary: &Summary) -> String {
+    if summary.parts.is_empty() {
+        return "Nothing has run on a GPU yet.\n".to_owned();
+    }
+    let commit: String = summary.commit.chars().take(8).collect();
+    let mut text = format!("Commit {commit}, {}.\n\n", summary.device);
+    for run in &summary.runs {
+        text += &format!(
+            "- {}: {} of the parts on {}, {:.0} s by the clock\n",
+            run.date,
+            run.parts.len(),
+            if run.gpus == 1 { "one GPU" } else { "two GPUs" },
+            run.seconds
+        );
+    }
+    if let Some(seconds) = summary.in_turn {
+        text += &format!("- one part after the other, as on one GPU: {seconds:.0} s in all\n");
+    }
+    if !summary.missing.is_empty() {
+        text += &format!("- missing: {}\n", summary.missing.join(", "));
+    }
+    let mut parts: Vec<_> = summary.parts.iter().collect();
+    parts.sort_by_key(|(name, part)| (&part.date, *name));
+    let row = |(name, part): (&String, &Part)| {
+        let result = if part.passed { "passed" } else { "FAILED" };
+        vec![
+            format!("`{name}`"),
+            part.date.clone(),
+            format!("{:.0}", part.seconds),
+            result.to_owned(),
+        ]
+    };
+    let blank = if text.ends_with("\n\n") { "" } else { "\n" };
+    text + blank
+        + &markdown_table(
+            &["Part", "Ended", "Seconds", "Result"],
+            parts.into_iter().map(row),
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_listed_as_they_ended() {
+        assert!(table(&Summary::default()).starts_with("Nothing"));
+        let of = |runs: &str| {
+            let part = r#"{"seconds": 1.5, "failures": [], "passed""#;
+            let text = format!(
+                r#"{{"commit": "0123456789", "device": "NVIDIA H200", "missing": ["ncu"], {runs}
+                "parts": {{"a": {part}: true, "date": "2026-11-23T00:20:16Z"}}, "b": {part}: false, "date": "2026-11-23T00:19:14Z"}}}}}}"#
+            );
+            table(&serde_json::from_str(&text).unwrap())
+        };
+        let rows = "- missing: ncu\n\n\
+            | Part | Ended | Seconds | Result |\n| --- | --- | --- | --- |\n\
+            | `b` | 2026-11-23T00:19:14Z | 2 | FAILED |\n| `a` | 2026-11-23T00:20:16Z | 2 | passed |\n";
+        assert_eq!(of(""), format!("Commit 01234567, NVIDIA H200.\n\n{rows}"));
+        let run = r#""runs": [{"date": "2026-11-23T00:10:00Z", "parts": ["a", "b"], "gpus": 2, "seconds": 480.4}], "in_turn": 900.0,"#;
+        let line = "- 2026-11-23T00:10:00Z: 2 of the parts on two GPUs, 480 s by the clock\n- one part after the other, as on one GPU: 900 s in all\n";
+        assert_eq!(
+            of(run),
+            format!("Commit 01234567, NVIDIA H200.\n\n{line}{rows}")
+        );
+    }
+}
