@@ -11,7 +11,7 @@ use warptile::driver::sys::{
 };
 use warptile::driver::{Context, Driver};
 use warptile::gpu::{Addresses, AppendAddresses, Gpu, MergeAddresses, Prepared, PreparedAppend};
-use warptile::{Append, Call, Choice, DeviceProfile, ElementType, Merge, Plan, Problem};
+use warptile::{Append, Call, Choice, DeviceProfile, ElementType, Merge, Plan, Problem, QuantizedType};
 
 use crate::array::Device;
 use crate::errors::{Failure, Result};
@@ -22,8 +22,8 @@ pub(crate) struct Opened {
     workspaces: Mutex<HashMap<Queue, Workspace>>,
     /// What was launched in captures: a graph may replay it at any time.
     captured: Mutex<Vec<Prepared>>,
-    /// One for each element type in use, and whether the cache is in e4m3.
-    appends: Mutex<Vec<((ElementType, bool), PreparedAppend)>>,
+    /// One for each element type in use, and type of quantized caches.
+    appends: Mutex<Vec<((ElementType, Option<QuantizedType>), PreparedAppend)>>,
 }
 
 /// Launches that run one after the other.
@@ -165,7 +165,7 @@ pub(crate) unsafe fn append(
     addresses: &AppendAddresses,
 ) -> Result<()> {
     let opened = open(ordinal)?;
-    let prepared = opened.append(append.element(), append.scales().is_some())?;
+    let prepared = opened.append(append.element(), append.quantized_type())?;
     opened.gpu.context().within(|| {
         // SAFETY: the context is current, and the caller's promise. `appends` keeps what a graph needs.
         unsafe { prepared.launch_raw(handle(stream), append, addresses) }?;
@@ -174,16 +174,13 @@ pub(crate) unsafe fn append(
 }
 
 impl Opened {
-    fn append(&self, element: ElementType, e4m3: bool) -> Result<PreparedAppend> {
+    fn append(&self, element: ElementType, cache: Option<QuantizedType>) -> Result<PreparedAppend> {
         let mut appends = lock(&self.appends);
-        if let Some((_, known)) = appends.iter().find(|(known, _)| *known == (element, e4m3)) {
+        if let Some((_, known)) = appends.iter().find(|(known, _)| *known == (element, cache)) {
             return Ok(known.clone());
         }
-        let made = match e4m3 {
-            false => self.gpu.prepare_append(element)?,
-            true => self.gpu.prepare_append_e4m3(element)?,
-        };
-        appends.push(((element, e4m3), made.clone()));
+        let made = self.gpu.prepare_append(element, cache)?;
+        appends.push(((element, cache), made.clone()));
         Ok(made)
     }
 
