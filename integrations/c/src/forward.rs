@@ -4,8 +4,8 @@ use std::ffi::c_void;
 
 use attention::gpu::Prepared;
 use attention::{
-    Call, Choice, Element, ElementType, KeyView, Layout as Checked, Operands, QuantizedType, View, ViewMut,
-    forward_cpu,
+    Call, Choice, Element, ElementType, KeyView, Layout as Checked, Operands, QuantizedType, View,
+    ViewMut, forward_cpu,
 };
 use half::{bf16, f16};
 
@@ -260,9 +260,7 @@ impl<T: Element> KeyPart<T> {
     ) -> Result<Self> {
         Ok(match quantized {
             None => KeyPart::Same(Part::tensor(name, start.cast(), layout)?),
-            Some(element) => {
-                KeyPart::Quantized(Part::tensor(name, start.cast(), layout)?, element)
-            }
+            Some(element) => KeyPart::Quantized(Part::tensor(name, start.cast(), layout)?, element),
         })
     }
 

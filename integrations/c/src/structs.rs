@@ -127,14 +127,24 @@ pub(crate) fn quantization(
     let element = match cache_element {
         WARPTILE_E4M3 => QuantizedType::E4m3,
         0 if k_scales == 0 && v_scales == 0 => return Ok(None),
-        0 => return Err(Failure::of(
-            if k_scales == 0 { "v_scales" } else { "k_scales" },
-            "is given, but cache_element is not WARPTILE_E4M3",
-        )),
-        other => return Err(Failure::of(
-            "cache_element",
-            format!("is {other}, but must be 0, for that of the other tensors, or WARPTILE_E4M3"),
-        )),
+        0 => {
+            return Err(Failure::of(
+                if k_scales == 0 {
+                    "v_scales"
+                } else {
+                    "k_scales"
+                },
+                "is given, but cache_element is not WARPTILE_E4M3",
+            ));
+        }
+        other => {
+            return Err(Failure::of(
+                "cache_element",
+                format!(
+                    "is {other}, but must be 0, for that of the other tensors, or WARPTILE_E4M3"
+                ),
+            ));
+        }
     };
     let or_one = |count: u32| count.max(1) as usize;
     Ok(Some(

@@ -10,8 +10,8 @@ use half::{bf16, f16};
 use libloading::Library;
 use warptile_cudarc::cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
 use warptile_cudarc::warptile::{
-    Append, Call, Choice, ElementType, Layout, Mask, Merge, Pairing, Quantization, QuantizedType, Rotary, Scoring,
-    TableLayout,
+    Append, Call, Choice, ElementType, Layout, Mask, Merge, Pairing, Quantization, QuantizedType,
+    Rotary, Scoring, TableLayout,
 };
 use warptile_cudarc::{AppendBindings, Bindings, MergeBindings, Session};
 

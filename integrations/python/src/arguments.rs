@@ -357,10 +357,7 @@ impl Reader {
             (None, None, None) => Ok(None),
             (Some(element), Some(k), Some(v)) => Ok(Some(Scales {
                 element,
-                of: [
-                    self.scale("k_descale", k)?,
-                    self.scale("v_descale", v)?,
-                ],
+                of: [self.scale("k_descale", k)?, self.scale("v_descale", v)?],
             })),
             (Some(element), ..) => Err(Failure::Invalid(format!(
                 "{} is missing, but {} and {} are in {}",

@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use half::{bf16, f16};
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use warptile::{
-    Call, Element, ElementType, KeyView, Layout, Operands, View, ViewMut, forward_cpu,
-};
+use warptile::{Call, Element, ElementType, KeyView, Layout, Operands, View, ViewMut, forward_cpu};
 
 use crate::array::Described;
 use crate::errors::{Failure, Result};

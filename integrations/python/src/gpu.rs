@@ -11,7 +11,9 @@ use warptile::driver::sys::{
 };
 use warptile::driver::{Context, Driver};
 use warptile::gpu::{Addresses, AppendAddresses, Gpu, MergeAddresses, Prepared, PreparedAppend};
-use warptile::{Append, Call, Choice, DeviceProfile, ElementType, Merge, Plan, Problem, QuantizedType};
+use warptile::{
+    Append, Call, Choice, DeviceProfile, ElementType, Merge, Plan, Problem, QuantizedType,
+};
 
 use crate::array::Device;
 use crate::errors::{Failure, Result};
