@@ -252,9 +252,9 @@ impl Gpu {
         PreparedMerge::new(self, element)
     }
 
-    /// The kernel that writes keys and values of this element type into caches of that type, or of this one without it, likewise.
-    /// They are those of an [`Append`](crate::Append) of which it can launch any: [`element`](crate::Append::element) and
-    /// [`quantized_type`](crate::Append::quantized_type).
+    /// The kernel that writes keys and values of an element type into a cache, likewise. It launches any
+    /// [`Append`](crate::Append) with this [`element`](crate::Append::element) and this type of the cache,
+    /// [`quantized_type`](crate::Append::quantized_type): `None` for a cache of the same elements.
     ///
     /// # Errors
     /// As [`Gpu::prepare_merge`].

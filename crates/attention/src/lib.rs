@@ -25,6 +25,7 @@
 //!   length.
 //! - [`Attention`] holds the options (the list is [`Scoring`]) and has one verb, [`forward`](Attention::forward). Its
 //!   arguments are [`Queries`] and [`Keys`]: dense tensors, sequences packed one after the other, or keys and values in pages.
+//!   Values may have another head size than keys, and both may be [quantized](Keys::quantized) to 8 bits with scales.
 //! - A [`Call`] is one computation with its layouts and lengths. What is fixed of it is its [`Problem`]: the planner chooses
 //!   kernels for a problem, so a decode step or a new packed batch does not plan again.
 //! - A [`Plan`] says which kernels run and why every other does not; [`Plan::explain`] prints it. [`Choice`] asks for others.

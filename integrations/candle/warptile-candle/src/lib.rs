@@ -55,9 +55,9 @@ mod cuda;
 #[path = "no_cuda.rs"]
 mod cuda;
 mod describe;
-mod quantized;
 mod flash_attn;
 mod key_lengths;
+mod quantized;
 
 pub use attention::Attention;
 pub use cache::{write_to_pages, write_to_pages_quantized};
