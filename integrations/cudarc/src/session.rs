@@ -160,7 +160,9 @@ impl Session {
             .slots
             .lock(&self.stream, |slot| AppendArgument::ALL[slot].name())?;
         locked.check(append.memory())?;
-        let prepared = { &self.gpu }.prepare_append(append.element(), append.quantized_type())?;
+        let prepared = self
+            .gpu
+            .prepare_append(append.element(), append.quantized_type())?;
         let addresses = AppendAddresses::from_fn(|argument| locked.addresses[argument as usize]);
         let stream = self.enter()?;
         // SAFETY: as in `launch_with`, but that there is no workspace.

@@ -24,9 +24,11 @@ pub(crate) struct Opened {
     workspaces: Mutex<HashMap<Queue, Workspace>>,
     /// What was launched in captures: a graph may replay it at any time.
     captured: Mutex<Vec<Prepared>>,
-    /// One for each element type in use, and type of quantized caches.
-    appends: Mutex<Vec<((ElementType, Option<QuantizedType>), PreparedAppend)>>,
+    appends: Mutex<Vec<(AppendTypes, PreparedAppend)>>,
 }
+
+/// The element type of new rows, and the type of the cache if that is quantized.
+type AppendTypes = (ElementType, Option<QuantizedType>);
 
 /// Launches that run one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

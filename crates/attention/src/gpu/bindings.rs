@@ -77,7 +77,7 @@ impl<'a> Bindings<'a> {
         bindings
     }
 
-    /// `k` and `v`: of the same elements as `q`.
+    /// With keys and values as bytes, which are elements of `q` unless `quantized` is set.
     pub(crate) fn of<T: Element>(
         q: DeviceSlice<'a, T>,
         [k, v]: [DeviceSlice<'a, u8>; 2],
