@@ -843,4 +843,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 15df864ad0ca6e9741c3e1bdcf40417523286ba6fbdf3e5f46018f5fe24bd610 */
+/* Seal of header.sh: e4b93dd951912f72ad0703c1f3e784ef90ccce07c9c174909ec2de96463b89dd */

@@ -7,11 +7,11 @@ use warptile_driver::{DeviceBuffer, DeviceSliceMut};
 use crate::backend::{Place, same_device};
 use crate::gpu::{Bindings, Gpu};
 use crate::lse::Lse;
-use crate::operands::{KeyTensors, Table};
+use crate::operands::{DeviceScales, KeyTensors, ScaledBy, Table};
 use crate::tensor::{Storage, zeros};
 use crate::{
     AlibiShape, Call, Choice, Element, Error, Keys, Layout, Mask, Operands, Plan, Queries, Result,
-    Scales, Scoring, Splits, Tensor, ViewMut, forward_cpu,
+    Scoring, Splits, Tensor, ViewMut, forward_cpu,
 };
 
 /// Attention and its options: `softmax(scale * q k^T) v`, masked.
@@ -231,10 +231,10 @@ impl Attention {
         out: Option<Layout>,
     ) -> Result<(Call, Tensors<'b, T>)> {
         let q = queries.q;
-        let [k, v] = keys.tensors.backends();
+        let KeyTensors { k, v, quantized } = &keys.tensors;
         let others = [
-            ("k", Some(k)),
-            ("v", Some(v)),
+            ("k", Some(k.backend())),
+            ("v", Some(v.backend())),
             ("bias", keys.bias.map(Tensor::backend)),
             ("key_mask", keys.key_mask.map(Tensor::backend)),
         ];
@@ -250,8 +250,9 @@ impl Attention {
                 false => AlibiShape::PerBatchHead,
             });
         }
-        let [k, v] = keys.tensors.layouts();
-        let mut builder = Call::builder(q.layout(), k, v, T::TYPE)
+        let quantized = quantized.as_ref().map(ScaledBy::quantization);
+        let mut builder = Call::builder(q.layout(), k.layout(), v.layout(), T::TYPE)
+            .quantized(quantized.transpose()?)
             .scoring(scoring)
             .splits(self.splits)
             .lengths(
@@ -262,9 +263,6 @@ impl Attention {
             .want_lse(self.lse);
         if let Some(out) = out {
             builder = builder.out(out);
-        }
-        if let Some(scales) = keys.tensors.scales() {
-            builder = builder.e4m3(scales.counts()?);
         }
         if let Some(bias) = keys.bias {
             builder = builder.bias(*bias.layout());
@@ -320,7 +318,8 @@ impl Attention {
     ) -> Result<Plan> {
         let plan = self.plan_on_cpu(call)?;
         let Tensors { queries, keys } = tensors;
-        let scales = keys.tensors.scales().map(Scales::host).transpose()?;
+        let quantized = keys.tensors.quantized.as_ref();
+        let scales = quantized.map(|by| by.scales.host()).transpose()?;
         let operands = Operands {
             k_scale: scales.map(|[k, _]| k),
             v_scale: scales.map(|[_, v]| v),
@@ -387,15 +386,15 @@ impl Attention {
         let (slopes, sinks) = (constant(&self.slopes)?, constant(&self.sinks)?);
         let Tensors { queries, keys } = tensors;
         let q = queries.q.on_device("q")?;
+        let KeyTensors { k, v, quantized } = &keys.tensors;
+        let kv = [k.on_device("k")?, v.on_device("v")?];
         let scales;
-        let mut bindings = match &keys.tensors {
-            KeyTensors::Same(k, v) => Bindings::new(q, k.on_device("k")?, v.on_device("v")?, out),
-            KeyTensors::E4m3(k, v, of_both) => {
-                scales = of_both.upload(gpu)?;
-                let [k_scale, v_scale] = &scales;
-                let k = (k.on_device("k")?, k_scale.slice());
-                let v = (v.on_device("v")?, v_scale.slice());
-                Bindings::e4m3(q, k, v, out)
+        let mut bindings = match quantized {
+            None => Bindings::of(q, kv, out),
+            Some(by) => {
+                scales = by.scales.upload(gpu)?;
+                let scales = scales.each_ref().map(DeviceScales::slice);
+                Bindings::quantized(q, by.element, kv, scales, out)
             }
         };
         if let Some(lse) = lse {

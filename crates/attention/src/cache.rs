@@ -7,11 +7,12 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use crate::backend::Backend;
-use crate::e4m3::{E4m3, K_SCALE, ScaleCounts, V_SCALE, check_values, scale_of};
 use crate::layout::MAX_LEN;
+use crate::quantized::{K_SCALE, V_SCALE, check_values, scale_of};
 use crate::tensor::Tensor;
 use crate::{
-    CacheTensors, CacheWrite, Call, Element, Error, Keys, Layout, Queries, Result, Scales,
+    CacheTensors, CacheWrite, Call, Element, Error, Keys, Layout, Quantization, QuantizedType,
+    Queries, Result, Scales,
 };
 
 use pool::Pool;
@@ -83,14 +84,16 @@ pub struct KvCache<T: Element> {
 )]
 enum Layer<T: Element> {
     Same([Tensor<T>; 2]),
-    E4m3 {
-        tensors: [Tensor<E4m3>; 2],
+    Quantized {
+        element: QuantizedType,
+        /// The bits of its numbers.
+        bits: [Tensor<u8>; 2],
         /// One for each key/value head, of the keys and of the values. They stay where they are.
         scales: [Tensor<f32>; 2],
     },
 }
 
-/// The scales of a layer in e4m3.
+/// The scales of a quantized layer.
 fn scales_of([k, v]: &[Tensor<f32>; 2]) -> Result<Scales<'_>> {
     Ok(match (k.as_slice(), v.as_slice()) {
         (Some(k), Some(v)) => Scales::new(k, v),
@@ -112,19 +115,19 @@ pub struct KvCacheBuilder<T> {
     page_rows: usize,
     sequences: usize,
     longest: Option<usize>,
-    e4m3: bool,
+    quantized: Option<QuantizedType>,
 }
 
 impl<T: Element> KvCacheBuilder<T> {
-    /// Holds keys and values in [`E4m3`]: half the memory of 16 bits, and half the bytes to read in a step of decoding. What is appended
+    /// Holds keys and values in a type of 8 bits: half the memory of 16 bits, and half the bytes to read in a step of decoding. What is appended
     /// is divided by scales, which are 1 until [`KvCache::set_scales`] sets others.
     ///
     /// ```
-    /// use warptile::{Attention, Backend, KvCache};
+    /// use warptile::{Attention, Backend, KvCache, QuantizedType};
     ///
     /// # fn main() -> warptile::Result<()> {
     /// let backend = Backend::cpu();
-    /// let mut cache = KvCache::<f32>::builder(2, 16).e4m3().build(&backend)?;
+    /// let mut cache = KvCache::<f32>::builder(2, 16).quantized(QuantizedType::E4m3).build(&backend)?;
     /// cache.set_scales(0, &[0.02], &[0.01])?; // of keys and of values, as a calibration has found them
     /// let sequence = cache.allocate();
     /// cache.step(&[(sequence, 5)])?;
@@ -136,8 +139,11 @@ impl<T: Element> KvCacheBuilder<T> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn e4m3(self) -> Self {
-        KvCacheBuilder { e4m3: true, ..self }
+    pub fn quantized(self, element: impl Into<Option<QuantizedType>>) -> Self {
+        KvCacheBuilder {
+            quantized: element.into(),
+            ..self
+        }
     }
 
     /// Head size of the values, where it is another one than that of the keys: 128 beside 192, for example.
@@ -235,13 +241,14 @@ impl<T: Element> KvCacheBuilder<T> {
             .build()?;
         let ones = vec![1.0; self.kv_heads];
         let layer = || -> Result<Layer<T>> {
-            Ok(match self.e4m3 {
-                false => Layer::Same([
+            Ok(match self.quantized {
+                None => Layer::Same([
                     Tensor::uninit(backend, "k_pages", k)?,
                     Tensor::uninit(backend, "v_pages", v)?,
                 ]),
-                true => Layer::E4m3 {
-                    tensors: [
+                Some(element) => Layer::Quantized {
+                    element,
+                    bits: [
                         Tensor::uninit(backend, "k_pages", k)?,
                         Tensor::uninit(backend, "v_pages", v)?,
                     ],
@@ -277,28 +284,32 @@ impl<T: Element> KvCache<T> {
             page_rows: 16,
             sequences: 1,
             longest: None,
-            e4m3: false,
+            quantized: None,
         }
     }
 
-    /// Sets what keys and values of a layer of a cache in e4m3 are divided by, and multiplied by when they are read: one number for all
+    /// Sets what keys and values of a layer of a quantized cache are divided by, and multiplied by when they are read: one number for all
     /// key/value heads, or one for each. Rows that the cache has already count with the new scales, too.
     ///
     /// On a GPU the numbers go where the old ones were, in the order of the backend's stream, so a captured step reads them.
     ///
     /// # Errors
-    /// If there is no such layer, or the cache is not in e4m3; a number of scales that is neither 1 nor that of the heads; a scale that is not
+    /// If there is no such layer, or the cache is not quantized; a number of scales that is neither 1 nor that of the heads; a scale that is not
     /// finite and above 0; if the device fails.
     pub fn set_scales(&mut self, layer: usize, k: &[f32], v: &[f32]) -> Result<()> {
         self.check_layer(layer)?;
-        let Layer::E4m3 { scales, .. } = &mut self.layers[layer] else {
-            return Err(Error::Presence {
-                argument: "k_scale",
-                rule: "is given, but the cache is not in e4m3",
+        let Layer::Quantized {
+            element, scales, ..
+        } = &mut self.layers[layer]
+        else {
+            return Err(Error::Scales {
+                argument: K_SCALE,
+                quantized: None,
             });
         };
         let kv_heads = scales[0].layout().head_dim();
-        ScaleCounts::of(k, v).check(kv_heads)?;
+        let counted = Quantization::new(*element).scales(k.len(), v.len());
+        counted.check(kv_heads)?;
         for ((argument, scales), to) in [(K_SCALE, k), (V_SCALE, v)].into_iter().zip(scales) {
             check_values(argument, scales)?;
             let each: Vec<f32> = (0..kv_heads).map(|head| scale_of(scales, head)).collect();
@@ -408,10 +419,15 @@ impl<T: Element> KvCache<T> {
         let step = &self.step;
         let mut write = match &mut self.layers[layer] {
             Layer::Same([keys, values]) => CacheWrite::new(k, v, (keys, values)),
-            Layer::E4m3 {
-                tensors: [keys, values],
+            Layer::Quantized {
+                element,
+                bits: [keys, values],
                 scales,
-            } => CacheWrite::new(k, v, CacheTensors::e4m3(keys, values, scales_of(scales)?)),
+            } => {
+                let scales = scales_of(scales)?;
+                let cache = CacheTensors::quantized_bits(*element, keys, values, scales);
+                CacheWrite::new(k, v, cache)
+            }
         };
         if form == Form::Packed {
             write = write.packed(step.offsets());
@@ -435,10 +451,11 @@ impl<T: Element> KvCache<T> {
         self.check_layer(layer)?;
         let keys = match &self.layers[layer] {
             Layer::Same([k, v]) => Keys::new(k, v),
-            Layer::E4m3 {
-                tensors: [k, v],
+            Layer::Quantized {
+                element,
+                bits: [k, v],
                 scales,
-            } => Keys::e4m3(k, v, scales_of(scales)?),
+            } => Keys::quantized_bits(*element, k, v, scales_of(scales)?),
         };
         let layout = [self.step.batch(), self.step.columns()];
         Ok(match self.step.on_device()? {
@@ -468,29 +485,29 @@ impl<T: Element> KvCache<T> {
     /// appended.
     ///
     /// # Errors
-    /// If there is no such layer, or the cache is in e4m3: see [`e4m3_tensors`](Self::e4m3_tensors).
+    /// If there is no such layer, or the cache is quantized: see [`bits`](Self::bits).
     pub fn tensors(&self, layer: usize) -> Result<[&Tensor<T>; 2]> {
         self.check_layer(layer)?;
         match &self.layers[layer] {
             Layer::Same(tensors) => Ok(tensors.each_ref()),
-            Layer::E4m3 { .. } => Err(Error::Presence {
+            Layer::Quantized { .. } => Err(Error::Presence {
                 argument: "k_pages",
-                rule: "is in e4m3",
+                rule: "is quantized",
             }),
         }
     }
 
-    /// As [`tensors`](Self::tensors), of a cache in e4m3.
+    /// As [`tensors`](Self::tensors), of a quantized cache: the bits of its numbers.
     ///
     /// # Errors
-    /// If there is no such layer, or the cache is not in e4m3.
-    pub fn e4m3_tensors(&self, layer: usize) -> Result<[&Tensor<E4m3>; 2]> {
+    /// If there is no such layer, or the cache is not quantized.
+    pub fn bits(&self, layer: usize) -> Result<[&Tensor<u8>; 2]> {
         self.check_layer(layer)?;
         match &self.layers[layer] {
-            Layer::E4m3 { tensors, .. } => Ok(tensors.each_ref()),
+            Layer::Quantized { bits, .. } => Ok(bits.each_ref()),
             Layer::Same(_) => Err(Error::Presence {
                 argument: "k_pages",
-                rule: "is not in e4m3",
+                rule: "is not quantized",
             }),
         }
     }

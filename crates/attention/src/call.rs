@@ -5,7 +5,6 @@ mod builder;
 use std::fmt;
 use std::ops::Range;
 
-use crate::e4m3::{KeyView, ScaleCounts, check_scales};
 use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, View};
@@ -13,6 +12,7 @@ use crate::lengths::SideLengths;
 use crate::mask::Mask;
 use crate::pages::Pages;
 use crate::problem::Problem;
+use crate::quantized::{KeyView, Quantization, QuantizedType, check_key_type, key_size};
 use crate::scoring::Scoring;
 use crate::splits::Splits;
 
@@ -54,8 +54,8 @@ pub struct Call {
     pages: Option<Pages>,
     scoring: Scoring,
     splits: Splits,
-    /// Of keys and values in e4m3.
-    scales: Option<ScaleCounts>,
+    /// Of keys and values that are not of `element`.
+    quantized: Option<Quantization>,
     want_lse: bool,
     aligned: bool,
 }
@@ -72,7 +72,7 @@ pub struct Operands<'a, T> {
     pub bias: Option<&'a [T]>,
     /// The key mask, reaching as far as [`Call::key_mask`]; 0 hides a key.
     pub key_mask: Option<&'a [u8]>,
-    /// What keys in e4m3 are multiplied by: one number, or one for each key/value head.
+    /// What quantized keys are multiplied by: one number, or one for each key/value head.
     pub k_scale: Option<&'a [f32]>,
     /// The same of values.
     pub v_scale: Option<&'a [f32]>,
@@ -134,7 +134,7 @@ impl<'a, T> Operands<'a, T> {
         }
     }
 
-    /// With scales of keys and values in e4m3.
+    /// With scales of quantized keys and values.
     #[must_use]
     pub fn scales(self, k_scale: &'a [f32], v_scale: &'a [f32]) -> Self {
         Operands {
@@ -176,25 +176,28 @@ impl Call {
         CallBuilder::new(q, k, v, element)
     }
 
-    /// Element type of q and out, and of k and v unless they are in e4m3.
+    /// Element type of q and out, and of k and v unless they are quantized.
     #[must_use]
     pub const fn element(&self) -> ElementType {
         self.element
     }
 
-    /// How many scales there are if keys and values are in e4m3; `None` if they are of the queries' type.
+    /// How keys and values are quantized; `None` if they are of the queries' type.
     #[must_use]
-    pub const fn scales(&self) -> Option<ScaleCounts> {
-        self.scales
+    pub const fn quantized(&self) -> Option<Quantization> {
+        self.quantized
+    }
+
+    /// The type of keys and values; `None` if it is that of the queries.
+    #[must_use]
+    pub const fn quantized_type(&self) -> Option<QuantizedType> {
+        Quantization::element_of(self.quantized)
     }
 
     /// Size in bytes of an element of k and v.
     #[must_use]
     pub const fn key_size(&self) -> usize {
-        match self.scales {
-            Some(_) => 1,
-            None => self.element.size(),
-        }
+        key_size(self.element, self.quantized_type())
     }
 
     /// Sequences.
@@ -433,7 +436,7 @@ impl Call {
             });
         }
         for (argument, view) in [("k", k), ("v", v)] {
-            check_key_type(argument, self.scales.is_some(), view.is_e4m3())?;
+            check_key_type(argument, self.quantized_type(), view.quantized())?;
         }
         for (argument, layout, len, expected) in [
             ("q", &q.layout, q.data.len(), &self.q),
@@ -511,12 +514,12 @@ impl Call {
         })
     }
 
-    /// Checks scales of keys and values in e4m3: given exactly if these are, as many as the call has, each finite and above 0.
+    /// Checks scales of quantized keys and values: given exactly if these are, as many as the call has, each finite and above 0.
     ///
     /// # Errors
-    /// [`Error::Presence`], [`Error::Count`] or [`Error::Scale`].
+    /// [`Error::Scales`], [`Error::Count`] or [`Error::Scale`].
     pub fn check_scales(&self, k_scale: Option<&[f32]>, v_scale: Option<&[f32]>) -> Result<()> {
-        check_scales(self.scales, k_scale, v_scale)
+        Quantization::check_scales(self.quantized, k_scale, v_scale)
     }
 
     /// Visible (query, key) pairs of one head, summed over the batch; a key mask is not counted.
@@ -568,21 +571,6 @@ fn check_values(
 }
 
 /// Whether an argument is there exactly if the options ask for it.
-/// Refuses keys or values of another type than the call was built for.
-pub(crate) fn check_key_type(argument: &'static str, wanted: bool, found: bool) -> Result<()> {
-    match (wanted, found) {
-        (true, false) => Err(Error::Presence {
-            argument,
-            rule: "is not in e4m3, but the call was built for that",
-        }),
-        (false, true) => Err(Error::Presence {
-            argument,
-            rule: "is in e4m3, but the call was built for the elements of q",
-        }),
-        _ => Ok(()),
-    }
-}
-
 pub(crate) fn expect_presence(argument: &'static str, wanted: bool, given: bool) -> Result<()> {
     match (wanted, given) {
         (true, false) => Err(Error::Presence {

@@ -31,10 +31,10 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use warptile_kernels::tiling::Tiling;
 
 use crate::call::{Call, Operands, check_layout};
-use crate::e4m3::KeyView;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::layout::{View, ViewMut};
+use crate::quantized::KeyView;
 
 use block::{Block, Blocks, Scratch};
 use isa::Isa;

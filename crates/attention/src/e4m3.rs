@@ -1,12 +1,8 @@
-//! A cache's numbers in 8 bits: the type, their scales, and keys or values that may have either type.
+//! The numbers of 8 bits with 4 bits of exponent and 3 of fraction.
 
 use std::fmt;
 
 use bytemuck::{Pod, Zeroable};
-
-use crate::element::Element;
-use crate::error::{Error, Result};
-use crate::layout::{Layout, View};
 
 /// A number in 8 bits, of which a cache may hold keys and values: a sign, 4 bits of exponent and 3 of fraction, which PyTorch calls
 /// `float8_e4m3fn` and safetensors `F8_E4M3`. Its largest numbers are ±448, the smallest step is 2^-9. It has NaN, but no infinities.
@@ -126,157 +122,6 @@ impl fmt::Display for E4m3 {
     }
 }
 
-/// Keys or values in host memory: of the queries' element type, or in e4m3. A [`View`] of either is one.
-#[derive(Debug, Clone, Copy)]
-pub enum KeyView<'a, T> {
-    /// Of the queries' type.
-    Same(View<'a, T>),
-    /// In 8 bits, to be multiplied by a scale.
-    E4m3(View<'a, E4m3>),
-}
-
-impl<'a, T: Element> From<View<'a, T>> for KeyView<'a, T> {
-    fn from(view: View<'a, T>) -> Self {
-        KeyView::Same(view)
-    }
-}
-
-impl<'a, T: Element> From<View<'a, E4m3>> for KeyView<'a, T> {
-    fn from(view: View<'a, E4m3>) -> Self {
-        KeyView::E4m3(view)
-    }
-}
-
-impl<T> KeyView<'_, T> {
-    /// Where the elements lie.
-    #[must_use]
-    pub const fn layout(&self) -> &Layout {
-        match self {
-            KeyView::Same(view) => &view.layout,
-            KeyView::E4m3(view) => &view.layout,
-        }
-    }
-
-    /// Elements that there are.
-    pub(crate) const fn len(&self) -> usize {
-        match self {
-            KeyView::Same(view) => view.data.len(),
-            KeyView::E4m3(view) => view.data.len(),
-        }
-    }
-
-    /// Whether they are in e4m3.
-    #[must_use]
-    pub const fn is_e4m3(&self) -> bool {
-        matches!(self, KeyView::E4m3(_))
-    }
-}
-
-/// How many scales keys and values in e4m3 have: 1 for all key/value heads, or one for each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ScaleCounts {
-    /// Of the keys.
-    pub k: usize,
-    /// Of the values.
-    pub v: usize,
-}
-
-/// One each.
-impl Default for ScaleCounts {
-    fn default() -> Self {
-        ScaleCounts { k: 1, v: 1 }
-    }
-}
-
-impl ScaleCounts {
-    /// Refuses other counts than 1 and that of the heads.
-    pub(crate) fn check(self, kv_heads: usize) -> Result<()> {
-        for (argument, found) in [(K_SCALE, self.k), (V_SCALE, self.v)] {
-            if found != 1 && found != kv_heads {
-                return Err(Error::ScaleCount {
-                    argument,
-                    found,
-                    kv_heads,
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// What two lists have.
-    #[must_use]
-    pub const fn of(k: &[f32], v: &[f32]) -> Self {
-        ScaleCounts {
-            k: k.len(),
-            v: v.len(),
-        }
-    }
-}
-
-/// What errors call the scales.
-pub(crate) const K_SCALE: &str = "k_scale";
-pub(crate) const V_SCALE: &str = "v_scale";
-
-/// The scale of a key/value head.
-pub(crate) fn scale_of(scales: &[f32], kv_head: usize) -> f32 {
-    match scales {
-        [one] => *one,
-        each => each[kv_head],
-    }
-}
-
-/// Checks scales in host memory: there exactly if they are wanted, of the right number, each finite and above 0.
-pub(crate) fn check_scales(
-    wanted: Option<ScaleCounts>,
-    k_scale: Option<&[f32]>,
-    v_scale: Option<&[f32]>,
-) -> Result<()> {
-    for (argument, needed, scales) in [
-        (K_SCALE, wanted.map(|counts| counts.k), k_scale),
-        (V_SCALE, wanted.map(|counts| counts.v), v_scale),
-    ] {
-        match (needed, scales) {
-            (None, None) => {}
-            (Some(_), None) => {
-                return Err(Error::Presence {
-                    argument,
-                    rule: "is missing, but keys and values are in e4m3",
-                });
-            }
-            (None, Some(_)) => {
-                return Err(Error::Presence {
-                    argument,
-                    rule: "is given, but keys and values are not in e4m3",
-                });
-            }
-            (Some(needed), Some(scales)) => {
-                if scales.len() != needed {
-                    return Err(Error::Count {
-                        argument,
-                        found: scales.len(),
-                        needed,
-                    });
-                }
-                check_values(argument, scales)?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Refuses scales that nothing can be divided by.
-pub(crate) fn check_values(argument: &'static str, scales: &[f32]) -> Result<()> {
-    let bad = |scale: &f32| !(scale.is_finite() && *scale > 0.0);
-    match scales.iter().position(bad) {
-        Some(index) => Err(Error::Scale {
-            argument,
-            index,
-            value: scales[index],
-        }),
-        None => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,34 +206,5 @@ mod tests {
             let step = 2.0_f64.powi(size.log2().floor() as i32 - 3);
             (stored - value / scale).abs() <= step / 2.0 * (1.0 + 1e-6)
         }
-    }
-
-    #[test]
-    fn scales_are_counted_and_above_0() {
-        let counts = |k, v| ScaleCounts { k, v }.check(4);
-        assert!(counts(1, 4).is_ok() && counts(4, 1).is_ok());
-        let error = counts(1, 3).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "v_scale has 3 numbers; it needs 1, or one for each of the 4 key/value heads"
-        );
-        let check = |k: Option<&[f32]>, v: Option<&[f32]>| {
-            check_scales(Some(ScaleCounts::default()), k, v)
-                .unwrap_err()
-                .to_string()
-        };
-        assert_eq!(
-            check(Some(&[1.0]), None),
-            "v_scale is missing, but keys and values are in e4m3"
-        );
-        let zero = check(Some(&[0.0]), Some(&[1.0]));
-        assert_eq!(zero, "k_scale[0] is 0; a scale is a finite number above 0");
-        assert!(check(Some(&[1.0]), Some(&[f32::NAN])).starts_with("v_scale[0] is NaN"));
-        assert!(check(Some(&[1.0, 2.0]), Some(&[1.0])).contains("k_scale"));
-        let surplus = check_scales(None, Some(&[1.0]), None).unwrap_err();
-        assert_eq!(
-            surplus.to_string(),
-            "k_scale is given, but keys and values are not in e4m3"
-        );
     }
 }

@@ -29,9 +29,9 @@ pub trait Element:
 
 mod sealed {
     use crate::call::{Call, Operands};
-    use crate::e4m3::KeyView;
     use crate::error::Result;
     use crate::layout::{View, ViewMut};
+    use crate::quantized::KeyView;
 
     /// What is compiled in this crate, once for each type: with the level of optimisation that this crate has, and not again in every
     /// program and test that calls it.

@@ -5,6 +5,7 @@ use warptile_kernels::{ElementType, UnpackError};
 
 use crate::layout::MAX_HEAD_DIM;
 use crate::plan::Considered;
+use crate::quantized::QuantizedType;
 
 /// Shorthand for a result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -125,7 +126,27 @@ pub enum Error {
         other: String,
     },
 
-    /// Keys or values in e4m3 have a number of scales that is neither 1 nor that of the key/value heads.
+    /// Keys, values or a cache are of another type than the call was built for.
+    #[error("{argument} is {}, but the call was built for {}", in_type(*found), built_for(*expected))]
+    KeyType {
+        /// The tensor at fault.
+        argument: &'static str,
+        /// The call's type; `None`: that of the queries.
+        expected: Option<QuantizedType>,
+        /// The tensor's type, likewise.
+        found: Option<QuantizedType>,
+    },
+
+    /// Scales are missing, or given though nothing has any.
+    #[error("{argument} {}", scales_rule(*quantized))]
+    Scales {
+        /// `k_scale` or `v_scale`.
+        argument: &'static str,
+        /// The type of keys and values; `None`: that of the queries, which has no scales.
+        quantized: Option<QuantizedType>,
+    },
+
+    /// Quantized keys or values have a number of scales that is neither 1 nor that of the key/value heads.
     #[error(
         "{argument} has {found} numbers; it needs 1, or one for each of the {kv_heads} key/value heads"
     )]
@@ -138,7 +159,7 @@ pub enum Error {
         kv_heads: usize,
     },
 
-    /// A scale of keys or values in e4m3 is 0, negative, infinite or NaN.
+    /// A scale of quantized keys or values is 0, negative, infinite or NaN.
     #[error("{argument}[{index}] is {value}; a scale is a finite number above 0")]
     Scale {
         /// `k_scale` or `v_scale`.
@@ -493,6 +514,27 @@ fn images_advice(major: u32, minor: u32) -> String {
         _ => return "build it with the cargo feature `ptx` of warptile".to_owned(),
     };
     format!("build it with the cargo feature `{feature}` of warptile, or with `ptx`")
+}
+
+fn in_type(found: Option<QuantizedType>) -> String {
+    match found {
+        Some(element) => format!("in {element}"),
+        None => "of the elements of q".to_owned(),
+    }
+}
+
+fn built_for(expected: Option<QuantizedType>) -> String {
+    match expected {
+        Some(element) => element.to_string(),
+        None => "the elements of q".to_owned(),
+    }
+}
+
+fn scales_rule(quantized: Option<QuantizedType>) -> String {
+    match quantized {
+        Some(element) => format!("is missing, but keys and values are in {element}"),
+        None => "is given, but keys and values are not quantized".to_owned(),
+    }
 }
 
 fn reasons(considered: &[Considered]) -> String {

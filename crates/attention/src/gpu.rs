@@ -42,10 +42,12 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::plan::{Plan, Planner};
 use crate::problem::Problem;
+use crate::quantized::QuantizedType;
 use crate::rates::Rates;
 use kernel::LoadedKernel;
 use recent::Recent;
 
+pub(crate) use append::in_one;
 pub(crate) use memory::{Access, Expected};
 
 pub use append::{AppendBindings, PositionElement, PreparedAppend};
@@ -250,20 +252,18 @@ impl Gpu {
         PreparedMerge::new(self, element)
     }
 
-    /// The kernel that writes into caches of this element type, likewise.
+    /// The kernel that writes keys and values of an element type into a cache, likewise. It launches any
+    /// [`Append`](crate::Append) with this [`element`](crate::Append::element) and this type of the cache,
+    /// [`quantized_type`](crate::Append::quantized_type): `None` for a cache of the same elements.
     ///
     /// # Errors
     /// As [`Gpu::prepare_merge`].
-    pub fn prepare_append(&self, element: ElementType) -> Result<PreparedAppend> {
-        PreparedAppend::new(self, element, false)
-    }
-
-    /// As [`prepare_append`](Self::prepare_append), for new keys and values of this type and a cache in [`E4m3`](crate::E4m3).
-    ///
-    /// # Errors
-    /// As [`prepare_append`](Self::prepare_append).
-    pub fn prepare_append_e4m3(&self, element: ElementType) -> Result<PreparedAppend> {
-        PreparedAppend::new(self, element, true)
+    pub fn prepare_append(
+        &self,
+        element: ElementType,
+        cache: Option<QuantizedType>,
+    ) -> Result<PreparedAppend> {
+        PreparedAppend::new(self, element, cache)
     }
 
     /// The kernel of `image`, loaded once per device. Threads that want another one do not wait for it: the driver may take a second

@@ -25,6 +25,7 @@
 //!   length.
 //! - [`Attention`] holds the options (the list is [`Scoring`]) and has one verb, [`forward`](Attention::forward). Its
 //!   arguments are [`Queries`] and [`Keys`]: dense tensors, sequences packed one after the other, or keys and values in pages.
+//!   Values may have another head size than keys, and both may be [quantized](Keys::quantized) to 8 bits with scales.
 //! - A [`Call`] is one computation with its layouts and lengths. What is fixed of it is its [`Problem`]: the planner chooses
 //!   kernels for a problem, so a decode step or a new packed batch does not plan again.
 //! - A [`Plan`] says which kernels run and why every other does not; [`Plan::explain`] prints it. [`Choice`] asks for others.
@@ -164,6 +165,7 @@ mod ops;
 mod pages;
 mod plan;
 mod problem;
+mod quantized;
 mod rates;
 mod scoring;
 mod splits;
@@ -176,7 +178,7 @@ pub use call::{Call, CallBuilder, Operands, Sequence, common_element};
 pub use choice::Choice;
 pub use cpu::forward_cpu;
 pub use device::DeviceProfile;
-pub use e4m3::{E4m3, KeyView, ScaleCounts};
+pub use e4m3::E4m3;
 pub use element::{Element, ElementType};
 pub use error::{Error, Result};
 pub use layout::{Layout, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, View, ViewMut};
@@ -192,6 +194,7 @@ pub use ops::{
 pub use pages::{Pages, TableLayout};
 pub use plan::{Basis, Considered, LaunchShape, Plan, Planner, Reason, Scratch, Settings, Step};
 pub use problem::Problem;
+pub use quantized::{KeyView, Quantization, Quantized, QuantizedType};
 pub use rates::{Rates, Standing, Timed};
 pub use scoring::{AlibiShape, ParseScoringError, ScoreTerms, Scoring};
 pub use splits::{ParseSplitsError, Splits};

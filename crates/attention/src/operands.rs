@@ -5,13 +5,15 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use warptile_driver::{DeviceBuffer, DeviceSlice};
 
-use crate::backend::Backend;
-use crate::e4m3::{E4m3, K_SCALE, KeyView, ScaleCounts, V_SCALE, check_values};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::lengths::{LengthsRequest, Request};
 use crate::pages::{TableLayout, TableRequest};
-use crate::{Element, Layout, Tensor};
+use crate::quantized::{
+    K_SCALE, KeyView, Quantization, Quantized, QuantizedType, V_SCALE, check_values,
+};
+use crate::tensor::Bytes;
+use crate::{Element, Tensor, View};
 
 /// A 32-bit number that counts rows or pages: `i32` or `u32`. A `u32` beyond `i32::MAX` counts as negative, which kernels clamp.
 pub trait LengthElement: Pod + sealed::Sealed {}
@@ -158,7 +160,7 @@ impl<'a, T: Element> From<&'a Tensor<T>> for Queries<'a, T> {
     }
 }
 
-/// What keys and values in e4m3 are multiplied by: one number for all key/value heads, or one for each. They are finite and above 0.
+/// What quantized keys and values are multiplied by: one number for all key/value heads, or one for each. They are finite and above 0.
 /// Numbers on a device are not checked; kernels read them when they run, so a captured launch reads them anew at each replay.
 #[derive(Debug, Clone)]
 pub struct Scales<'a> {
@@ -210,17 +212,21 @@ impl<'a> Scales<'a> {
         }
     }
 
+    pub(crate) const fn of_type(self, element: QuantizedType) -> ScaledBy<'a> {
+        ScaledBy {
+            element,
+            scales: self,
+        }
+    }
+
     /// How many there are, after those on the host were checked.
-    pub(crate) fn counts(&self) -> Result<ScaleCounts> {
+    fn counts(&self) -> Result<[usize; 2]> {
         for (argument, list) in [(K_SCALE, &self.k), (V_SCALE, &self.v)] {
             if let ScaleList::Host(scales) = list {
                 check_values(argument, scales)?;
             }
         }
-        Ok(ScaleCounts {
-            k: self.k.count(),
-            v: self.v.count(),
-        })
+        Ok([self.k.count(), self.v.count()])
     }
 
     /// Of the keys, and of the values.
@@ -258,49 +264,46 @@ impl<'a> DeviceScales<'a> {
     }
 }
 
-/// Keys and values, of the queries' elements or in e4m3.
+/// Keys and values of the queries' elements or quantized.
 #[derive(Debug, Clone)]
-pub(crate) enum KeyTensors<'a, T: Element> {
-    Same(&'a Tensor<T>, &'a Tensor<T>),
-    E4m3(&'a Tensor<E4m3>, &'a Tensor<E4m3>, Scales<'a>),
+pub(crate) struct KeyTensors<'a> {
+    pub(crate) k: &'a dyn Bytes,
+    pub(crate) v: &'a dyn Bytes,
+    /// What their bytes mean, unless they are elements of the queries' type.
+    pub(crate) quantized: Option<ScaledBy<'a>>,
 }
 
-impl<'a, T: Element> KeyTensors<'a, T> {
-    pub(crate) fn backends(&self) -> [&'a Backend; 2] {
-        match self {
-            KeyTensors::Same(k, v) => [k.backend(), v.backend()],
-            KeyTensors::E4m3(k, v, _) => [k.backend(), v.backend()],
-        }
-    }
+/// A type of 8 bits, with the scales of keys and of values.
+#[derive(Debug, Clone)]
+pub(crate) struct ScaledBy<'a> {
+    pub(crate) element: QuantizedType,
+    pub(crate) scales: Scales<'a>,
+}
 
-    pub(crate) fn layouts(&self) -> [&'a Layout; 2] {
-        match self {
-            KeyTensors::Same(k, v) => [k.layout(), v.layout()],
-            KeyTensors::E4m3(k, v, _) => [k.layout(), v.layout()],
-        }
+impl ScaledBy<'_> {
+    /// What a description says of it, after scales on the host were checked.
+    pub(crate) fn quantization(&self) -> Result<Quantization> {
+        let [k, v] = self.scales.counts()?;
+        Ok(Quantization::new(self.element).scales(k, v))
     }
+}
 
-    /// Of keys and values in e4m3.
-    pub(crate) fn scales(&self) -> Option<&Scales<'a>> {
-        match self {
-            KeyTensors::Same(..) => None,
-            KeyTensors::E4m3(_, _, scales) => Some(scales),
-        }
-    }
-
-    pub(crate) fn views(&self) -> Result<[KeyView<'a, T>; 2]> {
-        Ok(match self {
-            KeyTensors::Same(k, v) => [k.view("k")?.into(), v.view("v")?.into()],
-            KeyTensors::E4m3(k, v, _) => [k.view("k")?.into(), v.view("v")?.into()],
-        })
+impl<'a> KeyTensors<'a> {
+    pub(crate) fn views<T: Element>(&self) -> Result<[KeyView<'a, T>; 2]> {
+        let view = |argument, tensor: &'a dyn Bytes| -> Result<KeyView<'a, T>> {
+            let (bytes, layout) = (tensor.on_host(argument)?, *tensor.layout());
+            Ok(match &self.quantized {
+                // They were elements of this type before.
+                None => KeyView::Same(View::new(bytemuck::cast_slice(bytes), layout)),
+                Some(by) => KeyView::Quantized(View::new(bytes, layout), by.element),
+            })
+        };
+        Ok([view("k", self.k)?, view("v", self.v)?])
     }
 
     /// Whether both start at multiples of 16 bytes. On the CPU it does not matter.
     pub(crate) fn start_aligned(&self) -> bool {
-        match self {
-            KeyTensors::Same(k, v) => k.starts_aligned() && v.starts_aligned(),
-            KeyTensors::E4m3(k, v, _) => k.starts_aligned() && v.starts_aligned(),
-        }
+        self.k.starts_aligned() && self.v.starts_aligned()
     }
 }
 
@@ -324,7 +327,7 @@ impl<'a, T: Element> KeyTensors<'a, T> {
 #[derive(Debug, Clone)]
 #[must_use = "keys do nothing until `forward` is called"]
 pub struct Keys<'a, T: Element> {
-    pub(crate) tensors: KeyTensors<'a, T>,
+    pub(crate) tensors: KeyTensors<'a>,
     pub(crate) side: Side<'a>,
     pub(crate) table: Option<Table<'a>>,
     pub(crate) bias: Option<&'a Tensor<T>>,
@@ -334,10 +337,10 @@ pub struct Keys<'a, T: Element> {
 impl<'a, T: Element> Keys<'a, T> {
     /// Dense keys and values.
     pub fn new(k: &'a Tensor<T>, v: &'a Tensor<T>) -> Self {
-        Self::of(KeyTensors::Same(k, v))
+        Self::of([k, v], None)
     }
 
-    /// Dense keys and values in e4m3, beside queries in 16 bits or `f32`: half the memory of 16 bits, and half the bytes to read in a step
+    /// Dense keys and values in 8 bits, beside queries in 16 bits or `f32`: half the memory of 16 bits, and half the bytes to read in a step
     /// of decoding. [`CacheWrite`](crate::CacheWrite) writes them; `scales` are those that it divides by. In pages:
     /// [`in_pages`](Self::in_pages).
     ///
@@ -349,19 +352,29 @@ impl<'a, T: Element> Keys<'a, T> {
     /// let q = backend.tensor(&[0.5_f32; 8], [1, 1, 1, 8])?;
     /// // 0.25 at a scale of 0.01 is 25, and the nearest to that is 24.
     /// let kv = backend.tensor(&[E4m3::quantize(0.25, 0.01); 24], [1, 3, 1, 8])?;
-    /// let keys = Keys::e4m3(&kv, &kv, Scales::new(&[0.01], &[0.01]));
+    /// let keys = Keys::quantized(&kv, &kv, Scales::new(&[0.01], &[0.01]));
     /// let output = Attention::new().forward(&q, keys)?;
     /// # assert!(output.out.to_vec()?.iter().all(|x| (x - 0.24).abs() < 1e-6));
     /// # Ok(())
     /// # }
     /// ```
-    pub fn e4m3(k: &'a Tensor<E4m3>, v: &'a Tensor<E4m3>, scales: Scales<'a>) -> Self {
-        Self::of(KeyTensors::E4m3(k, v, scales))
+    pub fn quantized<Q: Quantized>(k: &'a Tensor<Q>, v: &'a Tensor<Q>, scales: Scales<'a>) -> Self {
+        Self::of([k, v], Some(scales.of_type(Q::TYPE)))
     }
 
-    fn of(tensors: KeyTensors<'a, T>) -> Self {
+    /// As [`quantized`](Self::quantized), of a type that is known at run time: the bits of its numbers.
+    pub fn quantized_bits(
+        element: QuantizedType,
+        k: &'a Tensor<u8>,
+        v: &'a Tensor<u8>,
+        scales: Scales<'a>,
+    ) -> Self {
+        Self::of([k, v], Some(scales.of_type(element)))
+    }
+
+    fn of([k, v]: [&'a dyn Bytes; 2], quantized: Option<ScaledBy<'a>>) -> Self {
         Keys {
-            tensors,
+            tensors: KeyTensors { k, v, quantized },
             side: Side::default(),
             table: None,
             bias: None,

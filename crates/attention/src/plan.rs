@@ -16,6 +16,7 @@ use warptile_kernels::{ElementType, Features, Image, Target};
 
 use crate::choice::Choice;
 use crate::device::DeviceProfile;
+use crate::quantized::QuantizedType;
 use crate::rates::Standing;
 use crate::{Problem, Result};
 
@@ -118,8 +119,8 @@ pub enum Reason {
     },
     /// It cannot do something that the problem needs.
     Lacks(Features),
-    /// It reads keys and values in e4m3 only.
-    OnlyE4m3,
+    /// It reads keys and values of this type only.
+    OnlyKeys(QuantizedType),
     /// It cannot cut keys at fixed places, which [`Splits::EveryKeys`](crate::Splits::EveryKeys) asks for.
     Splits,
     /// Its CTAs compute two tiles at a time that see the same keys, and this problem has none: neither is the number of query heads even
@@ -179,7 +180,7 @@ impl fmt::Display for Reason {
                 )
             }
             Reason::Lacks(features) => write!(f, "does not support {features}"),
-            Reason::OnlyE4m3 => f.write_str("reads keys and values in e4m3 only"),
+            Reason::OnlyKeys(keys) => write!(f, "reads keys and values in {keys} only"),
             Reason::Splits => f.write_str("cannot cut keys at fixed places"),
             Reason::Clusters => f.write_str("the device can hold none of its clusters of CTAs"),
             Reason::Pairs => f.write_str(

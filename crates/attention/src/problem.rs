@@ -7,6 +7,7 @@ use warptile_kernels::{ElementType, Features};
 use crate::call::Call;
 use crate::mask::Mask;
 use crate::plan::Numbered;
+use crate::quantized::{QuantizedType, key_size};
 use crate::scoring::Scoring;
 use crate::splits::Splits;
 
@@ -43,7 +44,7 @@ pub struct Problem {
     page_rows: usize,
     scoring: Scoring,
     splits: Splits,
-    e4m3: bool,
+    quantized: Option<QuantizedType>,
     want_lse: bool,
     aligned: bool,
 }
@@ -79,30 +80,27 @@ impl Problem {
                 .map_or(0, |pages| 1 << pages.rows().trailing_zeros()),
             scoring: *call.scoring(),
             splits: call.splits(),
-            e4m3: call.scales().is_some(),
+            quantized: call.quantized_type(),
             want_lse: call.wants_lse(),
             aligned: call.is_aligned(),
         }
     }
 
-    /// Element type of q and out, and of k and v unless they are in e4m3.
+    /// Element type of q and out, and of k and v unless they are quantized.
     #[must_use]
     pub const fn element(&self) -> ElementType {
         self.element
     }
 
-    /// Whether keys and values are in e4m3.
+    /// The type of quantized keys and values.
     #[must_use]
-    pub const fn reads_e4m3(&self) -> bool {
-        self.e4m3
+    pub const fn quantized(&self) -> Option<QuantizedType> {
+        self.quantized
     }
 
     /// Size in bytes of an element of k and v.
     pub(crate) const fn key_size(&self) -> usize {
-        match self.e4m3 {
-            true => 1,
-            false => self.element.size(),
-        }
+        key_size(self.element, self.quantized)
     }
 
     /// Sequences, rounded up.
@@ -227,13 +225,14 @@ impl Problem {
             (self.page_rows != 0, Features::PAGED),
             (!self.aligned, Features::UNALIGNED),
             (self.want_lse, Features::LSE),
-            (self.e4m3, Features::E4M3),
             (self.value_dim != self.head_dim, Features::VALUE_DIM),
         ];
         wanted
             .into_iter()
             .filter(|(wanted, _)| *wanted)
-            .fold(self.scoring.needs(), |all, (_, feature)| all | feature)
+            .map(|(_, feature)| feature)
+            .chain(self.quantized.map(QuantizedType::feature))
+            .fold(self.scoring.needs(), |all, feature| all | feature)
     }
 
     /// The problem on one line, in the words of the `warptile` program ("b2 q512 k576 h8/2 d64 f16 mask=causal"): what [`Rates`] and the
@@ -271,8 +270,8 @@ impl Problem {
             let _ = write!(line, "/{}", self.kv_heads);
         }
         let _ = write!(line, " d{} {}", self.head_sizes(), self.element);
-        if self.e4m3 {
-            line.push_str(" cache=e4m3");
+        if let Some(element) = self.quantized {
+            let _ = write!(line, " cache={element}");
         }
         let scoring = Scoring {
             scale: self.scoring.scale.filter(|scale| *scale < 0.0),
@@ -383,8 +382,8 @@ impl fmt::Display for Problem {
             write!(f, "/{}", self.kv_heads)?;
         }
         write!(f, " d{}", self.head_sizes())?;
-        if self.e4m3 {
-            f.write_str(" cache=e4m3")?;
+        if let Some(element) = self.quantized {
+            write!(f, " cache={element}")?;
         }
         if let Some(rows) = self.page_rows() {
             write!(f, " pages{rows}")?;

@@ -305,6 +305,56 @@ impl<T: Pod> Tensor<T> {
     }
 }
 
+/// A tensor of any elements, as bytes: for those who learn at run time what the bytes mean.
+pub(crate) trait Bytes: fmt::Debug + Send + Sync {
+    fn layout(&self) -> &Layout;
+
+    fn backend(&self) -> &Backend;
+
+    /// As the tensor's own.
+    fn starts_aligned(&self) -> bool;
+
+    fn on_host(&self, argument: &'static str) -> Result<&[u8]>;
+
+    fn on_device(&self, argument: &'static str) -> Result<DeviceSlice<'_, u8>>;
+
+    /// As the tensor's own [`Tensor::host_mut`].
+    fn host_mut(&mut self, argument: &'static str) -> Result<&mut [u8]>;
+
+    /// As the tensor's own [`Tensor::device_mut`].
+    fn device_mut(&mut self, argument: &'static str) -> Result<DeviceSlice<'_, u8>>;
+}
+
+impl<T: Pod + Send + Sync> Bytes for Tensor<T> {
+    fn layout(&self) -> &Layout {
+        self.layout()
+    }
+
+    fn backend(&self) -> &Backend {
+        self.backend()
+    }
+
+    fn starts_aligned(&self) -> bool {
+        self.starts_aligned()
+    }
+
+    fn on_host(&self, argument: &'static str) -> Result<&[u8]> {
+        self.on_host(argument).map(bytemuck::cast_slice)
+    }
+
+    fn on_device(&self, argument: &'static str) -> Result<DeviceSlice<'_, u8>> {
+        self.on_device(argument).map(DeviceSlice::into_bytes)
+    }
+
+    fn host_mut(&mut self, argument: &'static str) -> Result<&mut [u8]> {
+        self.host_mut(argument).map(bytemuck::cast_slice_mut)
+    }
+
+    fn device_mut(&mut self, argument: &'static str) -> Result<DeviceSlice<'_, u8>> {
+        self.device_mut(argument).map(DeviceSliceMut::into_bytes)
+    }
+}
+
 /// Memory for a result, with anything in it.
 pub(crate) fn uninit<T: Pod>(
     backend: &Backend,

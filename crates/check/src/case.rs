@@ -5,7 +5,7 @@ mod draw;
 mod lists;
 mod shrink;
 
-use warptile::{DeviceProfile, ElementType, ScaleCounts, Scoring, Splits};
+use warptile::{DeviceProfile, ElementType, Quantization, QuantizedType, Scoring, Splits};
 
 use crate::data::Random;
 
@@ -87,8 +87,8 @@ pub struct Case {
     pub value_dim: usize,
     /// Element type.
     pub element: ElementType,
-    /// Whether keys and values are in e4m3, with scales as the seed has them.
-    pub e4m3: bool,
+    /// The type of quantized keys and values, whose scales are as the seed has them.
+    pub quantized: Option<QuantizedType>,
     /// The options.
     pub scoring: Scoring,
     /// Where keys are cut.
@@ -123,7 +123,7 @@ impl Case {
             head_dim,
             value_dim: head_dim,
             element: ElementType::F32,
-            e4m3: false,
+            quantized: None,
             scoring: Scoring::new(),
             splits: Splits::Even,
             layout: LayoutKind::Bshd,
@@ -159,14 +159,13 @@ impl Case {
         }
     }
 
-    /// How many scales the keys and values in e4m3 have.
-    pub(crate) fn scale_counts(&self) -> ScaleCounts {
+    /// How keys and values are quantized.
+    pub(crate) fn quantization(&self) -> Option<Quantization> {
         let mut random = Random::new(self.seed ^ 0x5ca1e);
         let mut count = || random.pick(&[1, self.kv_heads]);
-        ScaleCounts {
-            k: count(),
-            v: count(),
-        }
+        let (k, v) = (count(), count());
+        self.quantized
+            .map(|element| Quantization::new(element).scales(k, v))
     }
 
     /// The device that the case is planned for, on a GPU with this profile.

@@ -133,7 +133,7 @@ pub(crate) fn cast_keys<'a, T: Element, U: Element>(
 ) -> [KeyView<'a, U>; 2] {
     views.map(|view| match view {
         KeyView::Same(view) => KeyView::Same(cast_view(view)),
-        KeyView::E4m3(view) => KeyView::E4m3(view),
+        KeyView::Quantized(bits, element) => KeyView::Quantized(bits, element),
     })
 }
 

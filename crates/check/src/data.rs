@@ -1,7 +1,7 @@
 //! Data for cases, poison around it, and the check of what a kernel made of it.
 
 use bytemuck::cast_slice;
-use warptile::{Call, E4m3, Element, KeyView, Layout, Operands, Sequence, View};
+use warptile::{Call, Element, KeyView, Layout, Operands, QuantizedType, Sequence, View};
 
 use crate::accept::{Expectation, Verdict};
 use crate::case::{BlockTable, Case, ScoreTensor};
@@ -99,11 +99,11 @@ impl<T: Copy> Buffer<T> {
 pub struct Inputs<T> {
     /// Queries.
     pub q: Buffer<T>,
-    /// Keys. Where a call's are in e4m3, these are the same numbers, without the scale.
+    /// Keys. Where a call's are quantized, these are the same numbers, without the scale.
     pub k: Buffer<T>,
     /// Values, likewise.
     pub v: Buffer<T>,
-    /// Keys and values in e4m3, if the call's are.
+    /// Quantized keys and values, if the call's are.
     pub quantized: Option<Quantized>,
     /// ALiBi slopes.
     pub slopes: Option<Vec<f32>>,
@@ -115,13 +115,15 @@ pub struct Inputs<T> {
     pub key_mask: Option<Buffer<u8>>,
 }
 
-/// Keys and values of a case in e4m3.
+/// Quantized keys and values of a case.
 #[derive(Debug, Clone)]
 pub struct Quantized {
-    /// Keys.
-    pub k: Buffer<E4m3>,
-    /// Values.
-    pub v: Buffer<E4m3>,
+    /// Their type.
+    pub element: QuantizedType,
+    /// The bits of the keys.
+    pub k: Buffer<u8>,
+    /// Those of the values.
+    pub v: Buffer<u8>,
     /// What keys are multiplied by: one number, or one for each key/value head.
     pub k_scale: Vec<f32>,
     /// The same of values.
@@ -131,10 +133,15 @@ pub struct Quantized {
 impl Quantized {
     /// Quantizes keys and values, which become the numbers that are left of them, without the scale. Scales are of keys and of values: one
     /// number, or one for each key/value head.
-    pub fn new<T: Element>(k: &mut Buffer<T>, v: &mut Buffer<T>, scales: [Vec<f32>; 2]) -> Self {
+    pub fn new<T: Element>(
+        element: QuantizedType,
+        k: &mut Buffer<T>,
+        v: &mut Buffer<T>,
+        scales: [Vec<f32>; 2],
+    ) -> Self {
         let [k_scale, v_scale] = scales;
         let quantize = |buffer: &mut Buffer<T>, scales: &[f32]| {
-            let mut data = vec![E4m3::NAN; buffer.data.len()];
+            let mut data = vec![element.nan(); buffer.data.len()];
             let [entries, rows, heads, head_dim] = buffer.layout.shape;
             for (entry, row, head) in (0..entries)
                 .flat_map(|entry| (0..rows).map(move |row| (entry, row)))
@@ -144,10 +151,11 @@ impl Quantized {
                 let start = buffer.offset + buffer.layout.offset(entry, row, head);
                 let row = start..start + head_dim;
                 for (number, to) in buffer.data[row.clone()].iter_mut().zip(&mut data[row]) {
-                    *to = E4m3::quantize(number.to_f32(), scale);
-                    *number = match to.is_nan() {
+                    *to = element.quantize(number.to_f32(), scale);
+                    let stored = element.to_f32(*to);
+                    *number = match stored.is_nan() {
                         true => T::from_f64(f64::NAN),
-                        false => T::from_f32(to.to_f32()),
+                        false => T::from_f32(stored),
                     };
                 }
             }
@@ -158,6 +166,7 @@ impl Quantized {
             }
         };
         Quantized {
+            element,
             k: quantize(k, &k_scale),
             v: quantize(v, &v_scale),
             k_scale,
@@ -171,7 +180,7 @@ impl<T: Element> Inputs<T> {
     #[must_use]
     pub fn keys(&self) -> KeyView<'_, T> {
         match &self.quantized {
-            Some(quantized) => quantized.k.view().into(),
+            Some(quantized) => KeyView::Quantized(quantized.k.view(), quantized.element),
             None => self.k.view().into(),
         }
     }
@@ -180,7 +189,7 @@ impl<T: Element> Inputs<T> {
     #[must_use]
     pub fn values(&self) -> KeyView<'_, T> {
         match &self.quantized {
-            Some(quantized) => quantized.v.view().into(),
+            Some(quantized) => KeyView::Quantized(quantized.v.view(), quantized.element),
             None => self.v.view().into(),
         }
     }
@@ -280,14 +289,14 @@ impl Case {
         let q = tensor(call.q(), Rows::Queries);
         let mut k = tensor(call.k(), Rows::Keys(table.as_ref()));
         let mut v = tensor(call.v(), Rows::Keys(table.as_ref()));
-        let quantized = call.scales().map(|counts| {
+        let quantized = call.quantized().map(|quantized| {
             // From where some numbers are beyond 448 times the scale to where many are below the least step.
             let mut scale = |_| 0.004 * 1000.0_f64.powf(random.uniform()) as f32;
             let scales = [
-                (0..counts.k).map(&mut scale).collect(),
-                (0..counts.v).map(&mut scale).collect(),
+                (0..quantized.k_scales).map(&mut scale).collect(),
+                (0..quantized.v_scales).map(&mut scale).collect(),
             ];
-            Quantized::new(&mut k, &mut v, scales)
+            Quantized::new(quantized.element, &mut k, &mut v, scales)
         });
         let scoring = call.scoring();
         let slope_count = scoring.slope_count(call.batch(), call.heads());

@@ -1,7 +1,7 @@
 //! Running a case on a GPU.
 
 use warptile::gpu::{Bindings, Gpu, Prepared};
-use warptile::{Call, Choice, E4m3, Element, Plan, Planner};
+use warptile::{Call, Choice, Element, Plan, Planner, QuantizedType};
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Stream};
 
 use crate::{Case, Inputs, Lists, Quantized, Result, ResultBuffers};
@@ -34,12 +34,14 @@ pub struct OnGpu<T: Element> {
 pub enum KeyBuffers<T: Element> {
     /// Of the queries' type.
     Same(DeviceBuffer<T>, DeviceBuffer<T>),
-    /// In e4m3, each with its scales.
-    E4m3 {
-        /// Keys.
-        k: DeviceBuffer<E4m3>,
-        /// Values.
-        v: DeviceBuffer<E4m3>,
+    /// Of a type of 8 bits, each with its scales.
+    Quantized {
+        /// Their type.
+        element: QuantizedType,
+        /// The bits of the keys.
+        k: DeviceBuffer<u8>,
+        /// Those of the values.
+        v: DeviceBuffer<u8>,
         /// Of the keys.
         k_scale: DeviceBuffer<f32>,
         /// Of the values.
@@ -70,16 +72,18 @@ impl<T: Element> KeyBuffers<T> {
         Ok(KeyBuffers::Same(upload(k)?, upload(v)?))
     }
 
-    /// Copies keys and values in e4m3, each with its scales.
+    /// Copies the bits of quantized keys and values, each with its scales.
     ///
     /// # Errors
     /// What the driver reports.
-    pub fn e4m3(
+    pub fn quantized(
         stream: &Stream,
-        (k, k_scale): (&[E4m3], &[f32]),
-        (v, v_scale): (&[E4m3], &[f32]),
+        element: QuantizedType,
+        (k, k_scale): (&[u8], &[f32]),
+        (v, v_scale): (&[u8], &[f32]),
     ) -> warptile::Result<Self> {
-        Ok(KeyBuffers::E4m3 {
+        Ok(KeyBuffers::Quantized {
+            element,
             k: DeviceBuffer::from_slice(stream, k)?,
             v: DeviceBuffer::from_slice(stream, v)?,
             k_scale: DeviceBuffer::from_slice(stream, k_scale)?,
@@ -96,12 +100,14 @@ impl<T: Element> KeyBuffers<T> {
             KeyBuffers::Same(k, v) => {
                 KeyBuffers::Same(once_more(stream, k)?, once_more(stream, v)?)
             }
-            KeyBuffers::E4m3 {
+            KeyBuffers::Quantized {
+                element,
                 k,
                 v,
                 k_scale,
                 v_scale,
-            } => KeyBuffers::E4m3 {
+            } => KeyBuffers::Quantized {
+                element: *element,
                 k: once_more(stream, k)?,
                 v: once_more(stream, v)?,
                 k_scale: once_more(stream, k_scale)?,
@@ -122,15 +128,17 @@ impl<T: Element> KeyBuffers<T> {
     ) -> warptile::Result<Bindings<'a>> {
         Ok(match self {
             KeyBuffers::Same(k, v) => Bindings::new(q, k.slice(offset..)?, v.slice(offset..)?, out),
-            KeyBuffers::E4m3 {
+            KeyBuffers::Quantized {
+                element,
                 k,
                 v,
                 k_scale,
                 v_scale,
-            } => Bindings::e4m3(
+            } => Bindings::quantized(
                 q,
-                (k.slice(offset..)?, k_scale.as_slice()),
-                (v.slice(offset..)?, v_scale.as_slice()),
+                *element,
+                [k.slice(offset..)?, v.slice(offset..)?],
+                [k_scale.as_slice(), v_scale.as_slice()],
                 out,
             ),
         })
@@ -141,7 +149,7 @@ impl<T: Element> KeyBuffers<T> {
     pub fn byte_len(&self) -> usize {
         match self {
             KeyBuffers::Same(k, v) => k.byte_len() + v.byte_len(),
-            KeyBuffers::E4m3 { k, v, .. } => k.byte_len() + v.byte_len(),
+            KeyBuffers::Quantized { k, v, .. } => k.byte_len() + v.byte_len(),
         }
     }
 }
@@ -249,11 +257,17 @@ impl Case {
                 keys: match &inputs.quantized {
                     None => KeyBuffers::same(stream, &inputs.k.data, &inputs.v.data)?,
                     Some(Quantized {
+                        element,
                         k,
                         v,
                         k_scale,
                         v_scale,
-                    }) => KeyBuffers::e4m3(stream, (&k.data, k_scale), (&v.data, v_scale))?,
+                    }) => KeyBuffers::quantized(
+                        stream,
+                        *element,
+                        (&k.data, k_scale),
+                        (&v.data, v_scale),
+                    )?,
                 },
                 slopes: floats(inputs.slopes.as_ref())?,
                 sinks: floats(inputs.sinks.as_ref())?,

@@ -49,7 +49,7 @@ pub(crate) struct References {
 
 /// Computes a call from its definition in `f64`, parallel over rows but otherwise naive. Scores beyond the range of `f32`
 /// count as its largest finite number, which is what the fast paths can represent. A key whose bias is minus infinity is
-/// hidden, as if by the key mask. Keys and values in e4m3 are multiplied by their scales in `f64`, which is exact.
+/// hidden, as if by the key mask. Quantized keys and values are multiplied by their scales in `f64`, which is exact.
 ///
 /// # Errors
 /// [`Error::Call`] if a tensor does not fit the call, [`Error::TooLarge`] or [`Error::TooMuchWork`] if it would

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use warptile::ElementType;
+use warptile::{ElementType, QuantizedType};
 
 use crate::case::{Case, LayoutKind, Lengths, Used};
 
@@ -36,8 +36,8 @@ impl fmt::Display for Case {
             write!(f, "/{}", self.value_dim)?;
         }
         write!(f, " {}", self.element)?;
-        if self.e4m3 {
-            f.write_str(" cache=e4m3")?;
+        if let Some(element) = self.quantized {
+            write!(f, " cache={element}")?;
         }
         let scoring = self.scoring.to_string();
         if !scoring.is_empty() {
@@ -187,7 +187,7 @@ impl Parser {
                     self.key_lengths = Some(lengths?);
                 }
                 "splits" => case.splits = value.parse().ok()?,
-                "cache" if value == "e4m3" => case.e4m3 = true,
+                "cache" => case.quantized = Some(QuantizedType::from_name(value)?),
                 "pages" => case.pages = Some(value.parse().ok()?),
                 "layout" => {
                     case.layout = match value {
@@ -266,7 +266,7 @@ mod tests {
     quickcheck! {
         fn text_round_trips(seed: u64) -> bool {
             let case = Case::random(seed, 600);
-            let quantized = case.clone().with_e4m3();
+            let quantized = case.clone().with_quantized(QuantizedType::E4m3);
             case.to_string().parse() == Ok(case) && quantized.to_string().parse() == Ok(quantized)
         }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use safetensors::tensor::{SafeTensors, TensorView};
 use safetensors::{Dtype, SafeTensorError};
-use warptile::{E4m3, Element, Layout, TableLayout};
+use warptile::{Element, Layout, QuantizedType, TableLayout};
 
 use crate::failure::Failure;
 use crate::inputs::{AnyInputs, Inputs, KeyData};
@@ -366,9 +366,10 @@ impl TensorReader<'_> {
         let view = self.file.required(name)?;
         if view.dtype() != dtype {
             return Err(self.file.wrong(&format!(
-                "{name} has elements of type {}, but q has {}; keys and values both have q's type, or both F8_E4M3",
+                "{name} has elements of type {}, but q has {}; keys and values both have q's type, or both {}",
                 view.dtype(),
-                self.q
+                self.q,
+                quantized_names()
             )));
         }
         let stored = dimensions.stored_shape(self.file, name, view.shape())?;
@@ -376,32 +377,34 @@ impl TensorReader<'_> {
         Ok((elements, self.layout.layout(stored)))
     }
 
-    /// Keys and values of q's type, or in e4m3 with their scales.
+    /// Keys and values of q's type, or quantized with their scales.
     fn keys<T: Element>(
         &self,
         [k, v]: [&'static str; 2],
         dimensions: Dimensions,
     ) -> Result<(KeyData<T>, [Layout; 2]), Failure> {
         const SCALES: [&str; 2] = ["k_scale", "v_scale"];
-        let e4m3 = self.file.required(k)?.dtype() == Dtype::F8_E4M3;
-        if !e4m3 {
+        let dtype = self.file.required(k)?.dtype();
+        let of_dtype = |element: &QuantizedType| quantized_dtype(*element) == dtype;
+        let Some(element) = QuantizedType::ALL.into_iter().find(of_dtype) else {
             if let Some(scale) = SCALES
                 .iter()
                 .find(|name| self.file.optional(name).is_some())
             {
                 return Err(self.file.wrong(&format!(
-                    "{scale} is there, but {k} has elements of type {}; scales belong to keys and values of type F8_E4M3",
-                    self.file.required(k)?.dtype()
+                    "{scale} is there, but {k} has elements of type {}; scales belong to keys and values of type {}",
+                    dtype,
+                    quantized_names()
                 )));
             }
             let (k, k_layout) = self.read(k, self.q, dimensions)?;
             let (v, v_layout) = self.read(v, self.q, dimensions)?;
             return Ok((KeyData::Same([k, v]), [k_layout, v_layout]));
-        }
+        };
         let scale = |name| {
             let view = self.file.optional(name).ok_or_else(|| {
                 self.file.wrong(&format!(
-                    "{name} is missing; {k} and {v} of type F8_E4M3 are multiplied by k_scale and v_scale"
+                    "{name} is missing; {k} and {v} of type {dtype} are multiplied by k_scale and v_scale"
                 ))
             })?;
             f32_values(
@@ -413,10 +416,24 @@ impl TensorReader<'_> {
             )
         };
         let scales = [scale(SCALES[0])?, scale(SCALES[1])?];
-        let (k, k_layout) = self.read::<E4m3>(k, Dtype::F8_E4M3, dimensions)?;
-        let (v, v_layout) = self.read::<E4m3>(v, Dtype::F8_E4M3, dimensions)?;
-        Ok((KeyData::E4m3([k, v], scales), [k_layout, v_layout]))
+        let (k, k_layout) = self.read(k, dtype, dimensions)?;
+        let (v, v_layout) = self.read(v, dtype, dimensions)?;
+        let quantized = KeyData::Quantized(element, [k, v], scales);
+        Ok((quantized, [k_layout, v_layout]))
     }
+}
+
+/// What files call a type of 8 bits.
+pub(crate) const fn quantized_dtype(element: QuantizedType) -> Dtype {
+    match element {
+        QuantizedType::E4m3 => Dtype::F8_E4M3,
+    }
+}
+
+/// All of them, for messages.
+fn quantized_names() -> String {
+    let names = QuantizedType::ALL.map(|element| quantized_dtype(element).to_string());
+    names.join(" or ")
 }
 
 /// A tensor of an element for each score, `[batch, heads, queries, keys]`, if the file has it.

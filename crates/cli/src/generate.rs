@@ -218,12 +218,12 @@ fn write_expected(args: &GenArgs, inputs: &[PathBuf], file: Replacement) -> Resu
 fn write<T: Element>(args: &GenArgs, file: Option<Replacement>) -> Result<Vec<PathBuf>, Failure> {
     let (case, values) = (&args.case, args.values);
     let mut inputs = case.inputs::<T>();
-    // Keys and values in e4m3 have the distribution before they are divided by their scales.
+    // Quantized keys and values have the distribution before they are divided by their scales.
     let scales = inputs.quantized.take();
-    let scales = scales.map(|of| [of.k_scale, of.v_scale]);
+    let scales = scales.map(|of| (of.element, [of.k_scale, of.v_scale]));
     if scales.is_some() {
         let wide = Case {
-            e4m3: false,
+            quantized: None,
             ..case.clone()
         };
         let wide = wide.inputs::<T>();
@@ -233,7 +233,8 @@ fn write<T: Element>(args: &GenArgs, file: Option<Replacement>) -> Result<Vec<Pa
     for (number, tensor) in (0..).zip(tensors) {
         values.apply(tensor, mixed(case.seed) ^ number);
     }
-    let quantized = scales.map(|scales| Quantized::new(&mut inputs.k, &mut inputs.v, scales));
+    let quantized = scales
+        .map(|(element, scales)| Quantized::new(element, &mut inputs.k, &mut inputs.v, scales));
     let lists = case.lists();
     let rows = |offsets: &Option<Vec<i32>>| {
         let end = offsets.as_ref()?.last();
@@ -243,18 +244,19 @@ fn write<T: Element>(args: &GenArgs, file: Option<Replacement>) -> Result<Vec<Pa
     let key_rows = rows(&lists.key_offsets);
     let (k_shape, k) = dense(case, &inputs.k, key_rows);
     let (v_shape, v) = dense(case, &inputs.v, key_rows);
-    let in_e4m3 = quantized
-        .as_ref()
-        .map(|of| [&of.k, &of.v].map(|tensor| dense(case, tensor, key_rows).1));
+    let bits = quantized.as_ref().map(|of| {
+        let bits = [&of.k, &of.v].map(|tensor| dense(case, tensor, key_rows).1);
+        (of.element, bits)
+    });
     let (k_name, v_name) = match case.pages {
         Some(_) => ("k_pages", "v_pages"),
         None => ("k", "v"),
     };
     let mut tensors = vec![OutTensor::new("q", q_shape, &q)];
-    match &in_e4m3 {
-        Some([k, v]) => tensors.extend([
-            OutTensor::e4m3(k_name, k_shape, k),
-            OutTensor::e4m3(v_name, v_shape, v),
+    match &bits {
+        Some((element, [k, v])) => tensors.extend([
+            OutTensor::quantized(k_name, *element, k_shape, k),
+            OutTensor::quantized(v_name, *element, v_shape, v),
         ]),
         None => tensors.extend([
             OutTensor::new(k_name, k_shape, &k),

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use bytemuck::Pod;
 use half::{bf16, f16};
 use warptile::{
-    AlibiShape, Attention, Backend, Call, Choice, E4m3, Element, Error, KeyView, Keys, Layout,
-    Operands, Plan, Queries, ScaleCounts, Scales, Scoring, Splits, TableLayout, Tensor, View,
+    AlibiShape, Attention, Backend, Call, Choice, Element, Error, KeyView, Keys, Layout, Operands,
+    Plan, Quantization, QuantizedType, Queries, Scales, Scoring, Splits, TableLayout, Tensor, View,
 };
 use warptile_check::Expectation;
 
@@ -47,14 +47,48 @@ pub(crate) struct Inputs<T> {
 pub(crate) enum KeyData<T> {
     /// Of the queries' type.
     Same([Vec<T>; 2]),
-    /// In e4m3, with the scales of both.
-    E4m3([Vec<E4m3>; 2], [Vec<f32>; 2]),
+    /// The bits of quantized ones, with the scales of both.
+    Quantized(QuantizedType, [Vec<u8>; 2], [Vec<f32>; 2]),
 }
 
-/// The same on a device.
-enum KeyTensors<T: Pod> {
+/// The same on a device, the scales on the host.
+pub(crate) enum KeyTensors<'a, T: Pod> {
     Same([Tensor<T>; 2]),
-    E4m3([Tensor<E4m3>; 2]),
+    Quantized(QuantizedType, [Tensor<u8>; 2], [&'a [f32]; 2]),
+}
+
+impl<T: Element> KeyData<T> {
+    /// Brings keys and values of these layouts to a device.
+    pub(crate) fn upload(
+        &self,
+        backend: &Backend,
+        [k_layout, v_layout]: [Layout; 2],
+    ) -> warptile::Result<KeyTensors<'_, T>> {
+        Ok(match self {
+            KeyData::Same([k, v]) => KeyTensors::Same([
+                backend.tensor_with_layout(k, k_layout)?,
+                backend.tensor_with_layout(v, v_layout)?,
+            ]),
+            KeyData::Quantized(element, [k, v], scales) => {
+                let bits = [
+                    backend.tensor_with_layout(k, k_layout)?,
+                    backend.tensor_with_layout(v, v_layout)?,
+                ];
+                KeyTensors::Quantized(*element, bits, scales.each_ref().map(Vec::as_slice))
+            }
+        })
+    }
+}
+
+impl<T: Element> KeyTensors<'_, T> {
+    pub(crate) fn keys(&self) -> Keys<'_, T> {
+        match self {
+            KeyTensors::Same([k, v]) => Keys::new(k, v),
+            KeyTensors::Quantized(element, [k, v], [k_scale, v_scale]) => {
+                Keys::quantized_bits(*element, k, v, Scales::new(k_scale, v_scale))
+            }
+        }
+    }
 }
 
 /// [`Inputs`] of any element type.
@@ -128,12 +162,16 @@ impl<T: Element> Inputs<T> {
         scoring.sinks = self.sinks.is_some();
         scoring.bias = self.bias.is_some();
         scoring.key_mask = self.key_mask.is_some();
+        let quantized = match &self.kv {
+            KeyData::Same(_) => None,
+            KeyData::Quantized(element, _, [k, v]) => {
+                Some(Quantization::new(*element).scales(k.len(), v.len()))
+            }
+        };
         let mut builder = Call::builder(&self.q_layout, &self.k_layout, &self.v_layout, T::TYPE)
             .scoring(scoring)
-            .splits(settings.splits);
-        if let Some([k, v]) = self.scales() {
-            builder = builder.e4m3(ScaleCounts::of(k, v));
-        }
+            .splits(settings.splits)
+            .quantized(quantized);
         if let Some(offsets) = &self.cu_seqlens_q {
             builder = builder.packed_queries(offsets);
         }
@@ -160,11 +198,11 @@ impl<T: Element> Inputs<T> {
         Ok(call)
     }
 
-    /// Of keys and of values in e4m3.
+    /// Of quantized keys and of values.
     fn scales(&self) -> Option<[&[f32]; 2]> {
         match &self.kv {
             KeyData::Same(_) => None,
-            KeyData::E4m3(_, scales) => Some(scales.each_ref().map(Vec::as_slice)),
+            KeyData::Quantized(_, _, scales) => Some(scales.each_ref().map(Vec::as_slice)),
         }
     }
 
@@ -201,28 +239,13 @@ impl<T: Element> Inputs<T> {
         const REPEATS: usize = 20;
         const REPEAT_TIME: Duration = Duration::from_secs(1);
         let q = backend.tensor_with_layout(&self.q, self.q_layout)?;
-        let kv = match &self.kv {
-            KeyData::Same([k, v]) => KeyTensors::Same([
-                backend.tensor_with_layout(k, self.k_layout)?,
-                backend.tensor_with_layout(v, self.v_layout)?,
-            ]),
-            KeyData::E4m3([k, v], _) => KeyTensors::E4m3([
-                backend.tensor_with_layout(k, self.k_layout)?,
-                backend.tensor_with_layout(v, self.v_layout)?,
-            ]),
-        };
+        let kv = self.kv.upload(backend, [self.k_layout, self.v_layout])?;
         let bias = uploaded(backend, self.bias.as_ref())?;
         let key_mask = uploaded(backend, self.key_mask.as_ref())?;
         backend.synchronize()?;
         let attention = self.attention(settings);
         let mut queries = Queries::new(&q);
-        let mut keys = match &kv {
-            KeyTensors::Same([k, v]) => Keys::new(k, v),
-            KeyTensors::E4m3([k, v]) => {
-                let [k_scale, v_scale] = self.scales().unwrap_or_default();
-                Keys::e4m3(k, v, Scales::new(k_scale, v_scale))
-            }
-        };
+        let mut keys = kv.keys();
         if let Some((table, layout)) = &self.block_table {
             keys = keys.in_pages(table, *layout);
         }
@@ -287,9 +310,9 @@ impl<T: Element> Inputs<T> {
                 View::new(k, self.k_layout).into(),
                 View::new(v, self.v_layout).into(),
             ],
-            KeyData::E4m3([k, v], _) => [
-                View::new(k, self.k_layout).into(),
-                View::new(v, self.v_layout).into(),
+            KeyData::Quantized(element, [k, v], _) => [
+                KeyView::Quantized(View::new(k, self.k_layout), *element),
+                KeyView::Quantized(View::new(v, self.v_layout), *element),
             ],
         };
         Expectation::new(call, View::new(&self.q, self.q_layout), k, v, &operands)

@@ -186,7 +186,7 @@ pub struct Image {
     pub features: Features,
     /// What it was compiled for.
     pub target: Target,
-    /// Element type of the tensors; [`reads_e4m3`](Self::reads_e4m3) says of which keys and values are.
+    /// Element type of the tensors; keys and values are of another if [`features`](Self::features) has [`Features::E4M3`].
     pub element: ElementType,
     /// Tile shape.
     pub tiling: TileShape,
@@ -215,12 +215,6 @@ pub struct Image {
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 
 impl Image {
-    /// Whether its keys and values are in e4m3, whatever [`element`](Self::element) is; otherwise they are of that type.
-    #[must_use]
-    pub const fn reads_e4m3(&self) -> bool {
-        self.features.contains(Features::E4M3)
-    }
-
     /// Unpacks the image: an ELF for cubins, NUL-terminated text for PTX. The whole pack is decompressed for it, which takes
     /// a few milliseconds; nothing is kept.
     ///

@@ -226,7 +226,7 @@ fn the_record_in_an_image_is_what_the_catalog_says() {
             (image.abi_hash, image.param_bytes),
             "{name}"
         );
-        let takes_its_block = match (image.role, image.reads_e4m3()) {
+        let takes_its_block = match (image.role, image.features.contains(Features::E4M3)) {
             (Role::Combine, _) => record.takes::<Merge>(),
             (Role::Append, false) => record.takes::<Append>(),
             (Role::Append, true) => record.takes::<AppendE4m3>(),

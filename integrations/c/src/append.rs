@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use attention::gpu::PreparedAppend;
 use attention::{
-    Append as Checked, AppendOperands, CacheMut, CacheOperand, E4m3, Element, ElementType,
+    Append as Checked, AppendOperands, CacheMut, CacheOperand, Element, ElementType,
     Layout as Strided, QueriesMut, Tables, append_cpu,
 };
 use half::{bf16, f16};
@@ -48,9 +48,8 @@ pub unsafe extern "C" fn warptile_append_prepare(
         // SAFETY: there are no lists.
         let checked = unsafe { write(&desc, rotary.as_ref(), None) }?;
         let unchecked = flag("unchecked", desc.unchecked)?;
-        let on = OnGpu::load(device, unchecked, |gpu| match checked.scales() {
-            None => gpu.prepare_append(checked.element()),
-            Some(_) => gpu.prepare_append_e4m3(checked.element()),
+        let on = OnGpu::load(device, unchecked, |gpu| {
+            gpu.prepare_append(checked.element(), checked.quantized_type())
         })?;
         let made = Box::into_raw(Box::new(Append {
             desc,
@@ -136,10 +135,11 @@ unsafe fn run_on_cpu<T: Element>(append: &Append, memory: &AppendMemory) -> Resu
     // SAFETY: the caller's promise.
     unsafe {
         let append = write(desc, append.rotary(), Some(memory))?;
-        match scales_on_host(append.scales(), [memory.k_scale, memory.v_scale])? {
+        let scales = scales_on_host(append.quantized(), [memory.k_scale, memory.v_scale])?;
+        match append.quantized_type().zip(scales) {
             None => write_on_cpu::<T, T>(desc, &append, memory, CacheOperand::Same),
-            Some(scales) => write_on_cpu::<T, E4m3>(desc, &append, memory, |cache| {
-                CacheOperand::E4m3(cache, scales)
+            Some((element, scales)) => write_on_cpu::<T, u8>(desc, &append, memory, |cache| {
+                CacheOperand::Quantized(cache, element, scales)
             }),
         }
     }

@@ -9,7 +9,7 @@ use crate::append_desc::{
 };
 use crate::error::{Failure, Result};
 use crate::host::{List, Part, list};
-use crate::structs::{bound, count, element, flag, scales, sequences};
+use crate::structs::{bound, count, element, flag, quantization, sequences};
 
 /// The write that a description says, with the rotation that [`rotation`] has read. On the CPU its lists are those of `memory`; without
 /// `memory` they are on a device, or not known yet.
@@ -30,9 +30,10 @@ pub(crate) unsafe fn write(
     let k_pages = desc.k_pages.required("k_pages")?;
     let v_pages = desc.v_pages.required("v_pages")?;
     let mut builder = Append::builder(element, [&k, &v], [&k_pages, &v_pages]);
-    if let Some(counts) = scales(desc.cache_element, [desc.k_scales, desc.v_scales])? {
-        builder = builder.e4m3(counts);
-    }
+    builder = builder.quantized(quantization(
+        desc.cache_element,
+        [desc.k_scales, desc.v_scales],
+    )?);
     if let Some(rotary) = rotary {
         builder = builder.rotary(rotary.clone());
     }

@@ -9,7 +9,7 @@ use crate::attention_desc::{
 };
 use crate::error::{Failure, Result};
 use crate::host::{List, list};
-use crate::structs::{bound, count, element, flag, name, scales, sequences};
+use crate::structs::{bound, count, element, flag, name, quantization, sequences};
 
 /// The call that a description says. On the CPU its lists are those of `memory`; without `memory` they are on a device, or not known yet.
 ///
@@ -45,9 +45,10 @@ pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>
             keys => Splits::EveryKeys(keys),
         })
         .want_lse(flag("want_lse", desc.want_lse)?);
-    if let Some(counts) = scales(desc.cache_element, [desc.k_scales, desc.v_scales])? {
-        builder = builder.e4m3(counts);
-    }
+    builder = builder.quantized(quantization(
+        desc.cache_element,
+        [desc.k_scales, desc.v_scales],
+    )?);
     if let Some(out) = desc.out.given("out")? {
         builder = builder.out(out);
     }

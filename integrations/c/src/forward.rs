@@ -4,8 +4,8 @@ use std::ffi::c_void;
 
 use attention::gpu::Prepared;
 use attention::{
-    Call, Choice, E4m3, Element, ElementType, KeyView, Layout as Checked, Operands, View, ViewMut,
-    forward_cpu,
+    Call, Choice, Element, ElementType, KeyView, Layout as Checked, Operands, QuantizedType, View,
+    ViewMut, forward_cpu,
 };
 use half::{bf16, f16};
 
@@ -178,10 +178,10 @@ unsafe fn run_on_cpu<T: Element>(desc: &AttentionDesc, memory: &AttentionMemory)
     let call = unsafe { call(desc, Some(memory)) }?;
     let q = Part::<T>::tensor("q", memory.q.cast(), call.q())?;
     // SAFETY: the caller's promise.
-    let scales = unsafe { scales_on_host(call.scales(), [memory.k_scale, memory.v_scale]) }?;
-    let e4m3 = scales.is_some();
-    let k = KeyPart::<T>::tensor("k", memory.k, call.k(), e4m3)?;
-    let v = KeyPart::<T>::tensor("v", memory.v, call.v(), e4m3)?;
+    let scales = unsafe { scales_on_host(call.quantized(), [memory.k_scale, memory.v_scale]) }?;
+    let quantized = call.quantized_type();
+    let k = KeyPart::<T>::tensor("k", memory.k, call.k(), quantized)?;
+    let v = KeyPart::<T>::tensor("v", memory.v, call.v(), quantized)?;
     let out = Part::<T>::tensor("out", memory.out.cast_const().cast(), call.out())?;
     let scoring = call.scoring();
     let slopes = scoring.slope_count(call.batch(), call.heads());
@@ -247,7 +247,8 @@ unsafe fn run_on_cpu<T: Element>(desc: &AttentionDesc, memory: &AttentionMemory)
 /// Keys or values on the CPU.
 enum KeyPart<T> {
     Same(Part<T>),
-    E4m3(Part<E4m3>),
+    /// The bits of numbers of this type.
+    Quantized(Part<u8>, QuantizedType),
 }
 
 impl<T: Element> KeyPart<T> {
@@ -255,18 +256,18 @@ impl<T: Element> KeyPart<T> {
         name: &'static str,
         start: *const c_void,
         layout: &Checked,
-        e4m3: bool,
+        quantized: Option<QuantizedType>,
     ) -> Result<Self> {
-        Ok(match e4m3 {
-            false => KeyPart::Same(Part::tensor(name, start.cast(), layout)?),
-            true => KeyPart::E4m3(Part::tensor(name, start.cast(), layout)?),
+        Ok(match quantized {
+            None => KeyPart::Same(Part::tensor(name, start.cast(), layout)?),
+            Some(element) => KeyPart::Quantized(Part::tensor(name, start.cast(), layout)?, element),
         })
     }
 
     fn place(&self) -> Place {
         match self {
             KeyPart::Same(part) => part.place(),
-            KeyPart::E4m3(part) => part.place(),
+            KeyPart::Quantized(part, _) => part.place(),
         }
     }
 
@@ -277,7 +278,9 @@ impl<T: Element> KeyPart<T> {
         unsafe {
             match self {
                 KeyPart::Same(part) => View::new(part.slice(), *layout).into(),
-                KeyPart::E4m3(part) => View::new(part.slice(), *layout).into(),
+                KeyPart::Quantized(part, element) => {
+                    KeyView::Quantized(View::new(part.slice(), *layout), *element)
+                }
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use attention::{Layout, ScaleCounts};
+use attention::{Layout, Quantization};
 
 use crate::error::{Failure, Result};
 use crate::structs::check_pointer;
@@ -173,15 +173,15 @@ impl Place {
 /// # Safety
 /// As [`list_on_host`].
 pub(crate) unsafe fn scales_on_host<'a>(
-    counts: Option<ScaleCounts>,
+    quantized: Option<Quantization>,
     [k, v]: [*const f32; 2],
 ) -> Result<Option<[&'a [f32]; 2]>> {
-    let wanted = counts.is_some();
-    let counts = counts.unwrap_or_default();
+    let wanted = quantized.is_some();
+    let (k_scales, v_scales) = quantized.map_or((0, 0), |each| (each.k_scales, each.v_scales));
     // SAFETY: the caller's promise.
     unsafe {
-        let k = list_on_host("k_scale", wanted, k, counts.k)?;
-        let v = list_on_host("v_scale", wanted, v, counts.v)?;
+        let k = list_on_host("k_scale", wanted, k, k_scales)?;
+        let v = list_on_host("v_scale", wanted, v, v_scales)?;
         Ok(k.zip(v).map(|(k, v)| [k, v]))
     }
 }

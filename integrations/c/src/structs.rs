@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use attention::{ElementType, Layout as Checked, ScaleCounts};
+use attention::{ElementType, Layout as Checked, Quantization, QuantizedType};
 
 use crate::error::{Failure, Result};
 
@@ -119,24 +119,37 @@ pub(crate) fn element(value: u32) -> Result<ElementType> {
     }
 }
 
-/// How many scales keys and values have, if they are in e4m3: by `cache_element`, 0 for the type of the other tensors.
-pub(crate) fn scales(cache_element: u32, [k, v]: [u32; 2]) -> Result<Option<ScaleCounts>> {
+/// How keys and values, or a cache, are quantized: by `cache_element`, 0 for the type of the other tensors, and the numbers of scales.
+pub(crate) fn quantization(
+    cache_element: u32,
+    [k_scales, v_scales]: [u32; 2],
+) -> Result<Option<Quantization>> {
+    let element = match cache_element {
+        WARPTILE_E4M3 => QuantizedType::E4m3,
+        0 if k_scales == 0 && v_scales == 0 => return Ok(None),
+        0 => {
+            return Err(Failure::of(
+                if k_scales == 0 {
+                    "v_scales"
+                } else {
+                    "k_scales"
+                },
+                "is given, but cache_element is not WARPTILE_E4M3",
+            ));
+        }
+        other => {
+            return Err(Failure::of(
+                "cache_element",
+                format!(
+                    "is {other}, but must be 0, for that of the other tensors, or WARPTILE_E4M3"
+                ),
+            ));
+        }
+    };
     let or_one = |count: u32| count.max(1) as usize;
-    match cache_element {
-        WARPTILE_E4M3 => Ok(Some(ScaleCounts {
-            k: or_one(k),
-            v: or_one(v),
-        })),
-        0 if k == 0 && v == 0 => Ok(None),
-        0 => Err(Failure::of(
-            if k == 0 { "v_scales" } else { "k_scales" },
-            "is given, but cache_element is not WARPTILE_E4M3",
-        )),
-        other => Err(Failure::of(
-            "cache_element",
-            format!("is {other}, but must be 0, for that of the other tensors, or WARPTILE_E4M3"),
-        )),
-    }
+    Ok(Some(
+        Quantization::new(element).scales(or_one(k_scales), or_one(v_scales)),
+    ))
 }
 
 /// A name; `None` if it is not given.

@@ -189,15 +189,15 @@ impl<'a, T: Element> Bindings<'a, T> {
         Self::of(q, [k, v], out)
     }
 
-    /// As [`new`](Self::new), of keys and values in e4m3, as `u8` or any other type of one byte: a [`Call`](warptile::Call) that was built
-    /// with [`e4m3`](warptile::CallBuilder::e4m3). Each has its scales, as many as the call says, which the kernel reads when it runs.
-    pub fn e4m3<B: 'a>(
+    /// As [`new`](Self::new), of quantized keys and values, as `u8` or any other type of one byte: a [`Call`](warptile::Call) that was
+    /// built with [`quantized`](warptile::CallBuilder::quantized), which says what the bytes mean. Each has its scales, as many as the call says, which the kernel reads when it runs.
+    pub fn quantized<B: 'a>(
         q: CudaView<'a, T>,
         (k, k_scale): (CudaView<'a, B>, CudaView<'a, f32>),
         (v, v_scale): (CudaView<'a, B>, CudaView<'a, f32>),
         out: CudaViewMut<'a, T>,
     ) -> Self {
-        const { assert!(size_of::<B>() == 1, "e4m3 has one byte") };
+        const { assert!(size_of::<B>() == 1, "a quantized number has one byte") };
         let mut bindings = Self::of(q, [k, v], out);
         bindings.slots.set(Argument::KScale as usize, k_scale);
         bindings.slots.set(Argument::VScale as usize, v_scale);
@@ -297,30 +297,30 @@ impl<'a, T: Element> AppendBindings<'a, T> {
         Self::of(k, v).cache_in_one(cache, [k_at, v_at])
     }
 
-    /// As [`new`](Self::new), with a cache in e4m3, as `u8` or any other type of one byte: an [`Append`](warptile::Append) that was built
-    /// with [`e4m3`](warptile::AppendBuilder::e4m3). Keys and values have their scales, as many as it says.
-    pub fn e4m3<B: 'a>(
+    /// As [`new`](Self::new), with a quantized cache, as `u8` or any other type of one byte: an [`Append`](warptile::Append) that was
+    /// built with [`quantized`](warptile::AppendBuilder::quantized). Keys and values have their scales, as many as it says.
+    pub fn quantized<B: 'a>(
         k: CudaView<'a, T>,
         v: CudaView<'a, T>,
         (k_pages, k_scale): (CudaViewMut<'a, B>, CudaView<'a, f32>),
         (v_pages, v_scale): (CudaViewMut<'a, B>, CudaView<'a, f32>),
     ) -> Self {
-        const { assert!(size_of::<B>() == 1, "e4m3 has one byte") };
+        const { assert!(size_of::<B>() == 1, "a quantized number has one byte") };
         let mut bindings = Self::of(k, v);
         bindings.slots.set(AppendArgument::KPages as usize, k_pages);
         bindings.slots.set(AppendArgument::VPages as usize, v_pages);
         bindings.scales([k_scale, v_scale])
     }
 
-    /// As [`e4m3`](Self::e4m3), with the keys and values in one piece of memory, `k_at` and `v_at` bytes after its beginning.
-    pub fn e4m3_in_one<B: 'a>(
+    /// As [`quantized`](Self::quantized), with the keys and values in one piece of memory, `k_at` and `v_at` bytes after its beginning.
+    pub fn quantized_in_one<B: 'a>(
         k: CudaView<'a, T>,
         v: CudaView<'a, T>,
         cache: CudaViewMut<'a, B>,
         at: [usize; 2],
         scales: [CudaView<'a, f32>; 2],
     ) -> Self {
-        const { assert!(size_of::<B>() == 1, "e4m3 has one byte") };
+        const { assert!(size_of::<B>() == 1, "a quantized number has one byte") };
         Self::of(k, v).cache_in_one(cache, at).scales(scales)
     }
 

@@ -160,10 +160,9 @@ impl Session {
             .slots
             .lock(&self.stream, |slot| AppendArgument::ALL[slot].name())?;
         locked.check(append.memory())?;
-        let prepared = match append.scales() {
-            None => self.gpu.prepare_append(append.element())?,
-            Some(_) => self.gpu.prepare_append_e4m3(append.element())?,
-        };
+        let prepared = self
+            .gpu
+            .prepare_append(append.element(), append.quantized_type())?;
         let addresses = AppendAddresses::from_fn(|argument| locked.addresses[argument as usize]);
         let stream = self.enter()?;
         // SAFETY: as in `launch_with`, but that there is no workspace.

@@ -10,8 +10,8 @@ use half::{bf16, f16};
 use libloading::Library;
 use warptile_cudarc::cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
 use warptile_cudarc::warptile::{
-    Append, Call, Choice, ElementType, Layout, Mask, Merge, Pairing, Rotary, ScaleCounts, Scoring,
-    TableLayout,
+    Append, Call, Choice, ElementType, Layout, Mask, Merge, Pairing, Quantization, QuantizedType,
+    Rotary, Scoring, TableLayout,
 };
 use warptile_cudarc::{AppendBindings, Bindings, MergeBindings, Session};
 
@@ -254,15 +254,15 @@ fn e4m3(session: &Session) -> Result {
         Layout::bshd([1, 1, 8, 64]),
         Layout::bshd([4, 16, 2, 64]),
     );
-    let scales = ScaleCounts { k: 1, v: 2 };
+    let quantized = Quantization::new(QuantizedType::E4m3).scales(1, 2);
     let append = Append::builder(ElementType::F16, [&row, &row], [&pages, &pages])
-        .e4m3(scales)
+        .quantized(quantized)
         .device_key_lengths(1)
         .device_block_table(4)
         .build()?;
     let call = Call::builder(&queries, &pages, &pages, ElementType::F16)
         .want_lse(false)
-        .e4m3(scales)
+        .quantized(quantized)
         .device_key_lengths(1)
         .device_block_table([1, 4])
         .build()?;
@@ -278,7 +278,7 @@ fn e4m3(session: &Session) -> Result {
         stream.clone_htod(&[0.5_f32, 0.25])?,
     );
     let (lengths, table) = (stream.alloc_zeros::<i32>(1)?, stream.alloc_zeros::<i32>(4)?);
-    let bindings = AppendBindings::e4m3(
+    let bindings = AppendBindings::quantized(
         new.as_view(),
         new.as_view(),
         (k_pages.as_view_mut(), k_scale.as_view()),
@@ -288,7 +288,7 @@ fn e4m3(session: &Session) -> Result {
         .key_lengths(lengths.as_view())
         .block_table(table.as_view());
     session.append(&append, write)?;
-    let read = Bindings::e4m3(
+    let read = Bindings::quantized(
         q.as_view(),
         (k_pages.as_view(), k_scale.as_view()),
         (v_pages.as_view(), v_scale.as_view()),
@@ -297,7 +297,7 @@ fn e4m3(session: &Session) -> Result {
     .key_lengths(lengths.as_view())
     .block_table(table.as_view());
     session.launch(&call, read)?;
-    let short = Bindings::e4m3(
+    let short = Bindings::quantized(
         q.as_view(),
         (k_pages.as_view(), k_scale.as_view()),
         (v_pages.as_view(), k_scale.as_view()),

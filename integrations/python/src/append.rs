@@ -77,9 +77,7 @@ impl<'py> Request<'py> {
         let sin = reader.optional("rotary_sin", options.rotary_sin.as_ref())?;
 
         let mut builder = Append::builder(element, new.each_ref(), cache.each_ref());
-        if let Some(scales) = &scales {
-            builder = builder.e4m3(scales.counts());
-        }
+        builder = builder.quantized(scales.as_ref().map(Scales::quantization));
         builder = match lengths.on_host() {
             Some(before) => builder.key_lengths(before),
             None => builder.device_key_lengths(lengths.count()),
@@ -231,7 +229,7 @@ struct Places<'a> {
     v: &'a Described,
     k_cache: &'a Described,
     v_cache: &'a Described,
-    /// Of a cache in e4m3: those of keys and of values.
+    /// Of a quantized cache: those of keys and of values.
     scales: Option<[&'a [f32]; 2]>,
     /// Cosines and sines.
     tables: Option<(&'a Described, &'a Described)>,
@@ -265,9 +263,11 @@ impl Places<'_> {
         // SAFETY: the layouts are those of the arrays; outputs overlap no input, and `q_out` is new. A cache with keys and values in one
         // tensor becomes one slice.
         unsafe {
-            let cache = match self.scales {
+            let cache = match append.quantized_type().zip(self.scales) {
                 None => self.cache_memory::<T>(append, together)?.into(),
-                Some(scales) => CacheOperand::E4m3(self.cache_memory(append, together)?, scales),
+                Some((element, scales)) => {
+                    CacheOperand::Quantized(self.cache_memory(append, together)?, element, scales)
+                }
             };
             let queries = match (self.q, self.q_out, append.q(), append.q_out()) {
                 (Some(q), Some(out), Some(q_layout), Some(out_layout)) => Some(QueriesMut::Into(

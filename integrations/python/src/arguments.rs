@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
-use warptile::{Align, Layout, Mask, ScaleCounts, TableLayout};
+use warptile::{Align, Layout, Mask, Quantization, QuantizedType, TableLayout};
 
 use crate::array::{Array, Described, Device, Dtype, Gradients, Library, Use, device_of};
 use crate::cpu;
@@ -166,7 +166,7 @@ impl Lengths<'_> {
     }
 }
 
-/// What keys or values in e4m3 are multiplied by.
+/// What quantized keys or values are multiplied by.
 pub(crate) struct Scale<'py> {
     count: usize,
     /// On the CPU.
@@ -175,27 +175,27 @@ pub(crate) struct Scale<'py> {
     array: Option<Array<'py>>,
 }
 
-/// The scales of keys and of values, if these are in e4m3.
-pub(crate) struct Scales<'py>([Scale<'py>; 2]);
+/// The type of quantized keys and values, and the scales of both.
+pub(crate) struct Scales<'py> {
+    element: QuantizedType,
+    of: [Scale<'py>; 2],
+}
 
 impl Scales<'_> {
-    pub(crate) const fn counts(&self) -> ScaleCounts {
-        let Scales([k, v]) = self;
-        ScaleCounts {
-            k: k.count,
-            v: v.count,
-        }
+    pub(crate) const fn quantization(&self) -> Quantization {
+        let [k, v] = &self.of;
+        Quantization::new(self.element).scales(k.count, v.count)
     }
 
     /// Of keys and of values on the CPU.
     pub(crate) fn values(&self) -> [&[f32]; 2] {
-        self.0.each_ref().map(|scale| &scale.values[..])
+        self.of.each_ref().map(|scale| &scale.values[..])
     }
 
     /// The same on a GPU.
     pub(crate) fn addresses(&self) -> [u64; 2] {
         let address = |scale: &Scale<'_>| scale.array.as_ref().map_or(0, |array| array.is.address);
-        self.0.each_ref().map(address)
+        self.of.each_ref().map(address)
     }
 }
 
@@ -341,7 +341,7 @@ impl Reader {
         Ok((None, Some(values), shape))
     }
 
-    /// The scales of keys and values, which are there if these are in e4m3.
+    /// The scales of keys and values, which are there if these are quantized.
     pub(crate) fn scales<'py>(
         &self,
         [k, v]: [&Array<'_>; 2],
@@ -349,25 +349,26 @@ impl Reader {
     ) -> Result<Option<Scales<'py>>> {
         let (k, v) = (&k.is, &v.is);
         let given = k_scale.is_some() || v_scale.is_some();
-        let e4m3 = k.is_e4m3(given);
-        if v.is_e4m3(given) != e4m3 {
+        let quantized = k.quantized(given);
+        if v.quantized(given) != quantized {
             return Err(v.wrong_dtype(&format!("{}, as {} has", k.dtype, k.name)));
         }
-        match (k_scale, v_scale) {
-            (None, None) if !e4m3 => Ok(None),
-            (Some(k), Some(v)) if e4m3 => Ok(Some(Scales([
-                self.scale("k_descale", k)?,
-                self.scale("v_descale", v)?,
-            ]))),
-            _ if e4m3 => Err(Failure::Invalid(format!(
-                "{} is missing, but {} and {} are in float8_e4m3fn",
+        match (quantized, k_scale, v_scale) {
+            (None, None, None) => Ok(None),
+            (Some(element), Some(k), Some(v)) => Ok(Some(Scales {
+                element,
+                of: [self.scale("k_descale", k)?, self.scale("v_descale", v)?],
+            })),
+            (Some(element), ..) => Err(Failure::Invalid(format!(
+                "{} is missing, but {} and {} are in {}",
                 if k_scale.is_none() {
                     "k_descale"
                 } else {
                     "v_descale"
                 },
                 k.name,
-                v.name
+                v.name,
+                Dtype::Quantized(element)
             ))),
             _ => Err(Failure::Invalid(format!(
                 "{} is given, but {} has elements of type {}; only those of float8_e4m3fn, or their bits as uint8, have scales",

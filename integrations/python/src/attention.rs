@@ -118,10 +118,8 @@ impl<'py> Request<'py> {
         let want_lse = lse.is_some() || options.return_lse;
         let mut builder = Call::builder(&q_layout, &k_layout, &v_layout, element)
             .scoring(scoring)
+            .quantized(scales.as_ref().map(Scales::quantization))
             .want_lse(want_lse);
-        if let Some(scales) = &scales {
-            builder = builder.e4m3(scales.counts());
-        }
         if let Some(out) = &out {
             builder = builder.out(out.is.tensor(order, packed_q)?);
         }

@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use half::{bf16, f16};
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use warptile::{
-    Call, E4m3, Element, ElementType, KeyView, Layout, Operands, View, ViewMut, forward_cpu,
-};
+use warptile::{Call, Element, ElementType, KeyView, Layout, Operands, View, ViewMut, forward_cpu};
 
 use crate::array::Described;
 use crate::errors::{Failure, Result};
@@ -65,7 +63,7 @@ pub(crate) struct Tensors<'a> {
     pub(crate) lse: Option<&'a Described>,
     pub(crate) slopes: Option<&'a [f32]>,
     pub(crate) sinks: Option<&'a [f32]>,
-    /// Of keys and values in e4m3.
+    /// Of quantized keys and values.
     pub(crate) scales: Option<[&'a [f32]; 2]>,
     pub(crate) bias: Option<&'a Described>,
     pub(crate) key_mask: Option<&'a Described>,
@@ -108,16 +106,16 @@ unsafe fn typed<T: Element>(call: &Call, tensors: &Tensors<'_>) -> Result<()> {
             None => None,
         };
         let q = View::new(slice::<T>(q, call.q())?, *call.q());
-        let [k, v]: [KeyView<'_, T>; 2] = match tensors.scales {
+        let [k, v]: [KeyView<'_, T>; 2] = match call.quantized_type().zip(tensors.scales) {
             None => [
                 View::new(slice::<T>(k, call.k())?, *call.k()).into(),
                 View::new(slice::<T>(v, call.v())?, *call.v()).into(),
             ],
-            Some([k_scale, v_scale]) => {
+            Some((element, [k_scale, v_scale])) => {
                 operands = operands.scales(k_scale, v_scale);
                 [
-                    View::new(slice::<E4m3>(k, call.k())?, *call.k()).into(),
-                    View::new(slice::<E4m3>(v, call.v())?, *call.v()).into(),
+                    KeyView::Quantized(View::new(slice(k, call.k())?, *call.k()), element),
+                    KeyView::Quantized(View::new(slice(v, call.v())?, *call.v()), element),
                 ]
             }
         };

@@ -6,6 +6,7 @@ use std::ffi::{CStr, c_void};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
+use warptile::QuantizedType;
 
 use crate::array::{Described, Device, Dtype};
 use crate::errors::{Failure, Result};
@@ -159,7 +160,7 @@ fn describe(name: &'static str, tensor: &DlTensor, writable: bool) -> Result<Des
         (4, 16, 1) => Dtype::Bf16,
         (6, 8, 1) => Dtype::Bool,
         // kDLFloat8_e4m3fn
-        (10, 8, 1) => Dtype::E4m3,
+        (10, 8, 1) => Dtype::Quantized(QuantizedType::E4m3),
         _ => Dtype::Other(format!("DLPack ({code}, {bits}, {lanes})")),
     };
     Described::new(

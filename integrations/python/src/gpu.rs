@@ -11,7 +11,9 @@ use warptile::driver::sys::{
 };
 use warptile::driver::{Context, Driver};
 use warptile::gpu::{Addresses, AppendAddresses, Gpu, MergeAddresses, Prepared, PreparedAppend};
-use warptile::{Append, Call, Choice, DeviceProfile, ElementType, Merge, Plan, Problem};
+use warptile::{
+    Append, Call, Choice, DeviceProfile, ElementType, Merge, Plan, Problem, QuantizedType,
+};
 
 use crate::array::Device;
 use crate::errors::{Failure, Result};
@@ -22,9 +24,11 @@ pub(crate) struct Opened {
     workspaces: Mutex<HashMap<Queue, Workspace>>,
     /// What was launched in captures: a graph may replay it at any time.
     captured: Mutex<Vec<Prepared>>,
-    /// One for each element type in use, and whether the cache is in e4m3.
-    appends: Mutex<Vec<((ElementType, bool), PreparedAppend)>>,
+    appends: Mutex<Vec<(AppendTypes, PreparedAppend)>>,
 }
+
+/// The element type of new rows, and the type of the cache if that is quantized.
+type AppendTypes = (ElementType, Option<QuantizedType>);
 
 /// Launches that run one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -165,7 +169,7 @@ pub(crate) unsafe fn append(
     addresses: &AppendAddresses,
 ) -> Result<()> {
     let opened = open(ordinal)?;
-    let prepared = opened.append(append.element(), append.scales().is_some())?;
+    let prepared = opened.append(append.element(), append.quantized_type())?;
     opened.gpu.context().within(|| {
         // SAFETY: the context is current, and the caller's promise. `appends` keeps what a graph needs.
         unsafe { prepared.launch_raw(handle(stream), append, addresses) }?;
@@ -174,16 +178,13 @@ pub(crate) unsafe fn append(
 }
 
 impl Opened {
-    fn append(&self, element: ElementType, e4m3: bool) -> Result<PreparedAppend> {
+    fn append(&self, element: ElementType, cache: Option<QuantizedType>) -> Result<PreparedAppend> {
         let mut appends = lock(&self.appends);
-        if let Some((_, known)) = appends.iter().find(|(known, _)| *known == (element, e4m3)) {
+        if let Some((_, known)) = appends.iter().find(|(known, _)| *known == (element, cache)) {
             return Ok(known.clone());
         }
-        let made = match e4m3 {
-            false => self.gpu.prepare_append(element)?,
-            true => self.gpu.prepare_append_e4m3(element)?,
-        };
-        appends.push(((element, e4m3), made.clone()));
+        let made = self.gpu.prepare_append(element, cache)?;
+        appends.push(((element, cache), made.clone()));
         Ok(made)
     }
 

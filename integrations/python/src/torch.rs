@@ -5,6 +5,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
+use warptile::QuantizedType;
 
 use crate::array::{Described, Device, Dtype, Gradients, MAX_RANK, numbers};
 use crate::errors::{Failure, Result};
@@ -49,7 +50,7 @@ impl Torch {
         ];
         // Since torch 2.1.
         if let Ok(e4m3) = of("float8_e4m3fn") {
-            dtypes.push((e4m3, Dtype::E4m3));
+            dtypes.push((e4m3, Dtype::Quantized(QuantizedType::E4m3)));
         }
         Ok(Torch {
             tensor: class(torch.getattr("Tensor")?)?,

@@ -1,13 +1,13 @@
 //! How a call is described and checked.
 
 use crate::call::Call;
-use crate::e4m3::ScaleCounts;
 use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::layout::{DIMENSIONS, Layout, MAX_HEAD_DIM, MAX_LEN, PAGE_DIMENSIONS};
 use crate::lengths::{KEYS, LengthsRequest, QUERIES, Request};
 use crate::operands::LengthElement;
 use crate::pages::{BLOCK_TABLE, TableLayout, TableRequest};
+use crate::quantized::Quantization;
 use crate::scoring::Scoring;
 use crate::splits::Splits;
 
@@ -27,7 +27,7 @@ pub struct CallBuilder<'a> {
     table: Option<TableRequest<'a>>,
     scoring: Scoring,
     splits: Splits,
-    scales: Option<ScaleCounts>,
+    quantized: Option<Quantization>,
     want_lse: bool,
     aligned: bool,
 }
@@ -47,7 +47,7 @@ impl<'a> CallBuilder<'a> {
             table: None,
             scoring: Scoring::default(),
             splits: Splits::default(),
-            scales: None,
+            quantized: None,
             want_lse: true,
             aligned: true,
         }
@@ -65,10 +65,9 @@ impl<'a> CallBuilder<'a> {
         self
     }
 
-    /// Keys and values are in [`E4m3`](crate::E4m3), each number of which counts times its scale: one for all key/value heads, or one for
-    /// each.
-    pub fn e4m3(mut self, scales: ScaleCounts) -> Self {
-        self.scales = Some(scales);
+    /// How keys and values are quantized. Default: they are of the queries' type.
+    pub fn quantized(mut self, quantized: impl Into<Option<Quantization>>) -> Self {
+        self.quantized = quantized.into();
         self
     }
 
@@ -257,8 +256,8 @@ impl<'a> CallBuilder<'a> {
                 other: "itself: its strides place two elements at one address".to_owned(),
             });
         }
-        if let Some(scales) = self.scales {
-            scales.check(kv_heads)?;
+        if let Some(quantized) = self.quantized {
+            quantized.check(kv_heads)?;
         }
         self.scoring.validate()?;
         self.splits.validate()?;
@@ -327,7 +326,7 @@ impl<'a> CallBuilder<'a> {
             pages,
             scoring: self.scoring,
             splits: self.splits,
-            scales: self.scales,
+            quantized: self.quantized,
             want_lse: self.want_lse,
             aligned: self.aligned,
         })

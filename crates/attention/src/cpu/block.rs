@@ -14,10 +14,10 @@ use crate::cpu::state::{RowState, with_sink};
 use crate::cpu::task::Task;
 use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
-use crate::e4m3::{E4m3, KeyView, scale_of};
 use crate::element::{Element, ElementType};
 use crate::layout::View;
 use crate::mask::Mask;
+use crate::quantized::{KeyView, scale_of};
 
 /// The blocks of the CPU path.
 pub(super) enum Blocks {}
@@ -196,13 +196,13 @@ impl<'a, T: Element> Block<'a, T> {
                     add(&tile, next.as_ref());
                 }
             }
-            _ => {
+            (KeyView::Quantized(of_k, element), KeyView::Quantized(of_v, _)) => {
                 let table: [T; 256] =
-                    std::array::from_fn(|bits| T::from_f32(E4m3::from_bits(bits as u8).to_f32()));
+                    std::array::from_fn(|bits| T::from_f32(element.to_f32(bits as u8)));
                 let [mut k, mut v] = [const { Vec::new() }; 2];
                 tiles.for_each(|keys| {
-                    self.widened(&self.k, keys.clone(), &table, &mut k);
-                    self.widened(&self.v, keys.clone(), &table, &mut v);
+                    self.widened(&of_k, keys.clone(), &table, &mut k);
+                    self.widened(&of_v, keys.clone(), &table, &mut v);
                     let (k, v) = (k.chunks_exact(depth), v.chunks_exact(value_depth));
                     let tile = Tile {
                         k: k.collect(),
@@ -212,6 +212,7 @@ impl<'a, T: Element> Block<'a, T> {
                     add(&tile, None);
                 });
             }
+            _ => unreachable!("Call::check_inputs refuses keys of another type than the values"),
         }
         self.finish(few, &panels, &mut buffers.state, results);
         Results {
@@ -272,7 +273,7 @@ impl<'a, T: Element> Block<'a, T> {
         (if self.plain() { scale * LOG2_E } else { scale }) as f32
     }
 
-    /// What products with keys in e4m3 count times.
+    /// What products with quantized keys count times.
     pub(super) fn key_scale(&self) -> f32 {
         let scales = self.operands.k_scale;
         scales.map_or(1.0, |scales| scale_of(scales, self.kv_head()))
@@ -326,19 +327,11 @@ impl<'a, T: Element> Block<'a, T> {
         }
     }
 
-    /// Keys or values in e4m3, of the head that the task reads, one after the other as elements of `T`, which has all their numbers.
-    fn widened(
-        &self,
-        view: &KeyView<'a, T>,
-        keys: Range<usize>,
-        table: &[T; 256],
-        to: &mut Vec<T>,
-    ) {
+    /// Quantized keys or values of the head that the task reads, one after the other as elements of `T`, which has all their numbers.
+    fn widened(&self, view: &View<'a, u8>, keys: Range<usize>, table: &[T; 256], to: &mut Vec<T>) {
         to.clear();
-        if let KeyView::E4m3(view) = view {
-            for row in self.kv_rows(view, keys) {
-                to.extend(row.iter().map(|x| table[usize::from(x.to_bits())]));
-            }
+        for row in self.kv_rows(view, keys) {
+            to.extend(row.iter().map(|&bits| table[usize::from(bits)]));
         }
     }
 

@@ -7,8 +7,6 @@ use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, DeviceSlice, DeviceSliceMut, Stream};
 use warptile_kernels::{ElementType, Image, Role, abi};
 
-use crate::call::check_key_type;
-use crate::e4m3::E4m3;
 use crate::element::Element;
 use crate::error::Result;
 use crate::gpu::Gpu;
@@ -21,6 +19,7 @@ use crate::layout::Layout;
 use crate::operands::LengthElement;
 use crate::ops::rotary::{Angles, Pairing};
 use crate::ops::{Append, Rotary};
+use crate::quantized::{Quantized, QuantizedType, check_key_type};
 
 /// The kernel that writes into caches of one element type, loaded. It belongs to no stream: any number of threads may launch it,
 /// on any number of streams of its context, and in captures. A cheap handle.
@@ -62,7 +61,7 @@ pub struct AppendBindings<'a, T> {
     views: [Option<DeviceSlice<'a, u8>>; AppendArgument::COUNT],
     tables: Option<ElementType>,
     wide_positions: Option<bool>,
-    e4m3: bool,
+    quantized: Option<QuantizedType>,
     element: PhantomData<T>,
 }
 
@@ -86,7 +85,7 @@ impl<'a, T: Element> AppendBindings<'a, T> {
         k_pages: DeviceSliceMut<'a, T>,
         v_pages: DeviceSliceMut<'a, T>,
     ) -> Self {
-        Self::of(k, v, k_pages.into_bytes(), v_pages.into_bytes())
+        Self::of(k, v, [k_pages.into_bytes(), v_pages.into_bytes()])
     }
 
     /// New keys and values, and a cache that has its keys and values in one piece of memory, the values `v_at` elements after the
@@ -100,50 +99,52 @@ impl<'a, T: Element> AppendBindings<'a, T> {
         cache: DeviceSliceMut<'a, T>,
         v_at: usize,
     ) -> Result<Self> {
-        let cache = cache.into_bytes();
-        let v_pages = cache.slice(v_at.saturating_mul(size_of::<T>())..)?;
-        Ok(Self::of(k, v, cache, v_pages))
+        let cache = in_one(cache.into_bytes(), v_at.saturating_mul(size_of::<T>()))?;
+        Ok(Self::of(k, v, cache))
     }
 
-    /// New keys and values, and those of a cache in e4m3, each with its scales: one number, or one for each key/value head.
-    pub fn e4m3(
+    /// New keys and values, and a quantized cache's, with the scales of both: one number each, or one for each key/value head.
+    pub fn quantized<Q: Quantized>(
         k: DeviceSlice<'a, T>,
         v: DeviceSlice<'a, T>,
-        (k_pages, k_scale): (DeviceSliceMut<'a, E4m3>, DeviceSlice<'a, f32>),
-        (v_pages, v_scale): (DeviceSliceMut<'a, E4m3>, DeviceSlice<'a, f32>),
+        [k_pages, v_pages]: [DeviceSliceMut<'a, Q>; 2],
+        scales: [DeviceSlice<'a, f32>; 2],
     ) -> Self {
-        let bindings = Self::of(k, v, k_pages.into_bytes(), v_pages.into_bytes());
-        bindings.scales(k_scale, v_scale)
+        Self::of(k, v, [k_pages.into_bytes(), v_pages.into_bytes()]).scaled(Q::TYPE, scales)
     }
 
-    /// As [`in_one`](Self::in_one), of a cache in e4m3.
+    /// As [`in_one`](Self::in_one), of a quantized cache.
     ///
     /// # Errors
     /// When `v_at` is beyond the memory.
-    pub fn e4m3_in_one(
+    pub fn quantized_in_one<Q: Quantized>(
         k: DeviceSlice<'a, T>,
         v: DeviceSlice<'a, T>,
-        cache: DeviceSliceMut<'a, E4m3>,
+        cache: DeviceSliceMut<'a, Q>,
         v_at: usize,
-        [k_scale, v_scale]: [DeviceSlice<'a, f32>; 2],
+        scales: [DeviceSlice<'a, f32>; 2],
     ) -> Result<Self> {
-        let cache = cache.into_bytes();
-        let v_pages = cache.slice(v_at..)?;
-        Ok(Self::of(k, v, cache, v_pages).scales(k_scale, v_scale))
+        let cache = in_one(cache.into_bytes(), v_at)?;
+        Ok(Self::of(k, v, cache).scaled(Q::TYPE, scales))
     }
 
-    fn scales(mut self, k_scale: DeviceSlice<'a, f32>, v_scale: DeviceSlice<'a, f32>) -> Self {
+    /// The pages are those of a cache of this type.
+    pub(crate) fn scaled(
+        mut self,
+        element: QuantizedType,
+        [k_scale, v_scale]: [DeviceSlice<'a, f32>; 2],
+    ) -> Self {
         self.views[AppendArgument::KScale as usize] = Some(k_scale.into_bytes());
         self.views[AppendArgument::VScale as usize] = Some(v_scale.into_bytes());
-        self.e4m3 = true;
+        self.quantized = Some(element);
         self
     }
 
-    fn of(
+    /// With the pages of keys and of values as bytes, of elements `T` unless they are [`scaled`](Self::scaled).
+    pub(crate) fn of(
         k: DeviceSlice<'a, T>,
         v: DeviceSlice<'a, T>,
-        k_pages: DeviceSlice<'a, u8>,
-        v_pages: DeviceSlice<'a, u8>,
+        [k_pages, v_pages]: [DeviceSlice<'a, u8>; 2],
     ) -> Self {
         let mut views = [const { None }; AppendArgument::COUNT];
         views[AppendArgument::K as usize] = Some(k.into_bytes());
@@ -154,7 +155,7 @@ impl<'a, T: Element> AppendBindings<'a, T> {
             views,
             tables: None,
             wide_positions: None,
-            e4m3: false,
+            quantized: None,
             element: PhantomData,
         }
     }
@@ -210,9 +211,13 @@ impl<'a, T: Element> AppendBindings<'a, T> {
 }
 
 impl PreparedAppend {
-    pub(super) fn new(gpu: &Gpu, element: ElementType, e4m3: bool) -> Result<Self> {
+    pub(super) fn new(
+        gpu: &Gpu,
+        element: ElementType,
+        cache: Option<QuantizedType>,
+    ) -> Result<Self> {
         Ok(PreparedAppend {
-            operation: Operation::load(gpu, Role::Append, element, e4m3)?,
+            operation: Operation::load(gpu, Role::Append, element, cache)?,
         })
     }
 
@@ -241,7 +246,7 @@ impl PreparedAppend {
         bindings: &AppendBindings<'_, T>,
     ) -> Result<()> {
         append.check_types(bindings.tables, bindings.wide_positions)?;
-        check_key_type("k_pages", append.scales().is_some(), bindings.e4m3)?;
+        check_key_type("k_pages", append.quantized_type(), bindings.quantized)?;
         let lists = host_lists(append);
         self.operation
             .launch::<T, _>(stream, append, &bindings.views, &lists)
@@ -273,6 +278,15 @@ impl PreparedAppend {
         // SAFETY: the caller's promises.
         unsafe { self.operation.launch_raw(stream, append, &list) }
     }
+}
+
+/// The keys and the values of a cache that has both in one piece of memory, the values from a byte on.
+///
+/// # Errors
+/// When that is beyond the memory.
+pub(crate) fn in_one(cache: DeviceSlice<'_, u8>, v_at: usize) -> Result<[DeviceSlice<'_, u8>; 2]> {
+    let v_pages = cache.slice(v_at..)?;
+    Ok([cache, v_pages])
 }
 
 /// The numbers that a write has on the host.
@@ -314,8 +328,8 @@ impl Description for Append {
         self.element()
     }
 
-    fn writes_e4m3(&self) -> bool {
-        self.scales().is_some()
+    fn cache(&self) -> Option<QuantizedType> {
+        self.quantized_type()
     }
 
     fn expected(&self) -> &[Expected] {
@@ -374,11 +388,11 @@ impl Description for Append {
                 .rotary()
                 .map_or_else(abi::Rotary::default, |rotary| rotation(self, rotary, &at)),
         };
-        match self.scales() {
+        match self.quantized() {
             None => Block::Append(append),
-            Some(counts) => Block::AppendE4m3(abi::AppendE4m3 {
+            quantized => Block::AppendE4m3(abi::AppendE4m3 {
                 append,
-                scales: scales(counts, at.k_scale, at.v_scale),
+                scales: scales(quantized, at.k_scale, at.v_scale),
             }),
         }
     }

@@ -3,13 +3,13 @@
 use warptile_driver::{Context, DeviceSlice, DeviceSliceMut};
 use warptile_kernels::ElementType;
 
-use crate::call::{Call, check_key_type};
-use crate::e4m3::E4m3;
+use crate::call::Call;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::gpu::arguments::{Addresses, Argument};
 use crate::gpu::memory::{Expected, Views, check_views};
 use crate::operands::{LengthElement, Side, Table};
+use crate::quantized::{QuantizedType, check_key_type};
 
 /// The memory of one launch: a view for every slot that the call needs, and for no other.
 ///
@@ -25,7 +25,7 @@ use crate::operands::{LengthElement, Side, Table};
 #[must_use = "bindings do nothing until they are launched with"]
 pub struct Bindings<'a> {
     element: ElementType,
-    e4m3: bool,
+    quantized: Option<QuantizedType>,
     slots: [Option<DeviceSlice<'a, u8>>; Argument::COUNT],
     bias_element: Option<ElementType>,
 }
@@ -58,28 +58,30 @@ impl<'a> Bindings<'a> {
         v: DeviceSlice<'a, T>,
         out: DeviceSliceMut<'a, T>,
     ) -> Self {
-        Self::of(q, [k.into_bytes(), v.into_bytes()], out, false)
+        Self::of(q, [k.into_bytes(), v.into_bytes()], out)
     }
 
-    /// As [`new`](Self::new), of keys and values in e4m3. Their scales are one number each, or one for each key/value head, as the call
-    /// says. Kernels read them when they run.
-    pub fn e4m3<T: Element>(
+    /// As [`new`](Self::new), with the bits of quantized keys and values, and the scales of both: one number each, or one for each
+    /// key/value head, as the call says. Kernels read them when they run.
+    pub fn quantized<T: Element>(
         q: DeviceSlice<'a, T>,
-        (k, k_scale): (DeviceSlice<'a, E4m3>, DeviceSlice<'a, f32>),
-        (v, v_scale): (DeviceSlice<'a, E4m3>, DeviceSlice<'a, f32>),
+        element: QuantizedType,
+        kv: [DeviceSlice<'a, u8>; 2],
+        [k_scale, v_scale]: [DeviceSlice<'a, f32>; 2],
         out: DeviceSliceMut<'a, T>,
     ) -> Self {
-        let mut bindings = Self::of(q, [k.into_bytes(), v.into_bytes()], out, true);
+        let mut bindings = Self::of(q, kv, out);
+        bindings.quantized = Some(element);
         bindings.slots[Argument::KScale as usize] = Some(k_scale.into_bytes());
         bindings.slots[Argument::VScale as usize] = Some(v_scale.into_bytes());
         bindings
     }
 
-    fn of<T: Element>(
+    /// With keys and values as bytes, which are elements of `q` unless `quantized` is set.
+    pub(crate) fn of<T: Element>(
         q: DeviceSlice<'a, T>,
         [k, v]: [DeviceSlice<'a, u8>; 2],
         out: DeviceSliceMut<'a, T>,
-        e4m3: bool,
     ) -> Self {
         let mut slots = [const { None }; Argument::COUNT];
         slots[Argument::Q as usize] = Some(q.into_bytes());
@@ -88,7 +90,7 @@ impl<'a> Bindings<'a> {
         slots[Argument::Out as usize] = Some(out.into_bytes());
         Bindings {
             element: T::TYPE,
-            e4m3,
+            quantized: None,
             slots,
             bias_element: None,
         }
@@ -162,7 +164,7 @@ impl<'a> Bindings<'a> {
         context: &Context,
         expected: &[Expected; Argument::COUNT],
     ) -> Result<Addresses> {
-        check_key_type("k", call.scales().is_some(), self.e4m3)?;
+        check_key_type("k", call.quantized_type(), self.quantized)?;
         let elements = [("q", Some(self.element)), ("bias", self.bias_element)];
         for (argument, found) in elements {
             match found {

@@ -5,12 +5,12 @@ use warptile_kernels::{Image, Schedule, abi};
 
 use crate::ElementType;
 use crate::call::Call;
-use crate::e4m3::ScaleCounts;
 use crate::error::Result;
 use crate::gpu::arguments::Addresses;
 use crate::layout::Layout;
 use crate::mask::Align;
 use crate::plan::{LaunchShape, Scratch};
+use crate::quantized::Quantization;
 use crate::scoring::AlibiShape;
 
 /// The block of kernels that read through addresses.
@@ -85,14 +85,17 @@ pub(crate) fn forward(
     }
 }
 
-/// The scales of keys and values in e4m3.
-pub(super) fn scales(counts: ScaleCounts, k: u64, v: u64) -> abi::KeyScales {
+/// The scales of quantized keys and values.
+pub(super) fn scales(quantized: Option<Quantization>, k: u64, v: u64) -> abi::KeyScales {
+    let Some(quantized) = quantized else {
+        return abi::KeyScales::default();
+    };
     let step = |count: usize| i32::from(count > 1);
     abi::KeyScales {
         k,
         v,
-        k_step: step(counts.k),
-        v_step: step(counts.v),
+        k_step: step(quantized.k_scales),
+        v_step: step(quantized.v_scales),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::plan::{LaunchShape, Step};
 pub(crate) enum LoadedKernel {
     /// It reads through addresses.
     Plain(Kernel<abi::Forward>),
-    /// It reads keys in e4m3 through addresses.
+    /// It reads quantized keys through addresses.
     E4m3(Kernel<abi::ForwardE4m3>),
     /// It reads through tensor maps.
     Mapped(Kernel<abi::ForwardTma>),
@@ -24,7 +24,7 @@ pub(crate) enum LoadedKernel {
     Merge(Kernel<abi::Merge>),
     /// It writes into a cache.
     Append(Kernel<abi::Append>),
-    /// It writes into a cache in e4m3.
+    /// It writes into a quantized cache.
     AppendE4m3(Kernel<abi::AppendE4m3>),
 }
 
@@ -126,7 +126,7 @@ impl LoadedKernel {
             LoadedKernel::Plain(_) => Block::Plain(forward),
             LoadedKernel::E4m3(_) => Block::E4m3(abi::ForwardE4m3 {
                 forward,
-                scales: block::scales(call.scales().unwrap_or_default(), at.k_scale, at.v_scale),
+                scales: block::scales(call.quantized(), at.k_scale, at.v_scale),
             }),
             LoadedKernel::Mapped(kernel) => {
                 let driver = kernel.module().context().driver();

@@ -69,7 +69,7 @@ impl<'a, T: Element> MergeBindings<'a, T> {
 impl PreparedMerge {
     pub(super) fn new(gpu: &Gpu, element: ElementType) -> Result<Self> {
         Ok(PreparedMerge {
-            operation: Operation::load(gpu, Role::Combine, element, false)?,
+            operation: Operation::load(gpu, Role::Combine, element, None)?,
         })
     }
 

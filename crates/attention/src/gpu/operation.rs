@@ -8,7 +8,6 @@ use warptile_driver::{Context, LaunchConfig, Staged, Staging, Stream};
 use warptile_kernels::abi::MERGE_PARTS;
 use warptile_kernels::{ElementType, Image, Role, images_for};
 
-use crate::call::check_key_type;
 use crate::device::DeviceProfile;
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -17,6 +16,7 @@ use crate::gpu::kernel::{Block, LoadedKernel};
 use crate::gpu::memory::{Expected, Views, check, check_stream, check_views, submit_in_order};
 use crate::gpu::sync;
 use crate::plan::{MAX_TILES, check_images, preference};
+use crate::quantized::{QuantizedType, check_key_type};
 
 /// The most slots an operation has: those of a merge.
 const MOST_SLOTS: usize = 2 + 2 * MERGE_PARTS;
@@ -37,9 +37,9 @@ pub(super) trait Description {
 
     fn element(&self) -> ElementType;
 
-    /// Whether the cache that it writes is in e4m3.
-    fn writes_e4m3(&self) -> bool {
-        false
+    /// The type of the cache that it writes, unless that is of its elements.
+    fn cache(&self) -> Option<QuantizedType> {
+        None
     }
 
     /// Slots, in the order of their addresses.
@@ -57,9 +57,14 @@ pub(super) trait Description {
 pub(super) type HostList<'a> = (usize, &'a [u8]);
 
 impl Operation {
-    /// `e4m3`: the one for a cache in e4m3.
-    pub(super) fn load(gpu: &Gpu, role: Role, element: ElementType, e4m3: bool) -> Result<Self> {
-        let image = image(gpu.profile(), role, element, e4m3)?;
+    /// `cache`: what it writes beside elements.
+    pub(super) fn load(
+        gpu: &Gpu,
+        role: Role,
+        element: ElementType,
+        cache: Option<QuantizedType>,
+    ) -> Result<Self> {
+        let image = image(gpu.profile(), role, element, cache)?;
         Ok(Operation {
             image,
             kernel: gpu.kernel(image)?,
@@ -90,11 +95,8 @@ impl Operation {
 
     fn check_description<D: Description>(&self, description: &D) -> Result<()> {
         self.check_element::<D>(description.element())?;
-        check_key_type(
-            "k_pages",
-            self.image.reads_e4m3(),
-            description.writes_e4m3(),
-        )
+        let kernels = QuantizedType::of(self.image);
+        check_key_type("k_pages", kernels, description.cache())
     }
 
     /// Checks the views, which are of elements `T`, and submits the kernel to a stream of ours.
@@ -192,17 +194,17 @@ fn image(
     device: &DeviceProfile,
     role: Role,
     element: ElementType,
-    e4m3: bool,
+    cache: Option<QuantizedType>,
 ) -> Result<&'static Image> {
     check_images(device, images_for(role))?;
     images_for(role)
-        .filter(|image| image.element == element && image.reads_e4m3() == e4m3)
+        .filter(|image| image.element == element && QuantizedType::of(image) == cache)
         .filter(|image| image.target.runs_on(device.major, device.minor))
         .min_by_key(|image| Reverse(preference(image.target)))
         .ok_or_else(|| Error::NoKernel {
-            problem: match e4m3 {
-                true => format!("{role} of {element} in e4m3 on {}", device.name),
-                false => format!("{role} in {element} on {}", device.name),
+            problem: match cache {
+                Some(cache) => format!("{role} of {element} in {cache} on {}", device.name),
+                None => format!("{role} in {element} on {}", device.name),
             },
             considered: Vec::new(),
         })

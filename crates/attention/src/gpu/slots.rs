@@ -67,8 +67,8 @@ pub(crate) fn expected(call: &Call, needs_alignment: bool) -> [Expected; Argumen
             Argument::Sinks => list(scoring.sinks, call.heads(), Read),
             Argument::Bias => score(call.bias(), size),
             Argument::KeyMask => score(call.key_mask(), 1),
-            Argument::KScale => scales(call.scales().map(|counts| counts.k)),
-            Argument::VScale => scales(call.scales().map(|counts| counts.v)),
+            Argument::KScale => scales(call.quantized().map(|each| each.k_scales)),
+            Argument::VScale => scales(call.quantized().map(|each| each.v_scales)),
             Argument::BlockTable => {
                 let table = call.pages();
                 let bytes = table.map_or(Strided::list(0), |pages| {

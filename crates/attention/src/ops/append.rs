@@ -4,12 +4,12 @@ mod cpu;
 
 use std::sync::Arc;
 
-use crate::e4m3::ScaleCounts;
 use crate::gpu::{Access, AppendArgument, Expected};
 use crate::layout::MAX_LEN;
 use crate::lengths::{KEYS, LengthsRequest, Names, Request, SideLengths};
 use crate::ops::rotary::{Angles, Rotary};
 use crate::ops::slot;
+use crate::quantized::{Quantization, QuantizedType, key_size};
 use crate::{ElementType, Error, Layout, Numbers, Result};
 
 pub use cpu::{AppendOperands, CacheMut, CacheOperand, QueriesMut, append_cpu};
@@ -78,7 +78,7 @@ pub struct Append {
     positions: List<i32>,
     wide_positions: bool,
     rotary: Option<Rotary>,
-    scales: Option<ScaleCounts>,
+    quantized: Option<Quantization>,
     expected: Vec<Expected>,
 }
 
@@ -101,7 +101,7 @@ pub struct AppendBuilder<'a> {
     positions: Wanted<'a, i32>,
     wide_positions: bool,
     rotary: Option<Rotary>,
-    scales: Option<ScaleCounts>,
+    quantized: Option<Quantization>,
 }
 
 /// A list as the caller describes it.
@@ -155,28 +155,31 @@ impl Append {
             positions: Wanted::None,
             wide_positions: false,
             rotary: None,
-            scales: None,
+            quantized: None,
         }
     }
 
-    /// Element type of all tensors, but for those of a cache in e4m3.
+    /// Element type of all tensors, but for those of a quantized cache.
     #[must_use]
     pub const fn element(&self) -> ElementType {
         self.element
     }
 
-    /// How many scales there are if the cache is in e4m3; `None` if it has the elements of k and v.
+    /// How the cache is quantized; `None` if it has the elements of k and v.
     #[must_use]
-    pub const fn scales(&self) -> Option<ScaleCounts> {
-        self.scales
+    pub const fn quantized(&self) -> Option<Quantization> {
+        self.quantized
+    }
+
+    /// The type of a quantized cache.
+    #[must_use]
+    pub const fn quantized_type(&self) -> Option<QuantizedType> {
+        Quantization::element_of(self.quantized)
     }
 
     /// Size in bytes of an element of the cache.
     pub(crate) const fn cache_size(&self) -> usize {
-        match self.scales {
-            Some(_) => 1,
-            None => self.element.size(),
-        }
+        key_size(self.element, self.quantized_type())
     }
 
     /// Layout of the queries, if there are any.
@@ -388,10 +391,10 @@ impl<'a> AppendBuilder<'a> {
         self
     }
 
-    /// The cache is in [`E4m3`](crate::E4m3): what it holds is the nearest to each number divided by its scale, after the rotation. There
-    /// is one scale for all key/value heads, or one for each.
-    pub fn e4m3(mut self, scales: ScaleCounts) -> Self {
-        self.scales = Some(scales);
+    /// How the cache is quantized: what it holds is the nearest to each number divided by its scale, after the rotation. Default: it has
+    /// the elements of k and v.
+    pub fn quantized(mut self, quantized: impl Into<Option<Quantization>>) -> Self {
+        self.quantized = quantized.into();
         self
     }
 
@@ -477,14 +480,12 @@ impl<'a> AppendBuilder<'a> {
             );
         }
 
-        if let Some(scales) = self.scales {
-            scales.check(heads)?;
+        if let Some(quantized) = self.quantized {
+            quantized.check(heads)?;
         }
         let element = self.element;
-        let (size, cache_size) = match self.scales {
-            Some(_) => (element.size(), 1),
-            None => (element.size(), element.size()),
-        };
+        let size = element.size();
+        let cache_size = key_size(element, Quantization::element_of(self.quantized));
         let query_heads = self.q.map_or(0, |q| q.heads());
         let query_shape = [entries, row_count, query_heads, head_dim];
         let token_count = entries.saturating_mul(row_count);
@@ -558,9 +559,9 @@ impl<'a> AppendBuilder<'a> {
                     list(positions.is_given(), token_count, size, on_host)
                 }
                 AppendArgument::KScale | AppendArgument::VScale => {
-                    let count = self.scales.map_or(0, |counts| match argument {
-                        AppendArgument::KScale => counts.k,
-                        _ => counts.v,
+                    let count = self.quantized.map_or(0, |each| match argument {
+                        AppendArgument::KScale => each.k_scales,
+                        _ => each.v_scales,
                     });
                     list(count > 0, count, 4, false)
                 }
@@ -592,7 +593,7 @@ impl<'a> AppendBuilder<'a> {
             positions,
             wide_positions: self.wide_positions,
             rotary: self.rotary,
-            scales: self.scales,
+            quantized: self.quantized,
             expected,
         })
     }

@@ -1,16 +1,19 @@
 //! Cache writes with tensors of the user's level.
 
+use std::marker::PhantomData;
+
 use bytemuck::Pod;
 use warptile_driver::DeviceSlice;
 
 use crate::backend::{Backend, Place, same_device};
-use crate::e4m3::E4m3;
-use crate::gpu::{AppendArgument, AppendBindings, PositionElement};
-use crate::operands::{LengthElement, Scales};
+use crate::gpu::{AppendArgument, AppendBindings, PositionElement, in_one};
+use crate::operands::{LengthElement, ScaledBy, Scales};
 use crate::ops::append::{
     Append, AppendBuilder, AppendOperands, CacheMut, CacheOperand, QueriesMut, append_cpu,
 };
 use crate::ops::rotary::{Pairing, Rotary, Tables};
+use crate::quantized::{Quantized, QuantizedType};
+use crate::tensor::Bytes;
 use crate::{Element, Error, Layout, Result, Tensor};
 
 /// New keys and values on their way into a cache: where each row goes, and whether keys and queries are rotated.
@@ -59,36 +62,53 @@ pub struct CacheWrite<'a, T: Element> {
 /// The keys and values of a cache: two tensors, or one that has both. `(&mut k_pages, &mut v_pages)` are two.
 #[derive(Debug)]
 pub struct CacheTensors<'a, T: Element> {
-    inner: Inner<'a, T>,
+    memory: Memory<'a>,
+    /// What its bytes mean, unless they are elements `T`.
+    quantized: Option<ScaledBy<'a>>,
+    element: PhantomData<T>,
 }
 
 #[derive(Debug)]
-enum Inner<'a, T: Element> {
-    Same(Memory<'a, T>),
-    E4m3(Memory<'a, E4m3>, Scales<'a>),
-}
-
-#[derive(Debug)]
-enum Memory<'a, C: Pod> {
-    Apart(&'a mut Tensor<C>, &'a mut Tensor<C>),
+enum Memory<'a> {
+    Apart(&'a mut (dyn Bytes + 'static), &'a mut (dyn Bytes + 'static)),
     Together {
-        memory: &'a mut Tensor<C>,
+        memory: &'a mut (dyn Bytes + 'static),
         layouts: [Layout; 2],
+        /// In elements of the cache.
         values_at: usize,
     },
 }
 
-impl<'a, C: Pod> Memory<'a, C> {
-    /// In host memory.
-    fn on_host(self) -> Result<CacheMut<'a, C>> {
+impl<'a> Memory<'a> {
+    /// In host memory, as elements that it is made of.
+    fn on_host<C: Pod>(self) -> Result<CacheMut<'a, C>> {
         Ok(match self {
+            Memory::Apart(keys, values) => CacheMut::Apart(
+                bytemuck::cast_slice_mut(keys.host_mut("k_pages")?),
+                bytemuck::cast_slice_mut(values.host_mut("v_pages")?),
+            ),
+            Memory::Together {
+                memory, values_at, ..
+            } => CacheMut::Together(
+                bytemuck::cast_slice_mut(memory.host_mut("k_pages")?),
+                values_at,
+            ),
+        })
+    }
+
+    /// In device memory, of elements of this size.
+    fn on_device(self, size: usize) -> Result<[DeviceSlice<'a, u8>; 2]> {
+        match self {
             Memory::Apart(keys, values) => {
-                CacheMut::Apart(keys.host_mut("k_pages")?, values.host_mut("v_pages")?)
+                Ok([keys.device_mut("k_pages")?, values.device_mut("v_pages")?])
             }
             Memory::Together {
                 memory, values_at, ..
-            } => CacheMut::Together(memory.host_mut("k_pages")?, values_at),
-        })
+            } => in_one(
+                memory.device_mut("k_pages")?,
+                values_at.saturating_mul(size),
+            ),
+        }
     }
 
     fn layouts(&self) -> [Layout; 2] {
@@ -112,6 +132,14 @@ impl<'a, C: Pod> Memory<'a, C> {
 }
 
 impl<'a, T: Element> CacheTensors<'a, T> {
+    const fn of(memory: Memory<'a>, quantized: Option<ScaledBy<'a>>) -> Self {
+        CacheTensors {
+            memory,
+            quantized,
+            element: PhantomData,
+        }
+    }
+
     /// A cache whose keys and values lie in one tensor: keys from its first element on, values from the one `values_at` on, in
     /// these layouts.
     pub fn together(
@@ -120,16 +148,15 @@ impl<'a, T: Element> CacheTensors<'a, T> {
         values: Layout,
         values_at: usize,
     ) -> Self {
-        CacheTensors {
-            inner: Inner::Same(Memory::Together {
-                memory,
-                layouts: [keys, values],
-                values_at,
-            }),
-        }
+        let memory = Memory::Together {
+            memory,
+            layouts: [keys, values],
+            values_at,
+        };
+        Self::of(memory, None)
     }
 
-    /// A cache in e4m3: what it holds is the nearest to each number divided by its scale, after the rotation.
+    /// A cache in 8 bits: what it holds is the nearest to each number divided by its scale, after the rotation.
     ///
     /// ```
     /// use warptile::{Backend, CacheTensors, CacheWrite, E4m3, Scales};
@@ -139,25 +166,33 @@ impl<'a, T: Element> CacheTensors<'a, T> {
     /// let empty = [E4m3::default(); 2 * 16 * 8];
     /// let (mut k_pages, mut v_pages) = (backend.tensor(&empty, [2, 16, 1, 8])?, backend.tensor(&empty, [2, 16, 1, 8])?);
     /// let new = backend.tensor(&[0.75_f32; 8], [1, 1, 1, 8])?;
-    /// let cache = CacheTensors::e4m3(&mut k_pages, &mut v_pages, Scales::new(&[0.5], &[0.25]));
+    /// let cache = CacheTensors::quantized(&mut k_pages, &mut v_pages, Scales::new(&[0.5], &[0.25]));
     /// CacheWrite::new(&new, &new, cache).slots(&[17]).run()?;
     /// assert_eq!(v_pages.entries(1..2)?.rows(1..2)?.to_vec()?, [E4m3::from_f32(3.0); 8]);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn e4m3(
-        keys: &'a mut Tensor<E4m3>,
-        values: &'a mut Tensor<E4m3>,
+    pub fn quantized<Q: Quantized>(
+        keys: &'a mut Tensor<Q>,
+        values: &'a mut Tensor<Q>,
         scales: Scales<'a>,
     ) -> Self {
-        CacheTensors {
-            inner: Inner::E4m3(Memory::Apart(keys, values), scales),
-        }
+        Self::of(Memory::Apart(keys, values), Some(scales.of_type(Q::TYPE)))
     }
 
-    /// As [`together`](Self::together), in e4m3.
-    pub fn e4m3_together(
-        memory: &'a mut Tensor<E4m3>,
+    /// As [`quantized`](Self::quantized), of a type that is known at run time: the bits of its numbers.
+    pub fn quantized_bits(
+        element: QuantizedType,
+        keys: &'a mut Tensor<u8>,
+        values: &'a mut Tensor<u8>,
+        scales: Scales<'a>,
+    ) -> Self {
+        Self::of(Memory::Apart(keys, values), Some(scales.of_type(element)))
+    }
+
+    /// As [`together`](Self::together), in 8 bits.
+    pub fn quantized_together<Q: Quantized>(
+        memory: &'a mut Tensor<Q>,
         keys: Layout,
         values: Layout,
         values_at: usize,
@@ -168,24 +203,13 @@ impl<'a, T: Element> CacheTensors<'a, T> {
             layouts: [keys, values],
             values_at,
         };
-        CacheTensors {
-            inner: Inner::E4m3(memory, scales),
-        }
-    }
-
-    fn layouts(&self) -> [Layout; 2] {
-        match &self.inner {
-            Inner::Same(memory) => memory.layouts(),
-            Inner::E4m3(memory, _) => memory.layouts(),
-        }
+        Self::of(memory, Some(scales.of_type(Q::TYPE)))
     }
 }
 
 impl<'a, T: Element> From<(&'a mut Tensor<T>, &'a mut Tensor<T>)> for CacheTensors<'a, T> {
     fn from((keys, values): (&'a mut Tensor<T>, &'a mut Tensor<T>)) -> Self {
-        CacheTensors {
-            inner: Inner::Same(Memory::Apart(keys, values)),
-        }
+        Self::of(Memory::Apart(keys, values), None)
     }
 }
 
@@ -219,7 +243,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     /// A write of the keys `k` and values `v` into `cache`.
     pub fn new(k: &'a Tensor<T>, v: &'a Tensor<T>, cache: impl Into<CacheTensors<'a, T>>) -> Self {
         let cache = cache.into();
-        let [keys, values] = cache.layouts();
+        let [keys, values] = cache.memory.layouts();
         CacheWrite {
             builder: Append::builder(T::TYPE, [k.layout(), v.layout()], [&keys, &values]),
             k,
@@ -355,17 +379,12 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     /// Before anything is written: a tensor that does not fit, tensors on different devices, numbers on the host that break a rule;
     /// [`Error::Shared`] if somebody else holds the cache or the queries. If the launch fails.
     pub fn run(self) -> Result<()> {
-        let mut builder = self.builder.clone();
-        if let Inner::E4m3(_, scales) = &self.cache.inner {
-            builder = builder.e4m3(scales.counts()?);
-        }
-        let append = builder.build()?;
+        let quantized = self.cache.quantized.as_ref();
+        let quantized = quantized.map(ScaledBy::quantization).transpose()?;
+        let append = self.builder.clone().quantized(quantized).build()?;
         let backend = self.k.backend().clone();
         same_device("v", Some(self.v.backend()), &backend)?;
-        match &self.cache.inner {
-            Inner::Same(memory) => memory.check_device(&backend)?,
-            Inner::E4m3(memory, _) => memory.check_device(&backend)?,
-        }
+        self.cache.memory.check_device(&backend)?;
         match &self.queries {
             Some(QueryTensors::InPlace(q)) => same_device("q", Some(q.backend()), &backend)?,
             Some(QueryTensors::Into(q, out)) => {
@@ -377,14 +396,11 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         match backend.place() {
             Place::Cpu => self.run_on_cpu(&append),
             Place::Gpu(gpu) => {
-                let (prepared, scales) = match &self.cache.inner {
-                    Inner::Same(_) => (gpu.prepare_append(T::TYPE)?, None),
-                    Inner::E4m3(_, scales) => {
-                        (gpu.prepare_append_e4m3(T::TYPE)?, Some(scales.upload(gpu)?))
-                    }
-                };
+                let prepared = gpu.prepare_append(T::TYPE, append.quantized_type())?;
+                let scales = self.cache.quantized.as_ref();
+                let scales = scales.map(|by| by.scales.upload(gpu)).transpose()?;
                 let scales = scales.as_ref().map(|[k, v]| [k.slice(), v.slice()]);
-                let bindings = self.bindings(scales)?;
+                let bindings = self.bindings(&append, scales)?;
                 prepared.launch(gpu.stream(), &append, &bindings)
             }
         }
@@ -407,9 +423,14 @@ impl<'a, T: Element> CacheWrite<'a, T> {
             }
             None => None,
         };
-        let cache = match self.cache.inner {
-            Inner::Same(memory) => memory.on_host()?.into(),
-            Inner::E4m3(memory, scales) => CacheOperand::E4m3(memory.on_host()?, scales.host()?),
+        let CacheTensors {
+            memory, quantized, ..
+        } = self.cache;
+        let cache = match quantized {
+            None => CacheOperand::Same(memory.on_host()?),
+            Some(ScaledBy { element, scales }) => {
+                CacheOperand::Quantized(memory.on_host()?, element, scales.host()?)
+            }
         };
         let operands = AppendOperands {
             k: self.k.on_host("k")?,
@@ -421,54 +442,21 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         append_cpu(append, operands)
     }
 
-    /// `scales`: those of a cache in e4m3.
+    /// `scales`: those of a quantized cache.
     fn bindings<'b>(
         self,
+        append: &Append,
         scales: Option<[DeviceSlice<'b, f32>; 2]>,
     ) -> Result<AppendBindings<'b, T>>
     where
         'a: 'b,
     {
         let (k, v) = (self.k.on_device("k")?, self.v.on_device("v")?);
-        let mut bindings = match (self.cache.inner, scales) {
-            (Inner::Same(Memory::Apart(keys, values)), _) => AppendBindings::new(
-                k,
-                v,
-                keys.device_mut("k_pages")?,
-                values.device_mut("v_pages")?,
-            ),
-            (
-                Inner::Same(Memory::Together {
-                    memory, values_at, ..
-                }),
-                _,
-            ) => AppendBindings::in_one(k, v, memory.device_mut("k_pages")?, values_at)?,
-            (Inner::E4m3(_, _), None) => {
-                return Err(Error::Presence {
-                    argument: "k_scale",
-                    rule: "is missing, but keys and values are in e4m3",
-                });
-            }
-            (Inner::E4m3(Memory::Apart(keys, values), _), Some([k_scale, v_scale])) => {
-                AppendBindings::e4m3(
-                    k,
-                    v,
-                    (keys.device_mut("k_pages")?, k_scale),
-                    (values.device_mut("v_pages")?, v_scale),
-                )
-            }
-            (
-                Inner::E4m3(
-                    Memory::Together {
-                        memory, values_at, ..
-                    },
-                    _,
-                ),
-                Some(scales),
-            ) => {
-                AppendBindings::e4m3_in_one(k, v, memory.device_mut("k_pages")?, values_at, scales)?
-            }
-        };
+        let pages = self.cache.memory.on_device(append.cache_size())?;
+        let mut bindings = AppendBindings::of(k, v, pages);
+        if let (Some(element), Some(scales)) = (append.quantized_type(), scales) {
+            bindings = bindings.scaled(element, scales);
+        }
         bindings = match self.queries {
             Some(QueryTensors::InPlace(q)) => bindings.queries(q.device_mut("q")?),
             Some(QueryTensors::Into(q, out)) => {

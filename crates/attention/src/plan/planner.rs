@@ -16,6 +16,7 @@ use crate::plan::split_tiles::splits_tiles;
 use crate::plan::step::tiles_of;
 use crate::plan::{Basis, Considered, MAX_TILES, Plan, Reason, Step};
 use crate::problem::Problem;
+use crate::quantized::QuantizedType;
 use crate::rates::{Rates, Standing};
 use crate::splits::Splits;
 
@@ -256,8 +257,10 @@ impl<'a> Planner<'a> {
             .copied()
             .filter(|image| image.element == element && image.role == Role::Forward);
         let any = of_element.clone().next().ok_or(Reason::Element(element))?;
-        if any.reads_e4m3() && !problem.reads_e4m3() {
-            return Err(Reason::OnlyE4m3);
+        if let Some(keys) = QuantizedType::of(any)
+            && problem.quantized() != Some(keys)
+        {
+            return Err(Reason::OnlyKeys(keys));
         }
         let (head_dim, value_dim) = (any.tiling.head_dim, any.tiling.value_dim);
         if (head_dim as usize) < problem.head_dim() {

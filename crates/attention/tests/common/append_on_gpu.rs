@@ -106,7 +106,7 @@ pub(crate) fn append_on<T: Element>(
     if let Some(list) = &wide_positions {
         bindings = bindings.positions(list.as_slice());
     }
-    let prepared = gpu.prepare_append(T::TYPE).unwrap();
+    let prepared = gpu.prepare_append(T::TYPE, None).unwrap();
     prepared.launch(stream, &append, &bindings).unwrap();
     drop(bindings);
     run();

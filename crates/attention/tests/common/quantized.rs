@@ -88,7 +88,7 @@ impl<T: Element> Write<T> {
         let pages = || backend.tensor_with_layout(&empty, self.cache).unwrap();
         let (mut keys, mut values) = (pages(), pages());
         let scales = Scales::new(&self.scales[0], &self.scales[1]);
-        let cache = CacheTensors::e4m3(&mut keys, &mut values, scales);
+        let cache = CacheTensors::quantized(&mut keys, &mut values, scales);
         let q = self.write(backend, cache, run);
         Written {
             cache: [keys, values].map(|tensor| tensor.to_vec().unwrap()),

@@ -2,7 +2,8 @@
 
 use quickcheck::quickcheck;
 use warptile::{
-    Attention, Backend, CacheTensors, CacheWrite, E4m3, Error, Keys, KvCache, Mask, Scales,
+    Attention, Backend, CacheTensors, CacheWrite, E4m3, Error, Keys, KvCache, Mask, QuantizedType,
+    Scales,
 };
 
 use crate::common::{Any, verify};
@@ -10,7 +11,7 @@ use crate::quantized::{right, right_in_16_bits};
 
 quickcheck! {
     fn random_problems_equal_float64(any: Any) -> bool {
-        let case = any.0.with_e4m3();
+        let case = any.0.with_quantized(QuantizedType::E4m3);
         match verify(&case) {
             Ok(_) => true,
             Err(failure) => panic!("{case}: {failure}"),
@@ -38,7 +39,7 @@ fn a_cache_in_e4m3_is_attention_to_what_is_left() {
     let mut cache = { KvCache::<f32>::builder(HEADS, SIZE) }
         .layers(2)
         .page_rows(3)
-        .e4m3()
+        .quantized(QuantizedType::E4m3)
         .build(&backend)
         .unwrap();
     cache.set_scales(1, &scales[0], &scales[1]).unwrap();
@@ -82,7 +83,7 @@ fn a_cache_in_e4m3_is_attention_to_what_is_left() {
         }
     }
     assert!(cache.tensors(1).is_err());
-    assert_eq!(cache.e4m3_tensors(1).unwrap()[0].layout().head_dim(), SIZE);
+    assert_eq!(cache.bits(1).unwrap()[0].layout().head_dim(), SIZE);
 }
 
 #[test]
@@ -91,7 +92,7 @@ fn scales_that_do_not_fit_are_errors_that_say_so() {
     let q = backend.tensor(&[0.5_f32; 64], [1, 1, 4, 16]).unwrap();
     let kv = backend.tensor(&[E4m3::MAX; 96], [1, 3, 2, 16]).unwrap();
     let error = |scales: Scales<'_>| {
-        let keys = Keys::e4m3(&kv, &kv, scales);
+        let keys = Keys::quantized(&kv, &kv, scales);
         Attention::new().forward(&q, keys).unwrap_err()
     };
     let three = error(Scales::new(&[1.0], &[1.0; 3]));
@@ -115,7 +116,7 @@ fn scales_that_do_not_fit_are_errors_that_say_so() {
     let mut others = pages.clone();
     let new = backend.tensor(&[0.5_f32; 32], [1, 1, 2, 16]).unwrap();
     let scales = Scales::new(&[1.0], &[f32::INFINITY]);
-    let cache = CacheTensors::e4m3(&mut pages, &mut others, scales);
+    let cache = CacheTensors::quantized(&mut pages, &mut others, scales);
     let error = CacheWrite::new(&new, &new, cache)
         .slots(&[0])
         .run()
@@ -129,7 +130,7 @@ fn scales_that_do_not_fit_are_errors_that_say_so() {
     let error = cache.set_scales(0, &[1.0], &[1.0]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "k_scale is given, but the cache is not in e4m3"
+        "k_scale is given, but keys and values are not quantized"
     );
-    assert!(cache.e4m3_tensors(0).is_err());
+    assert!(cache.bits(0).is_err());
 }

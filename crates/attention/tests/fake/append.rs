@@ -248,7 +248,7 @@ fn a_raw_write_is_one_driver_call_and_checks_its_addresses() {
     let gpu = gpu(&fake);
     let stream = Stream::new(gpu.context()).unwrap();
     let memory = Memory::new(&stream);
-    let prepared = gpu.prepare_append(ElementType::F16).unwrap();
+    let prepared = gpu.prepare_append(ElementType::F16, None).unwrap();
     let launch = |append: &Append, addresses: &AppendAddresses| {
         // SAFETY: the stand-in runs no kernel; the addresses it is given are those of the buffers.
         let raw = || unsafe { prepared.launch_raw(stream.raw(), append, addresses) };
@@ -297,7 +297,7 @@ fn numbers_of_another_size_are_refused() {
         let stream = Stream::new(gpu.context()).unwrap();
         let narrow = DeviceBuffer::<u32>::zeroed(&stream, 12).unwrap();
         let mut memory = Memory::new(&stream);
-        let prepared = gpu.prepare_append(ElementType::F16).unwrap();
+        let prepared = gpu.prepare_append(ElementType::F16, None).unwrap();
         let bindings = memory.bindings().positions(narrow.as_slice());
         let error = prepared
             .launch(&stream, &description(), &bindings)
@@ -327,7 +327,7 @@ fn a_graph_keeps_the_cache_and_the_numbers() {
     replayed_twice(
         Memory::new,
         |gpu, [with_host, memory], stream| {
-            let prepared = gpu.prepare_append(ElementType::F16)?;
+            let prepared = gpu.prepare_append(ElementType::F16, None)?;
             let (new, pages) = (Layout::bshd(NEW), Layout::bshd(PAGES));
             let on_host = Append::builder(ElementType::F16, [&new, &new], [&pages, &pages])
                 .slots(&[5; 6])

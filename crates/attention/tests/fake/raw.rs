@@ -1,7 +1,7 @@
 //! The raw layer: one driver call, on anybody's stream, and every wrong field an error.
 
 use warptile::gpu::{Addresses, Gpu, Prepared, Session};
-use warptile::{Append, Call, ElementType, Error, Layout, Merge, ScaleCounts};
+use warptile::{Append, Call, ElementType, Error, Layout, Merge, Quantization, QuantizedType};
 use warptile_driver::{DeviceBuffer, Stream};
 use warptile_fake_cuda::FakeDriver;
 
@@ -173,7 +173,7 @@ fn calls_tell_what_memory_they_need() {
     assert!(call.memory().eq(expected));
     let q = *call.q();
     let in_e4m3 = Call::builder(&q, &q, &q, ElementType::F16)
-        .e4m3(ScaleCounts { k: 1, v: q.heads() })
+        .quantized(Quantization::new(QuantizedType::E4m3).scales(1, q.heads()))
         .build()
         .unwrap();
     let needed = |name| in_e4m3.memory().find(|one| one.0 == name).unwrap().1;

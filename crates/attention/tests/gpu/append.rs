@@ -6,7 +6,9 @@ use half::{bf16, f16};
 use quickcheck::TestResult;
 use warptile::driver::{DeviceBuffer, Graph, Stream};
 use warptile::gpu::{AppendBindings, Gpu};
-use warptile::{Append, Backend, CacheWrite, Element, ElementType, Layout, Pairing, Rotary};
+use warptile::{
+    Append, Backend, CacheWrite, Element, ElementType, Layout, Pairing, QuantizedType, Rotary,
+};
 
 use crate::append_cases::{AppendCase, Appends};
 use crate::append_on_gpu::append_on;
@@ -48,7 +50,7 @@ fn random_writes_equal_float64() {
     quickcheck(2000).quickcheck(right as fn(u64, bool) -> TestResult);
     for gpu in [gpu(), gpu_of_ptx()] {
         for element in [ElementType::F16, ElementType::Bf16, ElementType::F32] {
-            ran(gpu.prepare_append(element).unwrap().image());
+            ran(gpu.prepare_append(element, None).unwrap().image());
         }
     }
 }
@@ -72,7 +74,10 @@ fn random_writes_in_e4m3_are_right() {
     quickcheck(500).quickcheck(right_in_e4m3 as fn(u64) -> TestResult);
     for gpu in [gpu(), gpu_of_ptx()] {
         for element in [ElementType::F16, ElementType::Bf16] {
-            ran(gpu.prepare_append_e4m3(element).unwrap().image());
+            ran(gpu
+                .prepare_append(element, Some(QuantizedType::E4m3))
+                .unwrap()
+                .image());
         }
     }
 }
@@ -94,7 +99,7 @@ fn a_captured_write_follows_the_lengths_on_the_device() {
         .rotary(rotary.clone())
         .build()
         .unwrap();
-    let prepared = gpu().prepare_append(ElementType::F16).unwrap();
+    let prepared = gpu().prepare_append(ElementType::F16, None).unwrap();
     let upload = |values: &[f16]| DeviceBuffer::from_slice(stream, values).unwrap();
     let (k, v) = (upload(&values), upload(&values));
     let empty = vec![f16::ZERO; 12 * 2 * 16 * 64];

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use warptile::gpu::Gpu;
-use warptile::{Attention, Backend, E4m3, KvCache, Mask};
+use warptile::{Attention, Backend, KvCache, Mask, QuantizedType};
 
 use crate::harness::gpu;
 
@@ -12,9 +12,9 @@ use crate::harness::gpu;
 #[ignore = "needs an NVIDIA GPU"]
 fn a_cache_in_e4m3_decodes_as_on_the_cpu() {
     type Half = half::f16;
-    let run = |backend: &Backend| -> (Vec<f32>, Vec<E4m3>) {
+    let run = |backend: &Backend| -> (Vec<f32>, Vec<u8>) {
         let mut cache = { KvCache::<Half>::builder(2, 64).page_rows(16) }
-            .e4m3()
+            .quantized(QuantizedType::E4m3)
             .build(backend)
             .unwrap();
         cache.set_scales(0, &[0.01, 0.02], &[0.015]).unwrap();
@@ -36,7 +36,7 @@ fn a_cache_in_e4m3_decodes_as_on_the_cpu() {
             let output = attention.forward(&q, cache.keys(0).unwrap()).unwrap();
             out.extend(output.out.to_vec().unwrap().into_iter().map(Half::to_f32));
         }
-        let pages = cache.e4m3_tensors(0).unwrap()[0].entries(0..1).unwrap();
+        let pages = cache.bits(0).unwrap()[0].entries(0..1).unwrap();
         let rows = pages.rows(0..14).unwrap();
         (out, rows.to_vec().unwrap())
     };

@@ -1,5 +1,6 @@
 //! Every kernel of the catalog, one by one.
 
+use warptile::QuantizedType;
 use warptile_kernels::{Image, Role, Schedule, Target, TileShape};
 
 use crate::harness::{Images, case, gpu, images_for, passes};
@@ -12,9 +13,9 @@ const MASKED: [&str; 2] = [
 
 /// The words of an image's element types in a case.
 fn elements_of(image: &Image) -> String {
-    match image.reads_e4m3() {
-        true => format!("{} cache=e4m3", image.element),
-        false => image.element.to_string(),
+    match QuantizedType::of(image) {
+        Some(cache) => format!("{} cache={cache}", image.element),
+        None => image.element.to_string(),
     }
 }
 

@@ -42,7 +42,7 @@ impl Case {
         let of_queries = |size| self.tensor_layout([batch, query, self.heads, size], 8);
         let of_keys = |size| {
             // Elements that keep 16-byte alignment in every type that a tensor can have.
-            let gap = if self.e4m3 { 16 } else { 8 };
+            let gap = if self.quantized.is_some() { 16 } else { 8 };
             let mut layout = self.tensor_layout([entries, rows, self.kv_heads, size], gap);
             if self.layout == LayoutKind::Interleaved {
                 layout.strides[0] = layout.strides[0].saturating_mul(2);
@@ -190,10 +190,8 @@ impl Case {
         let mut builder = Call::builder(&q, &k, &v, self.element)
             .scoring(self.scoring)
             .splits(self.splits)
+            .quantized(self.quantization())
             .out(out);
-        if self.e4m3 {
-            builder = builder.e4m3(self.scale_counts());
-        }
         // Where the device has the lengths, a caller knows a bound at best: here that of the rows.
         let batch = self.batch();
         builder = match &lists.query_offsets {

@@ -2,7 +2,8 @@
 
 use warptile::kernels::Image;
 use warptile::{
-    AlibiShape, Align, ElementType, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Scoring, Splits,
+    AlibiShape, Align, ElementType, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, QuantizedType,
+    Scoring, Splits,
 };
 
 use super::{Case, LayoutKind, Lengths, Used};
@@ -124,7 +125,7 @@ impl Case {
             head_dim,
             value_dim: head_dim,
             element,
-            e4m3: false,
+            quantized: None,
             scoring,
             splits: Splits::Even,
             layout,
@@ -193,10 +194,13 @@ impl Case {
         self
     }
 
-    /// The case with its keys and values in e4m3.
+    /// The case with its keys and values in this type.
     #[must_use]
-    pub fn with_e4m3(self) -> Self {
-        Case { e4m3: true, ..self }
+    pub fn with_quantized(self, element: QuantizedType) -> Self {
+        Case {
+            quantized: Some(element),
+            ..self
+        }
     }
 
     /// The case with the image's types, and heads that its tiles can hold. What else the image asks for is left to the draw, such
@@ -204,13 +208,13 @@ impl Case {
     #[must_use]
     pub fn for_image(mut self, image: &Image) -> Self {
         self.element = image.element;
-        self.e4m3 = image.reads_e4m3();
+        self.quantized = QuantizedType::of(image);
         let fitted = |size: usize, widest: u32| {
             let widest = (widest as usize).min(MAX_HEAD_DIM);
-            match self.e4m3 {
+            match self.quantized {
                 // Others are not aligned, whatever their strides.
-                true => size.next_multiple_of(16).min(widest),
-                false => size.min(widest),
+                Some(_) => size.next_multiple_of(16).min(widest),
+                None => size.min(widest),
             }
         };
         self.head_dim = fitted(self.head_dim, image.tiling.head_dim);

@@ -25,7 +25,7 @@ impl Case {
         push(&|case| case.scoring.bias = false);
         push(&|case| case.scoring.key_mask = false);
         push(&|case| case.splits = Splits::Even);
-        push(&|case| case.e4m3 = false);
+        push(&|case| case.quantized = None);
         push(&|case| case.device_lengths = false);
         push(&|case| case.pages = None);
         push(&|case| case.pages = case.pages.map(|rows| (rows / 2).max(1)));

@@ -18,16 +18,16 @@ impl<T: Element> InOrder<'_, T> {
     }
 }
 
-/// Puts together what lies in pages, key by key as their definition says. Numbers in e4m3 become the same numbers as elements of `T`.
+/// Puts together what lies in pages, key by key as their definition says. Quantized numbers become the same numbers as elements of `T`.
 pub(crate) fn from_pages<'a, T: Element>(call: &Call, view: KeyView<'a, T>) -> InOrder<'a, T> {
     match view {
         KeyView::Same(view) => match call.pages() {
             None => InOrder::Dense(view),
             Some(_) => put_together(call, view),
         },
-        KeyView::E4m3(view) => {
+        KeyView::Quantized(view, element) => {
             let data: Vec<T> = { view.data.iter() }
-                .map(|x| T::from_f32(x.to_f32()))
+                .map(|&bits| T::from_f32(element.to_f32(bits)))
                 .collect();
             match call.pages() {
                 None => InOrder::Copied(data, view.layout),

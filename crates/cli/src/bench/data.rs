@@ -1,30 +1,21 @@
 //! Normally distributed inputs of any size, made quickly.
 
-use warptile::{Call, E4m3, Element, Layout};
+use warptile::{Call, Element, Layout};
 use warptile_check::Case;
+
+use crate::inputs::KeyData;
 
 /// Inputs of one call in host memory.
 pub(crate) struct Data<T> {
     pub(super) q: Vec<T>,
-    pub(super) k: Vec<T>,
-    pub(super) v: Vec<T>,
-    /// Keys and values in e4m3, if the call's are; then `k` and `v` are empty.
-    pub(super) quantized: Option<Quantized>,
+    pub(super) kv: KeyData<T>,
     pub(super) slopes: Option<Vec<f32>>,
     pub(super) sinks: Option<Vec<f32>>,
     pub(super) bias: Option<Vec<T>>,
     pub(super) key_mask: Option<Vec<u8>>,
 }
 
-/// Keys and values in e4m3, with their scales.
-pub(super) struct Quantized {
-    pub(super) k: Vec<E4m3>,
-    pub(super) v: Vec<E4m3>,
-    pub(super) k_scale: Vec<f32>,
-    pub(super) v_scale: Vec<f32>,
-}
-
-/// What brings normally distributed numbers to where e4m3 has many.
+/// What brings normally distributed numbers to where a type of 8 bits has many.
 const SCALE: f32 = 0.02;
 
 /// Random rows of 64 that all tensors are made of.
@@ -60,33 +51,25 @@ impl<T: Element> Data<T> {
             elements
         };
         let scoring = call.scoring();
-        let kv = || {
-            let k = tensor(call.k(), random.len() / 3);
-            (k, tensor(call.v(), random.len() / 2))
-        };
-        let quantize = |data: Vec<T>| {
-            { data.into_iter() }
-                .map(|x| E4m3::quantize(x.to_f32(), SCALE))
-                .collect()
-        };
-        let ((k, v), quantized) = match call.scales() {
-            None => (kv(), None),
-            Some(counts) => {
-                let (k, v) = kv();
-                let quantized = Quantized {
-                    k: quantize(k),
-                    v: quantize(v),
-                    k_scale: vec![SCALE; counts.k],
-                    v_scale: vec![SCALE; counts.v],
+        let (k, v) = (
+            tensor(call.k(), random.len() / 3),
+            tensor(call.v(), random.len() / 2),
+        );
+        let kv = match call.quantized() {
+            None => KeyData::Same([k, v]),
+            Some(of) => {
+                let quantize = |data: Vec<T>| {
+                    { data.into_iter() }
+                        .map(|x| of.element.quantize(x.to_f32(), SCALE))
+                        .collect()
                 };
-                (Default::default(), Some(quantized))
+                let scales = [of.k_scales, of.v_scales].map(|count| vec![SCALE; count]);
+                KeyData::Quantized(of.element, [k, v].map(quantize), scales)
             }
         };
         Data {
             q: tensor(call.q(), 0),
-            k,
-            v,
-            quantized,
+            kv,
             slopes: scoring.alibi.map(|_| {
                 let count = scoring.slope_count(call.batch(), call.heads());
                 (0..count).map(|head| 0.5 / (1 + head) as f32).collect()
@@ -120,10 +103,10 @@ mod tests {
         let call = case.call();
         let data = Data::<f32>::new(&call, 1);
         assert_eq!(data.q.len(), 3 * 700 * 8 * 128);
-        assert_eq!(
-            (data.k.len(), data.v.len()),
-            (3 * 500 * 2 * 128, 3 * 500 * 2 * 128)
-        );
+        let KeyData::Same([k, v]) = data.kv else {
+            panic!("they are not quantized")
+        };
+        assert_eq!([k.len(), v.len()], [3 * 500 * 2 * 128; 2]);
         assert!(call.check_slopes(data.slopes.as_deref()).is_ok());
         assert!(call.check_sinks(data.sinks.as_deref()).is_ok());
         let mask = data.key_mask.unwrap();
@@ -135,6 +118,6 @@ mod tests {
             mean.abs() < 0.01 && (square - 1.0).abs() < 0.01,
             "{mean} {square}"
         );
-        assert_ne!(data.k[..1000], data.v[..1000]);
+        assert_ne!(k[..1000], v[..1000]);
     }
 }

@@ -8,9 +8,10 @@ use warptile::{Call, Choice, Element, ElementType, Features, Plan, Planner};
 use warptile_check::{Case, DeviceLists, KeyBuffers, Lists, once_more};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
-use super::data::{Data, Quantized};
+use super::data::Data;
 use super::row::{is_reading, kv_bytes};
 use super::{Effort, Forward, WARM_UP};
+use crate::inputs::KeyData;
 
 /// Inputs and outputs of one graph together: several times the L2 cache of any GPU (an H200 reports 60 MB).
 const ROTATED_BYTES: usize = 256 << 20;
@@ -57,14 +58,11 @@ impl<T: Element> Buffers<T> {
     pub(super) fn new(call: &Call, stream: &Stream, data: &Data<T>) -> warptile::Result<Self> {
         Ok(Buffers {
             q: DeviceBuffer::from_slice(stream, &data.q)?,
-            keys: match &data.quantized {
-                None => KeyBuffers::same(stream, &data.k, &data.v)?,
-                Some(Quantized {
-                    k,
-                    v,
-                    k_scale,
-                    v_scale,
-                }) => KeyBuffers::e4m3(stream, (k, k_scale), (v, v_scale))?,
+            keys: match &data.kv {
+                KeyData::Same([k, v]) => KeyBuffers::same(stream, k, v)?,
+                KeyData::Quantized(element, [k, v], [k_scale, v_scale]) => {
+                    KeyBuffers::quantized(stream, *element, (k, k_scale), (v, v_scale))?
+                }
             },
             slopes: uploaded(stream, data.slopes.as_ref())?,
             sinks: uploaded(stream, data.sinks.as_ref())?,
@@ -171,10 +169,8 @@ fn with_device_lengths(case: &Case, call: &Call, lists: &Lists) -> warptile::Res
     let mut builder = Call::builder(call.q(), call.k(), call.v(), call.element())
         .scoring(*call.scoring())
         .splits(call.splits())
+        .quantized(call.quantized())
         .out(*call.out());
-    if let Some(scales) = call.scales() {
-        builder = builder.e4m3(scales);
-    }
     if lists.query_offsets.is_some() {
         builder = builder.device_query_offsets(call.batch(), call.query_len());
     }

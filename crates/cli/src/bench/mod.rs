@@ -15,8 +15,8 @@ use clap::Args;
 use half::{bf16, f16};
 use serde::Serialize;
 use warptile::{
-    Attention, Backend, Call, Choice, E4m3, Element, ElementType, Error, Family, Keys, Plan,
-    Planner, Queries, Scales, Tensor,
+    Attention, Backend, Call, Choice, Element, ElementType, Error, Family, Keys, Plan, Planner,
+    Queries, Tensor,
 };
 use warptile_check::{Case, Lists};
 use warptile_kernels::{Role, images_for};
@@ -28,6 +28,7 @@ use self::table::Table;
 use crate::cases;
 use crate::chart::{self, Bar};
 use crate::failure::Failure;
+use crate::inputs::KeyTensors;
 use crate::interrupt;
 use crate::json;
 use crate::machine;
@@ -486,34 +487,19 @@ fn time_typed<T: Element>(
     Ok(())
 }
 
-/// Keys and values on the device of a call.
-enum KeyTensors<T: Element> {
-    Same(Tensor<T>, Tensor<T>),
-    E4m3(Tensor<E4m3>, Tensor<E4m3>),
-}
-
 /// The tensors of a call on its device.
-struct Tensors<T: Element> {
+struct Tensors<'a, T: Element> {
     q: Tensor<T>,
-    keys: KeyTensors<T>,
+    keys: KeyTensors<'a, T>,
     bias: Option<Tensor<T>>,
     key_mask: Option<Tensor<u8>>,
 }
 
-impl<T: Element> Tensors<T> {
-    fn new(call: &Call, backend: &Backend, data: &Data<T>) -> warptile::Result<Self> {
+impl<'d, T: Element> Tensors<'d, T> {
+    fn new(call: &Call, backend: &Backend, data: &'d Data<T>) -> warptile::Result<Self> {
         Ok(Tensors {
             q: backend.tensor_with_layout(&data.q, *call.q())?,
-            keys: match &data.quantized {
-                None => KeyTensors::Same(
-                    backend.tensor_with_layout(&data.k, *call.k())?,
-                    backend.tensor_with_layout(&data.v, *call.v())?,
-                ),
-                Some(quantized) => KeyTensors::E4m3(
-                    backend.tensor_with_layout(&quantized.k, *call.k())?,
-                    backend.tensor_with_layout(&quantized.v, *call.v())?,
-                ),
-            },
+            keys: data.kv.upload(backend, [*call.k(), *call.v()])?,
             bias: match (&data.bias, call.bias()) {
                 (Some(bias), Some(layout)) => Some(backend.tensor_with_layout(bias, *layout)?),
                 _ => None,
@@ -546,15 +532,7 @@ impl<T: Element> Tensors<T> {
             attention = attention.choice(Choice::Image(image.name.to_owned()));
         }
         let mut queries = Queries::new(&self.q);
-        let mut keys = match (&self.keys, &data.quantized) {
-            (KeyTensors::Same(k, v), _) => Keys::new(k, v),
-            (KeyTensors::E4m3(k, v), quantized) => {
-                let lists = quantized.as_ref().map(|all| [&all.k_scale, &all.v_scale]);
-                let [k_scale, v_scale] =
-                    lists.map_or([&[][..]; 2], |lists| lists.map(|list| &list[..]));
-                Keys::e4m3(k, v, Scales::new(k_scale, v_scale))
-            }
-        };
+        let mut keys = self.keys.keys();
         if let Some(table) = &lists.block_table {
             keys = keys.in_pages(&table.entries, table.layout);
         }

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 
 use safetensors::Dtype;
-use warptile::{E4m3, Element};
+use warptile::{Element, QuantizedType};
 
-use super::Format;
+use super::{Format, quantized_dtype};
 use crate::failure::Failure;
 use crate::npy;
 use crate::output::Replacement;
@@ -33,12 +33,17 @@ impl<'a> OutTensor<'a> {
     }
 
     /// Keys or values in 8 bits.
-    pub(crate) fn e4m3(name: &'static str, shape: Vec<usize>, data: &'a [E4m3]) -> Self {
+    pub(crate) fn quantized(
+        name: &'static str,
+        element: QuantizedType,
+        shape: Vec<usize>,
+        data: &'a [u8],
+    ) -> Self {
         OutTensor {
             name,
-            dtype: Dtype::F8_E4M3,
+            dtype: quantized_dtype(element),
             shape,
-            data: bytemuck::cast_slice(data),
+            data,
         }
     }
 

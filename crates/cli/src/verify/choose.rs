@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use warptile::gpu::Gpu;
-use warptile::{Backend, Choice, MAX_HEAD_DIM, Mask, Scoring};
+use warptile::{Backend, Choice, MAX_HEAD_DIM, Mask, QuantizedType, Scoring};
 use warptile_check::Case;
 use warptile_kernels::{Features, Image, Role, Schedule, images_for};
 
@@ -220,15 +220,16 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
         true => (4, 5, 8 * keys),
         false => (1, 3, keys),
     };
-    // Of keys in e4m3, so many are aligned, too.
-    let narrower = if image.reads_e4m3() { 16 } else { 8 };
+    let quantized = QuantizedType::of(image);
+    // Of quantized keys, so many are aligned, too.
+    let narrower = if quantized.is_some() { 16 } else { 8 };
     let less = |size: usize, by: usize| size.saturating_sub(by).max(narrower);
     let case = |query, key, head_dim, value_dim, mask| Case {
         value_dim,
         heads: 2,
         kv_heads: 1,
         element: image.element,
-        e4m3: image.reads_e4m3(),
+        quantized,
         scoring: Scoring::new().mask(mask),
         pages: serving.then_some(32),
         multiprocessors: persistent.then_some(multiprocessors),

@@ -7,7 +7,7 @@ use std::thread;
 use candle_core::{DType, Device, Result, Tensor};
 use warptile_candle::{
     Attention, flash_attn, flash_attn_varlen_alibi, flash_attn_varlen_paged_windowed,
-    flash_attn_windowed, write_to_pages, write_to_pages_e4m3,
+    flash_attn_windowed, write_to_pages, write_to_pages_quantized,
 };
 
 // SAFETY: exports of warptile-fake-cuda, as it declares them.
@@ -147,10 +147,10 @@ fn calls(device: &Device) -> Result<usize> {
                 let (q, k) = (zeros(&[1, 1, 8, 64], dtype)?, zeros(&[3, 2, 64], dtype)?);
                 let scales = Tensor::new(&[0.5_f32, 0.25], device)?;
                 let slots = Tensor::new(&[32_i64, -1, 33], device)?;
-                write_to_pages_e4m3(&k, &k, &k_pages, &v_pages, &slots, &scales, &scales)?;
+                write_to_pages_quantized(&k, &k, &k_pages, &v_pages, &slots, &scales, &scales)?;
                 Attention::new(0.125)
                     .paged(&list(&[2])?.reshape((1, 1))?, &list(&[2])?, 16)
-                    .e4m3(&scales, &scales)
+                    .scales(&scales, &scales)
                     .forward(&q, &k_pages, &v_pages)?
             };
             wait(out)?;

@@ -4,7 +4,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor};
 
 use crate::caller::Caller;
-use crate::e4m3::Scales;
+use crate::quantized::Scales;
 use crate::{cpu, cuda};
 
 /// Attention with its options: what the functions of candle-flash-attn can do, and what they cannot.
@@ -35,7 +35,7 @@ pub struct Attention {
     pub(crate) softcap: Option<f32>,
     pub(crate) alibi_slopes: Option<Tensor>,
     pub(crate) sinks: Option<Tensor>,
-    /// Of keys and values in e4m3.
+    /// Of quantized keys and values.
     pub(crate) scales: Option<Scales>,
     pub(crate) queries: Queries,
     pub(crate) keys: Keys,
@@ -118,8 +118,8 @@ impl Attention {
         self
     }
 
-    /// k and v are f8e4m3, and each of their numbers counts times its scale: f32, one for all key/value heads or one for each, on the
-    /// device of q. They are what vLLM calls `k_scale` and `v_scale`; [`write_to_pages_e4m3`](crate::write_to_pages_e4m3) divides by them.
+    /// k and v are quantized, as f8e4m3, and each of their numbers counts times its scale: f32, one for all key/value heads or one for each, on the
+    /// device of q. They are what vLLM calls `k_scale` and `v_scale`; [`write_to_pages_quantized`](crate::write_to_pages_quantized) divides by them.
     ///
     /// On the CPU scales must be finite and above 0. On a GPU they are not checked, and a graph that captured the call reads them anew at
     /// each replay; the head size must be a multiple of 16 up to 256 there, and q f16 or bf16.
@@ -133,12 +133,12 @@ impl Attention {
     /// let q = Tensor::randn(0f32, 1., (2, 1, 8, 64), &device)?.to_dtype(DType::F16)?;
     /// let k = Tensor::randn(0f32, 1., (2, 9, 2, 64), &Device::Cpu)?.to_dtype(DType::F8E4M3)?.to_device(&device)?;
     /// let scales = Tensor::new(&[0.02f32, 0.03], &device)?; // of the two key/value heads
-    /// let out = Attention::new(0.125).e4m3(&scales, &scales).forward(&q, &k, &k)?;
+    /// let out = Attention::new(0.125).scales(&scales, &scales).forward(&q, &k, &k)?;
     /// assert_eq!((out.dims(), out.dtype()), (q.dims(), DType::F16));
     /// # Ok(())
     /// # }
     /// ```
-    pub fn e4m3(mut self, k_scale: &Tensor, v_scale: &Tensor) -> Self {
+    pub fn scales(mut self, k_scale: &Tensor, v_scale: &Tensor) -> Self {
         self.scales = Some(Scales::new(k_scale, v_scale));
         self
     }

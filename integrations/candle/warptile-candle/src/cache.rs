@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 
 use candle_core::{CpuStorage, CudaStorage, DType, InplaceOp1, Layout, Result, Storage, Tensor};
-use warptile::{Append, AppendBuilder, ElementType, ScaleCounts};
+use warptile::{Append, AppendBuilder, ElementType, Quantization};
 
 use crate::caller::Caller;
-use crate::e4m3::Scales;
+use crate::quantized::{DTYPES, Scales, quantized};
 use crate::{cpu, cuda};
 
 pub(crate) const CALLER: Caller = Caller("write-to-pages");
@@ -57,15 +57,15 @@ pub fn write_to_pages(
     })
 }
 
-/// As [`write_to_pages`], into pages in f8e4m3: they hold the number nearest to each divided by the scale of its key/value head, at
+/// As [`write_to_pages`], into pages of 8 bits (f8e4m3): they hold the number nearest to each divided by the scale of its key/value head, at
 /// most ±448. `k_scale` and `v_scale` are f32, one for all heads or one for each, on the device of the pages.
 ///
-/// The result is what [`Attention::e4m3`](crate::Attention::e4m3) reads with the same scales. On the CPU scales must be finite and above 0. On
+/// The result is what [`Attention::scales`](crate::Attention::scales) reads with the same scales. On the CPU scales must be finite and above 0. On
 /// a GPU they are not checked, and a graph that captured the write reads them anew at each replay; `k` and `v` are f16 or bf16 there.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use warptile_candle::write_to_pages_e4m3;
+/// use warptile_candle::write_to_pages_quantized;
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let device = Device::Cpu; // or Device::new_cuda(0)?
@@ -73,14 +73,14 @@ pub fn write_to_pages(
 /// let k = Tensor::randn(0f32, 1., (3, 4, 64), &device)?.to_dtype(DType::F16)?;
 /// let slots = Tensor::new(&[112i64, 113, 114], &device)?;
 /// let scale = Tensor::new(0.02f32, &device)?;
-/// write_to_pages_e4m3(&k, &k, &pages.get(0)?, &pages.get(1)?, &slots, &scale, &scale)?;
+/// write_to_pages_quantized(&k, &k, &pages.get(0)?, &pages.get(1)?, &slots, &scale, &scale)?;
 /// # Ok(())
 /// # }
 /// ```
 ///
 /// # Errors
 /// As [`write_to_pages`].
-pub fn write_to_pages_e4m3(
+pub fn write_to_pages_quantized(
     k: &Tensor,
     v: &Tensor,
     k_pages: &Tensor,
@@ -117,7 +117,7 @@ pub(crate) struct Write<'a> {
     pub(crate) new: [&'a Tensor; 2],
     pub(crate) pages: [&'a Tensor; 2],
     pub(crate) slots: &'a Tensor,
-    /// Of pages in e4m3.
+    /// Of quantized pages.
     pub(crate) scales: Option<Scales>,
 }
 
@@ -150,7 +150,7 @@ impl Write<'_> {
     pub(crate) fn describe(&self) -> Result<Described> {
         let [k, v] = self.new;
         let [k_pages, v_pages] = self.pages;
-        let (element, scales) = match &self.scales {
+        let (element, quantized) = match &self.scales {
             None => {
                 let first = ("k_pages", k_pages.dtype());
                 CALLER.element([first, ("v_pages", v_pages.dtype()), ("k", k.dtype())])?;
@@ -159,19 +159,20 @@ impl Write<'_> {
             }
             Some(scales) => {
                 for (name, pages) in [("k_pages", k_pages), ("v_pages", v_pages)] {
-                    CALLER.check_type(name, pages, &[DType::F8E4M3])?;
+                    CALLER.check_type(name, pages, &DTYPES)?;
                 }
                 let first = ("k", k.dtype());
                 let element = CALLER.element([first, first, ("v", v.dtype())])?;
                 let place = k_pages.device().location();
-                let counts = scales.counts(CALLER, "k_pages", &place)?;
-                (element, Some(counts))
+                let of = |of_pages| scales.quantization(CALLER, of_pages, "k_pages", &place);
+                let quantized = quantized(k_pages.dtype()).map(of).transpose()?;
+                (element, quantized)
             }
         };
         let rule = "(pages, page rows, heads, head size)";
         Ok(Described {
             element,
-            scales,
+            quantized,
             new: [
                 CALLER.packed("k", k.layout())?,
                 CALLER.packed("v", v.layout())?,
@@ -197,7 +198,7 @@ impl Write<'_> {
 /// The tensors of a write in warptile's words.
 pub(crate) struct Described {
     pub(crate) element: ElementType,
-    scales: Option<ScaleCounts>,
+    quantized: Option<Quantization>,
     new: [warptile::Layout; 2],
     pub(crate) pages: [warptile::Layout; 2],
 }
@@ -206,11 +207,7 @@ impl Described {
     pub(crate) fn builder<'a>(&self) -> AppendBuilder<'a> {
         let [k, v] = &self.new;
         let [k_pages, v_pages] = &self.pages;
-        let builder = Append::builder(self.element, [k, v], [k_pages, v_pages]);
-        match self.scales {
-            Some(counts) => builder.e4m3(counts),
-            None => builder,
-        }
+        Append::builder(self.element, [k, v], [k_pages, v_pages]).quantized(self.quantized)
     }
 }
 

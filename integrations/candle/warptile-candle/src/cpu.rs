@@ -11,7 +11,7 @@ use warptile::{
 use crate::attention::{Attention, Keys, Packed, Queries};
 use crate::cache::{CALLER, Pages, Write};
 use crate::describe::Described;
-use crate::e4m3;
+use crate::quantized::{bits, bits_mut};
 
 /// The output, and the lse if it is wanted.
 pub(crate) fn forward(
@@ -83,8 +83,10 @@ fn compute<T: Element + WithDType>(
 ) -> Result<(CpuStorage, Option<CpuStorage>)> {
     let q = view(T::cpu_storage_as_slice(tensors[0])?, layouts[0], call.q());
     let keys = |index: usize, layout: &warptile::Layout| -> Result<KeyView<'_, T>> {
-        Ok(match e4m3::numbers(tensors[index]) {
-            Some(data) => view(data, layouts[index], layout).into(),
+        Ok(match bits(tensors[index]) {
+            Some((data, element)) => {
+                KeyView::Quantized(view(data, layouts[index], layout), element)
+            }
             None => {
                 let data = T::cpu_storage_as_slice(tensors[index])?;
                 view(data, layouts[index], layout).into()
@@ -169,11 +171,11 @@ fn write_typed<T: Stored>(write: &Write<'_>, pages: Pages<'_, CpuStorage>) -> Re
     let scales = { write.scales.as_ref() }
         .map(|scales| scales.read())
         .transpose()?;
-    let cache: CacheOperand<'_, T> = match &scales {
+    let cache: CacheOperand<'_, T> = match append.quantized_type().zip(scales.as_ref()) {
         None => memory(write, pages, starts, T::of)?.into(),
-        Some([k, v]) => {
-            let memory = memory(write, pages, starts, e4m3::numbers_mut)?;
-            CacheOperand::E4m3(memory, [k, v])
+        Some((element, [k, v])) => {
+            let memory = memory(write, pages, starts, bits_mut)?;
+            CacheOperand::Quantized(memory, element, [k, v])
         }
     };
     let operands = AppendOperands {

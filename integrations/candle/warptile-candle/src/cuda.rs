@@ -21,7 +21,7 @@ use crate::attention::{Attention, Keys, Packed, Queries};
 use crate::cache::{self, Pages, Write};
 use crate::caller::Caller;
 use crate::describe::Described;
-use crate::e4m3::Scales;
+use crate::quantized::Scales;
 
 /// The output, and the lse if it is wanted.
 pub(crate) fn forward(
@@ -82,7 +82,7 @@ fn launch<T: CudaDType + DeviceRepr + ValidAsZeroBits + Element>(
                 let [k_start, v_start] = [1, 2].map(|index| layouts[index].start_offset());
                 let k = part(k, k_start, described.k.required_len()).ok_or_else(|| beyond(1))?;
                 let v = part(v, v_start, described.v.required_len()).ok_or_else(|| beyond(2))?;
-                Bindings::e4m3(q, (k, k_scale), (v, v_scale), out)
+                Bindings::quantized(q, (k, k_scale), (v, v_scale), out)
             }
             _ => Bindings::new(q, whole(1, &described.k)?, whole(2, &described.v)?, out),
         };
@@ -371,13 +371,13 @@ fn launch_write<T: CudaDType + DeviceRepr + Element>(
             };
             let keys = from(keys, starts[0]).ok_or_else(|| beyond("k_pages"))?;
             let values = from(values, starts[1]).ok_or_else(|| beyond("v_pages"))?;
-            AppendBindings::e4m3(k, v, (keys, k_scale), (values, v_scale))
+            AppendBindings::quantized(k, v, (keys, k_scale), (values, v_scale))
         }
         (Pages::Together(both), Some(scales)) => {
             let CudaStorageSlice::F8E4M3(both) = &mut both.slice else {
                 return Err(caller.broken("the pages are not f8e4m3"));
             };
-            AppendBindings::e4m3_in_one(k, v, both.as_view_mut(), starts, scales)
+            AppendBindings::quantized_in_one(k, v, both.as_view_mut(), starts, scales)
         }
     };
     session

@@ -1,9 +1,10 @@
 //! From candle's tensors to a call of warptile: what is the same on every device.
 
 use candle_core::{DType, DeviceLocation, Layout, Result, Tensor};
-use warptile::{AlibiShape, Call, CallBuilder, ElementType, Mask, ScaleCounts, Scoring};
+use warptile::{AlibiShape, Call, CallBuilder, ElementType, Mask, Quantization, Scoring};
 
 use crate::attention::{Attention, Keys, Packed, Queries};
+use crate::quantized::{DTYPES, quantized};
 
 /// The tensors of a call in warptile's words.
 pub(crate) struct Described {
@@ -13,21 +14,18 @@ pub(crate) struct Described {
     pub(crate) v: warptile::Layout,
     pub(crate) out: warptile::Layout,
     scoring: Scoring,
-    scales: Option<ScaleCounts>,
+    quantized: Option<Quantization>,
     pub(crate) batch: usize,
 }
 
 impl Described {
     /// The call but for its lengths.
     pub(crate) fn builder<'a>(&self, want_lse: bool) -> CallBuilder<'a> {
-        let builder = Call::builder(&self.q, &self.k, &self.v, self.element)
+        Call::builder(&self.q, &self.k, &self.v, self.element)
             .scoring(self.scoring)
+            .quantized(self.quantized)
             .out(self.out)
-            .want_lse(want_lse);
-        match self.scales {
-            Some(counts) => builder.e4m3(counts),
-            None => builder,
-        }
+            .want_lse(want_lse)
     }
 }
 
@@ -39,7 +37,7 @@ impl Attention {
         layouts: [&Layout; 3],
         place: &DeviceLocation,
     ) -> Result<Described> {
-        let (element, scales) = self.check_types(types, place)?;
+        let (element, quantized) = self.check_types(types, place)?;
         let packed = |name, layout| self.caller.packed(name, layout);
         let dense = |name, layout| {
             self.caller
@@ -79,22 +77,23 @@ impl Attention {
             v,
             out: warptile::Layout::bshd(q.shape).dense_with(v.head_dim()),
             scoring: self.scoring(key_bound)?,
-            scales,
+            quantized,
             batch,
         })
     }
 
-    /// The element type of the queries, and how many scales keys and values in e4m3 have.
+    /// The element type of the queries, and how keys and values are quantized.
     fn check_types(
         &self,
         [q, k, v]: [DType; 3],
         place: &DeviceLocation,
-    ) -> Result<(ElementType, Option<ScaleCounts>)> {
+    ) -> Result<(ElementType, Option<Quantization>)> {
         let Some(scales) = &self.scales else {
             for (name, dtype) in [("k", k), ("v", v)] {
-                if dtype == DType::F8E4M3 {
+                if quantized(dtype).is_some() {
                     return Err(self.caller.broken(format_args!(
-                        "{name} has dtype f8e4m3, which needs scales; use Attention::e4m3"
+                        "{name} has dtype {}, which needs scales; use Attention::scales",
+                        dtype.as_str()
                     )));
                 }
             }
@@ -102,15 +101,18 @@ impl Attention {
             return Ok((element, None));
         };
         let element = self.caller.element([("q", q); 3])?;
+        let of_keys = quantized(k);
         for (name, dtype) in [("k", k), ("v", v)] {
-            if dtype != DType::F8E4M3 {
+            if of_keys.is_none() || quantized(dtype) != of_keys {
+                let dtypes = DTYPES.map(|dtype| dtype.as_str()).join(" or ");
                 return Err(self.caller.broken(format_args!(
-                    "{name} has dtype {}, but must be f8e4m3, because scales are given",
+                    "{name} has dtype {}, but must be {dtypes}, because scales are given",
                     dtype.as_str()
                 )));
             }
         }
-        Ok((element, Some(scales.counts(self.caller, "q", place)?)))
+        let of = |element| scales.quantization(self.caller, element, "q", place);
+        Ok((element, of_keys.map(of).transpose()?))
     }
 
     /// The mask and the other numbers, for keys of at most this length.

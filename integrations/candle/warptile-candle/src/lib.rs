@@ -30,7 +30,7 @@
 //!   packed sequences, and keys and values in pages of 1 to 256 rows. A query that sees no key gives 0.
 //! - [`Attention`] has options that candle-flash-attn lacks: the log-sum-exp of each row, attention sinks, and pages whose key
 //!   lengths a captured graph reads anew at each replay. [`write_to_pages`] writes new keys and values into such pages.
-//! - Keys and values in f8e4m3 with scales: [`Attention::e4m3`] reads them, [`write_to_pages_e4m3`] writes them into pages. On a GPU
+//! - Keys and values in f8e4m3 with scales: [`Attention::scales`] reads them, [`write_to_pages_quantized`] writes them into pages. On a GPU
 //!   the head size is a multiple of 16 up to 256 then, and q is f16 or bf16.
 //!
 //! Not supported: f32 on a GPU at head sizes above 256, and the `mm_prefix_ranges` of [`flash_attn_varlen_paged_windowed`]. Both are errors. There is
@@ -55,12 +55,12 @@ mod cuda;
 #[path = "no_cuda.rs"]
 mod cuda;
 mod describe;
-mod e4m3;
 mod flash_attn;
 mod key_lengths;
+mod quantized;
 
 pub use attention::Attention;
-pub use cache::{write_to_pages, write_to_pages_e4m3};
+pub use cache::{write_to_pages, write_to_pages_quantized};
 pub use flash_attn::{
     FlashAttn, flash_attn, flash_attn_alibi, flash_attn_alibi_windowed,
     flash_attn_alibi_windowed_softcap, flash_attn_varlen, flash_attn_varlen_alibi,

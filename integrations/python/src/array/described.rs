@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use warptile::{ElementType, Layout};
+use warptile::{ElementType, Layout, QuantizedType};
 
 use crate::errors::{Failure, Result};
 
@@ -36,7 +36,7 @@ pub(crate) enum Dtype {
     U8,
     Bool,
     /// Of keys and values alone.
-    E4m3,
+    Quantized(QuantizedType),
     /// None that is of use here, by its library's name for it.
     Other(String),
 }
@@ -45,7 +45,7 @@ impl Dtype {
     /// Bytes of an element; of others nobody needs to know.
     pub(crate) const fn size(&self) -> u64 {
         match self {
-            Dtype::U8 | Dtype::Bool | Dtype::E4m3 => 1,
+            Dtype::U8 | Dtype::Bool | Dtype::Quantized(_) => 1,
             Dtype::F16 | Dtype::Bf16 => 2,
             Dtype::F32 | Dtype::I32 | Dtype::U32 => 4,
             Dtype::I64 => 8,
@@ -79,7 +79,7 @@ impl fmt::Display for Dtype {
             Dtype::I64 => "int64",
             Dtype::U8 => "uint8",
             Dtype::Bool => "bool",
-            Dtype::E4m3 => "float8_e4m3fn",
+            Dtype::Quantized(QuantizedType::E4m3) => "float8_e4m3fn",
             Dtype::Other(name) => name,
         })
     }
@@ -299,9 +299,13 @@ impl Described {
         }
     }
 
-    /// Whether keys and values are in e4m3: said by their type, or of bytes by the scales that are given with them.
-    pub(crate) fn is_e4m3(&self, has_scales: bool) -> bool {
-        self.dtype == Dtype::E4m3 || (has_scales && self.dtype == Dtype::U8)
+    /// The type of quantized keys or values. Bytes with scales are the bits of e4m3.
+    pub(crate) fn quantized(&self, has_scales: bool) -> Option<QuantizedType> {
+        match self.dtype {
+            Dtype::Quantized(element) => Some(element),
+            Dtype::U8 if has_scales => Some(QuantizedType::E4m3),
+            _ => None,
+        }
     }
 
     /// The element type of a tensor of attention.

@@ -3,6 +3,7 @@
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use warptile::QuantizedType;
 
 use crate::array::Use;
 use crate::array::described::{Described, Device, Dtype};
@@ -78,7 +79,7 @@ fn of_interface(
         if let Ok(own) = own.and_then(|own| own.extract::<String>()) {
             dtype = match own.as_str() {
                 "bfloat16" => Dtype::Bf16,
-                "float8_e4m3fn" => Dtype::E4m3,
+                "float8_e4m3fn" => Dtype::Quantized(QuantizedType::E4m3),
                 _ => Dtype::Other(if typestr.starts_with('>') {
                     typestr
                 } else {

@@ -1,11 +1,10 @@
 //! Cache writes on the CPU.
 
 use super::Append;
-use crate::call::check_key_type;
 use crate::cpu::{SharedMut, in_parallel};
-use crate::e4m3::{E4m3, check_scales, scale_of};
 use crate::gpu::AppendArgument;
 use crate::ops::rotary::{Angles, Rotary, Tables};
+use crate::quantized::{Quantization, QuantizedType, check_key_type, scale_of};
 use crate::{Element, ElementType, Error, Layout, Result};
 
 /// Keys and values of a cache in host memory.
@@ -17,13 +16,13 @@ pub enum CacheMut<'a, C> {
     Together(&'a mut [C], usize),
 }
 
-/// What is written: a cache of the elements of the new rows, or one in e4m3.
+/// What is written: a cache of the elements of the new rows, or a quantized one.
 #[derive(Debug)]
 pub enum CacheOperand<'a, T> {
     /// Of the same elements. A [`CacheMut`] is one.
     Same(CacheMut<'a, T>),
-    /// In e4m3, with the scales of keys and of values: each one number, or one for each key/value head.
-    E4m3(CacheMut<'a, E4m3>, [&'a [f32]; 2]),
+    /// The bits of numbers of a type, with the scales of keys and of values: each one number, or one for each key/value head.
+    Quantized(CacheMut<'a, u8>, QuantizedType, [&'a [f32]; 2]),
 }
 
 impl<'a, T> From<CacheMut<'a, T>> for CacheOperand<'a, T> {
@@ -71,10 +70,10 @@ pub fn append_cpu<T: Element>(append: &Append, operands: AppendOperands<'_, T>) 
     } = operands;
     match cache {
         CacheOperand::Same(memory) => write(append, [k, v], queries, tables, memory, &|x, _| x),
-        CacheOperand::E4m3(memory, scales) => {
+        CacheOperand::Quantized(memory, element, scales) => {
             let stored = |x: T, place: Place| {
                 let scales = scales[usize::from(!place.is_key)];
-                E4m3::quantize(x.to_f32(), scale_of(scales, place.head))
+                element.quantize(x.to_f32(), scale_of(scales, place.head))
             };
             write(append, [k, v], queries, tables, memory, &stored);
         }
@@ -257,18 +256,18 @@ fn check_operands<T: Element>(append: &Append, operands: &AppendOperands<'_, T>)
             });
         }
     }
-    let scales = match &operands.cache {
-        CacheOperand::E4m3(_, scales) => Some(*scales),
-        CacheOperand::Same(_) => None,
+    let (element, scales) = match &operands.cache {
+        CacheOperand::Quantized(_, element, scales) => (Some(*element), Some(*scales)),
+        CacheOperand::Same(_) => (None, None),
     };
-    check_key_type("k_pages", append.scales().is_some(), scales.is_some())?;
+    check_key_type("k_pages", append.quantized_type(), element)?;
     let (k_scale, v_scale) = (scales.map(|each| each[0]), scales.map(|each| each[1]));
-    check_scales(append.scales(), k_scale, v_scale)?;
+    Quantization::check_scales(append.quantized(), k_scale, v_scale)?;
     append.k().check_buffer("k", operands.k.len())?;
     append.v().check_buffer("v", operands.v.len())?;
     match &operands.cache {
         CacheOperand::Same(memory) => check_memory(append, memory)?,
-        CacheOperand::E4m3(memory, _) => check_memory(append, memory)?,
+        CacheOperand::Quantized(memory, ..) => check_memory(append, memory)?,
     }
     let in_place = append.q_out().is_none();
     let wanted = append.q().is_some();

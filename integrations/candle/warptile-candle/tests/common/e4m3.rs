@@ -31,7 +31,7 @@ pub(crate) fn check(queries: usize, dtype: DType, device: &Device) -> Result<()>
     )?;
 
     let here = |tensor: &Tensor| tensor.to_device(device);
-    let with_scales = attention().e4m3(&here(&k_scale)?, &here(&v_scale)?);
+    let with_scales = attention().scales(&here(&k_scale)?, &here(&v_scale)?);
     let dense = { with_scales.clone() }.forward(&here(&q)?, &here(&k)?, &here(&v)?)?;
     // Page p of sequence b is page b + BATCH * p.
     let paged = |tensor: &Tensor, size: usize| -> Result<Tensor> {

@@ -1,7 +1,7 @@
 //! New keys and values written into pages.
 
 use candle_core::{DType, Device, Result, Tensor};
-use warptile_candle::{write_to_pages, write_to_pages_e4m3};
+use warptile_candle::{write_to_pages, write_to_pages_quantized};
 
 /// How the pages of keys and values lie in memory.
 #[derive(Debug, Clone, Copy)]
@@ -101,7 +101,7 @@ pub(crate) fn check_e4m3(cache: Cache, dtype: DType, device: &Device) -> Result<
         Tensor::new(&scales[0], device)?,
         Tensor::new(4_f32, device)?,
     );
-    write_to_pages_e4m3(
+    write_to_pages_quantized(
         &k,
         &v,
         &pages[0],

@@ -1,7 +1,7 @@
 //! Cache writes.
 
 use candle_core::{DType, Device, Result, Tensor};
-use warptile_candle::{Attention, write_to_pages, write_to_pages_e4m3};
+use warptile_candle::{Attention, write_to_pages, write_to_pages_quantized};
 
 use crate::common::e4m3;
 use crate::common::writes::{CACHES, check, check_e4m3};
@@ -37,7 +37,7 @@ fn bad_scales_are_named() -> Result<()> {
     let new = |scales: &[f32]| Tensor::new(scales, &Device::Cpu);
     let one = new(&[1.0])?;
     let forward = |keys: &Tensor, k_scale: &Tensor, v_scale: &Tensor| {
-        let attention = Attention::new(1.0).e4m3(k_scale, v_scale);
+        let attention = Attention::new(1.0).scales(k_scale, v_scale);
         attention.forward(&q, keys, keys).unwrap_err().to_string()
     };
     let cases = [
@@ -46,7 +46,7 @@ fn bad_scales_are_named() -> Result<()> {
                 .forward(&q, &k, &k)
                 .unwrap_err()
                 .to_string(),
-            "k has dtype f8e4m3, which needs scales; use Attention::e4m3",
+            "k has dtype f8e4m3, which needs scales; use Attention::scales",
         ),
         (
             forward(&wide, &one, &one),
@@ -72,7 +72,7 @@ fn bad_scales_are_named() -> Result<()> {
     let rows = zeros(&[3, 2, 16], DType::F16)?;
     let pages = zeros(&[5, 6, 2, 16], DType::F16)?;
     let slots = Tensor::new(&[0_i64, 1, 2], &Device::Cpu)?;
-    let error = write_to_pages_e4m3(&rows, &rows, &pages, &pages, &slots, &one, &one);
+    let error = write_to_pages_quantized(&rows, &rows, &pages, &pages, &slots, &one, &one);
     let error = error.unwrap_err().to_string();
     let expected = "write-to-pages: k_pages has dtype f16, but must be f8e4m3";
     assert!(error.starts_with(expected), "{error}");

@@ -1,11 +1,22 @@
-//! Keys and values in e4m3: candle's `DType::F8E4M3`, whose bytes are those of [`E4m3`], and their scales.
+//! Quantized keys and values: the dtypes of candle that they have, and their scales.
 
 use candle_core::{CpuStorage, DType, DeviceLocation, Result, Tensor};
-use warptile::{E4m3, ScaleCounts};
+use warptile::{Quantization, QuantizedType};
 
 use crate::caller::Caller;
 
-/// What keys and values in e4m3 are multiplied by: f32, one for all key/value heads or one for each.
+/// The dtypes of quantized tensors, whose bytes are those of a type of warptile.
+pub(crate) const DTYPES: [DType; 1] = [DType::F8E4M3];
+
+/// What the bytes of a tensor of this dtype are, if it is a quantized one.
+pub(crate) const fn quantized(dtype: DType) -> Option<QuantizedType> {
+    match dtype {
+        DType::F8E4M3 => Some(QuantizedType::E4m3),
+        _ => None,
+    }
+}
+
+/// What quantized keys and values are multiplied by: f32, one for all key/value heads or one for each.
 #[derive(Debug, Clone)]
 pub(crate) struct Scales {
     pub(crate) k: Tensor,
@@ -23,13 +34,14 @@ impl Scales {
         [("k_scale", &self.k), ("v_scale", &self.v)]
     }
 
-    /// How many there are, after a check of all but what they are. `first` is the tensor that is at `place`.
-    pub(crate) fn counts(
+    /// What is said of keys and values of this type, after a check of all but what the scales are. `first` is the tensor that is at `place`.
+    pub(crate) fn quantization(
         &self,
         caller: Caller,
+        element: QuantizedType,
         first: &str,
         place: &DeviceLocation,
-    ) -> Result<ScaleCounts> {
+    ) -> Result<Quantization> {
         for (name, tensor) in self.named() {
             caller.check_place(name, tensor, first, place)?;
             caller.check_type(name, tensor, &[DType::F32])?;
@@ -38,10 +50,7 @@ impl Scales {
                 return Err(caller.wrong_shape(name, tensor.dims(), rule));
             }
         }
-        Ok(ScaleCounts {
-            k: self.k.elem_count(),
-            v: self.v.elem_count(),
-        })
+        Ok(Quantization::new(element).scales(self.k.elem_count(), self.v.elem_count()))
     }
 
     /// Of keys and of values, on the CPU.
@@ -51,30 +60,31 @@ impl Scales {
     }
 }
 
-/// The numbers of a tensor in e4m3; `None` of another.
-pub(crate) fn numbers(storage: &CpuStorage) -> Option<&[E4m3]> {
+/// The bits of a quantized tensor, and what they are; `None` of another.
+pub(crate) fn bits(storage: &CpuStorage) -> Option<(&[u8], QuantizedType)> {
     let CpuStorage::F8E4M3(data) = storage else {
         return None;
     };
     let len = bytes(data);
-    // SAFETY: so many bytes are initialized and borrowed for as long as the result, and every byte is an `E4m3`, which is one.
-    Some(unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), len) })
+    // SAFETY: so many bytes are initialized and borrowed for as long as the result.
+    let bits = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), len) };
+    Some((bits, QuantizedType::E4m3))
 }
 
-/// As [`numbers`], for writing.
-pub(crate) fn numbers_mut(storage: &mut CpuStorage) -> Option<&mut [E4m3]> {
+/// As [`bits`], for writing.
+pub(crate) fn bits_mut(storage: &mut CpuStorage) -> Option<&mut [u8]> {
     let CpuStorage::F8E4M3(data) = storage else {
         return None;
     };
     let len = bytes(data);
-    // SAFETY: as in `numbers`; nobody else has the bytes, and candle's type has a number for every byte as well.
+    // SAFETY: as in `bits`; nobody else has the bytes, and candle's type has a number for every byte as well.
     Some(unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), len) })
 }
 
 /// How many bytes a list of numbers of one byte has. candle does not export the type by a name, so its size is checked here.
 fn bytes<T: Copy>(data: &[T]) -> usize {
     const {
-        assert!(size_of::<T>() == 1 && size_of::<E4m3>() == 1);
+        assert!(size_of::<T>() == 1);
     }
     data.len()
 }
