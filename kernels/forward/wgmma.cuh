@@ -26,18 +26,19 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
         cluster_sync();
     else
         __syncthreads();
-    // Up to here nothing but parameters has been read. Every thread waits, so whatever a CTA does comes after the launch before, and
-    // this launch does not end before that one.
-    wait_for_predecessor();
-
+    // Up to here nothing but parameters has been read. Every thread that does more waits for the launch before; the loading thread once it
+    // has worked out its first tile. So whatever a CTA does comes after that launch, and this one does not end before it.
     if (warp < WARPGROUP_WARPS) {
         give_registers_back<Traits::PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0)
+        if (threadIdx.x == 0) {
             Producer<Traits>(params, shared, layout).run();
-        else if (Traits::SERVING && threadIdx.x % 32 == 0)
+        } else if (Traits::SERVING && threadIdx.x % 32 == 0) {
+            wait_for_predecessor();
             LoadingHelper<Traits>(params, shared, layout, warp - 1).run();
+        }
     } else {
         take_registers<Traits::CONSUMER_REGISTERS>();
+        wait_for_predecessor();
         // Worked out anew: kept since the entry, ptxas would spill it.
         const int warpgroup = uniform(thread_index() / WARPGROUP_THREADS) - 1;
         Consumer<Traits>(params, shared, layout, warpgroup).run();

@@ -67,18 +67,22 @@ struct WgmmaTraits {
     static constexpr bool GROUPS = VARIANT_ == Variant::GROUPS;
 
     // Registers a thread after the split; their sum over the CTA is what the launch allocated. One computing warpgroup
-    // leaves room for a second CTA on the SM.
+    // leaves room for a second CTA on the SM, and for a third one where scores and output take few registers.
     static constexpr bool LOADS_MORE = SERVING || PAIRS || GROUPS; // needs registers for the loading thread
-    static constexpr int MIN_CTAS = CONSUMERS == 1 ? 2 : 1;
-    static constexpr int PRODUCER_REGISTERS = LOADS_MORE ? 56 : CONSUMERS >= 3 ? 32 : 40;
-    static constexpr int CONSUMER_REGISTERS = (CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : CONSUMERS == 2 ? 232 : 216) -
+    static constexpr int MIN_CTAS = CONSUMERS > 1 ? 1 : HEAD_DIM <= 64 && BLOCK_N <= 80 ? 3 : 2;
+    static constexpr int PRODUCER_REGISTERS = LOADS_MORE ? 56 : CONSUMERS >= 3 || MIN_CTAS == 3 ? 32 : 40;
+    static constexpr int CONSUMER_REGISTERS = (CONSUMERS == 4   ? 112
+                                               : CONSUMERS == 3 ? 160
+                                               : CONSUMERS == 2 ? 232
+                                               : MIN_CTAS == 2  ? 216
+                                                                : 128) -
                                               (LOADS_MORE ? CONSUMERS == 1 ? 16 : 8 : 0);
-    static_assert(!LOADS_MORE || CONSUMERS <= 3, "registers for the loading thread");
+    static_assert(!LOADS_MORE || (CONSUMERS <= 3 && MIN_CTAS <= 2), "registers for the loading thread");
 
     // Likewise: tanh makes the code half as large again, and short rows wait for instructions. Three or four computing
     // warpgroups have no registers to spare for it.
     static constexpr bool SOFTCAP = VARIANT_ == Variant::SOFTCAP;
-    static_assert(!SOFTCAP || CONSUMERS < 3, "registers for tanh");
+    static_assert(!SOFTCAP || (CONSUMERS < 3 && MIN_CTAS < 3), "registers for tanh");
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = PAIRS    ? SCHEDULE_PAIRS
                                                             : GROUPS ? SCHEDULE_PERSISTENT_GROUPS
                                                                      : SCHEDULE_PERSISTENT;

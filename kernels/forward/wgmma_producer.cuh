@@ -41,6 +41,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         for (TileOrder<Traits> order(params.forward); !order.done(); order.advance()) {
             Tile& tile = next_slot();
             bool exists = order.describe(tile);
+            wait_for_predecessor(); // nothing of the tile has been asked for; after the first one it does nothing
             if constexpr (Traits::SERVING) {
                 const Part part = order.cut(tile, exists);
                 layout.part(shared, tiles) = part;
@@ -67,6 +68,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
     // The same with tiles that one of two CTAs tells the other.
     __device__ void run_in_pair()
     {
+        wait_for_predecessor();
         PairOrder<Traits> order(params.forward, shared, layout);
         order.first(next_slot());
         while (!next_slot().is_end()) {

@@ -50,10 +50,11 @@ template <class Traits> class TileOrder {
         return {shared_tile, split, kv_head};
     }
 
-    // Writes the present tile to `tile`; false if the sequence does not have it.
+    // Writes the present tile to `tile`; false if the sequence does not have it. Reads memory only if it waits for the launch before.
     __device__ bool describe(Tile& tile) const
     {
         if (__builtin_expect(reads_lengths, false)) {
+            wait_for_predecessor();
             if constexpr (Traits::PAIRS)
                 if (!pairs_heads(params))
                     return describe_place<2 * Traits::BLOCK_M>(tile);

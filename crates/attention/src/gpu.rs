@@ -274,7 +274,7 @@ impl Gpu {
         if let Some(kernel) = &*kernel {
             return Ok(kernel.clone());
         }
-        let loaded = Arc::new(LoadedKernel::load(self.context(), image)?);
+        let loaded = Arc::new(LoadedKernel::load(self.context(), image, &self.profile)?);
         Ok(kernel.insert(loaded).clone())
     }
 

@@ -22,7 +22,7 @@ use crate::{Problem, Result};
 
 pub(crate) use pairs::Numbered;
 pub use planner::Planner;
-pub(crate) use planner::{check_images, preference};
+pub(crate) use planner::{alone_bytes, check_images, preference};
 pub use settings::Settings;
 pub(crate) use split_tiles::{TileKeys, rest_keys, splits_of, splits_tiles};
 pub use step::{LaunchShape, Scratch, Step};

@@ -93,7 +93,8 @@ impl Drop for Pass<'_> {
         });
         let mut state = lock(&self.gate.state);
         state.inside -= 1;
-        if state.inside == 0 {
+        // Only who closes the gate waits for the last one. Telling nobody would be a system call all the same.
+        if state.inside == 0 && state.closing != 0 {
             self.gate.changed.notify_all();
         }
     }

@@ -1,6 +1,7 @@
 //! Tensor maps: what the copy engine of Hopper and newer (TMA) reads a tensor by.
 
 use std::ffi::c_void;
+use std::fmt;
 
 use bytemuck::{Pod, Zeroable};
 use warptile_cuda_sys::{
@@ -89,6 +90,41 @@ impl Swizzle {
     }
 }
 
+/// Most dimensions of a tensor.
+const MAX_RANK: usize = 5;
+
+/// Numbers for the dimensions of a tensor: a map is made at every launch, so they lie here and not on the heap.
+#[derive(Clone, Copy)]
+struct List<T> {
+    /// The first of them; 0 behind the last.
+    numbers: [T; MAX_RANK],
+    /// How many were given. More than there is room for are refused.
+    count: usize,
+}
+
+impl<T: Copy + Default> List<T> {
+    fn new(given: &[T]) -> List<T> {
+        let mut numbers = [T::default(); MAX_RANK];
+        for (number, &given) in numbers.iter_mut().zip(given) {
+            *number = given;
+        }
+        List {
+            numbers,
+            count: given.len(),
+        }
+    }
+
+    fn as_slice(&self) -> &[T] {
+        &self.numbers[..self.count.min(MAX_RANK)]
+    }
+}
+
+impl<T: Copy + Default + fmt::Debug> fmt::Debug for List<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_slice().fmt(f)
+    }
+}
+
 /// A tiled tensor map in the making; lists begin with the dimension that is contiguous in memory.
 ///
 /// ```no_run
@@ -106,9 +142,9 @@ impl Swizzle {
 pub struct TiledTensorMap {
     element: TensorMapElement,
     address: CUdeviceptr,
-    dims: Vec<u64>,
-    strides: Vec<u64>,
-    box_dims: Vec<u32>,
+    dims: List<u64>,
+    strides: List<u64>,
+    box_dims: List<u32>,
     swizzle: Swizzle,
     l2_promotion: CUtensorMapL2promotion,
 }
@@ -128,9 +164,9 @@ impl TensorMap {
         TiledTensorMap {
             element,
             address,
-            dims: dims.to_vec(),
-            strides: strides.to_vec(),
-            box_dims: box_dims.to_vec(),
+            dims: List::new(dims),
+            strides: List::new(strides),
+            box_dims: List::new(box_dims),
             swizzle: Swizzle::None,
             l2_promotion: CUtensorMapL2promotion::B256,
         }
@@ -181,7 +217,7 @@ impl TiledTensorMap {
             ));
         };
         let mut map = CUtensorMap { opaque: [0; 16] };
-        let element_strides = [1_u32; 5];
+        let element_strides = [1_u32; MAX_RANK];
         let address: *mut c_void = std::ptr::without_provenance_mut(self.address as usize);
         // SAFETY: `map` and the lists, of the lengths that `check` made sure of, outlive the call;
         // the address is encoded, not read.
@@ -189,11 +225,11 @@ impl TiledTensorMap {
             encode(
                 &mut map,
                 self.element.raw(),
-                self.dims.len() as u32,
+                self.dims.count as u32,
                 address,
-                self.dims.as_ptr(),
-                self.strides.as_ptr(),
-                self.box_dims.as_ptr(),
+                self.dims.numbers.as_ptr(),
+                self.strides.numbers.as_ptr(),
+                self.box_dims.numbers.as_ptr(),
                 element_strides.as_ptr(),
                 CUtensorMapInterleave::NONE,
                 self.swizzle.raw(),
@@ -210,35 +246,45 @@ impl TiledTensorMap {
     /// The hardware's rules, as documented for `cuTensorMapEncodeTiled`. The driver answers all of
     /// them with the same code, so they are told apart here.
     fn check(&self) -> Result<(), String> {
-        let rank = self.dims.len();
-        if !(1..=5).contains(&rank) {
-            return Err(format!("a tensor has 1 to 5 dimensions, not {rank}"));
-        }
-        if self.strides.len() != rank - 1 || self.box_dims.len() != rank {
+        let (rank, strides, boxes) = (self.dims.count, self.strides.count, self.box_dims.count);
+        if !(1..=MAX_RANK).contains(&rank) {
             return Err(format!(
-                "{rank} dimensions take {} strides and {rank} box sizes, not {} and {}",
+                "a tensor has 1 to {MAX_RANK} dimensions, not {rank}"
+            ));
+        }
+        if strides != rank - 1 || boxes != rank {
+            return Err(format!(
+                "{rank} dimensions take {} strides and {rank} box sizes, not {strides} and {boxes}",
                 rank - 1,
-                self.strides.len(),
-                self.box_dims.len()
             ));
         }
         if !self.address.is_multiple_of(16) {
             let address = self.address;
             return Err(format!("the address {address:#x} is not a multiple of 16"));
         }
-        if let Some(dim) = self.dims.iter().find(|dim| !(1..=1 << 32).contains(*dim)) {
+        if let Some(dim) = self
+            .dims
+            .as_slice()
+            .iter()
+            .find(|dim| !(1..=1 << 32).contains(*dim))
+        {
             return Err(format!("a dimension is 1 to 2^32 elements, not {dim}"));
         }
         let misfit = |stride: &&u64| !stride.is_multiple_of(16) || **stride >= 1 << 40;
-        if let Some(stride) = self.strides.iter().find(misfit) {
+        if let Some(stride) = self.strides.as_slice().iter().find(misfit) {
             return Err(format!(
                 "a stride is a multiple of 16 below 2^40 bytes, not {stride}"
             ));
         }
-        if let Some(size) = self.box_dims.iter().find(|size| !(1..=256).contains(*size)) {
+        if let Some(size) = self
+            .box_dims
+            .as_slice()
+            .iter()
+            .find(|size| !(1..=256).contains(*size))
+        {
             return Err(format!("a box has 1 to 256 elements each way, not {size}"));
         }
-        let row = u64::from(self.box_dims[0]) * self.element.size();
+        let row = u64::from(self.box_dims.numbers[0]) * self.element.size();
         if !row.is_multiple_of(16) {
             return Err(format!("a box row is a multiple of 16 bytes, not {row}"));
         }
@@ -284,5 +330,7 @@ mod tests {
         assert!(broken(no_keys).contains("not 0"));
         let no_dims = TensorMap::tiled(TensorMapElement::F32, 16, &[], &[], &[]);
         assert!(broken(no_dims).contains("1 to 5"));
+        let six = TensorMap::tiled(TensorMapElement::F32, 16, &[4; 6], &[16; 5], &[4; 6]);
+        assert!(broken(six).contains("not 6"));
     }
 }

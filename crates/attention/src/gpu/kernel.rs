@@ -5,11 +5,12 @@ use warptile_driver::{Context, Kernel, KernelOptions, LaunchConfig, Launching, M
 use warptile_kernels::{Image, Target, abi};
 
 use crate::call::Call;
+use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
 use crate::gpu::arguments::Addresses;
 use crate::gpu::block;
 use crate::gpu::sync;
-use crate::plan::{LaunchShape, Step};
+use crate::plan::{LaunchShape, Step, alone_bytes};
 
 /// A kernel in a context.
 #[derive(Debug)]
@@ -58,14 +59,20 @@ macro_rules! matching {
 }
 
 impl LoadedKernel {
-    /// Loads the image. Which block it takes is told by the hash that its record carries.
-    pub(crate) fn load(context: &Context, image: &'static Image) -> Result<Self> {
+    /// Loads the image, for launches on `device`. Which block it takes is told by the hash that its record carries.
+    pub(crate) fn load(
+        context: &Context,
+        image: &'static Image,
+        device: &DeviceProfile,
+    ) -> Result<Self> {
         use warptile_kernels::abi::Declared;
         let module = Module::load(context, &image.bytes()?)?;
         let options = KernelOptions::new()
             .name(image.name)
             .param_bytes(image.param_bytes as usize)
-            .dynamic_shared_bytes(image.resources.dynamic_shared_bytes);
+            .dynamic_shared_bytes(
+                alone_bytes(image, device).unwrap_or(image.resources.dynamic_shared_bytes),
+            );
         if image.abi_hash == abi::Forward::HASH {
             Kernel::load(&module, image.entry, &options).map(LoadedKernel::Plain)
         } else if image.abi_hash == abi::ForwardE4m3::HASH {
@@ -194,28 +201,54 @@ pub(super) fn config(step: &Step, shape: &LaunchShape) -> LaunchConfig {
 
 /// The launch of a step with so many CTAs.
 fn of_grid(step: &Step, grid: u32) -> LaunchConfig {
-    let config = LaunchConfig::new([grid, 1, 1], [step.threads(), 1, 1])
-        .dynamic_shared_bytes(step.image.resources.dynamic_shared_bytes);
+    let order = Order::of(step, grid);
+    let config = LaunchConfig::new([grid, 1, 1], [step.threads(), 1, 1]);
     let config = match step.image.schedule.ctas_of_cluster() {
         1 => config,
         ctas => config.cluster([ctas, 1, 1]),
     };
-    match begins_early(step) {
-        true => config.programmatic(),
-        false => config,
+    let bytes = step.image.resources.dynamic_shared_bytes;
+    match order {
+        Order::InTurn => config.dynamic_shared_bytes(bytes),
+        Order::Early => config.dynamic_shared_bytes(bytes).programmatic(),
+        Order::EarlyAlone(bytes) => config.dynamic_shared_bytes(bytes).programmatic(),
     }
 }
 
-/// Whether the kernel itself waits for what precedes it, so that its launch may begin before.
-///
-/// CTAs that stay, and of which a multiprocessor holds two, are left to begin in order: those that come early crowd the multiprocessors that
-/// happen to be free, and some stay two to one while others have none.
-fn begins_early(step: &Step) -> bool {
-    let image = step.image;
-    let waits = match image.target {
-        Target::Cubin(sm) | Target::CubinExact(sm) => sm >= 90,
-        _ => false,
-    };
-    let crowds = image.schedule.is_persistent() && step.ctas_per_multiprocessor > 1;
-    waits && image.schedule.begins_early() && !crowds
+/// When a launch begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// After the one before it.
+    InTurn,
+    /// As soon as there is room: the kernel itself waits for what precedes it.
+    Early,
+    /// The same, with so much dynamic shared memory that a multiprocessor has room for one CTA.
+    EarlyAlone(u32),
+}
+
+impl Order {
+    /// Of a launch with so many CTAs.
+    ///
+    /// CTAs that stay, and of which a multiprocessor holds two, would crowd the multiprocessors that happen to be free, and some stay two to
+    /// one while others have none. So if there are as many multiprocessors as CTAs, each has room for one; and where they do not fill all
+    /// the room there is, they come in turn.
+    fn of(step: &Step, grid: u32) -> Order {
+        let image = step.image;
+        let waits = match image.target {
+            Target::Cubin(sm) | Target::CubinExact(sm) => sm >= 90,
+            _ => false,
+        };
+        if !waits || !image.schedule.begins_early() {
+            return Order::InTurn;
+        }
+        match step.alone_bytes {
+            None if image.schedule.is_persistent() && step.ctas_per_multiprocessor > 1 => {
+                Order::InTurn
+            }
+            None => Order::Early,
+            Some(bytes) if grid <= step.multiprocessors => Order::EarlyAlone(bytes),
+            Some(_) if grid >= step.multiprocessors * step.ctas_per_multiprocessor => Order::Early,
+            Some(_) => Order::InTurn,
+        }
+    }
 }

@@ -99,20 +99,16 @@ impl Prepared {
         let staged = self.stage(stream, call, &mut addresses)?;
         addresses.check(&expected)?;
         let workspace = workspace_of(stream, capture, &shapes)?;
-        let mut launches = Vec::with_capacity(1);
-        for ((step, kernel), shape) in self.steps().zip(&shapes) {
-            let block = kernel.block(step, shape, call, &addresses, workspace)?;
-            launches.push((step, kernel, shape, block));
-        }
         let submitted = submit_in_order(stream, capture, bindings.views(), || {
             // Until the last launch is queued.
             let _staged = staged;
-            for (step, kernel, shape, block) in &launches {
+            for ((step, kernel), shape) in self.steps().zip(&shapes) {
+                let block = kernel.block(step, shape, call, &addresses, workspace)?;
                 // SAFETY: the block was made for this kernel and shape; every address is that of a view that was found to reach
                 // as far as its layout, of staged lengths, or of the stream's own workspace. Lengths that nobody has checked are
                 // clamped by the kernels. The memory outlives the kernel: it is freed in the order of its own stream, which is
                 // made to come after this launch, or kept by the graph.
-                unsafe { kernel.launch(&at, step.image, &config(step, shape), block) }?;
+                unsafe { kernel.launch(&at, step.image, &config(step, shape), &block) }?;
             }
             Ok(())
         });

@@ -360,6 +360,7 @@ impl<'a> Planner<'a> {
             image,
             multiprocessors: device.multiprocessors.max(1),
             ctas_per_multiprocessor: occupancy(image, device),
+            alone_bytes: alone_bytes(image, device),
             estimate_us: estimate(image),
             settings: Settings::default(),
             clustered_ctas: None,
@@ -444,10 +445,28 @@ fn shared_bytes(image: &Image) -> u32 {
     image.resources.static_shared_bytes + image.resources.dynamic_shared_bytes
 }
 
+/// The system keeps 1 KiB of shared memory for each resident CTA (CUDA C++ Programming Guide, "Shared Memory").
+const RESERVED_SHARED_BYTES: u32 = 1024;
+
+/// Dynamic shared memory with which a multiprocessor holds one CTA of `image`, if it holds several with what the image asks for and they
+/// stay for a whole launch.
+pub(crate) fn alone_bytes(image: &Image, device: &DeviceProfile) -> Option<u32> {
+    /// A multiple of what shared memory is handed out in.
+    const UNIT: u32 = 1024;
+    if !image.schedule.is_persistent() || occupancy(image, device) == 1 {
+        return None;
+    }
+    let too_much_for_two = device.shared_bytes_per_multiprocessor / 2 / UNIT * UNIT + UNIT;
+    let others = RESERVED_SHARED_BYTES + image.resources.static_shared_bytes;
+    let bytes = too_much_for_two.saturating_sub(others);
+    let most = { device.shared_bytes_per_cta }.saturating_sub(image.resources.static_shared_bytes);
+    (image.resources.dynamic_shared_bytes..=most)
+        .contains(&bytes)
+        .then_some(bytes)
+}
+
 /// CTAs of `image` a multiprocessor holds at once, by shared memory, threads and registers; at least 1.
 pub(super) fn occupancy(image: &Image, device: &DeviceProfile) -> u32 {
-    // The system keeps 1 KiB of shared memory for each resident CTA (CUDA C++ Programming Guide, "Shared Memory").
-    const RESERVED_SHARED_BYTES: u32 = 1024;
     let threads = 32 * image.tiling.warps;
     let by_shared =
         device.shared_bytes_per_multiprocessor / (shared_bytes(image) + RESERVED_SHARED_BYTES);

@@ -27,6 +27,9 @@ pub struct Step {
     pub multiprocessors: u32,
     /// CTAs a multiprocessor can hold at once.
     pub ctas_per_multiprocessor: u32,
+    /// Dynamic shared memory in bytes with which a multiprocessor holds one CTA, where they stay for a whole launch and it holds several with
+    /// what the image asks for.
+    pub alone_bytes: Option<u32>,
     /// The planner's estimate of the GPU time, in microseconds; only its order among kernels means anything.
     pub estimate_us: f64,
     /// What of its launches is not as the planner has it.
@@ -394,6 +397,7 @@ impl Step {
             image,
             multiprocessors,
             ctas_per_multiprocessor: 1,
+            alone_bytes: None,
             estimate_us: 0.0,
             settings: Settings::default(),
             clustered_ctas: None,

@@ -205,7 +205,11 @@ fn a_call_like_one_before_launches_once_and_allocates_and_waits_for_nothing() {
                 "cuMemFreeAsync",
                 "cuCtxPopCurrent_v2",
             ]
-            .map(|symbol| fake.calls_of(symbol))
+            .map(|symbol| match symbol {
+                // With or without attributes.
+                "cuLaunchKernel" => fake.calls_of(symbol) + fake.calls_of("cuLaunchKernelEx"),
+                _ => fake.calls_of(symbol),
+            })
         };
         let (before, all_before) = (counts(), fake.calls());
         let output = call(&x).unwrap();
@@ -225,28 +229,36 @@ fn a_call_like_one_before_launches_once_and_allocates_and_waits_for_nothing() {
     fake.assert_clean();
 }
 
-/// Kernels of Hopper that have a multiprocessor to themselves wait for the launch ahead themselves.
+/// Kernels of Hopper wait for the launch ahead themselves, so theirs may begin early. CTAs that stay and fit a multiprocessor in twos do so
+/// where they have one each, by asking for more shared memory than two could have, or where they fill all the room there is.
 #[test]
-fn launches_begin_early_where_a_multiprocessor_holds_one_cta() {
+fn launches_begin_early_where_ctas_do_not_crowd() {
     let fake = FakeDriver::open();
-    let (backend, x) = ones(&fake, [1, 100, 2, 64]);
-    for (name, early) in [
-        ("wgmma_d64_64x128_w8_s2", 0),
-        ("wgmma_d64_128x128_w12_s2", 1),
-        ("wgmma_d64_192x128_w16_s3", 1),
-        (PLAIN, 0),
+    let backend = Backend::cuda_with(&driver(&fake), 0).unwrap();
+    let (in_twos, alone) = ("wgmma_d64_64x128_w8_s2", "wgmma_d64_128x128_w12_s2");
+    let two_fit = 233_472 / 2 - 1024;
+    for (name, rows, ctas, early, shared) in [
+        (in_twos, 64 * 66, 132, 1, two_fit + 1024),
+        (in_twos, 64 * 67, 134, 0, 82_944),
+        (in_twos, 64 * 131, 262, 0, 82_944),
+        (in_twos, 64 * 133, 264, 1, 82_944),
+        (alone, 64, 2, 1, 99_328),
+        ("wgmma_d64_192x128_w16_s3", 64, 2, 1, 148_480),
+        (PLAIN, 64, 4, 0, 55_808),
     ] {
+        let (x, keys) = (
+            ones_on(&backend, [1, rows, 2, 64]),
+            ones_on(&backend, [1, 64, 2, 64]),
+        );
         let attention = Attention::new().choice(kernel(name));
-        drop(attention.forward(&x, (&x, &x)).unwrap());
+        drop(attention.forward(&x, (&keys, &keys)).unwrap());
         backend.synchronize().unwrap();
         let launches = fake.launches();
-        assert_eq!(
-            launches.last().map(|launch| launch.programmatic),
-            Some(early),
-            "{name}"
-        );
+        let found = { launches.last() }
+            .map(|launch| (launch.grid[0], launch.programmatic, launch.shared_bytes));
+        assert_eq!(found, Some((ctas, early, shared)), "{name} of {rows} rows");
     }
-    drop((backend, x));
+    drop(backend);
     fake.assert_clean();
 }
 

@@ -106,6 +106,10 @@ fn what_trials_chose_is_chosen() {
             "wgmma_d128_192x64_w16_s4",
             "",
         ),
+        ("b32 q128 k128 h12 d64 f16", "wgmma_d64_64x64_w8_s2", ""),
+        ("b32 q128 k128 h12 d64 bf16", "wgmma_d64_64x64_w8_s2", ""),
+        ("b2 q4096 k77 h10 d64 f16", "wgmma_d64_64x80_w8_s2", ""),
+        ("b2 q4096 k77 h10 d64 bf16", "wgmma_d64_64x80_w8_s2", ""),
     ];
     assert_eq!(rates.chosen_problems(), chosen.len());
     for (problem, kernel, settings) in chosen {
