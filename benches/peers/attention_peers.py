@@ -23,8 +23,7 @@ query sees: nothing can be faster. Each peer's result is compared with one compu
 fastest is measured. No peer here has sinks: where the problem does, the peers' rows say that they leave them out.
 
 All peers of a problem are measured in turn, round by round, so that a drifting clock touches all alike, and each round has an order
-of its own: under the power limit a long launch is slower right after one that drew more power. With --with PROGRAM, the program
-`warptile` takes its turn too, and with --splits N once more where reading takes the time, with keys cut at multiples
+of its own, so that nobody always follows the same one. With --with PROGRAM, the program `warptile` takes its turn too, and with --splits N once more where reading takes the time, with keys cut at multiples
 of N, as the backend "warptile splits=N". A peer that can't do a problem has no row; why not goes to standard error.
 
 Needs: an NVIDIA GPU, PyTorch 2.5 or newer. Examples:
@@ -255,7 +254,7 @@ def measure(problem, runs, options, machine):
                 turns = [functools.partial(run.round, method) for run in taking_part]
                 if round >= WARM_UP_ROUNDS:  # it warms up by itself
                     turns += [functools.partial(warptile.attempt, warptile.round) for warptile in ours]
-                # No contestant always follows the same one.
+                # Under a power limit the clock may depend on who ran before.
                 random.Random(round).shuffle(turns)
                 for turn in turns:
                     turn()
