@@ -22,8 +22,8 @@ is installed or --flashinfer names the folder of its package, and `read`, a kern
 query sees: nothing can be faster. Each peer's result is compared with one computed in float32; of several ways to call it the
 fastest is measured. No peer here has sinks: where the problem does, the peers' rows say that they leave them out.
 
-All peers of a problem are measured in turn, round by round, so that a drifting clock touches all alike; with --with PROGRAM,
-the program `warptile` takes its turn too, and with --splits N once more where reading takes the time, with keys cut at multiples
+All peers of a problem are measured in turn, round by round, so that a drifting clock touches all alike, and each round has an order
+of its own, so that nobody always follows the same one. With --with PROGRAM, the program `warptile` takes its turn too, and with --splits N once more where reading takes the time, with keys cut at multiples
 of N, as the backend "warptile splits=N". A peer that can't do a problem has no row; why not goes to standard error.
 
 Needs: an NVIDIA GPU, PyTorch 2.5 or newer. Examples:
@@ -39,6 +39,7 @@ import ctypes
 import datetime
 import functools
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -257,11 +258,13 @@ def measure(problem, prepare, options, machine):
                         run.times[method] = []
                 if round == WARM_UP_ROUNDS + FEW_ROUNDS:
                     taking_part = not_slow(taking_part, method)
-                for run in taking_part:
-                    run.round(method)
+                turns = [functools.partial(run.round, method) for run in taking_part]
                 if round >= WARM_UP_ROUNDS:  # it warms up by itself
-                    for warptile in ours:
-                        warptile.attempt(warptile.round)
+                    turns += [functools.partial(warptile.attempt, warptile.round) for warptile in ours]
+                # Under a power limit the clock may depend on who ran before.
+                random.Random(round).shuffle(turns)
+                for turn in turns:
+                    turn()
         for warptile in ours:
             rows += warptile.attempt(warptile.finish)
     for name, run in runs.items():

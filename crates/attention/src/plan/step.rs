@@ -5,8 +5,8 @@ use warptile_kernels::{Image, Role, Schedule};
 use crate::call::Call;
 use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
-use crate::mask::Mask;
 use crate::plan::MAX_TILES;
+use crate::plan::heads_at_once::{heads_at_once, interleaved};
 use crate::plan::pairs::Numbered;
 use crate::plan::planner::occupancy;
 use crate::plan::settings::Settings;
@@ -165,7 +165,7 @@ impl Step {
     }
 
     /// CTAs that stay for a whole launch.
-    fn resident(&self) -> u32 {
+    pub(super) fn resident(&self) -> u32 {
         let resident = self.multiprocessors.max(1) * self.ctas_per_multiprocessor.max(1);
         let resident = self
             .clustered_ctas
@@ -345,49 +345,6 @@ fn tiles_of_queries(
     }
 }
 
-/// Heads (of all batch entries, or of the packed queries) whose tiles are interleaved, in groups as even as they can be: a short last
-/// group leaves CTAs without work. Within a group the tiles that take longest go first.
-///
-/// Under a mask the tiles of a head differ in length, so a group has as many heads as keep their keys and values within half of the L2.
-/// Without one only a sequence's incomplete tile is shorter. It pays to have many of those last where the keys and values of 16 heads take no
-/// more than 14 MiB: 1 to 2% at head size 128 and 512 to 1,024 keys (docs/notebook-wgmma.md). Otherwise head after head is as good. It is
-/// better where each tile has a multiprocessor of its own, under a mask too.
-///
-/// Heads are those that `numbered` has: query heads, pairs of them, or key/value heads where the rows of a tile are those of all heads that
-/// share keys.
-fn heads_at_once(step: &Step, call: &Call, numbered: &Numbered, tiles: u64) -> usize {
-    const MASKED_SHARE_BYTES: usize = 32 << 20;
-    const FULL_SHARE_BYTES: usize = 14 << 20;
-    const FEWEST_FULL_HEADS: usize = 16;
-    let persistent = step.image.schedule.is_persistent();
-    if persistent && tiles * numbered.ctas <= u64::from(step.multiprocessors) {
-        return 1;
-    }
-    let row_bytes = (call.head_dim() + call.value_dim()) * call.key_size();
-    let head_bytes = call.key_len().saturating_mul(row_bytes).max(1);
-    let key_value_heads = if call.mask() != Mask::None || call.queries().is_packed() {
-        (MASKED_SHARE_BYTES / head_bytes).max(1)
-    } else {
-        let complete = { call.query_len() }.is_multiple_of(numbered.rows as usize);
-        match FULL_SHARE_BYTES / head_bytes {
-            many if many >= FEWEST_FULL_HEADS && persistent && !complete => many,
-            _ => return 1,
-        }
-    };
-    let sharing = numbered.heads / call.kv_heads().max(1);
-    let heads = interleaved(call, numbered.heads);
-    let most = key_value_heads.saturating_mul(sharing).min(heads);
-    heads.div_ceil(heads.div_ceil(most))
-}
-
-/// Heads whose tiles can be interleaved: those of all batch entries, or of the packed queries.
-fn interleaved(call: &Call, heads: usize) -> usize {
-    match call.queries().is_packed() {
-        true => heads,
-        false => heads.saturating_mul(call.batch().max(1)),
-    }
-}
-
 #[cfg(test)]
 impl Step {
     /// Of an image on so many multiprocessors, each with one CTA, as the planner does without measurements.
@@ -406,11 +363,17 @@ impl Step {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use crate::mask::Mask;
     use crate::{ElementType, Layout, Scoring};
 
-    fn dense(batch: usize, [heads, kv_heads]: [usize; 2], [q, k]: [usize; 2], mask: Mask) -> Call {
+    pub(in crate::plan) fn dense(
+        batch: usize,
+        [heads, kv_heads]: [usize; 2],
+        [q, k]: [usize; 2],
+        mask: Mask,
+    ) -> Call {
         let q = Layout::bshd([batch, q, heads, 128]);
         let k = Layout::bshd([batch, k, kv_heads, 128]);
         Call::builder(&q, &k, &k, ElementType::F16)
@@ -419,35 +382,7 @@ mod tests {
             .unwrap()
     }
 
-    #[test]
-    fn heads_are_interleaved_while_their_keys_fit_the_cache() {
-        let causal = Mask::causal();
-        let at_once = |multiprocessors, call: &Call| {
-            let step = step("wgmma_d128_192x80_w16_s3", multiprocessors);
-            step.shape(call).unwrap().heads_at_once
-        };
-        for (call, expected) in [
-            (dense(4, [16, 16], [4096, 4096], Mask::None), 1),
-            // 2 MiB of keys and values a head.
-            (dense(4, [16, 16], [4096, 4096], causal), 16),
-            (dense(1, [32, 8], [4096, 4096], causal), 32),
-            (dense(1, [2, 2], [64, 1], causal), 2),
-            // 18 heads of 2 MiB: two groups of 9, not 16 and 2.
-            (dense(1, [18, 18], [4096, 4096], causal), 9),
-            // Half of a MiB a head: ten groups of up to 26 heads, not nine of 28 and one of 4.
-            (dense(16, [16, 16], [1024, 1024], Mask::None), 26),
-            // No tile is incomplete.
-            (dense(16, [16, 16], [960, 1024], Mask::None), 1),
-            (dense(8, [16, 16], [2048, 2048], Mask::None), 1),
-        ] {
-            assert_eq!(at_once(1, &call), expected, "{call}");
-        }
-        // 88 tiles.
-        let few = dense(1, [4, 4], [4096, 4096], causal);
-        assert_eq!((at_once(88, &few), at_once(87, &few)), (1, 4));
-    }
-
-    fn step(kernel: &str, multiprocessors: u32) -> Step {
+    pub(in crate::plan) fn step(kernel: &str, multiprocessors: u32) -> Step {
         let image = warptile_kernels::catalog()
             .iter()
             .filter(|image| image.kernel == kernel && image.element == ElementType::F16)
