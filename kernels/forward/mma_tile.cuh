@@ -48,7 +48,7 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
     __syncwarp();
     // A lane finds one row's place, and copies chunks: some are read before one of them is written, or each would wait for itself.
     const long long offset = row_offset(params.out, tile, group, first_row + lane % Traits::WARP_ROWS);
-    constexpr int COUNT = Traits::WARP_ROWS * Traits::COLUMN_TILES / 32, AT_ONCE = min_of(COUNT, 8);
+    constexpr int COUNT = Traits::WARP_ROWS * Traits::COLUMN_TILES / 32, AT_ONCE = COUNT % 8 == 0 ? 8 : COUNT % 4 == 0 ? 4 : COUNT;
     static_assert(Traits::WARP_ROWS * Traits::COLUMN_TILES % 32 == 0, "lanes copy as many chunks each");
     const auto row_of = [&](int i) { return (unsigned)(32 * i + lane) / Traits::COLUMN_TILES; }; // of the warp
     const auto chunk_of = [&](int i) { return (unsigned)(32 * i + lane) % Traits::COLUMN_TILES; };
@@ -56,13 +56,13 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
     for (int first = 0; first < COUNT; first += AT_ONCE) {
         uint4 chunks[AT_ONCE];
 #pragma unroll
-        for (int i = first; i < min_of(first + AT_ONCE, COUNT); i++)
-            chunks[i - first] = *reinterpret_cast<const uint4*>(own + Traits::place(row_of(i), chunk_of(i)));
+        for (int i = 0; i < AT_ONCE; i++)
+            chunks[i] = *reinterpret_cast<const uint4*>(own + Traits::place(row_of(first + i), chunk_of(first + i)));
 #pragma unroll
-        for (int i = first; i < min_of(first + AT_ONCE, COUNT); i++) {
-            const int column = (first_chunk + chunk_of(i)) * CHUNK<Element>;
-            Element* const to = static_cast<Element*>(params.out.address) + row_offset_of(offset, row_of(i)) + column;
-            if (first_row + (int)row_of(i) < existing && column < params.value_dim) *reinterpret_cast<uint4*>(to) = chunks[i - first];
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int row_of_warp = row_of(first + i), column = (first_chunk + chunk_of(first + i)) * CHUNK<Element>;
+            Element* const to = static_cast<Element*>(params.out.address) + row_offset_of(offset, row_of_warp) + column;
+            if (first_row + row_of_warp < existing && column < params.value_dim) *reinterpret_cast<uint4*>(to) = chunks[i];
         }
     }
 }
@@ -71,7 +71,7 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
 {
     extern __shared__ __align__(128) unsigned char shared[];
     const unsigned address = kept((unsigned)__cvta_generic_to_shared(shared));
-    const int group = params.heads / params.kv_heads;
+    const int group = params.heads == params.kv_heads ? 1 : params.heads / params.kv_heads; // a division takes long
     let_successor_begin();
     Segment& tile = *reinterpret_cast<Segment*>(shared + Traits::TILE_AT);
     if (threadIdx.x == 0) tile = typename Traits::Schedule(params, group).segment();
