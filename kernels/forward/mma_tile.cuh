@@ -46,14 +46,24 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
         }
     }
     __syncwarp();
-    // A lane finds one row's place.
+    // A lane finds one row's place, and copies chunks: some are read before one of them is written, or each would wait for itself.
     const long long offset = row_offset(params.out, tile, group, first_row + lane % Traits::WARP_ROWS);
-#pragma unroll 4
-    for (int i = lane; i < Traits::WARP_ROWS * Traits::COLUMN_TILES; i += 32) {
-        const int row_of_warp = i / Traits::COLUMN_TILES, chunk = i % Traits::COLUMN_TILES;
-        Element* const to = static_cast<Element*>(params.out.address) + row_offset_of(offset, row_of_warp) + (first_chunk + chunk) * CHUNK<Element>;
-        if (first_row + row_of_warp < existing && (first_chunk + chunk) * CHUNK<Element> < params.value_dim)
-            *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(own + Traits::place(row_of_warp, chunk));
+    constexpr int COUNT = Traits::WARP_ROWS * Traits::COLUMN_TILES / 32, AT_ONCE = COUNT % 8 == 0 ? 8 : COUNT % 4 == 0 ? 4 : COUNT;
+    static_assert(Traits::WARP_ROWS * Traits::COLUMN_TILES % 32 == 0, "lanes copy as many chunks each");
+    const auto row_of = [&](int i) { return (unsigned)(32 * i + lane) / Traits::COLUMN_TILES; }; // of the warp
+    const auto chunk_of = [&](int i) { return (unsigned)(32 * i + lane) % Traits::COLUMN_TILES; };
+#pragma unroll
+    for (int first = 0; first < COUNT; first += AT_ONCE) {
+        uint4 chunks[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            chunks[i] = *reinterpret_cast<const uint4*>(own + Traits::place(row_of(first + i), chunk_of(first + i)));
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int row_of_warp = row_of(first + i), column = (first_chunk + chunk_of(first + i)) * CHUNK<Element>;
+            Element* const to = static_cast<Element*>(params.out.address) + row_offset_of(offset, row_of_warp) + column;
+            if (first_row + row_of_warp < existing && column < params.value_dim) *reinterpret_cast<uint4*>(to) = chunks[i];
+        }
     }
 }
 
@@ -61,7 +71,7 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
 {
     extern __shared__ __align__(128) unsigned char shared[];
     const unsigned address = kept((unsigned)__cvta_generic_to_shared(shared));
-    const int group = params.heads / params.kv_heads;
+    const int group = params.heads == params.kv_heads ? 1 : params.heads / params.kv_heads; // a division takes long
     let_successor_begin();
     Segment& tile = *reinterpret_cast<Segment*>(shared + Traits::TILE_AT);
     if (threadIdx.x == 0) tile = typename Traits::Schedule(params, group).segment();
@@ -72,6 +82,7 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
     TileLoader<Traits> loader(params, address, tile, blocks - 1);
     loader.load_queries(group);
     constexpr int AHEAD = Traits::STAGES - 1; // blocks
+    constexpr bool IN_TURN = AHEAD == 0;      // keys and values arrive in turn
     loader.load_last_block(0, blocks - 1);
 #pragma unroll
     for (int stage = 1; stage < AHEAD; stage++) loader.load_block(stage * Traits::STAGE_BYTES, blocks - 1 - stage);
@@ -79,21 +90,23 @@ template <class Traits> __device__ void tile_attention(const Forward& params)
     const auto next = [](int stage) { return stage == AHEAD * Traits::STAGE_BYTES ? 0 : stage + Traits::STAGE_BYTES; };
     int stage = 0, load_stage = AHEAD * Traits::STAGE_BYTES;
     if (blocks > 0) {
-        cp_async_wait<AHEAD>();
+        cp_async_wait<IN_TURN ? 1 : AHEAD>();
         __syncthreads(); // queries and the last block's keys are there
         rows.take_queries();
     }
 #pragma unroll 1
     for (int block = blocks - 1; block >= 0; block--) {
         if (block < blocks - 1) {
-            cp_async_wait<AHEAD - 1>();
-            __syncthreads(); // the block is there, and all have computed the one before
+            cp_async_wait<IN_TURN ? 0 : AHEAD - 1>();
+            __syncthreads(); // the block is there, or its keys, and all have computed the one before
+            if constexpr (IN_TURN) loader.load_values(0, block);
         }
-        loader.load_block(load_stage, block - AHEAD);
+        if constexpr (!IN_TURN) loader.load_block(load_stage, block - AHEAD);
         rows.add(block, address + stage, [&] {
-            if (block < blocks - 1) return;
+            if (!IN_TURN && block < blocks - 1) return;
             cp_async_wait<AHEAD>();
-            __syncthreads(); // the last block's values are there
+            __syncthreads(); // the values are there, and all have the keys' scores
+            if constexpr (IN_TURN) loader.load_keys(0, block - 1);
         });
         stage = next(stage);
         load_stage = next(load_stage);

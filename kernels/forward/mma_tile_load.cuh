@@ -54,7 +54,19 @@ template <class Traits> class TileLoader {
         }
         cp_async_commit();
     }
-    // The same for the one before, as one group.
+    // Asks for a complete block's keys alone, as a group, and for its values, as another.
+    __device__ void load_keys(int stage, int block)
+    {
+        if (block >= 0) load<true, false>(stage, block, Traits::BLOCK_N);
+        cp_async_commit();
+    }
+    __device__ void load_values(int stage, int block)
+    {
+        load<false, true>(stage, block, Traits::BLOCK_N);
+        if (is_paged()) find_pages(block - 1);
+        cp_async_commit();
+    }
+    // Both as one group.
     __device__ void load_block(int stage, int block)
     {
         if (block >= 0) {

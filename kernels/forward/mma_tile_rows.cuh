@@ -63,18 +63,19 @@ template <class Traits> class TileRows {
         const bool sees = block >= see_from && block <= see_to;
         bool careful = block >= careful_from;
         int done = 0; // keys of the block
+        Scores scores;
 #pragma unroll 1
         for (bool again = false;; again = true) {
-            Scores scores;
             Weights weights[2]; // of 16 keys, and of those after them
             float sums[2][ROWS];
             // Also where the warp sees nothing: from what would be left unset there, registers would be kept all the time.
-            clear(scores);
+            const bool multiplies = !(Traits::KEEPS_SCORES && again);
+            if (multiplies) clear(scores);
             if (SPLITS_KEYS) {
                 clear(weights[0]);
                 clear(sums[0]);
             }
-            if (sees)
+            if (sees && multiplies)
                 multiply_keys(keys, scores, [&](int turn, int turns) {
                     constexpr int COUNT = SPLITS_KEYS ? PAIRS : 0;
 #pragma unroll

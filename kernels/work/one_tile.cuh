@@ -30,18 +30,25 @@ template <class Traits, bool AHEAD = false> class OneTile {
         const int first_row = place.tile * Traits::BLOCK_M;
         segment.batch = place.batch;
         segment.kv_head = place.head;
-        segment.first_query = first_row / group;
+        segment.first_query = of_group(first_row);
         segment.first_head = first_row - segment.first_query * group;
         segment.q = place.q;
         segment.k = place.k;
         const Mask mask(params.scoring, place.q.len, place.k.len);
-        const int queries = (segment.first_head + Traits::BLOCK_M - 1) / group + 1;
+        const int queries = of_group(segment.first_head + Traits::BLOCK_M - 1) + 1;
         segment.first_key = mask.first_key(segment.first_query);
         segment.end_key = mask.end_key(segment.first_query, queries);
         return segment;
     }
 
   private:
+    // Whose row it is. All threads wait for the one that asks, and a division takes long.
+    __device__ int of_group(int row) const
+    {
+        if (group == 1) return row;
+        return row / group;
+    }
+
     const Forward& params;
     const int group; // query heads a key/value head
     const unsigned number; // of the tile
