@@ -328,12 +328,14 @@ template <class Traits> struct Problem {
         } else {
             block.work.query_tiles = row_tiles();
             block.work.tiles = row_tiles() * kv_heads * batch;
-            grid = block.work.tiles * CLUSTER_OF<Traits>;
+            block.work.splits = CLUSTER_OF<Traits> > 1 ? random.between(0, 3) : 0;
+            grid = block.work.tiles * ctas_of_tile();
             block.work.heads_at_once = random.between(1, kv_heads * batch);
         }
-        const size_t places = !Traits::Schedule::SHARES_KEYS ? 0 : block.work.keys_per_split ? units() : 2 * grid;
+        const bool shares = Traits::Schedule::SHARES_KEYS || block.work.splits > 1;
+        const size_t places = !shares ? 0 : block.work.keys_per_split ? units() : Traits::Schedule::SHARES_KEYS ? 2 * grid : grid;
         parts = guarded(std::vector<float>(places * Traits::BLOCK_M * (Traits::HEAD_DIM + 2), NAN));
-        semaphores = guarded(std::vector<unsigned>(Traits::Schedule::SHARES_KEYS ? grid : 0));
+        semaphores = guarded(std::vector<unsigned>(shares ? grid : 0));
         counter = guarded(std::vector<unsigned>(Traits::Schedule::SHARES_KEYS));
         block.work.counter = counter->data();
         block.work.semaphores = semaphores->data();
@@ -341,6 +343,7 @@ template <class Traits> struct Problem {
     }
 
     int row_tiles() const { return (query_len * group + Traits::BLOCK_M - 1) / Traits::BLOCK_M; }
+    int ctas_of_tile() const { return std::max(block.work.splits, 1) * CLUSTER_OF<Traits>; }
 
     // Units of work at most, as `Sides` in crates/attention/src/plan/step.rs counts them.
     size_t units() const
@@ -366,11 +369,12 @@ template <class Traits> struct Problem {
         random.shuffle(order);
         constexpr int CLUSTER = CLUSTER_OF<Traits>;
         if (CLUSTER > 1) {
-            for (int i = 0; i < grid; i++) order[i] = i;
-            std::vector<int> twice;
-            for (int c = 0; c < grid; c += CLUSTER)
+            std::vector<int> clusters(grid / CLUSTER), twice;
+            for (size_t i = 0; i < clusters.size(); i++) clusters[i] = i;
+            random.shuffle(clusters);
+            for (int cluster : clusters)
                 for (int pass = 0; pass < 2; pass++)
-                    for (int i = 0; i < CLUSTER; i++) twice.push_back(c + i);
+                    for (int i = 0; i < CLUSTER; i++) twice.push_back(cluster * CLUSTER + i);
             order = twice;
         }
         int turn = 0;
@@ -384,9 +388,18 @@ template <class Traits> struct Problem {
             std::vector<Barrier> of_warps(Traits::WARPS, Barrier(32, false));
             for (int warp = 0; warp < Traits::WARPS; warp++) warp_bar[warp] = &of_warps[warp];
             std::fill(std::begin(copies), std::end(copies), Copies());
+            const std::vector<unsigned> counted(semaphores->data(), semaphores->data() + semaphores->size());
             Threads::run(Traits::THREADS, random.any(), [this] { attention<Traits>(whole_block); });
             at_predecessors_end = nullptr;
-            if (leaves) parts_of_cta[cta % CLUSTER].assign(warptile::shared, warptile::shared + Traits::BLOCK_M * (Traits::HEAD_DIM + 2) * 4);
+            if constexpr (CLUSTER > 1) {
+                if (!leaves) continue;
+                // The first time only what lies in shared memory counts.
+                std::copy(counted.begin(), counted.end(), semaphores->data());
+                const unsigned char* const part = warptile::shared + Traits::part_in_cluster_at();
+                std::vector<unsigned char>& left = parts_of_cta[cta % CLUSTER];
+                left.assign(Traits::part_in_cluster_at(), 0);
+                left.insert(left.end(), part, part + Traits::BLOCK_M * (Traits::HEAD_DIM + 2) * 4);
+            }
         }
     }
 
@@ -536,7 +549,8 @@ template <class Traits> class Changes {
                 Work& work = problem.block.work;
                 work.query_tiles = sequences.query_rows * problem.group / Traits::BLOCK_M + problem.batch;
                 work.tiles = work.query_tiles * problem.kv_heads;
-                problem.grid = work.tiles * CLUSTER_OF<Traits>;
+                work.splits = 0; // the workspace is as large as fewer CTAs need
+                problem.grid = work.tiles * problem.ctas_of_tile();
             }
         }
         sequences.ragged &= ~READ_AHEAD;
@@ -687,6 +701,7 @@ int main(int count, char** arguments)
         check(TileTraits<__half, 96, 64, 32, 4, 3>(), seed);
         if (seed % 2 == 1) check(MmaTraits<__half, 64, 16, 64, 4, 3, ClusterTile>(), seed);
         if (seed % 6 == 2) check(MmaTraits<__half, 64, 32, 64, 4, 3, ClusterTile>(), seed);
+        if (seed % 6 == 3) check(MmaTraits<__half, 512, 16, 32, 4, 3, ClusterTile>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 64, 32, 128, 4, 3, Share>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 128, 16, 128, 8, 2, Share>(), seed);
         if (seed % 4 == 1) check(MmaTraits<__half, 128, 64, 128, 8, 2, Share>(), seed);

@@ -1,6 +1,10 @@
-// Which keys a CTA reads, for kernels whose clusters have a tile each: of the keys that its tile sees, an equal share of blocks. Its part of
-// the result stays in its shared memory, where the other CTAs of its cluster read it. That takes no workspace, and less time than parts in
+// Which keys a CTA reads, for kernels whose tiles each have a cluster, or several: of the keys that its tile sees, an equal share of blocks.
+// Its part of the result stays in its shared memory, where the other CTAs of its cluster read it. That takes less time than parts in
 // memory. It is for few tiles: not all multiprocessors can be in clusters of this size at the same time.
+//
+// Where a tile has several clusters, CTA `rank` of each adds up the same rows and columns and leaves their sum in the workspace, and of
+// these CTAs the last to come adds up the sums in the clusters' order. So no CTA adds up more than an eighth of a tile, whatever number of
+// them has read it, and nobody waits for another cluster.
 //
 // What lies on the device is read ahead as in work/share.cuh: here it is the length of one sequence.
 #pragma once
@@ -32,7 +36,7 @@ template <class Traits> class ClusterTile {
     __device__ bool was_wrong() const { return state.was_wrong; }
 
     __device__ ClusterTile(const Forward& params, int group, unsigned char* shared, bool reads_ahead)
-        : params(params), tile(params, group, blockIdx.x / CLUSTER, reads_ahead), state(*reinterpret_cast<State*>(shared))
+        : params(params), tile(params, group, quotient(blockIdx.x, CLUSTER * clusters()), reads_ahead), state(*reinterpret_cast<State*>(shared))
     {
         if (threadIdx.x == 0) {
             state.reads_ahead = reads_ahead;
@@ -55,20 +59,43 @@ template <class Traits> class ClusterTile {
         state.batch = segment.batch;
         state.length = segment.k.len;
         const int first = segment.first_key / Traits::BLOCK_N, end = (segment.end_key + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
-        const int each = max(end - first + CLUSTER - 1, 0) / CLUSTER, own = first + each * (blockIdx.x % CLUSTER);
+        const unsigned blocks = max(end - first, 0), ctas = CLUSTER * clusters(), cta = blockIdx.x - first_cta();
+        // The first CTAs have one more.
+        const unsigned each = quotient(blocks, ctas), more = blocks - each * ctas;
+        const int own = first + each * cta + min(cta, more);
         segment.first_key = max(segment.first_key, own * Traits::BLOCK_N);
-        segment.end_key = min(segment.end_key, (own + each) * Traits::BLOCK_N);
+        segment.end_key = min(segment.end_key, (own + (int)(each + (cta < more))) * Traits::BLOCK_N);
         return segment;
     }
 
+    // --- Of a tile that several clusters have ---
+
+    __device__ unsigned clusters() const { return max(params.work.splits, 1); }
+    // That the CTAs of this one's rank count at who have come.
+    __device__ unsigned semaphore() const { return first_cta() + blockIdx.x % CLUSTER; }
+    // Where this CTA leaves its sum, and where that of its rank in the tile's cluster `index` lies.
+    __device__ unsigned own_place() const { return blockIdx.x; }
+    __device__ unsigned place(unsigned index) const { return semaphore() + index * CLUSTER; }
+    // A word that the CTA may use between two barriers.
+    __device__ unsigned& scratch() const { return state.scratch; }
+
   private:
     struct State {
+        unsigned scratch;
         int batch;
         int length, length_again; // of keys, as it has been read, and as it was when the launch before had ended
         bool reads_ahead, was_wrong;
     };
 
     __device__ bool has_length_to_check() const { return params.sequences.key_lengths && threadIdx.x == 0; }
+    // Of the tile.
+    __device__ unsigned first_cta() const
+    {
+        const unsigned ctas = CLUSTER * clusters();
+        return quotient(blockIdx.x, ctas) * ctas;
+    }
+    // A tile of one cluster does without the division, which runs once and is as much code as the rest.
+    __device__ static unsigned quotient(unsigned x, unsigned ctas) { return ctas == CLUSTER ? x / CLUSTER : x / ctas; }
 
     const Forward& params;
     const OneTile<Traits, true> tile;
