@@ -128,6 +128,7 @@ template <class Traits> struct Problem {
     static constexpr double TOLERANCE = std::is_same_v<Element, __half> ? 6e-3 : 4e-2;
 
     int batch, kv_heads, group, heads, head_dim, query_len, key_len, grid;
+    int clusters = 1; // of each tile: the grid's second dimension
     std::vector<Element> q;
     std::vector<Key> k, v;
     float scales[2][4] = {{1, 1, 1, 1}, {1, 1, 1, 1}}; // of keys and of values, for each key/value head
@@ -328,12 +329,12 @@ template <class Traits> struct Problem {
         } else {
             block.work.query_tiles = row_tiles();
             block.work.tiles = row_tiles() * kv_heads * batch;
-            block.work.splits = CLUSTER_OF<Traits> > 1 ? random.between(0, 3) : 0;
-            grid = block.work.tiles * ctas_of_tile();
+            clusters = CLUSTER_OF<Traits> > 1 ? random.between(1, 3) : 1;
+            grid = block.work.tiles * CLUSTER_OF<Traits>;
             block.work.heads_at_once = random.between(1, kv_heads * batch);
         }
-        const bool shares = Traits::Schedule::SHARES_KEYS || block.work.splits > 1;
-        const size_t places = !shares ? 0 : block.work.keys_per_split ? units() : Traits::Schedule::SHARES_KEYS ? 2 * grid : grid;
+        const bool shares = Traits::Schedule::SHARES_KEYS || clusters > 1;
+        const size_t places = !shares ? 0 : block.work.keys_per_split ? units() : Traits::Schedule::SHARES_KEYS ? 2 * grid : grid * clusters;
         parts = guarded(std::vector<float>(places * Traits::BLOCK_M * (Traits::HEAD_DIM + 2), NAN));
         semaphores = guarded(std::vector<unsigned>(shares ? grid : 0));
         counter = guarded(std::vector<unsigned>(Traits::Schedule::SHARES_KEYS));
@@ -343,7 +344,6 @@ template <class Traits> struct Problem {
     }
 
     int row_tiles() const { return (query_len * group + Traits::BLOCK_M - 1) / Traits::BLOCK_M; }
-    int ctas_of_tile() const { return std::max(block.work.splits, 1) * CLUSTER_OF<Traits>; }
 
     // Units of work at most, as `Sides` in crates/attention/src/plan/step.rs counts them.
     size_t units() const
@@ -364,22 +364,24 @@ template <class Traits> struct Problem {
     {
         out->fill(NOT_A_NUMBER<Element>);
         gridDim.x = grid;
+        gridDim.y = clusters;
         std::vector<int> order(grid);
         for (int i = 0; i < grid; i++) order[i] = i;
         random.shuffle(order);
         constexpr int CLUSTER = CLUSTER_OF<Traits>;
         if (CLUSTER > 1) {
-            std::vector<int> clusters(grid / CLUSTER), twice;
-            for (size_t i = 0; i < clusters.size(); i++) clusters[i] = i;
-            random.shuffle(clusters);
-            for (int cluster : clusters)
+            std::vector<int> numbers(grid * clusters / CLUSTER), twice;
+            for (size_t i = 0; i < numbers.size(); i++) numbers[i] = i;
+            random.shuffle(numbers);
+            for (int cluster : numbers)
                 for (int pass = 0; pass < 2; pass++)
                     for (int i = 0; i < CLUSTER; i++) twice.push_back(cluster * CLUSTER + i);
             order = twice;
         }
         int turn = 0;
         for (int cta : order) {
-            blockIdx.x = cta;
+            blockIdx.x = cta % grid;
+            blockIdx.y = cta / grid;
             const bool leaves = CLUSTER > 1 && turn++ / CLUSTER % 2 == 0;
             fill_shared(random);
             if (writes_late) write_late(random, (Late)(random.between(LENGTHS, BOTH)));
@@ -526,7 +528,7 @@ template <class Traits> struct Problem {
 // What the device holds of lengths, offsets and pages of a problem; changes while there is one of these. Then all is as it was.
 template <class Traits> class Changes {
   public:
-    Changes(Problem<Traits>& problem, Random& random) : problem(problem), block(problem.block), grid(problem.grid)
+    Changes(Problem<Traits>& problem, Random& random) : problem(problem), block(problem.block), grid(problem.grid), clusters(problem.clusters)
     {
         Sequences& sequences = problem.block.sequences;
         sequences.ragged |= RAGGED | RAGGED_KEYS;
@@ -549,8 +551,8 @@ template <class Traits> class Changes {
                 Work& work = problem.block.work;
                 work.query_tiles = sequences.query_rows * problem.group / Traits::BLOCK_M + problem.batch;
                 work.tiles = work.query_tiles * problem.kv_heads;
-                work.splits = 0; // the workspace is as large as fewer CTAs need
-                problem.grid = work.tiles * problem.ctas_of_tile();
+                problem.clusters = 1; // the workspace is as large as fewer CTAs need
+                problem.grid = work.tiles * CLUSTER_OF<Traits>;
             }
         }
         sequences.ragged &= ~READ_AHEAD;
@@ -573,6 +575,7 @@ template <class Traits> class Changes {
         changing.join();
         problem.block = block;
         problem.grid = grid;
+        problem.clusters = clusters;
         for (size_t i = 0; i < page_numbers.size(); i++) (*problem.table)[i] = page_numbers[i];
     }
 
@@ -617,7 +620,7 @@ template <class Traits> class Changes {
 
     Problem<Traits>& problem;
     const Forward block; // as it was
-    const int grid;
+    const int grid, clusters;
     std::vector<List> lists;
     std::vector<int> page_numbers; // as they were
     std::atomic<bool> stop = false;

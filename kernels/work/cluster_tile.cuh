@@ -2,7 +2,7 @@
 // Its part of the result stays in its shared memory, where the other CTAs of its cluster read it. That takes less time than parts in
 // memory. It is for few tiles: not all multiprocessors can be in clusters of this size at the same time.
 //
-// Where a tile has several clusters, CTA `rank` of each adds up the same rows and columns and leaves their sum in the workspace, and of
+// Where a tile has several clusters, which is the grid's second dimension, the CTA of one rank in each adds up the same rows and columns and leaves their sum in the workspace, and of
 // these CTAs the last to come adds up the sums in the clusters' order. So no CTA adds up more than an eighth of a tile, whatever number of
 // them has read it, and nobody waits for another cluster.
 //
@@ -11,6 +11,7 @@
 
 #include "memory/copy_number.cuh"
 #include "work/one_tile.cuh"
+#include "work/quotient.cuh"
 
 namespace warptile {
 
@@ -36,7 +37,7 @@ template <class Traits> class ClusterTile {
     __device__ bool was_wrong() const { return state.was_wrong; }
 
     __device__ ClusterTile(const Forward& params, int group, unsigned char* shared, bool reads_ahead)
-        : params(params), tile(params, group, quotient(blockIdx.x, CLUSTER * clusters()), reads_ahead), state(*reinterpret_cast<State*>(shared))
+        : params(params), tile(params, group, blockIdx.x / CLUSTER, reads_ahead), state(*reinterpret_cast<State*>(shared))
     {
         if (threadIdx.x == 0) {
             state.reads_ahead = reads_ahead;
@@ -59,9 +60,10 @@ template <class Traits> class ClusterTile {
         state.batch = segment.batch;
         state.length = segment.k.len;
         const int first = segment.first_key / Traits::BLOCK_N, end = (segment.end_key + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
-        const unsigned blocks = max(end - first, 0), ctas = CLUSTER * clusters(), cta = blockIdx.x - first_cta();
+        const unsigned blocks = max(end - first, 0), cta = CLUSTER * blockIdx.y + blockIdx.x % CLUSTER;
         // The first CTAs have one more.
-        const unsigned each = quotient(blocks, ctas), more = blocks - each * ctas;
+        const unsigned ctas = CLUSTER * clusters(), each = clusters() == 1 ? blocks / CLUSTER : quotient(blocks, ctas);
+        const unsigned more = blocks - each * ctas;
         const int own = first + each * cta + min(cta, more);
         segment.first_key = max(segment.first_key, own * Traits::BLOCK_N);
         segment.end_key = min(segment.end_key, (own + (int)(each + (cta < more))) * Traits::BLOCK_N);
@@ -70,12 +72,12 @@ template <class Traits> class ClusterTile {
 
     // --- Of a tile that several clusters have ---
 
-    __device__ unsigned clusters() const { return max(params.work.splits, 1); }
+    __device__ static unsigned clusters() { return gridDim.y; }
     // That the CTAs of this one's rank count at who have come.
-    __device__ unsigned semaphore() const { return first_cta() + blockIdx.x % CLUSTER; }
+    __device__ static unsigned semaphore() { return blockIdx.x; }
     // Where this CTA leaves its sum, and where that of its rank in the tile's cluster `index` lies.
-    __device__ unsigned own_place() const { return blockIdx.x; }
-    __device__ unsigned place(unsigned index) const { return semaphore() + index * CLUSTER; }
+    __device__ static unsigned own_place() { return place(blockIdx.y); }
+    __device__ static unsigned place(unsigned index) { return index * gridDim.x + blockIdx.x; }
     // A word that the CTA may use between two barriers.
     __device__ unsigned& scratch() const { return state.scratch; }
 
@@ -88,14 +90,6 @@ template <class Traits> class ClusterTile {
     };
 
     __device__ bool has_length_to_check() const { return params.sequences.key_lengths && threadIdx.x == 0; }
-    // Of the tile.
-    __device__ unsigned first_cta() const
-    {
-        const unsigned ctas = CLUSTER * clusters();
-        return quotient(blockIdx.x, ctas) * ctas;
-    }
-    // A tile of one cluster does without the division, which runs once and is as much code as the rest.
-    __device__ static unsigned quotient(unsigned x, unsigned ctas) { return ctas == CLUSTER ? x / CLUSTER : x / ctas; }
 
     const Forward& params;
     const OneTile<Traits, true> tile;

@@ -72,7 +72,7 @@ impl Sides {
 
     /// Units that the keys of a tile are cut into, at most: those of which some query of the sequence sees a key, at least 1. `Share`
     /// in kernels/work/share.cuh counts those that there are.
-    fn tile_units(&self, block_n: u32) -> u64 {
+    pub(super) fn tile_units(&self, block_n: u32) -> u64 {
         let keys = u64::from(self.splits.keys().unwrap_or(block_n));
         let bounds = self.mask.bounds();
         let end = match (bounds.align, bounds.right) {

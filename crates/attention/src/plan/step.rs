@@ -32,7 +32,7 @@ pub struct Step {
     /// What of its launches is not as the planner has it.
     pub settings: Settings,
     /// CTAs that the device can hold at once where they come in clusters, once the driver was asked: some multiprocessors may be left without
-    /// a pair. `None`: as many as on their own.
+    /// a cluster. `None`: as many as on their own.
     pub clustered_ctas: Option<u32>,
 }
 
@@ -54,7 +54,8 @@ pub struct LaunchShape {
     pub draws_tiles: bool,
     /// Whether CTAs leave parts of tiles in the workspace.
     pub shares_keys: bool,
-    /// Ranges that the keys of the last tiles are split into: of those that do not fill all CTAs.
+    /// Ranges that the keys of the last tiles are split into: of those that do not fill all CTAs. Where clusters compute tiles, the clusters of
+    /// each tile.
     pub splits: u32,
     /// Bytes of the workspace that the launch uses; at most [`Plan::scratch`](crate::Plan::scratch) of its plan.
     pub workspace_bytes: usize,
@@ -108,6 +109,7 @@ impl Scratch {
             }
             schedule if schedule.is_persistent() => Self::counter(),
             Schedule::SharedKeys => step.parts_of(&Sides::from(problem)),
+            Schedule::ClusterTile => step.parts_of_clusters(&Sides::from(problem)),
             _ => Self::default(),
         };
         Scratch {
@@ -219,6 +221,35 @@ impl Step {
         Scratch::with_parts(parts, tiling.block_m as usize, tiling.value_dim as usize)
     }
 
+    /// Clusters that share each of so many tiles: as many as the device can hold at once, where the keys are enough for all of them
+    /// (docs/notebook-decode.md).
+    fn clusters_of_tile(&self, sides: &Sides, tiles: u64) -> u64 {
+        let at_once = u64::from(self.resident() / Schedule::CLUSTER) / tiles.max(1);
+        match self.clusters_with_keys(sides) {
+            // More than the kernel can share out: kernels/work/quotient.cuh.
+            most if most > 1 << 16 => 1,
+            most => at_once.min(most).max(1),
+        }
+    }
+
+    /// Clusters of a tile that have a block of keys for each CTA.
+    fn clusters_with_keys(&self, sides: &Sides) -> u64 {
+        sides.tile_units(self.image.tiling.block_n) / u64::from(Schedule::CLUSTER)
+    }
+
+    /// The workspace with the parts that CTAs of several clusters leave: of calls with fewer tiles there may be more.
+    fn parts_of_clusters(&self, sides: &Sides) -> Scratch {
+        let tiling = self.image.tiling;
+        match self.clusters_with_keys(sides) {
+            0 | 1 => Scratch::default(),
+            _ => Scratch::with_parts(
+                self.resident() as usize,
+                tiling.block_m as usize,
+                tiling.value_dim as usize,
+            ),
+        }
+    }
+
     fn shape_of_tiles(&self, call: &Call) -> Result<LaunchShape> {
         let batch = call.batch();
         let queries = call.queries();
@@ -243,7 +274,9 @@ impl Step {
         let persistent = self.image.schedule.is_persistent();
         // Of numbers.
         let resident = (u64::from(self.resident()) / numbered.ctas).max(1);
+        let in_clusters = self.image.schedule == Schedule::ClusterTile;
         let splits = match splits_tiles(self.image) {
+            _ if in_clusters => self.clusters_of_tile(&Sides::from(call), tiles),
             true => {
                 let keys = TileKeys::of(
                     call.mask(),
@@ -257,6 +290,7 @@ impl Step {
         };
         let split_tiles = match splits {
             1 => 0,
+            _ if in_clusters => tiles,
             _ => tiles % resident,
         };
         // What CTAs take one after the other.
@@ -286,6 +320,7 @@ impl Step {
             workspace_bytes: match (splits, draws_tiles) {
                 (1, false) => 0,
                 (1, true) => Scratch::counter().bytes,
+                _ if in_clusters => self.parts_of_clusters(&Sides::from(call)).bytes,
                 _ => Scratch::with_split_tiles((split_tiles * splits) as usize, self.image).bytes,
             },
         })
