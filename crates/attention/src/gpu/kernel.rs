@@ -2,7 +2,7 @@
 
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, Kernel, KernelOptions, LaunchConfig, Launching, Module, Stream};
-use warptile_kernels::{Image, Target, abi};
+use warptile_kernels::{Image, Schedule, Target, abi};
 
 use crate::call::Call;
 use crate::error::{Error, Result};

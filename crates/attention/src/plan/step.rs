@@ -221,13 +221,14 @@ impl Step {
         Scratch::with_parts(parts, tiling.block_m as usize, tiling.value_dim as usize)
     }
 
-    /// Clusters that share each of so many tiles: as many as the device can hold at once, where the keys are enough for all of them
-    /// (docs/notebook-decode.md).
+    /// Clusters that share each of so many tiles: as many as the device can hold at once, where the keys are enough for all of them. Two instead of
+    /// one cost more than they save (docs/notebook-decode.md).
     fn clusters_of_tile(&self, sides: &Sides, tiles: u64) -> u64 {
         let at_once = u64::from(self.resident() / Schedule::CLUSTER) / tiles.max(1);
         match self.clusters_with_keys(sides) {
             // More than the kernel can share out: kernels/work/quotient.cuh.
             most if most > 1 << 16 => 1,
+            0..3 => 1,
             most => at_once.min(most).max(1),
         }
     }
@@ -241,7 +242,7 @@ impl Step {
     fn parts_of_clusters(&self, sides: &Sides) -> Scratch {
         let tiling = self.image.tiling;
         match self.clusters_with_keys(sides) {
-            0 | 1 => Scratch::default(),
+            0..3 => Scratch::default(),
             _ => Scratch::with_parts(
                 self.resident() as usize,
                 tiling.block_m as usize,

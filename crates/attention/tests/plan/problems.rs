@@ -206,7 +206,7 @@ fn several_clusters_share_tiles_of_many_keys_where_there_are_few() {
         ("b1 q1 k8192 h16/4 d128 bf16 seed=1", 4),
         // As many as have a block of 128 keys for each CTA.
         ("b1 q1 k8192 h8/1 d128 bf16 seed=1", 8),
-        ("b1 q1 k2048 h8/1 d128 bf16 seed=1", 2),
+        ("b1 q1 k3072 h8/1 d128 bf16 seed=1", 3),
     ] {
         let plan = choice(text);
         let image = plan.image().unwrap();
