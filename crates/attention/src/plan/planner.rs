@@ -13,7 +13,7 @@ use crate::plan::pairs::{groups_fit_boxes, pairs_share_keys};
 use crate::plan::settings::Settings;
 use crate::plan::shared_keys::Sides;
 use crate::plan::split_tiles::splits_tiles;
-use crate::plan::step::tiles_of;
+use crate::plan::step::{clusters_at_once, tiles_of};
 use crate::plan::{Basis, Considered, MAX_TILES, Plan, Reason, Step};
 use crate::problem::Problem;
 use crate::rates::{Rates, Standing};
@@ -379,8 +379,7 @@ fn has_its_schedule(problem: &Problem, image: &Image, device: &DeviceProfile) ->
     let seen = { problem.key_len() }.min(widest + problem.query_len().saturating_sub(1));
     let blocks = seen.div_ceil(image.tiling.block_n.max(1) as usize);
     let tiles = Sides::from(problem).tiles(image.tiling.block_m);
-    let at_once = u64::from(device.multiprocessors / Schedule::CLUSTER).saturating_sub(1);
-    let clusters = (at_once / tiles.max(1)).max(1);
+    let clusters = (u64::from(clusters_at_once(device.multiprocessors)) / tiles.max(1)).max(1);
     let in_clusters = problem.splits().keys().is_none()
         && tiles.saturating_mul(2 * u64::from(Schedule::CLUSTER)) <= device.multiprocessors.into()
         && blocks >= 2

@@ -12,7 +12,7 @@ use crate::splits::Splits;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sides {
     batch: u64,
-    kv_heads: u64,
+    pub(super) kv_heads: u64,
     group: u64,
     query_len: u64,
     /// Of packed queries, where the host knows that the sequences share them.

@@ -36,6 +36,12 @@ pub struct Step {
     pub clustered_ctas: Option<u32>,
 }
 
+/// Clusters of [`Schedule::CLUSTER`] CTAs, each with a multiprocessor of its own, that a device can hold at once, as long as the driver has not been
+/// asked: an H200 with 132 multiprocessors holds 15.
+pub(super) fn clusters_at_once(multiprocessors: u32) -> u32 {
+    (multiprocessors / Schedule::CLUSTER).saturating_sub(1)
+}
+
 /// How a step is launched for one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -221,33 +227,39 @@ impl Step {
         Scratch::with_parts(parts, tiling.block_m as usize, tiling.value_dim as usize)
     }
 
+    /// Clusters that the device can hold at once, of kernels whose tiles clusters compute.
+    fn clusters_at_once(&self) -> u64 {
+        u64::from(match self.clustered_ctas {
+            Some(_) => self.resident() / Schedule::CLUSTER,
+            None => clusters_at_once(self.multiprocessors),
+        })
+    }
+
     /// Clusters that share each of so many tiles: as many as the device can hold at once, where the keys are enough for all of them. Two instead of
     /// one cost more than they save (docs/notebook-decode.md).
     fn clusters_of_tile(&self, sides: &Sides, tiles: u64) -> u64 {
-        let at_once = u64::from(self.resident() / Schedule::CLUSTER) / tiles.max(1);
-        match self.clusters_with_keys(sides) {
-            // More than the kernel can share out: kernels/work/quotient.cuh.
-            most if most > 1 << 16 => 1,
+        // With a block of keys for each CTA.
+        match sides.tile_units(self.image.tiling.block_n) / u64::from(Schedule::CLUSTER) {
             0..3 => 1,
-            most => at_once.min(most).max(1),
+            // More blocks than the kernel can share out: kernels/work/quotient.cuh.
+            most if most > 1 << 16 => 1,
+            most => (self.clusters_at_once() / tiles.max(1)).clamp(1, most),
         }
     }
 
-    /// Clusters of a tile that have a block of keys for each CTA.
-    fn clusters_with_keys(&self, sides: &Sides) -> u64 {
-        sides.tile_units(self.image.tiling.block_n) / u64::from(Schedule::CLUSTER)
-    }
-
-    /// The workspace with the parts that CTAs of several clusters leave: of calls with fewer tiles there may be more.
+    /// The workspace with the parts that CTAs of several clusters leave: for the fewest tiles that calls with these heads have.
     fn parts_of_clusters(&self, sides: &Sides) -> Scratch {
         let tiling = self.image.tiling;
-        match self.clusters_with_keys(sides) {
-            0..3 => Scratch::default(),
-            _ => Scratch::with_parts(
-                self.resident() as usize,
+        let blocks = sides.tile_units(tiling.block_n);
+        match blocks >= u64::from(3 * Schedule::CLUSTER)
+            && self.clusters_at_once() >= 2 * sides.kv_heads
+        {
+            true => Scratch::with_parts(
+                self.clusters_at_once() as usize * Schedule::CLUSTER as usize,
                 tiling.block_m as usize,
                 tiling.value_dim as usize,
             ),
+            false => Scratch::default(),
         }
     }
 
