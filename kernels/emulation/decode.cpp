@@ -53,6 +53,7 @@ template <class Traits> struct Problem {
     static constexpr double TOLERANCE = std::is_same_v<Element, __half> ? 6e-3 : 4e-2;
 
     int batch, kv_heads, group, heads, head_dim, query_len, key_len, grid;
+    int clusters = 1; // of each tile: the grid's second dimension
     std::vector<Element> q;
     std::vector<Key> k, v;
     float scales[2][4] = {{1, 1, 1, 1}, {1, 1, 1, 1}}; // of keys and of values, for each key/value head
@@ -253,12 +254,14 @@ template <class Traits> struct Problem {
         } else {
             block.work.query_tiles = row_tiles();
             block.work.tiles = row_tiles() * kv_heads * batch;
+            clusters = CLUSTER_OF<Traits> > 1 ? random.between(1, 3) : 1;
             grid = block.work.tiles * CLUSTER_OF<Traits>;
             block.work.heads_at_once = random.between(1, kv_heads * batch);
         }
-        const size_t places = !Traits::Schedule::SHARES_KEYS ? 0 : block.work.keys_per_split ? units() : 2 * grid;
+        const bool shares = Traits::Schedule::SHARES_KEYS || clusters > 1;
+        const size_t places = !shares ? 0 : block.work.keys_per_split ? units() : Traits::Schedule::SHARES_KEYS ? 2 * grid : grid * clusters;
         parts = guarded(std::vector<float>(places * Traits::BLOCK_M * (Traits::HEAD_DIM + 2), NAN));
-        semaphores = guarded(std::vector<unsigned>(Traits::Schedule::SHARES_KEYS ? grid : 0));
+        semaphores = guarded(std::vector<unsigned>(shares ? grid : 0));
         counter = guarded(std::vector<unsigned>(Traits::Schedule::SHARES_KEYS));
         block.work.counter = counter->data();
         block.work.semaphores = semaphores->data();
@@ -286,21 +289,24 @@ template <class Traits> struct Problem {
     {
         out->fill(NOT_A_NUMBER<Element>);
         gridDim.x = grid;
+        gridDim.y = clusters;
         std::vector<int> order(grid);
         for (int i = 0; i < grid; i++) order[i] = i;
         random.shuffle(order);
         constexpr int CLUSTER = CLUSTER_OF<Traits>;
         if (CLUSTER > 1) {
-            for (int i = 0; i < grid; i++) order[i] = i;
-            std::vector<int> twice;
-            for (int c = 0; c < grid; c += CLUSTER)
+            std::vector<int> numbers(grid * clusters / CLUSTER), twice;
+            for (size_t i = 0; i < numbers.size(); i++) numbers[i] = i;
+            random.shuffle(numbers);
+            for (int cluster : numbers)
                 for (int pass = 0; pass < 2; pass++)
-                    for (int i = 0; i < CLUSTER; i++) twice.push_back(c + i);
+                    for (int i = 0; i < CLUSTER; i++) twice.push_back(cluster * CLUSTER + i);
             order = twice;
         }
         int turn = 0;
         for (int cta : order) {
-            blockIdx.x = cta;
+            blockIdx.x = cta % grid;
+            blockIdx.y = cta / grid;
             const bool leaves = CLUSTER > 1 && turn++ / CLUSTER % 2 == 0;
             fill_shared(random);
             if (writes_late) write_late(random, (Late)(random.between(LENGTHS, BOTH)));
@@ -309,9 +315,18 @@ template <class Traits> struct Problem {
             std::vector<Barrier> of_warps(Traits::WARPS, Barrier(32, false));
             for (int warp = 0; warp < Traits::WARPS; warp++) warp_bar[warp] = &of_warps[warp];
             std::fill(std::begin(copies), std::end(copies), Copies());
+            const std::vector<unsigned> counted(semaphores->data(), semaphores->data() + semaphores->size());
             Threads::run(Traits::THREADS, random.any(), [this] { attention<Traits>(whole_block); });
             at_predecessors_end = nullptr;
-            if (leaves) parts_of_cta[cta % CLUSTER].assign(warptile::shared, warptile::shared + Traits::BLOCK_M * (Traits::HEAD_DIM + 2) * 4);
+            if constexpr (CLUSTER > 1) {
+                if (!leaves) continue;
+                // The first time only what lies in shared memory counts.
+                std::copy(counted.begin(), counted.end(), semaphores->data());
+                const unsigned char* const part = warptile::shared + Traits::part_in_cluster_at();
+                std::vector<unsigned char>& left = parts_of_cta[cta % CLUSTER];
+                left.assign(Traits::part_in_cluster_at(), 0);
+                left.insert(left.end(), part, part + Traits::BLOCK_M * (Traits::HEAD_DIM + 2) * 4);
+            }
         }
     }
 
@@ -438,7 +453,7 @@ template <class Traits> struct Problem {
 // What the device holds of lengths, offsets and pages of a problem; changes while there is one of these. Then all is as it was.
 template <class Traits> class Changes {
   public:
-    Changes(Problem<Traits>& problem, Random& random) : problem(problem), block(problem.block), grid(problem.grid)
+    Changes(Problem<Traits>& problem, Random& random) : problem(problem), block(problem.block), grid(problem.grid), clusters(problem.clusters)
     {
         Sequences& sequences = problem.block.sequences;
         sequences.ragged |= RAGGED | RAGGED_KEYS;
@@ -461,6 +476,7 @@ template <class Traits> class Changes {
                 Work& work = problem.block.work;
                 work.query_tiles = sequences.query_rows * problem.group / Traits::BLOCK_M + problem.batch;
                 work.tiles = work.query_tiles * problem.kv_heads;
+                problem.clusters = 1; // the workspace is as large as fewer CTAs need
                 problem.grid = work.tiles * CLUSTER_OF<Traits>;
             }
         }
@@ -484,6 +500,7 @@ template <class Traits> class Changes {
         changing.join();
         problem.block = block;
         problem.grid = grid;
+        problem.clusters = clusters;
         for (size_t i = 0; i < page_numbers.size(); i++) (*problem.table)[i] = page_numbers[i];
     }
 
@@ -528,7 +545,7 @@ template <class Traits> class Changes {
 
     Problem<Traits>& problem;
     const Forward block; // as it was
-    const int grid;
+    const int grid, clusters;
     std::vector<List> lists;
     std::vector<int> page_numbers; // as they were
     std::atomic<bool> stop = false;
@@ -612,6 +629,7 @@ int main(int count, char** arguments)
         check(TileTraits<__half, 96, 64, 32, 4, 3>(), seed);
         if (seed % 2 == 1) check(MmaTraits<__half, 64, 16, 64, 4, 3, ClusterTile>(), seed);
         if (seed % 6 == 2) check(MmaTraits<__half, 64, 32, 64, 4, 3, ClusterTile>(), seed);
+        if (seed % 6 == 3) check(MmaTraits<__half, 512, 16, 32, 4, 3, ClusterTile>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 64, 32, 128, 4, 3, Share>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 128, 16, 128, 8, 2, Share>(), seed);
         if (seed % 4 == 1) check(MmaTraits<__half, 128, 64, 128, 8, 2, Share>(), seed);

@@ -8,8 +8,8 @@
 #include <ucontext.h>
 #include <vector>
 
-struct Dim { unsigned x; };
-inline thread_local Dim threadIdx; inline Dim blockIdx, gridDim;
+struct Dim { unsigned x, y = 0; };
+inline thread_local Dim threadIdx; inline Dim blockIdx, gridDim = {1, 1};
 
 class Threads {
   public:

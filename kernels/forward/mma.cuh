@@ -44,7 +44,7 @@ template <class Traits> class MmaAttention {
             if (next.is_end()) break;
         }
         if constexpr (Traits::Schedule::SHARES_KEYS) result.reset_semaphores(schedule);
-        if constexpr (Traits::CLUSTER > 1) result.leave_cluster();
+        if constexpr (Traits::CLUSTER > 1) result.leave_cluster(schedule);
         return true;
     }
 

@@ -93,7 +93,12 @@ struct MmaTraits {
     static constexpr bool HAS_ROOM = (CLUSTER > 1 || RESULTS_AT > SMALL_GPU_BYTES) && BYTES_APART <= LARGE_GPU_BYTES;
     static constexpr bool RESULT_IN_RING = RESULT_BYTES <= STAGE_BYTES && !HAS_ROOM;
     static constexpr int SHARED_BYTES = RESULT_IN_RING ? SCHEDULE_AT + Schedule::SHARED_BYTES : BYTES_APART;
-    static_assert(CLUSTER == 1 || !RESULT_IN_RING, "the parts of a cluster's CTAs lie in their rings");
+    // Where the part of a cluster's CTA lies: in its ring, which is free when its one segment ends, behind the first team's result if that
+    // is there too.
+    __device__ static constexpr int part_in_cluster_at() { return RESULT_IN_RING ? STAGE_BYTES : 0; }
+    static_assert(CLUSTER == 1 || RESULT_BYTES + BLOCK_M * (int)sizeof(float2) + (RESULT_IN_RING ? STAGE_BYTES : 0) <=
+                                      (RESULT_IN_RING ? RING_BYTES : TEAMS * RING_BYTES),
+                  "the part of a cluster's CTA and its sums");
     static_assert(SEGMENTS_AT % 8 == 0 && BARRIERS_AT % 8 == 0 && PLACES_AT % 4 == 0);
 };
 

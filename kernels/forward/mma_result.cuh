@@ -26,11 +26,13 @@ template <class Traits> class Result {
     // shared memory there is room for the team's result. `next`: the CTA's next segment, or the end.
     __device__ void finish(Schedule& schedule, const Segment& of, const Rows16<Traits>& rows, int free, const Segment& next)
     {
-        leave(of, rows, Traits::RESULT_IN_RING ? free : Traits::RESULTS_AT + thread.team() * Traits::RESULT_BYTES);
-        if constexpr (Traits::CLUSTER > 1)
-            add_up_cluster(of);
-        else
+        if constexpr (Traits::CLUSTER > 1) {
+            leave(of, rows, Traits::RESULT_IN_RING ? thread.stage_at(0) : Traits::RESULTS_AT + thread.team() * Traits::RESULT_BYTES);
+            add_up_cluster(schedule, of);
+        } else {
+            leave(of, rows, Traits::RESULT_IN_RING ? free : Traits::RESULTS_AT + thread.team() * Traits::RESULT_BYTES);
             add_up(schedule, of, next.is_end());
+        }
     }
 
     // Lengths that changed during the launch may leave semaphores that nobody brings back to 0, so the last CTA to have no more use for
@@ -55,13 +57,16 @@ template <class Traits> class Result {
         for (unsigned cta = thread.lane; cta < gridDim.x; cta += 32) params.work.semaphores[cta] = 0;
     }
 
-    // At a CTA's end, so that none ends while others read its shared memory.
-    __device__ void leave_cluster() const
+    // At a CTA's end, so that none ends while others read its shared memory. One that had no tile counts as come all the same: whether there
+    // is one may change on the device while clusters of the same tile ask.
+    __device__ void leave_cluster(const Schedule& schedule) const
     {
         if (!has_read) {
             cluster_arrive();
             cluster_wait();
             cluster_arrive();
+            if (threadIdx.x == 0 && schedule.clusters() > 1)
+                increment_and_wrap(params.work.semaphores + schedule.semaphore(), schedule.clusters() - 1);
         }
         cluster_wait();
     }
@@ -159,24 +164,27 @@ template <class Traits> class Result {
         return all;
     }
 
-    // The parts of the cluster's CTAs, each of which writes some rows.
-    __device__ void add_up_cluster(const Segment& of)
+    // The parts of the cluster's CTAs, each of which writes some rows, or leaves them to the last of the tile's clusters.
+    __device__ void add_up_cluster(const Schedule& schedule, const Segment& of)
     {
         __syncthreads(); // the teams' results
         const int count = existing_rows(of) * ACROSS, to_sums = Traits::BLOCK_M * HEAD_DIM * (int)sizeof(float);
+        unsigned char* const own_part = thread.shared + Traits::part_in_cluster_at();
+        const int clusters = schedule.clusters();
+        const int first = (thread.warp * Traits::CLUSTER + blockIdx.x % Traits::CLUSTER) * 32 + anew(thread.lane);
+        constexpr int STEP = Traits::THREADS * Traits::CLUSTER;
 #pragma unroll 1
         for (int i = anew(threadIdx.x); i < count; i += Traits::THREADS) {
             const int row = i / ACROSS, column4 = i % ACROSS;
             const Partial all = of_teams(row, column4);
-            reinterpret_cast<float4*>(thread.shared)[i] = {all.values[0], all.values[1], all.values[2], all.values[3]};
-            if (column4 == 0) reinterpret_cast<RowSum*>(thread.shared + to_sums)[row] = all.row;
+            reinterpret_cast<float4*>(own_part)[i] = {all.values[0], all.values[1], all.values[2], all.values[3]};
+            if (column4 == 0) reinterpret_cast<RowSum*>(own_part + to_sums)[row] = all.row;
         }
         cluster_arrive();
         cluster_wait();
-        const unsigned parts = thread.address_of(0);
+        const unsigned parts = thread.address_of(Traits::part_in_cluster_at());
 #pragma unroll 1
-        for (int i = (thread.warp * Traits::CLUSTER + blockIdx.x % Traits::CLUSTER) * 32 + anew(thread.lane); i < count;
-             i += Traits::THREADS * Traits::CLUSTER) {
+        for (int i = first; i < count; i += STEP) {
             const int row = i / ACROSS, column4 = i % ACROSS;
             RowSum sums[Traits::CLUSTER];
             float4 columns[Traits::CLUSTER];
@@ -189,10 +197,22 @@ template <class Traits> class Result {
             }
             Partial all;
             all.add(sums, columns);
-            write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
+            if (clusters == 1)
+                write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
+            else
+                leave_part(part_at(schedule.own_place()), row, column4, all, column4 % 32 == 0);
         }
         cluster_arrive();
         has_read = true;
+        if (clusters == 1) return;
+        __syncthreads(); // all of this CTA's share is in the workspace
+        if (!comes_last(schedule, schedule.semaphore(), clusters - 1)) return;
+#pragma unroll 1
+        for (int i = first; i < count; i += STEP) {
+            const int row = i / ACROSS, column4 = i % ACROSS;
+            const Partial all = of_parts(i, row, 0, clusters, [&](int index) { return schedule.place(index); });
+            write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
+        }
     }
 
     // A row and four of its columns for each thread.
@@ -207,46 +227,55 @@ template <class Traits> class Result {
             if (whole) {
                 write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
             } else {
-                leave_part(part, row, column4, all);
+                leave_part(part, row, column4, all, column4 == 0);
             }
         }
     }
 
-    __device__ static void leave_part(float* part, int row, int column4, const Partial& all)
+    __device__ static void leave_part(float* part, int row, int column4, const Partial& all, bool leaves_sum)
     {
         __stcg(reinterpret_cast<float4*>(part + row * HEAD_DIM) + column4, {all.values[0], all.values[1], all.values[2], all.values[3]});
-        if (column4 == 0) __stcg(reinterpret_cast<float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row, {all.row.max, all.row.sum});
+        if (leaves_sum) __stcg(reinterpret_cast<float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row, {all.row.max, all.row.sum});
+    }
+
+    // What a thread asks for at once: more is more code, which runs once and has to be fetched, and takes registers.
+    __device__ static constexpr int together() { return Traits::HOLDS_QUERIES ? 8 : 4; }
+    // Four columns of a row: the sum of parts 0 to `parts`, of which `place(index)` says where each lies. `before`: they are added up as
+    // if so many others, which do not exist, came before them.
+    template <class Place> __device__ Partial of_parts(int i, int row, int before, int parts, Place place) const
+    {
+        constexpr int TOGETHER = together();
+        Partial all;
+#pragma unroll 1
+        for (int index = -before; index < parts; index += TOGETHER) {
+            RowSum sums[TOGETHER];
+            float4 columns[TOGETHER];
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                const int one = index + j;
+                const bool exists = one >= 0 && one < parts;
+                const float* const part = part_at(place(exists ? one : 0));
+                columns[j] = load_l2(reinterpret_cast<const float4*>(part) + i);
+                const float2 sum = load_l2(reinterpret_cast<const float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row);
+                sums[j] = {exists ? sum.x : negative_infinity(), exists ? sum.y : 0};
+            }
+            all.add(sums, columns);
+        }
+        return all;
     }
 
     // The same of the parts of a turn, and writes the tile or leaves the sum. With splits parts are counted from key 0, so that it does not
     // matter at which of them a tile begins.
     template <class Turn> __device__ void add_up_parts(const Schedule& schedule, const Segment& of, const Turn& turn) const
     {
-        // What a thread asks for at once: more is more code, which runs once and has to be fetched, and takes registers.
-        constexpr int TOGETHER = Traits::HOLDS_QUERIES ? 8 : 4;
-        const int parts = schedule.parts(of, turn), before = schedule.has_splits() ? of.first_split % TOGETHER : 0;
+        const int parts = schedule.parts(of, turn), before = schedule.has_splits() ? of.first_split % together() : 0;
         const int count = existing_rows(of) * ACROSS;
 #pragma unroll 1
         for (int i = anew(threadIdx.x); i < count; i += Traits::THREADS) {
             const int row = i / ACROSS, column4 = i % ACROSS;
-            Partial all;
-#pragma unroll 1
-            for (int index = -before; index < parts; index += TOGETHER) {
-                RowSum sums[TOGETHER];
-                float4 columns[TOGETHER];
-#pragma unroll
-                for (int j = 0; j < TOGETHER; j++) {
-                    const int one = index + j;
-                    const bool exists = one >= 0 && one < parts;
-                    const float* const part = part_at(schedule.place(of, turn, exists ? one : 0));
-                    columns[j] = load_l2(reinterpret_cast<const float4*>(part) + i);
-                    const float2 sum = load_l2(reinterpret_cast<const float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row);
-                    sums[j] = {exists ? sum.x : negative_infinity(), exists ? sum.y : 0};
-                }
-                all.add(sums, columns);
-            }
+            const Partial all = of_parts(i, row, before, parts, [&](int index) { return schedule.place(of, turn, index); });
             if (turn.leaves_sum)
-                leave_part(part_at(schedule.place_of_sum(turn.semaphore)), row, column4, all);
+                leave_part(part_at(schedule.place_of_sum(turn.semaphore)), row, column4, all, column4 == 0);
             else
                 write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
         }

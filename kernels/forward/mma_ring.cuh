@@ -36,7 +36,7 @@ template <class Traits> class Ring {
     }
     __device__ bool can_load(int number, int described) const
     {
-        return under_way < Traits::STAGES - (Traits::RESULT_IN_RING && loading > number) &&
+        return under_way < Traits::STAGES - (Traits::RESULT_IN_RING && Traits::CLUSTER == 1 && loading > number) &&
                (load_block < load_end || loading < described);
     }
 

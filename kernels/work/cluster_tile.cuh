@@ -1,12 +1,17 @@
-// Which keys a CTA reads, for kernels whose clusters have a tile each: of the keys that its tile sees, an equal share of blocks. Its part of
-// the result stays in its shared memory, where the other CTAs of its cluster read it. That takes no workspace, and less time than parts in
+// Which keys a CTA reads, for kernels whose tiles each have a cluster, or several: of the keys that its tile sees, an equal share of blocks.
+// Its part of the result stays in its shared memory, where the other CTAs of its cluster read it. That takes less time than parts in
 // memory. It is for few tiles: not all multiprocessors can be in clusters of this size at the same time.
+//
+// Where a tile has several clusters, which is the grid's second dimension, the CTA of one rank in each adds up the same rows and columns and leaves their sum in the workspace, and of
+// these CTAs the last to come adds up the sums in the clusters' order. So no CTA adds up more than an eighth of a tile, whatever number of
+// them has read it, and nobody waits for another cluster.
 //
 // What lies on the device is read ahead as in work/share.cuh: here it is the length of one sequence.
 #pragma once
 
 #include "memory/copy_number.cuh"
 #include "work/one_tile.cuh"
+#include "work/quotient.cuh"
 
 namespace warptile {
 
@@ -55,14 +60,30 @@ template <class Traits> class ClusterTile {
         state.batch = segment.batch;
         state.length = segment.k.len;
         const int first = segment.first_key / Traits::BLOCK_N, end = (segment.end_key + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
-        const int each = max(end - first + CLUSTER - 1, 0) / CLUSTER, own = first + each * (blockIdx.x % CLUSTER);
+        const unsigned blocks = max(end - first, 0), cta = CLUSTER * blockIdx.y + blockIdx.x % CLUSTER;
+        // The first CTAs have one more.
+        const unsigned ctas = CLUSTER * clusters(), each = clusters() == 1 ? blocks / CLUSTER : quotient(blocks, ctas);
+        const unsigned more = blocks - each * ctas;
+        const int own = first + each * cta + min(cta, more);
         segment.first_key = max(segment.first_key, own * Traits::BLOCK_N);
-        segment.end_key = min(segment.end_key, (own + each) * Traits::BLOCK_N);
+        segment.end_key = min(segment.end_key, (own + (int)(each + (cta < more))) * Traits::BLOCK_N);
         return segment;
     }
 
+    // --- Of a tile that several clusters have ---
+
+    __device__ static unsigned clusters() { return gridDim.y; }
+    // That the CTAs of this one's rank count at who have come.
+    __device__ static unsigned semaphore() { return blockIdx.x; }
+    // Where this CTA leaves its sum, and where that of its rank in the tile's cluster `index` lies.
+    __device__ static unsigned own_place() { return place(blockIdx.y); }
+    __device__ static unsigned place(unsigned index) { return index * gridDim.x + blockIdx.x; }
+    // A word that the CTA may use between two barriers.
+    __device__ unsigned& scratch() const { return state.scratch; }
+
   private:
     struct State {
+        unsigned scratch;
         int batch;
         int length, length_again; // of keys, as it has been read, and as it was when the launch before had ended
         bool reads_ahead, was_wrong;

@@ -25,6 +25,7 @@
 #include "base/anew.cuh"
 #include "base/math.cuh"
 #include "memory/copy_number.cuh"
+#include "work/quotient.cuh"
 #include "work/segment.cuh"
 
 namespace warptile {
@@ -241,9 +242,6 @@ template <class Traits> class Share {
     __device__ unsigned ctas() const { return quotient(anew(gridDim.x), lanes()); }
     __device__ unsigned cta() const { return quotient(anew(blockIdx.x), lanes()); }
     __device__ unsigned lane() const { return blockIdx.x - cta() * lanes(); }
-
-    // Exact for numbers below 2^20: the half keeps rounding from crossing an integer.
-    __device__ static unsigned quotient(unsigned x, unsigned by) { return (unsigned)((x + 0.5f) * reciprocal_approximate((float)by)); }
 
     // The CTA's units. The last CTAs may have fewer than the others, or none.
     struct Range {

@@ -228,7 +228,7 @@ pub enum Variant {
     Pairs,
     /// Tiles whose rows are those of all query heads that share a key/value head.
     Groups,
-    /// A cluster of CTAs a tile.
+    /// One or several clusters of CTAs a tile.
     Cluster,
 }
 

@@ -221,8 +221,9 @@ numbered! {
         Pairs = 5, "persistent pairs", "PAIRS";
         /// As persistent; the rows of a tile are queries with each of the heads that share a key/value head.
         PersistentGroups = 6, "persistent, tiles of all heads that share keys", "PERSISTENT_GROUPS";
-        /// A cluster of [`Schedule::CLUSTER`] CTAs computes one tile, of all heads that share keys: the grid is as many times the number of
-        /// tiles. They share the tile's keys evenly, and merge their results in their shared memory.
+        /// A cluster of [`Schedule::CLUSTER`] CTAs computes one tile, of all heads that share keys, or several clusters do: the grid is as many
+        /// times the number of tiles. They share the tile's keys evenly, and merge their results in their shared memory, those of several
+        /// clusters in the workspace.
         ClusterTile = 7, "one tile a cluster, of all heads that share keys", "CLUSTER_TILE";
     }
 }

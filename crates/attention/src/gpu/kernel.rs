@@ -2,7 +2,7 @@
 
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, Kernel, KernelOptions, LaunchConfig, Launching, Module, Stream};
-use warptile_kernels::{Image, Target, abi};
+use warptile_kernels::{Image, Schedule, Target, abi};
 
 use crate::call::Call;
 use crate::device::DeviceProfile;
@@ -91,7 +91,7 @@ impl LoadedKernel {
         .map_err(Error::from)
     }
 
-    /// How many CTAs the device can hold at once, of a kernel that takes its tiles from a counter and whose CTAs come in clusters.
+    /// How many CTAs the device can hold at once, of a kernel whose CTAs come in clusters.
     ///
     /// # Errors
     /// [`Error::Clusters`] if it can hold none of its clusters, or what the driver reports.
@@ -100,7 +100,7 @@ impl LoadedKernel {
         if ctas == 1 {
             return Ok(None);
         }
-        let mut config = of_grid(step, ctas);
+        let mut config = of_grid(step, [ctas, 1]);
         // When the launch may begin does not matter here.
         config.programmatic = false;
         let clusters = match self {
@@ -115,8 +115,7 @@ impl LoadedKernel {
             let image = step.image.name;
             return Err(Error::Clusters { image, ctas });
         }
-        let persistent = step.image.schedule.is_persistent();
-        Ok(persistent.then(|| clusters.saturating_mul(ctas)))
+        Ok(Some(clusters.saturating_mul(ctas)))
     }
 
     /// Fills the block for a call. The context must be current: encoding a tensor map asks for it.
@@ -196,13 +195,17 @@ fn other_block(image: &Image) -> Error {
 
 /// The launch of a step.
 pub(super) fn config(step: &Step, shape: &LaunchShape) -> LaunchConfig {
-    of_grid(step, shape.grid)
+    let clusters = match step.image.schedule {
+        Schedule::ClusterTile => shape.splits.max(1),
+        _ => 1,
+    };
+    of_grid(step, [shape.grid / clusters, clusters])
 }
 
-/// The launch of a step with so many CTAs.
-fn of_grid(step: &Step, grid: u32) -> LaunchConfig {
-    let order = Order::of(step, grid);
-    let config = LaunchConfig::new([grid, 1, 1], [step.threads(), 1, 1]);
+/// The launch of a step with so many CTAs, of which the second number says how many clusters share a tile.
+fn of_grid(step: &Step, [ctas, clusters]: [u32; 2]) -> LaunchConfig {
+    let order = Order::of(step, ctas * clusters);
+    let config = LaunchConfig::new([ctas, clusters, 1], [step.threads(), 1, 1]);
     let config = match step.image.schedule.ctas_of_cluster() {
         1 => config,
         ctas => config.cluster([ctas, 1, 1]),

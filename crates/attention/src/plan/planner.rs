@@ -13,7 +13,7 @@ use crate::plan::pairs::{groups_fit_boxes, pairs_share_keys};
 use crate::plan::settings::Settings;
 use crate::plan::shared_keys::Sides;
 use crate::plan::split_tiles::splits_tiles;
-use crate::plan::step::tiles_of;
+use crate::plan::step::{clusters_at_once, tiles_of};
 use crate::plan::{Basis, Considered, MAX_TILES, Plan, Reason, Step};
 use crate::problem::Problem;
 use crate::quantized::QuantizedType;
@@ -369,21 +369,25 @@ impl<'a> Planner<'a> {
 }
 
 /// Whether the image's schedule is that of the problem, where a kernel has images of two: a cluster of CTAs computes each tile where there are
-/// few tiles and not many keys.
+/// few tiles and not many keys, and several clusters where there are so few tiles that CTAs without clusters leave many parts of each.
 ///
 /// At most half of the multiprocessors: of an H200, which has 132, 16 clusters of 8 do not fit at once. Keys: with up to four blocks a CTA
-/// clusters are faster, with eight slower; a tile of one block has nothing to share (docs/notebook-decode.md).
+/// clusters are faster, with eight slower, as they leave some multiprocessors without work; but not where there are up to three tiles,
+/// which CTAs without clusters would leave 44 parts of. A tile of one block has nothing to share (docs/notebook-decode.md).
 fn has_its_schedule(problem: &Problem, image: &Image, device: &DeviceProfile) -> bool {
-    const MOST_BLOCKS: usize = 4 * Schedule::CLUSTER as usize;
+    const MOST_BLOCKS: u64 = 4 * Schedule::CLUSTER as u64;
+    const FEW_TILES: u64 = 3;
     let widest = problem
         .mask()
         .widest(problem.query_len(), problem.key_len());
     let seen = { problem.key_len() }.min(widest + problem.query_len().saturating_sub(1));
     let blocks = seen.div_ceil(image.tiling.block_n.max(1) as usize);
     let tiles = Sides::from(problem).tiles(image.tiling.block_m);
+    let clusters = (u64::from(clusters_at_once(device.multiprocessors)) / tiles.max(1)).max(1);
     let in_clusters = problem.splits().keys().is_none()
         && tiles.saturating_mul(2 * u64::from(Schedule::CLUSTER)) <= device.multiprocessors.into()
-        && (2..=MOST_BLOCKS).contains(&blocks);
+        && blocks >= 2
+        && (tiles <= FEW_TILES || blocks as u64 <= MOST_BLOCKS * clusters);
     match image.schedule {
         Schedule::SharedKeys => !in_clusters,
         Schedule::ClusterTile => in_clusters,

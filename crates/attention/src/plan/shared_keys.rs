@@ -12,7 +12,7 @@ use crate::splits::Splits;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sides {
     batch: u64,
-    kv_heads: u64,
+    pub(super) kv_heads: u64,
     group: u64,
     query_len: u64,
     /// Of packed queries, where the host knows that the sequences share them.
@@ -72,7 +72,7 @@ impl Sides {
 
     /// Units that the keys of a tile are cut into, at most: those of which some query of the sequence sees a key, at least 1. `Share`
     /// in kernels/work/share.cuh counts those that there are.
-    fn tile_units(&self, block_n: u32) -> u64 {
+    pub(super) fn tile_units(&self, block_n: u32) -> u64 {
         let keys = u64::from(self.splits.keys().unwrap_or(block_n));
         let bounds = self.mask.bounds();
         let end = match (bounds.align, bounds.right) {

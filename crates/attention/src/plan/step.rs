@@ -35,8 +35,14 @@ pub struct Step {
     /// What of its launches is not as the planner has it.
     pub settings: Settings,
     /// CTAs that the device can hold at once where they come in clusters, once the driver was asked: some multiprocessors may be left without
-    /// a pair. `None`: as many as on their own.
+    /// a cluster. `None`: as many as on their own.
     pub clustered_ctas: Option<u32>,
+}
+
+/// Clusters of [`Schedule::CLUSTER`] CTAs, each with a multiprocessor of its own, that a device can hold at once, as long as the driver has not been
+/// asked: an H200 with 132 multiprocessors holds 15.
+pub(super) fn clusters_at_once(multiprocessors: u32) -> u32 {
+    (multiprocessors / Schedule::CLUSTER).saturating_sub(1)
 }
 
 /// How a step is launched for one call.
@@ -57,7 +63,8 @@ pub struct LaunchShape {
     pub draws_tiles: bool,
     /// Whether CTAs leave parts of tiles in the workspace.
     pub shares_keys: bool,
-    /// Ranges that the keys of the last tiles are split into: of those that do not fill all CTAs.
+    /// Ranges that the keys of the last tiles are split into: of those that do not fill all CTAs. Where clusters compute tiles, the clusters of
+    /// each tile.
     pub splits: u32,
     /// Bytes of the workspace that the launch uses; at most [`Plan::scratch`](crate::Plan::scratch) of its plan.
     pub workspace_bytes: usize,
@@ -111,6 +118,7 @@ impl Scratch {
             }
             schedule if schedule.is_persistent() => Self::counter(),
             Schedule::SharedKeys => step.parts_of(&Sides::from(problem)),
+            Schedule::ClusterTile => step.parts_of_clusters(&Sides::from(problem)),
             _ => Self::default(),
         };
         Scratch {
@@ -222,6 +230,42 @@ impl Step {
         Scratch::with_parts(parts, tiling.block_m as usize, tiling.value_dim as usize)
     }
 
+    /// Clusters that the device can hold at once, of kernels whose tiles clusters compute.
+    fn clusters_at_once(&self) -> u64 {
+        u64::from(match self.clustered_ctas {
+            Some(_) => self.resident() / Schedule::CLUSTER,
+            None => clusters_at_once(self.multiprocessors),
+        })
+    }
+
+    /// Clusters that share each of so many tiles: as many as the device can hold at once, where the keys are enough for all of them. Two instead of
+    /// one cost more than they save (docs/notebook-decode.md).
+    fn clusters_of_tile(&self, sides: &Sides, tiles: u64) -> u64 {
+        // With a block of keys for each CTA.
+        match sides.tile_units(self.image.tiling.block_n) / u64::from(Schedule::CLUSTER) {
+            0..3 => 1,
+            // More blocks than the kernel can share out: kernels/work/quotient.cuh.
+            most if most > 1 << 16 => 1,
+            most => (self.clusters_at_once() / tiles.max(1)).clamp(1, most),
+        }
+    }
+
+    /// The workspace with the parts that CTAs of several clusters leave: for the fewest tiles that calls with these heads have.
+    fn parts_of_clusters(&self, sides: &Sides) -> Scratch {
+        let tiling = self.image.tiling;
+        let blocks = sides.tile_units(tiling.block_n);
+        match blocks >= u64::from(3 * Schedule::CLUSTER)
+            && self.clusters_at_once() >= 2 * sides.kv_heads
+        {
+            true => Scratch::with_parts(
+                self.clusters_at_once() as usize * Schedule::CLUSTER as usize,
+                tiling.block_m as usize,
+                tiling.value_dim as usize,
+            ),
+            false => Scratch::default(),
+        }
+    }
+
     fn shape_of_tiles(&self, call: &Call) -> Result<LaunchShape> {
         let batch = call.batch();
         let queries = call.queries();
@@ -246,7 +290,9 @@ impl Step {
         let persistent = self.image.schedule.is_persistent();
         // Of numbers.
         let resident = (u64::from(self.resident()) / numbered.ctas).max(1);
+        let in_clusters = self.image.schedule == Schedule::ClusterTile;
         let splits = match splits_tiles(self.image) {
+            _ if in_clusters => self.clusters_of_tile(&Sides::from(call), tiles),
             true => {
                 let keys = TileKeys::of(
                     call.mask(),
@@ -260,6 +306,7 @@ impl Step {
         };
         let split_tiles = match splits {
             1 => 0,
+            _ if in_clusters => tiles,
             _ => tiles % resident,
         };
         // What CTAs take one after the other.
@@ -289,6 +336,7 @@ impl Step {
             workspace_bytes: match (splits, draws_tiles) {
                 (1, false) => 0,
                 (1, true) => Scratch::counter().bytes,
+                _ if in_clusters => self.parts_of_clusters(&Sides::from(call)).bytes,
                 _ => Scratch::with_split_tiles((split_tiles * splits) as usize, self.image).bytes,
             },
         })

@@ -68,7 +68,8 @@ fn launches_in_clusters(seed: u64, clusters: u32) -> Option<Result<(), String>> 
         .collect();
     let shape = prepared.plan().steps()[0].shape(&call).unwrap();
     let cluster = if clusters == 0 { [0; 3] } else { [8, 1, 1] };
-    let wanted = (cluster, [shape.grid, 1, 1], 1);
+    let clusters = shape.splits;
+    let wanted = (cluster, [shape.grid / clusters, clusters, 1], 1);
     drop((graph, buffers, prepared, gpu));
     fake.assert_clean_but_for(fake.reclaimed());
     Some(match configs == [wanted; 3] {

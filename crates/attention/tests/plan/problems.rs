@@ -192,6 +192,46 @@ fn few_tiles_of_few_keys_are_computed_by_clusters() {
 }
 
 #[test]
+fn several_clusters_share_tiles_of_many_keys_where_there_are_few() {
+    // Of the 15 clusters that an H200 holds at once.
+    for (text, clusters) in [
+        ("b1 q1 k32768 h8/1 d512 bf16 seed=1", 15),
+        ("b1 q1 k131072 h8/1 d256 f16 seed=1", 15),
+        ("b1 q1 k32768 h24/3 d128 bf16 seed=1", 5),
+        (
+            "b3 q1 k16384 h8/1 d128 f16 pages=16 device-lengths seed=1",
+            5,
+        ),
+        ("b1 q8 k32768 h4/1 d128 bf16 mask=causal seed=1", 15),
+        ("b1 q1 k8192 h16/4 d128 bf16 seed=1", 3),
+        // As many as have a block of 128 keys for each CTA.
+        ("b1 q1 k8192 h8/1 d128 bf16 seed=1", 8),
+        ("b1 q1 k3072 h8/1 d128 bf16 seed=1", 3),
+    ] {
+        let plan = choice(text);
+        let image = plan.image().unwrap();
+        assert_eq!(image.schedule, Schedule::ClusterTile, "{text}: {plan}");
+        let shape = shape(&plan, text);
+        assert_eq!(shape.splits, clusters, "{text}");
+        assert_eq!(shape.grid, 8 * shape.tiles * clusters, "{text}");
+        // A part and a semaphore for each CTA.
+        assert!(shape.shares_keys && !shape.draws_tiles, "{text}");
+        let part = image.tiling.block_m * (image.tiling.value_dim + 2) * 4;
+        assert!(shape.workspace_bytes as u32 > shape.grid * (part + 4));
+        assert_eq!(shape.workspace_bytes, plan.scratch().bytes, "{text}");
+    }
+    for text in [
+        "b1 q1 k32768 h16/4 d128 bf16 seed=1",
+        "b4 q1 k32768 h8/1 d512 bf16 seed=1",
+        "b1 q1 k32768 h8/1 d512 bf16 splits=512 seed=1",
+    ] {
+        let plan = choice(text);
+        let schedule = plan.image().unwrap().schedule;
+        assert_eq!(schedule, Schedule::SharedKeys, "{text}: {plan}");
+    }
+}
+
+#[test]
 fn pieces_of_prompts_go_to_the_hopper_images_that_serve() {
     let image = |text: &str| choice(text).image().unwrap().name;
     for text in [
