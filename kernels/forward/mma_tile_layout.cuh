@@ -63,9 +63,9 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr int TILE_AT = QUERIES_AT + BLOCK_M * ROW_BYTES;
     static constexpr int SHARED_BYTES = TILE_AT + (int)sizeof(Segment);
     // With one stage a block's keys make way for the next ones once all warps have their scores, and its values for the next ones once all
-    // have added them. So a block of twice the keys fits, with as many barriers a key. A block that begins again has no keys then: its
-    // scores stay in registers.
-    static constexpr bool KEEPS_SCORES = STAGES == 1;
+    // have added them. So a block of twice the keys fits, with as many barriers a key. A block that begins again has no keys then: whether
+    // it must is known before they go.
+    static constexpr bool WEIGHS_FIRST = STAGES == 1;
 
     // CTAs of an SM: 12 warps with 168 registers each where these are enough, else 8 with 255.
     static constexpr bool IS_SMALL = ACCUMULATORS <= 96 && ROW_TILES * BLOCK_N <= 64 && 3 * SHARED_BYTES <= 227 * 1024;
@@ -73,11 +73,13 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     // Of the queries registers hold what they have room for, in steps of 16 columns. Shared memory is near its limit where a warp has 16 rows, so
     // each step counts. What fits without spills is ptxas's word: for 10.0 it has fewer.
 #if __CUDA_ARCH__ >= 1000
-    static constexpr int FOR_ALL = 208;
+    static constexpr int FOR_ALL = 208, WEIGHED_FIRST = 8;
+#elif __CUDA_ARCH__ >= 900
+    static constexpr int FOR_ALL = 216, WEIGHED_FIRST = 8;
 #else
-    static constexpr int FOR_ALL = 216;
+    static constexpr int FOR_ALL = 216, WEIGHED_FIRST = 24;
 #endif
-    static constexpr int ROOM = (ROW_TILES > 1 ? 176 : BLOCK_N < 64 ? 192 : FOR_ALL) - (KEEPS_SCORES ? 32 : 0) - ACCUMULATORS;
+    static constexpr int ROOM = (ROW_TILES > 1 ? 176 : BLOCK_N < 64 ? 192 : FOR_ALL) - (WEIGHS_FIRST ? WEIGHED_FIRST : 0) - ACCUMULATORS;
     static constexpr int HELD_STEPS = MIN_CTAS * WARPS > 8 || ROOM < 0 ? 0 : min_of(DEPTH_STEPS, ROOM / (4 * ROW_TILES));
     // Shared memory is asked for words of keys and values some turns ahead of the products with them: a turn has fewer products for one tile of
     // rows, and for two at large head sizes there is more to wait for.

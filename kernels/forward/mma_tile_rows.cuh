@@ -57,49 +57,13 @@ template <class Traits> class TileRows {
     }
 
     // Adds a block of keys, which lie at `keys` in shared memory, their values behind them. `wait_for_values` runs once, before values are
-    // read.
+    // read: one place for all warps, as it has a barrier.
     template <class Wait> __device__ void add(int block, unsigned keys, Wait wait_for_values)
     {
-        const bool sees = block >= see_from && block <= see_to;
-        bool careful = block >= careful_from;
-        int done = 0; // keys of the block
-        Scores scores;
-#pragma unroll 1
-        for (bool again = false;; again = true) {
-            Weights weights[2]; // of 16 keys, and of those after them
-            float sums[2][ROWS];
-            // Also where the warp sees nothing: from what would be left unset there, registers would be kept all the time.
-            const bool multiplies = !(Traits::KEEPS_SCORES && again);
-            if (multiplies) clear(scores);
-            if (SPLITS_KEYS) {
-                clear(weights[0]);
-                clear(sums[0]);
-            }
-            if (sees && multiplies)
-                multiply_keys(keys, scores, [&](int turn, int turns) {
-                    constexpr int COUNT = SPLITS_KEYS ? PAIRS : 0;
-#pragma unroll
-                    for (int pair = turn * COUNT / turns; pair < (turn + 1) * COUNT / turns; pair++)
-                        weigh(scores, 0, pair, weights[0], sums[0]);
-                });
-            if (!again) wait_for_values(); // one place for all warps: it has a barrier
-            if (!sees) return;
-            if (careful) {
-                add_carefully(block, done, scores, keys + Traits::KEY_BYTES + column_part() * part_bytes());
-                return;
-            }
-            const bool first = block == see_to, hides = block < all_see_from || block > all_see_to;
-            if (first || hides) {
-                if (hides) hide(block, 0, scores);
-                if (first) set_maxima(scores);
-            }
-            if (!SPLITS_KEYS || first || hides)
-#pragma unroll
-                for (int pair = 0; pair < PAIRS; pair++) weigh(scores, 0, pair, weights[0], sums[0]);
-            done = add_values(scores, weights, sums, keys + Traits::KEY_BYTES + column_part() * part_bytes());
-            if (__builtin_expect(done == Traits::BLOCK_N, true)) return;
-            careful = true;
-        }
+        if constexpr (Traits::WEIGHS_FIRST)
+            add_weighed_first(block, keys, wait_for_values);
+        else
+            add_weighing_beside(block, keys, wait_for_values);
     }
 
     static constexpr int ROWS = 2 * ROW_TILES; // of a lane
@@ -146,6 +110,119 @@ template <class Traits> class TileRows {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) clear(list[i]);
     }
+
+    // The weights of 16 keys beside the products with the values of those before. A block that begins again multiplies its keys again.
+    template <class Wait> __device__ void add_weighing_beside(int block, unsigned keys, Wait wait_for_values)
+    {
+        const bool sees = block >= see_from && block <= see_to;
+        bool careful = block >= careful_from;
+        int done = 0; // keys of the block
+        Scores scores;
+#pragma unroll 1
+        for (bool again = false;; again = true) {
+            Weights weights[2]; // of 16 keys, and of those after them
+            float sums[2][ROWS];
+            // Also where the warp sees nothing: from what would be left unset there, registers would be kept all the time.
+            clear(scores);
+            if (SPLITS_KEYS) {
+                clear(weights[0]);
+                clear(sums[0]);
+            }
+            if (sees)
+                multiply_keys(keys, scores, [&](int turn, int turns) {
+                    constexpr int COUNT = SPLITS_KEYS ? PAIRS : 0;
+#pragma unroll
+                    for (int pair = turn * COUNT / turns; pair < (turn + 1) * COUNT / turns; pair++)
+                        weigh(scores, 0, pair, weights[0], sums[0]);
+                });
+            if (!again) wait_for_values();
+            if (!sees) return;
+            if (careful) {
+                add_carefully(block, done, scores, values_of(keys));
+                return;
+            }
+            if (prepare(block, scores) || !SPLITS_KEYS)
+#pragma unroll
+                for (int pair = 0; pair < PAIRS; pair++) weigh(scores, 0, pair, weights[0], sums[0]);
+            done = add_values(scores, weights, sums, values_of(keys));
+            if (__builtin_expect(done == Traits::BLOCK_N, true)) return;
+            careful = true;
+        }
+    }
+
+    // All weights before the values, so that nothing is asked again once the keys have made way. They take the place of the scores.
+    template <class Wait> __device__ void add_weighed_first(int block, unsigned keys, Wait wait_for_values)
+    {
+        const bool sees = block >= see_from && block <= see_to;
+        bool careful = block >= careful_from;
+        Scores scores;
+#pragma unroll 1
+        for (;;) {
+            clear(scores);
+            if (!sees) break;
+            multiply_keys(keys, scores, [](int, int) {});
+            if (careful) break;
+            prepare(block, scores);
+            if (__builtin_expect(weigh_in_place(scores), true)) break;
+            careful = true;
+        }
+        wait_for_values();
+        if (!sees) return;
+        const unsigned values = values_of(keys);
+        if (careful) {
+            add_carefully(block, 0, scores, values);
+            return;
+        }
+        Words words;
+        load_first_values(values, words);
+#pragma unroll
+        for (int step = 0; step < Traits::KEY_STEPS; step++) {
+            Weights weights;
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; pair++)
+                weights[pair / 4][pair % 4] = __float_as_uint(place_of_weights(scores, step, pair));
+            multiply_values(weights, values, step, words, [](int) {});
+        }
+    }
+
+    // Weights in place of a block's scores, and the rows' sums with them; false, and no sum is changed, if one is too large or not a number.
+    __device__ bool weigh_in_place(Scores& scores)
+    {
+        float all[ROWS];
+#pragma unroll
+        for (int step = 0; step < Traits::KEY_STEPS; step++) {
+            Weights weights;
+            float sums[ROWS];
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; pair++) weigh(scores, step, pair, weights, sums);
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; pair++) place_of_weights(scores, step, pair) = __uint_as_float(weights[pair / 4][pair % 4]);
+#pragma unroll
+            for (int row = 0; row < ROWS; row++) all[row] = step == 0 ? sums[row] : all[row] + sums[row];
+        }
+        if (!fits(all)) return false;
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) sum_[row] += all[row];
+        return true;
+    }
+    // Two weights of 16 bits lie where the first of their scores did.
+    __device__ static float& place_of_weights(Scores& scores, int step, int pair)
+    {
+        return scores[pair / 4][2 * step + pair % 4 / 2][pair % 2 * 2];
+    }
+
+    // Masks a plain block's scores, and takes the maxima of the first one. False if there was nothing to do.
+    __device__ bool prepare(int block, Scores& scores)
+    {
+        const bool first = block == see_to, hides = block < all_see_from || block > all_see_to;
+        if (!first && !hides) return false;
+        if (hides) hide(block, 0, scores);
+        if (first) set_maxima(scores);
+        return true;
+    }
+
+    // Of the block at `keys`, this warp's columns.
+    __device__ unsigned values_of(unsigned keys) const { return keys + Traits::KEY_BYTES + column_part() * part_bytes(); }
 
     __device__ void load_queries(int step, unsigned (&words)[ROW_TILES][4]) const
     {
@@ -232,17 +309,19 @@ template <class Traits> class TileRows {
         weights[tile][pair % 4] = narrow2<Element>(two[0], two[1]);
     }
 
+    // Whether all lanes' sums of weights are small enough. NaN is not. Whatever is below is exact enough, and fits f16.
+    __device__ static bool fits(const float (&sums)[ROWS])
+    {
+        float all = sums[0] + sums[1];
+#pragma unroll
+        for (int row = 2; row < ROWS; row++) all += sums[row];
+        return !__any_sync(0xffffffff, !(all <= MAX_WEIGHTS));
+    }
+
     // A block's values; the weights of the first keys are there. Returns the keys that have been added: all, unless a weight of the next 16
     // is too large, or not a number.
     __device__ int add_values(const Scores& scores, Weights (&weights)[2], float (&sums)[2][ROWS], unsigned values)
     {
-        // NaN fails too. Whatever is below is exact enough, and fits f16.
-        const auto fits = [&](const float(&sums)[ROWS]) {
-            float all = sums[0] + sums[1];
-#pragma unroll
-            for (int row = 2; row < ROWS; row++) all += sums[row];
-            return !__any_sync(0xffffffff, !(all <= MAX_WEIGHTS));
-        };
         Words words;
         load_first_values(values, words);
 #pragma unroll
