@@ -77,7 +77,7 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
 #elif __CUDA_ARCH__ >= 900
     static constexpr int FOR_ALL = 216, WEIGHED_FIRST = 8;
 #else
-    static constexpr int FOR_ALL = 216, WEIGHED_FIRST = 24;
+    static constexpr int FOR_ALL = 216, WEIGHED_FIRST = 28;
 #endif
     static constexpr int ROOM = (ROW_TILES > 1 ? 176 : BLOCK_N < 64 ? 192 : FOR_ALL) - (WEIGHS_FIRST ? WEIGHED_FIRST : 0) - ACCUMULATORS;
     static constexpr int HELD_STEPS = MIN_CTAS * WARPS > 8 || ROOM < 0 ? 0 : min_of(DEPTH_STEPS, ROOM / (4 * ROW_TILES));
