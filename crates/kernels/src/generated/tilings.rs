@@ -15,6 +15,7 @@ tilings! {
     D128M64N128W8S2: head_dim 128, tile 64 x 128, warps 8, stages 2;
     D128M64N64W4S1: head_dim 128, tile 64 x 64, warps 4, stages 1;
     D128M64N64W4S2: head_dim 128, tile 64 x 64, warps 4, stages 2;
+    D160M192N64W16S3: head_dim 160, tile 192 x 64, warps 16, stages 3;
     D192M128N64W12S3: head_dim 192, tile 128 x 64, warps 12, stages 3;
     D192M128N64W8S2: head_dim 192, tile 128 x 64, warps 8, stages 2;
     D192M32N32W4S1: head_dim 192, tile 32 x 32, warps 4, stages 1;
@@ -24,13 +25,12 @@ tilings! {
     D192V128M128N128W12S2: head_dim 192 value_dim 128, tile 128 x 128, warps 12, stages 2;
     D192V128M192N80W16S3: head_dim 192 value_dim 128, tile 192 x 80, warps 16, stages 3;
     D256M128N64W12S2: head_dim 256, tile 128 x 64, warps 12, stages 2;
-    D256M128N64W8S2: head_dim 256, tile 128 x 64, warps 8, stages 2;
     D256M16N32W2S2: head_dim 256, tile 16 x 32, warps 2, stages 2;
     D256M16N32W4S1: head_dim 256, tile 16 x 32, warps 4, stages 1;
     D256M16N64W4S2: head_dim 256, tile 16 x 64, warps 4, stages 2;
     D256M32N32W4S1: head_dim 256, tile 32 x 32, warps 4, stages 1;
     D256M64N32W4S1: head_dim 256, tile 64 x 32, warps 4, stages 1;
-    D256M64N32W4S2: head_dim 256, tile 64 x 32, warps 4, stages 2;
+    D256M64N64W4S1: head_dim 256, tile 64 x 64, warps 4, stages 1;
     D32M128N64W4S2: head_dim 32, tile 128 x 64, warps 4, stages 2;
     D32M32N64W4S2: head_dim 32, tile 32 x 64, warps 4, stages 2;
     D32M64N64W4S2: head_dim 32, tile 64 x 64, warps 4, stages 2;
@@ -39,7 +39,7 @@ tilings! {
     D512M32N16W4S2: head_dim 512, tile 32 x 16, warps 4, stages 2;
     D512M64N32W8S2: head_dim 512, tile 64 x 32, warps 8, stages 2;
     D64M128N128W12S2: head_dim 64, tile 128 x 128, warps 12, stages 2;
-    D64M128N32W4S3: head_dim 64, tile 128 x 32, warps 4, stages 3;
+    D64M128N32W4S4: head_dim 64, tile 128 x 32, warps 4, stages 4;
     D64M128N64W4S2: head_dim 64, tile 128 x 64, warps 4, stages 2;
     D64M16N128W4S2: head_dim 64, tile 16 x 128, warps 4, stages 2;
     D64M16N256W8S2: head_dim 64, tile 16 x 256, warps 8, stages 2;
@@ -56,8 +56,9 @@ tilings! {
     D64M64N64W4S2: head_dim 64, tile 64 x 64, warps 4, stages 2;
     D64M64N64W4S4: head_dim 64, tile 64 x 64, warps 4, stages 4;
     D64M64N64W8S2: head_dim 64, tile 64 x 64, warps 8, stages 2;
+    D64M64N80W8S2: head_dim 64, tile 64 x 80, warps 8, stages 2;
     D96M128N128W12S2: head_dim 96, tile 128 x 128, warps 12, stages 2;
-    D96M128N64W4S2: head_dim 96, tile 128 x 64, warps 4, stages 2;
+    D96M128N32W4S4: head_dim 96, tile 128 x 32, warps 4, stages 4;
     D96M192N96W16S3: head_dim 96, tile 192 x 96, warps 16, stages 3;
     D96M64N128W8S2: head_dim 96, tile 64 x 128, warps 8, stages 2;
     D96M64N32W4S2: head_dim 96, tile 64 x 32, warps 4, stages 2;
@@ -125,10 +126,7 @@ kernels! {
     Mma D192M64N32W4S2 "mma_d192_64x32_w4_s2" {
         2: shared 73788;
     }
-    Mma D256M128N64W8S2 "mma_d256_128x64_w8_s2" {
-        2: shared 196668;
-    }
-    Mma D256M64N32W4S2 "mma_d256_64x32_w4_s2" {
+    Mma D256M64N64W4S1 "mma_d256_64x64_w4_s1" {
         2: shared 98364;
     }
     Mma D32M128N64W4S2 "mma_d32_128x64_w4_s2" {
@@ -140,8 +138,8 @@ kernels! {
     Mma D512M64N32W8S2 "mma_d512_64x32_w8_s2" {
         2: shared 196668;
     }
-    Mma D64M128N32W4S3 "mma_d64_128x32_w4_s3" {
-        2: shared 41020;
+    Mma D64M128N32W4S4 "mma_d64_128x32_w4_s4" {
+        2: shared 49212;
     }
     Mma D64M128N64W4S2 "mma_d64_128x64_w4_s2" {
         2: shared 49212;
@@ -149,7 +147,7 @@ kernels! {
     Mma D64M64N64W4S2 "mma_d64_64x64_w4_s2" {
         2: shared 41020;
     }
-    Mma D96M128N64W4S2 "mma_d96_128x64_w4_s2" {
+    Mma D96M128N32W4S4 "mma_d96_128x32_w4_s4" {
         2: shared 73788;
     }
     Scalar D128M32N64W4S1 "scalar_d128_32x64_w4_s1" {
@@ -222,6 +220,9 @@ kernels! {
     Wgmma D128M64N128W8S2 "wgmma_d128_64x128_w8_s2" {
         2: shared 148480;
     }
+    Wgmma D160M192N64W16S3 "wgmma_d160_192x64_w16_s3" {
+        2: shared 222208;
+    }
     Wgmma D192M128N64W12S3 "wgmma_d192_128x64_w12_s3" {
         2: shared 230400;
     }
@@ -248,6 +249,12 @@ kernels! {
     }
     Wgmma D64M64N128W8S2 "wgmma_d64_64x128_w8_s2" {
         2: shared 82944;
+    }
+    Wgmma D64M64N64W8S2 "wgmma_d64_64x64_w8_s2" {
+        2: shared 50176;
+    }
+    Wgmma D64M64N80W8S2 "wgmma_d64_64x80_w8_s2" {
+        2: shared 58368;
     }
     Wgmma D96M128N128W12S2 "wgmma_d96_128x128_w12_s2" {
         2: shared 197632;
