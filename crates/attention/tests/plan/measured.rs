@@ -96,11 +96,7 @@ fn what_trials_chose_is_chosen() {
             "wgmma_d128_192x64_w16_s4",
             "at-once=8",
         ),
-        (
-            "b3 q104 k128 h12 d64 f16",
-            "mma_d64_64x64_w4_s2",
-            "at-once=4294967295",
-        ),
+        ("b3 q104 k128 h12 d64 f16", "wgmma_d64_64x64_w8_s2", ""),
         (
             "b1 q2048 k2048 h32/8 d128 bf16 mask=causal",
             "wgmma_d128_192x64_w16_s4",
