@@ -7,7 +7,8 @@ use clap::Args;
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
 use serde::Serialize;
 use warptile::{
-    Call, Choice, DeviceProfile, ElementType, Error, Layout, Mask, Plan, Planner, Rates, Scoring,
+    Call, Choice, DeviceProfile, ElementType, Error, Layout, Mask, Plan, Planner, Rates, Reason,
+    Scoring,
 };
 use warptile_driver::{Device as CudaDevice, Driver};
 use warptile_kernels::{Family, Image, catalog, packs};
@@ -379,7 +380,8 @@ fn print_choices(info: &Info, explain: bool, console: &mut dyn Write) -> Result<
     Ok(())
 }
 
-/// For each family above the chosen one, why none of its kernels was chosen.
+/// For each family above the chosen one, why none of its kernels was chosen: how much longer the fastest one that applies would take, or why
+/// none does.
 fn why_not_better(plan: &Plan) -> String {
     let family_of = |kernel: &str| {
         let mut images = catalog().iter();
@@ -388,23 +390,56 @@ fn why_not_better(plan: &Plan) -> String {
             .map(|image| image.family)
     };
     let chosen = plan.image().map(|image| image.family);
-    let mut reasons: BTreeMap<Family, BTreeSet<String>> = BTreeMap::new();
+    let mut reasons: BTreeMap<Family, Vec<&Reason>> = BTreeMap::new();
     for considered in plan.considered() {
         if let Some(family) = family_of(considered.kernel)
             && Some(family) > chosen
         {
-            reasons
-                .entry(family)
-                .or_default()
-                .insert(considered.reason.to_string());
+            reasons.entry(family).or_default().push(&considered.reason);
         }
     }
     let lines: Vec<String> = reasons
         .into_iter()
-        .map(|(family, reasons)| {
-            let reasons: Vec<String> = reasons.into_iter().collect();
-            format!("{family}: {}", reasons.join("; "))
-        })
+        .map(|(family, reasons)| format!("{family}: {}", why_none_of(&reasons)))
         .collect();
     lines.join("\n")
+}
+
+fn why_none_of(reasons: &[&Reason]) -> String {
+    let times = reasons.iter().filter_map(|reason| match reason {
+        Reason::Slower { times } => Some(*times),
+        _ => None,
+    });
+    if let Some(times) = times.min_by(f64::total_cmp) {
+        return Reason::Slower { times }.to_string();
+    }
+    let different: BTreeSet<String> = reasons.iter().map(ToString::to_string).collect();
+    Vec::from_iter(different).join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_each_higher_family_the_fastest_kernel_or_what_none_can() {
+        let h200 = DeviceProfile::h200();
+        let rates = Rates::embedded(&h200);
+        let why = |element| {
+            let layout = Layout::bshd([2, 512, 8, 64]);
+            let call = Call::builder(&layout, &layout, &layout, element)
+                .build()
+                .unwrap();
+            let planner = Planner::new(&h200).rates(rates);
+            why_not_better(&planner.plan(call.problem(), &Choice::Best).unwrap())
+        };
+        let f16 = why(ElementType::F16);
+        assert!(
+            f16.starts_with("decode: applies, expected to take"),
+            "{f16}"
+        );
+        assert_eq!((f16.lines().count(), f16.matches(';').count()), (1, 0));
+        let f32 = why(ElementType::F32);
+        assert!(f32.contains("wgmma: not compiled for f32"), "{f32}");
+    }
 }
