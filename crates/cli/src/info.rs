@@ -422,24 +422,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_each_higher_family_the_fastest_kernel_or_what_none_can() {
-        let h200 = DeviceProfile::h200();
-        let rates = Rates::embedded(&h200);
-        let why = |element| {
-            let layout = Layout::bshd([2, 512, 8, 64]);
-            let call = Call::builder(&layout, &layout, &layout, element)
-                .build()
-                .unwrap();
-            let planner = Planner::new(&h200).rates(rates);
-            why_not_better(&planner.plan(call.problem(), &Choice::Best).unwrap())
-        };
-        let f16 = why(ElementType::F16);
-        assert!(
-            f16.starts_with("decode: applies, expected to take"),
-            "{f16}"
+    fn of_a_family_the_fastest_kernel_that_applies_or_what_none_can() {
+        let [slow, fast] = [3.0, 2.0].map(|times| Reason::Slower { times });
+        let narrow = Reason::HeadDim { laid_out_for: 64 };
+        let text = why_none_of(&[&slow, &narrow, &fast]);
+        assert_eq!(text, "applies, expected to take 2.00 times as long");
+        let f32 = Reason::Element(ElementType::F32);
+        let text = why_none_of(&[&narrow, &f32, &narrow]);
+        assert_eq!(
+            text,
+            "its tiles hold head sizes up to 64; not compiled for f32"
         );
-        assert_eq!((f16.lines().count(), f16.matches(';').count()), (1, 0));
-        let f32 = why(ElementType::F32);
-        assert!(f32.contains("wgmma: not compiled for f32"), "{f32}");
+    }
+
+    #[test]
+    fn only_higher_families_are_named() {
+        let h200 = DeviceProfile::h200();
+        let layout = Layout::bshd([2, 512, 8, 64]);
+        let call = Call::builder(&layout, &layout, &layout, ElementType::F16);
+        let call = call.build().unwrap();
+        let planner = Planner::new(&h200).rates(Rates::embedded(&h200));
+        let plan = planner.plan(call.problem(), &Choice::Best).unwrap();
+        assert_eq!(plan.image().unwrap().family, Family::Wgmma);
+        let why = why_not_better(&plan);
+        assert!(
+            why.starts_with("decode: applies") && !why.contains('\n'),
+            "{why}"
+        );
     }
 }

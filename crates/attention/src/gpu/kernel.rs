@@ -232,9 +232,9 @@ enum Order {
 impl Order {
     /// Of a launch with so many CTAs.
     ///
-    /// CTAs that stay, and of which a multiprocessor holds two, would crowd the multiprocessors that happen to be free, and some stay two to
-    /// one while others have none. So if there are as many multiprocessors as CTAs, each has room for one; and where they do not fill all
-    /// the room there is, they come in turn.
+    /// CTAs that stay, and of which a multiprocessor holds several, would crowd the multiprocessors that happen to be free, and stay there
+    /// while others have none. So if there are as many multiprocessors as CTAs, each has room for one; and where they do not fill all the
+    /// room there is, they come in turn.
     fn of(step: &Step, grid: u32) -> Order {
         let image = step.image;
         let waits = match image.target {
