@@ -182,14 +182,8 @@ impl Attention {
         for (argument, backend) in others {
             same_device(argument, backend, expected)?;
         }
-        if let Some(lse) = &lse
-            && lse.shape() != call.lse_shape()
-        {
-            return Err(Error::Count {
-                argument: "lse",
-                found: lse.shape().iter().product(),
-                needed: call.lse_len(),
-            });
+        if let Some(lse) = &lse {
+            check_lse_shape(lse.shape(), call.lse_shape())?;
         }
         match expected.place() {
             Place::Cpu => {
@@ -245,7 +239,7 @@ impl Attention {
         scoring.bias = keys.bias.is_some();
         scoring.key_mask = keys.key_mask.is_some();
         if let Some(slopes) = &self.slopes {
-            scoring.alibi = Some(match slopes.len() == q.layout().heads() {
+            scoring.alibi = Some(match slopes.len() <= q.layout().heads() {
                 true => AlibiShape::PerHead,
                 false => AlibiShape::PerBatchHead,
             });
@@ -416,6 +410,23 @@ impl Attention {
         prepared.launch(gpu.stream(), call, &bindings)?;
         Ok(prepared.plan().clone())
     }
+}
+
+/// Refuses an lse of another shape than that of the queries: batch, heads, length.
+fn check_lse_shape(found: [usize; 3], expected: [usize; 3]) -> Result<()> {
+    let dimensions = ["batch", "heads", "length"];
+    for ((dimension, found), expected) in dimensions.into_iter().zip(found).zip(expected) {
+        if found != expected {
+            return Err(Error::Mismatch {
+                argument: "lse",
+                dimension,
+                found,
+                other: "q",
+                expected,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// What was computed, and how.

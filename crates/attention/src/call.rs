@@ -504,7 +504,7 @@ impl Call {
         )
     }
 
-    /// Checks sinks against the options: given exactly if there are any, one per head, not NaN and not infinite upwards.
+    /// Checks sinks against the options: given exactly if there are any, one per head, finite.
     ///
     /// # Errors
     /// As [`Call::check_slopes`].

@@ -169,7 +169,7 @@ impl<T: Pod> Tensor<T> {
         let mut part = self.clone();
         part.layout.shape[dimension] = range.len();
         // Nothing lies in an empty part, so where it starts does not matter; the end of the buffer may be too far.
-        if !range.is_empty() {
+        if !part.layout.shape.contains(&0) {
             part.offset += range.start * self.layout.strides[dimension];
         }
         Ok(part)

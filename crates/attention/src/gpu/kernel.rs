@@ -250,7 +250,13 @@ impl Order {
             }
             None => Order::Early,
             Some(bytes) if grid <= step.multiprocessors => Order::EarlyAlone(bytes),
-            Some(_) if grid >= step.multiprocessors * step.ctas_per_multiprocessor => Order::Early,
+            Some(_)
+                if u64::from(grid)
+                    >= u64::from(step.multiprocessors)
+                        * u64::from(step.ctas_per_multiprocessor) =>
+            {
+                Order::Early
+            }
             Some(_) => Order::InTurn,
         }
     }

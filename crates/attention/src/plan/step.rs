@@ -156,7 +156,10 @@ impl Scratch {
     pub(crate) fn of_any_plan(device: &DeviceProfile) -> Self {
         let images = warptile_kernels::catalog().iter();
         let split = images.filter(|image| splits_tiles(image)).map(|image| {
-            let resident = device.multiprocessors.max(1) * occupancy(image, device);
+            let resident = device
+                .multiprocessors
+                .max(1)
+                .saturating_mul(occupancy(image, device));
             Self::with_split_tiles(PARTS_A_CTA * resident as usize, image).bytes
         });
         Scratch {
@@ -174,7 +177,8 @@ impl Step {
 
     /// CTAs that stay for a whole launch.
     pub(super) fn resident(&self) -> u32 {
-        let resident = self.multiprocessors.max(1) * self.ctas_per_multiprocessor.max(1);
+        let resident =
+            { self.multiprocessors.max(1) }.saturating_mul(self.ctas_per_multiprocessor.max(1));
         let resident = self
             .clustered_ctas
             .map_or(resident, |most| most.min(resident));

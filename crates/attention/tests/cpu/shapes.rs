@@ -1,5 +1,6 @@
 //! Shapes that have caught bugs in other implementations: lengths next to tile edges, long against short, odd head sizes.
 
+use warptile::{Attention, Backend, Lse};
 use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case};
 
 use crate::common::{verify, verify_text};
@@ -62,4 +63,44 @@ fn nothing_to_do() {
             verify_text(&format!("{text} h4/2 d16 {element} mask=causal"));
         }
     }
+}
+
+/// A batch that happens to be empty has parts like any other.
+#[test]
+fn a_part_of_a_tensor_without_elements_is_one() {
+    let backend = Backend::cpu();
+    let empty = backend.tensor::<f32>(&[], [0, 5, 2, 8]).unwrap();
+    let part = empty.rows(2..4).unwrap().heads(1..2).unwrap();
+    assert_eq!(part.shape(), [0, 2, 1, 8]);
+    assert_eq!(part.as_slice(), Some(&[][..]));
+    let output = Attention::new().forward(&part, (&part, &part)).unwrap();
+    assert_eq!(output.out.shape(), [0, 2, 1, 8]);
+}
+
+#[test]
+fn an_lse_of_another_shape_is_refused_by_the_dimension_that_differs() {
+    let backend = Backend::cpu();
+    let q = backend.tensor(&[0.5_f32; 5 * 2 * 8], [1, 5, 2, 8]).unwrap();
+    let error = |shape: [usize; 4]| {
+        let mut out = q.clone();
+        let mut lse = Lse::zeros(&backend, shape).unwrap();
+        let computed = Attention::new().forward_into(&q, (&q, &q), &mut out, Some(&mut lse));
+        computed.unwrap_err().to_string()
+    };
+    // As many values as there should be.
+    assert_eq!(error([1, 2, 5, 8]), "lse has heads 5, but q has 2");
+    assert_eq!(error([1, 6, 2, 8]), "lse has length 6, but q has 5");
+    assert_eq!(error([2, 5, 2, 8]), "lse has batch 2, but q has 1");
+}
+
+#[test]
+fn slopes_of_a_wrong_number_are_counted_by_heads_or_by_batch_and_heads() {
+    let backend = Backend::cpu();
+    let q = backend.tensor(&[0.5_f32; 64], [2, 1, 4, 8]).unwrap();
+    let error = |slopes: &[f32]| {
+        let attention = Attention::new().alibi_slopes(slopes);
+        attention.forward(&q, (&q, &q)).unwrap_err().to_string()
+    };
+    assert_eq!(error(&[0.5; 3]), "alibi_slopes has 3 values; 4 are needed");
+    assert_eq!(error(&[0.5; 7]), "alibi_slopes has 7 values; 8 are needed");
 }
