@@ -16,6 +16,11 @@ pub enum ParseCaseError {
         "`{0}` is not part of a case; a case reads like `b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30 scale=0.5 alibi=head layout=gaps unaligned seed=7`, or `packed=3x5,4x4` in place of b, q and k"
     )]
     Word(String),
+    /// Two words say the same thing, or one replaces what the other says. They are given as in [`ParseCaseError::Word`].
+    #[error(
+        "`{0}` and `{1}` say the same thing; a case says each once, and `packed=` in place of b, q and k"
+    )]
+    Twice(String, String),
     /// The words describe nothing that can be computed.
     #[error("no such problem: {0}")]
     Problem(String),
@@ -95,16 +100,48 @@ impl FromStr for Case {
             batch_given: false,
             keys_given: false,
         };
+        let mut said: Vec<(&str, &str)> = Vec::new();
         for word in text.split_whitespace() {
+            let about = subject(word);
+            if let Some((_, before)) = said.iter().find(|(known, _)| excludes(known, about)) {
+                return Err(ParseCaseError::Twice(printable(before), printable(word)));
+            }
             parser
                 .word(word)
                 .ok_or_else(|| ParseCaseError::Word(printable(word)))?;
+            said.push((about, word));
         }
         let case = parser.finish();
         case.try_call()
             .map_err(|error| ParseCaseError::Problem(error.to_string()))?;
         Ok(case)
     }
+}
+
+/// What a word is about: its name before `=`, `f32` of every element type, the letter of a number, or the whole word.
+fn subject(word: &str) -> &str {
+    match (word.split_once('='), word) {
+        (Some((name, _)), _) => name,
+        (None, "f16" | "bf16" | "f32") => "f32",
+        (None, _) => match word.split_at_checked(1) {
+            Some((name @ ("b" | "q" | "k" | "h" | "d"), value))
+                if value.starts_with(|first: char| first.is_ascii_digit()) =>
+            {
+                name
+            }
+            _ => word,
+        },
+    }
+}
+
+/// Whether a case has no words about both.
+fn excludes(one: &str, other: &str) -> bool {
+    let replaces = |packed, dense| packed == "packed" && ["b", "q", "k"].contains(&dense);
+    let of_lengths = |subject| ["used", "lengths"].contains(&subject);
+    one == other
+        || replaces(one, other)
+        || replaces(other, one)
+        || (of_lengths(one) && of_lengths(other))
 }
 
 /// A word as an error message may show it: what a terminal would obey is escaped, and what would fill it is cut off.
@@ -332,6 +369,28 @@ mod tests {
         assert!(error("b3 k9 lengths=1,2").contains("2 used lengths are given for 3 sequences"));
         assert!(error("b1073741824 q0 k1 pages=1").contains("entries in the block table"));
         assert!(error("é").starts_with("`é`"));
+    }
+
+    /// `q512 q512` for `q512 k512` would be another problem.
+    #[test]
+    fn no_two_words_say_the_same_thing() {
+        let error = |text: &str| text.parse::<Case>().unwrap_err().to_string();
+        for (text, expected) in [
+            ("b2 q512 q512 h8", "`q512` and `q512` say"),
+            ("q5 k9 q5", "`q5` and `q5` say"),
+            ("h8 h8/2 d64", "`h8` and `h8/2` say"),
+            ("d64 d128", "`d64` and `d128` say"),
+            ("f16 bf16", "`f16` and `bf16` say"),
+            ("bias bias", "`bias` and `bias` say"),
+            ("mask=causal mask=none", "`mask=causal` and `mask=none` say"),
+            ("seed=1 b1 seed=2", "`seed=1` and `seed=2` say"),
+            ("b2 packed=3x3,4x4", "`b2` and `packed=3x3,4x4` say"),
+            ("packed=3x3,4x4 k5", "`packed=3x3,4x4` and `k5` say"),
+            ("q3 k3 used=1x1 lengths=3", "`used=1x1` and `lengths=3` say"),
+        ] {
+            let error = error(text);
+            assert!(error.starts_with(expected), "{text}: {error}");
+        }
     }
 
     #[test]
