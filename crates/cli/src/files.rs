@@ -330,6 +330,17 @@ fn typed_inputs<T: Element>(
             .map(|view| f32_values(file, name, &view, shapes, needed))
             .transpose()
     };
+    let alibi_slopes = values("alibi_slopes", &[1, 2], "[heads] or [batch, heads]")?;
+    // As many values in another order would be other slopes.
+    if let Some(view) = file.optional("alibi_slopes")
+        && view.shape().last() != Some(&q_layout.heads())
+    {
+        return Err(wrong(&format!(
+            "alibi_slopes has shape {}; it must be [heads] or [batch, heads], for {} heads",
+            text::shape(view.shape()),
+            q_layout.heads()
+        )));
+    }
     Ok(Inputs {
         q,
         kv,
@@ -340,7 +351,7 @@ fn typed_inputs<T: Element>(
         cu_seqlens_k,
         key_lengths: list("key_lengths", "batch")?,
         block_table,
-        alibi_slopes: values("alibi_slopes", &[1, 2], "[heads] or [batch, heads]")?,
+        alibi_slopes,
         sinks: values("sinks", &[1], "[heads]")?,
         bias: score_tensor(file, "bias", &[dtype])?,
         key_mask: score_tensor(file, "mask", &[Dtype::BOOL, Dtype::U8])?,

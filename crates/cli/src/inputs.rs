@@ -155,7 +155,7 @@ impl<T: Element> Inputs<T> {
         scoring.alibi =
             self.alibi_slopes
                 .as_ref()
-                .map(|slopes| match slopes.len() == self.q_layout.heads() {
+                .map(|slopes| match slopes.len() <= self.q_layout.heads() {
                     true => AlibiShape::PerHead,
                     false => AlibiShape::PerBatchHead,
                 });

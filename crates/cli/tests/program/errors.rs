@@ -367,11 +367,20 @@ fn slopes_that_do_not_fit() {
         file(&[q, k, v, slopes])
     };
     let stderr = fails(2, &with(f32_tensor("alibi_slopes", &[3])), &[]);
-    assert!(stderr.contains("alibi_slopes has 3 values"), "{stderr}");
+    assert!(stderr.contains("alibi_slopes has shape [3]"), "{stderr}");
     let stderr = fails(2, &with(i32_tensor("alibi_slopes", &[1, 2])), &[]);
     assert!(stderr.contains("it must have F32"), "{stderr}");
     let stderr = fails(2, &with(f32_tensor("alibi_slopes", &[1, 1, 2])), &[]);
     assert!(stderr.contains("[heads] or [batch, heads]"), "{stderr}");
+    // As many as there should be, for two sequences of four heads.
+    for shape in [&[4, 2][..], &[8]] {
+        let mut tensors: Vec<Tensor> = ["q", "k", "v"]
+            .map(|name| f32_tensor(name, &[2, 3, 4, 8]))
+            .into();
+        tensors.push(f32_tensor("alibi_slopes", shape));
+        let stderr = fails(2, &file(&tensors), &[]);
+        assert!(stderr.contains("for 4 heads"), "{shape:?}: {stderr}");
+    }
 }
 
 #[test]
