@@ -78,7 +78,7 @@ impl<'py> Request<'py> {
         scoring.softcap = options.softcap.filter(|&softcap| softcap != 0.0);
         let (slopes, host_slopes, slopes_shape) =
             read.floats("alibi_slopes", options.alibi_slopes.as_ref())?;
-        let (sinks, host_sinks, _) = read.floats("sinks", options.sinks.as_ref())?;
+        let (sinks, host_sinks, sinks_shape) = read.floats("sinks", options.sinks.as_ref())?;
         scoring.sinks = options.sinks.is_some();
         scoring.alibi = match slopes_shape.len() {
             0 => None,
@@ -182,6 +182,25 @@ impl<'py> Request<'py> {
             };
         }
         let call = builder.build()?;
+        // As many values in another order would be other slopes.
+        for (name, shape, dimensions, rule) in [
+            (
+                "alibi_slopes",
+                &slopes_shape,
+                2,
+                "[heads] or [batch, heads]",
+            ),
+            ("sinks", &sinks_shape, 1, "[heads]"),
+        ] {
+            if let Some(&last) = shape.last()
+                && (last != call.heads() || shape.len() > dimensions)
+            {
+                return Err(Failure::Invalid(format!(
+                    "{name} has shape {shape:?}; it must be {rule}, for {} heads",
+                    call.heads()
+                )));
+            }
+        }
         if read.device() == Device::Cpu {
             call.check_slopes(host_slopes.as_deref())?;
             call.check_sinks(host_sinks.as_deref())?;

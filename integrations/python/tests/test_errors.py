@@ -57,8 +57,12 @@ class Errors(unittest.TestCase):
         self.fails(ValueError, "out has length 4, but q has 5", q, q, q, out=tensor(2, 4, 4, 16))
         self.fails(ValueError, r"lse has shape \[2, 5, 4\], but must have \[2, 4, 5\]", q, q, q, lse=tensor(2, 5, 4))
         self.fails(ValueError, "lse is not contiguous", q, q, q, lse=tensor(2, 4, 10)[:, :, ::2])
-        self.fails(ValueError, "alibi_slopes has 3 values; 8 are needed|alibi_slopes has 3", q, q, q, alibi_slopes=[1.0] * 3)
-        self.fails(ValueError, "sinks has 5 values; 4 are needed", q, q, q, sinks=np.zeros(5, np.float32))
+        self.fails(ValueError, r"alibi_slopes has shape \[3\]; it must be \[heads\] or", q, q, q, alibi_slopes=[1.0] * 3)
+        self.fails(ValueError, "alibi_slopes has 12 values; 8 are needed", q, q, q, alibi_slopes=tensor(3, 4))
+        # As many as there should be.
+        self.fails(ValueError, r"alibi_slopes has shape \[4, 2\]; .* for 4 heads", q, q, q, alibi_slopes=tensor(4, 2))
+        self.fails(ValueError, r"sinks has shape \[5\]; it must be \[heads\], for 4 heads", q, q, q, sinks=np.zeros(5, np.float32))
+        self.fails(ValueError, r"sinks has shape \[2, 2\]; it must be \[heads\]", q, q, q, sinks=tensor(2, 2))
         self.fails(ValueError, "bias has keys 4, but the call has 5", q, q, q, bias=tensor(4))
         self.fails(ValueError, "block_table .* two dimensions", q, q, q, block_table=np.zeros(3, np.int32))
 

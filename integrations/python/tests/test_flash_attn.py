@@ -112,6 +112,16 @@ class FlashAttn(unittest.TestCase):
         check(self, out, expected, q.dtype)
         check(self, lse, expected_lse, q.dtype)
 
+    def test_lengths_are_any_sequence_of_numbers(self):
+        q, k, v, new_k, new_v = draw(5, (2, 1, 4, 16), *[(2, 9, 2, 16)] * 2, *[(2, 1, 2, 16)] * 2)
+        padding = np.array([1, 2], np.int32)
+        outputs = [
+            flash_attn_with_kvcache(q, k.copy(), v.copy(), new_k, new_v, cache_seqlens=lengths, cache_leftpad=padding)
+            for lengths in ([6, 3], (6, 3), np.array([6, 3], np.int32))
+        ]
+        np.testing.assert_array_equal(outputs[0], outputs[1])
+        np.testing.assert_array_equal(outputs[0], outputs[2])
+
     def test_new_keys_and_values(self):
         q, k, v = draw(6, (2, 2, 4, 16), (2, 2, 2, 16), (2, 2, 2, 16))
         past_k, past_v = draw(7, (2, 9, 2, 16), (2, 9, 2, 16))

@@ -315,6 +315,8 @@ def flash_attn_with_kvcache(
     window = _sides(window_size)
     if isinstance(cache_seqlens, int):
         cache_seqlens = _for_all(cache_seqlens, q)
+    elif isinstance(cache_seqlens, Sequence):
+        cache_seqlens = list(cache_seqlens)
     cache = Cache(k_cache, v_cache, block_table).chosen(cache_batch_idx)
     descales = {"k_descale": k_descale, "v_descale": v_descale}
     if k is None and v is None:
