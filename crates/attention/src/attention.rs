@@ -10,8 +10,8 @@ use crate::lse::Lse;
 use crate::operands::{DeviceScales, KeyTensors, ScaledBy, Table};
 use crate::tensor::{Storage, zeros};
 use crate::{
-    AlibiShape, Call, Choice, Element, Error, Keys, Layout, Mask, Operands, Plan, Queries, Result,
-    Scoring, Splits, Tensor, ViewMut, forward_cpu,
+    AlibiShape, Call, Choice, Element, Error, Keys, Mask, Operands, Plan, Queries, Result, Scoring,
+    Splits, Tensor, ViewMut, forward_cpu,
 };
 
 /// Attention and its options: `softmax(scale * q k^T) v`, masked.
@@ -173,7 +173,7 @@ impl Attention {
             lse: lse.is_some(),
             ..self.clone()
         };
-        let (call, operands) = attention.call(&queries, &keys, Some(*out.layout()))?;
+        let (call, operands) = attention.call(&queries, &keys, Some(&*out))?;
         let expected = queries.q.backend();
         let others = [
             ("out", Some(out.backend())),
@@ -222,7 +222,7 @@ impl Attention {
         &'b self,
         queries: &'b Queries<'b, T>,
         keys: &'b Keys<'b, T>,
-        out: Option<Layout>,
+        out: Option<&Tensor<T>>,
     ) -> Result<(Call, Tensors<'b, T>)> {
         let q = queries.q;
         let KeyTensors { k, v, quantized } = &keys.tensors;
@@ -256,7 +256,7 @@ impl Attention {
             )
             .want_lse(self.lse);
         if let Some(out) = out {
-            builder = builder.out(out);
+            builder = builder.out(*out.layout());
         }
         if let Some(bias) = keys.bias {
             builder = builder.bias(*bias.layout());
@@ -264,7 +264,8 @@ impl Attention {
         if let Some(key_mask) = keys.key_mask {
             builder = builder.key_mask(*key_mask.layout());
         }
-        if !q.starts_aligned() || !keys.tensors.start_aligned() {
+        let out_aligned = out.is_none_or(Tensor::starts_aligned);
+        if !q.starts_aligned() || !keys.tensors.start_aligned() || !out_aligned {
             builder = builder.unaligned_addresses();
         }
         let call = builder.build()?;

@@ -1,10 +1,11 @@
 //! Calls of `Attention::forward`: what they launch, what they cost, and what is kept from one to the next.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use half::f16;
 use warptile::{Attention, Backend, ElementType, Error, Layout, Mask, Output, Result, Tensor};
-use warptile_driver::{DriverError, Graph};
+use warptile_driver::{DeviceBuffer, DriverError, Graph};
 use warptile_fake_cuda::FakeDriver;
 
 use crate::{MAPPED, PLAIN, block, driver, kernel, ones, ones_on};
@@ -404,5 +405,33 @@ fn a_call_within_a_capture_is_refused_and_breaks_nothing() {
     backend.synchronize().unwrap();
     assert_eq!(fake.launches().len(), 2);
     drop((refused, backend, x));
+    fake.assert_clean();
+}
+
+/// An output that starts anywhere gets a kernel that writes there, as inputs get one that reads there.
+#[test]
+fn an_output_of_ones_own_need_not_be_aligned() {
+    let fake = FakeDriver::open();
+    {
+        let (backend, q) = ones(&fake, [1, 64, 2, 64]);
+        let stream = backend.gpu().unwrap().stream().clone();
+        let memory = Arc::new(DeviceBuffer::<u8>::zeroed(&stream, 1 << 20).unwrap());
+        for start in [0, 2] {
+            // SAFETY: 8192 elements from there lie in `memory`, which the owner keeps alive.
+            let buffer = unsafe {
+                let pointer = memory.pointer() + start;
+                DeviceBuffer::<f16>::borrow(&stream, pointer, 8192, memory.clone())
+            };
+            let layout = Layout::bshd([1, 64, 2, 64]);
+            let mut out = Tensor::from_device(&backend, buffer.unwrap(), layout).unwrap();
+            let attention = Attention::new();
+            let plan = attention
+                .forward_into(&q, (&q, &q), &mut out, None)
+                .unwrap();
+            assert_eq!(plan.needs_alignment(), start == 0, "{plan}");
+        }
+        backend.synchronize().unwrap();
+        assert_eq!(fake.launches().len(), 2);
+    }
     fake.assert_clean();
 }
