@@ -87,6 +87,12 @@ impl<'py> Request<'py> {
                 shape: [sequences, columns],
                 row_stride,
             } = table.table();
+            if sequences != new[0].batch() {
+                return Err(Failure::Invalid(format!(
+                    "block_table has {sequences} rows, but k has batch {}",
+                    new[0].batch()
+                )));
+            }
             if sequences > 1 && row_stride != columns {
                 return Err(Failure::Invalid(
                     "block_table has gaps between its rows, which a cache is not written by; pass a contiguous one"

@@ -212,6 +212,11 @@ class FakeGpu(unittest.TestCase):
             write(rotary_cos=angles, rotary_sin=angles, q=GpuTensors((2, 1, 8, 64)).q)
         with self.assertRaisesRegex(warptile.InvalidInput, "cache_seqlens is on the CPU, but k is on cuda:0"):
             warptile._native.write_cache(new.k, new.v, cache.k, cache.v, [1, 2])
+        # Nobody sees on a GPU how many rows a table has.
+        for rows in (1, 3):
+            with self.assertRaisesRegex(warptile.InvalidInput, f"block_table has {rows} rows, but k has batch 2"):
+                write(block_table=self.numbers(rows, 4))
+        self.assertEqual(self.launches(), 2)
         with self.assertRaisesRegex(warptile.InvalidInput, "k_cache overlaps v_cache"):
             cache.v.address = cache.k.address
             write()
