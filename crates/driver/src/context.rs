@@ -175,7 +175,8 @@ impl Context {
         self.inner.raw
     }
 
-    /// Waits until the device has finished everything queued in this context, on any stream.
+    /// Waits until the device has finished everything queued in this context, on any stream. This
+    /// breaks whatever captures are under way in it, and fails then: so the driver has it.
     ///
     /// # Errors
     /// Whatever failed since the last synchronization, naming the kernels that were launched.

@@ -76,6 +76,8 @@ impl Event {
     /// What failed in the work before it.
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.context.enter()?;
+        // As it is, a wait or a question breaks the captures that this thread minds.
+        let _relaxed = self.context.relaxed()?;
         // SAFETY: the event is live and its context current.
         unsafe {
             call!(
@@ -91,6 +93,12 @@ impl Event {
     /// # Errors
     /// What failed in the work before it.
     pub fn query(&self) -> Result<bool> {
+        let _relaxed = self.context.relaxed()?;
+        self.ask()
+    }
+
+    /// [`Event::query`] where the thread minds no captures already.
+    pub(crate) fn ask(&self) -> Result<bool> {
         let _current = self.context.enter()?;
         // SAFETY: the event is live and its context current.
         match unsafe { (self.context.api().event_query)(self.raw) } {

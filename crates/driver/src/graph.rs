@@ -54,6 +54,8 @@ impl Graph {
     fn instantiate(stream: &Stream, graph: RawGraph<'_>, kept: Kept) -> Result<Graph> {
         let context = stream.context();
         let _current = context.enter()?;
+        // As it is, this breaks the captures that the thread minds.
+        let _relaxed = context.relaxed()?;
         let mut exec = CUgraphExec::NULL;
         // SAFETY: `exec` outlives the call; the graph is live and its context current.
         unsafe {
@@ -147,6 +149,7 @@ impl fmt::Debug for Graph {
 impl Drop for Inner {
     fn drop(&mut self) {
         let _current = self.context.enter_to_release();
+        let relaxed = self.context.relaxed();
         // SAFETY: instantiated by `Graph::instantiate`, and this was its last user. A launch that
         // still runs is finished by the driver before the graph's resources go.
         let result = unsafe {
@@ -157,6 +160,7 @@ impl Drop for Inner {
             )
         };
         self.context.defer(result);
+        self.context.defer(relaxed.map(drop));
         let kept = std::mem::take(&mut self.kept);
         let Some(latest) = lock(&self.latest).take() else {
             return; // never launched: nothing uses what it kept

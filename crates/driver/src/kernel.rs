@@ -346,6 +346,7 @@ impl<P: Pod> Kernel<P> {
         if asked != CUresult::SUCCESS || status != CUstreamCaptureStatus::NONE {
             return Ok(()); // or in a capture that is broken: its owner will hear of it
         }
+        let _relaxed = self.module.context().relaxed()?;
         // SAFETY: the caller's promise.
         match unsafe { (api.stream_synchronize)(stream) } {
             CUresult::SUCCESS => Ok(()),

@@ -197,7 +197,7 @@ impl Slot {
         self.memory.pinned.len()
     }
 
-    /// Whether the device is past the slot; doesn't wait.
+    /// Whether the device is past the slot; doesn't wait. The thread minds no captures.
     fn is_free(&mut self) -> bool {
         if let Busy::Unmarked(stream) = &self.busy {
             let stream = stream.clone();
@@ -205,7 +205,7 @@ impl Slot {
         }
         match self.busy {
             Busy::No => true,
-            Busy::Marked => self.event.query().unwrap_or_else(|error| {
+            Busy::Marked => self.event.ask().unwrap_or_else(|error| {
                 self.event.context().defer(Err(error));
                 false
             }),

@@ -177,6 +177,8 @@ impl Stream {
 
     /// [`Stream::synchronize`] where the stream's context is current already.
     fn synchronize_in_context(&self) -> Result<()> {
+        // As it is, a wait for any stream breaks the captures that this thread minds.
+        let relaxed = self.context().relaxed();
         // SAFETY: the stream is live and its context is current.
         let done = unsafe {
             call!(
@@ -185,6 +187,7 @@ impl Stream {
                 stream_synchronize(self.raw())
             )
         };
+        self.context().defer(relaxed.map(drop));
         self.context().settle(Some(self.raw()), done)
     }
 
@@ -207,6 +210,7 @@ impl Stream {
     pub fn query(&self) -> Result<bool> {
         let _current = self.context().enter()?;
         self.refuse_capture("asking whether the stream is done")?;
+        let _relaxed = self.context().relaxed()?;
         // SAFETY: the stream is live and its context is current.
         let code = unsafe { (self.api().stream_query)(self.raw()) };
         let done = match code {

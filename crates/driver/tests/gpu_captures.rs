@@ -12,7 +12,8 @@ use warptile_driver::sys::{
     CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use warptile_driver::{
-    Context, DeviceBuffer, DriverError, Graph, LaunchConfig, Scratch, Staging, Stream,
+    Context, DeviceBuffer, DriverError, Event, Graph, LaunchConfig, PinnedBuffer, Result, Scratch,
+    Staging, Stream,
 };
 
 use device::first_context;
@@ -93,6 +94,44 @@ fn nothing_done_on_the_side_disturbs_somebody_elses_capture() {
         });
     }
     side.synchronize().unwrap();
+    context.synchronize().unwrap();
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn waits_and_graphs_of_ours_break_no_capture_of_somebody_else() {
+    let _alone = alone();
+    let context = first_context();
+    let side = Stream::new(&context).unwrap();
+    let work = || -> Result<()> {
+        let mut buffer = DeviceBuffer::<u32>::from_slice(&side, &[1; 1000])?;
+        let _done = side.query()?;
+        side.synchronize()?;
+        let (start, end) = (Event::timed(&context)?, Event::timed(&context)?);
+        side.record(&start)?;
+        side.record(&end)?;
+        let _happened = end.query()?;
+        end.synchronize()?;
+        end.elapsed_since(&start)?;
+        let pinned = || PinnedBuffer::zeroed(&context, 1000);
+        buffer.as_slice().copy_to_pinned(pinned()?)?.wait()?;
+        drop(buffer.as_slice().copy_to_pinned(pinned()?)?);
+        let graph = Graph::capture(&side, |_| buffer.as_slice_mut().fill_bytes(0))?;
+        graph.launch(&side)?;
+        assert_eq!(buffer.to_vec()?, [0; 1000]);
+        drop(graph);
+        context.memory_info()?;
+        drop(increment(&context));
+        side.synchronize()
+    };
+    for mode in MODES {
+        captured_by_others(&context, mode, 1, |_| {
+            work().unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| work().unwrap());
+            });
+        });
+    }
     context.synchronize().unwrap();
 }
 

@@ -126,6 +126,9 @@ pub(crate) fn event_query(state: &mut State, event: CUevent) -> CUresult {
 }
 
 pub(crate) fn event_synchronize(state: &mut State, event: CUevent) -> CUresult {
+    if let Err(code) = state.disturb_captures() {
+        return code;
+    }
     let id = event.0.addr();
     let Some(recorded) = live(state, event) else {
         return state.bad_handle("an event");

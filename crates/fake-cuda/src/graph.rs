@@ -21,6 +21,9 @@ pub(crate) fn graph_instantiate_with_flags(
     graph: CUgraph,
     _flags: u64,
 ) -> CUresult {
+    if let Err(code) = state.disturb_captures() {
+        return code;
+    }
     let Some(ops) = state.graphs.get(&graph.0.addr()).cloned() else {
         return state.bad_handle("a graph");
     };
@@ -69,6 +72,9 @@ pub(crate) fn graph_launch(state: &mut State, exec: CUgraphExec, on: Key) -> CUr
 }
 
 pub(crate) fn graph_exec_destroy(state: &mut State, exec: CUgraphExec) -> CUresult {
+    if let Err(code) = state.disturb_captures() {
+        return code;
+    }
     match state.execs.remove(&exec.0.addr()) {
         Some(_) => CUresult::SUCCESS,
         None => state.bad_handle("an executable graph"),

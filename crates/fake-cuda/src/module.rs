@@ -83,6 +83,9 @@ fn write_log(options: &[CUjitOption], values: &[*mut c_void], text: &str) {
 }
 
 pub(crate) fn module_unload(state: &mut State, module: CUmodule) -> CUresult {
+    if let Err(code) = state.disturb_captures() {
+        return code;
+    }
     let id = module.0.addr();
     state.functions.retain(|_, function| function.module != id);
     match state.modules.remove(&id) {

@@ -131,7 +131,7 @@ fn waitable(state: &mut State, stream: Key) -> Result<(), CUresult> {
 }
 
 pub(crate) fn stream_query(state: &mut State, stream: Key) -> CUresult {
-    if let Err(code) = waitable(state, stream) {
+    if let Err(code) = waitable(state, stream).and_then(|()| state.disturb_captures()) {
         return code;
     }
     let idle = state
@@ -147,7 +147,7 @@ pub(crate) fn stream_query(state: &mut State, stream: Key) -> CUresult {
 }
 
 pub(crate) fn stream_synchronize(state: &mut State, stream: Key) -> CUresult {
-    if let Err(code) = waitable(state, stream) {
+    if let Err(code) = waitable(state, stream).and_then(|()| state.disturb_captures()) {
         return code;
     }
     state.run(stream, None);

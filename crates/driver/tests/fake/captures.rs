@@ -6,7 +6,7 @@ use std::thread;
 
 use warptile_driver::sys::CUresult;
 use warptile_driver::{
-    Context, DeviceBuffer, DriverError, Graph, Module, PinnedBuffer, Scratch, Stream,
+    Context, DeviceBuffer, DriverError, Event, Graph, Module, PinnedBuffer, Result, Scratch, Stream,
 };
 use warptile_fake_cuda::{FakeDriver, Kind};
 
@@ -351,6 +351,42 @@ fn a_module_dropped_in_a_capture_breaks_nothing_and_goes_with_the_next_synchroni
     assert_eq!(fake.live(Kind::Modules), 5);
     context.synchronize().unwrap();
     assert_eq!(fake.live(Kind::Modules), 0);
+    drop((foreign, stream, context));
+    fake.assert_clean();
+}
+
+/// The driver calls waits, questions and graphs "potentially unsafe", whatever stream they are about.
+#[test]
+fn waits_and_graphs_of_ours_break_no_capture_of_somebody_else() {
+    let (fake, context, stream) = open();
+    let foreign = Foreign::new(&context);
+    let work = || -> Result<()> {
+        let mut buffer = ones(&stream);
+        assert!(stream.query().is_ok());
+        stream.synchronize()?;
+        let (start, end) = (Event::timed(&context)?, Event::timed(&context)?);
+        stream.record(&start)?;
+        stream.record(&end)?;
+        assert!(end.query().is_ok());
+        end.synchronize()?;
+        end.elapsed_since(&start)?;
+        let pinned = || PinnedBuffer::zeroed(&context, 8);
+        buffer.as_slice().copy_to_pinned(pinned()?)?.wait()?;
+        drop(buffer.as_slice().copy_to_pinned(pinned()?)?);
+        let graph = Graph::capture(&stream, |_| buffer.as_slice_mut().fill_bytes(0))?;
+        graph.launch(&stream)?;
+        assert_eq!(buffer.to_vec()?, [0; 8]);
+        drop(graph);
+        stream.synchronize()
+    };
+    for mode in MODES {
+        foreign.begin(mode);
+        work().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| work().unwrap());
+        });
+        drop(foreign.end().expect("the capture is whole"));
+    }
     drop((foreign, stream, context));
     fake.assert_clean();
 }
