@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use warptile::driver::sys::{
-    CUgraph, CUpointerAttribute, CUresult, CUstream, CUstreamCaptureStatus,
+    CUgraph, CUpointerAttribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use warptile::driver::{Context, Driver};
 use warptile::gpu::{Addresses, AppendAddresses, Gpu, MergeAddresses, Prepared, PreparedAppend};
@@ -286,10 +286,21 @@ pub(crate) fn order_after(py: Python<'_>, ordinal: u32, producer: u64, ours: u64
         let opened = open(ordinal)?;
         let context = opened.gpu.context();
         context.within(|| {
-            let synchronize = context.driver().api().stream_synchronize;
-            // SAFETY: the context is current, and the producer says that this is a stream.
-            let code = unsafe { synchronize(handle(producer)) };
-            expect(code, "waiting for the stream of an array")
+            let api = context.driver().api();
+            // As it is, a wait for any stream breaks the captures that the thread minds, ours perhaps.
+            let mut mode = CUstreamCaptureMode::RELAXED;
+            // SAFETY: `mode` outlives both calls, of which the second undoes the first; the context is current, and the producer says that
+            // this is a stream.
+            let [set, waited, set_back] = unsafe {
+                [
+                    (api.thread_exchange_stream_capture_mode)(&mut mode),
+                    (api.stream_synchronize)(handle(producer)),
+                    (api.thread_exchange_stream_capture_mode)(&mut mode),
+                ]
+            };
+            expect(waited, "waiting for the stream of an array")?;
+            expect(set, "setting the capture mode of the thread")?;
+            expect(set_back, "setting the capture mode of the thread")
         })
     })
 }

@@ -289,6 +289,13 @@ class FakeGpu(unittest.TestCase):
             self.assertEqual(self.fake.cuStreamEndCapture(stream, ctypes.byref(graph)), 0)
         self.assertEqual(self.launches(), 1)
 
+    def test_a_wait_for_an_arrays_producer_breaks_no_capture(self):
+        shape, stream, graph = (2, 512, 8, 64), self.stream(), ctypes.c_void_p()
+        q, k, v, out = (CudaArrayInterface(shape, self.memory(2 * 512 * 8 * 64 * 2), stream=self.stream().value) for _ in range(4))
+        self.assertEqual(self.fake.cuStreamBeginCapture_v2(stream, 0), 0)
+        warptile.attention(q, k, v, out=out, stream=stream.value)
+        self.assertEqual(self.fake.cuStreamEndCapture(stream, ctypes.byref(graph)), 0)
+
     def test_failures_of_the_driver(self):
         tensors = GpuTensors((1, 2048, 8, 256), dtype=np.float16)
         self.fake.fake_fail_always(b"cuLaunchKernel cuLaunchKernelEx", LAUNCH_FAILED)
