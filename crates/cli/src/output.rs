@@ -1,8 +1,10 @@
 //! Files that are replaced whole or not at all.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tempfile::NamedTempFile;
 
@@ -21,9 +23,41 @@ pub(crate) struct Replacement {
 #[derive(Debug)]
 enum Opened {
     /// In the folder of the target, to be renamed.
-    Beside(NamedTempFile),
+    Beside(NamedTempFile, Unfinished),
     /// A pipe or a device: nothing that could be replaced.
     Direct(File),
+}
+
+/// Files that are to be renamed and were not yet.
+static UNFINISHED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+fn unfinished() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes the files that are to be renamed: for the end of the process in the middle of its work.
+pub(crate) fn discard_unfinished() {
+    for path in std::mem::take(&mut *unfinished()) {
+        // What cannot be removed stays; nobody is left to be told.
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// A file is among [`UNFINISHED`] while it lives.
+#[derive(Debug)]
+struct Unfinished(PathBuf);
+
+impl Unfinished {
+    fn of(file: &NamedTempFile) -> Self {
+        unfinished().insert(file.path().to_owned());
+        Unfinished(file.path().to_owned())
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        unfinished().remove(&self.0);
+    }
 }
 
 impl Replacement {
@@ -52,7 +86,11 @@ impl Replacement {
             Some(present) if present.permissions().readonly() => {
                 return Err(ErrorKind::PermissionDenied.into());
             }
-            _ => Opened::Beside(temporary(&target, present.as_ref())?),
+            _ => {
+                let file = temporary(&target, present.as_ref())?;
+                let unfinished = Unfinished::of(&file);
+                Opened::Beside(file, unfinished)
+            }
         };
         Ok(Replacement {
             path: path.to_owned(),
@@ -74,7 +112,7 @@ impl Replacement {
         let Replacement { path, target, file } = self;
         let written = match file {
             Opened::Direct(mut file) => file.write_all(bytes),
-            Opened::Beside(mut file) => file
+            Opened::Beside(mut file, _unfinished) => file
                 .write_all(bytes)
                 // A full disk may show only now.
                 .and_then(|()| file.as_file().sync_all())

@@ -136,3 +136,25 @@ fn verify_keeps_its_totals() {
     let passed = format!(": {} passed, 0 failed", totals["passed"]);
     assert!(stdout.contains(&passed), "{passed}: {stdout}");
 }
+
+/// A file of some gigabytes would otherwise stay beside its place.
+#[test]
+fn gen_leaves_no_part_of_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let entries = || fs::read_dir(dir.path()).unwrap().count();
+    let mut child = warptile()
+        .args(["gen", "b64 q2048 k2048 h16 d64 f32", "-o"])
+        .arg(dir.path().join("out.safetensors"))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    while entries() == 0 {
+        assert!(child.try_wait().unwrap().is_none(), "ended");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let id = child.id().to_string();
+    let kill = Command::new("kill").args(["-INT", &id]).status();
+    assert!(kill.unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(entries(), 0);
+}
