@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use warptile_cuda_sys::{
     CUcontext, CUdevice, CUdeviceAttribute, CUdeviceptr, CUmemoryPool, CUmodule, CUresult,
-    CUstream, DriverApi,
+    CUstream, CUstreamCaptureMode, DriverApi,
 };
 
 use crate::capture::Captures;
@@ -21,6 +21,7 @@ use crate::device::Device;
 use crate::driver::{Driver, call};
 use crate::error::{DriverError, Result, is_sticky};
 use crate::gate::{Gate, Pass};
+use crate::scratch::exchange;
 use launch_log::LaunchLog;
 
 pub use current::Current;
@@ -386,6 +387,8 @@ impl Inner {
         if push().or_else(|_| push()).is_err() {
             return;
         }
+        // All but the wait for the context leave captures alone then that others have under way in it.
+        let before = exchange(driver, CUstreamCaptureMode::RELAXED);
         if !retired.is_empty() {
             // Kernels may still run that use what was given up. A first wait may only have repeated
             // an error of earlier work; if a second fails, too, the context is lost.
@@ -415,6 +418,9 @@ impl Inner {
             // so each was given back before. What the last of them still wait for in their streams,
             // the driver lets finish.
             let _ = unsafe { call!(driver, operation, mem_pool_destroy(pool)) };
+        }
+        if let Ok(before) = before {
+            let _ = exchange(driver, before).or_else(|_| exchange(driver, before));
         }
         let mut popped = CUcontext::NULL;
         // SAFETY: undoes the push above.

@@ -51,7 +51,8 @@
 //! - Memory is made outside of captures, and what this crate does on the side disturbs nobody's:
 //!   [`Context::permanent_zeroed`], [`Scratch`], [`Staging`], [`PinnedBuffer`]. Neither do waits and
 //!   questions about a stream or an event, and the beginning and end of graphs, in whatever mode
-//!   somebody captures. Only [`Context::synchronize`] and the end of a context break captures.
+//!   somebody captures. Only [`Context::synchronize`] breaks captures, and the end of a
+//!   context in which modules were loaded.
 //! - [`Kernel::launch_raw`] launches on a stream of somebody else's with one call and no bookkeeping.
 //!
 //! # What waits

@@ -5,7 +5,7 @@ use std::fmt;
 use warptile_cuda_sys::{CU_STREAM_NON_BLOCKING, CUdeviceptr, CUstream, CUstreamCaptureMode};
 
 use crate::context::{Context, Retired, lock};
-use crate::driver::call;
+use crate::driver::{Driver, call};
 use crate::error::Result;
 
 /// Device memory for what kernels need beside their tensors. It belongs to no stream, is made
@@ -148,7 +148,7 @@ impl Context {
     pub(crate) fn relaxed(&self) -> Result<Relaxed<'_>> {
         Ok(Relaxed {
             context: self,
-            before: exchange(self, CUstreamCaptureMode::RELAXED)?,
+            before: exchange(self.driver(), CUstreamCaptureMode::RELAXED)?,
         })
     }
 
@@ -164,11 +164,14 @@ impl Context {
 }
 
 /// Sets how much this thread minds captures under way; returns how much it did.
-fn exchange(context: &Context, mut mode: CUstreamCaptureMode) -> Result<CUstreamCaptureMode> {
+pub(crate) fn exchange(
+    driver: &Driver,
+    mut mode: CUstreamCaptureMode,
+) -> Result<CUstreamCaptureMode> {
     // SAFETY: `mode` outlives the call.
     unsafe {
         call!(
-            context,
+            driver,
             "setting the capture mode of the thread",
             thread_exchange_stream_capture_mode(&mut mode)
         )
@@ -184,10 +187,10 @@ pub(crate) struct Relaxed<'a> {
 
 impl Drop for Relaxed<'_> {
     fn drop(&mut self) {
-        let mut back = exchange(self.context, self.before);
+        let mut back = exchange(self.context.driver(), self.before);
         if back.is_err() {
             // A thread must not stay so. What failed may be an error of earlier work.
-            let again = exchange(self.context, self.before);
+            let again = exchange(self.context.driver(), self.before);
             back = back.and(again);
         }
         self.context.defer(back.map(drop));

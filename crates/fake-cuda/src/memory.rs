@@ -351,6 +351,9 @@ pub(crate) fn mem_pool_create(
 
 /// Memory that is still allocated stays so.
 pub(crate) fn mem_pool_destroy(state: &mut State, pool: CUmemoryPool) -> CUresult {
+    if let Err(code) = state.disturb_captures() {
+        return code;
+    }
     match state.pools.remove(&pool_id(pool)) {
         Some(_) => CUresult::SUCCESS,
         None => state.bad_handle("a memory pool"),
