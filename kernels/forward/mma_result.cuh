@@ -274,17 +274,19 @@ template <class Traits> class Result {
     template <class Turn> __device__ void add_up_parts(const Schedule& schedule, const Segment& of, const Turn& turn) const
     {
         const int parts = schedule.parts(of, turn), before = schedule.has_splits() ? of.first_split % together() : 0;
-        // The order is the same: few parts are one turn in either.
-        if (HAS_MANY_ROWS && parts <= FEW && !schedule.has_splits())
-            add_up_items<HAS_MANY_ROWS ? together() / FEW : 1, FEW>(schedule, of, turn, 0, parts);
-        else
-            add_up_items<1, together()>(schedule, of, turn, before, parts);
+        if constexpr (has_many_rows()) {
+            // In the same order: few parts are one turn either way.
+            constexpr int FEW = 2;
+            if (parts <= FEW && !schedule.has_splits()) return add_up_items<together() / FEW, FEW>(schedule, of, turn, 0, parts);
+        }
+        add_up_items<1, together()>(schedule, of, turn, before, parts);
     }
-    // Tiles of many rows are several turns of the threads, each of which waits for L2; of few parts it asks for several rows' at once instead. Not
-    // where two CTAs share a multiprocessor, one of which reads while the other adds up.
-    static constexpr bool HAS_MANY_ROWS = Traits::SHARED_BYTES > Traits::LARGE_GPU_BYTES / 2 && Traits::HOLDS_QUERIES &&
-                                          Traits::BLOCK_M > FRAGMENT_ROWS;
-    static constexpr int FEW = 2;
+    // The threads go several times through a tile of many rows, and wait for L2 each time; of few parts they ask for several rows' at once
+    // instead. Not where two CTAs share a multiprocessor, one of which reads while the other adds up.
+    __device__ static constexpr bool has_many_rows()
+    {
+        return Traits::SHARED_BYTES > Traits::LARGE_GPU_BYTES / 2 && Traits::HOLDS_QUERIES && Traits::BLOCK_M > FRAGMENT_ROWS;
+    }
 
     template <int ITEMS, int PARTS, class Turn>
     __device__ void add_up_items(const Schedule& schedule, const Segment& of, const Turn& turn, int before, int parts) const
