@@ -210,8 +210,9 @@ template <class Traits> class Result {
 #pragma unroll 1
         for (int i = first; i < count; i += STEP) {
             const int row = i / ACROSS, column4 = i % ACROSS;
-            const Partial all = of_parts(i, row, 0, clusters, [&](int index) { return schedule.place(index); });
-            write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
+            Partial all[1];
+            add_parts<1, together()>(all, i, count, 0, clusters, [&](int index) { return schedule.place(index); });
+            write(of, row, column4, all[0].values, end_of(all[0].row, sink_at(row)));
         }
     }
 
@@ -240,44 +241,70 @@ template <class Traits> class Result {
 
     // What a thread asks for at once: more is more code, which runs once and has to be fetched, and takes registers.
     __device__ static constexpr int together() { return Traits::HOLDS_QUERIES ? 8 : 4; }
-    // Four columns of a row: the sum of parts 0 to `parts`, of which `place(index)` says where each lies. `before`: they are added up as
-    // if so many others, which do not exist, came before them.
-    template <class Place> __device__ Partial of_parts(int i, int row, int before, int parts, Place place) const
+    // Four columns of a row at `i` of `count`, and of ITEMS - 1 others THREADS, 2 * THREADS, ... further on if there are so many: the sums of
+    // parts 0 to `parts`, of which `place(index)` says where each lies, PARTS at a time. `before`: parts are added up as if so many others,
+    // which do not exist, came before them.
+    template <int ITEMS, int PARTS, class Place>
+    __device__ void add_parts(Partial (&all)[ITEMS], int i, int count, int before, int parts, Place place) const
     {
-        constexpr int TOGETHER = together();
-        Partial all;
 #pragma unroll 1
-        for (int index = -before; index < parts; index += TOGETHER) {
-            RowSum sums[TOGETHER];
-            float4 columns[TOGETHER];
+        for (int index = -before; index < parts; index += PARTS) {
+            RowSum sums[ITEMS][PARTS];
+            float4 columns[ITEMS][PARTS];
 #pragma unroll
-            for (int j = 0; j < TOGETHER; j++) {
+            for (int j = 0; j < PARTS; j++) {
                 const int one = index + j;
                 const bool exists = one >= 0 && one < parts;
                 const float* const part = part_at(place(exists ? one : 0));
-                columns[j] = load_l2(reinterpret_cast<const float4*>(part) + i);
-                const float2 sum = load_l2(reinterpret_cast<const float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row);
-                sums[j] = {exists ? sum.x : negative_infinity(), exists ? sum.y : 0};
+#pragma unroll
+                for (int item = 0; item < ITEMS; item++) {
+                    const int next = i + item * Traits::THREADS, at = item == 0 || next < count ? next : i;
+                    columns[item][j] = load_l2(reinterpret_cast<const float4*>(part) + at);
+                    const float2 sum = load_l2(reinterpret_cast<const float2*>(part + Traits::BLOCK_M * HEAD_DIM) + at / ACROSS);
+                    sums[item][j] = {exists ? sum.x : negative_infinity(), exists ? sum.y : 0};
+                }
             }
-            all.add(sums, columns);
+#pragma unroll
+            for (int item = 0; item < ITEMS; item++) all[item].add(sums[item], columns[item]);
         }
-        return all;
     }
 
-    // The same of the parts of a turn, and writes the tile or leaves the sum. With splits parts are counted from key 0, so that it does not
-    // matter at which of them a tile begins.
+    // The parts of a turn are added up, and the tile is written or the sum is left. With splits parts are counted from key 0, so that it
+    // does not matter at which of them a tile begins.
     template <class Turn> __device__ void add_up_parts(const Schedule& schedule, const Segment& of, const Turn& turn) const
     {
         const int parts = schedule.parts(of, turn), before = schedule.has_splits() ? of.first_split % together() : 0;
+        if constexpr (has_many_rows()) {
+            // In the same order: few parts are one turn either way.
+            constexpr int FEW = 2;
+            if (parts <= FEW && !schedule.has_splits()) return add_up_items<together() / FEW, FEW>(schedule, of, turn, 0, parts);
+        }
+        add_up_items<1, together()>(schedule, of, turn, before, parts);
+    }
+    // The threads go several times through a tile of many rows, and wait for L2 each time; of few parts they ask for several rows' at once
+    // instead. Not where two CTAs share a multiprocessor, one of which reads while the other adds up.
+    __device__ static constexpr bool has_many_rows()
+    {
+        return Traits::SHARED_BYTES > Traits::LARGE_GPU_BYTES / 2 && Traits::HOLDS_QUERIES && Traits::BLOCK_M > FRAGMENT_ROWS;
+    }
+
+    template <int ITEMS, int PARTS, class Turn>
+    __device__ void add_up_items(const Schedule& schedule, const Segment& of, const Turn& turn, int before, int parts) const
+    {
         const int count = existing_rows(of) * ACROSS;
 #pragma unroll 1
-        for (int i = anew(threadIdx.x); i < count; i += Traits::THREADS) {
-            const int row = i / ACROSS, column4 = i % ACROSS;
-            const Partial all = of_parts(i, row, before, parts, [&](int index) { return schedule.place(of, turn, index); });
-            if (turn.leaves_sum)
-                leave_part(part_at(schedule.place_of_sum(turn.semaphore)), row, column4, all, column4 == 0);
-            else
-                write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
+        for (int first = anew(threadIdx.x); first < count; first += ITEMS * Traits::THREADS) {
+            Partial all[ITEMS];
+            add_parts<ITEMS, PARTS>(all, first, count, before, parts, [&](int index) { return schedule.place(of, turn, index); });
+#pragma unroll
+            for (int item = 0; item < ITEMS; item++) {
+                const int i = first + item * Traits::THREADS, row = i / ACROSS, column4 = i % ACROSS;
+                if (ITEMS > 1 && i >= count) continue;
+                if (turn.leaves_sum)
+                    leave_part(part_at(schedule.place_of_sum(turn.semaphore)), row, column4, all[item], column4 == 0);
+                else
+                    write(of, row, column4, all[item].values, end_of(all[item].row, sink_at(row)));
+            }
         }
     }
 
