@@ -18,6 +18,9 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
     const int lane = anew(threadIdx.x) % 32, first_row = rows.first_row();
     const int first_chunk = rows.column_part() * Traits::COLUMN_TILES; // of 8 columns
     unsigned char* const own = shared + Traits::QUERIES_AT + first_row * Traits::ROW_BYTES + first_chunk * CHUNK_BYTES;
+    // Where this lane's first two columns go. The others are at 8 places, and at constants from these.
+    const unsigned place = Traits::place(lane / 4, 0) + lane % 4 * (unsigned)sizeof(unsigned);
+    const unsigned own_address = (unsigned)__cvta_generic_to_shared(own);
     const int existing = existing_rows<Traits>(tile, group);
     if constexpr (Traits::column_parts() == 1)
         __syncwarp(); // all have read the queries
@@ -37,12 +40,11 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
                 sum.sum == 0 ? negative_infinity() : (sum.max + __log2f(sum.sum)) * LN_2;
         }
         const float inverse = sum.sum == 0 ? 0 : keep * reciprocal_approximate(sum.sum);
-        const int row_of_warp = one * 8 + lane / 4;
 #pragma unroll
         for (int i = 0; i < Traits::COLUMN_TILES; i++) {
             const float2 two = rows.columns(one, i);
-            *reinterpret_cast<unsigned*>(own + Traits::place(row_of_warp, i) + lane % 4 * (int)sizeof(unsigned)) =
-                narrow2<Element>(two.x * inverse, two.y * inverse);
+            const unsigned to = own_address + Traits::further(place, i) + one * 8 * Traits::ROW_BYTES;
+            store_word(to, narrow2<Element>(two.x * inverse, two.y * inverse));
         }
     }
     __syncwarp();

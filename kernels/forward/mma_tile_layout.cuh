@@ -71,15 +71,13 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     static constexpr bool IS_SMALL = ACCUMULATORS <= 96 && ROW_TILES * BLOCK_N <= 64 && 3 * SHARED_BYTES <= 227 * 1024;
     static constexpr int MIN_CTAS = WARPS == 4 && IS_SMALL ? 3 : 8 / WARPS;
     // Of the queries registers hold what they have room for, in steps of 16 columns. Shared memory is near its limit where a warp has 16 rows, so
-    // each step counts. What fits without spills is ptxas's word: for 10.0 it has fewer.
-#if __CUDA_ARCH__ >= 1000
-    static constexpr int FOR_ALL = 208, WEIGHED_FIRST = 8;
-#elif __CUDA_ARCH__ >= 900
-    static constexpr int FOR_ALL = 216, WEIGHED_FIRST = 8;
+    // each step counts. What fits without spills is ptxas's word: for 8.0 it has fewer.
+#if __CUDA_ARCH__ >= 890
+    static constexpr int FOR_WEIGHTS = 8;
 #else
-    static constexpr int FOR_ALL = 216, WEIGHED_FIRST = 28;
+    static constexpr int FOR_WEIGHTS = 12;
 #endif
-    static constexpr int ROOM = (ROW_TILES > 1 ? 176 : BLOCK_N < 64 ? 192 : FOR_ALL) - (WEIGHS_FIRST ? WEIGHED_FIRST : 0) - ACCUMULATORS;
+    static constexpr int ROOM = (ROW_TILES > 1 ? 176 : BLOCK_N < 64 ? 192 : 216) - (WEIGHS_FIRST ? FOR_WEIGHTS : 0) - ACCUMULATORS;
     static constexpr int HELD_STEPS = MIN_CTAS * WARPS > 8 || ROOM < 0 ? 0 : min_of(DEPTH_STEPS, ROOM / (4 * ROW_TILES));
     // Shared memory is asked for words of keys and values some turns ahead of the products with them: a turn has fewer products for one tile of
     // rows, and for two at large head sizes there is more to wait for.

@@ -61,7 +61,11 @@ __device__ inline uint2 load_two_words(unsigned address)
     return words;
 }
 
-// Two values of an accumulator to shared memory. Its addresses have half as many bits as generic ones, and there are many.
+// A word, or two values of an accumulator, to shared memory. Its addresses have half as many bits as generic ones, and there are many.
+__device__ inline void store_word(unsigned address, unsigned word)
+{
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
 __device__ inline void store_two(unsigned address, float2 two)
 {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(two.x), "f"(two.y) : "memory");

@@ -12,5 +12,6 @@ inline void lm(unsigned(&w)[4],unsigned a,bool t){EX.w[LANE][0]=a;WB();
   for(int m=0;m<4;m++){uint16_t e[2];for(int i=0;i<2;i++){int r=t?LANE%4*2+i:LANE/4,c=t?LANE/4:LANE%4*2+i;memcpy(&e[i],shared+EX.w[8*m+r][0]+2*c,2);} memcpy(&w[m],e,4);} WB();}
 inline void load_matrices(unsigned(&w)[4],unsigned a){lm(w,a,false);} inline void load_matrices_transposed(unsigned(&w)[4],unsigned a){lm(w,a,true);}
 inline uint2 load_two_words(unsigned a){uint2 two;memcpy(&two,shared+a,sizeof two);return two;}
+inline void store_word(unsigned a,unsigned word){memcpy(shared+a,&word,sizeof word);}
 inline void store_two(unsigned a,float2 two){memcpy(shared+a,&two,sizeof two);}
 }
