@@ -23,7 +23,8 @@ pub struct OnGpu<T: Element> {
     key_mask: Option<DeviceBuffer<u8>>,
     /// Only if the call has them on the device.
     lists: DeviceLists,
-    poison: ResultBuffers<T>,
+    /// What the result buffers have before a launch.
+    poison: (DeviceBuffer<T>, DeviceBuffer<f32>),
     out: DeviceBuffer<T>,
     lse: DeviceBuffer<f32>,
 }
@@ -60,6 +61,13 @@ pub fn once_more<T: bytemuck::Pod>(
     let mut copy = DeviceBuffer::uninit(stream, from.len())?;
     copy.copy_from(from)?;
     Ok(copy)
+}
+
+fn maybe_once_more<T: bytemuck::Pod>(
+    stream: &Stream,
+    from: Option<&DeviceBuffer<T>>,
+) -> warptile::Result<Option<DeviceBuffer<T>>> {
+    from.map(|from| once_more(stream, from)).transpose()
 }
 
 impl<T: Element> KeyBuffers<T> {
@@ -184,6 +192,21 @@ impl DeviceLists {
         })
     }
 
+    /// The same lists once more, copied on the device.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn once_more(&self, stream: &Stream) -> warptile::Result<Self> {
+        let list = |list: &Option<DeviceBuffer<i32>>| maybe_once_more(stream, list.as_ref());
+        Ok(DeviceLists {
+            query_offsets: list(&self.query_offsets)?,
+            key_offsets: list(&self.key_offsets)?,
+            query_lengths: list(&self.query_lengths)?,
+            key_lengths: list(&self.key_lengths)?,
+            block_table: list(&self.block_table)?,
+        })
+    }
+
     /// Adds them to the memory of a launch.
     pub fn bind<'a>(&'a self, mut bindings: Bindings<'a>) -> Bindings<'a> {
         if let Some(list) = &self.query_offsets {
@@ -244,6 +267,10 @@ impl Case {
         let call = self.call_on_gpu()?;
         let on_gpu = || -> warptile::Result<OnGpu<T>> {
             let poison = self.result::<T>();
+            let poison = (
+                DeviceBuffer::from_slice(stream, &poison.out)?,
+                DeviceBuffer::from_slice(stream, &poison.lse)?,
+            );
             let floats = |values: Option<&Vec<f32>>| {
                 let upload = |values: &Vec<f32>| DeviceBuffer::from_slice(stream, values);
                 values.map(upload).transpose()
@@ -281,8 +308,8 @@ impl Case {
                     true => DeviceLists::upload(stream, &self.lists())?,
                     false => DeviceLists::default(),
                 },
-                out: DeviceBuffer::from_slice(stream, &poison.out)?,
-                lse: DeviceBuffer::from_slice(stream, &poison.lse)?,
+                out: once_more(stream, &poison.0)?,
+                lse: once_more(stream, &poison.1)?,
                 stream: stream.clone(),
                 call: call.clone(),
                 poison,
@@ -308,13 +335,41 @@ impl Case {
 }
 
 impl<T: Element> OnGpu<T> {
+    /// The same data in memory of its own, copied on the device, with results that are poisoned.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn once_more(&self) -> warptile::Result<Self> {
+        let stream = &self.stream;
+        let floats = |values: &Option<DeviceBuffer<f32>>| maybe_once_more(stream, values.as_ref());
+        Ok(OnGpu {
+            prepared: self.prepared.clone(),
+            stream: stream.clone(),
+            call: self.call.clone(),
+            offset: self.offset,
+            q: once_more(stream, &self.q)?,
+            keys: self.keys.once_more(stream)?,
+            slopes: floats(&self.slopes)?,
+            sinks: floats(&self.sinks)?,
+            bias: maybe_once_more(stream, self.bias.as_ref())?,
+            key_mask: maybe_once_more(stream, self.key_mask.as_ref())?,
+            lists: self.lists.once_more(stream)?,
+            poison: (
+                once_more(stream, &self.poison.0)?,
+                once_more(stream, &self.poison.1)?,
+            ),
+            out: once_more(stream, &self.poison.0)?,
+            lse: once_more(stream, &self.poison.1)?,
+        })
+    }
+
     /// Submits one launch.
     ///
     /// # Errors
     /// As [`Prepared::launch`].
     pub fn launch(&mut self) -> warptile::Result<()> {
         let q = self.q.slice(self.offset..)?;
-        let out = self.out.slice_mut(self.poison.offset..)?;
+        let out = self.out.slice_mut(self.offset..)?;
         let mut bindings = self.keys.bind(q, out, self.offset)?;
         if self.call.wants_lse() {
             bindings = bindings.lse(self.lse.as_slice_mut());
@@ -346,8 +401,8 @@ impl<T: Element> OnGpu<T> {
     /// # Errors
     /// What the driver reports.
     pub fn poison(&mut self) -> warptile::Result<()> {
-        self.out.copy_from_slice(&self.poison.out)?;
-        Ok(self.lse.copy_from_slice(&self.poison.lse)?)
+        self.out.copy_from(&self.poison.0)?;
+        Ok(self.lse.copy_from(&self.poison.1)?)
     }
 
     /// Waits for the launches and reads the result.
@@ -357,7 +412,7 @@ impl<T: Element> OnGpu<T> {
     pub fn result(&self) -> warptile::Result<ResultBuffers<T>> {
         Ok(ResultBuffers {
             out: self.out.to_vec()?,
-            offset: self.poison.offset,
+            offset: self.offset,
             lse: self.lse.to_vec()?,
         })
     }

@@ -7,12 +7,12 @@ use warptile::gpu::Gpu;
 use warptile::{AlibiShape, Call, Element, ElementType, KeyView, Layout, Operands, View};
 use warptile_driver::{DeviceBuffer, Kernel, KernelOptions, LaunchConfig, Module, Stream};
 
-use crate::accept::{Expectation, factor};
+use crate::accept::{Expectation, NaturalErrors, factor};
 use crate::case::Case;
 use crate::compiled::{Compiled, cast_keys, cast_operands, cast_view, with_type};
 use crate::data::Inputs;
 use crate::error::Result;
-use crate::reference::{ReferenceOutput, References, by_head, check_size, from_pages};
+use crate::reference::{ReferenceOutput, by_head, check_size, from_pages};
 
 /// PTX of gpu/reference.cu, packed by `cargo xtask build-reference`.
 const IMAGE: &[u8] = include_bytes!("../gpu/reference.ptx.zst");
@@ -98,11 +98,10 @@ struct Parameters {
     sinks: u64,
     scratch: u64,
     out: u64,
-    rounded_out: u64,
     out_floor: u64,
     lse: u64,
-    rounded_lse: u64,
     lse_floor: u64,
+    errors: u64,
     units: f64,
     slopes_batch: i64,
     row_count: i32,
@@ -208,8 +207,7 @@ impl ReferenceOnGpu {
         call.check_inputs(&q, &k, &v, operands)?;
         check_size(call, MAX_WORK)?;
         let (k, v) = (from_pages(call, k), from_pages(call, v));
-        let references = self.launch(call, [q, k.view(), v.view()], operands)?;
-        Ok(Expectation::from_references::<T>(call, references))
+        Ok(self.launch(call, [q, k.view(), v.view()], operands)?)
     }
 
     fn launch<T: Element>(
@@ -217,7 +215,7 @@ impl ReferenceOnGpu {
         call: &Call,
         [q, k, v]: [View<'_, T>; 3],
         operands: &Operands<'_, T>,
-    ) -> warptile::Result<References> {
+    ) -> warptile::Result<Expectation> {
         let stream = &self.stream;
         let rows = rows_of(call);
         let places = call.lse_len();
@@ -247,8 +245,9 @@ impl ReferenceOnGpu {
         let device_rows = DeviceBuffer::from_slice(stream, &rows)?;
         let scratch = DeviceBuffer::<f64>::uninit(stream, 4 * key_bound * blocks)?;
         let numbers = |len| DeviceBuffer::<f64>::zeroed(stream, len);
-        let (out, rounded_out) = (numbers(elements)?, numbers(elements)?);
-        let (lse, rounded_lse) = (numbers(places)?, numbers(places)?);
+        let (out, lse) = (numbers(elements)?, numbers(places)?);
+        // `Errors` in gpu/reference.cu.
+        let errors = numbers(3)?;
         let out_floor = DeviceBuffer::<f32>::zeroed(stream, elements)?;
         let lse_floor = DeviceBuffer::<f32>::zeroed(stream, places)?;
 
@@ -266,11 +265,10 @@ impl ReferenceOnGpu {
             sinks: pointer(&sinks),
             scratch: scratch.pointer(),
             out: out.pointer(),
-            rounded_out: rounded_out.pointer(),
             out_floor: out_floor.pointer(),
             lse: lse.pointer(),
-            rounded_lse: rounded_lse.pointer(),
             lse_floor: lse_floor.pointer(),
+            errors: errors.pointer(),
             units: factor(call) * f64::from(f32::EPSILON),
             slopes_batch: match call.scoring().alibi {
                 Some(AlibiShape::PerBatchHead) => call.heads() as i64,
@@ -304,20 +302,23 @@ impl ReferenceOnGpu {
             // below have waited for it.
             unsafe { kernel.launch(stream, &config, &parameters) }?;
         }
-        let (lse, rounded_lse, lse_floor) =
-            (lse.to_vec()?, rounded_lse.to_vec()?, lse_floor.to_vec()?);
-        Ok(References {
-            exact: ReferenceOutput {
-                out: out.to_vec()?,
-                lse: by_head(call).map(|index| lse[index]).collect(),
-            },
-            rounded: ReferenceOutput {
-                out: rounded_out.to_vec()?,
-                lse: by_head(call).map(|index| rounded_lse[index]).collect(),
-            },
-            out_floor: out_floor.to_vec()?,
-            lse_floor: by_head(call).map(|index| lse_floor[index]).collect(),
-        })
+        let (lse, lse_floor) = (lse.to_vec()?, lse_floor.to_vec()?);
+        let exact = ReferenceOutput {
+            out: out.to_vec()?,
+            lse: by_head(call).map(|index| lse[index]).collect(),
+        };
+        let mut largest = [0.0; 3];
+        errors.copy_to_slice(&mut largest)?;
+        let errors = NaturalErrors {
+            out: largest[0],
+            lse: largest[1],
+            rounding: largest[2],
+        };
+        let lse_floor = by_head(call).map(|index| lse_floor[index]).collect();
+        let out_floor = out_floor.to_vec()?;
+        Ok(Expectation::within(
+            call, exact, errors, out_floor, lse_floor,
+        ))
     }
 }
 

@@ -270,7 +270,7 @@ impl Place<'_> {
         case: &'a Case,
         inputs: &'a Inputs<T>,
         plan: &'a Plan,
-    ) -> warptile_check::Result<Box<dyn Runner<T> + 'a>> {
+    ) -> warptile_check::Result<Box<dyn Runner<'a, T> + 'a>> {
         Ok(match self {
             Place::Cpu => Box::new(OnCpu {
                 call: case.try_call()?,
@@ -286,7 +286,9 @@ impl Place<'_> {
 }
 
 /// Something that computes a case into the same buffers as often as it is asked.
-pub(super) trait Runner<T> {
+pub(super) trait Runner<'a, T> {
+    /// The same inputs and poisoned results, in other buffers. Nothing has been launched yet.
+    fn once_more(&self) -> warptile::Result<Box<dyn Runner<'a, T> + 'a>>;
     fn launch(&mut self) -> warptile::Result<()>;
     fn wait(&self) -> warptile::Result<()>;
     fn result(&self) -> warptile::Result<ResultBuffers<T>>;
@@ -300,7 +302,16 @@ struct OnCpu<'a, T> {
     result: ResultBuffers<T>,
 }
 
-impl<T: Element> Runner<T> for OnCpu<'_, T> {
+impl<'a, T: Element> Runner<'a, T> for OnCpu<'a, T> {
+    fn once_more(&self) -> warptile::Result<Box<dyn Runner<'a, T> + 'a>> {
+        Ok(Box::new(OnCpu {
+            call: self.call.clone(),
+            inputs: self.inputs,
+            poison: self.poison.clone(),
+            result: self.poison.clone(),
+        }))
+    }
+
     fn launch(&mut self) -> warptile::Result<()> {
         let result = &mut self.result;
         forward_cpu(
@@ -328,7 +339,11 @@ impl<T: Element> Runner<T> for OnCpu<'_, T> {
     }
 }
 
-impl<T: Element> Runner<T> for OnGpu<T> {
+impl<'a, T: Element> Runner<'a, T> for OnGpu<T> {
+    fn once_more(&self) -> warptile::Result<Box<dyn Runner<'a, T> + 'a>> {
+        Ok(Box::new(OnGpu::once_more(self)?))
+    }
+
     fn launch(&mut self) -> warptile::Result<()> {
         OnGpu::launch(self)
     }
@@ -408,16 +423,17 @@ fn judge<'a, T: Element>(
     case: &Case,
     expected: &Expectation,
     repeat: Option<Repeat>,
-    prepare: impl Fn() -> warptile_check::Result<Box<dyn Runner<T> + 'a>>,
+    prepare: impl Fn() -> warptile_check::Result<Box<dyn Runner<'a, T> + 'a>>,
     seconds: &mut Phases,
 ) -> warptile_check::Result<Result<Errors, String>> {
-    let run = || {
+    let (first, second) = timed(&mut seconds.computing, || {
         let mut runner = prepare()?;
+        // Before the first launch, which might write into its inputs.
+        let mut again = runner.once_more()?;
         runner.launch()?;
-        Ok::<_, warptile_check::Error>(runner.result()?)
-    };
-    let (first, second) = timed(&mut seconds.computing, || (run(), run()));
-    let (first, second) = (first?, second?);
+        again.launch()?;
+        Ok::<_, warptile_check::Error>((runner.result()?, again.result()?))
+    })?;
     let judged = timed(&mut seconds.comparing, || {
         let report = case.check_against(expected, &first);
         report.map(|report| (report, same_bits(&first, &second)))
@@ -446,7 +462,7 @@ fn judge<'a, T: Element>(
 /// Which of the repeated launches gave other bits than `first`, as far as they are looked at.
 fn first_difference<T: Element>(
     first: &ResultBuffers<T>,
-    runner: &mut dyn Runner<T>,
+    runner: &mut dyn Runner<'_, T>,
     Repeat { launches, sync }: Repeat,
 ) -> warptile::Result<Option<u32>> {
     for launch in 1..=launches {
@@ -482,13 +498,22 @@ mod tests {
 
     /// The CPU path, but for one launch among all that any of these runners make, whose last bit is another.
     struct Flipping<'a> {
-        inner: Box<dyn Runner<f32> + 'a>,
+        inner: Box<dyn Runner<'a, f32> + 'a>,
         launches: &'a Cell<u32>,
         wrong: u32,
         flip: bool,
     }
 
-    impl Runner<f32> for Flipping<'_> {
+    impl<'a> Runner<'a, f32> for Flipping<'a> {
+        fn once_more(&self) -> warptile::Result<Box<dyn Runner<'a, f32> + 'a>> {
+            Ok(Box::new(Flipping {
+                inner: self.inner.once_more()?,
+                launches: self.launches,
+                wrong: self.wrong,
+                flip: false,
+            }))
+        }
+
         fn launch(&mut self) -> warptile::Result<()> {
             self.launches.set(self.launches.get() + 1);
             self.flip = self.launches.get() == self.wrong;
@@ -526,7 +551,7 @@ mod tests {
                 launches: &launches,
                 wrong,
                 flip: false,
-            }) as Box<dyn Runner<f32>>)
+            }) as Box<dyn Runner<'_, f32>>)
         };
         let judged = judge(&case, &expected, repeat, prepare, &mut Phases::default());
         (judged.unwrap(), launches.get())
