@@ -1,7 +1,7 @@
 //! One case, computed twice or hundreds of times and compared with the reference.
 
 use std::fmt;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use clap::ValueEnum;
@@ -16,6 +16,8 @@ use warptile_check::{
 };
 use warptile_driver::Stream;
 use warptile_kernels::Image;
+
+use super::known::{Known, KnownProblems};
 
 /// Where a case is computed.
 #[derive(Debug, Clone, Copy)]
@@ -361,7 +363,8 @@ impl<'a, T: Element> Runner<'a, T> for OnGpu<T> {
     }
 }
 
-/// Computes `case` and judges the result. What each phase took is added to `seconds`.
+/// Computes `case` and judges the result. What each phase took is added to `seconds`. Data and reference are made only if they are
+/// not `known`.
 ///
 /// # Errors
 /// When the device fails, or the problem is too large for a reference.
@@ -369,12 +372,13 @@ pub(crate) fn check(
     case: &Case,
     place: Place<'_>,
     repeat: Option<Repeat>,
+    known: Option<&KnownProblems>,
     seconds: &mut Phases,
 ) -> warptile_check::Result<Checked> {
     match case.element {
-        ElementType::F16 => check_typed::<f16>(case, place, repeat, seconds),
-        ElementType::Bf16 => check_typed::<bf16>(case, place, repeat, seconds),
-        _ => check_typed::<f32>(case, place, repeat, seconds),
+        ElementType::F16 => check_typed::<f16>(case, place, repeat, known, seconds),
+        ElementType::Bf16 => check_typed::<bf16>(case, place, repeat, known, seconds),
+        _ => check_typed::<f32>(case, place, repeat, known, seconds),
     }
 }
 
@@ -382,6 +386,7 @@ fn check_typed<T: Element>(
     case: &Case,
     place: Place<'_>,
     repeat: Option<Repeat>,
+    known: Option<&KnownProblems>,
     seconds: &mut Phases,
 ) -> warptile_check::Result<Checked> {
     let plan = match timed(&mut seconds.planning, || place.plan(case)) {
@@ -390,15 +395,22 @@ fn check_typed<T: Element>(
         }
         plan => plan?,
     };
-    let inputs = timed(&mut seconds.generating, || case.inputs::<T>());
-    let expected = timed(&mut seconds.reference, || place.expectation(case, &inputs))?;
+    let mut make = || {
+        let inputs = timed(&mut seconds.generating, || case.inputs::<T>());
+        let expected = timed(&mut seconds.reference, || place.expectation(case, &inputs))?;
+        Ok(Known { inputs, expected })
+    };
+    let problem = match known {
+        Some(known) => known.of(case, make)?,
+        None => Arc::new(make()?),
+    };
     timed(&mut seconds.loading, || place.load(&plan))?;
-    let prepare = || place.prepare(case, &inputs, &plan);
+    let prepare = || place.prepare(case, &problem.inputs, &plan);
     Ok(Checked::Ran(Ran {
         image: plan.image(),
         drew_tiles: draws_tiles(case, &plan)?,
         gpu_reference: place.has_gpu_reference(case),
-        outcome: judge(case, &expected, repeat, prepare, seconds)?,
+        outcome: judge(case, &problem.expected, repeat, prepare, seconds)?,
     }))
 }
 
