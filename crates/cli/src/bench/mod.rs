@@ -498,14 +498,14 @@ struct Tensors<'a, T: Element> {
 impl<'d, T: Element> Tensors<'d, T> {
     fn new(call: &Call, backend: &Backend, data: &'d Data<T>) -> warptile::Result<Self> {
         Ok(Tensors {
-            q: backend.tensor_with_layout(&data.q, *call.q())?,
-            keys: data.kv.upload(backend, [*call.k(), *call.v()])?,
+            q: data.q.tensor(backend, *call.q())?,
+            keys: data.kv.tensors(backend, [*call.k(), *call.v()])?,
             bias: match (&data.bias, call.bias()) {
-                (Some(bias), Some(layout)) => Some(backend.tensor_with_layout(bias, *layout)?),
+                (Some(bias), Some(layout)) => Some(bias.tensor(backend, *layout)?),
                 _ => None,
             },
             key_mask: match (&data.key_mask, call.key_mask()) {
-                (Some(mask), Some(layout)) => Some(backend.tensor_with_layout(mask, *layout)?),
+                (Some(mask), Some(layout)) => Some(mask.tensor(backend, *layout)?),
                 _ => None,
             },
         })
