@@ -47,7 +47,7 @@ pub use accept::{Expectation, LSE_TOLERANCE, Verdict, Worst};
 pub use case::{BlockTable, Case, LayoutKind, Lengths, Lists, Used};
 pub use data::{Buffer, Failure, Inputs, Quantized, Report, ResultBuffers};
 pub use error::{Error, Result};
-pub use gpu::{DeviceLists, KeyBuffers, OnGpu, once_more};
+pub use gpu::{DeviceLists, KeyBuffers, OnGpu, once_more, rest};
 pub use on_gpu::ReferenceOnGpu;
 pub use reference::{ReferenceOutput, reference};
 pub use text::ParseCaseError;

@@ -12,6 +12,7 @@ use crate::case::Case;
 use crate::compiled::{Compiled, cast_keys, cast_operands, cast_view, with_type};
 use crate::data::Inputs;
 use crate::error::Result;
+use crate::gpu::rest;
 use crate::reference::{ReferenceOutput, by_head, check_size, from_pages};
 
 /// PTX of gpu/reference.cu, packed by `cargo xtask build-reference`.
@@ -302,6 +303,7 @@ impl ReferenceOnGpu {
             // below have waited for it.
             unsafe { kernel.launch(stream, &config, &parameters) }?;
         }
+        rest(stream)?;
         let (lse, lse_floor) = (lse.to_vec()?, lse_floor.to_vec()?);
         let exact = ReferenceOutput {
             out: out.to_vec()?,

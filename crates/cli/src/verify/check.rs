@@ -12,7 +12,7 @@ use warptile::{
     Call, Choice, Element, ElementType, Error, Plan, Planner, Settings, ViewMut, forward_cpu,
 };
 use warptile_check::{
-    Case, Expectation, Failure, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers, Verdict,
+    Case, Expectation, Failure, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers, Verdict, rest,
 };
 use warptile_driver::Stream;
 use warptile_kernels::Image;
@@ -351,7 +351,7 @@ impl<'a, T: Element> Runner<'a, T> for OnGpu<T> {
     }
 
     fn wait(&self) -> warptile::Result<()> {
-        Ok(self.stream().synchronize()?)
+        rest(self.stream())
     }
 
     fn result(&self) -> warptile::Result<ResultBuffers<T>> {
@@ -444,6 +444,7 @@ fn judge<'a, T: Element>(
         let mut again = runner.once_more()?;
         runner.launch()?;
         again.launch()?;
+        again.wait()?;
         Ok::<_, warptile_check::Error>((runner.result()?, again.result()?))
     })?;
     let judged = timed(&mut seconds.comparing, || {
