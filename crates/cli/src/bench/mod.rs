@@ -87,7 +87,8 @@ pub(crate) struct BenchArgs {
     /// Take each sample when a line comes in on standard input, and answer with its microseconds on a line
     ///
     /// For measuring in turn with another program, so that a drifting clock touches both alike; benches/peers does.
-    /// The end of the input ends the measurement.
+    /// The line "next" takes no sample and ends those of this kind; the end of the input ends the measurement. After each problem a line
+    /// says how many rows there are, and the next problem begins when a line comes in.
     #[arg(long, conflicts_with = "seconds")]
     paced: bool,
 
@@ -134,7 +135,7 @@ impl Effort {
         let least = self.samples.div_ceil(10);
         let mut samples = Vec::new();
         if self.paced {
-            while samples.len() < self.samples && wait_for_line() {
+            while samples.len() < self.samples && wait_for_line(NEXT) {
                 let microseconds = sample()?;
                 samples.push(microseconds);
                 if writeln!(std::io::stdout(), "{microseconds}").is_err() {
@@ -154,11 +155,14 @@ impl Effort {
     }
 }
 
-/// Whether there was a line.
-fn wait_for_line() -> bool {
-    std::io::stdin()
-        .read_line(&mut String::new())
-        .is_ok_and(|bytes| bytes > 0)
+/// What ends the samples of one kind.
+const NEXT: &str = "next";
+
+/// Whether there was a line, and another one than `end`.
+fn wait_for_line(end: &str) -> bool {
+    let mut line = String::new();
+    let read = std::io::stdin().read_line(&mut line);
+    read.is_ok_and(|bytes| bytes > 0) && line.trim_end() != end
 }
 
 /// The JSON that `--json` writes.
@@ -213,7 +217,10 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     if !args.paced {
         bar.suspend(|| writeln!(console, "{backend}\n{}", table.header()))?;
     }
-    for (case, problem) in cases.iter().zip(&problems) {
+    for (index, (case, problem)) in cases.iter().zip(&problems).enumerate() {
+        if args.paced && index > 0 && !wait_for_line(NEXT) {
+            break;
+        }
         let call = case.try_call()?;
         let plans = plans(&call, &args.kernel, args.target.as_deref(), &backend)?;
         let keep = |plan: &Plan, method, microseconds| -> Result<(), Failure> {
@@ -231,6 +238,9 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
         time(case, &call, &plans, &backend, effort, keep)?;
         // After each problem, so that little is lost if the rest never comes.
         part(&rows)?;
+        if args.paced {
+            writeln!(console, "{} rows", rows.len()).and_then(|()| console.flush())?;
+        }
         if interrupt::requested() {
             break;
         }
