@@ -10,7 +10,7 @@ use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
 use super::data::Data;
 use super::row::{is_reading, kv_bytes};
-use super::{Effort, Forward, WARM_UP};
+use super::{Effort, Forward};
 
 /// Inputs and outputs of one graph together: several times the L2 cache of any GPU (an H200 reports 60 MB).
 const ROTATED_BYTES: usize = 256 << 20;
@@ -350,9 +350,7 @@ pub(super) fn graph<T: Element>(
     let launches = rotation.sets();
     let replay = rotation.capture(plan, launches)?;
     let measure = || {
-        for _ in 0..WARM_UP {
-            rotation.time(&replay)?;
-        }
+        effort.warm_up(|| rotation.time(&replay).map(drop))?;
         effort.spend(|| Ok(rotation.time(&replay)? / launches as f64))
     };
     Ok(measure()?)
@@ -364,9 +362,11 @@ pub(super) fn call<T: Element>(
     gpu: &Gpu,
     effort: Effort,
 ) -> warptile::Result<Vec<f64>> {
-    for _ in 0..WARM_UP {
+    effort.warm_up(|| {
         forward.run()?;
-    }
+        // Waited for, so that what it takes is known.
+        gpu.stream().synchronize().map_err(warptile::Error::from)
+    })?;
     let stopwatch = Stopwatch::new(gpu.stream())?;
     effort.spend(|| stopwatch.time(gpu.stream(), || forward.run().map(drop)))
 }

@@ -123,6 +123,21 @@ struct Effort {
 }
 
 impl Effort {
+    /// Calls `work` a few times before the first sample. One call is enough where it takes as long as all samples may.
+    fn warm_up<E>(self, mut work: impl FnMut() -> Result<(), E>) -> Result<(), E> {
+        let start = Instant::now();
+        for _ in 0..WARM_UP {
+            if interrupt::requested() {
+                break;
+            }
+            work()?;
+            if !self.paced && start.elapsed() > self.time {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Calls `sample` until there is enough. After Ctrl-C there are no samples: too few of them say little.
     ///
     /// # Errors
