@@ -153,7 +153,6 @@ def clear(evidence, parts):
 def summarize(evidence, parts, runs):
     missing = [part for part in PARTS if part not in parts]
     passed = not missing and all(done["passed"] for done in parts.values())
-    # What one GPU takes for these parts, at least.
     in_turn = sum(max(parts[name]["seconds"] for name in group) for group in groups([name for name in PARTS if name in parts]))
     evidence.write("summary.json", passed=passed, missing=missing, runs=runs, in_turn=round(in_turn, 1), parts=parts)
 

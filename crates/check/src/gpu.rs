@@ -1,5 +1,6 @@
 //! Running a case on a GPU.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::{Call, Choice, Element, Plan, Planner, QuantizedType};
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Stream};
 
-use crate::{Case, Inputs, Lists, Quantized, Result, ResultBuffers};
+use crate::{Case, Ferry, Inputs, Lists, Quantized, Result, ResultBuffers};
 
 /// Times that who rests offers its core before it sleeps, and how long it sleeps then. Most kernels of small problems are done before.
 const TURNS: u32 = 16;
@@ -20,6 +21,7 @@ const NAP: Duration = Duration::from_micros(50);
 pub struct OnGpu<T: Element> {
     prepared: Prepared,
     stream: Stream,
+    ferry: Arc<Ferry>,
     call: Call,
     offset: usize,
     q: DeviceBuffer<T>,
@@ -95,34 +97,6 @@ pub fn rest(stream: &Stream) -> warptile::Result<()> {
 }
 
 impl<T: Element> KeyBuffers<T> {
-    /// Copies keys and values of the queries' type.
-    ///
-    /// # Errors
-    /// What the driver reports.
-    pub fn same(stream: &Stream, k: &[T], v: &[T]) -> warptile::Result<Self> {
-        let upload = |data| DeviceBuffer::from_slice(stream, data);
-        Ok(KeyBuffers::Same(upload(k)?, upload(v)?))
-    }
-
-    /// Copies the bits of quantized keys and values, each with its scales.
-    ///
-    /// # Errors
-    /// What the driver reports.
-    pub fn quantized(
-        stream: &Stream,
-        element: QuantizedType,
-        (k, k_scale): (&[u8], &[f32]),
-        (v, v_scale): (&[u8], &[f32]),
-    ) -> warptile::Result<Self> {
-        Ok(KeyBuffers::Quantized {
-            element,
-            k: DeviceBuffer::from_slice(stream, k)?,
-            v: DeviceBuffer::from_slice(stream, v)?,
-            k_scale: DeviceBuffer::from_slice(stream, k_scale)?,
-            v_scale: DeviceBuffer::from_slice(stream, v_scale)?,
-        })
-    }
-
     /// The same keys and values once more, copied on the device.
     ///
     /// # Errors
@@ -273,11 +247,17 @@ impl Case {
         gpu: &Gpu,
         plan: &Plan,
     ) -> Result<OnGpu<T>> {
-        self.upload_on(inputs, gpu, &Stream::new(gpu.context())?, plan)
+        self.upload_on(
+            inputs,
+            gpu,
+            &Stream::new(gpu.context())?,
+            &Arc::default(),
+            plan,
+        )
     }
 
-    /// [`upload`](Self::upload) on a stream of the GPU's context, for those who compute one case after the other: a stream
-    /// keeps its workspace, and getting one takes the driver longer than many a kernel.
+    /// [`upload`](Self::upload) on a stream of the GPU's context and by way of pinned memory, for those who compute one case after the
+    /// other: a stream keeps its workspace, and getting one takes the driver longer than many a kernel.
     ///
     /// # Errors
     /// What the driver reports.
@@ -286,14 +266,15 @@ impl Case {
         inputs: &Inputs<T>,
         gpu: &Gpu,
         stream: &Stream,
+        ferry: &Arc<Ferry>,
         plan: &Plan,
     ) -> Result<OnGpu<T>> {
         let call = self.call_on_gpu()?;
         let on_gpu = || -> warptile::Result<OnGpu<T>> {
             let poison = self.result::<T>();
             let poison = (
-                DeviceBuffer::from_slice(stream, &poison.out)?,
-                DeviceBuffer::from_slice(stream, &poison.lse)?,
+                ferry.upload(stream, &poison.out)?,
+                ferry.upload(stream, &poison.lse)?,
             );
             let floats = |values: Option<&Vec<f32>>| {
                 let upload = |values: &Vec<f32>| DeviceBuffer::from_slice(stream, values);
@@ -304,29 +285,34 @@ impl Case {
             Ok(OnGpu {
                 prepared: gpu.load(plan.clone())?,
                 offset: inputs.q.offset,
-                q: DeviceBuffer::from_slice(stream, &inputs.q.data)?,
+                ferry: ferry.clone(),
+                q: ferry.upload(stream, &inputs.q.data)?,
                 keys: match &inputs.quantized {
-                    None => KeyBuffers::same(stream, &inputs.k.data, &inputs.v.data)?,
+                    None => KeyBuffers::Same(
+                        ferry.upload(stream, &inputs.k.data)?,
+                        ferry.upload(stream, &inputs.v.data)?,
+                    ),
                     Some(Quantized {
                         element,
                         k,
                         v,
                         k_scale,
                         v_scale,
-                    }) => KeyBuffers::quantized(
-                        stream,
-                        *element,
-                        (&k.data, k_scale),
-                        (&v.data, v_scale),
-                    )?,
+                    }) => KeyBuffers::Quantized {
+                        element: *element,
+                        k: ferry.upload(stream, &k.data)?,
+                        v: ferry.upload(stream, &v.data)?,
+                        k_scale: ferry.upload(stream, k_scale)?,
+                        v_scale: ferry.upload(stream, v_scale)?,
+                    },
                 },
                 slopes: floats(inputs.slopes.as_ref())?,
                 sinks: floats(inputs.sinks.as_ref())?,
                 bias: bias
-                    .map(|bias| DeviceBuffer::from_slice(stream, &bias.data))
+                    .map(|bias| ferry.upload(stream, &bias.data))
                     .transpose()?,
                 key_mask: key_mask
-                    .map(|mask| DeviceBuffer::from_slice(stream, &mask.data))
+                    .map(|mask| ferry.upload(stream, &mask.data))
                     .transpose()?,
                 lists: match self.device_lengths {
                     true => DeviceLists::upload(stream, &self.lists())?,
@@ -369,6 +355,7 @@ impl<T: Element> OnGpu<T> {
         Ok(OnGpu {
             prepared: self.prepared.clone(),
             stream: stream.clone(),
+            ferry: self.ferry.clone(),
             call: self.call.clone(),
             offset: self.offset,
             q: once_more(stream, &self.q)?,
@@ -435,9 +422,9 @@ impl<T: Element> OnGpu<T> {
     /// What went wrong in the launches.
     pub fn result(&self) -> warptile::Result<ResultBuffers<T>> {
         Ok(ResultBuffers {
-            out: self.out.to_vec()?,
+            out: self.ferry.download(&self.out)?,
             offset: self.offset,
-            lse: self.lse.to_vec()?,
+            lse: self.ferry.download(&self.lse)?,
         })
     }
 }

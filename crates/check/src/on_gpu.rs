@@ -1,6 +1,7 @@
 //! The float64 reference on a GPU, for problems that would take the host long, and for many of them.
 
 use std::io::Read as _;
+use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use warptile::gpu::Gpu;
@@ -12,6 +13,7 @@ use crate::case::Case;
 use crate::compiled::{Compiled, cast_keys, cast_operands, cast_view, with_type};
 use crate::data::Inputs;
 use crate::error::Result;
+use crate::ferry::Ferry;
 use crate::gpu::rest;
 use crate::reference::{ReferenceOutput, by_head, check_size, from_pages};
 
@@ -47,6 +49,7 @@ const SCRATCH_BYTES: usize = 1 << 30;
 #[derive(Debug, Clone)]
 pub struct ReferenceOnGpu {
     stream: Stream,
+    ferry: Arc<Ferry>,
     f16: Kernel<Parameters>,
     bf16: Kernel<Parameters>,
     f32: Kernel<Parameters>,
@@ -165,6 +168,7 @@ impl ReferenceOnGpu {
                 bf16: kernel("reference_bf16")?,
                 f32: kernel("reference_f32")?,
                 stream,
+                ferry: Arc::default(),
             })
         };
         Ok(load()?)
@@ -175,6 +179,7 @@ impl ReferenceOnGpu {
     pub fn on_stream(&self, stream: &Stream) -> Self {
         ReferenceOnGpu {
             stream: stream.clone(),
+            ferry: Arc::default(),
             ..self.clone()
         }
     }
@@ -226,7 +231,7 @@ impl ReferenceOnGpu {
         let most_blocks = (SCRATCH_BYTES / (4 * size_of::<f64>() * key_bound)).max(1);
         let blocks = (rows.len() * call.heads()).min(BLOCKS).min(most_blocks);
 
-        let [on_q, on_k, on_v] = [q, k, v].map(|view| DeviceBuffer::from_slice(stream, view.data));
+        let [on_q, on_k, on_v] = [q, k, v].map(|view| self.ferry.upload(stream, view.data));
         let (on_q, on_k, on_v) = (on_q?, on_k?, on_v?);
         let floats = |values: Option<&[f32]>| {
             let upload = |values| DeviceBuffer::from_slice(stream, values);
@@ -304,9 +309,9 @@ impl ReferenceOnGpu {
             unsafe { kernel.launch(stream, &config, &parameters) }?;
         }
         rest(stream)?;
-        let (lse, lse_floor) = (lse.to_vec()?, lse_floor.to_vec()?);
+        let (lse, lse_floor) = (self.ferry.download(&lse)?, self.ferry.download(&lse_floor)?);
         let exact = ReferenceOutput {
-            out: out.to_vec()?,
+            out: self.ferry.download(&out)?,
             lse: by_head(call).map(|index| lse[index]).collect(),
         };
         let mut largest = [0.0; 3];
@@ -317,7 +322,7 @@ impl ReferenceOnGpu {
             rounding: largest[2],
         };
         let lse_floor = by_head(call).map(|index| lse_floor[index]).collect();
-        let out_floor = out_floor.to_vec()?;
+        let out_floor = self.ferry.download(&out_floor)?;
         Ok(Expectation::within(
             call, exact, errors, out_floor, lse_floor,
         ))

@@ -12,7 +12,8 @@ use warptile::{
     Call, Choice, Element, ElementType, Error, Plan, Planner, Settings, ViewMut, forward_cpu,
 };
 use warptile_check::{
-    Case, Expectation, Failure, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers, Verdict, rest,
+    Case, Expectation, Failure, Ferry, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers,
+    Verdict, rest,
 };
 use warptile_driver::Stream;
 use warptile_kernels::Image;
@@ -40,6 +41,8 @@ pub(crate) struct Lane<'a> {
     gpu: &'a Gpu,
     /// Of the launches and of the reference.
     stream: Stream,
+    /// For copies of the launches.
+    ferry: Arc<Ferry>,
     reference: OnceLock<ReferenceOnGpu>,
     shared: &'a SharedReference,
 }
@@ -52,6 +55,7 @@ impl<'a> Lane<'a> {
         Ok(Lane {
             gpu,
             stream: Stream::new(gpu.context())?,
+            ferry: Arc::default(),
             reference: OnceLock::new(),
             shared,
         })
@@ -281,7 +285,7 @@ impl Place<'_> {
                 result: case.result::<T>(),
             }),
             Place::Gpu { lane, .. } => {
-                Box::new(case.upload_on(inputs, lane.gpu, &lane.stream, plan)?)
+                Box::new(case.upload_on(inputs, lane.gpu, &lane.stream, &lane.ferry, plan)?)
             }
         })
     }
