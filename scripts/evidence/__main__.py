@@ -25,8 +25,8 @@ from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, device, now, stop
 from summary import table
 from times import PEERS_BY_PLACE, bench, decode, errors, ncu, peers, tune
 
-# In the order in which they run: first those that take no times, at the same time, while what peers need is compiled. Then those that take
-# times, one after the other, nothing beside them; `ncu` takes what `bench` found. Tests that take all of the GPU's memory come last.
+# In the order in which they run: first those that take no times, while what peers need is compiled. Then those that take times, one after
+# the other, nothing beside them; `ncu` takes what `bench` found. Tests that take all of the GPU's memory come last.
 PARTS = {
     "verify": verify,
     "sanitizer": sanitizer,
@@ -53,8 +53,9 @@ ON_FIRST_GPU = ("errors", *TIMED)
 # Of the half of the host's cores that they have then, those on which nothing is compiled: what takes times uses no more.
 QUIET_CORES = 4
 
-# Parts that run at the same time: most of what they do is on the host, and none takes times.
-TOGETHER = ("verify", "sanitizer", "errors", "examples", "launches", "tile", "acceptance", "tests")
+# Parts that run at the same time: none takes times, and some wait for the GPU while others compute on the host. `verify` keeps both busy by
+# itself, and loses most of its speed beside other processes, with which it shares the GPU by turns.
+TOGETHER = ("sanitizer", "errors", "examples", "launches", "tile", "acceptance", "tests")
 
 # What a part writes; device.json, info.json and summary.json are every part's.
 WRITTEN = {

@@ -11,7 +11,7 @@ COMPILED = ("fa4", "flashinfer")
 USES = {"errors": ("fa4",), "peers": ("fa4",), "decode": COMPILED}
 
 
-# Parts that launch images of PTX, and not only as many as it takes to be compiled.
+# Parts that launch images of PTX.
 LAUNCH_PTX = ("launches", "tile", "acceptance", "tests")
 
 

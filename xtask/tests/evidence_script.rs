@@ -265,8 +265,7 @@ fn what_was_computed_before_the_script_is_told_to_stop_is_kept() {
     assert!(kept("scalar") && kept("decode"), "{rows}");
     let parts = host.json("summary.json")["parts"].clone();
     assert_eq!(parts["verify"]["passed"], false);
-    // It waited for the images of PTX, of which the same family has some.
-    assert_eq!(parts["tile"]["passed"], false, "{parts}");
+    assert!(parts["tile"].is_null(), "{parts}");
 }
 
 #[test]
