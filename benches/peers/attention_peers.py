@@ -34,7 +34,6 @@ Needs: an NVIDIA GPU, PyTorch 2.5 or newer. Examples:
 
 import argparse
 import concurrent.futures
-import contextlib
 import ctypes
 import datetime
 import functools
@@ -57,7 +56,7 @@ import cache_peers
 import contestants
 import errors
 from contestants import ELEMENTS, PEERS, inputs_of, not_for
-from problem import Problem
+from problem import PART_OF_MEMORY, Problem
 
 WARM_UP_ROUNDS = 3
 
@@ -99,40 +98,65 @@ class Run:
 
 
 class Warptile:
-    """`warptile bench` on one problem, taking a sample whenever it is asked."""
+    """`warptile bench` on one problem after the other, taking a sample whenever it is asked: one process, but for what it fails on."""
 
-    def __init__(self, program, problem, samples, splits=None):
+    def __init__(self, program, problems, methods, samples, splits=None):
         self.backend = f"warptile splits={splits}" if splits else "warptile"
-        self.problem = problem
-        self.failed = False
-        self.rows = tempfile.NamedTemporaryFile(suffix=".json")
-        shape = problem.for_warptile + (f" splits={splits}" if splits else "")
-        command = [program, "bench", "--device", "cuda:0", "--shape", shape, "--samples", str(samples), "--paced"]
-        self.process = subprocess.Popen(
-            [*command, "--json", self.rows.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.program, self.methods, self.samples, self.splits = program, methods, samples, splits
+        # Those to come.
+        self.problems = list(problems)
+        self.problem = self.process = self.rows = None
+        self.failed, self.kept = False, 0
+
+    def takes(self, problem):
+        return problem in self.problems
+
+    def begin(self, problem):
+        """Begins with a problem, and returns before it is ready for the first round."""
+        self.problems = self.problems[self.problems.index(problem) :]
+        self.problem, self.failed = problem, False
+        if self.process:
+            self.attempt(lambda: print("begin", flush=True, file=self.process.stdin))
+        else:
+            self.start()
+        self.problems.pop(0)
+
+    def start(self):
+        shapes = [one.for_warptile + (f" splits={self.splits}" if self.splits else "") for one in self.problems]
+        self.rows, self.kept = tempfile.NamedTemporaryFile(suffix=".json"), 0
+        command = [self.program, "bench", "--device", "cuda:0", "--samples", str(self.samples), "--paced", "--json", self.rows.name]
+        command += [word for shape in shapes for word in ("--shape", shape)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def round(self):
         print(flush=True, file=self.process.stdin)
-        if not self.process.stdout.readline():
-            self.finish()
-            raise RuntimeError(f"{self.process.args} ended early")
+        self.answer()
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()  # nothing is left to kill after `finish`
-        self.process.wait()
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.program} bench --shape '{self.problem.for_warptile}' ended early with exit code {self.process.wait()}")
+        return line
 
     def finish(self):
-        self.process.communicate()
-        if self.process.returncode != 0:
-            raise RuntimeError(f"{self.process.args} ended with exit code {self.process.returncode}")
+        """The rows of this problem."""
+        # What the program measures, too, and nobody asks for.
+        for _ in range(len(METHODS) - len(self.methods)):
+            print("next", flush=True, file=self.process.stdin)
+        self.answer()
         with open(self.rows.name) as file:
-            rows = json.load(file)
+            written = json.load(file)
+        # An object until the last problem is done.
+        rows = written if isinstance(written, list) else written["rows"]
+        rows, self.kept = rows[self.kept :], len(rows)
         # As the file has the problem, whatever the numbers of its lengths.
         return [{**row, "backend": self.backend, "problem": self.problem.line} for row in rows]
+
+    def end(self):
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+        self.process = None
 
     def attempt(self, work):
         """What `work` returns, or none if it fails, now or before: the peers go on without it."""
@@ -143,6 +167,7 @@ class Warptile:
         except (RuntimeError, OSError, ValueError) as error:
             not_for(self.backend, self.problem, error)
             self.failed = True
+            self.end()  # the next problem begins with a new process
             return []
 
 
@@ -232,41 +257,44 @@ def not_slow(runs, method):
     return [run for run in runs if run.name.startswith("read") or median(run) <= SLOW * fastest]
 
 
-def of_program(options, problem):
-    """The program on a problem; where reading takes the time with fixed splits, too, if that is asked."""
-    several = [None] if options.program else []
+def of_program(options, problems):
+    """The program on the problems; where reading takes the time with fixed splits, too, if that is asked."""
+    if not options.program:
+        return []
     # Of a window so little is read that the copies of its cache would not fit twice.
-    if several and options.splits and problem.on_cache and problem.is_reading and problem.window_left < 0:
-        several.append(options.splits)
-    return [Warptile(options.program, problem, options.samples, splits) for splits in several]
+    split = [problem for problem in problems if problem.on_cache and problem.is_reading and problem.window_left < 0]
+    several = [(problems, None)] + ([(split, options.splits)] if options.splits else [])
+    methods = options.method or METHODS
+    return [Warptile(options.program, of_one, methods, options.samples, splits) for of_one, splits in several]
 
 
-def measure(problem, prepare, options, machine):
+def measure(problem, prepare, options, machine, programs):
     """Rows of all contestants, which take turns, round by round, and whether `warptile` failed, if it was to take part. `prepare` gives
-    the runs of the peers."""
+    the runs of the peers; `programs` are our own."""
     rows = []
-    with contextlib.ExitStack() as stack:
-        # The program starts while the peers are prepared, unless their variants are tried: that takes times.
-        runs = prepare() if problem.on_cache else None
-        ours = [stack.enter_context(warptile) for warptile in of_program(options, problem)]
-        runs = prepare() if runs is None else runs
-        for method in options.method or METHODS:
-            taking_part = list(runs.values())
-            for round in range(WARM_UP_ROUNDS + options.samples):
-                if round == WARM_UP_ROUNDS:
-                    for run in taking_part:
-                        run.times[method] = []
-                if round == WARM_UP_ROUNDS + FEW_ROUNDS:
-                    taking_part = not_slow(taking_part, method)
-                turns = [functools.partial(run.round, method) for run in taking_part]
-                if round >= WARM_UP_ROUNDS:  # it warms up by itself
-                    turns += [functools.partial(warptile.attempt, warptile.round) for warptile in ours]
-                # Under a power limit the clock may depend on who ran before.
-                random.Random(round).shuffle(turns)
-                for turn in turns:
-                    turn()
-        for warptile in ours:
-            rows += warptile.attempt(warptile.finish)
+    ours = [warptile for warptile in programs if warptile.takes(problem)]
+    # The program prepares itself while the peers are prepared, unless their variants are tried: that takes times.
+    runs = prepare() if problem.on_cache else None
+    for warptile in ours:
+        warptile.begin(problem)
+    runs = prepare() if runs is None else runs
+    for method in options.method or METHODS:
+        taking_part = list(runs.values())
+        for round in range(WARM_UP_ROUNDS + options.samples):
+            if round == WARM_UP_ROUNDS:
+                for run in taking_part:
+                    run.times[method] = []
+            if round == WARM_UP_ROUNDS + FEW_ROUNDS:
+                taking_part = not_slow(taking_part, method)
+            turns = [functools.partial(run.round, method) for run in taking_part]
+            if round >= WARM_UP_ROUNDS:  # it warms up by itself
+                turns += [functools.partial(warptile.attempt, warptile.round) for warptile in ours]
+            # Under a power limit the clock may depend on who ran before.
+            random.Random(round).shuffle(turns)
+            for turn in turns:
+                turn()
+    for warptile in ours:
+        rows += warptile.attempt(warptile.finish)
     for name, run in runs.items():
         for method, times in run.times.items():
             if not times:
@@ -363,11 +391,11 @@ def main():
             write()
             torch.cuda.empty_cache()
         return
-    failed = False
+    failed, programs = False, of_program(options, problems)
     for problem in problems:
         prepare, peers = (cache_runs, on_cache) if problem.on_cache else (sequence_runs, found)
         try:
-            of_problem, without_ours = measure(problem, functools.partial(prepare, problem, peers), options, machine)
+            of_problem, without_ours = measure(problem, functools.partial(prepare, problem, peers), options, machine, programs)
         except torch.cuda.OutOfMemoryError as error:
             not_for("all", problem, error)
             failed = True
@@ -377,10 +405,14 @@ def main():
         for row in of_problem:
             speed = f"{row['tb_s']:8.3f} TB/s" if problem.is_reading else f"{row['tflops']:8.1f} TFLOP/s"
             print(f"{problem.line:62} {row['backend']:10} {row['method']:6} {row['median_us']:10.1f} us {speed}", flush=True)
-        torch.cuda.empty_cache()
+        # What is kept is given back only when it is much: that takes long.
+        if torch.cuda.memory_reserved() > memory() // PART_OF_MEMORY:
+            torch.cuda.empty_cache()
         # After each problem, so that little is lost if the rest never comes.
         write()
     write()
+    for warptile in programs:
+        warptile.end()
     if failed:
         sys.exit(1)
 

@@ -19,38 +19,43 @@ import subprocess
 import sys
 import time
 
-from checks import acceptance, examples, launches, sanitizer, tests, tile, verify
-from compiled import COMPILED, USES, Compiled
+from checks import acceptance, alone, examples, launches, sanitizer, tests, tile, verify
+from compiled import COMPILED, LAUNCH_PTX, USES, Compiled, Ptx
 from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, device, now, stop
 from summary import table
 from times import PEERS_BY_PLACE, bench, decode, errors, ncu, peers, tune
 
-# In the order in which they run: while `verify` does, what peers need is compiled; `ncu` takes what `bench` found; and tests, one of which
-# takes all of the GPU's memory, come last.
+# In the order in which they run: first those that take no times, while what peers need is compiled. Then those that take times, one after
+# the other, nothing beside them; `ncu` takes what `bench` found. Tests that take all of the GPU's memory come last.
 PARTS = {
     "verify": verify,
-    "bench": bench,
-    "ncu": ncu,
-    "tune": tune,
+    "sanitizer": sanitizer,
     "errors": errors,
-    "peers": peers,
-    "decode": decode,
+    "examples": examples,
     "launches": launches,
     "tile": tile,
     "acceptance": acceptance,
-    "examples": examples,
-    "sanitizer": sanitizer,
     "tests": tests,
+    "bench": bench,
+    "ncu": ncu,
+    "tune": tune,
+    "peers": peers,
+    "decode": decode,
+    "alone": alone,
 }
 
-# Parts that stay on the first GPU with --second-gpu: those with peers, and those that take times. The others go to the second one.
-ON_FIRST_GPU = ("bench", "ncu", "tune", "errors", "peers", "decode")
+# Parts that take times.
+TIMED = ("bench", "ncu", "tune", "peers", "decode")
+
+# Parts that stay on the first GPU with --second-gpu: those that take times, and those with peers. The others go to the second one.
+ON_FIRST_GPU = ("errors", *TIMED)
 
 # Of the half of the host's cores that they have then, those on which nothing is compiled: what takes times uses no more.
 QUIET_CORES = 4
 
-# Parts that run at the same time: most of what they do is on the host, and none takes times.
-TOGETHER = ("launches", "tile", "acceptance", "examples", "sanitizer")
+# Parts that run at the same time: none takes times, and some wait for the GPU while others compute on the host. `verify` keeps both busy by
+# itself, and loses most of its speed beside other processes, with which it shares the GPU by turns.
+TOGETHER = ("sanitizer", "errors", "examples", "launches", "tile", "acceptance", "tests")
 
 # What a part writes; device.json, info.json and summary.json are every part's.
 WRITTEN = {
@@ -67,6 +72,7 @@ WRITTEN = {
     "examples": ("examples",),
     "sanitizer": ("sanitizer",),
     "tests": ("tests", "invariance"),
+    "alone": ("alone",),
 }
 
 
@@ -148,7 +154,6 @@ def clear(evidence, parts):
 def summarize(evidence, parts, runs):
     missing = [part for part in PARTS if part not in parts]
     passed = not missing and all(done["passed"] for done in parts.values())
-    # What one GPU takes for these parts, at least.
     in_turn = sum(max(parts[name]["seconds"] for name in group) for group in groups([name for name in PARTS if name in parts]))
     evidence.write("summary.json", passed=passed, missing=missing, runs=runs, in_turn=round(in_turn, 1), parts=parts)
 
@@ -170,9 +175,11 @@ def run_part(evidence, name):
     start, own = time.monotonic(), copy.copy(evidence)
     own.failures = []
     try:
-        # On one GPU, whatever takes times waits, too.
-        alone = name in ON_FIRST_GPU and own.options.second_gpu is None
-        own.compiled.wait(own, COMPILED if alone else USES.get(name, ()))
+        # On one GPU, whatever takes times or all of the memory waits, too.
+        undisturbed = name in (*TIMED, "alone") and own.options.second_gpu is None
+        own.compiled.wait(own, COMPILED if undisturbed else USES.get(name, ()))
+        if own.ptx and name in LAUNCH_PTX:
+            own.ptx.wait(own)
         PARTS[name](own)
     except Exception as error:  # what other parts found is kept, whatever this one met
         own.fail(f"{name}: {type(error).__name__}: {error}")
@@ -226,6 +233,8 @@ def main():
         elsewhere = OtherGpu(evidence, names, other_cores)
         os.sched_setaffinity(0, own_cores)
         names = [name for name in names if name in ON_FIRST_GPU]
+    # Only beside something else is it worth its time.
+    evidence.ptx = Ptx(evidence) if "verify" in names else None
     for group in groups([name for name in PARTS if name in names]):
         if STOP.is_set():
             break

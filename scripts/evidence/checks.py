@@ -65,9 +65,21 @@ EXAMPLE_TOKENS, EXAMPLE_REPLAYS = 48, 1000
 
 
 def tests(evidence):
-    """Every test by name, those that need a GPU included. Executables run side by side, but for those that must be alone."""
-    executables = [path for path in sorted((BUNDLE / "tests").iterdir()) if path.suffix != ".so"]
-    alone = [path for path in executables if path.name.endswith(ALONE)]
+    """Every test by name, those that need a GPU included, but for those of executables that must be alone. Executables run side by side."""
+    run_tests(evidence, "tests.json", [path for path in executables() if not path.name.endswith(ALONE)], SIDE_BY_SIDE)
+
+
+def alone(evidence):
+    """The tests that take the GPU's memory or measure on it, one executable after the other."""
+    run_tests(evidence, "alone.json", [path for path in executables() if path.name.endswith(ALONE)], 1)
+
+
+def executables():
+    return [path for path in sorted((BUNDLE / "tests").iterdir()) if path.suffix != ".so"]
+
+
+def run_tests(evidence, file, chosen, workers):
+    """Runs executables, so many at once; writes every test by name."""
     deadline = time.monotonic() + LIMITS["tests"]
 
     def one(evidence, executable):
@@ -93,13 +105,12 @@ def tests(evidence):
         return executable.name, seconds, rows
 
     rows, times = [], {}
-    for jobs, workers in (([path for path in executables if path not in alone], SIDE_BY_SIDE), (alone, 1)):
-        for name, seconds, of_executable in pool(evidence, one, jobs, workers):
-            rows += of_executable
-            times[name] = seconds
-            evidence.write("tests.json", seconds=times, rows=rows)
+    for name, seconds, of_executable in pool(evidence, one, chosen, workers):
+        rows += of_executable
+        times[name] = seconds
+        evidence.write(file, seconds=times, rows=rows)
     if not any(row["gpu"] for row in rows):
-        evidence.fail("no GPU test ran")
+        evidence.fail(f"{file}: no GPU test ran")
 
 
 def invariance(evidence, output):
@@ -115,7 +126,7 @@ def verify(evidence):
     """Random problems for every family, and in pages for those that take them; random cases of every operation; the images that
     ran, by name, with their hashes. One family after the other: each uses all cores, and streams of one process share the GPU
     better than processes do. The operations' cases, computed by one thread each, run beside them, and so does what has the driver
-    compile every image of PTX, one after the other: it keeps them for the processes to come, and families that have none are first."""
+    compile every image of PTX: families that have none are first."""
     options = evidence.options
     totals, images = [], {}
 
@@ -126,17 +137,11 @@ def verify(evidence):
         evidence.write("verify.json", rows=totals)
         evidence.write("images.json", images=images)
 
-    def compiled(evidence, family, target):
-        arguments = ["verify", *on(evidence), "--each-kernel", "--kernel", family, "--target", target, "--threads", 1]
-        warptile(evidence, f"verify {family} {target}", arguments, LIMITS["verify"])
-
-    of_ptx = ptx(evidence)
-    beside = concurrent.futures.ThreadPoolExecutor(len(of_ptx) + SIDE_BY_SIDE)
-    compiling = [beside.submit(compiled, evidence, family, target) for family, target in of_ptx]
+    beside = concurrent.futures.ThreadPoolExecutor(SIDE_BY_SIDE)
     of_operations = [(family, beside.submit(cases, evidence, family)) for family in operations(evidence)]
     jobs = [(family, *of_length, []) for family in families(evidence) for of_length in RANDOM_PROBLEMS]
     jobs += [(family, *RANDOM_PROBLEMS[0], ["--paged"]) for family in paged_families(evidence)]
-    late = {family for family, _ in of_ptx}
+    late = {family for family, _ in ptx(evidence)}
     jobs.sort(key=lambda job: job[0] in late)
     if not paged_families(evidence):
         evidence.fail("verify: no image takes keys and values in pages")
@@ -161,8 +166,7 @@ def verify(evidence):
             for key in ("passed", "failed", "drew_tiles"):
                 known[key] += image[key]
         write()
-    for done in compiling:
-        done.result()
+    evidence.ptx.wait(evidence)
     for name in sorted(evidence.images.keys() - images.keys()):
         evidence.fail(f"verify: {name} ran no problem")
     for name, image in images.items():
@@ -333,6 +337,6 @@ def sanitizer(evidence):
     jobs = [(tool, family) for family in operations(evidence) for tool in SANITIZER_TOOLS]
     jobs += [(tool, family, target) for family, target in cubins(evidence) for tool in SANITIZER_TOOLS]
     rows = []
-    for row in pool(evidence, any_job, jobs, workers=2 * SIDE_BY_SIDE):
+    for row in pool(evidence, any_job, jobs):
         rows.append(row)
         evidence.write("sanitizer.json", controls=controls, rows=rows)

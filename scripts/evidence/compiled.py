@@ -3,12 +3,35 @@
 import concurrent.futures
 import os
 
-from host import LIMITS, last_lines, run
+from host import LIMITS, last_lines, on, ptx, run, warptile
 from problems import DECODE, PROGRAM, files, of_sequences, shapes
 
 # Peers that compile, and which of them a part uses.
 COMPILED = ("fa4", "flashinfer")
 USES = {"errors": ("fa4",), "peers": ("fa4",), "decode": COMPILED}
+
+
+# Parts that launch images of PTX.
+LAUNCH_PTX = ("launches", "tile", "acceptance", "tests")
+
+
+class Ptx:
+    """The images of PTX, compiled by the driver in the background, which keeps them on disk: several processes that begin at once would
+    each compile all of them."""
+
+    def __init__(self, evidence):
+        def compile_all(family, target):
+            arguments = ["verify", *on(evidence), "--each-kernel", "--kernel", family, "--target", target, "--threads", 2]
+            return warptile(evidence, f"verify {family} {target}", arguments, LIMITS["verify"])
+
+        of_ptx = ptx(evidence)
+        executor = concurrent.futures.ThreadPoolExecutor(max(1, len(of_ptx)))
+        self.under_way = [executor.submit(compile_all, family, target) for family, target in of_ptx]
+
+    def wait(self, evidence):
+        """Waits until all are compiled. What failed has been recorded by then, in the part that waits first."""
+        for done in self.under_way:
+            done.result()
 
 
 class Compiled:

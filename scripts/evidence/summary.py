@@ -137,7 +137,7 @@ def table(evidence, parts):
             count = "no answer" if None in found else sum(found)
             visited = sum(len(row["images"]) for row in of_tool)
             lines.append((tool, f"errors: {count}, on {visited} images; broken kernel {'caught' if caught else 'NOT CAUGHT'}"))
-    gpu_tests = [row for row in rows("tests.json") if row["gpu"]]
+    gpu_tests = [row for row in rows("tests.json") + rows("alone.json") if row["gpu"]]
     if gpu_tests:
         lines.append(("GPU tests", f"{sum(row['passed'] for row in gpu_tests)} of {len(gpu_tests)} passed"))
     invariance = evidence.read("invariance.json")

@@ -136,8 +136,7 @@ echo 'CPU                         168       900  the same'
 
 const CAPTURED_STEP: &str = "#!/bin/sh\necho '1000 replays with 12 sequences, 0 of them differ'\n";
 
-const PARTS: &str =
-    "peers,errors,decode,bench,ncu,tune,verify,launches,tile,acceptance,examples,sanitizer,tests";
+const PARTS: &str = "peers,errors,decode,bench,ncu,tune,verify,launches,tile,acceptance,examples,sanitizer,tests,alone";
 
 struct Host {
     directory: tempfile::TempDir,
@@ -161,6 +160,7 @@ impl Host {
             ),
             ("tests/attention-gpu", OPERATIONS),
             ("tests/driver-gpu", TEST),
+            ("tests/driver-gpu_memory", TEST),
             ("tools/compute-sanitizer", SANITIZER),
             ("tools/ncu", NCU),
             ("tools/nvidia-smi", SMI),
@@ -275,7 +275,7 @@ fn parts_of_one_commit_are_put_together() {
     assert_eq!(code, Some(0), "{text}");
     let summary = host.json("summary.json");
     assert_eq!(summary["passed"], false, "parts are missing");
-    assert_eq!(summary["missing"].as_array().unwrap().len(), 9);
+    assert_eq!(summary["missing"].as_array().unwrap().len(), 10);
     let line = "2.0 us  4.000 TB/s; fa3             4.0 us, ratio 2.000; 1.250 of reading's 1.6 us; 1.100 with splits=512; k";
     assert!(text.contains(line), "{text}");
 
@@ -293,7 +293,7 @@ fn parts_of_one_commit_are_put_together() {
 
     let (code, text) = host.run(
         "one",
-        "ncu,tune,verify,launches,tile,acceptance,examples,sanitizer,tests",
+        "ncu,tune,verify,launches,tile,acceptance,examples,sanitizer,tests,alone",
         "",
     );
     assert_eq!(code, Some(0), "{text}");
@@ -321,6 +321,7 @@ fn parts_of_one_commit_are_put_together() {
         "1000 replays with 12 sequences, 0 of them differ\n",
         "broken kernel caught",
         "part peers ",
+        "3 of 3 passed\n",
         "part tests ",
     ] {
         assert!(text.contains(line), "{line}: {text}");
@@ -391,7 +392,7 @@ fn nothing_of_another_commit_stays() {
             .as_array()
             .unwrap()
             .len(),
-        12
+        13
     );
 }
 
@@ -409,7 +410,7 @@ fn a_second_gpu_does_the_rest_meanwhile() {
     assert!(!host.out().join("second-gpu").exists());
     let run = summary["runs"][0].clone();
     assert_eq!(run["gpus"], 2);
-    assert_eq!(run["parts"].as_array().unwrap().len(), 13);
+    assert_eq!(run["parts"].as_array().unwrap().len(), 14);
     let seconds = |of: &Value| of["seconds"].as_f64().unwrap();
     assert!(summary["in_turn"].as_f64().unwrap() > 0.0);
     let parts = summary["parts"].as_object().unwrap();

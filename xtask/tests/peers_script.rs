@@ -80,18 +80,20 @@ from problem import Problem
 begun = []
 
 class Program:
-    def __init__(self, program, problem, samples, splits):
-        begun.append(f"program {splits}" if splits else "program")
-        self.backend, self.rounds, self.failed = "warptile", 0, False
-    def __enter__(self):
-        return self
-    def __exit__(self, *_):
-        begun.append("ended")
+    def __init__(self, program, problems, methods, samples, splits):
+        self.problems, self.splits = problems, splits
+        self.backend, self.failed = "warptile", False
+    def takes(self, problem):
+        return problem in self.problems
+    def begin(self, problem):
+        begun.append(f"program {self.splits}" if self.splits else "program")
+        self.rounds = 0
     def attempt(self, work):
         return work()
     def round(self):
         self.rounds += 1
     def finish(self):
+        begun.append("finished")
         return [{"backend": self.backend, "samples": self.rounds}]
 
 class Run:
@@ -104,17 +106,64 @@ def prepare():
     begun.append("peers")
     return {"fast": Run("fast", 2.0), "slow": Run("slow", 3.0)}
 
-attention_peers.Warptile = Program
+real, attention_peers.Warptile = attention_peers.Warptile, Program
 options = types.SimpleNamespace(program="warptile", splits=512, samples=15, method=["graph"])
-for line, order in {
-    "b2 q512 k512 h8 d64 f16": ["program", "peers", "ended"],
-    "b1 q1 k8192 h8 d64 f16": ["peers", "program", "program 512", "ended", "ended"],
-}.items():
+orders = {
+    "b2 q512 k512 h8 d64 f16": ["program", "peers", "finished"],
+    "b1 q1 k8192 h8 d64 f16": ["peers", "program", "program 512", "finished", "finished"],
+}
+problems = list(map(Problem, orders))
+programs = attention_peers.of_program(options, problems)
+for problem in problems:
+    order = orders[problem.line]
     begun.clear()
-    rows, failed = attention_peers.measure(Problem(line), prepare, options, {})
+    rows, failed = attention_peers.measure(problem, prepare, options, {}, programs)
     assert begun == order and not failed, begun
     samples = {row["backend"]: row["samples"] for row in rows}
     assert samples == {"warptile": 15, "fast": 15, "slow": 5}, samples
+
+# One process measures one problem after the other; what it fails on has no row, and the next problem a new process.
+FAILS = """#!/usr/bin/env python3
+import json, sys
+words = sys.argv
+shapes = [words[at + 1] for at, word in enumerate(words) if word == "--shape"]
+open(words[0] + ".log", "a").write(f"{len(shapes)}\\n")
+rows, last = [], len(shapes) - 1
+for at, shape in enumerate(shapes):
+    if at and not sys.stdin.readline():
+        break
+    if "d9" in shape:
+        sys.exit("no kernel")
+    for method in ("graph", "call"):
+        taken = 0
+        while taken < 2 and sys.stdin.readline().strip() != "next":
+            taken += 1
+            print(1.5, flush=True)
+        if taken:
+            rows.append({"problem": shape, "method": method, "samples": taken})
+    with open(words[words.index("--json") + 1], "w") as file:
+        json.dump(rows if at == last else {"cut_short": True, "rows": rows}, file)
+    print(len(rows), "rows", flush=True)
+"""
+with tempfile.TemporaryDirectory() as folder:
+    program = pathlib.Path(folder, "warptile")
+    program.write_text(FAILS)
+    program.chmod(0o755)
+    lines = [f"b1 q512 k512 h8 d{size} f16" for size in (8, 9, 10, 11)]
+    problems = list(map(Problem, lines))
+    for methods in (["graph"], ["graph", "call"]):
+        warptile, rows, failed = real(program, problems, methods, 2), [], []
+        for problem in problems:
+            warptile.begin(problem)
+            for _ in range(2 * len(methods)):
+                warptile.attempt(warptile.round)
+            rows += warptile.attempt(warptile.finish)
+            failed.append(warptile.failed)
+        warptile.end()
+        assert failed == [False, True, False, False], failed
+        found = [(row["backend"], row["problem"], row["method"], row["samples"]) for row in rows]
+        assert found == [("warptile", line, method, 2) for line in lines if "d9" not in line for method in methods], found
+    assert pathlib.Path(f"{program}.log").read_text().split() == 2 * ["4", "2"]
 
 # Whoever compiles FlashInfer has the packages that whoever measures has.
 with tempfile.TemporaryDirectory() as folder:

@@ -7,6 +7,12 @@
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
+// The largest finite errors: of the output and of the lse after the roundings of the plain computation, and of 0.3 added to the output
+// and taken away again. As bits: those of numbers that are not negative have their order.
+struct Errors {
+    unsigned long long out, lse, rounding;
+};
+
 // A query row that belongs to a sequence. Which keys it sees was decided on the host.
 struct Row {
     int batch;
@@ -39,11 +45,10 @@ struct Parameters {
     const float* sinks;   // null: none
     double* scratch;      // 4 numbers per key for each block
     double* out;          // [row of q, head, d], as all of that size
-    double* rounded_out;
     float* out_floor;
     double* lse;          // [row of q, head], as all of that size
-    double* rounded_lse;
     float* lse_floor;
+    Errors* errors;       // 0 before
     double units;         // the relative error of arithmetic in f32
     long long slopes_batch;
     int row_count, q_rows, heads, group, head_dim, value_dim, key_bound;
@@ -167,9 +172,26 @@ __device__ Real over_block(Real x) {
     return result;
 }
 
+// The larger one of two errors, the second of which may be infinite or NaN: then it is none.
+__device__ double larger(double largest, double error) {
+    return error > largest && error < CUDART_INF ? error : largest;
+}
+
+// |(x + 0.3 - 0.3) - x| in the type, of what is left of x in it.
+template <typename T>
+__device__ double rounding_error(double x) {
+    const double shift = Element<T>::round(0.3), stored = Element<T>::round(x);
+    return fabs(Element<T>::round(Element<T>::round(stored + shift) - shift) - stored);
+}
+
+// The largest errors that a thread has met.
+struct Largests {
+    double out = 0.0, lse = 0.0, rounding = 0.0;
+};
+
 // One row of one head, computed by the whole block.
 template <typename T>
-__device__ void attend(const Parameters& p, const Row& row, int head, double* scratch) {
+__device__ void attend(const Parameters& p, const Row& row, int head, double* scratch, Largests& largests) {
     const int count = row.end_key - row.first_key;
     double* const weights = scratch;                  // scores, then probabilities
     double* const singles = scratch + p.key_bound;    // scores rounded to f32
@@ -219,7 +241,7 @@ __device__ void attend(const Parameters& p, const Row& row, int head, double* sc
     const double sink = p.sinks ? static_cast<double>(p.sinks[head]) : -CUDART_INF;
     if (shown == 0) {
         // The outputs were zeroed.
-        if (threadIdx.x == 0) p.lse[place] = p.rounded_lse[place] = sink;
+        if (threadIdx.x == 0) p.lse[place] = sink;
         return;
     }
     max = Largest::combine(over_block<Largest>(max), sink);
@@ -254,8 +276,9 @@ __device__ void attend(const Parameters& p, const Row& row, int head, double* sc
     }
     reach = sqrt(over_block<Sum>(reach));  // and every probability is written
     if (threadIdx.x == 0) {
-        p.lse[place] = max + log(sum);
-        p.rounded_lse[place] = max_single + log(static_cast<double>(sum_single));
+        const double lse = max + log(sum);
+        p.lse[place] = lse;
+        largests.lse = larger(largests.lse, fabs(max_single + log(static_cast<double>(sum_single)) - lse));
         p.lse_floor[place] = static_cast<float>(p.units * (1.0 + reach));
     }
 
@@ -293,7 +316,8 @@ __device__ void attend(const Parameters& p, const Row& row, int head, double* sc
             const double score_error = fmin(p.units * (1.0 + reach), 1.0);
             const long long at = place * p.value_dim + d;
             p.out[at] = out;
-            p.rounded_out[at] = Element<T>::round(static_cast<double>(narrow));
+            largests.out = larger(largests.out, fabs(Element<T>::round(static_cast<double>(narrow)) - out));
+            largests.rounding = larger(largests.rounding, rounding_error<T>(out));
             p.out_floor[at] = static_cast<float>(ulp<T>(size) + score_error * deviation + p.units * size);
         }
         __syncthreads();  // the next columns, or the next row, write what these read
@@ -304,8 +328,16 @@ template <typename T>
 __device__ void attend_all(const Parameters& p) {
     double* const scratch = p.scratch + 4ll * p.key_bound * blockIdx.x;
     const long long all = static_cast<long long>(p.row_count) * p.heads;
+    Largests largests;
     for (long long index = blockIdx.x; index < all; index += gridDim.x) {
-        attend<T>(p, p.rows[index / p.heads], static_cast<int>(index % p.heads), scratch);
+        attend<T>(p, p.rows[index / p.heads], static_cast<int>(index % p.heads), scratch, largests);
+    }
+    const double out = over_block<Largest>(largests.out), lse = over_block<Largest>(largests.lse);
+    const double rounding = over_block<Largest>(largests.rounding);
+    if (threadIdx.x == 0) {
+        atomicMax(&p.errors->out, static_cast<unsigned long long>(__double_as_longlong(out)));
+        atomicMax(&p.errors->lse, static_cast<unsigned long long>(__double_as_longlong(lse)));
+        atomicMax(&p.errors->rounding, static_cast<unsigned long long>(__double_as_longlong(rounding)));
     }
 }
 

@@ -61,6 +61,17 @@ pub struct Expectation {
     lse: Tolerance,
 }
 
+/// The largest errors that a bound for all elements is made of, infinities and NaN left out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NaturalErrors {
+    /// `max|r16 - r|` of the output.
+    pub(crate) out: f64,
+    /// The same of the lse.
+    pub(crate) lse: f64,
+    /// `max|(r + 0.3 - 0.3) - r|` of the output, in the element type.
+    pub(crate) rounding: f64,
+}
+
 /// How far values may be from the expected ones.
 #[derive(Debug, Clone, PartialEq)]
 struct Tolerance {
@@ -169,17 +180,31 @@ impl Expectation {
             out_floor,
             lse_floor,
         } = references;
+        let errors = NaturalErrors {
+            out: natural_error(&exact.out, &rounded.out),
+            lse: natural_error(&exact.lse, &rounded.lse),
+            rounding: rounding_error::<T>(&exact.out),
+        };
+        Expectation::within(call, exact, errors, out_floor, lse_floor)
+    }
+
+    pub(crate) fn within(
+        call: &Call,
+        exact: ReferenceOutput,
+        errors: NaturalErrors,
+        out_floor: Vec<f32>,
+        lse_floor: Vec<f32>,
+    ) -> Self {
         let factor = factor(call);
         Expectation {
             out: Tolerance {
-                common: factor * natural_error(&exact.out, &rounded.out)
-                    + 2.0 * rounding_error::<T>(&exact.out),
+                common: factor * errors.out + 2.0 * errors.rounding,
                 relative: 0.0,
                 floors: out_floor,
                 stored_as: None,
             },
             lse: Tolerance {
-                common: factor * natural_error(&exact.lse, &rounded.lse),
+                common: factor * errors.lse,
                 relative: LSE_TOLERANCE,
                 floors: lse_floor,
                 stored_as: None,

@@ -2,12 +2,13 @@
 //! it, with the level of optimisation that those have.
 
 use bytemuck::{allocation::cast_vec, cast_slice};
+use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 use warptile::{Call, Element, KeyView, Operands, View};
 
 use crate::accept::{Expectation, Verdict};
 use crate::case::Case;
-use crate::data::{Buffer, Failure, Inputs, Report};
+use crate::data::{Buffer, Failure, Inputs, Report, ResultBuffers};
 use crate::error::Result;
 use crate::on_gpu::ReferenceOnGpu;
 use crate::reference::ReferenceOutput;
@@ -15,6 +16,11 @@ use crate::reference::ReferenceOutput;
 /// The work. Functions of three types, not of any: so they are compiled here.
 pub(crate) trait Compiled: Element {
     fn inputs(case: &Case) -> Inputs<Self>;
+
+    /// Stores numbers that are exact in this type.
+    fn store(numbers: &[f32], to: &mut [Self]);
+
+    fn result(case: &Case) -> ResultBuffers<Self>;
 
     fn compare(
         case: &Case,
@@ -49,10 +55,18 @@ pub(crate) trait Compiled: Element {
 }
 
 macro_rules! compiled {
-    ($($type:ty)*) => {$(
+    ($($type:ty: $store:expr),*) => {$(
         impl Compiled for $type {
             fn inputs(case: &Case) -> Inputs<Self> {
                 case.draw()
+            }
+
+            fn store(numbers: &[f32], to: &mut [Self]) {
+                $store(to, numbers);
+            }
+
+            fn result(case: &Case) -> ResultBuffers<Self> {
+                case.poisoned_result()
             }
 
             fn compare(
@@ -99,7 +113,11 @@ macro_rules! compiled {
         }
     )*};
 }
-compiled!(f32 f16 bf16);
+compiled!(
+    f32: <[f32]>::copy_from_slice,
+    f16: <[f16]>::convert_from_f32_slice,
+    bf16: <[bf16]>::convert_from_f32_slice
+);
 
 /// Evaluates an expression in which `$U` names the type that `$T`, an [`Element`], is.
 ///

@@ -1,5 +1,6 @@
 //! Data for cases, poison around it, and the check of what a kernel made of it.
 
+use bytemuck::allocation::cast_vec;
 use bytemuck::cast_slice;
 use warptile::{Call, Element, KeyView, Layout, Operands, QuantizedType, Sequence, View};
 
@@ -264,7 +265,7 @@ impl Case {
         with_type!(U = T, cast_inputs(U::inputs(self)))
     }
 
-    pub(crate) fn draw<T: Element>(&self) -> Inputs<T> {
+    pub(crate) fn draw<T: Compiled>(&self) -> Inputs<T> {
         let call = self.call();
         // Not the stream that the case itself was drawn from.
         let mut random = Random::new(self.seed ^ 0x5eed_da7a);
@@ -272,13 +273,15 @@ impl Case {
         let mut tensor = |layout: &Layout, rows: Rows<'_>| {
             let mut buffer = self.poisoned::<T>(layout);
             let mut normals = vec![0.0; layout.head_dim()];
+            let mut rounded = vec![0.0; layout.head_dim()];
             for_each_row(&call, layout, rows, |start| {
                 random.normals(&mut normals);
-                let row = &mut buffer[self.offset() + start..][..layout.head_dim()];
-                for (element, &normal) in row.iter_mut().zip(&normals) {
-                    // Exact after the rounding, and faster than rounding from `f64`.
-                    *element = T::from_f32(round::<T>(normal) as f32);
+                for (rounded, &normal) in rounded.iter_mut().zip(&normals) {
+                    // Exact, and faster than from `f64` to the type.
+                    *rounded = round::<T>(normal) as f32;
                 }
+                let row = &mut buffer[self.offset() + start..][..layout.head_dim()];
+                T::store(&rounded, row);
             });
             Buffer {
                 data: buffer,
@@ -358,6 +361,17 @@ impl Case {
     /// Poisoned buffers for the result.
     #[must_use]
     pub fn result<T: Element>(&self) -> ResultBuffers<T> {
+        with_type!(U = T, {
+            let result = U::result(self);
+            ResultBuffers {
+                out: cast_vec(result.out),
+                offset: result.offset,
+                lse: result.lse,
+            }
+        })
+    }
+
+    pub(crate) fn poisoned_result<T: Element>(&self) -> ResultBuffers<T> {
         let call = self.call();
         ResultBuffers {
             out: self.poisoned(call.out()),

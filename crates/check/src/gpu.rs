@@ -1,10 +1,18 @@
 //! Running a case on a GPU.
 
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
 use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::{Call, Choice, Element, Plan, Planner, QuantizedType};
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Stream};
 
-use crate::{Case, Inputs, Lists, Quantized, Result, ResultBuffers};
+use crate::{Case, Ferry, Inputs, Lists, Quantized, Result, ResultBuffers};
+
+/// Times that who rests offers its core before it sleeps, and how long it sleeps then. Most kernels of small problems are done before.
+const TURNS: u32 = 16;
+const NAP: Duration = Duration::from_micros(50);
 
 /// A case's data on a GPU, prepared to launch.
 ///
@@ -13,6 +21,7 @@ use crate::{Case, Inputs, Lists, Quantized, Result, ResultBuffers};
 pub struct OnGpu<T: Element> {
     prepared: Prepared,
     stream: Stream,
+    ferry: Arc<Ferry>,
     call: Call,
     offset: usize,
     q: DeviceBuffer<T>,
@@ -23,7 +32,8 @@ pub struct OnGpu<T: Element> {
     key_mask: Option<DeviceBuffer<u8>>,
     /// Only if the call has them on the device.
     lists: DeviceLists,
-    poison: ResultBuffers<T>,
+    /// What the result buffers have before a launch.
+    poison: (DeviceBuffer<T>, DeviceBuffer<f32>),
     out: DeviceBuffer<T>,
     lse: DeviceBuffer<f32>,
 }
@@ -62,35 +72,31 @@ pub fn once_more<T: bytemuck::Pod>(
     Ok(copy)
 }
 
+fn maybe_once_more<T: bytemuck::Pod>(
+    stream: &Stream,
+    from: Option<&DeviceBuffer<T>>,
+) -> warptile::Result<Option<DeviceBuffer<T>>> {
+    from.map(|from| once_more(stream, from)).transpose()
+}
+
+/// Waits for a stream, and leaves the core to others meanwhile: the driver's own waiting keeps it busy. For work whose time nobody takes.
+///
+/// # Errors
+/// What failed on the stream.
+pub fn rest(stream: &Stream) -> warptile::Result<()> {
+    for turn in 0_u32.. {
+        if stream.query()? {
+            break;
+        }
+        match turn < TURNS {
+            true => thread::yield_now(),
+            false => thread::sleep(NAP),
+        }
+    }
+    Ok(stream.synchronize()?)
+}
+
 impl<T: Element> KeyBuffers<T> {
-    /// Copies keys and values of the queries' type.
-    ///
-    /// # Errors
-    /// What the driver reports.
-    pub fn same(stream: &Stream, k: &[T], v: &[T]) -> warptile::Result<Self> {
-        let upload = |data| DeviceBuffer::from_slice(stream, data);
-        Ok(KeyBuffers::Same(upload(k)?, upload(v)?))
-    }
-
-    /// Copies the bits of quantized keys and values, each with its scales.
-    ///
-    /// # Errors
-    /// What the driver reports.
-    pub fn quantized(
-        stream: &Stream,
-        element: QuantizedType,
-        (k, k_scale): (&[u8], &[f32]),
-        (v, v_scale): (&[u8], &[f32]),
-    ) -> warptile::Result<Self> {
-        Ok(KeyBuffers::Quantized {
-            element,
-            k: DeviceBuffer::from_slice(stream, k)?,
-            v: DeviceBuffer::from_slice(stream, v)?,
-            k_scale: DeviceBuffer::from_slice(stream, k_scale)?,
-            v_scale: DeviceBuffer::from_slice(stream, v_scale)?,
-        })
-    }
-
     /// The same keys and values once more, copied on the device.
     ///
     /// # Errors
@@ -184,6 +190,21 @@ impl DeviceLists {
         })
     }
 
+    /// The same lists once more, copied on the device.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn once_more(&self, stream: &Stream) -> warptile::Result<Self> {
+        let list = |list: &Option<DeviceBuffer<i32>>| maybe_once_more(stream, list.as_ref());
+        Ok(DeviceLists {
+            query_offsets: list(&self.query_offsets)?,
+            key_offsets: list(&self.key_offsets)?,
+            query_lengths: list(&self.query_lengths)?,
+            key_lengths: list(&self.key_lengths)?,
+            block_table: list(&self.block_table)?,
+        })
+    }
+
     /// Adds them to the memory of a launch.
     pub fn bind<'a>(&'a self, mut bindings: Bindings<'a>) -> Bindings<'a> {
         if let Some(list) = &self.query_offsets {
@@ -226,11 +247,17 @@ impl Case {
         gpu: &Gpu,
         plan: &Plan,
     ) -> Result<OnGpu<T>> {
-        self.upload_on(inputs, gpu, &Stream::new(gpu.context())?, plan)
+        self.upload_on(
+            inputs,
+            gpu,
+            &Stream::new(gpu.context())?,
+            &Arc::default(),
+            plan,
+        )
     }
 
-    /// [`upload`](Self::upload) on a stream of the GPU's context, for those who compute one case after the other: a stream
-    /// keeps its workspace, and getting one takes the driver longer than many a kernel.
+    /// [`upload`](Self::upload) on a stream of the GPU's context and by way of pinned memory, for those who compute one case after the
+    /// other: a stream keeps its workspace, and getting one takes the driver longer than many a kernel.
     ///
     /// # Errors
     /// What the driver reports.
@@ -239,11 +266,16 @@ impl Case {
         inputs: &Inputs<T>,
         gpu: &Gpu,
         stream: &Stream,
+        ferry: &Arc<Ferry>,
         plan: &Plan,
     ) -> Result<OnGpu<T>> {
         let call = self.call_on_gpu()?;
         let on_gpu = || -> warptile::Result<OnGpu<T>> {
             let poison = self.result::<T>();
+            let poison = (
+                ferry.upload(stream, &poison.out)?,
+                ferry.upload(stream, &poison.lse)?,
+            );
             let floats = |values: Option<&Vec<f32>>| {
                 let upload = |values: &Vec<f32>| DeviceBuffer::from_slice(stream, values);
                 values.map(upload).transpose()
@@ -253,36 +285,41 @@ impl Case {
             Ok(OnGpu {
                 prepared: gpu.load(plan.clone())?,
                 offset: inputs.q.offset,
-                q: DeviceBuffer::from_slice(stream, &inputs.q.data)?,
+                ferry: ferry.clone(),
+                q: ferry.upload(stream, &inputs.q.data)?,
                 keys: match &inputs.quantized {
-                    None => KeyBuffers::same(stream, &inputs.k.data, &inputs.v.data)?,
+                    None => KeyBuffers::Same(
+                        ferry.upload(stream, &inputs.k.data)?,
+                        ferry.upload(stream, &inputs.v.data)?,
+                    ),
                     Some(Quantized {
                         element,
                         k,
                         v,
                         k_scale,
                         v_scale,
-                    }) => KeyBuffers::quantized(
-                        stream,
-                        *element,
-                        (&k.data, k_scale),
-                        (&v.data, v_scale),
-                    )?,
+                    }) => KeyBuffers::Quantized {
+                        element: *element,
+                        k: ferry.upload(stream, &k.data)?,
+                        v: ferry.upload(stream, &v.data)?,
+                        k_scale: ferry.upload(stream, k_scale)?,
+                        v_scale: ferry.upload(stream, v_scale)?,
+                    },
                 },
                 slopes: floats(inputs.slopes.as_ref())?,
                 sinks: floats(inputs.sinks.as_ref())?,
                 bias: bias
-                    .map(|bias| DeviceBuffer::from_slice(stream, &bias.data))
+                    .map(|bias| ferry.upload(stream, &bias.data))
                     .transpose()?,
                 key_mask: key_mask
-                    .map(|mask| DeviceBuffer::from_slice(stream, &mask.data))
+                    .map(|mask| ferry.upload(stream, &mask.data))
                     .transpose()?,
                 lists: match self.device_lengths {
                     true => DeviceLists::upload(stream, &self.lists())?,
                     false => DeviceLists::default(),
                 },
-                out: DeviceBuffer::from_slice(stream, &poison.out)?,
-                lse: DeviceBuffer::from_slice(stream, &poison.lse)?,
+                out: once_more(stream, &poison.0)?,
+                lse: once_more(stream, &poison.1)?,
                 stream: stream.clone(),
                 call: call.clone(),
                 poison,
@@ -308,13 +345,42 @@ impl Case {
 }
 
 impl<T: Element> OnGpu<T> {
+    /// The same data in memory of its own, copied on the device, with results that are poisoned.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn once_more(&self) -> warptile::Result<Self> {
+        let stream = &self.stream;
+        let floats = |values: &Option<DeviceBuffer<f32>>| maybe_once_more(stream, values.as_ref());
+        Ok(OnGpu {
+            prepared: self.prepared.clone(),
+            stream: stream.clone(),
+            ferry: self.ferry.clone(),
+            call: self.call.clone(),
+            offset: self.offset,
+            q: once_more(stream, &self.q)?,
+            keys: self.keys.once_more(stream)?,
+            slopes: floats(&self.slopes)?,
+            sinks: floats(&self.sinks)?,
+            bias: maybe_once_more(stream, self.bias.as_ref())?,
+            key_mask: maybe_once_more(stream, self.key_mask.as_ref())?,
+            lists: self.lists.once_more(stream)?,
+            poison: (
+                once_more(stream, &self.poison.0)?,
+                once_more(stream, &self.poison.1)?,
+            ),
+            out: once_more(stream, &self.poison.0)?,
+            lse: once_more(stream, &self.poison.1)?,
+        })
+    }
+
     /// Submits one launch.
     ///
     /// # Errors
     /// As [`Prepared::launch`].
     pub fn launch(&mut self) -> warptile::Result<()> {
         let q = self.q.slice(self.offset..)?;
-        let out = self.out.slice_mut(self.poison.offset..)?;
+        let out = self.out.slice_mut(self.offset..)?;
         let mut bindings = self.keys.bind(q, out, self.offset)?;
         if self.call.wants_lse() {
             bindings = bindings.lse(self.lse.as_slice_mut());
@@ -346,8 +412,8 @@ impl<T: Element> OnGpu<T> {
     /// # Errors
     /// What the driver reports.
     pub fn poison(&mut self) -> warptile::Result<()> {
-        self.out.copy_from_slice(&self.poison.out)?;
-        Ok(self.lse.copy_from_slice(&self.poison.lse)?)
+        self.out.copy_from(&self.poison.0)?;
+        Ok(self.lse.copy_from(&self.poison.1)?)
     }
 
     /// Waits for the launches and reads the result.
@@ -356,9 +422,9 @@ impl<T: Element> OnGpu<T> {
     /// What went wrong in the launches.
     pub fn result(&self) -> warptile::Result<ResultBuffers<T>> {
         Ok(ResultBuffers {
-            out: self.out.to_vec()?,
-            offset: self.poison.offset,
-            lse: self.lse.to_vec()?,
+            out: self.ferry.download(&self.out)?,
+            offset: self.offset,
+            lse: self.ferry.download(&self.lse)?,
         })
     }
 }

@@ -11,7 +11,25 @@ const PAIRS: usize = 64;
 
 /// Fills `values`, an even number of them, two by two with independent standard normal numbers (Box and Muller), from two
 /// uniform numbers in `(0, 1]` for each pair.
-pub(crate) fn fill(values: &mut [f64], mut uniform: impl FnMut() -> f64) {
+pub(crate) fn fill(values: &mut [f64], uniform: impl FnMut() -> f64) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2.
+        return unsafe { fill_by_four(values, uniform) };
+    }
+    fill_by_any(values, uniform);
+}
+
+/// The same numbers, four in each vector: no multiplication is fused with an addition.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn fill_by_four(values: &mut [f64], uniform: impl FnMut() -> f64) {
+    fill_by_any(values, uniform);
+}
+
+/// As many numbers in a vector as the caller's instructions have.
+#[inline(always)]
+fn fill_by_any(values: &mut [f64], mut uniform: impl FnMut() -> f64) {
     let (mut radii, mut turns) = ([0.0; PAIRS], [0.0; PAIRS]);
     for values in values.chunks_mut(2 * PAIRS) {
         let pairs = values.len() / 2;
@@ -34,6 +52,7 @@ pub(crate) fn fill(values: &mut [f64], mut uniform: impl FnMut() -> f64) {
 const INTEGERS: f64 = 6_755_399_441_055_744.0;
 
 /// The natural logarithm of a normal positive number.
+#[inline(always)]
 fn ln(x: f64) -> f64 {
     /// Offset of an `f64`'s exponent.
     const BIAS: u64 = 1023;
@@ -58,6 +77,7 @@ fn ln(x: f64) -> f64 {
 }
 
 /// Cosine and sine of a part of a full turn, 0 to 1.
+#[inline(always)]
 fn cos_sin_of_turn(turn: f64) -> (f64, f64) {
     // So many quarters, and at most half a quarter more or less.
     let shifted = 4.0 * turn + INTEGERS;

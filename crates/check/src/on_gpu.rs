@@ -1,18 +1,21 @@
 //! The float64 reference on a GPU, for problems that would take the host long, and for many of them.
 
 use std::io::Read as _;
+use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use warptile::gpu::Gpu;
 use warptile::{AlibiShape, Call, Element, ElementType, KeyView, Layout, Operands, View};
 use warptile_driver::{DeviceBuffer, Kernel, KernelOptions, LaunchConfig, Module, Stream};
 
-use crate::accept::{Expectation, factor};
+use crate::accept::{Expectation, NaturalErrors, factor};
 use crate::case::Case;
 use crate::compiled::{Compiled, cast_keys, cast_operands, cast_view, with_type};
 use crate::data::Inputs;
 use crate::error::Result;
-use crate::reference::{ReferenceOutput, References, by_head, check_size, from_pages};
+use crate::ferry::Ferry;
+use crate::gpu::rest;
+use crate::reference::{ReferenceOutput, by_head, check_size, from_pages};
 
 /// PTX of gpu/reference.cu, packed by `cargo xtask build-reference`.
 const IMAGE: &[u8] = include_bytes!("../gpu/reference.ptx.zst");
@@ -46,6 +49,7 @@ const SCRATCH_BYTES: usize = 1 << 30;
 #[derive(Debug, Clone)]
 pub struct ReferenceOnGpu {
     stream: Stream,
+    ferry: Arc<Ferry>,
     f16: Kernel<Parameters>,
     bf16: Kernel<Parameters>,
     f32: Kernel<Parameters>,
@@ -98,11 +102,10 @@ struct Parameters {
     sinks: u64,
     scratch: u64,
     out: u64,
-    rounded_out: u64,
     out_floor: u64,
     lse: u64,
-    rounded_lse: u64,
     lse_floor: u64,
+    errors: u64,
     units: f64,
     slopes_batch: i64,
     row_count: i32,
@@ -165,6 +168,7 @@ impl ReferenceOnGpu {
                 bf16: kernel("reference_bf16")?,
                 f32: kernel("reference_f32")?,
                 stream,
+                ferry: Arc::default(),
             })
         };
         Ok(load()?)
@@ -175,6 +179,7 @@ impl ReferenceOnGpu {
     pub fn on_stream(&self, stream: &Stream) -> Self {
         ReferenceOnGpu {
             stream: stream.clone(),
+            ferry: Arc::default(),
             ..self.clone()
         }
     }
@@ -208,8 +213,7 @@ impl ReferenceOnGpu {
         call.check_inputs(&q, &k, &v, operands)?;
         check_size(call, MAX_WORK)?;
         let (k, v) = (from_pages(call, k), from_pages(call, v));
-        let references = self.launch(call, [q, k.view(), v.view()], operands)?;
-        Ok(Expectation::from_references::<T>(call, references))
+        Ok(self.launch(call, [q, k.view(), v.view()], operands)?)
     }
 
     fn launch<T: Element>(
@@ -217,7 +221,7 @@ impl ReferenceOnGpu {
         call: &Call,
         [q, k, v]: [View<'_, T>; 3],
         operands: &Operands<'_, T>,
-    ) -> warptile::Result<References> {
+    ) -> warptile::Result<Expectation> {
         let stream = &self.stream;
         let rows = rows_of(call);
         let places = call.lse_len();
@@ -227,7 +231,7 @@ impl ReferenceOnGpu {
         let most_blocks = (SCRATCH_BYTES / (4 * size_of::<f64>() * key_bound)).max(1);
         let blocks = (rows.len() * call.heads()).min(BLOCKS).min(most_blocks);
 
-        let [on_q, on_k, on_v] = [q, k, v].map(|view| DeviceBuffer::from_slice(stream, view.data));
+        let [on_q, on_k, on_v] = [q, k, v].map(|view| self.ferry.upload(stream, view.data));
         let (on_q, on_k, on_v) = (on_q?, on_k?, on_v?);
         let floats = |values: Option<&[f32]>| {
             let upload = |values| DeviceBuffer::from_slice(stream, values);
@@ -247,8 +251,9 @@ impl ReferenceOnGpu {
         let device_rows = DeviceBuffer::from_slice(stream, &rows)?;
         let scratch = DeviceBuffer::<f64>::uninit(stream, 4 * key_bound * blocks)?;
         let numbers = |len| DeviceBuffer::<f64>::zeroed(stream, len);
-        let (out, rounded_out) = (numbers(elements)?, numbers(elements)?);
-        let (lse, rounded_lse) = (numbers(places)?, numbers(places)?);
+        let (out, lse) = (numbers(elements)?, numbers(places)?);
+        // `Errors` in gpu/reference.cu.
+        let errors = numbers(3)?;
         let out_floor = DeviceBuffer::<f32>::zeroed(stream, elements)?;
         let lse_floor = DeviceBuffer::<f32>::zeroed(stream, places)?;
 
@@ -266,11 +271,10 @@ impl ReferenceOnGpu {
             sinks: pointer(&sinks),
             scratch: scratch.pointer(),
             out: out.pointer(),
-            rounded_out: rounded_out.pointer(),
             out_floor: out_floor.pointer(),
             lse: lse.pointer(),
-            rounded_lse: rounded_lse.pointer(),
             lse_floor: lse_floor.pointer(),
+            errors: errors.pointer(),
             units: factor(call) * f64::from(f32::EPSILON),
             slopes_batch: match call.scoring().alibi {
                 Some(AlibiShape::PerBatchHead) => call.heads() as i64,
@@ -304,20 +308,24 @@ impl ReferenceOnGpu {
             // below have waited for it.
             unsafe { kernel.launch(stream, &config, &parameters) }?;
         }
-        let (lse, rounded_lse, lse_floor) =
-            (lse.to_vec()?, rounded_lse.to_vec()?, lse_floor.to_vec()?);
-        Ok(References {
-            exact: ReferenceOutput {
-                out: out.to_vec()?,
-                lse: by_head(call).map(|index| lse[index]).collect(),
-            },
-            rounded: ReferenceOutput {
-                out: rounded_out.to_vec()?,
-                lse: by_head(call).map(|index| rounded_lse[index]).collect(),
-            },
-            out_floor: out_floor.to_vec()?,
-            lse_floor: by_head(call).map(|index| lse_floor[index]).collect(),
-        })
+        rest(stream)?;
+        let (lse, lse_floor) = (self.ferry.download(&lse)?, self.ferry.download(&lse_floor)?);
+        let exact = ReferenceOutput {
+            out: self.ferry.download(&out)?,
+            lse: by_head(call).map(|index| lse[index]).collect(),
+        };
+        let mut largest = [0.0; 3];
+        errors.copy_to_slice(&mut largest)?;
+        let errors = NaturalErrors {
+            out: largest[0],
+            lse: largest[1],
+            rounding: largest[2],
+        };
+        let lse_floor = by_head(call).map(|index| lse_floor[index]).collect();
+        let out_floor = self.ferry.download(&out_floor)?;
+        Ok(Expectation::within(
+            call, exact, errors, out_floor, lse_floor,
+        ))
     }
 }
 

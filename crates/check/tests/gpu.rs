@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use warptile::driver::Driver;
 use warptile::gpu::Gpu;
 use warptile::{Element, ElementType};
-use warptile_check::{Case, Expectation, ReferenceOnGpu};
+use warptile_check::{Case, Expectation, Ferry, ReferenceOnGpu};
 
 fn reference() -> ReferenceOnGpu {
     let gpu = Gpu::new(&Driver::load().unwrap(), 0).unwrap();
@@ -73,5 +73,19 @@ fn large_problems_have_the_same_reference_on_the_gpu() {
     ] {
         let case: Case = text.parse().unwrap();
         compare_any(&case, &reference);
+    }
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn what_is_ferried_comes_back() {
+    let gpu = Gpu::new(&Driver::load().unwrap(), 0).unwrap();
+    let ferry = Ferry::default();
+    // Around what the driver copies directly, and what is copied at once.
+    for len in [0, 1, 4096, 4097, 1 << 18, (1 << 18) + 1, 700_000] {
+        let values: Vec<u32> = (0..len).collect();
+        let on_gpu = ferry.upload(gpu.stream(), &values).unwrap();
+        assert_eq!(on_gpu.to_vec().unwrap(), values);
+        assert_eq!(ferry.download(&on_gpu).unwrap(), values);
     }
 }

@@ -349,7 +349,7 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// # Errors
     /// What failed on the stream up to here, naming the kernels launched on it.
     pub fn to_vec(&self) -> Result<Vec<T>> {
-        let mut values = vec![T::zeroed(); self.len];
+        let mut values = bytemuck::zeroed_vec(self.len);
         self.copy_to_slice(&mut values)?;
         Ok(values)
     }

@@ -193,7 +193,13 @@ impl Checks {
         };
         Ok(Self {
             device: read_optional(&file("device.json"))?,
-            tests: read_optional::<Rows<_>>(&file("tests.json"))?.into_rows(),
+            tests: ["tests.json", "alone.json"]
+                .into_iter()
+                .map(|name| Ok(read_optional::<Rows<_>>(&file(name))?.into_rows()))
+                .collect::<Result<Vec<_>, ReportError>>()?
+                .into_iter()
+                .flatten()
+                .collect(),
             launches: read_optional(&file("launches.json"))?,
             invariance: read_optional(&file("invariance.json"))?,
             verify: read_optional::<Rows<_>>(&file("verify.json"))?.into_rows(),

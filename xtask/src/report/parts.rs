@@ -15,7 +15,7 @@ pub(super) struct Summary {
     missing: Vec<String>,
     /// Calls of the script; none in older files.
     runs: Vec<Run>,
-    /// Seconds of the parts one after the other, but for those that always run at the same time.
+    /// Seconds of the parts one after the other, but for those that run at the same time.
     in_turn: Option<f64>,
     parts: BTreeMap<String, Part>,
 }
@@ -52,7 +52,9 @@ pub(super) fn table(summary: &Summary) -> String {
         );
     }
     if let Some(seconds) = summary.in_turn {
-        text += &format!("- one part after the other, as on one GPU: {seconds:.0} s in all\n");
+        text += &format!(
+            "- {seconds:.0} s in all, parts that run at the same time on a GPU counted once\n"
+        );
     }
     if !summary.missing.is_empty() {
         text += &format!("- missing: {}\n", summary.missing.join(", "));
@@ -96,7 +98,7 @@ mod tests {
             | `b` | 2026-11-23T00:19:14Z | 2 | FAILED |\n| `a` | 2026-11-23T00:20:16Z | 2 | passed |\n";
         assert_eq!(of(""), format!("Commit 01234567, NVIDIA H200.\n\n{rows}"));
         let run = r#""runs": [{"date": "2026-11-23T00:10:00Z", "parts": ["a", "b"], "gpus": 2, "seconds": 480.4}], "in_turn": 900.0,"#;
-        let line = "- 2026-11-23T00:10:00Z: 2 of the parts on two GPUs, 480 s by the clock\n- one part after the other, as on one GPU: 900 s in all\n";
+        let line = "- 2026-11-23T00:10:00Z: 2 of the parts on two GPUs, 480 s by the clock\n- 900 s in all, parts that run at the same time on a GPU counted once\n";
         assert_eq!(
             of(run),
             format!("Commit 01234567, NVIDIA H200.\n\n{line}{rows}")

@@ -9,7 +9,7 @@ use warptile::driver::sys::{
 };
 use warptile::gpu::{Addresses, Bindings, Prepared, Session};
 use warptile::{Call, Choice, ElementType, Error, Layout, Mask, Scoring};
-use warptile_driver::{Context, DeviceBuffer, Graph, Stream};
+use warptile_driver::{Context, DeviceBuffer, Graph, PinnedBuffer, Stream};
 
 use crate::{alone, families, gpu};
 
@@ -25,10 +25,11 @@ struct Rig {
     expected: (Vec<bf16>, Vec<f32>),
 }
 
-/// Where results go.
+/// Where results go. Thousands of them are read back, through pinned memory, which takes a fraction of the time.
 struct Results {
     out: DeviceBuffer<bf16>,
     lse: DeviceBuffer<f32>,
+    read: PinnedBuffer<bf16>,
 }
 
 impl Rig {
@@ -93,11 +94,8 @@ impl Rig {
     }
 
     fn results(&self, stream: &Stream) -> Results {
-        Results {
-            out: DeviceBuffer::filled(stream, self.call.out().required_len().unwrap(), 0xFF)
-                .unwrap(),
-            lse: DeviceBuffer::filled(stream, self.call.lse_len(), 0xFF).unwrap(),
-        }
+        let out = self.call.out().required_len().unwrap();
+        Results::new(stream, out, self.call.lse_len())
     }
 
     fn launch(&self, stream: &Stream, results: &mut Results) -> Result<(), Error> {
@@ -116,8 +114,9 @@ impl Rig {
     }
 
     #[track_caller]
-    fn check(&self, results: &Results, what: &str) {
-        let same = bytemuck::cast_slice::<bf16, u8>(&results.out.to_vec().unwrap())
+    fn check(&self, results: &mut Results, what: &str) {
+        results.out.copy_to_slice(&mut results.read).unwrap();
+        let same = bytemuck::cast_slice::<bf16, u8>(&results.read)
             == bytemuck::cast_slice::<bf16, u8>(&self.expected.0)
             && results.lse.to_vec().unwrap() == self.expected.1;
         assert!(same, "{what}");
@@ -125,6 +124,14 @@ impl Rig {
 }
 
 impl Results {
+    fn new(stream: &Stream, out: usize, lse: usize) -> Self {
+        Results {
+            out: DeviceBuffer::filled(stream, out, 0xFF).unwrap(),
+            lse: DeviceBuffer::filled(stream, lse, 0xFF).unwrap(),
+            read: PinnedBuffer::zeroed(stream.context(), out).unwrap(),
+        }
+    }
+
     fn poison(&mut self) {
         self.out.as_slice_mut().fill_bytes(0xFF).unwrap();
         self.lse.as_slice_mut().fill_bytes(0xFF).unwrap();
@@ -150,7 +157,7 @@ fn two_graphs_of_one_prepared_problem_on_two_streams() {
             results.iter_mut().for_each(Results::poison);
             graphs[0].launch(&one).unwrap();
             graphs[1].launch(&other).unwrap();
-            for result in &results {
+            for result in &mut results {
                 rig.check(result, &format!("{}, round {round}", rig.call));
             }
         }
@@ -169,7 +176,7 @@ fn a_graph_beside_direct_launches() {
             results.iter_mut().for_each(Results::poison);
             graph.launch(&one).unwrap();
             rig.launch(&other, &mut results[1]).unwrap();
-            for result in &results {
+            for result in &mut results {
                 rig.check(result, &format!("{}, round {round}", rig.call));
             }
         }
@@ -194,7 +201,7 @@ fn two_streams_forked_in_one_capture() {
         for round in 0..ROUNDS {
             results.iter_mut().for_each(Results::poison);
             graph.launch(&one).unwrap();
-            for result in &results {
+            for result in &mut results {
                 rig.check(result, &format!("{}, round {round}", rig.call));
             }
         }
@@ -290,7 +297,7 @@ fn a_foreign_capture_replays_after_all_of_ours_is_gone() {
             results.poison();
             foreign.replay(exec);
             stream.synchronize().unwrap();
-            rig.check(&results, &format!("{mode:?}, replay {round}"));
+            rig.check(&mut results, &format!("{mode:?}, replay {round}"));
         }
     }
 }
@@ -343,11 +350,7 @@ impl Device {
 
     fn results(&self, stream: &Stream) -> Results {
         let out = self.call.out().required_len().unwrap() + 2 * Self::MARGIN;
-        Results {
-            out: DeviceBuffer::filled(stream, out, 0xFF).unwrap(),
-            lse: DeviceBuffer::filled(stream, self.call.lse_len() + 2 * Self::MARGIN, 0xFF)
-                .unwrap(),
-        }
+        Results::new(stream, out, self.call.lse_len() + 2 * Self::MARGIN)
     }
 
     fn launch(&self, session: &Session, results: &Results) {

@@ -4,20 +4,14 @@ use std::time::Instant;
 
 use warptile::Element;
 
-use super::{Effort, Forward, WARM_UP};
-use crate::interrupt;
+use super::{Effort, Forward};
 
 /// Microseconds of each call.
 pub(super) fn wall<T: Element>(
     forward: &Forward<'_, T>,
     effort: Effort,
 ) -> warptile::Result<Vec<f64>> {
-    for _ in 0..WARM_UP {
-        if interrupt::requested() {
-            return Ok(Vec::new());
-        }
-        forward.run()?;
-    }
+    effort.warm_up(|| forward.run().map(drop))?;
     effort.spend(|| {
         let start = Instant::now();
         let output = forward.run()?;

@@ -1,18 +1,129 @@
 //! Normally distributed inputs of any size, made quickly.
 
-use warptile::{Call, Element, Layout};
-use warptile_check::Case;
+use std::sync::Arc;
 
-use crate::inputs::KeyData;
+use bytemuck::Pod;
+use warptile::{Backend, Call, Element, Layout, QuantizedType, Tensor};
+use warptile_check::{Case, KeyBuffers};
+use warptile_driver::{DeviceBuffer, Stream};
 
-/// Inputs of one call in host memory.
+use crate::inputs::KeyTensors;
+
+/// Inputs of one call.
 pub(crate) struct Data<T> {
-    pub(super) q: Vec<T>,
+    pub(super) q: Repeated<T>,
     pub(super) kv: KeyData<T>,
     pub(super) slopes: Option<Vec<f32>>,
     pub(super) sinks: Option<Vec<f32>>,
-    pub(super) bias: Option<Vec<T>>,
-    pub(super) key_mask: Option<Vec<u8>>,
+    pub(super) bias: Option<Repeated<T>>,
+    pub(super) key_mask: Option<Repeated<u8>>,
+}
+
+/// Keys and values.
+pub(super) enum KeyData<T> {
+    /// Of the queries' type.
+    Same([Repeated<T>; 2]),
+    /// The bits of quantized ones, with the scales of both.
+    Quantized(QuantizedType, [Repeated<u8>; 2], [Vec<f32>; 2]),
+}
+
+/// The elements of a tensor, which may be a billion: the end of a piece of random ones, and then the whole piece over and over. On a GPU
+/// they are put together there.
+#[derive(Debug, Clone)]
+pub(super) struct Repeated<T> {
+    piece: Arc<[T]>,
+    /// Elements of the piece that the tensor does not begin with.
+    skip: usize,
+    len: usize,
+}
+
+impl<T: Pod> Repeated<T> {
+    fn new(piece: &Arc<[T]>, layout: &Layout, skip: usize) -> Self {
+        Repeated {
+            piece: piece.clone(),
+            skip,
+            len: layout.required_len().unwrap_or(0),
+        }
+    }
+
+    /// Where each copy of a part of the piece begins in the tensor, and where in the piece.
+    fn parts(&self) -> impl Iterator<Item = (usize, &[T])> {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let rest = match at {
+                0 => &self.piece[self.skip..],
+                _ => &self.piece[..],
+            };
+            let part = &rest[..rest.len().min(self.len - at)];
+            let begin = at;
+            at += part.len();
+            (!part.is_empty()).then_some((begin, part))
+        })
+    }
+
+    /// Puts the elements together in host memory.
+    fn to_vec(&self) -> Vec<T> {
+        let mut elements = Vec::with_capacity(self.len);
+        self.parts()
+            .for_each(|(_, part)| elements.extend_from_slice(part));
+        elements
+    }
+
+    /// Copies the piece to a GPU, and puts the elements together there.
+    pub(super) fn upload(&self, stream: &Stream) -> warptile::Result<DeviceBuffer<T>> {
+        let used = &self.piece[..self.piece.len().min(self.skip + self.len)];
+        let piece = DeviceBuffer::from_slice(stream, used)?;
+        let mut elements = DeviceBuffer::uninit(stream, self.len)?;
+        for (begin, part) in self.parts() {
+            let skip = if begin == 0 { self.skip } else { 0 };
+            let from = piece.slice(skip..skip + part.len())?;
+            let mut to = elements.slice_mut(begin..begin + part.len())?;
+            to.copy_from(&from)?;
+        }
+        Ok(elements)
+    }
+
+    /// A tensor of them.
+    pub(super) fn tensor(&self, backend: &Backend, layout: Layout) -> warptile::Result<Tensor<T>> {
+        match backend.gpu() {
+            Some(gpu) => Tensor::from_device(backend, self.upload(gpu.stream())?, layout),
+            None => Tensor::from_vec(backend, self.to_vec(), layout),
+        }
+    }
+}
+
+impl<T: Element> KeyData<T> {
+    /// Brings keys and values to a GPU.
+    pub(super) fn upload(&self, stream: &Stream) -> warptile::Result<KeyBuffers<T>> {
+        Ok(match self {
+            KeyData::Same([k, v]) => KeyBuffers::Same(k.upload(stream)?, v.upload(stream)?),
+            KeyData::Quantized(element, [k, v], [k_scale, v_scale]) => KeyBuffers::Quantized {
+                element: *element,
+                k: k.upload(stream)?,
+                v: v.upload(stream)?,
+                k_scale: DeviceBuffer::from_slice(stream, k_scale)?,
+                v_scale: DeviceBuffer::from_slice(stream, v_scale)?,
+            },
+        })
+    }
+
+    /// Tensors of these layouts.
+    pub(super) fn tensors(
+        &self,
+        backend: &Backend,
+        [k_layout, v_layout]: [Layout; 2],
+    ) -> warptile::Result<KeyTensors<'_, T>> {
+        Ok(match self {
+            KeyData::Same([k, v]) => {
+                KeyTensors::Same([k.tensor(backend, k_layout)?, v.tensor(backend, v_layout)?])
+            }
+            KeyData::Quantized(element, [k, v], scales) => KeyTensors::Quantized(
+                *element,
+                [k.tensor(backend, k_layout)?, v.tensor(backend, v_layout)?],
+                scales.each_ref().map(Vec::as_slice),
+            ),
+        })
+    }
 }
 
 /// What brings normally distributed numbers to where a type of 8 bits has many.
@@ -36,39 +147,28 @@ impl<T: Element> Data<T> {
             ..Case::new(ROWS, 1, 64)
         };
         let inputs = rows.inputs::<T>();
-        let random = &inputs.q.elements()[..ROWS * 64 - LEFT_OUT];
-        // Copied in long pieces: a tensor may have a billion elements.
-        let tensor = |layout: &Layout, skip: usize| {
-            let mut len = layout.required_len().unwrap_or(0);
-            let mut elements = Vec::with_capacity(len);
-            let mut rest = &random[skip..];
-            while len > 0 {
-                let piece = &rest[..len.min(rest.len())];
-                elements.extend_from_slice(piece);
-                len -= piece.len();
-                rest = random;
-            }
-            elements
-        };
+        let random: Arc<[T]> = inputs.q.elements()[..ROWS * 64 - LEFT_OUT].into();
         let scoring = call.scoring();
-        let (k, v) = (
-            tensor(call.k(), random.len() / 3),
-            tensor(call.v(), random.len() / 2),
-        );
+        let (k_skip, v_skip) = (random.len() / 3, random.len() / 2);
         let kv = match call.quantized() {
-            None => KeyData::Same([k, v]),
+            None => KeyData::Same([
+                Repeated::new(&random, call.k(), k_skip),
+                Repeated::new(&random, call.v(), v_skip),
+            ]),
             Some(of) => {
-                let quantize = |data: Vec<T>| {
-                    { data.into_iter() }
-                        .map(|x| of.element.quantize(x.to_f32(), SCALE))
-                        .collect()
-                };
+                let numbers = random.iter();
+                let quantized = numbers.map(|x| of.element.quantize(x.to_f32(), SCALE));
+                let quantized: Arc<[u8]> = quantized.collect();
+                let bits = [
+                    Repeated::new(&quantized, call.k(), k_skip),
+                    Repeated::new(&quantized, call.v(), v_skip),
+                ];
                 let scales = [of.k_scales, of.v_scales].map(|count| vec![SCALE; count]);
-                KeyData::Quantized(of.element, [k, v].map(quantize), scales)
+                KeyData::Quantized(of.element, bits, scales)
             }
         };
         Data {
-            q: tensor(call.q(), 0),
+            q: Repeated::new(&random, call.q(), 0),
             kv,
             slopes: scoring.alibi.map(|_| {
                 let count = scoring.slope_count(call.batch(), call.heads());
@@ -78,14 +178,16 @@ impl<T: Element> Data<T> {
                 let logits = random.iter().take(call.heads());
                 logits.map(|logit| logit.to_f64() as f32).collect()
             }),
-            bias: call.bias().map(|layout| tensor(layout, random.len() / 5)),
+            bias: call
+                .bias()
+                .map(|layout| Repeated::new(&random, layout, random.len() / 5)),
             // A quarter of the keys is hidden.
             key_mask: call.key_mask().map(|layout| {
-                let shown = random
+                let shown: Arc<[u8]> = random
                     .iter()
-                    .cycle()
-                    .map(|x| u8::from(x.to_f64() > QUARTILE));
-                shown.take(layout.required_len().unwrap_or(0)).collect()
+                    .map(|x| u8::from(x.to_f64() > QUARTILE))
+                    .collect();
+                Repeated::new(&shown, layout, 0)
             }),
         }
     }
@@ -102,22 +204,37 @@ mod tests {
             .unwrap();
         let call = case.call();
         let data = Data::<f32>::new(&call, 1);
-        assert_eq!(data.q.len(), 3 * 700 * 8 * 128);
+        let q = data.q.to_vec();
+        assert_eq!(q.len(), 3 * 700 * 8 * 128);
         let KeyData::Same([k, v]) = data.kv else {
             panic!("they are not quantized")
         };
+        let (k, v) = (k.to_vec(), v.to_vec());
         assert_eq!([k.len(), v.len()], [3 * 500 * 2 * 128; 2]);
         assert!(call.check_slopes(data.slopes.as_deref()).is_ok());
         assert!(call.check_sinks(data.sinks.as_deref()).is_ok());
-        let mask = data.key_mask.unwrap();
+        let mask = data.key_mask.unwrap().to_vec();
         let hidden = mask.iter().filter(|&&shown| shown == 0).count() as f64 / mask.len() as f64;
         assert!((0.2..0.3).contains(&hidden), "{hidden}");
-        let mean = data.q.iter().sum::<f32>() / data.q.len() as f32;
-        let square = data.q.iter().map(|x| x * x).sum::<f32>() / data.q.len() as f32;
+        let mean = q.iter().sum::<f32>() / q.len() as f32;
+        let square = q.iter().map(|x| x * x).sum::<f32>() / q.len() as f32;
         assert!(
             mean.abs() < 0.01 && (square - 1.0).abs() < 0.01,
             "{mean} {square}"
         );
         assert_ne!(k[..1000], v[..1000]);
+    }
+
+    #[test]
+    fn the_piece_is_repeated_after_its_end() {
+        let piece: Arc<[u8]> = (0..5).collect();
+        let elements = |skip, len| Repeated {
+            piece: piece.clone(),
+            skip,
+            len,
+        };
+        assert_eq!(elements(3, 9).to_vec(), [3, 4, 0, 1, 2, 3, 4, 0, 1]);
+        assert_eq!(elements(3, 1).to_vec(), [3]);
+        assert!(elements(3, 0).to_vec().is_empty());
     }
 }

@@ -10,8 +10,7 @@ use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
 use super::data::Data;
 use super::row::{is_reading, kv_bytes};
-use super::{Effort, Forward, WARM_UP};
-use crate::inputs::KeyData;
+use super::{Effort, Forward};
 
 /// Inputs and outputs of one graph together: several times the L2 cache of any GPU (an H200 reports 60 MB).
 const ROTATED_BYTES: usize = 256 << 20;
@@ -57,17 +56,20 @@ fn maybe_copied<T: bytemuck::Pod>(
 impl<T: Element> Buffers<T> {
     pub(super) fn new(call: &Call, stream: &Stream, data: &Data<T>) -> warptile::Result<Self> {
         Ok(Buffers {
-            q: DeviceBuffer::from_slice(stream, &data.q)?,
-            keys: match &data.kv {
-                KeyData::Same([k, v]) => KeyBuffers::same(stream, k, v)?,
-                KeyData::Quantized(element, [k, v], [k_scale, v_scale]) => {
-                    KeyBuffers::quantized(stream, *element, (k, k_scale), (v, v_scale))?
-                }
-            },
+            q: data.q.upload(stream)?,
+            keys: data.kv.upload(stream)?,
             slopes: uploaded(stream, data.slopes.as_ref())?,
             sinks: uploaded(stream, data.sinks.as_ref())?,
-            bias: uploaded(stream, data.bias.as_ref())?,
-            key_mask: uploaded(stream, data.key_mask.as_ref())?,
+            bias: data
+                .bias
+                .as_ref()
+                .map(|bias| bias.upload(stream))
+                .transpose()?,
+            key_mask: data
+                .key_mask
+                .as_ref()
+                .map(|mask| mask.upload(stream))
+                .transpose()?,
             out: DeviceBuffer::zeroed(stream, call.out().required_len().unwrap_or(0))?,
             lse: DeviceBuffer::zeroed(stream, call.lse_len())?,
         })
@@ -348,9 +350,7 @@ pub(super) fn graph<T: Element>(
     let launches = rotation.sets();
     let replay = rotation.capture(plan, launches)?;
     let measure = || {
-        for _ in 0..WARM_UP {
-            rotation.time(&replay)?;
-        }
+        effort.warm_up(|| rotation.time(&replay).map(drop))?;
         effort.spend(|| Ok(rotation.time(&replay)? / launches as f64))
     };
     Ok(measure()?)
@@ -362,9 +362,11 @@ pub(super) fn call<T: Element>(
     gpu: &Gpu,
     effort: Effort,
 ) -> warptile::Result<Vec<f64>> {
-    for _ in 0..WARM_UP {
+    effort.warm_up(|| {
         forward.run()?;
-    }
+        // Waited for, so that what it takes is known.
+        gpu.stream().synchronize().map_err(warptile::Error::from)
+    })?;
     let stopwatch = Stopwatch::new(gpu.stream())?;
     effort.spend(|| stopwatch.time(gpu.stream(), || forward.run().map(drop)))
 }

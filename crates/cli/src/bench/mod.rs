@@ -87,7 +87,8 @@ pub(crate) struct BenchArgs {
     /// Take each sample when a line comes in on standard input, and answer with its microseconds on a line
     ///
     /// For measuring in turn with another program, so that a drifting clock touches both alike; benches/peers does.
-    /// The end of the input ends the measurement.
+    /// The line "next" takes no sample and ends those of this kind; the end of the input ends the measurement. After each problem a line
+    /// says how many rows there are, and the next problem begins when a line comes in.
     #[arg(long, conflicts_with = "seconds")]
     paced: bool,
 
@@ -122,6 +123,21 @@ struct Effort {
 }
 
 impl Effort {
+    /// Calls `work` a few times before the first sample. One call is enough where it takes as long as all samples may.
+    fn warm_up<E>(self, mut work: impl FnMut() -> Result<(), E>) -> Result<(), E> {
+        let start = Instant::now();
+        for _ in 0..WARM_UP {
+            if interrupt::requested() {
+                break;
+            }
+            work()?;
+            if !self.paced && start.elapsed() > self.time {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Calls `sample` until there is enough. After Ctrl-C there are no samples: too few of them say little.
     ///
     /// # Errors
@@ -134,7 +150,7 @@ impl Effort {
         let least = self.samples.div_ceil(10);
         let mut samples = Vec::new();
         if self.paced {
-            while samples.len() < self.samples && wait_for_line() {
+            while samples.len() < self.samples && wait_for_line(NEXT) {
                 let microseconds = sample()?;
                 samples.push(microseconds);
                 if writeln!(std::io::stdout(), "{microseconds}").is_err() {
@@ -154,11 +170,14 @@ impl Effort {
     }
 }
 
-/// Whether there was a line.
-fn wait_for_line() -> bool {
-    std::io::stdin()
-        .read_line(&mut String::new())
-        .is_ok_and(|bytes| bytes > 0)
+/// What ends the samples of one kind.
+const NEXT: &str = "next";
+
+/// Whether there was a line, and another one than `end`.
+fn wait_for_line(end: &str) -> bool {
+    let mut line = String::new();
+    let read = std::io::stdin().read_line(&mut line);
+    read.is_ok_and(|bytes| bytes > 0) && line.trim_end() != end
 }
 
 /// The JSON that `--json` writes.
@@ -213,7 +232,10 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     if !args.paced {
         bar.suspend(|| writeln!(console, "{backend}\n{}", table.header()))?;
     }
-    for (case, problem) in cases.iter().zip(&problems) {
+    for (index, (case, problem)) in cases.iter().zip(&problems).enumerate() {
+        if args.paced && index > 0 && !wait_for_line(NEXT) {
+            break;
+        }
         let call = case.try_call()?;
         let plans = plans(&call, &args.kernel, args.target.as_deref(), &backend)?;
         let keep = |plan: &Plan, method, microseconds| -> Result<(), Failure> {
@@ -231,6 +253,9 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
         time(case, &call, &plans, &backend, effort, keep)?;
         // After each problem, so that little is lost if the rest never comes.
         part(&rows)?;
+        if args.paced {
+            writeln!(console, "{} rows", rows.len()).and_then(|()| console.flush())?;
+        }
         if interrupt::requested() {
             break;
         }
@@ -498,14 +523,14 @@ struct Tensors<'a, T: Element> {
 impl<'d, T: Element> Tensors<'d, T> {
     fn new(call: &Call, backend: &Backend, data: &'d Data<T>) -> warptile::Result<Self> {
         Ok(Tensors {
-            q: backend.tensor_with_layout(&data.q, *call.q())?,
-            keys: data.kv.upload(backend, [*call.k(), *call.v()])?,
+            q: data.q.tensor(backend, *call.q())?,
+            keys: data.kv.tensors(backend, [*call.k(), *call.v()])?,
             bias: match (&data.bias, call.bias()) {
-                (Some(bias), Some(layout)) => Some(backend.tensor_with_layout(bias, *layout)?),
+                (Some(bias), Some(layout)) => Some(bias.tensor(backend, *layout)?),
                 _ => None,
             },
             key_mask: match (&data.key_mask, call.key_mask()) {
-                (Some(mask), Some(layout)) => Some(backend.tensor_with_layout(mask, *layout)?),
+                (Some(mask), Some(layout)) => Some(mask.tensor(backend, *layout)?),
                 _ => None,
             },
         })

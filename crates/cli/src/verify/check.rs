@@ -1,7 +1,7 @@
 //! One case, computed twice or hundreds of times and compared with the reference.
 
 use std::fmt;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use clap::ValueEnum;
@@ -12,10 +12,13 @@ use warptile::{
     Call, Choice, Element, ElementType, Error, Plan, Planner, Settings, ViewMut, forward_cpu,
 };
 use warptile_check::{
-    Case, Expectation, Failure, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers, Verdict,
+    Case, Expectation, Failure, Ferry, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers,
+    Verdict, rest,
 };
 use warptile_driver::Stream;
 use warptile_kernels::Image;
+
+use super::known::{Known, KnownProblems};
 
 /// Where a case is computed.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +41,8 @@ pub(crate) struct Lane<'a> {
     gpu: &'a Gpu,
     /// Of the launches and of the reference.
     stream: Stream,
+    /// For copies of the launches.
+    ferry: Arc<Ferry>,
     reference: OnceLock<ReferenceOnGpu>,
     shared: &'a SharedReference,
 }
@@ -50,6 +55,7 @@ impl<'a> Lane<'a> {
         Ok(Lane {
             gpu,
             stream: Stream::new(gpu.context())?,
+            ferry: Arc::default(),
             reference: OnceLock::new(),
             shared,
         })
@@ -270,7 +276,7 @@ impl Place<'_> {
         case: &'a Case,
         inputs: &'a Inputs<T>,
         plan: &'a Plan,
-    ) -> warptile_check::Result<Box<dyn Runner<T> + 'a>> {
+    ) -> warptile_check::Result<Box<dyn Runner<'a, T> + 'a>> {
         Ok(match self {
             Place::Cpu => Box::new(OnCpu {
                 call: case.try_call()?,
@@ -279,14 +285,16 @@ impl Place<'_> {
                 result: case.result::<T>(),
             }),
             Place::Gpu { lane, .. } => {
-                Box::new(case.upload_on(inputs, lane.gpu, &lane.stream, plan)?)
+                Box::new(case.upload_on(inputs, lane.gpu, &lane.stream, &lane.ferry, plan)?)
             }
         })
     }
 }
 
 /// Something that computes a case into the same buffers as often as it is asked.
-pub(super) trait Runner<T> {
+pub(super) trait Runner<'a, T> {
+    /// The same inputs and poisoned results, in other buffers. Nothing has been launched yet.
+    fn once_more(&self) -> warptile::Result<Box<dyn Runner<'a, T> + 'a>>;
     fn launch(&mut self) -> warptile::Result<()>;
     fn wait(&self) -> warptile::Result<()>;
     fn result(&self) -> warptile::Result<ResultBuffers<T>>;
@@ -300,7 +308,16 @@ struct OnCpu<'a, T> {
     result: ResultBuffers<T>,
 }
 
-impl<T: Element> Runner<T> for OnCpu<'_, T> {
+impl<'a, T: Element> Runner<'a, T> for OnCpu<'a, T> {
+    fn once_more(&self) -> warptile::Result<Box<dyn Runner<'a, T> + 'a>> {
+        Ok(Box::new(OnCpu {
+            call: self.call.clone(),
+            inputs: self.inputs,
+            poison: self.poison.clone(),
+            result: self.poison.clone(),
+        }))
+    }
+
     fn launch(&mut self) -> warptile::Result<()> {
         let result = &mut self.result;
         forward_cpu(
@@ -328,13 +345,17 @@ impl<T: Element> Runner<T> for OnCpu<'_, T> {
     }
 }
 
-impl<T: Element> Runner<T> for OnGpu<T> {
+impl<'a, T: Element> Runner<'a, T> for OnGpu<T> {
+    fn once_more(&self) -> warptile::Result<Box<dyn Runner<'a, T> + 'a>> {
+        Ok(Box::new(OnGpu::once_more(self)?))
+    }
+
     fn launch(&mut self) -> warptile::Result<()> {
         OnGpu::launch(self)
     }
 
     fn wait(&self) -> warptile::Result<()> {
-        Ok(self.stream().synchronize()?)
+        rest(self.stream())
     }
 
     fn result(&self) -> warptile::Result<ResultBuffers<T>> {
@@ -346,7 +367,8 @@ impl<T: Element> Runner<T> for OnGpu<T> {
     }
 }
 
-/// Computes `case` and judges the result. What each phase took is added to `seconds`.
+/// Computes `case` and judges the result. What each phase took is added to `seconds`. Data and reference are made only if they are
+/// not `known`.
 ///
 /// # Errors
 /// When the device fails, or the problem is too large for a reference.
@@ -354,12 +376,13 @@ pub(crate) fn check(
     case: &Case,
     place: Place<'_>,
     repeat: Option<Repeat>,
+    known: Option<&KnownProblems>,
     seconds: &mut Phases,
 ) -> warptile_check::Result<Checked> {
     match case.element {
-        ElementType::F16 => check_typed::<f16>(case, place, repeat, seconds),
-        ElementType::Bf16 => check_typed::<bf16>(case, place, repeat, seconds),
-        _ => check_typed::<f32>(case, place, repeat, seconds),
+        ElementType::F16 => check_typed::<f16>(case, place, repeat, known, seconds),
+        ElementType::Bf16 => check_typed::<bf16>(case, place, repeat, known, seconds),
+        _ => check_typed::<f32>(case, place, repeat, known, seconds),
     }
 }
 
@@ -367,6 +390,7 @@ fn check_typed<T: Element>(
     case: &Case,
     place: Place<'_>,
     repeat: Option<Repeat>,
+    known: Option<&KnownProblems>,
     seconds: &mut Phases,
 ) -> warptile_check::Result<Checked> {
     let plan = match timed(&mut seconds.planning, || place.plan(case)) {
@@ -375,15 +399,22 @@ fn check_typed<T: Element>(
         }
         plan => plan?,
     };
-    let inputs = timed(&mut seconds.generating, || case.inputs::<T>());
-    let expected = timed(&mut seconds.reference, || place.expectation(case, &inputs))?;
+    let mut make = || {
+        let inputs = timed(&mut seconds.generating, || case.inputs::<T>());
+        let expected = timed(&mut seconds.reference, || place.expectation(case, &inputs))?;
+        Ok(Known { inputs, expected })
+    };
+    let problem = match known {
+        Some(known) => known.of(case, make)?,
+        None => Arc::new(make()?),
+    };
     timed(&mut seconds.loading, || place.load(&plan))?;
-    let prepare = || place.prepare(case, &inputs, &plan);
+    let prepare = || place.prepare(case, &problem.inputs, &plan);
     Ok(Checked::Ran(Ran {
         image: plan.image(),
         drew_tiles: draws_tiles(case, &plan)?,
         gpu_reference: place.has_gpu_reference(case),
-        outcome: judge(case, &expected, repeat, prepare, seconds)?,
+        outcome: judge(case, &problem.expected, repeat, prepare, seconds)?,
     }))
 }
 
@@ -408,16 +439,18 @@ fn judge<'a, T: Element>(
     case: &Case,
     expected: &Expectation,
     repeat: Option<Repeat>,
-    prepare: impl Fn() -> warptile_check::Result<Box<dyn Runner<T> + 'a>>,
+    prepare: impl Fn() -> warptile_check::Result<Box<dyn Runner<'a, T> + 'a>>,
     seconds: &mut Phases,
 ) -> warptile_check::Result<Result<Errors, String>> {
-    let run = || {
+    let (first, second) = timed(&mut seconds.computing, || {
         let mut runner = prepare()?;
+        // Before the first launch, which might write into its inputs.
+        let mut again = runner.once_more()?;
         runner.launch()?;
-        Ok::<_, warptile_check::Error>(runner.result()?)
-    };
-    let (first, second) = timed(&mut seconds.computing, || (run(), run()));
-    let (first, second) = (first?, second?);
+        again.launch()?;
+        again.wait()?;
+        Ok::<_, warptile_check::Error>((runner.result()?, again.result()?))
+    })?;
     let judged = timed(&mut seconds.comparing, || {
         let report = case.check_against(expected, &first);
         report.map(|report| (report, same_bits(&first, &second)))
@@ -446,7 +479,7 @@ fn judge<'a, T: Element>(
 /// Which of the repeated launches gave other bits than `first`, as far as they are looked at.
 fn first_difference<T: Element>(
     first: &ResultBuffers<T>,
-    runner: &mut dyn Runner<T>,
+    runner: &mut dyn Runner<'_, T>,
     Repeat { launches, sync }: Repeat,
 ) -> warptile::Result<Option<u32>> {
     for launch in 1..=launches {
@@ -482,13 +515,22 @@ mod tests {
 
     /// The CPU path, but for one launch among all that any of these runners make, whose last bit is another.
     struct Flipping<'a> {
-        inner: Box<dyn Runner<f32> + 'a>,
+        inner: Box<dyn Runner<'a, f32> + 'a>,
         launches: &'a Cell<u32>,
         wrong: u32,
         flip: bool,
     }
 
-    impl Runner<f32> for Flipping<'_> {
+    impl<'a> Runner<'a, f32> for Flipping<'a> {
+        fn once_more(&self) -> warptile::Result<Box<dyn Runner<'a, f32> + 'a>> {
+            Ok(Box::new(Flipping {
+                inner: self.inner.once_more()?,
+                launches: self.launches,
+                wrong: self.wrong,
+                flip: false,
+            }))
+        }
+
         fn launch(&mut self) -> warptile::Result<()> {
             self.launches.set(self.launches.get() + 1);
             self.flip = self.launches.get() == self.wrong;
@@ -526,7 +568,7 @@ mod tests {
                 launches: &launches,
                 wrong,
                 flip: false,
-            }) as Box<dyn Runner<f32>>)
+            }) as Box<dyn Runner<'_, f32>>)
         };
         let judged = judge(&case, &expected, repeat, prepare, &mut Phases::default());
         (judged.unwrap(), launches.get())

@@ -41,7 +41,7 @@ impl Verify<'_> {
                 case: case.clone(),
                 ..trial.clone()
             };
-            Ok::<_, Failure>(match self.check(lane, &simpler)?.0 {
+            Ok::<_, Failure>(match self.check(lane, &simpler, None)?.0 {
                 Checked::Ran(ran) => ran.outcome.is_err(),
                 Checked::NotApplicable(_) => false,
             })

@@ -4,6 +4,7 @@ mod check;
 mod choose;
 mod coverage;
 mod failing;
+mod known;
 mod side_by_side;
 mod tile;
 mod totals;
@@ -20,6 +21,7 @@ use warptile_kernels::Image;
 
 use self::check::{Checked, Lane, Phases, Place, Repeat, SharedReference, Sync, check};
 use self::choose::{Trial, images, limited, runnable};
+use self::known::KnownProblems;
 use self::side_by_side::in_order;
 use self::totals::Totals;
 use crate::cases;
@@ -230,7 +232,14 @@ impl Verify<'_> {
     }
 
     /// Checks one problem. A device error ends the command: after it, the device's answers mean nothing.
-    fn check(&self, lane: &MaybeLane<'_>, trial: &Trial) -> Result<(Checked, Phases), Failure> {
+    ///
+    /// Problems that are `known` are made once for all images.
+    fn check(
+        &self,
+        lane: &MaybeLane<'_>,
+        trial: &Trial,
+        known: Option<&KnownProblems>,
+    ) -> Result<(Checked, Phases), Failure> {
         let choice = match trial.image {
             Some(image) => Choice::Image(image.name.to_owned()),
             None => Choice::Best,
@@ -246,7 +255,7 @@ impl Verify<'_> {
             },
         };
         let mut seconds = Phases::default();
-        match check(&trial.case, place, self.repeat, &mut seconds) {
+        match check(&trial.case, place, self.repeat, known, &mut seconds) {
             Ok(checked) => Ok((checked, seconds)),
             Err(error) => {
                 let failure = Failure::from(error);
@@ -290,7 +299,8 @@ impl Verify<'_> {
         let mut reasons = String::new();
         let mut written = None;
         let bar = progress::problems(trials.len() as u64);
-        let check = |lane: &_, trial: &_| self.check(lane, trial);
+        let known = KnownProblems::default();
+        let check = |lane: &_, trial: &_| self.check(lane, trial, Some(&known));
         in_order(
             lanes,
             trials.into_iter(),
@@ -342,7 +352,7 @@ impl Verify<'_> {
         };
         let (before, skipped) = (totals.count, totals.not_applicable);
         let bar = progress::problems(count);
-        let check = |lane: &_, trial: &_| self.check(lane, trial);
+        let check = |lane: &_, trial: &_| self.check(lane, trial, None);
         let mut written = None;
         let drawn = (0..).map(|index| self.draw(index));
         in_order(lanes, drawn, check, |trial, (checked, seconds)| {

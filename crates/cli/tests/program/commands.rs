@@ -479,6 +479,35 @@ fn a_paced_bench_takes_a_sample_for_each_line() {
 }
 
 #[test]
+fn a_paced_bench_goes_on_to_the_next_problem_when_it_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (lines, rows) = (dir.path().join("lines"), dir.path().join("rows.json"));
+    let bench = |text: &str| {
+        fs::write(&lines, text).unwrap();
+        let (stdout, _) = expect_code(
+            0,
+            warptile()
+                .args(["bench", "--device", "cpu", "--paced", "--samples", "2"])
+                .args(["--shape", "q8 k8 d8", "--shape", "q9 k9 d8"])
+                .args(["--shape", "q10 k10 d8", "--json"])
+                .arg(&rows)
+                .stdin(fs::File::open(&lines).unwrap()),
+        );
+        let rows = json(&rows).as_array().unwrap().clone();
+        let samples = rows.iter().map(|row| row["samples"].as_u64().unwrap());
+        (stdout, samples.collect::<Vec<_>>())
+    };
+    // Two samples; the second problem, one sample; the third problem, two.
+    let (stdout, samples) = bench("\n\nbegin\n\nnext\nbegin\n\n\n");
+    assert_eq!(samples, [2, 1, 2], "{stdout}");
+    for said in ["1 rows\n", "2 rows\n", "3 rows\n"] {
+        assert!(stdout.contains(said), "{stdout}");
+    }
+    let (stdout, samples) = bench("\n\n");
+    assert_eq!(samples, [2], "{stdout}");
+}
+
+#[test]
 fn bench_fails_when_a_row_is_slower_than_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let old = dir.path().join("old.json");
