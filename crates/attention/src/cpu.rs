@@ -11,6 +11,7 @@ mod amx;
 #[path = "cpu/no_amx.rs"]
 mod amx;
 mod block;
+mod few;
 mod finish;
 mod isa;
 mod lanes;

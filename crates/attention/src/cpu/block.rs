@@ -7,9 +7,10 @@ use warptile_kernels::tiling::Tiling;
 
 use crate::call::{Call, Operands, Sequence};
 use crate::cpu::amx::{self, Pairs, Tiles};
+use crate::cpu::few::{FewScores, FewValues, FewWeights, Finite, KEYS_AT_ONCE};
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::Memory;
-use crate::cpu::products::{FewScores, FewValues, Rows, Scores, Values};
+use crate::cpu::products::{Rows, Scores, Values};
 use crate::cpu::state::{RowState, with_sink};
 use crate::cpu::task::Task;
 use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
@@ -31,8 +32,11 @@ impl Tiling for Blocks {
     const BLOCK_N: usize = 128;
 }
 
-/// The most rows of a block that are a handful: its keys are turned instead of its queries.
+/// The most rows of a block that are a handful, if its heads are whole registers: see [`few`](crate::cpu::few).
 const FEW: usize = 8;
+
+/// Numbers from the scores of one of a handful of rows to those of the next.
+const FEW_STRIDE: usize = Blocks::BLOCK_N + KEYS_AT_ONCE;
 
 /// Scores are computed for groups of so many keys, at multiples of it: a multiple of the classes of keys, and what tile registers take.
 const GROUP: usize = 2 * CLASSES;
@@ -65,10 +69,8 @@ pub(super) struct Scratch {
 
 #[derive(Default)]
 struct Buffers {
-    /// Scores, then weights, of a panel: a row for each key of the tile.
+    /// Scores, then weights, of a panel: a row for each key of the tile. Of a handful of rows: a row of [`FEW_STRIDE`] for each.
     scores: Memory<f32>,
-    /// Some keys, turned.
-    group: Memory<f32>,
     state: RowState,
 }
 
@@ -116,11 +118,9 @@ pub(super) struct Tile<'a, T> {
 }
 
 /// Where products take keys and values from.
-enum Source<'a, T> {
-    /// Rows of numbers, where every register has many queries.
+enum Source<'a> {
+    /// Rows of numbers.
     Numbers(Rows<'a>, Rows<'a>),
-    /// As they are, where there are only a few queries; meanwhile those of the next tile are brought nearer.
-    Memory(Option<&'a Tile<'a, T>>),
     /// From the pairs that were made of them, by tile registers.
     Pairs(&'a Tiles),
 }
@@ -135,7 +135,7 @@ impl<'a, T: Element> Block<'a, T> {
         let few = registers.is_none() && rows <= FEW && whole;
         let panels = match registers {
             Some(_) => self.panels(amx::BLOCK, amx::BLOCK),
-            None if few => self.panels(FEW.next_multiple_of(width), width),
+            None if few => self.panels(1, 1),
             None => self.panels(self.isa.panel(), width),
         };
         let Scratch {
@@ -165,6 +165,9 @@ impl<'a, T: Element> Block<'a, T> {
             .map(|start| start.max(visible.start)..visible.end.min(start + Blocks::BLOCK_N));
         // Where keys are elements of `T`, the rows of the next tile are brought nearer.
         let mut add = |tile: &Tile<'_, T>, next: Option<&Tile<'_, T>>| {
+            if few {
+                return self.few_step(tile, next, &panels, queries, buffers);
+            }
             let largest_key = self.isa.run(LargestSquare(&tile.k));
             let bound = depth as f64 * (f64::from(largest_query) * f64::from(largest_key)).sqrt();
             let bound = bound * f64::from(self.factor().abs().max(1.0));
@@ -175,7 +178,6 @@ impl<'a, T: Element> Block<'a, T> {
                     pairs.load_tile(self.isa, &tile.k, &tile.v, before, ahead);
                     Source::Pairs(tiles)
                 }
-                None if few => Source::Memory(next),
                 None => Source::Numbers(self.numbers(&tile.k, keys), self.numbers(&tile.v, values)),
             };
             for panel in &panels {
@@ -340,7 +342,7 @@ impl<'a, T: Element> Block<'a, T> {
         let head = self.kv_head();
         let mut all = Vec::with_capacity(keys.len());
         for (entry, rows) in self.call.key_rows(&self.task.sequence, keys) {
-            all.extend(rows.map(|row| view.row(entry, row, head)));
+            all.extend(view.rows(entry, rows, head));
         }
         all
     }
@@ -361,7 +363,7 @@ impl<'a, T: Element> Block<'a, T> {
     fn step(
         &self,
         tile: &Tile<'_, T>,
-        source: &Source<'_, T>,
+        source: &Source<'_>,
         panel: &Panel,
         safe: bool,
         (queries, pairs): (&[f32], &mut Pairs),
@@ -380,11 +382,7 @@ impl<'a, T: Element> Block<'a, T> {
         if buffers.scores.len() < len {
             buffers.scores.resize(len);
         }
-        let Buffers {
-            scores,
-            group,
-            state,
-        } = buffers;
+        let Buffers { scores, state } = buffers;
         let scores = &mut scores[..len];
         let first = first % Blocks::BLOCK_N;
         let part = keys.start - tile.keys.start..keys.end - tile.keys.start;
@@ -413,18 +411,6 @@ impl<'a, T: Element> Block<'a, T> {
                 depth,
                 lanes,
                 out,
-            }),
-            Source::Memory(next) => self.isa.run(FewScores {
-                keys: &tile.k[part.clone()],
-                ahead: next.map_or(&[], |next| &next.k),
-                queries: Rows {
-                    data: queries,
-                    stride: depth,
-                },
-                count: panel.rows.len(),
-                out,
-                lanes,
-                group,
             }),
         }
         scores[..before].fill(f32::NEG_INFINITY);
@@ -464,17 +450,65 @@ impl<'a, T: Element> Block<'a, T> {
                 out,
                 factors,
             }),
-            Source::Memory(next) => self.isa.run(FewValues {
-                values: &tile.v[part],
-                ahead: next.map_or(&[], |next| &next.v),
-                weights,
-                lanes,
-                count: panel.rows.len(),
-                out,
-                depth: value_depth,
-                factors,
-            }),
         }
+    }
+
+    /// The same for a handful of rows, each with a panel of its own.
+    fn few_step(
+        &self,
+        tile: &Tile<'_, T>,
+        next: Option<&Tile<'_, T>>,
+        panels: &[Panel],
+        queries: &[f32],
+        buffers: &mut Buffers,
+    ) {
+        let (count, keys) = (panels.len(), tile.keys.clone());
+        let Buffers { scores, state } = buffers;
+        scores.resize(count * FEW_STRIDE);
+        // From one multiple of a group to another; keys that do not count are hidden.
+        let start = keys.start / Blocks::BLOCK_N * Blocks::BLOCK_N;
+        let (from, to) = (keys.start - start, keys.end - start);
+        let first = from / GROUP * GROUP;
+        let (before, after) = (from - first, to - first);
+        self.isa.run(FewScores {
+            keys: &tile.k,
+            ahead: &tile.v,
+            queries: Rows {
+                data: queries,
+                stride: self.call.head_dim(),
+            },
+            count,
+            out: &mut scores[before..],
+            stride: FEW_STRIDE,
+        });
+        let len = after.next_multiple_of(GROUP);
+        for (row, panel) in panels.iter().enumerate() {
+            let scores = &mut scores[row * FEW_STRIDE..][..len];
+            scores[..before].fill(f32::NEG_INFINITY);
+            scores[after..].fill(f32::NEG_INFINITY);
+            let scores = &mut scores[before..after];
+            // Where a product of finite numbers overflows, its score is not finite either.
+            let safe = self.isa.run(Finite(scores));
+            let careful = &mut state.careful[row..=row];
+            self.finish_scores(tile, panel, &keys, safe, scores, careful);
+        }
+        self.isa.run(FewWeights {
+            scores,
+            stride: FEW_STRIDE,
+            keys: len,
+            max: &mut state.max,
+            sum: &mut state.sum,
+            factors: &mut state.factors,
+        });
+        self.isa.run(FewValues {
+            values: &tile.v,
+            ahead: next.map_or(&[], |next| &next.k),
+            weights: &scores[before..],
+            stride: FEW_STRIDE,
+            out: &mut state.out,
+            depth: self.call.value_dim(),
+            factors: &state.factors,
+        });
     }
 
     /// The sink of each row, if there are sinks.

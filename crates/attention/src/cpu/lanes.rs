@@ -50,6 +50,10 @@ pub(super) trait Lanes: Copy {
     /// Of each lane a pair of `bf16`: this number in the lower half, the other in the upper one. Rounded to the nearest, ties away from
     /// 0. A NaN whose low 16 bits are 0, as of `bf16` inputs and of arithmetic, stays one.
     unsafe fn pair_bf16(self, other: Self) -> Self;
+    /// Of each lane a pair of `f16`, that in the lower half first: the numbers of both.
+    unsafe fn split_f16(self) -> [Self; 2];
+    /// Of each lane a pair of `bf16`, that in the lower half first: the numbers of both.
+    unsafe fn split_bf16(self) -> [Self; 2];
     /// Transposes the square of the first [`Lanes::WIDTH`] registers.
     unsafe fn transpose(square: &mut [Self; MAX_WIDTH]);
     /// Brings the cache line of this address nearer. Any address will do.
@@ -64,6 +68,18 @@ pub(super) trait Lanes: Copy {
                 ElementType::F16 => Self::load_f16(from.cast()),
                 ElementType::Bf16 => Self::load_bf16(from.cast()),
                 _ => Self::load(from.cast()),
+            }
+        }
+    }
+
+    /// The numbers of the pair of elements of 16 bits that each lane holds, the first one's in the lower half.
+    #[inline(always)]
+    unsafe fn split<T: Element>(self) -> [Self; 2] {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            match T::TYPE {
+                ElementType::F16 => self.split_f16(),
+                _ => self.split_bf16(),
             }
         }
     }
@@ -216,6 +232,22 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    unsafe fn split_f16(self) -> [Self; 2] {
+        [
+            self.map(|x| f16_to_f32(x.to_bits() as u16)),
+            self.map(|x| f16_to_f32((x.to_bits() >> 16) as u16)),
+        ]
+    }
+
+    #[inline(always)]
+    unsafe fn split_bf16(self) -> [Self; 2] {
+        [
+            self.map(|x| f32::from_bits(x.to_bits() << 16)),
+            self.map(|x| f32::from_bits(x.to_bits() & UPPER_HALF)),
+        ]
+    }
+
+    #[inline(always)]
     unsafe fn transpose(square: &mut [Self; MAX_WIDTH]) {
         let rows: [[f32; 4]; 4] = std::array::from_fn(|row| square[row].0);
         for (column, to) in square[..4].iter_mut().enumerate() {
@@ -348,6 +380,15 @@ mod x86_64 {
                 }
 
                 #[inline(always)]
+                unsafe fn split_bf16(self) -> [Self; 2] {
+                    unsafe {
+                        let bits = $as_integers(self.0);
+                        let upper = $and(bits, $integers(UPPER_HALF.cast_signed()));
+                        [$name($as_numbers($shift::<16>(bits))), $name($as_numbers(upper))]
+                    }
+                }
+
+                #[inline(always)]
                 unsafe fn prefetch<T>(address: *const T) {
                     unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
                 }
@@ -370,6 +411,21 @@ mod x86_64 {
         #[inline(always)]
         unsafe fn zero_below(self, bound: Self, value: Self) -> Self {
             Avx2(unsafe { _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(self.0, bound.0), value.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn split_f16(self) -> [Self; 2] {
+            unsafe {
+                let bits = _mm256_castps_si256(self.0);
+                let lower = _mm256_blend_epi16::<0xaa>(bits, _mm256_setzero_si256());
+                // Numbers of 4 lanes of the lower half, of the same of the upper half, then of the other 4 lanes.
+                let halves = _mm256_packus_epi32(lower, _mm256_srli_epi32::<16>(bits));
+                let halves = _mm256_permute4x64_epi64::<0b11_01_10_00>(halves);
+                [
+                    Avx2(_mm256_cvtph_ps(_mm256_castsi256_si128(halves))),
+                    Avx2(_mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves))),
+                ]
+            }
         }
 
         #[inline(always)]
@@ -416,6 +472,18 @@ mod x86_64 {
                 let kept = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, bound.0);
                 _mm512_maskz_mov_ps(kept, value.0)
             })
+        }
+
+        #[inline(always)]
+        unsafe fn split_f16(self) -> [Self; 2] {
+            unsafe {
+                let lower = _mm512_castps_si512(self.0);
+                let upper = _mm512_srli_epi32::<16>(lower);
+                [
+                    Avx512(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(lower))),
+                    Avx512(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(upper))),
+                ]
+            }
         }
 
         #[inline(always)]

@@ -1,0 +1,517 @@
+//! Products and softmax of a handful of queries, as in decoding.
+//!
+//! They would leave most lanes of a panel empty. So a lane is a key while scores are computed, and a component while values are added up;
+//! every key is read once for up to four queries, and numbers of 16 bits become `f32` only in registers. Each sum is taken in the order
+//! that [`Scores`](crate::cpu::products::Scores), [`Weights`](crate::cpu::weights::Weights) and [`Values`](crate::cpu::products::Values)
+//! take it in, so the bits are the same.
+
+use crate::cpu::isa::Work;
+use crate::cpu::lanes::*;
+use crate::cpu::products::{Rows, add_product};
+use crate::cpu::weights::CLASSES;
+use crate::element::Element;
+
+/// Queries that share what is read of a key.
+const QUERIES: usize = 4;
+
+/// Scores are written for so many keys at a time, with any instructions; behind the last key they mean nothing.
+pub(super) const KEYS_AT_ONCE: usize = 2 * MAX_WIDTH;
+
+/// Scores of a handful of queries.
+pub(super) struct FewScores<'a, T> {
+    pub(super) keys: &'a [&'a [T]],
+    /// Rows that will be needed soon.
+    pub(super) ahead: &'a [&'a [T]],
+    /// A row for each query, as long as a key; their length is a multiple of a register's width.
+    pub(super) queries: Rows<'a>,
+    pub(super) count: usize,
+    /// A row for each query, with room for the next multiple of [`KEYS_AT_ONCE`] keys.
+    pub(super) out: &'a mut [f32],
+    /// Numbers from a row of `out` to the next.
+    pub(super) stride: usize,
+}
+
+impl<T: Element> Work for FewScores<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(self) {
+        let depth = self.queries.stride;
+        let group = 2 * L::WIDTH;
+        self.queries.check(self.count, depth);
+        assert!(depth.is_multiple_of(L::WIDTH));
+        assert!(self.keys.iter().all(|key| depth <= key.len()));
+        let mut soon = self.ahead.chunks(group);
+        for (index, keys) in self.keys.chunks(group).enumerate() {
+            // Lanes without a key repeat the last one.
+            let mut rows = [keys[keys.len() - 1].as_ptr(); 2 * MAX_WIDTH];
+            for (row, key) in rows.iter_mut().zip(keys) {
+                *row = key.as_ptr();
+            }
+            let mut ahead = rows;
+            for (row, key) in ahead.iter_mut().zip(soon.next().unwrap_or(&[])) {
+                *row = key.as_ptr();
+            }
+            let rows = (&rows, &ahead);
+            let mut query = 0;
+            while query < self.count {
+                let queries = &self.queries.data[query * depth..];
+                let out = &mut self.out[query * self.stride + index * group..];
+                let out = (out, self.stride);
+                // SAFETY: the caller vouches for the instructions; there are so many queries and rows of `depth` numbers.
+                query += unsafe {
+                    if query + QUERIES <= self.count {
+                        scores_of::<L, T, QUERIES>(queries, rows, depth, out)
+                    } else {
+                        scores_of::<L, T, 1>(queries, rows, depth, out)
+                    }
+                };
+            }
+        }
+    }
+}
+
+/// Keys of two registers, and as many rows that will be needed soon.
+type Keys<'a, T> = (&'a [*const T; 2 * MAX_WIDTH], &'a [*const T; 2 * MAX_WIDTH]);
+
+/// Sums of `COUNT` queries and two registers of keys.
+type Sums<L, const COUNT: usize> = [[L; 2]; COUNT];
+
+/// Scores of `COUNT` queries and two registers of keys; returns `COUNT`.
+///
+/// # Safety
+/// The machine has the instructions of `L`. There are `COUNT` queries of `depth` numbers, and as many in each key.
+#[inline(always)]
+unsafe fn scores_of<L: Lanes, T: Element, const COUNT: usize>(
+    queries: &[f32],
+    keys: Keys<'_, T>,
+    depth: usize,
+    (out, stride): (&mut [f32], usize),
+) -> usize {
+    assert!((COUNT - 1) * stride + 2 * L::WIDTH <= out.len());
+    // SAFETY: the caller vouches for it, and for `out` the assertion.
+    unsafe {
+        let mut sums = [[L::splat(0.0); 2]; COUNT];
+        // Numbers of 16 bits are turned two at a time.
+        let numbers = (size_of::<u32>() / size_of::<T>()).max(1);
+        let step = numbers * L::WIDTH;
+        let whole = depth / step * step;
+        for column in (0..whole).step_by(step) {
+            let queries = queries.as_ptr().add(column);
+            let words = turned::<L, T, true>(keys, column);
+            for (index, words) in words.into_iter().take(L::WIDTH).enumerate() {
+                let query = queries.add(numbers * index);
+                if numbers == 2 {
+                    let [first, second] = words;
+                    let (first, second) = (first.split::<T>(), second.split::<T>());
+                    sums = add_column(sums, [first[0], second[0]], (query, depth));
+                    sums = add_column(sums, [first[1], second[1]], (query.add(1), depth));
+                } else {
+                    sums = add_column(sums, words, (query, depth));
+                }
+            }
+        }
+        if whole < depth {
+            let queries = queries.as_ptr().add(whole);
+            let columns = turned::<L, T, false>(keys, whole);
+            for (index, columns) in columns.into_iter().take(L::WIDTH).enumerate() {
+                sums = add_column(sums, columns, (queries.add(index), depth));
+            }
+        }
+        for (query, sums) in sums.into_iter().enumerate() {
+            for (half, sum) in sums.into_iter().enumerate() {
+                sum.store(out.as_mut_ptr().add(query * stride + half * L::WIDTH));
+            }
+        }
+    }
+    COUNT
+}
+
+/// A register's width of words of 32 bits of each key, or of numbers: one of each key in a lane.
+///
+/// # Safety
+/// The machine has the instructions of `L`. Each key has these numbers.
+#[inline(always)]
+unsafe fn turned<L: Lanes, T: Element, const WORDS: bool>(
+    (keys, ahead): Keys<'_, T>,
+    column: usize,
+) -> [[L; 2]; MAX_WIDTH] {
+    // SAFETY: the caller vouches for it; any address may be fetched ahead.
+    unsafe {
+        let mut both = [[L::splat(0.0); 2]; MAX_WIDTH];
+        for half in 0..2 {
+            let mut square = [L::splat(0.0); MAX_WIDTH];
+            for (index, register) in square[..L::WIDTH].iter_mut().enumerate() {
+                let key = half * L::WIDTH + index;
+                L::prefetch(ahead[key].wrapping_add(column));
+                let from = keys[key].add(column);
+                *register = match WORDS {
+                    true => L::load(from.cast()),
+                    false => L::widen(from),
+                };
+            }
+            L::transpose(&mut square);
+            for (to, register) in both.iter_mut().zip(square) {
+                to[half] = register;
+            }
+        }
+        both
+    }
+}
+
+/// Adds the products of a column of keys.
+///
+/// # Safety
+/// The machine has the instructions of `L`; so many queries, `stride` apart, have a number here.
+#[inline(always)]
+unsafe fn add_column<L: Lanes, const COUNT: usize>(
+    mut sums: Sums<L, COUNT>,
+    column: [L; 2],
+    (queries, stride): (*const f32, usize),
+) -> Sums<L, COUNT> {
+    for (query, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: the caller vouches for it.
+        unsafe {
+            let query = L::splat(*queries.add(query * stride));
+            for (sum, column) in sums.iter_mut().zip(column) {
+                *sum = query.mul_add(column, *sum);
+            }
+        }
+    }
+    sums
+}
+
+/// Turns the scores of a handful of queries, in units of ln 2, into weights relative to the largest score so far.
+pub(super) struct FewWeights<'a> {
+    /// A row for each query, `stride` apart. Hidden keys have the score minus infinity.
+    pub(super) scores: &'a mut [f32],
+    pub(super) stride: usize,
+    /// Keys of a row, of which the first is of class 0; a multiple of [`CLASSES`].
+    pub(super) keys: usize,
+    /// Of each query, the largest score so far.
+    pub(super) max: &'a mut [f32],
+    /// Of each query, the sum of all weights so far.
+    pub(super) sum: &'a mut [f32],
+    /// Of each query, what its sums so far are to be multiplied by.
+    pub(super) factors: &'a mut [f32],
+}
+
+impl Work for FewWeights<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(self) {
+        assert!(self.keys.is_multiple_of(CLASSES));
+        let state = (self.max.iter_mut())
+            .zip(self.sum)
+            .zip(self.factors)
+            .zip(self.scores.chunks_mut(self.stride));
+        for (((max, sum), factor), scores) in state {
+            let scores = &mut scores[..self.keys];
+            // SAFETY: the caller vouches for the instructions; pieces and arrays are as long as `CLASSES`, which is `MAX_WIDTH`.
+            unsafe {
+                let mut largest = L::splat(f32::NEG_INFINITY);
+                for piece in scores.chunks_exact(L::WIDTH) {
+                    // Ignores a NaN.
+                    largest = L::load(piece.as_ptr()).max(largest);
+                }
+                let mut all = [f32::NEG_INFINITY; MAX_WIDTH];
+                largest.store(all.as_mut_ptr());
+                let old = *max;
+                *max = all.into_iter().fold(old, f32::max);
+                // Where no key was seen yet, 0: every weight is 0 then, where inf - inf would be a NaN.
+                let largest = max.max(f32::MIN);
+                let below = L::splat(0.0 - largest);
+                let one = L::splat(1.0);
+                let mut sums = [L::splat(0.0); MAX_WIDTH];
+                for piece in scores.chunks_exact_mut(CLASSES) {
+                    let places = piece.chunks_exact_mut(L::WIDTH);
+                    for (place, sum) in places.zip(&mut sums) {
+                        let weight = L::load(place.as_ptr()).mul_add(one, below).exp2();
+                        *sum = sum.add(weight);
+                        weight.store(place.as_mut_ptr());
+                    }
+                }
+                let mut classes = [0.0; CLASSES];
+                for (to, sum) in classes.chunks_exact_mut(L::WIDTH).zip(sums) {
+                    sum.store(to.as_mut_ptr());
+                }
+                for half in [8, 4, 2, 1] {
+                    for class in 0..half {
+                        classes[class] += classes[class + half];
+                    }
+                }
+                L::splat(old - largest).exp2().store(all.as_mut_ptr());
+                *factor = all[0];
+                *sum = *sum * *factor + classes[0];
+            }
+        }
+    }
+}
+
+/// Whether all numbers are finite.
+pub(super) struct Finite<'a>(pub(super) &'a [f32]);
+
+impl Work for Finite<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(self) -> bool {
+        let pieces = self.0.chunks_exact(MAX_WIDTH);
+        let rest = pieces.remainder().iter().all(|x| x.is_finite());
+        let mut zeros = [0.0; MAX_WIDTH];
+        for piece in pieces {
+            for (zero, x) in zeros.iter_mut().zip(piece) {
+                *zero += x * 0.0;
+            }
+        }
+        rest && zeros.iter().all(|zero| *zero == 0.0)
+    }
+}
+
+/// Adds up the values of a handful of queries: `out = factors out + weights values`.
+pub(super) struct FewValues<'a, T> {
+    pub(super) values: &'a [&'a [T]],
+    /// Rows that will be needed soon.
+    pub(super) ahead: &'a [&'a [T]],
+    /// A row for each query, with a number for each value.
+    pub(super) weights: &'a [f32],
+    /// Numbers from a row of weights to the next.
+    pub(super) stride: usize,
+    /// A row of `depth` numbers for each query; `depth` is a multiple of a register's width.
+    pub(super) out: &'a mut [f32],
+    pub(super) depth: usize,
+    /// One for each query.
+    pub(super) factors: &'a [f32],
+}
+
+impl<T: Element> Work for FewValues<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(mut self) {
+        let count = self.factors.len();
+        assert!(self.depth.is_multiple_of(L::WIDTH));
+        assert!(self.values.iter().all(|row| self.depth <= row.len()));
+        let weights = count.saturating_sub(1) * self.stride + self.values.len();
+        assert!(weights <= self.weights.len());
+        assert!(count * self.depth <= self.out.len());
+        let mut component = 0;
+        while component < self.depth {
+            // SAFETY: the caller vouches for the instructions; the rest was checked.
+            component += unsafe {
+                if component + 4 * L::WIDTH <= self.depth {
+                    values_in::<L, T, 4>(&mut self, component)
+                } else {
+                    values_in::<L, T, 1>(&mut self, component)
+                }
+            };
+        }
+    }
+}
+
+/// `COLUMNS` registers of components of all queries; returns how many components these are.
+///
+/// # Safety
+/// As [`Work::run`]; what [`FewValues::run`] checks.
+#[inline(always)]
+unsafe fn values_in<L: Lanes, T: Element, const COLUMNS: usize>(
+    work: &mut FewValues<'_, T>,
+    component: usize,
+) -> usize {
+    let count = work.factors.len();
+    let mut query = 0;
+    while query < count {
+        // SAFETY: the caller vouches for it.
+        query += unsafe {
+            if query + QUERIES <= count {
+                values_of::<L, T, QUERIES, COLUMNS>(work, query, component)
+            } else {
+                values_of::<L, T, 1, COLUMNS>(work, query, component)
+            }
+        };
+    }
+    COLUMNS * L::WIDTH
+}
+
+/// `COUNT` queries; returns `COUNT`.
+///
+/// # Safety
+/// As [`values_in`].
+#[inline(always)]
+unsafe fn values_of<L: Lanes, T: Element, const COUNT: usize, const COLUMNS: usize>(
+    work: &mut FewValues<'_, T>,
+    query: usize,
+    component: usize,
+) -> usize {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        let out = work.out.as_mut_ptr().add(query * work.depth + component);
+        let place = |row: usize, column: usize| out.add(row * work.depth + column * L::WIDTH);
+        let sums: [[L; COLUMNS]; COUNT] = std::array::from_fn(|row| {
+            let factor = L::splat(work.factors[query + row]);
+            std::array::from_fn(|column| L::load(place(row, column)).mul(factor))
+        });
+        let weights = work.weights.as_ptr().add(query * work.stride);
+        let values = work.values;
+        let sums = add_product(sums, values.len(), (weights, work.stride, 1), |step| {
+            if let Some(row) = work.ahead.get(step) {
+                let columns = COLUMNS * L::WIDTH;
+                for column in (component..component + columns).step_by(64 / size_of::<T>()) {
+                    L::prefetch(row.as_ptr().wrapping_add(column));
+                }
+            }
+            values.get_unchecked(step).as_ptr().add(component)
+        });
+        for (row, sums) in sums.into_iter().enumerate() {
+            for (column, sum) in sums.into_iter().enumerate() {
+                sum.store(place(row, column));
+            }
+        }
+    }
+    COUNT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::isa::Isa;
+    use crate::cpu::weights::Weights;
+    use half::{bf16, f16};
+    use quickcheck::quickcheck;
+
+    /// Small integers, which every element type has, so that every sum is exact.
+    fn matrix<T: Element>(rows: usize, columns: usize, seed: usize) -> Vec<T> {
+        let entry = |i: usize| ((i / columns * 31 + i % columns * 17 + seed) % 11) as f32 - 5.0;
+        (0..rows * columns).map(|i| T::from_f32(entry(i))).collect()
+    }
+
+    /// Products with so many keys of `pieces` registers are what they should be.
+    fn products<T: Element>(isa: Isa, keys: usize, pieces: usize, count: usize) -> bool {
+        let depth = isa.width() * pieces;
+        let (data, queries) = (matrix::<T>(keys, depth, 1), matrix(count, depth, 2));
+        let rows: Vec<&[T]> = data.chunks(depth).collect();
+        let number = |key: usize, c: usize| data[key * depth + c].to_f32();
+        let stride = keys.next_multiple_of(KEYS_AT_ONCE);
+        let mut out = vec![0.0; count * stride];
+        isa.run(FewScores {
+            keys: &rows,
+            ahead: &rows[keys / 2..],
+            queries: Rows {
+                data: &queries,
+                stride: depth,
+            },
+            count,
+            out: &mut out,
+            stride,
+        });
+        let scores_agree = out.iter().enumerate().all(|(i, x)| {
+            let (query, key) = (i / stride, i % stride);
+            if key >= keys {
+                return true;
+            }
+            let terms = (0..depth).map(|c| number(key, c) * queries[query * depth + c]);
+            *x == terms.sum::<f32>()
+        });
+        let weights = matrix::<f32>(count, stride, 3);
+        let (before, factors) = (matrix::<f32>(count, depth, 4), matrix::<f32>(1, count, 5));
+        let mut out = before.clone();
+        isa.run(FewValues {
+            values: &rows,
+            ahead: &rows[keys / 2..],
+            weights: &weights,
+            stride,
+            out: &mut out,
+            depth,
+            factors: &factors,
+        });
+        scores_agree
+            && out.iter().enumerate().all(|(i, x)| {
+                let (query, c) = (i / depth, i % depth);
+                let terms = (0..keys).map(|key| number(key, c) * weights[query * stride + key]);
+                *x == before[i] * factors[query] + terms.sum::<f32>()
+            })
+    }
+
+    quickcheck! {
+        fn products_are_products(keys: u8, pieces: u8, count: u8) -> bool {
+            let (keys, pieces) = (usize::from(keys % 70), 1 + usize::from(pieces % 9));
+            let count = 1 + usize::from(count % 8);
+            Isa::all().all(|isa| {
+                products::<f32>(isa, keys, pieces, count)
+                    && products::<f16>(isa, keys, pieces, count)
+                    && products::<bf16>(isa, keys, pieces, count)
+            })
+        }
+    }
+
+    /// To the bit, whatever the scores are.
+    #[test]
+    fn weights_are_those_of_a_panel() {
+        const KEYS: usize = 96;
+        for isa in Isa::all() {
+            let count = 5;
+            let lanes = isa.width().next_multiple_of(8);
+            let score = |query: usize, key: usize| match (query * 7 + key) % 23 {
+                0 => f32::NEG_INFINITY,
+                1 if query == 3 => f32::NAN,
+                _ if query == 4 => f32::NEG_INFINITY,
+                x => (key * 37 % 101) as f32 / 7.0 - x as f32,
+            };
+            let stride = KEYS + 5;
+            let (mut max, mut sum) = (vec![1.5, -3.0, f32::NEG_INFINITY, 2.0, -1.0], vec![0.7; 5]);
+            let mut factors = vec![f32::NAN; count];
+            let (mut all_max, mut all_sum) = (vec![0.0; lanes], vec![0.7; lanes]);
+            all_max[..count].copy_from_slice(&max);
+            let mut all_factors = vec![f32::NAN; lanes];
+            let mut few: Vec<f32> = { 0..count * stride }
+                .map(|i| score(i / stride, i % stride))
+                .collect();
+            let mut all: Vec<f32> = { 0..KEYS * lanes }
+                .map(|i| score(i % lanes, i / lanes))
+                .collect();
+            isa.run(FewWeights {
+                scores: &mut few,
+                stride,
+                keys: KEYS,
+                max: &mut max,
+                sum: &mut sum,
+                factors: &mut factors,
+            });
+            isa.run(Weights {
+                scores: &mut all,
+                lanes,
+                pairs: None,
+                unit: 1.0,
+                max: &mut all_max,
+                sum: &mut all_sum,
+                factors: &mut all_factors,
+            });
+            let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+            for query in 0..count {
+                assert!(same(max[query], all_max[query]), "{isa:?} {query}");
+                assert!(same(sum[query], all_sum[query]), "{isa:?} {query}");
+                assert!(same(factors[query], all_factors[query]), "{isa:?} {query}");
+                for key in 0..KEYS {
+                    let (a, b) = (few[query * stride + key], all[key * lanes + query]);
+                    assert!(same(a, b), "{isa:?} {query} {key}: {a} {b}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_number_that_is_not_finite_is_found() {
+        for isa in Isa::all() {
+            let mut numbers = [f32::MAX; 41];
+            assert!(isa.run(Finite(&numbers)));
+            for place in 0..numbers.len() {
+                for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    numbers[place] = x;
+                    assert!(!isa.run(Finite(&numbers)), "{isa:?} {place}");
+                }
+                numbers[place] = 0.0;
+            }
+        }
+    }
+}
