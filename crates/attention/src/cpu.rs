@@ -7,15 +7,13 @@
 
 #[cfg(warptile_amx)]
 mod amx;
-#[cfg(not(warptile_amx))]
-#[path = "cpu/no_amx.rs"]
-mod amx;
 mod block;
 mod few;
 mod finish;
 mod isa;
 mod lanes;
 mod memory;
+mod pairs;
 mod products;
 mod state;
 mod task;

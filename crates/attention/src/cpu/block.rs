@@ -6,10 +6,12 @@ use std::ops::Range;
 use warptile_kernels::tiling::Tiling;
 
 use crate::call::{Call, Operands, Sequence};
-use crate::cpu::amx::{self, Pairs, Tiles};
-use crate::cpu::few::{FewScores, FewValues, FewWeights, Finite, KEYS_AT_ONCE};
+use crate::cpu::few::{
+    FewDots, FewScores, FewValues, FewWeights, Finite, KEYS_AT_ONCE, Round, TURNED,
+};
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::Memory;
+use crate::cpu::pairs::{self, Engine, Pairs};
 use crate::cpu::products::{Rows, Scores, Values};
 use crate::cpu::state::{RowState, with_sink};
 use crate::cpu::task::Task;
@@ -71,6 +73,10 @@ pub(super) struct Scratch {
 struct Buffers {
     /// Scores, then weights, of a panel: a row for each key of the tile. Of a handful of rows: a row of [`FEW_STRIDE`] for each.
     scores: Memory<f32>,
+    /// Weights of a handful of rows, rounded to `bf16`.
+    halves: Memory<u16>,
+    /// Some keys, turned, of a handful of rows.
+    turned: Memory<f32>,
     state: RowState,
 }
 
@@ -121,8 +127,8 @@ pub(super) struct Tile<'a, T> {
 enum Source<'a> {
     /// Rows of numbers.
     Numbers(Rows<'a>, Rows<'a>),
-    /// From the pairs that were made of them, by tile registers.
-    Pairs(&'a Tiles),
+    /// From the pairs that were made of them.
+    Pairs(&'a Engine),
 }
 
 impl<'a, T: Element> Block<'a, T> {
@@ -130,12 +136,13 @@ impl<'a, T: Element> Block<'a, T> {
         let (depth, value_depth) = (self.call.head_dim(), self.call.value_dim());
         let rows = self.task.rows();
         let width = self.isa.width();
-        let registers = self.tiles();
+        let engine = self.engine();
         let whole = depth.is_multiple_of(width) && value_depth.is_multiple_of(width);
-        let few = registers.is_none() && rows <= FEW && whole;
-        let panels = match registers {
-            Some(_) => self.panels(amx::BLOCK, amx::BLOCK),
-            None if few => self.panels(1, 1),
+        let tiles = engine.as_ref().is_some_and(Engine::is_tiles);
+        let few = !tiles && rows <= FEW && whole;
+        let panels = match engine {
+            _ if few => self.panels(1, 1),
+            Some(_) => self.panels(pairs::BLOCK, pairs::BLOCK),
             None => self.panels(self.isa.panel(), width),
         };
         let Scratch {
@@ -151,9 +158,9 @@ impl<'a, T: Element> Block<'a, T> {
             value_depth,
         );
         let query_rows = self.query_rows();
-        match registers {
-            Some(_) => pairs.load_queries(self.isa, &query_rows, [depth, value_depth]),
-            None => self.load_queries(&query_rows, few, &panels, queries),
+        match engine {
+            Some(_) if !few => pairs.load_queries(self.isa, &query_rows, [depth, value_depth]),
+            _ => self.load_queries(&query_rows, few, &panels, queries),
         }
         let largest_query = self.isa.run(LargestSquare(&query_rows));
         let visible = self.task.keys(self.call.mask());
@@ -166,17 +173,21 @@ impl<'a, T: Element> Block<'a, T> {
         // Where keys are elements of `T`, the rows of the next tile are brought nearer.
         let mut add = |tile: &Tile<'_, T>, next: Option<&Tile<'_, T>>| {
             if few {
+                let queries = Rows {
+                    data: queries,
+                    stride: queries.len() / rows,
+                };
                 return self.few_step(tile, next, &panels, queries, buffers);
             }
             let largest_key = self.isa.run(LargestSquare(&tile.k));
             let bound = depth as f64 * (f64::from(largest_query) * f64::from(largest_key)).sqrt();
             let bound = bound * f64::from(self.factor().abs().max(1.0));
-            let source = match &registers {
-                Some(tiles) => {
+            let source = match &engine {
+                Some(engine) => {
                     let before = tile.keys.start % Blocks::BLOCK_N;
                     let ahead = next.map_or([&[][..]; 2], |next| [&next.k, &next.v]);
                     pairs.load_tile(self.isa, &tile.k, &tile.v, before, ahead);
-                    Source::Pairs(tiles)
+                    Source::Pairs(engine)
                 }
                 None => Source::Numbers(self.numbers(&tile.k, keys), self.numbers(&tile.v, values)),
             };
@@ -291,11 +302,11 @@ impl<'a, T: Element> Block<'a, T> {
         self.task.heads.start / self.call.group_size()
     }
 
-    /// The tile registers, if products are left to them: where the numbers are of their type and fill them.
-    fn tiles(&self) -> Option<Tiles> {
+    /// What multiplies pairs, if products are left to it: where the numbers are of its type and fill its blocks.
+    fn engine(&self) -> Option<Engine> {
         let sizes = [self.call.head_dim(), self.call.value_dim()];
-        let whole = sizes.iter().all(|size| size.is_multiple_of(amx::BLOCK));
-        (whole && T::TYPE == ElementType::Bf16 && self.isa.has_tiles()).then(Tiles::new)
+        let whole = sizes.iter().all(|size| size.is_multiple_of(pairs::BLOCK));
+        (whole && T::TYPE == ElementType::Bf16).then(|| self.isa.engine())?
     }
 
     fn query_rows(&self) -> Vec<&'a [T]> {
@@ -313,6 +324,14 @@ impl<'a, T: Element> Block<'a, T> {
     fn load_queries(&self, rows: &[&[T]], few: bool, panels: &[Panel], to: &mut Memory<f32>) {
         let depth = self.call.head_dim();
         let factor = self.factor();
+        if few && self.engine().is_some() {
+            // Pairs are as they are in memory, and products are scaled.
+            to.resize(rows.len() * depth / 2);
+            for (row, to) in rows.iter().zip(to.chunks_exact_mut(depth / 2)) {
+                bytemuck::cast_slice_mut(to).copy_from_slice(pairs::halves(row));
+            }
+            return;
+        }
         if few {
             to.resize(rows.len() * depth);
             let factor = Some(factor);
@@ -382,22 +401,26 @@ impl<'a, T: Element> Block<'a, T> {
         if buffers.scores.len() < len {
             buffers.scores.resize(len);
         }
-        let Buffers { scores, state } = buffers;
+        let Buffers { scores, state, .. } = buffers;
         let scores = &mut scores[..len];
         let first = first % Blocks::BLOCK_N;
         let part = keys.start - tile.keys.start..keys.end - tile.keys.start;
         let (state_from, state_to) = (panel.lanes.start, panel.lanes.end);
         // Queries of pairs are not scaled: the products are, later if they are nothing else before.
         let unit = match source {
-            Source::Pairs(_) if safe && self.plain() && self.factor() > 0.0 => self.factor(),
+            Source::Pairs(engine)
+                if engine.is_tiles() && safe && self.plain() && self.factor() > 0.0 =>
+            {
+                self.factor()
+            }
             _ => 1.0,
         };
         let out = &mut scores[before..after];
         match source {
-            Source::Pairs(tiles) => {
-                pairs.scores(tiles, state_from / lanes, first, scores);
+            Source::Pairs(engine) => {
+                pairs.scores(engine, state_from / lanes, first, scores);
                 if unit == 1.0 {
-                    let factors = &[self.factor(); amx::BLOCK];
+                    let factors = &[self.factor(); pairs::BLOCK];
                     self.isa.run(Scale {
                         rows: scores,
                         factors,
@@ -435,11 +458,11 @@ impl<'a, T: Element> Block<'a, T> {
         let factors = &state.factors[state_from..state_to];
         let out = &mut state.out[state_from * value_depth..state_to * value_depth];
         match source {
-            Source::Pairs(tiles) => {
+            Source::Pairs(engine) => {
                 if factors.iter().any(|&factor| factor != 1.0) {
                     self.isa.run(Scale { rows: out, factors });
                 }
-                pairs.add_values(tiles, first, out);
+                pairs.add_values(engine, first, out);
             }
             Source::Numbers(_, v) => self.isa.run(Values {
                 values: v.from(part.start),
@@ -459,28 +482,49 @@ impl<'a, T: Element> Block<'a, T> {
         tile: &Tile<'_, T>,
         next: Option<&Tile<'_, T>>,
         panels: &[Panel],
-        queries: &[f32],
+        queries: Rows<'_>,
         buffers: &mut Buffers,
     ) {
         let (count, keys) = (panels.len(), tile.keys.clone());
-        let Buffers { scores, state } = buffers;
-        scores.resize(count * FEW_STRIDE);
+        let (factor, stride) = (self.factor(), FEW_STRIDE);
+        let dots = self.engine().is_some();
+        let Buffers {
+            scores,
+            halves,
+            turned,
+            state,
+        } = buffers;
+        scores.resize(count * stride);
+        turned.resize(TURNED);
         // From one multiple of a group to another; keys that do not count are hidden.
         let start = keys.start / Blocks::BLOCK_N * Blocks::BLOCK_N;
         let (from, to) = (keys.start - start, keys.end - start);
         let first = from / GROUP * GROUP;
         let (before, after) = (from - first, to - first);
-        self.isa.run(FewScores {
-            keys: &tile.k,
-            ahead: &tile.v,
-            queries: Rows {
-                data: queries,
-                stride: self.call.head_dim(),
-            },
-            count,
-            out: &mut scores[before..],
-            stride: FEW_STRIDE,
-        });
+        let (k, ahead, out) = (&tile.k, &tile.v, &mut scores[before..]);
+        if dots {
+            self.isa.run_dots(FewScores::<T, true> {
+                keys: k,
+                ahead,
+                queries,
+                factor,
+                count,
+                out,
+                stride,
+                turned,
+            });
+        } else {
+            self.isa.run(FewScores::<T, false> {
+                keys: k,
+                ahead,
+                queries,
+                factor,
+                count,
+                out,
+                stride,
+                turned,
+            });
+        }
         let len = after.next_multiple_of(GROUP);
         for (row, panel) in panels.iter().enumerate() {
             let scores = &mut scores[row * FEW_STRIDE..][..len];
@@ -494,17 +538,36 @@ impl<'a, T: Element> Block<'a, T> {
         }
         self.isa.run(FewWeights {
             scores,
-            stride: FEW_STRIDE,
+            stride,
             keys: len,
             max: &mut state.max,
             sum: &mut state.sum,
             factors: &mut state.factors,
         });
+        let ahead = next.map_or(&[][..], |next| &next.k);
+        if dots {
+            halves.resize(scores.len());
+            self.isa.run(Round {
+                from: scores,
+                to: halves,
+            });
+            let odd = before % 2;
+            return self.isa.run_dots(FewDots {
+                values: &tile.v,
+                odd: odd == 1,
+                ahead,
+                weights: &halves[before - odd..],
+                stride,
+                out: &mut state.out,
+                depth: self.call.value_dim(),
+                factors: &state.factors,
+            });
+        }
         self.isa.run(FewValues {
             values: &tile.v,
-            ahead: next.map_or(&[], |next| &next.k),
+            ahead,
             weights: &scores[before..],
-            stride: FEW_STRIDE,
+            stride,
             out: &mut state.out,
             depth: self.call.value_dim(),
             factors: &state.factors,

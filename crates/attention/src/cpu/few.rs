@@ -5,8 +5,11 @@
 //! that [`Scores`](crate::cpu::products::Scores), [`Weights`](crate::cpu::weights::Weights) and [`Values`](crate::cpu::products::Values)
 //! take it in, so the bits are the same.
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 use crate::cpu::isa::Work;
 use crate::cpu::lanes::*;
+use crate::cpu::pairs::ZEROS;
 use crate::cpu::products::{Rows, add_product};
 use crate::cpu::weights::CLASSES;
 use crate::element::Element;
@@ -17,29 +20,35 @@ const QUERIES: usize = 4;
 /// Scores are written for so many keys at a time, with any instructions; behind the last key they mean nothing.
 pub(super) const KEYS_AT_ONCE: usize = 2 * MAX_WIDTH;
 
-/// Scores of a handful of queries.
-pub(super) struct FewScores<'a, T> {
+/// Scores of a handful of queries: sums of products, or with `DOTS` of [`Lanes::dot`].
+pub(super) struct FewScores<'a, T, const DOTS: bool> {
     pub(super) keys: &'a [&'a [T]],
     /// Rows that will be needed soon.
     pub(super) ahead: &'a [&'a [T]],
-    /// A row for each query, as long as a key; their length is a multiple of a register's width.
+    /// A row for each query, as long as a key, of numbers, or with `DOTS` of words that each hold a pair as keys do. The length is a multiple
+    /// of a register's width.
     pub(super) queries: Rows<'a>,
+    /// What is multiplied by this in the end, with `DOTS`.
+    pub(super) factor: f32,
     pub(super) count: usize,
     /// A row for each query, with room for the next multiple of [`KEYS_AT_ONCE`] keys.
     pub(super) out: &'a mut [f32],
     /// Numbers from a row of `out` to the next.
     pub(super) stride: usize,
+    /// [`TURNED`] numbers for a while.
+    pub(super) turned: &'a mut [f32],
 }
 
-impl<T: Element> Work for FewScores<'_, T> {
+impl<T: Element, const DOTS: bool> Work for FewScores<'_, T, DOTS> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(self) {
-        let depth = self.queries.stride;
+        let row = self.queries.stride;
+        let depth = if DOTS { 2 * row } else { row };
         let group = 2 * L::WIDTH;
-        self.queries.check(self.count, depth);
-        assert!(depth.is_multiple_of(L::WIDTH));
+        self.queries.check(self.count, row);
+        assert!(row.is_multiple_of(L::WIDTH) && (!DOTS || size_of::<T>() == 2));
         assert!(self.keys.iter().all(|key| depth <= key.len()));
         let mut soon = self.ahead.chunks(group);
         for (index, keys) in self.keys.chunks(group).enumerate() {
@@ -55,15 +64,16 @@ impl<T: Element> Work for FewScores<'_, T> {
             let rows = (&rows, &ahead);
             let mut query = 0;
             while query < self.count {
-                let queries = &self.queries.data[query * depth..];
+                let queries = (&self.queries.data[query * row..], row);
                 let out = &mut self.out[query * self.stride + index * group..];
-                let out = (out, self.stride);
-                // SAFETY: the caller vouches for the instructions; there are so many queries and rows of `depth` numbers.
+                let out = (out, self.stride, self.factor);
+                let turned = &mut self.turned[..];
+                // SAFETY: the caller vouches for the instructions; there are so many queries and keys of `depth` numbers.
                 query += unsafe {
                     if query + QUERIES <= self.count {
-                        scores_of::<L, T, QUERIES>(queries, rows, depth, out)
+                        scores_of::<L, T, QUERIES, DOTS>(queries, rows, depth, turned, out)
                     } else {
-                        scores_of::<L, T, 1>(queries, rows, depth, out)
+                        scores_of::<L, T, 1, DOTS>(queries, rows, depth, turned, out)
                     }
                 };
             }
@@ -74,19 +84,20 @@ impl<T: Element> Work for FewScores<'_, T> {
 /// Keys of two registers, and as many rows that will be needed soon.
 type Keys<'a, T> = (&'a [*const T; 2 * MAX_WIDTH], &'a [*const T; 2 * MAX_WIDTH]);
 
-/// Sums of `COUNT` queries and two registers of keys.
-type Sums<L, const COUNT: usize> = [[L; 2]; COUNT];
+/// Numbers of [`FewScores::turned`].
+pub(super) const TURNED: usize = 2 * MAX_WIDTH * MAX_WIDTH;
 
 /// Scores of `COUNT` queries and two registers of keys; returns `COUNT`.
 ///
 /// # Safety
-/// The machine has the instructions of `L`. There are `COUNT` queries of `depth` numbers, and as many in each key.
+/// The machine has the instructions of `L`. There are `COUNT` queries of `row` numbers or words, and keys of `depth` numbers.
 #[inline(always)]
-unsafe fn scores_of<L: Lanes, T: Element, const COUNT: usize>(
-    queries: &[f32],
+unsafe fn scores_of<L: Lanes, T: Element, const COUNT: usize, const DOTS: bool>(
+    (queries, row): (&[f32], usize),
     keys: Keys<'_, T>,
     depth: usize,
-    (out, stride): (&mut [f32], usize),
+    turned: &mut [f32],
+    (out, stride, factor): (&mut [f32], usize, f32),
 ) -> usize {
     assert!((COUNT - 1) * stride + 2 * L::WIDTH <= out.len());
     // SAFETY: the caller vouches for it, and for `out` the assertion.
@@ -96,30 +107,40 @@ unsafe fn scores_of<L: Lanes, T: Element, const COUNT: usize>(
         let numbers = (size_of::<u32>() / size_of::<T>()).max(1);
         let step = numbers * L::WIDTH;
         let whole = depth / step * step;
+        let queries = queries.as_ptr();
         for column in (0..whole).step_by(step) {
-            let queries = queries.as_ptr().add(column);
-            let words = turned::<L, T, true>(keys, column);
-            for (index, words) in words.into_iter().take(L::WIDTH).enumerate() {
-                let query = queries.add(numbers * index);
-                if numbers == 2 {
-                    let [first, second] = words;
-                    let (first, second) = (first.split::<T>(), second.split::<T>());
-                    sums = add_column(sums, [first[0], second[0]], (query, depth));
-                    sums = add_column(sums, [first[1], second[1]], (query.add(1), depth));
+            let query = queries.add(if DOTS { column / 2 } else { column });
+            turn::<L, T, true>(keys, column, turned);
+            for (index, words) in turned.chunks_exact(2 * L::WIDTH).take(L::WIDTH).enumerate() {
+                let words = [L::load(words.as_ptr()), L::load(words[L::WIDTH..].as_ptr())];
+                if numbers == 2 && !DOTS {
+                    let query = query.add(2 * index);
+                    let (first, second) = (words[0].split::<T>(), words[1].split::<T>());
+                    let (low, high) = ([first[0], second[0]], [first[1], second[1]]);
+                    sums = add_column::<L, COUNT, false>(sums, low, (query, row));
+                    sums = add_column::<L, COUNT, false>(sums, high, (query.add(1), row));
                 } else {
-                    sums = add_column(sums, words, (query, depth));
+                    let query = query.add(index);
+                    sums = add_column::<L, COUNT, DOTS>(sums, words, (query, row));
                 }
             }
         }
         if whole < depth {
-            let queries = queries.as_ptr().add(whole);
-            let columns = turned::<L, T, false>(keys, whole);
-            for (index, columns) in columns.into_iter().take(L::WIDTH).enumerate() {
-                sums = add_column(sums, columns, (queries.add(index), depth));
+            let query = queries.add(whole);
+            turn::<L, T, false>(keys, whole, turned);
+            for (index, column) in turned.chunks_exact(2 * L::WIDTH).take(L::WIDTH).enumerate() {
+                let column = [
+                    L::load(column.as_ptr()),
+                    L::load(column[L::WIDTH..].as_ptr()),
+                ];
+                sums = add_column::<L, COUNT, false>(sums, column, (query.add(index), row));
             }
         }
         for (query, sums) in sums.into_iter().enumerate() {
-            for (half, sum) in sums.into_iter().enumerate() {
+            for (half, mut sum) in sums.into_iter().enumerate() {
+                if DOTS {
+                    sum = sum.mul(L::splat(factor));
+                }
                 sum.store(out.as_mut_ptr().add(query * stride + half * L::WIDTH));
             }
         }
@@ -127,19 +148,20 @@ unsafe fn scores_of<L: Lanes, T: Element, const COUNT: usize>(
     COUNT
 }
 
-/// A register's width of words of 32 bits of each key, or of numbers: one of each key in a lane.
+/// A register's width of words of 32 bits of two registers of keys, or of numbers: to a row for each word or number, with one of each key.
 ///
 /// # Safety
 /// The machine has the instructions of `L`. Each key has these numbers.
 #[inline(always)]
-unsafe fn turned<L: Lanes, T: Element, const WORDS: bool>(
+unsafe fn turn<L: Lanes, T: Element, const WORDS: bool>(
     (keys, ahead): Keys<'_, T>,
     column: usize,
-) -> [[L; 2]; MAX_WIDTH] {
-    // SAFETY: the caller vouches for it; any address may be fetched ahead.
-    unsafe {
-        let mut both = [[L::splat(0.0); 2]; MAX_WIDTH];
-        for half in 0..2 {
+    to: &mut [f32],
+) {
+    assert!(2 * L::WIDTH * L::WIDTH <= to.len());
+    for half in 0..2 {
+        // SAFETY: the caller vouches for it; any address may be fetched ahead; `to` has room.
+        unsafe {
             let mut square = [L::splat(0.0); MAX_WIDTH];
             for (index, register) in square[..L::WIDTH].iter_mut().enumerate() {
                 let key = half * L::WIDTH + index;
@@ -151,30 +173,34 @@ unsafe fn turned<L: Lanes, T: Element, const WORDS: bool>(
                 };
             }
             L::transpose(&mut square);
-            for (to, register) in both.iter_mut().zip(square) {
-                to[half] = register;
+            for (index, register) in square[..L::WIDTH].iter().enumerate() {
+                register.store(to.as_mut_ptr().add((2 * index + half) * L::WIDTH));
             }
         }
-        both
+        // One square fills the registers: compilers would mix the two.
+        compiler_fence(Ordering::SeqCst);
     }
 }
 
-/// Adds the products of a column of keys.
+/// Adds the products, or dots, of a column of two registers of keys.
 ///
 /// # Safety
 /// The machine has the instructions of `L`; so many queries, `stride` apart, have a number here.
 #[inline(always)]
-unsafe fn add_column<L: Lanes, const COUNT: usize>(
-    mut sums: Sums<L, COUNT>,
+unsafe fn add_column<L: Lanes, const COUNT: usize, const DOTS: bool>(
+    mut sums: [[L; 2]; COUNT],
     column: [L; 2],
     (queries, stride): (*const f32, usize),
-) -> Sums<L, COUNT> {
+) -> [[L; 2]; COUNT] {
     for (query, sums) in sums.iter_mut().enumerate() {
         // SAFETY: the caller vouches for it.
         unsafe {
             let query = L::splat(*queries.add(query * stride));
             for (sum, column) in sums.iter_mut().zip(column) {
-                *sum = query.mul_add(column, *sum);
+                *sum = match DOTS {
+                    true => query.dot(column, *sum),
+                    false => query.mul_add(column, *sum),
+                };
             }
         }
     }
@@ -267,6 +293,135 @@ impl Work for Finite<'_> {
         }
         rest && zeros.iter().all(|zero| *zero == 0.0)
     }
+}
+
+/// Rounds numbers to `bf16` as [`Lanes::pair_bf16`] does.
+pub(super) struct Round<'a> {
+    pub(super) from: &'a [f32],
+    /// As many.
+    pub(super) to: &'a mut [u16],
+}
+
+impl Work for Round<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(self) {
+        for (to, x) in self.to.iter_mut().zip(self.from) {
+            *to = (x.to_bits().wrapping_add(HALF_BF16) >> 16) as u16;
+        }
+    }
+}
+
+/// As [`FewValues`], by [`Lanes::dot`] of two keys at a time.
+pub(super) struct FewDots<'a, T> {
+    /// Rows of `bf16`.
+    pub(super) values: &'a [&'a [T]],
+    /// Whether the first value is the second one of a pair.
+    pub(super) odd: bool,
+    /// Rows that will be needed soon.
+    pub(super) ahead: &'a [&'a [T]],
+    /// A row for each query, with a `bf16` number for each value of each pair. That of a value that is not there is 0.
+    pub(super) weights: &'a [u16],
+    /// Numbers from a row of weights to the next.
+    pub(super) stride: usize,
+    /// A row of `depth` numbers for each query; `depth` is a multiple of 32.
+    pub(super) out: &'a mut [f32],
+    pub(super) depth: usize,
+    /// One for each query.
+    pub(super) factors: &'a [f32],
+}
+
+impl<T: Element> Work for FewDots<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(mut self) {
+        let count = self.factors.len();
+        assert!(self.depth.is_multiple_of(2 * MAX_WIDTH) && size_of::<T>() == size_of::<u16>());
+        assert!(self.values.iter().all(|row| self.depth <= row.len()));
+        assert!(self.depth <= ZEROS.len());
+        let weights = count.saturating_sub(1) * self.stride + self.pairs() * 2;
+        assert!(weights <= self.weights.len() && count * self.depth <= self.out.len());
+        let mut component = 0;
+        while component < self.depth {
+            let mut query = 0;
+            let two = component + 4 * L::WIDTH <= self.depth;
+            while query < count {
+                // SAFETY: the caller vouches for the instructions; the rest was checked.
+                query += unsafe {
+                    match (two, query + QUERIES <= count) {
+                        (true, true) => dots_of::<L, T, QUERIES, 2>(&mut self, query, component),
+                        (true, false) => dots_of::<L, T, 1, 2>(&mut self, query, component),
+                        (false, true) => dots_of::<L, T, QUERIES, 1>(&mut self, query, component),
+                        (false, false) => dots_of::<L, T, 1, 1>(&mut self, query, component),
+                    }
+                };
+            }
+            component += if two { 4 * L::WIDTH } else { 2 * L::WIDTH };
+        }
+    }
+}
+
+impl<T> FewDots<'_, T> {
+    fn pairs(&self) -> usize {
+        (usize::from(self.odd) + self.values.len()).div_ceil(2)
+    }
+}
+
+/// `COUNT` queries and `PAIRS` times two registers of components; returns `COUNT`.
+///
+/// # Safety
+/// As [`Work::run`]; what [`FewDots::run`] checks.
+#[inline(always)]
+unsafe fn dots_of<L: Lanes, T: Element, const COUNT: usize, const PAIRS: usize>(
+    work: &mut FewDots<'_, T>,
+    query: usize,
+    component: usize,
+) -> usize {
+    // SAFETY: the caller vouches for it. Two weights are a word, in any alignment.
+    unsafe {
+        let out = work.out.as_mut_ptr().add(query * work.depth + component);
+        let mut sums = [[[L::splat(0.0); 2]; PAIRS]; COUNT];
+        for (row, sums) in sums.iter_mut().enumerate() {
+            let factor = L::splat(work.factors[query + row]);
+            for (column, sum) in sums.as_flattened_mut().iter_mut().enumerate() {
+                *sum = L::load(out.add(row * work.depth + column * L::WIDTH)).mul(factor);
+            }
+        }
+        let weights = work.weights.as_ptr().add(query * work.stride);
+        let (values, ahead, odd) = (work.values, work.ahead, usize::from(work.odd));
+        for key in (0..2 * work.pairs()).step_by(2) {
+            for row in ahead.get(key..key + 2).unwrap_or(&[]) {
+                for pair in 0..PAIRS {
+                    L::prefetch(row.as_ptr().wrapping_add(component + pair * 2 * L::WIDTH));
+                }
+            }
+            let first = values.get(key.wrapping_sub(odd));
+            let first = first.map_or(ZEROS.as_ptr(), |row| row.as_ptr().cast());
+            let second = values.get(key + 1 - odd);
+            let second = second.map_or(ZEROS.as_ptr(), |row| row.as_ptr().cast());
+            let (first, second) = (first.add(component), second.add(component));
+            let mut words = [[L::splat(0.0); 2]; PAIRS];
+            for (pair, words) in words.iter_mut().enumerate() {
+                let place = pair * 2 * L::WIDTH;
+                *words = L::interleave(first.add(place), second.add(place));
+            }
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let pair = weights.add(row * work.stride + key).cast::<f32>();
+                let pair = L::splat(pair.read_unaligned());
+                for (sum, words) in sums.as_flattened_mut().iter_mut().zip(words.as_flattened()) {
+                    *sum = words.dot(pair, *sum);
+                }
+            }
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            for (column, sum) in sums.as_flattened().iter().enumerate() {
+                sum.store(out.add(row * work.depth + column * L::WIDTH));
+            }
+        }
+    }
+    COUNT
 }
 
 /// Adds up the values of a handful of queries: `out = factors out + weights values`.
@@ -376,6 +531,7 @@ unsafe fn values_of<L: Lanes, T: Element, const COUNT: usize, const COLUMNS: usi
 mod tests {
     use super::*;
     use crate::cpu::isa::Isa;
+    use crate::cpu::memory::Memory;
     use crate::cpu::weights::Weights;
     use half::{bf16, f16};
     use quickcheck::quickcheck;
@@ -394,16 +550,18 @@ mod tests {
         let number = |key: usize, c: usize| data[key * depth + c].to_f32();
         let stride = keys.next_multiple_of(KEYS_AT_ONCE);
         let mut out = vec![0.0; count * stride];
-        isa.run(FewScores {
+        isa.run(FewScores::<_, false> {
             keys: &rows,
             ahead: &rows[keys / 2..],
             queries: Rows {
                 data: &queries,
                 stride: depth,
             },
+            factor: 1.0,
             count,
             out: &mut out,
             stride,
+            turned: &mut [0.0; TURNED],
         });
         let scores_agree = out.iter().enumerate().all(|(i, x)| {
             let (query, key) = (i / stride, i % stride);
@@ -433,6 +591,75 @@ mod tests {
             })
     }
 
+    /// The same of pairs of `bf16`, with values that begin in the middle of a pair or not.
+    fn dots(isa: Isa, keys: usize, pieces: usize, count: usize, odd: bool) -> bool {
+        let depth = 32 * pieces;
+        let (data, queries) = (
+            matrix::<bf16>(keys, depth, 1),
+            matrix::<bf16>(count, depth, 2),
+        );
+        let rows: Vec<&[bf16]> = data.chunks(depth).collect();
+        let number = |key: usize, c: usize| data[key * depth + c].to_f32();
+        let mut words = Memory::<f32>::default();
+        words.resize(queries.len() / 2);
+        bytemuck::cast_slice_mut(&mut words).copy_from_slice(&queries);
+        let stride = keys.next_multiple_of(KEYS_AT_ONCE) + 2;
+        let mut out = vec![0.0; count * stride];
+        isa.run_dots(FewScores::<_, true> {
+            keys: &rows,
+            ahead: &rows[keys / 2..],
+            queries: Rows {
+                data: &words,
+                stride: depth / 2,
+            },
+            factor: 0.5,
+            count,
+            out: &mut out,
+            stride,
+            turned: &mut [0.0; TURNED],
+        });
+        let scores_agree = out.iter().enumerate().all(|(i, x)| {
+            let (query, key) = (i / stride, i % stride);
+            if key >= keys {
+                return true;
+            }
+            let query = &queries[query * depth..];
+            let terms = (0..depth).map(|c| number(key, c) * query[c].to_f32());
+            *x == terms.sum::<f32>() * 0.5
+        });
+        let first = usize::from(odd);
+        let mut weights = matrix::<f32>(count, stride, 3);
+        for (i, weight) in weights.iter_mut().enumerate() {
+            if !(first..first + keys).contains(&(i % stride)) {
+                *weight = 0.0;
+            }
+        }
+        let mut halves = vec![0; weights.len()];
+        isa.run(Round {
+            from: &weights,
+            to: &mut halves,
+        });
+        let (before, factors) = (matrix::<f32>(count, depth, 4), matrix::<f32>(1, count, 5));
+        let mut out = before.clone();
+        isa.run_dots(FewDots {
+            values: &rows,
+            odd,
+            ahead: &rows[keys / 2..],
+            weights: &halves,
+            stride,
+            out: &mut out,
+            depth,
+            factors: &factors,
+        });
+        scores_agree
+            && out.iter().enumerate().all(|(i, x)| {
+                let (query, c) = (i / depth, i % depth);
+                let weights = &weights[query * stride + first..];
+                let terms = (0..keys).map(|key| number(key, c) * weights[key]);
+                *x == before[i] * factors[query] + terms.sum::<f32>()
+            })
+    }
+
     quickcheck! {
         fn products_are_products(keys: u8, pieces: u8, count: u8) -> bool {
             let (keys, pieces) = (usize::from(keys % 70), 1 + usize::from(pieces % 9));
@@ -442,6 +669,11 @@ mod tests {
                     && products::<f16>(isa, keys, pieces, count)
                     && products::<bf16>(isa, keys, pieces, count)
             })
+        }
+
+        fn dots_are_products(keys: u8, pieces: u8, count: u8, odd: bool) -> bool {
+            let (keys, pieces) = (usize::from(keys % 70), 1 + usize::from(pieces % 5));
+            Isa::all().all(|isa| dots(isa, keys, pieces, 1 + usize::from(count % 8), odd))
         }
     }
 

@@ -9,7 +9,7 @@ use crate::element::{Element, ElementType};
 pub(super) const MAX_WIDTH: usize = 16;
 
 /// Half of the last place of `bf16`, in the bits of a number.
-const HALF_BF16: u32 = 0x8000;
+pub(super) const HALF_BF16: u32 = 0x8000;
 
 /// The bits of a number that `bf16` has.
 const UPPER_HALF: u32 = 0xffff_0000;
@@ -54,6 +54,11 @@ pub(super) trait Lanes: Copy {
     unsafe fn split_f16(self) -> [Self; 2];
     /// Of each lane a pair of `bf16`, that in the lower half first: the numbers of both.
     unsafe fn split_bf16(self) -> [Self; 2];
+    /// Adds the products of two pairs of `bf16` in each lane: `sum + low low + high high`. Products are exact. Where one instruction does
+    /// it, numbers below the normal ones count as 0.
+    unsafe fn dot(self, other: Self, sum: Self) -> Self;
+    /// Words of two rows of twice as many elements of 16 bits as a register has words: a row's elements are lower halves, or upper ones.
+    unsafe fn interleave(lower: *const u16, upper: *const u16) -> [Self; 2];
     /// Transposes the square of the first [`Lanes::WIDTH`] registers.
     unsafe fn transpose(square: &mut [Self; MAX_WIDTH]);
     /// Brings the cache line of this address nearer. Any address will do.
@@ -248,6 +253,26 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    unsafe fn dot(self, other: Self, sum: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            let ([low, high], [other_low, other_high]) = (self.split_bf16(), other.split_bf16());
+            high.mul_add(other_high, low.mul_add(other_low, sum))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn interleave(lower: *const u16, upper: *const u16) -> [Self; 2] {
+        // SAFETY: the caller vouches for eight elements of each.
+        let (lower, upper) = unsafe {
+            let lower = lower.cast::<[u16; 8]>().read_unaligned();
+            (lower, upper.cast::<[u16; 8]>().read_unaligned())
+        };
+        let word = |i: usize| f32::from_bits(u32::from(lower[i]) | u32::from(upper[i]) << 16);
+        [0, 4].map(|first| Portable(std::array::from_fn(|lane| word(first + lane))))
+    }
+
+    #[inline(always)]
     unsafe fn transpose(square: &mut [Self; MAX_WIDTH]) {
         let rows: [[f32; 4]; 4] = std::array::from_fn(|row| square[row].0);
         for (column, to) in square[..4].iter_mut().enumerate() {
@@ -429,6 +454,26 @@ mod x86_64 {
         }
 
         #[inline(always)]
+        unsafe fn dot(self, other: Self, sum: Self) -> Self {
+            unsafe {
+                let ([low, high], [other_low, other_high]) = (self.split_bf16(), other.split_bf16());
+                high.mul_add(other_high, low.mul_add(other_low, sum))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn interleave(lower: *const u16, upper: *const u16) -> [Self; 2] {
+            unsafe {
+                let lower = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_loadu_si256(lower.cast()));
+                let upper = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_loadu_si256(upper.cast()));
+                [
+                    Avx2(_mm256_castsi256_ps(_mm256_unpacklo_epi16(lower, upper))),
+                    Avx2(_mm256_castsi256_ps(_mm256_unpackhi_epi16(lower, upper))),
+                ]
+            }
+        }
+
+        #[inline(always)]
         unsafe fn transpose(square: &mut [Self; MAX_WIDTH]) {
             // Half h of register j of quad i: column 4 h + j of rows 4 i to 4 i + 3. No closures: they would be compiled without the
             // instructions.
@@ -451,6 +496,19 @@ mod x86_64 {
             }
         }
     }
+
+    /// Which elements of two registers of 32, numbered one after the other, go into two of words: one of each in turn.
+    #[cfg(warptile_avx512)]
+    const INTERLEAVED: [[u16; 32]; 2] = {
+        let mut places = [[0; 32]; 2];
+        let mut i = 0;
+        while i < 32 {
+            places[i / 16][2 * (i % 16)] = i as u16;
+            places[i / 16][2 * (i % 16) + 1] = 32 + i as u16;
+            i += 1;
+        }
+        places
+    };
 
     lanes! {
         // Only compiled where build.rs found a compiler that has it.
@@ -482,6 +540,29 @@ mod x86_64 {
                 [
                     Avx512(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(lower))),
                     Avx512(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(upper))),
+                ]
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn dot(self, other: Self, sum: Self) -> Self {
+            // SAFETY (beyond that of all blocks): only `Isa::run_dots` calls what calls this, where the machine has the instruction.
+            unsafe {
+                let [a, b] = std::mem::transmute::<[__m512; 2], [__m512bh; 2]>([self.0, other.0]);
+                Avx512(_mm512_dpbf16_ps(sum.0, a, b))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn interleave(lower: *const u16, upper: *const u16) -> [Self; 2] {
+            // SAFETY: as of `dot`.
+            unsafe {
+                let (lower, upper) = (_mm512_loadu_si512(lower.cast()), _mm512_loadu_si512(upper.cast()));
+                let first = _mm512_loadu_si512(INTERLEAVED[0].as_ptr().cast());
+                let second = _mm512_loadu_si512(INTERLEAVED[1].as_ptr().cast());
+                [
+                    Avx512(_mm512_castsi512_ps(_mm512_permutex2var_epi16(lower, first, upper))),
+                    Avx512(_mm512_castsi512_ps(_mm512_permutex2var_epi16(lower, second, upper))),
                 ]
             }
         }
