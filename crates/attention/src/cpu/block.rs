@@ -13,8 +13,8 @@ use crate::cpu::isa::Isa;
 use crate::cpu::memory::Memory;
 use crate::cpu::pairs::{self, Engine, Pairs};
 use crate::cpu::products::{Rows, Scores, Values};
-use crate::cpu::state::{RowState, with_sink};
-use crate::cpu::task::Task;
+use crate::cpu::state::{AddPart, RowState, with_sink};
+use crate::cpu::task::{PART, Task};
 use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
 use crate::element::{Element, ElementType};
@@ -65,6 +65,8 @@ pub(super) struct Scratch {
     values: Memory<f32>,
     pairs: Pairs,
     buffers: Buffers,
+    /// Of all parts of keys so far.
+    total: RowState,
     /// The output: a row for each query.
     rows: Memory<f32>,
 }
@@ -107,7 +109,7 @@ impl Results<'_> {
 
     /// The lse of a row of the block.
     pub(super) fn lse(&self, row: usize) -> f32 {
-        let lse = self.scratch.buffers.state.lse(row);
+        let lse = self.scratch.total.lse(row);
         match &self.sinks {
             Some(sinks) => with_sink(lse, sinks[row]).0 as f32,
             None => lse as f32,
@@ -132,7 +134,53 @@ enum Source<'a> {
 }
 
 impl<'a, T: Element> Block<'a, T> {
+    /// Computes the task.
     pub(super) fn attend<'s>(&self, scratch: &'s mut Scratch) -> Results<'s> {
+        let mut total = std::mem::take(&mut scratch.total);
+        let mut parts = 0;
+        self.walk(scratch, |panels, part| {
+            self.add_part(parts == 0, panels, &mut total, part);
+            parts += 1;
+        });
+        scratch.total = total;
+        self.finish(scratch)
+    }
+
+    /// Computes each part of the task's keys that has some, for [`Block::join`].
+    pub(super) fn parts(&self, scratch: &mut Scratch) -> Vec<RowState> {
+        let mut parts = Vec::new();
+        self.walk(scratch, |_, part| parts.push(part.clone()));
+        parts
+    }
+
+    /// Puts together what all parts of a task gave, in their order.
+    pub(super) fn join<'s>(
+        &self,
+        parts: impl Iterator<Item = RowState>,
+        scratch: &'s mut Scratch,
+    ) -> Results<'s> {
+        let (.., panels) = self.shape();
+        for (index, mut part) in parts.enumerate() {
+            self.add_part(index == 0, &panels, &mut scratch.total, &mut part);
+        }
+        self.finish(scratch)
+    }
+
+    /// Adds a part to the total; the first one takes its place.
+    fn add_part(&self, first: bool, panels: &[Panel], total: &mut RowState, part: &mut RowState) {
+        if first {
+            return std::mem::swap(total, part);
+        }
+        self.isa.run(AddPart {
+            to: total,
+            part,
+            panels: panels.iter().map(|panel| panel.lanes.clone()),
+            depth: self.call.value_dim(),
+        });
+    }
+
+    /// What multiplies pairs, if something does, whether the rows are a handful, and their panels.
+    fn shape(&self) -> (Option<Engine>, bool, Vec<Panel>) {
         let (depth, value_depth) = (self.call.head_dim(), self.call.value_dim());
         let rows = self.task.rows();
         let width = self.isa.width();
@@ -145,18 +193,24 @@ impl<'a, T: Element> Block<'a, T> {
             Some(_) => self.panels(pairs::BLOCK, pairs::BLOCK),
             None => self.panels(self.isa.panel(), width),
         };
+        (engine, few, panels)
+    }
+
+    /// Calls `done` with what each part of the keys that has some of the task's gave, or what none gives.
+    fn walk(&self, scratch: &mut Scratch, mut done: impl FnMut(&[Panel], &mut RowState)) {
+        let (depth, value_depth) = (self.call.head_dim(), self.call.value_dim());
+        let rows = self.task.rows();
+        let (engine, few, panels) = self.shape();
+        let lanes = panels.last().map_or(0, |panel| panel.lanes.end);
         let Scratch {
             queries,
             keys,
             values,
             pairs,
             buffers,
-            rows: results,
+            ..
         } = &mut *scratch;
-        buffers.state.reset(
-            panels.last().map_or(0, |panel| panel.lanes.end),
-            value_depth,
-        );
+        buffers.state.reset(lanes, value_depth);
         let query_rows = self.query_rows();
         match engine {
             Some(_) if !few => pairs.load_queries(self.isa, &query_rows, [depth, value_depth]),
@@ -171,7 +225,13 @@ impl<'a, T: Element> Block<'a, T> {
             .step_by(Blocks::BLOCK_N)
             .map(|start| start.max(visible.start)..visible.end.min(start + Blocks::BLOCK_N));
         // Where keys are elements of `T`, the rows of the next tile are brought nearer.
+        let mut part = visible.start / PART;
         let mut add = |tile: &Tile<'_, T>, next: Option<&Tile<'_, T>>| {
+            if tile.keys.start / PART != part {
+                part = tile.keys.start / PART;
+                done(&panels, &mut buffers.state);
+                buffers.state.reset(lanes, value_depth);
+            }
             if few {
                 let queries = Rows {
                     data: queries,
@@ -227,12 +287,7 @@ impl<'a, T: Element> Block<'a, T> {
             }
             _ => unreachable!("Call::check_inputs refuses keys of another type than the values"),
         }
-        self.finish(few, &panels, &mut buffers.state, results);
-        Results {
-            scratch,
-            sinks: self.sinks().map(Iterator::collect),
-            value_dim: value_depth,
-        }
+        done(&panels, &mut buffers.state);
     }
 
     /// The panels of the block, of at most so many lanes, and multiples of `width`.
@@ -581,8 +636,10 @@ impl<'a, T: Element> Block<'a, T> {
     }
 
     /// Divides by the sums, and puts the results of each row together.
-    fn finish(&self, few: bool, panels: &[Panel], state: &mut RowState, to: &mut Memory<f32>) {
+    fn finish<'s>(&self, scratch: &'s mut Scratch) -> Results<'s> {
         let depth = self.call.value_dim();
+        let (_, few, panels) = self.shape();
+        let (state, to) = (&mut scratch.total, &mut scratch.rows);
         for (factor, sum) in state.factors.iter_mut().zip(&*state.sum) {
             // A row that sees no key has neither output nor weight.
             *factor = if *sum == 0.0 {
@@ -606,15 +663,19 @@ impl<'a, T: Element> Block<'a, T> {
                     *to = x * factor;
                 }
             }
-            return;
         }
-        for panel in panels {
+        for panel in panels.iter().filter(|_| !few) {
             self.isa.run(Unpack {
                 from: &state.out[panel.lanes.start * depth..panel.lanes.end * depth],
                 lanes: panel.lanes.len(),
                 factors: &state.factors[panel.lanes.clone()],
                 to: &mut to[panel.rows.start * depth..panel.rows.end * depth],
             });
+        }
+        Results {
+            scratch,
+            sinks: self.sinks().map(Iterator::collect),
+            value_dim: depth,
         }
     }
 }
