@@ -10,6 +10,7 @@
 mod amx;
 mod block;
 mod few;
+mod few_values;
 mod finish;
 mod isa;
 mod lanes;

@@ -6,9 +6,8 @@ use std::ops::Range;
 use warptile_kernels::tiling::Tiling;
 
 use crate::call::{Call, Operands, Sequence};
-use crate::cpu::few::{
-    FewDots, FewScores, FewValues, FewWeights, Finite, KEYS_AT_ONCE, Round, TURNED,
-};
+use crate::cpu::few::{FewScores, FewWeights, Finite, KEYS_AT_ONCE, TURNED};
+use crate::cpu::few_values::{FewDots, FewValues, Round};
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::Memory;
 use crate::cpu::pairs::{self, Engine, Pairs};

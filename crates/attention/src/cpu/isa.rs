@@ -21,7 +21,6 @@ pub(super) struct Isa {
 enum Pairs {
     None,
     /// Of vectors, beside AVX-512.
-    #[cfg(all(target_arch = "x86_64", warptile_avx512))]
     Dots,
     /// Of tile registers.
     #[cfg(warptile_amx)]
@@ -52,17 +51,21 @@ pub(super) trait Work {
 impl Isa {
     /// All that this machine has, the best first.
     pub(super) fn all() -> impl Iterator<Item = Isa> {
+        #[cfg(all(target_arch = "x86_64", warptile_avx512))]
+        let dots = (
+            is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512bf16"),
+            Set::Avx512,
+            Pairs::Dots,
+        );
+        // Never there; so what handles it is compiled everywhere.
+        #[cfg(not(all(target_arch = "x86_64", warptile_avx512)))]
+        let dots = (false, Set::Portable, Pairs::Dots);
         let sets = [
             #[cfg(warptile_amx)]
             (amx::usable(), Set::Avx512, Pairs::Tiles),
-            #[cfg(all(target_arch = "x86_64", warptile_avx512))]
-            (
-                is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512bf16"),
-                Set::Avx512,
-                Pairs::Dots,
-            ),
+            dots,
             #[cfg(all(target_arch = "x86_64", warptile_avx512))]
             (
                 is_x86_feature_detected!("avx512f"),
@@ -87,7 +90,6 @@ impl Isa {
     pub(super) fn engine(self) -> Option<Engine> {
         match self.pairs {
             Pairs::None => None,
-            #[cfg(all(target_arch = "x86_64", warptile_avx512))]
             Pairs::Dots => Some(Engine::Dots(self)),
             #[cfg(warptile_amx)]
             Pairs::Tiles => Some(Engine::Tiles(amx::Tiles::new())),
