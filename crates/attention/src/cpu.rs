@@ -2,19 +2,20 @@
 //!
 //! A task is a block of query rows of one head, or of a few that share keys and values. It walks over the keys its rows can
 //! see in tiles: scores by a matrix product, online softmax in place, and a second product into the accumulator. Everything
-//! is computed in `f32`; other element types are converted a tile at a time. Only where the processor has tile registers for
-//! `bf16` (AMX) are the weights of that type rounded to it, as on a GPU, and products left to them.
+//! is computed in `f32`; other element types are converted a tile at a time, or as they are read if the rows are a handful. Only where
+//! the processor multiplies `bf16` numbers two at a time (AMX, AVX512_BF16) are the weights of that type rounded to it, as on a GPU, and
+//! products left to that.
 
 #[cfg(warptile_amx)]
 mod amx;
-#[cfg(not(warptile_amx))]
-#[path = "cpu/no_amx.rs"]
-mod amx;
 mod block;
+mod few;
+mod few_values;
 mod finish;
 mod isa;
 mod lanes;
 mod memory;
+mod pairs;
 mod products;
 mod state;
 mod task;
@@ -30,15 +31,16 @@ use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use warptile_kernels::tiling::Tiling;
 
-use crate::call::{Call, Operands, check_layout};
+use crate::call::{Call, Operands, Sequence, check_layout};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::layout::{View, ViewMut};
 use crate::quantized::KeyView;
 
-use block::{Block, Blocks, Scratch};
+use block::{Block, Blocks, Results, Scratch};
 use isa::Isa;
-use task::Task;
+use state::RowState;
+use task::{PART, Task};
 
 /// Computes a call on the CPU.
 ///
@@ -49,8 +51,8 @@ use task::Task;
 /// The work is done by the threads of the rayon pool that the caller runs in, if it does, else by as many threads as there are
 /// cores, or by the calling thread where the system starts no more. The result does not depend on the number of threads, and that of a query
 /// neither on the other queries and sequences, nor on where its keys lie: [`Splits`](crate::Splits) make no difference. It does
-/// depend on the processor's vector instructions, and on whether it has AMX: in its last bits, for `bf16` by about the rounding of a
-/// weight to `bf16`; and AMX takes numbers of `bf16` below the normal ones (2^-126) for 0.
+/// depend on the processor's vector instructions, and on whether it has AMX or AVX512_BF16: in its last bits, for `bf16` by about the
+/// rounding of a weight to `bf16`; and these two take numbers of `bf16` below the normal ones (2^-126) for 0.
 ///
 /// # Errors
 /// A view whose layout is not the call's, a buffer shorter than its layout, lengths that are on a device, or operands that
@@ -109,17 +111,16 @@ fn compute_with<T: Element>(
     let out_layout = out.layout;
     let out = SharedMut::new(out.data);
 
-    let compute = |task: Task, scratch: &mut Scratch| {
-        let block = Block {
-            call,
-            q,
-            k,
-            v,
-            operands,
-            isa,
-            task: task.clone(),
-        };
-        let results = block.attend(scratch);
+    let block = |task: &Task| Block {
+        call,
+        q,
+        k,
+        v,
+        operands,
+        isa,
+        task: task.clone(),
+    };
+    let write = |task: &Task, results: &Results<'_>| {
         let sequence = task.sequence;
         for index in 0..task.rows() {
             let (head, position) = task.row(index);
@@ -128,7 +129,8 @@ fn compute_with<T: Element>(
             // and each row belongs to exactly one task.
             let to = unsafe { out.slice(start, call.value_dim()) };
             for (to, &value) in to.iter_mut().zip(results.out(index)) {
-                *to = T::from_f32(value);
+                // Whether a sum of nothing is 0 or -0 depends on how many there were.
+                *to = T::from_f32(value + 0.0);
             }
             if let Some(lse) = &lse {
                 let start = call.lse_offset(&sequence, head) + position;
@@ -138,16 +140,47 @@ fn compute_with<T: Element>(
             }
         }
     };
-    let compute = |task| SCRATCH.with_borrow_mut(|scratch| compute(task, scratch));
+    // Parts of a task's keys, if others have the rest, or nothing.
+    let compute = |task: &Task| {
+        SCRATCH.with_borrow_mut(|scratch| {
+            if task.parts.is_some() {
+                return block(task).parts(scratch);
+            }
+            write(task, &block(task).attend(scratch));
+            Vec::new()
+        })
+    };
+    let join = |tasks: Vec<Task>, parts: Vec<Vec<RowState>>| {
+        let mut parts = tasks
+            .into_iter()
+            .zip(parts)
+            .filter(|(task, _)| task.parts.is_some());
+        let mut next = parts.next();
+        while let Some((task, first)) = next {
+            next = None;
+            let mut states = first;
+            for (other, more) in parts.by_ref() {
+                if !other.continues(&task) {
+                    next = Some((other, more));
+                    break;
+                }
+                states.extend(more);
+            }
+            SCRATCH.with_borrow_mut(|scratch| {
+                write(&task, &block(&task).join(states.into_iter(), scratch));
+            });
+        }
+    };
     let parallel = |threads| {
-        let tasks = tasks(call, threads).into_par_iter();
-        tasks.with_max_len(1).for_each(compute);
+        let tasks = tasks(call, threads);
+        let parts = tasks.par_iter().with_max_len(1).map(compute).collect();
+        join(tasks, parts);
     };
     match rayon::current_thread_index() {
         Some(_) => parallel(rayon::current_num_threads()),
         None => match threads() {
             Some(pool) => pool.install(|| parallel(pool.current_num_threads())),
-            None => tasks(call, 1).into_iter().for_each(compute),
+            None => tasks(call, 1).iter().for_each(|task| drop(compute(task))),
         },
     }
     Ok(())
@@ -197,7 +230,7 @@ fn tasks(call: &Call, threads: usize) -> Vec<Task> {
     let blocks = (all_rows / (8 * threads * Blocks::BLOCK_M)).clamp(1, most);
     let mut tasks = Vec::new();
     for sequence in call.sequences() {
-        let heads = heads_per_task(call, sequence.q_len, threads);
+        let heads = heads_per_task(call, &sequence, threads);
         // As even as whole blocks allow.
         let parts = sequence.q_len.div_ceil(blocks * Blocks::BLOCK_M).max(1);
         let block = { sequence.q_len.div_ceil(parts) }
@@ -210,21 +243,44 @@ fn tasks(call: &Call, threads: usize) -> Vec<Task> {
                         sequence,
                         heads: kv_head * group + first..kv_head * group + group.min(first + heads),
                         positions: position..sequence.q_len.min(position + block),
+                        parts: None,
                     });
                 }
             }
         }
     }
-    tasks.sort_by_key(|task| Reverse(task.rows() * task.keys(call.mask()).len()));
-    tasks
+    let keys = |task: &Task| task.keys(call.mask()).len();
+    tasks.sort_by_key(|task| Reverse(task.rows() * keys(task)));
+    if threads == 1 {
+        return tasks;
+    }
+    // Keys of a few rows are shared by several threads where there are not enough tasks, or some have more keys than others.
+    let work = |task: &Task| keys(task) * task.rows().div_ceil(Blocks::BLOCK_M);
+    let share = tasks.iter().map(work).sum::<usize>() / (TASKS_PER_THREAD * threads);
+    let split = |task: &Task| match task.rows() {
+        ..=MOST_ROWS_OF_A_PART => task.split(call.mask(), keys(task).div_ceil(share.max(1))),
+        _ => vec![task.clone()],
+    };
+    tasks.iter().flat_map(split).collect()
 }
+
+/// Tasks for each thread, where there is enough to do, so that one that was late leaves the others little to wait for.
+const TASKS_PER_THREAD: usize = 4;
+
+/// The most rows of a task whose keys several threads share: what each part gives takes as much memory as the rows in `f32`.
+const MOST_ROWS_OF_A_PART: usize = 64;
 
 /// How many of the heads that share keys and values a task takes: as many as fit a block, so that keys and values are read
 /// once for all of them, but not so many that a core has nothing to do. No result depends on it.
-fn heads_per_task(call: &Call, query_len: usize, threads: usize) -> usize {
-    let group = call.group_size();
+fn heads_per_task(call: &Call, sequence: &Sequence, threads: usize) -> usize {
+    let (group, query_len, keys) = (call.group_size(), sequence.q_len, sequence.k_len);
     let mut heads = group.min(Blocks::BLOCK_M / query_len.max(1)).max(1);
-    while heads > 1 && call.batch() * call.kv_heads() * group.div_ceil(heads) < threads {
+    let parts = if query_len * group <= MOST_ROWS_OF_A_PART {
+        keys.div_ceil(PART).max(1)
+    } else {
+        1
+    };
+    while heads > 1 && call.batch() * call.kv_heads() * group.div_ceil(heads) * parts < threads {
         heads = heads.div_ceil(2);
     }
     heads
@@ -353,9 +409,10 @@ mod tests {
         fn check<T: Element>() {
             for isa in Isa::all() {
                 let row = 4 * 64;
-                let [many, many_lse] = attend::<T>(isa, [40, 300], 64, "");
+                // More than a part.
+                let [many, many_lse] = attend::<T>(isa, [40, 1300], 64, "");
                 for few in [1, 2, 5] {
-                    let [out, lse] = attend::<T>(isa, [few, 300], 64, "");
+                    let [out, lse] = attend::<T>(isa, [few, 1300], 64, "");
                     assert_eq!(out, many[..few * row], "{isa:?}");
                     assert_eq!(lse[..few], many_lse[..few], "{isa:?}");
                 }

@@ -1,5 +1,7 @@
 //! Where the elements of a tensor lie: shape, strides, and views over slices.
 
+use std::ops::Range;
+
 use crate::element::Element;
 use crate::error::{Error, Result};
 
@@ -291,6 +293,19 @@ impl<'a, T: Copy> View<'a, T> {
     pub(crate) fn row(&self, batch: usize, row: usize, head: usize) -> &'a [T] {
         let start = self.layout.offset(batch, row, head);
         &self.data[start..start + self.layout.head_dim()]
+    }
+
+    /// Some rows, in a validated layout.
+    pub(crate) fn rows(
+        &self,
+        batch: usize,
+        rows: Range<usize>,
+        head: usize,
+    ) -> impl Iterator<Item = &'a [T]> + use<'a, T> {
+        let (depth, step) = (self.layout.head_dim(), self.layout.strides[1]);
+        let start = self.layout.offset(batch, rows.start, head);
+        let data = self.data.get(start..).unwrap_or(&[]);
+        (0..rows.len()).map(move |row| &data[row * step..][..depth])
     }
 }
 

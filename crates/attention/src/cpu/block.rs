@@ -6,12 +6,14 @@ use std::ops::Range;
 use warptile_kernels::tiling::Tiling;
 
 use crate::call::{Call, Operands, Sequence};
-use crate::cpu::amx::{self, Pairs, Tiles};
+use crate::cpu::few::{FewScores, FewWeights, Finite, KEYS_AT_ONCE, TURNED};
+use crate::cpu::few_values::{FewDots, FewValues, Round};
 use crate::cpu::isa::Isa;
 use crate::cpu::memory::Memory;
-use crate::cpu::products::{FewScores, FewValues, Rows, Scores, Values};
-use crate::cpu::state::{RowState, with_sink};
-use crate::cpu::task::Task;
+use crate::cpu::pairs::{self, Engine, Pairs};
+use crate::cpu::products::{Rows, Scores, Values};
+use crate::cpu::state::{AddPart, RowState, with_sink};
+use crate::cpu::task::{PART, Task};
 use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
 use crate::element::{Element, ElementType};
@@ -31,8 +33,11 @@ impl Tiling for Blocks {
     const BLOCK_N: usize = 128;
 }
 
-/// The most rows of a block that are a handful: its keys are turned instead of its queries.
+/// The most rows of a block that are a handful, if its heads are whole registers: see [`few`](crate::cpu::few).
 const FEW: usize = 8;
+
+/// Numbers from the scores of one of a handful of rows to those of the next.
+const FEW_STRIDE: usize = Blocks::BLOCK_N + KEYS_AT_ONCE;
 
 /// Scores are computed for groups of so many keys, at multiples of it: a multiple of the classes of keys, and what tile registers take.
 const GROUP: usize = 2 * CLASSES;
@@ -59,16 +64,20 @@ pub(super) struct Scratch {
     values: Memory<f32>,
     pairs: Pairs,
     buffers: Buffers,
+    /// Of all parts of keys so far.
+    total: RowState,
     /// The output: a row for each query.
     rows: Memory<f32>,
 }
 
 #[derive(Default)]
 struct Buffers {
-    /// Scores, then weights, of a panel: a row for each key of the tile.
+    /// Scores, then weights, of a panel: a row for each key of the tile. Of a handful of rows: a row of [`FEW_STRIDE`] for each.
     scores: Memory<f32>,
-    /// Some keys, turned.
-    group: Memory<f32>,
+    /// Weights of a handful of rows, rounded to `bf16`.
+    halves: Memory<u16>,
+    /// Some keys, turned, of a handful of rows.
+    turned: Memory<f32>,
     state: RowState,
 }
 
@@ -99,7 +108,7 @@ impl Results<'_> {
 
     /// The lse of a row of the block.
     pub(super) fn lse(&self, row: usize) -> f32 {
-        let lse = self.scratch.buffers.state.lse(row);
+        let lse = self.scratch.total.lse(row);
         match &self.sinks {
             Some(sinks) => with_sink(lse, sinks[row]).0 as f32,
             None => lse as f32,
@@ -116,44 +125,95 @@ pub(super) struct Tile<'a, T> {
 }
 
 /// Where products take keys and values from.
-enum Source<'a, T> {
-    /// Rows of numbers, where every register has many queries.
+enum Source<'a> {
+    /// Rows of numbers.
     Numbers(Rows<'a>, Rows<'a>),
-    /// As they are, where there are only a few queries; meanwhile those of the next tile are brought nearer.
-    Memory(Option<&'a Tile<'a, T>>),
-    /// From the pairs that were made of them, by tile registers.
-    Pairs(&'a Tiles),
+    /// From the pairs that were made of them.
+    Pairs(&'a Engine),
 }
 
 impl<'a, T: Element> Block<'a, T> {
+    /// Computes the task.
     pub(super) fn attend<'s>(&self, scratch: &'s mut Scratch) -> Results<'s> {
+        let mut total = std::mem::take(&mut scratch.total);
+        let mut parts = 0;
+        self.walk(scratch, |panels, part| {
+            self.add_part(parts == 0, panels, &mut total, part);
+            parts += 1;
+        });
+        scratch.total = total;
+        self.finish(scratch)
+    }
+
+    /// Computes each part of the task's keys that has some, for [`Block::join`].
+    pub(super) fn parts(&self, scratch: &mut Scratch) -> Vec<RowState> {
+        let mut parts = Vec::new();
+        self.walk(scratch, |_, part| parts.push(part.clone()));
+        parts
+    }
+
+    /// Puts together what all parts of a task gave, in their order.
+    pub(super) fn join<'s>(
+        &self,
+        parts: impl Iterator<Item = RowState>,
+        scratch: &'s mut Scratch,
+    ) -> Results<'s> {
+        let (.., panels) = self.shape();
+        for (index, mut part) in parts.enumerate() {
+            self.add_part(index == 0, &panels, &mut scratch.total, &mut part);
+        }
+        self.finish(scratch)
+    }
+
+    /// Adds a part to the total; the first one takes its place.
+    fn add_part(&self, first: bool, panels: &[Panel], total: &mut RowState, part: &mut RowState) {
+        if first {
+            return std::mem::swap(total, part);
+        }
+        self.isa.run(AddPart {
+            to: total,
+            part,
+            panels: panels.iter().map(|panel| panel.lanes.clone()),
+            depth: self.call.value_dim(),
+        });
+    }
+
+    /// What multiplies pairs, if something does, whether the rows are a handful, and their panels.
+    fn shape(&self) -> (Option<Engine>, bool, Vec<Panel>) {
         let (depth, value_depth) = (self.call.head_dim(), self.call.value_dim());
         let rows = self.task.rows();
         let width = self.isa.width();
-        let registers = self.tiles();
+        let engine = self.engine();
         let whole = depth.is_multiple_of(width) && value_depth.is_multiple_of(width);
-        let few = registers.is_none() && rows <= FEW && whole;
-        let panels = match registers {
-            Some(_) => self.panels(amx::BLOCK, amx::BLOCK),
-            None if few => self.panels(FEW.next_multiple_of(width), width),
+        let tiles = engine.as_ref().is_some_and(Engine::is_tiles);
+        let few = !tiles && rows <= FEW && whole;
+        let panels = match engine {
+            _ if few => self.panels(1, 1),
+            Some(_) => self.panels(pairs::BLOCK, pairs::BLOCK),
             None => self.panels(self.isa.panel(), width),
         };
+        (engine, few, panels)
+    }
+
+    /// Calls `done` with what each part of the keys that has some of the task's gave, or what none gives.
+    fn walk(&self, scratch: &mut Scratch, mut done: impl FnMut(&[Panel], &mut RowState)) {
+        let (depth, value_depth) = (self.call.head_dim(), self.call.value_dim());
+        let rows = self.task.rows();
+        let (engine, few, panels) = self.shape();
+        let lanes = panels.last().map_or(0, |panel| panel.lanes.end);
         let Scratch {
             queries,
             keys,
             values,
             pairs,
             buffers,
-            rows: results,
+            ..
         } = &mut *scratch;
-        buffers.state.reset(
-            panels.last().map_or(0, |panel| panel.lanes.end),
-            value_depth,
-        );
+        buffers.state.reset(lanes, value_depth);
         let query_rows = self.query_rows();
-        match registers {
-            Some(_) => pairs.load_queries(self.isa, &query_rows, [depth, value_depth]),
-            None => self.load_queries(&query_rows, few, &panels, queries),
+        match engine {
+            Some(_) if !few => pairs.load_queries(self.isa, &query_rows, [depth, value_depth]),
+            _ => self.load_queries(&query_rows, few, &panels, queries),
         }
         let largest_query = self.isa.run(LargestSquare(&query_rows));
         let visible = self.task.keys(self.call.mask());
@@ -164,18 +224,30 @@ impl<'a, T: Element> Block<'a, T> {
             .step_by(Blocks::BLOCK_N)
             .map(|start| start.max(visible.start)..visible.end.min(start + Blocks::BLOCK_N));
         // Where keys are elements of `T`, the rows of the next tile are brought nearer.
+        let mut part = visible.start / PART;
         let mut add = |tile: &Tile<'_, T>, next: Option<&Tile<'_, T>>| {
+            if tile.keys.start / PART != part {
+                part = tile.keys.start / PART;
+                done(&panels, &mut buffers.state);
+                buffers.state.reset(lanes, value_depth);
+            }
+            if few {
+                let queries = Rows {
+                    data: queries,
+                    stride: queries.len() / rows,
+                };
+                return self.few_step(tile, next, &panels, queries, buffers);
+            }
             let largest_key = self.isa.run(LargestSquare(&tile.k));
             let bound = depth as f64 * (f64::from(largest_query) * f64::from(largest_key)).sqrt();
             let bound = bound * f64::from(self.factor().abs().max(1.0));
-            let source = match &registers {
-                Some(tiles) => {
+            let source = match &engine {
+                Some(engine) => {
                     let before = tile.keys.start % Blocks::BLOCK_N;
                     let ahead = next.map_or([&[][..]; 2], |next| [&next.k, &next.v]);
                     pairs.load_tile(self.isa, &tile.k, &tile.v, before, ahead);
-                    Source::Pairs(tiles)
+                    Source::Pairs(engine)
                 }
-                None if few => Source::Memory(next),
                 None => Source::Numbers(self.numbers(&tile.k, keys), self.numbers(&tile.v, values)),
             };
             for panel in &panels {
@@ -214,12 +286,7 @@ impl<'a, T: Element> Block<'a, T> {
             }
             _ => unreachable!("Call::check_inputs refuses keys of another type than the values"),
         }
-        self.finish(few, &panels, &mut buffers.state, results);
-        Results {
-            scratch,
-            sinks: self.sinks().map(Iterator::collect),
-            value_dim: value_depth,
-        }
+        done(&panels, &mut buffers.state);
     }
 
     /// The panels of the block, of at most so many lanes, and multiples of `width`.
@@ -289,11 +356,11 @@ impl<'a, T: Element> Block<'a, T> {
         self.task.heads.start / self.call.group_size()
     }
 
-    /// The tile registers, if products are left to them: where the numbers are of their type and fill them.
-    fn tiles(&self) -> Option<Tiles> {
+    /// What multiplies pairs, if products are left to it: where the numbers are of its type and fill its blocks.
+    fn engine(&self) -> Option<Engine> {
         let sizes = [self.call.head_dim(), self.call.value_dim()];
-        let whole = sizes.iter().all(|size| size.is_multiple_of(amx::BLOCK));
-        (whole && T::TYPE == ElementType::Bf16 && self.isa.has_tiles()).then(Tiles::new)
+        let whole = sizes.iter().all(|size| size.is_multiple_of(pairs::BLOCK));
+        (whole && T::TYPE == ElementType::Bf16).then(|| self.isa.engine())?
     }
 
     fn query_rows(&self) -> Vec<&'a [T]> {
@@ -311,6 +378,14 @@ impl<'a, T: Element> Block<'a, T> {
     fn load_queries(&self, rows: &[&[T]], few: bool, panels: &[Panel], to: &mut Memory<f32>) {
         let depth = self.call.head_dim();
         let factor = self.factor();
+        if few && self.engine().is_some() {
+            // Pairs are as they are in memory, and products are scaled.
+            to.resize(rows.len() * depth / 2);
+            for (row, to) in rows.iter().zip(to.chunks_exact_mut(depth / 2)) {
+                bytemuck::cast_slice_mut(to).copy_from_slice(pairs::halves(row));
+            }
+            return;
+        }
         if few {
             to.resize(rows.len() * depth);
             let factor = Some(factor);
@@ -340,7 +415,7 @@ impl<'a, T: Element> Block<'a, T> {
         let head = self.kv_head();
         let mut all = Vec::with_capacity(keys.len());
         for (entry, rows) in self.call.key_rows(&self.task.sequence, keys) {
-            all.extend(rows.map(|row| view.row(entry, row, head)));
+            all.extend(view.rows(entry, rows, head));
         }
         all
     }
@@ -361,7 +436,7 @@ impl<'a, T: Element> Block<'a, T> {
     fn step(
         &self,
         tile: &Tile<'_, T>,
-        source: &Source<'_, T>,
+        source: &Source<'_>,
         panel: &Panel,
         safe: bool,
         (queries, pairs): (&[f32], &mut Pairs),
@@ -380,26 +455,26 @@ impl<'a, T: Element> Block<'a, T> {
         if buffers.scores.len() < len {
             buffers.scores.resize(len);
         }
-        let Buffers {
-            scores,
-            group,
-            state,
-        } = buffers;
+        let Buffers { scores, state, .. } = buffers;
         let scores = &mut scores[..len];
         let first = first % Blocks::BLOCK_N;
         let part = keys.start - tile.keys.start..keys.end - tile.keys.start;
         let (state_from, state_to) = (panel.lanes.start, panel.lanes.end);
         // Queries of pairs are not scaled: the products are, later if they are nothing else before.
         let unit = match source {
-            Source::Pairs(_) if safe && self.plain() && self.factor() > 0.0 => self.factor(),
+            Source::Pairs(engine)
+                if engine.is_tiles() && safe && self.plain() && self.factor() > 0.0 =>
+            {
+                self.factor()
+            }
             _ => 1.0,
         };
         let out = &mut scores[before..after];
         match source {
-            Source::Pairs(tiles) => {
-                pairs.scores(tiles, state_from / lanes, first, scores);
+            Source::Pairs(engine) => {
+                pairs.scores(engine, state_from / lanes, first, scores);
                 if unit == 1.0 {
-                    let factors = &[self.factor(); amx::BLOCK];
+                    let factors = &[self.factor(); pairs::BLOCK];
                     self.isa.run(Scale {
                         rows: scores,
                         factors,
@@ -413,18 +488,6 @@ impl<'a, T: Element> Block<'a, T> {
                 depth,
                 lanes,
                 out,
-            }),
-            Source::Memory(next) => self.isa.run(FewScores {
-                keys: &tile.k[part.clone()],
-                ahead: next.map_or(&[], |next| &next.k),
-                queries: Rows {
-                    data: queries,
-                    stride: depth,
-                },
-                count: panel.rows.len(),
-                out,
-                lanes,
-                group,
             }),
         }
         scores[..before].fill(f32::NEG_INFINITY);
@@ -449,11 +512,11 @@ impl<'a, T: Element> Block<'a, T> {
         let factors = &state.factors[state_from..state_to];
         let out = &mut state.out[state_from * value_depth..state_to * value_depth];
         match source {
-            Source::Pairs(tiles) => {
+            Source::Pairs(engine) => {
                 if factors.iter().any(|&factor| factor != 1.0) {
                     self.isa.run(Scale { rows: out, factors });
                 }
-                pairs.add_values(tiles, first, out);
+                pairs.add_values(engine, first, out);
             }
             Source::Numbers(_, v) => self.isa.run(Values {
                 values: v.from(part.start),
@@ -464,17 +527,105 @@ impl<'a, T: Element> Block<'a, T> {
                 out,
                 factors,
             }),
-            Source::Memory(next) => self.isa.run(FewValues {
-                values: &tile.v[part],
-                ahead: next.map_or(&[], |next| &next.v),
-                weights,
-                lanes,
-                count: panel.rows.len(),
-                out,
-                depth: value_depth,
-                factors,
-            }),
         }
+    }
+
+    /// The same for a handful of rows, each with a panel of its own.
+    fn few_step(
+        &self,
+        tile: &Tile<'_, T>,
+        next: Option<&Tile<'_, T>>,
+        panels: &[Panel],
+        queries: Rows<'_>,
+        buffers: &mut Buffers,
+    ) {
+        let (count, keys) = (panels.len(), tile.keys.clone());
+        let (factor, stride) = (self.factor(), FEW_STRIDE);
+        let dots = self.engine().is_some();
+        let Buffers {
+            scores,
+            halves,
+            turned,
+            state,
+        } = buffers;
+        scores.resize(count * stride);
+        turned.resize(TURNED);
+        // From one multiple of a group to another; keys that do not count are hidden.
+        let start = keys.start / Blocks::BLOCK_N * Blocks::BLOCK_N;
+        let (from, to) = (keys.start - start, keys.end - start);
+        let first = from / GROUP * GROUP;
+        let (before, after) = (from - first, to - first);
+        let (k, ahead, out) = (&tile.k, &tile.v, &mut scores[before..]);
+        if dots {
+            self.isa.run_dots(FewScores::<T, true> {
+                keys: k,
+                ahead,
+                queries,
+                factor,
+                count,
+                out,
+                stride,
+                turned,
+            });
+        } else {
+            self.isa.run(FewScores::<T, false> {
+                keys: k,
+                ahead,
+                queries,
+                factor,
+                count,
+                out,
+                stride,
+                turned,
+            });
+        }
+        let len = after.next_multiple_of(GROUP);
+        for (row, panel) in panels.iter().enumerate() {
+            let scores = &mut scores[row * FEW_STRIDE..][..len];
+            scores[..before].fill(f32::NEG_INFINITY);
+            scores[after..].fill(f32::NEG_INFINITY);
+            let scores = &mut scores[before..after];
+            // Where a product of finite numbers overflows, its score is not finite either.
+            let safe = self.isa.run(Finite(scores));
+            let careful = &mut state.careful[row..=row];
+            self.finish_scores(tile, panel, &keys, safe, scores, careful);
+        }
+        self.isa.run(FewWeights {
+            scores,
+            stride,
+            keys: len,
+            max: &mut state.max,
+            sum: &mut state.sum,
+            factors: &mut state.factors,
+        });
+        let ahead = next.map_or(&[][..], |next| &next.k);
+        if dots {
+            halves.resize(scores.len());
+            self.isa.run(Round {
+                from: scores,
+                to: halves,
+            });
+            let odd = before % 2;
+            return self.isa.run_dots(FewDots {
+                values: &tile.v,
+                odd: odd == 1,
+                ahead,
+                weights: &halves[before - odd..],
+                stride,
+                out: &mut state.out,
+                depth: self.call.value_dim(),
+                factors: &state.factors,
+            });
+        }
+        self.isa.run(FewValues {
+            values: &tile.v,
+            ahead,
+            weights: &scores[before..],
+            stride,
+            out: &mut state.out,
+            depth: self.call.value_dim(),
+            factors: &state.factors,
+        });
     }
 
     /// The sink of each row, if there are sinks.
@@ -484,8 +635,10 @@ impl<'a, T: Element> Block<'a, T> {
     }
 
     /// Divides by the sums, and puts the results of each row together.
-    fn finish(&self, few: bool, panels: &[Panel], state: &mut RowState, to: &mut Memory<f32>) {
+    fn finish<'s>(&self, scratch: &'s mut Scratch) -> Results<'s> {
         let depth = self.call.value_dim();
+        let (_, few, panels) = self.shape();
+        let (state, to) = (&mut scratch.total, &mut scratch.rows);
         for (factor, sum) in state.factors.iter_mut().zip(&*state.sum) {
             // A row that sees no key has neither output nor weight.
             *factor = if *sum == 0.0 {
@@ -509,15 +662,19 @@ impl<'a, T: Element> Block<'a, T> {
                     *to = x * factor;
                 }
             }
-            return;
         }
-        for panel in panels {
+        for panel in panels.iter().filter(|_| !few) {
             self.isa.run(Unpack {
                 from: &state.out[panel.lanes.start * depth..panel.lanes.end * depth],
                 lanes: panel.lanes.len(),
                 factors: &state.factors[panel.lanes.clone()],
                 to: &mut to[panel.rows.start * depth..panel.rows.end * depth],
             });
+        }
+        Results {
+            scratch,
+            sinks: self.sinks().map(Iterator::collect),
+            value_dim: depth,
         }
     }
 }

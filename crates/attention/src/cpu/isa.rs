@@ -3,6 +3,7 @@
 #[cfg(warptile_amx)]
 use crate::cpu::amx;
 use crate::cpu::lanes::*;
+use crate::cpu::pairs::Engine;
 
 /// The most lanes of a panel, with any instructions.
 pub(super) const MAX_PANEL: usize = 3 * MAX_WIDTH;
@@ -11,8 +12,19 @@ pub(super) const MAX_PANEL: usize = 3 * MAX_WIDTH;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Isa {
     set: Set,
-    /// Whether there are tile registers for products of `bf16`.
-    tiles: bool,
+    /// What is there for products of pairs of `bf16`.
+    pairs: Pairs,
+}
+
+/// Instructions that multiply `bf16` numbers two at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pairs {
+    None,
+    /// Of vectors, beside AVX-512.
+    Dots,
+    /// Of tile registers.
+    #[cfg(warptile_amx)]
+    Tiles,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,35 +51,56 @@ pub(super) trait Work {
 impl Isa {
     /// All that this machine has, the best first.
     pub(super) fn all() -> impl Iterator<Item = Isa> {
+        #[cfg(all(target_arch = "x86_64", warptile_avx512))]
+        let dots = (
+            is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512bf16"),
+            Set::Avx512,
+            Pairs::Dots,
+        );
+        // Never there; so what handles it is compiled everywhere.
+        #[cfg(not(all(target_arch = "x86_64", warptile_avx512)))]
+        let dots = (false, Set::Portable, Pairs::Dots);
         let sets = [
             #[cfg(warptile_amx)]
-            (amx::usable(), Set::Avx512, true),
+            (amx::usable(), Set::Avx512, Pairs::Tiles),
+            dots,
             #[cfg(all(target_arch = "x86_64", warptile_avx512))]
-            (is_x86_feature_detected!("avx512f"), Set::Avx512, false),
+            (
+                is_x86_feature_detected!("avx512f"),
+                Set::Avx512,
+                Pairs::None,
+            ),
             #[cfg(target_arch = "x86_64")]
             (
                 is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c"),
                 Set::Avx2,
-                false,
+                Pairs::None,
             ),
-            (true, Set::Portable, false),
+            (true, Set::Portable, Pairs::None),
         ];
         let there = sets.into_iter().filter(|(there, ..)| *there);
-        there.map(|(_, set, tiles)| Isa { set, tiles })
+        there.map(|(_, set, pairs)| Isa { set, pairs })
     }
 
-    /// Whether products of `bf16` may be left to [`amx`](crate::cpu::amx).
-    pub(super) fn has_tiles(self) -> bool {
-        self.tiles
+    /// What multiplies pairs of `bf16`, if these instructions do it faster than numbers of `f32`.
+    pub(super) fn engine(self) -> Option<Engine> {
+        match self.pairs {
+            Pairs::None => None,
+            Pairs::Dots => Some(Engine::Dots(self)),
+            #[cfg(warptile_amx)]
+            Pairs::Tiles => Some(Engine::Tiles(amx::Tiles::new())),
+        }
     }
 
     /// The best one.
     pub(super) fn best() -> Isa {
         Isa::all().next().unwrap_or(Isa {
             set: Set::Portable,
-            tiles: false,
+            pairs: Pairs::None,
         })
     }
 
@@ -95,6 +128,31 @@ impl Isa {
                 }
                 // SAFETY: the machine has the feature: there is no other way to make this value.
                 unsafe { with_avx512(work) }
+            }
+        }
+    }
+
+    /// Does some work that calls [`Lanes::dot`] or [`Lanes::interleave`].
+    pub(super) fn run_dots<W: Work>(self, work: W) -> W::Output {
+        match self.pairs {
+            #[cfg(all(target_arch = "x86_64", warptile_avx512))]
+            Pairs::Dots => {
+                #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+                fn with_dots<W: Work>(work: W) -> W::Output {
+                    // SAFETY: compiled for, and called on, machines that have them.
+                    unsafe { work.run::<Avx512, 8, 3>() }
+                }
+                // SAFETY: the machine has the features: there is no other way to make this value.
+                unsafe { with_dots(work) }
+            }
+            // Elsewhere only tests come here: with what all have in place of AVX-512 alone.
+            _ => {
+                let set = match self.set {
+                    #[cfg(all(target_arch = "x86_64", warptile_avx512))]
+                    Set::Avx512 => Set::Portable,
+                    set => set,
+                };
+                Isa { set, ..self }.run(work)
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::element::{Element, ElementType};
 pub(super) const MAX_WIDTH: usize = 16;
 
 /// Half of the last place of `bf16`, in the bits of a number.
-const HALF_BF16: u32 = 0x8000;
+pub(super) const HALF_BF16: u32 = 0x8000;
 
 /// The bits of a number that `bf16` has.
 const UPPER_HALF: u32 = 0xffff_0000;
@@ -50,6 +50,15 @@ pub(super) trait Lanes: Copy {
     /// Of each lane a pair of `bf16`: this number in the lower half, the other in the upper one. Rounded to the nearest, ties away from
     /// 0. A NaN whose low 16 bits are 0, as of `bf16` inputs and of arithmetic, stays one.
     unsafe fn pair_bf16(self, other: Self) -> Self;
+    /// Of each lane a pair of `f16`, that in the lower half first: the numbers of both.
+    unsafe fn split_f16(self) -> [Self; 2];
+    /// Of each lane a pair of `bf16`, that in the lower half first: the numbers of both.
+    unsafe fn split_bf16(self) -> [Self; 2];
+    /// Adds the products of two pairs of `bf16` in each lane: `sum + low low + high high`. Products are exact. Where one instruction does
+    /// it, numbers below the normal ones count as 0.
+    unsafe fn dot(self, other: Self, sum: Self) -> Self;
+    /// Words of two rows of twice as many elements of 16 bits as a register has words: a row's elements are lower halves, or upper ones.
+    unsafe fn interleave(lower: *const u16, upper: *const u16) -> [Self; 2];
     /// Transposes the square of the first [`Lanes::WIDTH`] registers.
     unsafe fn transpose(square: &mut [Self; MAX_WIDTH]);
     /// Brings the cache line of this address nearer. Any address will do.
@@ -64,6 +73,18 @@ pub(super) trait Lanes: Copy {
                 ElementType::F16 => Self::load_f16(from.cast()),
                 ElementType::Bf16 => Self::load_bf16(from.cast()),
                 _ => Self::load(from.cast()),
+            }
+        }
+    }
+
+    /// The numbers of the pair of elements of 16 bits that each lane holds, the first one's in the lower half.
+    #[inline(always)]
+    unsafe fn split<T: Element>(self) -> [Self; 2] {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            match T::TYPE {
+                ElementType::F16 => self.split_f16(),
+                _ => self.split_bf16(),
             }
         }
     }
@@ -216,6 +237,42 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    unsafe fn split_f16(self) -> [Self; 2] {
+        [
+            self.map(|x| f16_to_f32(x.to_bits() as u16)),
+            self.map(|x| f16_to_f32((x.to_bits() >> 16) as u16)),
+        ]
+    }
+
+    #[inline(always)]
+    unsafe fn split_bf16(self) -> [Self; 2] {
+        [
+            self.map(|x| f32::from_bits(x.to_bits() << 16)),
+            self.map(|x| f32::from_bits(x.to_bits() & UPPER_HALF)),
+        ]
+    }
+
+    #[inline(always)]
+    unsafe fn dot(self, other: Self, sum: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            let ([low, high], [other_low, other_high]) = (self.split_bf16(), other.split_bf16());
+            high.mul_add(other_high, low.mul_add(other_low, sum))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn interleave(lower: *const u16, upper: *const u16) -> [Self; 2] {
+        // SAFETY: the caller vouches for eight elements of each.
+        let (lower, upper) = unsafe {
+            let lower = lower.cast::<[u16; 8]>().read_unaligned();
+            (lower, upper.cast::<[u16; 8]>().read_unaligned())
+        };
+        let word = |i: usize| f32::from_bits(u32::from(lower[i]) | u32::from(upper[i]) << 16);
+        [0, 4].map(|first| Portable(std::array::from_fn(|lane| word(first + lane))))
+    }
+
+    #[inline(always)]
     unsafe fn transpose(square: &mut [Self; MAX_WIDTH]) {
         let rows: [[f32; 4]; 4] = std::array::from_fn(|row| square[row].0);
         for (column, to) in square[..4].iter_mut().enumerate() {
@@ -248,206 +305,7 @@ fn f16_to_f32(half: u16) -> f32 {
 pub(super) use x86_64::*;
 
 #[cfg(target_arch = "x86_64")]
-mod x86_64 {
-    use super::{HALF_BF16, Lanes, MAX_WIDTH, UPPER_HALF};
-    use std::arch::x86_64::*;
-
-    macro_rules! lanes {
-        ($(#[$attribute:meta])* $name:ident($register:ty), $width:literal, {
-            splat: $splat:ident, load: $load:ident, store: $store:ident, add: $add:ident, sub: $sub:ident, mul: $mul:ident,
-            fma: $fma:ident, max: $max:ident, to_integers: $to_integers:ident, to_numbers: $to_numbers:ident,
-            shift: $shift:ident, shift_right: $shift_right:ident, integers: $integers:ident, and: $and:ident, or: $or:ident,
-            add_integers: $add_integers:ident, as_integers: $as_integers:ident,
-            as_numbers: $as_numbers:ident, half_of: $half_of:ident, widen_f16: $widen_f16:ident,
-            widen_u16: $widen_u16:ident, half: $half:ty
-        } $($method:item)*) => {
-            $(#[$attribute])*
-            #[derive(Clone, Copy)]
-            pub(in crate::cpu) struct $name($register);
-
-            $(#[$attribute])*
-            // SAFETY (of every block below): the caller vouches for the instructions, and for the memory behind a pointer.
-            #[expect(clippy::undocumented_unsafe_blocks, reason = "one argument for all")]
-            impl Lanes for $name {
-                const WIDTH: usize = $width;
-                const FMA: bool = true;
-
-                #[inline(always)]
-                unsafe fn splat(x: f32) -> Self {
-                    $name(unsafe { $splat(x) })
-                }
-
-                #[inline(always)]
-                unsafe fn load(from: *const f32) -> Self {
-                    $name(unsafe { $load(from) })
-                }
-
-                #[inline(always)]
-                unsafe fn load_f16(from: *const u16) -> Self {
-                    $name(unsafe { $widen_f16($half_of(from.cast::<$half>())) })
-                }
-
-                #[inline(always)]
-                unsafe fn load_bf16(from: *const u16) -> Self {
-                    $name(unsafe { $as_numbers($shift::<16>($widen_u16($half_of(from.cast::<$half>())))) })
-                }
-
-                #[inline(always)]
-                unsafe fn store(self, to: *mut f32) {
-                    unsafe { $store(to, self.0) };
-                }
-
-                #[inline(always)]
-                unsafe fn add(self, other: Self) -> Self {
-                    $name(unsafe { $add(self.0, other.0) })
-                }
-
-                #[inline(always)]
-                unsafe fn sub(self, other: Self) -> Self {
-                    $name(unsafe { $sub(self.0, other.0) })
-                }
-
-                #[inline(always)]
-                unsafe fn mul(self, other: Self) -> Self {
-                    $name(unsafe { $mul(self.0, other.0) })
-                }
-
-                #[inline(always)]
-                unsafe fn mul_add(self, factor: Self, summand: Self) -> Self {
-                    $name(unsafe { $fma(self.0, factor.0, summand.0) })
-                }
-
-                #[inline(always)]
-                unsafe fn max(self, other: Self) -> Self {
-                    $name(unsafe { $max(self.0, other.0) })
-                }
-
-                #[inline(always)]
-                unsafe fn round(self) -> (Self, Self) {
-                    // A NaN becomes the integer -2^31, whose low bits are 0.
-                    unsafe {
-                        let integers = $to_integers(self.0);
-                        ($name($to_numbers(integers)), $name($as_numbers($shift::<23>(integers))))
-                    }
-                }
-
-                #[inline(always)]
-                unsafe fn add_bits(self, bits: Self) -> Self {
-                    $name(unsafe { $as_numbers($add_integers($as_integers(self.0), $as_integers(bits.0))) })
-                }
-
-                #[inline(always)]
-                unsafe fn pair_bf16(self, other: Self) -> Self {
-                    unsafe {
-                        let half = $integers(HALF_BF16.cast_signed());
-                        let lower = $add_integers($as_integers(self.0), half);
-                        let upper = $add_integers($as_integers(other.0), half);
-                        let upper = $and(upper, $integers(UPPER_HALF.cast_signed()));
-                        $name($as_numbers($or($shift_right::<16>(lower), upper)))
-                    }
-                }
-
-                #[inline(always)]
-                unsafe fn prefetch<T>(address: *const T) {
-                    unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
-                }
-
-                $($method)*
-            }
-        };
-    }
-
-    lanes! {
-        Avx2(__m256), 8, {
-            splat: _mm256_set1_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps, add: _mm256_add_ps,
-            sub: _mm256_sub_ps, mul: _mm256_mul_ps, fma: _mm256_fmadd_ps, max: _mm256_max_ps,
-            to_integers: _mm256_cvtps_epi32, to_numbers: _mm256_cvtepi32_ps, shift: _mm256_slli_epi32,
-            shift_right: _mm256_srli_epi32, integers: _mm256_set1_epi32, and: _mm256_and_si256, or: _mm256_or_si256,
-            add_integers: _mm256_add_epi32, as_integers: _mm256_castps_si256, as_numbers: _mm256_castsi256_ps,
-            half_of: _mm_loadu_si128, widen_f16: _mm256_cvtph_ps, widen_u16: _mm256_cvtepu16_epi32, half: __m128i
-        }
-
-        #[inline(always)]
-        unsafe fn zero_below(self, bound: Self, value: Self) -> Self {
-            Avx2(unsafe { _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(self.0, bound.0), value.0) })
-        }
-
-        #[inline(always)]
-        unsafe fn transpose(square: &mut [Self; MAX_WIDTH]) {
-            // Half h of register j of quad i: column 4 h + j of rows 4 i to 4 i + 3. No closures: they would be compiled without the
-            // instructions.
-            for row in [0, 4] {
-                unsafe {
-                    let (a, b) = (square[row].0, square[row + 1].0);
-                    let (c, d) = (square[row + 2].0, square[row + 3].0);
-                    let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
-                    square[row] = Avx2(_mm256_shuffle_ps::<0x44>(ab, cd));
-                    square[row + 1] = Avx2(_mm256_shuffle_ps::<0xee>(ab, cd));
-                    let (ab, cd) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
-                    square[row + 2] = Avx2(_mm256_shuffle_ps::<0x44>(ab, cd));
-                    square[row + 3] = Avx2(_mm256_shuffle_ps::<0xee>(ab, cd));
-                }
-            }
-            for column in 0..4 {
-                let (upper, lower) = (square[column].0, square[column + 4].0);
-                square[column] = Avx2(unsafe { _mm256_permute2f128_ps::<0x20>(upper, lower) });
-                square[column + 4] = Avx2(unsafe { _mm256_permute2f128_ps::<0x31>(upper, lower) });
-            }
-        }
-    }
-
-    lanes! {
-        // Only compiled where build.rs found a compiler that has it.
-        #[cfg(warptile_avx512)]
-        #[clippy::msrv = "1.89"]
-        Avx512(__m512), 16, {
-            splat: _mm512_set1_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps, add: _mm512_add_ps,
-            sub: _mm512_sub_ps, mul: _mm512_mul_ps, fma: _mm512_fmadd_ps, max: _mm512_max_ps,
-            to_integers: _mm512_cvtps_epi32, to_numbers: _mm512_cvtepi32_ps, shift: _mm512_slli_epi32,
-            shift_right: _mm512_srli_epi32, integers: _mm512_set1_epi32, and: _mm512_and_si512, or: _mm512_or_si512,
-            add_integers: _mm512_add_epi32, as_integers: _mm512_castps_si512, as_numbers: _mm512_castsi512_ps,
-            half_of: _mm256_loadu_si256, widen_f16: _mm512_cvtph_ps, widen_u16: _mm512_cvtepu16_epi32, half: __m256i
-        }
-
-        #[inline(always)]
-        unsafe fn zero_below(self, bound: Self, value: Self) -> Self {
-            // Not less than, or unordered.
-            Avx512(unsafe {
-                let kept = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, bound.0);
-                _mm512_maskz_mov_ps(kept, value.0)
-            })
-        }
-
-        #[inline(always)]
-        unsafe fn transpose(square: &mut [Self; MAX_WIDTH]) {
-            // Quarter q of register j of quad i: column 4 q + j of rows 4 i to 4 i + 3.
-            for row in [0, 4, 8, 12] {
-                unsafe {
-                    let (a, b) = (square[row].0, square[row + 1].0);
-                    let (c, d) = (square[row + 2].0, square[row + 3].0);
-                    let (ab, cd) = (_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d));
-                    square[row] = Avx512(_mm512_shuffle_ps::<0x44>(ab, cd));
-                    square[row + 1] = Avx512(_mm512_shuffle_ps::<0xee>(ab, cd));
-                    let (ab, cd) = (_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d));
-                    square[row + 2] = Avx512(_mm512_shuffle_ps::<0x44>(ab, cd));
-                    square[row + 3] = Avx512(_mm512_shuffle_ps::<0xee>(ab, cd));
-                }
-            }
-            for column in 0..4 {
-                let (a, b) = (square[column].0, square[column + 4].0);
-                let (c, d) = (square[column + 8].0, square[column + 12].0);
-                unsafe {
-                    let (ab, cd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d));
-                    square[column] = Avx512(_mm512_shuffle_f32x4::<0x88>(ab, cd));
-                    square[column + 8] = Avx512(_mm512_shuffle_f32x4::<0xdd>(ab, cd));
-                    let (ab, cd) = (_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d));
-                    square[column + 4] = Avx512(_mm512_shuffle_f32x4::<0x88>(ab, cd));
-                    square[column + 12] = Avx512(_mm512_shuffle_f32x4::<0xdd>(ab, cd));
-                }
-            }
-        }
-    }
-}
+mod x86_64;
 
 #[cfg(test)]
 mod tests {

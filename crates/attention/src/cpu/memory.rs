@@ -12,7 +12,7 @@ struct Line([u8; 64]);
 
 /// Numbers whose first one begins a cache line. A register of AVX-512 or a row of a tile is as long as a line: anywhere else each
 /// of them would lie in two, which halves the speed of tile registers and more.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Memory<T> {
     lines: Vec<Line>,
     len: usize,

@@ -12,12 +12,24 @@ pub(super) struct Task {
     pub(super) heads: Range<usize>,
     /// Positions in the sequence, at least one.
     pub(super) positions: Range<usize>,
+    /// Which parts of the keys, if not all of them: those of other parts are another task's.
+    pub(super) parts: Option<Range<usize>>,
 }
+
+/// Keys of a part: those between two multiples of it are added up by themselves, and then the parts, in their order. So several threads
+/// may share the keys of a row without a change of its bits. A multiple of the keys of a tile.
+pub(super) const PART: usize = 512;
 
 impl Task {
     /// Rows of the block.
     pub(super) fn rows(&self) -> usize {
         self.heads.len() * self.positions.len()
+    }
+
+    /// Whether these are more parts of the same rows' keys.
+    pub(super) fn continues(&self, other: &Task) -> bool {
+        let rows = |task: &Task| (task.sequence, task.heads.start, task.positions.start);
+        self.parts.is_some() && rows(self) == rows(other)
     }
 
     /// Head and position of a row of the block.
@@ -33,6 +45,26 @@ impl Task {
     pub(super) fn keys(&self, mask: Mask) -> Range<usize> {
         let Sequence { q_len, k_len, .. } = self.sequence;
         let visible = |position| mask.visible(position, q_len, k_len);
-        visible(self.positions.start).start..visible(self.positions.end - 1).end
+        let keys = visible(self.positions.start).start..visible(self.positions.end - 1).end;
+        match &self.parts {
+            Some(parts) => keys.start.max(parts.start * PART)..keys.end.min(parts.end * PART),
+            None => keys,
+        }
+    }
+
+    /// The same task in so many pieces at most, as even as whole parts allow.
+    pub(super) fn split(&self, mask: Mask, pieces: usize) -> Vec<Task> {
+        let keys = self.keys(mask);
+        let parts = keys.start / PART..keys.end.div_ceil(PART);
+        let pieces = pieces.min(parts.len());
+        if pieces < 2 {
+            return vec![self.clone()];
+        }
+        let place = |piece: usize| parts.start + parts.len() * piece / pieces;
+        let pieces = (0..pieces).map(|piece| Task {
+            parts: Some(place(piece)..place(piece + 1)),
+            ..self.clone()
+        });
+        pieces.collect()
     }
 }

@@ -74,7 +74,6 @@ impl<T: Element> Work for Pack<'_, T> {
 }
 
 /// Turns a matrix whose rows and columns are multiples of [`MAX_WIDTH`]; what its numbers are does not matter.
-#[cfg(any(test, warptile_amx))]
 pub(super) struct Turn<'a> {
     /// Rows and columns.
     pub(super) size: [usize; 2],
@@ -85,7 +84,6 @@ pub(super) struct Turn<'a> {
     pub(super) to_stride: usize,
 }
 
-#[cfg(any(test, warptile_amx))]
 impl Work for Turn<'_> {
     type Output = ();
 

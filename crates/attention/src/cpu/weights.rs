@@ -148,7 +148,7 @@ mod tests {
                 }
                 let (max, sum, factors) = (&mut max[..], &mut sum[..], &mut factors[..]);
                 // A unit whose multiplication is exact changes no bit.
-                let unit = if isa.has_tiles() { 0.5 } else { 1.0 };
+                let unit = if isa.engine().is_some() { 0.5 } else { 1.0 };
                 scores.iter_mut().for_each(|score| *score /= unit);
                 isa.run(Weights {
                     scores,

@@ -12,6 +12,7 @@ mod compositions;
 mod draw;
 mod e4m3;
 mod features;
+mod few;
 mod invariance;
 mod merge;
 #[path = "../common/merge.rs"]
