@@ -1,5 +1,6 @@
 //! Streams: queues of work, owned or borrowed.
 
+mod alone;
 mod capturing;
 mod release;
 
@@ -19,6 +20,7 @@ use crate::context::{Context, lock};
 use crate::driver::call;
 use crate::error::{DriverError, Result};
 use crate::event::Event;
+use alone::Alone;
 
 pub(crate) use capturing::Status;
 pub use capturing::{Held, Launching};
@@ -48,6 +50,10 @@ struct Inner {
     keeps_spares: AtomicBool,
     /// Memory that was dropped and waits for an allocation of its size; the oldest first.
     spares: Mutex<Vec<Freed>>,
+    /// Whether nothing was launched since the stream was last found done.
+    idle: AtomicBool,
+    /// Kernels that were launched on the idle stream, the latest last.
+    alone: Mutex<Vec<Alone>>,
 }
 
 /// Who destroys the stream.
@@ -99,6 +105,8 @@ impl Stream {
                 orphans: Mutex::default(),
                 keeps_spares: AtomicBool::new(false),
                 spares: Mutex::default(),
+                idle: AtomicBool::new(false),
+                alone: Mutex::default(),
             }),
         }
     }
@@ -185,6 +193,9 @@ impl Stream {
                 stream_synchronize(self.raw())
             )
         };
+        if done.is_ok() {
+            self.note_idle();
+        }
         self.context().settle(Some(self.raw()), done)
     }
 

@@ -200,10 +200,12 @@ impl Prepared {
         addresses: &Addresses,
         workspace: DevicePointer,
     ) -> Result<Vec<Block>> {
-        let steps = self.steps().zip(&outline.shapes);
-        steps
-            .map(|((step, kernel), shape)| kernel.block(step, shape, call, addresses, workspace))
-            .collect()
+        // A block is a kilobyte or more: room for as many as there are, and no more.
+        let mut blocks = Vec::with_capacity(outline.shapes.len());
+        for ((step, kernel), shape) in self.steps().zip(&outline.shapes) {
+            blocks.push(kernel.block(step, shape, call, addresses, workspace)?);
+        }
+        Ok(blocks)
     }
 
     fn check_problem(&self, call: &Call) -> Result<()> {
