@@ -128,7 +128,8 @@ impl Attention {
     /// reading the output waits.
     ///
     /// The first call of a problem plans it and loads its kernel; slopes and sinks that were not used before are uploaded.
-    /// A GPU keeps its last 64 problems, and lengths and strides do not tell problems apart: a new packed batch, or a cache that
+    /// A call whose options, layouts and lengths on the device are those of one of the last 64 is not described and checked anew, and tensors
+    /// that lie where they lay keep their tensor maps. A GPU keeps its last 64 problems as well, and lengths and strides do not tell problems apart: a new packed batch, or a cache that
     /// grew by a row, only allocates the output and launches. Row offsets on the host travel along without a wait.
     ///
     /// Rows of a packed output that no sequence owns are 0.
@@ -233,7 +234,7 @@ impl Attention {
             Place::Cpu => {
                 let call = request.build()?;
                 self.check(&call)?;
-                Ok(Described::Cpu(call))
+                Ok(Described::Cpu(Box::new(call)))
             }
             Place::Gpu(gpu) => {
                 let ready = gpu.ready(request, &self.choice, |call| self.check(call))?;
@@ -435,7 +436,7 @@ type Computed<T> = (Plan, Storage<T>, Option<Storage<f32>>);
 
 /// A call on its device.
 enum Described<'a> {
-    Cpu(Call),
+    Cpu(Box<Call>),
     Gpu(&'a Gpu, Arc<Ready>),
 }
 
