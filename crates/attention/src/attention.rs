@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use warptile_driver::{DeviceBuffer, DeviceSliceMut};
+use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 
 use crate::backend::{Place, same_device};
-use crate::gpu::{Bindings, Gpu};
+use crate::gpu::{Bindings, Gpu, Ready};
 use crate::lse::Lse;
-use crate::operands::{DeviceScales, KeyTensors, ScaledBy, Table};
-use crate::tensor::{Storage, zeros};
+use crate::operands::{DeviceScales, KeyTensors, ScaledBy, Side, Table};
+use crate::tensor::{Bytes, Storage, zeros};
 use crate::{
-    AlibiShape, Call, Choice, Element, Error, Keys, Mask, Operands, Plan, Queries, Result, Scoring,
-    Splits, Tensor, ViewMut, forward_cpu,
+    AlibiShape, Call, CallBuilder, Choice, Element, ElementType, Error, Keys, Mask, Operands, Plan,
+    Queries, Result, Scoring, Splits, Tensor, ViewMut, forward_cpu,
 };
 
 /// Attention and its options: `softmax(scale * q k^T) v`, masked.
@@ -128,7 +128,8 @@ impl Attention {
     /// reading the output waits.
     ///
     /// The first call of a problem plans it and loads its kernel; slopes and sinks that were not used before are uploaded.
-    /// A GPU keeps its last 64 problems, and lengths and strides do not tell problems apart: a new packed batch, or a cache that
+    /// A call whose options, layouts and lengths on the device are those of one of the last 64 is not described and checked anew, and tensors
+    /// that lie where they lay keep their tensor maps. A GPU keeps its last 64 problems as well, and lengths and strides do not tell problems apart: a new packed batch, or a cache that
     /// grew by a row, only allocates the output and launches. Row offsets on the host travel along without a wait.
     ///
     /// Rows of a packed output that no sequence owns are 0.
@@ -142,11 +143,12 @@ impl Attention {
         keys: impl Into<Keys<'a, T>>,
     ) -> Result<Output<T>> {
         let (queries, keys) = (queries.into(), keys.into());
-        let (call, operands) = self.call(&queries, &keys, None)?;
-        let backend = queries.q.backend();
-        let (plan, out, lse) = match backend.place() {
-            Place::Cpu => self.forward_on_cpu(&call, &operands)?,
-            Place::Gpu(gpu) => self.forward_on_gpu(gpu, &call, &operands)?,
+        let given = Given::of(&queries, &keys);
+        let made = self.describe(&given, None)?;
+        let (call, backend) = (made.call(), queries.q.backend());
+        let (plan, out, lse) = match &made {
+            Described::Cpu(call) => self.forward_on_cpu(call, &queries, &keys)?,
+            Described::Gpu(gpu, ready) => self.forward_on_gpu(gpu, ready, &given)?,
         };
         Ok(Output {
             out: Tensor::from_storage(backend.clone(), *call.out(), out),
@@ -173,8 +175,9 @@ impl Attention {
             lse: lse.is_some(),
             ..self.clone()
         };
-        let (call, operands) = attention.call(&queries, &keys, Some(&*out))?;
-        let expected = queries.q.backend();
+        let given = Given::of(&queries, &keys);
+        let made = attention.describe(&given, Some(&*out))?;
+        let (call, expected) = (made.call(), queries.q.backend());
         let others = [
             ("out", Some(out.backend())),
             ("lse", lse.as_deref().map(Lse::backend)),
@@ -185,17 +188,16 @@ impl Attention {
         if let Some(lse) = &lse {
             check_lse_shape(lse.shape(), call.lse_shape())?;
         }
-        match expected.place() {
-            Place::Cpu => {
+        match &made {
+            Described::Cpu(call) => {
                 let lse = lse.map(|lse| lse.host_mut("lse")).transpose()?;
-                let layout = *call.out();
-                let out = ViewMut::new(out.host_mut("out")?, layout);
-                attention.run_on_cpu(&call, &operands, out, lse)
+                let out = ViewMut::new(out.host_mut("out")?, *call.out());
+                attention.run_on_cpu(call, &queries, &keys, out, lse)
             }
-            Place::Gpu(gpu) => {
+            Described::Gpu(gpu, ready) => {
                 let lse = lse.map(|lse| lse.device_mut("lse")).transpose()?;
-                let out = out.device_mut("out")?;
-                attention.run_on_gpu(gpu, &call, &operands, out, lse)
+                let out = out.device_mut("out")?.into_bytes();
+                attention.run_on_gpu(gpu, ready, &given, out, lse)
             }
         }
     }
@@ -210,68 +212,83 @@ impl Attention {
         keys: impl Into<Keys<'a, T>>,
     ) -> Result<Plan> {
         let (queries, keys) = (queries.into(), keys.into());
-        let (call, _) = self.call(&queries, &keys, None)?;
-        match queries.q.backend().place() {
+        let given = Given::of(&queries, &keys);
+        let call = self.request(&given, None)?.build()?;
+        self.check(&call)?;
+        match given.q.backend().place() {
             Place::Cpu => self.plan_on_cpu(&call),
             Place::Gpu(gpu) => gpu.plan(call.problem(), &self.choice),
         }
     }
 
-    /// The call that the options and tensors describe, with all of it checked.
-    fn call<'b, T: Element>(
-        &'b self,
-        queries: &'b Queries<'b, T>,
-        keys: &'b Keys<'b, T>,
-        out: Option<&Tensor<T>>,
-    ) -> Result<(Call, Tensors<'b, T>)> {
-        let q = queries.q;
-        let KeyTensors { k, v, quantized } = &keys.tensors;
+    /// The call that the options and tensors describe, with all of it checked; on a GPU ready to be launched.
+    fn describe<'b>(&self, given: &Given<'b>, out: Option<&dyn Bytes>) -> Result<Described<'b>> {
+        let request = self.request(given, out)?;
+        match given.q.backend().place() {
+            Place::Cpu => {
+                let call = request.build()?;
+                self.check(&call)?;
+                Ok(Described::Cpu(Box::new(call)))
+            }
+            Place::Gpu(gpu) => {
+                let ready = gpu.ready(request, &self.choice, |call| self.check(call))?;
+                Ok(Described::Gpu(gpu, ready))
+            }
+        }
+    }
+
+    /// The same, of which only the devices were checked.
+    fn request<'b>(&self, given: &Given<'b>, out: Option<&dyn Bytes>) -> Result<CallBuilder<'b>> {
+        let KeyTensors { k, v, quantized } = given.keys;
         let others = [
             ("k", Some(k.backend())),
             ("v", Some(v.backend())),
-            ("bias", keys.bias.map(Tensor::backend)),
-            ("key_mask", keys.key_mask.map(Tensor::backend)),
+            ("bias", given.bias.map(Bytes::backend)),
+            ("key_mask", given.key_mask.map(Bytes::backend)),
         ];
         for (argument, backend) in others {
-            same_device(argument, backend, q.backend())?;
+            same_device(argument, backend, given.q.backend())?;
         }
         let mut scoring = self.scoring;
-        scoring.bias = keys.bias.is_some();
-        scoring.key_mask = keys.key_mask.is_some();
+        scoring.bias = given.bias.is_some();
+        scoring.key_mask = given.key_mask.is_some();
         if let Some(slopes) = &self.slopes {
-            scoring.alibi = Some(match slopes.len() <= q.layout().heads() {
+            scoring.alibi = Some(match slopes.len() <= given.q.layout().heads() {
                 true => AlibiShape::PerHead,
                 false => AlibiShape::PerBatchHead,
             });
         }
         let quantized = quantized.as_ref().map(ScaledBy::quantization);
-        let mut builder = Call::builder(q.layout(), k.layout(), v.layout(), T::TYPE)
+        let mut builder = Call::builder(given.q.layout(), k.layout(), v.layout(), given.element)
             .quantized(quantized.transpose()?)
             .scoring(scoring)
             .splits(self.splits)
             .lengths(
-                queries.side.request(),
-                keys.side.request(),
-                keys.table.as_ref().map(Table::request),
+                given.queries.request(),
+                given.keys_side.request(),
+                given.table.map(Table::request),
             )
             .want_lse(self.lse);
         if let Some(out) = out {
             builder = builder.out(*out.layout());
         }
-        if let Some(bias) = keys.bias {
+        if let Some(bias) = given.bias {
             builder = builder.bias(*bias.layout());
         }
-        if let Some(key_mask) = keys.key_mask {
+        if let Some(key_mask) = given.key_mask {
             builder = builder.key_mask(*key_mask.layout());
         }
-        let out_aligned = out.is_none_or(Tensor::starts_aligned);
-        if !q.starts_aligned() || !keys.tensors.start_aligned() || !out_aligned {
+        let out_aligned = out.is_none_or(|out| out.starts_aligned());
+        if !given.q.starts_aligned() || !given.keys.start_aligned() || !out_aligned {
             builder = builder.unaligned_addresses();
         }
-        let call = builder.build()?;
+        Ok(builder)
+    }
+
+    /// Checks the numbers among the options.
+    fn check(&self, call: &Call) -> Result<()> {
         call.check_slopes(self.slopes.as_deref())?;
-        call.check_sinks(self.sinks.as_deref())?;
-        Ok((call, Tensors { queries, keys }))
+        call.check_sinks(self.sinks.as_deref())
     }
 
     fn plan_on_cpu(&self, call: &Call) -> Result<Plan> {
@@ -287,7 +304,8 @@ impl Attention {
     fn forward_on_cpu<T: Element>(
         &self,
         call: &Call,
-        tensors: &Tensors<'_, T>,
+        queries: &Queries<'_, T>,
+        keys: &Keys<'_, T>,
     ) -> Result<Computed<T>> {
         let mut out = zeros("out", call.out().reach())?;
         let mut lse = match call.wants_lse() {
@@ -296,7 +314,8 @@ impl Attention {
         };
         let plan = self.run_on_cpu(
             call,
-            tensors,
+            queries,
+            keys,
             ViewMut::new(&mut out, *call.out()),
             lse.as_deref_mut(),
         )?;
@@ -307,12 +326,12 @@ impl Attention {
     fn run_on_cpu<T: Element>(
         &self,
         call: &Call,
-        tensors: &Tensors<'_, T>,
+        queries: &Queries<'_, T>,
+        keys: &Keys<'_, T>,
         out: ViewMut<'_, T>,
         lse: Option<&mut [f32]>,
     ) -> Result<Plan> {
         let plan = self.plan_on_cpu(call)?;
-        let Tensors { queries, keys } = tensors;
         let quantized = keys.tensors.quantized.as_ref();
         let scales = quantized.map(|by| by.scales.host()).transpose()?;
         let operands = Operands {
@@ -334,44 +353,42 @@ impl Attention {
     fn forward_on_gpu<T: Element>(
         &self,
         gpu: &Gpu,
-        call: &Call,
-        tensors: &Tensors<'_, T>,
+        ready: &Ready,
+        given: &Given<'_>,
     ) -> Result<Computed<T>> {
-        // One way in and out for all calls of the driver.
-        let context = gpu.stream().context();
-        context.within(|| self.allocate_and_run(gpu, call, tensors))
-    }
-
-    fn allocate_and_run<T: Element>(
-        &self,
-        gpu: &Gpu,
-        call: &Call,
-        tensors: &Tensors<'_, T>,
-    ) -> Result<Computed<T>> {
-        let stream = gpu.stream();
+        let (stream, call) = (gpu.stream(), ready.call());
         let wants_lse = call.wants_lse();
         let lse_len = if wants_lse { call.lse_len() } else { 0 };
-        let (mut out, mut lse) = DeviceBuffer::uninit_pair(stream, call.out().reach(), lse_len)?;
-        if leaves_gaps(call) {
-            // The memory may be somebody's of before.
-            out.as_slice_mut().fill_bytes(0)?;
-            lse.as_slice_mut().fill_bytes(0)?;
-        }
-        let lse_slice = wants_lse.then(|| lse.as_slice_mut());
-        let plan = self.run_on_gpu(gpu, call, tensors, out.as_slice_mut(), lse_slice)?;
-        let lse = wants_lse.then(|| Storage::Device(Arc::new(lse)));
-        Ok((plan, Storage::Device(Arc::new(out)), lse))
+        // One way in and out for all calls of the driver.
+        stream.context().within(|| {
+            let (mut out, mut lse) =
+                DeviceBuffer::uninit_pair(stream, call.out().reach(), lse_len)?;
+            if leaves_gaps(call) {
+                // The memory may be somebody's of before.
+                out.as_slice_mut().fill_bytes(0)?;
+                lse.as_slice_mut().fill_bytes(0)?;
+            }
+            let lse_slice = wants_lse.then(|| lse.as_slice_mut());
+            let plan = self.run_on_gpu(
+                gpu,
+                ready,
+                given,
+                out.as_slice_mut().into_bytes(),
+                lse_slice,
+            )?;
+            let lse = wants_lse.then(|| Storage::Device(Arc::new(lse)));
+            Ok((plan, Storage::Device(Arc::new(out)), lse))
+        })
     }
 
-    fn run_on_gpu<T: Element>(
+    fn run_on_gpu(
         &self,
         gpu: &Gpu,
-        call: &Call,
-        tensors: &Tensors<'_, T>,
-        out: DeviceSliceMut<'_, T>,
+        ready: &Ready,
+        given: &Given<'_>,
+        out: DeviceSlice<'_, u8>,
         lse: Option<DeviceSliceMut<'_, f32>>,
     ) -> Result<Plan> {
-        let prepared = gpu.prepare(call.problem(), &self.choice)?;
         let constant = |values: &Option<Arc<[f32]>>| {
             values
                 .as_deref()
@@ -379,19 +396,15 @@ impl Attention {
                 .transpose()
         };
         let (slopes, sinks) = (constant(&self.slopes)?, constant(&self.sinks)?);
-        let Tensors { queries, keys } = tensors;
-        let q = queries.q.on_device("q")?;
-        let KeyTensors { k, v, quantized } = &keys.tensors;
+        let KeyTensors { k, v, quantized } = given.keys;
         let kv = [k.on_device("k")?, v.on_device("v")?];
+        let mut bindings = Bindings::of(given.element, given.q.on_device("q")?, kv, out);
         let scales;
-        let mut bindings = match quantized {
-            None => Bindings::of(q, kv, out),
-            Some(by) => {
-                scales = by.scales.upload(gpu)?;
-                let scales = scales.each_ref().map(DeviceScales::slice);
-                Bindings::quantized(q, by.element, kv, scales, out)
-            }
-        };
+        if let Some(by) = quantized {
+            scales = by.scales.upload(gpu)?;
+            let scales = scales.each_ref().map(DeviceScales::slice);
+            bindings = bindings.quantized_by(by.element, scales);
+        }
         if let Some(lse) = lse {
             bindings = bindings.lse(lse);
         }
@@ -401,15 +414,15 @@ impl Attention {
         if let Some(sinks) = &sinks {
             bindings = bindings.sinks(sinks.as_slice());
         }
-        if let Some(bias) = keys.bias {
-            bindings = bindings.bias(bias.on_device("bias")?);
+        if let Some(bias) = given.bias {
+            bindings = bindings.bias_of(given.element, bias.on_device("bias")?);
         }
-        if let Some(key_mask) = keys.key_mask {
+        if let Some(key_mask) = given.key_mask {
             bindings = bindings.key_mask(key_mask.on_device("key_mask")?);
         }
-        bindings = bindings.device_lengths(&queries.side, &keys.side, keys.table.as_ref());
-        prepared.launch(gpu.stream(), call, &bindings)?;
-        Ok(prepared.plan().clone())
+        bindings = bindings.device_lengths(given.queries, given.keys_side, given.table);
+        ready.launch(gpu.stream(), &bindings)?;
+        Ok(ready.prepared().plan().clone())
     }
 }
 
@@ -433,10 +446,47 @@ fn check_lse_shape(found: [usize; 3], expected: [usize; 3]) -> Result<()> {
 /// What was computed, and how.
 type Computed<T> = (Plan, Storage<T>, Option<Storage<f32>>);
 
-/// The tensors of a call.
-struct Tensors<'a, T: Element> {
-    queries: &'a Queries<'a, T>,
-    keys: &'a Keys<'a, T>,
+/// A call on its device.
+enum Described<'a> {
+    Cpu(Box<Call>),
+    Gpu(&'a Gpu, Arc<Ready>),
+}
+
+impl Described<'_> {
+    fn call(&self) -> &Call {
+        match self {
+            Described::Cpu(call) => call,
+            Described::Gpu(_, ready) => ready.call(),
+        }
+    }
+}
+
+/// What a call is given, whatever the type of its elements: what is done with it is compiled here, and not once more in each program
+/// that calls.
+struct Given<'a> {
+    element: ElementType,
+    q: &'a dyn Bytes,
+    queries: &'a Side<'a>,
+    keys: &'a KeyTensors<'a>,
+    keys_side: &'a Side<'a>,
+    table: Option<&'a Table<'a>>,
+    bias: Option<&'a dyn Bytes>,
+    key_mask: Option<&'a dyn Bytes>,
+}
+
+impl<'a> Given<'a> {
+    fn of<T: Element>(queries: &'a Queries<'a, T>, keys: &'a Keys<'a, T>) -> Self {
+        Given {
+            element: T::TYPE,
+            q: queries.q,
+            queries: &queries.side,
+            keys: &keys.tensors,
+            keys_side: &keys.side,
+            table: keys.table.as_ref(),
+            bias: keys.bias.map(|bias| bias as &dyn Bytes),
+            key_mask: keys.key_mask.map(|mask| mask as &dyn Bytes),
+        }
+    }
 }
 
 /// Whether some row of the output belongs to no sequence, or could: then nothing writes it.

@@ -24,6 +24,7 @@ mod memory;
 mod merge;
 mod operation;
 mod prepared;
+mod ready;
 mod recent;
 mod session;
 mod slots;
@@ -36,6 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use warptile_driver::{Context, DeviceBuffer, Driver, Staging, Stream};
 use warptile_kernels::{ElementType, Image};
 
+use crate::call::{Call, CallBuilder};
 use crate::choice::Choice;
 use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
@@ -49,6 +51,7 @@ use recent::Recent;
 
 pub(crate) use append::in_one;
 pub(crate) use memory::{Access, Expected};
+pub(crate) use ready::Ready;
 
 pub use append::{AppendBindings, PositionElement, PreparedAppend};
 pub use arguments::{Addresses, AppendAddresses, AppendArgument, Argument};
@@ -70,6 +73,7 @@ pub struct Gpu {
     staging: Arc<Staging>,
     kernels: Mutex<HashMap<&'static str, Arc<Loading>>>,
     prepared: Mutex<Recent<(Problem, Choice), Prepared>>,
+    ready: Mutex<Recent<(CallBuilder<'static>, Choice), Arc<Ready>>>,
     constants: Mutex<Recent<Vec<u32>, Arc<DeviceBuffer<f32>>>>,
     /// Names of images whose clusters the device cannot hold.
     without: Mutex<Vec<&'static str>>,
@@ -99,6 +103,7 @@ impl Gpu {
             staging: Arc::new(Staging::new(stream.context())),
             kernels: Mutex::default(),
             prepared: Mutex::default(),
+            ready: Mutex::default(),
             constants: Mutex::default(),
             without: Mutex::default(),
         })
@@ -215,6 +220,30 @@ impl Gpu {
         // What makes place is dropped after the lock is released: unloading may wait for the device.
         let _oldest = lock(&self.prepared).keep(key, prepared.clone());
         Ok(prepared)
+    }
+
+    /// A call described, checked and prepared: from the last time, if it is among the last 64 without lists on the host. `check` is what
+    /// is to be asked of each call beside.
+    pub(crate) fn ready(
+        &self,
+        request: CallBuilder<'_>,
+        choice: &Choice,
+        check: impl FnOnce(&Call) -> Result<()>,
+    ) -> Result<Arc<Ready>> {
+        let known = lock(&self.ready).find(|(known, by)| *known == request && by == choice);
+        if let Some(ready) = known {
+            check(ready.call())?;
+            return Ok(ready);
+        }
+        let kept = request.kept();
+        let call = request.build()?;
+        check(&call)?;
+        let prepared = self.prepare(call.problem(), choice)?;
+        let ready = Arc::new(Ready::new(call, prepared)?);
+        if let Some(request) = kept {
+            let _oldest = lock(&self.ready).keep((request, choice.clone()), ready.clone());
+        }
+        Ok(ready)
     }
 
     /// Loads the kernels of a plan made for this device.

@@ -110,7 +110,7 @@ impl SideLengths {
 }
 
 /// What a caller says of one side's lengths, before it is checked.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct LengthsRequest<'a> {
     pub(crate) offsets: Request<'a>,
     pub(crate) used: Request<'a>,
@@ -124,9 +124,18 @@ impl LengthsRequest<'_> {
         self.offsets = Request::Device(sequences.saturating_add(1));
         self.longest = Some(longest);
     }
+
+    /// The same for keeping; `None` if it has a list on the host.
+    pub(crate) fn kept(&self) -> Option<LengthsRequest<'static>> {
+        Some(LengthsRequest {
+            offsets: self.offsets.kept()?,
+            used: self.used.kept()?,
+            longest: self.longest,
+        })
+    }
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Request<'a> {
     #[default]
     None,
@@ -145,6 +154,15 @@ impl Request<'_> {
             Request::None => None,
             Request::Host(numbers) => Some(numbers.len()),
             Request::Device(len) => Some(*len),
+        }
+    }
+
+    /// As [`LengthsRequest::kept`].
+    pub(crate) fn kept(self) -> Option<Request<'static>> {
+        match self {
+            Request::None => Some(Request::None),
+            Request::Host(_) => None,
+            Request::Device(len) => Some(Request::Device(len)),
         }
     }
 

@@ -118,13 +118,21 @@ impl Pages {
 }
 
 /// What a caller says of the block table, before it is checked.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TableRequest<'a> {
     pub(crate) entries: Request<'a>,
     pub(crate) layout: TableLayout,
 }
 
 impl TableRequest<'_> {
+    /// As [`LengthsRequest::kept`].
+    pub(crate) fn kept(&self) -> Option<TableRequest<'static>> {
+        Some(TableRequest {
+            entries: self.entries.kept()?,
+            layout: self.layout,
+        })
+    }
+
     /// Checks the table and the lengths of the sequences against the pages, of layout `k`.
     pub(crate) fn check(
         self,

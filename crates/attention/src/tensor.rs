@@ -255,12 +255,12 @@ impl<T: Pod> Tensor<T> {
     /// # Errors
     /// [`Error::Shared`] if somebody else holds the elements.
     pub(crate) fn host_mut(&mut self, argument: &'static str) -> Result<&mut [T]> {
-        let (range, place) = (self.range(), self.backend.to_string());
+        let range = self.range();
         match &mut self.storage {
             Storage::Host(data) => Arc::get_mut(data)
                 .and_then(|data| data.get_mut(range))
                 .ok_or(Error::Shared { argument }),
-            Storage::Device(_) => Err(elsewhere(argument, "the CPU", place)),
+            Storage::Device(_) => Err(elsewhere(argument, "the CPU", self.backend.to_string())),
         }
     }
 
@@ -269,13 +269,13 @@ impl<T: Pod> Tensor<T> {
     /// # Errors
     /// [`Error::Shared`] if somebody else holds the elements.
     pub(crate) fn device_mut(&mut self, argument: &'static str) -> Result<DeviceSliceMut<'_, T>> {
-        let (range, place) = (self.range(), self.backend.to_string());
+        let range = self.range();
         match &mut self.storage {
             Storage::Device(buffer) => {
                 let buffer = Arc::get_mut(buffer).ok_or(Error::Shared { argument })?;
                 Ok(buffer.slice_mut(range)?)
             }
-            Storage::Host(_) => Err(elsewhere(argument, "a GPU", place)),
+            Storage::Host(_) => Err(elsewhere(argument, "a GPU", self.backend.to_string())),
         }
     }
 

@@ -326,6 +326,19 @@ macro_rules! driver_api {
                 graph: CUgraph,
                 flags: u64,
             );
+            since 12000 fn graph_create = cuGraphCreate(graph: *mut CUgraph, flags: c_uint);
+            since 12000 fn graph_add_kernel_node = cuGraphAddKernelNode_v2(
+                node: *mut CUgraphNode,
+                graph: CUgraph,
+                after: *const CUgraphNode,
+                after_count: usize,
+                params: *const CUkernelNodeParams,
+            );
+            since 12000 fn graph_exec_kernel_node_set_params = cuGraphExecKernelNodeSetParams_v2(
+                exec: CUgraphExec,
+                node: CUgraphNode,
+                params: *const CUkernelNodeParams,
+            );
             required fn graph_launch = cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
             required fn graph_exec_destroy = cuGraphExecDestroy(exec: CUgraphExec);
             required fn graph_destroy = cuGraphDestroy(graph: CUgraph);

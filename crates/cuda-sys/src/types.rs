@@ -50,7 +50,7 @@ handles! {
     CUfunction;
     /// A captured graph.
     CUgraph;
-    /// A node of a graph; only ever asked for by null pointers here.
+    /// A node of a graph.
     CUgraphNode;
     /// A graph ready to launch.
     CUgraphExec;
@@ -473,6 +473,28 @@ pub struct CUlaunchAttribute {
     pub value: CUlaunchAttributeValue,
 }
 
+/// A launch as a node of a graph: `CUDA_KERNEL_NODE_PARAMS_v2`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct CUkernelNodeParams {
+    /// The kernel.
+    pub function: CUfunction,
+    /// Blocks of the grid along x, y and z.
+    pub grid_dim: [c_uint; 3],
+    /// Threads of a block along x, y and z.
+    pub block_dim: [c_uint; 3],
+    /// Dynamic shared memory per block.
+    pub shared_mem_bytes: c_uint,
+    /// A pointer to each parameter of the kernel.
+    pub kernel_params: *mut *mut c_void,
+    /// Parameters in another form; null here.
+    pub extra: *mut *mut c_void,
+    /// The kernel as a handle of no context; null here.
+    pub kernel: *mut c_void,
+    /// The context; null for the current one.
+    pub context: CUcontext,
+}
+
 /// A launch with attributes, for `cuLaunchKernelEx`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -517,6 +539,7 @@ const _: () = {
 #[cfg(target_pointer_width = "64")]
 const _: () = {
     assert!(size_of::<CUlaunchConfig>() == 56);
+    assert!(size_of::<CUkernelNodeParams>() == 72);
     assert!(size_of::<CUmemcpy2D>() == 128);
     assert!(size_of::<CUmemPoolProps>() == 88);
 };

@@ -288,14 +288,44 @@ impl<P: Pod> Kernel<P> {
             });
         }
         // SAFETY: the context is current, and the caller's promise is the same.
-        let (symbol, code) = unsafe { self.submit(stream.raw(), config, params) }?;
-        if code != CUresult::SUCCESS {
-            return Err(stream.failed(symbol, code, self.launching().into()));
+        let alone = unsafe { self.queue_alone(at, config, params) }?;
+        if alone.is_none() {
+            // SAFETY: as above.
+            let (symbol, code) = unsafe { self.submit(stream.raw(), config, params) }?;
+            if code != CUresult::SUCCESS {
+                return Err(stream.failed(symbol, code, self.launching().into()));
+            }
         }
         if at.capture().is_none() {
             context.launches().note(stream.raw(), &self.name);
         }
         Ok(())
+    }
+
+    /// Queues the kernel on an idle stream in the way that takes the least time there; `None` if it is no such stream or launch.
+    ///
+    /// # Safety
+    /// As [`Kernel::queue`].
+    unsafe fn queue_alone(
+        &self,
+        at: &Launching<'_>,
+        config: &LaunchConfig,
+        params: &P,
+    ) -> Result<Option<()>> {
+        if at.capture().is_some() {
+            return Ok(None);
+        }
+        let mut params: *mut c_void = std::ptr::from_ref(params).cast_mut().cast();
+        let params: *mut *mut c_void = match size_of::<P>() {
+            0 => std::ptr::null_mut(),
+            _ => &mut params,
+        };
+        let module = self.module.loaded();
+        // SAFETY: the stream is in no capture; the rest is the caller's promise.
+        unsafe {
+            at.stream()
+                .launch_alone(module, self.function, config, params)
+        }
     }
 
     /// Queues the kernel on the stream of somebody else: one call of the driver, and nothing besides

@@ -18,7 +18,8 @@ const LOG_BYTES: usize = 8 << 10;
 /// Kernels and variables loaded into a context. A cheap handle. When the last clone and the last
 /// [`Kernel`](crate::Kernel) of it are gone, it is given up without waiting, as its kernels may still
 /// run and others may have captures under way; it is unloaded by the next [`Context::synchronize`],
-/// or with the context.
+/// or with the context. An owned stream that such a kernel was launched on, idle, three times keeps
+/// the module among the last eight of its kind.
 #[derive(Clone)]
 pub struct Module {
     inner: Arc<Loaded>,
@@ -123,6 +124,11 @@ impl Module {
             )
         }?;
         Ok((pointer, bytes))
+    }
+
+    /// What is loaded, which keeps it so.
+    pub(crate) fn loaded(&self) -> &Arc<Loaded> {
+        &self.inner
     }
 
     /// What keeps the module loaded.

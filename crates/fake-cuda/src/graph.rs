@@ -2,8 +2,10 @@
 
 use warptile_cuda_sys::*;
 
-use crate::argument::Out;
+use crate::argument::{In, Out};
+use crate::control::FakeLaunch;
 use crate::event::Event;
+use crate::module::launch_op;
 use crate::queue::Op;
 use crate::state::State;
 use crate::stream::Key;
@@ -13,6 +15,67 @@ pub(crate) struct Exec {
     ops: Vec<Op>,
     /// Recorded after each launch: the next one waits for it, whatever stream it is on.
     ended: usize,
+}
+
+pub(crate) fn graph_create(
+    state: &mut State,
+    graph: Out<CUgraph>,
+    _flags: std::ffi::c_uint,
+) -> CUresult {
+    let id = state.new_id();
+    state.graphs.insert(id, Vec::new());
+    graph.set(CUgraph(std::ptr::without_provenance_mut(id)));
+    CUresult::SUCCESS
+}
+
+/// A node is known by its place in its graph, counted from 1, as null is none.
+pub(crate) fn graph_add_kernel_node(
+    state: &mut State,
+    node: Out<CUgraphNode>,
+    graph: CUgraph,
+    _after: In<CUgraphNode>,
+    _after_count: usize,
+    params: In<CUkernelNodeParams>,
+) -> CUresult {
+    let op = match kernel_node(state, &params) {
+        Ok(op) => op,
+        Err(code) => return code,
+    };
+    let Some(ops) = state.graphs.get_mut(&graph.0.addr()) else {
+        return state.bad_handle("a graph");
+    };
+    ops.push(op);
+    node.set(CUgraphNode(std::ptr::without_provenance_mut(ops.len())));
+    CUresult::SUCCESS
+}
+
+pub(crate) fn graph_exec_kernel_node_set_params(
+    state: &mut State,
+    exec: CUgraphExec,
+    node: CUgraphNode,
+    params: In<CUkernelNodeParams>,
+) -> CUresult {
+    let op = match kernel_node(state, &params) {
+        Ok(op) => op,
+        Err(code) => return code,
+    };
+    let Some(exec) = state.execs.get_mut(&exec.0.addr()) else {
+        return state.bad_handle("an executable graph");
+    };
+    match exec.ops.get_mut(node.0.addr().wrapping_sub(1)) {
+        Some(known) => *known = op,
+        None => return state.bad_handle("a node"),
+    }
+    CUresult::SUCCESS
+}
+
+/// The launch of a node.
+fn kernel_node(state: &mut State, params: &In<CUkernelNodeParams>) -> Result<Op, CUresult> {
+    let node = params.first();
+    let launch = FakeLaunch::new(node.grid_dim, node.block_dim, node.shared_mem_bytes);
+    // SAFETY: the caller passes a pointer to each parameter of the kernel.
+    let params = unsafe { Out::new(node.kernel_params) };
+    launch_op(state, node.function, launch, &params)
 }
 
 pub(crate) fn graph_instantiate_with_flags(

@@ -202,16 +202,30 @@ fn launch(
     on: Key,
     params: &Out<*mut c_void>,
 ) -> CUresult {
+    launch.stream = on;
+    match launch_op(state, function, launch, params) {
+        Ok(op) => state.push(on, op),
+        Err(code) => code,
+    }
+}
+
+/// A launch as an operation, of a stream or of a graph.
+pub(crate) fn launch_op(
+    state: &mut State,
+    function: CUfunction,
+    mut launch: FakeLaunch,
+    params: &Out<*mut c_void>,
+) -> Result<Op, CUresult> {
     let Some(function) = state.functions.get(&function.0.addr()) else {
-        return state.bad_handle("a kernel");
+        return Err(state.bad_handle("a kernel"));
     };
     if launch.shared_bytes > function.shared_limit as u32 {
-        return CUresult::ERROR_INVALID_VALUE;
+        return Err(CUresult::ERROR_INVALID_VALUE);
     }
     let empty = |size: [u32; 3]| size.contains(&0);
     let threads: u32 = launch.block.iter().product();
     if empty(launch.grid) || empty(launch.block) || threads > 1024 {
-        return CUresult::ERROR_INVALID_VALUE;
+        return Err(CUresult::ERROR_INVALID_VALUE);
     }
     let sizes = function.params.clone().unwrap_or_default();
     let mut block = Vec::new();
@@ -223,14 +237,12 @@ fn launch(
     let module = function.module;
     launch.set_name(&function.name);
     launch.set_params(&block);
-    launch.stream = on;
     let touches = state.addresses_in(&block);
-    let op = Op::Launch {
+    Ok(Op::Launch {
         launch: Arc::new(launch),
         module,
         touches,
-    };
-    state.push(on, op)
+    })
 }
 
 #[expect(clippy::too_many_arguments, reason = "the driver API's signature")]

@@ -12,7 +12,7 @@ use crate::scoring::Scoring;
 use crate::splits::Splits;
 
 /// Describes a [`Call`]; made by [`Call::builder`].
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct CallBuilder<'a> {
     element: ElementType,
@@ -169,6 +169,30 @@ impl<'a> CallBuilder<'a> {
     ) -> Self {
         (self.queries, self.keys, self.table) = (queries, keys, table);
         self
+    }
+
+    /// The same for keeping, to find the call again by; `None` if it has a list on the host, which is another in most calls.
+    pub(crate) fn kept(&self) -> Option<CallBuilder<'static>> {
+        Some(CallBuilder {
+            queries: self.queries.kept()?,
+            keys: self.keys.kept()?,
+            table: match &self.table {
+                Some(table) => Some(table.kept()?),
+                None => None,
+            },
+            element: self.element,
+            q: self.q,
+            k: self.k,
+            v: self.v,
+            out: self.out,
+            bias: self.bias,
+            key_mask: self.key_mask,
+            scoring: self.scoring,
+            splits: self.splits,
+            quantized: self.quantized,
+            want_lse: self.want_lse,
+            aligned: self.aligned,
+        })
     }
 
     /// Layout of the output. Default: dense, in the storage order of `q`.

@@ -58,7 +58,8 @@ impl<'a> Bindings<'a> {
         v: DeviceSlice<'a, T>,
         out: DeviceSliceMut<'a, T>,
     ) -> Self {
-        Self::of(q, [k.into_bytes(), v.into_bytes()], out)
+        let kv = [k.into_bytes(), v.into_bytes()];
+        Self::of(T::TYPE, q.into_bytes(), kv, out.into_bytes())
     }
 
     /// As [`new`](Self::new), with the bits of quantized keys and values, and the scales of both: one number each, or one for each
@@ -70,30 +71,40 @@ impl<'a> Bindings<'a> {
         [k_scale, v_scale]: [DeviceSlice<'a, f32>; 2],
         out: DeviceSliceMut<'a, T>,
     ) -> Self {
-        let mut bindings = Self::of(q, kv, out);
-        bindings.quantized = Some(element);
-        bindings.slots[Argument::KScale as usize] = Some(k_scale.into_bytes());
-        bindings.slots[Argument::VScale as usize] = Some(v_scale.into_bytes());
-        bindings
+        Self::of(T::TYPE, q.into_bytes(), kv, out.into_bytes())
+            .quantized_by(element, [k_scale, v_scale])
     }
 
-    /// With keys and values as bytes, which are elements of `q` unless `quantized` is set.
-    pub(crate) fn of<T: Element>(
-        q: DeviceSlice<'a, T>,
+    /// Of bytes: q and out are of `element`, and k and v as well unless they are [`quantized`](Self::quantized_by).
+    pub(crate) fn of(
+        element: ElementType,
+        q: DeviceSlice<'a, u8>,
         [k, v]: [DeviceSlice<'a, u8>; 2],
-        out: DeviceSliceMut<'a, T>,
+        out: DeviceSlice<'a, u8>,
     ) -> Self {
         let mut slots = [const { None }; Argument::COUNT];
-        slots[Argument::Q as usize] = Some(q.into_bytes());
+        slots[Argument::Q as usize] = Some(q);
         slots[Argument::K as usize] = Some(k);
         slots[Argument::V as usize] = Some(v);
-        slots[Argument::Out as usize] = Some(out.into_bytes());
+        slots[Argument::Out as usize] = Some(out);
         Bindings {
-            element: T::TYPE,
+            element,
             quantized: None,
             slots,
             bias_element: None,
         }
+    }
+
+    /// With keys and values of another type.
+    pub(crate) fn quantized_by(
+        mut self,
+        element: QuantizedType,
+        [k_scale, v_scale]: [DeviceSlice<'a, f32>; 2],
+    ) -> Self {
+        self.quantized = Some(element);
+        self.slots[Argument::KScale as usize] = Some(k_scale.into_bytes());
+        self.slots[Argument::VScale as usize] = Some(v_scale.into_bytes());
+        self
     }
 
     slot! {
@@ -151,9 +162,14 @@ impl<'a> Bindings<'a> {
     }
 
     /// The additive bias.
-    pub fn bias<T: Element>(mut self, view: DeviceSlice<'a, T>) -> Self {
-        self.slots[Argument::Bias as usize] = Some(view.into_bytes());
-        self.bias_element = Some(T::TYPE);
+    pub fn bias<T: Element>(self, view: DeviceSlice<'a, T>) -> Self {
+        self.bias_of(T::TYPE, view.into_bytes())
+    }
+
+    /// The additive bias, in bytes.
+    pub(crate) fn bias_of(mut self, element: ElementType, view: DeviceSlice<'a, u8>) -> Self {
+        self.slots[Argument::Bias as usize] = Some(view);
+        self.bias_element = Some(element);
         self
     }
 

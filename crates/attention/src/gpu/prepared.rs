@@ -9,11 +9,11 @@ use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::gpu::arguments::Addresses;
 use crate::gpu::bindings::Bindings;
-use crate::gpu::kernel::{LoadedKernel, config};
+use crate::gpu::kernel::{Block, LoadedKernel, config};
 use crate::gpu::memory::{check_stream, submit_in_order};
+use crate::gpu::ready::Outline;
 use crate::gpu::slots::expected;
 use crate::gpu::sync;
-use crate::gpu::workspace::workspace_of;
 use crate::lengths::Numbers;
 use crate::pages::Pages;
 use crate::plan::{Plan, Step};
@@ -81,34 +81,47 @@ impl Prepared {
     /// whatever failed, the streams are ordered. What goes wrong while the kernel runs is reported, with the kernel's name,
     /// by the next wait for the stream.
     pub fn launch(&self, stream: &Stream, call: &Call, bindings: &Bindings<'_>) -> Result<()> {
-        check_stream(stream, self.context())?;
         self.check_problem(call)?;
-        let expected = expected(call, self.plan().needs_alignment());
-        let mut addresses = bindings.check(call, self.context(), &expected)?;
-        let mut shapes = Vec::with_capacity(1);
-        for step in self.plan().steps() {
-            shapes.push(step.shape(call)?);
-        }
-        if shapes.iter().all(|shape| shape.grid == 0) {
-            return Ok(()); // no query rows, nothing to write
+        let outline = Outline::of(self, call)?;
+        self.launch_outlined(stream, call, &outline, bindings, |addresses, workspace| {
+            addresses.check(&outline.expected)?;
+            self.blocks(call, &outline, addresses, workspace)
+        })
+    }
+
+    /// Submits a call of the problem with its outline. `blocks` checks the addresses and gives the block of each step for them and
+    /// for the workspace; the context is current.
+    pub(super) fn launch_outlined<B: AsRef<[Block]>>(
+        &self,
+        stream: &Stream,
+        call: &Call,
+        outline: &Outline,
+        bindings: &Bindings<'_>,
+        blocks: impl FnOnce(&Addresses, DevicePointer) -> Result<B>,
+    ) -> Result<()> {
+        check_stream(stream, self.context())?;
+        let mut addresses = bindings.check(call, self.context(), &outline.expected)?;
+        if outline.is_empty() {
+            return Ok(());
         }
 
         // The way into the context and whether the stream is in a capture: once for all that follows.
         let at = stream.launching()?;
         let capture = at.capture();
         let staged = self.stage(stream, call, &mut addresses)?;
-        addresses.check(&expected)?;
-        let workspace = workspace_of(stream, capture, &shapes)?;
+        let workspace = outline.workspace(stream, capture)?;
+        let blocks = blocks(&addresses, workspace)?;
         let submitted = submit_in_order(stream, capture, bindings.views(), || {
             // Until the last launch is queued.
             let _staged = staged;
-            for ((step, kernel), shape) in self.steps().zip(&shapes) {
-                let block = kernel.block(step, shape, call, &addresses, workspace)?;
+            for (((step, kernel), shape), block) in
+                self.steps().zip(&outline.shapes).zip(blocks.as_ref())
+            {
                 // SAFETY: the block was made for this kernel and shape; every address is that of a view that was found to reach
                 // as far as its layout, of staged lengths, or of the stream's own workspace. Lengths that nobody has checked are
                 // clamped by the kernels. The memory outlives the kernel: it is freed in the order of its own stream, which is
                 // made to come after this launch, or kept by the graph.
-                unsafe { kernel.launch(&at, step.image, &config(step, shape), &block) }?;
+                unsafe { kernel.launch(&at, step.image, &config(step, shape), block) }?;
             }
             Ok(())
         });
@@ -177,6 +190,22 @@ impl Prepared {
             unsafe { kernel.launch_raw(stream, step.image, &config(step, &shape), &block) }?;
         }
         Ok(())
+    }
+
+    /// The block of each step. The context must be current.
+    pub(super) fn blocks(
+        &self,
+        call: &Call,
+        outline: &Outline,
+        addresses: &Addresses,
+        workspace: DevicePointer,
+    ) -> Result<Vec<Block>> {
+        // A block is a kilobyte or more: room for as many as there are, and no more.
+        let mut blocks = Vec::with_capacity(outline.shapes.len());
+        for ((step, kernel), shape) in self.steps().zip(&outline.shapes) {
+            blocks.push(kernel.block(step, shape, call, addresses, workspace)?);
+        }
+        Ok(blocks)
     }
 
     fn check_problem(&self, call: &Call) -> Result<()> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::f16;
 use warptile::{Attention, Backend, ElementType, Error, Layout, Mask, Output, Result, Tensor};
 use warptile_driver::{DeviceBuffer, DriverError, Graph};
-use warptile_fake_cuda::FakeDriver;
+use warptile_fake_cuda::{FakeDriver, FakeLaunch};
 
 use crate::{MAPPED, PLAIN, block, driver, kernel, ones, ones_on};
 
@@ -165,37 +165,25 @@ fn the_fastest_gpu_is_chosen_and_the_others_say_why_not() {
 #[test]
 fn a_call_like_one_before_launches_once_and_allocates_and_waits_for_nothing() {
     type Call = fn(&Tensor<f16>) -> Result<Output<f16>>;
-    // The last reads and writes through tensor maps: four more calls to encode them.
-    let calls: [(Call, u64); 4] = [
-        (
-            |x| Attention::new().choice(kernel(PLAIN)).forward(x, (x, x)),
-            4,
-        ),
-        (
-            |x| {
-                let attention = Attention::new().without_lse();
-                attention.choice(kernel(PLAIN)).forward(x, (x, x))
-            },
-            4,
-        ),
-        (
-            |x| {
-                let attention = Attention::new().mask(Mask::causal());
-                attention
-                    .choice(kernel(PLAIN))
-                    .alibi_slopes(&[0.5, 0.25])
-                    .forward(x, (x, x))
-            },
-            4,
-        ),
-        (
-            |x| Attention::new().choice(kernel(MAPPED)).forward(x, (x, x)),
-            8,
-        ),
+    let calls: [Call; 4] = [
+        |x| Attention::new().choice(kernel(PLAIN)).forward(x, (x, x)),
+        |x| {
+            let attention = Attention::new().without_lse();
+            attention.choice(kernel(PLAIN)).forward(x, (x, x))
+        },
+        |x| {
+            let attention = Attention::new().mask(Mask::causal());
+            attention
+                .choice(kernel(PLAIN))
+                .alibi_slopes(&[0.5, 0.25])
+                .forward(x, (x, x))
+        },
+        // It reads and writes through tensor maps, which are those of the call before: its tensors lie where they lay.
+        |x| Attention::new().choice(kernel(MAPPED)).forward(x, (x, x)),
     ];
     let fake = FakeDriver::open();
     let (backend, x) = ones(&fake, [1, 100, 2, 64]);
-    for (index, (call, all)) in calls.into_iter().enumerate() {
+    for (index, call) in calls.into_iter().enumerate() {
         drop(call(&x).unwrap());
         let counts = || {
             [
@@ -222,11 +210,40 @@ fn a_call_like_one_before_launches_once_and_allocates_and_waits_for_nothing() {
         };
         // One way into the context, and one question whether it is current; the output has the memory of the one before.
         assert_eq!(new(before, between), [1, 1, 0, 1, 0, 1], "call {index}");
-        assert_eq!(all_between - all_before, all, "call {index}");
+        assert_eq!(all_between - all_before, 4, "call {index}");
         assert_eq!(new(between, after), [0; 6], "call {index}");
         assert_eq!(all_after - all_between, 0, "call {index}");
     }
     drop((backend, x));
+    fake.assert_clean();
+}
+
+/// Two queries of one shape take turns: each finds the call of both again, and its own tensor maps.
+#[test]
+fn calls_of_one_shape_have_the_maps_of_their_own_tensors() {
+    let fake = FakeDriver::open();
+    let (backend, x) = ones(&fake, [1, 100, 2, 64]);
+    let y = ones_on(&backend, x.shape());
+    let attention = Attention::new().choice(kernel(MAPPED));
+    let mut out = ones_on(&backend, x.shape());
+    let encoded = || fake.calls_of("cuTensorMapEncodeTiled");
+    for (turn, maps) in [(0, 8), (1, 0), (2, 0)] {
+        let before = encoded();
+        for q in [&x, &y] {
+            drop(attention.forward_into(q, (&x, &y), &mut out, None).unwrap());
+        }
+        assert_eq!(encoded() - before, maps, "turn {turn}");
+    }
+    backend.synchronize().unwrap();
+    let launches = fake.launches();
+    assert_eq!(launches.len(), 6);
+    let q_address = |launch: &FakeLaunch| block(launch).q.address;
+    for (turn, launch) in launches.iter().enumerate() {
+        assert_eq!(q_address(launch), q_address(&launches[turn % 2]));
+        assert_eq!(launch.params(), launches[turn % 2].params());
+    }
+    assert_ne!(q_address(&launches[0]), q_address(&launches[1]));
+    drop((backend, x, y, out));
     fake.assert_clean();
 }
 
@@ -252,7 +269,10 @@ fn launches_begin_early_where_ctas_do_not_crowd() {
             ones_on(&backend, [1, 64, 2, 64]),
         );
         let attention = Attention::new().choice(kernel(name));
-        drop(attention.forward(&x, (&keys, &keys)).unwrap());
+        // The second finds the stream busy: an idle one has nothing to begin before the end of.
+        for _ in 0..2 {
+            drop(attention.forward(&x, (&keys, &keys)).unwrap());
+        }
         backend.synchronize().unwrap();
         let launches = fake.launches();
         let found = { launches.last() }

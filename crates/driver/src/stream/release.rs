@@ -184,6 +184,7 @@ impl Drop for Inner {
         }
         let context = self.context.clone();
         let _current = context.enter_to_release();
+        self.give_up_alone();
         self.give_up_contents();
         if owned {
             // SAFETY: this was the last user of a stream created here. Work still queued on it is

@@ -1,5 +1,6 @@
 //! The driver crate against the stand-in driver: everything that can be shown without a GPU.
 
+mod alone;
 mod both;
 mod captures;
 mod errors;
