@@ -6,6 +6,8 @@
 constexpr warptile::Variant VARIANT = warptile::Variant::SOFTCAP;
 #elif defined(WARPTILE_VARIANT_SERVING)
 constexpr warptile::Variant VARIANT = warptile::Variant::SERVING;
+#elif defined(WARPTILE_VARIANT_SERVING_GROUPS)
+constexpr warptile::Variant VARIANT = warptile::Variant::SERVING_GROUPS;
 #elif defined(WARPTILE_VARIANT_PAIRS)
 constexpr warptile::Variant VARIANT = warptile::Variant::PAIRS;
 #elif defined(WARPTILE_VARIANT_GROUPS)

@@ -85,21 +85,21 @@ template <class Traits> class OutputRows {
     // whole sectors.
     __device__ void write(const float (&output)[Traits::VALUE_DIM / 2], const float (&inverse)[ROWS_PER_THREAD]) const
     {
-        static_assert(!Traits::GROUPS, "rows of one head");
         const bool odd = thread_index() & 1;
-        Element* to = out + quad_row(0) * params.out.row + (odd ? CHUNK : 0) + thread_index() % 4 / 2 * 4;
+        Element* const first = out + (odd ? CHUNK : 0) + thread_index() % 4 / 2 * 4;
 #pragma unroll
         for (int i = 0; i < ROWS_PER_THREAD; i++) {
-            const int columns = quad_row(i) < rows ? params.value_dim - (odd ? CHUNK : 0) : 0;
+            const int query = query_of(quad_row(i)), head = head_of(quad_row(i));
+            Element* const to = first + query * params.out.row + head * params.out.head;
+            const int columns = query < rows ? params.value_dim - (odd ? CHUNK : 0) : 0;
 #pragma unroll
             for (int block = 0; block < Traits::VALUE_DIM / CHUNK; block += 2) {
-                const unsigned first = word(output, inverse, i, block);
-                const unsigned second = word(output, inverse, i, block + 1);
-                const unsigned received = __shfl_xor_sync(0xffffffff, odd ? first : second, 1);
+                const unsigned left = word(output, inverse, i, block);
+                const unsigned right = word(output, inverse, i, block + 1);
+                const unsigned received = __shfl_xor_sync(0xffffffff, odd ? left : right, 1);
                 if (block * CHUNK < columns)
-                    *reinterpret_cast<uint2*>(to + block * CHUNK) = {odd ? received : first, odd ? second : received};
+                    *reinterpret_cast<uint2*>(to + block * CHUNK) = {odd ? received : left, odd ? right : received};
             }
-            to += 8 * params.out.row;
         }
     }
 

@@ -11,7 +11,7 @@ constexpr int WARPGROUP_WARPS = 4;
 constexpr int SLAB_COLUMNS = SWIZZLE_BYTES / 2; // f16 and bf16 columns in a swizzled row
 
 // What an image has that the plain one does without.
-enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS };
+enum class Variant { PLAIN, SOFTCAP, SERVING, PAIRS, GROUPS, SERVING_GROUPS };
 
 // Keys are loaded from pages in boxes of at least so many rows: pages of a multiple of them.
 constexpr int MIN_BOX_ROWS = 16;
@@ -55,7 +55,7 @@ struct WgmmaTraits {
     static constexpr int VALUE_BYTES = VALUE_SLABS * KEY_SLAB_BYTES; // and of V
 
     // An image of its own: keys in pages, and tiles whose keys several CTAs share.
-    static constexpr bool SERVING = VARIANT_ == Variant::SERVING;
+    static constexpr bool SERVING = VARIANT_ == Variant::SERVING || VARIANT_ == Variant::SERVING_GROUPS;
 
     // Another: CTAs in clusters of two (forward/wgmma_pair.cuh). Each loads every second slab of a block of keys, for both.
     static constexpr bool PAIRS = VARIANT_ == Variant::PAIRS;
@@ -63,8 +63,9 @@ struct WgmmaTraits {
     static_assert(!PAIRS || (SLABS % 2 == 0 && VALUE_SLABS % 2 == 0), "a half of the slabs for each CTA of a pair");
 
     // Another: a warpgroup's rows are those of all heads that share a key/value head, 64 / heads queries of one head after the other. Under
-    // a mask these rows see more nearly the same keys.
-    static constexpr bool GROUPS = VARIANT_ == Variant::GROUPS;
+    // a mask these rows see more nearly the same keys. With what the one that serves has, it is for few queries on many keys: each key is then
+    // read once.
+    static constexpr bool GROUPS = VARIANT_ == Variant::GROUPS || VARIANT_ == Variant::SERVING_GROUPS;
 
     // Registers a thread after the split; their sum over the CTA is what the launch allocated. One computing warpgroup
     // leaves room for a second CTA on the SM, and for a third one where scores and output take few registers.

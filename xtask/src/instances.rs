@@ -228,6 +228,9 @@ pub enum Variant {
     Pairs,
     /// Tiles whose rows are those of all query heads that share a key/value head.
     Groups,
+    /// Such tiles, with what [`Variant::Serving`] has.
+    #[serde(rename = "serving_groups")]
+    ServingGroups,
     /// One or several clusters of CTAs a tile.
     Cluster,
 }
@@ -239,6 +242,7 @@ impl fmt::Display for Variant {
             Variant::Serving => "serving",
             Variant::Pairs => "pairs",
             Variant::Groups => "groups",
+            Variant::ServingGroups => "serving_groups",
             Variant::Cluster => "cluster",
         })
     }
@@ -253,6 +257,7 @@ impl FromStr for Variant {
             Variant::Serving,
             Variant::Pairs,
             Variant::Groups,
+            Variant::ServingGroups,
             Variant::Cluster,
         ];
         let found = all.into_iter().find(|variant| variant.to_string() == text);

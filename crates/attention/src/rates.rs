@@ -319,12 +319,19 @@ impl Rates {
             true => splits_of(tiles.ceil() as u64, resident, &keys, image, None),
             false => 1,
         };
-        let reading = self.reading_us(problem, query_len, key_len);
+        let reading = match reads_once(problem, image) {
+            // What comes after a CTA's last key does not run under reading.
+            true => {
+                let ends = rest_keys(image, tiles.ceil() as u64, resident, splits, 0.0);
+                self.reading_us(problem, 0.96) + ends / block_n * block_us
+            }
+            false => self.reading_us(problem, 0.7),
+        };
         if splits > 1 {
             // A multiprocessor that holds several CTAs works through the tiles of all.
             let rest = tiles.ceil() as u64 % resident;
             let whole = (tiles - rest as f64).max(0.0) / multiprocessors as f64 * tile;
-            let rest = rest_keys(rest, resident, splits, keys.longest) / block_n
+            let rest = rest_keys(image, rest, resident, splits, keys.longest) / block_n
                 * f64::from(ctas_per_multiprocessor);
             return launch_us + ((whole + rest) * block_us).max(reading);
         }
@@ -361,14 +368,22 @@ fn busy_warps(problem: &Problem, image: &Image) -> f64 {
     rows.div_ceil(warp_rows).clamp(1, warps) as f64 / warps as f64
 }
 
+/// Whether each key is read once, by the copy engine and nearly as fast as memory is: where the rows of a group are one tile, whose keys can be split
+/// (docs/notebook-wgmma.md, 2026-11-23). But where sequences differ in length, CTAs with short ones have nothing to do for a while.
+fn reads_once(problem: &Problem, image: &Image) -> bool {
+    splits_tiles(image)
+        && image.schedule.has_group_tiles()
+        && (problem.batch() == 1 || !problem.is_uneven())
+}
+
 impl Rates {
-    /// What kernels whose CTAs have tiles of their own take to read all keys and values once: they were made to compute, and get about 0.7 of the
-    /// memory's speed (an estimate).
-    fn reading_us(&self, problem: &Problem, query_len: usize, key_len: usize) -> f64 {
-        const OF_BANDWIDTH: f64 = 0.7;
+    /// What kernels whose CTAs have tiles of their own take to read all keys and values once, at a share of the memory's speed. Most were made to
+    /// compute, and get about 0.7 of it (an estimate).
+    fn reading_us(&self, problem: &Problem, of_bandwidth: f64) -> f64 {
+        let (query_len, key_len) = problem.typical_lengths();
         let seen = key_len.min(problem.mask().widest(query_len, key_len) + query_len);
         let rows = problem.typical_sequences() * (problem.kv_heads() * seen) as f64;
-        rows * problem.key_value_bytes() as f64 / (OF_BANDWIDTH * self.bandwidth * 1e6)
+        rows * problem.key_value_bytes() as f64 / (of_bandwidth * self.bandwidth * 1e6)
     }
 }
 

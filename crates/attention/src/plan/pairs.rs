@@ -4,6 +4,7 @@
 use warptile_kernels::{Image, Schedule};
 
 use crate::mask::Mask;
+use crate::plan::split_tiles::splits_tiles;
 
 /// What CTAs take by one number: rows of some heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,10 +58,9 @@ pub(super) fn pairs_share_keys(group_size: usize, mask: Mask) -> bool {
     has_pairs_of_heads(group_size) || mask == Mask::None
 }
 
-/// Whether tiles can have the rows of all heads of a group (kernels/forward/wgmma_epilogue.cuh). The kernel has code for 8 heads as well, which no GPU
-/// has run yet.
-pub(super) const fn groups_fit_boxes(group_size: usize) -> bool {
-    matches!(group_size, 2 | 4)
+/// Whether tiles can have the rows of all heads of a group (kernels/forward/wgmma_epilogue.cuh). Prompts with 8 heads a group have not been measured.
+pub(super) fn groups_fit_boxes(group_size: usize, image: &Image) -> bool {
+    matches!(group_size, 2 | 4) || group_size == 8 && splits_tiles(image)
 }
 
 #[cfg(test)]

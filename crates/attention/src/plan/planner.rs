@@ -283,7 +283,7 @@ impl<'a> Planner<'a> {
             Schedule::Pairs if !pairs_share_keys(problem.group_size(), problem.mask()) => {
                 Some(Reason::Pairs)
             }
-            Schedule::PersistentGroups if !groups_fit_boxes(problem.group_size()) => {
+            Schedule::PersistentGroups if !groups_fit_boxes(problem.group_size(), image) => {
                 Some(Reason::Groups)
             }
             _ => None,

@@ -5,9 +5,12 @@ use warptile_kernels::{Features, Image, Schedule};
 use crate::mask::Mask;
 use crate::plan::step::Scratch;
 
-/// Whether the image computes tiles whose keys several CTAs share, beside whole ones: the variant of `wgmma` that also reads pages.
+/// Whether the image computes tiles whose keys several CTAs share, beside whole ones: the variants of `wgmma` that also read pages.
 pub(crate) fn splits_tiles(image: &Image) -> bool {
-    image.schedule == Schedule::Persistent && image.features.contains(Features::PAGED)
+    matches!(
+        image.schedule,
+        Schedule::Persistent | Schedule::PersistentGroups
+    ) && image.features.contains(Features::PAGED)
 }
 
 /// Parts of split tiles that a CTA computes, at most: what bounds the workspace.
@@ -61,15 +64,21 @@ impl TileKeys {
 const TILE_END_KEYS: f64 = 200.0;
 const PART_KEYS: f64 = 350.0;
 const SUM_KEYS: f64 = 20.0;
+/// Adding up a part where there is one tile of few rows for all heads of a group: 0.6 us (docs/notebook-wgmma.md, 2026-11-23).
+const GROUP_SUM_KEYS: f64 = 70.0;
 
-/// What the turns take that the `rest` tiles need if each is split, in keys of a tile.
-pub(crate) fn rest_keys(rest: u64, resident: u64, splits: u64, keys: f64) -> f64 {
+/// What the turns take that the `rest` tiles of an image need if each is split, in keys of a tile.
+pub(crate) fn rest_keys(image: &Image, rest: u64, resident: u64, splits: u64, keys: f64) -> f64 {
+    let sum = match image.schedule.has_group_tiles() {
+        true => GROUP_SUM_KEYS,
+        false => SUM_KEYS,
+    };
     let turns = (rest * splits).div_ceil(resident) as f64;
     match splits {
         1 => turns * (keys + TILE_END_KEYS),
         _ => {
             let part = keys / splits as f64 + TILE_END_KEYS + PART_KEYS;
-            turns * part + splits as f64 * SUM_KEYS
+            turns * part + splits as f64 * sum
         }
     }
 }
@@ -99,7 +108,7 @@ pub(crate) fn splits_of(
     if let Some(wanted) = wanted {
         return u64::from(wanted).clamp(1, most);
     }
-    let cost = |splits: u64| rest_keys(rest, resident, splits, keys.longest);
+    let cost = |splits: u64| rest_keys(image, rest, resident, splits, keys.longest);
     let best = (1..=most).min_by(|&a, &b| cost(a).total_cmp(&cost(b)));
     best.unwrap_or(1)
 }

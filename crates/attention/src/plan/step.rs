@@ -113,7 +113,7 @@ impl Scratch {
     /// For the largest call of a problem.
     pub(super) fn of(problem: &Problem, steps: &[Step]) -> Self {
         let needed = |step: &Step| match step.image.schedule {
-            Schedule::Persistent if splits_tiles(step.image) => {
+            _ if splits_tiles(step.image) => {
                 Self::with_split_tiles(PARTS_A_CTA * step.resident() as usize, step.image)
             }
             schedule if schedule.is_persistent() => Self::counter(),

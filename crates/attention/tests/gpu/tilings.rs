@@ -1,7 +1,7 @@
 //! Every kernel of the catalog, one by one.
 
 use warptile::QuantizedType;
-use warptile_kernels::{Image, Role, Schedule, Target, TileShape};
+use warptile_kernels::{Features, Image, Role, Schedule, Target, TileShape};
 
 use crate::harness::{Images, case, gpu, images_for, passes};
 
@@ -95,12 +95,21 @@ fn images_of_pairs_and_groups_are_right() {
         "b4 q300 k700 h3 used=300x700,0x5,17x0,299x1 device-lengths",
         "packed=100x200,1x300,257x129,0x5,640x640 h3 device-lengths sms=5",
     ];
+    // Few queries: parts of a tile, a few rows of each head, heads of which two share a warp, and pages.
+    let few = [
+        "b2 q8 k5000 h8/2 mask=causal",
+        "b3 q3 k2000 h16/2 mask=causal sinks",
+        "b1 q13 k3000 h8/1 mask=window,500,3 sms=7",
+        "b4 k1500 q5 h8/4 used=5x700,0x5,1x0,4x1500 device-lengths mask=causal pages=16",
+        "b2 q1 k4000 h8/1 pages=64",
+    ];
     let (major, minor) = (gpu().profile().major, gpu().profile().minor);
     let images = warptile_kernels::images_for(Role::Forward)
         .filter(|image| image.target.runs_on(major, minor));
     for image in images {
         let single = match image.schedule {
             Schedule::Pairs => &single[..],
+            Schedule::PersistentGroups if image.features.contains(Features::PAGED) => &few[..],
             Schedule::PersistentGroups => &[],
             _ => continue,
         };

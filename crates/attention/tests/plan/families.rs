@@ -36,19 +36,52 @@ fn others() -> [DeviceProfile; 5] {
     ]
 }
 
-/// `docs/speed.md`, "Few queries on many keys": a tile of many rows reads keys slower than CTAs that share them.
+/// `docs/speed.md`, "Few queries on many keys": a tile of many rows reads keys slower than CTAs that share them, but on Hopper where the copy engine
+/// brings each key once for the rows of a whole group (docs/notebook-wgmma.md, "Few queries").
 #[test]
 fn few_queries_on_many_keys_are_for_decode() {
+    let of_groups = case("b16 q1 k8192 h16/8 d256 bf16").call().problem();
     for case in problems("decode.txt") {
         let few = case.call().query_len() <= 8;
         let hopper = plan(&case, &DeviceProfile::h200());
-        let expected = if few { Family::Decode } else { Family::Wgmma };
+        let decodes = few && case.call().problem() != of_groups;
+        let expected = if decodes {
+            Family::Decode
+        } else {
+            Family::Wgmma
+        };
         assert_eq!(family(&hopper), expected, "{case}: {hopper}");
         for device in others() {
             let plan = plan(&case, &device);
             let expected = if few { Family::Decode } else { Family::Mma };
             assert_eq!(family(&plan), expected, "{case} on {}: {plan}", device.name);
         }
+    }
+}
+
+/// More rows of a group than `decode` takes at the memory's speed.
+#[test]
+fn up_to_64_rows_of_a_group_on_long_caches_are_one_tile_of_wgmma() {
+    let in_groups = |line: &str| {
+        let plan = plan(&case(line), &DeviceProfile::h200());
+        plan.image().unwrap().name.contains("serving_groups")
+    };
+    for line in [
+        "b16 q16 k8192 h32/8 d128 bf16 mask=causal",
+        "b8 q16 k4096 h32/8 d128 f16 mask=causal",
+        "b1 q16 k32768 h32/8 d128 bf16 mask=causal",
+        "b64 q8 k1024 h32/8 d128 bf16 mask=causal",
+        "b8 q8 k16384 h64/8 d64 bf16 mask=causal",
+        "b64 q8 k1024 h32/4 d64 bf16 mask=causal",
+    ] {
+        assert!(in_groups(line), "{line}");
+    }
+    // CTAs with short sequences may have nothing to do for a while, and bits must not depend on the batch.
+    for line in [
+        "b64 q8 k1024 h32/8 d128 bf16 mask=causal lengths=ragged",
+        "b16 q16 k8192 h32/8 d128 bf16 mask=causal splits=512",
+    ] {
+        assert!(!in_groups(line), "{line}");
     }
 }
 
