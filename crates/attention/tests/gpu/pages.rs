@@ -51,7 +51,7 @@ fn split_tiles_pass_whatever_the_lengths() {
             "b1 h8/2 q200 k5000 pages=64 mask=causal",
             "b3 h4/1 q130 k3000 pages=16 used=130x3000,1x17,77x2049 device-lengths mask=causal sinks",
             "b2 h6/3 q70 k4001 mask=window,900,-1",
-            "b1 h5 q1000 k9000 sms=7 mask=window,-1,50",
+            "b1 h4/2 q1000 k9000 sms=7 mask=window,-1,50",
             "packed=300x2600,1x1300,0x5,129x2000 h4/2 sms=5 mask=causal",
         ];
         let mut split = 0;
