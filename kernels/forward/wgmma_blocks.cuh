@@ -67,6 +67,8 @@ template <class Traits> class BlockList {
         barrier_arrive_expect_bytes(barrier, Layout::block(shared, number).boxes * box_rows() * slabs * SWIZZLE_BYTES);
     }
 
+    __device__ int boxes(int number) const { return Layout::block(shared, number).boxes; }
+
     // A helper's share of the keys or the values of a block, by the map of either, in so many slabs.
     template <int SLABS>
     __device__ void load_share(int number, const TensorMap& map, unsigned destination, unsigned barrier, int helper) const
@@ -138,8 +140,12 @@ template <class Traits> class LoadingHelper {
     template <int SLABS>
     __device__ void load(int block, const TensorMap& map, unsigned destination, unsigned full, RingPosition<Traits::STAGES>& at)
     {
-        barrier_wait(full + 8, at.parity ^ 1); // the stage is empty
-        blocks.template load_share<SLABS>(block, map, destination, full, number);
+        // A block is complete, and its stage emptied again, only after this helper's boxes, so the phase waited for cannot be two behind. One
+        // without a box is waited for by nobody: it would take the next phase but one for this one, and wait for ever.
+        if (number < blocks.boxes(block)) {
+            barrier_wait(full + 8, at.parity ^ 1); // the stage is empty
+            blocks.template load_share<SLABS>(block, map, destination, full, number);
+        }
         at.advance();
     }
 
