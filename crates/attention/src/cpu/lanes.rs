@@ -56,7 +56,14 @@ pub(super) trait Lanes: Copy {
     unsafe fn split_bf16(self) -> [Self; 2];
     /// Adds the products of two pairs of `bf16` in each lane: `sum + low low + high high`. Products are exact. Where one instruction does
     /// it, numbers below the normal ones count as 0.
-    unsafe fn dot(self, other: Self, sum: Self) -> Self;
+    #[inline(always)]
+    unsafe fn dot(self, other: Self, sum: Self) -> Self {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            let ([low, high], [other_low, other_high]) = (self.split_bf16(), other.split_bf16());
+            high.mul_add(other_high, low.mul_add(other_low, sum))
+        }
+    }
     /// Words of two rows of twice as many elements of 16 bits as a register has words: a row's elements are lower halves, or upper ones.
     unsafe fn interleave(lower: *const u16, upper: *const u16) -> [Self; 2];
     /// Transposes the square of the first [`Lanes::WIDTH`] registers.
@@ -250,15 +257,6 @@ impl Lanes for Portable {
             self.map(|x| f32::from_bits(x.to_bits() << 16)),
             self.map(|x| f32::from_bits(x.to_bits() & UPPER_HALF)),
         ]
-    }
-
-    #[inline(always)]
-    unsafe fn dot(self, other: Self, sum: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe {
-            let ([low, high], [other_low, other_high]) = (self.split_bf16(), other.split_bf16());
-            high.mul_add(other_high, low.mul_add(other_low, sum))
-        }
     }
 
     #[inline(always)]

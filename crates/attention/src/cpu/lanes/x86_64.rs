@@ -148,14 +148,6 @@ lanes! {
     }
 
     #[inline(always)]
-    unsafe fn dot(self, other: Self, sum: Self) -> Self {
-        unsafe {
-            let ([low, high], [other_low, other_high]) = (self.split_bf16(), other.split_bf16());
-            high.mul_add(other_high, low.mul_add(other_low, sum))
-        }
-    }
-
-    #[inline(always)]
     unsafe fn interleave(lower: *const u16, upper: *const u16) -> [Self; 2] {
         unsafe {
             let lower = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_loadu_si256(lower.cast()));
