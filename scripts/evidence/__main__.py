@@ -19,11 +19,11 @@ import subprocess
 import sys
 import time
 
-from checks import acceptance, alone, examples, launches, sanitizer, tests, tile, verify
+from checks import acceptance, alone, controls, examples, launches, sanitizer, tests, tile, verify
 from compiled import COMPILED, LAUNCH_PTX, USES, Compiled, Ptx
 from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, device, now, stop
 from summary import table
-from times import PEERS_BY_PLACE, bench, decode, errors, ncu, peers, tune
+from times import PEERS_BY_PLACE, Prepared, bench, decode, errors, ncu, peers, tune
 
 # In the order in which they run: first those that take no times, while what peers need is compiled. Then those that take times, one after
 # the other, nothing beside them; `ncu` takes what `bench` found. Tests that take all of the GPU's memory come last.
@@ -131,7 +131,7 @@ class OtherGpu:
                 for file in self.folder.glob(f"{pattern}.json"):
                     file.replace(evidence.folder / file.name)
         for log in (self.folder / "logs").glob("*.log"):
-            log.replace(evidence.folder / "logs" / log.name)
+            log.replace(evidence.folder / "logs" / log.name.replace("commands", "commands-second-gpu"))
         shutil.rmtree(self.folder)
         for name in self.names:
             evidence.failures += parts[name]["failures"]
@@ -178,6 +178,8 @@ def run_part(evidence, name):
         # On one GPU, whatever takes times or all of the memory waits, too.
         undisturbed = name in (*TIMED, "alone") and own.options.second_gpu is None
         own.compiled.wait(own, COMPILED if undisturbed else USES.get(name, ()))
+        if undisturbed and own.prepared:
+            own.prepared.wait()
         if own.ptx and name in LAUNCH_PTX:
             own.ptx.wait(own)
         PARTS[name](own)
@@ -225,20 +227,28 @@ def main():
     def write():
         run["seconds"] = round(time.monotonic() - start, 1)
         summarize(evidence, parts, runs)
+        evidence.log_commands()
 
     device(evidence)
     own_cores, compiling_cores, other_cores = shared_cores(options.second_gpu is not None)
-    evidence.compiled, elsewhere = Compiled(evidence, names, compiling_cores), None
+    all_names, elsewhere = names, None
     if options.second_gpu is not None:
         elsewhere = OtherGpu(evidence, names, other_cores)
         os.sched_setaffinity(0, own_cores)
         names = [name for name in names if name in ON_FIRST_GPU]
+    # Nothing else runs yet.
+    evidence.controls = controls(evidence) if "sanitizer" in names else []
+    evidence.compiled = Compiled(evidence, all_names, compiling_cores)
     # Only beside something else is it worth its time.
     evidence.ptx = Ptx(evidence) if "verify" in names else None
+    evidence.prepared = None
     for group in groups([name for name in PARTS if name in names]):
         if STOP.is_set():
             break
         print(f"=== {', '.join(group)}", flush=True)
+        # With a second GPU what takes times runs from the beginning: whatever is prepared would disturb it.
+        if evidence.prepared is None and group != ["verify"] and options.second_gpu is None:
+            evidence.prepared = Prepared(evidence, names)
         with concurrent.futures.ThreadPoolExecutor(len(group)) as executor:
             done = dict(zip(group, executor.map(lambda name: run_part(evidence, name), group)))
         # What failed before the first part is a failure of that.
@@ -250,6 +260,8 @@ def main():
         evidence.failures += [failure for one in done.values() for failure in one["failures"]]
         write()
 
+    if evidence.prepared:
+        evidence.prepared.end()
     if elsewhere:
         parts |= elsewhere.finish(evidence)
     write()

@@ -203,9 +203,11 @@ type KnownCase = Arc<dyn Any + Send + Sync>;
 
 fn known<T: Element>(case: &Case) -> warptile_check::Result<Arc<Known<T>>> {
     let known_cases = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let found = { known_cases().iter() }
-        .find(|(other, _)| other == case)
-        .map(|(_, known)| known.clone());
+    let of_case = |cases: &VecDeque<(Case, KnownCase)>| {
+        let (_, known) = cases.iter().find(|(other, _)| other == case)?;
+        Some(known.clone())
+    };
+    let found = of_case(&known_cases());
     if let Some(known) = found.and_then(|known| known.downcast().ok()) {
         return Ok(known);
     }
