@@ -27,7 +27,9 @@ fn check<T: Element>(setup: &Setup, attention: &Attention, part: u64, compositio
         heads,
         kv_heads,
         head_dim: setup.head_dim,
-        attention: attention.clone().splits(Splits::EveryKeys(setup.keys_per_split)),
+        attention: attention
+            .clone()
+            .splits(Splits::EveryKeys(setup.keys_per_split)),
         causal: setup.causal,
         longest_queries: setup.longest_queries,
         longest_keys: setup.longest_keys,

@@ -33,8 +33,11 @@ fn cases() -> Vec<Case> {
 }
 
 fn for_each_case_and_family(check: impl Fn(&Case, Images) + Sync) {
-    let all = { cases().into_iter() }
-        .flat_map(|case| families().into_iter().map(move |family| (case.clone(), family)));
+    let all = { cases().into_iter() }.flat_map(|case| {
+        families()
+            .into_iter()
+            .map(move |family| (case.clone(), family))
+    });
     side_by_side(all, |(case, family)| check(&case, Images::Family(family)));
 }
 
