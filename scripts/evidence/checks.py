@@ -305,7 +305,7 @@ def controls(evidence):
 
     if not shutil.which("compute-sanitizer"):
         return []
-    rows = list(pool(evidence, one, SANITIZER_TOOLS))
+    rows = list(pool(evidence, one, SANITIZER_TOOLS, len(SANITIZER_TOOLS)))
     return [row if row["caught"] else one(evidence, row["tool"], attempt=2) for row in rows]
 
 

@@ -39,8 +39,8 @@ LIMITS |= {"peers": 400, "default": 60, "errors": 450, "decode": 530, "prepare":
 # Seconds that a command has to write what it measured when its time is over or the script is told to stop.
 LAST_SECONDS = 10
 
-# Processes that share one GPU and its host well: most of what they do is on the host.
-SIDE_BY_SIDE = 4
+# Processes of one part at a time: one computes on the host while another has the GPU.
+SIDE_BY_SIDE = 2
 
 # A log is kept as it is up to this size; beyond it its beginning and its end are.
 LOG_BYTES = 32 << 10

@@ -21,6 +21,10 @@ PEERS_BY_PLACE = ("fa3", "fa4", "flashinfer", "cudnn")
 # the slowest that it may then be.
 TUNING, TUNED_BLOCKS, TUNED_LOSS = 180, 25, 0.99
 
+# Seconds that a launch may take before the program ends itself, and with it a kernel that waits for ever; what it says then; and how often it
+# may go on without such a kernel. Each is a failure.
+PATIENCE, NO_ANSWER, TUNING_ATTEMPTS = 15, " gave no answer for ", 4
+
 # Shapes that are profiled: the original one and its two long relatives.
 PROFILED = (
     ("b2 q512 k512 h8 d64 f16", {"query_len": 512, "head_dim": 64}),
@@ -280,17 +284,22 @@ def ncu_values(output):
 def tune(evidence):
     """`warptile tune` without a rates file, for the problems that are published and some that no kernel was chosen for. Each choice that
     it changes is held against the old one once more, in a new process: it may lose nowhere."""
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        configuration = {"XDG_CONFIG_HOME": folder}
-        start = time.monotonic()
-        arguments = ["tune", "--device", f"cuda:{evidence.options.gpu}", "--budget", TUNING, *files(SHAPES, DECODE, ODD)]
-        _, output, result = warptile(evidence, "tune", arguments, LIMITS["tune"], variables=configuration)
-        seconds = time.monotonic() - start
+        for attempt in range(TUNING_ATTEMPTS):
+            # What was measured before a kernel gave no answer is kept in the folder, and so is which kernel that was.
+            left = max(1, round(TUNING - (time.monotonic() - start)))
+            arguments = ["tune", "--device", f"cuda:{evidence.options.gpu}", "--budget", left, "--patience", PATIENCE, *files(SHAPES, DECODE, ODD)]
+            what = f"tune {attempt + 1}" if attempt else "tune"
+            _, output, result = warptile(evidence, what, arguments, left + 4 * PATIENCE, variables={"XDG_CONFIG_HOME": folder})
+            if NO_ANSWER not in output:
+                break
+    seconds = time.monotonic() - start
     print(last_lines(output, 3), flush=True)
     problems = (result or {}).get("problems", [])
     changed = [problem for problem in problems if problem["verdict"] == "won"]
     requests = [{"case": one["case"], "old": one["old"], "new": one["chosen"], "blocks": TUNED_BLOCKS} for one in changed]
-    command = [WARPTILE, "tune-trials", "--device", f"cuda:{evidence.options.gpu}"]
+    command = [WARPTILE, "tune-trials", "--device", f"cuda:{evidence.options.gpu}", "--patience", PATIENCE]
     code, output = run(command, LIMITS["tune"], text=json.dumps(requests))
     ratios = [json.loads(line) for line in output.splitlines() if line.startswith("[")]
     if code != 0 or len(ratios) != len(changed):
