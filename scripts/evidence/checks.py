@@ -29,8 +29,10 @@ from host import (
 
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
-# How many of them run at once, each in one thread.
-SANITIZERS = 6
+# How many of them run at once, and the threads of racecheck. The problems leave most of a GPU empty, and under it a launch takes long: over the
+# images of `wgmma` it took 30 s with one thread and two launches of each problem, and 7 s with eight and one. The others take as long on the
+# host.
+SANITIZERS, RACECHECK_THREADS = 2, 8
 
 # Random cases of each operation in the part `verify`; in the part `tests`, which would compute the same once more; and under a tool of the
 # sanitizer, where each takes long.
@@ -317,8 +319,8 @@ def sanitizer(evidence):
 
     def one(evidence, job):
         tool, family, target = job
-        # One thread: the tools slow down whatever runs side by side. One launch of each problem: racecheck takes seconds of GPU for some.
-        arguments = ["verify", *on(evidence), "--each-kernel", "--once", "--kernel", family, "--target", target, "--threads", 1]
+        threads = RACECHECK_THREADS if tool == "racecheck" else 1
+        arguments = ["verify", *on(evidence), "--each-kernel", "--once", "--kernel", family, "--target", target, "--threads", threads]
         what = f"{tool} {family} {target}"
         code, output, result = warptile(evidence, what, arguments, LIMITS["sanitizer"], before=tool_command(tool))
         row = {"tool": tool, "family": family, "target": target, "errors": errors_of(output), "exit_code": code}
@@ -353,9 +355,9 @@ def sanitizer(evidence):
         if not row["caught"]:
             evidence.fail(f"{row['tool']} did not catch its broken kernel: exit code {row['exit_code']}: {row['last_line']}")
     # What takes longest begins first: racecheck, and the family with the most images.
-    most_images = Counter((image["family"], image["target"]) for image in evidence.images.values())
+    images = Counter((image["family"], image["target"]) for image in evidence.images.values())
     jobs = [(tool, family, target) for family, target in cubins(evidence) for tool in SANITIZER_TOOLS]
-    jobs.sort(key=lambda job: (job[0] != "racecheck", -most_images[job[1:]]))
+    jobs.sort(key=lambda job: (job[0] != "racecheck", -images[job[1:]]))
     jobs += [(tool, family) for family in operations(evidence) for tool in SANITIZER_TOOLS]
     rows = []
     for row in pool(evidence, any_job, jobs, SANITIZERS):
