@@ -30,8 +30,8 @@ from host import (
 SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 # How many of them run at once, and the threads of racecheck. The problems leave most of a GPU empty, and under it a launch takes long: over the
-# images of `wgmma` it took 30 s with one thread and two launches of each problem, and 7 s with eight and one. The others take as long on the
-# host.
+# images of `wgmma` it was not done after 24 s with one thread and two launches of each problem, and took 7 s with eight and one. The other
+# tools take their time on the host.
 SANITIZERS, RACECHECK_THREADS = 2, 8
 
 # Random cases of each operation in the part `verify`; in the part `tests`, which would compute the same once more; and under a tool of the
