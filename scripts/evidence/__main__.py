@@ -54,7 +54,7 @@ ON_FIRST_GPU = ("errors", *TIMED)
 QUIET_CORES = 4
 
 # Parts that take no times and run side by side: each of these one after the other. Processes share a GPU by turns of milliseconds, in which one
-# with small kernels uses little of it: with 17 at once, a tile of each image took more than 68 s, and 3 by itself. So few are at work at a
+# with small kernels uses little of it: with 21 at once, a tile of each image took more than 67 s, and 3 by itself. So few are at work at a
 # time, and each of them in many threads. `verify` keeps host and GPU busy by itself.
 LANES = (("sanitizer",), ("tests", "launches", "acceptance", "tile", "examples"), ("errors",))
 
