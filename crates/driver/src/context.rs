@@ -1,6 +1,7 @@
 //! A device's primary context, retained.
 
 mod current;
+mod ends;
 mod launch_log;
 mod memory;
 
@@ -22,6 +23,7 @@ use crate::driver::{Driver, call};
 use crate::error::{DriverError, Result, is_sticky};
 use crate::gate::{Gate, Pass};
 use crate::scratch::exchange;
+use ends::Ends;
 use launch_log::LaunchLog;
 
 pub use current::Current;
@@ -56,11 +58,13 @@ struct Inner {
     private: Mutex<Option<CUstream>>,
     /// What is destroyed once the device is known to be past it.
     retired: Mutex<Vec<Retired>>,
+    /// Work that may use what is retired.
+    ends: Mutex<Ends>,
     /// Whether work was queued that nothing could be ordered after; see `lose_order`.
     order_lost: AtomicBool,
 }
 
-/// Something to destroy after a synchronization of the context.
+/// Something to destroy after a synchronization of the context, or at its end.
 pub(crate) enum Retired {
     Module(CUmodule),
     Memory(CUdeviceptr),
@@ -149,6 +153,7 @@ impl Context {
                 gate: Gate::default(),
                 private: Mutex::default(),
                 retired: Mutex::default(),
+                ends: Mutex::default(),
                 order_lost: AtomicBool::new(false),
             }),
         };
@@ -184,20 +189,25 @@ impl Context {
     pub fn synchronize(&self) -> Result<()> {
         // Taken before the wait: only that much is surely over after it.
         let retired = std::mem::take(&mut *lock(&self.inner.retired));
+        let ends = std::mem::take(&mut *lock(&self.inner.ends));
         let done = self.drain();
         match done {
-            Ok(()) => self.destroy(retired),
-            Err(_) => lock(&self.inner.retired).extend(retired),
+            Ok(()) => self.destroy(retired, ends),
+            Err(_) => {
+                lock(&self.inner.ends).join(ends);
+                lock(&self.inner.retired).extend(retired);
+            }
         }
         self.settle(None, done)
     }
 
     /// Destroys what the device is past.
-    fn destroy(&self, retired: Vec<Retired>) {
-        if retired.is_empty() {
+    fn destroy(&self, retired: Vec<Retired>, ends: Ends) {
+        if retired.is_empty() && ends.is_empty() {
             return;
         }
         let _current = self.enter_to_release();
+        ends.forget(self.driver());
         for one in retired {
             match one {
                 Retired::Module(module) => {
@@ -376,9 +386,10 @@ impl Inner {
         let driver = self.device.driver();
         let operation = "closing a context";
         let retired = std::mem::take(&mut *lock(&self.retired));
+        let ends = std::mem::take(&mut *lock(&self.ends));
         let private = lock(&self.private).take();
         let pool = self.pool.get().copied();
-        if retired.is_empty() && private.is_none() && pool.is_none() {
+        if retired.is_empty() && ends.is_empty() && private.is_none() && pool.is_none() {
             return;
         }
         // SAFETY: the context is still retained.
@@ -387,27 +398,31 @@ impl Inner {
         if push().or_else(|_| push()).is_err() {
             return;
         }
-        // All but the wait for the context leave captures alone then that others have under way in it.
+        // None of what follows breaks the captures then that others have under way in it.
         let before = exchange(driver, CUstreamCaptureMode::RELAXED);
-        if !retired.is_empty() {
-            // Kernels may still run that use what was given up. A first wait may only have repeated
-            // an error of earlier work; if a second fails, too, the context is lost.
-            // SAFETY: the context is current.
-            let drain = || unsafe { call!(driver, operation, ctx_synchronize()) };
-            if drain().or_else(|_| drain()).is_ok() {
-                for one in retired {
-                    // SAFETY: given up by its last user, and nothing runs any more.
-                    let _ = unsafe {
-                        match one {
-                            Retired::Module(module) => {
-                                call!(driver, operation, module_unload(module))
-                            }
-                            Retired::Memory(pointer) => call!(driver, operation, mem_free(pointer)),
-                            Retired::Value { .. } => Ok(()),
-                        }
-                    };
-                }
+        // Work may still run that uses what was given up: that of streams that are gone, and of the private one if a wait
+        // for it has failed. There is no other, as every other stream of ours would hold this context.
+        let private_over = private.is_none_or(|stream| {
+            // SAFETY: made by `private_stream`, and its context is current.
+            let wait = || unsafe { call!(driver, operation, stream_synchronize(stream)) };
+            // What fails the first time may be an error of earlier work.
+            retired.is_empty() || wait().or_else(|_| wait()).is_ok()
+        });
+        let over = ends.wait(driver) && private_over;
+        for one in retired {
+            if !over {
+                // Left to the end of the CUDA context, and a value for good.
+                std::mem::forget(one);
+                continue;
             }
+            // SAFETY: given up by its last user, and nothing runs any more that uses it.
+            let _ = unsafe {
+                match one {
+                    Retired::Module(module) => call!(driver, operation, module_unload(module)),
+                    Retired::Memory(pointer) => call!(driver, operation, mem_free(pointer)),
+                    Retired::Value { .. } => Ok(()),
+                }
+            };
         }
         if let Some(stream) = private {
             // SAFETY: made by `private_stream`, idle, and destroyed once, here.

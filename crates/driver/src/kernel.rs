@@ -297,6 +297,7 @@ impl<P: Pod> Kernel<P> {
             }
         }
         if at.capture().is_none() {
+            stream.note_launch();
             context.launches().note(stream.raw(), &self.name);
         }
         Ok(())

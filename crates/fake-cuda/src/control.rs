@@ -132,7 +132,7 @@ fn live(state: &State, kind: c_int) -> usize {
         1 => state
             .streams
             .values()
-            .filter(|stream| stream.kind == StreamKind::Created)
+            .filter(|stream| stream.kind == StreamKind::Created && !stream.destroyed)
             .count(),
         2 => state
             .events

@@ -3,6 +3,7 @@
 mod alone;
 mod both;
 mod captures;
+mod ends;
 mod errors;
 mod faults;
 mod foreign;
