@@ -77,6 +77,7 @@ mod event;
 mod gate;
 mod graph;
 mod image;
+mod keep;
 mod kernel;
 mod launch;
 mod module;

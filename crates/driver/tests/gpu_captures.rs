@@ -214,6 +214,77 @@ fn the_end_of_a_context_breaks_no_capture() {
     assert_eq!(buffer.to_vec().unwrap(), [1; 1000]);
 }
 
+/// Somebody else's graph keeps a value as long as it, what it was instantiated as, or a launch of that is there.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_graph_of_somebody_else_keeps_a_value_until_its_last_launch_has_ended() {
+    const LEN: usize = 1 << 26;
+    let _alone = alone();
+    let context = first_context();
+    let stream = Stream::new(&context).unwrap();
+    let kernel = increment(&context);
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, LEN).unwrap();
+    let params = Increment {
+        address: buffer.pointer(),
+        count: LEN as u64,
+    };
+    let config = LaunchConfig::new([(LEN / 128) as u32, 1, 1], [128, 1, 1]);
+    stream.synchronize().unwrap();
+    let api = context.driver().api();
+    let _current = context.enter().unwrap();
+    let expect = |code, what: &str| assert_eq!(code, CUresult::SUCCESS, "{what}");
+    let mut seen_running = 0;
+    for mode in MODES {
+        let value = Arc::new(());
+        let kept = || Arc::strong_count(&value) == 2;
+        let (mut graph, mut exec) = (CUgraph::NULL, CUgraphExec::NULL);
+        let (mut status, mut id) = (CUstreamCaptureStatus::NONE, 0);
+        let (mut dependencies, mut count) = (std::ptr::null(), 0);
+        // SAFETY: all outlive the calls, and the handles are the driver's; the stream is captured behind this crate's back, and
+        // nothing else of it is used meanwhile.
+        unsafe {
+            expect((api.stream_begin_capture)(stream.raw(), mode), "beginning");
+            let asked = (api.stream_get_capture_info)(
+                stream.raw(),
+                &mut status,
+                &mut id,
+                &mut graph,
+                &mut dependencies,
+                &mut count,
+            );
+            expect(asked, "asking");
+            context
+                .keep_with_graph(graph, Box::new(value.clone()))
+                .unwrap();
+            for _ in 0..100 {
+                kernel.launch_raw(stream.raw(), &config, &params).unwrap();
+            }
+            expect((api.stream_end_capture)(stream.raw(), &mut graph), "ending");
+            let instantiate = api.graph_instantiate_with_flags;
+            expect(instantiate(&mut exec, graph, 0), "instantiating");
+            expect((api.graph_destroy)(graph), "destroying");
+            assert!(kept(), "{mode:?}");
+            expect((api.graph_launch)(exec, stream.raw()), "launching");
+            expect((api.graph_exec_destroy)(exec), "destroying it ready");
+            // If the launch still runs after the look at the value, it ran at the look.
+            let looked = kept();
+            if (api.stream_query)(stream.raw()) == CUresult::ERROR_NOT_READY {
+                assert!(looked, "{mode:?}: let go under a launch");
+                seen_running += 1;
+            }
+        }
+        stream.synchronize().unwrap();
+        let start = std::time::Instant::now();
+        while kept() {
+            assert!(start.elapsed().as_secs() < 5, "{mode:?}: never let go");
+            std::thread::yield_now();
+        }
+        println!("{mode:?}: let go {:?} after the end", start.elapsed());
+    }
+    println!("looked under {seen_running} launches");
+    assert_eq!(buffer.slice(0..3).unwrap().to_vec().unwrap(), [300; 3]);
+}
+
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn raw_launches_and_safe_ones_are_captured_by_others() {

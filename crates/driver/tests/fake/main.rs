@@ -8,6 +8,7 @@ mod errors;
 mod faults;
 mod foreign;
 mod graphs;
+mod keep;
 mod launches;
 mod lifetimes;
 mod loading;
