@@ -9,7 +9,7 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use warptile_cuda_sys::{
@@ -31,7 +31,11 @@ pub use current::Current;
 /// A device's primary context: the one that CUDA's runtime, cudarc and PyTorch use too.
 ///
 /// A cheap handle; there is one context for each device and driver, however often it is asked for,
-/// and it is released when the last clone and the last object made from it are gone. Every call makes it current on the calling thread and puts back what was current
+/// and it is released when the last clone and the last object made from it are gone. That waits for
+/// what was launched on its streams, if modules are to be unloaded, for nobody else's work, and
+/// breaks no capture; the CUDA context lives on while others retain it. A stream that was borrowed
+/// and given back in the middle of a capture of its owner's cannot be waited for: then modules stay
+/// loaded until the CUDA context ends. Every call makes it current on the calling thread and puts back what was current
 /// before, so it mixes with other users of CUDA and with any number of threads. For many calls in a
 /// row, [`Context::enter`] does so once.
 ///
@@ -60,8 +64,9 @@ struct Inner {
     retired: Mutex<Vec<Retired>>,
     /// Work that may use what is retired.
     ends: Mutex<Ends>,
-    /// Whether work was queued that nothing could be ordered after; see `lose_order`.
-    order_lost: AtomicBool,
+    /// How often work was queued that nothing could be ordered after, see `lose_order`, and how much of that was waited for.
+    order_lost: AtomicU64,
+    order_regained: AtomicU64,
 }
 
 /// Something to destroy after a synchronization of the context, or at its end.
@@ -154,7 +159,8 @@ impl Context {
                 private: Mutex::default(),
                 retired: Mutex::default(),
                 ends: Mutex::default(),
-                order_lost: AtomicBool::new(false),
+                order_lost: AtomicU64::new(0),
+                order_regained: AtomicU64::new(0),
             }),
         };
         if limits.memory_pools {
@@ -288,19 +294,23 @@ impl Context {
 
     /// Notes that work may use memory that nothing orders it with.
     pub(crate) fn lose_order(&self) {
-        self.inner.order_lost.store(true, Ordering::Release);
+        self.inner.order_lost.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Whether memory may be in use by work that nothing orders with its stream.
     pub(crate) fn has_lost_order(&self) -> bool {
-        self.inner.order_lost.load(Ordering::Acquire)
+        let inner = &self.inner;
+        inner.order_regained.load(Ordering::Acquire) < inner.order_lost.load(Ordering::Acquire)
     }
 
     /// Whether memory may be freed in the order of its stream; if need be, waits for the device.
     pub(crate) fn is_in_order(&self) -> Result<()> {
-        if self.has_lost_order() {
+        // Counted before the wait: of what is lost meanwhile, by another thread, it may know nothing.
+        let lost = self.inner.order_lost.load(Ordering::Acquire);
+        if self.inner.order_regained.load(Ordering::Acquire) < lost {
             self.drain()?;
-            self.inner.order_lost.store(false, Ordering::Release);
+            let regained = &self.inner.order_regained;
+            regained.fetch_max(lost, Ordering::AcqRel);
         }
         Ok(())
     }
