@@ -412,13 +412,21 @@ impl Inner {
         let before = exchange(driver, CUstreamCaptureMode::RELAXED);
         // Work may still run that uses what was given up: that of streams that are gone, and of the private one if a wait
         // for it has failed. There is no other, as every other stream of ours would hold this context.
-        let private_over = private.is_none_or(|stream| {
-            // SAFETY: made by `private_stream`, and its context is current.
-            let wait = || unsafe { call!(driver, operation, stream_synchronize(stream)) };
-            // What fails the first time may be an error of earlier work.
-            retired.is_empty() || wait().or_else(|_| wait()).is_ok()
-        });
-        let over = ends.wait(driver) && private_over;
+        let private_is_over = || {
+            private.is_none_or(|stream| {
+                // SAFETY: made by `private_stream`, and its context is current.
+                let wait = || unsafe { call!(driver, operation, stream_synchronize(stream)) };
+                // What fails the first time may be an error of earlier work.
+                wait().or_else(|_| wait()).is_ok()
+            })
+        };
+        let over = match retired.is_empty() {
+            true => {
+                ends.forget(driver);
+                true
+            }
+            false => ends.wait(driver) && private_is_over(),
+        };
         for one in retired {
             if !over {
                 // Left to the end of the CUDA context, and a value for good.

@@ -61,7 +61,7 @@ impl Ends {
         over
     }
 
-    /// Destroys the events of streams that are known to be done. The context is current.
+    /// Destroys the events, of streams that are known to be done or that nobody waits for. The context is current.
     pub(super) fn forget(self, driver: &Driver) {
         for event in self.events {
             destroy(driver, event);
