@@ -33,6 +33,7 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
         if (params.scoring.sinks) {
             const Row row(tile, group, rows.row_of_tile(one, lane));
             const float sink = sink_of(params.scoring, min(row.head, params.heads - 1));
+            // None: joined, it would be the max of a row that sees no key.
             if (sink != negative_infinity()) keep = join_sink(sum.max, sum.sum, sink);
         }
         if (params.lse && lane % 4 == 0 && rows.column_part() == 0 && rows.row_of_tile(one, lane) < existing) {

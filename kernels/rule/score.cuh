@@ -42,14 +42,14 @@ __device__ inline float finite_max(float m) { return m == negative_infinity() ? 
 // Natural-log lse of a row from its running max and running sum; -inf for a row that saw no key and has no sink.
 __device__ inline float log_sum_exp(float max, float sum) { return sum == 0 ? negative_infinity() : max + logf(sum); }
 
-// The head's sink, which counts as one more score without a value; -inf if there is none, which is not to be joined. One of
-// +inf would leave infinity - infinity.
+// The head's sink, which counts as one more score without a value; -inf if there is none. An infinite one would leave
+// infinity - infinity.
 __device__ inline float sink_of(const Scoring& scoring, int head)
 {
     return scoring.sinks ? min_keeping_nan(scoring.sinks[head], MAX_FLOAT) : negative_infinity();
 }
 
-// A row of max `max` and sum `sum` in exponents of 2, joined by a sink above -inf in natural units: whichever is larger becomes the max
+// A row of max `max` and sum `sum` in exponents of 2, joined by a sink in natural units: whichever is larger becomes the max
 // that the others count against, so that neither overflows. Returns what the weights of the row are multiplied by before
 // they are divided by the new sum.
 __device__ inline float join_sink(float& max, float& sum, float sink)
