@@ -134,10 +134,8 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     static constexpr bool TWO_SUMS = Traits::HOLDS_QUERIES && KEY_TILES <= 4;
 
     // Where keys are converted and registers do not hold the queries, these are loaded once for all keys of the group. A loop, because the
-    // addresses of all steps would take more registers than there are. Likewise at head sizes so large that a warp has half of the columns:
-    // there each step waits for products of the one before, so there are several in a turn of the loop.
-    static constexpr bool BY_STEPS = !Traits::HOLDS_QUERIES && (Keys::STEPS > 2 || Traits::column_parts() > 1);
-    __device__ static constexpr int steps_at_once() { return Traits::column_parts() > 1 ? 4 : 1; }
+    // addresses of all steps would take more registers than there are.
+    static constexpr bool BY_STEPS = !Traits::HOLDS_QUERIES && Keys::STEPS > 2;
 
     // Where a warp's share of the scores of 8 keys lies, for those with which it shares the rows: in those columns of keys that only it reads.
     __device__ float4& left_scores(int at, int part, int tile, int lane) const
@@ -208,7 +206,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
         for (int i = 0; i < KEY_TILES; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++) scores[i][j] = 0;
-#pragma unroll(steps_at_once())
+#pragma unroll 1
         for (int step = 0; step < query_steps(); step += Keys::STEPS) {
             unsigned query[Keys::STEPS][4];
 #pragma unroll

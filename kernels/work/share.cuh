@@ -218,11 +218,9 @@ template <class Traits> class Share {
         }
         __device__ unsigned units() const { return tiles * tile_units; }
     };
-    // Of sequences that are kept: of as many as there are threads, or of fewer where there is little room: where the rows of a tile are those
-    // of all warps and take most of the 99 KB that a small GPU has, and at head sizes whose rings take most of 227 KB.
-    static constexpr int LENGTHS = Traits::BLOCK_M >= 16 * Traits::WARPS            ? 32
-                                   : Traits::HEAD_DIM > 256 && Traits::WARPS > 4 ? 128
-                                                                                 : 32 * Traits::WARPS;
+    // Of sequences that are kept: of as many as there are threads, or of few where the rows of a tile are those of all warps and take most
+    // of the 99 KB that a small GPU has.
+    static constexpr int LENGTHS = Traits::BLOCK_M < 16 * Traits::WARPS ? 32 * Traits::WARPS : 32;
     // In shared memory: registers are for what all threads need.
     struct State {
         unsigned at, end;       // the CTA's next unit, and the one after its last
