@@ -71,10 +71,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     // team meet in `sync_team` once.
     template <class Sync> __device__ void add(int first_key, int at, Sync sync_team)
     {
-        if (Traits::row_warps() > 1 && (first_key > see_to || first_key + KEYS <= see_from)) {
-            if constexpr (Traits::column_parts() > 1) sync_team();
-            return;
-        }
+        if (Traits::row_warps() > 1 && (first_key > see_to || first_key + KEYS <= see_from)) return;
         Scores scores;
         const int lane = anew(thread.lane);
         const unsigned keys = thread.address_of(at) + thread.column_part() * part_bytes();
@@ -141,7 +138,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     __device__ float4& left_scores(int at, int part, int tile, int lane) const
     {
         constexpr int ACROSS = part_bytes() / (int)sizeof(float4); // lanes
-        static_assert(Traits::row_warps() == 1, "the columns of a part belong to one warp");
+        static_assert(Traits::row_warps() == 1 && part_bytes() % 128 == 0, "the columns of a part belong to one warp");
         static_assert(ACROSS <= 32 && 32 % ACROSS == 0 && KEY_TILES * 32 / ACROSS <= KEYS, "room in the rows of keys");
         const int row = tile * (32 / ACROSS) + lane / ACROSS;
         return *reinterpret_cast<float4*>(thread.shared + at + row * Traits::KEY_ROW_BYTES + part * part_bytes() +
