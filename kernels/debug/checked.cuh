@@ -37,7 +37,7 @@ template <class Traits> __device__ void check_launch(const Forward& params)
     unsigned shared_bytes;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(shared_bytes));
     WARPTILE_ASSERT(blockDim.x == Traits::THREADS && blockDim.y == 1 && blockDim.z == 1);
-    WARPTILE_ASSERT(gridDim.y == 1 && gridDim.z == 1);
+    WARPTILE_ASSERT((gridDim.y == 1 || Traits::SCHEDULE == SCHEDULE_CLUSTER_TILE) && gridDim.z == 1);
     WARPTILE_ASSERT(shared_bytes >= (unsigned)Traits::SHARED_BYTES);
     WARPTILE_ASSERT(params.heads > 0 && params.kv_heads > 0 && params.heads % params.kv_heads == 0);
     WARPTILE_ASSERT(params.head_dim > 0 && params.head_dim <= Traits::HEAD_DIM && params.head_dim % 8 == 0);

@@ -629,7 +629,7 @@ int main(int count, char** arguments)
         check(TileTraits<__half, 96, 64, 32, 4, 3>(), seed);
         if (seed % 2 == 1) check(MmaTraits<__half, 64, 16, 64, 4, 3, ClusterTile>(), seed);
         if (seed % 6 == 2) check(MmaTraits<__half, 64, 32, 64, 4, 3, ClusterTile>(), seed);
-        if (seed % 6 == 3) check(MmaTraits<__half, 512, 16, 32, 4, 3, ClusterTile>(), seed);
+        if (seed % 6 == 3) check(MmaTraits<__half, 512, 16, 32, 8, 2, ClusterTile>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 64, 32, 128, 4, 3, Share>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 128, 16, 128, 8, 2, Share>(), seed);
         if (seed % 4 == 1) check(MmaTraits<__half, 128, 64, 128, 8, 2, Share>(), seed);
@@ -637,8 +637,9 @@ int main(int count, char** arguments)
         if (seed % 4 == 0) check(TileTraits<__half, 128, 128, 64, 4, 2>(), seed);
         if (seed % 4 == 2) check(TileTraits<__half, 256, 64, 64, 4, 1>(), seed);
         if (seed % 6 == 0) check(MmaTraits<__half, 256, 16, 64, 4, 2, Share>(), seed);
-        if (seed % 3 == 0) check(MmaTraits<__half, 512, 16, 16, 2, 2, Share>(), seed);
-        if (seed % 6 == 1) check(MmaTraits<__nv_bfloat16, 512, 16, 32, 4, 3, Share>(), seed);
+        if (seed % 6 == 4) check(MmaTraits<__half, 256, 16, 32, 4, 2, Share>(), seed); // two warps share rows
+        if (seed % 3 == 0) check(MmaTraits<__half, 512, 16, 16, 4, 2, Share>(), seed);
+        if (seed % 6 == 1) check(MmaTraits<__nv_bfloat16, 512, 16, 32, 8, 2, Share>(), seed);
         if (seed % 3 == 1) check(TileTraits<__half, 512, 32, 16, 4, 2>(), seed);
         if (seed % 6 == 5) check(TileTraits<__nv_bfloat16, 512, 64, 32, 8, 2>(), seed);
         check(MmaTraits<__half, 64, 16, 128, 4, 4, Share, E4m3Keys<__half>>(), seed);

@@ -60,7 +60,7 @@ template <class Traits> class MmaAttention {
             ring.fill(number, described); // also with keys of the next segment
             if (described == number) continue;
             if (block >= end) return true;
-            rows.add(block * Traits::BLOCK_N + thread.first_key(), ring.wait_for_group());
+            rows.add(block * Traits::BLOCK_N + thread.first_key(), ring.wait_for_group(), [&] { ring.sync_team(); });
             ring.release_group();
             block++;
         }

@@ -13,8 +13,7 @@
 
 namespace warptile {
 
-// Warps that share the columns of their rows' results: registers hold 256 of 16 rows. Each computes all their scores, which is simpler, and
-// sooner done, than to hand over weights.
+// Warps of `mma` that share the columns of their rows' results: registers hold 256 of 16 rows. Each computes all their scores.
 __device__ constexpr int column_parts_of(int head_dim) { return head_dim > 256 ? 2 : 1; }
 
 // `Schedule`: which keys of which tiles a CTA reads (work/share.cuh, work/one_tile.cuh). `Keys`: of which type they are.
@@ -35,12 +34,15 @@ struct MmaTraits {
     static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED | FEATURE_PAGED |
                                          FEATURE_DEVICE_LENGTHS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE | Keys::FEATURES;
 
-    // A team is as many warps as the tile's rows need, of 16 rows and all or half of their columns each. The teams take turns with groups of
-    // keys.
+    // A team is as many warps as the tile's rows need, of 16 rows each. The teams take turns with groups of keys. With more warps than that for
+    // the fewest keys there can be in a group, several warps share 16 rows: each has some of the columns, of scores' products as of results.
     static constexpr int THREADS = 32 * WARPS;
-    __device__ static constexpr int column_parts() { return column_parts_of(HEAD_DIM); }
     __device__ static constexpr int row_warps() { return BLOCK_M / FRAGMENT_ROWS; } // of the first columns; the others follow them
-    static constexpr int TEAM_WARPS = BLOCK_M / FRAGMENT_ROWS * column_parts_of(HEAD_DIM);
+    __device__ static constexpr int column_parts()
+    {
+        return WARPS * FRAGMENT_DEPTH > BLOCK_N * row_warps() ? WARPS * FRAGMENT_DEPTH / (BLOCK_N * row_warps()) : 1;
+    }
+    static constexpr int TEAM_WARPS = row_warps() * column_parts();
     static constexpr int TEAM_THREADS = 32 * TEAM_WARPS;
     static constexpr int TEAMS = WARPS / TEAM_WARPS;
     static constexpr bool TEAM_BARRIERS = TEAM_WARPS > 1 && TEAMS > 1; // otherwise a team is a warp or the CTA
@@ -64,7 +66,7 @@ struct MmaTraits {
     static_assert(ROW_CHUNKS % 8 == 0 && (KEY_ROW_CHUNKS % 8 == 0 || KEY_ROW_CHUNKS == 4), "the swizzle");
     static_assert(32 % KEY_ROW_CHUNKS == 0 || KEY_ROW_CHUNKS % 32 == 0, "whole rows a copy");
     // Registers hold the queries where there are enough.
-    static constexpr bool HOLDS_QUERIES = HEAD_DIM <= 128;
+    static constexpr bool HOLDS_QUERIES = HEAD_DIM / column_parts() <= 128;
     // Teams' results and parts are added up.
     static constexpr int CLUSTER = Schedule::CLUSTER; // CTAs that share a tile in their shared memory
     static_assert(Schedule::SHARES_KEYS || CLUSTER > 1, "others take a tile's keys with all warps: mma_tile.cuh");

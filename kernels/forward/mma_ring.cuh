@@ -85,6 +85,21 @@ template <class Traits> class Ring {
         return right;
     }
 
+    // Waits for the team, and sees what it has written. All arrive: where one does for its warp, or at hardware barriers of some warps,
+    // compute-sanitizer's racecheck loses track.
+    __device__ void sync_team()
+    {
+        if constexpr (Traits::TEAM_WARPS == 1) {
+            __syncwarp();
+        } else if constexpr (Traits::TEAMS == 1) {
+            __syncthreads();
+        } else {
+            barrier_arrive(team_barrier());
+            barrier_wait(team_barrier(), parity);
+            parity ^= 1;
+        }
+    }
+
   private:
     // Waits until at most as many of the last groups of cp.async are under way; for some numbers, until none is.
     __device__ static void wait_for_all_but(int last)
@@ -129,20 +144,6 @@ template <class Traits> class Ring {
         });
     }
 
-    // Waits for the team, and sees what it has written. All arrive: where one does for its warp, or at hardware barriers of some warps,
-    // compute-sanitizer's racecheck loses track.
-    __device__ void sync_team()
-    {
-        if constexpr (Traits::TEAM_WARPS == 1) {
-            __syncwarp();
-        } else if constexpr (Traits::TEAMS == 1) {
-            __syncthreads();
-        } else {
-            barrier_arrive(team_barrier());
-            barrier_wait(team_barrier(), parity);
-            parity ^= 1;
-        }
-    }
     __device__ unsigned team_barrier() const { return thread.address_of(Traits::BARRIERS_AT + thread.team() * BARRIER_BYTES); }
 
     // The first key of a block that this warp loads.

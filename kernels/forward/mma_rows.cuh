@@ -1,4 +1,5 @@
-// A warp's 16 rows of a tile: their scores against a group of keys, and the weighted values, or half of their columns, in registers.
+// A warp's 16 rows of a tile: their scores against a group of keys, and the weighted values, or some of their columns, in registers. Warps that
+// share 16 rows multiply queries and keys over their columns each, and add up their scores in shared memory.
 #pragma once
 
 #include "forward/mma_layout.cuh"
@@ -30,7 +31,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
         segment = number;
         if constexpr (Traits::HOLDS_QUERIES)
 #pragma unroll
-            for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step++) load_query(step, queries[step]);
+            for (int step = 0; step < query_steps(); step++) load_query(step, queries[step]);
         const int lane = anew(thread.lane);
         ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
         Scales::read(of.kv_head);
@@ -66,20 +67,26 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
             for (int j = 0; j < 4; j++) output[i][j] = 0;
     }
 
-    // Adds the keys from `first_key` on, which lie `at` bytes into shared memory, their values behind them.
-    __device__ void add(int first_key, int at)
+    // Adds the keys from `first_key` on, which lie `at` bytes into shared memory, their values behind them. Where warps share rows, all of the
+    // team meet in `sync_team` once.
+    template <class Sync> __device__ void add(int first_key, int at, Sync sync_team)
     {
         if (Traits::row_warps() > 1 && (first_key > see_to || first_key + KEYS <= see_from)) return;
         Scores scores;
         const int lane = anew(thread.lane);
-        const unsigned keys = thread.address_of(at);
+        const unsigned keys = thread.address_of(at) + thread.column_part() * part_bytes();
         if constexpr (BY_STEPS)
             multiply_by_steps(scores, keys, lane);
         else
             multiply_by_keys(scores, keys, lane);
+        if constexpr (Traits::column_parts() > 1) {
+            leave_scores(scores, at, lane);
+            sync_team();
+            add_up_scores(scores, at, lane);
+        }
         soften(first_key, scores);
 
-        const unsigned values = keys + Traits::GROUP_BYTES + thread.column_part() * part_bytes();
+        const unsigned values = keys + Traits::GROUP_BYTES;
 #pragma unroll
         for (int step = 0; step < KEYS / FRAGMENT_DEPTH; step++) {
             unsigned weights[4];
@@ -116,16 +123,48 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
 
   private:
     using Scores = float[KEY_TILES][4];
-    // Of a row of values. Chunks are swapped within 128 bytes.
+    // Of a product of queries and keys, over the columns that are this warp's.
+    __device__ static constexpr int query_steps() { return HEAD_DIM / Traits::column_parts() / FRAGMENT_DEPTH; }
+    // Of a row of keys or values. Chunks are swapped within 128 bytes.
     __device__ static constexpr int part_bytes() { return Traits::KEY_ROW_BYTES / Traits::column_parts(); }
     // Of a product, each half as long a chain, where there are few products at once and registers for it.
     static constexpr bool TWO_SUMS = Traits::HOLDS_QUERIES && KEY_TILES <= 4;
 
     // Where keys are converted and registers do not hold the queries, these are loaded once for all keys of the group. A loop, because the
-    // addresses of all steps would take more registers than there are. Likewise at head sizes so large that a warp has half of the columns:
-    // there each step waits for products of the one before, so there are several in a turn of the loop.
-    static constexpr bool BY_STEPS = !Traits::HOLDS_QUERIES && (Keys::STEPS > 2 || Traits::column_parts() > 1);
-    __device__ static constexpr int steps_at_once() { return Traits::column_parts() > 1 ? 4 : 1; }
+    // addresses of all steps would take more registers than there are.
+    static constexpr bool BY_STEPS = !Traits::HOLDS_QUERIES && Keys::STEPS > 2;
+
+    // Where a warp's share of the scores of 8 keys lies, for those with which it shares the rows: in those columns of keys that only it reads.
+    __device__ float4& left_scores(int at, int part, int tile, int lane) const
+    {
+        constexpr int ACROSS = part_bytes() / (int)sizeof(float4); // lanes
+        static_assert(Traits::row_warps() == 1 && part_bytes() % 128 == 0, "the columns of a part belong to one warp");
+        static_assert(ACROSS <= 32 && 32 % ACROSS == 0 && KEY_TILES * 32 / ACROSS <= KEYS, "room in the rows of keys");
+        const int row = tile * (32 / ACROSS) + lane / ACROSS;
+        return *reinterpret_cast<float4*>(thread.shared + at + row * Traits::KEY_ROW_BYTES + part * part_bytes() +
+                                          lane % ACROSS * (int)sizeof(float4));
+    }
+    __device__ void leave_scores(const Scores& scores, int at, int lane) const
+    {
+        __syncwarp(); // all lanes have read the keys
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; i++)
+            left_scores(at, thread.column_part(), i, lane) = {scores[i][0], scores[i][1], scores[i][2], scores[i][3]};
+    }
+    // In the same order by all warps, so that they agree about maxima.
+    __device__ void add_up_scores(Scores& scores, int at, int lane) const
+    {
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; i++) {
+            float4 all = left_scores(at, 0, i, lane);
+#pragma unroll
+            for (int part = 1; part < Traits::column_parts(); part++) {
+                const float4 more = left_scores(at, part, i, lane);
+                all.x += more.x, all.y += more.y, all.z += more.z, all.w += more.w;
+            }
+            scores[i][0] = all.x, scores[i][1] = all.y, scores[i][2] = all.z, scores[i][3] = all.w;
+        }
+    }
 
     // The operands of `Keys::STEPS` steps of 8 keys.
     __device__ void load_keys(unsigned keys, int lane, int tile, int step, unsigned (&operands)[2 * Keys::STEPS]) const
@@ -144,7 +183,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
 #pragma unroll
             for (int j = 0; j < 4; j++) scores[i][j] = odd[j] = 0;
 #pragma unroll
-            for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step += Keys::STEPS) {
+            for (int step = 0; step < query_steps(); step += Keys::STEPS) {
                 unsigned operands[2 * Keys::STEPS], query[4];
                 load_keys(keys, lane, i, step, operands);
 #pragma unroll
@@ -164,8 +203,8 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
         for (int i = 0; i < KEY_TILES; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++) scores[i][j] = 0;
-#pragma unroll(steps_at_once())
-        for (int step = 0; step < HEAD_DIM / FRAGMENT_DEPTH; step += Keys::STEPS) {
+#pragma unroll 1
+        for (int step = 0; step < query_steps(); step += Keys::STEPS) {
             unsigned query[Keys::STEPS][4];
 #pragma unroll
             for (int j = 0; j < Keys::STEPS; j++) load_query(step + j, query[j]);
@@ -183,7 +222,8 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     {
         Keys::load_query(step, thread.lane, words, [&](int of_warp, int chunk) {
             const int row = first_row() + of_warp;
-            return thread.address_of(thread.queries_at(segment) + row * Traits::ROW_BYTES + thread.swizzled(row, chunk));
+            const int part = thread.column_part() * (Traits::ROW_BYTES / Traits::column_parts());
+            return thread.address_of(thread.queries_at(segment) + row * Traits::ROW_BYTES + part + thread.swizzled(row, chunk));
         });
     }
     __device__ void query_words(int step, unsigned (&words)[4]) const
@@ -266,7 +306,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     int segment = 0;
     float scale, dot_limit; // of rule/score.cuh
     float sink_;
-    unsigned queries[Traits::HOLDS_QUERIES ? HEAD_DIM / FRAGMENT_DEPTH : 1][4];
+    unsigned queries[Traits::HOLDS_QUERIES ? query_steps() : 1][4];
     float output[COLUMN_TILES][4];
     // Of this lane's rows.
     RowSum sums[2];
