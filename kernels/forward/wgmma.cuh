@@ -10,7 +10,7 @@ namespace warptile {
 template <class Traits> __device__ void wgmma_attention(const ForwardTma& params)
 {
     // As the swizzle wants it: its pattern follows from the address.
-    extern __shared__ __align__(SWIZZLE_GROUP_BYTES) unsigned char shared[];
+    unsigned char* const shared = dynamic_shared<SWIZZLE_GROUP_BYTES>();
     const SharedLayout<Traits> layout = {shared_address(shared)};
     const int warp = uniform(threadIdx.x / 32);
 

@@ -1,6 +1,7 @@
 // Sizes and the shared memory layout of the wgmma family.
 #pragma once
 
+#include "memory/ring.cuh"
 #include "ptx/sm90.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -175,20 +176,6 @@ struct Request {
     static constexpr int END = -1;
     __device__ static Request end() { return {END, 0}; }
     __device__ bool is_end() const { return block == END; }
-};
-
-// A ring of STAGES buffers: which one is next, and the parity of its barriers' current phase.
-template <int STAGES> struct RingPosition {
-    int stage = 0;
-    unsigned parity = 0;
-
-    __device__ void advance()
-    {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
 };
 
 // Addresses in shared memory. `full` barriers say that a buffer's bytes have arrived, `empty` ones that its readers are
