@@ -28,9 +28,44 @@ constexpr Element UNWRITTEN = (Element)60000.0f;
 // Lanes of a quad, whose sums are all taken to be the first one's.
 constexpr int QUAD = 4;
 
-template <class Traits> struct Problem {
-    static constexpr int WORDS_OF_PART = (Traits::VALUE_DIM / 8 + 1) * WARPGROUP_THREADS * 4;
+// What a problem has to know of a kernel.
+struct Tiling {
+    int head_dim, value_dim, slabs, value_slabs, block_m, block_n, warps, stages, consumers, cluster;
+    bool serving, groups, pairs, softcap;
+    void (*kernel)(const ForwardTma&);
+    std::string (*name_of_barrier)(unsigned address);
+};
 
+template <class Traits> std::string name_of_barrier(unsigned address)
+{
+    const SharedLayout<Traits> layout = {emulation::Cta::BASE};
+    const auto is = [&](const char* what, unsigned full, int stage) -> std::string {
+        if (address != full && address != full + 8) return "";
+        return std::string(what) + (address == full ? "_full " : "_empty ") + std::to_string(stage);
+    };
+    std::string name;
+    for (int i = 0; i < Traits::STAGES && name.empty(); i++) {
+        name = is("keys", layout.keys_full(i), i);
+        if (name.empty()) name = is("values", layout.values_full(i), i);
+    }
+    for (int i = 0; i < Traits::CONSUMERS * Traits::QUERY_STAGES && name.empty(); i++)
+        name = is("queries", layout.queries_full(i / Traits::QUERY_STAGES, i % Traits::QUERY_STAGES), i);
+    if constexpr (Traits::SERVING)
+        for (int i = 0; i < SharedLayout<Traits>::REQUEST_SLOTS && name.empty(); i++) name = is("requests", layout.requests_full(i), i);
+    if constexpr (Traits::PAIRS)
+        if (name.empty()) name = is("mail", layout.mail_full(), 0);
+    return name.empty() ? "a barrier at " + std::to_string(address) : name;
+}
+
+template <class Traits> Tiling tiling_of()
+{
+    return {Traits::HEAD_DIM, Traits::VALUE_DIM, Traits::SLABS, Traits::VALUE_SLABS, Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
+            Traits::STAGES, Traits::CONSUMERS, Traits::CLUSTER, Traits::SERVING, Traits::GROUPS, Traits::PAIRS, Traits::SOFTCAP,
+            wgmma_attention<Traits>, name_of_barrier<Traits>};
+}
+
+struct Problem {
+    const Tiling tiling;
     int batch, kv_heads, group, heads, query_len, key_len, query_rows, key_rows, ctas;
     std::vector<int> first_query, queries, first_key, keys; // of each sequence, as they are to be understood
     Memory<int> query_offsets, key_offsets, query_lengths, key_lengths, table;
@@ -44,23 +79,23 @@ template <class Traits> struct Problem {
     // As they are again when a launch begins.
     std::vector<std::pair<Guarded<int>*, std::vector<int>>> lists;
 
-    explicit Problem(Random& random)
+    Problem(const Tiling& tiling, Random& random) : tiling(tiling)
     {
         const bool is_packed = random.one_in(4), has_packed_keys = is_packed && !random.one_in(4);
         batch = random.between(1, 3);
         kv_heads = random.between(1, 2);
-        group = Traits::GROUPS ? 2 << random.between(0, 2) : random.between(1, 4);
+        group = tiling.groups ? 2 << random.between(0, 2) : random.between(1, 4);
         heads = kv_heads * group;
-        query_len = Traits::SERVING && random.one_in(2) ? random.between(1, 16) : random.between(1, 2 * Traits::BLOCK_M + 70);
-        key_len = random.one_in(3) ? random.between(0, 2 * Traits::BLOCK_N) : random.between(0, 9 * Traits::BLOCK_N);
+        query_len = tiling.serving && random.one_in(2) ? random.between(1, 16) : random.between(1, 2 * tiling.block_m + 70);
+        key_len = random.one_in(3) ? random.between(0, 2 * tiling.block_n) : random.between(0, 9 * tiling.block_n);
         set_lengths(random, is_packed, has_packed_keys);
         changes = reads_lengths(block.sequences) && random.one_in(3);
         block.heads = heads;
         block.kv_heads = kv_heads;
-        block.head_dim = Traits::HEAD_DIM;
-        block.value_dim = Traits::VALUE_DIM;
+        block.head_dim = tiling.head_dim;
+        block.value_dim = tiling.value_dim;
         set_scoring(random);
-        if (Traits::SERVING && !has_packed_keys && random.one_in(2)) set_pages(random);
+        if (tiling.serving && !has_packed_keys && random.one_in(2)) set_pages(random);
         set_output(is_packed);
         set_maps(is_packed, has_packed_keys);
         set_work(random, is_packed);
@@ -127,13 +162,13 @@ template <class Traits> struct Problem {
     {
         Scoring& scoring = block.scoring;
         scoring.scale = 0.1f * random.between(1, random.one_in(4) ? 400 : 20);
-        scoring.softcap = Traits::SOFTCAP && random.one_in(2) ? 5.0f : 0.0f;
+        scoring.softcap = tiling.softcap && random.one_in(2) ? 5.0f : 0.0f;
         scoring.window_left = scoring.window_right = WINDOW_UNLIMITED;
-        if (Traits::PAIRS && group % 2 != 0) return; // the host does not launch these otherwise
+        if (tiling.pairs && group % 2 != 0) return; // the host does not launch these otherwise
         const bool window = random.one_in(3), causal = random.one_in(2);
-        if (window) scoring.window_left = random.between(0, 3 * Traits::BLOCK_N);
+        if (window) scoring.window_left = random.between(0, 3 * tiling.block_n);
         if (causal) scoring.window_right = 0;
-        else if (window) scoring.window_right = random.between(0, 2 * Traits::BLOCK_N);
+        else if (window) scoring.window_right = random.between(0, 2 * tiling.block_n);
         scoring.align_top_left = random.one_in(5);
     }
 
@@ -162,10 +197,10 @@ template <class Traits> struct Problem {
     void set_output(bool is_packed)
     {
         const size_t rows = is_packed ? query_rows : (size_t)batch * query_len;
-        out = guarded(std::vector<Element>(rows * heads * Traits::VALUE_DIM));
+        out = guarded(std::vector<Element>(rows * heads * tiling.value_dim));
         lse = guarded(std::vector<float>(rows * heads));
-        const long long row = (long long)heads * Traits::VALUE_DIM;
-        block.out = {out->data(), is_packed ? 0 : query_len * row, row, Traits::VALUE_DIM};
+        const long long row = (long long)heads * tiling.value_dim;
+        block.out = {out->data(), is_packed ? 0 : query_len * row, row, tiling.value_dim};
         block.lse = lse->data();
         block.lse_batch = is_packed ? 0 : (long long)heads * query_len;
         block.lse_head = is_packed ? query_rows : query_len;
@@ -177,11 +212,11 @@ template <class Traits> struct Problem {
 
     void set_maps(bool is_packed, bool has_packed_keys)
     {
-        const int query_heads = Traits::GROUPS ? group : 1, box_rows = MMA_ROWS / query_heads;
+        const int query_heads = tiling.groups ? group : 1, box_rows = MMA_ROWS / query_heads;
         maps[0] = {numbers::QUERIES, query_rows, heads, is_packed ? 1 : batch, box_rows, query_heads, {}};
         const Pages& pages = block.pages;
-        const int of_block = Traits::BLOCK_N & -Traits::BLOCK_N;
-        MapOf keys = {numbers::KEYS, key_rows, kv_heads, has_packed_keys ? 1 : batch, Traits::BLOCK_N, 1, {}};
+        const int of_block = tiling.block_n & -tiling.block_n;
+        MapOf keys = {numbers::KEYS, key_rows, kv_heads, has_packed_keys ? 1 : batch, tiling.block_n, 1, {}};
         if (pages.table) keys = {numbers::KEYS, pages.rows, kv_heads, pages.count, std::min(pages.rows & -pages.rows, of_block), 1, {}};
         maps[1] = maps[2] = keys;
         maps[2].of = numbers::VALUES;
@@ -198,22 +233,23 @@ template <class Traits> struct Problem {
     void set_work(Random& random, bool is_packed)
     {
         Work& work = block.work;
-        const bool pairs_heads = Traits::PAIRS && group % 2 == 0;
-        const int numbered_heads = Traits::GROUPS ? kv_heads : pairs_heads ? heads / 2 : heads;
-        const int rows = Traits::PAIRS && !pairs_heads ? 2 * Traits::BLOCK_M : Traits::BLOCK_M, rows_of_query = Traits::GROUPS ? group : 1;
+        const bool pairs_heads = tiling.pairs && group % 2 == 0;
+        const int numbered_heads = tiling.groups ? kv_heads : pairs_heads ? heads / 2 : heads;
+        const int rows = tiling.pairs && !pairs_heads ? 2 * tiling.block_m : tiling.block_m, rows_of_query = tiling.groups ? group : 1;
         const int of_a_head = is_packed ? query_rows * rows_of_query / rows + batch : (query_len * rows_of_query + rows - 1) / rows;
         work.query_tiles = of_a_head;
         work.tiles = of_a_head * numbered_heads * (is_packed ? 1 : batch);
         work.heads_at_once = random.between(1, numbered_heads * (is_packed ? 1 : batch));
         const int resident = random.between(1, random.one_in(4) ? 6 : 3);
-        work.splits = Traits::SERVING ? random.between(1, 4) : 1;
+        work.splits = tiling.serving ? random.between(1, 4) : 1;
         const int split_tiles = work.splits > 1 ? work.tiles % resident : 0, numbers = work.tiles + split_tiles * (work.splits - 1);
         const int at_once = std::min(numbers, resident);
-        ctas = at_once * Traits::CLUSTER;
+        ctas = at_once * tiling.cluster;
         counter = guarded(std::vector<unsigned>(1));
         if (numbers > at_once && !random.one_in(4)) work.counter = counter->data();
-        parts = guarded(std::vector<float>((size_t)split_tiles * work.splits * Traits::CONSUMERS * WORDS_OF_PART));
-        semaphores = guarded(std::vector<unsigned>(split_tiles * Traits::CONSUMERS));
+        const int words_of_part = (tiling.value_dim / 8 + 1) * WARPGROUP_THREADS * 4;
+        parts = guarded(std::vector<float>((size_t)split_tiles * work.splits * tiling.consumers * words_of_part));
+        semaphores = guarded(std::vector<unsigned>(split_tiles * tiling.consumers));
         work.partials = parts->data();
         work.semaphores = semaphores->data();
     }
@@ -221,7 +257,6 @@ template <class Traits> struct Problem {
     // Why a launch failed, or nothing.
     std::string run(Random& random, bool changes)
     {
-        using Layout = SharedLayout<Traits>;
         out->fill(UNWRITTEN);
         lse->fill(NAN);
         // Until the launch before has ended, nothing is what it will be.
@@ -238,9 +273,9 @@ template <class Traits> struct Problem {
             for (auto& [memory, values] : lists) std::copy(values.begin(), values.end(), memory->data());
             if (changes) change(random, 30);
         };
-        launch.name_of_barrier = [](unsigned address) { return name(Layout{emulation::Cta::BASE}, address); };
+        launch.name_of_barrier = tiling.name_of_barrier;
         const std::string failure =
-            launch.run(ctas, Traits::WARPS, Traits::CLUSTER, random.any(), [this] { wgmma_attention<Traits>(params); });
+            launch.run(ctas, tiling.warps, tiling.cluster, random.any(), [this] { tiling.kernel(params); });
         if (!failure.empty()) return failure;
         for (size_t i = 0; i < semaphores->size(); i++)
             if ((*semaphores)[i] != 0) return "a semaphore is left at " + std::to_string((*semaphores)[i]);
@@ -257,26 +292,6 @@ template <class Traits> struct Problem {
             memory[random.between(0, memory.size() - 1)] =
                 random.one_in(4) ? (random.one_in(2) ? INT_MIN : INT_MAX) : random.between(-bound / 4, bound + bound / 4);
         launch.later([this, &random, times] { change(random, times - 1); });
-    }
-
-    static std::string name(SharedLayout<Traits> layout, unsigned address)
-    {
-        const auto is = [&](const char* what, unsigned full, int stage) -> std::string {
-            if (address != full && address != full + 8) return "";
-            return std::string(what) + (address == full ? "_full " : "_empty ") + std::to_string(stage);
-        };
-        std::string name;
-        for (int i = 0; i < Traits::STAGES && name.empty(); i++) {
-            name = is("keys", layout.keys_full(i), i);
-            if (name.empty()) name = is("values", layout.values_full(i), i);
-        }
-        for (int i = 0; i < Traits::CONSUMERS * Traits::QUERY_STAGES && name.empty(); i++)
-            name = is("queries", layout.queries_full(i / Traits::QUERY_STAGES, i % Traits::QUERY_STAGES), i);
-        if constexpr (Traits::SERVING)
-            for (int i = 0; i < SharedLayout<Traits>::REQUEST_SLOTS && name.empty(); i++) name = is("requests", layout.requests_full(i), i);
-        if constexpr (Traits::PAIRS)
-            if (name.empty()) name = is("mail", layout.mail_full(), 0);
-        return name.empty() ? "a barrier at " + std::to_string(address) : name;
     }
 
     // --- The same by definition: of the rows and keys that first lanes have
@@ -308,12 +323,12 @@ template <class Traits> struct Problem {
     {
         const Mask mask(block.scoring, queries[b], keys[b]);
         const int row = first_query[b] + query, of_batch = block.sequences.query_offsets ? 0 : b, kv_head = head / group;
-        double max = -INFINITY, sum = 0, values[Traits::VALUE_SLABS] = {};
+        double max = -INFINITY, sum = 0, values[4] = {};
         std::vector<std::pair<int, double>> scores;
         for (int key = std::max(mask.first_key(query), 0); key < mask.end_key(query, 1); key++) {
             if (key % 8 >= SAMPLED_KEYS) continue;
             double score = 0;
-            for (int slab = 0; slab < Traits::SLABS; slab++)
+            for (int slab = 0; slab < tiling.slabs; slab++)
                 score += (double)numbers::number(numbers::tag(numbers::QUERIES, slab, head, of_batch, row)) *
                          numbers::number(key_tag(numbers::KEYS, slab, kv_head, b, key));
             score *= block.scoring.scale;
@@ -324,11 +339,11 @@ template <class Traits> struct Problem {
         for (const auto& [key, score] : scores) {
             const double weight = exp(score - max);
             sum += weight;
-            for (int slab = 0; slab < Traits::VALUE_SLABS; slab++)
+            for (int slab = 0; slab < tiling.value_slabs; slab++)
                 values[slab] += weight * numbers::number(key_tag(numbers::VALUES, slab, kv_head, b, key));
         }
         const auto differs = [](double x, double y) { return !(fabs(x - y) <= 3e-3); };
-        for (int slab = 0; slab < Traits::VALUE_SLABS; slab++) {
+        for (int slab = 0; slab < tiling.value_slabs; slab++) {
             const double expected = sum == 0 ? 0 : values[slab] / (QUAD * sum), is = widen(out_at(of_batch, row, head, slab * 64));
             // Of a tile without keys, and of rows that others may follow, the first lane writes the first columns alone.
             if (slab > 0 && is == UNWRITTEN && (sum == 0 || reads_lengths(block.sequences))) continue;
@@ -345,10 +360,10 @@ template <class Traits> struct Problem {
     }
 };
 
-template <class Traits> std::string result(unsigned seed)
+std::string result(const Tiling& tiling, unsigned seed)
 {
     Random random(seed);
-    Problem<Traits> problem(random);
+    Problem problem(tiling, random);
     std::string failure;
     for (int i = 0; i < 2 && failure.empty(); i++) failure = problem.run(random, false);
     if (failure.empty() && problem.changes && !problem.lists.empty()) {
@@ -367,13 +382,13 @@ int main(int count, char** arguments)
     signal(SIGBUS, [](int) { end("memory outside of the tensors and the workspace was touched\n"); });
     signal(SIGALRM, [](int) { end("it does not end\n"); });
     int computed = 0, failed = 0;
-    const auto check = [&]<class Traits>(Traits, const char* variant) {
+    const auto check = [&](const Tiling& tiling, const char* variant) {
         int of_this = 0;
         for (int seed = first; seed < first + seeds && of_this < 3; seed++) {
-            snprintf(running, sizeof running, "head size %d, %dx%d, %d warps, %d stages, %s, seed %d: ", Traits::HEAD_DIM, Traits::BLOCK_M,
-                     Traits::BLOCK_N, Traits::WARPS, Traits::STAGES, variant, seed);
+            snprintf(running, sizeof running, "head size %d, %dx%d, %d warps, %d stages, %s, seed %d: ", tiling.head_dim, tiling.block_m,
+                     tiling.block_n, tiling.warps, tiling.stages, variant, seed);
             alarm(60);
-            const std::string failure = result<Traits>(seed);
+            const std::string failure = result(tiling, seed);
             alarm(0);
             computed++;
             if (failure.empty()) continue;
@@ -382,7 +397,7 @@ int main(int count, char** arguments)
             fflush(stdout); // before a signal may end it
         }
     };
-#define TILING(d, v, m, n, w, s, variant) check(WgmmaTraits<Element, d, v, m, n, w, s, Variant::variant>(), #variant);
+#define TILING(d, v, m, n, w, s, variant) check(tiling_of<WgmmaTraits<Element, d, v, m, n, w, s, Variant::variant>>(), #variant);
 #include TILINGS
     printf("%d of %d problems passed\n", computed - failed, computed);
     return failed != 0;

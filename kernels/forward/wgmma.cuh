@@ -44,9 +44,9 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
         Consumer<Traits>(params, shared, layout, warpgroup).run();
     }
     if constexpr (Traits::PAIRS) {
-        // The other CTA of the pair still arrives at barriers of this one.
+        // The other CTA of the pair still arrives at barriers of this one, also when it has nothing more to wait for: those of its last blocks.
         __syncwarp();
-        cluster_sync();
+        cluster_leave();
     }
 }
 

@@ -103,6 +103,15 @@ __device__ inline void cluster_sync()
                      : "memory");
 }
 
+// The same, but who has waited finds everything done that the others' threads had asked for before: what they sent has arrived. So a CTA that
+// ends afterwards has nothing on its way to it.
+__device__ inline void cluster_leave()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
 // Where CTA `rank` of the cluster has what this one has at `address`; both in shared memory. "mapa".
 __device__ inline unsigned address_in(unsigned address, unsigned rank)
 {

@@ -109,6 +109,12 @@ inline void cluster_sync()
 {
     emulation::launch.meet("the cluster", *emulation::launch.cta().cluster, emulation::launch.cluster_size() * emulation::launch.warps());
 }
+inline void cluster_leave()
+{
+    emulation::Warp& warp = emulation::launch.warp();
+    emulation::launch.wait_until("its messages", [&] { return warp.messages == 0; });
+    cluster_sync();
+}
 constexpr unsigned RANK_AT = 24;
 inline unsigned address_in(unsigned address, unsigned rank) { return address | (rank + 1) << RANK_AT; }
 // Something that arrives at a CTA of the cluster.
