@@ -19,6 +19,9 @@ extern "C" __device__ void __assertfail(const char* message, const char* file, u
 
 namespace warptile {
 
+// Of one wait: seconds, of waits that take microseconds.
+constexpr unsigned MOST_POLLS = 1u << 22;
+
 template <class Traits> __device__ void check_tensor(const Tensor& tensor)
 {
     constexpr bool UNALIGNED = (Traits::FEATURES & FEATURE_UNALIGNED) != 0;

@@ -6,7 +6,7 @@
 // - a wait is meant for a phase that its barrier has left behind by more than one, or has not reached yet: parity cannot tell these from the
 //   phase that is meant, and another schedule may wait for ever, or not at all;
 // - shared memory is read while something is on its way there, or written while a product or the copy engine reads it;
-// - something arrives at a CTA that has ended.
+// - something arrives at a CTA that has ended, or a CTA ends before the launch ahead of it.
 #pragma once
 #include "scalar.h"
 
@@ -380,6 +380,8 @@ class Launch {
     void end(Warp& warp)
     {
         if (--warp.cta->running > 0) return;
+        // What comes after this launch may count on that.
+        if (has_predecessor) fail("CTA %u has ended before the launch ahead of it", warp.cta->number);
         if (!warp.cta->arriving.empty()) fail("CTA %u has ended while a copy is on its way to it", warp.cta->number);
         if (!warp.cta->leaving.empty()) fail("CTA %u has ended while the copy engine reads its shared memory", warp.cta->number);
     }
