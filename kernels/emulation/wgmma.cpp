@@ -75,6 +75,7 @@ struct Problem {
     MapOf maps[4];
     ForwardTma params = {};
     Forward& block = params.forward;
+    bool windows_in_parts = false;
     bool changes = false; // lengths do, while CTAs run
     // As they are again when a launch begins.
     std::vector<std::pair<Guarded<int>*, std::vector<int>>> lists;
@@ -86,8 +87,12 @@ struct Problem {
         kv_heads = random.between(1, 2);
         group = tiling.groups ? 2 << random.between(0, 2) : random.between(1, 4);
         heads = kv_heads * group;
-        query_len = tiling.serving && random.one_in(2) ? random.between(1, 16) : random.between(1, 2 * tiling.block_m + 70);
-        key_len = random.one_in(3) ? random.between(0, 2 * tiling.block_n) : random.between(0, 9 * tiling.block_n);
+        query_len = tiling.serving && random.one_in(3) ? random.between(1, 16) : random.between(1, 2 * tiling.block_m + 70);
+        // Parts of tiles whose warpgroups see different first keys.
+        windows_in_parts = tiling.serving && random.one_in(5);
+        if (windows_in_parts) query_len = random.between(1, 2 * tiling.block_m);
+        key_len = windows_in_parts   ? random.between(3 * tiling.block_n, 9 * tiling.block_n)
+                  : random.one_in(3) ? random.between(0, 2 * tiling.block_n) : random.between(0, 9 * tiling.block_n);
         set_lengths(random, is_packed, has_packed_keys);
         changes = reads_lengths(block.sequences) && random.one_in(3);
         block.heads = heads;
@@ -165,8 +170,8 @@ struct Problem {
         scoring.softcap = tiling.softcap && random.one_in(2) ? 5.0f : 0.0f;
         scoring.window_left = scoring.window_right = WINDOW_UNLIMITED;
         if (tiling.pairs && group % 2 != 0) return; // the host does not launch these otherwise
-        const bool window = random.one_in(3), causal = random.one_in(2);
-        if (window) scoring.window_left = random.between(0, 3 * tiling.block_n);
+        const bool window = windows_in_parts || random.one_in(2), causal = random.one_in(2);
+        if (window) scoring.window_left = random.between(0, (windows_in_parts ? 1 : 3) * tiling.block_n);
         if (causal) scoring.window_right = 0;
         else if (window) scoring.window_right = random.between(0, 2 * tiling.block_n);
         scoring.align_top_left = random.one_in(5);
@@ -240,8 +245,8 @@ struct Problem {
         work.query_tiles = of_a_head;
         work.tiles = of_a_head * numbered_heads * (is_packed ? 1 : batch);
         work.heads_at_once = random.between(1, numbered_heads * (is_packed ? 1 : batch));
-        const int resident = random.between(1, random.one_in(4) ? 6 : 3);
-        work.splits = tiling.serving ? random.between(1, 4) : 1;
+        const int resident = random.between(windows_in_parts ? 4 : tiling.serving ? 2 : 1, windows_in_parts || random.one_in(4) ? 6 : 3);
+        work.splits = tiling.serving ? random.between(windows_in_parts ? 2 : 1, 3) : 1;
         const int split_tiles = work.splits > 1 ? work.tiles % resident : 0, numbers = work.tiles + split_tiles * (work.splits - 1);
         const int at_once = std::min(numbers, resident);
         ctas = at_once * tiling.cluster;
@@ -381,10 +386,12 @@ int main(int count, char** arguments)
     signal(SIGSEGV, [](int) { end("memory outside of the tensors and the workspace was touched\n"); });
     signal(SIGBUS, [](int) { end("memory outside of the tensors and the workspace was touched\n"); });
     signal(SIGALRM, [](int) { end("it does not end\n"); });
-    int computed = 0, failed = 0;
+    int computed = 0, failed = 0, tilings = 0;
     const auto check = [&](const Tiling& tiling, const char* variant) {
         int of_this = 0;
-        for (int seed = first; seed < first + seeds && of_this < 3; seed++) {
+        // Others than the tiling before has had.
+        const int begin = first + tilings++ * 10000;
+        for (int seed = begin; seed < begin + seeds && of_this < 3; seed++) {
             snprintf(running, sizeof running, "head size %d, %dx%d, %d warps, %d stages, %s, seed %d: ", tiling.head_dim, tiling.block_m,
                      tiling.block_n, tiling.warps, tiling.stages, variant, seed);
             alarm(60);

@@ -129,7 +129,7 @@ template <class Traits> class Ring {
         });
     }
 
-    // Waits for the team, and sees what it has written. All arrive: where one does for its warp, or at hardware barriers of some warps,
+    // Waits for the team, and sees what it has written. Nobody is two phases behind, as each phase has all the team's arrivals. All arrive: where one does for its warp, or at hardware barriers of some warps,
     // compute-sanitizer's racecheck loses track.
     __device__ void sync_team()
     {
