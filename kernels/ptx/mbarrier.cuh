@@ -12,6 +12,9 @@ __device__ inline void barrier_init(unsigned barrier, unsigned arrivals)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
+// Before the place is initialized again, or used for anything else. Nobody arrives or waits any more.
+__device__ inline void barrier_invalidate(unsigned barrier) { asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); }
+
 // Releases what this thread has written and seen.
 __device__ inline void barrier_arrive(unsigned barrier)
 {
