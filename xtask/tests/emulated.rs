@@ -135,7 +135,8 @@ fn kernels_that_could_wait_for_ever_or_write_to_nobody_are_found() {
             ("forward/wgmma.cuh", "cluster_leave();", "cluster_sync();"),
         ],
     );
-    let tilings = "TILING(128, 128, 64, 128, 8, 2, SERVING)\nTILING(256, 256, 128, 64, 12, 2, PAIRS)\n";
+    let tilings =
+        "TILING(128, 128, 64, 128, 8, 2, SERVING)\nTILING(256, 256, 128, 64, 12, 2, PAIRS)\n";
     let (said, passed) = emulate(&kernels, tilings);
     assert!(!passed, "{said}");
     assert!(
