@@ -1,9 +1,10 @@
 // Random problems for the kernels on mma.sync: their C++ on the CPU against float64. See README.md.
 #include "shim.h"
 
+#include "guarded.h"
+
 #include "forward/mma.cuh"
 #include "forward/mma_tile.cuh"
-#include "guarded.h"
 #include "random.h"
 
 #include <atomic>
@@ -316,8 +317,15 @@ template <class Traits> struct Problem {
             for (int warp = 0; warp < Traits::WARPS; warp++) warp_bar[warp] = &of_warps[warp];
             std::fill(std::begin(copies), std::end(copies), Copies());
             const std::vector<unsigned> counted(semaphores->data(), semaphores->data() + semaphores->size());
+            valid_barriers.clear();
+            std::fill(std::begin(cluster_arrivals), std::end(cluster_arrivals), 0);
+            std::fill(std::begin(cluster_waits), std::end(cluster_waits), 0);
             Threads::run(Traits::THREADS, random.any(), [this] { attention<Traits>(whole_block); });
             at_predecessors_end = nullptr;
+            // A cluster of several CTAs meets twice, whatever each of them has found of its tile: when parts are there, and at the end.
+            for (int thread = 0; thread < Traits::THREADS; thread++)
+                if (cluster_waits[thread] != (CLUSTER > 1 ? 2 : 0) || cluster_arrivals[thread] != cluster_waits[thread])
+                    end("a thread does not come to its cluster's barriers\n");
             if constexpr (CLUSTER > 1) {
                 if (!leaves) continue;
                 // The first time only what lies in shared memory counts.

@@ -1,6 +1,6 @@
 // Random numbers that follow from a seed, and tensors of them.
 #pragma once
-#include "base/element.cuh"
+#include "base/e4m3.cuh"
 
 #include <random>
 #include <vector>

@@ -117,6 +117,7 @@ template <class Traits> __device__ void mma_attention(const typename Traits::Key
         reads_ahead = false;
         cp_async_wait<0>();
         __syncthreads();
+        Ring<Traits>::end(MmaThread<Traits>(shared));
     }
 }
 

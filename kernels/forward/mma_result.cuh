@@ -57,7 +57,8 @@ template <class Traits> class Result {
         for (unsigned cta = thread.lane; cta < gridDim.x; cta += 32) params.work.semaphores[cta] = 0;
     }
 
-    // At a CTA's end, so that none ends while others read its shared memory. One that had no tile counts as come all the same: whether there
+    // At a CTA's end, so that none ends while others read its shared memory: every thread arrives and waits twice, when its part is there and when
+    // it has read the others'. One that had no tile counts as come all the same: whether there
     // is one may change on the device while clusters of the same tile ask.
     __device__ void leave_cluster(const Schedule& schedule) const
     {

@@ -19,6 +19,13 @@ template <class Traits> class Ring {
             if (threadIdx.x % Traits::TEAM_THREADS == 0) barrier_init(team_barrier(), Traits::TEAM_THREADS);
     }
 
+    // Before another ring of the CTA begins. All threads have met since the last group.
+    __device__ static void end(const MmaThread<Traits>& thread)
+    {
+        if constexpr (Traits::TEAM_BARRIERS)
+            if (threadIdx.x % Traits::TEAM_THREADS == 0) barrier_invalidate(team_barrier(thread));
+    }
+
     // Fills the ring as far as it is known what comes next; segments before `number` have been computed, and those up to `described` are
     // known. One stage is left free for the result of segment `number` if it needs one.
     __device__ void fill(int number, int described)
@@ -85,8 +92,8 @@ template <class Traits> class Ring {
         return right;
     }
 
-    // Waits for the team, and sees what it has written. All arrive: where one does for its warp, or at hardware barriers of some warps,
-    // compute-sanitizer's racecheck loses track.
+    // Waits for the team, and sees what it has written. Nobody is two phases behind, as each phase has all the team's arrivals. All
+    // arrive: where one does for its warp, or at hardware barriers of some warps, compute-sanitizer's racecheck loses track.
     __device__ void sync_team()
     {
         if constexpr (Traits::TEAM_WARPS == 1) {
@@ -144,7 +151,11 @@ template <class Traits> class Ring {
         });
     }
 
-    __device__ unsigned team_barrier() const { return thread.address_of(Traits::BARRIERS_AT + thread.team() * BARRIER_BYTES); }
+    __device__ unsigned team_barrier() const { return team_barrier(thread); }
+    __device__ static unsigned team_barrier(const MmaThread<Traits>& thread)
+    {
+        return thread.address_of(Traits::BARRIERS_AT + thread.team() * BARRIER_BYTES);
+    }
 
     // The first key of a block that this warp loads.
     __device__ int first_key(int block) const

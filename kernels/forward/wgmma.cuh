@@ -10,7 +10,7 @@ namespace warptile {
 template <class Traits> __device__ void wgmma_attention(const ForwardTma& params)
 {
     // As the swizzle wants it: its pattern follows from the address.
-    extern __shared__ __align__(SWIZZLE_GROUP_BYTES) unsigned char shared[];
+    unsigned char* const shared = dynamic_shared<SWIZZLE_GROUP_BYTES>();
     const SharedLayout<Traits> layout = {shared_address(shared)};
     const int warp = uniform(threadIdx.x / 32);
 
@@ -44,9 +44,9 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
         Consumer<Traits>(params, shared, layout, warpgroup).run();
     }
     if constexpr (Traits::PAIRS) {
-        // The other CTA of the pair still arrives at barriers of this one.
+        // The other CTA of the pair still arrives at barriers of this one, also when it has nothing more to wait for: those of its last blocks.
         __syncwarp();
-        cluster_sync();
+        cluster_leave();
     }
 }
 

@@ -47,10 +47,10 @@ template <class Traits> class BlockList {
         }
         ask_for_none();
     }
-    __device__ static void ask_for_none() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+    __device__ static void ask_for_none() { close_copies(); }
 
     // Until the numbers are there of all but what was asked for last.
-    __device__ static void wait_for_all_but_last() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+    __device__ static void wait_for_all_but_last() { wait_for_copies<1>(); }
 
     // Tells the warps that help what to load next.
     __device__ void request(const Layout& layout, unsigned number, Request what) const
@@ -96,12 +96,6 @@ template <class Traits> class BlockList {
     {
         constexpr int OF_BLOCK = Traits::BLOCK_N & -Traits::BLOCK_N;
         return min(params.pages.rows & -params.pages.rows, OF_BLOCK);
-    }
-
-    // "Data Movement and Conversion Instructions: cp.async".
-    __device__ static void copy_word(unsigned to, const int* from)
-    {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
     }
 
     const Forward& params;

@@ -474,10 +474,9 @@ template <class Traits> class Consumer {
     // A block of keys or values: in pairs both CTAs wait for the readers of both.
     __device__ static void release_block(unsigned barrier)
     {
-        if constexpr (Traits::PAIRS) {
-            if (threadIdx.x % 32 < Traits::CLUSTER)
-                barrier_arrive_in_cluster(address_in(barrier, threadIdx.x % 32));
-        } else
+        if constexpr (Traits::PAIRS)
+            barrier_arrive_in_pair(barrier);
+        else
             release(barrier);
     }
     __device__ void release_keys()

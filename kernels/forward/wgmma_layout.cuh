@@ -1,6 +1,7 @@
 // Sizes and the shared memory layout of the wgmma family.
 #pragma once
 
+#include "memory/ring.cuh"
 #include "ptx/sm90.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -177,20 +178,6 @@ struct Request {
     __device__ bool is_end() const { return block == END; }
 };
 
-// A ring of STAGES buffers: which one is next, and the parity of its barriers' current phase.
-template <int STAGES> struct RingPosition {
-    int stage = 0;
-    unsigned parity = 0;
-
-    __device__ void advance()
-    {
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 // Addresses in shared memory. `full` barriers say that a buffer's bytes have arrived, `empty` ones that its readers are
 // done; a producer's first wait on an `empty` barrier passes when it waits for parity 1.
 template <class Traits> struct SharedLayout {
@@ -276,6 +263,21 @@ template <class Traits> struct SharedLayout {
         return reinterpret_cast<unsigned*>(shared + ARRIVED_AT)[warpgroup];
     }
 
+    // Who arrives in a phase, and who waits for it. A wait names a parity, so nobody may come when the phase after the one that he means has ended,
+    // too: each of these waits only for phases whose next one cannot end without him. kernels/emulation looks for it in random schedules.
+    //
+    //     keys_full, values_full     the loading thread once, and all bytes of a block; in pairs each CTA loads half of them for both. All
+    //                                computing warps wait for each block, whether they have rows that see it or not, and then release it.
+    //     keys_empty, values_empty   each computing warp of the cluster once. The loading thread waits before it expects the next block's
+    //                                bytes, a helper before it asks for its boxes: without either the block does not come. A helper without
+    //                                a box of it does not wait. It comes not too early either: what it is asked for has been asked for
+    //                                after the loading thread waited for the lap before.
+    //     queries_full               the loading thread once a tile, with bytes if the warpgroup has work. Its four warps wait.
+    //     queries_empty              these warps, when they have done with the queries or with the output in their place. The loading thread waits.
+    //     requests_full              the loading thread once a request. All helpers wait, each for all of them.
+    //     requests_empty             the helpers. The loading thread waits before it makes the fourth request after it.
+    //     mail_full                  the second CTA of a pair once a tile, which waits then, and the bytes from the first.
+    //     mail_empty                 the second CTA when it has read the tile. The first waits before it sends the next one.
     __device__ void init_barriers() const
     {
         for (int stage = 0; stage < Traits::STAGES; stage++) {

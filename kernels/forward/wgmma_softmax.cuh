@@ -37,18 +37,6 @@ __device__ inline float quad_sum(float x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// Two values rounded to nearest even and packed, `low` in the lower half.
-// PTX ISA, "Data Movement and Conversion Instructions: cvt".
-template <class Element> __device__ inline unsigned pack(float low, float high)
-{
-    unsigned packed;
-    if constexpr (IS_HALF<Element>)
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-
 // `x`, but not before `earlier` is known. `zero` is 0, which the compiler does not know.
 __device__ inline float after(float x, float earlier, int zero)
 {
@@ -218,7 +206,7 @@ template <class Traits> struct RowState {
     __device__ void keep_before_here() const
     {
         if (sum[0] + sum[1] < 0)
-            asm volatile("nanosleep.u32 0;");
+            stay_here();
     }
 
   private:

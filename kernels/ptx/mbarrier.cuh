@@ -12,6 +12,9 @@ __device__ inline void barrier_init(unsigned barrier, unsigned arrivals)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
+// Before the place is initialized again, or used for anything else. Nobody arrives or waits any more.
+__device__ inline void barrier_invalidate(unsigned barrier) { asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); }
+
 // Releases what this thread has written and seen.
 __device__ inline void barrier_arrive(unsigned barrier)
 {
@@ -58,7 +61,8 @@ __device__ inline bool barrier_try_wait(unsigned barrier, unsigned parity)
 
 __device__ inline void barrier_wait(unsigned barrier, unsigned parity)
 {
-    while (!barrier_try_wait(barrier, parity)) {
+    // Debug images look at how often it has asked.
+    for (unsigned polls = 0; !barrier_try_wait(barrier, parity); polls++) {
 #if __CUDA_ARCH__ < 900
         asm volatile("nanosleep.u32 32;"); // leaves the SM to those who are waited for
 #endif

@@ -13,6 +13,13 @@ __device__ inline unsigned shared_address(const void* pointer)
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+// The CTA's dynamic shared memory.
+template <int ALIGNMENT> __device__ inline unsigned char* dynamic_shared()
+{
+    extern __shared__ __align__(ALIGNMENT) unsigned char shared[];
+    return shared;
+}
+
 // A value that all lanes of the warp hold, as one that the compiler knows to be uniform: it then keeps what follows from it
 // (ring stages, descriptors) in uniform registers.
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
@@ -44,6 +51,16 @@ __device__ inline void fence_shared_for_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+
+// "Data Movement and Conversion Instructions: cp.async": copies a word, as part of the thread's group of such copies.
+__device__ inline void copy_word(unsigned to, const int* from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+// "cp.async.commit_group": what the thread has asked for since the last one is a group, perhaps of nothing.
+__device__ inline void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// "cp.async.wait_group": all but the last `PENDING` of the thread's groups have arrived.
+template <int PENDING> __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
 // "Data Movement and Conversion Instructions: cp.async.bulk.tensor". Copies the map's box at (column, row, head, batch) to
 // `destination`; elements outside the tensor arrive as zeros and count as bytes of `barrier` all the same.
@@ -86,6 +103,15 @@ __device__ inline void cluster_sync()
                      : "memory");
 }
 
+// The same, but who has waited finds everything done that the others' threads had asked for before: what they sent has arrived. So a CTA that
+// ends afterwards has nothing on its way to it.
+__device__ inline void cluster_leave()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
 // Where CTA `rank` of the cluster has what this one has at `address`; both in shared memory. "mapa".
 __device__ inline unsigned address_in(unsigned address, unsigned rank)
 {
@@ -99,6 +125,12 @@ __device__ inline unsigned address_in(unsigned address, unsigned rank)
 __device__ inline void barrier_arrive_in_cluster(unsigned barrier)
 {
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// The same at that barrier of each CTA of a cluster of two. A warp calls it, and arrives once at each.
+__device__ inline void barrier_arrive_in_pair(unsigned barrier)
+{
+    if (threadIdx.x % 32 < 2) barrier_arrive_in_cluster(address_in(barrier, threadIdx.x % 32));
 }
 
 // Stores a word in the shared memory of any CTA of the cluster; its 4 bytes count at `barrier`, which lies there, too. "st.async".
@@ -144,6 +176,9 @@ __device__ inline void store_global(void* destination, const uint4& words)
                  "r"(words.w)
                  : "memory");
 }
+
+// Nothing, at this place: the compiler moves nothing with a lasting effect across it. "Miscellaneous Instructions: nanosleep".
+__device__ inline void stay_here() { asm volatile("nanosleep.u32 0;"); }
 
 // "Data Movement and Conversion Instructions: prefetch.tensormap".
 __device__ inline void prefetch_map(const TensorMap& map)

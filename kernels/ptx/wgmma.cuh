@@ -60,6 +60,18 @@ template <int COUNT> __device__ inline void pin(unsigned (&registers)[COUNT])
 template <class Element> constexpr bool IS_HALF = false;
 template <> constexpr bool IS_HALF<__half> = true;
 
+// Two values rounded to nearest even and packed, `low` in the lower half.
+// PTX ISA, "Data Movement and Conversion Instructions: cvt".
+template <class Element> __device__ inline unsigned pack(float low, float high)
+{
+    unsigned packed;
+    if constexpr (IS_HALF<Element>)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
 // Wgmma<N>: accumulators are N / 2 registers a thread.
 //   shared:   d = a b (+ d), a [64 x 16] and b [N x 16] in shared memory, both with rows along M or N (K contiguous)
 //   register: d = a b (+ d), a in registers, b [16 x N] in shared memory with rows along K (N contiguous)

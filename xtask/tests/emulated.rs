@@ -1,0 +1,147 @@
+//! The kernels on wgmma as C++ of the CPU, whose warps, copies and messages come in random order: nobody waits for ever, and nothing is read
+//! before it is there (kernels/emulation/README.md). Needs g++ 12 or newer.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use xtask::files;
+use xtask::instances::{self, Element, Instance, Variant};
+
+/// Of each tiling.
+const PROBLEMS: u32 = 50;
+
+/// The rows of `instances.toml`. Those for softcap wait for nothing else than plain ones.
+fn rows() -> Vec<Instance> {
+    let listed = instances::load(&files::repository_root().join("kernels/instances.toml")).unwrap();
+    listed
+        .into_iter()
+        .filter(|instance| instance.family == "wgmma" && instance.element == Element::F16)
+        .filter(|instance| instance.variant != Some(Variant::Softcap))
+        .collect()
+}
+
+/// A line of what kernels/emulation/wgmma.cpp includes.
+fn line(instance: &Instance) -> String {
+    let tiling = &instance.tiling;
+    let variant = { instance.variant }.map_or("PLAIN".to_owned(), |variant| {
+        variant.to_string().to_uppercase()
+    });
+    format!(
+        "TILING({}, {}, {}, {}, {}, {}, {variant})\n",
+        tiling.head_dim,
+        tiling.value_dim(),
+        tiling.block_m,
+        tiling.block_n,
+        tiling.warps,
+        tiling.stages
+    )
+}
+
+/// Compiles the emulation of some tilings out of `kernels`, and runs it: what it says, and whether all problems passed.
+fn emulate(kernels: &Path, tilings: &str) -> (String, bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let (list, program) = (folder.path().join("tilings"), folder.path().join("wgmma"));
+    std::fs::write(&list, tilings).unwrap();
+    let include = |inner: &str| format!("-I{}", kernels.join(inner).display());
+    let compiled = Command::new("g++")
+        .args([
+            "-std=c++20",
+            "-O1",
+            "-fno-strict-aliasing",
+            "-Wno-unknown-pragmas",
+        ])
+        .args(["emulation/hopper", "emulation", ""].map(include))
+        .arg(format!("-DTILINGS=\"{}\"", list.display()))
+        .arg(kernels.join("emulation/wgmma.cpp"))
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .expect("g++ 12 or newer");
+    let errors = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "{errors}");
+    let mut run = Command::new(&program);
+    let run = run.arg(PROBLEMS.to_string()).output().unwrap();
+    let said = String::from_utf8_lossy(&run.stdout).into_owned();
+    (said, run.status.success())
+}
+
+#[test]
+fn every_kernel_on_wgmma_ends_and_reads_what_is_there() {
+    let kernels = files::repository_root().join("kernels");
+    let rows = rows();
+    assert!(!rows.is_empty());
+    let programs = thread::available_parallelism().map_or(1, |count| count.get().min(rows.len()));
+    // Neighbours take about as long.
+    let mut lists = vec![String::new(); programs];
+    for (index, instance) in rows.iter().enumerate() {
+        lists[index % programs].push_str(&line(instance));
+    }
+    let results: Vec<_> = thread::scope(|scope| {
+        let running: Vec<_> = { lists.iter() }
+            .map(|list| scope.spawn(|| emulate(&kernels, list)))
+            .collect();
+        { running.into_iter() }
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    let mut said = String::new();
+    for (text, _) in &results {
+        write!(said, "{text}").unwrap();
+    }
+    assert!(results.iter().all(|(_, passed)| *passed), "{said}");
+}
+
+/// The kernels' sources with a change of some.
+fn changed(to: &Path, changes: &[(&str, &str, &str)]) -> PathBuf {
+    let kernels = to.join("kernels");
+    for path in files::list(&files::repository_root().join("kernels")).unwrap() {
+        copy(&path, &kernels.join(path.file_name().unwrap()));
+    }
+    for (file, before, after) in changes {
+        let path = kernels.join(file);
+        let text = files::read_text(&path).unwrap();
+        assert_eq!(text.matches(before).count(), 1, "{file}: {before}");
+        std::fs::write(&path, text.replace(before, after)).unwrap();
+    }
+    kernels
+}
+
+fn copy(from: &Path, to: &Path) {
+    if from.is_dir() {
+        std::fs::create_dir_all(to).unwrap();
+        for path in files::list(from).unwrap() {
+            copy(&path, &to.join(path.file_name().unwrap()));
+        }
+    } else {
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(from, to).unwrap();
+    }
+}
+
+/// What kernels have been: with a helper that could fall two phases behind, and CTAs of a pair that ended while they were still told something.
+#[test]
+fn kernels_that_could_wait_for_ever_or_write_to_nobody_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernels = changed(
+        folder.path(),
+        &[
+            (
+                "forward/wgmma_blocks.cuh",
+                "if (number < blocks.boxes(block)) {",
+                "{",
+            ),
+            ("forward/wgmma.cuh", "cluster_leave();", "cluster_sync();"),
+        ],
+    );
+    let tilings =
+        "TILING(128, 128, 64, 128, 8, 2, SERVING)\nTILING(256, 256, 128, 64, 12, 2, PAIRS)\n";
+    let (said, passed) = emulate(&kernels, tilings);
+    assert!(!passed, "{said}");
+    assert!(
+        said.contains("of keys_empty") && said.contains("phases behind"),
+        "{said}"
+    );
+    assert!(said.contains("arrives at CTA"), "{said}");
+}
