@@ -428,8 +428,8 @@ template <class Traits> class TileRows {
                     slope = scoring.slopes[tile.batch * scoring.slopes_batch + row.head] * LOG2_E;
                 // Distances are counted bottom-right, wherever the mask's diagonal is.
                 const int diagonal = row.query + tile.k.len - tile.q.len;
-                each(scores, first_key, [&](float& score, int row, int key) {
-                    if (row == one) score -= slope * fabsf((float)(diagonal - key));
+                each(scores, first_key, [&](float& score, int row_of_lane, int key) {
+                    if (row_of_lane == one) score -= slope * fabsf((float)(diagonal - key));
                 });
             }
         }
