@@ -648,8 +648,9 @@ int main(int count, char** arguments)
         if (seed % 6 == 4) check(MmaTraits<__half, 256, 16, 32, 4, 2, Share>(), seed); // two warps share rows
         if (seed % 3 == 0) check(MmaTraits<__half, 512, 16, 16, 4, 2, Share>(), seed);
         if (seed % 6 == 1) check(MmaTraits<__nv_bfloat16, 512, 16, 32, 8, 2, Share>(), seed);
-        if (seed % 3 == 1) check(TileTraits<__half, 512, 32, 16, 4, 2>(), seed);
-        if (seed % 6 == 5) check(TileTraits<__nv_bfloat16, 512, 64, 32, 8, 2>(), seed);
+        if (seed % 4 == 3) check(TileTraits<__nv_bfloat16, 192, 64, 64, 4, 1>(), seed);
+        if (seed % 3 == 1) check(TileTraits<__half, 512, 32, 32, 4, 1>(), seed);
+        if (seed % 6 == 5) check(TileTraits<__nv_bfloat16, 512, 64, 64, 8, 1>(), seed);
         check(MmaTraits<__half, 64, 16, 128, 4, 4, Share, E4m3Keys<__half>>(), seed);
         if (seed % 2 == 0) check(MmaTraits<__nv_bfloat16, 64, 16, 128, 4, 4, Share, E4m3Keys<__nv_bfloat16>>(), seed);
         if (seed % 4 == 2) check(MmaTraits<__half, 128, 16, 128, 4, 2, Share, E4m3Keys<__half>>(), seed);

@@ -70,18 +70,20 @@ template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_,
     // CTAs of an SM: 12 warps with 168 registers each where these are enough, else 8 with 255.
     static constexpr bool IS_SMALL = ACCUMULATORS <= 96 && ROW_TILES * BLOCK_N <= 64 && 3 * SHARED_BYTES <= 227 * 1024;
     static constexpr int MIN_CTAS = WARPS == 4 && IS_SMALL ? 3 : 8 / WARPS;
-    // Of the queries registers hold what they have room for, in steps of 16 columns. Shared memory is near its limit where a warp has 16 rows, so
-    // each step counts. What fits without spills is ptxas's word: for 8.0 it has fewer.
+    // Of the queries registers hold what they have room for, in steps of 16 columns. What fits without spills is ptxas's word: for 8.0 it has fewer,
+    // and where two warps share rows, their columns' addresses take some. Half of head size 192 is faster than all of it.
 #if __CUDA_ARCH__ >= 890
     static constexpr int FOR_WEIGHTS = 8;
 #else
     static constexpr int FOR_WEIGHTS = 12;
 #endif
-    static constexpr int ROOM = (ROW_TILES > 1 ? 176 : BLOCK_N < 64 ? 192 : 216) - (WEIGHS_FIRST ? FOR_WEIGHTS : 0) - ACCUMULATORS;
-    static constexpr int HELD_STEPS = MIN_CTAS * WARPS > 8 || ROOM < 0 ? 0 : min_of(DEPTH_STEPS, ROOM / (4 * ROW_TILES));
-    // Shared memory is asked for words of keys and values some turns ahead of the products with them: a turn has fewer products for one tile of
-    // rows, and for two at large head sizes there is more to wait for.
-    static constexpr int LOADS_AHEAD = ROW_TILES == 1 ? 3 : HEAD_DIM >= 128 ? 2 : 1;
+    static constexpr int FOR_PARTS = column_parts_of(HEAD_DIM) > 1 ? 8 : 0;
+    static constexpr int ROOM = (ROW_TILES > 1 ? 176 : BLOCK_N < 64 ? 192 : 216) - (WEIGHS_FIRST ? FOR_WEIGHTS + FOR_PARTS : 0) - ACCUMULATORS;
+    static constexpr int MOST_HELD = WEIGHS_FIRST && HEAD_DIM == 192 ? DEPTH_STEPS / 2 : DEPTH_STEPS;
+    static constexpr int HELD_STEPS = MIN_CTAS * WARPS > 8 || ROOM < 0 ? 0 : min_of(MOST_HELD, ROOM / (4 * ROW_TILES));
+    // Shared memory is asked for words of keys and values some turns ahead of the products with them. How many is measured (docs/notebook-mma.md):
+    // ptxas moves the loads as it likes, and how it then orders everything decides.
+    static constexpr int LOADS_AHEAD = ROW_TILES == 1 || HEAD_DIM >= 128 ? 3 : HEAD_DIM == 96 ? 1 : 2;
     // Whether the first half of a block's keys is multiplied ahead of the second, so that the first weights are computed beside that.
     static constexpr bool SPLITS_KEYS = HEAD_DIM <= 64;
     static_assert(BLOCK_N % ((SPLITS_KEYS ? 2 : 1) * FRAGMENT_DEPTH) == 0, "the products with the values take 16 keys at a time");

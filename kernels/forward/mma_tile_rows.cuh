@@ -173,16 +173,7 @@ template <class Traits> class TileRows {
             add_carefully(block, 0, scores, values);
             return;
         }
-        Words words;
-        load_first_values(values, words);
-#pragma unroll
-        for (int step = 0; step < Traits::KEY_STEPS; step++) {
-            Weights weights;
-#pragma unroll
-            for (int pair = 0; pair < PAIRS; pair++)
-                weights[pair / 4][pair % 4] = __float_as_uint(place_of_weights(scores, step, pair));
-            multiply_values(weights, values, step, words, [](int) {});
-        }
+        multiply_all_values(values, [&](int step, int pair) { return __float_as_uint(place_of_weights(scores, step, pair)); });
     }
 
     // Weights in place of a block's scores, and the rows' sums with them; false, and no sum is changed, if one is too large or not a number.
@@ -295,6 +286,20 @@ template <class Traits> class TileRows {
                 for (int tile = 0; tile < ROW_TILES; tile++)
                     mma<Element>(output[tile][2 * i + half], weights[tile], four[2 * half], four[2 * half + 1]);
             between(i);
+        }
+    }
+
+    // output += a block's weights times its values, where nothing else runs meanwhile. `pair_of(step, pair)`: two weights of 16 keys.
+    template <class PairOf> __device__ void multiply_all_values(unsigned values, PairOf pair_of)
+    {
+        Words words;
+        load_first_values(values, words);
+#pragma unroll
+        for (int step = 0; step < Traits::KEY_STEPS; step++) {
+            Weights weights;
+#pragma unroll
+            for (int pair = 0; pair < PAIRS; pair++) weights[pair / 4][pair % 4] = pair_of(step, pair);
+            multiply_values(weights, values, step, words, [](int) {});
         }
     }
 
@@ -423,8 +428,8 @@ template <class Traits> class TileRows {
                     slope = scoring.slopes[tile.batch * scoring.slopes_batch + row.head] * LOG2_E;
                 // Distances are counted bottom-right, wherever the mask's diagonal is.
                 const int diagonal = row.query + tile.k.len - tile.q.len;
-                each(scores, first_key, [&](float& score, int row, int key) {
-                    if (row == one) score -= slope * fabsf((float)(diagonal - key));
+                each(scores, first_key, [&](float& score, int row_of_lane, int key) {
+                    if (row_of_lane == one) score -= slope * fabsf((float)(diagonal - key));
                 });
             }
         }
@@ -451,18 +456,10 @@ template <class Traits> class TileRows {
             sum_[row] += score;
         });
         __syncwarp(); // ptxas asks for words no earlier, which would take registers
-        Words words;
-        load_first_values(values, words);
-#pragma unroll
-        for (int step = 0; step < Traits::KEY_STEPS; step++) {
-            Weights weights;
-#pragma unroll
-            for (int pair = 0; pair < PAIRS; pair++) {
-                const float(&two)[4] = scores[pair / 4][2 * step + pair % 4 / 2];
-                weights[pair / 4][pair % 4] = narrow2<Element>(two[pair % 2 * 2], two[pair % 2 * 2 + 1]);
-            }
-            multiply_values(weights, values, step, words, [](int) {});
-        }
+        multiply_all_values(values, [&](int step, int pair) {
+            const float(&two)[4] = scores[pair / 4][2 * step + pair % 4 / 2];
+            return narrow2<Element>(two[pair % 2 * 2], two[pair % 2 * 2 + 1]);
+        });
     }
 
     // A maximum is rounded; the fused product and difference of a weight's exponent is not. Where a unit of the maximum is more than one of
