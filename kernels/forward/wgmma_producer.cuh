@@ -40,7 +40,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
     // PAGED: keys come out of pages.
     template <bool PAGED> __device__ void run_alone()
     {
-        for (TileOrder<Traits> order(params.forward); !order.done(); order.advance()) {
+        for (TileOrder<Traits> order(params); !order.done(); order.advance()) {
             wait_for_slot<PAGED>();
             Tile& tile = next_slot();
             bool exists = order.describe(tile);
@@ -73,7 +73,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
     __device__ void run_in_pair()
     {
         wait_for_predecessor();
-        PairOrder<Traits> order(params.forward, shared, layout);
+        PairOrder<Traits> order(params, shared, layout);
         order.first(next_slot());
         while (!next_slot().is_end()) {
             const Tile& tile = next_slot();

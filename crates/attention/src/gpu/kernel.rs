@@ -137,7 +137,7 @@ impl LoadedKernel {
             }),
             LoadedKernel::Mapped(kernel) => {
                 let driver = kernel.module().context().driver();
-                Block::Mapped(block::forward_tma(driver, call, step.image, forward)?)
+                Block::Mapped(block::forward_tma(driver, call, step, shape, forward)?)
             }
             LoadedKernel::Merge(_) | LoadedKernel::Append(_) | LoadedKernel::AppendE4m3(_) => {
                 return Err(other_block(step.image));
