@@ -51,7 +51,7 @@ template <class Traits> std::string name_of_barrier(unsigned address)
     for (int i = 0; i < Traits::CONSUMERS * Traits::QUERY_STAGES && name.empty(); i++)
         name = is("queries", layout.queries_full(i / Traits::QUERY_STAGES, i % Traits::QUERY_STAGES), i);
     if constexpr (Traits::SERVING)
-        for (int i = 0; i < SharedLayout<Traits>::REQUEST_SLOTS && name.empty(); i++) name = is("requests", layout.requests_full(i), i);
+        for (int i = 0; i < SharedLayout<Traits>::TILE_SLOTS && name.empty(); i++) name = is("tile", layout.tile_full(i), i);
     if constexpr (Traits::PAIRS)
         if (name.empty()) name = is("mail", layout.mail_full(), 0);
     return name.empty() ? "a barrier at " + std::to_string(address) : name;

@@ -52,16 +52,6 @@ __device__ inline void fence_shared_for_async()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// "Data Movement and Conversion Instructions: cp.async": copies a word, as part of the thread's group of such copies.
-__device__ inline void copy_word(unsigned to, const int* from)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-// "cp.async.commit_group": what the thread has asked for since the last one is a group, perhaps of nothing.
-__device__ inline void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// "cp.async.wait_group": all but the last `PENDING` of the thread's groups have arrived.
-template <int PENDING> __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-
 // "Data Movement and Conversion Instructions: cp.async.bulk.tensor". Copies the map's box at (column, row, head, batch) to
 // `destination`; elements outside the tensor arrive as zeros and count as bytes of `barrier` all the same.
 __device__ inline void copy_box(unsigned destination, const TensorMap& map, unsigned barrier, int column, int row, int head,

@@ -68,13 +68,6 @@ struct Warp {
     // Boxes that the copy engine has not read yet: of those not yet in a group, and of each group.
     std::shared_ptr<int> stores = std::make_shared<int>(0);
     std::deque<std::shared_ptr<int>> store_groups;
-    // Words that come no sooner than the wait for them.
-    struct Word {
-        unsigned to;
-        int value;
-    };
-    std::vector<Word> words;
-    std::deque<std::vector<Word>> word_groups;
     int messages = 0;                     // on their way to other CTAs
     std::map<unsigned, int> counted;      // by barrier: the last phase that it has waited for by parity
     ucontext_t beginning;

@@ -44,25 +44,6 @@ inline void barrier_arrive_expect_bytes(unsigned barrier, unsigned bytes)
     emulation::launch.arrive(emulation::launch.cta(), barrier, bytes);
 }
 
-inline void copy_word(unsigned to, const int* from)
-{
-    constexpr int GARBAGE = -1;
-    memcpy(emulation::launch.cta().memory + to, &GARBAGE, sizeof GARBAGE);
-    emulation::launch.warp().words.push_back({to, *from});
-}
-inline void close_copies()
-{
-    emulation::Warp& warp = emulation::launch.warp();
-    warp.word_groups.push_back(std::move(warp.words));
-    warp.words.clear();
-}
-template <int PENDING> void wait_for_copies()
-{
-    auto& groups = emulation::launch.warp().word_groups;
-    for (; groups.size() > PENDING; groups.pop_front())
-        for (const auto& word : groups.front()) memcpy(emulation::launch.cta().memory + word.to, &word.value, sizeof word.value);
-}
-
 // To the same place of some CTAs of the cluster.
 inline void copy_box_to(unsigned first_rank, unsigned end_rank, unsigned destination, const TensorMap& map, unsigned barrier, int column,
                         int row, int head, int batch)
