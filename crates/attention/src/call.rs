@@ -1,12 +1,14 @@
 //! One computation over tensors of known layout, validated once.
 
 mod builder;
+mod heads;
 
 use std::fmt;
 use std::ops::Range;
 
 use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
+use crate::heads::Heads;
 use crate::layout::{Layout, View};
 use crate::lengths::SideLengths;
 use crate::mask::Mask;
@@ -242,34 +244,10 @@ impl Call {
         self.queries.on_device() || self.keys.on_device()
     }
 
-    /// Query heads.
+    /// The heads and their sizes.
     #[must_use]
-    pub const fn heads(&self) -> usize {
-        self.q.heads()
-    }
-
-    /// Key/value heads.
-    #[must_use]
-    pub const fn kv_heads(&self) -> usize {
-        self.k.heads()
-    }
-
-    /// Query heads that share a key/value head.
-    #[must_use]
-    pub const fn group_size(&self) -> usize {
-        self.heads() / self.kv_heads()
-    }
-
-    /// Head size of queries and keys.
-    #[must_use]
-    pub const fn head_dim(&self) -> usize {
-        self.q.head_dim()
-    }
-
-    /// Head size of values and of the output.
-    #[must_use]
-    pub const fn value_dim(&self) -> usize {
-        self.v.head_dim()
+    pub const fn heads(&self) -> Heads {
+        Heads::of(&self.q, &self.k, &self.v)
     }
 
     /// The options.
@@ -293,7 +271,7 @@ impl Call {
     /// Factor of `q.k`: finite, 0 and negative allowed.
     #[must_use]
     pub fn scale(&self) -> f32 {
-        self.scoring.scale_of(self.head_dim())
+        self.scoring.scale_of(self.heads().dim)
     }
 
     /// Layout of the bias, `[batch, queries, heads, keys]`, broadcast by steps of 0.
@@ -325,7 +303,8 @@ impl Call {
             (&self.out, self.element.size()),
         ];
         // A row's last 16 bytes are its own.
-        let whole = [self.head_dim(), self.value_dim()]
+        let heads = self.heads();
+        let whole = [heads.dim, heads.value_dim]
             .iter()
             .all(|size| (size * self.key_size()).is_multiple_of(16));
         self.aligned && whole && { tensors.into_iter() }
@@ -401,7 +380,7 @@ impl Call {
     /// Shape of the lse, contiguous: `[batch, heads, query_len]`, or for packed sequences `[1, heads, rows of q]`.
     #[must_use]
     pub const fn lse_shape(&self) -> [usize; 3] {
-        [self.q.batch(), self.heads(), self.q.rows()]
+        [self.q.batch(), self.q.heads(), self.q.rows()]
     }
 
     /// Elements of the lse.
@@ -414,7 +393,7 @@ impl Call {
     /// Offset in the lse of the first row of a sequence and head; rows are contiguous.
     #[must_use]
     pub const fn lse_offset(&self, sequence: &Sequence, head: usize) -> usize {
-        (sequence.q_entry * self.heads() + head) * self.q.rows() + sequence.q_start
+        (sequence.q_entry * self.q.heads() + head) * self.q.rows() + sequence.q_start
     }
 
     /// Checks the arguments of a call on the host: layouts, buffers, and what comes beside them.
@@ -494,7 +473,7 @@ impl Call {
     /// # Errors
     /// [`Error::Presence`], [`Error::Count`] or [`Error::NonFinite`].
     pub fn check_slopes(&self, slopes: Option<&[f32]>) -> Result<()> {
-        let needed = self.scoring.slope_count(self.batch, self.heads());
+        let needed = self.scoring.slope_count(self.batch, self.heads().query);
         check_values(
             "alibi_slopes",
             self.scoring.alibi.is_some(),
@@ -509,7 +488,8 @@ impl Call {
     /// # Errors
     /// As [`Call::check_slopes`].
     pub fn check_sinks(&self, sinks: Option<&[f32]>) -> Result<()> {
-        check_values("sinks", self.scoring.sinks, sinks, self.heads(), |x| {
+        let needed = self.heads().query;
+        check_values("sinks", self.scoring.sinks, sinks, needed, |x| {
             x.is_finite()
         })
     }
@@ -543,8 +523,8 @@ impl Call {
     /// two for each of a value.
     #[must_use]
     pub fn flops(&self) -> u128 {
-        let elements = (self.head_dim() + self.value_dim()) as u128;
-        2 * self.visible_pairs() * self.heads() as u128 * elements
+        let heads = self.heads();
+        2 * self.visible_pairs() * heads.query as u128 * heads.key_value_elements() as u128
     }
 }
 
@@ -591,17 +571,18 @@ impl fmt::Display for Call {
         if self.queries.is_packed() || self.keys.is_packed() {
             f.write_str(" (packed)")?;
         }
-        write!(f, ", {}", counted(self.heads(), "head"))?;
-        if self.kv_heads() != self.heads() {
-            write!(f, " ({} for keys and values)", self.kv_heads())?;
+        let heads = self.heads();
+        write!(f, ", {}", counted(heads.query, "head"))?;
+        if heads.key_value != heads.query {
+            write!(f, " ({} for keys and values)", heads.key_value)?;
         }
         write!(f, ", {} x {} rows", self.query_len(), self.key_len(),)?;
         if let Some(pages) = &self.pages {
             write!(f, " in pages of {}", pages.rows())?;
         }
-        write!(f, ", head size {}", self.head_dim())?;
-        if self.value_dim() != self.head_dim() {
-            write!(f, " ({} of values)", self.value_dim())?;
+        write!(f, ", head size {}", heads.dim)?;
+        if heads.values_differ() {
+            write!(f, " ({} of values)", heads.value_dim)?;
         }
         let scoring = self.scoring.to_string();
         if !scoring.is_empty() {

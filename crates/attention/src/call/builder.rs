@@ -3,7 +3,8 @@
 use crate::call::Call;
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::layout::{DIMENSIONS, Layout, MAX_HEAD_DIM, MAX_LEN, PAGE_DIMENSIONS};
+use crate::heads::Heads;
+use crate::layout::{DIMENSIONS, Layout, MAX_LEN, PAGE_DIMENSIONS};
 use crate::lengths::{KEYS, LengthsRequest, QUERIES, Request};
 use crate::operands::LengthElement;
 use crate::pages::{BLOCK_TABLE, TableLayout, TableRequest};
@@ -231,36 +232,27 @@ impl<'a> CallBuilder<'a> {
     /// # Errors
     /// An [`Error`] that names the argument and the rule it breaks.
     pub fn build(self) -> Result<Call> {
-        let (head_dim, value_dim) = (self.q.head_dim(), self.v.head_dim());
-        let out = self.out.unwrap_or_else(|| self.q.dense_with(value_dim));
+        let heads = Heads::of(&self.q, &self.k, &self.v);
+        let out = { self.out }.unwrap_or_else(|| self.q.dense_with(heads.value_dim));
         let tensors = [
             ("q", &self.q),
             ("k", &self.k),
             ("v", &self.v),
             ("out", &out),
         ];
-        for (argument, head_dim) in [("q", head_dim), ("v", value_dim)] {
-            if !head_dim.is_multiple_of(8) || !(8..=MAX_HEAD_DIM).contains(&head_dim) {
-                return Err(Error::HeadDimUnsupported { argument, head_dim });
-            }
-        }
-        let (heads, kv_heads) = (self.q.heads(), self.k.heads());
-        if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
-            return Err(Error::HeadsNotMultiple { heads, kv_heads });
-        }
+        heads.validate()?;
         let [entries, query_rows, ..] = self.q.shape;
         let [key_entries, key_rows, ..] = self.k.shape;
-        let like_keys = |size| [key_entries, key_rows, kv_heads, size];
+        let like_keys = |size| [key_entries, key_rows, heads.key_value, size];
         let key_names = match self.table {
             Some(_) => PAGE_DIMENSIONS,
             None => DIMENSIONS,
         };
-        expect_shape("k", &self.k, like_keys(head_dim), "q", key_names)?;
-        expect_shape("v", &self.v, like_keys(value_dim), "k", key_names)?;
-        let like_q = [entries, query_rows, heads, out.head_dim()];
-        expect_shape("out", &out, like_q, "q", DIMENSIONS)?;
-        let like_v = [entries, query_rows, heads, value_dim];
-        expect_shape("out", &out, like_v, "v", DIMENSIONS)?;
+        expect_shape("k", &self.k, like_keys(heads.dim), "q", key_names)?;
+        expect_shape("v", &self.v, like_keys(heads.value_dim), "k", key_names)?;
+        let like_queries = |size| [entries, query_rows, heads.query, size];
+        expect_shape("out", &out, like_queries(out.head_dim()), "q", DIMENSIONS)?;
+        expect_shape("out", &out, like_queries(heads.value_dim), "v", DIMENSIONS)?;
         for (argument, layout) in tensors {
             for (&found, dimension) in layout.shape.iter().zip(DIMENSIONS) {
                 if found > MAX_LEN {
@@ -281,7 +273,7 @@ impl<'a> CallBuilder<'a> {
             });
         }
         if let Some(quantized) = self.quantized {
-            quantized.check(kv_heads)?;
+            quantized.check(heads.key_value)?;
         }
         self.scoring.validate()?;
         self.splits.validate()?;
@@ -294,7 +286,7 @@ impl<'a> CallBuilder<'a> {
                 limit: MAX_LEN,
             });
         }
-        let like_queries = |argument, found| match found == batch {
+        let one_batch = |argument, found| match found == batch {
             true => Ok(()),
             false => Err(Error::Mismatch {
                 argument,
@@ -307,11 +299,11 @@ impl<'a> CallBuilder<'a> {
         let (keys, pages) = match self.table {
             None => {
                 let (keys, key_batch) = self.keys.check(KEYS, key_entries, key_rows)?;
-                like_queries("k", key_batch)?;
+                one_batch("k", key_batch)?;
                 (keys, None)
             }
             Some(table) => {
-                like_queries(BLOCK_TABLE, table.layout.shape[0])?;
+                one_batch(BLOCK_TABLE, table.layout.shape[0])?;
                 let (keys, pages) = table.check(&self.k, self.keys)?;
                 (keys, Some(pages))
             }
@@ -330,7 +322,7 @@ impl<'a> CallBuilder<'a> {
                         Some(_) => layout.shape[3].max(keys.rows),
                         None => keys.rows,
                     };
-                    let shape = [batch, query_rows, heads, columns];
+                    let shape = [batch, query_rows, heads.query, columns];
                     layout.broadcast_to(argument, shape).map(Some)
                 }
                 None => Ok(None),
