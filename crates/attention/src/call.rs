@@ -42,18 +42,24 @@ pub(crate) use builder::check_layout;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
-    element: ElementType,
-    q: Layout,
-    k: Layout,
-    v: Layout,
+    /// With bias and key mask broadcast to every entry, by steps of 0.
+    terms: Terms,
     out: Layout,
-    /// Broadcast to every entry, with steps of 0.
-    bias: Option<Layout>,
-    key_mask: Option<Layout>,
     batch: usize,
     queries: SideLengths,
     keys: SideLengths,
     pages: Option<Pages>,
+}
+
+/// What a builder is told that a call is made of as it is: all but the output, lengths and pages.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Terms {
+    element: ElementType,
+    q: Layout,
+    k: Layout,
+    v: Layout,
+    bias: Option<Layout>,
+    key_mask: Option<Layout>,
     scoring: Scoring,
     splits: Splits,
     /// Of keys and values that are not of `element`.
@@ -181,25 +187,25 @@ impl Call {
     /// Element type of q and out, and of k and v unless they are quantized.
     #[must_use]
     pub const fn element(&self) -> ElementType {
-        self.element
+        self.terms.element
     }
 
     /// How keys and values are quantized; `None` if they are of the queries' type.
     #[must_use]
     pub const fn quantized(&self) -> Option<Quantization> {
-        self.quantized
+        self.terms.quantized
     }
 
     /// The type of keys and values; `None` if it is that of the queries.
     #[must_use]
     pub const fn quantized_type(&self) -> Option<QuantizedType> {
-        Quantization::element_of(self.quantized)
+        Quantization::element_of(self.terms.quantized)
     }
 
     /// Size in bytes of an element of k and v.
     #[must_use]
     pub const fn key_size(&self) -> usize {
-        key_size(self.element, self.quantized_type())
+        key_size(self.terms.element, self.quantized_type())
     }
 
     /// Sequences.
@@ -247,49 +253,49 @@ impl Call {
     /// The heads and their sizes.
     #[must_use]
     pub const fn heads(&self) -> Heads {
-        Heads::of(&self.q, &self.k, &self.v)
+        Heads::of(&self.terms.q, &self.terms.k, &self.terms.v)
     }
 
     /// The options.
     #[must_use]
     pub const fn scoring(&self) -> &Scoring {
-        &self.scoring
+        &self.terms.scoring
     }
 
     /// Where keys are cut.
     #[must_use]
     pub const fn splits(&self) -> Splits {
-        self.splits
+        self.terms.splits
     }
 
     /// Which keys a query sees.
     #[must_use]
     pub const fn mask(&self) -> Mask {
-        self.scoring.mask
+        self.terms.scoring.mask
     }
 
     /// Factor of `q.k`: finite, 0 and negative allowed.
     #[must_use]
     pub fn scale(&self) -> f32 {
-        self.scoring.scale_of(self.heads().dim)
+        self.terms.scoring.scale_of(self.heads().dim)
     }
 
     /// Layout of the bias, `[batch, queries, heads, keys]`, broadcast by steps of 0.
     #[must_use]
     pub const fn bias(&self) -> Option<&Layout> {
-        self.bias.as_ref()
+        self.terms.bias.as_ref()
     }
 
     /// Layout of the key mask, as [`Call::bias`].
     #[must_use]
     pub const fn key_mask(&self) -> Option<&Layout> {
-        self.key_mask.as_ref()
+        self.terms.key_mask.as_ref()
     }
 
     /// Whether the lse is wanted.
     #[must_use]
     pub const fn wants_lse(&self) -> bool {
-        self.want_lse
+        self.terms.want_lse
     }
 
     /// Whether every tensor's rows start at multiples of 16 bytes: the strides tell for all rows but the first, whose address
@@ -297,17 +303,17 @@ impl Call {
     #[must_use]
     pub fn is_aligned(&self) -> bool {
         let tensors = [
-            (&self.q, self.element.size()),
-            (&self.k, self.key_size()),
-            (&self.v, self.key_size()),
-            (&self.out, self.element.size()),
+            (&self.terms.q, self.terms.element.size()),
+            (&self.terms.k, self.key_size()),
+            (&self.terms.v, self.key_size()),
+            (&self.out, self.terms.element.size()),
         ];
         // A row's last 16 bytes are its own.
         let heads = self.heads();
         let whole = [heads.dim, heads.value_dim]
             .iter()
             .all(|size| (size * self.key_size()).is_multiple_of(16));
-        self.aligned && whole && { tensors.into_iter() }
+        self.terms.aligned && whole && { tensors.into_iter() }
             .all(|(layout, size)| layout.steps_aligned(size))
     }
 
@@ -320,19 +326,19 @@ impl Call {
     /// Layout of q.
     #[must_use]
     pub const fn q(&self) -> &Layout {
-        &self.q
+        &self.terms.q
     }
 
     /// Layout of k; paged: pages, rows of a page, heads, head size.
     #[must_use]
     pub const fn k(&self) -> &Layout {
-        &self.k
+        &self.terms.k
     }
 
     /// Layout of v, as that of k; its head size may be another one.
     #[must_use]
     pub const fn v(&self) -> &Layout {
-        &self.v
+        &self.terms.v
     }
 
     /// Layout of the output.
@@ -380,7 +386,11 @@ impl Call {
     /// Shape of the lse, contiguous: `[batch, heads, query_len]`, or for packed sequences `[1, heads, rows of q]`.
     #[must_use]
     pub const fn lse_shape(&self) -> [usize; 3] {
-        [self.q.batch(), self.q.heads(), self.q.rows()]
+        [
+            self.terms.q.batch(),
+            self.terms.q.heads(),
+            self.terms.q.rows(),
+        ]
     }
 
     /// Elements of the lse.
@@ -393,7 +403,7 @@ impl Call {
     /// Offset in the lse of the first row of a sequence and head; rows are contiguous.
     #[must_use]
     pub const fn lse_offset(&self, sequence: &Sequence, head: usize) -> usize {
-        (sequence.q_entry * self.q.heads() + head) * self.q.rows() + sequence.q_start
+        (sequence.q_entry * self.terms.q.heads() + head) * self.terms.q.rows() + sequence.q_start
     }
 
     /// Checks the arguments of a call on the host: layouts, buffers, and what comes beside them.
@@ -407,10 +417,10 @@ impl Call {
         v: &KeyView<'_, T>,
         operands: &Operands<'_, T>,
     ) -> Result<()> {
-        if T::TYPE != self.element {
+        if T::TYPE != self.terms.element {
             return Err(Error::ElementMismatch {
                 argument: "q",
-                expected: self.element,
+                expected: self.terms.element,
                 found: T::TYPE,
             });
         }
@@ -418,9 +428,9 @@ impl Call {
             check_key_type(argument, self.quantized_type(), view.quantized())?;
         }
         for (argument, layout, len, expected) in [
-            ("q", &q.layout, q.data.len(), &self.q),
-            ("k", k.layout(), k.len(), &self.k),
-            ("v", v.layout(), v.len(), &self.v),
+            ("q", &q.layout, q.data.len(), &self.terms.q),
+            ("k", k.layout(), k.len(), &self.terms.k),
+            ("v", v.layout(), v.len(), &self.terms.v),
         ] {
             check_layout(argument, layout, expected)?;
             layout.check_buffer(argument, len)?;
@@ -473,10 +483,13 @@ impl Call {
     /// # Errors
     /// [`Error::Presence`], [`Error::Count`] or [`Error::NonFinite`].
     pub fn check_slopes(&self, slopes: Option<&[f32]>) -> Result<()> {
-        let needed = self.scoring.slope_count(self.batch, self.heads().query);
+        let needed = self
+            .terms
+            .scoring
+            .slope_count(self.batch, self.heads().query);
         check_values(
             "alibi_slopes",
-            self.scoring.alibi.is_some(),
+            self.terms.scoring.alibi.is_some(),
             slopes,
             needed,
             |x| x.is_finite(),
@@ -489,7 +502,7 @@ impl Call {
     /// As [`Call::check_slopes`].
     pub fn check_sinks(&self, sinks: Option<&[f32]>) -> Result<()> {
         let needed = self.heads().query;
-        check_values("sinks", self.scoring.sinks, sinks, needed, |x| {
+        check_values("sinks", self.terms.scoring.sinks, sinks, needed, |x| {
             x.is_finite()
         })
     }
@@ -499,7 +512,7 @@ impl Call {
     /// # Errors
     /// [`Error::Scales`], [`Error::Count`] or [`Error::Scale`].
     pub fn check_scales(&self, k_scale: Option<&[f32]>, v_scale: Option<&[f32]>) -> Result<()> {
-        Quantization::check_scales(self.quantized, k_scale, v_scale)
+        Quantization::check_scales(self.terms.quantized, k_scale, v_scale)
     }
 
     /// Visible (query, key) pairs of one head, summed over the batch; a key mask is not counted.
@@ -567,7 +580,12 @@ pub(crate) fn expect_presence(argument: &'static str, wanted: bool, given: bool)
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.element, counted(self.batch, "sequence"))?;
+        write!(
+            f,
+            "{} {}",
+            self.terms.element,
+            counted(self.batch, "sequence")
+        )?;
         if self.queries.is_packed() || self.keys.is_packed() {
             f.write_str(" (packed)")?;
         }
@@ -584,11 +602,11 @@ impl fmt::Display for Call {
         if heads.values_differ() {
             write!(f, " ({} of values)", heads.value_dim)?;
         }
-        let scoring = self.scoring.to_string();
+        let scoring = self.terms.scoring.to_string();
         if !scoring.is_empty() {
             write!(f, ", {scoring}")?;
         }
-        if let Some(keys) = self.splits.keys() {
+        if let Some(keys) = self.terms.splits.keys() {
             write!(f, ", splits={keys}")?;
         }
         Ok(())
