@@ -555,7 +555,7 @@ impl<'a, T: Element> Block<'a, T> {
         buffers: &mut Buffers,
     ) {
         let (count, keys) = (panels.len(), tile.keys.clone());
-        let (factor, stride) = (self.factor(), FEW_STRIDE);
+        let stride = FEW_STRIDE;
         let dots = self.engine().is_some();
         let Buffers {
             scores,
@@ -570,30 +570,17 @@ impl<'a, T: Element> Block<'a, T> {
         let (from, to) = (keys.start - start, keys.end - start);
         let first = from / GROUP * GROUP;
         let (before, after) = (from - first, to - first);
-        let (k, ahead, out) = (&tile.k, &tile.v, &mut scores[before..]);
-        if dots {
-            self.isa.run_dots(FewScores::<T, true> {
-                keys: k,
-                ahead,
-                queries,
-                factor,
-                count,
-                out,
-                stride,
-                turned,
-            });
-        } else {
-            self.isa.run(FewScores::<T, false> {
-                keys: k,
-                ahead,
-                queries,
-                factor,
-                count,
-                out,
-                stride,
-                turned,
-            });
+        FewScores {
+            keys: &tile.k,
+            ahead: &tile.v,
+            queries,
+            factor: self.factor(),
+            count,
+            out: &mut scores[before..],
+            stride,
+            turned,
         }
+        .run(self.isa, dots);
         let len = after.next_multiple_of(GROUP);
         for (row, panel) in panels.iter().enumerate() {
             let scores = &mut scores[row * FEW_STRIDE..][..len];
