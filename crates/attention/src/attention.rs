@@ -8,6 +8,7 @@ use std::sync::Arc;
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 
 use crate::backend::{Place, same_device};
+use crate::extents::expect_same;
 use crate::gpu::{Bindings, Gpu, Ready};
 use crate::lse::Lse;
 use crate::operands::{DeviceScales, KeyTensors, ScaledBy, Table};
@@ -121,7 +122,8 @@ impl Attention {
             same_device(argument, backend, expected)?;
         }
         if let Some(lse) = &lse {
-            check_lse_shape(lse.shape(), call.lse_shape())?;
+            let dimensions = ["batch", "heads", "length"];
+            expect_same("lse", lse.shape(), ("q", call.lse_shape()), dimensions)?;
         }
         match &made {
             Described::Cpu(call) => {
@@ -359,23 +361,6 @@ impl Attention {
         ready.launch(gpu.stream(), &bindings)?;
         Ok(ready.prepared().plan().clone())
     }
-}
-
-/// Refuses an lse of another shape than that of the queries: batch, heads, length.
-fn check_lse_shape(found: [usize; 3], expected: [usize; 3]) -> Result<()> {
-    let dimensions = ["batch", "heads", "length"];
-    for ((dimension, found), expected) in dimensions.into_iter().zip(found).zip(expected) {
-        if found != expected {
-            return Err(Error::Mismatch {
-                argument: "lse",
-                dimension,
-                found,
-                other: "q",
-                expected,
-            });
-        }
-    }
-    Ok(())
 }
 
 /// What was computed, and how.

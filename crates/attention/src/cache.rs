@@ -7,7 +7,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use crate::backend::Backend;
-use crate::layout::MAX_LEN;
+use crate::extents::expect_countable;
 use crate::quantized::{K_SCALE, V_SCALE, check_values, scale_of};
 use crate::tensor::Tensor;
 use crate::{
@@ -222,14 +222,7 @@ impl<T: Element> KvCacheBuilder<T> {
         }
         // Then every count of rows, pages and sequences in a step fits 31 bits.
         for (argument, found) in [("pages", all), ("sequences", self.sequences)] {
-            if found > MAX_LEN {
-                return Err(Error::TooLong {
-                    argument,
-                    dimension: "length",
-                    found,
-                    limit: MAX_LEN,
-                });
-            }
+            expect_countable(argument, "length", found)?;
         }
         let columns = longest.div_ceil(self.page_rows.max(1));
         // What a step of this cache can be at most.

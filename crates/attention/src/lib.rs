@@ -154,6 +154,7 @@ mod device;
 mod e4m3;
 mod element;
 mod error;
+mod extents;
 pub mod gpu;
 mod heads;
 mod layout;

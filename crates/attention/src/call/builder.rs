@@ -3,8 +3,9 @@
 use crate::call::{Call, Terms};
 use crate::element::ElementType;
 use crate::error::{Error, Result};
+use crate::extents::{check_alone, expect_countable, expect_same};
 use crate::heads::Heads;
-use crate::layout::{DIMENSIONS, Layout, MAX_LEN, PAGE_DIMENSIONS};
+use crate::layout::{DIMENSIONS, Layout, PAGE_DIMENSIONS};
 use crate::lengths::{KEYS, LengthsRequest, QUERIES, Request};
 use crate::operands::LengthElement;
 use crate::pages::{BLOCK_TABLE, TableLayout, TableRequest};
@@ -243,29 +244,23 @@ impl<'a> CallBuilder<'a> {
             Some(_) => PAGE_DIMENSIONS,
             None => DIMENSIONS,
         };
-        expect_shape("k", &k, like_keys(heads.dim), "q", key_names)?;
-        expect_shape("v", &v, like_keys(heads.value_dim), "k", key_names)?;
+        expect_same("k", k.shape, ("q", like_keys(heads.dim)), key_names)?;
+        expect_same("v", v.shape, ("k", like_keys(heads.value_dim)), key_names)?;
         let like_queries = |size| [entries, query_rows, heads.query, size];
-        expect_shape("out", &out, like_queries(out.head_dim()), "q", DIMENSIONS)?;
-        expect_shape("out", &out, like_queries(heads.value_dim), "v", DIMENSIONS)?;
+        expect_same(
+            "out",
+            out.shape,
+            ("q", like_queries(out.head_dim())),
+            DIMENSIONS,
+        )?;
+        expect_same(
+            "out",
+            out.shape,
+            ("v", like_queries(heads.value_dim)),
+            DIMENSIONS,
+        )?;
         for (argument, layout) in tensors {
-            for (&found, dimension) in layout.shape.iter().zip(DIMENSIONS) {
-                if found > MAX_LEN {
-                    return Err(Error::TooLong {
-                        argument,
-                        dimension,
-                        found,
-                        limit: MAX_LEN,
-                    });
-                }
-            }
-            layout.validate(argument)?;
-        }
-        if !out.is_overlap_free() {
-            return Err(Error::OutputOverlaps {
-                argument: "out",
-                other: "itself: its strides place two elements at one address".to_owned(),
-            });
+            check_alone(argument, layout, argument == "out")?;
         }
         if let Some(quantized) = self.terms.quantized {
             quantized.check(heads.key_value)?;
@@ -273,24 +268,8 @@ impl<'a> CallBuilder<'a> {
         self.terms.scoring.validate()?;
         self.terms.splits.validate()?;
         let (queries, batch) = self.lengths.queries.check(QUERIES, entries, query_rows)?;
-        if batch > MAX_LEN {
-            return Err(Error::TooLong {
-                argument: "q",
-                dimension: "batch",
-                found: batch,
-                limit: MAX_LEN,
-            });
-        }
-        let one_batch = |argument, found| match found == batch {
-            true => Ok(()),
-            false => Err(Error::Mismatch {
-                argument,
-                dimension: "batch",
-                found,
-                other: "q",
-                expected: batch,
-            }),
-        };
+        expect_countable("q", "batch", batch)?;
+        let one_batch = |argument, found| expect_same(argument, [found], ("q", [batch]), ["batch"]);
         let (keys, pages) = match self.lengths.table {
             None => {
                 let (keys, key_batch) = self.lengths.keys.check(KEYS, key_entries, key_rows)?;
@@ -342,35 +321,18 @@ impl<'a> CallBuilder<'a> {
     }
 }
 
-/// `other` is the tensor that the expected extents come from.
-fn expect_shape(
-    argument: &'static str,
-    layout: &Layout,
-    expected: [usize; 4],
-    other: &'static str,
-    names: [&'static str; 4],
-) -> Result<()> {
-    for ((&found, expected), dimension) in layout.shape.iter().zip(expected).zip(names) {
-        if found != expected {
-            return Err(Error::Mismatch {
-                argument,
-                dimension,
-                found,
-                other,
-                expected,
-            });
-        }
-    }
-    Ok(())
-}
-
 /// Checks that a tensor lies as the call was told.
 pub(crate) fn check_layout(
     argument: &'static str,
     found: &Layout,
     expected: &Layout,
 ) -> Result<()> {
-    expect_shape(argument, found, expected.shape, "the call", DIMENSIONS)?;
+    expect_same(
+        argument,
+        found.shape,
+        ("the call", expected.shape),
+        DIMENSIONS,
+    )?;
     if found.strides != expected.strides {
         return Err(Error::StridesDiffer {
             argument,

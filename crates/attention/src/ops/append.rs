@@ -4,8 +4,8 @@ mod cpu;
 
 use std::sync::Arc;
 
+use crate::extents::{expect_countable, expect_same};
 use crate::gpu::{Access, AppendArgument, Expected};
-use crate::layout::MAX_LEN;
 use crate::lengths::{KEYS, LengthsRequest, Names, Request, SideLengths};
 use crate::ops::rotary::{Angles, Rotary};
 use crate::ops::slot;
@@ -420,14 +420,7 @@ impl<'a> AppendBuilder<'a> {
         let heads = heads(self.q.as_ref(), &self.k, &self.v);
         let [pages, page_rows, ..] = self.k_pages.shape;
         let (rows, batch) = self.rows.check(NEW_ROWS, entries, row_count)?;
-        if batch > MAX_LEN {
-            return Err(Error::TooLong {
-                argument: "k",
-                dimension: "batch",
-                found: batch,
-                limit: MAX_LEN,
-            });
-        }
+        expect_countable("k", "batch", batch)?;
 
         // Where rows go.
         let by_lengths = self.before.is_given();
@@ -440,27 +433,15 @@ impl<'a> AppendBuilder<'a> {
         if self.table.is_given() && !by_lengths {
             return missing("block_table", "is given, but rows go to slots");
         }
-        if by_lengths && !self.table.is_given() && pages != batch {
-            return Err(Error::Mismatch {
-                argument: "k_pages",
-                dimension: "batch",
-                found: pages,
-                other: "a cache without a block table",
-                expected: batch,
-            });
+        if by_lengths && !self.table.is_given() {
+            let expected = ("a cache without a block table", [batch]);
+            expect_same("k_pages", [pages], expected, ["batch"])?;
         }
         let capacity = match self.table.is_given() {
             true => self.columns.saturating_mul(page_rows),
             false => page_rows,
         };
-        if capacity > MAX_LEN {
-            return Err(Error::TooLong {
-                argument: "block_table",
-                dimension: "length",
-                found: capacity,
-                limit: MAX_LEN,
-            });
-        }
+        expect_countable("block_table", "length", capacity)?;
         let before = LengthsRequest {
             used: self.before,
             ..LengthsRequest::default()
@@ -533,15 +514,8 @@ impl<'a> AppendBuilder<'a> {
                 }
                 AppendArgument::KPages => of_cache(&self.k_pages, shape_of_pages(heads.dim))?,
                 AppendArgument::VPages => {
-                    if self.v_pages.head_dim() != heads.value_dim {
-                        return Err(Error::Mismatch {
-                            argument: name,
-                            dimension: "head size",
-                            found: self.v_pages.head_dim(),
-                            other: "v",
-                            expected: heads.value_dim,
-                        });
-                    }
+                    let (found, expected) = ([self.v_pages.head_dim()], [heads.value_dim]);
+                    expect_same(name, found, ("v", expected), ["head size"])?;
                     of_cache(&self.v_pages, shape_of_pages(heads.value_dim))?
                 }
                 AppendArgument::Slots => {
