@@ -380,7 +380,7 @@ typedef struct warptile_attention_memory {
    */
   const float *alibi_slopes;
   /**
-   * Sinks, one for each query head.
+   * Sinks, one for each query head; minus infinity for a head without one.
    */
   const float *sinks;
   /**

@@ -32,7 +32,9 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
         float keep = 1;
         if (params.scoring.sinks) {
             const Row row(tile, group, rows.row_of_tile(one, lane));
-            keep = join_sink(sum.max, sum.sum, sink_of(params.scoring, min(row.head, params.heads - 1)));
+            const float sink = sink_of(params.scoring, min(row.head, params.heads - 1));
+            // None: joined, it would be the max of a row that sees no key.
+            if (sink != negative_infinity()) keep = join_sink(sum.max, sum.sum, sink);
         }
         if (params.lse && lane % 4 == 0 && rows.column_part() == 0 && rows.row_of_tile(one, lane) < existing) {
             const Row row(tile, group, rows.row_of_tile(one, lane));

@@ -15,7 +15,7 @@ use crate::mask::Mask;
 use crate::pages::Pages;
 use crate::problem::Problem;
 use crate::quantized::{KeyView, Quantization, QuantizedType, check_key_type, key_size};
-use crate::scoring::Scoring;
+use crate::scoring::{Scoring, check_factor};
 use crate::splits::Splits;
 
 pub use builder::CallBuilder;
@@ -115,7 +115,7 @@ impl<'a, T> Operands<'a, T> {
         }
     }
 
-    /// With sinks.
+    /// With sinks, of which one of minus infinity is none.
     #[must_use]
     pub fn sinks(self, sinks: &'a [f32]) -> Self {
         Operands {
@@ -492,27 +492,45 @@ impl Call {
             self.terms.scoring.alibi.is_some(),
             slopes,
             needed,
-            |x| x.is_finite(),
+            |_, value| match value.is_finite() {
+                true => Ok(()),
+                false => Err(Error::NonFinite {
+                    argument: "alibi_slopes",
+                    value,
+                }),
+            },
         )
     }
 
-    /// Checks sinks against the options: given exactly if there are any, one per head, finite.
+    /// Checks sinks against the options: given exactly if there are any, one per head, each a number or minus infinity, which is
+    /// no sink.
     ///
     /// # Errors
-    /// As [`Call::check_slopes`].
+    /// [`Error::Presence`], [`Error::Count`] or [`Error::Sink`].
     pub fn check_sinks(&self, sinks: Option<&[f32]>) -> Result<()> {
-        let needed = self.heads().query;
-        check_values("sinks", self.terms.scoring.sinks, sinks, needed, |x| {
-            x.is_finite()
-        })
+        check_values(
+            "sinks",
+            self.terms.scoring.sinks,
+            sinks,
+            self.heads().query,
+            |head, value| match value < f32::INFINITY {
+                true => Ok(()),
+                false => Err(Error::Sink { head, value }),
+            },
+        )
     }
 
-    /// Checks scales of quantized keys and values: given exactly if these are, as many as the call has, each finite and above 0.
+    /// Checks scales of quantized keys and values: given exactly if these are, as many as the call has, each finite and above 0, and
+    /// those of keys times the call's scale no larger than [`Scoring::MAX_SCALE`]. (Where nobody can look at them, on a GPU, kernels
+    /// take a product beyond the range of `f32` as the end of it.)
     ///
     /// # Errors
-    /// [`Error::Scales`], [`Error::Count`] or [`Error::Scale`].
+    /// [`Error::Scales`], [`Error::Count`], [`Error::Scale`] or [`Error::ScaleTooLarge`].
     pub fn check_scales(&self, k_scale: Option<&[f32]>, v_scale: Option<&[f32]>) -> Result<()> {
-        Quantization::check_scales(self.terms.quantized, k_scale, v_scale)
+        Quantization::check_scales(self.terms.quantized, k_scale, v_scale)?;
+        k_scale.unwrap_or_default().iter().try_for_each(|&k| {
+            check_factor("scale * k_scale", f64::from(self.scale()) * f64::from(k))
+        })
     }
 
     /// Visible (query, key) pairs of one head, summed over the batch; a key mask is not counted.
@@ -546,7 +564,7 @@ fn check_values(
     wanted: bool,
     values: Option<&[f32]>,
     needed: usize,
-    allowed: impl Fn(f32) -> bool,
+    check: impl Fn(usize, f32) -> Result<()>,
 ) -> Result<()> {
     expect_presence(argument, wanted, values.is_some())?;
     let Some(values) = values else { return Ok(()) };
@@ -557,10 +575,8 @@ fn check_values(
             needed,
         });
     }
-    match values.iter().find(|value| !allowed(**value)) {
-        Some(&value) => Err(Error::NonFinite { argument, value }),
-        None => Ok(()),
-    }
+    let mut each = values.iter().enumerate();
+    each.try_for_each(|(index, &value)| check(index, value))
 }
 
 /// Whether an argument is there exactly if the options ask for it.

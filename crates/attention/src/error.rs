@@ -210,13 +210,35 @@ pub enum Error {
         value: f32,
     },
 
+    /// A sink that leaves no softmax.
+    #[error(
+        "sinks[{head}] is {value}, but must be a finite number, or -inf for a head without a sink"
+    )]
+    Sink {
+        /// The query head.
+        head: usize,
+        /// Its sink.
+        value: f32,
+    },
+
     /// The softcap would flip or erase the scores.
     #[error(
-        "softcap is {value}, but must be finite and greater than 0; leave it out for no softcap"
+        "softcap is {value}, but must be a number from 2^-126 to 2^125 and at least |scale| / 2^125; leave it out for no softcap"
     )]
     InvalidSoftcap {
         /// Its value.
         value: f32,
+    },
+
+    /// A factor of `q.k` that leaves `f32` no room for scores.
+    #[error(
+        "{argument} is {value}, but must be from -2^125 to 2^125 (about 4.25e37), as scores are computed in f32"
+    )]
+    ScaleTooLarge {
+        /// The argument at fault, or the product that is.
+        argument: &'static str,
+        /// Its value.
+        value: f64,
     },
 
     /// Keys would be cut where not every kernel can.

@@ -115,6 +115,15 @@ impl Gpu {
     pub fn with_rates(self, rates: Rates) -> Self {
         Gpu {
             rates: Some(rates),
+            ..self.unplanned()
+        }
+    }
+
+    /// Forgets what was planned, as by other rates or for another device.
+    fn unplanned(self) -> Self {
+        Gpu {
+            prepared: Mutex::default(),
+            ready: Mutex::default(),
             ..self
         }
     }
@@ -148,7 +157,13 @@ impl Gpu {
     /// Plans as if the device were `profile`: of fewer multiprocessors, so that small problems take the paths of large ones.
     #[must_use]
     pub fn with_profile(self, profile: DeviceProfile) -> Self {
-        Gpu { profile, ..self }
+        Gpu {
+            profile,
+            // They were loaded for launches with the shared memory of the other device.
+            kernels: Mutex::default(),
+            without: Mutex::default(),
+            ..self.unplanned()
+        }
     }
 
     /// With images besides the embedded ones, which run only if a [`Choice`] names them: see

@@ -75,6 +75,11 @@ type Key = (
 );
 
 impl Scoring {
+    /// The largest factor of `q.k`, the smallest being its negative: 2^125. Kernels multiply it by log2(e) and bound scores by
+    /// 2^126, so that neither they nor the difference of two of them are infinite. What is more would leave a product of 1 no place
+    /// below that bound.
+    pub const MAX_SCALE: f32 = (1_u128 << 125) as f32;
+
     /// No option: full attention with scale `1 / sqrt(head size)`.
     #[must_use]
     pub fn new() -> Self {
@@ -115,10 +120,11 @@ impl Scoring {
         )
     }
 
-    /// Checks the numbers.
+    /// Checks the numbers: the scale is at most [`MAX_SCALE`](Self::MAX_SCALE), negative or not; a softcap is a normal number that
+    /// is no larger, and not so small that the scale divided by it is.
     ///
     /// # Errors
-    /// [`Error::NonFinite`] for the scale, [`Error::InvalidSoftcap`].
+    /// [`Error::NonFinite`] or [`Error::ScaleTooLarge`] for the scale, [`Error::InvalidSoftcap`].
     pub fn validate(&self) -> Result<()> {
         if let Some(value) = self.scale
             && !value.is_finite()
@@ -128,10 +134,12 @@ impl Scoring {
                 value,
             });
         }
+        // Without a scale it is at most 1.
+        let scale = self.scale.unwrap_or(1.0);
+        check_factor("scale", f64::from(scale))?;
+        let allowed = f32::MIN_POSITIVE.max(scale.abs() / Self::MAX_SCALE)..=Self::MAX_SCALE;
         match self.softcap {
-            Some(value) if !(value.is_finite() && value > 0.0) => {
-                Err(Error::InvalidSoftcap { value })
-            }
+            Some(value) if !allowed.contains(&value) => Err(Error::InvalidSoftcap { value }),
             _ => Ok(()),
         }
     }
@@ -200,6 +208,14 @@ impl Scoring {
             score = round(score + terms.bias);
         }
         score
+    }
+}
+
+/// Refuses a factor of `q.k` that is larger than [`Scoring::MAX_SCALE`].
+pub(crate) fn check_factor(argument: &'static str, value: f64) -> Result<()> {
+    match value.abs() <= f64::from(Scoring::MAX_SCALE) {
+        true => Ok(()),
+        false => Err(Error::ScaleTooLarge { argument, value }),
     }
 }
 
@@ -357,10 +373,27 @@ mod tests {
         for scale in [f32::NAN, f32::INFINITY] {
             assert!(Scoring::new().scale(scale).validate().is_err());
         }
-        for softcap in [f32::NAN, f32::INFINITY, 0.0, -2.0] {
+        for softcap in [f32::NAN, f32::INFINITY, 0.0, -2.0, 1e-40, 4.3e37] {
             assert!(Scoring::new().softcap(softcap).validate().is_err());
         }
         assert!(Scoring::new().scale(-1.0).softcap(1e9).validate().is_ok());
+        let text = |scoring: Scoring| scoring.validate().unwrap_err().to_string();
+        let most = Scoring::MAX_SCALE;
+        assert_eq!(most, 2.0_f32.powi(125));
+        for scale in [most, -most] {
+            assert!(Scoring::new().scale(scale).validate().is_ok());
+            assert!(Scoring::new().scale(scale).softcap(1.0).validate().is_ok());
+            let small = text(Scoring::new().scale(scale).softcap(0.5));
+            assert!(
+                small.starts_with("softcap is 0.5") && small.contains("|scale| / 2^125"),
+                "{small}"
+            );
+            let more = text(Scoring::new().scale(scale * 1.000_001));
+            assert!(
+                more.starts_with("scale is ") && more.contains("2^125"),
+                "{more}"
+            );
+        }
     }
 
     #[test]

@@ -312,7 +312,11 @@ impl Case {
                 .alibi
                 .map(|_| (0..slope_count).map(|_| random.uniform() as f32).collect()),
             sinks: scoring.sinks.then(|| {
-                let logits = (0..call.heads().query).map(|_| 2.0 * random.normal() as f32);
+                // Some heads have none.
+                let logits = (0..call.heads().query).map(|_| match random.below(8) {
+                    0 => f32::NEG_INFINITY,
+                    _ => 2.0 * random.normal() as f32,
+                });
                 logits.collect()
             }),
             // Some keys are hidden by a bias of minus infinity, as is usual.

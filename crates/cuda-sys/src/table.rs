@@ -342,6 +342,23 @@ macro_rules! driver_api {
             required fn graph_launch = cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
             required fn graph_exec_destroy = cuGraphExecDestroy(exec: CUgraphExec);
             required fn graph_destroy = cuGraphDestroy(graph: CUgraph);
+            required fn user_object_create = cuUserObjectCreate(
+                object: *mut CUuserObject,
+                pointer: *mut c_void,
+                destroy: CUhostFn,
+                references: c_uint,
+                flags: c_uint,
+            );
+            required fn user_object_release = cuUserObjectRelease(
+                object: CUuserObject,
+                references: c_uint,
+            );
+            required fn graph_retain_user_object = cuGraphRetainUserObject(
+                graph: CUgraph,
+                object: CUuserObject,
+                references: c_uint,
+                flags: c_uint,
+            );
         }
     };
 }

@@ -54,11 +54,16 @@ handles! {
     CUgraphNode;
     /// A graph ready to launch.
     CUgraphExec;
+    /// Something of a user's that graphs keep.
+    CUuserObject;
     /// A CUDA array; only ever null here.
     CUarray;
     /// A pool that memory is allocated from in stream order.
     CUmemoryPool;
 }
+
+/// A function of the host's that the driver calls with the pointer it was given. It may call no function of the driver.
+pub type CUhostFn = unsafe extern "system" fn(*mut c_void);
 
 impl CUstream {
     /// `CU_STREAM_LEGACY`: the default stream that all threads share, which the null handle names too.
@@ -351,6 +356,12 @@ integers! {
         NAN_REQUEST_ZERO_FMA = 1,
     }
 }
+
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`: that no call waits for the destructor, which there is no way to leave out.
+pub const CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: c_uint = 1;
+
+/// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes over references of the caller's.
+pub const CU_GRAPH_USER_OBJECT_MOVE: c_uint = 1;
 
 /// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream.
 pub const CU_STREAM_NON_BLOCKING: c_uint = 0x1;

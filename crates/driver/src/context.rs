@@ -1,6 +1,7 @@
 //! A device's primary context, retained.
 
 mod current;
+mod ends;
 mod launch_log;
 mod memory;
 
@@ -8,7 +9,7 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use warptile_cuda_sys::{
@@ -22,6 +23,7 @@ use crate::driver::{Driver, call};
 use crate::error::{DriverError, Result, is_sticky};
 use crate::gate::{Gate, Pass};
 use crate::scratch::exchange;
+use ends::Ends;
 use launch_log::LaunchLog;
 
 pub use current::Current;
@@ -29,7 +31,11 @@ pub use current::Current;
 /// A device's primary context: the one that CUDA's runtime, cudarc and PyTorch use too.
 ///
 /// A cheap handle; there is one context for each device and driver, however often it is asked for,
-/// and it is released when the last clone and the last object made from it are gone. Every call makes it current on the calling thread and puts back what was current
+/// and it is released when the last clone and the last object made from it are gone. That waits for
+/// what was launched on its streams, if modules are to be unloaded, for nobody else's work, and
+/// breaks no capture; the CUDA context lives on while others retain it. A stream that was borrowed
+/// and given back in the middle of a capture of its owner's cannot be waited for: then modules stay
+/// loaded until the CUDA context ends. Every call makes it current on the calling thread and puts back what was current
 /// before, so it mixes with other users of CUDA and with any number of threads. For many calls in a
 /// row, [`Context::enter`] does so once.
 ///
@@ -56,11 +62,14 @@ struct Inner {
     private: Mutex<Option<CUstream>>,
     /// What is destroyed once the device is known to be past it.
     retired: Mutex<Vec<Retired>>,
-    /// Whether work was queued that nothing could be ordered after; see `lose_order`.
-    order_lost: AtomicBool,
+    /// Work that may use what is retired.
+    ends: Mutex<Ends>,
+    /// How often work was queued that nothing could be ordered after, see `lose_order`, and how much of that was waited for.
+    order_lost: AtomicU64,
+    order_regained: AtomicU64,
 }
 
-/// Something to destroy after a synchronization of the context.
+/// Something to destroy after a synchronization of the context, or at its end.
 pub(crate) enum Retired {
     Module(CUmodule),
     Memory(CUdeviceptr),
@@ -149,7 +158,9 @@ impl Context {
                 gate: Gate::default(),
                 private: Mutex::default(),
                 retired: Mutex::default(),
-                order_lost: AtomicBool::new(false),
+                ends: Mutex::default(),
+                order_lost: AtomicU64::new(0),
+                order_regained: AtomicU64::new(0),
             }),
         };
         if limits.memory_pools {
@@ -184,20 +195,25 @@ impl Context {
     pub fn synchronize(&self) -> Result<()> {
         // Taken before the wait: only that much is surely over after it.
         let retired = std::mem::take(&mut *lock(&self.inner.retired));
+        let ends = std::mem::take(&mut *lock(&self.inner.ends));
         let done = self.drain();
         match done {
-            Ok(()) => self.destroy(retired),
-            Err(_) => lock(&self.inner.retired).extend(retired),
+            Ok(()) => self.destroy(retired, ends),
+            Err(_) => {
+                lock(&self.inner.ends).join(ends);
+                lock(&self.inner.retired).extend(retired);
+            }
         }
         self.settle(None, done)
     }
 
     /// Destroys what the device is past.
-    fn destroy(&self, retired: Vec<Retired>) {
-        if retired.is_empty() {
+    fn destroy(&self, retired: Vec<Retired>, ends: Ends) {
+        if retired.is_empty() && ends.is_empty() {
             return;
         }
         let _current = self.enter_to_release();
+        ends.forget(self.driver());
         for one in retired {
             match one {
                 Retired::Module(module) => {
@@ -278,19 +294,23 @@ impl Context {
 
     /// Notes that work may use memory that nothing orders it with.
     pub(crate) fn lose_order(&self) {
-        self.inner.order_lost.store(true, Ordering::Release);
+        self.inner.order_lost.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Whether memory may be in use by work that nothing orders with its stream.
     pub(crate) fn has_lost_order(&self) -> bool {
-        self.inner.order_lost.load(Ordering::Acquire)
+        let inner = &self.inner;
+        inner.order_regained.load(Ordering::Acquire) < inner.order_lost.load(Ordering::Acquire)
     }
 
     /// Whether memory may be freed in the order of its stream; if need be, waits for the device.
     pub(crate) fn is_in_order(&self) -> Result<()> {
-        if self.has_lost_order() {
+        // Counted before the wait: of what is lost meanwhile, by another thread, it may know nothing.
+        let lost = self.inner.order_lost.load(Ordering::Acquire);
+        if self.inner.order_regained.load(Ordering::Acquire) < lost {
             self.drain()?;
-            self.inner.order_lost.store(false, Ordering::Release);
+            let regained = &self.inner.order_regained;
+            regained.fetch_max(lost, Ordering::AcqRel);
         }
         Ok(())
     }
@@ -376,9 +396,10 @@ impl Inner {
         let driver = self.device.driver();
         let operation = "closing a context";
         let retired = std::mem::take(&mut *lock(&self.retired));
+        let ends = std::mem::take(&mut *lock(&self.ends));
         let private = lock(&self.private).take();
         let pool = self.pool.get().copied();
-        if retired.is_empty() && private.is_none() && pool.is_none() {
+        if retired.is_empty() && ends.is_empty() && private.is_none() && pool.is_none() {
             return;
         }
         // SAFETY: the context is still retained.
@@ -387,27 +408,39 @@ impl Inner {
         if push().or_else(|_| push()).is_err() {
             return;
         }
-        // All but the wait for the context leave captures alone then that others have under way in it.
+        // None of what follows breaks the captures then that others have under way in it.
         let before = exchange(driver, CUstreamCaptureMode::RELAXED);
-        if !retired.is_empty() {
-            // Kernels may still run that use what was given up. A first wait may only have repeated
-            // an error of earlier work; if a second fails, too, the context is lost.
-            // SAFETY: the context is current.
-            let drain = || unsafe { call!(driver, operation, ctx_synchronize()) };
-            if drain().or_else(|_| drain()).is_ok() {
-                for one in retired {
-                    // SAFETY: given up by its last user, and nothing runs any more.
-                    let _ = unsafe {
-                        match one {
-                            Retired::Module(module) => {
-                                call!(driver, operation, module_unload(module))
-                            }
-                            Retired::Memory(pointer) => call!(driver, operation, mem_free(pointer)),
-                            Retired::Value { .. } => Ok(()),
-                        }
-                    };
-                }
+        // Work may still run that uses what was given up: that of streams that are gone, and of the private one if a wait
+        // for it has failed. There is no other, as every other stream of ours would hold this context.
+        let private_is_over = || {
+            private.is_none_or(|stream| {
+                // SAFETY: made by `private_stream`, and its context is current.
+                let wait = || unsafe { call!(driver, operation, stream_synchronize(stream)) };
+                // What fails the first time may be an error of earlier work.
+                wait().or_else(|_| wait()).is_ok()
+            })
+        };
+        let over = match retired.is_empty() {
+            true => {
+                ends.forget(driver);
+                true
             }
+            false => ends.wait(driver) && private_is_over(),
+        };
+        for one in retired {
+            if !over {
+                // Left to the end of the CUDA context, and a value for good.
+                std::mem::forget(one);
+                continue;
+            }
+            // SAFETY: given up by its last user, and nothing runs any more that uses it.
+            let _ = unsafe {
+                match one {
+                    Retired::Module(module) => call!(driver, operation, module_unload(module)),
+                    Retired::Memory(pointer) => call!(driver, operation, mem_free(pointer)),
+                    Retired::Value { .. } => Ok(()),
+                }
+            };
         }
         if let Some(stream) = private {
             // SAFETY: made by `private_stream`, idle, and destroyed once, here.

@@ -52,16 +52,16 @@ impl Device {
     /// # Errors
     /// What the driver reports.
     pub fn name(&self) -> Result<String> {
-        let mut text = [0; 256];
+        let mut text = [0_u8; 256];
         // SAFETY: the buffer outlives the call and has the length that is passed.
         unsafe {
             call!(
                 &self.driver,
                 "reading the device's name",
-                device_get_name(text.as_mut_ptr(), 256, self.raw)
+                device_get_name(text.as_mut_ptr().cast(), 256, self.raw)
             )
         }?;
-        Ok(string_from(&text.map(|c| c as u8)))
+        Ok(string_from(&text))
     }
 
     /// The identity that is the same in every process.
@@ -86,16 +86,16 @@ impl Device {
     /// # Errors
     /// What the driver reports.
     pub fn pci_bus_id(&self) -> Result<String> {
-        let mut text = [0; 32];
+        let mut text = [0_u8; 32];
         // SAFETY: the buffer outlives the call and has the length that is passed.
         unsafe {
             call!(
                 &self.driver,
                 "reading the device's PCI address",
-                device_get_pci_bus_id(text.as_mut_ptr(), 32, self.raw)
+                device_get_pci_bus_id(text.as_mut_ptr().cast(), 32, self.raw)
             )
         }?;
-        Ok(string_from(&text.map(|c| c as u8)))
+        Ok(string_from(&text))
     }
 
     /// Device memory in bytes, used or not.

@@ -115,6 +115,7 @@ impl Graph {
         let mut latest = lock(&inner.latest);
         let launched = inner.queue(stream);
         if launched.is_ok() {
+            stream.note_launch();
             *latest = Some(stream.clone());
             if !inner.kernels.is_empty() {
                 let mut launches = inner.context.launches();

@@ -23,6 +23,8 @@ const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 /// Blocks of a cluster that every device with clusters can hold; and with the opt-in.
 const PORTABLE_CLUSTER: u32 = 8;
 const LARGE_CLUSTER: u32 = 16;
+/// The first driver whose graphs have edges that say when a node may begin before the one before it has ended.
+const PROGRAMMATIC_EDGES: Version = Version(12_030);
 
 /// How a kernel is loaded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -279,24 +281,27 @@ impl<P: Pod> Kernel<P> {
     unsafe fn queue(&self, at: &Launching<'_>, config: &LaunchConfig, params: &P) -> Result<()> {
         let stream = at.stream();
         let context = stream.context();
+        let mut config = *config;
         // Whatever can fail does so before the launch: after it, an error would say that nothing
         // runs.
         if let Some(id) = at.capture() {
+            config.programmatic &= self.has_programmatic_edges();
             context.captures().with(id, |kept| {
                 kept.keep(self.module.owner());
                 kept.name_kernel(&self.name);
             });
         }
         // SAFETY: the context is current, and the caller's promise is the same.
-        let alone = unsafe { self.queue_alone(at, config, params) }?;
+        let alone = unsafe { self.queue_alone(at, &config, params) }?;
         if alone.is_none() {
             // SAFETY: as above.
-            let (symbol, code) = unsafe { self.submit(stream.raw(), config, params) }?;
+            let (symbol, code) = unsafe { self.submit(stream.raw(), &config, params) }?;
             if code != CUresult::SUCCESS {
                 return Err(stream.failed(symbol, code, self.launching().into()));
             }
         }
         if at.capture().is_none() {
+            stream.note_launch();
             context.launches().note(stream.raw(), &self.name);
         }
         Ok(())
@@ -330,7 +335,9 @@ impl<P: Pod> Kernel<P> {
 
     /// Queues the kernel on the stream of somebody else: one call of the driver, and nothing besides
     /// it. No lock is taken, nothing is allocated, no owner is counted, and nothing is kept for a
-    /// graph or noted for later errors, so that anybody may capture the launch.
+    /// graph or noted for later errors, so that anybody may capture the launch. Before a
+    /// [`programmatic`](LaunchConfig::programmatic) launch, drivers older than 12.3 are asked whether
+    /// the stream is being captured.
     ///
     /// # Errors
     /// [`DriverError::Launch`] for a launch that breaks a limit, or what the driver reports. An error
@@ -350,8 +357,13 @@ impl<P: Pod> Kernel<P> {
         params: &P,
     ) -> Result<()> {
         self.check(config)?;
+        let mut config = *config;
+        if config.programmatic && !self.has_programmatic_edges() {
+            // SAFETY: the caller's promise.
+            config.programmatic = !unsafe { self.may_be_captured(stream) };
+        }
         // SAFETY: the caller's promise is the same.
-        let (symbol, code) = unsafe { self.submit(stream, config, params) }?;
+        let (symbol, code) = unsafe { self.submit(stream, &config, params) }?;
         if code == CUresult::SUCCESS {
             return Ok(());
         }
@@ -370,10 +382,8 @@ impl<P: Pod> Kernel<P> {
     pub unsafe fn wait_raw(&self, stream: CUstream) -> Result<()> {
         let driver = self.module.context().driver();
         let api = self.module.context().api();
-        let mut status = CUstreamCaptureStatus::NONE;
-        // SAFETY: `status` outlives the call; the rest is the caller's promise.
-        let asked = unsafe { (api.stream_is_capturing)(stream, &mut status) };
-        if asked != CUresult::SUCCESS || status != CUstreamCaptureStatus::NONE {
+        // SAFETY: the caller's promise.
+        if unsafe { self.may_be_captured(stream) } {
             return Ok(()); // or in a capture that is broken: its owner will hear of it
         }
         let _relaxed = self.module.context().relaxed()?;
@@ -386,6 +396,24 @@ impl<P: Pod> Kernel<P> {
                 format!("waiting for kernel {}", self.name).into(),
             )),
         }
+    }
+
+    /// Whether a stream is in a capture, or the driver does not tell.
+    ///
+    /// # Safety
+    /// As [`Kernel::wait_raw`].
+    unsafe fn may_be_captured(&self, stream: CUstream) -> bool {
+        let is_capturing = self.module.context().api().stream_is_capturing;
+        let mut status = CUstreamCaptureStatus::NONE;
+        // SAFETY: `status` outlives the call; the rest is the caller's promise.
+        let asked = unsafe { is_capturing(stream, &mut status) };
+        asked != CUresult::SUCCESS || status != CUstreamCaptureStatus::NONE
+    }
+
+    /// Whether a launch that may begin early may be captured. Without the edges for it, such a launch is captured in order: the
+    /// kernel waits for what has ended then.
+    fn has_programmatic_edges(&self) -> bool {
+        self.module.context().driver().version() >= PROGRAMMATIC_EDGES
     }
 
     fn check(&self, config: &LaunchConfig) -> Result<()> {

@@ -24,7 +24,8 @@ pub struct LaunchConfig {
     /// Whether all blocks are resident at once, so that the grid can synchronize.
     pub cooperative: bool,
     /// Whether the launch may begin before its predecessor in the stream has ended (compute
-    /// capability 9.0 and newer). The kernel itself waits for it, by `griddepcontrol.wait`.
+    /// capability 9.0 and newer). The kernel itself waits for it, by `griddepcontrol.wait`. In a
+    /// capture with a driver older than 12.3, whose graphs cannot say so, the launch is in order.
     pub programmatic: bool,
 }
 

@@ -46,19 +46,21 @@
 //!   ([`Stream::attached_in`]), the buffers that are copied or filled, and its kernels. Each launch
 //!   is ordered with the homes of the buffers.
 //! - The end of a graph that somebody else captured is not seen. What it needs of this crate is never
-//!   freed before the context.
+//!   freed before the context. A plain value may be tied to such a graph: [`Context::keep_with_graph`].
 //! - A buffer that is dropped while its stream is in a capture is freed after it.
 //! - Memory is made outside of captures, and what this crate does on the side disturbs nobody's:
 //!   [`Context::permanent_zeroed`], [`Scratch`], [`Staging`], [`PinnedBuffer`]. Neither do waits and
 //!   questions about a stream or an event, and the beginning and end of graphs, in whatever mode
-//!   somebody captures. Only [`Context::synchronize`] breaks captures, and the end of a
-//!   context in which modules were loaded.
+//!   somebody captures, nor the end of a context, which waits for the work of its own streams alone.
+//!   Only [`Context::synchronize`] breaks captures. (So does what is left to do where the driver
+//!   fails, twice, to wait for a stream whose memory is to be freed.)
 //! - [`Kernel::launch_raw`] launches on a stream of somebody else's with one call and no bookkeeping.
 //!
 //! # What waits
 //! Only what says so: the `synchronize` functions, [`PendingCopy::wait`] and its drop, the copies
 //! between buffers and plain host slices, making [`Scratch`], dropping a graph, stream or [`Staging`]
-//! that has scratch memory or arrays in use, and, on devices without memory pools, dropping a buffer.
+//! that has scratch memory or arrays in use, dropping the last handle of a context in which modules
+//! were loaded, and, on devices without memory pools, dropping a buffer.
 //!
 //! # Errors
 //! [`DriverError`] says what was being done, the driver's code and text, and what to do. An error
@@ -77,6 +79,7 @@ mod event;
 mod gate;
 mod graph;
 mod image;
+mod keep;
 mod kernel;
 mod launch;
 mod module;

@@ -56,6 +56,8 @@ struct Inner {
     spares: Mutex<Vec<Freed>>,
     /// Whether nothing was launched since the stream was last found done.
     idle: AtomicBool,
+    /// Whether something was launched whose code or memory others own, outside of captures.
+    launched: AtomicBool,
     /// Kernels that were launched on the idle stream, the latest last.
     alone: Mutex<Vec<Alone>>,
 }
@@ -110,6 +112,7 @@ impl Stream {
                 keeps_spares: AtomicBool::new(false),
                 spares: Mutex::default(),
                 idle: AtomicBool::new(false),
+                launched: AtomicBool::new(false),
                 alone: Mutex::default(),
             }),
         }
@@ -363,6 +366,14 @@ impl Stream {
         self.inner.wait()
     }
 
+    /// Notes a launch of a kernel or a graph, which the end of the context may have to wait for.
+    pub(crate) fn note_launch(&self) {
+        // Looked at first, as a line that nobody writes stays in every core's cache.
+        if !self.inner.launched.load(Ordering::Relaxed) {
+            self.inner.launched.store(true, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn api(&self) -> &DriverApi {
         self.context().api()
     }
@@ -396,6 +407,12 @@ impl Inner {
     /// Waits for the stream, whatever captures others have under way, and if that fails in some
     /// other way. The context is current.
     fn wait(&self) -> Result<()> {
+        // The context comes last, as waiting for it breaks what captures there are.
+        self.wait_alone().or_else(|_| self.context.drain())
+    }
+
+    /// [`Inner::wait`] in no other way.
+    fn wait_alone(&self) -> Result<()> {
         let relaxed = self.context.relaxed();
         let wait = || {
             // SAFETY: the stream is live and its context current.
@@ -407,9 +424,8 @@ impl Inner {
                 )
             }
         };
-        // What fails the first time may be an error of earlier work. The context comes last, as
-        // waiting for it breaks what captures there are.
-        let done = wait().or_else(|_| wait()).or_else(|_| self.context.drain());
+        // What fails the first time may be an error of earlier work.
+        let done = wait().or_else(|_| wait());
         self.context.defer(relaxed.map(drop));
         done
     }

@@ -9,11 +9,12 @@ mod kernel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use warptile_driver::sys::{
-    CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CU_STREAM_NON_BLOCKING, CUcontext, CUgraph, CUgraphExec, CUresult, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use warptile_driver::{
-    Context, DeviceBuffer, DriverError, Event, Graph, LaunchConfig, PinnedBuffer, Result, Scratch,
-    Staging, Stream,
+    Context, DeviceBuffer, Driver, DriverError, Event, Graph, LaunchConfig, PinnedBuffer, Result,
+    Scratch, Staging, Stream,
 };
 
 use device::first_context;
@@ -133,6 +134,155 @@ fn waits_and_graphs_of_ours_break_no_capture_of_somebody_else() {
         });
     }
     context.synchronize().unwrap();
+}
+
+/// Opens a context, and leaves it with kernels under way on several streams.
+fn come_and_go(driver: &Driver) -> Result<()> {
+    const LEN: usize = 1 << 24;
+    let context = Context::new(&driver.device(0)?)?;
+    let kernel = increment(&context);
+    for _ in 0..2 {
+        let stream = Stream::new(&context)?;
+        stream.attached::<Scratch, DriverError>(|| Scratch::zeroed(&context, 4096))?;
+        let buffer = DeviceBuffer::<u32>::zeroed(&stream, LEN)?;
+        for _ in 0..3 {
+            stream.synchronize()?;
+            launch(&kernel, &stream, &buffer);
+        }
+        for _ in 0..200 {
+            launch(&kernel, &stream, &buffer);
+        }
+        let graph = Graph::capture(&stream, |stream| {
+            stream.keep_for_graph(buffer.owner())?;
+            launch(&kernel, stream, &buffer);
+            Ok::<_, DriverError>(())
+        })?;
+        graph.launch(&stream)?;
+    }
+    // A stream of the last kernel, so that its end is unfinished when the module goes.
+    let stream = Stream::new(&context)?;
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, LEN)?;
+    for _ in 0..200 {
+        launch(&kernel, &stream, &buffer);
+    }
+    drop((buffer, stream, kernel));
+    Ok(())
+}
+
+/// Somebody else, who has the primary context without this crate, captures meanwhile.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn the_end_of_a_context_breaks_no_capture() {
+    let _alone = alone();
+    let driver = Driver::load().unwrap();
+    let (api, device) = (driver.api(), driver.device(0).unwrap().raw());
+    let (mut raw, mut stream, mut graph) = (CUcontext::NULL, CUstream::NULL, CUgraph::NULL);
+    let expect = |code, what: &str| assert_eq!(code, CUresult::SUCCESS, "{what}");
+    // SAFETY: all outlive the calls, and the handles are the driver's.
+    unsafe {
+        let retain = api.device_primary_ctx_retain;
+        expect(retain(&mut raw, device), "retaining the context");
+        expect((api.ctx_push_current)(raw), "entering the context");
+        let create = api.stream_create_with_priority;
+        let created = create(&mut stream, CU_STREAM_NON_BLOCKING, 0);
+        expect(created, "making a stream");
+        for mode in MODES {
+            for elsewhere in [false, true] {
+                expect((api.stream_begin_capture)(stream, mode), "capturing");
+                match elsewhere {
+                    false => come_and_go(&driver).unwrap(),
+                    true => std::thread::scope(|scope| {
+                        scope.spawn(|| come_and_go(&driver).unwrap());
+                    }),
+                }
+                let ended = (api.stream_end_capture)(stream, &mut graph);
+                assert_eq!(ended, CUresult::SUCCESS, "{mode:?}, {elsewhere}");
+                expect((api.graph_destroy)(graph), "the captured graph");
+            }
+        }
+        // No error of a kernel whose module went too early has come to light.
+        expect((api.ctx_synchronize)(), "waiting for the context");
+        expect((api.stream_destroy)(stream), "the stream");
+        expect((api.ctx_pop_current)(&mut raw), "leaving the context");
+        let release = api.device_primary_ctx_release;
+        expect(release(device), "releasing the context");
+    }
+    let context = first_context();
+    let stream = Stream::new(&context).unwrap();
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, 1000).unwrap();
+    launch(&increment(&context), &stream, &buffer);
+    assert_eq!(buffer.to_vec().unwrap(), [1; 1000]);
+}
+
+/// Somebody else's graph keeps a value as long as it, what it was instantiated as, or a launch of that is there.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn a_graph_of_somebody_else_keeps_a_value_until_its_last_launch_has_ended() {
+    const LEN: usize = 1 << 26;
+    let _alone = alone();
+    let context = first_context();
+    let stream = Stream::new(&context).unwrap();
+    let kernel = increment(&context);
+    let buffer = DeviceBuffer::<u32>::zeroed(&stream, LEN).unwrap();
+    let params = Increment {
+        address: buffer.pointer(),
+        count: LEN as u64,
+    };
+    let config = LaunchConfig::new([(LEN / 128) as u32, 1, 1], [128, 1, 1]);
+    stream.synchronize().unwrap();
+    let api = context.driver().api();
+    let _current = context.enter().unwrap();
+    let expect = |code, what: &str| assert_eq!(code, CUresult::SUCCESS, "{what}");
+    let mut seen_running = 0;
+    for mode in MODES {
+        let value = Arc::new(());
+        let kept = || Arc::strong_count(&value) == 2;
+        let (mut graph, mut exec) = (CUgraph::NULL, CUgraphExec::NULL);
+        let (mut status, mut id) = (CUstreamCaptureStatus::NONE, 0);
+        let (mut dependencies, mut count) = (std::ptr::null(), 0);
+        // SAFETY: all outlive the calls, and the handles are the driver's; the stream is captured behind this crate's back, and
+        // nothing else of it is used meanwhile.
+        unsafe {
+            expect((api.stream_begin_capture)(stream.raw(), mode), "beginning");
+            let asked = (api.stream_get_capture_info)(
+                stream.raw(),
+                &mut status,
+                &mut id,
+                &mut graph,
+                &mut dependencies,
+                &mut count,
+            );
+            expect(asked, "asking");
+            context
+                .keep_with_graph(graph, Box::new(value.clone()))
+                .unwrap();
+            for _ in 0..100 {
+                kernel.launch_raw(stream.raw(), &config, &params).unwrap();
+            }
+            expect((api.stream_end_capture)(stream.raw(), &mut graph), "ending");
+            let instantiate = api.graph_instantiate_with_flags;
+            expect(instantiate(&mut exec, graph, 0), "instantiating");
+            expect((api.graph_destroy)(graph), "destroying");
+            assert!(kept(), "{mode:?}");
+            expect((api.graph_launch)(exec, stream.raw()), "launching");
+            expect((api.graph_exec_destroy)(exec), "destroying it ready");
+            // If the launch still runs after the look at the value, it ran at the look.
+            let looked = kept();
+            if (api.stream_query)(stream.raw()) == CUresult::ERROR_NOT_READY {
+                assert!(looked, "{mode:?}: let go under a launch");
+                seen_running += 1;
+            }
+        }
+        stream.synchronize().unwrap();
+        let start = std::time::Instant::now();
+        while kept() {
+            assert!(start.elapsed().as_secs() < 5, "{mode:?}: never let go");
+            std::thread::yield_now();
+        }
+        println!("{mode:?}: let go {:?} after the end", start.elapsed());
+    }
+    println!("looked under {seen_running} launches");
+    assert_eq!(buffer.slice(0..3).unwrap().to_vec().unwrap(), [300; 3]);
 }
 
 #[test]

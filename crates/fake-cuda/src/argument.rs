@@ -150,6 +150,7 @@ macro_rules! by_value {
 by_value! {
     i32 u32 u64 usize u8
     CUresult CUcontext CUevent CUmodule CUfunction CUgraph CUgraphExec CUgraphNode CUmemoryPool
+    CUuserObject CUhostFn
     CUdeviceAttribute CUfunctionAttribute CUpointerAttribute CUstreamCaptureMode CUmemPoolAttribute
     CUtensorMapDataType CUtensorMapInterleave CUtensorMapSwizzle CUtensorMapL2promotion
     CUtensorMapFloatOobFill

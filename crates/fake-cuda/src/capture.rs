@@ -17,6 +17,8 @@ pub(crate) type Clock = HashMap<Key, u64>;
 
 /// A capture under way.
 pub(crate) struct Capture {
+    /// The handle of the graph that it makes.
+    graph: usize,
     origin: Key,
     mode: CUstreamCaptureMode,
     thread: ThreadId,
@@ -33,6 +35,11 @@ thread_local! {
 }
 
 impl State {
+    /// Whether a graph is that of a capture under way.
+    pub(crate) fn is_being_captured(&self, graph: usize) -> bool {
+        self.captures.values().any(|capture| capture.graph == graph)
+    }
+
     /// Breaks a capture.
     pub(crate) fn invalidate(&mut self, capture: usize) {
         if let Some(capture) = self.captures.get_mut(&capture) {
@@ -171,7 +178,7 @@ pub(crate) fn stream_begin_capture(
     origin: Key,
     mode: CUstreamCaptureMode,
 ) -> CUresult {
-    let id = state.new_id();
+    let (id, graph) = (state.new_id(), state.new_id());
     let Some(stream) = state.streams.get_mut(&origin) else {
         return state.bad_handle("a stream");
     };
@@ -183,6 +190,7 @@ pub(crate) fn stream_begin_capture(
     }
     stream.capture = Some(id);
     let capture = Capture {
+        graph,
         origin,
         mode,
         thread: std::thread::current().id(),
@@ -219,6 +227,7 @@ pub(crate) fn stream_end_capture(state: &mut State, on: Key, graph: Out<CUgraph>
         }
     }
     if capture.invalid {
+        state.let_go_of(capture.graph);
         return CUresult::ERROR_STREAM_CAPTURE_INVALIDATED;
     }
     let at = |clock: Option<&Clock>, of: Key| {
@@ -229,15 +238,16 @@ pub(crate) fn stream_end_capture(state: &mut State, on: Key, graph: Out<CUgraph>
         at(Some(clock), stream) == at(capture.clocks.get(&on), stream)
     };
     if !capture.clocks.iter().all(joined) {
+        state.let_go_of(capture.graph);
         return CUresult::ERROR_STREAM_CAPTURE_UNJOINED;
     }
     // A caller that is told of an error has no graph to destroy.
     if state.failing {
+        state.let_go_of(capture.graph);
         return CUresult::SUCCESS;
     }
-    let id = state.new_id();
-    state.graphs.insert(id, capture.ops);
-    graph.set(CUgraph(std::ptr::without_provenance_mut(id)));
+    state.graphs.insert(capture.graph, capture.ops);
+    graph.set(CUgraph(std::ptr::without_provenance_mut(capture.graph)));
     CUresult::SUCCESS
 }
 
@@ -260,7 +270,7 @@ pub(crate) fn stream_get_capture_info(
     on: Key,
     status: Out<CUstreamCaptureStatus>,
     id: Out<u64>,
-    _graph: Out<CUgraph>,
+    graph: Out<CUgraph>,
     _dependencies: Out<*const CUgraphNode>,
     _num_dependencies: Out<usize>,
 ) -> CUresult {
@@ -269,6 +279,9 @@ pub(crate) fn stream_get_capture_info(
             status.set(found);
             if let Some(capture) = capture {
                 id.set(capture as u64);
+                if let Some(under_way) = state.captures.get(&capture) {
+                    graph.set(CUgraph(std::ptr::without_provenance_mut(under_way.graph)));
+                }
             }
             CUresult::SUCCESS
         }

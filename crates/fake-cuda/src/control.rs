@@ -109,11 +109,13 @@ pub enum Kind {
     GraphExecs = 7,
     /// Memory pools.
     MemoryPools = 8,
+    /// User objects.
+    UserObjects = 9,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [Kind; 10] = [
         Kind::Contexts,
         Kind::Streams,
         Kind::Events,
@@ -123,6 +125,7 @@ impl Kind {
         Kind::Graphs,
         Kind::GraphExecs,
         Kind::MemoryPools,
+        Kind::UserObjects,
     ];
 }
 
@@ -132,7 +135,7 @@ fn live(state: &State, kind: c_int) -> usize {
         1 => state
             .streams
             .values()
-            .filter(|stream| stream.kind == StreamKind::Created)
+            .filter(|stream| stream.kind == StreamKind::Created && !stream.destroyed)
             .count(),
         2 => state
             .events
@@ -145,6 +148,7 @@ fn live(state: &State, kind: c_int) -> usize {
         6 => state.graphs.len(),
         7 => state.execs.len(),
         8 => state.pools.len(),
+        9 => state.user_objects.len(),
         _ => 0,
     }
 }

@@ -17,6 +17,7 @@ mod functions {
     pub(super) use crate::memory::*;
     pub(super) use crate::module::*;
     pub(super) use crate::stream::*;
+    pub(super) use crate::user_object::*;
 }
 
 macro_rules! export {

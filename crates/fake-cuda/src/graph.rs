@@ -95,6 +95,7 @@ pub(crate) fn graph_instantiate_with_flags(
         Err(code) => return code,
     };
     let (id, ended) = (state.new_id(), state.new_id());
+    state.keep_as(graph.0.addr(), id);
     state.events.insert(ended, Event::internal(context));
     state.execs.insert(id, Exec { ops, ended });
     exec.set(CUgraphExec(std::ptr::without_provenance_mut(id)));
@@ -138,15 +139,28 @@ pub(crate) fn graph_exec_destroy(state: &mut State, exec: CUgraphExec) -> CUresu
     if let Err(code) = state.disturb_captures() {
         return code;
     }
-    match state.execs.remove(&exec.0.addr()) {
-        Some(_) => CUresult::SUCCESS,
-        None => state.bad_handle("an executable graph"),
+    let Some(destroyed) = state.execs.remove(&exec.0.addr()) else {
+        return state.bad_handle("an executable graph");
+    };
+    // What it kept is let go after its last launch.
+    match state.events.get(&destroyed.ended) {
+        Some(event) if event.done < event.sequence => {
+            let (on, kept) = (event.stream, state.kept.remove(&exec.0.addr()));
+            state.push(on, Op::LetGo(kept.unwrap_or_default()))
+        }
+        _ => {
+            state.let_go_of(exec.0.addr());
+            CUresult::SUCCESS
+        }
     }
 }
 
 pub(crate) fn graph_destroy(state: &mut State, graph: CUgraph) -> CUresult {
     match state.graphs.remove(&graph.0.addr()) {
-        Some(_) => CUresult::SUCCESS,
+        Some(_) => {
+            state.let_go_of(graph.0.addr());
+            CUresult::SUCCESS
+        }
         None => state.bad_handle("a graph"),
     }
 }

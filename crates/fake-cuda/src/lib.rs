@@ -43,6 +43,7 @@ mod module;
 mod queue;
 mod state;
 mod stream;
+mod user_object;
 
 /// The environment variable with the times of kernels, for a program in a process of its own: `NAME=MICROSECONDS`, separated by
 /// commas. A name stands for all kernels whose names begin with it, and the first that fits counts. All other operations take a

@@ -323,6 +323,16 @@ pub(crate) fn launch_kernel_ex(
         return code;
     }
     let on = stream::key_of(state, config.stream);
+    // What such drivers do is documented nowhere; only that their graphs have no edges for it.
+    if with_attributes.programmatic != 0
+        && state.config.version < 12_030
+        && let Some(capture) = state.streams.get(&on).and_then(|stream| stream.capture)
+    {
+        state
+            .violation("a launch that may begin early was captured by a driver before 12.3".into());
+        state.invalidate(capture);
+        return CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     launch(state, function, with_attributes, on, &params)
 }
 

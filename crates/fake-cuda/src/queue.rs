@@ -53,6 +53,8 @@ pub(crate) enum Op {
         module: usize,
         touches: Vec<(u64, Identity)>,
     },
+    /// What a graph kept that was destroyed after its launches were queued.
+    LetGo(Vec<usize>),
 }
 
 impl Op {
@@ -82,7 +84,7 @@ impl Op {
             Op::Fill { bytes, .. } => format!("a fill of {bytes} bytes"),
             Op::Launch { launch, .. } => format!("kernel {}", launch.name()),
             Op::Free { .. } => "a free".to_owned(),
-            Op::Record { .. } | Op::Wait { .. } => "an event".to_owned(),
+            Op::Record { .. } | Op::Wait { .. } | Op::LetGo(_) => "an event".to_owned(),
         }
     }
 }
@@ -163,6 +165,7 @@ impl State {
                 }
             }
             Op::Free { address, identity } => self.free(address, identity),
+            Op::LetGo(objects) => self.let_go(objects),
             _ if self.lost.is_some() => {}
             Op::Copy { to, from, bytes } => self.copy(&to, &from, bytes),
             Op::Fill { to, pattern, bytes } => {

@@ -13,6 +13,7 @@ use crate::memory::{Allocation, Identity, Pool};
 use crate::module::{Function, Module};
 use crate::queue::Op;
 use crate::stream::{Key, Stream};
+use crate::user_object::UserObject;
 
 /// What kind of machine this is.
 pub(crate) struct Config {
@@ -78,6 +79,9 @@ pub(crate) struct State {
     pub(crate) captures: HashMap<usize, Capture>,
     pub(crate) graphs: HashMap<usize, Vec<Op>>,
     pub(crate) execs: HashMap<usize, Exec>,
+    pub(crate) user_objects: HashMap<usize, UserObject>,
+    /// The objects that each graph keeps, captured ones and those under way, ready to launch or not.
+    pub(crate) kept: HashMap<usize, Vec<usize>>,
     pub(crate) launches: Vec<Arc<FakeLaunch>>,
 }
 

@@ -24,6 +24,8 @@ pub(crate) struct Stream {
     /// Whether the legacy default stream waits for it, and it for that.
     pub(crate) blocking: bool,
     pub(crate) kind: StreamKind,
+    /// Its handle is none any more; what is queued still runs.
+    pub(crate) destroyed: bool,
 }
 
 /// Where a stream comes from.
@@ -57,7 +59,15 @@ pub(crate) fn key_of(state: &mut State, stream: CUstream) -> Key {
     let (thread, kind) = match stream {
         CUstream::NULL | CUstream::LEGACY => (0, StreamKind::Legacy),
         CUstream::PER_THREAD => (thread_number(), StreamKind::OfThread),
-        CUstream(handle) => return handle.addr(),
+        CUstream(handle) => {
+            let key = handle.addr();
+            let destroyed = |stream: &Stream| stream.destroyed;
+            return if state.streams.get(&key).is_some_and(destroyed) {
+                0
+            } else {
+                key
+            };
+        }
     };
     let context = crate::device::current_context();
     if context.is_null() {
@@ -80,6 +90,7 @@ impl Stream {
             capture: None,
             blocking,
             kind,
+            destroyed: false,
         }
     }
 }
@@ -103,19 +114,16 @@ pub(crate) fn stream_create_with_priority(
 }
 
 pub(crate) fn stream_destroy(state: &mut State, stream: Key) -> CUresult {
-    // Work still queued is finished, as the real driver does in the background.
-    state.run(stream, None);
-    match state.streams.get(&stream).map(|stream| stream.capture) {
-        Some(capture) => {
-            if let Some(id) = capture {
-                state.violation("a stream was destroyed within a capture".into());
-                state.invalidate(id);
-            }
-            state.streams.remove(&stream);
-            CUresult::SUCCESS
-        }
-        None => state.bad_handle("a stream"),
+    let Some(queue) = state.streams.get_mut(&stream) else {
+        return state.bad_handle("a stream");
+    };
+    // Work still queued stays so: the real driver finishes it in the background, some time or other.
+    queue.destroyed = true;
+    if let Some(id) = queue.capture {
+        state.violation("a stream was destroyed within a capture".into());
+        state.invalidate(id);
     }
+    CUresult::SUCCESS
 }
 
 /// Waiting for a stream in a capture breaks the capture.

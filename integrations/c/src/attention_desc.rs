@@ -139,7 +139,7 @@ pub struct AttentionMemory {
     pub block_table: *const i32,
     /// ALiBi slopes.
     pub alibi_slopes: *const f32,
-    /// Sinks, one for each query head.
+    /// Sinks, one for each query head; minus infinity for a head without one.
     pub sinks: *const f32,
     /// The bias, of the tensors' element type.
     pub bias: *const c_void,

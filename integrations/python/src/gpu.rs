@@ -10,7 +10,7 @@ use warptile::driver::sys::{
     CUgraph, CUpointerAttribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use warptile::driver::{Context, Driver};
-use warptile::gpu::{Addresses, AppendAddresses, Gpu, MergeAddresses, Prepared, PreparedAppend};
+use warptile::gpu::{Addresses, AppendAddresses, Gpu, MergeAddresses, PreparedAppend};
 use warptile::{
     Append, Call, Choice, DeviceProfile, ElementType, Merge, Plan, Problem, QuantizedType,
 };
@@ -22,8 +22,8 @@ use crate::errors::{Failure, Result};
 pub(crate) struct Opened {
     gpu: Gpu,
     workspaces: Mutex<HashMap<Queue, Workspace>>,
-    /// What was launched in captures: a graph may replay it at any time.
-    captured: Mutex<Vec<Prepared>>,
+    /// Workspaces of graphs that are gone.
+    free: Free,
     appends: Mutex<Vec<(AppendTypes, PreparedAppend)>>,
 }
 
@@ -35,15 +35,32 @@ type AppendTypes = (ElementType, Option<QuantizedType>);
 struct Queue {
     /// Number of the stream, which no later stream gets, as one may get its handle; in a capture its handle.
     stream: u64,
-    /// Number of the capture under way: its graph may run beside the stream's other work.
+    /// Number of the capture under way, which no later one gets: its graph may run beside the stream's other work.
     capture: Option<u64>,
 }
 
-/// Device memory that the launches of a queue take turns with. It is never freed: a graph may use it.
+/// Device memory that the launches of a queue take turns with. All of them leave it as they found it. It is never given back to the
+/// driver, but that of a graph is taken by others once the graph is gone.
 #[derive(Debug, Clone, Copy)]
 struct Workspace {
     address: u64,
     bytes: usize,
+}
+
+/// Workspaces to be taken. Nobody calls the driver with the lock, as a thread of the driver's adds to the list.
+type Free = Arc<Mutex<Vec<(Queue, Workspace)>>>;
+
+/// What a graph keeps: its workspace is free when this is dropped.
+struct Lease {
+    queue: Queue,
+    workspace: Workspace,
+    free: Free,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        lock(&self.free).push((self.queue, self.workspace));
+    }
 }
 
 static OPENED: Mutex<BTreeMap<u32, Arc<Opened>>> = Mutex::new(BTreeMap::new());
@@ -89,7 +106,7 @@ pub(crate) fn open(ordinal: u32) -> Result<Arc<Opened>> {
     let made = Arc::new(Opened {
         gpu,
         workspaces: Mutex::default(),
-        captured: Mutex::default(),
+        free: Free::default(),
         appends: Mutex::default(),
     });
     opened.insert(ordinal, made.clone());
@@ -127,14 +144,22 @@ pub(crate) unsafe fn forward(
     let stream = handle(stream);
     let context = opened.gpu.context();
     context.within(|| {
-        let queue = queue_of(context, stream)?;
-        let workspace = opened.workspace(queue, &prepared)?;
+        let (queue, graph) = queue_of(context, stream)?;
+        let plan = prepared.plan();
+        let workspace = match graph {
+            None => opened.workspace_of_stream(queue, plan.scratch().bytes)?,
+            Some(graph) => {
+                let mut needed = 0;
+                for step in plan.steps() {
+                    needed = needed.max(step.shape(call)?.workspace_bytes);
+                }
+                // SAFETY: the stream is being captured into it, which the caller does on this thread or lets this one join.
+                unsafe { opened.workspace_of_graph(queue, graph, needed) }?
+            }
+        };
         // SAFETY: the context is current, the caller's promise, and for the workspace: it is large enough, was zeroed, and is that
-        // of the stream or of the capture alone. `captured` keeps what a graph needs.
+        // of the stream or of the capture alone. The GPU that prepared the kernels lives as long as the process.
         unsafe { prepared.launch_raw(stream, call, addresses, workspace) }?;
-        if queue.capture.is_some() {
-            lock(&opened.captured).push(prepared.clone());
-        }
         Ok(())
     })
 }
@@ -188,8 +213,32 @@ impl Opened {
         Ok(made)
     }
 
-    fn workspace(&self, queue: Queue, prepared: &Prepared) -> Result<u64> {
-        let needed = prepared.plan().scratch().bytes;
+    /// Memory for eager launches: as much as the largest call of the problem needs, so that lengths may grow.
+    fn workspace_of_stream(&self, queue: Queue, needed: usize) -> Result<u64> {
+        let mut workspaces = lock(&self.workspaces);
+        match workspaces.get(&queue) {
+            _ if needed == 0 => Ok(0),
+            Some(known) if known.bytes >= needed => Ok(known.address),
+            // An outgrown one stays, for its launches may not have ended.
+            _ => {
+                let made = self.zeroed(needed)?;
+                workspaces.insert(queue, made);
+                Ok(made.address)
+            }
+        }
+    }
+
+    /// Memory for launches that are being captured: as much as this one needs, in a power of two, so that all that a graph has outgrown
+    /// is no more than what it has, and what one leaves suits the next.
+    ///
+    /// # Safety
+    /// As [`Context::keep_with_graph`]: `graph` is the one that the queue's stream is being captured into.
+    unsafe fn workspace_of_graph(
+        &self,
+        queue: Queue,
+        graph: CUgraph,
+        needed: usize,
+    ) -> Result<u64> {
         if needed == 0 {
             return Ok(0);
         }
@@ -199,19 +248,45 @@ impl Opened {
         {
             return Ok(known.address);
         }
-        // An outgrown one stays, for its launches may not have ended.
-        let address = self.gpu.context().permanent_zeroed(needed)?;
-        let made = Workspace {
-            address,
-            bytes: needed,
+        let workspace = match self.take_free(&mut workspaces, needed) {
+            Some(workspace) => workspace,
+            None => self.zeroed(needed.next_power_of_two())?,
         };
-        workspaces.insert(queue, made);
-        Ok(address)
+        let lease = Lease {
+            queue,
+            workspace,
+            free: self.free.clone(),
+        };
+        // SAFETY: the caller's promise. A lease that is dropped calls nobody, and waits for a lock with which nobody calls the driver.
+        unsafe { self.gpu.context().keep_with_graph(graph, Box::new(lease)) }?;
+        workspaces.insert(queue, workspace);
+        Ok(workspace.address)
+    }
+
+    /// The smallest free workspace of at least so many bytes. Forgets the queues of graphs that are gone.
+    fn take_free(
+        &self,
+        workspaces: &mut HashMap<Queue, Workspace>,
+        needed: usize,
+    ) -> Option<Workspace> {
+        let mut free = lock(&self.free);
+        for (queue, _) in &*free {
+            workspaces.remove(queue);
+        }
+        let fits = |(_, (_, workspace)): &(usize, &(Queue, Workspace))| workspace.bytes >= needed;
+        let fitting = free.iter().enumerate().filter(fits);
+        let (at, _) = fitting.min_by_key(|(_, (_, workspace))| workspace.bytes)?;
+        Some(free.swap_remove(at).1)
+    }
+
+    fn zeroed(&self, bytes: usize) -> Result<Workspace> {
+        let address = self.gpu.context().permanent_zeroed(bytes)?;
+        Ok(Workspace { address, bytes })
     }
 }
 
-/// Whose turn a launch on this stream takes. The context is current.
-fn queue_of(context: &Context, stream: CUstream) -> Result<Queue> {
+/// Whose turn a launch on this stream takes, and the graph that it is being captured into. The context is current.
+fn queue_of(context: &Context, stream: CUstream) -> Result<(Queue, Option<CUgraph>)> {
     let api = context.driver().api();
     let mut status = CUstreamCaptureStatus::NONE;
     let mut capture = 0;
@@ -229,11 +304,17 @@ fn queue_of(context: &Context, stream: CUstream) -> Result<Queue> {
     };
     expect(code, "asking whether the stream is being captured")?;
     if status != CUstreamCaptureStatus::NONE {
+        if status != CUstreamCaptureStatus::ACTIVE {
+            return Err(Failure::Device(
+                "the stream is in a capture that an earlier call has broken".to_owned(),
+            ));
+        }
         // A stream that is being captured may not be asked for its number, and cannot be destroyed before the capture ends.
-        return Ok(Queue {
+        let queue = Queue {
             stream: stream.0 as u64,
             capture: Some(capture),
-        });
+        };
+        return Ok((queue, Some(graph)));
     }
     let mut number = stream.0 as u64;
     if let Some(stream_get_id) = api.stream_get_id {
@@ -241,10 +322,11 @@ fn queue_of(context: &Context, stream: CUstream) -> Result<Queue> {
         let code = unsafe { stream_get_id(stream, &mut number) };
         expect(code, "asking for the number of the stream")?;
     }
-    Ok(Queue {
+    let queue = Queue {
         stream: number,
         capture: None,
-    })
+    };
+    Ok((queue, None))
 }
 
 fn expect(code: CUresult, what: &str) -> Result<()> {

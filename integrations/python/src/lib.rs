@@ -51,7 +51,7 @@ mod native {
     ///     scale: Factor of the scores; `1 / sqrt(head size)` if not given.
     ///     softcap: Bounds the scores: `softcap * tanh(score / softcap)`. 0 or None for no bound.
     ///     alibi_slopes: `float32`, `[heads]` or `[batch, heads]`: `slope * distance` is subtracted from the scores.
-    ///     sinks: `float32`, `[heads]`: a logit that joins the denominator of every row.
+    ///     sinks: `float32`, `[heads]`: a logit that joins the denominator of every row; -inf for a head without one.
     ///     bias: Is added to the scores; of q's type and any shape that broadcasts to `[batch, heads, queries, keys]`.
     ///     key_mask: Hides keys where it is false; `bool`, of any such shape.
     ///     layout: Order of the dimensions of q, k, v and out: `"bshd"` or `"bhsd"`, that is `[batch, heads, length, head size]`.

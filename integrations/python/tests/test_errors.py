@@ -70,7 +70,7 @@ class Errors(unittest.TestCase):
         q = tensor()
         self.fails(ValueError, "scale is inf", q, q, q, scale=float("inf"))
         self.fails(ValueError, "softcap is -1", q, q, q, softcap=-1.0)
-        self.fails(ValueError, "sinks is NaN", q, q, q, sinks=[float("nan")] * 4)
+        self.fails(ValueError, r"sinks\[0\] is NaN", q, q, q, sinks=[float("nan")] * 4)
         self.fails(ValueError, "window has a side of -2 keys", q, q, q, window=(-2, 0))
         self.fails(ValueError, "window has a side of 4294967296 keys", q, q, q, window=(2**32, 0))
         self.fails(ValueError, "cannot be combined", q, q, q, window=(2, 0), causal="top-left")

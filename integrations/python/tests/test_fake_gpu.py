@@ -275,9 +275,55 @@ class FakeGpu(unittest.TestCase):
         for stream in (first, second):
             self.assertEqual(growth(lambda: tensors.attention(stream=stream.value)), 1)
             self.assertEqual(growth(lambda: tensors.attention(stream=stream.value)), 0)
+        # Until nothing is left of other tests' graphs.
+        while growth(lambda: capture(first)) == 0:
+            pass
         for stream in (first, first, second):
             self.assertEqual(growth(lambda: capture(stream)), 1)
         self.assertEqual(growth(lambda: tensors.attention(stream=first.value)), 0)
+
+    def test_a_graph_takes_over_the_workspace_of_one_that_is_gone(self):
+        tensors, stream = GpuTensors((1, 1, 8, 128), kv_shape=(1, 65536, 8, 128)), self.stream()
+        more = GpuTensors((1, 1, 64, 128), kv_shape=(1, 65536, 8, 128))
+        DEVICE_MEMORY, USER_OBJECTS = 3, 9
+
+        def check(code):
+            self.assertEqual(code, 0)
+
+        def captured(*calls):
+            graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
+            check(self.fake.cuStreamBeginCapture_v2(stream, 0))
+            for call in calls:
+                call.attention(stream=stream.value)
+            check(self.fake.cuStreamEndCapture(stream, ctypes.byref(graph)))
+            check(self.fake.cuGraphInstantiateWithFlags(ctypes.byref(ready), graph, ctypes.c_uint64(0)))
+            check(self.fake.cuGraphDestroy(graph))
+            return ready
+
+        # Kernels are loaded, and other tests' graphs have left what they had.
+        kept = [captured(tensors, more) for _ in range(3)]
+        before = self.fake.fake_live(DEVICE_MEMORY), self.fake.fake_live(USER_OBJECTS)
+        for ready in kept:
+            check(self.fake.cuGraphExecDestroy(ready))
+        for _ in range(10):
+            kept = [captured(tensors, more, tensors) for _ in range(3)]
+            for ready in kept:
+                check(self.fake.cuGraphLaunch(ready, stream))
+                # A launch is under way: its workspace is not free.
+                check(self.fake.cuGraphExecDestroy(ready))
+            self.assertEqual(self.fake.fake_live(USER_OBJECTS), before[1])
+            self.fake.cuCtxSynchronize()
+            self.assertLess(self.fake.fake_live(USER_OBJECTS), before[1])
+        self.assertEqual(self.fake.fake_live(DEVICE_MEMORY), before[0])
+        # A capture that comes to nothing leaves its own, too.
+        check(self.fake.cuStreamBeginCapture_v2(stream, 0))
+        more.attention(stream=stream.value)
+        self.fake.cuStreamSynchronize(stream)
+        with self.assertRaisesRegex(warptile.DeviceError, "broken"):
+            more.attention(stream=stream.value)
+        graph = ctypes.c_void_p()
+        self.assertNotEqual(self.fake.cuStreamEndCapture(stream, ctypes.byref(graph)), 0)
+        self.assertEqual(self.fake.fake_live(DEVICE_MEMORY), before[0])
 
     def test_captures(self):
         tensors, stream, graph = GpuTensors((1, 2048, 8, 128)), self.stream(), ctypes.c_void_p()

@@ -47,7 +47,7 @@ impl Attention {
     }
 
     /// Attention sinks: one logit per query head that joins the denominator of every row, as if there were one more key with
-    /// that score and the value 0.
+    /// that score and the value 0. A head whose logit is minus infinity has no sink.
     pub fn sinks(mut self, sinks: &[f32]) -> Self {
         self.sinks = Some(sinks.into());
         self.scoring.sinks = true;

@@ -83,7 +83,7 @@ arguments! {
     key_lengths: KeyLengths = "key_lengths";
     /// ALiBi slopes as `f32`.
     slopes: Slopes = "alibi_slopes";
-    /// Sinks as `f32`, one per query head.
+    /// Sinks as `f32`, one per query head; minus infinity for none.
     sinks: Sinks = "sinks";
     /// The additive bias, in the tensors' element type.
     bias: Bias = "bias";

@@ -2,12 +2,13 @@
 
 use std::marker::PhantomData;
 
-use warptile_driver::DevicePointer;
 use warptile_driver::sys::CUstream;
+use warptile_driver::{Context, DevicePointer};
 
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::gpu::arguments::Addresses;
+use crate::gpu::memory::place;
 use crate::gpu::{Gpu, Prepared};
 use crate::plan::Scratch;
 
@@ -17,9 +18,11 @@ use crate::plan::Scratch;
 /// belongs to one thread as well. Make one session per thread and stream, before any capture begins; launches in a capture take
 /// a session of their own, which no eager launch uses.
 ///
-/// The workspace is freed with the device's context: a graph that captured a launch may be replayed after the session is gone.
+/// The workspace is freed with the device's context, which the session keeps: a graph that captured a launch may be replayed after
+/// the session is gone, as long as something else keeps the context.
 #[derive(Debug)]
 pub struct Session {
+    context: Context,
     stream: CUstream,
     workspace: DevicePointer,
     workspace_bytes: usize,
@@ -43,6 +46,7 @@ impl Session {
     /// When the device is out of memory.
     pub fn with_scratch(gpu: &Gpu, stream: CUstream, scratch: Scratch) -> Result<Self> {
         Ok(Session {
+            context: gpu.context().clone(),
             stream,
             workspace: gpu.context().permanent_zeroed(scratch.bytes)?,
             workspace_bytes: scratch.bytes,
@@ -59,7 +63,8 @@ impl Session {
     /// Submits a call to the stream.
     ///
     /// # Errors
-    /// As [`Prepared::launch_raw`]; [`Error::SessionTooSmall`].
+    /// As [`Prepared::launch_raw`]; [`Error::SessionTooSmall`]; [`Error::DeviceMismatch`] if the session is of another device than the
+    /// kernels.
     ///
     /// # Safety
     /// As [`Prepared::launch_raw`], but for the workspace: no two graphs, and no graph and an eager launch, use the same
@@ -70,6 +75,13 @@ impl Session {
         call: &Call,
         addresses: &Addresses,
     ) -> Result<()> {
+        if !prepared.context().is_same(&self.context) {
+            return Err(Error::DeviceMismatch {
+                argument: "session",
+                expected: place(prepared.context()),
+                found: place(&self.context),
+            });
+        }
         let needed = prepared.plan().scratch().bytes;
         if needed > self.workspace_bytes {
             return Err(Error::SessionTooSmall {
@@ -77,7 +89,7 @@ impl Session {
                 available: self.workspace_bytes,
             });
         }
-        // SAFETY: the caller's promise; the workspace is large enough for the plan, zeroed, and this session's own.
+        // SAFETY: the caller's promise; the workspace is of the context, large enough for the plan, zeroed, and this session's own.
         unsafe { prepared.launch_raw(self.stream, call, addresses, self.workspace) }
     }
 }

@@ -121,6 +121,44 @@ fn sinks_far_above_and_below_the_scores() {
     }
 }
 
+/// Of one row and of several, over one tile and several, hidden or not.
+#[test]
+fn a_sink_of_minus_infinity_is_none() {
+    let mask = tiles_hidden();
+    for scoring in [
+        masked(),
+        masked().mask(Mask::causal()),
+        masked().softcap(3.0),
+    ] {
+        let operands = Operands::none().key_mask(&mask);
+        let without = attend(scoring, 1.0, &operands);
+        let mut with_sinks = scoring;
+        with_sinks.sinks = true;
+        let none = [f32::NEG_INFINITY];
+        let with = attend(with_sinks, 1.0, &operands.sinks(&none));
+        let bits = |(out, lse): (Vec<f32>, Vec<f32>)| -> Vec<u32> {
+            out.iter().chain(&lse).map(|x| x.to_bits()).collect()
+        };
+        assert_eq!(bits(with), bits(without), "{scoring}");
+    }
+    verify_text("b2 q9 k0 h4/2 d32 f16 sinks seed=4");
+    verify_text("b2 q300 k260 h16/2 d32 bf16 mask=causal sinks seed=5");
+}
+
+/// A scale and queries so that their product is as usual, and where it is not.
+#[test]
+fn the_largest_scales_are_right() {
+    for scale in [Scoring::MAX_SCALE, -Scoring::MAX_SCALE] {
+        for softcap in [None, Some(2.0)] {
+            let mut scoring = Scoring::new().scale(scale);
+            scoring.softcap = softcap;
+            let (usual, _) = attend(scoring, 1.0 / Scoring::MAX_SCALE, &Operands::none());
+            let (huge, _) = attend(scoring, 1.0, &Operands::none());
+            assert!(usual.iter().chain(&huge).all(|x| x.is_finite()));
+        }
+    }
+}
+
 #[test]
 fn used_lengths_count_for_the_alignment_of_masks_and_alibi() {
     for text in [

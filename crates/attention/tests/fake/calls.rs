@@ -246,6 +246,37 @@ fn calls_of_one_shape_have_the_maps_of_their_own_tensors() {
     fake.assert_clean();
 }
 
+/// The memory of a tensor that is gone is that of another one, of another shape.
+#[test]
+fn a_call_at_an_address_of_before_has_its_own_maps() {
+    let fake = FakeDriver::open();
+    let shapes = [[2, 50, 2, 64], [1, 100, 2, 64]];
+    let (backend, x) = ones(&fake, shapes[0]);
+    let address = x.device_slice().unwrap().pointer();
+    drop(x);
+    let attention = Attention::new().choice(kernel(MAPPED));
+    for turn in 0..6 {
+        let x = ones_on(&backend, shapes[turn % 2]);
+        assert_eq!(x.device_slice().unwrap().pointer(), address);
+        drop(attention.forward(&x, (&x, &x)).unwrap());
+    }
+    backend.synchronize().unwrap();
+    let launches = fake.launches();
+    assert_eq!(launches.len(), 6);
+    for (turn, launch) in launches.iter().enumerate() {
+        let [batch, rows, heads, head_dim] = shapes[turn % 2].map(|extent| extent as u64);
+        let map: [u64; 6] = bytemuck::pod_read_unaligned(&launch.params()[..48]);
+        assert_eq!(
+            map,
+            [address, 4, head_dim, rows, heads, batch],
+            "turn {turn}"
+        );
+        assert_eq!(block(launch).sequences.query_len as u64, rows);
+    }
+    drop(backend);
+    fake.assert_clean();
+}
+
 /// Kernels of Hopper wait for the launch ahead themselves, so theirs may begin early. CTAs that stay and fit a multiprocessor in twos do so
 /// where they have one each, by asking for more shared memory than two could have, or where they fill all the room there is.
 #[test]

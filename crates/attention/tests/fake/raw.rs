@@ -3,7 +3,7 @@
 use warptile::gpu::{Addresses, Gpu, Prepared, Session};
 use warptile::{Append, Call, ElementType, Error, Layout, Merge, Quantization, QuantizedType};
 use warptile_driver::{DeviceBuffer, Stream};
-use warptile_fake_cuda::FakeDriver;
+use warptile_fake_cuda::{FakeDriver, Kind};
 
 use crate::{MAPPED, PLAIN, block, gpu, kernel};
 
@@ -14,6 +14,49 @@ fn call() -> Call {
         .device_key_lengths(8)
         .build()
         .unwrap()
+}
+
+#[test]
+fn a_session_is_for_kernels_of_its_own_device_and_keeps_the_context() {
+    let fake = FakeDriver::open();
+    fake.set_device_count(2);
+    let setup = Setup::new(&fake);
+    let driver = setup.gpu.context().driver();
+    let other = Gpu::new(driver, 1).unwrap();
+    let session = Session::new(&other, setup.stream.raw()).unwrap();
+    let call = call();
+    let prepared = setup.gpu.prepare(call.problem(), &kernel(PLAIN)).unwrap();
+    // SAFETY: refused.
+    let refused = unsafe { session.launch(&prepared, &call, &setup.addresses()) };
+    assert!(
+        matches!(
+            &refused,
+            Err(Error::DeviceMismatch { argument: "session", expected, found })
+                if expected == "cuda:0" && found == "cuda:1"
+        ),
+        "{refused:?}"
+    );
+    drop(other);
+    // Its workspace is still there.
+    assert_eq!(fake.live(Kind::Contexts), 2);
+    drop(session);
+    assert_eq!(fake.live(Kind::Contexts), 1);
+}
+
+#[test]
+fn what_was_planned_for_another_device_is_not_found_again() {
+    let fake = FakeDriver::open();
+    let gpu = gpu(&fake);
+    let call = call();
+    let grid = |gpu: &Gpu| {
+        let prepared = gpu.prepare(call.problem(), &kernel(MAPPED)).unwrap();
+        prepared.plan().steps()[0].shape(&call).unwrap().grid
+    };
+    let many = grid(&gpu);
+    let mut profile = gpu.profile().clone();
+    profile.multiprocessors = 3;
+    let gpu = gpu.with_profile(profile);
+    assert!(grid(&gpu) < many, "{many}");
 }
 
 /// Memory of 16 tensors of the call, apart from each other.

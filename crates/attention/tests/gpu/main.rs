@@ -16,6 +16,7 @@ mod draw;
 mod e4m3;
 mod early;
 mod errors;
+mod extremes;
 mod growing;
 mod harness;
 mod invariance;

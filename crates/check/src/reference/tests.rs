@@ -109,6 +109,17 @@ fn a_sink_joins_the_denominator_only() {
 }
 
 #[test]
+fn a_sink_of_minus_infinity_is_none() {
+    let mut scoring = Scoring::new();
+    scoring.sinks = true;
+    let none = Operands::none().sinks(&[f32::NEG_INFINITY]);
+    for keys in [&[0.0, 1.0][..], &[-3.0], &[]] {
+        let without = run(keys, Scoring::new(), &Operands::none());
+        assert_eq!(run(keys, scoring, &none), without);
+    }
+}
+
+#[test]
 fn no_keys_give_zero_and_minus_infinity() {
     let nothing = run(&[], Scoring::new(), &Operands::none());
     assert_eq!(nothing, (0.0, f64::NEG_INFINITY));

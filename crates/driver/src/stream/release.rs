@@ -155,6 +155,7 @@ impl Inner {
                 self.context.retire(Retired::Memory(memory.pointer));
             }
             self.retire(attached);
+            self.context.lose_end();
             return;
         }
         for memory in orphans {
@@ -162,6 +163,21 @@ impl Inner {
         }
         if !attached.is_empty() && self.wait().is_err() {
             self.retire(attached);
+        }
+    }
+
+    /// Has the context know the end of what was launched here, which may use modules. The context is current.
+    fn note_end(&self) {
+        if !self.launched.load(Ordering::Relaxed) {
+            return;
+        }
+        // Of a stream in somebody else's capture no event tells the end of what came before that.
+        let known = !self.is_captured() && {
+            let marked = self.context.mark_end(self.raw);
+            marked.or_else(|_| self.wait_alone()).is_ok()
+        };
+        if !known {
+            self.context.lose_end();
         }
     }
 
@@ -179,13 +195,14 @@ impl Drop for Inner {
             && lock(&self.spares).is_empty()
             && lock(&self.attached).is_empty();
         let owned = matches!(self.holder, Holder::Us);
-        if empty && !owned {
+        if empty && !owned && !self.launched.load(Ordering::Relaxed) {
             return;
         }
         let context = self.context.clone();
         let _current = context.enter_to_release();
         self.give_up_alone();
         self.give_up_contents();
+        self.note_end();
         if owned {
             // SAFETY: this was the last user of a stream created here. Work still queued on it is
             // finished by the driver before the stream's resources go.

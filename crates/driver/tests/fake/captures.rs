@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use warptile_driver::sys::{CU_STREAM_NON_BLOCKING, CUcontext, CUgraph, CUresult, CUstream};
+use warptile_driver::sys::CUresult;
 use warptile_driver::{
     Context, DeviceBuffer, DriverError, Event, Graph, Module, PinnedBuffer, Result, Scratch, Stream,
 };
@@ -388,40 +388,6 @@ fn waits_and_graphs_of_ours_break_no_capture_of_somebody_else() {
         drop(foreign.end().expect("the capture is whole"));
     }
     drop((foreign, stream, context));
-    fake.assert_clean();
-}
-
-/// Somebody else has a capture under way in the primary context when the last handle of ours is dropped.
-#[test]
-fn the_end_of_a_context_breaks_no_capture_if_no_module_was_loaded() {
-    let fake = FakeDriver::open();
-    let driver = crate::driver(&fake).unwrap();
-    let (api, device) = (driver.api(), driver.device(0).unwrap());
-    let (mut raw, mut stream, mut graph) = (CUcontext::NULL, CUstream::NULL, CUgraph::NULL);
-    // SAFETY: all outlive the calls, and the handles are the driver's.
-    unsafe {
-        let expect = |code| assert_eq!(code, CUresult::SUCCESS);
-        expect((api.device_primary_ctx_retain)(&mut raw, device.raw()));
-        expect((api.ctx_push_current)(raw));
-        expect((api.stream_create_with_priority)(
-            &mut stream,
-            CU_STREAM_NON_BLOCKING,
-            0,
-        ));
-        for mode in MODES {
-            expect((api.stream_begin_capture)(stream, mode));
-            let context = Context::new(&device).unwrap();
-            let home = Stream::new(&context).unwrap();
-            drop(Scratch::zeroed(&context, 64).unwrap());
-            assert_eq!(ones(&home).to_vec().unwrap(), [1; 8]);
-            drop((home, context));
-            expect((api.stream_end_capture)(stream, &mut graph));
-            expect((api.graph_destroy)(graph));
-        }
-        expect((api.stream_destroy)(stream));
-        expect((api.ctx_pop_current)(&mut raw));
-        expect((api.device_primary_ctx_release)(device.raw()));
-    }
     fake.assert_clean();
 }
 

@@ -64,6 +64,7 @@ fn in_destructor(symbol: &str) -> bool {
         "Synchronize",
         "ThreadExchange",
         "IsCapturing",
+        "StreamQuery",
     ]
     .iter()
     .any(|word| symbol.contains(word))
@@ -206,6 +207,7 @@ fn kernels_with_all_options() {
             unsafe { kernel.launch(&stream, &config, &Increment::of(&buffer)) }?;
         }
         assert_eq!(buffer.to_vec()?, [3; 8]);
+        drop(buffer);
         stream.synchronize()
     });
 }

@@ -3,10 +3,12 @@
 mod alone;
 mod both;
 mod captures;
+mod ends;
 mod errors;
 mod faults;
 mod foreign;
 mod graphs;
+mod keep;
 mod launches;
 mod lifetimes;
 mod loading;

@@ -6,8 +6,8 @@ use std::thread;
 use bytemuck::{Pod, Zeroable};
 use warptile_driver::sys::CUstream;
 use warptile_driver::{
-    Context, DeviceBuffer, DriverError, Kernel, KernelOptions, LaunchConfig, Module, PinnedBuffer,
-    Stream,
+    Context, DeviceBuffer, DriverError, Graph, Kernel, KernelOptions, LaunchConfig, Module,
+    PinnedBuffer, Stream,
 };
 use warptile_fake_cuda::{FakeDriver, Kind};
 
@@ -82,6 +82,57 @@ fn anybody_may_capture_a_raw_launch() {
         // Nothing was kept behind the caller's back.
         drop((graph, foreign, kernel, buffer, stream, context));
         fake.assert_clean();
+    }
+}
+
+/// The edges of graphs that say so came with 12.3.
+#[test]
+fn a_launch_that_may_begin_early_is_captured_in_order_by_older_drivers() {
+    const EARLY: LaunchConfig = PLAIN.programmatic();
+    for (version, early) in [(12_020, 0), (12_030, 1)] {
+        for mode in MODES {
+            let fake = FakeDriver::open();
+            fake.set_version(version);
+            let context = context(&fake).unwrap();
+            let stream = Stream::new(&context).unwrap();
+            let foreign = Foreign::new(&context);
+            let kernel = increment(&context).unwrap();
+            let buffer = DeviceBuffer::<u32>::zeroed(&stream, 8).unwrap();
+            stream.synchronize().unwrap();
+            let block = Increment::of(&buffer);
+            let _current = context.enter().unwrap();
+            // SAFETY: the block is the kernel's, and kernel and buffer outlive both graphs.
+            let raw = |on| unsafe { kernel.launch_raw(on, &EARLY, &block) }.unwrap();
+            // SAFETY: as above.
+            let safe = |on: &Stream| unsafe { kernel.launch(on, &EARLY, &block) };
+            foreign.begin(mode);
+            raw(foreign.raw);
+            safe(&foreign.borrowed()).unwrap();
+            let theirs = foreign.end().expect("the capture is whole");
+            let ours = Graph::capture(&stream, safe).unwrap();
+            // Outside of captures such a launch begins early with any driver.
+            raw(stream.raw());
+            safe(&stream).unwrap();
+            ours.launch(&stream).unwrap();
+            theirs.launch(&foreign);
+            foreign.borrowed().synchronize().unwrap();
+            stream.synchronize().unwrap();
+            let launches = fake.launches();
+            let of = |on: CUstream| -> Vec<u32> {
+                let on = launches.iter().filter(|one| one.stream == on.0.addr());
+                on.map(|one| one.programmatic).collect()
+            };
+            assert_eq!(of(foreign.raw), [early; 2], "{version}, {mode:?}");
+            let mut on_ours = of(stream.raw());
+            on_ours.sort_unstable();
+            let mut expected = [1, 1, early];
+            expected.sort_unstable();
+            assert_eq!(on_ours, expected, "{version}, {mode:?}");
+            let asked = fake.calls_of("cuStreamIsCapturing");
+            // Of each raw launch, by the older driver alone.
+            assert_eq!(asked, if version < 12_030 { 2 } else { 0 });
+            assert_eq!(fake.violations(), Vec::<String>::new());
+        }
     }
 }
 

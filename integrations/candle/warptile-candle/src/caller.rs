@@ -145,6 +145,10 @@ impl Caller {
                 argument: name(argument),
                 value,
             },
+            warptile::Error::ScaleTooLarge { argument, value } => warptile::Error::ScaleTooLarge {
+                argument: name(argument),
+                value,
+            },
             other => other,
         };
         self.broken(renamed)

@@ -290,6 +290,15 @@ fn slopes_and_sinks_are_checked() {
     assert!(sinks.check_sinks(Some(&[0.0, -50.0])).is_ok());
     assert!(text(sinks.check_sinks(Some(&[0.0; 6]))).starts_with("sinks has 6 values; 2"));
     assert!(text(sinks.check_sinks(None)).starts_with("sinks is missing"));
+    assert!(sinks.check_sinks(Some(&[f32::NEG_INFINITY, 3e38])).is_ok());
+    for value in [f32::NAN, f32::INFINITY] {
+        assert_eq!(
+            text(sinks.check_sinks(Some(&[f32::NEG_INFINITY, value]))),
+            format!(
+                "sinks[1] is {value}, but must be a finite number, or -inf for a head without a sink"
+            )
+        );
+    }
 }
 
 #[test]
