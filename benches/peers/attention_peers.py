@@ -34,10 +34,12 @@ Needs: an NVIDIA GPU, PyTorch 2.5 or newer. Examples:
 
 import argparse
 import concurrent.futures
+import contextlib
 import ctypes
 import datetime
 import functools
 import json
+import pathlib
 import random
 import statistics
 import subprocess
@@ -247,6 +249,24 @@ def cache_runs(problem, found):
     return runs
 
 
+def call_once(problem, found, on_cache):
+    """Calls each contestant that can do the problem. What fails fails again, and is reported, where it is measured."""
+    calls = []
+    with contextlib.suppress(torch.cuda.OutOfMemoryError):
+        if problem.on_cache:
+            cache = cache_peers.Cache(problem, ELEMENTS[problem.element], 1)
+            for variants in on_cache.values():
+                with contextlib.suppress(Exception):
+                    calls += [lambda prepare=prepare: prepare()(0) for _, prepare in variants(cache)]
+        else:
+            inputs = inputs_of(problem)
+            calls += [lambda peer=peer: peer.call(problem, *peer.prepare(problem, *inputs)) for peer in found.values()]
+    for call in calls:
+        with contextlib.suppress(Exception):
+            call()
+    torch.cuda.synchronize()
+
+
 def not_slow(runs, method):
     """Those that may be the fastest peer. Of the others a few times are enough."""
 
@@ -344,6 +364,11 @@ def main():
     arguments.add_argument("--flashinfer", metavar="FOLDER", help="the folder that has FlashInfer's package")
     arguments.add_argument("--cudnn", metavar="FOLDER", help="the folder of another cuDNN than PyTorch's own")
     arguments.add_argument("--compile", action="store_true", help="only compile what FlashInfer and FlashAttention-4 need for the problems")
+    arguments.add_argument(
+        "--wait",
+        metavar="FILE",
+        help="first call each contestant once on each problem, which compiles what is compiled then, make this file, and begin when a line comes in",
+    )
     arguments.add_argument("--errors", action="store_true", help="measure errors against float64 instead of times")
     arguments.add_argument("--seeds", type=int, default=1, help="with --errors: how many inputs (default 1)")
     arguments.add_argument("--query-scale", type=float, default=1.0, help="with --errors: factor of the queries (default 1)")
@@ -375,6 +400,13 @@ def main():
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "versions": contestants.versions(found | on_cache, options),
     }
+    if options.wait:
+        for problem in problems:
+            call_once(problem, found, on_cache)
+        torch.cuda.empty_cache()
+        pathlib.Path(options.wait).touch()
+        if not sys.stdin.readline():
+            sys.exit("the input ended before a line")
     rows = []
 
     def write():

@@ -19,11 +19,11 @@ import subprocess
 import sys
 import time
 
-from checks import acceptance, alone, examples, launches, sanitizer, tests, tile, verify
+from checks import acceptance, alone, controls, examples, launches, sanitizer, tests, tile, verify
 from compiled import COMPILED, LAUNCH_PTX, USES, Compiled, Ptx
 from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, device, now, stop
 from summary import table
-from times import PEERS_BY_PLACE, bench, decode, errors, ncu, peers, tune
+from times import PEERS_BY_PLACE, Prepared, bench, decode, errors, ncu, peers, tune
 
 # In the order in which they run: first those that take no times, while what peers need is compiled. Then those that take times, one after
 # the other, nothing beside them; `ncu` takes what `bench` found. Tests that take all of the GPU's memory come last.
@@ -53,9 +53,10 @@ ON_FIRST_GPU = ("errors", *TIMED)
 # Of the half of the host's cores that they have then, those on which nothing is compiled: what takes times uses no more.
 QUIET_CORES = 4
 
-# Parts that run at the same time: none takes times, and some wait for the GPU while others compute on the host. `verify` keeps both busy by
-# itself, and loses most of its speed beside other processes, with which it shares the GPU by turns.
-TOGETHER = ("sanitizer", "errors", "examples", "launches", "tile", "acceptance", "tests")
+# Parts that take no times and run side by side: each of these one after the other. Processes share a GPU by turns of milliseconds, in which one
+# with small kernels uses little of it: with 21 at once, a tile of each image took more than 67 s, and 3 by itself. So few are at work at a
+# time, and each of them in many threads. `verify` keeps host and GPU busy by itself.
+LANES = (("sanitizer",), ("tests", "launches", "acceptance", "tile", "examples"), ("errors",))
 
 # What a part writes; device.json, info.json and summary.json are every part's.
 WRITTEN = {
@@ -131,7 +132,7 @@ class OtherGpu:
                 for file in self.folder.glob(f"{pattern}.json"):
                     file.replace(evidence.folder / file.name)
         for log in (self.folder / "logs").glob("*.log"):
-            log.replace(evidence.folder / "logs" / log.name)
+            log.replace(evidence.folder / "logs" / log.name.replace("commands", "commands-second-gpu"))
         shutil.rmtree(self.folder)
         for name in self.names:
             evidence.failures += parts[name]["failures"]
@@ -154,19 +155,20 @@ def clear(evidence, parts):
 def summarize(evidence, parts, runs):
     missing = [part for part in PARTS if part not in parts]
     passed = not missing and all(done["passed"] for done in parts.values())
-    in_turn = sum(max(parts[name]["seconds"] for name in group) for group in groups([name for name in PARTS if name in parts]))
+    ran = groups([name for name in PARTS if name in parts])
+    in_turn = sum(max(sum(parts[name]["seconds"] for name in lane) for lane in lanes) for lanes in ran)
     evidence.write("summary.json", passed=passed, missing=missing, runs=runs, in_turn=round(in_turn, 1), parts=parts)
 
 
 def groups(names):
-    """The parts in order, those together that run at the same time."""
-    together = [name for name in names if name in TOGETHER]
+    """The parts in order: each entry has lanes that run at the same time, and each lane parts one after the other."""
+    side_by_side = [lane for lane in ([name for name in lane if name in names] for lane in LANES) if lane]
     listed = []
     for name in names:
-        if name not in TOGETHER:
-            listed.append([name])
-        elif name == together[0]:
-            listed.append(together)
+        if not any(name in lane for lane in LANES):
+            listed.append([[name]])
+        elif side_by_side not in listed:
+            listed.append(side_by_side)
     return listed
 
 
@@ -178,6 +180,8 @@ def run_part(evidence, name):
         # On one GPU, whatever takes times or all of the memory waits, too.
         undisturbed = name in (*TIMED, "alone") and own.options.second_gpu is None
         own.compiled.wait(own, COMPILED if undisturbed else USES.get(name, ()))
+        if undisturbed and own.prepared:
+            own.prepared.wait()
         if own.ptx and name in LAUNCH_PTX:
             own.ptx.wait(own)
         PARTS[name](own)
@@ -225,31 +229,43 @@ def main():
     def write():
         run["seconds"] = round(time.monotonic() - start, 1)
         summarize(evidence, parts, runs)
+        evidence.log_commands()
 
     device(evidence)
     own_cores, compiling_cores, other_cores = shared_cores(options.second_gpu is not None)
-    evidence.compiled, elsewhere = Compiled(evidence, names, compiling_cores), None
+    all_names, elsewhere = names, None
     if options.second_gpu is not None:
         elsewhere = OtherGpu(evidence, names, other_cores)
         os.sched_setaffinity(0, own_cores)
         names = [name for name in names if name in ON_FIRST_GPU]
+    # Nothing else runs yet.
+    evidence.controls = controls(evidence) if "sanitizer" in names else []
+    evidence.compiled = Compiled(evidence, all_names, compiling_cores)
     # Only beside something else is it worth its time.
     evidence.ptx = Ptx(evidence) if "verify" in names else None
-    for group in groups([name for name in PARTS if name in names]):
+    evidence.prepared = None
+    for lanes in groups([name for name in PARTS if name in names]):
         if STOP.is_set():
             break
-        print(f"=== {', '.join(group)}", flush=True)
-        with concurrent.futures.ThreadPoolExecutor(len(group)) as executor:
-            done = dict(zip(group, executor.map(lambda name: run_part(evidence, name), group)))
+        print(f"=== {'; '.join(', '.join(lane) for lane in lanes)}", flush=True)
+        # With a second GPU what takes times runs from the beginning: whatever is prepared would disturb it.
+        if evidence.prepared is None and lanes != [["verify"]] and options.second_gpu is None:
+            evidence.prepared = Prepared(evidence, names)
+        with concurrent.futures.ThreadPoolExecutor(len(lanes)) as executor:
+            ended = list(executor.map(lambda lane: [(name, run_part(evidence, name)) for name in lane], lanes))
+        done = dict(one for lane in ended for one in lane)
         # What failed before the first part is a failure of that.
         if evidence.failures and not parts.keys() & set(names):
-            done[group[0]]["failures"][:0] = evidence.failures
-            done[group[0]]["passed"] = False
+            first = next(iter(done.values()))
+            first["failures"][:0] = evidence.failures
+            first["passed"] = False
             evidence.failures = []
         parts |= done
         evidence.failures += [failure for one in done.values() for failure in one["failures"]]
         write()
 
+    if evidence.prepared:
+        evidence.prepared.end()
     if elsewhere:
         parts |= elsewhere.finish(evidence)
     write()

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import threading
 
 from host import LIMITS, last_lines, on, ptx, run, warptile
 from problems import DECODE, PROGRAM, files, of_sequences, shapes
@@ -9,6 +10,16 @@ from problems import DECODE, PROGRAM, files, of_sequences, shapes
 # Peers that compile, and which of them a part uses.
 COMPILED = ("fa4", "flashinfer")
 USES = {"errors": ("fa4",), "peers": ("fa4",), "decode": COMPILED}
+
+# Priorities of what compiles, as numbers of `nice`: the parts that run meanwhile come first. Images of PTX are needed sooner than peers.
+PTX_PRIORITY, PEERS_PRIORITY = 5, 19
+
+
+def only_this_much(priority, cores=None):
+    """Gives this thread, and the processes that it will start, a priority, and cores to run on."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
 
 
 # Parts that launch images of PTX.
@@ -21,6 +32,7 @@ class Ptx:
 
     def __init__(self, evidence):
         def compile_all(family, target):
+            only_this_much(PTX_PRIORITY)
             arguments = ["verify", *on(evidence), "--each-kernel", "--kernel", family, "--target", target, "--threads", 2]
             return warptile(evidence, f"verify {family} {target}", arguments, LIMITS["verify"])
 
@@ -49,12 +61,17 @@ class Compiled:
         variables = {} if options.second_gpu is None else {"CUDA_VISIBLE_DEVICES": str(options.second_gpu)}
 
         def compile_all(peer):
-            # Of this thread, and so of the processes that it starts.
-            os.sched_setaffinity(0, cores)
+            only_this_much(PEERS_PRIORITY, cores)
             return run([*PROGRAM, *problems[peer], *places, "--peer", peer, "--compile"], LIMITS["compile"], variables)
 
         executor = concurrent.futures.ThreadPoolExecutor(len(COMPILED))
-        self.under_way = {peer: executor.submit(compile_all, peer) for peer in COMPILED if peer in needed}
+        self.all = {peer: executor.submit(compile_all, peer) for peer in COMPILED if peer in needed}
+        # Those whose failure nobody has recorded yet.
+        self.under_way = dict(self.all)
+
+    def finished(self, peers):
+        """Waits for what these need, however it ended."""
+        concurrent.futures.wait([one for one in map(self.all.get, peers) if one])
 
     def wait(self, evidence, peers):
         """Waits for what these need, and fails for what could not be compiled: once, in the part that waits first."""

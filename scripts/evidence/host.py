@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 
 
 BUNDLE = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -32,14 +33,14 @@ E4M3 = "keys and values in e4m3"
 OF_GROUPS = "persistent, tiles of all heads that share keys"
 
 # The most seconds one command may take. They are for what hangs: no part takes as long as its commands might.
-LIMITS = {"tests": 400, "verify": 300, "launches": 400, "tile": 400, "acceptance": 400, "sanitizer": 450, "ncu": 60, "bench": 240}
-LIMITS |= {"peers": 400, "default": 60, "errors": 450, "decode": 530, "examples": 120, "tune": 300, "compile": 400}
+LIMITS = {"tests": 400, "verify": 300, "launches": 400, "tile": 400, "acceptance": 400, "sanitizer": 450, "control": 30, "ncu": 60, "bench": 240}
+LIMITS |= {"peers": 400, "default": 60, "errors": 450, "decode": 530, "prepare": 200, "examples": 120, "tune": 300, "compile": 400}
 
 # Seconds that a command has to write what it measured when its time is over or the script is told to stop.
 LAST_SECONDS = 10
 
-# Processes that share one GPU and its host well: most of what they do is on the host.
-SIDE_BY_SIDE = 4
+# Processes of one part at a time: one computes on the host while another has the GPU.
+SIDE_BY_SIDE = 2
 
 # A log is kept as it is up to this size; beyond it its beginning and its end are.
 LOG_BYTES = 32 << 10
@@ -73,6 +74,11 @@ class Evidence:
             data = data[:half] + cut + data[-half:]
         (self.folder / "logs" / f"{name}.log").write_bytes(data)
 
+    def log_commands(self):
+        """Which command ran when, in seconds since the script began: what waits for what is seen here."""
+        lines = [f"{start - BEGAN:7.1f} {end - BEGAN:7.1f} {code:4} {words[:300]}" for start, end, code, words in sorted(HISTORY)]
+        (self.folder / "logs" / "commands.log").write_text("\n".join(["  begin     end code", *lines, ""]))
+
     def fail(self, what):
         print(f"FAILED  {what}", flush=True)
         self.failures.append(what)
@@ -98,6 +104,9 @@ def commit():
 # Whether the script was told to stop; the processes that it has started and not seen end; and itself on a second GPU.
 STOP, RUNNING, ELSEWHERE = threading.Event(), set(), set()
 
+# When the script began, and the commands that have ended: begin, end, exit code and words.
+BEGAN, HISTORY = time.monotonic(), []
+
 
 def stop(*_):
     """Has what runs write what it has. Nothing more is begun."""
@@ -115,39 +124,60 @@ def tell(process, what):
         os.killpg(process.pid, what)
 
 
+class Command:
+    """A command that has begun. `variables`: of its environment; `has_input`: whether it reads its standard input, which `finish` gives it."""
+
+    def __init__(self, command, variables=(), has_input=False):
+        self.words, self.start, self.process, self.missing = [str(word) for word in command], time.monotonic(), None, None
+        if STOP.is_set():
+            return
+        try:
+            self.process = subprocess.Popen(
+                self.words,
+                stdin=subprocess.PIPE if has_input else None,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=environment() | dict(variables),
+                start_new_session=True,
+            )
+        except FileNotFoundError as missing:
+            self.missing = str(missing)
+            return
+        RUNNING.add(self.process)
+        if STOP.is_set():
+            tell(self.process, signal.SIGINT)
+
+    def runs(self):
+        return self.process is not None and self.process.poll() is None
+
+    def finish(self, limit, text=None):
+        """Exit code (124 after the limit, 127 if there is no such program, 130 if the script was told to stop) and output. `text`: its
+        standard input."""
+        if self.missing is not None:
+            return 127, self.missing
+        if self.process is None:
+            return 130, "not begun: the script was told to stop"
+        late = False
+        try:
+            for seconds, what in ((limit, signal.SIGINT), (LAST_SECONDS, signal.SIGKILL), (None, None)):
+                try:
+                    output, _ = self.process.communicate(text, timeout=seconds)
+                    break
+                except subprocess.TimeoutExpired:
+                    late, text = True, None
+                    tell(self.process, what)
+        finally:
+            RUNNING.discard(self.process)
+        code = 124 if late else self.process.returncode
+        HISTORY.append((self.start, time.monotonic(), code, " ".join(self.words).replace(f"{BUNDLE}/", "")))
+        return code, output
+
+
 def run(command, limit, variables=(), text=None):
-    """Exit code (124 after the limit, 127 if there is no such program, 130 if the script was told to stop) and output of a command.
-    `variables`: of its environment; `text`: its standard input."""
-    if STOP.is_set():
-        return 130, "not begun: the script was told to stop"
-    try:
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            stdin=None if text is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=environment() | dict(variables),
-            start_new_session=True,
-        )
-    except FileNotFoundError as missing:
-        return 127, str(missing)
-    RUNNING.add(process)
-    if STOP.is_set():
-        tell(process, signal.SIGINT)
-    late = False
-    try:
-        for seconds, what in ((limit, signal.SIGINT), (LAST_SECONDS, signal.SIGKILL), (None, None)):
-            try:
-                output, _ = process.communicate(text, timeout=seconds)
-                break
-            except subprocess.TimeoutExpired:
-                late = True
-                tell(process, what)
-    finally:
-        RUNNING.discard(process)
-    return 124 if late else process.returncode, output
+    """Exit code and output of a command, as `Command.finish` has them."""
+    return Command(command, variables, text is not None).finish(limit, text)
 
 
 def warptile(evidence, what, arguments, limit, before=(), variables=()):

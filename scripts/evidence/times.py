@@ -1,5 +1,6 @@
 """The parts that measure: times of the program, of its kernels and of its peers, and errors beside theirs."""
 
+import concurrent.futures
 import csv
 import io
 import json
@@ -8,7 +9,8 @@ import re
 import tempfile
 import time
 
-from host import LIMITS, WARPTILE, last_lines, on, run, warptile
+from compiled import USES
+from host import LIMITS, WARPTILE, Command, last_lines, on, run, warptile
 from problems import DECODE, ODD, OTHER, PROGRAM, SHAPES, UNEVEN, files, of_sequences, problems_of, shapes, sweep
 from summary import SPLITS, decode_lines, side_by_side
 
@@ -18,6 +20,10 @@ PEERS_BY_PLACE = ("fa3", "fa4", "flashinfer", "cudnn")
 # Seconds that tuning for all problems may take, blocks of the trial in which each new choice is held against the old one once more, and
 # the slowest that it may then be.
 TUNING, TUNED_BLOCKS, TUNED_LOSS = 180, 25, 0.99
+
+# Seconds that a launch may take before the program ends itself, and with it a kernel that waits for ever; what it says then; and how often it
+# may go on without such a kernel. Each is a failure.
+PATIENCE, NO_ANSWER, TUNING_ATTEMPTS = 15, " gave no answer for ", 4
 
 # Shapes that are profiled: the original one and its two long relatives.
 PROFILED = (
@@ -52,6 +58,18 @@ METRICS = {
     "sm__warps_active.avg.pct_of_peak_sustained_active": "warps resident, % of the most",
 }
 
+# What attention_peers.py measures, by a name that its log has, too.
+MEASURED = {
+    "peers": lambda options: [*shapes(of_sequences()), "--samples", options.samples],
+    # On the shapes that every kernel is measured on, and apart from the peers: it is one of them.
+    "default": lambda options: ["--peer", "default", "--samples", options.samples, *shapes(shape for shape, _ in PROFILED)],
+    "errors": lambda _: [*shapes(of_sequences() + [problem for problem in problems_of(DECODE) if " d512 " in problem]), "--errors"],
+    "decode": lambda options: ["--file", DECODE, "--method", "graph", "--samples", options.samples, "--splits", SPLITS],
+}
+
+# Those that are prepared while other parts run, by the part that measures them.
+PREPARED = {"peers": ("peers", "default"), "decode": ("decode",)}
+
 
 def peers(evidence):
     """Every shape on PyTorch's kernels, FlashAttention-3 and 4, and the planner's choice, in turn, and a few on what PyTorch chooses by
@@ -64,7 +82,7 @@ def peers(evidence):
             rows += warptile(evidence, f"bench {name}", arguments, LIMITS["bench"])[2] or []
         absent = []
     else:
-        rows, absent = of_peers(evidence, "peers", [*shapes(of_sequences()), "--samples", options.samples])
+        rows, absent = of_peers(evidence, "peers")
     others = set(problems_of(OTHER))
 
     def write(name, wanted):
@@ -76,9 +94,7 @@ def peers(evidence):
         return
     asked_for(evidence, "peers", rows, ("fa3", "fa4"))
     write("bench-peers.json", lambda row: row["problem"] not in others and row["backend"] != "warptile")
-    # On the shapes that every kernel is measured on, and apart from the peers: it is one of them.
-    profiled = shapes(shape for shape, _ in PROFILED)
-    rows, absent = of_peers(evidence, "default", ["--peer", "default", "--samples", options.samples, *profiled])
+    rows, absent = of_peers(evidence, "default")
     evidence.write("default.json", rows=rows, absent=absent)
 
 
@@ -87,8 +103,7 @@ def errors(evidence):
     if evidence.options.without_peers:
         print("errors are computed with PyTorch: left out without peers")
         return
-    decoded = [problem for problem in problems_of(DECODE) if " d512 " in problem]
-    rows, absent = of_peers(evidence, "errors", [*shapes(of_sequences() + decoded), "--errors"])
+    rows, absent = of_peers(evidence, "errors")
     evidence.write("errors.json", rows=rows, absent=absent)
 
 
@@ -100,8 +115,7 @@ def decode(evidence):
         arguments = ["bench", *on(evidence), "--file", DECODE, "--samples", 30, "--seconds", 0.3]
         _, _, rows = warptile(evidence, "decode", arguments, LIMITS["decode"])
     else:
-        arguments = ["--file", DECODE, "--method", "graph", "--samples", options.samples, "--splits", SPLITS]
-        rows, absent = of_peers(evidence, "decode", arguments)
+        rows, absent = of_peers(evidence, "decode")
     rows = rows or []
     evidence.write("decode.json", rows=rows, absent=absent)
     compared = side_by_side(rows)
@@ -114,23 +128,74 @@ def decode(evidence):
     print("\n".join(decode_lines(compared)), flush=True)
 
 
-def of_peers(evidence, what, arguments):
-    """Rows of all contestants, and which of them have none of a problem, or none in one of several ways, and why not. What was measured
-    before a failure is kept."""
-    with tempfile.TemporaryDirectory() as folder:
-        target = pathlib.Path(folder) / "rows.json"
-        command = [*PROGRAM, "--with", WARPTILE, "--json", target, *arguments]
+class Measuring:
+    """A process of attention_peers.py. One that `waits` imports all packages and calls each contestant once on each problem, which compiles
+    what is compiled in a process; it measures when its rows are asked for."""
+
+    def __init__(self, evidence, what, waits=False):
+        options = evidence.options
+        self.evidence, self.what, self.waits = evidence, what, waits
+        self.folder = tempfile.TemporaryDirectory()
+        self.target, self.ready = (pathlib.Path(self.folder.name) / name for name in ("rows.json", "ready"))
+        command = [*PROGRAM, "--with", WARPTILE, "--json", self.target, *MEASURED[what](options)]
         # What PyTorch chooses by itself is measured with what it brings along.
         for name in PEERS_BY_PLACE if what != "default" else ():
-            place = getattr(evidence.options, name)
+            place = getattr(options, name)
             command += [f"--{name}", place] if place else []
-        code, output = run(command, LIMITS[what])
-        evidence.log(what, output)
-        if code != 0 or not target.exists():
-            evidence.fail(f"{what}: exit code {code}: {last_lines(output)}")
+        self.command = Command([*command, "--wait", self.ready] if waits else command, has_input=waits)
+
+    def prepared(self):
+        """Waits until the process waits, or has ended."""
+        deadline = time.monotonic() + LIMITS["prepare"]
+        while self.command.runs() and not self.ready.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return self
+
+    def rows(self, evidence):
+        """Rows of all contestants, and which of them have none of a problem, or none in one of several ways, and why not. What was measured
+        before a failure is kept."""
+        code, output = self.command.finish(LIMITS[self.what], "begin\n" if self.waits else None)
+        evidence.log(self.what, output)
+        if code != 0 or not self.target.exists():
+            evidence.fail(f"{self.what}: exit code {code}: {last_lines(output)}")
         found = re.findall(r"^(\w[\w ()=-]*): not for (b\d.*?): (.*)$", output, re.MULTILINE)
         absent = [dict(zip(("backend", "problem", "reason"), row)) for row in found]
-        return json.loads(target.read_text()) if target.exists() else [], absent
+        return json.loads(self.target.read_text()) if self.target.exists() else [], absent
+
+
+class Prepared:
+    """Processes that have begun before it is their turn, while parts run that take no times."""
+
+    def __init__(self, evidence, names):
+        self.executor = concurrent.futures.ThreadPoolExecutor(len(PREPARED))
+        of_parts = {part: whats for part, whats in PREPARED.items() if part in names and not evidence.options.without_peers}
+        self.under_way = {what: self.executor.submit(self.prepare, evidence, what) for whats in of_parts.values() for what in whats}
+
+    @staticmethod
+    def prepare(evidence, what):
+        evidence.compiled.finished(USES.get(what, ()))
+        return Measuring(evidence, what, waits=True).prepared()
+
+    def wait(self):
+        """Waits until all of them wait."""
+        for process in self.under_way.values():
+            process.result()
+
+    def take(self, what):
+        """The process for this, or none if none was begun."""
+        process = self.under_way.pop(what, None)
+        return process and process.result()
+
+    def end(self):
+        """Ends those that nobody has taken."""
+        for what in list(self.under_way):
+            self.take(what).command.finish(0)
+
+
+def of_peers(evidence, what):
+    """Rows of all contestants, and those that are absent."""
+    process = evidence.prepared.take(what) if evidence.prepared else None
+    return (process or Measuring(evidence, what)).rows(evidence)
 
 
 def asked_for(evidence, part, rows, names):
@@ -219,17 +284,22 @@ def ncu_values(output):
 def tune(evidence):
     """`warptile tune` without a rates file, for the problems that are published and some that no kernel was chosen for. Each choice that
     it changes is held against the old one once more, in a new process: it may lose nowhere."""
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        configuration = {"XDG_CONFIG_HOME": folder}
-        start = time.monotonic()
-        arguments = ["tune", "--device", f"cuda:{evidence.options.gpu}", "--budget", TUNING, *files(SHAPES, DECODE, ODD)]
-        _, output, result = warptile(evidence, "tune", arguments, LIMITS["tune"], variables=configuration)
-        seconds = time.monotonic() - start
+        for attempt in range(TUNING_ATTEMPTS):
+            # What was measured before a kernel gave no answer is kept in the folder, and so is which kernel that was.
+            left = max(1, round(TUNING - (time.monotonic() - start)))
+            arguments = ["tune", "--device", f"cuda:{evidence.options.gpu}", "--budget", left, "--patience", PATIENCE, *files(SHAPES, DECODE, ODD)]
+            what = f"tune {attempt + 1}" if attempt else "tune"
+            _, output, result = warptile(evidence, what, arguments, left + 4 * PATIENCE, variables={"XDG_CONFIG_HOME": folder})
+            if NO_ANSWER not in output:
+                break
+    seconds = time.monotonic() - start
     print(last_lines(output, 3), flush=True)
     problems = (result or {}).get("problems", [])
     changed = [problem for problem in problems if problem["verdict"] == "won"]
     requests = [{"case": one["case"], "old": one["old"], "new": one["chosen"], "blocks": TUNED_BLOCKS} for one in changed]
-    command = [WARPTILE, "tune-trials", "--device", f"cuda:{evidence.options.gpu}"]
+    command = [WARPTILE, "tune-trials", "--device", f"cuda:{evidence.options.gpu}", "--patience", PATIENCE]
     code, output = run(command, LIMITS["tune"], text=json.dumps(requests))
     ratios = [json.loads(line) for line in output.splitlines() if line.startswith("[")]
     if code != 0 or len(ratios) != len(changed):

@@ -14,6 +14,9 @@ Exit codes:
   4  a file can't be read or written, or is not what it should be
   130  Ctrl-C came before the end: what there was is printed and written";
 
+/// The code of a device that let us down.
+pub(crate) const DEVICE: u8 = 3;
+
 /// 128 and the number of SIGINT, as shells have it.
 pub(crate) const INTERRUPTED: u8 = 130;
 
@@ -120,7 +123,7 @@ impl Failure {
         ExitCode::from(match self {
             Failure::Wrong(_) => 1,
             Failure::Input(_) => 2,
-            Failure::Device(_) => 3,
+            Failure::Device(_) => DEVICE,
             Failure::File { .. }
             | Failure::Format { .. }
             | Failure::Json { .. }

@@ -47,7 +47,7 @@ mod user_object;
 
 /// The environment variable with the times of kernels, for a program in a process of its own: `NAME=MICROSECONDS`, separated by
 /// commas. A name stands for all kernels whose names begin with it, and the first that fits counts. All other operations take a
-/// millisecond each.
+/// millisecond each. A kernel that takes `inf` never ends, and who waits for it waits for ever.
 pub const KERNEL_TIMES: &str = "WARPTILE_FAKE_KERNEL_TIMES";
 
 pub use control::*;

@@ -6,7 +6,7 @@ use warptile::{Call, Choice, ElementType, Layout, Mask, Planner, Scoring};
 use warptile_driver::{DeviceBuffer, LaunchConfig, Stream};
 use warptile_kernels::{Role, images_for};
 
-use crate::harness::{gpu, ran};
+use crate::harness::{gpu, ran, side_by_side};
 use crate::pages::writes_late;
 
 /// Nanoseconds after which the launch ahead begins to write.
@@ -29,8 +29,9 @@ fn noise(seed: u32, count: usize) -> Vec<f16> {
 fn inputs_may_be_written_by_the_launch_before() {
     let kernel = writes_late();
     let config = LaunchConfig::new([1, 1, 1], [256, 1, 1]).programmatic();
-    let stream = Stream::new(gpu().context()).unwrap();
-    for (heads, head_dim) in [(2, 64), (2, 128), (40, 64), (24, 128), (12, 256)] {
+    let sizes = [(2, 64), (2, 128), (40, 64), (24, 128), (12, 256)];
+    side_by_side(sizes, |(heads, head_dim)| {
+        let stream = Stream::new(gpu().context()).unwrap();
         let layout = Layout::bshd([1, 500, heads, head_dim]);
         let elements = 500 * heads * head_dim;
         let call = Call::builder(&layout, &layout, &layout, ElementType::F16)
@@ -80,5 +81,5 @@ fn inputs_may_be_written_by_the_launch_before() {
             ran(image);
         }
         assert!(kernels > 0, "no kernel took head size {head_dim}");
-    }
+    });
 }

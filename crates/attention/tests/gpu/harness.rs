@@ -1,10 +1,9 @@
 //! What the GPU tests share: the device, and running a case on one kernel family.
 
 use std::any::Any;
-use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::rc::Rc;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
 
 use quickcheck::QuickCheck;
 use warptile::gpu::Gpu;
@@ -41,6 +40,28 @@ pub(crate) fn quickcheck(usual: u64) -> QuickCheck {
 /// Names an image that has computed every case of a test rightly. The evidence script reads it.
 pub(crate) fn ran(image: &Image) {
     println!("ran {}", image.name);
+}
+
+/// Threads of a test that computes many things which have nothing to do with each other: while one waits for the GPU others work.
+const SIDE_BY_SIDE: usize = 6;
+
+/// Calls `work` with every item, several at once.
+pub(crate) fn side_by_side<I: Send>(
+    items: impl IntoIterator<Item = I, IntoIter: Send>,
+    work: impl Fn(I) + Sync,
+) {
+    let items = Mutex::new(items.into_iter());
+    // An iterator that panicked is not asked again: the panic ends the scope.
+    let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
+    thread::scope(|scope| {
+        for _ in 0..SIDE_BY_SIDE {
+            scope.spawn(|| {
+                while let Some(item) = next() {
+                    work(item);
+                }
+            });
+        }
+    });
 }
 
 /// Which images a test may run.
@@ -171,19 +192,23 @@ struct Known<T> {
 /// Multiply-adds up to which the host computes the reference: tens of milliseconds.
 const HOST_WORK: u128 = 1 << 24;
 
-/// Cases of which each thread keeps what it knows: a test computes the same ones on one kernel after the other.
-const KNOWN_CASES: usize = 100;
+/// Cases of which the tests keep what they know: they compute the same ones on one kernel after the other.
+const KNOWN_CASES: usize = 200;
 
-thread_local! {
-    static KNOWN: RefCell<VecDeque<(Case, Rc<dyn Any>)>> = const { RefCell::new(VecDeque::new()) };
-}
+/// The cases known last.
+static KNOWN: Mutex<VecDeque<(Case, KnownCase)>> = Mutex::new(VecDeque::new());
 
-fn known<T: Element>(case: &Case) -> warptile_check::Result<Rc<Known<T>>> {
-    let of_case = |known: &VecDeque<(Case, Rc<dyn Any>)>| {
-        let (_, known) = known.iter().find(|(other, _)| other == case)?;
-        known.clone().downcast::<Known<T>>().ok()
+/// A [`Known`] of some element type.
+type KnownCase = Arc<dyn Any + Send + Sync>;
+
+fn known<T: Element>(case: &Case) -> warptile_check::Result<Arc<Known<T>>> {
+    let known_cases = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let of_case = |cases: &VecDeque<(Case, KnownCase)>| {
+        let (_, known) = cases.iter().find(|(other, _)| other == case)?;
+        Some(known.clone())
     };
-    if let Some(known) = KNOWN.with_borrow(of_case) {
+    let found = of_case(&known_cases());
+    if let Some(known) = found.and_then(|known| known.downcast().ok()) {
         return Ok(known);
     }
     let inputs = case.inputs::<T>();
@@ -191,11 +216,10 @@ fn known<T: Element>(case: &Case) -> warptile_check::Result<Rc<Known<T>>> {
         true => case.expectation_on_gpu(&inputs, &reference()?)?,
         false => case.expectation(&inputs)?,
     };
-    let made = Rc::new(Known { inputs, expected });
-    KNOWN.with_borrow_mut(|known| {
-        known.truncate(KNOWN_CASES - 1);
-        known.push_front((case.clone(), made.clone()));
-    });
+    let made = Arc::new(Known { inputs, expected });
+    let mut known = known_cases();
+    known.truncate(KNOWN_CASES - 1);
+    known.push_front((case.clone(), made.clone()));
     Ok(made)
 }
 

@@ -5,10 +5,11 @@ use warptile::{Attention, Backend, Element, Family, Heads, Mask, Splits};
 use warptile_check::Case;
 
 use crate::compositions::{Compositions, Model};
-use crate::harness::{Images, passes};
+use crate::harness::{Images, passes, side_by_side};
 
-/// Of all models together.
+/// Of all models together, and the parts that those of a model are computed in, each from numbers of its own.
 const COMPOSITIONS: usize = 10_000;
+const PARTS: u64 = 2;
 
 /// What a model's compositions are drawn from.
 struct Setup {
@@ -19,15 +20,17 @@ struct Setup {
     keys_per_split: u32,
 }
 
-fn check<T: Element>(setup: Setup, attention: Attention, compositions: usize) {
+fn check<T: Element>(setup: &Setup, attention: &Attention, part: u64, compositions: usize) {
     let model = Model {
         heads: setup.heads,
-        attention: attention.splits(Splits::EveryKeys(setup.keys_per_split)),
+        attention: attention
+            .clone()
+            .splits(Splits::EveryKeys(setup.keys_per_split)),
         causal: setup.causal,
         longest_queries: setup.longest_queries,
         longest_keys: setup.longest_keys,
     };
-    let seed = u64::from(setup.keys_per_split) + setup.heads.dim as u64;
+    let seed = u64::from(setup.keys_per_split) + setup.heads.dim as u64 + 10_000 * part;
     let mut all = Compositions::<T>::new(model, &Backend::cuda(0).unwrap(), seed);
     for _ in 0..compositions {
         all.check_one();
@@ -54,37 +57,47 @@ fn a_sequence_has_the_same_bits_in_every_composition() {
         ..setup([8, 2], 128, 12_000, 256)
     };
     let narrow = Attention::new().mask(Mask::window(127, 0));
-    const MODELS: usize = 6;
-    let each = COMPOSITIONS.div_ceil(MODELS);
-    check::<f16>(setup([8, 2], 64, 3000, 256), causal(), each);
-    check::<bf16>(setup([32, 8], 128, 3000, 512), causal(), each);
-    check::<f16>(of_wide, wide.softcap(20.0), each);
     let narrow = narrow.alibi_slopes(&slopes);
-    check::<bf16>(setup([8, 1], 64, 2000, 256), narrow, each);
-    check::<f16>(setup([4, 2], 256, 6000, 256), causal(), each);
     let unmasked = Setup {
         causal: false,
         ..setup([3, 3], 72, 4000, 1024)
     };
-    check::<bf16>(unmasked, Attention::new().scale(-0.2), each);
-    println!("{} compositions, no bit differs", MODELS * each);
+    type Check = fn(&Setup, &Attention, u64, usize);
+    let models: [(Check, Setup, Attention); 6] = [
+        (check::<f16>, of_wide, wide.softcap(20.0)),
+        (check::<bf16>, setup([32, 8], 128, 3000, 512), causal()),
+        (check::<f16>, setup([4, 2], 256, 6000, 256), causal()),
+        (check::<f16>, setup([8, 2], 64, 3000, 256), causal()),
+        (check::<bf16>, setup([8, 1], 64, 2000, 256), narrow),
+        (check::<bf16>, unmasked, Attention::new().scale(-0.2)),
+    ];
+    let each = COMPOSITIONS.div_ceil(models.len() * PARTS as usize);
+    let parts = { models.iter() }.flat_map(|model| (0..PARTS).map(move |part| (model, part)));
+    let compositions = each * parts.clone().count();
+    side_by_side(parts, |((check, setup, attention), part)| {
+        check(setup, attention, part, each);
+    });
+    println!("{compositions} compositions, no bit differs");
 }
 
 /// They are also right.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn random_problems_with_splits_pass() {
-    const COUNT: usize = 300;
-    let mut ran = 0;
-    for seed in 0..20 * COUNT as u64 {
-        let case = Case::random(seed, 3000).with_splits();
-        match passes(&case, Images::Family(Family::Decode)) {
-            Ok(taken) => ran += usize::from(taken),
-            Err(failure) => panic!("{failure}"),
+    const PARTS: u64 = 6;
+    const COUNT: usize = 300 / PARTS as usize;
+    side_by_side(0..PARTS, |part| {
+        let mut ran = 0;
+        for turn in 0..20 * COUNT as u64 {
+            let case = Case::random(turn * PARTS + part, 3000).with_splits();
+            match passes(&case, Images::Family(Family::Decode)) {
+                Ok(taken) => ran += usize::from(taken),
+                Err(failure) => panic!("{failure}"),
+            }
+            if ran == COUNT {
+                break;
+            }
         }
-        if ran == COUNT {
-            break;
-        }
-    }
-    assert_eq!(ran, COUNT, "hardly any problem has a kernel");
+        assert_eq!(ran, COUNT, "hardly any problem has a kernel");
+    });
 }

@@ -5,12 +5,12 @@ use warptile::{Attention, Backend, Call, Choice, ElementType, Layout};
 use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case, Lengths};
 use warptile_driver::DeviceBuffer;
 
-use crate::harness::{Images, assert_passes, case, families, gpu, passes};
+use crate::harness::{Images, assert_passes, case, families, gpu, passes, side_by_side};
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn awkward_lengths() {
-    for (query, key) in AWKWARD_LENGTHS {
+    side_by_side(AWKWARD_LENGTHS, |(query, key)| {
         for mask in [
             "",
             "mask=causal",
@@ -21,13 +21,13 @@ fn awkward_lengths() {
                 "b1 h2 q{query} k{key} d64 f16 {mask} seed=1"
             )));
         }
-    }
+    });
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn awkward_head_sizes() {
-    for head_dim in AWKWARD_HEAD_DIMS {
+    side_by_side(AWKWARD_HEAD_DIMS, |head_dim| {
         for element in ["f16", "bf16", "f32"] {
             for mask in ["", "mask=causal"] {
                 assert_passes(&case(&format!(
@@ -35,14 +35,15 @@ fn awkward_head_sizes() {
                 )));
             }
         }
-    }
+    });
 }
 
 /// Smaller, larger, and those of DeepSeek's prompts; a row of v ends elsewhere than one of k, and so does a row of out.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn values_of_another_head_size() {
-    for sizes in ["192/128", "192/8", "128/40", "64/192", "8/256", "256/136"] {
+    let sizes = ["192/128", "192/8", "128/40", "64/192", "8/256", "256/136"];
+    side_by_side(sizes, |sizes| {
         for element in ["f16", "bf16", "f32"] {
             for problem in [
                 "b1 h2 q130 k203",
@@ -57,7 +58,7 @@ fn values_of_another_head_size() {
                 assert_passes(&case(&format!("{problem} d{sizes} {element} seed=2")));
             }
         }
-    }
+    });
 }
 
 #[test]

@@ -7,7 +7,7 @@ use warptile_check::Case;
 use warptile_driver::{DeviceBuffer, Graph, Kernel, KernelOptions, LaunchConfig, Module, Stream};
 use warptile_kernels::{Image, Schedule, catalog};
 
-use crate::harness::{Images, case, families, gpu, passes, ran};
+use crate::harness::{Images, case, families, gpu, passes, ran, side_by_side};
 
 /// Families with kernels that read pages.
 fn paged_families() -> Vec<Family> {
@@ -23,10 +23,14 @@ fn paged_families() -> Vec<Family> {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn random_problems_in_pages_pass() {
-    const COUNT: usize = 300;
-    for family in paged_families() {
+    const PARTS: u64 = 3;
+    const COUNT: usize = 300 / PARTS as usize;
+    let parts = { paged_families().into_iter() }
+        .flat_map(|family| (0..PARTS).map(move |part| (family, part)));
+    side_by_side(parts, |(family, part)| {
         let mut ran = 0;
-        for seed in 0..20 * COUNT as u64 {
+        for turn in 0..20 * COUNT as u64 {
+            let seed = turn * PARTS + part;
             let case = Case::random(seed, 600).with_pages();
             match passes(&case, Images::Family(family)) {
                 Ok(taken) => ran += usize::from(taken),
@@ -37,14 +41,14 @@ fn random_problems_in_pages_pass() {
             }
         }
         assert_eq!(ran, COUNT, "{family}: hardly any problem has a kernel");
-    }
+    });
 }
 
 /// Problems with enough keys that CTAs share those of a tile, for every image of `wgmma` that splits tiles.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn split_tiles_pass_whatever_the_lengths() {
-    for image in serving_images() {
+    side_by_side(serving_images(), |image| {
         let (element, tiling) = (image.element, image.tiling);
         let sizes = format!("d{}/{}", tiling.head_dim, tiling.value_dim);
         let texts = [
@@ -66,7 +70,7 @@ fn split_tiles_pass_whatever_the_lengths() {
         // How many tiles are left over depends on the tiling.
         assert!(split >= 3, "{}: {split} of 5", image.name);
         ran(image);
-    }
+    });
 }
 
 /// Those of `wgmma` that read pages and split tiles.
@@ -202,7 +206,7 @@ impl Random {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_captured_launch_follows_its_table_and_lengths() {
-    for (choice, queries) in steps() {
+    side_by_side(steps(), |(choice, queries)| {
         let mut step = Step::new(&choice, queries);
         let stream = step.stream.clone();
         let graph = Graph::capture::<Error>(&stream, |stream| step.launch(stream)).unwrap();
@@ -221,7 +225,7 @@ fn a_captured_launch_follows_its_table_and_lengths() {
             step.launch(&stream).unwrap();
             assert!(step.result() == replayed, "{choice}, replay {replay}");
         }
-    }
+    });
 }
 
 /// Blocks of keys that are fewer boxes than a loading thread has helpers: one without a box could miss that its stage had been emptied, and
@@ -231,7 +235,7 @@ fn a_captured_launch_follows_its_table_and_lengths() {
 fn every_launch_over_pages_of_many_rows_ends() {
     let images = { serving_images().into_iter() }
         .filter(|image| image.element == ElementType::F16 && image.tiling.head_dim >= 64);
-    for image in images {
+    side_by_side(images, |image| {
         for page_rows in [32, 64, 128, 256] {
             let choice = Choice::Image(image.name.to_owned());
             let mut step = Step::with_pages(&choice, 1, page_rows);
@@ -252,7 +256,7 @@ fn every_launch_over_pages_of_many_rows_ends() {
             assert!(step.result() == first, "{choice}, pages of {page_rows}");
         }
         ran(image);
-    }
+    });
 }
 
 /// A kernel that copies words when some time has passed, and long before that lets the launch after it begin. Its block: where to, where
@@ -313,7 +317,7 @@ fn lengths_and_pages_may_be_written_by_the_launch_before() {
     let kernel = writes_late();
     let config = LaunchConfig::new([1, 1, 1], [256, 1, 1]);
     let most = (COLUMNS * PAGE_ROWS) as i32;
-    for (choice, queries) in steps() {
+    side_by_side(steps(), |(choice, queries)| {
         let mut step = Step::new(&choice, queries);
         let stream = step.stream.clone();
         let mut random = Random(3);
@@ -358,13 +362,13 @@ fn lengths_and_pages_may_be_written_by_the_launch_before() {
             step.launch(&stream).unwrap();
             assert!(step.result() == expected, "{choice}, round {round}");
         }
-    }
+    });
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn any_bits_in_a_table_and_in_lengths_do_no_harm() {
-    for (choice, queries) in steps() {
+    side_by_side(steps(), |(choice, queries)| {
         let mut step = Step::new(&choice, queries);
         let stream = step.stream.clone();
         let table: Vec<i32> = (0..BATCH * COLUMNS).map(|i| (i % PAGES) as i32).collect();
@@ -403,5 +407,5 @@ fn any_bits_in_a_table_and_in_lengths_do_no_harm() {
         step.set(&table, &lengths);
         step.launch(&stream).unwrap();
         assert!(step.result() == right, "{choice}");
-    }
+    });
 }

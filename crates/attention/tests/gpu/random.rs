@@ -7,7 +7,7 @@ use warptile::{Error, Family};
 use warptile_check::Case;
 use warptile_kernels::{Role, Target};
 
-use crate::harness::{Images, case, families, gpu, images_for, passes};
+use crate::harness::{Images, case, families, gpu, images_for, passes, side_by_side};
 
 /// Longest sequence of a random problem: several tiles of every tiling.
 const MAX_LEN: usize = 600;
@@ -58,9 +58,9 @@ fn random_problems(count: u64, images: Images) {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn random_problems_pass_in_every_family() {
-    for family in families() {
+    side_by_side(families(), |family| {
         random_problems(100, Images::Family(family));
-    }
+    });
 }
 
 #[test]
@@ -73,18 +73,18 @@ fn random_problems_pass_on_ptx_compiled_by_the_driver() {
         .map(|image| (image.family, image.target))
         .collect();
     assert!(!ptx.is_empty());
-    for (family, target) in ptx {
+    side_by_side(ptx, |(family, target)| {
         random_problems(100, Images::Target(family, target));
-    }
+    });
 }
 
 /// What a GPU of compute capability 8.9 would run if the driver compiled it, each kernel within that GPU's shared memory.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn random_problems_pass_on_every_compute_89_image_within_99_kb() {
-    for image in images_for(Target::Ptx(89)) {
+    side_by_side(images_for(Target::Ptx(89)), |image| {
         random_problems(20, Images::Within99Kb(image));
-    }
+    });
 }
 
 /// Where sequences are alike, CTAs take whole tiles of them rather than equal shares of keys, if few have nothing to do then.

@@ -3,7 +3,7 @@
 use warptile_check::{Case, OnGpu, ResultBuffers};
 use warptile_driver::Graph;
 
-use crate::harness::{Images, case, families, gpu, same_bits};
+use crate::harness::{Images, case, families, gpu, same_bits, side_by_side};
 
 const LAUNCHES: usize = 500;
 
@@ -32,12 +32,13 @@ fn cases() -> Vec<Case> {
     .to_vec()
 }
 
-fn for_each_case_and_family(check: impl Fn(&Case, Images)) {
-    for case in cases() {
-        for family in families() {
-            check(&case, Images::Family(family));
-        }
-    }
+fn for_each_case_and_family(check: impl Fn(&Case, Images) + Sync) {
+    let all = { cases().into_iter() }.flat_map(|case| {
+        families()
+            .into_iter()
+            .map(move |family| (case.clone(), family))
+    });
+    side_by_side(all, |(case, family)| check(&case, Images::Family(family)));
 }
 
 fn launches_repeat(synchronize_every: usize) {

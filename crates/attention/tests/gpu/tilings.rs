@@ -3,7 +3,7 @@
 use warptile::QuantizedType;
 use warptile_kernels::{Features, Image, Role, Schedule, Target, TileShape};
 
-use crate::harness::{Images, case, gpu, images_for, passes};
+use crate::harness::{Images, case, gpu, images_for, passes, side_by_side};
 
 const FULL_AND_RAGGED: [&str; 3] = ["b1 h2 q512 k512", "b2 h2 q113 k203", "b1 h1 q1 k1"];
 const MASKED: [&str; 2] = [
@@ -49,7 +49,7 @@ fn every_kernel_passes(problems: &[&str]) {
         !kernels.is_empty(),
         "the catalog has no kernel for this device"
     );
-    for (kernel, elements, tiling) in kernels {
+    side_by_side(kernels, |(kernel, elements, tiling)| {
         let sizes = sizes_of(&tiling);
         for element in elements {
             for problem in problems {
@@ -60,7 +60,7 @@ fn every_kernel_passes(problems: &[&str]) {
                 }
             }
         }
-    }
+    });
 }
 
 #[test]
@@ -106,12 +106,12 @@ fn images_of_pairs_and_groups_are_right() {
     let (major, minor) = (gpu().profile().major, gpu().profile().minor);
     let images = warptile_kernels::images_for(Role::Forward)
         .filter(|image| image.target.runs_on(major, minor));
-    for image in images {
+    side_by_side(images, |image| {
         let single = match image.schedule {
             Schedule::Pairs => &single[..],
             Schedule::PersistentGroups if image.features.contains(Features::PAGED) => &few[..],
             Schedule::PersistentGroups => &[],
-            _ => continue,
+            _ => return,
         };
         for (seed, problem) in grouped.iter().chain(single).enumerate() {
             let (sizes, element) = (sizes_of(&image.tiling), image.element);
@@ -123,13 +123,13 @@ fn images_of_pairs_and_groups_are_right() {
                 image.name
             );
         }
-    }
+    });
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn every_compute_89_image_is_right_within_99_kb() {
-    for image in images_for(Target::Ptx(89)) {
+    side_by_side(images_for(Target::Ptx(89)), |image| {
         for problem in FULL_AND_RAGGED.iter().chain(&MASKED) {
             let head_dim = image.tiling.head_dim;
             let case = case(&format!(
@@ -143,7 +143,7 @@ fn every_compute_89_image_is_right_within_99_kb() {
                 image.name
             );
         }
-    }
+    });
 }
 
 /// The acceptance tests of the project's predecessor: batch, heads, length, head size and mask.
@@ -157,11 +157,11 @@ fn the_predecessors_acceptance_tests_pass_on_all_tilings_that_fit() {
         ("b2 h8 q2048 k2048 d64 mask=causal", 64),
         ("b2 h8 q2048 k2048 d128", 128),
     ] {
-        for (kernel, elements, tiling) in kernels() {
+        side_by_side(kernels(), |(kernel, elements, tiling)| {
             if tiling.head_dim == fits && elements.iter().any(|words| words == "f16") {
                 let case = case(&format!("{problem} f16 seed=7"));
                 assert_eq!(passes(&case, Images::Kernel(kernel)), Ok(true), "{kernel}");
             }
-        }
+        });
     }
 }

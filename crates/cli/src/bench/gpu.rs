@@ -233,7 +233,14 @@ pub(super) struct Rotation<'a, T: Element> {
 pub(crate) struct Replay {
     graph: Graph,
     /// What the captured launches read lives as long as they do.
-    _launch: Launch,
+    launch: Launch,
+}
+
+impl Replay {
+    /// The kernel that is launched.
+    pub(crate) fn kernel(&self) -> &'static str {
+        self.launch.prepared.plan().kernel_name()
+    }
 }
 
 /// What can be timed, whatever the element type.
@@ -331,7 +338,7 @@ impl<T: Element> Bench for Rotation<'_, T> {
         };
         Ok(Replay {
             graph: capture()?,
-            _launch: launch,
+            launch,
         })
     }
 

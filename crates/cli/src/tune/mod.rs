@@ -1,19 +1,19 @@
 //! `warptile tune`: which kernels are the fastest on the user's own GPU, for the user's own problems.
 
 mod measure;
+mod processes;
 mod report;
 mod state;
+mod watchdog;
 
 use std::collections::HashSet;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 use indicatif::ProgressBar;
-use serde::{Deserialize, Serialize};
 use warptile::gpu::Gpu;
 use warptile::{Choice, Error, Plan, Planner, Problem, Rates, Timed};
 use warptile_check::Case;
@@ -21,10 +21,11 @@ use warptile_check::trial::{LEAST_GAIN, Rules};
 use warptile_kernels::{Role, images_for};
 
 use self::measure::{compare, plan_of, screen, variations};
+use self::processes::{Request, in_fresh_process, passes_verification};
+pub(crate) use self::processes::{TrialsArgs, run_trials};
 use self::report::Outcome;
 use self::state::{Candidate, Entry, Screened, State};
-use crate::again::this_program;
-use crate::bench::gpu::with_bench;
+use self::watchdog::{Lost, PATIENCE, watched};
 use crate::failure::Failure;
 use crate::machine::{self, Machine};
 use crate::options::Device;
@@ -67,6 +68,11 @@ pub(crate) struct TuneArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 180)]
     budget: u32,
 
+    /// Seconds that a launch, or a replay of many, may take: then the command ends, as the kernel may wait for ever, and the next search
+    /// leaves it out
+    #[arg(long, value_name = "SECONDS", default_value_t = PATIENCE, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    patience: u32,
+
     /// Which GPU: auto or cuda:N
     #[arg(long, default_value_t = Device::Auto)]
     device: Device,
@@ -90,22 +96,6 @@ pub(crate) struct TuneArgs {
     /// Write all that was measured to this file, as JSON; - for standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<json::Target>,
-}
-
-/// The repeats of trials in a process of their own: requests as JSON on standard input, a line of ratios for each on standard output.
-#[derive(Debug, Args)]
-pub(crate) struct TrialsArgs {
-    #[arg(long)]
-    device: Device,
-}
-
-/// A trial that is to be repeated.
-#[derive(Debug, Serialize, Deserialize)]
-struct Request {
-    case: String,
-    old: Candidate,
-    new: Candidate,
-    blocks: usize,
 }
 
 /// Shares of the budget after which no further problem is screened, and no further trial begins: what is left is for their repeats.
@@ -145,6 +135,10 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
         Replacement::begin(&path).map(drop)?;
     }
     interrupt::watch();
+    let file = |path: Option<PathBuf>| path.filter(|_| !args.dry_run);
+    let lost_file = file(Lost::path(&machine.device));
+    let lost = (lost_file.as_deref()).map_or_else(Vec::new, |file| Lost::read(file, &machine));
+    watchdog::start(&machine, args.patience, lost_file);
     let mut entries = Vec::new();
     for (case, problem) in &problems {
         let plan = gpu.plan(*problem, &Choice::Best)?;
@@ -162,7 +156,9 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
         gpu,
         problems: &problems,
         state: State::new(&machine, entries),
-        file: State::path(&machine.device).filter(|_| !args.dry_run),
+        file: file(State::path(&machine.device)),
+        lost,
+        patience: args.patience,
         deadline: |share: f64| Duration::from_secs_f64(f64::from(args.budget) * share),
         start,
         verify: !args.no_verify,
@@ -174,6 +170,7 @@ pub(crate) fn run(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failur
             writeln!(console, "resumed  {found} problems were measured before")?;
         }
     }
+    search.leave_out(console)?;
     search.screen(console)?;
     search.try_first()?;
     search.repeat()?;
@@ -243,6 +240,10 @@ struct Search<'a, D: Fn(f64) -> Duration> {
     deadline: D,
     start: Instant,
     verify: bool,
+    /// Kernels that gave no answer in earlier searches.
+    lost: Vec<Lost>,
+    /// Seconds that a launch may take.
+    patience: u32,
 }
 
 impl<D: Fn(f64) -> Duration> Search<'_, D> {
@@ -255,6 +256,37 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
             Some(file) => self.state.save(file),
             None => Ok(()),
         }
+    }
+
+    fn is_lost(&self, problem: &str, candidate: &Candidate) -> bool {
+        let same = |lost: &Lost| lost.problem == problem && lost.kernel == candidate.kernel;
+        self.lost.iter().any(same)
+    }
+
+    /// Forgets what was measured of kernels that gave no answer later. A problem whose own kernel is among them stays open.
+    fn leave_out(&mut self, console: &mut dyn Write) -> Result<(), Failure> {
+        for index in 0..self.state.entries.len() {
+            let (problem, old) = {
+                let entry = &self.state.entries[index];
+                (entry.problem.clone(), entry.old.clone())
+            };
+            for Lost { kernel, .. } in self.lost.iter().filter(|one| one.problem == problem) {
+                let note = format!("lost     {kernel} gave no answer on {problem}: it is left out");
+                writeln!(console, "{}", text::wrapped(&note, text::columns(), 9))?;
+            }
+            let mut screened = std::mem::take(&mut self.state.entries[index].screened);
+            let before = screened.len();
+            screened.retain(|one| !self.is_lost(&problem, &one.candidate));
+            if self.is_lost(&problem, &old) {
+                screened.clear();
+            }
+            let entry = &mut self.state.entries[index];
+            if screened.len() < before {
+                (entry.first, entry.repeat, entry.verified) = (None, None, None);
+            }
+            entry.screened = screened;
+        }
+        Ok(())
     }
 
     /// All candidates of all problems count, but the planner's own choices.
@@ -273,6 +305,10 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
         for (index, (case, problem)) in self.problems.iter().enumerate() {
             if self.is_over(SCREENING) {
                 break;
+            }
+            let line = &self.state.entries[index].problem;
+            if self.is_lost(line, &self.state.entries[index].old) {
+                continue;
             }
             if self.state.entries[index].screened.is_empty() {
                 let old = self.state.entries[index].old.clone();
@@ -308,7 +344,8 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
         let others = kernels
             .into_iter()
             .map(|kernel| Candidate::new(kernel, Default::default()));
-        candidates.extend(others.filter(|other| other != old));
+        let line = problem.line();
+        candidates.extend(others.filter(|other| other != old && !self.is_lost(&line, other)));
         let applicable = |candidates: Vec<Candidate>| {
             let mut plans = Vec::new();
             for candidate in candidates {
@@ -321,7 +358,7 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
             Ok::<_, Error>(plans.into_iter().unzip::<_, _, Vec<_>, Vec<_>>())
         };
         let (mut candidates, plans) = applicable(candidates)?;
-        let times = with_bench(case, gpu, |bench| {
+        let times = watched(case, &line, gpu, |bench| {
             let mut fastest = f64::INFINITY;
             let mut show = |plan: &Plan, microseconds: f64| {
                 if microseconds < fastest {
@@ -377,7 +414,9 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
             let (case, problem) = &self.problems[index];
             let plan = |one: &Candidate| plan_of(self.gpu, self.gpu.rates(), *problem, one);
             let (old, new) = (plan(&entry.old)?, plan(&new)?);
-            let ratios = with_bench(case, self.gpu, |bench| compare(bench, &old, &new, blocks))?;
+            let ratios = watched(case, &entry.problem, self.gpu, |bench| {
+                compare(bench, &old, &new, blocks)
+            })?;
             if ratios.len() == blocks {
                 let entry = &mut self.state.entries[index];
                 (entry.first, entry.repeat) = (Some(ratios), None);
@@ -413,7 +452,7 @@ impl<D: Fn(f64) -> Duration> Search<'_, D> {
         if requests.is_empty() {
             return Ok(());
         }
-        let ratios = in_fresh_process(self.gpu, &requests)?;
+        let ratios = in_fresh_process(self.gpu, &requests, self.patience)?;
         for (index, ratios) in places.into_iter().zip(ratios) {
             if ratios.len() == blocks {
                 self.state.entries[index].repeat = Some(ratios);
@@ -533,8 +572,9 @@ fn reset(args: &TuneArgs, console: &mut dyn Write) -> Result<(), Failure> {
     let gpu = backend.gpu().ok_or_else(|| no_gpu(args.device))?;
     let path = rates_file(gpu)?;
     let removed = remove(&path)?;
-    if let Some(state) = State::path(&gpu.profile().name) {
-        remove(&state)?;
+    let name = &gpu.profile().name;
+    for file in [State::path(name), Lost::path(name)].into_iter().flatten() {
+        remove(&file)?;
     }
     match removed {
         true => writeln!(console, "removed  {}", path.display())?,
@@ -593,63 +633,6 @@ fn problems_of(args: &TuneArgs) -> Result<Vec<(Case, Problem)>, Failure> {
     }
 }
 
-/// This program, on the same GPU, in another process.
-fn again(gpu: &Gpu, command: &str) -> Result<Command, Failure> {
-    let program = this_program()
-        .map_err(|error| Failure::Device(format!("cannot start another process: {error}")))?;
-    let mut again = Command::new(program);
-    again
-        .arg(command)
-        .args(["--device", &format!("cuda:{}", gpu.ordinal())]);
-    Ok(again)
-}
-
-/// Runs trials in a fresh process; the ratios of each that was finished.
-fn in_fresh_process(gpu: &Gpu, requests: &[Request]) -> Result<Vec<Vec<f64>>, Failure> {
-    let failed =
-        |what: &str| Failure::Device(format!("the repeats in a process of their own: {what}"));
-    let mut child = again(gpu, "tune-trials")?
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| failed(&error.to_string()))?;
-    let text = serde_json::to_vec(requests).map_err(std::io::Error::from)?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // A child that ends early says why itself.
-        let _ = stdin.write_all(&text);
-    }
-    let output = { child.wait_with_output() }.map_err(|error| failed(&error.to_string()))?;
-    let ratios = { output.stdout.split(|&byte| byte == b'\n') }
-        .map_while(|line| serde_json::from_slice(line).ok())
-        .collect();
-    match output.status.success() || interrupt::requested() {
-        true => Ok(ratios),
-        false => Err(failed(&output.status.to_string())),
-    }
-}
-
-/// Runs the trials that standard input asks for.
-pub(crate) fn run_trials(args: &TrialsArgs, console: &mut dyn Write) -> Result<(), Failure> {
-    interrupt::watch();
-    let requests: Vec<Request> = serde_json::from_reader(std::io::stdin().lock())
-        .map_err(|error| Failure::Input(format!("standard input: {error}")))?;
-    let backend = args.device.open()?;
-    let gpu = backend.gpu().ok_or_else(|| no_gpu(args.device))?;
-    for request in requests {
-        let case = cases::parse(&request.case).map_err(Failure::Input)?;
-        let problem = case.problem_of_programs()?;
-        let plan = |one: &Candidate| plan_of(gpu, gpu.rates(), problem, one);
-        let (old, new) = (plan(&request.old)?, plan(&request.new)?);
-        let ratios = with_bench(&case, gpu, |bench| {
-            compare(bench, &old, &new, request.blocks)
-        })?;
-        let line = serde_json::to_string(&ratios).map_err(std::io::Error::from)?;
-        writeln!(console, "{line}")?;
-        console.flush()?;
-    }
-    Ok(())
-}
-
 /// Whether a reference of a problem is computed within seconds.
 fn is_small(case: &Case) -> Result<bool, Failure> {
     let call = case.try_call()?;
@@ -657,27 +640,4 @@ fn is_small(case: &Case) -> Result<bool, Failure> {
     let elements = layouts.map(|layout| layout.required_len().unwrap_or(usize::MAX));
     let few = elements.into_iter().all(|count| count <= VERIFIED_ELEMENTS);
     Ok(few && call.flops() <= VERIFIED_FLOPS)
-}
-
-/// Whether a candidate computes problems as it should on this GPU; `None` after Ctrl-C.
-fn passes_verification(
-    gpu: &Gpu,
-    candidate: &Candidate,
-    problems: &[&str],
-) -> Result<Option<bool>, Failure> {
-    let status = again(gpu, "verify")?
-        .args(candidate.options())
-        .args(problems)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .map_err(|error| Failure::Device(format!("cannot verify {candidate}: {error}")))?;
-    match status.code() {
-        _ if interrupt::requested() => Ok(None),
-        Some(0) => Ok(Some(true)),
-        Some(1) => Ok(Some(false)),
-        _ => Err(Failure::Device(format!(
-            "cannot verify {candidate}: `warptile verify` ended with {status}"
-        ))),
-    }
 }

@@ -114,6 +114,15 @@ pub(crate) struct Repeat {
     pub(crate) sync: Sync,
 }
 
+/// How often a problem is launched.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Runs {
+    /// Once, and not a second time in other buffers, which must give the same bits.
+    pub(crate) once: bool,
+    /// Then so often.
+    pub(crate) repeat: Option<Repeat>,
+}
+
 /// What came of a case.
 #[derive(Debug)]
 pub(crate) enum Checked {
@@ -375,21 +384,21 @@ impl<'a, T: Element> Runner<'a, T> for OnGpu<T> {
 pub(crate) fn check(
     case: &Case,
     place: Place<'_>,
-    repeat: Option<Repeat>,
+    runs: Runs,
     known: Option<&KnownProblems>,
     seconds: &mut Phases,
 ) -> warptile_check::Result<Checked> {
     match case.element {
-        ElementType::F16 => check_typed::<f16>(case, place, repeat, known, seconds),
-        ElementType::Bf16 => check_typed::<bf16>(case, place, repeat, known, seconds),
-        _ => check_typed::<f32>(case, place, repeat, known, seconds),
+        ElementType::F16 => check_typed::<f16>(case, place, runs, known, seconds),
+        ElementType::Bf16 => check_typed::<bf16>(case, place, runs, known, seconds),
+        _ => check_typed::<f32>(case, place, runs, known, seconds),
     }
 }
 
 fn check_typed<T: Element>(
     case: &Case,
     place: Place<'_>,
-    repeat: Option<Repeat>,
+    runs: Runs,
     known: Option<&KnownProblems>,
     seconds: &mut Phases,
 ) -> warptile_check::Result<Checked> {
@@ -414,7 +423,7 @@ fn check_typed<T: Element>(
         image: plan.image(),
         drew_tiles: draws_tiles(case, &plan)?,
         gpu_reference: place.has_gpu_reference(case),
-        outcome: judge(case, &problem.expected, repeat, prepare, seconds)?,
+        outcome: judge(case, &problem.expected, runs, prepare, seconds)?,
     }))
 }
 
@@ -434,26 +443,34 @@ fn draws_tiles(case: &Case, plan: &Plan) -> warptile_check::Result<bool> {
     Ok(false)
 }
 
-/// Two runs in buffers of their own must be right and equal; then, if asked for, so must many in the same buffers.
+/// Two runs in buffers of their own, or one, must be right and equal; then, if asked for, so must many in the same buffers.
 fn judge<'a, T: Element>(
     case: &Case,
     expected: &Expectation,
-    repeat: Option<Repeat>,
+    runs: Runs,
     prepare: impl Fn() -> warptile_check::Result<Box<dyn Runner<'a, T> + 'a>>,
     seconds: &mut Phases,
 ) -> warptile_check::Result<Result<Errors, String>> {
     let (first, second) = timed(&mut seconds.computing, || {
         let mut runner = prepare()?;
         // Before the first launch, which might write into its inputs.
-        let mut again = runner.once_more()?;
+        let mut again = match runs.once {
+            true => None,
+            false => Some(runner.once_more()?),
+        };
         runner.launch()?;
+        let Some(again) = &mut again else {
+            runner.wait()?;
+            return Ok((runner.result()?, None));
+        };
         again.launch()?;
         again.wait()?;
-        Ok::<_, warptile_check::Error>((runner.result()?, again.result()?))
+        Ok::<_, warptile_check::Error>((runner.result()?, Some(again.result()?)))
     })?;
     let judged = timed(&mut seconds.comparing, || {
         let report = case.check_against(expected, &first);
-        report.map(|report| (report, same_bits(&first, &second)))
+        let same = || (second.as_ref()).is_none_or(|second| same_bits(&first, second));
+        report.map(|report| (report, same()))
     });
     let (report, same) = match judged {
         Ok(report) => report,
@@ -463,7 +480,7 @@ fn judge<'a, T: Element>(
     if !same {
         return Ok(Err("two runs differ".to_owned()));
     }
-    if let Some(repeat) = repeat
+    if let Some(repeat) = runs.repeat
         && let Some(launch) = timed(&mut seconds.computing, || {
             Ok::<_, warptile_check::Error>(first_difference(&first, prepare()?.as_mut(), repeat)?)
         })?
@@ -557,6 +574,14 @@ mod tests {
 
     /// What is judged when launch number `wrong`, from 1, differs in one bit, and how many launches there were.
     fn judged(wrong: u32, repeat: Option<Repeat>) -> (Result<Errors, String>, u32) {
+        let runs = Runs {
+            once: false,
+            repeat,
+        };
+        judged_of(wrong, runs)
+    }
+
+    fn judged_of(wrong: u32, runs: Runs) -> (Result<Errors, String>, u32) {
         let case: Case = "b2 q5 k40 h2 d16 f32 mask=causal seed=3".parse().unwrap();
         let inputs = case.inputs::<f32>();
         let plan = Plan::cpu(case.call().problem());
@@ -570,7 +595,7 @@ mod tests {
                 flip: false,
             }) as Box<dyn Runner<'_, f32>>)
         };
-        let judged = judge(&case, &expected, repeat, prepare, &mut Phases::default());
+        let judged = judge(&case, &expected, runs, prepare, &mut Phases::default());
         (judged.unwrap(), launches.get())
     }
 
@@ -580,6 +605,19 @@ mod tests {
         for wrong in [1, 2] {
             let (judged, _) = judged(wrong, None);
             assert_eq!(judged.unwrap_err(), "two runs differ", "run {wrong}");
+        }
+    }
+
+    #[test]
+    fn one_run_is_compared_with_none() {
+        let once = Runs {
+            once: true,
+            repeat: None,
+        };
+        for wrong in [0, 1] {
+            let (judged, launches) = judged_of(wrong, once);
+            assert!(judged.is_ok(), "{judged:?}");
+            assert_eq!(launches, 1);
         }
     }
 

@@ -67,7 +67,7 @@ impl Verify<'_> {
         option("shared-kib", number(self.args.shared_kib));
         let settings = self.args.settings.map(|settings| format!("\"{settings}\""));
         option("settings", settings);
-        if let Some(repeat) = self.repeat {
+        if let Some(repeat) = self.runs.repeat {
             option("repeat", number(Some(repeat.launches)));
             option("sync", Some(repeat.sync.to_string()));
         }

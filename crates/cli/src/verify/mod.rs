@@ -19,7 +19,7 @@ use warptile::{Backend, Choice, Settings};
 use warptile_check::Case;
 use warptile_kernels::Image;
 
-use self::check::{Checked, Lane, Phases, Place, Repeat, SharedReference, Sync, check};
+use self::check::{Checked, Lane, Phases, Place, Repeat, Runs, SharedReference, Sync, check};
 use self::choose::{Trial, images, limited, runnable};
 use self::known::KnownProblems;
 use self::side_by_side::in_order;
@@ -104,6 +104,10 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "WORDS", value_parser = options::settings, requires = "kernel")]
     settings: Option<Settings>,
 
+    /// Run each problem once, without a second run that must give the same bits: for tools under which a launch takes long
+    #[arg(long, conflicts_with_all = ["repeat", "tile"])]
+    once: bool,
+
     /// Then launch each problem N times in the same buffers; every result looked at must equal the first
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     repeat: Option<u32>,
@@ -146,10 +150,13 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
     let images = images(args, &backend)?;
     let verify = Verify {
         args,
-        repeat: args.repeat.map(|launches| Repeat {
-            launches,
-            sync: args.sync,
-        }),
+        runs: Runs {
+            once: args.once,
+            repeat: args.repeat.map(|launches| Repeat {
+                launches,
+                sync: args.sync,
+            }),
+        },
         runnable: runnable(&backend),
         images,
         backend: &backend,
@@ -166,7 +173,7 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
     let mut totals = Totals::new(
         machine::describe(&backend),
         seed,
-        verify.repeat,
+        verify.runs.repeat,
         lanes.len(),
     );
     let failing = verify
@@ -205,7 +212,7 @@ pub(crate) fn run(args: &VerifyArgs, console: &mut dyn Write) -> Result<(), Fail
 
 struct Verify<'a> {
     args: &'a VerifyArgs,
-    repeat: Option<Repeat>,
+    runs: Runs,
     /// What the problems are spread over.
     images: Option<Vec<&'static Image>>,
     runnable: Vec<&'static Image>,
@@ -255,7 +262,7 @@ impl Verify<'_> {
             },
         };
         let mut seconds = Phases::default();
-        match check(&trial.case, place, self.repeat, known, &mut seconds) {
+        match check(&trial.case, place, self.runs, known, &mut seconds) {
             Ok(checked) => Ok((checked, seconds)),
             Err(error) => {
                 let failure = Failure::from(error);

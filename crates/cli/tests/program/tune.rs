@@ -188,6 +188,24 @@ fn a_planted_wrong_rates_file_is_put_right() {
     assert_eq!(machine.files(), [""; 0]);
 }
 
+/// The search ends by itself, says which kernel it was, and goes on without it.
+#[test]
+fn a_kernel_that_never_ends_is_left_out_the_next_time() {
+    let machine = Machine::new();
+    let times = "warptile_wmma_d64_32x32_w4_s2_=inf";
+    let arguments = ["tune", "--no-verify", "--shape", PROBLEM, "--patience", "1"];
+    let (_, stderr) = expect_code(3, &mut machine.command(times, &arguments));
+    assert!(
+        stderr.contains("wmma_d64_32x32_w4_s2 gave no answer for 1 s on "),
+        "{stderr}"
+    );
+    let stdout = machine.run(times, &arguments);
+    assert!(stdout.contains("lost     wmma_d64_32x32_w4_s2"), "{stdout}");
+    assert!(stdout.contains("  kept: "), "{stdout}");
+    machine.run("", &["tune", "--reset"]);
+    assert_eq!(machine.files(), [""; 0]);
+}
+
 #[test]
 fn equal_speeds_change_no_choice() {
     let machine = Machine::new();
