@@ -160,9 +160,11 @@ struct alignas(64) ForwardTma {
     TensorMap v_map; // Values.
     TensorMap out_map; // What is computed.
     Forward forward; // Everything else.
-    int padding[4]; // Unused.
+    int ordered; // Tiles that `order` has: all of the launch, or 0 where CTAs take tiles by their numbers.
+    int padding[3]; // Unused.
+    unsigned short order[512]; // Of a dense launch, the tile that each number stands for.
 };
-static_assert(sizeof(ForwardTma) == 960);
+static_assert(sizeof(ForwardTma) == 1984);
 
 // What an image says about itself, in the constant `warptile_record`.
 struct RecordWords {
@@ -189,7 +191,7 @@ static_assert(sizeof(RecordWords) == 72);
 // Which declaration of a block an image was compiled for; only blocks have one.
 template <class Block> constexpr unsigned long long BLOCK_HASH = 0;
 template <> constexpr unsigned long long BLOCK_HASH<Forward> = 0xb413b39e9245d354;
-template <> constexpr unsigned long long BLOCK_HASH<ForwardTma> = 0x905de5fcff9463e1;
+template <> constexpr unsigned long long BLOCK_HASH<ForwardTma> = 0xee78c7038b12b535;
 template <> constexpr unsigned long long BLOCK_HASH<ForwardE4m3> = 0x019391fd927579f7;
 
 } // namespace warptile

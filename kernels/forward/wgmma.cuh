@@ -20,7 +20,7 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
         prefetch_map(params.k_map);
         prefetch_map(params.v_map);
         prefetch_map(params.out_map);
-        layout.init_barriers();
+        layout.init_barriers(Traits::SERVING && params.forward.pages.table ? SharedLayout<Traits>::LOADERS : 1);
     }
     if constexpr (Traits::PAIRS)
         cluster_sync();
@@ -34,7 +34,7 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
             Producer<Traits>(params, shared, layout).run();
         } else if (Traits::SERVING && threadIdx.x % 32 == 0) {
             wait_for_predecessor();
-            LoadingHelper<Traits>(params, shared, layout, warp - 1).run();
+            LoadingHelper<Traits>(params, shared, layout, warp).run();
         }
     } else {
         take_registers<Traits::CONSUMER_REGISTERS>();

@@ -167,16 +167,6 @@ struct Part {
     __device__ bool is_whole() const { return tile == WHOLE; }
 };
 
-// What the warps that help the loading thread are to load next: the keys or the values of a block out of pages.
-struct Request {
-    int block; // its number in the list
-    int values;
-
-    static constexpr int END = -1;
-    __device__ static Request end() { return {END, 0}; }
-    __device__ bool is_end() const { return block == END; }
-};
-
 // A ring of STAGES buffers: which one is next, and the parity of its barriers' current phase.
 template <int STAGES> struct RingPosition {
     int stage = 0;
@@ -208,25 +198,14 @@ template <class Traits> struct SharedLayout {
     // A slot is written again this many tiles later; the producer is never more than QUERY_STAGES tiles ahead of the tile
     // that the slowest consumer is in.
     static constexpr int TILE_SLOTS = 8;
-    // Where the keys of a block lie in pages.
-    struct Block {
-        int boxes; // that exist
-        int row;   // of the first in its page
-        int head;
-        int pages[Traits::BLOCK_N / MIN_BOX_ROWS]; // a number for each box
-    };
-    // Of the variant that serves: each tile's part, a word for each warpgroup, a few blocks, and requests. A request is made when all
-    // helpers have done the fourth one before it. So when block n is listed, they have asked for the values of block n - 5.
+    // Of the variant that serves: each tile's part, a word for each warpgroup, and two barriers for each slot of a tile, by which those who help
+    // to load out of pages are told it.
     static constexpr int PARTS_AT = TILES_AT + TILE_SLOTS * (int)sizeof(Tile);
     static constexpr int ARRIVED_AT = PARTS_AT + (Traits::SERVING ? TILE_SLOTS * (int)sizeof(Part) : 0);
-    static constexpr int BLOCKS_AT = ARRIVED_AT + (Traits::SERVING ? Traits::CONSUMERS * (int)sizeof(unsigned) : 0);
-    static constexpr int BLOCK_SLOTS = 6;
-    static constexpr int REQUESTS_AT = (BLOCKS_AT + (Traits::SERVING ? BLOCK_SLOTS * (int)sizeof(Block) : 0) + 7) / 8 * 8;
-    static constexpr int REQUEST_SLOTS = 4;
-    static constexpr int REQUEST_BARRIERS_AT = REQUESTS_AT + (Traits::SERVING ? REQUEST_SLOTS * (int)sizeof(Request) : 0);
-    static constexpr int HELPERS = WARPGROUP_WARPS - 1;
+    static constexpr int TILE_BARRIERS_AT = (ARRIVED_AT + (Traits::SERVING ? Traits::CONSUMERS * (int)sizeof(unsigned) : 0) + 7) / 8 * 8;
+    static constexpr int LOADERS = WARPGROUP_WARPS; // out of pages: the loading thread and those who help
     // Of pairs: the tile that the other CTA is told, and two barriers.
-    static constexpr int MAIL_AT = REQUEST_BARRIERS_AT + (Traits::SERVING ? REQUEST_SLOTS * 16 : 0);
+    static constexpr int MAIL_AT = TILE_BARRIERS_AT + (Traits::SERVING ? TILE_SLOTS * 16 : 0);
     static constexpr int MAIL_BARRIERS_AT = (MAIL_AT + (Traits::PAIRS ? (int)sizeof(Tile) : 0) + 7) / 8 * 8;
     static constexpr int END = MAIL_BARRIERS_AT + (Traits::PAIRS ? 16 : 0);
     static_assert(END <= Traits::SHARED_BYTES, "bookkeeping fits");
@@ -242,8 +221,8 @@ template <class Traits> struct SharedLayout {
     __device__ unsigned keys_empty(int stage) const { return keys_full(stage) + 8; }
     __device__ unsigned values_full(int stage) const { return base + VALUE_BARRIERS_AT + stage * 16; }
     __device__ unsigned values_empty(int stage) const { return values_full(stage) + 8; }
-    __device__ unsigned requests_full(int slot) const { return base + REQUEST_BARRIERS_AT + slot * 16; }
-    __device__ unsigned requests_empty(int slot) const { return requests_full(slot) + 8; }
+    __device__ unsigned tile_full(int slot) const { return base + TILE_BARRIERS_AT + slot * 16; }
+    __device__ unsigned tile_empty(int slot) const { return tile_full(slot) + 8; }
     __device__ unsigned mail_full() const { return base + MAIL_BARRIERS_AT; }
     __device__ unsigned mail_empty() const { return mail_full() + 8; }
     __device__ unsigned queries_full(int warpgroup, int stage) const
@@ -263,25 +242,18 @@ template <class Traits> struct SharedLayout {
     {
         return reinterpret_cast<Part*>(shared + PARTS_AT)[number % TILE_SLOTS];
     }
-    __device__ static Block& block(unsigned char* shared, int number)
-    {
-        return reinterpret_cast<Block*>(shared + BLOCKS_AT)[(unsigned)number % BLOCK_SLOTS];
-    }
-    __device__ static Request& request(unsigned char* shared, int slot)
-    {
-        return reinterpret_cast<Request*>(shared + REQUESTS_AT)[slot];
-    }
     __device__ static unsigned& arrived(unsigned char* shared, int warpgroup)
     {
         return reinterpret_cast<unsigned*>(shared + ARRIVED_AT)[warpgroup];
     }
 
-    __device__ void init_barriers() const
+    // `loaders`: how many threads arrive for each block of keys or values.
+    __device__ void init_barriers(int loaders) const
     {
         for (int stage = 0; stage < Traits::STAGES; stage++) {
-            barrier_init(keys_full(stage), 1);
+            barrier_init(keys_full(stage), loaders);
             barrier_init(keys_empty(stage), Traits::CLUSTER * Traits::CONSUMERS * WARPGROUP_WARPS);
-            barrier_init(values_full(stage), 1);
+            barrier_init(values_full(stage), loaders);
             barrier_init(values_empty(stage), Traits::CLUSTER * Traits::CONSUMERS * WARPGROUP_WARPS);
         }
         for (int warpgroup = 0; warpgroup < Traits::CONSUMERS; warpgroup++)
@@ -290,9 +262,9 @@ template <class Traits> struct SharedLayout {
                 barrier_init(queries_empty(warpgroup, stage), WARPGROUP_WARPS);
             }
         if constexpr (Traits::SERVING)
-            for (int slot = 0; slot < REQUEST_SLOTS; slot++) {
-                barrier_init(requests_full(slot), 1);
-                barrier_init(requests_empty(slot), HELPERS);
+            for (int slot = 0; slot < TILE_SLOTS; slot++) {
+                barrier_init(tile_full(slot), 1);
+                barrier_init(tile_empty(slot), LOADERS - 1);
             }
         if constexpr (Traits::PAIRS) {
             barrier_init(mail_full(), 1);

@@ -19,8 +19,8 @@ template <class Traits> class PairOrder {
   public:
     using Layout = SharedLayout<Traits>;
 
-    __device__ PairOrder(const Forward& params, unsigned char* shared, Layout layout)
-        : params(params), shared(shared), layout(layout), order(params), is_first(cluster_rank() == 0)
+    __device__ PairOrder(const ForwardTma& params, unsigned char* shared, Layout layout)
+        : params(params.forward), shared(shared), layout(layout), order(params), is_first(cluster_rank() == 0)
     {
     }
 

@@ -8,20 +8,19 @@ namespace warptile {
 
 // What the variant that serves knows besides. (As members, ptxas would give the plain one other registers.)
 template <class Traits, bool = Traits::SERVING> struct PagedLoading {
-    __device__ PagedLoading(const Forward&, unsigned char*) {}
+    __device__ PagedLoading(const ForwardTma&, SharedLayout<Traits>) {}
 };
 template <class Traits> struct PagedLoading<Traits, true> {
-    __device__ PagedLoading(const Forward& params, unsigned char* shared) : blocks(params, shared) {}
+    __device__ PagedLoading(const ForwardTma& params, SharedLayout<Traits> layout) : pages(params, layout, 0) {}
 
-    const BlockList<Traits> blocks;
-    int next_block = 0;    // of the list
-    unsigned requests = 0; // made so far
+    PageLoader<Traits> pages;
+    RingPosition<SharedLayout<Traits>::TILE_SLOTS> told_at;
 };
 
 template <class Traits> class Producer : PagedLoading<Traits> {
   public:
     __device__ Producer(const ForwardTma& params, unsigned char* shared, SharedLayout<Traits> layout)
-        : PagedLoading<Traits>(params.forward, shared), params(params), shared(shared), layout(layout)
+        : PagedLoading<Traits>(params, layout), params(params), shared(shared), layout(layout)
     {
     }
 
@@ -31,14 +30,18 @@ template <class Traits> class Producer : PagedLoading<Traits> {
     {
         if constexpr (Traits::PAIRS)
             run_in_pair();
+        else if constexpr (Traits::SERVING)
+            this->pages.exist() ? run_alone<true>() : run_alone<false>();
         else
-            run_alone();
+            run_alone<false>();
     }
 
   private:
-    __device__ void run_alone()
+    // PAGED: keys come out of pages.
+    template <bool PAGED> __device__ void run_alone()
     {
-        for (TileOrder<Traits> order(params.forward); !order.done(); order.advance()) {
+        for (TileOrder<Traits> order(params); !order.done(); order.advance()) {
+            wait_for_slot<PAGED>();
             Tile& tile = next_slot();
             bool exists = order.describe(tile);
             wait_for_predecessor(); // nothing of the tile has been asked for; after the first one it does nothing
@@ -48,20 +51,21 @@ template <class Traits> class Producer : PagedLoading<Traits> {
                 exists |= !part.is_whole();
             }
             if (exists && !tile.is_empty()) {
-                load_tile(tile, order);
+                load_tile<PAGED>(tile, order);
                 continue;
             }
             order.draw();
             if (exists) {
-                load_pending_values(); // a consumer finishes what it has before it takes a tile without keys
+                tell_helpers<PAGED>();
+                load_pending_values<PAGED>(); // a consumer finishes what it has before it takes a tile without keys
                 announce(tile);
             }
         }
-        load_pending_values();
-        if constexpr (Traits::SERVING)
-            request(Request::end());
+        load_pending_values<PAGED>();
+        wait_for_slot<PAGED>();
         Tile& end = next_slot();
         end = Tile::end();
+        tell_helpers<PAGED>();
         announce(end);
     }
 
@@ -69,19 +73,19 @@ template <class Traits> class Producer : PagedLoading<Traits> {
     __device__ void run_in_pair()
     {
         wait_for_predecessor();
-        PairOrder<Traits> order(params.forward, shared, layout);
+        PairOrder<Traits> order(params, shared, layout);
         order.first(next_slot());
         while (!next_slot().is_end()) {
             const Tile& tile = next_slot();
             if (tile.is_empty()) {
                 order.draw();
-                load_pending_values();
+                load_pending_values<false>();
                 announce(tile);
             } else
-                load_tile(tile, order);
+                load_tile<false>(tile, order);
             order.next(next_slot());
         }
-        load_pending_values();
+        load_pending_values<false>();
         announce(next_slot());
     }
 
@@ -89,13 +93,9 @@ template <class Traits> class Producer : PagedLoading<Traits> {
 
     // The next tile is drawn shortly before this one's last block is loaded: who draws early hoards work, who draws late
     // waits for the answer.
-    template <class Order> __device__ void load_tile(const Tile& tile, Order& order)
+    template <bool PAGED, class Order> __device__ void load_tile(const Tile& tile, Order& order)
     {
-        if constexpr (Traits::SERVING)
-            if (this->blocks.exist()) {
-                load_paged_tile(tile, order);
-                return;
-            }
+        if constexpr (PAGED) return load_paged_tile(tile, order);
         const int kv_head = tile.head / (params.forward.heads / params.forward.kv_heads);
         const int batch = params.forward.sequences.key_offsets ? 0 : tile.batch;
         const int first_block = tile.first_block;
@@ -109,7 +109,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
                 if (block == first_block && block < draw_at)
                     order.look_ahead(next_slot());
             load_keys({row, kv_head, batch});
-            load_pending_values();
+            load_pending_values<false>();
             if (first)
                 announce(tile);
             first = false;
@@ -119,37 +119,29 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         }
     }
 
-    // The same out of pages. What is known of a block lies in a list, where the warps that help find it; `row` is its number there.
+    // The same out of pages, of which this thread loads a share.
     template <class Order> __device__ void load_paged_tile(const Tile& tile, Order& order)
     {
-        const auto& blocks = this->blocks;
-        const Part& part = layout.part(shared, tiles);
-        int& number = this->next_block;
-        blocks.ask(number, tile, part, tile.end_block - 1);
-#pragma unroll 1
-        for (int block = tile.end_block - 1; block >= tile.first_block; block--) {
-            if (block == min(tile.first_block + 2, tile.end_block - 1))
-                order.draw();
-            if (block > tile.first_block)
-                blocks.ask(number + 1, tile, part, block - 1);
-            else
-                blocks.ask_for_none();
-            blocks.wait_for_all_but_last();
-            load_keys({number, 0, 0});
-            load_pending_values();
-            if (block == tile.end_block - 1)
-                announce(tile);
-            pending_values = {number, 0, 0};
-            values_pending = true;
-            number++;
-        }
+        tell_helpers<true>();
+        const int draw_at = min(tile.first_block + 2, tile.end_block - 1), top = tile.end_block - 1;
+        this->pages.load_tile(
+            tile, layout.part(shared, tiles), [&](int block) { if (block == draw_at) order.draw(); },
+            [&](int block) { if (block == top) announce(tile); });
     }
 
-    // To the warps that help, if there are pages.
-    __device__ void request(const Request& what)
+    // Until nobody reads what the next tile's slot held before.
+    template <bool PAGED> __device__ void wait_for_slot()
     {
-        if (this->blocks.exist())
-            this->blocks.request(layout, this->requests++, what);
+        if constexpr (PAGED) barrier_wait(layout.tile_empty(this->told_at.stage), this->told_at.parity ^ 1);
+    }
+
+    // The tile in the next slot to those who help to load out of pages.
+    template <bool PAGED> __device__ void tell_helpers()
+    {
+        if constexpr (PAGED) {
+            barrier_arrive(layout.tile_full(this->told_at.stage));
+            this->told_at.advance();
+        }
     }
 
     struct BoxRow {
@@ -160,20 +152,17 @@ template <class Traits> class Producer : PagedLoading<Traits> {
 
     __device__ void load_keys(const BoxRow& row)
     {
-        if constexpr (Traits::SERVING)
-            request({row.row, false});
         barrier_wait(layout.keys_empty(keys_at.stage), keys_at.parity ^ 1);
         load_block<Traits::SLABS>(params.k_map, layout.keys(keys_at.stage), layout.keys_full(keys_at.stage), row);
         keys_at.advance();
     }
 
-    __device__ void load_pending_values()
+    template <bool PAGED> __device__ void load_pending_values()
     {
+        if constexpr (PAGED) return this->pages.load_pending_values();
         if (!values_pending)
             return;
         values_pending = false;
-        if constexpr (Traits::SERVING)
-            request({pending_values.row, true});
         barrier_wait(layout.values_empty(values_at.stage), values_at.parity ^ 1);
         load_block<Traits::VALUE_SLABS>(params.v_map, layout.values(values_at.stage), layout.values_full(values_at.stage), pending_values);
         values_at.advance();
@@ -182,11 +171,6 @@ template <class Traits> class Producer : PagedLoading<Traits> {
     template <int SLABS>
     __device__ void load_block(const TensorMap& map, unsigned destination, unsigned barrier, const BoxRow& row)
     {
-        if constexpr (Traits::SERVING)
-            if (this->blocks.exist()) {
-                this->blocks.expect(row.row, SLABS, barrier);
-                return;
-            }
         barrier_arrive_expect_bytes(barrier, SLABS * Traits::KEY_SLAB_BYTES);
         if constexpr (Traits::PAIRS) {
             constexpr int SHARE = SLABS / Traits::CLUSTER;

@@ -13,8 +13,8 @@ __device__ inline bool pairs_heads(const Forward& params) { return params.heads 
 
 template <class Traits> class TileOrder {
   public:
-    __device__ explicit TileOrder(const Forward& params)
-        : params(params), reads_lengths(warptile::reads_lengths(params.sequences)), number(blockIdx.x / Traits::CLUSTER)
+    __device__ explicit TileOrder(const ForwardTma& block)
+        : block(block), params(block.forward), reads_lengths(warptile::reads_lengths(params.sequences)), number(blockIdx.x / Traits::CLUSTER)
     {
         if constexpr (Traits::SERVING) whole_tiles = params.work.tiles - (params.work.splits > 1 ? params.work.tiles % gridDim.x : 0);
     }
@@ -90,6 +90,9 @@ template <class Traits> class TileOrder {
     {
         if constexpr (Traits::SERVING)
             if (number >= whole_tiles) return whole_tiles + (number - whole_tiles) / params.work.splits;
+        // Of a dense launch (crates/attention/src/plan/tile_order.rs).
+        if constexpr (!Traits::PAIRS && !Traits::GROUPS)
+            if (block.ordered) return block.order[number];
         return number;
     }
 
@@ -144,6 +147,7 @@ template <class Traits> class TileOrder {
         tile.end_block = (mask.end_key(first_query, tile_queries) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
     }
 
+    const ForwardTma& block;
     const Forward& params;
     const bool reads_lengths; // asked once: short rows feel it
     unsigned number;

@@ -9,6 +9,7 @@ mod settings;
 mod shared_keys;
 mod split_tiles;
 mod step;
+mod tile_order;
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
@@ -27,6 +28,7 @@ pub(crate) use planner::{alone_bytes, check_images, preference};
 pub use settings::Settings;
 pub(crate) use split_tiles::{TileKeys, rest_keys, splits_of, splits_tiles};
 pub use step::{LaunchShape, Scratch, Step};
+pub(crate) use tile_order::tile_order;
 
 /// Where and how a problem will be computed. A cheap handle: clones are the same plan.
 #[derive(Clone)]

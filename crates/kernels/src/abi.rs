@@ -41,6 +41,9 @@ pub const READ_AHEAD: i32 = 4;
 /// The most results that one launch merges.
 pub const MERGE_PARTS: usize = 32;
 
+/// The most tiles whose order a launch can carry.
+pub const ORDERED_TILES: usize = 512;
+
 /// The most pairs of elements that a rotary embedding rotates at angles computed from frequencies.
 pub const ROTARY_PAIRS: usize = 128;
 
@@ -313,8 +316,12 @@ declare! {
         out_map: TensorMap,
         /// Everything else.
         forward: Forward,
+        /// Tiles that `order` has: all of the launch, or 0 where CTAs take tiles by their numbers.
+        ordered: i32,
         /// Unused.
-        padding: [i32; 4] = "int[4]",
+        padding: [i32; 3] = "int[3]",
+        /// Of a dense launch, the tile that each number stands for.
+        order: [u16; 512] = "unsigned short[512]",
     }
 
     /// What an image says about itself, in the constant `warptile_record`.
@@ -508,12 +515,13 @@ mod tests {
     fn blocks_have_the_sizes_that_every_host_knows() {
         assert_eq!(size_of::<Tensor>(), 32);
         assert_eq!(size_of::<Forward>(), 432);
-        assert_eq!(size_of::<ForwardTma>(), 960);
+        assert_eq!(size_of::<ForwardTma>(), 1984);
         assert_eq!(std::mem::offset_of!(ForwardTma, forward), 512);
         assert_eq!((size_of::<Merge>(), size_of::<Append>()), (2136, 1392));
         // What a launch of CUDA 12.0 can carry.
         assert!(size_of::<Merge>().max(size_of::<Append>()) <= 4096);
         assert_eq!(Merge::default().outs.len(), MERGE_PARTS);
+        assert_eq!(ForwardTma::default().order.len(), ORDERED_TILES);
         assert_eq!(Rotary::default().turns.len(), ROTARY_PAIRS);
     }
 

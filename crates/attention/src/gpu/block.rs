@@ -1,7 +1,7 @@
 //! From a call to the parameter block of its kernel.
 
 use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
-use warptile_kernels::{Image, Schedule, abi};
+use warptile_kernels::{Schedule, abi};
 
 use crate::ElementType;
 use crate::call::Call;
@@ -10,7 +10,7 @@ use crate::gpu::arguments::Addresses;
 use crate::heads::Heads;
 use crate::layout::Layout;
 use crate::mask::Align;
-use crate::plan::{LaunchShape, Scratch};
+use crate::plan::{LaunchShape, Scratch, Step, tile_order};
 use crate::quantized::Quantization;
 use crate::scoring::AlibiShape;
 
@@ -177,9 +177,11 @@ const fn power_of_two_in(n: u32) -> u32 {
 pub(crate) fn forward_tma(
     driver: &Driver,
     call: &Call,
-    image: &Image,
+    step: &Step,
+    shape: &LaunchShape,
     forward: abi::Forward,
 ) -> Result<abi::ForwardTma> {
+    let image = step.image;
     let element = match call.element() {
         ElementType::Bf16 => TensorMapElement::Bf16,
         _ => TensorMapElement::F16,
@@ -231,14 +233,22 @@ pub(crate) fn forward_tma(
             )
         }
     };
-    Ok(abi::ForwardTma {
+    let mut block = abi::ForwardTma {
         q_map,
         k_map,
         v_map,
         out_map: boxes(forward.out.address, call.out(), output_box)?,
         forward,
         ..Default::default()
-    })
+    };
+    // Tiles of other sequences are not where their numbers say, or do not exist.
+    if forward.sequences.ragged == 0
+        && let Some(order) = tile_order(step, call, shape)
+    {
+        block.ordered = order.len() as i32;
+        block.order[..order.len()].copy_from_slice(&order);
+    }
+    Ok(block)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::gpu::arguments::Addresses;
 use crate::gpu::block;
 use crate::gpu::sync;
-use crate::plan::{LaunchShape, Step, alone_bytes};
+use crate::plan::{LaunchShape, Step, alone_bytes, splits_tiles};
 
 /// A kernel in a context.
 #[derive(Debug)]
@@ -137,7 +137,7 @@ impl LoadedKernel {
             }),
             LoadedKernel::Mapped(kernel) => {
                 let driver = kernel.module().context().driver();
-                Block::Mapped(block::forward_tma(driver, call, step.image, forward)?)
+                Block::Mapped(block::forward_tma(driver, call, step, shape, forward)?)
             }
             LoadedKernel::Merge(_) | LoadedKernel::Append(_) | LoadedKernel::AppendE4m3(_) => {
                 return Err(other_block(step.image));
@@ -235,14 +235,19 @@ impl Order {
     ///
     /// CTAs that stay, and of which a multiprocessor holds several, would crowd the multiprocessors that happen to be free, and stay there
     /// while others have none. So if there are as many multiprocessors as CTAs, each has room for one; and where they do not fill all the
-    /// room there is, they come in turn.
+    /// room there is, they come in turn. So do those that read most of the time, for long, and leave some multiprocessors idle: CTAs that begin
+    /// early sit there first, and a launch of 96 then took a seventh longer, of 128 a hundredth. Short ones gain more by beginning
+    /// early than they lose (docs/notebook-wgmma.md, 2026-11-23).
     fn of(step: &Step, grid: u32) -> Order {
+        const LONG_US: f64 = 80.0;
         let image = step.image;
         let waits = match image.target {
             Target::Cubin(sm) | Target::CubinExact(sm) => sm >= 90,
             _ => false,
         };
-        if !waits || !image.schedule.begins_early() {
+        let reads =
+            splits_tiles(image) && image.schedule.has_group_tiles() && grid < step.multiprocessors;
+        if !waits || !image.schedule.begins_early() || reads && step.estimate_us > LONG_US {
             return Order::InTurn;
         }
         match step.alone_bytes {
@@ -260,5 +265,34 @@ impl Order {
             }
             Some(_) => Order::InTurn,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Choice, ElementType, Layout, Planner};
+
+    #[test]
+    fn long_reads_that_leave_multiprocessors_idle_come_in_turn() {
+        let device = DeviceProfile::h200();
+        let order = |batch: usize, key_len: usize| {
+            let q = Layout::bshd([batch, 1, 16, 256]);
+            let k = Layout::bshd([batch, key_len, 8, 256]);
+            let call = Call::builder(&q, &k, &k, ElementType::Bf16)
+                .build()
+                .unwrap();
+            let image =
+                Choice::Image("wgmma_d256_128x64_w12_s2_bf16_serving_groups_sm_90a".to_owned());
+            let plan = Planner::new(&device).plan(call.problem(), &image).unwrap();
+            let step = &plan.steps()[0];
+            Order::of(step, step.shape(&call).unwrap().grid)
+        };
+        assert_eq!(order(16, 8192), Order::InTurn);
+        assert_eq!(order(15, 8192), Order::InTurn);
+        // 64 us.
+        assert_eq!(order(16, 2048), Order::Early);
+        // Several tiles a CTA.
+        assert_eq!(order(64, 8192), Order::Early);
     }
 }

@@ -61,7 +61,7 @@ impl TileKeys {
 
 /// What a part of a tile costs beside its keys, in keys: what a tile's end costs, leaving it in the workspace without the next tile's
 /// scores under way, and adding up each of a tile's parts (docs/notebook-wgmma.md).
-const TILE_END_KEYS: f64 = 200.0;
+pub(super) const TILE_END_KEYS: f64 = 200.0;
 const PART_KEYS: f64 = 350.0;
 const SUM_KEYS: f64 = 20.0;
 /// Adding up a part where there is one tile of few rows for all heads of a group: 0.6 us (docs/notebook-wgmma.md, 2026-11-23).

@@ -64,6 +64,10 @@ impl InCpp for i32 {
     const TYPE: &'static str = "int";
 }
 
+impl InCpp for u16 {
+    const TYPE: &'static str = "unsigned short";
+}
+
 impl InCpp for u32 {
     const TYPE: &'static str = "unsigned";
 }
