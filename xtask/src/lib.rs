@@ -33,6 +33,9 @@ mod normal;
 #[path = "../../crates/check/src/trial.rs"]
 pub mod trial;
 
+#[path = "../../crates/attention/src/heads.rs"]
+pub mod heads;
+
 #[path = "../../crates/kernels/src/abi.rs"]
 pub mod abi;
 #[path = "../../crates/kernels/src/capability.rs"]

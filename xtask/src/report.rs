@@ -12,6 +12,8 @@ mod baseline;
 mod bench;
 mod checks;
 mod decode;
+#[path = "../../crates/cli/src/bench/heads_record.rs"]
+mod heads_record;
 mod named;
 mod parts;
 mod plot;
@@ -24,6 +26,7 @@ use std::path::{Path, PathBuf};
 use crate::evolve::archive::Candidate;
 use crate::evolve::picture;
 use crate::files::{self, FileError};
+use crate::heads::Heads;
 use crate::manifest::{Manifest, ManifestEntry};
 
 pub use baseline::Loss;

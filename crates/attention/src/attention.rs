@@ -1,18 +1,23 @@
 //! The one verb: options, queries and keys in, output and lse out.
 
+mod given;
+mod options;
+
 use std::sync::Arc;
 
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 
 use crate::backend::{Place, same_device};
+use crate::extents::expect_same;
 use crate::gpu::{Bindings, Gpu, Ready};
 use crate::lse::Lse;
-use crate::operands::{DeviceScales, KeyTensors, ScaledBy, Side, Table};
+use crate::operands::{DeviceScales, KeyTensors, ScaledBy, Table};
 use crate::tensor::{Bytes, Storage, zeros};
 use crate::{
-    AlibiShape, Call, CallBuilder, Choice, Element, ElementType, Error, Keys, Mask, Operands, Plan,
-    Queries, Result, Scoring, Splits, Tensor, ViewMut, forward_cpu,
+    AlibiShape, Call, CallBuilder, Choice, Element, Error, Keys, Operands, Plan, Queries, Result,
+    Scoring, Splits, Tensor, ViewMut, forward_cpu,
 };
+use given::Given;
 
 /// Attention and its options: `softmax(scale * q k^T) v`, masked.
 ///
@@ -54,76 +59,7 @@ pub struct Output<T: Element> {
     pub plan: Plan,
 }
 
-impl Default for Attention {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Attention {
-    /// Full attention with scale `1 / sqrt(head size)`, on the kernel the planner chooses.
-    pub fn new() -> Self {
-        Attention {
-            scoring: Scoring::default(),
-            slopes: None,
-            sinks: None,
-            splits: Splits::Even,
-            choice: Choice::Best,
-            lse: true,
-        }
-    }
-
-    /// Which keys a query sees.
-    pub fn mask(mut self, mask: Mask) -> Self {
-        self.scoring.mask = mask;
-        self
-    }
-
-    /// Factor of the scores instead of `1 / sqrt(head size)`.
-    pub fn scale(mut self, scale: f32) -> Self {
-        self.scoring.scale = Some(scale);
-        self
-    }
-
-    /// Bounds the scores: `softcap * tanh(score / softcap)`.
-    pub fn softcap(mut self, softcap: f32) -> Self {
-        self.scoring.softcap = Some(softcap);
-        self
-    }
-
-    /// ALiBi: subtracts `slope * distance` from the scores. One slope per head, or one per batch entry and head.
-    pub fn alibi_slopes(mut self, slopes: &[f32]) -> Self {
-        self.slopes = Some(slopes.into());
-        self
-    }
-
-    /// Attention sinks: one logit per query head that joins the denominator of every row, as if there were one more key with
-    /// that score and the value 0. A head whose logit is minus infinity has no sink.
-    pub fn sinks(mut self, sinks: &[f32]) -> Self {
-        self.sinks = Some(sinks.into());
-        self.scoring.sinks = true;
-        self
-    }
-
-    /// Where keys are cut into ranges that are computed apart: with [`Splits::EveryKeys`] a sequence's bits are the same in every
-    /// batch.
-    pub fn splits(mut self, splits: Splits) -> Self {
-        self.splits = splits;
-        self
-    }
-
-    /// Asks for a family, kernel or image instead of the planner's choice; `warptile info` lists them.
-    pub fn choice(mut self, choice: Choice) -> Self {
-        self.choice = choice;
-        self
-    }
-
-    /// Leaves the lse out.
-    pub fn without_lse(mut self) -> Self {
-        self.lse = false;
-        self
-    }
-
     /// Attention of queries to keys and values, each dense or packed. On a GPU the call returns when the work is submitted;
     /// reading the output waits.
     ///
@@ -186,7 +122,8 @@ impl Attention {
             same_device(argument, backend, expected)?;
         }
         if let Some(lse) = &lse {
-            check_lse_shape(lse.shape(), call.lse_shape())?;
+            let dimensions = ["batch", "heads", "length"];
+            expect_same("lse", lse.shape(), ("q", call.lse_shape()), dimensions)?;
         }
         match &made {
             Described::Cpu(call) => {
@@ -426,23 +363,6 @@ impl Attention {
     }
 }
 
-/// Refuses an lse of another shape than that of the queries: batch, heads, length.
-fn check_lse_shape(found: [usize; 3], expected: [usize; 3]) -> Result<()> {
-    let dimensions = ["batch", "heads", "length"];
-    for ((dimension, found), expected) in dimensions.into_iter().zip(found).zip(expected) {
-        if found != expected {
-            return Err(Error::Mismatch {
-                argument: "lse",
-                dimension,
-                found,
-                other: "q",
-                expected,
-            });
-        }
-    }
-    Ok(())
-}
-
 /// What was computed, and how.
 type Computed<T> = (Plan, Storage<T>, Option<Storage<f32>>);
 
@@ -457,34 +377,6 @@ impl Described<'_> {
         match self {
             Described::Cpu(call) => call,
             Described::Gpu(_, ready) => ready.call(),
-        }
-    }
-}
-
-/// What a call is given, whatever the type of its elements: what is done with it is compiled here, and not once more in each program
-/// that calls.
-struct Given<'a> {
-    element: ElementType,
-    q: &'a dyn Bytes,
-    queries: &'a Side<'a>,
-    keys: &'a KeyTensors<'a>,
-    keys_side: &'a Side<'a>,
-    table: Option<&'a Table<'a>>,
-    bias: Option<&'a dyn Bytes>,
-    key_mask: Option<&'a dyn Bytes>,
-}
-
-impl<'a> Given<'a> {
-    fn of<T: Element>(queries: &'a Queries<'a, T>, keys: &'a Keys<'a, T>) -> Self {
-        Given {
-            element: T::TYPE,
-            q: queries.q,
-            queries: &queries.side,
-            keys: &keys.tensors,
-            keys_side: &keys.side,
-            table: keys.table.as_ref(),
-            bias: keys.bias.map(|bias| bias as &dyn Bytes),
-            key_mask: keys.key_mask.map(|mask| mask as &dyn Bytes),
         }
     }
 }

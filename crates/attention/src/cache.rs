@@ -7,12 +7,12 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use crate::backend::Backend;
-use crate::layout::MAX_LEN;
+use crate::extents::expect_countable;
 use crate::quantized::{K_SCALE, V_SCALE, check_values, scale_of};
 use crate::tensor::Tensor;
 use crate::{
-    CacheTensors, CacheWrite, Call, Element, Error, Keys, Layout, Quantization, QuantizedType,
-    Queries, Result, Scales,
+    CacheTensors, CacheWrite, Call, Element, Error, Heads, Keys, Layout, Quantization,
+    QuantizedType, Queries, Result, Scales,
 };
 
 use pool::Pool;
@@ -106,10 +106,8 @@ fn scales_of([k, v]: &[Tensor<f32>; 2]) -> Result<Scales<'_>> {
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct KvCacheBuilder<T> {
     element: PhantomData<T>,
-    kv_heads: usize,
-    head_dim: usize,
-    /// That of the keys, unless another one was given.
-    value_dim: Option<usize>,
+    /// As many of queries as of keys and values: what a cache can hold does not depend on them.
+    heads: Heads,
     layers: usize,
     pages: usize,
     page_rows: usize,
@@ -167,7 +165,7 @@ impl<T: Element> KvCacheBuilder<T> {
     /// ```
     pub fn value_dim(self, value_dim: usize) -> Self {
         KvCacheBuilder {
-            value_dim: Some(value_dim),
+            heads: self.heads.value_dim(value_dim),
             ..self
         }
     }
@@ -206,8 +204,9 @@ impl<T: Element> KvCacheBuilder<T> {
     /// A number that is beyond what attention can have: heads and head sizes, rows of a page, pages, keys of a sequence; if there
     /// is not enough memory.
     pub fn build(self, backend: &Backend) -> Result<KvCache<T>> {
-        let [k, v] = [self.head_dim, self.value_dim.unwrap_or(self.head_dim)]
-            .map(|size| Layout::bshd([self.pages, self.page_rows, self.kv_heads, size]));
+        let kv_heads = self.heads.key_value;
+        let [k, v] = [self.heads.dim, self.heads.value_dim]
+            .map(|size| Layout::bshd([self.pages, self.page_rows, kv_heads, size]));
         let all = self.pages.saturating_mul(self.page_rows);
         let longest = self.longest.unwrap_or(all).min(all);
         let counts = [
@@ -223,23 +222,16 @@ impl<T: Element> KvCacheBuilder<T> {
         }
         // Then every count of rows, pages and sequences in a step fits 31 bits.
         for (argument, found) in [("pages", all), ("sequences", self.sequences)] {
-            if found > MAX_LEN {
-                return Err(Error::TooLong {
-                    argument,
-                    dimension: "length",
-                    found,
-                    limit: MAX_LEN,
-                });
-            }
+            expect_countable(argument, "length", found)?;
         }
         let columns = longest.div_ceil(self.page_rows.max(1));
         // What a step of this cache can be at most.
-        let q = Layout::bshd([self.sequences, 1, self.kv_heads, self.head_dim]);
+        let q = Layout::bshd([self.sequences, 1, self.heads.query, self.heads.dim]);
         Call::builder(&q, &k, &v, T::TYPE)
             .device_block_table([self.sequences, columns])
             .device_key_lengths(self.sequences)
             .build()?;
-        let ones = vec![1.0; self.kv_heads];
+        let ones = vec![1.0; kv_heads];
         let layer = || -> Result<Layer<T>> {
             Ok(match self.quantized {
                 None => Layer::Same([
@@ -253,8 +245,8 @@ impl<T: Element> KvCacheBuilder<T> {
                         Tensor::uninit(backend, "v_pages", v)?,
                     ],
                     scales: [
-                        backend.tensor(&ones, [1, 1, 1, self.kv_heads])?,
-                        backend.tensor(&ones, [1, 1, 1, self.kv_heads])?,
+                        backend.tensor(&ones, [1, 1, 1, kv_heads])?,
+                        backend.tensor(&ones, [1, 1, 1, kv_heads])?,
                     ],
                 },
             })
@@ -276,9 +268,7 @@ impl<T: Element> KvCache<T> {
     pub fn builder(kv_heads: usize, head_dim: usize) -> KvCacheBuilder<T> {
         KvCacheBuilder {
             element: PhantomData,
-            kv_heads,
-            head_dim,
-            value_dim: None,
+            heads: Heads::new(kv_heads, head_dim),
             layers: 1,
             pages: 256,
             page_rows: 16,

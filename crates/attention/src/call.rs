@@ -1,12 +1,14 @@
 //! One computation over tensors of known layout, validated once.
 
 mod builder;
+mod heads;
 
 use std::fmt;
 use std::ops::Range;
 
 use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
+use crate::heads::Heads;
 use crate::layout::{Layout, View};
 use crate::lengths::SideLengths;
 use crate::mask::Mask;
@@ -40,18 +42,24 @@ pub(crate) use builder::check_layout;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
-    element: ElementType,
-    q: Layout,
-    k: Layout,
-    v: Layout,
+    /// With bias and key mask broadcast to every entry, by steps of 0.
+    terms: Terms,
     out: Layout,
-    /// Broadcast to every entry, with steps of 0.
-    bias: Option<Layout>,
-    key_mask: Option<Layout>,
     batch: usize,
     queries: SideLengths,
     keys: SideLengths,
     pages: Option<Pages>,
+}
+
+/// What a builder is told that a call is made of as it is: all but the output, lengths and pages.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Terms {
+    element: ElementType,
+    q: Layout,
+    k: Layout,
+    v: Layout,
+    bias: Option<Layout>,
+    key_mask: Option<Layout>,
     scoring: Scoring,
     splits: Splits,
     /// Of keys and values that are not of `element`.
@@ -179,25 +187,25 @@ impl Call {
     /// Element type of q and out, and of k and v unless they are quantized.
     #[must_use]
     pub const fn element(&self) -> ElementType {
-        self.element
+        self.terms.element
     }
 
     /// How keys and values are quantized; `None` if they are of the queries' type.
     #[must_use]
     pub const fn quantized(&self) -> Option<Quantization> {
-        self.quantized
+        self.terms.quantized
     }
 
     /// The type of keys and values; `None` if it is that of the queries.
     #[must_use]
     pub const fn quantized_type(&self) -> Option<QuantizedType> {
-        Quantization::element_of(self.quantized)
+        Quantization::element_of(self.terms.quantized)
     }
 
     /// Size in bytes of an element of k and v.
     #[must_use]
     pub const fn key_size(&self) -> usize {
-        key_size(self.element, self.quantized_type())
+        key_size(self.terms.element, self.quantized_type())
     }
 
     /// Sequences.
@@ -242,76 +250,52 @@ impl Call {
         self.queries.on_device() || self.keys.on_device()
     }
 
-    /// Query heads.
+    /// The heads and their sizes.
     #[must_use]
-    pub const fn heads(&self) -> usize {
-        self.q.heads()
-    }
-
-    /// Key/value heads.
-    #[must_use]
-    pub const fn kv_heads(&self) -> usize {
-        self.k.heads()
-    }
-
-    /// Query heads that share a key/value head.
-    #[must_use]
-    pub const fn group_size(&self) -> usize {
-        self.heads() / self.kv_heads()
-    }
-
-    /// Head size of queries and keys.
-    #[must_use]
-    pub const fn head_dim(&self) -> usize {
-        self.q.head_dim()
-    }
-
-    /// Head size of values and of the output.
-    #[must_use]
-    pub const fn value_dim(&self) -> usize {
-        self.v.head_dim()
+    pub const fn heads(&self) -> Heads {
+        Heads::of(&self.terms.q, &self.terms.k, &self.terms.v)
     }
 
     /// The options.
     #[must_use]
     pub const fn scoring(&self) -> &Scoring {
-        &self.scoring
+        &self.terms.scoring
     }
 
     /// Where keys are cut.
     #[must_use]
     pub const fn splits(&self) -> Splits {
-        self.splits
+        self.terms.splits
     }
 
     /// Which keys a query sees.
     #[must_use]
     pub const fn mask(&self) -> Mask {
-        self.scoring.mask
+        self.terms.scoring.mask
     }
 
     /// Factor of `q.k`: finite, 0 and negative allowed.
     #[must_use]
     pub fn scale(&self) -> f32 {
-        self.scoring.scale_of(self.head_dim())
+        self.terms.scoring.scale_of(self.heads().dim)
     }
 
     /// Layout of the bias, `[batch, queries, heads, keys]`, broadcast by steps of 0.
     #[must_use]
     pub const fn bias(&self) -> Option<&Layout> {
-        self.bias.as_ref()
+        self.terms.bias.as_ref()
     }
 
     /// Layout of the key mask, as [`Call::bias`].
     #[must_use]
     pub const fn key_mask(&self) -> Option<&Layout> {
-        self.key_mask.as_ref()
+        self.terms.key_mask.as_ref()
     }
 
     /// Whether the lse is wanted.
     #[must_use]
     pub const fn wants_lse(&self) -> bool {
-        self.want_lse
+        self.terms.want_lse
     }
 
     /// Whether every tensor's rows start at multiples of 16 bytes: the strides tell for all rows but the first, whose address
@@ -319,16 +303,17 @@ impl Call {
     #[must_use]
     pub fn is_aligned(&self) -> bool {
         let tensors = [
-            (&self.q, self.element.size()),
-            (&self.k, self.key_size()),
-            (&self.v, self.key_size()),
-            (&self.out, self.element.size()),
+            (&self.terms.q, self.terms.element.size()),
+            (&self.terms.k, self.key_size()),
+            (&self.terms.v, self.key_size()),
+            (&self.out, self.terms.element.size()),
         ];
         // A row's last 16 bytes are its own.
-        let whole = [self.head_dim(), self.value_dim()]
+        let heads = self.heads();
+        let whole = [heads.dim, heads.value_dim]
             .iter()
             .all(|size| (size * self.key_size()).is_multiple_of(16));
-        self.aligned && whole && { tensors.into_iter() }
+        self.terms.aligned && whole && { tensors.into_iter() }
             .all(|(layout, size)| layout.steps_aligned(size))
     }
 
@@ -341,19 +326,19 @@ impl Call {
     /// Layout of q.
     #[must_use]
     pub const fn q(&self) -> &Layout {
-        &self.q
+        &self.terms.q
     }
 
     /// Layout of k; paged: pages, rows of a page, heads, head size.
     #[must_use]
     pub const fn k(&self) -> &Layout {
-        &self.k
+        &self.terms.k
     }
 
     /// Layout of v, as that of k; its head size may be another one.
     #[must_use]
     pub const fn v(&self) -> &Layout {
-        &self.v
+        &self.terms.v
     }
 
     /// Layout of the output.
@@ -401,7 +386,11 @@ impl Call {
     /// Shape of the lse, contiguous: `[batch, heads, query_len]`, or for packed sequences `[1, heads, rows of q]`.
     #[must_use]
     pub const fn lse_shape(&self) -> [usize; 3] {
-        [self.q.batch(), self.heads(), self.q.rows()]
+        [
+            self.terms.q.batch(),
+            self.terms.q.heads(),
+            self.terms.q.rows(),
+        ]
     }
 
     /// Elements of the lse.
@@ -414,7 +403,7 @@ impl Call {
     /// Offset in the lse of the first row of a sequence and head; rows are contiguous.
     #[must_use]
     pub const fn lse_offset(&self, sequence: &Sequence, head: usize) -> usize {
-        (sequence.q_entry * self.heads() + head) * self.q.rows() + sequence.q_start
+        (sequence.q_entry * self.terms.q.heads() + head) * self.terms.q.rows() + sequence.q_start
     }
 
     /// Checks the arguments of a call on the host: layouts, buffers, and what comes beside them.
@@ -428,10 +417,10 @@ impl Call {
         v: &KeyView<'_, T>,
         operands: &Operands<'_, T>,
     ) -> Result<()> {
-        if T::TYPE != self.element {
+        if T::TYPE != self.terms.element {
             return Err(Error::ElementMismatch {
                 argument: "q",
-                expected: self.element,
+                expected: self.terms.element,
                 found: T::TYPE,
             });
         }
@@ -439,9 +428,9 @@ impl Call {
             check_key_type(argument, self.quantized_type(), view.quantized())?;
         }
         for (argument, layout, len, expected) in [
-            ("q", &q.layout, q.data.len(), &self.q),
-            ("k", k.layout(), k.len(), &self.k),
-            ("v", v.layout(), v.len(), &self.v),
+            ("q", &q.layout, q.data.len(), &self.terms.q),
+            ("k", k.layout(), k.len(), &self.terms.k),
+            ("v", v.layout(), v.len(), &self.terms.v),
         ] {
             check_layout(argument, layout, expected)?;
             layout.check_buffer(argument, len)?;
@@ -494,10 +483,13 @@ impl Call {
     /// # Errors
     /// [`Error::Presence`], [`Error::Count`] or [`Error::NonFinite`].
     pub fn check_slopes(&self, slopes: Option<&[f32]>) -> Result<()> {
-        let needed = self.scoring.slope_count(self.batch, self.heads());
+        let needed = self
+            .terms
+            .scoring
+            .slope_count(self.batch, self.heads().query);
         check_values(
             "alibi_slopes",
-            self.scoring.alibi.is_some(),
+            self.terms.scoring.alibi.is_some(),
             slopes,
             needed,
             |_, value| match value.is_finite() {
@@ -518,9 +510,9 @@ impl Call {
     pub fn check_sinks(&self, sinks: Option<&[f32]>) -> Result<()> {
         check_values(
             "sinks",
-            self.scoring.sinks,
+            self.terms.scoring.sinks,
             sinks,
-            self.heads(),
+            self.heads().query,
             |head, value| match value < f32::INFINITY {
                 true => Ok(()),
                 false => Err(Error::Sink { head, value }),
@@ -535,7 +527,7 @@ impl Call {
     /// # Errors
     /// [`Error::Scales`], [`Error::Count`], [`Error::Scale`] or [`Error::ScaleTooLarge`].
     pub fn check_scales(&self, k_scale: Option<&[f32]>, v_scale: Option<&[f32]>) -> Result<()> {
-        Quantization::check_scales(self.quantized, k_scale, v_scale)?;
+        Quantization::check_scales(self.terms.quantized, k_scale, v_scale)?;
         k_scale.unwrap_or_default().iter().try_for_each(|&k| {
             check_factor("scale * k_scale", f64::from(self.scale()) * f64::from(k))
         })
@@ -562,8 +554,8 @@ impl Call {
     /// two for each of a value.
     #[must_use]
     pub fn flops(&self) -> u128 {
-        let elements = (self.head_dim() + self.value_dim()) as u128;
-        2 * self.visible_pairs() * self.heads() as u128 * elements
+        let heads = self.heads();
+        2 * self.visible_pairs() * heads.query as u128 * heads.key_value_elements() as u128
     }
 }
 
@@ -604,27 +596,33 @@ pub(crate) fn expect_presence(argument: &'static str, wanted: bool, given: bool)
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.element, counted(self.batch, "sequence"))?;
+        write!(
+            f,
+            "{} {}",
+            self.terms.element,
+            counted(self.batch, "sequence")
+        )?;
         if self.queries.is_packed() || self.keys.is_packed() {
             f.write_str(" (packed)")?;
         }
-        write!(f, ", {}", counted(self.heads(), "head"))?;
-        if self.kv_heads() != self.heads() {
-            write!(f, " ({} for keys and values)", self.kv_heads())?;
+        let heads = self.heads();
+        write!(f, ", {}", counted(heads.query, "head"))?;
+        if heads.key_value != heads.query {
+            write!(f, " ({} for keys and values)", heads.key_value)?;
         }
         write!(f, ", {} x {} rows", self.query_len(), self.key_len(),)?;
         if let Some(pages) = &self.pages {
             write!(f, " in pages of {}", pages.rows())?;
         }
-        write!(f, ", head size {}", self.head_dim())?;
-        if self.value_dim() != self.head_dim() {
-            write!(f, " ({} of values)", self.value_dim())?;
+        write!(f, ", head size {}", heads.dim)?;
+        if heads.values_differ() {
+            write!(f, " ({} of values)", heads.value_dim)?;
         }
-        let scoring = self.scoring.to_string();
+        let scoring = self.terms.scoring.to_string();
         if !scoring.is_empty() {
             write!(f, ", {scoring}")?;
         }
-        if let Some(keys) = self.splits.keys() {
+        if let Some(keys) = self.terms.splits.keys() {
             write!(f, ", splits={keys}")?;
         }
         Ok(())

@@ -127,7 +127,7 @@ fn compute_with<T: Element>(
             let start = out_layout.offset(sequence.q_entry, sequence.q_start + position, head);
             // SAFETY: the buffer holds the layout, no two rows of an output layout overlap (the call has checked both),
             // and each row belongs to exactly one task.
-            let to = unsafe { out.slice(start, call.value_dim()) };
+            let to = unsafe { out.slice(start, call.heads().value_dim) };
             for (to, &value) in to.iter_mut().zip(results.out(index)) {
                 // Whether a sum of nothing is 0 or -0 depends on how many there were.
                 *to = T::from_f32(value + 0.0);
@@ -219,13 +219,13 @@ const BLOCK_BYTES: usize = 512 << 10;
 
 /// All tasks, the largest first, so that none of them is left to run alone at the end.
 fn tasks(call: &Call, threads: usize) -> Vec<Task> {
-    let group = call.group_size();
+    let (all_heads, group) = (call.heads(), call.heads().group_size());
     let all_rows: usize = { call.sequences() }
-        .map(|sequence| sequence.q_len * call.heads())
+        .map(|sequence| sequence.q_len * all_heads.query)
         .sum();
     // Keys and values are prepared once for each block: larger ones save time as long as there are enough for all threads, and queries
     // and outputs stay in the second-level cache. No result depends on it.
-    let row_bytes = (call.head_dim() + call.value_dim()) * size_of::<f32>();
+    let row_bytes = all_heads.key_value_elements() * size_of::<f32>();
     let most = (BLOCK_BYTES / (Blocks::BLOCK_M * row_bytes)).max(1);
     let blocks = (all_rows / (8 * threads * Blocks::BLOCK_M)).clamp(1, most);
     let mut tasks = Vec::new();
@@ -236,7 +236,7 @@ fn tasks(call: &Call, threads: usize) -> Vec<Task> {
         let block = { sequence.q_len.div_ceil(parts) }
             .next_multiple_of(Blocks::BLOCK_M)
             .max(Blocks::BLOCK_M);
-        for kv_head in 0..call.kv_heads() {
+        for kv_head in 0..all_heads.key_value {
             for first in (0..group).step_by(heads) {
                 for position in (0..sequence.q_len).step_by(block) {
                     tasks.push(Task {
@@ -273,14 +273,15 @@ const MOST_ROWS_OF_A_PART: usize = 64;
 /// How many of the heads that share keys and values a task takes: as many as fit a block, so that keys and values are read
 /// once for all of them, but not so many that a core has nothing to do. No result depends on it.
 fn heads_per_task(call: &Call, sequence: &Sequence, threads: usize) -> usize {
-    let (group, query_len, keys) = (call.group_size(), sequence.q_len, sequence.k_len);
+    let (group, query_len, keys) = (call.heads().group_size(), sequence.q_len, sequence.k_len);
+    let groups = call.batch() * call.heads().key_value;
     let mut heads = group.min(Blocks::BLOCK_M / query_len.max(1)).max(1);
     let parts = if query_len * group <= MOST_ROWS_OF_A_PART {
         keys.div_ceil(PART).max(1)
     } else {
         1
     };
-    while heads > 1 && call.batch() * call.kv_heads() * group.div_ceil(heads) * parts < threads {
+    while heads > 1 && groups * group.div_ceil(heads) * parts < threads {
         heads = heads.div_ceil(2);
     }
     heads

@@ -23,6 +23,7 @@ mod kernel;
 mod memory;
 mod merge;
 mod operation;
+mod outline;
 mod prepared;
 mod ready;
 mod recent;

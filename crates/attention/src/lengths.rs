@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::extents::expect_same;
 
 /// A list of 32-bit numbers that a call brings along: one or one more than there are sequences, or a table of pages.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -216,15 +217,7 @@ impl LengthsRequest<'_> {
                 return Err(broken(names.offsets, 0, rule));
             }
             Some(len) => {
-                if entries != 1 {
-                    return Err(Error::Mismatch {
-                        argument: names.tensor,
-                        dimension: "batch",
-                        found: entries,
-                        other: "a packed tensor",
-                        expected: 1,
-                    });
-                }
+                expect_same(names.tensor, [entries], ("a packed tensor", [1]), ["batch"])?;
                 len - 1
             }
         };

@@ -5,9 +5,10 @@ mod cache_write;
 mod merge;
 pub(crate) mod rotary;
 
+use crate::extents::{check_alone, expect_same};
 use crate::gpu::{Access, Expected};
-use crate::layout::{DIMENSIONS, MAX_LEN};
-use crate::{Error, Layout, Result};
+use crate::layout::DIMENSIONS;
+use crate::{Layout, Result};
 
 pub use append::{
     Append, AppendBuilder, AppendOperands, CacheMut, CacheOperand, QueriesMut, append_cpu,
@@ -24,24 +25,8 @@ fn slot(
     element_bytes: usize,
     access: Access,
 ) -> Result<Expected> {
-    same_shape(argument, layout.shape, (other, shape))?;
-    for (&found, dimension) in layout.shape.iter().zip(DIMENSIONS) {
-        if found > MAX_LEN {
-            return Err(Error::TooLong {
-                argument,
-                dimension,
-                found,
-                limit: MAX_LEN,
-            });
-        }
-    }
-    layout.validate(argument)?;
-    if access == Access::Write && !layout.is_overlap_free() {
-        return Err(Error::OutputOverlaps {
-            argument,
-            other: "itself: its strides place two elements at one address".to_owned(),
-        });
-    }
+    expect_same(argument, layout.shape, (other, shape), DIMENSIONS)?;
+    check_alone(argument, layout, access == Access::Write)?;
     let alignment = element_bytes as u64;
     Ok(Expected::tensor(
         argument,
@@ -50,24 +35,4 @@ fn slot(
         access,
         alignment,
     ))
-}
-
-/// Checks that a tensor has the extents of the one called `other`.
-fn same_shape(
-    argument: &'static str,
-    found: [usize; 4],
-    (other, expected): (&'static str, [usize; 4]),
-) -> Result<()> {
-    for ((found, expected), dimension) in found.into_iter().zip(expected).zip(DIMENSIONS) {
-        if found != expected {
-            return Err(Error::Mismatch {
-                argument,
-                dimension,
-                found,
-                other,
-                expected,
-            });
-        }
-    }
-    Ok(())
 }

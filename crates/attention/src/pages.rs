@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::layout::{Layout, MAX_LEN, MAX_PAGE_ROWS};
+use crate::extents::expect_countable;
+use crate::layout::{Layout, MAX_PAGE_ROWS};
 use crate::lengths::{KEYS, LengthsRequest, Numbers, Request, SideLengths};
 
 /// The table's name in messages.
@@ -158,14 +159,7 @@ impl TableRequest<'_> {
         let [sequences, columns] = self.layout.shape;
         let (mut keys, _) = lengths.check(KEYS, sequences, columns.saturating_mul(rows))?;
         keys.rows = keys.bound;
-        if keys.bound > MAX_LEN {
-            return Err(Error::TooLong {
-                argument: BLOCK_TABLE,
-                dimension: "capacity",
-                found: keys.bound,
-                limit: MAX_LEN,
-            });
-        }
+        expect_countable(BLOCK_TABLE, "capacity", keys.bound)?;
         let (table, layout) = match self.entries {
             Request::Host(entries) => {
                 check_entries(entries, &self.layout, [count, rows], &keys)?;

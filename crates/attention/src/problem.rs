@@ -5,6 +5,7 @@ use std::fmt;
 use warptile_kernels::{ElementType, Features};
 
 use crate::call::Call;
+use crate::heads::Heads;
 use crate::mask::Mask;
 use crate::plan::Numbered;
 use crate::quantized::{QuantizedType, key_size};
@@ -29,10 +30,7 @@ use crate::splits::Splits;
 pub struct Problem {
     element: ElementType,
     batch: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    value_dim: usize,
+    heads: Heads,
     query_len: usize,
     key_len: usize,
     query_rows: usize,
@@ -63,9 +61,6 @@ impl Problem {
             element: call.element(),
             batch,
             heads: call.heads(),
-            kv_heads: call.kv_heads(),
-            head_dim: call.head_dim(),
-            value_dim: call.value_dim(),
             query_len,
             key_len,
             query_rows: total(queries.is_packed(), queries.rows(), query_len),
@@ -109,41 +104,15 @@ impl Problem {
         self.batch
     }
 
-    /// Query heads.
+    /// The heads and their sizes.
     #[must_use]
-    pub const fn heads(&self) -> usize {
+    pub const fn heads(&self) -> Heads {
         self.heads
-    }
-
-    /// Key/value heads.
-    #[must_use]
-    pub const fn kv_heads(&self) -> usize {
-        self.kv_heads
-    }
-
-    /// Head size of queries and keys.
-    #[must_use]
-    pub const fn head_dim(&self) -> usize {
-        self.head_dim
-    }
-
-    /// Head size of values and of the output.
-    #[must_use]
-    pub const fn value_dim(&self) -> usize {
-        self.value_dim
-    }
-
-    /// The head sizes in the words of the `warptile` program: `64`, or `192/128` if values have another one.
-    fn head_sizes(&self) -> String {
-        match self.value_dim == self.head_dim {
-            true => self.head_dim.to_string(),
-            false => format!("{}/{}", self.head_dim, self.value_dim),
-        }
     }
 
     /// Bytes of a row of k and one of v.
     pub(crate) const fn key_value_bytes(&self) -> usize {
-        (self.head_dim + self.value_dim) * self.key_size()
+        self.heads.key_value_elements() * self.key_size()
     }
 
     /// Queries of the longest sequence, rounded up.
@@ -225,7 +194,7 @@ impl Problem {
             (self.page_rows != 0, Features::PAGED),
             (!self.aligned, Features::UNALIGNED),
             (self.want_lse, Features::LSE),
-            (self.value_dim != self.head_dim, Features::VALUE_DIM),
+            (self.heads.values_differ(), Features::VALUE_DIM),
         ];
         wanted
             .into_iter()
@@ -265,11 +234,7 @@ impl Problem {
                 self.batch, self.query_len, self.key_len
             ),
         };
-        let _ = write!(line, " h{}", self.heads);
-        if self.kv_heads != self.heads {
-            let _ = write!(line, "/{}", self.kv_heads);
-        }
-        let _ = write!(line, " d{} {}", self.head_sizes(), self.element);
+        let _ = write!(line, " {} {}", self.heads, self.element);
         if let Some(element) = self.quantized {
             let _ = write!(line, " cache={element}");
         }
@@ -330,26 +295,25 @@ impl Problem {
     /// Tiles of `block_m` rows in all, if every sequence were a typical one.
     pub(crate) fn typical_tiles(&self, block_m: u32) -> f64 {
         let len = self.typical_lengths().0;
-        self.typical_sequences() * len.div_ceil(block_m as usize) as f64 * self.heads as f64
-    }
-
-    /// Query heads that share a key/value head.
-    pub(crate) fn group_size(&self) -> usize {
-        self.heads / self.kv_heads.max(1)
+        self.typical_sequences() * len.div_ceil(block_m as usize) as f64 * self.heads.query as f64
     }
 
     /// The same where the query heads of a key/value head are rows of one tile.
     pub(crate) fn typical_group_tiles(&self, block_m: u32) -> f64 {
-        let rows = self.typical_lengths().0 * self.group_size();
-        self.typical_sequences() * rows.div_ceil(block_m as usize) as f64 * self.kv_heads as f64
+        let rows = self.typical_lengths().0 * self.heads.group_size();
+        let of_a_head = rows.div_ceil(block_m as usize) as f64;
+        self.typical_sequences() * of_a_head * self.heads.key_value as f64
     }
 
     /// A problem that stands for all of the same element type, head sizes and options: a step of decoding.
     pub(crate) fn typical_of_splits(&self) -> Self {
         Problem {
             batch: 32,
-            heads: 32,
-            kv_heads: 8,
+            heads: Heads {
+                query: 32,
+                key_value: 8,
+                ..self.heads
+            },
             query_len: 1,
             key_len: 8192,
             query_rows: 32,
@@ -377,11 +341,7 @@ impl fmt::Display for Problem {
         if self.packed_queries || self.packed_keys {
             f.write_str("packed ")?;
         }
-        write!(f, "q{} k{} h{}", self.query_len, self.key_len, self.heads)?;
-        if self.kv_heads != self.heads {
-            write!(f, "/{}", self.kv_heads)?;
-        }
-        write!(f, " d{}", self.head_sizes())?;
+        write!(f, "q{} k{} {}", self.query_len, self.key_len, self.heads)?;
         if let Some(element) = self.quantized {
             write!(f, " cache={element}")?;
         }

@@ -297,14 +297,19 @@ impl Rates {
             let blocks = tiles * (seen as f64 / block_n).ceil().max(1.0) + (tiles + 1.0) * tile_end;
             return launch_us + blocks * block_us;
         }
-        let keys = TileKeys::of(mask, [query_len, key_len], problem.group_size(), image);
+        let keys = TileKeys::of(
+            mask,
+            [query_len, key_len],
+            problem.heads().group_size(),
+            image,
+        );
         let uneven = mask != crate::Mask::None || problem.is_uneven();
         let blocks = keys.average / block_n;
         let blocks = if uneven { blocks } else { blocks.ceil() };
         let tile = blocks + tile_end;
         let longest = keys.longest / block_n;
 
-        let numbered = Numbered::of(image, [problem.heads(), problem.kv_heads()]);
+        let numbered = Numbered::of(image, problem.heads());
         let ctas = numbered.ctas as f64;
         let tiles = match image.schedule {
             schedule if schedule.has_group_tiles() => {
@@ -364,7 +369,7 @@ fn busy_warps(problem: &Problem, image: &Image) -> f64 {
     }
     let warps = image.tiling.warps.max(1) as usize;
     let warp_rows = (image.tiling.block_m as usize / warps).max(1);
-    let rows = problem.typical_lengths().0 * problem.group_size();
+    let rows = problem.typical_lengths().0 * problem.heads().group_size();
     rows.div_ceil(warp_rows).clamp(1, warps) as f64 / warps as f64
 }
 
@@ -382,7 +387,7 @@ impl Rates {
     fn reading_us(&self, problem: &Problem, of_bandwidth: f64) -> f64 {
         let (query_len, key_len) = problem.typical_lengths();
         let seen = key_len.min(problem.mask().widest(query_len, key_len) + query_len);
-        let rows = problem.typical_sequences() * (problem.kv_heads() * seen) as f64;
+        let rows = problem.typical_sequences() * (problem.heads().key_value * seen) as f64;
         rows * problem.key_value_bytes() as f64 / (of_bandwidth * self.bandwidth * 1e6)
     }
 }

@@ -5,7 +5,7 @@ mod draw;
 mod lists;
 mod shrink;
 
-use warptile::{DeviceProfile, ElementType, Quantization, QuantizedType, Scoring, Splits};
+use warptile::{DeviceProfile, ElementType, Heads, Quantization, QuantizedType, Scoring, Splits};
 
 use crate::data::Random;
 
@@ -77,14 +77,8 @@ pub struct Case {
     pub pages: Option<usize>,
     /// Whether offsets, used lengths and the block table are in device memory, if the case runs on a GPU.
     pub device_lengths: bool,
-    /// Query heads.
-    pub heads: usize,
-    /// Key/value heads.
-    pub kv_heads: usize,
-    /// Head size of queries and keys.
-    pub head_dim: usize,
-    /// Head size of values and of the output.
-    pub value_dim: usize,
+    /// The heads and their sizes.
+    pub heads: Heads,
     /// Element type.
     pub element: ElementType,
     /// The type of quantized keys and values, whose scales are as the seed has them.
@@ -106,9 +100,9 @@ pub struct Case {
 }
 
 impl Case {
-    /// A plain case: one sequence, one head, full attention in `f32`, BSHD.
+    /// A plain case: one sequence, full attention in `f32`, BSHD.
     #[must_use]
-    pub fn new(query: usize, key: usize, head_dim: usize) -> Self {
+    pub fn new(query: usize, key: usize, heads: Heads) -> Self {
         Case {
             lengths: Lengths::Dense {
                 batch: 1,
@@ -118,10 +112,7 @@ impl Case {
             used: Used::All,
             pages: None,
             device_lengths: false,
-            heads: 1,
-            kv_heads: 1,
-            head_dim,
-            value_dim: head_dim,
+            heads,
             element: ElementType::F32,
             quantized: None,
             scoring: Scoring::new(),
@@ -162,7 +153,7 @@ impl Case {
     /// How keys and values are quantized.
     pub(crate) fn quantization(&self) -> Option<Quantization> {
         let mut random = Random::new(self.seed ^ 0x5ca1e);
-        let mut count = || random.pick(&[1, self.kv_heads]);
+        let mut count = || random.pick(&[1, self.heads.key_value]);
         let (k, v) = (count(), count());
         self.quantized
             .map(|element| Quantization::new(element).scales(k, v))

@@ -302,7 +302,7 @@ impl Case {
             Quantized::new(quantized.element, &mut k, &mut v, scales)
         });
         let scoring = call.scoring();
-        let slope_count = scoring.slope_count(call.batch(), call.heads());
+        let slope_count = scoring.slope_count(call.batch(), call.heads().query);
         Inputs {
             q,
             k,
@@ -313,7 +313,7 @@ impl Case {
                 .map(|_| (0..slope_count).map(|_| random.uniform() as f32).collect()),
             sinks: scoring.sinks.then(|| {
                 // Some heads have none.
-                let logits = (0..call.heads()).map(|_| match random.below(8) {
+                let logits = (0..call.heads().query).map(|_| match random.below(8) {
                     0 => f32::NEG_INFINITY,
                     _ => 2.0 * random.normal() as f32,
                 });
@@ -446,14 +446,14 @@ impl Case {
         }
 
         // Take the rows out of copies; whatever is left must still be the poison.
-        let value_dim = call.value_dim();
+        let value_dim = call.heads().value_dim;
         let (mut left_out, mut left_lse) = (buffer.to_vec(), written.to_vec());
         let mut out = vec![T::from_f64(0.0); expected.out().len()];
         let mut lse = vec![0.0; expected.lse().len()];
         let dense = Layout::bshd(call.out().shape);
         let poison = T::from_f64(f64::NAN);
         for sequence in call.sequences() {
-            for head in 0..call.heads() {
+            for head in 0..call.heads().query {
                 for row in sequence.q_start..sequence.q_start + sequence.q_len {
                     let from = offset + call.out().offset(sequence.q_entry, row, head);
                     let to = dense.offset(sequence.q_entry, row, head);
@@ -563,11 +563,11 @@ mod tests {
         let mut result = case.result::<f32>();
         let dense = Layout::bshd(call.out().shape);
         for sequence in call.sequences() {
-            for head in 0..call.heads() {
+            for head in 0..call.heads().query {
                 for row in sequence.q_start..sequence.q_start + sequence.q_len {
                     let from = dense.offset(sequence.q_entry, row, head);
                     let to = result.offset + call.out().offset(sequence.q_entry, row, head);
-                    for d in 0..call.value_dim() {
+                    for d in 0..call.heads().value_dim {
                         result.out[to + d] = exact.out()[from + d] as f32;
                     }
                 }
@@ -606,7 +606,7 @@ mod tests {
         let case = case();
         let inputs = case.inputs::<f32>();
         let good = right(&case, &inputs);
-        let head_dim = case.head_dim;
+        let head_dim = case.heads.dim;
         for index in [
             0,
             good.offset - 1,

@@ -225,11 +225,13 @@ impl ReferenceOnGpu {
         let stream = &self.stream;
         let rows = rows_of(call);
         let places = call.lse_len();
-        let elements = places * call.value_dim();
+        let elements = places * call.heads().value_dim;
         let key_bound = rows.iter().map(|row| row.end_key - row.first_key).max();
         let key_bound = key_bound.unwrap_or(0).max(1) as usize;
         let most_blocks = (SCRATCH_BYTES / (4 * size_of::<f64>() * key_bound)).max(1);
-        let blocks = (rows.len() * call.heads()).min(BLOCKS).min(most_blocks);
+        let blocks = (rows.len() * call.heads().query)
+            .min(BLOCKS)
+            .min(most_blocks);
 
         let [on_q, on_k, on_v] = [q, k, v].map(|view| self.ferry.upload(stream, view.data));
         let (on_q, on_k, on_v) = (on_q?, on_k?, on_v?);
@@ -259,6 +261,7 @@ impl ReferenceOnGpu {
 
         let pointer =
             |buffer: &Option<DeviceBuffer<f32>>| buffer.as_ref().map_or(0, DeviceBuffer::pointer);
+        let heads = call.heads();
         // Counts of a call are at most 2^30.
         let parameters = Parameters {
             q: Tensor::new(on_q.pointer(), call.q()),
@@ -277,15 +280,15 @@ impl ReferenceOnGpu {
             errors: errors.pointer(),
             units: factor(call) * f64::from(f32::EPSILON),
             slopes_batch: match call.scoring().alibi {
-                Some(AlibiShape::PerBatchHead) => call.heads() as i64,
+                Some(AlibiShape::PerBatchHead) => heads.query as i64,
                 _ => 0,
             },
             row_count: rows.len() as i32,
             q_rows: call.q().rows() as i32,
-            heads: call.heads() as i32,
-            group: call.group_size() as i32,
-            head_dim: call.head_dim() as i32,
-            value_dim: call.value_dim() as i32,
+            heads: heads.query as i32,
+            group: heads.group_size() as i32,
+            head_dim: heads.dim as i32,
+            value_dim: heads.value_dim as i32,
             key_bound: key_bound as i32,
             scale: call.scale(),
             softcap: call.scoring().softcap.unwrap_or(0.0),

@@ -7,7 +7,7 @@ mod row;
 #[cfg(test)]
 mod tests;
 
-use warptile::{Call, Element, KeyView, Layout, Operands, View};
+use warptile::{Call, Element, Heads, KeyView, Layout, Operands, View};
 
 use crate::compiled::{Compiled, cast_keys, cast_operands, cast_view, with_type};
 use crate::error::{Error, Result, limited};
@@ -80,7 +80,12 @@ pub(crate) fn compute<T: Element>(
     let put_together = [k, v].map(|view| from_pages(call, view));
     let [k, v] = &put_together;
     let (k, v) = (k.view(), v.view());
-    let (heads, value_dim, rows) = (call.heads(), call.value_dim(), call.q().rows());
+    let Heads {
+        query: heads,
+        value_dim,
+        ..
+    } = call.heads();
+    let rows = call.q().rows();
     let keys = Dense::copy(k, operands.k_scale, true);
     let computation = Computation {
         call,
@@ -156,7 +161,8 @@ pub(crate) fn check_size(call: &Call, max_work: f64) -> Result<()> {
     }
     limited("sequences", call.batch() as u128, MAX_ELEMENTS)?;
     if call.pages().is_some() {
-        let row = (call.kv_heads() * call.head_dim().max(call.value_dim())) as u128;
+        let heads = call.heads();
+        let row = (heads.key_value * heads.dim.max(heads.value_dim)) as u128;
         let keys = call.batch() as u128 * call.key_len() as u128;
         limited("elements of keys in all pages", keys * row, MAX_ELEMENTS)?;
     }

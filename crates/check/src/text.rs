@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use warptile::{ElementType, QuantizedType};
+use warptile::{ElementType, Heads, QuantizedType};
 
 use crate::case::{Case, LayoutKind, Lengths, Used};
 
@@ -32,15 +32,7 @@ impl fmt::Display for Case {
             Lengths::Dense { batch, query, key } => write!(f, "b{batch} q{query} k{key}")?,
             Lengths::Packed(lengths) => write!(f, "packed={}", pairs(lengths))?,
         }
-        write!(f, " h{}", self.heads)?;
-        if self.kv_heads != self.heads {
-            write!(f, "/{}", self.kv_heads)?;
-        }
-        write!(f, " d{}", self.head_dim)?;
-        if self.value_dim != self.head_dim {
-            write!(f, "/{}", self.value_dim)?;
-        }
-        write!(f, " {}", self.element)?;
+        write!(f, " {} {}", self.heads, self.element)?;
         if let Some(element) = self.quantized {
             write!(f, " cache={element}")?;
         }
@@ -94,8 +86,7 @@ impl FromStr for Case {
     /// one head of size 64, `f32`, and no feature.
     fn from_str(text: &str) -> Result<Self, ParseCaseError> {
         let mut parser = Parser {
-            case: Case::new(1, 1, 64),
-            kv_heads: None,
+            case: Case::new(1, 1, Heads::new(1, 64)),
             key_lengths: None,
             batch_given: false,
             keys_given: false,
@@ -173,7 +164,6 @@ impl Case {
 /// A case, and words that mean something only with others.
 struct Parser {
     case: Case,
-    kv_heads: Option<usize>,
     key_lengths: Option<Vec<usize>>,
     batch_given: bool,
     keys_given: bool,
@@ -182,7 +172,6 @@ struct Parser {
 impl Parser {
     fn finish(self) -> Case {
         let mut case = self.case;
-        case.kv_heads = self.kv_heads.unwrap_or(case.heads);
         let Some(keys) = self.key_lengths else {
             return case;
         };
@@ -210,7 +199,8 @@ impl Parser {
     /// Applies one word; `None` if it means nothing.
     fn word(&mut self, word: &str) -> Option<()> {
         let case = &mut self.case;
-        if case.scoring.parse_word(word).is_some() {
+        let of_others = { case.scoring.parse_word(word) }.or_else(|| case.heads.parse_word(word));
+        if of_others.is_some() {
             return Some(());
         }
         if let Some((name, value)) = word.split_once('=') {
@@ -251,18 +241,6 @@ impl Parser {
             "device-lengths" => case.device_lengths = true,
             _ => {
                 let (name, value) = word.split_at_checked(1)?;
-                if name == "h" {
-                    let (heads, kv) = value.split_once('/').unwrap_or((value, value));
-                    case.heads = heads.parse().ok()?;
-                    self.kv_heads = Some(kv.parse().ok()?);
-                    return Some(());
-                }
-                if name == "d" {
-                    let (of_keys, of_values) = value.split_once('/').unwrap_or((value, value));
-                    case.head_dim = of_keys.parse().ok()?;
-                    case.value_dim = of_values.parse().ok()?;
-                    return Some(());
-                }
                 let number = value.parse().ok()?;
                 match (name, &mut case.lengths) {
                     ("b", Lengths::Dense { batch, .. }) => {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use warptile::{Element, ElementType};
+use warptile::{Element, ElementType, Heads};
 
 use crate::accept::LSE_TOLERANCE;
 use crate::case::Case;
@@ -170,7 +170,7 @@ impl Tile {
         let case = Case {
             element,
             seed,
-            ..Case::new(rows, keys, head_dim)
+            ..Case::new(rows, keys, Heads::new(1, head_dim))
         };
         assert!(case.try_call().is_ok(), "head size {head_dim}");
         let mut random = Random::new(seed ^ 0x711e);
@@ -213,19 +213,19 @@ impl Tile {
     /// Its queries.
     #[must_use]
     pub fn rows(&self) -> usize {
-        self.q.len() / self.case.head_dim
+        self.q.len() / self.case.heads.dim
     }
 
     /// Its keys.
     #[must_use]
     pub fn keys(&self) -> usize {
-        self.k.len() / self.case.head_dim
+        self.k.len() / self.case.heads.dim
     }
 
     /// How many calls [`read`](Self::read) makes.
     #[must_use]
     pub fn calls(&self) -> usize {
-        self.keys() + self.keys().div_ceil(self.case.head_dim)
+        self.keys() + self.keys().div_ceil(self.case.heads.dim)
     }
 
     /// Reads a tile: `run` computes what it is given, once for each slice of the identity and once for each key.
@@ -240,7 +240,7 @@ impl Tile {
         mut run: impl FnMut(&Inputs<T>) -> Result<ResultBuffers<T>, E>,
     ) -> Result<Reading, E> {
         assert!(T::TYPE == self.case.element, "the tile's element type");
-        let (rows, keys, head_dim) = (self.rows(), self.keys(), self.case.head_dim);
+        let (rows, keys, head_dim) = (self.rows(), self.keys(), self.case.heads.dim);
         let layout = *self.case.call().out();
         let mut inputs = self.case.inputs::<T>();
         fill(&mut inputs.q, &self.q, head_dim);

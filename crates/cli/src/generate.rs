@@ -283,13 +283,13 @@ fn write<T: Element>(args: &GenArgs, file: Option<Replacement>) -> Result<Vec<Pa
     }
     if let Some(slopes) = &inputs.slopes {
         let shape = match case.scoring.alibi {
-            Some(AlibiShape::PerBatchHead) => vec![case.batch(), case.heads],
-            _ => vec![case.heads],
+            Some(AlibiShape::PerBatchHead) => vec![case.batch(), case.heads.query],
+            _ => vec![case.heads.query],
         };
         tensors.push(OutTensor::new("alibi_slopes", shape, slopes));
     }
     if let Some(sinks) = &inputs.sinks {
-        tensors.push(OutTensor::new("sinks", vec![case.heads], sinks));
+        tensors.push(OutTensor::new("sinks", vec![case.heads.query], sinks));
     }
     let bias = inputs.bias.as_ref().map(heads_first);
     if let Some((shape, bias)) = &bias {

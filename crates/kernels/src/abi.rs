@@ -50,9 +50,23 @@ pub const ROTARY_PAIRS: usize = 128;
 /// First word of an image's record: "WTR2".
 pub const RECORD_MAGIC: u32 = 0x5754_5232;
 
+/// `[in place] member: Part` stands for the members of the part, which C++ has in the member's place. Its documentation has a line
+/// for each of them.
 macro_rules! declare {
     (fn $cpp_structs:ident; $($(#[doc = $doc:literal])* struct $name:ident $(align $align:literal)? {
-        $($(#[doc = $member_doc:literal])* $member:ident: $type:ty $(= $cpp:literal)?,)*
+        $($(#[doc = $member_doc:literal])* $([$in:ident $place:ident])? $member:ident: $type:ty $(= $cpp:literal)?,)*
+    })*) => {
+        declare! { $($(#[doc = $doc])* struct $name $(align $align)? {
+            $($(#[doc = $member_doc])* $([$in $place])? $member: $type $(= $cpp)?,)*
+        })* }
+
+        /// The C++ of these structs, in order.
+        fn $cpp_structs() -> String {
+            [$(cpp_struct::<$name>(&[$($doc),*], declare!(@align $($align)?))),*].join("\n")
+        }
+    };
+    ($($(#[doc = $doc:literal])* struct $name:ident $(align $align:literal)? {
+        $($(#[doc = $member_doc:literal])* $([$in:ident $place:ident])? $member:ident: $type:ty $(= $cpp:literal)?,)*
     })*) => {
         $(
             $(#[doc = $doc])*
@@ -77,6 +91,7 @@ macro_rules! declare {
                     cpp_type: declare!(@type $type $(, $cpp)?),
                     parts: <$type as InCpp>::PARTS,
                     docs: &[$($member_doc),*],
+                    in_place: declare!(@in_place $($place)?),
                 },)*];
             }
 
@@ -85,16 +100,27 @@ macro_rules! declare {
                 const PARTS: &'static [Member] = <$name as Declared>::MEMBERS;
             }
         )*
-
-        /// The C++ of these structs, in order.
-        fn $cpp_structs() -> String {
-            [$(cpp_struct::<$name>(&[$($doc),*], declare!(@align $($align)?))),*].join("\n")
-        }
     };
     (@type $type:ty) => { <$type as InCpp>::TYPE };
     (@type $type:ty, $cpp:literal) => { $cpp };
+    (@in_place) => { false };
+    (@in_place place) => { true };
     (@align) => { None };
     (@align $align:literal) => { Some($align) };
+}
+
+declare! {
+    /// Heads and their sizes, as blocks have them: members of the block itself in C++.
+    struct Heads {
+        /// Query heads.
+        heads: i32,
+        /// Key/value heads.
+        kv_heads: i32,
+        /// Elements of a row of q and k.
+        head_dim: i32,
+        /// Elements of a row of v and out.
+        value_dim: i32,
+    }
 }
 
 declare! {
@@ -224,13 +250,10 @@ declare! {
         /// Tiles.
         work: Work,
         /// Query heads.
-        heads: i32,
         /// Key/value heads; divides `heads`.
-        kv_heads: i32,
         /// Elements of a row of q and k: at most the tiling's head size, a multiple of 8.
-        head_dim: i32,
         /// Elements of a row of v and out: at most the tiling's head size of values, a multiple of 8.
-        value_dim: i32,
+        [in place] heads: Heads,
         /// Lengths.
         sequences: Sequences,
         /// Scores.
@@ -403,13 +426,10 @@ declare! {
         /// rows that its sequence has.
         slots: u64 = "const long long*",
         /// Query heads; 0: no queries.
-        heads: i32,
         /// Key/value heads.
-        kv_heads: i32,
         /// Elements of a row of q and k.
-        head_dim: i32,
         /// Elements of a row of v.
-        value_dim: i32,
+        [in place] heads: Heads,
         /// Threads that share a head of a row, with at most a chunk of 16 bytes each.
         lanes: i32,
         /// CTAs that share a row of all heads. CTA c is number c % row_ctas of row c / row_ctas, counted through the batch.

@@ -184,7 +184,7 @@ unsafe fn run_on_cpu<T: Element>(desc: &AttentionDesc, memory: &AttentionMemory)
     let v = KeyPart::<T>::tensor("v", memory.v, call.v(), quantized)?;
     let out = Part::<T>::tensor("out", memory.out.cast_const().cast(), call.out())?;
     let scoring = call.scoring();
-    let slopes = scoring.slope_count(call.batch(), call.heads());
+    let slopes = scoring.slope_count(call.batch(), call.heads().query);
     let score_tensor = |layout: Option<&Checked>| layout.map_or(Some(0), Checked::required_len);
     let too_large = |name| Failure::of(name, "is larger than memory");
     let bias_len = score_tensor(call.bias()).ok_or_else(|| too_large("bias"))?;
@@ -201,7 +201,7 @@ unsafe fn run_on_cpu<T: Element>(desc: &AttentionDesc, memory: &AttentionMemory)
             memory.alibi_slopes,
             slopes,
         )?;
-        operands.sinks = list_on_host("sinks", scoring.sinks, memory.sinks, call.heads())?;
+        operands.sinks = list_on_host("sinks", scoring.sinks, memory.sinks, call.heads().query)?;
         operands.bias = list_on_host("bias", scoring.bias, memory.bias.cast::<T>(), bias_len)?;
         operands.key_mask = list_on_host("key_mask", scoring.key_mask, memory.key_mask, mask_len)?;
     }
@@ -221,7 +221,7 @@ unsafe fn run_on_cpu<T: Element>(desc: &AttentionDesc, memory: &AttentionMemory)
         beside(
             "sinks",
             memory.sinks.cast(),
-            if scoring.sinks { 4 * call.heads() } else { 0 },
+            if scoring.sinks { 4 * call.heads().query } else { 0 },
         )?
         .place(),
     ];

@@ -193,11 +193,11 @@ impl<'py> Request<'py> {
             ("sinks", &sinks_shape, 1, "[heads]"),
         ] {
             if let Some(&last) = shape.last()
-                && (last != call.heads() || shape.len() > dimensions)
+                && (last != call.heads().query || shape.len() > dimensions)
             {
                 return Err(Failure::Invalid(format!(
                     "{name} has shape {shape:?}; it must be {rule}, for {} heads",
-                    call.heads()
+                    call.heads().query
                 )));
             }
         }
@@ -216,9 +216,9 @@ impl<'py> Request<'py> {
                 (
                     "alibi_slopes",
                     count(&slopes),
-                    scoring.slope_count(call.batch(), call.heads()),
+                    scoring.slope_count(call.batch(), call.heads().query),
                 ),
-                ("sinks", count(&sinks), call.heads()),
+                ("sinks", count(&sinks), call.heads().query),
             ];
             for (name, found, needed) in wanted {
                 if let Some(found) = found

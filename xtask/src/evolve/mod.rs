@@ -136,7 +136,7 @@ impl Search {
             let head_dim = instance.tiling.head_dim;
             // Genes have one head size.
             let is_searched = is_searched && instance.tiling.value_dim() == head_dim;
-            if !is_searched || u64::from(head_dim) != searched {
+            if !is_searched || head_dim as usize != searched {
                 continue;
             }
             let Some(entry) = entries.get(instance.image().as_str()) else {

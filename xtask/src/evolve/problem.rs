@@ -1,5 +1,7 @@
 //! As much of a problem's text as a search has to know.
 
+use crate::heads::Heads;
+
 /// The numbers of `b4 q4096 k4096 h32/8 d128 bf16 mask=causal`; the program reads the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
@@ -9,12 +11,8 @@ pub(crate) struct Shape {
     pub(crate) q: u64,
     /// Keys.
     pub(crate) k: u64,
-    /// Query heads.
-    pub(crate) heads: u64,
-    /// Key/value heads.
-    pub(crate) kv_heads: u64,
-    /// Head size.
-    pub(crate) head_dim: u64,
+    /// Heads, one if they are not given.
+    pub(crate) heads: Heads,
     /// Whether every query sees every key.
     pub(crate) unmasked: bool,
 }
@@ -32,22 +30,25 @@ impl Shape {
         };
         let needed = |letter: char| {
             number(letter)
-                .and_then(|rest| rest.split('/').next()?.parse().ok())
+                .and_then(|rest| rest.parse().ok())
                 .filter(|&value: &u64| value > 0)
                 .ok_or_else(|| format!("problem `{text}`: no {letter}, such as {letter}64"))
         };
-        let heads = match number('h') {
-            Some(_) => needed('h')?,
-            None => 1,
-        };
-        let kv_heads = number('h').and_then(|rest| rest.split_once('/')?.1.parse().ok());
+        let mut heads = Heads::new(1, 0);
+        for (letter, rest) in [('h', number('h')), ('d', number('d'))] {
+            let word = rest.map(|rest| format!("{letter}{rest}"));
+            if word.is_some_and(|word| heads.parse_word(&word).is_none()) {
+                return Err(format!("problem `{text}`: {letter} is not like {letter}64"));
+            }
+        }
+        if [heads.query, heads.key_value, heads.dim, heads.value_dim].contains(&0) {
+            return Err(format!("problem `{text}`: no heads, such as h8 d64"));
+        }
         Ok(Self {
             batch: number('b').map_or(Ok(1), |_| needed('b'))?,
             q: needed('q')?,
             k: needed('k')?,
             heads,
-            kv_heads: kv_heads.filter(|&count| count > 0).unwrap_or(heads),
-            head_dim: needed('d')?,
             unmasked: !text.contains("mask="),
         })
     }
@@ -64,10 +65,10 @@ impl Shape {
         let block_m = u64::from(block_m.max(1));
         match family {
             "decode" | "mma" => {
-                let rows = self.q * (self.heads / self.kv_heads);
-                self.batch * self.kv_heads * rows.div_ceil(block_m)
+                let rows = self.q * self.heads.group_size() as u64;
+                self.batch * self.heads.key_value as u64 * rows.div_ceil(block_m)
             }
-            _ => self.batch * self.heads * self.q.div_ceil(block_m),
+            _ => self.batch * self.heads.query as u64 * self.q.div_ceil(block_m),
         }
     }
 }
@@ -99,16 +100,16 @@ pub(crate) fn element(problems: &[String]) -> Result<&'static str, String> {
 ///
 /// # Errors
 /// What is wrong, in words.
-pub(crate) fn head_dim(problems: &[String]) -> Result<u64, String> {
+pub(crate) fn head_dim(problems: &[String]) -> Result<usize, String> {
     let mut sizes = Vec::new();
     for problem in problems {
-        let is_pair = |word: &str| word.starts_with('d') && word.contains('/');
-        if problem.split_whitespace().any(is_pair) {
+        let heads = Shape::parse(problem)?.heads;
+        if heads.values_differ() {
             return Err(format!(
                 "problem `{problem}`: a search has one head size for keys and values"
             ));
         }
-        sizes.push(Shape::parse(problem)?.head_dim);
+        sizes.push(heads.dim);
     }
     sizes.dedup();
     match sizes[..] {
@@ -125,14 +126,22 @@ mod tests {
     fn shapes_are_read_and_tiled() {
         let shape = Shape::parse("b2 q100 k300 h8/2 d64 bf16 mask=causal").unwrap();
         assert_eq!((shape.batch, shape.q, shape.k), (2, 100, 300));
-        assert_eq!((shape.heads, shape.kv_heads, shape.head_dim), (8, 2, 64));
+        assert_eq!(shape.heads, Heads::new(8, 64).key_value(2));
         assert!(!shape.unmasked);
         assert_eq!(shape.ctas("wmma", 64), Some(2 * 8 * 2));
         assert_eq!(shape.ctas("mma", 64), Some(2 * 2 * 7));
         assert_eq!(shape.ctas("decode", 16), None);
         let plain = Shape::parse("q1 k8192 d128 f16").unwrap();
-        assert_eq!((plain.batch, plain.heads, plain.kv_heads), (1, 1, 1));
-        for text in ["k3 d4", "q3 k3", "qx k3 d4", "q0 k3 d4"] {
+        assert_eq!((plain.batch, plain.heads), (1, Heads::new(1, 128)));
+        for text in [
+            "k3 d4",
+            "q3 k3",
+            "qx k3 d4",
+            "q0 k3 d4",
+            "q3 k3 d0",
+            "q3 k3 d4 h8/0",
+            "q3 k3 d4 h8/x",
+        ] {
             assert!(Shape::parse(text).is_err(), "{text}");
         }
     }

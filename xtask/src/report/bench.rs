@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
+use super::heads_record::HeadsRecord;
 use super::{checks, decode, markdown_table};
+use crate::heads::Heads;
 
 /// Versions by what they are of: `torch`, or a peer.
 pub(super) type Versions = BTreeMap<String, String>;
@@ -46,6 +48,10 @@ fn cudnn_version(number: u32) -> String {
     )
 }
 
+fn heads<'de, D: Deserializer<'de>>(fields: D) -> Result<Heads, D::Error> {
+    HeadsRecord::deserialize(fields).map(Heads::from)
+}
+
 /// One measurement, as `warptile bench --json` and `benches/peers` write it; what the tables do not show is not read.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct BenchRow {
@@ -57,14 +63,10 @@ pub(super) struct BenchRow {
     #[serde(default)]
     pub(super) kernel: String,
     pub(super) batch: u64,
-    pub(super) heads: u64,
-    pub(super) kv_heads: u64,
+    #[serde(flatten, deserialize_with = "heads")]
+    pub(super) heads: Heads,
     pub(super) query_len: u64,
     pub(super) key_len: u64,
-    pub(super) head_dim: u64,
-    /// Head size of values, where it is not left to be that of keys.
-    #[serde(default)]
-    pub(super) value_dim: Option<u64>,
     pub(super) element: String,
     pub(super) mask: String,
     /// `graph` (GPU time of one launch), `call` (one call between events) or `wall`.
@@ -110,21 +112,13 @@ impl BenchRow {
     }
 
     pub(super) fn shape(&self) -> String {
-        let heads = self.heads_text();
         let len = if self.query_len == self.key_len {
             self.query_len.to_string()
         } else {
             format!("{}x{}", self.query_len, self.key_len)
         };
-        format!("({}, {heads}, {len}, {})", self.batch, self.head_sizes())
-    }
-
-    /// `192/128` if values have a head size of their own.
-    fn head_sizes(&self) -> String {
-        match self.value_dim.filter(|size| *size != self.head_dim) {
-            None => self.head_dim.to_string(),
-            Some(of_values) => format!("{}/{of_values}", self.head_dim),
-        }
+        let (heads, sizes) = (self.heads.counts(), self.heads.sizes());
+        format!("({}, {heads}, {len}, {sizes})", self.batch)
     }
 
     /// The problem as `warptile bench` takes it.
@@ -133,24 +127,15 @@ impl BenchRow {
             batch,
             query_len,
             key_len,
+            heads,
             element,
             ..
         } = self;
-        let heads = self.heads_text();
-        let head_sizes = self.head_sizes();
         let mask = match self.mask.as_str() {
             "none" => String::new(),
             mask => format!(" mask={mask}"),
         };
-        format!("b{batch} q{query_len} k{key_len} h{heads} d{head_sizes} {element}{mask}")
-    }
-
-    pub(super) fn heads_text(&self) -> String {
-        if self.heads == self.kv_heads {
-            self.heads.to_string()
-        } else {
-            format!("{}/{}", self.heads, self.kv_heads)
-        }
+        format!("b{batch} q{query_len} k{key_len} {heads} {element}{mask}")
     }
 
     /// Rows that can be compared: one machine, element type, mask and method.
@@ -211,10 +196,11 @@ pub(super) fn tables(rows: &[BenchRow]) -> String {
     let mut text = String::new();
     for (setting, rows) in by_setting(rows) {
         let contestants: BTreeSet<String> = rows.iter().map(|row| row.contestant()).collect();
-        let mut shapes: BTreeMap<(u64, u64, String), BTreeMap<String, &BenchRow>> = BTreeMap::new();
+        let mut shapes: BTreeMap<(usize, u64, String), BTreeMap<String, &BenchRow>> =
+            BTreeMap::new();
         for row in &rows {
             shapes
-                .entry((row.head_dim, row.key_len, row.shape()))
+                .entry((row.heads.dim, row.key_len, row.shape()))
                 .or_default()
                 .insert(row.contestant(), row);
         }

@@ -9,6 +9,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::ReportError;
 use super::bench::BenchRow;
+use crate::heads::Heads;
 
 /// Columns and rows of one small plot in pixels, and of the strip above them with title and legend.
 const PANEL: (u32, u32) = (300, 220);
@@ -57,9 +58,7 @@ type Lines = BTreeMap<String, BTreeMap<u64, f64>>;
 /// What the points of a small plot have in common: only then is the amount of work per length comparable.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Sweep {
-    head_dim: u64,
-    heads: u64,
-    kv_heads: u64,
+    heads: Heads,
     /// Batch times length.
     rows: u64,
 }
@@ -170,9 +169,7 @@ fn pictures(rows: &[BenchRow]) -> Vec<Picture> {
             method: row.method.clone(),
         };
         let sweep = Sweep {
-            head_dim: row.head_dim,
             heads: row.heads,
-            kv_heads: row.kv_heads,
             rows: row.batch * row.query_len,
         };
         settings
@@ -271,12 +268,9 @@ fn panel(area: &Area<'_>, sweep: &Sweep, mask: &str, lines: &Lines, top: f64) ->
     let lengths = || lines.values().flat_map(BTreeMap::keys).copied();
     let shortest = lengths().min().unwrap_or(1) as f64;
     let longest = lengths().max().unwrap_or(1) as f64;
-    let heads = match sweep.heads == sweep.kv_heads {
-        true => sweep.heads.to_string(),
-        false => format!("{}/{}", sweep.heads, sweep.kv_heads),
-    };
+    let (heads, sizes) = (sweep.heads.counts(), sweep.heads.sizes());
     let mask = if mask == "none" { "no mask" } else { mask };
-    let caption = format!("head size {}, {heads} heads, {mask}", sweep.head_dim);
+    let caption = format!("head size {sizes}, {heads} heads, {mask}");
     let mut chart = ChartBuilder::on(area)
         .caption(caption, ("sans-serif", 13))
         .margin(8)

@@ -6,13 +6,13 @@ use super::bench::{BenchRow, ErrorRow, peers_text};
 use super::{checks, decode, markdown_table};
 
 /// What the rows of one problem have in common, in the order of the tables.
-type Problem = (String, String, u64, u64, String);
+type Problem = (String, String, usize, u64, String);
 
 fn problem(row: &BenchRow) -> Problem {
     (
         row.element.clone(),
         row.mask.clone(),
-        row.head_dim,
+        row.heads.dim,
         row.key_len,
         row.shape(),
     )
@@ -170,8 +170,8 @@ pub(super) fn in_short(rows: &[BenchRow]) -> String {
         let row = line.ours;
         row.element == "bf16"
             && (row.query_len, row.key_len) == (4096, 4096)
-            && row.heads == row.kv_heads
-            && [64, 128, 256].contains(&row.head_dim)
+            && row.heads.group_size() == 1
+            && [64, 128, 256].contains(&row.heads.dim)
     };
     summary(rows, None, &PEERS, in_short)
 }

@@ -1,9 +1,11 @@
 //! How a call is described and checked.
 
-use crate::call::Call;
+use crate::call::{Call, Terms};
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::layout::{DIMENSIONS, Layout, MAX_HEAD_DIM, MAX_LEN, PAGE_DIMENSIONS};
+use crate::extents::{check_alone, expect_countable, expect_same};
+use crate::heads::Heads;
+use crate::layout::{DIMENSIONS, Layout, PAGE_DIMENSIONS};
 use crate::lengths::{KEYS, LengthsRequest, QUERIES, Request};
 use crate::operands::LengthElement;
 use crate::pages::{BLOCK_TABLE, TableLayout, TableRequest};
@@ -15,59 +17,69 @@ use crate::splits::Splits;
 #[derive(Debug, Clone, PartialEq)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct CallBuilder<'a> {
-    element: ElementType,
-    q: Layout,
-    k: Layout,
-    v: Layout,
+    terms: Terms,
     out: Option<Layout>,
-    bias: Option<Layout>,
-    key_mask: Option<Layout>,
+    lengths: Requests<'a>,
+}
+
+/// What a caller says of lengths and pages.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Requests<'a> {
     queries: LengthsRequest<'a>,
     keys: LengthsRequest<'a>,
     table: Option<TableRequest<'a>>,
-    scoring: Scoring,
-    splits: Splits,
-    quantized: Option<Quantization>,
-    want_lse: bool,
-    aligned: bool,
+}
+
+impl Requests<'_> {
+    /// As [`CallBuilder::kept`].
+    fn kept(&self) -> Option<Requests<'static>> {
+        Some(Requests {
+            queries: self.queries.kept()?,
+            keys: self.keys.kept()?,
+            table: match &self.table {
+                Some(table) => Some(table.kept()?),
+                None => None,
+            },
+        })
+    }
 }
 
 impl<'a> CallBuilder<'a> {
     pub(super) fn new(q: &Layout, k: &Layout, v: &Layout, element: ElementType) -> Self {
         CallBuilder {
-            element,
-            q: *q,
-            k: *k,
-            v: *v,
+            terms: Terms {
+                element,
+                q: *q,
+                k: *k,
+                v: *v,
+                bias: None,
+                key_mask: None,
+                scoring: Scoring::default(),
+                splits: Splits::default(),
+                quantized: None,
+                want_lse: true,
+                aligned: true,
+            },
             out: None,
-            bias: None,
-            key_mask: None,
-            queries: LengthsRequest::default(),
-            keys: LengthsRequest::default(),
-            table: None,
-            scoring: Scoring::default(),
-            splits: Splits::default(),
-            quantized: None,
-            want_lse: true,
-            aligned: true,
+            lengths: Requests::default(),
         }
     }
 
     /// The options. Default: none.
     pub fn scoring(mut self, scoring: Scoring) -> Self {
-        self.scoring = scoring;
+        self.terms.scoring = scoring;
         self
     }
 
     /// Where keys are cut into ranges that are computed apart. Default: evenly.
     pub fn splits(mut self, splits: Splits) -> Self {
-        self.splits = splits;
+        self.terms.splits = splits;
         self
     }
 
     /// How keys and values are quantized. Default: they are of the queries' type.
     pub fn quantized(mut self, quantized: impl Into<Option<Quantization>>) -> Self {
-        self.quantized = quantized.into();
+        self.terms.quantized = quantized.into();
         self
     }
 
@@ -79,58 +91,58 @@ impl<'a> CallBuilder<'a> {
     /// The queries of different sequences lie one after the other along the rows of a q whose batch extent is 1. Sequence `b`
     /// has rows `offsets[b]..offsets[b + 1]`. Rows past the last offset are padding: never read, never written.
     pub fn packed_queries(mut self, offsets: &'a [i32]) -> Self {
-        self.queries.offsets = Request::Host(offsets);
+        self.lengths.queries.offsets = Request::Host(offsets);
         self
     }
 
     /// As [`packed_queries`](Self::packed_queries), of k and v.
     pub fn packed_keys(mut self, offsets: &'a [i32]) -> Self {
-        self.keys.offsets = Request::Host(offsets);
+        self.lengths.keys.offsets = Request::Host(offsets);
         self
     }
 
     /// Of each sequence's queries only the first `lengths[b]` are computed.
     pub fn query_lengths(mut self, lengths: &'a [i32]) -> Self {
-        self.queries.used = Request::Host(lengths);
+        self.lengths.queries.used = Request::Host(lengths);
         self
     }
 
     /// Of each sequence's keys only the first `lengths[b]` exist. The bottom-right alignment of masks and ALiBi counts from
     /// them.
     pub fn key_lengths(mut self, lengths: &'a [i32]) -> Self {
-        self.keys.used = Request::Host(lengths);
+        self.lengths.keys.used = Request::Host(lengths);
         self
     }
 
     /// The queries are packed, and their `sequences + 1` offsets are on the device; no sequence is taken to be longer than
     /// `longest`. The kernels clamp what they read there.
     pub fn device_query_offsets(mut self, sequences: usize, longest: usize) -> Self {
-        self.queries.packed_on_device(sequences, longest);
+        self.lengths.queries.packed_on_device(sequences, longest);
         self
     }
 
     /// As [`device_query_offsets`](Self::device_query_offsets), of k and v.
     pub fn device_key_offsets(mut self, sequences: usize, longest: usize) -> Self {
-        self.keys.packed_on_device(sequences, longest);
+        self.lengths.keys.packed_on_device(sequences, longest);
         self
     }
 
     /// As [`query_lengths`](Self::query_lengths), on the device.
     pub fn device_query_lengths(mut self, sequences: usize) -> Self {
-        self.queries.used = Request::Device(sequences);
+        self.lengths.queries.used = Request::Device(sequences);
         self
     }
 
     /// As [`key_lengths`](Self::key_lengths), on the device.
     pub fn device_key_lengths(mut self, sequences: usize) -> Self {
-        self.keys.used = Request::Device(sequences);
+        self.lengths.keys.used = Request::Device(sequences);
         self
     }
 
     /// No sequence is taken to have more keys than this. Where only the device knows the lengths, a bound nearer to them than
     /// the rows there are lets a better kernel be chosen, and less work be launched.
     pub fn longest_keys(mut self, longest: usize) -> Self {
-        self.keys.longest = Some(longest);
+        self.lengths.keys.longest = Some(longest);
         self
     }
 
@@ -143,7 +155,7 @@ impl<'a> CallBuilder<'a> {
         table: &'a [L],
         layout: impl Into<TableLayout>,
     ) -> Self {
-        self.table = Some(TableRequest {
+        self.lengths.table = Some(TableRequest {
             entries: Request::Host(bytemuck::cast_slice(table)),
             layout: layout.into(),
         });
@@ -154,7 +166,7 @@ impl<'a> CallBuilder<'a> {
     /// they read there.
     pub fn device_block_table(mut self, layout: impl Into<TableLayout>) -> Self {
         let layout = layout.into();
-        self.table = Some(TableRequest {
+        self.lengths.table = Some(TableRequest {
             entries: Request::Device(layout.elements().reach()),
             layout,
         });
@@ -167,31 +179,20 @@ impl<'a> CallBuilder<'a> {
         keys: LengthsRequest<'a>,
         table: Option<TableRequest<'a>>,
     ) -> Self {
-        (self.queries, self.keys, self.table) = (queries, keys, table);
+        self.lengths = Requests {
+            queries,
+            keys,
+            table,
+        };
         self
     }
 
     /// The same for keeping, to find the call again by; `None` if it has a list on the host, which is another in most calls.
     pub(crate) fn kept(&self) -> Option<CallBuilder<'static>> {
         Some(CallBuilder {
-            queries: self.queries.kept()?,
-            keys: self.keys.kept()?,
-            table: match &self.table {
-                Some(table) => Some(table.kept()?),
-                None => None,
-            },
-            element: self.element,
-            q: self.q,
-            k: self.k,
-            v: self.v,
+            lengths: self.lengths.kept()?,
+            terms: self.terms,
             out: self.out,
-            bias: self.bias,
-            key_mask: self.key_mask,
-            scoring: self.scoring,
-            splits: self.splits,
-            quantized: self.quantized,
-            want_lse: self.want_lse,
-            aligned: self.aligned,
         })
     }
 
@@ -204,25 +205,25 @@ impl<'a> CallBuilder<'a> {
     /// Layout of the bias: shape `[batch, queries, heads, keys]`, where batch, queries and heads may be 1 for all. Needed
     /// exactly if the options have one, which takes dense tensors.
     pub fn bias(mut self, bias: Layout) -> Self {
-        self.bias = Some(bias);
+        self.terms.bias = Some(bias);
         self
     }
 
     /// Layout of the key mask, as [`bias`](Self::bias).
     pub fn key_mask(mut self, key_mask: Layout) -> Self {
-        self.key_mask = Some(key_mask);
+        self.terms.key_mask = Some(key_mask);
         self
     }
 
     /// Whether to compute the lse. Default: yes.
     pub fn want_lse(mut self, want_lse: bool) -> Self {
-        self.want_lse = want_lse;
+        self.terms.want_lse = want_lse;
         self
     }
 
     /// For tensors that may start at addresses that are not multiples of 16 bytes: keeps kernels away that need one.
     pub fn unaligned_addresses(mut self) -> Self {
-        self.aligned = false;
+        self.terms.aligned = false;
         self
     }
 
@@ -231,88 +232,53 @@ impl<'a> CallBuilder<'a> {
     /// # Errors
     /// An [`Error`] that names the argument and the rule it breaks.
     pub fn build(self) -> Result<Call> {
-        let (head_dim, value_dim) = (self.q.head_dim(), self.v.head_dim());
-        let out = self.out.unwrap_or_else(|| self.q.dense_with(value_dim));
-        let tensors = [
-            ("q", &self.q),
-            ("k", &self.k),
-            ("v", &self.v),
-            ("out", &out),
-        ];
-        for (argument, head_dim) in [("q", head_dim), ("v", value_dim)] {
-            if !head_dim.is_multiple_of(8) || !(8..=MAX_HEAD_DIM).contains(&head_dim) {
-                return Err(Error::HeadDimUnsupported { argument, head_dim });
-            }
-        }
-        let (heads, kv_heads) = (self.q.heads(), self.k.heads());
-        if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
-            return Err(Error::HeadsNotMultiple { heads, kv_heads });
-        }
-        let [entries, query_rows, ..] = self.q.shape;
-        let [key_entries, key_rows, ..] = self.k.shape;
-        let like_keys = |size| [key_entries, key_rows, kv_heads, size];
-        let key_names = match self.table {
+        let Terms { q, k, v, .. } = self.terms;
+        let heads = Heads::of(&q, &k, &v);
+        let out = { self.out }.unwrap_or_else(|| q.dense_with(heads.value_dim));
+        let tensors = [("q", &q), ("k", &k), ("v", &v), ("out", &out)];
+        heads.validate()?;
+        let [entries, query_rows, ..] = q.shape;
+        let [key_entries, key_rows, ..] = k.shape;
+        let like_keys = |size| [key_entries, key_rows, heads.key_value, size];
+        let key_names = match self.lengths.table {
             Some(_) => PAGE_DIMENSIONS,
             None => DIMENSIONS,
         };
-        expect_shape("k", &self.k, like_keys(head_dim), "q", key_names)?;
-        expect_shape("v", &self.v, like_keys(value_dim), "k", key_names)?;
-        let like_q = [entries, query_rows, heads, out.head_dim()];
-        expect_shape("out", &out, like_q, "q", DIMENSIONS)?;
-        let like_v = [entries, query_rows, heads, value_dim];
-        expect_shape("out", &out, like_v, "v", DIMENSIONS)?;
+        expect_same("k", k.shape, ("q", like_keys(heads.dim)), key_names)?;
+        expect_same("v", v.shape, ("k", like_keys(heads.value_dim)), key_names)?;
+        let like_queries = |size| [entries, query_rows, heads.query, size];
+        expect_same(
+            "out",
+            out.shape,
+            ("q", like_queries(out.head_dim())),
+            DIMENSIONS,
+        )?;
+        expect_same(
+            "out",
+            out.shape,
+            ("v", like_queries(heads.value_dim)),
+            DIMENSIONS,
+        )?;
         for (argument, layout) in tensors {
-            for (&found, dimension) in layout.shape.iter().zip(DIMENSIONS) {
-                if found > MAX_LEN {
-                    return Err(Error::TooLong {
-                        argument,
-                        dimension,
-                        found,
-                        limit: MAX_LEN,
-                    });
-                }
-            }
-            layout.validate(argument)?;
+            check_alone(argument, layout, argument == "out")?;
         }
-        if !out.is_overlap_free() {
-            return Err(Error::OutputOverlaps {
-                argument: "out",
-                other: "itself: its strides place two elements at one address".to_owned(),
-            });
+        if let Some(quantized) = self.terms.quantized {
+            quantized.check(heads.key_value)?;
         }
-        if let Some(quantized) = self.quantized {
-            quantized.check(kv_heads)?;
-        }
-        self.scoring.validate()?;
-        self.splits.validate()?;
-        let (queries, batch) = self.queries.check(QUERIES, entries, query_rows)?;
-        if batch > MAX_LEN {
-            return Err(Error::TooLong {
-                argument: "q",
-                dimension: "batch",
-                found: batch,
-                limit: MAX_LEN,
-            });
-        }
-        let like_queries = |argument, found| match found == batch {
-            true => Ok(()),
-            false => Err(Error::Mismatch {
-                argument,
-                dimension: "batch",
-                found,
-                other: "q",
-                expected: batch,
-            }),
-        };
-        let (keys, pages) = match self.table {
+        self.terms.scoring.validate()?;
+        self.terms.splits.validate()?;
+        let (queries, batch) = self.lengths.queries.check(QUERIES, entries, query_rows)?;
+        expect_countable("q", "batch", batch)?;
+        let one_batch = |argument, found| expect_same(argument, [found], ("q", [batch]), ["batch"]);
+        let (keys, pages) = match self.lengths.table {
             None => {
-                let (keys, key_batch) = self.keys.check(KEYS, key_entries, key_rows)?;
-                like_queries("k", key_batch)?;
+                let (keys, key_batch) = self.lengths.keys.check(KEYS, key_entries, key_rows)?;
+                one_batch("k", key_batch)?;
                 (keys, None)
             }
             Some(table) => {
-                like_queries(BLOCK_TABLE, table.layout.shape[0])?;
-                let (keys, pages) = table.check(&self.k, self.keys)?;
+                one_batch(BLOCK_TABLE, table.layout.shape[0])?;
+                let (keys, pages) = table.check(&k, self.lengths.keys)?;
                 (keys, Some(pages))
             }
         };
@@ -330,53 +296,29 @@ impl<'a> CallBuilder<'a> {
                         Some(_) => layout.shape[3].max(keys.rows),
                         None => keys.rows,
                     };
-                    let shape = [batch, query_rows, heads, columns];
+                    let shape = [batch, query_rows, heads.query, columns];
                     layout.broadcast_to(argument, shape).map(Some)
                 }
                 None => Ok(None),
             }
         };
         Ok(Call {
-            bias: score_tensor("bias", self.scoring.bias, self.bias)?,
-            key_mask: score_tensor("key_mask", self.scoring.key_mask, self.key_mask)?,
-            element: self.element,
-            q: self.q,
-            k: self.k,
-            v: self.v,
+            terms: Terms {
+                bias: score_tensor("bias", self.terms.scoring.bias, self.terms.bias)?,
+                key_mask: score_tensor(
+                    "key_mask",
+                    self.terms.scoring.key_mask,
+                    self.terms.key_mask,
+                )?,
+                ..self.terms
+            },
             out,
             batch,
             queries,
             keys,
             pages,
-            scoring: self.scoring,
-            splits: self.splits,
-            quantized: self.quantized,
-            want_lse: self.want_lse,
-            aligned: self.aligned,
         })
     }
-}
-
-/// `other` is the tensor that the expected extents come from.
-fn expect_shape(
-    argument: &'static str,
-    layout: &Layout,
-    expected: [usize; 4],
-    other: &'static str,
-    names: [&'static str; 4],
-) -> Result<()> {
-    for ((&found, expected), dimension) in layout.shape.iter().zip(expected).zip(names) {
-        if found != expected {
-            return Err(Error::Mismatch {
-                argument,
-                dimension,
-                found,
-                other,
-                expected,
-            });
-        }
-    }
-    Ok(())
 }
 
 /// Checks that a tensor lies as the call was told.
@@ -385,7 +327,12 @@ pub(crate) fn check_layout(
     found: &Layout,
     expected: &Layout,
 ) -> Result<()> {
-    expect_shape(argument, found, expected.shape, "the call", DIMENSIONS)?;
+    expect_same(
+        argument,
+        found.shape,
+        ("the call", expected.shape),
+        DIMENSIONS,
+    )?;
     if found.strides != expected.strides {
         return Err(Error::StridesDiffer {
             argument,

@@ -17,6 +17,7 @@ use crate::cpu::task::{PART, Task};
 use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
 use crate::element::{Element, ElementType};
+use crate::heads::Heads;
 use crate::layout::View;
 use crate::mask::Mask;
 use crate::quantized::{KeyView, scale_of};
@@ -174,13 +175,17 @@ impl<'a, T: Element> Block<'a, T> {
             to: total,
             part,
             panels: panels.iter().map(|panel| panel.lanes.clone()),
-            depth: self.call.value_dim(),
+            depth: self.call.heads().value_dim,
         });
     }
 
     /// What multiplies pairs, if something does, whether the rows are a handful, and their panels.
     fn shape(&self) -> (Option<Engine>, bool, Vec<Panel>) {
-        let (depth, value_depth) = (self.call.head_dim(), self.call.value_dim());
+        let Heads {
+            dim: depth,
+            value_dim: value_depth,
+            ..
+        } = self.call.heads();
         let rows = self.task.rows();
         let width = self.isa.width();
         let engine = self.engine();
@@ -197,7 +202,11 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// Calls `done` with what each part of the keys that has some of the task's gave, or what none gives.
     fn walk(&self, scratch: &mut Scratch, mut done: impl FnMut(&[Panel], &mut RowState)) {
-        let (depth, value_depth) = (self.call.head_dim(), self.call.value_dim());
+        let Heads {
+            dim: depth,
+            value_dim: value_depth,
+            ..
+        } = self.call.heads();
         let rows = self.task.rows();
         let (engine, few, panels) = self.shape();
         let lanes = panels.last().map_or(0, |panel| panel.lanes.end);
@@ -353,13 +362,15 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// The key/value head that the task reads.
     fn kv_head(&self) -> usize {
-        self.task.heads.start / self.call.group_size()
+        self.task.heads.start / self.call.heads().group_size()
     }
 
     /// What multiplies pairs, if products are left to it: where the numbers are of its type and fill its blocks.
     fn engine(&self) -> Option<Engine> {
-        let sizes = [self.call.head_dim(), self.call.value_dim()];
-        let whole = sizes.iter().all(|size| size.is_multiple_of(pairs::BLOCK));
+        let heads = self.call.heads();
+        let whole = [heads.dim, heads.value_dim]
+            .iter()
+            .all(|size| size.is_multiple_of(pairs::BLOCK));
         (whole && T::TYPE == ElementType::Bf16).then(|| self.isa.engine())?
     }
 
@@ -376,7 +387,7 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// Loads the queries, scaled: in panels, or a row each if there are only a few.
     fn load_queries(&self, rows: &[&[T]], few: bool, panels: &[Panel], to: &mut Memory<f32>) {
-        let depth = self.call.head_dim();
+        let depth = self.call.heads().dim;
         let factor = self.factor();
         if few && self.engine().is_some() {
             // Pairs are as they are in memory, and products are scaled.
@@ -446,7 +457,11 @@ impl<'a, T: Element> Block<'a, T> {
         if keys.is_empty() {
             return;
         }
-        let (depth, value_depth) = (self.call.head_dim(), self.call.value_dim());
+        let Heads {
+            dim: depth,
+            value_dim: value_depth,
+            ..
+        } = self.call.heads();
         let lanes = panel.lanes.len();
         // From one multiple of a group to another; keys that do not count are hidden.
         let first = keys.start / GROUP * GROUP;
@@ -540,7 +555,7 @@ impl<'a, T: Element> Block<'a, T> {
         buffers: &mut Buffers,
     ) {
         let (count, keys) = (panels.len(), tile.keys.clone());
-        let (factor, stride) = (self.factor(), FEW_STRIDE);
+        let stride = FEW_STRIDE;
         let dots = self.engine().is_some();
         let Buffers {
             scores,
@@ -555,30 +570,17 @@ impl<'a, T: Element> Block<'a, T> {
         let (from, to) = (keys.start - start, keys.end - start);
         let first = from / GROUP * GROUP;
         let (before, after) = (from - first, to - first);
-        let (k, ahead, out) = (&tile.k, &tile.v, &mut scores[before..]);
-        if dots {
-            self.isa.run_dots(FewScores::<T, true> {
-                keys: k,
-                ahead,
-                queries,
-                factor,
-                count,
-                out,
-                stride,
-                turned,
-            });
-        } else {
-            self.isa.run(FewScores::<T, false> {
-                keys: k,
-                ahead,
-                queries,
-                factor,
-                count,
-                out,
-                stride,
-                turned,
-            });
+        FewScores {
+            keys: &tile.k,
+            ahead: &tile.v,
+            queries,
+            factor: self.factor(),
+            count,
+            out: &mut scores[before..],
+            stride,
+            turned,
         }
+        .run(self.isa, dots);
         let len = after.next_multiple_of(GROUP);
         for (row, panel) in panels.iter().enumerate() {
             let scores = &mut scores[row * FEW_STRIDE..][..len];
@@ -613,7 +615,7 @@ impl<'a, T: Element> Block<'a, T> {
                 weights: &halves[before - odd..],
                 stride,
                 out: &mut state.out,
-                depth: self.call.value_dim(),
+                depth: self.call.heads().value_dim,
                 factors: &state.factors,
             });
         }
@@ -623,7 +625,7 @@ impl<'a, T: Element> Block<'a, T> {
             weights: &scores[before..],
             stride,
             out: &mut state.out,
-            depth: self.call.value_dim(),
+            depth: self.call.heads().value_dim,
             factors: &state.factors,
         });
     }
@@ -636,7 +638,7 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// Divides by the sums, and puts the results of each row together.
     fn finish<'s>(&self, scratch: &'s mut Scratch) -> Results<'s> {
-        let depth = self.call.value_dim();
+        let depth = self.call.heads().value_dim;
         let (_, few, panels) = self.shape();
         let (state, to) = (&mut scratch.total, &mut scratch.rows);
         for (factor, sum) in state.factors.iter_mut().zip(&*state.sum) {

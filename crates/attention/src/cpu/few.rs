@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use crate::cpu::isa::Work;
+use crate::cpu::isa::{Isa, Work};
 use crate::cpu::lanes::*;
 use crate::cpu::products::Rows;
 use crate::cpu::weights::CLASSES;
@@ -19,15 +19,15 @@ pub(super) const QUERIES: usize = 4;
 /// Scores are written for so many keys at a time, with any instructions; behind the last key they mean nothing.
 pub(super) const KEYS_AT_ONCE: usize = 2 * MAX_WIDTH;
 
-/// Scores of a handful of queries: sums of products, or with `DOTS` of [`Lanes::dot`].
-pub(super) struct FewScores<'a, T, const DOTS: bool> {
+/// Scores of a handful of queries: sums of products, or of [`Lanes::dot`].
+pub(super) struct FewScores<'a, T> {
     pub(super) keys: &'a [&'a [T]],
     /// Rows that will be needed soon.
     pub(super) ahead: &'a [&'a [T]],
-    /// A row for each query, as long as a key, of numbers, or with `DOTS` of words that each hold a pair as keys do. The length is a multiple
+    /// A row for each query, as long as a key, of numbers, or for dots of words that each hold a pair as keys do. The length is a multiple
     /// of a register's width.
     pub(super) queries: Rows<'a>,
-    /// What is multiplied by this in the end, with `DOTS`.
+    /// What dots are multiplied by in the end.
     pub(super) factor: f32,
     pub(super) count: usize,
     /// A row for each query, with room for the next multiple of [`KEYS_AT_ONCE`] keys.
@@ -38,19 +38,32 @@ pub(super) struct FewScores<'a, T, const DOTS: bool> {
     pub(super) turned: &'a mut [f32],
 }
 
-impl<T: Element, const DOTS: bool> Work for FewScores<'_, T, DOTS> {
+impl<T: Element> FewScores<'_, T> {
+    /// Computes them; with `dots` from pairs of numbers of 16 bits.
+    pub(super) fn run(self, isa: Isa, dots: bool) {
+        match dots {
+            true => isa.run_dots(Sums::<T, true>(self)),
+            false => isa.run(Sums::<T, false>(self)),
+        }
+    }
+}
+
+struct Sums<'a, T, const DOTS: bool>(FewScores<'a, T>);
+
+impl<T: Element, const DOTS: bool> Work for Sums<'_, T, DOTS> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<L: Lanes, const ROWS: usize, const COLUMNS: usize>(self) {
-        let row = self.queries.stride;
+        let Sums(work) = self;
+        let row = work.queries.stride;
         let depth = if DOTS { 2 * row } else { row };
         let group = 2 * L::WIDTH;
-        self.queries.check(self.count, row);
+        work.queries.check(work.count, row);
         assert!(row.is_multiple_of(L::WIDTH) && (!DOTS || size_of::<T>() == 2));
-        assert!(self.keys.iter().all(|key| depth <= key.len()));
-        let mut soon = self.ahead.chunks(group);
-        for (index, keys) in self.keys.chunks(group).enumerate() {
+        assert!(work.keys.iter().all(|key| depth <= key.len()));
+        let mut soon = work.ahead.chunks(group);
+        for (index, keys) in work.keys.chunks(group).enumerate() {
             // Lanes without a key repeat the last one.
             let mut rows = [keys[keys.len() - 1].as_ptr(); 2 * MAX_WIDTH];
             for (row, key) in rows.iter_mut().zip(keys) {
@@ -62,14 +75,14 @@ impl<T: Element, const DOTS: bool> Work for FewScores<'_, T, DOTS> {
             }
             let rows = (&rows, &ahead);
             let mut query = 0;
-            while query < self.count {
-                let queries = (&self.queries.data[query * row..], row);
-                let out = &mut self.out[query * self.stride + index * group..];
-                let out = (out, self.stride, self.factor);
-                let turned = &mut self.turned[..];
+            while query < work.count {
+                let queries = (&work.queries.data[query * row..], row);
+                let out = &mut work.out[query * work.stride + index * group..];
+                let out = (out, work.stride, work.factor);
+                let turned = &mut work.turned[..];
                 // SAFETY: the caller vouches for the instructions; there are so many queries and keys of `depth` numbers.
                 query += unsafe {
-                    if query + QUERIES <= self.count {
+                    if query + QUERIES <= work.count {
                         scores_of::<L, T, QUERIES, DOTS>(queries, rows, depth, turned, out)
                     } else {
                         scores_of::<L, T, 1, DOTS>(queries, rows, depth, turned, out)
@@ -298,7 +311,6 @@ impl Work for Finite<'_> {
 mod tests {
     use super::*;
     use crate::cpu::few_values::{FewDots, FewValues, Round};
-    use crate::cpu::isa::Isa;
     use crate::cpu::memory::Memory;
     use crate::cpu::weights::Weights;
     use half::{bf16, f16};
@@ -318,7 +330,7 @@ mod tests {
         let number = |key: usize, c: usize| data[key * depth + c].to_f32();
         let stride = keys.next_multiple_of(KEYS_AT_ONCE);
         let mut out = vec![0.0; count * stride];
-        isa.run(FewScores::<_, false> {
+        FewScores {
             keys: &rows,
             ahead: &rows[keys / 2..],
             queries: Rows {
@@ -330,7 +342,8 @@ mod tests {
             out: &mut out,
             stride,
             turned: &mut [0.0; TURNED],
-        });
+        }
+        .run(isa, false);
         let scores_agree = out.iter().enumerate().all(|(i, x)| {
             let (query, key) = (i / stride, i % stride);
             if key >= keys {
@@ -373,7 +386,7 @@ mod tests {
         bytemuck::cast_slice_mut(&mut words).copy_from_slice(&queries);
         let stride = keys.next_multiple_of(KEYS_AT_ONCE) + 2;
         let mut out = vec![0.0; count * stride];
-        isa.run_dots(FewScores::<_, true> {
+        FewScores {
             keys: &rows,
             ahead: &rows[keys / 2..],
             queries: Rows {
@@ -385,7 +398,8 @@ mod tests {
             out: &mut out,
             stride,
             turned: &mut [0.0; TURNED],
-        });
+        }
+        .run(isa, true);
         let scores_agree = out.iter().enumerate().all(|(i, x)| {
             let (query, key) = (i / stride, i % stride);
             if key >= keys {

@@ -102,7 +102,7 @@ impl<T: Element> Block<'_, T> {
 
     fn slope(&self, head: usize) -> f32 {
         let (scoring, batch) = (self.call.scoring(), self.task.sequence.batch);
-        scoring.slope(self.operands.slopes, batch, head, self.call.heads())
+        scoring.slope(self.operands.slopes, batch, head, self.call.heads().query)
     }
 
     /// Hides the keys of a row that bias or mask hide, and computes its scores again in `f64`, cut off at the range of `f32`, if any of the

@@ -11,11 +11,10 @@ use crate::element::Element;
 use crate::error::Result;
 use crate::gpu::Gpu;
 use crate::gpu::arguments::{AppendAddresses, AppendArgument};
-use crate::gpu::block::{scales, tensor};
+use crate::gpu::block::{heads, scales, tensor};
 use crate::gpu::kernel::Block;
 use crate::gpu::memory::Expected;
 use crate::gpu::operation::{Description, HostList, Operation};
-use crate::layout::Layout;
 use crate::operands::LengthElement;
 use crate::ops::rotary::{Angles, Pairing};
 use crate::ops::{Append, Rotary};
@@ -317,8 +316,8 @@ fn host_lists(append: &Append) -> Vec<HostList<'_>> {
 /// Threads that a head of a row takes.
 fn lanes(append: &Append) -> usize {
     let chunk = 16 / append.element().size();
-    let widest = append.k().head_dim().max(append.v().head_dim());
-    widest.div_ceil(chunk)
+    let heads = append.heads();
+    heads.dim.max(heads.value_dim).div_ceil(chunk)
 }
 
 impl Description for Append {
@@ -337,7 +336,7 @@ impl Description for Append {
     }
 
     fn work(&self) -> (usize, usize) {
-        let heads = self.q().map_or(0, Layout::heads) + 2 * self.k().heads();
+        let heads = self.heads().query + 2 * self.heads().key_value;
         (self.batch() * self.rows().bound(), heads * lanes(self))
     }
 
@@ -369,10 +368,7 @@ impl Description for Append {
             .with_ragged(&pages),
             pages,
             slots: at.slots,
-            heads: count(self.q().map_or(0, Layout::heads)),
-            kv_heads: count(self.k().heads()),
-            head_dim: count(self.k().head_dim()),
-            value_dim: count(self.v().head_dim()),
+            heads: heads(self.heads()),
             lanes: lanes(self) as i32,
             row_ctas,
             q,

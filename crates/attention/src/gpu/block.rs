@@ -7,6 +7,7 @@ use crate::ElementType;
 use crate::call::Call;
 use crate::error::Result;
 use crate::gpu::arguments::Addresses;
+use crate::heads::Heads;
 use crate::layout::Layout;
 use crate::mask::Align;
 use crate::plan::{LaunchShape, Scratch, Step, tile_order};
@@ -46,7 +47,7 @@ pub(crate) fn forward(
         lse: at.lse,
         lse_batch: match queries.is_packed() {
             true => 0,
-            false => (call.heads() * rows) as i64,
+            false => (call.heads().query * rows) as i64,
         },
         lse_head: rows as i64,
         sequences: abi::Sequences {
@@ -78,10 +79,17 @@ pub(crate) fn forward(
                 false => 0,
             },
         },
-        heads: count(call.heads()),
-        kv_heads: count(call.kv_heads()),
-        head_dim: count(call.head_dim()),
-        value_dim: count(call.value_dim()),
+        heads: heads(call.heads()),
+    }
+}
+
+pub(super) fn heads(heads: Heads) -> abi::Heads {
+    let count = |n: usize| n as i32;
+    abi::Heads {
+        heads: count(heads.query),
+        kv_heads: count(heads.key_value),
+        head_dim: count(heads.dim),
+        value_dim: count(heads.value_dim),
     }
 }
 
@@ -133,7 +141,7 @@ fn scoring(call: &Call, at: &Addresses) -> abi::Scoring {
         bias: at.bias,
         key_mask: at.key_mask,
         slopes_batch: match options.alibi {
-            Some(AlibiShape::PerBatchHead) => call.heads() as i64,
+            Some(AlibiShape::PerBatchHead) => call.heads().query as i64,
             _ => 0,
         },
         bias_batch: step(bias, 0),
@@ -202,7 +210,7 @@ pub(crate) fn forward_tma(
     let map = |address, layout, box_rows| boxes(address, layout, [box_rows, 1]);
     // Of all heads that share keys where a tile has these: 64 rows all the same.
     let query_heads = match image.schedule {
-        Schedule::PersistentGroups => call.group_size() as u32,
+        Schedule::PersistentGroups => call.heads().group_size() as u32,
         _ => 1,
     };
     let query_box = [QUERY_BOX_ROWS / query_heads, query_heads];
@@ -328,7 +336,7 @@ mod tests {
             .build()
             .unwrap();
         let block = block(&call);
-        assert_eq!((block.head_dim, block.value_dim), (192, 128));
+        assert_eq!((block.heads.head_dim, block.heads.value_dim), (192, 128));
         assert_eq!((block.k.row, block.v.row), (192, 128));
         assert_eq!((block.q.head, block.out.head), (192, 128));
         assert_eq!(block.scoring.scale, 1.0 / 192_f32.sqrt());

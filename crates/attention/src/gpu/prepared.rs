@@ -11,7 +11,7 @@ use crate::gpu::arguments::Addresses;
 use crate::gpu::bindings::Bindings;
 use crate::gpu::kernel::{Block, LoadedKernel, config};
 use crate::gpu::memory::{check_stream, submit_in_order};
-use crate::gpu::ready::Outline;
+use crate::gpu::outline::Outline;
 use crate::gpu::slots::expected;
 use crate::gpu::sync;
 use crate::lengths::Numbers;
@@ -82,7 +82,7 @@ impl Prepared {
     /// by the next wait for the stream.
     pub fn launch(&self, stream: &Stream, call: &Call, bindings: &Bindings<'_>) -> Result<()> {
         self.check_problem(call)?;
-        let outline = Outline::of(self, call)?;
+        let outline = Outline::of(self.plan(), call)?;
         self.launch_outlined(stream, call, &outline, bindings, |addresses, workspace| {
             addresses.check(&outline.expected)?;
             self.blocks(call, &outline, addresses, workspace)

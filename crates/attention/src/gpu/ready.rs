@@ -2,56 +2,17 @@
 
 use std::sync::{Arc, Mutex};
 
-use warptile_driver::{CaptureId, DevicePointer, Stream};
+use warptile_driver::{DevicePointer, Stream};
 
 use crate::call::Call;
 use crate::error::Result;
-use crate::gpu::arguments::{Addresses, Argument};
+use crate::gpu::arguments::Addresses;
 use crate::gpu::bindings::Bindings;
 use crate::gpu::kernel::Block;
 use crate::gpu::lock;
-use crate::gpu::memory::Expected;
+use crate::gpu::outline::Outline;
 use crate::gpu::prepared::Prepared;
 use crate::gpu::recent::Recent;
-use crate::gpu::slots::expected;
-use crate::gpu::workspace::workspace_of;
-use crate::plan::LaunchShape;
-
-/// What launches of one call have in common, whatever their addresses.
-#[derive(Debug)]
-pub(super) struct Outline {
-    pub(super) expected: [Expected; Argument::COUNT],
-    /// Of each step of the plan.
-    pub(super) shapes: Vec<LaunchShape>,
-}
-
-impl Outline {
-    /// `call` is one of the problem that was prepared.
-    pub(super) fn of(prepared: &Prepared, call: &Call) -> Result<Self> {
-        let steps = prepared.plan().steps();
-        Ok(Outline {
-            expected: expected(call, prepared.plan().needs_alignment()),
-            shapes: steps
-                .iter()
-                .map(|step| step.shape(call))
-                .collect::<Result<_>>()?,
-        })
-    }
-
-    /// Whether there are no query rows, and so nothing to write.
-    pub(super) fn is_empty(&self) -> bool {
-        self.shapes.iter().all(|shape| shape.grid == 0)
-    }
-
-    /// Memory for the launches that `stream` runs now.
-    pub(super) fn workspace(
-        &self,
-        stream: &Stream,
-        capture: Option<CaptureId>,
-    ) -> Result<DevicePointer> {
-        workspace_of(stream, capture, &self.shapes)
-    }
-}
 
 /// The blocks of a launch by its addresses and its workspace.
 type Blocks = Recent<(Addresses, DevicePointer), Arc<[Block]>>;
@@ -70,7 +31,7 @@ pub(crate) struct Ready {
 impl Ready {
     pub(super) fn new(call: Call, prepared: Prepared) -> Result<Self> {
         Ok(Ready {
-            outline: Outline::of(&prepared, &call)?,
+            outline: Outline::of(prepared.plan(), &call)?,
             call,
             prepared,
             blocks: Mutex::default(),

@@ -61,10 +61,10 @@ pub(crate) fn expected(call: &Call, needs_alignment: bool) -> [Expected; Argumen
             Argument::KeyLengths => lengths(keys.used(), batch),
             Argument::Slopes => list(
                 scoring.alibi.is_some(),
-                scoring.slope_count(batch, call.heads()),
+                scoring.slope_count(batch, call.heads().query),
                 Read,
             ),
-            Argument::Sinks => list(scoring.sinks, call.heads(), Read),
+            Argument::Sinks => list(scoring.sinks, call.heads().query, Read),
             Argument::Bias => score(call.bias(), size),
             Argument::KeyMask => score(call.key_mask(), 1),
             Argument::KScale => scales(call.quantized().map(|each| each.k_scales)),

@@ -4,13 +4,13 @@ mod cpu;
 
 use std::sync::Arc;
 
+use crate::extents::{expect_countable, expect_same};
 use crate::gpu::{Access, AppendArgument, Expected};
-use crate::layout::MAX_LEN;
 use crate::lengths::{KEYS, LengthsRequest, Names, Request, SideLengths};
 use crate::ops::rotary::{Angles, Rotary};
 use crate::ops::slot;
 use crate::quantized::{Quantization, QuantizedType, key_size};
-use crate::{ElementType, Error, Layout, Numbers, Result};
+use crate::{ElementType, Error, Heads, Layout, Numbers, Result};
 
 pub use cpu::{AppendOperands, CacheMut, CacheOperand, QueriesMut, append_cpu};
 
@@ -180,6 +180,12 @@ impl Append {
     /// Size in bytes of an element of the cache.
     pub(crate) const fn cache_size(&self) -> usize {
         key_size(self.element, self.quantized_type())
+    }
+
+    /// The heads and their sizes; without queries there are no query heads.
+    #[must_use]
+    pub const fn heads(&self) -> Heads {
+        heads(self.q.as_ref(), &self.k, &self.v)
     }
 
     /// Layout of the queries, if there are any.
@@ -410,18 +416,11 @@ impl<'a> AppendBuilder<'a> {
     /// # Errors
     /// An [`Error`] that names the argument and the rule it breaks.
     pub fn build(self) -> Result<Append> {
-        let [entries, row_count, heads, head_dim] = self.k.shape;
-        let value_dim = self.v.head_dim();
+        let [entries, row_count, ..] = self.k.shape;
+        let heads = heads(self.q.as_ref(), &self.k, &self.v);
         let [pages, page_rows, ..] = self.k_pages.shape;
         let (rows, batch) = self.rows.check(NEW_ROWS, entries, row_count)?;
-        if batch > MAX_LEN {
-            return Err(Error::TooLong {
-                argument: "k",
-                dimension: "batch",
-                found: batch,
-                limit: MAX_LEN,
-            });
-        }
+        expect_countable("k", "batch", batch)?;
 
         // Where rows go.
         let by_lengths = self.before.is_given();
@@ -434,27 +433,15 @@ impl<'a> AppendBuilder<'a> {
         if self.table.is_given() && !by_lengths {
             return missing("block_table", "is given, but rows go to slots");
         }
-        if by_lengths && !self.table.is_given() && pages != batch {
-            return Err(Error::Mismatch {
-                argument: "k_pages",
-                dimension: "batch",
-                found: pages,
-                other: "a cache without a block table",
-                expected: batch,
-            });
+        if by_lengths && !self.table.is_given() {
+            let expected = ("a cache without a block table", [batch]);
+            expect_same("k_pages", [pages], expected, ["batch"])?;
         }
         let capacity = match self.table.is_given() {
             true => self.columns.saturating_mul(page_rows),
             false => page_rows,
         };
-        if capacity > MAX_LEN {
-            return Err(Error::TooLong {
-                argument: "block_table",
-                dimension: "length",
-                found: capacity,
-                limit: MAX_LEN,
-            });
-        }
+        expect_countable("block_table", "length", capacity)?;
         let before = LengthsRequest {
             used: self.before,
             ..LengthsRequest::default()
@@ -464,7 +451,7 @@ impl<'a> AppendBuilder<'a> {
 
         // Rotation.
         if let Some(rotary) = &self.rotary
-            && rotary.size() > head_dim
+            && rotary.size() > heads.dim
         {
             return Err(Error::RotarySize {
                 size: rotary.size(),
@@ -481,13 +468,13 @@ impl<'a> AppendBuilder<'a> {
         }
 
         if let Some(quantized) = self.quantized {
-            quantized.check(heads)?;
+            quantized.check(heads.key_value)?;
         }
         let element = self.element;
         let size = element.size();
         let cache_size = key_size(element, Quantization::element_of(self.quantized));
-        let query_heads = self.q.map_or(0, |q| q.heads());
-        let query_shape = [entries, row_count, query_heads, head_dim];
+        let query_shape = [entries, row_count, heads.query, heads.dim];
+        let shape_of_pages = |size| [pages, page_rows, heads.key_value, size];
         let token_count = entries.saturating_mul(row_count);
         let entry_count = batch.saturating_mul(self.columns);
         let slots = self.slots.keep(AppendArgument::Slots, token_count)?;
@@ -522,25 +509,14 @@ impl<'a> AppendBuilder<'a> {
                 },
                 AppendArgument::K => tensor(&self.k, self.k.shape, Access::Read)?,
                 AppendArgument::V => {
-                    let shape = [entries, row_count, heads, value_dim];
+                    let shape = [entries, row_count, heads.key_value, heads.value_dim];
                     tensor(&self.v, shape, Access::Read)?
                 }
-                AppendArgument::KPages => {
-                    let shape = [pages, page_rows, heads, head_dim];
-                    of_cache(&self.k_pages, shape)?
-                }
+                AppendArgument::KPages => of_cache(&self.k_pages, shape_of_pages(heads.dim))?,
                 AppendArgument::VPages => {
-                    if self.v_pages.head_dim() != value_dim {
-                        return Err(Error::Mismatch {
-                            argument: name,
-                            dimension: "head size",
-                            found: self.v_pages.head_dim(),
-                            other: "v",
-                            expected: value_dim,
-                        });
-                    }
-                    let shape = [pages, page_rows, heads, value_dim];
-                    of_cache(&self.v_pages, shape)?
+                    let (found, expected) = ([self.v_pages.head_dim()], [heads.value_dim]);
+                    expect_same(name, found, ("v", expected), ["head size"])?;
+                    of_cache(&self.v_pages, shape_of_pages(heads.value_dim))?
                 }
                 AppendArgument::Slots => {
                     let on_host = slots.on_host().is_some();
@@ -596,6 +572,18 @@ impl<'a> AppendBuilder<'a> {
             quantized: self.quantized,
             expected,
         })
+    }
+}
+
+/// The queries have the head size of the keys.
+const fn heads(q: Option<&Layout>, k: &Layout, v: &Layout) -> Heads {
+    let query = match q {
+        Some(q) => q.heads(),
+        None => 0,
+    };
+    Heads {
+        query,
+        ..Heads::of(k, k, v)
     }
 }
 

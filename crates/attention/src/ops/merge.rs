@@ -4,9 +4,11 @@ use warptile_kernels::abi::MERGE_PARTS;
 
 use crate::backend::{Place, same_device};
 use crate::cpu::{SharedMut, in_parallel};
+use crate::extents::expect_same;
 use crate::gpu::{Access, Expected, MergeBindings};
+use crate::layout::DIMENSIONS;
 use crate::lse::Lse;
-use crate::ops::{same_shape, slot};
+use crate::ops::slot;
 use crate::{Element, ElementType, Error, Layout, Result, Tensor};
 
 /// What every lse of a merge is a logarithm to.
@@ -158,7 +160,7 @@ fn no_parts(found: usize) -> Error {
 fn check_lse(argument: &'static str, lse: &Lse, merge: &Merge) -> Result<()> {
     let [batch, heads, rows] = lse.shape();
     let expected = (PART_OUT[0], merge.lse_shape());
-    same_shape(argument, [batch, rows, heads, 1], expected)
+    expect_same(argument, [batch, rows, heads, 1], expected, DIMENSIONS)
 }
 
 macro_rules! names {

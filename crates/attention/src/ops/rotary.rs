@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use warptile_kernels::abi::ROTARY_PAIRS;
 
-use crate::layout::MAX_LEN;
+use crate::extents::{expect_countable, expect_same};
+use crate::layout::{DIMENSIONS, MAX_LEN};
 use crate::{Element, ElementType, Error, Layout, Result};
 
 /// Which two elements of a head are turned together.
@@ -96,20 +97,10 @@ impl Rotary {
     pub fn with_tables(element: ElementType, layout: Layout, pairing: Pairing) -> Result<Self> {
         let [batch, positions, heads, pairs] = layout.shape;
         check_size(pairs.saturating_mul(2))?;
-        super::same_shape(
-            "cos",
-            [batch, positions.min(1), heads, pairs],
-            ("a table", [1, 1, 1, pairs]),
-        )?;
+        let of_one = [batch, positions.min(1), heads, pairs];
+        expect_same("cos", of_one, ("a table", [1, 1, 1, pairs]), DIMENSIONS)?;
         layout.validate("cos")?;
-        if positions > MAX_LEN {
-            return Err(Error::TooLong {
-                argument: "cos",
-                dimension: "length",
-                found: positions,
-                limit: MAX_LEN,
-            });
-        }
+        expect_countable("cos", "length", positions)?;
         Ok(Rotary {
             pairing,
             size: 2 * pairs,

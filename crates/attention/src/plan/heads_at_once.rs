@@ -28,7 +28,7 @@ pub(super) fn heads_at_once(step: &Step, call: &Call, numbered: &Numbered, tiles
     if persistent && tiles * numbered.ctas <= u64::from(step.multiprocessors) {
         return 1;
     }
-    let row_bytes = (call.head_dim() + call.value_dim()) * call.key_size();
+    let row_bytes = call.heads().key_value_elements() * call.key_size();
     let head_bytes = call.key_len().saturating_mul(row_bytes).max(1);
     let key_value_heads = if call.mask() != Mask::None || call.queries().is_packed() {
         (MASKED_SHARE_BYTES / head_bytes).max(1)
@@ -39,7 +39,7 @@ pub(super) fn heads_at_once(step: &Step, call: &Call, numbered: &Numbered, tiles
             _ => return 1,
         }
     };
-    let sharing = numbered.heads / call.kv_heads().max(1);
+    let sharing = numbered.heads / call.heads().key_value.max(1);
     let heads = interleaved(call, numbered.heads);
     let most = key_value_heads.saturating_mul(sharing).min(heads);
     let fewest_groups = heads.div_ceil(most);

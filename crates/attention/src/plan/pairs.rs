@@ -3,6 +3,7 @@
 
 use warptile_kernels::{Image, Schedule};
 
+use crate::heads::Heads;
 use crate::mask::Mask;
 use crate::plan::split_tiles::splits_tiles;
 
@@ -21,22 +22,22 @@ pub(crate) struct Numbered {
 
 impl Numbered {
     /// Of an image's tiles for a problem with these heads. The kernels go by the same rules (kernels/forward/wgmma_pair.cuh).
-    pub(crate) fn of(image: &Image, [heads, kv_heads]: [usize; 2]) -> Self {
-        let group = heads / kv_heads.max(1);
+    pub(crate) fn of(image: &Image, heads: Heads) -> Self {
+        let group = heads.group_size();
         let single = Numbered {
-            heads,
+            heads: heads.query,
             rows: u64::from(image.tiling.block_m),
             rows_of_query: 1,
             ctas: u64::from(image.schedule.ctas_of_cluster()),
         };
         match image.schedule {
             schedule if schedule.has_group_tiles() => Numbered {
-                heads: kv_heads,
+                heads: heads.key_value,
                 rows_of_query: group as u64,
                 ..single
             },
             Schedule::Pairs if has_pairs_of_heads(group) => Numbered {
-                heads: heads / 2,
+                heads: heads.query / 2,
                 ..single
             },
             Schedule::Pairs => Numbered {

@@ -263,12 +263,12 @@ impl<'a> Planner<'a> {
             return Err(Reason::OnlyKeys(keys));
         }
         let (head_dim, value_dim) = (any.tiling.head_dim, any.tiling.value_dim);
-        if (head_dim as usize) < problem.head_dim() {
+        if (head_dim as usize) < problem.heads().dim {
             return Err(Reason::HeadDim {
                 laid_out_for: head_dim,
             });
         }
-        if (value_dim as usize) < problem.value_dim() {
+        if (value_dim as usize) < problem.heads().value_dim {
             return Err(Reason::ValueDim {
                 laid_out_for: value_dim,
             });
@@ -280,10 +280,12 @@ impl<'a> Planner<'a> {
         };
         let lacks = |image: &Image| -> Features { needs - image.features };
         let unfit = |image: &Image| match image.schedule {
-            Schedule::Pairs if !pairs_share_keys(problem.group_size(), problem.mask()) => {
+            Schedule::Pairs if !pairs_share_keys(problem.heads().group_size(), problem.mask()) => {
                 Some(Reason::Pairs)
             }
-            Schedule::PersistentGroups if !groups_fit_boxes(problem.group_size(), image) => {
+            Schedule::PersistentGroups
+                if !groups_fit_boxes(problem.heads().group_size(), image) =>
+            {
                 Some(Reason::Groups)
             }
             _ => None,

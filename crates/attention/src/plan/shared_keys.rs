@@ -3,6 +3,7 @@
 use warptile_kernels::Image;
 
 use crate::call::Call;
+use crate::heads::Heads;
 use crate::mask::{Align, Mask};
 use crate::plan::MAX_TILES;
 use crate::problem::Problem;
@@ -12,8 +13,7 @@ use crate::splits::Splits;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sides {
     batch: u64,
-    pub(super) kv_heads: u64,
-    group: u64,
+    heads: Heads,
     query_len: u64,
     /// Of packed queries, where the host knows that the sequences share them.
     query_rows: Option<u64>,
@@ -27,8 +27,7 @@ impl From<&Call> for Sides {
         let queries = call.queries();
         Sides {
             batch: call.batch() as u64,
-            kv_heads: call.kv_heads() as u64,
-            group: call.group_size() as u64,
+            heads: call.heads(),
             query_len: call.query_len() as u64,
             query_rows: queries.offsets().on_host().map(|_| queries.rows() as u64),
             key_len: call.key_len() as u64,
@@ -44,8 +43,7 @@ impl From<&Problem> for Sides {
         let checked = problem.packed_queries() && !problem.device_lengths();
         Sides {
             batch: problem.batch() as u64,
-            kv_heads: problem.kv_heads() as u64,
-            group: problem.group_size() as u64,
+            heads: problem.heads(),
             query_len: problem.query_len() as u64,
             query_rows: checked.then(|| problem.query_rows() as u64),
             key_len: problem.key_len() as u64,
@@ -56,18 +54,27 @@ impl From<&Problem> for Sides {
 }
 
 impl Sides {
+    pub(super) const fn kv_heads(&self) -> u64 {
+        self.heads.key_value as u64
+    }
+
+    /// Rows of a tile that a query has: one for each of the heads that share a key/value head.
+    const fn group(&self) -> u64 {
+        self.heads.group_size() as u64
+    }
+
     /// Tiles of a sequence and key/value head, at most.
     pub(super) fn row_tiles(&self, block_m: u32) -> u64 {
-        (self.query_len * self.group).div_ceil(u64::from(block_m))
+        (self.query_len * self.group()).div_ceil(u64::from(block_m))
     }
 
     /// Tiles in all, at most: rows of a tile are queries with each of the heads that share a key/value head.
     pub(super) fn tiles(&self, block_m: u32) -> u64 {
         let each = self.row_tiles(block_m).saturating_mul(self.batch);
         let shared = self.query_rows.map_or(u64::MAX, |rows| {
-            (rows * self.group / u64::from(block_m)).saturating_add(self.batch)
+            (rows * self.group() / u64::from(block_m)).saturating_add(self.batch)
         });
-        each.min(shared).saturating_mul(self.kv_heads)
+        each.min(shared).saturating_mul(self.kv_heads())
     }
 
     /// Units that the keys of a tile are cut into, at most: those of which some query of the sequence sees a key, at least 1. `Share`
@@ -92,17 +99,19 @@ impl Sides {
         let units = self
             .tile_units(tiling.block_n)
             .saturating_mul(self.tiles(tiling.block_m));
-        let rows = self.query_len.saturating_mul(self.group);
-        if_countable(rows, self.group.max(self.kv_heads), units)
+        let rows = self.query_len.saturating_mul(self.group());
+        if_countable(rows, self.group().max(self.kv_heads()), units)
     }
 
     /// Key/value heads that are read side by side, each by as many CTAs: as many as divide all heads and leave at most every 24th CTA
     /// without work. In most caches the rows of neighbouring heads are neighbours, and memory that is read at once is read faster.
     pub(super) fn side_by_side(&self, resident: u32) -> u64 {
         let resident = u64::from(resident);
-        (1..=self.kv_heads.min(resident))
+        (1..=self.kv_heads().min(resident))
             .rev()
-            .find(|heads| self.kv_heads.is_multiple_of(*heads) && resident % heads <= resident / 24)
+            .find(|heads| {
+                self.kv_heads().is_multiple_of(*heads) && resident % heads <= resident / 24
+            })
             .unwrap_or(1)
     }
 }

@@ -259,7 +259,7 @@ impl Step {
         let tiling = self.image.tiling;
         let blocks = sides.tile_units(tiling.block_n);
         match blocks >= u64::from(3 * Schedule::CLUSTER)
-            && self.clusters_at_once() >= 2 * sides.kv_heads
+            && self.clusters_at_once() >= 2 * sides.kv_heads()
         {
             true => Scratch::with_parts(
                 self.clusters_at_once() as usize * Schedule::CLUSTER as usize,
@@ -273,7 +273,7 @@ impl Step {
     fn shape_of_tiles(&self, call: &Call) -> Result<LaunchShape> {
         let batch = call.batch();
         let queries = call.queries();
-        let numbered = Numbered::of(self.image, [call.heads(), call.kv_heads()]);
+        let numbered = Numbered::of(self.image, call.heads());
         let (query_tiles, tiles) = match call.query_len() {
             0 => (0, 0),
             len => tiles_of_queries(
@@ -301,7 +301,7 @@ impl Step {
                 let keys = TileKeys::of(
                     call.mask(),
                     [call.query_len(), call.key_len()],
-                    call.group_size(),
+                    call.heads().group_size(),
                     self.image,
                 );
                 splits_of(tiles, resident, &keys, self.image, self.settings.ranges)
@@ -353,7 +353,7 @@ pub(super) fn tiles_of(problem: &Problem, image: &Image) -> u64 {
         return Sides::from(problem).units(image);
     }
     let packed = problem.packed_queries().then(|| problem.query_rows());
-    let numbered = Numbered::of(image, [problem.heads(), problem.kv_heads()]);
+    let numbered = Numbered::of(image, problem.heads());
     tiles_of_queries(
         image,
         &numbered,

@@ -26,7 +26,7 @@ pub(crate) fn tile_order(step: &Step, call: &Call, shape: &LaunchShape) -> Optio
     let Mask::Causal { align } = call.mask() else {
         return None;
     };
-    let heads = interleaved(call, call.heads());
+    let heads = interleaved(call, call.heads().query);
     let fits = shape.draws_tiles && shape.splits == 1 && shape.tiles as usize <= ORDERED_TILES;
     if step.image.schedule != Schedule::Persistent || !fits || heads != shape.heads_at_once as usize
     {

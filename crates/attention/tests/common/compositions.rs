@@ -3,16 +3,15 @@
 use std::cell::OnceCell;
 use std::ops::Range;
 
-use warptile::{Attention, Backend, Element, Keys, Output, Queries, Tensor};
+use warptile::{Attention, Backend, Element, Heads, Keys, Output, Queries, Tensor};
 
 use crate::draw::Random;
 
 /// What all sequences of some compositions have in common.
 #[derive(Debug)]
 pub(crate) struct Model {
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) head_dim: usize,
+    /// With one size for all.
+    pub(crate) heads: Heads,
     pub(crate) attention: Attention,
     /// Whether no query sees a key after its own, so that a prompt may be cut.
     pub(crate) causal: bool,
@@ -67,14 +66,14 @@ impl<T: Element> Compositions<T> {
         let q_shape = [
             SEQUENCES,
             model.longest_queries,
-            model.heads,
-            model.head_dim,
+            model.heads.query,
+            model.heads.dim,
         ];
         let kv_shape = [
             SEQUENCES,
             model.longest_keys,
-            model.kv_heads,
-            model.head_dim,
+            model.heads.key_value,
+            model.heads.dim,
         ];
         let mut values = |shape: [usize; 4], size: f32| -> Vec<T> {
             let count = shape.iter().product();
@@ -228,7 +227,7 @@ impl<T: Element> Compositions<T> {
                 false => self.draw(),
             })
             .collect();
-        let row = self.model.heads * self.model.head_dim;
+        let row = self.model.heads.query * self.model.heads.dim;
         let (mut packed, mut offsets, mut lengths) = (Vec::new(), vec![0], Vec::new());
         for part in &parts {
             let start = part.sequence * self.model.longest_queries;
@@ -238,7 +237,7 @@ impl<T: Element> Compositions<T> {
             lengths.push(part.keys as i32);
         }
         let total = packed.len() / row;
-        let shape = [1, total, self.model.heads, self.model.head_dim];
+        let shape = [1, total, self.model.heads.query, self.model.heads.dim];
         let q = self.backend.tensor(&packed, shape).unwrap();
         let cache = &self.caches[self.random.within(0, CACHES - 1)];
         let needed = |part: &Part| part.keys.div_ceil(cache.page_rows);
@@ -272,7 +271,7 @@ impl<T: Element> Compositions<T> {
             let mut bits = Vec::new();
             for head in 0..heads {
                 let start = layout.offset(entry, row, head);
-                let values = &out[start..start + self.model.head_dim];
+                let values = &out[start..start + self.model.heads.dim];
                 bits.extend_from_slice(bytemuck::cast_slice(values));
                 let lse = lse[(entry * heads + head) * length + row];
                 assert!(lse.is_finite(), "every query sees a key");
@@ -301,8 +300,8 @@ impl<T: Element> Cache<T> {
         for last in (1..pages).rev() {
             table.swap(last, random.within(0, last));
         }
-        let row = model.kv_heads * model.head_dim;
-        let shape = [pages, page_rows, model.kv_heads, model.head_dim];
+        let row = model.heads.key_value * model.heads.dim;
+        let shape = [pages, page_rows, model.heads.key_value, model.heads.dim];
         let place = |from: &[T]| {
             let mut cache = vec![T::from_f32(f32::NAN); pages * page_rows * row];
             for sequence in 0..SEQUENCES {

@@ -1,15 +1,13 @@
 //! The bits of a query do not depend on the batch, the pages and the chunk that it is computed in, with splits or without.
 
 use half::bf16;
-use warptile::{Attention, Backend, Element, Mask, Splits};
+use warptile::{Attention, Backend, Element, Heads, Mask, Splits};
 
 use crate::compositions::{Compositions, Model};
 
 fn check<T: Element>(attention: Attention, causal: bool) {
     let model = Model {
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 16,
+        heads: Heads::new(4, 16).key_value(2),
         attention,
         causal,
         // More than a block of rows.

@@ -1,6 +1,6 @@
 //! Shapes that have caught bugs in other implementations: lengths next to tile edges, long against short, odd head sizes.
 
-use warptile::{Attention, Backend, Lse};
+use warptile::{Attention, Backend, Heads, Lse};
 use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case};
 
 use crate::common::{verify, verify_text};
@@ -46,7 +46,7 @@ fn head_sizes_and_heads() {
 #[test]
 fn every_multiple_of_8_is_a_head_size() {
     for head_dim in (8..=512).step_by(8) {
-        verify(&Case::new(20, 33, head_dim)).unwrap();
+        verify(&Case::new(20, 33, Heads::new(1, head_dim))).unwrap();
     }
 }
 

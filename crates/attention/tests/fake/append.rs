@@ -68,7 +68,10 @@ fn a_write_is_launched_with_its_numbers_and_strides() {
             (first.pages.table_row, first.pages.rows, first.pages.count),
             (2, 16, 7)
         );
-        assert_eq!((first.heads, first.kv_heads, first.slots), (4, 2, 0));
+        assert_eq!(
+            (first.heads.heads, first.heads.kv_heads, first.slots),
+            (4, 2, 0)
+        );
         assert_eq!(first.q, first.q_out);
         assert_eq!((first.rotary.size, first.rotary.interleaved), (32, 1));
         // One turn in 2 pi positions, then less and less.
@@ -91,7 +94,7 @@ fn a_write_is_launched_with_its_numbers_and_strides() {
         let second: abi::Append = block(&fake.launches()[1]);
         assert_eq!(on_device::<i64>(second.slots, 6), slots);
         assert_eq!(
-            (second.heads, second.rotary.size, second.pages.table),
+            (second.heads.heads, second.rotary.size, second.pages.table),
             (0, 0, 0)
         );
         assert_eq!(second.v_pages.address, second.k_pages.address + 256);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use half::f16;
+use warptile::kernels::abi;
 use warptile::{Attention, Backend, ElementType, Error, Layout, Mask, Output, Result, Tensor};
 use warptile_driver::{DeviceBuffer, DriverError, Graph};
 use warptile_fake_cuda::{FakeDriver, FakeLaunch};
@@ -26,15 +27,13 @@ fn a_call_launches_one_kernel_with_the_call_in_its_parameters() {
     assert_eq!(launches.len(), 1);
     assert_eq!(launches[0].name(), "warptile_scalar_d64_32x64_w4_s2_f16");
     let params = block(&launches[0]);
-    assert_eq!(
-        (
-            params.heads,
-            params.kv_heads,
-            params.head_dim,
-            params.value_dim
-        ),
-        (4, 4, 64, 64)
-    );
+    let heads = abi::Heads {
+        heads: 4,
+        kv_heads: 4,
+        head_dim: 64,
+        value_dim: 64,
+    };
+    assert_eq!(params.heads, heads);
     let (lengths, scoring, work) = (params.sequences, params.scoring, params.work);
     assert_eq!(
         (lengths.batch, lengths.query_len, lengths.key_len),

@@ -1,7 +1,7 @@
 //! Batch invariance: with keys cut at fixed places, a query's bits are the same in every batch.
 
 use half::{bf16, f16};
-use warptile::{Attention, Backend, Element, Family, Mask, Splits};
+use warptile::{Attention, Backend, Element, Family, Heads, Mask, Splits};
 use warptile_check::Case;
 
 use crate::compositions::{Compositions, Model};
@@ -13,8 +13,7 @@ const PARTS: u64 = 2;
 
 /// What a model's compositions are drawn from.
 struct Setup {
-    heads: [usize; 2],
-    head_dim: usize,
+    heads: Heads,
     longest_queries: usize,
     longest_keys: usize,
     causal: bool,
@@ -22,11 +21,8 @@ struct Setup {
 }
 
 fn check<T: Element>(setup: &Setup, attention: &Attention, part: u64, compositions: usize) {
-    let [heads, kv_heads] = setup.heads;
     let model = Model {
-        heads,
-        kv_heads,
-        head_dim: setup.head_dim,
+        heads: setup.heads,
         attention: attention
             .clone()
             .splits(Splits::EveryKeys(setup.keys_per_split)),
@@ -34,7 +30,7 @@ fn check<T: Element>(setup: &Setup, attention: &Attention, part: u64, compositio
         longest_queries: setup.longest_queries,
         longest_keys: setup.longest_keys,
     };
-    let seed = u64::from(setup.keys_per_split) + setup.head_dim as u64 + 10_000 * part;
+    let seed = u64::from(setup.keys_per_split) + setup.heads.dim as u64 + 10_000 * part;
     let mut all = Compositions::<T>::new(model, &Backend::cuda(0).unwrap(), seed);
     for _ in 0..compositions {
         all.check_one();
@@ -44,9 +40,8 @@ fn check<T: Element>(setup: &Setup, attention: &Attention, part: u64, compositio
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn a_sequence_has_the_same_bits_in_every_composition() {
-    let setup = |heads, head_dim, longest_keys, keys_per_split| Setup {
-        heads,
-        head_dim,
+    let setup = |[heads, kv_heads]: [usize; 2], head_dim, longest_keys, keys_per_split| Setup {
+        heads: Heads::new(heads, head_dim).key_value(kv_heads),
         longest_queries: 64,
         longest_keys,
         causal: true,

@@ -115,8 +115,8 @@ fn bytes_of_parts(case: &Case, plan: &Plan, keys: usize) -> usize {
             Some(all.map_or(here, |all| (all.0.min(here.0), all.1.max(here.1))))
         });
         let splits = touched.map_or(1, |(first, last)| last - first + 1);
-        let tiles = (sequence.q_len * call.group_size()).div_ceil(block_m);
-        units += tiles * call.kv_heads() * splits;
+        let tiles = (sequence.q_len * call.heads().group_size()).div_ceil(block_m);
+        units += tiles * call.heads().key_value * splits;
     }
     // The counter, and 1,024 semaphores.
     256 + 4 * 1024 + units * block_m * (head_dim + 2) * 4

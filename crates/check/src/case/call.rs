@@ -39,21 +39,22 @@ impl Case {
             (Some(table), Some(page_rows)) => [table.pages, page_rows],
             _ => [batch, key],
         };
-        let of_queries = |size| self.tensor_layout([batch, query, self.heads, size], 8);
+        let heads = self.heads;
+        let of_queries = |size| self.tensor_layout([batch, query, heads.query, size], 8);
         let of_keys = |size| {
             // Elements that keep 16-byte alignment in every type that a tensor can have.
             let gap = if self.quantized.is_some() { 16 } else { 8 };
-            let mut layout = self.tensor_layout([entries, rows, self.kv_heads, size], gap);
+            let mut layout = self.tensor_layout([entries, rows, heads.key_value, size], gap);
             if self.layout == LayoutKind::Interleaved {
                 layout.strides[0] = layout.strides[0].saturating_mul(2);
             }
             layout
         };
         [
-            of_queries(self.head_dim),
-            of_keys(self.head_dim),
-            of_keys(self.value_dim),
-            of_queries(self.value_dim),
+            of_queries(heads.dim),
+            of_keys(heads.dim),
+            of_keys(heads.value_dim),
+            of_queries(heads.value_dim),
         ]
     }
 
@@ -87,7 +88,7 @@ impl Case {
         let shape = [
             maybe_one(batch),
             maybe_one(query),
-            maybe_one(self.heads),
+            maybe_one(self.heads.query),
             key,
         ];
         let [batch, rows, heads, keys] = shape;
@@ -154,7 +155,7 @@ impl Case {
             fits(&v)?;
         }
         // Slopes, rows of an empty tensor: whatever a problem without elements still has.
-        let rows = self.batch() as u128 * self.heads.max(1) as u128;
+        let rows = self.batch() as u128 * self.heads.query.max(1) as u128;
         limited("heads in all sequences", rows, MAX_ELEMENTS)?;
         if let Used::Each(used) = &self.used
             && used.len() != self.batch()
@@ -241,6 +242,7 @@ impl Case {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use warptile::Heads;
 
     /// What a problem is known by stays what it is when it is read back.
     #[test]
@@ -307,9 +309,7 @@ mod tests {
                                 lengths: lengths.clone(),
                                 layout,
                                 unaligned,
-                                heads,
-                                kv_heads: heads,
-                                ..Case::new(1, 1, head_dim)
+                                ..Case::new(1, 1, Heads::new(heads, head_dim))
                             };
                             let _ = case.try_call();
                             case.used = Used::Each(vec![(a, b), (b, a), (0, 0)]);

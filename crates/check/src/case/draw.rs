@@ -2,8 +2,8 @@
 
 use warptile::kernels::Image;
 use warptile::{
-    AlibiShape, Align, ElementType, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, QuantizedType,
-    Scoring, Splits,
+    AlibiShape, Align, ElementType, Heads, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask,
+    QuantizedType, Scoring, Splits,
 };
 
 use super::{Case, LayoutKind, Lengths, Used};
@@ -120,10 +120,7 @@ impl Case {
             used,
             pages: None,
             device_lengths,
-            heads,
-            kv_heads,
-            head_dim,
-            value_dim: head_dim,
+            heads: Heads::new(heads, head_dim).key_value(kv_heads),
             element,
             quantized: None,
             scoring,
@@ -165,14 +162,17 @@ impl Case {
     pub fn with_value_dim(self) -> Self {
         let mut random = Random::new(self.seed ^ 0xd1f5);
         let most = match random.below(4) {
-            0 => WIDELY_KNOWN.max(self.head_dim),
-            _ => self.head_dim,
+            0 => WIDELY_KNOWN.max(self.heads.dim),
+            _ => self.heads.dim,
         };
         let value_dim = match random.below(3) {
-            0 if self.head_dim > 128 => 128,
+            0 if self.heads.dim > 128 => 128,
             _ => 8 * (1 + random.below(most / 8)),
         };
-        Case { value_dim, ..self }
+        Case {
+            heads: self.heads.value_dim(value_dim),
+            ..self
+        }
     }
 
     /// The case with its keys and values in pages, as the seed has them. Many a batch becomes one of a few queries for each
@@ -217,8 +217,8 @@ impl Case {
                 None => size.min(widest),
             }
         };
-        self.head_dim = fitted(self.head_dim, image.tiling.head_dim);
-        self.value_dim = fitted(self.value_dim, image.tiling.value_dim);
+        self.heads.dim = fitted(self.heads.dim, image.tiling.head_dim);
+        self.heads.value_dim = fitted(self.heads.value_dim, image.tiling.value_dim);
         self
     }
 
@@ -285,9 +285,9 @@ mod tests {
         }
         some(|case| case.multiprocessors == Some(1));
         some(|case| case.layout == LayoutKind::Gaps && case.unaligned);
-        some(|case| case.head_dim > 128 && case.heads > case.kv_heads);
-        some(|case| case.value_dim < case.head_dim);
-        some(|case| case.value_dim > case.head_dim && case.pages.is_some());
+        some(|case| case.heads.dim > 128 && case.heads.group_size() > 1);
+        some(|case| case.heads.value_dim < case.heads.dim);
+        some(|case| case.heads.value_dim > case.heads.dim && case.pages.is_some());
         some(|case| case.call().key_len() == 0);
         some(|case| case.call().query_len() == 0);
         let bias_shapes: std::collections::HashSet<[bool; 3]> = cases

@@ -38,20 +38,22 @@ impl Case {
         push(&|case| case.multiprocessors = None);
         push(&|case| case.unaligned = false);
         push(&|case| case.layout = LayoutKind::Bshd);
-        push(&|case| (case.heads, case.kv_heads) = (1, 1));
-        push(&|case| case.kv_heads = case.heads);
-        push(&|case| case.value_dim = case.head_dim);
-        for smaller in [self.head_dim / 2 / 8 * 8, self.head_dim - 8] {
+        push(&|case| (case.heads.query, case.heads.key_value) = (1, 1));
+        push(&|case| case.heads.key_value = case.heads.query);
+        push(&|case| case.heads.value_dim = case.heads.dim);
+        let smaller_sizes = |size: usize| [8.max(size / 2 / 8 * 8), 8.max(size - 8)];
+        for dim in smaller_sizes(self.heads.dim) {
             push(&|case| {
-                case.head_dim = 8.max(smaller);
-                if self.value_dim == self.head_dim {
-                    case.value_dim = case.head_dim;
+                case.heads.dim = dim;
+                if !self.heads.values_differ() {
+                    case.heads.value_dim = dim;
                 }
             });
         }
-        if self.value_dim != self.head_dim {
-            push(&|case| case.value_dim = 8.max(case.value_dim / 2 / 8 * 8));
-            push(&|case| case.value_dim = 8.max(case.value_dim - 8));
+        if self.heads.values_differ() {
+            for dim in smaller_sizes(self.heads.value_dim) {
+                push(&|case| case.heads.value_dim = dim);
+            }
         }
         for lengths in self.lengths.shrink() {
             push(&|case| case.set_lengths(lengths.clone()));
@@ -129,7 +131,7 @@ fn shorter(query: usize, key: usize) -> impl Iterator<Item = (usize, usize)> {
 mod tests {
     use super::*;
     use quickcheck::quickcheck;
-    use warptile::Scoring;
+    use warptile::{Heads, Scoring};
 
     quickcheck! {
         fn random_cases_are_valid_and_so_is_what_they_shrink_to(seed: u64) -> bool {
@@ -153,7 +155,7 @@ mod tests {
                 element: case.element,
                 scoring: Scoring::new().mask(Mask::causal()),
                 seed: case.seed,
-                ..Case::new(0, 101, 8)
+                ..Case::new(0, 101, Heads::new(1, 8))
             };
             assert_eq!(case, expected);
         }

@@ -39,7 +39,7 @@ pub(crate) fn from_pages<'a, T: Element>(call: &Call, view: KeyView<'a, T>) -> I
 
 fn put_together<'a, T: Element>(call: &Call, view: View<'_, T>) -> InOrder<'a, T> {
     let pages = call.pages();
-    let (heads, head_dim) = (call.kv_heads(), view.layout.head_dim());
+    let (heads, head_dim) = (call.heads().key_value, view.layout.head_dim());
     let layout = Layout::bshd([call.batch(), call.key_len(), heads, head_dim]);
     let mut data = vec![T::from_f64(0.0); layout.required_len().unwrap_or(0)];
     for sequence in call.sequences() {

@@ -45,7 +45,8 @@ impl<T: Element> Computation<'_, T> {
     /// One row of one head.
     pub(super) fn attend(&self, sequence: &Sequence, position: usize, head: usize, row: Row<'_>) {
         let call = self.call;
-        let kv_head = head / call.group_size();
+        let heads = call.heads();
+        let kv_head = head / heads.group_size();
         let visible = call
             .mask()
             .visible(position, sequence.q_len, sequence.k_len);
@@ -59,9 +60,9 @@ impl<T: Element> Computation<'_, T> {
             row.rest.rounded_lse = row.rest.lse;
             return;
         }
-        let start = self.queries.start(sequence.q_entry, head)
-            + (sequence.q_start + position) * call.head_dim();
-        let query = start..start + call.head_dim();
+        let start =
+            self.queries.start(sequence.q_entry, head) + (sequence.q_start + position) * heads.dim;
+        let query = start..start + heads.dim;
         let first_key = sequence.k_start + visible.start;
         let keys = KeysAt {
             start: self.keys.start(sequence.k_entry, kv_head) + first_key,
@@ -69,8 +70,8 @@ impl<T: Element> Computation<'_, T> {
             count: visible.len(),
         };
         let first_value =
-            self.values.start(sequence.k_entry, kv_head) + first_key * call.value_dim();
-        let values = first_value..first_value + visible.len() * call.value_dim();
+            self.values.start(sequence.k_entry, kv_head) + first_key * heads.value_dim;
+        let values = first_value..first_value + visible.len() * heads.value_dim;
 
         let query_f64 = &self.queries.exact[query.clone()];
         let products = keys.products(query_f64, &self.keys.exact);
@@ -84,7 +85,7 @@ impl<T: Element> Computation<'_, T> {
         }
 
         let first_norm =
-            (sequence.k_entry * call.kv_heads() + kv_head) * self.keys.rows + first_key;
+            (sequence.k_entry * heads.key_value + kv_head) * self.keys.rows + first_key;
         let norms = &self.key_norms[first_norm..first_norm + visible.len()];
         let reach = self.reach(query_f64, norms, &probabilities, &terms);
         self.floors(&probabilities, values_f64, reach, row.out, row.out_floor);
@@ -107,7 +108,7 @@ impl<T: Element> Computation<'_, T> {
             .iter()
             .map(|score| round::<T>((score - max).exp() / f64::from(sum)) as f32)
             .collect();
-        let mut out = vec![0.0; call.value_dim()];
+        let mut out = vec![0.0; heads.value_dim];
         weighted_sum(&probabilities, &self.values.single[values], &mut out);
         for (to, x) in row.rounded_out.iter_mut().zip(out) {
             *to = round::<T>(f64::from(x));
@@ -117,7 +118,12 @@ impl<T: Element> Computation<'_, T> {
     fn terms(&self, sequence: &Sequence, position: usize, head: usize, key: usize) -> KeyTerms {
         let call = self.call;
         let scoring = call.scoring();
-        let slope = scoring.slope(self.operands.slopes, sequence.batch, head, call.heads());
+        let slope = scoring.slope(
+            self.operands.slopes,
+            sequence.batch,
+            head,
+            call.heads().query,
+        );
         // Bias and mask go with dense tensors only, so that rows are positions.
         let at = |layout: &Layout| {
             layout.offset(sequence.batch, position, head) + key * layout.strides[3]

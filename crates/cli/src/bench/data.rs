@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use warptile::{Backend, Call, Element, Layout, QuantizedType, Tensor};
+use warptile::{Backend, Call, Element, Heads, Layout, QuantizedType, Tensor};
 use warptile_check::{Case, KeyBuffers};
 use warptile_driver::{DeviceBuffer, Stream};
 
@@ -144,7 +144,7 @@ impl<T: Element> Data<T> {
         let rows = Case {
             element: T::TYPE,
             seed,
-            ..Case::new(ROWS, 1, 64)
+            ..Case::new(ROWS, 1, Heads::new(1, 64))
         };
         let inputs = rows.inputs::<T>();
         let random: Arc<[T]> = inputs.q.elements()[..ROWS * 64 - LEFT_OUT].into();
@@ -171,11 +171,11 @@ impl<T: Element> Data<T> {
             q: Repeated::new(&random, call.q(), 0),
             kv,
             slopes: scoring.alibi.map(|_| {
-                let count = scoring.slope_count(call.batch(), call.heads());
+                let count = scoring.slope_count(call.batch(), call.heads().query);
                 (0..count).map(|head| 0.5 / (1 + head) as f32).collect()
             }),
             sinks: scoring.sinks.then(|| {
-                let logits = random.iter().take(call.heads());
+                let logits = random.iter().take(call.heads().query);
                 logits.map(|logit| logit.to_f64() as f32).collect()
             }),
             bias: call

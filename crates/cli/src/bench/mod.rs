@@ -4,6 +4,7 @@ pub(crate) mod blocks;
 mod cpu;
 pub(crate) mod data;
 pub(crate) mod gpu;
+mod heads_record;
 pub(crate) mod row;
 pub(crate) mod table;
 
@@ -15,8 +16,8 @@ use clap::Args;
 use half::{bf16, f16};
 use serde::Serialize;
 use warptile::{
-    Attention, Backend, Call, Choice, Element, ElementType, Error, Family, Keys, Plan, Planner,
-    Queries, Tensor,
+    Attention, Backend, Call, Choice, Element, ElementType, Error, Family, Heads, Keys, Plan,
+    Planner, Queries, Tensor,
 };
 use warptile_check::{Case, Lists};
 use warptile_kernels::{Role, images_for};

@@ -4,6 +4,7 @@ use serde::Serialize;
 use warptile::{Call, Plan, Scoring};
 use warptile_check::Case;
 
+use super::heads_record::HeadsRecord;
 use crate::machine::Machine;
 
 /// Up to so many operations for each byte of keys and values, reading them is what takes the time: GPUs of today compute
@@ -22,7 +23,8 @@ pub(crate) fn kv_bytes(case: &Case, call: &Call) -> u64 {
         }
     };
     let keys: u64 = case.used_lengths().into_iter().map(seen).sum();
-    let entry = call.kv_heads() * (call.head_dim() + call.value_dim()) * call.key_size();
+    let heads = call.heads();
+    let entry = heads.key_value * heads.key_value_elements() * call.key_size();
     keys * entry as u64
 }
 
@@ -102,12 +104,10 @@ pub(crate) struct Row {
     /// The whole problem in the grammar of command lines, without its seed.
     pub(crate) problem: String,
     pub(crate) batch: usize,
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
+    #[serde(flatten)]
+    pub(crate) heads: HeadsRecord,
     pub(crate) query_len: usize,
     pub(crate) key_len: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) value_dim: usize,
     pub(crate) element: String,
     pub(crate) mask: String,
     pub(crate) method: Method,
@@ -147,12 +147,9 @@ impl Row {
             sha256: image.map(|image| image.sha256),
             problem: text.to_owned(),
             batch: call.batch(),
-            heads: call.heads(),
-            kv_heads: call.kv_heads(),
+            heads: call.heads().into(),
             query_len: call.query_len(),
             key_len: call.key_len(),
-            head_dim: call.head_dim(),
-            value_dim: call.value_dim(),
             element: call.element().to_string(),
             mask: mask_text(call),
             method,

@@ -436,7 +436,7 @@ fn draws_tiles(case: &Case, plan: &Plan) -> warptile_check::Result<bool> {
         let tiles = call
             .sequences()
             .map(|sequence| sequence.q_len.div_ceil(rows));
-        if shape.draws_tiles && tiles.sum::<usize>() * call.heads() > shape.grid as usize {
+        if shape.draws_tiles && tiles.sum::<usize>() * call.heads().query > shape.grid as usize {
             return Ok(true);
         }
     }

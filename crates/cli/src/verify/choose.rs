@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use warptile::gpu::Gpu;
-use warptile::{Backend, Choice, MAX_HEAD_DIM, Mask, QuantizedType, Scoring};
+use warptile::{Backend, Choice, Heads, MAX_HEAD_DIM, Mask, QuantizedType, Scoring};
 use warptile_check::Case;
 use warptile_kernels::{Features, Image, Role, Schedule, images_for};
 
@@ -211,8 +211,10 @@ pub(super) fn images(
 fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
     let tiling = &image.tiling;
     let (rows, keys) = (tiling.block_m as usize, tiling.block_n as usize);
-    let [head_dim, value_dim] =
-        [tiling.head_dim, tiling.value_dim].map(|size| (size as usize).min(MAX_HEAD_DIM));
+    let fits = |size: u32| (size as usize).min(MAX_HEAD_DIM);
+    let heads = Heads::new(2, fits(tiling.head_dim))
+        .key_value(1)
+        .value_dim(fits(tiling.value_dim));
     // One multiprocessor, so that CTAs draw tiles; or four, with one CTA each or two, and enough keys that two of ten tiles are split.
     let persistent = image.schedule.is_persistent();
     let serving = persistent && image.features.contains(Features::PAGED);
@@ -224,26 +226,20 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
     // Of quantized keys, so many are aligned, too.
     let narrower = if quantized.is_some() { 16 } else { 8 };
     let less = |size: usize, by: usize| size.saturating_sub(by).max(narrower);
-    let case = |query, key, head_dim, value_dim, mask| Case {
-        value_dim,
-        heads: 2,
-        kv_heads: 1,
+    let mut narrow = heads;
+    narrow.dim = less(heads.dim, narrower);
+    narrow.value_dim = less(heads.value_dim, 2 * narrower);
+    let case = |query, key, heads, mask| Case {
         element: image.element,
         quantized,
         scoring: Scoring::new().mask(mask),
         pages: serving.then_some(32),
         multiprocessors: persistent.then_some(multiprocessors),
         seed,
-        ..Case::new(query, key, head_dim)
+        ..Case::new(query, key, heads)
     };
     [
-        case(tiles * rows, 3 * keys, head_dim, value_dim, Mask::none()),
-        case(
-            (tiles - 1) * rows + 5,
-            2 * keys + 9,
-            less(head_dim, narrower),
-            less(value_dim, 2 * narrower),
-            Mask::causal(),
-        ),
+        case(tiles * rows, 3 * keys, heads, Mask::none()),
+        case((tiles - 1) * rows + 5, 2 * keys + 9, narrow, Mask::causal()),
     ]
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use warptile::{Align, ElementType, MAX_HEAD_DIM, Mask, Splits};
+use warptile::{Align, ElementType, Heads, MAX_HEAD_DIM, Mask, Splits};
 use warptile_check::{Case, LayoutKind, Lengths, Used};
 use warptile_kernels::Image;
 
@@ -39,8 +39,8 @@ fn features(case: &Case) -> [(&'static str, bool); FEATURES] {
         ("sinks", scoring.sinks),
         ("bias", scoring.bias),
         ("keymask", scoring.key_mask),
-        ("fewer key heads", case.kv_heads < case.heads),
-        ("other value sizes", case.value_dim != case.head_dim),
+        ("fewer key heads", case.heads.group_size() > 1),
+        ("other value sizes", case.heads.values_differ()),
         ("packed", matches!(case.lengths, Lengths::Packed(_))),
         ("used", case.used != Used::All),
         ("pages", case.pages.is_some()),
@@ -59,7 +59,7 @@ impl Default for Coverage {
         Coverage {
             families: BTreeMap::new(),
             elements: elements.map(|one| (one.to_string(), 0)).into(),
-            features: features(&Case::new(1, 1, 8))
+            features: features(&Case::new(1, 1, Heads::new(1, 8)))
                 .map(|(name, _)| (name, 0))
                 .into(),
             head_dims: (8..=MAX_HEAD_DIM)
@@ -76,7 +76,7 @@ impl Coverage {
         let family = image.map_or("cpu".to_owned(), |image| image.family.to_string());
         *self.families.entry(family).or_default() += 1;
         *self.elements.entry(case.element.to_string()).or_default() += 1;
-        *self.head_dims.entry(case.head_dim).or_default() += 1;
+        *self.head_dims.entry(case.heads.dim).or_default() += 1;
         for (name, occurs) in features(case) {
             *self.features.entry(name).or_default() += u64::from(occurs);
         }

@@ -144,7 +144,7 @@ impl Job {
             element: self.element.to_string(),
             rows: tile.rows(),
             keys: tile.keys(),
-            head_dim: tile.case().head_dim,
+            head_dim: tile.case().heads.dim,
             calls: tile.calls(),
             passed: report.is_some(),
             score: report.map(|report| report.score.into()),

@@ -1,6 +1,6 @@
 //! The declared structs in C++: the generated headers of the kernels.
 
-use super::declared::{Block, Declared};
+use super::declared::{Block, Declared, Member};
 use super::{
     Append, AppendE4m3, Forward, ForwardE4m3, ForwardTma, Merge, RAGGED, RAGGED_KEYS, READ_AHEAD,
     RECORD_MAGIC, WINDOW_UNLIMITED, cpp_operations, cpp_structs,
@@ -15,13 +15,13 @@ pub(super) fn cpp_struct<T: Declared>(docs: &[&str], align: Option<usize>) -> St
     let align = align.map_or(String::new(), |align| format!("alignas({align}) "));
     text += &format!("struct {align}{} {{\n", T::NAME);
     for member in T::MEMBERS {
-        let declaration = match member.cpp_type.split_once('[') {
-            Some((element, rest)) => format!("{element} {}[{rest}", member.name),
-            None => format!("{} {}", member.cpp_type, member.name),
-        };
-        // Rust's documentation must quote what C++ need not.
-        let docs = member.docs.join("").replace("`[", "[").replace("]`", "]");
-        text += &format!("    {declaration}; //{docs}\n");
+        match member.in_place {
+            true => {
+                let documented = member.parts.iter().zip(member.docs);
+                text.extend(documented.map(|(member, docs)| cpp_member(member, docs)));
+            }
+            false => text += &cpp_member(member, &member.docs.join("")),
+        }
     }
     text += &format!(
         "}};\nstatic_assert(sizeof({}) == {});\n",
@@ -29,6 +29,16 @@ pub(super) fn cpp_struct<T: Declared>(docs: &[&str], align: Option<usize>) -> St
         size_of::<T>()
     );
     text
+}
+
+fn cpp_member(member: &Member, docs: &str) -> String {
+    let declaration = match member.cpp_type.split_once('[') {
+        Some((element, rest)) => format!("{element} {}[{rest}", member.name),
+        None => format!("{} {}", member.cpp_type, member.name),
+    };
+    // Rust's documentation must quote what C++ need not.
+    let docs = docs.replace("`[", "[").replace("]`", "]");
+    format!("    {declaration}; //{docs}\n")
 }
 
 fn cpp_hash<T: Block>() -> String {
@@ -93,6 +103,7 @@ mod tests {
             "struct alignas(64) ForwardTma {",
             "    unsigned long long opaque[16]; // Its 128 bytes.",
             "static_assert(sizeof(Forward) == 432);",
+            "    int kv_heads; // Key/value heads; divides `heads`.",
             "constexpr unsigned FEATURE_SINKS = 1u << 2;",
             "    Tensor outs[32]; // Results.",
         ] {

@@ -14,8 +14,10 @@ pub struct Member {
     pub cpp_type: &'static str,
     /// Members of a member that is a part itself, or of the first element of an array of parts; empty for others.
     pub parts: &'static [Member],
-    /// Its documentation, by lines.
+    /// Its documentation, by lines; of a part in place a line for each of its members.
     pub docs: &'static [&'static str],
+    /// Whether C++ has the members of this part instead of it.
+    pub in_place: bool,
 }
 
 /// A member with the path to it, such as `scoring.scale`, and its offset in the block.
@@ -136,6 +138,11 @@ const fn hash_members(
             name: member.name,
         };
         let offset = base + member.offset;
+        if member.in_place {
+            hash = hash_members(hash, member.parts, parent, offset);
+            index += 1;
+            continue;
+        }
         if member.parts.is_empty() || is_array(member.cpp_type) {
             hash = hash_bytes(hash_path(hash, &path), b":");
             hash = hash_bytes(hash_bytes(hash, member.cpp_type.as_bytes()), b"@");
@@ -151,6 +158,10 @@ fn collect_leaves(members: &[Member], prefix: &str, base: usize, leaves: &mut Ve
     for member in members {
         let path = format!("{prefix}{}", member.name);
         let offset = base + member.offset;
+        if member.in_place {
+            collect_leaves(member.parts, prefix, offset, leaves);
+            continue;
+        }
         let inner = format!("{path}.");
         if member.parts.is_empty() || is_array(member.cpp_type) {
             leaves.push(Leaf {
@@ -207,9 +218,34 @@ mod tests {
         assert_ne!(Forward::HASH, ForwardTma::HASH);
     }
 
+    /// Its members have the names, and so the hash, that they would have without it.
+    #[test]
+    fn a_part_in_place_leaves_no_trace() {
+        let leaves = Forward::leaves();
+        let heads = leaves.iter().position(|leaf| leaf.path == "heads").unwrap();
+        let names: Vec<&str> = { leaves[heads..].iter() }
+            .map(|leaf| leaf.path.as_str())
+            .take(5)
+            .collect();
+        let expected = [
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "value_dim",
+            "sequences.batch",
+        ];
+        assert_eq!(names, expected);
+        for members in [Forward::MEMBERS, Append::MEMBERS] {
+            for member in members.iter().filter(|member| member.in_place) {
+                assert_eq!(member.docs.len(), member.parts.len(), "{}", member.name);
+            }
+        }
+    }
+
     #[test]
     fn a_name_a_type_and_an_offset_each_change_the_hash() {
-        let member = Forward::MEMBERS[4];
+        let lse = Forward::MEMBERS.iter().find(|member| member.name == "lse");
+        let member = *lse.unwrap();
         let hash = |member| hash_members(FNV_OFFSET, &[member], None, 0);
         for other in [
             Member {

@@ -34,7 +34,7 @@ fn head_size_not_a_multiple_of_8_or_over_512() {
 #[test]
 fn values_may_have_a_head_size_of_their_own() {
     let call = build([2, 3, 4, 192], [2, 5, 2, 192], [2, 5, 2, 128]).unwrap();
-    assert_eq!((call.head_dim(), call.value_dim()), (192, 128));
+    assert_eq!((call.heads().dim, call.heads().value_dim), (192, 128));
     assert_eq!(*call.out(), Layout::bshd([2, 3, 4, 128]));
     assert_eq!(call.flops(), 2 * 2 * 3 * 5 * 4 * (192 + 128));
     assert_eq!(call.scale(), 1.0 / 192_f32.sqrt());

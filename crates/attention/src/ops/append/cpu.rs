@@ -5,7 +5,7 @@ use crate::cpu::{SharedMut, in_parallel};
 use crate::gpu::AppendArgument;
 use crate::ops::rotary::{Angles, Rotary, Tables};
 use crate::quantized::{Quantization, QuantizedType, check_key_type, scale_of};
-use crate::{Element, ElementType, Error, Layout, Result};
+use crate::{Element, ElementType, Error, Result};
 
 /// Keys and values of a cache in host memory.
 #[derive(Debug)]
@@ -127,8 +127,7 @@ fn write<T: Element, C: Copy + Send>(
     };
 
     // A head at a time, because rows of different heads never meet, while two rows may go to one slot.
-    let query_heads = append.q().map_or(0, Layout::heads);
-    let kv_heads = append.k().heads();
+    let (query_heads, kv_heads) = (append.heads().query, append.heads().key_value);
     in_parallel(query_heads + 2 * kv_heads, |head| {
         let mut rotated = Vec::new();
         for (index, token) in tokens.iter().enumerate() {

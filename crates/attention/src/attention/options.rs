@@ -1,0 +1,75 @@
+//! The options of attention, set one by one.
+
+use super::Attention;
+use crate::{Choice, Mask, Scoring, Splits};
+
+impl Default for Attention {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Attention {
+    /// Full attention with scale `1 / sqrt(head size)`, on the kernel the planner chooses.
+    pub fn new() -> Self {
+        Attention {
+            scoring: Scoring::default(),
+            slopes: None,
+            sinks: None,
+            splits: Splits::Even,
+            choice: Choice::Best,
+            lse: true,
+        }
+    }
+
+    /// Which keys a query sees.
+    pub fn mask(mut self, mask: Mask) -> Self {
+        self.scoring.mask = mask;
+        self
+    }
+
+    /// Factor of the scores instead of `1 / sqrt(head size)`.
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.scoring.scale = Some(scale);
+        self
+    }
+
+    /// Bounds the scores: `softcap * tanh(score / softcap)`.
+    pub fn softcap(mut self, softcap: f32) -> Self {
+        self.scoring.softcap = Some(softcap);
+        self
+    }
+
+    /// ALiBi: subtracts `slope * distance` from the scores. One slope per head, or one per batch entry and head.
+    pub fn alibi_slopes(mut self, slopes: &[f32]) -> Self {
+        self.slopes = Some(slopes.into());
+        self
+    }
+
+    /// Attention sinks: one logit per query head that joins the denominator of every row, as if there were one more key with
+    /// that score and the value 0. A head whose logit is minus infinity has no sink.
+    pub fn sinks(mut self, sinks: &[f32]) -> Self {
+        self.sinks = Some(sinks.into());
+        self.scoring.sinks = true;
+        self
+    }
+
+    /// Where keys are cut into ranges that are computed apart: with [`Splits::EveryKeys`] a sequence's bits are the same in every
+    /// batch.
+    pub fn splits(mut self, splits: Splits) -> Self {
+        self.splits = splits;
+        self
+    }
+
+    /// Asks for a family, kernel or image instead of the planner's choice; `warptile info` lists them.
+    pub fn choice(mut self, choice: Choice) -> Self {
+        self.choice = choice;
+        self
+    }
+
+    /// Leaves the lse out.
+    pub fn without_lse(mut self) -> Self {
+        self.lse = false;
+        self
+    }
+}

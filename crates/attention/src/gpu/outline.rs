@@ -1,0 +1,45 @@
+//! What a launch is but for its addresses.
+
+use warptile_driver::{CaptureId, DevicePointer, Stream};
+
+use crate::call::Call;
+use crate::error::Result;
+use crate::gpu::arguments::Argument;
+use crate::gpu::memory::Expected;
+use crate::gpu::slots::expected;
+use crate::gpu::workspace::workspace_of;
+use crate::plan::{LaunchShape, Plan};
+
+/// What launches of one call have in common, whatever their addresses.
+#[derive(Debug)]
+pub(super) struct Outline {
+    pub(super) expected: [Expected; Argument::COUNT],
+    /// Of each step of the plan.
+    pub(super) shapes: Vec<LaunchShape>,
+}
+
+impl Outline {
+    /// `call` is one of the problem that was planned.
+    pub(super) fn of(plan: &Plan, call: &Call) -> Result<Self> {
+        Ok(Outline {
+            expected: expected(call, plan.needs_alignment()),
+            shapes: { plan.steps().iter() }
+                .map(|step| step.shape(call))
+                .collect::<Result<_>>()?,
+        })
+    }
+
+    /// Whether there are no query rows, and so nothing to write.
+    pub(super) fn is_empty(&self) -> bool {
+        self.shapes.iter().all(|shape| shape.grid == 0)
+    }
+
+    /// Memory for the launches that `stream` runs now.
+    pub(super) fn workspace(
+        &self,
+        stream: &Stream,
+        capture: Option<CaptureId>,
+    ) -> Result<DevicePointer> {
+        workspace_of(stream, capture, &self.shapes)
+    }
+}
