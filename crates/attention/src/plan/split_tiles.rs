@@ -66,6 +66,9 @@ const PART_KEYS: f64 = 350.0;
 const SUM_KEYS: f64 = 20.0;
 /// Adding up a part where there is one tile of few rows for all heads of a group: 0.6 us (docs/notebook-wgmma.md, 2026-11-23).
 const GROUP_SUM_KEYS: f64 = 70.0;
+/// What another part counts besides when their number is chosen, as few CTAs read a key faster than many: 1 x 8192 takes 20.7 us with 8 parts
+/// and 22.8 with 12 (the same place).
+const GROUP_PART_KEYS: f64 = 50.0;
 
 /// What the turns take that the `rest` tiles of an image need if each is split, in keys of a tile.
 pub(crate) fn rest_keys(image: &Image, rest: u64, resident: u64, splits: u64, keys: f64) -> f64 {
@@ -108,7 +111,13 @@ pub(crate) fn splits_of(
     if let Some(wanted) = wanted {
         return u64::from(wanted).clamp(1, most);
     }
-    let cost = |splits: u64| rest_keys(image, rest, resident, splits, keys.longest);
+    let beside = match image.schedule.has_group_tiles() {
+        true => GROUP_PART_KEYS,
+        false => 0.0,
+    };
+    let cost = |splits: u64| {
+        rest_keys(image, rest, resident, splits, keys.longest) + splits as f64 * beside
+    };
     let best = (1..=most).min_by(|&a, &b| cost(a).total_cmp(&cost(b)));
     best.unwrap_or(1)
 }

@@ -73,12 +73,14 @@ fn up_to_64_rows_of_a_group_on_long_caches_are_one_tile_of_wgmma() {
         "b64 q8 k1024 h32/8 d128 bf16 mask=causal",
         "b8 q8 k16384 h64/8 d64 bf16 mask=causal",
         "b64 q8 k1024 h32/4 d64 bf16 mask=causal",
+        "b16 q16 k8192 h32/8 d128 bf16 mask=causal pages=64",
     ] {
         assert!(in_groups(line), "{line}");
     }
     // CTAs with short sequences may have nothing to do for a while, and bits must not depend on the batch.
     for line in [
         "b64 q8 k1024 h32/8 d128 bf16 mask=causal lengths=ragged",
+        "b16 q8 k8192 h32/8 d128 bf16 mask=causal pages=64",
         "b16 q16 k8192 h32/8 d128 bf16 mask=causal splits=512",
     ] {
         assert!(!in_groups(line), "{line}");
