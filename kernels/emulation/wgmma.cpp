@@ -247,6 +247,15 @@ struct Problem {
         work.heads_at_once = random.between(1, numbered_heads * (is_packed ? 1 : batch));
         const int resident = random.between(windows_in_parts ? 4 : tiling.serving ? 2 : 1, windows_in_parts || random.one_in(4) ? 6 : 3);
         work.splits = tiling.serving ? random.between(windows_in_parts ? 2 : 1, 3) : 1;
+        // Of a dense launch perhaps in another order.
+        const bool may_be_ordered = !reads_lengths(block.sequences) && work.splits == 1 && !tiling.pairs && !tiling.groups;
+        if (may_be_ordered && work.tiles <= (int)std::size(params.order) && random.one_in(3)) {
+            std::vector<int> order(work.tiles);
+            for (int i = 0; i < work.tiles; i++) order[i] = i;
+            random.shuffle(order);
+            std::copy(order.begin(), order.end(), params.order);
+            params.ordered = work.tiles;
+        }
         const int split_tiles = work.splits > 1 ? work.tiles % resident : 0, numbers = work.tiles + split_tiles * (work.splits - 1);
         const int at_once = std::min(numbers, resident);
         ctas = at_once * tiling.cluster;
