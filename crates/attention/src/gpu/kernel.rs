@@ -30,10 +30,6 @@ pub(crate) enum LoadedKernel {
 }
 
 /// A block as its kernel takes it.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "lives on the stack for the length of a launch, or a few of them with a call"
-)]
 #[derive(Debug)]
 pub(crate) enum Block {
     Plain(abi::Forward),

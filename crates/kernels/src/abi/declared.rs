@@ -186,6 +186,7 @@ mod tests {
             for pair in leaves.windows(2) {
                 let bytes = match pair[0].cpp_type {
                     "int" | "unsigned" | "float" => 4,
+                    "int[3]" => 12,
                     "unsigned long long[16]" => 128,
                     _ => 8,
                 };
