@@ -20,7 +20,6 @@ tilings! {
     D192M128N64W8S2: head_dim 192, tile 128 x 64, warps 8, stages 2;
     D192M32N32W4S1: head_dim 192, tile 32 x 32, warps 4, stages 1;
     D192M64N112W8S2: head_dim 192, tile 64 x 112, warps 8, stages 2;
-    D192M64N32W4S2: head_dim 192, tile 64 x 32, warps 4, stages 2;
     D192M64N64W4S1: head_dim 192, tile 64 x 64, warps 4, stages 1;
     D192V128M128N128W12S2: head_dim 192 value_dim 128, tile 128 x 128, warps 12, stages 2;
     D192V128M192N80W16S3: head_dim 192 value_dim 128, tile 192 x 80, warps 16, stages 3;
@@ -34,10 +33,10 @@ tilings! {
     D32M128N64W4S2: head_dim 32, tile 128 x 64, warps 4, stages 2;
     D32M32N64W4S2: head_dim 32, tile 32 x 64, warps 4, stages 2;
     D32M64N64W4S2: head_dim 32, tile 64 x 64, warps 4, stages 2;
-    D512M16N16W2S2: head_dim 512, tile 16 x 16, warps 2, stages 2;
-    D512M16N32W4S3: head_dim 512, tile 16 x 32, warps 4, stages 3;
-    D512M32N16W4S2: head_dim 512, tile 32 x 16, warps 4, stages 2;
-    D512M64N32W8S2: head_dim 512, tile 64 x 32, warps 8, stages 2;
+    D512M16N16W4S2: head_dim 512, tile 16 x 16, warps 4, stages 2;
+    D512M16N32W8S2: head_dim 512, tile 16 x 32, warps 8, stages 2;
+    D512M32N32W4S1: head_dim 512, tile 32 x 32, warps 4, stages 1;
+    D512M64N64W8S1: head_dim 512, tile 64 x 64, warps 8, stages 1;
     D64M128N128W12S2: head_dim 64, tile 128 x 128, warps 12, stages 2;
     D64M128N32W4S4: head_dim 64, tile 128 x 32, warps 4, stages 4;
     D64M128N64W4S2: head_dim 64, tile 128 x 64, warps 4, stages 2;
@@ -58,6 +57,7 @@ tilings! {
     D64M64N64W8S2: head_dim 64, tile 64 x 64, warps 8, stages 2;
     D64M64N80W8S2: head_dim 64, tile 64 x 80, warps 8, stages 2;
     D96M128N128W12S2: head_dim 96, tile 128 x 128, warps 12, stages 2;
+    D96M128N32W4S3: head_dim 96, tile 128 x 32, warps 4, stages 3;
     D96M128N32W4S4: head_dim 96, tile 128 x 32, warps 4, stages 4;
     D96M192N96W16S3: head_dim 96, tile 192 x 96, warps 16, stages 3;
     D96M64N128W8S2: head_dim 96, tile 64 x 128, warps 8, stages 2;
@@ -90,11 +90,11 @@ kernels! {
     Decode D256M16N64W4S2 "decode_d256_16x64_w4_s2" {
         2: shared 216576;
     }
-    Decode D512M16N16W2S2 "decode_d512_16x16_w2_s2" {
-        2: shared 99716;
+    Decode D512M16N16W4S2 "decode_d512_16x16_w4_s2" {
+        2: shared 100236;
     }
-    Decode D512M16N32W4S3 "decode_d512_16x32_w4_s3" {
-        2: shared 232224;
+    Decode D512M16N32W8S2 "decode_d512_16x32_w8_s2" {
+        2: shared 167344;
     }
     Decode D64M16N128W4S2 "decode_d64_16x128_w4_s2" {
         2: shared 74648;
@@ -123,7 +123,7 @@ kernels! {
     Mma D192M128N64W8S2 "mma_d192_128x64_w8_s2" {
         2: shared 147516;
     }
-    Mma D192M64N32W4S2 "mma_d192_64x32_w4_s2" {
+    Mma D192M64N64W4S1 "mma_d192_64x64_w4_s1" {
         2: shared 73788;
     }
     Mma D256M64N64W4S1 "mma_d256_64x64_w4_s1" {
@@ -132,10 +132,10 @@ kernels! {
     Mma D32M128N64W4S2 "mma_d32_128x64_w4_s2" {
         2: shared 24636;
     }
-    Mma D512M32N16W4S2 "mma_d512_32x16_w4_s2" {
+    Mma D512M32N32W4S1 "mma_d512_32x32_w4_s1" {
         2: shared 98364;
     }
-    Mma D512M64N32W8S2 "mma_d512_64x32_w8_s2" {
+    Mma D512M64N64W8S1 "mma_d512_64x64_w8_s1" {
         2: shared 196668;
     }
     Mma D64M128N32W4S4 "mma_d64_128x32_w4_s4" {
@@ -146,6 +146,9 @@ kernels! {
     }
     Mma D64M64N64W4S2 "mma_d64_64x64_w4_s2" {
         2: shared 41020;
+    }
+    Mma D96M128N32W4S3 "mma_d96_128x32_w4_s3" {
+        2: shared 61500;
     }
     Mma D96M128N32W4S4 "mma_d96_128x32_w4_s4" {
         2: shared 73788;
