@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import os
-import threading
 
 from host import LIMITS, last_lines, on, ptx, run, warptile
 from problems import DECODE, PROGRAM, files, of_sequences, shapes
@@ -10,17 +9,6 @@ from problems import DECODE, PROGRAM, files, of_sequences, shapes
 # Peers that compile, and which of them a part uses.
 COMPILED = ("fa4", "flashinfer")
 USES = {"errors": ("fa4",), "peers": ("fa4",), "decode": COMPILED}
-
-# Priorities of what compiles, as numbers of `nice`: the parts that run meanwhile come first. Images of PTX are needed sooner than peers.
-PTX_PRIORITY, PEERS_PRIORITY = 5, 19
-
-
-def only_this_much(priority, cores=None):
-    """Gives this thread, and the processes that it will start, a priority, and cores to run on."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
-    if cores is not None:
-        os.sched_setaffinity(0, cores)
-
 
 # Parts that launch images of PTX.
 LAUNCH_PTX = ("launches", "tile", "acceptance", "tests")
@@ -32,7 +20,6 @@ class Ptx:
 
     def __init__(self, evidence):
         def compile_all(family, target):
-            only_this_much(PTX_PRIORITY)
             arguments = ["verify", *on(evidence), "--each-kernel", "--kernel", family, "--target", target, "--threads", 2]
             return warptile(evidence, f"verify {family} {target}", arguments, LIMITS["verify"])
 
@@ -61,7 +48,8 @@ class Compiled:
         variables = {} if options.second_gpu is None else {"CUDA_VISIBLE_DEVICES": str(options.second_gpu)}
 
         def compile_all(peer):
-            only_this_much(PEERS_PRIORITY, cores)
+            # Of this thread, and so of the processes that it starts.
+            os.sched_setaffinity(0, cores)
             return run([*PROGRAM, *problems[peer], *places, "--peer", peer, "--compile"], LIMITS["compile"], variables)
 
         executor = concurrent.futures.ThreadPoolExecutor(len(COMPILED))

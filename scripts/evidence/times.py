@@ -10,7 +10,7 @@ import tempfile
 import time
 
 from compiled import USES
-from host import LIMITS, WARPTILE, Command, last_lines, on, run, warptile
+from host import LAST_SECONDS, LIMITS, WARPTILE, Command, last_lines, on, run, warptile
 from problems import DECODE, ODD, OTHER, PROGRAM, SHAPES, UNEVEN, files, of_sequences, problems_of, shapes, sweep
 from summary import SPLITS, decode_lines, side_by_side
 
@@ -195,6 +195,12 @@ class Prepared:
 def of_peers(evidence, what):
     """Rows of all contestants, and those that are absent."""
     process = evidence.prepared.take(what) if evidence.prepared else None
+    if process and not process.command.runs():
+        # Packages of peers crash now and then. What ended before it measured anything is begun once more.
+        code, output = process.command.finish(LAST_SECONDS)
+        evidence.log(f"{what}-prepared", output)
+        print(f"{what}: the prepared process ended with exit code {code}; another one measures", flush=True)
+        process = None
     return (process or Measuring(evidence, what)).rows(evidence)
 
 

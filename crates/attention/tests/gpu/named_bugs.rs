@@ -1,7 +1,7 @@
 //! Bugs that other attention libraries shipped, each by name, and the shapes that catch them.
 
 use warptile::gpu::Bindings;
-use warptile::{Attention, Backend, Call, Choice, ElementType, Layout};
+use warptile::{Attention, Backend, Call, Choice, ElementType, Layout, Scoring};
 use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case, Lengths};
 use warptile_driver::DeviceBuffer;
 
@@ -353,7 +353,7 @@ fn extreme_scales_keep_hidden_keys_hidden() {
         let tensor = backend.tensor(&data, [1, 200, 2, head_dim]).unwrap();
         for family in families() {
             let plan = Images::Family(family).plan(&case).unwrap();
-            for scale in [5.9e37, 1e38, 3e38, 1e-38, 0.0] {
+            for scale in [Scoring::MAX_SCALE, 1e37, 1e-38, 0.0] {
                 let output = Attention::new()
                     .mask(warptile::Mask::causal())
                     .scale(scale)
