@@ -18,6 +18,7 @@ mod named;
 mod parts;
 mod plot;
 mod searches;
+mod since;
 mod speed;
 mod support;
 
@@ -55,13 +56,23 @@ const BLOCKS: [(&str, Maker); 19] = [
     ("acceptance", |data| data.checks.acceptance.text()),
     ("counters", |data| checks::counters(&data.checks)),
     ("bench", |data| bench::tables(&data.rows)),
-    ("speed", |data| speed::in_short(&data.rows)),
-    ("ratios", |data| {
-        speed::against_peers(&data.rows, &data.errors)
+    ("speed", |data| {
+        since::noted(speed::in_short(&data.rows), &data.rows, &data.images)
     }),
-    ("other", |data| speed::others(&data.other, &data.errors)),
-    ("decode", |data| decode::table(&data.decode)),
-    ("decode-short", |data| decode::in_short(&data.decode)),
+    ("ratios", |data| {
+        let text = speed::against_peers(&data.rows, &data.errors);
+        since::noted(text, &data.rows, &data.images)
+    }),
+    ("other", |data| {
+        let text = speed::others(&data.other, &data.errors);
+        since::noted(text, &data.other, &data.images)
+    }),
+    ("decode", |data| {
+        since::noted(decode::table(&data.decode), &data.decode, &data.images)
+    }),
+    ("decode-short", |data| {
+        since::noted(decode::in_short(&data.decode), &data.decode, &data.images)
+    }),
     ("families", |data| {
         speed::families(&data.families, &data.rows)
     }),

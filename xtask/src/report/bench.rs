@@ -62,6 +62,9 @@ pub(super) struct BenchRow {
     /// Name of the kernel; a peer's row may leave it out.
     #[serde(default)]
     pub(super) kernel: String,
+    /// Of the image, in rows of ours on a GPU.
+    #[serde(default)]
+    pub(super) sha256: Option<String>,
     pub(super) batch: u64,
     #[serde(flatten, deserialize_with = "heads")]
     pub(super) heads: Heads,

@@ -14,6 +14,9 @@ pub(super) struct DecodeRow {
     /// `warptile`, a peer's name, or `read`.
     backend: String,
     kernel: String,
+    /// Of the image, in rows of ours.
+    #[serde(default)]
+    pub(super) sha256: Option<String>,
     problem: String,
     method: String,
     median_us: f64,
@@ -283,6 +286,7 @@ mod tests {
         DecodeRow {
             backend: backend.to_owned(),
             kernel: format!("{backend}_kernel"),
+            sha256: None,
             problem: problem.to_owned(),
             method: "graph".to_owned(),
             median_us,

@@ -1,0 +1,73 @@
+//! What was measured with images that have been compiled anew since, into other machine code.
+
+use std::collections::HashSet;
+
+use super::bench::BenchRow;
+use super::decode::DecodeRow;
+use crate::manifest::ManifestEntry;
+
+/// A row that says which image it measured.
+pub(super) trait OfImage {
+    /// The image's SHA-256; `None` for contestants that have none.
+    fn sha256(&self) -> Option<&str>;
+}
+
+impl OfImage for BenchRow {
+    fn sha256(&self) -> Option<&str> {
+        self.sha256.as_deref()
+    }
+}
+
+impl OfImage for DecodeRow {
+    fn sha256(&self) -> Option<&str> {
+        self.sha256.as_deref()
+    }
+}
+
+/// A text about rows, and behind it how many of their images have changed since, if any has. `images`: those of now.
+pub(super) fn noted<R: OfImage>(text: String, rows: &[R], images: &[ManifestEntry]) -> String {
+    note(text, rows, images.iter().map(|image| image.sha256.as_str()))
+}
+
+fn note<'a, R: OfImage>(text: String, rows: &[R], now: impl Iterator<Item = &'a str>) -> String {
+    let now: HashSet<&str> = now.collect();
+    let of_images: Vec<&str> = rows.iter().filter_map(OfImage::sha256).collect();
+    let changed = { of_images.iter() }
+        .filter(|image| !now.contains(**image))
+        .count();
+    match changed {
+        0 => text,
+        _ => format!(
+            "{}\n\n**Measured before a change of kernels**: the images of {changed} of our {} rows are other machine code now.\n",
+            text.trim_end(),
+            of_images.len()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::bench::tests::row;
+    use super::*;
+
+    #[test]
+    fn rows_of_images_that_have_changed_are_counted() {
+        let now = || ["new", "same"].into_iter();
+        let measured = |sha256: Option<&str>| BenchRow {
+            sha256: sha256.map(str::to_owned),
+            ..row("warptile", 64, 512, 1.0)
+        };
+        let rows = [
+            measured(Some("same")),
+            measured(Some("old")),
+            measured(None),
+        ];
+        let text = note("A table.\n".to_owned(), &rows, now());
+        assert!(text.starts_with("A table.\n\n**Measured before"), "{text}");
+        assert!(text.contains("of 1 of our 2 rows"), "{text}");
+        assert_eq!(
+            note("A table.\n".to_owned(), &rows[..1], now()),
+            "A table.\n"
+        );
+    }
+}
