@@ -101,7 +101,7 @@ fn dense_tensors() {
     );
     expect(
         flash_attn_alibi_windowed_softcap(&q, &k, &k, None, 1.0, None, None, -3.0),
-        "flash-attn: softcap is -3, but must be finite and greater than 0",
+        "flash-attn: softcap is -3, but must be a number from 2^-126 to 2^125 and at least |scale| / 2^125",
     );
 }
 
