@@ -90,17 +90,18 @@ struct Load {
 }
 
 /// Up to two tiles of a CTA.
+#[derive(Clone, Copy)]
 struct Some2 {
     rows: [Option<u16>; 2],
     cost: u32,
 }
 
 impl Asked {
-    /// Makes an order once for the shapes used last: it takes a millisecond.
+    /// Makes an order once for the shapes used last: it takes a quarter to three quarters of a millisecond of a core.
     fn remembered(self) -> Option<Arc<[u16]>> {
         type Known = Vec<(Asked, Option<Arc<[u16]>>)>;
         static KNOWN: Mutex<Known> = Mutex::new(Vec::new());
-        const MOST: usize = 16;
+        const MOST: usize = 64;
         let lock = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, order)) = lock().iter().find(|(known, _)| *known == self) {
             return order.clone();
@@ -127,6 +128,12 @@ impl Asked {
             .flat_map(|row| std::iter::repeat_n(row, self.heads))
             .collect::<Vec<_>>();
         let (usual, mut loads) = self.drawn(&longest_first);
+        let all: u64 = self.costs.iter().map(|&cost| u64::from(cost)).sum();
+        let average = all * self.heads as u64 / self.ctas as u64;
+        let longest = self.costs.iter().max().map_or(0, |&cost| u64::from(cost));
+        if !is_worth_it(usual, average.max(longest)) {
+            return None;
+        }
         self.even_out(&mut loads);
         let mut begun = Vec::with_capacity(longest_first.len());
         for load in &loads {
@@ -139,8 +146,7 @@ impl Asked {
         begun.sort_unstable();
         let packed: Vec<u16> = begun.into_iter().map(|(_, _, row)| row).collect();
         let (end, _) = self.drawn(&packed);
-        // Not for half of a hundredth.
-        if u64::from(end) * 200 > u64::from(usual) * 199 {
+        if !is_worth_it(usual, end.into()) {
             return None;
         }
         let mut head_of = vec![0; self.costs.len()];
@@ -175,51 +181,26 @@ impl Asked {
     /// Exchanges up to two tiles of one CTA for up to two of another, as long as that brings their sums closer together. Every exchange makes the sum
     /// of squares smaller, so this ends.
     fn even_out(&self, loads: &mut [Load]) {
+        let mut some: Vec<Vec<Some2>> = loads.iter().map(|load| self.some_of(&load.rows)).collect();
+        let mut order: Vec<usize> = (0..loads.len()).collect();
         loop {
-            let mut order: Vec<usize> = (0..loads.len()).collect();
             order.sort_by_key(|&cta| Reverse(loads[cta].sum));
             let mut any = false;
-            for full in order {
-                if let Some((other, given, taken)) = self.best_exchange(loads, full) {
-                    self.exchange(&mut loads[full], &given, &taken);
-                    self.exchange(&mut loads[other], &taken, &given);
-                    any = true;
+            for &full in &order {
+                let Some((other, given, taken)) = best_exchange(loads, &some, &order, full) else {
+                    continue;
+                };
+                self.exchange(&mut loads[full], &given, &taken);
+                self.exchange(&mut loads[other], &taken, &given);
+                for cta in [full, other] {
+                    some[cta] = self.some_of(&loads[cta].rows);
                 }
+                any = true;
             }
             if !any {
                 return;
             }
         }
-    }
-
-    /// With which other CTA, what the full one gives and what it takes.
-    fn best_exchange(&self, loads: &[Load], full: usize) -> Option<(usize, Some2, Some2)> {
-        let mut best = None;
-        let mut most = 0;
-        let mut seen: Vec<&[u16]> = Vec::new();
-        let own = self.some_of(&loads[full].rows);
-        for (cta, load) in loads.iter().enumerate() {
-            let apart = loads[full].sum.saturating_sub(load.sum);
-            if apart == 0 || seen.contains(&load.rows.as_slice()) {
-                continue;
-            }
-            seen.push(&load.rows);
-            for taken in self.some_of(&load.rows) {
-                for given in &own {
-                    let moved = given.cost.saturating_sub(taken.cost);
-                    let gain = u64::from(moved) * u64::from(apart.saturating_sub(moved));
-                    if gain > most {
-                        most = gain;
-                        best = Some((cta, given.rows, taken.rows));
-                    }
-                }
-            }
-        }
-        let with_cost = |rows: [Option<u16>; 2]| Some2 {
-            rows,
-            cost: rows.iter().flatten().map(|&row| self.cost(row)).sum(),
-        };
-        best.map(|(cta, given, taken)| (cta, with_cost(given), with_cost(taken)))
     }
 
     fn some_of(&self, rows: &[u16]) -> Vec<Some2> {
@@ -251,6 +232,43 @@ impl Asked {
         load.rows.sort_by_key(|&row| (Reverse(self.cost(row)), row));
         load.sum = load.sum - given.cost + taken.cost;
     }
+}
+
+/// Whether it is worth its time to end by then instead. Not for half of a hundredth.
+fn is_worth_it(usual: u32, end: u64) -> bool {
+    end * 200 <= u64::from(usual) * 199
+}
+
+/// With which other CTA, what the full one gives and what it takes. `some`: what each CTA could give; `order`: by their sums, or nearly.
+fn best_exchange(
+    loads: &[Load],
+    some: &[Vec<Some2>],
+    order: &[usize],
+    full: usize,
+) -> Option<(usize, Some2, Some2)> {
+    let mut best = None;
+    let mut most = 0;
+    let mut last: Option<usize> = None;
+    for &cta in order {
+        let apart = u64::from(loads[full].sum.saturating_sub(loads[cta].sum));
+        // None gains more than one that moves half of the difference.
+        let is_known = last.is_some_and(|last| loads[last].rows == loads[cta].rows);
+        if apart * apart <= 4 * most || is_known {
+            continue;
+        }
+        last = Some(cta);
+        for taken in &some[cta] {
+            for given in &some[full] {
+                let moved = u64::from(given.cost.saturating_sub(taken.cost));
+                let gain = moved * apart.saturating_sub(moved);
+                if gain > most {
+                    most = gain;
+                    best = Some((cta, *given, *taken));
+                }
+            }
+        }
+    }
+    best
 }
 
 #[cfg(test)]
