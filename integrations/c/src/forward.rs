@@ -221,7 +221,11 @@ unsafe fn run_on_cpu<T: Element>(desc: &AttentionDesc, memory: &AttentionMemory)
         beside(
             "sinks",
             memory.sinks.cast(),
-            if scoring.sinks { 4 * call.heads().query } else { 0 },
+            if scoring.sinks {
+                4 * call.heads().query
+            } else {
+                0
+            },
         )?
         .place(),
     ];
