@@ -843,4 +843,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: e4b93dd951912f72ad0703c1f3e784ef90ccce07c9c174909ec2de96463b89dd */
+/* Seal of header.sh: 2b13b6e2c41670ba45746d516baede2cdd57a0c1f83533c46369caf6130cfb08 */
