@@ -170,7 +170,7 @@ static void memories(void) {
     INVALID(RUN(m.out = (void *)(k + 64)), "out shares memory with k");
     INVALID(RUN(m.sinks = q), "sinks is given, but");
     INVALID(RUN(d.sinks = 1), "sinks is null");
-    INVALID(RUN(d.sinks = 1; m.sinks = &(float[]){0, NAN}[0]), "sinks is NaN");
+    INVALID(RUN(d.sinks = 1; m.sinks = &(float[]){0, NAN}[0]), "sinks[1] is NaN");
     INVALID(RUN(d.alibi = 1), "alibi_slopes is null");
     INVALID(RUN(m.bias = q), "bias is given, but");
     INVALID(RUN(m.key_mask = (uint8_t *)q), "key_mask is given, but");
