@@ -25,12 +25,10 @@ mod weights;
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::mem::take;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use rayon::prelude::*;
-use rayon::{Scope, ThreadPool, ThreadPoolBuilder};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use warptile_kernels::tiling::Tiling;
 
 use crate::call::{Call, Operands, Sequence, check_layout};
@@ -50,8 +48,8 @@ use task::{PART, Task};
 /// are left as they are, and so is whatever lies between the rows of `out`. A key whose bias is minus infinity is hidden, as if
 /// by the key mask.
 ///
-/// The work is done by the threads of the rayon pool that the caller runs in, if it does, else by the calling thread and others, in all as many
-/// as there are cores, or by the calling thread alone where the system starts no more. The result does not depend on the number of threads, and that of a query
+/// The work is done by the threads of the rayon pool that the caller runs in, if it does, else by as many threads as there are
+/// cores, or by the calling thread where the system starts no more. The result does not depend on the number of threads, and that of a query
 /// neither on the other queries and sequences, nor on where its keys lie: [`Splits`](crate::Splits) make no difference. It does
 /// depend on the processor's vector instructions, and on whether it has AMX or AVX512_BF16: in its last bits, for `bf16` by about the
 /// rounding of a weight to `bf16`; and these two take numbers of `bf16` below the normal ones (2^-126) for 0.
@@ -152,9 +150,9 @@ fn compute_with<T: Element>(
             Vec::new()
         })
     };
-    let join = |tasks: &[Task], parts: &mut dyn Iterator<Item = Vec<RowState>>| {
+    let join = |tasks: Vec<Task>, parts: Vec<Vec<RowState>>| {
         let mut parts = tasks
-            .iter()
+            .into_iter()
             .zip(parts)
             .filter(|(task, _)| task.parts.is_some());
         let mut next = parts.next();
@@ -162,83 +160,30 @@ fn compute_with<T: Element>(
             next = None;
             let mut states = first;
             for (other, more) in parts.by_ref() {
-                if !other.continues(task) {
+                if !other.continues(&task) {
                     next = Some((other, more));
                     break;
                 }
                 states.extend(more);
             }
             SCRATCH.with_borrow_mut(|scratch| {
-                write(task, &block(task).join(states.into_iter(), scratch));
+                write(&task, &block(&task).join(states.into_iter(), scratch));
             });
         }
     };
-    let threads = Threads::for_caller();
-    let tasks = tasks(call, threads.count());
-    let parts: Vec<Mutex<Vec<RowState>>> = tasks.iter().map(|_| Mutex::default()).collect();
-    let part = |index: usize| parts[index].lock().unwrap_or_else(PoisonError::into_inner);
-    threads.in_turn(tasks.len(), |index| *part(index) = compute(&tasks[index]));
-    join(
-        &tasks,
-        &mut (0..parts.len()).map(|index| take(&mut *part(index))),
-    );
+    let parallel = |threads| {
+        let tasks = tasks(call, threads);
+        let parts = tasks.par_iter().with_max_len(1).map(compute).collect();
+        join(tasks, parts);
+    };
+    match rayon::current_thread_index() {
+        Some(_) => parallel(rayon::current_num_threads()),
+        None => match threads() {
+            Some(pool) => pool.install(|| parallel(pool.current_num_threads())),
+            None => tasks(call, 1).iter().for_each(|task| drop(compute(task))),
+        },
+    }
     Ok(())
-}
-
-/// Who computes.
-enum Threads {
-    /// The threads of the pool that the caller is one of.
-    Callers,
-    /// The caller, and threads of our own.
-    Own(&'static ThreadPool),
-    /// The caller alone: the system starts no threads.
-    Caller,
-}
-
-impl Threads {
-    fn for_caller() -> Self {
-        match rayon::current_thread_index() {
-            Some(_) => Threads::Callers,
-            None => threads().map_or(Threads::Caller, Threads::Own),
-        }
-    }
-
-    fn count(&self) -> usize {
-        match self {
-            Threads::Callers => rayon::current_num_threads(),
-            Threads::Own(pool) => pool.current_num_threads(),
-            Threads::Caller => 1,
-        }
-    }
-
-    /// Calls `work` for each number below `count`, in their order: who is free takes the next one. The caller works, too: it is awake, and
-    /// to wake another thread takes a part of a short call, or the same core.
-    fn in_turn(&self, count: usize, work: impl Fn(usize) + Sync) {
-        let next = AtomicUsize::new(0);
-        let draw = || {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= count {
-                    return;
-                }
-                work(index);
-            }
-        };
-        let others = self.count().min(count).saturating_sub(1);
-        match self {
-            Threads::Callers => rayon::in_place_scope(|scope| share(scope, others, &draw)),
-            Threads::Own(pool) => pool.in_place_scope(|scope| share(scope, others, &draw)),
-            Threads::Caller => draw(),
-        }
-    }
-}
-
-/// Calls `work` here, and by so many others.
-fn share<'a>(scope: &Scope<'a>, others: usize, work: &'a (impl Fn() + Sync)) {
-    for _ in 0..others {
-        scope.spawn(|_| work());
-    }
-    work();
 }
 
 /// Calls `work` for each number below `count`, on the threads that [`forward_cpu`] would take.
