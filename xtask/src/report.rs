@@ -51,7 +51,7 @@ const BLOCKS: [(&str, Maker); 19] = [
     ("unproven", |data| {
         checks::unproven(&data.images, &data.checks)
     }),
-    ("parts", |data| parts::table(&data.summary)),
+    ("parts", |data| parts::table(&data.summary, &data.others)),
     ("checks", |data| checks::summary(&data.checks)),
     ("acceptance", |data| data.checks.acceptance.text()),
     ("counters", |data| checks::counters(&data.checks)),
@@ -136,6 +136,7 @@ pub enum ReportError {
 struct Data {
     images: Vec<ManifestEntry>,
     summary: Summary,
+    others: Vec<parts::Other>,
     checks: Checks,
     rows: Vec<BenchRow>,
     /// Small problems, odd sizes, head sizes that few peers take.
@@ -233,9 +234,11 @@ impl Generated {
 /// [`ReportError`] if evidence cannot be read or a document asks for something that does not exist.
 pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
     let evidence = root.join("evidence");
+    let summary = read_optional(&evidence.join("summary.json"))?;
     let data = Data {
         images: read_json::<Manifest>(&root.join("crates/kernels/images/manifest.json"))?.images,
-        summary: read_optional(&evidence.join("summary.json"))?,
+        others: parts::others(&evidence, &summary)?,
+        summary,
         checks: Checks::read(&evidence)?,
         rows: read_rows(&evidence)?,
         other: read_optional::<Rows<_>>(&evidence.join("other.json"))?.into_rows(),
@@ -398,6 +401,7 @@ mod tests {
         let data = Data {
             images: Vec::new(),
             summary: Summary::default(),
+            others: Vec::new(),
             checks: Checks::default(),
             rows: Vec::new(),
             other: Vec::new(),

@@ -1,10 +1,12 @@
 //! What each part of the evidence took, and when.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use serde::Deserialize;
 
-use super::markdown_table;
+use super::{ReportError, markdown_table, read_json};
+use crate::files;
 
 /// `evidence/summary.json`.
 #[derive(Debug, Default, Deserialize)]
@@ -28,6 +30,38 @@ struct Run {
     seconds: f64,
 }
 
+/// A file of evidence that another commit's run wrote.
+#[derive(Debug, Deserialize)]
+pub(super) struct Other {
+    #[serde(skip)]
+    file: String,
+    #[serde(default)]
+    commit: String,
+    #[serde(default)]
+    date: String,
+}
+
+/// Those files of the folder that say that they are of another commit than the summary, by their names. Baselines are of the
+/// run that they were stored at.
+pub(super) fn others(evidence: &Path, summary: &Summary) -> Result<Vec<Other>, ReportError> {
+    let mut found = Vec::new();
+    for path in files::list(evidence)? {
+        // Files of several runs are lists, and say in each row what it is of.
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let stamped = files::read_text(&path).is_ok_and(|text| text.starts_with('{'));
+        if !stamped || !file.ends_with(".json") || file.starts_with("baseline-") {
+            continue;
+        }
+        let other: Other = read_json(&path)?;
+        if !other.commit.is_empty() && other.commit != summary.commit {
+            let file = file.into_owned();
+            found.push(Other { file, ..other });
+        }
+    }
+    found.sort_by(|one, another| one.file.cmp(&another.file));
+    Ok(found)
+}
+
 #[derive(Debug, Deserialize)]
 struct Part {
     date: String,
@@ -35,13 +69,13 @@ struct Part {
     passed: bool,
 }
 
-/// A line about each call of the script, and a row for each part, in the order in which they ended.
-pub(super) fn table(summary: &Summary) -> String {
+/// A line about each call of the script, and a row for each part, in the order in which they ended; and which files are of other runs.
+pub(super) fn table(summary: &Summary, others: &[Other]) -> String {
     if summary.parts.is_empty() {
         return "Nothing has run on a GPU yet.\n".to_owned();
     }
-    let commit: String = summary.commit.chars().take(8).collect();
-    let mut text = format!("Commit {commit}, {}.\n\n", summary.device);
+    let short = |commit: &str| commit.chars().take(8).collect::<String>();
+    let mut text = format!("Commit {}, {}.\n\n", short(&summary.commit), summary.device);
     for run in &summary.runs {
         text += &format!(
             "- {}: {} of the parts on {}, {:.0} s by the clock\n",
@@ -58,6 +92,9 @@ pub(super) fn table(summary: &Summary) -> String {
     }
     if !summary.missing.is_empty() {
         text += &format!("- missing: {}\n", summary.missing.join(", "));
+    }
+    for Other { file, commit, date } in others {
+        text += &format!("- `{file}` is of commit {}, {date}\n", short(commit));
     }
     let mut parts: Vec<_> = summary.parts.iter().collect();
     parts.sort_by_key(|(name, part)| (&part.date, *name));
@@ -84,14 +121,14 @@ mod tests {
 
     #[test]
     fn parts_are_listed_as_they_ended() {
-        assert!(table(&Summary::default()).starts_with("Nothing"));
+        assert!(table(&Summary::default(), &[]).starts_with("Nothing"));
         let of = |runs: &str| {
             let part = r#"{"seconds": 1.5, "failures": [], "passed""#;
             let text = format!(
                 r#"{{"commit": "0123456789", "device": "NVIDIA H200", "missing": ["ncu"], {runs}
                 "parts": {{"a": {part}: true, "date": "2026-11-23T00:20:16Z"}}, "b": {part}: false, "date": "2026-11-23T00:19:14Z"}}}}}}"#
             );
-            table(&serde_json::from_str(&text).unwrap())
+            table(&serde_json::from_str(&text).unwrap(), &[])
         };
         let rows = "- missing: ncu\n\n\
             | Part | Ended | Seconds | Result |\n| --- | --- | --- | --- |\n\
@@ -103,5 +140,33 @@ mod tests {
             of(run),
             format!("Commit 01234567, NVIDIA H200.\n\n{line}{rows}")
         );
+    }
+
+    #[test]
+    fn files_of_other_runs_are_named() {
+        let folder = std::env::temp_dir().join(format!("parts-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+        write(
+            "a.json",
+            r#"{"commit": "0123456789", "date": "today", "rows": []}"#,
+        );
+        write("b.json", r#"{"commit": "9876543210", "date": "yesterday"}"#);
+        write(
+            "baseline-gpu.json",
+            r#"{"commit": "9876543210", "date": "yesterday"}"#,
+        );
+        write("rows.json", r#"[{"commit": "9876543210"}]"#);
+        write("text.txt", "{");
+        let text = r#"{"commit": "0123456789", "parts": {"a": {"date": "today", "seconds": 1, "passed": true}}}"#;
+        let summary: Summary = serde_json::from_str(text).unwrap();
+        let found = others(&folder, &summary);
+        std::fs::remove_dir_all(&folder).unwrap();
+        let text = table(&summary, &found.unwrap());
+        assert!(
+            text.contains("\n- `b.json` is of commit 98765432, yesterday\n"),
+            "{text}"
+        );
+        assert_eq!(text.matches("is of commit").count(), 1, "{text}");
     }
 }
