@@ -20,6 +20,7 @@ mod products;
 mod state;
 mod task;
 mod terms;
+mod threads;
 mod turn;
 mod weights;
 
@@ -27,8 +28,6 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::sync::OnceLock;
 
-use rayon::prelude::*;
-use rayon::{ThreadPool, ThreadPoolBuilder};
 use warptile_kernels::tiling::Tiling;
 
 use crate::call::{Call, Operands, Sequence, check_layout};
@@ -41,6 +40,9 @@ use block::{Block, Blocks, Results, Scratch};
 use isa::Isa;
 use state::RowState;
 use task::{PART, Task};
+use threads::Threads;
+
+pub(crate) use threads::in_parallel;
 
 /// Computes a call on the CPU.
 ///
@@ -48,8 +50,8 @@ use task::{PART, Task};
 /// are left as they are, and so is whatever lies between the rows of `out`. A key whose bias is minus infinity is hidden, as if
 /// by the key mask.
 ///
-/// The work is done by the threads of the rayon pool that the caller runs in, if it does, else by as many threads as there are
-/// cores, or by the calling thread where the system starts no more. The result does not depend on the number of threads, and that of a query
+/// The work is done by the threads of the rayon pool that the caller runs in, if it does, else by the calling thread and others, in all as many
+/// as there are cores (or as `RAYON_NUM_THREADS` says), or by the calling thread alone where the system starts no more. The result does not depend on the number of threads, and that of a query
 /// neither on the other queries and sequences, nor on where its keys lie: [`Splits`](crate::Splits) make no difference. It does
 /// depend on the processor's vector instructions, and on whether it has AMX or AVX512_BF16: in its last bits, for `bf16` by about the
 /// rounding of a weight to `bf16`; and these two take numbers of `bf16` below the normal ones (2^-126) for 0.
@@ -171,43 +173,15 @@ fn compute_with<T: Element>(
             });
         }
     };
-    let parallel = |threads| {
-        let tasks = tasks(call, threads);
-        let parts = tasks.par_iter().with_max_len(1).map(compute).collect();
-        join(tasks, parts);
-    };
-    match rayon::current_thread_index() {
-        Some(_) => parallel(rayon::current_num_threads()),
-        None => match threads() {
-            Some(pool) => pool.install(|| parallel(pool.current_num_threads())),
-            None => tasks(call, 1).iter().for_each(|task| drop(compute(task))),
-        },
-    }
+    let threads = Threads::for_caller();
+    let tasks = tasks(call, threads.count());
+    let parts: Vec<OnceLock<Vec<RowState>>> = tasks.iter().map(|_| OnceLock::new()).collect();
+    threads.in_turn(tasks.len(), |index| {
+        parts[index].get_or_init(|| compute(&tasks[index]));
+    });
+    let parts = parts.into_iter().filter_map(OnceLock::into_inner);
+    join(tasks, parts.collect());
     Ok(())
-}
-
-/// Calls `work` for each number below `count`, on the threads that [`forward_cpu`] would take.
-pub(crate) fn in_parallel(count: usize, work: impl Fn(usize) + Sync + Send) {
-    let parallel = || (0..count).into_par_iter().for_each(&work);
-    match rayon::current_thread_index() {
-        Some(_) => parallel(),
-        None => match threads() {
-            Some(pool) => pool.install(parallel),
-            None => (0..count).for_each(work),
-        },
-    }
-}
-
-/// Threads of our own; `None` if the system starts none. Not rayon's global pool, which panics where a thread cannot start.
-fn threads() -> Option<&'static ThreadPool> {
-    static POOL: OnceLock<ThreadPool> = OnceLock::new();
-    if let Some(pool) = POOL.get() {
-        return Some(pool);
-    }
-    let name = |index| format!("warptile-{index}");
-    // A failure is not remembered: there may be threads the next time.
-    let pool = ThreadPoolBuilder::new().thread_name(name).build().ok()?;
-    Some(POOL.get_or_init(|| pool))
 }
 
 thread_local! {

@@ -1,0 +1,256 @@
+//! Who computes a call, and on which cores.
+
+use std::num::NonZero;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::available_parallelism;
+
+use rayon::{Scope, ThreadPool, ThreadPoolBuilder};
+
+use places::Places;
+
+/// Calls `work` for each number below `count`, on the threads that [`forward_cpu`](super::forward_cpu) would take.
+pub(crate) fn in_parallel(count: usize, work: impl Fn(usize) + Sync) {
+    let threads = Threads::for_caller();
+    // Some at a time: to draw a number takes about as long as a short row.
+    let run = (count / (16 * threads.count())).max(1);
+    threads.in_turn(count.div_ceil(run), |index| {
+        (index * run..count.min((index + 1) * run)).for_each(&work);
+    });
+}
+
+/// Who computes.
+pub(super) enum Threads {
+    /// The threads of the pool that the caller is one of.
+    Callers,
+    /// The caller, and threads of our own.
+    Own(&'static ThreadPool),
+    /// The caller alone: there is one core, or the system starts no threads.
+    Caller,
+}
+
+impl Threads {
+    pub(super) fn for_caller() -> Self {
+        match rayon::current_thread_index() {
+            Some(_) => Threads::Callers,
+            None => helpers().map_or(Threads::Caller, Threads::Own),
+        }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        match self {
+            Threads::Callers => rayon::current_num_threads(),
+            Threads::Own(pool) => 1 + pool.current_num_threads(),
+            Threads::Caller => 1,
+        }
+    }
+
+    /// Calls `work` for each number below `count`, in their order: who is free takes the next one. The caller works, too: it is awake and
+    /// has a core. If it slept instead, the system would wake others while its core is still in use, and leave two of them on another
+    /// one for milliseconds.
+    pub(super) fn in_turn(&self, count: usize, work: impl Fn(usize) + Sync) {
+        let next = AtomicUsize::new(0);
+        let draw = || {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= count {
+                    return;
+                }
+                work(index);
+            }
+        };
+        let others = self.count().min(count).saturating_sub(1);
+        match self {
+            Threads::Callers => rayon::in_place_scope(|scope| share(scope, others, &draw, &draw)),
+            Threads::Own(pool) => {
+                let places = Places::default();
+                let helper = || {
+                    places.take_another();
+                    draw();
+                };
+                places.take();
+                pool.in_place_scope(|scope| share(scope, others, &helper, &draw));
+            }
+            Threads::Caller => draw(),
+        }
+    }
+}
+
+/// Calls `work` here, and `helper` on so many other threads.
+fn share<'a>(scope: &Scope<'a>, others: usize, helper: &'a (impl Fn() + Sync), work: &impl Fn()) {
+    for _ in 0..others {
+        scope.spawn(|_| helper());
+    }
+    work();
+}
+
+/// Threads of our own, one less than those that compute; `None` if that is none, or the system starts none. Not rayon's global pool,
+/// which panics where a thread cannot start.
+fn helpers() -> Option<&'static ThreadPool> {
+    static POOL: OnceLock<ThreadPool> = OnceLock::new();
+    if let Some(pool) = POOL.get() {
+        return Some(pool);
+    }
+    let helpers = thread_count() - 1;
+    if helpers == 0 {
+        return None;
+    }
+    let name = |index| format!("warptile-{index}");
+    // A failure is not remembered: there may be threads the next time.
+    let pool = { ThreadPoolBuilder::new().num_threads(helpers) }
+        .thread_name(name)
+        .build()
+        .ok()?;
+    Some(POOL.get_or_init(|| pool))
+}
+
+/// Threads that compute, where the caller is in no pool: as many as rayon would have.
+fn thread_count() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| {
+        let named = std::env::var("RAYON_NUM_THREADS").ok();
+        { named.and_then(|count| count.parse().ok()) }
+            .filter(|&count| count > 0)
+            .or_else(|| available_parallelism().ok().map(NonZero::get))
+            .unwrap_or(1)
+    })
+}
+
+/// Which cores the threads of a call are on. Where a core has worked lately, Linux does not look for an idle one when a thread wakes up, but
+/// leaves it where it was or puts it beside who woke it: calls of a millisecond are over before it is moved.
+#[cfg(target_os = "linux")]
+mod places {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+
+    /// A bit for each core that a thread of the call has taken.
+    #[derive(Default)]
+    pub(super) struct Places([AtomicU64; CpuSet::MAX_CPU / 64]);
+
+    impl Places {
+        /// Takes the core that this thread is on. Whether nobody had it.
+        pub(super) fn take(&self) -> bool {
+            let core = sched_getcpu();
+            let bit = 1 << (core % 64);
+            // More cores than the system's sets have: nothing is known of them.
+            let Some(word) = self.0.get(core / 64) else {
+                return true;
+            };
+            word.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        }
+
+        /// Takes the core that this thread is on, or goes to one that nobody has, if it may use any. It may stay there, and may use as
+        /// many as before.
+        pub(super) fn take_another(&self) {
+            if self.take() {
+                return;
+            }
+            let Ok(usable) = sched_getaffinity(None) else {
+                return;
+            };
+            let mut free = usable;
+            for core in 0..CpuSet::MAX_CPU {
+                if self.0[core / 64].load(Ordering::Relaxed) >> (core % 64) & 1 == 1 {
+                    free.unset(core);
+                }
+            }
+            // Refused by a container, say: the thread stays where it is.
+            if free.count() > 0 && sched_setaffinity(None, &free).is_ok() {
+                self.take();
+                // Just gotten from the system, so there is nothing to refuse; and on its core this thread is as well off as before.
+                let _ = sched_setaffinity(None, &usable);
+            }
+        }
+    }
+}
+
+/// Other systems place threads as they like.
+#[cfg(not(target_os = "linux"))]
+mod places {
+    #[derive(Default)]
+    pub(super) struct Places;
+
+    impl Places {
+        pub(super) fn take(&self) -> bool {
+            true
+        }
+
+        pub(super) fn take_another(&self) {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    fn numbers(threads: &Threads, count: usize) -> Vec<usize> {
+        let seen = Mutex::new(Vec::new());
+        threads.in_turn(count, |index| seen.lock().unwrap().push(index));
+        let mut seen = seen.into_inner().unwrap();
+        seen.sort_unstable();
+        seen
+    }
+
+    #[test]
+    fn each_number_comes_once_whoever_computes() {
+        let pool = { ThreadPoolBuilder::new().num_threads(3) }.build().unwrap();
+        let own: &'static ThreadPool = Box::leak(Box::new(pool));
+        for count in [0, 1, 2, 3, 100] {
+            let all: Vec<usize> = (0..count).collect();
+            assert_eq!(numbers(&Threads::Caller, count), all);
+            assert_eq!(numbers(&Threads::Own(own), count), all);
+            assert_eq!(own.install(|| numbers(&Threads::Callers, count)), all);
+            let seen = Mutex::new(Vec::new());
+            in_parallel(count, |index| seen.lock().unwrap().push(index));
+            let mut seen = seen.into_inner().unwrap();
+            seen.sort_unstable();
+            assert_eq!(seen, all);
+        }
+        assert_eq!(Threads::Own(own).count(), 4);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+        let panics = || in_parallel(64, |index| assert_ne!(index, 40));
+        assert!(std::panic::catch_unwind(panics).is_err());
+        in_parallel(64, |_| ());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn who_finds_its_core_taken_goes_to_another_and_may_use_all_again() {
+        use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+
+        let usable = sched_getaffinity(None).unwrap();
+        if usable.count() < 2 {
+            // One core: whoever computes stays on it.
+            let places = Places::default();
+            assert!(places.take());
+            places.take_another();
+            assert!(!places.take());
+            return;
+        }
+        let here = sched_getcpu();
+        let mut only = CpuSet::new();
+        only.set(here);
+        sched_setaffinity(None, &only).unwrap();
+        let places = Places::default();
+        assert!(places.take());
+        // This thread may use one core: there is none to go to.
+        places.take_another();
+        assert_eq!(sched_getcpu(), here);
+        sched_setaffinity(None, &usable).unwrap();
+        let places = Places::default();
+        sched_setaffinity(None, &only).unwrap();
+        assert!(places.take());
+        sched_setaffinity(None, &usable).unwrap();
+        if sched_getcpu() == here {
+            places.take_another();
+            assert_ne!(sched_getcpu(), here);
+        }
+        assert_eq!(sched_getaffinity(None).unwrap(), usable);
+    }
+}
