@@ -131,8 +131,10 @@ impl Prepared {
 
     /// Submits a call to anybody's stream: the raw layer, for streams, memory and captures of other libraries.
     ///
-    /// It makes one driver call, beside the encoding of tensor maps for kernels that read through them. It allocates, copies,
-    /// waits for and loads nothing, takes no lock, and touches no reference count, so it may be part of anybody's capture.
+    /// It makes one driver call, beside the encoding of tensor maps for kernels that read through them. It allocates no
+    /// device memory, copies, waits for and loads nothing, so it may be part of anybody's capture. A dense causal call of a few
+    /// hundred tiles may ask for their order, which the process remembers behind a lock: of lengths and heads that are new to it
+    /// that takes a millisecond or two at most.
     /// Lengths that differ from call to call lie on the device ([`CallBuilder::device_key_lengths`] and its like): a captured
     /// launch reads them anew at each replay.
     ///
