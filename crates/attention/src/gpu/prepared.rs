@@ -155,8 +155,8 @@ impl Prepared {
     ///   Its address is a multiple of 256; it is zeroed once before its first launch, and given to no two launches that may run at
     ///   the same time. A stream's launches run one after the other; each graph that is instantiated from a capture needs a
     ///   workspace of its own.
-    /// - A clone of this value, or the [`Gpu`](crate::gpu::Gpu) that prepared it, lives as long as any graph that captured its
-    ///   launch.
+    /// - A clone of this value, or the [`Gpu`](crate::gpu::Gpu) that prepared it, lives until the launch has ended, and as long as
+    ///   any graph that captured it: nobody knows of a raw launch, so the end of the context does not wait for it.
     ///
     /// [`workspace_bytes`]: crate::LaunchShape::workspace_bytes
     pub unsafe fn launch_raw(
