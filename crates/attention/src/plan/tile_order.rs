@@ -16,6 +16,7 @@ use crate::mask::{Align, Mask};
 use crate::plan::heads_at_once::interleaved;
 use crate::plan::split_tiles::TILE_END_KEYS;
 use crate::plan::{LaunchShape, Step};
+use crate::recent::Recent;
 
 /// Rows that a warpgroup computes.
 const WARPGROUP_ROWS: i64 = 64;
@@ -99,20 +100,14 @@ struct Some2 {
 impl Asked {
     /// Makes an order once for the shapes used last: it takes a quarter of a millisecond of a core, and at most one or two.
     fn remembered(self) -> Option<Arc<[u16]>> {
-        type Known = Vec<(Asked, Option<Arc<[u16]>>)>;
-        static KNOWN: Mutex<Known> = Mutex::new(Vec::new());
-        const MOST: usize = 64;
+        static KNOWN: Mutex<Recent<Asked, Option<Arc<[u16]>>>> = Mutex::new(Recent::new());
         let lock = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, order)) = lock().iter().find(|(known, _)| *known == self) {
-            return order.clone();
-        }
-        let order = self.order();
-        let mut known = lock();
-        if known.len() == MOST {
-            known.remove(0);
-        }
-        known.push((self, order.clone()));
-        order
+        let known = lock().find(|known| *known == self);
+        known.unwrap_or_else(|| {
+            let order = self.order();
+            lock().keep(self, order.clone());
+            order
+        })
     }
 
     fn order(&self) -> Option<Arc<[u16]>> {
