@@ -1,4 +1,4 @@
-/* Warptile: fused attention on NVIDIA GPUs, with nothing but their driver, and on the CPU.
+/* Warptile: fused attention. On a GPU it needs only the NVIDIA driver; without one it runs on the CPU.
  *
  * Made by cbindgen from the sources in integrations/c/src: do not edit. The README there has examples and how to install.
  */
@@ -184,7 +184,7 @@ typedef struct warptile_layout {
  *
  * For each batch entry and head, with the key/value head `h / (heads / kv_heads)`: `score = scale * q.k`, then
  * `softcap * tanh(score / softcap)`, then `- slope * distance` from the aligned key, then `+ bias`, then the masks. A query that sees no
- * key gives 0, and -infinity for its lse.
+ * key gives 0, and -infinity for its lse, or its sink. Head sizes are multiples of 8 from 8 to 512.
  */
 typedef struct warptile_attention_desc {
   /**
@@ -208,11 +208,11 @@ typedef struct warptile_attention_desc {
    */
   struct warptile_layout k;
   /**
-   * Values, of the shape of k.
+   * Values, of the shape of k but for the head size, which may be another one, as 128 beside 192.
    */
   struct warptile_layout v;
   /**
-   * Output, of the shape of q. Not given: dense, in the order in which q is stored.
+   * Output, of the shape of q but with the head size of v. Not given: dense, in the order in which q is stored.
    */
   struct warptile_layout out;
   /**
@@ -843,4 +843,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 2b13b6e2c41670ba45746d516baede2cdd57a0c1f83533c46369caf6130cfb08 */
+/* Seal of header.sh: 5119cca94bfc7f388a0c66db35ac59ab3d475b97f35899c1d7366f58574d29ee */

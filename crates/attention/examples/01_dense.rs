@@ -1,6 +1,6 @@
 //! The smallest program: attention over dense tensors, on the fastest GPU or on the CPU.
 //!
-//! `cargo run --release --example 01_dense`
+//! `cargo run --release -p warptile --example 01_dense`
 
 use warptile::half::f16;
 use warptile::{Attention, Backend, Mask};

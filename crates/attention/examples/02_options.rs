@@ -1,6 +1,6 @@
 //! Masks, softcap, ALiBi slopes and attention sinks; grouped heads and the log-sum-exp.
 //!
-//! `cargo run --release --example 02_options`
+//! `cargo run --release -p warptile --example 02_options`
 
 use warptile::{Attention, Backend, Mask};
 

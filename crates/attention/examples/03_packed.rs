@@ -1,6 +1,6 @@
 //! Sequences of different lengths, packed one after the other without padding.
 //!
-//! `cargo run --release --example 03_packed`
+//! `cargo run --release -p warptile --example 03_packed`
 
 use warptile::{Attention, Backend, Keys, Mask, Queries};
 

@@ -1,6 +1,6 @@
 //! A step of decoding: one query for each sequence, on keys and values in pages.
 //!
-//! `cargo run --release --example 04_pages`. A `KvCache` manages such pages: see the example `decoder`.
+//! `cargo run --release -p warptile --example 04_pages`. A `KvCache` manages such pages: see the example `decoder`.
 
 use warptile::half::f16;
 use warptile::{Attention, Backend, Keys};

@@ -1,6 +1,6 @@
 //! Attention over keys that are not in one place: each part by itself, then joined by their log-sum-exp.
 //!
-//! `cargo run --release --example 05_merge`
+//! `cargo run --release -p warptile --example 05_merge`
 
 use warptile::{Attention, Backend, LseBase, merge};
 

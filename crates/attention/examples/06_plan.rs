@@ -1,6 +1,6 @@
 //! Which kernel an H200 would run for a problem, and why every other would not. Needs no GPU.
 //!
-//! `cargo run --release --example 06_plan`
+//! `cargo run --release -p warptile --example 06_plan`
 
 use warptile::{Call, Choice, DeviceProfile, ElementType, Layout, Mask, Plan, Scoring};
 

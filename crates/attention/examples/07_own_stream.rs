@@ -1,6 +1,6 @@
 //! Launches on a stream of one's own, into tensors that stay, and in a CUDA graph. Without an NVIDIA driver it says so and ends.
 //!
-//! `cargo run --release --example 07_own_stream`
+//! `cargo run --release -p warptile --example 07_own_stream`
 
 use warptile::driver::{Context, Driver, Graph, Stream};
 use warptile::half::f16;

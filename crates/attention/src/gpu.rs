@@ -26,7 +26,6 @@ mod operation;
 mod outline;
 mod prepared;
 mod ready;
-mod recent;
 mod session;
 mod slots;
 mod sync;
@@ -47,8 +46,8 @@ use crate::plan::{Plan, Planner};
 use crate::problem::Problem;
 use crate::quantized::QuantizedType;
 use crate::rates::Rates;
+use crate::recent::Recent;
 use kernel::LoadedKernel;
-use recent::Recent;
 
 pub(crate) use append::in_one;
 pub(crate) use memory::{Access, Expected};

@@ -169,6 +169,7 @@ mod plan;
 mod problem;
 mod quantized;
 mod rates;
+mod recent;
 mod scoring;
 mod splits;
 mod tensor;

@@ -2,6 +2,8 @@
 //!
 //! Planning is a pure function of the problem, the device's limits, the rates and the catalog; it needs no GPU.
 
+#[cfg(test)]
+mod extremes;
 mod heads_at_once;
 mod pairs;
 mod planner;

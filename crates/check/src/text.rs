@@ -13,12 +13,12 @@ use crate::case::{Case, LayoutKind, Lengths, Used};
 pub enum ParseCaseError {
     /// A word is not understood. It is given without control characters, and only its beginning if it is long.
     #[error(
-        "`{0}` is not part of a case; a case reads like `b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30 scale=0.5 alibi=head layout=gaps unaligned seed=7`, or `packed=3x5,4x4` in place of b, q and k"
+        "`{0}` is not part of a problem; a problem reads like `b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30 scale=0.5 alibi=head layout=gaps unaligned seed=7`, or `packed=3x5,4x4` in place of b, q and k"
     )]
     Word(String),
     /// Two words say the same thing, or one replaces what the other says. They are given as in [`ParseCaseError::Word`].
     #[error(
-        "`{0}` and `{1}` say the same thing; a case says each once, and `packed=` in place of b, q and k"
+        "`{0}` and `{1}` say the same thing; a problem says each once, and `packed=` in place of b, q and k"
     )]
     Twice(String, String),
     /// The words describe nothing that can be computed.
@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn says_what_it_does_not_understand() {
         let error = |text: &str| text.parse::<Case>().unwrap_err().to_string();
-        assert!(error("b1 q2 k3 zebra").starts_with("`zebra` is not part of a case"));
+        assert!(error("b1 q2 k3 zebra").starts_with("`zebra` is not part of a problem"));
         assert!(error("mask=window,1").starts_with("`mask=window,1`"));
         assert!(error("h6/4").starts_with("no such problem: q has 6 heads"));
         assert!(error("packed=9999999999x1").starts_with("no such problem: "));

@@ -28,7 +28,7 @@ pub const WARPTILE_ALIBI_PER_BATCH_HEAD: u32 = 2;
 ///
 /// For each batch entry and head, with the key/value head `h / (heads / kv_heads)`: `score = scale * q.k`, then
 /// `softcap * tanh(score / softcap)`, then `- slope * distance` from the aligned key, then `+ bias`, then the masks. A query that sees no
-/// key gives 0, and -infinity for its lse.
+/// key gives 0, and -infinity for its lse, or its sink. Head sizes are multiples of 8 from 8 to 512.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionDesc {
@@ -42,9 +42,9 @@ pub struct AttentionDesc {
     pub q: Layout,
     /// Keys. Their heads must divide those of q. With a block table: pages, rows of a page, heads, head size.
     pub k: Layout,
-    /// Values, of the shape of k.
+    /// Values, of the shape of k but for the head size, which may be another one, as 128 beside 192.
     pub v: Layout,
-    /// Output, of the shape of q. Not given: dense, in the order in which q is stored.
+    /// Output, of the shape of q but with the head size of v. Not given: dense, in the order in which q is stored.
     pub out: Layout,
     /// Added to the scores: batch, queries, heads, keys, each 1 for all. Not given: none.
     pub bias: Layout,

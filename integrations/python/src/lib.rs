@@ -40,8 +40,8 @@ mod native {
     /// Args:
     ///     q: Queries, `[batch, length, heads, head size]`; see `layout` and `cu_seqlens_q`.
     ///     k: Keys. Their heads may be fewer than q's, if they divide them (GQA, MQA), and their length another.
-    ///     v: Values, of the shape of k.
-    ///     out: Receives the output, of q's shape and type. Made by q's library if not given.
+    ///     v: Values, of the shape of k but for the head size, which may be another one.
+    ///     out: Receives the output, of q's shape and type but with the head size of v. Made by q's library if not given.
     ///     lse: Receives the log-sum-exp of the rows: `float32`, contiguous, `[batch, heads, length]`, for packed queries
     ///         `[heads, rows]`.
     ///     return_lse: Whether to return `(out, lse)` instead of `out`.

@@ -28,19 +28,21 @@ impl Attention {
         self
     }
 
-    /// Factor of the scores instead of `1 / sqrt(head size)`.
+    /// Factor of the scores instead of `1 / sqrt(head size)`: finite, 0 and negative allowed, at most [`Scoring::MAX_SCALE`] in size.
     pub fn scale(mut self, scale: f32) -> Self {
         self.scoring.scale = Some(scale);
         self
     }
 
-    /// Bounds the scores: `softcap * tanh(score / softcap)`.
+    /// Bounds the scores: `softcap * tanh(score / softcap)`. Above 0; leave it out for no bound.
     pub fn softcap(mut self, softcap: f32) -> Self {
         self.scoring.softcap = Some(softcap);
         self
     }
 
-    /// ALiBi: subtracts `slope * distance` from the scores. One slope per head, or one per batch entry and head.
+    /// ALiBi: subtracts `slope * distance` from the scores, where the distance of query `i` and key `j` is
+    /// `|i + key length - query length - j|`. One slope per query head, or one per batch entry and query head, those of an entry
+    /// next to each other.
     pub fn alibi_slopes(mut self, slopes: &[f32]) -> Self {
         self.slopes = Some(slopes.into());
         self

@@ -266,7 +266,8 @@ impl PreparedAppend {
     ///   captured it, has ended.
     /// - Nothing else writes what the launch reads, or touches what it writes, at the same time. Slots, tables, offsets, lengths and
     ///   positions are an exception: any bits at any time are safe, and give wrong numbers in the cache at worst.
-    /// - A clone of this value, or the [`Gpu`] that prepared it, lives as long as any graph that captured its launch.
+    /// - A clone of this value, or the [`Gpu`] that prepared it, lives until the launch has ended, and as long as any graph that
+    ///   captured it.
     pub unsafe fn launch_raw(
         &self,
         stream: CUstream,

@@ -114,7 +114,8 @@ impl PreparedMerge {
     /// - Each address that is not 0 is that of device memory which the context can use and which reaches as far as the
     ///   merge's layouts say; it stays valid until the launch, and every replay of a graph that captured it, has ended.
     /// - Nothing else writes what the launch reads, or touches what it writes, at the same time.
-    /// - A clone of this value, or the [`Gpu`] that prepared it, lives as long as any graph that captured its launch.
+    /// - A clone of this value, or the [`Gpu`] that prepared it, lives until the launch has ended, and as long as any graph that
+    ///   captured it.
     pub unsafe fn launch_raw(
         &self,
         stream: CUstream,

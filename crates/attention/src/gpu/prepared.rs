@@ -131,8 +131,10 @@ impl Prepared {
 
     /// Submits a call to anybody's stream: the raw layer, for streams, memory and captures of other libraries.
     ///
-    /// It makes one driver call, beside the encoding of tensor maps for kernels that read through them. It allocates, copies,
-    /// waits for and loads nothing, takes no lock, and touches no reference count, so it may be part of anybody's capture.
+    /// It makes one driver call, beside the encoding of tensor maps for kernels that read through them. It allocates no
+    /// device memory, copies, waits for and loads nothing, so it may be part of anybody's capture. A dense causal call of a few
+    /// hundred tiles may ask for their order, which the process remembers behind a lock: of lengths and heads that are new to it
+    /// that takes a millisecond or two at most.
     /// Lengths that differ from call to call lie on the device ([`CallBuilder::device_key_lengths`] and its like): a captured
     /// launch reads them anew at each replay.
     ///
@@ -153,8 +155,8 @@ impl Prepared {
     ///   Its address is a multiple of 256; it is zeroed once before its first launch, and given to no two launches that may run at
     ///   the same time. A stream's launches run one after the other; each graph that is instantiated from a capture needs a
     ///   workspace of its own.
-    /// - A clone of this value, or the [`Gpu`](crate::gpu::Gpu) that prepared it, lives as long as any graph that captured its
-    ///   launch.
+    /// - A clone of this value, or the [`Gpu`](crate::gpu::Gpu) that prepared it, lives until the launch has ended, and as long as
+    ///   any graph that captured it: nobody knows of a raw launch, so the end of the context does not wait for it.
     ///
     /// [`workspace_bytes`]: crate::LaunchShape::workspace_bytes
     pub unsafe fn launch_raw(

@@ -12,7 +12,7 @@ use crate::gpu::kernel::Block;
 use crate::gpu::lock;
 use crate::gpu::outline::Outline;
 use crate::gpu::prepared::Prepared;
-use crate::gpu::recent::Recent;
+use crate::recent::Recent;
 
 /// The blocks of a launch by its addresses and its workspace.
 type Blocks = Recent<(Addresses, DevicePointer), Arc<[Block]>>;

@@ -16,6 +16,7 @@ use crate::mask::{Align, Mask};
 use crate::plan::heads_at_once::interleaved;
 use crate::plan::split_tiles::TILE_END_KEYS;
 use crate::plan::{LaunchShape, Step};
+use crate::recent::Recent;
 
 /// Rows that a warpgroup computes.
 const WARPGROUP_ROWS: i64 = 64;
@@ -37,7 +38,7 @@ pub(crate) fn tile_order(step: &Step, call: &Call, shape: &LaunchShape) -> Optio
         [call.query_len() as i64, call.key_len() as i64],
         align,
         [tiling.block_m.into(), tiling.block_n.into()],
-    );
+    )?;
     let asked = Asked {
         costs,
         heads,
@@ -47,12 +48,12 @@ pub(crate) fn tile_order(step: &Step, call: &Call, shape: &LaunchShape) -> Optio
 }
 
 /// What the tiles of a head take, in keys of a warpgroup; in the order of their numbers, which counts from the last rows, as `TileOrder::write` in
-/// kernels/forward/wgmma_scheduler.cuh does.
+/// kernels/forward/wgmma_scheduler.cuh does. `None` of so many keys that one is beyond 32 bits.
 fn costs_of_rows(
     [query_len, key_len]: [i64; 2],
     align: Align,
     [rows, block_n]: [i64; 2],
-) -> Vec<u32> {
+) -> Option<Vec<u32>> {
     let shift = match align {
         Align::TopLeft => 0,
         Align::BottomRight => key_len - query_len,
@@ -69,7 +70,7 @@ fn costs_of_rows(
         seen.sum::<i64>() + warpgroups * TILE_END_KEYS as i64
     };
     { 0..(query_len + rows - 1) / rows }
-        .map(|number| tile(number) as u32)
+        .map(|number| u32::try_from(tile(number)).ok())
         .collect()
 }
 
@@ -97,22 +98,16 @@ struct Some2 {
 }
 
 impl Asked {
-    /// Makes an order once for the shapes used last: it takes a quarter to three quarters of a millisecond of a core.
+    /// Makes an order once for the shapes used last: it takes a quarter of a millisecond of a core, and at most one or two.
     fn remembered(self) -> Option<Arc<[u16]>> {
-        type Known = Vec<(Asked, Option<Arc<[u16]>>)>;
-        static KNOWN: Mutex<Known> = Mutex::new(Vec::new());
-        const MOST: usize = 64;
+        static KNOWN: Mutex<Recent<Asked, Option<Arc<[u16]>>>> = Mutex::new(Recent::new());
         let lock = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, order)) = lock().iter().find(|(known, _)| *known == self) {
-            return order.clone();
-        }
-        let order = self.order();
-        let mut known = lock();
-        if known.len() == MOST {
-            known.remove(0);
-        }
-        known.push((self, order.clone()));
-        order
+        let known = lock().find(|known| *known == self);
+        known.unwrap_or_else(|| {
+            let order = self.order();
+            lock().keep(self, order.clone());
+            order
+        })
     }
 
     fn order(&self) -> Option<Arc<[u16]>> {
@@ -121,6 +116,10 @@ impl Asked {
         if self.costs.len() * self.heads > MOST_ROUNDS * self.ctas {
             return None;
         }
+        let all: u64 = self.costs.iter().map(|&cost| u64::from(cost)).sum();
+        let all = all * self.heads as u64;
+        // All other sums of what tiles take are parts of this one.
+        u32::try_from(all).ok()?;
         let mut longest_first: Vec<u16> = (0..self.costs.len() as u16).collect();
         longest_first.sort_by_key(|&row| Reverse(self.cost(row)));
         let longest_first = longest_first
@@ -128,8 +127,7 @@ impl Asked {
             .flat_map(|row| std::iter::repeat_n(row, self.heads))
             .collect::<Vec<_>>();
         let (usual, mut loads) = self.drawn(&longest_first);
-        let all: u64 = self.costs.iter().map(|&cost| u64::from(cost)).sum();
-        let average = all * self.heads as u64 / self.ctas as u64;
+        let average = all / self.ctas as u64;
         let longest = self.costs.iter().max().map_or(0, |&cost| u64::from(cost));
         if !is_worth_it(usual, average.max(longest)) {
             return None;
@@ -178,16 +176,20 @@ impl Asked {
         (end.unwrap_or(0), loads)
     }
 
-    /// Exchanges up to two tiles of one CTA for up to two of another, as long as that brings their sums closer together. Every exchange makes the sum
-    /// of squares smaller, so this ends.
+    /// Exchanges up to two tiles of one CTA for up to two of another, as long as that brings their sums closer together, and the work is little.
     fn even_out(&self, loads: &mut [Load]) {
+        // Of one exchange each: a millisecond. Square problems take a tenth to a third of them, some others twelve times as many.
+        const MOST_LOOKS: usize = 1 << 20;
+        let mut looks = MOST_LOOKS;
         let mut some: Vec<Vec<Some2>> = loads.iter().map(|load| self.some_of(&load.rows)).collect();
         let mut order: Vec<usize> = (0..loads.len()).collect();
         loop {
             order.sort_by_key(|&cta| Reverse(loads[cta].sum));
             let mut any = false;
             for &full in &order {
-                let Some((other, given, taken)) = best_exchange(loads, &some, &order, full) else {
+                let Some((other, given, taken)) =
+                    best_exchange(loads, &some, &order, full, &mut looks)
+                else {
                     continue;
                 };
                 self.exchange(&mut loads[full], &given, &taken);
@@ -239,12 +241,14 @@ fn is_worth_it(usual: u32, end: u64) -> bool {
     end * 200 <= u64::from(usual) * 199
 }
 
-/// With which other CTA, what the full one gives and what it takes. `some`: what each CTA could give; `order`: by their sums, or nearly.
+/// With which other CTA, what the full one gives and what it takes. `some`: what each CTA could give; `order`: by their sums, or nearly; `looks`: how
+/// many exchanges may be looked at.
 fn best_exchange(
     loads: &[Load],
     some: &[Vec<Some2>],
     order: &[usize],
     full: usize,
+    looks: &mut usize,
 ) -> Option<(usize, Some2, Some2)> {
     let mut best = None;
     let mut most = 0;
@@ -257,6 +261,10 @@ fn best_exchange(
             continue;
         }
         last = Some(cta);
+        match looks.checked_sub(some[cta].len() * some[full].len()) {
+            Some(left) => *looks = left,
+            None => break,
+        }
         for taken in &some[cta] {
             for given in &some[full] {
                 let moved = u64::from(given.cost.saturating_sub(taken.cost));
@@ -279,7 +287,7 @@ mod tests {
 
     fn asked(query_len: i64, key_len: i64, tile: [i64; 2], heads: usize, ctas: usize) -> Asked {
         Asked {
-            costs: costs_of_rows([query_len, key_len], Align::BottomRight, tile),
+            costs: costs_of_rows([query_len, key_len], Align::BottomRight, tile).unwrap(),
             heads,
             ctas,
         }
@@ -313,26 +321,45 @@ mod tests {
     #[test]
     fn costs_are_those_of_the_keys_that_warpgroups_see() {
         let end = 3 * TILE_END_KEYS as u32;
-        let costs = costs_of_rows([320, 320], Align::BottomRight, [192, 64]);
-        assert_eq!(costs, [320 + 256 + 192 + end, 128 + 64 + end]);
-        let costs = costs_of_rows([100, 20], Align::TopLeft, [192, 64]);
-        assert_eq!(costs, [2 * 64 + end]);
+        let costs = |lengths, align, tile| costs_of_rows(lengths, align, tile).unwrap();
+        let found = costs([320, 320], Align::BottomRight, [192, 64]);
+        assert_eq!(found, [320 + 256 + 192 + end, 128 + 64 + end]);
+        let found = costs([100, 20], Align::TopLeft, [192, 64]);
+        assert_eq!(found, [2 * 64 + end]);
         // Whose first queries see no key.
-        let costs = costs_of_rows([128, 64], Align::BottomRight, [128, 64]);
-        assert_eq!(costs, [64 + 2 * TILE_END_KEYS as u32]);
+        let found = costs([128, 64], Align::BottomRight, [128, 64]);
+        assert_eq!(found, [64 + 2 * TILE_END_KEYS as u32]);
     }
 
     quickcheck! {
-        fn an_order_has_every_tile_once(rows: u8, heads: u8, ctas: u8) -> bool {
+        fn an_order_has_every_tile_once(rows: u8, heads: u8, ctas: u8, beside: i16) -> bool {
             let (rows, heads) = (i64::from(rows % 12) + 1, usize::from(heads % 40) + 1);
             let len = rows * 192;
-            let asked = asked(len, len, [192, 64], heads, usize::from(ctas % 140) + 1);
+            let key_len = (len + i64::from(beside % 3000)).max(0);
+            let asked = asked(len, key_len, [192, 64], heads, usize::from(ctas % 140) + 1);
             asked.order().is_none_or(|order| {
                 let mut tiles = order.to_vec();
                 tiles.sort_unstable();
                 tiles.into_iter().eq(0..(rows as u16 * heads as u16))
             })
         }
+    }
+
+    /// More queries than keys: few tiles take long and many are short, so there are many exchanges.
+    #[test]
+    fn an_order_of_many_exchanges_is_better_than_longest_first() {
+        let (end, longest_first) = ends(&asked(88_649, 54_373, [192, 64], 1, 132));
+        assert!(end < 0.99 * longest_first, "{end}, {longest_first}");
+    }
+
+    #[test]
+    fn keys_beyond_what_can_be_counted_have_no_order() {
+        let most = crate::MAX_LEN as i64;
+        for heads in [1, 32] {
+            assert_eq!(asked(4096, most, [192, 64], heads, 16).order(), None);
+        }
+        let beyond = costs_of_rows([4096, most], Align::BottomRight, [256, 64]);
+        assert_eq!(beyond, None);
     }
 
     #[test]

@@ -571,7 +571,7 @@ fn bench_names_the_line_it_can_not_read() {
     fs::write(&shapes, "q3\nqthree\n").unwrap();
     let (_, stderr) = expect_code(2, warptile().arg("bench").arg("--file").arg(&shapes));
     assert!(
-        stderr.contains("shapes:2: `qthree` is not part of a case"),
+        stderr.contains("shapes:2: `qthree` is not part of a problem"),
         "{stderr}"
     );
     fs::write(&shapes, "# nothing\n").unwrap();

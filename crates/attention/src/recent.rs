@@ -2,24 +2,33 @@
 
 /// Values by key, of which those used last are kept.
 #[derive(Debug)]
-pub(super) struct Recent<K, V> {
+pub(crate) struct Recent<K, V> {
     /// The least recently used first.
     entries: Vec<(K, V)>,
 }
 
+impl<K, V> Recent<K, V> {
+    /// Without any yet.
+    pub(crate) const fn new() -> Self {
+        Recent {
+            entries: Vec::new(),
+        }
+    }
+}
+
 impl<K, V: Clone> Recent<K, V> {
     /// More than the attention layers of a model tell apart, and few enough to look through.
-    pub(super) const MOST: usize = 64;
+    pub(crate) const MOST: usize = 64;
 
     /// The value whose key is `wanted`; it counts as used now.
-    pub(super) fn find(&mut self, wanted: impl Fn(&K) -> bool) -> Option<V> {
+    pub(crate) fn find(&mut self, wanted: impl Fn(&K) -> bool) -> Option<V> {
         let at = self.entries.iter().rposition(|(key, _)| wanted(key))?;
         self.entries[at..].rotate_left(1);
         self.entries.last().map(|(_, value)| value.clone())
     }
 
     /// Adds a value and returns the entry that had to make place.
-    pub(super) fn keep(&mut self, key: K, value: V) -> Option<(K, V)> {
+    pub(crate) fn keep(&mut self, key: K, value: V) -> Option<(K, V)> {
         let oldest = (self.entries.len() == Self::MOST).then(|| self.entries.remove(0));
         self.entries.push((key, value));
         oldest
@@ -28,9 +37,7 @@ impl<K, V: Clone> Recent<K, V> {
 
 impl<K, V> Default for Recent<K, V> {
     fn default() -> Self {
-        Recent {
-            entries: Vec::new(),
-        }
+        Self::new()
     }
 }
 

@@ -1,0 +1,142 @@
+//! Calls of any size: an error, or launches whose numbers fit. Nothing overflows, and nothing takes long.
+
+use quickcheck::{Gen, quickcheck};
+use warptile_kernels::{Role, images_for};
+
+use super::{LaunchShape, MAX_TILES, Plan, Step, tile_order};
+use crate::layout::{Layout, MAX_LEN};
+use crate::{Align, Call, Choice, DeviceProfile, ElementType, Mask, Scoring, Splits};
+
+/// Extents at which something may overflow or divide by 0, and ordinary ones.
+const EXTENTS: [usize; 16] = [
+    0,
+    1,
+    2,
+    7,
+    64,
+    127,
+    128,
+    2048,
+    4096,
+    1 << 15,
+    1 << 16,
+    (1 << 20) + 1,
+    1 << 25,
+    MAX_LEN - 1,
+    MAX_LEN,
+    MAX_LEN + 1,
+];
+
+#[derive(Debug, Clone)]
+struct Extreme {
+    batch: usize,
+    heads: [usize; 2],
+    lengths: [usize; 2],
+    sizes: [usize; 2],
+    mask: Mask,
+    splits: Splits,
+    element: ElementType,
+    multiprocessors: u32,
+}
+
+impl quickcheck::Arbitrary for Extreme {
+    fn arbitrary(g: &mut Gen) -> Self {
+        let some = |g: &mut Gen, list: &[usize]| *g.choose(list).unwrap_or(&1);
+        let extent = |g: &mut Gen| some(g, &EXTENTS);
+        let groups = [1, 1, 2, 3, 4, 8, 64, 1 << 20];
+        let key_value = match bool::arbitrary(g) {
+            true => some(g, &[1, 2, 8, 32]),
+            false => extent(g),
+        };
+        let masks = [
+            Mask::None,
+            Mask::causal(),
+            Mask::Causal {
+                align: Align::TopLeft,
+            },
+            Mask::window(127, 0),
+            Mask::window(u32::MAX, u32::MAX - 1),
+        ];
+        let splits = [Splits::Even, Splits::Even, Splits::EveryKeys(256)];
+        let elements = [ElementType::F16, ElementType::Bf16, ElementType::F32];
+        let size = |g: &mut Gen| some(g, &[8, 64, 96, 128, 192, 256, 512]);
+        let head_dim = size(g);
+        Extreme {
+            batch: extent(g),
+            heads: [key_value.saturating_mul(some(g, &groups)), key_value],
+            lengths: [extent(g), extent(g)],
+            sizes: [
+                head_dim,
+                if bool::arbitrary(g) {
+                    head_dim
+                } else {
+                    size(g)
+                },
+            ],
+            mask: *g.choose(&masks).unwrap_or(&Mask::None),
+            splits: *g.choose(&splits).unwrap_or(&Splits::Even),
+            element: *g.choose(&elements).unwrap_or(&ElementType::F16),
+            multiprocessors: *g.choose(&[1, 2, 7, 78, 132, 144, 1 << 16]).unwrap_or(&1),
+        }
+    }
+}
+
+impl Extreme {
+    /// The inputs repeat one row, so that they may be as long as can be said.
+    fn call(&self) -> crate::Result<Call> {
+        let ([heads, kv_heads], [query_len, key_len]) = (self.heads, self.lengths);
+        let row = |rows, heads, size| Layout::new([self.batch, rows, heads, size], [0, 0, 0, 1]);
+        let q = row(query_len, heads, self.sizes[0]);
+        let k = row(key_len, kv_heads, self.sizes[0]);
+        let v = row(key_len, kv_heads, self.sizes[1]);
+        Call::builder(&q, &k, &v, self.element)
+            .scoring(Scoring::new().mask(self.mask))
+            .splits(self.splits)
+            .build()
+    }
+}
+
+/// What a launch says of itself is what a grid and the kernels' 32 bits can hold.
+fn assert_fits(shape: &LaunchShape, call: &Call, step: &Step) {
+    let name = step.image.name;
+    assert!(u64::from(shape.tiles) <= MAX_TILES, "{name}: {call}");
+    assert!(u64::from(shape.grid) <= MAX_TILES, "{name}: {call}");
+    let empty = call.batch() == 0 || call.query_len() == 0;
+    assert_eq!(shape.grid == 0, empty, "{name}: {call}: {shape:?}");
+    assert!(
+        shape.heads_at_once >= 1 || empty,
+        "{name}: {call}: {shape:?}"
+    );
+    if let Some(order) = tile_order(step, call, shape) {
+        let mut tiles = order.to_vec();
+        tiles.sort_unstable();
+        assert!(
+            tiles.into_iter().eq(0..shape.tiles as u16),
+            "{name}: {call}"
+        );
+    }
+}
+
+quickcheck! {
+    fn every_kernel_launches_or_refuses_calls_of_any_size(extreme: Extreme) -> bool {
+        let Ok(call) = extreme.call() else {
+            return true;
+        };
+        let device = DeviceProfile::h200().with_multiprocessors(extreme.multiprocessors);
+        if let Ok(plan) = Plan::gpu(call.problem(), &device, &Choice::Best) {
+            for step in plan.steps() {
+                if let Ok(shape) = step.shape(&call) {
+                    assert_fits(&shape, &call, step);
+                    assert!(shape.workspace_bytes <= plan.scratch().bytes, "{call}");
+                }
+            }
+        }
+        for image in images_for(Role::Forward).filter(|image| image.element == call.element()) {
+            let step = Step::of(image, extreme.multiprocessors);
+            if let Ok(shape) = step.shape(&call) {
+                assert_fits(&shape, &call, &step);
+            }
+        }
+        true
+    }
+}
