@@ -44,8 +44,9 @@ b1 q1 k4096 h32/8 d128 bf16
 
 ELEMENTS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
-# Between turns: threads of either side spin for a while before they sleep.
-PAUSE_S = 0.005
+# Between turns: threads of either side spin for a while before they sleep. PyTorch's had 8 ms of a core behind each call
+# (a thread's CPU time with calls 50 ms apart, two threads), which would be in the way of who comes next.
+PAUSE_S = 0.015
 
 
 def timed(call):
