@@ -169,7 +169,7 @@ mod places {
 #[cfg(not(target_os = "linux"))]
 mod places {
     #[derive(Default)]
-    pub(super) struct Places;
+    pub(super) struct Places {}
 
     impl Places {
         pub(super) fn take(&self) -> bool {
