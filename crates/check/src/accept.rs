@@ -513,7 +513,7 @@ mod tests {
             let verdict = expected.judge_out(&right);
             assert!(verdict.passed && verdict.worst.index == 0, "{verdict}");
             for at in 0..len {
-                // As far from its bound as the others, beyond it, and no number.
+                // Nearer to its bound than the others, beyond it, and no number.
                 for (error, passed) in [(at as f32, true), (1.5 + at as f32, false)] {
                     let mut out = right.clone();
                     out[at] += error;
