@@ -10,6 +10,7 @@ from collections import Counter
 from host import (
     BUNDLE,
     E4M3,
+    KEEPS_MEMORY,
     LIMITS,
     OF_GROUPS,
     OPERATION_TESTS,
@@ -93,7 +94,7 @@ def run_tests(evidence, file, chosen, workers):
         start = time.monotonic()
         _, listed = run([executable, "--list", "--ignored", "--format=terse"], 60)
         gpu_tests = set(re.findall(r"^(.+): test$", listed, re.MULTILINE))
-        cases = {"QUICKCHECK_TESTS": str(TESTED_CASES)}
+        cases = {"QUICKCHECK_TESTS": str(TESTED_CASES), **KEEPS_MEMORY}
         code, output = run([executable, "--include-ignored", "--show-output"], max(1, deadline - time.monotonic()), cases)
         evidence.log(executable.name, output)
         found = re.findall(r"^test (.+?)(?: - should panic)? \.\.\. (ok|FAILED)", output, re.MULTILINE)
@@ -132,7 +133,7 @@ def invariance(evidence, output):
 def verify(evidence):
     """Random problems for every family, and in pages for those that take them; random cases of every operation; the images that
     ran, by name, with their hashes. One family after the other: each uses all cores, and streams of one process share the GPU
-    better than processes do. The operations' cases, computed by one thread each, run beside them, and so does what has the driver
+    better than processes do. The operations' cases, computed by two threads each, run beside them, and so does what has the driver
     compile every image of PTX: families that have none are first."""
     options = evidence.options
     totals, images = [], {}
@@ -157,7 +158,7 @@ def verify(evidence):
         what = f"verify {name}".replace("-", " ")
         arguments = ["verify", *on(evidence), "--kernel", family, "--max-len", max_len, *paged]
         arguments += ["--count", getattr(options, how_many), "--seed", options.seed]
-        _, output, result = warptile(evidence, what, arguments, LIMITS["verify"])
+        _, output, result = warptile(evidence, what, arguments, LIMITS["verify"], variables=KEEPS_MEMORY)
         print(last_lines(output, 1), flush=True)
         if not result:
             continue

@@ -86,17 +86,36 @@ struct Tolerance {
 }
 
 impl Tolerance {
-    fn bound(&self, index: usize, r: f64) -> f64 {
-        // Infinities must be exact.
-        if !r.is_finite() {
-            return 0.0;
+    /// [`bound`](Self::bound) of the elements from `first` on that these are.
+    fn bounds(&self, first: usize, reference: &[f64], bounds: &mut [f64; AT_ONCE]) {
+        let floors = self.floors.get(first..first + reference.len());
+        match (floors, self.stored_as) {
+            (Some(floors), None) => {
+                for ((bound, &r), &floor) in bounds.iter_mut().zip(reference).zip(floors) {
+                    *bound = self.at_least(f64::from(floor), r);
+                }
+            }
+            _ => {
+                for (at, (bound, &r)) in bounds.iter_mut().zip(reference).enumerate() {
+                    *bound = self.bound(first + at, r);
+                }
+            }
         }
-        let floor = self
-            .floors
-            .get(index)
-            .map_or(0.0, |&floor| f64::from(floor));
+    }
+
+    /// The bound of an element with this floor; 0 for an infinity, which must be exact.
+    fn at_least(&self, floor: f64, r: f64) -> f64 {
+        match r.is_finite() {
+            true => (self.common + self.relative * (1.0 + r.abs())).max(floor),
+            false => 0.0,
+        }
+    }
+
+    fn bound(&self, index: usize, r: f64) -> f64 {
+        let floor = self.floors.get(index).copied().unwrap_or(0.0);
+        // 0 for an infinity, too.
         let stored = self.stored_as.map_or(0.0, |element| ulp(element, r) / 2.0);
-        (self.common + self.relative * (1.0 + r.abs())).max(floor) + stored
+        self.at_least(f64::from(floor), r) + stored
     }
 }
 
@@ -262,18 +281,14 @@ impl Expectation {
         with_type!(U = T, U::judge(self, cast_slice(out)))
     }
 
-    pub(crate) fn judge<T: Element>(&self, out: &[T]) -> Verdict {
-        judge(out.iter().map(|x| x.to_f64()), &self.exact.out, &self.out)
+    pub(crate) fn judge<T: Compiled>(&self, out: &[T]) -> Verdict {
+        judge(out, &self.exact.out, &self.out)
     }
 
     /// Judges an lse given in the order of [`Expectation::lse`].
     #[must_use]
     pub fn judge_lse(&self, lse: &[f32]) -> Verdict {
-        judge(
-            lse.iter().map(|&x| f64::from(x)),
-            &self.exact.lse,
-            &self.lse,
-        )
+        judge(lse, &self.exact.lse, &self.lse)
     }
 }
 
@@ -302,6 +317,24 @@ fn rounding_error<T: Element>(reference: &[f64]) -> f64 {
 
 /// The largest error, none of them negative, of pairs from two lists of the same length, but for infinities and NaN.
 fn largest_finite(a: &[f64], b: &[f64], error: impl Fn(f64, f64) -> f64) -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2.
+        return unsafe { largest_by_four(a, b, error) };
+    }
+    largest_by_any(a, b, error)
+}
+
+/// The same number, from vectors of four.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn largest_by_four(a: &[f64], b: &[f64], error: impl Fn(f64, f64) -> f64) -> f64 {
+    largest_by_any(a, b, error)
+}
+
+/// As many numbers in a vector as the caller's instructions have.
+#[inline(always)]
+fn largest_by_any(a: &[f64], b: &[f64], error: impl Fn(f64, f64) -> f64) -> f64 {
     /// Each lane has a maximum of its own, so that the loop becomes vector code.
     const LANES: usize = 8;
     // Both comparisons are false for NaN.
@@ -328,11 +361,10 @@ fn largest_finite(a: &[f64], b: &[f64], error: impl Fn(f64, f64) -> f64) -> f64 
     largest.into_iter().fold(0.0, f64::max)
 }
 
-fn judge(
-    values: impl ExactSizeIterator<Item = f64>,
-    reference: &[f64],
-    tolerance: &Tolerance,
-) -> Verdict {
+/// Elements whose errors and bounds are computed together, in vectors.
+const AT_ONCE: usize = 128;
+
+fn judge<T: Compiled>(values: &[T], reference: &[f64], tolerance: &Tolerance) -> Verdict {
     let mut verdict = Verdict {
         passed: true,
         max_error: 0.0,
@@ -347,25 +379,54 @@ fn judge(
         return verdict;
     }
     let mut largest_ratio = 0.0;
-    for (index, (value, &r)) in values.zip(reference).enumerate() {
-        verdict.nan_count += usize::from(value.is_nan());
-        // Equal infinities: their difference would be NaN.
-        let error = if value == r { 0.0 } else { (value - r).abs() };
-        let error = if error.is_nan() { f64::INFINITY } else { error };
-        let bound = tolerance.bound(index, r);
-        let this = Worst {
-            index,
-            error,
-            bound,
-        };
-        verdict.passed &= error <= bound && !value.is_nan();
-        verdict.max_error = verdict.max_error.max(error);
-        let ratio = this.ratio();
-        if index == 0 || ratio > largest_ratio {
-            (verdict.worst, largest_ratio) = (this, ratio);
+    let mut loaded = [0.0; AT_ONCE];
+    let (mut errors, mut bounds) = ([0.0; AT_ONCE], [0.0; AT_ONCE]);
+    let chunks = values.chunks(AT_ONCE).zip(reference.chunks(AT_ONCE));
+    for (chunk, (values, reference)) in chunks.enumerate() {
+        let (first, loaded) = (chunk * AT_ONCE, &mut loaded[..values.len()]);
+        T::load(values, loaded);
+        errors_of(loaded, reference, &mut errors);
+        tolerance.bounds(first, reference, &mut bounds);
+        verdict.nan_count += loaded.iter().filter(|value| value.is_nan()).count();
+        for (at, (&error, &bound)) in errors.iter().zip(&bounds).take(values.len()).enumerate() {
+            verdict.max_error = verdict.max_error.max(error);
+            let index = first + at;
+            // Right, and no worse than another: without a division, for most elements.
+            if index > 0 && error <= bound && error <= largest_ratio * bound {
+                continue;
+            }
+            let this = Worst {
+                index,
+                error,
+                bound,
+            };
+            verdict.passed &= error <= bound;
+            let ratio = this.ratio();
+            if index == 0 || ratio > largest_ratio {
+                (verdict.worst, largest_ratio) = (this, ratio);
+            }
         }
     }
+    // Whatever its bound.
+    verdict.passed &= verdict.nan_count == 0;
     verdict
+}
+
+/// How far each value is from the expected one; infinite for NaN.
+fn errors_of(values: &[f32], reference: &[f64], errors: &mut [f64; AT_ONCE]) {
+    for ((error, &value), &r) in errors.iter_mut().zip(values).zip(reference) {
+        let value = f64::from(value);
+        let distance = (value - r).abs();
+        let distance = match distance.is_nan() {
+            true => f64::INFINITY,
+            false => distance,
+        };
+        // Equal infinities: their difference is NaN.
+        *error = match value == r {
+            true => 0.0,
+            false => distance,
+        };
+    }
 }
 
 #[cfg(test)]
@@ -440,6 +501,36 @@ mod tests {
             }
         }
         assert_eq!(natural_error(&[], &[]), 0.0);
+    }
+
+    #[test]
+    fn a_wrong_element_is_found_wherever_it_is() {
+        for len in [1, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 2 * AT_ONCE + 5] {
+            let exact: Vec<f64> = (0..len).map(|i| i as f64).collect();
+            let right: Vec<f32> = (0..len).map(|i| i as f32 + 0.001).collect();
+            let mut expected = outputs::<f32>(&exact, &exact, 0.0);
+            expected.out.floors = (0..len).map(|i| 0.01 + i as f32).collect();
+            let verdict = expected.judge_out(&right);
+            assert!(verdict.passed && verdict.worst.index == 0, "{verdict}");
+            for at in 0..len {
+                // Nearer to its bound than the others, beyond it, and no number.
+                for (error, passed) in [(at as f32, true), (1.5 + at as f32, false)] {
+                    let mut out = right.clone();
+                    out[at] += error;
+                    let verdict = expected.judge_out(&out);
+                    assert_eq!(verdict.passed, passed, "{at} of {len}: {verdict}");
+                    assert!(at == 0 || verdict.worst.index == at, "{at}: {verdict}");
+                }
+                let mut out = right.clone();
+                out[at] = f32::NAN;
+                let verdict = expected.judge_out(&out);
+                assert!(!verdict.passed && verdict.nan_count == 1, "{verdict}");
+                assert_eq!(
+                    (verdict.worst.index, verdict.max_error),
+                    (at, f64::INFINITY)
+                );
+            }
+        }
     }
 
     #[test]

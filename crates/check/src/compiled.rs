@@ -20,6 +20,9 @@ pub(crate) trait Compiled: Element {
     /// Stores numbers that are exact in this type.
     fn store(numbers: &[f32], to: &mut [Self]);
 
+    /// The same numbers, of which each type's are numbers of `f32`.
+    fn load(from: &[Self], to: &mut [f32]);
+
     fn result(case: &Case) -> ResultBuffers<Self>;
 
     fn compare(
@@ -55,7 +58,7 @@ pub(crate) trait Compiled: Element {
 }
 
 macro_rules! compiled {
-    ($($type:ty: $store:expr),*) => {$(
+    ($($type:ty: $store:expr, $load:expr);*) => {$(
         impl Compiled for $type {
             fn inputs(case: &Case) -> Inputs<Self> {
                 case.draw()
@@ -63,6 +66,10 @@ macro_rules! compiled {
 
             fn store(numbers: &[f32], to: &mut [Self]) {
                 $store(to, numbers);
+            }
+
+            fn load(from: &[Self], to: &mut [f32]) {
+                $load(from, to);
             }
 
             fn result(case: &Case) -> ResultBuffers<Self> {
@@ -114,9 +121,9 @@ macro_rules! compiled {
     )*};
 }
 compiled!(
-    f32: <[f32]>::copy_from_slice,
-    f16: <[f16]>::convert_from_f32_slice,
-    bf16: <[bf16]>::convert_from_f32_slice
+    f32: <[f32]>::copy_from_slice, |from: &[f32], to: &mut [f32]| to.copy_from_slice(from);
+    f16: <[f16]>::convert_from_f32_slice, <[f16]>::convert_to_f32_slice;
+    bf16: <[bf16]>::convert_from_f32_slice, <[bf16]>::convert_to_f32_slice
 );
 
 /// Evaluates an expression in which `$U` names the type that `$T`, an [`Element`], is.

@@ -1,35 +1,96 @@
 //! Copies between host and device by way of pinned memory.
 
-use std::sync::{Mutex, PoisonError};
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
-use warptile_driver::{DeviceBuffer, PinnedBuffer, Stream};
+use warptile_driver::{DeviceBuffer, PendingCopy, PinnedBuffer, Stream};
 
-/// Bytes that are copied at once, and bytes up to which the driver copies directly.
-const CHUNK_BYTES: usize = 1 << 20;
-const FEW_BYTES: usize = 16 << 10;
+/// Most bytes of a copy, and least bytes of pinned memory. Its sizes are powers of two, so that few of them serve all.
+const CHUNK_BYTES: usize = 4 << 20;
+const LEAST_BYTES: usize = 4 << 10;
 
-/// Pinned memory for the copies of a thread, which is made when the first needs it. Other memory the driver copies by way of its own, of
-/// which all threads of a process share a little.
+/// Bytes of pinned memory whose copies may be under way in one direction; the next copy waits for the oldest.
+const BYTES_UNDER_WAY: usize = 16 << 20;
+
+/// Pinned memory for the copies of a thread, which is made as it is needed. Other memory the driver copies by way of its own, of which
+/// all threads of a process share a little.
+///
+/// Nothing here waits for the device but [`Coming::wait`] and those who copy more than 16 MiB: a wait takes some ten microseconds, and
+/// milliseconds where other processes have work for the GPU.
 #[derive(Debug, Default)]
-pub struct Ferry(Mutex<Option<PinnedBuffer<u64>>>);
+pub struct Ferry(Mutex<Fleet>);
 
-impl Ferry {
-    /// Calls `copy` with the pinned memory.
-    fn with<R>(
-        &self,
-        stream: &Stream,
-        copy: impl FnOnce(&mut [u64]) -> warptile::Result<R>,
-    ) -> warptile::Result<R> {
-        let mut pinned = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let memory = match pinned.take() {
-            Some(memory) => memory,
-            None => PinnedBuffer::zeroed(stream.context(), CHUNK_BYTES / size_of::<u64>())?,
-        };
-        copy(pinned.insert(memory))
+#[derive(Debug, Default)]
+struct Fleet {
+    idle: Vec<PinnedBuffer<u8>>,
+    /// To the device.
+    under_way: UnderWay,
+}
+
+/// Copies, the oldest first, each with how many elements it has; and the bytes of their pinned memory.
+#[derive(Debug, Default)]
+struct UnderWay {
+    copies: VecDeque<(PendingCopy<u8>, usize)>,
+    bytes: usize,
+}
+
+/// A copy of device memory that is on its way to the host.
+#[must_use = "it is of use once it has been waited for"]
+#[derive(Debug)]
+pub struct Coming<'a, T> {
+    ferry: &'a Ferry,
+    /// What has come.
+    values: Vec<T>,
+    under_way: UnderWay,
+}
+
+impl UnderWay {
+    fn push(&mut self, copy: PendingCopy<u8>, elements: usize, pinned: usize) {
+        self.copies.push_back((copy, elements));
+        self.bytes += pinned;
     }
 
-    /// A copy of host memory on the device.
+    /// Waits for the oldest copy, if there is one.
+    fn wait(&mut self) -> warptile::Result<Option<(PinnedBuffer<u8>, usize)>> {
+        let Some((copy, elements)) = self.copies.pop_front() else {
+            return Ok(None);
+        };
+        let pinned = copy.wait()?;
+        self.bytes -= pinned.len();
+        Ok(Some((pinned, elements)))
+    }
+
+    fn oldest_is_done(&self) -> warptile::Result<bool> {
+        match self.copies.front() {
+            Some((copy, _)) => Ok(copy.is_done()?),
+            None => Ok(false),
+        }
+    }
+}
+
+impl Ferry {
+    fn fleet(&self) -> MutexGuard<'_, Fleet> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Pinned memory of at least so many bytes.
+    fn pinned(&self, stream: &Stream, bytes: usize) -> warptile::Result<PinnedBuffer<u8>> {
+        let mut fleet = self.fleet();
+        while fleet.under_way.bytes > BYTES_UNDER_WAY || fleet.under_way.oldest_is_done()? {
+            let done = fleet.under_way.wait()?;
+            fleet.idle.extend(done.map(|(pinned, _)| pinned));
+        }
+        let len = bytes.next_power_of_two().max(LEAST_BYTES);
+        let found = fleet.idle.iter().position(|pinned| pinned.len() == len);
+        match found {
+            Some(index) => Ok(fleet.idle.swap_remove(index)),
+            None => Ok(PinnedBuffer::zeroed(stream.context(), len)?),
+        }
+    }
+
+    /// A copy of host memory on the device, for what is queued on the stream from now on. `values` are the caller's again when this
+    /// returns.
     ///
     /// # Errors
     /// What the driver reports.
@@ -38,23 +99,48 @@ impl Ferry {
         stream: &Stream,
         values: &[T],
     ) -> warptile::Result<DeviceBuffer<T>> {
-        if size_of_val(values) <= FEW_BYTES {
-            return Ok(DeviceBuffer::from_slice(stream, values)?);
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let mut buffer = DeviceBuffer::uninit(stream, bytes.len())?;
+        let mut begin = 0;
+        for part in bytes.chunks(CHUNK_BYTES) {
+            let mut pinned = self.pinned(stream, part.len())?;
+            pinned[..part.len()].copy_from_slice(part);
+            let (end, bytes) = (begin + part.len(), pinned.len());
+            let copy = buffer.slice_mut(begin..end)?.copy_from_pinned(pinned)?;
+            self.fleet().under_way.push(copy, part.len(), bytes);
+            begin = end;
         }
-        let mut buffer = DeviceBuffer::uninit(stream, values.len())?;
-        self.with(stream, |pinned| {
-            let pinned = bytemuck::cast_slice_mut::<u64, T>(pinned);
-            let mut begin = 0;
-            for part in values.chunks(pinned.len()) {
-                let pinned = &mut pinned[..part.len()];
-                pinned.copy_from_slice(part);
-                let end = begin + part.len();
-                buffer.slice_mut(begin..end)?.copy_from_slice(pinned)?;
-                begin = end;
+        Ok(buffer.cast()?)
+    }
+
+    /// Queues a copy of device memory to the host on the buffer's stream.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn begin_download<T: Pod>(
+        &self,
+        buffer: &DeviceBuffer<T>,
+    ) -> warptile::Result<Coming<'_, T>> {
+        let mut coming = Coming {
+            ferry: self,
+            values: Vec::with_capacity(buffer.len()),
+            under_way: UnderWay::default(),
+        };
+        let most = CHUNK_BYTES / size_of::<T>().max(1);
+        let mut begin = 0;
+        while begin < buffer.len() {
+            let end = buffer.len().min(begin + most);
+            let part = buffer.slice(begin..end)?.into_bytes();
+            while coming.under_way.bytes > BYTES_UNDER_WAY {
+                coming.land()?;
             }
-            Ok(())
-        })?;
-        Ok(buffer)
+            let pinned = self.pinned(buffer.stream(), part.len())?;
+            let bytes = pinned.len();
+            let copy = part.copy_to_pinned(pinned)?;
+            coming.under_way.push(copy, end - begin, bytes);
+            begin = end;
+        }
+        Ok(coming)
     }
 
     /// A copy of device memory on the host. Waits for the buffer's stream.
@@ -62,20 +148,29 @@ impl Ferry {
     /// # Errors
     /// What failed on the stream up to here.
     pub fn download<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> warptile::Result<Vec<T>> {
-        if buffer.byte_len() <= FEW_BYTES {
-            return Ok(buffer.to_vec()?);
-        }
-        self.with(buffer.stream(), |pinned| {
-            let pinned = bytemuck::cast_slice_mut::<u64, T>(pinned);
-            let mut values = Vec::with_capacity(buffer.len());
-            while values.len() < buffer.len() {
-                let begin = values.len();
-                let end = buffer.len().min(begin + pinned.len());
-                let pinned = &mut pinned[..end - begin];
-                buffer.slice(begin..end)?.copy_to_slice(pinned)?;
-                values.extend_from_slice(pinned);
-            }
-            Ok(values)
-        })
+        self.begin_download(buffer)?.wait()
+    }
+}
+
+impl<T: Pod> Coming<'_, T> {
+    /// Waits for the oldest part; whether there was one.
+    fn land(&mut self) -> warptile::Result<bool> {
+        let Some((pinned, elements)) = self.under_way.wait()? else {
+            return Ok(false);
+        };
+        let bytes = &pinned[..elements * size_of::<T>()];
+        // Pinned memory begins with a page, so it is aligned for any type.
+        self.values.extend_from_slice(bytemuck::cast_slice(bytes));
+        self.ferry.fleet().idle.push(pinned);
+        Ok(true)
+    }
+
+    /// Waits for the copy.
+    ///
+    /// # Errors
+    /// What failed on the stream up to it.
+    pub fn wait(mut self) -> warptile::Result<Vec<T>> {
+        while self.land()? {}
+        Ok(self.values)
     }
 }

@@ -8,7 +8,7 @@ use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::{Call, Choice, Element, Plan, Planner, QuantizedType};
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Stream};
 
-use crate::{Case, Ferry, Inputs, Lists, Quantized, Result, ResultBuffers};
+use crate::{Case, Coming, Ferry, Inputs, Lists, Quantized, Result, ResultBuffers};
 
 /// Times that who rests offers its core before it sleeps, and how long it sleeps then. Most kernels of small problems are done before.
 const TURNS: u32 = 16;
@@ -175,11 +175,8 @@ impl DeviceLists {
     ///
     /// # Errors
     /// What the driver reports.
-    pub fn upload(stream: &Stream, lists: &Lists) -> warptile::Result<Self> {
-        let upload = |list: Option<&[i32]>| {
-            list.map(|list| DeviceBuffer::from_slice(stream, list))
-                .transpose()
-        };
+    pub fn upload(stream: &Stream, ferry: &Ferry, lists: &Lists) -> warptile::Result<Self> {
+        let upload = |list: Option<&[i32]>| list.map(|list| ferry.upload(stream, list)).transpose();
         let table = lists.block_table.as_ref();
         Ok(DeviceLists {
             query_offsets: upload(lists.query_offsets.as_deref())?,
@@ -277,7 +274,7 @@ impl Case {
                 ferry.upload(stream, &poison.lse)?,
             );
             let floats = |values: Option<&Vec<f32>>| {
-                let upload = |values: &Vec<f32>| DeviceBuffer::from_slice(stream, values);
+                let upload = |values: &Vec<f32>| ferry.upload(stream, values);
                 values.map(upload).transpose()
             };
             let bias = inputs.bias.as_ref();
@@ -315,7 +312,7 @@ impl Case {
                     .map(|mask| ferry.upload(stream, &mask.data))
                     .transpose()?,
                 lists: match self.device_lengths {
-                    true => DeviceLists::upload(stream, &self.lists())?,
+                    true => DeviceLists::upload(stream, ferry, &self.lists())?,
                     false => DeviceLists::default(),
                 },
                 out: once_more(stream, &poison.0)?,
@@ -421,10 +418,41 @@ impl<T: Element> OnGpu<T> {
     /// # Errors
     /// What went wrong in the launches.
     pub fn result(&self) -> warptile::Result<ResultBuffers<T>> {
-        Ok(ResultBuffers {
-            out: self.ferry.download(&self.out)?,
+        self.begin_result()?.wait()
+    }
+
+    /// Queues copies of the result behind the launches.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn begin_result(&self) -> warptile::Result<ComingResult<'_, T>> {
+        Ok(ComingResult {
+            out: self.ferry.begin_download(&self.out)?,
             offset: self.offset,
-            lse: self.ferry.download(&self.lse)?,
+            lse: self.ferry.begin_download(&self.lse)?,
+        })
+    }
+}
+
+/// A result that is on its way to the host.
+#[must_use = "it is of use once it has been waited for"]
+#[derive(Debug)]
+pub struct ComingResult<'a, T> {
+    out: Coming<'a, T>,
+    offset: usize,
+    lse: Coming<'a, f32>,
+}
+
+impl<T: Element> ComingResult<'_, T> {
+    /// Waits for the result.
+    ///
+    /// # Errors
+    /// What went wrong in the launches.
+    pub fn wait(self) -> warptile::Result<ResultBuffers<T>> {
+        Ok(ResultBuffers {
+            out: self.out.wait()?,
+            offset: self.offset,
+            lse: self.lse.wait()?,
         })
     }
 }

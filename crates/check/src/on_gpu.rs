@@ -174,12 +174,13 @@ impl ReferenceOnGpu {
         Ok(load()?)
     }
 
-    /// The same kernels on another stream of their context, so that several threads compute references side by side.
+    /// The same kernels on another stream of their context, with its pinned memory, so that several threads compute references side by
+    /// side.
     #[must_use]
-    pub fn on_stream(&self, stream: &Stream) -> Self {
+    pub fn on_stream(&self, stream: &Stream, ferry: &Arc<Ferry>) -> Self {
         ReferenceOnGpu {
             stream: stream.clone(),
-            ferry: Arc::default(),
+            ferry: ferry.clone(),
             ..self.clone()
         }
     }
@@ -233,24 +234,21 @@ impl ReferenceOnGpu {
             .min(BLOCKS)
             .min(most_blocks);
 
-        let [on_q, on_k, on_v] = [q, k, v].map(|view| self.ferry.upload(stream, view.data));
+        let ferry = &self.ferry;
+        let [on_q, on_k, on_v] = [q, k, v].map(|view| ferry.upload(stream, view.data));
         let (on_q, on_k, on_v) = (on_q?, on_k?, on_v?);
         let floats = |values: Option<&[f32]>| {
-            let upload = |values| DeviceBuffer::from_slice(stream, values);
+            let upload = |values| ferry.upload(stream, values);
             values.map(upload).transpose()
         };
         let (slopes, sinks) = (floats(operands.slopes)?, floats(operands.sinks)?);
         let (k_scale, v_scale) = (floats(operands.k_scale)?, floats(operands.v_scale)?);
         let step = |scales: Option<&[f32]>| i32::from(scales.is_some_and(|list| list.len() > 1));
-        let bias = operands
-            .bias
-            .map(|bias| DeviceBuffer::from_slice(stream, bias));
+        let bias = operands.bias.map(|bias| ferry.upload(stream, bias));
         let bias = bias.transpose()?;
-        let key_mask = operands
-            .key_mask
-            .map(|mask| DeviceBuffer::from_slice(stream, mask));
+        let key_mask = operands.key_mask.map(|mask| ferry.upload(stream, mask));
         let key_mask = key_mask.transpose()?;
-        let device_rows = DeviceBuffer::from_slice(stream, &rows)?;
+        let device_rows = ferry.upload(stream, &rows)?;
         let scratch = DeviceBuffer::<f64>::uninit(stream, 4 * key_bound * blocks)?;
         let numbers = |len| DeviceBuffer::<f64>::zeroed(stream, len);
         let (out, lse) = (numbers(elements)?, numbers(places)?);
@@ -311,21 +309,23 @@ impl ReferenceOnGpu {
             // below have waited for it.
             unsafe { kernel.launch(stream, &config, &parameters) }?;
         }
+        let (out, lse) = (ferry.begin_download(&out)?, ferry.begin_download(&lse)?);
+        let out_floor = ferry.begin_download(&out_floor)?;
+        let lse_floor = ferry.begin_download(&lse_floor)?;
+        let errors = ferry.begin_download(&errors)?;
         rest(stream)?;
-        let (lse, lse_floor) = (self.ferry.download(&lse)?, self.ferry.download(&lse_floor)?);
+        let (lse, lse_floor, largest) = (lse.wait()?, lse_floor.wait()?, errors.wait()?);
         let exact = ReferenceOutput {
-            out: self.ferry.download(&out)?,
+            out: out.wait()?,
             lse: by_head(call).map(|index| lse[index]).collect(),
         };
-        let mut largest = [0.0; 3];
-        errors.copy_to_slice(&mut largest)?;
         let errors = NaturalErrors {
             out: largest[0],
             lse: largest[1],
             rounding: largest[2],
         };
         let lse_floor = by_head(call).map(|index| lse_floor[index]).collect();
-        let out_floor = self.ferry.download(&out_floor)?;
+        let out_floor = out_floor.wait()?;
         Ok(Expectation::within(
             call, exact, errors, out_floor, lse_floor,
         ))

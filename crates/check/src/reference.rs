@@ -68,7 +68,7 @@ pub fn reference<'a, T: Element>(
 }
 
 /// What a result is judged by; without `rounded` the exact part of it alone.
-pub(crate) fn compute<T: Element>(
+pub(crate) fn compute<T: Compiled>(
     call: &Call,
     q: View<'_, T>,
     [k, v]: [KeyView<'_, T>; 2],

@@ -29,6 +29,7 @@ const fn power(exponent: i32) -> f64 {
 
 /// The power of two at or below the magnitude of `value`: 0 for zero and subnormal numbers, an infinity for what is not
 /// finite.
+#[inline(always)]
 fn magnitude(value: f64) -> f64 {
     f64::from_bits(value.to_bits() & (0x7ff << 52))
 }
@@ -45,6 +46,7 @@ pub(crate) fn ulp(element: ElementType, value: f64) -> f64 {
 
 /// What is left of a number after storing it: `T::from_f64(value).to_f64()`, without a branch, so that loops over it become
 /// vector code.
+#[inline(always)]
 pub(crate) fn round<T: Element>(value: f64) -> f64 {
     if let ElementType::F32 = T::TYPE {
         return f64::from(value as f32);

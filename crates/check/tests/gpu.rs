@@ -81,8 +81,8 @@ fn large_problems_have_the_same_reference_on_the_gpu() {
 fn what_is_ferried_comes_back() {
     let gpu = Gpu::new(&Driver::load().unwrap(), 0).unwrap();
     let ferry = Ferry::default();
-    // Around what the driver copies directly, and what is copied at once.
-    for len in [0, 1, 4096, 4097, 1 << 18, (1 << 18) + 1, 700_000] {
+    // Around what is copied at once, and more than may be under way.
+    for len in [0, 1, 1024, 1025, 1 << 20, (1 << 20) + 1, 20 << 20] {
         let values: Vec<u32> = (0..len).collect();
         let on_gpu = ferry.upload(gpu.stream(), &values).unwrap();
         assert_eq!(on_gpu.to_vec().unwrap(), values);

@@ -282,6 +282,26 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 }
 
+impl DeviceBuffer<u8> {
+    /// The same memory as elements of another type, as many as it has whole.
+    ///
+    /// # Errors
+    /// [`DriverError::Alignment`] if they would not be aligned. What the driver allocates is for any
+    /// type, to 256 bytes.
+    pub fn cast<T: Pod>(self) -> Result<DeviceBuffer<T>> {
+        let address = self.pointer as usize;
+        if !address.is_multiple_of(align_of::<T>()) {
+            return Err(DriverError::Alignment {
+                address,
+                alignment: align_of::<T>(),
+                element: std::any::type_name::<T>(),
+            });
+        }
+        let len = self.len.checked_div(size_of::<T>()).unwrap_or(0);
+        Ok(DeviceBuffer::at(self.pointer, self.memory, len))
+    }
+}
+
 impl<'a, T: Pod> DeviceSlice<'a, T> {
     /// The same bytes, without the type.
     #[must_use]
@@ -386,14 +406,15 @@ impl<'a, T: Pod> DeviceSlice<'a, T> {
         stream.finish_copy(queued)
     }
 
-    /// Copies the contents into pinned host memory without waiting. The memory is handed back by
-    /// [`PendingCopy::wait`], so it cannot be read or freed too early.
+    /// Copies the contents into pinned host memory, the first elements of it, without waiting. The
+    /// memory is handed back by [`PendingCopy::wait`], so it cannot be read or freed too early.
     ///
     /// # Errors
-    /// [`DriverError::Length`], [`DriverError::Capturing`], or what the driver reports.
+    /// [`DriverError::Length`] if the pinned memory is shorter, [`DriverError::Capturing`], or what
+    /// the driver reports.
     pub fn copy_to_pinned(&self, values: PinnedBuffer<T>) -> Result<PendingCopy<T>> {
         const OPERATION: &str = "copying from the device to pinned memory";
-        same_length(OPERATION, self.len, values.len())?;
+        same_length(OPERATION, self.len, values.len().min(self.len))?;
         let stream = self.stream();
         let _held = stream.outside_captures(OPERATION)?;
         let mut copy = PendingCopy::new(stream, values)?;
@@ -516,14 +537,15 @@ impl<'a, T: Pod> DeviceSliceMut<'a, T> {
         stream.finish_copy(queued)
     }
 
-    /// Copies from pinned host memory without waiting. The memory is handed back by
-    /// [`PendingCopy::wait`], so it cannot be changed or freed too early.
+    /// Copies from pinned host memory, the first elements of it, without waiting. The memory is
+    /// handed back by [`PendingCopy::wait`], so it cannot be changed or freed too early.
     ///
     /// # Errors
-    /// [`DriverError::Length`], [`DriverError::Capturing`], or what the driver reports.
+    /// [`DriverError::Length`] if the pinned memory is shorter, [`DriverError::Capturing`], or what
+    /// the driver reports.
     pub fn copy_from_pinned(&mut self, values: PinnedBuffer<T>) -> Result<PendingCopy<T>> {
         const OPERATION: &str = "copying from pinned memory to the device";
-        same_length(OPERATION, values.len(), self.len())?;
+        same_length(OPERATION, values.len().min(self.len()), self.len())?;
         let stream = self.stream();
         let _held = stream.outside_captures(OPERATION)?;
         let mut copy = PendingCopy::new(stream, values)?;

@@ -8,7 +8,7 @@ use std::thread;
 use quickcheck::QuickCheck;
 use warptile::gpu::Gpu;
 use warptile::{Choice, Element, ElementType, Error, Family, Plan, Planner};
-use warptile_check::{Case, Expectation, Inputs, ReferenceOnGpu, ResultBuffers};
+use warptile_check::{Case, Expectation, Ferry, Inputs, ReferenceOnGpu, ResultBuffers};
 use warptile_driver::{Driver, Stream};
 use warptile_kernels::{Image, Role, Target, catalog};
 
@@ -145,6 +145,11 @@ pub(crate) fn families() -> Vec<Family> {
     families
 }
 
+thread_local! {
+    /// The stream and the pinned memory of a thread's cases: each takes the driver longer to make than many a kernel takes.
+    static LANE: (Stream, Arc<Ferry>) = (Stream::new(gpu().context()).unwrap(), Arc::default());
+}
+
 /// Runs the case and holds the result against the reference. `Ok(false)` if no kernel takes the problem.
 pub(crate) fn passes(case: &Case, images: Images) -> Result<bool, String> {
     match case.element {
@@ -163,8 +168,8 @@ fn passes_as<T: Element>(case: &Case, images: Images) -> Result<bool, String> {
     let describe =
         |what: &dyn std::fmt::Display| format!("{case} on {}: {what}", plan.kernel_name());
     let known = known::<T>(case).map_err(|error| describe(&error))?;
-    let mut on_gpu = case
-        .upload(&known.inputs, gpu(), &plan)
+    let mut on_gpu = LANE
+        .with(|(stream, ferry)| case.upload_on(&known.inputs, gpu(), stream, ferry, &plan))
         .map_err(|error| describe(&error))?;
     on_gpu.launch().map_err(|error| describe(&error))?;
     let result = on_gpu.result().map_err(|error| describe(&error))?;
@@ -223,7 +228,7 @@ fn known<T: Element>(case: &Case) -> warptile_check::Result<Arc<Known<T>>> {
     Ok(made)
 }
 
-/// The float64 reference on the device, on a stream of its own. The tests of warptile-check compare it with the host's.
+/// The float64 reference on the device, on the thread's own stream. The tests of warptile-check compare it with the host's.
 fn reference() -> warptile_check::Result<ReferenceOnGpu> {
     static LOADED: OnceLock<ReferenceOnGpu> = OnceLock::new();
     let loaded = match LOADED.get() {
@@ -233,7 +238,7 @@ fn reference() -> warptile_check::Result<ReferenceOnGpu> {
             LOADED.get_or_init(|| loaded)
         }
     };
-    Ok(loaded.on_stream(&Stream::new(gpu().context())?))
+    Ok(LANE.with(|(stream, ferry)| loaded.on_stream(stream, ferry)))
 }
 
 /// Bitwise equality, poison included.

@@ -2,12 +2,14 @@
 
 use warptile::Element;
 
+use super::matrix::weighted_sum;
 use super::row::{Computation, KeyTerms};
 use crate::rounding::ulp;
 
 impl<T: Element> Computation<'_, T> {
     /// Size of the terms that the scores of a row are summed from, in the mean over its probabilities:
     /// `|scale| |q| |k| + slope * distance + |bias|`, which no sum of the terms exceeds.
+    #[inline(always)]
     pub(super) fn reach(
         &self,
         query: &[f64],
@@ -37,6 +39,7 @@ impl<T: Element> Computation<'_, T> {
     /// `out = sum(p v)` moves by `sum(p error(score) (v - out))`, which is at most the standard deviation of `v` under `p`
     /// times the error of the scores, about an ulp of `f32` at their [`reach`](Self::reach). The weights and the output
     /// itself are rounded to the element type: an ulp at the root mean square of `v`. A sink counts as a key of value 0.
+    #[inline(always)]
     pub(super) fn floors(
         &self,
         probabilities: &[f64],
@@ -46,11 +49,7 @@ impl<T: Element> Computation<'_, T> {
         floors: &mut [f32],
     ) {
         let mut squares = vec![0.0; out.len()];
-        for (p, row) in probabilities.iter().zip(values.chunks_exact(out.len())) {
-            for (square, v) in squares.iter_mut().zip(row) {
-                *square += p * (v * v);
-            }
-        }
+        weighted_sum(probabilities, values, |v| v * v, &mut squares);
         // Beyond that, the weights may be anything.
         let score_error = (self.units() * (1.0 + reach)).min(1.0);
         for ((floor, square), out) in floors.iter_mut().zip(squares).zip(out) {

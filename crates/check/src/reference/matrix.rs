@@ -1,6 +1,11 @@
 //! Copies of tensors as matrices of known order, and the products with them.
 
-use warptile::{Element, View};
+use warptile::View;
+
+use crate::compiled::Compiled;
+
+/// Rows that are turned together: elements of a column lie far apart, and those of so many rows are written next to each other.
+const ROWS_AT_ONCE: usize = 16;
 
 /// A tensor copied to `[entry, head, row, head size]`, or to `[entry, head, head size, row]`.
 pub(super) struct Dense {
@@ -13,7 +18,7 @@ pub(super) struct Dense {
 
 impl Dense {
     /// `scales`: what the elements are multiplied by, one number or one for each head.
-    pub(super) fn copy<T: Element>(
+    pub(super) fn copy<T: Compiled>(
         view: View<'_, T>,
         scales: Option<&[f32]>,
         transposed: bool,
@@ -21,23 +26,36 @@ impl Dense {
         let [entries, rows, heads, head_dim] = view.layout.shape;
         let mut exact = vec![0.0; entries * rows * heads * head_dim];
         let mut single = vec![0.0; exact.len()];
-        for entry in 0..entries {
-            for head in 0..heads {
-                let start = (entry * heads + head) * rows * head_dim;
-                let scale = match scales {
-                    None => 1.0,
-                    Some([one]) => f64::from(*one),
-                    Some(each) => f64::from(each[head]),
+        let mut block = vec![0.0; ROWS_AT_ONCE * head_dim];
+        for (entry, head) in
+            (0..entries).flat_map(|entry| (0..heads).map(move |head| (entry, head)))
+        {
+            let start = (entry * heads + head) * rows * head_dim;
+            let scale = match scales {
+                None => 1.0,
+                Some([one]) => f64::from(*one),
+                Some(each) => f64::from(each[head]),
+            };
+            for first in (0..rows).step_by(ROWS_AT_ONCE) {
+                let count = ROWS_AT_ONCE.min(rows - first);
+                for (row, numbers) in block.chunks_exact_mut(head_dim).take(count).enumerate() {
+                    let from = view.layout.offset(entry, first + row, head);
+                    T::load(&view.data[from..from + head_dim], numbers);
+                }
+                let mut put = |place: usize, x: f32| {
+                    let scaled = f64::from(x) * scale;
+                    exact[start + place] = scaled;
+                    single[start + place] = scaled as f32;
                 };
-                for row in 0..rows {
-                    let from = view.layout.offset(entry, row, head);
-                    for (d, x) in view.data[from..from + head_dim].iter().enumerate() {
-                        let place = match transposed {
-                            true => d * rows + row,
-                            false => row * head_dim + d,
-                        };
-                        exact[start + place] = x.to_f64() * scale;
-                        single[start + place] = (x.to_f64() * scale) as f32;
+                if transposed {
+                    for d in 0..head_dim {
+                        for row in 0..count {
+                            put(d * rows + first + row, block[row * head_dim + d]);
+                        }
+                    }
+                } else {
+                    for (place, &x) in block[..count * head_dim].iter().enumerate() {
+                        put(first * head_dim + place, x);
                     }
                 }
             }
@@ -83,11 +101,23 @@ pub(super) struct KeysAt {
 
 impl KeysAt {
     /// `q.k` of every key: one product after the other, all keys side by side.
+    #[inline(always)]
     pub(super) fn products<R: Real>(&self, query: &[R], keys: &[R]) -> Vec<R> {
         let mut sums = vec![R::default(); self.count];
-        for (d, &q) in query.iter().enumerate() {
-            let row = &keys[self.start + d * self.step..][..self.count];
-            for (sum, &k) in sums.iter_mut().zip(row) {
+        let row = |d: usize| &keys[self.start + d * self.step..][..self.count];
+        let blocks = query.chunks_exact(4);
+        let (done, rest) = (query.len() - blocks.remainder().len(), blocks.remainder());
+        for (block, q) in blocks.enumerate() {
+            // Four of them while the sum is at hand.
+            let rows = [0, 1, 2, 3].map(|d| row(4 * block + d));
+            for (i, sum) in sums.iter_mut().enumerate() {
+                for d in 0..4 {
+                    *sum += q[d] * rows[d][i];
+                }
+            }
+        }
+        for (d, &q) in rest.iter().enumerate() {
+            for (sum, &k) in sums.iter_mut().zip(row(done + d)) {
                 *sum += q * k;
             }
         }
@@ -104,11 +134,30 @@ pub(super) trait Real:
 impl Real for f64 {}
 impl Real for f32 {}
 
-/// `out += sum(p v)`, one key after the other.
-pub(super) fn weighted_sum<R: Real>(probabilities: &[R], values: &[R], out: &mut [R]) {
-    for (&p, row) in probabilities.iter().zip(values.chunks_exact(out.len())) {
+/// `out += sum(p f(v))`, one key after the other.
+#[inline(always)]
+pub(super) fn weighted_sum<R: Real>(
+    probabilities: &[R],
+    values: &[R],
+    f: impl Fn(R) -> R,
+    out: &mut [R],
+) {
+    let len = out.len();
+    let (blocks, rows) = (probabilities.chunks_exact(4), values.chunks_exact(4 * len));
+    let rest = blocks.remainder();
+    for (p, rows) in blocks.zip(rows) {
+        // Four keys while the sum is at hand.
+        let rows = [0, 1, 2, 3].map(|key| &rows[key * len..][..len]);
+        for (i, out) in out.iter_mut().enumerate() {
+            for key in 0..4 {
+                *out += p[key] * f(rows[key][i]);
+            }
+        }
+    }
+    let values = &values[(probabilities.len() - rest.len()) * len..];
+    for (&p, row) in rest.iter().zip(values.chunks_exact(len)) {
         for (out, &v) in out.iter_mut().zip(row) {
-            *out += p * v;
+            *out += p * f(v);
         }
     }
 }

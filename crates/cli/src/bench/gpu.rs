@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use half::{bf16, f16};
 use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::{Call, Choice, Element, ElementType, Features, Plan, Planner};
-use warptile_check::{Case, DeviceLists, KeyBuffers, Lists, once_more};
+use warptile_check::{Case, DeviceLists, Ferry, KeyBuffers, Lists, once_more};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
 use super::data::Data;
@@ -134,7 +134,7 @@ impl Launch {
         let (call, lists) = match on_device && lists.any() {
             true => (
                 with_device_lengths(case, call, lists)?,
-                DeviceLists::upload(gpu.stream(), lists)?,
+                DeviceLists::upload(gpu.stream(), &Ferry::default(), lists)?,
             ),
             false => (call.clone(), DeviceLists::default()),
         };

@@ -70,7 +70,7 @@ impl<'a> Lane<'a> {
             Some(loaded) => loaded,
             None => ReferenceOnGpu::new(self.gpu)?,
         };
-        let mine = shared.insert(loaded).on_stream(&self.stream);
+        let mine = shared.insert(loaded).on_stream(&self.stream, &self.ferry);
         Ok(self.reference.get_or_init(|| mine))
     }
 }
@@ -152,9 +152,9 @@ pub(crate) struct Phases {
     generating: f64,
     /// Loading the kernel, the first time that it is chosen. The driver compiles PTX here.
     loading: f64,
-    /// Computing the reference and the bounds.
+    /// Computing the reference and the bounds; on a GPU, where it is behind the launches, waiting for those, too.
     reference: f64,
-    /// Copying the data to the GPU, launching, waiting, and copying the results back.
+    /// Copying the data to the GPU, launching, waiting for what is left, and copying the results back.
     computing: f64,
     /// Judging the results.
     comparing: f64,
@@ -300,13 +300,17 @@ impl Place<'_> {
     }
 }
 
+/// What waits for something, and returns it.
+pub(super) type Later<'a, R> = Box<dyn FnOnce() -> warptile::Result<R> + 'a>;
+
 /// Something that computes a case into the same buffers as often as it is asked.
 pub(super) trait Runner<'a, T> {
     /// The same inputs and poisoned results, in other buffers. Nothing has been launched yet.
     fn once_more(&self) -> warptile::Result<Box<dyn Runner<'a, T> + 'a>>;
     fn launch(&mut self) -> warptile::Result<()>;
     fn wait(&self) -> warptile::Result<()>;
-    fn result(&self) -> warptile::Result<ResultBuffers<T>>;
+    /// What the launches so far leave, once it is there.
+    fn begin_result(&self) -> warptile::Result<Later<'_, ResultBuffers<T>>>;
     fn poison(&mut self) -> warptile::Result<()>;
 }
 
@@ -344,8 +348,9 @@ impl<'a, T: Element> Runner<'a, T> for OnCpu<'a, T> {
         Ok(())
     }
 
-    fn result(&self) -> warptile::Result<ResultBuffers<T>> {
-        Ok(self.result.clone())
+    fn begin_result(&self) -> warptile::Result<Later<'_, ResultBuffers<T>>> {
+        let result = self.result.clone();
+        Ok(Box::new(|| Ok(result)))
     }
 
     fn poison(&mut self) -> warptile::Result<()> {
@@ -367,8 +372,9 @@ impl<'a, T: Element> Runner<'a, T> for OnGpu<T> {
         rest(self.stream())
     }
 
-    fn result(&self) -> warptile::Result<ResultBuffers<T>> {
-        OnGpu::result(self)
+    fn begin_result(&self) -> warptile::Result<Later<'_, ResultBuffers<T>>> {
+        let coming = OnGpu::begin_result(self)?;
+        Ok(Box::new(|| coming.wait()))
     }
 
     fn poison(&mut self) -> warptile::Result<()> {
@@ -408,23 +414,49 @@ fn check_typed<T: Element>(
         }
         plan => plan?,
     };
-    let mut make = || {
-        let inputs = timed(&mut seconds.generating, || case.inputs::<T>());
-        let expected = timed(&mut seconds.reference, || place.expectation(case, &inputs))?;
-        Ok(Known { inputs, expected })
-    };
     let problem = match known {
-        Some(known) => known.of(case, make)?,
-        None => Arc::new(make()?),
+        Some(known) => known.of(case, || {
+            let made = Known::<T>::new(case, seconds);
+            made.expected(place, case, seconds)?;
+            Ok(made)
+        })?,
+        None => Arc::new(Known::new(case, seconds)),
     };
     timed(&mut seconds.loading, || place.load(&plan))?;
     let prepare = || place.prepare(case, &problem.inputs, &plan);
+    let expected = |seconds: &mut Phases| problem.expected(place, case, seconds);
     Ok(Checked::Ran(Ran {
         image: plan.image(),
         drew_tiles: draws_tiles(case, &plan)?,
         gpu_reference: place.has_gpu_reference(case),
-        outcome: judge(case, &problem.expected, runs, prepare, seconds)?,
+        outcome: judge(case, expected, runs, prepare, seconds)?,
     }))
+}
+
+impl<T: Element> Known<T> {
+    /// A problem of which nobody knows yet what to expect.
+    fn new(case: &Case, seconds: &mut Phases) -> Self {
+        Known {
+            inputs: timed(&mut seconds.generating, || case.inputs()),
+            expected: OnceLock::new(),
+        }
+    }
+
+    /// What a right result is, computed when it is asked for first.
+    fn expected(
+        &self,
+        place: Place<'_>,
+        case: &Case,
+        seconds: &mut Phases,
+    ) -> warptile_check::Result<&Expectation> {
+        if let Some(expected) = self.expected.get() {
+            return Ok(expected);
+        }
+        let made = timed(&mut seconds.reference, || {
+            place.expectation(case, &self.inputs)
+        })?;
+        Ok(self.expected.get_or_init(|| made))
+    }
 }
 
 /// Whether the CTAs of a plan's launches draw tiles from a counter: more of them than there are CTAs have rows to compute.
@@ -443,15 +475,16 @@ fn draws_tiles(case: &Case, plan: &Plan) -> warptile_check::Result<bool> {
     Ok(false)
 }
 
-/// Two runs in buffers of their own, or one, must be right and equal; then, if asked for, so must many in the same buffers.
-fn judge<'a, T: Element>(
+/// Two runs in buffers of their own, or one, must be right and equal; then, if asked for, so must many in the same buffers. What is
+/// expected is asked for while they are under way.
+fn judge<'a, 'e, T: Element>(
     case: &Case,
-    expected: &Expectation,
+    expected: impl FnOnce(&mut Phases) -> warptile_check::Result<&'e Expectation>,
     runs: Runs,
     prepare: impl Fn() -> warptile_check::Result<Box<dyn Runner<'a, T> + 'a>>,
     seconds: &mut Phases,
 ) -> warptile_check::Result<Result<Errors, String>> {
-    let (first, second) = timed(&mut seconds.computing, || {
+    let (runner, again) = timed(&mut seconds.computing, || {
         let mut runner = prepare()?;
         // Before the first launch, which might write into its inputs.
         let mut again = match runs.once {
@@ -459,13 +492,21 @@ fn judge<'a, T: Element>(
             false => Some(runner.once_more()?),
         };
         runner.launch()?;
-        let Some(again) = &mut again else {
-            runner.wait()?;
-            return Ok((runner.result()?, None));
-        };
-        again.launch()?;
-        again.wait()?;
-        Ok::<_, warptile_check::Error>((runner.result()?, Some(again.result()?)))
+        if let Some(again) = &mut again {
+            again.launch()?;
+        }
+        Ok::<_, warptile_check::Error>((runner, again))
+    })?;
+    let (first, second) = timed(&mut seconds.computing, || {
+        let first = runner.begin_result()?;
+        let second = again.as_ref().map(|again| again.begin_result());
+        Ok::<_, warptile_check::Error>((first, second.transpose()?))
+    })?;
+    let expected = expected(seconds)?;
+    let (first, second) = timed(&mut seconds.computing, || {
+        runner.wait()?;
+        let second = second.map(|result| result());
+        Ok::<_, warptile_check::Error>((first()?, second.transpose()?))
     })?;
     let judged = timed(&mut seconds.comparing, || {
         let report = case.check_against(expected, &first);
@@ -510,7 +551,7 @@ fn first_difference<T: Element>(
             if sync != Sync::None {
                 runner.wait()?;
             }
-            if !same_bits(first, &runner.result()?) {
+            if !same_bits(first, &runner.begin_result()?()?) {
                 return Ok(Some(launch));
             }
             runner.poison()?;
@@ -558,13 +599,16 @@ mod tests {
             self.inner.wait()
         }
 
-        fn result(&self) -> warptile::Result<ResultBuffers<f32>> {
-            let mut result = self.inner.result()?;
-            if self.flip {
-                let value = &mut result.out[result.offset + 9];
-                *value = f32::from_bits(value.to_bits() ^ 1);
-            }
-            Ok(result)
+        fn begin_result(&self) -> warptile::Result<Later<'_, ResultBuffers<f32>>> {
+            let (flip, coming) = (self.flip, self.inner.begin_result()?);
+            Ok(Box::new(move || {
+                let mut result = coming()?;
+                if flip {
+                    let value = &mut result.out[result.offset + 9];
+                    *value = f32::from_bits(value.to_bits() ^ 1);
+                }
+                Ok(result)
+            }))
         }
 
         fn poison(&mut self) -> warptile::Result<()> {
@@ -595,7 +639,8 @@ mod tests {
                 flip: false,
             }) as Box<dyn Runner<'_, f32>>)
         };
-        let judged = judge(&case, &expected, runs, prepare, &mut Phases::default());
+        let expected = |_: &mut Phases| Ok(&expected);
+        let judged = judge(&case, expected, runs, prepare, &mut Phases::default());
         (judged.unwrap(), launches.get())
     }
 

@@ -245,7 +245,7 @@ fn judge<T: Element>(tile: &Tile, place: Place<'_>) -> warptile_check::Result<Ca
     let reading = tile.read::<T, warptile_check::Error>(|inputs| {
         let mut runner = place.prepare(case, inputs, &plan)?;
         runner.launch()?;
-        Ok(runner.result()?)
+        Ok(runner.begin_result()?()?)
     })?;
     Ok(Came::Judged(tile.judge(&reading)))
 }

@@ -124,6 +124,35 @@ fn pinned_copies_do_not_wait_and_hand_the_memory_back() {
 }
 
 #[test]
+fn pinned_memory_may_be_longer_than_what_is_copied() {
+    let (fake, context, stream) = open();
+    let mut buffer = DeviceBuffer::<u32>::zeroed(&stream, 3).unwrap();
+    let up = PinnedBuffer::from_slice(&context, &[1, 2, 3, 4, 5]).unwrap();
+    let up = buffer.as_slice_mut().copy_from_pinned(up).unwrap();
+    let down = PinnedBuffer::from_slice(&context, &[9; 5]).unwrap();
+    let down = buffer.as_slice().copy_to_pinned(down).unwrap();
+    assert_eq!(down.wait().unwrap()[..], [1, 2, 3, 9, 9]);
+    assert_eq!(up.wait().unwrap()[..], [1, 2, 3, 4, 5]);
+    let short = PinnedBuffer::zeroed(&context, 2).unwrap();
+    let error = buffer.as_slice().copy_to_pinned(short).unwrap_err();
+    assert!(matches!(error, DriverError::Length { .. }), "{error}");
+    drop((buffer, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
+fn bytes_become_elements() {
+    let (fake, context, stream) = open();
+    let bytes = DeviceBuffer::from_slice(&stream, &[1_u8, 0, 0, 0, 2, 0, 0, 0, 3]).unwrap();
+    let words = bytes.cast::<u32>().unwrap();
+    assert_eq!(words.to_vec().unwrap(), [1, 2]);
+    let none = DeviceBuffer::<u8>::uninit(&stream, 0).unwrap();
+    assert!(none.cast::<u64>().unwrap().is_empty());
+    drop((words, stream, context));
+    fake.assert_clean();
+}
+
+#[test]
 fn dropping_a_running_copy_waits_for_it() {
     let (fake, context, stream) = open();
     let mut buffer = DeviceBuffer::<u32>::zeroed(&stream, 100).unwrap();
