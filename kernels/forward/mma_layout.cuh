@@ -36,7 +36,8 @@ struct MmaTraits {
     static constexpr int K_STRIDE = 0, V_STRIDE = 0; // rows are swizzled, not padded
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = Schedule::SCHEDULE;
     static constexpr unsigned FEATURES = OPTIONS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE | Keys::FEATURES;
-    __device__ static constexpr bool has(unsigned feature) { return FEATURES & feature; }
+    // Whether there is code for one of these.
+    __device__ static constexpr bool has(unsigned features) { return FEATURES & features; }
     // All sequences are as long as the host says, and lie one after the other. Neither are their keys cut at fixed places: with splits the
     // planner asks for an image of any batch.
     __device__ static constexpr bool is_dense() { return !has(FEATURE_PACKED | FEATURE_DEVICE_LENGTHS | FEATURE_PAGED); }
@@ -64,6 +65,8 @@ struct MmaTraits {
     static constexpr int RING_BYTES = STAGES * STAGE_BYTES; // a team's
 
     static_assert(sizeof(Element) == 2, "mma.sync takes f16 and bf16");
+    static_assert(OPTIONS == OPTIONAL_FEATURES || (OPTIONS == 0 && Keys::FEATURES == 0 && Schedule::SHARES_KEYS),
+                  "rows of dense problems begin before sinks, slopes and scales could be read");
     static_assert(BLOCK_M % FRAGMENT_ROWS == 0, "a product has 16 rows");
     static_assert(WARPS % TEAM_WARPS == 0, "whole teams");
     static_assert(BLOCK_N % (TEAMS * FRAGMENT_DEPTH) == 0, "the products with the values take 16 keys at a time");
