@@ -12,4 +12,7 @@ __device__ inline int anew(int x)
     return x;
 }
 
+// Makes the compiler compute an address up to here, and not where it is used.
+template <class T> __device__ inline void compute_here(T*& address) { asm volatile("" : "+l"(address)); }
+
 } // namespace warptile

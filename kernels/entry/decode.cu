@@ -13,9 +13,16 @@ using Keys = warptile::SameKeys<WARPTILE_ELEMENT>;
 #define SCHEDULE warptile::Share
 #endif
 
+// Dense problems without options: less code.
+#if defined(WARPTILE_VARIANT_DENSE)
+constexpr unsigned OPTIONS = 0;
+#else
+constexpr unsigned OPTIONS = warptile::OPTIONAL_FEATURES;
+#endif
+
 using Params = Keys::Block;
 using Instance = warptile::MmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS,
-                                     WARPTILE_STAGES, SCHEDULE, Keys>;
+                                     WARPTILE_STAGES, SCHEDULE, Keys, OPTIONS>;
 
 extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
 

@@ -69,6 +69,10 @@ template <class Traits> class MmaAttention {
     // All that is not needed for the first loads comes after them. False if what has been read ahead was wrong.
     __device__ bool describe_next(int number)
     {
+        if constexpr (Traits::is_dense()) {
+            describe_next_of_dense(number);
+            return true;
+        }
         const bool checks = number == 0 && schedule.reads_ahead();
         if (checks) check();
         if (threadIdx.x == 0) thread.segment(number + 1) = schedule.next();
@@ -87,6 +91,23 @@ template <class Traits> class MmaAttention {
         }
         ring.load_segment(number + 1, group, number < 0 && schedule.reads_ahead());
         return true;
+    }
+
+    // Here nothing but queries, keys and values may be what the launch before writes, so all the rest comes ahead of the wait for it: two segments
+    // are described, the first keys are on their way to L2, and the rows begin.
+    __device__ void describe_next_of_dense(int number)
+    {
+        const int last = number < 0 ? 1 : number + 1;
+        if (threadIdx.x == 0 && number != 0)
+#pragma unroll 1
+            for (int i = number + 1; i <= last; i++) thread.segment(i) = schedule.next();
+        ring.wait_for_segment();
+        __syncthreads();
+        described = number + 1;
+        if (number < 0) ring.prefetch_first_groups();
+        if (number != 0) rows.start(max(number, 0));
+        if (number >= 0) rows.take_queries();
+        ring.load_segment(number + 1, group, false);
     }
 
     // What this thread has read ahead, when it has come again.

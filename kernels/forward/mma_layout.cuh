@@ -16,9 +16,13 @@ namespace warptile {
 // Warps of `mma` that share the columns of their rows' results: registers hold 256 of 16 rows. Each computes all their scores.
 __device__ constexpr int column_parts_of(int head_dim) { return head_dim > 256 ? 2 : 1; }
 
-// `Schedule`: which keys of which tiles a CTA reads (work/share.cuh, work/one_tile.cuh). `Keys`: of which type they are.
+// What a problem may have that most steps of decoding do not.
+constexpr unsigned OPTIONAL_FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED | FEATURE_PAGED | FEATURE_DEVICE_LENGTHS;
+
+// `Schedule`: which keys of which tiles a CTA reads (work/share.cuh, work/one_tile.cuh). `Keys`: of which type they are. `OPTIONS`: those of
+// OPTIONAL_FEATURES that there is code for.
 template <class Element_, int HEAD_DIM_, int BLOCK_M_, int BLOCK_N_, int WARPS_, int STAGES_, template <class> class Schedule_,
-          class Keys_ = SameKeys<Element_>>
+          class Keys_ = SameKeys<Element_>, unsigned OPTIONS = OPTIONAL_FEATURES>
 struct MmaTraits {
     using Element = Element_;
     using Keys = Keys_;
@@ -31,8 +35,12 @@ struct MmaTraits {
     static constexpr int MIN_CTAS = 1;
     static constexpr int K_STRIDE = 0, V_STRIDE = 0; // rows are swizzled, not padded
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = Schedule::SCHEDULE;
-    static constexpr unsigned FEATURES = FEATURE_SOFTCAP | FEATURE_ALIBI | FEATURE_SINKS | FEATURE_PACKED | FEATURE_PAGED |
-                                         FEATURE_DEVICE_LENGTHS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE | Keys::FEATURES;
+    static constexpr unsigned FEATURES = OPTIONS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE | Keys::FEATURES;
+    // Whether there is code for one of these.
+    __device__ static constexpr bool has(unsigned features) { return FEATURES & features; }
+    // All sequences are as long as the host says, and lie one after the other. Neither are their keys cut at fixed places: with splits the
+    // planner asks for an image of any batch.
+    __device__ static constexpr bool is_dense() { return !has(FEATURE_PACKED | FEATURE_DEVICE_LENGTHS | FEATURE_PAGED); }
 
     // A team is as many warps as the tile's rows need, of 16 rows each. The teams take turns with groups of keys. With more warps than that for
     // the fewest keys there can be in a group, several warps share 16 rows: each has some of the columns, of scores' products as of results.
@@ -57,6 +65,8 @@ struct MmaTraits {
     static constexpr int RING_BYTES = STAGES * STAGE_BYTES; // a team's
 
     static_assert(sizeof(Element) == 2, "mma.sync takes f16 and bf16");
+    static_assert(OPTIONS == OPTIONAL_FEATURES || (OPTIONS == 0 && Keys::FEATURES == 0 && Schedule::SHARES_KEYS),
+                  "rows of dense problems begin before sinks, slopes and scales could be read");
     static_assert(BLOCK_M % FRAGMENT_ROWS == 0, "a product has 16 rows");
     static_assert(WARPS % TEAM_WARPS == 0, "whole teams");
     static_assert(BLOCK_N % (TEAMS * FRAGMENT_DEPTH) == 0, "the products with the values take 16 keys at a time");

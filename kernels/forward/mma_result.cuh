@@ -73,7 +73,10 @@ template <class Traits> class Result {
     }
 
   private:
-    __device__ bool leaves_semaphores() const { return thread.warp == Traits::WARPS - 1 && reads_lengths(params.sequences); }
+    __device__ bool leaves_semaphores() const
+    {
+        return !Traits::is_dense() && thread.warp == Traits::WARPS - 1 && reads_lengths(params.sequences);
+    }
     // Whether the CTA's part of the tile is there when this segment's is, and the others' may be.
     __device__ static bool asks_for_parts(const Schedule& schedule, const Segment& of)
     {
@@ -91,6 +94,7 @@ template <class Traits> class Result {
         return reinterpret_cast<RowSum*>(thread.shared + Traits::SUMS_AT)[team * Traits::BLOCK_M + row];
     }
     __device__ float& sink_at(int row) const { return reinterpret_cast<float*>(thread.shared + Traits::SINKS_AT)[row]; }
+    __device__ float sink_of_row(int row) const { return Traits::has(FEATURE_SINKS) ? sink_at(row) : negative_infinity(); }
     // Bytes into shared memory at which a team leaves its result.
     __device__ int& result_of(int team) const { return reinterpret_cast<int*>(thread.shared + Traits::PLACES_AT)[team]; }
     // Of a row of a result, for a warp that has some of the columns.
@@ -108,7 +112,7 @@ template <class Traits> class Result {
         const int lane = anew(thread.lane);
         if (lane == 0) result_of(thread.team()) = result; // the same of all its warps
         const bool leaves_sums = thread.column_part() == 0;
-        if (leaves_sums && thread.team() == 0 && lane < FRAGMENT_ROWS) sink_at(rows.first_row() + lane) = rows.sink();
+        if (Traits::has(FEATURE_SINKS) && leaves_sums && thread.team() == 0 && lane < FRAGMENT_ROWS) sink_at(rows.first_row() + lane) = rows.sink();
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const RowSum sum = rows.sum(half);
@@ -199,7 +203,7 @@ template <class Traits> class Result {
             Partial all;
             all.add(sums, columns);
             if (clusters == 1)
-                write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
+                write(of, row, column4, all.values, end_of(all.row, sink_of_row(row)));
             else
                 leave_part(part_at(schedule.own_place()), row, column4, all, column4 % 32 == 0);
         }
@@ -213,7 +217,7 @@ template <class Traits> class Result {
             const int row = i / ACROSS, column4 = i % ACROSS;
             Partial all[1];
             add_parts<1, together()>(all, i, count, 0, clusters, [&](int index) { return schedule.place(index); });
-            write(of, row, column4, all[0].values, end_of(all[0].row, sink_at(row)));
+            write(of, row, column4, all[0].values, end_of(all[0].row, sink_of_row(row)));
         }
     }
 
@@ -227,7 +231,7 @@ template <class Traits> class Result {
             const int row = i / ACROSS, column4 = i % ACROSS;
             const Partial all = of_teams(row, column4);
             if (whole) {
-                write(of, row, column4, all.values, end_of(all.row, sink_at(row)));
+                write(of, row, column4, all.values, end_of(all.row, sink_of_row(row)));
             } else {
                 leave_part(part, row, column4, all, column4 == 0);
             }
@@ -304,7 +308,7 @@ template <class Traits> class Result {
                 if (turn.leaves_sum)
                     leave_part(part_at(schedule.place_of_sum(turn.semaphore)), row, column4, all[item], column4 == 0);
                 else
-                    write(of, row, column4, all[item].values, end_of(all[item].row, sink_at(row)));
+                    write(of, row, column4, all[item].values, end_of(all[item].row, sink_of_row(row)));
             }
         }
     }

@@ -4,6 +4,7 @@
 #include "forward/mma_layout.cuh"
 #include "memory/copy.cuh"
 #include "memory/keys.cuh"
+#include "ptx/prefetch.cuh"
 
 namespace warptile {
 
@@ -68,10 +69,35 @@ template <class Traits> class Ring {
     __device__ void load_segment(int number, int group, bool again)
     {
         load_first_pages(number, again);
-        load_queries(number, group);
+        if constexpr (Traits::is_dense()) {
+            load_queries_by_all(number, group);
+            if (number == 0) start_loading(loading = 0, false);
+        } else {
+            load_queries(number, group);
+        }
         cp_async_commit();
         since_segment = 0;
         if (again) loading = NOTHING_BUT_PAGES;
+    }
+    // Brings what the first groups of segment 0 will be loaded from to L2, if it is dense.
+    __device__ void prefetch_first_groups() const
+    {
+        constexpr int LINES = Traits::KEY_ROW_BYTES / PREFETCHED_BYTES; // of a row, if they begin where it does
+        static_assert(LINES * PREFETCHED_BYTES == Traits::KEY_ROW_BYTES, "whole lines");
+        const Segment& of = thread.segment(0);
+        if (of.is_end()) return;
+        const PlacedRows rows(params, of.batch, of.kv_head, of.k);
+        const KeyElement* const keys = static_cast<const KeyElement*>(params.k.address);
+        const KeyElement* const values = static_cast<const KeyElement*>(params.v.address);
+        const int first = first_key(thread.first_block(of));
+#pragma unroll 1
+        for (int i = thread.lane; i < Traits::STAGES * Traits::WARP_KEYS * LINES; i += 32) {
+            const int row = i / LINES, column = i % LINES * (PREFETCHED_BYTES / (int)sizeof(KeyElement));
+            const int key = first + row / Traits::WARP_KEYS * Traits::BLOCK_N + row % Traits::WARP_KEYS;
+            if (key >= of.end_key) continue;
+            if (column < params.head_dim) prefetch_to_l2(keys + rows.offset(params, params.k, key, 0) + column);
+            if (column < params.value_dim) prefetch_to_l2(values + rows.offset(params, params.v, key, 0) + column);
+        }
     }
     // Waits for what the last call of it has asked for.
     __device__ void wait_for_segment() const { wait_for_all_but(since_segment); }
@@ -86,7 +112,7 @@ template <class Traits> class Ring {
     __device__ bool was_right() const
     {
         bool right = true;
-        if (params.pages.table && !thread.segment(0).is_end())
+        if (is_paged() && !thread.segment(0).is_end())
 #pragma unroll 1
             for (int i = thread.lane; i < FIRST_PAGES; i += 32) right = right && pages_of(1, 0)[i] == pages_of(2, 0)[i];
         return right;
@@ -108,6 +134,9 @@ template <class Traits> class Ring {
     }
 
   private:
+    using PlacedRows = KeyRows<KeyElement, Traits::has(FEATURE_PAGED)>;
+    __device__ bool is_paged() const { return Traits::has(FEATURE_PAGED) && params.pages.table; }
+
     // Waits until at most as many of the last groups of cp.async are under way; for some numbers, until none is.
     __device__ static void wait_for_all_but(int last)
     {
@@ -131,12 +160,40 @@ template <class Traits> class Ring {
         for (int i = anew(thread.lane); i < WARP_ROWS * Traits::ROW_CHUNKS; i += 32) {
             const int at = first_row + i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
             const Row row(of, group, at);
-            const Element* const from = static_cast<const Element*>(params.q.address) + of.batch * params.q.batch +
-                                        row.head * params.q.head + (long long)(of.q.first + row.query) * params.q.row +
-                                        chunk * CHUNK<Element>;
+            const Element* const from = query_chunk(of, row, chunk);
             copy(to + at * Traits::ROW_BYTES + thread.swizzled(at, chunk), from,
                  row.query < of.q.len && chunk * CHUNK<Element> < params.head_dim);
         }
+    }
+    // Where all begin at once because the keys are in L2, a team that loads the queries alone keeps the others waiting. Of segment 0 the addresses
+    // are known before the launch before has ended.
+    __device__ void load_queries_by_all(int number, int group) const
+    {
+        constexpr int CHUNKS = Traits::BLOCK_M * Traits::ROW_CHUNKS, TURNS = (CHUNKS + Traits::THREADS - 1) / Traits::THREADS;
+        const Segment& of = thread.segment(number);
+        const unsigned queries = thread.address_of(thread.queries_at(number));
+        const Element* from[TURNS];
+        unsigned to[TURNS];
+        bool valid[TURNS];
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++) {
+            const int i = turn * Traits::THREADS + anew(threadIdx.x), at = i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
+            const Row row(of, group, at);
+            from[turn] = query_chunk(of, row, chunk);
+            to[turn] = queries + at * Traits::ROW_BYTES + thread.swizzled(at, chunk);
+            valid[turn] = row.query < of.q.len && chunk * CHUNK<Element> < params.head_dim;
+            compute_here(from[turn]);
+        }
+        if (number == 0) wait_for_predecessor();
+        if (of.is_end()) return;
+#pragma unroll
+        for (int turn = 0; turn < TURNS; turn++)
+            if (CHUNKS % Traits::THREADS == 0 || turn * Traits::THREADS + (int)threadIdx.x < CHUNKS) copy(to[turn], from[turn], valid[turn]);
+    }
+    __device__ const Element* query_chunk(const Segment& of, const Row& row, int chunk) const
+    {
+        return static_cast<const Element*>(params.q.address) + of.batch * params.q.batch + row.head * params.q.head +
+               (long long)(of.q.first + row.query) * params.q.row + chunk * CHUNK<Element>;
     }
 
     // --- Pages: what a table says of a key has to be known when the key is asked for, so it is asked for as many groups ahead as there
@@ -166,8 +223,8 @@ template <class Traits> class Ring {
     static constexpr int FIRST_PAGES = Traits::STAGES * Traits::WARP_KEYS;
     template <class Visit> __device__ void each_first_page(const Segment& of, Visit visit) const
     {
-        if (!params.pages.table || of.is_end()) return;
-        const KeyRows<KeyElement> rows(params, of.batch, of.kv_head, of.k);
+        if (!is_paged() || of.is_end()) return;
+        const PlacedRows rows(params, of.batch, of.kv_head, of.k);
 #pragma unroll 1
         for (int i = thread.lane; i < FIRST_PAGES; i += 32) {
             const int key = first_key(thread.first_block(of) + i / Traits::WARP_KEYS) + i % Traits::WARP_KEYS;
@@ -187,7 +244,7 @@ template <class Traits> class Ring {
         if (of.is_end()) return;
         load_block = thread.first_block(of);
         load_end = thread.end_block(of);
-        if (!params.pages.table || pages_are_there) return;
+        if (!is_paged() || pages_are_there) return;
         wait_for_segment();
         __syncwarp();
     }
@@ -201,7 +258,7 @@ template <class Traits> class Ring {
         const int lane = thread.lane, chunk = lane % LANES, first_row = lane / LANES, column = chunk * CHUNK<KeyElement>;
         const int first_key = this->first_key(load_block);
         const Segment& of = thread.segment(loading); // read anew: there are few registers
-        const KeyRows<KeyElement> rows(params, of.batch, of.kv_head, of.k);
+        const PlacedRows rows(params, of.batch, of.kv_head, of.k);
         const int low = of.first_key - first_key, high = of.end_key - first_key;
         const int high_of_keys = column < params.head_dim ? high : 0, high_of_values = column < params.value_dim ? high : 0;
         // A lane finds one key.

@@ -24,16 +24,14 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     __device__ int row(int half, int lane) const { return first_row() + half * 8 + lane / 4; }
     __device__ int first_row() const { return thread.row_warp() * FRAGMENT_ROWS; }
 
-    // Begins with segment `number`, whose queries have arrived.
+    // Begins with segment `number`, whose queries have arrived; of dense problems they are taken later.
     __device__ void start(int number)
     {
         const Segment& of = thread.segment(number);
         segment = number;
-        if constexpr (Traits::HOLDS_QUERIES)
-#pragma unroll
-            for (int step = 0; step < query_steps(); step++) load_query(step, queries[step]);
+        if constexpr (!Traits::is_dense()) take_queries();
         const int lane = anew(thread.lane);
-        ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
+        ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E, Traits::has(FEATURE_SOFTCAP));
         Scales::read(of.kv_head);
         Scales::multiply(rule);
         scale = rule.scale;
@@ -48,7 +46,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
             see_to = first_query < of.q.len ? min(last_query + mask.shift + mask.right, of.k.len - 1) : -1;
         }
         sink_ = negative_infinity();
-        if (params.scoring.sinks) {
+        if (Traits::has(FEATURE_SINKS) && params.scoring.sinks) {
             const Row row(of, group, first_row() + lane % FRAGMENT_ROWS);
             sink_ = sink_of(params.scoring, min(row.head, params.heads - 1));
         }
@@ -57,7 +55,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
             const Row row(of, group, this->row(half, lane));
             diagonal[half] = row.query + mask.shift;
             slopes[half] = 0;
-            if (params.scoring.slopes && row.query < of.q.len)
+            if (Traits::has(FEATURE_ALIBI) && params.scoring.slopes && row.query < of.q.len)
                 slopes[half] = params.scoring.slopes[of.batch * params.scoring.slopes_batch + row.head] * LOG2_E;
             sums[half] = {negative_infinity(), 0};
         }
@@ -65,6 +63,14 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
         for (int i = 0; i < COLUMN_TILES; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++) output[i][j] = 0;
+    }
+
+    // The segment's queries have arrived.
+    __device__ void take_queries()
+    {
+        if constexpr (Traits::HOLDS_QUERIES)
+#pragma unroll
+            for (int step = 0; step < query_steps(); step++) load_query(step, queries[step]);
     }
 
     // Adds the keys from `first_key` on, which lie `at` bytes into shared memory, their values behind them. Where warps share rows, all of the
@@ -251,11 +257,11 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     {
         // One pass for each option, so that none is compiled into the others.
         each(scores, first_key, [&](float& score, int, int) { score = clamp_keeping_nan(score, dot_limit) * scale; });
-        if (params.scoring.softcap > 0) {
+        if (Traits::has(FEATURE_SOFTCAP) && params.scoring.softcap > 0) {
             const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
             each(scores, first_key, [&](float& score, int, int) { score = rule.with_softcap(score); });
         }
-        if (params.scoring.slopes) {
+        if (Traits::has(FEATURE_ALIBI) && params.scoring.slopes) {
             // ALiBi counts distances bottom-right, wherever the mask's diagonal is.
             const Segment& of = thread.segment(segment);
             const int shift = params.scoring.align_top_left ? of.k.len - of.q.len : 0;

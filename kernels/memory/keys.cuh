@@ -14,17 +14,17 @@ __device__ inline int page_number(const Pages& pages, int key)
     return (int)(__umulhi(2 * (unsigned)key, pages.rows_inverse) >> pages.rows_log);
 }
 
-// The rows of one key/value head of one sequence.
-template <class Element> class KeyRows {
+// The rows of one key/value head of one sequence. `PAGED`: which may lie in pages.
+template <class Element, bool PAGED = true> class KeyRows {
   public:
     KeyRows() = default;
     __device__ KeyRows(const Forward& params, int batch, int kv_head, Extent keys)
         : first(keys.first), entry(batch), head(kv_head),
-          table(params.pages.table ? params.pages.table + times(batch, params.pages.table_row) : nullptr)
+          table(PAGED && params.pages.table ? params.pages.table + times(batch, params.pages.table_row) : nullptr)
     {
     }
 
-    __device__ bool is_paged() const { return table; }
+    __device__ bool is_paged() const { return PAGED && table; }
     // Where the table has the page of a key.
     __device__ const int* page_of(const Forward& params, int key) const { return table + page_number(params.pages, key); }
 
@@ -32,7 +32,7 @@ template <class Element> class KeyRows {
     __device__ long long offset(const Forward& params, const Tensor& tensor, int key, int page) const
     {
         int row = first + key;
-        if (table) {
+        if (is_paged()) {
             row = key - page_number(params.pages, key) * params.pages.rows;
             page = min(max(page, 0), params.pages.count - 1);
         } else {

@@ -14,8 +14,9 @@ struct ScoreRule {
     float slope; // ALiBi slope in units; 0 for none
     int shift;   // ALiBi distance of query i and key j is |i + shift - j|, whatever the mask's alignment
 
-    __device__ ScoreRule(const Scoring& scoring, float alibi_slope, int query_len, int key_len, float unit)
-        : scale(scoring.softcap > 0 ? scoring.scale / scoring.softcap
+    // `has_softcap`: whether there may be one.
+    __device__ ScoreRule(const Scoring& scoring, float alibi_slope, int query_len, int key_len, float unit, bool has_softcap = true)
+        : scale(has_softcap && scoring.softcap > 0 ? scoring.scale / scoring.softcap
                                     : fminf(fmaxf(scoring.scale * unit, -MAX_FLOAT), MAX_FLOAT)),
           cap(scoring.softcap * unit), slope(alibi_slope * unit), shift(key_len - query_len)
     {

@@ -41,7 +41,7 @@ template <class Traits> class Share {
     // Whether there is something to be read ahead, and room for each length.
     __device__ static bool can_read_ahead(const Forward& params)
     {
-        return BEGINS_EARLY && params.sequences.ragged & READ_AHEAD && params.sequences.batch <= LENGTHS;
+        return !Traits::is_dense() && BEGINS_EARLY && params.sequences.ragged & READ_AHEAD && params.sequences.batch <= LENGTHS;
     }
 
     // Finds the CTA's first unit. All threads call it; afterwards `next` is the first thread's alone. `shared` holds
@@ -54,11 +54,11 @@ template <class Traits> class Share {
             state.reads_ahead = reads_ahead;
             state.was_wrong = false;
         }
-        if (reads_lengths(params.sequences)) {
+        if (has_lengths()) {
             if (!reads_ahead) wait_for_predecessor();
             find_among_lengths();
         } else {
-            const Sequence one(*this, queries_of(params.sequences, 0), keys_of(params.sequences, 0));
+            const Sequence one(*this, queries(params.sequences, 0), keys(params.sequences, 0));
             const Range range = shared_evenly(params.sequences.batch * one.units(), one.tile_units);
             if (threadIdx.x == 0) {
                 state.at = range.begin;
@@ -73,7 +73,7 @@ template <class Traits> class Share {
     }
 
     // Behind a barrier.
-    __device__ bool reads_ahead() const { return BEGINS_EARLY && state.reads_ahead; }
+    __device__ bool reads_ahead() const { return !Traits::is_dense() && BEGINS_EARLY && state.reads_ahead; }
     // Asks again for what has been read ahead; with the next group of cp.async.
     __device__ void ask_again() const
     {
@@ -107,7 +107,7 @@ template <class Traits> class Share {
             state.sequence_is_known = true;
             if (state.at - state.base < sequence.units()) break;
             state.base += sequence.units();
-            state.sequence_is_known = !reads_lengths(params.sequences);
+            state.sequence_is_known = !has_lengths();
             if (++state.batch >= params.sequences.batch) state.end = state.at;
         }
         const unsigned at = state.at, base = state.base;
@@ -146,7 +146,7 @@ template <class Traits> class Share {
     // --- Parts: what CTAs leave of a tile that one segment does not cover ---
 
     // Keys are cut at multiples of a length, so that no part depends on who computes it.
-    __device__ bool has_splits() const { return params.work.keys_per_split != 0; }
+    __device__ bool has_splits() const { return !Traits::is_dense() && params.work.keys_per_split != 0; }
     // The CTAs that have a part of the tile.
     struct Owners {
         unsigned first, last;
@@ -263,9 +263,21 @@ template <class Traits> class Share {
     }
     __device__ unsigned place_of_unit(unsigned unit) const { return unit * lanes() + lane(); }
 
+    // Of a sequence, as the host or the device says.
+    __device__ bool has_lengths() const { return !Traits::is_dense() && reads_lengths(params.sequences); }
+    __device__ static Extent queries(const Sequences& all, int batch)
+    {
+        if constexpr (Traits::is_dense()) return {0, all.query_len};
+        return queries_of(all, batch);
+    }
+    __device__ static Extent keys(const Sequences& all, int batch)
+    {
+        if constexpr (Traits::is_dense()) return {0, all.key_len};
+        return keys_of(all, batch);
+    }
     __device__ bool has_length_to_check() const
     {
-        return params.sequences.key_lengths && (int)threadIdx.x < params.sequences.batch;
+        return !Traits::is_dense() && params.sequences.key_lengths && (int)threadIdx.x < params.sequences.batch;
     }
 
     struct RunningSum {
@@ -318,8 +330,8 @@ template <class Traits> class Share {
     __device__ Sequence sequence_of(int batch) const
     {
         const Sequences& all = params.sequences;
-        const bool has_length = reads_lengths(all) && !all.key_offsets && batch < LENGTHS;
-        return Sequence(*this, queries_of(all, batch), has_length ? Extent{0, state.lengths[batch]} : keys_of(all, batch));
+        const bool has_length = has_lengths() && !all.key_offsets && batch < LENGTHS;
+        return Sequence(*this, queries(all, batch), has_length ? Extent{0, state.lengths[batch]} : keys(all, batch));
     }
     // What this thread's sequence asks for, of THREADS from `first` on, and the running sum of their units.
     __device__ RunningSum read_lengths(int first, Sequence& sequence) const

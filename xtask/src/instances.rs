@@ -233,6 +233,8 @@ pub enum Variant {
     ServingGroups,
     /// One or several clusters of CTAs a tile.
     Cluster,
+    /// Dense problems without options.
+    Dense,
 }
 
 impl fmt::Display for Variant {
@@ -244,6 +246,7 @@ impl fmt::Display for Variant {
             Variant::Groups => "groups",
             Variant::ServingGroups => "serving_groups",
             Variant::Cluster => "cluster",
+            Variant::Dense => "dense",
         })
     }
 }
@@ -259,6 +262,7 @@ impl FromStr for Variant {
             Variant::Groups,
             Variant::ServingGroups,
             Variant::Cluster,
+            Variant::Dense,
         ];
         let found = all.into_iter().find(|variant| variant.to_string() == text);
         let names = || all.map(|variant| variant.to_string()).join(", ");

@@ -67,6 +67,35 @@ fn a_kernel_runs_the_image_that_does_no_more_than_it_must() {
 }
 
 #[test]
+fn a_dense_step_of_decoding_runs_the_image_without_options() {
+    for kernel in [
+        "decode_d64_16x256_w8_s2",
+        "decode_d128_16x128_w8_s2",
+        "decode_d256_16x64_w4_s2",
+    ] {
+        for (words, is_dense) in [
+            ("", true),
+            ("mask=causal", true),
+            ("mask=window,127,0", true),
+            ("softcap=30", false),
+            ("alibi=head", false),
+            ("sinks", false),
+            ("pages=16", false),
+            ("lengths=ragged", false),
+            ("splits=512", false),
+        ] {
+            let problem = case(&format!("b16 q1 k8192 h16/8 d64 bf16 {words} seed=1"))
+                .call_on_gpu()
+                .unwrap()
+                .problem();
+            let plan = Plan::gpu(problem, &DeviceProfile::h200(), &named(kernel)).unwrap();
+            let name = plan.image().unwrap().name;
+            assert_eq!(name.contains("_dense_"), is_dense, "{words}: {name}");
+        }
+    }
+}
+
+#[test]
 fn tiles_made_for_smaller_values_take_no_larger_ones() {
     let h200 = DeviceProfile::h200();
     let narrow = catalog()
