@@ -54,16 +54,31 @@ template <class Traits> class MmaAttention {
         const Segment& of = thread.segment(number);
         int block = number < 0 ? 0 : thread.first_block(of);
         const int end = number < 0 ? 0 : thread.end_block(of);
+        constexpr int NONE = -1;
+        int at = NONE; // where stages are freed late: the group that has been waited for
 #pragma unroll 1
         while (true) {
             if (described == number && !ring.can_load(number, described) && !describe_next(number)) return false;
             ring.fill(number, described); // also with keys of the next segment
             if (described == number) continue;
-            if (block >= end) return true;
-            rows.add(block * Traits::BLOCK_N + thread.first_key(), ring.wait_for_group(), [&] { ring.sync_team(); });
-            ring.release_group();
-            block++;
+            if constexpr (!Traits::frees_late()) {
+                if (block >= end) return true;
+                rows.add(block * Traits::BLOCK_N + thread.first_key(), ring.wait_for_group(), [&] { ring.sync_team(); });
+                ring.release_group();
+                block++;
+            } else {
+                // The stage of the group before has been filled.
+                if (at != NONE) {
+                    rows.add(block * Traits::BLOCK_N + thread.first_key(), at, [&] { ring.sync_team(); });
+                    block++;
+                }
+                if (block >= end) break;
+                at = ring.wait_for_group();
+            }
         }
+        if constexpr (Traits::frees_late())
+            if (at != NONE) ring.release_group();
+        return true;
     }
 
     // All that is not needed for the first loads comes after them. False if what has been read ahead was wrong.

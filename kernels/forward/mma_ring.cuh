@@ -48,11 +48,18 @@ template <class Traits> class Ring {
                (load_block < load_end || loading < described);
     }
 
-    // Waits for the oldest group, which lies at the stage that this returns. The team's.
+    // Waits for the oldest group, which lies at the stage that this returns. The team's. Where stages are freed late, that of the group before is
+    // free then.
     __device__ int wait_for_group()
     {
+        if constexpr (Traits::frees_late())
+            if (in_hand) {
+                under_way--;
+                stage = stage + 1 == Traits::STAGES ? 0 : stage + 1;
+            }
         wait_for_all_but(under_way - 1 + (since_segment < under_way));
         sync_team();
+        if constexpr (Traits::frees_late()) in_hand = true;
         return thread.stage_at(stage);
     }
     __device__ void release_group()
@@ -60,6 +67,7 @@ template <class Traits> class Ring {
         sync_team(); // all have read it
         under_way--;
         stage = stage + 1 == Traits::STAGES ? 0 : stage + 1;
+        if constexpr (Traits::frees_late()) in_hand = false;
     }
     // The stage that would be loaded next, which is free when a segment ends.
     __device__ int free_stage() const { return thread.stage_at(load_stage); }
@@ -318,7 +326,8 @@ template <class Traits> class Ring {
     int load_stage = 0;
     unsigned parity = 0; // of the team's barrier
     int under_way = 0; // groups
-    int stage = 0;     // that is computed next
+    int stage = 0;     // that is computed next, or that of the group in hand
+    bool in_hand = false; // where stages are freed late: the group that was waited for last still counts as under way
 };
 
 } // namespace warptile
