@@ -50,8 +50,9 @@ pub(crate) use threads::in_parallel;
 /// are left as they are, and so is whatever lies between the rows of `out`. A key whose bias is minus infinity is hidden, as if
 /// by the key mask.
 ///
-/// The work is done by the threads of the rayon pool that the caller runs in, if it does, else by the calling thread and others, in all as many
-/// as there are cores (or as `RAYON_NUM_THREADS` says), or by the calling thread alone where the system starts no more. The result does not depend on the number of threads, and that of a query
+/// The work is done by the threads of the rayon pool that the caller runs in, if it does, else by the calling thread and others: in all as
+/// many as there are cores, or as `RAYON_NUM_THREADS` says, or the calling thread alone where the system starts no more. A forked process
+/// has others of its own. The result does not depend on the number of threads, and that of a query
 /// neither on the other queries and sequences, nor on where its keys lie: [`Splits`](crate::Splits) make no difference. It does
 /// depend on the processor's vector instructions, and on whether it has AMX or AVX512_BF16: in its last bits, for `bf16` by about the
 /// rounding of a weight to `bf16`; and these two take numbers of `bf16` below the normal ones (2^-126) for 0.

@@ -1,57 +1,12 @@
-//! Calls on the CPU: slices over other libraries' memory, and threads that outlive no fork.
+//! Calls on the CPU: slices over other libraries' memory.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use half::{bf16, f16};
-use rayon::{ThreadPool, ThreadPoolBuilder};
 use warptile::{Call, Element, ElementType, KeyView, Layout, Operands, View, ViewMut, forward_cpu};
 
 use crate::array::Described;
 use crate::errors::{Failure, Result};
-
-/// The threads of one process. Those of the parent do not exist in a child that was forked, so its first call makes others.
-struct Threads {
-    process: u32,
-    pool: ThreadPool,
-}
-
-static THREADS: AtomicPtr<Threads> = AtomicPtr::new(std::ptr::null_mut());
-
-/// The threads of this process; `None` if the system starts none. Takes no lock, as another thread may have held it at a fork.
-fn threads() -> Option<&'static ThreadPool> {
-    let process = std::process::id();
-    let known = THREADS.load(Ordering::Acquire);
-    // SAFETY: what is stored there was leaked, so it is valid for ever.
-    if let Some(threads) = unsafe { known.as_ref() }
-        && threads.process == process
-    {
-        return Some(&threads.pool);
-    }
-    let name = |index| format!("warptile-{index}");
-    let pool = ThreadPoolBuilder::new().thread_name(name).build().ok()?;
-    let made = Box::into_raw(Box::new(Threads { process, pool }));
-    match THREADS.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire) {
-        // The parent's are leaked: dropping them would wake threads that do not exist here.
-        // SAFETY: leaked, as above.
-        Ok(_) => Some(unsafe { &(*made).pool }),
-        Err(theirs) => {
-            // Another thread of this process was first.
-            // SAFETY: `made` came from a box and was given to nobody.
-            drop(unsafe { Box::from_raw(made) });
-            // SAFETY: leaked, as above, and not null: somebody has stored it.
-            Some(unsafe { &(*theirs).pool })
-        }
-    }
-}
-
-/// Runs `work` on this process's threads, or on the calling one if there are none.
-pub(crate) fn on_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    match threads() {
-        Some(pool) => pool.install(work),
-        None => work(),
-    }
-}
 
 /// The tensors of a call on the CPU.
 #[derive(Debug)]
@@ -77,14 +32,14 @@ pub(crate) struct Tensors<'a> {
 pub(crate) unsafe fn forward(call: &Call, tensors: &Tensors<'_>) -> Result<()> {
     check_overlaps(call, tensors)?;
     // SAFETY: the caller's promise; outputs overlap nothing.
-    on_threads(|| unsafe {
+    unsafe {
         match call.element() {
             ElementType::F16 => typed::<f16>(call, tensors),
             ElementType::Bf16 => typed::<bf16>(call, tensors),
             ElementType::F32 => typed::<f32>(call, tensors),
             other => Err(Failure::Type(format!("elements of type {other}"))),
         }
-    })
+    }
 }
 
 /// # Safety

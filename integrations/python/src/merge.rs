@@ -149,12 +149,12 @@ impl<'py> Request<'py> {
         // SAFETY: the arrays are held until after the call, so their libraries keep the elements; that nobody changes them meanwhile
         // is what `merge` asks of its caller, as every function does that computes without the GIL.
         py.detach(|| unsafe {
-            cpu::on_threads(|| match merge.element() {
+            match merge.element() {
                 ElementType::F16 => on_cpu::<f16>(merge, &parts, out, lse),
                 ElementType::Bf16 => on_cpu::<bf16>(merge, &parts, out, lse),
                 ElementType::F32 => on_cpu::<f32>(merge, &parts, out, lse),
                 other => Err(Failure::Type(format!("elements of type {other}"))),
-            })
+            }
         })
     }
 

@@ -1,8 +1,7 @@
 //! Who computes a call, and on which cores.
 
 use std::num::NonZero;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::thread::available_parallelism;
 
 use rayon::{Scope, ThreadPool, ThreadPoolBuilder};
@@ -84,36 +83,59 @@ fn share<'a>(scope: &Scope<'a>, others: usize, helper: &'a (impl Fn() + Sync), w
     work();
 }
 
+/// The threads of one process. Those of the parent do not exist in a child that was forked, so its first call makes others.
+struct Helpers {
+    process: u32,
+    /// `None` where the caller is the only thread there is to be.
+    pool: Option<ThreadPool>,
+}
+
+static HELPERS: AtomicPtr<Helpers> = AtomicPtr::new(std::ptr::null_mut());
+
 /// Threads of our own, one less than those that compute; `None` if that is none, or the system starts none. Not rayon's global pool,
-/// which panics where a thread cannot start.
+/// which panics where a thread cannot start, and is of the process that made it. Takes no lock, as another thread may have held it at a fork.
 fn helpers() -> Option<&'static ThreadPool> {
-    static POOL: OnceLock<ThreadPool> = OnceLock::new();
-    if let Some(pool) = POOL.get() {
-        return Some(pool);
-    }
-    let helpers = thread_count() - 1;
-    if helpers == 0 {
-        return None;
+    let process = std::process::id();
+    let known = HELPERS.load(Ordering::Acquire);
+    // SAFETY: what is stored there was leaked, so it is valid for ever.
+    if let Some(helpers) = unsafe { known.as_ref() }
+        && helpers.process == process
+    {
+        return helpers.pool.as_ref();
     }
     let name = |index| format!("warptile-{index}");
-    // A failure is not remembered: there may be threads the next time.
-    let pool = { ThreadPoolBuilder::new().num_threads(helpers) }
-        .thread_name(name)
-        .build()
-        .ok()?;
-    Some(POOL.get_or_init(|| pool))
+    let pool = match thread_count() - 1 {
+        0 => None,
+        // A failure is not remembered: there may be threads the next time.
+        count => Some(
+            { ThreadPoolBuilder::new().num_threads(count) }
+                .thread_name(name)
+                .build()
+                .ok()?,
+        ),
+    };
+    let made = Box::into_raw(Box::new(Helpers { process, pool }));
+    match HELPERS.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire) {
+        // The parent's are leaked: dropping them would wake threads that do not exist here.
+        // SAFETY: leaked, as above.
+        Ok(_) => unsafe { &*made }.pool.as_ref(),
+        Err(theirs) => {
+            // Another thread of this process was first.
+            // SAFETY: `made` came from a box and was given to nobody.
+            drop(unsafe { Box::from_raw(made) });
+            // SAFETY: leaked, as above, and not null: somebody has stored it.
+            unsafe { &*theirs }.pool.as_ref()
+        }
+    }
 }
 
 /// Threads that compute, where the caller is in no pool: as many as rayon would have.
 fn thread_count() -> usize {
-    static COUNT: OnceLock<usize> = OnceLock::new();
-    *COUNT.get_or_init(|| {
-        let named = std::env::var("RAYON_NUM_THREADS").ok();
-        { named.and_then(|count| count.parse().ok()) }
-            .filter(|&count| count > 0)
-            .or_else(|| available_parallelism().ok().map(NonZero::get))
-            .unwrap_or(1)
-    })
+    let named = std::env::var("RAYON_NUM_THREADS").ok();
+    { named.and_then(|count| count.parse().ok()) }
+        .filter(|&count| count > 0)
+        .or_else(|| available_parallelism().ok().map(NonZero::get))
+        .unwrap_or(1)
 }
 
 /// Which cores the threads of a call are on. Where a core has worked lately, Linux does not look for an idle one when a thread wakes up, but
@@ -210,6 +232,24 @@ mod tests {
             assert_eq!(seen, all);
         }
         assert_eq!(Threads::Own(own).count(), 4);
+    }
+
+    #[test]
+    fn the_first_calls_of_several_threads_share_one_pool() {
+        let pools: Vec<_> = std::thread::scope(|scope| {
+            let first: Vec<_> = (0..8).map(|_| scope.spawn(helpers)).collect();
+            first.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        let addresses = pools.iter().map(|pool| pool.map(std::ptr::from_ref));
+        assert!(
+            addresses
+                .clone()
+                .all(|pool| pool == addresses.clone().next().unwrap())
+        );
+        assert_eq!(
+            pools[0].map_or(1, |pool| 1 + pool.current_num_threads()),
+            thread_count()
+        );
     }
 
     #[test]
