@@ -56,15 +56,8 @@ struct MmaTraits {
     static constexpr bool TEAM_BARRIERS = TEAM_WARPS > 1 && TEAMS > 1; // otherwise a team is a warp or the CTA
     // A stage is free when all warps of the team have read it. They meet behind each group to know that; or they know it when they meet for the
     // next one, which is a barrier less, and a stage less is under way while they wait. Two teams together still have enough under way, and
-    // Hopper's memory is read faster so (docs/notebook-decode.md, "Less under way"). Later GPUs read more in the same time: not measured.
-    __device__ static constexpr bool frees_late()
-    {
-#if __CUDA_ARCH__ >= 1000
-        return false;
-#else
-        return column_parts() > 1 && TEAMS > 1;
-#endif
-    }
+    // Hopper's memory is read faster so, but not in pages (docs/notebook-decode.md, "Less under way").
+    __device__ static constexpr bool frees_late() { return is_dense() && column_parts() > 1 && TEAMS > 1; }
     static constexpr int KEYS = BLOCK_N / TEAMS;        // of a group
     static constexpr int WARP_KEYS = KEYS / TEAM_WARPS; // that a warp loads
     static constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element);

@@ -20,7 +20,7 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
         prefetch_map(params.k_map);
         prefetch_map(params.v_map);
         prefetch_map(params.out_map);
-        layout.init_barriers(Traits::SERVING && params.forward.pages.table ? SharedLayout<Traits>::LOADERS : 1);
+        layout.init_barriers(Traits::SERVING && params.forward.pages.table);
     }
     if constexpr (Traits::PAIRS)
         cluster_sync();
@@ -32,9 +32,13 @@ template <class Traits> __device__ void wgmma_attention(const ForwardTma& params
         give_registers_back<Traits::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             Producer<Traits>(params, shared, layout).run();
-        } else if (Traits::SERVING && threadIdx.x % 32 == 0) {
+        } else if (Traits::SERVING && params.forward.pages.table && (warp == 1 || warp == 2)) {
             wait_for_predecessor();
-            LoadingHelper<Traits>(params, shared, layout, warp).run();
+            const Pages& pages = params.forward.pages;
+            if (warp == 1)
+                PageLoader<Traits, Traits::SLABS>(pages, shared, layout, params.k_map, layout.keys(0), layout.keys_full(0)).run();
+            else
+                PageLoader<Traits, Traits::VALUE_SLABS>(pages, shared, layout, params.v_map, layout.values(0), layout.values_full(0)).run();
         }
     } else {
         take_registers<Traits::CONSUMER_REGISTERS>();

@@ -185,12 +185,12 @@ template <class Traits> struct SharedLayout {
     // A slot is written again this many tiles later; the producer is never more than QUERY_STAGES tiles ahead of the tile
     // that the slowest consumer is in.
     static constexpr int TILE_SLOTS = 8;
-    // Of the variant that serves: each tile's part, a word for each warpgroup, and two barriers for each slot of a tile, by which those who help
-    // to load out of pages are told it.
+    // Of the variant that serves: each tile's part, a word for each warpgroup, and two barriers for each slot of a tile, by which the warps
+    // that load out of pages are told it.
     static constexpr int PARTS_AT = TILES_AT + TILE_SLOTS * (int)sizeof(Tile);
     static constexpr int ARRIVED_AT = PARTS_AT + (Traits::SERVING ? TILE_SLOTS * (int)sizeof(Part) : 0);
     static constexpr int TILE_BARRIERS_AT = (ARRIVED_AT + (Traits::SERVING ? Traits::CONSUMERS * (int)sizeof(unsigned) : 0) + 7) / 8 * 8;
-    static constexpr int LOADERS = WARPGROUP_WARPS; // out of pages: the loading thread and those who help
+    static constexpr int PAGE_LOADERS = 2; // warps: of keys and of values
     // Of pairs: the tile that the other CTA is told, and two barriers.
     static constexpr int MAIL_AT = TILE_BARRIERS_AT + (Traits::SERVING ? TILE_SLOTS * 16 : 0);
     static constexpr int MAIL_BARRIERS_AT = (MAIL_AT + (Traits::PAIRS ? (int)sizeof(Tile) : 0) + 7) / 8 * 8;
@@ -237,24 +237,23 @@ template <class Traits> struct SharedLayout {
     // Who arrives in a phase, and who waits for it. A wait names a parity, so nobody may come when the phase after the one that he means has ended,
     // too: each of these waits only for phases whose next one cannot end without him. kernels/emulation looks for it in random schedules.
     //
-    //     keys_full, values_full     each loader once, and all bytes of a block: the loading thread, and out of pages its helpers, with a box of
-    //                                the block or without; in pairs each CTA loads half of them for both. All computing warps wait for each
-    //                                block, whether they have rows that see it or not, and then release it.
-    //     keys_empty, values_empty   each computing warp of the cluster once. Each loader waits before it expects its bytes of the next block.
+    //     keys_full, values_full     the loading thread once, and all bytes of a block; in pairs each CTA loads half of them for both. Out of pages
+    //                                the warp that loads them in its place, and of keys the loading thread besides, which keeps
+    //                                pace. All computing warps wait for each block, whether they have rows that see it or not, and then release it.
+    //     keys_empty, values_empty   each computing warp of the cluster once. Who arrives at the full one waits before.
     //     queries_full               the loading thread once a tile, with bytes if the warpgroup has work. Its four warps wait.
     //     queries_empty              these warps, when they have done with the queries or with the output in their place. The loading thread waits.
-    //     tile_full                  the loading thread once a tile, the end included. All helpers wait, each for all of them.
-    //     tile_empty                 each helper. The loading thread waits before it tells the tile that takes the slot next.
+    //     tile_full                  the loading thread once a tile, the end included. Both warps that load out of pages wait for all of them.
+    //     tile_empty                 both of them. The loading thread waits before it tells the tile that takes the slot next.
     //     mail_full                  the second CTA of a pair once a tile, which waits then, and the bytes from the first.
     //     mail_empty                 the second CTA when it has read the tile. The first waits before it sends the next one.
     //
-    // `loaders`: how many threads arrive for each block of keys or values.
-    __device__ void init_barriers(int loaders) const
+    __device__ void init_barriers(bool in_pages) const
     {
         for (int stage = 0; stage < Traits::STAGES; stage++) {
-            barrier_init(keys_full(stage), loaders);
+            barrier_init(keys_full(stage), in_pages ? 2 : 1);
             barrier_init(keys_empty(stage), Traits::CLUSTER * Traits::CONSUMERS * WARPGROUP_WARPS);
-            barrier_init(values_full(stage), loaders);
+            barrier_init(values_full(stage), 1);
             barrier_init(values_empty(stage), Traits::CLUSTER * Traits::CONSUMERS * WARPGROUP_WARPS);
         }
         for (int warpgroup = 0; warpgroup < Traits::CONSUMERS; warpgroup++)
@@ -265,7 +264,7 @@ template <class Traits> struct SharedLayout {
         if constexpr (Traits::SERVING)
             for (int slot = 0; slot < TILE_SLOTS; slot++) {
                 barrier_init(tile_full(slot), 1);
-                barrier_init(tile_empty(slot), LOADERS - 1);
+                barrier_init(tile_empty(slot), PAGE_LOADERS);
             }
         if constexpr (Traits::PAIRS) {
             barrier_init(mail_full(), 1);

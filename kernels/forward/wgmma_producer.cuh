@@ -6,21 +6,16 @@
 
 namespace warptile {
 
-// What the variant that serves knows besides. (As members, ptxas would give the plain one other registers.)
-template <class Traits, bool = Traits::SERVING> struct PagedLoading {
-    __device__ PagedLoading(const ForwardTma&, SharedLayout<Traits>) {}
-};
+// What the variant that serves knows besides. (As a member, ptxas would give the plain one other registers.)
+template <class Traits, bool = Traits::SERVING> struct PagedLoading {};
 template <class Traits> struct PagedLoading<Traits, true> {
-    __device__ PagedLoading(const ForwardTma& params, SharedLayout<Traits> layout) : pages(params, layout, 0) {}
-
-    PageLoader<Traits> pages;
     RingPosition<SharedLayout<Traits>::TILE_SLOTS> told_at;
 };
 
 template <class Traits> class Producer : PagedLoading<Traits> {
   public:
     __device__ Producer(const ForwardTma& params, unsigned char* shared, SharedLayout<Traits> layout)
-        : PagedLoading<Traits>(params, layout), params(params), shared(shared), layout(layout)
+        : params(params), shared(shared), layout(layout)
     {
     }
 
@@ -31,7 +26,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         if constexpr (Traits::PAIRS)
             run_in_pair();
         else if constexpr (Traits::SERVING)
-            this->pages.exist() ? run_alone<true>() : run_alone<false>();
+            params.forward.pages.table ? run_alone<true>() : run_alone<false>();
         else
             run_alone<false>();
     }
@@ -56,7 +51,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
             }
             order.draw();
             if (exists) {
-                tell_helpers<PAGED>();
+                tell_loaders<PAGED>();
                 load_pending_values<PAGED>(); // a consumer finishes what it has before it takes a tile without keys
                 announce(tile);
             }
@@ -65,7 +60,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         wait_for_slot<PAGED>();
         Tile& end = next_slot();
         end = Tile::end();
-        tell_helpers<PAGED>();
+        tell_loaders<PAGED>();
         announce(end);
     }
 
@@ -119,14 +114,19 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         }
     }
 
-    // The same out of pages, of which this thread loads a share.
+    // The same out of pages, which others load. This thread arrives for each block of keys, so that it draws the next tile when they are as far.
     template <class Order> __device__ void load_paged_tile(const Tile& tile, Order& order)
     {
-        tell_helpers<true>();
-        const int draw_at = min(tile.first_block + 2, tile.end_block - 1), top = tile.end_block - 1;
-        this->pages.load_tile(
-            tile, layout.part(shared, tiles), [&](int block) { if (block == draw_at) order.draw(); },
-            [&](int block) { if (block == top) announce(tile); });
+        tell_loaders<true>();
+        const int first_block = tile.first_block, top = tile.end_block - 1, draw_at = min(first_block + 2, top);
+        for (int block = top; block >= first_block; block--) {
+            if (block == draw_at) order.draw();
+            const unsigned full = layout.keys_full(keys_at.stage);
+            barrier_wait(full + 8, keys_at.parity ^ 1); // the stage is empty
+            barrier_arrive(full);
+            keys_at.advance();
+            if (block == top) announce(tile);
+        }
     }
 
     // Until nobody reads what the next tile's slot held before.
@@ -135,8 +135,8 @@ template <class Traits> class Producer : PagedLoading<Traits> {
         if constexpr (PAGED) barrier_wait(layout.tile_empty(this->told_at.stage), this->told_at.parity ^ 1);
     }
 
-    // The tile in the next slot to those who help to load out of pages.
-    template <bool PAGED> __device__ void tell_helpers()
+    // The tile in the next slot to those who load out of pages.
+    template <bool PAGED> __device__ void tell_loaders()
     {
         if constexpr (PAGED) {
             barrier_arrive(layout.tile_full(this->told_at.stage));
@@ -159,8 +159,7 @@ template <class Traits> class Producer : PagedLoading<Traits> {
 
     template <bool PAGED> __device__ void load_pending_values()
     {
-        if constexpr (PAGED) return this->pages.load_pending_values();
-        if (!values_pending)
+        if (PAGED || !values_pending)
             return;
         values_pending = false;
         barrier_wait(layout.values_empty(values_at.stage), values_at.parity ^ 1);

@@ -24,6 +24,20 @@ template <int ALIGNMENT> __device__ inline unsigned char* dynamic_shared()
 // (ring stages, descriptors) in uniform registers.
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 
+// True in one thread of the warp, which is whole here. The compiler then knows that a copy has one thread, and makes no loop of it.
+// "Parallel Synchronization and Communication Instructions: elect.sync".
+__device__ inline bool elect_one()
+{
+    unsigned elected;
+    asm volatile("{\n"
+                 ".reg .pred elected;\n"
+                 "elect.sync _|elected, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, elected;\n"
+                 "}"
+                 : "=r"(elected));
+    return elected;
+}
+
 // threadIdx.x, read anew ("Special Registers: %tid"): for rarely used code, which then keeps no register through the loop.
 __device__ inline unsigned thread_index()
 {

@@ -223,7 +223,7 @@ pub(crate) fn forward_tma(
         0 => (q_map, q_map),
         _ => {
             let rows = match call.pages() {
-                // As `BlockList::box_rows` in kernels/forward/wgmma_blocks.cuh.
+                // As `PageLoader::box_rows` in kernels/forward/wgmma_blocks.cuh.
                 Some(pages) => power_of_two_in(pages.rows() as u32).min(power_of_two_in(block_n)),
                 None => block_n,
             };

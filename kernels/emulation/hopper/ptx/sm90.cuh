@@ -30,6 +30,7 @@ inline unsigned shared_address(const void* pointer)
     return (unsigned)(static_cast<const unsigned char*>(pointer) - emulation::launch.cta().memory);
 }
 inline int uniform(int x) { return x; }
+inline bool elect_one() { return true; }
 inline unsigned thread_index() { return threadIdx.x; }
 inline void stay_here() {}
 inline void fence_barrier_init() {}

@@ -1,0 +1,17 @@
+#pragma once
+namespace warptile {
+constexpr int LANES = 32;
+// Those of all lanes.
+class Lanes {
+  public:
+    template <class Number> void fill(Number number)
+    {
+        for (int lane = 0; lane < LANES; lane++) values[lane] = number(lane);
+    }
+    int operator[](int lane) const { return values[lane]; }
+    int own(int lane) const { return values[lane]; }
+
+  private:
+    int values[LANES];
+};
+}
