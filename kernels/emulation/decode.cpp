@@ -681,6 +681,7 @@ int main(int count, char** arguments)
         check(MmaTraits<__half, 64, 16, 256, 8, 2, Share, SameKeys<__half>, 0>(), seed);
         if (seed % 2 == 0) check(MmaTraits<__nv_bfloat16, 128, 16, 128, 8, 2, Share, SameKeys<__nv_bfloat16>, 0>(), seed);
         if (seed % 4 == 1) check(MmaTraits<__half, 256, 16, 64, 4, 2, Share, SameKeys<__half>, 0>(), seed);
+        if (seed % 4 == 3) check(MmaTraits<__half, 512, 16, 32, 8, 2, Share, SameKeys<__half>, 0>(), seed);
     }
     printf("%d of %d problems passed\n", computed - failed, computed);
     return failed != 0;
