@@ -109,7 +109,7 @@ template <class Traits> class MmaAttention {
     // the wait for it: two segments are described, the first keys are on their way to L2, and the rows begin.
     __device__ bool describe_next_early(int number)
     {
-        const bool reads_ahead = number <= 0 && schedule.reads_ahead(), checks = number == 0 && reads_ahead;
+        const bool checks = number == 0 && schedule.reads_ahead();
         if (checks) check();
         const int last = number < 0 ? 1 : number + 1;
         if (threadIdx.x == 0 && number != 0)
