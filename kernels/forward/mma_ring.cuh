@@ -152,7 +152,7 @@ template <class Traits> class Ring {
     }
 
   private:
-    using PlacedRows = KeyRows<KeyElement, Traits::has(FEATURE_PAGED)>;
+    using PlacedRows = KeyRows<KeyElement, Traits::has(FEATURE_PAGED), Traits::has(FEATURE_PACKED)>;
     __device__ bool is_paged() const { return Traits::has(FEATURE_PAGED) && params.pages.table; }
 
     // Waits until at most as many of the last groups of cp.async are under way; for some numbers, until none is.
@@ -282,7 +282,7 @@ template <class Traits> class Ring {
         // A lane finds one key.
         const int my_key = first_key + lane % Traits::WARP_KEYS;
         int page = 0, loaded = 0;
-        if (rows.is_paged()) {
+        if (PlacedRows::is_branchless() || rows.is_paged()) {
             loaded = load_block - thread.first_block(of);
             page = pages_of(loaded < Traits::STAGES ? 1 + (loading & 1) : 0, (unsigned)loaded % Traits::STAGES)[lane % Traits::WARP_KEYS];
         }
@@ -304,10 +304,10 @@ template <class Traits> class Ring {
                 copy(at + Traits::GROUP_BYTES + BYTES, shuffled(my_values, row) + column + COLUMNS, exists && column + COLUMNS < params.value_dim);
             }
         }
-        if (rows.is_paged()) {
+        if (PlacedRows::is_branchless() || rows.is_paged()) {
             const int later = my_key + Traits::STAGES * Traits::BLOCK_N;
             // Not one of a key that nobody will ask for: its zero might land behind the next segment's number in the same place.
-            if (lane < Traits::WARP_KEYS && later < of.end_key)
+            if (rows.is_paged() && lane < Traits::WARP_KEYS && later < of.end_key)
                 cp_async_4(pages_of(0, (unsigned)loaded % Traits::STAGES) + lane, rows.page_of(params, later), true);
         }
         cp_async_commit();

@@ -72,6 +72,7 @@ fn a_step_of_decoding_runs_the_image_with_the_least_code() {
         "decode_d64_16x256_w8_s2",
         "decode_d128_16x128_w8_s2",
         "decode_d256_16x64_w4_s2",
+        "decode_d512_16x32_w8_s2",
     ] {
         for (words, variant) in [
             ("", "_dense"),
