@@ -238,6 +238,25 @@ impl Verify<'_> {
         (0..threads).map(lane).collect()
     }
 
+    /// Where a thread computes: with this image, or with what the planner chooses. `host_work` as [`Trial::host_work`].
+    fn place<'a>(
+        &'a self,
+        lane: &'a MaybeLane<'a>,
+        image: Option<&'static Image>,
+        host_work: u128,
+    ) -> Place<'a> {
+        match lane {
+            None => Place::Cpu,
+            Some(lane) => Place::Gpu {
+                lane,
+                images: self.images.as_deref(),
+                image,
+                settings: self.args.settings,
+                host_work,
+            },
+        }
+    }
+
     /// Checks one problem. A device error ends the command: after it, the device's answers mean nothing.
     ///
     /// Problems that are `known` are made once for all images.
@@ -247,20 +266,7 @@ impl Verify<'_> {
         trial: &Trial,
         known: Option<&KnownProblems>,
     ) -> Result<(Checked, Phases), Failure> {
-        let choice = match trial.image {
-            Some(image) => Choice::Image(image.name.to_owned()),
-            None => Choice::Best,
-        };
-        let place = match lane {
-            None => Place::Cpu,
-            Some(lane) => Place::Gpu {
-                lane,
-                images: self.images.as_deref(),
-                choice: &choice,
-                settings: self.args.settings,
-                host_work: trial.host_work,
-            },
-        };
+        let place = self.place(lane, trial.image, trial.host_work);
         let mut seconds = Phases::default();
         match check(&trial.case, place, self.runs, known, &mut seconds) {
             Ok(checked) => Ok((checked, seconds)),
