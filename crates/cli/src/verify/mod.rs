@@ -93,7 +93,7 @@ pub(crate) struct VerifyArgs {
     case: Vec<Case>,
 
     /// Plan every problem as if the GPU had only N multiprocessors
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = options::multiprocessors())]
     multiprocessors: Option<u32>,
 
     /// Plan every problem as if a CTA could have only N KiB of shared memory
@@ -117,7 +117,7 @@ pub(crate) struct VerifyArgs {
     sync: Sync,
 
     /// Threads that compute problems side by side, each on a stream of its own [default: one for each core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
     /// Where to compute: auto (the best GPU, else the CPU), cpu or cuda:N
