@@ -10,7 +10,7 @@ use warptile::{
 use warptile_driver::{DeviceBuffer, Stream};
 use warptile_fake_cuda::{FakeDriver, Kind};
 
-use crate::{MAPPED, PLAIN, block, gpu, kernel};
+use crate::{Buffers, MAPPED, PLAIN, block, gpu, kernel};
 
 /// 400 tiles of the second kernel, more than the CTAs that stay.
 fn call() -> Call {
@@ -210,18 +210,8 @@ fn the_first_launch_of_a_call_that_was_made_ready_finds_no_order() {
     let fake = FakeDriver::open();
     let gpu = gpu(&fake);
     let stream = Stream::new(gpu.context()).unwrap();
-    let memory = DeviceBuffer::<u8>::zeroed(&stream, 5 << 25).unwrap();
-    let mut addresses = Addresses::default();
-    let all = [
-        &mut addresses.q,
-        &mut addresses.k,
-        &mut addresses.v,
-        &mut addresses.out,
-        &mut addresses.lse,
-    ];
-    for (place, address) in all.into_iter().enumerate() {
-        *address = memory.pointer() + ((place as u64) << 25);
-    }
+    // The others are shorter.
+    let buffers = Buffers::new(&stream, &causal(64 * 40));
     let session = Session::new(&gpu, stream.raw()).unwrap();
     let of_rows = kernel("wgmma_d128_192x64_w16_s4");
     let first_launch = |query_len: usize, ready: bool| {
@@ -234,8 +224,8 @@ fn the_first_launch_of_a_call_that_was_made_ready_finds_no_order() {
         assert_eq!(fake.calls(), before);
         let _current = gpu.context().enter().unwrap();
         let start = Instant::now();
-        // SAFETY: the stand-in runs no kernel; the addresses it is given lie in `memory`.
-        unsafe { session.launch(&prepared, &call, &addresses) }.unwrap();
+        // SAFETY: the stand-in runs no kernel; the context is current.
+        unsafe { session.launch(&prepared, &call, &buffers.addresses()) }.unwrap();
         start.elapsed()
     };
     // The first launch of all works out more. Lengths of other numbers of keys have other orders.
