@@ -141,7 +141,7 @@ impl LoadedKernel {
         })
     }
 
-    /// Works out what [`block`](Self::block) remembers from one call to the next.
+    /// Computes ahead of time what [`block`](Self::block) remembers of a call.
     pub(crate) fn make_ready(&self, step: &Step, shape: &LaunchShape, call: &Call) {
         if let LoadedKernel::Mapped(_) = self {
             tile_order(step, call, shape);
