@@ -5,7 +5,7 @@ use warptile_kernels::{Role, Schedule, images_for};
 
 use super::planner::occupancy;
 use super::split_tiles::PARTS_A_CTA;
-use super::{LaunchShape, MAX_TILES, Plan, Step, tile_order};
+use super::{LaunchShape, MAX_TILES, Planner, Settings, Step, tile_order};
 use crate::layout::{Layout, MAX_LEN};
 use crate::{Align, Call, Choice, DeviceProfile, ElementType, Mask, Scoring, Splits};
 
@@ -29,6 +29,19 @@ const EXTENTS: [usize; 16] = [
     MAX_LEN + 1,
 ];
 
+/// As a caller may set them.
+fn settings(g: &mut Gen) -> Settings {
+    let mut some = || {
+        *g.choose(&[None, None, Some(0), Some(3), Some(u32::MAX)])
+            .unwrap_or(&None)
+    };
+    Settings {
+        at_once: some(),
+        ranges: some(),
+        ctas: some(),
+    }
+}
+
 #[derive(Debug, Clone)]
 struct Extreme {
     batch: usize,
@@ -39,6 +52,7 @@ struct Extreme {
     splits: Splits,
     element: ElementType,
     device: DeviceProfile,
+    settings: Settings,
 }
 
 /// Limits that some GPU has, none, or more than any.
@@ -97,6 +111,7 @@ impl quickcheck::Arbitrary for Extreme {
             splits: *g.choose(&splits).unwrap_or(&Splits::Even),
             element: *g.choose(&elements).unwrap_or(&ElementType::F16),
             device: device(g),
+            settings: settings(g),
         }
     }
 }
@@ -152,7 +167,8 @@ quickcheck! {
             return true;
         };
         let device = &extreme.device;
-        if let Ok(plan) = Plan::gpu(call.problem(), device, &Choice::Best) {
+        let planner = Planner::new(device).settings(extreme.settings);
+        if let Ok(plan) = planner.plan(call.problem(), &Choice::Best) {
             for step in plan.steps() {
                 if let Ok(shape) = step.shape(&call) {
                     assert_fits(&shape, &call, step);
@@ -163,6 +179,7 @@ quickcheck! {
         for image in images_for(Role::Forward).filter(|image| image.element == call.element()) {
             let step = Step {
                 ctas_per_multiprocessor: occupancy(image, device),
+                settings: extreme.settings,
                 ..Step::of(image, device.multiprocessors)
             };
             if let Ok(shape) = step.shape(&call) {
