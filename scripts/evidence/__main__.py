@@ -53,6 +53,9 @@ ON_FIRST_GPU = ("errors", *TIMED)
 # Of the half of the host's cores that they have then, those on which nothing is compiled: what takes times uses no more.
 QUIET_CORES = 4
 
+# Seconds after which the main thread, which waits for what the others do, sees a signal at the latest.
+AWAKE_SECONDS = 0.2
+
 # Parts that take no times and run side by side: each of these one after the other. Processes share a GPU by turns of milliseconds, in which one
 # with small kernels uses little of it: with 21 at once, a tile of each image took more than 67 s, and 3 by itself. So few are at work at a
 # time, and each of them in many threads. `verify` keeps host and GPU busy by itself.
@@ -218,9 +221,19 @@ def main():
     if not WARPTILE.exists():
         print(f"{WARPTILE} is missing: run this from an unpacked bundle (`cargo xtask bundle` makes one)", file=sys.stderr)
         return 2
-    evidence = Evidence(pathlib.Path(options.out).resolve(), options)
     for what in (signal.SIGINT, signal.SIGTERM):
         signal.signal(what, stop)
+    # Python handles signals in the main thread, between two of its steps. Where it waits for another thread, it might not until that has ended.
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        collected = executor.submit(collect, options, names, start)
+        while not collected.done():
+            concurrent.futures.wait([collected], timeout=AWAKE_SECONDS)
+        return collected.result()
+
+
+def collect(options, names, start):
+    """Runs the parts. The script's exit code."""
+    evidence = Evidence(pathlib.Path(options.out).resolve(), options)
     evidence.needs("nvidia-smi")
     parts, runs = clear(evidence, names)
     run = {"date": now(), "parts": [name for name in PARTS if name in names], "gpus": 1 if options.second_gpu is None else 2, "seconds": 0.0}
@@ -269,6 +282,8 @@ def main():
     if elsewhere:
         parts |= elsewhere.finish(evidence)
     write()
+    if STOP.is_set() and not evidence.failures:
+        evidence.fail("the script was told to stop")
     print(f"\n{table(evidence, parts)}")
     print(f"{run['seconds']:.0f} s by the clock, on {run['gpus']} GPU{'s' if run['gpus'] > 1 else ''}")
     for failure in evidence.failures:
