@@ -72,6 +72,7 @@ fn a_dense_step_of_decoding_runs_the_image_without_options() {
         "decode_d64_16x256_w8_s2",
         "decode_d128_16x128_w8_s2",
         "decode_d256_16x64_w4_s2",
+        "decode_d512_16x32_w8_s2",
     ] {
         for (words, is_dense) in [
             ("", true),
