@@ -37,11 +37,9 @@ template <class Traits>
     requires(Traits::Schedule::SCHEDULE == SCHEDULE_CLUSTER_TILE)
 constexpr int CLUSTER_OF<Traits> = Traits::CLUSTER;
 
-// Of dense problems without options only.
-template <class Traits> constexpr bool IS_DENSE = false;
-template <class Traits>
-    requires(Traits::Schedule::SCHEDULE == SCHEDULE_SHARED_KEYS && Traits::is_dense())
-constexpr bool IS_DENSE<Traits> = true;
+// Whether an image's problems may have one of these. With none of what the host does not know of sequences they are dense.
+template <class Traits> constexpr bool has(unsigned features) { return Traits::FEATURES & features; }
+template <class Traits> constexpr bool IS_DENSE = !has<Traits>(FEATURE_PACKED | FEATURE_DEVICE_LENGTHS | FEATURE_PAGED);
 
 // One problem with all the memory that its block points to, which is as large as the library makes it.
 template <class Traits> void attention(const typename Traits::Keys::Block& block)
@@ -121,7 +119,7 @@ template <class Traits> struct Problem {
         set_lengths(random, reads_ahead && (Traits::Schedule::SHARES_KEYS || CLUSTER_OF<Traits> > 1));
         set_scoring(random);
         if (random.one_in(4)) set_hugely_negative(random);
-        if (!IS_DENSE<Traits> && random.one_in(3)) {
+        if (has<Traits>(FEATURE_PAGED) && random.one_in(3)) {
             set_pages(random);
         } else {
             device_k = guarded(k);
@@ -168,7 +166,7 @@ template <class Traits> struct Problem {
     {
         keys.assign(batch, key_len);
         queries.assign(batch, query_len);
-        if (IS_DENSE<Traits>) return;
+        if (!has<Traits>(FEATURE_DEVICE_LENGTHS)) return;
         if (reads_ahead || random.one_in(2)) {
             for (int& length : keys) length = random.one_in(4) ? random.between(-5, key_len + 50) : random.between(0, key_len);
             key_lengths = guarded(keys);
@@ -196,19 +194,15 @@ template <class Traits> struct Problem {
         Scoring& scoring = block.scoring;
         const bool window = random.one_in(4), causal = random.one_in(2);
         scoring.scale = 1 / sqrtf(head_dim);
-        scoring.softcap = random.one_in(4) ? 5.0f : 0.0f;
+        scoring.softcap = has<Traits>(FEATURE_SOFTCAP) && random.one_in(4) ? 5.0f : 0.0f;
         scoring.window_left = window ? random.between(0, 200) : WINDOW_UNLIMITED;
         scoring.window_right = causal ? 0 : window ? random.between(0, 100) : WINDOW_UNLIMITED;
         scoring.align_top_left = random.one_in(5);
-        if (IS_DENSE<Traits>) {
-            scoring.softcap = 0;
-            return;
-        }
-        if (random.one_in(3)) {
+        if (has<Traits>(FEATURE_SINKS) && random.one_in(3)) {
             for (int head = 0; head < heads; head++) sinks.push_back(random.normal());
             scoring.sinks = sinks.data();
         }
-        if (random.one_in(4)) {
+        if (has<Traits>(FEATURE_ALIBI) && random.one_in(4)) {
             for (int head = 0; head < heads; head++) slopes.push_back(0.1f * fabsf(random.normal()));
             scoring.slopes = slopes.data();
         }
@@ -261,7 +255,7 @@ template <class Traits> struct Problem {
     void set_work(Random& random)
     {
         if (Traits::Schedule::SHARES_KEYS) {
-            if (!IS_DENSE<Traits> && random.one_in(3)) block.work.keys_per_split = Traits::BLOCK_N << random.between(0, 1);
+            if (has<Traits>(FEATURE_PACKED) && random.one_in(3)) block.work.keys_per_split = Traits::BLOCK_N << random.between(0, 1);
             // Some divisor of the heads, and as many CTAs for each.
             int side_by_side = random.between(1, kv_heads);
             while (kv_heads % side_by_side != 0) side_by_side--;
@@ -494,12 +488,12 @@ template <class Traits> class Changes {
         if (random.one_in(2)) sequences.query_lengths = list(problem.batch, problem.query_len);
         if (problem.table) {
             page_numbers.assign(problem.table->data(), problem.table->data() + problem.table->size());
-        } else if (random.one_in(2)) {
+        } else if (has<Traits>(FEATURE_PACKED) && random.one_in(2)) {
             sequences.key_rows = problem.batch * problem.key_len;
             sequences.key_offsets = list(problem.batch + 1, sequences.key_rows);
             problem.block.k.batch = problem.block.v.batch = 0;
         }
-        if (random.one_in(2)) {
+        if (has<Traits>(FEATURE_PACKED) && random.one_in(2)) {
             sequences.query_rows = problem.batch * problem.query_len;
             sequences.query_offsets = list(problem.batch + 1, sequences.query_rows);
             problem.block.q.batch = problem.block.out.batch = problem.block.lse_batch = 0;
@@ -649,7 +643,7 @@ int main(int count, char** arguments)
     const auto check = [&]<class Traits>(Traits, int seed) {
         snprintf(running, sizeof running, "head size %d, %dx%d, %d warps, %s%s, seed %d: ", Traits::HEAD_DIM,
                  Traits::BLOCK_M, Traits::BLOCK_N, Traits::WARPS,
-                 IS_DENSE<Traits> ? "dense" : Traits::Schedule::SHARES_KEYS ? "shared keys" : CLUSTER_OF<Traits> > 1 ? "a tile a cluster" : "a tile a CTA",
+                 IS_DENSE<Traits> ? "dense" : !has<Traits>(FEATURE_PACKED) ? "paged" : Traits::Schedule::SHARES_KEYS ? "shared keys" : CLUSTER_OF<Traits> > 1 ? "a tile a cluster" : "a tile a CTA",
                  Problem<Traits>::HAS_SCALES ? ", e4m3" : "", seed);
         fflush(stdout); // before a signal may end it
         alarm(SECONDS);
@@ -681,6 +675,11 @@ int main(int count, char** arguments)
         if (seed % 4 == 2) check(MmaTraits<__half, 128, 16, 128, 4, 2, Share, E4m3Keys<__half>>(), seed);
         if (seed % 4 == 3) check(MmaTraits<__nv_bfloat16, 128, 16, 256, 8, 2, Share, E4m3Keys<__nv_bfloat16>>(), seed);
         if (seed % 6 == 3) check(MmaTraits<__half, 256, 16, 64, 2, 2, Share, E4m3Keys<__half>>(), seed);
+        constexpr unsigned PAGED = FEATURE_PAGED | FEATURE_DEVICE_LENGTHS;
+        check(MmaTraits<__half, 64, 16, 256, 8, 2, Share, SameKeys<__half>, PAGED>(), seed);
+        if (seed % 2 == 1) check(MmaTraits<__nv_bfloat16, 128, 16, 128, 8, 2, Share, SameKeys<__nv_bfloat16>, PAGED>(), seed);
+        if (seed % 4 == 2) check(MmaTraits<__half, 256, 16, 64, 4, 2, Share, SameKeys<__half>, PAGED>(), seed);
+        if (seed % 4 == 0) check(MmaTraits<__half, 512, 16, 32, 8, 2, Share, SameKeys<__half>, PAGED>(), seed);
         // The others have nothing that changes.
         if (changes) continue;
         check(MmaTraits<__half, 64, 16, 256, 8, 2, Share, SameKeys<__half>, 0>(), seed);

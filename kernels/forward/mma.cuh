@@ -84,10 +84,7 @@ template <class Traits> class MmaAttention {
     // All that is not needed for the first loads comes after them. False if what has been read ahead was wrong.
     __device__ bool describe_next(int number)
     {
-        if constexpr (Traits::is_dense()) {
-            describe_next_of_dense(number);
-            return true;
-        }
+        if constexpr (Traits::prepares_early()) return describe_next_early(number);
         const bool checks = number == 0 && schedule.reads_ahead();
         if (checks) check();
         if (threadIdx.x == 0) thread.segment(number + 1) = schedule.next();
@@ -108,21 +105,35 @@ template <class Traits> class MmaAttention {
         return true;
     }
 
-    // Here nothing but queries, keys and values may be what the launch before writes, so all the rest comes ahead of the wait for it: two segments
-    // are described, the first keys are on their way to L2, and the rows begin.
-    __device__ void describe_next_of_dense(int number)
+    // Here nothing but queries, keys and values, and what is asked for again, may be what the launch before writes, so all the rest comes ahead of
+    // the wait for it: two segments are described, the first keys are on their way to L2, and the rows begin.
+    __device__ bool describe_next_early(int number)
     {
+        const bool checks = number == 0 && schedule.reads_ahead();
+        if (checks) check();
         const int last = number < 0 ? 1 : number + 1;
         if (threadIdx.x == 0 && number != 0)
 #pragma unroll 1
             for (int i = number + 1; i <= last; i++) thread.segment(i) = schedule.next();
         ring.wait_for_segment();
         __syncthreads();
+        if (checks && schedule.was_wrong()) return false;
         described = number + 1;
-        if (number < 0) ring.prefetch_first_groups();
+        if (number < 0) {
+            if constexpr (!Traits::is_dense()) {
+                if (!schedule.reads_ahead()) wait_for_predecessor();
+                ring.read_first_pages();
+            }
+            ring.prefetch_first_groups();
+        }
         if (number != 0) rows.start(max(number, 0));
-        if (number >= 0) rows.take_queries();
-        ring.load_segment(number + 1, group, false);
+        if (number >= 0) {
+            rows.take_queries();
+            if constexpr (Traits::has_lengths())
+                if (thread.segment(number + 1).is_end()) result.leave_semaphores_early(schedule, thread.segment(number));
+        }
+        ring.load_segment_early(number + 1, group, number < 0 && schedule.reads_ahead(), [&] { schedule.ask_again(); });
+        return true;
     }
 
     // What this thread has read ahead, when it has come again.

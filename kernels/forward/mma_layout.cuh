@@ -38,9 +38,16 @@ struct MmaTraits {
     static constexpr unsigned FEATURES = OPTIONS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE | Keys::FEATURES;
     // Whether there is code for one of these.
     __device__ static constexpr bool has(unsigned features) { return FEATURES & features; }
-    // All sequences are as long as the host says, and lie one after the other. Neither are their keys cut at fixed places: with splits the
-    // planner asks for an image of any batch.
+    // All sequences are as long as the host says, and lie one after the other.
     __device__ static constexpr bool is_dense() { return !has(FEATURE_PACKED | FEATURE_DEVICE_LENGTHS | FEATURE_PAGED); }
+    // Lengths or offsets may lie on the device.
+    __device__ static constexpr bool has_lengths() { return has(FEATURE_PACKED | FEATURE_DEVICE_LENGTHS); }
+    // The first segment is prepared before the launch ahead has ended: its keys are brought to L2, and its rows begin. So these need no numbers
+    // from memory: no sinks, slopes or scales.
+    __device__ static constexpr bool prepares_early()
+    {
+        return Schedule::SHARES_KEYS && !has(FEATURE_PACKED | FEATURE_SINKS | FEATURE_ALIBI | FEATURE_E4M3);
+    }
 
     // A team is as many warps as the tile's rows need, of 16 rows each. The teams take turns with groups of keys. With more warps than that for
     // the fewest keys there can be in a group, several warps share 16 rows: each has some of the columns, of scores' products as of results.
@@ -69,8 +76,7 @@ struct MmaTraits {
     static constexpr int RING_BYTES = STAGES * STAGE_BYTES; // a team's
 
     static_assert(sizeof(Element) == 2, "mma.sync takes f16 and bf16");
-    static_assert(OPTIONS == OPTIONAL_FEATURES || (OPTIONS == 0 && Keys::FEATURES == 0 && Schedule::SHARES_KEYS),
-                  "rows of dense problems begin before sinks, slopes and scales could be read");
+    static_assert(OPTIONS == OPTIONAL_FEATURES || prepares_early(), "only images that prepare early have fewer options");
     static_assert(BLOCK_M % FRAGMENT_ROWS == 0, "a product has 16 rows");
     static_assert(WARPS % TEAM_WARPS == 0, "whole teams");
     static_assert(BLOCK_N % (TEAMS * FRAGMENT_DEPTH) == 0, "the products with the values take 16 keys at a time");

@@ -75,7 +75,7 @@ template <class Traits> class Result {
   private:
     __device__ bool leaves_semaphores() const
     {
-        return !Traits::is_dense() && thread.warp == Traits::WARPS - 1 && reads_lengths(params.sequences);
+        return Traits::has_lengths() && thread.warp == Traits::WARPS - 1 && reads_lengths(params.sequences);
     }
     // Whether the CTA's part of the tile is there when this segment's is, and the others' may be.
     __device__ static bool asks_for_parts(const Schedule& schedule, const Segment& of)

@@ -77,17 +77,22 @@ template <class Traits> class Ring {
     __device__ void load_segment(int number, int group, bool again)
     {
         load_first_pages(number, again);
-        if constexpr (Traits::is_dense()) {
-            load_queries_by_all(number, group);
-            if (number == 0) start_loading(loading = 0, false);
-        } else {
-            load_queries(number, group);
-        }
+        load_queries(number, group);
         cp_async_commit();
         since_segment = 0;
         if (again) loading = NOTHING_BUT_PAGES;
     }
-    // Brings what the first groups of segment 0 will be loaded from to L2, if it is dense. The second one keeps the first waiting, so it is asked for
+    // The same where segment 0 is prepared early, whose pages are known; `ask_again` asks for what has been read ahead otherwise.
+    template <class Ask> __device__ void load_segment_early(int number, int group, bool again, Ask ask_again)
+    {
+        load_queries_by_all(number, group);
+        if (again) ask_again();
+        if (number > 0 || again) load_first_pages(number, again);
+        if (number == 0) start_loading(loading = 0, true);
+        cp_async_commit();
+        since_segment = 0;
+    }
+    // Brings what the first groups of segment 0 will be loaded from to L2. The second one keeps the first waiting, so it is asked for
     // where there are many: by measurement it gains 0.2 to 0.5% at 62 groups and loses 0.5% at 16, 3.5% at seven (docs/notebook-decode.md).
     __device__ void prefetch_first_groups() const
     {
@@ -98,6 +103,7 @@ template <class Traits> class Ring {
         const PlacedRows rows(params, of.batch, of.kv_head, of.k);
         const KeyElement* const keys = static_cast<const KeyElement*>(params.k.address);
         const KeyElement* const values = static_cast<const KeyElement*>(params.v.address);
+        const int* const pages = pages_of(1, 0);
         const int first = first_key(thread.first_block(of));
         constexpr int MANY = 32;
         const int groups = of.end_key - of.first_key > MANY * Traits::BLOCK_N ? Traits::STAGES : 1;
@@ -106,8 +112,9 @@ template <class Traits> class Ring {
             const int row = i / LINES, column = i % LINES * (PREFETCHED_BYTES / (int)sizeof(KeyElement));
             const int key = first + row / Traits::WARP_KEYS * Traits::BLOCK_N + row % Traits::WARP_KEYS;
             if (key >= of.end_key) continue;
-            if (column < params.head_dim) prefetch_to_l2(keys + rows.offset(params, params.k, key, 0) + column);
-            if (column < params.value_dim) prefetch_to_l2(values + rows.offset(params, params.v, key, 0) + column);
+            const int page = rows.is_paged() ? pages[row] : 0;
+            if (column < params.head_dim) prefetch_to_l2(keys + rows.offset(params, params.k, key, page) + column);
+            if (column < params.value_dim) prefetch_to_l2(values + rows.offset(params, params.v, key, page) + column);
         }
     }
     // Waits for what the last call of it has asked for.
@@ -145,7 +152,7 @@ template <class Traits> class Ring {
     }
 
   private:
-    using PlacedRows = KeyRows<KeyElement, Traits::has(FEATURE_PAGED)>;
+    using PlacedRows = KeyRows<KeyElement, Traits::has(FEATURE_PAGED), Traits::has(FEATURE_PACKED)>;
     __device__ bool is_paged() const { return Traits::has(FEATURE_PAGED) && params.pages.table; }
 
     // Waits until at most as many of the last groups of cp.async are under way; for some numbers, until none is.
@@ -275,7 +282,7 @@ template <class Traits> class Ring {
         // A lane finds one key.
         const int my_key = first_key + lane % Traits::WARP_KEYS;
         int page = 0, loaded = 0;
-        if (rows.is_paged()) {
+        if (PlacedRows::is_branchless() || rows.is_paged()) {
             loaded = load_block - thread.first_block(of);
             page = pages_of(loaded < Traits::STAGES ? 1 + (loading & 1) : 0, (unsigned)loaded % Traits::STAGES)[lane % Traits::WARP_KEYS];
         }
@@ -297,10 +304,10 @@ template <class Traits> class Ring {
                 copy(at + Traits::GROUP_BYTES + BYTES, shuffled(my_values, row) + column + COLUMNS, exists && column + COLUMNS < params.value_dim);
             }
         }
-        if (rows.is_paged()) {
+        if (PlacedRows::is_branchless() || rows.is_paged()) {
             const int later = my_key + Traits::STAGES * Traits::BLOCK_N;
             // Not one of a key that nobody will ask for: its zero might land behind the next segment's number in the same place.
-            if (lane < Traits::WARP_KEYS && later < of.end_key)
+            if (rows.is_paged() && lane < Traits::WARP_KEYS && later < of.end_key)
                 cp_async_4(pages_of(0, (unsigned)loaded % Traits::STAGES) + lane, rows.page_of(params, later), true);
         }
         cp_async_commit();

@@ -24,12 +24,12 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     __device__ int row(int half, int lane) const { return first_row() + half * 8 + lane / 4; }
     __device__ int first_row() const { return thread.row_warp() * FRAGMENT_ROWS; }
 
-    // Begins with segment `number`, whose queries have arrived; of dense problems they are taken later.
+    // Begins with segment `number`, whose queries have arrived; or will have when they are taken.
     __device__ void start(int number)
     {
         const Segment& of = thread.segment(number);
         segment = number;
-        if constexpr (!Traits::is_dense()) take_queries();
+        if constexpr (!Traits::prepares_early()) take_queries();
         const int lane = anew(thread.lane);
         ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E, Traits::has(FEATURE_SOFTCAP));
         Scales::read(of.kv_head);

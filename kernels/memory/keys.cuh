@@ -14,9 +14,12 @@ __device__ inline int page_number(const Pages& pages, int key)
     return (int)(__umulhi(2 * (unsigned)key, pages.rows_inverse) >> pages.rows_log);
 }
 
-// The rows of one key/value head of one sequence. `PAGED`: which may lie in pages.
-template <class Element, bool PAGED = true> class KeyRows {
+// The rows of one key/value head of one sequence. `PAGED`: which may lie in pages. `PACKED`: and which may follow another sequence's in one tensor.
+template <class Element, bool PAGED = true, bool PACKED = true> class KeyRows {
   public:
+    // Whether a key is found without a branch, whatever is asked for as its page where there are none.
+    __device__ static constexpr bool is_branchless() { return PAGED && !PACKED; }
+
     KeyRows() = default;
     __device__ KeyRows(const Forward& params, int batch, int kv_head, Extent keys)
         : first(keys.first), entry(batch), head(kv_head),
@@ -32,7 +35,11 @@ template <class Element, bool PAGED = true> class KeyRows {
     __device__ long long offset(const Forward& params, const Tensor& tensor, int key, int page) const
     {
         int row = first + key;
-        if (is_paged()) {
+        if constexpr (is_branchless()) {
+            // Without a table a page has 0 rows: `Pages::default` in crates/kernels/src/abi.rs.
+            row = key - page_number(params.pages, key) * params.pages.rows;
+            page = is_paged() ? min(max(page, 0), params.pages.count - 1) : entry;
+        } else if (is_paged()) {
             row = key - page_number(params.pages, key) * params.pages.rows;
             page = min(max(page, 0), params.pages.count - 1);
         } else {

@@ -145,8 +145,8 @@ template <class Traits> class Share {
 
     // --- Parts: what CTAs leave of a tile that one segment does not cover ---
 
-    // Keys are cut at multiples of a length, so that no part depends on who computes it.
-    __device__ bool has_splits() const { return !Traits::is_dense() && params.work.keys_per_split != 0; }
+    // Keys are cut at multiples of a length, so that no part depends on who computes it. Then the planner asks for an image of any batch.
+    __device__ bool has_splits() const { return Traits::has(FEATURE_PACKED) && params.work.keys_per_split != 0; }
     // The CTAs that have a part of the tile.
     struct Owners {
         unsigned first, last;
@@ -264,20 +264,20 @@ template <class Traits> class Share {
     __device__ unsigned place_of_unit(unsigned unit) const { return unit * lanes() + lane(); }
 
     // Of a sequence, as the host or the device says.
-    __device__ bool has_lengths() const { return !Traits::is_dense() && reads_lengths(params.sequences); }
+    __device__ bool has_lengths() const { return Traits::has_lengths() && reads_lengths(params.sequences); }
+    __device__ static const int* offsets(const int* offsets) { return Traits::has(FEATURE_PACKED) ? offsets : nullptr; }
+    __device__ static const int* lengths(const int* lengths) { return Traits::has(FEATURE_DEVICE_LENGTHS) ? lengths : nullptr; }
     __device__ static Extent queries(const Sequences& all, int batch)
     {
-        if constexpr (Traits::is_dense()) return {0, all.query_len};
-        return queries_of(all, batch);
+        return extent_of(offsets(all.query_offsets), lengths(all.query_lengths), all.query_len, all.query_rows, batch);
     }
     __device__ static Extent keys(const Sequences& all, int batch)
     {
-        if constexpr (Traits::is_dense()) return {0, all.key_len};
-        return keys_of(all, batch);
+        return extent_of(offsets(all.key_offsets), lengths(all.key_lengths), all.key_len, all.key_rows, batch);
     }
     __device__ bool has_length_to_check() const
     {
-        return !Traits::is_dense() && params.sequences.key_lengths && (int)threadIdx.x < params.sequences.batch;
+        return Traits::has_lengths() && params.sequences.key_lengths && (int)threadIdx.x < params.sequences.batch;
     }
 
     struct RunningSum {
@@ -330,7 +330,7 @@ template <class Traits> class Share {
     __device__ Sequence sequence_of(int batch) const
     {
         const Sequences& all = params.sequences;
-        const bool has_length = has_lengths() && !all.key_offsets && batch < LENGTHS;
+        const bool has_length = has_lengths() && !offsets(all.key_offsets) && batch < LENGTHS;
         return Sequence(*this, queries(all, batch), has_length ? Extent{0, state.lengths[batch]} : keys(all, batch));
     }
     // What this thread's sequence asks for, of THREADS from `first` on, and the running sum of their units.
@@ -340,8 +340,8 @@ template <class Traits> class Share {
         sequence = {};
         if (mine < params.sequences.batch) {
             const Sequences& all = params.sequences;
-            const Extent keys = all.key_lengths && !all.key_offsets ? Extent{0, key_length_ahead(all, mine)} : keys_of(all, mine);
-            sequence = Sequence(*this, queries_of(all, mine), keys);
+            const Extent keys = all.key_lengths && !offsets(all.key_offsets) ? Extent{0, key_length_ahead(all, mine)} : this->keys(all, mine);
+            sequence = Sequence(*this, queries(all, mine), keys);
         }
         if (mine < LENGTHS) state.lengths[mine] = sequence.k.len;
         return running_sum(sequence.units());

@@ -235,6 +235,8 @@ pub enum Variant {
     Cluster,
     /// Dense problems without options.
     Dense,
+    /// Keys in pages, and lengths on the device; no options.
+    Paged,
 }
 
 impl fmt::Display for Variant {
@@ -247,6 +249,7 @@ impl fmt::Display for Variant {
             Variant::ServingGroups => "serving_groups",
             Variant::Cluster => "cluster",
             Variant::Dense => "dense",
+            Variant::Paged => "paged",
         })
     }
 }
@@ -263,6 +266,7 @@ impl FromStr for Variant {
             Variant::ServingGroups,
             Variant::Cluster,
             Variant::Dense,
+            Variant::Paged,
         ];
         let found = all.into_iter().find(|variant| variant.to_string() == text);
         let names = || all.map(|variant| variant.to_string()).join(", ");

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
+use crate::extents::expect_room;
 use crate::heads::Heads;
 use crate::layout::{Layout, View};
 use crate::lengths::SideLengths;
@@ -309,10 +310,7 @@ impl Call {
             (&self.out, self.terms.element.size()),
         ];
         // A row's last 16 bytes are its own.
-        let heads = self.heads();
-        let whole = [heads.dim, heads.value_dim]
-            .iter()
-            .all(|size| (size * self.key_size()).is_multiple_of(16));
+        let whole = self.heads().are_multiples_of(16 / self.key_size());
         self.terms.aligned && whole && { tensors.into_iter() }
             .all(|(layout, size)| layout.steps_aligned(size))
     }
@@ -467,13 +465,7 @@ impl Call {
         for (argument, needed, available) in tensors {
             expect_presence(argument, needed.is_some(), available.is_some())?;
             let (needed, available) = (needed.unwrap_or(0), available.unwrap_or(0));
-            if available < needed {
-                return Err(Error::BufferTooSmall {
-                    argument,
-                    needed,
-                    available,
-                });
-            }
+            expect_room(argument, needed, available)?;
         }
         Ok(())
     }

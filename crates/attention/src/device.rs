@@ -2,7 +2,7 @@
 
 use warptile_driver::{Device, DeviceAttribute as Attribute};
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// The limits of a GPU that decide which kernel runs and how fast.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct DeviceProfile {
     pub major: u32,
     /// Compute capability, minor.
     pub minor: u32,
-    /// Streaming multiprocessors.
+    /// Streaming multiprocessors, at most [`MAX_MULTIPROCESSORS`](Self::MAX_MULTIPROCESSORS).
     pub multiprocessors: u32,
     /// Most dynamic shared memory a CTA may ask for, in bytes.
     pub shared_bytes_per_cta: u32,
@@ -27,6 +27,23 @@ pub struct DeviceProfile {
 }
 
 impl DeviceProfile {
+    /// The most multiprocessors that are planned for, ten times as many as any GPU has. With these the numbers that CTAs draw tiles by fit
+    /// 32 bits.
+    pub const MAX_MULTIPROCESSORS: u32 = 2048;
+
+    /// # Errors
+    /// [`Error::Profile`] if a limit is beyond what is planned for.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.multiprocessors {
+            0..=Self::MAX_MULTIPROCESSORS => Ok(()),
+            found => Err(Error::Profile {
+                limit: "multiprocessors",
+                found,
+                most: Self::MAX_MULTIPROCESSORS,
+            }),
+        }
+    }
+
     /// Reads the limits of `device`.
     ///
     /// # Errors

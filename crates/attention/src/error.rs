@@ -324,6 +324,17 @@ pub enum Error {
         ctas: u32,
     },
 
+    /// A device profile has a limit beyond what is planned for.
+    #[error("the device profile has {found} {limit}; it may have {most} at most")]
+    Profile {
+        /// The limit.
+        limit: &'static str,
+        /// What the profile has.
+        found: u32,
+        /// What it may have.
+        most: u32,
+    },
+
     /// The program has no kernel at all for the device.
     #[error(
         "this program has no kernels for {device} (compute capability {major}.{minor}): {}",

@@ -41,6 +41,18 @@ pub(crate) fn expect_countable(
     }
 }
 
+/// Checks that a buffer has as many elements as are needed.
+pub(crate) fn expect_room(argument: &'static str, needed: usize, available: usize) -> Result<()> {
+    match available < needed {
+        true => Err(Error::BufferTooSmall {
+            argument,
+            needed,
+            available,
+        }),
+        false => Ok(()),
+    }
+}
+
 /// Checks a layout for itself: extents that kernels can count, strides that memory can have, and if the tensor is written, no two elements at one
 /// address.
 pub(crate) fn check_alone(argument: &'static str, layout: &Layout, written: bool) -> Result<()> {

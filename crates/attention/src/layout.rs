@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::extents::expect_room;
 
 /// The most rows a sequence or tensor may have, and the most batch entries or heads. The kernels keep such counts in 32
 /// bits, with room for a mask's window on top.
@@ -243,14 +244,7 @@ impl Layout {
         let needed = self
             .required_len()
             .ok_or(Error::LayoutTooLarge { argument })?;
-        if available < needed {
-            return Err(Error::BufferTooSmall {
-                argument,
-                needed,
-                available,
-            });
-        }
-        Ok(())
+        expect_room(argument, needed, available)
     }
 }
 

@@ -25,9 +25,11 @@ use crate::rates::Standing;
 use crate::{Problem, Result};
 
 pub(crate) use pairs::Numbered;
+use planner::MAX_CTAS_PER_MULTIPROCESSOR;
 pub use planner::Planner;
 pub(crate) use planner::{alone_bytes, check_images, preference};
 pub use settings::Settings;
+use split_tiles::PARTS_A_CTA;
 pub(crate) use split_tiles::{TileKeys, rest_keys, splits_of, splits_tiles};
 pub use step::{LaunchShape, Scratch, Step};
 pub(crate) use tile_order::tile_order;
@@ -207,9 +209,13 @@ impl fmt::Display for Reason {
     }
 }
 
+/// CTAs that a device can hold at once, at most.
+const MAX_RESIDENT: u64 =
+    DeviceProfile::MAX_MULTIPROCESSORS as u64 * MAX_CTAS_PER_MULTIPROCESSOR as u64;
+
 /// The most tiles of a launch: what a grid can have along x (CUDA C++ Programming Guide, "Technical Specifications per Compute
-/// Capability"), less the CTAs that a persistent kernel adds to the number it draws.
-pub(crate) const MAX_TILES: u64 = (1 << 31) - 1 - (1 << 16);
+/// Capability"), less the parts that persistent CTAs have of split tiles, and the numbers that they draw when nothing is left.
+pub(crate) const MAX_TILES: u64 = (1 << 31) - 1 - (PARTS_A_CTA as u64 + 1) * MAX_RESIDENT;
 
 impl Plan {
     /// A plan for the CPU path.
@@ -223,7 +229,8 @@ impl Plan {
     /// # Errors
     /// [`Error::UnknownName`](crate::Error::UnknownName) if the catalog has no kernel or image of the name asked for;
     /// [`Error::NoKernel`](crate::Error::NoKernel) with every kernel's reason if none, or not the one asked for, can run;
-    /// [`Error::NoImages`](crate::Error::NoImages) if the program has no kernels for the device at all.
+    /// [`Error::NoImages`](crate::Error::NoImages) if the program has no kernels for the device at all;
+    /// [`Error::Profile`](crate::Error::Profile) if there can be no such device.
     pub fn gpu(problem: Problem, device: &DeviceProfile, choice: &Choice) -> Result<Self> {
         Planner::new(device).plan(problem, choice)
     }

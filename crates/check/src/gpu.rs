@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use warptile::gpu::{Bindings, Gpu, Prepared};
-use warptile::{Call, Choice, Element, Plan, Planner, QuantizedType};
-use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Stream};
+use warptile::gpu::{Gpu, Prepared};
+use warptile::{Call, Choice, Element, Plan, Planner};
+use warptile_driver::{DeviceBuffer, Stream};
 
-use crate::{Case, Coming, Ferry, Inputs, Lists, Quantized, Result, ResultBuffers};
+use crate::device::{DeviceInputs, DeviceLists, once_more};
+use crate::{Case, Coming, Ferry, Inputs, Result, ResultBuffers};
 
 /// Times that who rests offers its core before it sleeps, and how long it sleeps then. Most kernels of small problems are done before.
 const TURNS: u32 = 16;
@@ -23,60 +24,13 @@ pub struct OnGpu<T: Element> {
     stream: Stream,
     ferry: Arc<Ferry>,
     call: Call,
-    offset: usize,
-    q: DeviceBuffer<T>,
-    keys: KeyBuffers<T>,
-    slopes: Option<DeviceBuffer<f32>>,
-    sinks: Option<DeviceBuffer<f32>>,
-    bias: Option<DeviceBuffer<T>>,
-    key_mask: Option<DeviceBuffer<u8>>,
+    inputs: DeviceInputs<T>,
     /// Only if the call has them on the device.
     lists: DeviceLists,
     /// What the result buffers have before a launch.
     poison: (DeviceBuffer<T>, DeviceBuffer<f32>),
     out: DeviceBuffer<T>,
     lse: DeviceBuffer<f32>,
-}
-
-/// Keys and values in device memory.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum KeyBuffers<T: Element> {
-    /// Of the queries' type.
-    Same(DeviceBuffer<T>, DeviceBuffer<T>),
-    /// Of a type of 8 bits, each with its scales.
-    Quantized {
-        /// Their type.
-        element: QuantizedType,
-        /// The bits of the keys.
-        k: DeviceBuffer<u8>,
-        /// Those of the values.
-        v: DeviceBuffer<u8>,
-        /// Of the keys.
-        k_scale: DeviceBuffer<f32>,
-        /// Of the values.
-        v_scale: DeviceBuffer<f32>,
-    },
-}
-
-/// A copy of a buffer in device memory: from the host it takes many times as long.
-///
-/// # Errors
-/// What the driver reports.
-pub fn once_more<T: bytemuck::Pod>(
-    stream: &Stream,
-    from: &DeviceBuffer<T>,
-) -> warptile::Result<DeviceBuffer<T>> {
-    let mut copy = DeviceBuffer::uninit(stream, from.len())?;
-    copy.copy_from(from)?;
-    Ok(copy)
-}
-
-fn maybe_once_more<T: bytemuck::Pod>(
-    stream: &Stream,
-    from: Option<&DeviceBuffer<T>>,
-) -> warptile::Result<Option<DeviceBuffer<T>>> {
-    from.map(|from| once_more(stream, from)).transpose()
 }
 
 /// Waits for a stream, and leaves the core to others meanwhile: the driver's own waiting keeps it busy. For work whose time nobody takes.
@@ -94,133 +48,6 @@ pub fn rest(stream: &Stream) -> warptile::Result<()> {
         }
     }
     Ok(stream.synchronize()?)
-}
-
-impl<T: Element> KeyBuffers<T> {
-    /// The same keys and values once more, copied on the device.
-    ///
-    /// # Errors
-    /// What the driver reports.
-    pub fn once_more(&self, stream: &Stream) -> warptile::Result<Self> {
-        Ok(match self {
-            KeyBuffers::Same(k, v) => {
-                KeyBuffers::Same(once_more(stream, k)?, once_more(stream, v)?)
-            }
-            KeyBuffers::Quantized {
-                element,
-                k,
-                v,
-                k_scale,
-                v_scale,
-            } => KeyBuffers::Quantized {
-                element: *element,
-                k: once_more(stream, k)?,
-                v: once_more(stream, v)?,
-                k_scale: once_more(stream, k_scale)?,
-                v_scale: once_more(stream, v_scale)?,
-            },
-        })
-    }
-
-    /// The memory of a launch with them, from element `offset` on.
-    ///
-    /// # Errors
-    /// When they are shorter than `offset`.
-    pub fn bind<'a>(
-        &'a self,
-        q: DeviceSlice<'a, T>,
-        out: DeviceSliceMut<'a, T>,
-        offset: usize,
-    ) -> warptile::Result<Bindings<'a>> {
-        Ok(match self {
-            KeyBuffers::Same(k, v) => Bindings::new(q, k.slice(offset..)?, v.slice(offset..)?, out),
-            KeyBuffers::Quantized {
-                element,
-                k,
-                v,
-                k_scale,
-                v_scale,
-            } => Bindings::quantized(
-                q,
-                *element,
-                [k.slice(offset..)?, v.slice(offset..)?],
-                [k_scale.as_slice(), v_scale.as_slice()],
-                out,
-            ),
-        })
-    }
-
-    /// Bytes of keys and values.
-    #[must_use]
-    pub fn byte_len(&self) -> usize {
-        match self {
-            KeyBuffers::Same(k, v) => k.byte_len() + v.byte_len(),
-            KeyBuffers::Quantized { k, v, .. } => k.byte_len() + v.byte_len(),
-        }
-    }
-}
-
-/// The [`Lists`] of a case in device memory.
-#[derive(Debug, Default)]
-pub struct DeviceLists {
-    query_offsets: Option<DeviceBuffer<i32>>,
-    key_offsets: Option<DeviceBuffer<i32>>,
-    query_lengths: Option<DeviceBuffer<i32>>,
-    key_lengths: Option<DeviceBuffer<i32>>,
-    block_table: Option<DeviceBuffer<i32>>,
-}
-
-impl DeviceLists {
-    /// Copies the lists that there are.
-    ///
-    /// # Errors
-    /// What the driver reports.
-    pub fn upload(stream: &Stream, ferry: &Ferry, lists: &Lists) -> warptile::Result<Self> {
-        let upload = |list: Option<&[i32]>| list.map(|list| ferry.upload(stream, list)).transpose();
-        let table = lists.block_table.as_ref();
-        Ok(DeviceLists {
-            query_offsets: upload(lists.query_offsets.as_deref())?,
-            key_offsets: upload(lists.key_offsets.as_deref())?,
-            query_lengths: upload(lists.query_lengths.as_deref())?,
-            key_lengths: upload(lists.key_lengths.as_deref())?,
-            block_table: upload(table.map(|table| &table.entries[..]))?,
-        })
-    }
-
-    /// The same lists once more, copied on the device.
-    ///
-    /// # Errors
-    /// What the driver reports.
-    pub fn once_more(&self, stream: &Stream) -> warptile::Result<Self> {
-        let list = |list: &Option<DeviceBuffer<i32>>| maybe_once_more(stream, list.as_ref());
-        Ok(DeviceLists {
-            query_offsets: list(&self.query_offsets)?,
-            key_offsets: list(&self.key_offsets)?,
-            query_lengths: list(&self.query_lengths)?,
-            key_lengths: list(&self.key_lengths)?,
-            block_table: list(&self.block_table)?,
-        })
-    }
-
-    /// Adds them to the memory of a launch.
-    pub fn bind<'a>(&'a self, mut bindings: Bindings<'a>) -> Bindings<'a> {
-        if let Some(list) = &self.query_offsets {
-            bindings = bindings.query_offsets(list.as_slice());
-        }
-        if let Some(list) = &self.key_offsets {
-            bindings = bindings.key_offsets(list.as_slice());
-        }
-        if let Some(list) = &self.query_lengths {
-            bindings = bindings.query_lengths(list.as_slice());
-        }
-        if let Some(list) = &self.key_lengths {
-            bindings = bindings.key_lengths(list.as_slice());
-        }
-        if let Some(list) = &self.block_table {
-            bindings = bindings.block_table(list.as_slice());
-        }
-        bindings
-    }
 }
 
 impl Case {
@@ -273,44 +100,10 @@ impl Case {
                 ferry.upload(stream, &poison.out)?,
                 ferry.upload(stream, &poison.lse)?,
             );
-            let floats = |values: Option<&Vec<f32>>| {
-                let upload = |values: &Vec<f32>| ferry.upload(stream, values);
-                values.map(upload).transpose()
-            };
-            let bias = inputs.bias.as_ref();
-            let key_mask = inputs.key_mask.as_ref();
             Ok(OnGpu {
                 prepared: gpu.load(plan.clone())?,
-                offset: inputs.q.offset,
                 ferry: ferry.clone(),
-                q: ferry.upload(stream, &inputs.q.data)?,
-                keys: match &inputs.quantized {
-                    None => KeyBuffers::Same(
-                        ferry.upload(stream, &inputs.k.data)?,
-                        ferry.upload(stream, &inputs.v.data)?,
-                    ),
-                    Some(Quantized {
-                        element,
-                        k,
-                        v,
-                        k_scale,
-                        v_scale,
-                    }) => KeyBuffers::Quantized {
-                        element: *element,
-                        k: ferry.upload(stream, &k.data)?,
-                        v: ferry.upload(stream, &v.data)?,
-                        k_scale: ferry.upload(stream, k_scale)?,
-                        v_scale: ferry.upload(stream, v_scale)?,
-                    },
-                },
-                slopes: floats(inputs.slopes.as_ref())?,
-                sinks: floats(inputs.sinks.as_ref())?,
-                bias: bias
-                    .map(|bias| ferry.upload(stream, &bias.data))
-                    .transpose()?,
-                key_mask: key_mask
-                    .map(|mask| ferry.upload(stream, &mask.data))
-                    .transpose()?,
+                inputs: DeviceInputs::upload(stream, ferry, inputs)?,
                 lists: match self.device_lengths {
                     true => DeviceLists::upload(stream, ferry, &self.lists())?,
                     false => DeviceLists::default(),
@@ -348,19 +141,12 @@ impl<T: Element> OnGpu<T> {
     /// What the driver reports.
     pub fn once_more(&self) -> warptile::Result<Self> {
         let stream = &self.stream;
-        let floats = |values: &Option<DeviceBuffer<f32>>| maybe_once_more(stream, values.as_ref());
         Ok(OnGpu {
             prepared: self.prepared.clone(),
             stream: stream.clone(),
             ferry: self.ferry.clone(),
             call: self.call.clone(),
-            offset: self.offset,
-            q: once_more(stream, &self.q)?,
-            keys: self.keys.once_more(stream)?,
-            slopes: floats(&self.slopes)?,
-            sinks: floats(&self.sinks)?,
-            bias: maybe_once_more(stream, self.bias.as_ref())?,
-            key_mask: maybe_once_more(stream, self.key_mask.as_ref())?,
+            inputs: self.inputs.once_more(stream)?,
             lists: self.lists.once_more(stream)?,
             poison: (
                 once_more(stream, &self.poison.0)?,
@@ -376,23 +162,10 @@ impl<T: Element> OnGpu<T> {
     /// # Errors
     /// As [`Prepared::launch`].
     pub fn launch(&mut self) -> warptile::Result<()> {
-        let q = self.q.slice(self.offset..)?;
-        let out = self.out.slice_mut(self.offset..)?;
-        let mut bindings = self.keys.bind(q, out, self.offset)?;
+        let out = self.out.slice_mut(self.inputs.offset..)?;
+        let mut bindings = self.inputs.bind(out)?;
         if self.call.wants_lse() {
             bindings = bindings.lse(self.lse.as_slice_mut());
-        }
-        if let Some(slopes) = &self.slopes {
-            bindings = bindings.slopes(slopes.as_slice());
-        }
-        if let Some(sinks) = &self.sinks {
-            bindings = bindings.sinks(sinks.as_slice());
-        }
-        if let Some(bias) = &self.bias {
-            bindings = bindings.bias(bias.slice(self.offset..)?);
-        }
-        if let Some(key_mask) = &self.key_mask {
-            bindings = bindings.key_mask(key_mask.slice(self.offset..)?);
         }
         bindings = self.lists.bind(bindings);
         self.prepared.launch(&self.stream, &self.call, &bindings)
@@ -428,7 +201,7 @@ impl<T: Element> OnGpu<T> {
     pub fn begin_result(&self) -> warptile::Result<ComingResult<'_, T>> {
         Ok(ComingResult {
             out: self.ferry.begin_download(&self.out)?,
-            offset: self.offset,
+            offset: self.inputs.offset,
             lse: self.ferry.begin_download(&self.lse)?,
         })
     }

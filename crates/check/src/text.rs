@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use warptile::{ElementType, Heads, QuantizedType};
+use warptile::{DeviceProfile, ElementType, Heads, QuantizedType};
 
 use crate::case::{Case, LayoutKind, Lengths, Used};
 
@@ -103,6 +103,14 @@ impl FromStr for Case {
             said.push((about, word));
         }
         let case = parser.finish();
+        const MOST: u32 = DeviceProfile::MAX_MULTIPROCESSORS;
+        if let Some(count) = case.multiprocessors
+            && !(1..=MOST).contains(&count)
+        {
+            return Err(ParseCaseError::Problem(format!(
+                "sms is {count}; a GPU has 1 to {MOST} multiprocessors"
+            )));
+        }
         case.try_call()
             .map_err(|error| ParseCaseError::Problem(error.to_string()))?;
         Ok(case)
@@ -225,9 +233,7 @@ impl Parser {
                         _ => return None,
                     };
                 }
-                "sms" => {
-                    case.multiprocessors = Some(value.parse().ok().filter(|&count| count > 0)?)
-                }
+                "sms" => case.multiprocessors = Some(value.parse().ok()?),
                 "seed" => case.seed = value.parse().ok()?,
                 _ => return None,
             }
@@ -333,7 +339,13 @@ mod tests {
         assert!(error("packed=3x3 bias").starts_with("no such problem: bias needs dense tensors"));
         assert!(error("b2 q3 k3 used=1x1").contains("1 used lengths are given for 2 sequences"));
         assert!(error("q3 k3 used=1x4").contains("key_lengths[0] is 4, but sequence 0 has 3 rows"));
-        assert!(error("sms=0").starts_with("`sms=0` is not part"));
+        for sms in ["sms=0", "sms=2049", "sms=4294967295"] {
+            let (count, error) = (&sms[4..], error(sms));
+            let rule = format!("no such problem: sms is {count}; a GPU has 1 to 2048 multiproc");
+            assert!(error.starts_with(&rule), "{error}");
+        }
+        assert!("sms=2048".parse::<Case>().is_ok());
+        assert!(error("sms=x").starts_with("`sms=x` is not part"));
         assert!(error("pages=0").contains("k has pages of 0 rows; a page has 1 to 256"));
         assert!(error("splits=300").contains("splits are every 300 keys, but the number must"));
         assert!(error("splits=x").starts_with("`splits=x` is not part"));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use warptile::gpu::Gpu;
-use warptile::{Align, Backend, Layout, Mask, Rates, Scoring, Settings};
+use warptile::{Align, Backend, DeviceProfile, Layout, Mask, Rates, Scoring, Settings};
 use warptile_driver::sys::LoadError;
 use warptile_driver::{Driver, DriverError};
 
@@ -117,6 +117,11 @@ impl fmt::Display for Device {
             Device::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
         }
     }
+}
+
+/// Multiprocessors that are planned for.
+pub(crate) fn multiprocessors() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=DeviceProfile::MAX_MULTIPROCESSORS.into())
 }
 
 /// Settings of launches, as rates files have them.

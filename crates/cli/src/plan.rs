@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::gpus;
 use crate::images;
 use crate::json;
-use crate::options::Device;
+use crate::options::{self, Device};
 use crate::text;
 
 /// Show which kernel would compute a problem on a GPU, and why no other would.
@@ -38,7 +38,7 @@ pub(crate) struct PlanArgs {
     gpu: Vec<String>,
 
     /// Plan as if the GPU had N multiprocessors
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = options::multiprocessors())]
     multiprocessors: Option<u32>,
 
     /// Which kernel to plan with: best, a family such as wgmma, or the name of a kernel or an image

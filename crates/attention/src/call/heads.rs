@@ -15,6 +15,11 @@ impl Heads {
         }
     }
 
+    /// Whether a head of any of the tensors is whole pieces of so many elements.
+    pub(crate) const fn are_multiples_of(&self, elements: usize) -> bool {
+        self.dim.is_multiple_of(elements) && self.value_dim.is_multiple_of(elements)
+    }
+
     /// Checks that attention can have such heads.
     ///
     /// # Errors

@@ -181,17 +181,11 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// What multiplies pairs, if something does, whether the rows are a handful, and their panels.
     fn shape(&self) -> (Option<Engine>, bool, Vec<Panel>) {
-        let Heads {
-            dim: depth,
-            value_dim: value_depth,
-            ..
-        } = self.call.heads();
-        let rows = self.task.rows();
         let width = self.isa.width();
         let engine = self.engine();
-        let whole = depth.is_multiple_of(width) && value_depth.is_multiple_of(width);
         let tiles = engine.as_ref().is_some_and(Engine::is_tiles);
-        let few = !tiles && rows <= FEW && whole;
+        let whole = self.call.heads().are_multiples_of(width);
+        let few = !tiles && self.task.rows() <= FEW && whole;
         let panels = match engine {
             _ if few => self.panels(1, 1),
             Some(_) => self.panels(pairs::BLOCK, pairs::BLOCK),
@@ -221,7 +215,7 @@ impl<'a, T: Element> Block<'a, T> {
         buffers.state.reset(lanes, value_depth);
         let query_rows = self.query_rows();
         match engine {
-            Some(_) if !few => pairs.load_queries(self.isa, &query_rows, [depth, value_depth]),
+            Some(_) if !few => pairs.load_queries(self.isa, &query_rows, self.call.heads()),
             _ => self.load_queries(&query_rows, few, &panels, queries),
         }
         let largest_query = self.isa.run(LargestSquare(&query_rows));
@@ -367,10 +361,7 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// What multiplies pairs, if products are left to it: where the numbers are of its type and fill its blocks.
     fn engine(&self) -> Option<Engine> {
-        let heads = self.call.heads();
-        let whole = [heads.dim, heads.value_dim]
-            .iter()
-            .all(|size| size.is_multiple_of(pairs::BLOCK));
+        let whole = self.call.heads().are_multiples_of(pairs::BLOCK);
         (whole && T::TYPE == ElementType::Bf16).then(|| self.isa.engine())?
     }
 

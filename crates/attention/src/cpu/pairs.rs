@@ -14,6 +14,7 @@ use crate::cpu::lanes::*;
 use crate::cpu::memory::Memory;
 use crate::cpu::turn::{Prefetch, Turn};
 use crate::element::Element;
+use crate::heads::Heads;
 use crate::layout::MAX_HEAD_DIM;
 
 /// Rows and lanes of a product.
@@ -144,9 +145,9 @@ fn tile_at(row: usize, pair: usize, pairs: usize) -> usize {
 }
 
 impl Pairs {
-    /// Loads queries into panels of [`BLOCK`] lanes. `depths`: components of a query, and of a value.
-    pub(super) fn load_queries<T: Element>(&mut self, isa: Isa, rows: &[&[T]], depths: [usize; 2]) {
-        [self.depth, self.value_depth] = depths;
+    /// Loads queries into panels of [`BLOCK`] lanes, of a call with these heads.
+    pub(super) fn load_queries<T: Element>(&mut self, isa: Isa, rows: &[&[T]], heads: Heads) {
+        (self.depth, self.value_depth) = (heads.dim, heads.value_dim);
         let pairs = self.depth / 2;
         self.words.resize(BLOCK * pairs);
         self.queries

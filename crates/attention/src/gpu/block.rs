@@ -241,10 +241,7 @@ pub(crate) fn forward_tma(
         forward,
         ..Default::default()
     };
-    // Tiles of other sequences are not where their numbers say, or do not exist.
-    if forward.sequences.ragged == 0
-        && let Some(order) = tile_order(step, call, shape)
-    {
+    if let Some(order) = tile_order(step, call, shape) {
         block.ordered = order.len() as i32;
         block.order[..order.len()].copy_from_slice(&order);
     }

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::gpu::arguments::Addresses;
 use crate::gpu::block;
 use crate::gpu::sync;
-use crate::plan::{LaunchShape, Step, alone_bytes, splits_tiles};
+use crate::plan::{LaunchShape, Step, alone_bytes, splits_tiles, tile_order};
 
 /// A kernel in a context.
 #[derive(Debug)]
@@ -139,6 +139,13 @@ impl LoadedKernel {
                 return Err(other_block(step.image));
             }
         })
+    }
+
+    /// Computes ahead of time what [`block`](Self::block) remembers of a call.
+    pub(crate) fn make_ready(&self, step: &Step, shape: &LaunchShape, call: &Call) {
+        if let LoadedKernel::Mapped(_) = self {
+            tile_order(step, call, shape);
+        }
     }
 
     /// Submits the kernel of `image` to a stream of ours.

@@ -68,6 +68,20 @@ impl Prepared {
         self.plan().steps().iter().zip(kernels)
     }
 
+    /// Computes ahead of time what the first launch of a call would: the order of the tiles of a dense causal call of a few hundred tiles,
+    /// which takes a millisecond or two at most. It makes no driver call, and launches do not need it. The process remembers the orders
+    /// of the last 64 combinations of lengths and heads.
+    ///
+    /// # Errors
+    /// [`Error::OtherProblem`]; [`Error::Grid`] if the call has more tiles than a launch can have.
+    pub fn make_ready(&self, call: &Call) -> Result<()> {
+        self.check_problem(call)?;
+        for (step, kernel) in self.steps() {
+            kernel.make_ready(step, &step.shape(call)?, call);
+        }
+        Ok(())
+    }
+
     /// Submits a call to `stream`; doesn't wait. The call must be one of the problem that was prepared: its lengths and strides
     /// may be any within the bounds.
     ///
@@ -134,7 +148,7 @@ impl Prepared {
     /// It makes one driver call, beside the encoding of tensor maps for kernels that read through them. It allocates no
     /// device memory, copies, waits for and loads nothing, so it may be part of anybody's capture. A dense causal call of a few
     /// hundred tiles may ask for their order, which the process remembers behind a lock: of lengths and heads that are new to it
-    /// that takes a millisecond or two at most.
+    /// that takes a millisecond or two at most, unless [`make_ready`](Self::make_ready) was called before.
     /// Lengths that differ from call to call lie on the device ([`CallBuilder::device_key_lengths`] and its like): a captured
     /// launch reads them anew at each replay.
     ///

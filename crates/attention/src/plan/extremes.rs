@@ -1,9 +1,11 @@
 //! Calls of any size: an error, or launches whose numbers fit. Nothing overflows, and nothing takes long.
 
 use quickcheck::{Gen, quickcheck};
-use warptile_kernels::{Role, images_for};
+use warptile_kernels::{Role, Schedule, images_for};
 
-use super::{LaunchShape, MAX_TILES, Plan, Step, tile_order};
+use super::planner::occupancy;
+use super::split_tiles::PARTS_A_CTA;
+use super::{LaunchShape, MAX_TILES, Planner, Settings, Step, tile_order};
 use crate::layout::{Layout, MAX_LEN};
 use crate::{Align, Call, Choice, DeviceProfile, ElementType, Mask, Scoring, Splits};
 
@@ -27,6 +29,19 @@ const EXTENTS: [usize; 16] = [
     MAX_LEN + 1,
 ];
 
+/// As a caller may set them.
+fn settings(g: &mut Gen) -> Settings {
+    let mut some = || {
+        *g.choose(&[None, None, Some(0), Some(3), Some(u32::MAX)])
+            .unwrap_or(&None)
+    };
+    Settings {
+        at_once: some(),
+        ranges: some(),
+        ctas: some(),
+    }
+}
+
 #[derive(Debug, Clone)]
 struct Extreme {
     batch: usize,
@@ -36,7 +51,26 @@ struct Extreme {
     mask: Mask,
     splits: Splits,
     element: ElementType,
-    multiprocessors: u32,
+    device: DeviceProfile,
+    settings: Settings,
+}
+
+/// Limits that some GPU has, none, or more than any.
+fn device(g: &mut Gen) -> DeviceProfile {
+    let most = DeviceProfile::MAX_MULTIPROCESSORS;
+    let multiprocessors = *g.choose(&[1, 2, 7, 78, 132, 144, most]).unwrap_or(&1);
+    let mut device = DeviceProfile::h200().with_multiprocessors(multiprocessors);
+    for limit in [
+        &mut device.shared_bytes_per_cta,
+        &mut device.shared_bytes_per_multiprocessor,
+        &mut device.registers_per_multiprocessor,
+        &mut device.threads_per_multiprocessor,
+    ] {
+        *limit = *g
+            .choose(&[*limit, *limit, *limit, 0, u32::MAX])
+            .unwrap_or(limit);
+    }
+    device
 }
 
 impl quickcheck::Arbitrary for Extreme {
@@ -76,7 +110,8 @@ impl quickcheck::Arbitrary for Extreme {
             mask: *g.choose(&masks).unwrap_or(&Mask::None),
             splits: *g.choose(&splits).unwrap_or(&Splits::Even),
             element: *g.choose(&elements).unwrap_or(&ElementType::F16),
-            multiprocessors: *g.choose(&[1, 2, 7, 78, 132, 144, 1 << 16]).unwrap_or(&1),
+            device: device(g),
+            settings: settings(g),
         }
     }
 }
@@ -101,6 +136,15 @@ fn assert_fits(shape: &LaunchShape, call: &Call, step: &Step) {
     let name = step.image.name;
     assert!(u64::from(shape.tiles) <= MAX_TILES, "{name}: {call}");
     assert!(u64::from(shape.grid) <= MAX_TILES, "{name}: {call}");
+    if shape.draws_tiles {
+        // All tiles and parts of them, and one number more for each CTA.
+        let drawn = u64::from(shape.tiles) + (1 + PARTS_A_CTA as u64) * u64::from(shape.grid);
+        assert!(drawn < 1 << 31, "{name}: {call}: {shape:?}");
+    }
+    // A grid can have so many clusters along y.
+    if step.image.schedule == Schedule::ClusterTile {
+        assert!(shape.splits <= 65_535, "{name}: {call}: {shape:?}");
+    }
     let empty = call.batch() == 0 || call.query_len() == 0;
     assert_eq!(shape.grid == 0, empty, "{name}: {call}: {shape:?}");
     assert!(
@@ -122,8 +166,9 @@ quickcheck! {
         let Ok(call) = extreme.call() else {
             return true;
         };
-        let device = DeviceProfile::h200().with_multiprocessors(extreme.multiprocessors);
-        if let Ok(plan) = Plan::gpu(call.problem(), &device, &Choice::Best) {
+        let device = &extreme.device;
+        let planner = Planner::new(device).settings(extreme.settings);
+        if let Ok(plan) = planner.plan(call.problem(), &Choice::Best) {
             for step in plan.steps() {
                 if let Ok(shape) = step.shape(&call) {
                     assert_fits(&shape, &call, step);
@@ -132,7 +177,11 @@ quickcheck! {
             }
         }
         for image in images_for(Role::Forward).filter(|image| image.element == call.element()) {
-            let step = Step::of(image, extreme.multiprocessors);
+            let step = Step {
+                ctas_per_multiprocessor: occupancy(image, device),
+                settings: extreme.settings,
+                ..Step::of(image, device.multiprocessors)
+            };
             if let Ok(shape) = step.shape(&call) {
                 assert_fits(&shape, &call, &step);
             }

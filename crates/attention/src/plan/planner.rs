@@ -112,6 +112,7 @@ impl<'a> Planner<'a> {
     /// # Errors
     /// As [`Plan::gpu`].
     pub fn plan(&self, problem: Problem, choice: &Choice) -> Result<Plan> {
+        self.device.check()?;
         let kernels = self.images.as_ref().unwrap_or(&CATALOG);
         let (asked_for, choice) = self.asked_for(choice);
         let (kernels, choice) = match &asked_for {
@@ -471,6 +472,10 @@ pub(crate) fn alone_bytes(image: &Image, device: &DeviceProfile) -> Option<u32> 
         .then_some(bytes)
 }
 
+/// CTAs that a multiprocessor of any compute capability can hold (CUDA C++ Programming Guide, "Technical Specifications per Compute
+/// Capability").
+pub(super) const MAX_CTAS_PER_MULTIPROCESSOR: u32 = 32;
+
 /// CTAs of `image` a multiprocessor holds at once, by shared memory, threads and registers; at least 1.
 pub(super) fn occupancy(image: &Image, device: &DeviceProfile) -> u32 {
     let threads = 32 * image.tiling.warps;
@@ -480,7 +485,10 @@ pub(super) fn occupancy(image: &Image, device: &DeviceProfile) -> u32 {
     // Registers are handed out per warp in steps of 8 a thread; a PTX image has no count before the driver compiles it.
     let registers = image.resources.registers.max(1).next_multiple_of(8);
     let by_registers = device.registers_per_multiprocessor / (registers * threads);
-    by_shared.min(by_threads).min(by_registers).max(1)
+    by_shared
+        .min(by_threads)
+        .min(by_registers)
+        .clamp(1, MAX_CTAS_PER_MULTIPROCESSOR)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use warptile_kernels::Schedule;
 use warptile_kernels::abi::ORDERED_TILES;
 
 use crate::call::Call;
+use crate::lengths::SideLengths;
 use crate::mask::{Align, Mask};
 use crate::plan::heads_at_once::interleaved;
 use crate::plan::split_tiles::TILE_END_KEYS;
@@ -21,12 +22,17 @@ use crate::recent::Recent;
 /// Rows that a warpgroup computes.
 const WARPGROUP_ROWS: i64 = 64;
 
-/// Tiles by the numbers that CTAs draw, or `None` where longest first is as good, or not this kernel's order. For dense calls whose lengths no
-/// device has.
+/// Tiles by the numbers that CTAs draw, or `None` where longest first is as good, or not this kernel's order.
 pub(crate) fn tile_order(step: &Step, call: &Call, shape: &LaunchShape) -> Option<Arc<[u16]>> {
     let Mask::Causal { align } = call.mask() else {
         return None;
     };
+    // Only where kernels read neither lengths nor pages on the device: tiles of sequences with lengths of their own are not where their
+    // numbers say, or do not exist.
+    let listed = |side: &SideLengths| side.offsets().is_given() || side.used().is_given();
+    if listed(call.queries()) || listed(call.keys()) || call.pages().is_some() {
+        return None;
+    }
     let heads = interleaved(call, call.heads().query);
     let fits = shape.draws_tiles && shape.splits == 1 && shape.tiles as usize <= ORDERED_TILES;
     if step.image.schedule != Schedule::Persistent || !fits || heads != shape.heads_at_once as usize

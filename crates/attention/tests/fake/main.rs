@@ -19,7 +19,7 @@ mod splits;
 mod sync;
 
 use half::f16;
-use warptile::gpu::Gpu;
+use warptile::gpu::{Addresses, Gpu};
 use warptile::kernels::abi::{Declared, Forward, ForwardTma};
 use warptile::{Backend, Call, Choice, Tensor};
 use warptile_driver::{DeviceBuffer, Driver, Stream};
@@ -83,6 +83,17 @@ impl Buffers {
             out: DeviceBuffer::zeroed(stream, len(call.out())).unwrap(),
             lse: DeviceBuffer::zeroed(stream, call.lse_len()).unwrap(),
         }
+    }
+
+    /// Of a call without anything beside them.
+    fn addresses(&self) -> Addresses {
+        let mut addresses = Addresses::default();
+        addresses.q = self.q.pointer();
+        addresses.k = self.k.pointer();
+        addresses.v = self.v.pointer();
+        addresses.out = self.out.pointer();
+        addresses.lse = self.lse.pointer();
+        addresses
     }
 
     fn bindings(&mut self) -> warptile::gpu::Bindings<'_> {

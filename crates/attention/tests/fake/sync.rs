@@ -1,7 +1,7 @@
 //! `WARPTILE_SYNC=1`: a launch is waited for, and its error names the kernel that failed.
 
 use half::f16;
-use warptile::gpu::{Addresses, Session};
+use warptile::gpu::Session;
 use warptile::{Attention, Call, ElementType, Layout};
 use warptile_driver::sys::CUresult;
 use warptile_driver::{Graph, Stream};
@@ -71,17 +71,11 @@ fn so_is_one_on_somebody_elses_stream() {
     let call = call();
     let prepared = gpu.prepare(call.problem(), &kernel(PLAIN)).unwrap();
     let buffers = Buffers::new(&stream, &call);
-    let mut addresses = Addresses::default();
-    addresses.q = buffers.q.pointer();
-    addresses.k = buffers.k.pointer();
-    addresses.v = buffers.v.pointer();
-    addresses.out = buffers.out.pointer();
-    addresses.lse = buffers.lse.pointer();
     let session = Session::new(&gpu, stream.raw()).unwrap();
     let launch = || {
         let _current = gpu.context().enter().unwrap();
         // SAFETY: the stand-in runs no kernel; the context is current.
-        unsafe { session.launch(&prepared, &call, &addresses) }
+        unsafe { session.launch(&prepared, &call, &buffers.addresses()) }
     };
     launch().unwrap();
     assert_eq!(fake.pending(), 0);

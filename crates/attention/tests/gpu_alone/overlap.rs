@@ -383,6 +383,25 @@ impl Device {
             lse[margin..lse.len() - margin].to_vec(),
         )
     }
+
+    /// With lengths that are right again, the next launch is right.
+    #[track_caller]
+    fn check_next(
+        &mut self,
+        session: &Session,
+        results: &mut Results,
+        expected: &(Vec<bf16>, Vec<f32>),
+        what: &str,
+    ) {
+        self.offsets.copy_from_slice(&Device::even()).unwrap();
+        self.lengths.copy_from_slice(&[KEYS as i32; BATCH]).unwrap();
+        results.poison();
+        self.launch(session, results);
+        let again = self.read(results);
+        let bits = |out| bytemuck::cast_slice::<bf16, u16>(out);
+        assert_eq!(bits(&again.0), bits(&expected.0), "{what}");
+        assert_eq!(again.1, expected.1, "{what}");
+    }
 }
 
 fn choices() -> Vec<Choice> {
@@ -415,21 +434,8 @@ fn lengths_out_of_bounds_on_the_device_are_clamped() {
                 device.launch(&session, &results);
                 stream.synchronize().unwrap();
                 device.read(&results);
-                // No harm to the next launch.
-                device.offsets.copy_from_slice(&Device::even()).unwrap();
-                device
-                    .lengths
-                    .copy_from_slice(&[KEYS as i32; BATCH])
-                    .unwrap();
-                results.poison();
-                device.launch(&session, &results);
-                let again = device.read(&results);
-                assert_eq!(
-                    bytemuck::cast_slice::<bf16, u16>(&again.0),
-                    bytemuck::cast_slice::<bf16, u16>(&expected.0),
-                    "{choice} {offsets:?} {lengths:?}"
-                );
-                assert_eq!(again.1, expected.1, "{choice}");
+                let what = format!("{choice} {offsets:?} {lengths:?}");
+                device.check_next(&session, &mut results, &expected, &what);
             }
         }
     }
@@ -470,20 +476,8 @@ fn lengths_that_change_during_a_launch_harm_nobody() {
                 writer.synchronize().unwrap();
                 stream.synchronize().unwrap();
                 device.read(&results);
-                device.offsets.copy_from_slice(&Device::even()).unwrap();
-                device
-                    .lengths
-                    .copy_from_slice(&[KEYS as i32; BATCH])
-                    .unwrap();
-                results.poison();
-                device.launch(&session, &results);
-                let again = device.read(&results);
-                assert_eq!(
-                    bytemuck::cast_slice::<bf16, u16>(&again.0),
-                    bytemuck::cast_slice::<bf16, u16>(&expected.0),
-                    "{choice}, round {round}"
-                );
-                assert_eq!(again.1, expected.1, "{choice}, round {round}");
+                let what = format!("{choice}, round {round}");
+                device.check_next(&session, &mut results, &expected, &what);
             }
         }
     }

@@ -147,20 +147,31 @@ fn debug_output_fits_a_line() {
     assert!(text.contains("[1, 100, 4, 64]"), "{text}");
 }
 
-/// Profiles are the caller's, and `warptile plan --multiprocessors` takes any number.
+/// Profiles are the caller's.
 #[test]
-fn any_number_of_multiprocessors_has_a_plan() {
+fn any_number_of_multiprocessors_has_a_plan_or_an_error() {
+    const MOST: u32 = DeviceProfile::MAX_MULTIPROCESSORS;
     for text in [
         "b8 q4096 k4096 h16 d128 bf16 mask=causal",
         "b1 q1 k8192 h32/8 d128 bf16",
         "b2 q2 k3 h8/2 d256 bf16 splits=256",
         "b2 q512 k512 h8 d64 f32",
     ] {
-        for multiprocessors in [0, 1, 1 << 31, u32::MAX] {
-            let mut device = DeviceProfile::h200();
-            device.multiprocessors = multiprocessors;
-            let plan = Plan::gpu(case(text).call().problem(), &device, &Choice::Best).unwrap();
+        let plan = |multiprocessors| {
+            let device = DeviceProfile::h200().with_multiprocessors(multiprocessors);
+            Plan::gpu(case(text).call().problem(), &device, &Choice::Best)
+        };
+        for multiprocessors in [0, 1, MOST] {
+            let plan = plan(multiprocessors).unwrap();
             assert!(shape(&plan, text).grid > 0, "{text} on {multiprocessors}");
+        }
+        for multiprocessors in [MOST + 1, 1 << 31, u32::MAX] {
+            assert_eq!(
+                plan(multiprocessors).unwrap_err().to_string(),
+                format!(
+                    "the device profile has {multiprocessors} multiprocessors; it may have {MOST} at most"
+                )
+            );
         }
     }
 }

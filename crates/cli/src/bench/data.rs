@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use warptile::{Backend, Call, Element, Heads, Layout, QuantizedType, Tensor};
-use warptile_check::{Case, KeyBuffers};
+use warptile_check::{Case, DeviceInputs, KeyBuffers};
 use warptile_driver::{DeviceBuffer, Stream};
 
 use crate::inputs::KeyTensors;
@@ -92,9 +92,29 @@ impl<T: Pod> Repeated<T> {
     }
 }
 
+impl<T: Element> Data<T> {
+    /// Brings them to a GPU.
+    pub(super) fn upload(&self, stream: &Stream) -> warptile::Result<DeviceInputs<T>> {
+        let floats = |values: &Option<Vec<f32>>| {
+            let upload = |values: &Vec<f32>| DeviceBuffer::from_slice(stream, values);
+            values.as_ref().map(upload).transpose()
+        };
+        let bias = self.bias.as_ref().map(|bias| bias.upload(stream));
+        let key_mask = self.key_mask.as_ref().map(|mask| mask.upload(stream));
+        Ok(DeviceInputs {
+            q: self.q.upload(stream)?,
+            keys: self.kv.upload(stream)?,
+            slopes: floats(&self.slopes)?,
+            sinks: floats(&self.sinks)?,
+            bias: bias.transpose()?,
+            key_mask: key_mask.transpose()?,
+            offset: 0,
+        })
+    }
+}
+
 impl<T: Element> KeyData<T> {
-    /// Brings keys and values to a GPU.
-    pub(super) fn upload(&self, stream: &Stream) -> warptile::Result<KeyBuffers<T>> {
+    fn upload(&self, stream: &Stream) -> warptile::Result<KeyBuffers<T>> {
         Ok(match self {
             KeyData::Same([k, v]) => KeyBuffers::Same(k.upload(stream)?, v.upload(stream)?),
             KeyData::Quantized(element, [k, v], [k_scale, v_scale]) => KeyBuffers::Quantized {

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use half::{bf16, f16};
 use warptile::gpu::{Bindings, Gpu, Prepared};
 use warptile::{Call, Choice, Element, ElementType, Features, Plan, Planner};
-use warptile_check::{Case, DeviceLists, Ferry, KeyBuffers, Lists, once_more};
+use warptile_check::{Case, DeviceInputs, DeviceLists, Ferry, Lists};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
 use super::data::Data;
@@ -26,89 +26,36 @@ const PART_OF_MEMORY: usize = 4;
 
 /// Device memory of one launch.
 pub(super) struct Buffers<T: Element> {
-    q: DeviceBuffer<T>,
-    keys: KeyBuffers<T>,
-    slopes: Option<DeviceBuffer<f32>>,
-    sinks: Option<DeviceBuffer<f32>>,
-    bias: Option<DeviceBuffer<T>>,
-    key_mask: Option<DeviceBuffer<u8>>,
+    inputs: DeviceInputs<T>,
     out: DeviceBuffer<T>,
     lse: DeviceBuffer<f32>,
 }
 
-/// Copies an operand that a call may lack.
-fn uploaded<T: bytemuck::Pod>(
-    stream: &Stream,
-    data: Option<&Vec<T>>,
-) -> warptile::Result<Option<DeviceBuffer<T>>> {
-    let buffer = data.map(|data| DeviceBuffer::from_slice(stream, data));
-    Ok(buffer.transpose()?)
-}
-
-/// A copy of an operand that a call may lack.
-fn maybe_copied<T: bytemuck::Pod>(
-    stream: &Stream,
-    from: Option<&DeviceBuffer<T>>,
-) -> warptile::Result<Option<DeviceBuffer<T>>> {
-    from.map(|from| once_more(stream, from)).transpose()
-}
-
 impl<T: Element> Buffers<T> {
     pub(super) fn new(call: &Call, stream: &Stream, data: &Data<T>) -> warptile::Result<Self> {
-        Ok(Buffers {
-            q: data.q.upload(stream)?,
-            keys: data.kv.upload(stream)?,
-            slopes: uploaded(stream, data.slopes.as_ref())?,
-            sinks: uploaded(stream, data.sinks.as_ref())?,
-            bias: data
-                .bias
-                .as_ref()
-                .map(|bias| bias.upload(stream))
-                .transpose()?,
-            key_mask: data
-                .key_mask
-                .as_ref()
-                .map(|mask| mask.upload(stream))
-                .transpose()?,
-            out: DeviceBuffer::zeroed(stream, call.out().required_len().unwrap_or(0))?,
-            lse: DeviceBuffer::zeroed(stream, call.lse_len())?,
-        })
+        Self::with(call, stream, data.upload(stream)?)
     }
 
     /// The same inputs once more, copied on the device: from the host it takes many times as long.
     fn once_more(&self, call: &Call, stream: &Stream) -> warptile::Result<Self> {
+        Self::with(call, stream, self.inputs.once_more(stream)?)
+    }
+
+    fn with(call: &Call, stream: &Stream, inputs: DeviceInputs<T>) -> warptile::Result<Self> {
         Ok(Buffers {
-            q: once_more(stream, &self.q)?,
-            keys: self.keys.once_more(stream)?,
-            slopes: maybe_copied(stream, self.slopes.as_ref())?,
-            sinks: maybe_copied(stream, self.sinks.as_ref())?,
-            bias: maybe_copied(stream, self.bias.as_ref())?,
-            key_mask: maybe_copied(stream, self.key_mask.as_ref())?,
+            inputs,
             out: DeviceBuffer::zeroed(stream, call.out().required_len().unwrap_or(0))?,
             lse: DeviceBuffer::zeroed(stream, call.lse_len())?,
         })
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.q.byte_len() + self.keys.byte_len() + self.out.byte_len()
+        self.inputs.byte_len() + self.out.byte_len()
     }
 
     fn bindings(&mut self) -> warptile::Result<Bindings<'_>> {
-        let (q, out) = (self.q.as_slice(), self.out.as_slice_mut());
-        let mut bindings = self.keys.bind(q, out, 0)?.lse(self.lse.as_slice_mut());
-        if let Some(slopes) = &self.slopes {
-            bindings = bindings.slopes(slopes.as_slice());
-        }
-        if let Some(sinks) = &self.sinks {
-            bindings = bindings.sinks(sinks.as_slice());
-        }
-        if let Some(bias) = &self.bias {
-            bindings = bindings.bias(bias.as_slice());
-        }
-        if let Some(key_mask) = &self.key_mask {
-            bindings = bindings.key_mask(key_mask.as_slice());
-        }
-        Ok(bindings)
+        let bindings = self.inputs.bind(self.out.as_slice_mut())?;
+        Ok(bindings.lse(self.lse.as_slice_mut()))
     }
 }
 

@@ -201,7 +201,7 @@ pub(crate) fn run(args: &BenchArgs, console: &mut dyn Write) -> Result<(), Failu
     let effort = Effort {
         samples: args.samples as usize,
         time: Duration::try_from_secs_f64(args.seconds)
-            .map_err(|error| Failure::Input(format!("--seconds {}: {error}", args.seconds)))?,
+            .map_err(|error| Failure::Input(format!("--seconds {:?}: {error}", args.seconds)))?,
         paced: args.paced,
     };
     if let Some(json) = &args.json {

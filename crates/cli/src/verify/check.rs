@@ -28,7 +28,8 @@ pub(crate) enum Place<'a> {
         lane: &'a Lane<'a>,
         /// What to choose among; `None`: the whole catalog.
         images: Option<&'a [&'static Image]>,
-        choice: &'a Choice,
+        /// Forced; `None`: the planner's choice.
+        image: Option<&'static Image>,
         /// Of each launch; `None`: the planner's own.
         settings: Option<Settings>,
         host_work: u128,
@@ -230,7 +231,7 @@ impl Place<'_> {
             Place::Gpu {
                 lane,
                 images,
-                choice,
+                image,
                 settings,
                 ..
             } => {
@@ -244,7 +245,11 @@ impl Place<'_> {
                     Some(settings) => planner.settings(settings),
                     None => planner,
                 };
-                Ok(planner.plan(case.call_on_gpu()?.problem(), choice)?)
+                let choice = match image {
+                    Some(image) => Choice::Image(image.name.to_owned()),
+                    None => Choice::Best,
+                };
+                Ok(planner.plan(case.call_on_gpu()?.problem(), &choice)?)
             }
         }
     }

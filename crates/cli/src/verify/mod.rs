@@ -93,7 +93,7 @@ pub(crate) struct VerifyArgs {
     case: Vec<Case>,
 
     /// Plan every problem as if the GPU had only N multiprocessors
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = options::multiprocessors())]
     multiprocessors: Option<u32>,
 
     /// Plan every problem as if a CTA could have only N KiB of shared memory
@@ -117,7 +117,7 @@ pub(crate) struct VerifyArgs {
     sync: Sync,
 
     /// Threads that compute problems side by side, each on a stream of its own [default: one for each core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
     /// Where to compute: auto (the best GPU, else the CPU), cpu or cuda:N
@@ -238,6 +238,25 @@ impl Verify<'_> {
         (0..threads).map(lane).collect()
     }
 
+    /// Where a thread computes: with this image, or with what the planner chooses. `host_work` as [`Trial::host_work`].
+    fn place<'a>(
+        &'a self,
+        lane: &'a MaybeLane<'a>,
+        image: Option<&'static Image>,
+        host_work: u128,
+    ) -> Place<'a> {
+        match lane {
+            None => Place::Cpu,
+            Some(lane) => Place::Gpu {
+                lane,
+                images: self.images.as_deref(),
+                image,
+                settings: self.args.settings,
+                host_work,
+            },
+        }
+    }
+
     /// Checks one problem. A device error ends the command: after it, the device's answers mean nothing.
     ///
     /// Problems that are `known` are made once for all images.
@@ -247,20 +266,7 @@ impl Verify<'_> {
         trial: &Trial,
         known: Option<&KnownProblems>,
     ) -> Result<(Checked, Phases), Failure> {
-        let choice = match trial.image {
-            Some(image) => Choice::Image(image.name.to_owned()),
-            None => Choice::Best,
-        };
-        let place = match lane {
-            None => Place::Cpu,
-            Some(lane) => Place::Gpu {
-                lane,
-                images: self.images.as_deref(),
-                choice: &choice,
-                settings: self.args.settings,
-                host_work: trial.host_work,
-            },
-        };
+        let place = self.place(lane, trial.image, trial.host_work);
         let mut seconds = Phases::default();
         match check(&trial.case, place, self.runs, known, &mut seconds) {
             Ok(checked) => Ok((checked, seconds)),

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use half::{bf16, f16};
 use serde::Serialize;
-use warptile::{Choice, Element, ElementType, Error, MAX_HEAD_DIM};
+use warptile::{Element, ElementType, Error, MAX_HEAD_DIM};
 use warptile_check::{Tile, TileFault, TileReport, TileValue};
 use warptile_kernels::Image;
 
@@ -211,20 +211,7 @@ pub(super) fn run(verify: &Verify<'_>, console: &mut dyn Write) -> Result<(), Fa
 /// Computes a job's tile.
 fn read(verify: &Verify<'_>, lane: &MaybeLane<'_>, job: Job) -> Result<Row, Failure> {
     let tile = job.tile(verify.args.seed);
-    let choice = match job.image {
-        Some(image) => Choice::Image(image.name.to_owned()),
-        None => Choice::Best,
-    };
-    let place = match lane {
-        None => Place::Cpu,
-        Some(lane) => Place::Gpu {
-            lane,
-            images: verify.images.as_deref(),
-            choice: &choice,
-            settings: None,
-            host_work: 0,
-        },
-    };
+    let place = verify.place(lane, job.image, 0);
     let came = match job.element {
         ElementType::F16 => judge::<f16>(&tile, place),
         ElementType::Bf16 => judge::<bf16>(&tile, place),

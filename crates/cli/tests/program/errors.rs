@@ -469,6 +469,37 @@ fn usage_errors_are_code_2() {
 }
 
 #[test]
+fn numbers_beyond_a_limit_are_told_it() {
+    let most = "4294967295";
+    let beyond = |arguments: &[&str]| expect_code(2, warptile().args(arguments)).1;
+    let plan = ["plan", "q8 k8 d64 f16", "--gpu", "h200"];
+    for arguments in [&plan[..], &["verify"]] {
+        let stderr = beyond(&[arguments, &["--multiprocessors", most]].concat());
+        assert!(
+            stderr.contains("'--multiprocessors <N>': 4294967295 is not in 1..=2048"),
+            "{stderr}"
+        );
+    }
+    for (arguments, words) in [
+        (
+            &["plan", "q8 k8 d64 f16 sms=2049", "--gpu", "h200"][..],
+            "sms is 2049; a GPU has 1 to 2048 multiprocessors",
+        ),
+        (
+            &["verify", "--threads", "65535"],
+            "'--threads <N>': 65535 is not in 1..=1024",
+        ),
+        (
+            &["bench", "--device", "cpu", "--seconds", "1e300"],
+            "--seconds 1e300: ",
+        ),
+    ] {
+        let stderr = beyond(arguments);
+        assert!(stderr.contains(words), "{stderr}");
+    }
+}
+
+#[test]
 fn an_unknown_kernel() {
     let stderr = fails(2, &file(&qkv()), &["--kernel", "scalar_d63"]);
     assert!(stderr.contains("scalar_d63"), "{stderr}");

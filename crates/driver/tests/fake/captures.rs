@@ -6,19 +6,12 @@ use std::thread;
 
 use warptile_driver::sys::CUresult;
 use warptile_driver::{
-    Context, DeviceBuffer, DriverError, Event, Graph, Module, PinnedBuffer, Result, Scratch, Stream,
+    DeviceBuffer, DriverError, Event, Graph, Module, PinnedBuffer, Result, Scratch, Stream,
 };
 use warptile_fake_cuda::{FakeDriver, Kind};
 
 use crate::foreign::{Foreign, MODES};
-use crate::{PTX, context, increment, launch};
-
-fn open() -> (FakeDriver, Context, Stream) {
-    let fake = FakeDriver::open();
-    let context = context(&fake).unwrap();
-    let stream = Stream::new(&context).unwrap();
-    (fake, context, stream)
-}
+use crate::{PTX, context, increment, launch, open};
 
 fn ones(stream: &Stream) -> DeviceBuffer<u32> {
     DeviceBuffer::from_slice(stream, &[1; 8]).unwrap()

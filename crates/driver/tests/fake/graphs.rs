@@ -3,17 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use warptile_driver::sys::CUresult;
-use warptile_driver::{Context, DeviceBuffer, DriverError, Graph, Stream};
-use warptile_fake_cuda::{FakeDriver, Kind};
+use warptile_driver::{DeviceBuffer, DriverError, Graph, Stream};
+use warptile_fake_cuda::Kind;
 
-use crate::{context, increment, launch};
-
-fn open() -> (FakeDriver, Context, Stream) {
-    let fake = FakeDriver::open();
-    let context = context(&fake).unwrap();
-    let stream = Stream::new(&context).unwrap();
-    (fake, context, stream)
-}
+use crate::{increment, launch, open};
 
 #[test]
 fn captured_work_runs_when_launched_as_often_as_launched() {

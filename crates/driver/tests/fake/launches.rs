@@ -6,16 +6,9 @@ use warptile_driver::{
 };
 use warptile_fake_cuda::FakeDriver;
 
-use crate::{Increment, PTX, context, driver, increment, launch};
+use crate::{Increment, PTX, context, driver, increment, launch, open};
 
 const ONE: [u32; 3] = [1, 1, 1];
-
-fn open() -> (FakeDriver, Context, Stream) {
-    let fake = FakeDriver::open();
-    let context = context(&fake).unwrap();
-    let stream = Stream::new(&context).unwrap();
-    (fake, context, stream)
-}
 
 #[test]
 fn a_launch_reaches_the_driver_as_it_was_given() {

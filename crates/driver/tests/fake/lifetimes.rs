@@ -9,7 +9,7 @@ use warptile_driver::{
 };
 use warptile_fake_cuda::{FakeDriver, Kind};
 
-use crate::{context, driver, increment, launch};
+use crate::{context, driver, increment, launch, open_two};
 
 #[test]
 fn everything_can_be_sent_and_shared() {
@@ -182,16 +182,7 @@ fn threads_share_a_stream_and_have_their_own() {
 
 #[test]
 fn two_contexts_mix_on_one_thread() {
-    let fake = FakeDriver::open();
-    fake.set_device_count(2);
-    let driver = driver(&fake).unwrap();
-    let contexts: Vec<Context> = driver
-        .devices()
-        .unwrap()
-        .iter()
-        .map(|device| Context::new(device).unwrap())
-        .collect();
-    let streams: Vec<Stream> = contexts.iter().map(|c| Stream::new(c).unwrap()).collect();
+    let (fake, contexts, streams) = open_two();
     let kernels: Vec<_> = contexts.iter().map(|c| increment(c).unwrap()).collect();
     let buffers: Vec<_> = streams
         .iter()

@@ -48,6 +48,26 @@ fn context(fake: &FakeDriver) -> Result<Context> {
     Context::new(&driver(fake)?.device(0)?)
 }
 
+/// The stand-in with a context and a stream.
+fn open() -> (FakeDriver, Context, Stream) {
+    let fake = FakeDriver::open();
+    let context = context(&fake).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    (fake, context, stream)
+}
+
+/// A context and a stream of each of two devices.
+fn open_two() -> (FakeDriver, [Context; 2], [Stream; 2]) {
+    let fake = FakeDriver::open();
+    fake.set_device_count(2);
+    let driver = driver(&fake).unwrap();
+    let contexts = [0, 1].map(|ordinal| Context::new(&driver.device(ordinal).unwrap()).unwrap());
+    let streams = contexts
+        .each_ref()
+        .map(|context| Stream::new(context).unwrap());
+    (fake, contexts, streams)
+}
+
 fn increment(context: &Context) -> Result<Kernel<Increment>> {
     let module = Module::load(context, PTX)?;
     Kernel::load(&module, "increment", &KernelOptions::new())

@@ -7,14 +7,7 @@ use warptile_driver::sys::CUresult;
 use warptile_driver::{Context, DeviceBuffer, DriverError, Event, Graph, PinnedBuffer, Stream};
 use warptile_fake_cuda::{FakeDriver, Kind};
 
-use crate::{context, driver};
-
-fn open() -> (FakeDriver, Context, Stream) {
-    let fake = FakeDriver::open();
-    let context = context(&fake).unwrap();
-    let stream = Stream::new(&context).unwrap();
-    (fake, context, stream)
-}
+use crate::{context, driver, open, open_two};
 
 #[test]
 fn what_goes_in_comes_out() {
@@ -212,17 +205,8 @@ fn without_the_edge_the_stand_in_sees_the_mistake() {
 
 #[test]
 fn copies_between_devices() {
-    let fake = FakeDriver::open();
-    fake.set_device_count(2);
-    let driver = driver(&fake).unwrap();
-    let contexts: Vec<Context> = driver
-        .devices()
-        .unwrap()
-        .iter()
-        .map(|device| Context::new(device).unwrap())
-        .collect();
+    let (fake, contexts, streams) = open_two();
     contexts[0].enable_peer_access(&contexts[1]).unwrap();
-    let streams: Vec<Stream> = contexts.iter().map(|c| Stream::new(c).unwrap()).collect();
     let source = DeviceBuffer::from_slice(&streams[0], &[3_u32; 10]).unwrap();
     let mut target = DeviceBuffer::<u32>::uninit(&streams[1], 10).unwrap();
     target.copy_from(&source).unwrap();

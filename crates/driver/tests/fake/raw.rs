@@ -12,14 +12,7 @@ use warptile_driver::{
 use warptile_fake_cuda::{FakeDriver, Kind};
 
 use crate::foreign::{Foreign, MODES};
-use crate::{Increment, PTX, context, driver, increment};
-
-fn open() -> (FakeDriver, Context, Stream) {
-    let fake = FakeDriver::open();
-    let context = context(&fake).unwrap();
-    let stream = Stream::new(&context).unwrap();
-    (fake, context, stream)
-}
+use crate::{Increment, PTX, context, driver, increment, open};
 
 const PLAIN: LaunchConfig = LaunchConfig::new([1, 1, 1], [128, 1, 1]);
 

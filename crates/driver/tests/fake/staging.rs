@@ -6,14 +6,7 @@ use warptile_driver::{Context, DeviceBuffer, DriverError, Graph, Staging, Stream
 use warptile_fake_cuda::{FakeDriver, Kind};
 
 use crate::foreign::{Foreign, MODES};
-use crate::{context, increment, launch};
-
-fn open() -> (FakeDriver, Context, Stream) {
-    let fake = FakeDriver::open();
-    let context = context(&fake).unwrap();
-    let stream = Stream::new(&context).unwrap();
-    (fake, context, stream)
-}
+use crate::{context, increment, launch, open};
 
 /// The array at an address, for kernels and copies of the stream.
 fn at(stream: &Stream, pointer: u64, len: usize) -> DeviceBuffer<u32> {

@@ -11,14 +11,7 @@ use warptile_driver::{Context, DeviceBuffer, DriverError, Event, Graph, Stream};
 use warptile_fake_cuda::FakeDriver;
 
 use crate::foreign::{Foreign, MODES};
-use crate::{context, driver, increment, launch};
-
-fn open() -> (FakeDriver, Context, Stream) {
-    let fake = FakeDriver::open();
-    let context = context(&fake).unwrap();
-    let stream = Stream::new(&context).unwrap();
-    (fake, context, stream)
-}
+use crate::{driver, increment, launch, open};
 
 /// Status and id of the capture that a stream is in.
 fn info(api: &DriverApi, stream: CUstream) -> (CUresult, CUstreamCaptureStatus, u64) {
