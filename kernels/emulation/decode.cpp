@@ -83,7 +83,7 @@ template <class Traits> struct Problem {
         // Of one head's keys there may be so many parts that they are added up in groups.
         const bool has_many_parts = Traits::Schedule::SHARES_KEYS && Traits::BLOCK_N <= 64 && random.one_in(4);
         // Of a CTA there may be so many groups that the second one is brought to L2, too.
-        const bool has_many_groups = IS_DENSE<Traits> && Traits::BLOCK_N <= 64 && !has_many_parts && random.one_in(3);
+        const bool has_many_groups = !has<Traits>(FEATURE_PACKED) && Traits::BLOCK_N <= 64 && !has_many_parts && random.one_in(3);
         const bool has_many_keys = has_many_parts || has_many_groups;
         batch = has_many_keys ? 1 : random.between(1, 5);
         kv_heads = has_many_keys ? 1 : random.between(1, 4);
