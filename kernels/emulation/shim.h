@@ -20,6 +20,7 @@ inline bool __any_sync(unsigned,bool p){EX.w[LANE][0]=p;WB();bool r=false;for(in
 namespace warptile { inline unsigned char __attribute__((aligned(128))) shared[400000]; }
 inline size_t __cvta_generic_to_shared(const void*p){return (const unsigned char*)p-warptile::shared;}
 inline void* __cvta_shared_to_generic(size_t o){return warptile::shared+o;}
-// What the launch before writes last.
+// What the launch before writes last, and which threads have waited for it.
 inline std::function<void()> at_predecessors_end;
+inline bool has_waited[256];
 namespace warptile{constexpr bool BEGINS_EARLY=true; void wait_for_predecessor(); inline void let_successor_begin(){} inline unsigned increment_and_wrap(unsigned*p,unsigned lim){unsigned o=*p;*p=o>=lim?0:o+1;return o;} inline unsigned increment_and_wrap_relaxed(unsigned*p,unsigned lim){return increment_and_wrap(p,lim);}}

@@ -76,6 +76,8 @@ struct Problem {
     ForwardTma params = {};
     Forward& block = params.forward;
     bool windows_in_parts = false;
+    bool has_many_blocks = false; // in a tile: more than loaders out of pages look up at once, whatever a box is
+    bool has_few_keys = false;    // most tiles have none, so that those who are told tiles may fall far behind
     bool changes = false; // lengths do, while CTAs run
     // As they are again when a launch begins.
     std::vector<std::pair<Guarded<int>*, std::vector<int>>> lists;
@@ -83,15 +85,18 @@ struct Problem {
     Problem(const Tiling& tiling, Random& random) : tiling(tiling)
     {
         const bool is_packed = random.one_in(4), has_packed_keys = is_packed && !random.one_in(4);
-        batch = random.between(1, 3);
+        has_many_blocks = tiling.serving && random.one_in(12);
+        has_few_keys = tiling.serving && !has_many_blocks && random.one_in(8);
+        batch = has_few_keys ? random.between(8, 24) : has_many_blocks ? 1 : random.between(1, 3);
         kv_heads = random.between(1, 2);
         group = tiling.groups ? 2 << random.between(0, 2) : random.between(1, 4);
         heads = kv_heads * group;
-        query_len = tiling.serving && random.one_in(3) ? random.between(1, 16) : random.between(1, 2 * tiling.block_m + 70);
+        query_len = has_few_keys || has_many_blocks || (tiling.serving && random.one_in(3)) ? random.between(1, 16) : random.between(1, 2 * tiling.block_m + 70);
         // Parts of tiles whose warpgroups see different first keys.
-        windows_in_parts = tiling.serving && random.one_in(5);
+        windows_in_parts = tiling.serving && !has_few_keys && !has_many_blocks && random.one_in(5);
         if (windows_in_parts) query_len = random.between(1, 2 * tiling.block_m);
         key_len = windows_in_parts   ? random.between(3 * tiling.block_n, 9 * tiling.block_n)
+                  : has_many_blocks  ? random.between(17 * tiling.block_n, 70 * tiling.block_n)
                   : random.one_in(3) ? random.between(0, 2 * tiling.block_n) : random.between(0, 9 * tiling.block_n);
         set_lengths(random, is_packed, has_packed_keys);
         changes = reads_lengths(block.sequences) && random.one_in(3);
@@ -143,12 +148,12 @@ struct Problem {
         const auto shorten = [&](std::vector<int>& lengths, int longest) {
             std::vector<int> given(lengths);
             for (int b = 0; b < batch; b++) {
-                given[b] = random.between(-3, longest + 3);
+                given[b] = has_few_keys && !random.one_in(6) ? 0 : random.between(-3, longest + 3);
                 lengths[b] = std::min(lengths[b], std::max(given[b], 0));
             }
             return given;
         };
-        if (random.one_in(3)) {
+        if (has_few_keys || random.one_in(3)) {
             list(key_lengths, sequences.key_lengths, shorten(keys, key_len));
             sequences.ragged |= RAGGED | RAGGED_KEYS;
         }
@@ -180,7 +185,8 @@ struct Problem {
     // Of any multiple of 16 rows. Entries of no key are out of range.
     void set_pages(Random& random)
     {
-        const int rows = MIN_BOX_ROWS * random.between(1, 256 / MIN_BOX_ROWS), columns = (key_len + rows - 1) / rows + random.between(0, 1);
+        const int rows = MIN_BOX_ROWS * (has_many_blocks ? 4 << random.between(0, 2) : random.between(1, 256 / MIN_BOX_ROWS));
+        const int columns = (key_len + rows - 1) / rows + random.between(0, 1);
         const int count = batch * columns + random.between(1, 3);
         std::vector<int> numbers(count), entries((size_t)batch * columns, INT_MAX);
         for (int i = 0; i < count; i++) numbers[i] = i;

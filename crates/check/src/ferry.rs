@@ -28,11 +28,19 @@ struct Fleet {
     under_way: UnderWay,
 }
 
-/// Copies, the oldest first, each with how many elements it has; and the bytes of their pinned memory.
+/// Copies, the oldest first, and the bytes of their pinned memory.
 #[derive(Debug, Default)]
 struct UnderWay {
-    copies: VecDeque<(PendingCopy<u8>, usize)>,
+    copies: VecDeque<Queued>,
     bytes: usize,
+}
+
+#[derive(Debug)]
+struct Queued {
+    pending: PendingCopy<u8>,
+    elements: usize,
+    /// Bytes of its pinned memory.
+    pinned: usize,
 }
 
 /// A copy of device memory that is on its way to the host.
@@ -46,24 +54,27 @@ pub struct Coming<'a, T> {
 }
 
 impl UnderWay {
-    fn push(&mut self, copy: PendingCopy<u8>, elements: usize, pinned: usize) {
-        self.copies.push_back((copy, elements));
+    fn push(&mut self, pending: PendingCopy<u8>, elements: usize, pinned: usize) {
         self.bytes += pinned;
+        self.copies.push_back(Queued {
+            pending,
+            elements,
+            pinned,
+        });
     }
 
-    /// Waits for the oldest copy, if there is one.
+    /// Waits for the oldest copy, if there is one. After an error it is under way no more either: its memory is freed.
     fn wait(&mut self) -> warptile::Result<Option<(PinnedBuffer<u8>, usize)>> {
-        let Some((copy, elements)) = self.copies.pop_front() else {
+        let Some(copy) = self.copies.pop_front() else {
             return Ok(None);
         };
-        let pinned = copy.wait()?;
-        self.bytes -= pinned.len();
-        Ok(Some((pinned, elements)))
+        self.bytes -= copy.pinned;
+        Ok(Some((copy.pending.wait()?, copy.elements)))
     }
 
     fn oldest_is_done(&self) -> warptile::Result<bool> {
         match self.copies.front() {
-            Some((copy, _)) => Ok(copy.is_done()?),
+            Some(copy) => Ok(copy.pending.is_done()?),
             None => Ok(false),
         }
     }

@@ -83,3 +83,21 @@ fn a_copy_that_nobody_waits_for_keeps_its_memory_until_it_is_done() {
     drop((on_device, none, empty, stream, context));
     fake.assert_clean();
 }
+
+#[test]
+fn copies_whose_wait_fails_are_under_way_no_more() {
+    const UNKNOWN: u32 = 999; // CUDA_ERROR_UNKNOWN
+    let (fake, context, stream) = open();
+    let ferry = Ferry::default();
+    // Each time one of 4 MiB fails, of 16 that may be under way.
+    for _ in 0..8 {
+        // More than may be under way, so that the next copy waits.
+        let sent = [(); 5].map(|()| ferry.upload(&stream, &[3_u8; 4 << 20]).unwrap());
+        fake.fail_always(&["cuEventSynchronize"], UNKNOWN);
+        assert!(ferry.upload(&stream, &[1_u8]).is_err());
+        fake.fail_always(&[], 0);
+        assert!(ferry.download(&sent[0]).unwrap() == [3; 4 << 20]);
+    }
+    drop((ferry, stream, context));
+    fake.assert_clean();
+}

@@ -1,4 +1,5 @@
 #pragma once
+#include "guarded.h"
 // cp.async as late as it may be: nothing arrives before the wait that makes sure of it, and until then what was asked for is garbage, as
 // NaN and as a number. So a stage that is read while its keys are under way, or loaded while it is read, shows in the result.
 namespace warptile {
@@ -13,6 +14,8 @@ struct Copies {
     size_t committed = 0;          // copies in groups
     void ask(void* to, const void* from, int size, bool valid)
     {
+        // Numbers may be read ahead, as they are asked for again; queries, keys and values may not.
+        if (size == 16 && valid && at_predecessors_end && !has_waited[threadIdx.x]) end("a thread reads what the launch before may still write\n");
         Copy copy = {static_cast<unsigned char*>(to), {}, size};
         if (valid) memcpy(copy.bytes, from, size);
         memset(to, 0xff, size);

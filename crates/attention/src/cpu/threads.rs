@@ -4,9 +4,12 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::thread::available_parallelism;
 
-use rayon::{Scope, ThreadPool, ThreadPoolBuilder};
+use rayon::ThreadPoolBuilder;
 
 use places::Places;
+use visits::Pool;
+
+mod visits;
 
 /// Calls `work` for each number below `count`, on the threads that [`forward_cpu`](super::forward_cpu) would take.
 pub(crate) fn in_parallel(count: usize, work: impl Fn(usize) + Sync) {
@@ -22,8 +25,8 @@ pub(crate) fn in_parallel(count: usize, work: impl Fn(usize) + Sync) {
 pub(super) enum Threads {
     /// The threads of the pool that the caller is one of.
     Callers,
-    /// The caller, and threads of our own.
-    Own(&'static ThreadPool),
+    /// The caller, and those threads of our own that have nothing else to do.
+    Own(&'static Pool),
     /// The caller alone: there is one core, or the system starts no threads.
     Caller,
 }
@@ -39,7 +42,7 @@ impl Threads {
     pub(super) fn count(&self) -> usize {
         match self {
             Threads::Callers => rayon::current_num_threads(),
-            Threads::Own(pool) => 1 + pool.current_num_threads(),
+            Threads::Own(pool) => 1 + pool.threads.current_num_threads(),
             Threads::Caller => 1,
         }
     }
@@ -60,7 +63,10 @@ impl Threads {
         };
         let others = self.count().min(count).saturating_sub(1);
         match self {
-            Threads::Callers => rayon::in_place_scope(|scope| share(scope, others, &draw, &draw)),
+            Threads::Callers => rayon::in_place_scope(|scope| {
+                (0..others).for_each(|_| scope.spawn(|_| draw()));
+                draw();
+            }),
             Threads::Own(pool) => {
                 let places = Places::default();
                 let helper = || {
@@ -68,33 +74,25 @@ impl Threads {
                     draw();
                 };
                 places.take();
-                pool.in_place_scope(|scope| share(scope, others, &helper, &draw));
+                visits::with_helpers(pool, others, &helper, draw);
             }
             Threads::Caller => draw(),
         }
     }
 }
 
-/// Calls `work` here, and `helper` on so many other threads.
-fn share<'a>(scope: &Scope<'a>, others: usize, helper: &'a (impl Fn() + Sync), work: &impl Fn()) {
-    for _ in 0..others {
-        scope.spawn(|_| helper());
-    }
-    work();
-}
-
 /// The threads of one process. Those of the parent do not exist in a child that was forked, so its first call makes others.
 struct Helpers {
     process: u32,
     /// `None` where the caller is the only thread there is to be.
-    pool: Option<ThreadPool>,
+    pool: Option<Pool>,
 }
 
 static HELPERS: AtomicPtr<Helpers> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Threads of our own, one less than those that compute; `None` if that is none, or the system starts none. Not rayon's global pool,
 /// which panics where a thread cannot start, and is of the process that made it. Takes no lock, as another thread may have held it at a fork.
-fn helpers() -> Option<&'static ThreadPool> {
+fn helpers() -> Option<&'static Pool> {
     let process = std::process::id();
     let known = HELPERS.load(Ordering::Acquire);
     // SAFETY: what is stored there was leaked, so it is valid for ever.
@@ -107,12 +105,12 @@ fn helpers() -> Option<&'static ThreadPool> {
     let pool = match thread_count() - 1 {
         0 => None,
         // A failure is not remembered: there may be threads the next time.
-        count => Some(
+        count => Some(Pool::new(
             { ThreadPoolBuilder::new().num_threads(count) }
                 .thread_name(name)
                 .build()
                 .ok()?,
-        ),
+        )),
     };
     let made = Box::into_raw(Box::new(Helpers { process, pool }));
     match HELPERS.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire) {
@@ -204,7 +202,11 @@ mod places {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::AtomicBool;
+    use std::sync::{Barrier, Mutex};
+    use std::thread;
+    use std::time::Duration;
 
     use super::*;
 
@@ -216,15 +218,20 @@ mod tests {
         seen
     }
 
+    fn own(threads: usize) -> &'static Pool {
+        let threads = ThreadPoolBuilder::new().num_threads(threads);
+        Box::leak(Box::new(Pool::new(threads.build().unwrap())))
+    }
+
     #[test]
     fn each_number_comes_once_whoever_computes() {
-        let pool = { ThreadPoolBuilder::new().num_threads(3) }.build().unwrap();
-        let own: &'static ThreadPool = Box::leak(Box::new(pool));
+        let own = own(3);
         for count in [0, 1, 2, 3, 100] {
             let all: Vec<usize> = (0..count).collect();
             assert_eq!(numbers(&Threads::Caller, count), all);
             assert_eq!(numbers(&Threads::Own(own), count), all);
-            assert_eq!(own.install(|| numbers(&Threads::Callers, count)), all);
+            let in_pool = || numbers(&Threads::Callers, count);
+            assert_eq!(own.threads.install(in_pool), all);
             let seen = Mutex::new(Vec::new());
             in_parallel(count, |index| seen.lock().unwrap().push(index));
             let mut seen = seen.into_inner().unwrap();
@@ -236,7 +243,7 @@ mod tests {
 
     #[test]
     fn the_first_calls_of_several_threads_share_one_pool() {
-        let pools: Vec<_> = std::thread::scope(|scope| {
+        let pools: Vec<_> = thread::scope(|scope| {
             let first: Vec<_> = (0..8).map(|_| scope.spawn(helpers)).collect();
             first.into_iter().map(|one| one.join().unwrap()).collect()
         });
@@ -247,7 +254,7 @@ mod tests {
                 .all(|pool| pool == addresses.clone().next().unwrap())
         );
         assert_eq!(
-            pools[0].map_or(1, |pool| 1 + pool.current_num_threads()),
+            pools[0].map_or(1, |pool| 1 + pool.threads.current_num_threads()),
             thread_count()
         );
     }
@@ -255,8 +262,55 @@ mod tests {
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
         let panics = || in_parallel(64, |index| assert_ne!(index, 40));
-        assert!(std::panic::catch_unwind(panics).is_err());
+        assert!(catch_unwind(panics).is_err());
         in_parallel(64, |_| ());
+    }
+
+    #[test]
+    fn a_panic_of_a_helper_reaches_the_caller_when_all_have_left() {
+        let own = Threads::Own(own(2));
+        let caller = thread::current().id();
+        let (has_come, has_left) = (AtomicBool::new(false), AtomicBool::new(false));
+        let panics = AssertUnwindSafe(|| {
+            own.in_turn(3, |_| {
+                if thread::current().id() == caller {
+                    while !has_come.load(Ordering::SeqCst) {
+                        thread::yield_now();
+                    }
+                    return;
+                }
+                has_come.store(true, Ordering::SeqCst);
+                thread::sleep(Duration::from_millis(20));
+                has_left.store(true, Ordering::SeqCst);
+                panic!("a helper came");
+            });
+        });
+        let panic = catch_unwind(panics).unwrap_err();
+        assert_eq!(panic.downcast_ref(), Some(&"a helper came"));
+        assert!(has_left.load(Ordering::SeqCst));
+        assert_eq!(numbers(&own, 100), (0..100).collect::<Vec<_>>());
+    }
+
+    /// Otherwise a short call takes as long as a long one of another thread.
+    #[test]
+    fn a_call_does_not_wait_for_threads_that_another_call_has() {
+        let own = Threads::Own(own(1));
+        let (all_busy, is_done) = (Barrier::new(3), Barrier::new(3));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                own.in_turn(2, |_| {
+                    all_busy.wait();
+                    is_done.wait();
+                });
+            });
+            all_busy.wait();
+            // More than may wait for a thread, too.
+            for _ in 0..100 {
+                assert_eq!(numbers(&own, 10), (0..10).collect::<Vec<_>>());
+            }
+            is_done.wait();
+        });
+        assert_eq!(numbers(&own, 10), (0..10).collect::<Vec<_>>());
     }
 
     #[cfg(target_os = "linux")]

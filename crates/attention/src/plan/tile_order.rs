@@ -369,6 +369,13 @@ mod tests {
     }
 
     #[test]
+    fn an_order_is_found_once() {
+        let found = || asked(2048, 2048, [192, 64], 32, 132).remembered().unwrap();
+        // Other tests may have others remembered meanwhile.
+        assert!((0..100).any(|_| Arc::ptr_eq(&found(), &found())));
+    }
+
+    #[test]
     fn only_drawn_tiles_of_one_group_of_heads_are_ordered() {
         let causal = Mask::causal();
         let ordered = |call: &Call| {

@@ -161,3 +161,38 @@ pub(super) fn weighted_sum<R: Real>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers whose sums depend on their order.
+    fn numbers(count: usize) -> Vec<f64> {
+        (0..count).map(|i| (i as f64 * 1.7).sin() / 3.0).collect()
+    }
+
+    #[test]
+    fn four_at_a_time_are_added_in_their_order() {
+        for count in 0..10 {
+            for len in [1, 2, 7, 8, 9] {
+                let (few, many) = (numbers(count), numbers(count * len));
+                // Of `count` rows of `len` numbers, as keys are and as values are.
+                let mut sums = vec![0.0; len];
+                for (x, row) in few.iter().zip(many.chunks_exact(len)) {
+                    for (sum, y) in sums.iter_mut().zip(row) {
+                        *sum += x * y;
+                    }
+                }
+                let keys = KeysAt {
+                    start: 0,
+                    step: len,
+                    count: len,
+                };
+                assert_eq!(keys.products(&few, &many), sums);
+                let mut out = vec![0.0; len];
+                weighted_sum(&few, &many, |y| y, &mut out);
+                assert_eq!(out, sums);
+            }
+        }
+    }
+}
