@@ -843,4 +843,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 5119cca94bfc7f388a0c66db35ac59ab3d475b97f35899c1d7366f58574d29ee */
+/* Seal of header.sh: c1f30f542a2be971d445ed5ce57382d6ed0c458be825f21b69c64c5794115283 */
