@@ -662,7 +662,7 @@ int main(int count, char** arguments)
         if (seed % 4 == 1) check(MmaTraits<__half, 128, 64, 128, 8, 2, Share>(), seed);
         if (seed % 5 == 0) check(MmaTraits<__half, 128, 32, 128, 8, 2, Share>(), seed);
         if (seed % 4 == 0) check(TileTraits<__half, 128, 128, 64, 4, 2>(), seed);
-        if (seed % 4 == 2) check(TileTraits<__half, 256, 64, 64, 4, 1>(), seed);
+        if (seed % 6 == 2) check(TileTraits<__half, 256, 64, 64, 4, 1>(), seed);
         if (seed % 6 == 0) check(MmaTraits<__half, 256, 16, 64, 4, 2, Share>(), seed);
         if (seed % 6 == 4) check(MmaTraits<__half, 256, 16, 32, 4, 2, Share>(), seed); // two warps share rows
         if (seed % 3 == 0) check(MmaTraits<__half, 512, 16, 16, 4, 2, Share>(), seed);
