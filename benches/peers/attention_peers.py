@@ -37,7 +37,6 @@ import concurrent.futures
 import contextlib
 import ctypes
 import datetime
-import faulthandler
 import functools
 import json
 import pathlib
@@ -395,8 +394,6 @@ def main():
     found = contestants.of_sequences(options) if of_sequences else {}
     others = [problem for problem in problems if problem not in of_sequences]
     on_cache = contestants.on_caches(options, others) if others else {}
-    # Packages crash. Now that they have put their own handlers in place: where in Python that was, of all threads.
-    faulthandler.enable()
     machine = {
         "device": torch.cuda.get_device_name(),
         "driver": driver(),

@@ -14,8 +14,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from backends import refuse_what_it_cannot
-
 try:
     import triton
     import triton.language as tl
@@ -128,7 +126,6 @@ def dispatched(cache, backend):
             raise RuntimeError("PyTorch aligns causal masks top-left")
         grouped = cache.problem.heads != cache.problem.kv_heads
         q, k, v = ([tensor.transpose(1, 2) for tensor in tensors] for tensors in (cache.q, cache.k, cache.v))
-        refuse_what_it_cannot(backend, q[0], k[0], v[0], False, grouped)
 
         def call(i):
             with sdpa_kernel([backend]), torch.no_grad():

@@ -17,7 +17,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import cache_peers
-from backends import refuse_what_it_cannot
 from problem import Problem
 
 PEERS = ("fa2", "cudnn", "efficient", "default", "fa3", "fa4", "flashinfer", "read")
@@ -64,10 +63,7 @@ def sdpa(backend=None):
 
     def prepare(problem, q, k, v):
         # PyTorch wants [batch, heads, length, head size]; as strides, without a copy.
-        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-        if backend is not None:
-            refuse_what_it_cannot(backend, q, k, v, problem.mask == "causal", problem.heads != problem.kv_heads)
-        return q, k, v
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def call(problem, q, k, v):
         with sdpa_kernel([backend]) if backend is not None else contextlib.nullcontext():

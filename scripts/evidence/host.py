@@ -283,7 +283,7 @@ def operations(evidence):
 def operation(evidence, what, family, cases, limit, before=()):
     """Random cases of an operation, by its tests: exit code, output, and the hashes of the images that computed all of them rightly.
     A failure is recorded."""
-    # Where kernels of two streams run at once, racecheck loses track of a launch, and comes to no end.
+    # With two threads racecheck "failed to track a kernel launch", and came to no end.
     threads = 1 if before else 2
     command = [*before, OPERATION_TESTS, f"{family}::random", "--include-ignored", "--nocapture", f"--test-threads={threads}"]
     code, output = run(command, limit, {"QUICKCHECK_TESTS": str(cases)})

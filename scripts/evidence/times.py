@@ -67,8 +67,8 @@ MEASURED = {
     "decode": lambda options: ["--file", DECODE, "--method", "graph", "--samples", options.samples, "--splits", SPLITS],
 }
 
-# Those that are prepared while other parts run, by the part that measures them. `decode` is not: such a process crashed within PyTorch three times
-# of four, and one that is not prepared takes 31 s for everything.
+# Those that are prepared while other parts run, by the part that measures them. `decode` is not: such a process crashed three
+# times of four, and one that is not prepared takes 31 s for everything.
 PREPARED = {"peers": ("peers", "default")}
 
 

@@ -144,9 +144,10 @@ mod tests {
 
     #[test]
     fn files_of_other_runs_are_named() {
-        let folder = std::env::temp_dir().join(format!("parts-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        };
         write(
             "a.json",
             r#"{"commit": "0123456789", "date": "today", "rows": []}"#,
@@ -160,9 +161,7 @@ mod tests {
         write("text.txt", "{");
         let text = r#"{"commit": "0123456789", "parts": {"a": {"date": "today", "seconds": 1, "passed": true}}}"#;
         let summary: Summary = serde_json::from_str(text).unwrap();
-        let found = others(&folder, &summary);
-        std::fs::remove_dir_all(&folder).unwrap();
-        let text = table(&summary, &found.unwrap());
+        let text = table(&summary, &others(folder.path(), &summary).unwrap());
         assert!(
             text.contains("\n- `b.json` is of commit 98765432, yesterday\n"),
             "{text}"

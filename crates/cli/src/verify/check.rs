@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Instant;
 
 use clap::ValueEnum;
 use half::{bf16, f16};
@@ -19,6 +18,7 @@ use warptile_driver::Stream;
 use warptile_kernels::Image;
 
 use super::known::{Known, KnownProblems};
+use super::phases::{Phases, timed};
 
 /// Where a case is computed.
 #[derive(Debug, Clone, Copy)]
@@ -142,42 +142,6 @@ pub(crate) struct Ran {
     pub(crate) gpu_reference: bool,
     /// How near the errors came to their bounds, or what is wrong.
     pub(crate) outcome: Result<Errors, String>,
-}
-
-/// Seconds spent on cases, in the order of what is done, summed over all threads.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub(crate) struct Phases {
-    /// Choosing the kernel.
-    planning: f64,
-    /// Making the data.
-    generating: f64,
-    /// Loading the kernel, the first time that it is chosen. The driver compiles PTX here.
-    loading: f64,
-    /// Computing the reference and the bounds; on a GPU, where it is behind the launches, waiting for those, too.
-    reference: f64,
-    /// Copying the data to the GPU, launching, waiting for what is left, and copying the results back.
-    computing: f64,
-    /// Judging the results.
-    comparing: f64,
-}
-
-impl std::ops::AddAssign for Phases {
-    fn add_assign(&mut self, other: Self) {
-        self.planning += other.planning;
-        self.generating += other.generating;
-        self.loading += other.loading;
-        self.reference += other.reference;
-        self.computing += other.computing;
-        self.comparing += other.comparing;
-    }
-}
-
-/// Adds the time of `work` to `seconds`.
-fn timed<R>(seconds: &mut f64, work: impl FnOnce() -> R) -> R {
-    let start = Instant::now();
-    let result = work();
-    *seconds += start.elapsed().as_secs_f64();
-    result
 }
 
 /// The errors of a right result.

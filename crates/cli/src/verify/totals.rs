@@ -8,8 +8,9 @@ use serde::Serialize;
 use warptile_check::Case;
 use warptile_kernels::Image;
 
-use super::check::{Checked, Error64, Errors, Phases, Ran, Repeat};
+use super::check::{Checked, Error64, Errors, Ran, Repeat};
 use super::coverage::Coverage;
+use super::phases::Phases;
 use crate::machine::Machine;
 use crate::text;
 
