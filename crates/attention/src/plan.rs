@@ -32,6 +32,8 @@ pub use settings::Settings;
 use split_tiles::PARTS_A_CTA;
 pub(crate) use split_tiles::{TileKeys, rest_keys, splits_of, splits_tiles};
 pub use step::{LaunchShape, Scratch, Step};
+#[cfg(test)]
+pub(crate) use tile_order::SEARCHES;
 pub(crate) use tile_order::tile_order;
 
 /// Where and how a problem will be computed. A cheap handle: clones are the same plan.

@@ -285,3 +285,37 @@ fn host_lengths(call: &Call) -> [(&'static str, &Numbers); 5] {
         ),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use warptile_driver::Driver;
+    use warptile_fake_cuda::FakeDriver;
+
+    use crate::gpu::Gpu;
+    use crate::plan::SEARCHES;
+    use crate::{Call, Choice, ElementType, Layout, Mask, Scoring};
+
+    #[test]
+    fn the_order_of_a_calls_tiles_is_looked_for_when_it_is_made_ready() {
+        let fake = FakeDriver::open();
+        // SAFETY: the library is the stand-in, with the driver's signatures.
+        let driver = unsafe { Driver::load_from(fake.path()) }.unwrap();
+        let gpu = Gpu::new(&driver, 0).unwrap();
+        let searches_for = |query_len: usize, mask: Mask| {
+            let q = Layout::bshd([1, query_len, 32, 128]);
+            let k = Layout::bshd([1, query_len, 8, 128]);
+            let call = Call::builder(&q, &k, &k, ElementType::F16)
+                .scoring(Scoring::new().mask(mask))
+                .build()
+                .unwrap();
+            let kernel = Choice::Kernel("wgmma_d128_192x64_w16_s4".to_owned());
+            let prepared = gpu.prepare(call.problem(), &kernel).unwrap();
+            let before = SEARCHES.get();
+            prepared.make_ready(&call).unwrap();
+            SEARCHES.get() - before
+        };
+        // No other test has so many blocks of keys.
+        assert_eq!(searches_for(1800, Mask::causal()), 1);
+        assert_eq!(searches_for(1800, Mask::None), 0);
+    }
+}

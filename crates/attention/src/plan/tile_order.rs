@@ -80,6 +80,12 @@ fn costs_of_rows(
         .collect()
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Orders that this thread has looked for.
+    pub(crate) static SEARCHES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// What an order follows from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Asked {
@@ -117,6 +123,8 @@ impl Asked {
     }
 
     fn order(&self) -> Option<Arc<[u16]>> {
+        #[cfg(test)]
+        SEARCHES.set(SEARCHES.get() + 1);
         // With more rounds longest first is good enough, and packing takes long.
         const MOST_ROUNDS: usize = 8;
         if self.costs.len() * self.heads > MOST_ROUNDS * self.ctas {
