@@ -35,6 +35,8 @@ enum Set {
     Avx2,
     #[cfg(all(target_arch = "x86_64", warptile_avx512))]
     Avx512,
+    #[cfg(warptile_neon)]
+    Neon,
 }
 
 /// A piece of work for vector instructions.
@@ -80,6 +82,8 @@ impl Isa {
                 Set::Avx2,
                 Pairs::None,
             ),
+            #[cfg(warptile_neon)]
+            (true, Set::Neon, Pairs::None),
             (true, Set::Portable, Pairs::None),
         ];
         let there = sets.into_iter().filter(|(there, ..)| *there);
@@ -109,6 +113,9 @@ impl Isa {
         match self.set {
             // SAFETY: needs nothing of the machine.
             Set::Portable => unsafe { work.run::<Portable, 4, 2>() },
+            // SAFETY: every machine of the target has them.
+            #[cfg(warptile_neon)]
+            Set::Neon => unsafe { work.run::<Neon, 8, 3>() },
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => {
                 #[target_feature(enable = "avx2,fma,f16c")]

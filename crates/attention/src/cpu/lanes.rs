@@ -305,6 +305,12 @@ pub(super) use x86_64::*;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+#[cfg(warptile_neon)]
+pub(super) use aarch64::*;
+
+#[cfg(warptile_neon)]
+mod aarch64;
+
 #[cfg(test)]
 mod tests {
     use super::*;
