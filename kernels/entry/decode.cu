@@ -9,6 +9,8 @@ using Keys = warptile::SameKeys<WARPTILE_ELEMENT>;
 
 #if defined(WARPTILE_VARIANT_CLUSTER)
 #define SCHEDULE warptile::ClusterTile
+#elif defined(WARPTILE_ALONE)
+#define SCHEDULE warptile::AmongWarps<WARPTILE_WARPS>::template Share
 #else
 #define SCHEDULE warptile::Share
 #endif
@@ -23,12 +25,22 @@ constexpr unsigned OPTIONS = warptile::OPTIONAL_FEATURES;
 #endif
 
 using Params = Keys::Block;
+#ifdef WARPTILE_ALONE
+using Instance = warptile::MmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N / WARPTILE_WARPS, 1, WARPTILE_STAGES,
+                                     SCHEDULE, Keys, OPTIONS>;
+// Of the CTA.
+struct Image : Instance {
+    static constexpr int WARPS = Instance::Worker::of_cta(), THREADS = 32 * WARPS, SHARED_BYTES = WARPS * Instance::worker_bytes();
+};
+#else
 using Instance = warptile::MmaTraits<WARPTILE_ELEMENT, WARPTILE_HEAD_DIM, WARPTILE_BLOCK_M, WARPTILE_BLOCK_N, WARPTILE_WARPS,
                                      WARPTILE_STAGES, SCHEDULE, Keys, OPTIONS>;
+using Image = Instance;
+#endif
 
-extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Instance, Params>();
+extern "C" __device__ const warptile::RecordWords warptile_record = warptile::image_record<Image, Params>();
 
-extern "C" __global__ void __launch_bounds__(Instance::THREADS, Instance::MIN_CTAS)
+extern "C" __global__ void __launch_bounds__(Image::THREADS, Image::MIN_CTAS)
     WARPTILE_ENTRY(const __grid_constant__ Params params)
 {
     warptile::mma_attention<Instance>(params);

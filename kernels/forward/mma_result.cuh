@@ -11,6 +11,10 @@
 
 namespace warptile {
 
+#ifndef WARPTILE_ITEMS
+#define WARPTILE_ITEMS 4
+#define WARPTILE_PARTS 4
+#endif
 template <class Traits> class Result {
   public:
     using Element = typename Traits::Element;
@@ -29,6 +33,8 @@ template <class Traits> class Result {
         if constexpr (Traits::CLUSTER > 1) {
             leave(of, rows, Traits::RESULT_IN_RING ? thread.stage_at(0) : Traits::RESULTS_AT + thread.team() * Traits::RESULT_BYTES);
             add_up_cluster(schedule, of);
+        } else if constexpr (Traits::Worker::is_warp()) {
+            finish_alone(schedule, of, rows, next.is_end());
         } else {
             leave(of, rows, Traits::RESULT_IN_RING ? free : Traits::RESULTS_AT + thread.team() * Traits::RESULT_BYTES);
             add_up(schedule, of, next.is_end());
@@ -41,7 +47,7 @@ template <class Traits> class Result {
     __device__ void leave_semaphores(const Schedule& schedule) const
     {
         if (leaves_semaphores() && thread.lane == 0)
-            schedule.left_before() = increment_and_wrap_relaxed(params.work.counter, gridDim.x - 1);
+            schedule.left_before() = increment_and_wrap_relaxed(params.work.counter, Traits::Worker::count() - 1);
     }
     // The same when only segment `of` is left, if that needs none.
     __device__ void leave_semaphores_early(const Schedule& schedule, const Segment& of) const
@@ -52,9 +58,9 @@ template <class Traits> class Result {
     {
         if (!leaves_semaphores()) return;
         __syncwarp();
-        if (schedule.left_before() != gridDim.x - 1) return;
+        if (schedule.left_before() != Traits::Worker::count() - 1) return;
 #pragma unroll 1
-        for (unsigned cta = thread.lane; cta < gridDim.x; cta += 32) params.work.semaphores[cta] = 0;
+        for (unsigned cta = thread.lane; cta < Traits::Worker::count(); cta += 32) params.work.semaphores[cta] = 0;
     }
 
     // At a CTA's end, so that none ends while others read its shared memory: every thread arrives and waits twice, when its part is there and when
@@ -149,6 +155,51 @@ template <class Traits> class Result {
             if (!continues) return;
             __syncthreads(); // the sum
             turn = schedule.turn_of_sums(owners);
+        }
+    }
+
+    // Where a worker is a warp, all of its result is in the registers of `rows`.
+    __device__ void finish_alone(Schedule& schedule, const Segment& of, const Rows16<Traits>& rows, bool is_last)
+    {
+        leave_alone(schedule, of, rows);
+        if (!asks_for_parts(schedule, of)) return;
+        const auto turn = schedule.first_turn(schedule.owners(of));
+        const bool comes_last = this->comes_last(schedule, schedule.semaphore(turn), turn.others);
+        if (is_last) leave_semaphores(schedule);
+        if (comes_last) add_up_parts(schedule, of, turn);
+    }
+    __device__ void leave_alone(const Schedule& schedule, const Segment& of, const Rows16<Traits>& rows) const
+    {
+        float* const part = part_at(schedule.own_place(of));
+        const int existing = existing_rows(of), lane = anew(thread.lane);
+        const bool whole = of.is_whole_tile();
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const RowSum sum = rows.sum(half);
+            const int at = rows.row(half, lane);
+            if (at >= existing) continue;
+            if (whole) {
+                const End end = end_of(sum, negative_infinity());
+                const Row row(of, group, at);
+                const long long to_row = of.q.first + row.query;
+                Element* const to = static_cast<Element*>(params.out.address) + of.batch * params.out.batch + row.head * params.out.head +
+                                    to_row * params.out.row;
+#pragma unroll
+                for (int i = 0; i < Rows16<Traits>::COLUMN_TILES; i++) {
+                    const float2 two = sum.saw_no_key() ? float2{0, 0} : rows.columns(half, i);
+                    const int column = 4 * Traits::Keys::column4(i, lane) + 2 * Traits::Keys::second_two(i, lane);
+                    if (column < params.value_dim)
+                        *reinterpret_cast<unsigned*>(to + column) = narrow2<Element>(two.x * end.inverse, two.y * end.inverse);
+                }
+                if (lane % 4 == 0 && params.lse)
+                    params.lse[of.batch * params.lse_batch + row.head * params.lse_head + to_row] = end.lse;
+            } else {
+#pragma unroll
+                for (int i = 0; i < Rows16<Traits>::COLUMN_TILES; i++)
+                    __stcg(reinterpret_cast<float2*>(part + at * HEAD_DIM) + 2 * Traits::Keys::column4(i, lane) + Traits::Keys::second_two(i, lane),
+                           rows.columns(half, i));
+                if (lane % 4 == 0) __stcg(reinterpret_cast<float2*>(part + Traits::BLOCK_M * HEAD_DIM) + at, {sum.max, sum.sum});
+            }
         }
     }
 
@@ -284,7 +335,10 @@ template <class Traits> class Result {
             constexpr int FEW = 2;
             if (parts <= FEW && !schedule.has_splits()) return add_up_items<together() / FEW, FEW>(schedule, of, turn, 0, parts);
         }
-        add_up_items<1, together()>(schedule, of, turn, before, parts);
+        if constexpr (Traits::Worker::is_warp())
+            add_up_items<WARPTILE_ITEMS, WARPTILE_PARTS>(schedule, of, turn, 0, parts);
+        else
+            add_up_items<1, together()>(schedule, of, turn, before, parts);
     }
     // The threads go several times through a tile of many rows, and wait for L2 each time; of few parts they ask for several rows' at once
     // instead. Not where two CTAs share a multiprocessor, one of which reads while the other adds up.
@@ -298,7 +352,7 @@ template <class Traits> class Result {
     {
         const int count = existing_rows(of) * ACROSS;
 #pragma unroll 1
-        for (int first = anew(threadIdx.x); first < count; first += ITEMS * Traits::THREADS) {
+        for (int first = anew(Traits::Worker::thread()); first < count; first += ITEMS * Traits::THREADS) {
             Partial all[ITEMS];
             add_parts<ITEMS, PARTS>(all, first, count, before, parts, [&](int index) { return schedule.place(of, turn, index); });
 #pragma unroll
@@ -317,6 +371,14 @@ template <class Traits> class Result {
     __device__ bool comes_last(const Schedule& schedule, unsigned semaphore, unsigned others) const
     {
         if (others == 0) return true;
+        if constexpr (Traits::Worker::is_warp()) {
+            unsigned before = 0;
+            __syncwarp(); // the part
+            if (thread.lane == 0) before = increment_and_wrap(params.work.semaphores + semaphore, others);
+            const bool last = __shfl_sync(0xffffffff, before, 0) == others;
+            __syncwarp();
+            return last;
+        }
         unsigned& arrived = schedule.scratch();
         if (threadIdx.x == 0) {
             // Releases what the other threads wrote too: they have passed a barrier since.
