@@ -271,7 +271,9 @@ template <class Traits> struct Problem {
             int side_by_side = random.between(1, kv_heads);
             while (kv_heads % side_by_side != 0) side_by_side--;
             block.work.side_by_side = side_by_side;
-            grid = std::min<size_t>((grid + side_by_side - 1) / side_by_side, units() / side_by_side) * side_by_side;
+            // Of workers that are warps there may be some too many for that, which have no head.
+            const int alike = WORKERS<Traits> > 1 ? 1 : side_by_side;
+            grid = std::min<size_t>((grid + alike - 1) / alike, units() / alike) * alike;
         } else {
             block.work.query_tiles = row_tiles();
             block.work.tiles = row_tiles() * kv_heads * batch;

@@ -11,10 +11,6 @@
 
 namespace warptile {
 
-#ifndef WARPTILE_ITEMS
-#define WARPTILE_ITEMS 4
-#define WARPTILE_PARTS 4
-#endif
 template <class Traits> class Result {
   public:
     using Element = typename Traits::Element;
@@ -134,6 +130,58 @@ template <class Traits> class Result {
         }
     }
 
+    // --- By a warp -------------------------------------------------------------------------------------------------------
+
+    // Where a worker is a warp, its result is in its registers, and goes from there to the output or to the workspace.
+    __device__ void finish_alone(Schedule& schedule, const Segment& of, const Rows16<Traits>& rows, bool is_last)
+    {
+        const int existing = existing_rows(of), lane = anew(thread.lane);
+        const bool whole = of.is_whole_tile();
+        float* const part = part_at(schedule.own_place(of));
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const RowSum sum = rows.sum(half);
+            const int row = rows.row(half, lane);
+            if (row >= existing) continue;
+            if (whole)
+                write_row(of, rows, half, row, sum, lane);
+            else
+                leave_row(part, rows, half, row, sum, lane);
+        }
+        if (!asks_for_parts(schedule, of)) return;
+        const auto turn = schedule.first_turn(schedule.owners(of));
+        const bool comes_last = this->comes_last(schedule, schedule.semaphore(turn), turn.others);
+        if (is_last) leave_semaphores(schedule);
+        if (comes_last) add_up_parts(schedule, of, turn);
+    }
+    // The columns of a row that a lane has, two at a time: `column` is the first.
+    template <class Visit> __device__ static void each_two(const Rows16<Traits>& rows, int half, int lane, Visit visit)
+    {
+#pragma unroll
+        for (int i = 0; i < Rows16<Traits>::COLUMN_TILES; i++)
+            visit(4 * Traits::Keys::column4(i, lane) + 2 * Traits::Keys::second_two(i, lane), rows.columns(half, i));
+    }
+    __device__ void leave_row(float* part, const Rows16<Traits>& rows, int half, int row, const RowSum& sum, int lane) const
+    {
+        each_two(rows, half, lane, [&](int column, float2 two) { __stcg(reinterpret_cast<float2*>(part + row * HEAD_DIM + column), two); });
+        if (lane % 4 == 0) __stcg(reinterpret_cast<float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row, {sum.max, sum.sum});
+    }
+    __device__ void write_row(const Segment& of, const Rows16<Traits>& rows, int half, int row_of_tile, const RowSum& sum, int lane) const
+    {
+        const End end = end_of(sum, negative_infinity());
+        const Row row(of, group, row_of_tile);
+        const long long to_row = of.q.first + row.query;
+        Element* const to =
+            static_cast<Element*>(params.out.address) + of.batch * params.out.batch + row.head * params.out.head + to_row * params.out.row;
+        each_two(rows, half, lane, [&](int column, float2 two) {
+            // Of a row that has seen no key they are whatever the values of hidden keys made of them.
+            if (sum.saw_no_key()) two = {0, 0};
+            if (column < params.value_dim)
+                *reinterpret_cast<unsigned*>(to + column) = narrow2<Element>(two.x * end.inverse, two.y * end.inverse);
+        });
+        if (lane % 4 == 0 && params.lse) params.lse[of.batch * params.lse_batch + row.head * params.lse_head + to_row] = end.lse;
+    }
+
     // --- Adding up ---------------------------------------------------------------------------------------------------------
 
     __device__ void add_up(Schedule& schedule, const Segment& of, bool is_last)
@@ -155,51 +203,6 @@ template <class Traits> class Result {
             if (!continues) return;
             __syncthreads(); // the sum
             turn = schedule.turn_of_sums(owners);
-        }
-    }
-
-    // Where a worker is a warp, all of its result is in the registers of `rows`.
-    __device__ void finish_alone(Schedule& schedule, const Segment& of, const Rows16<Traits>& rows, bool is_last)
-    {
-        leave_alone(schedule, of, rows);
-        if (!asks_for_parts(schedule, of)) return;
-        const auto turn = schedule.first_turn(schedule.owners(of));
-        const bool comes_last = this->comes_last(schedule, schedule.semaphore(turn), turn.others);
-        if (is_last) leave_semaphores(schedule);
-        if (comes_last) add_up_parts(schedule, of, turn);
-    }
-    __device__ void leave_alone(const Schedule& schedule, const Segment& of, const Rows16<Traits>& rows) const
-    {
-        float* const part = part_at(schedule.own_place(of));
-        const int existing = existing_rows(of), lane = anew(thread.lane);
-        const bool whole = of.is_whole_tile();
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const RowSum sum = rows.sum(half);
-            const int at = rows.row(half, lane);
-            if (at >= existing) continue;
-            if (whole) {
-                const End end = end_of(sum, negative_infinity());
-                const Row row(of, group, at);
-                const long long to_row = of.q.first + row.query;
-                Element* const to = static_cast<Element*>(params.out.address) + of.batch * params.out.batch + row.head * params.out.head +
-                                    to_row * params.out.row;
-#pragma unroll
-                for (int i = 0; i < Rows16<Traits>::COLUMN_TILES; i++) {
-                    const float2 two = sum.saw_no_key() ? float2{0, 0} : rows.columns(half, i);
-                    const int column = 4 * Traits::Keys::column4(i, lane) + 2 * Traits::Keys::second_two(i, lane);
-                    if (column < params.value_dim)
-                        *reinterpret_cast<unsigned*>(to + column) = narrow2<Element>(two.x * end.inverse, two.y * end.inverse);
-                }
-                if (lane % 4 == 0 && params.lse)
-                    params.lse[of.batch * params.lse_batch + row.head * params.lse_head + to_row] = end.lse;
-            } else {
-#pragma unroll
-                for (int i = 0; i < Rows16<Traits>::COLUMN_TILES; i++)
-                    __stcg(reinterpret_cast<float2*>(part + at * HEAD_DIM) + 2 * Traits::Keys::column4(i, lane) + Traits::Keys::second_two(i, lane),
-                           rows.columns(half, i));
-                if (lane % 4 == 0) __stcg(reinterpret_cast<float2*>(part + Traits::BLOCK_M * HEAD_DIM) + at, {sum.max, sum.sum});
-            }
         }
     }
 
@@ -336,7 +339,8 @@ template <class Traits> class Result {
             if (parts <= FEW && !schedule.has_splits()) return add_up_items<together() / FEW, FEW>(schedule, of, turn, 0, parts);
         }
         if constexpr (Traits::Worker::is_warp())
-            add_up_items<WARPTILE_ITEMS, WARPTILE_PARTS>(schedule, of, turn, 0, parts);
+            // A row of 128 columns for each item: with four heads a group all of the tile, once there and back for eight parts.
+            add_up_items<4, together()>(schedule, of, turn, before, parts);
         else
             add_up_items<1, together()>(schedule, of, turn, before, parts);
     }
@@ -373,10 +377,10 @@ template <class Traits> class Result {
         if (others == 0) return true;
         if constexpr (Traits::Worker::is_warp()) {
             unsigned before = 0;
-            __syncwarp(); // the part
+            __syncwarp(); // all lanes have left their columns
             if (thread.lane == 0) before = increment_and_wrap(params.work.semaphores + semaphore, others);
             const bool last = __shfl_sync(0xffffffff, before, 0) == others;
-            __syncwarp();
+            __syncwarp(); // they see what the first one sees
             return last;
         }
         unsigned& arrived = schedule.scratch();

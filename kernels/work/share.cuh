@@ -12,6 +12,8 @@
 // A segment is what a CTA computes of a tile at once: all its units, or with splits one, so that a part's bits depend on nothing
 // but its keys.
 //
+// In some images each warp of a CTA does all this for itself (`AmongWarps` below). Then it is what is called a CTA here.
+//
 // Lengths on the device may change during the launch, and then CTAs disagree: about what they compute, not about what they may
 // touch. Every number of a CTA is held below the grid's size, and every number of a part below those there are: what the CTA
 // counted at first, which no lengths bring above what the host has made room for.
@@ -207,11 +209,8 @@ template <class Traits> class Share {
     // Of parts. Only where they are largest: others keep their code.
     __device__ static constexpr bool adds_groups() { return Traits::HEAD_DIM > 256; }
     __device__ static constexpr unsigned group_ctas() { return 16; }
-#ifndef WARPTILE_EVEN
-#define WARPTILE_EVEN 1
-#endif
-    // Shares differ by a unit at most. Of all keys that a warp has, one is more than of those that a CTA has.
-    __device__ static constexpr bool is_even() { return Traits::Worker::is_warp() && WARPTILE_EVEN; }
+    // Shares differ by one unit at most, where they are many: the last would have less by one for each of the others. Others keep their code.
+    __device__ static constexpr bool is_even() { return Traits::Worker::is_warp(); }
 
     // What one sequence asks for.
     struct Sequence {
@@ -236,8 +235,8 @@ template <class Traits> class Share {
         }
         __device__ unsigned units() const { return tiles * tile_units; }
     };
-    // Of sequences that are kept: of as many as there are threads, or of few where the rows of a tile are those of all warps and take most
-    // of the 99 KB that a small GPU has.
+    // Of sequences that are kept: of as many as there are threads, or of several for each of one warp, or of few where the rows of a tile are
+    // those of all warps and take most of the 99 KB that a small GPU has.
     static constexpr int LENGTHS = Traits::WARPS == 1 ? 256 : Traits::BLOCK_M < 16 * Traits::WARPS ? 32 * Traits::WARPS : 32;
     // In shared memory: registers are for what all threads need.
     struct State {
@@ -320,9 +319,11 @@ template <class Traits> class Share {
 
     template <class Visit> __device__ void each_length_to_check(Visit visit) const
     {
-        if (!Traits::has_lengths() || !params.sequences.key_lengths) return;
+        if constexpr (Traits::has_lengths()) {
+            if (!params.sequences.key_lengths) return;
 #pragma unroll 1
-        for (int i = Traits::Worker::thread(); i < params.sequences.batch; i += Traits::THREADS) visit(i);
+            for (int i = Traits::Worker::thread(); i < params.sequences.batch; i += Traits::THREADS) visit(i);
+        }
     }
 
     struct RunningSum {
@@ -433,13 +434,16 @@ template <class Traits> class Share {
     static constexpr int SHARED_BYTES = sizeof(State);
 };
 
-// The same, where each of WARPS warps of a CTA is what is called a CTA here.
+// The same, where each of WARPS warps of a CTA is what is called a CTA above (work/worker.cuh).
 template <int WARPS> struct AmongWarps {
     template <class Traits> class Share : public warptile::Share<Traits> {
       public:
         using Worker = WarpWorker<WARPS>;
         using warptile::Share<Traits>::Share;
     };
+    // `Schedule::SharedKeysByWarps` in crates/kernels/src/capability.rs, for the record of such an image. As a constant in base/abi.cuh it would be
+    // data in all others.
+    __device__ static constexpr unsigned schedule() { return 8; }
 };
 
 } // namespace warptile

@@ -15,8 +15,8 @@ struct CtaWorker {
     __device__ static unsigned char* own(unsigned char* shared, int) { return shared; }
 };
 
-// One of COUNT warps, which wait for each other nowhere. Neighbouring warps have neighbouring numbers, so those of a CTA read the same keys of neighbouring
-// heads at about the same time: whole rows of a cache, or whole pages.
+// One of COUNT warps, which wait for each other nowhere. Neighbouring warps have neighbouring numbers, so those of a CTA read the same keys of
+// neighbouring heads at about the same time: whole rows of a cache, or whole pages.
 template <int COUNT> struct WarpWorker {
     __device__ static constexpr bool is_warp() { return true; }
     __device__ static constexpr int of_cta() { return COUNT; }
