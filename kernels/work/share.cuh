@@ -168,7 +168,8 @@ template <class Traits> class Share {
     };
     __device__ Owners owners(const Segment& of) const
     {
-        return {owner(of.tile_unit), min(owner(of.tile_unit + of.tile_units - 1), ctas() - 1)};
+        if constexpr (is_even()) return {owner(of.tile_unit), min(owner(of.tile_unit + of.tile_units - 1), ctas() - 1)};
+        return {of.tile_unit / each, min((of.tile_unit + of.tile_units - 1) / each, ctas() - 1)};
     }
     // Parts that one CTA adds up, the last to come of those that leave them: all of a tile. Where these are many, one after the other would
     // take longer than reading the keys, so each group of neighbouring CTAs has a sum first, and the last of all groups adds up these.
@@ -200,7 +201,8 @@ template <class Traits> class Share {
     // Whether this CTA has no more segments of the tile.
     __device__ bool is_last_here(const Segment& of) const
     {
-        return of.unit + of.units == min(of.tile_unit + of.tile_units, first_unit(cta() + 1));
+        if constexpr (is_even()) return of.unit + of.units == min(of.tile_unit + of.tile_units, first_unit(cta() + 1));
+        return of.unit + of.units == min(of.tile_unit + of.tile_units, (cta() + 1) * each);
     }
 
   private:
@@ -276,27 +278,21 @@ template <class Traits> class Share {
             each = total / ctas;
             larger = total - each * ctas;
         }
-        const unsigned begin = min(first_unit(cta()), total);
-        if constexpr (is_even()) return {begin, min(first_unit(cta() + 1), total)};
+        if constexpr (is_even()) return {min(first_unit(cta()), total), min(first_unit(cta() + 1), total)};
+        const unsigned begin = min(cta() * each, total);
         return {begin, min(begin + each, total)};
     }
-    // The first unit of a CTA, and the CTA of a unit.
-    __device__ unsigned first_unit(unsigned cta) const
-    {
-        if constexpr (is_even()) return cta * each + min(cta, larger);
-        return cta * each;
-    }
+    // The first unit of a CTA, and the CTA of a unit, where shares are even.
+    __device__ unsigned first_unit(unsigned cta) const { return cta * each + min(cta, larger); }
     __device__ unsigned owner(unsigned unit) const
     {
-        if constexpr (is_even()) {
-            const unsigned of_larger = larger * (each + 1);
-            return unit < of_larger ? unit / (each + 1) : larger + (unit - of_larger) / max(each, 1u);
-        }
-        return unit / each;
+        const unsigned of_larger = larger * (each + 1);
+        return unit < of_larger ? unit / (each + 1) : larger + (unit - of_larger) / max(each, 1u);
     }
     __device__ unsigned place_of_cta(const Segment& of, unsigned cta) const
     {
-        return 2 * (cta * lanes() + lane()) + (first_unit(cta) < of.tile_unit);
+        if constexpr (is_even()) return 2 * (cta * lanes() + lane()) + (first_unit(cta) < of.tile_unit);
+        return 2 * (cta * lanes() + lane()) + (cta * each < of.tile_unit);
     }
     __device__ unsigned place_of_unit(unsigned unit) const { return unit * lanes() + lane(); }
 
@@ -397,7 +393,7 @@ template <class Traits> class Share {
     {
         const unsigned end = before + sum.to_here, begin = end - sequence.units();
         if (begin > unit || unit >= end) return;
-        state.batch = first + Traits::Worker::thread();
+        state.batch = first + (Traits::Worker::is_warp() ? threadIdx.x % 32 : threadIdx.x);
         state.base = begin;
         state.sequence = sequence;
         state.sequence_is_known = true;
