@@ -118,8 +118,8 @@ fn bytes_of_parts(case: &Case, plan: &Plan, keys: usize) -> usize {
         let tiles = (sequence.q_len * call.heads().group_size()).div_ceil(block_m);
         units += tiles * call.heads().key_value * splits;
     }
-    // The counter, and 1,024 semaphores.
-    256 + 4 * 1024 + units * block_m * (head_dim + 2) * 4
+    // The counter, and places for 1,088 semaphores.
+    256 + 4 * 1088 + units * block_m * (head_dim + 2) * 4
 }
 
 #[test]
