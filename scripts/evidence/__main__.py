@@ -25,10 +25,10 @@ from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, device, now, stop
 from summary import table
 from times import PEERS_BY_PLACE, Prepared, bench, decode, errors, ncu, peers, tune
 
-# In the order in which they run: first those that take no times, while what peers need is compiled. Then those that take times, one after
-# the other, nothing beside them; `ncu` takes what `bench` found. Tests that take all of the GPU's memory come last.
+# In the order in which they run: first those that take no times, while what peers need is compiled; `verify`, which takes all cores, when that
+# is done. Then those that take times, one after the other, nothing beside them; `ncu` takes what `bench` found. Tests that take all of the
+# GPU's memory come last.
 PARTS = {
-    "verify": verify,
     "sanitizer": sanitizer,
     "errors": errors,
     "examples": examples,
@@ -36,6 +36,7 @@ PARTS = {
     "tile": tile,
     "acceptance": acceptance,
     "tests": tests,
+    "verify": verify,
     "bench": bench,
     "ncu": ncu,
     "tune": tune,
@@ -58,8 +59,11 @@ AWAKE_SECONDS = 0.2
 
 # Parts that take no times and run side by side: each of these one after the other. Processes share a GPU by turns of milliseconds, in which one
 # with small kernels uses little of it: with 21 at once, a tile of each image took more than 67 s, and 3 by itself. So few are at work at a
-# time, and each of them in many threads. `verify` keeps host and GPU busy by itself.
-LANES = (("sanitizer",), ("tests", "launches", "acceptance", "tile", "examples"), ("errors",))
+# time, and each of them in many threads. Parts that wait for what is compiled are not the first of theirs.
+LANES = (("sanitizer", "launches"), ("examples", "tests", "acceptance", "tile"), ("errors",))
+
+# A part that keeps host and GPU busy by itself, and begins when nothing is compiled any more.
+BUSY = "verify"
 
 # What a part writes; device.json, info.json and summary.json are every part's.
 WRITTEN = {
@@ -177,16 +181,20 @@ def groups(names):
 
 def run_part(evidence, name):
     """What the summary says of a part that has run."""
-    start, own = time.monotonic(), copy.copy(evidence)
+    own = copy.copy(evidence)
     own.failures = []
+    start = time.monotonic()
     try:
         # On one GPU, whatever takes times or all of the memory waits, too.
         undisturbed = name in (*TIMED, "alone") and own.options.second_gpu is None
         own.compiled.wait(own, COMPILED if undisturbed else USES.get(name, ()))
+        if name == BUSY:
+            own.compiled.finished(COMPILED)
         if undisturbed and own.prepared:
             own.prepared.wait()
         if own.ptx and name in LAUNCH_PTX:
             own.ptx.wait(own)
+        start = time.monotonic()  # of its own work
         PARTS[name](own)
     except Exception as error:  # what other parts found is kept, whatever this one met
         own.fail(f"{name}: {type(error).__name__}: {error}")
@@ -256,14 +264,12 @@ def collect(options, names, start):
     evidence.compiled = Compiled(evidence, all_names, compiling_cores)
     # Only beside something else is it worth its time.
     evidence.ptx = Ptx(evidence) if "verify" in names else None
-    evidence.prepared = None
+    # With a second GPU what takes times runs from the beginning: whatever is prepared would disturb it.
+    evidence.prepared = Prepared(evidence, names) if options.second_gpu is None else None
     for lanes in groups([name for name in PARTS if name in names]):
         if STOP.is_set():
             break
         print(f"=== {'; '.join(', '.join(lane) for lane in lanes)}", flush=True)
-        # With a second GPU what takes times runs from the beginning: whatever is prepared would disturb it.
-        if evidence.prepared is None and lanes != [["verify"]] and options.second_gpu is None:
-            evidence.prepared = Prepared(evidence, names)
         with concurrent.futures.ThreadPoolExecutor(len(lanes)) as executor:
             ended = list(executor.map(lambda lane: [(name, run_part(evidence, name)) for name in lane], lanes))
         done = dict(one for lane in ended for one in lane)

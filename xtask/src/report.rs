@@ -21,6 +21,7 @@ mod searches;
 mod since;
 mod speed;
 mod support;
+mod tuned;
 
 use std::path::{Path, PathBuf};
 
@@ -46,7 +47,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 19] = [
+const BLOCKS: [(&str, Maker); 20] = [
     ("support", |data| support::table(&data.images, &data.checks)),
     ("unproven", |data| {
         checks::unproven(&data.images, &data.checks)
@@ -85,6 +86,7 @@ const BLOCKS: [(&str, Maker); 19] = [
         speed::behind(&rows, &data.decode)
     }),
     ("cpu", |data| speed::on_cpu(&data.cpu)),
+    ("tuned", |data| tuned::table(&data.tuning)),
     ("searches", |data| searches::table(&data.searches)),
     ("plots", |data| plot::links(&data.plotted())),
 ];
@@ -154,6 +156,7 @@ struct Data {
     errors: Vec<ErrorRow>,
     /// The CPU path and PyTorch's.
     cpu: Vec<BenchRow>,
+    tuning: tuned::Tuning,
     searches: Vec<Archived>,
 }
 
@@ -249,6 +252,7 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
         decode: read_optional::<Rows<_>>(&evidence.join("decode.json"))?.into_rows(),
         errors: read_optional::<Rows<_>>(&evidence.join("errors.json"))?.into_rows(),
         cpu: read_optional::<Rows<_>>(&evidence.join("cpu.json"))?.into_rows(),
+        tuning: read_optional(&evidence.join("tune.json"))?,
         searches: searches::read(&evidence)?,
     };
     let mut generated = Vec::new();
@@ -412,6 +416,7 @@ mod tests {
             decode: Vec::new(),
             errors: Vec::new(),
             cpu: Vec::new(),
+            tuning: tuned::Tuning::default(),
             searches: Vec::new(),
         };
         fill(Path::new("README.md"), text, &data)

@@ -46,7 +46,10 @@ const READ: &str = "read";
 const OPERATIONS_PER_BYTE: f64 = 64.0;
 
 /// A row loses if the best peer is faster by more than this.
-pub(super) const LOST: f64 = 0.99;
+const LOST: f64 = 0.99;
+
+/// Smaller ratios are not shown as 1.00.
+pub(super) const BEHIND: f64 = 0.995;
 
 /// Problems of the short table: one sequence and many, long ones, pages, ragged lengths, a window, several queries, a prompt.
 const IN_SHORT: [&str; 9] = [
@@ -211,10 +214,10 @@ pub(super) fn in_short(rows: &[DecodeRow]) -> String {
     })
 }
 
-/// Problems in which the best peer is more than 1% faster: the problem, the peer and our ratio.
+/// Problems in which the best peer is faster: the problem, the peer and our ratio.
 pub(super) fn behind(rows: &[DecodeRow]) -> Vec<Vec<String>> {
     let cells = |line: &Line<'_>| {
-        let ratio = line.ratio().filter(|&ratio| ratio < LOST)?;
+        let ratio = line.ratio().filter(|&ratio| ratio < BEHIND)?;
         let peer = with_lacks(line.best?);
         Some(vec![line.ours.problem.clone(), peer, format!("{ratio:.2}")])
     };

@@ -307,13 +307,13 @@ pub(super) fn families(families: &[BenchRow], chosen: &[BenchRow]) -> String {
     )
 }
 
-/// Problems, square and not, in which the best peer is more than 1% faster.
+/// Problems, square and not, in which the best peer is faster.
 pub(super) fn behind(rows: &[BenchRow], decode: &[decode::DecodeRow]) -> String {
     let problems = by_problem(rows, |row| row.backend.clone());
     let mut behind: Vec<Vec<String>> = lines(&problems, &OTHER_PEERS)
         .iter()
         .filter_map(|line| {
-            let ratio = line.ratio().filter(|&ratio| ratio < decode::LOST)?;
+            let ratio = line.ratio().filter(|&ratio| ratio < decode::BEHIND)?;
             let peers = line.peers.iter().flatten();
             let best = peers.max_by(|a, b| a.tflops.total_cmp(&b.tflops))?;
             let peer = decode::name(&best.backend).to_owned();
