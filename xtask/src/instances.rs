@@ -237,6 +237,12 @@ pub enum Variant {
     Dense,
     /// Keys in pages, and lengths on the device; no options.
     Paged,
+    /// As [`Variant::Dense`], each warp with a share of the keys.
+    #[serde(rename = "dense_warps")]
+    DenseWarps,
+    /// As [`Variant::Paged`], each warp with a share of the keys.
+    #[serde(rename = "paged_warps")]
+    PagedWarps,
 }
 
 impl fmt::Display for Variant {
@@ -250,6 +256,8 @@ impl fmt::Display for Variant {
             Variant::Cluster => "cluster",
             Variant::Dense => "dense",
             Variant::Paged => "paged",
+            Variant::DenseWarps => "dense_warps",
+            Variant::PagedWarps => "paged_warps",
         })
     }
 }
@@ -267,6 +275,8 @@ impl FromStr for Variant {
             Variant::Cluster,
             Variant::Dense,
             Variant::Paged,
+            Variant::DenseWarps,
+            Variant::PagedWarps,
         ];
         let found = all.into_iter().find(|variant| variant.to_string() == text);
         let names = || all.map(|variant| variant.to_string()).join(", ");

@@ -10,7 +10,7 @@ use crate::plan::heads_at_once::{heads_at_once, interleaved};
 use crate::plan::pairs::Numbered;
 use crate::plan::planner::occupancy;
 use crate::plan::settings::Settings;
-use crate::plan::shared_keys::{Sides, if_countable};
+use crate::plan::shared_keys::{Sides, if_countable, workers_of_cta};
 use crate::plan::split_tiles::{PARTS_A_CTA, TileKeys, splits_of, splits_tiles};
 use crate::problem::Problem;
 use crate::splits::Splits;
@@ -57,7 +57,7 @@ pub struct LaunchShape {
     pub query_tiles: u32,
     /// Heads (or pairs of heads) whose tiles are interleaved, so that CTAs working at the same time share keys and values in L2.
     pub heads_at_once: u32,
-    /// Where CTAs share keys, key/value heads that are read side by side, each by as many CTAs; 1 elsewhere.
+    /// Where CTAs or warps share keys, key/value heads that are read side by side, each by as many of these; 1 elsewhere.
     pub side_by_side: u32,
     /// Whether CTAs draw their tiles from the workspace's counter.
     pub draws_tiles: bool,
@@ -93,15 +93,21 @@ impl Scratch {
     /// CTAs that may share keys in a launch: more than any GPU has multiprocessors.
     const SHARING_CTAS: usize = 256;
 
-    /// Semaphores of shared tiles: one a CTA, or one for each 64 rows of a tile that is split.
+    /// Warps that may share keys in a launch, each for itself: those of 132 CTAs, as many as any GPU has multiprocessors that there are such images for.
+    const SHARING_WARPS: usize = 8 * 132;
+
+    /// Semaphores of split tiles: one for each 64 rows.
     pub(super) const SEMAPHORES: usize = 1024;
+
+    /// Places for semaphores: also of shared tiles, one a CTA or warp.
+    const SEMAPHORE_PLACES: usize = 1088;
 
     /// Where they begin.
     pub(crate) const SEMAPHORES_AT: usize = Self::COUNTER_BYTES;
 
-    /// Where the parts of shared tiles begin: two a CTA, or one a unit if keys are cut at fixed places. Each has BLOCK_M rows of the
+    /// Where the parts of shared tiles begin: two a CTA or warp, or one a unit if keys are cut at fixed places. Each has BLOCK_M rows of the
     /// tiling's head size of values and two numbers a row, in fp32.
-    pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * Self::SEMAPHORES;
+    pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * Self::SEMAPHORE_PLACES;
 
     const fn with_parts(parts: usize, rows: usize, value_dim: usize) -> Self {
         let part = rows * (value_dim + 2) * size_of::<f32>();
@@ -117,7 +123,7 @@ impl Scratch {
                 Self::with_split_tiles(PARTS_A_CTA * step.resident() as usize, step.image)
             }
             schedule if schedule.is_persistent() => Self::counter(),
-            Schedule::SharedKeys => step.parts_of(&Sides::from(problem)),
+            schedule if schedule.shares_keys() => step.parts_of(&Sides::from(problem)),
             Schedule::ClusterTile => step.parts_of_clusters(&Sides::from(problem)),
             _ => Self::default(),
         };
@@ -149,7 +155,13 @@ impl Scratch {
 
     /// What serves every plan for kernels that share keys evenly; a test holds the catalog against it.
     pub(crate) const fn of_even_splits() -> Self {
-        Self::with_parts(2 * Self::SHARING_CTAS, 64, 128)
+        let of_ctas = Self::with_parts(2 * Self::SHARING_CTAS, 64, 128);
+        let of_warps = Self::with_parts(2 * Self::SHARING_WARPS, 16, 128);
+        if of_ctas.bytes > of_warps.bytes {
+            of_ctas
+        } else {
+            of_warps
+        }
     }
 
     /// What serves every plan for the device that does not cut keys at fixed places.
@@ -184,6 +196,9 @@ impl Step {
             .map_or(resident, |most| most.min(resident));
         match self.image.schedule {
             Schedule::SharedKeys => resident.min(Scratch::SHARING_CTAS as u32),
+            Schedule::SharedKeysByWarps => {
+                resident.min(Scratch::SHARING_WARPS as u32 / workers_of_cta(self.image))
+            }
             _ => resident,
         }
     }
@@ -194,7 +209,7 @@ impl Step {
     /// [`Error::Grid`] if it would have more tiles, or units of keys to be shared, than a launch can have.
     pub fn shape(&self, call: &Call) -> Result<LaunchShape> {
         match self.image.schedule {
-            Schedule::SharedKeys => self.shape_of_shared_keys(call),
+            schedule if schedule.shares_keys() => self.shape_of_shared_keys(call),
             _ => self.shape_of_tiles(call),
         }
     }
@@ -209,10 +224,13 @@ impl Step {
                 limit: MAX_TILES,
             });
         }
-        let side_by_side = sides.side_by_side(self.resident());
-        let of_a_head = (units / side_by_side).min(u64::from(self.resident()) / side_by_side);
+        let of_cta = workers_of_cta(self.image);
+        let workers = self.resident() * of_cta;
+        let side_by_side = sides.side_by_side(workers);
+        let of_a_head = (units / side_by_side).min(u64::from(workers) / side_by_side);
         Ok(LaunchShape {
-            grid: (of_a_head * side_by_side) as u32,
+            // Workers that the last CTA has besides find nothing to do.
+            grid: ((of_a_head * side_by_side) as u32).div_ceil(of_cta),
             tiles: sides.tiles(block_m) as u32,
             query_tiles: sides.row_tiles(block_m) as u32,
             heads_at_once: 1,
@@ -227,7 +245,7 @@ impl Step {
     /// The workspace with the parts that CTAs leave.
     fn parts_of(&self, sides: &Sides) -> Scratch {
         let parts = match sides.splits {
-            Splits::Even => 2 * self.resident() as usize,
+            Splits::Even => 2 * (self.resident() * workers_of_cta(self.image)) as usize,
             Splits::EveryKeys(_) => sides.units(self.image) as usize,
         };
         let tiling = self.image.tiling;
@@ -349,7 +367,7 @@ impl Step {
 
 /// Tiles of a problem, or of kernels that share keys the units: what [`Step::shape`] gives for a call whose lengths are the bounds.
 pub(super) fn tiles_of(problem: &Problem, image: &Image) -> u64 {
-    if image.schedule == Schedule::SharedKeys {
+    if image.schedule.shares_keys() {
         return Sides::from(problem).units(image);
     }
     let packed = problem.packed_queries().then(|| problem.query_rows());
@@ -532,6 +550,43 @@ pub(super) mod tests {
                 (grid, side_by_side),
                 "{call}"
             );
+        }
+    }
+
+    #[test]
+    fn where_warps_share_keys_a_grid_has_enough_ctas_for_all_of_them() {
+        let image = warptile_kernels::image("decode_d128_16x128_w8_s2_f16_dense_warps_sm_90");
+        let step = Step::of(image.unwrap(), 132);
+        let part = 16 * (128 + 2) * 4;
+        for (batch, kv_heads, key_len, grid, side_by_side) in [
+            (16, 8, 8192, 132, 8),
+            (1, 8, 131_072, 132, 8),
+            // 1056 / 40 * 40 warps, and all of the 130th CTA.
+            (16, 40, 8192, 130, 40),
+            // Six heads of 19 units of 16 keys, and six warps without work.
+            (1, 6, 300, 15, 6),
+        ] {
+            let call = dense(batch, [4 * kv_heads, kv_heads], [1, key_len], Mask::None);
+            let shape = step.shape(&call).unwrap();
+            assert_eq!(
+                (shape.grid, shape.side_by_side),
+                (grid, side_by_side),
+                "{call}"
+            );
+            assert!(shape.shares_keys && !shape.draws_tiles, "{call}");
+            // Two parts and a semaphore for each warp.
+            let bytes = Scratch::PARTS_AT + 2 * 8 * 132 * part;
+            assert_eq!(shape.workspace_bytes, bytes, "{call}");
+            assert_eq!(Scratch::of(&call.problem(), &[step.clone()]).bytes, bytes);
+            assert!(Scratch::SEMAPHORES_AT + 4 * 8 * shape.grid as usize <= Scratch::PARTS_AT);
+        }
+        // No more than every stream has, also where there are more multiprocessors.
+        for multiprocessors in [1, 132, 144, 1000] {
+            let step = Step::of(image.unwrap(), multiprocessors);
+            let call = dense(16, [32, 8], [1, 8192], Mask::None);
+            let shape = step.shape(&call).unwrap();
+            assert_eq!(shape.grid, multiprocessors.min(132));
+            assert!(shape.workspace_bytes <= Scratch::of_even_splits().bytes);
         }
     }
 
