@@ -277,11 +277,11 @@ typedef struct warptile_attention_desc {
   int64_t sequences;
   /**
    * No sequence has more queries. 0: as many as q has rows. Only with packed_queries. A bound near to the truth lets a GPU do less;
-   * it cuts off what is longer.
+   * it cuts off what is longer, and the CPU refuses it.
    */
   int64_t longest_query;
   /**
-   * No sequence has more keys. 0: as many as there can be. Only with packed_keys or key_lengths.
+   * No sequence has more keys. 0: as many as there can be. Only with packed_keys or key_lengths. As longest_query for what is longer.
    */
   int64_t longest_key;
   /**
@@ -478,7 +478,7 @@ typedef struct warptile_append_desc {
    */
   int64_t sequences;
   /**
-   * No sequence has more new rows. 0: as many as k has. Only with packed.
+   * No sequence has more new rows. 0: as many as k has. Only with packed. A GPU leaves out what is beyond; the CPU refuses it.
    */
   int64_t longest;
   /**
@@ -843,4 +843,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: c1f30f542a2be971d445ed5ce57382d6ed0c458be825f21b69c64c5794115283 */
+/* Seal of header.sh: 1ac99efa75ad17bdc768de0ae8416f08de91e8b8f8db75820ae03d5b5ccc1a07 */

@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use crate::append_call::{rotation, tables, write};
 use crate::append_desc::{AppendDesc, AppendMemory};
 use crate::error::{Failure, Result, guarded};
-use crate::host::{Part, Place, check_apart, scales_on_host};
+use crate::host::{Part, Place, check_apart, scale_places, scales_on_host};
 use crate::machine::{OnGpu, no_stream};
 use crate::structs::{check_pointer, flag, read};
 
@@ -136,16 +136,19 @@ unsafe fn run_on_cpu<T: Element>(append: &Append, memory: &AppendMemory) -> Resu
     unsafe {
         let append = write(desc, append.rotary(), Some(memory))?;
         let scales = scales_on_host(append.quantized(), [memory.k_scale, memory.v_scale])?;
+        let of_scales = scale_places(scales)?;
         match append.quantized_type().zip(scales) {
-            None => write_on_cpu::<T, T>(desc, &append, memory, CacheOperand::Same),
-            Some((element, scales)) => write_on_cpu::<T, u8>(desc, &append, memory, |cache| {
-                CacheOperand::Quantized(cache, element, scales)
-            }),
+            None => write_on_cpu::<T, T>(desc, &append, memory, of_scales, CacheOperand::Same),
+            Some((element, scales)) => {
+                write_on_cpu::<T, u8>(desc, &append, memory, of_scales, |cache| {
+                    CacheOperand::Quantized(cache, element, scales)
+                })
+            }
         }
     }
 }
 
-/// Writes into a cache of elements of type `C`.
+/// Writes into a cache of elements of type `C`. `of_scales`: where its scales are.
 ///
 /// # Safety
 /// As [`warptile_append_run`] on the CPU.
@@ -153,6 +156,7 @@ unsafe fn write_on_cpu<'a, T: Element, C: 'a>(
     desc: &AppendDesc,
     append: &Checked,
     memory: &AppendMemory,
+    of_scales: [Place; 2],
     operand: impl FnOnce(CacheMut<'a, C>) -> CacheOperand<'a, T>,
 ) -> Result<()> {
     let k = Part::<T>::tensor("k", memory.k.cast(), append.k())?;
@@ -174,6 +178,7 @@ unsafe fn write_on_cpu<'a, T: Element, C: 'a>(
 
     let mut inputs = vec![k.place(), v.place()];
     inputs.extend(of_tables);
+    inputs.extend(of_scales);
     // A cache may have its keys and values interleaved: one piece of memory.
     let together = keys.place().meets(&values.place());
     let mut outputs = match together {

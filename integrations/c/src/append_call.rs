@@ -8,7 +8,7 @@ use crate::append_desc::{
     WARPTILE_ROTARY_NONE,
 };
 use crate::error::{Failure, Result};
-use crate::host::{List, Part, list};
+use crate::host::{List, Part, expect_within, list};
 use crate::structs::{bound, count, element, flag, quantization, sequences};
 
 /// The write that a description says, with the rotation that [`rotation`] has read. On the CPU its lists are those of `memory`; without
@@ -72,15 +72,22 @@ pub(crate) unsafe fn write(
         Some(List::OnDevice) => builder.device_block_table(columns),
     };
     let ends = sequences.saturating_add(1);
+    let (mut known_offsets, mut known_lengths): (&[i32], Option<&[i32]>) = (&[], None);
     builder = match list_i32("row_offsets", is_packed, |m| m.row_offsets, ends)? {
         None => builder,
-        Some(List::OnHost(offsets)) => builder.packed(offsets),
+        Some(List::OnHost(offsets)) => {
+            known_offsets = offsets;
+            builder.packed(offsets)
+        }
         Some(List::OnDevice) => builder.device_packed(sequences, longest.unwrap_or(k.rows())),
     };
     let some_rows = flag("row_lengths", desc.row_lengths)?;
     builder = match list_i32("row_lengths", some_rows, |m| m.row_lengths, sequences)? {
         None => builder,
-        Some(List::OnHost(lengths)) => builder.row_lengths(lengths),
+        Some(List::OnHost(lengths)) => {
+            known_lengths = Some(lengths);
+            builder.row_lengths(lengths)
+        }
         Some(List::OnDevice) => builder.device_row_lengths(sequences),
     };
     let narrowed: Vec<i32>;
@@ -112,7 +119,14 @@ pub(crate) unsafe fn write(
             ));
         }
     };
-    Ok(builder.build()?)
+    let append = builder.build()?;
+    // A device has been told the bound, and its lengths are not known here. What is, the builder has found to be 0 or more.
+    let rows = known_offsets.windows(2).enumerate().map(|(index, ends)| {
+        let rows = ends[1] - ends[0];
+        known_lengths.map_or(rows, |lengths| rows.min(lengths[index])) as usize
+    });
+    expect_within("longest", longest, "new rows", rows)?;
+    Ok(append)
 }
 
 /// The tables of cosines and sines: their element type and layout.

@@ -58,7 +58,7 @@ pub struct AppendDesc {
     pub positions: u32,
     /// Sequences of packed rows. Else 0, or the batch extent of k.
     pub sequences: i64,
-    /// No sequence has more new rows. 0: as many as k has. Only with packed.
+    /// No sequence has more new rows. 0: as many as k has. Only with packed. A GPU leaves out what is beyond; the CPU refuses it.
     pub longest: i64,
     /// Columns of the block table, whose rows lie one after the other. 0: there is no table.
     pub table_columns: i64,

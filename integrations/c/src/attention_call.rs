@@ -8,7 +8,7 @@ use crate::attention_desc::{
     WARPTILE_MASK_NONE, WARPTILE_MASK_WINDOW,
 };
 use crate::error::{Failure, Result};
-use crate::host::{List, list};
+use crate::host::{List, expect_within, list};
 use crate::structs::{bound, count, element, flag, name, quantization, sequences};
 
 /// The call that a description says. On the CPU its lists are those of `memory`; without `memory` they are on a device, or not known yet.
@@ -115,7 +115,15 @@ pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>
         (Some(List::OnDevice), Some(table)) => builder.device_block_table(table),
         _ => builder,
     };
-    Ok(builder.build()?)
+    let call = builder.build()?;
+    // A device has been told the bounds, and its lengths are not known here.
+    if memory.is_some() {
+        let queries = call.sequences().map(|sequence| sequence.q_len);
+        expect_within("longest_query", longest_query, "queries", queries)?;
+        let keys = call.sequences().map(|sequence| sequence.k_len);
+        expect_within("longest_key", longest_key, "keys", keys)?;
+    }
+    Ok(call)
 }
 
 /// The kernels that a description allows on a GPU.

@@ -77,9 +77,9 @@ pub struct AttentionDesc {
     /// Sequences of packed queries. Else 0, or the batch extent of q.
     pub sequences: i64,
     /// No sequence has more queries. 0: as many as q has rows. Only with packed_queries. A bound near to the truth lets a GPU do less;
-    /// it cuts off what is longer.
+    /// it cuts off what is longer, and the CPU refuses it.
     pub longest_query: i64,
-    /// No sequence has more keys. 0: as many as there can be. Only with packed_keys or key_lengths.
+    /// No sequence has more keys. 0: as many as there can be. Only with packed_keys or key_lengths. As longest_query for what is longer.
     pub longest_key: i64,
     /// Columns of the block table: the most pages of a sequence. 0: k and v are not in pages.
     pub table_columns: i64,

@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use crate::attention_call::{call, choice};
 use crate::attention_desc::{AttentionDesc, AttentionMemory};
 use crate::error::{Failure, Result, guarded};
-use crate::host::{Part, Place, check_apart, list_on_host, scales_on_host};
+use crate::host::{Part, Place, check_apart, list_on_host, scale_places, scales_on_host};
 use crate::machine::{OnGpu, no_stream};
 use crate::structs::{address, check_pointer, flag, read};
 
@@ -214,10 +214,13 @@ unsafe fn run_on_cpu<T: Element>(desc: &AttentionDesc, memory: &AttentionMemory)
     let lse_len = if call.wants_lse() { call.lse_len() } else { 0 };
     let lse = Part::of("lse", memory.lse.cast_const(), lse_len)?;
     let beside = |name, pointer: *const u8, bytes| Part::of(name, pointer, bytes);
+    let [k_scale, v_scale] = scale_places(scales)?;
     let inputs = [
         q.place(),
         k.place(),
         v.place(),
+        k_scale,
+        v_scale,
         beside("bias", memory.bias.cast(), bias_len * size_of::<T>())?.place(),
         beside("key_mask", memory.key_mask, mask_len)?.place(),
         beside("alibi_slopes", memory.alibi_slopes.cast(), 4 * slopes)?.place(),

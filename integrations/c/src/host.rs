@@ -186,6 +186,34 @@ pub(crate) unsafe fn scales_on_host<'a>(
     }
 }
 
+/// Where the scales are; nowhere if there are none.
+pub(crate) fn scale_places(scales: Option<[&[f32]; 2]>) -> Result<[Place; 2]> {
+    let [k, v] = scales.unwrap_or_default();
+    Ok([
+        Part::of("k_scale", k.as_ptr(), k.len())?.place(),
+        Part::of("v_scale", v.as_ptr(), v.len())?.place(),
+    ])
+}
+
+/// Checks lengths that the host knows against a bound that the description has for them.
+pub(crate) fn expect_within(
+    argument: &str,
+    bound: Option<usize>,
+    rows: &str,
+    lengths: impl Iterator<Item = usize>,
+) -> Result<()> {
+    let Some(bound) = bound else {
+        return Ok(());
+    };
+    match lengths.enumerate().find(|&(_, length)| length > bound) {
+        None => Ok(()),
+        Some((sequence, length)) => Err(Failure::of(
+            argument,
+            format!("is {bound}, but sequence {sequence} has {length} {rows}"),
+        )),
+    }
+}
+
 /// Checks that no output shares memory with anything else: gaps between rows count, as slices have them.
 pub(crate) fn check_apart(outputs: &[Place], inputs: &[Place]) -> Result<()> {
     for (index, output) in outputs.iter().enumerate() {

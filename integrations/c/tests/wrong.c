@@ -186,6 +186,22 @@ static void memories(void) {
     INVALID(RUN(d.packed_queries = 1; d.sequences = 2; d.q.shape[0] = 1; m.query_offsets = (int32_t[]){1, 2, 3}), "query_offsets[0] is 1");
     INVALID(RUN(d.packed_queries = 1; d.sequences = 2; d.q.shape[0] = 1; m.query_offsets = (int32_t[]){0, 2, 9}), "query_offsets[2] is 9");
     WORKS(RUN(d.packed_queries = 1; d.sequences = 2; d.q.shape[0] = 1; m.query_offsets = (int32_t[]){0, 0, 3}));
+    // Bounds hold.
+#define PACKED d.packed_queries = 1, d.sequences = 2, d.q.shape[0] = 1, m.query_offsets = (int32_t[]){0, 1, 3}
+    INVALID(RUN(PACKED; d.longest_query = 1), "longest_query is 1, but sequence 1 has 2 queries");
+    WORKS(RUN(PACKED; d.longest_query = 2));
+    WORKS(RUN(PACKED; d.longest_query = 1; d.query_lengths = 1; m.query_lengths = (int32_t[]){1, 1}));
+    INVALID(RUN(d.key_lengths = 1; m.key_lengths = (int32_t[]){3, 2}; d.longest_key = 2), "longest_key is 2, but sequence 0 has 3 keys");
+    WORKS(RUN(d.key_lengths = 1; m.key_lengths = (int32_t[]){3, 2}; d.longest_key = 3));
+    INVALID(RUN(d.packed_keys = 1; d.k.shape[0] = d.v.shape[0] = 1; m.key_offsets = (int32_t[]){0, 1, 5}; d.longest_key = 3),
+            "longest_key is 3, but sequence 1 has 4 keys");
+    WORKS(RUN(d.packed_keys = 1; d.k.shape[0] = d.v.shape[0] = 1; m.key_offsets = (int32_t[]){0, 1, 5}; d.longest_key = 4));
+    // Scales are read while the output is written.
+#define E4M3_KEYS d.cache_element = WARPTILE_E4M3, m.k_scale = m.v_scale = (float[]){1}
+    WORKS(RUN(E4M3_KEYS));
+    INVALID(RUN(E4M3_KEYS; out[5] = 1; m.k_scale = out + 5), "out shares memory with k_scale");
+    INVALID(RUN(E4M3_KEYS; out[5] = 1; m.v_scale = out + 5), "out shares memory with v_scale");
+    INVALID(RUN(E4M3_KEYS; d.want_lse = 1; m.lse = lse; lse[2] = 1; m.v_scale = lse + 2), "lse shares memory with v_scale");
     INVALID(RUN(d.table_columns = 1; m.block_table = (int32_t[]){1, 2}), "block_table[1] is 2, but k has 2 pages");
     INVALID(RUN(d.table_columns = 1; m.block_table = (int32_t[]){-1, 0}), "block_table[0] is -1");
     // Nothing lies in an empty tensor.
@@ -256,6 +272,10 @@ static void appends(void) {
     INVALID(APPEND(m.key_lengths = (int32_t[]){7}), "key_lengths[0] is 7, and 2 rows follow, but there is room for 8");
     INVALID(APPEND(d.table_columns = 1), "block_table is null");
     INVALID(APPEND(d.longest = 1), "longest is given, but packed is 0");
+#define ROWS d.packed = 1, d.sequences = 2, d.table_columns = 1, m.row_offsets = (int32_t[]){0, 0, 2}, m.block_table = (int32_t[]){-1, 0}
+    INVALID(APPEND(ROWS; d.longest = 1), "longest is 1, but sequence 1 has 2 new rows");
+    WORKS(APPEND(ROWS; d.longest = 2));
+    WORKS(APPEND(ROWS; d.longest = 1; d.row_lengths = 1; m.row_lengths = (int32_t[]){0, 1}));
     INVALID(APPEND(m.v_pages = pages), "k_pages overlaps v_pages");
     INVALID(APPEND(m.k_pages = pages + 8; m.v_pages = pages), "v_pages shares memory with k_pages, but does not come after it");
     INVALID(APPEND(m.k = pages + 100), "k_pages shares memory with k");
@@ -270,6 +290,10 @@ static void appends(void) {
         fail("append", "wrong numbers in a cache in e4m3");
     }
     INVALID(APPEND(E4M3; m.v_scale = NULL), "v_scale is null");
+    static float in_cache[64] = {1, 1};
+    INVALID(APPEND(E4M3; m.k_pages = (uint8_t *)in_cache; m.k_scale = in_cache), "k_pages shares memory with k_scale");
+    INVALID(APPEND(E4M3; m.v_pages = (uint8_t *)in_cache; m.v_scale = in_cache), "v_pages shares memory with v_scale");
+    if (in_cache[0] != 1 || in_cache[1] != 1) fail("append", "a scale was overwritten");
     INVALID(APPEND(E4M3; m.k_scale = (float[]){0}), "k_scale[0] is 0; a scale is a finite number above 0");
     INVALID(APPEND(m.k_scale = k_scale), "k_scale is given, but");
     INVALID(APPEND(d.k_scales = 1), "k_scales is given, but cache_element is not WARPTILE_E4M3");

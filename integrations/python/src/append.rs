@@ -31,8 +31,15 @@ pub(crate) struct Request<'py> {
     sin: Option<Array<'py>>,
 }
 
-/// What there is beside keys, values and cache.
-pub(crate) struct Options<'py> {
+/// The arguments as Python gives them, under their names.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Arguments<'py> {
+    pub(crate) k: Bound<'py, PyAny>,
+    pub(crate) v: Bound<'py, PyAny>,
+    pub(crate) k_cache: Bound<'py, PyAny>,
+    pub(crate) v_cache: Bound<'py, PyAny>,
+    pub(crate) cache_seqlens: Bound<'py, PyAny>,
     pub(crate) q: Option<Bound<'py, PyAny>>,
     pub(crate) block_table: Option<Bound<'py, PyAny>>,
     pub(crate) rotary_cos: Option<Bound<'py, PyAny>>,
@@ -43,16 +50,13 @@ pub(crate) struct Options<'py> {
 }
 
 impl<'py> Request<'py> {
-    pub(crate) fn new(
-        [k, v]: [&Bound<'py, PyAny>; 2],
-        [k_cache, v_cache]: [&Bound<'py, PyAny>; 2],
-        cache_seqlens: &Bound<'py, PyAny>,
-        options: &Options<'py>,
-    ) -> Result<Self> {
-        let reader = Reader::of("k", k, None, Gradients::Refused)?;
-        let (k, v) = (reader.array("k", k)?, reader.array("v", v)?);
-        let k_cache = reader.written("k_cache", k_cache)?;
-        let v_cache = reader.written("v_cache", v_cache)?;
+    /// Reads all arguments and checks them against each other.
+    pub(crate) fn new(options: &Arguments<'py>) -> Result<Self> {
+        let reader = Reader::of("k", &options.k, None, Gradients::Refused)?;
+        let k = reader.array("k", &options.k)?;
+        let v = reader.array("v", &options.v)?;
+        let k_cache = reader.written("k_cache", &options.k_cache)?;
+        let v_cache = reader.written("v_cache", &options.v_cache)?;
         let q = reader.optional("q", options.q.as_ref())?;
         let element = k.is.element()?;
         let scales = reader.scales(
@@ -70,7 +74,7 @@ impl<'py> Request<'py> {
         let layout = |array: &Array<'_>| array.is.tensor(Order::Bshd, false);
         let new = [layout(&k)?, layout(&v)?];
         let cache = [layout(&k_cache)?, layout(&v_cache)?];
-        let lengths = reader.lengths("cache_seqlens", Some(cache_seqlens), false)?;
+        let lengths = reader.lengths("cache_seqlens", Some(&options.cache_seqlens), false)?;
         let lengths = lengths.ok_or_else(|| Failure::Invalid("cache_seqlens is missing".into()))?;
         let table = reader.lengths("block_table", options.block_table.as_ref(), true)?;
         let cos = reader.optional("rotary_cos", options.rotary_cos.as_ref())?;
@@ -149,22 +153,26 @@ impl<'py> Request<'py> {
         })
     }
 
-    /// Writes, and gives the rotated queries if there is a rotation and queries.
-    pub(crate) fn run(self, py: Python<'py>) -> Result<Option<Bound<'py, PyAny>>> {
-        let q_out = match (&self.q, self.append.q_out()) {
+    /// A place for the rotated queries, if there is a rotation and queries.
+    pub(crate) fn q_out(&self) -> Result<Option<Array<'py>>> {
+        match (&self.q, self.append.q_out()) {
             (Some(q), Some(layout)) => {
                 let made = library::dense(q, &layout.shape, &layout.strides, None, Fill::Nothing)?;
-                Some(self.reader.array("q_out", &made)?)
+                Ok(Some(self.reader.array("q_out", &made)?))
             }
-            _ => None,
-        };
+            _ => Ok(None),
+        }
+    }
+
+    /// Writes, and rotates the queries into their place.
+    pub(crate) fn run(&self, py: Python<'py>, q_out: Option<&Array<'py>>) -> Result<()> {
         let done = match self.reader.device() {
-            Device::Cpu => self.run_on_cpu(py, q_out.as_ref()),
-            Device::Cuda(ordinal) => self.run_on_gpu(py, ordinal, q_out.as_ref()),
+            Device::Cpu => self.run_on_cpu(py, q_out),
+            Device::Cuda(ordinal) => self.run_on_gpu(py, ordinal, q_out),
         };
         match done {
             Err(Failure::Warptile(error)) => Err(renamed(error, CACHE_NAMES).into()),
-            done => done.map(|()| q_out.map(|q_out| q_out.object)),
+            done => done,
         }
     }
 
@@ -247,10 +255,22 @@ impl Places<'_> {
     /// `q_out` or writes the others meanwhile.
     unsafe fn write<T: Element>(&self, append: &Append) -> Result<()> {
         let (k_layout, v_layout) = (append.k_pages(), append.v_pages());
+        let angles = match self.tables {
+            Some((cos, sin)) => Some((cos, sin, angle_table(cos)?)),
+            None => None,
+        };
         let inputs = [
             (Some(self.k), Some(append.k())),
             (Some(self.v), Some(append.v())),
             (self.q, append.q()),
+            (
+                angles.map(|(cos, ..)| cos),
+                angles.as_ref().map(|(.., layout)| layout),
+            ),
+            (
+                angles.map(|(_, sin, _)| sin),
+                angles.as_ref().map(|(.., layout)| layout),
+            ),
         ];
         let together = cpu::overlap(self.k_cache, k_layout, self.v_cache, v_layout);
         for (input, layout) in inputs {
@@ -282,17 +302,14 @@ impl Places<'_> {
                 )),
                 _ => None,
             };
-            let tables = match self.tables {
+            let tables = match &angles {
                 None => None,
-                Some((cos, sin)) => {
-                    let layout = angle_table(cos)?;
-                    Some(match cos.element()? {
-                        ElementType::F32 => {
-                            Tables::F32(cpu::slice(cos, &layout)?, cpu::slice(sin, &layout)?)
-                        }
-                        _ => Tables::Elements(cpu::slice(cos, &layout)?, cpu::slice(sin, &layout)?),
-                    })
-                }
+                Some((cos, sin, layout)) => Some(match cos.element()? {
+                    ElementType::F32 => {
+                        Tables::F32(cpu::slice(cos, layout)?, cpu::slice(sin, layout)?)
+                    }
+                    _ => Tables::Elements(cpu::slice(cos, layout)?, cpu::slice(sin, layout)?),
+                }),
             };
             let operands = AppendOperands {
                 k: cpu::slice(self.k, append.k())?,

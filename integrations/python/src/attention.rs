@@ -320,6 +320,35 @@ impl<'py> Request<'py> {
         mut self,
         py: Python<'py>,
     ) -> Result<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
+        let outputs = self.outputs()?;
+        self.compute(py, outputs)
+    }
+
+    /// Calls `before`, which may write what is read, and computes. Whatever is wrong with the arguments is found before that.
+    pub(crate) fn run_after(
+        mut self,
+        py: Python<'py>,
+        before: impl FnOnce() -> Result<()>,
+    ) -> Result<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
+        let outputs = self.outputs()?;
+        let lse = outputs.lse.as_ref();
+        match self.reader.device() {
+            Device::Cpu => {
+                self.check_choice_on_cpu()?;
+                self.on_cpu(&outputs.out, lse, cpu::check)?;
+            }
+            Device::Cuda(ordinal) => {
+                let addresses = self.addresses(&outputs.out, lse);
+                let (call, choice) = (&self.call, &self.choice);
+                py.detach(|| gpu::check(ordinal, call, choice, &addresses))?;
+            }
+        }
+        before()?;
+        self.compute(py, outputs)
+    }
+
+    /// The output and the lse that were given, or new ones.
+    fn outputs(&mut self) -> Result<Outputs<'py>> {
         let fill = match self.leaves_gaps() {
             true => Fill::Zeros,
             false => Fill::Nothing,
@@ -355,20 +384,51 @@ impl<'py> Request<'py> {
                 Some(self.reader.array("lse", &made)?)
             }
         };
+        Ok(Outputs {
+            out,
+            lse,
+            into_jax: [jax_out, jax_lse],
+        })
+    }
+
+    fn compute(
+        &self,
+        py: Python<'py>,
+        outputs: Outputs<'py>,
+    ) -> Result<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
+        let Outputs { out, lse, into_jax } = outputs;
         match self.reader.device() {
-            Device::Cpu => self.run_on_cpu(py, &out, lse.as_ref())?,
-            Device::Cuda(ordinal) => self.run_on_gpu(py, ordinal, &out, lse.as_ref())?,
+            Device::Cpu => {
+                self.check_choice_on_cpu()?;
+                self.on_cpu(&out, lse.as_ref(), |call, tensors| {
+                    // SAFETY: the arrays are held until after the call, so their libraries keep the elements; that nobody changes them
+                    // meanwhile is what `attention` asks of its caller, as every function does that computes without the GIL.
+                    py.detach(|| unsafe { cpu::forward(call, tensors) })
+                })?;
+            }
+            Device::Cuda(ordinal) => {
+                let addresses = self.addresses(&out, lse.as_ref());
+                let (call, choice, stream) = (&self.call, &self.choice, self.reader.stream());
+                // SAFETY: the library says that the elements are there, and keeps them for work that was queued on its stream before it
+                // gives them to others; the stream is the library's or one that the caller vouches for.
+                py.detach(|| unsafe { gpu::forward(ordinal, stream, call, choice, &addresses) })?;
+            }
         }
         let finished = |array: Array<'py>, into_jax| match into_jax {
             true => library::into_jax(array.object),
             false => Ok(array.object),
         };
-        let lse = lse.map(|lse| finished(lse, jax_lse)).transpose()?;
-        Ok((finished(out, jax_out)?, lse))
+        let lse = lse.map(|lse| finished(lse, into_jax[1])).transpose()?;
+        Ok((finished(out, into_jax[0])?, lse))
     }
 
-    fn run_on_cpu(&self, py: Python<'_>, out: &Array<'_>, lse: Option<&Array<'_>>) -> Result<()> {
-        self.check_choice_on_cpu()?;
+    /// Gives the tensors on the CPU to a function.
+    fn on_cpu(
+        &self,
+        out: &Array<'_>,
+        lse: Option<&Array<'_>>,
+        function: impl FnOnce(&Call, &Tensors<'_>) -> Result<()>,
+    ) -> Result<()> {
         let part = |array: &'_ Option<Array<'_>>| array.as_ref().map(|array| array.is.clone());
         let (bias, key_mask) = (part(&self.bias), part(&self.key_mask));
         let tensors = Tensors {
@@ -383,19 +443,11 @@ impl<'py> Request<'py> {
             bias: bias.as_ref(),
             key_mask: key_mask.as_ref(),
         };
-        let call = &self.call;
-        // SAFETY: the arrays are held until after the call, so their libraries keep the elements; that nobody changes them meanwhile
-        // is what `attention` asks of its caller, as every function does that computes without the GIL.
-        py.detach(|| unsafe { cpu::forward(call, &tensors) })
+        function(&self.call, &tensors)
     }
 
-    fn run_on_gpu(
-        &self,
-        py: Python<'_>,
-        ordinal: u32,
-        out: &Array<'_>,
-        lse: Option<&Array<'_>>,
-    ) -> Result<()> {
+    /// Where everything lies on a GPU.
+    fn addresses(&self, out: &Array<'_>, lse: Option<&Array<'_>>) -> Addresses {
         let of = |array: Option<&Array<'_>>| array.map_or(0, |array| array.is.address);
         let at = |lengths: &Option<Lengths<'_>>| lengths.as_ref().map_or(0, Lengths::address);
         let mut addresses = Addresses::default();
@@ -416,11 +468,16 @@ impl<'py> Request<'py> {
         if let Some(scales) = &self.scales {
             [addresses.k_scale, addresses.v_scale] = scales.addresses();
         }
-        let (call, choice, stream) = (&self.call, &self.choice, self.reader.stream());
-        // SAFETY: the library says that the elements are there, and keeps them for work that was queued on its stream before it gives
-        // them to others; the stream is the library's or one that the caller vouches for.
-        py.detach(|| unsafe { gpu::forward(ordinal, stream, call, choice, &addresses) })
+        addresses
     }
+}
+
+/// What a call writes.
+struct Outputs<'py> {
+    out: Array<'py>,
+    lse: Option<Array<'py>>,
+    /// Whether either is to become an array of jax.
+    into_jax: [bool; 2],
 }
 
 /// Sequences of a list of offsets.

@@ -30,7 +30,7 @@ pub(crate) struct Tensors<'a> {
 /// Each array's elements are in memory and stay there until this returns, and nobody writes any of them or reads those of `out`
 /// and `lse` meanwhile.
 pub(crate) unsafe fn forward(call: &Call, tensors: &Tensors<'_>) -> Result<()> {
-    check_overlaps(call, tensors)?;
+    check(call, tensors)?;
     // SAFETY: the caller's promise; outputs overlap nothing.
     unsafe {
         match call.element() {
@@ -129,6 +129,14 @@ pub(crate) unsafe fn copied<T: Copy>(array: &Described, layout: &Layout) -> Resu
 }
 
 fn place<T>(array: &Described, layout: &Layout) -> Result<(*mut T, usize)> {
+    match check_place(array, layout, size_of::<T>(), align_of::<T>())? {
+        0 => Ok((std::ptr::NonNull::dangling().as_ptr(), 0)),
+        len => Ok((array.address as *mut T, len)),
+    }
+}
+
+/// Checks that elements of this size and alignment can be where the array says; gives their number.
+fn check_place(array: &Described, layout: &Layout, size: usize, alignment: usize) -> Result<usize> {
     let name = array.name;
     let len = layout.required_len().ok_or_else(|| {
         Failure::Invalid(format!(
@@ -136,22 +144,21 @@ fn place<T>(array: &Described, layout: &Layout) -> Result<(*mut T, usize)> {
         ))
     })?;
     if len == 0 {
-        return Ok((std::ptr::NonNull::dangling().as_ptr(), 0));
+        return Ok(0);
     }
-    let alignment = align_of::<T>() as u64;
-    if !array.address.is_multiple_of(alignment) {
+    if !array.address.is_multiple_of(alignment as u64) {
         return Err(Failure::Invalid(format!(
             "{name} starts at {:#x}, which is not a multiple of {alignment} bytes",
             array.address
         )));
     }
     if len
-        .checked_mul(size_of::<T>())
+        .checked_mul(size)
         .is_none_or(|bytes| isize::try_from(bytes).is_err())
     {
         return Err(Failure::Invalid(format!("{name} is larger than memory")));
     }
-    Ok((array.address as *mut T, len))
+    Ok(len)
 }
 
 /// The addresses that a layout reaches, gaps included; none of an empty one.
@@ -169,8 +176,9 @@ pub(crate) fn overlap(a: &Described, a_layout: &Layout, b: &Described, b_layout:
     }
 }
 
-/// Checks that the outputs share no memory with anything, gaps between their rows included.
-fn check_overlaps(call: &Call, tensors: &Tensors<'_>) -> Result<()> {
+/// Checks that all arrays are where elements of their types can be, and that the outputs share no memory with anything, gaps between
+/// their rows included.
+pub(crate) fn check(call: &Call, tensors: &Tensors<'_>) -> Result<()> {
     let lse_layout = Layout::packed(1, 1, call.lse_len());
     let all = [
         (Some(tensors.out), Some(call.out())),
@@ -181,6 +189,13 @@ fn check_overlaps(call: &Call, tensors: &Tensors<'_>) -> Result<()> {
         (tensors.bias, call.bias()),
         (tensors.key_mask, call.key_mask()),
     ];
+    for (array, layout) in all {
+        if let (Some(array), Some(layout)) = (array, layout) {
+            // Elements of every type are aligned to their size.
+            let size = array.dtype.size() as usize;
+            check_place(array, layout, size, size)?;
+        }
+    }
     let places = all.map(|(array, layout)| {
         let (array, layout) = (array?, layout?);
         Some((array.name, memory(array, layout)?))

@@ -123,6 +123,20 @@ pub(crate) fn plan_for(profile: &DeviceProfile, problem: Problem, choice: &Choic
     Ok(Plan::gpu(problem, profile, choice)?)
 }
 
+/// Checks what [`forward`] would before it submits anything, and loads the kernel.
+pub(crate) fn check(
+    ordinal: u32,
+    call: &Call,
+    choice: &Choice,
+    addresses: &Addresses,
+) -> Result<()> {
+    if call.lse_len() == 0 {
+        return Ok(());
+    }
+    let prepared = open(ordinal)?.gpu.prepare(call.problem(), choice)?;
+    Ok(prepared.check_raw(call, addresses)?)
+}
+
 /// Submits a call to a stream.
 ///
 /// # Safety

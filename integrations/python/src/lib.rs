@@ -271,7 +271,12 @@ mod native {
         k_descale: Option<Bound<'py, PyAny>>,
         v_descale: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let options = append::Options {
+        let arguments = append::Arguments {
+            k,
+            v,
+            k_cache,
+            v_cache,
+            cache_seqlens,
             q,
             block_table,
             rotary_cos,
@@ -280,8 +285,49 @@ mod native {
             k_descale,
             v_descale,
         };
-        let caches = [&k_cache, &v_cache];
-        Ok(append::Request::new([&k, &v], caches, &cache_seqlens, &options)?.run(py)?)
+        let write = append::Request::new(&arguments)?;
+        let q_out = write.q_out()?;
+        write.run(py, q_out.as_ref())?;
+        Ok(q_out.map(|q_out| q_out.object))
+    }
+
+    /// Does what `write_cache` does and then what `attention` does. Whatever is wrong with the arguments of either is found before anything
+    /// is written.
+    ///
+    /// Args:
+    ///     write: All arguments of `write_cache` by name.
+    ///     q: As in `attention`. If `write` rotates queries, these are attended instead, and q is not read.
+    ///     k: As in `attention`.
+    ///     v: As in `attention`.
+    ///     between: Is called after the write.
+    ///     options: The other arguments of `attention`.
+    ///
+    /// Returns:
+    ///     As `attention`.
+    #[pyfunction]
+    #[pyo3(signature = (write, q, k, v, *, between=None, **options))]
+    fn attention_after_write<'py>(
+        py: Python<'py>,
+        write: append::Arguments<'py>,
+        q: Bound<'py, PyAny>,
+        k: Bound<'py, PyAny>,
+        v: Bound<'py, PyAny>,
+        between: Option<Bound<'py, PyAny>>,
+        options: Option<Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options = Options::of("attention_after_write", options.as_ref())?;
+        let write = append::Request::new(&write)?;
+        let q_out = write.q_out()?;
+        let q = q_out.as_ref().map_or(&q, |rotated| &rotated.object);
+        let attention = Request::new(q, &k, &v, &options, Gradients::Refused)?;
+        let computed = attention.run_after(py, || {
+            write.run(py, q_out.as_ref())?;
+            if let Some(between) = &between {
+                between.call0()?;
+            }
+            Ok(())
+        })?;
+        result(&options, computed)
     }
 
     /// What was asked for: the output, or the output and the lse.

@@ -197,6 +197,32 @@ class FakeGpu(unittest.TestCase):
         with self.assertRaisesRegex(warptile.InvalidInput, r"sinks has shape \[7\]; it must be \[heads\], for 8 heads"):
             cache.attention(sinks=floats, block_table=self.numbers(2, 4), seqused_k=self.numbers(2))
 
+    def test_a_refused_call_writes_no_cache(self):
+        tensors, new = GpuTensors((2, 1, 8, 64), kv_shape=(9, 16, 2, 64)), GpuTensors((2, 1, 2, 64))
+        new.k.address, new.v.address = 1 << 45, 1 << 46
+        table = self.numbers(2, 4)
+        write = dict.fromkeys(("q", "rotary_cos", "rotary_sin", "k_descale", "v_descale"))
+        write.update(k=new.k, v=new.v, k_cache=tensors.k, v_cache=tensors.v, cache_seqlens=self.numbers(2), block_table=table, interleaved=True)
+        options = {"out": tensors.out, "block_table": table, "seqused_k": self.numbers(2)}
+        seen = []
+        call = lambda **more: warptile._native.attention_after_write(
+            write, tensors.q, tensors.k, tensors.v, between=lambda: seen.append(self.launches()), **{**options, **more}
+        )
+        self.assertIs(call(), tensors.out)
+        self.assertEqual((seen, self.launches()), ([1], 2))
+        overlapping = DLPack(tensors.q.array, device=(CUDA, 0), address=tensors.k.address)
+        bias = DLPack(np.zeros((1, 1, 1, 64), np.float16), device=(CUDA, 0), address=self.memory(128))
+        cases = [
+            (warptile.InvalidInput, "softcap is -1", lambda: call(softcap=-1.0)),
+            (warptile.InvalidInput, "unknown kernel", lambda: call(kernel="decode_d65")),
+            (warptile.NoKernel, "wgmma", lambda: call(kernel="wgmma", bias=bias)),
+            (warptile.InvalidInput, "out overlaps k", lambda: call(out=overlapping)),
+        ]
+        for error, text, refused in cases:
+            with self.subTest(text), self.assertRaisesRegex(error, text):
+                refused()
+            self.assertEqual((seen, self.launches()), ([1], 2))
+
     def test_cache_writes(self):
         new, cache = GpuTensors((2, 1, 2, 64)), GpuTensors((9, 16, 2, 64))
         options = {"block_table": self.numbers(2, 4)}

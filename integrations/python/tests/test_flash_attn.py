@@ -309,6 +309,91 @@ class FlashAttn(unittest.TestCase):
         with self.assertRaisesRegex(warptile.InvalidType, "v has elements of type float64"):
             flash_attn_with_kvcache(q, cache, other, k, k.astype(np.float64), cache_seqlens=1)
 
+    def test_what_is_refused_has_written_nothing(self):
+        odd = np.frombuffer(bytearray(2 * 4 * 16 * 4 + 1), np.float32, 2 * 4 * 16, 1).reshape(2, 1, 4, 16)
+        for size, rows in ((16, 16), (13, 16), (16, 600)):
+            q, k, v = draw(21, (2, 1, 4, size), (2, 1, 2, size), (2, 1, 2, size))
+            past = draw(22, (2, rows, 2, size), (2, rows, 2, size))
+            angles = np.ones((rows, 2), np.float32)
+            table = np.array([[1], [0]], np.int32)
+            cases = [
+                ("softcap is -1", {"softcap": -1.0}),
+                ("scale is NaN", {"softmax_scale": float("nan")}),
+                (r"alibi_slopes has shape \[1\]", {"alibi_slopes": [1.0]}),
+                ("alibi_slopes is NaN", {"alibi_slopes": [0.0, 0.0, 0.0, float("nan")]}),
+                (r"cache_batch_idx\[0\] is 5, but k_cache has 2 sequences", {"cache_batch_idx": [5, 0]}),
+                (r"cache_batch_idx\[1\] is 2, but block_table has 2 sequences", {"cache_batch_idx": [0, 2], "block_table": table}),
+                (r"cache_leftpad\[1\] is 9, but sequence 1 has 8 rows", {"cache_leftpad": [0, 9]}),
+                ("head size", {"q": q[..., :8]}),
+                ("q has 3 heads and k has 2", {"q": q[:, :, :3]}),
+                ("softcap is -1", {"softcap": -1.0, "rotary_cos": angles, "rotary_sin": angles}),
+                (r"block_table\[\d\] is", {"block_table": np.array([[1], [7]], np.int32)}),
+            ]
+            if size == 16:
+                cases.append(("q starts at .* not a multiple of 4", {"q": odd}))
+            for text, options in cases:
+                k_cache, v_cache = (x.copy() for x in past)
+                given = {"q": q, "k": k, "v": v, "cache_seqlens": 7, **options}
+                with self.subTest(text, size=size, rows=rows), self.assertRaisesRegex(warptile.InvalidInput, text):
+                    flash_attn_with_kvcache(k_cache=k_cache, v_cache=v_cache, **given)
+                np.testing.assert_array_equal(k_cache, past[0], text)
+                np.testing.assert_array_equal(v_cache, past[1], text)
+
+    def test_tables_of_angles_that_are_too_short(self):
+        q, k, v = draw(23, (2, 1, 4, 16), (2, 1, 2, 16), (2, 1, 2, 16))
+        pages = np.zeros((6, 4, 2, 16), np.float32)
+        angles = lambda rows: np.ones((rows, 8), np.float32)
+        table = np.arange(6, dtype=np.int32).reshape(2, 3)
+        dense = {"k_cache": pages.reshape(2, 12, 2, 16), "v_cache": np.zeros((2, 12, 2, 16), np.float32)}
+        paged = {"k_cache": pages, "v_cache": np.zeros_like(pages), "block_table": table}
+        for caches in (dense, {**dense, "cache_batch_idx": [1, 0]}, paged):
+            for queries in (q, np.concatenate([q, q], 1)):
+                write = lambda cos, sin: flash_attn_with_kvcache(
+                    queries, k=k, v=v, rotary_cos=cos, rotary_sin=sin, cache_seqlens=2, causal=True, **caches
+                )
+                write(angles(12), angles(12))
+                pages[:] = 0
+                for name, tables in (("cos", (angles(11), angles(11))), ("sin", (angles(12), angles(11)))):
+                    text = f"rotary_{name} has 11 positions, but a sequence of the cache can have 12 rows"
+                    with self.assertRaisesRegex(warptile.InvalidInput, text):
+                        write(*tables)
+                    self.assertFalse(pages.any())
+
+    def test_tables_of_angles_in_the_cache(self):
+        q, k, v = draw(24, (2, 1, 4, 16), (2, 1, 2, 16), (2, 1, 2, 16))
+        for name in ("rotary_cos", "rotary_sin"):
+            for cache in ("k_cache", "v_cache"):
+                caches = {each: np.zeros((2, 16, 2, 16), np.float32) for each in ("k_cache", "v_cache")}
+                tables = {each: np.ones((16, 8), np.float32) for each in ("rotary_cos", "rotary_sin")}
+                tables[name] = caches[cache].reshape(-1)[100:228].reshape(16, 8)
+                with self.assertRaisesRegex(warptile.InvalidInput, f"{name} shares memory with {cache}, which is written"):
+                    flash_attn_with_kvcache(q, k=k, v=v, cache_seqlens=7, **caches, **tables)
+                self.assertFalse(caches[cache].any())
+
+    def test_numbers_of_sequences_and_padding_are_not_negative(self):
+        q, k, v = draw(25, (2, 1, 4, 16), (2, 9, 2, 16), (2, 9, 2, 16))
+        table = np.array([[0], [1]], np.int32)
+        for options in ({}, {"block_table": table}):
+            for places in ([-1, 0], np.array([-1, 0])):
+                with self.assertRaisesRegex(warptile.InvalidInput, r"cache_batch_idx\[0\] is -1, but .* has 2 sequences"):
+                    flash_attn_with_kvcache(q, k, v, cache_seqlens=8, cache_batch_idx=places, **options)
+            for padding in ([0, -3], np.array([0, -3])):
+                with self.assertRaisesRegex(warptile.InvalidInput, r"cache_leftpad\[1\] is -3, but must be 0 or more"):
+                    flash_attn_with_kvcache(q, k, v, cache_seqlens=5, cache_leftpad=padding, **options)
+        for name in ("cache_batch_idx", "cache_leftpad"):
+            for wrong in (np.int32(1), [[0], [1]], [0.5, 1.0]):
+                with self.assertRaisesRegex(warptile.InvalidInput, f"{name} must be whole numbers in the one dimension"):
+                    flash_attn_with_kvcache(q, k, v, cache_seqlens=8, **{name: wrong})
+
+    def test_one_length_of_any_kind_of_number(self):
+        q, k, v, new_k, new_v = draw(26, (2, 1, 4, 16), *[(2, 9, 2, 16)] * 2, *[(2, 1, 2, 16)] * 2)
+        call = lambda length: flash_attn_with_kvcache(q, k.copy(), v.copy(), new_k, new_v, cache_seqlens=length)
+        for length in (np.int64(7), np.uint8(7), np.array(7)):
+            np.testing.assert_array_equal(call(length), call(7))
+        for length in (np.float32(7), np.array(7.0)):
+            with self.assertRaises((warptile.InvalidInput, warptile.InvalidType)):
+                call(length)
+
     def test_what_is_not_supported_is_named(self):
         q = np.zeros((2, 3, 2, 8), np.float32)
         cases = [

@@ -180,16 +180,7 @@ impl Prepared {
         addresses: &Addresses,
         workspace: DevicePointer,
     ) -> Result<()> {
-        self.check_problem(call)?;
-        for (argument, numbers) in host_lengths(call) {
-            if numbers.on_host().is_some() {
-                return Err(Error::Presence {
-                    argument,
-                    rule: "is on the host, but a raw launch takes lengths and tables from the device",
-                });
-            }
-        }
-        addresses.check(&expected(call, self.plan().needs_alignment()))?;
+        self.check_addresses(call, addresses)?;
         for (step, kernel) in self.steps() {
             let shape = step.shape(call)?;
             if shape.grid == 0 {
@@ -206,6 +197,32 @@ impl Prepared {
             unsafe { kernel.launch_raw(stream, step.image, &config(step, &shape), &block) }?;
         }
         Ok(())
+    }
+
+    /// Finds what [`launch_raw`](Self::launch_raw) would find before it submits anything, but for the workspace: for callers who first write
+    /// what the launch reads. It makes no driver call.
+    ///
+    /// # Errors
+    /// As [`launch_raw`](Self::launch_raw).
+    pub fn check_raw(&self, call: &Call, addresses: &Addresses) -> Result<()> {
+        self.check_addresses(call, addresses)?;
+        for step in self.plan().steps() {
+            step.shape(call)?;
+        }
+        Ok(())
+    }
+
+    fn check_addresses(&self, call: &Call, addresses: &Addresses) -> Result<()> {
+        self.check_problem(call)?;
+        for (argument, numbers) in host_lengths(call) {
+            if numbers.on_host().is_some() {
+                return Err(Error::Presence {
+                    argument,
+                    rule: "is on the host, but a raw launch takes lengths and tables from the device",
+                });
+            }
+        }
+        addresses.check(&expected(call, self.plan().needs_alignment()))
     }
 
     /// The block of each step. The context must be current.

@@ -164,6 +164,8 @@ fn every_field_is_checked_before_anything_is_launched() {
             .launch(&prepared, &call, &addresses, workspace)
             .unwrap_err();
         assert!(error.to_string().starts_with(expected), "{error}");
+        let checked = prepared.check_raw(&call, &addresses).unwrap_err();
+        assert_eq!(checked.to_string(), error.to_string());
     }
     for bad in [0, workspace + 8] {
         let error = setup.launch(&prepared, &call, &good, bad).unwrap_err();
@@ -185,6 +187,11 @@ fn every_field_is_checked_before_anything_is_launched() {
         error.to_string().starts_with("key_lengths is on the host"),
         "{error}"
     );
+    let checked = prepared.check_raw(&on_host, &good).unwrap_err();
+    assert_eq!(checked.to_string(), error.to_string());
+    let before = fake.calls();
+    prepared.check_raw(&call, &good).unwrap();
+    assert_eq!(fake.calls(), before);
     setup.stream.synchronize().unwrap();
     assert!(fake.launches().is_empty());
     setup.launch(&prepared, &call, &good, workspace).unwrap();

@@ -1,6 +1,9 @@
 """What the functions of flash_attn need of torch's, numpy's and cupy's arrays beside attention."""
 
 import importlib
+import operator
+
+from ._errors import InvalidInput
 
 
 def library_of(array):
@@ -17,6 +20,25 @@ def integers(values, like):
     if library.__name__ == "torch":
         return library.as_tensor(values, dtype=library.int32, device=like.device)
     return library.asarray(values, dtype="int32")
+
+
+def known(values):
+    """The numbers of a list or of an array on the CPU; None of others, which nobody waits for."""
+    if isinstance(values, (list, tuple)):
+        return list(values)
+    library = library_of(values)
+    if library.__name__ == "torch":
+        return values.tolist() if values.is_cpu else None
+    return None if library.__name__ == "cupy" else library.asarray(values).tolist()
+
+
+def whole_numbers(name, values):
+    """Those of a list or of an array on the CPU, one for each sequence; none of others, which nobody waits for."""
+    found = known(values)
+    try:
+        return [] if found is None else [operator.index(number) for number in found]
+    except TypeError:
+        raise InvalidInput(f"{name} must be whole numbers in the one dimension [batch]") from None
 
 
 def counted(count, like):
@@ -56,6 +78,12 @@ def widened(array, size):
     if library.__name__ == "torch":
         return library.nn.functional.pad(array, (0, missing))
     return library.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, missing)])
+
+
+def wider(array, size):
+    """Zeros of the array's shape, but for so many elements in the last dimension."""
+    library, shape = library_of(array), (*array.shape[:-1], size)
+    return array.new_zeros(shape) if library.__name__ == "torch" else library.zeros(shape, array.dtype)
 
 
 def parts(packed, dimension):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ._arrays import at_columns, counted, filled, integers, viewed
+from ._arrays import at_columns, counted, integers, viewed, whole_numbers
 from ._errors import InvalidInput
 
 # The most rows of a page that attention takes.
@@ -27,15 +27,25 @@ class Cache:
     def rows(self):
         """The most rows that a sequence can have."""
         of_page = self.k.shape[1]
-        return of_page if self.block_table is None else self.block_table.shape[1] * of_page
+        if self.block_table is None:
+            return of_page
+        # Of what is no table, the native module says so.
+        shape = getattr(self.block_table, "shape", ())
+        return shape[1] * of_page if len(shape) == 2 else 0
 
     def chosen(self, batch_idx):
         """The cache whose sequence `b` is this one's `batch_idx[b]`."""
         if batch_idx is None:
             return self
+        table = integers(self.block_table, self.k)
+        name, entries = ("k_cache", self.k) if table is None else ("block_table", table)
+        for index, entry in enumerate(whole_numbers("cache_batch_idx", batch_idx)):
+            # An index of an array may be negative, but a sequence's number is not.
+            if not 0 <= entry < entries.shape[0]:
+                raise InvalidInput(f"cache_batch_idx[{index}] is {entry}, but {name} has {entries.shape[0]} sequences")
         batch_idx = integers(batch_idx, self.k)
-        if self.block_table is not None:
-            return Cache(self.k, self.v, integers(self.block_table, self.k)[batch_idx])
+        if table is not None:
+            return Cache(self.k, self.v, table[batch_idx])
         rows = self.k.shape[1]
         page = _largest_divisor(rows)
         first = batch_idx[:, None] * (rows // page)

@@ -1,6 +1,6 @@
 """What the native module has; its docstrings say what it does."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 from ._types import Array, ArrayT
@@ -68,6 +68,9 @@ def attention(
     stream: int | None = None,
 ) -> tuple[ArrayT, ArrayT]: ...
 def attention_without_gradient(q: ArrayT, k: Array, v: Array, **options: Any) -> Any: ...
+def attention_after_write(
+    write: dict[str, Any], q: Array, k: Array, v: Array, *, between: Callable[[], None] | None = None, **options: Any
+) -> Any: ...
 def explain(
     q: Array,
     k: Array,

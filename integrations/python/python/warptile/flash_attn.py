@@ -6,13 +6,14 @@ package they take `float32` and tensors on the CPU. What warptile cannot do rais
 Gradients are computed for `float16` and `bfloat16` tensors of torch on a GPU, by torch's own backward kernels.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
-from ._arrays import empty, filled, parts, widened
+from ._arrays import empty, filled, integers, known, parts, whole_numbers, widened, wider
 from ._errors import InvalidInput, Unsupported
 from ._kvcache import Cache
-from ._native import attention, write_cache
+from ._native import attention, attention_after_write, write_cache
 from ._types import Array
 
 __all__ = [
@@ -282,6 +283,8 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """Attention to a cache of keys and values, after new ones were written into it. Computes no gradient.
 
+    A call that is refused has written nothing. Numbers in arrays on a GPU are not checked: nobody waits for them.
+
     Args:
         q: Queries, `[batch, length, heads, head size]`.
         k_cache: Keys, `[batch, rows, heads, head size]`, or with a `block_table` `[pages, rows of a page, heads, head size]`.
@@ -289,7 +292,8 @@ def flash_attn_with_kvcache(
         v_cache: Values, of the shape of k_cache.
         k: New keys, `[batch, new rows, heads, head size]`: they go after the `cache_seqlens` rows that each sequence has.
         v: New values, of the shape of k.
-        rotary_cos: `[positions, half of the rotary size]`: rotates k, and q, by the rows' positions.
+        rotary_cos: `[positions, half of the rotary size]`: rotates k, and q, by the rows' positions. There are at least as many
+            positions as a sequence of the cache can have rows.
         rotary_sin: Likewise.
         cache_seqlens: How many rows of the cache each sequence has, without the new ones: `int32`, `[batch]`, or one number for
             all.
@@ -313,12 +317,10 @@ def flash_attn_with_kvcache(
         The output, of q's shape; with `return_softmax_lse` also the log-sum-exp, `[batch, heads, length]`.
     """
     window = _sides(window_size)
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = _for_all(cache_seqlens, q)
-    elif isinstance(cache_seqlens, Sequence):
-        cache_seqlens = list(cache_seqlens)
+    cache_seqlens = _lengths(cache_seqlens, q)
     cache = Cache(k_cache, v_cache, block_table).chosen(cache_batch_idx)
     descales = {"k_descale": k_descale, "v_descale": v_descale}
+    write = None
     if k is None and v is None:
         if rotary_cos is not None or rotary_sin is not None:
             raise InvalidInput("rotary_cos is given, but no new k and v are")
@@ -327,9 +329,27 @@ def flash_attn_with_kvcache(
             raise InvalidInput("k and v are given together or not at all")
         if cache_seqlens is None:
             raise InvalidInput("cache_seqlens is missing, but k is given")
-        rotary = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "interleaved": rotary_interleaved}
-        has_diagonal = causal or window != (None, None)
-        q, cache_seqlens = _written(q, k, v, cache, cache_seqlens, rotary, has_diagonal, descales)
+        write = {
+            "k": k,
+            "v": v,
+            "k_cache": cache.k,
+            "v_cache": cache.v,
+            "cache_seqlens": cache_seqlens,
+            "q": None,
+            "block_table": cache.block_table,
+            "rotary_cos": rotary_cos,
+            "rotary_sin": rotary_sin,
+            "interleaved": rotary_interleaved,
+            **descales,
+        }
+        for name in ("rotary_cos", "rotary_sin"):
+            shape = getattr(write[name], "shape", ())
+            if len(shape) == 2 and shape[0] < cache.rows:
+                raise InvalidInput(f"{name} has {shape[0]} positions, but a sequence of the cache can have {cache.rows} rows")
+        if rotary_cos is not None:
+            q = _turned(q, write, causal or window != (None, None))
+        new = k.shape[1]
+        cache_seqlens = [length + new for length in cache_seqlens] if isinstance(cache_seqlens, list) else cache_seqlens + new
     if cache_leftpad is not None:
         cache, cache_seqlens = _without_padding(q, cache, cache_seqlens, cache_leftpad)
     cache = cache.readable()
@@ -343,6 +363,8 @@ def flash_attn_with_kvcache(
         "block_table": cache.block_table,
         **descales,
     }
+    if write is not None:
+        return _after_write(write, q, cache, {**options, "return_lse": return_softmax_lse})
     out, lse = _any_head_size(q, cache.k, cache.v, options, _with_lse if return_softmax_lse else _without_lse)
     return (out, lse) if return_softmax_lse else out
 
@@ -358,42 +380,72 @@ def _sides(window_size):
     return tuple(None if side is None or side < 0 else int(side) for side in window_size)
 
 
-def _written(q, k, v, cache, cache_seqlens, rotary, has_diagonal, descales):
-    """Queries, rotated if there is a rotation, and lengths after k and v were written into the cache."""
-    new, queries = k.shape[1], q.shape[1]
-    # Queries are at the positions of the new rows, or without a diagonal all at that of the first.
-    rotates = rotary["rotary_cos"] is not None and (has_diagonal or queries == 1)
-    together = rotates and queries == new
-    queries_too = q if together else None
-    rotated = write_cache(
-        k, v, cache.k, cache.v, cache_seqlens, q=queries_too, block_table=cache.block_table, **rotary, **descales
-    )
-    if together:
-        q = rotated
-    elif rotates:
-        q = _rotated(q, cache_seqlens, rotary)
-    elif rotary["rotary_cos"] is not None:
+def _lengths(cache_seqlens, q):
+    """The lengths as a list or an array, also where they are one number for all sequences."""
+    if isinstance(cache_seqlens, Sequence):
+        return list(cache_seqlens)
+    # Tensors of torch with one length in a list are indices, too.
+    if hasattr(cache_seqlens, "__index__") and getattr(cache_seqlens, "shape", ()) == () and known(cache_seqlens) is not None:
+        try:
+            return _for_all(operator.index(cache_seqlens), q)
+        except TypeError:
+            raise InvalidInput(f"cache_seqlens is {cache_seqlens}, which is no whole number") from None
+    return cache_seqlens
+
+
+def _turned(q, write, has_diagonal):
+    """Queries, rotated unless the write does it."""
+    queries = q.shape[1]
+    # They are at the positions of the new rows, or without a diagonal all at that of the first.
+    if not has_diagonal and queries != 1:
         batch, _, heads, size = q.shape
-        q = _rotated(q.reshape(batch, 1, queries * heads, size), cache_seqlens, rotary).reshape(q.shape)
-    return q, [length + new for length in cache_seqlens] if isinstance(cache_seqlens, list) else cache_seqlens + new
+        return _rotated(q.reshape(batch, 1, queries * heads, size), write).reshape(q.shape)
+    if queries == write["k"].shape[1] and q.shape[-1] % 8 == 0:
+        write["q"] = q
+        return q
+    return _rotated(q, write)
+
+
+def _rotated(q, write):
+    """Queries rotated by their places after the `cache_seqlens` rows of their sequences, as new keys without heads would be."""
+    nothing = q[:, :, :0]
+    cache = empty((q.shape[0], write["rotary_cos"].shape[0], 0, q.shape[3]), q)
+    rotary = {name: write[name] for name in ("rotary_cos", "rotary_sin", "interleaved")}
+    return write_cache(nothing, nothing, cache, cache, write["cache_seqlens"], q=q, **rotary)
 
 
 def _without_padding(q, cache, cache_seqlens, leftpad):
     """The cache and its lengths without the rows at the beginning of each sequence that are no keys."""
     if cache_seqlens is None:
         cache_seqlens = _for_all(cache.rows, q)
+    lengths = whole_numbers("cache_seqlens", cache_seqlens)
+    for index, padding in enumerate(whole_numbers("cache_leftpad", leftpad)):
+        if padding < 0:
+            raise InvalidInput(f"cache_leftpad[{index}] is {padding}, but must be 0 or more")
+        if index < len(lengths) and padding > lengths[index]:
+            raise InvalidInput(f"cache_leftpad[{index}] is {padding}, but sequence {index} has {lengths[index]} rows")
     if isinstance(cache_seqlens, list):
         cache_seqlens = [length - int(padding) for length, padding in zip(cache_seqlens, leftpad)]
     else:
-        cache_seqlens = cache_seqlens - leftpad
+        cache_seqlens = cache_seqlens - integers(leftpad, cache_seqlens)
     return cache.without(leftpad), cache_seqlens
 
 
-def _rotated(q, cache_seqlens, rotary):
-    """Queries rotated by their places after the `cache_seqlens` rows of their sequences, as new keys without heads would be."""
-    nothing = q[:, :, :0]
-    cache = empty((q.shape[0], rotary["rotary_cos"].shape[0], 0, q.shape[3]), q)
-    return write_cache(nothing, nothing, cache, cache, cache_seqlens, q=q, **rotary)
+def _after_write(write, q, cache, options):
+    """What `attention` gives after a write, of heads of any size."""
+    size = q.shape[-1]
+    wide = -(-size // 8) * 8
+    if wide == size or not size == cache.k.shape[-1] == cache.v.shape[-1]:
+        return attention_after_write(write, q, cache.k, cache.v, **options)
+    if options["scale"] is None:
+        options = {**options, "scale": size**-0.5}
+    k, v = wider(cache.k, wide), wider(cache.v, wide)
+
+    def copy():
+        k[..., :size], v[..., :size] = cache.k, cache.v
+
+    found = attention_after_write(write, widened(q, wide), k, v, between=copy, **options)
+    return (found[0][..., :size], found[1]) if options["return_lse"] else found[..., :size]
 
 
 def _forward(q, k, v, options, deterministic):
