@@ -379,6 +379,59 @@ mod tests {
         all_instructions_agree::<half::bf16>(1.6e-2);
     }
 
+    /// Scores of one row beyond the range of `f32`, or a key that only some rows see.
+    #[test]
+    fn a_huge_row_changes_no_bit_of_the_others() {
+        const DEPTH: usize = 64;
+        fn check<T: Element>(isa: Isa, rows: usize) {
+            let layout = Layout::bshd([1, rows, 1, DEPTH]);
+            let attend = |huge_query: Option<usize>, huge_key: Option<usize>| {
+                let call = Call::builder(&layout, &layout, &layout, T::TYPE)
+                    .scoring("mask=causal".parse().unwrap())
+                    .build()
+                    .unwrap();
+                let tensor = |seed: usize, huge: Option<usize>| -> Vec<T> {
+                    let number = |i: usize| match (i + seed) * 7919 % 1009 {
+                        x if Some(i / DEPTH) == huge && x < 500 => f32::MAX / 4.0,
+                        x => x as f32 / 252.0 - 2.0,
+                    };
+                    (0..layout.reach())
+                        .map(|i| T::from_f32(number(i)))
+                        .collect()
+                };
+                let (q, k, v) = (tensor(1, huge_query), tensor(2, huge_key), tensor(3, None));
+                let mut out = vec![T::from_f32(f32::NAN); layout.reach()];
+                let mut lse = vec![f32::NAN; rows];
+                let kv = [&k, &v].map(|data| View::new(&data[..], layout).into());
+                let (q, view) = (View::new(&q[..], layout), ViewMut::new(&mut out, layout));
+                let operands = Operands::none();
+                compute_with(isa, &call, q, kv, &operands, view, Some(&mut lse)).unwrap();
+                let bits = |x: f32| x.to_bits();
+                let out: Vec<u32> = out.into_iter().map(|x| bits(x.to_f32())).collect();
+                (out, lse.into_iter().map(bits).collect::<Vec<u32>>())
+            };
+            let (out, lse) = attend(None, None);
+            let huge = rows / 2;
+            let (by_query, lse_by_query) = attend(Some(huge), None);
+            let (by_key, lse_by_key) = attend(None, Some(huge));
+            for row in (0..rows).filter(|&row| row != huge) {
+                let place = row * DEPTH..(row + 1) * DEPTH;
+                assert_eq!(by_query[place.clone()], out[place.clone()], "{isa:?} {row}");
+                assert_eq!(lse_by_query[row], lse[row], "{isa:?} {row}");
+                if row < huge {
+                    assert_eq!(by_key[place.clone()], out[place], "{isa:?} {row}");
+                    assert_eq!(lse_by_key[row], lse[row], "{isa:?} {row}");
+                }
+            }
+        }
+        for isa in Isa::all() {
+            for rows in [5, 40, 300] {
+                check::<f32>(isa, rows);
+                check::<half::bf16>(isa, rows);
+            }
+        }
+    }
+
     /// The bits of a query are the same alone and among others.
     #[test]
     fn a_handful_of_queries_is_computed_like_many() {
