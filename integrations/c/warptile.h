@@ -388,7 +388,7 @@ typedef struct warptile_attention_memory {
    */
   const void *bias;
   /**
-   * The key mask; 0 hides.
+   * The key mask; 0 hides. Values of hidden keys count 0 times, so they must be finite: 0 times NaN is NaN.
    */
   const uint8_t *key_mask;
   /**
@@ -494,7 +494,7 @@ typedef struct warptile_append_desc {
    */
   uint32_t tables;
   /**
-   * Positions that the tables have.
+   * Positions that the tables have. One beyond them is refused if it is known on the host; on a device it counts as the last.
    */
   int64_t table_positions;
   /**
