@@ -843,4 +843,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: c1f30f542a2be971d445ed5ce57382d6ed0c458be825f21b69c64c5794115283 */
+/* Seal of header.sh: 4e8955eb612538a90c7d860f61b7a6ae9ef2046af5c4091e976e0250dd01937f */
