@@ -388,7 +388,7 @@ typedef struct warptile_attention_memory {
    */
   const void *bias;
   /**
-   * The key mask; 0 hides.
+   * The key mask; 0 hides. Values of hidden keys count 0 times, so they must be finite: 0 times NaN is NaN.
    */
   const uint8_t *key_mask;
   /**
@@ -494,7 +494,7 @@ typedef struct warptile_append_desc {
    */
   uint32_t tables;
   /**
-   * Positions that the tables have.
+   * Positions that the tables have. One beyond them is refused if it is known on the host; on a device it counts as the last.
    */
   int64_t table_positions;
   /**
@@ -843,4 +843,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 1ac99efa75ad17bdc768de0ae8416f08de91e8b8f8db75820ae03d5b5ccc1a07 */
+/* Seal of header.sh: fdaacb1a82495bae512366e1d211c3c1f5f8dc7f92c5b672375228b199417f00 */

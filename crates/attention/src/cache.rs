@@ -393,7 +393,7 @@ impl<T: Element> KvCache<T> {
     }
 
     /// A write of the step's keys and values into a layer. Nothing happens before [`CacheWrite::run`]; with
-    /// [`CacheWrite::rotary`] keys are rotated by their places in their sequences, and with [`CacheWrite::queries`] so are queries of the
+    /// [`CacheWrite::rotary`] keys are rotated by their places in their sequences (tables must have a row for each), and with [`CacheWrite::queries`] so are queries of the
     /// same form. Writing again writes the same places.
     ///
     /// # Errors
@@ -425,6 +425,7 @@ impl<T: Element> KvCache<T> {
         Ok(match step.on_device()? {
             Some([before, _, table]) => write
                 .after_on_device(before)
+                .known_lengths(step.on_host()[0])
                 .block_table_on_device(table, step.columns()),
             None => {
                 let [before, _, table] = step.on_host();

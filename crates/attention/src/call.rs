@@ -588,12 +588,11 @@ pub(crate) fn expect_presence(argument: &'static str, wanted: bool, given: bool)
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} {}",
-            self.terms.element,
-            counted(self.batch, "sequence")
-        )?;
+        write!(f, "{}", self.terms.element)?;
+        if let Some(element) = self.quantized_type() {
+            write!(f, " ({element} for keys and values)")?;
+        }
+        write!(f, " {}", counted(self.batch, "sequence"))?;
         if self.queries.is_packed() || self.keys.is_packed() {
             f.write_str(" (packed)")?;
         }

@@ -6,10 +6,12 @@ use std::str::FromStr;
 use warptile_kernels::Family;
 use warptile_kernels::tiling::{FamilyType, ShippedIn, kernel_name};
 
+use crate::{Error, Result};
+
 /// Which kernel is to run: the same list in the API and on every command line.
 ///
 /// Parses from `best`, a family's name (`wgmma`), a kernel's name (`wmma_d64_64x64_w4_s2`), or an image's name
-/// (`wmma_d64_64x64_w4_s2_f16_compute_80`).
+/// (`wmma_d64_64x64_w4_s2_f16_compute_80`). An empty name is an error.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Choice {
@@ -50,10 +52,16 @@ impl fmt::Display for Choice {
 }
 
 impl FromStr for Choice {
-    type Err = std::convert::Infallible;
+    type Err = Error;
 
     /// A name that the catalog does not have becomes a kernel, which planning then rejects with the names most like it.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+    fn from_str(text: &str) -> Result<Self> {
+        if text.is_empty() {
+            return Err(Error::Presence {
+                argument: "kernel",
+                rule: "is empty; it must be a name, or `best`",
+            });
+        }
         let families = [
             Family::Scalar,
             Family::Wmma,
@@ -69,5 +77,19 @@ impl FromStr for Choice {
                 None => Choice::Kernel(text.to_owned()),
             },
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_not_empty() {
+        let error = "".parse::<Choice>().unwrap_err().to_string();
+        assert_eq!(error, "kernel is empty; it must be a name, or `best`");
+        assert_eq!("best".parse::<Choice>().unwrap(), Choice::Best);
+        let unknown = Choice::Kernel("skalar".to_owned());
+        assert_eq!("skalar".parse::<Choice>().unwrap(), unknown);
     }
 }

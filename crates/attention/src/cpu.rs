@@ -52,10 +52,19 @@ pub(crate) use threads::in_parallel;
 ///
 /// The work is done by the threads of the rayon pool that the caller runs in, if it does, else by the calling thread and others: in all as
 /// many as there are cores, or as `RAYON_NUM_THREADS` says, or the calling thread alone where the system starts no more. A forked process
-/// has others of its own. The result does not depend on the number of threads, and that of a query
+/// has others of its own. Where all numbers are finite, the result does not depend on the number of threads, and that of a query
 /// neither on the other queries and sequences, nor on where its keys lie: [`Splits`](crate::Splits) make no difference. It does
 /// depend on the processor's vector instructions, and on whether it has AMX or AVX512_BF16: in its last bits, for `bf16` by about the
 /// rounding of a weight to `bf16`; and these two take numbers of `bf16` below the normal ones (2^-126) for 0.
+///
+/// A NaN or an infinity in `v` reaches queries that do not see its key: rows are computed together, a key that a mask, a bias or the key mask
+/// hides from one of them has the weight 0 there, and 0 times either is NaN. It stays in its component. Which rows it reaches follows from
+/// which are computed together, and so from tiles, instructions and threads. It never reaches a row of another sequence or key/value head.
+/// What lies behind a length, in rows of no sequence or in pages that no sequence has is not read: lengths and pages keep garbage in
+/// `v` away, masks do not. In `q` it stays in its row, and in `k` in the rows that see the key.
+///
+/// Sums are not divided by the sum of weights before the end, so values near the largest number of `f32`, which has the range of `bf16`, may add
+/// up to infinity.
 ///
 /// # Errors
 /// A view whose layout is not the call's, a buffer shorter than its layout, lengths that are on a device, or operands that
@@ -377,6 +386,59 @@ mod tests {
     fn all_instructions_agree_on_16_bits() {
         all_instructions_agree::<half::f16>(2e-3);
         all_instructions_agree::<half::bf16>(1.6e-2);
+    }
+
+    /// Scores of one row beyond the range of `f32`, or a key that only some rows see.
+    #[test]
+    fn a_huge_row_changes_no_bit_of_the_others() {
+        const DEPTH: usize = 64;
+        fn check<T: Element>(isa: Isa, rows: usize) {
+            let layout = Layout::bshd([1, rows, 1, DEPTH]);
+            let attend = |huge_query: Option<usize>, huge_key: Option<usize>| {
+                let call = Call::builder(&layout, &layout, &layout, T::TYPE)
+                    .scoring("mask=causal".parse().unwrap())
+                    .build()
+                    .unwrap();
+                let tensor = |seed: usize, huge: Option<usize>| -> Vec<T> {
+                    let number = |i: usize| match (i + seed) * 7919 % 1009 {
+                        x if Some(i / DEPTH) == huge && x < 500 => f32::MAX / 4.0,
+                        x => x as f32 / 252.0 - 2.0,
+                    };
+                    (0..layout.reach())
+                        .map(|i| T::from_f32(number(i)))
+                        .collect()
+                };
+                let (q, k, v) = (tensor(1, huge_query), tensor(2, huge_key), tensor(3, None));
+                let mut out = vec![T::from_f32(f32::NAN); layout.reach()];
+                let mut lse = vec![f32::NAN; rows];
+                let kv = [&k, &v].map(|data| View::new(&data[..], layout).into());
+                let (q, view) = (View::new(&q[..], layout), ViewMut::new(&mut out, layout));
+                let operands = Operands::none();
+                compute_with(isa, &call, q, kv, &operands, view, Some(&mut lse)).unwrap();
+                let bits = |x: f32| x.to_bits();
+                let out: Vec<u32> = out.into_iter().map(|x| bits(x.to_f32())).collect();
+                (out, lse.into_iter().map(bits).collect::<Vec<u32>>())
+            };
+            let (out, lse) = attend(None, None);
+            let huge = rows / 2;
+            let (by_query, lse_by_query) = attend(Some(huge), None);
+            let (by_key, lse_by_key) = attend(None, Some(huge));
+            for row in (0..rows).filter(|&row| row != huge) {
+                let place = row * DEPTH..(row + 1) * DEPTH;
+                assert_eq!(by_query[place.clone()], out[place.clone()], "{isa:?} {row}");
+                assert_eq!(lse_by_query[row], lse[row], "{isa:?} {row}");
+                if row < huge {
+                    assert_eq!(by_key[place.clone()], out[place], "{isa:?} {row}");
+                    assert_eq!(lse_by_key[row], lse[row], "{isa:?} {row}");
+                }
+            }
+        }
+        for isa in Isa::all() {
+            for rows in [5, 40, 300] {
+                check::<f32>(isa, rows);
+                check::<half::bf16>(isa, rows);
+            }
+        }
     }
 
     /// The bits of a query are the same alone and among others.

@@ -190,10 +190,10 @@ pub enum Error {
         free: usize,
     },
 
-    /// Row offsets or lengths of sequences, or the numbers of their pages, break a rule.
+    /// Row offsets or lengths of sequences, the numbers of their pages, or positions break a rule.
     #[error("{argument}[{index}] {rule}")]
     Lengths {
-        /// `query_offsets`, `key_offsets`, `query_lengths`, `key_lengths` or `block_table`; `rows` of a step.
+        /// `query_offsets`, `key_offsets`, `query_lengths`, `key_lengths` or `block_table`; `positions` of a cache write; `rows` of a step.
         argument: &'static str,
         /// The first entry at fault.
         index: usize,

@@ -267,12 +267,21 @@ impl<'a, T: Copy> View<'a, T> {
     /// The elements without gaps, in the order batch, row, head, head dimension.
     ///
     /// # Errors
-    /// [`Error::BufferTooSmall`] or [`Error::LayoutTooLarge`], naming `argument`.
+    /// [`Error::BufferTooSmall`] or [`Error::LayoutTooLarge`], naming `argument`; [`Error::Allocation`] if there is no memory for all
+    /// elements of a layout that repeats some.
     pub fn to_dense(&self, argument: &'static str) -> Result<Vec<T>> {
         self.layout.validate(argument)?;
         self.layout.check_buffer(argument, self.data.len())?;
-        let [batch, rows, heads, head_dim] = self.layout.shape;
-        let mut dense = Vec::with_capacity(batch * rows * heads * head_dim);
+        let count = { self.layout.element_count() }.ok_or(Error::LayoutTooLarge { argument })?;
+        let mut dense = Vec::new();
+        if count == 0 {
+            return Ok(dense);
+        }
+        { dense.try_reserve_exact(count) }.map_err(|_| Error::Allocation {
+            argument,
+            bytes: count.saturating_mul(size_of::<T>()),
+        })?;
+        let [batch, rows, heads, _] = self.layout.shape;
         for entry in 0..batch {
             for row in 0..rows {
                 for head in 0..heads {
@@ -323,6 +332,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Append, Call, ElementType, Merge, Scoring};
     use quickcheck::quickcheck;
     use std::collections::HashSet;
 
@@ -373,6 +383,8 @@ mod tests {
             })
         }
 
+        /// Beside the layouts themselves, calls, merges and cache writes with small extents, where any stride may belong to one that is never
+        /// stepped along.
         fn hostile_shapes_never_panic(shape: (usize, usize, usize, usize), strides: (usize, usize, usize, usize)) -> bool {
             let shape = [shape.0, shape.1, shape.2, shape.3];
             let strided = Layout::new(shape, [strides.0, strides.1, strides.2, strides.3]);
@@ -381,8 +393,70 @@ mod tests {
                 let _ = layout.offset(usize::MAX, usize::MAX, usize::MAX);
                 let _ = layout.broadcast_to("bias", [7; 4]);
             }
+            let small = [shape[0] % 3, shape[1] % 3, shape[2] % 3, 8];
+            use_layout(&Layout::new(small, [strides.0, strides.1, strides.2, 1]));
             true
         }
+    }
+
+    /// As every tensor of a call, of a merge and of a cache write.
+    fn use_layout(layout: &Layout) {
+        let with_bias = Scoring {
+            bias: true,
+            ..Scoring::new()
+        };
+        for scoring in [Scoring::new(), with_bias] {
+            let mut builder = Call::builder(layout, layout, layout, ElementType::F32);
+            if scoring.bias {
+                builder = builder.bias(Layout::new([1; 4], [usize::MAX; 4]));
+            }
+            if let Ok(call) = builder.scoring(scoring).build() {
+                let _ = (call.memory().count(), call.to_string());
+            }
+        }
+        if let Ok(merge) = Merge::builder(ElementType::F32, &[*layout; 2]).build() {
+            assert_eq!(merge.memory().count(), 2 + 2 * merge.part_count());
+        }
+        let [batch, _, heads, depth] = layout.shape;
+        let pages = Layout::bshd([batch, 4, heads, depth]);
+        let append = Append::builder(ElementType::F32, [layout, layout], [&pages, &pages])
+            .device_key_lengths(batch)
+            .build();
+        let into = Append::builder(ElementType::F32, [&pages, &pages], [layout, layout])
+            .device_slots()
+            .build();
+        for append in [append, into].into_iter().flatten() {
+            let _ = append.memory().count();
+        }
+    }
+
+    #[test]
+    fn strides_that_are_never_stepped_along_may_be_anything() {
+        use_layout(&Layout::new(
+            [1, 1, 1, 8],
+            [usize::MAX, 1 << 62, 1 << 61, 1],
+        ));
+        use_layout(&Layout::new([0, 1, 1, 8], [usize::MAX, usize::MAX, 8, 1]));
+        let layout = Layout::new([1, 1, 1, 8], [usize::MAX, usize::MAX, usize::MAX, 1]);
+        let call = Call::builder(&layout, &layout, &layout, ElementType::F32).build();
+        let needed: Vec<_> = call.unwrap().memory().map(|(_, bytes)| bytes).collect();
+        assert_eq!(needed[..3], [Some(32); 3]);
+    }
+
+    #[test]
+    fn dense_copies_are_made_only_if_memory_can_hold_them() {
+        let data = [1.0_f32; 8];
+        let dense = |shape| View::new(&data, Layout::new(shape, [0, 0, 0, 1])).to_dense("x");
+        assert_eq!(dense([2, 1, 3, 8]).unwrap(), [1.0; 48]);
+        // At once, however many entries without an element there are.
+        assert!(dense([usize::MAX, 0, 1, 8]).unwrap().is_empty());
+        let error = dense([1 << 30, 1 << 30, 1 << 30, 8]).unwrap_err();
+        assert!(matches!(error, Error::LayoutTooLarge { argument: "x" }));
+        let error = dense([1 << 30, 1 << 26, 1, 8]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("x needs {} bytes, which cannot be allocated", 1_u64 << 61)
+        );
     }
 
     #[test]

@@ -458,7 +458,8 @@ impl<'a, T: Element> Keys<'a, T> {
         self
     }
 
-    /// Hides the keys for which a tensor of the same shape as [`bias`](Self::bias) is 0.
+    /// Hides the keys for which a tensor of the same shape as [`bias`](Self::bias) is 0. Values of hidden keys count 0 times, so they must be
+    /// finite: 0 times a NaN or an infinity is NaN. [`lengths`](Self::lengths) hide keys whose values may be anything.
     pub fn key_mask(mut self, key_mask: &'a Tensor<u8>) -> Self {
         self.key_mask = Some(key_mask);
         self

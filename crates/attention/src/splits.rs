@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 /// Where the keys of a sequence are cut into ranges that are computed apart and added up.
 ///
 /// Floating-point sums depend on their order, so the cuts show in the last bits of a result. [`Splits::EveryKeys`] is for those who need a
-/// sequence's bits to be the same in every batch:
+/// sequence's bits to be the same in every batch. Where all numbers are finite:
 ///
 /// - Output and lse of a query do not depend on the batch size, the other sequences and the order of all, on whether keys and
 ///   values lie densely, packed or in pages, and of what size, or on how many query rows are computed at once. So a prompt under a
@@ -20,6 +20,9 @@ use crate::error::{Error, Result};
 ///   memory until all are added up. Chunks of some hundred queries keep that in bounds. Where only the device knows lengths it
 ///   follows from their bounds ([`Keys::longest`](crate::Keys::longest), [`KvCacheBuilder::longest`](crate::KvCacheBuilder::longest)).
 /// - On the CPU nothing changes: its bits are the same either way, whatever `n` is.
+///
+/// A NaN or an infinity in `v` may reach queries of its sequence from which a mask hides its key, and which ones depends on where keys are cut
+/// and on the tiles of rows: the weight of a hidden key is 0, and 0 times either is NaN. Lengths and pages keep such values away.
 ///
 /// Prints and parses as `even`, or as the number of keys.
 ///

@@ -66,7 +66,7 @@ pub struct AppendDesc {
     pub rotary_size: u32,
     /// Element type of tables of cosines and sines: WARPTILE_F32, or that of the tensors. 0: angles are computed.
     pub tables: u32,
-    /// Positions that the tables have.
+    /// Positions that the tables have. One beyond them is refused if it is known on the host; on a device it counts as the last.
     pub table_positions: i64,
     /// Elements from one position of the tables to the next. 0: rotary_size / 2.
     pub table_stride: i64,

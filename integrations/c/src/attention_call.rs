@@ -133,7 +133,7 @@ pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>
 pub(crate) unsafe fn choice(desc: &AttentionDesc) -> Result<Choice> {
     // SAFETY: the caller's promise.
     Ok(match unsafe { name("kernel", desc.kernel) }? {
-        Some(name) => name.parse().unwrap_or_default(),
+        Some(name) => name.parse::<Choice>()?,
         None => Choice::Best,
     })
 }

@@ -143,7 +143,7 @@ pub struct AttentionMemory {
     pub sinks: *const f32,
     /// The bias, of the tensors' element type.
     pub bias: *const c_void,
-    /// The key mask; 0 hides.
+    /// The key mask; 0 hides. Values of hidden keys count 0 times, so they must be finite: 0 times NaN is NaN.
     pub key_mask: *const u8,
     /// Device memory of warptile_attention_workspace bytes, at a multiple of 256. Fill it with zeros once, before its first use: every
     /// launch leaves zeros where they count. No two launches that may run at the same time share one; a captured graph has one of its

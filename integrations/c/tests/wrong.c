@@ -118,6 +118,7 @@ static void descriptions(void) {
     INVALID(DESC(d.table_columns = 2; d.k.shape[1] = d.v.shape[1] = 257), "k has pages of 257 rows");
     INVALID(DESC(d.kernel = "wmma"), "wmma is a GPU kernel");
     INVALID(DESC(d.kernel = "\xff"), "kernel is not UTF-8");
+    INVALID(DESC(d.kernel = ""), "kernel is empty");
     WORKS(DESC(d.kernel = "cpu"));
     WORKS(DESC(d.q.shape[0] = d.k.shape[0] = d.v.shape[0] = 0));
 }
@@ -261,6 +262,7 @@ static void appends(void) {
     INVALID(APPEND(d.rotary = 1; d.rotary_size = 8; d.tables = 9), "tables is 9");
     INVALID(APPEND(d.rotary = 1; d.rotary_size = 8; d.tables = WARPTILE_F16; d.table_positions = 4), "cos has elements of type f16");
     INVALID(APPEND(d.rotary = 1; d.rotary_size = 8; d.tables = WARPTILE_F32; d.table_positions = 4), "cos is null");
+    INVALID(APPEND(d.rotary = 1; d.rotary_size = 8; d.tables = WARPTILE_F32; d.table_positions = 1), "key_lengths[0] is 0, and 2 rows follow");
     INVALID(APPEND(m.cos = pages), "cos is given, but");
     INVALID(APPEND(d.positions = 3), "positions is 3");
     INVALID(APPEND(d.positions = WARPTILE_POSITIONS_I64), "rotary is missing");

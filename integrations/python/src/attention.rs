@@ -234,7 +234,7 @@ impl<'py> Request<'py> {
             check_lse(&lse.is, &call, packed_q)?;
         }
         let choice = match &options.kernel {
-            Some(name) => name.parse().unwrap_or_default(),
+            Some(name) => name.parse::<Choice>()?,
             None => Choice::Best,
         };
         Ok(Request {

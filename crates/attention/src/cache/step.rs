@@ -236,7 +236,7 @@ impl Step {
         2 * self.most..2 * self.most + self.batch * self.columns
     }
 
-    /// Rows before the step, rows after it, and the table: on the host, for a cache on the CPU.
+    /// Rows before the step, rows after it, and the table: on the host.
     pub(super) fn on_host(&self) -> [&[i32]; 3] {
         [self.before_range(), self.after_range(), self.table_range()]
             .map(|range| &self.numbers[range])

@@ -209,7 +209,8 @@ impl<'a> CallBuilder<'a> {
         self
     }
 
-    /// Layout of the key mask, as [`bias`](Self::bias).
+    /// Layout of the key mask, as [`bias`](Self::bias). Values of hidden keys count 0 times, so they must be finite: 0 times a NaN or an
+    /// infinity is NaN. Lengths hide keys whose values may be anything.
     pub fn key_mask(mut self, key_mask: Layout) -> Self {
         self.terms.key_mask = Some(key_mask);
         self

@@ -8,7 +8,7 @@ use warptile_kernels::tiling::Tiling;
 use crate::call::{Call, Operands, Sequence};
 use crate::cpu::few::{FewScores, FewWeights, Finite, KEYS_AT_ONCE, TURNED};
 use crate::cpu::few_values::{FewDots, FewValues, Round};
-use crate::cpu::isa::Isa;
+use crate::cpu::isa::{Isa, MAX_PANEL};
 use crate::cpu::memory::Memory;
 use crate::cpu::pairs::{self, Engine, Pairs};
 use crate::cpu::products::{Rows, Scores, Values};
@@ -467,19 +467,16 @@ impl<'a, T: Element> Block<'a, T> {
         let part = keys.start - tile.keys.start..keys.end - tile.keys.start;
         let (state_from, state_to) = (panel.lanes.start, panel.lanes.end);
         // Queries of pairs are not scaled: the products are, later if they are nothing else before.
-        let unit = match source {
-            Source::Pairs(engine)
-                if engine.is_tiles() && safe && self.plain() && self.factor() > 0.0 =>
-            {
-                self.factor()
-            }
-            _ => 1.0,
+        let later = match source {
+            Source::Pairs(engine) => engine.is_tiles() && self.plain() && self.factor() > 0.0,
+            Source::Numbers(..) => false,
         };
+        let mut units = [if later { self.factor() } else { 1.0 }; MAX_PANEL];
         let out = &mut scores[before..after];
         match source {
             Source::Pairs(engine) => {
                 pairs.scores(engine, state_from / lanes, first, scores);
-                if unit == 1.0 {
+                if !later {
                     let factors = &[self.factor(); pairs::BLOCK];
                     self.isa.run(Scale {
                         rows: scores,
@@ -498,9 +495,9 @@ impl<'a, T: Element> Block<'a, T> {
         }
         scores[..before].fill(f32::NEG_INFINITY);
         scores[after..].fill(f32::NEG_INFINITY);
-        let careful = &mut state.careful[state_from..state_to];
+        let lanes_state = (&mut state.careful[state_from..state_to], &mut units[..]);
         let part_scores = &mut scores[before..after];
-        self.finish_scores(tile, panel, &keys, safe, part_scores, careful);
+        self.finish_scores(tile, panel, &keys, safe, part_scores, lanes_state);
         let pairs_of_weights = match source {
             Source::Pairs(_) => Some(pairs.weights(scores.len() / lanes)),
             _ => None,
@@ -509,7 +506,7 @@ impl<'a, T: Element> Block<'a, T> {
             scores,
             lanes,
             pairs: pairs_of_weights,
-            unit,
+            units: &units[..lanes],
             max: &mut state.max[state_from..state_to],
             sum: &mut state.sum[state_from..state_to],
             factors: &mut state.factors[state_from..state_to],
@@ -580,8 +577,8 @@ impl<'a, T: Element> Block<'a, T> {
             let scores = &mut scores[before..after];
             // Where a product of finite numbers overflows, its score is not finite either.
             let safe = self.isa.run(Finite(scores));
-            let careful = &mut state.careful[row..=row];
-            self.finish_scores(tile, panel, &keys, safe, scores, careful);
+            let lane_state = (&mut state.careful[row..=row], &mut [1.0][..]);
+            self.finish_scores(tile, panel, &keys, safe, scores, lane_state);
         }
         self.isa.run(FewWeights {
             scores,

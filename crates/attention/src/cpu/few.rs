@@ -496,7 +496,7 @@ mod tests {
                 scores: &mut all,
                 lanes,
                 pairs: None,
-                unit: 1.0,
+                units: &vec![1.0; lanes],
                 max: &mut all_max,
                 sum: &mut all_sum,
                 factors: &mut all_factors,

@@ -14,7 +14,11 @@ use crate::layout::Layout;
 use crate::scoring::ScoreTerms;
 
 impl<T: Element> Block<'_, T> {
-    /// Turns the scaled products of a panel and some keys into scores in units of ln 2.
+    /// Turns the scaled products of a panel and some keys into scores in units of ln 2. Of each lane there is the largest score that was
+    /// computed with care, and the unit that its products are still to be multiplied by: 1 where there was such a score.
+    ///
+    /// `safe` follows from the largest numbers of all rows, and only spares them a look: without it, each row is treated by what its own
+    /// scores are, so that no bit depends on the others.
     pub(super) fn finish_scores(
         &self,
         tile: &Tile<'_, T>,
@@ -22,7 +26,7 @@ impl<T: Element> Block<'_, T> {
         keys: &Range<usize>,
         safe: bool,
         scores: &mut [f32],
-        careful: &mut [f64],
+        (careful, units): (&mut [f64], &mut [f32]),
     ) {
         let lanes = panel.lanes.len();
         if !self.plain() {
@@ -45,7 +49,8 @@ impl<T: Element> Block<'_, T> {
             ends[lane] = (seen.end - keys.start) as i32;
             if shown || !safe {
                 let scores = &mut scores[lane..];
-                let largest = self.check_scores(tile, row, seen, (keys.start, lanes), scores);
+                let place = (keys.start, lanes);
+                let largest = self.check_scores(tile, row, seen, place, scores, &mut units[lane]);
                 careful[lane] = careful[lane].max(largest);
             }
         }
@@ -106,7 +111,7 @@ impl<T: Element> Block<'_, T> {
     }
 
     /// Hides the keys of a row that bias or mask hide, and computes its scores again in `f64`, cut off at the range of `f32`, if any of the
-    /// others is not finite. Returns the largest of these.
+    /// others, times the unit, is not finite; then the unit is 1. Returns the largest of these.
     /// Scores begin with key `first` and are `lanes` apart.
     fn check_scores(
         &self,
@@ -115,6 +120,7 @@ impl<T: Element> Block<'_, T> {
         seen: Range<usize>,
         (first, lanes): (usize, usize),
         scores: &mut [f32],
+        unit: &mut f32,
     ) -> f64 {
         let Sequence {
             batch,
@@ -130,7 +136,7 @@ impl<T: Element> Block<'_, T> {
         for (index, key) in seen.clone().enumerate() {
             let score = &mut scores[(key - first) * lanes];
             match shown.bias(index) {
-                Some(_) => finite &= score.is_finite(),
+                Some(_) => finite &= (*score * *unit).is_finite(),
                 None => *score = f32::NEG_INFINITY,
             }
         }
@@ -138,6 +144,7 @@ impl<T: Element> Block<'_, T> {
         if finite {
             return largest;
         }
+        *unit = 1.0;
         let query = self.q.row(q_entry, q_start + position, head);
         for (index, key) in seen.enumerate() {
             let Some(bias) = shown.bias(index) else {

@@ -6,7 +6,7 @@ use crate::cpu::lanes::*;
 /// Keys whose weights are added up apart: key `j` of a sequence belongs to class `j % CLASSES`, whatever the tile begins with.
 pub(super) const CLASSES: usize = MAX_WIDTH;
 
-/// Turns scores, in units of ln 2 after multiplication by `unit`, into weights relative to the largest score so far.
+/// Turns scores, in units of ln 2 after multiplication by their lane's unit, into weights relative to the largest score so far.
 pub(super) struct Weights<'a> {
     /// A row of `lanes` scores for each key, then weights. Hidden keys have the score minus infinity. Starts with a key of class 0, and
     /// the number of keys is a multiple of [`CLASSES`].
@@ -15,8 +15,8 @@ pub(super) struct Weights<'a> {
     /// Where the weights go if not in the place of the scores: a row of `lanes` words for each two keys, each the weights of both,
     /// rounded to `bf16`, the first in the lower half. Their sums are of what they were before.
     pub(super) pairs: Option<&'a mut [u32]>,
-    /// Positive.
-    pub(super) unit: f32,
+    /// One for each lane, positive.
+    pub(super) units: &'a [f32],
     /// Of each lane, the largest score so far.
     pub(super) max: &'a mut [f32],
     /// Of each lane, the sum of all weights so far.
@@ -33,7 +33,7 @@ impl Work for Weights<'_> {
         let lanes = self.lanes;
         assert!(lanes.is_multiple_of(L::WIDTH) && self.scores.len().is_multiple_of(lanes));
         assert!((self.scores.len() / lanes).is_multiple_of(CLASSES));
-        for state in [&self.max[..], self.sum, self.factors] {
+        for state in [&self.max[..], self.sum, self.factors, self.units] {
             assert!(lanes <= state.len());
         }
         // SAFETY: the caller vouches for the instructions. There is a row of `pairs` for each two keys; behind the place of a score
@@ -67,7 +67,7 @@ unsafe fn weigh<L: Lanes>(work: Weights<'_>, store: impl Fn(*mut f32, usize, [L;
         scores,
         lanes,
         pairs: _,
-        unit,
+        units,
         max,
         sum,
         factors,
@@ -77,7 +77,7 @@ unsafe fn weigh<L: Lanes>(work: Weights<'_>, store: impl Fn(*mut f32, usize, [L;
     for lane in (0..lanes).step_by(L::WIDTH) {
         // SAFETY: the caller vouches for the instructions; the rows are `lanes` long, a multiple of a register's width.
         unsafe {
-            let unit = L::splat(unit);
+            let unit = L::load(units.as_ptr().add(lane));
             let column = scores.add(lane);
             let place = |key: usize| column.add(key * lanes);
             let (max, sum, factors) = (
@@ -147,14 +147,16 @@ mod tests {
                     };
                 }
                 let (max, sum, factors) = (&mut max[..], &mut sum[..], &mut factors[..]);
-                // A unit whose multiplication is exact changes no bit.
-                let unit = if isa.engine().is_some() { 0.5 } else { 1.0 };
-                scores.iter_mut().for_each(|score| *score /= unit);
+                // Units whose multiplication is exact change no bit.
+                let units: Vec<f32> = (0..lanes).map(|lane| [1.0, 0.5, 4.0][lane % 3]).collect();
+                for (i, score) in scores.iter_mut().enumerate() {
+                    *score /= units[i % lanes];
+                }
                 isa.run(Weights {
                     scores,
                     lanes,
                     pairs: None,
-                    unit,
+                    units: &units,
                     max,
                     sum,
                     factors,
@@ -193,7 +195,7 @@ mod tests {
                     scores,
                     lanes,
                     pairs,
-                    unit: 1.0,
+                    units: &vec![1.0; lanes],
                     max: &mut max,
                     sum: &mut sum,
                     factors: &mut factors,

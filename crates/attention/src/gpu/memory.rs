@@ -59,7 +59,10 @@ impl Expected {
         size: u64,
         access: Access,
     ) -> Self {
-        let bytes = if wanted { count as u64 * size } else { 0 };
+        let bytes = match wanted {
+            true => (count as u64).saturating_mul(size),
+            false => 0,
+        };
         Expected {
             name,
             wanted,
@@ -231,18 +234,23 @@ pub(crate) struct Strided {
 impl Strided {
     /// The rows of a tensor.
     pub(crate) fn rows(layout: &Layout, size: u64) -> Self {
-        let step = |d: usize| (layout.strides[d] as u64 * size, layout.shape[d] as u64);
+        let [batch, rows, heads, head_dim] = layout.shape;
+        let [batch_step, row_step, head_step, _] = layout.strides;
         Strided {
-            steps: [step(0), step(1), step(2), (0, 1)],
-            piece: layout.head_dim() as u64 * size,
+            steps: [
+                steps(batch, batch_step, size),
+                steps(rows, row_step, size),
+                steps(heads, head_step, size),
+                (0, 1),
+            ],
+            piece: (head_dim as u64).saturating_mul(size),
         }
     }
 
     /// The elements of a tensor whose last dimension may have any step.
     pub(crate) fn elements(layout: &Layout, size: u64) -> Self {
-        let step = |d: usize| (layout.strides[d] as u64 * size, layout.shape[d] as u64);
         Strided {
-            steps: [step(0), step(1), step(2), step(3)],
+            steps: std::array::from_fn(|d| steps(layout.shape[d], layout.strides[d], size)),
             piece: size,
         }
     }
@@ -315,6 +323,14 @@ impl Strided {
     }
 }
 
+/// Distance in bytes and number of pieces along a dimension. A step that is never taken is 0, whatever the layout says.
+fn steps(extent: usize, stride: usize, size: u64) -> (u64, u64) {
+    match extent {
+        0 | 1 => (0, extent as u64),
+        _ => ((stride as u64).saturating_mul(size), extent as u64),
+    }
+}
+
 fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
@@ -379,6 +395,17 @@ mod tests {
         assert!(!rows.may_meet(4096 + 512, &rows, 4096));
         assert!(rows.may_meet(4096, &rows, 4096 + 510));
         assert!(rows.may_meet(4096, &rows, 4096));
+    }
+
+    #[test]
+    fn a_step_that_is_never_taken_is_0() {
+        let never = Layout::new([1, 0, 1, 8], [usize::MAX, usize::MAX / 2, 1 << 62, 1]);
+        let [rows, elements] = [Strided::rows, Strided::elements].map(|of| of(&never, 4));
+        assert_eq!(rows.steps, [(0, 1), (0, 0), (0, 1), (0, 1)]);
+        assert_eq!(elements.steps, [(0, 1), (0, 0), (0, 1), (4, 8)]);
+        let empty = Layout::new([0, 3, 1, 1 << 62], [8, 1 << 62, 8, 1]);
+        assert!(Strided::rows(&empty, 8).is_empty());
+        assert_eq!(Strided::rows(&empty, 8).reach(), 0);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod cpu;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::extents::{expect_countable, expect_same};
@@ -102,6 +103,8 @@ pub struct AppendBuilder<'a> {
     wide_positions: bool,
     rotary: Option<Rotary>,
     quantized: Option<Quantization>,
+    /// What the host knows of key lengths that are on a device.
+    known_lengths: Option<&'a [i32]>,
 }
 
 /// A list as the caller describes it.
@@ -156,6 +159,7 @@ impl Append {
             wide_positions: false,
             rotary: None,
             quantized: None,
+            known_lengths: None,
         }
     }
 
@@ -333,6 +337,13 @@ impl<'a> AppendBuilder<'a> {
     /// As [`key_lengths`](Self::key_lengths), in device memory as `i32` or `u32`.
     pub fn device_key_lengths(mut self, sequences: usize) -> Self {
         self.before = Request::Device(sequences);
+        self.known_lengths = None;
+        self
+    }
+
+    /// What the host knows of lengths that are in device memory now; of a launch that is captured and repeated they may be others.
+    pub(crate) fn known_lengths(mut self, lengths: &'a [i32]) -> Self {
+        self.known_lengths = Some(lengths);
         self
     }
 
@@ -383,7 +394,7 @@ impl<'a> AppendBuilder<'a> {
     }
 
     /// Of each row of k, counted through the batch, the position by which it is rotated; a negative one counts as 0. Default: its
-    /// place in its sequence.
+    /// place in its sequence. [Tables](Rotary::with_tables) have a row for each position.
     pub fn positions(mut self, positions: &'a [i32]) -> Self {
         self.positions = Wanted::Host(positions);
         self.wide_positions = false;
@@ -482,6 +493,16 @@ impl<'a> AppendBuilder<'a> {
         let positions = self
             .positions
             .keep(AppendArgument::Positions, token_count)?;
+        if let Some(end) = self.rotary.as_ref().and_then(Rotary::table_rows) {
+            match &positions {
+                List::Host(list) => check_positions(list, (&rows, batch, row_count), end)?,
+                List::Device => {}
+                List::None => {
+                    let lengths = before.used().on_host().or(self.known_lengths);
+                    check_places(lengths.unwrap_or_default(), &rows, end)?;
+                }
+            }
+        }
         let mut expected = Vec::with_capacity(AppendArgument::COUNT);
         for argument in AppendArgument::ALL {
             let name = argument.name();
@@ -632,6 +653,54 @@ fn check_room(
                 index,
                 rule: format!(
                     "is {length}, and {new} rows follow, but there is room for {capacity}"
+                ),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Checks that tables of `end` rows have one for the position of each row that exists, of any if only a device knows which do.
+fn check_positions(
+    positions: &[i32],
+    (rows, batch, row_count): (&SideLengths, usize, usize),
+    end: usize,
+) -> Result<()> {
+    let check = |mut places: Range<usize>| {
+        let beyond = |&index: &usize| usize::try_from(positions[index]).is_ok_and(|at| at >= end);
+        match places.find(beyond) {
+            Some(index) => Err(Error::Lengths {
+                argument: AppendArgument::Positions.name(),
+                index,
+                rule: format!("is {}, but cos and sin have {end} rows", positions[index]),
+            }),
+            None => Ok(()),
+        }
+    };
+    if rows.on_device() {
+        return check(0..positions.len());
+    }
+    (0..batch).try_for_each(|index| {
+        let (first, len) = rows.sequence(index);
+        let entry = if rows.is_packed() { 0 } else { index };
+        let start = entry * row_count + first;
+        check(start..start + len)
+    })
+}
+
+/// Checks that tables of `end` rows have one for each place of new rows after those that a sequence has, as far as the host knows both.
+fn check_places(lengths: &[i32], rows: &SideLengths, end: usize) -> Result<()> {
+    if rows.on_device() {
+        return Ok(());
+    }
+    for (index, &length) in lengths.iter().enumerate() {
+        let (_, new) = rows.sequence(index);
+        if new > 0 && length as usize + new > end {
+            return Err(Error::Lengths {
+                argument: KEYS.used,
+                index,
+                rule: format!(
+                    "is {length}, and {new} rows follow, but cos and sin have rows for {end} positions"
                 ),
             });
         }

@@ -268,6 +268,11 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         self.with(|builder| builder.slots(slots))
     }
 
+    /// What the host knows of lengths in device memory.
+    pub(crate) fn known_lengths(self, lengths: &'a [i32]) -> Self {
+        self.with(|builder| builder.known_lengths(lengths))
+    }
+
     /// As [`slots`](Self::slots), in device memory.
     pub fn slots_on_device(mut self, slots: DeviceSlice<'a, i64>) -> Self {
         self.lists.push((AppendArgument::Slots, slots.into_bytes()));
@@ -313,7 +318,9 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         self.with(|builder| builder.rotary(rotary))
     }
 
-    /// As [`rotary`](Self::rotary), by tables of cosines and sines in `f32`, `[1, positions, 1, rotary size / 2]`.
+    /// As [`rotary`](Self::rotary), by tables of cosines and sines in `f32`, `[1, positions, 1, rotary size / 2]`. [`run`](Self::run)
+    /// refuses a position beyond their rows if the host knows it; one that lies on a device, or follows from lengths there, is taken for
+    /// the last row.
     ///
     /// # Errors
     /// As [`Rotary::with_tables`]; if the two differ in layout.

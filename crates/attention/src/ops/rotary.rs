@@ -91,6 +91,10 @@ impl Rotary {
     /// `[1, positions, 1, size / 2]` with any distance between the rows: of a tensor that has the cosines and sines of a
     /// position side by side, sines begin `size / 2` elements later.
     ///
+    /// The tables need a row for every position. [`AppendBuilder::build`](crate::AppendBuilder::build) refuses positions beyond
+    /// them that the host knows. Positions that follow from numbers on a device nobody has checked: there a position beyond the last row is
+    /// turned by the last row.
+    ///
     /// # Errors
     /// [`Error::RotarySize`]; [`Error::Mismatch`] or [`Error::LayoutTooLarge`] if the layout is not of that shape, or has no
     /// position.
@@ -122,6 +126,14 @@ impl Rotary {
 
     pub(crate) const fn angles(&self) -> &Angles {
         &self.angles
+    }
+
+    /// Rows of the tables, if there are some.
+    pub(crate) fn table_rows(&self) -> Option<usize> {
+        match &self.angles {
+            Angles::Turns(_) => None,
+            Angles::Tables { layout, .. } => Some(layout.rows()),
+        }
     }
 
     /// Positions are below this; larger ones count as the last.

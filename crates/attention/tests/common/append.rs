@@ -173,7 +173,11 @@ impl<T: Element> AppendCase<T> {
         let frequencies: Vec<f64> = (0..size / 2)
             .map(|pair| 10_000_f64.powf(-2.0 * pair as f64 / size as f64))
             .collect();
-        let end = random.within(1, 40);
+        // Numbers on the device may lead beyond the tables.
+        let mut end = random.within(1, 40);
+        if !unchecked {
+            end = end.max(capacity);
+        }
         let table_of = |random: &mut Random| {
             let shape = [1, end, 1, size / 2];
             Layout::new(shape, [0, size / 2 + random.pick(&[0, 4, size / 2]), 0, 1])
@@ -205,9 +209,16 @@ impl<T: Element> AppendCase<T> {
             _ => (Rotary::computed(size, 10_000.0, pairing), None),
         };
         let positions = (rotated && (by_slots || random.once_in(2))).then(|| {
-            let position = |_| match random.within(0, 5) {
-                0 => random.pick(&[-1, -1_000_000, 999_999, 1 << 20]),
-                _ => random.within(0, 50) as i32,
+            let last = match (&tables, unchecked) {
+                (Some(_), false) => end as i32 - 1,
+                _ => i32::MAX,
+            };
+            let position = |_| {
+                let position = match random.within(0, 5) {
+                    0 => random.pick(&[-1, -1_000_000, 999_999, 1 << 20]),
+                    _ => random.within(0, 50) as i32,
+                };
+                position.min(last)
             };
             (0..tokens).map(position).collect()
         });

@@ -17,6 +17,7 @@ mod invariance;
 mod merge;
 #[path = "../common/merge.rs"]
 mod merge_cases;
+mod not_finite;
 mod pages;
 #[path = "../common/quantized.rs"]
 mod quantized;

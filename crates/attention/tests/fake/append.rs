@@ -167,6 +167,31 @@ fn descriptions_that_contradict_themselves_are_refused() {
         start().slots(&[0; 6]).rotary(of_bf16).positions(&[0; 6]),
         "cos has elements of type bf16",
     );
+    let short = || {
+        let table = Layout::bshd([1, 9, 1, 32]);
+        Rotary::with_tables(ElementType::F32, table, Pairing::HalfSplit).unwrap()
+    };
+    let by_short = |positions| start().slots(&[0; 6]).rotary(short()).positions(positions);
+    refused(
+        by_short(&[-1, 8, 0, 7, 9, 99]),
+        "positions[4] is 9, but cos and sin have 9 rows",
+    );
+    // The third row of each sequence does not exist.
+    let existing = by_short(&[-1, 8, 9, 7, 0, 99]).row_lengths(&[2, 2]);
+    assert!(existing.build().is_ok());
+    let unknown = by_short(&[-1, 8, 9, 7, 0, 8]).device_row_lengths(2);
+    refused(unknown, "positions[2] is 9");
+    let after = |lengths| start().key_lengths(lengths).rotary(short());
+    let table = [0, 1];
+    assert!(after(&[6, 0]).block_table(&table, 1).build().is_ok());
+    refused(
+        after(&[6, 7]).block_table(&table, 1),
+        "key_lengths[1] is 7, and 3 rows follow, but cos and sin have rows for 9 positions",
+    );
+    let none = after(&[13, 6]).block_table(&table, 1).row_lengths(&[0, 3]);
+    assert!(none.build().is_ok());
+    let on_device = start().device_key_lengths(2).rotary(short());
+    assert!(on_device.block_table(&table, 1).build().is_ok());
     let q = Layout::bshd([2, 4, 4, 64]);
     let rotated = start().slots(&[0; 6]).rotary(rotary()).positions(&[0; 6]);
     refused(rotated.queries(q, None), "q has length 4, but k has 3");

@@ -277,6 +277,30 @@ fn a_captured_write_follows_the_steps() {
     fake.assert_clean();
 }
 
+/// The numbers are on the device, but the host knows them, too.
+#[test]
+fn tables_of_angles_that_are_too_short_are_refused() {
+    let fake = FakeDriver::open();
+    {
+        let (backend, mut cache) = open(&driver(&fake)).unwrap();
+        let ids = [(); 2].map(|()| cache.allocate());
+        cache.step(&[(ids[0], 5), (ids[1], 20)]).unwrap();
+        cache.step(&[(ids[0], 2), (ids[1], 2)]).unwrap();
+        let kv = tensor(&backend, [2, 2, 2, 64]).unwrap();
+        for (rows, fits) in [(22, true), (21, false)] {
+            let table = tensor(&backend, [1, rows, 1, 32]).unwrap();
+            let write = cache.append(0, &kv, &kv).unwrap();
+            let write = write.rotary_tables(&table, &table, Pairing::HalfSplit);
+            let error = write.unwrap().run().err().map(|error| error.to_string());
+            let expected = "key_lengths[1] is 20, and 2 rows follow, but cos and sin have rows for 21 positions";
+            assert_eq!(error, (!fits).then(|| expected.to_owned()));
+        }
+        backend.synchronize().unwrap();
+        assert_eq!(fake.launches().len(), 1);
+    }
+    fake.assert_clean();
+}
+
 /// A decoder's step: both layers write, and attend to what they wrote.
 fn decode(
     cache: &mut KvCache<f16>,

@@ -444,8 +444,7 @@ fn plans(
                 )?);
             }
             name => {
-                let Ok(choice) = name.parse();
-                plans.push(plan(choice)?);
+                plans.push(plan(name.parse()?)?);
             }
         }
     }

@@ -4,6 +4,7 @@ use super::*;
 use crate::call::{Operands, common_element};
 use crate::layout::{MAX_LEN, View};
 use crate::mask::Mask;
+use crate::quantized::QuantizedType;
 
 fn build(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Call> {
     Call::builder(
@@ -451,6 +452,19 @@ fn pages(count: usize, rows: usize) -> Layout {
 fn paged<'a>(batch: usize, pages: &Layout) -> CallBuilder<'a> {
     let q = Layout::bshd([batch, 3, 4, 8]);
     Call::builder(&q, pages, pages, ElementType::F16)
+}
+
+#[test]
+fn a_call_names_the_type_of_a_quantized_cache() {
+    let q = Layout::bshd([1, 1, 2, 16]);
+    let call = Call::builder(&q, &q, &q, ElementType::F16)
+        .quantized(Quantization::new(QuantizedType::E4m3))
+        .build()
+        .unwrap();
+    assert_eq!(
+        call.to_string(),
+        "f16 (e4m3 for keys and values) 1 sequence, 2 heads, 1 x 1 rows, head size 16"
+    );
 }
 
 #[test]
