@@ -577,7 +577,10 @@ pub(super) mod tests {
             // Two parts and a semaphore for each warp.
             let bytes = Scratch::PARTS_AT + 2 * 8 * 132 * part;
             assert_eq!(shape.workspace_bytes, bytes, "{call}");
-            assert_eq!(Scratch::of(&call.problem(), std::slice::from_ref(&step)).bytes, bytes);
+            assert_eq!(
+                Scratch::of(&call.problem(), std::slice::from_ref(&step)).bytes,
+                bytes
+            );
             assert!(Scratch::SEMAPHORES_AT + 4 * 8 * shape.grid as usize <= Scratch::PARTS_AT);
         }
         // No more than every stream has, also where there are more multiprocessors.
