@@ -236,7 +236,7 @@ fn said(output: Output) -> (Option<i32>, String) {
 #[test]
 fn what_was_computed_before_the_script_is_told_to_stop_is_kept() {
     let host = Host::new();
-    let mut command = host.command("one", "verify,tile", "long");
+    let mut command = host.command("one", "verify,bench", "long");
     let mut script = command.stdout(Stdio::piped()).spawn().unwrap();
     // The family that takes long is the last one: what has no PTX comes first.
     let known = || {
@@ -269,7 +269,7 @@ fn what_was_computed_before_the_script_is_told_to_stop_is_kept() {
     assert!(kept("scalar") && kept("decode"), "{rows}");
     let parts = host.json("summary.json")["parts"].clone();
     assert_eq!(parts["verify"]["passed"], false);
-    assert!(parts["tile"].is_null(), "{parts}");
+    assert!(parts["bench"].is_null(), "{parts}");
 }
 
 #[test]
