@@ -694,15 +694,15 @@ int main(int count, char** arguments)
         if (seed % 4 == 2) check(MmaTraits<__half, 256, 16, 64, 4, 2, Share, SameKeys<__half>, PAGED>(), seed);
         if (seed % 4 == 0) check(MmaTraits<__half, 512, 16, 32, 8, 2, Share, SameKeys<__half>, PAGED>(), seed);
         // Each warp is a worker.
-        check(MmaTraits<__half, 64, 16, 32, 1, 2, AmongWarps<8>::Share, SameKeys<__half>, PAGED>(), seed);
-        if (seed % 2 == 0) check(MmaTraits<__nv_bfloat16, 128, 16, 16, 1, 2, AmongWarps<8>::Share, SameKeys<__nv_bfloat16>, PAGED>(), seed);
+        if (seed % 2 == 1) check(MmaTraits<__half, 64, 16, 32, 1, 2, AmongWarps<8>::Share, SameKeys<__half>, PAGED>(), seed);
+        if (seed % 4 == 2) check(MmaTraits<__nv_bfloat16, 128, 16, 16, 1, 2, AmongWarps<8>::Share, SameKeys<__nv_bfloat16>, PAGED>(), seed);
         // The others have nothing that changes.
         if (changes) continue;
         check(MmaTraits<__half, 64, 16, 256, 8, 2, Share, SameKeys<__half>, 0>(), seed);
         if (seed % 2 == 0) check(MmaTraits<__nv_bfloat16, 128, 16, 128, 8, 2, Share, SameKeys<__nv_bfloat16>, 0>(), seed);
         if (seed % 4 == 1) check(MmaTraits<__half, 256, 16, 64, 4, 2, Share, SameKeys<__half>, 0>(), seed);
-        check(MmaTraits<__half, 64, 16, 32, 1, 2, AmongWarps<8>::Share, SameKeys<__half>, 0>(), seed);
-        if (seed % 2 == 1) check(MmaTraits<__nv_bfloat16, 128, 16, 16, 1, 2, AmongWarps<8>::Share, SameKeys<__nv_bfloat16>, 0>(), seed);
+        if (seed % 2 == 0) check(MmaTraits<__half, 64, 16, 32, 1, 2, AmongWarps<8>::Share, SameKeys<__half>, 0>(), seed);
+        if (seed % 4 == 1) check(MmaTraits<__nv_bfloat16, 128, 16, 16, 1, 2, AmongWarps<8>::Share, SameKeys<__nv_bfloat16>, 0>(), seed);
         if (seed % 4 == 3) check(MmaTraits<__nv_bfloat16, 512, 16, 32, 8, 2, Share, SameKeys<__nv_bfloat16>, 0>(), seed); // stages freed late
     }
     printf("%d of %d problems passed\n", computed - failed, computed);
