@@ -198,7 +198,7 @@ class InPages:
 
 def flashinfer(cache, library):
     """FlashInfer over pages, planned once, on tensor cores. Its kernel for one query on CUDA cores was the faster of the two on no
-    problem, and its FlashAttention-3 is slower than FlashAttention-3, which is measured by itself; it takes minutes to compile."""
+    problem, and its FlashAttention-3 is slower than FlashAttention-3, which is measured by itself."""
     p = cache.problem
     types = {"q_data_type": cache.q[0].dtype, "kv_data_type": cache.k[0].dtype}
 

@@ -2,13 +2,12 @@
 
 mod cpu;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::extents::{expect_countable, expect_same};
 use crate::gpu::{Access, AppendArgument, Expected};
 use crate::lengths::{KEYS, LengthsRequest, Names, Request, SideLengths};
-use crate::ops::rotary::{Angles, Rotary};
+use crate::ops::rotary::{Angles, Rotary, check_places, check_positions};
 use crate::ops::slot;
 use crate::quantized::{Quantization, QuantizedType, key_size};
 use crate::{ElementType, Error, Heads, Layout, Numbers, Result};
@@ -653,54 +652,6 @@ fn check_room(
                 index,
                 rule: format!(
                     "is {length}, and {new} rows follow, but there is room for {capacity}"
-                ),
-            });
-        }
-    }
-    Ok(())
-}
-
-/// Checks that tables of `end` rows have one for the position of each row that exists, of any if only a device knows which do.
-fn check_positions(
-    positions: &[i32],
-    (rows, batch, row_count): (&SideLengths, usize, usize),
-    end: usize,
-) -> Result<()> {
-    let check = |mut places: Range<usize>| {
-        let beyond = |&index: &usize| usize::try_from(positions[index]).is_ok_and(|at| at >= end);
-        match places.find(beyond) {
-            Some(index) => Err(Error::Lengths {
-                argument: AppendArgument::Positions.name(),
-                index,
-                rule: format!("is {}, but cos and sin have {end} rows", positions[index]),
-            }),
-            None => Ok(()),
-        }
-    };
-    if rows.on_device() {
-        return check(0..positions.len());
-    }
-    (0..batch).try_for_each(|index| {
-        let (first, len) = rows.sequence(index);
-        let entry = if rows.is_packed() { 0 } else { index };
-        let start = entry * row_count + first;
-        check(start..start + len)
-    })
-}
-
-/// Checks that tables of `end` rows have one for each place of new rows after those that a sequence has, as far as the host knows both.
-fn check_places(lengths: &[i32], rows: &SideLengths, end: usize) -> Result<()> {
-    if rows.on_device() {
-        return Ok(());
-    }
-    for (index, &length) in lengths.iter().enumerate() {
-        let (_, new) = rows.sequence(index);
-        if new > 0 && length as usize + new > end {
-            return Err(Error::Lengths {
-                argument: KEYS.used,
-                index,
-                rule: format!(
-                    "is {length}, and {new} rows follow, but cos and sin have rows for {end} positions"
                 ),
             });
         }

@@ -1,12 +1,15 @@
 //! Rotary position embedding: which elements of a head are turned, and by what.
 
 use std::f64::consts::TAU;
+use std::ops::Range;
 use std::sync::Arc;
 
 use warptile_kernels::abi::ROTARY_PAIRS;
 
 use crate::extents::{expect_countable, expect_same};
+use crate::gpu::AppendArgument;
 use crate::layout::{DIMENSIONS, MAX_LEN};
+use crate::lengths::{KEYS, SideLengths};
 use crate::{Element, ElementType, Error, Layout, Result};
 
 /// Which two elements of a head are turned together.
@@ -202,6 +205,54 @@ fn check_size(size: usize) -> Result<()> {
         true => Ok(()),
         false => Err(Error::RotarySize { size }),
     }
+}
+
+/// Checks that tables of `end` rows have one for the position of each row that exists, of any if only a device knows which do.
+pub(super) fn check_positions(
+    positions: &[i32],
+    (rows, batch, row_count): (&SideLengths, usize, usize),
+    end: usize,
+) -> Result<()> {
+    let check = |mut places: Range<usize>| {
+        let beyond = |&index: &usize| usize::try_from(positions[index]).is_ok_and(|at| at >= end);
+        match places.find(beyond) {
+            Some(index) => Err(Error::Lengths {
+                argument: AppendArgument::Positions.name(),
+                index,
+                rule: format!("is {}, but cos and sin have {end} rows", positions[index]),
+            }),
+            None => Ok(()),
+        }
+    };
+    if rows.on_device() {
+        return check(0..positions.len());
+    }
+    (0..batch).try_for_each(|index| {
+        let (first, len) = rows.sequence(index);
+        let entry = if rows.is_packed() { 0 } else { index };
+        let start = entry * row_count + first;
+        check(start..start + len)
+    })
+}
+
+/// Checks that tables of `end` rows have one for each place of new rows after those that a sequence has, as far as the host knows both.
+pub(super) fn check_places(lengths: &[i32], rows: &SideLengths, end: usize) -> Result<()> {
+    if rows.on_device() {
+        return Ok(());
+    }
+    for (index, &length) in lengths.iter().enumerate() {
+        let (_, new) = rows.sequence(index);
+        if new > 0 && length as usize + new > end {
+            return Err(Error::Lengths {
+                argument: KEYS.used,
+                index,
+                rule: format!(
+                    "is {length}, and {new} rows follow, but cos and sin have rows for {end} positions"
+                ),
+            });
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
