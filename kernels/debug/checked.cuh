@@ -35,14 +35,6 @@ template <class Traits> __device__ void check_tensor(const Tensor& tensor)
     WARPTILE_ASSERT(tensor.batch % ELEMENTS == 0 && tensor.row % ELEMENTS == 0 && tensor.head % ELEMENTS == 0);
 }
 
-// Warps of a CTA that take shares of the keys, each for itself (work/worker.cuh); 1 where none does.
-template <class Traits, class = void> struct WorkersOf {
-    static constexpr int COUNT = 1;
-};
-template <class Traits> struct WorkersOf<Traits, decltype((void)Traits::Worker::of_cta())> {
-    static constexpr int COUNT = Traits::Worker::of_cta();
-};
-
 // What the host promises of every launch of the kernel.
 template <class Traits> __device__ void check_launch(const Forward& params)
 {
@@ -51,7 +43,7 @@ template <class Traits> __device__ void check_launch(const Forward& params)
     }
     unsigned shared_bytes;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(shared_bytes));
-    WARPTILE_ASSERT(blockDim.x == Traits::THREADS * WorkersOf<Traits>::COUNT && blockDim.y == 1 && blockDim.z == 1);
+    WARPTILE_ASSERT(blockDim.x == Traits::THREADS && blockDim.y == 1 && blockDim.z == 1);
     WARPTILE_ASSERT((gridDim.y == 1 || Traits::SCHEDULE == SCHEDULE_CLUSTER_TILE) && gridDim.z == 1);
     WARPTILE_ASSERT(shared_bytes >= (unsigned)Traits::SHARED_BYTES);
     WARPTILE_ASSERT(params.heads > 0 && params.kv_heads > 0 && params.heads % params.kv_heads == 0);
@@ -59,7 +51,7 @@ template <class Traits> __device__ void check_launch(const Forward& params)
     WARPTILE_ASSERT(params.value_dim > 0 && params.value_dim <= Traits::VALUE_DIM && params.value_dim % 8 == 0);
     WARPTILE_ASSERT(params.work.tiles > 0 && params.work.query_tiles > 0 && params.work.heads_at_once > 0);
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_SHARED_KEYS ||
-                    (params.work.side_by_side > 0 && (WorkersOf<Traits>::COUNT > 1 || gridDim.x % params.work.side_by_side == 0)));
+                    (params.work.side_by_side > 0 && gridDim.x % params.work.side_by_side == 0));
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_SHARED_KEYS || (params.work.semaphores && params.work.partials));
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PERSISTENT || params.work.counter || gridDim.x >= (unsigned)params.work.tiles);
     WARPTILE_ASSERT(Traits::SCHEDULE != SCHEDULE_PAIRS ||

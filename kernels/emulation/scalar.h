@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <algorithm>
 #define __device__
-#define __forceinline__
 #define __builtin_assume(condition) ((void)(condition))
 #define __global__
 #define __shared__

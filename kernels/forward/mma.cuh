@@ -14,7 +14,6 @@ namespace warptile {
 template <class Traits> class MmaAttention {
   public:
     using Block = typename Traits::Keys::Block;
-    using Worker = typename Traits::Worker;
 
     // `params`: those in `block`. `reads_ahead`: see work/share.cuh.
     __device__ MmaAttention(const Block& block, const Forward& params, unsigned char* shared, bool reads_ahead)
@@ -37,7 +36,7 @@ template <class Traits> class MmaAttention {
             } else if (next.is_end()) {
                 if (schedule.reads_ahead()) {
                     check();
-                    Worker::meet();
+                    __syncthreads();
                     if (schedule.was_wrong()) return false;
                 }
                 if constexpr (Traits::Schedule::SHARES_KEYS) result.leave_semaphores(schedule);
@@ -88,9 +87,9 @@ template <class Traits> class MmaAttention {
         if constexpr (Traits::prepares_early()) return describe_next_early(number);
         const bool checks = number == 0 && schedule.reads_ahead();
         if (checks) check();
-        if (Worker::thread() == 0) thread.segment(number + 1) = schedule.next();
+        if (threadIdx.x == 0) thread.segment(number + 1) = schedule.next();
         ring.wait_for_segment();
-        Worker::meet();
+        __syncthreads();
         if (checks && schedule.was_wrong()) return false;
         described = number + 1;
         if (number >= 0) {
@@ -113,11 +112,11 @@ template <class Traits> class MmaAttention {
         const bool checks = number == 0 && schedule.reads_ahead();
         if (checks) check();
         const int last = number < 0 ? 1 : number + 1;
-        if (Worker::thread() == 0 && number != 0)
+        if (threadIdx.x == 0 && number != 0)
 #pragma unroll 1
             for (int i = number + 1; i <= last; i++) thread.segment(i) = schedule.next();
         ring.wait_for_segment();
-        Worker::meet();
+        __syncthreads();
         if (checks && schedule.was_wrong()) return false;
         described = number + 1;
         if (number < 0) {
@@ -156,18 +155,16 @@ template <class Traits> class MmaAttention {
 
 template <class Traits> __device__ void mma_attention(const typename Traits::Keys::Block& block)
 {
-    using Worker = typename Traits::Worker;
     extern __shared__ __align__(128) unsigned char shared[];
-    unsigned char* const own = Worker::own(shared, Traits::worker_bytes());
     let_successor_begin();
     const Forward& params = Traits::Keys::forward(block);
     bool reads_ahead = Traits::Schedule::can_read_ahead(params);
 #pragma unroll 1
-    while (!MmaAttention<Traits>(block, params, own, reads_ahead).run()) {
+    while (!MmaAttention<Traits>(block, params, shared, reads_ahead).run()) {
         reads_ahead = false;
         cp_async_wait<0>();
-        Worker::meet();
-        Ring<Traits>::end(MmaThread<Traits>(own));
+        __syncthreads();
+        Ring<Traits>::end(MmaThread<Traits>(shared));
     }
 }
 

@@ -35,7 +35,6 @@ struct MmaTraits {
     static constexpr int MIN_CTAS = 1;
     static constexpr int K_STRIDE = 0, V_STRIDE = 0; // rows are swizzled, not padded
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = Schedule::SCHEDULE;
-    using Worker = typename Schedule::Worker; // work/worker.cuh
     static constexpr unsigned FEATURES = OPTIONS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE | Keys::FEATURES;
     // Whether there is code for one of these.
     __device__ static constexpr bool has(unsigned features) { return FEATURES & features; }
@@ -114,25 +113,22 @@ struct MmaTraits {
     static constexpr int SMALL_GPU_BYTES = 99 * 1024, LARGE_GPU_BYTES = 227 * 1024; // that a CTA may have
     static constexpr int BYTES_APART = RESULTS_AT + TEAMS * RESULT_BYTES;
     static constexpr bool HAS_ROOM = (CLUSTER > 1 || RESULTS_AT > SMALL_GPU_BYTES) && BYTES_APART <= LARGE_GPU_BYTES;
-    static constexpr bool RESULT_IN_RING = RESULT_BYTES <= STAGE_BYTES && !HAS_ROOM && !Worker::is_warp();
-    static constexpr int SHARED_BYTES = RESULT_IN_RING || Worker::is_warp() ? SCHEDULE_AT + Schedule::SHARED_BYTES : BYTES_APART;
-    // Of each of several workers.
-    __device__ static constexpr int worker_bytes() { return (SHARED_BYTES + 127) / 128 * 128; }
+    static constexpr bool RESULT_IN_RING = RESULT_BYTES <= STAGE_BYTES && !HAS_ROOM;
+    static constexpr int SHARED_BYTES = RESULT_IN_RING ? SCHEDULE_AT + Schedule::SHARED_BYTES : BYTES_APART;
     // Where the part of a cluster's CTA lies: in its ring, which is free when its one segment ends, behind the first team's result if that
     // is there too.
     __device__ static constexpr int part_in_cluster_at() { return RESULT_IN_RING ? STAGE_BYTES : 0; }
     static_assert(CLUSTER == 1 || RESULT_BYTES + BLOCK_M * (int)sizeof(float2) + (RESULT_IN_RING ? STAGE_BYTES : 0) <=
                                       (RESULT_IN_RING ? RING_BYTES : TEAMS * RING_BYTES),
                   "the part of a cluster's CTA and its sums");
-    static_assert(!Worker::is_warp() || (WARPS == 1 && row_warps() == 1 && prepares_early()), "one warp has all rows and all columns");
     static_assert(SEGMENTS_AT % 8 == 0 && BARRIERS_AT % 8 == 0 && PLACES_AT % 4 == 0);
 };
 
 // A thread's place among those of its CTA, and what lies where in shared memory.
 template <class Traits> struct MmaThread {
     unsigned char* const shared;
-    const int warp = Traits::Worker::thread() / 32;
-    const int lane = Traits::Worker::thread() % 32;
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
 
     __device__ explicit MmaThread(unsigned char* shared) : shared(shared) {}
 

@@ -29,8 +29,6 @@ template <class Traits> class Result {
         if constexpr (Traits::CLUSTER > 1) {
             leave(of, rows, Traits::RESULT_IN_RING ? thread.stage_at(0) : Traits::RESULTS_AT + thread.team() * Traits::RESULT_BYTES);
             add_up_cluster(schedule, of);
-        } else if constexpr (Traits::Worker::is_warp()) {
-            finish_alone(schedule, of, rows, next.is_end());
         } else {
             leave(of, rows, Traits::RESULT_IN_RING ? free : Traits::RESULTS_AT + thread.team() * Traits::RESULT_BYTES);
             add_up(schedule, of, next.is_end());
@@ -43,7 +41,7 @@ template <class Traits> class Result {
     __device__ void leave_semaphores(const Schedule& schedule) const
     {
         if (leaves_semaphores() && thread.lane == 0)
-            schedule.left_before() = increment_and_wrap_relaxed(params.work.counter, Traits::Worker::count() - 1);
+            schedule.left_before() = increment_and_wrap_relaxed(params.work.counter, gridDim.x - 1);
     }
     // The same when only segment `of` is left, if that needs none.
     __device__ void leave_semaphores_early(const Schedule& schedule, const Segment& of) const
@@ -54,9 +52,9 @@ template <class Traits> class Result {
     {
         if (!leaves_semaphores()) return;
         __syncwarp();
-        if (schedule.left_before() != Traits::Worker::count() - 1) return;
+        if (schedule.left_before() != gridDim.x - 1) return;
 #pragma unroll 1
-        for (unsigned cta = thread.lane; cta < Traits::Worker::count(); cta += 32) params.work.semaphores[cta] = 0;
+        for (unsigned cta = thread.lane; cta < gridDim.x; cta += 32) params.work.semaphores[cta] = 0;
     }
 
     // At a CTA's end, so that none ends while others read its shared memory: every thread arrives and waits twice, when its part is there and when
@@ -128,58 +126,6 @@ template <class Traits> class Result {
                               Traits::Keys::second_two(i, lane) * (int)sizeof(float2),
                           rows.columns(half, i));
         }
-    }
-
-    // --- By a warp -------------------------------------------------------------------------------------------------------
-
-    // Where a worker is a warp, its result is in its registers, and goes from there to the output or to the workspace.
-    __device__ void finish_alone(Schedule& schedule, const Segment& of, const Rows16<Traits>& rows, bool is_last)
-    {
-        const int existing = existing_rows(of), lane = anew(thread.lane);
-        const bool whole = of.is_whole_tile();
-        float* const part = part_at(schedule.own_place(of));
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const RowSum sum = rows.sum(half);
-            const int row = rows.row(half, lane);
-            if (row >= existing) continue;
-            if (whole)
-                write_row(of, rows, half, row, sum, lane);
-            else
-                leave_row(part, rows, half, row, sum, lane);
-        }
-        if (!asks_for_parts(schedule, of)) return;
-        const auto turn = schedule.first_turn(schedule.owners(of));
-        const bool comes_last = this->comes_last(schedule, schedule.semaphore(turn), turn.others);
-        if (is_last) leave_semaphores(schedule);
-        if (comes_last) add_up_parts(schedule, of, turn);
-    }
-    // The columns of a row that a lane has, two at a time: `column` is the first.
-    template <class Visit> __device__ static void each_two(const Rows16<Traits>& rows, int half, int lane, Visit visit)
-    {
-#pragma unroll
-        for (int i = 0; i < Rows16<Traits>::COLUMN_TILES; i++)
-            visit(4 * Traits::Keys::column4(i, lane) + 2 * Traits::Keys::second_two(i, lane), rows.columns(half, i));
-    }
-    __device__ void leave_row(float* part, const Rows16<Traits>& rows, int half, int row, const RowSum& sum, int lane) const
-    {
-        each_two(rows, half, lane, [&](int column, float2 two) { __stcg(reinterpret_cast<float2*>(part + row * HEAD_DIM + column), two); });
-        if (lane % 4 == 0) __stcg(reinterpret_cast<float2*>(part + Traits::BLOCK_M * HEAD_DIM) + row, {sum.max, sum.sum});
-    }
-    __device__ void write_row(const Segment& of, const Rows16<Traits>& rows, int half, int row_of_tile, const RowSum& sum, int lane) const
-    {
-        const End end = end_of(sum, negative_infinity());
-        const Row row(of, group, row_of_tile);
-        const long long to_row = of.q.first + row.query;
-        Element* const to =
-            static_cast<Element*>(params.out.address) + of.batch * params.out.batch + row.head * params.out.head + to_row * params.out.row;
-        each_two(rows, half, lane, [&](int column, float2 two) {
-            // Of a row that has seen no key they are whatever the values of hidden keys made of them.
-            if (sum.saw_no_key()) two = {0, 0};
-            if (column < params.value_dim)
-                *reinterpret_cast<unsigned*>(to + column) = narrow2<Element>(two.x * end.inverse, two.y * end.inverse);
-        });
-        if (lane % 4 == 0 && params.lse) params.lse[of.batch * params.lse_batch + row.head * params.lse_head + to_row] = end.lse;
     }
 
     // --- Adding up ---------------------------------------------------------------------------------------------------------
@@ -338,11 +284,7 @@ template <class Traits> class Result {
             constexpr int FEW = 2;
             if (parts <= FEW && !schedule.has_splits()) return add_up_items<together() / FEW, FEW>(schedule, of, turn, 0, parts);
         }
-        if constexpr (Traits::Worker::is_warp())
-            // A row of 128 columns for each item: with four heads a group all of the tile, once there and back for eight parts.
-            add_up_items<4, together()>(schedule, of, turn, before, parts);
-        else
-            add_up_items<1, together()>(schedule, of, turn, before, parts);
+        add_up_items<1, together()>(schedule, of, turn, before, parts);
     }
     // The threads go several times through a tile of many rows, and wait for L2 each time; of few parts they ask for several rows' at once
     // instead. Not where two CTAs share a multiprocessor, one of which reads while the other adds up.
@@ -356,7 +298,7 @@ template <class Traits> class Result {
     {
         const int count = existing_rows(of) * ACROSS;
 #pragma unroll 1
-        for (int first = anew(Traits::Worker::thread()); first < count; first += ITEMS * Traits::THREADS) {
+        for (int first = anew(threadIdx.x); first < count; first += ITEMS * Traits::THREADS) {
             Partial all[ITEMS];
             add_parts<ITEMS, PARTS>(all, first, count, before, parts, [&](int index) { return schedule.place(of, turn, index); });
 #pragma unroll
@@ -375,14 +317,6 @@ template <class Traits> class Result {
     __device__ bool comes_last(const Schedule& schedule, unsigned semaphore, unsigned others) const
     {
         if (others == 0) return true;
-        if constexpr (Traits::Worker::is_warp()) {
-            unsigned before = 0;
-            __syncwarp(); // all lanes have left their columns
-            if (thread.lane == 0) before = increment_and_wrap(params.work.semaphores + semaphore, others);
-            const bool last = __shfl_sync(0xffffffff, before, 0) == others;
-            __syncwarp(); // they see what the first one sees
-            return last;
-        }
         unsigned& arrived = schedule.scratch();
         if (threadIdx.x == 0) {
             // Releases what the other threads wrote too: they have passed a barrier since.

@@ -85,10 +85,7 @@ template <class Traits> class Ring {
     // The same where segment 0 is prepared early, whose pages are known; `ask_again` asks for what has been read ahead otherwise.
     template <class Ask> __device__ void load_segment_early(int number, int group, bool again, Ask ask_again)
     {
-        if constexpr (Traits::Worker::is_warp())
-            load_queries_by_warp(number, group);
-        else
-            load_queries_by_all(number, group);
+        load_queries_by_all(number, group);
         if (again) ask_again();
         if (number > 0 || again) load_first_pages(number, again);
         if (number == 0) start_loading(loading = 0, true);
@@ -198,7 +195,7 @@ template <class Traits> class Ring {
         bool valid[TURNS];
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) {
-            const int i = turn * Traits::THREADS + anew(Traits::Worker::thread()), at = i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
+            const int i = turn * Traits::THREADS + anew(threadIdx.x), at = i / Traits::ROW_CHUNKS, chunk = i % Traits::ROW_CHUNKS;
             const Row row(of, group, at);
             from[turn] = query_chunk(of, row, chunk);
             to[turn] = queries + at * Traits::ROW_BYTES + thread.swizzled(at, chunk);
@@ -209,24 +206,7 @@ template <class Traits> class Ring {
         if (of.is_end()) return;
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++)
-            if (CHUNKS % Traits::THREADS == 0 || turn * Traits::THREADS + (int)Traits::Worker::thread() < CHUNKS) copy(to[turn], from[turn], valid[turn]);
-    }
-    // A warp alone would hold the addresses of a row or two each for all rows, most of which do not exist where a sequence has one query.
-    __device__ void load_queries_by_warp(int number, int group) const
-    {
-        constexpr int AT_ONCE = Traits::ROW_CHUNKS < 32 ? 32 / Traits::ROW_CHUNKS : 1; // rows
-        const Segment& of = thread.segment(number);
-        if (number == 0) wait_for_predecessor();
-        if (of.is_end()) return;
-        const unsigned queries = thread.address_of(thread.queries_at(number));
-        const int existing = min(Traits::BLOCK_M, (of.q.len - of.first_query) * group - of.first_head);
-        const int lane = anew(thread.lane), chunk = lane % Traits::ROW_CHUNKS;
-#pragma unroll 1
-        for (int at = lane / Traits::ROW_CHUNKS; at < Traits::BLOCK_M; at += AT_ONCE) {
-            const Row row(of, group, at);
-            copy(queries + at * Traits::ROW_BYTES + thread.swizzled(at, chunk), query_chunk(of, row, chunk),
-                 at < existing && chunk * CHUNK<Element> < params.head_dim);
-        }
+            if (CHUNKS % Traits::THREADS == 0 || turn * Traits::THREADS + (int)threadIdx.x < CHUNKS) copy(to[turn], from[turn], valid[turn]);
     }
     __device__ const Element* query_chunk(const Segment& of, const Row& row, int chunk) const
     {

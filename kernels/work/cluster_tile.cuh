@@ -12,13 +12,11 @@
 #include "memory/copy_number.cuh"
 #include "work/one_tile.cuh"
 #include "work/quotient.cuh"
-#include "work/worker.cuh"
 
 namespace warptile {
 
 template <class Traits> class ClusterTile {
   public:
-    using Worker = CtaWorker;
     static constexpr bool SHARES_KEYS = false;
     static constexpr unsigned SCHEDULE = SCHEDULE_CLUSTER_TILE;
     static constexpr int CLUSTER = 8; // CTAs: the most that every GPU with clusters can have

@@ -12,8 +12,6 @@
 // A segment is what a CTA computes of a tile at once: all its units, or with splits one, so that a part's bits depend on nothing
 // but its keys.
 //
-// In some images each warp of a CTA does all this for itself (`AmongWarps` below). Then it is what is called a CTA here.
-//
 // Lengths on the device may change during the launch, and then CTAs disagree: about what they compute, not about what they may
 // touch. Every number of a CTA is held below the grid's size, and every number of a part below those there are: what the CTA
 // counted at first, which no lengths bring above what the host has made room for.
@@ -29,7 +27,6 @@
 #include "memory/copy_number.cuh"
 #include "work/quotient.cuh"
 #include "work/segment.cuh"
-#include "work/worker.cuh"
 
 namespace warptile {
 
@@ -37,7 +34,6 @@ __device__ constexpr int log2_of(int power) { return power > 1 ? 1 + log2_of(pow
 
 template <class Traits> class Share {
   public:
-    using Worker = CtaWorker;
     static constexpr bool SHARES_KEYS = true;
     static constexpr int CLUSTER = 1;
     static constexpr unsigned SCHEDULE = SCHEDULE_SHARED_KEYS;
@@ -54,7 +50,7 @@ template <class Traits> class Share {
         : params(params), group(group), unit_log(has_splits() ? 31 - __clz(params.work.keys_per_split) : LOG_BLOCK_N),
           state(*reinterpret_cast<State*>(shared))
     {
-        if (Traits::Worker::thread() == 0) {
+        if (threadIdx.x == 0) {
             state.reads_ahead = reads_ahead;
             state.was_wrong = false;
         }
@@ -64,7 +60,7 @@ template <class Traits> class Share {
         } else {
             const Sequence one(*this, queries(params.sequences, 0), keys(params.sequences, 0));
             const Range range = shared_evenly(params.sequences.batch * one.units(), one.tile_units);
-            if (Traits::Worker::thread() == 0) {
+            if (threadIdx.x == 0) {
                 state.at = range.begin;
                 state.end = range.end;
                 state.units = params.sequences.batch * one.units();
@@ -81,24 +77,13 @@ template <class Traits> class Share {
     // Asks again for what has been read ahead; with the next group of cp.async.
     __device__ void ask_again() const
     {
-        if constexpr (Traits::WARPS == 1) {
-            each_length_to_check([&](int i) { cp_async_4(&state.lengths_again[i], params.sequences.key_lengths + i, true); });
-            return;
-        }
-        if (has_length_to_check()) cp_async_4(&state.lengths_again[Traits::Worker::thread()], params.sequences.key_lengths + Traits::Worker::thread(), true);
+        if (has_length_to_check()) cp_async_4(&state.lengths_again[threadIdx.x], params.sequences.key_lengths + threadIdx.x, true);
     }
     // Whether this thread's length is what it was, when it has come.
     __device__ bool was_right() const
     {
-        if constexpr (Traits::WARPS == 1) {
-            bool right = true;
-            each_length_to_check([&](int i) {
-                right = right && clamped_length(state.lengths_again[i], params.sequences.key_len) == state.lengths[i];
-            });
-            return right;
-        }
         return !has_length_to_check() ||
-               clamped_length(state.lengths_again[Traits::Worker::thread()], params.sequences.key_len) == state.lengths[Traits::Worker::thread()];
+               clamped_length(state.lengths_again[threadIdx.x], params.sequences.key_len) == state.lengths[threadIdx.x];
     }
     // Some thread has found something that is not what it was. A barrier lies between the two.
     __device__ void note_wrong() const { state.was_wrong = true; }
@@ -168,7 +153,6 @@ template <class Traits> class Share {
     };
     __device__ Owners owners(const Segment& of) const
     {
-        if constexpr (is_even()) return {owner(of.tile_unit), min(owner(of.tile_unit + of.tile_units - 1), ctas() - 1)};
         return {of.tile_unit / each, min((of.tile_unit + of.tile_units - 1) / each, ctas() - 1)};
     }
     // Parts that one CTA adds up, the last to come of those that leave them: all of a tile. Where these are many, one after the other would
@@ -201,7 +185,6 @@ template <class Traits> class Share {
     // Whether this CTA has no more segments of the tile.
     __device__ bool is_last_here(const Segment& of) const
     {
-        if constexpr (is_even()) return of.unit + of.units == min(of.tile_unit + of.tile_units, first_unit(cta() + 1));
         return of.unit + of.units == min(of.tile_unit + of.tile_units, (cta() + 1) * each);
     }
 
@@ -211,8 +194,6 @@ template <class Traits> class Share {
     // Of parts. Only where they are largest: others keep their code.
     __device__ static constexpr bool adds_groups() { return Traits::HEAD_DIM > 256; }
     __device__ static constexpr unsigned group_ctas() { return 16; }
-    // Shares differ by one unit at most, where they are many: the last would have less by one for each of the others. Others keep their code.
-    __device__ static constexpr bool is_even() { return Traits::Worker::is_warp(); }
 
     // What one sequence asks for.
     struct Sequence {
@@ -237,9 +218,9 @@ template <class Traits> class Share {
         }
         __device__ unsigned units() const { return tiles * tile_units; }
     };
-    // Of sequences that are kept: of as many as there are threads, or of several for each of one warp, or of few where the rows of a tile are
-    // those of all warps and take most of the 99 KB that a small GPU has.
-    static constexpr int LENGTHS = Traits::WARPS == 1 ? 256 : Traits::BLOCK_M < 16 * Traits::WARPS ? 32 * Traits::WARPS : 32;
+    // Of sequences that are kept: of as many as there are threads, or of few where the rows of a tile are those of all warps and take most
+    // of the 99 KB that a small GPU has.
+    static constexpr int LENGTHS = Traits::BLOCK_M < 16 * Traits::WARPS ? 32 * Traits::WARPS : 32;
     // In shared memory: registers are for what all threads need.
     struct State {
         unsigned at, end;       // the CTA's next unit, and the one after its last
@@ -258,9 +239,9 @@ template <class Traits> class Share {
     // Heads that are read side by side, the CTAs of each, and which one of them this is of which head. Computed where they are used:
     // registers are for the loop over the keys.
     __device__ unsigned lanes() const { return params.work.side_by_side; }
-    __device__ unsigned ctas() const { return quotient(anew(Traits::Worker::count()), lanes()); }
-    __device__ unsigned cta() const { return quotient(anew(Traits::Worker::number()), lanes()); }
-    __device__ unsigned lane() const { return Traits::Worker::number() - cta() * lanes(); }
+    __device__ unsigned ctas() const { return quotient(anew(gridDim.x), lanes()); }
+    __device__ unsigned cta() const { return quotient(anew(blockIdx.x), lanes()); }
+    __device__ unsigned lane() const { return blockIdx.x - cta() * lanes(); }
 
     // The CTA's units. The last CTAs may have fewer than the others, or none.
     struct Range {
@@ -272,26 +253,12 @@ template <class Traits> class Share {
         each = max((total + ctas - 1) / ctas, 1u);
         // Rather whole tiles of `tile_units`, which need no adding up, if a few CTAs without work are all it costs.
         const unsigned whole = (each + tile_units - 1) / tile_units * tile_units;
-        if (whole - each <= each / 24) {
-            each = whole;
-        } else if constexpr (is_even()) {
-            each = total / ctas;
-            larger = total - each * ctas;
-        }
-        if constexpr (is_even()) return {min(first_unit(cta()), total), min(first_unit(cta() + 1), total)};
+        if (whole - each <= each / 24) each = whole;
         const unsigned begin = min(cta() * each, total);
         return {begin, min(begin + each, total)};
     }
-    // The first unit of a CTA, and the CTA of a unit, where shares are even.
-    __device__ unsigned first_unit(unsigned cta) const { return cta * each + min(cta, larger); }
-    __device__ unsigned owner(unsigned unit) const
-    {
-        const unsigned of_larger = larger * (each + 1);
-        return unit < of_larger ? unit / (each + 1) : larger + (unit - of_larger) / max(each, 1u);
-    }
     __device__ unsigned place_of_cta(const Segment& of, unsigned cta) const
     {
-        if constexpr (is_even()) return 2 * (cta * lanes() + lane()) + (first_unit(cta) < of.tile_unit);
         return 2 * (cta * lanes() + lane()) + (cta * each < of.tile_unit);
     }
     __device__ unsigned place_of_unit(unsigned unit) const { return unit * lanes() + lane(); }
@@ -310,16 +277,7 @@ template <class Traits> class Share {
     }
     __device__ bool has_length_to_check() const
     {
-        return Traits::has_lengths() && params.sequences.key_lengths && (int)Traits::Worker::thread() < params.sequences.batch;
-    }
-
-    template <class Visit> __device__ void each_length_to_check(Visit visit) const
-    {
-        if constexpr (Traits::has_lengths()) {
-            if (!params.sequences.key_lengths) return;
-#pragma unroll 1
-            for (int i = Traits::Worker::thread(); i < params.sequences.batch; i += Traits::THREADS) visit(i);
-        }
+        return Traits::has_lengths() && params.sequences.key_lengths && (int)threadIdx.x < params.sequences.batch;
     }
 
     struct RunningSum {
@@ -333,7 +291,7 @@ template <class Traits> class Share {
         const int sequences = params.sequences.batch;
         Sequence own;
         const RunningSum own_sum = read_lengths(0, own);
-        if (Traits::Worker::thread() == 0) {
+        if (threadIdx.x == 0) {
             state.sequence = own;
             state.base = own.units();
         }
@@ -343,11 +301,11 @@ template <class Traits> class Share {
             Sequence other;
             total += read_lengths(first, other).all;
         }
-        Traits::Worker::meet(); // for the first sequence
+        __syncthreads(); // for the first sequence
         const bool alike = total != 0 && total == sequences * state.base; // or they add up to as much
         const Range range = shared_evenly(total, alike ? state.sequence.tile_units : 1);
-        Traits::Worker::meet(); // it has been read
-        if (Traits::Worker::thread() == 0) {
+        __syncthreads(); // it has been read
+        if (threadIdx.x == 0) {
             state.at = range.begin;
             state.end = range.end;
             state.units = total;
@@ -356,7 +314,7 @@ template <class Traits> class Share {
             state.batch = sequences - 1;
             state.base = range.begin;
         }
-        Traits::Worker::meet();
+        __syncthreads();
         find(range.begin, 0, own, own_sum, 0);
         unsigned before = own_sum.all;
 #pragma unroll 1
@@ -366,7 +324,7 @@ template <class Traits> class Share {
             find(range.begin, first, other, sum, before);
             before += sum.all;
         }
-        Traits::Worker::meet();
+        __syncthreads();
     }
     // What one asks for that has not been read, or long ago.
     __device__ Sequence sequence_of(int batch) const
@@ -378,7 +336,7 @@ template <class Traits> class Share {
     // What this thread's sequence asks for, of THREADS from `first` on, and the running sum of their units.
     __device__ RunningSum read_lengths(int first, Sequence& sequence) const
     {
-        const int mine = first + Traits::Worker::thread();
+        const int mine = first + threadIdx.x;
         sequence = {};
         if (mine < params.sequences.batch) {
             const Sequences& all = params.sequences;
@@ -393,7 +351,7 @@ template <class Traits> class Share {
     {
         const unsigned end = before + sum.to_here, begin = end - sequence.units();
         if (begin > unit || unit >= end) return;
-        state.batch = first + (Traits::Worker::is_warp() ? threadIdx.x % 32 : threadIdx.x);
+        state.batch = first + threadIdx.x;
         state.base = begin;
         state.sequence = sequence;
         state.sequence_is_known = true;
@@ -401,45 +359,32 @@ template <class Traits> class Share {
 
     __device__ RunningSum running_sum(unsigned x) const
     {
-        const int warp = Traits::Worker::thread() / 32, lane = Traits::Worker::thread() % 32;
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const unsigned other = __shfl_up_sync(0xffffffff, x, step);
             if (lane >= step) x += other;
         }
         if (lane == 31) state.scratch[warp] = x;
-        Traits::Worker::meet();
+        __syncthreads();
         RunningSum sum = {x, 0};
 #pragma unroll
         for (int other = 0; other < Traits::WARPS; other++) {
             if (other < warp) sum.to_here += state.scratch[other];
             sum.all += state.scratch[other];
         }
-        Traits::Worker::meet(); // it has been read
+        __syncthreads(); // it has been read
         return sum;
     }
 
     const Forward& params;
     const int group;    // query heads a key/value head
     const int unit_log; // of the keys of a unit
-    unsigned each;      // units of a CTA; one more of the first `larger` of them
-    unsigned larger = 0;
+    unsigned each;      // units of a CTA
     State& state;
 
   public:
     static constexpr int SHARED_BYTES = sizeof(State);
-};
-
-// The same, where each of WARPS warps of a CTA is what is called a CTA above (work/worker.cuh).
-template <int WARPS> struct AmongWarps {
-    template <class Traits> class Share : public warptile::Share<Traits> {
-      public:
-        using Worker = WarpWorker<WARPS>;
-        using warptile::Share<Traits>::Share;
-    };
-    // `Schedule::SharedKeysByWarps` in crates/kernels/src/capability.rs, for the record of such an image. As a constant in base/abi.cuh it would be
-    // data in all others.
-    __device__ static constexpr unsigned schedule() { return 8; }
 };
 
 } // namespace warptile

@@ -52,12 +52,11 @@ pub fn catalog(manifest: &Manifest) -> Result<String, String> {
 pub fn tilings(manifest: &Manifest) -> Result<String, String> {
     let mut tilings: BTreeMap<String, String> = BTreeMap::new();
     let mut kernels: BTreeMap<(String, String), (String, BTreeSet<String>)> = BTreeMap::new();
-    // A tiling names the kernel whose tensors have one element type, and of images of several schedules the plain one.
+    // A tiling names the kernel whose tensors have one element type, and of images of two schedules the plain one.
     let of_tiles = |entry: &&ManifestEntry| {
         entry.block_m > 0
             && entry.features & Features::E4M3.bits() == 0
             && entry.schedule != Schedule::ClusterTile.number()
-            && entry.schedule != Schedule::SharedKeysByWarps.number()
     };
     for entry in manifest.images.iter().filter(of_tiles) {
         let ManifestEntry {

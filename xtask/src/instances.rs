@@ -237,12 +237,6 @@ pub enum Variant {
     Dense,
     /// Keys in pages, and lengths on the device; no options.
     Paged,
-    /// As [`Variant::Dense`], each warp with a share of the keys.
-    #[serde(rename = "dense_warps")]
-    DenseWarps,
-    /// As [`Variant::Paged`], each warp with a share of the keys.
-    #[serde(rename = "paged_warps")]
-    PagedWarps,
 }
 
 impl fmt::Display for Variant {
@@ -256,8 +250,6 @@ impl fmt::Display for Variant {
             Variant::Cluster => "cluster",
             Variant::Dense => "dense",
             Variant::Paged => "paged",
-            Variant::DenseWarps => "dense_warps",
-            Variant::PagedWarps => "paged_warps",
         })
     }
 }
@@ -275,8 +267,6 @@ impl FromStr for Variant {
             Variant::Cluster,
             Variant::Dense,
             Variant::Paged,
-            Variant::DenseWarps,
-            Variant::PagedWarps,
         ];
         let found = all.into_iter().find(|variant| variant.to_string() == text);
         let names = || all.map(|variant| variant.to_string()).join(", ");

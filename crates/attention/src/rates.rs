@@ -289,7 +289,7 @@ impl Rates {
         let (query_len, key_len) = problem.typical_lengths();
         let mask = problem.mask();
         // What a kernel is chosen by is the same whichever of its schedules it then has.
-        if image.schedule.shares_keys() || image.schedule == Schedule::ClusterTile {
+        if matches!(image.schedule, Schedule::SharedKeys | Schedule::ClusterTile) {
             let widest = mask.widest(query_len, key_len);
             let seen = key_len.min(widest + query_len.saturating_sub(1));
             let tiles = problem.typical_group_tiles(image.tiling.block_m)

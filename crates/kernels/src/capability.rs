@@ -225,9 +225,6 @@ numbered! {
         /// times the number of tiles. They share the tile's keys evenly, and merge their results in their shared memory, those of several
         /// clusters in the workspace.
         ClusterTile = 7, "one tile a cluster, of all heads that share keys", "CLUSTER_TILE";
-        /// As shared keys, but each warp of a CTA takes a share for itself: the units of keys are as many times smaller, and the workers
-        /// as many times the grid.
-        SharedKeysByWarps = 8, "shared keys, by each warp for itself", "";
     }
 }
 
@@ -243,18 +240,6 @@ impl Schedule {
             Schedule::ClusterTile => Self::CLUSTER,
             _ => 1,
         }
-    }
-
-    /// Whether CTAs, or their warps, share the keys of all sequences evenly.
-    #[must_use]
-    pub const fn shares_keys(self) -> bool {
-        matches!(self, Schedule::SharedKeys | Schedule::SharedKeysByWarps)
-    }
-
-    /// Whether images run only if they are asked for by their name: no GPU has measured them against the others of their kernel.
-    #[must_use]
-    pub const fn runs_by_name_only(self) -> bool {
-        matches!(self, Schedule::SharedKeysByWarps)
     }
 
     /// Whether the rows of a tile are queries with each of the heads that share a key/value head, where CTAs do not share keys evenly.
@@ -292,8 +277,7 @@ pub(crate) fn cpp_constants() -> String {
             feature.0.trailing_zeros()
         );
     }
-    // One without a name stands where it is used: a constant in this header would be data in all images.
-    for (prefix, name, number) in NUMBERED.iter().filter(|(_, name, _)| !name.is_empty()) {
+    for (prefix, name, number) in NUMBERED {
         text += &format!("constexpr unsigned {prefix}{name} = {number};\n");
     }
     text
@@ -332,6 +316,6 @@ mod tests {
             Schedule::from_number(Schedule::Persistent.number()),
             Some(Schedule::Persistent)
         );
-        assert_eq!(Schedule::from_number(9), None);
+        assert_eq!(Schedule::from_number(8), None);
     }
 }

@@ -196,7 +196,6 @@ mod tests {
         image.tiling.has_tiles()
             && !image.features.contains(Features::E4M3)
             && image.schedule != Schedule::ClusterTile
-            && image.schedule != Schedule::SharedKeysByWarps
     }
 
     #[test]

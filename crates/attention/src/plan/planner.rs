@@ -128,9 +128,7 @@ impl<'a> Planner<'a> {
         for (&kernel, images) in kernels {
             let mut images: Vec<&'static Image> = match choice {
                 Choice::Image(name) => images.iter().copied().filter(|i| i.name == name).collect(),
-                _ => { images.iter().copied() }
-                    .filter(|image| !image.schedule.runs_by_name_only())
-                    .collect(),
+                _ => images.clone(),
             };
             let requested = !images.is_empty();
             images.retain(|image| !self.without.contains(&image.name));

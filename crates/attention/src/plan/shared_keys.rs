@@ -1,6 +1,6 @@
 //! Kernels whose CTAs share the keys of all sequences: how many tiles and units of keys there are (kernels/work/share.cuh).
 
-use warptile_kernels::{Image, Schedule};
+use warptile_kernels::Image;
 
 use crate::call::Call;
 use crate::heads::Heads;
@@ -97,14 +97,14 @@ impl Sides {
     pub(super) fn units(&self, image: &Image) -> u64 {
         let tiling = image.tiling;
         let units = self
-            .tile_units(tiling.block_n / workers_of_cta(image))
+            .tile_units(tiling.block_n)
             .saturating_mul(self.tiles(tiling.block_m));
         let rows = self.query_len.saturating_mul(self.group());
         if_countable(rows, self.group().max(self.kv_heads()), units)
     }
 
-    /// Key/value heads that are read side by side, each by as many workers (CTAs, or their warps): as many as divide all heads and leave at most
-    /// every 24th worker without work. In most caches the rows of neighbouring heads are neighbours, and memory that is read at once is read faster.
+    /// Key/value heads that are read side by side, each by as many CTAs: as many as divide all heads and leave at most every 24th CTA
+    /// without work. In most caches the rows of neighbouring heads are neighbours, and memory that is read at once is read faster.
     pub(super) fn side_by_side(&self, resident: u32) -> u64 {
         let resident = u64::from(resident);
         (1..=self.kv_heads().min(resident))
@@ -122,14 +122,6 @@ pub(super) fn if_countable(rows: u64, heads: u64, tiles: u64) -> u64 {
     match rows < 1 << 30 && heads <= 1 << 20 {
         true => tiles,
         false => tiles.max(MAX_TILES + 1),
-    }
-}
-
-/// What takes a share of the keys: a CTA, or each of its warps. How many there are in a CTA.
-pub(super) const fn workers_of_cta(image: &Image) -> u32 {
-    match image.schedule {
-        Schedule::SharedKeysByWarps => image.tiling.warps,
-        _ => 1,
     }
 }
 

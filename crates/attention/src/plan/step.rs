@@ -10,7 +10,7 @@ use crate::plan::heads_at_once::{heads_at_once, interleaved};
 use crate::plan::pairs::Numbered;
 use crate::plan::planner::occupancy;
 use crate::plan::settings::Settings;
-use crate::plan::shared_keys::{Sides, if_countable, workers_of_cta};
+use crate::plan::shared_keys::{Sides, if_countable};
 use crate::plan::split_tiles::{PARTS_A_CTA, TileKeys, splits_of, splits_tiles};
 use crate::problem::Problem;
 use crate::splits::Splits;
@@ -57,7 +57,7 @@ pub struct LaunchShape {
     pub query_tiles: u32,
     /// Heads (or pairs of heads) whose tiles are interleaved, so that CTAs working at the same time share keys and values in L2.
     pub heads_at_once: u32,
-    /// Where CTAs or warps share keys, key/value heads that are read side by side, each by as many of these; 1 elsewhere.
+    /// Where CTAs share keys, key/value heads that are read side by side, each by as many CTAs; 1 elsewhere.
     pub side_by_side: u32,
     /// Whether CTAs draw their tiles from the workspace's counter.
     pub draws_tiles: bool,
@@ -93,21 +93,15 @@ impl Scratch {
     /// CTAs that may share keys in a launch: more than any GPU has multiprocessors.
     const SHARING_CTAS: usize = 256;
 
-    /// Warps that may share keys in a launch, each for itself: those of 132 CTAs, as many as any GPU has multiprocessors that there are such images for.
-    const SHARING_WARPS: usize = 8 * 132;
-
-    /// Semaphores of split tiles: one for each 64 rows.
+    /// Semaphores of shared tiles: one a CTA, or one for each 64 rows of a tile that is split.
     pub(super) const SEMAPHORES: usize = 1024;
-
-    /// Places for semaphores: also of shared tiles, one a CTA or warp.
-    const SEMAPHORE_PLACES: usize = 1088;
 
     /// Where they begin.
     pub(crate) const SEMAPHORES_AT: usize = Self::COUNTER_BYTES;
 
-    /// Where the parts of shared tiles begin: two a CTA or warp, or one a unit if keys are cut at fixed places. Each has BLOCK_M rows of the
+    /// Where the parts of shared tiles begin: two a CTA, or one a unit if keys are cut at fixed places. Each has BLOCK_M rows of the
     /// tiling's head size of values and two numbers a row, in fp32.
-    pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * Self::SEMAPHORE_PLACES;
+    pub(crate) const PARTS_AT: usize = Self::SEMAPHORES_AT + 4 * Self::SEMAPHORES;
 
     const fn with_parts(parts: usize, rows: usize, value_dim: usize) -> Self {
         let part = rows * (value_dim + 2) * size_of::<f32>();
@@ -123,7 +117,7 @@ impl Scratch {
                 Self::with_split_tiles(PARTS_A_CTA * step.resident() as usize, step.image)
             }
             schedule if schedule.is_persistent() => Self::counter(),
-            schedule if schedule.shares_keys() => step.parts_of(&Sides::from(problem)),
+            Schedule::SharedKeys => step.parts_of(&Sides::from(problem)),
             Schedule::ClusterTile => step.parts_of_clusters(&Sides::from(problem)),
             _ => Self::default(),
         };
@@ -155,13 +149,7 @@ impl Scratch {
 
     /// What serves every plan for kernels that share keys evenly; a test holds the catalog against it.
     pub(crate) const fn of_even_splits() -> Self {
-        let of_ctas = Self::with_parts(2 * Self::SHARING_CTAS, 64, 128);
-        let of_warps = Self::with_parts(2 * Self::SHARING_WARPS, 16, 128);
-        if of_ctas.bytes > of_warps.bytes {
-            of_ctas
-        } else {
-            of_warps
-        }
+        Self::with_parts(2 * Self::SHARING_CTAS, 64, 128)
     }
 
     /// What serves every plan for the device that does not cut keys at fixed places.
@@ -196,9 +184,6 @@ impl Step {
             .map_or(resident, |most| most.min(resident));
         match self.image.schedule {
             Schedule::SharedKeys => resident.min(Scratch::SHARING_CTAS as u32),
-            Schedule::SharedKeysByWarps => {
-                resident.min(Scratch::SHARING_WARPS as u32 / workers_of_cta(self.image))
-            }
             _ => resident,
         }
     }
@@ -209,7 +194,7 @@ impl Step {
     /// [`Error::Grid`] if it would have more tiles, or units of keys to be shared, than a launch can have.
     pub fn shape(&self, call: &Call) -> Result<LaunchShape> {
         match self.image.schedule {
-            schedule if schedule.shares_keys() => self.shape_of_shared_keys(call),
+            Schedule::SharedKeys => self.shape_of_shared_keys(call),
             _ => self.shape_of_tiles(call),
         }
     }
@@ -224,13 +209,10 @@ impl Step {
                 limit: MAX_TILES,
             });
         }
-        let of_cta = workers_of_cta(self.image);
-        let workers = self.resident() * of_cta;
-        let side_by_side = sides.side_by_side(workers);
-        let of_a_head = (units / side_by_side).min(u64::from(workers) / side_by_side);
+        let side_by_side = sides.side_by_side(self.resident());
+        let of_a_head = (units / side_by_side).min(u64::from(self.resident()) / side_by_side);
         Ok(LaunchShape {
-            // Workers that the last CTA has besides find nothing to do.
-            grid: ((of_a_head * side_by_side) as u32).div_ceil(of_cta),
+            grid: (of_a_head * side_by_side) as u32,
             tiles: sides.tiles(block_m) as u32,
             query_tiles: sides.row_tiles(block_m) as u32,
             heads_at_once: 1,
@@ -245,7 +227,7 @@ impl Step {
     /// The workspace with the parts that CTAs leave.
     fn parts_of(&self, sides: &Sides) -> Scratch {
         let parts = match sides.splits {
-            Splits::Even => 2 * (self.resident() * workers_of_cta(self.image)) as usize,
+            Splits::Even => 2 * self.resident() as usize,
             Splits::EveryKeys(_) => sides.units(self.image) as usize,
         };
         let tiling = self.image.tiling;
@@ -367,7 +349,7 @@ impl Step {
 
 /// Tiles of a problem, or of kernels that share keys the units: what [`Step::shape`] gives for a call whose lengths are the bounds.
 pub(super) fn tiles_of(problem: &Problem, image: &Image) -> u64 {
-    if image.schedule.shares_keys() {
+    if image.schedule == Schedule::SharedKeys {
         return Sides::from(problem).units(image);
     }
     let packed = problem.packed_queries().then(|| problem.query_rows());

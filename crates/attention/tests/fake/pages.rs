@@ -114,7 +114,7 @@ fn a_call_whose_tiles_are_split_brings_the_places_of_its_parts() {
         assert!(work.splits > 1, "{work:?}");
         assert_eq!(launch.grid, [8 * work.splits as u32, 1, 1]);
         assert_eq!(work.semaphores, work.counter + 256);
-        assert_eq!(work.partials, work.semaphores + 4 * 1088);
+        assert_eq!(work.partials, work.semaphores + 4096);
         // Boxes of 16 rows of a page, not of the 128 keys of a block: the maps of k and v differ from a dense call's.
         assert_eq!(block(launch).pages.rows, 16);
 

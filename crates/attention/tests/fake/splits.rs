@@ -93,7 +93,7 @@ fn a_streams_workspace_grows_and_is_used_again() {
             sizes.push(prepared.plan().scratch().bytes);
         }
         stream.synchronize().unwrap();
-        assert_eq!(sizes[2], 256 + 4 * 1088 + 64 * 2 * 64 * PART_BYTES);
+        assert_eq!(sizes[2], 256 + 4 * 1024 + 64 * 2 * 64 * PART_BYTES);
         assert_eq!(sizes[5], sizes[2]);
         let at = workspaces(&fake);
         assert_eq!(at[0], at[1]);

@@ -106,11 +106,9 @@ impl Images {
         if let Images::Within99Kb(_) = self {
             profile.shared_bytes_per_cta = profile.shared_bytes_per_cta.min(101_376);
         }
-        let choice = match self {
-            Images::One(image) | Images::Within99Kb(image) => Choice::Image(image.name.to_owned()),
-            _ => Choice::Best,
-        };
-        Planner::new(&profile).images(images).plan(problem, &choice)
+        Planner::new(&profile)
+            .images(images)
+            .plan(problem, &Choice::Best)
     }
 }
 

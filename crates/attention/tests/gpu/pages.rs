@@ -82,28 +82,24 @@ fn serving_images() -> Vec<&'static Image> {
     images
 }
 
-/// What a step over pages runs on, and how many queries a sequence has: every family with one, every image of `decode` with clusters or
-/// whose warps share keys with one and some, and every image of `wgmma` that serves with a piece of a prompt.
+/// What a step over pages runs on, and how many queries a sequence has: every family with one, every image of `decode` with clusters with
+/// one and some, and every image of `wgmma` that serves with a piece of a prompt.
 fn steps() -> Vec<(Choice, usize)> {
     let families = paged_families().into_iter();
-    let special = { catalog().iter() }.filter(|image| {
+    let clusters = { catalog().iter() }.filter(|image| {
         let runs = image
             .target
             .runs_on(gpu().profile().major, gpu().profile().minor);
-        let by_warps = image.schedule == Schedule::SharedKeysByWarps
-            && image.features.contains(Features::PAGED);
-        (by_warps || image.schedule == Schedule::ClusterTile)
-            && image.element == ElementType::F16
-            && runs
+        image.schedule == Schedule::ClusterTile && image.element == ElementType::F16 && runs
     });
-    let special = special
+    let in_clusters = clusters
         .flat_map(|image| [1, 9].map(|queries| (Choice::Image(image.name.to_owned()), queries)));
     let images = serving_images()
         .into_iter()
         .filter(|image| image.element == ElementType::F16 && image.tiling.head_dim >= 64);
     families
         .map(|family| (Choice::Family(family), 1))
-        .chain(special)
+        .chain(in_clusters)
         .chain(images.map(|image| (Choice::Image(image.name.to_owned()), 70)))
         .collect()
 }

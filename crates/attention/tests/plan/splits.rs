@@ -118,8 +118,8 @@ fn bytes_of_parts(case: &Case, plan: &Plan, keys: usize) -> usize {
         let tiles = (sequence.q_len * call.heads().group_size()).div_ceil(block_m);
         units += tiles * call.heads().key_value * splits;
     }
-    // The counter, and places for 1,088 semaphores.
-    256 + 4 * 1088 + units * block_m * (head_dim + 2) * 4
+    // The counter, and 1,024 semaphores.
+    256 + 4 * 1024 + units * block_m * (head_dim + 2) * 4
 }
 
 #[test]
@@ -158,8 +158,8 @@ fn the_scratch_holds_the_parts_of_every_call() {
 
 #[test]
 fn even_splits_need_no_more_than_every_stream_has() {
-    // The 8 warps of each of 132 CTAs with two parts of 16 rows and head size 128; 256 CTAs with two parts of 64 rows need less.
-    let most = 256 + 4 * 1088 + 2 * 8 * 132 * 16 * (128 + 2) * 4;
+    // 256 CTAs with two parts of 64 rows and head size 128.
+    let most = 256 + 4 * 1024 + 2 * 256 * 64 * (128 + 2) * 4;
     let mut plans = 0;
     for image in catalog()
         .iter()

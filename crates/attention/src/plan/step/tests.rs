@@ -120,41 +120,6 @@ fn a_grid_that_shares_keys_has_as_many_ctas_for_each_head() {
 }
 
 #[test]
-fn where_warps_share_keys_a_grid_has_enough_ctas_for_all_of_them() {
-    let image = warptile_kernels::image("decode_d128_16x128_w8_s2_f16_dense_warps_sm_90");
-    let step = Step::of(image.unwrap(), 132);
-    let part = 16 * (128 + 2) * 4;
-    for (batch, kv_heads, key_len, grid, side_by_side) in [
-        (16, 8, 8192, 132, 8),
-        (1, 8, 131_072, 132, 8),
-        // 1056 / 40 * 40 warps, and all of the 130th CTA.
-        (16, 40, 8192, 130, 40),
-        // Six heads of 19 units of 16 keys, and six warps without work.
-        (1, 6, 300, 15, 6),
-    ] {
-        let call = dense(batch, [4 * kv_heads, kv_heads], [1, key_len], Mask::None);
-        let shape = shape_with(&step, &call, (grid, side_by_side));
-        assert!(shape.shares_keys && !shape.draws_tiles, "{call}");
-        // Two parts and a semaphore for each warp.
-        let bytes = Scratch::PARTS_AT + 2 * 8 * 132 * part;
-        assert_eq!(shape.workspace_bytes, bytes, "{call}");
-        assert_eq!(
-            Scratch::of(&call.problem(), std::slice::from_ref(&step)).bytes,
-            bytes
-        );
-        assert!(Scratch::SEMAPHORES_AT + 4 * 8 * shape.grid as usize <= Scratch::PARTS_AT);
-    }
-    // No more than every stream has, also where there are more multiprocessors.
-    for multiprocessors in [1, 132, 144, 1000] {
-        let step = Step::of(image.unwrap(), multiprocessors);
-        let call = dense(16, [32, 8], [1, 8192], Mask::None);
-        let shape = step.shape(&call).unwrap();
-        assert_eq!(shape.grid, multiprocessors.min(132));
-        assert!(shape.workspace_bytes <= Scratch::of_even_splits().bytes);
-    }
-}
-
-#[test]
 fn a_device_without_multiprocessors_still_gets_a_grid() {
     let call = dense(1, [4, 4], [512, 512], Mask::None);
     let shape = step("wgmma_d128_128x128_w12_s2", 0).shape(&call).unwrap();
