@@ -70,7 +70,7 @@ WRITTEN = {
     "peers": ("bench-warptile", "bench-peers", "other", "default"),
     "errors": ("errors",),
     "decode": ("decode",),
-    "bench": ("noise", "kernels", "families", "small-gpu", "uneven"),
+    "bench": ("start", "noise", "kernels", "families", "small-gpu", "uneven"),
     "ncu": ("ncu",),
     "tune": ("tune",),
     "verify": ("verify", "verify-*", "images"),

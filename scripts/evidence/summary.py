@@ -2,6 +2,7 @@
 
 import math
 import re
+import statistics
 
 from checks import SANITIZER_TOOLS
 
@@ -121,6 +122,9 @@ def table(evidence, parts):
         won = [row for row in tuned if row["verdict"] == "won"]
         again = f", {min(row['again'] or 0 for row in won):.3f} and more once more" if won else ""
         lines.append(("tuned", f"{len(tuned)} problems in {evidence.read('tune.json')['seconds']:.0f} s, {len(won)} choices changed{again}"))
+    starts = [row["milliseconds"] for row in rows("start.json") if row["milliseconds"]]
+    if starts:
+        lines.append(("start to a first result", f"{statistics.median(starts):.0f} ms in the median of {len(starts)} processes, the first took {starts[0]:.0f}"))
     tiles = rows("tile.json")
     if tiles:
         lines.append(("tiles, each score and weight", f"{sum(row['passed'] for row in tiles)} of {len(tiles)} passed"))

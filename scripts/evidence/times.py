@@ -6,11 +6,13 @@ import io
 import json
 import pathlib
 import re
+import subprocess
 import tempfile
+import threading
 import time
 
 from compiled import USES
-from host import LAST_SECONDS, LIMITS, WARPTILE, Command, last_lines, on, run, warptile
+from host import BUNDLE, LAST_SECONDS, LIMITS, WARPTILE, Command, environment, last_lines, on, run, warptile
 from problems import DECODE, ODD, OTHER, PROGRAM, SHAPES, UNEVEN, files, of_sequences, problems_of, shapes, sweep
 from summary import SPLITS, decode_lines, side_by_side
 
@@ -24,6 +26,9 @@ TUNING, TUNED_BLOCKS, TUNED_LOSS = 180, 25, 0.99
 # Seconds that a launch may take before the program ends itself, and with it a kernel that waits for ever; what it says then; and how often it
 # may go on without such a kernel. Each is a failure.
 PATIENCE, NO_ANSWER, TUNING_ATTEMPTS = 15, " gave no answer for ", 4
+
+# Processes that are timed from their start to their first result.
+STARTS = 11
 
 # Shapes that are profiled: the original one and its two long relatives.
 PROFILED = (
@@ -215,7 +220,8 @@ def asked_for(evidence, part, rows, names):
 def bench(evidence):
     """The planner's choice once more and alone, which shows the noise; every kernel on the shapes that are profiled; the best of
     each family on all shapes, and of those of PTX for GPUs with 99 KB of shared memory; sequences of very different lengths, packed
-    together and in parts."""
+    together and in parts; how long a process takes to its first result."""
+    starts(evidence)
     profiled = shapes(shape for shape, _ in PROFILED)
     all_shapes = ["--samples", 10, "--seconds", 0.1, "--file", SHAPES]
     measured = (
@@ -230,6 +236,28 @@ def bench(evidence):
             continue
         _, _, rows = warptile(evidence, f"bench {name}", ["bench", *on(evidence), *arguments], LIMITS["bench"])
         evidence.write(f"{name}.json", rows=rows or [])
+
+
+def starts(evidence):
+    """Milliseconds from a process's start until it prints that a result is there, and what it says of them, one process after the other."""
+    rows = []
+    for attempt in range(STARTS):
+        command = [BUNDLE / "bin/examples/08_first_result", f"cuda:{evidence.options.gpu}"]
+        lines, begin, took = [], time.perf_counter(), None
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()) as process:
+            limit = threading.Timer(LIMITS["start"], process.kill)
+            limit.start()
+            for line in process.stdout:
+                lines.append(line)
+                if " ms  result: " in line:
+                    took = (time.perf_counter() - begin) * 1e3
+        limit.cancel()
+        evidence.log(f"start-{attempt + 1}", "".join(lines))
+        stages = {name: float(milliseconds) for milliseconds, name in re.findall(r"^ *([\d.]+) ms  (\w+)", "".join(lines), re.MULTILINE)}
+        if process.returncode != 0 or took is None:
+            evidence.fail(f"start: exit code {process.returncode}: {last_lines(''.join(lines))}")
+        rows.append({"exit_code": process.returncode, "milliseconds": took, "since_main": stages})
+        evidence.write("start.json", rows=rows)
 
 
 def ncu(evidence):

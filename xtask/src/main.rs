@@ -112,7 +112,7 @@ enum Task {
     /// GPU), `unproven` (images that no GPU has proven), `parts` (what each part of the evidence took), `checks` (tests, random problems, repeated launches, sanitizer),
     /// `acceptance` (the predecessor's acceptance problems), `counters` (hardware counters), `speed` and `ratios` (speed
     /// against the peers, in six rows and in all), `behind` (where a peer is faster), `decode` and `decode-short` (few queries on
-    /// many keys), `cpu`, `uneven`, `families`, `bench` (every row of evidence/bench-*.json) and `plots` (links to docs/plots,
+    /// many keys), `cpu`, `start`, `uneven`, `families`, `bench` (every row of evidence/bench-*.json) and `plots` (links to docs/plots,
     /// which is drawn from the same rows). docs/evidence.md says where the evidence comes from.
     ///
     /// Fails if a speed relative to the best peer is more than 3% below the stored evidence/baseline-GPU.json.

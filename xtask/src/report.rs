@@ -20,6 +20,7 @@ mod plot;
 mod searches;
 mod since;
 mod speed;
+mod start;
 mod support;
 mod tuned;
 
@@ -47,7 +48,7 @@ const END: &str = "<!-- end generated -->";
 type Maker = fn(&Data) -> String;
 
 /// Blocks a document can ask for.
-const BLOCKS: [(&str, Maker); 20] = [
+const BLOCKS: [(&str, Maker); 21] = [
     ("support", |data| support::table(&data.images, &data.checks)),
     ("unproven", |data| {
         checks::unproven(&data.images, &data.checks)
@@ -80,6 +81,7 @@ const BLOCKS: [(&str, Maker); 20] = [
     ("named", |data| {
         named::table(&data.kernels, &data.default, &data.rows)
     }),
+    ("start", |data| start::text(&data.starts)),
     ("uneven", |data| speed::uneven(&data.uneven)),
     ("behind", |data| {
         let rows = [data.rows.as_slice(), &data.other].concat();
@@ -151,6 +153,8 @@ struct Data {
     default: Vec<BenchRow>,
     /// Packed sequences of very different lengths, together and in parts.
     uneven: Vec<BenchRow>,
+    /// Processes to their first result.
+    starts: Vec<start::Start>,
     /// Few queries on the keys of a cache.
     decode: Vec<DecodeRow>,
     errors: Vec<ErrorRow>,
@@ -249,6 +253,7 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
         kernels: read_optional::<Rows<_>>(&evidence.join("kernels.json"))?.into_rows(),
         default: read_optional::<Rows<_>>(&evidence.join("default.json"))?.into_rows(),
         uneven: read_optional::<Rows<_>>(&evidence.join("uneven.json"))?.into_rows(),
+        starts: read_optional::<Rows<_>>(&evidence.join("start.json"))?.into_rows(),
         decode: read_optional::<Rows<_>>(&evidence.join("decode.json"))?.into_rows(),
         errors: read_optional::<Rows<_>>(&evidence.join("errors.json"))?.into_rows(),
         cpu: read_optional::<Rows<_>>(&evidence.join("cpu.json"))?.into_rows(),
@@ -413,6 +418,7 @@ mod tests {
             kernels: Vec::new(),
             default: Vec::new(),
             uneven: Vec::new(),
+            starts: Vec::new(),
             decode: Vec::new(),
             errors: Vec::new(),
             cpu: Vec::new(),

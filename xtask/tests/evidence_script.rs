@@ -136,6 +136,15 @@ echo 'CPU                         168       900  the same'
 
 const CAPTURED_STEP: &str = "#!/bin/sh\necho '1000 replays with 12 sequences, 0 of them differ'\n";
 
+/// FAULT=dead ends before it has a result.
+const FIRST_RESULT: &str = r#"#!/bin/sh
+[ "$1" = cuda:0 ] || exit 2
+echo '  200.00 ms  device: H200'
+echo '  201.50 ms  tensors'
+[ "$FAULT" != dead ] || exit 1
+echo '  210.25 ms  result: by wgmma'
+"#;
+
 const PARTS: &str = "peers,errors,decode,bench,ncu,tune,verify,launches,tile,acceptance,examples,sanitizer,tests,alone";
 
 struct Host {
@@ -151,6 +160,7 @@ impl Host {
             ("bin/warptile", PROGRAM),
             ("bin/examples/decoder", DECODER),
             ("bin/examples/captured_step", CAPTURED_STEP),
+            ("bin/examples/08_first_result", FIRST_RESULT),
             ("benches/peers/attention_peers.py", PEERS),
             ("benches/peers/shapes.txt", "b2 q512 k512 h8 d64 bf16\n"),
             ("benches/peers/other.txt", "b2 q9 k9 h8 d64 f16\n"),
@@ -288,6 +298,12 @@ fn parts_of_one_commit_are_put_together() {
     assert_eq!(host.json("other.json")["rows"].as_array().unwrap().len(), 3);
     let peers = host.json("bench-peers.json")["rows"].clone();
     assert_eq!(peers.as_array().unwrap().len(), 2, "{peers}");
+
+    let starts = host.json("start.json")["rows"].clone();
+    assert_eq!(starts.as_array().unwrap().len(), 11, "{starts}");
+    assert_eq!(starts[0]["since_main"]["result"], 210.25);
+    assert!(starts[0]["milliseconds"].as_f64().unwrap() > 0.0);
+    assert!(text.contains(" in the median of 11 processes"), "{text}");
 
     let absent = host.json("decode.json")["absent"].clone();
     assert_eq!(absent.as_array().unwrap().len(), 1);
@@ -545,6 +561,7 @@ fn what_proves_nothing_is_a_failure() {
         ),
         ("ends", "decode", "decode: exit code 1"),
         ("cut", "bench", "bench noise: exit code 3"),
+        ("dead", "bench", "start: exit code 1:"),
         ("worse", "tune", "tune: p has 0.970 of its speed before"),
         ("late", "tune", "tune: 1 problems were not reached in 180 s"),
         ("lonely", "examples", "example decoder: exit code 3"),
