@@ -363,6 +363,7 @@ def main():
     arguments.add_argument("--fa4", metavar="FOLDER", help="the folder that has FlashAttention-4's package, and those it needs")
     arguments.add_argument("--flashinfer", metavar="FOLDER", help="the folder that has FlashInfer's package")
     arguments.add_argument("--cudnn", metavar="FOLDER", help="the folder of another cuDNN than PyTorch's own")
+    arguments.add_argument("--find", action="store_true", help="only open the peers that --fa3, --fa4, --flashinfer and --cudnn name; fail if one is not there")
     arguments.add_argument("--compile", action="store_true", help="only compile what FlashInfer and FlashAttention-4 need for the problems")
     arguments.add_argument(
         "--wait",
@@ -375,6 +376,10 @@ def main():
     arguments.add_argument("--json", help="write the rows to this file")
     options = arguments.parse_args()
 
+    if options.find:
+        found = contestants.named(options)
+        print(json.dumps(contestants.versions(found, options)))
+        return
     lines = list(options.shape)
     for name in options.file:
         with open(name) as file:

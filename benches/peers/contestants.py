@@ -221,6 +221,16 @@ def on_caches(options, problems):
     return found_of(makers, options)
 
 
+def named(options):
+    """The peers that options name a place of. Ends the program if one of them is not there."""
+    makers = {
+        "fa3": lambda: fa3_operators(options.fa3),
+        "fa4": lambda: flash_attention_4(options.fa4),
+        "flashinfer": lambda: find_flashinfer(options.flashinfer, options.fa4),
+    }
+    return found_of({name: make for name, make in makers.items() if getattr(options, name)}, options)
+
+
 def found_of(makers, options):
     """The contestants that are there."""
     found, wanted = {}, options.peer

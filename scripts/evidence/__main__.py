@@ -23,7 +23,7 @@ from checks import acceptance, alone, controls, examples, launches, sanitizer, t
 from compiled import COMPILED, LAUNCH_PTX, USES, Compiled, Ptx
 from host import BUNDLE, ELSEWHERE, STOP, WARPTILE, Evidence, device, now, stop
 from summary import table
-from times import PEERS_BY_PLACE, Prepared, bench, decode, errors, ncu, peers, tune
+from times import PEERS_BY_PLACE, Prepared, bench, decode, errors, missing_peers, ncu, peers, tune
 
 # In the order in which they run: first those that take no times, while what peers need is compiled; `verify`, which takes all cores, when that
 # is done. Then those that take times, one after the other, nothing beside them; `ncu` takes what `bench` found. Tests that take all of the
@@ -187,9 +187,9 @@ def run_part(evidence, name):
     try:
         # On one GPU, whatever takes times or all of the memory waits, too.
         undisturbed = name in (*TIMED, "alone") and own.options.second_gpu is None
-        own.compiled.wait(own, COMPILED if undisturbed else USES.get(name, ()))
-        if name == BUSY:
+        if undisturbed or name == BUSY:
             own.compiled.finished(COMPILED)
+        own.compiled.wait(own, USES.get(name, ()))
         if undisturbed and own.prepared:
             own.prepared.wait()
         if own.ptx and name in LAUNCH_PTX:
@@ -243,6 +243,14 @@ def collect(options, names, start):
     """Runs the parts. The script's exit code."""
     evidence = Evidence(pathlib.Path(options.out).resolve(), options)
     evidence.needs("nvidia-smi")
+    # Nothing else runs yet, and nothing has been deleted.
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        looked = executor.submit(missing_peers, evidence, names)
+        evidence.controls = controls(evidence) if "sanitizer" in names and options.second_gpu is None else []
+        missing = looked.result()
+    if missing and not STOP.is_set():
+        print(f"a peer that was named is not there:\n{missing}", file=sys.stderr)
+        return 2
     parts, runs = clear(evidence, names)
     run = {"date": now(), "parts": [name for name in PARTS if name in names], "gpus": 1 if options.second_gpu is None else 2, "seconds": 0.0}
     runs.append(run)
@@ -259,8 +267,6 @@ def collect(options, names, start):
         elsewhere = OtherGpu(evidence, names, other_cores)
         os.sched_setaffinity(0, own_cores)
         names = [name for name in names if name in ON_FIRST_GPU]
-    # Nothing else runs yet.
-    evidence.controls = controls(evidence) if "sanitizer" in names else []
     evidence.compiled = Compiled(evidence, all_names, compiling_cores)
     # Only beside something else is it worth its time.
     evidence.ptx = Ptx(evidence) if "verify" in names else None

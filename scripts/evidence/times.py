@@ -77,6 +77,17 @@ MEASURED = {
 PREPARED = {"peers": ("peers", "default")}
 
 
+def missing_peers(evidence, names):
+    """Why a peer that an option names cannot be used, if parts will measure it: seconds, where they would find out after minutes."""
+    options = evidence.options
+    places = [word for peer in PEERS_BY_PLACE if getattr(options, peer) for word in (f"--{peer}", getattr(options, peer))]
+    if options.without_peers or not places or not {"errors", "peers", "decode"} & set(names):
+        return None
+    code, output = run([*PROGRAM, "--find", *places], LIMITS["find"])
+    evidence.log("find-peers", output)
+    return (last_lines(output) or f"exit code {code}") if code != 0 else None
+
+
 def peers(evidence):
     """Every shape on PyTorch's kernels, FlashAttention-3 and 4, and the planner's choice, in turn, and a few on what PyTorch chooses by
     itself; or all on the planner's choice alone."""

@@ -60,9 +60,12 @@ sys.exit(3 * (fault == "cut" and words[0] == "bench"))
 "#;
 
 /// FAULT=without leaves FlashAttention-4 out, FAULT=slow makes the peer of decode the faster one, FAULT=alone leaves our own row out, FAULT=ends ends with an error after all,
-/// FAULT=uncompiled compiles nothing.
+/// FAULT=uncompiled compiles nothing, FAULT=absent lacks a peer.
 const PEERS: &str = r#"import json, os, sys
 words, fault = sys.argv, os.environ.get("FAULT")
+if "--find" in words:
+    assert "--fa3" in words and "--cudnn" in words, words
+    sys.exit("fa3: not installed (no such file)" if fault == "absent" else 0)
 assert ("--cudnn" in words) == ("--with" in words and "default" not in words)
 of = lambda option: [words[at + 1] for at, word in enumerate(words) if word == option]
 files, shapes = [name.rpartition("/")[2] for name in of("--file")], of("--shape")
@@ -507,14 +510,34 @@ fn what_peers_compile_is_compiled_in_advance() {
         text.contains(" s by the clock, on 1 GPU\npassed; see "),
         "{text}"
     );
-    let (code, text) = host.run_with("one", "errors", "uncompiled", &places[..2]);
+    // What cannot be compiled is a failure of the parts that use it, and of no other.
+    let (code, text) = host.run_with("one", "errors,bench,decode", "uncompiled", &places);
     assert_eq!(code, Some(1), "{text}");
-    let words = "FAILED  compiling fa4: exit code 3";
-    assert!(text.contains(words), "{text}");
-    assert_eq!(
-        host.json("summary.json")["parts"]["errors"]["passed"],
-        false
-    );
+    let parts = host.json("summary.json")["parts"].clone();
+    for (part, peer) in [("errors", "fa4"), ("decode", "flashinfer")] {
+        let words = format!("compiling {peer}: exit code 3");
+        assert!(parts[part].to_string().contains(&words), "{parts}");
+    }
+    assert_eq!(parts["bench"]["passed"], true, "{parts}");
+}
+
+/// Found out at once, not after minutes, and before anything is deleted.
+#[test]
+fn a_peer_that_is_named_must_be_there() {
+    let host = Host::new();
+    assert_eq!(host.run("one", "errors,decode", "").0, Some(0));
+    let before = host.json("decode.json");
+    for commit in ["one", "two"] {
+        let (code, text) = host.run(commit, "bench,decode", "absent");
+        assert_eq!(code, Some(2), "{text}");
+        let words = "a peer that was named is not there:\nfa3: not installed (no such file)";
+        assert!(text.contains(words), "{text}");
+        assert_eq!(host.json("decode.json"), before);
+        assert!(!host.out().join("noise.json").exists());
+    }
+    // Parts without peers do not mind.
+    assert_eq!(host.run("one", "bench", "absent").0, Some(0));
+    assert_eq!(host.json("decode.json"), before);
 }
 
 #[test]
