@@ -6,7 +6,7 @@ import os
 from host import LIMITS, last_lines, on, ptx, run, warptile
 from problems import DECODE, PROGRAM, files, of_sequences, shapes
 
-# Peers that compile, and which of them a part uses.
+# Peers that compile, and which of them each part uses that measures peers.
 COMPILED = ("fa4", "flashinfer")
 USES = {"errors": ("fa4",), "peers": ("fa4",), "decode": COMPILED}
 

@@ -73,7 +73,7 @@ MEASURED = {
 }
 
 # Those that are prepared while other parts run, by the part that measures them. `decode` is not: such a process crashed three
-# times of four, and one that is not prepared takes 31 s for everything.
+# times of four, and one that is not prepared takes 45 s for everything.
 PREPARED = {"peers": ("peers", "default")}
 
 
@@ -81,7 +81,7 @@ def missing_peers(evidence, names):
     """Why a peer that an option names cannot be used, if parts will measure it: seconds, where they would find out after minutes."""
     options = evidence.options
     places = [word for peer in PEERS_BY_PLACE if getattr(options, peer) for word in (f"--{peer}", getattr(options, peer))]
-    if options.without_peers or not places or not {"errors", "peers", "decode"} & set(names):
+    if options.without_peers or not places or not USES.keys() & set(names):
         return None
     code, output = run([*PROGRAM, "--find", *places], LIMITS["find"])
     evidence.log("find-peers", output)

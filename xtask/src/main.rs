@@ -108,12 +108,8 @@ enum Task {
 
     /// Regenerate the tables and plots of README.md and docs/
     ///
-    /// Fills what stands between `<!-- generated: NAME -->` and `<!-- end generated -->`: `support` (which kernels for which
-    /// GPU), `unproven` (images that no GPU has proven), `parts` (what each part of the evidence took), `checks` (tests, random problems, repeated launches, sanitizer),
-    /// `acceptance` (the predecessor's acceptance problems), `counters` (hardware counters), `speed` and `ratios` (speed
-    /// against the peers, in six rows and in all), `behind` (where a peer is faster), `decode` and `decode-short` (few queries on
-    /// many keys), `cpu`, `start`, `uneven`, `families`, `bench` (every row of evidence/bench-*.json) and `plots` (links to docs/plots,
-    /// which is drawn from the same rows). docs/evidence.md says where the evidence comes from.
+    /// Fills what stands between `<!-- generated: NAME -->` and `<!-- end generated -->`, and draws docs/plots. A name that no block
+    /// has is an error, which lists all that there are. docs/evidence.md says where the evidence comes from.
     ///
     /// Fails if a speed relative to the best peer is more than 3% below the stored evidence/baseline-GPU.json.
     Report {

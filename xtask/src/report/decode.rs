@@ -266,7 +266,7 @@ fn text(rows: &[DecodeRow], columns: usize, shown: impl Fn(&&Line<'_>) -> bool) 
     if let Some(least) = ratios.iter().copied().min_by(f64::total_cmp) {
         let lost = ratios.iter().filter(|&&ratio| ratio < LOST).count();
         text.push_str(&format!(
-            "\nMore than 1% behind the best peer: {lost} of {} problems; the lowest ratio is {least:.2}.\n",
+            "\nMore than 1% behind the best peer: {lost} of {} problems; the lowest ratio is {least:.3}.\n",
             ratios.len()
         ));
     }
@@ -337,7 +337,7 @@ mod tests {
             ]
         );
         for line in [
-            "More than 1% behind the best peer: 1 of 3 problems; the lowest ratio is 0.80.",
+            "More than 1% behind the best peer: 1 of 3 problems; the lowest ratio is 0.800.",
             "Within 1.02 of reading's time: 0 of 1 problems; the largest share is 1.25.",
             "on NVIDIA H200; driver CUDA 13.0, 2026-11-21.",
         ] {

@@ -35,8 +35,8 @@ pub(super) fn text(starts: &[Start]) -> String {
     let slowest = all.iter().copied().fold(f64::MIN, f64::max);
     format!(
         "{whole:.0} ms from a process's start to its first result on the host, in the median of {} processes one after the other (the first took \
-         {first:.0}, the slowest {slowest:.0}). {device:.0} of these are the driver's: its start, and a context on the device. Memory, a kernel and \
-         its launch take {:.1}.\n",
+         {first:.0}, the slowest {slowest:.0}). After {device:.0} of these the device is open, which is the driver's start and a context; tensors, a kernel \
+         and its launch take {:.1} more.\n",
         all.len(),
         result - device
     )
@@ -75,8 +75,8 @@ mod tests {
             text.contains("the first took 400, the slowest 400"),
             "{text}"
         );
-        assert!(text.contains(" 240 of these"), "{text}");
-        assert!(text.contains(" take 45.0."), "{text}");
+        assert!(text.contains(" After 240 of these"), "{text}");
+        assert!(text.contains(" take 45.0 more."), "{text}");
         assert_eq!(super::text(&starts[1..2]), "Nothing is measured yet.\n");
     }
 }
