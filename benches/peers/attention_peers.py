@@ -74,10 +74,10 @@ METHODS = ("graph", "call")
 class Run:
     """One peer on one problem: the graph that is replayed, and the calls that are timed one by one."""
 
-    def __init__(self, name, call, copies):
+    def __init__(self, name, call, copies, calls):
         self.name = name
         self.call = lambda i: call(i % copies)
-        self.copies = copies
+        self.calls = calls
         self.next = 0
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -88,12 +88,12 @@ class Run:
         self.graph = torch.cuda.CUDAGraph()
         # What the calls return is kept: outputs that are freed and reused would stay in the cache.
         with torch.cuda.graph(self.graph):
-            self.outputs = [self.call(i) for i in range(copies)]
+            self.outputs = [self.call(i) for i in range(calls)]
         self.times = {method: [] for method in METHODS}
 
     def round(self, method):
         if method == "graph":
-            self.times[method].append(timed(self.graph.replay) / self.copies)
+            self.times[method].append(timed(self.graph.replay) / self.calls)
         else:
             self.next += 1
             self.times[method].append(timed(lambda: self.call(self.next)))
@@ -207,7 +207,7 @@ def sequence_runs(problem, found):
     for name, peer in found.items():
         try:
             prepared = [peer.prepare(problem, *qkv) for qkv in inputs]
-            runs[name] = Run(name, lambda i, call=peer.call, prepared=prepared: call(problem, *prepared[i]), len(inputs))
+            runs[name] = Run(name, lambda i, call=peer.call, prepared=prepared: call(problem, *prepared[i]), len(inputs), problem.calls(len(inputs)))
         except Exception as error:  # whatever a package raises, the others go on
             torch.cuda.synchronize()
             not_for(name, problem, error)
@@ -229,7 +229,7 @@ def cache_runs(problem, found):
             continue
         for variant, prepare in listed:
             try:
-                run = Run(f"{name} ({variant})", prepare(), copies)
+                run = Run(f"{name} ({variant})", prepare(), copies, problem.calls(copies))
                 run.graph.replay()
                 if name != "read":
                     for i in {0, copies - 1}:

@@ -8,15 +8,18 @@ ELEMENT_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
 # Up to so many operations for each byte of keys and values, reading them is what takes the time, as in `warptile bench`.
 OPERATIONS_PER_BYTE = 64
 
-# Inputs and outputs of one graph together: several times the L2 cache of any GPU (an H200 reports 60 MB).
+# As in crates/cli/src/bench/gpu.rs, which says why. Sets of inputs and outputs, which calls rotate through: bytes of all, and how many.
 ROTATED_BYTES = 256 << 20
-LAUNCHES_PER_GRAPH = (2, 64)
+SETS = (2, 64)
 
-# The same where reading takes the time: what the launches of a graph read together, as many launches as that takes of short
-# sequences, and the part of the memory that they may have.
+# The same where reading takes the time: bytes that are read of all sets, how many, and the part of the memory that they may have.
 READ_BYTES = 512 << 20
-READING_LAUNCHES = (2, 256)
+READING_SETS = (2, 256)
 PART_OF_MEMORY = 4
+
+# What the calls of a graph read there, and the most calls.
+REPLAYED_BYTES = 8 << 30
+MOST_CALLS = 256
 
 
 class Problem:
@@ -166,14 +169,20 @@ class Problem:
         return sum(-(-keys // self.page_rows) for keys in self.key_lengths())
 
     def copies(self, memory):
-        """Sets of inputs that launches rotate through, on a GPU with so much memory."""
+        """Sets of inputs that calls rotate through, on a GPU with so much memory."""
         if self.is_reading:
             wanted = min(-(-READ_BYTES // self.kv_bytes), memory // PART_OF_MEMORY // self.bytes())
-            least, most = READING_LAUNCHES
+            least, most = READING_SETS
         else:
             wanted = -(-ROTATED_BYTES // self.bytes())
-            least, most = LAUNCHES_PER_GRAPH
+            least, most = SETS
         return max(least, min(most, wanted))
+
+    def calls(self, copies):
+        """Calls of a graph that rotates through so many sets."""
+        if not self.is_reading:
+            return copies
+        return max(copies, min(MOST_CALLS, -(-REPLAYED_BYTES // self.kv_bytes)))
 
     def row(self):
         """What every row says of its problem."""

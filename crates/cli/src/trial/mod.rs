@@ -343,7 +343,7 @@ impl<'a> Trial<'a> {
             let of_call = case.try_call()?.problem();
             let in_use = gpu.plan(of_call, &family)?;
             with_bench(&case, &gpu, |bench| {
-                let launches = bench.sets().next_multiple_of(LAUNCHES);
+                let launches = bench.launches().next_multiple_of(LAUNCHES);
                 Ok(missing.into_iter().try_for_each(|one| {
                     let (new, launches_of_b) = match one.image {
                         Some(image) => {

@@ -93,7 +93,7 @@ pub(super) fn screen(
     plans: &[Plan],
     fastest_so_far: &mut dyn FnMut(&Plan, f64),
 ) -> warptile_check::Result<Vec<f64>> {
-    let launches = bench.sets();
+    let launches = bench.launches();
     let of_launch = |microseconds: f64| microseconds / launches as f64;
     let mut fastest = f64::INFINITY;
     let mut times: Vec<Vec<f64>> = Vec::new();
@@ -147,7 +147,7 @@ pub(super) fn compare(
 ) -> warptile_check::Result<Vec<f64>> {
     let pair = Pair {
         plans: [old, new],
-        launches: [bench.sets(); 2],
+        launches: [bench.launches(); 2],
         blocks,
     };
     let blocks = blocks::measure(bench, &pair)?;

@@ -178,8 +178,8 @@ impl Watched<'_> {
 }
 
 impl Bench for Watched<'_> {
-    fn sets(&self) -> usize {
-        self.bench.sets()
+    fn launches(&self) -> usize {
+        self.bench.launches()
     }
 
     fn once(&mut self, plan: &Plan) -> warptile_check::Result<f64> {
