@@ -290,18 +290,30 @@ template <class Traits> class Ring {
         const KeyElement* const my_values = static_cast<const KeyElement*>(params.v.address) + rows.offset(params, params.v, my_key, page);
         const int first_of_group = thread.team_warp() * Traits::WARP_KEYS;
         const unsigned to = thread.address_of(thread.stage_at(load_stage)) + first_of_group * Traits::KEY_ROW_BYTES;
+        const auto place_of = [&](int row) { return to + row * Traits::KEY_ROW_BYTES + thread.swizzled_key(first_of_group + row, chunk); };
+        if constexpr (Traits::loads_keys_first()) {
+            const auto copy_rows = [&](const KeyElement* mine, unsigned bytes, int end) {
+#pragma unroll
+                for (int row = first_row; row < Traits::WARP_KEYS + first_row; row += AT_ONCE)
+                    copy(place_of(row) + bytes, shuffled(mine, row) + column, row >= low && row < end);
+            };
+            static_assert(Traits::KEY_ROW_CHUNKS == LANES, "a chunk of a row for each lane");
+            copy_rows(my_keys, 0, high_of_keys);
+            copy_rows(my_values, Traits::GROUP_BYTES, high_of_values);
+        } else {
 #pragma unroll 4
-        for (int i = 0; i < Traits::WARP_KEYS; i += AT_ONCE) {
-            const int row = i + first_row;
-            const unsigned at = to + row * Traits::KEY_ROW_BYTES + thread.swizzled_key(first_of_group + row, chunk);
-            copy(at, shuffled(my_keys, row) + column, row >= low && row < high_of_keys);
-            copy(at + Traits::GROUP_BYTES, shuffled(my_values, row) + column, row >= low && row < high_of_values);
-            if constexpr (Traits::KEY_ROW_CHUNKS > LANES) {
-                static_assert(Traits::KEY_ROW_CHUNKS == 2 * LANES, "two chunks of a row for each lane");
-                constexpr int BYTES = LANES * CHUNK_BYTES, COLUMNS = LANES * CHUNK<KeyElement>;
-                const bool exists = row >= low && row < high;
-                copy(at + BYTES, shuffled(my_keys, row) + column + COLUMNS, exists && column + COLUMNS < params.head_dim);
-                copy(at + Traits::GROUP_BYTES + BYTES, shuffled(my_values, row) + column + COLUMNS, exists && column + COLUMNS < params.value_dim);
+            for (int i = 0; i < Traits::WARP_KEYS; i += AT_ONCE) {
+                const int row = i + first_row;
+                const unsigned at = place_of(row);
+                copy(at, shuffled(my_keys, row) + column, row >= low && row < high_of_keys);
+                copy(at + Traits::GROUP_BYTES, shuffled(my_values, row) + column, row >= low && row < high_of_values);
+                if constexpr (Traits::KEY_ROW_CHUNKS > LANES) {
+                    static_assert(Traits::KEY_ROW_CHUNKS == 2 * LANES, "two chunks of a row for each lane");
+                    constexpr int BYTES = LANES * CHUNK_BYTES, COLUMNS = LANES * CHUNK<KeyElement>;
+                    const bool exists = row >= low && row < high;
+                    copy(at + BYTES, shuffled(my_keys, row) + column + COLUMNS, exists && column + COLUMNS < params.head_dim);
+                    copy(at + Traits::GROUP_BYTES + BYTES, shuffled(my_values, row) + column + COLUMNS, exists && column + COLUMNS < params.value_dim);
+                }
             }
         }
         if (PlacedRows::is_branchless() || rows.is_paged()) {
