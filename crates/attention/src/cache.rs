@@ -1,5 +1,6 @@
 //! A cache of keys and values in pages, and who holds which page.
 
+mod page;
 mod pool;
 mod step;
 
@@ -15,6 +16,7 @@ use crate::{
     QuantizedType, Queries, Result, Scales,
 };
 
+use page::PageLayout;
 use pool::Pool;
 pub use pool::SequenceId;
 use step::{Form, Step};
@@ -71,23 +73,22 @@ use step::{Form, Step};
 pub struct KvCache<T: Element> {
     backend: Backend,
     layers: Vec<Layer<T>>,
-    page_rows: usize,
-    pages: usize,
+    page_layout: PageLayout,
     pool: Pool,
     step: Step,
 }
 
-/// Keys and values of a layer.
+/// Keys and values of a layer, in one allocation: a [`PageLayout`] says where.
 #[expect(
     clippy::large_enum_variant,
     reason = "one for each layer, in a list that is made once"
 )]
 enum Layer<T: Element> {
-    Same([Tensor<T>; 2]),
+    Same(Tensor<T>),
     Quantized {
         element: QuantizedType,
         /// The bits of its numbers.
-        bits: [Tensor<u8>; 2],
+        bits: Tensor<u8>,
         /// One for each key/value head, of the keys and of the values. They stay where they are.
         scales: [Tensor<f32>; 2],
     },
@@ -204,9 +205,11 @@ impl<T: Element> KvCacheBuilder<T> {
     /// A number that is beyond what attention can have: heads and head sizes, rows of a page, pages, keys of a sequence; if there
     /// is not enough memory.
     pub fn build(self, backend: &Backend) -> Result<KvCache<T>> {
-        let kv_heads = self.heads.key_value;
-        let [k, v] = [self.heads.dim, self.heads.value_dim]
-            .map(|size| Layout::bshd([self.pages, self.page_rows, kv_heads, size]));
+        let element_bytes = match self.quantized {
+            None => size_of::<T>(),
+            Some(_) => size_of::<u8>(),
+        };
+        let page_layout = PageLayout::new(self.pages, self.page_rows, &self.heads, element_bytes);
         let all = self.pages.saturating_mul(self.page_rows);
         let longest = self.longest.unwrap_or(all).min(all);
         let counts = [
@@ -227,23 +230,21 @@ impl<T: Element> KvCacheBuilder<T> {
         let columns = longest.div_ceil(self.page_rows.max(1));
         // What a step of this cache can be at most.
         let q = Layout::bshd([self.sequences, 1, self.heads.query, self.heads.dim]);
+        let [k, v] = page_layout.layouts();
         Call::builder(&q, &k, &v, T::TYPE)
             .device_block_table([self.sequences, columns])
             .device_key_lengths(self.sequences)
             .build()?;
+        let memory = page_layout.memory();
+        memory.validate("pages")?;
+        let kv_heads = self.heads.key_value;
         let ones = vec![1.0; kv_heads];
         let layer = || -> Result<Layer<T>> {
             Ok(match self.quantized {
-                None => Layer::Same([
-                    Tensor::uninit(backend, "k_pages", k)?,
-                    Tensor::uninit(backend, "v_pages", v)?,
-                ]),
+                None => Layer::Same(Tensor::uninit(backend, "pages", memory)?),
                 Some(element) => Layer::Quantized {
                     element,
-                    bits: [
-                        Tensor::uninit(backend, "k_pages", k)?,
-                        Tensor::uninit(backend, "v_pages", v)?,
-                    ],
+                    bits: Tensor::uninit(backend, "pages", memory)?,
                     scales: [
                         backend.tensor(&ones, [1, 1, 1, kv_heads])?,
                         backend.tensor(&ones, [1, 1, 1, kv_heads])?,
@@ -254,8 +255,7 @@ impl<T: Element> KvCacheBuilder<T> {
         Ok(KvCache {
             backend: backend.clone(),
             layers: (0..self.layers).map(|_| layer()).collect::<Result<_>>()?,
-            page_rows: self.page_rows,
-            pages: self.pages,
+            page_layout,
             pool: Pool::new(self.pages as i32, self.page_rows, longest),
             step: Step::new(backend, self.sequences, columns, longest)?,
         })
@@ -407,18 +407,19 @@ impl<T: Element> KvCache<T> {
         let form = self.step.form("k", k.layout())?;
         self.check_layer(layer)?;
         let step = &self.step;
-        let mut write = match &mut self.layers[layer] {
-            Layer::Same([keys, values]) => CacheWrite::new(k, v, (keys, values)),
+        let (layouts, values_at) = (self.page_layout.layouts(), self.page_layout.values_at());
+        let cache = match &mut self.layers[layer] {
+            Layer::Same(memory) => CacheTensors::in_one(memory, layouts, values_at, None),
             Layer::Quantized {
                 element,
-                bits: [keys, values],
+                bits,
                 scales,
             } => {
-                let scales = scales_of(scales)?;
-                let cache = CacheTensors::quantized_bits(*element, keys, values, scales);
-                CacheWrite::new(k, v, cache)
+                let quantized = scales_of(scales)?.of_type(*element);
+                CacheTensors::in_one(bits, layouts, values_at, Some(quantized))
             }
         };
+        let mut write = CacheWrite::new(k, v, cache);
         if form == Form::Packed {
             write = write.packed(step.offsets());
         }
@@ -441,12 +442,15 @@ impl<T: Element> KvCache<T> {
     pub fn keys(&self, layer: usize) -> Result<Keys<'_, T>> {
         self.check_layer(layer)?;
         let keys = match &self.layers[layer] {
-            Layer::Same([k, v]) => Keys::new(k, v),
+            Layer::Same(memory) => Keys::of(self.page_layout.parts(memory), None),
             Layer::Quantized {
                 element,
-                bits: [k, v],
+                bits,
                 scales,
-            } => Keys::quantized_bits(*element, k, v, scales_of(scales)?),
+            } => {
+                let quantized = scales_of(scales)?.of_type(*element);
+                Keys::of(self.page_layout.parts(bits), Some(quantized))
+            }
         };
         let layout = [self.step.batch(), self.step.columns()];
         Ok(match self.step.on_device()? {
@@ -472,15 +476,33 @@ impl<T: Element> KvCache<T> {
         })
     }
 
-    /// The pages of keys and of values of a layer, for kernels of one's own. While somebody holds a clone of one nothing can be
-    /// appended.
+    /// The pages of keys and of values of a layer, each `[pages, page rows, heads, head size]`, for kernels of one's own. While
+    /// somebody holds one, nothing can be appended: [`CacheWrite::run`] returns [`Error::Shared`].
+    ///
+    /// Both are views of one allocation, in which a page's values follow its keys, and the next page follows these. So both have
+    /// the same distance from page to page, `layout().strides[0]` elements: a page of keys and one of values, each rounded up to a
+    /// multiple of 16 bytes. Rows and heads of a page are dense.
+    ///
+    /// ```
+    /// use warptile::{Backend, KvCache};
+    ///
+    /// # fn main() -> warptile::Result<()> {
+    /// let cache = KvCache::<f32>::builder(2, 24).value_dim(16).build(&Backend::cpu())?;
+    /// let [keys, values] = cache.tensors(0)?;
+    /// assert_eq!((keys.shape(), values.shape()), ([256, 16, 2, 24], [256, 16, 2, 16]));
+    /// let page = 16 * 2 * (24 + 16);
+    /// assert_eq!(keys.layout().strides, [page, 2 * 24, 24, 1]);
+    /// assert_eq!(values.layout().strides, [page, 2 * 16, 16, 1]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If there is no such layer, or the cache is quantized: see [`bits`](Self::bits).
-    pub fn tensors(&self, layer: usize) -> Result<[&Tensor<T>; 2]> {
+    pub fn tensors(&self, layer: usize) -> Result<[Tensor<T>; 2]> {
         self.check_layer(layer)?;
         match &self.layers[layer] {
-            Layer::Same(tensors) => Ok(tensors.each_ref()),
+            Layer::Same(memory) => self.page_layout.views(memory),
             Layer::Quantized { .. } => Err(Error::Presence {
                 argument: "k_pages",
                 rule: "is quantized",
@@ -492,10 +514,10 @@ impl<T: Element> KvCache<T> {
     ///
     /// # Errors
     /// If there is no such layer, or the cache is not quantized.
-    pub fn bits(&self, layer: usize) -> Result<[&Tensor<u8>; 2]> {
+    pub fn bits(&self, layer: usize) -> Result<[Tensor<u8>; 2]> {
         self.check_layer(layer)?;
         match &self.layers[layer] {
-            Layer::Quantized { bits, .. } => Ok(bits.each_ref()),
+            Layer::Quantized { bits, .. } => self.page_layout.views(bits),
             Layer::Same(_) => Err(Error::Presence {
                 argument: "k_pages",
                 rule: "is not quantized",
@@ -528,7 +550,7 @@ impl<T: Element> KvCache<T> {
     /// Pages of each layer.
     #[must_use]
     pub fn pages(&self) -> usize {
-        self.pages
+        self.page_layout.pages()
     }
 
     /// Pages that no sequence holds.
@@ -540,7 +562,7 @@ impl<T: Element> KvCache<T> {
     /// Rows of a page.
     #[must_use]
     pub fn page_rows(&self) -> usize {
-        self.page_rows
+        self.page_layout.page_rows()
     }
 
     /// The most keys that a sequence can have.
@@ -557,8 +579,8 @@ impl<T: Element> fmt::Debug for KvCache<T> {
             "KvCache<{}>({} layers of {} pages of {} rows, {} free, on {})",
             T::TYPE,
             self.layers.len(),
-            self.pages,
-            self.page_rows,
+            self.pages(),
+            self.page_rows(),
             self.free_pages(),
             self.backend
         )

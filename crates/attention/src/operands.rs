@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use warptile_driver::{DeviceBuffer, DeviceSlice};
 
+use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::lengths::{LengthsRequest, Request};
@@ -13,7 +14,7 @@ use crate::quantized::{
     K_SCALE, KeyView, Quantization, Quantized, QuantizedType, V_SCALE, check_values,
 };
 use crate::tensor::Bytes;
-use crate::{Element, Tensor, View};
+use crate::{Element, Layout, Tensor, View};
 
 /// A 32-bit number that counts rows or pages: `i32` or `u32`. A `u32` beyond `i32::MAX` counts as negative, which kernels clamp.
 pub trait LengthElement: Pod + sealed::Sealed {}
@@ -264,11 +265,66 @@ impl<'a> DeviceScales<'a> {
     }
 }
 
+/// The keys or the values of a call, and where they lie in a tensor that may have both.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part<'a> {
+    memory: &'a dyn Bytes,
+    layout: Layout,
+    /// Bytes before the first element.
+    at: usize,
+}
+
+impl<'a> Part<'a> {
+    /// All of a tensor.
+    pub(crate) fn all(tensor: &'a dyn Bytes) -> Self {
+        Part {
+            memory: tensor,
+            layout: *tensor.layout(),
+            at: 0,
+        }
+    }
+
+    /// From the element `at` on, in this layout.
+    pub(crate) fn of<C: Pod + Send + Sync>(
+        memory: &'a Tensor<C>,
+        at: usize,
+        layout: Layout,
+    ) -> Self {
+        Part {
+            memory,
+            layout,
+            at: at.saturating_mul(size_of::<C>()),
+        }
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(crate) fn backend(&self) -> &'a Backend {
+        self.memory.backend()
+    }
+
+    /// Whether it starts at a multiple of 16 bytes. On the CPU it does not matter.
+    fn starts_aligned(&self) -> bool {
+        self.memory.starts_aligned() && self.at.is_multiple_of(16)
+    }
+
+    fn on_host(&self, argument: &'static str) -> Result<&'a [u8]> {
+        let bytes = self.memory.on_host(argument)?;
+        Ok(bytes.get(self.at..).unwrap_or_default())
+    }
+
+    pub(crate) fn on_device(&self, argument: &'static str) -> Result<DeviceSlice<'a, u8>> {
+        Ok(self.memory.on_device(argument)?.slice(self.at..)?)
+    }
+}
+
 /// Keys and values of the queries' elements or quantized.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyTensors<'a> {
-    pub(crate) k: &'a dyn Bytes,
-    pub(crate) v: &'a dyn Bytes,
+    pub(crate) k: Part<'a>,
+    pub(crate) v: Part<'a>,
     /// What their bytes mean, unless they are elements of the queries' type.
     pub(crate) quantized: Option<ScaledBy<'a>>,
 }
@@ -290,15 +346,15 @@ impl ScaledBy<'_> {
 
 impl<'a> KeyTensors<'a> {
     pub(crate) fn views<T: Element>(&self) -> Result<[KeyView<'a, T>; 2]> {
-        let view = |argument, tensor: &'a dyn Bytes| -> Result<KeyView<'a, T>> {
-            let (bytes, layout) = (tensor.on_host(argument)?, *tensor.layout());
+        let view = |argument, part: &Part<'a>| -> Result<KeyView<'a, T>> {
+            let (bytes, layout) = (part.on_host(argument)?, part.layout);
             Ok(match &self.quantized {
                 // They were elements of this type before.
                 None => KeyView::Same(View::new(bytemuck::cast_slice(bytes), layout)),
                 Some(by) => KeyView::Quantized(View::new(bytes, layout), by.element),
             })
         };
-        Ok([view("k", self.k)?, view("v", self.v)?])
+        Ok([view("k", &self.k)?, view("v", &self.v)?])
     }
 
     /// Whether both start at multiples of 16 bytes. On the CPU it does not matter.
@@ -337,7 +393,7 @@ pub struct Keys<'a, T: Element> {
 impl<'a, T: Element> Keys<'a, T> {
     /// Dense keys and values.
     pub fn new(k: &'a Tensor<T>, v: &'a Tensor<T>) -> Self {
-        Self::of([k, v], None)
+        Self::of([Part::all(k), Part::all(v)], None)
     }
 
     /// Dense keys and values in 8 bits, beside queries in 16 bits or `f32`: half the memory of 16 bits, and half the bytes to read in a step
@@ -359,7 +415,7 @@ impl<'a, T: Element> Keys<'a, T> {
     /// # }
     /// ```
     pub fn quantized<Q: Quantized>(k: &'a Tensor<Q>, v: &'a Tensor<Q>, scales: Scales<'a>) -> Self {
-        Self::of([k, v], Some(scales.of_type(Q::TYPE)))
+        Self::of([Part::all(k), Part::all(v)], Some(scales.of_type(Q::TYPE)))
     }
 
     /// As [`quantized`](Self::quantized), of a type that is known at run time: the bits of its numbers.
@@ -369,10 +425,11 @@ impl<'a, T: Element> Keys<'a, T> {
         v: &'a Tensor<u8>,
         scales: Scales<'a>,
     ) -> Self {
-        Self::of([k, v], Some(scales.of_type(element)))
+        Self::of([Part::all(k), Part::all(v)], Some(scales.of_type(element)))
     }
 
-    fn of([k, v]: [&'a dyn Bytes; 2], quantized: Option<ScaledBy<'a>>) -> Self {
+    /// Of elements `T`, unless `quantized` says otherwise.
+    pub(crate) fn of([k, v]: [Part<'a>; 2], quantized: Option<ScaledBy<'a>>) -> Self {
         Keys {
             tensors: KeyTensors { k, v, quantized },
             side: Side::default(),

@@ -180,9 +180,16 @@ impl<T: Pod> Tensor<T> {
     /// # Errors
     /// [`Error::BufferTooSmall`] if the layout reaches beyond the memory.
     pub fn view_as(&self, layout: Layout) -> Result<Self> {
-        layout.check_buffer("layout", self.storage.len() - self.offset)?;
+        self.view_at(0, layout)
+    }
+
+    /// As [`view_as`](Self::view_as), counted from the element `at` on.
+    pub(crate) fn view_at(&self, at: usize, layout: Layout) -> Result<Self> {
+        let offset = self.offset.saturating_add(at);
+        layout.check_buffer("layout", self.storage.len().saturating_sub(offset))?;
         Ok(Tensor {
             layout,
+            offset,
             ..self.clone()
         })
     }

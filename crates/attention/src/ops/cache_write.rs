@@ -73,6 +73,7 @@ enum Memory<'a> {
     Apart(&'a mut (dyn Bytes + 'static), &'a mut (dyn Bytes + 'static)),
     Together {
         memory: &'a mut (dyn Bytes + 'static),
+        /// Of the keys, and of the values.
         layouts: [Layout; 2],
         /// In elements of the cache.
         values_at: usize,
@@ -140,6 +141,21 @@ impl<'a, T: Element> CacheTensors<'a, T> {
         }
     }
 
+    /// In one tensor, of elements `T` unless `quantized` says otherwise.
+    pub(crate) fn in_one(
+        memory: &'a mut (dyn Bytes + 'static),
+        layouts: [Layout; 2],
+        values_at: usize,
+        quantized: Option<ScaledBy<'a>>,
+    ) -> Self {
+        let memory = Memory::Together {
+            memory,
+            layouts,
+            values_at,
+        };
+        Self::of(memory, quantized)
+    }
+
     /// A cache whose keys and values lie in one tensor: keys from its first element on, values from the one `values_at` on, in
     /// these layouts.
     pub fn together(
@@ -148,12 +164,7 @@ impl<'a, T: Element> CacheTensors<'a, T> {
         values: Layout,
         values_at: usize,
     ) -> Self {
-        let memory = Memory::Together {
-            memory,
-            layouts: [keys, values],
-            values_at,
-        };
-        Self::of(memory, None)
+        Self::in_one(memory, [keys, values], values_at, None)
     }
 
     /// A cache in 8 bits: what it holds is the nearest to each number divided by its scale, after the rotation.
@@ -198,12 +209,8 @@ impl<'a, T: Element> CacheTensors<'a, T> {
         values_at: usize,
         scales: Scales<'a>,
     ) -> Self {
-        let memory = Memory::Together {
-            memory,
-            layouts: [keys, values],
-            values_at,
-        };
-        Self::of(memory, Some(scales.of_type(Q::TYPE)))
+        let quantized = Some(scales.of_type(Q::TYPE));
+        Self::in_one(memory, [keys, values], values_at, quantized)
     }
 }
 

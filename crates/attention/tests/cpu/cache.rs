@@ -449,12 +449,41 @@ fn tensors_must_have_the_rows_of_the_step() {
         text(cache.append(0, &tensor(2, 13), &dense)),
         "k has batch 2 and length 13; the step has 2 sequences of 12 new rows, or batch 1 and length 0 one after the other"
     );
-    let held = cache.tensors(0).unwrap()[0].clone();
+    let held = cache.tensors(0).unwrap();
     assert_eq!(
         text(cache.append(0, &dense, &dense).unwrap().run()),
         "k_pages shares its elements with another tensor; an output needs elements of its own"
     );
     drop(held);
+}
+
+/// Of each page the keys, then the values, and then the next page.
+#[test]
+fn a_pages_keys_and_values_lie_next_to_each_other() {
+    let backend = Backend::cpu();
+    let mut cache = KvCache::<f32>::builder(1, 16)
+        .value_dim(8)
+        .pages(2)
+        .page_rows(2)
+        .build(&backend)
+        .unwrap();
+    let sequence = cache.allocate();
+    cache.step(&[(sequence, 4)]).unwrap();
+    let k: Vec<f32> = (0..64).map(|i| i as f32).collect();
+    let v: Vec<f32> = (100..132).map(|i| i as f32).collect();
+    let new_k = backend.tensor(&k, [1, 4, 1, 16]).unwrap();
+    let new_v = backend.tensor(&v, [1, 4, 1, 8]).unwrap();
+    cache.append(0, &new_k, &new_v).unwrap().run().unwrap();
+    let pages = cache.pages_of(sequence).unwrap();
+    let [first, second] = [0, 1].map(|page| pages.iter().position(|&p| p == page).unwrap());
+    let [keys, values] = cache.tensors(0).unwrap();
+    assert_eq!(keys.layout(), &Layout::new([2, 2, 1, 16], [48, 16, 16, 1]));
+    assert_eq!(values.layout(), &Layout::new([2, 2, 1, 8], [48, 8, 8, 1]));
+    let page = |place: usize| (&k[place * 32..][..32], &v[place * 16..][..16]);
+    let ((k0, v0), (k1, v1)) = (page(first), page(second));
+    assert_eq!(keys.to_vec().unwrap(), [k0, v0, k1].concat());
+    assert_eq!(values.to_vec().unwrap(), [v0, k1, v1].concat());
+    assert_eq!(keys.entries(1..2).unwrap().to_vec().unwrap(), k1);
 }
 
 #[test]

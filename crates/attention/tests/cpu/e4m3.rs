@@ -1,9 +1,10 @@
 //! Keys and values in e4m3 on the CPU.
 
+use half::f16;
 use quickcheck::quickcheck;
 use warptile::{
-    Attention, Backend, CacheTensors, CacheWrite, E4m3, Error, Keys, KvCache, Mask, QuantizedType,
-    Scales,
+    Attention, Backend, CacheTensors, CacheWrite, E4m3, Error, Keys, KvCache, Layout, Mask,
+    QuantizedType, Scales, Tensor,
 };
 
 use crate::common::{Any, verify};
@@ -84,6 +85,69 @@ fn a_cache_in_e4m3_is_attention_to_what_is_left() {
     }
     assert!(cache.tensors(1).is_err());
     assert_eq!(cache.bits(1).unwrap()[0].layout().head_dim(), SIZE);
+}
+
+/// The keys of a page are 8 bytes: so many follow that are nobody's.
+#[test]
+fn keys_and_values_of_the_smallest_pages_begin_at_multiples_of_16_bytes() {
+    let backend = Backend::cpu();
+    let mut cache = { KvCache::<f16>::builder(1, 8) }
+        .pages(3)
+        .page_rows(1)
+        .quantized(QuantizedType::E4m3)
+        .build(&backend)
+        .unwrap();
+    let sequence = cache.allocate();
+    cache.step(&[(sequence, 3)]).unwrap();
+    let tensor = |rows: [f32; 3]| {
+        let data: Vec<f16> = { rows.iter() }
+            .flat_map(|&x| [f16::from_f32(x); 8])
+            .collect();
+        backend.tensor(&data, [1, 3, 1, 8]).unwrap()
+    };
+    // Equal scores: the output is the mean of the values.
+    let (k, v) = (tensor([0.5; 3]), tensor([1.0, 2.0, 6.0]));
+    cache.append(0, &k, &v).unwrap().run().unwrap();
+    let output = Attention::new().forward(&k, cache.keys(0).unwrap());
+    let out = output.unwrap().out.to_vec().unwrap();
+    assert_eq!(out, [f16::from_f32(3.0); 24]);
+
+    let [keys, values] = cache.bits(0).unwrap();
+    let layout = Layout::new([3, 1, 1, 8], [32, 8, 8, 1]);
+    assert_eq!([keys.layout(), values.layout()], [&layout; 2]);
+    let bits = |x: f32| [E4m3::from_f32(x).to_bits(); 8];
+    let first = cache.pages_of(sequence).unwrap()[0] as usize;
+    let page = |part: &Tensor<u8>| part.entries(first..first + 1).unwrap().to_vec();
+    assert_eq!(page(&keys).unwrap(), bits(0.5));
+    assert_eq!(page(&values).unwrap(), bits(1.0));
+    let memory = keys.to_vec().unwrap();
+    assert_eq!(memory[8..16], [0; 8]);
+    assert_eq!(memory[16..24], values.to_vec().unwrap()[..8]);
+
+    // In 16 bits there is no gap.
+    let cache = KvCache::<f16>::builder(1, 8).page_rows(1).build(&backend);
+    let [keys, _] = cache.unwrap().tensors(0).unwrap();
+    assert_eq!(keys.layout().strides, [16, 8, 8, 1]);
+}
+
+/// Pages of one's own, of a type that is known at run time.
+#[test]
+fn bits_are_written_and_read_as_numbers_are() {
+    let backend = Backend::cpu();
+    let new = backend.tensor(&[0.75_f32; 16], [1, 1, 1, 16]).unwrap();
+    let pages = || backend.tensor(&[0_u8; 32], [2, 1, 1, 16]).unwrap();
+    let (mut keys, mut values) = (pages(), pages());
+    let scales = || Scales::new(&[0.5], &[0.25]);
+    let element = QuantizedType::E4m3;
+    let cache = CacheTensors::quantized_bits(element, &mut keys, &mut values, scales());
+    let write = CacheWrite::new(&new, &new, cache);
+    write.slots(&[1]).run().unwrap();
+    let [k, v] = [&keys, &values].map(|pages| pages.entries(1..2).unwrap());
+    assert_eq!(k.to_vec().unwrap(), [E4m3::from_f32(1.5).to_bits(); 16]);
+    assert_eq!(v.to_vec().unwrap(), [E4m3::from_f32(3.0).to_bits(); 16]);
+    let keys = Keys::quantized_bits(element, &k, &v, scales());
+    let output = Attention::new().forward(&new, keys).unwrap();
+    assert_eq!(output.out.to_vec().unwrap(), [0.75; 16]);
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! A cache on a GPU: where its numbers are, what kernels are told of them, captures, and failures.
 
+use bytemuck::Pod;
 use half::f16;
 use quickcheck::QuickCheck;
 use warptile::kernels::abi;
 use warptile::{
-    Attention, Backend, Error, KvCache, Mask, Pairing, Result, Rotary, SequenceId, Tensor,
+    Attention, Backend, Error, KvCache, KvCacheBuilder, Mask, Pairing, QuantizedType, Result,
+    Rotary, SequenceId, Tensor,
 };
 use warptile_driver::{Driver, DriverError, Graph};
 use warptile_fake_cuda::{FakeDriver, FakeLaunch};
@@ -142,10 +144,91 @@ fn values_may_have_another_head_size() {
         assert_eq!(done.unwrap().out.shape(), [1, 20, 4, 128]);
         backend.synchronize().unwrap();
         let block = written(&fake.launches()[0]);
-        let strides = |size: i64| [16 * 2 * size, 2 * size, size];
         for (pages, size) in [(block.k_pages, 192), (block.v_pages, 128)] {
-            let [page, row, head] = strides(size);
-            assert_eq!((pages.batch, pages.row, pages.head), (page, row, head));
+            let found = (pages.batch, pages.row, pages.head);
+            assert_eq!(found, (16 * 2 * (192 + 128), 2 * size, size));
+        }
+    }
+    fake.assert_clean();
+}
+
+/// The pages of keys and of values that a step's write and its read are told of, after both were launched without a wait between them.
+/// Where no kernel reads such a cache, only the write's.
+fn pages_of_a_step<C: Pod>(
+    fake: &FakeDriver,
+    backend: &Backend,
+    builder: KvCacheBuilder<f16>,
+    [size, value_size]: [usize; 2],
+    views: impl Fn(&KvCache<f16>) -> Result<[Tensor<C>; 2]>,
+) -> Vec<[abi::Tensor; 2]> {
+    let mut cache = builder
+        .value_dim(value_size)
+        .pages(5)
+        .build(backend)
+        .unwrap();
+    let sequence = cache.allocate();
+    cache.step(&[(sequence, 3)]).unwrap();
+    let k = tensor(backend, [1, 3, 1, size]).unwrap();
+    let v = tensor(backend, [1, 3, 1, value_size]).unwrap();
+    fake.forget_launches();
+    cache.append(0, &k, &v).unwrap().run().unwrap();
+    let read = Attention::new().forward(&k, cache.keys(0).unwrap());
+    backend.synchronize().unwrap();
+    let launches = fake.launches();
+    assert_eq!(launches.len(), 1 + usize::from(read.is_ok()));
+    let write: abi::Append =
+        bytemuck::pod_read_unaligned(&launches[0].params()[..size_of::<abi::Append>()]);
+    let mut pages = vec![[write.k_pages, write.v_pages]];
+    pages.extend(launches.get(1).map(|read| [block(read).k, block(read).v]));
+    // The views for kernels of one's own are of the same places.
+    let views = views(&cache).unwrap();
+    for [keys, values] in &pages {
+        for (given, view) in [(keys, &views[0]), (values, &views[1])] {
+            assert_eq!(given.address, view.device_slice().unwrap().pointer());
+            assert_eq!(given.batch as usize, view.layout().strides[0]);
+        }
+    }
+    pages
+}
+
+/// Keys and values are in one allocation, of each page the values after the keys.
+#[test]
+fn a_pages_keys_and_values_lie_next_to_each_other() {
+    let fake = FakeDriver::open();
+    {
+        let backend = Backend::cuda_with(&driver(&fake), 0).unwrap();
+        let check =
+            |pages: Vec<[abi::Tensor; 2]>, launches, bytes: u64, [values_at, page]: [u64; 2]| {
+                assert_eq!(pages.len(), launches);
+                for [k, v] in pages {
+                    assert!(k.address.is_multiple_of(16));
+                    assert_eq!(v.address, k.address + values_at);
+                    assert_eq!(
+                        [k.batch, v.batch].map(|elements| elements as u64 * bytes),
+                        [page; 2]
+                    );
+                }
+            };
+        for (sizes, rows, places) in [
+            ([64, 64], 16, [16 * 128, 16 * 256]),
+            ([192, 128], 16, [16 * 384, 16 * 640]),
+            ([8, 8], 1, [16, 32]),
+        ] {
+            let builder = KvCache::builder(1, sizes[0]).page_rows(rows);
+            let views = |cache: &KvCache<f16>| cache.tensors(0);
+            let pages = pages_of_a_step(&fake, &backend, builder, sizes, views);
+            check(pages, 2, 2, places);
+        }
+        // A page's keys and values of the last are 8 bytes each, with a gap of 8 behind them. No kernel reads such heads in 8 bits.
+        for (sizes, rows, launches, places) in [
+            ([64, 64], 16, 2, [16 * 64, 16 * 128]),
+            ([8, 8], 1, 1, [16, 32]),
+        ] {
+            let builder = KvCache::builder(1, sizes[0]).page_rows(rows);
+            let builder = builder.quantized(QuantizedType::E4m3);
+            let views = |cache: &KvCache<f16>| cache.bits(0);
+            let pages = pages_of_a_step(&fake, &backend, builder, sizes, views);
+            check(pages, launches, 1, places);
         }
     }
     fake.assert_clean();

@@ -20,7 +20,7 @@ mod sync;
 
 use half::f16;
 use warptile::gpu::{Addresses, Gpu};
-use warptile::kernels::abi::{Declared, Forward, ForwardTma};
+use warptile::kernels::abi::{Declared, Forward, ForwardE4m3, ForwardTma};
 use warptile::{Backend, Call, Choice, Tensor};
 use warptile_driver::{DeviceBuffer, Driver, Stream};
 use warptile_fake_cuda::{FakeDriver, FakeLaunch};
@@ -56,6 +56,7 @@ fn block(launch: &FakeLaunch) -> Forward {
     let at = match bytes.len() {
         n if n == size_of::<ForwardTma>() => std::mem::offset_of!(ForwardTma, forward),
         n if n == size_of::<Forward>() => 0,
+        n if n == size_of::<ForwardE4m3>() => std::mem::offset_of!(ForwardE4m3, forward),
         n => panic!(
             "{n} bytes are no block; one has {:?}",
             Forward::MEMBERS.len()
