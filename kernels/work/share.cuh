@@ -77,13 +77,14 @@ template <class Traits> class Share {
     // Asks again for what has been read ahead; with the next group of cp.async.
     __device__ void ask_again() const
     {
-        if (has_length_to_check()) cp_async_4(&state.lengths_again[threadIdx.x], params.sequences.key_lengths + threadIdx.x, true);
+        each_length([&](unsigned i) { cp_async_4(&state.lengths_again[i], params.sequences.key_lengths + i, true); });
     }
-    // Whether this thread's length is what it was, when it has come.
+    // Whether this thread's lengths are what they were, when they have come.
     __device__ bool was_right() const
     {
-        return !has_length_to_check() ||
-               clamped_length(state.lengths_again[threadIdx.x], params.sequences.key_len) == state.lengths[threadIdx.x];
+        bool right = true;
+        each_length([&](unsigned i) { right = right && is_the_same(i); });
+        return right;
     }
     // Some thread has found something that is not what it was. A barrier lies between the two.
     __device__ void note_wrong() const { state.was_wrong = true; }
@@ -219,8 +220,9 @@ template <class Traits> class Share {
         __device__ unsigned units() const { return tiles * tile_units; }
     };
     // Of sequences that are kept: of as many as there are threads, or of few where the rows of a tile are those of all warps and take most
-    // of the 99 KB that a small GPU has.
-    static constexpr int LENGTHS = Traits::BLOCK_M < 16 * Traits::WARPS ? 32 * Traits::WARPS : 32;
+    // of the 99 KB that a small GPU has. Steps of decoding have more: 256 sequences on four warps took 1.4% longer where they were not
+    // read ahead (docs/notebook-decode.md, "Lengths of many sequences").
+    static constexpr int LENGTHS = Traits::KEEPS_MANY_LENGTHS ? 512 : Traits::BLOCK_M < 16 * Traits::WARPS ? 32 * Traits::WARPS : 32;
     // In shared memory: registers are for what all threads need.
     struct State {
         unsigned at, end;       // the CTA's next unit, and the one after its last
@@ -275,9 +277,23 @@ template <class Traits> class Share {
     {
         return extent_of(offsets(all.key_offsets), lengths(all.key_lengths), all.key_len, all.key_rows, batch);
     }
-    __device__ bool has_length_to_check() const
+    __device__ bool has_length(int batch) const
     {
-        return Traits::has_lengths() && params.sequences.key_lengths && (int)threadIdx.x < params.sequences.batch;
+        return Traits::has_lengths() && params.sequences.key_lengths && batch < params.sequences.batch;
+    }
+    __device__ bool is_the_same(unsigned batch) const
+    {
+        return clamped_length(state.lengths_again[batch], params.sequences.key_len) == state.lengths[batch];
+    }
+    // Calls `work` with the number of each of this thread's sequences that has a length.
+    template <class Work> __device__ void each_length(Work work) const
+    {
+        if constexpr (LENGTHS <= Traits::THREADS) {
+            if (has_length(threadIdx.x)) work(threadIdx.x);
+        } else {
+#pragma unroll 1
+            for (unsigned i = threadIdx.x; has_length(i); i += Traits::THREADS) work(i);
+        }
     }
 
     struct RunningSum {
@@ -285,7 +301,7 @@ template <class Traits> class Share {
         unsigned all;
     };
     // THREADS sequences at a time, twice: to add up their units, and to find the one that has this CTA's first. The first THREADS are
-    // read once.
+    // read once, and so are those whose lengths are kept.
     __device__ void find_among_lengths()
     {
         const int sequences = params.sequences.batch;
@@ -320,7 +336,7 @@ template <class Traits> class Share {
 #pragma unroll 1
         for (int first = Traits::THREADS; first < sequences; first += Traits::THREADS) {
             Sequence other;
-            const RunningSum sum = read_lengths(first, other);
+            const RunningSum sum = read_lengths(first, other, true);
             find(range.begin, first, other, sum, before);
             before += sum.all;
         }
@@ -333,17 +349,20 @@ template <class Traits> class Share {
         const bool has_length = has_lengths() && !offsets(all.key_offsets) && batch < LENGTHS;
         return Sequence(*this, queries(all, batch), has_length ? Extent{0, state.lengths[batch]} : keys(all, batch));
     }
-    // What this thread's sequence asks for, of THREADS from `first` on, and the running sum of their units.
-    __device__ RunningSum read_lengths(int first, Sequence& sequence) const
+    // What this thread's sequence asks for, of THREADS from `first` on, and the running sum of their units. `again`: it has been asked before.
+    __device__ RunningSum read_lengths(int first, Sequence& sequence, bool again = false) const
     {
         const int mine = first + threadIdx.x;
         sequence = {};
+        const bool is_kept = LENGTHS > Traits::THREADS && again && mine < LENGTHS;
         if (mine < params.sequences.batch) {
             const Sequences& all = params.sequences;
-            const Extent keys = all.key_lengths && !offsets(all.key_offsets) ? Extent{0, key_length_ahead(all, mine)} : this->keys(all, mine);
+            const Extent keys = is_kept ? Extent{0, state.lengths[mine]}
+                                : all.key_lengths && !offsets(all.key_offsets) ? Extent{0, key_length_ahead(all, mine)}
+                                                                                : this->keys(all, mine);
             sequence = Sequence(*this, queries(all, mine), keys);
         }
-        if (mine < LENGTHS) state.lengths[mine] = sequence.k.len;
+        if (mine < LENGTHS && !is_kept) state.lengths[mine] = sequence.k.len;
         return running_sum(sequence.units());
     }
     // Whether this thread's sequence has a unit, of those whose first ones follow `before` others. One thread at most has it.
