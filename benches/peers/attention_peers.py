@@ -17,8 +17,8 @@ beside it is loaded first), then in the packages flash_attn_interface (built fro
 which takes no f16); FlashAttention-4 in the folder of packages that --fa4 names, then in the package flash_attn.cute. `default`
 is what PyTorch chooses among its kernels by itself; it is measured only with --peer default.
 
-Where queries meet the keys of a cache (fewer queries than keys, pages, lengths, windows, sinks), FlashInfer takes part too if it
-is installed or --flashinfer names the folder of its package, and `read`, a kernel that only reads the keys and values that some
+Where queries meet the keys of a cache (fewer queries than keys, pages, lengths, windows, sinks, keys and values in one tensor),
+FlashInfer takes part too if it is installed or --flashinfer names the folder of its package, and `read`, a kernel that only reads the keys and values that some
 query sees: nothing can be faster. Each peer's result is compared with one computed in float32; of several ways to call it the
 fastest is measured. No peer here has sinks: where the problem does, the peers' rows say that they leave them out.
 

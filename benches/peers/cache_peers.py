@@ -31,7 +31,8 @@ FLASHINFER_WORKSPACE = 512 << 20
 
 
 class Cache:
-    """Sets of inputs for one problem: queries, keys and values of each, and the lengths and pages that all share."""
+    """Sets of inputs for one problem: queries, keys and values of each, and the lengths and pages that all share. Interleaved keys and values
+    are views of one tensor, `both`."""
 
     def __init__(self, problem, element, copies):
         self.problem = problem
@@ -42,11 +43,16 @@ class Cache:
 
         self.q = normal(p.batch, p.query_len, p.heads, p.head_dim)
         self.lengths = torch.tensor(p.key_lengths(), device="cuda", dtype=torch.int32)
+        entries, rows = (p.batch, p.key_len) if p.page_rows is None else (p.pages(), p.page_rows)
+        if p.interleaved:
+            self.both = normal(entries, 2, rows, p.kv_heads, p.head_dim)
+            self.k, self.v = ([both[:, which] for both in self.both] for which in (0, 1))
+        else:
+            self.both = None
+            self.k, self.v = (normal(entries, rows, p.kv_heads, size) for size in (p.head_dim, p.value_dim))
         if p.page_rows is None:
-            self.k, self.v = (normal(p.batch, p.key_len, p.kv_heads, size) for size in (p.head_dim, p.value_dim))
             self.table = None
             return
-        self.k, self.v = (normal(p.pages(), p.page_rows, p.kv_heads, size) for size in (p.head_dim, p.value_dim))
         order = torch.randperm(p.pages(), device="cuda", dtype=torch.int32)
         self.table = torch.zeros((p.batch, -(-p.key_len // p.page_rows)), device="cuda", dtype=torch.int32)
         begin = 0
@@ -185,11 +191,21 @@ class InPages:
             self.rows = p.page_rows
         counts = [-(-keys // self.rows) for keys in p.key_lengths()]
         if p.page_rows is None:
-            indices = [torch.arange(count, dtype=torch.int32) + b * of_each for b, count in enumerate(counts)]
-            self.caches = [tuple(t.view(-1, self.rows, p.kv_heads, t.shape[-1]) for t in pair) for pair in zip(cache.k, cache.v)]
+            step = 2 * of_each if p.interleaved else of_each
+            indices = [torch.arange(count, dtype=torch.int32) + b * step for b, count in enumerate(counts)]
+
+            def in_pages(tensor):
+                return tensor.view(-1, self.rows, p.kv_heads, tensor.shape[-1])
+
+            if p.interleaved:
+                # The pages of a sequence's values follow those of its keys.
+                self.caches = [(in_pages(both)[:-of_each], in_pages(both)[of_each:]) for both in cache.both]
+            else:
+                self.caches = [(in_pages(k), in_pages(v)) for k, v in zip(cache.k, cache.v)]
         else:
             indices = [cache.table[b, :count] for b, count in enumerate(counts)]
-            self.caches = list(zip(cache.k, cache.v))
+            # FlashInfer takes one tensor as it is.
+            self.caches = cache.both or list(zip(cache.k, cache.v))
         self.indices = torch.cat(indices).cuda()
         self.starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32).cuda()
         last = [keys - (count - 1) * self.rows for keys, count in zip(p.key_lengths(), counts)]
@@ -283,14 +299,28 @@ if triton:
         tl.store(sums + cta, tl.sum(total))
 
 
+def words_to_read(cache, whole):
+    """Of each set of inputs, the words of 8 bytes from the first key on and those from the first value on. Of one tensor that is read from end
+    to end, its halves."""
+
+    def words(tensors):
+        return [tensor.view(-1).view(torch.int64) for tensor in tensors]
+
+    if cache.both is None:
+        return words(cache.k), words(cache.v)
+    if whole:
+        return zip(*(both.chunk(2) for both in words(cache.both)))
+    return words(cache.both), [both[cache.problem.unit_words :] for both in words(cache.both)]
+
+
 def read(cache):
     """A kernel that only reads the keys and values that some query sees: the least time there is."""
     p = cache.problem
     if p.head_dim != p.value_dim:
         raise RuntimeError("keys and values of different head sizes have no places in common")
-    k, v = ([tensor.view(-1).view(torch.int64) for tensor in tensors] for tensors in (cache.k, cache.v))
     # A dense cache that is read from end to end needs no list of places.
     whole = p.page_rows is None and all(span == (0, p.key_len) for span in p.read_ranges())
+    k, v = words_to_read(cache, whole)
     if not triton:
 
         def sums():

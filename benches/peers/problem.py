@@ -29,7 +29,7 @@ class Problem:
         pattern = r"b(?P<b>\d+) q(?P<q>\d+) k(?P<k>\d+) h(?P<h>\d+)(/(?P<hk>\d+))? d(?P<d>\d+)(/(?P<dv>\d+))? (?P<t>f16|bf16|f32)(?P<rest>( \S+)*)"
         words = re.fullmatch(pattern, line)
         if not words:
-            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN[/N] TYPE, in this order, then mask=, sinks, pages=, lengths=")
+            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN[/N] TYPE, in this order, then mask=, sinks, layout=interleaved, pages=, lengths=")
         self.line = line
         self.batch = int(words["b"])
         self.heads = int(words["h"])
@@ -41,6 +41,7 @@ class Problem:
         self.element = words["t"]
         self.mask = "none"
         self.sinks = False
+        self.interleaved = False
         self.page_rows = None
         self.lengths = None
         for word in words["rest"].split():
@@ -49,6 +50,8 @@ class Problem:
                 self.mask = value
             elif word == "sinks":
                 self.sinks = True
+            elif word == "layout=interleaved":
+                self.interleaved = True
             elif name == "pages" and value.isdigit() and int(value) > 0:
                 self.page_rows = int(value)
             elif word == "lengths=ragged":
@@ -57,6 +60,8 @@ class Problem:
                 self.lengths = [int(length) for length in value.split(",")]
             else:
                 raise ValueError(f"{line}: the peers do not know `{word}`")
+        if self.interleaved and self.head_dim != self.value_dim:
+            raise ValueError(f"{line}: for the peers, keys and values of one tensor have the same head size")
         if self.lengths and (len(self.lengths) != self.batch or max(self.lengths) > self.key_len):
             raise ValueError(f"{line}: {self.batch} lengths of up to {self.key_len} keys are needed")
 
@@ -74,8 +79,9 @@ class Problem:
 
     @property
     def is_plain(self):
-        """Whether every peer means the same by it: whole sequences, all of which each query sees, or those up to its own of as many keys."""
-        dense = self.page_rows is None and self.lengths is None and not self.sinks
+        """Whether every peer means the same by it: whole sequences, all of which each query sees, or those up to its own of as many keys.
+        Keys and values are in tensors of their own."""
+        dense = self.page_rows is None and self.lengths is None and not self.sinks and not self.interleaved
         return dense and (self.mask == "none" or (self.mask == "causal" and self.query_len == self.key_len))
 
     @property
@@ -125,19 +131,28 @@ class Problem:
         return [(self.seen(0, keys)[0], self.seen(self.query_len - 1, keys)[1]) for keys in lengths]
 
     def read_starts(self, table, words):
-        """Where blocks of so many words of 8 bytes begin that cover what is read, in words from the first key. `table` has the pages of
-        each sequence. A sequence's last block may go beyond its end, but not beyond its page."""
+        """Where blocks of so many words of 8 bytes begin that cover the keys that are read, in words from the first key. The values have
+        the same places, counted from the first value. `table` has the pages of each sequence. A sequence's last block may go beyond its end,
+        but not beyond its page."""
         row = self.row_bytes // 8
-        unit = (self.page_rows or self.key_len) * row
+        unit = self.unit_words
         if self.row_bytes % 8 or unit % words:
             raise RuntimeError(f"pages are no multiple of {words} words")
+        # Between those of one tensor lie as many words of values.
+        step = 2 * unit if self.interleaved else unit
         starts = []
         for sequence, (first, end) in enumerate(self.read_ranges()):
             for block in range(first * row // words, -(-end * row // words)):
                 index, inside = divmod(block * words, unit)
                 place = table[sequence][index] if table else sequence
-                starts.append(place * unit + inside)
+                starts.append(place * step + inside)
         return starts
+
+    @property
+    def unit_words(self):
+        """Words of 8 bytes that the keys of a page have, or of a sequence that is not in pages: in one tensor, the first value lies so far
+        behind the first key."""
+        return (self.page_rows or self.key_len) * self.row_bytes // 8
 
     @property
     def row_bytes(self):

@@ -617,3 +617,31 @@ fn rows_of_decode_that_lose_are_named_and_no_failure() {
     assert!(text.contains("ratio 0.950 LOST"), "{text}");
     assert!(text.contains("1 of 1 lost, lowest 0.950"), "{text}");
 }
+
+/// Pages of one tensor and of two are problems of their own, and both are compared with the same dense keys.
+#[test]
+fn pages_are_compared_with_dense_keys() {
+    const CHECKS: &str = r#"
+from summary import decode_lines, side_by_side
+
+def row(problem, backend, time):
+    return {"problem": problem, "backend": backend, "method": "graph", "median_us": time, "tb_s": 4.0, "kernel": "k"}
+
+dense = "b1 q1 k8 h1 d8 f16"
+problems = {dense: 10.0, f"{dense} pages=16": 10.2, f"{dense} layout=interleaved pages=16": 10.1}
+rows = [row(problem, *of) for problem, time in problems.items() for of in (("warptile", time), ("fa3", 2 * time))]
+lines = {line.split("  ")[0]: line for line in decode_lines(side_by_side(rows))}
+assert list(map(len, (lines, problems))) == [3, 3], lines
+assert "of dense" not in lines[dense], lines
+for problem, expected in zip(list(problems)[1:], ("1.020 of dense", "1.010 of dense")):
+    assert expected in lines[problem] and "ratio 2.000" in lines[problem], lines
+"#;
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/evidence");
+    let output = Command::new("python3")
+        .args(["-B", "-c", CHECKS])
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+}

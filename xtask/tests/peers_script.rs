@@ -55,10 +55,46 @@ try:
 except RuntimeError:
     pass
 
+# Of keys and values in one tensor [pages or sequences, 2, rows, words of a row], each word that some query sees is read once, and besides
+# only what fills the last blocks of a sequence, or the first ones of a window.
+def read_once(line, table, words):
+    problem = Problem(line)
+    assert problem.interleaved and problem.for_warptile.startswith(line.split(" lengths=")[0])
+    row, rows = problem.row_bytes // 8, problem.page_rows or problem.key_len
+    starts = problem.read_starts(table, words)
+    blocks = [begin + start for start in starts for begin in (0, problem.unit_words)]
+    covered = [word for block in blocks for word in range(block, block + words)]
+    assert len(set(covered)) == len(covered), line
+    seen = set()
+    for sequence, (first, end) in enumerate(problem.read_ranges()):
+        for key in range(first, end):
+            place, inside = (table[sequence][key // rows], key % rows) if table else (sequence, key)
+            for which in (0, 1):
+                begin = ((2 * place + which) * rows + inside) * row
+                seen |= set(range(begin, begin + row))
+    ends = sum(2 * ((end * row) % words != 0) + 2 * ((first * row) % words != 0) for first, end in problem.read_ranges())
+    assert seen <= set(covered) and len(covered) - len(seen) <= ends * (words - 1), line
+read_once("b2 q1 k12 h1 d64 f16 layout=interleaved", None, 32)
+read_once("b2 q1 k12 h1 d64 f16 layout=interleaved lengths=12,7", None, 32)
+read_once("b2 q1 k12 h1 d64 f16 layout=interleaved pages=4", [[3, 0, 5], [1, 4, 2]], 32)
+read_once("b3 q1 k12 h1 d64 f16 layout=interleaved pages=4 lengths=12,1,7", [[3, 0, 5], [1, 9, 9], [4, 2, 9]], 64)
+read_once("b2 q1 k9 h1 d64 f16 mask=window,2,0 layout=interleaved pages=4", [[0, 1, 2], [5, 4, 3]], 32)
+for line in ("b64 q1 k8192 h32/8 d128 bf16 layout=interleaved pages=16 lengths=ragged", "b2 q512 k512 h8 d64 bf16 layout=interleaved"):
+    apart = Problem(line.replace(" layout=interleaved", ""))
+    # The same keys and values; what makes tensors for whole sequences makes one of each.
+    assert Problem(line).key_lengths() == apart.key_lengths() and Problem(line).bytes() == apart.bytes()
+    assert Problem(line).on_cache
+assert " d128 bf16 layout=interleaved pages=16 lengths=1,2" in Problem("b2 q1 k8 h1 d128 bf16 layout=interleaved pages=16 lengths=1,2").for_warptile
+try:
+    Problem("b1 q1 k8 h1 d128/64 bf16 layout=interleaved")
+    raise AssertionError("it has no shape")
+except ValueError as error:
+    assert "the same head size" in str(error)
+
 assert not Problem("b1 q2048 k2048 h32/8 d128 bf16 mask=causal").on_cache
 assert Problem("b1 q2048 k2048 h32/8 d128 bf16 mask=causal").is_causal
 assert not Problem("b1 q1 k8 h1 d8 f16 mask=causal").is_causal
-assert all(map(refused, ["b1 q1", "b1 q1 k1 h1 d8 f16 zebra", "b2 q1 k9 h1 d8 f16 lengths=9", "b1 q1 k9 h1 d8 f16 lengths=10"]))
+assert all(map(refused, ["b1 q1", "b1 q1 k1 h1 d8 f16 zebra", "b2 q1 k9 h1 d8 f16 lengths=9", "b1 q1 k9 h1 d8 f16 lengths=10", "b1 q1 k9 h1 d8 f16 layout=gaps"]))
 
 for file in ("shapes.txt", "decode.txt"):
     lines = [line.split("#")[0].strip() for line in open(file)]

@@ -22,8 +22,8 @@ pub enum LayoutKind {
     Bhsd,
     /// BSHD with unused elements after every head, row and batch entry.
     Gaps,
-    /// BSHD, except that every batch entry or page of keys is followed by room for one of values, and every one of values by
-    /// room for one of keys: as if k and v were of one tensor `[batch, 2, length, heads, head size]`.
+    /// BSHD, except that k and v are of one tensor: every batch entry or page of keys is followed by that of values. Where both have the same
+    /// head size, the tensor is `[batch, 2, length, heads, head size]`. On the host, k and v have vectors of their own, with room for the other.
     Interleaved,
 }
 

@@ -1,10 +1,11 @@
 //! What a launch reads, in device memory.
 
+use bytemuck::Pod;
 use warptile::gpu::Bindings;
-use warptile::{Element, QuantizedType};
+use warptile::{Element, Layout, QuantizedType};
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Stream};
 
-use crate::{Ferry, Inputs, Lists};
+use crate::{Buffer, Ferry, Inputs, Lists};
 
 /// The inputs of a launch.
 #[derive(Debug)]
@@ -40,14 +41,10 @@ impl<T: Element> DeviceInputs<T> {
         Ok(DeviceInputs {
             q: ferry.upload(stream, &inputs.q.data)?,
             keys: match &inputs.quantized {
-                None => KeyBuffers::Same(
-                    ferry.upload(stream, &inputs.k.data)?,
-                    ferry.upload(stream, &inputs.v.data)?,
-                ),
+                None => KeyBuffers::Same(KeyPair::upload(stream, ferry, &inputs.k, &inputs.v)?),
                 Some(quantized) => KeyBuffers::Quantized {
                     element: quantized.element,
-                    k: ferry.upload(stream, &quantized.k.data)?,
-                    v: ferry.upload(stream, &quantized.v.data)?,
+                    kv: KeyPair::upload(stream, ferry, &quantized.k, &quantized.v)?,
                     k_scale: ferry.upload(stream, &quantized.k_scale)?,
                     v_scale: ferry.upload(stream, &quantized.v_scale)?,
                 },
@@ -114,15 +111,13 @@ impl<T: Element> DeviceInputs<T> {
 #[non_exhaustive]
 pub enum KeyBuffers<T: Element> {
     /// Of the queries' type.
-    Same(DeviceBuffer<T>, DeviceBuffer<T>),
+    Same(KeyPair<T>),
     /// Of a type of 8 bits, each with its scales.
     Quantized {
         /// Their type.
         element: QuantizedType,
-        /// The bits of the keys.
-        k: DeviceBuffer<u8>,
-        /// Those of the values.
-        v: DeviceBuffer<u8>,
+        /// Their bits.
+        kv: KeyPair<u8>,
         /// Of the keys.
         k_scale: DeviceBuffer<f32>,
         /// Of the values.
@@ -133,19 +128,15 @@ pub enum KeyBuffers<T: Element> {
 impl<T: Element> KeyBuffers<T> {
     fn once_more(&self, stream: &Stream) -> warptile::Result<Self> {
         Ok(match self {
-            KeyBuffers::Same(k, v) => {
-                KeyBuffers::Same(once_more(stream, k)?, once_more(stream, v)?)
-            }
+            KeyBuffers::Same(kv) => KeyBuffers::Same(kv.once_more(stream)?),
             KeyBuffers::Quantized {
                 element,
-                k,
-                v,
+                kv,
                 k_scale,
                 v_scale,
             } => KeyBuffers::Quantized {
                 element: *element,
-                k: once_more(stream, k)?,
-                v: once_more(stream, v)?,
+                kv: kv.once_more(stream)?,
                 k_scale: once_more(stream, k_scale)?,
                 v_scale: once_more(stream, v_scale)?,
             },
@@ -160,17 +151,19 @@ impl<T: Element> KeyBuffers<T> {
         offset: usize,
     ) -> warptile::Result<Bindings<'a>> {
         Ok(match self {
-            KeyBuffers::Same(k, v) => Bindings::new(q, k.slice(offset..)?, v.slice(offset..)?, out),
+            KeyBuffers::Same(kv) => {
+                let [k, v] = kv.slices(offset)?;
+                Bindings::new(q, k, v, out)
+            }
             KeyBuffers::Quantized {
                 element,
-                k,
-                v,
+                kv,
                 k_scale,
                 v_scale,
             } => Bindings::quantized(
                 q,
                 *element,
-                [k.slice(offset..)?, v.slice(offset..)?],
+                kv.slices(offset)?,
                 [k_scale.as_slice(), v_scale.as_slice()],
                 out,
             ),
@@ -179,10 +172,96 @@ impl<T: Element> KeyBuffers<T> {
 
     fn byte_len(&self) -> usize {
         match self {
-            KeyBuffers::Same(k, v) => k.byte_len() + v.byte_len(),
-            KeyBuffers::Quantized { k, v, .. } => k.byte_len() + v.byte_len(),
+            KeyBuffers::Same(kv) => kv.byte_len(),
+            KeyBuffers::Quantized { kv, .. } => kv.byte_len(),
         }
     }
+}
+
+/// Keys and values of one type in device memory.
+#[derive(Debug)]
+pub enum KeyPair<T: Pod> {
+    /// In a buffer each.
+    Apart([DeviceBuffer<T>; 2]),
+    /// In one buffer, as [`values_behind_keys`] says, and the elements from the first key to the first value.
+    Together(DeviceBuffer<T>, usize),
+}
+
+impl<T: Pod> KeyPair<T> {
+    fn upload(
+        stream: &Stream,
+        ferry: &Ferry,
+        k: &Buffer<T>,
+        v: &Buffer<T>,
+    ) -> warptile::Result<Self> {
+        Ok(match values_behind_keys(&k.layout, &v.layout) {
+            None => KeyPair::Apart([
+                ferry.upload(stream, &k.data)?,
+                ferry.upload(stream, &v.data)?,
+            ]),
+            Some(distance) => {
+                KeyPair::Together(ferry.upload(stream, &together(k, v, distance))?, distance)
+            }
+        })
+    }
+
+    fn once_more(&self, stream: &Stream) -> warptile::Result<Self> {
+        Ok(match self {
+            KeyPair::Apart([k, v]) => {
+                KeyPair::Apart([once_more(stream, k)?, once_more(stream, v)?])
+            }
+            KeyPair::Together(both, distance) => {
+                KeyPair::Together(once_more(stream, both)?, *distance)
+            }
+        })
+    }
+
+    /// Keys and values from element `offset` of their buffers on.
+    fn slices(&self, offset: usize) -> warptile::Result<[DeviceSlice<'_, T>; 2]> {
+        Ok(match self {
+            KeyPair::Apart([k, v]) => [k.slice(offset..)?, v.slice(offset..)?],
+            KeyPair::Together(both, distance) => {
+                let keys = both.slice(offset..)?;
+                [keys.clone(), keys.slice(*distance..)?]
+            }
+        })
+    }
+
+    fn byte_len(&self) -> usize {
+        match self {
+            KeyPair::Apart([k, v]) => k.byte_len() + v.byte_len(),
+            KeyPair::Together(both, _) => both.byte_len(),
+        }
+    }
+}
+
+/// The elements from the first key to the first value, if keys and values of these layouts are of one tensor without gaps: in each batch entry
+/// or page the keys, then the values. [`LayoutKind::Interleaved`](crate::LayoutKind::Interleaved) makes such layouts.
+#[must_use]
+pub fn values_behind_keys(k: &Layout, v: &Layout) -> Option<usize> {
+    let [keys, values] = [k, v].map(|layout| Layout::bshd(layout.shape));
+    let entry = keys.strides[0].saturating_add(values.strides[0]);
+    let interleaved = |dense: Layout, layout: &Layout| {
+        let [_, row, head, element] = dense.strides;
+        layout.strides == [entry, row, head, element]
+    };
+    // Nothing lies in empty tensors, so nothing of them lies behind anything.
+    let empty = k.shape.contains(&0) || v.shape.contains(&0);
+    (!empty && interleaved(keys, k) && interleaved(values, v)).then_some(keys.strides[0])
+}
+
+/// Keys and values that each leave room for the other, in one vector. The values begin `distance` behind the keys.
+fn together<T: Copy>(k: &Buffer<T>, v: &Buffer<T>, distance: usize) -> Vec<T> {
+    let mut both = Vec::with_capacity(distance + v.data.len());
+    both.extend_from_slice(&k.data[..distance]);
+    both.extend_from_slice(&v.data);
+    // Over the room that the values have left. An entry's keys fill the distance.
+    for entry in 0..k.layout.batch() {
+        let start = k.offset + k.layout.offset(entry, 0, 0);
+        let keys = start..start + distance;
+        both[keys.clone()].copy_from_slice(&k.data[keys]);
+    }
+    both
 }
 
 /// The [`Lists`] of a case in device memory.
@@ -249,7 +328,7 @@ impl DeviceLists {
 }
 
 /// A copy of a buffer in device memory: from the host it takes many times as long.
-pub(crate) fn once_more<T: bytemuck::Pod>(
+pub(crate) fn once_more<T: Pod>(
     stream: &Stream,
     from: &DeviceBuffer<T>,
 ) -> warptile::Result<DeviceBuffer<T>> {
@@ -258,7 +337,7 @@ pub(crate) fn once_more<T: bytemuck::Pod>(
     Ok(copy)
 }
 
-fn maybe_once_more<T: bytemuck::Pod>(
+fn maybe_once_more<T: Pod>(
     stream: &Stream,
     from: Option<&DeviceBuffer<T>>,
 ) -> warptile::Result<Option<DeviceBuffer<T>>> {

@@ -48,7 +48,7 @@ pub mod trial;
 pub use accept::{Expectation, LSE_TOLERANCE, Verdict, Worst};
 pub use case::{BlockTable, Case, LayoutKind, Lengths, Lists, Used};
 pub use data::{Buffer, Failure, Inputs, Quantized, Report, ResultBuffers};
-pub use device::{DeviceInputs, DeviceLists, KeyBuffers};
+pub use device::{DeviceInputs, DeviceLists, KeyBuffers, KeyPair, values_behind_keys};
 pub use error::{Error, Result};
 pub use ferry::{Coming, Ferry};
 pub use gpu::{ComingResult, OnGpu, rest};

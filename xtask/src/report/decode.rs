@@ -45,6 +45,9 @@ const READ: &str = "read";
 /// Up to so many operations for each byte, reading takes the time, as `warptile bench` has it.
 const OPERATIONS_PER_BYTE: f64 = 64.0;
 
+/// The word of problems whose keys and values are of one tensor.
+const IN_ONE_TENSOR: &str = "layout=interleaved";
+
 /// A row loses if the best peer is faster by more than this.
 const LOST: f64 = 0.99;
 
@@ -168,11 +171,13 @@ fn line(rows: Vec<&DecodeRow>) -> Option<Line<'_>> {
     })
 }
 
-/// A problem without its pages; `None` if it has none.
+/// A problem without its pages, in tensors of their own; `None` if it has no pages.
 fn without_pages(problem: &str) -> Option<String> {
-    let (before, pages) = problem.split_once(" pages=")?;
-    let rest = pages.split_once(' ').map(|(_, rest)| format!(" {rest}"));
-    Some(before.to_owned() + &rest.unwrap_or_default())
+    let is_paged = |word: &str| word.starts_with("pages=");
+    problem.split(' ').find(|word| is_paged(word))?;
+    // Without pages, nothing is measured in one tensor.
+    let kept = { problem.split(' ') }.filter(|word| !is_paged(word) && *word != IN_ONE_TENSOR);
+    Some(kept.collect::<Vec<_>>().join(" "))
 }
 
 /// The problems that we were measured on, the losing ones first; without a peer to lose to, last.
@@ -363,6 +368,37 @@ mod tests {
         let ragged = without("b1 k8 pages=256 lengths=ragged");
         assert_eq!(ragged.as_deref(), Some("b1 k8 lengths=ragged"));
         assert_eq!(without("b1 k8"), None);
+        assert_eq!(without("b1 k8 layout=interleaved"), None);
+        let one_tensor = without("b1 k8 layout=interleaved pages=16 lengths=ragged");
+        assert_eq!(one_tensor.as_deref(), Some("b1 k8 lengths=ragged"));
+    }
+
+    /// Each has its own peers, and both are beside the same dense row.
+    #[test]
+    fn pages_in_one_tensor_are_a_row_of_their_own() {
+        let dense = IN_SHORT[1];
+        let (two, one) = (
+            format!("{dense} pages=16"),
+            format!("{dense} layout=interleaved pages=16"),
+        );
+        let rows = [
+            row("warptile", dense, 10.0),
+            row("warptile", &two, 10.2),
+            row("fa3", &two, 20.4),
+            row("warptile", &one, 10.1),
+            row("fa3", &one, 30.3),
+        ];
+        let text = table(&rows);
+        for line in [
+            format!(
+                "| {two} | 10.2 | 20.4 (FA3) | **2.00** | 4.25 TB/s | - | 1.02 | - | `warptile_kernel` |"
+            ),
+            format!(
+                "| {one} | 10.1 | 30.3 (FA3) | **3.00** | 4.25 TB/s | - | 1.01 | - | `warptile_kernel` |"
+            ),
+        ] {
+            assert!(text.contains(&line), "{line}: {text}");
+        }
     }
 
     #[test]
@@ -370,6 +406,24 @@ mod tests {
         assert_eq!(table(&[]), "Decode was not measured yet.\n");
         let peers_alone = [row("fa3", "a", 1.0)];
         assert_eq!(in_short(&peers_alone), "Decode was not measured yet.\n");
+    }
+
+    #[test]
+    fn what_is_measured_in_one_tensor_is_measured_in_two_and_dense() {
+        let measured = include_str!("../../../benches/peers/decode.txt");
+        let has = |problem: &str| measured.lines().any(|line| line == problem);
+        let one: Vec<&str> = { measured.lines() }
+            .filter(|line| !line.starts_with('#') && line.contains(IN_ONE_TENSOR))
+            .collect();
+        assert_eq!(one.len(), 7);
+        for problem in one {
+            let two = problem.replace(&format!(" {IN_ONE_TENSOR}"), "");
+            assert!(has(&two), "{two}");
+            assert!(
+                without_pages(problem).is_some_and(|dense| has(&dense)),
+                "{problem}"
+            );
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use warptile::{Backend, Call, Element, Heads, Layout, QuantizedType, Tensor};
-use warptile_check::{Case, DeviceInputs, KeyBuffers};
+use warptile_check::{Case, DeviceInputs, KeyBuffers, KeyPair, values_behind_keys};
 use warptile_driver::{DeviceBuffer, Stream};
 
 use crate::inputs::KeyTensors;
@@ -22,9 +22,18 @@ pub(crate) struct Data<T> {
 /// Keys and values.
 pub(super) enum KeyData<T> {
     /// Of the queries' type.
-    Same([Repeated<T>; 2]),
+    Same(Pair<T>),
     /// The bits of quantized ones, with the scales of both.
-    Quantized(QuantizedType, [Repeated<u8>; 2], [Vec<f32>; 2]),
+    Quantized(QuantizedType, Pair<u8>, [Vec<f32>; 2]),
+}
+
+/// Keys and values of one type.
+#[derive(Debug, Clone)]
+pub(super) enum Pair<T> {
+    /// Of a tensor each.
+    Apart([Repeated<T>; 2]),
+    /// Of one tensor, and the elements from the first key to the first value.
+    Together(Repeated<T>, usize),
 }
 
 /// The elements of a tensor, which may be a billion: the end of a piece of random ones, and then the whole piece over and over. On a GPU
@@ -116,11 +125,10 @@ impl<T: Element> Data<T> {
 impl<T: Element> KeyData<T> {
     fn upload(&self, stream: &Stream) -> warptile::Result<KeyBuffers<T>> {
         Ok(match self {
-            KeyData::Same([k, v]) => KeyBuffers::Same(k.upload(stream)?, v.upload(stream)?),
-            KeyData::Quantized(element, [k, v], [k_scale, v_scale]) => KeyBuffers::Quantized {
+            KeyData::Same(kv) => KeyBuffers::Same(kv.upload(stream)?),
+            KeyData::Quantized(element, kv, [k_scale, v_scale]) => KeyBuffers::Quantized {
                 element: *element,
-                k: k.upload(stream)?,
-                v: v.upload(stream)?,
+                kv: kv.upload(stream)?,
                 k_scale: DeviceBuffer::from_slice(stream, k_scale)?,
                 v_scale: DeviceBuffer::from_slice(stream, v_scale)?,
             },
@@ -131,17 +139,52 @@ impl<T: Element> KeyData<T> {
     pub(super) fn tensors(
         &self,
         backend: &Backend,
-        [k_layout, v_layout]: [Layout; 2],
+        layouts: [Layout; 2],
     ) -> warptile::Result<KeyTensors<'_, T>> {
         Ok(match self {
-            KeyData::Same([k, v]) => {
-                KeyTensors::Same([k.tensor(backend, k_layout)?, v.tensor(backend, v_layout)?])
-            }
-            KeyData::Quantized(element, [k, v], scales) => KeyTensors::Quantized(
+            KeyData::Same(kv) => KeyTensors::Same(kv.tensors(backend, layouts)?),
+            KeyData::Quantized(element, kv, scales) => KeyTensors::Quantized(
                 *element,
-                [k.tensor(backend, k_layout)?, v.tensor(backend, v_layout)?],
+                kv.tensors(backend, layouts)?,
                 scales.each_ref().map(Vec::as_slice),
             ),
+        })
+    }
+}
+
+impl<T: Pod> Pair<T> {
+    /// Of what follows in the piece after `skips`.
+    fn new(piece: &Arc<[T]>, [k, v]: [&Layout; 2], [k_skip, v_skip]: [usize; 2]) -> Self {
+        let mut values = Repeated::new(piece, v, v_skip);
+        match values_behind_keys(k, v) {
+            None => Pair::Apart([Repeated::new(piece, k, k_skip), values]),
+            Some(distance) => {
+                // The last values end where the tensor does.
+                values.len += distance;
+                Pair::Together(values, distance)
+            }
+        }
+    }
+
+    fn upload(&self, stream: &Stream) -> warptile::Result<KeyPair<T>> {
+        Ok(match self {
+            Pair::Apart([k, v]) => KeyPair::Apart([k.upload(stream)?, v.upload(stream)?]),
+            Pair::Together(both, distance) => KeyPair::Together(both.upload(stream)?, *distance),
+        })
+    }
+
+    fn tensors(
+        &self,
+        backend: &Backend,
+        [k_layout, v_layout]: [Layout; 2],
+    ) -> warptile::Result<[Tensor<T>; 2]> {
+        Ok(match self {
+            Pair::Apart([k, v]) => [k.tensor(backend, k_layout)?, v.tensor(backend, v_layout)?],
+            Pair::Together(both, distance) => {
+                let elements = both.tensor(backend, Layout::bshd([both.len, 1, 1, 1]))?;
+                let values = elements.entries(*distance..both.len)?;
+                [elements.view_as(k_layout)?, values.view_as(v_layout)?]
+            }
         })
     }
 }
@@ -169,20 +212,14 @@ impl<T: Element> Data<T> {
         let inputs = rows.inputs::<T>();
         let random: Arc<[T]> = inputs.q.elements()[..ROWS * 64 - LEFT_OUT].into();
         let scoring = call.scoring();
-        let (k_skip, v_skip) = (random.len() / 3, random.len() / 2);
+        let skips = [random.len() / 3, random.len() / 2];
         let kv = match call.quantized() {
-            None => KeyData::Same([
-                Repeated::new(&random, call.k(), k_skip),
-                Repeated::new(&random, call.v(), v_skip),
-            ]),
+            None => KeyData::Same(Pair::new(&random, [call.k(), call.v()], skips)),
             Some(of) => {
                 let numbers = random.iter();
                 let quantized = numbers.map(|x| of.element.quantize(x.to_f32(), SCALE));
                 let quantized: Arc<[u8]> = quantized.collect();
-                let bits = [
-                    Repeated::new(&quantized, call.k(), k_skip),
-                    Repeated::new(&quantized, call.v(), v_skip),
-                ];
+                let bits = Pair::new(&quantized, [call.k(), call.v()], skips);
                 let scales = [of.k_scales, of.v_scales].map(|count| vec![SCALE; count]);
                 KeyData::Quantized(of.element, bits, scales)
             }
@@ -216,6 +253,8 @@ impl<T: Element> Data<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use warptile_driver::Driver;
+    use warptile_fake_cuda::FakeDriver;
 
     #[test]
     fn tensors_reach_as_far_as_their_layouts_and_are_normal() {
@@ -226,8 +265,8 @@ mod tests {
         let data = Data::<f32>::new(&call, 1);
         let q = data.q.to_vec();
         assert_eq!(q.len(), 3 * 700 * 8 * 128);
-        let KeyData::Same([k, v]) = data.kv else {
-            panic!("they are not quantized")
+        let KeyData::Same(Pair::Apart([k, v])) = data.kv else {
+            panic!("they are not quantized, and not of one tensor")
         };
         let (k, v) = (k.to_vec(), v.to_vec());
         assert_eq!([k.len(), v.len()], [3 * 500 * 2 * 128; 2]);
@@ -243,6 +282,53 @@ mod tests {
             "{mean} {square}"
         );
         assert_ne!(k[..1000], v[..1000]);
+    }
+
+    /// Of as many elements as keys and values have; the tensors of a call are views of it.
+    #[test]
+    fn interleaved_keys_and_values_are_of_one_tensor() {
+        let fake = FakeDriver::open();
+        // SAFETY: the library is the stand-in, with the driver's signatures.
+        let driver = unsafe { Driver::load_from(fake.path()) }.unwrap();
+        let gpu = Backend::cuda_with(&driver, 0).unwrap();
+        let stream = gpu.gpu().unwrap().stream().clone();
+        for (text, page) in [
+            (
+                "b3 q1 k70 h2 d64/32 f32 pages=16 layout=interleaved",
+                [16 * 2 * 64, 16 * 2 * 32],
+            ),
+            ("b3 q1 k70 h2 d64 f32 layout=interleaved", [70 * 2 * 64; 2]),
+        ] {
+            let case: Case = text.parse().unwrap();
+            let call = case.call();
+            let data = Data::<f32>::new(&call, 1);
+            let KeyData::Same(Pair::Together(both, distance)) = &data.kv else {
+                panic!("{text}: they are of one tensor")
+            };
+            let all = both.to_vec();
+            assert_eq!(*distance, page[0]);
+            assert_eq!(all.len(), call.k().batch() * (page[0] + page[1]), "{text}");
+            let KeyBuffers::Same(KeyPair::Together(buffer, distance)) =
+                data.kv.upload(&stream).unwrap()
+            else {
+                panic!("{text}: they are in one buffer")
+            };
+            assert_eq!(distance, page[0]);
+            assert!(buffer.to_vec().unwrap() == all);
+            for backend in [&Backend::cpu(), &gpu] {
+                let KeyTensors::Same([k, v]) =
+                    data.kv.tensors(backend, [*call.k(), *call.v()]).unwrap()
+                else {
+                    panic!("{text}: they are not quantized")
+                };
+                assert_eq!([k.layout(), v.layout()], [call.k(), call.v()]);
+                assert!(k.to_vec().unwrap() == all[..all.len() - page[1]]);
+                assert!(v.to_vec().unwrap() == all[page[0]..]);
+                if let (Some(k), Some(v)) = (k.device_slice(), v.device_slice()) {
+                    assert_eq!(v.pointer() - k.pointer(), 4 * page[0] as u64);
+                }
+            }
+        }
     }
 
     #[test]
