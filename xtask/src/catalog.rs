@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use crate::capability::{Features, Schedule};
+use crate::capability::Features;
 use crate::instances::{Element, Target};
 use crate::manifest::{Manifest, ManifestEntry};
 
@@ -52,11 +52,11 @@ pub fn catalog(manifest: &Manifest) -> Result<String, String> {
 pub fn tilings(manifest: &Manifest) -> Result<String, String> {
     let mut tilings: BTreeMap<String, String> = BTreeMap::new();
     let mut kernels: BTreeMap<(String, String), (String, BTreeSet<String>)> = BTreeMap::new();
-    // A tiling names the kernel whose tensors have one element type, and of images of two schedules the plain one.
+    // A tiling names the kernel whose tensors have one element type, and says what its plain images take: another schedule, or what only a variant
+    // keeps, may take more.
     let of_tiles = |entry: &&ManifestEntry| {
-        entry.block_m > 0
-            && entry.features & Features::E4M3.bits() == 0
-            && entry.schedule != Schedule::ClusterTile.number()
+        let plain = format!("{}_{}_{}", entry.kernel, entry.element, entry.target);
+        entry.block_m > 0 && entry.features & Features::E4M3.bits() == 0 && entry.name == plain
     };
     for entry in manifest.images.iter().filter(of_tiles) {
         let ManifestEntry {

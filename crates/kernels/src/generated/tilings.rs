@@ -68,15 +68,12 @@ tilings! {
 kernels! {
     Decode D128M16N128W8S2 "decode_d128_16x128_w8_s2" {
         2: shared 211456;
-        2: shared 213504;
     }
     Decode D128M16N64W4S2 "decode_d128_16x64_w4_s2" {
         2: shared 77208;
-        2: shared 80280;
     }
     Decode D128M32N128W8S2 "decode_d128_32x128_w8_s2" {
         2: shared 219776;
-        2: shared 221824;
     }
     Decode D128M32N64W4S2 "decode_d128_32x64_w4_s2" {
         2: shared 85472;
@@ -92,21 +89,18 @@ kernels! {
     }
     Decode D256M16N64W4S2 "decode_d256_16x64_w4_s2" {
         2: shared 216576;
-        2: shared 219648;
     }
     Decode D512M16N16W4S2 "decode_d512_16x16_w4_s2" {
         2: shared 100236;
     }
     Decode D512M16N32W8S2 "decode_d512_16x32_w8_s2" {
         2: shared 167344;
-        2: shared 169392;
     }
     Decode D64M16N128W4S2 "decode_d64_16x128_w4_s2" {
         2: shared 74648;
     }
     Decode D64M16N256W8S2 "decode_d64_16x256_w8_s2" {
         2: shared 177664;
-        2: shared 179712;
     }
     Decode D64M32N128W4S2 "decode_d64_32x128_w4_s2" {
         2: shared 78816;
