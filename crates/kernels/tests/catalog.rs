@@ -255,11 +255,14 @@ fn ptx_and_cubins_of_a_kernel_agree() {
                     "{} and {}",
                     image.name, other.name
                 );
-                assert_eq!(
-                    image.resources.dynamic_shared_bytes, other.resources.dynamic_shared_bytes,
-                    "{} and {}",
-                    image.name, other.name
-                );
+                // Of the same options: an image of fewer may keep more of what it has.
+                if image.features == other.features {
+                    assert_eq!(
+                        image.resources.dynamic_shared_bytes, other.resources.dynamic_shared_bytes,
+                        "{} and {}",
+                        image.name, other.name
+                    );
+                }
                 assert_eq!(
                     image.param_bytes, other.param_bytes,
                     "{} and {}",
