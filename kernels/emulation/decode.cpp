@@ -85,13 +85,17 @@ template <class Traits> struct Problem {
         // Of a CTA there may be so many groups that the second one is brought to L2, too.
         const bool has_many_groups = !has<Traits>(FEATURE_PACKED) && Traits::BLOCK_N <= 64 && !has_many_parts && random.one_in(3);
         const bool has_many_keys = has_many_parts || has_many_groups;
-        batch = has_many_keys ? 1 : random.between(1, 5);
-        kv_heads = has_many_keys ? 1 : random.between(1, 4);
-        group = random.between(1, 6);
+        // There may be more sequences than a CTA has threads, and than it keeps lengths of.
+        const bool has_many_sequences = !has_many_keys && random.one_in(30);
+        batch = has_many_keys ? 1 : has_many_sequences ? random.between(120, 600) : random.between(1, 5);
+        kv_heads = has_many_keys || has_many_sequences ? 1 : random.between(1, 4);
+        group = random.between(1, has_many_sequences ? 2 : 6);
         heads = kv_heads * group;
         head_dim = CHUNK<Key> * random.between(1, Traits::HEAD_DIM / CHUNK<Key>);
-        query_len = random.between(1, std::max(5, Traits::BLOCK_M / 3));
-        key_len = has_many_keys ? Traits::BLOCK_N * random.between(36, 50) - random.between(0, Traits::BLOCK_N) : random.between(0, 700);
+        query_len = has_many_sequences ? 1 : random.between(1, std::max(5, Traits::BLOCK_M / 3));
+        key_len = has_many_keys        ? Traits::BLOCK_N * random.between(36, 50) - random.between(0, Traits::BLOCK_N)
+                  : has_many_sequences ? random.between(0, 40)
+                                       : random.between(0, 700);
         grid = has_many_parts ? random.between(50, 150) : has_many_groups ? 1 : random.between(1, 7);
         const size_t query_values = (size_t)batch * query_len * heads * head_dim;
         q = random.normals<Element>(query_values);

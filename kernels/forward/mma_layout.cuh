@@ -34,8 +34,12 @@ struct MmaTraits {
     static constexpr int STAGES = STAGES_; // groups of keys, and of values, that a team has under way
     static constexpr int MIN_CTAS = 1;
     static constexpr int K_STRIDE = 0, V_STRIDE = 0; // rows are swizzled, not padded
-    // Before `Schedule` asks for it. No variable: that would be data in each image.
-    enum : bool { KEEPS_MANY_LENGTHS = OPTIONS != OPTIONAL_FEATURES && OPTIONS & FEATURE_DEVICE_LENGTHS };
+    // Whether more lengths are read ahead than there are threads. Of size 128 steps of many sequences have an image with four warps; the one
+    // with eight takes 1.2% longer for one sequence if it does (docs/notebook-decode.md, "Lengths of many sequences"). No variable: that
+    // would be data in each image.
+    enum : bool {
+        KEEPS_MANY_LENGTHS = OPTIONS != OPTIONAL_FEATURES && OPTIONS & FEATURE_DEVICE_LENGTHS && !(HEAD_DIM == 128 && WARPS == 8)
+    };
     static constexpr unsigned ROLE = ROLE_FORWARD, SCHEDULE = Schedule::SCHEDULE;
     static constexpr unsigned FEATURES = OPTIONS | FEATURE_NEGATIVE_SCALE | FEATURE_LSE | Keys::FEATURES;
     // Whether there is code for one of these.

@@ -125,17 +125,17 @@ struct Step {
 
 impl Step {
     fn new(choice: &Choice, queries: usize) -> Self {
-        Self::with_pages(choice, queries, PAGE_ROWS)
+        Self::with_pages(choice, BATCH, queries, PAGE_ROWS)
     }
 
-    /// The same number of rows in larger pages.
-    fn with_pages(choice: &Choice, queries: usize, page_rows: usize) -> Self {
+    /// The same number of rows in larger pages, and any number of sequences.
+    fn with_pages(choice: &Choice, batch: usize, queries: usize, page_rows: usize) -> Self {
         let columns = COLUMNS * PAGE_ROWS / page_rows;
-        let q = Layout::bshd([BATCH, queries, 8, 64]);
+        let q = Layout::bshd([batch, queries, 8, 64]);
         let pages = Layout::bshd([PAGES * PAGE_ROWS / page_rows, page_rows, 2, 64]);
         let call = Call::builder(&q, &pages, &pages, ElementType::F16)
-            .device_block_table([BATCH, columns])
-            .device_key_lengths(BATCH)
+            .device_block_table([batch, columns])
+            .device_key_lengths(batch)
             .build()
             .unwrap();
         let stream = Stream::new(gpu().context()).unwrap();
@@ -146,13 +146,13 @@ impl Step {
         let elements = PAGES * PAGE_ROWS * 2 * 64;
         Step {
             prepared: gpu().prepare(call.problem(), choice).unwrap(),
-            q: values(BATCH * queries * 8 * 64, 0.7),
+            q: values(batch * queries * 8 * 64, 0.7),
             k: values(elements, 1.3),
             v: values(elements, 0.9),
-            table: DeviceBuffer::zeroed(&stream, BATCH * columns).unwrap(),
-            lengths: DeviceBuffer::zeroed(&stream, BATCH).unwrap(),
-            out: DeviceBuffer::zeroed(&stream, BATCH * queries * 8 * 64).unwrap(),
-            lse: DeviceBuffer::zeroed(&stream, BATCH * queries * 8).unwrap(),
+            table: DeviceBuffer::zeroed(&stream, batch * columns).unwrap(),
+            lengths: DeviceBuffer::zeroed(&stream, batch).unwrap(),
+            out: DeviceBuffer::zeroed(&stream, batch * queries * 8 * 64).unwrap(),
+            lse: DeviceBuffer::zeroed(&stream, batch * queries * 8).unwrap(),
             stream,
             call,
         }
@@ -238,7 +238,7 @@ fn every_launch_over_pages_of_many_rows_ends() {
     side_by_side(images, |image| {
         for page_rows in [32, 64, 128, 256] {
             let choice = Choice::Image(image.name.to_owned());
-            let mut step = Step::with_pages(&choice, 1, page_rows);
+            let mut step = Step::with_pages(&choice, BATCH, 1, page_rows);
             let stream = step.stream.clone();
             let columns = COLUMNS * PAGE_ROWS / page_rows;
             let pages = (PAGES * PAGE_ROWS / page_rows) as i32;
@@ -314,30 +314,46 @@ pub(crate) fn writes_late() -> Kernel<[u64; 4]> {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn lengths_and_pages_may_be_written_by_the_launch_before() {
+    for_steps_that_follow_a_late_write(BATCH, 300);
+}
+
+/// More of them than a CTA has threads, and than it keeps.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn many_lengths_may_be_written_by_the_launch_before() {
+    for batch in [150, 512, 700] {
+        for_steps_that_follow_a_late_write(batch, 24);
+    }
+}
+
+/// Of so many sequences: all steps, in so many rounds each.
+fn for_steps_that_follow_a_late_write(batch: usize, rounds: usize) {
     let kernel = writes_late();
     let config = LaunchConfig::new([1, 1, 1], [256, 1, 1]);
     let most = (COLUMNS * PAGE_ROWS) as i32;
     side_by_side(steps(), |(choice, queries)| {
-        let mut step = Step::new(&choice, queries);
+        let mut step = Step::with_pages(&choice, batch, queries, PAGE_ROWS);
         let stream = step.stream.clone();
         let mut random = Random(3);
-        for round in 0..300 {
+        for round in 0..rounds {
             let mut table =
-                || -> Vec<i32> { (0..BATCH * COLUMNS).map(|_| random.below(PAGES)).collect() };
+                || -> Vec<i32> { (0..batch * COLUMNS).map(|_| random.below(PAGES)).collect() };
             let (before, after) = (table(), table());
-            let mut some = |longest: i32| -> [i32; BATCH] {
-                std::array::from_fn(|_| random.below(longest as usize + 1))
+            let mut some = |longest: i32| -> Vec<i32> {
+                let lengths = (0..batch).map(|_| random.below(longest as usize + 1));
+                lengths.collect()
             };
             let (mut lengths_before, lengths_after) = (some(most), some(most));
             match round % 4 {
                 // As in all layers of a model but the first.
-                0 => lengths_before = lengths_after,
+                0 => lengths_before.clone_from(&lengths_after),
                 // Few CTAs have anything to do, as far as they know.
                 1 => lengths_before = some(1),
-                // One differs.
+                // One differs: the last one, too.
                 2 => {
-                    lengths_before = lengths_after;
-                    lengths_before[round / 4 % BATCH] = some(most)[0];
+                    lengths_before.clone_from(&lengths_after);
+                    let which = batch - 1 - round / 4 % batch;
+                    lengths_before[which] = some(most)[0];
                 }
                 _ => {}
             }
@@ -360,7 +376,10 @@ fn lengths_and_pages_may_be_written_by_the_launch_before() {
                 unsafe { kernel.launch(&stream, &config.programmatic(), &block) }.unwrap();
             }
             step.launch(&stream).unwrap();
-            assert!(step.result() == expected, "{choice}, round {round}");
+            assert!(
+                step.result() == expected,
+                "{choice}, {batch} sequences, round {round}"
+            );
         }
     });
 }
