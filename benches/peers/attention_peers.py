@@ -38,6 +38,7 @@ import contextlib
 import ctypes
 import datetime
 import functools
+import gc
 import json
 import pathlib
 import random
@@ -86,9 +87,14 @@ class Run:
                 self.call(i)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        # What the calls return is kept: outputs that are freed and reused would stay in the cache.
-        with torch.cuda.graph(self.graph):
-            self.outputs = [self.call(i) for i in range(calls)]
+        # What the calls return is kept: outputs that are freed and reused would stay in the cache. No garbage is collected meanwhile: an
+        # older graph may be part of it, and the end of one breaks off any capture.
+        gc.disable()
+        try:
+            with torch.cuda.graph(self.graph):
+                self.outputs = [self.call(i) for i in range(calls)]
+        finally:
+            gc.enable()
         self.times = {method: [] for method in METHODS}
 
     def round(self, method):
