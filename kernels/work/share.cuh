@@ -82,6 +82,7 @@ template <class Traits> class Share {
     // Whether this thread's lengths are what they were, when they have come.
     __device__ bool was_right() const
     {
+        // The same as below, which gives images of other targets, not run again since, other code.
         if constexpr (LENGTHS <= Traits::THREADS) return !has_length(threadIdx.x) || is_the_same(threadIdx.x);
         bool right = true;
         each_length([&](unsigned i) { right = right && is_the_same(i); });

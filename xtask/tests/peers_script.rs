@@ -30,6 +30,13 @@ assert Problem("b16 q1 k8192 h64/8 d64 bf16 mask=window,127,0 sinks").copies(139
 assert Problem("b16 q1 k8192 h64/8 d64 bf16 mask=window,127,0 sinks").copies(32 << 30) == 31
 assert Problem("b2 q512 k512 h8 d64 bf16").copies(0) == 64
 
+# And a graph has as many calls.
+assert Problem("b1 q1 k1024 h32/4 d128 bf16").calls(256) == 256
+assert Problem("b16 q1 k8192 h64/8 d64 bf16 mask=window,127,0 sinks").calls(31) == 256
+assert Problem("b16 q1 k8192 h32/8 d128 bf16").calls(2) == 16
+assert Problem("b16 q1 k131072 h32/8 d128 bf16").calls(2) == 2
+assert Problem("b2 q512 k512 h8 d64 bf16").calls(64) == 64
+
 # Row i of 16 sees i + 17 of the 32 keys: 392 pairs.
 assert Problem("b2 q16 k32 h4/2 d32 f32 mask=causal").flops == 4 * 2 * 4 * 392 * 32
 assert Problem("b2 q3 k3 h1 d8 f32 mask=causal").visible_pairs == 2 * 6
