@@ -3,6 +3,7 @@
 mod fit;
 mod text;
 mod user;
+mod whole_tiles;
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -324,13 +325,18 @@ impl Rates {
             true => splits_of(tiles.ceil() as u64, resident, &keys, image, None),
             false => 1,
         };
-        let reading = match reads_once(problem, image) {
+        let whole_tiles = match splits {
+            1 => self.whole_tiles_us(problem, image, device, tiles / resident as f64),
+            _ => None,
+        };
+        let reading = match (whole_tiles, reads_once(problem, image)) {
+            (Some(reading), _) => reading,
             // What comes after a CTA's last key does not run under reading.
-            Some(of_bandwidth) => {
+            (None, Some(of_bandwidth)) => {
                 let ends = rest_keys(image, tiles.ceil() as u64, resident, splits, 0.0);
                 self.reading_us(problem, of_bandwidth) + ends / block_n * block_us
             }
-            None => self.reading_us(problem, 0.7),
+            (None, None) => self.reading_us(problem, 0.7),
         };
         if splits > 1 {
             // A multiprocessor that holds several CTAs works through the tiles of all.
@@ -356,8 +362,15 @@ impl Rates {
             _ => turns * tile,
         };
         let blocks = whole.max(longest + tile_end);
-        let held = turns.min(f64::from(ctas_per_multiprocessor)) * busy_warps(problem, image);
-        let unhidden = (f64::from(ctas_per_multiprocessor) / held).sqrt();
+        let unhidden = match whole_tiles {
+            // All the time there is something to read, and few rows are computed.
+            Some(_) => (whole_tiles::ROWS as f64 / block_m).min(1.0),
+            None => {
+                let held =
+                    turns.min(f64::from(ctas_per_multiprocessor)) * busy_warps(problem, image);
+                (f64::from(ctas_per_multiprocessor) / held).sqrt()
+            }
+        };
         launch_us + (blocks * block_us * unhidden).max(reading)
     }
 }
@@ -378,10 +391,13 @@ fn busy_warps(problem: &Problem, image: &Image) -> f64 {
 /// then read faster: what that costs is an estimate.
 fn reads_once(problem: &Problem, image: &Image) -> Option<f64> {
     let one_length = problem.batch() == 1 || !problem.is_uneven();
-    (splits_tiles(image) && image.schedule.has_group_tiles()).then_some(match one_length {
-        true => 0.96,
-        false => 0.85,
-    })
+    let of_one_length = if one_length { 0.96 } else { 0.85 };
+    (splits_tiles(image) && image.schedule.has_group_tiles()).then_some(
+        match whole_tiles::has_its_columns(problem, image) {
+            true => of_one_length,
+            false => of_one_length * whole_tiles::OF_SHORT_ROWS,
+        },
+    )
 }
 
 impl Rates {

@@ -37,25 +37,66 @@ fn others() -> [DeviceProfile; 5] {
 }
 
 /// `docs/speed.md`, "Few queries on many keys": a tile of many rows reads keys slower than CTAs that share them, but on Hopper where the copy engine
-/// brings each key once for the rows of a whole group (docs/notebook-wgmma.md, "Few queries").
+/// brings each key once for the rows of a whole group (docs/notebook-wgmma.md, "Few queries"), and where there are enough whole tiles.
 #[test]
 fn few_queries_on_many_keys_are_for_decode() {
-    let of_groups = case("b16 q1 k8192 h16/8 d256 bf16").call().problem();
+    let exceptions = [
+        ("b16 q1 k8192 h16/8 d256 bf16", Family::Wgmma),
+        ("b64 q1 k4096 h32/8 d128 bf16", Family::Mma),
+        ("b32 q4 k8192 h32/8 d128 bf16 mask=causal", Family::Mma),
+    ];
+    let exceptions = exceptions.map(|(line, family)| (case(line).call().problem(), family));
     for case in problems("decode.txt") {
         let few = case.call().query_len() <= 8;
         let hopper = plan(&case, &DeviceProfile::h200());
-        let decodes = few && case.call().problem() != of_groups;
-        let expected = if decodes {
-            Family::Decode
-        } else {
-            Family::Wgmma
+        let exception = { exceptions.iter() }.find(|one| one.0 == case.call().problem());
+        let usual = match few {
+            true => Family::Decode,
+            false => Family::Wgmma,
         };
+        let expected = exception.map_or(usual, |one| one.1);
         assert_eq!(family(&hopper), expected, "{case}: {hopper}");
         for device in others() {
             let plan = plan(&case, &device);
             let expected = if few { Family::Decode } else { Family::Mma };
             assert_eq!(family(&plan), expected, "{case} on {}: {plan}", device.name);
         }
+    }
+}
+
+/// Each of more sequences of one length than run at once (docs/notebook-decode.md, "Whole tiles, drawn").
+#[test]
+fn many_whole_tiles_of_one_length_are_drawn() {
+    let plan = |line: &str| plan(&case(line), &DeviceProfile::h200());
+    for (line, kernel) in [
+        ("b64 q1 k4096 h32/8 d128 bf16", "mma_d128_64x64_w4_s2"),
+        (
+            "b64 q4 k4096 h32/8 d128 f16 mask=causal",
+            "mma_d128_64x64_w4_s2",
+        ),
+        ("b64 q1 k2048 h16/8 d256 bf16", "mma_d256_64x64_w4_s1"),
+        ("b64 q1 k4096 h16/8 d192 bf16", "mma_d192_64x64_w4_s1"),
+        ("b128 q1 k4096 h32/8 d96 bf16", "mma_d128_64x64_w4_s2"),
+        ("b16 q1 k4096 h32 d128 bf16", "mma_d128_64x64_w4_s2"),
+        ("b256 q1 k2048 h32/8 d128 bf16", "wgmma_d128_192x80_w16_s3"),
+    ] {
+        let plan = plan(line);
+        assert_eq!(plan.kernel_name(), kernel, "{plan}");
+    }
+    for line in [
+        // A last turn of few tiles, no second one, short tiles.
+        "b40 q1 k4096 h32/8 d128 bf16",
+        "b16 q1 k8192 h32/8 d128 bf16",
+        "b64 q1 k1024 h32/8 d128 bf16",
+        // Lengths that nobody knows, and bits that must not depend on the batch.
+        "b64 q1 k4096 h32/8 d128 bf16 lengths=ragged",
+        "b64 q1 k4096 h32/8 d128 bf16 pages=64",
+        "b64 q1 k4096 h32/8 d128 bf16 splits=512",
+        // Where it is slower.
+        "b64 q1 k4096 h64/8 d64 bf16",
+        "b64 q1 k4096 h32/8 d128 bf16 softcap=30",
+    ] {
+        assert_eq!(family(&plan(line)), Family::Decode, "{}", plan(line));
     }
 }
 
@@ -70,7 +111,7 @@ fn up_to_64_rows_of_a_group_on_long_caches_are_one_tile_of_wgmma() {
         "b16 q16 k8192 h32/8 d128 bf16 mask=causal",
         "b8 q16 k4096 h32/8 d128 f16 mask=causal",
         "b1 q16 k32768 h32/8 d128 bf16 mask=causal",
-        "b64 q8 k1024 h32/8 d128 bf16 mask=causal",
+        "b16 q16 k1024 h32/8 d128 bf16 mask=causal",
         "b8 q8 k16384 h64/8 d64 bf16 mask=causal",
         "b64 q8 k1024 h32/4 d64 bf16 mask=causal",
         "b16 q16 k8192 h32/8 d128 bf16 mask=causal pages=64",

@@ -1,0 +1,91 @@
+//! Few queries on many sequences of one length: when every key/value head of a sequence is one tile, and there are more of these than CTAs that run
+//! at once, CTAs that take a whole tile after the other read keys faster than those that share them evenly. An even share waits for the slowest
+//! multiprocessor, and a slow one takes fewer tiles (docs/notebook-decode.md, "Whole tiles").
+
+use warptile_kernels::{Family, Features, Image, Schedule};
+
+use super::Rates;
+use crate::device::DeviceProfile;
+use crate::problem::Problem;
+
+/// How a family's CTAs read whole tiles: measured at head sizes of 96 to 256 on an H200.
+struct Reading {
+    /// Share of the memory's speed.
+    of_bandwidth: f64,
+    /// What the tiles of the last turn cost besides being read, in microseconds, and those of each turn before it.
+    last_us: f64,
+    turn_us: f64,
+}
+
+/// Tiles of 64 rows, two CTAs a multiprocessor, each of which has one.
+const MMA: Reading = Reading {
+    of_bandwidth: 1.015,
+    last_us: 2.0,
+    turn_us: 1.2,
+};
+/// One CTA a multiprocessor, which draws tiles. What this is of the memory's speed with endless stages.
+const WGMMA: Reading = Reading {
+    of_bandwidth: 1.012,
+    last_us: 1.6,
+    turn_us: 0.3,
+};
+/// What each stage that is given back as a whole costs.
+const OF_A_STAGE: f64 = 0.01;
+/// Where all tiles are read at once, as nothing evens out.
+const OF_ONE_TURN: f64 = 0.995;
+/// Where rows are shorter than the tile's columns.
+pub(super) const OF_SHORT_ROWS: f64 = 0.9;
+/// Rows of a warpgroup, or of a tile of `mma`: in no other is there anything to compute.
+pub(super) const ROWS: usize = 64;
+/// Options with which computing takes the time.
+const SLOW: [Features; 2] = [Features::SOFTCAP, Features::ALIBI];
+
+/// Whether rows of keys and of values have as many columns as the image's tiles.
+pub(super) fn has_its_columns(problem: &Problem, image: &Image) -> bool {
+    let (heads, tiling) = (problem.heads(), &image.tiling);
+    let columns = (tiling.head_dim as usize, tiling.value_dim as usize);
+    (heads.dim, heads.value_dim) == columns
+}
+
+impl Rates {
+    /// What reading takes so, in microseconds; `None` where the image does not, or nobody measured whether it is faster: on other GPUs than Hopper, and
+    /// with options that make scores slow. At head size 64 it is slower.
+    pub(super) fn whole_tiles_us(
+        &self,
+        problem: &Problem,
+        image: &Image,
+        device: &DeviceProfile,
+        turns: f64,
+    ) -> Option<f64> {
+        let (heads, tiling) = (problem.heads(), &image.tiling);
+        let fills = has_its_columns(problem, image);
+        let rows = problem.typical_lengths().0 * heads.group_size();
+        let one_tile_a_head = image.schedule.has_group_tiles() || heads.group_size() == 1;
+        let applies = device.major == 9
+            && (96..=256).contains(&heads.dim)
+            && rows <= ROWS
+            && one_tile_a_head
+            && !problem.is_uneven()
+            && problem.splits().keys().is_none()
+            && !SLOW
+                .iter()
+                .any(|&feature| problem.needs().contains(feature));
+        let (reading, of_bandwidth) = match (image.family, image.schedule) {
+            (Family::Mma, Schedule::OneGroupTile) if tiling.block_m as usize == ROWS => {
+                let of_rows = if fills { 1.0 } else { OF_SHORT_ROWS };
+                (MMA, of_rows * if turns > 1.0 { 1.0 } else { OF_ONE_TURN })
+            }
+            (Family::Wgmma, Schedule::Persistent | Schedule::PersistentGroups)
+                if fills && turns > 1.0 =>
+            {
+                (WGMMA, 1.0 - OF_A_STAGE / f64::from(tiling.stages))
+            }
+            _ => return None,
+        };
+        // In the last turn some have nothing to do, and the others read only a little faster.
+        let idle = turns.ceil() / turns - 1.0;
+        let longer = 1.0 + 0.65 * idle * idle;
+        let reading_us = self.reading_us(problem, reading.of_bandwidth * of_bandwidth) * longer;
+        applies.then_some(reading_us + (turns.ceil() - 1.0) * reading.turn_us + reading.last_us)
+    }
+}
