@@ -1,6 +1,6 @@
 //! Few queries on many sequences of one length: when every key/value head of a sequence is one tile, and there are more of these than CTAs that run
 //! at once, CTAs that take a whole tile after the other read keys faster than those that share them evenly. An even share waits for the slowest
-//! multiprocessor, and a slow one takes fewer tiles (docs/notebook-decode.md, "Whole tiles").
+//! multiprocessor, and a slow one takes fewer tiles (docs/notebook-decode.md, "Whole tiles, drawn").
 
 use warptile_kernels::{Family, Features, Image, Schedule};
 
@@ -23,13 +23,13 @@ const MMA: Reading = Reading {
     last_us: 2.0,
     turn_us: 1.2,
 };
-/// One CTA a multiprocessor, which draws tiles. What this is of the memory's speed with endless stages.
+/// One CTA a multiprocessor, which draws tiles; the share of the memory's speed as if stages were endless.
 const WGMMA: Reading = Reading {
     of_bandwidth: 1.012,
     last_us: 1.6,
     turn_us: 0.3,
 };
-/// What each stage that is given back as a whole costs.
+/// What a ring of one stage would lose of it: the more stages, the less waits for one that is computed.
 const OF_A_STAGE: f64 = 0.01;
 /// Where all tiles are read at once, as nothing evens out.
 const OF_ONE_TURN: f64 = 0.995;
