@@ -6,6 +6,7 @@
 #pragma once
 
 #include "forward/mma_rows.cuh"
+#include "memory/copy.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/load.cuh"
 
@@ -132,6 +133,7 @@ template <class Traits> class Result {
 
     __device__ void add_up(Schedule& schedule, const Segment& of, bool is_last)
     {
+        if constexpr (copies_parts()) return add_up_copies(schedule, of, is_last);
         const bool asks = asks_for_parts(schedule, of);
         __syncthreads(); // the teams' results
         add_up_teams(schedule, of, of.is_whole_tile());
@@ -152,10 +154,89 @@ template <class Traits> class Result {
         }
     }
 
+    // Whether parts are copied to where the teams' results have been, those of a few rows below each other: one round trip to L2 for all, and the same
+    // instructions add them up (docs/notebook-decode.md, "Parts as if they were teams'"). As many at once as elsewhere, so that bits are the same.
+    __device__ static constexpr bool copies_parts()
+    {
+        return Schedule::SHARES_KEYS && Traits::TEAM_WARPS == 1 && Traits::TEAMS == together() && !Traits::RESULT_IN_RING && !Traits::has(FEATURE_PACKED);
+    }
+    __device__ void add_up_copies(Schedule& schedule, const Segment& of, bool is_last)
+    {
+        const bool asks = asks_for_parts(schedule, of);
+        const int rows = existing_rows(of), count = rows * ACROSS;
+        float* const part = part_at(schedule.own_place(of));
+        bool leaves_part = !of.is_whole_tile(), are_parts = false;
+        int end_row = 0; // of the parts' rows, if these are added up
+        __syncthreads(); // the teams' results
+#pragma unroll 1
+        while (true) {
+#pragma unroll 1
+            for (int i = anew(threadIdx.x); i < count; i += Traits::THREADS) {
+                const int row = i / ACROSS, column4 = i % ACROSS;
+                Partial all;
+                int at = row;
+#pragma unroll 1
+                do {
+                    add_teams(all, at, column4);
+                    at += rows;
+                } while (at < end_row);
+                if (leaves_part)
+                    leave_part(part, row, column4, all, column4 == 0);
+                else
+                    write(of, row, column4, all.values, end_of(all.row, sink_of_row(row)));
+            }
+            if (!asks) return;
+            __syncthreads(); // the part is written, or the parts have been read: the next segment's results may come
+            if (are_parts) return;
+            const auto turn = schedule.first_turn(schedule.owners(of));
+            const bool comes_last = this->comes_last(schedule, schedule.semaphore(turn), turn.others);
+            if (is_last) leave_semaphores(schedule);
+            if (!comes_last) return;
+            const int parts = schedule.parts(of, turn);
+            end_row = (parts + Traits::TEAMS - 1) / Traits::TEAMS * rows;
+            if (end_row > Traits::BLOCK_M) return add_up_parts(schedule, of, turn);
+            copy_parts(schedule, of, turn, parts, rows);
+            leaves_part = false;
+            are_parts = true;
+        }
+    }
+    // Each warp those that its team's place is for: parts `warp`, `warp` + TEAMS, ... Behind a barrier they are there.
+    template <class Turn> __device__ void copy_parts(const Schedule& schedule, const Segment& of, const Turn& turn, int parts, int rows) const
+    {
+        static_assert(2 * Traits::BLOCK_M <= 32, "a lane for each word of the rows' maxima and sums");
+        const int lane = anew(thread.lane), team = thread.warp;
+        const unsigned result = thread.address_of(Traits::RESULTS_AT + team * Traits::RESULT_BYTES);
+        int first_row = 0;
+#pragma unroll 1
+        for (int first = 0; first < parts; first += Traits::TEAMS) {
+            const int index = first + team;
+            if (index < parts) {
+                const float* const part = part_at(schedule.place(of, turn, index));
+#pragma unroll 1
+                for (int i = lane; i < rows * ACROSS; i += 32)
+                    cp_async_16(result + result_offset(first_row + i / ACROSS, i % ACROSS), part + 4 * i, true);
+                if (lane < 2 * rows)
+                    cp_async_4(reinterpret_cast<float*>(&sum_of(team, first_row)) + lane, part + Traits::BLOCK_M * HEAD_DIM + lane, true);
+            } else if (lane < rows) {
+                sum_of(team, first_row + lane) = {negative_infinity(), 0};
+            }
+            first_row += rows;
+        }
+        cp_async_commit();
+        cp_async_wait<0>();
+        __syncthreads();
+    }
+
     static constexpr int ACROSS = HEAD_DIM / 4; // threads
 
     // Four columns of a row: the sum of the teams' results.
     __device__ Partial of_teams(int row, int column4) const
+    {
+        Partial all;
+        add_teams(all, row, column4);
+        return all;
+    }
+    __device__ void add_teams(Partial& all, int row, int column4) const
     {
         RowSum sums[Traits::TEAMS];
         float4 columns[Traits::TEAMS];
@@ -164,9 +245,7 @@ template <class Traits> class Result {
             sums[team] = sum_of(team, row);
             columns[team] = *reinterpret_cast<const float4*>(thread.shared + result_of(team) + result_offset(row, column4));
         }
-        Partial all;
         all.add(sums, columns);
-        return all;
     }
 
     // The parts of the cluster's CTAs, each of which writes some rows, or leaves them to the last of the tile's clusters.

@@ -5,7 +5,7 @@
 
 namespace warptile {
 
-// Copies 4 bytes as cp_async_16 does 16, through L1 (cache operator .ca): for numbers of pages.
+// Copies 4 bytes as cp_async_16 does 16, through L1 (cache operator .ca).
 __device__ inline void cp_async_4(void* shared, const void* source, bool valid)
 {
     const unsigned destination = (unsigned)__cvta_generic_to_shared(shared);
