@@ -37,6 +37,8 @@ const OF_ONE_TURN: f64 = 0.995;
 pub(super) const OF_SHORT_ROWS: f64 = 0.9;
 /// Rows of a warpgroup, or of a tile of `mma`: in no other is there anything to compute.
 pub(super) const ROWS: usize = 64;
+/// Keys from which on it was measured: with fewer what a tile costs besides being read is no longer hidden.
+const KEYS: usize = 512;
 /// Options with which computing takes the time.
 const SLOW: [Features; 2] = [Features::SOFTCAP, Features::ALIBI];
 
@@ -59,11 +61,14 @@ impl Rates {
     ) -> Option<f64> {
         let (heads, tiling) = (problem.heads(), &image.tiling);
         let fills = has_its_columns(problem, image);
-        let rows = problem.typical_lengths().0 * heads.group_size();
+        let (query_len, key_len) = problem.typical_lengths();
+        let rows = query_len * heads.group_size();
+        let keys = key_len.min(problem.mask().widest(query_len, key_len) + query_len);
         let one_tile_a_head = image.schedule.has_group_tiles() || heads.group_size() == 1;
         let applies = device.major == 9
             && (96..=256).contains(&heads.dim)
             && rows <= ROWS
+            && keys >= KEYS
             && one_tile_a_head
             && !problem.is_uneven()
             && problem.splits().keys().is_none()

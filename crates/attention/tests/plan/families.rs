@@ -128,6 +128,18 @@ fn up_to_64_rows_of_a_group_on_long_caches_are_one_tile_of_wgmma() {
     }
 }
 
+/// Short sequences are not read by what reads long ones fastest.
+#[test]
+fn whole_tiles_of_few_keys_are_chosen_by_what_they_compute() {
+    for line in [
+        "b64 q64 k64 h16 d128 bf16",
+        "b256 q16 k256 h8 d128 bf16 mask=causal",
+    ] {
+        let plan = plan(&case(line), &DeviceProfile::h200());
+        assert!(plan.image().unwrap().tiling.block_m <= 64, "{plan}");
+    }
+}
+
 #[test]
 fn many_queries_are_for_wgmma_on_hopper_and_for_mma_elsewhere() {
     for case in problems("shapes.txt") {
