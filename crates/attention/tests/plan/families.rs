@@ -93,7 +93,7 @@ fn many_whole_tiles_of_one_length_are_drawn() {
         "b64 q1 k4096 h32/8 d128 bf16 pages=64",
         "b64 q1 k4096 h32/8 d128 bf16 splits=512",
         // Where it is slower.
-        "b64 q1 k4096 h64/8 d64 bf16",
+        "b64 q1 k8192 h64/8 d64 bf16",
         "b64 q1 k4096 h32/8 d128 bf16 softcap=30",
     ] {
         assert_eq!(family(&plan(line)), Family::Decode, "{}", plan(line));
