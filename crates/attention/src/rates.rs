@@ -363,7 +363,7 @@ impl Rates {
         };
         let blocks = whole.max(longest + tile_end);
         let unhidden = match whole_tiles {
-            // All the time there is something to read, and few rows are computed.
+            // Reading hides what computing waits for, and of a tile no more rows than these are computed.
             Some(_) => (whole_tiles::ROWS as f64 / block_m).min(1.0),
             None => {
                 let held =

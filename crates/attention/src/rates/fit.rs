@@ -171,14 +171,15 @@ impl Rates {
     }
 }
 
-/// Where a function of the logarithm of a speed in TFLOP/s, which falls and then rises, is least: by golden sections.
+/// Where a function of the logarithm of a speed in TFLOP/s, which falls and then rises, is least: by golden sections. The lowest speed where several
+/// are as good: reading bounds a time from some speed on, and more says nothing.
 fn least(of: impl Fn(f64) -> f64) -> f64 {
     const RATIO: f64 = 0.618_033_988_749_895;
     // From a megaflop to an exaflop per second; each step keeps 0.618 of it.
     let (mut low, mut high) = (1e-6_f64.ln(), 1e6_f64.ln());
     for _ in 0..45 {
         let (a, b) = (high - RATIO * (high - low), low + RATIO * (high - low));
-        match of(a) < of(b) {
+        match of(a) <= of(b) {
             true => high = b,
             false => low = a,
         }
@@ -248,6 +249,26 @@ mod tests {
             };
             assert_eq!(plan(&fitted), plan(right), "{len}");
         }
+    }
+
+    /// Reading takes the time here, however fast a kernel computes.
+    #[test]
+    fn times_that_speed_does_not_change_give_no_speed_out_of_this_world() {
+        let mut device = DeviceProfile::h200();
+        "NVIDIA H100".clone_into(&mut device.name);
+        let (q, k) = (
+            Layout::bshd([64, 1, 8, 128]),
+            Layout::bshd([64, 4096, 8, 128]),
+        );
+        let call = Call::builder(&q, &k, &k, ElementType::Bf16);
+        let problem = call.build().unwrap().problem();
+        let plan = Planner::new(&device).plan(problem, &Choice::Best).unwrap();
+        let step = &plan.steps()[0];
+        let of_h200 = Rates::embedded(&device);
+        let times = [Timed::new(problem, step, step.estimate_us)];
+        let fitted = of_h200.fitted(&device, "CUDA 12.8", &times);
+        let tflops = |rates: &Rates| rates.rate(step.image.kernel).unwrap().speed.tflops;
+        assert!(tflops(&fitted) <= tflops(of_h200), "{}", tflops(&fitted));
     }
 
     #[test]

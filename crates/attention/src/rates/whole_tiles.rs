@@ -1,6 +1,6 @@
-//! Few queries on many sequences of one length: when every key/value head of a sequence is one tile, and there are more of these than CTAs that run
-//! at once, CTAs that take a whole tile after the other read keys faster than those that share them evenly. An even share waits for the slowest
-//! multiprocessor, and a slow one takes fewer tiles (docs/notebook-decode.md, "Whole tiles, drawn").
+//! Few queries on many sequences of one length: where every key/value head of a sequence is one tile, and tiles fill all multiprocessors, CTAs that
+//! take whole tiles read keys faster than CTAs that share them evenly. An even share waits for the slowest multiprocessor; of tiles a slow one
+//! takes fewer (docs/notebook-decode.md, "Whole tiles, drawn").
 
 use warptile_kernels::{Family, Features, Image, Schedule};
 
@@ -36,6 +36,8 @@ const OF_A_STAGE: f64 = 0.01;
 pub(super) const OF_SHORT_ROWS: f64 = 0.9;
 /// Rows of a warpgroup, or of a tile of `mma`: in no other is there anything to compute.
 pub(super) const ROWS: usize = 64;
+/// How much longer reading takes, times the square of the idle share of the last turn, in which those that have a tile read only a little faster.
+const IDLE: f64 = 0.65;
 /// Keys from which on it was measured: with fewer what a tile costs besides being read is no longer hidden.
 const KEYS: usize = 512;
 /// Options with which computing takes the time.
@@ -76,8 +78,7 @@ impl Rates {
                 .any(|&feature| problem.needs().contains(feature));
         let (reading, of_bandwidth) = match (image.family, image.schedule) {
             (Family::Mma, Schedule::OneGroupTile) if tiling.block_m as usize == ROWS => {
-                let of_rows = if fills { 1.0 } else { OF_SHORT_ROWS };
-                (MMA, of_rows)
+                (MMA, if fills { 1.0 } else { OF_SHORT_ROWS })
             }
             (Family::Wgmma, Schedule::Persistent | Schedule::PersistentGroups)
                 if fills && turns > 1.0 =>
@@ -86,9 +87,8 @@ impl Rates {
             }
             _ => return None,
         };
-        // In the last turn some have nothing to do, and the others read only a little faster.
         let idle = turns.ceil() / turns - 1.0;
-        let longer = 1.0 + 0.65 * idle * idle;
+        let longer = 1.0 + IDLE * idle * idle;
         let reading_us = self.reading_us(problem, reading.of_bandwidth * of_bandwidth) * longer;
         applies.then_some(reading_us + (turns.ceil() - 1.0) * reading.turn_us + reading.last_us)
     }
