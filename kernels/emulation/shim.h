@@ -3,7 +3,9 @@
 #include "scalar.h"
 #include "threads.h"
 inline Barrier* cta_bar; inline Barrier* warp_bar[8];
-struct Exchange { unsigned w[32][6]; };
+// A fragment's rows, and another one's columns.
+struct Product { float a[16][16], b[8][16]; };
+struct Exchange { unsigned w[32][2]; Product product; };
 inline Exchange ex[8];
 #define WB() warp_bar[threadIdx.x/32]->arrive_and_wait()
 #define EX ex[threadIdx.x/32]

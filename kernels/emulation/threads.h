@@ -9,7 +9,7 @@
 #include <vector>
 
 struct Dim { unsigned x, y = 0; };
-inline thread_local Dim threadIdx; inline Dim blockIdx, gridDim = {1, 1};
+inline thread_local constinit Dim threadIdx{}; inline Dim blockIdx, gridDim = {1, 1};
 
 class Threads {
   public:

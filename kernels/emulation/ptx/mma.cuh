@@ -2,11 +2,13 @@
 #include "base/element.cuh"
 namespace warptile {
 constexpr int FRAGMENT_ROWS = 16, FRAGMENT_COLUMNS = 8, FRAGMENT_DEPTH = 16;
-template<class E> float half_of(unsigned w,int h){E x[2];memcpy(x,&w,4);return widen(x[h]);}
+// Two neighbours of a row, as numbers: each is read by many lanes.
+template<class E> void widen_two(float*to,unsigned w){E x[2];memcpy(x,&w,4);to[0]=widen(x[0]);to[1]=widen(x[1]);}
 template<class E> void mma(float(&c)[4],const unsigned(&a)[4],unsigned b0,unsigned b1){
-  for(int i=0;i<4;i++)EX.w[LANE][i]=a[i]; EX.w[LANE][4]=b0;EX.w[LANE][5]=b1; WB();
-  for(int j=0;j<4;j++){int row=LANE/4+8*(j/2),col=LANE%4*2+j%2;float s=c[j];
-    for(int k=0;k<16;k++){float x=half_of<E>(EX.w[(row%8)*4+(k%8)/2][row/8+2*(k/8)],k%2);float y=half_of<E>(EX.w[col*4+(k%8)/2][4+k/8],k%2);s+=x*y;} c[j]=s;}
+  auto&p=EX.product; const int row=LANE/4,depth=LANE%4*2;
+  for(int i=0;i<4;i++)widen_two<E>(&p.a[row+8*(i%2)][depth+8*(i/2)],a[i]);
+  widen_two<E>(&p.b[row][depth],b0);widen_two<E>(&p.b[row][depth+8],b1); WB();
+  for(int k=0;k<FRAGMENT_DEPTH;k++)for(int j=0;j<4;j++)c[j]+=p.a[row+8*(j/2)][k]*p.b[depth+j%2][k];
   WB();}
 inline void lm(unsigned(&w)[4],unsigned a,bool t){EX.w[LANE][0]=a;WB();
   for(int m=0;m<4;m++){uint16_t e[2];for(int i=0;i<2;i++){int r=t?LANE%4*2+i:LANE/4,c=t?LANE/4:LANE%4*2+i;memcpy(&e[i],shared+EX.w[8*m+r][0]+2*c,2);} memcpy(&w[m],e,4);} WB();}
