@@ -2,6 +2,8 @@
 // barriers, so the threads of a CTA run one after the other.
 #include "shim.h"
 
+#include "guarded.h"
+
 #include "ops/append.cuh"
 #include "ops/merge.cuh"
 
@@ -9,10 +11,19 @@
 
 using namespace warptile;
 
+namespace warptile {
+void wait_for_predecessor() { has_waited[threadIdx.x] = true; }
+} // namespace warptile
+
+// Ends the program if a thread has not waited for the launch before.
 template <class Block> static void run(void (*kernel)(const Block&), const void* params, unsigned grid, unsigned threads)
 {
     for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x)
-        for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) kernel(*static_cast<const Block*>(params));
+        for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {
+            has_waited[threadIdx.x] = false;
+            kernel(*static_cast<const Block*>(params));
+            if (!has_waited[threadIdx.x]) end("a thread reads what the launch before may still write\n");
+        }
 }
 
 template <class Element> static bool run(const std::string& kernel, const void* params, unsigned grid, unsigned threads)

@@ -226,6 +226,7 @@ template <class Traits> __device__ inline void append_rows(const typename Traits
     using Element = typename Traits::Element;
     using Cache = typename Traits::Cache;
     using Stored = typename Cache::Element;
+    begin_in_order();
     const Append& params = Cache::append(block);
     const Sequences& sequences = params.sequences;
     const Rotary& rotary = params.rotary;

@@ -16,6 +16,7 @@ __device__ inline bool saw_keys(float lse) { return !(fabsf(lse) == positive_inf
 template <class Traits> __device__ inline void merge_results(const Merge& params)
 {
     using Element = typename Traits::Element;
+    begin_in_order();
     const int chunks = (params.head_dim + CHUNK<Element> - 1) / CHUNK<Element>;
     const unsigned row_of_all = blockIdx.x / params.row_ctas;
     const unsigned item = blockIdx.x % params.row_ctas * Traits::THREADS + threadIdx.x;

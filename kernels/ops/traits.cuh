@@ -3,6 +3,7 @@
 
 #include "base/abi_ops.cuh"
 #include "base/record.cuh"
+#include "ptx/launch.cuh"
 
 namespace warptile {
 
@@ -15,5 +16,13 @@ template <class Element_, int WARPS_, unsigned ROLE_> struct RowTraits {
     static constexpr int BLOCK_M = 0, BLOCK_N = 0, HEAD_DIM = 0, VALUE_DIM = 0, STAGES = 0, K_STRIDE = 0, V_STRIDE = 0;
     static constexpr int SHARED_BYTES = 0;
 };
+
+// What such a kernel reads may be what the launch before writes, so it waits for that at once: it begins early to be there when it has ended. From
+// there on the next launch may begin, which for attention after a cache write gains as much again (docs/notebook-decode.md, "Writes that begin early").
+__device__ inline void begin_in_order()
+{
+    wait_for_predecessor();
+    let_successor_begin();
+}
 
 } // namespace warptile

@@ -222,6 +222,14 @@ fn of_grid(step: &Step, [ctas, clusters]: [u32; 2]) -> LaunchConfig {
     }
 }
 
+/// Whether an image has code that waits for the launch before: from compute capability 9.0 on, but not PTX for older ones.
+pub(super) fn waits_itself(image: &Image) -> bool {
+    match image.target {
+        Target::Cubin(sm) | Target::CubinExact(sm) => sm >= 90,
+        _ => false,
+    }
+}
+
 /// When a launch begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
@@ -244,13 +252,12 @@ impl Order {
     fn of(step: &Step, grid: u32) -> Order {
         const LONG_US: f64 = 80.0;
         let image = step.image;
-        let waits = match image.target {
-            Target::Cubin(sm) | Target::CubinExact(sm) => sm >= 90,
-            _ => false,
-        };
         let reads =
             splits_tiles(image) && image.schedule.has_group_tiles() && grid < step.multiprocessors;
-        if !waits || !image.schedule.begins_early() || reads && step.estimate_us > LONG_US {
+        if !waits_itself(image)
+            || !image.schedule.begins_early()
+            || reads && step.estimate_us > LONG_US
+        {
             return Order::InTurn;
         }
         match step.alone_bytes {

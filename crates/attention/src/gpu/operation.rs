@@ -12,7 +12,7 @@ use crate::device::DeviceProfile;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::gpu::kernel::{Block, LoadedKernel};
+use crate::gpu::kernel::{Block, LoadedKernel, waits_itself};
 use crate::gpu::memory::{Expected, Views, check, check_stream, check_views, submit_in_order};
 use crate::gpu::sync;
 use crate::plan::{MAX_TILES, check_images, preference};
@@ -179,6 +179,11 @@ impl Operation {
             Ok(0) => Ok(None),
             Ok(grid) if ctas <= MAX_TILES => {
                 let config = LaunchConfig::new([grid, 1, 1], [threads, 1, 1]);
+                // CTAs are small and short, so they crowd nobody.
+                let config = match waits_itself(self.image) {
+                    true => config.programmatic(),
+                    false => config,
+                };
                 Ok(Some((config, row_ctas as i32)))
             }
             _ => Err(Error::Grid {

@@ -317,6 +317,23 @@ fn a_raw_write_is_one_driver_call_and_checks_its_addresses() {
     assert_eq!(launch(&description(), &memory.addresses()), Ok(1));
 }
 
+/// Kernels for 9.0 and newer GPUs wait for the launch before by themselves, and those for older ones do not.
+#[test]
+fn a_write_begins_early_where_its_kernel_waits() {
+    for (capability, early) in [((8, 0), 0), ((9, 0), 1), ((12, 0), 1), ((13, 0), 0)] {
+        let fake = FakeDriver::open();
+        fake.set_compute_capability(capability.0, capability.1);
+        let gpu = gpu(&fake);
+        let stream = Stream::new(gpu.context()).unwrap();
+        let memory = Memory::new(&stream);
+        let prepared = gpu.prepare_append(ElementType::F16, None).unwrap();
+        // SAFETY: the stand-in runs no kernel; the addresses it is given are those of the buffers.
+        unsafe { prepared.launch_raw(stream.raw(), &description(), &memory.addresses()) }.unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(fake.launches()[0].programmatic, early, "{capability:?}");
+    }
+}
+
 #[test]
 fn numbers_of_another_size_are_refused() {
     let fake = FakeDriver::open();

@@ -1,8 +1,8 @@
 //! Launches that begin before the one ahead of them has ended: whatever that one writes, they read afterwards.
 
 use half::f16;
-use warptile::gpu::Bindings;
-use warptile::{Call, Choice, ElementType, Layout, Mask, Planner, Scoring};
+use warptile::gpu::{AppendBindings, Bindings, MergeBindings};
+use warptile::{Append, Call, Choice, ElementType, Layout, Mask, Merge, Planner, Scoring};
 use warptile_driver::{DeviceBuffer, LaunchConfig, Stream};
 use warptile_kernels::{Role, images_for};
 
@@ -82,4 +82,105 @@ fn inputs_may_be_written_by_the_launch_before() {
         }
         assert!(kernels > 0, "no kernel took head size {head_dim}");
     });
+}
+
+/// Two sequences of a cache get a new row each, are attended to, and two results are merged. New keys or values, or the numbers of rows before, are
+/// written late by the launch ahead of these; each of the three reads what the one ahead of it writes.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn each_launch_of_a_step_sees_what_the_one_before_it_writes() {
+    let kernel = writes_late();
+    let config = LaunchConfig::new([1, 1, 1], [256, 1, 1]).programmatic();
+    let stream = Stream::new(gpu().context()).unwrap();
+    let row = Layout::bshd([2, 1, 4, 64]);
+    let cache = Layout::bshd([2, 200, 4, 64]);
+    let append = Append::builder(ElementType::F16, [&row, &row], [&cache, &cache])
+        .device_key_lengths(2)
+        .build()
+        .unwrap();
+    let call = Call::builder(&row, &cache, &cache, ElementType::F16)
+        .device_key_lengths(2)
+        .build()
+        .unwrap();
+    let merge = Merge::builder(ElementType::F16, &[row, row])
+        .build()
+        .unwrap();
+    let writes = gpu().prepare_append(ElementType::F16, None).unwrap();
+    let attends = gpu().prepare(call.problem(), &Choice::Best).unwrap();
+    let merges = gpu().prepare_merge(ElementType::F16).unwrap();
+    let upload = |data: &[f16]| DeviceBuffer::from_slice(&stream, data).unwrap();
+    let numbers = |rows: [i32; 2]| DeviceBuffer::from_slice(&stream, &rows).unwrap();
+    let old = noise(7, cache.reach());
+    let step = |round: i32, late: Option<usize>| {
+        let in_turn = || stream.synchronize().unwrap();
+        let [new_keys, new_values, queries] =
+            [1, 2, 3].map(|of| noise(3 * round as u32 + of, row.reach()));
+        let before = [100 + round, 190 - round];
+        let (k, v, q) = (upload(&new_keys), upload(&new_values), upload(&queries));
+        let (lengths, after) = (numbers(before), numbers(before.map(|rows| rows + 1)));
+        let [mut keys, mut values] = [(); 2].map(|()| upload(&old));
+        let [mut out, mut merged] = [(); 2].map(|()| upload(&queries));
+        let [mut lse, mut merged_lse] =
+            [(); 2].map(|()| DeviceBuffer::<f32>::zeroed(&stream, call.lse_len()).unwrap());
+        let (right_k, right_v) = (upload(&new_keys), upload(&new_values));
+        let right_lengths = numbers(before);
+        let zeros = DeviceBuffer::<u32>::zeroed(&stream, row.reach() / 2).unwrap();
+        in_turn();
+        if let Some(late) = late {
+            let words = (row.reach() / 2) as u64;
+            let (to, from, count) = [
+                (k.pointer(), right_k.pointer(), words),
+                (v.pointer(), right_v.pointer(), words),
+                (lengths.pointer(), right_lengths.pointer(), 2),
+            ][late];
+            for block in [[to, zeros.pointer(), count, 0], [to, from, count, LATE]] {
+                // SAFETY: the block is the kernel's; both addresses are those of buffers with as many words, which belong to this stream and
+                // live until it has been waited for.
+                unsafe { kernel.launch(&stream, &config, &block) }.unwrap();
+            }
+        }
+        let bindings = AppendBindings::new(
+            k.as_slice(),
+            v.as_slice(),
+            keys.as_slice_mut(),
+            values.as_slice_mut(),
+        )
+        .key_lengths(lengths.as_slice());
+        writes.launch(&stream, &append, &bindings).unwrap();
+        drop(bindings);
+        if late.is_none() {
+            in_turn();
+        }
+        let bindings = Bindings::new(
+            q.as_slice(),
+            keys.as_slice(),
+            values.as_slice(),
+            out.as_slice_mut(),
+        )
+        .lse(lse.as_slice_mut())
+        .key_lengths(after.as_slice());
+        attends.launch(&stream, &call, &bindings).unwrap();
+        drop(bindings);
+        if late.is_none() {
+            in_turn();
+        }
+        let bindings = MergeBindings::new(merged.as_slice_mut())
+            .lse(merged_lse.as_slice_mut())
+            .part(out.as_slice(), lse.as_slice())
+            .part(out.as_slice(), lse.as_slice());
+        merges.launch(&stream, &merge, &bindings).unwrap();
+        drop(bindings);
+        in_turn();
+        (merged.to_vec().unwrap(), merged_lse.to_vec().unwrap())
+    };
+    for round in 0..30 {
+        let expected = step(round, None);
+        for late in 0..3 {
+            assert_eq!(
+                step(round, Some(late)),
+                expected,
+                "round {round}, input {late}"
+            );
+        }
+    }
 }
