@@ -53,7 +53,10 @@ class Cache:
         if p.page_rows is None:
             self.table = None
             return
-        order = torch.randperm(p.pages(), device="cuda", dtype=torch.int32)
+        # Runs of neighbouring pages in random order.
+        runs = torch.randperm(-(-p.pages() // p.runs), device="cuda", dtype=torch.int32)
+        order = (runs[:, None] * p.runs + torch.arange(p.runs, device="cuda", dtype=torch.int32)).flatten()
+        order = order[order < p.pages()]
         self.table = torch.zeros((p.batch, -(-p.key_len // p.page_rows)), device="cuda", dtype=torch.int32)
         begin = 0
         for sequence, count in enumerate(self.pages_of_each()):

@@ -29,7 +29,7 @@ class Problem:
         pattern = r"b(?P<b>\d+) q(?P<q>\d+) k(?P<k>\d+) h(?P<h>\d+)(/(?P<hk>\d+))? d(?P<d>\d+)(/(?P<dv>\d+))? (?P<t>f16|bf16|f32)(?P<rest>( \S+)*)"
         words = re.fullmatch(pattern, line)
         if not words:
-            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN[/N] TYPE, in this order, then mask=, sinks, layout=interleaved, pages=, lengths=")
+            raise ValueError(f"{line}: the peers take bN qN kN hN[/N] dN[/N] TYPE, in this order, then mask=, sinks, layout=interleaved, pages=, runs=, lengths=")
         self.line = line
         self.batch = int(words["b"])
         self.heads = int(words["h"])
@@ -43,6 +43,7 @@ class Problem:
         self.sinks = False
         self.interleaved = False
         self.page_rows = None
+        self.runs = 1
         self.lengths = None
         for word in words["rest"].split():
             name, _, value = word.partition("=")
@@ -54,12 +55,16 @@ class Problem:
                 self.interleaved = True
             elif name == "pages" and value.isdigit() and int(value) > 0:
                 self.page_rows = int(value)
+            elif name == "runs" and value.isdigit() and int(value) > 0:
+                self.runs = int(value)
             elif word == "lengths=ragged":
                 self.lengths = self.ragged()
             elif re.fullmatch(r"lengths=\d+(,\d+)*", word):
                 self.lengths = [int(length) for length in value.split(",")]
             else:
                 raise ValueError(f"{line}: the peers do not know `{word}`")
+        if self.runs != 1 and self.page_rows is None:
+            raise ValueError(f"{line}: there are runs of pages only")
         if self.interleaved and self.head_dim != self.value_dim:
             raise ValueError(f"{line}: for the peers, keys and values of one tensor have the same head size")
         if self.lengths and (len(self.lengths) != self.batch or max(self.lengths) > self.key_len):

@@ -92,6 +92,14 @@ for line in ("b64 q1 k8192 h32/8 d128 bf16 layout=interleaved pages=16 lengths=r
     assert Problem(line).key_lengths() == apart.key_lengths() and Problem(line).bytes() == apart.bytes()
     assert Problem(line).on_cache
 assert " d128 bf16 layout=interleaved pages=16 lengths=1,2" in Problem("b2 q1 k8 h1 d128 bf16 layout=interleaved pages=16 lengths=1,2").for_warptile
+in_runs = Problem("b2 q1 k80 h1 d64 f16 layout=interleaved pages=4 runs=8 lengths=80,7")
+assert in_runs.runs == 8 and Problem("b2 q1 k80 h1 d64 f16 pages=4").runs == 1
+assert " pages=4 runs=8 lengths=80,7" in in_runs.for_warptile
+try:
+    Problem("b1 q1 k8 h1 d128 bf16 runs=8")
+    raise AssertionError("it has no pages")
+except ValueError as error:
+    assert "runs of pages" in str(error)
 try:
     Problem("b1 q1 k8 h1 d128/64 bf16 layout=interleaved")
     raise AssertionError("it has no shape")

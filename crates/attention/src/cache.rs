@@ -1,5 +1,6 @@
 //! A cache of keys and values in pages, and who holds which page.
 
+mod free_pages;
 mod page;
 mod pool;
 mod step;

@@ -75,6 +75,9 @@ pub struct Case {
     pub used: Used,
     /// The rows of a page, if keys and values are paged.
     pub pages: Option<usize>,
+    /// How many neighbouring pages a sequence has one after the other; the runs are in random order. A cache that has served for a while
+    /// leaves more or less of them. At least 1, which is any order.
+    pub runs: usize,
     /// Whether offsets, used lengths and the block table are in device memory, if the case runs on a GPU.
     pub device_lengths: bool,
     /// The heads and their sizes.
@@ -111,6 +114,7 @@ impl Case {
             },
             used: Used::All,
             pages: None,
+            runs: 1,
             device_lengths: false,
             heads,
             element: ElementType::F32,

@@ -55,6 +55,9 @@ impl fmt::Display for Case {
         if let Some(rows) = self.pages {
             write!(f, " pages={rows}")?;
         }
+        if self.runs != 1 {
+            write!(f, " runs={}", self.runs)?;
+        }
         match &self.used {
             Used::All => {}
             Used::Ragged => f.write_str(" lengths=ragged")?,
@@ -109,6 +112,12 @@ impl FromStr for Case {
         {
             return Err(ParseCaseError::Problem(format!(
                 "sms is {count}; a GPU has 1 to {MOST} multiprocessors"
+            )));
+        }
+        if case.runs != 1 && (case.runs == 0 || case.pages.is_none()) {
+            return Err(ParseCaseError::Problem(format!(
+                "runs is {}; there are runs of 1 page and more, of keys and values in pages",
+                case.runs
             )));
         }
         case.try_call()
@@ -224,6 +233,7 @@ impl Parser {
                 "splits" => case.splits = value.parse().ok()?,
                 "cache" => case.quantized = Some(QuantizedType::from_name(value)?),
                 "pages" => case.pages = Some(value.parse().ok()?),
+                "runs" => case.runs = value.parse().ok()?,
                 "layout" => {
                     case.layout = match value {
                         "bshd" => LayoutKind::Bshd,
@@ -317,7 +327,7 @@ mod tests {
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q3 k5 h2 d192/128 bf16 mask=causal seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
-        let text = "b2 q3 k5 h2 d64 f16 layout=interleaved pages=3 lengths=5,2 seed=1";
+        let text = "b2 q3 k5 h2 d64 f16 layout=interleaved pages=3 runs=2 lengths=5,2 seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
     }
 
@@ -347,6 +357,13 @@ mod tests {
         assert!("sms=2048".parse::<Case>().is_ok());
         assert!(error("sms=x").starts_with("`sms=x` is not part"));
         assert!(error("pages=0").contains("k has pages of 0 rows; a page has 1 to 256"));
+        for text in ["runs=8", "pages=16 runs=0"] {
+            let error = error(text);
+            assert!(
+                error.contains("there are runs of 1 page and more"),
+                "{error}"
+            );
+        }
         assert!(error("splits=300").contains("splits are every 300 keys, but the number must"));
         assert!(error("splits=x").starts_with("`splits=x` is not part"));
         assert!(error("cache=x").starts_with("`cache=x` is not part"));

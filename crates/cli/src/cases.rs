@@ -30,6 +30,8 @@ A problem is a line of words, such as
                   sequence's bits are the same in every batch, or even: as is
                   fastest [even]
   pages=N         keys and values are in pages of N rows [not in pages]
+  runs=N          a sequence's pages are N neighbours at a time; the runs lie
+                  in random order [1]
   device-lengths  on a GPU, offsets, used lengths and the block table are in
                   its memory
   cache=e4m3      keys and values are in 8 bits, with random scales [as q]

@@ -176,7 +176,9 @@ fn without_pages(problem: &str) -> Option<String> {
     let is_paged = |word: &str| word.starts_with("pages=");
     problem.split(' ').find(|word| is_paged(word))?;
     // Without pages, nothing is measured in one tensor.
-    let kept = { problem.split(' ') }.filter(|word| !is_paged(word) && *word != IN_ONE_TENSOR);
+    let says_where =
+        |word: &str| is_paged(word) || word.starts_with("runs=") || word == IN_ONE_TENSOR;
+    let kept = problem.split(' ').filter(|word| !says_where(word));
     Some(kept.collect::<Vec<_>>().join(" "))
 }
 
@@ -369,6 +371,8 @@ mod tests {
         assert_eq!(ragged.as_deref(), Some("b1 k8 lengths=ragged"));
         assert_eq!(without("b1 k8"), None);
         assert_eq!(without("b1 k8 layout=interleaved"), None);
+        let in_runs = without("b1 k8 pages=16 runs=8 lengths=ragged");
+        assert_eq!(in_runs.as_deref(), Some("b1 k8 lengths=ragged"));
         let one_tensor = without("b1 k8 layout=interleaved pages=16 lengths=ragged");
         assert_eq!(one_tensor.as_deref(), Some("b1 k8 lengths=ragged"));
     }
@@ -417,7 +421,11 @@ mod tests {
             .collect();
         assert!(!one.is_empty());
         for problem in one {
-            let two = problem.replace(&format!(" {IN_ONE_TENSOR}"), "");
+            // Of pages in runs there is the row in any order.
+            let any_order: Vec<&str> = { problem.split(' ') }
+                .filter(|word| !word.starts_with("runs="))
+                .collect();
+            let two = { any_order.join(" ") }.replace(&format!(" {IN_ONE_TENSOR}"), "");
             assert!(has(&two), "{two}");
             assert!(
                 without_pages(problem).is_some_and(|dense| has(&dense)),

@@ -119,6 +119,7 @@ impl Case {
             lengths,
             used,
             pages: None,
+            runs: 1,
             device_lengths,
             heads: Heads::new(heads, head_dim).key_value(kv_heads),
             element,

@@ -29,7 +29,7 @@ impl Lists {
     }
 }
 
-/// The block table of a [`Case`]: pages in random order. Entries that no key needs are numbers of no page.
+/// The block table of a [`Case`]: pages, or runs of them, in random order. Entries that no key needs are numbers of no page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlockTable {
@@ -104,15 +104,18 @@ impl Case {
         let mut random = Random::new(self.seed ^ 0xb10c);
         let needed: usize = keys.iter().map(|keys| keys.div_ceil(page_rows)).sum();
         let pages = needed + 1 + random.below(3);
-        let mut order: Vec<usize> = (0..pages).collect();
-        for last in (1..pages).rev() {
-            order.swap(last, random.below(last + 1));
+        let run = self.runs.max(1);
+        let mut runs: Vec<usize> = (0..pages.div_ceil(run)).collect();
+        for last in (1..runs.len()).rev() {
+            runs.swap(last, random.below(last + 1));
         }
         let poison = [-1, number(pages), i32::MIN, i32::MAX];
         let mut entries: Vec<i32> = (0..layout.shape[0] * layout.row_stride)
             .map(|_| random.pick(&poison))
             .collect();
-        let mut order = order.into_iter().map(number);
+        let mut order = { runs.into_iter() }
+            .flat_map(|first| first * run..pages.min((first + 1).saturating_mul(run)))
+            .map(number);
         for (sequence, keys) in keys.iter().enumerate() {
             let start = sequence * layout.row_stride;
             let row = entries[start..].iter_mut().take(keys.div_ceil(page_rows));
@@ -141,4 +144,39 @@ fn offsets(lengths: &[usize]) -> Vec<usize> {
 /// A number of rows as calls take it. Beyond its range there is no call, only an error.
 fn number(rows: usize) -> i32 {
     i32::try_from(rows).unwrap_or(i32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_lie_in_runs_of_neighbours_in_random_order() {
+        let table = |runs: usize| {
+            let text =
+                format!("b2 q1 k1000 h2 d64 f16 pages=4 runs={runs} lengths=1000,600 seed=3");
+            let case: Case = text.parse().unwrap();
+            case.lists().block_table.unwrap()
+        };
+        let pages_of = |table: &BlockTable| -> Vec<usize> {
+            let each = [250, 150].into_iter().enumerate();
+            each.flat_map(|(sequence, count)| (0..count).map(move |column| (sequence, column)))
+                .map(|(sequence, column)| table.page(sequence, column))
+                .collect()
+        };
+        let neighbours = |pages: &[usize]| {
+            let steps = pages.windows(2);
+            steps.filter(|pair| pair[0] + 1 == pair[1]).count()
+        };
+        for (runs, least, most) in [(1, 0, 20), (8, 340, 360), (1000, 399, 399)] {
+            let table = table(runs);
+            let pages = pages_of(&table);
+            let found = neighbours(&pages);
+            assert!((least..=most).contains(&found), "runs of {runs}: {found}");
+            let mut sorted = pages.clone();
+            sorted.sort_unstable();
+            sorted.dedup();
+            assert!(sorted.len() == 400 && sorted.iter().all(|&page| page < table.pages));
+        }
+    }
 }

@@ -27,7 +27,8 @@ impl Case {
         push(&|case| case.splits = Splits::Even);
         push(&|case| case.quantized = None);
         push(&|case| case.device_lengths = false);
-        push(&|case| case.pages = None);
+        push(&|case| (case.pages, case.runs) = (None, 1));
+        push(&|case| case.runs = 1);
         push(&|case| case.pages = case.pages.map(|rows| (rows / 2).max(1)));
         push(&|case| case.used = Used::All);
         push(&|case| {
