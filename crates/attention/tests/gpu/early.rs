@@ -89,6 +89,9 @@ fn inputs_may_be_written_by_the_launch_before() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn each_launch_of_a_step_sees_what_the_one_before_it_writes() {
+    /// Elements of the new rows, and of the cache.
+    const ROW: usize = 2 * 4 * 64;
+    const CACHE: usize = 200 * ROW;
     let kernel = writes_late();
     let config = LaunchConfig::new([1, 1, 1], [256, 1, 1]).programmatic();
     let stream = Stream::new(gpu().context()).unwrap();
@@ -110,11 +113,10 @@ fn each_launch_of_a_step_sees_what_the_one_before_it_writes() {
     let merges = gpu().prepare_merge(ElementType::F16).unwrap();
     let upload = |data: &[f16]| DeviceBuffer::from_slice(&stream, data).unwrap();
     let numbers = |rows: [i32; 2]| DeviceBuffer::from_slice(&stream, &rows).unwrap();
-    let old = noise(7, cache.reach());
+    let old = noise(7, CACHE);
     let step = |round: i32, late: Option<usize>| {
         let in_turn = || stream.synchronize().unwrap();
-        let [new_keys, new_values, queries] =
-            [1, 2, 3].map(|of| noise(3 * round as u32 + of, row.reach()));
+        let [new_keys, new_values, queries] = [1, 2, 3].map(|of| noise(3 * round as u32 + of, ROW));
         let before = [100 + round, 190 - round];
         let (k, v, q) = (upload(&new_keys), upload(&new_values), upload(&queries));
         let (lengths, after) = (numbers(before), numbers(before.map(|rows| rows + 1)));
@@ -124,10 +126,10 @@ fn each_launch_of_a_step_sees_what_the_one_before_it_writes() {
             [(); 2].map(|()| DeviceBuffer::<f32>::zeroed(&stream, call.lse_len()).unwrap());
         let (right_k, right_v) = (upload(&new_keys), upload(&new_values));
         let right_lengths = numbers(before);
-        let zeros = DeviceBuffer::<u32>::zeroed(&stream, row.reach() / 2).unwrap();
+        let zeros = DeviceBuffer::<u32>::zeroed(&stream, ROW / 2).unwrap();
         in_turn();
         if let Some(late) = late {
-            let words = (row.reach() / 2) as u64;
+            let words = (ROW / 2) as u64;
             let (to, from, count) = [
                 (k.pointer(), right_k.pointer(), words),
                 (v.pointer(), right_v.pointer(), words),
