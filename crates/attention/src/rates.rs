@@ -20,6 +20,7 @@ pub use fit::Timed;
 ///
 /// As text, a line each; `#` starts a comment:
 ///
+/// - `like NAME`, if at all as the first line: all that the embedded table of this GPU has, unless a line says otherwise,
 /// - `device NAME`, `multiprocessors COUNT`, `bandwidth TB/s`, `launch MICROSECONDS`, and `driver NAME` where a measurement holds for
 ///   one driver only,
 /// - `kernel NAME TFLOP/s TILE_END` for each kernel that was measured on this GPU,
@@ -120,11 +121,16 @@ pub enum Standing {
     Unknown,
 }
 
-/// The tables of the GPUs that were measured.
+/// The texts of the tables of GPUs that were measured.
+const TABLES: [&str; 2] = [
+    include_str!("../rates/nvidia-h200.txt"),
+    include_str!("../rates/nvidia-h100.txt"),
+];
+
+/// These tables.
 static EMBEDDED: LazyLock<Vec<Rates>> = LazyLock::new(|| {
-    // The text is part of this crate, and a test parses it.
-    [include_str!("../rates/nvidia-h200.txt")]
-        .iter()
+    // The texts are part of this crate, and a test parses them.
+    { TABLES.iter() }
         .filter_map(|text| text.parse().ok())
         .collect()
 });
@@ -417,17 +423,38 @@ mod tests {
 
     #[test]
     fn the_embedded_tables_parse() {
-        let text = include_str!("../rates/nvidia-h200.txt");
-        let rates: Rates = text.parse().unwrap();
-        assert_eq!(rates.device(), "NVIDIA H200");
-        assert!(EMBEDDED.contains(&rates));
-        assert_eq!(rates.measured_kernels(), rates.kernels.len());
-        for rate in &rates.kernels {
-            assert!(
-                warptile_kernels::kernels().any(|kernel| kernel.name == rate.kernel),
-                "{} is measured but not in the catalog",
-                rate.kernel
-            );
+        for (text, device) in TABLES.iter().zip(["NVIDIA H200", "NVIDIA H100 80GB HBM3"]) {
+            let rates: Rates = text.parse().unwrap();
+            assert_eq!(rates.device(), device);
+            assert!(EMBEDDED.contains(&rates));
+            assert_eq!(rates.measured_kernels(), rates.kernels.len());
+            for rate in &rates.kernels {
+                assert!(
+                    warptile_kernels::kernels().any(|kernel| kernel.name == rate.kernel),
+                    "{} is measured but not in the catalog",
+                    rate.kernel
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_gpu_has_its_own_table_by_the_name_that_the_driver_gives() {
+        let h200 = DeviceProfile::h200();
+        let named = |name: &str| DeviceProfile {
+            name: name.to_owned(),
+            ..h200.clone()
+        };
+        for (name, of) in [
+            ("NVIDIA H200", "NVIDIA H200"),
+            ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"),
+            ("NVIDIA H100 PCIe", "NVIDIA H200"),
+        ] {
+            let (device, kernel) = (named(name), "decode_d128_16x128_w8_s2");
+            let rates = Rates::embedded(&device);
+            assert_eq!(rates.device(), of);
+            let measured = rates.standing(&device, kernel) == Standing::Measured;
+            assert_eq!(measured, name == of, "{name}");
         }
     }
 

@@ -36,7 +36,7 @@ const ARCHITECTURES: [Architecture; 10] = [
 
 /// A GPU by the name that people use.
 struct Gpu {
-    /// As the driver has it, but for memory and form factor.
+    /// As the driver has it; of most but for memory and form factor.
     name: &'static str,
     major: u32,
     minor: u32,
@@ -72,7 +72,7 @@ const GPUS: [Gpu; 26] = [
     gpu("NVIDIA GeForce RTX 4070", 8, 9, 46),
     gpu("NVIDIA GeForce RTX 4060", 8, 9, 24),
     gpu("NVIDIA H200", 9, 0, 132),
-    gpu("NVIDIA H100", 9, 0, 132),
+    gpu("NVIDIA H100 80GB HBM3", 9, 0, 132),
     gpu("NVIDIA H100 PCIe", 9, 0, 114),
     gpu("NVIDIA GH200", 9, 0, 132),
     gpu("NVIDIA B200", 10, 0, 148),
@@ -118,13 +118,18 @@ pub(crate) fn find(text: &str) -> Result<DeviceProfile, String> {
         })
 }
 
-/// What people type: `NVIDIA GeForce RTX 4090` is `rtx4090`.
+/// What people type: `NVIDIA GeForce RTX 4090` is `rtx4090`, and `NVIDIA H100 80GB HBM3` is `h100`.
 pub(crate) fn short(name: &str) -> String {
     let words = name.split(|c: char| !c.is_ascii_alphanumeric());
     let words = words.map(str::to_ascii_lowercase);
     words
-        .filter(|word| word != "nvidia" && word != "geforce")
+        .filter(|word| word != "nvidia" && word != "geforce" && !is_memory(word))
         .collect()
+}
+
+/// `80gb` or `hbm3`.
+fn is_memory(word: &str) -> bool {
+    word.ends_with("gb") || word.starts_with("hbm")
 }
 
 /// `8.6`, `sm_86`, `sm_90a` or `compute_86`.

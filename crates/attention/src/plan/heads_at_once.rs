@@ -12,6 +12,8 @@ use crate::plan::pairs::Numbered;
 /// more where multiprocessors would wait for the last group's longest tiles (see [`waits_at_the_end`]), as long as 8 tiles of a head are computed at
 /// the same time, which share what they read: 10% at 192/128 and 16,384 keys, 1% at head size 128 and 8,192, but with 4 tiles nothing, and with
 /// 2 a loss (docs/notebook-wgmma.md, 2026-11-23).
+/// Heads of few tiles have to read their keys again sooner, and reading is more of their time. Half as many of them are better where memory is slow:
+/// by 8% and 3% on an H100 at 512 keys and head sizes of 128 and 64, within 1% on an H200 (docs/notebook-wgmma.md, 2026-11-25).
 /// Without one only a sequence's incomplete tile is shorter. It pays to have many of those last where the keys and values of 16 heads take no
 /// more than 14 MiB: 1 to 2% at head size 128 and 512 to 1,024 keys (docs/notebook-wgmma.md). Otherwise head after head is as good. It is
 /// better where each tile has a multiprocessor of its own, under a mask too.
@@ -20,6 +22,8 @@ use crate::plan::pairs::Numbered;
 /// share keys.
 pub(super) fn heads_at_once(step: &Step, call: &Call, numbered: &Numbered, tiles: u64) -> usize {
     const MASKED_SHARE_BYTES: usize = 32 << 20;
+    const FEW_TILES_SHARE_BYTES: usize = 16 << 20;
+    const FEW_TILES: u64 = 4;
     const FULL_SHARE_BYTES: usize = 14 << 20;
     const FEWEST_FULL_HEADS: usize = 16;
     const SHARING_TILES: u64 = 8;
@@ -30,8 +34,18 @@ pub(super) fn heads_at_once(step: &Step, call: &Call, numbered: &Numbered, tiles
     }
     let row_bytes = call.heads().key_value_elements() * call.key_size();
     let head_bytes = call.key_len().saturating_mul(row_bytes).max(1);
+    let heads = interleaved(call, numbered.heads);
+    // Half of all keys are hidden: the lengths of tiles go down to nothing.
+    let to_nothing = matches!(call.mask(), Mask::Causal { .. })
+        && !call.queries().is_packed()
+        && call.query_len() == call.key_len();
     let key_value_heads = if call.mask() != Mask::None || call.queries().is_packed() {
-        (MASKED_SHARE_BYTES / head_bytes).max(1)
+        let has_few_tiles = to_nothing && tiles <= FEW_TILES * heads as u64;
+        let share = match has_few_tiles {
+            true => FEW_TILES_SHARE_BYTES,
+            false => MASKED_SHARE_BYTES,
+        };
+        (share / head_bytes).max(1)
     } else {
         let complete = { call.query_len() }.is_multiple_of(numbered.rows as usize);
         match FULL_SHARE_BYTES / head_bytes {
@@ -40,14 +54,9 @@ pub(super) fn heads_at_once(step: &Step, call: &Call, numbered: &Numbered, tiles
         }
     };
     let sharing = numbered.heads / call.heads().key_value.max(1);
-    let heads = interleaved(call, numbered.heads);
     let most = key_value_heads.saturating_mul(sharing).min(heads);
     let fewest_groups = heads.div_ceil(most);
     let in_groups = |groups: usize| heads.div_ceil(groups);
-    // Half of all keys are hidden: the lengths of tiles go down to nothing.
-    let to_nothing = matches!(call.mask(), Mask::Causal { .. })
-        && !call.queries().is_packed()
-        && call.query_len() == call.key_len();
     if !(persistent && to_nothing) {
         return in_groups(fewest_groups);
     }
@@ -137,6 +146,9 @@ mod tests {
             (dense(8, [32, 8], [4096, 4096], causal), 64),
             // No tile is short.
             (dense(1, [16, 16], [8192, 16384], causal), 4),
+            // Three tiles a head: 64 of 512 heads have 16 MiB.
+            (dense(32, [16, 16], [512, 512], causal), 64),
+            (dense(16, [16, 16], [1024, 1024], causal), 64),
         ] {
             assert_eq!(at_once(132, &call), expected, "{call}");
         }

@@ -6,7 +6,7 @@ use std::fmt;
 use warptile_kernels::Family;
 
 use super::{
-    Chosen, FeatureCost, PRICED_FEATURES, PRICED_VARIANTS, Rate, Rates, Speed, VariantSpeed,
+    Chosen, FeatureCost, PRICED_FEATURES, PRICED_VARIANTS, Rate, Rates, Speed, TABLES, VariantSpeed,
 };
 use crate::error::{Error, Result};
 use crate::plan::Settings;
@@ -56,6 +56,11 @@ impl fmt::Display for Rates {
     }
 }
 
+/// The GPU that a table is of.
+fn device_of(text: &str) -> Option<&str> {
+    { text.lines() }.find_map(|line| line.strip_prefix("device "))
+}
+
 /// `NAME [SETTING...] PROBLEM`. The words of the problem are not understood here: it is found again by its line.
 fn choice(text: &str) -> Option<(String, Chosen)> {
     let mut words = text.split_whitespace();
@@ -82,6 +87,7 @@ impl std::str::FromStr for Rates {
             features: Vec::new(),
             choices: BTreeMap::new(),
         };
+        let mut is_begun = false;
         for (index, line) in text.lines().enumerate() {
             let line_number = index + 1;
             let broken = |rule: &str| Error::Rates {
@@ -97,8 +103,25 @@ impl std::str::FromStr for Rates {
                     .filter(|number| number.is_finite() && *number > 0.0)
                     .ok_or_else(|| broken("a number greater than 0 is expected"))
             };
+            let is_first = !is_begun;
+            is_begun |= !word.is_empty();
             match word {
                 "" => {}
+                "like" => {
+                    let embedded = TABLES.iter().find(|text| device_of(text) == Some(rest));
+                    rates = match (is_first, embedded) {
+                        (false, _) => return Err(broken("`like` must be the first line")),
+                        (true, None) => {
+                            let known: Vec<&str> =
+                                TABLES.into_iter().filter_map(device_of).collect();
+                            return Err(broken(&format!(
+                                "`like` must name one of {}",
+                                known.join(", ")
+                            )));
+                        }
+                        (true, Some(text)) => text.parse()?,
+                    };
+                }
                 "device" if !rest.is_empty() => rest.clone_into(&mut rates.device),
                 "driver" if !rest.is_empty() => rates.driver = Some(rest.to_owned()),
                 "multiprocessors" => {
@@ -128,7 +151,11 @@ impl std::str::FromStr for Rates {
                             .filter(|number: &f64| number.is_finite() && *number >= 0.0)
                             .ok_or_else(|| broken(rule))
                     };
-                    rates.kernels.push(Rate {
+                    // A kernel that an earlier line has, as where the table begins with all of another, keeps its place.
+                    let place = { rates.kernels.iter() }
+                        .position(|rate| rate.kernel == kernel)
+                        .unwrap_or(rates.kernels.len());
+                    let rate = Rate {
                         kernel: kernel.to_owned(),
                         speed: Speed {
                             tflops: positive(tflops)?,
@@ -142,7 +169,10 @@ impl std::str::FromStr for Rates {
                             )?,
                         },
                         modelled: word == "modelled",
-                    });
+                    };
+                    rates
+                        .kernels
+                        .splice(place..(place + 1).min(rates.kernels.len()), [rate]);
                 }
                 word if PRICED_VARIANTS.iter().any(|one| one.0 == word) => {
                     let (kernel, times) = { rest.split_once(char::is_whitespace) }
@@ -183,7 +213,7 @@ impl std::str::FromStr for Rates {
                 }
                 _ => {
                     return Err(broken(
-                        "`device`, `driver`, `multiprocessors`, `bandwidth`, `launch`, `kernel`, `modelled`, `pairs`, `groups`, `feature` or `choice` is expected",
+                        "`like`, `device`, `driver`, `multiprocessors`, `bandwidth`, `launch`, `kernel`, `modelled`, `pairs`, `groups`, `feature` or `choice` is expected",
                     ));
                 }
             }
@@ -213,7 +243,15 @@ mod tests {
         for (text, start) in [
             ("device X\nkernel a 1", "rates, line 2: `kernel NAME"),
             ("kernel a -1 0", "rates, line 1: a number greater"),
-            ("# nothing\nspeed 3", "rates, line 2: `device`"),
+            ("# nothing\nspeed 3", "rates, line 2: `like`, `device`"),
+            (
+                "like a",
+                "rates, line 1: `like` must name one of NVIDIA H200,",
+            ),
+            (
+                "device X\nlike NVIDIA H200",
+                "rates, line 2: `like` must be the first line",
+            ),
             (
                 "device X",
                 "rates, line 1: the table has no `multiprocessors`",
@@ -229,6 +267,31 @@ mod tests {
             let error = text.parse::<Rates>().unwrap_err().to_string();
             assert!(error.starts_with(start), "{error}");
         }
+    }
+
+    #[test]
+    fn a_table_may_begin_with_all_of_an_embedded_one() {
+        let of_h200: Rates = TABLES[0].parse().unwrap();
+        let text = "# A comment.\nlike NVIDIA H200\ndevice My GPU\nbandwidth 2";
+        let rates: Rates = text.parse().unwrap();
+        let expected = Rates {
+            device: "My GPU".to_owned(),
+            bandwidth: 2.0,
+            ..of_h200
+        };
+        assert_eq!(rates, expected);
+        // A line of its own is instead of the other table's.
+        let kernel = "decode_d128_16x128_w8_s2";
+        let own: Rates = format!("{text}\nkernel {kernel} 50 0.5").parse().unwrap();
+        let lines = |rates: &Rates| {
+            let text = rates.to_string();
+            let of_kernel = text.lines().filter(|line| line.contains(kernel));
+            of_kernel.map(str::to_owned).collect::<Vec<String>>()
+        };
+        assert_eq!(lines(&own), [format!("kernel {kernel} 50 0.5")]);
+        assert_eq!(own.measured_kernels(), rates.measured_kernels());
+        // Printed it stands alone.
+        assert_eq!(rates.to_string().parse::<Rates>().unwrap(), rates);
     }
 
     #[test]
