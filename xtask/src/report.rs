@@ -6,6 +6,9 @@
 //! <!-- generated: support -->
 //! <!-- end generated -->
 //! ```
+//!
+//! `evidence/` is the record of one GPU, and a folder in it with a `summary.json` that of another. A block is about the first, or about the folder
+//! that it names: `<!-- generated: decode h100 -->`.
 
 mod acceptance;
 mod baseline;
@@ -45,52 +48,54 @@ const BEGIN_END: &str = " -->";
 const END: &str = "<!-- end generated -->";
 
 /// Makes a block's text.
-type Maker = fn(&Data) -> String;
+type Maker = fn(&Data, &Record) -> String;
 
 /// Blocks a document can ask for.
 const BLOCKS: [(&str, Maker); 21] = [
-    ("support", |data| support::table(&data.images, &data.checks)),
-    ("unproven", |data| {
-        checks::unproven(&data.images, &data.checks)
+    ("support", |data, _| {
+        support::table(&data.images, &data.checks())
     }),
-    ("parts", |data| parts::table(&data.summary, &data.others)),
-    ("checks", |data| checks::summary(&data.checks)),
-    ("acceptance", |data| data.checks.acceptance.text()),
-    ("counters", |data| checks::counters(&data.checks)),
-    ("bench", |data| bench::tables(&data.rows)),
-    ("speed", |data| {
-        since::noted(speed::in_short(&data.rows), &data.rows, &data.images)
+    ("unproven", |data, _| {
+        checks::unproven(&data.images, &data.checks())
     }),
-    ("ratios", |data| {
-        let text = speed::against_peers(&data.rows, &data.errors);
-        since::noted(text, &data.rows, &data.images)
+    ("parts", |_, gpu| parts::table(&gpu.summary, &gpu.others)),
+    ("checks", |_, gpu| checks::summary(&gpu.checks)),
+    ("acceptance", |_, gpu| gpu.checks.acceptance.text()),
+    ("counters", |_, gpu| checks::counters(&gpu.checks)),
+    ("bench", |_, gpu| bench::tables(&gpu.rows)),
+    ("speed", |data, gpu| {
+        since::noted(speed::in_short(&gpu.rows), &gpu.rows, &data.images)
     }),
-    ("other", |data| {
-        let text = speed::others(&data.other, &data.errors);
-        since::noted(text, &data.other, &data.images)
+    ("ratios", |data, gpu| {
+        let text = speed::against_peers(&gpu.rows, &gpu.errors);
+        since::noted(text, &gpu.rows, &data.images)
     }),
-    ("decode", |data| {
-        since::noted(decode::table(&data.decode), &data.decode, &data.images)
+    ("other", |data, gpu| {
+        let text = speed::others(&gpu.other, &gpu.errors);
+        since::noted(text, &gpu.other, &data.images)
     }),
-    ("decode-short", |data| {
-        since::noted(decode::in_short(&data.decode), &data.decode, &data.images)
+    ("decode", |data, gpu| {
+        since::noted(decode::table(&gpu.decode), &gpu.decode, &data.images)
     }),
-    ("families", |data| {
-        speed::families(&data.families, &data.rows)
+    ("decode-short", |data, gpu| {
+        since::noted(decode::in_short(&gpu.decode), &gpu.decode, &data.images)
     }),
-    ("named", |data| {
-        named::table(&data.kernels, &data.default, &data.rows)
+    ("families", |_, gpu| {
+        speed::families(&gpu.families, &gpu.rows)
     }),
-    ("start", |data| start::text(&data.starts)),
-    ("uneven", |data| speed::uneven(&data.uneven)),
-    ("behind", |data| {
-        let rows = [data.rows.as_slice(), &data.other].concat();
-        speed::behind(&rows, &data.decode)
+    ("named", |_, gpu| {
+        named::table(&gpu.kernels, &gpu.default, &gpu.rows)
     }),
-    ("cpu", |data| speed::on_cpu(&data.cpu)),
-    ("tuned", |data| tuned::table(&data.tuning)),
-    ("searches", |data| searches::table(&data.searches)),
-    ("plots", |data| plot::links(&data.plotted())),
+    ("start", |_, gpu| start::text(&gpu.starts)),
+    ("uneven", |_, gpu| speed::uneven(&gpu.uneven)),
+    ("behind", |_, gpu| {
+        let rows = [gpu.rows.as_slice(), &gpu.other].concat();
+        speed::behind(&rows, &gpu.decode)
+    }),
+    ("cpu", |data, _| speed::on_cpu(&data.cpu)),
+    ("tuned", |_, gpu| tuned::table(&gpu.tuning)),
+    ("searches", |data, _| searches::table(&data.searches)),
+    ("plots", |_, gpu| plot::links(&gpu.plotted())),
 ];
 
 /// Why there is no report.
@@ -118,6 +123,16 @@ pub enum ReportError {
         /// The name asked for.
         name: String,
     },
+    /// A document asks for the record of a GPU that does not exist.
+    #[error("{}:{line}: evidence/{name} has no summary.json", path.display())]
+    UnknownRecord {
+        /// The document.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// The folder asked for.
+        name: String,
+    },
     /// A block does not end.
     #[error("{}:{line}: the block that begins here has no `{END}`", path.display())]
     Unterminated {
@@ -139,6 +154,16 @@ pub enum ReportError {
 /// What the blocks are made from.
 struct Data {
     images: Vec<ManifestEntry>,
+    /// Of GPUs, by folder in `evidence/`; that of `evidence/` itself is the first, and has no name.
+    records: Vec<(String, Record)>,
+    /// The CPU path and PyTorch's.
+    cpu: Vec<BenchRow>,
+    searches: Vec<Archived>,
+}
+
+/// What the evidence script wrote on one GPU.
+#[derive(Default)]
+struct Record {
     summary: Summary,
     others: Vec<parts::Other>,
     checks: Checks,
@@ -158,10 +183,7 @@ struct Data {
     /// Few queries on the keys of a cache.
     decode: Vec<DecodeRow>,
     errors: Vec<ErrorRow>,
-    /// The CPU path and PyTorch's.
-    cpu: Vec<BenchRow>,
     tuning: tuned::Tuning,
-    searches: Vec<Archived>,
 }
 
 /// Rows of a file as the evidence script writes it, beside what they are about; files of other programs are the rows alone.
@@ -191,6 +213,31 @@ impl<T> Rows<T> {
 }
 
 impl Data {
+    fn checks(&self) -> Vec<&Checks> {
+        self.records.iter().map(|record| &record.1.checks).collect()
+    }
+}
+
+impl Record {
+    fn read(folder: &Path) -> Result<Self, ReportError> {
+        let summary = read_optional(&folder.join("summary.json"))?;
+        Ok(Self {
+            others: parts::others(folder, &summary)?,
+            summary,
+            checks: Checks::read(folder)?,
+            rows: read_rows(folder)?,
+            other: optional_rows(&folder.join("other.json"))?,
+            families: optional_rows(&folder.join("families.json"))?,
+            kernels: optional_rows(&folder.join("kernels.json"))?,
+            default: optional_rows(&folder.join("default.json"))?,
+            uneven: optional_rows(&folder.join("uneven.json"))?,
+            starts: optional_rows(&folder.join("start.json"))?,
+            decode: optional_rows(&folder.join("decode.json"))?,
+            errors: optional_rows(&folder.join("errors.json"))?,
+            tuning: read_optional(&folder.join("tune.json"))?,
+        })
+    }
+
     /// The planner's choices, the family that every GPU runs, and the peers; not the one that is never near the fastest.
     fn plotted(&self) -> Vec<BenchRow> {
         let mut rows: Vec<BenchRow> = self
@@ -241,23 +288,13 @@ impl Generated {
 /// [`ReportError`] if evidence cannot be read or a document asks for something that does not exist.
 pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
     let evidence = root.join("evidence");
-    let summary = read_optional(&evidence.join("summary.json"))?;
+    let records = { folders(&evidence)?.into_iter() }
+        .map(|(name, folder)| Ok((name, Record::read(&folder)?)))
+        .collect::<Result<_, ReportError>>()?;
     let data = Data {
         images: read_json::<Manifest>(&root.join("crates/kernels/images/manifest.json"))?.images,
-        others: parts::others(&evidence, &summary)?,
-        summary,
-        checks: Checks::read(&evidence)?,
-        rows: read_rows(&evidence)?,
-        other: read_optional::<Rows<_>>(&evidence.join("other.json"))?.into_rows(),
-        families: read_optional::<Rows<_>>(&evidence.join("families.json"))?.into_rows(),
-        kernels: read_optional::<Rows<_>>(&evidence.join("kernels.json"))?.into_rows(),
-        default: read_optional::<Rows<_>>(&evidence.join("default.json"))?.into_rows(),
-        uneven: read_optional::<Rows<_>>(&evidence.join("uneven.json"))?.into_rows(),
-        starts: read_optional::<Rows<_>>(&evidence.join("start.json"))?.into_rows(),
-        decode: read_optional::<Rows<_>>(&evidence.join("decode.json"))?.into_rows(),
-        errors: read_optional::<Rows<_>>(&evidence.join("errors.json"))?.into_rows(),
-        cpu: read_optional::<Rows<_>>(&evidence.join("cpu.json"))?.into_rows(),
-        tuning: read_optional(&evidence.join("tune.json"))?,
+        records,
+        cpu: optional_rows(&evidence.join("cpu.json"))?,
         searches: searches::read(&evidence)?,
     };
     let mut generated = Vec::new();
@@ -275,7 +312,10 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
             text,
         });
     }
-    for (name, svg) in plot::all(&data.plotted())? {
+    let plotted: Vec<_> = { data.records.iter() }
+        .flat_map(|record| record.1.plotted())
+        .collect();
+    for (name, svg) in plot::all(&plotted)? {
         generated.push(Generated {
             path: root.join("docs/plots").join(name),
             text: svg,
@@ -296,7 +336,7 @@ pub fn generate(root: &Path) -> Result<Vec<Generated>, ReportError> {
 /// # Errors
 /// [`ReportError`] if evidence cannot be read.
 pub fn losses(root: &Path) -> Result<Vec<Loss>, ReportError> {
-    baseline::losses(root, &read_rows(&root.join("evidence"))?)
+    baseline::losses(root, &all_rows(root)?)
 }
 
 /// Makes the speeds of the evidence, relative to the best peer, the baselines of their GPUs, and returns the files.
@@ -304,7 +344,7 @@ pub fn losses(root: &Path) -> Result<Vec<Loss>, ReportError> {
 /// # Errors
 /// [`ReportError`] if evidence cannot be read or a file not written.
 pub fn store_baselines(root: &Path) -> Result<Vec<PathBuf>, ReportError> {
-    baseline::store(root, &read_rows(&root.join("evidence"))?)
+    baseline::store(root, &all_rows(root)?)
 }
 
 /// Plots that are no longer made.
@@ -336,7 +376,33 @@ fn read_optional<T: serde::de::DeserializeOwned + Default>(path: &Path) -> Resul
     }
 }
 
-/// Rows of every `evidence/bench-*.json`, in the order of the files' names.
+/// No rows if there is no such file.
+fn optional_rows<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Vec<T>, ReportError> {
+    Ok(read_optional::<Rows<T>>(path)?.into_rows())
+}
+
+/// The records of GPUs by name, beginning with `evidence/` itself, which has none.
+fn folders(evidence: &Path) -> Result<Vec<(String, PathBuf)>, ReportError> {
+    let mut found = vec![(String::new(), evidence.to_owned())];
+    for folder in files::list(evidence)? {
+        if folder.join("summary.json").is_file() {
+            let name = folder.file_name().unwrap_or_default().to_string_lossy();
+            found.push((name.into_owned(), folder.clone()));
+        }
+    }
+    Ok(found)
+}
+
+/// Rows of the benchmarks of all GPUs.
+fn all_rows(root: &Path) -> Result<Vec<BenchRow>, ReportError> {
+    let mut rows = Vec::new();
+    for (_, folder) in folders(&root.join("evidence"))? {
+        rows.extend(read_rows(&folder)?);
+    }
+    Ok(rows)
+}
+
+/// Rows of every `bench-*.json` of a record, in the order of the files' names.
 fn read_rows(evidence: &Path) -> Result<Vec<BenchRow>, ReportError> {
     let mut rows = Vec::new();
     for path in files::list(evidence)? {
@@ -368,11 +434,19 @@ fn fill(path: &Path, text: &str, data: &Data) -> Result<String, ReportError> {
         else {
             continue;
         };
+        let (name, folder) = name.split_once(' ').unwrap_or((name, ""));
         let Some((_, make)) = BLOCKS.iter().find(|(block, _)| *block == name) else {
             return Err(ReportError::UnknownBlock {
                 path: path.to_owned(),
                 line: index + 1,
                 name: name.to_owned(),
+            });
+        };
+        let Some((_, record)) = data.records.iter().find(|record| record.0 == folder) else {
+            return Err(ReportError::UnknownRecord {
+                path: path.to_owned(),
+                line: index + 1,
+                name: folder.to_owned(),
             });
         };
         if !lines.any(|(_, line)| line == END) {
@@ -381,7 +455,7 @@ fn fill(path: &Path, text: &str, data: &Data) -> Result<String, ReportError> {
                 line: index + 1,
             });
         }
-        filled.push_str(make(data).trim_end());
+        filled.push_str(make(data, record).trim_end());
         filled.push('\n');
         filled.push_str(END);
         filled.push('\n');
@@ -409,20 +483,8 @@ mod tests {
     fn filled(text: &str) -> Result<String, ReportError> {
         let data = Data {
             images: Vec::new(),
-            summary: Summary::default(),
-            others: Vec::new(),
-            checks: Checks::default(),
-            rows: Vec::new(),
-            other: Vec::new(),
-            families: Vec::new(),
-            kernels: Vec::new(),
-            default: Vec::new(),
-            uneven: Vec::new(),
-            starts: Vec::new(),
-            decode: Vec::new(),
-            errors: Vec::new(),
+            records: vec![(String::new(), Record::default())],
             cpu: Vec::new(),
-            tuning: tuned::Tuning::default(),
             searches: Vec::new(),
         };
         fill(Path::new("README.md"), text, &data)
@@ -450,8 +512,46 @@ mod tests {
                 .starts_with("README.md:2: no block is called `bunch`"),
             "{unknown}"
         );
+        let elsewhere = filled("<!-- generated: bench mars -->\n<!-- end generated -->\n");
+        assert_eq!(
+            elsewhere.unwrap_err().to_string(),
+            "README.md:1: evidence/mars has no summary.json"
+        );
         let open = filled("<!-- generated: bench -->\n").unwrap_err();
         assert!(open.to_string().contains("README.md:1"), "{open}");
+    }
+
+    #[test]
+    fn a_block_is_about_the_gpu_that_it_names() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            files::write(&root.path().join(name), text.as_bytes()).unwrap()
+        };
+        let summary = |device: &str| {
+            let part = r#"{"date": "", "seconds": 1, "passed": true}"#;
+            format!(
+                r#"{{"commit": "01234567", "device": "{device}", "parts": {{"bench": {part}}}}}"#
+            )
+        };
+        write("crates/kernels/images/manifest.json", "{ \"images\": [] }");
+        write("evidence/summary.json", &summary("GPU A"));
+        write("evidence/b/summary.json", &summary("GPU B"));
+        // Of searches, and no record.
+        write("evidence/c/other.json", "{}");
+        let block = |name: &str| format!("<!-- generated: {name} -->\n<!-- end generated -->\n");
+        write("docs/other.md", &(block("parts") + &block("parts b")));
+        let text = generate(root.path()).unwrap().remove(0).text;
+        let (first, second) = text.split_once("generated: parts b").unwrap();
+        assert!(
+            first.contains("GPU A") && !first.contains("GPU B"),
+            "{text}"
+        );
+        assert!(
+            second.contains("GPU B") && !second.contains("GPU A"),
+            "{text}"
+        );
+        write("docs/other.md", &block("parts c"));
+        assert!(generate(root.path()).is_err());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::acceptance::Acceptance;
-use super::{ReportError, Rows, read_optional};
+use super::{ReportError, optional_rows, read_optional};
 use crate::manifest::ManifestEntry;
 use counters::Profiles;
 
@@ -195,17 +195,17 @@ impl Checks {
             device: read_optional(&file("device.json"))?,
             tests: ["tests.json", "alone.json"]
                 .into_iter()
-                .map(|name| Ok(read_optional::<Rows<_>>(&file(name))?.into_rows()))
+                .map(|name| optional_rows(&file(name)))
                 .collect::<Result<Vec<_>, ReportError>>()?
                 .into_iter()
                 .flatten()
                 .collect(),
             launches: read_optional(&file("launches.json"))?,
             invariance: read_optional(&file("invariance.json"))?,
-            verify: read_optional::<Rows<_>>(&file("verify.json"))?.into_rows(),
-            tiles: read_optional::<Rows<_>>(&file("tile.json"))?.into_rows(),
+            verify: optional_rows(&file("verify.json"))?,
+            tiles: optional_rows(&file("tile.json"))?,
             acceptance: read_optional(&file("acceptance.json"))?,
-            examples: read_optional::<Rows<_>>(&file("examples.json"))?.into_rows(),
+            examples: optional_rows(&file("examples.json"))?,
             sanitizer,
             controls,
             images: match read_optional(&file("images.json"))? {
@@ -232,7 +232,7 @@ impl Checks {
 }
 
 /// The images that no GPU has proven, shortly where a whole target has never run.
-pub(super) fn unproven(images: &[ManifestEntry], checks: &Checks) -> String {
+pub(super) fn unproven(images: &[ManifestEntry], checks: &[&Checks]) -> String {
     let mut text = String::new();
     let targets: BTreeSet<&str> = images.iter().map(|image| image.target.as_str()).collect();
     for target in targets {
@@ -242,7 +242,7 @@ pub(super) fn unproven(images: &[ManifestEntry], checks: &Checks) -> String {
             .collect();
         let unproven: Vec<&&ManifestEntry> = of_target
             .iter()
-            .filter(|image| !checks.is_proven(image))
+            .filter(|image| !checks.iter().any(|gpu| gpu.is_proven(image)))
             .collect();
         if unproven.is_empty() {
             continue;
@@ -270,15 +270,16 @@ pub(super) fn unproven(images: &[ManifestEntry], checks: &Checks) -> String {
     }
 }
 
-/// `39 of 39 on NVIDIA H200`, of the given images.
-pub(super) fn proven_share(images: &[&ManifestEntry], checks: &Checks) -> String {
-    match images
-        .iter()
-        .filter(|image| checks.is_proven(image))
-        .count()
-    {
-        0 => "compiled, never run".to_owned(),
-        proven => format!("{proven} of {} on {}", images.len(), checks.gpu()),
+/// `39 of 39 on NVIDIA H200`, of the given images, for each GPU.
+pub(super) fn proven_share(images: &[&ManifestEntry], checks: &[&Checks]) -> String {
+    let on_gpu = |gpu: &&Checks| {
+        let proven = images.iter().filter(|image| gpu.is_proven(image)).count();
+        (proven > 0).then(|| format!("{proven} of {} on {}", images.len(), gpu.gpu()))
+    };
+    let on_gpus: Vec<String> = checks.iter().filter_map(on_gpu).collect();
+    match on_gpus.is_empty() {
+        true => "compiled, never run".to_owned(),
+        false => on_gpus.join(", "),
     }
 }
 
@@ -341,7 +342,7 @@ pub(super) mod tests {
             ("scalar_d128_f16_sm_90", "ab", 0, 0),
         ]);
         assert_eq!(
-            unproven(&images, &checks),
+            unproven(&images, &[&checks]),
             "- `sm_80`: compiled, never run (1 images)\n\
              - `sm_90`: 3 of 4 images\n  \
                - `scalar_d64_f16_sm_90`\n  \
@@ -349,7 +350,7 @@ pub(super) mod tests {
                - `scalar_d128_f16_sm_90`\n"
         );
         assert_eq!(
-            unproven(&images[..1], &checks),
+            unproven(&images[..1], &[&checks]),
             "Every image has run on a GPU and passed.\n"
         );
     }

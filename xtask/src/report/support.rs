@@ -11,7 +11,7 @@ type Kernels<'a> = BTreeSet<(u32, &'a str)>;
 
 /// One row per target, family and set of kernels: the element types that have them, the head sizes they take, and how many
 /// of the images a GPU has proven.
-pub(super) fn table(images: &[ManifestEntry], checks: &Checks) -> String {
+pub(super) fn table(images: &[ManifestEntry], checks: &[&Checks]) -> String {
     if images.is_empty() {
         return "No images are embedded.\n".to_owned();
     }
@@ -125,7 +125,7 @@ mod tests {
             image("scalar", "sm_80", "f16", 128),
             image("merge", "sm_80", "f16", 0),
         ];
-        let table = table(&images, &Checks::default());
+        let table = table(&images, &[&Checks::default()]);
         let rows: Vec<&str> = table.lines().skip(2).collect();
         assert_eq!(rows.len(), 5, "{table}");
         assert!(table.contains("merge | f16 | any | 1 |"), "{table}");
@@ -155,7 +155,7 @@ mod tests {
             image("wmma", "compute_80", "f16", 64),
             image("wmma", "sm_120", "f16", 64),
         ];
-        let table = table(&images, &Checks::default());
+        let table = table(&images, &[&Checks::default()]);
         let rows: Vec<&str> = table.lines().skip(2).collect();
         assert!(
             rows[1].starts_with("| `compute_80` | newer GPUs"),
