@@ -73,7 +73,7 @@ impl DeviceProfile {
         }
     }
 
-    /// The H200's limits: the device every measured figure of this project comes from, and the one planner tests use.
+    /// The H200's limits: the device that most measured figures of this project come from, and the one planner tests use.
     #[must_use]
     pub fn h200() -> Self {
         DeviceProfile {
