@@ -36,7 +36,7 @@ const ARCHITECTURES: [Architecture; 10] = [
 
 /// A GPU by the name that people use.
 struct Gpu {
-    /// As the driver has it; of most but for memory and form factor.
+    /// The name that the driver gives; of GPUs that we have not measured, without memory and form factor.
     name: &'static str,
     major: u32,
     minor: u32,
@@ -195,6 +195,7 @@ mod tests {
             assert_eq!(find(gpu.name).unwrap(), found);
         }
         assert_eq!(find("RTX 4090").unwrap().multiprocessors, 128);
+        assert_eq!(find("h100").unwrap().name, "NVIDIA H100 80GB HBM3");
     }
 
     #[test]

@@ -12,9 +12,10 @@ use crate::plan::pairs::Numbered;
 /// more where multiprocessors would wait for the last group's longest tiles (see [`waits_at_the_end`]), as long as 8 tiles of a head are computed at
 /// the same time, which share what they read: 10% at 192/128 and 16,384 keys, 1% at head size 128 and 8,192, but with 4 tiles nothing, and with
 /// 2 a loss (docs/notebook-wgmma.md, 2026-11-23).
-/// Heads of few tiles have to read their keys again sooner, and reading is more of their time. Half as many of them are better where memory is slow:
-/// by 8% and 3% on an H100 at 512 keys and head sizes of 128 and 64, within 1% on an H200 (docs/notebook-wgmma.md, 2026-11-25).
-/// Without one only a sequence's incomplete tile is shorter. It pays to have many of those last where the keys and values of 16 heads take no
+/// Of persistent kernels, whose CTAs draw tiles, half as many heads are better where a head has few tiles: by 8% and 3% on an H100, whose memory is
+/// slower, at 512 keys and head sizes of 128 and 64, and within 1% as good on an H200 (docs/notebook-wgmma.md, 2026-11-25).
+///
+/// Without a mask only a sequence's incomplete tile is shorter. It pays to have many of those last where the keys and values of 16 heads take no
 /// more than 14 MiB: 1 to 2% at head size 128 and 512 to 1,024 keys (docs/notebook-wgmma.md). Otherwise head after head is as good. It is
 /// better where each tile has a multiprocessor of its own, under a mask too.
 ///
@@ -39,9 +40,9 @@ pub(super) fn heads_at_once(step: &Step, call: &Call, numbered: &Numbered, tiles
     let to_nothing = matches!(call.mask(), Mask::Causal { .. })
         && !call.queries().is_packed()
         && call.query_len() == call.key_len();
+    let drawn_to_nothing = persistent && to_nothing;
     let key_value_heads = if call.mask() != Mask::None || call.queries().is_packed() {
-        let has_few_tiles = to_nothing && tiles <= FEW_TILES * heads as u64;
-        let share = match has_few_tiles {
+        let share = match drawn_to_nothing && tiles <= FEW_TILES * heads as u64 {
             true => FEW_TILES_SHARE_BYTES,
             false => MASKED_SHARE_BYTES,
         };
@@ -57,7 +58,7 @@ pub(super) fn heads_at_once(step: &Step, call: &Call, numbered: &Numbered, tiles
     let most = key_value_heads.saturating_mul(sharing).min(heads);
     let fewest_groups = heads.div_ceil(most);
     let in_groups = |groups: usize| heads.div_ceil(groups);
-    if !(persistent && to_nothing) {
+    if !drawn_to_nothing {
         return in_groups(fewest_groups);
     }
     let at_a_time = u64::from(step.resident()) / numbered.ctas;
@@ -146,12 +147,16 @@ mod tests {
             (dense(8, [32, 8], [4096, 4096], causal), 64),
             // No tile is short.
             (dense(1, [16, 16], [8192, 16384], causal), 4),
-            // Three tiles a head: 64 of 512 heads have 16 MiB.
+            // Three tiles a head: 64 of 512 heads, whose keys and values are 16 MiB. Six tiles: 32 MiB.
             (dense(32, [16, 16], [512, 512], causal), 64),
             (dense(16, [16, 16], [1024, 1024], causal), 64),
         ] {
             assert_eq!(at_once(132, &call), expected, "{call}");
         }
+        // A tile of `mma` is a CTA of its own: 32 MiB, whatever their number.
+        let mma = step("mma_d128_128x64_w4_s2", 132);
+        let short = dense(32, [16, 16], [512, 512], causal);
+        assert_eq!(mma.shape(&short).unwrap().heads_at_once, 128);
         // 88 tiles.
         let few = dense(1, [4, 4], [4096, 4096], causal);
         assert_eq!((at_once(88, &few), at_once(87, &few)), (1, 4));

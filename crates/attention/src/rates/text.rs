@@ -72,6 +72,14 @@ fn choice(text: &str) -> Option<(String, Chosen)> {
     (!words.is_empty()).then(|| (words.join(" "), Chosen { kernel, settings }))
 }
 
+/// Adds a line, or replaces the line about the same thing that the table has already: its own, or that of the table it is like.
+fn put<T>(lines: &mut Vec<T>, line: T, is_same: impl Fn(&T) -> bool) {
+    match lines.iter_mut().find(|old| is_same(old)) {
+        Some(old) => *old = line,
+        None => lines.push(line),
+    }
+}
+
 impl std::str::FromStr for Rates {
     type Err = Error;
 
@@ -87,7 +95,7 @@ impl std::str::FromStr for Rates {
             features: Vec::new(),
             choices: BTreeMap::new(),
         };
-        let mut is_begun = false;
+        let mut has_begun = false;
         for (index, line) in text.lines().enumerate() {
             let line_number = index + 1;
             let broken = |rule: &str| Error::Rates {
@@ -103,8 +111,8 @@ impl std::str::FromStr for Rates {
                     .filter(|number| number.is_finite() && *number > 0.0)
                     .ok_or_else(|| broken("a number greater than 0 is expected"))
             };
-            let is_first = !is_begun;
-            is_begun |= !word.is_empty();
+            let is_first = !has_begun;
+            has_begun |= !word.is_empty();
             match word {
                 "" => {}
                 "like" => {
@@ -151,10 +159,6 @@ impl std::str::FromStr for Rates {
                             .filter(|number: &f64| number.is_finite() && *number >= 0.0)
                             .ok_or_else(|| broken(rule))
                     };
-                    // A kernel that an earlier line has, as where the table begins with all of another, keeps its place.
-                    let place = { rates.kernels.iter() }
-                        .position(|rate| rate.kernel == kernel)
-                        .unwrap_or(rates.kernels.len());
                     let rate = Rate {
                         kernel: kernel.to_owned(),
                         speed: Speed {
@@ -170,20 +174,23 @@ impl std::str::FromStr for Rates {
                         },
                         modelled: word == "modelled",
                     };
-                    rates
-                        .kernels
-                        .splice(place..(place + 1).min(rates.kernels.len()), [rate]);
+                    put(&mut rates.kernels, rate, |old| old.kernel == kernel);
                 }
                 word if PRICED_VARIANTS.iter().any(|one| one.0 == word) => {
                     let (kernel, times) = { rest.split_once(char::is_whitespace) }
                         .ok_or_else(|| broken(&format!("`{word} NAME TIMES` is expected")))?;
                     let times = positive(times.trim())?;
                     let of_word = PRICED_VARIANTS.iter().filter(|one| one.0 == word);
-                    rates.variants.extend(of_word.map(|one| VariantSpeed {
-                        schedule: one.1,
-                        kernel: kernel.to_owned(),
-                        times,
-                    }));
+                    for &(_, schedule) in of_word {
+                        let speed = VariantSpeed {
+                            schedule,
+                            kernel: kernel.to_owned(),
+                            times,
+                        };
+                        put(&mut rates.variants, speed, |old| {
+                            old.schedule == schedule && old.kernel == kernel
+                        });
+                    }
                 }
                 "feature" => {
                     let words: Vec<&str> = rest.split_whitespace().collect();
@@ -199,11 +206,14 @@ impl std::str::FromStr for Rates {
                     let ((family, (word, feature)), times) = found.ok_or_else(|| {
                         broken("`feature FAMILY softcap|alibi TIMES` is expected")
                     })?;
-                    rates.features.push(FeatureCost {
+                    let cost = FeatureCost {
                         family,
                         word,
                         feature,
                         times: positive(times)?,
+                    };
+                    put(&mut rates.features, cost, |old| {
+                        (old.family, old.word) == (family, word)
                     });
                 }
                 "choice" => {
@@ -280,16 +290,36 @@ mod tests {
             ..of_h200
         };
         assert_eq!(rates, expected);
-        // A line of its own is instead of the other table's.
-        let kernel = "decode_d128_16x128_w8_s2";
-        let own: Rates = format!("{text}\nkernel {kernel} 50 0.5").parse().unwrap();
-        let lines = |rates: &Rates| {
-            let text = rates.to_string();
-            let of_kernel = text.lines().filter(|line| line.contains(kernel));
-            of_kernel.map(str::to_owned).collect::<Vec<String>>()
-        };
-        assert_eq!(lines(&own), [format!("kernel {kernel} 50 0.5")]);
-        assert_eq!(own.measured_kernels(), rates.measured_kernels());
+        // A line of its own replaces the other table's.
+        for (line, about) in [
+            ("bandwidth 3", "bandwidth "),
+            (
+                "kernel decode_d128_16x128_w8_s2 50 0.5",
+                "decode_d128_16x128_w8_s2 ",
+            ),
+            (
+                "pairs wgmma_d256_128x64_w12_s2 7",
+                "pairs wgmma_d256_128x64_w12_s2 ",
+            ),
+            ("feature wmma alibi 7", "feature wmma alibi "),
+            (
+                "choice wgmma_d64_64x128_w8_s2 b3 q104 k128 h12 d64 f16",
+                "b3 q104 k128 h12 d64 f16",
+            ),
+        ] {
+            let own: Rates = format!("{text}\n{line}").parse().unwrap();
+            let printed = own.to_string();
+            let lines: Vec<&str> = printed
+                .lines()
+                .filter(|line| line.contains(about))
+                .collect();
+            assert_eq!(lines, [line]);
+            assert_eq!(
+                printed.lines().count(),
+                rates.to_string().lines().count(),
+                "{line}"
+            );
+        }
         // Printed it stands alone.
         assert_eq!(rates.to_string().parse::<Rates>().unwrap(), rates);
     }

@@ -37,10 +37,9 @@ fn shape(plan: &Plan, text: &str) -> LaunchShape {
 }
 
 fn choice(problem: &str) -> Plan {
-    Plan::gpu(
-        case(problem).call().problem(),
-        &DeviceProfile::h200(),
-        &Choice::Best,
-    )
-    .unwrap()
+    choice_on(&DeviceProfile::h200(), problem)
+}
+
+fn choice_on(device: &DeviceProfile, problem: &str) -> Plan {
+    Plan::gpu(case(problem).call().problem(), device, &Choice::Best).unwrap()
 }
