@@ -5,19 +5,21 @@ mod options;
 
 use std::sync::Arc;
 
-use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+use warptile_driver::{DeviceBuffer, DeviceSlice};
+use warptile_kernels::Operand;
 
 use crate::backend::{Place, same_device};
 use crate::extents::expect_same;
 use crate::gpu::{Bindings, Gpu, Ready};
 use crate::lse::Lse;
-use crate::operands::{DeviceScales, KeyTensors, ScaledBy, Table};
+use crate::numbers::Numbers;
+use crate::operands::Given;
 use crate::tensor::{Bytes, Storage, zeros};
 use crate::{
-    AlibiShape, Call, CallBuilder, Choice, Element, Error, Keys, Operands, Plan, Queries, Result,
-    Scoring, Splits, Tensor, ViewMut, forward_cpu,
+    Call, CallBuilder, Choice, Element, Error, HostInputs, HostOutputs, Keys, Plan, Queries,
+    Result, Scoring, Splits, Tensor, forward_cpu,
 };
-use given::Given;
+use given::Arguments;
 
 /// Attention and its options: `softmax(scale * q k^T) v`, masked.
 ///
@@ -40,8 +42,8 @@ use given::Given;
 #[must_use = "options do nothing until `forward` is called"]
 pub struct Attention {
     scoring: Scoring,
-    slopes: Option<Arc<[f32]>>,
-    sinks: Option<Arc<[f32]>>,
+    /// Numbers of options, each with its operand.
+    numbers: Vec<(Operand, Arc<[f32]>)>,
     splits: Splits,
     choice: Choice,
     lse: bool,
@@ -79,11 +81,11 @@ impl Attention {
         keys: impl Into<Keys<'a, T>>,
     ) -> Result<Output<T>> {
         let (queries, keys) = (queries.into(), keys.into());
-        let given = Given::of(&queries, &keys);
+        let given = Arguments::new(self, &queries, &keys);
         let made = self.describe(&given, None)?;
         let (call, backend) = (made.call(), queries.q.backend());
         let (plan, out, lse) = match &made {
-            Described::Cpu(call) => self.forward_on_cpu(call, &queries, &keys)?,
+            Described::Cpu(call) => self.forward_on_cpu(call, &given)?,
             Described::Gpu(gpu, ready) => self.forward_on_gpu(gpu, ready, &given)?,
         };
         Ok(Output {
@@ -111,7 +113,7 @@ impl Attention {
             lse: lse.is_some(),
             ..self.clone()
         };
-        let given = Given::of(&queries, &keys);
+        let given = Arguments::new(&attention, &queries, &keys);
         let made = attention.describe(&given, Some(&*out))?;
         let (call, expected) = (made.call(), queries.q.backend());
         let others = [
@@ -127,12 +129,15 @@ impl Attention {
         }
         match &made {
             Described::Cpu(call) => {
-                let lse = lse.map(|lse| lse.host_mut("lse")).transpose()?;
-                let out = ViewMut::new(out.host_mut("out")?, *call.out());
-                attention.run_on_cpu(call, &queries, &keys, out, lse)
+                let mut outputs = HostOutputs::new(out.host_mut("out")?);
+                if let Some(lse) = lse {
+                    outputs = outputs.lse(lse.host_mut("lse")?);
+                }
+                attention.run_on_cpu(call, &given, outputs)
             }
             Described::Gpu(gpu, ready) => {
                 let lse = lse.map(|lse| lse.device_mut("lse")).transpose()?;
+                let lse = lse.map(|lse| lse.into_bytes());
                 let out = out.device_mut("out")?.into_bytes();
                 attention.run_on_gpu(gpu, ready, &given, out, lse)
             }
@@ -149,83 +154,75 @@ impl Attention {
         keys: impl Into<Keys<'a, T>>,
     ) -> Result<Plan> {
         let (queries, keys) = (queries.into(), keys.into());
-        let given = Given::of(&queries, &keys);
+        let given = Arguments::new(self, &queries, &keys);
         let call = self.request(&given, None)?.build()?;
-        self.check(&call)?;
-        match given.q.backend().place() {
+        Self::check(&call, &given)?;
+        match given.backend().place() {
             Place::Cpu => self.plan_on_cpu(&call),
             Place::Gpu(gpu) => gpu.plan(call.problem(), &self.choice),
         }
     }
 
     /// The call that the options and tensors describe, with all of it checked; on a GPU ready to be launched.
-    fn describe<'b>(&self, given: &Given<'b>, out: Option<&dyn Bytes>) -> Result<Described<'b>> {
+    fn describe<'b>(
+        &self,
+        given: &Arguments<'b>,
+        out: Option<&dyn Bytes>,
+    ) -> Result<Described<'b>> {
         let request = self.request(given, out)?;
-        match given.q.backend().place() {
+        match given.backend().place() {
             Place::Cpu => {
                 let call = request.build()?;
-                self.check(&call)?;
+                Self::check(&call, given)?;
                 Ok(Described::Cpu(Box::new(call)))
             }
             Place::Gpu(gpu) => {
-                let ready = gpu.ready(request, &self.choice, |call| self.check(call))?;
+                let ready = gpu.ready(request, &self.choice, |call| Self::check(call, given))?;
                 Ok(Described::Gpu(gpu, ready))
             }
         }
     }
 
-    /// The same, of which only the devices were checked.
-    fn request<'b>(&self, given: &Given<'b>, out: Option<&dyn Bytes>) -> Result<CallBuilder<'b>> {
-        let KeyTensors { k, v, quantized } = given.keys;
-        let others = [
-            ("k", Some(k.backend())),
-            ("v", Some(v.backend())),
-            ("bias", given.bias.map(Bytes::backend)),
-            ("key_mask", given.key_mask.map(Bytes::backend)),
-        ];
-        for (argument, backend) in others {
-            same_device(argument, backend, given.q.backend())?;
-        }
-        let mut scoring = self.scoring;
-        scoring.bias = given.bias.is_some();
-        scoring.key_mask = given.key_mask.is_some();
-        if let Some(slopes) = &self.slopes {
-            scoring.alibi = Some(match slopes.len() <= given.q.layout().heads() {
-                true => AlibiShape::PerHead,
-                false => AlibiShape::PerBatchHead,
-            });
-        }
-        let quantized = quantized.as_ref().map(ScaledBy::quantization);
-        let mut builder = Call::builder(given.q.layout(), k.layout(), v.layout(), given.element)
-            .quantized(quantized.transpose()?)
-            .scoring(scoring)
+    /// Like [`describe`](Self::describe), but checks only that all tensors are on one device.
+    fn request<'b>(
+        &self,
+        given: &Arguments<'b>,
+        out: Option<&dyn Bytes>,
+    ) -> Result<CallBuilder<'b>> {
+        let mut aligned = out.is_none_or(|out| out.starts_aligned());
+        let mut builder = given
+            .builder()
+            .scoring(self.scoring)
             .splits(self.splits)
-            .lengths(
-                given.queries.request(),
-                given.keys_side.request(),
-                given.table.map(Table::request),
-            )
             .want_lse(self.lse);
+        for (operand, given_for) in given.iter() {
+            same_device(operand.name(), given_for.backend(), given.backend())?;
+            builder = match given_for {
+                Given::Tensor(part) => {
+                    // Kernels read scores one at a time.
+                    aligned &= !operand.moves_rows() || part.starts_aligned();
+                    builder.layout(operand, *part.layout())
+                }
+                Given::Numbers(_) => builder.given(operand, given_for.request()),
+            };
+        }
         if let Some(out) = out {
             builder = builder.out(*out.layout());
         }
-        if let Some(bias) = given.bias {
-            builder = builder.bias(*bias.layout());
-        }
-        if let Some(key_mask) = given.key_mask {
-            builder = builder.key_mask(*key_mask.layout());
-        }
-        let out_aligned = out.is_none_or(|out| out.starts_aligned());
-        if !given.q.starts_aligned() || !given.keys.start_aligned() || !out_aligned {
-            builder = builder.unaligned_addresses();
-        }
-        Ok(builder)
+        Ok(match aligned {
+            true => builder,
+            false => builder.unaligned_addresses(),
+        })
     }
 
-    /// Checks the numbers among the options.
-    fn check(&self, call: &Call) -> Result<()> {
-        call.check_slopes(self.slopes.as_deref())?;
-        call.check_sinks(self.sinks.as_deref())
+    /// Checks the numbers that are in host memory and that no description has.
+    fn check(call: &Call, given: &Arguments<'_>) -> Result<()> {
+        for (operand, given) in given.iter() {
+            if let Some(values) = floats(call, operand, given) {
+                call.check_values(operand, values)?;
+            }
+        }
+        Ok(())
     }
 
     fn plan_on_cpu(&self, call: &Call) -> Result<Plan> {
@@ -241,49 +238,34 @@ impl Attention {
     fn forward_on_cpu<T: Element>(
         &self,
         call: &Call,
-        queries: &Queries<'_, T>,
-        keys: &Keys<'_, T>,
+        given: &Arguments<'_>,
     ) -> Result<Computed<T>> {
-        let mut out = zeros("out", call.out().reach())?;
+        let mut out = zeros::<T>("out", call.out().reach())?;
         let mut lse = match call.wants_lse() {
             true => Some(zeros("lse", call.lse_len())?),
             false => None,
         };
-        let plan = self.run_on_cpu(
-            call,
-            queries,
-            keys,
-            ViewMut::new(&mut out, *call.out()),
-            lse.as_deref_mut(),
-        )?;
+        let mut outputs = HostOutputs::new(&mut out);
+        if let Some(lse) = &mut lse {
+            outputs = outputs.lse(lse);
+        }
+        let plan = self.run_on_cpu(call, given, outputs)?;
         let lse = lse.map(|lse| Storage::Host(Arc::new(lse)));
         Ok((plan, Storage::Host(Arc::new(out)), lse))
     }
 
-    fn run_on_cpu<T: Element>(
+    fn run_on_cpu(
         &self,
         call: &Call,
-        queries: &Queries<'_, T>,
-        keys: &Keys<'_, T>,
-        out: ViewMut<'_, T>,
-        lse: Option<&mut [f32]>,
+        given: &Arguments<'_>,
+        outputs: HostOutputs<'_>,
     ) -> Result<Plan> {
         let plan = self.plan_on_cpu(call)?;
-        let quantized = keys.tensors.quantized.as_ref();
-        let scales = quantized.map(|by| by.scales.host()).transpose()?;
-        let operands = Operands {
-            k_scale: scales.map(|[k, _]| k),
-            v_scale: scales.map(|[_, v]| v),
-            slopes: self.slopes.as_deref(),
-            sinks: self.sinks.as_deref(),
-            bias: keys.bias.map(|bias| bias.on_host("bias")).transpose()?,
-            key_mask: keys
-                .key_mask
-                .map(|mask| mask.on_host("key_mask"))
-                .transpose()?,
-        };
-        let (q, [k, v]) = (queries.q.view("q")?, keys.tensors.views()?);
-        forward_cpu(call, q, k, v, &operands, out, lse)?;
+        let mut inputs = HostInputs::default();
+        for (operand, given) in given.iter() {
+            inputs.set(operand, given.on_host(operand.name())?);
+        }
+        forward_cpu(call, &inputs, outputs)?;
         Ok(plan)
     }
 
@@ -291,7 +273,7 @@ impl Attention {
         &self,
         gpu: &Gpu,
         ready: &Ready,
-        given: &Given<'_>,
+        given: &Arguments<'_>,
     ) -> Result<Computed<T>> {
         let (stream, call) = (gpu.stream(), ready.call());
         let wants_lse = call.wants_lse();
@@ -301,11 +283,11 @@ impl Attention {
             let (mut out, mut lse) =
                 DeviceBuffer::uninit_pair(stream, call.out().reach(), lse_len)?;
             if leaves_gaps(call) {
-                // The memory may be somebody's of before.
+                // The allocation may hold stale data.
                 out.as_slice_mut().fill_bytes(0)?;
                 lse.as_slice_mut().fill_bytes(0)?;
             }
-            let lse_slice = wants_lse.then(|| lse.as_slice_mut());
+            let lse_slice = wants_lse.then(|| lse.as_slice_mut().into_bytes());
             let plan = self.run_on_gpu(
                 gpu,
                 ready,
@@ -322,48 +304,49 @@ impl Attention {
         &self,
         gpu: &Gpu,
         ready: &Ready,
-        given: &Given<'_>,
+        given: &Arguments<'_>,
         out: DeviceSlice<'_, u8>,
-        lse: Option<DeviceSliceMut<'_, f32>>,
+        lse: Option<DeviceSlice<'_, u8>>,
     ) -> Result<Plan> {
-        let constant = |values: &Option<Arc<[f32]>>| {
-            values
-                .as_deref()
-                .map(|values| gpu.constant(values))
-                .transpose()
-        };
-        let (slopes, sinks) = (constant(&self.slopes)?, constant(&self.sinks)?);
-        let KeyTensors { k, v, quantized } = given.keys;
-        let kv = [k.on_device("k")?, v.on_device("v")?];
-        let mut bindings = Bindings::of(given.element, given.q.on_device("q")?, kv, out);
-        let scales;
-        if let Some(by) = quantized {
-            scales = by.scales.upload(gpu)?;
-            let scales = scales.each_ref().map(DeviceScales::slice);
-            bindings = bindings.quantized_by(by.element, scales);
+        let call = ready.call();
+        // Numbers on the host that were not used before are uploaded. Lengths and pages travel with the launch.
+        let mut constants = Vec::new();
+        for (operand, given) in given.iter() {
+            if let Some(values) = floats(call, operand, given) {
+                constants.push((operand, gpu.constant(values)?));
+            }
         }
+        let mut bindings = Bindings::default();
+        for (operand, given) in given.iter() {
+            match given {
+                Given::Tensor(part) => bindings.set(operand, part.on_device(operand.name())?),
+                Given::Numbers(Numbers::Device(numbers)) => bindings.set(operand, numbers.clone()),
+                Given::Numbers(_) => {}
+            }
+        }
+        for (operand, values) in &constants {
+            bindings.set(*operand, values.as_slice().into_bytes());
+        }
+        bindings.set(Operand::Out, out);
         if let Some(lse) = lse {
-            bindings = bindings.lse(lse);
+            bindings.set(Operand::Lse, lse);
         }
-        if let Some(slopes) = &slopes {
-            bindings = bindings.slopes(slopes.as_slice());
-        }
-        if let Some(sinks) = &sinks {
-            bindings = bindings.sinks(sinks.as_slice());
-        }
-        if let Some(bias) = given.bias {
-            bindings = bindings.bias_of(given.element, bias.on_device("bias")?);
-        }
-        if let Some(key_mask) = given.key_mask {
-            bindings = bindings.key_mask(key_mask.on_device("key_mask")?);
-        }
-        bindings = bindings.device_lengths(given.queries, given.keys_side, given.table);
         ready.launch(gpu.stream(), &bindings)?;
         Ok(ready.prepared().plan().clone())
     }
 }
 
-/// What was computed, and how.
+/// The numbers of slopes, sinks or scales that are in host memory.
+fn floats<'a>(call: &Call, operand: Operand, given: &Given<'a>) -> Option<&'a [f32]> {
+    match given {
+        Given::Numbers(Numbers::Host(bytes)) if call.numbers(operand).is_none() => {
+            Some(bytemuck::cast_slice(bytes))
+        }
+        _ => None,
+    }
+}
+
+/// The result and the plan of a call.
 type Computed<T> = (Plan, Storage<T>, Option<Storage<f32>>);
 
 /// A call on its device.

@@ -10,11 +10,11 @@ use std::marker::PhantomData;
 
 use crate::backend::Backend;
 use crate::extents::expect_countable;
-use crate::quantized::{K_SCALE, V_SCALE, check_values, scale_of};
+use crate::scales::{SCALES, check_scale_counts, check_scale_values, scale_of};
 use crate::tensor::Tensor;
 use crate::{
-    CacheTensors, CacheWrite, Call, Element, Error, Heads, Keys, Layout, Quantization,
-    QuantizedType, Queries, Result, Scales,
+    CacheTensors, CacheWrite, Call, Element, ElementType, Error, Heads, Keys, Layout, Queries,
+    Result, Scales,
 };
 
 use page::PageLayout;
@@ -87,7 +87,7 @@ pub struct KvCache<T: Element> {
 enum Layer<T: Element> {
     Same(Tensor<T>),
     Quantized {
-        element: QuantizedType,
+        element: ElementType,
         /// The bits of its numbers.
         bits: Tensor<u8>,
         /// One for each key/value head, of the keys and of the values. They stay where they are.
@@ -115,7 +115,7 @@ pub struct KvCacheBuilder<T> {
     page_rows: usize,
     sequences: usize,
     longest: Option<usize>,
-    quantized: Option<QuantizedType>,
+    quantized: Option<ElementType>,
 }
 
 impl<T: Element> KvCacheBuilder<T> {
@@ -123,11 +123,11 @@ impl<T: Element> KvCacheBuilder<T> {
     /// is divided by scales, which are 1 until [`KvCache::set_scales`] sets others.
     ///
     /// ```
-    /// use warptile::{Attention, Backend, KvCache, QuantizedType};
+    /// use warptile::{Attention, Backend, KvCache, ElementType};
     ///
     /// # fn main() -> warptile::Result<()> {
     /// let backend = Backend::cpu();
-    /// let mut cache = KvCache::<f32>::builder(2, 16).quantized(QuantizedType::E4m3).build(&backend)?;
+    /// let mut cache = KvCache::<f32>::builder(2, 16).quantized(ElementType::E4m3).build(&backend)?;
     /// cache.set_scales(0, &[0.02], &[0.01])?; // of keys and of values, as a calibration has found them
     /// let sequence = cache.allocate();
     /// cache.step(&[(sequence, 5)])?;
@@ -139,7 +139,7 @@ impl<T: Element> KvCacheBuilder<T> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn quantized(self, element: impl Into<Option<QuantizedType>>) -> Self {
+    pub fn quantized(self, element: impl Into<Option<ElementType>>) -> Self {
         KvCacheBuilder {
             quantized: element.into(),
             ..self
@@ -289,20 +289,16 @@ impl<T: Element> KvCache<T> {
     /// finite and above 0; if the device fails.
     pub fn set_scales(&mut self, layer: usize, k: &[f32], v: &[f32]) -> Result<()> {
         self.check_layer(layer)?;
-        let Layer::Quantized {
-            element, scales, ..
-        } = &mut self.layers[layer]
-        else {
+        let Layer::Quantized { scales, .. } = &mut self.layers[layer] else {
             return Err(Error::Scales {
-                argument: K_SCALE,
-                quantized: None,
+                argument: SCALES[0].name(),
+                keys: None,
             });
         };
         let kv_heads = scales[0].layout().head_dim();
-        let counted = Quantization::new(*element).scales(k.len(), v.len());
-        counted.check(kv_heads)?;
-        for ((argument, scales), to) in [(K_SCALE, k), (V_SCALE, v)].into_iter().zip(scales) {
-            check_values(argument, scales)?;
+        check_scale_counts([k.len(), v.len()], kv_heads)?;
+        for ((operand, scales), to) in SCALES.into_iter().zip([k, v]).zip(scales) {
+            check_scale_values(operand, scales)?;
             let each: Vec<f32> = (0..kv_heads).map(|head| scale_of(scales, head)).collect();
             to.copy_from_slice(&each)?;
         }

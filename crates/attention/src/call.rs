@@ -5,22 +5,27 @@ mod heads;
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
-use crate::element::{Element, ElementType};
+use warptile_kernels::{Count, Elements, Kind, Operand, Operations, Types};
+
+use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::extents::expect_room;
 use crate::heads::Heads;
-use crate::layout::{Layout, View};
+use crate::host::{HostInputs, check_type};
+use crate::layout::Layout;
 use crate::lengths::SideLengths;
 use crate::mask::Mask;
+use crate::numbers::Numbers;
 use crate::pages::Pages;
 use crate::problem::Problem;
-use crate::quantized::{KeyView, Quantization, QuantizedType, check_key_type, key_size};
+use crate::scales::check_scale_values;
 use crate::scoring::{Scoring, check_factor};
 use crate::splits::Splits;
 
 pub use builder::CallBuilder;
-pub(crate) use builder::check_layout;
+pub(crate) use builder::check_types;
 
 /// One attention computation over tensors of known layout and with known lengths: validated when built, immutable after.
 ///
@@ -43,116 +48,30 @@ pub(crate) use builder::check_layout;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
-    /// With bias and key mask broadcast to every entry, by steps of 0.
+    /// With the output's layout, and with bias and key mask broadcast to every entry, by steps of 0.
     terms: Terms,
-    out: Layout,
     batch: usize,
     queries: SideLengths,
     keys: SideLengths,
     pages: Option<Pages>,
 }
 
-/// What a builder is told that a call is made of as it is: all but the output, lengths and pages.
+/// The part of a call that a builder is told as it is: all but lengths and pages.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Terms {
-    element: ElementType,
-    q: Layout,
-    k: Layout,
-    v: Layout,
-    bias: Option<Layout>,
-    key_mask: Option<Layout>,
+    types: Types,
+    /// The layout of each tensor that is given, by its index as an operand.
+    layouts: Layouts,
     scoring: Scoring,
     splits: Splits,
-    /// Of keys and values that are not of `element`.
-    quantized: Option<Quantization>,
+    /// Numbers of scales of keys and of values.
+    scale_counts: [usize; 2],
     want_lse: bool,
     aligned: bool,
 }
 
-/// What a call on the host reads beside q, k and v: each exactly if the call was built with it.
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub struct Operands<'a, T> {
-    /// ALiBi slopes, [`Scoring::slope_count`] of them.
-    pub slopes: Option<&'a [f32]>,
-    /// One logit per query head.
-    pub sinks: Option<&'a [f32]>,
-    /// The additive bias, reaching as far as [`Call::bias`].
-    pub bias: Option<&'a [T]>,
-    /// The key mask, reaching as far as [`Call::key_mask`]; 0 hides a key.
-    pub key_mask: Option<&'a [u8]>,
-    /// What quantized keys are multiplied by: one number, or one for each key/value head.
-    pub k_scale: Option<&'a [f32]>,
-    /// The same of values.
-    pub v_scale: Option<&'a [f32]>,
-}
-
-impl<T> Default for Operands<'_, T> {
-    fn default() -> Self {
-        Operands {
-            slopes: None,
-            sinks: None,
-            bias: None,
-            key_mask: None,
-            k_scale: None,
-            v_scale: None,
-        }
-    }
-}
-
-impl<'a, T> Operands<'a, T> {
-    /// None.
-    #[must_use]
-    pub fn none() -> Self {
-        Self::default()
-    }
-
-    /// With ALiBi slopes.
-    #[must_use]
-    pub fn slopes(self, slopes: &'a [f32]) -> Self {
-        Operands {
-            slopes: Some(slopes),
-            ..self
-        }
-    }
-
-    /// With sinks, of which one of minus infinity is none.
-    #[must_use]
-    pub fn sinks(self, sinks: &'a [f32]) -> Self {
-        Operands {
-            sinks: Some(sinks),
-            ..self
-        }
-    }
-
-    /// With a bias.
-    #[must_use]
-    pub fn bias(self, bias: &'a [T]) -> Self {
-        Operands {
-            bias: Some(bias),
-            ..self
-        }
-    }
-
-    /// With a key mask.
-    #[must_use]
-    pub fn key_mask(self, key_mask: &'a [u8]) -> Self {
-        Operands {
-            key_mask: Some(key_mask),
-            ..self
-        }
-    }
-
-    /// With scales of quantized keys and values.
-    #[must_use]
-    pub fn scales(self, k_scale: &'a [f32], v_scale: &'a [f32]) -> Self {
-        Operands {
-            k_scale: Some(k_scale),
-            v_scale: Some(v_scale),
-            ..self
-        }
-    }
-}
+/// The layouts of tensors.
+pub(crate) type Layouts = [Option<Layout>; Operand::TENSORS];
 
 /// Where one sequence of the batch lies in the tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,38 +94,109 @@ pub struct Sequence {
 }
 
 impl Call {
-    /// Starts the description of attention between tensors of these layouts, all of one element type.
+    /// Starts the description of attention between tensors of these layouts and types; an [`ElementType`] stands for tensors that all have
+    /// it.
     pub fn builder<'a>(
         q: &Layout,
         k: &Layout,
         v: &Layout,
-        element: ElementType,
+        types: impl Into<Types>,
     ) -> CallBuilder<'a> {
-        CallBuilder::new(q, k, v, element)
+        CallBuilder::new(q, k, v, types.into())
+    }
+
+    /// The element types of the tensors.
+    #[must_use]
+    pub const fn types(&self) -> Types {
+        self.terms.types
     }
 
     /// Element type of q and out, and of k and v unless they are quantized.
     #[must_use]
     pub const fn element(&self) -> ElementType {
-        self.terms.element
+        self.terms.types.q
     }
 
-    /// How keys and values are quantized; `None` if they are of the queries' type.
+    /// The type of an operand's elements; `None` if they are no elements of tensors, such as whole numbers.
     #[must_use]
-    pub const fn quantized(&self) -> Option<Quantization> {
-        self.terms.quantized
+    pub fn type_of(&self, operand: Operand) -> Option<ElementType> {
+        match operand.elements() {
+            Elements::Queries => Some(self.terms.types.q),
+            Elements::Keys => Some(self.terms.types.k),
+            Elements::Output => Some(self.terms.types.out),
+            Elements::F32 => Some(ElementType::F32),
+            _ => None,
+        }
     }
 
-    /// The type of keys and values; `None` if it is that of the queries.
+    /// Whether the call has an operand.
     #[must_use]
-    pub const fn quantized_type(&self) -> Option<QuantizedType> {
-        Quantization::element_of(self.terms.quantized)
+    pub fn has(&self, operand: Operand) -> bool {
+        match operand {
+            Operand::Lse => self.terms.want_lse,
+            Operand::KScale | Operand::VScale => self.terms.types.scaled().is_some(),
+            _ => match operand.kind() {
+                Kind::List(Count::Offsets | Count::Sequences | Count::Table) => {
+                    self.numbers(operand).is_some_and(Numbers::is_given)
+                }
+                Kind::List(_) => self.terms.scoring.has(operand),
+                _ => self.layout(operand).is_some(),
+            },
+        }
     }
 
-    /// Size in bytes of an element of k and v.
+    /// The layout of a tensor, if the call has it. A bias and a key mask are `[batch, queries, heads, keys]`, broadcast by steps of 0.
     #[must_use]
-    pub const fn key_size(&self) -> usize {
-        key_size(self.terms.element, self.quantized_type())
+    pub fn layout(&self, operand: Operand) -> Option<&Layout> {
+        self.terms.layouts.get(operand as usize)?.as_ref()
+    }
+
+    /// The layout of a tensor that every call has.
+    const fn required(&self, operand: Operand) -> &Layout {
+        match &self.terms.layouts[operand as usize] {
+            Some(layout) => layout,
+            None => &Layout::EMPTY,
+        }
+    }
+
+    /// The lengths, offsets or pages that an operand has; `None` of an operand that has none of these.
+    #[must_use]
+    pub fn numbers(&self, operand: Operand) -> Option<&Numbers<Arc<[i32]>>> {
+        match operand {
+            Operand::QueryOffsets => Some(self.queries.offsets()),
+            Operand::KeyOffsets => Some(self.keys.offsets()),
+            Operand::QueryLengths => Some(self.queries.used()),
+            Operand::KeyLengths => Some(self.keys.used()),
+            Operand::BlockTable => self.pages.as_ref().map(Pages::table),
+            _ => None,
+        }
+    }
+
+    /// The number of elements of an operand from its first to its last, gaps included; 0 if the call does not have it.
+    #[must_use]
+    pub fn reach(&self, operand: Operand) -> usize {
+        let Kind::List(count) = operand.kind() else {
+            return self.layout(operand).map_or(0, Layout::reach);
+        };
+        if !self.has(operand) {
+            return 0;
+        }
+        match count {
+            Count::QueryHeads => self.heads().query,
+            Count::Slopes => self
+                .terms
+                .scoring
+                .slope_count(self.batch, self.heads().query),
+            Count::Scales => self.terms.scale_counts[usize::from(operand == Operand::VScale)],
+            Count::Rows => self.lse_len(),
+            Count::Sequences => self.batch,
+            Count::Offsets => self.batch + 1,
+            Count::Table => self
+                .pages
+                .as_ref()
+                .map_or(0, |pages| pages.layout().elements().reach()),
+            _ => 0,
+        }
     }
 
     /// Sequences.
@@ -254,7 +244,7 @@ impl Call {
     /// The heads and their sizes.
     #[must_use]
     pub const fn heads(&self) -> Heads {
-        Heads::of(&self.terms.q, &self.terms.k, &self.terms.v)
+        Heads::of(self.q(), self.k(), self.v())
     }
 
     /// The options.
@@ -281,18 +271,6 @@ impl Call {
         self.terms.scoring.scale_of(self.heads().dim)
     }
 
-    /// Layout of the bias, `[batch, queries, heads, keys]`, broadcast by steps of 0.
-    #[must_use]
-    pub const fn bias(&self) -> Option<&Layout> {
-        self.terms.bias.as_ref()
-    }
-
-    /// Layout of the key mask, as [`Call::bias`].
-    #[must_use]
-    pub const fn key_mask(&self) -> Option<&Layout> {
-        self.terms.key_mask.as_ref()
-    }
-
     /// Whether the lse is wanted.
     #[must_use]
     pub const fn wants_lse(&self) -> bool {
@@ -303,16 +281,17 @@ impl Call {
     /// is taken to be one unless the call was built with [`CallBuilder::unaligned_addresses`].
     #[must_use]
     pub fn is_aligned(&self) -> bool {
+        let types = self.terms.types;
         let tensors = [
-            (&self.terms.q, self.terms.element.size()),
-            (&self.terms.k, self.key_size()),
-            (&self.terms.v, self.key_size()),
-            (&self.out, self.terms.element.size()),
+            (Operand::Q, types.q),
+            (Operand::K, types.k),
+            (Operand::V, types.v),
+            (Operand::Out, types.out),
         ];
         // A row's last 16 bytes are its own.
-        let whole = self.heads().are_multiples_of(16 / self.key_size());
+        let whole = self.heads().are_multiples_of(16 / types.k.size());
         self.terms.aligned && whole && { tensors.into_iter() }
-            .all(|(layout, size)| layout.steps_aligned(size))
+            .all(|(operand, element)| self.required(operand).steps_aligned(element.size()))
     }
 
     /// What is fixed of the call, bounds rounded up: what a plan is made for and found again by.
@@ -324,25 +303,25 @@ impl Call {
     /// Layout of q.
     #[must_use]
     pub const fn q(&self) -> &Layout {
-        &self.terms.q
+        self.required(Operand::Q)
     }
 
     /// Layout of k; paged: pages, rows of a page, heads, head size.
     #[must_use]
     pub const fn k(&self) -> &Layout {
-        &self.terms.k
+        self.required(Operand::K)
     }
 
     /// Layout of v, as that of k; its head size may be another one.
     #[must_use]
     pub const fn v(&self) -> &Layout {
-        &self.terms.v
+        self.required(Operand::V)
     }
 
     /// Layout of the output.
     #[must_use]
     pub const fn out(&self) -> &Layout {
-        &self.out
+        self.required(Operand::Out)
     }
 
     /// Every sequence of the batch in order. Where only the device knows the lengths, each is as long as it can be.
@@ -384,11 +363,7 @@ impl Call {
     /// Shape of the lse, contiguous: `[batch, heads, query_len]`, or for packed sequences `[1, heads, rows of q]`.
     #[must_use]
     pub const fn lse_shape(&self) -> [usize; 3] {
-        [
-            self.terms.q.batch(),
-            self.terms.q.heads(),
-            self.terms.q.rows(),
-        ]
+        [self.q().batch(), self.q().heads(), self.q().rows()]
     }
 
     /// Elements of the lse.
@@ -401,128 +376,96 @@ impl Call {
     /// Offset in the lse of the first row of a sequence and head; rows are contiguous.
     #[must_use]
     pub const fn lse_offset(&self, sequence: &Sequence, head: usize) -> usize {
-        (sequence.q_entry * self.terms.q.heads() + head) * self.terms.q.rows() + sequence.q_start
+        (sequence.q_entry * self.q().heads() + head) * self.q().rows() + sequence.q_start
     }
 
-    /// Checks the arguments of a call on the host: layouts, buffers, and what comes beside them.
+    /// Checks the inputs of a call on the host: what is given, its length, and its values where they have a rule.
     ///
     /// # Errors
     /// An [`Error`] that names the argument and the rule.
-    pub fn check_inputs<T: Element>(
-        &self,
-        q: &View<'_, T>,
-        k: &KeyView<'_, T>,
-        v: &KeyView<'_, T>,
-        operands: &Operands<'_, T>,
-    ) -> Result<()> {
-        if T::TYPE != self.terms.element {
-            return Err(Error::ElementMismatch {
-                argument: "q",
-                expected: self.terms.element,
-                found: T::TYPE,
-            });
-        }
-        for (argument, view) in [("k", k), ("v", v)] {
-            check_key_type(argument, self.quantized_type(), view.quantized())?;
-        }
-        for (argument, layout, len, expected) in [
-            ("q", &q.layout, q.data.len(), &self.terms.q),
-            ("k", k.layout(), k.len(), &self.terms.k),
-            ("v", v.layout(), v.len(), &self.terms.v),
-        ] {
-            check_layout(argument, layout, expected)?;
-            layout.check_buffer(argument, len)?;
-        }
-        self.check_scales(operands.k_scale, operands.v_scale)?;
-        for (argument, side) in [
-            ("query lengths", &self.queries),
-            ("key lengths", &self.keys),
-        ] {
-            if side.on_device() {
+    pub fn check_inputs(&self, inputs: &HostInputs<'_>) -> Result<()> {
+        for operand in Operand::of(Operations::FORWARD) {
+            let argument = operand.name();
+            let numbers = self.numbers(operand);
+            if numbers.is_some_and(Numbers::on_device) {
                 return Err(Error::Presence {
                     argument,
-                    rule: "are on a GPU, but the tensors are in host memory",
+                    rule: "is on a GPU, but the tensors are in host memory",
                 });
             }
-        }
-        if self.pages().is_some_and(|pages| pages.table().on_device()) {
-            return Err(Error::Presence {
-                argument: "block_table",
-                rule: "is on a GPU, but the tensors are in host memory",
-            });
-        }
-        self.check_slopes(operands.slopes)?;
-        self.check_sinks(operands.sinks)?;
-        let reach = |layout: Option<&Layout>| layout.map(|layout| layout.reach());
-        let tensors = [
-            ("bias", reach(self.bias()), operands.bias.map(<[T]>::len)),
-            (
-                "key_mask",
-                reach(self.key_mask()),
-                operands.key_mask.map(<[u8]>::len),
-            ),
-        ];
-        for (argument, needed, available) in tensors {
-            expect_presence(argument, needed.is_some(), available.is_some())?;
-            let (needed, available) = (needed.unwrap_or(0), available.unwrap_or(0));
-            expect_room(argument, needed, available)?;
+            // The call has its own copy of lengths and tables.
+            if numbers.is_some() || operand.is_written() {
+                continue;
+            }
+            let given = inputs.get(operand);
+            self.expect_presence(operand, given.is_some())?;
+            let Some(given) = given else { continue };
+            let expected = self.type_of(operand);
+            check_type(argument, expected, given.element)?;
+            let size = expected.map_or(1, ElementType::size);
+            match operand.kind() {
+                Kind::List(_) => {
+                    let values = inputs.elements::<f32>(operand)?;
+                    self.check_values(operand, values.unwrap_or_default())?;
+                }
+                _ => expect_room(argument, self.reach(operand), given.bytes.len() / size)?,
+            }
         }
         Ok(())
     }
 
-    /// Checks slopes against the options: given exactly if there is ALiBi, of the right number, finite.
+    /// Checks the numbers of an operand against what the call says: their count, and that each is one that scores can take. Slopes are
+    /// finite; a sink is a number or minus infinity, which is no sink; a scale is finite and above 0, and those of keys times the call's
+    /// scale are no larger than [`Scoring::MAX_SCALE`]. (Where nobody can look at them, on a GPU, kernels take a product beyond the range
+    /// of `f32` as the end of it.)
     ///
     /// # Errors
-    /// [`Error::Presence`], [`Error::Count`] or [`Error::NonFinite`].
-    pub fn check_slopes(&self, slopes: Option<&[f32]>) -> Result<()> {
-        let needed = self
-            .terms
-            .scoring
-            .slope_count(self.batch, self.heads().query);
-        check_values(
-            "alibi_slopes",
-            self.terms.scoring.alibi.is_some(),
-            slopes,
-            needed,
-            |_, value| match value.is_finite() {
-                true => Ok(()),
-                false => Err(Error::NonFinite {
-                    argument: "alibi_slopes",
-                    value,
+    /// [`Error::Presence`], [`Error::Scales`], [`Error::Count`], [`Error::NonFinite`], [`Error::Sink`], [`Error::Scale`] or
+    /// [`Error::ScaleTooLarge`].
+    pub fn check_values(&self, operand: Operand, values: &[f32]) -> Result<()> {
+        self.expect_presence(operand, true)?;
+        let argument = operand.name();
+        let (found, needed) = (values.len(), self.reach(operand));
+        if found != needed {
+            return Err(Error::Count {
+                argument,
+                found,
+                needed,
+            });
+        }
+        match operand {
+            Operand::Sinks => match values.iter().position(|sink| !(*sink < f32::INFINITY)) {
+                Some(head) => Err(Error::Sink {
+                    head,
+                    value: values[head],
                 }),
+                None => Ok(()),
             },
-        )
+            Operand::KScale | Operand::VScale => {
+                check_scale_values(operand, values)?;
+                if operand == Operand::VScale {
+                    return Ok(());
+                }
+                values.iter().try_for_each(|&k| {
+                    check_factor("scale * k_scale", f64::from(self.scale()) * f64::from(k))
+                })
+            }
+            _ => match values.iter().find(|value| !value.is_finite()) {
+                Some(&value) => Err(Error::NonFinite { argument, value }),
+                None => Ok(()),
+            },
+        }
     }
 
-    /// Checks sinks against the options: given exactly if there are any, one per head, each a number or minus infinity, which is
-    /// no sink.
-    ///
-    /// # Errors
-    /// [`Error::Presence`], [`Error::Count`] or [`Error::Sink`].
-    pub fn check_sinks(&self, sinks: Option<&[f32]>) -> Result<()> {
-        check_values(
-            "sinks",
-            self.terms.scoring.sinks,
-            sinks,
-            self.heads().query,
-            |head, value| match value < f32::INFINITY {
-                true => Ok(()),
-                false => Err(Error::Sink { head, value }),
-            },
-        )
-    }
-
-    /// Checks scales of quantized keys and values: given exactly if these are, as many as the call has, each finite and above 0, and
-    /// those of keys times the call's scale no larger than [`Scoring::MAX_SCALE`]. (Where nobody can look at them, on a GPU, kernels
-    /// take a product beyond the range of `f32` as the end of it.)
-    ///
-    /// # Errors
-    /// [`Error::Scales`], [`Error::Count`], [`Error::Scale`] or [`Error::ScaleTooLarge`].
-    pub fn check_scales(&self, k_scale: Option<&[f32]>, v_scale: Option<&[f32]>) -> Result<()> {
-        Quantization::check_scales(self.terms.quantized, k_scale, v_scale)?;
-        k_scale.unwrap_or_default().iter().try_for_each(|&k| {
-            check_factor("scale * k_scale", f64::from(self.scale()) * f64::from(k))
-        })
+    /// Refuses an operand that is given though the call does not have it, or that is missing.
+    fn expect_presence(&self, operand: Operand, given: bool) -> Result<()> {
+        match operand {
+            Operand::KScale | Operand::VScale if given != self.has(operand) => Err(Error::Scales {
+                argument: operand.name(),
+                keys: self.terms.types.scaled(),
+            }),
+            _ => expect_presence(operand.name(), self.has(operand), given),
+        }
     }
 
     /// Visible (query, key) pairs of one head, summed over the batch; a key mask is not counted.
@@ -551,26 +494,6 @@ impl Call {
     }
 }
 
-fn check_values(
-    argument: &'static str,
-    wanted: bool,
-    values: Option<&[f32]>,
-    needed: usize,
-    check: impl Fn(usize, f32) -> Result<()>,
-) -> Result<()> {
-    expect_presence(argument, wanted, values.is_some())?;
-    let Some(values) = values else { return Ok(()) };
-    if values.len() != needed {
-        return Err(Error::Count {
-            argument,
-            found: values.len(),
-            needed,
-        });
-    }
-    let mut each = values.iter().enumerate();
-    each.try_for_each(|(index, &value)| check(index, value))
-}
-
 /// Whether an argument is there exactly if the options ask for it.
 pub(crate) fn expect_presence(argument: &'static str, wanted: bool, given: bool) -> Result<()> {
     match (wanted, given) {
@@ -588,8 +511,8 @@ pub(crate) fn expect_presence(argument: &'static str, wanted: bool, given: bool)
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.terms.element)?;
-        if let Some(element) = self.quantized_type() {
+        write!(f, "{}", self.terms.types.q)?;
+        if let Some(element) = self.terms.types.scaled() {
             write!(f, " ({element} for keys and values)")?;
         }
         write!(f, " {}", counted(self.batch, "sequence"))?;
@@ -622,21 +545,4 @@ impl fmt::Display for Call {
 
 fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
-}
-
-/// The element type that q, k and v share, for callers who learn their types at run time.
-///
-/// # Errors
-/// [`Error::ElementMismatch`] naming the first tensor that differs from `q`.
-pub fn common_element(q: ElementType, k: ElementType, v: ElementType) -> Result<ElementType> {
-    for (argument, found) in [("k", k), ("v", v)] {
-        if found != q {
-            return Err(Error::ElementMismatch {
-                argument,
-                expected: q,
-                found,
-            });
-        }
-    }
-    Ok(q)
 }

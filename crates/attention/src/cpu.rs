@@ -15,6 +15,7 @@ mod finish;
 mod isa;
 mod lanes;
 mod memory;
+mod operands;
 mod pairs;
 mod products;
 mod state;
@@ -28,16 +29,17 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::sync::OnceLock;
 
+use warptile_kernels::Operand;
 use warptile_kernels::tiling::Tiling;
 
-use crate::call::{Call, Operands, Sequence, check_layout};
-use crate::element::Element;
+use crate::call::{Call, Sequence};
+use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
-use crate::layout::{View, ViewMut};
-use crate::quantized::KeyView;
+use crate::host::{HostInputs, HostOutputs};
 
 use block::{Block, Blocks, Results, Scratch};
 use isa::Isa;
+use operands::Operands;
 use state::RowState;
 use task::{PART, Task};
 use threads::Threads;
@@ -67,44 +69,41 @@ pub(crate) use threads::in_parallel;
 /// up to infinity.
 ///
 /// # Errors
-/// A view whose layout is not the call's, a buffer shorter than its layout, lengths that are on a device, or operands that
-/// don't fit the call.
-pub fn forward_cpu<'a, T: Element>(
-    call: &Call,
-    q: View<'_, T>,
-    k: impl Into<KeyView<'a, T>>,
-    v: impl Into<KeyView<'a, T>>,
-    operands: &Operands<'_, T>,
-    out: ViewMut<'_, T>,
-    lse: Option<&mut [f32]>,
-) -> Result<()> {
-    T::forward_cpu(call, q, [k.into(), v.into()], operands, out, lse)
+/// Memory of another element type than the call's, or shorter than its layout; lengths that are on a device; operands that are missing, or
+/// given though the call does not have them.
+pub fn forward_cpu(call: &Call, inputs: &HostInputs<'_>, outputs: HostOutputs<'_>) -> Result<()> {
+    compute_with(Isa::best(), call, inputs, outputs)
 }
 
-/// [`forward_cpu`], generic: see [`Element`]'s supertrait.
-pub(crate) fn compute<T: Element>(
-    call: &Call,
-    q: View<'_, T>,
-    kv: [KeyView<'_, T>; 2],
-    operands: &Operands<'_, T>,
-    out: ViewMut<'_, T>,
-    lse: Option<&mut [f32]>,
-) -> Result<()> {
-    compute_with(Isa::best(), call, q, kv, operands, out, lse)
-}
-
-fn compute_with<T: Element>(
+fn compute_with(
     isa: Isa,
     call: &Call,
-    q: View<'_, T>,
-    [k, v]: [KeyView<'_, T>; 2],
-    operands: &Operands<'_, T>,
-    out: ViewMut<'_, T>,
-    lse: Option<&mut [f32]>,
+    inputs: &HostInputs<'_>,
+    outputs: HostOutputs<'_>,
 ) -> Result<()> {
-    call.check_inputs(&q, &k, &v, operands)?;
-    check_layout("out", &out.layout, call.out())?;
-    out.layout.check_buffer("out", out.data.len())?;
+    match call.element() {
+        ElementType::F16 => compute::<half::f16>(isa, call, inputs, outputs),
+        ElementType::Bf16 => compute::<half::bf16>(isa, call, inputs, outputs),
+        // No call has queries of a scaled type.
+        _ => compute::<f32>(isa, call, inputs, outputs),
+    }
+}
+
+fn compute<T: Element>(
+    isa: Isa,
+    call: &Call,
+    inputs: &HostInputs<'_>,
+    mut outputs: HostOutputs<'_>,
+) -> Result<()> {
+    call.check_inputs(inputs)?;
+    let operands = Operands::<T>::new(call, inputs)?;
+    let missing = || Error::Presence {
+        argument: Operand::Out.name(),
+        rule: "is missing",
+    };
+    let out = outputs.take::<T>(Operand::Out)?.ok_or_else(missing)?;
+    call.out().check_buffer("out", out.len())?;
+    let lse = outputs.take::<f32>(Operand::Lse)?;
     let lse = match lse {
         Some(lse) if lse.len() < call.lse_len() => {
             return Err(Error::BufferTooSmall {
@@ -120,14 +119,11 @@ fn compute_with<T: Element>(
         // No row: but there may be more sequences without one than anybody can count.
         return Ok(());
     }
-    let out_layout = out.layout;
-    let out = SharedMut::new(out.data);
+    let out_layout = *call.out();
+    let out = SharedMut::new(out);
 
     let block = |task: &Task| Block {
         call,
-        q,
-        k,
-        v,
         operands,
         isa,
         task: task.clone(),
@@ -332,16 +328,12 @@ mod tests {
         let (q_data, k_data, v_data) = (tensor(&q, 1), tensor(&k, 2), tensor(&k, 3));
         let mut out = vec![T::from_f32(f32::NAN); q.reach()];
         let mut lse = vec![f32::NAN; call.lse_len()];
-        let operands = Operands::none().slopes(&[0.5, 0.25, 0.125, 0.0]);
-        let operands = if scoring.alibi.is_some() {
-            operands
-        } else {
-            Operands::none()
-        };
-        let q = View::new(&q_data[..], q);
-        let kv = [&k_data, &v_data].map(|data| View::new(&data[..], k).into());
-        let view = ViewMut::new(&mut out, *call.out());
-        compute_with(isa, &call, q, kv, &operands, view, Some(&mut lse)).unwrap();
+        let mut inputs = HostInputs::new(&q_data, &k_data, &v_data);
+        if scoring.alibi.is_some() {
+            inputs.set(Operand::Slopes, &[0.5_f32, 0.25, 0.125, 0.0]);
+        }
+        let outputs = HostOutputs::new(&mut out).lse(&mut lse);
+        compute_with(isa, &call, &inputs, outputs).unwrap();
         [out.into_iter().map(T::to_f32).collect(), lse]
     }
 
@@ -411,10 +403,8 @@ mod tests {
                 let (q, k, v) = (tensor(1, huge_query), tensor(2, huge_key), tensor(3, None));
                 let mut out = vec![T::from_f32(f32::NAN); layout.reach()];
                 let mut lse = vec![f32::NAN; rows];
-                let kv = [&k, &v].map(|data| View::new(&data[..], layout).into());
-                let (q, view) = (View::new(&q[..], layout), ViewMut::new(&mut out, layout));
-                let operands = Operands::none();
-                compute_with(isa, &call, q, kv, &operands, view, Some(&mut lse)).unwrap();
+                let outputs = HostOutputs::new(&mut out).lse(&mut lse);
+                compute_with(isa, &call, &HostInputs::new(&q, &k, &v), outputs).unwrap();
                 let bits = |x: f32| x.to_bits();
                 let out: Vec<u32> = out.into_iter().map(|x| bits(x.to_f32())).collect();
                 (out, lse.into_iter().map(bits).collect::<Vec<u32>>())

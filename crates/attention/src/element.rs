@@ -1,10 +1,13 @@
 //! The element types a tensor can have.
 
+use std::any::TypeId;
 use std::fmt::Debug;
 
-pub use warptile_kernels::ElementType;
+use crate::e4m3::E4m3;
 
-/// A type that Q, K, V and the output can be made of (K and V may be [`E4m3`](crate::E4m3) instead): `f32`, [`half::f16`] or [`half::bf16`].
+pub use warptile_kernels::{ElementType, Types};
+
+/// A type that Q, K, V and the output can be made of (K and V may be [`E4m3`] instead): `f32`, [`half::f16`] or [`half::bf16`].
 ///
 /// Sealed: the kernels exist for these three types only. All of them convert to `f32` and `f64` exactly, and from them
 /// by rounding to nearest, ties to even.
@@ -28,43 +31,23 @@ pub trait Element:
 }
 
 mod sealed {
-    use crate::call::{Call, Operands};
-    use crate::error::Result;
-    use crate::layout::{View, ViewMut};
-    use crate::quantized::KeyView;
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
+}
 
-    /// What is compiled in this crate, once for each type: with the level of optimisation that this crate has, and not again in every
-    /// program and test that calls it.
-    pub trait Sealed: Sized {
-        fn forward_cpu(
-            call: &Call,
-            q: View<'_, Self>,
-            kv: [KeyView<'_, Self>; 2],
-            operands: &Operands<'_, Self>,
-            out: ViewMut<'_, Self>,
-            lse: Option<&mut [f32]>,
-        ) -> Result<()>
-        where
-            Self: super::Element;
-    }
-
-    macro_rules! sealed {
-        ($($type:ty)*) => {$(
-            impl Sealed for $type {
-                fn forward_cpu(
-                    call: &Call,
-                    q: View<'_, Self>,
-                    kv: [KeyView<'_, Self>; 2],
-                    operands: &Operands<'_, Self>,
-                    out: ViewMut<'_, Self>,
-                    lse: Option<&mut [f32]>,
-                ) -> Result<()> {
-                    crate::cpu::compute(call, q, kv, operands, out, lse)
-                }
-            }
-        )*};
-    }
-    sealed!(f32 half::f16 half::bf16);
+/// The element type that `T` is; `None` of any other type, such as the bytes of elements.
+pub(crate) fn type_of<T: 'static>() -> Option<ElementType> {
+    let of = TypeId::of::<T>();
+    [
+        (TypeId::of::<half::f16>(), ElementType::F16),
+        (TypeId::of::<half::bf16>(), ElementType::Bf16),
+        (TypeId::of::<f32>(), ElementType::F32),
+        (TypeId::of::<E4m3>(), ElementType::E4m3),
+    ]
+    .into_iter()
+    .find_map(|(id, element)| (id == of).then_some(element))
 }
 
 impl Element for f32 {

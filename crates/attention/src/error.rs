@@ -5,7 +5,6 @@ use warptile_kernels::{ElementType, UnpackError};
 
 use crate::layout::MAX_HEAD_DIM;
 use crate::plan::Considered;
-use crate::quantized::QuantizedType;
 
 /// Shorthand for a result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -62,16 +61,14 @@ pub enum Error {
         stride: usize,
     },
 
-    /// Two tensors have different element types.
-    #[error(
-        "{argument} has elements of type {found}, but q has {expected}; all of q, k and v must share one type"
-    )]
+    /// A tensor has another element type than the others, or than the call was built for.
+    #[error("{argument} has elements of type {found}, but must have {expected}")]
     ElementMismatch {
         /// The tensor at fault.
         argument: &'static str,
-        /// The element type of `q`.
+        /// The element type that the call needs.
         expected: ElementType,
-        /// The one of this tensor.
+        /// The element type of this tensor.
         found: ElementType,
     },
 
@@ -126,24 +123,20 @@ pub enum Error {
         other: String,
     },
 
-    /// Keys, values or a cache are of another type than the call was built for.
-    #[error("{argument} is {}, but the call was built for {}", in_type(*found), built_for(*expected))]
-    KeyType {
-        /// The tensor at fault.
-        argument: &'static str,
-        /// The call's type; `None`: that of the queries.
-        expected: Option<QuantizedType>,
-        /// The tensor's type, likewise.
-        found: Option<QuantizedType>,
+    /// Queries and outputs have no scales.
+    #[error("q is in {element}, which only keys and values can have")]
+    ScaledQueries {
+        /// The type.
+        element: ElementType,
     },
 
     /// Scales are missing, or given though nothing has any.
-    #[error("{argument} {}", scales_rule(*quantized))]
+    #[error("{argument} {}", scales_rule(*keys))]
     Scales {
         /// `k_scale` or `v_scale`.
         argument: &'static str,
-        /// The type of keys and values; `None`: that of the queries, which has no scales.
-        quantized: Option<QuantizedType>,
+        /// The type of keys and values, if it is one with scales.
+        keys: Option<ElementType>,
     },
 
     /// Quantized keys or values have a number of scales that is neither 1 nor that of the key/value heads.
@@ -549,22 +542,8 @@ fn images_advice(major: u32, minor: u32) -> String {
     format!("build it with the cargo feature `{feature}` of warptile, or with `ptx`")
 }
 
-fn in_type(found: Option<QuantizedType>) -> String {
-    match found {
-        Some(element) => format!("in {element}"),
-        None => "of the elements of q".to_owned(),
-    }
-}
-
-fn built_for(expected: Option<QuantizedType>) -> String {
-    match expected {
-        Some(element) => element.to_string(),
-        None => "the elements of q".to_owned(),
-    }
-}
-
-fn scales_rule(quantized: Option<QuantizedType>) -> String {
-    match quantized {
+fn scales_rule(keys: Option<ElementType>) -> String {
+    match keys {
         Some(element) => format!("is missing, but keys and values are in {element}"),
         None => "is given, but keys and values are not quantized".to_owned(),
     }

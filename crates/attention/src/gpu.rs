@@ -16,7 +16,6 @@
 //! [`Gpu::prepare_append`].
 
 mod append;
-mod arguments;
 mod bindings;
 mod block;
 mod kernel;
@@ -35,7 +34,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use warptile_driver::{Context, DeviceBuffer, Driver, Staging, Stream};
-use warptile_kernels::{ElementType, Image};
+use warptile_kernels::{ElementType, Image, Types};
 
 use crate::call::{Call, CallBuilder};
 use crate::choice::Choice;
@@ -44,17 +43,15 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::plan::{Plan, Planner};
 use crate::problem::Problem;
-use crate::quantized::QuantizedType;
 use crate::rates::Rates;
 use crate::recent::Recent;
 use kernel::LoadedKernel;
 
-pub(crate) use append::in_one;
+pub(crate) use bindings::in_one;
 pub(crate) use memory::{Access, Expected};
 pub(crate) use ready::Ready;
 
-pub use append::{AppendBindings, PositionElement, PreparedAppend};
-pub use arguments::{Addresses, AppendAddresses, AppendArgument, Argument};
+pub use append::{PositionElement, PreparedAppend};
 pub use bindings::Bindings;
 pub use merge::{MergeAddresses, MergeBindings, PreparedMerge};
 pub use prepared::Prepared;
@@ -296,18 +293,13 @@ impl Gpu {
         PreparedMerge::new(self, element)
     }
 
-    /// The kernel that writes keys and values of an element type into a cache, likewise. It launches any
-    /// [`Append`](crate::Append) with this [`element`](crate::Append::element) and this type of the cache,
-    /// [`quantized_type`](crate::Append::quantized_type): `None` for a cache of the same elements.
+    /// The kernel that writes keys and values into a cache: loaded the first time, and found again after that. It launches any
+    /// [`Append`](crate::Append) of these [`types`](crate::Append::types).
     ///
     /// # Errors
     /// As [`Gpu::prepare_merge`].
-    pub fn prepare_append(
-        &self,
-        element: ElementType,
-        cache: Option<QuantizedType>,
-    ) -> Result<PreparedAppend> {
-        PreparedAppend::new(self, element, cache)
+    pub fn prepare_append(&self, types: impl Into<Types>) -> Result<PreparedAppend> {
+        PreparedAppend::new(self, types.into())
     }
 
     /// The kernel of `image`, loaded once per device. Threads that want another one do not wait for it: the driver may take a second

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::extents::expect_room;
 
@@ -46,6 +45,9 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// The layout of a tensor without elements.
+    pub(crate) const EMPTY: Layout = Layout::new([0; 4], [0; 4]);
+
     /// A layout with the given strides. Nothing is checked here; a [`Call`](crate::Call) checks.
     #[must_use]
     pub const fn new(shape: [usize; 4], strides: [usize; 4]) -> Self {
@@ -309,23 +311,6 @@ impl<'a, T: Copy> View<'a, T> {
         let start = self.layout.offset(batch, rows.start, head);
         let data = self.data.get(start..).unwrap_or(&[]);
         (0..rows.len()).map(move |row| &data[row * step..][..depth])
-    }
-}
-
-/// A tensor in host memory, borrowed for writing.
-#[derive(Debug)]
-pub struct ViewMut<'a, T> {
-    /// The elements; may be longer than the layout reaches. What lies between rows is never written.
-    pub data: &'a mut [T],
-    /// Where they lie.
-    pub layout: Layout,
-}
-
-impl<'a, T: Element> ViewMut<'a, T> {
-    /// A view of `data`. Whether the two fit is checked where the view is used, by the argument's name there.
-    #[must_use]
-    pub const fn new(data: &'a mut [T], layout: Layout) -> Self {
-        ViewMut { data, layout }
     }
 }
 

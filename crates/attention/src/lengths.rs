@@ -2,43 +2,14 @@
 
 use std::sync::Arc;
 
+use warptile_kernels::Operand;
+
 use crate::error::{Error, Result};
 use crate::extents::expect_same;
+use crate::numbers::{Numbers, Request};
 
-/// A list of 32-bit numbers that a call brings along: one or one more than there are sequences, or a table of pages.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Numbers {
-    /// Not given.
-    #[default]
-    None,
-    /// Known on the host, and checked.
-    Host(Arc<[i32]>),
-    /// In device memory, as `i32` or `u32`: nobody has checked them, so the kernels clamp them.
-    Device,
-}
-
-impl Numbers {
-    /// The numbers, if the host knows them.
-    #[must_use]
-    pub fn on_host(&self) -> Option<&[i32]> {
-        match self {
-            Numbers::Host(numbers) => Some(numbers),
-            _ => None,
-        }
-    }
-
-    /// Whether they are in device memory.
-    #[must_use]
-    pub const fn on_device(&self) -> bool {
-        matches!(self, Numbers::Device)
-    }
-
-    /// Whether there are any.
-    #[must_use]
-    pub const fn is_given(&self) -> bool {
-        !matches!(self, Numbers::None)
-    }
-}
+/// The numbers of a checked call: lengths, offsets or pages.
+type Kept = Numbers<Arc<[i32]>>;
 
 /// The lengths of one side of a call: of its queries, or of its keys and values.
 ///
@@ -50,8 +21,8 @@ pub struct SideLengths {
     pub(crate) rows: usize,
     /// No sequence is longer.
     pub(crate) bound: usize,
-    pub(crate) offsets: Numbers,
-    pub(crate) used: Numbers,
+    pub(crate) offsets: Kept,
+    pub(crate) used: Kept,
 }
 
 impl SideLengths {
@@ -69,13 +40,13 @@ impl SideLengths {
 
     /// Row offsets of packed sequences, one more than there are sequences.
     #[must_use]
-    pub const fn offsets(&self) -> &Numbers {
+    pub const fn offsets(&self) -> &Kept {
         &self.offsets
     }
 
     /// Used rows of each sequence.
     #[must_use]
-    pub const fn used(&self) -> &Numbers {
+    pub const fn used(&self) -> &Kept {
         &self.used
     }
 
@@ -100,7 +71,7 @@ impl SideLengths {
                 let (start, end) = (offsets[batch] as usize, offsets[batch + 1] as usize);
                 (start, end - start)
             }
-            Numbers::Device => (0, self.bound),
+            Numbers::Device(()) => (0, self.bound),
             Numbers::None => (0, self.rows),
         };
         if let Numbers::Host(used) = &self.used {
@@ -122,7 +93,7 @@ pub(crate) struct LengthsRequest<'a> {
 impl LengthsRequest<'_> {
     /// Packed, with the offsets on the device, where no sequence is taken to be longer than `longest`.
     pub(crate) fn packed_on_device(&mut self, sequences: usize, longest: usize) {
-        self.offsets = Request::Device(sequences.saturating_add(1));
+        self.offsets = Numbers::Device(sequences.saturating_add(1));
         self.longest = Some(longest);
     }
 
@@ -136,63 +107,23 @@ impl LengthsRequest<'_> {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Request<'a> {
-    #[default]
-    None,
-    Host(&'a [i32]),
-    /// So many numbers on the device.
-    Device(usize),
-}
-
-impl Request<'_> {
-    pub(crate) fn is_given(&self) -> bool {
-        !matches!(self, Request::None)
-    }
-
-    pub(crate) fn len(&self) -> Option<usize> {
-        match self {
-            Request::None => None,
-            Request::Host(numbers) => Some(numbers.len()),
-            Request::Device(len) => Some(*len),
-        }
-    }
-
-    /// As [`LengthsRequest::kept`].
-    pub(crate) fn kept(self) -> Option<Request<'static>> {
-        match self {
-            Request::None => Some(Request::None),
-            Request::Host(_) => None,
-            Request::Device(len) => Some(Request::Device(len)),
-        }
-    }
-
-    fn keep(self) -> Numbers {
-        match self {
-            Request::None => Numbers::None,
-            Request::Host(numbers) => Numbers::Host(numbers.into()),
-            Request::Device(_) => Numbers::Device,
-        }
-    }
-}
-
-/// The names a side goes by in messages.
+/// The operands of a side.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Names {
-    pub(crate) tensor: &'static str,
-    pub(crate) offsets: &'static str,
-    pub(crate) used: &'static str,
+    pub(crate) tensor: Operand,
+    pub(crate) offsets: Operand,
+    pub(crate) used: Operand,
 }
 
 pub(crate) const QUERIES: Names = Names {
-    tensor: "q",
-    offsets: "query_offsets",
-    used: "query_lengths",
+    tensor: Operand::Q,
+    offsets: Operand::QueryOffsets,
+    used: Operand::QueryLengths,
 };
 pub(crate) const KEYS: Names = Names {
-    tensor: "k",
-    offsets: "key_offsets",
-    used: "key_lengths",
+    tensor: Operand::K,
+    offsets: Operand::KeyOffsets,
+    used: Operand::KeyLengths,
 };
 
 impl LengthsRequest<'_> {
@@ -214,21 +145,26 @@ impl LengthsRequest<'_> {
             None => entries,
             Some(0) => {
                 let rule = "is missing: one offset more than sequences is needed".to_owned();
-                return Err(broken(names.offsets, 0, rule));
+                return Err(broken(names.offsets.name(), 0, rule));
             }
             Some(len) => {
-                expect_same(names.tensor, [entries], ("a packed tensor", [1]), ["batch"])?;
+                expect_same(
+                    names.tensor.name(),
+                    [entries],
+                    ("a packed tensor", [1]),
+                    ["batch"],
+                )?;
                 len - 1
             }
         };
-        if let Request::Host(offsets) = self.offsets {
-            bound = check_offsets(names.offsets, offsets, rows)?;
+        if let Numbers::Host(offsets) = self.offsets {
+            bound = check_offsets(names.offsets.name(), offsets, rows)?;
         }
         if let Some(len) = self.used.len()
             && len != sequences
         {
             let rule = format!("ends the list: {len} lengths for {sequences} sequences");
-            return Err(broken(names.used, len.min(sequences), rule));
+            return Err(broken(names.used.name(), len.min(sequences), rule));
         }
         if let Some(longest) = self.longest {
             bound = bound.min(longest);
@@ -240,7 +176,7 @@ impl LengthsRequest<'_> {
             used: self.used.keep(),
         };
         let lengths = match self.used {
-            Request::Host(used) => within(lengths, names, used)?,
+            Numbers::Host(used) => within(lengths, names, used)?,
             _ => lengths,
         };
         Ok((lengths, sequences))
@@ -259,7 +195,7 @@ fn within(mut lengths: SideLengths, names: Names, used: &[i32]) -> Result<SideLe
             Ok(length) if length <= rows => longest = longest.max(length),
             _ => {
                 return Err(Error::Lengths {
-                    argument: names.used,
+                    argument: names.used.name(),
                     index,
                     rule: format!("is {length}, but sequence {index} has {rows} rows"),
                 });

@@ -157,19 +157,21 @@ mod error;
 mod extents;
 pub mod gpu;
 mod heads;
+mod host;
 mod layout;
 mod lengths;
 mod log;
 mod lse;
 mod mask;
+mod numbers;
 mod operands;
 mod ops;
 mod pages;
 mod plan;
 mod problem;
-mod quantized;
 mod rates;
 mod recent;
+mod scales;
 mod scoring;
 mod splits;
 mod tensor;
@@ -177,29 +179,30 @@ mod tensor;
 pub use attention::{Attention, Output};
 pub use backend::{Backend, PassedOver};
 pub use cache::{KvCache, KvCacheBuilder, SequenceId};
-pub use call::{Call, CallBuilder, Operands, Sequence, common_element};
+pub use call::{Call, CallBuilder, Sequence};
 pub use choice::Choice;
 pub use cpu::forward_cpu;
 pub use device::DeviceProfile;
 pub use e4m3::E4m3;
-pub use element::{Element, ElementType};
+pub use element::{Element, ElementType, Types};
 pub use error::{Error, Result};
 pub use heads::Heads;
-pub use layout::{Layout, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, View, ViewMut};
-pub use lengths::{Numbers, SideLengths};
+pub use host::{HostInputs, HostOutputs};
+pub use layout::{Layout, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, View};
+pub use lengths::SideLengths;
 pub use lse::Lse;
 pub use mask::{Align, Mask};
+pub use numbers::{Numbers, Request};
 pub use operands::{Keys, LengthElement, Queries, Scales};
 pub use ops::{
-    Append, AppendBuilder, AppendOperands, CacheMut, CacheOperand, CacheTensors, CacheWrite,
-    LseBase, Merge, MergeBuilder, Pairing, QueriesMut, Rotary, Tables, append_cpu, merge,
-    merge_cpu, merge_into,
+    Append, AppendBuilder, CacheTensors, CacheWrite, LseBase, Merge, MergeBuilder, Pairing, Rotary,
+    append_cpu, merge, merge_cpu, merge_into,
 };
 pub use pages::{Pages, TableLayout};
 pub use plan::{Basis, Considered, LaunchShape, Plan, Planner, Reason, Scratch, Settings, Step};
 pub use problem::Problem;
-pub use quantized::{KeyView, Quantization, Quantized, QuantizedType};
 pub use rates::{Rates, Standing, Timed};
+pub use scales::Quantized;
 pub use scoring::{AlibiShape, ParseScoringError, ScoreTerms, Scoring};
 pub use splits::{ParseSplitsError, Splits};
 pub use tensor::Tensor;
@@ -210,7 +213,7 @@ pub use half;
 pub use warptile_driver as driver;
 /// The embedded kernels, their catalog and their tilings.
 pub use warptile_kernels as kernels;
-pub use warptile_kernels::{Family, Features};
+pub use warptile_kernels::{Family, Features, Operand, Slots};
 
 /// The README's examples, tested with the others.
 #[cfg(doctest)]

@@ -1,20 +1,18 @@
-//! What a call at the user's level is made of: queries, and keys with their values, each with the lengths of its sequences.
+//! Arguments of a call at the user's level: queries, and keys with their values, each with the lengths of its sequences.
 
-use std::sync::Arc;
+use std::marker::PhantomData;
 
 use bytemuck::Pod;
-use warptile_driver::{DeviceBuffer, DeviceSlice};
+use warptile_driver::DeviceSlice;
+use warptile_kernels::Operand;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::gpu::Gpu;
-use crate::lengths::{LengthsRequest, Request};
-use crate::pages::{TableLayout, TableRequest};
-use crate::quantized::{
-    K_SCALE, KeyView, Quantization, Quantized, QuantizedType, V_SCALE, check_values,
-};
+use crate::numbers::{Numbers, Request};
+use crate::pages::TableLayout;
+use crate::scales::Quantized;
 use crate::tensor::Bytes;
-use crate::{Element, Layout, Tensor, View};
+use crate::{Element, ElementType, Layout, Tensor};
 
 /// A 32-bit number that counts rows or pages: `i32` or `u32`. A `u32` beyond `i32::MAX` counts as negative, which kernels clamp.
 pub trait LengthElement: Pod + sealed::Sealed {}
@@ -28,84 +26,87 @@ mod sealed {
 impl LengthElement for i32 {}
 impl LengthElement for u32 {}
 
-/// The lengths of one side of a call.
-#[derive(Debug, Clone, Default)]
+/// What is given for an operand.
+#[derive(Debug, Clone)]
+pub(crate) enum Given<'a> {
+    /// A tensor, or a part of one.
+    Tensor(Part<'a>),
+    /// Numbers of 32 bits.
+    Numbers(Numbers<&'a [u8], DeviceSlice<'a, u8>>),
+}
+
+/// The operands of one side of a call, and bounds of its lengths.
+#[derive(Debug, Clone)]
 pub(crate) struct Side<'a> {
-    offsets: List<'a>,
-    used: List<'a>,
-    longest: Option<usize>,
-}
-
-/// Numbers on the host or on the device.
-#[derive(Debug, Clone, Default)]
-enum List<'a> {
-    #[default]
-    None,
-    Host(&'a [i32]),
-    Device(DeviceSlice<'a, u8>),
-}
-
-impl<'a> List<'a> {
-    fn request(&self) -> Request<'a> {
-        match self {
-            List::None => Request::None,
-            List::Host(numbers) => Request::Host(numbers),
-            List::Device(bytes) => Request::Device(bytes.len() / size_of::<i32>()),
-        }
-    }
-
-    fn device(&self) -> Option<DeviceSlice<'a, u8>> {
-        match self {
-            List::Device(bytes) => Some(bytes.clone()),
-            _ => None,
-        }
-    }
+    pub(crate) given: Vec<(Operand, Given<'a>)>,
+    pub(crate) longest: Option<usize>,
+    pub(crate) table: Option<TableLayout>,
 }
 
 impl<'a> Side<'a> {
-    pub(crate) fn request(&self) -> LengthsRequest<'a> {
-        LengthsRequest {
-            offsets: self.offsets.request(),
-            used: self.used.request(),
-            longest: self.longest,
+    fn new(given: Vec<(Operand, Given<'a>)>) -> Self {
+        Side {
+            given,
+            longest: None,
+            table: None,
         }
     }
 
-    pub(crate) fn device_offsets(&self) -> Option<DeviceSlice<'a, u8>> {
-        self.offsets.device()
+    fn set(&mut self, operand: Operand, given: Given<'a>) {
+        self.given.retain(|(other, _)| *other != operand);
+        self.given.push((operand, given));
     }
 
-    pub(crate) fn device_used(&self) -> Option<DeviceSlice<'a, u8>> {
-        self.used.device()
+    fn host<T: Pod>(&mut self, operand: Operand, numbers: &'a [T]) {
+        let bytes = bytemuck::cast_slice(numbers);
+        self.set(operand, Given::Numbers(Numbers::Host(bytes)));
+    }
+
+    fn device<T: Pod>(&mut self, operand: Operand, numbers: DeviceSlice<'a, T>) {
+        let numbers = Numbers::Device(numbers.into_bytes());
+        self.set(operand, Given::Numbers(numbers));
     }
 }
 
-/// The block table of paged keys.
-#[derive(Debug, Clone)]
-pub(crate) struct Table<'a> {
-    entries: List<'a>,
-    layout: TableLayout,
-}
-
-impl<'a> Table<'a> {
-    pub(crate) fn request(&self) -> TableRequest<'a> {
-        TableRequest {
-            entries: self.entries.request(),
-            layout: self.layout,
+impl<'a> Given<'a> {
+    /// The backend of a tensor.
+    pub(crate) fn backend(&self) -> Option<&'a Backend> {
+        match self {
+            Given::Tensor(part) => Some(part.backend()),
+            Given::Numbers(_) => None,
         }
     }
 
-    pub(crate) fn on_device(&self) -> Option<DeviceSlice<'a, u8>> {
-        self.entries.device()
+    /// What a builder is told of numbers.
+    pub(crate) fn request(&self) -> Request<'a> {
+        match self {
+            Given::Numbers(Numbers::Host(bytes)) => Numbers::Host(bytemuck::cast_slice(bytes)),
+            Given::Numbers(Numbers::Device(bytes)) => {
+                Numbers::Device(bytes.len() / size_of::<i32>())
+            }
+            _ => Numbers::None,
+        }
+    }
+
+    /// The memory of what must be in host memory.
+    pub(crate) fn on_host(&self, argument: &'static str) -> Result<&'a [u8]> {
+        match self {
+            Given::Tensor(part) => part.on_host(argument),
+            Given::Numbers(Numbers::Host(bytes)) => Ok(bytes),
+            Given::Numbers(_) => Err(Error::Presence {
+                argument,
+                rule: "is on a GPU, but the tensors are in host memory",
+            }),
+        }
     }
 }
 
 macro_rules! lengths {
-    () => {
+    ($offsets:ident, $lengths:ident) => {
         /// The sequences lie one after the other along the rows of tensors whose batch extent is 1: sequence `b` is rows
         /// `offsets[b]..offsets[b + 1]`. Rows past the last offset belong to no sequence.
         pub fn packed(mut self, offsets: &'a [i32]) -> Self {
-            self.side.offsets = List::Host(offsets);
+            self.side.host(Operand::$offsets, offsets);
             self
         }
 
@@ -116,20 +117,20 @@ macro_rules! lengths {
             offsets: DeviceSlice<'a, L>,
             longest: usize,
         ) -> Self {
-            self.side.offsets = List::Device(offsets.into_bytes());
+            self.side.device(Operand::$offsets, offsets);
             self.side.longest = Some(longest);
             self
         }
 
         /// Of each sequence only the first `lengths[b]` rows exist.
         pub fn lengths(mut self, lengths: &'a [i32]) -> Self {
-            self.side.used = List::Host(lengths);
+            self.side.host(Operand::$lengths, lengths);
             self
         }
 
         /// As [`lengths`](Self::lengths) with lengths on the device, which the kernel clamps to the rows there are.
         pub fn lengths_on_device<L: LengthElement>(mut self, lengths: DeviceSlice<'a, L>) -> Self {
-            self.side.used = List::Device(lengths.into_bytes());
+            self.side.device(Operand::$lengths, lengths);
             self
         }
     };
@@ -148,11 +149,11 @@ impl<'a, T: Element> Queries<'a, T> {
     pub fn new(q: &'a Tensor<T>) -> Self {
         Queries {
             q,
-            side: Side::default(),
+            side: Side::new(Vec::new()),
         }
     }
 
-    lengths!();
+    lengths!(QueryOffsets, QueryLengths);
 }
 
 impl<'a, T: Element> From<&'a Tensor<T>> for Queries<'a, T> {
@@ -164,105 +165,42 @@ impl<'a, T: Element> From<&'a Tensor<T>> for Queries<'a, T> {
 /// What quantized keys and values are multiplied by: one number for all key/value heads, or one for each. They are finite and above 0.
 /// Numbers on a device are not checked; kernels read them when they run, so a captured launch reads them anew at each replay.
 #[derive(Debug, Clone)]
-pub struct Scales<'a> {
-    k: ScaleList<'a>,
-    v: ScaleList<'a>,
-}
-
-#[derive(Debug, Clone)]
-enum ScaleList<'a> {
-    Host(&'a [f32]),
-    Device(DeviceSlice<'a, f32>),
-}
-
-impl<'a> ScaleList<'a> {
-    fn count(&self) -> usize {
-        match self {
-            ScaleList::Host(scales) => scales.len(),
-            ScaleList::Device(scales) => scales.len(),
-        }
-    }
-
-    fn on_host(&self, argument: &'static str) -> Result<&'a [f32]> {
-        match self {
-            ScaleList::Host(scales) => Ok(scales),
-            ScaleList::Device(_) => Err(Error::Presence {
-                argument,
-                rule: "is on a GPU, but the tensors are in host memory",
-            }),
-        }
-    }
-}
+pub struct Scales<'a>([Numbers<&'a [f32], DeviceSlice<'a, f32>>; 2]);
 
 impl<'a> Scales<'a> {
-    /// Of the keys, and of the values.
+    /// The scales of the keys, and of the values.
     #[must_use]
     pub fn new(k: &'a [f32], v: &'a [f32]) -> Self {
-        Scales {
-            k: ScaleList::Host(k),
-            v: ScaleList::Host(v),
-        }
+        Scales([Numbers::Host(k), Numbers::Host(v)])
     }
 
     /// As [`new`](Self::new), in device memory.
     #[must_use]
     pub fn on_device(k: DeviceSlice<'a, f32>, v: DeviceSlice<'a, f32>) -> Self {
-        Scales {
-            k: ScaleList::Device(k),
-            v: ScaleList::Device(v),
-        }
+        Scales([Numbers::Device(k), Numbers::Device(v)])
     }
 
-    pub(crate) const fn of_type(self, element: QuantizedType) -> ScaledBy<'a> {
-        ScaledBy {
-            element,
-            scales: self,
-        }
-    }
-
-    /// How many there are, after those on the host were checked.
-    fn counts(&self) -> Result<[usize; 2]> {
-        for (argument, list) in [(K_SCALE, &self.k), (V_SCALE, &self.v)] {
-            if let ScaleList::Host(scales) = list {
-                check_values(argument, scales)?;
-            }
-        }
-        Ok([self.k.count(), self.v.count()])
-    }
-
-    /// Of the keys, and of the values.
-    pub(crate) fn host(&self) -> Result<[&'a [f32]; 2]> {
-        Ok([self.k.on_host(K_SCALE)?, self.v.on_host(V_SCALE)?])
-    }
-
-    /// The memory of both on a GPU. Numbers on the host that were not used before are uploaded.
-    pub(crate) fn upload(&self, gpu: &Gpu) -> Result<[DeviceScales<'a>; 2]> {
-        let upload = |list: &ScaleList<'a>| -> Result<DeviceScales<'a>> {
-            Ok(match list {
-                ScaleList::Host(scales) => DeviceScales::Constant(gpu.constant(scales)?),
-                ScaleList::Device(scales) => DeviceScales::Given(scales.clone()),
+    pub(crate) fn of_type(self, element: ElementType) -> ScaledBy<'a> {
+        let given = |numbers: Numbers<&'a [f32], DeviceSlice<'a, f32>>| {
+            Given::Numbers(match numbers {
+                Numbers::Host(scales) => Numbers::Host(bytemuck::cast_slice(scales)),
+                Numbers::Device(scales) => Numbers::Device(scales.into_bytes()),
+                Numbers::None => Numbers::None,
             })
         };
-        Ok([upload(&self.k)?, upload(&self.v)?])
-    }
-}
-
-/// Scales in device memory.
-pub(crate) enum DeviceScales<'a> {
-    Constant(Arc<DeviceBuffer<f32>>),
-    Given(DeviceSlice<'a, f32>),
-}
-
-impl<'a> DeviceScales<'a> {
-    pub(crate) fn slice<'b>(&'b self) -> DeviceSlice<'b, f32>
-    where
-        'a: 'b,
-    {
-        match self {
-            DeviceScales::Constant(buffer) => buffer.as_slice(),
-            DeviceScales::Given(slice) => slice.clone(),
+        let [k, v] = self.0.map(given);
+        ScaledBy {
+            element,
+            scales: [(Operand::KScale, k), (Operand::VScale, v)],
         }
     }
+}
+
+/// A type of 8 bits, with the scales of keys and of values.
+#[derive(Debug, Clone)]
+pub(crate) struct ScaledBy<'a> {
+    pub(crate) element: ElementType,
+    pub(crate) scales: [(Operand, Given<'a>); 2],
 }
 
 /// The keys or the values of a call, and where they lie in a tensor that may have both.
@@ -306,7 +244,7 @@ impl<'a> Part<'a> {
     }
 
     /// Whether it starts at a multiple of 16 bytes. On the CPU it does not matter.
-    fn starts_aligned(&self) -> bool {
+    pub(crate) fn starts_aligned(&self) -> bool {
         self.memory.starts_aligned() && self.at.is_multiple_of(16)
     }
 
@@ -317,49 +255,6 @@ impl<'a> Part<'a> {
 
     pub(crate) fn on_device(&self, argument: &'static str) -> Result<DeviceSlice<'a, u8>> {
         Ok(self.memory.on_device(argument)?.slice(self.at..)?)
-    }
-}
-
-/// Keys and values of the queries' elements or quantized.
-#[derive(Debug, Clone)]
-pub(crate) struct KeyTensors<'a> {
-    pub(crate) k: Part<'a>,
-    pub(crate) v: Part<'a>,
-    /// What their bytes mean, unless they are elements of the queries' type.
-    pub(crate) quantized: Option<ScaledBy<'a>>,
-}
-
-/// A type of 8 bits, with the scales of keys and of values.
-#[derive(Debug, Clone)]
-pub(crate) struct ScaledBy<'a> {
-    pub(crate) element: QuantizedType,
-    pub(crate) scales: Scales<'a>,
-}
-
-impl ScaledBy<'_> {
-    /// What a description says of it, after scales on the host were checked.
-    pub(crate) fn quantization(&self) -> Result<Quantization> {
-        let [k, v] = self.scales.counts()?;
-        Ok(Quantization::new(self.element).scales(k, v))
-    }
-}
-
-impl<'a> KeyTensors<'a> {
-    pub(crate) fn views<T: Element>(&self) -> Result<[KeyView<'a, T>; 2]> {
-        let view = |argument, part: &Part<'a>| -> Result<KeyView<'a, T>> {
-            let (bytes, layout) = (part.on_host(argument)?, part.layout);
-            Ok(match &self.quantized {
-                // They were elements of this type before.
-                None => KeyView::Same(View::new(bytemuck::cast_slice(bytes), layout)),
-                Some(by) => KeyView::Quantized(View::new(bytes, layout), by.element),
-            })
-        };
-        Ok([view("k", &self.k)?, view("v", &self.v)?])
-    }
-
-    /// Whether both start at multiples of 16 bytes. On the CPU it does not matter.
-    pub(crate) fn start_aligned(&self) -> bool {
-        self.k.starts_aligned() && self.v.starts_aligned()
     }
 }
 
@@ -383,11 +278,10 @@ impl<'a> KeyTensors<'a> {
 #[derive(Debug, Clone)]
 #[must_use = "keys do nothing until `forward` is called"]
 pub struct Keys<'a, T: Element> {
-    pub(crate) tensors: KeyTensors<'a>,
+    /// The type of keys and values.
+    pub(crate) element: ElementType,
     pub(crate) side: Side<'a>,
-    pub(crate) table: Option<Table<'a>>,
-    pub(crate) bias: Option<&'a Tensor<T>>,
-    pub(crate) key_mask: Option<&'a Tensor<u8>>,
+    queries: PhantomData<T>,
 }
 
 impl<'a, T: Element> Keys<'a, T> {
@@ -420,7 +314,7 @@ impl<'a, T: Element> Keys<'a, T> {
 
     /// As [`quantized`](Self::quantized), of a type that is known at run time: the bits of its numbers.
     pub fn quantized_bits(
-        element: QuantizedType,
+        element: ElementType,
         k: &'a Tensor<u8>,
         v: &'a Tensor<u8>,
         scales: Scales<'a>,
@@ -430,31 +324,38 @@ impl<'a, T: Element> Keys<'a, T> {
 
     /// Of elements `T`, unless `quantized` says otherwise.
     pub(crate) fn of([k, v]: [Part<'a>; 2], quantized: Option<ScaledBy<'a>>) -> Self {
+        let mut given = Vec::with_capacity(8);
+        given.push((Operand::K, Given::Tensor(k)));
+        given.push((Operand::V, Given::Tensor(v)));
+        let element = quantized.as_ref().map_or(T::TYPE, |by| by.element);
+        given.extend(quantized.into_iter().flat_map(|by| by.scales));
         Keys {
-            tensors: KeyTensors { k, v, quantized },
-            side: Side::default(),
-            table: None,
-            bias: None,
-            key_mask: None,
+            element,
+            side: Side::new(given),
+            queries: PhantomData,
         }
     }
 
     /// The tensors are of pages: see [`paged`](Self::paged).
     pub fn in_pages<L: LengthElement>(
-        self,
+        mut self,
         table: &'a [L],
         layout: impl Into<TableLayout>,
     ) -> Self {
-        self.with_table(List::Host(bytemuck::cast_slice(table)), layout.into())
+        self.side.host(Operand::BlockTable, table);
+        self.side.table = Some(layout.into());
+        self
     }
 
     /// The tensors are of pages: see [`paged_on_device`](Self::paged_on_device).
     pub fn in_pages_on_device<L: LengthElement>(
-        self,
+        mut self,
         table: DeviceSlice<'a, L>,
         layout: impl Into<TableLayout>,
     ) -> Self {
-        self.with_table(List::Device(table.into_bytes()), layout.into())
+        self.side.device(Operand::BlockTable, table);
+        self.side.table = Some(layout.into());
+        self
     }
 
     /// Keys and values in pages, as a cache holds them: tensors of pages, rows of a page (1 to 256), heads, head size, with any
@@ -494,12 +395,7 @@ impl<'a, T: Element> Keys<'a, T> {
         Keys::new(k, v).in_pages_on_device(table, layout)
     }
 
-    fn with_table(mut self, entries: List<'a>, layout: TableLayout) -> Self {
-        self.table = Some(Table { entries, layout });
-        self
-    }
-
-    lengths!();
+    lengths!(KeyOffsets, KeyLengths);
 
     /// No sequence is taken to have more keys than this. Where only the device knows the lengths, a bound nearer to them than
     /// the rows there are lets a better kernel be chosen, and less work be launched.
@@ -511,14 +407,15 @@ impl<'a, T: Element> Keys<'a, T> {
     /// Adds a tensor to the scores: `[batch, queries, heads, keys]` as [`Layout`](crate::Layout) counts dimensions, so
     /// [`Layout::bhsd`](crate::Layout::bhsd) describes the usual `[batch, heads, queries, keys]`. An extent of 1 repeats.
     pub fn bias(mut self, bias: &'a Tensor<T>) -> Self {
-        self.bias = Some(bias);
+        self.side.set(Operand::Bias, Given::Tensor(Part::all(bias)));
         self
     }
 
     /// Hides the keys for which a tensor of the same shape as [`bias`](Self::bias) is 0. Values of hidden keys count 0 times, so they must be
     /// finite: 0 times a NaN or an infinity is NaN. [`lengths`](Self::lengths) hide keys whose values may be anything.
     pub fn key_mask(mut self, key_mask: &'a Tensor<u8>) -> Self {
-        self.key_mask = Some(key_mask);
+        self.side
+            .set(Operand::KeyMask, Given::Tensor(Part::all(key_mask)));
         self
     }
 }

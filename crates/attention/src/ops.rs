@@ -10,12 +10,10 @@ use crate::gpu::{Access, Expected};
 use crate::layout::DIMENSIONS;
 use crate::{Layout, Result};
 
-pub use append::{
-    Append, AppendBuilder, AppendOperands, CacheMut, CacheOperand, QueriesMut, append_cpu,
-};
+pub use append::{Append, AppendBuilder, append_cpu};
 pub use cache_write::{CacheTensors, CacheWrite};
 pub use merge::{LseBase, Merge, MergeBuilder, merge, merge_cpu, merge_into};
-pub use rotary::{Pairing, Rotary, Tables};
+pub use rotary::{Pairing, Rotary};
 
 /// What a tensor of an operation must be in memory, after its layout is checked. Its extents come from the tensor called `other`.
 fn slot(

@@ -1,14 +1,18 @@
 //! Keys and values in pages, and the table that gives pages to sequences.
 
 use std::ops::Range;
+use std::sync::Arc;
+
+use warptile_kernels::Operand;
 
 use crate::error::{Error, Result};
 use crate::extents::expect_countable;
 use crate::layout::{Layout, MAX_PAGE_ROWS};
-use crate::lengths::{KEYS, LengthsRequest, Numbers, Request, SideLengths};
+use crate::lengths::{KEYS, LengthsRequest, SideLengths};
+use crate::numbers::{Numbers, Request};
 
 /// The table's name in messages.
-pub(crate) const BLOCK_TABLE: &str = "block_table";
+pub(crate) const BLOCK_TABLE: &str = Operand::BlockTable.name();
 
 /// Where the entries of a block table lie: a row for each sequence, of the numbers of its pages in order.
 ///
@@ -55,7 +59,7 @@ impl From<[usize; 2]> for TableLayout {
 /// Key `j` of sequence `b` is row `j % rows` of page `table[b][j / rows]`, in k and in v.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pages {
-    table: Numbers,
+    table: Numbers<Arc<[i32]>>,
     layout: TableLayout,
     rows: usize,
     count: usize,
@@ -64,7 +68,7 @@ pub struct Pages {
 impl Pages {
     /// The block table.
     #[must_use]
-    pub const fn table(&self) -> &Numbers {
+    pub const fn table(&self) -> &Numbers<Arc<[i32]>> {
         &self.table
     }
 
@@ -149,7 +153,7 @@ impl TableRequest<'_> {
         }
         if lengths.offsets.len().is_some() {
             return Err(Error::Presence {
-                argument: KEYS.offsets,
+                argument: KEYS.offsets.name(),
                 rule: "is given, but keys in pages are not packed",
             });
         }
@@ -161,11 +165,11 @@ impl TableRequest<'_> {
         keys.rows = keys.bound;
         expect_countable(BLOCK_TABLE, "capacity", keys.bound)?;
         let (table, layout) = match self.entries {
-            Request::Host(entries) => {
+            Numbers::Host(entries) => {
                 check_entries(entries, &self.layout, [count, rows], &keys)?;
                 kept(entries, self.layout, keys.bound.div_ceil(rows))
             }
-            _ => (Numbers::Device, self.layout),
+            _ => (Numbers::Device(()), self.layout),
         };
         // Numbers on the device nobody has checked, and where there is no page no kernel can clamp them.
         if count == 0 && keys.bound > 0 && sequences > 0 {
@@ -222,7 +226,11 @@ fn check_entries(
 }
 
 /// The first columns of a table, which travel with every launch.
-fn kept(entries: &[i32], layout: TableLayout, columns: usize) -> (Numbers, TableLayout) {
+fn kept(
+    entries: &[i32],
+    layout: TableLayout,
+    columns: usize,
+) -> (Numbers<Arc<[i32]>>, TableLayout) {
     let [sequences, _] = layout.shape;
     if columns == 0 {
         return (Numbers::Host([].into()), TableLayout::from([sequences, 0]));

@@ -20,7 +20,6 @@ use warptile_kernels::{ElementType, Features, Image, Target};
 
 use crate::choice::Choice;
 use crate::device::DeviceProfile;
-use crate::quantized::QuantizedType;
 use crate::rates::Standing;
 use crate::{Problem, Result};
 
@@ -129,7 +128,7 @@ pub enum Reason {
     /// It cannot do something that the problem needs.
     Lacks(Features),
     /// It reads keys and values of this type only.
-    OnlyKeys(QuantizedType),
+    OnlyKeys(ElementType),
     /// It cannot cut keys at fixed places, which [`Splits::EveryKeys`](crate::Splits::EveryKeys) asks for.
     Splits,
     /// Its CTAs compute two tiles at a time that see the same keys, and this problem has none: neither is the number of query heads even

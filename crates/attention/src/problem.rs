@@ -2,13 +2,12 @@
 
 use std::fmt;
 
-use warptile_kernels::{ElementType, Features};
+use warptile_kernels::{ElementType, Features, Types};
 
 use crate::call::Call;
 use crate::heads::Heads;
 use crate::mask::Mask;
 use crate::plan::Numbered;
-use crate::quantized::{QuantizedType, key_size};
 use crate::scoring::Scoring;
 use crate::splits::Splits;
 
@@ -28,7 +27,7 @@ use crate::splits::Splits;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Problem {
-    element: ElementType,
+    types: Types,
     batch: usize,
     heads: Heads,
     query_len: usize,
@@ -42,7 +41,6 @@ pub struct Problem {
     page_rows: usize,
     scoring: Scoring,
     splits: Splits,
-    quantized: Option<QuantizedType>,
     want_lse: bool,
     aligned: bool,
 }
@@ -58,7 +56,7 @@ impl Problem {
             false => batch.saturating_mul(each),
         };
         Problem {
-            element: call.element(),
+            types: call.types(),
             batch,
             heads: call.heads(),
             query_len,
@@ -75,27 +73,26 @@ impl Problem {
                 .map_or(0, |pages| 1 << pages.rows().trailing_zeros()),
             scoring: *call.scoring(),
             splits: call.splits(),
-            quantized: call.quantized_type(),
             want_lse: call.wants_lse(),
             aligned: call.is_aligned(),
         }
     }
 
+    /// The element types of the tensors.
+    #[must_use]
+    pub const fn types(&self) -> Types {
+        self.types
+    }
+
     /// Element type of q and out, and of k and v unless they are quantized.
     #[must_use]
     pub const fn element(&self) -> ElementType {
-        self.element
-    }
-
-    /// The type of quantized keys and values.
-    #[must_use]
-    pub const fn quantized(&self) -> Option<QuantizedType> {
-        self.quantized
+        self.types.q
     }
 
     /// Size in bytes of an element of k and v.
     pub(crate) const fn key_size(&self) -> usize {
-        key_size(self.element, self.quantized)
+        self.types.k.size()
     }
 
     /// Sequences, rounded up.
@@ -200,7 +197,7 @@ impl Problem {
             .into_iter()
             .filter(|(wanted, _)| *wanted)
             .map(|(_, feature)| feature)
-            .chain(self.quantized.map(QuantizedType::feature))
+            .chain(self.types.scaled().map(|_| Features::E4M3))
             .fold(self.scoring.needs(), |all, feature| all | feature)
     }
 
@@ -234,8 +231,8 @@ impl Problem {
                 self.batch, self.query_len, self.key_len
             ),
         };
-        let _ = write!(line, " {} {}", self.heads, self.element);
-        if let Some(element) = self.quantized {
+        let _ = write!(line, " {} {}", self.heads, self.element());
+        if let Some(element) = self.types.scaled() {
             let _ = write!(line, " cache={element}");
         }
         let scoring = Scoring {
@@ -337,12 +334,12 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} b{} ", self.element, self.batch)?;
+        write!(f, "{} b{} ", self.element(), self.batch)?;
         if self.packed_queries || self.packed_keys {
             f.write_str("packed ")?;
         }
         write!(f, "q{} k{} {}", self.query_len, self.key_len, self.heads)?;
-        if let Some(element) = self.quantized {
+        if let Some(element) = self.types.scaled() {
             write!(f, " cache={element}")?;
         }
         if let Some(rows) = self.page_rows() {

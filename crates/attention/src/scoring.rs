@@ -4,7 +4,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
-use warptile_kernels::Features;
+use warptile_kernels::{Features, Operand};
 
 use crate::error::{Error, Result};
 use crate::mask::{Align, Mask};
@@ -43,12 +43,10 @@ pub struct Scoring {
     pub softcap: Option<f32>,
     /// Subtracts `slope * |i + key length - query length - j|`.
     pub alibi: Option<AlibiShape>,
-    /// One logit per query head joins the denominator: a key with that score and the value 0.
-    pub sinks: bool,
-    /// A tensor `[batch, heads, queries, keys]` is added to the scores.
-    pub bias: bool,
-    /// A boolean tensor `[batch, heads, queries, keys]` hides keys where it is false.
-    pub key_mask: bool,
+    /// The features of the operands that scores need besides slopes: [`Features::SINKS`] (one logit per query head joins the
+    /// denominator: a key with that score and the value 0), [`Features::BIAS`] (a tensor `[batch, heads, queries, keys]` is added to the
+    /// scores), [`Features::KEY_MASK`] (a boolean tensor of that shape hides keys where it is false).
+    pub operands: Features,
 }
 
 impl PartialEq for Scoring {
@@ -66,13 +64,7 @@ impl Hash for Scoring {
 }
 
 /// Numbers by their bits, so that options can be compared and hashed.
-type Key = (
-    Mask,
-    Option<u32>,
-    Option<u32>,
-    Option<AlibiShape>,
-    [bool; 3],
-);
+type Key = (Mask, Option<u32>, Option<u32>, Option<AlibiShape>, Features);
 
 impl Scoring {
     /// The largest factor of `q.k`, the smallest being its negative: 2^125. Kernels multiply it by log2(e) and bound scores by
@@ -110,13 +102,32 @@ impl Scoring {
         }
     }
 
+    /// With an operand that belongs to an option; slopes are one for each head unless [`alibi`](Self::alibi) says otherwise.
+    #[must_use]
+    pub fn with(mut self, operand: Operand) -> Self {
+        match operand {
+            Operand::Slopes => self.alibi = self.alibi.or(Some(AlibiShape::PerHead)),
+            other => self.operands |= other.feature(),
+        }
+        self
+    }
+
+    /// Whether scores need an operand that belongs to an option.
+    #[must_use]
+    pub fn has(&self, operand: Operand) -> bool {
+        match operand {
+            Operand::Slopes => self.alibi.is_some(),
+            other => !other.feature().is_empty() && self.operands.contains(other.feature()),
+        }
+    }
+
     fn key(&self) -> Key {
         (
             self.mask,
             self.scale.map(f32::to_bits),
             self.softcap.map(f32::to_bits),
             self.alibi,
-            [self.sinks, self.bias, self.key_mask],
+            self.operands,
         )
     }
 
@@ -156,9 +167,6 @@ impl Scoring {
         let wanted = [
             (self.softcap.is_some(), Features::SOFTCAP),
             (self.alibi.is_some(), Features::ALIBI),
-            (self.sinks, Features::SINKS),
-            (self.bias, Features::BIAS),
-            (self.key_mask, Features::KEY_MASK),
             (
                 self.scale.is_some_and(|scale| scale < 0.0),
                 Features::NEGATIVE_SCALE,
@@ -167,7 +175,7 @@ impl Scoring {
         wanted
             .into_iter()
             .filter(|(wanted, _)| *wanted)
-            .fold(Features::empty(), |all, (_, feature)| all | feature)
+            .fold(self.operands, |all, (_, feature)| all | feature)
     }
 
     /// How many slopes the ALiBi shape asks for; 0 without ALiBi.
@@ -204,7 +212,7 @@ impl Scoring {
         if terms.slope != 0.0 {
             score = round(score - terms.slope * terms.distance);
         }
-        if self.bias {
+        if self.has(Operand::Bias) {
             score = round(score + terms.bias);
         }
         score
@@ -255,17 +263,8 @@ impl fmt::Display for Scoring {
             }
             .to_owned()
         }));
-        let flags = [
-            (self.sinks, "sinks"),
-            (self.bias, "bias"),
-            (self.key_mask, "keymask"),
-        ];
-        words.extend(
-            flags
-                .iter()
-                .filter(|(on, _)| *on)
-                .map(|(_, word)| (*word).to_owned()),
-        );
+        let others = flags().filter(|(operand, _)| self.has(*operand));
+        words.extend(others.map(|(_, word)| word.to_owned()));
         f.write_str(&words.join(" "))
     }
 }
@@ -302,13 +301,22 @@ impl Scoring {
             Some(("softcap", value)) => self.softcap = Some(value.parse().ok()?),
             Some(("alibi", "head")) => self.alibi = Some(AlibiShape::PerHead),
             Some(("alibi", "batch")) => self.alibi = Some(AlibiShape::PerBatchHead),
-            None if word == "sinks" => self.sinks = true,
-            None if word == "bias" => self.bias = true,
-            None if word == "keymask" => self.key_mask = true,
+            None => {
+                let (operand, _) = flags().find(|(_, flag)| *flag == word)?;
+                *self = self.with(operand);
+            }
             _ => return None,
         }
         Some(())
     }
+}
+
+/// The operands whose word says everything about them.
+fn flags() -> impl Iterator<Item = (Operand, &'static str)> {
+    let of_slopes = |operand: &Operand| *operand == Operand::Slopes;
+    { Operand::of_scores() }
+        .filter(move |operand| !of_slopes(operand))
+        .filter_map(|operand| Some((operand, operand.word()?)))
 }
 
 fn parse_mask(value: &str) -> Option<Mask> {
@@ -349,9 +357,10 @@ mod tests {
                 scale: scale.map(|x| f32::from(x) / 7.0 - 1000.0),
                 softcap: cap.map(|x| f32::from(x) / 3.0 + 0.1),
                 alibi: [None, Some(AlibiShape::PerHead), Some(AlibiShape::PerBatchHead)][usize::from(flags) % 3],
-                sinks: flags & 8 != 0,
-                bias: flags & 16 != 0,
-                key_mask: flags & 32 != 0,
+                operands: super::flags()
+                    .enumerate()
+                    .filter(|(index, _)| flags & (8 << index) != 0)
+                    .fold(Features::empty(), |all, (_, (operand, _))| all | operand.feature()),
             };
             scoring.to_string().parse() == Ok(scoring)
         }

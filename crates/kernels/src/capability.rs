@@ -3,19 +3,19 @@
 use std::fmt;
 use std::ops::{BitOr, BitOrAssign, Sub};
 
+/// Declares the features: the name in C++, the bit and the words of each.
 macro_rules! features {
     ($($(#[doc = $doc:literal])* $name:ident = $bit:literal, $text:literal;)*) => {
         impl Features {
-            $($(#[doc = $doc])* pub const $name: Features = Features(1 << $bit);)*
-
-            const ALL_BITS: u32 = 0 $(| 1 << $bit)*;
+            $($(#[doc = $doc])* pub const $name: Features = Features::bit($bit);)*
 
             /// Every feature with its name in C++ and in words.
-            const TABLE: &'static [(Features, &'static str, &'static str)] =
+            pub(crate) const TABLE: &'static [(Features, &'static str, &'static str)] =
                 &[$((Features::$name, stringify!($name), $text)),*];
         }
     };
 }
+pub(crate) use features;
 
 /// A set of features: what a problem needs, or what an image can do.
 ///
@@ -28,35 +28,6 @@ macro_rules! features {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Features(u32);
 
-features! {
-    /// cap * tanh(score / cap).
-    SOFTCAP = 0, "a softcap";
-    /// Slopes times distance, subtracted from scores.
-    ALIBI = 1, "ALiBi";
-    /// One logit a head that joins the denominator.
-    SINKS = 2, "attention sinks";
-    /// A tensor added to the scores.
-    BIAS = 3, "an additive bias";
-    /// A boolean tensor that hides keys.
-    KEY_MASK = 4, "a boolean mask";
-    /// Sequences that lie end to end.
-    PACKED = 5, "packed sequences";
-    /// Lengths in use that lie on the device.
-    DEVICE_LENGTHS = 6, "lengths on the device";
-    /// Keys and values in pages.
-    PAGED = 7, "paged keys";
-    /// Rows that do not start at multiples of 16 bytes.
-    UNALIGNED = 8, "rows that don't start at multiples of 16 bytes";
-    /// A scale below 0.
-    NEGATIVE_SCALE = 9, "a negative scale";
-    /// The log-sum-exp of each row.
-    LSE = 10, "lse";
-    /// Keys and values in e4m3 with scales. Unlike the others it is no option: an image that has it takes no other keys.
-    E4M3 = 11, "keys and values in e4m3";
-    /// Values of another head size than that of keys. Every kernel takes them; images that were compiled before do not.
-    VALUE_DIM = 12, "values of another head size";
-}
-
 impl Features {
     /// No feature.
     #[must_use]
@@ -67,13 +38,18 @@ impl Features {
     /// Every feature there is.
     #[must_use]
     pub const fn all() -> Self {
-        Features(Self::ALL_BITS)
+        Features((1 << Self::TABLE.len()) - 1)
+    }
+
+    /// The feature with this bit.
+    pub(crate) const fn bit(bit: u32) -> Self {
+        Features(1 << bit)
     }
 
     /// The set with these bits; `None` if one of them is no feature.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Option<Self> {
-        match bits & !Self::ALL_BITS {
+        match bits & !Self::all().0 {
             0 => Some(Features(bits)),
             _ => None,
         }

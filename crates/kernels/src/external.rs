@@ -2,7 +2,8 @@
 
 use crate::abi::{Declared, Forward, ForwardE4m3, ForwardTma};
 use crate::capability::Role;
-use crate::image::{ElementType, Family, Image, Resources, Target};
+use crate::element::ElementType;
+use crate::image::{Family, Image, Resources, Target};
 use crate::record::{ImageRecord, RecordError};
 
 /// An image from outside, as whoever compiled it describes it. What its record says is not repeated here.

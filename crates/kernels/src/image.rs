@@ -5,43 +5,8 @@ use std::io::{self, Read};
 use std::str::FromStr;
 
 use crate::capability::{Features, Role, Schedule};
+use crate::element::{ElementType, Types};
 use crate::shape::TileShape;
-
-/// The element type of Q, K, V and the output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum ElementType {
-    /// IEEE 754 binary16.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// IEEE 754 binary32.
-    F32,
-}
-
-impl ElementType {
-    /// All of them.
-    pub const ALL: [ElementType; 3] = [ElementType::F16, ElementType::Bf16, ElementType::F32];
-
-    /// Size of one element in bytes.
-    #[must_use]
-    pub const fn size(self) -> usize {
-        match self {
-            ElementType::F16 | ElementType::Bf16 => 2,
-            ElementType::F32 => 4,
-        }
-    }
-}
-
-impl fmt::Display for ElementType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            ElementType::F16 => "f16",
-            ElementType::Bf16 => "bf16",
-            ElementType::F32 => "f32",
-        })
-    }
-}
 
 /// A way of computing attention; each family is checked against the one before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -215,6 +180,16 @@ pub struct Image {
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 
 impl Image {
+    /// The element types of the tensors that the image takes.
+    #[must_use]
+    pub const fn types(&self) -> Types {
+        let types = Types::of(self.element);
+        match self.features.contains(Features::E4M3) {
+            true => types.keys(ElementType::E4m3),
+            false => types,
+        }
+    }
+
     /// Unpacks the image: an ELF for cubins, NUL-terminated text for PTX. The whole pack is decompressed for it, which takes
     /// a few milliseconds; nothing is kept.
     ///

@@ -18,20 +18,26 @@
 
 pub mod abi;
 mod capability;
+mod element;
 pub mod elf;
 mod external;
 #[rustfmt::skip]
 #[path = "generated/catalog.rs"]
 mod generated;
 mod image;
+mod operand;
 pub mod record;
 mod shape;
+mod table;
 pub mod tiling;
 
 pub use capability::{Features, Role, Schedule};
+pub use element::{ElementType, Types};
 pub use external::{External, ExternalError};
-pub use image::{ElementType, Family, Image, Resources, Target, UnknownTarget, UnpackError};
+pub use image::{Family, Image, Resources, Target, UnknownTarget, UnpackError};
+pub use operand::{Count, Elements, Kind, Operations, Slots};
 pub use shape::TileShape;
+pub use table::Operand;
 
 use generated::{CATALOG, PACKS};
 

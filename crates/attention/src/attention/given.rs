@@ -1,33 +1,71 @@
-//! What a call is given, without the type of its elements.
+//! Arguments of a call, whatever the type of its elements.
 
-use crate::operands::{KeyTensors, Side, Table};
-use crate::tensor::Bytes;
-use crate::{Element, ElementType, Keys, Queries};
+use warptile_kernels::{Operand, Types};
 
-/// What a call is given, whatever the type of its elements: what is done with it is compiled here, and not once more in each program
+use super::Attention;
+use crate::backend::Backend;
+use crate::numbers::Numbers;
+use crate::operands::{Given, Part};
+use crate::{Call, CallBuilder, Element, Keys, Queries};
+
+/// The arguments of a call without the type of its elements: what is done with them is compiled here, and not once more in each program
 /// that calls.
-pub(super) struct Given<'a> {
-    pub(super) element: ElementType,
-    pub(super) q: &'a dyn Bytes,
-    pub(super) queries: &'a Side<'a>,
-    pub(super) keys: &'a KeyTensors<'a>,
-    pub(super) keys_side: &'a Side<'a>,
-    pub(super) table: Option<&'a Table<'a>>,
-    pub(super) bias: Option<&'a dyn Bytes>,
-    pub(super) key_mask: Option<&'a dyn Bytes>,
+pub(super) struct Arguments<'a> {
+    types: Types,
+    /// Queries, then the rest in any order.
+    given: Vec<(Operand, Given<'a>)>,
+    longest: [Option<usize>; 2],
+    table: Option<crate::TableLayout>,
+    backend: &'a Backend,
 }
 
-impl<'a> Given<'a> {
-    pub(super) fn of<T: Element>(queries: &'a Queries<'a, T>, keys: &'a Keys<'a, T>) -> Self {
-        Given {
-            element: T::TYPE,
-            q: queries.q,
-            queries: &queries.side,
-            keys: &keys.tensors,
-            keys_side: &keys.side,
-            table: keys.table.as_ref(),
-            bias: keys.bias.map(|bias| bias as &dyn Bytes),
-            key_mask: keys.key_mask.map(|mask| mask as &dyn Bytes),
+impl<'a> Arguments<'a> {
+    pub(super) fn new<T: Element>(
+        attention: &'a Attention,
+        queries: &'a Queries<'a, T>,
+        keys: &'a Keys<'a, T>,
+    ) -> Self {
+        let mut given = Vec::with_capacity(Operand::COUNT);
+        given.push((Operand::Q, Given::Tensor(Part::all(queries.q))));
+        given.extend(queries.side.given.iter().cloned());
+        given.extend(keys.side.given.iter().cloned());
+        let numbers = attention.numbers.iter().map(|(operand, numbers)| {
+            let bytes = bytemuck::cast_slice(numbers);
+            (*operand, Given::Numbers(Numbers::Host(bytes)))
+        });
+        given.extend(numbers);
+        Arguments {
+            types: Types::of(T::TYPE).keys(keys.element),
+            given,
+            longest: [queries.side.longest, keys.side.longest],
+            table: keys.side.table,
+            backend: queries.q.backend(),
+        }
+    }
+
+    /// The device of the queries.
+    pub(super) const fn backend(&self) -> &'a Backend {
+        self.backend
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Operand, &Given<'a>)> {
+        self.given.iter().map(|(operand, given)| (*operand, given))
+    }
+
+    /// A description of the call that has the types and bounds, and no operand yet but q, k and v.
+    pub(super) fn builder(&self) -> CallBuilder<'a> {
+        let empty = crate::Layout::EMPTY;
+        let mut builder = Call::builder(&empty, &empty, &empty, self.types);
+        let [queries, keys] = self.longest;
+        if let Some(longest) = queries {
+            builder = builder.longest_queries(longest);
+        }
+        if let Some(longest) = keys {
+            builder = builder.longest_keys(longest);
+        }
+        match self.table {
+            Some(table) => builder.table_layout(table),
+            None => builder,
         }
     }
 }

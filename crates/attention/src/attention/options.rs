@@ -1,5 +1,7 @@
 //! The options of attention, set one by one.
 
+use warptile_kernels::Operand;
+
 use super::Attention;
 use crate::{Choice, Mask, Scoring, Splits};
 
@@ -14,8 +16,7 @@ impl Attention {
     pub fn new() -> Self {
         Attention {
             scoring: Scoring::default(),
-            slopes: None,
-            sinks: None,
+            numbers: Vec::new(),
             splits: Splits::Even,
             choice: Choice::Best,
             lse: true,
@@ -44,15 +45,14 @@ impl Attention {
     /// `|i + key length - query length - j|`. One slope per query head, or one per batch entry and query head, those of an entry
     /// next to each other.
     pub fn alibi_slopes(mut self, slopes: &[f32]) -> Self {
-        self.slopes = Some(slopes.into());
+        self.set(Operand::Slopes, slopes);
         self
     }
 
     /// Attention sinks: one logit per query head that joins the denominator of every row, as if there were one more key with
     /// that score and the value 0. A head whose logit is minus infinity has no sink.
     pub fn sinks(mut self, sinks: &[f32]) -> Self {
-        self.sinks = Some(sinks.into());
-        self.scoring.sinks = true;
+        self.set(Operand::Sinks, sinks);
         self
     }
 
@@ -73,5 +73,10 @@ impl Attention {
     pub fn without_lse(mut self) -> Self {
         self.lse = false;
         self
+    }
+
+    fn set(&mut self, operand: Operand, numbers: &[f32]) {
+        self.numbers.retain(|(other, _)| *other != operand);
+        self.numbers.push((operand, numbers.into()));
     }
 }

@@ -1,16 +1,19 @@
 //! How a call is described and checked.
 
-use crate::call::{Call, Terms};
+use warptile_kernels::{Elements, Kind, Operand, Types};
+
+use crate::call::{Call, Layouts, Terms};
 use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::extents::{check_alone, expect_countable, expect_same};
 use crate::heads::Heads;
 use crate::layout::{DIMENSIONS, Layout, PAGE_DIMENSIONS};
-use crate::lengths::{KEYS, LengthsRequest, QUERIES, Request};
+use crate::lengths::{KEYS, LengthsRequest, QUERIES};
+use crate::numbers::{Numbers, Request};
 use crate::operands::LengthElement;
 use crate::pages::{BLOCK_TABLE, TableLayout, TableRequest};
-use crate::quantized::Quantization;
-use crate::scoring::Scoring;
+use crate::scales::{SCALES, check_scale_counts};
+use crate::scoring::{AlibiShape, Scoring};
 use crate::splits::Splits;
 
 /// Describes a [`Call`]; made by [`Call::builder`].
@@ -18,7 +21,6 @@ use crate::splits::Splits;
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct CallBuilder<'a> {
     terms: Terms,
-    out: Option<Layout>,
     lengths: Requests<'a>,
 }
 
@@ -45,24 +47,100 @@ impl Requests<'_> {
 }
 
 impl<'a> CallBuilder<'a> {
-    pub(super) fn new(q: &Layout, k: &Layout, v: &Layout, element: ElementType) -> Self {
+    pub(super) fn new(q: &Layout, k: &Layout, v: &Layout, types: Types) -> Self {
+        let mut layouts = Layouts::default();
+        for (operand, layout) in [(Operand::Q, q), (Operand::K, k), (Operand::V, v)] {
+            layouts[operand as usize] = Some(*layout);
+        }
         CallBuilder {
             terms: Terms {
-                element,
-                q: *q,
-                k: *k,
-                v: *v,
-                bias: None,
-                key_mask: None,
+                types,
+                layouts,
                 scoring: Scoring::default(),
                 splits: Splits::default(),
-                quantized: None,
+                scale_counts: [1, 1],
                 want_lse: true,
                 aligned: true,
             },
-            out: None,
             lengths: Requests::default(),
         }
+    }
+
+    /// The layout of a tensor. A bias and a key mask are `[batch, queries, heads, keys]`, where batch, queries and heads may be 1 for all;
+    /// they become options, and take dense tensors. Default of the output: dense, in the storage order of `q`.
+    ///
+    /// Values of keys that a key mask hides count 0 times, so they must be finite: 0 times a NaN or an infinity is NaN. Lengths hide keys
+    /// whose values may be anything.
+    pub fn layout(mut self, operand: Operand, layout: Layout) -> Self {
+        if let Some(slot) = self.terms.layouts.get_mut(operand as usize) {
+            *slot = Some(layout);
+        }
+        if operand.kind() == Kind::Scores {
+            self.terms.scoring = self.terms.scoring.with(operand);
+        }
+        self
+    }
+
+    /// The number of slopes, sinks or scales: they become options. As many slopes as q has heads are one for each head, more are one for
+    /// each batch entry and head.
+    pub fn count(mut self, operand: Operand, count: usize) -> Self {
+        let terms = &mut self.terms;
+        if let Some(side) = SCALES.iter().position(|scale| *scale == operand) {
+            terms.scale_counts[side] = count;
+            return self;
+        }
+        if operand == Operand::Slopes {
+            let heads = terms.layouts[Operand::Q as usize].map_or(0, |q| q.heads());
+            terms.scoring.alibi = Some(match count <= heads {
+                true => AlibiShape::PerHead,
+                false => AlibiShape::PerBatchHead,
+            });
+        }
+        terms.scoring = terms.scoring.with(operand);
+        self
+    }
+
+    /// Row offsets, used lengths, or with [`table_layout`](Self::table_layout) the entries of a block table.
+    pub fn numbers(mut self, operand: Operand, numbers: Request<'a>) -> Self {
+        match operand {
+            Operand::QueryOffsets => self.lengths.queries.offsets = numbers,
+            Operand::KeyOffsets => self.lengths.keys.offsets = numbers,
+            Operand::QueryLengths => self.lengths.queries.used = numbers,
+            Operand::KeyLengths => self.lengths.keys.used = numbers,
+            Operand::BlockTable => {
+                let layout = self
+                    .lengths
+                    .table
+                    .map_or([0, 0].into(), |table| table.layout);
+                self.lengths.table = Some(TableRequest {
+                    entries: numbers,
+                    layout,
+                });
+            }
+            _ => {}
+        }
+        self
+    }
+
+    /// A list, of which only the count matters if it has no whole numbers.
+    pub(crate) fn given(self, operand: Operand, request: Request<'a>) -> Self {
+        match operand.elements() {
+            Elements::I32 => self.numbers(operand, request),
+            _ => self.count(operand, request.len().unwrap_or(0)),
+        }
+    }
+
+    /// The layout of the block table whose entries are given by [`numbers`](Self::numbers).
+    pub fn table_layout(mut self, layout: impl Into<TableLayout>) -> Self {
+        let entries = self
+            .lengths
+            .table
+            .map_or(Numbers::None, |table| table.entries);
+        self.lengths.table = Some(TableRequest {
+            entries,
+            layout: layout.into(),
+        });
+        self
     }
 
     /// The options. Default: none.
@@ -77,12 +155,6 @@ impl<'a> CallBuilder<'a> {
         self
     }
 
-    /// How keys and values are quantized. Default: they are of the queries' type.
-    pub fn quantized(mut self, quantized: impl Into<Option<Quantization>>) -> Self {
-        self.terms.quantized = quantized.into();
-        self
-    }
-
     /// Queries and keys are packed: [`packed_queries`](Self::packed_queries) and [`packed_keys`](Self::packed_keys).
     pub fn packed(self, query_offsets: &'a [i32], key_offsets: &'a [i32]) -> Self {
         self.packed_queries(query_offsets).packed_keys(key_offsets)
@@ -90,52 +162,56 @@ impl<'a> CallBuilder<'a> {
 
     /// The queries of different sequences lie one after the other along the rows of a q whose batch extent is 1. Sequence `b`
     /// has rows `offsets[b]..offsets[b + 1]`. Rows past the last offset are padding: never read, never written.
-    pub fn packed_queries(mut self, offsets: &'a [i32]) -> Self {
-        self.lengths.queries.offsets = Request::Host(offsets);
-        self
+    pub fn packed_queries(self, offsets: &'a [i32]) -> Self {
+        self.numbers(Operand::QueryOffsets, Numbers::Host(offsets))
     }
 
     /// As [`packed_queries`](Self::packed_queries), of k and v.
-    pub fn packed_keys(mut self, offsets: &'a [i32]) -> Self {
-        self.lengths.keys.offsets = Request::Host(offsets);
-        self
+    pub fn packed_keys(self, offsets: &'a [i32]) -> Self {
+        self.numbers(Operand::KeyOffsets, Numbers::Host(offsets))
     }
 
     /// Of each sequence's queries only the first `lengths[b]` are computed.
-    pub fn query_lengths(mut self, lengths: &'a [i32]) -> Self {
-        self.lengths.queries.used = Request::Host(lengths);
-        self
+    pub fn query_lengths(self, lengths: &'a [i32]) -> Self {
+        self.numbers(Operand::QueryLengths, Numbers::Host(lengths))
     }
 
     /// Of each sequence's keys only the first `lengths[b]` exist. The bottom-right alignment of masks and ALiBi counts from
     /// them.
-    pub fn key_lengths(mut self, lengths: &'a [i32]) -> Self {
-        self.lengths.keys.used = Request::Host(lengths);
-        self
+    pub fn key_lengths(self, lengths: &'a [i32]) -> Self {
+        self.numbers(Operand::KeyLengths, Numbers::Host(lengths))
     }
 
     /// The queries are packed, and their `sequences + 1` offsets are on the device; no sequence is taken to be longer than
     /// `longest`. The kernels clamp what they read there.
-    pub fn device_query_offsets(mut self, sequences: usize, longest: usize) -> Self {
-        self.lengths.queries.packed_on_device(sequences, longest);
-        self
+    pub fn device_query_offsets(self, sequences: usize, longest: usize) -> Self {
+        self.device_offsets(Operand::QueryOffsets, sequences)
+            .longest_queries(longest)
     }
 
     /// As [`device_query_offsets`](Self::device_query_offsets), of k and v.
-    pub fn device_key_offsets(mut self, sequences: usize, longest: usize) -> Self {
-        self.lengths.keys.packed_on_device(sequences, longest);
-        self
+    pub fn device_key_offsets(self, sequences: usize, longest: usize) -> Self {
+        self.device_offsets(Operand::KeyOffsets, sequences)
+            .longest_keys(longest)
+    }
+
+    fn device_offsets(self, operand: Operand, sequences: usize) -> Self {
+        self.numbers(operand, Numbers::Device(sequences.saturating_add(1)))
     }
 
     /// As [`query_lengths`](Self::query_lengths), on the device.
-    pub fn device_query_lengths(mut self, sequences: usize) -> Self {
-        self.lengths.queries.used = Request::Device(sequences);
-        self
+    pub fn device_query_lengths(self, sequences: usize) -> Self {
+        self.numbers(Operand::QueryLengths, Numbers::Device(sequences))
     }
 
     /// As [`key_lengths`](Self::key_lengths), on the device.
-    pub fn device_key_lengths(mut self, sequences: usize) -> Self {
-        self.lengths.keys.used = Request::Device(sequences);
+    pub fn device_key_lengths(self, sequences: usize) -> Self {
+        self.numbers(Operand::KeyLengths, Numbers::Device(sequences))
+    }
+
+    /// No sequence is taken to have more queries than this.
+    pub fn longest_queries(mut self, longest: usize) -> Self {
+        self.lengths.queries.longest = Some(longest);
         self
     }
 
@@ -151,69 +227,37 @@ impl<'a> CallBuilder<'a> {
     /// do the rows of a page past it. [`key_lengths`](Self::key_lengths) say how many keys there are; without them, as many as
     /// the table has pages for.
     pub fn block_table<L: LengthElement>(
-        mut self,
+        self,
         table: &'a [L],
         layout: impl Into<TableLayout>,
     ) -> Self {
-        self.lengths.table = Some(TableRequest {
-            entries: Request::Host(bytemuck::cast_slice(table)),
-            layout: layout.into(),
-        });
-        self
+        self.numbers(
+            Operand::BlockTable,
+            Numbers::Host(bytemuck::cast_slice(table)),
+        )
+        .table_layout(layout)
     }
 
     /// As [`block_table`](Self::block_table), with a table of `i32` or `u32` on the device. The kernels clamp the numbers that
     /// they read there.
-    pub fn device_block_table(mut self, layout: impl Into<TableLayout>) -> Self {
+    pub fn device_block_table(self, layout: impl Into<TableLayout>) -> Self {
         let layout = layout.into();
-        self.lengths.table = Some(TableRequest {
-            entries: Request::Device(layout.elements().reach()),
-            layout,
-        });
-        self
+        let entries = Numbers::Device(layout.elements().reach());
+        self.numbers(Operand::BlockTable, entries)
+            .table_layout(layout)
     }
 
-    pub(crate) fn lengths(
-        mut self,
-        queries: LengthsRequest<'a>,
-        keys: LengthsRequest<'a>,
-        table: Option<TableRequest<'a>>,
-    ) -> Self {
-        self.lengths = Requests {
-            queries,
-            keys,
-            table,
-        };
-        self
-    }
-
-    /// The same for keeping, to find the call again by; `None` if it has a list on the host, which is another in most calls.
+    /// The builder for keeping, to find the call again by; `None` if it has a list on the host, which is another in most calls.
     pub(crate) fn kept(&self) -> Option<CallBuilder<'static>> {
         Some(CallBuilder {
             lengths: self.lengths.kept()?,
             terms: self.terms,
-            out: self.out,
         })
     }
 
-    /// Layout of the output. Default: dense, in the storage order of `q`.
-    pub fn out(mut self, out: Layout) -> Self {
-        self.out = Some(out);
-        self
-    }
-
-    /// Layout of the bias: shape `[batch, queries, heads, keys]`, where batch, queries and heads may be 1 for all. Needed
-    /// exactly if the options have one, which takes dense tensors.
-    pub fn bias(mut self, bias: Layout) -> Self {
-        self.terms.bias = Some(bias);
-        self
-    }
-
-    /// Layout of the key mask, as [`bias`](Self::bias). Values of hidden keys count 0 times, so they must be finite: 0 times a NaN or an
-    /// infinity is NaN. Lengths hide keys whose values may be anything.
-    pub fn key_mask(mut self, key_mask: Layout) -> Self {
-        self.terms.key_mask = Some(key_mask);
-        self
+    /// Layout of the output: [`layout`](Self::layout).
+    pub fn out(self, out: Layout) -> Self {
+        self.layout(Operand::Out, out)
     }
 
     /// Whether to compute the lse. Default: yes.
@@ -233,11 +277,14 @@ impl<'a> CallBuilder<'a> {
     /// # Errors
     /// An [`Error`] that names the argument and the rule it breaks.
     pub fn build(self) -> Result<Call> {
-        let Terms { q, k, v, .. } = self.terms;
+        let layouts = self.terms.layouts;
+        let of = |operand: Operand| layouts[operand as usize].unwrap_or(Layout::EMPTY);
+        let (q, k, v) = (of(Operand::Q), of(Operand::K), of(Operand::V));
         let heads = Heads::of(&q, &k, &v);
-        let out = { self.out }.unwrap_or_else(|| q.dense_with(heads.value_dim));
+        let out = layouts[Operand::Out as usize].unwrap_or_else(|| q.dense_with(heads.value_dim));
         let tensors = [("q", &q), ("k", &k), ("v", &v), ("out", &out)];
         heads.validate()?;
+        check_types(self.terms.types)?;
         let [entries, query_rows, ..] = q.shape;
         let [key_entries, key_rows, ..] = k.shape;
         let like_keys = |size| [key_entries, key_rows, heads.key_value, size];
@@ -263,8 +310,13 @@ impl<'a> CallBuilder<'a> {
         for (argument, layout) in tensors {
             check_alone(argument, layout, argument == "out")?;
         }
-        if let Some(quantized) = self.terms.quantized {
-            quantized.check(heads.key_value)?;
+        if self.terms.types.scaled().is_some() {
+            check_scale_counts(self.terms.scale_counts, heads.key_value)?;
+        } else if let Some(side) = self.terms.scale_counts.iter().position(|count| *count != 1) {
+            return Err(Error::Scales {
+                argument: SCALES[side].name(),
+                keys: None,
+            });
         }
         self.terms.scoring.validate()?;
         self.terms.splits.validate()?;
@@ -284,8 +336,9 @@ impl<'a> CallBuilder<'a> {
             }
         };
         let packed = queries.is_packed() || keys.is_packed();
-        let score_tensor = |argument, wanted, layout: Option<Layout>| {
-            super::expect_presence(argument, wanted, layout.is_some())?;
+        let score_tensor = |operand: Operand| -> Result<Option<Layout>> {
+            let (argument, layout) = (operand.name(), layouts[operand as usize]);
+            super::expect_presence(argument, self.terms.scoring.has(operand), layout.is_some())?;
             match layout {
                 Some(_) if packed => Err(Error::Presence {
                     argument,
@@ -303,17 +356,13 @@ impl<'a> CallBuilder<'a> {
                 None => Ok(None),
             }
         };
+        let mut terms = self.terms;
+        terms.layouts[Operand::Out as usize] = Some(out);
+        for operand in Operand::of_scores().filter(|operand| operand.kind() == Kind::Scores) {
+            terms.layouts[operand as usize] = score_tensor(operand)?;
+        }
         Ok(Call {
-            terms: Terms {
-                bias: score_tensor("bias", self.terms.scoring.bias, self.terms.bias)?,
-                key_mask: score_tensor(
-                    "key_mask",
-                    self.terms.scoring.key_mask,
-                    self.terms.key_mask,
-                )?,
-                ..self.terms
-            },
-            out,
+            terms,
             batch,
             queries,
             keys,
@@ -322,26 +371,25 @@ impl<'a> CallBuilder<'a> {
     }
 }
 
-/// Checks that a tensor lies as the call was told.
-pub(crate) fn check_layout(
-    argument: &'static str,
-    found: &Layout,
-    expected: &Layout,
-) -> Result<()> {
-    expect_same(
-        argument,
-        found.shape,
-        ("the call", expected.shape),
-        DIMENSIONS,
-    )?;
-    if found.strides != expected.strides {
-        return Err(Error::StridesDiffer {
+/// Checks that kernels for these types can exist: all tensors have the type of q, but that keys and values may both have a scaled one.
+pub(crate) fn check_types(types: Types) -> Result<()> {
+    let Types { q, k, v, out } = types;
+    let mismatch = |argument, expected: ElementType, found: ElementType| match found == expected {
+        true => Ok(()),
+        false => Err(Error::ElementMismatch {
             argument,
-            expected: expected.strides,
-            found: found.strides,
-        });
+            expected,
+            found,
+        }),
+    };
+    if q.is_scaled() {
+        return Err(Error::ScaledQueries { element: q });
     }
-    Ok(())
+    if !k.is_scaled() {
+        mismatch("k", q, k)?;
+    }
+    mismatch("v", k, v)?;
+    mismatch("out", q, out)
 }
 
 #[cfg(test)]

@@ -3,24 +3,27 @@
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
+use warptile_kernels::Operand;
 use warptile_kernels::tiling::Tiling;
 
-use crate::call::{Call, Operands, Sequence};
+use crate::call::{Call, Sequence};
 use crate::cpu::few::{FewScores, FewWeights, Finite, KEYS_AT_ONCE, TURNED};
 use crate::cpu::few_values::{FewDots, FewValues, Round};
 use crate::cpu::isa::{Isa, MAX_PANEL};
 use crate::cpu::memory::Memory;
+use crate::cpu::operands::{KeyViews, Operands};
 use crate::cpu::pairs::{self, Engine, Pairs};
 use crate::cpu::products::{Rows, Scores, Values};
 use crate::cpu::state::{AddPart, RowState, with_sink};
 use crate::cpu::task::{PART, Task};
 use crate::cpu::turn::{LargestSquare, Pack, Scale, Unpack, Widen};
 use crate::cpu::weights::{CLASSES, Weights};
+use crate::e4m3::E4m3;
 use crate::element::{Element, ElementType};
 use crate::heads::Heads;
 use crate::layout::View;
 use crate::mask::Mask;
-use crate::quantized::{KeyView, scale_of};
+use crate::scales::scale_of;
 
 /// The blocks of the CPU path.
 pub(super) enum Blocks {}
@@ -49,10 +52,7 @@ const SAFE: f64 = 1e37;
 /// What a task computes, and from what.
 pub(super) struct Block<'a, T> {
     pub(super) call: &'a Call,
-    pub(super) q: View<'a, T>,
-    pub(super) k: KeyView<'a, T>,
-    pub(super) v: KeyView<'a, T>,
-    pub(super) operands: &'a Operands<'a, T>,
+    pub(super) operands: Operands<'a, T>,
     pub(super) isa: Isa,
     pub(super) task: Task,
 }
@@ -258,8 +258,8 @@ impl<'a, T: Element> Block<'a, T> {
                 self.step(tile, &source, panel, bound < SAFE, inputs, buffers);
             }
         };
-        match (self.k, self.v) {
-            (KeyView::Same(k), KeyView::Same(v)) => {
+        match self.operands.keys {
+            KeyViews::Same([k, v]) => {
                 let mut tiles = tiles.map(|keys| Tile {
                     k: self.kv_rows(&k, keys.clone()),
                     v: self.kv_rows(&v, keys.clone()),
@@ -271,9 +271,9 @@ impl<'a, T: Element> Block<'a, T> {
                     add(&tile, next.as_ref());
                 }
             }
-            (KeyView::Quantized(of_k, element), KeyView::Quantized(of_v, _)) => {
+            KeyViews::Scaled([of_k, of_v]) => {
                 let table: [T; 256] =
-                    std::array::from_fn(|bits| T::from_f32(element.to_f32(bits as u8)));
+                    std::array::from_fn(|bits| T::from_f32(E4m3::from_bits(bits as u8).to_f32()));
                 let [mut k, mut v] = [const { Vec::new() }; 2];
                 tiles.for_each(|keys| {
                     self.widened(&of_k, keys.clone(), &table, &mut k);
@@ -287,7 +287,6 @@ impl<'a, T: Element> Block<'a, T> {
                     add(&tile, None);
                 });
             }
-            _ => unreachable!("Call::check_inputs refuses keys of another type than the values"),
         }
         done(&panels, &mut buffers.state);
     }
@@ -333,7 +332,7 @@ impl<'a, T: Element> Block<'a, T> {
     /// Whether products only have to be multiplied to be scores in units of ln 2.
     pub(super) fn plain(&self) -> bool {
         let scoring = self.call.scoring();
-        let tensors = self.call.bias().is_some() || self.call.key_mask().is_some();
+        let tensors = self.call.has(Operand::Bias) || self.call.has(Operand::KeyMask);
         scoring.softcap.is_none() && scoring.alibi.is_none() && !tensors
     }
 
@@ -345,12 +344,15 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// What products with quantized keys count times.
     pub(super) fn key_scale(&self) -> f32 {
-        let scales = self.operands.k_scale;
-        scales.map_or(1.0, |scales| scale_of(scales, self.kv_head()))
+        self.scale(Operand::KScale)
     }
 
     fn value_scale(&self) -> f32 {
-        let scales = self.operands.v_scale;
+        self.scale(Operand::VScale)
+    }
+
+    fn scale(&self, operand: Operand) -> f32 {
+        let scales = self.operands.get(operand);
         scales.map_or(1.0, |scales| scale_of(scales, self.kv_head()))
     }
 
@@ -371,7 +373,7 @@ impl<'a, T: Element> Block<'a, T> {
         } = self.task.sequence;
         let rows = (0..self.task.rows()).map(|row| {
             let (head, position) = self.task.row(row);
-            self.q.row(q_entry, q_start + position, head)
+            self.operands.q.row(q_entry, q_start + position, head)
         });
         rows.collect()
     }
@@ -620,7 +622,7 @@ impl<'a, T: Element> Block<'a, T> {
 
     /// The sink of each row, if there are sinks.
     fn sinks(&self) -> Option<impl Iterator<Item = f32>> {
-        let sinks = self.operands.sinks?;
+        let sinks: &[f32] = self.operands.get(Operand::Sinks)?;
         Some((0..self.task.rows()).map(|row| sinks[self.task.row(row).0]))
     }
 

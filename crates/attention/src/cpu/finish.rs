@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use warptile_kernels::tiling::Tiling;
 
+use warptile_kernels::Operand;
+
 use crate::call::Sequence;
 use crate::cpu::block::{Block, Blocks, Panel, Tile};
 use crate::cpu::isa::MAX_PANEL;
@@ -33,7 +35,7 @@ impl<T: Element> Block<'_, T> {
             self.add_terms(panel, keys, scores);
         }
         let masked = keys.start < panel.seen_by_all.start || panel.seen_by_all.end < keys.end;
-        let shown = self.call.bias().is_some() || self.call.key_mask().is_some();
+        let shown = self.call.has(Operand::Bias) || self.call.has(Operand::KeyMask);
         // A bias may be anything.
         let safe = safe && (self.plain() || self.call.scoring().softcap.is_some()) && !shown;
         if safe && !masked {
@@ -92,7 +94,7 @@ impl<T: Element> Block<'_, T> {
         });
         for (lane, row) in panel.rows.clone().enumerate() {
             let (head, position) = self.task.row(row);
-            if self.call.bias().is_some() {
+            if self.call.has(Operand::Bias) {
                 let shown = ShownKeys::new(self, (batch, position, head), keys.start);
                 for key in 0..keys.len() {
                     // Of hidden keys later.
@@ -107,7 +109,8 @@ impl<T: Element> Block<'_, T> {
 
     fn slope(&self, head: usize) -> f32 {
         let (scoring, batch) = (self.call.scoring(), self.task.sequence.batch);
-        scoring.slope(self.operands.slopes, batch, head, self.call.heads().query)
+        let slopes = self.operands.get(Operand::Slopes);
+        scoring.slope(slopes, batch, head, self.call.heads().query)
     }
 
     /// Hides the keys of a row that bias or mask hide, and computes its scores again in `f64`, cut off at the range of `f32`, if any of the
@@ -145,7 +148,7 @@ impl<T: Element> Block<'_, T> {
             return largest;
         }
         *unit = 1.0;
-        let query = self.q.row(q_entry, q_start + position, head);
+        let query = self.operands.q.row(q_entry, q_start + position, head);
         for (index, key) in seen.enumerate() {
             let Some(bias) = shown.bias(index) else {
                 continue;
@@ -184,13 +187,19 @@ struct ShownKeys<'a, T> {
 impl<'a, T: Element> ShownKeys<'a, T> {
     /// `row`: sequence, position and head.
     fn new(block: &Block<'a, T>, row: (usize, usize, usize), first_key: usize) -> Self {
-        let (call, operands) = (block.call, block.operands);
+        let (call, operands) = (block.call, &block.operands);
         let place = |layout: &Layout| {
             let step = layout.strides[3];
             (layout.offset(row.0, row.1, row.2) + first_key * step, step)
         };
-        let bias = call.bias().map(place).zip(operands.bias);
-        let mask = call.key_mask().map(place).zip(operands.key_mask);
+        let bias = call
+            .layout(Operand::Bias)
+            .map(place)
+            .zip(operands.get(Operand::Bias));
+        let mask = call
+            .layout(Operand::KeyMask)
+            .map(place)
+            .zip(operands.get(Operand::KeyMask));
         ShownKeys {
             bias: bias.map(|((start, step), data)| (&data[start..], step)),
             mask: mask.map(|((start, step), data)| (&data[start..], step)),

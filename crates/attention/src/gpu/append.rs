@@ -1,24 +1,19 @@
 //! Cache writes on a GPU.
 
-use std::marker::PhantomData;
-
 use bytemuck::Pod;
 use warptile_driver::sys::CUstream;
-use warptile_driver::{Context, DeviceSlice, DeviceSliceMut, Stream};
-use warptile_kernels::{ElementType, Image, Role, abi};
+use warptile_driver::{Context, Stream};
+use warptile_kernels::{ElementType, Image, Operand, Role, Slots, Types, abi};
 
-use crate::element::Element;
 use crate::error::Result;
 use crate::gpu::Gpu;
-use crate::gpu::arguments::{AppendAddresses, AppendArgument};
+use crate::gpu::bindings::Bindings;
 use crate::gpu::block::{heads, scales, tensor};
 use crate::gpu::kernel::Block;
 use crate::gpu::memory::Expected;
-use crate::gpu::operation::{Description, HostList, Operation};
-use crate::operands::LengthElement;
+use crate::gpu::operation::{Description, Operation};
 use crate::ops::rotary::{Angles, Pairing};
 use crate::ops::{Append, Rotary};
-use crate::quantized::{Quantized, QuantizedType, check_key_type};
 
 /// The kernel that writes into caches of one element type, loaded. It belongs to no stream: any number of threads may launch it,
 /// on any number of streams of its context, and in captures. A cheap handle.
@@ -52,171 +47,10 @@ impl PositionElement for i64 {
     const WIDE: bool = true;
 }
 
-/// The memory of one cache write: a view for every slot that the description needs, and for no other.
-#[derive(Debug)]
-#[must_use = "bindings do nothing until they are launched with"]
-pub struct AppendBindings<'a, T> {
-    /// In the order of [`AppendArgument`].
-    views: [Option<DeviceSlice<'a, u8>>; AppendArgument::COUNT],
-    tables: Option<ElementType>,
-    wide_positions: Option<bool>,
-    quantized: Option<QuantizedType>,
-    element: PhantomData<T>,
-}
-
-macro_rules! numbers {
-    ($($(#[$doc:meta])* $name:ident: $element:ident $(= $bound:ident)?, $argument:ident;)*) => {
-        $(
-            $(#[$doc])*
-            pub fn $name$(<$element: $bound>)?(mut self, view: DeviceSlice<'a, $element>) -> Self {
-                self.views[AppendArgument::$argument as usize] = Some(view.into_bytes());
-                self
-            }
-        )*
-    };
-}
-
-impl<'a, T: Element> AppendBindings<'a, T> {
-    /// New keys and values, and the cache's.
-    pub fn new(
-        k: DeviceSlice<'a, T>,
-        v: DeviceSlice<'a, T>,
-        k_pages: DeviceSliceMut<'a, T>,
-        v_pages: DeviceSliceMut<'a, T>,
-    ) -> Self {
-        Self::of(k, v, [k_pages.into_bytes(), v_pages.into_bytes()])
-    }
-
-    /// New keys and values, and a cache that has its keys and values in one piece of memory, the values `v_at` elements after the
-    /// keys: interleaved, say.
-    ///
-    /// # Errors
-    /// When `v_at` is beyond the memory.
-    pub fn in_one(
-        k: DeviceSlice<'a, T>,
-        v: DeviceSlice<'a, T>,
-        cache: DeviceSliceMut<'a, T>,
-        v_at: usize,
-    ) -> Result<Self> {
-        let cache = in_one(cache.into_bytes(), v_at.saturating_mul(size_of::<T>()))?;
-        Ok(Self::of(k, v, cache))
-    }
-
-    /// New keys and values, and a quantized cache's, with the scales of both: one number each, or one for each key/value head.
-    pub fn quantized<Q: Quantized>(
-        k: DeviceSlice<'a, T>,
-        v: DeviceSlice<'a, T>,
-        [k_pages, v_pages]: [DeviceSliceMut<'a, Q>; 2],
-        scales: [DeviceSlice<'a, f32>; 2],
-    ) -> Self {
-        Self::of(k, v, [k_pages.into_bytes(), v_pages.into_bytes()]).scaled(Q::TYPE, scales)
-    }
-
-    /// As [`in_one`](Self::in_one), of a quantized cache.
-    ///
-    /// # Errors
-    /// When `v_at` is beyond the memory.
-    pub fn quantized_in_one<Q: Quantized>(
-        k: DeviceSlice<'a, T>,
-        v: DeviceSlice<'a, T>,
-        cache: DeviceSliceMut<'a, Q>,
-        v_at: usize,
-        scales: [DeviceSlice<'a, f32>; 2],
-    ) -> Result<Self> {
-        let cache = in_one(cache.into_bytes(), v_at)?;
-        Ok(Self::of(k, v, cache).scaled(Q::TYPE, scales))
-    }
-
-    /// The pages are those of a cache of this type.
-    pub(crate) fn scaled(
-        mut self,
-        element: QuantizedType,
-        [k_scale, v_scale]: [DeviceSlice<'a, f32>; 2],
-    ) -> Self {
-        self.views[AppendArgument::KScale as usize] = Some(k_scale.into_bytes());
-        self.views[AppendArgument::VScale as usize] = Some(v_scale.into_bytes());
-        self.quantized = Some(element);
-        self
-    }
-
-    /// With the pages of keys and of values as bytes, of elements `T` unless they are [`scaled`](Self::scaled).
-    pub(crate) fn of(
-        k: DeviceSlice<'a, T>,
-        v: DeviceSlice<'a, T>,
-        [k_pages, v_pages]: [DeviceSlice<'a, u8>; 2],
-    ) -> Self {
-        let mut views = [const { None }; AppendArgument::COUNT];
-        views[AppendArgument::K as usize] = Some(k.into_bytes());
-        views[AppendArgument::V as usize] = Some(v.into_bytes());
-        views[AppendArgument::KPages as usize] = Some(k_pages);
-        views[AppendArgument::VPages as usize] = Some(v_pages);
-        AppendBindings {
-            views,
-            tables: None,
-            wide_positions: None,
-            quantized: None,
-            element: PhantomData,
-        }
-    }
-
-    /// Queries, rotated in place.
-    pub fn queries(mut self, q: DeviceSliceMut<'a, T>) -> Self {
-        self.views[AppendArgument::Q as usize] = Some(q.into_bytes());
-        self
-    }
-
-    /// Queries, and where the rotated ones go.
-    pub fn queries_into(mut self, q: DeviceSlice<'a, T>, out: DeviceSliceMut<'a, T>) -> Self {
-        self.views[AppendArgument::Q as usize] = Some(q.into_bytes());
-        self.views[AppendArgument::QOut as usize] = Some(out.into_bytes());
-        self
-    }
-
-    numbers! {
-        /// Slots of the new rows, if the description says that they are on the device.
-        slots: i64, Slots;
-        /// The block table, likewise.
-        block_table: L = LengthElement, BlockTable;
-        /// Row offsets of packed k, v and q, likewise.
-        row_offsets: L = LengthElement, RowOffsets;
-        /// New rows of each sequence, likewise.
-        row_lengths: L = LengthElement, RowLengths;
-        /// Rows that the cache has of each sequence, likewise.
-        key_lengths: L = LengthElement, KeyLengths;
-    }
-
-    /// Positions of the new rows, likewise.
-    pub fn positions<P: PositionElement>(mut self, view: DeviceSlice<'a, P>) -> Self {
-        self.views[AppendArgument::Positions as usize] = Some(view.into_bytes());
-        self.wide_positions = Some(P::WIDE);
-        self
-    }
-
-    /// Tables of cosines and sines.
-    pub fn tables<U: Element>(mut self, cos: DeviceSlice<'a, U>, sin: DeviceSlice<'a, U>) -> Self {
-        self.views[AppendArgument::Cos as usize] = Some(cos.into_bytes());
-        self.views[AppendArgument::Sin as usize] = Some(sin.into_bytes());
-        self.tables = Some(U::TYPE);
-        self
-    }
-
-    /// Lists that a write at the user's level has on the device, with their arguments.
-    pub(crate) fn lists(mut self, lists: Vec<(AppendArgument, DeviceSlice<'a, u8>)>) -> Self {
-        for (argument, list) in lists {
-            self.views[argument as usize] = Some(list);
-        }
-        self
-    }
-}
-
 impl PreparedAppend {
-    pub(super) fn new(
-        gpu: &Gpu,
-        element: ElementType,
-        cache: Option<QuantizedType>,
-    ) -> Result<Self> {
+    pub(super) fn new(gpu: &Gpu, types: Types) -> Result<Self> {
         Ok(PreparedAppend {
-            operation: Operation::load(gpu, Role::Append, element, cache)?,
+            operation: Operation::load(gpu, Role::Append, types)?,
         })
     }
 
@@ -238,17 +72,13 @@ impl PreparedAppend {
     /// # Errors
     /// Before anything is submitted: [`Error::ElementMismatch`](crate::Error::ElementMismatch); a view that is missing, superfluous, too short, unaligned, or of
     /// another device or context; an output that shares memory with anything. After that, what the driver reports.
-    pub fn launch<T: Element>(
-        &self,
-        stream: &Stream,
-        append: &Append,
-        bindings: &AppendBindings<'_, T>,
-    ) -> Result<()> {
-        append.check_types(bindings.tables, bindings.wide_positions)?;
-        check_key_type("k_pages", append.quantized_type(), bindings.quantized)?;
-        let lists = host_lists(append);
+    pub fn launch(&self, stream: &Stream, append: &Append, bindings: &Bindings<'_>) -> Result<()> {
+        bindings.check_types(append.expected())?;
+        let lists: Vec<_> = { append.host_numbers() }
+            .map(|(operand, numbers)| (operand as usize, numbers))
+            .collect();
         self.operation
-            .launch::<T, _>(stream, append, &bindings.views, &lists)
+            .launch(stream, append, bindings.views(), &lists)
     }
 
     /// Submits a write to anybody's stream, by one driver call: it allocates, copies, waits for and loads nothing, takes no lock,
@@ -272,46 +102,14 @@ impl PreparedAppend {
         &self,
         stream: CUstream,
         append: &Append,
-        addresses: &AppendAddresses,
+        addresses: &Slots<u64>,
     ) -> Result<()> {
-        let list = addresses.list();
         // SAFETY: the caller's promises.
-        unsafe { self.operation.launch_raw(stream, append, &list) }
+        unsafe {
+            self.operation
+                .launch_raw(stream, append, addresses.as_slice())
+        }
     }
-}
-
-/// The keys and the values of a cache that has both in one piece of memory, the values from a byte on.
-///
-/// # Errors
-/// When that is beyond the memory.
-pub(crate) fn in_one(cache: DeviceSlice<'_, u8>, v_at: usize) -> Result<[DeviceSlice<'_, u8>; 2]> {
-    let v_pages = cache.slice(v_at..)?;
-    Ok([cache, v_pages])
-}
-
-/// The numbers that a write has on the host.
-fn host_lists(append: &Append) -> Vec<HostList<'_>> {
-    let (rows, before) = (append.rows(), append.before());
-    let numbers = [
-        (
-            AppendArgument::BlockTable as usize,
-            append.table().on_host(),
-        ),
-        (
-            AppendArgument::RowOffsets as usize,
-            rows.offsets().on_host(),
-        ),
-        (AppendArgument::RowLengths as usize, rows.used().on_host()),
-        (AppendArgument::KeyLengths as usize, before.used().on_host()),
-        (
-            AppendArgument::Positions as usize,
-            append.positions().on_host(),
-        ),
-    ];
-    let numbers = numbers.map(|(slot, list)| list.map(|list| (slot, bytemuck::cast_slice(list))));
-    let slots = append.slots().on_host();
-    let slots = slots.map(|list| (AppendArgument::Slots as usize, bytemuck::cast_slice(list)));
-    numbers.into_iter().chain([slots]).flatten().collect()
 }
 
 /// Threads that a head of a row takes.
@@ -324,16 +122,12 @@ fn lanes(append: &Append) -> usize {
 impl Description for Append {
     const TYPED: &'static str = "k";
 
-    fn element(&self) -> ElementType {
-        self.element()
-    }
-
-    fn cache(&self) -> Option<QuantizedType> {
-        self.quantized_type()
+    fn types(&self) -> Types {
+        self.types()
     }
 
     fn expected(&self) -> &[Expected] {
-        self.expected()
+        self.expected().as_slice()
     }
 
     fn work(&self) -> (usize, usize) {
@@ -342,14 +136,16 @@ impl Description for Append {
     }
 
     fn block(&self, row_ctas: i32, at: &[u64]) -> Block {
-        let at = AppendAddresses::from_fn(|argument| at[argument as usize]);
+        let at = &Slots::from_fn(|operand| at[operand as usize]);
         let count = |n: usize| n as i32;
         let [pages, page_rows, ..] = self.k_pages().shape;
         let q = self
-            .q()
-            .map_or_else(abi::Tensor::default, |layout| tensor(at.q, layout));
+            .layout(Operand::Q)
+            .map_or_else(abi::Tensor::default, |layout| {
+                tensor(at[Operand::Q], layout)
+            });
         let pages = abi::Pages::of(
-            at.block_table,
+            at[Operand::BlockTable],
             self.columns() as i64,
             count(page_rows),
             count(pages),
@@ -361,49 +157,49 @@ impl Description for Append {
                 key_len: count(self.capacity()),
                 query_rows: count(self.rows().rows()),
                 key_rows: count(self.capacity()),
-                query_offsets: at.row_offsets,
-                query_lengths: at.row_lengths,
-                key_lengths: at.key_lengths,
+                query_offsets: at[Operand::RowOffsets],
+                query_lengths: at[Operand::RowLengths],
+                key_lengths: at[Operand::KeyLengths],
                 ..Default::default()
             }
             .with_ragged(&pages),
             pages,
-            slots: at.slots,
+            slots: at[Operand::NewSlots],
             heads: heads(self.heads()),
             lanes: lanes(self) as i32,
             row_ctas,
             q,
-            q_out: match self.q_out() {
-                Some(out) => tensor(at.q_out, out),
+            q_out: match self.layout(Operand::QOut) {
+                Some(out) => tensor(at[Operand::QOut], out),
                 None => q,
             },
-            k: tensor(at.k, self.k()),
-            v: tensor(at.v, self.v()),
-            k_pages: tensor(at.k_pages, self.k_pages()),
-            v_pages: tensor(at.v_pages, self.v_pages()),
+            k: tensor(at[Operand::K], self.k()),
+            v: tensor(at[Operand::V], self.v()),
+            k_pages: tensor(at[Operand::KPages], self.k_pages()),
+            v_pages: tensor(at[Operand::VPages], self.v_pages()),
             rotary: self
                 .rotary()
-                .map_or_else(abi::Rotary::default, |rotary| rotation(self, rotary, &at)),
+                .map_or_else(abi::Rotary::default, |rotary| rotation(self, rotary, at)),
         };
-        match self.quantized() {
+        match self.types().scaled() {
             None => Block::Append(append),
-            quantized => Block::AppendE4m3(abi::AppendE4m3 {
+            Some(_) => Block::AppendE4m3(abi::AppendE4m3 {
                 append,
-                scales: scales(quantized, at.k_scale, at.v_scale),
+                scales: scales(at, |operand| self.reach(operand)),
             }),
         }
     }
 }
 
-fn rotation(append: &Append, rotary: &Rotary, at: &AppendAddresses) -> abi::Rotary {
+fn rotation(append: &Append, rotary: &Rotary, at: &Slots<u64>) -> abi::Rotary {
     let mut block = abi::Rotary {
         size: rotary.size() as i32,
         interleaved: i32::from(rotary.pairing() == Pairing::Interleaved),
         wide_positions: i32::from(append.wide_positions()),
-        positions: at.positions,
+        positions: at[Operand::Positions],
         positions_end: rotary.positions_end() as i64,
-        cos: at.cos,
-        sin: at.sin,
+        cos: at[Operand::Cos],
+        sin: at[Operand::Sin],
         ..Default::default()
     };
     match rotary.angles() {

@@ -1,17 +1,15 @@
 //! From a call to the parameter block of its kernel.
 
 use warptile_driver::{Driver, Swizzle, TensorMap, TensorMapElement};
-use warptile_kernels::{Schedule, abi};
+use warptile_kernels::{Operand, Schedule, Slots, abi};
 
 use crate::ElementType;
 use crate::call::Call;
 use crate::error::Result;
-use crate::gpu::arguments::Addresses;
 use crate::heads::Heads;
 use crate::layout::Layout;
 use crate::mask::Align;
 use crate::plan::{LaunchShape, Scratch, Step, tile_order};
-use crate::quantized::Quantization;
 use crate::scoring::AlibiShape;
 
 /// The block of kernels that read through addresses.
@@ -21,7 +19,7 @@ use crate::scoring::AlibiShape;
 pub(crate) fn forward(
     call: &Call,
     shape: &LaunchShape,
-    at: &Addresses,
+    at: &Slots<u64>,
     workspace: u64,
 ) -> abi::Forward {
     let count = |n: usize| n as i32;
@@ -33,28 +31,28 @@ pub(crate) fn forward(
     let rows = call.q().rows();
     let pages = call.pages().map_or_else(abi::Pages::default, |pages| {
         abi::Pages::of(
-            at.block_table,
+            at[Operand::BlockTable],
             stride(&pages.layout().elements(), 1),
             count(pages.rows()),
             count(pages.count()),
         )
     });
     abi::Forward {
-        q: tensor(at.q, call.q()),
-        k: tensor(at.k, call.k()),
-        v: tensor(at.v, call.v()),
-        out: tensor(at.out, call.out()),
-        lse: at.lse,
+        q: tensor(at[Operand::Q], call.q()),
+        k: tensor(at[Operand::K], call.k()),
+        v: tensor(at[Operand::V], call.v()),
+        out: tensor(at[Operand::Out], call.out()),
+        lse: at[Operand::Lse],
         lse_batch: match queries.is_packed() {
             true => 0,
             false => (call.heads().query * rows) as i64,
         },
         lse_head: rows as i64,
         sequences: abi::Sequences {
-            query_offsets: at.query_offsets,
-            key_offsets: at.key_offsets,
-            query_lengths: at.query_lengths,
-            key_lengths: at.key_lengths,
+            query_offsets: at[Operand::QueryOffsets],
+            key_offsets: at[Operand::KeyOffsets],
+            query_lengths: at[Operand::QueryLengths],
+            key_lengths: at[Operand::KeyLengths],
             batch: count(call.batch()),
             query_len: count(call.query_len()),
             key_len: count(call.key_len()),
@@ -93,17 +91,14 @@ pub(super) fn heads(heads: Heads) -> abi::Heads {
     }
 }
 
-/// The scales of quantized keys and values.
-pub(super) fn scales(quantized: Option<Quantization>, k: u64, v: u64) -> abi::KeyScales {
-    let Some(quantized) = quantized else {
-        return abi::KeyScales::default();
-    };
-    let step = |count: usize| i32::from(count > 1);
+/// The scales of quantized keys and values, of which there are so many.
+pub(super) fn scales(at: &Slots<u64>, count: impl Fn(Operand) -> usize) -> abi::KeyScales {
+    let step = |operand| i32::from(count(operand) > 1);
     abi::KeyScales {
-        k,
-        v,
-        k_step: step(quantized.k_scales),
-        v_step: step(quantized.v_scales),
+        k: at[Operand::KScale],
+        v: at[Operand::VScale],
+        k_step: step(Operand::KScale),
+        v_step: step(Operand::VScale),
     }
 }
 
@@ -124,7 +119,7 @@ pub(super) fn tensor(address: u64, layout: &Layout) -> abi::Tensor {
     }
 }
 
-fn scoring(call: &Call, at: &Addresses) -> abi::Scoring {
+fn scoring(call: &Call, at: &Slots<u64>) -> abi::Scoring {
     let options = call.scoring();
     let bounds = call.mask().bounds();
     let window = |side: Option<u32>| {
@@ -134,12 +129,12 @@ fn scoring(call: &Call, at: &Addresses) -> abi::Scoring {
             })
     };
     let step = |layout: Option<&Layout>, dimension| layout.map_or(0, |l| stride(l, dimension));
-    let (bias, mask) = (call.bias(), call.key_mask());
+    let (bias, mask) = (call.layout(Operand::Bias), call.layout(Operand::KeyMask));
     abi::Scoring {
-        slopes: at.slopes,
-        sinks: at.sinks,
-        bias: at.bias,
-        key_mask: at.key_mask,
+        slopes: at[Operand::Slopes],
+        sinks: at[Operand::Sinks],
+        bias: at[Operand::Bias],
+        key_mask: at[Operand::KeyMask],
         slopes_batch: match options.alibi {
             Some(AlibiShape::PerBatchHead) => call.heads().query as i64,
             _ => 0,
@@ -268,7 +263,7 @@ mod tests {
     }
 
     fn block(call: &Call) -> abi::Forward {
-        forward(call, &shape(), &Addresses::default(), 77)
+        forward(call, &shape(), &Slots::default(), 77)
     }
 
     #[test]
@@ -363,39 +358,37 @@ mod tests {
         let call = Call::builder(&layout, &layout, &layout, ElementType::F32)
             .build()
             .unwrap();
-        let ragged = |set: fn(&mut Addresses)| {
-            let mut at = Addresses::default();
+        let ragged = |set: fn(&mut Slots<u64>)| {
+            let mut at = Slots::default();
             set(&mut at);
             forward(&call, &shape(), &at, 0).sequences.ragged
         };
         assert_eq!(ragged(|_| {}), 0);
-        assert_eq!(ragged(|at| at.query_offsets = 64), abi::RAGGED);
-        assert_eq!(ragged(|at| at.query_lengths = 64), abi::RAGGED);
+        assert_eq!(ragged(|at| at[Operand::QueryOffsets] = 64), abi::RAGGED);
+        assert_eq!(ragged(|at| at[Operand::QueryLengths] = 64), abi::RAGGED);
         let keys = abi::RAGGED | abi::RAGGED_KEYS;
-        assert_eq!(ragged(|at| at.key_offsets = 64), keys);
+        assert_eq!(ragged(|at| at[Operand::KeyOffsets] = 64), keys);
         assert_eq!(
-            ragged(|at| at.key_lengths = 64),
+            ragged(|at| at[Operand::KeyLengths] = 64),
             keys | abi::READ_AHEAD,
             "nothing but the lengths of keys"
         );
-        let queries_too = ragged(|at| (at.key_lengths, at.query_lengths) = (64, 64));
+        let queries_too =
+            ragged(|at| (at[Operand::KeyLengths], at[Operand::QueryLengths]) = (64, 64));
         assert_eq!(queries_too, keys);
-        let in_pages = |at: &Addresses| {
+        let in_pages = |at: &Slots<u64>| {
             let pages = abi::Pages::of(64, 1, 16, 4);
             let sequences = forward(&call, &shape(), at, 0).sequences;
             sequences.with_ragged(&pages).ragged
         };
-        assert_eq!(in_pages(&Addresses::default()), abi::READ_AHEAD);
+        assert_eq!(in_pages(&Slots::default()), abi::READ_AHEAD);
     }
 
     #[test]
     fn a_broadcast_bias_has_steps_of_0() {
         let q = Layout::bshd([2, 4, 3, 8]);
-        let mut scoring = Scoring::new();
-        scoring.bias = true;
         let call = Call::builder(&q, &q, &q, ElementType::F16)
-            .scoring(scoring)
-            .bias(Layout::bhsd([1, 3, 4, 4]))
+            .layout(Operand::Bias, Layout::bhsd([1, 3, 4, 4]))
             .build()
             .unwrap();
         let scoring = block(&call).scoring;

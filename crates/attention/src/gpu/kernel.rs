@@ -2,12 +2,11 @@
 
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, Kernel, KernelOptions, LaunchConfig, Launching, Module, Stream};
-use warptile_kernels::{Image, Schedule, Target, abi};
+use warptile_kernels::{Image, Schedule, Slots, Target, abi};
 
 use crate::call::Call;
 use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
-use crate::gpu::arguments::Addresses;
 use crate::gpu::block;
 use crate::gpu::sync;
 use crate::plan::{LaunchShape, Step, alone_bytes, splits_tiles, tile_order};
@@ -121,7 +120,7 @@ impl LoadedKernel {
         step: &Step,
         shape: &LaunchShape,
         call: &Call,
-        at: &Addresses,
+        at: &Slots<u64>,
         workspace: u64,
     ) -> Result<Block> {
         let forward = block::forward(call, shape, at, workspace);
@@ -129,7 +128,7 @@ impl LoadedKernel {
             LoadedKernel::Plain(_) => Block::Plain(forward),
             LoadedKernel::E4m3(_) => Block::E4m3(abi::ForwardE4m3 {
                 forward,
-                scales: block::scales(call.quantized(), at.k_scale, at.v_scale),
+                scales: block::scales(at, |operand| call.reach(operand)),
             }),
             LoadedKernel::Mapped(kernel) => {
                 let driver = kernel.module().context().driver();

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use warptile_driver::{CaptureId, Context, DeviceSlice, Stream};
+use warptile_kernels::ElementType;
 
 use crate::error::{Error, Result};
 use crate::layout::Layout;
@@ -25,8 +26,10 @@ pub(crate) struct Expected {
     pub(crate) bytes: Strided,
     /// The address is a multiple of this.
     pub(crate) alignment: u64,
-    /// Bytes of an element, for messages.
-    pub(crate) element: u64,
+    /// Bytes of an element.
+    pub(crate) size: u64,
+    /// The type of its elements, if it is one of tensors.
+    pub(crate) element: Option<ElementType>,
     /// Whether its numbers travel with the call instead of lying on the device.
     pub(crate) on_host: bool,
 }
@@ -46,7 +49,8 @@ impl Expected {
             access,
             bytes: Strided::rows(layout, element_bytes as u64),
             alignment,
-            element: element_bytes as u64,
+            size: element_bytes as u64,
+            element: None,
             on_host: false,
         }
     }
@@ -69,15 +73,29 @@ impl Expected {
             access,
             bytes: Strided::list(bytes),
             alignment: size,
-            element: size,
+            size,
+            element: None,
             on_host: false,
         }
     }
 
-    /// Its name, and the bytes that it must have from its address on; `None` if it must not be given.
-    pub(crate) fn needed(&self) -> (&'static str, Option<u64>) {
+    /// An operand that must not be given.
+    pub(crate) fn unwanted(name: &'static str) -> Self {
+        Self::list(name, false, 0, 4, Access::Read)
+    }
+
+    /// The bytes that it must have from its address on; `None` if it must not be given.
+    pub(crate) fn needed(&self) -> Option<u64> {
         let given = self.wanted && !self.on_host;
-        (self.name, given.then(|| self.bytes.reach()))
+        given.then(|| self.bytes.reach())
+    }
+
+    /// With elements of this type.
+    pub(crate) fn of_type(self, element: ElementType) -> Self {
+        Expected {
+            element: Some(element),
+            ..self
+        }
     }
 
     /// Travels with the call if `on_host`.
@@ -159,8 +177,8 @@ pub(crate) fn check_views(
         if slot.wanted && available < needed {
             return Err(Error::BufferTooSmall {
                 argument: slot.name,
-                needed: (needed / slot.element) as usize,
-                available: (available / slot.element) as usize,
+                needed: (needed / slot.size) as usize,
+                available: (available / slot.size) as usize,
             });
         }
         *address = view.pointer();

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, DeviceSlice, DeviceSliceMut, Stream};
 use warptile_kernels::abi::{self, MERGE_PARTS};
-use warptile_kernels::{ElementType, Image, Role};
+use warptile_kernels::{ElementType, Image, Role, Types};
 
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -14,6 +14,7 @@ use crate::gpu::block::tensor;
 use crate::gpu::kernel::Block;
 use crate::gpu::memory::Expected;
 use crate::gpu::operation::{Description, Operation};
+use crate::host::check_type;
 use crate::ops::{LseBase, Merge};
 
 /// The kernel that merges results of one element type, loaded. It belongs to no stream: any number of threads may launch it, on
@@ -69,7 +70,7 @@ impl<'a, T: Element> MergeBindings<'a, T> {
 impl PreparedMerge {
     pub(super) fn new(gpu: &Gpu, element: ElementType) -> Result<Self> {
         Ok(PreparedMerge {
-            operation: Operation::load(gpu, Role::Combine, element, None)?,
+            operation: Operation::load(gpu, Role::Combine, Types::of(element))?,
         })
     }
 
@@ -97,9 +98,9 @@ impl PreparedMerge {
         merge: &Merge,
         bindings: &MergeBindings<'_, T>,
     ) -> Result<()> {
+        check_type("out", Some(self.image().element), Some(T::TYPE))?;
         check_parts(merge, bindings.views.len() / 2 - 1)?;
-        self.operation
-            .launch::<T, _>(stream, merge, &bindings.views, &[])
+        self.operation.launch(stream, merge, &bindings.views, &[])
     }
 
     /// Submits a merge to anybody's stream, by one driver call: it allocates, copies, waits for and loads nothing, takes no
@@ -148,8 +149,8 @@ fn check_parts(merge: &Merge, found: usize) -> Result<()> {
 impl Description for Merge {
     const TYPED: &'static str = "out";
 
-    fn element(&self) -> ElementType {
-        self.element()
+    fn types(&self) -> Types {
+        Types::of(self.element())
     }
 
     fn expected(&self) -> &[Expected] {

@@ -6,20 +6,21 @@ use std::sync::Arc;
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, LaunchConfig, Staged, Staging, Stream};
 use warptile_kernels::abi::MERGE_PARTS;
-use warptile_kernels::{ElementType, Image, Role, images_for};
+use warptile_kernels::{Image, Operand, Role, Types, images_for};
 
 use crate::device::DeviceProfile;
-use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::gpu::kernel::{Block, LoadedKernel, waits_itself};
 use crate::gpu::memory::{Expected, Views, check, check_stream, check_views, submit_in_order};
 use crate::gpu::sync;
+use crate::host::check_type;
 use crate::plan::{MAX_TILES, check_images, preference};
-use crate::quantized::{QuantizedType, check_key_type};
 
 /// The most slots an operation has: those of a merge.
 const MOST_SLOTS: usize = 2 + 2 * MERGE_PARTS;
+
+const _: () = assert!(Operand::COUNT <= MOST_SLOTS);
 
 /// The kernel of an operation for one element type, loaded.
 #[derive(Debug, Clone)]
@@ -35,12 +36,8 @@ pub(super) trait Description {
     /// The argument that has the element type.
     const TYPED: &'static str;
 
-    fn element(&self) -> ElementType;
-
-    /// The type of the cache that it writes, unless that is of its elements.
-    fn cache(&self) -> Option<QuantizedType> {
-        None
-    }
+    /// The type of its elements, and as that of keys the type of the cache that it writes.
+    fn types(&self) -> Types;
 
     /// Slots, in the order of their addresses.
     fn expected(&self) -> &[Expected];
@@ -57,14 +54,8 @@ pub(super) trait Description {
 pub(super) type HostList<'a> = (usize, &'a [u8]);
 
 impl Operation {
-    /// `cache`: what it writes beside elements.
-    pub(super) fn load(
-        gpu: &Gpu,
-        role: Role,
-        element: ElementType,
-        cache: Option<QuantizedType>,
-    ) -> Result<Self> {
-        let image = image(gpu.profile(), role, element, cache)?;
+    pub(super) fn load(gpu: &Gpu, role: Role, types: Types) -> Result<Self> {
+        let image = image(gpu.profile(), role, types)?;
         Ok(Operation {
             image,
             kernel: gpu.kernel(image)?,
@@ -81,33 +72,21 @@ impl Operation {
         &self.context
     }
 
-    /// Refuses a call of another element type than the kernel's.
-    fn check_element<D: Description>(&self, found: ElementType) -> Result<()> {
-        match found == self.image.element {
-            true => Ok(()),
-            false => Err(Error::ElementMismatch {
-                argument: D::TYPED,
-                expected: self.image.element,
-                found,
-            }),
-        }
-    }
-
+    /// Refuses a call of other element types than the kernel's.
     fn check_description<D: Description>(&self, description: &D) -> Result<()> {
-        self.check_element::<D>(description.element())?;
-        let kernels = QuantizedType::of(self.image);
-        check_key_type("k_pages", kernels, description.cache())
+        let (kernels, found) = (self.image.types(), description.types());
+        check_type(D::TYPED, Some(kernels.q), Some(found.q))?;
+        check_type("k_pages", Some(kernels.k), Some(found.k))
     }
 
-    /// Checks the views, which are of elements `T`, and submits the kernel to a stream of ours.
-    pub(super) fn launch<T: Element, D: Description>(
+    /// Checks the views and submits the kernel to a stream of ours.
+    pub(super) fn launch<D: Description>(
         &self,
         stream: &Stream,
         description: &D,
         views: &Views<'_>,
         host: &[HostList<'_>],
     ) -> Result<()> {
-        self.check_element::<D>(T::TYPE)?;
         self.check_description(description)?;
         check_stream(stream, &self.context)?;
         let mut addresses = [0; MOST_SLOTS];
@@ -195,21 +174,16 @@ impl Operation {
 }
 
 /// The image for a device: machine code made for it before PTX, as the planner has it.
-fn image(
-    device: &DeviceProfile,
-    role: Role,
-    element: ElementType,
-    cache: Option<QuantizedType>,
-) -> Result<&'static Image> {
+fn image(device: &DeviceProfile, role: Role, types: Types) -> Result<&'static Image> {
     check_images(device, images_for(role))?;
     images_for(role)
-        .filter(|image| image.element == element && QuantizedType::of(image) == cache)
+        .filter(|image| image.types() == types)
         .filter(|image| image.target.runs_on(device.major, device.minor))
         .min_by_key(|image| Reverse(preference(image.target)))
         .ok_or_else(|| Error::NoKernel {
-            problem: match cache {
-                Some(cache) => format!("{role} of {element} in {cache} on {}", device.name),
-                None => format!("{role} in {element} on {}", device.name),
+            problem: match types.scaled() {
+                Some(cache) => format!("{role} of {} in {cache} on {}", types.q, device.name),
+                None => format!("{role} in {} on {}", types.q, device.name),
             },
             considered: Vec::new(),
         })

@@ -1,10 +1,10 @@
-//! What a launch is but for its addresses.
+//! Everything about a launch except its addresses.
 
 use warptile_driver::{CaptureId, DevicePointer, Stream};
+use warptile_kernels::Slots;
 
 use crate::call::Call;
 use crate::error::Result;
-use crate::gpu::arguments::Argument;
 use crate::gpu::memory::Expected;
 use crate::gpu::slots::expected;
 use crate::gpu::workspace::workspace_of;
@@ -13,7 +13,7 @@ use crate::plan::{LaunchShape, Plan};
 /// What launches of one call have in common, whatever their addresses.
 #[derive(Debug)]
 pub(super) struct Outline {
-    pub(super) expected: [Expected; Argument::COUNT],
+    pub(super) expected: Slots<Expected>,
     /// Of each step of the plan.
     pub(super) shapes: Vec<LaunchShape>,
 }

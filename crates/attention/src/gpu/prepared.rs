@@ -4,18 +4,16 @@ use std::sync::Arc;
 
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, DevicePointer, Staged, Staging, Stream};
+use warptile_kernels::{Operand, Slots};
 
 use crate::call::Call;
 use crate::error::{Error, Result};
-use crate::gpu::arguments::Addresses;
 use crate::gpu::bindings::Bindings;
 use crate::gpu::kernel::{Block, LoadedKernel, config};
-use crate::gpu::memory::{check_stream, submit_in_order};
+use crate::gpu::memory::{check, check_stream, submit_in_order};
 use crate::gpu::outline::Outline;
 use crate::gpu::slots::expected;
 use crate::gpu::sync;
-use crate::lengths::Numbers;
-use crate::pages::Pages;
 use crate::plan::{Plan, Step};
 
 /// A planned problem with its kernels loaded. It belongs to no stream: any number of threads may launch it, on any number of
@@ -98,7 +96,7 @@ impl Prepared {
         self.check_problem(call)?;
         let outline = Outline::of(self.plan(), call)?;
         self.launch_outlined(stream, call, &outline, bindings, |addresses, workspace| {
-            addresses.check(&outline.expected)?;
+            check(outline.expected.as_slice(), addresses.as_slice())?;
             self.blocks(call, &outline, addresses, workspace)
         })
     }
@@ -111,10 +109,10 @@ impl Prepared {
         call: &Call,
         outline: &Outline,
         bindings: &Bindings<'_>,
-        blocks: impl FnOnce(&Addresses, DevicePointer) -> Result<B>,
+        blocks: impl FnOnce(&Slots<u64>, DevicePointer) -> Result<B>,
     ) -> Result<()> {
         check_stream(stream, self.context())?;
-        let mut addresses = bindings.check(call, self.context(), &outline.expected)?;
+        let mut addresses = bindings.check(self.context(), &outline.expected)?;
         if outline.is_empty() {
             return Ok(());
         }
@@ -177,7 +175,7 @@ impl Prepared {
         &self,
         stream: CUstream,
         call: &Call,
-        addresses: &Addresses,
+        addresses: &Slots<u64>,
         workspace: DevicePointer,
     ) -> Result<()> {
         self.check_addresses(call, addresses)?;
@@ -204,7 +202,7 @@ impl Prepared {
     ///
     /// # Errors
     /// As [`launch_raw`](Self::launch_raw).
-    pub fn check_raw(&self, call: &Call, addresses: &Addresses) -> Result<()> {
+    pub fn check_raw(&self, call: &Call, addresses: &Slots<u64>) -> Result<()> {
         self.check_addresses(call, addresses)?;
         for step in self.plan().steps() {
             step.shape(call)?;
@@ -212,17 +210,16 @@ impl Prepared {
         Ok(())
     }
 
-    fn check_addresses(&self, call: &Call, addresses: &Addresses) -> Result<()> {
+    fn check_addresses(&self, call: &Call, addresses: &Slots<u64>) -> Result<()> {
         self.check_problem(call)?;
-        for (argument, numbers) in host_lengths(call) {
-            if numbers.on_host().is_some() {
-                return Err(Error::Presence {
-                    argument,
-                    rule: "is on the host, but a raw launch takes lengths and tables from the device",
-                });
-            }
+        if let Some((operand, _)) = host_numbers(call).next() {
+            return Err(Error::Presence {
+                argument: operand.name(),
+                rule: "is on the host, but a raw launch takes lengths and tables from the device",
+            });
         }
-        addresses.check(&expected(call, self.plan().needs_alignment()))
+        let expected = expected(call, self.plan().needs_alignment());
+        check(expected.as_slice(), addresses.as_slice())
     }
 
     /// The block of each step. The context must be current.
@@ -230,7 +227,7 @@ impl Prepared {
         &self,
         call: &Call,
         outline: &Outline,
-        addresses: &Addresses,
+        addresses: &Slots<u64>,
         workspace: DevicePointer,
     ) -> Result<Vec<Block>> {
         // A block is a kilobyte or more: room for as many as there are, and no more.
@@ -258,49 +255,30 @@ impl Prepared {
         &self,
         stream: &Stream,
         call: &Call,
-        addresses: &mut Addresses,
+        addresses: &mut Slots<u64>,
     ) -> Result<Option<Staged>> {
         let mut numbers: Vec<i32> = Vec::new();
-        let places = host_lengths(call).map(|(_, list)| {
-            list.on_host().map(|list| {
-                let at = numbers.len();
-                numbers.extend_from_slice(list);
-                at
-            })
-        });
+        let mut places: Vec<(Operand, usize)> = Vec::new();
+        for (operand, list) in host_numbers(call) {
+            places.push((operand, numbers.len()));
+            numbers.extend_from_slice(list);
+        }
         if numbers.is_empty() {
             return Ok(None);
         }
         let staged = self.inner.staging.upload(stream, &numbers)?;
-        let slots = [
-            &mut addresses.query_offsets,
-            &mut addresses.key_offsets,
-            &mut addresses.query_lengths,
-            &mut addresses.key_lengths,
-            &mut addresses.block_table,
-        ];
-        for (address, place) in slots.into_iter().zip(places) {
-            if let Some(place) = place {
-                *address = staged.pointer() + 4 * place as u64;
-            }
+        for (operand, place) in places {
+            addresses[operand] = staged.pointer() + 4 * place as u64;
         }
         Ok(Some(staged))
     }
 }
 
-/// The lists of lengths and pages, in the order of their slots.
-fn host_lengths(call: &Call) -> [(&'static str, &Numbers); 5] {
-    let (queries, keys) = (call.queries(), call.keys());
-    [
-        ("query_offsets", queries.offsets()),
-        ("key_offsets", keys.offsets()),
-        ("query_lengths", queries.used()),
-        ("key_lengths", keys.used()),
-        (
-            "block_table",
-            call.pages().map_or(&Numbers::None, Pages::table),
-        ),
-    ]
+/// The lists of lengths and pages that are in host memory.
+fn host_numbers(call: &Call) -> impl Iterator<Item = (Operand, &[i32])> {
+    Operand::ALL
+        .into_iter()
+        .filter_map(|operand| Some((operand, call.numbers(operand)?.on_host()?)))
 }
 
 #[cfg(test)]

@@ -3,19 +3,20 @@
 use std::sync::{Arc, Mutex};
 
 use warptile_driver::{DevicePointer, Stream};
+use warptile_kernels::Slots;
 
 use crate::call::Call;
 use crate::error::Result;
-use crate::gpu::arguments::Addresses;
 use crate::gpu::bindings::Bindings;
 use crate::gpu::kernel::Block;
 use crate::gpu::lock;
+use crate::gpu::memory::check;
 use crate::gpu::outline::Outline;
 use crate::gpu::prepared::Prepared;
 use crate::recent::Recent;
 
 /// The blocks of a launch by its addresses and its workspace.
-type Blocks = Recent<(Addresses, DevicePointer), Arc<[Block]>>;
+type Blocks = Recent<(Slots<u64>, DevicePointer), Arc<[Block]>>;
 
 /// A call without lists on the host, with its problem prepared. What launches of it repeat is worked out once, and the blocks that it
 /// was launched with last are kept: a call costs the host most of its time before the kernel starts, and tensor maps are made by the
@@ -60,7 +61,7 @@ impl Ready {
                 if let Some(blocks) = known {
                     return Ok(blocks);
                 }
-                addresses.check(&outline.expected)?;
+                check(outline.expected.as_slice(), addresses.as_slice())?;
                 let blocks: Arc<[Block]> = prepared
                     .blocks(&self.call, outline, addresses, workspace)?
                     .into();

@@ -1,13 +1,13 @@
-//! Somebody else's stream with a workspace for it.
+//! A foreign stream and the workspace for launches on it.
 
 use std::marker::PhantomData;
 
 use warptile_driver::sys::CUstream;
 use warptile_driver::{Context, DevicePointer};
+use warptile_kernels::Slots;
 
 use crate::call::Call;
 use crate::error::{Error, Result};
-use crate::gpu::arguments::Addresses;
 use crate::gpu::memory::place;
 use crate::gpu::{Gpu, Prepared};
 use crate::plan::Scratch;
@@ -73,7 +73,7 @@ impl Session {
         &self,
         prepared: &Prepared,
         call: &Call,
-        addresses: &Addresses,
+        addresses: &Slots<u64>,
     ) -> Result<()> {
         if !prepared.context().is_same(&self.context) {
             return Err(Error::DeviceMismatch {

@@ -4,45 +4,26 @@ mod cpu;
 
 use std::sync::Arc;
 
-use crate::extents::{expect_countable, expect_same};
-use crate::gpu::{Access, AppendArgument, Expected};
-use crate::lengths::{KEYS, LengthsRequest, Names, Request, SideLengths};
+use warptile_kernels::{Count, Elements, Kind, Operand, Operations, Slots, Types};
+
+use crate::call::{Layouts, check_types};
+use crate::extents::{check_alone, expect_countable, expect_same};
+use crate::gpu::{Access, Expected};
+use crate::layout::DIMENSIONS;
+use crate::lengths::{KEYS, LengthsRequest, Names, SideLengths};
+use crate::numbers::{Numbers, Request};
 use crate::ops::rotary::{Angles, Rotary, check_places, check_positions};
-use crate::ops::slot;
-use crate::quantized::{Quantization, QuantizedType, key_size};
-use crate::{ElementType, Error, Heads, Layout, Numbers, Result};
+use crate::scales::{SCALES, check_scale_counts};
+use crate::{ElementType, Error, Heads, Layout, Result};
 
-pub use cpu::{AppendOperands, CacheMut, CacheOperand, QueriesMut, append_cpu};
+pub use cpu::append_cpu;
 
-/// What errors call the lengths of the new rows.
+/// The operands that have the lengths of the new rows.
 const NEW_ROWS: Names = Names {
-    tensor: "k",
-    offsets: AppendArgument::RowOffsets.name(),
-    used: AppendArgument::RowLengths.name(),
+    tensor: Operand::K,
+    offsets: Operand::RowOffsets,
+    used: Operand::RowLengths,
 };
-
-/// Numbers that a write brings along.
-#[derive(Debug, Clone, Default)]
-pub(crate) enum List<T> {
-    #[default]
-    None,
-    Host(Arc<[T]>),
-    /// In device memory, where nobody has checked them.
-    Device,
-}
-
-impl<T> List<T> {
-    pub(crate) fn on_host(&self) -> Option<&[T]> {
-        match self {
-            List::Host(list) => Some(list),
-            _ => None,
-        }
-    }
-
-    pub(crate) const fn is_given(&self) -> bool {
-        !matches!(self, List::None)
-    }
-}
 
 /// The description of a cache write, checked: layouts, where rows go, and rotation. What [`append_cpu`] and
 /// [`PreparedAppend`](crate::gpu::PreparedAppend) take.
@@ -62,169 +43,146 @@ impl<T> List<T> {
 /// there on a GPU; on the CPU the last does.
 #[derive(Debug, Clone)]
 pub struct Append {
-    element: ElementType,
-    q: Option<Layout>,
-    q_out: Option<Layout>,
-    k: Layout,
-    v: Layout,
-    k_pages: Layout,
-    v_pages: Layout,
-    slots: List<i64>,
-    table: List<i32>,
+    types: Types,
+    layouts: Layouts,
+    slots: Numbers<Arc<[i64]>>,
+    table: Numbers<Arc<[i32]>>,
     columns: usize,
     rows: SideLengths,
     batch: usize,
     before: SideLengths,
-    positions: List<i32>,
+    positions: Numbers<Arc<[i32]>>,
     wide_positions: bool,
     rotary: Option<Rotary>,
-    quantized: Option<Quantization>,
-    expected: Vec<Expected>,
+    expected: Slots<Expected>,
 }
 
 /// Describes an [`Append`]; made by [`Append::builder`].
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct AppendBuilder<'a> {
-    element: ElementType,
-    q: Option<Layout>,
-    q_out: Option<Layout>,
-    k: Layout,
-    v: Layout,
-    k_pages: Layout,
-    v_pages: Layout,
-    slots: Wanted<'a, i64>,
-    table: Wanted<'a, i32>,
+    types: Types,
+    layouts: Layouts,
+    slots: Request<'a, i64>,
+    table: Request<'a>,
     columns: usize,
     rows: LengthsRequest<'a>,
     before: Request<'a>,
-    positions: Wanted<'a, i32>,
+    positions: Request<'a>,
     wide_positions: bool,
     rotary: Option<Rotary>,
-    quantized: Option<Quantization>,
+    scale_counts: [usize; 2],
     /// What the host knows of key lengths that are on a device.
     known_lengths: Option<&'a [i32]>,
 }
 
-/// A list as the caller describes it.
-#[derive(Debug, Clone, Copy)]
-enum Wanted<'a, T> {
-    None,
-    Host(&'a [T]),
-    Device,
-}
-
-impl<T: Copy> Wanted<'_, T> {
-    fn is_given(&self) -> bool {
-        !matches!(self, Wanted::None)
-    }
-
-    /// Checks the number of values on the host, and keeps them.
-    fn keep(self, argument: AppendArgument, needed: usize) -> Result<List<T>> {
-        match self {
-            Wanted::None => Ok(List::None),
-            Wanted::Host(list) if list.len() != needed => Err(Error::Count {
-                argument: argument.name(),
-                found: list.len(),
-                needed,
-            }),
-            Wanted::Host(list) => Ok(List::Host(list.into())),
-            Wanted::Device => Ok(List::Device),
-        }
+/// Checks the number of values on the host, and keeps them.
+fn kept<T: Copy>(
+    request: Request<'_, T>,
+    operand: Operand,
+    needed: usize,
+) -> Result<Numbers<Arc<[T]>>> {
+    match request {
+        Numbers::Host(list) if list.len() != needed => Err(Error::Count {
+            argument: operand.name(),
+            found: list.len(),
+            needed,
+        }),
+        other => Ok(other.keep()),
     }
 }
 
 impl Append {
-    /// A write of keys and values of layouts `k` and `v` into pages of layouts `k_pages` and `v_pages`.
+    /// A write of keys and values of layouts `k` and `v` into pages of layouts `k_pages` and `v_pages`. The types of keys and values are
+    /// those of the cache; the type of the queries is that of all other tensors.
     pub fn builder<'a>(
-        element: ElementType,
+        types: impl Into<Types>,
         [k, v]: [&Layout; 2],
         [k_pages, v_pages]: [&Layout; 2],
     ) -> AppendBuilder<'a> {
+        let mut layouts = Layouts::default();
+        for (operand, layout) in [
+            (Operand::K, k),
+            (Operand::V, v),
+            (Operand::KPages, k_pages),
+            (Operand::VPages, v_pages),
+        ] {
+            layouts[operand as usize] = Some(*layout);
+        }
         AppendBuilder {
-            element,
-            q: None,
-            q_out: None,
-            k: *k,
-            v: *v,
-            k_pages: *k_pages,
-            v_pages: *v_pages,
-            slots: Wanted::None,
-            table: Wanted::None,
+            types: types.into(),
+            layouts,
+            slots: Numbers::None,
+            table: Numbers::None,
             columns: 0,
             rows: LengthsRequest::default(),
-            before: Request::None,
-            positions: Wanted::None,
+            before: Numbers::None,
+            positions: Numbers::None,
             wide_positions: false,
             rotary: None,
-            quantized: None,
+            scale_counts: [1, 1],
             known_lengths: None,
         }
     }
 
-    /// Element type of all tensors, but for those of a quantized cache.
+    /// The type of the cache, as that of keys and values, and of all other tensors.
+    #[must_use]
+    pub const fn types(&self) -> Types {
+        self.types
+    }
+
+    /// Element type of all tensors, except those of a quantized cache.
     #[must_use]
     pub const fn element(&self) -> ElementType {
-        self.element
+        self.types.q
     }
 
-    /// How the cache is quantized; `None` if it has the elements of k and v.
+    /// The layout of a tensor, if the write has it.
     #[must_use]
-    pub const fn quantized(&self) -> Option<Quantization> {
-        self.quantized
+    pub fn layout(&self, operand: Operand) -> Option<&Layout> {
+        self.layouts.get(operand as usize)?.as_ref()
     }
 
-    /// The type of a quantized cache.
-    #[must_use]
-    pub const fn quantized_type(&self) -> Option<QuantizedType> {
-        Quantization::element_of(self.quantized)
-    }
-
-    /// Size in bytes of an element of the cache.
-    pub(crate) const fn cache_size(&self) -> usize {
-        key_size(self.element, self.quantized_type())
+    /// The layout of a tensor that every write has.
+    const fn required(&self, operand: Operand) -> &Layout {
+        match &self.layouts[operand as usize] {
+            Some(layout) => layout,
+            None => &Layout::EMPTY,
+        }
     }
 
     /// The heads and their sizes; without queries there are no query heads.
     #[must_use]
     pub const fn heads(&self) -> Heads {
-        heads(self.q.as_ref(), &self.k, &self.v)
-    }
-
-    /// Layout of the queries, if there are any.
-    #[must_use]
-    pub const fn q(&self) -> Option<&Layout> {
-        self.q.as_ref()
-    }
-
-    /// Layout of where rotated queries go, unless that is where they are.
-    #[must_use]
-    pub const fn q_out(&self) -> Option<&Layout> {
-        self.q_out.as_ref()
+        heads(
+            self.layouts[Operand::Q as usize].as_ref(),
+            self.k(),
+            self.v(),
+        )
     }
 
     /// Layout of the new keys.
     #[must_use]
     pub const fn k(&self) -> &Layout {
-        &self.k
+        self.required(Operand::K)
     }
 
     /// Layout of the new values.
     #[must_use]
     pub const fn v(&self) -> &Layout {
-        &self.v
+        self.required(Operand::V)
     }
 
     /// Layout of the cache's keys.
     #[must_use]
     pub const fn k_pages(&self) -> &Layout {
-        &self.k_pages
+        self.required(Operand::KPages)
     }
 
     /// Layout of the cache's values.
     #[must_use]
     pub const fn v_pages(&self) -> &Layout {
-        &self.v_pages
+        self.required(Operand::VPages)
     }
 
     /// The rotation, if there is one.
@@ -258,15 +216,15 @@ impl Append {
         &self.before
     }
 
-    pub(crate) const fn slots(&self) -> &List<i64> {
+    pub(crate) const fn slots(&self) -> &Numbers<Arc<[i64]>> {
         &self.slots
     }
 
-    pub(crate) const fn table(&self) -> &List<i32> {
+    pub(crate) const fn table(&self) -> &Numbers<Arc<[i32]>> {
         &self.table
     }
 
-    pub(crate) const fn positions(&self) -> &List<i32> {
+    pub(crate) const fn positions(&self) -> &Numbers<Arc<[i32]>> {
         &self.positions
     }
 
@@ -274,42 +232,35 @@ impl Append {
         self.wide_positions
     }
 
-    /// Checks the types of what is given beside the tensors: tables of another type, and positions of another size, than the description
-    /// has.
-    ///
-    /// # Errors
-    /// [`Error::ElementMismatch`] for the tables, [`Error::Presence`] for the positions.
-    pub fn check_types(
-        &self,
-        tables: Option<ElementType>,
-        wide_positions: Option<bool>,
-    ) -> Result<()> {
-        if wide_positions.is_some_and(|wide| wide != self.wide_positions) {
-            return Err(Error::Presence {
-                argument: "positions",
-                rule: "has numbers of another size than the call was built for",
-            });
-        }
-        match (tables, self.rotary.as_ref().map(Rotary::angles)) {
-            (Some(found), Some(Angles::Tables { element, .. })) if found != *element => {
-                Err(Error::ElementMismatch {
-                    argument: "cos",
-                    expected: *element,
-                    found,
-                })
-            }
-            _ => Ok(()),
-        }
+    /// The numbers that are in host memory, each as bytes.
+    pub(crate) fn host_numbers(&self) -> impl Iterator<Item = (Operand, &[u8])> {
+        let lists = [
+            (Operand::BlockTable, self.table.on_host()),
+            (Operand::RowOffsets, self.rows.offsets().on_host()),
+            (Operand::RowLengths, self.rows.used().on_host()),
+            (Operand::KeyLengths, self.before.used().on_host()),
+            (Operand::Positions, self.positions.on_host()),
+        ];
+        let slots = self.slots.on_host().map(bytemuck::cast_slice);
+        let slots = slots.map(|bytes| (Operand::NewSlots, bytes));
+        { lists.into_iter() }
+            .filter_map(|(operand, list)| Some((operand, bytemuck::cast_slice(list?))))
+            .chain(slots)
     }
 
-    /// The arguments of a raw launch, in the order of [`AppendArgument`]: as
-    /// [`Call::memory`](crate::Call::memory).
-    pub fn memory(&self) -> impl Iterator<Item = (&'static str, Option<u64>)> + '_ {
-        self.expected.iter().map(Expected::needed)
+    /// The operands of a raw launch, as [`Call::memory`](crate::Call::memory) has them.
+    pub fn memory(&self) -> impl Iterator<Item = (Operand, Option<u64>)> + '_ {
+        Operand::of(Operations::APPEND).map(|operand| (operand, self.expected[operand].needed()))
     }
 
-    /// In the order of [`AppendArgument`].
-    pub(crate) fn expected(&self) -> &[Expected] {
+    /// The number of elements of an operand from its first to its last, gaps included; 0 if the write does not have it.
+    #[must_use]
+    pub fn reach(&self, operand: Operand) -> usize {
+        let expected = &self.expected[operand];
+        (expected.bytes.reach() / expected.size) as usize
+    }
+
+    pub(crate) const fn expected(&self) -> &Slots<Expected> {
         &self.expected
     }
 }
@@ -317,25 +268,25 @@ impl Append {
 impl<'a> AppendBuilder<'a> {
     /// Row `i` of k and v, counted through the batch, goes to slot `slots[i]`.
     pub fn slots(mut self, slots: &'a [i64]) -> Self {
-        self.slots = Wanted::Host(slots);
+        self.slots = Numbers::Host(slots);
         self
     }
 
     /// As [`slots`](Self::slots), in device memory.
     pub fn device_slots(mut self) -> Self {
-        self.slots = Wanted::Device;
+        self.slots = Numbers::Device(0);
         self
     }
 
     /// The rows of sequence `b` go after the `lengths[b]` rows that it has.
     pub fn key_lengths(mut self, lengths: &'a [i32]) -> Self {
-        self.before = Request::Host(lengths);
+        self.before = Numbers::Host(lengths);
         self
     }
 
     /// As [`key_lengths`](Self::key_lengths), in device memory as `i32` or `u32`.
     pub fn device_key_lengths(mut self, sequences: usize) -> Self {
-        self.before = Request::Device(sequences);
+        self.before = Numbers::Device(sequences);
         self.known_lengths = None;
         self
     }
@@ -349,21 +300,21 @@ impl<'a> AppendBuilder<'a> {
     /// Row `j` of sequence `b` lies in page `table[b * columns + j / page rows]`. Numbers of pages that do not exist, such as -1,
     /// stand for no page.
     pub fn block_table(mut self, table: &'a [i32], columns: usize) -> Self {
-        self.table = Wanted::Host(table);
+        self.table = Numbers::Host(table);
         self.columns = columns;
         self
     }
 
     /// As [`block_table`](Self::block_table), in device memory as `i32` or `u32`.
     pub fn device_block_table(mut self, columns: usize) -> Self {
-        self.table = Wanted::Device;
+        self.table = Numbers::Device(0);
         self.columns = columns;
         self
     }
 
     /// Sequence `b` has the rows `offsets[b]..offsets[b + 1]` of a k and v whose batch extent is 1.
     pub fn packed(mut self, offsets: &'a [i32]) -> Self {
-        self.rows.offsets = Request::Host(offsets);
+        self.rows.offsets = Numbers::Host(offsets);
         self
     }
 
@@ -376,13 +327,13 @@ impl<'a> AppendBuilder<'a> {
 
     /// Of each sequence's new rows only the first `lengths[b]` exist; the others are neither written nor rotated.
     pub fn row_lengths(mut self, lengths: &'a [i32]) -> Self {
-        self.rows.used = Request::Host(lengths);
+        self.rows.used = Numbers::Host(lengths);
         self
     }
 
     /// As [`row_lengths`](Self::row_lengths), in device memory.
     pub fn device_row_lengths(mut self, sequences: usize) -> Self {
-        self.rows.used = Request::Device(sequences);
+        self.rows.used = Numbers::Device(sequences);
         self
     }
 
@@ -395,29 +346,29 @@ impl<'a> AppendBuilder<'a> {
     /// Of each row of k, counted through the batch, the position by which it is rotated; a negative one counts as 0. Default: its
     /// place in its sequence. [Tables](Rotary::with_tables) have a row for each position.
     pub fn positions(mut self, positions: &'a [i32]) -> Self {
-        self.positions = Wanted::Host(positions);
+        self.positions = Numbers::Host(positions);
         self.wide_positions = false;
         self
     }
 
     /// As [`positions`](Self::positions), in device memory: as `i64` if `wide`, else as `i32` or `u32`.
     pub fn device_positions(mut self, wide: bool) -> Self {
-        self.positions = Wanted::Device;
+        self.positions = Numbers::Device(0);
         self.wide_positions = wide;
         self
     }
 
-    /// How the cache is quantized: what it holds is the nearest to each number divided by its scale, after the rotation. Default: it has
-    /// the elements of k and v.
-    pub fn quantized(mut self, quantized: impl Into<Option<Quantization>>) -> Self {
-        self.quantized = quantized.into();
+    /// Numbers of scales of the keys and of the values of a quantized cache, each 1 or one for each key/value head. Default: 1. The cache
+    /// holds the nearest to each number divided by its scale, after the rotation.
+    pub fn scale_counts(mut self, counts: [usize; 2]) -> Self {
+        self.scale_counts = counts;
         self
     }
 
     /// Rotates queries too: of k's batch and rows, any number of heads. In place, or into `out`.
     pub fn queries(mut self, q: Layout, out: Option<Layout>) -> Self {
-        self.q = Some(q);
-        self.q_out = out;
+        self.layouts[Operand::Q as usize] = Some(q);
+        self.layouts[Operand::QOut as usize] = out;
         self
     }
 
@@ -426,9 +377,11 @@ impl<'a> AppendBuilder<'a> {
     /// # Errors
     /// An [`Error`] that names the argument and the rule it breaks.
     pub fn build(self) -> Result<Append> {
-        let [entries, row_count, ..] = self.k.shape;
-        let heads = heads(self.q.as_ref(), &self.k, &self.v);
-        let [pages, page_rows, ..] = self.k_pages.shape;
+        let layout = |operand: Operand| self.layouts[operand as usize].as_ref();
+        let of = |operand| layout(operand).unwrap_or(&Layout::EMPTY);
+        let [entries, row_count, ..] = of(Operand::K).shape;
+        let heads = heads(layout(Operand::Q), of(Operand::K), of(Operand::V));
+        let [pages, page_rows, ..] = of(Operand::KPages).shape;
         let (rows, batch) = self.rows.check(NEW_ROWS, entries, row_count)?;
         expect_countable("k", "batch", batch)?;
 
@@ -467,7 +420,7 @@ impl<'a> AppendBuilder<'a> {
                 size: rotary.size(),
             });
         }
-        if self.rotary.is_none() && (self.q.is_some() || self.positions.is_given()) {
+        if self.rotary.is_none() && (layout(Operand::Q).is_some() || self.positions.is_given()) {
             return missing("rotary", "is missing, but queries or positions are given");
         }
         if self.rotary.is_some() && !by_lengths && !self.positions.is_given() {
@@ -477,109 +430,37 @@ impl<'a> AppendBuilder<'a> {
             );
         }
 
-        if let Some(quantized) = self.quantized {
-            quantized.check(heads.key_value)?;
+        check_types(self.types)?;
+        match self.types.scaled() {
+            Some(_) => check_scale_counts(self.scale_counts, heads.key_value)?,
+            None => {
+                if let Some(side) = self.scale_counts.iter().position(|count| *count != 1) {
+                    let argument = SCALES[side].name();
+                    return Err(Error::Scales {
+                        argument,
+                        keys: None,
+                    });
+                }
+            }
         }
-        let element = self.element;
-        let size = element.size();
-        let cache_size = key_size(element, Quantization::element_of(self.quantized));
-        let query_shape = [entries, row_count, heads.query, heads.dim];
-        let shape_of_pages = |size| [pages, page_rows, heads.key_value, size];
         let token_count = entries.saturating_mul(row_count);
         let entry_count = batch.saturating_mul(self.columns);
-        let slots = self.slots.keep(AppendArgument::Slots, token_count)?;
-        let table = self.table.keep(AppendArgument::BlockTable, entry_count)?;
-        let positions = self
-            .positions
-            .keep(AppendArgument::Positions, token_count)?;
+        let slots = kept(self.slots, Operand::NewSlots, token_count)?;
+        let table = kept(self.table, Operand::BlockTable, entry_count)?;
+        let positions = kept(self.positions, Operand::Positions, token_count)?;
         if let Some(end) = self.rotary.as_ref().and_then(Rotary::table_rows) {
             match &positions {
-                List::Host(list) => check_positions(list, (&rows, batch, row_count), end)?,
-                List::Device => {}
-                List::None => {
+                Numbers::Host(list) => check_positions(list, (&rows, batch, row_count), end)?,
+                Numbers::Device(()) => {}
+                Numbers::None => {
                     let lengths = before.used().on_host().or(self.known_lengths);
                     check_places(lengths.unwrap_or_default(), &rows, end)?;
                 }
             }
         }
-        let mut expected = Vec::with_capacity(AppendArgument::COUNT);
-        for argument in AppendArgument::ALL {
-            let name = argument.name();
-            let tensor =
-                |layout: &Layout, shape, access| slot(name, layout, ("k", shape), size, access);
-            let of_cache = |layout: &Layout, shape| {
-                slot(name, layout, ("k", shape), cache_size, Access::Write)
-            };
-            let unwanted = |access| Expected::list(name, false, 0, 4, access);
-            let list = |wanted: bool, count: usize, size: u64, on_host: bool| {
-                Expected::list(name, wanted, count, size, Access::Read).on_host(on_host)
-            };
-            let of_rows = |numbers: &Numbers, count: usize| {
-                list(numbers.is_given(), count, 4, numbers.on_host().is_some())
-            };
-            expected.push(match argument {
-                AppendArgument::Q => match &self.q {
-                    Some(q) if self.q_out.is_some() => tensor(q, query_shape, Access::Read)?,
-                    Some(q) => tensor(q, query_shape, Access::Write)?,
-                    None => unwanted(Access::Read),
-                },
-                AppendArgument::QOut => match &self.q_out {
-                    Some(out) => tensor(out, query_shape, Access::Write)?,
-                    None => unwanted(Access::Write),
-                },
-                AppendArgument::K => tensor(&self.k, self.k.shape, Access::Read)?,
-                AppendArgument::V => {
-                    let shape = [entries, row_count, heads.key_value, heads.value_dim];
-                    tensor(&self.v, shape, Access::Read)?
-                }
-                AppendArgument::KPages => of_cache(&self.k_pages, shape_of_pages(heads.dim))?,
-                AppendArgument::VPages => {
-                    let (found, expected) = ([self.v_pages.head_dim()], [heads.value_dim]);
-                    expect_same(name, found, ("v", expected), ["head size"])?;
-                    of_cache(&self.v_pages, shape_of_pages(heads.value_dim))?
-                }
-                AppendArgument::Slots => {
-                    let on_host = slots.on_host().is_some();
-                    list(slots.is_given(), token_count, 8, on_host)
-                }
-                AppendArgument::BlockTable => {
-                    let on_host = table.on_host().is_some();
-                    list(table.is_given(), entry_count, 4, on_host)
-                }
-                AppendArgument::RowOffsets => of_rows(rows.offsets(), batch + 1),
-                AppendArgument::RowLengths => of_rows(rows.used(), batch),
-                AppendArgument::KeyLengths => of_rows(before.used(), batch),
-                AppendArgument::Positions => {
-                    let size = if self.wide_positions { 8 } else { 4 };
-                    let on_host = positions.on_host().is_some();
-                    list(positions.is_given(), token_count, size, on_host)
-                }
-                AppendArgument::KScale | AppendArgument::VScale => {
-                    let count = self.quantized.map_or(0, |each| match argument {
-                        AppendArgument::KScale => each.k_scales,
-                        _ => each.v_scales,
-                    });
-                    list(count > 0, count, 4, false)
-                }
-                AppendArgument::Cos | AppendArgument::Sin => {
-                    match self.rotary.as_ref().map(Rotary::angles) {
-                        Some(Angles::Tables {
-                            element: of_table,
-                            layout,
-                        }) => angle_table(name, *of_table, layout, element)?,
-                        _ => unwanted(Access::Read),
-                    }
-                }
-            });
-        }
-        Ok(Append {
-            element,
-            q: self.q,
-            q_out: self.q_out,
-            k: self.k,
-            v: self.v,
-            k_pages: self.k_pages,
-            v_pages: self.v_pages,
+        let mut append = Append {
+            types: self.types,
+            layouts: self.layouts,
             slots,
             table,
             columns: self.columns,
@@ -589,9 +470,95 @@ impl<'a> AppendBuilder<'a> {
             positions,
             wide_positions: self.wide_positions,
             rotary: self.rotary,
-            quantized: self.quantized,
-            expected,
-        })
+            expected: Slots::from_fn(|operand| Expected::unwanted(operand.name())),
+        };
+        for operand in Operand::of(Operations::APPEND) {
+            append.expected[operand] = append.expect(operand, self.scale_counts)?;
+        }
+        Ok(append)
+    }
+}
+
+impl Append {
+    /// What the memory of an operand must be, after the layout of a tensor is checked.
+    fn expect(&self, operand: Operand, scale_counts: [usize; 2]) -> Result<Expected> {
+        let argument = operand.name();
+        let access = match operand {
+            Operand::Q if self.layout(Operand::QOut).is_none() => Access::Write,
+            _ if operand.is_written() => Access::Write,
+            _ => Access::Read,
+        };
+        if let Kind::List(count) = operand.kind() {
+            let token_count = self.k().batch().saturating_mul(self.k().rows());
+            let list = |given: bool, on_host: bool, count: usize, size: u64| {
+                Expected::list(argument, given, count, size, access).on_host(on_host)
+            };
+            let of = |numbers: &Numbers<Arc<[i32]>>, count: usize, size: u64| {
+                list(numbers.is_given(), numbers.on_host().is_some(), count, size)
+            };
+            return Ok(match operand {
+                Operand::NewSlots => {
+                    let on_host = self.slots.on_host().is_some();
+                    list(self.slots.is_given(), on_host, token_count, 8)
+                }
+                Operand::BlockTable => of(&self.table, self.batch.saturating_mul(self.columns), 4),
+                Operand::RowOffsets => of(self.rows.offsets(), self.batch + 1, 4),
+                Operand::RowLengths => of(self.rows.used(), self.batch, 4),
+                Operand::KeyLengths => of(self.before.used(), self.batch, 4),
+                Operand::Positions => {
+                    let size = if self.wide_positions { 8 } else { 4 };
+                    of(&self.positions, token_count, size)
+                }
+                _ if count == Count::Scales => {
+                    let given = self.types.scaled().is_some();
+                    let count = scale_counts[usize::from(operand == Operand::VScale)];
+                    list(given, false, count, 4).of_type(ElementType::F32)
+                }
+                _ => match self.rotary.as_ref().map(Rotary::angles) {
+                    Some(Angles::Tables { element, layout }) => {
+                        angle_table(argument, *element, layout, self.types.q)?
+                    }
+                    _ => Expected::unwanted(argument),
+                },
+            });
+        }
+        let Some(layout) = self.layout(operand) else {
+            return Ok(Expected::unwanted(argument));
+        };
+        let heads = self.heads();
+        let [pages, page_rows, ..] = self.k_pages().shape;
+        let [entries, row_count, ..] = self.k().shape;
+        let of_pages = |size| [pages, page_rows, heads.key_value, size];
+        let shape = match operand {
+            Operand::KPages => of_pages(heads.dim),
+            Operand::VPages => {
+                let (found, expected) = ([layout.head_dim()], [heads.value_dim]);
+                expect_same(argument, found, ("v", expected), ["head size"])?;
+                of_pages(heads.value_dim)
+            }
+            Operand::V => [entries, row_count, heads.key_value, heads.value_dim],
+            Operand::K => self.k().shape,
+            _ => [entries, row_count, heads.query, heads.dim],
+        };
+        expect_same(argument, layout.shape, ("k", shape), DIMENSIONS)?;
+        check_alone(argument, layout, access == Access::Write)?;
+        let element = self.type_of(operand).unwrap_or(self.types.q);
+        let size = element.size();
+        Ok(Expected::tensor(argument, layout, size, access, size as u64).of_type(element))
+    }
+
+    /// The type of an operand's elements; `None` if they are no elements of tensors.
+    pub(crate) fn type_of(&self, operand: Operand) -> Option<ElementType> {
+        match (operand, operand.elements()) {
+            (Operand::KPages | Operand::VPages, _) => Some(self.types.k),
+            (_, Elements::Queries | Elements::Keys) => Some(self.types.q),
+            (_, Elements::F32) => Some(ElementType::F32),
+            (_, Elements::Angles) => match self.rotary.as_ref().map(Rotary::angles) {
+                Some(Angles::Tables { element, .. }) => Some(*element),
+                _ => None,
+            },
+            _ => None,
+        }
     }
 }
 
@@ -622,13 +589,8 @@ fn angle_table(
         });
     }
     let size = found.size();
-    Ok(Expected::tensor(
-        argument,
-        layout,
-        size,
-        Access::Read,
-        size as u64,
-    ))
+    let expected = Expected::tensor(argument, layout, size, Access::Read, size as u64);
+    Ok(expected.of_type(found))
 }
 
 /// Checks that new rows fit after those that a sequence has, as far as the host knows both.
@@ -648,7 +610,7 @@ fn check_room(
         let (_, new) = rows.sequence(index);
         if length as usize + new > capacity {
             return Err(Error::Lengths {
-                argument: KEYS.used,
+                argument: KEYS.used.name(),
                 index,
                 rule: format!(
                     "is {length}, and {new} rows follow, but there is room for {capacity}"

@@ -1,20 +1,21 @@
 //! Cache writes with tensors of the user's level.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
-use bytemuck::Pod;
-use warptile_driver::DeviceSlice;
+use warptile_driver::{DeviceBuffer, DeviceSlice};
+use warptile_kernels::{Operand, Types};
 
 use crate::backend::{Backend, Place, same_device};
-use crate::gpu::{AppendArgument, AppendBindings, PositionElement, in_one};
-use crate::operands::{LengthElement, ScaledBy, Scales};
-use crate::ops::append::{
-    Append, AppendBuilder, AppendOperands, CacheMut, CacheOperand, QueriesMut, append_cpu,
-};
-use crate::ops::rotary::{Pairing, Rotary, Tables};
-use crate::quantized::{Quantized, QuantizedType};
+use crate::gpu::{Bindings, Gpu, PositionElement, in_one};
+use crate::host::{HostInputs, HostOutputs};
+use crate::numbers::Numbers;
+use crate::operands::{Given, LengthElement, ScaledBy, Scales};
+use crate::ops::append::{Append, AppendBuilder, append_cpu};
+use crate::ops::rotary::{Pairing, Rotary};
+use crate::scales::{Quantized, check_scale_values};
 use crate::tensor::Bytes;
-use crate::{Element, Error, Layout, Result, Tensor};
+use crate::{Element, ElementType, Error, Layout, Result, Tensor};
 
 /// New keys and values on their way into a cache: where each row goes, and whether keys and queries are rotated.
 ///
@@ -53,10 +54,11 @@ pub struct CacheWrite<'a, T: Element> {
     v: &'a Tensor<T>,
     cache: CacheTensors<'a, T>,
     queries: Option<QueryTensors<'a, T>>,
-    tables: Option<AngleTensors<'a, T>>,
+    /// Cosines and sines, if they are tables.
+    tables: Option<[&'a dyn Bytes; 2]>,
     builder: AppendBuilder<'a>,
-    /// Lists on the device, with their arguments.
-    lists: Vec<(AppendArgument, DeviceSlice<'a, u8>)>,
+    /// Lists on the device, with their operands.
+    lists: Vec<(Operand, DeviceSlice<'a, u8>)>,
 }
 
 /// The keys and values of a cache: two tensors, or one that has both. `(&mut k_pages, &mut v_pages)` are two.
@@ -81,19 +83,14 @@ enum Memory<'a> {
 }
 
 impl<'a> Memory<'a> {
-    /// In host memory, as elements that it is made of.
-    fn on_host<C: Pod>(self) -> Result<CacheMut<'a, C>> {
+    fn on_host(self) -> Result<HostOutputs<'a>> {
         Ok(match self {
-            Memory::Apart(keys, values) => CacheMut::Apart(
-                bytemuck::cast_slice_mut(keys.host_mut("k_pages")?),
-                bytemuck::cast_slice_mut(values.host_mut("v_pages")?),
-            ),
+            Memory::Apart(keys, values) => {
+                HostOutputs::cache(keys.host_mut("k_pages")?, values.host_mut("v_pages")?)
+            }
             Memory::Together {
                 memory, values_at, ..
-            } => CacheMut::Together(
-                bytemuck::cast_slice_mut(memory.host_mut("k_pages")?),
-                values_at,
-            ),
+            } => HostOutputs::cache_in_one(memory.host_mut("k_pages")?, values_at),
         })
     }
 
@@ -193,7 +190,7 @@ impl<'a, T: Element> CacheTensors<'a, T> {
 
     /// As [`quantized`](Self::quantized), of a type that is known at run time: the bits of its numbers.
     pub fn quantized_bits(
-        element: QuantizedType,
+        element: ElementType,
         keys: &'a mut Tensor<u8>,
         values: &'a mut Tensor<u8>,
         scales: Scales<'a>,
@@ -226,12 +223,6 @@ enum QueryTensors<'a, T: Element> {
     Into(&'a Tensor<T>, &'a mut Tensor<T>),
 }
 
-#[derive(Debug)]
-enum AngleTensors<'a, T: Element> {
-    F32(&'a Tensor<f32>, &'a Tensor<f32>),
-    Elements(&'a Tensor<T>, &'a Tensor<T>),
-}
-
 macro_rules! on_device {
     ($($(#[$doc:meta])* $name:ident, $argument:ident, |$builder:ident, $count:ident $(, $more:ident: $type:ty)?| $set:expr;)*) => {
         $(
@@ -239,7 +230,7 @@ macro_rules! on_device {
             pub fn $name<L: LengthElement>(mut self, list: DeviceSlice<'a, L> $(, $more: $type)?) -> Self {
                 let ($builder, $count) = (self.builder, list.len());
                 self.builder = $set;
-                self.lists.push((AppendArgument::$argument, list.into_bytes()));
+                self.lists.push((Operand::$argument, list.into_bytes()));
                 self
             }
         )*
@@ -251,8 +242,10 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     pub fn new(k: &'a Tensor<T>, v: &'a Tensor<T>, cache: impl Into<CacheTensors<'a, T>>) -> Self {
         let cache = cache.into();
         let [keys, values] = cache.memory.layouts();
+        let element = cache.quantized.as_ref().map_or(T::TYPE, |by| by.element);
+        let types = Types::of(T::TYPE).keys(element);
         CacheWrite {
-            builder: Append::builder(T::TYPE, [k.layout(), v.layout()], [&keys, &values]),
+            builder: Append::builder(types, [k.layout(), v.layout()], [&keys, &values]),
             k,
             v,
             cache,
@@ -282,7 +275,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
 
     /// As [`slots`](Self::slots), in device memory.
     pub fn slots_on_device(mut self, slots: DeviceSlice<'a, i64>) -> Self {
-        self.lists.push((AppendArgument::Slots, slots.into_bytes()));
+        self.lists.push((Operand::NewSlots, slots.into_bytes()));
         self.with(AppendBuilder::device_slots)
     }
 
@@ -337,7 +330,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         sin: &'a Tensor<f32>,
         pairing: Pairing,
     ) -> Result<Self> {
-        self.tables = Some(AngleTensors::F32(cos, sin));
+        self.tables = Some([cos, sin]);
         let rotary = of_tables(cos, sin, pairing)?;
         Ok(self.rotary(rotary))
     }
@@ -352,7 +345,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         sin: &'a Tensor<T>,
         pairing: Pairing,
     ) -> Result<Self> {
-        self.tables = Some(AngleTensors::Elements(cos, sin));
+        self.tables = Some([cos, sin]);
         let rotary = of_tables(cos, sin, pairing)?;
         Ok(self.rotary(rotary))
     }
@@ -368,7 +361,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         positions: DeviceSlice<'a, P>,
     ) -> Self {
         self.lists
-            .push((AppendArgument::Positions, positions.into_bytes()));
+            .push((Operand::Positions, positions.into_bytes()));
         self.with(|builder| builder.device_positions(P::WIDE))
     }
 
@@ -393,9 +386,20 @@ impl<'a, T: Element> CacheWrite<'a, T> {
     /// Before anything is written: a tensor that does not fit, tensors on different devices, numbers on the host that break a rule;
     /// [`Error::Shared`] if somebody else holds the cache or the queries. If the launch fails.
     pub fn run(self) -> Result<()> {
-        let quantized = self.cache.quantized.as_ref();
-        let quantized = quantized.map(ScaledBy::quantization).transpose()?;
-        let append = self.builder.clone().quantized(quantized).build()?;
+        let counts = self
+            .scales()
+            .map(|(_, given)| given.request().len().unwrap_or(0));
+        let counts: Vec<usize> = counts.collect();
+        let builder = match counts[..] {
+            [k, v] => self.builder.clone().scale_counts([k, v]),
+            _ => self.builder.clone(),
+        };
+        let append = builder.build()?;
+        for (operand, given) in self.scales() {
+            if let Given::Numbers(Numbers::Host(values)) = given {
+                check_scale_values(*operand, bytemuck::cast_slice(values))?;
+            }
+        }
         let backend = self.k.backend().clone();
         same_device("v", Some(self.v.backend()), &backend)?;
         self.cache.memory.check_device(&backend)?;
@@ -410,84 +414,98 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         match backend.place() {
             Place::Cpu => self.run_on_cpu(&append),
             Place::Gpu(gpu) => {
-                let prepared = gpu.prepare_append(T::TYPE, append.quantized_type())?;
-                let scales = self.cache.quantized.as_ref();
-                let scales = scales.map(|by| by.scales.upload(gpu)).transpose()?;
-                let scales = scales.as_ref().map(|[k, v]| [k.slice(), v.slice()]);
+                let prepared = gpu.prepare_append(append.types())?;
+                let scales = self.uploaded_scales(gpu)?;
+                let scales = scales.each_ref();
                 let bindings = self.bindings(&append, scales)?;
                 prepared.launch(gpu.stream(), &append, &bindings)
             }
         }
     }
 
-    fn run_on_cpu(self, append: &Append) -> Result<()> {
-        let queries = match self.queries {
-            Some(QueryTensors::InPlace(q)) => Some(QueriesMut::InPlace(q.host_mut("q")?)),
-            Some(QueryTensors::Into(q, out)) => {
-                Some(QueriesMut::Into(q.on_host("q")?, out.host_mut("q_out")?))
-            }
-            None => None,
-        };
-        let tables = match self.tables {
-            Some(AngleTensors::F32(cos, sin)) => {
-                Some(Tables::F32(cos.on_host("cos")?, sin.on_host("sin")?))
-            }
-            Some(AngleTensors::Elements(cos, sin)) => {
-                Some(Tables::Elements(cos.on_host("cos")?, sin.on_host("sin")?))
-            }
-            None => None,
-        };
-        let CacheTensors {
-            memory, quantized, ..
-        } = self.cache;
-        let cache = match quantized {
-            None => CacheOperand::Same(memory.on_host()?),
-            Some(ScaledBy { element, scales }) => {
-                CacheOperand::Quantized(memory.on_host()?, element, scales.host()?)
-            }
-        };
-        let operands = AppendOperands {
-            k: self.k.on_host("k")?,
-            v: self.v.on_host("v")?,
-            cache,
-            queries,
-            tables,
-        };
-        append_cpu(append, operands)
+    /// The scales of a quantized cache.
+    fn scales(&self) -> impl Iterator<Item = &(Operand, Given<'a>)> {
+        self.cache.quantized.iter().flat_map(|by| &by.scales)
     }
 
-    /// `scales`: those of a quantized cache.
+    /// The scales that are in host memory, in device memory.
+    fn uploaded_scales(&self, gpu: &Gpu) -> Result<[Option<Arc<DeviceBuffer<f32>>>; 2]> {
+        let mut uploaded = [None, None];
+        for ((_, given), to) in self.scales().zip(&mut uploaded) {
+            if let Given::Numbers(Numbers::Host(values)) = given {
+                *to = Some(gpu.constant(bytemuck::cast_slice(values))?);
+            }
+        }
+        Ok(uploaded)
+    }
+
+    fn run_on_cpu(self, append: &Append) -> Result<()> {
+        let mut inputs = HostInputs::default()
+            .with(Operand::K, self.k.on_host("k")?)
+            .with(Operand::V, self.v.on_host("v")?);
+        for (operand, given) in self.scales() {
+            inputs.set(*operand, given.on_host(operand.name())?);
+        }
+        if let Some([cos, sin]) = self.tables {
+            inputs.set(Operand::Cos, cos.on_host("cos")?);
+            inputs.set(Operand::Sin, sin.on_host("sin")?);
+        }
+        let mut outputs = self.cache.memory.on_host()?;
+        match self.queries {
+            Some(QueryTensors::InPlace(q)) => {
+                outputs = outputs.with(Operand::Q, q.host_mut("q")?);
+            }
+            Some(QueryTensors::Into(q, out)) => {
+                inputs.set(Operand::Q, q.on_host("q")?);
+                outputs = outputs.with(Operand::QOut, out.host_mut("q_out")?);
+            }
+            None => {}
+        }
+        append_cpu(append, &inputs, outputs)
+    }
+
+    /// `uploaded`: the scales of a quantized cache that are not given in device memory.
     fn bindings<'b>(
         self,
         append: &Append,
-        scales: Option<[DeviceSlice<'b, f32>; 2]>,
-    ) -> Result<AppendBindings<'b, T>>
+        uploaded: [&'b Option<Arc<DeviceBuffer<f32>>>; 2],
+    ) -> Result<Bindings<'b>>
     where
         'a: 'b,
     {
-        let (k, v) = (self.k.on_device("k")?, self.v.on_device("v")?);
-        let pages = self.cache.memory.on_device(append.cache_size())?;
-        let mut bindings = AppendBindings::of(k, v, pages);
-        if let (Some(element), Some(scales)) = (append.quantized_type(), scales) {
-            bindings = bindings.scaled(element, scales);
+        let mut bindings = Bindings::default();
+        for ((operand, given), uploaded) in self.scales().zip(uploaded) {
+            match (given, uploaded) {
+                (_, Some(scales)) => bindings.set(*operand, scales.as_slice().into_bytes()),
+                (Given::Numbers(Numbers::Device(scales)), None) => {
+                    bindings.set(*operand, scales.clone());
+                }
+                _ => {}
+            }
         }
-        bindings = match self.queries {
-            Some(QueryTensors::InPlace(q)) => bindings.queries(q.device_mut("q")?),
+        bindings.set(Operand::K, self.k.on_device("k")?.into_bytes());
+        bindings.set(Operand::V, self.v.on_device("v")?.into_bytes());
+        let [k_pages, v_pages] = self.cache.memory.on_device(append.types().k.size())?;
+        bindings.set(Operand::KPages, k_pages);
+        bindings.set(Operand::VPages, v_pages);
+        match self.queries {
+            Some(QueryTensors::InPlace(q)) => {
+                bindings.set(Operand::Q, q.device_mut("q")?.into_bytes());
+            }
             Some(QueryTensors::Into(q, out)) => {
-                bindings.queries_into(q.on_device("q")?, out.device_mut("q_out")?)
+                bindings.set(Operand::Q, q.on_device("q")?.into_bytes());
+                bindings.set(Operand::QOut, out.device_mut("q_out")?.into_bytes());
             }
-            None => bindings,
-        };
-        bindings = match self.tables {
-            Some(AngleTensors::F32(cos, sin)) => {
-                bindings.tables(cos.on_device("cos")?, sin.on_device("sin")?)
-            }
-            Some(AngleTensors::Elements(cos, sin)) => {
-                bindings.tables(cos.on_device("cos")?, sin.on_device("sin")?)
-            }
-            None => bindings,
-        };
-        Ok(bindings.lists(self.lists))
+            None => {}
+        }
+        if let Some([cos, sin]) = self.tables {
+            bindings.set(Operand::Cos, cos.on_device("cos")?);
+            bindings.set(Operand::Sin, sin.on_device("sin")?);
+        }
+        for (operand, list) in self.lists {
+            bindings.set(operand, list);
+        }
+        Ok(bindings)
     }
 }
 

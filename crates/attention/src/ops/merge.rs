@@ -268,7 +268,7 @@ impl Merge {
 
     /// The arguments of a raw launch: output, lse, then output and lse of each part; as [`Call::memory`](crate::Call::memory).
     pub fn memory(&self) -> impl Iterator<Item = (&'static str, Option<u64>)> + '_ {
-        self.expected.iter().map(Expected::needed)
+        { self.expected.iter() }.map(|expected| (expected.name, expected.needed()))
     }
 
     /// Output, lse, then output and lse of each part.

@@ -4,10 +4,11 @@ use std::f64::consts::TAU;
 use std::ops::Range;
 use std::sync::Arc;
 
+use warptile_kernels::Operand;
 use warptile_kernels::abi::ROTARY_PAIRS;
 
 use crate::extents::{expect_countable, expect_same};
-use crate::gpu::AppendArgument;
+use crate::host::HostInputs;
 use crate::layout::{DIMENSIONS, MAX_LEN};
 use crate::lengths::{KEYS, SideLengths};
 use crate::{Element, ElementType, Error, Layout, Result};
@@ -43,15 +44,6 @@ pub(crate) enum Angles {
         element: ElementType,
         layout: Layout,
     },
-}
-
-/// Tables of cosines and sines in host memory.
-#[derive(Debug, Clone, Copy)]
-pub enum Tables<'a, T> {
-    /// Of `f32`: cosines, sines.
-    F32(&'a [f32], &'a [f32]),
-    /// Of the tensors' elements.
-    Elements(&'a [T], &'a [T]),
 }
 
 impl Rotary {
@@ -147,36 +139,34 @@ impl Rotary {
         }
     }
 
-    /// Cosine and sine of each pair at a position.
-    pub(crate) fn angles_at<T: Element>(
+    /// Cosine and sine of each pair at a position. Tables are among the inputs, which were checked.
+    pub(crate) fn angles_at(
         &self,
         position: i64,
-        tables: Option<&Tables<'_, T>>,
+        inputs: &HostInputs<'_>,
         to: &mut [[f32; 2]],
-    ) {
+    ) -> Result<()> {
         // At least one position, by the constructors.
         let position = position.clamp(0, self.positions_end() as i64 - 1) as usize;
-        match (&self.angles, tables) {
-            (Angles::Turns(turns), _) => {
+        match &self.angles {
+            Angles::Turns(turns) => {
                 for (to, turns) in to.iter_mut().zip(&**turns) {
                     // The upper half, as a number between -1/2 and 1/2 of a turn, has more bits than the result.
                     let turns = (turns.wrapping_mul(position as u64) >> 32) as i32;
                     let (sin, cos) = (f64::from(turns) * (TAU / 2_f64.powi(32))).sin_cos();
                     *to = [cos as f32, sin as f32];
                 }
+                Ok(())
             }
-            (Angles::Tables { layout, .. }, Some(tables)) => {
+            Angles::Tables { element, layout } => {
                 let start = layout.offset(0, position, 0);
                 let row = start..start + layout.head_dim();
-                match tables {
-                    Tables::F32(cos, sin) => copy(to, &cos[row.clone()], &sin[row], |value| value),
-                    Tables::Elements(cos, sin) => {
-                        copy(to, &cos[row.clone()], &sin[row], T::to_f32);
-                    }
+                match element {
+                    ElementType::F16 => read_row::<half::f16>(inputs, row, to),
+                    ElementType::Bf16 => read_row::<half::bf16>(inputs, row, to),
+                    _ => read_row::<f32>(inputs, row, to),
                 }
             }
-            // The caller has checked that there are tables.
-            (Angles::Tables { .. }, None) => {}
         }
     }
 
@@ -194,10 +184,17 @@ impl Rotary {
     }
 }
 
-fn copy<U: Copy>(to: &mut [[f32; 2]], cos: &[U], sin: &[U], widen: impl Fn(U) -> f32) {
-    for ((to, &cos), &sin) in to.iter_mut().zip(cos).zip(sin) {
-        *to = [widen(cos), widen(sin)];
+fn read_row<U: Element>(
+    inputs: &HostInputs<'_>,
+    row: Range<usize>,
+    to: &mut [[f32; 2]],
+) -> Result<()> {
+    let table = |operand| inputs.elements::<U>(operand).map(Option::unwrap_or_default);
+    let (cos, sin) = (table(Operand::Cos)?, table(Operand::Sin)?);
+    for ((to, cos), sin) in to.iter_mut().zip(&cos[row.clone()]).zip(&sin[row]) {
+        *to = [cos.to_f32(), sin.to_f32()];
     }
+    Ok(())
 }
 
 fn check_size(size: usize) -> Result<()> {
@@ -217,7 +214,7 @@ pub(super) fn check_positions(
         let beyond = |&index: &usize| usize::try_from(positions[index]).is_ok_and(|at| at >= end);
         match places.find(beyond) {
             Some(index) => Err(Error::Lengths {
-                argument: AppendArgument::Positions.name(),
+                argument: Operand::Positions.name(),
                 index,
                 rule: format!("is {}, but cos and sin have {end} rows", positions[index]),
             }),
@@ -244,7 +241,7 @@ pub(super) fn check_places(lengths: &[i32], rows: &SideLengths, end: usize) -> R
         let (_, new) = rows.sequence(index);
         if new > 0 && length as usize + new > end {
             return Err(Error::Lengths {
-                argument: KEYS.used,
+                argument: KEYS.used.name(),
                 index,
                 rule: format!(
                     "is {length}, and {new} rows follow, but cos and sin have rows for {end} positions"
@@ -265,7 +262,9 @@ mod tests {
         let rotary = Rotary::computed(128, 10_000.0, Pairing::HalfSplit).unwrap();
         let mut angles = vec![[0.0; 2]; 64];
         for position in [0_i64, 1, 4095, 131_071, 999_983, 1 << 20, (1 << 24) + 1] {
-            rotary.angles_at::<f32>(position, None, &mut angles);
+            rotary
+                .angles_at(position, &HostInputs::default(), &mut angles)
+                .unwrap();
             for (pair, &[cos, sin]) in angles.iter().enumerate() {
                 let frequency = 10_000_f64.powf(-2.0 * pair as f64 / 128.0);
                 let turns = (frequency / TAU * 2_f64.powi(96)) as u128;

@@ -33,7 +33,7 @@ pub(super) fn heads_at_once(step: &Step, call: &Call, numbered: &Numbered, tiles
     if persistent && tiles * numbered.ctas <= u64::from(step.multiprocessors) {
         return 1;
     }
-    let row_bytes = call.heads().key_value_elements() * call.key_size();
+    let row_bytes = call.heads().key_value_elements() * call.types().k.size();
     let head_bytes = call.key_len().saturating_mul(row_bytes).max(1);
     let heads = interleaved(call, numbered.heads);
     // Half of all keys are hidden: the lengths of tiles go down to nothing.

@@ -16,7 +16,6 @@ use crate::plan::split_tiles::splits_tiles;
 use crate::plan::step::{clusters_at_once, tiles_of};
 use crate::plan::{Basis, Considered, MAX_TILES, Plan, Reason, Step};
 use crate::problem::Problem;
-use crate::quantized::QuantizedType;
 use crate::rates::{Rates, Standing};
 use crate::splits::Splits;
 
@@ -258,8 +257,8 @@ impl<'a> Planner<'a> {
             .copied()
             .filter(|image| image.element == element && image.role == Role::Forward);
         let any = of_element.clone().next().ok_or(Reason::Element(element))?;
-        if let Some(keys) = QuantizedType::of(any)
-            && problem.quantized() != Some(keys)
+        if let Some(keys) = any.types().scaled()
+            && problem.types().scaled() != Some(keys)
         {
             return Err(Reason::OnlyKeys(keys));
         }

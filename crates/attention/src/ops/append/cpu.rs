@@ -1,84 +1,56 @@
 //! Cache writes on the CPU.
 
+use std::sync::Mutex;
+
+use bytemuck::Pod;
+use warptile_kernels::{Operand, Operations};
+
 use super::Append;
 use crate::cpu::{SharedMut, in_parallel};
-use crate::gpu::AppendArgument;
-use crate::ops::rotary::{Angles, Rotary, Tables};
-use crate::quantized::{Quantization, QuantizedType, check_key_type, scale_of};
+use crate::e4m3::E4m3;
+use crate::host::{HostInputs, HostOutputs, check_type};
+use crate::scales::{SCALES, check_scale_values, scale_of};
 use crate::{Element, ElementType, Error, Result};
-
-/// Keys and values of a cache in host memory.
-#[derive(Debug)]
-pub enum CacheMut<'a, C> {
-    /// Keys, values.
-    Apart(&'a mut [C], &'a mut [C]),
-    /// In one tensor, the values so many elements after the keys.
-    Together(&'a mut [C], usize),
-}
-
-/// What is written: a cache of the elements of the new rows, or a quantized one.
-#[derive(Debug)]
-pub enum CacheOperand<'a, T> {
-    /// Of the same elements. A [`CacheMut`] is one.
-    Same(CacheMut<'a, T>),
-    /// The bits of numbers of a type, with the scales of keys and of values: each one number, or one for each key/value head.
-    Quantized(CacheMut<'a, u8>, QuantizedType, [&'a [f32]; 2]),
-}
-
-impl<'a, T> From<CacheMut<'a, T>> for CacheOperand<'a, T> {
-    fn from(cache: CacheMut<'a, T>) -> Self {
-        CacheOperand::Same(cache)
-    }
-}
-
-/// Queries in host memory.
-#[derive(Debug)]
-pub enum QueriesMut<'a, T> {
-    /// Rotated where they are.
-    InPlace(&'a mut [T]),
-    /// Rotated into the second slice.
-    Into(&'a [T], &'a mut [T]),
-}
-
-/// The memory of a cache write on the CPU, in the layouts of an [`Append`].
-#[derive(Debug)]
-pub struct AppendOperands<'a, T> {
-    /// New keys.
-    pub k: &'a [T],
-    /// New values.
-    pub v: &'a [T],
-    /// The cache.
-    pub cache: CacheOperand<'a, T>,
-    /// Queries, if the description has them.
-    pub queries: Option<QueriesMut<'a, T>>,
-    /// Tables of the rotation, if it has some.
-    pub tables: Option<Tables<'a, T>>,
-}
 
 /// Writes keys and values into a cache on the CPU. See [`Append`] for the rules.
 ///
 /// # Errors
-/// Slices that are not those of the description, and numbers that are in device memory.
-pub fn append_cpu<T: Element>(append: &Append, operands: AppendOperands<'_, T>) -> Result<()> {
-    check_operands(append, &operands)?;
-    let AppendOperands {
-        k,
-        v,
-        cache,
-        queries,
-        tables,
-    } = operands;
-    match cache {
-        CacheOperand::Same(memory) => write(append, [k, v], queries, tables, memory, &|x, _| x),
-        CacheOperand::Quantized(memory, element, scales) => {
+/// Memory that is not that of the description, and numbers that are in device memory.
+pub fn append_cpu(
+    append: &Append,
+    inputs: &HostInputs<'_>,
+    outputs: HostOutputs<'_>,
+) -> Result<()> {
+    match append.element() {
+        ElementType::F16 => typed::<half::f16>(append, inputs, outputs),
+        ElementType::Bf16 => typed::<half::bf16>(append, inputs, outputs),
+        // No write has new rows of a scaled type.
+        _ => typed::<f32>(append, inputs, outputs),
+    }
+}
+
+fn typed<T: Element>(
+    append: &Append,
+    inputs: &HostInputs<'_>,
+    outputs: HostOutputs<'_>,
+) -> Result<()> {
+    check_inputs(append, inputs, &outputs)?;
+    match append.types().scaled() {
+        None => write::<T, T>(append, inputs, outputs, &|x, _| x),
+        Some(_) => {
+            let scales = |operand| {
+                inputs
+                    .elements::<f32>(operand)
+                    .map(Option::unwrap_or_default)
+            };
+            let scales = [scales(Operand::KScale)?, scales(Operand::VScale)?];
             let stored = |x: T, place: Place| {
                 let scales = scales[usize::from(!place.is_key)];
-                element.quantize(x.to_f32(), scale_of(scales, place.head))
+                E4m3::quantize(x.to_f32(), scale_of(scales, place.head)).to_bits()
             };
-            write(append, [k, v], queries, tables, memory, &stored);
+            write::<T, u8>(append, inputs, outputs, &stored)
         }
     }
-    Ok(())
 }
 
 /// Whose element is stored.
@@ -89,36 +61,42 @@ struct Place {
 }
 
 /// `stored`: what the cache holds of a number.
-fn write<T: Element, C: Copy + Send>(
+fn write<T: Element, C: Pod + Send>(
     append: &Append,
-    [k, v]: [&[T]; 2],
-    queries: Option<QueriesMut<'_, T>>,
-    tables: Option<Tables<'_, T>>,
-    cache: CacheMut<'_, C>,
+    inputs: &HostInputs<'_>,
+    mut outputs: HostOutputs<'_>,
     stored: &(impl Fn(T, Place) -> C + Sync),
-) {
+) -> Result<()> {
+    let new = |operand| inputs.elements::<T>(operand).map(Option::unwrap_or_default);
+    let (k, v) = (new(Operand::K)?, new(Operand::V)?);
     // Slices that start where their tensors do; those of a cache in one tensor are one memory.
-    let (keys, values, values_at) = match cache {
-        CacheMut::Apart(keys, values) => (SharedMut::new(keys), Some(SharedMut::new(values)), 0),
-        CacheMut::Together(memory, values_at) => (SharedMut::new(memory), None, values_at),
-    };
+    let values_at = outputs.values_at().unwrap_or(0);
+    let keys = SharedMut::new(outputs.take::<C>(Operand::KPages)?.unwrap_or_default());
+    let values = outputs.take::<C>(Operand::VPages)?.map(SharedMut::new);
     let values = values.as_ref().unwrap_or(&keys);
-    let (q_in, q_out) = match queries {
-        Some(QueriesMut::InPlace(q)) => (None, Some(SharedMut::new(q))),
-        Some(QueriesMut::Into(q, out)) => (Some(q), Some(SharedMut::new(out))),
-        None => (None, None),
+    let q_in = inputs.elements::<T>(Operand::Q)?;
+    let q_out = match outputs.take::<T>(Operand::QOut)? {
+        None => outputs.take::<T>(Operand::Q)?,
+        out => out,
     };
+    let q_out = q_out.map(SharedMut::new);
 
     let tokens = tokens(append);
     let pairs = append.rotary().map_or(0, |rotary| rotary.size() / 2);
     let mut angles = vec![[0.0; 2]; tokens.len() * pairs];
     if let Some(rotary) = append.rotary() {
         let of_tokens = SharedMut::new(&mut angles);
+        let failed = Mutex::new(Ok(()));
         in_parallel(tokens.len(), |index| {
             // SAFETY: the pairs of one token, within the list; each index comes once.
             let to = unsafe { of_tokens.slice(index * pairs, pairs) };
-            rotary.angles_at(tokens[index].position, tables.as_ref(), to);
+            if let Err(error) = rotary.angles_at(tokens[index].position, inputs, to)
+                && let Ok(mut failed) = failed.lock()
+            {
+                *failed = Err(error);
+            }
         });
+        failed.into_inner().unwrap_or(Ok(()))?;
     }
     let rotate = |index: usize, row: &mut [T]| {
         if let Some(rotary) = append.rotary() {
@@ -132,10 +110,10 @@ fn write<T: Element, C: Copy + Send>(
         let mut rotated = Vec::new();
         for (index, token) in tokens.iter().enumerate() {
             if head < query_heads {
-                let (Some(layout), Some(out)) = (append.q(), &q_out) else {
+                let (Some(layout), Some(out)) = (append.layout(Operand::Q), &q_out) else {
                     continue;
                 };
-                let to = append.q_out().unwrap_or(layout);
+                let to = append.layout(Operand::QOut).unwrap_or(layout);
                 let (from, to) = (
                     layout.offset(token.entry, token.row, head),
                     to.offset(token.entry, token.row, head),
@@ -174,6 +152,7 @@ fn write<T: Element, C: Copy + Send>(
             }
         }
     });
+    Ok(())
 }
 
 /// One new row.
@@ -231,103 +210,67 @@ fn tokens(append: &Append) -> Vec<Token> {
     tokens
 }
 
-fn check_operands<T: Element>(append: &Append, operands: &AppendOperands<'_, T>) -> Result<()> {
-    if T::TYPE != append.element() {
-        return Err(Error::ElementMismatch {
-            argument: "k",
-            expected: append.element(),
-            found: T::TYPE,
-        });
-    }
-    for argument in [
-        AppendArgument::Slots,
-        AppendArgument::BlockTable,
-        AppendArgument::RowOffsets,
-        AppendArgument::RowLengths,
-        AppendArgument::KeyLengths,
-        AppendArgument::Positions,
-    ] {
-        let expected = &append.expected()[argument as usize];
-        if expected.wanted && !expected.on_host {
+/// Checks that all memory is what the description needs, and no more.
+fn check_inputs(append: &Append, inputs: &HostInputs<'_>, outputs: &HostOutputs<'_>) -> Result<()> {
+    for operand in Operand::of(Operations::APPEND) {
+        let (argument, expected) = (operand.name(), &append.expected()[operand]);
+        let is_list = append.host_numbers().any(|(other, _)| other == operand);
+        if is_list {
+            continue;
+        }
+        if SCALES.contains(&operand) {
+            let scales = inputs.elements::<f32>(operand)?;
+            if scales.is_some() != expected.wanted {
+                return Err(Error::Scales {
+                    argument,
+                    keys: append.types().scaled(),
+                });
+            }
+        }
+        let is_written = expected.access == crate::gpu::Access::Write;
+        let given = match is_written {
+            true => outputs.get(operand),
+            false => inputs
+                .get(operand)
+                .map(|slice| (slice.bytes.len(), slice.element)),
+        };
+        let device_list = operand as usize >= Operand::TENSORS && expected.element.is_none();
+        if expected.wanted && device_list {
             return Err(Error::Presence {
-                argument: expected.name,
+                argument,
                 rule: "is on a GPU, but the tensors are in host memory",
             });
         }
-    }
-    let (element, scales) = match &operands.cache {
-        CacheOperand::Quantized(_, element, scales) => (Some(*element), Some(*scales)),
-        CacheOperand::Same(_) => (None, None),
-    };
-    check_key_type("k_pages", append.quantized_type(), element)?;
-    let (k_scale, v_scale) = (scales.map(|each| each[0]), scales.map(|each| each[1]));
-    Quantization::check_scales(append.quantized(), k_scale, v_scale)?;
-    append.k().check_buffer("k", operands.k.len())?;
-    append.v().check_buffer("v", operands.v.len())?;
-    match &operands.cache {
-        CacheOperand::Same(memory) => check_memory(append, memory)?,
-        CacheOperand::Quantized(memory, ..) => check_memory(append, memory)?,
-    }
-    let in_place = append.q_out().is_none();
-    let wanted = append.q().is_some();
-    crate::call::expect_presence("q", wanted, operands.queries.is_some())?;
-    if let (Some(q), Some(queries)) = (append.q(), &operands.queries) {
-        match queries {
-            QueriesMut::InPlace(slice) => {
-                crate::call::expect_presence("q_out", !in_place, false)?;
-                q.check_buffer("q", slice.len())?;
-            }
-            QueriesMut::Into(slice, out) => {
-                crate::call::expect_presence("q_out", !in_place, true)?;
-                q.check_buffer("q", slice.len())?;
-                append
-                    .q_out()
-                    .unwrap_or(q)
-                    .check_buffer("q_out", out.len())?;
-            }
-        }
-    }
-    let table = match append.rotary().map(Rotary::angles) {
-        Some(Angles::Tables { element, layout }) => Some((*element, layout)),
-        _ => None,
-    };
-    crate::call::expect_presence("cos", table.is_some(), operands.tables.is_some())?;
-    if let (Some((element, layout)), Some(tables)) = (table, &operands.tables) {
-        let (found, lens) = match tables {
-            Tables::F32(cos, sin) => (ElementType::F32, [cos.len(), sin.len()]),
-            Tables::Elements(cos, sin) => (T::TYPE, [cos.len(), sin.len()]),
+        crate::call::expect_presence(argument, expected.wanted, given.is_some())?;
+        let Some((bytes, element)) = given else {
+            continue;
         };
-        if found != element {
-            return Err(Error::ElementMismatch {
-                argument: "cos",
-                expected: element,
-                found,
-            });
+        check_type(argument, expected.element, element)?;
+        let (needed, size) = (expected.bytes.reach() as usize, expected.size as usize);
+        crate::extents::expect_room(argument, needed / size, bytes / size)?;
+        if SCALES.contains(&operand) {
+            let scales = inputs.elements::<f32>(operand)?.unwrap_or_default();
+            if scales.len() != needed / size {
+                return Err(Error::Count {
+                    argument,
+                    found: scales.len(),
+                    needed: needed / size,
+                });
+            }
+            check_scale_values(operand, scales)?;
         }
-        layout.check_buffer("cos", lens[0])?;
-        layout.check_buffer("sin", lens[1])?;
     }
-    Ok(())
-}
-
-/// Checks that a cache's memory has the pages of the description.
-fn check_memory<C>(append: &Append, memory: &CacheMut<'_, C>) -> Result<()> {
-    let (keys, values) = match memory {
-        CacheMut::Apart(keys, values) => (keys.len(), values.len()),
-        CacheMut::Together(memory, values_at) => {
-            check_apart(append, *values_at)?;
-            (memory.len(), memory.len().saturating_sub(*values_at))
-        }
-    };
-    append.k_pages().check_buffer("k_pages", keys)?;
-    append.v_pages().check_buffer("v_pages", values)
+    match outputs.values_at() {
+        Some(values_at) => check_apart(append, values_at),
+        None => Ok(()),
+    }
 }
 
 /// Checks that keys and values of a cache in one tensor have memory of their own.
 fn check_apart(append: &Append, values_at: usize) -> Result<()> {
-    let size = append.cache_size() as u64;
-    let keys = &append.expected()[AppendArgument::KPages as usize].bytes;
-    let values = &append.expected()[AppendArgument::VPages as usize].bytes;
+    let size = append.types().k.size() as u64;
+    let keys = &append.expected()[Operand::KPages].bytes;
+    let values = &append.expected()[Operand::VPages].bytes;
     match keys.may_meet(0, values, (values_at as u64).saturating_mul(size)) {
         true => Err(Error::OutputOverlaps {
             argument: "k_pages",

@@ -1,0 +1,97 @@
+//! The two lists that others are made from: the operands of all operations, and the features of images.
+//!
+//! [`Slots`](crate::Slots) has a value for each operand. What a number of a score means, [`Scoring`] says.
+//!
+//! [`Scoring`]: https://docs.rs/warptile/latest/warptile/struct.Scoring.html
+
+use crate::capability::{Features, features};
+use crate::operand::{Count, Elements, Kind, Operations, Row, operands};
+
+features! {
+    /// cap * tanh(score / cap).
+    SOFTCAP = 0, "a softcap";
+    /// Slopes times distance, subtracted from scores.
+    ALIBI = 1, "ALiBi";
+    /// One logit a head that joins the denominator.
+    SINKS = 2, "attention sinks";
+    /// A tensor added to the scores.
+    BIAS = 3, "an additive bias";
+    /// A boolean tensor that hides keys.
+    KEY_MASK = 4, "a boolean mask";
+    /// Sequences that lie end to end.
+    PACKED = 5, "packed sequences";
+    /// Lengths in use that lie on the device.
+    DEVICE_LENGTHS = 6, "lengths on the device";
+    /// Keys and values in pages.
+    PAGED = 7, "paged keys";
+    /// Rows that do not start at multiples of 16 bytes.
+    UNALIGNED = 8, "rows that don't start at multiples of 16 bytes";
+    /// A scale below 0.
+    NEGATIVE_SCALE = 9, "a negative scale";
+    /// The log-sum-exp of each row.
+    LSE = 10, "lse";
+    /// Keys and values in e4m3 with scales. Unlike the others it is no option: an image that has it takes no other keys.
+    E4M3 = 11, "keys and values in e4m3";
+    /// Values of another head size than that of keys. Every kernel takes them; images that were compiled before do not.
+    VALUE_DIM = 12, "values of another head size";
+}
+
+operands! {
+    /// Queries. A cache write rotates them in place unless it is given `q_out`.
+    Q = "q", Kind::Queries, Queries {operations: Operations::BOTH, file: Some("q"), python: Some("q")};
+    /// Keys; of a cache write the new ones.
+    K = "k", Kind::Keys, Keys {operations: Operations::BOTH, file: Some("k"), python: Some("k")};
+    /// Values; of a cache write the new ones.
+    V = "v", Kind::Keys, Keys {operations: Operations::BOTH, file: Some("v"), python: Some("v")};
+    /// Receives the output. Gaps between strided rows, and rows that no sequence owns, are left alone.
+    Out = "out", Kind::Queries, Output {written: true, python: Some("out")};
+    /// The additive bias.
+    Bias = "bias", Kind::Scores, Queries {feature: Features::BIAS, word: Some("bias"), file: Some("bias"), python: Some("bias")};
+    /// The key mask; 0 hides a key.
+    KeyMask = "key_mask", Kind::Scores, U8
+        {feature: Features::KEY_MASK, word: Some("keymask"), file: Some("mask"), python: Some("key_mask")};
+    /// Receives the rotated queries.
+    QOut = "q_out", Kind::Queries, Queries {operations: Operations::APPEND, written: true};
+    /// The cache's keys.
+    KPages = "k_pages", Kind::Keys, Keys {operations: Operations::APPEND, written: true, python: Some("k_cache")};
+    /// The cache's values.
+    VPages = "v_pages", Kind::Keys, Keys {operations: Operations::APPEND, written: true, python: Some("v_cache")};
+    /// Receives the lse, `[batch, heads, length]`; for packed queries `[heads, rows]`.
+    Lse = "lse", Kind::List(Count::Rows), F32 {written: true, feature: Features::LSE, python: Some("lse")};
+    /// Row offsets of packed queries.
+    QueryOffsets = "query_offsets", Kind::List(Count::Offsets), I32 {file: Some("cu_seqlens_q"), python: Some("cu_seqlens_q")};
+    /// Row offsets of packed keys and values.
+    KeyOffsets = "key_offsets", Kind::List(Count::Offsets), I32 {file: Some("cu_seqlens_k"), python: Some("cu_seqlens_k")};
+    /// Used rows of each sequence's queries.
+    QueryLengths = "query_lengths", Kind::List(Count::Sequences), I32 {python: Some("seqused_q")};
+    /// Used rows of each sequence's keys and values; of a cache write those that the cache has already.
+    KeyLengths = "key_lengths", Kind::List(Count::Sequences), I32
+        {operations: Operations::BOTH, file: Some("key_lengths"), python: Some("seqused_k")};
+    /// Numbers of the pages of each sequence, in order.
+    BlockTable = "block_table", Kind::List(Count::Table), I32
+        {operations: Operations::BOTH, feature: Features::PAGED, file: Some("block_table"), python: Some("block_table")};
+    /// ALiBi slopes: `slope * distance` is subtracted from the scores.
+    Slopes = "alibi_slopes", Kind::List(Count::Slopes), F32
+        {feature: Features::ALIBI, word: Some("alibi"), file: Some("alibi_slopes"), python: Some("alibi_slopes")};
+    /// Sinks: a logit for each query head that joins the denominator of its rows; minus infinity for none.
+    Sinks = "sinks", Kind::List(Count::QueryHeads), F32
+        {feature: Features::SINKS, word: Some("sinks"), file: Some("sinks"), python: Some("sinks")};
+    /// Scales of quantized keys, finite and above 0: attention multiplies by them, and a cache write divides by them.
+    KScale = "k_scale", Kind::List(Count::Scales), F32
+        {operations: Operations::BOTH, feature: Features::E4M3, file: Some("k_scale"), python: Some("k_descale")};
+    /// Scales of quantized values, as those of keys.
+    VScale = "v_scale", Kind::List(Count::Scales), F32
+        {operations: Operations::BOTH, feature: Features::E4M3, file: Some("v_scale"), python: Some("v_descale")};
+    /// Slots of the new rows.
+    NewSlots = "slots", Kind::List(Count::NewRows), I64 {operations: Operations::APPEND};
+    /// Row offsets of packed new rows.
+    RowOffsets = "row_offsets", Kind::List(Count::Offsets), I32 {operations: Operations::APPEND};
+    /// New rows of each sequence.
+    RowLengths = "row_lengths", Kind::List(Count::Sequences), I32 {operations: Operations::APPEND};
+    /// Positions of the new rows.
+    Positions = "positions", Kind::List(Count::NewRows), Position {operations: Operations::APPEND};
+    /// Table of cosines.
+    Cos = "cos", Kind::List(Count::Angles), Angles {operations: Operations::APPEND, python: Some("rotary_cos")};
+    /// Table of sines.
+    Sin = "sin", Kind::List(Count::Angles), Angles {operations: Operations::APPEND, python: Some("rotary_sin")};
+}
