@@ -225,6 +225,17 @@ static void explanations(void) {
     expect(__LINE__, warptile_explain(WARPTILE_H200, &desc, text, 5, NULL), WARPTILE_NO_KERNEL, "no kernel for f32");
     desc.kernel = "wmma";
     INVALID(warptile_explain(WARPTILE_CPU, &desc, text, 5, NULL), "wmma is a GPU kernel");
+
+    // Planning takes no memory for each sequence.
+    desc = good();
+    desc.q.shape[0] = desc.k.shape[0] = desc.v.shape[0] = 1;
+    desc.packed_queries = desc.packed_keys = 1;
+    desc.sequences = 1 << 29;
+    WORKS(warptile_explain(WARPTILE_H200, &desc, text, 5, NULL));
+    WORKS(prepare(desc));
+    desc.sequences = INT64_MAX;
+    INVALID(warptile_explain(WARPTILE_H200, &desc, text, 5, NULL), "q has batch 9223372036854775807");
+    INVALID(prepare(desc), "q has batch 9223372036854775807");
 }
 
 static void appends(void) {
