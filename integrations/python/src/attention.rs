@@ -182,6 +182,9 @@ impl<'py> Request<'py> {
             };
         }
         let call = builder.build()?;
+        if let Some(scales) = &scales {
+            scales.check(call.batch(), call.heads().key_value)?;
+        }
         // As many values in another order would be other slopes.
         for (name, shape, dimensions, rule) in [
             (
