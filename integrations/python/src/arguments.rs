@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use warptile::kernels::Excerpt;
 use warptile::{Align, Layout, Mask, Quantization, QuantizedType, TableLayout};
 
 use crate::array::{Array, Described, Device, Dtype, Gradients, Library, Use, device_of};
@@ -92,7 +93,8 @@ impl<'py> Options<'py> {
                     "bottom-right" => Some(Align::BottomRight),
                     other => {
                         return Err(Failure::Invalid(format!(
-                            "causal is {other:?}, but must be True, False, \"bottom-right\" (which True means) or \"top-left\""
+                            "causal is {:?}, but must be True, False, \"bottom-right\" (which True means) or \"top-left\"",
+                            Excerpt::new(other)
                         )));
                     }
                 },

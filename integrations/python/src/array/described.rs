@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use warptile::kernels::Excerpt;
 use warptile::{ElementType, Layout, QuantizedType};
 
 use crate::errors::{Failure, Result};
@@ -80,7 +81,7 @@ impl fmt::Display for Dtype {
             Dtype::U8 => "uint8",
             Dtype::Bool => "bool",
             Dtype::Quantized(QuantizedType::E4m3) => "float8_e4m3fn",
-            Dtype::Other(name) => name,
+            Dtype::Other(name) => return Excerpt::new(name).fmt(f),
         })
     }
 }
@@ -276,8 +277,8 @@ impl Described {
         Ok(([self.shape[0], self.shape[1]], self.strides[0]))
     }
 
-    /// The number of scales in memory: of a number, of a list with one for each key/value head, or of a table whose rows, one for each sequence,
-    /// are the same. [`check_scales`](Self::check_scales) compares the extents with those of the call.
+    /// The number of scales in memory: of a number, of a list with one for each key/value head, or of a table whose rows, one for each
+    /// sequence, are the same. [`check_scales`](Self::check_scales) compares the extents with those of the call.
     pub(crate) fn scales(&self) -> Result<usize> {
         let heads = match self.rank {
             0 => return Ok(1),
@@ -374,7 +375,8 @@ impl Order {
             "bshd" => Ok(Order::Bshd),
             "bhsd" => Ok(Order::Bhsd),
             _ => Err(Failure::Invalid(format!(
-                "layout is {text:?}, but must be \"bshd\" or \"bhsd\""
+                "layout is {:?}, but must be \"bshd\" or \"bhsd\"",
+                Excerpt::new(text)
             ))),
         }
     }
