@@ -14,8 +14,8 @@ use crate::lse::Lse;
 use crate::operands::{DeviceScales, KeyTensors, ScaledBy, Table};
 use crate::tensor::{Bytes, Storage, zeros};
 use crate::{
-    AlibiShape, Call, CallBuilder, Choice, Element, Error, Keys, Operands, Plan, Queries, Result,
-    Scoring, Splits, Tensor, ViewMut, forward_cpu,
+    AlibiShape, Call, CallBuilder, Choice, Element, Keys, Operands, Plan, Queries, Result, Scoring,
+    Splits, Tensor, ViewMut, forward_cpu,
 };
 use given::Given;
 
@@ -229,13 +229,8 @@ impl Attention {
     }
 
     fn plan_on_cpu(&self, call: &Call) -> Result<Plan> {
-        match &self.choice {
-            Choice::Best => Ok(Plan::cpu(call.problem())),
-            Choice::Kernel(name) if name == "cpu" => Ok(Plan::cpu(call.problem())),
-            other => Err(Error::GpuKernelOnCpu {
-                name: other.to_string(),
-            }),
-        }
+        self.choice.check_on_cpu()?;
+        Ok(Plan::cpu(call.problem()))
     }
 
     fn forward_on_cpu<T: Element>(

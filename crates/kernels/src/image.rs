@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::str::FromStr;
 
 use crate::capability::{Features, Role, Schedule};
+use crate::excerpt::Excerpt;
 use crate::shape::TileShape;
 
 /// The element type of Q, K, V and the output.
@@ -135,7 +136,7 @@ impl FromStr for Target {
 
 /// A text that names no target.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a target such as sm_90, sm_90a or compute_80")]
+#[error("{:?} is not a target such as sm_90, sm_90a or compute_80", Excerpt::new(.0))]
 pub struct UnknownTarget(String);
 
 impl fmt::Display for Target {

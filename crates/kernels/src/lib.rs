@@ -19,6 +19,7 @@
 pub mod abi;
 mod capability;
 pub mod elf;
+mod excerpt;
 mod external;
 #[rustfmt::skip]
 #[path = "generated/catalog.rs"]
@@ -29,6 +30,7 @@ mod shape;
 pub mod tiling;
 
 pub use capability::{Features, Role, Schedule};
+pub use excerpt::Excerpt;
 pub use external::{External, ExternalError};
 pub use image::{ElementType, Family, Image, Resources, Target, UnknownTarget, UnpackError};
 pub use shape::TileShape;
