@@ -3,8 +3,20 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use warptile::{Choice, DeviceProfile, Plan};
+use warptile::{Call, Choice, DeviceProfile, ElementType, Layout, Plan, Problem};
 use warptile_benches::case;
+
+/// Packed sequences of 50 rows on average, whose offsets are on the device.
+fn sequences_on_the_device(sequences: usize) -> Problem {
+    let tensor = Layout::packed(50 * sequences, 1, 64);
+    let call = Call::builder(&tensor, &tensor, &tensor, ElementType::Bf16)
+        .device_query_offsets(sequences, 512)
+        .device_key_offsets(sequences, 512);
+    match call.build() {
+        Ok(call) => call.problem(),
+        Err(error) => panic!("{error}"),
+    }
+}
 
 fn plan(criterion: &mut Criterion) {
     let dense = case("b2 q512 k512 h8 d64 f16");
@@ -15,8 +27,11 @@ fn plan(criterion: &mut Criterion) {
         });
     }
     let device = DeviceProfile::h200();
-    for (name, case) in [("dense", &dense), ("packed", &packed)] {
-        let problem = case.call().problem();
+    for (name, problem) in [
+        ("dense", dense.call().problem()),
+        ("packed", packed.call().problem()),
+        ("10M sequences", sequences_on_the_device(10_000_000)),
+    ] {
         // Without a kernel there is nothing to choose, and nothing to measure.
         if let Err(error) = Plan::gpu(problem, &device, &Choice::Best) {
             eprintln!("plan/{name} is not measured: {error}");

@@ -843,4 +843,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: fdaacb1a82495bae512366e1d211c3c1f5f8dc7f92c5b672375228b199417f00 */
+/* Seal of header.sh: 1a4b6051a0b6bc1be79d700ddfe9a9855a98532f42fa842249efd0e5be3b1ca5 */

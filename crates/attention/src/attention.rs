@@ -16,8 +16,8 @@ use crate::numbers::Numbers;
 use crate::operands::Given;
 use crate::tensor::{Bytes, Storage, zeros};
 use crate::{
-    Call, CallBuilder, Choice, Element, Error, HostInputs, HostOutputs, Keys, Plan, Queries,
-    Result, Scoring, Splits, Tensor, forward_cpu,
+    Call, CallBuilder, Choice, Element, HostInputs, HostOutputs, Keys, Plan, Queries, Result,
+    Scoring, Splits, Tensor, forward_cpu,
 };
 use given::Arguments;
 
@@ -226,13 +226,8 @@ impl Attention {
     }
 
     fn plan_on_cpu(&self, call: &Call) -> Result<Plan> {
-        match &self.choice {
-            Choice::Best => Ok(Plan::cpu(call.problem())),
-            Choice::Kernel(name) if name == "cpu" => Ok(Plan::cpu(call.problem())),
-            other => Err(Error::GpuKernelOnCpu {
-                name: other.to_string(),
-            }),
-        }
+        self.choice.check_on_cpu()?;
+        Ok(Plan::cpu(call.problem()))
     }
 
     fn forward_on_cpu<T: Element>(

@@ -27,6 +27,20 @@ pub enum Choice {
 }
 
 impl Choice {
+    /// Checks that it allows the computation on the CPU: [`Best`](Self::Best), or the name `cpu`.
+    ///
+    /// # Errors
+    /// [`Error::GpuKernelOnCpu`].
+    pub fn check_on_cpu(&self) -> Result<()> {
+        match self {
+            Choice::Best => Ok(()),
+            Choice::Kernel(name) if name == "cpu" => Ok(()),
+            other => Err(Error::GpuKernelOnCpu {
+                name: other.to_string(),
+            }),
+        }
+    }
+
     /// The kernel of a family and a tiling.
     ///
     /// ```

@@ -1,7 +1,7 @@
 //! What can be wrong with a problem, a tensor or the machine.
 
 use warptile_driver::DriverError;
-use warptile_kernels::{ElementType, UnpackError};
+use warptile_kernels::{ElementType, Excerpt, UnpackError};
 
 use crate::layout::MAX_HEAD_DIM;
 use crate::plan::Considered;
@@ -279,7 +279,7 @@ pub enum Error {
     },
 
     /// There is no kernel or image of that name.
-    #[error("unknown {what} {name:?}{}", suggest(.close))]
+    #[error("unknown {what} {:?}{}", Excerpt::new(name), suggest(.close))]
     UnknownName {
         /// `kernel` or `image`.
         what: &'static str,
@@ -289,8 +289,11 @@ pub enum Error {
         close: Vec<String>,
     },
 
-    /// A GPU kernel was asked for, but the tensors are on the CPU.
-    #[error("{name} is a GPU kernel, but the tensors are on the CPU")]
+    /// A kernel for GPUs was asked for, but the tensors are on the CPU.
+    #[error(
+        "kernel is {:?}, but the tensors are on the CPU, where it must be \"best\" or \"cpu\"",
+        Excerpt::new(name)
+    )]
     GpuKernelOnCpu {
         /// What was asked for.
         name: String,
@@ -496,7 +499,9 @@ impl Error {
         let mut known: Vec<&str> = known.collect();
         known.sort_unstable();
         known.dedup();
-        let likeness = |other: &str| strsim::jaro_winkler(name, other);
+        // Of an endless name the beginning: what is compared takes a time that grows with its length, for each of `known`.
+        let beginning: String = name.chars().take(Excerpt::NAME).collect();
+        let likeness = |other: &str| strsim::jaro_winkler(&beginning, other);
         known.sort_by(|a, b| likeness(b).total_cmp(&likeness(a)));
         known.truncate(SUGGESTIONS);
         Error::UnknownName {
@@ -571,6 +576,21 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "unknown kernel \"skalar\"; did you mean scalar_d64, scalar_d128?"
+        );
+    }
+
+    #[test]
+    fn names_from_outside_are_quoted_and_cut() {
+        let hostile = format!("\u{1b}[2J{}", "x".repeat(10_000_000));
+        let shown = format!("\"\\u{{1b}}[2J{}...\"", "x".repeat(56));
+        let choice: crate::Choice = hostile.parse().unwrap();
+        let error = choice.check_on_cpu().unwrap_err().to_string();
+        let expected = format!("kernel is {shown}, but the tensors are on the CPU");
+        assert!(error.starts_with(&expected), "{error}");
+        let unknown = Error::unknown("kernel", &hostile, ["wmma_d64"].into_iter());
+        assert_eq!(
+            unknown.to_string(),
+            format!("unknown kernel {shown}; did you mean wmma_d64?")
         );
     }
 

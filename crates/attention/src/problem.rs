@@ -204,8 +204,9 @@ impl Problem {
     /// The problem on one line, in the words of the `warptile` program ("b2 q512 k576 h8/2 d64 f16 mask=causal"): what [`Rates`] and the
     /// log of problems (`WARPTILE_LOG`) know it by. Reading it back gives a problem of the same line.
     ///
-    /// Of packed sequences the longest is taken to have the bound's length, and the others to share the rest evenly. What takes no time is
-    /// not part of it: the scale, unless it is negative, and whether the logarithm of the sums is wanted.
+    /// The longest packed sequence is taken to have the bound's length, and the others to share the rest evenly. Neighbors with the same
+    /// lengths are written once, with their number: the line is short for any number of sequences. The line leaves out what takes no time:
+    /// the scale, unless it is negative, and whether the logarithm of the sums is wanted.
     ///
     /// [`Rates`]: crate::Rates
     #[must_use]
@@ -215,16 +216,7 @@ impl Problem {
         let packed = self.packed_queries || self.packed_keys;
         // Writing to a string does not fail.
         let _ = match packed {
-            true => {
-                let queries = spread(self.query_rows, self.query_len, self.batch);
-                let keys = match self.packed_keys {
-                    true => spread(self.key_rows, self.key_len, self.batch),
-                    false => vec![self.key_len; self.batch],
-                };
-                let pairs = queries.iter().zip(&keys);
-                let pairs: Vec<String> = pairs.map(|(q, k)| format!("{q}x{k}")).collect();
-                write!(line, "packed={}", pairs.join(","))
-            }
+            true => write!(line, "packed={}", self.packed_lengths()),
             false => write!(
                 line,
                 "b{} q{} k{}",
@@ -257,6 +249,33 @@ impl Problem {
             line.push_str(" lengths=ragged device-lengths");
         }
         line
+    }
+
+    /// Lengths of packed sequences for [`line`](Self::line): `64x64,8x8*1000`.
+    fn packed_lengths(&self) -> String {
+        let queries = Spread::new(self.query_rows, self.query_len, self.batch);
+        let keys = match self.packed_keys {
+            true => Spread::new(self.key_rows, self.key_len, self.batch),
+            false => Spread::even(self.key_len),
+        };
+        let mut ends = [1, 1 + queries.longer, 1 + keys.longer, self.batch];
+        ends.sort_unstable();
+        let mut runs: Vec<(usize, usize, usize)> = Vec::new();
+        let mut start = 0;
+        for end in ends.map(|end| end.min(self.batch)) {
+            let (q, k, count) = (queries.length(start), keys.length(start), end - start);
+            match runs.last_mut() {
+                _ if count == 0 => {}
+                Some((last_q, last_k, same)) if (*last_q, *last_k) == (q, k) => *same += count,
+                _ => runs.push((q, k, count)),
+            }
+            start = end;
+        }
+        let words = runs.into_iter().map(|(q, k, count)| match count {
+            1 => format!("{q}x{k}"),
+            _ => format!("{q}x{k}*{count}"),
+        });
+        words.collect::<Vec<_>>().join(",")
     }
 
     /// Lengths of the sequence that a typical row belongs to. Dense sequences all have the bound's. In a packed batch the longest
@@ -359,18 +378,43 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Lengths of `batch` sequences that have `rows` together: that of the first is `longest`, and the others share the rest.
-fn spread(rows: usize, longest: usize, batch: usize) -> Vec<usize> {
-    let first = longest.min(rows);
-    let (rest, others) = (rows - first, batch.saturating_sub(1));
-    (0..batch)
-        .map(|sequence| match (sequence, others) {
-            (0, _) => first,
-            (_, 0) => 0,
-            // The first ones of the others have one more, if it does not come out even.
-            (_, others) => rest / others + usize::from(sequence <= rest % others),
-        })
-        .collect()
+/// Lengths of sequences that have a given number of rows together.
+struct Spread {
+    /// Length of the first sequence.
+    first: usize,
+    /// Length of each other sequence.
+    other: usize,
+    /// How many sequences after the first have one row more than the others.
+    longer: usize,
+}
+
+impl Spread {
+    /// The first of `batch` sequences has length `longest`, and the others share the rest of the rows.
+    fn new(rows: usize, longest: usize, batch: usize) -> Self {
+        let first = longest.min(rows);
+        let (rest, others) = (rows - first, batch.saturating_sub(1).max(1));
+        Spread {
+            first,
+            other: rest / others,
+            longer: rest % others,
+        }
+    }
+
+    /// Every sequence has this length.
+    fn even(length: usize) -> Self {
+        Spread {
+            first: length,
+            other: length,
+            longer: 0,
+        }
+    }
+
+    fn length(&self, sequence: usize) -> usize {
+        match sequence {
+            0 => self.first,
+            _ => self.other + usize::from(sequence <= self.longer),
+        }
+    }
 }
 
 /// The next multiple of an eighth of the power of two at or below `n`.

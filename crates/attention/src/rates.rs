@@ -574,6 +574,29 @@ mod tests {
         assert_eq!(rates, *Rates::embedded(&h200));
     }
 
+    #[test]
+    fn choices_are_kept_for_the_same_gpu_and_driver_only() {
+        let rates = |device: &str, driver: &str| -> Rates {
+            let text = "multiprocessors 132\nbandwidth 4\nlaunch 3";
+            format!("device {device}\n{driver}\n{text}")
+                .parse()
+                .unwrap()
+        };
+        let mut chosen = rates("X", "driver CUDA 13.0");
+        let usual = problem(512, crate::Splits::Even);
+        chosen.choose(&usual, Some(("k", Settings::default())));
+        for (device, driver, kept) in [
+            ("X", "driver CUDA 13.0", 1),
+            ("X", "driver CUDA 13.1", 0),
+            ("X", "", 0),
+            ("Y", "driver CUDA 13.0", 0),
+        ] {
+            let mut new = rates(device, driver);
+            new.keep_choices(&chosen);
+            assert_eq!(new.chosen_problems(), kept, "{device} {driver}");
+        }
+    }
+
     /// Of a GPU that was not measured every choice is by modelled rates, and no kernel without rates is chosen.
     #[test]
     fn choices_for_other_gpus_are_marked_as_modelled() {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
-use warptile_kernels::{Features, Operand};
+use warptile_kernels::{Excerpt, Features, Operand};
 
 use crate::error::{Error, Result};
 use crate::mask::{Align, Mask};
@@ -272,8 +272,8 @@ impl fmt::Display for Scoring {
 /// A word that is not an option of attention.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{}` is not an option of attention; the options read like `mask=causal scale=0.5 softcap=30 alibi=head sinks bias keymask`",
-    .0.chars().take(60).flat_map(char::escape_default).collect::<String>()
+    "{:?} is not an option of attention; the options read like `mask=causal scale=0.5 softcap=30 alibi=head sinks bias keymask`",
+    Excerpt::new(.0)
 )]
 pub struct ParseScoringError(pub String);
 
@@ -370,7 +370,7 @@ mod tests {
     fn unknown_words_are_named_and_escaped() {
         let error = "mask=causal \u{1b}[31mred".parse::<Scoring>().unwrap_err();
         assert!(
-            error.to_string().starts_with("`\\u{1b}[31mred` is not"),
+            error.to_string().starts_with("\"\\u{1b}[31mred\" is not"),
             "{error}"
         );
         let long = "x".repeat(10_000).parse::<Scoring>().unwrap_err();

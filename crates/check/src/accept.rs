@@ -486,6 +486,30 @@ mod tests {
     }
 
     #[test]
+    fn a_softcap_grants_three_times_the_natural_error() {
+        let layout = Layout::bshd([1, 1, 1, 8]);
+        for (words, factor) in [("", 2.0), ("mask=causal sinks", 2.0), ("softcap=30", 3.0)] {
+            let call = Call::builder(&layout, &layout, &layout, f32::TYPE)
+                .scoring(words.parse().unwrap())
+                .build()
+                .unwrap();
+            let exact = ReferenceOutput {
+                out: vec![0.0],
+                lse: vec![0.0],
+            };
+            let errors = NaturalErrors {
+                out: 0.01,
+                lse: 0.1,
+                rounding: 0.0,
+            };
+            let expected = Expectation::within(&call, exact, errors, vec![0.0], vec![0.0]);
+            assert_eq!(expected.out_bounds().next(), Some(factor * 0.01), "{words}");
+            let lse = factor * 0.1 + LSE_TOLERANCE;
+            assert_eq!(expected.lse_bounds().next(), Some(lse), "{words}");
+        }
+    }
+
+    #[test]
     fn the_largest_error_is_found_wherever_it_is() {
         for len in [1, 7, 8, 9, 40, 43] {
             for at in 0..len {

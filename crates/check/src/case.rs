@@ -9,7 +9,7 @@ use warptile::{DeviceProfile, ElementType, Heads, Quantization, QuantizedType, S
 
 use crate::data::Random;
 
-pub(crate) use call::ScoreTensor;
+pub(crate) use call::{MAX_ENTRIES, ScoreTensor};
 pub use lists::{BlockTable, Lists};
 
 /// How the tensors of a [`Case`] are stored.

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use warptile::{DeviceProfile, ElementType, Heads, QuantizedType};
 
-use crate::case::{Case, LayoutKind, Lengths, Used};
+use crate::case::{Case, LayoutKind, Lengths, MAX_ENTRIES, Used};
 
 /// What is wrong with the text of a case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -78,8 +78,12 @@ impl fmt::Display for Case {
 }
 
 fn pairs(lengths: &[(usize, usize)]) -> String {
-    let pairs: Vec<String> = lengths.iter().map(|(q, k)| format!("{q}x{k}")).collect();
-    pairs.join(",")
+    let runs = lengths.chunk_by(|a, b| a == b);
+    let words = runs.map(|run| match *run {
+        [(q, k)] => format!("{q}x{k}"),
+        _ => format!("{}x{}*{}", run[0].0, run[0].1, run.len()),
+    });
+    words.collect::<Vec<_>>().join(",")
 }
 
 impl FromStr for Case {
@@ -276,17 +280,20 @@ impl Parser {
     }
 }
 
+/// `QxK` for a sequence, `QxK*N` for N of them. No more than a case can have are listed, and one, by which the case is refused.
 fn parse_lengths(value: &str) -> Option<Vec<(usize, usize)>> {
+    let mut lengths = Vec::new();
     if value.is_empty() {
-        return Some(Vec::new());
+        return Some(lengths);
     }
-    value
-        .split(',')
-        .map(|pair| {
-            let (query, key) = pair.split_once('x')?;
-            Some((query.parse().ok()?, key.parse().ok()?))
-        })
-        .collect()
+    for word in value.split(',') {
+        let (pair, count) = word.split_once('*').unwrap_or((word, "1"));
+        let (query, key) = pair.split_once('x')?;
+        let pair = (query.parse().ok()?, key.parse().ok()?);
+        let room = MAX_ENTRIES as usize + 1 - lengths.len();
+        lengths.extend(std::iter::repeat_n(pair, room.min(count.parse().ok()?)));
+    }
+    Some(lengths)
 }
 
 #[cfg(test)]
@@ -323,6 +330,8 @@ mod tests {
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q3 k5 h2 d64 bf16 cache=e4m3 mask=causal pages=16 seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
+        let text = "packed=3x5*2,0x7,3x5 h2 d64 f16 used=1x5*2,0x7,2x1 seed=1";
+        assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "packed= h2 d64 f16 pages=16 lengths= seed=1";
         assert_eq!(text.parse::<Case>().unwrap().to_string(), text);
         let text = "b2 q3 k5 h2 d192/128 bf16 mask=causal seed=1";
@@ -346,6 +355,11 @@ mod tests {
         assert!(error("mask=window,1").starts_with("`mask=window,1`"));
         assert!(error("h6/4").starts_with("no such problem: q has 6 heads"));
         assert!(error("packed=9999999999x1").starts_with("no such problem: "));
+        for count in ["16777217", "18446744073709551615"] {
+            let error = error(&format!("packed=0x0,0x0*{count} h1"));
+            assert!(error.contains("lengths"), "{error}");
+        }
+        assert!(error("packed=3x3*").starts_with("`packed=3x3*` is not part"));
         assert!(error("packed=3x3 bias").starts_with("no such problem: bias needs dense tensors"));
         assert!(error("b2 q3 k3 used=1x1").contains("1 used lengths are given for 2 sequences"));
         assert!(error("q3 k3 used=1x4").contains("key_lengths[0] is 4, but sequence 0 has 3 rows"));

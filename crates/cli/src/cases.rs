@@ -7,7 +7,8 @@ const GRAMMAR: &str = "\
 A problem is a line of words, such as
 \"b2 q113 k203 h8/2 d64 f16 mask=causal softcap=30\":
   bN qN kN        sequences, query length, key length [1 each]
-  packed=QxK,...  in place of these: lengths of packed sequences
+  packed=QxK,...  in place of these: lengths of packed sequences; QxK*N stands
+                  for N of them
   hH or hH/K      query heads, and key/value heads if they are fewer [1]
   dN or dN/M      head size, and that of values and the output if it is another
                   [64]

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use crate::text;
+
 /// The exit codes, as `--help` prints them. [`Failure::exit_code`] is the other half of this table.
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
@@ -54,7 +56,7 @@ pub(crate) enum Failure {
     },
 
     /// A file is there, but it is not the JSON that a command wrote.
-    #[error("{}: not the JSON that is needed: {source}", path.display())]
+    #[error("{}: not the JSON that is needed: {}", path.display(), text::message(&source.to_string()))]
     Json {
         path: PathBuf,
         source: serde_json::Error,

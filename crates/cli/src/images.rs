@@ -11,6 +11,7 @@ use warptile::Choice;
 use warptile_kernels::{ElementType, External, Family, Image, Target};
 
 use crate::failure::Failure;
+use crate::text;
 
 /// The environment variable that names the folder.
 pub(crate) const VARIABLE: &str = "WARPTILE_KERNELS_DIR";
@@ -90,7 +91,8 @@ fn read(folder: &Path) -> Result<Vec<&'static Image>, Failure> {
     let mut images = Vec::with_capacity(manifest.images.len());
     for entry in manifest.images {
         if !names.insert(entry.name.clone()) {
-            return Err(refuse(format!("two images are called {}", entry.name)));
+            let name = text::name(&entry.name);
+            return Err(refuse(format!("two images are called {name}")));
         }
         images.push(image(folder, entry).map_err(refuse)?);
     }
@@ -100,24 +102,25 @@ fn read(folder: &Path) -> Result<Vec<&'static Image>, Failure> {
 
 /// Reads an image; else says why not.
 fn image(folder: &Path, entry: Entry) -> Result<&'static Image, String> {
-    let name = &entry.name;
+    let name = text::name(&entry.name);
+    let pack = text::name(&entry.pack);
     if Path::new(&entry.pack).file_name() != Some(entry.pack.as_ref()) {
-        return Err(format!(
-            "{name}: {:?} is not the name of a file",
-            entry.pack
-        ));
+        return Err(format!("{name}: \"{pack}\" is not the name of a file"));
     }
     let bytes = std::fs::read(folder.join(&entry.pack))
-        .map_err(|error| format!("{name}: cannot read {}: {error}", entry.pack))?;
+        .map_err(|error| format!("{name}: cannot read {pack}: {error}"))?;
     let digest = Sha256::digest(&bytes);
     let hash: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     if hash != entry.sha256 {
         return Err(format!(
-            "{name}: {} has the SHA-256 {hash}, not {}: the file was changed after it was built",
-            entry.pack, entry.sha256
+            "{name}: {pack} has the SHA-256 {hash}, not {}: the file was changed after it was built",
+            text::message(&entry.sha256)
         ));
     }
-    let unknown = |what: &str, found: &str| format!("{name}: this program knows no {what} {found}");
+    let unknown = |what: &str, found: &str| {
+        let found = text::name(found);
+        format!("{name}: this program knows no {what} {found}")
+    };
     let family = { Family::ALL.into_iter() }
         .find(|family| family.to_string() == entry.family)
         .ok_or_else(|| unknown("family", &entry.family))?;
@@ -141,7 +144,8 @@ fn image(folder: &Path, entry: Entry) -> Result<&'static Image, String> {
     };
     // SAFETY: whoever set the variable answers for the folder, as for the program itself. That it was built by this project is
     // what its manifest, the hashes and the record of each image say; that it was built for this program, the ABI hash.
-    let image = unsafe { external.into_image() }.map_err(|error| error.to_string())?;
+    let image =
+        unsafe { external.into_image() }.map_err(|error| text::message(&error.to_string()))?;
     let tiling = image.tiling;
     let value_dim = match entry.value_dim {
         0 => entry.head_dim,
@@ -158,8 +162,7 @@ fn image(folder: &Path, entry: Entry) -> Result<&'static Image, String> {
     ] {
         if said != found {
             return Err(format!(
-                "{}: the manifest says {what} = {said}, its record {found}",
-                image.name
+                "{name}: the manifest says {what} = {said}, its record {found}"
             ));
         }
     }
@@ -167,8 +170,8 @@ fn image(folder: &Path, entry: Entry) -> Result<&'static Image, String> {
     match recorded == entry.abi_hash {
         true => Ok(image),
         false => Err(format!(
-            "{}: the manifest says the ABI hash {}, its record {recorded}",
-            image.name, entry.abi_hash
+            "{name}: the manifest says the ABI hash {}, its record {recorded}",
+            text::name(&entry.abi_hash)
         )),
     }
 }

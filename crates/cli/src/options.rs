@@ -125,11 +125,14 @@ pub(crate) fn multiprocessors() -> clap::builder::RangedI64ValueParser<u32> {
 }
 
 /// Settings of launches, as rates files have them.
-pub(crate) fn settings(text: &str) -> Result<Settings, String> {
+pub(crate) fn settings(words: &str) -> Result<Settings, String> {
     let mut settings = Settings::default();
-    for word in text.split_whitespace() {
+    for word in words.split_whitespace() {
         let known = settings.parse_word(word);
-        known.ok_or_else(|| format!("`{word}` is not at-once=N, ranges=N or ctas=N"))?;
+        known.ok_or_else(|| {
+            let word = text::name(word);
+            format!("`{word}` is not at-once=N, ranges=N or ctas=N")
+        })?;
     }
     match settings.is_default() {
         true => Err("settings are such as \"at-once=4 ranges=2 ctas=1\"".to_owned()),

@@ -1,7 +1,8 @@
 //! Text from files and command lines, made safe for a terminal.
 
-/// Characters of a name that are shown, and names of a list.
-const NAME: usize = 60;
+use warptile::kernels::Excerpt;
+
+/// Names of a list that are shown.
 const NAMES: usize = 8;
 
 /// Characters of another program's or library's message that are shown.
@@ -40,30 +41,9 @@ pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> String {
     lines
 }
 
-/// `text` on one line, with everything escaped that a terminal would act on, and cut after `limit` characters.
-fn bounded(text: &str, limit: usize) -> String {
-    let mut shown = String::new();
-    for (count, c) in text.chars().enumerate() {
-        if count == limit {
-            shown.push_str("...");
-            break;
-        }
-        push(&mut shown, c);
-    }
-    shown
-}
-
-/// Escapes what `escape_debug` does, but for quotes and backslashes, which mean nothing here.
-fn push(shown: &mut String, c: char) {
-    match c {
-        '"' | '\'' | '\\' => shown.push(c),
-        _ => shown.extend(c.escape_debug()),
-    }
-}
-
-/// A name that a file chose.
+/// A name that a file or a command line chose.
 pub(crate) fn name(text: &str) -> String {
-    bounded(text, NAME)
+    Excerpt::new(text).to_string()
 }
 
 /// Names that a file chose, in order.
@@ -79,24 +59,20 @@ pub(crate) fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
 
 /// A message that may quote a file.
 pub(crate) fn message(text: &str) -> String {
-    bounded(text, MESSAGE)
+    Excerpt::up_to(MESSAGE, text).to_string()
 }
 
 /// A tensor's shape, which a file may give any number of dimensions.
 pub(crate) fn shape(shape: &[usize]) -> String {
-    bounded(&format!("{shape:?}"), MESSAGE)
+    message(&format!("{shape:?}"))
 }
 
 /// A whole report for standard error: lines stay, whatever else a terminal would act on is escaped.
 pub(crate) fn lines(text: &str) -> String {
-    let mut shown = String::new();
-    for c in text.chars() {
-        match c {
-            '\n' => shown.push(c),
-            _ => push(&mut shown, c),
-        }
-    }
-    shown
+    let shown = text
+        .split('\n')
+        .map(|line| Excerpt::up_to(usize::MAX, line).to_string());
+    shown.collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -123,7 +99,7 @@ mod tests {
 
     #[test]
     fn nothing_is_endless() {
-        assert_eq!(name(&"x".repeat(100_000)).len(), NAME + 3);
+        assert_eq!(name(&"x".repeat(100_000)).len(), Excerpt::NAME + 3);
         let many: Vec<String> = (0..5000).map(|i| format!("{i:05}")).collect();
         let shown = names(many.iter().map(String::as_str));
         assert!(

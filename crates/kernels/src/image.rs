@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use crate::capability::{Features, Role, Schedule};
 use crate::element::{ElementType, Types};
+use crate::excerpt::Excerpt;
 use crate::shape::TileShape;
 
 /// A way of computing attention; each family is checked against the one before it.
@@ -100,7 +101,7 @@ impl FromStr for Target {
 
 /// A text that names no target.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a target such as sm_90, sm_90a or compute_80")]
+#[error("{:?} is not a target such as sm_90, sm_90a or compute_80", Excerpt::new(.0))]
 pub struct UnknownTarget(String);
 
 impl fmt::Display for Target {

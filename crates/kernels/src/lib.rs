@@ -20,6 +20,7 @@ pub mod abi;
 mod capability;
 mod element;
 pub mod elf;
+mod excerpt;
 mod external;
 #[rustfmt::skip]
 #[path = "generated/catalog.rs"]
@@ -33,6 +34,7 @@ pub mod tiling;
 
 pub use capability::{Features, Role, Schedule};
 pub use element::{ElementType, Types};
+pub use excerpt::Excerpt;
 pub use external::{External, ExternalError};
 pub use image::{Family, Image, Resources, Target, UnknownTarget, UnpackError};
 pub use operand::{Count, Elements, Kind, Operations, Slots};

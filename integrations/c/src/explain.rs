@@ -7,7 +7,6 @@ use attention::{Choice, DeviceProfile, Plan, Problem};
 use crate::attention_call::{call, choice};
 use crate::attention_desc::AttentionDesc;
 use crate::error::{Result, guarded};
-use crate::forward::check_choice;
 use crate::machine::Machine;
 use crate::structs::{WARPTILE_H200, check_pointer, read};
 
@@ -62,7 +61,7 @@ fn plan(device: i32, problem: Problem, choice: &Choice) -> Result<Plan> {
     }
     match Machine::of(device)? {
         Machine::Cpu => {
-            check_choice(choice)?;
+            choice.check_on_cpu()?;
             Ok(Plan::cpu(problem))
         }
         Machine::Gpu(gpu) => Ok(gpu.plan(problem, choice)?),

@@ -61,25 +61,13 @@ pub unsafe extern "C" fn warptile_attention_prepare(
             Ok(prepared)
         })?;
         if on.is_none() {
-            check_choice(&choice)?;
+            choice.check_on_cpu()?;
         }
         let made = Box::into_raw(Box::new(Attention { desc, call, on }));
         // SAFETY: not null, aligned, and valid by the caller's promise.
         unsafe { attention.write(made) };
         Ok(())
     })
-}
-
-/// On the CPU there is one way.
-pub(crate) fn check_choice(choice: &Choice) -> Result<()> {
-    match choice {
-        Choice::Best => Ok(()),
-        Choice::Kernel(name) if name == "cpu" => Ok(()),
-        other => Err(attention::Error::GpuKernelOnCpu {
-            name: other.to_string(),
-        }
-        .into()),
-    }
 }
 
 /// Bytes of device memory that every launch of the handle needs beside its tensors; 0 on the CPU and for many kernels.

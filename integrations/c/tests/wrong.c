@@ -116,7 +116,7 @@ static void descriptions(void) {
     INVALID(DESC(d.table_columns = 2; d.packed_keys = 1), "key_offsets is given, but keys in pages are not packed");
     INVALID(DESC(d.table_columns = INT64_MAX), "block_table has");
     INVALID(DESC(d.table_columns = 2; d.k.shape[1] = d.v.shape[1] = 257), "k has pages of 257 rows");
-    INVALID(DESC(d.kernel = "wmma"), "wmma is a GPU kernel");
+    INVALID(DESC(d.kernel = "wmma"), "kernel is \"wmma\", but the tensors are on the CPU");
     INVALID(DESC(d.kernel = "\xff"), "kernel is not UTF-8");
     INVALID(DESC(d.kernel = ""), "kernel is empty");
     WORKS(DESC(d.kernel = "cpu"));
@@ -224,7 +224,18 @@ static void explanations(void) {
     desc.kernel = "wgmma";
     expect(__LINE__, warptile_explain(WARPTILE_H200, &desc, text, 5, NULL), WARPTILE_NO_KERNEL, "no kernel for f32");
     desc.kernel = "wmma";
-    INVALID(warptile_explain(WARPTILE_CPU, &desc, text, 5, NULL), "wmma is a GPU kernel");
+    INVALID(warptile_explain(WARPTILE_CPU, &desc, text, 5, NULL), "kernel is \"wmma\", but the tensors are on the CPU");
+
+    // Planning takes no memory for each sequence.
+    desc = good();
+    desc.q.shape[0] = desc.k.shape[0] = desc.v.shape[0] = 1;
+    desc.packed_queries = desc.packed_keys = 1;
+    desc.sequences = 1 << 29;
+    WORKS(warptile_explain(WARPTILE_H200, &desc, text, 5, NULL));
+    WORKS(prepare(desc));
+    desc.sequences = INT64_MAX;
+    INVALID(warptile_explain(WARPTILE_H200, &desc, text, 5, NULL), "q has batch 9223372036854775807");
+    INVALID(prepare(desc), "q has batch 9223372036854775807");
 }
 
 static void appends(void) {

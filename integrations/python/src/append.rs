@@ -137,6 +137,9 @@ impl<'py> Request<'py> {
         let append = builder
             .build()
             .map_err(|error| renamed(error, CACHE_NAMES))?;
+        if let Some(scales) = &scales {
+            scales.check(append.batch(), append.heads().key_value)?;
+        }
         Ok(Request {
             reader,
             append,
@@ -353,10 +356,12 @@ impl Places<'_> {
                     .to_owned(),
             ));
         };
-        let reach = |layout: &Layout| layout.required_len().unwrap_or(usize::MAX);
-        let len = reach(append.k_pages()).max(reach(append.v_pages()).saturating_add(apart));
-        // SAFETY: both arrays lie in this memory, which begins with the keys' first element.
-        let memory = unsafe { cpu::slice_mut(self.k_cache, &Layout::packed(1, 1, len))? };
+        let (keys, key_len) = cpu::place::<C>(self.k_cache, append.k_pages())?;
+        let (_, value_len) = cpu::place::<C>(self.v_cache, append.v_pages())?;
+        let len = key_len.max(value_len.saturating_add(apart));
+        // SAFETY: both arrays lie in this memory, which begins with the keys' first element and, as they overlap, is less than twice as large
+        // as the larger one. `place` has checked alignment and size; the rest is the caller's promise.
+        let memory = unsafe { std::slice::from_raw_parts_mut(keys, len) };
         Ok(CacheMut::Together(memory, apart))
     }
 }

@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use warptile::kernels::Excerpt;
 use warptile::{Align, Layout, Mask, Quantization, QuantizedType, TableLayout};
 
 use crate::array::{Array, Described, Device, Dtype, Gradients, Library, Use, device_of};
@@ -92,7 +93,8 @@ impl<'py> Options<'py> {
                     "bottom-right" => Some(Align::BottomRight),
                     other => {
                         return Err(Failure::Invalid(format!(
-                            "causal is {other:?}, but must be True, False, \"bottom-right\" (which True means) or \"top-left\""
+                            "causal is {:?}, but must be True, False, \"bottom-right\" (which True means) or \"top-left\"",
+                            Excerpt::new(other)
                         )));
                     }
                 },
@@ -171,7 +173,7 @@ pub(crate) struct Scale<'py> {
     count: usize,
     /// On the CPU.
     values: Vec<f32>,
-    /// On a GPU.
+    /// Unless it is a number or a list.
     array: Option<Array<'py>>,
 }
 
@@ -185,6 +187,14 @@ impl Scales<'_> {
     pub(crate) const fn quantization(&self) -> Quantization {
         let [k, v] = &self.of;
         Quantization::new(self.element).scales(k.count, v.count)
+    }
+
+    /// Checks the shapes of both against a call with this number of sequences and key/value heads.
+    pub(crate) fn check(&self, sequences: usize, kv_heads: usize) -> Result<()> {
+        self.of
+            .iter()
+            .filter_map(|scale| scale.array.as_ref())
+            .try_for_each(|array| array.is.check_scales(sequences, kv_heads))
     }
 
     /// Of keys and of values on the CPU.
@@ -384,35 +394,32 @@ impl Reader {
     }
 
     fn scale<'py>(&self, name: &'static str, object: &Bound<'py, PyAny>) -> Result<Scale<'py>> {
-        let of_values = |values: Vec<f32>| Scale {
-            count: values.len(),
-            values,
-            array: None,
-        };
         let number = object.is_instance_of::<PyFloat>() || object.is_instance_of::<PyInt>();
         if number || is_list(object) {
             self.expect_device(name, Device::Cpu)?;
-            return Ok(of_values(match number {
+            let values: Vec<f32> = match number {
                 true => vec![object.extract()?],
                 false => object.extract()?,
-            }));
+            };
+            return Ok(Scale {
+                count: values.len(),
+                values,
+                array: None,
+            });
         }
         let array = self.array(name, object)?;
         array.is.expect_dtype(&[Dtype::F32], "float32")?;
         let count = array.is.scales()?;
-        match self.device {
-            Device::Cpu => {
-                let layout = Layout::packed(1, 1, count);
-                // SAFETY: as in `floats`.
-                let values = unsafe { cpu::copied::<f32>(&array.is, &layout) }?;
-                Ok(of_values(values))
-            }
-            Device::Cuda(_) => Ok(Scale {
-                count,
-                values: Vec::new(),
-                array: Some(array),
-            }),
-        }
+        let values = match self.device {
+            // SAFETY: as in `floats`.
+            Device::Cpu => unsafe { cpu::copied::<f32>(&array.is, &Layout::packed(1, 1, count)) }?,
+            Device::Cuda(_) => Vec::new(),
+        };
+        Ok(Scale {
+            count,
+            values,
+            array: Some(array),
+        })
     }
 
     /// A list of lengths, or a table of pages.

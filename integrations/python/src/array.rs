@@ -7,6 +7,7 @@ mod library;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
+use warptile::kernels::Excerpt;
 
 use crate::dlpack;
 use crate::errors::{Failure, Result};
@@ -120,7 +121,10 @@ pub(crate) fn device_of(
 
 fn type_name(object: &Bound<'_, PyAny>) -> String {
     let name = object.get_type().fully_qualified_name();
-    name.map_or_else(|_| "unknown".to_owned(), |name| name.to_string())
+    match name {
+        Ok(name) => Excerpt::new(&name.to_string_lossy()).to_string(),
+        Err(_) => "unknown".to_owned(),
+    }
 }
 
 /// The numbers of a tuple, for shapes and strides.

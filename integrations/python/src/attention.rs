@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 use warptile::gpu::Addresses;
+use warptile::kernels::Excerpt;
 use warptile::{AlibiShape, Call, Choice, DeviceProfile, Plan, Scoring};
 
 use crate::arguments::{Lengths, Options, Reader, Scales};
@@ -182,6 +183,9 @@ impl<'py> Request<'py> {
             };
         }
         let call = builder.build()?;
+        if let Some(scales) = &scales {
+            scales.check(call.batch(), call.heads().key_value)?;
+        }
         // As many values in another order would be other slopes.
         for (name, shape, dimensions, rule) in [
             (
@@ -276,28 +280,18 @@ impl<'py> Request<'py> {
                 });
                 Device::Cuda(ordinal.parse().map_err(|_| {
                     Failure::Invalid(format!(
-                        "device is {text:?}, but must be \"cpu\", \"cuda:0\" and so on, or \"h200\" for an H200 that need not be there"
+                        "device is {:?}, but must be \"cpu\", \"cuda:0\" and so on, or \"h200\" for an H200 that need not be there",
+                        Excerpt::new(text)
                     ))
                 })?)
             }
         };
         match device {
             Device::Cpu => {
-                self.check_choice_on_cpu()?;
+                self.choice.check_on_cpu()?;
                 Ok(Plan::cpu(problem))
             }
             Device::Cuda(ordinal) => py.detach(|| gpu::plan(ordinal, problem, choice)),
-        }
-    }
-
-    fn check_choice_on_cpu(&self) -> Result<()> {
-        match &self.choice {
-            Choice::Best => Ok(()),
-            Choice::Kernel(name) if name == "cpu" => Ok(()),
-            other => Err(warptile::Error::GpuKernelOnCpu {
-                name: other.to_string(),
-            }
-            .into()),
         }
     }
 
@@ -334,7 +328,7 @@ impl<'py> Request<'py> {
         let lse = outputs.lse.as_ref();
         match self.reader.device() {
             Device::Cpu => {
-                self.check_choice_on_cpu()?;
+                self.choice.check_on_cpu()?;
                 self.on_cpu(&outputs.out, lse, cpu::check)?;
             }
             Device::Cuda(ordinal) => {
@@ -399,7 +393,7 @@ impl<'py> Request<'py> {
         let Outputs { out, lse, into_jax } = outputs;
         match self.reader.device() {
             Device::Cpu => {
-                self.check_choice_on_cpu()?;
+                self.choice.check_on_cpu()?;
                 self.on_cpu(&out, lse.as_ref(), |call, tensors| {
                     // SAFETY: the arrays are held until after the call, so their libraries keep the elements; that nobody changes them
                     // meanwhile is what `attention` asks of its caller, as every function does that computes without the GIL.

@@ -128,7 +128,8 @@ pub(crate) unsafe fn copied<T: Copy>(array: &Described, layout: &Layout) -> Resu
     Ok(unsafe { slice::<T>(array, layout) }?.to_vec())
 }
 
-fn place<T>(array: &Described, layout: &Layout) -> Result<(*mut T, usize)> {
+/// The first of the elements that a layout reaches, and their number.
+pub(crate) fn place<T>(array: &Described, layout: &Layout) -> Result<(*mut T, usize)> {
     match check_place(array, layout, size_of::<T>(), align_of::<T>())? {
         0 => Ok((std::ptr::NonNull::dangling().as_ptr(), 0)),
         len => Ok((array.address as *mut T, len)),
@@ -145,6 +146,12 @@ fn check_place(array: &Described, layout: &Layout, size: usize, alignment: usize
     })?;
     if len == 0 {
         return Ok(0);
+    }
+    if len > array.reach() {
+        return Err(Failure::Invalid(format!(
+            "{name} has {} elements, gaps included, but {len} are needed",
+            array.reach()
+        )));
     }
     if !array.address.is_multiple_of(alignment as u64) {
         return Err(Failure::Invalid(format!(

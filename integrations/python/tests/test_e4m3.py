@@ -49,6 +49,26 @@ def problem(seed=1, dtype=np.float32, k_scale=0.02, v_scale=0.03):
     return q, k, v, expected
 
 
+def wrong_shapes(sequences, heads):
+    """Scales whose extents are not those of the call, each with what is said of it. Most are in order if only one extent is looked at."""
+    table = lambda *shape: np.broadcast_to(np.float32(1), shape)
+    rows = lambda count, scales: np.broadcast_to(np.ones(scales, np.float32), (count, scales))
+    fits = rf"the call has {sequences} sequences and {heads} key/value heads"
+    return [
+        (np.zeros((0, heads), np.float32), "has 0 numbers; it needs 1"),
+        (np.zeros((0, 2**27), np.float32), "has 0 numbers; it needs 1"),
+        (np.zeros((0, 1), np.float32), "has 0 numbers; it needs 1"),
+        (np.zeros((sequences, 0), np.float32), "has 0 numbers; it needs 1"),
+        (np.zeros(0, np.float32), "has 0 numbers; it needs 1"),
+        (table(7, heads), fits),
+        (rows(7, heads), fits),
+        (table(7, 1), fits),
+        (table(sequences, 5), fits),
+        (table(5), fits),
+        (np.zeros((1, 1, 1), np.float32), "has shape .1, 1, 1.; it must be a number, or have the dimensions"),
+    ]
+
+
 class E4m3(unittest.TestCase):
     def test_the_numbers_are_those_of_ml_dtypes(self):
         np.testing.assert_array_equal(typed(np.arange(256, dtype=np.uint8)).astype(np.float64), NUMBERS)
@@ -105,6 +125,18 @@ class E4m3(unittest.TestCase):
         for error, text, tensors, options in cases:
             with self.subTest(text), self.assertRaisesRegex(error, text):
                 warptile.attention(*tensors, **options)
+
+    def test_scales_of_another_call(self):
+        q, k, v, _ = problem()
+        new, lengths = draw(1, (2, 1, 2, 16))[0], [0, 0]
+        for scale, text in wrong_shapes(2, 2):
+            for name in ("k_descale", "v_descale"):
+                scales = {"k_descale": 1.0, "v_descale": 1.0, name: scale}
+                with self.subTest(shape=scale.shape, name=name):
+                    with self.assertRaisesRegex(ValueError, f"{name} .*{text}"):
+                        warptile.attention(q, k, v, **scales)
+                    with self.assertRaisesRegex(ValueError, f"{name} .*{text}"):
+                        warptile._native.write_cache(new, new, k, v, lengths, **scales)
 
     def test_cache_that_is_written(self):
         lengths, scales = [5, 7], {"k_descale": [0.02, 0.01], "v_descale": 0.03}

@@ -4,6 +4,7 @@ import unittest
 
 import numpy as np
 import warptile
+from exporters import ArrayInterface
 
 
 def tensor(*shape, dtype=np.float32):
@@ -76,7 +77,23 @@ class Errors(unittest.TestCase):
         self.fails(ValueError, "cannot be combined", q, q, q, window=(2, 0), causal="top-left")
         self.fails(ValueError, 'causal is "left"', q, q, q, causal="left")
         self.fails(ValueError, 'layout is "sbhd"', q, q, q, layout="sbhd")
-        self.fails(ValueError, "scalar is a GPU kernel, but the tensors are on the CPU", q, q, q, kernel="scalar")
+        self.fails(ValueError, r'kernel is "scalar", but the tensors are on the CPU, where it must be "best" or "cpu"', q, q, q, kernel="scalar")
+
+    def test_words_are_quoted_and_cut(self):
+        q, hostile = tensor(), "\x1b[2J" + "x" * 100_000
+        shown = r'"\\u\{1b\}\[2Jx{56}\.\.\."'
+        for name in ("layout", "causal", "kernel"):
+            self.fails(ValueError, f"{name} is {shown}, but ", q, q, q, **{name: hostile})
+        with self.assertRaisesRegex(ValueError, f"device is {shown}, but must be"):
+            warptile.explain(q, q, q, device=hostile)
+        with self.assertRaisesRegex(ValueError, f"unknown kernel {shown}"):
+            warptile.explain(q, q, q, device="h200", kernel=hostile)
+        with self.assertRaisesRegex(TypeError, r"q is of type \w+\.x+\.\.\.; ") as caught:
+            warptile.attention(type("x" * 100_000, (), {"__module__": __name__})(), q, q)
+        self.assertLess(len(str(caught.exception)), 300)
+        with self.assertRaisesRegex(TypeError, "q has elements of type .*, but must have float16") as caught:
+            warptile.attention(ArrayInterface(q, typestr=hostile), q, q)
+        self.assertLess(len(str(caught.exception)), 300)
 
     def test_lengths(self):
         packed = tensor(6, 4, 16)

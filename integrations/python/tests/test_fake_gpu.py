@@ -13,6 +13,7 @@ import numpy as np
 import warptile
 from exporters import CUDA, MANAGED, CudaArrayInterface, DLPack
 from reference import draw
+from test_e4m3 import wrong_shapes
 
 LIBRARY = os.environ.get("WARPTILE_FAKE_CUDA")
 if LIBRARY:
@@ -141,6 +142,15 @@ class FakeGpu(unittest.TestCase):
             warptile.attention(tensors.q, k, v, out=tensors.out, **{**scales, "k_descale": 1.0})
         with self.assertRaisesRegex(ValueError, "v_descale has 3 numbers"):
             warptile.attention(tensors.q, k, v, out=tensors.out, **{**scales, "v_descale": self.numbers(3, dtype=np.float32)})
+        for scale, text in wrong_shapes(2, 2):
+            for name in scales:
+                wrong = {**scales, name: DLPack(scale, device=(CUDA, 0), address=self.memory(64))}
+                with self.subTest(shape=scale.shape, name=name):
+                    with self.assertRaisesRegex(ValueError, f"{name} .*{text}"):
+                        warptile.attention(tensors.q, k, v, out=tensors.out, **wrong)
+                    with self.assertRaisesRegex(ValueError, f"{name} .*{text}"):
+                        warptile._native.write_cache(new.q, new.k, k, v, lengths, **wrong)
+        self.assertEqual(self.launches(), 2)
 
     def test_devices_must_agree(self):
         tensors, other = GpuTensors(), GpuTensors(device=(CUDA, 1))

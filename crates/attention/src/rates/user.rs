@@ -5,6 +5,8 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
+use warptile_kernels::Excerpt;
+
 use super::Rates;
 use crate::device::DeviceProfile;
 use crate::error::{Error, Result};
@@ -66,7 +68,8 @@ impl Rates {
         if self.device != device.name {
             return Err(format!(
                 "it was measured on {}, and this is {}",
-                self.device, device.name
+                Excerpt::new(&self.device),
+                device.name
             ));
         }
         if self.multiprocessors != device.multiprocessors {
@@ -77,7 +80,8 @@ impl Rates {
         }
         match self.driver.as_deref() {
             Some(measured) if measured != driver => Err(format!(
-                "it was measured with driver {measured}, and this is {driver}"
+                "it was measured with driver {}, and this is {driver}",
+                Excerpt::new(measured)
             )),
             Some(_) => Ok(()),
             None => Err("it does not say with which driver it was measured".to_owned()),

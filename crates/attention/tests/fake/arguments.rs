@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use warptile::gpu::Bindings;
-use warptile::{Call, ElementType, Error, Layout, Scoring};
+use warptile::{Call, Choice, ElementType, Error, Layout, Quantization, QuantizedType, Scoring};
 use warptile_driver::{Context, DeviceBuffer, Stream};
 use warptile_fake_cuda::FakeDriver;
 
@@ -115,24 +115,46 @@ fn an_argument_that_the_call_does_not_have_is_refused() {
     assert!(fake.launches().is_empty());
 }
 
+/// Lists of one number where a call of two heads needs two: the kernel would read past the end.
 #[test]
-fn a_short_list_of_slopes_is_refused() {
+fn a_list_with_one_number_for_all_heads_is_refused() {
     let fake = FakeDriver::open();
     let gpu = gpu(&fake);
-    let call = with("alibi=head");
-    let prepared = gpu.prepare(call.problem(), &kernel(PLAIN)).unwrap();
     let stream = Stream::new(gpu.context()).unwrap();
-    let slopes = DeviceBuffer::<f32>::zeroed(&stream, 1).unwrap();
-    let mut buffers = Buffers::new(&stream, &call);
-    let bindings = buffers.bindings().slopes(slopes.as_slice());
-    let text = prepared
-        .launch(&stream, &call, &bindings)
-        .unwrap_err()
-        .to_string();
-    assert_eq!(
-        text,
-        "alibi_slopes needs a buffer of 2 elements for its shape and strides, but has 1"
-    );
+    let [one, two] = [1, 2].map(|count| DeviceBuffer::<f32>::zeroed(&stream, count).unwrap());
+    let bits = DeviceBuffer::<u8>::zeroed(&stream, 8192).unwrap();
+    for name in ["alibi_slopes", "sinks", "k_scale", "v_scale"] {
+        let call = match name {
+            "alibi_slopes" => with("alibi=head"),
+            "sinks" => with("sinks"),
+            _ => {
+                let q = Layout::bshd([1, 64, 2, 64]);
+                let in_e4m3 = Quantization::new(QuantizedType::E4m3).scales(2, 2);
+                let builder = Call::builder(&q, &q, &q, ElementType::F16).quantized(in_e4m3);
+                builder.build().unwrap()
+            }
+        };
+        let prepared = gpu.prepare(call.problem(), &Choice::Best).unwrap();
+        let mut buffers = Buffers::new(&stream, &call);
+        let bindings = match name {
+            "alibi_slopes" => buffers.bindings().slopes(one.as_slice()),
+            "sinks" => buffers.bindings().sinks(one.as_slice()),
+            _ => {
+                let count = |short| if name == short { &one } else { &two };
+                let scales = ["k_scale", "v_scale"].map(|scale| count(scale).as_slice());
+                let kv = [bits.as_slice(), bits.as_slice()];
+                let (q, out) = (buffers.q.as_slice(), buffers.out.as_slice_mut());
+                Bindings::quantized(q, QuantizedType::E4m3, kv, scales, out)
+                    .lse(buffers.lse.as_slice_mut())
+            }
+        };
+        let error = prepared.launch(&stream, &call, &bindings).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("{name} needs a buffer of 2 elements for its shape and strides, but has 1")
+        );
+    }
+    assert!(fake.launches().is_empty());
 }
 
 #[test]

@@ -262,12 +262,40 @@ fn calls_tell_what_memory_they_need() {
     let q = *call.q();
     let in_e4m3 = Call::builder(&q, &q, &q, ElementType::F16)
         .quantized(Quantization::new(QuantizedType::E4m3).scales(1, q.heads()))
+        .scoring("alibi=batch sinks bias keymask".parse().unwrap())
+        .bias(Layout::bhsd([1, 10, 300, 300]))
+        .key_mask(Layout::bhsd([8, 1, 1, 300]))
         .build()
         .unwrap();
     let needed = |name| in_e4m3.memory().find(|one| one.0 == name).unwrap().1;
-    assert_eq!(needed("k"), Some(TENSOR_BYTES / 2));
-    assert_eq!(needed("k_scale"), Some(4));
-    assert_eq!(needed("v_scale"), Some(4 * q.heads() as u64));
+    for (name, bytes) in [
+        ("k", TENSOR_BYTES / 2),
+        ("k_scale", 4),
+        ("v_scale", 10 * 4),
+        ("alibi_slopes", 8 * 10 * 4),
+        ("sinks", 10 * 4),
+        ("bias", 10 * 300 * 300 * 2),
+        ("key_mask", 8 * 300),
+    ] {
+        assert_eq!(needed(name), Some(bytes), "{name}");
+    }
+    let rows = Layout::packed(300, 2, 64);
+    let packed = Call::builder(&rows, &rows, &rows, ElementType::F16)
+        .device_query_offsets(7, 100)
+        .device_key_offsets(7, 100)
+        .device_query_lengths(7)
+        .build()
+        .unwrap();
+    let lists: Vec<_> = packed.memory().skip(5).take(4).collect();
+    assert_eq!(
+        lists,
+        [
+            ("query_offsets", Some(8 * 4)),
+            ("key_offsets", Some(8 * 4)),
+            ("query_lengths", Some(7 * 4)),
+            ("key_lengths", None),
+        ]
+    );
     let on_host = Call::builder(&q, &q, &q, ElementType::F16)
         .key_lengths(&[300; 8])
         .build()

@@ -2,8 +2,9 @@
 
 use warptile::{
     Attention, Backend, Choice, DeviceProfile, Error, Family, Plan, Planner, Rates, Reason,
+    Settings, Standing,
 };
-use warptile_kernels::catalog;
+use warptile_kernels::{Target, catalog};
 
 use crate::{PLAIN, case, choice, named, shape};
 
@@ -122,6 +123,52 @@ fn kernels_without_a_rate_run_only_by_name() {
         .images(only)
         .plan(problem, &Choice::Best);
     assert_eq!(plan.unwrap().kernel_name(), chosen);
+}
+
+/// A guess is no reason against a kernel with rates, however slow these say that it is.
+#[test]
+fn a_kernel_with_rates_comes_before_every_guess() {
+    let rated = "scalar_d64_16x64_w4_s2";
+    let head = "device NVIDIA H200\nmultiprocessors 132\nbandwidth 4\nlaunch 3";
+    let rates: Rates = format!("{head}\nkernel {rated} 0.001 2").parse().unwrap();
+    let h200 = DeviceProfile::h200();
+    let planner = Planner::new(&h200).rates(&rates);
+    let plan = |text: &str| planner.plan(case(text).call().problem(), &Choice::Best);
+    assert_eq!(plan(PLAIN).unwrap().kernel_name(), rated);
+    // Where only guesses are left, machine code comes before text that the driver must compile.
+    let guess = plan("b2 h8 q512 k512 d128 f16").unwrap();
+    assert_eq!(guess.basis().unwrap().standing, Standing::Unknown);
+    assert!(!matches!(guess.image().unwrap().target, Target::Ptx(_)));
+}
+
+/// Persistent CTAs of which some are not resident would wait for each other for ever.
+#[test]
+fn settings_take_no_more_ctas_than_a_multiprocessor_holds() {
+    let (kernel, text) = ("wgmma_d64_64x128_w8_s2", "b2 h8 q4096 k4096 d64 f16");
+    let h200 = DeviceProfile::h200();
+    let problem = case(text).call().problem();
+    let head = "device NVIDIA H200\nmultiprocessors 132\nbandwidth 4\nlaunch 3";
+    for (ctas, expected) in [(1, 1), (2, 2), (3, 2), (u32::MAX, 2)] {
+        let chosen = format!(
+            "{head}\nkernel {kernel} 400 2\nchoice {kernel} ctas={ctas} {}",
+            problem.line()
+        );
+        let rates: Rates = chosen.parse().unwrap();
+        let by_rates = Planner::new(&h200)
+            .rates(&rates)
+            .plan(problem, &Choice::Best);
+        let mut settings = Settings::default();
+        settings.ctas = Some(ctas);
+        let by_settings = Planner::new(&h200)
+            .settings(settings)
+            .plan(problem, &named(kernel));
+        for plan in [by_rates.unwrap(), by_settings.unwrap()] {
+            let step = &plan.steps()[0];
+            assert_eq!(step.settings.ctas, Some(ctas));
+            assert_eq!(step.ctas_per_multiprocessor, expected, "ctas={ctas}");
+            assert_eq!(shape(&plan, text).grid, 132 * expected);
+        }
+    }
 }
 
 #[test]

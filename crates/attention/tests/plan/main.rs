@@ -4,6 +4,7 @@ mod architectures;
 mod asked_for;
 mod families;
 mod measured;
+mod memory;
 mod problems;
 mod splits;
 

@@ -1,6 +1,8 @@
 //! What a problem needs: its features and lengths decide on kernel, image and grid.
 
-use warptile::{Choice, DeviceProfile, Family, Features, Plan, Planner, Reason};
+use warptile::{
+    Call, Choice, DeviceProfile, ElementType, Family, Features, Layout, Plan, Planner, Reason,
+};
 use warptile_check::Case;
 use warptile_kernels::{Role, Schedule, Target, catalog, images_for};
 
@@ -262,6 +264,23 @@ fn several_clusters_share_tiles_of_many_keys_where_there_are_few() {
         let schedule = plan.image().unwrap().schedule;
         assert_eq!(schedule, Schedule::SharedKeys, "{text}: {plan}");
     }
+}
+
+/// A cluster's share of a tile is a quotient that the kernel finds exactly up to 2^16 blocks a CTA.
+#[test]
+fn tiles_of_more_blocks_than_can_be_shared_out_have_one_cluster() {
+    let shape = |blocks: usize| {
+        // All keys are one row.
+        let [q, k] = [1, 128 * 8 * blocks].map(|rows| Layout::new([1, rows, 1, 128], [0, 0, 0, 1]));
+        let out = Layout::bshd([1, 1, 1, 128]);
+        let call = Call::builder(&q, &k, &k, ElementType::Bf16).out(out);
+        let call = call.build().unwrap();
+        let plan = Plan::gpu(call.problem(), &DeviceProfile::h200(), &Choice::Best).unwrap();
+        assert_eq!(plan.image().unwrap().schedule, Schedule::ClusterTile);
+        plan.steps()[0].shape(&call).unwrap()
+    };
+    assert_eq!(shape(1 << 16).splits, 15);
+    assert_eq!(shape((1 << 16) + 1).splits, 1);
 }
 
 #[test]

@@ -9,8 +9,8 @@ use crate::error::{Error, Result, limited};
 /// Unused rows behind the last packed sequence.
 const PACKED_PADDING: usize = 3;
 
-/// Most entries of a block table.
-const MAX_ENTRIES: u128 = 1 << 24;
+/// Most entries of a block table, and most sequences with lengths of their own.
+pub(crate) const MAX_ENTRIES: u128 = 1 << 24;
 
 /// Most elements of a tensor, gaps included, and most heads of all sequences together.
 const MAX_ELEMENTS: u128 = 1 << 31;
@@ -160,7 +160,7 @@ impl Case {
             });
         }
         // Before there are lists of so many numbers.
-        if self.used == Used::Ragged {
+        if self.used == Used::Ragged || matches!(self.lengths, Lengths::Packed(_)) {
             limited("lengths", self.batch() as u128, MAX_ENTRIES)?;
         }
         if let Some(page_rows) = self.pages {
@@ -255,11 +255,13 @@ mod tests {
             "packed=512x512,512x512,512x512,512x512 h8 d64 f16",
             "packed=1000x1000,20x20,3x3,70x80,1x900 h16/4 d128 bf16 mask=window,127,0",
             "packed=33x500,1x7,8x900 h16/4 d128 bf16 pages=32",
+            "packed=10x10*1000000 h1 d64 f16",
         ] {
             let case: Case = text.parse().unwrap();
             let line = case.problem_of_programs().unwrap().line();
             let read: Case = line.parse().unwrap();
             assert_eq!(read.problem_of_programs().unwrap().line(), line, "{text}");
+            assert!(line.len() < 150, "{line}");
         }
         let line = |text: &str| {
             let case: Case = text.parse().unwrap();
@@ -271,6 +273,11 @@ mod tests {
         assert_eq!(
             line("b2 q500 k500 h8 d64 f16 scale=-0.3"),
             whole.to_owned() + " scale=-0.3"
+        );
+        // 112 rows and 144 keys, rounded up: 8 and 16 are left for three sequences.
+        assert_eq!(
+            line("packed=100x128,3x3,3x3,2x3 h8 d64 f16"),
+            "packed=104x128,3x6,3x5,2x5 h8 d64 f16"
         );
     }
 

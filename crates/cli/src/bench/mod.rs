@@ -388,7 +388,8 @@ fn plans(
     let Some(gpu) = backend.gpu() else {
         if let Some(target) = target {
             return Err(Failure::Input(format!(
-                "--target {target} needs a GPU; the measurement would run on {backend}"
+                "--target {} needs a GPU; the measurement would run on {backend}",
+                text::name(target)
             )));
         }
         return match kernels
@@ -397,7 +398,8 @@ fn plans(
         {
             None => Ok(vec![Plan::cpu(call.problem())]),
             Some(name) => Err(Failure::Input(format!(
-                "--kernel {name} needs a GPU; the measurement would run on {backend}"
+                "--kernel {} needs a GPU; the measurement would run on {backend}",
+                text::name(name)
             ))),
         };
     };

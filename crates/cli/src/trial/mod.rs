@@ -23,6 +23,7 @@ use crate::images;
 use crate::json;
 use crate::machine;
 use crate::options::Device;
+use crate::text;
 
 /// Check and time the candidates of a folder, each against the kernel in use.
 ///
@@ -327,7 +328,10 @@ impl<'a> Trial<'a> {
         let family = &self.results.task.family;
         let family = match family.parse() {
             Ok(choice @ Choice::Family(_)) => choice,
-            _ => return Err(Failure::Input(format!("{family}: there is no such family"))),
+            _ => {
+                let family = text::name(family);
+                return Err(Failure::Input(format!("{family}: there is no such family")));
+            }
         };
         for problem in problems {
             let is_done = |one: &&Timed<'_>| {

@@ -11,6 +11,7 @@ use super::check::{HOST_CAN, HOST_SHOULD};
 use super::{Verify, VerifyArgs};
 use crate::failure::Failure;
 use crate::images;
+use crate::text;
 
 /// The largest number of multiprocessors that every other random problem is planned for.
 const FEW_MULTIPROCESSORS: u64 = 5;
@@ -154,8 +155,8 @@ pub(super) fn images(
         Some(choice) => Some(choice),
     };
     let option = match (kernel, &args.target) {
-        (Some(choice), _) => format!("--kernel {choice}"),
-        (None, Some(target)) => format!("--target {target}"),
+        (Some(choice), _) => format!("--kernel {}", text::name(&choice.to_string())),
+        (None, Some(target)) => format!("--target {}", text::name(target)),
         _ if args.each_kernel => "--each-kernel".to_owned(),
         _ if args.multiprocessors.is_some() => "--multiprocessors".to_owned(),
         _ if args.shared_kib.is_some() => "--shared-kib".to_owned(),
@@ -191,9 +192,9 @@ pub(super) fn images(
     if images.is_empty() {
         let mut asked: Vec<String> = kernel
             .iter()
-            .map(|choice| format!("kernel {choice}"))
+            .map(|choice| format!("kernel {}", text::name(&choice.to_string())))
             .collect();
-        asked.extend(target.map(|target| format!("target {target}")));
+        asked.extend(target.map(|target| format!("target {}", text::name(target))));
         let pages = if args.paged {
             " with keys in pages"
         } else {

@@ -373,6 +373,33 @@ fn every_option_is_verified_and_measured() {
 }
 
 #[test]
+fn words_of_a_command_line_are_shown_in_part_and_escaped() {
+    let hostile = format!("\u{1b}[2J{}", "x".repeat(100_000));
+    let dir = tempfile::tempdir().unwrap();
+    let record = dir.path().join("record.json");
+    fs::write(&record, serde_json::json!([hostile]).to_string()).unwrap();
+    let record = record.to_str().unwrap();
+    let hostile = hostile.as_str();
+    let cases: [(i32, &[&str]); 6] = [
+        (2, &["bench", "--device", "cpu", "--kernel", hostile]),
+        (2, &["bench", "--device", "cpu", "--target", hostile]),
+        (2, &["verify", "--device", "cpu", "--kernel", hostile]),
+        (2, &["verify", "--device", "cpu", "--target", hostile]),
+        (
+            2,
+            &["plan", "q8 k8 d64", "--gpu", "h200", "--kernel", hostile],
+        ),
+        (4, &["bench", "--device", "cpu", "--compare", record]),
+    ];
+    for (code, arguments) in cases {
+        let (_, stderr) = expect_code(code, warptile().args(arguments));
+        let name = stderr.replace(record, "");
+        assert!(name.len() < 600 && !name.contains('\u{1b}'), "{stderr}");
+        assert!(name.contains("\\u{1b}[2Jxxx"), "{stderr}");
+    }
+}
+
+#[test]
 fn verify_refuses_what_can_not_run() {
     let verify = |arguments: &[&str]| {
         expect_code(

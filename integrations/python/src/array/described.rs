@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use warptile::kernels::Excerpt;
 use warptile::{ElementType, Layout, QuantizedType};
 
 use crate::errors::{Failure, Result};
@@ -80,10 +81,14 @@ impl fmt::Display for Dtype {
             Dtype::U8 => "uint8",
             Dtype::Bool => "bool",
             Dtype::Quantized(QuantizedType::E4m3) => "float8_e4m3fn",
-            Dtype::Other(name) => name,
+            Dtype::Other(name) => return Excerpt::new(name).fmt(f),
         })
     }
 }
+
+/// The shapes that scales may have.
+const SCALES: &str =
+    "a number, or have the dimensions [key/value heads] or [sequences, key/value heads]";
 
 /// The most dimensions that any argument has.
 pub(crate) const MAX_RANK: usize = 4;
@@ -272,29 +277,43 @@ impl Described {
         Ok(([self.shape[0], self.shape[1]], self.strides[0]))
     }
 
-    /// How many scales there are: of a number, a list of one for each key/value head, or a table that says the same for each sequence.
+    /// The number of scales in memory: of a number, of a list with one for each key/value head, or of a table whose rows, one for each
+    /// sequence, are the same. [`check_scales`](Self::check_scales) compares the extents with those of the call.
     pub(crate) fn scales(&self) -> Result<usize> {
-        let (sequences, heads) = match self.rank {
+        let heads = match self.rank {
             0 => return Ok(1),
-            1 => (None, 0),
-            2 => (Some(0), 1),
-            _ => {
+            1 => 0,
+            2 if self.strides[0] != 0 => {
                 return Err(self.wrong_rank(
-                    "it must be a number, or have the dimensions [key/value heads] or [sequences, key/value heads]",
+                    "warptile takes the same scales for all sequences: a number, [key/value heads], or one of these expanded to [sequences, key/value heads]",
                 ));
             }
+            2 => 1,
+            _ => return Err(self.wrong_rank(&format!("it must be {SCALES}"))),
         };
-        if sequences.is_some_and(|dimension| self.strides[dimension] != 0) {
-            return Err(self.wrong_rank(
-                "warptile takes the same scales for all sequences: a number, [key/value heads], or one of these expanded to [sequences, key/value heads]",
-            ));
-        }
         match (self.shape[heads], self.strides[heads]) {
-            (count, 1) | (count @ (0 | 1), _) => Ok(count),
+            _ if self.shape().contains(&0) => Ok(0),
+            (count, 1) | (count @ 1, _) => Ok(count),
             (_, 0) => Ok(1),
             (_, stride) => Err(Failure::Invalid(format!(
                 "{} has stride {stride} from one key/value head to the next; it must be 1, or 0 for one scale",
                 self.name
+            ))),
+        }
+    }
+
+    /// Checks the extents of scales, also those along which they are the same, against a call's.
+    pub(crate) fn check_scales(&self, sequences: usize, kv_heads: usize) -> Result<()> {
+        let fits = match *self.shape() {
+            [] => true,
+            [heads] => heads == 1 || heads == kv_heads,
+            [of, heads] => of == sequences && (heads == 1 || heads == kv_heads),
+            _ => false,
+        };
+        match fits {
+            true => Ok(()),
+            false => Err(self.wrong_rank(&format!(
+                "it must be {SCALES}; the call has {sequences} sequences and {kv_heads} key/value heads"
             ))),
         }
     }
@@ -356,7 +375,8 @@ impl Order {
             "bshd" => Ok(Order::Bshd),
             "bhsd" => Ok(Order::Bhsd),
             _ => Err(Failure::Invalid(format!(
-                "layout is {text:?}, but must be \"bshd\" or \"bhsd\""
+                "layout is {:?}, but must be \"bshd\" or \"bhsd\"",
+                Excerpt::new(text)
             ))),
         }
     }
