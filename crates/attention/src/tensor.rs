@@ -8,7 +8,6 @@ use bytemuck::Pod;
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 
 use crate::backend::{Backend, Place};
-use crate::layout::View;
 use crate::{Error, Layout, Result};
 
 /// A tensor on a [`Backend`]: batch, length, heads and head size, as its [`Layout`] says.
@@ -304,11 +303,6 @@ impl<T: Pod> Tensor<T> {
     pub(crate) fn starts_aligned(&self) -> bool {
         self.device_slice()
             .is_none_or(|slice| slice.pointer().is_multiple_of(16))
-    }
-
-    /// The elements on the host, with their layout.
-    pub(crate) fn view(&self, argument: &'static str) -> Result<View<'_, T>> {
-        Ok(View::new(self.on_host(argument)?, self.layout))
     }
 }
 

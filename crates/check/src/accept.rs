@@ -3,9 +3,9 @@
 use std::fmt;
 
 use bytemuck::cast_slice;
-use warptile::{Call, Element, ElementType, KeyView, Operands, View};
+use warptile::{Call, Element, ElementType, HostInputs};
 
-use crate::compiled::{Compiled, cast_keys, cast_operands, cast_view, with_type};
+use crate::compiled::{Compiled, with_element, with_type};
 use crate::error::Result;
 use crate::reference::{ReferenceOutput, References};
 use crate::rounding::{round, ulp};
@@ -179,16 +179,10 @@ impl Expectation {
     ///
     /// # Errors
     /// As [`reference()`](crate::reference()).
-    pub fn new<'a, T: Element>(
-        call: &Call,
-        q: View<'_, T>,
-        k: impl Into<KeyView<'a, T>>,
-        v: impl Into<KeyView<'a, T>>,
-        operands: &Operands<'_, T>,
-    ) -> Result<Self> {
-        let kv = [k.into(), v.into()];
-        with_type!(U = T, {
-            U::expectation(call, cast_view(q), cast_keys(kv), &cast_operands(operands))
+    pub fn new(call: &Call, inputs: &HostInputs<'_>) -> Result<Self> {
+        with_element!(call.element(), T => {
+            let references = crate::reference::compute::<T>(call, inputs, true)?;
+            Ok(Expectation::from_references::<T>(call, references))
         })
     }
 

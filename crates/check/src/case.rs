@@ -5,11 +5,11 @@ mod draw;
 mod lists;
 mod shrink;
 
-use warptile::{DeviceProfile, ElementType, Heads, Quantization, QuantizedType, Scoring, Splits};
+use warptile::{DeviceProfile, ElementType, Heads, Operand, Scoring, Splits, Types};
 
 use crate::data::Random;
 
-pub(crate) use call::{MAX_ENTRIES, ScoreTensor};
+pub(crate) use call::MAX_ENTRIES;
 pub use lists::{BlockTable, Lists};
 
 /// How the tensors of a [`Case`] are stored.
@@ -85,7 +85,7 @@ pub struct Case {
     /// Element type.
     pub element: ElementType,
     /// The type of quantized keys and values, whose scales are as the seed has them.
-    pub quantized: Option<QuantizedType>,
+    pub quantized: Option<ElementType>,
     /// The options.
     pub scoring: Scoring,
     /// Where keys are cut.
@@ -154,13 +154,18 @@ impl Case {
         }
     }
 
-    /// How keys and values are quantized.
-    pub(crate) fn quantization(&self) -> Option<Quantization> {
+    /// The element types of the tensors.
+    pub(crate) fn types(&self) -> Types {
+        Types::of(self.element).keys(self.quantized.unwrap_or(self.element))
+    }
+
+    /// The numbers of scales of quantized keys and values.
+    pub(crate) fn scale_counts(&self) -> impl Iterator<Item = (Operand, usize)> {
         let mut random = Random::new(self.seed ^ 0x5ca1e);
-        let mut count = || random.pick(&[1, self.heads.key_value]);
-        let (k, v) = (count(), count());
-        self.quantized
-            .map(|element| Quantization::new(element).scales(k, v))
+        let choices = [1, self.heads.key_value];
+        let counts =
+            [Operand::KScale, Operand::VScale].map(|operand| (operand, random.pick(&choices)));
+        counts.into_iter().filter(|_| self.quantized.is_some())
     }
 
     /// The device that the case is planned for, on a GPU with this profile.

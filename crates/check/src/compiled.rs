@@ -1,17 +1,14 @@
 //! Generic work that is compiled in this crate, once for each element type, and not again in every program and test that calls
 //! it, with the level of optimisation that those have.
 
-use bytemuck::{allocation::cast_vec, cast_slice};
+use bytemuck::allocation::cast_vec;
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
-use warptile::{Call, Element, KeyView, Operands, View};
+use warptile::{Element, Slots};
 
 use crate::accept::{Expectation, Verdict};
 use crate::case::Case;
-use crate::data::{Buffer, Failure, Inputs, Report, ResultBuffers};
-use crate::error::Result;
-use crate::on_gpu::ReferenceOnGpu;
-use crate::reference::ReferenceOutput;
+use crate::data::{Buffer, Data, Failure, Inputs, Report, ResultBuffers};
 
 /// The work. Functions of three types, not of any: so they are compiled here.
 pub(crate) trait Compiled: Element {
@@ -33,28 +30,6 @@ pub(crate) trait Compiled: Element {
     ) -> Result<Report, Failure>;
 
     fn judge(expected: &Expectation, out: &[Self]) -> Verdict;
-
-    fn reference(
-        call: &Call,
-        q: View<'_, Self>,
-        kv: [KeyView<'_, Self>; 2],
-        operands: &Operands<'_, Self>,
-    ) -> Result<ReferenceOutput>;
-
-    fn expectation(
-        call: &Call,
-        q: View<'_, Self>,
-        kv: [KeyView<'_, Self>; 2],
-        operands: &Operands<'_, Self>,
-    ) -> Result<Expectation>;
-
-    fn expectation_on_gpu(
-        reference: &ReferenceOnGpu,
-        call: &Call,
-        q: View<'_, Self>,
-        kv: [KeyView<'_, Self>; 2],
-        operands: &Operands<'_, Self>,
-    ) -> Result<Expectation>;
 }
 
 macro_rules! compiled {
@@ -88,35 +63,6 @@ macro_rules! compiled {
             fn judge(expected: &Expectation, out: &[Self]) -> Verdict {
                 expected.judge(out)
             }
-
-            fn reference(
-                call: &Call,
-                q: View<'_, Self>,
-                kv: [KeyView<'_, Self>; 2],
-                operands: &Operands<'_, Self>,
-            ) -> Result<ReferenceOutput> {
-                Ok(crate::reference::compute(call, q, kv, operands, false)?.exact)
-            }
-
-            fn expectation(
-                call: &Call,
-                q: View<'_, Self>,
-                kv: [KeyView<'_, Self>; 2],
-                operands: &Operands<'_, Self>,
-            ) -> Result<Expectation> {
-                let references = crate::reference::compute(call, q, kv, operands, true)?;
-                Ok(Expectation::from_references::<Self>(call, references))
-            }
-
-            fn expectation_on_gpu(
-                reference: &ReferenceOnGpu,
-                call: &Call,
-                q: View<'_, Self>,
-                kv: [KeyView<'_, Self>; 2],
-                operands: &Operands<'_, Self>,
-            ) -> Result<Expectation> {
-                reference.compute(call, q, kv, operands)
-            }
         }
     )*};
 }
@@ -131,49 +77,31 @@ compiled!(
 /// To the compiler it is another type: what crosses is cast, and only the arm in which the two are the same runs.
 macro_rules! with_type {
     ($U:ident = $T:ty, $work:expr) => {
-        match <$T as warptile::Element>::TYPE {
+        $crate::compiled::with_element!(<$T as warptile::Element>::TYPE, $U => $work)
+    };
+}
+pub(crate) use with_type;
+
+/// Evaluates an expression in which `$T` names the type of queries of an element type.
+macro_rules! with_element {
+    ($element:expr, $T:ident => $work:expr) => {
+        match $element {
             warptile::ElementType::F16 => {
-                type $U = half::f16;
+                type $T = half::f16;
                 $work
             }
             warptile::ElementType::Bf16 => {
-                type $U = half::bf16;
+                type $T = half::bf16;
                 $work
             }
             _ => {
-                type $U = f32;
+                type $T = f32;
                 $work
             }
         }
     };
 }
-pub(crate) use with_type;
-
-pub(crate) fn cast_view<'a, T: Element, U: Element>(view: View<'a, T>) -> View<'a, U> {
-    View::new(cast_slice(view.data), view.layout)
-}
-
-pub(crate) fn cast_keys<'a, T: Element, U: Element>(
-    views: [KeyView<'a, T>; 2],
-) -> [KeyView<'a, U>; 2] {
-    views.map(|view| match view {
-        KeyView::Same(view) => KeyView::Same(cast_view(view)),
-        KeyView::Quantized(bits, element) => KeyView::Quantized(bits, element),
-    })
-}
-
-pub(crate) fn cast_operands<'a, T: Element, U: Element>(
-    operands: &Operands<'a, T>,
-) -> Operands<'a, U> {
-    let mut cast = Operands::none();
-    cast.slopes = operands.slopes;
-    cast.sinks = operands.sinks;
-    cast.bias = operands.bias.map(cast_slice);
-    cast.key_mask = operands.key_mask;
-    cast.k_scale = operands.k_scale;
-    cast.v_scale = operands.v_scale;
-    cast
-}
+pub(crate) use with_element;
 
 fn cast_buffer<T: Element, U: Element>(buffer: Buffer<T>) -> Buffer<U> {
     Buffer {
@@ -184,14 +112,18 @@ fn cast_buffer<T: Element, U: Element>(buffer: Buffer<T>) -> Buffer<U> {
 }
 
 pub(crate) fn cast_inputs<T: Element, U: Element>(inputs: Inputs<T>) -> Inputs<U> {
+    let mut others = inputs.others;
+    let others = Slots::from_fn(|operand| {
+        others[operand].take().map(|data| match data {
+            Data::Elements(buffer) => Data::Elements(cast_buffer(buffer)),
+            Data::Bytes(buffer) => Data::Bytes(buffer),
+            Data::Floats(values) => Data::Floats(values),
+        })
+    });
     Inputs {
         q: cast_buffer(inputs.q),
         k: cast_buffer(inputs.k),
         v: cast_buffer(inputs.v),
-        quantized: inputs.quantized,
-        slopes: inputs.slopes,
-        sinks: inputs.sinks,
-        bias: inputs.bias.map(cast_buffer),
-        key_mask: inputs.key_mask,
+        others,
     }
 }

@@ -2,10 +2,11 @@
 
 use bytemuck::allocation::cast_vec;
 use bytemuck::cast_slice;
-use warptile::{Call, Element, KeyView, Layout, Operands, QuantizedType, Sequence, View};
+use warptile::kernels::{Kind, Operations};
+use warptile::{Call, E4m3, Element, HostInputs, Layout, Operand, Sequence, Slots, View};
 
 use crate::accept::{Expectation, Verdict};
-use crate::case::{BlockTable, Case, ScoreTensor};
+use crate::case::{BlockTable, Case};
 use crate::compiled::{Compiled, cast_inputs, with_type};
 use crate::error::{Error, Result};
 use crate::normal;
@@ -104,111 +105,85 @@ pub struct Inputs<T> {
     pub k: Buffer<T>,
     /// Values, likewise.
     pub v: Buffer<T>,
-    /// Quantized keys and values, if the call's are.
-    pub quantized: Option<Quantized>,
-    /// ALiBi slopes.
-    pub slopes: Option<Vec<f32>>,
-    /// Sinks.
-    pub sinks: Option<Vec<f32>>,
-    /// Additive bias. Its layout is the one that was given to the call, without the repetition.
-    pub bias: Option<Buffer<T>>,
-    /// Key mask.
-    pub key_mask: Option<Buffer<u8>>,
+    /// Whatever else the call has by its operand, and the bits of quantized keys and values. The layouts of a bias and a key mask are those
+    /// that were given to the call, without the repetition.
+    pub others: Slots<Option<Data<T>>>,
 }
 
-/// Quantized keys and values of a case.
+/// Data of an operand.
 #[derive(Debug, Clone)]
-pub struct Quantized {
-    /// Their type.
-    pub element: QuantizedType,
-    /// The bits of the keys.
-    pub k: Buffer<u8>,
-    /// Those of the values.
-    pub v: Buffer<u8>,
-    /// What keys are multiplied by: one number, or one for each key/value head.
-    pub k_scale: Vec<f32>,
-    /// The same of values.
-    pub v_scale: Vec<f32>,
+pub enum Data<T> {
+    /// Elements of the case's type.
+    Elements(Buffer<T>),
+    /// Bytes.
+    Bytes(Buffer<u8>),
+    /// Numbers of a list.
+    Floats(Vec<f32>),
 }
 
-impl Quantized {
-    /// Quantizes keys and values, which become the numbers that are left of them, without the scale. Scales are of keys and of values: one
-    /// number, or one for each key/value head.
-    pub fn new<T: Element>(
-        element: QuantizedType,
-        k: &mut Buffer<T>,
-        v: &mut Buffer<T>,
-        scales: [Vec<f32>; 2],
-    ) -> Self {
-        let [k_scale, v_scale] = scales;
-        let quantize = |buffer: &mut Buffer<T>, scales: &[f32]| {
-            let mut data = vec![element.nan(); buffer.data.len()];
-            let [entries, rows, heads, head_dim] = buffer.layout.shape;
-            for (entry, row, head) in (0..entries)
-                .flat_map(|entry| (0..rows).map(move |row| (entry, row)))
-                .flat_map(|(entry, row)| (0..heads).map(move |head| (entry, row, head)))
-            {
-                let scale = scales[if scales.len() == 1 { 0 } else { head }];
-                let start = buffer.offset + buffer.layout.offset(entry, row, head);
-                let row = start..start + head_dim;
-                for (number, to) in buffer.data[row.clone()].iter_mut().zip(&mut data[row]) {
-                    *to = element.quantize(number.to_f32(), scale);
-                    let stored = element.to_f32(*to);
-                    *number = match stored.is_nan() {
-                        true => T::from_f64(f64::NAN),
-                        false => T::from_f32(stored),
-                    };
-                }
-            }
-            Buffer {
-                data,
-                offset: buffer.offset,
-                layout: buffer.layout,
-            }
-        };
-        Quantized {
-            element,
-            k: quantize(k, &k_scale),
-            v: quantize(v, &v_scale),
-            k_scale,
-            v_scale,
+impl<T: Element> Data<T> {
+    /// The bytes of all elements, poison included, and those before the first one.
+    #[must_use]
+    pub fn bytes(&self) -> (&[u8], usize) {
+        match self {
+            Data::Elements(buffer) => (cast_slice(&buffer.data), buffer.offset * size_of::<T>()),
+            Data::Bytes(buffer) => (&buffer.data, buffer.offset),
+            Data::Floats(values) => (cast_slice(values), 0),
         }
+    }
+
+    /// The numbers of a list.
+    #[must_use]
+    pub fn floats(&self) -> Option<&[f32]> {
+        match self {
+            Data::Floats(values) => Some(values),
+            _ => None,
+        }
+    }
+}
+
+/// The bits of keys or values, which become the numbers that are left of them, without the scale. `scales` are one number, or one for each
+/// key/value head.
+pub fn quantize<T: Element>(buffer: &mut Buffer<T>, scales: &[f32]) -> Buffer<u8> {
+    let mut data = vec![E4m3::NAN.to_bits(); buffer.data.len()];
+    let [entries, rows, heads, head_dim] = buffer.layout.shape;
+    for (entry, row, head) in (0..entries)
+        .flat_map(|entry| (0..rows).map(move |row| (entry, row)))
+        .flat_map(|(entry, row)| (0..heads).map(move |head| (entry, row, head)))
+    {
+        let scale = scales[if scales.len() == 1 { 0 } else { head }];
+        let start = buffer.offset + buffer.layout.offset(entry, row, head);
+        let row = start..start + head_dim;
+        for (number, to) in buffer.data[row.clone()].iter_mut().zip(&mut data[row]) {
+            let stored = E4m3::quantize(number.to_f32(), scale);
+            *to = stored.to_bits();
+            *number = match stored.is_nan() {
+                true => T::from_f64(f64::NAN),
+                false => T::from_f32(stored.to_f32()),
+            };
+        }
+    }
+    Buffer {
+        data,
+        offset: buffer.offset,
+        layout: buffer.layout,
     }
 }
 
 impl<T: Element> Inputs<T> {
-    /// The keys as the call has them.
+    /// The inputs as the call has them.
     #[must_use]
-    pub fn keys(&self) -> KeyView<'_, T> {
-        match &self.quantized {
-            Some(quantized) => KeyView::Quantized(quantized.k.view(), quantized.element),
-            None => self.k.view().into(),
+    pub fn host(&self) -> HostInputs<'_> {
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(Buffer::elements);
+        let mut inputs = HostInputs::new(q, k, v);
+        for (operand, data) in self.others.given() {
+            match data {
+                Data::Elements(buffer) => inputs.set(operand, buffer.elements()),
+                Data::Bytes(buffer) => inputs.set(operand, buffer.elements()),
+                Data::Floats(values) => inputs.set(operand, values),
+            }
         }
-    }
-
-    /// The values as the call has them.
-    #[must_use]
-    pub fn values(&self) -> KeyView<'_, T> {
-        match &self.quantized {
-            Some(quantized) => KeyView::Quantized(quantized.v.view(), quantized.element),
-            None => self.v.view().into(),
-        }
-    }
-}
-
-impl<T> Inputs<T> {
-    /// What a call takes beside q, k and v.
-    #[must_use]
-    pub fn operands(&self) -> Operands<'_, T> {
-        let mut operands = Operands::none();
-        operands.slopes = self.slopes.as_deref();
-        operands.sinks = self.sinks.as_deref();
-        operands.bias = self.bias.as_ref().map(Buffer::elements);
-        operands.key_mask = self.key_mask.as_ref().map(Buffer::elements);
-        if let Some(quantized) = &self.quantized {
-            operands = operands.scales(&quantized.k_scale, &quantized.v_scale);
-        }
-        operands
+        inputs
     }
 }
 
@@ -269,7 +244,8 @@ impl Case {
         let call = self.call();
         // Not the stream that the case itself was drawn from.
         let mut random = Random::new(self.seed ^ 0x5eed_da7a);
-        let table = self.lists().block_table;
+        let lists = self.lists();
+        let table = lists.block_table();
         let mut tensor = |layout: &Layout, rows: Rows<'_>| {
             let mut buffer = self.poisoned::<T>(layout);
             let mut normals = vec![0.0; layout.head_dim()];
@@ -290,49 +266,56 @@ impl Case {
             }
         };
         let q = tensor(call.q(), Rows::Queries);
-        let mut k = tensor(call.k(), Rows::Keys(table.as_ref()));
-        let mut v = tensor(call.v(), Rows::Keys(table.as_ref()));
-        let quantized = call.quantized().map(|quantized| {
-            // From where some numbers are beyond 448 times the scale to where many are below the least step.
-            let mut scale = |_| 0.004 * 1000.0_f64.powf(random.uniform()) as f32;
-            let scales = [
-                (0..quantized.k_scales).map(&mut scale).collect(),
-                (0..quantized.v_scales).map(&mut scale).collect(),
-            ];
-            Quantized::new(quantized.element, &mut k, &mut v, scales)
-        });
-        let scoring = call.scoring();
-        let slope_count = scoring.slope_count(call.batch(), call.heads().query);
-        Inputs {
-            q,
-            k,
-            v,
-            quantized,
-            slopes: scoring
-                .alibi
-                .map(|_| (0..slope_count).map(|_| random.uniform() as f32).collect()),
-            sinks: scoring.sinks.then(|| {
-                // Some heads have none.
-                let logits = (0..call.heads().query).map(|_| match random.below(8) {
-                    0 => f32::NEG_INFINITY,
-                    _ => 2.0 * random.normal() as f32,
-                });
-                logits.collect()
-            }),
-            // Some keys are hidden by a bias of minus infinity, as is usual.
-            bias: scoring.bias.then(|| {
-                let layout = self.score_layout(ScoreTensor::Bias);
-                self.score_buffer(&layout, T::from_f64(f64::NAN), || match random.below(16) {
-                    0 => T::from_f64(f64::NEG_INFINITY),
-                    _ => T::from_f64(random.normal()),
-                })
-            }),
-            key_mask: scoring.key_mask.then(|| {
-                let layout = self.score_layout(ScoreTensor::KeyMask);
-                // Any number but 0 shows a key.
-                self.score_buffer(&layout, 0, || random.pick(&[0, 1, 1, 0xff]))
-            }),
+        let mut k = tensor(call.k(), Rows::Keys(table));
+        let mut v = tensor(call.v(), Rows::Keys(table));
+        let mut others = Slots::from_fn(|_| None);
+        for (operand, bits_of, tensor) in [
+            (Operand::KScale, Operand::K, &mut k),
+            (Operand::VScale, Operand::V, &mut v),
+        ] {
+            if call.has(operand) {
+                // From where some numbers are beyond 448 times the scale to where many are below the least step.
+                let scale = |_| 0.004 * 1000.0_f64.powf(random.uniform()) as f32;
+                let scales: Vec<f32> = (0..call.reach(operand)).map(scale).collect();
+                others[bits_of] = Some(Data::Bytes(quantize(tensor, &scales)));
+                others[operand] = Some(Data::Floats(scales));
+            }
         }
+        for operand in Operand::of(Operations::FORWARD) {
+            let is_drawn = others[operand].is_some() || operand.word().is_none();
+            if is_drawn || !call.has(operand) {
+                continue;
+            }
+            others[operand] = Some(match (operand, operand.kind()) {
+                // Some heads have none.
+                (Operand::Sinks, _) => {
+                    let logit = |_| match random.below(8) {
+                        0 => f32::NEG_INFINITY,
+                        _ => 2.0 * random.normal() as f32,
+                    };
+                    Data::Floats((0..call.reach(operand)).map(logit).collect())
+                }
+                // Any number but 0 shows a key.
+                (Operand::KeyMask, _) => {
+                    let mut draw = || random.pick(&[0, 1, 1, 0xff]);
+                    Data::Bytes(self.score_buffer(&self.score_layout(operand), 0, &mut draw))
+                }
+                // Some keys are hidden by a bias of minus infinity, as is usual.
+                (_, Kind::Scores) => {
+                    let mut draw = || match random.below(16) {
+                        0 => T::from_f64(f64::NEG_INFINITY),
+                        _ => T::from_f64(random.normal()),
+                    };
+                    let (layout, poison) = (self.score_layout(operand), T::from_f64(f64::NAN));
+                    Data::Elements(self.score_buffer(&layout, poison, &mut draw))
+                }
+                _ => {
+                    let number = |_| random.uniform() as f32;
+                    Data::Floats((0..call.reach(operand)).map(number).collect())
+                }
+            });
+        }
+        Inputs { q, k, v, others }
     }
 
     fn score_buffer<U: Clone>(
@@ -389,13 +372,7 @@ impl Case {
     /// # Errors
     /// When the problem is too large for a reference, or the inputs aren't those of the case.
     pub fn expectation<T: Element>(&self, inputs: &Inputs<T>) -> Result<Expectation> {
-        Expectation::new(
-            &self.call(),
-            inputs.q.view(),
-            inputs.keys(),
-            inputs.values(),
-            &inputs.operands(),
-        )
+        Expectation::new(&self.call(), &inputs.host())
     }
 
     /// Compares a result with the reference, and looks for writes to where no row lies.

@@ -1,64 +1,94 @@
-//! What a launch reads, in device memory.
+//! The memory that a launch reads, on a device.
 
 use bytemuck::Pod;
 use warptile::gpu::Bindings;
-use warptile::{Element, Layout, QuantizedType};
+use warptile::{Element, Layout, Operand, Slots};
 use warptile_driver::{DeviceBuffer, DeviceSlice, DeviceSliceMut, Stream};
 
+use crate::data::Data;
 use crate::{Buffer, Ferry, Inputs, Lists};
 
-/// The inputs of a launch.
+/// The inputs of a launch, or a part of them.
+#[derive(Debug, Default)]
+pub struct DeviceInputs(Slots<Option<Place>>);
+
+/// The place of an operand.
 #[derive(Debug)]
-pub struct DeviceInputs<T: Element> {
-    /// Queries.
-    pub q: DeviceBuffer<T>,
-    /// Keys and values.
-    pub keys: KeyBuffers<T>,
-    /// ALiBi slopes, of a call that has some.
-    pub slopes: Option<DeviceBuffer<f32>>,
-    /// Sinks, likewise.
-    pub sinks: Option<DeviceBuffer<f32>>,
-    /// Additive bias, likewise.
-    pub bias: Option<DeviceBuffer<T>>,
-    /// Key mask, likewise.
-    pub key_mask: Option<DeviceBuffer<u8>>,
-    /// The element of each buffer of a tensor that the tensor starts at: not of slopes, sinks and scales.
-    pub offset: usize,
+pub enum Place {
+    /// In memory of its own, from so many bytes on.
+    Memory(DeviceBuffer<u8>, usize),
+    /// So many bytes behind the first key: values that are in one tensor with their keys, as [`values_behind_keys`] says.
+    BehindKeys(usize),
 }
 
-impl<T: Element> DeviceInputs<T> {
+impl DeviceInputs {
+    /// Inputs that lie in these places.
+    #[must_use]
+    pub fn new(places: Slots<Option<Place>>) -> Self {
+        DeviceInputs(places)
+    }
+
     /// Copies the data of a case.
     ///
     /// # Errors
     /// What the driver reports.
-    pub fn upload(stream: &Stream, ferry: &Ferry, inputs: &Inputs<T>) -> warptile::Result<Self> {
-        let floats = |values: &Option<Vec<f32>>| {
-            let upload = |values: &Vec<f32>| ferry.upload(stream, values);
-            values.as_ref().map(upload).transpose()
+    pub fn upload<T: Element>(
+        stream: &Stream,
+        ferry: &Ferry,
+        inputs: &Inputs<T>,
+    ) -> warptile::Result<Self> {
+        let Inputs { q, k, v, others } = inputs;
+        let mut places = others.try_map(|_, data| {
+            let (bytes, at) = data.bytes();
+            Ok::<_, warptile::Error>(Place::Memory(ferry.upload(stream, bytes)?, at))
+        })?;
+        let of = |buffer: &Buffer<T>| {
+            let bytes = ferry.upload(stream, bytemuck::cast_slice(&buffer.data))?;
+            Ok::<_, warptile::Error>(Place::Memory(bytes, buffer.offset * size_of::<T>()))
         };
-        let bias = inputs.bias.as_ref();
-        let key_mask = inputs.key_mask.as_ref();
-        Ok(DeviceInputs {
-            q: ferry.upload(stream, &inputs.q.data)?,
-            keys: match &inputs.quantized {
-                None => KeyBuffers::Same(KeyPair::upload(stream, ferry, &inputs.k, &inputs.v)?),
-                Some(quantized) => KeyBuffers::Quantized {
-                    element: quantized.element,
-                    kv: KeyPair::upload(stream, ferry, &quantized.k, &quantized.v)?,
-                    k_scale: ferry.upload(stream, &quantized.k_scale)?,
-                    v_scale: ferry.upload(stream, &quantized.v_scale)?,
-                },
-            },
-            slopes: floats(&inputs.slopes)?,
-            sinks: floats(&inputs.sinks)?,
-            bias: bias
-                .map(|bias| ferry.upload(stream, &bias.data))
-                .transpose()?,
-            key_mask: key_mask
-                .map(|mask| ferry.upload(stream, &mask.data))
-                .transpose()?,
-            offset: inputs.q.offset,
-        })
+        places[Operand::Q] = Some(of(q)?);
+        let behind = values_behind_keys(&k.layout, &v.layout);
+        let bits = |operand: Operand| match &others[operand] {
+            Some(Data::Bytes(bits)) => Some(bits),
+            _ => None,
+        };
+        let both = match (behind, bits(Operand::K), bits(Operand::V)) {
+            (None, Some(_), _) => None,
+            (None, ..) => {
+                places[Operand::K] = Some(of(k)?);
+                places[Operand::V] = Some(of(v)?);
+                None
+            }
+            (Some(distance), Some(k), Some(v)) => {
+                Some((together(k, v, distance), k.offset, distance))
+            }
+            (Some(distance), ..) => {
+                let both = together(k, v, distance);
+                let size = size_of::<T>();
+                Some((
+                    bytemuck::cast_slice(&both).to_vec(),
+                    k.offset * size,
+                    distance * size,
+                ))
+            }
+        };
+        if let Some((both, at, distance)) = both {
+            places[Operand::K] = Some(Place::Memory(ferry.upload(stream, &both)?, at));
+            places[Operand::V] = Some(Place::BehindKeys(distance));
+        }
+        Ok(DeviceInputs(places))
+    }
+
+    /// Copies the lists that there are.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn of_lists(stream: &Stream, ferry: &Ferry, lists: &Lists) -> warptile::Result<Self> {
+        let places = lists.given().try_map(|_, list| {
+            let bytes = ferry.upload(stream, bytemuck::cast_slice(list))?;
+            Ok::<_, warptile::Error>(Place::Memory(bytes, 0))
+        });
+        Ok(DeviceInputs(places?))
     }
 
     /// The same inputs once more, copied on the device.
@@ -66,35 +96,42 @@ impl<T: Element> DeviceInputs<T> {
     /// # Errors
     /// What the driver reports.
     pub fn once_more(&self, stream: &Stream) -> warptile::Result<Self> {
-        Ok(DeviceInputs {
-            q: once_more(stream, &self.q)?,
-            keys: self.keys.once_more(stream)?,
-            slopes: maybe_once_more(stream, self.slopes.as_ref())?,
-            sinks: maybe_once_more(stream, self.sinks.as_ref())?,
-            bias: maybe_once_more(stream, self.bias.as_ref())?,
-            key_mask: maybe_once_more(stream, self.key_mask.as_ref())?,
-            offset: self.offset,
-        })
+        let places = self.0.try_map(|_, place| {
+            Ok::<_, warptile::Error>(match place {
+                Place::Memory(bytes, at) => Place::Memory(once_more(stream, bytes)?, *at),
+                Place::BehindKeys(distance) => Place::BehindKeys(*distance),
+            })
+        });
+        Ok(DeviceInputs(places?))
     }
 
     /// The memory of a launch with them.
     ///
     /// # Errors
-    /// When a tensor's buffer ends before the offset.
-    pub fn bind<'a>(&'a self, out: DeviceSliceMut<'a, T>) -> warptile::Result<Bindings<'a>> {
-        let q = self.q.slice(self.offset..)?;
-        let mut bindings = self.keys.bind(q, out, self.offset)?;
-        if let Some(slopes) = &self.slopes {
-            bindings = bindings.slopes(slopes.as_slice());
-        }
-        if let Some(sinks) = &self.sinks {
-            bindings = bindings.sinks(sinks.as_slice());
-        }
-        if let Some(bias) = &self.bias {
-            bindings = bindings.bias(bias.slice(self.offset..)?);
-        }
-        if let Some(key_mask) = &self.key_mask {
-            bindings = bindings.key_mask(key_mask.slice(self.offset..)?);
+    /// When the memory of an operand ends before its first element.
+    pub fn bind<'a, T: Element>(
+        &'a self,
+        out: DeviceSliceMut<'a, T>,
+    ) -> warptile::Result<Bindings<'a>> {
+        self.add_to(Bindings::default().output(Operand::Out, out))
+    }
+
+    /// Adds them to the memory of a launch.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn add_to<'a>(&'a self, mut bindings: Bindings<'a>) -> warptile::Result<Bindings<'a>> {
+        let mut keys: Option<DeviceSlice<'a, u8>> = None;
+        for (operand, place) in self.0.given() {
+            let view = match (place, &keys) {
+                (Place::Memory(bytes, at), _) => bytes.slice(*at..)?,
+                (Place::BehindKeys(distance), Some(keys)) => keys.slice(*distance..)?,
+                (Place::BehindKeys(_), None) => continue,
+            };
+            if operand == Operand::K {
+                keys = Some(view.clone());
+            }
+            bindings = bindings.with(operand, view);
         }
         Ok(bindings)
     }
@@ -102,136 +139,13 @@ impl<T: Element> DeviceInputs<T> {
     /// Bytes of queries, keys and values.
     #[must_use]
     pub fn byte_len(&self) -> usize {
-        self.q.byte_len() + self.keys.byte_len()
-    }
-}
-
-/// Keys and values in device memory.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum KeyBuffers<T: Element> {
-    /// Of the queries' type.
-    Same(KeyPair<T>),
-    /// Of a type of 8 bits, each with its scales.
-    Quantized {
-        /// Their type.
-        element: QuantizedType,
-        /// Their bits.
-        kv: KeyPair<u8>,
-        /// Of the keys.
-        k_scale: DeviceBuffer<f32>,
-        /// Of the values.
-        v_scale: DeviceBuffer<f32>,
-    },
-}
-
-impl<T: Element> KeyBuffers<T> {
-    fn once_more(&self, stream: &Stream) -> warptile::Result<Self> {
-        Ok(match self {
-            KeyBuffers::Same(kv) => KeyBuffers::Same(kv.once_more(stream)?),
-            KeyBuffers::Quantized {
-                element,
-                kv,
-                k_scale,
-                v_scale,
-            } => KeyBuffers::Quantized {
-                element: *element,
-                kv: kv.once_more(stream)?,
-                k_scale: once_more(stream, k_scale)?,
-                v_scale: once_more(stream, v_scale)?,
-            },
-        })
-    }
-
-    /// From element `offset` on.
-    fn bind<'a>(
-        &'a self,
-        q: DeviceSlice<'a, T>,
-        out: DeviceSliceMut<'a, T>,
-        offset: usize,
-    ) -> warptile::Result<Bindings<'a>> {
-        Ok(match self {
-            KeyBuffers::Same(kv) => {
-                let [k, v] = kv.slices(offset)?;
-                Bindings::new(q, k, v, out)
-            }
-            KeyBuffers::Quantized {
-                element,
-                kv,
-                k_scale,
-                v_scale,
-            } => Bindings::quantized(
-                q,
-                *element,
-                kv.slices(offset)?,
-                [k_scale.as_slice(), v_scale.as_slice()],
-                out,
-            ),
-        })
-    }
-
-    fn byte_len(&self) -> usize {
-        match self {
-            KeyBuffers::Same(kv) => kv.byte_len(),
-            KeyBuffers::Quantized { kv, .. } => kv.byte_len(),
-        }
-    }
-}
-
-/// Keys and values of one type in device memory.
-#[derive(Debug)]
-pub enum KeyPair<T: Pod> {
-    /// In a buffer each.
-    Apart([DeviceBuffer<T>; 2]),
-    /// In one buffer, as [`values_behind_keys`] says, and the elements from the first key to the first value.
-    Together(DeviceBuffer<T>, usize),
-}
-
-impl<T: Pod> KeyPair<T> {
-    fn upload(
-        stream: &Stream,
-        ferry: &Ferry,
-        k: &Buffer<T>,
-        v: &Buffer<T>,
-    ) -> warptile::Result<Self> {
-        Ok(match values_behind_keys(&k.layout, &v.layout) {
-            None => KeyPair::Apart([
-                ferry.upload(stream, &k.data)?,
-                ferry.upload(stream, &v.data)?,
-            ]),
-            Some(distance) => {
-                KeyPair::Together(ferry.upload(stream, &together(k, v, distance))?, distance)
-            }
-        })
-    }
-
-    fn once_more(&self, stream: &Stream) -> warptile::Result<Self> {
-        Ok(match self {
-            KeyPair::Apart([k, v]) => {
-                KeyPair::Apart([once_more(stream, k)?, once_more(stream, v)?])
-            }
-            KeyPair::Together(both, distance) => {
-                KeyPair::Together(once_more(stream, both)?, *distance)
-            }
-        })
-    }
-
-    /// Keys and values from element `offset` of their buffers on.
-    fn slices(&self, offset: usize) -> warptile::Result<[DeviceSlice<'_, T>; 2]> {
-        Ok(match self {
-            KeyPair::Apart([k, v]) => [k.slice(offset..)?, v.slice(offset..)?],
-            KeyPair::Together(both, distance) => {
-                let keys = both.slice(offset..)?;
-                [keys.clone(), keys.slice(*distance..)?]
-            }
-        })
-    }
-
-    fn byte_len(&self) -> usize {
-        match self {
-            KeyPair::Apart([k, v]) => k.byte_len() + v.byte_len(),
-            KeyPair::Together(both, _) => both.byte_len(),
-        }
+        [Operand::Q, Operand::K, Operand::V]
+            .into_iter()
+            .map(|operand| match &self.0[operand] {
+                Some(Place::Memory(bytes, _)) => bytes.byte_len(),
+                _ => 0,
+            })
+            .sum()
     }
 }
 
@@ -264,69 +178,6 @@ fn together<T: Copy>(k: &Buffer<T>, v: &Buffer<T>, distance: usize) -> Vec<T> {
     both
 }
 
-/// The [`Lists`] of a case in device memory.
-#[derive(Debug, Default)]
-pub struct DeviceLists {
-    query_offsets: Option<DeviceBuffer<i32>>,
-    key_offsets: Option<DeviceBuffer<i32>>,
-    query_lengths: Option<DeviceBuffer<i32>>,
-    key_lengths: Option<DeviceBuffer<i32>>,
-    block_table: Option<DeviceBuffer<i32>>,
-}
-
-impl DeviceLists {
-    /// Copies the lists that there are.
-    ///
-    /// # Errors
-    /// What the driver reports.
-    pub fn upload(stream: &Stream, ferry: &Ferry, lists: &Lists) -> warptile::Result<Self> {
-        let upload = |list: Option<&[i32]>| list.map(|list| ferry.upload(stream, list)).transpose();
-        let table = lists.block_table.as_ref();
-        Ok(DeviceLists {
-            query_offsets: upload(lists.query_offsets.as_deref())?,
-            key_offsets: upload(lists.key_offsets.as_deref())?,
-            query_lengths: upload(lists.query_lengths.as_deref())?,
-            key_lengths: upload(lists.key_lengths.as_deref())?,
-            block_table: upload(table.map(|table| &table.entries[..]))?,
-        })
-    }
-
-    /// The same lists once more, copied on the device.
-    ///
-    /// # Errors
-    /// What the driver reports.
-    pub fn once_more(&self, stream: &Stream) -> warptile::Result<Self> {
-        let list = |list: &Option<DeviceBuffer<i32>>| maybe_once_more(stream, list.as_ref());
-        Ok(DeviceLists {
-            query_offsets: list(&self.query_offsets)?,
-            key_offsets: list(&self.key_offsets)?,
-            query_lengths: list(&self.query_lengths)?,
-            key_lengths: list(&self.key_lengths)?,
-            block_table: list(&self.block_table)?,
-        })
-    }
-
-    /// Adds them to the memory of a launch.
-    pub fn bind<'a>(&'a self, mut bindings: Bindings<'a>) -> Bindings<'a> {
-        if let Some(list) = &self.query_offsets {
-            bindings = bindings.query_offsets(list.as_slice());
-        }
-        if let Some(list) = &self.key_offsets {
-            bindings = bindings.key_offsets(list.as_slice());
-        }
-        if let Some(list) = &self.query_lengths {
-            bindings = bindings.query_lengths(list.as_slice());
-        }
-        if let Some(list) = &self.key_lengths {
-            bindings = bindings.key_lengths(list.as_slice());
-        }
-        if let Some(list) = &self.block_table {
-            bindings = bindings.block_table(list.as_slice());
-        }
-        bindings
-    }
-}
-
 /// A copy of a buffer in device memory: from the host it takes many times as long.
 pub(crate) fn once_more<T: Pod>(
     stream: &Stream,
@@ -335,11 +186,4 @@ pub(crate) fn once_more<T: Pod>(
     let mut copy = DeviceBuffer::uninit(stream, from.len())?;
     copy.copy_from(from)?;
     Ok(copy)
-}
-
-fn maybe_once_more<T: Pod>(
-    stream: &Stream,
-    from: Option<&DeviceBuffer<T>>,
-) -> warptile::Result<Option<DeviceBuffer<T>>> {
-    from.map(|from| once_more(stream, from)).transpose()
 }

@@ -5,10 +5,10 @@ use std::thread;
 use std::time::Duration;
 
 use warptile::gpu::{Gpu, Prepared};
-use warptile::{Call, Choice, Element, Plan, Planner};
+use warptile::{Call, Choice, Element, Operand, Plan, Planner};
 use warptile_driver::{DeviceBuffer, Stream};
 
-use crate::device::{DeviceInputs, DeviceLists, once_more};
+use crate::device::{DeviceInputs, once_more};
 use crate::{Case, Coming, Ferry, Inputs, Result, ResultBuffers};
 
 /// Times that who rests offers its core before it sleeps, and how long it sleeps then. Most kernels of small problems are done before.
@@ -24,9 +24,11 @@ pub struct OnGpu<T: Element> {
     stream: Stream,
     ferry: Arc<Ferry>,
     call: Call,
-    inputs: DeviceInputs<T>,
+    inputs: DeviceInputs,
     /// Only if the call has them on the device.
-    lists: DeviceLists,
+    lists: DeviceInputs,
+    /// The element of the output's buffer that the output starts at.
+    offset: usize,
     /// What the result buffers have before a launch.
     poison: (DeviceBuffer<T>, DeviceBuffer<f32>),
     out: DeviceBuffer<T>,
@@ -105,9 +107,10 @@ impl Case {
                 ferry: ferry.clone(),
                 inputs: DeviceInputs::upload(stream, ferry, inputs)?,
                 lists: match self.device_lengths {
-                    true => DeviceLists::upload(stream, ferry, &self.lists())?,
-                    false => DeviceLists::default(),
+                    true => DeviceInputs::of_lists(stream, ferry, &self.lists())?,
+                    false => DeviceInputs::default(),
                 },
+                offset: inputs.q.offset,
                 out: once_more(stream, &poison.0)?,
                 lse: once_more(stream, &poison.1)?,
                 stream: stream.clone(),
@@ -148,6 +151,7 @@ impl<T: Element> OnGpu<T> {
             call: self.call.clone(),
             inputs: self.inputs.once_more(stream)?,
             lists: self.lists.once_more(stream)?,
+            offset: self.offset,
             poison: (
                 once_more(stream, &self.poison.0)?,
                 once_more(stream, &self.poison.1)?,
@@ -162,12 +166,11 @@ impl<T: Element> OnGpu<T> {
     /// # Errors
     /// As [`Prepared::launch`].
     pub fn launch(&mut self) -> warptile::Result<()> {
-        let out = self.out.slice_mut(self.inputs.offset..)?;
-        let mut bindings = self.inputs.bind(out)?;
+        let out = self.out.slice_mut(self.offset..)?;
+        let mut bindings = self.lists.add_to(self.inputs.bind(out)?)?;
         if self.call.wants_lse() {
-            bindings = bindings.lse(self.lse.as_slice_mut());
+            bindings = bindings.output(Operand::Lse, self.lse.as_slice_mut());
         }
-        bindings = self.lists.bind(bindings);
         self.prepared.launch(&self.stream, &self.call, &bindings)
     }
 
@@ -201,7 +204,7 @@ impl<T: Element> OnGpu<T> {
     pub fn begin_result(&self) -> warptile::Result<ComingResult<'_, T>> {
         Ok(ComingResult {
             out: self.ferry.begin_download(&self.out)?,
-            offset: self.inputs.offset,
+            offset: self.offset,
             lse: self.ferry.begin_download(&self.lse)?,
         })
     }

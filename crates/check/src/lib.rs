@@ -14,15 +14,15 @@
 //! - [`Tile`] reads the scores and weights of one tile of a kernel one by one, and says which is wrong.
 //!
 //! ```
-//! use warptile::{ViewMut, forward_cpu};
+//! use warptile::{HostOutputs, forward_cpu};
 //! use warptile_check::Case;
 //!
 //! let case: Case = "b2 q5 k7 h4/2 d16 f32 mask=causal seed=1".parse()?;
 //! let call = case.call();
 //! let inputs = case.inputs::<f32>();
 //! let mut result = case.result::<f32>();
-//! let out = ViewMut::new(&mut result.out[result.offset..], *call.out());
-//! forward_cpu(&call, inputs.q.view(), inputs.k.view(), inputs.v.view(), &inputs.operands(), out, Some(&mut result.lse))?;
+//! let outputs = HostOutputs::new(&mut result.out[result.offset..]).lse(&mut result.lse);
+//! forward_cpu(&call, &inputs.host(), outputs)?;
 //! let report = case.check(&inputs, &result)?;
 //! assert!(report.out.passed && report.lse.passed);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -47,8 +47,8 @@ pub mod trial;
 
 pub use accept::{Expectation, LSE_TOLERANCE, Verdict, Worst};
 pub use case::{BlockTable, Case, LayoutKind, Lengths, Lists, Used};
-pub use data::{Buffer, Failure, Inputs, Quantized, Report, ResultBuffers};
-pub use device::{DeviceInputs, DeviceLists, KeyBuffers, KeyPair, values_behind_keys};
+pub use data::{Buffer, Data, Failure, Inputs, Report, ResultBuffers, quantize};
+pub use device::{DeviceInputs, Place, values_behind_keys};
 pub use error::{Error, Result};
 pub use ferry::{Coming, Ferry};
 pub use gpu::{ComingResult, OnGpu, rest};

@@ -5,17 +5,18 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use warptile::gpu::Gpu;
-use warptile::{AlibiShape, Call, Element, ElementType, KeyView, Layout, Operands, View};
+use warptile::kernels::Operations;
+use warptile::{AlibiShape, Call, Element, ElementType, HostInputs, Layout, Operand, Slots, View};
 use warptile_driver::{DeviceBuffer, Kernel, KernelOptions, LaunchConfig, Module, Stream};
 
 use crate::accept::{Expectation, NaturalErrors, factor};
 use crate::case::Case;
-use crate::compiled::{Compiled, cast_keys, cast_operands, cast_view, with_type};
+use crate::compiled::with_element;
 use crate::data::Inputs;
 use crate::error::Result;
 use crate::ferry::Ferry;
 use crate::gpu::rest;
-use crate::reference::{ReferenceOutput, by_head, check_size, from_pages};
+use crate::reference::{ReferenceOutput, by_head, check_size, in_order};
 
 /// PTX of gpu/reference.cu, packed by `cargo xtask build-reference`.
 const IMAGE: &[u8] = include_bytes!("../gpu/reference.ptx.zst");
@@ -137,21 +138,6 @@ impl Tensor {
     }
 }
 
-impl ScoreTensor {
-    fn new<T>(data: Option<&DeviceBuffer<T>>, layout: Option<&Layout>) -> Self
-    where
-        T: Pod,
-    {
-        match data.zip(layout) {
-            None => ScoreTensor::zeroed(),
-            Some((data, layout)) => ScoreTensor {
-                tensor: Tensor::new(data.pointer(), layout),
-                key: layout.strides[3] as i64,
-            },
-        }
-    }
-}
-
 impl ReferenceOnGpu {
     /// Loads the kernels.
     ///
@@ -189,39 +175,21 @@ impl ReferenceOnGpu {
     ///
     /// # Errors
     /// As [`Expectation::new`] with a limit of more work, and what the driver reports.
-    pub fn expectation<'a, T: Element>(
-        &self,
-        call: &Call,
-        q: View<'_, T>,
-        k: impl Into<KeyView<'a, T>>,
-        v: impl Into<KeyView<'a, T>>,
-        operands: &Operands<'_, T>,
-    ) -> Result<Expectation> {
-        let kv = [k.into(), v.into()];
-        with_type!(U = T, {
-            let (kv, operands) = (cast_keys(kv), cast_operands(operands));
-            U::expectation_on_gpu(self, call, cast_view(q), kv, &operands)
-        })
-    }
-
-    pub(crate) fn compute<T: Element>(
-        &self,
-        call: &Call,
-        q: View<'_, T>,
-        [k, v]: [KeyView<'_, T>; 2],
-        operands: &Operands<'_, T>,
-    ) -> Result<Expectation> {
-        call.check_inputs(&q, &k, &v, operands)?;
+    pub fn expectation(&self, call: &Call, inputs: &HostInputs<'_>) -> Result<Expectation> {
+        call.check_inputs(inputs)?;
         check_size(call, MAX_WORK)?;
-        let (k, v) = (from_pages(call, k), from_pages(call, v));
-        Ok(self.launch(call, [q, k.view(), v.view()], operands)?)
+        with_element!(call.element(), T => {
+            let k = in_order::<T>(call, inputs, Operand::K)?;
+            let v = in_order::<T>(call, inputs, Operand::V)?;
+            Ok(self.launch(call, [k.view(), v.view()], inputs)?)
+        })
     }
 
     fn launch<T: Element>(
         &self,
         call: &Call,
-        [q, k, v]: [View<'_, T>; 3],
-        operands: &Operands<'_, T>,
+        [k, v]: [View<'_, T>; 2],
+        inputs: &HostInputs<'_>,
     ) -> warptile::Result<Expectation> {
         let stream = &self.stream;
         let rows = rows_of(call);
@@ -235,19 +203,26 @@ impl ReferenceOnGpu {
             .min(most_blocks);
 
         let ferry = &self.ferry;
-        let [on_q, on_k, on_v] = [q, k, v].map(|view| ferry.upload(stream, view.data));
-        let (on_q, on_k, on_v) = (on_q?, on_k?, on_v?);
-        let floats = |values: Option<&[f32]>| {
-            let upload = |values| ferry.upload(stream, values);
-            values.map(upload).transpose()
+        let (on_k, on_v) = (ferry.upload(stream, k.data)?, ferry.upload(stream, v.data)?);
+        let mut given = Slots::<Option<DeviceBuffer<u8>>>::from_fn(|_| None);
+        for operand in Operand::of(Operations::FORWARD) {
+            let is_copied = [Operand::K, Operand::V].contains(&operand);
+            if let Some(bytes) = inputs.elements::<u8>(operand)?.filter(|_| !is_copied) {
+                given[operand] = Some(ferry.upload(stream, bytes)?);
+            }
+        }
+        let pointer = |operand| given[operand].as_ref().map_or(0, DeviceBuffer::pointer);
+        let tensor = |operand| match call.layout(operand) {
+            Some(layout) => Tensor::new(pointer(operand), layout),
+            None => Tensor::zeroed(),
         };
-        let (slopes, sinks) = (floats(operands.slopes)?, floats(operands.sinks)?);
-        let (k_scale, v_scale) = (floats(operands.k_scale)?, floats(operands.v_scale)?);
-        let step = |scales: Option<&[f32]>| i32::from(scales.is_some_and(|list| list.len() > 1));
-        let bias = operands.bias.map(|bias| ferry.upload(stream, bias));
-        let bias = bias.transpose()?;
-        let key_mask = operands.key_mask.map(|mask| ferry.upload(stream, mask));
-        let key_mask = key_mask.transpose()?;
+        let scores = |operand| ScoreTensor {
+            tensor: tensor(operand),
+            key: call
+                .layout(operand)
+                .map_or(0, |layout| layout.strides[3] as i64),
+        };
+        let step = |operand| i32::from(call.reach(operand) > 1);
         let device_rows = ferry.upload(stream, &rows)?;
         let scratch = DeviceBuffer::<f64>::uninit(stream, 4 * key_bound * blocks)?;
         let numbers = |len| DeviceBuffer::<f64>::zeroed(stream, len);
@@ -257,19 +232,17 @@ impl ReferenceOnGpu {
         let out_floor = DeviceBuffer::<f32>::zeroed(stream, elements)?;
         let lse_floor = DeviceBuffer::<f32>::zeroed(stream, places)?;
 
-        let pointer =
-            |buffer: &Option<DeviceBuffer<f32>>| buffer.as_ref().map_or(0, DeviceBuffer::pointer);
         let heads = call.heads();
         // Counts of a call are at most 2^30.
         let parameters = Parameters {
-            q: Tensor::new(on_q.pointer(), call.q()),
+            q: tensor(Operand::Q),
             k: Tensor::new(on_k.pointer(), &k.layout),
             v: Tensor::new(on_v.pointer(), &v.layout),
-            bias: ScoreTensor::new(bias.as_ref(), call.bias()),
-            key_mask: ScoreTensor::new(key_mask.as_ref(), call.key_mask()),
+            bias: scores(Operand::Bias),
+            key_mask: scores(Operand::KeyMask),
             rows: device_rows.pointer(),
-            slopes: pointer(&slopes),
-            sinks: pointer(&sinks),
+            slopes: pointer(Operand::Slopes),
+            sinks: pointer(Operand::Sinks),
             scratch: scratch.pointer(),
             out: out.pointer(),
             out_floor: out_floor.pointer(),
@@ -291,10 +264,10 @@ impl ReferenceOnGpu {
             scale: call.scale(),
             softcap: call.scoring().softcap.unwrap_or(0.0),
             padding: 0,
-            k_scale: pointer(&k_scale),
-            v_scale: pointer(&v_scale),
-            k_scale_step: step(operands.k_scale),
-            v_scale_step: step(operands.v_scale),
+            k_scale: pointer(Operand::KScale),
+            v_scale: pointer(Operand::VScale),
+            k_scale_step: step(Operand::KScale),
+            v_scale_step: step(Operand::VScale),
         };
         if blocks > 0 {
             let kernel = match T::TYPE {
@@ -342,13 +315,7 @@ impl Case {
         inputs: &Inputs<T>,
         reference: &ReferenceOnGpu,
     ) -> Result<Expectation> {
-        reference.expectation(
-            &self.call(),
-            inputs.q.view(),
-            inputs.keys(),
-            inputs.values(),
-            &inputs.operands(),
-        )
+        reference.expectation(&self.call(), &inputs.host())
     }
 }
 

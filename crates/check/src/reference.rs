@@ -7,15 +7,15 @@ mod row;
 #[cfg(test)]
 mod tests;
 
-use warptile::{Call, Element, Heads, KeyView, Layout, Operands, View};
+use warptile::{Call, Heads, HostInputs, Layout, Operand, View};
 
-use crate::compiled::{Compiled, cast_keys, cast_operands, cast_view, with_type};
+use crate::compiled::{Compiled, with_element};
 use crate::error::{Error, Result, limited};
 use crate::parallel;
 use matrix::Dense;
 use row::{Computation, Row, RowRest};
 
-pub(crate) use in_order::from_pages;
+pub(crate) use in_order::in_order;
 
 /// Most elements of a tensor that a reference takes: 2 GiB in `f64`.
 const MAX_ELEMENTS: u128 = 1 << 28;
@@ -54,49 +54,43 @@ pub(crate) struct References {
 /// # Errors
 /// [`Error::Call`] if a tensor does not fit the call, [`Error::TooLarge`] or [`Error::TooMuchWork`] if it would
 /// take too much memory or time.
-pub fn reference<'a, T: Element>(
-    call: &Call,
-    q: View<'_, T>,
-    k: impl Into<KeyView<'a, T>>,
-    v: impl Into<KeyView<'a, T>>,
-    operands: &Operands<'_, T>,
-) -> Result<ReferenceOutput> {
-    let kv = [k.into(), v.into()];
-    with_type!(U = T, {
-        U::reference(call, cast_view(q), cast_keys(kv), &cast_operands(operands))
-    })
+pub fn reference(call: &Call, inputs: &HostInputs<'_>) -> Result<ReferenceOutput> {
+    with_element!(call.element(), T => Ok(compute::<T>(call, inputs, false)?.exact))
 }
 
 /// What a result is judged by; without `rounded` the exact part of it alone.
 pub(crate) fn compute<T: Compiled>(
     call: &Call,
-    q: View<'_, T>,
-    [k, v]: [KeyView<'_, T>; 2],
-    operands: &Operands<'_, T>,
+    inputs: &HostInputs<'_>,
     rounded: bool,
 ) -> Result<References> {
-    call.check_inputs(&q, &k, &v, operands)?;
+    call.check_inputs(inputs)?;
     check_size(call, MAX_WORK)?;
-    let put_together = [k, v].map(|view| from_pages(call, view));
-    let [k, v] = &put_together;
+    let [k, v] = [Operand::K, Operand::V].map(|operand| in_order::<T>(call, inputs, operand));
+    let (k, v) = (k?, v?);
     let (k, v) = (k.view(), v.view());
+    let floats = |operand| inputs.elements::<f32>(operand);
+    let q = inputs.elements::<T>(Operand::Q)?.unwrap_or_default();
     let Heads {
         query: heads,
         value_dim,
         ..
     } = call.heads();
     let rows = call.q().rows();
-    let keys = Dense::copy(k, operands.k_scale, true);
+    let keys = Dense::copy(k, floats(Operand::KScale)?, true);
     let computation = Computation {
         call,
-        queries: Dense::copy(q, None, false),
+        queries: Dense::copy(View::new(q, *call.q()), None, false),
         key_norms: match rounded {
             true => keys.norms(),
             false => Vec::new(),
         },
         keys,
-        values: Dense::copy(v, operands.v_scale, false),
-        operands,
+        values: Dense::copy(v, floats(Operand::VScale)?, false),
+        slopes: floats(Operand::Slopes)?,
+        sinks: floats(Operand::Sinks)?,
+        bias: inputs.elements::<T>(Operand::Bias)?,
+        key_mask: inputs.elements(Operand::KeyMask)?,
         rounded,
     };
     let mut sequence_of = vec![None; call.q().batch() * rows];

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use warptile::{DeviceProfile, ElementType, Heads, QuantizedType};
+use warptile::{DeviceProfile, ElementType, Heads};
 
 use crate::case::{Case, LayoutKind, Lengths, MAX_ENTRIES, Used};
 
@@ -235,7 +235,10 @@ impl Parser {
                     self.key_lengths = Some(lengths?);
                 }
                 "splits" => case.splits = value.parse().ok()?,
-                "cache" => case.quantized = Some(QuantizedType::from_name(value)?),
+                "cache" => {
+                    let element = ElementType::from_name(value)?;
+                    case.quantized = Some(Some(element).filter(|element| element.is_scaled())?);
+                }
                 "pages" => case.pages = Some(value.parse().ok()?),
                 "runs" => case.runs = value.parse().ok()?,
                 "layout" => {
@@ -254,12 +257,14 @@ impl Parser {
             return Some(());
         }
         match word {
-            "f16" => case.element = ElementType::F16,
-            "bf16" => case.element = ElementType::Bf16,
-            "f32" => case.element = ElementType::F32,
             "unaligned" => case.unaligned = true,
             "device-lengths" => case.device_lengths = true,
             _ => {
+                let element = ElementType::from_name(word);
+                if let Some(element) = element.filter(|element| !element.is_scaled()) {
+                    case.element = element;
+                    return Some(());
+                }
                 let (name, value) = word.split_at_checked(1)?;
                 let number = value.parse().ok()?;
                 match (name, &mut case.lengths) {
@@ -304,7 +309,7 @@ mod tests {
     quickcheck! {
         fn text_round_trips(seed: u64) -> bool {
             let case = Case::random(seed, 600);
-            let quantized = case.clone().with_quantized(QuantizedType::E4m3);
+            let quantized = case.clone().with_quantized(ElementType::E4m3);
             case.to_string().parse() == Ok(case) && quantized.to_string().parse() == Ok(quantized)
         }
 

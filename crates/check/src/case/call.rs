@@ -1,6 +1,7 @@
 //! What a case computes: its layouts and its call.
 
-use warptile::{Call, Layout, Problem};
+use warptile::kernels::Kind;
+use warptile::{Call, Layout, Numbers, Operand, Problem};
 
 use super::{BlockTable, Case, LayoutKind, Lengths, Used};
 use crate::data::Random;
@@ -14,13 +15,6 @@ pub(crate) const MAX_ENTRIES: u128 = 1 << 24;
 
 /// Most elements of a tensor, gaps included, and most heads of all sequences together.
 const MAX_ELEMENTS: u128 = 1 << 31;
-
-/// A tensor that has an element for each score. The number sets the draws of its layout apart.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum ScoreTensor {
-    Bias = 0xb1a5,
-    KeyMask = 0x3a5c,
-}
 
 impl Case {
     /// Layouts of q, k, v and out.
@@ -70,11 +64,11 @@ impl Case {
 
     /// Layout of the bias, or of the key mask: in each dimension but the last whole or of extent 1, as the seed has it, and
     /// stored like the other tensors; [`LayoutKind::Gaps`] leaves gaps between keys too.
-    pub(crate) fn score_layout(&self, tensor: ScoreTensor) -> Layout {
+    pub(crate) fn score_layout(&self, operand: Operand) -> Layout {
         let Lengths::Dense { batch, query, key } = self.lengths else {
             return Layout::bshd([1; 4]);
         };
-        let mut random = Random::new(self.seed ^ tensor as u64);
+        let mut random = Random::new(self.seed ^ (0xb1a5 << operand as u32));
         let mut maybe_one = |extent: usize| match random.below(2) {
             0 => extent,
             _ => 1,
@@ -179,52 +173,45 @@ impl Case {
             }
         }
         let lists = self.lists();
-        let [q, k, v, out] = self.layouts(lists.block_table.as_ref(), padding);
+        let [q, k, v, out] = self.layouts(lists.block_table(), padding);
         fits(&k)?;
         fits(&v)?;
-        let mut builder = Call::builder(&q, &k, &v, self.element)
+        let mut builder = Call::builder(&q, &k, &v, self.types())
             .scoring(self.scoring)
             .splits(self.splits)
-            .quantized(self.quantization())
             .out(out);
-        // Where the device has the lengths, a caller knows a bound at best: here that of the rows.
-        let batch = self.batch();
-        builder = match &lists.query_offsets {
-            Some(_) if on_device => builder.device_query_offsets(batch, q.rows()),
-            Some(offsets) => builder.packed_queries(offsets),
-            None => builder,
-        };
-        builder = match &lists.key_offsets {
-            Some(_) if on_device => builder.device_key_offsets(batch, k.rows()),
-            Some(offsets) => builder.packed_keys(offsets),
-            None => builder,
-        };
-        builder = match &lists.query_lengths {
-            Some(_) if on_device => builder.device_query_lengths(batch),
-            Some(lengths) => builder.query_lengths(lengths),
-            None => builder,
-        };
-        builder = match &lists.key_lengths {
-            Some(_) if on_device => builder.device_key_lengths(batch),
-            Some(lengths) => builder.key_lengths(lengths),
-            None => builder,
-        };
-        builder = match &lists.block_table {
-            Some(table) if on_device => builder
-                .device_block_table(table.layout)
-                .longest_keys(self.longest_keys()),
-            Some(table) => builder.block_table(&table.entries, table.layout),
-            None => builder,
-        };
-        if self.scoring.bias {
-            let layout = self.score_layout(ScoreTensor::Bias);
-            fits(&layout)?;
-            builder = builder.bias(layout);
+        for (operand, count) in self.scale_counts() {
+            builder = builder.count(operand, count);
         }
-        if self.scoring.key_mask {
-            let layout = self.score_layout(ScoreTensor::KeyMask);
-            fits(&layout)?;
-            builder = builder.key_mask(layout);
+        for (operand, list) in lists.given().given() {
+            let numbers = match on_device {
+                true => Numbers::Device(list.len()),
+                false => Numbers::Host(&list[..]),
+            };
+            builder = builder.numbers(operand, numbers);
+        }
+        if let Some(table) = lists.block_table() {
+            builder = builder.table_layout(table.layout);
+        }
+        if on_device {
+            // A caller knows bounds at best: here those of the rows.
+            if lists.get(Operand::QueryOffsets).is_some() {
+                builder = builder.longest_queries(q.rows());
+            }
+            match self.pages {
+                Some(_) => builder = builder.longest_keys(self.longest_keys()),
+                None if lists.get(Operand::KeyOffsets).is_some() => {
+                    builder = builder.longest_keys(k.rows());
+                }
+                None => {}
+            }
+        }
+        for operand in Operand::of_scores() {
+            if operand.kind() == Kind::Scores && self.scoring.has(operand) {
+                let layout = self.score_layout(operand);
+                fits(&layout)?;
+                builder = builder.layout(operand, layout);
+            }
         }
         if self.unaligned {
             builder = builder.unaligned_addresses();
@@ -314,7 +301,7 @@ mod tests {
                             };
                             let _ = case.try_call();
                             case.used = Used::Each(vec![(a, b), (b, a), (0, 0)]);
-                            case.scoring.bias = true;
+                            case.scoring = case.scoring.with(Operand::Bias);
                             let _ = (case.try_call(), case.call_on_gpu());
                             for pages in [0, 1, 16, usize::MAX] {
                                 case.pages = Some(pages);

@@ -1,9 +1,10 @@
 //! Random cases.
 
 use warptile::kernels::Image;
+use warptile::kernels::Kind;
 use warptile::{
-    AlibiShape, Align, ElementType, Heads, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask,
-    QuantizedType, Scoring, Splits,
+    AlibiShape, Align, ElementType, Features, Heads, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask,
+    Operand, Scoring, Splits,
 };
 
 use super::{Case, LayoutKind, Lengths, Used};
@@ -91,10 +92,14 @@ impl Case {
         };
         let mut layout = random.pick(&[LayoutKind::Bshd, LayoutKind::Bhsd, LayoutKind::Gaps]);
         let unaligned = random.below(4) == 0;
-        scoring.sinks = random.below(6) == 0;
-        if let Lengths::Dense { .. } = lengths {
-            scoring.bias = random.below(10) == 0;
-            scoring.key_mask = random.below(10) == 0;
+        for operand in Operand::of_scores() {
+            let (fits, rarity) = match operand.kind() {
+                Kind::Scores => (matches!(lengths, Lengths::Dense { .. }), 10),
+                _ => (operand != Operand::Slopes, 6),
+            };
+            if fits && random.below(rarity) == 0 {
+                scoring = scoring.with(operand);
+            }
         }
         let part = |random: &mut Random, rows: usize| match random.below(4) {
             0 => rows,
@@ -153,8 +158,7 @@ impl Case {
             self.element = ElementType::F16;
         }
         self.unaligned = false;
-        self.scoring.bias = false;
-        self.scoring.key_mask = false;
+        self.scoring.operands = self.scoring.operands - Features::BIAS - Features::KEY_MASK;
         self
     }
 
@@ -197,7 +201,7 @@ impl Case {
 
     /// The case with its keys and values in this type.
     #[must_use]
-    pub fn with_quantized(self, element: QuantizedType) -> Self {
+    pub fn with_quantized(self, element: ElementType) -> Self {
         Case {
             quantized: Some(element),
             ..self
@@ -209,7 +213,7 @@ impl Case {
     #[must_use]
     pub fn for_image(mut self, image: &Image) -> Self {
         self.element = image.element;
-        self.quantized = QuantizedType::of(image);
+        self.quantized = image.types().scaled();
         let fitted = |size: usize, widest: u32| {
             let widest = (widest as usize).min(MAX_HEAD_DIM);
             match self.quantized {
@@ -249,7 +253,6 @@ fn within((query, key): (usize, usize), budget: usize) -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ScoreTensor;
     use super::*;
 
     #[test]
@@ -269,13 +272,13 @@ mod tests {
         some(|case| matches!(case.scoring.mask, Mask::Window { left: Some(_), .. }));
         some(|case| case.scoring.alibi == Some(AlibiShape::PerBatchHead));
         some(|case| case.scoring.softcap.is_some() && case.scoring.alibi.is_some());
-        some(|case| case.scoring.sinks && case.scoring.bias);
-        some(|case| case.scoring.key_mask && case.layout == LayoutKind::Gaps);
+        some(|case| case.scoring.has(Operand::Sinks) && case.scoring.has(Operand::Bias));
+        some(|case| case.scoring.has(Operand::KeyMask) && case.layout == LayoutKind::Gaps);
         some(|case| case.used != Used::All && matches!(case.lengths, Lengths::Packed(_)));
         some(|case| case.used != Used::All && matches!(case.lengths, Lengths::Dense { .. }));
         some(|case| case.device_lengths && case.used == Used::All);
         some(|case| case.pages.is_some() && matches!(case.lengths, Lengths::Packed(_)));
-        some(|case| case.pages.is_some() && case.scoring.bias);
+        some(|case| case.pages.is_some() && case.scoring.has(Operand::Bias));
         some(|case| case.pages.is_some() && case.device_lengths);
         for layout in [LayoutKind::Bhsd, LayoutKind::Gaps, LayoutKind::Interleaved] {
             assert!(
@@ -304,7 +307,7 @@ mod tests {
                 )
             })
             .map(|case| {
-                let shape = case.score_layout(ScoreTensor::Bias).shape;
+                let shape = case.score_layout(Operand::Bias).shape;
                 [shape[0] == 1, shape[1] == 1, shape[2] == 1]
             })
             .collect();

@@ -1,24 +1,24 @@
-//! The numbers beside the tensors of a case: offsets, lengths, pages.
+//! Offsets, lengths and pages of a case.
 
-use warptile::TableLayout;
+use warptile::{Operand, Slots, TableLayout};
 
 use super::{Case, LayoutKind, Lengths, Used};
 use crate::data::Random;
 
-/// The numbers beside its tensors that a [`Case`] computes with, each exactly if a call needs it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
+/// The offsets, lengths and pages that a [`Case`] computes with, each by its operand if and only if a call needs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lists {
-    /// Row offsets of packed queries.
-    pub query_offsets: Option<Vec<i32>>,
-    /// Row offsets of packed keys.
-    pub key_offsets: Option<Vec<i32>>,
-    /// Used queries.
-    pub query_lengths: Option<Vec<i32>>,
-    /// Used keys.
-    pub key_lengths: Option<Vec<i32>>,
-    /// Pages of the keys.
-    pub block_table: Option<BlockTable>,
+    numbers: Slots<Option<Vec<i32>>>,
+    block_table: Option<BlockTable>,
+}
+
+impl Default for Lists {
+    fn default() -> Self {
+        Lists {
+            numbers: Slots::from_fn(|_| None),
+            block_table: None,
+        }
+    }
 }
 
 impl Lists {
@@ -26,6 +26,24 @@ impl Lists {
     #[must_use]
     pub fn any(&self) -> bool {
         *self != Self::default()
+    }
+
+    /// The numbers of each operand.
+    #[must_use]
+    pub const fn given(&self) -> &Slots<Option<Vec<i32>>> {
+        &self.numbers
+    }
+
+    /// The numbers of an operand.
+    #[must_use]
+    pub fn get(&self, operand: Operand) -> Option<&[i32]> {
+        self.numbers[operand].as_deref()
+    }
+
+    /// The block table, whose entries are numbers, too.
+    #[must_use]
+    pub const fn block_table(&self) -> Option<&BlockTable> {
+        self.block_table.as_ref()
     }
 }
 
@@ -64,21 +82,23 @@ impl Case {
         let numbers = |rows: &[usize]| Some(rows.iter().copied().map(number).collect());
         let (queries, keys): (Vec<usize>, Vec<usize>) = self.lengths.each().into_iter().unzip();
         if packed {
-            lists.query_offsets = numbers(&offsets(&queries));
+            lists.numbers[Operand::QueryOffsets] = numbers(&offsets(&queries));
             if self.pages.is_none() {
-                lists.key_offsets = numbers(&offsets(&keys));
+                lists.numbers[Operand::KeyOffsets] = numbers(&offsets(&keys));
             }
         }
         let used: (Vec<usize>, Vec<usize>) = self.used_lengths().into_iter().unzip();
         if used.0 != queries {
-            lists.query_lengths = numbers(&used.0);
+            lists.numbers[Operand::QueryLengths] = numbers(&used.0);
         }
         if used.1 != keys || self.pages.is_some() {
-            lists.key_lengths = numbers(&used.1);
+            lists.numbers[Operand::KeyLengths] = numbers(&used.1);
         }
         lists.block_table = self
             .pages
             .map(|page_rows| self.block_table(page_rows.max(1), &used.1));
+        let table = lists.block_table.as_ref();
+        lists.numbers[Operand::BlockTable] = table.map(|table| table.entries.clone());
         lists
     }
 
@@ -156,7 +176,7 @@ mod tests {
             let text =
                 format!("b2 q1 k1000 h2 d64 f16 pages=4 runs={runs} lengths=1000,600 seed=3");
             let case: Case = text.parse().unwrap();
-            case.lists().block_table.unwrap()
+            case.lists().block_table().cloned().unwrap()
         };
         let pages_of = |table: &BlockTable| -> Vec<usize> {
             let each = [250, 150].into_iter().enumerate();

@@ -1,6 +1,6 @@
 //! Smaller cases.
 
-use warptile::{Mask, Splits};
+use warptile::{Mask, Operand, Splits};
 
 use super::{Case, LayoutKind, Lengths, Used};
 
@@ -21,9 +21,9 @@ impl Case {
         push(&|case| case.scoring.softcap = None);
         push(&|case| case.scoring.alibi = None);
         push(&|case| case.scoring.scale = None);
-        push(&|case| case.scoring.sinks = false);
-        push(&|case| case.scoring.bias = false);
-        push(&|case| case.scoring.key_mask = false);
+        for operand in Operand::of_scores() {
+            push(&|case| case.scoring.operands = case.scoring.operands - operand.feature());
+        }
         push(&|case| case.splits = Splits::Even);
         push(&|case| case.quantized = None);
         push(&|case| case.device_lengths = false);

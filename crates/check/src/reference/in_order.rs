@@ -1,6 +1,6 @@
 //! Keys and values of a call, put together where they lie in pages.
 
-use warptile::{Call, Element, KeyView, Layout, View};
+use warptile::{Call, E4m3, Element, HostInputs, Layout, Operand, View};
 
 /// Keys or values of a call that a reference reads: as they are, or copied from their pages to batch entries of their own,
 /// [batch, keys, heads, head size], with zeros behind a sequence's last.
@@ -19,22 +19,30 @@ impl<T: Element> InOrder<'_, T> {
 }
 
 /// Puts together what lies in pages, key by key as their definition says. Quantized numbers become the same numbers as elements of `T`.
-pub(crate) fn from_pages<'a, T: Element>(call: &Call, view: KeyView<'a, T>) -> InOrder<'a, T> {
-    match view {
-        KeyView::Same(view) => match call.pages() {
+pub(crate) fn in_order<'a, T: Element>(
+    call: &Call,
+    inputs: &HostInputs<'a>,
+    operand: Operand,
+) -> warptile::Result<InOrder<'a, T>> {
+    let layout = call
+        .layout(operand)
+        .copied()
+        .unwrap_or(Layout::bshd([0; 4]));
+    if call.types().scaled().is_none() {
+        let view = View::new(inputs.elements(operand)?.unwrap_or_default(), layout);
+        return Ok(match call.pages() {
             None => InOrder::Dense(view),
             Some(_) => put_together(call, view),
-        },
-        KeyView::Quantized(view, element) => {
-            let data: Vec<T> = { view.data.iter() }
-                .map(|&bits| T::from_f32(element.to_f32(bits)))
-                .collect();
-            match call.pages() {
-                None => InOrder::Copied(data, view.layout),
-                Some(_) => put_together(call, View::new(&data, view.layout)),
-            }
-        }
+        });
     }
+    let bits: &[u8] = inputs.elements(operand)?.unwrap_or_default();
+    let data: Vec<T> = { bits.iter() }
+        .map(|&bits| T::from_f32(E4m3::from_bits(bits).to_f32()))
+        .collect();
+    Ok(match call.pages() {
+        None => InOrder::Copied(data, layout),
+        Some(_) => put_together(call, View::new(&data, layout)),
+    })
 }
 
 fn put_together<'a, T: Element>(call: &Call, view: View<'_, T>) -> InOrder<'a, T> {

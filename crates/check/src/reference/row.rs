@@ -1,6 +1,6 @@
 //! One row of one head: scores, their softmax and the weighted sum of the values, exactly and rounded.
 
-use warptile::{Call, Element, ElementType, Layout, Operands, ScoreTerms, Sequence};
+use warptile::{Call, Element, ElementType, Layout, Operand, ScoreTerms, Sequence};
 
 use super::matrix::{Dense, KeysAt, weighted_sum};
 use crate::rounding::round;
@@ -14,7 +14,10 @@ pub(super) struct Computation<'a, T> {
     /// Euclidean norms of the keys, `[entry, head, row]`; empty unless `rounded`.
     pub(super) key_norms: Vec<f64>,
     pub(super) values: Dense,
-    pub(super) operands: &'a Operands<'a, T>,
+    pub(super) slopes: Option<&'a [f32]>,
+    pub(super) sinks: Option<&'a [f32]>,
+    pub(super) bias: Option<&'a [T]>,
+    pub(super) key_mask: Option<&'a [u8]>,
     /// Whether the rounded result and the floors are wanted.
     pub(super) rounded: bool,
 }
@@ -68,7 +71,7 @@ impl<T: Element> Computation<'_, T> {
         let visible = call
             .mask()
             .visible(position, sequence.q_len, sequence.k_len);
-        let sink = self.operands.sinks.map(|sinks| f64::from(sinks[head]));
+        let sink = self.sinks.map(|sinks| f64::from(sinks[head]));
         let terms: Vec<KeyTerms> = visible
             .clone()
             .map(|key| self.terms(sequence, position, head, key))
@@ -137,21 +140,16 @@ impl<T: Element> Computation<'_, T> {
     fn terms(&self, sequence: &Sequence, position: usize, head: usize, key: usize) -> KeyTerms {
         let call = self.call;
         let scoring = call.scoring();
-        let slope = scoring.slope(
-            self.operands.slopes,
-            sequence.batch,
-            head,
-            call.heads().query,
-        );
+        let slope = scoring.slope(self.slopes, sequence.batch, head, call.heads().query);
         // Bias and mask go with dense tensors only, so that rows are positions.
         let at = |layout: &Layout| {
             layout.offset(sequence.batch, position, head) + key * layout.strides[3]
         };
-        let bias = match (call.bias(), self.operands.bias) {
+        let bias = match (call.layout(Operand::Bias), self.bias) {
             (Some(layout), Some(bias)) => bias[at(layout)].to_f64(),
             _ => 0.0,
         };
-        let shown = match (call.key_mask(), self.operands.key_mask) {
+        let shown = match (call.layout(Operand::KeyMask), self.key_mask) {
             (Some(layout), Some(mask)) => mask[at(layout)] != 0,
             _ => true,
         };
