@@ -128,6 +128,12 @@ macro_rules! lengths {
             self
         }
 
+        /// Row offsets or used lengths by their operand: [`packed`](Self::packed) or [`lengths`](Self::lengths).
+        pub fn numbers(mut self, operand: Operand, numbers: &'a [i32]) -> Self {
+            self.side.host(operand, numbers);
+            self
+        }
+
         /// As [`lengths`](Self::lengths) with lengths on the device, which the kernel clamps to the rows there are.
         pub fn lengths_on_device<L: LengthElement>(mut self, lengths: DeviceSlice<'a, L>) -> Self {
             self.side.device(Operand::$lengths, lengths);
@@ -406,17 +412,20 @@ impl<'a, T: Element> Keys<'a, T> {
 
     /// Adds a tensor to the scores: `[batch, queries, heads, keys]` as [`Layout`](crate::Layout) counts dimensions, so
     /// [`Layout::bhsd`](crate::Layout::bhsd) describes the usual `[batch, heads, queries, keys]`. An extent of 1 repeats.
-    pub fn bias(mut self, bias: &'a Tensor<T>) -> Self {
-        self.side.set(Operand::Bias, Given::Tensor(Part::all(bias)));
+    pub fn bias(self, bias: &'a Tensor<T>) -> Self {
+        self.scores(Operand::Bias, bias)
+    }
+
+    /// A tensor that has an element for each score by its operand: [`bias`](Self::bias) or [`key_mask`](Self::key_mask).
+    pub fn scores<U: Pod + Send + Sync>(mut self, operand: Operand, tensor: &'a Tensor<U>) -> Self {
+        self.side.set(operand, Given::Tensor(Part::all(tensor)));
         self
     }
 
     /// Hides the keys for which a tensor of the same shape as [`bias`](Self::bias) is 0. Values of hidden keys count 0 times, so they must be
     /// finite: 0 times a NaN or an infinity is NaN. [`lengths`](Self::lengths) hide keys whose values may be anything.
-    pub fn key_mask(mut self, key_mask: &'a Tensor<u8>) -> Self {
-        self.side
-            .set(Operand::KeyMask, Given::Tensor(Part::all(key_mask)));
-        self
+    pub fn key_mask(self, key_mask: &'a Tensor<u8>) -> Self {
+        self.scores(Operand::KeyMask, key_mask)
     }
 }
 

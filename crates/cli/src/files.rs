@@ -10,12 +10,14 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use safetensors::tensor::{SafeTensors, TensorView};
 use safetensors::{Dtype, SafeTensorError};
-use warptile::{Element, Layout, QuantizedType, TableLayout};
+use warptile::kernels::{Count, Elements, Kind, Operations};
+use warptile::{Element, ElementType, Layout, Operand, Slots, TableLayout};
 
 use crate::failure::Failure;
 use crate::inputs::{AnyInputs, Inputs, KeyData};
 use crate::npy;
 use crate::options::LayoutKind;
+use crate::tensors::{Numbers, ScoreData};
 use crate::text;
 
 pub(crate) use write::{OutTensor, write};
@@ -215,41 +217,35 @@ fn describe(error: &SafeTensorError, len: usize) -> String {
     }
 }
 
-/// What an input file may hold.
-const INPUTS: [&str; 15] = [
-    "q",
-    "k",
-    "v",
-    "k_pages",
-    "v_pages",
-    "k_scale",
-    "v_scale",
-    "block_table",
-    "key_lengths",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "alibi_slopes",
-    "sinks",
-    "bias",
-    "mask",
-];
+/// The names of the tensors that an input file may hold: those of the operands, and keys and values in pages.
+fn input_names() -> Vec<&'static str> {
+    let mut names: Vec<&str> = Operand::of(Operations::FORWARD)
+        .filter_map(Operand::file_name)
+        .collect();
+    names.splice(3..3, PAGES);
+    names
+}
+
+/// The names of keys and values in pages.
+const PAGES: [&str; 2] = ["k_pages", "v_pages"];
 
 /// Refuses a file with a tensor that would be ignored: a result without, say, its `attn_mask` would be wrong in silence.
 fn refuse_unknown(file: &Tensors) -> Result<(), Failure> {
     let mut unknown: Vec<&str> = file.names().collect();
-    unknown.retain(|name| !INPUTS.contains(name));
+    let inputs = input_names();
+    unknown.retain(|name| !inputs.contains(name));
     match unknown.len() {
         0 => Ok(()),
         count => Err(file.wrong(&format!(
             "{} {} not used; an input file has {}",
             text::names(unknown),
             if count == 1 { "is" } else { "are" },
-            INPUTS.join(", "),
+            inputs.join(", "),
         ))),
     }
 }
 
-/// Reads `q`, `k` and `v`, or `q`, `k_pages` and `v_pages`, and, where they exist, the other tensors of [`INPUTS`].
+/// Reads `q`, `k` and `v`, or `q`, `k_pages` and `v_pages`, and, where they exist, the tensors of the other operands.
 ///
 /// # Errors
 /// [`Failure::File`] and [`Failure::Format`] for the file, [`Failure::Input`] for what is in it, unknown tensors included.
@@ -273,89 +269,113 @@ fn typed_inputs<T: Element>(
     dtype: Dtype,
 ) -> Result<Inputs<T>, Failure> {
     let wrong = |what: &str| file.wrong(what);
-    let paged = ["k_pages", "v_pages", "block_table"]
-        .iter()
-        .any(|name| file.optional(name).is_some());
+    let has = |name: &str| file.optional(name).is_some();
+    let paged = PAGES.into_iter().any(has) || has(name_of(Operand::BlockTable));
     let (k, v) = match paged {
-        true => ("k_pages", "v_pages"),
+        true => (PAGES[0], PAGES[1]),
         false => ("k", "v"),
     };
-    if paged && (file.optional("k").is_some() || file.optional("v").is_some()) {
+    if paged && (has("k") || has("v")) {
         return Err(wrong(
             "keys and values are either k and v or k_pages and v_pages",
         ));
     }
-    let list = |name: &'static str, needed: &str| {
-        file.optional(name)
-            .map(|view| integers(file, name, &view, needed))
-            .transpose()
-    };
-    let cu_seqlens_q = list("cu_seqlens_q", "batch + 1")?;
-    let cu_seqlens_k = list("cu_seqlens_k", "batch + 1")?;
-    match (&cu_seqlens_q, &cu_seqlens_k) {
-        (_, Some(_)) if paged => {
+    let offsets = [Operand::QueryOffsets, Operand::KeyOffsets].map(|operand| has(name_of(operand)));
+    match offsets {
+        [_, true] if paged => {
             return Err(wrong(
                 "cu_seqlens_k is there, but keys in pages are not packed",
             ));
         }
-        (Some(_), None) if paged => {}
-        (None, None) | (Some(_), Some(_)) => {}
+        [true, false] if paged => {}
+        [false, false] | [true, true] => {}
         _ => {
             return Err(wrong(
                 "cu_seqlens_q and cu_seqlens_k must both be there, or neither",
             ));
         }
     }
-    let block_table = match paged {
-        true => Some(block_table(file, &file.required("block_table")?)?),
-        false => None,
-    };
     let of_rows = |packed: bool| match packed {
         true => Dimensions::Packed,
         false => Dimensions::Dense,
     };
     let of_keys = match paged {
         true => Dimensions::Pages,
-        false => of_rows(cu_seqlens_k.is_some()),
+        false => of_rows(offsets[1]),
     };
     let tensors = TensorReader {
         file,
         layout,
         q: dtype,
     };
-    let (q, q_layout) = tensors.read("q", dtype, of_rows(cu_seqlens_q.is_some()))?;
+    let (q, q_layout) = tensors.read("q", dtype, of_rows(offsets[0]))?;
     let (kv, [k_layout, v_layout]) = tensors.keys([k, v], of_keys)?;
-    let values = |name: &'static str, shapes: &[usize], needed: &str| {
-        file.optional(name)
-            .map(|view| f32_values(file, name, &view, shapes, needed))
-            .transpose()
-    };
-    let alibi_slopes = values("alibi_slopes", &[1, 2], "[heads] or [batch, heads]")?;
-    // As many values in another order would be other slopes.
-    if let Some(view) = file.optional("alibi_slopes")
-        && view.shape().last() != Some(&q_layout.heads())
-    {
-        return Err(wrong(&format!(
-            "alibi_slopes has shape {}; it must be [heads] or [batch, heads], for {} heads",
-            text::shape(view.shape()),
-            q_layout.heads()
-        )));
-    }
-    Ok(Inputs {
+    let mut inputs = Inputs {
         q,
         kv,
-        q_layout,
-        k_layout,
-        v_layout,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        key_lengths: list("key_lengths", "batch")?,
-        block_table,
-        alibi_slopes,
-        sinks: values("sinks", &[1], "[heads]")?,
-        bias: score_tensor(file, "bias", &[dtype])?,
-        key_mask: score_tensor(file, "mask", &[Dtype::BOOL, Dtype::U8])?,
-    })
+        layouts: [q_layout, k_layout, v_layout],
+        numbers: Numbers {
+            floats: Slots::from_fn(|_| None),
+            lists: Slots::from_fn(|_| None),
+            table: None,
+        },
+        scores: Slots::from_fn(|_| None),
+    };
+    if paged {
+        file.required(name_of(Operand::BlockTable))?;
+    }
+    for operand in Operand::of(Operations::FORWARD) {
+        let name = name_of(operand);
+        let Some(view) = file.optional(name) else {
+            continue;
+        };
+        match (operand.kind(), operand.elements()) {
+            (Kind::Scores, Elements::U8) => {
+                let (data, layout) = score_tensor(file, name, &[Dtype::BOOL, Dtype::U8], &view)?;
+                inputs.scores[operand] = Some((ScoreData::Bytes(data), layout));
+            }
+            (Kind::Scores, _) => {
+                let (data, layout) = score_tensor(file, name, &[dtype], &view)?;
+                inputs.scores[operand] = Some((ScoreData::Elements(data), layout));
+            }
+            (Kind::List(Count::Table), _) => {
+                let (entries, layout) = block_table(file, name, &view)?;
+                inputs.numbers.lists[operand] = Some(entries);
+                inputs.numbers.table = Some(layout);
+            }
+            (Kind::List(count), Elements::I32) => {
+                let needed = match count {
+                    Count::Offsets => "batch + 1",
+                    _ => "batch",
+                };
+                inputs.numbers.lists[operand] = Some(integers(file, name, &view, needed)?);
+            }
+            (Kind::List(count), _) => {
+                let (shapes, needed): (&[usize], _) = match count {
+                    Count::Slopes => (&[1, 2], "[heads] or [batch, heads]"),
+                    Count::Scales => (&[0, 1], "[], [1] or [key/value heads]"),
+                    _ => (&[1], "[heads]"),
+                };
+                let values = f32_values(file, name, &view, shapes, needed)?;
+                // As many values in another order would be other slopes.
+                if count == Count::Slopes && view.shape().last() != Some(&q_layout.heads()) {
+                    return Err(wrong(&format!(
+                        "{name} has shape {}; it must be {needed}, for {} heads",
+                        text::shape(view.shape()),
+                        q_layout.heads()
+                    )));
+                }
+                inputs.numbers.floats[operand] = Some(values);
+            }
+            _ => {}
+        }
+    }
+    Ok(inputs)
+}
+
+/// The name of an operand in a file; that of the library for operands that no file has.
+pub(crate) fn name_of(operand: Operand) -> &'static str {
+    operand.file_name().unwrap_or(operand.name())
 }
 
 /// Reads q, and keys and values.
@@ -394,14 +414,12 @@ impl TensorReader<'_> {
         [k, v]: [&'static str; 2],
         dimensions: Dimensions,
     ) -> Result<(KeyData<T>, [Layout; 2]), Failure> {
-        const SCALES: [&str; 2] = ["k_scale", "v_scale"];
+        let scales = [Operand::KScale, Operand::VScale].map(name_of);
+        let has = |name: &&str| self.file.optional(name).is_some();
         let dtype = self.file.required(k)?.dtype();
-        let of_dtype = |element: &QuantizedType| quantized_dtype(*element) == dtype;
-        let Some(element) = QuantizedType::ALL.into_iter().find(of_dtype) else {
-            if let Some(scale) = SCALES
-                .iter()
-                .find(|name| self.file.optional(name).is_some())
-            {
+        let of_dtype = |element: &ElementType| quantized_dtype(*element) == Some(dtype);
+        let Some(element) = ElementType::scaled().find(of_dtype) else {
+            if let Some(scale) = scales.iter().find(|name| has(name)) {
                 return Err(self.file.wrong(&format!(
                     "{scale} is there, but {k} has elements of type {}; scales belong to keys and values of type {}",
                     dtype,
@@ -412,50 +430,42 @@ impl TensorReader<'_> {
             let (v, v_layout) = self.read(v, self.q, dimensions)?;
             return Ok((KeyData::Same([k, v]), [k_layout, v_layout]));
         };
-        let scale = |name| {
-            let view = self.file.optional(name).ok_or_else(|| {
-                self.file.wrong(&format!(
-                    "{name} is missing; {k} and {v} of type {dtype} are multiplied by k_scale and v_scale"
-                ))
-            })?;
-            f32_values(
-                self.file,
-                name,
-                &view,
-                &[0, 1],
-                "[], [1] or [key/value heads]",
-            )
-        };
-        let scales = [scale(SCALES[0])?, scale(SCALES[1])?];
+        if let Some(name) = scales.iter().find(|name| !has(name)) {
+            return Err(self.file.wrong(&format!(
+                "{name} is missing; {k} and {v} of type {dtype} are multiplied by {}",
+                scales.join(" and ")
+            )));
+        }
         let (k, k_layout) = self.read(k, dtype, dimensions)?;
         let (v, v_layout) = self.read(v, dtype, dimensions)?;
-        let quantized = KeyData::Quantized(element, [k, v], scales);
-        Ok((quantized, [k_layout, v_layout]))
+        Ok((KeyData::Quantized(element, [k, v]), [k_layout, v_layout]))
     }
 }
 
-/// What files call a type of 8 bits.
-pub(crate) const fn quantized_dtype(element: QuantizedType) -> Dtype {
+/// The name that files have for a scaled type.
+pub(crate) const fn quantized_dtype(element: ElementType) -> Option<Dtype> {
     match element {
-        QuantizedType::E4m3 => Dtype::F8_E4M3,
+        ElementType::E4m3 => Some(Dtype::F8_E4M3),
+        _ => None,
     }
 }
 
-/// All of them, for messages.
+/// The names of all scaled types, for messages.
 fn quantized_names() -> String {
-    let names = QuantizedType::ALL.map(|element| quantized_dtype(element).to_string());
+    let names: Vec<String> = { ElementType::scaled() }
+        .filter_map(quantized_dtype)
+        .map(|dtype| dtype.to_string())
+        .collect();
     names.join(" or ")
 }
 
-/// A tensor of an element for each score, `[batch, heads, queries, keys]`, if the file has it.
+/// A tensor of an element for each score, `[batch, heads, queries, keys]`.
 fn score_tensor<T: bytemuck::Pod>(
     file: &Tensors,
     name: &str,
     dtypes: &[Dtype],
-) -> Result<Option<(Vec<T>, Layout)>, Failure> {
-    let Some(view) = file.optional(name) else {
-        return Ok(None);
-    };
+    view: &TensorView<'_>,
+) -> Result<(Vec<T>, Layout), Failure> {
     let wrong = |what: String| file.wrong(&format!("{name} {what}"));
     if !dtypes.contains(&view.dtype()) {
         let needed: Vec<String> = dtypes.iter().map(Dtype::to_string).collect();
@@ -472,7 +482,7 @@ fn score_tensor<T: bytemuck::Pod>(
         )));
     };
     let data = bytemuck::pod_collect_to_vec(view.data());
-    Ok(Some((data, Layout::bhsd(shape))))
+    Ok((data, Layout::bhsd(shape)))
 }
 
 /// What the dimensions of a tensor are.
@@ -541,8 +551,12 @@ fn integers(
 }
 
 /// The numbers of pages. What no `i32` holds is no page either, and may be filler.
-fn block_table(file: &Tensors, view: &TensorView<'_>) -> Result<(Vec<i32>, TableLayout), Failure> {
-    let wrong = |what: String| file.wrong(&format!("block_table {what}"));
+fn block_table(
+    file: &Tensors,
+    name: &str,
+    view: &TensorView<'_>,
+) -> Result<(Vec<i32>, TableLayout), Failure> {
+    let wrong = |what: String| file.wrong(&format!("{name} {what}"));
     let &[sequences, columns] = view.shape() else {
         return Err(wrong(format!(
             "has shape {}; it must be [batch, pages of a sequence]",

@@ -7,17 +7,19 @@ use std::str::FromStr;
 
 use clap::Args;
 use half::{bf16, f16};
-use warptile::{AlibiShape, Choice, Element, ElementType, Layout, Splits};
-use warptile_check::{Buffer, Case, LayoutKind, Quantized};
+use warptile::kernels::Kind;
+use warptile::{AlibiShape, Choice, Element, ElementType, Layout, Operand, Splits};
+use warptile_check::{Buffer, Case, Data, LayoutKind, quantize};
 
 use crate::cases;
 use crate::failure::Failure;
 use crate::files::{self, Format, OutTensor};
-use crate::inputs::{Settings, to_reference_order, with_inputs};
+use crate::inputs::{to_reference_order, with_inputs};
 use crate::options;
 use crate::output::Replacement;
 use crate::progress;
 use crate::run;
+use crate::tensors::{ScoreData, Settings};
 
 /// Write a file with random q, k and v of a problem, for `warptile run`; with pages=N a paged cache.
 ///
@@ -127,7 +129,7 @@ fn mixed(number: u64) -> u64 {
 pub(crate) fn run(args: &GenArgs, console: &mut dyn Write) -> Result<(), Failure> {
     let case = &args.case;
     let dense = matches!(case.layout, LayoutKind::Bshd | LayoutKind::Bhsd);
-    if !dense || case.unaligned || case.lists().query_lengths.is_some() {
+    if !dense || case.unaligned || case.lists().get(Operand::QueryLengths).is_some() {
         return Err(Failure::Input(
             "a file stores all rows without gaps: leave out layout=gaps, layout=interleaved, unaligned, and used queries".into(),
         ));
@@ -219,9 +221,7 @@ fn write<T: Element>(args: &GenArgs, file: Option<Replacement>) -> Result<Vec<Pa
     let (case, values) = (&args.case, args.values);
     let mut inputs = case.inputs::<T>();
     // Quantized keys and values have the distribution before they are divided by their scales.
-    let scales = inputs.quantized.take();
-    let scales = scales.map(|of| (of.element, [of.k_scale, of.v_scale]));
-    if scales.is_some() {
+    if case.quantized.is_some() {
         let wide = Case {
             quantized: None,
             ..case.clone()
@@ -233,71 +233,83 @@ fn write<T: Element>(args: &GenArgs, file: Option<Replacement>) -> Result<Vec<Pa
     for (number, tensor) in (0..).zip(tensors) {
         values.apply(tensor, mixed(case.seed) ^ number);
     }
-    let quantized = scales
-        .map(|(element, scales)| Quantized::new(element, &mut inputs.k, &mut inputs.v, scales));
+    for (operand, scale, tensor) in [
+        (Operand::K, Operand::KScale, &mut inputs.k),
+        (Operand::V, Operand::VScale, &mut inputs.v),
+    ] {
+        if let Some(scales) = inputs.others[scale].as_ref().and_then(Data::floats) {
+            let bits = quantize(tensor, scales);
+            inputs.others[operand] = Some(Data::Bytes(bits));
+        }
+    }
     let lists = case.lists();
-    let rows = |offsets: &Option<Vec<i32>>| {
-        let end = offsets.as_ref()?.last();
+    let rows = |operand| {
+        let end = lists.get(operand)?.last();
         end.and_then(|&end| usize::try_from(end).ok())
     };
-    let (q_shape, q) = dense(case, &inputs.q, rows(&lists.query_offsets));
-    let key_rows = rows(&lists.key_offsets);
-    let (k_shape, k) = dense(case, &inputs.k, key_rows);
-    let (v_shape, v) = dense(case, &inputs.v, key_rows);
-    let bits = quantized.as_ref().map(|of| {
-        let bits = [&of.k, &of.v].map(|tensor| dense(case, tensor, key_rows).1);
-        (of.element, bits)
-    });
-    let (k_name, v_name) = match case.pages {
-        Some(_) => ("k_pages", "v_pages"),
-        None => ("k", "v"),
+    let (q_shape, q) = dense(case, &inputs.q, rows(Operand::QueryOffsets));
+    let key_rows = rows(Operand::KeyOffsets);
+    let names = match case.pages {
+        Some(_) => ["k_pages", "v_pages"],
+        None => ["k", "v"],
     };
+    let [(k_shape, k), (v_shape, v)] = [&inputs.k, &inputs.v].map(|of| dense(case, of, key_rows));
     let mut tensors = vec![OutTensor::new("q", q_shape, &q)];
-    match &bits {
-        Some((element, [k, v])) => tensors.extend([
-            OutTensor::quantized(k_name, *element, k_shape, k),
-            OutTensor::quantized(v_name, *element, v_shape, v),
-        ]),
-        None => tensors.extend([
-            OutTensor::new(k_name, k_shape, &k),
-            OutTensor::new(v_name, v_shape, &v),
-        ]),
+    let bits = [Operand::K, Operand::V].map(|operand| match &inputs.others[operand] {
+        Some(Data::Bytes(bits)) => dense(case, bits, key_rows).1,
+        _ => Vec::new(),
+    });
+    for ((name, shape), (same, bits)) in
+        { names.into_iter().zip([k_shape, v_shape]) }.zip([&k, &v].into_iter().zip(&bits))
+    {
+        tensors.push(match case.quantized {
+            Some(element) => OutTensor::quantized(name, element, shape, bits),
+            None => OutTensor::new(name, shape, same),
+        });
     }
-    if let Some(of) = &quantized {
-        for (name, scales) in [("k_scale", &of.k_scale), ("v_scale", &of.v_scale)] {
-            tensors.push(OutTensor::new(name, vec![scales.len()], scales));
-        }
-    }
-    for (name, list) in [
-        ("cu_seqlens_q", &lists.query_offsets),
-        ("cu_seqlens_k", &lists.key_offsets),
-        ("key_lengths", &lists.key_lengths),
-    ] {
-        if let Some(list) = list {
-            tensors.push(OutTensor::integers(name, vec![list.len()], list));
-        }
-    }
-    if let Some(table) = &lists.block_table {
-        let shape = table.layout.shape.to_vec();
-        tensors.push(OutTensor::integers("block_table", shape, &table.entries));
-    }
-    if let Some(slopes) = &inputs.slopes {
-        let shape = match case.scoring.alibi {
-            Some(AlibiShape::PerBatchHead) => vec![case.batch(), case.heads.query],
-            _ => vec![case.heads.query],
+    for (operand, list) in lists.given().given() {
+        let shape = match (operand, lists.block_table()) {
+            (Operand::BlockTable, Some(table)) => table.layout.shape.to_vec(),
+            _ => vec![list.len()],
         };
-        tensors.push(OutTensor::new("alibi_slopes", shape, slopes));
+        tensors.push(OutTensor::integers(files::name_of(operand), shape, list));
     }
-    if let Some(sinks) = &inputs.sinks {
-        tensors.push(OutTensor::new("sinks", vec![case.heads.query], sinks));
+    let scores = inputs.others.try_map(|operand, data| {
+        Ok::<_, Failure>(match (operand.kind(), data) {
+            (Kind::Scores, Data::Elements(buffer)) => {
+                let (shape, data) = heads_first(buffer);
+                Some((shape, ScoreData::Elements(data)))
+            }
+            (Kind::Scores, Data::Bytes(buffer)) => {
+                let (shape, data) = heads_first(buffer);
+                Some((shape, ScoreData::Bytes(data)))
+            }
+            _ => None,
+        })
+    })?;
+    for (operand, data) in inputs.others.given() {
+        let name = files::name_of(operand);
+        if let Some(values) = data.floats() {
+            let shape = match (operand, case.scoring.alibi) {
+                (Operand::Slopes, Some(AlibiShape::PerBatchHead)) => {
+                    vec![case.batch(), case.heads.query]
+                }
+                _ => vec![values.len()],
+            };
+            tensors.push(OutTensor::new(name, shape, values));
+        }
     }
-    let bias = inputs.bias.as_ref().map(heads_first);
-    if let Some((shape, bias)) = &bias {
-        tensors.push(OutTensor::new("bias", shape.clone(), bias));
-    }
-    let key_mask = inputs.key_mask.as_ref().map(heads_first);
-    if let Some((shape, key_mask)) = &key_mask {
-        tensors.push(OutTensor::mask(shape.clone(), key_mask));
+    for (operand, score) in scores.given() {
+        let name = files::name_of(operand);
+        match score {
+            Some((shape, ScoreData::Elements(data))) => {
+                tensors.push(OutTensor::new(name, shape.clone(), data));
+            }
+            Some((shape, ScoreData::Bytes(data))) => {
+                tensors.push(OutTensor::bytes(name, shape.clone(), data));
+            }
+            None => {}
+        }
     }
     let Some(file) = file else {
         let each = tensors.iter().map(|tensor| {

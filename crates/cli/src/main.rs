@@ -25,6 +25,7 @@ mod progress;
 mod records;
 mod report;
 mod run;
+mod tensors;
 mod text;
 mod trial;
 mod tune;

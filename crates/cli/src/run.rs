@@ -12,10 +12,11 @@ use warptile_check::Verdict;
 use crate::cases;
 use crate::failure::Failure;
 use crate::files::{self, Format, OutTensor, Tensors};
-use crate::inputs::{Answer, Inputs, Settings, to_reference_order, with_inputs};
+use crate::inputs::{Answer, Inputs, to_reference_order, with_inputs};
 use crate::options::{self, Device, Diagonal, LayoutKind, Window};
 use crate::output::{self, Replacement};
 use crate::progress;
+use crate::tensors::Settings;
 use crate::text;
 
 /// Compute attention over the tensors of a safetensors or .npz file, or of several .npy files.

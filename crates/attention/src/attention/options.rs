@@ -44,16 +44,14 @@ impl Attention {
     /// ALiBi: subtracts `slope * distance` from the scores, where the distance of query `i` and key `j` is
     /// `|i + key length - query length - j|`. One slope per query head, or one per batch entry and query head, those of an entry
     /// next to each other.
-    pub fn alibi_slopes(mut self, slopes: &[f32]) -> Self {
-        self.set(Operand::Slopes, slopes);
-        self
+    pub fn alibi_slopes(self, slopes: &[f32]) -> Self {
+        self.numbers(Operand::Slopes, slopes)
     }
 
     /// Attention sinks: one logit per query head that joins the denominator of every row, as if there were one more key with
     /// that score and the value 0. A head whose logit is minus infinity has no sink.
-    pub fn sinks(mut self, sinks: &[f32]) -> Self {
-        self.set(Operand::Sinks, sinks);
-        self
+    pub fn sinks(self, sinks: &[f32]) -> Self {
+        self.numbers(Operand::Sinks, sinks)
     }
 
     /// Where keys are cut into ranges that are computed apart: with [`Splits::EveryKeys`] a sequence's bits are the same in every
@@ -75,8 +73,10 @@ impl Attention {
         self
     }
 
-    fn set(&mut self, operand: Operand, numbers: &[f32]) {
+    /// The numbers of an option by its operand: [`alibi_slopes`](Self::alibi_slopes) or [`sinks`](Self::sinks).
+    pub fn numbers(mut self, operand: Operand, numbers: &[f32]) -> Self {
         self.numbers.retain(|(other, _)| *other != operand);
         self.numbers.push((operand, numbers.into()));
+        self
     }
 }

@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use warptile::Element;
 
-use super::{Effort, Forward};
+use super::Effort;
+use crate::tensors::Forward;
 
 /// Microseconds of each call.
 pub(super) fn wall<T: Element>(

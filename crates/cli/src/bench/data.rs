@@ -3,28 +3,27 @@
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use warptile::{Backend, Call, Element, Heads, Layout, QuantizedType, Tensor};
-use warptile_check::{Case, DeviceInputs, KeyBuffers, KeyPair, values_behind_keys};
+use warptile::kernels::{Count, Elements, Kind, Operations};
+use warptile::{Backend, Call, E4m3, Element, ElementType, Heads, Layout, Operand, Slots, Tensor};
+use warptile_check::{Case, DeviceInputs, Lists, Place, values_behind_keys};
 use warptile_driver::{DeviceBuffer, Stream};
 
-use crate::inputs::KeyTensors;
+use crate::tensors::{KeyTensors, Numbers, ScoreData, Tensors};
 
 /// Inputs of one call.
 pub(crate) struct Data<T> {
     pub(super) q: Repeated<T>,
     pub(super) kv: KeyData<T>,
-    pub(super) slopes: Option<Vec<f32>>,
-    pub(super) sinks: Option<Vec<f32>>,
-    pub(super) bias: Option<Repeated<T>>,
-    pub(super) key_mask: Option<Repeated<u8>>,
+    pub(super) numbers: Numbers,
+    pub(super) scores: Slots<Option<ScoreData<Repeated<T>, Repeated<u8>>>>,
 }
 
 /// Keys and values.
 pub(super) enum KeyData<T> {
     /// Of the queries' type.
     Same(Pair<T>),
-    /// The bits of quantized ones, with the scales of both.
-    Quantized(QuantizedType, Pair<u8>, [Vec<f32>; 2]),
+    /// The bits of quantized ones.
+    Quantized(ElementType, Pair<u8>),
 }
 
 /// Keys and values of one type.
@@ -92,6 +91,17 @@ impl<T: Pod> Repeated<T> {
         Ok(elements)
     }
 
+    /// [`upload`](Self::upload) as bytes.
+    fn upload_bytes(&self, stream: &Stream) -> warptile::Result<DeviceBuffer<u8>> {
+        let piece: Arc<[u8]> = bytemuck::cast_slice(&self.piece).into();
+        let bytes = Repeated {
+            piece,
+            skip: self.skip * size_of::<T>(),
+            len: self.len * size_of::<T>(),
+        };
+        bytes.upload(stream)
+    }
+
     /// A tensor of them.
     pub(super) fn tensor(&self, backend: &Backend, layout: Layout) -> warptile::Result<Tensor<T>> {
         match backend.gpu() {
@@ -102,52 +112,51 @@ impl<T: Pod> Repeated<T> {
 }
 
 impl<T: Element> Data<T> {
-    /// Brings them to a GPU.
-    pub(super) fn upload(&self, stream: &Stream) -> warptile::Result<DeviceInputs<T>> {
-        let floats = |values: &Option<Vec<f32>>| {
-            let upload = |values: &Vec<f32>| DeviceBuffer::from_slice(stream, values);
-            values.as_ref().map(upload).transpose()
+    /// Brings them to a GPU, but for offsets, lengths and pages.
+    pub(super) fn upload(&self, stream: &Stream) -> warptile::Result<DeviceInputs> {
+        let place = |bytes| Place::Memory(bytes, 0);
+        let mut places = self.scores.try_map(|_, data| {
+            Ok::<_, warptile::Error>(place(match data {
+                ScoreData::Elements(data) => data.upload_bytes(stream)?,
+                ScoreData::Bytes(data) => data.upload_bytes(stream)?,
+            }))
+        })?;
+        for (operand, values) in self.numbers.floats.given() {
+            let bytes = DeviceBuffer::from_slice(stream, bytemuck::cast_slice(values))?;
+            places[operand] = Some(place(bytes));
+        }
+        places[Operand::Q] = Some(place(self.q.upload_bytes(stream)?));
+        let [k, v] = match &self.kv {
+            KeyData::Same(pair) => pair.upload(stream)?,
+            KeyData::Quantized(_, pair) => pair.upload(stream)?,
         };
-        let bias = self.bias.as_ref().map(|bias| bias.upload(stream));
-        let key_mask = self.key_mask.as_ref().map(|mask| mask.upload(stream));
-        Ok(DeviceInputs {
-            q: self.q.upload(stream)?,
-            keys: self.kv.upload(stream)?,
-            slopes: floats(&self.slopes)?,
-            sinks: floats(&self.sinks)?,
-            bias: bias.transpose()?,
-            key_mask: key_mask.transpose()?,
-            offset: 0,
-        })
+        (places[Operand::K], places[Operand::V]) = (Some(k), Some(v));
+        Ok(DeviceInputs::new(places))
     }
-}
 
-impl<T: Element> KeyData<T> {
-    fn upload(&self, stream: &Stream) -> warptile::Result<KeyBuffers<T>> {
-        Ok(match self {
-            KeyData::Same(kv) => KeyBuffers::Same(kv.upload(stream)?),
-            KeyData::Quantized(element, kv, [k_scale, v_scale]) => KeyBuffers::Quantized {
-                element: *element,
-                kv: kv.upload(stream)?,
-                k_scale: DeviceBuffer::from_slice(stream, k_scale)?,
-                v_scale: DeviceBuffer::from_slice(stream, v_scale)?,
+    /// Brings them to a device as tensors.
+    pub(super) fn tensors(&self, backend: &Backend, call: &Call) -> warptile::Result<Tensors<T>> {
+        let layouts = [*call.k(), *call.v()];
+        let of = |operand| {
+            call.layout(operand)
+                .copied()
+                .unwrap_or(Layout::bshd([0; 4]))
+        };
+        Ok(Tensors {
+            q: self.q.tensor(backend, *call.q())?,
+            keys: match &self.kv {
+                KeyData::Same(pair) => KeyTensors::Same(pair.tensors(backend, layouts)?),
+                KeyData::Quantized(element, pair) => {
+                    KeyTensors::Quantized(*element, pair.tensors(backend, layouts)?)
+                }
             },
-        })
-    }
-
-    /// Tensors of these layouts.
-    pub(super) fn tensors(
-        &self,
-        backend: &Backend,
-        layouts: [Layout; 2],
-    ) -> warptile::Result<KeyTensors<'_, T>> {
-        Ok(match self {
-            KeyData::Same(kv) => KeyTensors::Same(kv.tensors(backend, layouts)?),
-            KeyData::Quantized(element, kv, scales) => KeyTensors::Quantized(
-                *element,
-                kv.tensors(backend, layouts)?,
-                scales.each_ref().map(Vec::as_slice),
-            ),
+            scores: self.scores.try_map(|operand, data| {
+                let layout = of(operand);
+                data.upload(
+                    |data| data.tensor(backend, layout),
+                    |data| data.tensor(backend, layout),
+                )
+            })?,
         })
     }
 }
@@ -166,10 +175,16 @@ impl<T: Pod> Pair<T> {
         }
     }
 
-    fn upload(&self, stream: &Stream) -> warptile::Result<KeyPair<T>> {
+    fn upload(&self, stream: &Stream) -> warptile::Result<[Place; 2]> {
         Ok(match self {
-            Pair::Apart([k, v]) => KeyPair::Apart([k.upload(stream)?, v.upload(stream)?]),
-            Pair::Together(both, distance) => KeyPair::Together(both.upload(stream)?, *distance),
+            Pair::Apart([k, v]) => [
+                Place::Memory(k.upload_bytes(stream)?, 0),
+                Place::Memory(v.upload_bytes(stream)?, 0),
+            ],
+            Pair::Together(both, distance) => [
+                Place::Memory(both.upload_bytes(stream)?, 0),
+                Place::BehindKeys(distance * size_of::<T>()),
+            ],
         })
     }
 
@@ -203,7 +218,8 @@ const LEFT_OUT: usize = 7;
 const QUARTILE: f64 = -0.6745;
 
 impl<T: Element> Data<T> {
-    pub(crate) fn new(call: &Call, seed: u64) -> Self {
+    /// Random inputs of a call, with its offsets, lengths and pages.
+    pub(crate) fn new(call: &Call, lists: &Lists, seed: u64) -> Self {
         let rows = Case {
             element: T::TYPE,
             seed,
@@ -211,41 +227,53 @@ impl<T: Element> Data<T> {
         };
         let inputs = rows.inputs::<T>();
         let random: Arc<[T]> = inputs.q.elements()[..ROWS * 64 - LEFT_OUT].into();
-        let scoring = call.scoring();
         let skips = [random.len() / 3, random.len() / 2];
-        let kv = match call.quantized() {
+        let kv = match call.types().scaled() {
             None => KeyData::Same(Pair::new(&random, [call.k(), call.v()], skips)),
-            Some(of) => {
+            Some(element) => {
                 let numbers = random.iter();
-                let quantized = numbers.map(|x| of.element.quantize(x.to_f32(), SCALE));
+                let quantized = numbers.map(|x| E4m3::quantize(x.to_f32(), SCALE).to_bits());
                 let quantized: Arc<[u8]> = quantized.collect();
-                let bits = Pair::new(&quantized, [call.k(), call.v()], skips);
-                let scales = [of.k_scales, of.v_scales].map(|count| vec![SCALE; count]);
-                KeyData::Quantized(of.element, bits, scales)
+                KeyData::Quantized(element, Pair::new(&quantized, [call.k(), call.v()], skips))
             }
         };
+        let mut floats = Slots::from_fn(|_| None);
+        let mut scores = Slots::from_fn(|_| None);
+        for operand in Operand::of(Operations::FORWARD).filter(|operand| call.has(*operand)) {
+            let count = call.reach(operand);
+            match (operand.kind(), operand.elements(), call.layout(operand)) {
+                (Kind::List(Count::Rows), ..) => {}
+                (Kind::List(Count::Scales), ..) => floats[operand] = Some(vec![SCALE; count]),
+                (Kind::List(Count::Slopes), ..) => {
+                    let slopes = (0..count).map(|head| 0.5 / (1 + head) as f32);
+                    floats[operand] = Some(slopes.collect());
+                }
+                (Kind::List(_), Elements::F32, _) => {
+                    let numbers = random.iter().take(count);
+                    floats[operand] = Some(numbers.map(|x| x.to_f32()).collect());
+                }
+                (Kind::Scores, Elements::U8, Some(layout)) => {
+                    // A quarter of the keys is hidden.
+                    let shown = random.iter().map(|x| u8::from(x.to_f64() > QUARTILE));
+                    let shown: Arc<[u8]> = shown.collect();
+                    scores[operand] = Some(ScoreData::Bytes(Repeated::new(&shown, layout, 0)));
+                }
+                (Kind::Scores, _, Some(layout)) => {
+                    let repeated = Repeated::new(&random, layout, random.len() / 5);
+                    scores[operand] = Some(ScoreData::Elements(repeated));
+                }
+                _ => {}
+            }
+        }
         Data {
             q: Repeated::new(&random, call.q(), 0),
             kv,
-            slopes: scoring.alibi.map(|_| {
-                let count = scoring.slope_count(call.batch(), call.heads().query);
-                (0..count).map(|head| 0.5 / (1 + head) as f32).collect()
-            }),
-            sinks: scoring.sinks.then(|| {
-                let logits = random.iter().take(call.heads().query);
-                logits.map(|logit| logit.to_f64() as f32).collect()
-            }),
-            bias: call
-                .bias()
-                .map(|layout| Repeated::new(&random, layout, random.len() / 5)),
-            // A quarter of the keys is hidden.
-            key_mask: call.key_mask().map(|layout| {
-                let shown: Arc<[u8]> = random
-                    .iter()
-                    .map(|x| u8::from(x.to_f64() > QUARTILE))
-                    .collect();
-                Repeated::new(&shown, layout, 0)
-            }),
+            numbers: Numbers {
+                floats,
+                lists: lists.given().clone(),
+                table: lists.block_table().map(|table| table.layout),
+            },
+            scores,
         }
     }
 }
@@ -262,7 +290,7 @@ mod tests {
             .parse()
             .unwrap();
         let call = case.call();
-        let data = Data::<f32>::new(&call, 1);
+        let data = Data::<f32>::new(&call, &case.lists(), 1);
         let q = data.q.to_vec();
         assert_eq!(q.len(), 3 * 700 * 8 * 128);
         let KeyData::Same(Pair::Apart([k, v])) = data.kv else {
@@ -270,9 +298,14 @@ mod tests {
         };
         let (k, v) = (k.to_vec(), v.to_vec());
         assert_eq!([k.len(), v.len()], [3 * 500 * 2 * 128; 2]);
-        assert!(call.check_slopes(data.slopes.as_deref()).is_ok());
-        assert!(call.check_sinks(data.sinks.as_deref()).is_ok());
-        let mask = data.key_mask.unwrap().to_vec();
+        assert_eq!(data.numbers.floats.given().count(), 2);
+        for (operand, values) in data.numbers.floats.given() {
+            assert!(call.check_values(operand, values).is_ok());
+        }
+        let Some(ScoreData::Bytes(mask)) = &data.scores[Operand::KeyMask] else {
+            panic!("a mask has bytes")
+        };
+        let mask = mask.to_vec();
         let hidden = mask.iter().filter(|&&shown| shown == 0).count() as f64 / mask.len() as f64;
         assert!((0.2..0.3).contains(&hidden), "{hidden}");
         let mean = q.iter().sum::<f32>() / q.len() as f32;
@@ -301,24 +334,25 @@ mod tests {
         ] {
             let case: Case = text.parse().unwrap();
             let call = case.call();
-            let data = Data::<f32>::new(&call, 1);
+            let data = Data::<f32>::new(&call, &case.lists(), 1);
             let KeyData::Same(Pair::Together(both, distance)) = &data.kv else {
                 panic!("{text}: they are of one tensor")
             };
             let all = both.to_vec();
             assert_eq!(*distance, page[0]);
             assert_eq!(all.len(), call.k().batch() * (page[0] + page[1]), "{text}");
-            let KeyBuffers::Same(KeyPair::Together(buffer, distance)) =
-                data.kv.upload(&stream).unwrap()
+            let KeyData::Same(pair) = &data.kv else {
+                panic!("{text}: they are not quantized")
+            };
+            let [Place::Memory(buffer, 0), Place::BehindKeys(distance)] =
+                pair.upload(&stream).unwrap()
             else {
                 panic!("{text}: they are in one buffer")
             };
-            assert_eq!(distance, page[0]);
-            assert!(buffer.to_vec().unwrap() == all);
+            assert_eq!(distance, 4 * page[0]);
+            assert!(buffer.to_vec().unwrap() == bytemuck::cast_slice::<f32, u8>(&all));
             for backend in [&Backend::cpu(), &gpu] {
-                let KeyTensors::Same([k, v]) =
-                    data.kv.tensors(backend, [*call.k(), *call.v()]).unwrap()
-                else {
+                let KeyTensors::Same([k, v]) = data.tensors(backend, &call).unwrap().keys else {
                     panic!("{text}: they are not quantized")
                 };
                 assert_eq!([k.layout(), v.layout()], [call.k(), call.v()]);

@@ -4,13 +4,15 @@ use std::ops::RangeInclusive;
 
 use half::{bf16, f16};
 use warptile::gpu::{Bindings, Gpu, Prepared};
-use warptile::{Call, Choice, Element, ElementType, Features, Plan, Planner};
-use warptile_check::{Case, DeviceInputs, DeviceLists, Ferry, Lists};
+use warptile::kernels::{Count, Kind, Operations};
+use warptile::{Call, Choice, Element, ElementType, Features, Numbers, Operand, Plan, Planner};
+use warptile_check::{Case, DeviceInputs, Ferry, Lists};
 use warptile_driver::{DeviceBuffer, Event, Graph, Stream};
 
+use super::Effort;
 use super::data::Data;
 use super::row::{is_reading, kv_bytes};
-use super::{Effort, Forward};
+use crate::tensors::Forward;
 
 /// Sets of inputs and outputs together: several times the L2 cache of any GPU (an H200 reports 60 MB).
 const ROTATED_BYTES: usize = 256 << 20;
@@ -29,7 +31,7 @@ const MOST_LAUNCHES: usize = 256;
 
 /// Device memory of one launch.
 pub(super) struct Buffers<T: Element> {
-    inputs: DeviceInputs<T>,
+    inputs: DeviceInputs,
     out: DeviceBuffer<T>,
     lse: DeviceBuffer<f32>,
 }
@@ -44,7 +46,7 @@ impl<T: Element> Buffers<T> {
         Self::with(call, stream, self.inputs.once_more(stream)?)
     }
 
-    fn with(call: &Call, stream: &Stream, inputs: DeviceInputs<T>) -> warptile::Result<Self> {
+    fn with(call: &Call, stream: &Stream, inputs: DeviceInputs) -> warptile::Result<Self> {
         Ok(Buffers {
             inputs,
             out: DeviceBuffer::zeroed(stream, call.out().required_len().unwrap_or(0))?,
@@ -58,7 +60,7 @@ impl<T: Element> Buffers<T> {
 
     fn bindings(&mut self) -> warptile::Result<Bindings<'_>> {
         let bindings = self.inputs.bind(self.out.as_slice_mut())?;
-        Ok(bindings.lse(self.lse.as_slice_mut()))
+        Ok(bindings.output(Operand::Lse, self.lse.as_slice_mut()))
     }
 }
 
@@ -66,7 +68,7 @@ impl<T: Element> Buffers<T> {
 pub(super) struct Launch {
     call: Call,
     prepared: Prepared,
-    lists: DeviceLists,
+    lists: DeviceInputs,
 }
 
 impl Launch {
@@ -84,9 +86,9 @@ impl Launch {
         let (call, lists) = match on_device && lists.any() {
             true => (
                 with_device_lengths(case, call, lists)?,
-                DeviceLists::upload(gpu.stream(), &Ferry::default(), lists)?,
+                DeviceInputs::of_lists(gpu.stream(), &Ferry::default(), lists)?,
             ),
-            false => (call.clone(), DeviceLists::default()),
+            false => (call.clone(), DeviceInputs::default()),
         };
         let plan = match (plan.image(), call.problem() == *plan.problem()) {
             (Some(image), false) => {
@@ -111,40 +113,37 @@ impl Launch {
         stream: &Stream,
         buffers: &mut Buffers<T>,
     ) -> warptile::Result<()> {
-        let bindings = self.lists.bind(buffers.bindings()?);
+        let bindings = self.lists.add_to(buffers.bindings()?)?;
         self.prepared.launch(stream, &self.call, &bindings)
     }
 }
 
 /// The same call, except that its lengths and pages lie on the device. Its bounds are those of the lengths.
 fn with_device_lengths(case: &Case, call: &Call, lists: &Lists) -> warptile::Result<Call> {
-    let mut builder = Call::builder(call.q(), call.k(), call.v(), call.element())
+    let mut builder = Call::builder(call.q(), call.k(), call.v(), call.types())
         .scoring(*call.scoring())
-        .splits(call.splits())
-        .quantized(call.quantized())
-        .out(*call.out());
-    if lists.query_offsets.is_some() {
-        builder = builder.device_query_offsets(call.batch(), call.query_len());
+        .splits(call.splits());
+    for operand in Operand::of(Operations::FORWARD) {
+        if let Some(layout) = call.layout(operand) {
+            builder = builder.layout(operand, *layout);
+        }
+        if let Some(list) = lists.get(operand) {
+            builder = builder.numbers(operand, Numbers::Device(list.len()));
+        }
+        if let Kind::List(Count::Scales) = operand.kind()
+            && call.has(operand)
+        {
+            builder = builder.count(operand, call.reach(operand));
+        }
     }
-    if lists.key_offsets.is_some() {
-        builder = builder.device_key_offsets(call.batch(), call.key_len());
+    if lists.get(Operand::QueryOffsets).is_some() {
+        builder = builder.longest_queries(call.query_len());
     }
-    if lists.query_lengths.is_some() {
-        builder = builder.device_query_lengths(call.batch());
+    if let Some(table) = lists.block_table() {
+        builder = builder.table_layout(table.layout);
     }
-    if lists.key_lengths.is_some() {
-        builder = builder.device_key_lengths(call.batch());
-    }
-    if let Some(table) = &lists.block_table {
-        builder = builder
-            .device_block_table(table.layout)
-            .longest_keys(call.key_len());
-    }
-    if let Some(bias) = call.bias() {
-        builder = builder.bias(*bias);
-    }
-    if let Some(key_mask) = call.key_mask() {
-        builder = builder.key_mask(*key_mask);
+    if lists.block_table().is_some() || lists.get(Operand::KeyOffsets).is_some() {
+        builder = builder.longest_keys(call.key_len());
     }
     if case.unaligned {
         builder = builder.unaligned_addresses();
@@ -239,7 +238,7 @@ fn typed<T: Element, R>(
 ) -> warptile_check::Result<R> {
     let call = case.try_call()?;
     let lists = case.lists();
-    let data = Data::<T>::new(&call, case.seed);
+    let data = Data::<T>::new(&call, &lists, case.seed);
     let mut rotation = Rotation::new(case, &call, gpu, &data, &lists)?;
     drop(data);
     work(&mut rotation)

@@ -15,11 +15,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use half::{bf16, f16};
 use serde::Serialize;
-use warptile::{
-    Attention, Backend, Call, Choice, Element, ElementType, Error, Family, Heads, Keys, Plan,
-    Planner, Queries, Tensor,
-};
-use warptile_check::{Case, Lists};
+use warptile::{Backend, Call, Choice, Element, ElementType, Error, Family, Heads, Plan, Planner};
+use warptile_check::Case;
 use warptile_kernels::{Role, images_for};
 
 use self::data::Data;
@@ -29,13 +26,13 @@ use self::table::Table;
 use crate::cases;
 use crate::chart::{self, Bar};
 use crate::failure::Failure;
-use crate::inputs::KeyTensors;
 use crate::interrupt;
 use crate::json;
 use crate::machine;
 use crate::options::Device;
 use crate::progress;
 use crate::records::{self, Comparison, Origin, Record, Timing};
+use crate::tensors::Settings;
 use crate::text;
 
 /// Measure how long attention takes.
@@ -491,9 +488,9 @@ fn time_typed<T: Element>(
     effort: Effort,
     mut keep: impl FnMut(&Plan, Method, Vec<f64>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let data = Data::<T>::new(call, case.seed);
     let lists = case.lists();
-    let tensors = Tensors::new(call, backend, &data)?;
+    let data = Data::<T>::new(call, &lists, case.seed);
+    let tensors = data.tensors(backend, call)?;
     let mut on_gpu = match backend.gpu() {
         Some(gpu) => Some((gpu, Rotation::new(case, call, gpu, &data, &lists)?)),
         None => None,
@@ -502,7 +499,15 @@ fn time_typed<T: Element>(
         if interrupt::requested() {
             break;
         }
-        let forward = tensors.forward(call, plan, &data, &lists);
+        let settings = Settings {
+            scoring: call.scoring().scale(call.scale()),
+            splits: call.splits(),
+            choice: match plan.image() {
+                Some(image) => Choice::Image(image.name.to_owned()),
+                None => Choice::Best,
+            },
+        };
+        let forward = tensors.forward(&settings, &data.numbers);
         match &mut on_gpu {
             None => keep(plan, Method::Wall, cpu::wall(&forward, effort)?)?,
             Some((gpu, rotation)) => {
@@ -512,95 +517,6 @@ fn time_typed<T: Element>(
         }
     }
     Ok(())
-}
-
-/// The tensors of a call on its device.
-struct Tensors<'a, T: Element> {
-    q: Tensor<T>,
-    keys: KeyTensors<'a, T>,
-    bias: Option<Tensor<T>>,
-    key_mask: Option<Tensor<u8>>,
-}
-
-impl<'d, T: Element> Tensors<'d, T> {
-    fn new(call: &Call, backend: &Backend, data: &'d Data<T>) -> warptile::Result<Self> {
-        Ok(Tensors {
-            q: data.q.tensor(backend, *call.q())?,
-            keys: data.kv.tensors(backend, [*call.k(), *call.v()])?,
-            bias: match (&data.bias, call.bias()) {
-                (Some(bias), Some(layout)) => Some(bias.tensor(backend, *layout)?),
-                _ => None,
-            },
-            key_mask: match (&data.key_mask, call.key_mask()) {
-                (Some(mask), Some(layout)) => Some(mask.tensor(backend, *layout)?),
-                _ => None,
-            },
-        })
-    }
-
-    fn forward<'a>(
-        &'a self,
-        call: &Call,
-        plan: &Plan,
-        data: &'a Data<T>,
-        lists: &'a Lists,
-    ) -> Forward<'a, T> {
-        let mut attention = Attention::new().mask(call.mask()).scale(call.scale());
-        if let Some(softcap) = call.scoring().softcap {
-            attention = attention.softcap(softcap);
-        }
-        if let Some(slopes) = &data.slopes {
-            attention = attention.alibi_slopes(slopes);
-        }
-        if let Some(sinks) = &data.sinks {
-            attention = attention.sinks(sinks);
-        }
-        if let Some(image) = plan.image() {
-            attention = attention.choice(Choice::Image(image.name.to_owned()));
-        }
-        let mut queries = Queries::new(&self.q);
-        let mut keys = self.keys.keys();
-        if let Some(table) = &lists.block_table {
-            keys = keys.in_pages(&table.entries, table.layout);
-        }
-        if let Some(offsets) = &lists.query_offsets {
-            queries = queries.packed(offsets);
-        }
-        if let Some(offsets) = &lists.key_offsets {
-            keys = keys.packed(offsets);
-        }
-        if let Some(lengths) = &lists.query_lengths {
-            queries = queries.lengths(lengths);
-        }
-        if let Some(lengths) = &lists.key_lengths {
-            keys = keys.lengths(lengths);
-        }
-        if let Some(bias) = &self.bias {
-            keys = keys.bias(bias);
-        }
-        if let Some(key_mask) = &self.key_mask {
-            keys = keys.key_mask(key_mask);
-        }
-        Forward {
-            attention,
-            queries,
-            keys,
-        }
-    }
-}
-
-/// One call through the library's ordinary interface.
-struct Forward<'a, T: Element> {
-    attention: Attention,
-    queries: Queries<'a, T>,
-    keys: Keys<'a, T>,
-}
-
-impl<T: Element> Forward<'_, T> {
-    fn run(&self) -> warptile::Result<warptile::Output<T>> {
-        let (queries, keys) = (self.queries.clone(), self.keys.clone());
-        self.attention.forward(queries, keys)
-    }
 }
 
 #[cfg(test)]

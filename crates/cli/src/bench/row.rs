@@ -24,7 +24,7 @@ pub(crate) fn kv_bytes(case: &Case, call: &Call) -> u64 {
     };
     let keys: u64 = case.used_lengths().into_iter().map(seen).sum();
     let heads = call.heads();
-    let entry = heads.key_value * heads.key_value_elements() * call.key_size();
+    let entry = heads.key_value * heads.key_value_elements() * call.types().k.size();
     keys * entry as u64
 }
 

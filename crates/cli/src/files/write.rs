@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use safetensors::Dtype;
-use warptile::{Element, QuantizedType};
+use warptile::{Element, ElementType};
 
 use super::{Format, quantized_dtype};
 use crate::failure::Failure;
@@ -35,22 +35,22 @@ impl<'a> OutTensor<'a> {
     /// Keys or values in 8 bits.
     pub(crate) fn quantized(
         name: &'static str,
-        element: QuantizedType,
+        element: ElementType,
         shape: Vec<usize>,
         data: &'a [u8],
     ) -> Self {
         OutTensor {
             name,
-            dtype: quantized_dtype(element),
+            dtype: quantized_dtype(element).unwrap_or(Dtype::U8),
             shape,
             data,
         }
     }
 
-    /// Which keys are seen: any number but 0 for one that is.
-    pub(crate) fn mask(shape: Vec<usize>, data: &'a [u8]) -> Self {
+    /// Bytes.
+    pub(crate) fn bytes(name: &'static str, shape: Vec<usize>, data: &'a [u8]) -> Self {
         OutTensor {
-            name: "mask",
+            name,
             dtype: Dtype::U8,
             shape,
             data,

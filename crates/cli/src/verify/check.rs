@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use serde::Serialize;
 use warptile::gpu::Gpu;
 use warptile::{
-    Call, Choice, Element, ElementType, Error, Plan, Planner, Settings, ViewMut, forward_cpu,
+    Call, Choice, Element, ElementType, Error, HostOutputs, Plan, Planner, Settings, forward_cpu,
 };
 use warptile_check::{
     Case, Expectation, Failure, Ferry, Inputs, OnGpu, ReferenceOnGpu, Report, ResultBuffers,
@@ -302,15 +302,9 @@ impl<'a, T: Element> Runner<'a, T> for OnCpu<'a, T> {
 
     fn launch(&mut self) -> warptile::Result<()> {
         let result = &mut self.result;
-        forward_cpu(
-            &self.call,
-            self.inputs.q.view(),
-            self.inputs.keys(),
-            self.inputs.values(),
-            &self.inputs.operands(),
-            ViewMut::new(&mut result.out[result.offset..], *self.call.out()),
-            Some(&mut result.lse),
-        )
+        let out = HostOutputs::new(&mut result.out[result.offset..]);
+        let outputs = out.lse(&mut result.lse);
+        forward_cpu(&self.call, &self.inputs.host(), outputs)
     }
 
     fn wait(&self) -> warptile::Result<()> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use warptile::gpu::Gpu;
-use warptile::{Backend, Choice, Heads, MAX_HEAD_DIM, Mask, QuantizedType, Scoring};
+use warptile::{Backend, Choice, Heads, MAX_HEAD_DIM, Mask, Scoring};
 use warptile_check::Case;
 use warptile_kernels::{Features, Image, Role, Schedule, images_for};
 
@@ -223,7 +223,7 @@ fn two_cases(image: &Image, seed: u64) -> [Case; 2] {
         true => (4, 5, 8 * keys),
         false => (1, 3, keys),
     };
-    let quantized = QuantizedType::of(image);
+    let quantized = image.types().scaled();
     // Of quantized keys, so many are aligned, too.
     let narrower = if quantized.is_some() { 16 } else { 8 };
     let less = |size: usize, by: usize| size.saturating_sub(by).max(narrower);

@@ -1,9 +1,9 @@
-//! Of what there is to draw, what was drawn.
+//! Coverage of the random problem space.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use warptile::{Align, ElementType, Heads, MAX_HEAD_DIM, Mask, Splits};
+use warptile::{Align, ElementType, Heads, MAX_HEAD_DIM, Mask, Operand, Splits};
 use warptile_check::{Case, LayoutKind, Lengths, Used};
 use warptile_kernels::Image;
 
@@ -18,12 +18,10 @@ pub(super) struct Coverage {
 }
 
 /// The words of the grammar of problems, and what shapes can have.
-const FEATURES: usize = 20;
-
-fn features(case: &Case) -> [(&'static str, bool); FEATURES] {
-    let scoring = &case.scoring;
+fn features(case: &Case) -> impl Iterator<Item = (&'static str, bool)> {
+    let scoring = case.scoring;
     let mask = &scoring.mask;
-    [
+    let others = [
         ("causal", *mask == Mask::causal()),
         (
             "causal-top-left",
@@ -35,10 +33,6 @@ fn features(case: &Case) -> [(&'static str, bool); FEATURES] {
         ("window", matches!(mask, Mask::Window { .. })),
         ("scale", scoring.scale.is_some()),
         ("softcap", scoring.softcap.is_some()),
-        ("alibi", scoring.alibi.is_some()),
-        ("sinks", scoring.sinks),
-        ("bias", scoring.bias),
-        ("keymask", scoring.key_mask),
         ("fewer key heads", case.heads.group_size() > 1),
         ("other value sizes", case.heads.values_differ()),
         ("packed", matches!(case.lengths, Lengths::Packed(_))),
@@ -50,7 +44,10 @@ fn features(case: &Case) -> [(&'static str, bool); FEATURES] {
         ("gaps", case.layout == LayoutKind::Gaps),
         ("interleaved", case.layout == LayoutKind::Interleaved),
         ("unaligned", case.unaligned),
-    ]
+    ];
+    let operands = Operand::of_scores()
+        .filter_map(move |operand| Some((operand.word()?, scoring.has(operand))));
+    others.into_iter().chain(operands)
 }
 
 impl Default for Coverage {
@@ -61,7 +58,7 @@ impl Default for Coverage {
             elements: elements.map(|one| (one.to_string(), 0)).into(),
             features: features(&Case::new(1, 1, Heads::new(1, 8)))
                 .map(|(name, _)| (name, 0))
-                .into(),
+                .collect(),
             head_dims: (8..=MAX_HEAD_DIM)
                 .step_by(8)
                 .map(|size| (size, 0))
