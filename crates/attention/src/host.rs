@@ -125,11 +125,14 @@ impl<'a> HostOutputs<'a> {
         self.values_at
     }
 
-    /// Bytes and type of what is given for an operand.
-    pub(crate) fn get(&self, operand: Operand) -> Option<(usize, Option<ElementType>)> {
+    /// Bytes and type of what is given for an operand that has elements of `size` bytes.
+    pub(crate) fn get(
+        &self,
+        operand: Operand,
+        size: usize,
+    ) -> Option<(usize, Option<ElementType>)> {
         if let (Operand::VPages, Some(values_at)) = (operand, self.values_at) {
             let (bytes, element) = self.slots[Operand::KPages].as_ref()?;
-            let size = element.map_or(1, ElementType::size);
             return Some((
                 bytes.len().saturating_sub(values_at.saturating_mul(size)),
                 *element,
@@ -175,5 +178,18 @@ pub(crate) fn check_type(
             found,
         }),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_in_one_memory_with_keys_begin_after_whole_elements() {
+        let mut bytes = [0_u8; 64];
+        let outputs = HostOutputs::cache_in_one(&mut bytes, 8);
+        assert_eq!(outputs.get(Operand::VPages, 4), Some((32, None)));
+        assert_eq!(outputs.get(Operand::KPages, 4), Some((64, None)));
     }
 }
