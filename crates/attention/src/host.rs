@@ -184,12 +184,34 @@ pub(crate) fn check_type(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Append, Layout, append_cpu};
 
     #[test]
-    fn values_in_one_memory_with_keys_begin_after_whole_elements() {
-        let mut bytes = [0_u8; 64];
-        let outputs = HostOutputs::cache_in_one(&mut bytes, 8);
-        assert_eq!(outputs.get(Operand::VPages, 4), Some((32, None)));
-        assert_eq!(outputs.get(Operand::KPages, 4), Some((64, None)));
+    fn values_that_begin_too_late_in_a_cache_of_bytes_are_refused() {
+        let new = Layout::bshd([1, 1, 1, 8]);
+        let pages = Layout::new([1, 4, 1, 8], [64, 16, 8, 1]);
+        let append = Append::builder(ElementType::F32, [&new, &new], [&pages, &pages])
+            .key_lengths(&[3])
+            .build()
+            .unwrap();
+        let rows = [1.0_f32; 8];
+        let inputs = HostInputs::default()
+            .with(Operand::K, &rows)
+            .with(Operand::V, &rows);
+        // Elements of 4 bytes.
+        let mut cache = [0.0_f32; 64];
+        let mut run = |len: usize| {
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut cache[..len]);
+            append_cpu(&append, &inputs, HostOutputs::cache_in_one(bytes, 8))
+        };
+        assert!(run(64).is_ok());
+        assert!(matches!(
+            run(63),
+            Err(Error::BufferTooSmall {
+                argument: "v_pages",
+                needed: 56,
+                available: 55
+            })
+        ));
     }
 }

@@ -206,7 +206,7 @@ pub(crate) unsafe fn write(
         Numbers::Host(slots) => builder.slots(slots),
         Numbers::Device(_) => builder.device_slots(),
     };
-    // Nothing where they have 64 bits.
+    // None for positions of 64 bits.
     let narrow_positions = match desc.positions {
         WARPTILE_POSITIONS_NONE => Some(false),
         WARPTILE_POSITIONS_I32 => Some(true),

@@ -116,7 +116,7 @@ impl Part {
         Part { len, ..*self }
     }
 
-    /// Whether both have some byte.
+    /// Tells whether both have a byte in common.
     pub(crate) fn meets(&self, other: &Part) -> bool {
         let ([start, end], [other_start, other_end]) = (self.ends(), other.ends());
         self.len != 0 && other.len != 0 && start < other_end && other_start < end
@@ -154,7 +154,7 @@ impl<M: Memory> Lists<'_, M> {
     /// The list of an operand if it is wanted. In `memory` it is null exactly if it is not.
     ///
     /// # Safety
-    /// The pointer is null or points to as many values as the description says, which nobody writes for as long as `'a`.
+    /// The pointer is null or points to as many values as the description says, which no other code writes for as long as `'a`.
     pub(crate) unsafe fn get<'a, T>(
         &self,
         operand: Operand,
@@ -179,8 +179,8 @@ impl<M: Memory> Lists<'_, M> {
     }
 }
 
-/// The memory of the operands of a call on the CPU, each given exactly if it is `needed`, with the bytes there. Whole numbers are left out: the
-/// description has its own copies of them, read by [`Lists`].
+/// The memory of the operands of a call on the CPU. Each is given exactly if bytes of it are `needed`. Whole numbers are left out:
+/// [`Lists`] reads them, and the description keeps copies.
 pub(crate) fn parts(
     memory: &impl Memory,
     needed: impl Iterator<Item = (Operand, Option<u64>)>,
@@ -204,11 +204,11 @@ pub(crate) fn parts(
     Ok(parts)
 }
 
-/// The inputs and outputs of a call on the CPU. `values_at`: the elements from the first key to the first value, of a cache that has both in one
-/// piece of memory.
+/// The inputs and outputs of a call on the CPU. `values_at`: elements from the first key to the first value of a cache that has both in
+/// one piece of memory.
 ///
 /// # Safety
-/// The memory is there, nobody writes what is read, and nobody touches what is written while the slices live.
+/// The memory is there. While the slices live, no other code writes the inputs or touches the outputs.
 pub(crate) unsafe fn views<'a>(
     parts: &Slots<Option<Part>>,
     is_written: impl Fn(Operand) -> bool,

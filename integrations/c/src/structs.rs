@@ -128,8 +128,8 @@ pub(crate) fn element(value: u32) -> Result<ElementType> {
     })
 }
 
-/// The element types of a description, and the numbers of scales of keys and of values: `cache_element` is 0 for keys and values of the type of
-/// the other tensors, and a number of scales is 0 for 1.
+/// The element types of a description, and the numbers of scales of keys and of values. A `cache_element` of 0 stands for the type of the
+/// other tensors, and a number of scales of 0 for 1.
 pub(crate) fn types(
     element_value: u32,
     cache_element: u32,
@@ -268,7 +268,7 @@ pub(crate) unsafe fn handle<'a, T>(argument: &str, handle: *const T) -> Result<&
 /// Frees a handle, unless it is null.
 ///
 /// # Safety
-/// As [`handle`], and nobody uses it.
+/// As [`handle`], and no other code uses it.
 pub(crate) unsafe fn free<T>(handle: *mut T) {
     if !handle.is_null() {
         guarded(|| {
