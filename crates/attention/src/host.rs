@@ -125,11 +125,14 @@ impl<'a> HostOutputs<'a> {
         self.values_at
     }
 
-    /// Bytes and type of what is given for an operand.
-    pub(crate) fn get(&self, operand: Operand) -> Option<(usize, Option<ElementType>)> {
+    /// Bytes and type of what is given for an operand that has elements of `size` bytes.
+    pub(crate) fn get(
+        &self,
+        operand: Operand,
+        size: usize,
+    ) -> Option<(usize, Option<ElementType>)> {
         if let (Operand::VPages, Some(values_at)) = (operand, self.values_at) {
             let (bytes, element) = self.slots[Operand::KPages].as_ref()?;
-            let size = element.map_or(1, ElementType::size);
             return Some((
                 bytes.len().saturating_sub(values_at.saturating_mul(size)),
                 *element,
@@ -175,5 +178,40 @@ pub(crate) fn check_type(
             found,
         }),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Append, Layout, append_cpu};
+
+    #[test]
+    fn values_that_begin_too_late_in_a_cache_of_bytes_are_refused() {
+        let new = Layout::bshd([1, 1, 1, 8]);
+        let pages = Layout::new([1, 4, 1, 8], [64, 16, 8, 1]);
+        let append = Append::builder(ElementType::F32, [&new, &new], [&pages, &pages])
+            .key_lengths(&[3])
+            .build()
+            .unwrap();
+        let rows = [1.0_f32; 8];
+        let inputs = HostInputs::default()
+            .with(Operand::K, &rows)
+            .with(Operand::V, &rows);
+        // Elements of 4 bytes.
+        let mut cache = [0.0_f32; 64];
+        let mut run = |len: usize| {
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut cache[..len]);
+            append_cpu(&append, &inputs, HostOutputs::cache_in_one(bytes, 8))
+        };
+        assert!(run(64).is_ok());
+        assert!(matches!(
+            run(63),
+            Err(Error::BufferTooSmall {
+                argument: "v_pages",
+                needed: 56,
+                available: 55
+            })
+        ));
     }
 }

@@ -3,18 +3,13 @@
 use std::ffi::c_void;
 
 use attention::gpu::PreparedAppend;
-use attention::{
-    Append as Checked, AppendOperands, CacheMut, CacheOperand, Element, ElementType,
-    Layout as Strided, QueriesMut, Tables, append_cpu,
-};
-use half::{bf16, f16};
+use attention::{Append as Checked, Operand, append_cpu};
 
-use crate::append_call::{rotation, tables, write};
-use crate::append_desc::{AppendDesc, AppendMemory};
-use crate::error::{Failure, Result, guarded};
-use crate::host::{Part, Place, check_apart, scale_places, scales_on_host};
+use crate::append_desc::{AppendDesc, AppendMemory, rotation, write};
+use crate::error::{Result, guarded};
+use crate::host::{Memory, named, parts, views};
 use crate::machine::{OnGpu, no_stream};
-use crate::structs::{check_pointer, flag, read};
+use crate::structs::{check_pointer, flag, free, give, handle, read};
 
 /// A write that was checked and prepared for a device. It never changes: any number of threads may use it at the same time.
 #[derive(Debug)]
@@ -48,16 +43,14 @@ pub unsafe extern "C" fn warptile_append_prepare(
         // SAFETY: there are no lists.
         let checked = unsafe { write(&desc, rotary.as_ref(), None) }?;
         let unchecked = flag("unchecked", desc.unchecked)?;
-        let on = OnGpu::load(device, unchecked, |gpu| {
-            gpu.prepare_append(checked.element(), checked.quantized_type())
-        })?;
-        let made = Box::into_raw(Box::new(Append {
+        let on = OnGpu::load(device, unchecked, |gpu| gpu.prepare_append(checked.types()))?;
+        let made = Append {
             desc,
             append: checked,
             on,
-        }));
+        };
         // SAFETY: not null, aligned, and valid by the caller's promise.
-        unsafe { append.write(made) };
+        unsafe { give(append, made) };
         Ok(())
     })
 }
@@ -75,21 +68,16 @@ pub unsafe extern "C" fn warptile_append_run(
 ) -> i32 {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let append = unsafe { append.as_ref() }.ok_or_else(|| Failure::of("append", "is null"))?;
+        let append = unsafe { handle("append", append) }?;
         // SAFETY: the caller's promise.
         let memory = unsafe { read("memory", memory) }?;
         let Some(on) = &append.on else {
             no_stream(stream)?;
-            let run = match append.append.element() {
-                ElementType::F16 => run_on_cpu::<f16>,
-                ElementType::Bf16 => run_on_cpu::<bf16>,
-                _ => run_on_cpu::<f32>,
-            };
             // SAFETY: the caller's promise.
-            return unsafe { run(append, &memory) };
+            return unsafe { run_on_cpu(append, &memory) };
         };
         let addresses = memory.addresses();
-        on.launch(stream, addresses.named(), |stream| {
+        on.launch(stream, named(&addresses), |stream| {
             // SAFETY: as in `warptile_attention_run`.
             unsafe { on.prepared.launch_raw(stream, &append.append, &addresses) }
         })
@@ -102,152 +90,29 @@ pub unsafe extern "C" fn warptile_append_run(
 /// `append` is null, or a handle that was not freed and that no other thread uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn warptile_append_free(append: *mut Append) {
-    if append.is_null() {
-        return;
-    }
-    guarded(|| {
-        // SAFETY: made by `warptile_append_prepare`, and freed once by the caller's promise.
-        drop(unsafe { Box::from_raw(append) });
-        Ok(())
-    });
-}
-
-/// Elements at a pointer, if the description has a layout for them; the pointer is null exactly if not.
-fn optional<T>(
-    name: &'static str,
-    pointer: *const c_void,
-    layout: Option<&Strided>,
-) -> Result<Option<Part<T>>> {
-    match layout {
-        Some(layout) => Part::tensor(name, pointer.cast(), layout).map(Some),
-        None if pointer.is_null() => Ok(None),
-        None => Err(Failure::of(
-            name,
-            "is given, but the call was built without it",
-        )),
-    }
+    // SAFETY: the caller's promise.
+    unsafe { free(append) };
 }
 
 /// # Safety
 /// As [`warptile_append_run`] on the CPU.
-unsafe fn run_on_cpu<T: Element>(append: &Append, memory: &AppendMemory) -> Result<()> {
-    let Append { desc, append, .. } = append;
-    // SAFETY: the caller's promise.
-    unsafe {
-        let append = write(desc, append.rotary(), Some(memory))?;
-        let scales = scales_on_host(append.quantized(), [memory.k_scale, memory.v_scale])?;
-        let of_scales = scale_places(scales)?;
-        match append.quantized_type().zip(scales) {
-            None => write_on_cpu::<T, T>(desc, &append, memory, of_scales, CacheOperand::Same),
-            Some((element, scales)) => {
-                write_on_cpu::<T, u8>(desc, &append, memory, of_scales, |cache| {
-                    CacheOperand::Quantized(cache, element, scales)
-                })
-            }
-        }
-    }
-}
-
-/// Writes into a cache of elements of type `C`. `of_scales`: where its scales are.
-///
-/// # Safety
-/// As [`warptile_append_run`] on the CPU.
-unsafe fn write_on_cpu<'a, T: Element, C: 'a>(
-    desc: &AppendDesc,
-    append: &Checked,
-    memory: &AppendMemory,
-    of_scales: [Place; 2],
-    operand: impl FnOnce(CacheMut<'a, C>) -> CacheOperand<'a, T>,
-) -> Result<()> {
-    let k = Part::<T>::tensor("k", memory.k.cast(), append.k())?;
-    let v = Part::<T>::tensor("v", memory.v.cast(), append.v())?;
-    let keys = Part::<C>::tensor(
-        "k_pages",
-        memory.k_pages.cast_const().cast(),
-        append.k_pages(),
-    )?;
-    let values = Part::<C>::tensor(
-        "v_pages",
-        memory.v_pages.cast_const().cast(),
-        append.v_pages(),
-    )?;
-    let q = optional::<T>("q", memory.q, append.q())?;
-    let q_out = optional::<T>("q_out", memory.q_out, append.q_out())?;
-    // SAFETY: the caller's promise.
-    let (tables, of_tables) = unsafe { angles::<T>(desc, memory) }?;
-
-    let mut inputs = vec![k.place(), v.place()];
-    inputs.extend(of_tables);
-    inputs.extend(of_scales);
+unsafe fn run_on_cpu(append: &Append, memory: &AppendMemory) -> Result<()> {
+    // SAFETY: the caller's promise. The write has its own copies of the lists.
+    let append = unsafe { write(&append.desc, append.append.rotary(), Some(memory)) }?;
+    let mut parts = parts(memory, append.memory(), |operand| append.type_of(operand))?;
     // A cache may have its keys and values interleaved: one piece of memory.
-    let together = keys.place().meets(&values.place());
-    let mut outputs = match together {
-        true => vec![keys.place().joined(&values.place())],
-        false => vec![keys.place(), values.place()],
-    };
-    match (&q, &q_out) {
-        (Some(q), Some(out)) => {
-            inputs.push(q.place());
-            outputs.push(out.place());
-        }
-        (Some(q), None) => outputs.push(q.place()),
-        _ => {}
+    let mut values_at = None;
+    if let (Some(keys), Some(values)) = (parts[Operand::KPages], parts[Operand::VPages])
+        && keys.meets(&values)
+    {
+        let distance = values.after(&keys)?;
+        values_at = Some(distance / append.types().k.size());
+        parts[Operand::KPages] = Some(keys.up_to_the_end_of(&values, distance));
+        parts[Operand::VPages] = None;
     }
-    check_apart(&outputs, &inputs)?;
-    // SAFETY: the caller's promise; any bits are a value of `T` and of `C`, and outputs overlap nothing but, of keys and values interleaved, each
-    // other, and these become one slice.
-    unsafe {
-        let cache = match together {
-            false => CacheMut::Apart(keys.slice_mut(), values.slice_mut()),
-            true => {
-                let apart = values.after(&keys)?;
-                CacheMut::Together(keys.up_to_the_end_of(&values)?.slice_mut(), apart)
-            }
-        };
-        let queries = match (q, q_out) {
-            (Some(q), Some(out)) => Some(QueriesMut::Into(q.slice(), out.slice_mut())),
-            (Some(q), None) => Some(QueriesMut::InPlace(q.slice_mut())),
-            _ => None,
-        };
-        let operands = AppendOperands {
-            k: k.slice(),
-            v: v.slice(),
-            cache: operand(cache),
-            queries,
-            tables,
-        };
-        append_cpu(append, operands)?;
-    }
-    Ok(())
-}
-
-/// The tables of angles and where they are, if there are some.
-///
-/// # Safety
-/// As [`warptile_append_run`] on the CPU.
-unsafe fn angles<'a, T: Element>(
-    desc: &AppendDesc,
-    memory: &AppendMemory,
-) -> Result<(Option<Tables<'a, T>>, Vec<Place>)> {
-    match &tables(desc)? {
-        Some((ElementType::F32, layout)) => {
-            let cos = Part::tensor("cos", memory.cos.cast(), layout)?;
-            let sin = Part::tensor("sin", memory.sin.cast(), layout)?;
-            // SAFETY: the caller's promise.
-            let tables = unsafe { Tables::F32(cos.slice(), sin.slice()) };
-            Ok((Some(tables), vec![cos.place(), sin.place()]))
-        }
-        Some((_, layout)) => {
-            let cos = Part::tensor("cos", memory.cos.cast(), layout)?;
-            let sin = Part::tensor("sin", memory.sin.cast(), layout)?;
-            // SAFETY: the caller's promise; any bits are a value of `T`.
-            let tables = unsafe { Tables::Elements(cos.slice(), sin.slice()) };
-            Ok((Some(tables), vec![cos.place(), sin.place()]))
-        }
-        None => {
-            optional::<u8>("cos", memory.cos, None)?;
-            optional::<u8>("sin", memory.sin, None)?;
-            Ok((None, Vec::new()))
-        }
-    }
+    let in_place = append.layout(Operand::QOut).is_none();
+    let is_written = |operand: Operand| operand.is_written() || (operand == Operand::Q && in_place);
+    // SAFETY: the caller's promise.
+    let (inputs, outputs) = unsafe { views(&parts, is_written, values_at) }?;
+    Ok(append_cpu(&append, &inputs, outputs)?)
 }

@@ -1,10 +1,12 @@
-//! Cache writes as C describes them, and their memory.
+//! Cache writes as C describes them, their memory, and the write that a description says.
 
 use std::ffi::c_void;
 
-use attention::gpu::AppendAddresses;
+use attention::{Append, ElementType, Layout as Strided, Numbers, Operand, Pairing, Rotary, Slots};
 
-use crate::structs::{Layout, Versioned, address};
+use crate::error::{Failure, Result};
+use crate::host::{Lists, Part, expect_within, memory};
+use crate::structs::{Layout, Versioned, bound, count, element_of, flag, sequences, types};
 
 /// Keys are copied as they are.
 pub const WARPTILE_ROTARY_NONE: u32 = 0;
@@ -137,25 +139,186 @@ unsafe impl Versioned for AppendMemory {
     const LEAST: usize = std::mem::offset_of!(AppendMemory, q);
 }
 
-impl AppendMemory {
-    pub(crate) fn addresses(&self) -> AppendAddresses {
-        let mut to = AppendAddresses::default();
-        to.q = address(self.q);
-        to.q_out = address(self.q_out);
-        to.k = address(self.k);
-        to.v = address(self.v);
-        to.k_pages = address(self.k_pages);
-        to.v_pages = address(self.v_pages);
-        to.slots = address(self.slots);
-        to.block_table = address(self.block_table);
-        to.row_offsets = address(self.row_offsets);
-        to.row_lengths = address(self.row_lengths);
-        to.key_lengths = address(self.key_lengths);
-        to.positions = address(self.positions);
-        to.cos = address(self.cos);
-        to.sin = address(self.sin);
-        to.k_scale = address(self.k_scale);
-        to.v_scale = address(self.v_scale);
-        to
+memory!(AppendMemory {
+    K: k,
+    V: v,
+    KPages: k_pages,
+    VPages: v_pages,
+    Q: q,
+    QOut: q_out,
+    NewSlots: slots,
+    BlockTable: block_table,
+    RowOffsets: row_offsets,
+    RowLengths: row_lengths,
+    KeyLengths: key_lengths,
+    Positions: positions,
+    Cos: cos,
+    Sin: sin,
+    KScale: k_scale,
+    VScale: v_scale,
+});
+
+/// The write that a description says, with the rotation that [`rotation`] has read. On the CPU its lists are those of `memory`; without
+/// `memory` they are on a device, or not known yet.
+///
+/// # Safety
+/// Each list of `memory` is null or points to as many numbers as the description says, which nobody writes meanwhile.
+pub(crate) unsafe fn write(
+    desc: &AppendDesc,
+    rotary: Option<&Rotary>,
+    memory: Option<&AppendMemory>,
+) -> Result<Append> {
+    let k = desc.k.required("k")?;
+    let v = desc.v.required("v")?;
+    let is_packed = flag("packed", desc.packed)?;
+    let sequences = sequences(desc.sequences, ("packed", is_packed), ("k", k.batch()))?;
+    let longest = bound("longest", desc.longest, is_packed, "packed is 0")?;
+    let k_pages = desc.k_pages.required("k_pages")?;
+    let v_pages = desc.v_pages.required("v_pages")?;
+    let (types, scale_counts) = types(
+        desc.element,
+        desc.cache_element,
+        [desc.k_scales, desc.v_scales],
+    )?;
+    let columns = count("table_columns", desc.table_columns)?;
+    let mut builder = Append::builder(types, [&k, &v], [&k_pages, &v_pages])
+        .scale_counts(scale_counts)
+        .columns(columns);
+    if let Some(rotary) = rotary {
+        builder = builder.rotary(rotary.clone());
     }
+    builder = match (desc.q.given("q")?, desc.q_out.given("q_out")?) {
+        (Some(q), out) => builder.queries(q, out),
+        (None, None) => builder,
+        (None, Some(_)) => return Err(Failure::of("q_out", "is given, but q is not")),
+    };
+
+    let lists = Lists {
+        memory,
+        sequences,
+        entries: sequences.saturating_mul(columns),
+        new_rows: k.batch().saturating_mul(k.rows()),
+    };
+    let to_slots = flag("slots", desc.slots)?;
+    // SAFETY: the caller's promise, of every list.
+    builder = match unsafe { lists.get(Operand::NewSlots, to_slots) }? {
+        Numbers::None => builder,
+        Numbers::Host(slots) => builder.slots(slots),
+        Numbers::Device(_) => builder.device_slots(),
+    };
+    // None for positions of 64 bits.
+    let narrow_positions = match desc.positions {
+        WARPTILE_POSITIONS_NONE => Some(false),
+        WARPTILE_POSITIONS_I32 => Some(true),
+        WARPTILE_POSITIONS_I64 => None,
+        other => {
+            return Err(Failure::of(
+                "positions",
+                format!("is {other}, which is none of WARPTILE_POSITIONS_..."),
+            ));
+        }
+    };
+    let row_lengths = flag("row_lengths", desc.row_lengths)?;
+    let wanted = [
+        (Operand::KeyLengths, Some(!to_slots)),
+        (Operand::BlockTable, Some(columns != 0)),
+        (Operand::RowOffsets, Some(is_packed)),
+        (Operand::RowLengths, Some(row_lengths)),
+        (Operand::Positions, narrow_positions),
+    ];
+    let mut given = Slots::from_fn(|_| Numbers::None);
+    for (operand, wanted) in wanted {
+        let Some(wanted) = wanted else { continue };
+        // SAFETY: the caller's promise.
+        given[operand] = unsafe { lists.get(operand, wanted) }?;
+        builder = builder.numbers(operand, given[operand]);
+    }
+    let narrowed: Vec<i32>;
+    if narrow_positions.is_none() {
+        // SAFETY: the caller's promise.
+        builder = match unsafe { lists.get::<i64>(Operand::Positions, true) }? {
+            Numbers::Host(wide) => {
+                // Beyond the last position all are the same.
+                let (least, most) = (i64::from(i32::MIN), i64::from(i32::MAX));
+                let narrow = |&position: &i64| position.clamp(least, most) as i32;
+                narrowed = wide.iter().map(narrow).collect();
+                builder.positions(&narrowed)
+            }
+            _ => builder.device_positions(true),
+        };
+    }
+    // A device is told the bound, and its lengths are not known here. Those that are, the builder finds to be 0 or more.
+    if memory.is_none() && is_packed {
+        builder = builder.device_packed(sequences, longest.unwrap_or(k.rows()));
+    }
+    let append = builder.build()?;
+    let offsets = given[Operand::RowOffsets].on_host().unwrap_or_default();
+    let lengths = given[Operand::RowLengths].on_host();
+    let rows = offsets.windows(2).enumerate().map(|(index, ends)| {
+        let rows = ends[1] - ends[0];
+        lengths.map_or(rows, |lengths| rows.min(lengths[index])) as usize
+    });
+    expect_within("longest", longest, "new rows", rows)?;
+    Ok(append)
+}
+
+/// The tables of cosines and sines: their element type and layout.
+fn tables(desc: &AppendDesc) -> Result<Option<(ElementType, Strided)>> {
+    if desc.rotary == WARPTILE_ROTARY_NONE || desc.tables == 0 {
+        return Ok(None);
+    }
+    let Some(of_table) = element_of(desc.tables, ElementType::of_queries()) else {
+        return Err(Failure::of(
+            "tables",
+            format!("is {}, which is no element type", desc.tables),
+        ));
+    };
+    let size = desc.rotary_size as usize;
+    let pairs = size / 2;
+    let positions = count("table_positions", desc.table_positions)?;
+    let stride = match count("table_stride", desc.table_stride)? {
+        0 => pairs,
+        stride => stride,
+    };
+    // An odd size has no table.
+    if !size.is_multiple_of(2) {
+        return Err(attention::Error::RotarySize { size }.into());
+    }
+    let layout = Strided::new([1, positions, 1, pairs], [0, stride, 0, 1]);
+    Ok(Some((of_table, layout)))
+}
+
+/// The rotation.
+///
+/// # Safety
+/// Frequencies are null, or as many as the description says.
+pub(crate) unsafe fn rotation(desc: &AppendDesc) -> Result<Option<Rotary>> {
+    let pairing = match desc.rotary {
+        WARPTILE_ROTARY_NONE => return Ok(None),
+        WARPTILE_ROTARY_INTERLEAVED => Pairing::Interleaved,
+        WARPTILE_ROTARY_HALF_SPLIT => Pairing::HalfSplit,
+        other => {
+            return Err(Failure::of(
+                "rotary",
+                format!("is {other}, which is none of WARPTILE_ROTARY_..."),
+            ));
+        }
+    };
+    if let Some((of_table, layout)) = tables(desc)? {
+        return Ok(Some(Rotary::with_tables(of_table, layout, pairing)?));
+    }
+    let size = desc.rotary_size as usize;
+    if desc.rotary_frequencies.is_null() {
+        let base = match desc.rotary_base {
+            0.0 => 10_000.0,
+            base => base,
+        };
+        return Ok(Some(Rotary::computed(size, base, pairing)?));
+    }
+    // Before that many are read.
+    Rotary::computed(size, 10_000.0, pairing)?;
+    let frequencies = Part::of("rotary_frequencies", desc.rotary_frequencies, size / 2)?;
+    // SAFETY: the caller's promise.
+    let frequencies = unsafe { frequencies.slice() };
+    Ok(Some(Rotary::with_frequencies(frequencies, pairing)?))
 }

@@ -1,10 +1,12 @@
-//! Attention as C describes it, and its memory.
+//! Attention as C describes it, its memory, and the call that a description says.
 
 use std::ffi::{c_char, c_void};
 
-use attention::gpu::Addresses;
+use attention::{AlibiShape, Align, Call, Choice, Mask, Operand, Scoring, Splits, TableLayout};
 
-use crate::structs::{Layout, Versioned, address};
+use crate::error::{Failure, Result};
+use crate::host::{Lists, expect_within, memory};
+use crate::structs::{Layout, Versioned, bound, count, flag, name, sequences, types};
 
 /// A query sees every key.
 pub const WARPTILE_MASK_NONE: u32 = 0;
@@ -162,25 +164,188 @@ unsafe impl Versioned for AttentionMemory {
     const LEAST: usize = std::mem::offset_of!(AttentionMemory, lse);
 }
 
-impl AttentionMemory {
-    pub(crate) fn addresses(&self) -> Addresses {
-        let mut to = Addresses::default();
-        to.q = address(self.q);
-        to.k = address(self.k);
-        to.v = address(self.v);
-        to.out = address(self.out);
-        to.lse = address(self.lse);
-        to.query_offsets = address(self.query_offsets);
-        to.key_offsets = address(self.key_offsets);
-        to.query_lengths = address(self.query_lengths);
-        to.key_lengths = address(self.key_lengths);
-        to.slopes = address(self.alibi_slopes);
-        to.sinks = address(self.sinks);
-        to.bias = address(self.bias);
-        to.key_mask = address(self.key_mask);
-        to.block_table = address(self.block_table);
-        to.k_scale = address(self.k_scale);
-        to.v_scale = address(self.v_scale);
-        to
+memory!(AttentionMemory {
+    Q: q,
+    K: k,
+    V: v,
+    Out: out,
+    Lse: lse,
+    QueryOffsets: query_offsets,
+    KeyOffsets: key_offsets,
+    QueryLengths: query_lengths,
+    KeyLengths: key_lengths,
+    BlockTable: block_table,
+    Slopes: alibi_slopes,
+    Sinks: sinks,
+    Bias: bias,
+    KeyMask: key_mask,
+    KScale: k_scale,
+    VScale: v_scale,
+});
+
+/// The call that a description says. On the CPU its lists are those of `memory`; without `memory` they are on a device, or not known yet.
+///
+/// # Safety
+/// Each list of `memory` is null or points to as many numbers as the description says, which nobody writes meanwhile.
+pub(crate) unsafe fn call(desc: &AttentionDesc, memory: Option<&AttentionMemory>) -> Result<Call> {
+    let q = desc.q.required("q")?;
+    let k = desc.k.required("k")?;
+    let v = desc.v.required("v")?;
+    let packed_queries = flag("packed_queries", desc.packed_queries)?;
+    let packed_keys = flag("packed_keys", desc.packed_keys)?;
+    let key_lengths = flag("key_lengths", desc.key_lengths)?;
+    let packed = ("packed_queries", packed_queries);
+    let sequences = sequences(desc.sequences, packed, ("q", q.batch()))?;
+    let longest_query = bound(
+        "longest_query",
+        desc.longest_query,
+        packed_queries,
+        "packed_queries is 0",
+    )?;
+    let longest_key = bound(
+        "longest_key",
+        desc.longest_key,
+        packed_keys || key_lengths,
+        "packed_keys and key_lengths are 0",
+    )?;
+    let table = table(desc, sequences)?;
+
+    let (types, scale_counts) = types(
+        desc.element,
+        desc.cache_element,
+        [desc.k_scales, desc.v_scales],
+    )?;
+    let mut builder = Call::builder(&q, &k, &v, types)
+        .scoring(scoring(desc)?)
+        .splits(match desc.split_keys {
+            0 => Splits::Even,
+            keys => Splits::EveryKeys(keys),
+        })
+        .want_lse(flag("want_lse", desc.want_lse)?)
+        .count(Operand::KScale, scale_counts[0])
+        .count(Operand::VScale, scale_counts[1]);
+    for (operand, layout) in [
+        (Operand::Out, desc.out),
+        (Operand::Bias, desc.bias),
+        (Operand::KeyMask, desc.key_mask),
+    ] {
+        if let Some(layout) = layout.given(operand.name())? {
+            builder = builder.layout(operand, layout);
+        }
+    }
+    if flag("unaligned_addresses", desc.unaligned_addresses)? {
+        builder = builder.unaligned_addresses();
+    }
+    if let Some(table) = table {
+        builder = builder.table_layout(table);
+    }
+    let lists = Lists {
+        memory,
+        sequences,
+        entries: table.map_or(0, |table| {
+            let rows = sequences.saturating_sub(1);
+            { rows.saturating_mul(table.row_stride) }.saturating_add(table.shape[1])
+        }),
+        new_rows: 0,
+    };
+    let query_lengths = flag("query_lengths", desc.query_lengths)?;
+    for (operand, wanted) in [
+        (Operand::QueryOffsets, packed_queries),
+        (Operand::KeyOffsets, packed_keys),
+        (Operand::QueryLengths, query_lengths),
+        (Operand::KeyLengths, key_lengths),
+        (Operand::BlockTable, table.is_some()),
+    ] {
+        // SAFETY: the caller's promise.
+        let numbers = unsafe { lists.get(operand, wanted) }?;
+        if numbers.is_given() {
+            builder = builder.numbers(operand, numbers);
+        }
+    }
+    // A device is told the bounds, and its lengths are not known here.
+    if memory.is_none() {
+        builder = builder
+            .longest_queries(longest_query.unwrap_or(usize::MAX))
+            .longest_keys(longest_key.unwrap_or(usize::MAX));
+    }
+    let call = builder.build()?;
+    if memory.is_some() {
+        let queries = call.sequences().map(|sequence| sequence.q_len);
+        expect_within("longest_query", longest_query, "queries", queries)?;
+        let keys = call.sequences().map(|sequence| sequence.k_len);
+        expect_within("longest_key", longest_key, "keys", keys)?;
+    }
+    Ok(call)
+}
+
+/// The kernels that a description allows on a GPU.
+///
+/// # Safety
+/// `desc.kernel` is null or ends with a NUL.
+pub(crate) unsafe fn choice(desc: &AttentionDesc) -> Result<Choice> {
+    // SAFETY: the caller's promise.
+    Ok(match unsafe { name("kernel", desc.kernel) }? {
+        Some(name) => name.parse::<Choice>()?,
+        None => Choice::Best,
+    })
+}
+
+fn scoring(desc: &AttentionDesc) -> Result<Scoring> {
+    let side = |argument, keys: i64| match u32::try_from(keys) {
+        Ok(keys) => Ok(Some(keys)),
+        Err(_) if keys < 0 => Ok(None),
+        Err(_) => Err(Failure::of(
+            argument,
+            format!("is {keys}; the limit is {}", u32::MAX),
+        )),
+    };
+    let mask = match desc.mask {
+        WARPTILE_MASK_NONE => Mask::None,
+        WARPTILE_MASK_CAUSAL => Mask::causal(),
+        WARPTILE_MASK_CAUSAL_TOP_LEFT => Mask::Causal {
+            align: Align::TopLeft,
+        },
+        WARPTILE_MASK_WINDOW => Mask::window(
+            side("window_left", desc.window_left)?,
+            side("window_right", desc.window_right)?,
+        ),
+        other => {
+            return Err(Failure::of(
+                "mask",
+                format!("is {other}, which is none of WARPTILE_MASK_..."),
+            ));
+        }
+    };
+    let mut scoring = Scoring::new().mask(mask);
+    scoring.scale = flag("scale_given", desc.scale_given)?.then_some(desc.scale);
+    scoring.softcap = (desc.softcap != 0.0).then_some(desc.softcap);
+    scoring.alibi = match desc.alibi {
+        WARPTILE_ALIBI_NONE => None,
+        WARPTILE_ALIBI_PER_HEAD => Some(AlibiShape::PerHead),
+        WARPTILE_ALIBI_PER_BATCH_HEAD => Some(AlibiShape::PerBatchHead),
+        other => {
+            return Err(Failure::of(
+                "alibi",
+                format!("is {other}, which is none of WARPTILE_ALIBI_..."),
+            ));
+        }
+    };
+    Ok(match flag("sinks", desc.sinks)? {
+        true => scoring.with(Operand::Sinks),
+        false => scoring,
+    })
+}
+
+fn table(desc: &AttentionDesc, sequences: usize) -> Result<Option<TableLayout>> {
+    let columns = count("table_columns", desc.table_columns)?;
+    let stride = count("table_stride", desc.table_stride)?;
+    match (columns, stride) {
+        (0, 0) => Ok(None),
+        (0, _) => Err(Failure::of(
+            "table_stride",
+            "is given, but table_columns is 0",
+        )),
+        (_, 0) => Ok(Some(TableLayout::from([sequences, columns]))),
+        (_, stride) => Ok(Some(TableLayout::new([sequences, columns], stride))),
     }
 }

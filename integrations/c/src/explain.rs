@@ -4,8 +4,7 @@ use std::ffi::c_char;
 
 use attention::{Choice, DeviceProfile, Plan, Problem};
 
-use crate::attention_call::{call, choice};
-use crate::attention_desc::AttentionDesc;
+use crate::attention_desc::{AttentionDesc, call, choice};
 use crate::error::{Result, guarded};
 use crate::machine::Machine;
 use crate::structs::{WARPTILE_H200, check_pointer, read};

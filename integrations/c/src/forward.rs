@@ -3,18 +3,13 @@
 use std::ffi::c_void;
 
 use attention::gpu::Prepared;
-use attention::{
-    Call, Choice, Element, ElementType, KeyView, Layout as Checked, Operands, QuantizedType, View,
-    ViewMut, forward_cpu,
-};
-use half::{bf16, f16};
+use attention::{Call, Operand, forward_cpu};
 
-use crate::attention_call::{call, choice};
-use crate::attention_desc::{AttentionDesc, AttentionMemory};
+use crate::attention_desc::{AttentionDesc, AttentionMemory, call, choice};
 use crate::error::{Failure, Result, guarded};
-use crate::host::{Part, Place, check_apart, list_on_host, scale_places, scales_on_host};
+use crate::host::{Memory, named, parts, views};
 use crate::machine::{OnGpu, no_stream};
-use crate::structs::{address, check_pointer, flag, read};
+use crate::structs::{address, check_pointer, flag, free, give, handle, read};
 
 /// A description that was checked and prepared for a device. It never changes: any number of threads may use it at the same time.
 #[derive(Debug)]
@@ -63,9 +58,8 @@ pub unsafe extern "C" fn warptile_attention_prepare(
         if on.is_none() {
             choice.check_on_cpu()?;
         }
-        let made = Box::into_raw(Box::new(Attention { desc, call, on }));
         // SAFETY: not null, aligned, and valid by the caller's promise.
-        unsafe { attention.write(made) };
+        unsafe { give(attention, Attention { desc, call, on }) };
         Ok(())
     })
 }
@@ -105,8 +99,7 @@ pub unsafe extern "C" fn warptile_attention_run(
 ) -> i32 {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let attention =
-            unsafe { attention.as_ref() }.ok_or_else(|| Failure::of("attention", "is null"))?;
+        let attention = unsafe { handle("attention", attention) }?;
         // SAFETY: the caller's promise.
         let memory = unsafe { read("memory", memory) }?;
         let Some(on) = &attention.on else {
@@ -114,13 +107,8 @@ pub unsafe extern "C" fn warptile_attention_run(
             if !memory.workspace.is_null() || memory.workspace_bytes != 0 {
                 return Err(Failure::of("workspace", "is given, but the CPU needs none"));
             }
-            let run = match attention.call.element() {
-                ElementType::F16 => run_on_cpu::<f16>,
-                ElementType::Bf16 => run_on_cpu::<bf16>,
-                _ => run_on_cpu::<f32>,
-            };
             // SAFETY: the caller's promise.
-            return unsafe { run(&attention.desc, &memory) };
+            return unsafe { run_on_cpu(&attention.desc, &memory) };
         };
         let needed = on.prepared.plan().scratch().bytes;
         if memory.workspace_bytes < needed {
@@ -134,8 +122,8 @@ pub unsafe extern "C" fn warptile_attention_run(
         }
         let addresses = memory.addresses();
         let workspace = address(memory.workspace);
-        let all = addresses.named().into_iter();
-        on.launch(stream, all.chain([("workspace", workspace)]), |stream| {
+        let all = named(&addresses).chain([("workspace", workspace)]);
+        on.launch(stream, all, |stream| {
             // SAFETY: the context is current and the stream is of it: `launch` has seen to it, or the caller has. The rest is the caller's
             // promise; the workspace is large enough for the plan. Kernels and GPU stay for ever.
             unsafe {
@@ -152,134 +140,17 @@ pub unsafe extern "C" fn warptile_attention_run(
 /// `attention` is null, or a handle that was not freed and that no other thread uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn warptile_attention_free(attention: *mut Attention) {
-    if attention.is_null() {
-        return;
-    }
-    guarded(|| {
-        // SAFETY: made by `warptile_attention_prepare`, and freed once by the caller's promise.
-        drop(unsafe { Box::from_raw(attention) });
-        Ok(())
-    });
+    // SAFETY: the caller's promise.
+    unsafe { free(attention) };
 }
 
 /// # Safety
 /// As [`warptile_attention_run`] on the CPU.
-unsafe fn run_on_cpu<T: Element>(desc: &AttentionDesc, memory: &AttentionMemory) -> Result<()> {
-    // SAFETY: the caller's promise.
+unsafe fn run_on_cpu(desc: &AttentionDesc, memory: &AttentionMemory) -> Result<()> {
+    // SAFETY: the caller's promise. The call has its own copies of the lists.
     let call = unsafe { call(desc, Some(memory)) }?;
-    let q = Part::<T>::tensor("q", memory.q.cast(), call.q())?;
+    let parts = parts(memory, call.memory(), |operand| call.type_of(operand))?;
     // SAFETY: the caller's promise.
-    let scales = unsafe { scales_on_host(call.quantized(), [memory.k_scale, memory.v_scale]) }?;
-    let quantized = call.quantized_type();
-    let k = KeyPart::<T>::tensor("k", memory.k, call.k(), quantized)?;
-    let v = KeyPart::<T>::tensor("v", memory.v, call.v(), quantized)?;
-    let out = Part::<T>::tensor("out", memory.out.cast_const().cast(), call.out())?;
-    let scoring = call.scoring();
-    let slopes = scoring.slope_count(call.batch(), call.heads().query);
-    let score_tensor = |layout: Option<&Checked>| layout.map_or(Some(0), Checked::required_len);
-    let too_large = |name| Failure::of(name, "is larger than memory");
-    let bias_len = score_tensor(call.bias()).ok_or_else(|| too_large("bias"))?;
-    let mask_len = score_tensor(call.key_mask()).ok_or_else(|| too_large("key_mask"))?;
-    let mut operands = match scales {
-        None => Operands::none(),
-        Some([k_scale, v_scale]) => Operands::none().scales(k_scale, v_scale),
-    };
-    // SAFETY: the caller's promise.
-    unsafe {
-        operands.slopes = list_on_host(
-            "alibi_slopes",
-            scoring.alibi.is_some(),
-            memory.alibi_slopes,
-            slopes,
-        )?;
-        operands.sinks = list_on_host("sinks", scoring.sinks, memory.sinks, call.heads().query)?;
-        operands.bias = list_on_host("bias", scoring.bias, memory.bias.cast::<T>(), bias_len)?;
-        operands.key_mask = list_on_host("key_mask", scoring.key_mask, memory.key_mask, mask_len)?;
-    }
-    if !call.wants_lse() && !memory.lse.is_null() {
-        return Err(Failure::of("lse", "is given, but want_lse is 0"));
-    }
-    let lse_len = if call.wants_lse() { call.lse_len() } else { 0 };
-    let lse = Part::of("lse", memory.lse.cast_const(), lse_len)?;
-    let beside = |name, pointer: *const u8, bytes| Part::of(name, pointer, bytes);
-    let [k_scale, v_scale] = scale_places(scales)?;
-    let inputs = [
-        q.place(),
-        k.place(),
-        v.place(),
-        k_scale,
-        v_scale,
-        beside("bias", memory.bias.cast(), bias_len * size_of::<T>())?.place(),
-        beside("key_mask", memory.key_mask, mask_len)?.place(),
-        beside("alibi_slopes", memory.alibi_slopes.cast(), 4 * slopes)?.place(),
-        beside(
-            "sinks",
-            memory.sinks.cast(),
-            if scoring.sinks {
-                4 * call.heads().query
-            } else {
-                0
-            },
-        )?
-        .place(),
-    ];
-    check_apart(&[out.place(), lse.place()], &inputs)?;
-    // SAFETY: the caller's promise; any bits are a value of `T`, and outputs overlap nothing. The call has its own copies of the
-    // lists.
-    unsafe {
-        let (q, k, v) = (q.slice(), k.view(call.k()), v.view(call.v()));
-        let lse = call.wants_lse().then(|| lse.slice_mut());
-        forward_cpu(
-            &call,
-            View::new(q, *call.q()),
-            k,
-            v,
-            &operands,
-            ViewMut::new(out.slice_mut(), *call.out()),
-            lse,
-        )?;
-    }
-    Ok(())
-}
-
-/// Keys or values on the CPU.
-enum KeyPart<T> {
-    Same(Part<T>),
-    /// The bits of numbers of this type.
-    Quantized(Part<u8>, QuantizedType),
-}
-
-impl<T: Element> KeyPart<T> {
-    fn tensor(
-        name: &'static str,
-        start: *const c_void,
-        layout: &Checked,
-        quantized: Option<QuantizedType>,
-    ) -> Result<Self> {
-        Ok(match quantized {
-            None => KeyPart::Same(Part::tensor(name, start.cast(), layout)?),
-            Some(element) => KeyPart::Quantized(Part::tensor(name, start.cast(), layout)?, element),
-        })
-    }
-
-    fn place(&self) -> Place {
-        match self {
-            KeyPart::Same(part) => part.place(),
-            KeyPart::Quantized(part, _) => part.place(),
-        }
-    }
-
-    /// # Safety
-    /// As [`Part::slice`].
-    unsafe fn view<'a>(&self, layout: &Checked) -> KeyView<'a, T> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self {
-                KeyPart::Same(part) => View::new(part.slice(), *layout).into(),
-                KeyPart::Quantized(part, element) => {
-                    KeyView::Quantized(View::new(part.slice(), *layout), *element)
-                }
-            }
-        }
-    }
+    let (inputs, outputs) = unsafe { views(&parts, Operand::is_written, None) }?;
+    Ok(forward_cpu(&call, &inputs, outputs)?)
 }

@@ -1,198 +1,240 @@
-//! Slices over the caller's memory on the host.
+//! Operands in the caller's memory.
 
-use std::ops::Range;
+use std::ptr::NonNull;
 
-use attention::{Layout, Quantization};
+use attention::kernels::{Count, Elements, Kind};
+use attention::{ElementType, HostInputs, HostOutputs, Layout, Numbers, Operand, Request, Slots};
 
 use crate::error::{Failure, Result};
-use crate::structs::check_pointer;
+use crate::structs::{Versioned, address, check_pointer};
 
-/// Elements that a call on the CPU reads or writes. Not null and aligned, unless there are none.
-#[derive(Debug)]
-pub(crate) struct Part<T> {
+/// The memory of an operation: a pointer for each of its operands.
+pub(crate) trait Memory: Versioned {
+    /// Null if it is not given.
+    fn pointer(&self, operand: Operand) -> *mut u8;
+
+    /// The pointers, as the driver counts addresses.
+    fn addresses(&self) -> Slots<u64> {
+        Slots::from_fn(|operand| address(self.pointer(operand)))
+    }
+}
+
+/// The addresses with their names.
+pub(crate) fn named(addresses: &Slots<u64>) -> impl Iterator<Item = (&'static str, u64)> {
+    { addresses.iter() }.map(|(operand, &address)| (operand.name(), address))
+}
+
+/// Says which field has the pointer of an operand.
+macro_rules! memory {
+    ($Memory:ty { $($Operand:ident: $field:ident),* $(,)? }) => {
+        impl $crate::host::Memory for $Memory {
+            fn pointer(&self, operand: attention::Operand) -> *mut u8 {
+                match operand {
+                    $(attention::Operand::$Operand => self.$field as *mut u8,)*
+                    _ => std::ptr::null_mut(),
+                }
+            }
+        }
+    };
+}
+pub(crate) use memory;
+
+/// Bytes that a call on the CPU reads or writes: not null, aligned for their elements, and no larger than memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
     name: &'static str,
-    start: *mut T,
+    start: *mut u8,
     len: usize,
 }
 
-/// Where a [`Part`] is.
-#[derive(Debug)]
-pub(crate) struct Place {
-    name: &'static str,
-    bytes: Range<usize>,
-}
-
-impl<T> Part<T> {
-    /// `len` elements.
-    pub(crate) fn of(name: &'static str, start: *const T, len: usize) -> Result<Self> {
-        let bytes = len
-            .checked_mul(size_of::<T>())
-            .filter(|&bytes| isize::try_from(bytes).is_ok())
-            .ok_or_else(|| Failure::of(name, "is larger than memory"))?;
-        if bytes != 0 {
-            check_pointer(name, start, align_of::<T>())?;
+impl Part {
+    /// `len` bytes. If there are none, the pointer may be anything.
+    pub(crate) fn bytes(
+        name: &'static str,
+        start: *mut u8,
+        len: usize,
+        alignment: usize,
+    ) -> Result<Self> {
+        if isize::try_from(len).is_err() {
+            return Err(Failure::of(name, "is larger than memory"));
         }
-        if start.addr().checked_add(bytes).is_none() {
-            return Err(Failure::of(name, "reaches beyond the address space"));
+        if len == 0 {
+            let start = NonNull::<u128>::dangling().as_ptr().cast();
+            return Ok(Part { name, start, len });
         }
-        Ok(Part {
-            name,
-            start: start.cast_mut(),
-            len,
-        })
+        check_pointer(name, start, alignment)?;
+        match start.addr().checked_add(len) {
+            Some(_) => Ok(Part { name, start, len }),
+            None => Err(Failure::of(name, "reaches beyond the address space")),
+        }
     }
 
-    /// What a layout reaches, gaps included.
-    pub(crate) fn tensor(name: &'static str, start: *const T, layout: &Layout) -> Result<Self> {
-        let len = layout.required_len().ok_or_else(|| {
-            Failure::of(
-                name,
-                "has a shape and strides that reach beyond the address space",
-            )
-        })?;
-        Part::of(name, start, len)
+    /// `count` elements.
+    pub(crate) fn of<T>(name: &'static str, start: *const T, count: usize) -> Result<Self> {
+        let len = count.saturating_mul(size_of::<T>());
+        Part::bytes(name, start.cast_mut().cast(), len, align_of::<T>())
+    }
+
+    /// The elements that a layout reaches, gaps included.
+    pub(crate) fn tensor<T>(name: &'static str, start: *const T, layout: &Layout) -> Result<Self> {
+        // A reach beyond the address space is larger than memory.
+        Part::of(name, start, layout.required_len().unwrap_or(usize::MAX))
     }
 
     /// # Safety
-    /// The memory is there, holds values of `T`, and nobody writes it while the slice lives.
-    pub(crate) unsafe fn slice<'a>(&self) -> &'a [T] {
-        match self.len {
-            0 => &[],
-            // SAFETY: not null, aligned and no larger than memory, by `of`; the rest is the caller's promise.
-            len => unsafe { std::slice::from_raw_parts(self.start, len) },
-        }
+    /// The memory is there, holds values of `T`, for which it is aligned, and nobody writes it while the slice lives.
+    pub(crate) unsafe fn slice<'a, T>(&self) -> &'a [T] {
+        // SAFETY: not null and no larger than memory, by `bytes`; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.cast(), self.len / size_of::<T>()) }
     }
 
     /// # Safety
     /// As [`Part::slice`], and nobody else reads it either.
-    pub(crate) unsafe fn slice_mut<'a>(&self) -> &'a mut [T] {
-        match self.len {
-            0 => &mut [],
-            // SAFETY: as above.
-            len => unsafe { std::slice::from_raw_parts_mut(self.start, len) },
-        }
+    pub(crate) unsafe fn slice_mut<'a, T>(&self) -> &'a mut [T] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.len / size_of::<T>()) }
     }
 
-    /// How many elements after `other` this begins, for two that lie in one tensor.
-    pub(crate) fn after(&self, other: &Part<T>) -> Result<usize> {
+    /// How many bytes after `other` this begins, for two that lie in one tensor.
+    pub(crate) fn after(&self, other: &Part) -> Result<usize> {
         let bytes = self.start.addr().checked_sub(other.start.addr());
-        match bytes.filter(|bytes| bytes.is_multiple_of(size_of::<T>())) {
-            Some(bytes) => Ok(bytes / size_of::<T>()),
-            None => Err(Failure::of(
+        bytes.ok_or_else(|| {
+            Failure::of(
                 self.name,
                 format!(
                     "shares memory with {}, but does not come after it in one tensor",
                     other.name
                 ),
-            )),
-        }
+            )
+        })
     }
 
-    /// From here on, as far as this or `other` reaches, which begins later.
-    pub(crate) fn up_to_the_end_of(&self, other: &Part<T>) -> Result<Part<T>> {
-        let len = self.len.max(other.after(self)?.saturating_add(other.len));
-        Part::of(self.name, self.start.cast_const(), len)
+    /// From here on, as far as this or `other` reaches, which begins `distance` bytes later.
+    pub(crate) fn up_to_the_end_of(&self, other: &Part, distance: usize) -> Part {
+        // The end of both is within the address space.
+        let len = self.len.max(distance + other.len);
+        Part { len, ..*self }
     }
 
-    pub(crate) fn place(&self) -> Place {
+    /// Tells whether both have a byte in common.
+    pub(crate) fn meets(&self, other: &Part) -> bool {
+        let ([start, end], [other_start, other_end]) = (self.ends(), other.ends());
+        self.len != 0 && other.len != 0 && start < other_end && other_start < end
+    }
+
+    fn ends(&self) -> [usize; 2] {
         let start = self.start.addr();
-        Place {
-            name: self.name,
-            bytes: start..start + self.len * size_of::<T>(),
-        }
+        [start, start + self.len]
     }
 }
 
-/// Numbers that a description has.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum List<'a, T> {
-    OnHost(&'a [T]),
-    /// Or not known yet.
-    OnDevice,
-}
-
-/// A list if it is wanted: on the CPU at `pointer`, which is null exactly if it is not; on a device there is no pointer to read.
-///
-/// # Safety
-/// The pointer is null or points to `len` values, which nobody writes for as long as `'a`.
-pub(crate) unsafe fn list<'a, T>(
-    name: &'static str,
-    wanted: bool,
-    pointer: Option<*const T>,
-    len: usize,
-) -> Result<Option<List<'a, T>>> {
-    match pointer {
-        None => Ok(wanted.then_some(List::OnDevice)),
-        Some(pointer) => {
-            // SAFETY: the caller's promise.
-            let list = unsafe { list_on_host(name, wanted, pointer, len) }?;
-            Ok(list.map(List::OnHost))
-        }
-    }
-}
-
-/// A list that is given exactly if it is wanted.
-///
-/// # Safety
-/// The pointer is null or points to `len` values, which nobody writes for as long as `'a`.
-pub(crate) unsafe fn list_on_host<'a, T>(
-    name: &'static str,
-    wanted: bool,
-    pointer: *const T,
-    len: usize,
-) -> Result<Option<&'a [T]>> {
-    match (wanted, pointer.is_null()) {
-        (false, true) => Ok(None),
-        (false, false) => Err(Failure::of(
-            name,
+/// Refuses what a description did not ask for.
+fn expect_absent(operand: Operand, pointer: *const u8) -> Result<()> {
+    match pointer.is_null() {
+        true => Ok(()),
+        false => Err(Failure::of(
+            operand.name(),
             "is given, but the call was built without it",
         )),
-        // SAFETY: the caller's promise.
-        (true, _) => Ok(Some(unsafe { Part::of(name, pointer, len)?.slice() })),
     }
 }
 
-impl Place {
-    /// Whether both have some byte.
-    pub(crate) fn meets(&self, other: &Place) -> bool {
-        let (a, b) = (&self.bytes, &other.bytes);
-        !a.is_empty() && !b.is_empty() && a.start < b.end && b.start < a.end
-    }
+/// The lists of whole numbers of a description: on the CPU those of `memory`; without `memory` they are on a device, or not known yet.
+pub(crate) struct Lists<'m, M> {
+    pub(crate) memory: Option<&'m M>,
+    /// Sequences.
+    pub(crate) sequences: usize,
+    /// Entries of the block table.
+    pub(crate) entries: usize,
+    /// New rows, counted through the batch.
+    pub(crate) new_rows: usize,
+}
 
-    /// Both, and what is between them.
-    pub(crate) fn joined(self, other: &Place) -> Place {
-        Place {
-            bytes: self.bytes.start.min(other.bytes.start)..self.bytes.end.max(other.bytes.end),
-            ..self
+impl<M: Memory> Lists<'_, M> {
+    /// The list of an operand if it is wanted. In `memory` it is null exactly if it is not.
+    ///
+    /// # Safety
+    /// The pointer is null or points to as many values as the description says, which no other code writes for as long as `'a`.
+    pub(crate) unsafe fn get<'a, T>(
+        &self,
+        operand: Operand,
+        wanted: bool,
+    ) -> Result<Request<'a, T>> {
+        let len = match operand.kind() {
+            Kind::List(Count::Offsets) => self.sequences.saturating_add(1),
+            Kind::List(Count::Table) => self.entries,
+            Kind::List(Count::NewRows) => self.new_rows,
+            _ => self.sequences,
+        };
+        match (self.memory.map(|memory| memory.pointer(operand)), wanted) {
+            (None, true) => Ok(Numbers::Device(len)),
+            (None, false) => Ok(Numbers::None),
+            (Some(pointer), false) => expect_absent(operand, pointer).map(|()| Numbers::None),
+            (Some(pointer), true) => {
+                let part = Part::of(operand.name(), pointer.cast_const().cast::<T>(), len)?;
+                // SAFETY: aligned by `of`; the rest is the caller's promise.
+                Ok(Numbers::Host(unsafe { part.slice() }))
+            }
         }
     }
 }
 
-/// The scales of keys and values, given exactly if there are some.
-///
-/// # Safety
-/// As [`list_on_host`].
-pub(crate) unsafe fn scales_on_host<'a>(
-    quantized: Option<Quantization>,
-    [k, v]: [*const f32; 2],
-) -> Result<Option<[&'a [f32]; 2]>> {
-    let wanted = quantized.is_some();
-    let (k_scales, v_scales) = quantized.map_or((0, 0), |each| (each.k_scales, each.v_scales));
-    // SAFETY: the caller's promise.
-    unsafe {
-        let k = list_on_host("k_scale", wanted, k, k_scales)?;
-        let v = list_on_host("v_scale", wanted, v, v_scales)?;
-        Ok(k.zip(v).map(|(k, v)| [k, v]))
+/// The memory of the operands of a call on the CPU. Each is given exactly if bytes of it are `needed`. Whole numbers are left out:
+/// [`Lists`] reads them, and the description keeps copies.
+pub(crate) fn parts(
+    memory: &impl Memory,
+    needed: impl Iterator<Item = (Operand, Option<u64>)>,
+    type_of: impl Fn(Operand) -> Option<ElementType>,
+) -> Result<Slots<Option<Part>>> {
+    let mut parts = Slots::default();
+    for (operand, bytes) in needed {
+        if let Elements::I32 | Elements::I64 | Elements::Position = operand.elements() {
+            continue;
+        }
+        let pointer = memory.pointer(operand);
+        let alignment = type_of(operand).map_or(1, ElementType::size);
+        match bytes {
+            None => expect_absent(operand, pointer)?,
+            Some(bytes) => {
+                let part = Part::bytes(operand.name(), pointer, bytes as usize, alignment)?;
+                parts[operand] = Some(part);
+            }
+        }
     }
+    Ok(parts)
 }
 
-/// Where the scales are; nowhere if there are none.
-pub(crate) fn scale_places(scales: Option<[&[f32]; 2]>) -> Result<[Place; 2]> {
-    let [k, v] = scales.unwrap_or_default();
-    Ok([
-        Part::of("k_scale", k.as_ptr(), k.len())?.place(),
-        Part::of("v_scale", v.as_ptr(), v.len())?.place(),
-    ])
+/// The inputs and outputs of a call on the CPU. `values_at`: elements from the first key to the first value of a cache that has both in
+/// one piece of memory.
+///
+/// # Safety
+/// The memory is there. While the slices live, no other code writes the inputs or touches the outputs.
+pub(crate) unsafe fn views<'a>(
+    parts: &Slots<Option<Part>>,
+    is_written: impl Fn(Operand) -> bool,
+    values_at: Option<usize>,
+) -> Result<(HostInputs<'a>, HostOutputs<'a>)> {
+    let those = |written: bool| -> Vec<Part> {
+        { parts.given() }
+            .filter(|(operand, _)| is_written(*operand) == written)
+            .map(|(_, part)| *part)
+            .collect()
+    };
+    check_apart(&those(true), &those(false))?;
+    let mut inputs = HostInputs::default();
+    let mut outputs = values_at.map_or_else(HostOutputs::default, |at| {
+        HostOutputs::cache_in_one::<u8>(&mut [], at)
+    });
+    for (operand, part) in parts.given() {
+        // SAFETY: the caller's promise; outputs overlap nothing.
+        unsafe {
+            match is_written(operand) {
+                true => outputs = outputs.with::<u8>(operand, part.slice_mut()),
+                false => inputs.set::<u8>(operand, part.slice()),
+            }
+        }
+    }
+    Ok((inputs, outputs))
 }
 
 /// Checks lengths that the host knows against a bound that the description has for them.
@@ -215,7 +257,7 @@ pub(crate) fn expect_within(
 }
 
 /// Checks that no output shares memory with anything else: gaps between rows count, as slices have them.
-pub(crate) fn check_apart(outputs: &[Place], inputs: &[Place]) -> Result<()> {
+pub(crate) fn check_apart(outputs: &[Part], inputs: &[Part]) -> Result<()> {
     for (index, output) in outputs.iter().enumerate() {
         let mut others = outputs[index + 1..].iter().chain(inputs);
         if let Some(other) = others.find(|other| output.meets(other)) {
@@ -234,14 +276,16 @@ pub(crate) fn check_apart(outputs: &[Place], inputs: &[Place]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::append_desc::AppendMemory;
+    use crate::attention_desc::AttentionMemory;
+    use crate::structs::read;
+    use attention::kernels::Operations;
+    use std::collections::BTreeSet;
 
     #[test]
     fn ranges_that_touch_do_not_meet_and_one_shared_byte_does() {
         let memory = [0_u8; 32];
-        let place = |start: usize, len| {
-            let part = Part::of("x", memory[start..].as_ptr(), len);
-            part.unwrap().place()
-        };
+        let place = |start: usize, len| Part::of("x", memory[start..].as_ptr(), len).unwrap();
         assert!(!place(0, 16).meets(&place(16, 16)));
         assert!(place(0, 17).meets(&place(16, 16)));
         assert!(!place(4, 0).meets(&place(0, 16)));
@@ -260,5 +304,24 @@ mod tests {
         assert!(Part::of("x", start.wrapping_byte_add(2), 1).is_err());
         assert!(Part::of("x", start, usize::MAX / 2).is_err());
         assert!(Part::of("x", std::ptr::without_provenance::<u32>(usize::MAX - 3), 4).is_err());
+    }
+
+    /// Each word is a pointer of its own.
+    fn every_operand_has_a_field<M: Memory>(operations: Operations) {
+        let mut words: Vec<usize> = (0..size_of::<M>() / 8).collect();
+        words[0] = size_of::<M>();
+        // SAFETY: as long as the size in it says.
+        let memory = unsafe { read("memory", words.as_ptr().cast::<M>()) }.unwrap();
+        let pointer = |operand| memory.pointer(operand).addr();
+        let fields: Vec<usize> = Operand::of(operations).map(pointer).collect();
+        assert!(!fields.contains(&0), "an operand has no field: {fields:?}");
+        let distinct: BTreeSet<usize> = fields.iter().copied().collect();
+        assert_eq!(distinct.len(), fields.len(), "{fields:?}");
+    }
+
+    #[test]
+    fn operands_have_fields() {
+        every_operand_has_a_field::<AttentionMemory>(Operations::FORWARD);
+        every_operand_has_a_field::<AppendMemory>(Operations::APPEND);
     }
 }

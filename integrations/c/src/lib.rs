@@ -12,14 +12,12 @@ mod host;
 pub mod machine;
 pub mod structs;
 
-mod attention_call;
 pub mod attention_desc;
 pub mod forward;
 
 pub mod explain;
 
 pub mod append;
-mod append_call;
 pub mod append_desc;
 
 pub mod merge;

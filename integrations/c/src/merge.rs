@@ -11,7 +11,9 @@ use half::{bf16, f16};
 use crate::error::{Failure, Result, guarded};
 use crate::host::{Part, check_apart};
 use crate::machine::{OnGpu, no_stream};
-use crate::structs::{Layout, Versioned, address, check_pointer, element, flag, read};
+use crate::structs::{
+    Layout, Versioned, address, check_pointer, element, flag, free, give, handle, read,
+};
 
 /// The most parts of a merge. For more, merge the results of merges.
 pub const WARPTILE_MERGE_PARTS: usize = 32;
@@ -109,9 +111,8 @@ pub unsafe extern "C" fn warptile_merge_prepare(
         let on = OnGpu::load(device, unchecked, |gpu| {
             gpu.prepare_merge(description.element())
         })?;
-        let made = Box::into_raw(Box::new(Merge { description, on }));
         // SAFETY: not null, aligned, and valid by the caller's promise.
-        unsafe { merge.write(made) };
+        unsafe { give(merge, Merge { description, on }) };
         Ok(())
     })
 }
@@ -128,7 +129,7 @@ unsafe fn describe(desc: &MergeDesc) -> Result<Description> {
         ));
     }
     // SAFETY: the caller's promise.
-    let given = unsafe { Part::of("part_layouts", desc.part_layouts, parts)?.slice() };
+    let given: &[Layout] = unsafe { Part::of("part_layouts", desc.part_layouts, parts)?.slice() };
     let mut layouts: Vec<Checked> = Vec::with_capacity(parts);
     for (index, layout) in given.iter().enumerate() {
         layouts.push(layout.required(&format!("part_layouts[{index}]"))?);
@@ -157,7 +158,7 @@ pub unsafe extern "C" fn warptile_merge_run(
 ) -> i32 {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let merge = unsafe { merge.as_ref() }.ok_or_else(|| Failure::of("merge", "is null"))?;
+        let merge = unsafe { handle("merge", merge) }?;
         // SAFETY: the caller's promise.
         let memory = unsafe { read("memory", memory) }?;
         let description = &merge.description;
@@ -203,14 +204,8 @@ pub unsafe extern "C" fn warptile_merge_run(
 /// `merge` is null, or a handle that was not freed and that no other thread uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn warptile_merge_free(merge: *mut Merge) {
-    if merge.is_null() {
-        return;
-    }
-    guarded(|| {
-        // SAFETY: made by `warptile_merge_prepare`, and freed once by the caller's promise.
-        drop(unsafe { Box::from_raw(merge) });
-        Ok(())
-    });
+    // SAFETY: the caller's promise.
+    unsafe { free(merge) };
 }
 
 /// # Safety
@@ -220,7 +215,7 @@ unsafe fn run_on_cpu<T: Element>(
     memory: &MergeMemory,
     parts: &[MergePart],
 ) -> Result<()> {
-    let out = Part::<T>::tensor("out", memory.out.cast_const().cast(), merge.out())?;
+    let out = Part::tensor::<T>("out", memory.out.cast_const().cast(), merge.out())?;
     let lse = match merge.lse() {
         Some(layout) => Part::tensor("lse", memory.lse.cast_const(), layout)?,
         None => Part::of("lse", memory.lse.cast_const(), 0)?,
@@ -231,13 +226,13 @@ unsafe fn run_on_cpu<T: Element>(
         let Some((out_layout, lse_layout)) = merge.part(index) else {
             continue;
         };
-        let part_out = Part::<T>::tensor("parts.out", part.out.cast(), out_layout)?;
+        let part_out = Part::tensor::<T>("parts.out", part.out.cast(), out_layout)?;
         let part_lse = Part::tensor("parts.lse", part.lse, lse_layout)?;
-        inputs.extend([part_out.place(), part_lse.place()]);
+        inputs.extend([part_out, part_lse]);
         // SAFETY: the caller's promise; any bits are a value of `T`.
         slices.push(unsafe { (part_out.slice(), part_lse.slice()) });
     }
-    check_apart(&[out.place(), lse.place()], &inputs)?;
+    check_apart(&[out, lse], &inputs)?;
     // SAFETY: the caller's promise, and outputs overlap nothing.
     unsafe {
         let lse = merge.lse().is_some().then(|| lse.slice_mut());

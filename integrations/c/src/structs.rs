@@ -2,9 +2,9 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use attention::{ElementType, Layout as Checked, Quantization, QuantizedType};
+use attention::{ElementType, Layout as Checked, Types};
 
-use crate::error::{Failure, Result};
+use crate::error::{Failure, Result, guarded};
 
 /// Elements are IEEE half precision, 2 bytes.
 pub const WARPTILE_F16: u32 = 1;
@@ -106,50 +106,59 @@ pub(crate) fn flag(argument: &str, value: u32) -> Result<bool> {
     }
 }
 
-/// The element type of a number.
-pub(crate) fn element(value: u32) -> Result<ElementType> {
-    match value {
-        WARPTILE_F16 => Ok(ElementType::F16),
-        WARPTILE_BF16 => Ok(ElementType::Bf16),
-        WARPTILE_F32 => Ok(ElementType::F32),
-        _ => Err(Failure::of(
-            "element",
-            format!("is {value}, but must be WARPTILE_F16, WARPTILE_BF16 or WARPTILE_F32"),
-        )),
-    }
+/// The element type of a number, if it is one of `allowed`: they are numbered from 1 in the order of [`ElementType::ALL`].
+pub(crate) fn element_of(
+    value: u32,
+    mut allowed: impl Iterator<Item = ElementType>,
+) -> Option<ElementType> {
+    allowed.find(|element| *element as u32 + 1 == value)
 }
 
-/// How keys and values, or a cache, are quantized: by `cache_element`, 0 for the type of the other tensors, and the numbers of scales.
-pub(crate) fn quantization(
+/// The names of element types in C.
+fn names(elements: impl Iterator<Item = ElementType>) -> String {
+    let names = elements.map(|element| format!("WARPTILE_{element}").to_uppercase());
+    names.collect::<Vec<_>>().join(" or ")
+}
+
+/// The element type of queries, outputs and all that has no type of its own.
+pub(crate) fn element(value: u32) -> Result<ElementType> {
+    element_of(value, ElementType::of_queries()).ok_or_else(|| {
+        let allowed = names(ElementType::of_queries());
+        Failure::of("element", format!("is {value}, but must be {allowed}"))
+    })
+}
+
+/// The element types of a description, and the numbers of scales of keys and of values. A `cache_element` of 0 stands for the type of the
+/// other tensors, and a number of scales of 0 for 1.
+pub(crate) fn types(
+    element_value: u32,
     cache_element: u32,
-    [k_scales, v_scales]: [u32; 2],
-) -> Result<Option<Quantization>> {
-    let element = match cache_element {
-        WARPTILE_E4M3 => QuantizedType::E4m3,
-        0 if k_scales == 0 && v_scales == 0 => return Ok(None),
-        0 => {
-            return Err(Failure::of(
-                if k_scales == 0 {
-                    "v_scales"
-                } else {
-                    "k_scales"
-                },
-                "is given, but cache_element is not WARPTILE_E4M3",
-            ));
+    scales: [u32; 2],
+) -> Result<(Types, [usize; 2])> {
+    let types = Types::of(element(element_value)?);
+    let counts = scales.map(|count| count.max(1) as usize);
+    let given = ["k_scales", "v_scales"].into_iter().zip(scales);
+    match (
+        cache_element,
+        given.into_iter().find(|(_, count)| *count != 0),
+    ) {
+        (0, None) => Ok((types, counts)),
+        (0, Some((argument, _))) => {
+            let needed = names(ElementType::scaled());
+            let rule = format!("is given, but cache_element is not {needed}");
+            Err(Failure::of(argument, rule))
         }
-        other => {
-            return Err(Failure::of(
+        (value, _) => match element_of(value, ElementType::scaled()) {
+            Some(element) => Ok((types.keys(element), counts)),
+            None => Err(Failure::of(
                 "cache_element",
                 format!(
-                    "is {other}, but must be 0, for that of the other tensors, or WARPTILE_E4M3"
+                    "is {value}, but must be 0, for that of the other tensors, or {}",
+                    names(ElementType::scaled())
                 ),
-            ));
-        }
-    };
-    let or_one = |count: u32| count.max(1) as usize;
-    Ok(Some(
-        Quantization::new(element).scales(or_one(k_scales), or_one(v_scales)),
-    ))
+            )),
+        },
+    }
 }
 
 /// A name; `None` if it is not given.
@@ -238,6 +247,38 @@ pub(crate) fn check_pointer<T>(argument: &str, pointer: *const T, alignment: usi
     }
 }
 
+/// Gives a handle to the caller.
+///
+/// # Safety
+/// `to` is valid for writing.
+pub(crate) unsafe fn give<T>(to: *mut *mut T, made: T) {
+    // SAFETY: the caller's promise.
+    unsafe { to.write(Box::into_raw(Box::new(made))) };
+}
+
+/// A handle that the caller has.
+///
+/// # Safety
+/// It is null, or was given by [`give`] and not freed.
+pub(crate) unsafe fn handle<'a, T>(argument: &str, handle: *const T) -> Result<&'a T> {
+    // SAFETY: the caller's promise.
+    unsafe { handle.as_ref() }.ok_or_else(|| Failure::of(argument, "is null"))
+}
+
+/// Frees a handle, unless it is null.
+///
+/// # Safety
+/// As [`handle`], and no other code uses it.
+pub(crate) unsafe fn free<T>(handle: *mut T) {
+    if !handle.is_null() {
+        guarded(|| {
+            // SAFETY: made by `give`, and freed once by the caller's promise.
+            drop(unsafe { Box::from_raw(handle) });
+            Ok(())
+        });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -293,6 +334,17 @@ mod tests {
         // SAFETY: likewise.
         let odd = unsafe { read("it", words.as_ptr().cast::<u8>().add(4).cast::<Known>()) };
         assert!(text(odd).ends_with("is not a multiple of 8"));
+    }
+
+    #[test]
+    fn element_types_have_their_numbers() {
+        let numbers = [WARPTILE_F16, WARPTILE_BF16, WARPTILE_F32, WARPTILE_E4M3];
+        assert_eq!(
+            numbers.map(|number| element_of(number, ElementType::ALL.into_iter())),
+            ElementType::ALL.map(Some)
+        );
+        let all = names(ElementType::ALL.into_iter());
+        assert!(all.starts_with("WARPTILE_F16 or WARPTILE_BF16"), "{all}");
     }
 
     #[test]

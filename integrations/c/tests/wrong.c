@@ -85,7 +85,7 @@ static void descriptions(void) {
     INVALID(DESC(d.cache_element = 1), "cache_element is 1, but must be 0");
     INVALID(DESC(d.v_scales = 1), "v_scales is given, but cache_element is not WARPTILE_E4M3");
     INVALID(DESC(d.cache_element = WARPTILE_E4M3; d.k_scales = 3), "k_scale has 3 numbers; it needs 1, or one for each of the 2");
-    INVALID(DESC(d.element = WARPTILE_E4M3), "element is 4, but must be WARPTILE_F16, WARPTILE_BF16 or WARPTILE_F32");
+    INVALID(DESC(d.element = WARPTILE_E4M3), "element is 4, but must be WARPTILE_F16 or WARPTILE_BF16 or WARPTILE_F32");
     WORKS(DESC(d.cache_element = WARPTILE_E4M3; d.v_scales = 2));
     INVALID(DESC(d.q.shape[1] = -3), "q.shape[1] is -3, but must be 0 or more");
     INVALID(DESC(d.k.strides[0] = -80; d.k.strides[3] = 1), "k.strides[0] is -80, but must be 0 or more");
@@ -164,7 +164,7 @@ static void memories(void) {
     INVALID(RUN(m.out = NULL), "out is null");
     INVALID(RUN(m.k = (char *)k + 2), "k is 0x");
     INVALID(RUN(m.out = (char *)out + 1), "out is 0x");
-    INVALID(RUN(m.lse = lse), "lse is given, but want_lse is 0");
+    INVALID(RUN(m.lse = lse), "lse is given, but the call was built without it");
     INVALID(RUN(d.want_lse = 1), "lse is null");
     INVALID(RUN(d.want_lse = 1; m.lse = out + 8), "out shares memory with lse");
     INVALID(RUN(m.out = q), "out shares memory with q");

@@ -278,17 +278,37 @@ impl<'a> AppendBuilder<'a> {
         self
     }
 
-    /// The rows of sequence `b` go after the `lengths[b]` rows that it has.
-    pub fn key_lengths(mut self, lengths: &'a [i32]) -> Self {
-        self.before = Numbers::Host(lengths);
+    /// Row offsets, lengths, positions of 32 bits, or with [`columns`](Self::columns) the entries of a block table.
+    pub fn numbers(mut self, operand: Operand, numbers: Request<'a>) -> Self {
+        match operand {
+            Operand::RowOffsets => self.rows.offsets = numbers,
+            Operand::RowLengths => self.rows.used = numbers,
+            Operand::KeyLengths => self.before = numbers,
+            Operand::BlockTable => self.table = numbers,
+            Operand::Positions => {
+                self.positions = numbers;
+                self.wide_positions = false;
+            }
+            _ => {}
+        }
         self
+    }
+
+    /// The columns of the block table whose entries are given by [`numbers`](Self::numbers): the most pages of a sequence.
+    pub fn columns(mut self, columns: usize) -> Self {
+        self.columns = columns;
+        self
+    }
+
+    /// The rows of sequence `b` go after the `lengths[b]` rows that it has.
+    pub fn key_lengths(self, lengths: &'a [i32]) -> Self {
+        self.numbers(Operand::KeyLengths, Numbers::Host(lengths))
     }
 
     /// As [`key_lengths`](Self::key_lengths), in device memory as `i32` or `u32`.
     pub fn device_key_lengths(mut self, sequences: usize) -> Self {
-        self.before = Numbers::Device(sequences);
         self.known_lengths = None;
-        self
+        self.numbers(Operand::KeyLengths, Numbers::Device(sequences))
     }
 
     /// What the host knows of lengths that are in device memory now; of a launch that is captured and repeated they may be others.
@@ -299,23 +319,20 @@ impl<'a> AppendBuilder<'a> {
 
     /// Row `j` of sequence `b` lies in page `table[b * columns + j / page rows]`. Numbers of pages that do not exist, such as -1,
     /// stand for no page.
-    pub fn block_table(mut self, table: &'a [i32], columns: usize) -> Self {
-        self.table = Numbers::Host(table);
-        self.columns = columns;
-        self
+    pub fn block_table(self, table: &'a [i32], columns: usize) -> Self {
+        self.numbers(Operand::BlockTable, Numbers::Host(table))
+            .columns(columns)
     }
 
     /// As [`block_table`](Self::block_table), in device memory as `i32` or `u32`.
-    pub fn device_block_table(mut self, columns: usize) -> Self {
-        self.table = Numbers::Device(0);
-        self.columns = columns;
-        self
+    pub fn device_block_table(self, columns: usize) -> Self {
+        self.numbers(Operand::BlockTable, Numbers::Device(0))
+            .columns(columns)
     }
 
     /// Sequence `b` has the rows `offsets[b]..offsets[b + 1]` of a k and v whose batch extent is 1.
-    pub fn packed(mut self, offsets: &'a [i32]) -> Self {
-        self.rows.offsets = Numbers::Host(offsets);
-        self
+    pub fn packed(self, offsets: &'a [i32]) -> Self {
+        self.numbers(Operand::RowOffsets, Numbers::Host(offsets))
     }
 
     /// As [`packed`](Self::packed), with the `sequences + 1` offsets in device memory; no sequence is taken to have more than
@@ -326,15 +343,13 @@ impl<'a> AppendBuilder<'a> {
     }
 
     /// Of each sequence's new rows only the first `lengths[b]` exist; the others are neither written nor rotated.
-    pub fn row_lengths(mut self, lengths: &'a [i32]) -> Self {
-        self.rows.used = Numbers::Host(lengths);
-        self
+    pub fn row_lengths(self, lengths: &'a [i32]) -> Self {
+        self.numbers(Operand::RowLengths, Numbers::Host(lengths))
     }
 
     /// As [`row_lengths`](Self::row_lengths), in device memory.
-    pub fn device_row_lengths(mut self, sequences: usize) -> Self {
-        self.rows.used = Numbers::Device(sequences);
-        self
+    pub fn device_row_lengths(self, sequences: usize) -> Self {
+        self.numbers(Operand::RowLengths, Numbers::Device(sequences))
     }
 
     /// Rotates the keys on their way into the cache, and the queries.
@@ -345,10 +360,8 @@ impl<'a> AppendBuilder<'a> {
 
     /// Of each row of k, counted through the batch, the position by which it is rotated; a negative one counts as 0. Default: its
     /// place in its sequence. [Tables](Rotary::with_tables) have a row for each position.
-    pub fn positions(mut self, positions: &'a [i32]) -> Self {
-        self.positions = Numbers::Host(positions);
-        self.wide_positions = false;
-        self
+    pub fn positions(self, positions: &'a [i32]) -> Self {
+        self.numbers(Operand::Positions, Numbers::Host(positions))
     }
 
     /// As [`positions`](Self::positions), in device memory: as `i64` if `wide`, else as `i32` or `u32`.
@@ -547,8 +560,9 @@ impl Append {
         Ok(Expected::tensor(argument, layout, size, access, size as u64).of_type(element))
     }
 
-    /// The type of an operand's elements; `None` if they are no elements of tensors.
-    pub(crate) fn type_of(&self, operand: Operand) -> Option<ElementType> {
+    /// The type of an operand's elements; `None` if they are no elements of tensors, such as whole numbers.
+    #[must_use]
+    pub fn type_of(&self, operand: Operand) -> Option<ElementType> {
         match (operand, operand.elements()) {
             (Operand::KPages | Operand::VPages, _) => Some(self.types.k),
             (_, Elements::Queries | Elements::Keys) => Some(self.types.q),
