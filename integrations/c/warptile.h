@@ -843,4 +843,4 @@ void warptile_merge_free(struct warptile_merge *merge);
 #endif  // __cplusplus
 
 #endif  /* WARPTILE_H */
-/* Seal of header.sh: 1a4b6051a0b6bc1be79d700ddfe9a9855a98532f42fa842249efd0e5be3b1ca5 */
+/* Seal of header.sh: 7a5df037d71d75ac4d93b557a3404290bd6d68042e30e12378c13b798df89f45 */

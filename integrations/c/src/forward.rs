@@ -4,8 +4,8 @@ use std::ffi::c_void;
 
 use attention::gpu::Prepared;
 use attention::{
-    Call, Choice, Element, ElementType, KeyView, Layout as Checked, Operands, QuantizedType, View,
-    ViewMut, forward_cpu,
+    Call, Element, ElementType, KeyView, Layout as Checked, Operands, QuantizedType, View, ViewMut,
+    forward_cpu,
 };
 use half::{bf16, f16};
 
