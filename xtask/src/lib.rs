@@ -42,7 +42,11 @@ pub mod abi;
 pub mod capability;
 #[path = "../../crates/kernels/src/elf.rs"]
 pub mod elf;
+#[path = "../../crates/kernels/src/operand.rs"]
+pub mod operand;
 #[path = "../../crates/kernels/src/record.rs"]
 pub mod record;
 #[path = "../../crates/kernels/src/shape.rs"]
 pub mod shape;
+#[path = "../../crates/kernels/src/table.rs"]
+pub mod table;

@@ -1,8 +1,11 @@
 //! New keys and values written into pages.
 
 use std::cell::RefCell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use candle_core::{CpuStorage, CudaStorage, DType, InplaceOp1, Layout, Result, Storage, Tensor};
+use candle_core::{
+    CpuStorage, CudaStorage, DType, DeviceLocation, InplaceOp1, Layout, Result, Storage, Tensor,
+};
 use warptile::{Append, AppendBuilder, ElementType, Quantization};
 
 use crate::caller::Caller;
@@ -97,6 +100,22 @@ pub fn write_to_pages_quantized(
     })
 }
 
+/// Locks for writes on the CPU, and on each GPU. A write needs candle's locks of all its tensors at once, and takes them one after the other: two
+/// writes that lock the same tensors in different orders would wait for each other for ever.
+static LOCKING: [Mutex<()>; 17] = [const { Mutex::new(()) }; 17];
+
+/// The lock for tensors at this place; GPUs may share one.
+fn locking(place: &DeviceLocation) -> MutexGuard<'static, ()> {
+    let index = match place {
+        DeviceLocation::Cuda { gpu_id } => 1 + gpu_id % (LOCKING.len() - 1),
+        _ => 0,
+    };
+    // A panic leaves nothing half done that the lock protects.
+    LOCKING[index]
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
 fn run(write: Write<'_>) -> Result<()> {
     write.check()?;
     let ([k, v], [k_pages, v_pages], slots) = (write.new, write.pages, write.slots);
@@ -109,6 +128,7 @@ fn run(write: Write<'_>) -> Result<()> {
     }
     let together = shares_memory(k_pages, v_pages);
     let write = &write;
+    let _locking = locking(&k_pages.device().location());
     k_pages.inplace_op1(&Keys { write, together })
 }
 
@@ -211,10 +231,10 @@ impl Described {
     }
 }
 
-/// Whether two tensors are parts of one.
+/// Whether two tensors are parts of one. Only one is locked at a time.
 fn shares_memory(a: &Tensor, b: &Tensor) -> bool {
-    let ((a, _), (b, _)) = (a.storage_and_layout(), b.storage_and_layout());
-    std::ptr::eq::<Storage>(&*a, &*b)
+    let place = |tensor: &Tensor| std::ptr::from_ref::<Storage>(&tensor.storage_and_layout().0);
+    place(a) == place(b)
 }
 
 /// On the pages of keys, and of values if those are in the same tensor.

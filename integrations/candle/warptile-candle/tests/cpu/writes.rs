@@ -1,5 +1,9 @@
 //! Cache writes.
 
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
 use candle_core::{DType, Device, Result, Tensor};
 use warptile_candle::{Attention, write_to_pages, write_to_pages_quantized};
 
@@ -22,6 +26,39 @@ fn a_cache_in_e4m3_is_read() -> Result<()> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         e4m3::check(1, dtype, &Device::Cpu)?;
         e4m3::check(20, dtype, &Device::Cpu)?;
+    }
+    Ok(())
+}
+
+/// Each thread locks tensors that another one locks in another order.
+#[test]
+fn writes_of_the_same_tensors_do_not_wait_for_each_other() -> Result<()> {
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu);
+    let [a, b, c] = [(); 3].map(|()| zeros(&[1, 4, 2, 16]));
+    let (a, b, c) = (a?, b?, c?);
+    let rows = |pages: &Tensor| pages.get(0)?.narrow(0, 0, 1);
+    let roles = [
+        (rows(&c)?, a.clone(), b.clone()),
+        (rows(&c)?, b.clone(), a.clone()),
+        (rows(&a)?, c.clone(), b.clone()),
+        (rows(&b)?, a, c),
+    ];
+    let (done, all_done) = channel();
+    for (new, k_pages, v_pages) in roles {
+        let done = done.clone();
+        thread::spawn(move || {
+            let slots = Tensor::new(&[1_i64], &Device::Cpu)?;
+            for _ in 0..3000 {
+                write_to_pages(&new, &new, &k_pages, &v_pages, &slots)?;
+            }
+            // Nobody listens after a failure.
+            let _ = done.send(());
+            Ok::<_, candle_core::Error>(())
+        });
+    }
+    for _ in 0..4 {
+        let ended = all_done.recv_timeout(Duration::from_secs(60));
+        assert!(ended.is_ok(), "a thread waits for another, or failed");
     }
     Ok(())
 }
