@@ -317,7 +317,7 @@ impl<'a, T: Copy> View<'a, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Append, Call, ElementType, Merge, Scoring};
+    use crate::{Append, Call, ElementType, Merge, Operand};
     use quickcheck::quickcheck;
     use std::collections::HashSet;
 
@@ -386,16 +386,13 @@ mod tests {
 
     /// As every tensor of a call, of a merge and of a cache write.
     fn use_layout(layout: &Layout) {
-        let with_bias = Scoring {
-            bias: true,
-            ..Scoring::new()
-        };
-        for scoring in [Scoring::new(), with_bias] {
+        for with_bias in [false, true] {
             let mut builder = Call::builder(layout, layout, layout, ElementType::F32);
-            if scoring.bias {
-                builder = builder.bias(Layout::new([1; 4], [usize::MAX; 4]));
+            if with_bias {
+                let bias = Layout::new([1; 4], [usize::MAX; 4]);
+                builder = builder.layout(Operand::Bias, bias);
             }
-            if let Ok(call) = builder.scoring(scoring).build() {
+            if let Ok(call) = builder.build() {
                 let _ = (call.memory().count(), call.to_string());
             }
         }

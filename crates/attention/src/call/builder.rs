@@ -143,9 +143,14 @@ impl<'a> CallBuilder<'a> {
         self
     }
 
-    /// The options. Default: none.
+    /// The options, besides those that follow from operands that were given before. Default: none.
     pub fn scoring(mut self, scoring: Scoring) -> Self {
-        self.terms.scoring = scoring;
+        let given = self.terms.scoring;
+        self.terms.scoring = Scoring {
+            alibi: scoring.alibi.or(given.alibi),
+            operands: scoring.operands | given.operands,
+            ..scoring
+        };
         self
     }
 

@@ -1,10 +1,9 @@
 //! Every rule a problem can break, and what problems say of themselves.
 
 use super::*;
-use crate::call::{Operands, common_element};
-use crate::layout::{MAX_LEN, View};
+use crate::host::HostInputs;
+use crate::layout::MAX_LEN;
 use crate::mask::Mask;
-use crate::quantized::QuantizedType;
 
 fn build(q: [usize; 4], k: [usize; 4], v: [usize; 4]) -> Result<Call> {
     Call::builder(
@@ -89,10 +88,43 @@ fn mismatched_dimensions_name_tensor_and_dimension() {
 
 #[test]
 fn mismatched_element_types() {
-    let error = common_element(ElementType::F16, ElementType::F16, ElementType::F32);
+    let layout = Layout::bshd([1, 4, 2, 16]);
+    let build = |types: Types| {
+        let call = Call::builder(&layout, &layout, &layout, types).build();
+        call.map(|call| call.types())
+    };
+    let f16 = Types::of(ElementType::F16);
+    let e4m3 = f16.keys(ElementType::E4m3);
+    assert_eq!(build(e4m3).unwrap(), e4m3);
+    let text = |types| build(types).unwrap_err().to_string();
+    for (argument, types) in [
+        ("k", f16.keys(ElementType::F32)),
+        (
+            "v",
+            Types {
+                v: ElementType::F32,
+                ..f16
+            },
+        ),
+        (
+            "out",
+            Types {
+                out: ElementType::F32,
+                ..f16
+            },
+        ),
+    ] {
+        let expected = format!("{argument} has elements of type f32, but must have f16");
+        assert_eq!(text(types), expected);
+    }
+    let half = Types {
+        v: ElementType::F16,
+        ..e4m3
+    };
+    assert_eq!(text(half), "v has elements of type f16, but must have e4m3");
     assert_eq!(
-        error.unwrap_err().to_string(),
-        "v has elements of type f32, but q has f16; all of q, k and v must share one type"
+        text(Types::of(ElementType::E4m3)),
+        "q is in e4m3, which only keys and values can have"
     );
 }
 
@@ -277,27 +309,35 @@ fn slopes_and_sinks_are_checked() {
     let per_head = build("alibi=head");
     let per_batch = build("alibi=batch");
     let text = |result: Result<()>| result.unwrap_err().to_string();
-    assert!(without.check_slopes(None).is_ok());
-    assert!(per_head.check_slopes(Some(&[0.5, 0.25])).is_ok());
-    assert!(per_batch.check_slopes(Some(&[0.5; 6])).is_ok());
-    assert!(text(without.check_slopes(Some(&[0.5; 2]))).starts_with("alibi_slopes is given"));
-    assert!(text(per_head.check_slopes(None)).starts_with("alibi_slopes is missing"));
+    let slopes = |call: &Call, values: &[f32]| call.check_values(Operand::Slopes, values);
+    assert!(slopes(&per_head, &[0.5, 0.25]).is_ok());
+    assert!(slopes(&per_batch, &[0.5; 6]).is_ok());
+    assert!(text(slopes(&without, &[0.5; 2])).starts_with("alibi_slopes is given"));
     assert_eq!(
-        text(per_head.check_slopes(Some(&[0.5; 3]))),
+        text(slopes(&per_head, &[0.5; 3])),
         "alibi_slopes has 3 values; 2 are needed"
     );
-    assert!(text(per_head.check_slopes(Some(&[0.5, f32::NAN]))).starts_with("alibi_slopes is NaN"));
-    let sinks = build("sinks");
-    assert!(sinks.check_sinks(Some(&[0.0, -50.0])).is_ok());
-    assert!(text(sinks.check_sinks(Some(&[0.0; 6]))).starts_with("sinks has 6 values; 2"));
-    assert!(text(sinks.check_sinks(None)).starts_with("sinks is missing"));
-    assert!(sinks.check_sinks(Some(&[f32::NEG_INFINITY, 3e38])).is_ok());
+    assert!(text(slopes(&per_head, &[0.5, f32::NAN])).starts_with("alibi_slopes is NaN"));
+    let with_sinks = build("sinks");
+    let sinks = |values: &[f32]| with_sinks.check_values(Operand::Sinks, values);
+    assert!(sinks(&[0.0, -50.0]).is_ok());
+    assert!(text(sinks(&[0.0; 6])).starts_with("sinks has 6 values; 2"));
+    assert!(sinks(&[f32::NEG_INFINITY, 3e38]).is_ok());
     for value in [f32::NAN, f32::INFINITY] {
         assert_eq!(
-            text(sinks.check_sinks(Some(&[f32::NEG_INFINITY, value]))),
+            text(sinks(&[f32::NEG_INFINITY, value])),
             format!(
                 "sinks[1] is {value}, but must be a finite number, or -inf for a head without a sink"
             )
+        );
+    }
+    let data = [0.0_f32; 3 * 4 * 2 * 8];
+    let inputs = HostInputs::new(&data, &data, &data);
+    for (call, missing) in [(per_head, "alibi_slopes"), (with_sinks, "sinks")] {
+        let error = text(call.check_inputs(&inputs));
+        assert!(
+            error.starts_with(&format!("{missing} is missing")),
+            "{error}"
         );
     }
 }
@@ -308,11 +348,15 @@ fn biases_broadcast_and_are_checked() {
     let k = Layout::bshd([3, 5, 2, 8]);
     let scoring: Scoring = "bias".parse().unwrap();
     let builder = Call::builder(&q, &k, &k, ElementType::F32).scoring(scoring);
-    let with = |shape| builder.clone().bias(Layout::bhsd(shape)).build();
+    let with = |shape| { builder.clone().layout(Operand::Bias, Layout::bhsd(shape)) }.build();
     let call = with([1, 2, 4, 5]).unwrap();
-    assert_eq!(call.bias().unwrap().strides, [0, 5, 20, 1]);
+    assert_eq!(call.layout(Operand::Bias).unwrap().strides, [0, 5, 20, 1]);
     assert_eq!(
-        with([1, 1, 1, 5]).unwrap().bias().unwrap().strides,
+        with([1, 1, 1, 5])
+            .unwrap()
+            .layout(Operand::Bias)
+            .unwrap()
+            .strides,
         [0, 0, 0, 1]
     );
     assert_eq!(
@@ -327,15 +371,12 @@ fn biases_broadcast_and_are_checked() {
     let packed = Call::builder(&tensor, &tensor, &tensor, ElementType::F32)
         .scoring(scoring)
         .packed(&[0, 4], &[0, 4])
-        .bias(Layout::bhsd([1, 1, 4, 4]));
+        .layout(Operand::Bias, Layout::bhsd([1, 1, 4, 4]));
     assert!(message(packed.build()).starts_with("bias needs dense tensors"));
     // The buffer must reach as far as the layout.
     let data = vec![0.0_f32; 240];
-    let view = |layout| crate::View::new(&data[..], layout);
-    let operands = Operands::none().bias(&data[..39]);
-    let error = call
-        .check_inputs(&view(q), &view(k).into(), &view(k).into(), &operands)
-        .unwrap_err();
+    let inputs = HostInputs::new(&data, &data, &data).with(Operand::Bias, &data[..39]);
+    let error = call.check_inputs(&inputs).unwrap_err();
     assert!(
         error
             .to_string()
@@ -408,18 +449,12 @@ fn lengths_on_the_device_are_bounds_on_the_host() {
     assert_eq!((call.batch(), call.query_len(), call.key_len()), (3, 4, 9));
     assert!(call.lengths_on_device());
     let data = vec![0.0_f32; 600];
-    let view = |layout| crate::View::new(&data[..], layout);
     let error = call
-        .check_inputs(
-            &view(q),
-            &view(k).into(),
-            &view(k).into(),
-            &Operands::none(),
-        )
+        .check_inputs(&HostInputs::new(&data, &data, &data))
         .unwrap_err();
-    assert!(
-        error.to_string().starts_with("query lengths are on a GPU"),
-        "{error}"
+    assert_eq!(
+        error.to_string(),
+        "query_offsets is on a GPU, but the tensors are in host memory"
     );
 }
 
@@ -457,10 +492,8 @@ fn paged<'a>(batch: usize, pages: &Layout) -> CallBuilder<'a> {
 #[test]
 fn a_call_names_the_type_of_a_quantized_cache() {
     let q = Layout::bshd([1, 1, 2, 16]);
-    let call = Call::builder(&q, &q, &q, ElementType::F16)
-        .quantized(Quantization::new(QuantizedType::E4m3))
-        .build()
-        .unwrap();
+    let types = Types::of(ElementType::F16).keys(ElementType::E4m3);
+    let call = Call::builder(&q, &q, &q, types).build().unwrap();
     assert_eq!(
         call.to_string(),
         "f16 (e4m3 for keys and values) 1 sequence, 2 heads, 1 x 1 rows, head size 16"
@@ -616,13 +649,10 @@ fn a_growing_paged_cache_makes_few_problems() {
 fn a_bias_of_paged_keys_has_a_column_for_every_key_or_more() {
     let k = pages(9, 16);
     let with_bias = |columns: usize| {
-        let mut scoring = Scoring::new();
-        scoring.bias = true;
         paged(2, &k)
             .block_table(&[1, 2, 3, 4], [2, 2])
             .key_lengths(&[20, 7])
-            .scoring(scoring)
-            .bias(Layout::bhsd([1, 4, 3, columns]))
+            .layout(Operand::Bias, Layout::bhsd([1, 4, 3, columns]))
             .build()
     };
     assert_eq!(
@@ -639,8 +669,7 @@ fn a_table_on_the_device_is_no_use_to_the_cpu() {
     let k = pages(9, 16);
     let call = paged(2, &k).device_block_table([2, 2]).build().unwrap();
     let data = vec![half::f16::ZERO; 9 * 16 * 2 * 8];
-    let (q, k) = (View::new(&data[..], *call.q()), View::new(&data[..], k));
-    let checked = call.check_inputs(&q, &k.into(), &k.into(), &Operands::none());
+    let checked = call.check_inputs(&HostInputs::new(&data, &data, &data));
     assert_eq!(
         checked.unwrap_err().to_string(),
         "block_table is on a GPU, but the tensors are in host memory"
