@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 
 use crate::backend::Backend;
 use crate::extents::expect_countable;
-use crate::scales::{SCALES, check_scale_counts, check_scale_values, scale_of};
+use crate::scales::{SCALES, check_list, check_scale_counts, scale_of};
 use crate::tensor::Tensor;
 use crate::{
     CacheTensors, CacheWrite, Call, Element, ElementType, Error, Heads, Keys, Layout, Queries,
@@ -298,7 +298,7 @@ impl<T: Element> KvCache<T> {
         let kv_heads = scales[0].layout().head_dim();
         check_scale_counts([k.len(), v.len()], kv_heads)?;
         for ((operand, scales), to) in SCALES.into_iter().zip([k, v]).zip(scales) {
-            check_scale_values(operand, scales)?;
+            check_list(operand, scales)?;
             let each: Vec<f32> = (0..kv_heads).map(|head| scale_of(scales, head)).collect();
             to.copy_from_slice(&each)?;
         }

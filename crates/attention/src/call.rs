@@ -20,7 +20,7 @@ use crate::mask::Mask;
 use crate::numbers::Numbers;
 use crate::pages::Pages;
 use crate::problem::Problem;
-use crate::scales::check_scale_values;
+use crate::scales::check_list;
 use crate::scoring::{Scoring, check_factor};
 use crate::splits::Splits;
 
@@ -414,14 +414,12 @@ impl Call {
         Ok(())
     }
 
-    /// Checks the numbers of an operand against what the call says: their count, and that each is one that scores can take. Slopes are
-    /// finite; a sink is a number or minus infinity, which is no sink; a scale is finite and above 0, and those of keys times the call's
-    /// scale are no larger than [`Scoring::MAX_SCALE`]. (Where nobody can look at them, on a GPU, kernels take a product beyond the range
-    /// of `f32` as the end of it.)
+    /// Checks the numbers of an operand against what the call says: their count, and that each is one that the operand may have. The
+    /// scales of keys times the call's scale are no larger than [`Scoring::MAX_SCALE`]. (Where nobody can look at them, on a GPU, kernels
+    /// take a product beyond the range of `f32` as the end of it.)
     ///
     /// # Errors
-    /// [`Error::Presence`], [`Error::Scales`], [`Error::Count`], [`Error::NonFinite`], [`Error::Sink`], [`Error::Scale`] or
-    /// [`Error::ScaleTooLarge`].
+    /// [`Error::Presence`], [`Error::Scales`], [`Error::Count`], [`Error::Value`] or [`Error::ScaleTooLarge`].
     pub fn check_values(&self, operand: Operand, values: &[f32]) -> Result<()> {
         self.expect_presence(operand, true)?;
         let argument = operand.name();
@@ -433,27 +431,12 @@ impl Call {
                 needed,
             });
         }
+        check_list(operand, values)?;
         match operand {
-            Operand::Sinks => match values.iter().position(|sink| !(*sink < f32::INFINITY)) {
-                Some(head) => Err(Error::Sink {
-                    head,
-                    value: values[head],
-                }),
-                None => Ok(()),
-            },
-            Operand::KScale | Operand::VScale => {
-                check_scale_values(operand, values)?;
-                if operand == Operand::VScale {
-                    return Ok(());
-                }
-                values.iter().try_for_each(|&k| {
-                    check_factor("scale * k_scale", f64::from(self.scale()) * f64::from(k))
-                })
-            }
-            _ => match values.iter().find(|value| !value.is_finite()) {
-                Some(&value) => Err(Error::NonFinite { argument, value }),
-                None => Ok(()),
-            },
+            Operand::KScale => values.iter().try_for_each(|&k| {
+                check_factor("scale * k_scale", f64::from(self.scale()) * f64::from(k))
+            }),
+            _ => Ok(()),
         }
     }
 

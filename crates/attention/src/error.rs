@@ -1,7 +1,7 @@
 //! What can be wrong with a problem, a tensor or the machine.
 
 use warptile_driver::DriverError;
-use warptile_kernels::{ElementType, Excerpt, UnpackError};
+use warptile_kernels::{ElementType, Excerpt, UnpackError, Values};
 
 use crate::layout::MAX_HEAD_DIM;
 use crate::plan::Considered;
@@ -152,15 +152,17 @@ pub enum Error {
         kv_heads: usize,
     },
 
-    /// A scale of quantized keys or values is 0, negative, infinite or NaN.
-    #[error("{argument}[{index}] is {value}; a scale is a finite number above 0")]
-    Scale {
-        /// `k_scale` or `v_scale`.
+    /// A list has a number that it must not have.
+    #[error("{argument}[{index}] is {value}, but must be {}", values.rule())]
+    Value {
+        /// The list.
         argument: &'static str,
-        /// Its index in the list.
+        /// The index of the number.
         index: usize,
-        /// The scale.
+        /// The number.
         value: f32,
+        /// The numbers that the list may have.
+        values: Values,
     },
 
     /// Pages of keys and values break a rule.
@@ -200,17 +202,6 @@ pub enum Error {
         /// The argument at fault.
         argument: &'static str,
         /// Its value.
-        value: f32,
-    },
-
-    /// A sink that leaves no softmax.
-    #[error(
-        "sinks[{head}] is {value}, but must be a finite number, or -inf for a head without a sink"
-    )]
-    Sink {
-        /// The query head.
-        head: usize,
-        /// Its sink.
         value: f32,
     },
 
@@ -270,11 +261,11 @@ pub enum Error {
     /// A list has another number of values than the call needs.
     #[error("{argument} has {found} values; {needed} are needed")]
     Count {
-        /// `alibi_slopes` or `sinks`.
+        /// The list.
         argument: &'static str,
         /// Values given.
         found: usize,
-        /// Values needed: one per query head, or one per batch entry and query head.
+        /// Values needed.
         needed: usize,
     },
 

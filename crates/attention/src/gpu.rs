@@ -319,7 +319,7 @@ impl Gpu {
         &self.staging
     }
 
-    /// Values that calls repeat, slopes and sinks, on the device: uploaded once, which waits, and found again after that.
+    /// Numbers of options, which calls repeat, on the device: uploaded once, which waits, and found again after that.
     pub(crate) fn constant(&self, values: &[f32]) -> Result<Arc<DeviceBuffer<f32>>> {
         let same = |known: &Vec<u32>| {
             known.len() == values.len() && known.iter().zip(values).all(|(&a, b)| a == b.to_bits())

@@ -12,8 +12,8 @@ use crate::{Element, ElementType};
 /// ```
 /// use warptile::{HostInputs, Operand};
 ///
-/// let (q, k, sinks) = ([0.5_f32; 16], [0.5_f32; 24], [0.0_f32; 2]);
-/// let inputs = HostInputs::new(&q, &k, &k).with(Operand::Sinks, &sinks);
+/// let (q, k, slopes) = ([0.5_f32; 16], [0.5_f32; 24], [0.25_f32; 2]);
+/// let inputs = HostInputs::new(&q, &k, &k).with(Operand::Slopes, &slopes);
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HostInputs<'a>(Slots<Option<HostSlice<'a>>>);

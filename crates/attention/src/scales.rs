@@ -40,14 +40,15 @@ pub(crate) fn check_scale_counts(counts: [usize; 2], kv_heads: usize) -> Result<
 /// The scales of keys, and those of values.
 pub(crate) const SCALES: [Operand; 2] = [Operand::KScale, Operand::VScale];
 
-/// Refuses scales that nothing can be divided by.
-pub(crate) fn check_scale_values(operand: Operand, scales: &[f32]) -> Result<()> {
-    let bad = |scale: &f32| !(scale.is_finite() && *scale > 0.0);
-    match scales.iter().position(bad) {
-        Some(index) => Err(Error::Scale {
+/// Refuses numbers that a list must not have.
+pub(crate) fn check_list(operand: Operand, numbers: &[f32]) -> Result<()> {
+    let values = operand.values();
+    match numbers.iter().position(|number| !values.allow(*number)) {
+        Some(index) => Err(Error::Value {
             argument: operand.name(),
             index,
-            value: scales[index],
+            value: numbers[index],
+            values,
         }),
         None => Ok(()),
     }

@@ -319,6 +319,35 @@ fn flags() -> impl Iterator<Item = (Operand, &'static str)> {
         .filter_map(|operand| Some((operand, operand.word()?)))
 }
 
+impl Scoring {
+    /// The names of all words that options have.
+    pub fn words() -> impl Iterator<Item = &'static str> {
+        { ["mask", "scale", "softcap"].into_iter() }
+            .chain(Operand::of_scores().filter_map(Operand::word))
+    }
+
+    /// The options without the one that has this word.
+    #[must_use]
+    pub fn without(&self, word: &str) -> Self {
+        let mut less = Scoring::new();
+        for kept in self.to_string().split_whitespace() {
+            if kept.split('=').next() != Some(word) {
+                // It was an option before.
+                let _ = less.parse_word(kept);
+            }
+        }
+        less
+    }
+
+    /// Whether the option that has this word is in use.
+    #[must_use]
+    pub fn uses(&self, word: &str) -> bool {
+        self.to_string()
+            .split_whitespace()
+            .any(|used| used.split('=').next() == Some(word))
+    }
+}
+
 fn parse_mask(value: &str) -> Option<Mask> {
     let side = |text: &str| match text {
         "-1" => Some(None),

@@ -375,10 +375,10 @@ fn command(case: &Case, inputs: &[PathBuf]) -> String {
                 let window = mask.strip_prefix("window,").unwrap_or(mask);
                 command.push_str(&format!(" --window {window}"));
             }
-            Some((option @ ("scale" | "softcap"), value)) => {
+            // Those with an operand are tensors of the file.
+            Some((option, value)) if Operand::of_scores().all(|of| of.word() != Some(option)) => {
                 command.push_str(&format!(" --{option} {value}"));
             }
-            // The rest are tensors of the file.
             _ => {}
         }
     }

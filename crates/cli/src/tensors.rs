@@ -17,7 +17,7 @@ pub(crate) struct Settings {
 /// The numbers of a call that are no tensors.
 #[derive(Debug, Clone)]
 pub(crate) struct Numbers {
-    /// Slopes, sinks and scales.
+    /// Numbers of options, and scales.
     pub(crate) floats: Slots<Option<Vec<f32>>>,
     /// Offsets, lengths and pages.
     pub(crate) lists: Slots<Option<Vec<i32>>>,
@@ -75,15 +75,9 @@ impl<T: Element> Tensors<T> {
         numbers: &'a Numbers,
     ) -> Forward<'a, T> {
         let mut attention = Attention::new()
-            .mask(settings.scoring.mask)
+            .scoring(settings.scoring)
             .splits(settings.splits)
             .choice(settings.choice.clone());
-        if let Some(scale) = settings.scoring.scale {
-            attention = attention.scale(scale);
-        }
-        if let Some(softcap) = settings.scoring.softcap {
-            attention = attention.softcap(softcap);
-        }
         let scales = |operand: Operand| numbers.floats[operand].as_deref().unwrap_or_default();
         let mut keys = match &self.keys {
             KeyTensors::Same([k, v]) => Keys::new(k, v),

@@ -37,7 +37,7 @@ pub use element::{ElementType, Types};
 pub use excerpt::Excerpt;
 pub use external::{External, ExternalError};
 pub use image::{Family, Image, Resources, Target, UnknownTarget, UnpackError};
-pub use operand::{Count, Elements, Kind, Operations, Slots};
+pub use operand::{Count, Elements, Kind, Operations, Slots, Values};
 pub use shape::TileShape;
 pub use table::Operand;
 

@@ -66,6 +66,40 @@ pub enum Elements {
     U8,
 }
 
+/// The numbers that a list may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Values {
+    /// Finite numbers.
+    Finite,
+    /// Finite numbers, or minus infinity for none.
+    FiniteOrNone,
+    /// Finite numbers above 0.
+    Positive,
+}
+
+impl Values {
+    /// Whether a list may have this number.
+    #[must_use]
+    pub const fn allow(self, value: f32) -> bool {
+        match self {
+            Values::Finite => value.is_finite(),
+            Values::FiniteOrNone => value < f32::INFINITY,
+            Values::Positive => value > 0.0 && value < f32::INFINITY,
+        }
+    }
+
+    /// The rule in words.
+    #[must_use]
+    pub const fn rule(self) -> &'static str {
+        match self {
+            Values::Finite => "a finite number",
+            Values::FiniteOrNone => "a finite number, or -inf for none",
+            Values::Positive => "a finite number above 0",
+        }
+    }
+}
+
 /// A set of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Operations(u8);
@@ -92,6 +126,7 @@ pub(crate) struct Row {
     pub(crate) docs: &'static [&'static str],
     pub(crate) kind: Kind,
     pub(crate) elements: Elements,
+    pub(crate) values: Values,
     pub(crate) operations: Operations,
     pub(crate) written: bool,
     pub(crate) feature: Features,
@@ -106,6 +141,7 @@ impl Row {
         docs: &[],
         kind: Kind::Queries,
         elements: Elements::Queries,
+        values: Values::Finite,
         operations: Operations::FORWARD,
         written: false,
         feature: Features::empty(),
@@ -201,6 +237,12 @@ impl Operand {
     #[must_use]
     pub const fn elements(self) -> Elements {
         self.row().elements
+    }
+
+    /// The numbers that a list of `f32` may have.
+    #[must_use]
+    pub const fn values(self) -> Values {
+        self.row().values
     }
 
     /// Whether kernels move its rows 16 bytes at a time, where these start at multiples of 16 bytes.

@@ -5,7 +5,7 @@
 //! [`Scoring`]: https://docs.rs/warptile/latest/warptile/struct.Scoring.html
 
 use crate::capability::{Features, features};
-use crate::operand::{Count, Elements, Kind, Operations, Row, operands};
+use crate::operand::{Count, Elements, Kind, Operations, Row, Values, operands};
 
 features! {
     /// cap * tanh(score / cap).
@@ -75,13 +75,13 @@ operands! {
         {feature: Features::ALIBI, word: Some("alibi"), file: Some("alibi_slopes"), python: Some("alibi_slopes")};
     /// Sinks: a logit for each query head that joins the denominator of its rows; minus infinity for none.
     Sinks = "sinks", Kind::List(Count::QueryHeads), F32
-        {feature: Features::SINKS, word: Some("sinks"), file: Some("sinks"), python: Some("sinks")};
+        {feature: Features::SINKS, values: Values::FiniteOrNone, word: Some("sinks"), file: Some("sinks"), python: Some("sinks")};
     /// Scales of quantized keys, finite and above 0: attention multiplies by them, and a cache write divides by them.
     KScale = "k_scale", Kind::List(Count::Scales), F32
-        {operations: Operations::BOTH, feature: Features::E4M3, file: Some("k_scale"), python: Some("k_descale")};
+        {operations: Operations::BOTH, feature: Features::E4M3, values: Values::Positive, file: Some("k_scale"), python: Some("k_descale")};
     /// Scales of quantized values, as those of keys.
     VScale = "v_scale", Kind::List(Count::Scales), F32
-        {operations: Operations::BOTH, feature: Features::E4M3, file: Some("v_scale"), python: Some("v_descale")};
+        {operations: Operations::BOTH, feature: Features::E4M3, values: Values::Positive, file: Some("v_scale"), python: Some("v_descale")};
     /// Slots of the new rows.
     NewSlots = "slots", Kind::List(Count::NewRows), I64 {operations: Operations::APPEND};
     /// Row offsets of packed new rows.

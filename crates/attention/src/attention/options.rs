@@ -1,6 +1,6 @@
 //! The options of attention, set one by one.
 
-use warptile_kernels::Operand;
+use warptile_kernels::{Features, Operand};
 
 use super::Attention;
 use crate::{Choice, Mask, Scoring, Splits};
@@ -21,6 +21,16 @@ impl Attention {
             choice: Choice::Best,
             lse: true,
         }
+    }
+
+    /// The mask, the scale and the softcap at once. Options that have operands are those whose operands are given.
+    pub fn scoring(mut self, scoring: Scoring) -> Self {
+        self.scoring = Scoring {
+            alibi: None,
+            operands: Features::empty(),
+            ..scoring
+        };
+        self
     }
 
     /// Which keys a query sees.
@@ -73,7 +83,7 @@ impl Attention {
         self
     }
 
-    /// The numbers of an option by its operand: [`alibi_slopes`](Self::alibi_slopes) or [`sinks`](Self::sinks).
+    /// The numbers of an option by its operand, such as those of [`alibi_slopes`](Self::alibi_slopes).
     pub fn numbers(mut self, operand: Operand, numbers: &[f32]) -> Self {
         self.numbers.retain(|(other, _)| *other != operand);
         self.numbers.push((operand, numbers.into()));

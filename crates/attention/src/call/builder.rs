@@ -81,7 +81,7 @@ impl<'a> CallBuilder<'a> {
         self
     }
 
-    /// The number of slopes, sinks or scales: they become options. As many slopes as q has heads are one for each head, more are one for
+    /// The number of values of a list that is an option, or of scales. As many slopes as q has heads are one for each head, more are one for
     /// each batch entry and head.
     pub fn count(mut self, operand: Operand, count: usize) -> Self {
         let terms = &mut self.terms;

@@ -13,7 +13,7 @@ use crate::numbers::Numbers;
 use crate::operands::{Given, LengthElement, ScaledBy, Scales};
 use crate::ops::append::{Append, AppendBuilder, append_cpu};
 use crate::ops::rotary::{Pairing, Rotary};
-use crate::scales::{Quantized, check_scale_values};
+use crate::scales::{Quantized, check_list};
 use crate::tensor::Bytes;
 use crate::{Element, ElementType, Error, Layout, Result, Tensor};
 
@@ -397,7 +397,7 @@ impl<'a, T: Element> CacheWrite<'a, T> {
         let append = builder.build()?;
         for (operand, given) in self.scales() {
             if let Given::Numbers(Numbers::Host(values)) = given {
-                check_scale_values(*operand, bytemuck::cast_slice(values))?;
+                check_list(*operand, bytemuck::cast_slice(values))?;
             }
         }
         let backend = self.k.backend().clone();

@@ -1,6 +1,6 @@
 //! Smaller cases.
 
-use warptile::{Mask, Operand, Splits};
+use warptile::{Scoring, Splits};
 
 use super::{Case, LayoutKind, Lengths, Used};
 
@@ -17,12 +17,8 @@ impl Case {
                 smaller.push(case);
             }
         };
-        push(&|case| case.scoring.mask = Mask::None);
-        push(&|case| case.scoring.softcap = None);
-        push(&|case| case.scoring.alibi = None);
-        push(&|case| case.scoring.scale = None);
-        for operand in Operand::of_scores() {
-            push(&|case| case.scoring.operands = case.scoring.operands - operand.feature());
+        for word in Scoring::words() {
+            push(&|case| case.scoring = case.scoring.without(word));
         }
         push(&|case| case.splits = Splits::Even);
         push(&|case| case.quantized = None);
@@ -132,7 +128,7 @@ fn shorter(query: usize, key: usize) -> impl Iterator<Item = (usize, usize)> {
 mod tests {
     use super::*;
     use quickcheck::quickcheck;
-    use warptile::{Heads, Scoring};
+    use warptile::{Heads, Mask};
 
     quickcheck! {
         fn random_cases_are_valid_and_so_is_what_they_shrink_to(seed: u64) -> bool {

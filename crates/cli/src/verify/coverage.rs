@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use warptile::{Align, ElementType, Heads, MAX_HEAD_DIM, Mask, Operand, Splits};
+use warptile::{Align, ElementType, Heads, MAX_HEAD_DIM, Mask, Scoring, Splits};
 use warptile_check::{Case, LayoutKind, Lengths, Used};
 use warptile_kernels::Image;
 
@@ -31,8 +31,6 @@ fn features(case: &Case) -> impl Iterator<Item = (&'static str, bool)> {
                 },
         ),
         ("window", matches!(mask, Mask::Window { .. })),
-        ("scale", scoring.scale.is_some()),
-        ("softcap", scoring.softcap.is_some()),
         ("fewer key heads", case.heads.group_size() > 1),
         ("other value sizes", case.heads.values_differ()),
         ("packed", matches!(case.lengths, Lengths::Packed(_))),
@@ -45,9 +43,10 @@ fn features(case: &Case) -> impl Iterator<Item = (&'static str, bool)> {
         ("interleaved", case.layout == LayoutKind::Interleaved),
         ("unaligned", case.unaligned),
     ];
-    let operands = Operand::of_scores()
-        .filter_map(move |operand| Some((operand.word()?, scoring.has(operand))));
-    others.into_iter().chain(operands)
+    let options = { Scoring::words() }
+        .filter(|word| *word != "mask")
+        .map(move |word| (word, scoring.uses(word)));
+    others.into_iter().chain(options)
 }
 
 impl Default for Coverage {

@@ -317,7 +317,7 @@ fn slopes_and_sinks_are_checked() {
         text(slopes(&per_head, &[0.5; 3])),
         "alibi_slopes has 3 values; 2 are needed"
     );
-    assert!(text(slopes(&per_head, &[0.5, f32::NAN])).starts_with("alibi_slopes is NaN"));
+    assert!(text(slopes(&per_head, &[0.5, f32::NAN])).starts_with("alibi_slopes[1] is NaN"));
     let with_sinks = build("sinks");
     let sinks = |values: &[f32]| with_sinks.check_values(Operand::Sinks, values);
     assert!(sinks(&[0.0, -50.0]).is_ok());
@@ -326,9 +326,7 @@ fn slopes_and_sinks_are_checked() {
     for value in [f32::NAN, f32::INFINITY] {
         assert_eq!(
             text(sinks(&[f32::NEG_INFINITY, value])),
-            format!(
-                "sinks[1] is {value}, but must be a finite number, or -inf for a head without a sink"
-            )
+            format!("sinks[1] is {value}, but must be a finite number, or -inf for none")
         );
     }
     let data = [0.0_f32; 3 * 4 * 2 * 8];

@@ -9,7 +9,7 @@ use super::Append;
 use crate::cpu::{SharedMut, in_parallel};
 use crate::e4m3::E4m3;
 use crate::host::{HostInputs, HostOutputs, check_type};
-use crate::scales::{SCALES, check_scale_values, scale_of};
+use crate::scales::{SCALES, check_list, scale_of};
 use crate::{Element, ElementType, Error, Result};
 
 /// Writes keys and values into a cache on the CPU. See [`Append`] for the rules.
@@ -257,7 +257,7 @@ fn check_inputs(append: &Append, inputs: &HostInputs<'_>, outputs: &HostOutputs<
                     needed: needed / size,
                 });
             }
-            check_scale_values(operand, scales)?;
+            check_list(operand, scales)?;
         }
     }
     match outputs.values_at() {
