@@ -13,7 +13,7 @@ use crate::compiled::{Compiled, with_element};
 use crate::error::{Error, Result, limited};
 use crate::parallel;
 use matrix::Dense;
-use row::{Computation, Row, RowRest};
+use row::{Computation, Options, Row, RowRest};
 
 pub(crate) use in_order::in_order;
 
@@ -87,10 +87,7 @@ pub(crate) fn compute<T: Compiled>(
         },
         keys,
         values: Dense::copy(v, floats(Operand::VScale)?, false),
-        slopes: floats(Operand::Slopes)?,
-        sinks: floats(Operand::Sinks)?,
-        bias: inputs.elements::<T>(Operand::Bias)?,
-        key_mask: inputs.elements(Operand::KeyMask)?,
+        options: Options::<T>::new(inputs)?,
         rounded,
     };
     let mut sequence_of = vec![None; call.q().batch() * rows];

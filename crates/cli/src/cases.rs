@@ -1,6 +1,9 @@
 //! Problems as a line of text: [`Case`] as command lines take it.
 
+use warptile::Operand;
 use warptile_check::{Case, ParseCaseError};
+
+use crate::text;
 
 /// The grammar, as `--help` prints it.
 const GRAMMAR: &str = "\
@@ -17,13 +20,7 @@ A problem is a line of words, such as
                   (-1: no limit) [none]
   scale=X         factor of the scores [1/sqrt(head size)]
   softcap=X       bound of the scores [no bound]
-  alibi=A         head or batch: random slopes per head, or per sequence and
-                  head [no ALiBi]
-  sinks           a random logit per head that joins the denominator
-  bias            a random tensor added to the scores (not packed)
-  keymask         a random tensor that hides keys, `mask` in a file
-                  (not packed)
-  used=QxK,...    of each sequence only so many queries and keys are used
+{OPERANDS}  used=QxK,...    of each sequence only so many queries and keys are used
   lengths=K,...   of each sequence only so many keys are used; gives bN and kN
                   where they are left out
   lengths=ragged  from an eighth of a sequence's keys to all, at random
@@ -52,7 +49,17 @@ pub(crate) fn examples(lines: &[&str]) -> String {
 
 /// The same for commands that take problems: the grammar follows.
 pub(crate) fn help(lines: &[&str]) -> String {
-    format!("{}\n\n{GRAMMAR}", examples(lines))
+    let operands: String = Operand::of_scores()
+        .map(|operand| {
+            let word = match (operand, operand.word()) {
+                (Operand::Slopes, Some(word)) => format!("{word}=A"),
+                (_, word) => word.unwrap_or_default().to_owned(),
+            };
+            text::wrapped(&format!("  {word:<16}{}", operand.help()), 80, 18) + "\n"
+        })
+        .collect();
+    let grammar = GRAMMAR.replace("{OPERANDS}", &operands);
+    format!("{}\n\n{grammar}", examples(lines))
 }
 
 /// Parses a problem, for command lines.

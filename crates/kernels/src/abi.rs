@@ -20,6 +20,9 @@ use bytemuck::{Pod, Zeroable};
 use cpp::cpp_struct;
 use declared::InCpp;
 
+use crate::operand::Slots;
+use crate::table::Operand;
+
 pub use cpp::{cpp_header, cpp_header_of_operations};
 pub use declared::{Block, Declared, Leaf, Member};
 
@@ -497,6 +500,30 @@ impl Sequences {
             ragged |= READ_AHEAD;
         }
         Sequences { ragged, ..self }
+    }
+}
+
+impl Scoring {
+    /// With the operands of options: their addresses, and the steps of tensors between batch entries, queries, heads and keys.
+    #[must_use]
+    pub fn with_operands(self, at: &Slots<u64>, steps: impl Fn(Operand) -> [i64; 4]) -> Self {
+        let [bias_batch, bias_row, bias_head, bias_key] = steps(Operand::Bias);
+        let [mask_batch, mask_row, mask_head, mask_key] = steps(Operand::KeyMask);
+        Scoring {
+            slopes: at[Operand::Slopes],
+            sinks: at[Operand::Sinks],
+            bias: at[Operand::Bias],
+            key_mask: at[Operand::KeyMask],
+            bias_batch,
+            bias_row,
+            bias_head,
+            bias_key,
+            mask_batch,
+            mask_row,
+            mask_head,
+            mask_key,
+            ..self
+        }
     }
 }
 

@@ -131,6 +131,7 @@ pub(crate) struct Row {
     pub(crate) written: bool,
     pub(crate) feature: Features,
     pub(crate) word: Option<&'static str>,
+    pub(crate) help: &'static str,
     pub(crate) file: Option<&'static str>,
     pub(crate) python: Option<&'static str>,
 }
@@ -146,6 +147,7 @@ impl Row {
         written: false,
         feature: Features::empty(),
         word: None,
+        help: "",
         file: None,
         python: None,
     };
@@ -268,6 +270,12 @@ impl Operand {
     #[must_use]
     pub const fn word(self) -> Option<&'static str> {
         self.row().word
+    }
+
+    /// The meaning of its word, for the help of programs.
+    #[must_use]
+    pub const fn help(self) -> &'static str {
+        self.row().help
     }
 
     /// The name of its tensor in a file of inputs.

@@ -46,10 +46,10 @@ operands! {
     /// Receives the output. Gaps between strided rows, and rows that no sequence owns, are left alone.
     Out = "out", Kind::Queries, Output {written: true, python: Some("out")};
     /// The additive bias.
-    Bias = "bias", Kind::Scores, Queries {feature: Features::BIAS, word: Some("bias"), file: Some("bias"), python: Some("bias")};
+    Bias = "bias", Kind::Scores, Queries {feature: Features::BIAS, word: Some("bias"), help: "a random tensor added to the scores (not packed)", file: Some("bias"), python: Some("bias")};
     /// The key mask; 0 hides a key.
     KeyMask = "key_mask", Kind::Scores, U8
-        {feature: Features::KEY_MASK, word: Some("keymask"), file: Some("mask"), python: Some("key_mask")};
+        {feature: Features::KEY_MASK, word: Some("keymask"), help: "a random tensor that hides keys, `mask` in a file (not packed)", file: Some("mask"), python: Some("key_mask")};
     /// Receives the rotated queries.
     QOut = "q_out", Kind::Queries, Queries {operations: Operations::APPEND, written: true};
     /// The cache's keys.
@@ -72,10 +72,10 @@ operands! {
         {operations: Operations::BOTH, feature: Features::PAGED, file: Some("block_table"), python: Some("block_table")};
     /// ALiBi slopes: `slope * distance` is subtracted from the scores.
     Slopes = "alibi_slopes", Kind::List(Count::Slopes), F32
-        {feature: Features::ALIBI, word: Some("alibi"), file: Some("alibi_slopes"), python: Some("alibi_slopes")};
+        {feature: Features::ALIBI, word: Some("alibi"), help: "head or batch: random slopes per head, or per sequence and head [no ALiBi]", file: Some("alibi_slopes"), python: Some("alibi_slopes")};
     /// Sinks: a logit for each query head that joins the denominator of its rows; minus infinity for none.
     Sinks = "sinks", Kind::List(Count::QueryHeads), F32
-        {feature: Features::SINKS, values: Values::FiniteOrNone, word: Some("sinks"), file: Some("sinks"), python: Some("sinks")};
+        {feature: Features::SINKS, values: Values::FiniteOrNone, word: Some("sinks"), help: "a random logit per head that joins the denominator", file: Some("sinks"), python: Some("sinks")};
     /// Scales of quantized keys, finite and above 0: attention multiplies by them, and a cache write divides by them.
     KScale = "k_scale", Kind::List(Count::Scales), F32
         {operations: Operations::BOTH, feature: Features::E4M3, values: Values::Positive, file: Some("k_scale"), python: Some("k_descale")};

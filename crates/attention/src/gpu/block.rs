@@ -128,25 +128,15 @@ fn scoring(call: &Call, at: &Slots<u64>) -> abi::Scoring {
                 keys.min(abi::WINDOW_UNLIMITED)
             })
     };
-    let step = |layout: Option<&Layout>, dimension| layout.map_or(0, |l| stride(l, dimension));
-    let (bias, mask) = (call.layout(Operand::Bias), call.layout(Operand::KeyMask));
+    let steps = |operand| match call.layout(operand) {
+        Some(layout) => [0, 1, 2, 3].map(|dimension| stride(layout, dimension)),
+        None => [0; 4],
+    };
     abi::Scoring {
-        slopes: at[Operand::Slopes],
-        sinks: at[Operand::Sinks],
-        bias: at[Operand::Bias],
-        key_mask: at[Operand::KeyMask],
         slopes_batch: match options.alibi {
             Some(AlibiShape::PerBatchHead) => call.heads().query as i64,
             _ => 0,
         },
-        bias_batch: step(bias, 0),
-        bias_row: step(bias, 1),
-        bias_head: step(bias, 2),
-        bias_key: step(bias, 3),
-        mask_batch: step(mask, 0),
-        mask_row: step(mask, 1),
-        mask_head: step(mask, 2),
-        mask_key: step(mask, 3),
         scale: call.scale(),
         softcap: options.softcap.unwrap_or(0.0),
         window_left: window(bounds.left),
@@ -154,6 +144,7 @@ fn scoring(call: &Call, at: &Slots<u64>) -> abi::Scoring {
         align_top_left: i32::from(bounds.align == Align::TopLeft),
         ..Default::default()
     }
+    .with_operands(at, steps)
 }
 
 /// Columns of a box: one 128-byte swizzled row of a 2-byte type.

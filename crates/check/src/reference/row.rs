@@ -1,6 +1,6 @@
 //! One row of one head: scores, their softmax and the weighted sum of the values, exactly and rounded.
 
-use warptile::{Call, Element, ElementType, Layout, Operand, ScoreTerms, Sequence};
+use warptile::{Call, Element, ElementType, HostInputs, Layout, Operand, ScoreTerms, Sequence};
 
 use super::matrix::{Dense, KeysAt, weighted_sum};
 use crate::rounding::round;
@@ -14,12 +14,28 @@ pub(super) struct Computation<'a, T> {
     /// Euclidean norms of the keys, `[entry, head, row]`; empty unless `rounded`.
     pub(super) key_norms: Vec<f64>,
     pub(super) values: Dense,
-    pub(super) slopes: Option<&'a [f32]>,
-    pub(super) sinks: Option<&'a [f32]>,
-    pub(super) bias: Option<&'a [T]>,
-    pub(super) key_mask: Option<&'a [u8]>,
+    pub(super) options: Options<'a, T>,
     /// Whether the rounded result and the floors are wanted.
     pub(super) rounded: bool,
+}
+
+/// The operands of options.
+pub(super) struct Options<'a, T> {
+    slopes: Option<&'a [f32]>,
+    sinks: Option<&'a [f32]>,
+    bias: Option<&'a [T]>,
+    key_mask: Option<&'a [u8]>,
+}
+
+impl<'a, T: Element> Options<'a, T> {
+    pub(super) fn new(inputs: &HostInputs<'a>) -> warptile::Result<Self> {
+        Ok(Options {
+            slopes: inputs.elements(Operand::Slopes)?,
+            sinks: inputs.elements(Operand::Sinks)?,
+            bias: inputs.elements(Operand::Bias)?,
+            key_mask: inputs.elements(Operand::KeyMask)?,
+        })
+    }
 }
 
 /// Where the results of a row of a head go.
@@ -71,7 +87,7 @@ impl<T: Element> Computation<'_, T> {
         let visible = call
             .mask()
             .visible(position, sequence.q_len, sequence.k_len);
-        let sink = self.sinks.map(|sinks| f64::from(sinks[head]));
+        let sink = self.options.sinks.map(|sinks| f64::from(sinks[head]));
         let terms: Vec<KeyTerms> = visible
             .clone()
             .map(|key| self.terms(sequence, position, head, key))
@@ -140,16 +156,21 @@ impl<T: Element> Computation<'_, T> {
     fn terms(&self, sequence: &Sequence, position: usize, head: usize, key: usize) -> KeyTerms {
         let call = self.call;
         let scoring = call.scoring();
-        let slope = scoring.slope(self.slopes, sequence.batch, head, call.heads().query);
+        let slope = scoring.slope(
+            self.options.slopes,
+            sequence.batch,
+            head,
+            call.heads().query,
+        );
         // Bias and mask go with dense tensors only, so that rows are positions.
         let at = |layout: &Layout| {
             layout.offset(sequence.batch, position, head) + key * layout.strides[3]
         };
-        let bias = match (call.layout(Operand::Bias), self.bias) {
+        let bias = match (call.layout(Operand::Bias), self.options.bias) {
             (Some(layout), Some(bias)) => bias[at(layout)].to_f64(),
             _ => 0.0,
         };
-        let shown = match (call.layout(Operand::KeyMask), self.key_mask) {
+        let shown = match (call.layout(Operand::KeyMask), self.options.key_mask) {
             (Some(layout), Some(mask)) => mask[at(layout)] != 0,
             _ => true,
         };
