@@ -184,7 +184,7 @@ fn offsets_beyond_32_bits() {
             spread(&v),
         );
         let mut out = DeviceBuffer::filled(stream, q.len(), 0xFF).unwrap();
-        let mut lse = DeviceBuffer::filled(stream, 2 * heads * rows, 0xFF).unwrap();
+        let mut lse = DeviceBuffer::<f32>::filled(stream, 2 * heads * rows, 0xFF).unwrap();
         let bindings = Bindings::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())
             .output(Operand::Lse, lse.as_slice_mut());
         prepared.launch(stream, &call, &bindings).unwrap();
