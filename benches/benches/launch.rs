@@ -1,8 +1,8 @@
 //! What a launch costs the host, at both levels of the interface. The problem is so small that the GPU keeps up.
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use warptile::gpu::{Addresses, Gpu, Session};
-use warptile::{Attention, Call, Choice, Family, Layout};
+use warptile::gpu::{Gpu, Session};
+use warptile::{Attention, Call, Choice, Family, Layout, Operand, Slots};
 use warptile_benches::{Half, case, gpu_backend};
 use warptile_driver::{DeviceBuffer, Stream};
 
@@ -100,9 +100,14 @@ fn raw_launches(
         zeroed(call.out())?,
         DeviceBuffer::<f32>::zeroed(&stream, call.lse_len())?,
     );
-    let mut at = Addresses::default();
-    [at.q, at.k, at.v] = [&q, &k, &v].map(DeviceBuffer::pointer);
-    (at.out, at.lse) = (out.pointer(), lse.pointer());
+    let at = Slots::from_fn(|operand| match operand {
+        Operand::Q => q.pointer(),
+        Operand::K => k.pointer(),
+        Operand::V => v.pointer(),
+        Operand::Out => out.pointer(),
+        Operand::Lse => lse.pointer(),
+        _ => 0,
+    });
     let session = Session::new(gpu, stream.raw())?;
     let _current = gpu.context().enter()?;
     let mut failed = None;

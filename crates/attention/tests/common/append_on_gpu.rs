@@ -1,12 +1,22 @@
 //! Cache writes through [`PreparedAppend`](warptile::gpu::PreparedAppend) on any device.
 
 use bytemuck::Pod;
-use warptile::Element;
-use warptile::gpu::{AppendBindings, Gpu};
+use warptile::gpu::{Bindings, Gpu};
+use warptile::{Element, Operand};
 use warptile_driver::DeviceBuffer;
 
 use crate::append_cases::{AngleTables, AppendCase, Targets};
 use crate::draw::Memory;
+
+/// The bytes of a list.
+fn bytes<N: Pod>(list: &Vec<N>) -> &[u8] {
+    bytemuck::cast_slice(list)
+}
+
+/// The bytes of a tensor from its first element on.
+fn bytes_of<T: Pod>(memory: &Memory<T>) -> &[u8] {
+    bytemuck::cast_slice(&memory.data[memory.offset..])
+}
 
 /// Uploads a case, launches it with its numbers on the host or on the device, has `run` do what the device needs besides, and gets
 /// the results.
@@ -20,11 +30,7 @@ pub(crate) fn append_on<T: Element>(
     // Half of the cases have positions of 64 bits.
     let wide = case.batch().is_multiple_of(2);
     let append = case.describe(on_device, wide);
-    fn numbers<N: Pod>(gpu: &Gpu, list: Option<&Vec<N>>) -> Option<DeviceBuffer<N>> {
-        list.map(|list| DeviceBuffer::from_slice(gpu.stream(), list).unwrap())
-    }
     let upload = |memory: &Memory<T>| DeviceBuffer::from_slice(stream, &memory.data).unwrap();
-    let upload_f32 = |memory: &Memory<f32>| DeviceBuffer::from_slice(stream, &memory.data).unwrap();
     let (k, v) = (upload(&case.k), upload(&case.v));
     let (k_view, v_view) = (
         k.slice(case.k.offset..).unwrap(),
@@ -34,10 +40,10 @@ pub(crate) fn append_on<T: Element>(
     let mut caches = (upload(keys), upload(values));
     let keys_view = caches.0.slice_mut(keys.offset..).unwrap();
     let mut bindings = match case.together {
-        Some(at) => AppendBindings::in_one(k_view, v_view, keys_view, at).unwrap(),
+        Some(at) => Bindings::append_in_one(k_view, v_view, keys_view, at).unwrap(),
         None => {
             let values_view = caches.1.slice_mut(values.offset..).unwrap();
-            AppendBindings::new(k_view, v_view, keys_view, values_view)
+            Bindings::append(k_view, v_view, keys_view, values_view)
         }
     };
     let mut queries = case
@@ -46,67 +52,47 @@ pub(crate) fn append_on<T: Element>(
         .map(|(q, out)| (upload(q), out.as_ref().map(upload)));
     if let (Some((buffer, out_buffer)), Some((q, out))) = (&mut queries, &case.q) {
         bindings = match (out_buffer, out) {
-            (Some(to), Some(out)) => bindings.queries_into(
-                buffer.slice(q.offset..).unwrap(),
-                to.slice_mut(out.offset..).unwrap(),
-            ),
-            _ => bindings.queries(buffer.slice_mut(q.offset..).unwrap()),
+            (Some(to), Some(out)) => bindings
+                .with(Operand::Q, buffer.slice(q.offset..).unwrap())
+                .output(Operand::QOut, to.slice_mut(out.offset..).unwrap()),
+            _ => bindings.output(Operand::Q, buffer.slice_mut(q.offset..).unwrap()),
         };
     }
-    let tables = case.tables.as_ref().map(|tables| match tables {
-        AngleTables::F32(cos, sin) => (Some((upload_f32(cos), upload_f32(sin))), None),
-        AngleTables::Elements(cos, sin) => (None, Some((upload(cos), upload(sin)))),
-    });
-    match (&tables, &case.tables) {
-        (Some((Some((cos, sin)), _)), Some(AngleTables::F32(of_cos, of_sin))) => {
-            let (cos, sin) = (cos.slice(of_cos.offset..), sin.slice(of_sin.offset..));
-            bindings = bindings.tables(cos.unwrap(), sin.unwrap());
-        }
-        (Some((_, Some((cos, sin)))), Some(AngleTables::Elements(of_cos, of_sin))) => {
-            let (cos, sin) = (cos.slice(of_cos.offset..), sin.slice(of_sin.offset..));
-            bindings = bindings.tables(cos.unwrap(), sin.unwrap());
-        }
-        _ => {}
-    }
+    let tables = match &case.tables {
+        Some(AngleTables::F32(cos, sin)) => [cos, sin].map(|table| Some(bytes_of(table))),
+        Some(AngleTables::Elements(cos, sin)) => [cos, sin].map(|table| Some(bytes_of(table))),
+        None => [None; 2],
+    };
     let (slots, before, table) = match &case.targets {
         Targets::Slots(slots) => (Some(slots), None, None),
         Targets::Lengths(before, table) => (None, Some(before), table.as_ref().map(|(t, _)| t)),
     };
-    let slots = numbers(gpu, slots.filter(|_| on_device));
-    let before = numbers(gpu, before.filter(|_| on_device));
-    let table = numbers(gpu, table.filter(|_| on_device));
-    let offsets = numbers(gpu, case.offsets.as_ref().filter(|_| on_device));
-    let row_lengths = numbers(gpu, case.row_lengths.as_ref().filter(|_| on_device));
-    let narrow_positions = case.positions.as_ref().filter(|_| on_device && !wide);
-    let narrow_positions = numbers(gpu, narrow_positions);
-    let wide_positions: Option<Vec<i64>> = case
-        .positions
-        .as_ref()
-        .filter(|_| on_device && wide)
+    let widened: Option<Vec<i64>> = { case.positions.as_ref() }
+        .filter(|_| wide)
         .map(|list| list.iter().map(|&position| i64::from(position)).collect());
-    let wide_positions = numbers(gpu, wide_positions.as_ref());
-    if let Some(list) = &slots {
-        bindings = bindings.slots(list.as_slice());
+    let positions = match &widened {
+        Some(list) => Some(bytes(list)),
+        None => case.positions.as_ref().map(bytes),
+    };
+    let numbers = [
+        (Operand::NewSlots, slots.map(bytes)),
+        (Operand::KeyLengths, before.map(bytes)),
+        (Operand::BlockTable, table.map(bytes)),
+        (Operand::RowOffsets, case.offsets.as_ref().map(bytes)),
+        (Operand::RowLengths, case.row_lengths.as_ref().map(bytes)),
+        (Operand::Positions, positions),
+    ];
+    let numbers = numbers.into_iter().filter(|_| on_device);
+    let tables = [Operand::Cos, Operand::Sin].into_iter().zip(tables);
+    let lists: Vec<_> = { numbers.chain(tables) }
+        .filter_map(|(operand, list)| {
+            Some((operand, DeviceBuffer::from_slice(stream, list?).unwrap()))
+        })
+        .collect();
+    for (operand, list) in &lists {
+        bindings = bindings.with(*operand, list.as_slice());
     }
-    if let Some(list) = &before {
-        bindings = bindings.key_lengths(list.as_slice());
-    }
-    if let Some(list) = &table {
-        bindings = bindings.block_table(list.as_slice());
-    }
-    if let Some(list) = &offsets {
-        bindings = bindings.row_offsets(list.as_slice());
-    }
-    if let Some(list) = &row_lengths {
-        bindings = bindings.row_lengths(list.as_slice());
-    }
-    if let Some(list) = &narrow_positions {
-        bindings = bindings.positions(list.as_slice());
-    }
-    if let Some(list) = &wide_positions {
-        bindings = bindings.positions(list.as_slice());
-    }
-    let prepared = gpu.prepare_append(T::TYPE, None).unwrap();
+    let prepared = gpu.prepare_append(T::TYPE).unwrap();
     prepared.launch(stream, &append, &bindings).unwrap();
     drop(bindings);
     run();

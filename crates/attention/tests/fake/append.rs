@@ -1,10 +1,11 @@
 //! Cache writes: what is launched, what is refused, captures, and failures.
 
 use half::f16;
-use warptile::gpu::{AppendAddresses, AppendBindings};
+use warptile::gpu::Bindings;
 use warptile::kernels::abi;
 use warptile::{
-    Append, Backend, CacheTensors, CacheWrite, ElementType, Layout, Pairing, Rotary, Tensor,
+    Append, Backend, CacheTensors, CacheWrite, ElementType, Layout, Operand, Pairing, Rotary,
+    Slots, Tensor,
 };
 use warptile_driver::{DeviceBuffer, Stream};
 use warptile_fake_cuda::FakeDriver;
@@ -12,7 +13,7 @@ use warptile_fake_cuda::FakeDriver;
 use crate::calls::on_device;
 use crate::faults::every_failure_is_survived;
 use crate::operations::{block, calls_of, replayed_twice};
-use crate::{driver, gpu};
+use crate::{addresses, driver, gpu};
 
 /// Two sequences of 3 new rows, 4 query heads, 2 key/value heads; 7 pages of 16 rows.
 const NEW: [usize; 4] = [2, 3, 2, 64];
@@ -223,29 +224,31 @@ impl Memory {
         }
     }
 
-    fn cache(&mut self) -> AppendBindings<'_, f16> {
+    fn cache(&mut self) -> Bindings<'_> {
         cache_of(&self.new, &mut self.pages)
     }
 
-    fn bindings(&mut self) -> AppendBindings<'_, f16> {
+    fn bindings(&mut self) -> Bindings<'_> {
         self.with_slots(6)
     }
 
-    fn with_slots(&mut self, slots: usize) -> AppendBindings<'_, f16> {
+    fn with_slots(&mut self, slots: usize) -> Bindings<'_> {
         cache_of(&self.new, &mut self.pages)
-            .slots(self.slots.slice(..slots).unwrap())
-            .positions(self.positions.as_slice())
-            .queries(self.q.as_slice_mut())
+            .with(Operand::NewSlots, self.slots.slice(..slots).unwrap())
+            .with(Operand::Positions, self.positions.as_slice())
+            .output(Operand::Q, self.q.as_slice_mut())
     }
 
-    fn addresses(&self) -> AppendAddresses {
-        let mut addresses = AppendAddresses::default();
-        [addresses.k, addresses.v] = [0, 1].map(|i| self.new[i].pointer());
-        [addresses.k_pages, addresses.v_pages] = [0, 1].map(|i| self.pages[i].pointer());
-        addresses.q = self.q.pointer();
-        addresses.slots = self.slots.pointer();
-        addresses.positions = self.positions.pointer();
-        addresses
+    fn addresses(&self) -> Slots<u64> {
+        addresses([
+            (Operand::K, self.new[0].pointer()),
+            (Operand::V, self.new[1].pointer()),
+            (Operand::KPages, self.pages[0].pointer()),
+            (Operand::VPages, self.pages[1].pointer()),
+            (Operand::Q, self.q.pointer()),
+            (Operand::NewSlots, self.slots.pointer()),
+            (Operand::Positions, self.positions.pointer()),
+        ])
     }
 }
 
@@ -253,9 +256,9 @@ impl Memory {
 fn cache_of<'a>(
     [k, v]: &'a [DeviceBuffer<f16>; 2],
     [keys, values]: &'a mut [DeviceBuffer<f16>; 2],
-) -> AppendBindings<'a, f16> {
+) -> Bindings<'a> {
     let (keys, values) = (keys.as_slice_mut(), values.as_slice_mut());
-    AppendBindings::new(k.as_slice(), v.as_slice(), keys, values)
+    Bindings::append(k.as_slice(), v.as_slice(), keys, values)
 }
 
 /// Slots, positions of 64 bits and queries, all on the device.
@@ -276,34 +279,39 @@ fn a_raw_write_is_one_driver_call_and_checks_its_addresses() {
     let gpu = gpu(&fake);
     let stream = Stream::new(gpu.context()).unwrap();
     let memory = Memory::new(&stream);
-    let prepared = gpu.prepare_append(ElementType::F16, None).unwrap();
-    let launch = |append: &Append, addresses: &AppendAddresses| {
+    let prepared = gpu.prepare_append(ElementType::F16).unwrap();
+    let launch = |append: &Append, addresses: &Slots<u64>| {
         // SAFETY: the stand-in runs no kernel; the addresses it is given are those of the buffers.
         let raw = || unsafe { prepared.launch_raw(stream.raw(), append, addresses) };
         calls_of(&fake, &gpu, raw)
     };
-    type Edit = fn(&mut AppendAddresses);
-    let cases: [(Edit, &str); 14] = [
-        (|a| a.k = 0, "k is missing"),
-        (|a| a.v = 0, "v is missing"),
-        (|a| a.k_pages = 0, "k_pages is missing"),
-        (|a| a.v_pages = 0, "v_pages is missing"),
-        (|a| a.q = 0, "q is missing"),
-        (|a| a.slots = 0, "slots is missing"),
-        (|a| a.positions = 0, "positions is missing"),
-        (|a| a.slots += 4, "slots starts at"),
-        (|a| a.k_pages += 1, "k_pages starts at"),
-        (|a| a.q_out = a.q, "q_out is given"),
-        (|a| a.block_table = a.slots, "block_table is given"),
-        (|a| a.cos = a.q, "cos is given"),
-        (|a| a.v_pages = a.k_pages + 128, "k_pages overlaps v_pages"),
-        (|a| a.q = a.k + 64, "q overlaps k"),
-    ];
-    for (edit, expected) in cases {
-        let mut addresses = memory.addresses();
-        edit(&mut addresses);
+    let good = memory.addresses();
+    let given = |operand: Operand| good[operand];
+    let absent = Operand::ALL.map(|operand| match given(operand) {
+        0 => (
+            operand,
+            given(Operand::Q),
+            format!("{} is given", operand.name()),
+        ),
+        _ => (operand, 0, format!("{} is missing", operand.name())),
+    });
+    let wrong = [
+        (Operand::NewSlots, Operand::NewSlots, 4, "slots starts at"),
+        (Operand::KPages, Operand::KPages, 1, "k_pages starts at"),
+        (
+            Operand::VPages,
+            Operand::KPages,
+            128,
+            "k_pages overlaps v_pages",
+        ),
+        (Operand::Q, Operand::K, 64, "q overlaps k"),
+    ]
+    .map(|(operand, from, by, expected)| (operand, given(from) + by, expected.to_owned()));
+    for (operand, address, expected) in absent.into_iter().chain(wrong) {
+        let mut addresses = good;
+        addresses[operand] = address;
         let text = launch(&description(), &addresses).unwrap_err();
-        assert!(text.starts_with(expected), "{text}");
+        assert!(text.starts_with(&expected), "{text}");
     }
     let (new, pages) = (Layout::bshd(NEW), Layout::bshd(PAGES));
     let on_host = Append::builder(ElementType::F16, [&new, &new], [&pages, &pages])
@@ -326,7 +334,7 @@ fn a_write_begins_early_where_its_kernel_waits() {
         let gpu = gpu(&fake);
         let stream = Stream::new(gpu.context()).unwrap();
         let memory = Memory::new(&stream);
-        let prepared = gpu.prepare_append(ElementType::F16, None).unwrap();
+        let prepared = gpu.prepare_append(ElementType::F16).unwrap();
         // SAFETY: the stand-in runs no kernel; the addresses it is given are those of the buffers.
         unsafe { prepared.launch_raw(stream.raw(), &description(), &memory.addresses()) }.unwrap();
         stream.synchronize().unwrap();
@@ -342,8 +350,10 @@ fn numbers_of_another_size_are_refused() {
         let stream = Stream::new(gpu.context()).unwrap();
         let narrow = DeviceBuffer::<u32>::zeroed(&stream, 12).unwrap();
         let mut memory = Memory::new(&stream);
-        let prepared = gpu.prepare_append(ElementType::F16, None).unwrap();
-        let bindings = memory.bindings().positions(narrow.as_slice());
+        let prepared = gpu.prepare_append(ElementType::F16).unwrap();
+        let bindings = memory
+            .bindings()
+            .with(Operand::Positions, narrow.as_slice());
         let error = prepared
             .launch(&stream, &description(), &bindings)
             .unwrap_err();
@@ -367,12 +377,42 @@ fn numbers_of_another_size_are_refused() {
     fake.assert_clean();
 }
 
+/// Tables of another type than the rotation was described with.
+#[test]
+fn tables_of_another_type_are_refused() {
+    let fake = FakeDriver::open();
+    let gpu = gpu(&fake);
+    let stream = Stream::new(gpu.context()).unwrap();
+    let table = Layout::bshd([1, 40, 1, 32]);
+    let (new, pages) = (Layout::bshd(NEW), Layout::bshd(PAGES));
+    let append = Append::builder(ElementType::F16, [&new, &new], [&pages, &pages])
+        .device_slots()
+        .device_positions(true)
+        .rotary(Rotary::with_tables(ElementType::F32, table, Pairing::HalfSplit).unwrap())
+        .queries(Layout::bshd(QUERIES), None)
+        .build()
+        .unwrap();
+    let right = DeviceBuffer::<f32>::zeroed(&stream, 40 * 32).unwrap();
+    let wrong = DeviceBuffer::<f16>::zeroed(&stream, 2 * 40 * 32).unwrap();
+    let prepared = gpu.prepare_append(ElementType::F16).unwrap();
+    let mut memory = Memory::new(&stream);
+    let bindings = memory.bindings().with(Operand::Cos, right.as_slice());
+    let bindings = bindings.with(Operand::Sin, wrong.as_slice());
+    let error = prepared.launch(&stream, &append, &bindings).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "sin has elements of type f16, but must have f32"
+    );
+    let bindings = bindings.with(Operand::Sin, right.as_slice());
+    prepared.launch(&stream, &append, &bindings).unwrap();
+}
+
 #[test]
 fn a_graph_keeps_the_cache_and_the_numbers() {
     replayed_twice(
         Memory::new,
         |gpu, [with_host, memory], stream| {
-            let prepared = gpu.prepare_append(ElementType::F16, None)?;
+            let prepared = gpu.prepare_append(ElementType::F16)?;
             let (new, pages) = (Layout::bshd(NEW), Layout::bshd(PAGES));
             let on_host = Append::builder(ElementType::F16, [&new, &new], [&pages, &pages])
                 .slots(&[5; 6])

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use warptile::gpu::Bindings;
-use warptile::{Call, Choice, ElementType, Error, Layout, Quantization, QuantizedType, Scoring};
+use warptile::kernels::{Elements, Kind, Operations};
+use warptile::{Call, Choice, ElementType, Error, Features, Layout, Operand, Scoring, Types};
 use warptile_driver::{Context, DeviceBuffer, Stream};
 use warptile_fake_cuda::FakeDriver;
 
@@ -18,11 +19,9 @@ fn with(words: &str) -> Call {
     let tensor = Layout::bshd([1, 64, 2, 64]);
     let scoring: Scoring = words.parse().unwrap();
     let mut builder = Call::builder(&tensor, &tensor, &tensor, ElementType::F16).scoring(scoring);
-    if scoring.bias {
-        builder = builder.bias(Layout::bhsd([1, 1, 64, 64]));
-    }
-    if scoring.key_mask {
-        builder = builder.key_mask(Layout::bhsd([1, 1, 1, 64]));
+    let tensors = Operand::of_scores().filter(|operand| operand.kind() == Kind::Scores);
+    for operand in tensors.filter(|operand| scoring.has(*operand)) {
+        builder = builder.layout(operand, Layout::bhsd([1, 1, 64, 64]));
     }
     builder.build().unwrap()
 }
@@ -60,7 +59,7 @@ fn buffers_that_are_too_short_are_named() {
                 buffers.v.slice(..cut(2, 8192)).unwrap(),
                 buffers.out.slice_mut(..cut(3, 8192)).unwrap(),
             )
-            .lse(buffers.lse.slice_mut(..cut(4, 128)).unwrap())
+            .output(Operand::Lse, buffers.lse.slice_mut(..cut(4, 128)).unwrap())
         });
         assert!(
             text.starts_with(&format!("{name} needs a buffer of")),
@@ -89,27 +88,21 @@ fn an_argument_that_the_call_does_not_have_is_refused() {
     let call = plain();
     let prepared = gpu.prepare(call.problem(), &kernel(PLAIN)).unwrap();
     let stream = Stream::new(gpu.context()).unwrap();
-    let numbers = DeviceBuffer::<f32>::zeroed(&stream, 2).unwrap();
-    let lengths = DeviceBuffer::<u32>::zeroed(&stream, 2).unwrap();
-    let mask = DeviceBuffer::<u8>::zeroed(&stream, 64).unwrap();
-    let bias = DeviceBuffer::<f16>::zeroed(&stream, 4096).unwrap();
-    for name in ["alibi_slopes", "sinks", "bias", "key_mask", "key_lengths"] {
+    let memory = DeviceBuffer::<u8>::zeroed(&stream, 8192).unwrap();
+    let bytes = memory.as_slice();
+    for operand in { Operand::ALL.into_iter() }.filter(|operand| !call.has(*operand)) {
         let mut buffers = Buffers::new(&stream, &call);
-        let bindings = buffers.bindings();
-        let bindings = match name {
-            "alibi_slopes" => bindings.slopes(numbers.as_slice()),
-            "sinks" => bindings.sinks(numbers.as_slice()),
-            "bias" => bindings.bias(bias.as_slice()),
-            "key_mask" => bindings.key_mask(mask.as_slice()),
-            _ => bindings.key_lengths(lengths.as_slice()),
-        };
+        let bindings = buffers.bindings().with(operand, bytes.clone());
         let text = prepared
             .launch(&stream, &call, &bindings)
             .unwrap_err()
             .to_string();
         assert_eq!(
             text,
-            format!("{name} is given, but the call was built without it")
+            format!(
+                "{} is given, but the call was built without it",
+                operand.name()
+            )
         );
     }
     assert!(fake.launches().is_empty());
@@ -123,31 +116,37 @@ fn a_list_with_one_number_for_all_heads_is_refused() {
     let stream = Stream::new(gpu.context()).unwrap();
     let [one, two] = [1, 2].map(|count| DeviceBuffer::<f32>::zeroed(&stream, count).unwrap());
     let bits = DeviceBuffer::<u8>::zeroed(&stream, 8192).unwrap();
-    for name in ["alibi_slopes", "sinks", "k_scale", "v_scale"] {
-        let call = match name {
-            "alibi_slopes" => with("alibi=head"),
-            "sinks" => with("sinks"),
-            _ => {
-                let q = Layout::bshd([1, 64, 2, 64]);
-                let in_e4m3 = Quantization::new(QuantizedType::E4m3).scales(2, 2);
-                let builder = Call::builder(&q, &q, &q, ElementType::F16).quantized(in_e4m3);
-                builder.build().unwrap()
-            }
+    let lists = || {
+        let is_list = |operand: &Operand| operand.elements() == Elements::F32;
+        Operand::of(Operations::FORWARD)
+            .filter(move |operand| is_list(operand) && !operand.is_written())
+    };
+    for short in lists() {
+        let name = short.name();
+        let has_scales = short.feature() == Features::E4M3;
+        let keys = if has_scales {
+            ElementType::E4m3
+        } else {
+            ElementType::F16
         };
+        let q = Layout::bshd([1, 64, 2, 64]);
+        let of_call = || lists().filter(|list| list.feature() == short.feature());
+        let start = Call::builder(&q, &q, &q, Types::of(ElementType::F16).keys(keys));
+        let builder = of_call().fold(start, |builder, list| builder.count(list, 2));
+        let call = builder.build().unwrap();
         let prepared = gpu.prepare(call.problem(), &Choice::Best).unwrap();
         let mut buffers = Buffers::new(&stream, &call);
-        let bindings = match name {
-            "alibi_slopes" => buffers.bindings().slopes(one.as_slice()),
-            "sinks" => buffers.bindings().sinks(one.as_slice()),
-            _ => {
-                let count = |short| if name == short { &one } else { &two };
-                let scales = ["k_scale", "v_scale"].map(|scale| count(scale).as_slice());
-                let kv = [bits.as_slice(), bits.as_slice()];
-                let (q, out) = (buffers.q.as_slice(), buffers.out.as_slice_mut());
-                Bindings::quantized(q, QuantizedType::E4m3, kv, scales, out)
-                    .lse(buffers.lse.as_slice_mut())
-            }
-        };
+        let mut bindings = buffers.bindings();
+        if has_scales {
+            let bits = bits.as_slice();
+            bindings = bindings
+                .with(Operand::K, bits.clone())
+                .with(Operand::V, bits);
+        }
+        for list in of_call() {
+            let numbers = if list == short { &one } else { &two };
+            bindings = bindings.with(list, numbers.as_slice());
+        }
         let error = prepared.launch(&stream, &call, &bindings).unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -209,7 +208,7 @@ fn outputs_that_overlap_anything_are_refused() {
             let mut lse = lse_at(starts[4]);
             let bindings =
                 Bindings::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())
-                    .lse(lse.as_slice_mut());
+                    .output(Operand::Lse, lse.as_slice_mut());
             prepared
                 .launch(&stream, &call, &bindings)
                 .map_or_else(|error| error.to_string(), |()| String::new())
@@ -251,7 +250,7 @@ fn addresses_that_are_not_aligned_are_refused() {
         buffers.v.as_slice(),
         buffers.out.as_slice_mut(),
     )
-    .lse(buffers.lse.as_slice_mut());
+    .output(Operand::Lse, buffers.lse.as_slice_mut());
     let error = mapped.launch(&stream, &call, &bindings).unwrap_err();
     assert!(
         matches!(
@@ -291,7 +290,7 @@ fn memory_and_streams_of_another_device_are_refused() {
         buffers.v.as_slice(),
         buffers.out.as_slice_mut(),
     )
-    .lse(elsewhere.as_slice_mut());
+    .output(Operand::Lse, elsewhere.as_slice_mut());
     let text = prepared
         .launch(gpu.stream(), &call, &bindings)
         .unwrap_err()

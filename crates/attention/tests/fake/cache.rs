@@ -5,8 +5,8 @@ use half::f16;
 use quickcheck::QuickCheck;
 use warptile::kernels::abi;
 use warptile::{
-    Attention, Backend, Error, KvCache, KvCacheBuilder, Mask, Pairing, QuantizedType, Result,
-    Rotary, SequenceId, Tensor,
+    Attention, Backend, ElementType, Error, KvCache, KvCacheBuilder, Mask, Pairing, Result, Rotary,
+    SequenceId, Tensor,
 };
 use warptile_driver::{Driver, DriverError, Graph};
 use warptile_fake_cuda::{FakeDriver, FakeLaunch};
@@ -225,7 +225,7 @@ fn a_pages_keys_and_values_lie_next_to_each_other() {
             ([8, 8], 1, 1, [16, 32]),
         ] {
             let builder = KvCache::builder(1, sizes[0]).page_rows(rows);
-            let builder = builder.quantized(QuantizedType::E4m3);
+            let builder = builder.quantized(ElementType::E4m3);
             let views = |cache: &KvCache<f16>| cache.bits(0);
             let pages = pages_of_a_step(&fake, &backend, builder, sizes, views);
             check(pages, launches, 1, places);

@@ -2,7 +2,9 @@
 
 use half::f16;
 use warptile::gpu::Bindings;
-use warptile::{Attention, Backend, Call, ElementType, Keys, Layout, Mask, Queries, Result};
+use warptile::{
+    Attention, Backend, Call, ElementType, Keys, Layout, Mask, Operand, Queries, Result,
+};
 use warptile_driver::sys::CUresult;
 use warptile_driver::{DeviceBuffer, Driver, Stream};
 use warptile_fake_cuda::FakeDriver;
@@ -114,7 +116,7 @@ fn a_launch_over_buffers_of_other_streams() {
             let mut lse = DeviceBuffer::<f32>::zeroed(&homes[4], 128)?;
             let bindings =
                 Bindings::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())
-                    .lse(lse.as_slice_mut());
+                    .output(Operand::Lse, lse.as_slice_mut());
             prepared.launch(&stream, &call, &bindings)?;
         }
         stream.synchronize()?;
@@ -146,8 +148,8 @@ fn the_stream_of_every_view_is_ordered_before_and_after() {
             let tensor = Layout::bshd([1, 64, 2, 64]);
             let call = Call::builder(&tensor, &tensor, &tensor, ElementType::F16)
                 .scoring("alibi=head sinks bias keymask".parse().unwrap())
-                .bias(Layout::bhsd([1, 1, 64, 64]))
-                .key_mask(Layout::bhsd([1, 1, 1, 64]))
+                .layout(Operand::Bias, Layout::bhsd([1, 1, 64, 64]))
+                .layout(Operand::KeyMask, Layout::bhsd([1, 1, 1, 64]))
                 .build()
                 .unwrap();
             let prepared = gpu.prepare(call.problem(), &kernel(PLAIN)).unwrap();
@@ -173,11 +175,11 @@ fn the_stream_of_every_view_is_ordered_before_and_after() {
                 mask.as_slice_mut().fill_bytes(1).unwrap();
                 let bindings =
                     Bindings::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())
-                        .lse(lse.as_slice_mut())
-                        .slopes(slopes.as_slice())
-                        .sinks(sinks.as_slice())
-                        .bias(bias.as_slice())
-                        .key_mask(mask.as_slice());
+                        .output(Operand::Lse, lse.as_slice_mut())
+                        .with(Operand::Slopes, slopes.as_slice())
+                        .with(Operand::Sinks, sinks.as_slice())
+                        .with(Operand::Bias, bias.as_slice())
+                        .with(Operand::KeyMask, mask.as_slice());
                 prepared.launch(&stream, &call, &bindings).unwrap();
             }
             home.synchronize().unwrap();

@@ -19,9 +19,9 @@ mod splits;
 mod sync;
 
 use half::f16;
-use warptile::gpu::{Addresses, Gpu};
+use warptile::gpu::{Bindings, Gpu};
 use warptile::kernels::abi::{Declared, Forward, ForwardE4m3, ForwardTma};
-use warptile::{Backend, Call, Choice, Tensor};
+use warptile::{Backend, Call, Choice, Operand, Slots, Tensor};
 use warptile_driver::{DeviceBuffer, Driver, Stream};
 use warptile_fake_cuda::{FakeDriver, FakeLaunch};
 
@@ -87,25 +87,34 @@ impl Buffers {
     }
 
     /// Of a call without anything beside them.
-    fn addresses(&self) -> Addresses {
-        let mut addresses = Addresses::default();
-        addresses.q = self.q.pointer();
-        addresses.k = self.k.pointer();
-        addresses.v = self.v.pointer();
-        addresses.out = self.out.pointer();
-        addresses.lse = self.lse.pointer();
-        addresses
+    fn addresses(&self) -> Slots<u64> {
+        addresses([
+            (Operand::Q, self.q.pointer()),
+            (Operand::K, self.k.pointer()),
+            (Operand::V, self.v.pointer()),
+            (Operand::Out, self.out.pointer()),
+            (Operand::Lse, self.lse.pointer()),
+        ])
     }
 
-    fn bindings(&mut self) -> warptile::gpu::Bindings<'_> {
-        warptile::gpu::Bindings::new(
+    fn bindings(&mut self) -> Bindings<'_> {
+        Bindings::new(
             self.q.as_slice(),
             self.k.as_slice(),
             self.v.as_slice(),
             self.out.as_slice_mut(),
         )
-        .lse(self.lse.as_slice_mut())
+        .output(Operand::Lse, self.lse.as_slice_mut())
     }
+}
+
+/// Addresses of a raw launch.
+fn addresses(given: impl IntoIterator<Item = (Operand, u64)>) -> Slots<u64> {
+    let mut addresses = Slots::default();
+    for (operand, address) in given {
+        addresses[operand] = address;
+    }
+    addresses
 }
 
 /// Device 0 and a stream on it.

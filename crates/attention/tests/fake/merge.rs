@@ -201,7 +201,7 @@ fn a_device_without_an_image_is_an_error_that_says_so() {
     let gpu = gpu(&fake);
     for error in [
         gpu.prepare_merge(ElementType::F16).unwrap_err(),
-        gpu.prepare_append(ElementType::F16, None).unwrap_err(),
+        gpu.prepare_append(ElementType::F16).unwrap_err(),
     ] {
         assert!(matches!(error, Error::NoImages { major: 7, .. }), "{error}");
         let text = error.to_string();

@@ -1,17 +1,17 @@
 //! Keys and values in pages: what of them reaches a kernel, and what is refused.
 
 use half::f16;
-use warptile::gpu::{Addresses, Gpu, Prepared};
+use warptile::gpu::{Gpu, Prepared};
 use warptile::kernels::{Image, catalog};
 use warptile::{
-    Attention, Call, CallBuilder, Choice, ElementType, Error, Features, Keys, Layout, Planner,
-    TableLayout,
+    Attention, Call, CallBuilder, Choice, ElementType, Error, Features, Keys, Layout, Operand,
+    Planner, Slots, TableLayout,
 };
 use warptile_driver::{DeviceBuffer, Graph, Stream};
 use warptile_fake_cuda::FakeDriver;
 
 use crate::calls::on_device;
-use crate::{Buffers, PLAIN, block, gpu, kernel, ones, ones_on};
+use crate::{Buffers, PLAIN, addresses, block, gpu, kernel, ones, ones_on};
 
 /// Two sequences of 3 queries, and 9 pages of 16 rows with the heads outermost.
 fn builder<'a>() -> CallBuilder<'a> {
@@ -106,7 +106,9 @@ fn a_call_whose_tiles_are_split_brings_the_places_of_its_parts() {
         let stream = Stream::new(gpu.context()).unwrap();
         let mut buffers = Buffers::new(&stream, &call);
         let table = DeviceBuffer::<u32>::zeroed(&stream, 256).unwrap();
-        let bindings = buffers.bindings().block_table(table.as_slice());
+        let bindings = buffers
+            .bindings()
+            .with(Operand::BlockTable, table.as_slice());
         prepared.launch(&stream, &call, &bindings).unwrap();
         stream.synchronize().unwrap();
         let launch = &fake.launches()[0];
@@ -172,7 +174,7 @@ fn a_table_on_the_device_is_passed_on_by_address() {
         let mut buffers = Buffers::new(&stream, &call);
         let table = DeviceBuffer::<u32>::zeroed(&stream, 103).unwrap();
         let launch = |buffers: &mut Buffers, table| {
-            let bindings = buffers.bindings().block_table(table);
+            let bindings = buffers.bindings().with(Operand::BlockTable, table);
             prepared.launch(&stream, &call, &bindings)
         };
         launch(&mut buffers, table.as_slice()).unwrap();
@@ -195,7 +197,9 @@ fn a_table_on_the_device_is_passed_on_by_address() {
             "block_table is missing, but the call needs it"
         );
         let call = on_host();
-        let bindings = buffers.bindings().block_table(table.as_slice());
+        let bindings = buffers
+            .bindings()
+            .with(Operand::BlockTable, table.as_slice());
         let error = prepare(&gpu, &call).launch(&stream, &call, &bindings);
         assert_eq!(
             error.unwrap_err().to_string(),
@@ -215,33 +219,28 @@ fn the_raw_layer_checks_the_table() {
     let at = |tensor: u64| memory.pointer() + (tensor << 16);
     let call = with_device_table(TableLayout::from([2, 3]));
     let prepared = prepare(&gpu, &call);
-    let mut good = Addresses::default();
-    (good.q, good.k, good.v, good.out, good.lse) = (at(0), at(1), at(2), at(3), at(4));
-    good.block_table = at(5);
-    let launch = |prepared: &Prepared, call: &Call, addresses: &Addresses| {
+    let good = addresses([
+        (Operand::Q, at(0)),
+        (Operand::K, at(1)),
+        (Operand::V, at(2)),
+        (Operand::Out, at(3)),
+        (Operand::Lse, at(4)),
+        (Operand::BlockTable, at(5)),
+    ]);
+    let launch = |prepared: &Prepared, call: &Call, addresses: &Slots<u64>| {
         let _current = gpu.context().enter().unwrap();
         // SAFETY: the stand-in runs no kernel; the addresses it is given lie in `memory`.
         unsafe { prepared.launch_raw(stream.raw(), call, addresses, 0) }
     };
-    type Edit = fn(&mut Addresses, u64);
-    let cases: [(Edit, u64, &str); 4] = [
-        (|a, at| a.block_table = at, 0, "block_table is missing"),
-        (
-            |a, at| a.block_table = at,
-            at(5) + 2,
-            "block_table starts at",
-        ),
+    for (operand, address, expected) in [
+        (Operand::BlockTable, 0, "block_table is missing"),
+        (Operand::BlockTable, at(5) + 2, "block_table starts at"),
         // The last of the 9 pages.
-        (
-            |a, at| a.out = at,
-            at(1) + 8 * 4096 + 4080,
-            "out overlaps k",
-        ),
-        (|a, at| a.out = at, at(5) + 16, "out overlaps block_table"),
-    ];
-    for (edit, address, expected) in cases {
+        (Operand::Out, at(1) + 8 * 4096 + 4080, "out overlaps k"),
+        (Operand::Out, at(5) + 16, "out overlaps block_table"),
+    ] {
         let mut addresses = good;
-        edit(&mut addresses, address);
+        addresses[operand] = address;
         let error = launch(&prepared, &call, &addresses)
             .unwrap_err()
             .to_string();
@@ -286,7 +285,11 @@ fn interleaved_pages_are_a_matter_of_strides() {
         buffers.out.as_slice_mut(),
     );
     prepared
-        .launch(&stream, &call, &bindings.lse(buffers.lse.as_slice_mut()))
+        .launch(
+            &stream,
+            &call,
+            &bindings.output(Operand::Lse, buffers.lse.as_slice_mut()),
+        )
         .unwrap();
     stream.synchronize().unwrap();
     let block = block(&fake.launches()[0]);

@@ -1,13 +1,14 @@
 //! The raw layer: one driver call, on anybody's stream, and every wrong field an error.
-use warptile::gpu::{Addresses, Gpu, Prepared, Session};
+use warptile::gpu::{Gpu, Prepared, Session};
+use warptile::kernels::Operations;
 use warptile::kernels::abi::ForwardTma;
 use warptile::{
-    Append, Call, ElementType, Error, Layout, Mask, Merge, Quantization, QuantizedType, Scoring,
+    Append, Call, ElementType, Error, Layout, Mask, Merge, Operand, Scoring, Slots, Types,
 };
 use warptile_driver::{DeviceBuffer, Stream};
 use warptile_fake_cuda::{FakeDriver, Kind};
 
-use crate::{Buffers, MAPPED, PLAIN, block, gpu, kernel};
+use crate::{Buffers, MAPPED, PLAIN, addresses, block, gpu, kernel};
 
 /// 400 tiles of the second kernel, more than the CTAs that stay.
 fn call() -> Call {
@@ -86,22 +87,22 @@ impl Setup {
         self.memory.pointer() + tensor * TENSOR_BYTES
     }
 
-    fn addresses(&self) -> Addresses {
-        let mut addresses = Addresses::default();
-        addresses.q = self.at(0);
-        addresses.k = self.at(1);
-        addresses.v = self.at(2);
-        addresses.out = self.at(3);
-        addresses.lse = self.at(4);
-        addresses.key_lengths = self.at(5);
-        addresses
+    fn addresses(&self) -> Slots<u64> {
+        addresses([
+            (Operand::Q, self.at(0)),
+            (Operand::K, self.at(1)),
+            (Operand::V, self.at(2)),
+            (Operand::Out, self.at(3)),
+            (Operand::Lse, self.at(4)),
+            (Operand::KeyLengths, self.at(5)),
+        ])
     }
 
     fn launch(
         &self,
         prepared: &Prepared,
         call: &Call,
-        addresses: &Addresses,
+        addresses: &Slots<u64>,
         workspace: u64,
     ) -> Result<(), Error> {
         let _current = self.gpu.context().enter().unwrap();
@@ -138,32 +139,28 @@ fn every_field_is_checked_before_anything_is_launched() {
     let prepared = setup.gpu.prepare(call.problem(), &kernel(MAPPED)).unwrap();
     let good = setup.addresses();
     let workspace = setup.at(6).next_multiple_of(256);
-    type Edit = fn(&mut Addresses, &Setup);
-    let cases: [(Edit, &str); 16] = [
-        (|a, _| a.q = 0, "q is missing"),
-        (|a, _| a.k = 0, "k is missing"),
-        (|a, _| a.v = 0, "v is missing"),
-        (|a, _| a.out = 0, "out is missing"),
-        (|a, _| a.lse = 0, "lse is missing"),
-        (|a, _| a.key_lengths = 0, "key_lengths is missing"),
-        (|a, s| a.query_lengths = s.at(7), "query_lengths is given"),
-        (|a, s| a.query_offsets = s.at(7), "query_offsets is given"),
-        (|a, s| a.key_offsets = s.at(7), "key_offsets is given"),
-        (|a, s| a.slopes = s.at(7), "alibi_slopes is given"),
-        (|a, s| a.sinks = s.at(7), "sinks is given"),
-        (|a, s| a.bias = s.at(7), "bias is given"),
-        (|a, s| a.key_mask = s.at(7), "key_mask is given"),
-        (|a, _| a.v += 2, "v starts at"),
-        (|a, _| a.key_lengths += 1, "key_lengths starts at"),
-        (|a, s| a.out = s.at(1) + 16, "out overlaps k"),
-    ];
-    for (edit, expected) in cases {
+    let given = |operand: Operand| good[operand];
+    let absent = Operand::ALL.map(|operand| match given(operand) {
+        0 => (operand, setup.at(7), format!("{} is given", operand.name())),
+        _ => (operand, 0, format!("{} is missing", operand.name())),
+    });
+    let wrong = [
+        (Operand::V, given(Operand::V) + 2, "v starts at"),
+        (
+            Operand::KeyLengths,
+            given(Operand::KeyLengths) + 1,
+            "key_lengths starts at",
+        ),
+        (Operand::Out, setup.at(1) + 16, "out overlaps k"),
+    ]
+    .map(|(operand, address, expected)| (operand, address, expected.to_owned()));
+    for (operand, address, expected) in absent.into_iter().chain(wrong) {
         let mut addresses = good;
-        edit(&mut addresses, &setup);
+        addresses[operand] = address;
         let error = setup
             .launch(&prepared, &call, &addresses, workspace)
             .unwrap_err();
-        assert!(error.to_string().starts_with(expected), "{error}");
+        assert!(error.to_string().starts_with(&expected), "{error}");
         let checked = prepared.check_raw(&call, &addresses).unwrap_err();
         assert_eq!(checked.to_string(), error.to_string());
     }
@@ -239,45 +236,37 @@ fn what_makes_a_call_ready_calls_no_driver() {
 #[test]
 fn calls_tell_what_memory_they_need() {
     let call = call();
-    let tensor = Some(TENSOR_BYTES);
-    let expected = [
-        ("q", tensor),
-        ("k", tensor),
-        ("v", tensor),
-        ("out", tensor),
-        ("lse", Some(8 * 10 * 300 * 4)),
-        ("query_offsets", None),
-        ("key_offsets", None),
-        ("query_lengths", None),
-        ("key_lengths", Some(8 * 4)),
-        ("alibi_slopes", None),
-        ("sinks", None),
-        ("bias", None),
-        ("key_mask", None),
-        ("block_table", None),
-        ("k_scale", None),
-        ("v_scale", None),
-    ];
-    assert!(call.memory().eq(expected));
+    let mut expected = Slots::from_fn(|_| None);
+    for operand in [Operand::Q, Operand::K, Operand::V, Operand::Out] {
+        expected[operand] = Some(TENSOR_BYTES);
+    }
+    expected[Operand::Lse] = Some(8 * 10 * 300 * 4);
+    expected[Operand::KeyLengths] = Some(8 * 4);
+    let of_forward = Operand::of(Operations::FORWARD).map(|operand| (operand, expected[operand]));
+    assert!(call.memory().eq(of_forward));
+    let needed = |call: &Call, wanted: Operand| {
+        let mut all = call.memory();
+        all.find(|(operand, _)| *operand == wanted).unwrap().1
+    };
     let q = *call.q();
-    let in_e4m3 = Call::builder(&q, &q, &q, ElementType::F16)
-        .quantized(Quantization::new(QuantizedType::E4m3).scales(1, q.heads()))
+    let types = Types::of(ElementType::F16).keys(ElementType::E4m3);
+    let in_e4m3 = Call::builder(&q, &q, &q, types)
+        .count(Operand::VScale, q.heads())
         .scoring("alibi=batch sinks bias keymask".parse().unwrap())
-        .bias(Layout::bhsd([1, 10, 300, 300]))
-        .key_mask(Layout::bhsd([8, 1, 1, 300]))
+        .layout(Operand::Bias, Layout::bhsd([1, 10, 300, 300]))
+        .layout(Operand::KeyMask, Layout::bhsd([8, 1, 1, 300]))
         .build()
         .unwrap();
-    let needed = |name| in_e4m3.memory().find(|one| one.0 == name).unwrap().1;
-    for (name, bytes) in [
-        ("k", TENSOR_BYTES / 2),
-        ("k_scale", 4),
-        ("v_scale", 10 * 4),
-        ("alibi_slopes", 8 * 10 * 4),
-        ("sinks", 10 * 4),
-        ("bias", 10 * 300 * 300 * 2),
-        ("key_mask", 8 * 300),
+    for (operand, bytes) in [
+        (Operand::K, TENSOR_BYTES / 2),
+        (Operand::KScale, 4),
+        (Operand::VScale, 10 * 4),
+        (Operand::Slopes, 8 * 10 * 4),
+        (Operand::Sinks, 10 * 4),
+        (Operand::Bias, 10 * 300 * 300 * 2),
+        (Operand::KeyMask, 8 * 300),
     ] {
-        assert_eq!(needed(name), Some(bytes), "{name}");
+        assert_eq!(needed(&in_e4m3, operand), Some(bytes), "{operand:?}");
     }
     let rows = Layout::packed(300, 2, 64);
     let packed = Call::builder(&rows, &rows, &rows, ElementType::F16)
@@ -286,25 +275,19 @@ fn calls_tell_what_memory_they_need() {
         .device_query_lengths(7)
         .build()
         .unwrap();
-    let lists: Vec<_> = packed.memory().skip(5).take(4).collect();
-    assert_eq!(
-        lists,
-        [
-            ("query_offsets", Some(8 * 4)),
-            ("key_offsets", Some(8 * 4)),
-            ("query_lengths", Some(7 * 4)),
-            ("key_lengths", None),
-        ]
-    );
+    for (operand, bytes) in [
+        (Operand::QueryOffsets, Some(8 * 4)),
+        (Operand::KeyOffsets, Some(8 * 4)),
+        (Operand::QueryLengths, Some(7 * 4)),
+        (Operand::KeyLengths, None),
+    ] {
+        assert_eq!(needed(&packed, operand), bytes, "{operand:?}");
+    }
     let on_host = Call::builder(&q, &q, &q, ElementType::F16)
         .key_lengths(&[300; 8])
         .build()
         .unwrap();
-    assert!(
-        on_host
-            .memory()
-            .all(|(name, bytes)| name != "key_lengths" || bytes.is_none())
-    );
+    assert_eq!(needed(&on_host, Operand::KeyLengths), None);
 
     let (new, pages) = (Layout::bshd([2, 1, 2, 64]), Layout::bshd([9, 16, 2, 64]));
     let append = Append::builder(ElementType::F16, [&new, &new], [&pages, &pages])
@@ -312,16 +295,15 @@ fn calls_tell_what_memory_they_need() {
         .device_block_table(4)
         .build()
         .unwrap();
-    let needed = |name| {
-        append
-            .memory()
-            .find(|(known, _)| *known == name)
-            .and_then(|(_, bytes)| bytes)
-    };
-    assert_eq!(needed("k"), Some(2 * 2 * 64 * 2));
-    assert_eq!(needed("v_pages"), Some(9 * 16 * 2 * 64 * 2));
-    assert_eq!(needed("block_table"), Some(2 * 4 * 4));
-    assert_eq!(needed("slots"), None);
+    for (operand, bytes) in [
+        (Operand::K, Some(2 * 2 * 64 * 2)),
+        (Operand::VPages, Some(9 * 16 * 2 * 64 * 2)),
+        (Operand::BlockTable, Some(2 * 4 * 4)),
+        (Operand::NewSlots, None),
+    ] {
+        let found = append.memory().find(|(known, _)| *known == operand);
+        assert_eq!(found, Some((operand, bytes)));
+    }
 
     let merge = Merge::builder(ElementType::F16, &[new, new])
         .want_lse(false)

@@ -1,11 +1,11 @@
 //! Keys cut at fixed places: what reaches a kernel, and the workspace that grows for it.
 
-use warptile::gpu::{Addresses, Gpu, Prepared, Session};
-use warptile::{Attention, Call, Choice, ElementType, Error, Keys, Layout, Splits};
+use warptile::gpu::{Gpu, Prepared, Session};
+use warptile::{Attention, Call, Choice, ElementType, Error, Keys, Layout, Operand, Splits};
 use warptile_driver::{DeviceBuffer, Graph, Stream};
 use warptile_fake_cuda::FakeDriver;
 
-use crate::{Buffers, block, gpu, ones};
+use crate::{Buffers, addresses, block, gpu, ones};
 
 fn call(batch: usize, keys: usize, splits: Splits) -> Call {
     let q = Layout::bshd([batch, 1, 8, 64]);
@@ -149,9 +149,14 @@ fn a_session_is_made_for_the_plans_it_runs() {
     let stream = Stream::new(gpu.context()).unwrap();
     let (small, large) = (every_256(1, 1000), every_256(128, 16384));
     let memory = DeviceBuffer::<u8>::zeroed(&stream, 5 << 22).unwrap();
-    let mut at = Addresses::default();
     let place = |tensor: u64| memory.pointer() + (tensor << 22);
-    (at.q, at.k, at.v, at.out, at.lse) = (place(0), place(1), place(2), place(3), place(4));
+    let at = addresses([
+        (Operand::Q, place(0)),
+        (Operand::K, place(1)),
+        (Operand::V, place(2)),
+        (Operand::Out, place(3)),
+        (Operand::Lse, place(4)),
+    ]);
     let launch = |session: &Session, call: &Call| {
         let _current = gpu.context().enter().unwrap();
         // SAFETY: the stand-in runs no kernel; the addresses it is given lie in `memory`.

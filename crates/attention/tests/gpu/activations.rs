@@ -2,7 +2,7 @@
 
 use half::f16;
 use safetensors::SafeTensors;
-use warptile::{Attention, Backend, Call, Element, Layout, Mask, Operands, Scoring, View};
+use warptile::{Attention, Backend, Call, Element, HostInputs, Layout, Mask, Scoring};
 use warptile_check::{Expectation, repository_file};
 
 fn values<T: bytemuck::Pod>(file: &SafeTensors<'_>, name: &str) -> Vec<T> {
@@ -35,8 +35,7 @@ fn compare(mask: Mask, suffix: &str) {
         .scoring(Scoring::new().mask(mask))
         .build()
         .unwrap();
-    let view = |data| View::new(data, layout);
-    let expected = Expectation::new(&call, view(&q), view(&k), view(&v), &Operands::none())
+    let expected = Expectation::new(&call, &HostInputs::new(&q, &k, &v))
         .unwrap()
         .with_out(widen("out"), Some(f32::TYPE))
         .with_lse(widen("lse"), Some(f32::TYPE));

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use quickcheck::TestResult;
 use warptile::driver::{DeviceBuffer, Graph, Stream};
-use warptile::gpu::{AppendBindings, Gpu};
+use warptile::gpu::{Bindings, Gpu};
 use warptile::{
-    Append, Backend, CacheWrite, Element, ElementType, Layout, Pairing, QuantizedType, Rotary,
+    Append, Backend, CacheWrite, Element, ElementType, Layout, Operand, Pairing, Rotary, Types,
 };
 
 use crate::append_cases::{AppendCase, Appends};
@@ -50,7 +50,7 @@ fn random_writes_equal_float64() {
     quickcheck(2000).quickcheck(right as fn(u64, bool) -> TestResult);
     for gpu in [gpu(), gpu_of_ptx()] {
         for element in [ElementType::F16, ElementType::Bf16, ElementType::F32] {
-            ran(gpu.prepare_append(element, None).unwrap().image());
+            ran(gpu.prepare_append(element).unwrap().image());
         }
     }
 }
@@ -74,10 +74,8 @@ fn random_writes_in_e4m3_are_right() {
     quickcheck(500).quickcheck(right_in_e4m3 as fn(u64) -> TestResult);
     for gpu in [gpu(), gpu_of_ptx()] {
         for element in [ElementType::F16, ElementType::Bf16] {
-            ran(gpu
-                .prepare_append(element, Some(QuantizedType::E4m3))
-                .unwrap()
-                .image());
+            let types = Types::of(element).keys(ElementType::E4m3);
+            ran(gpu.prepare_append(types).unwrap().image());
         }
     }
 }
@@ -99,7 +97,7 @@ fn a_captured_write_follows_the_lengths_on_the_device() {
         .rotary(rotary.clone())
         .build()
         .unwrap();
-    let prepared = gpu().prepare_append(ElementType::F16, None).unwrap();
+    let prepared = gpu().prepare_append(ElementType::F16).unwrap();
     let upload = |values: &[f16]| DeviceBuffer::from_slice(stream, values).unwrap();
     let (k, v) = (upload(&values), upload(&values));
     let empty = vec![f16::ZERO; 12 * 2 * 16 * 64];
@@ -107,14 +105,14 @@ fn a_captured_write_follows_the_lengths_on_the_device() {
     let on_device = DeviceBuffer::from_slice(stream, &table).unwrap();
     let mut lengths = DeviceBuffer::from_slice(stream, &[0, 17]).unwrap();
     let graph = {
-        let bindings = AppendBindings::new(
+        let bindings = Bindings::append(
             k.as_slice(),
             v.as_slice(),
             keys.as_slice_mut(),
             values_of_cache.as_slice_mut(),
         )
-        .key_lengths(lengths.as_slice())
-        .block_table(on_device.as_slice());
+        .with(Operand::KeyLengths, lengths.as_slice())
+        .with(Operand::BlockTable, on_device.as_slice());
         Graph::capture::<warptile::Error>(stream, |stream| {
             prepared.launch(stream, &append, &bindings)
         })

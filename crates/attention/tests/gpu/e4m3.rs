@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use warptile::gpu::Gpu;
-use warptile::{Attention, Backend, KvCache, Mask, QuantizedType};
+use warptile::{Attention, Backend, ElementType, KvCache, Mask};
 
 use crate::harness::gpu;
 
@@ -14,7 +14,7 @@ fn a_cache_in_e4m3_decodes_as_on_the_cpu() {
     type Half = half::f16;
     let run = |backend: &Backend| -> (Vec<f32>, Vec<u8>) {
         let mut cache = { KvCache::<Half>::builder(2, 64).page_rows(16) }
-            .quantized(QuantizedType::E4m3)
+            .quantized(ElementType::E4m3)
             .build(backend)
             .unwrap();
         cache.set_scales(0, &[0.01, 0.02], &[0.015]).unwrap();

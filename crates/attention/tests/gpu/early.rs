@@ -1,8 +1,8 @@
 //! Launches that begin before the one ahead of them has ended: whatever that one writes, they read afterwards.
 
 use half::f16;
-use warptile::gpu::{AppendBindings, Bindings, MergeBindings};
-use warptile::{Append, Call, Choice, ElementType, Layout, Mask, Merge, Planner, Scoring};
+use warptile::gpu::{Bindings, MergeBindings};
+use warptile::{Append, Call, Choice, ElementType, Layout, Mask, Merge, Operand, Planner, Scoring};
 use warptile_driver::{DeviceBuffer, LaunchConfig, Stream};
 use warptile_kernels::{Role, images_for};
 
@@ -55,8 +55,8 @@ fn inputs_may_be_written_by_the_launch_before() {
             let mut compute = |[q, k, v]: &[DeviceBuffer<f16>; 3]| {
                 let mut launch = |q: &DeviceBuffer<f16>, to: &mut DeviceBuffer<f16>| {
                     let (q, k, v) = (q.as_slice(), k.as_slice(), v.as_slice());
-                    let bindings =
-                        Bindings::new(q, k, v, to.as_slice_mut()).lse(lse.as_slice_mut());
+                    let bindings = Bindings::new(q, k, v, to.as_slice_mut())
+                        .output(Operand::Lse, lse.as_slice_mut());
                     prepared.launch(&stream, &call, &bindings).unwrap();
                 };
                 launch(q, &mut first);
@@ -108,7 +108,7 @@ fn each_launch_of_a_step_sees_what_the_one_before_it_writes() {
     let merge = Merge::builder(ElementType::F16, &[row, row])
         .build()
         .unwrap();
-    let writes = gpu().prepare_append(ElementType::F16, None).unwrap();
+    let writes = gpu().prepare_append(ElementType::F16).unwrap();
     let attends = gpu().prepare(call.problem(), &Choice::Best).unwrap();
     let merges = gpu().prepare_merge(ElementType::F16).unwrap();
     let upload = |data: &[f16]| DeviceBuffer::from_slice(&stream, data).unwrap();
@@ -141,13 +141,13 @@ fn each_launch_of_a_step_sees_what_the_one_before_it_writes() {
                 unsafe { kernel.launch(&stream, &config, &block) }.unwrap();
             }
         }
-        let bindings = AppendBindings::new(
+        let bindings = Bindings::append(
             k.as_slice(),
             v.as_slice(),
             keys.as_slice_mut(),
             values.as_slice_mut(),
         )
-        .key_lengths(lengths.as_slice());
+        .with(Operand::KeyLengths, lengths.as_slice());
         writes.launch(&stream, &append, &bindings).unwrap();
         drop(bindings);
         if late.is_none() {
@@ -159,8 +159,8 @@ fn each_launch_of_a_step_sees_what_the_one_before_it_writes() {
             values.as_slice(),
             out.as_slice_mut(),
         )
-        .lse(lse.as_slice_mut())
-        .key_lengths(after.as_slice());
+        .output(Operand::Lse, lse.as_slice_mut())
+        .with(Operand::KeyLengths, after.as_slice());
         attends.launch(&stream, &call, &bindings).unwrap();
         drop(bindings);
         if late.is_none() {

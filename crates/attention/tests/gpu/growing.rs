@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use warptile::{
-    Attention, Backend, Call, Choice, Element, Layout, Mask, Operands, Planner, Scoring, View,
+    Attention, Backend, Call, Choice, Element, HostInputs, Layout, Mask, Planner, Scoring,
 };
 use warptile_check::Expectation;
 
@@ -53,11 +53,7 @@ fn check<T: Element>(head_dim: usize, mask: Mask, step: f32, softcap: Option<f32
         .scoring(scoring)
         .build()
         .unwrap();
-    let key_view = || View::new(&k[..], k_layout);
-    let value_view = || View::new(&v[..], k_layout);
-    let q_view = View::new(&q[..], q_layout);
-    let expected =
-        Expectation::new(&call, q_view, key_view(), value_view(), &Operands::none()).unwrap();
+    let expected = Expectation::new(&call, &HostInputs::new(&q, &k, &v)).unwrap();
 
     let backend = Backend::cuda(0).unwrap();
     let [tq, tk, tv] = [(&q, ROWS), (&k, KEYS), (&v, KEYS)]

@@ -1,7 +1,7 @@
 //! Bugs that other attention libraries shipped, each by name, and the shapes that catch them.
 
 use warptile::gpu::Bindings;
-use warptile::{Attention, Backend, Call, Choice, ElementType, Layout, Scoring};
+use warptile::{Attention, Backend, Call, Choice, ElementType, Layout, Operand, Scoring};
 use warptile_check::{AWKWARD_HEAD_DIMS, AWKWARD_LENGTHS, Case, Lengths};
 use warptile_driver::DeviceBuffer;
 
@@ -184,9 +184,9 @@ fn offsets_beyond_32_bits() {
             spread(&v),
         );
         let mut out = DeviceBuffer::filled(stream, q.len(), 0xFF).unwrap();
-        let mut lse = DeviceBuffer::filled(stream, 2 * heads * rows, 0xFF).unwrap();
+        let mut lse = DeviceBuffer::<f32>::filled(stream, 2 * heads * rows, 0xFF).unwrap();
         let bindings = Bindings::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice_mut())
-            .lse(lse.as_slice_mut());
+            .output(Operand::Lse, lse.as_slice_mut());
         prepared.launch(stream, &call, &bindings).unwrap();
         let reach = q.len();
         assert_eq!(

@@ -2,7 +2,7 @@
 
 use half::f16;
 use warptile::gpu::{Bindings, Prepared};
-use warptile::{Call, Choice, ElementType, Error, Family, Features, Layout};
+use warptile::{Call, Choice, ElementType, Error, Family, Features, Layout, Operand};
 use warptile_check::Case;
 use warptile_driver::{DeviceBuffer, Graph, Kernel, KernelOptions, LaunchConfig, Module, Stream};
 use warptile_kernels::{Image, Schedule, catalog};
@@ -165,9 +165,9 @@ impl Step {
             self.v.as_slice(),
             self.out.as_slice_mut(),
         )
-        .lse(self.lse.as_slice_mut())
-        .block_table(self.table.as_slice())
-        .key_lengths(self.lengths.as_slice());
+        .output(Operand::Lse, self.lse.as_slice_mut())
+        .with(Operand::BlockTable, self.table.as_slice())
+        .with(Operand::KeyLengths, self.lengths.as_slice());
         self.prepared.launch(stream, &self.call, &bindings)
     }
 

@@ -1,6 +1,5 @@
 //! Every kernel of the catalog, one by one.
 
-use warptile::QuantizedType;
 use warptile_kernels::{Features, Image, Role, Schedule, Target, TileShape};
 
 use crate::harness::{Images, case, gpu, images_for, passes, side_by_side};
@@ -13,7 +12,7 @@ const MASKED: [&str; 2] = [
 
 /// The words of an image's element types in a case.
 fn elements_of(image: &Image) -> String {
-    match QuantizedType::of(image) {
+    match image.types().scaled() {
         Some(cache) => format!("{} cache={cache}", image.element),
         None => image.element.to_string(),
     }

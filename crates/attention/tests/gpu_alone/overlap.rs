@@ -7,8 +7,8 @@ use half::bf16;
 use warptile::driver::sys::{
     CU_STREAM_NON_BLOCKING, CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode,
 };
-use warptile::gpu::{Addresses, Bindings, Prepared, Session};
-use warptile::{Call, Choice, ElementType, Error, Layout, Mask, Scoring};
+use warptile::gpu::{Bindings, Prepared, Session};
+use warptile::{Call, Choice, ElementType, Error, Layout, Mask, Operand, Scoring, Slots};
 use warptile_driver::{Context, DeviceBuffer, Graph, PinnedBuffer, Stream};
 
 use crate::{alone, families, gpu};
@@ -105,7 +105,7 @@ impl Rig {
             self.v.as_slice(),
             results.out.as_slice_mut(),
         )
-        .lse(results.lse.as_slice_mut());
+        .output(Operand::Lse, results.lse.as_slice_mut());
         self.prepared.launch(stream, &self.call, &bindings)
     }
 
@@ -289,7 +289,7 @@ fn a_foreign_capture_replays_after_all_of_ours_is_gone() {
                     rig.v.as_slice(),
                     results.out.as_slice_mut(),
                 )
-                .lse(results.lse.as_slice_mut());
+                .output(Operand::Lse, results.lse.as_slice_mut());
                 prepared.launch(&stream, &rig.call, &bindings).unwrap();
             })
         };
@@ -354,12 +354,17 @@ impl Device {
     }
 
     fn launch(&self, session: &Session, results: &Results) {
-        let mut at = Addresses::default();
-        [at.q, at.k, at.v] = [0, 1, 2].map(|i| self.memory[i].pointer());
-        at.out = results.out.pointer() + 2 * Self::MARGIN as u64;
-        at.lse = results.lse.pointer() + 4 * Self::MARGIN as u64;
-        at.query_offsets = self.offsets.pointer();
-        at.key_lengths = self.lengths.pointer();
+        let [q, k, v] = [0, 1, 2].map(|i| self.memory[i].pointer());
+        let at = Slots::from_fn(|operand| match operand {
+            Operand::Q => q,
+            Operand::K => k,
+            Operand::V => v,
+            Operand::Out => results.out.pointer() + 2 * Self::MARGIN as u64,
+            Operand::Lse => results.lse.pointer() + 4 * Self::MARGIN as u64,
+            Operand::QueryOffsets => self.offsets.pointer(),
+            Operand::KeyLengths => self.lengths.pointer(),
+            _ => 0,
+        });
         let _current = gpu().context().enter().unwrap();
         // SAFETY: all memory is alive and as large as the call says; the session is used on one stream.
         unsafe { session.launch(&self.prepared, &self.call, &at) }.unwrap();

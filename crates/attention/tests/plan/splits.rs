@@ -1,6 +1,7 @@
 //! Keys that are cut at fixed places, and the memory that parts take.
 
-use warptile::{Choice, DeviceProfile, Error, Plan, Problem, Reason, Splits};
+use warptile::kernels::Kind;
+use warptile::{Choice, DeviceProfile, Error, Operand, Plan, Problem, Reason, Splits};
 use warptile_check::Case;
 use warptile_kernels::{Schedule, catalog};
 
@@ -126,7 +127,10 @@ fn bytes_of_parts(case: &Case, plan: &Plan, keys: usize) -> usize {
 fn the_scratch_holds_the_parts_of_every_call() {
     fn holds(seed: u64) -> quickcheck::TestResult {
         let mut case = Case::random(seed, 3000).with_splits();
-        (case.unaligned, case.scoring.bias, case.scoring.key_mask) = (false, false, false);
+        case.unaligned = false;
+        for operand in Operand::of_scores().filter(|operand| operand.kind() == Kind::Scores) {
+            case.scoring.operands = case.scoring.operands - operand.feature();
+        }
         if case.element == warptile::ElementType::F32 {
             case.element = warptile::ElementType::F16;
         }
